@@ -1,0 +1,187 @@
+"""The words in which operations and their ladders are written down.
+
+Everything that consumes operations (tests, bench, profiler, log, plots) walks these objects and knows no
+operation by name. This module and the specs import neither torch nor Triton: both take seconds to import and
+neither is needed to read a ladder.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
+
+Backend = Literal["cuda", "triton"]
+BACKENDS: tuple[Backend, ...] = ("cuda", "triton")
+ITEMSIZE: Mapping[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
+
+_STEP_NAME = re.compile(r"v\d\d_[a-z0-9_]+")
+_ARCH = re.compile(r"(>=|==)(\d+)\.(\d+)(a?)")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Case:
+    """One problem: its shape, its dtype and whatever else tells problems apart (layout, values, alignment).
+
+    ``slug`` names the case in every row, label and message; ``Case.parse`` reads it back.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    variant: tuple[tuple[str, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ITEMSIZE:
+            raise ValueError(f"dtype is {self.dtype!r}; it must be one of {', '.join(ITEMSIZE)}")
+        if any(size < 0 for size in self.shape):
+            raise ValueError(f"shape is {self.shape}; every size must be at least 0")
+        object.__setattr__(self, "variant", tuple(sorted(self.variant)))
+
+    @classmethod
+    def of(cls, *shape: int, dtype: str, **variant: str) -> Case:
+        return cls(tuple(shape), dtype, tuple(variant.items()))
+
+    @classmethod
+    def parse(cls, slug: str) -> Case:
+        """Read a slug such as ``4096x4096x4096-bf16-b.col``."""
+        sizes, _, rest = slug.partition("-")
+        dtype, *pairs = rest.split("-")
+        try:
+            shape = tuple(int(size) for size in sizes.split("x"))
+            variant = tuple((key, value) for key, value in (pair.split(".") for pair in pairs))
+        except ValueError:
+            raise ValueError(f"case is {slug!r}; it must look like 1024x1024-fp32 or 64x64x64-bf16-b.col") from None
+        return cls(shape, dtype, variant)
+
+    def get(self, key: str, default: str = "") -> str:
+        """The variant's value for ``key``, or ``default``."""
+        return dict(self.variant).get(key, default)
+
+    @property
+    def slug(self) -> str:
+        """The case's one spelling, in the characters that NVTX filters take literally."""
+        return "-".join(["x".join(map(str, self.shape)), self.dtype, *(f"{key}.{value}" for key, value in self.variant)])
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Shape and dtype of one output tensor; outputs are row-major and contiguous."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a step's author expects of one quantity at the op's profile case, written down before measuring.
+
+    ``quantity`` is a name from the profiler's registry. ``value`` is absolute in that quantity's unit, or, where
+    ``relative``, a multiple of the previous step's measurement. ``==`` means within ``tolerance`` (a fraction).
+    """
+
+    quantity: str
+    compare: Literal["<=", ">=", "=="]
+    value: float
+    relative: bool = False
+    tolerance: float = 0.1
+    backends: tuple[Backend, ...] = BACKENDS
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """Who is timed or profiled: a step in a backend, or a baseline (its name as the backend, and no step)."""
+
+    backend: str
+    step: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One idea on an operation's ladder, present as a ``.cu`` file, a Triton file, or both.
+
+    ``arch`` is ``>=8.0``, ``>=9.0`` or ``==9.0a``. ``accepts`` narrows the op's rule: it returns the reason for
+    a refusal, or an empty string. ``gap`` says why one language has no such step. ``launches`` counts the
+    kernels of one call at the profile case. A step that is not ``finished`` may spill registers.
+    """
+
+    name: str
+    change: str
+    why: str
+    predictions: tuple[Prediction, ...] = ()
+    arch: str = ">=8.0"
+    accepts: Callable[[Case], str] = lambda case: ""
+    backends: tuple[Backend, ...] = BACKENDS
+    gap: str = ""
+    launches: int = 1
+    finished: bool = True
+
+    def __post_init__(self) -> None:
+        if not _STEP_NAME.fullmatch(self.name):
+            raise ValueError(f"name is {self.name!r}; a step is named like v03_vectorized")
+        if not _ARCH.fullmatch(self.arch):
+            raise ValueError(f"arch is {self.arch!r}; it must be like >=8.0, >=9.0 or ==9.0a")
+        if bool(self.gap) == (self.backends == BACKENDS):
+            raise ValueError(f"{self.name}: gap must say why a backend is missing, exactly where one is")
+
+    def runs_on(self, capability: tuple[int, int]) -> bool:
+        """Whether a GPU of this compute capability can run the step."""
+        match = _ARCH.fullmatch(self.arch)
+        assert match is not None  # __post_init__ has checked it
+        compare, major, minor, _ = match.groups()
+        needed = (int(major), int(minor))
+        return capability == needed if compare == "==" else capability >= needed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Op:
+    """One operation: what it computes, on what it is tested and timed, and its ladder of steps.
+
+    A step, a baseline and a user's kernel are all called alike: ``call(*inputs, out=tensor)``; they write into
+    ``out`` and return nothing that anybody reads.
+
+    ``reference(case, inputs, rows)`` returns, for those rows of the output's first dimension, the float64 result
+    and the float64 sum of the absolute terms behind each element (the scale of fp32 rounding). ``check`` raises
+    TypeError or ValueError, naming the argument. ``accepts`` returns the reason for refusing a case, or an empty
+    string. ``flops`` and ``bytes`` are the operation's minimum, never a step's traffic, so that steps compare;
+    ``ceiling`` names the measured limit of the hardware survey that its rate is set against.
+    ``baselines`` maps a name to a call, or to None where the baseline is compiled into the extension beside the
+    steps; the first one is PyTorch's own, and also the accuracy that is asked for.
+    """
+
+    name: str
+    chapter: int
+    title: str
+    summary: str
+    inputs: Callable[[Case, Generator], tuple[Tensor, ...]]
+    outputs: Callable[[Case], tuple[Output, ...]]
+    reference: Callable[[Case, tuple[Tensor, ...], slice], tuple[Tensor, Tensor]]
+    check: Callable[..., None]
+    accepts: Callable[[Case], str]
+    test_cases: tuple[Case, ...]
+    huge_cases: tuple[Case, ...] = ()
+    bench_cases: tuple[Case, ...]
+    profile_case: Case
+    ceiling: Literal["dram_copy", "dram_read", "fp32", "bf16"]
+    flops: Callable[[Case], int]
+    bytes: Callable[[Case], int]
+    baselines: Mapping[str, Callable[..., Any] | None]
+    steps: tuple[Step, ...]
+
+    def step(self, name: str) -> Step:
+        """The step of that name; ValueError lists the names there are."""
+        for step in self.steps:
+            if step.name == name:
+                return step
+        raise ValueError(f"step is {name!r}; {self.name} has {', '.join(step.name for step in self.steps)}")
+
+    def steps_of(self, backend: Backend) -> tuple[Step, ...]:
+        """The ladder in one language, in reading order."""
+        return tuple(step for step in self.steps if backend in step.backends)
+
+    def serves(self, step: Step, case: Case) -> bool:
+        """Whether a step takes a case: by the op's rule and by its own."""
+        return not (self.accepts(case) or step.accepts(case))
