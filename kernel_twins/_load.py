@@ -1,0 +1,93 @@
+"""From the name of a step to something that can be called."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from kernel_twins import ops
+from kernel_twins.spec import BACKENDS, Backend
+
+Call = Callable[..., Any]
+
+
+class Unavailable(RuntimeError):
+    """A backend cannot be used here; the message says what is missing and how to get it."""
+
+
+def extension() -> ModuleType:
+    """The compiled extension; Unavailable says why it is not there."""
+    import torch
+
+    try:
+        return importlib.import_module("kernel_twins._C")
+    except ImportError as error:
+        if torch.version.cuda is None:
+            reason = f"torch {torch.__version__} was built without CUDA: install a CUDA build of torch, then build"
+        else:
+            reason = f"the extension does not import ({error}): build"
+        raise Unavailable(f"the CUDA side is missing, {reason} it with `python setup.py build_ext`") from error
+
+
+def load(op: str, step: str, backend: Backend) -> Call:
+    """Return ``call(*inputs, out=tensor)`` for one step of an operation.
+
+    The call checks its arguments (TypeError or ValueError names the one at fault), writes into ``out`` on the
+    current stream and returns nothing. Shapes and dtypes are the op's, see ``kernel_twins.ops``. ValueError when
+    there is no such op, step or backend; Unavailable when the backend cannot be used on this machine.
+    """
+    spec = ops.get(op)
+    chosen = spec.step(step)
+    if backend not in BACKENDS:
+        raise ValueError(f"backend is {backend!r}, must be one of {', '.join(BACKENDS)}")
+    if backend not in chosen.backends:
+        raise ValueError(f"{op} {step} exists in {', '.join(chosen.backends)} only: {chosen.gap}")
+    return _load_cuda(op, step) if backend == "cuda" else _load_triton(op, step)
+
+
+def load_baseline(op: str, name: str) -> Call:
+    """Return what a user would call instead of our kernels, in the same form as ``load`` does."""
+    baselines = ops.get(op).baselines
+    if name not in baselines:
+        raise ValueError(f"baseline is {name!r}; {op} has {', '.join(baselines)}")
+    return baselines[name] or _load_cuda(op, name)
+
+
+def _load_cuda(op: str, step: str) -> Call:
+    adaptor = getattr(extension(), op)
+
+    def call(*inputs: Any, out: Any) -> None:
+        adaptor(step, *inputs, out)
+
+    return call
+
+
+def _load_triton(op: str, step: str) -> Call:
+    try:
+        import triton
+    except ImportError as error:
+        raise Unavailable("the Triton side is missing: pip install triton") from error
+    import torch
+
+    spec = ops.get(op)
+    chosen = spec.step(step)
+    launch = getattr(importlib.import_module(f"kernel_twins._triton.{op}.{step}"), f"{op}_{step}")
+    interpreted = triton.knobs.runtime.interpret
+
+    def call(*inputs: Any, out: Any) -> None:
+        spec.check(*inputs, out=out)
+        if interpreted:
+            launch(*inputs, out=out)
+            return
+        if not out.is_cuda:
+            raise ValueError(f"out is on {out.device}, must be on a GPU: move the tensors there, or set TRITON_INTERPRET=1")
+        with torch.cuda.device(out.device):
+            if not chosen.runs_on(capability := torch.cuda.get_device_capability()):
+                raise RuntimeError(
+                    f"{op} {step} needs compute capability {chosen.arch}, this GPU has {'.'.join(map(str, capability))}"
+                )
+            launch(*inputs, out=out)
+
+    return call

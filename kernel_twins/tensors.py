@@ -1,0 +1,62 @@
+"""Making and checking the tensors that operations take."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Generator, Tensor
+
+from kernel_twins.spec import Case
+
+DTYPE: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def normal(case: Case, shape: tuple[int, ...], generator: Generator) -> Tensor:
+    """Standard normal values of the case's dtype on the generator's device, row-major.
+
+    ``offset`` in the variant starts the tensor that many elements into its storage, so that its address is not a
+    multiple of 16 bytes; ``values`` puts one ``inf``, ``nan``, or one of each sign of infinity (``infs``) inside.
+    """
+    offset = int(case.get("offset", "0"))
+    size = math.prod(shape)
+    storage = torch.empty(offset + size, dtype=DTYPE[case.dtype], device=generator.device)
+    flat = storage[offset:]
+    flat.normal_(generator=generator)
+    special = {"inf": [math.inf], "nan": [math.nan], "infs": [math.inf, -math.inf]}.get(case.get("values"), [])
+    for index, value in enumerate(special[:size]):
+        flat[(size // 2 + index) % size] = value
+    return flat.view(shape)
+
+
+def require_shape(name: str, tensor: Tensor, shape: tuple[int, ...], remedy: str) -> None:
+    if tuple(tensor.shape) != shape:
+        raise ValueError(f"{name} has shape {tuple(tensor.shape)}, must have {shape}: {remedy}")
+
+
+def require_rank(name: str, tensor: Tensor, rank: int) -> None:
+    if tensor.dim() != rank:
+        raise ValueError(f"{name} has {tensor.dim()} dimensions, must have {rank}")
+
+
+def require_dtype(name: str, tensor: Tensor, *dtypes: str) -> None:
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name} is a {type(tensor).__name__}, must be a torch.Tensor")
+    if tensor.dtype not in [DTYPE[dtype] for dtype in dtypes]:
+        accepted = " or ".join(str(DTYPE[dtype]) for dtype in dtypes)
+        raise TypeError(f"{name} is {tensor.dtype}, must be {accepted}: convert it with {name}.to(...)")
+
+
+def require_same_dtype(name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
+    if tensor.dtype != other.dtype:
+        raise TypeError(f"{name} is {tensor.dtype}, must be {other.dtype} like {other_name}")
+
+
+def require_contiguous(name: str, tensor: Tensor) -> None:
+    if not tensor.is_contiguous():
+        raise ValueError(f"{name} has strides {tensor.stride()}, must be contiguous: call {name}.contiguous()")
+
+
+def require_device(name: str, tensor: Tensor, like_name: str, like: Tensor) -> None:
+    if tensor.device != like.device:
+        raise ValueError(f"{name} is on {tensor.device}, must be on {like.device} like {like_name}")
