@@ -1,0 +1,58 @@
+# make            set up, build, then the main job
+# make test       the tests; make lint: style, types, ptxas; make format: rewrite; make clean: forget the build
+# PYTHON=python3.12 chooses the Python. NO_VENV=1 uses the one that is there, with torch, and installs nothing.
+
+ifdef NO_VENV
+PYTHON ?= python3
+RUN := $(PYTHON)
+ENVIRONMENT :=
+CLANG_FORMAT := clang-format
+# A GPU holds one process's large cases at a time, and an existing environment may lack pytest-xdist.
+TEST_FLAGS ?=
+else
+RUN := .venv/bin/python
+ENVIRONMENT := .venv/.installed
+CLANG_FORMAT := .venv/bin/clang-format
+TEST_FLAGS ?= $(if $(wildcard /dev/nvidiactl),,-n auto)
+endif
+
+CUDA_SOURCES := $(shell find cuda-kernels hardware-survey -name '*.cu' -o -name '*.cuh' -o -name '*.h' -o -name '*.cpp')
+BUILD_INPUTS := $(CUDA_SOURCES) $(wildcard kernel_twins/ops/*.py build_support/*.py) kernel_twins/spec.py setup.py
+
+.PHONY: all build test lint format clean FORCE
+all: build
+	$(RUN) profiling/ncu_report.py
+
+.venv/.installed: requirements.txt
+	python=$$(PYTHON='$(PYTHON)' sh build_support/preflight.sh) && $$python -m venv .venv
+	.venv/bin/python -m pip install --disable-pip-version-check -r requirements.txt
+	touch $@
+
+build: build/.built
+build/.built: $(ENVIRONMENT) $(BUILD_INPUTS) build/.settings
+	$(RUN) setup.py build_ext
+	touch $@
+
+# What the build depends on beside files; rewritten, and so newer, only where it changed.
+build/.settings: FORCE
+	@mkdir -p build
+	@echo '$(RUN) $(CUDA_HOME) $(TORCH_CUDA_ARCH_LIST)' | cmp -s - $@ || \
+		echo '$(RUN) $(CUDA_HOME) $(TORCH_CUDA_ARCH_LIST)' > $@
+
+test: build
+	REQUIRE_BUILD=1 $(RUN) -m pytest $(TEST_FLAGS)
+
+lint: $(ENVIRONMENT)
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+	$(CLANG_FORMAT) --dry-run -Werror $(CUDA_SOURCES)
+	$(RUN) -m build_support.ptxas_gate
+
+format: $(ENVIRONMENT)
+	$(RUN) -m ruff check --fix .
+	$(RUN) -m ruff format .
+	$(CLANG_FORMAT) -i $(CUDA_SOURCES)
+
+clean:
+	rm -rf build dist kernel_twins/_C*.so compile_commands.json *.egg-info

@@ -1,0 +1,39 @@
+"""Maps the repository's folders to packages, so that a wheel holds real ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from setuptools import find_packages
+from setuptools.command.build_py import build_py
+
+# Folders whose names cannot be imported, and the package that each is found under.
+MAPPED = {"kernel_twins._triton": "triton-kernels", "kernel_twins._profiling": "profiling"}
+
+
+def describe(root: Path) -> dict[str, Any]:
+    """The packages, package_dir and package_data arguments of ``setup``."""
+    package_dir = {
+        f"{parent}.{path.relative_to(root / folder).as_posix().replace('/', '.')}": path.relative_to(root).as_posix()
+        for parent, folder in MAPPED.items()
+        for path in sorted((root / folder).rglob("*"))
+        if _is_package(path)
+    }
+    own = find_packages(str(root), include=["kernel_twins", "kernel_twins.*"])
+    package_data = {"kernel_twins": ["*.pyi"], "kernel_twins._triton.tuned": ["*.json"]}
+    return {"packages": own + list(package_dir), "package_dir": package_dir, "package_data": package_data}
+
+
+def _is_package(path: Path) -> bool:
+    # A step's folder needs no __init__.py, and tuned/ holds the autotuner's winners and no code.
+    return path.is_dir() and path.name.isidentifier() and any([*path.glob("*.py"), *path.glob("*.json")])
+
+
+class BuildPython(build_py):
+    """Also takes the modules that lie directly in a mapped folder; its package's own folder is another one."""
+
+    def find_package_modules(self, package: str, package_dir: str) -> list[tuple[str, str, str]]:
+        modules: list[tuple[str, str, str]] = super().find_package_modules(package, package_dir)
+        folder = Path(MAPPED[package]) if package in MAPPED else None
+        return modules + [(package, path.stem, str(path)) for path in sorted(folder.glob("*.py") if folder else ())]

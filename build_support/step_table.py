@@ -1,0 +1,76 @@
+"""Writes the table by which the extension finds a launcher by the name of its step.
+
+It is the only generated file and includes no torch header, so that a new step compiles itself and this table, and
+never the bindings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from build_support.toolkit import BuildError
+from kernel_twins.spec import Backend, Op
+
+SUFFIX: Mapping[Backend, str] = {"cuda": ".cu", "triton": ".py"}
+FOLDER: Mapping[Backend, str] = {"cuda": "cuda-kernels", "triton": "triton-kernels"}
+BASELINE_ARCH = ">=8.0"
+
+
+def disagreements(op: Op, backend: Backend, root: Path) -> list[str]:
+    """Where an operation's ladder and the files of one language differ, one sentence each."""
+    folder = root / FOLDER[backend] / op.name
+    wanted = {step.name for step in op.steps_of(backend)}
+    found = {path.stem for path in folder.glob(f"v*{SUFFIX[backend]}")}
+    place = f"{FOLDER[backend]}/{op.name}"
+    missing = [f"{place}/{name}{SUFFIX[backend]} is missing, the spec has the step" for name in wanted - found]
+    extra = [f"{place}/{name}{SUFFIX[backend]} has no step in the spec" for name in found - wanted]
+    return sorted(missing + extra)
+
+
+def compiled_baselines(op: Op) -> list[str]:
+    """The baselines that are compiled into the extension beside the steps."""
+    return [name for name, call in op.baselines.items() if call is None]
+
+
+def render(ops: Iterable[Op]) -> str:
+    """The C++ text: for each operation its launchers' declarations and ``<op>_steps``."""
+    tables = [table for op in ops if (table := _table(op))]
+    includes = [f'#include "{op.name}/args.h"' for op in ops if _entries(op)]
+    head = ["// Generated from kernel_twins/ops by build_support/step_table.py.", "", "#include <iterator>", ""]
+    return "\n".join([*head, *includes, '#include "step.h"', "", *tables])
+
+
+def write(ops: Iterable[Op], root: Path, path: Path) -> None:
+    """Write the table where it changed; BuildError where specs and .cu files disagree."""
+    ops = list(ops)
+    if wrong := [sentence for op in ops for sentence in disagreements(op, "cuda", root)]:
+        raise BuildError("the specs and the CUDA files disagree:\n  " + "\n  ".join(wrong))
+    text = render(ops)
+    if not path.exists() or path.read_text() != text:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def _entries(op: Op) -> list[tuple[str, str]]:
+    steps = [(step.name, step.arch) for step in op.steps_of("cuda")]
+    return steps + [(name, BASELINE_ARCH) for name in compiled_baselines(op)]
+
+
+def _table(op: Op) -> str:
+    entries = _entries(op)
+    if not entries:
+        return ""
+    args = "".join(word.capitalize() for word in op.name.split("_")) + "Args"
+    declarations = [f"void {op.name}_{name}(const {args}& args);" for name, _ in entries]
+    rows = [f'    {{"{name}", {op.name}_{name}, "{arch}"}},' for name, arch in entries]
+    return "\n".join(
+        [
+            *declarations,
+            f"static constexpr Step<{args}> {op.name}_rows[] = {{",
+            *rows,
+            "};",
+            f"const StepTable<{args}> {op.name}_steps{{std::begin({op.name}_rows), std::end({op.name}_rows)}};",
+            "",
+        ]
+    )

@@ -1,0 +1,28 @@
+"""
+The CUDA steps. Each function launches the named step on the current stream and writes into out.
+"""
+from __future__ import annotations
+import torch
+import typing
+__all__: list[str] = ['architectures', 'matmul_bf16', 'matmul_fp32', 'probe', 'reduction', 'vector_add']
+def matmul_bf16(step: str, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+    """
+    out = a @ b, summed in fp32. a: [M, K], b: [K, N], any strides; out: [M, N], contiguous; all bf16 or fp16.
+    """
+def matmul_fp32(step: str, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+    """
+    out = a @ b in fp32. a: [M, K], b: [K, N], any strides; out: [M, N], contiguous.
+    """
+def probe(name: str, buffer: torch.Tensor, iterations: typing.SupportsInt) -> None:
+    """
+    Launches a probe of hardware-survey/probes.h. buffer: contiguous uint8, overwritten.
+    """
+def reduction(step: str, x: torch.Tensor, out: torch.Tensor) -> None:
+    """
+    out = the sum of x. x: contiguous, any shape, fp32, bf16 or fp16; out: fp32, no dimensions.
+    """
+def vector_add(step: str, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+    """
+    out = a + b. Contiguous, of one shape; all fp32, bf16 or fp16. out may be a or b.
+    """
+architectures: str

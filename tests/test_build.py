@@ -1,0 +1,411 @@
+"""The build finds what it needs or says what is missing; the built extension imports and refuses bad arguments."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.machinery
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from build_support import extension, ptxas_gate, sources, step_table, toolkit
+from build_support.toolkit import BuildError
+from kernel_twins import OPS
+from kernel_twins.spec import BACKENDS, Backend, Op
+
+ROOT = sources.ROOT
+
+
+def write_script(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("#!/bin/sh\n" + text)
+    path.chmod(0o755)
+    return path
+
+
+def make_toolkit(home: Path, release: str = "13.0", headers: bool = True, library: str = "lib64/libcudart.so") -> Path:
+    """A folder that looks like a toolkit; its nvcc answers like the real one, which reports the folder above it."""
+    answers = (
+        f'case $1 in --version) echo "Cuda compilation tools, release {release}, V{release}.88" ;;\n'
+        """--dryrun) echo "#$ TOP=$(dirname "$0")/.." >&2 ;; esac\n"""
+    )
+    write_script(home / "bin" / "nvcc", answers)
+    if headers:
+        (home / "include").mkdir(parents=True)
+        (home / "include" / "cuda_runtime.h").touch()
+    (home / library).parent.mkdir(parents=True, exist_ok=True)
+    (home / library).touch()
+    return home
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder in the place of site-packages/nvidia."""
+    folder = tmp_path / "site-packages" / "nvidia"
+    folder.mkdir(parents=True)
+    spec = importlib.machinery.ModuleSpec("nvidia", None, is_package=True)
+    spec.submodule_search_locations = [str(folder)]
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: spec if name == "nvidia" else None)
+    return folder
+
+
+class TestToolkit:
+    def environ(self, tmp_path: Path, **variables: Path) -> dict[str, str]:
+        # The fake nvcc needs dirname and echo; the folder of this machine's own nvcc comes after the fake one's.
+        return {"PATH": f"{tmp_path}/usr/local/bin:/usr/bin:/bin"} | {
+            name: str(path) for name, path in variables.items()
+        }
+
+    def test_cuda_home_comes_first(self, tmp_path: Path, index: Path) -> None:
+        named = make_toolkit(tmp_path / "named")
+        make_toolkit(tmp_path / "usr" / "local")
+        make_toolkit(index / "cu13")
+        assert toolkit.find(self.environ(tmp_path, CUDA_HOME=named), "13.0").home == named
+
+    def test_nvcc_on_path_comes_before_the_index(self, tmp_path: Path, index: Path) -> None:
+        on_path = make_toolkit(tmp_path / "usr" / "local")
+        make_toolkit(index / "cu13")
+        assert toolkit.find(self.environ(tmp_path), "13.0").home == on_path
+
+    def test_a_wrapper_leads_to_the_toolkit_it_calls(self, tmp_path: Path, index: Path) -> None:
+        real = make_toolkit(tmp_path / "cuda-13.0")
+        write_script(tmp_path / "usr/local/bin/nvcc", f'exec {real}/bin/nvcc "$@"\n')
+        assert toolkit.find(self.environ(tmp_path), "13.0").home == real
+
+    def test_a_link_leads_to_the_toolkit_it_points_to(self, tmp_path: Path, index: Path) -> None:
+        real = make_toolkit(tmp_path / "cuda-13.0")
+        (tmp_path / "usr/local/bin").mkdir(parents=True)
+        (tmp_path / "usr/local/bin/nvcc").symlink_to(real / "bin" / "nvcc")
+        assert toolkit.find(self.environ(tmp_path), "13.0").home == real
+
+    @pytest.mark.parametrize("lacking", [{"release": "12.4"}, {"headers": False}, {"library": "lib64/other.so"}])
+    def test_an_nvcc_on_path_that_does_not_serve_is_passed_over(
+        self, tmp_path: Path, index: Path, lacking: dict[str, Any]
+    ) -> None:
+        make_toolkit(tmp_path / "usr" / "local", **lacking)
+        from_index = make_toolkit(index / "cu13", library="lib/libcudart.so.13")
+        assert toolkit.find(self.environ(tmp_path), "13.0").home == from_index
+
+    @pytest.mark.parametrize(
+        ("lacking", "complaint"),
+        [
+            ({"release": "12.4"}, "is CUDA 12.4, and torch was built with CUDA 13"),
+            ({"headers": False}, "has no include/cuda_runtime.h"),
+            ({"library": "lib64/other.so"}, "has no libcudart.so"),
+        ],
+    )
+    def test_a_cuda_home_that_does_not_serve_is_refused(
+        self, tmp_path: Path, index: Path, lacking: dict[str, Any], complaint: str
+    ) -> None:
+        named = make_toolkit(tmp_path / "named", **lacking)
+        make_toolkit(index / "cu13")
+        with pytest.raises(BuildError, match=f"CUDA_HOME is '{named}'.*{complaint}.*unset it"):
+            toolkit.find(self.environ(tmp_path, CUDA_HOME=named), "13.0")
+
+    def test_nothing_found_names_all_places_and_the_command(self, index: Path) -> None:
+        with pytest.raises(BuildError) as caught:
+            toolkit.find({"PATH": ""}, "13.0")
+        message = str(caught.value)
+        assert "CUDA_HOME: not set" in message
+        assert "nvcc on PATH: there is none" in message
+        assert "nvidia-cuda-nvcc is not installed" in message
+        assert "pip install 'nvidia-cuda-nvcc==13.0.*'" in message
+
+    def test_a_versioned_library_gets_a_link_to_link_against(self, tmp_path: Path) -> None:
+        for name in ("old", "new"):  # the second time the link must follow to the other toolkit
+            home = make_toolkit(tmp_path / name, library="lib/libcudart.so.13")
+            folder = toolkit.linkable_cudart(toolkit.inspect(home, 13), tmp_path / "build")
+            assert (folder / "libcudart.so").resolve() == home / "lib" / "libcudart.so.13"
+
+    def test_an_unversioned_library_is_linked_where_it_is(self, tmp_path: Path) -> None:
+        home = make_toolkit(tmp_path / "cuda")
+        assert toolkit.linkable_cudart(toolkit.inspect(home, 13), tmp_path / "build") == home / "lib64"
+
+
+@pytest.mark.parametrize(
+    ("variable", "gpus", "expected"),
+    [
+        (None, [], "9.0a"),
+        ("", [], "9.0a"),
+        ("native", [(8, 9)], "8.9"),
+        (None, [(9, 0)], "9.0a"),
+        (None, [(8, 0), (9, 0), (8, 0)], "8.0;9.0a"),
+        (None, [(7, 5)], "9.0a"),
+        (None, [(12, 0)], "12.0"),
+        ("8.0 9.0+PTX", [(9, 0)], "8.0;9.0+PTX"),
+        ("8.0;9.0a", [], "8.0;9.0a"),
+    ],
+)
+def test_architectures(variable: str | None, gpus: list[tuple[int, int]], expected: str) -> None:
+    environ = {} if variable is None else {"TORCH_CUDA_ARCH_LIST": variable}
+    assert sources.architectures(environ, gpus) == expected
+
+
+@pytest.mark.parametrize(
+    ("manager", "remedy"), [("apt-get", "sudo apt-get install g[+][+]"), ("dnf", "sudo dnf install gcc-c[+][+]")]
+)
+def test_no_compiler_names_the_command_to_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, manager: str, remedy: str
+) -> None:
+    write_script(tmp_path / manager, "")
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(BuildError, match=f"no C[+][+] compiler.*{remedy}"):
+        extension.require_cxx_compiler()
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("class version: cuda = None\n__version__ = '2.11.0+cpu'\n", "torch 2.11.0+cpu was built without CUDA"),
+        ("raise ImportError('hidden')\n", "torch is not installed"),
+    ],
+)
+def test_without_a_cuda_torch_the_build_says_so_in_one_sentence_and_succeeds(
+    tmp_path: Path, body: str, reason: str
+) -> None:
+    (tmp_path / "torch.py").write_text(body)
+    command = [sys.executable, "setup.py", "--quiet", "build_ext"]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=True
+    )
+    assert f"The CUDA side is not built, because {reason}: install a CUDA build of torch" in done.stderr
+
+
+class TestPreflight:
+    """build_support/preflight.sh, with nothing on PATH but what a test puts there."""
+
+    def run(self, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+        environ = {"PATH": str(folder), **variables}
+        script = ROOT / "build_support" / "preflight.sh"
+        return subprocess.run(["/bin/sh", str(script)], env=environ, capture_output=True, text=True, check=False)
+
+    def test_passes_over_names_that_do_not_run_and_versions_that_do_not_serve(self, tmp_path: Path) -> None:
+        write_script(tmp_path / "python3", "echo '3.10.4 (not 3.11-3.14)'\n")
+        write_script(tmp_path / "python3.14", "exit 127\n")
+        write_script(tmp_path / "python3.12", "echo ok\n")
+        write_script(tmp_path / "c++", "")
+        done = self.run(tmp_path)
+        assert (done.returncode, done.stdout) == (0, "python3.12\n")
+
+    def test_names_what_it_found(self, tmp_path: Path) -> None:
+        write_script(tmp_path / "python3", "echo '3.12.3 (no venv module)'\n")
+        write_script(tmp_path / "python3.11", "exit 127\n")
+        write_script(tmp_path / "c++", "")
+        write_script(tmp_path / "apt-get", "")
+        done = self.run(tmp_path)
+        assert done.returncode == 1
+        assert "python3: 3.12.3 (no venv module)" in done.stderr
+        assert "python3.11: (does not run)" in done.stderr
+        assert "sudo apt-get install python3-venv python3-dev" in done.stderr
+
+    def test_refuses_the_python_that_was_asked_for_by_name(self, tmp_path: Path) -> None:
+        write_script(tmp_path / "python3", "echo ok\n")
+        write_script(tmp_path / "python3.10", "echo '3.10.4 (not 3.11-3.14)'\n")
+        write_script(tmp_path / "c++", "")
+        done = self.run(tmp_path, PYTHON="python3.10")
+        assert done.returncode == 1
+        assert "python3.10: 3.10.4 (not 3.11-3.14)" in done.stderr
+
+    def test_asks_for_the_compiler(self, tmp_path: Path) -> None:
+        write_script(tmp_path / "python3", "echo ok\n")
+        write_script(tmp_path / "dnf", "")
+        done = self.run(tmp_path)
+        assert done.returncode == 1
+        assert "c++ is not on PATH" in done.stderr
+        assert "sudo dnf install" in done.stderr
+
+    def test_its_question_is_answered_by_this_python(self) -> None:
+        script = (ROOT / "build_support" / "preflight.sh").read_text()
+        probe = re.search(r"probe='(.*?)'", script, re.DOTALL)
+        assert probe is not None
+        answer = subprocess.run([sys.executable, "-c", probe[1]], capture_output=True, text=True, check=True).stdout
+        assert answer == "ok\n" or re.fullmatch(r"3\.\d+\.\d+ \(no (venv module|headers)\)\n", answer)
+
+
+class TestStepTable:
+    @pytest.mark.parametrize("backend", BACKENDS)
+    @pytest.mark.parametrize("op", OPS.values(), ids=lambda op: op.name)
+    def test_specs_and_files_agree(self, op: Op, backend: Backend) -> None:
+        assert step_table.disagreements(op, backend, ROOT) == []
+
+    @pytest.mark.parametrize("backend", BACKENDS)
+    def test_missing_and_extra_files_are_named(self, tmp_path: Path, backend: Backend) -> None:
+        op = OPS["vector_add"]
+        suffix = step_table.SUFFIX[backend]
+        folder = tmp_path / step_table.FOLDER[backend] / op.name
+        folder.mkdir(parents=True)
+        for step in op.steps_of(backend)[1:]:
+            (folder / f"{step.name}{suffix}").touch()
+        (folder / f"v99_surplus{suffix}").touch()
+        missing, extra = step_table.disagreements(op, backend, tmp_path)
+        assert f"v01_scalar{suffix} is missing" in missing
+        assert f"v99_surplus{suffix} has no step" in extra
+
+    def test_every_cuda_file_is_some_operations(self) -> None:
+        assert {path.parent.name for path in sources.step_files()} <= OPS.keys()
+
+    def test_lists_each_launcher_with_its_architecture_once(self) -> None:
+        text = step_table.render(OPS.values())
+        for op in OPS.values():
+            for step in op.steps_of("cuda"):
+                assert text.count(f'{{"{step.name}", {op.name}_{step.name}, "{step.arch}"}},') == 1
+            for name in step_table.compiled_baselines(op):
+                assert text.count(f'{{"{name}", {op.name}_{name}, ">=8.0"}},') == 1
+            for step in op.steps:
+                if "cuda" not in step.backends:
+                    assert f"{op.name}_{step.name}" not in text
+
+    def test_is_left_alone_while_it_says_the_same(self, tmp_path: Path) -> None:
+        path = tmp_path / "generated" / "step_table.cpp"
+        step_table.write(OPS.values(), ROOT, path)
+        os.utime(path, (1, 1))
+        step_table.write(OPS.values(), ROOT, path)
+        assert path.stat().st_mtime == 1
+
+    def test_is_not_written_from_disagreeing_files(self, tmp_path: Path) -> None:
+        with pytest.raises(BuildError, match=r"vector_add/v01_scalar\.cu is missing"):
+            step_table.write(OPS.values(), tmp_path, tmp_path / "step_table.cpp")
+        assert not (tmp_path / "step_table.cpp").exists()
+
+
+PTXAS_LOG = """\
+ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function '_Z24vector_add_v01_kernelPf' for 'sm_90a'
+ptxas info    : Function properties for _Z24vector_add_v01_kernelPf
+    {frame} bytes stack frame, {stores} bytes spill stores, {loads} bytes spill loads
+ptxas info    : Used 16 registers, used 0 barriers
+"""
+
+
+class TestPtxasGate:
+    def test_a_clean_step_passes(self) -> None:
+        assert ptxas_gate.complaints(PTXAS_LOG.format(frame=0, stores=0, loads=0), finished=True) == []
+
+    @pytest.mark.parametrize(("stores", "loads"), [(8, 0), (0, 8)])
+    def test_spills_fail_a_finished_step_only(self, stores: int, loads: int) -> None:
+        log = PTXAS_LOG.format(frame=8, stores=stores, loads=loads)
+        (complaint,) = ptxas_gate.complaints(log, finished=True)
+        assert "_Z24vector_add_v01_kernelPf spills registers" in complaint
+        assert ptxas_gate.complaints(log, finished=False) == []
+
+    @pytest.mark.parametrize(("code", "counts"), [(7507, 0), (7508, 1), (7510, 1), (7515, 1), (7516, 0)])
+    def test_performance_warnings_fail_any_step(self, code: int, counts: int) -> None:
+        log = f"ptxas info    : (C{code}) Potential Performance Loss: wgmma.mma_async instructions are serialized\n"
+        assert len(ptxas_gate.complaints(log, finished=False)) == counts
+
+    @pytest.mark.slow
+    def test_reads_what_the_compiler_really_says(self, tmp_path: Path) -> None:
+        try:
+            cuda = toolkit.from_index(13)
+        except BuildError as error:
+            pytest.skip(f"the pinned compiler is not there: {error}")
+        # 64 values live across a loop do not fit into the 32 registers that 2048 threads an SM leave each.
+        (tmp_path / "spills.cu").write_text(
+            "__global__ void __launch_bounds__(1024, 2) spills(float* x, int n) {\n"
+            "  float v[64];\n"
+            "  for (int i = 0; i < 64; ++i) v[i] = x[i * 1024 + threadIdx.x];\n"
+            "  for (int k = 0; k < n; ++k)\n"
+            "    for (int i = 0; i < 64; ++i) v[i] = v[i] * v[(i + 7) % 64] + k;\n"
+            "  for (int i = 0; i < 64; ++i) x[i * 1024 + threadIdx.x] = v[i];\n"
+            "}\n"
+        )
+        (tmp_path / "clean.cu").write_text("__global__ void clean(float* x) { x[threadIdx.x] = 1; }\n")
+        spills, clean = Path("spills.cu"), Path("clean.cu")
+        logs = ptxas_gate.compile_steps(cuda, tmp_path, [spills, clean], tmp_path / "ptxas")
+        assert any("spills registers" in complaint for complaint in ptxas_gate.complaints(logs[spills], finished=True))
+        assert ptxas_gate.complaints(logs[clean], finished=True) == []
+
+
+@pytest.fixture(scope="module")
+def built() -> ModuleType:
+    """kernel_twins._C; `make test` has built it and sets REQUIRE_BUILD=1."""
+    torch = pytest.importorskip("torch")
+    if torch.version.cuda is None:
+        pytest.skip("this torch has no CUDA, so there is no extension to build")
+    try:
+        return importlib.import_module("kernel_twins._C")
+    except ImportError as error:
+        if os.environ.get("REQUIRE_BUILD") == "1":
+            raise
+        pytest.skip(f"the extension is not built ({error}): python setup.py build_ext")
+
+
+def parameters(function: Any) -> list[str]:
+    """A built function's parameters, from the signature that pybind11 writes on its docstring's first line."""
+    signature = function.__doc__.splitlines()[0]
+    return re.findall(r"(\w+): ", signature)
+
+
+class TestExtension:
+    LADDERS = tuple(op for op in OPS.values() if op.steps_of("cuda"))
+
+    @pytest.fixture(params=LADDERS, ids=lambda op: op.name)
+    def call(self, request: pytest.FixtureRequest, built: ModuleType) -> tuple[Any, str, list[Any]]:
+        """An operation's function, the name of its first input, and good arguments but for lying on the CPU."""
+        import torch
+
+        from kernel_twins.tensors import DTYPE
+
+        op: Op = request.param
+        case = next(case for case in op.test_cases if 0 not in case.shape)
+        inputs = op.inputs(case, torch.Generator().manual_seed(0))
+        (output,) = op.outputs(case)
+        out = torch.empty(output.shape, dtype=DTYPE[output.dtype])
+        function = getattr(built, op.name)
+        return function, parameters(function)[1], [op.steps_of("cuda")[0].name, *inputs, out]
+
+    def test_has_a_function_for_every_ladder(self, built: ModuleType) -> None:
+        for op in self.LADDERS:
+            names = parameters(getattr(built, op.name))
+            assert (names[0], names[-1]) == ("step", "out")
+
+    def test_tensors_off_the_gpu_are_refused(self, call: tuple[Any, str, list[Any]]) -> None:
+        function, first, arguments = call
+        with pytest.raises(ValueError, match=rf"^{first} is on cpu, must be on a CUDA device"):
+            function(*arguments)
+
+    def test_a_wrong_dtype_is_refused(self, call: tuple[Any, str, list[Any]]) -> None:
+        function, first, arguments = call
+        arguments[1] = arguments[1].double()
+        with pytest.raises(TypeError, match=rf"^{first} is torch.float64, must be torch\.\w+"):
+            function(*arguments)
+
+    @pytest.mark.parametrize(
+        "call", [op for op in LADDERS if "matmul" in op.name], ids=lambda op: op.name, indirect=True
+    )
+    def test_a_wrong_rank_is_refused(self, call: tuple[Any, str, list[Any]]) -> None:
+        function, first, arguments = call
+        arguments[1] = arguments[1].flatten()
+        with pytest.raises(ValueError, match=rf"^{first} has 1 dimensions, must have 2"):
+            function(*arguments)
+
+    def test_what_is_no_tensor_is_refused(self, call: tuple[Any, str, list[Any]]) -> None:
+        function, _, arguments = call
+        arguments[1] = [1.0, 2.0]
+        with pytest.raises(TypeError, match="incompatible function arguments"):
+            function(*arguments)
+
+    def test_an_unknown_step_is_refused(self, built: ModuleType) -> None:
+        from kernel_twins import load
+
+        for op in self.LADDERS:
+            with pytest.raises(ValueError, match=rf"v99_nothing.*{op.steps[0].name}"):
+                load(op.name, "v99_nothing", "cuda")
+
+    def test_the_committed_stub_agrees(self, built: ModuleType) -> None:
+        stub = ast.parse((ROOT / "kernel_twins" / "_C.pyi").read_text())
+        stubbed = {
+            node.name: [argument.arg for argument in node.args.args]
+            for node in stub.body
+            if isinstance(node, ast.FunctionDef)
+        }
+        functions = {name: getattr(built, name) for name in dir(built) if callable(getattr(built, name))}
+        assert stubbed == {name: parameters(function) for name, function in functions.items()}
