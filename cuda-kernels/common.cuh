@@ -1,0 +1,100 @@
+// What three or more steps share and none of them is about.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+#include "step.h"
+
+// Throws std::runtime_error, which reaches Python as RuntimeError, with the place and CUDA's own words.
+#define CUDA_CHECK(call) cuda_check((call), #call, __FILE__, __LINE__)
+
+inline void cuda_check(cudaError_t error, const char* call, const char* file, int line) {
+  if (error == cudaSuccess) return;
+  throw std::runtime_error(std::string(file) + ":" + std::to_string(line) + ": " + call +
+                           " failed: " + cudaGetErrorString(error) + " (" + cudaGetErrorName(error) + ")");
+}
+
+// Multiprocessors of the current device. A look-up of tens of nanoseconds, so launchers ask on every call.
+inline int multiprocessor_count() {
+  int device = 0;
+  int count = 0;
+  CUDA_CHECK(cudaGetDevice(&device));
+  CUDA_CHECK(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
+  return count;
+}
+
+__host__ __device__ constexpr int64_t cdiv(int64_t dividend, int64_t divisor) {
+  return (dividend + divisor - 1) / divisor;
+}
+
+// Calls function(T{}) with the C++ type that the dtype stands for.
+template <typename Function>
+void dispatch(Dtype dtype, Function function) {
+  switch (dtype) {
+    case Dtype::fp32:
+      return function(float{});
+    case Dtype::bf16:
+      return function(__nv_bfloat16{});
+    case Dtype::fp16:
+      return function(__half{});
+  }
+}
+
+// Conversions by name, because torch's build flags switch the implicit ones off.
+__device__ inline float to_float(float value) { return value; }
+__device__ inline float to_float(__nv_bfloat16 value) { return __bfloat162float(value); }
+__device__ inline float to_float(__half value) { return __half2float(value); }
+
+template <typename T>
+__device__ T from_float(float value);  // rounds to nearest even
+template <>
+__device__ inline float from_float(float value) {
+  return value;
+}
+template <>
+__device__ inline __nv_bfloat16 from_float(float value) {
+  return __float2bfloat16_rn(value);
+}
+template <>
+__device__ inline __half from_float(float value) {
+  return __float2half_rn(value);
+}
+
+// 16 bytes of neighbouring elements, as much as one instruction of one thread moves. Kept as four words,
+// since the compiler copies an array of small elements one by one.
+template <typename T>
+struct Pack {
+  static constexpr int SIZE = 16 / sizeof(T);
+  uint4 words;
+
+  __device__ T operator[](int i) const { return reinterpret_cast<const T*>(&words)[i]; }
+};
+
+// By value, so that an operand in memory is fetched whole, by one access.
+template <typename T>
+__device__ Pack<T> operator+(Pack<T> a, Pack<T> b) {
+  Pack<T> sum;
+#pragma unroll
+  for (int i = 0; i < Pack<T>::SIZE; ++i) {
+    reinterpret_cast<T*>(&sum.words)[i] = from_float<T>(to_float(a[i]) + to_float(b[i]));
+  }
+  return sum;
+}
+
+template <typename... Pointers>
+bool aligned_to_16_bytes(Pointers... pointers) {
+  return ((reinterpret_cast<uintptr_t>(pointers) % 16 == 0) && ...);
+}
+
+// The warp's sum, in lane 0. All 32 lanes must take part.
+__device__ inline float warp_sum(float value) {
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2) value += __shfl_down_sync(0xffffffff, value, distance);
+  return value;
+}
