@@ -1,0 +1,155 @@
+"""Every Triton step compiles for both architectures without a GPU, fits them, and holds the instructions it is about.
+
+The launchers run as they are, on tensors without memory, so that the compiler is told what a launch would tell it
+(divisibility, constants, the descriptors' tiles); only the launch itself is left out.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernel_twins import OPS, ops
+from kernel_twins.spec import Case, Op, Step
+
+torch = pytest.importorskip("torch")
+triton = pytest.importorskip("triton")
+
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.runtime.jit import JITFunction  # noqa: E402
+
+from kernel_twins.tensors import DTYPE  # noqa: E402
+
+SHARED_LIMIT = {80: 166_912, 90: 232_448}  # bytes of shared memory that a block can have
+CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+
+CELLS = [
+    pytest.param(op, step, arch, id=f"{op.name}-{step.name}-sm_{arch}")
+    for op in OPS.values()
+    for step in op.steps_of("triton")
+    for arch in SHARED_LIMIT
+    if step.runs_on(divmod(arch, 10))
+]
+
+PROMISED = [
+    ("vector_add", "v03_vectorized", 80, r"ld\.global\.v4\.b32"),
+    ("vector_add", "v03_vectorized", 90, r"ld\.global\.v4\.b32"),
+    ("vector_add", "v04_streaming", 90, r"ld\.global\.L1::evict_first\S*\.v4\.b32"),
+    ("vector_add", "v05_bulk_ring", 90, r"cp\.async\.bulk\.tensor\S*\.mbarrier"),
+    ("vector_add", "v06_bulk_tile", 90, r"cp\.async\.bulk\.tensor\S*\.mbarrier"),
+    ("reduction", "v02_grid_stride", 90, r"ld\.global\.v4\.b32"),
+    ("matmul_fp32", "v03_shared_tile", 90, r"ld\.shared"),
+    ("matmul_bf16", "v02_dot", 80, r"mma\.sync"),
+    ("matmul_bf16", "v02_dot", 90, r"wgmma\.mma_async"),
+    ("matmul_bf16", "v03_grouped", 90, r"wgmma\.mma_async"),
+    ("matmul_bf16", "v04_autotuned", 80, r"cp\.async\.cg"),
+    ("matmul_bf16", "v04_autotuned", 80, r"mma\.sync"),
+    ("matmul_bf16", "v04_autotuned", 90, r"wgmma\.mma_async"),
+    ("matmul_bf16", "v04_autotuned", 90, r"cp\.async\.bulk\.tensor\S*\.mbarrier"),
+]
+WITHOUT_TENSOR_CORES = [("matmul_fp32", "v01_naive"), ("matmul_fp32", "v03_shared_tile"), ("matmul_bf16", "v01_naive")]
+
+
+class Driver:
+    """Stands for a GPU of that architecture as far as compiling needs one."""
+
+    def __init__(self, arch: int) -> None:
+        self.arch = arch
+
+    def get_current_device(self) -> int:
+        return self.arch  # kernels are kept by device: one for each architecture
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.arch, 32)
+
+
+def aligned_cases(op: Op) -> list[Case]:
+    """For every dtype and variant that is timed, one case whose sizes all tiles divide."""
+    even = [case for case in op.bench_cases if all(size % 1024 == 0 for size in case.shape)]
+    return list({(case.dtype, case.variant): case for case in even}.values())
+
+
+def odd_cases(op: Op) -> list[Case]:
+    """The timed cases with an odd size, or the largest such test case."""
+    timed, tested = (
+        [case for case in cases if any(n % 2 for n in case.shape)] for cases in (op.bench_cases, op.test_cases)
+    )
+    return timed or [max(tested, key=op.bytes)]
+
+
+def compiled(monkeypatch: pytest.MonkeyPatch, op: Op, step: Step, case: Case, arch: int) -> list[Any]:
+    """What one call compiles, for every configuration that the step may be tuned to."""
+    module = importlib.import_module(f"kernel_twins._triton.{op.name}.{step.name}")
+    launch = getattr(module, f"{op.name}_{step.name}")
+    kernel = getattr(module, f"{op.name}_{step.name}_kernel")
+    with FakeTensorMode():
+        inputs = op.inputs(case, torch.Generator())
+    inputs = tuple(torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device="meta") for x in inputs)
+    (output,) = op.outputs(case)
+    out = torch.empty(output.shape, dtype=DTYPE[output.dtype], device="meta")
+    kernels: list[Any] = []
+    run = JITFunction.run
+
+    def compile_only(self: JITFunction[Any], *args: Any, warmup: bool, **kwargs: Any) -> None:
+        kernels.append(run(self, *args, warmup=True, **kwargs))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(triton.runtime.driver, "_active", Driver(arch))
+        patch.setattr(JITFunction, "run", compile_only)
+        for config in getattr(kernel, "configs", [None]):
+            if config is not None:
+                patch.setattr(kernel, "configs", [config])
+            launch(*inputs, out=out)
+    return kernels
+
+
+def stack_bytes(kernel: Any, folder: Path) -> int:
+    """Bytes of local memory a thread, which is where registers spill to."""
+    cubin = folder / "kernel.cubin"
+    cubin.write_bytes(kernel.asm["cubin"])
+    usage = subprocess.run([CUOBJDUMP, "-res-usage", cubin], capture_output=True, text=True, check=True).stdout
+    return sum(int(number) for number in re.findall(r"(?:STACK|LOCAL):(\d+)", usage))
+
+
+@pytest.mark.parametrize(("op", "step", "arch"), CELLS)
+def test_step_compiles_and_fits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, op: Op, step: Step, arch: int) -> None:
+    for case in aligned_cases(op):
+        for kernel in compiled(monkeypatch, op, step, case, arch):
+            assert kernel.name == f"{op.name}_{step.name}_kernel"
+            assert kernel.metadata.shared <= SHARED_LIMIT[arch]
+            if step.finished:
+                assert stack_bytes(kernel, tmp_path) == 0, f"{case.slug}: registers spill"
+
+
+@pytest.mark.parametrize(("op", "step", "arch"), CELLS)
+def test_step_compiles_for_odd_sizes(monkeypatch: pytest.MonkeyPatch, op: Op, step: Step, arch: int) -> None:
+    for case in odd_cases(op):
+        for kernel in compiled(monkeypatch, op, step, case, arch):
+            assert kernel.metadata.shared <= SHARED_LIMIT[arch]
+
+
+@pytest.mark.parametrize(("op", "step", "arch", "instruction"), PROMISED)
+def test_step_holds_the_instruction_it_is_about(
+    monkeypatch: pytest.MonkeyPatch, op: str, step: str, arch: int, instruction: str
+) -> None:
+    spec = ops.get(op)
+    for case in aligned_cases(spec):
+        for kernel in compiled(monkeypatch, spec, spec.step(step), case, arch):
+            assert re.search(instruction, kernel.asm["ptx"]), f"{case.slug}: no {instruction}"
+
+
+@pytest.mark.parametrize(("op", "step"), WITHOUT_TENSOR_CORES)
+def test_step_leaves_the_tensor_cores_alone(monkeypatch: pytest.MonkeyPatch, op: str, step: str) -> None:
+    spec = ops.get(op)
+    for case in aligned_cases(spec):
+        for kernel in compiled(monkeypatch, spec, spec.step(step), case, 90):
+            assert "mma" not in kernel.asm["ptx"]

@@ -1,0 +1,71 @@
+"""Every Triton step, on small ragged cases, in Triton's interpreter: index arithmetic and masks need no GPU.
+
+Interpreting is decided when a kernel is imported, for the whole process, so each step runs in a process of its own.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kernel_twins import OPS, load, ops
+from kernel_twins.spec import Case, Op, Step
+
+ROOT = Path(__file__).resolve().parents[1]
+# The interpreter takes some ten microseconds an operation, however large its blocks: products of sizes up to which a
+# step that multiplies tiles, and one that takes a term at a time, stay within seconds.
+LARGEST_BY_TILES = 2**24
+LARGEST_BY_TERMS = 2**19
+
+CELLS = [
+    pytest.param(op.name, step.name, dtype, id=f"{op.name}-{step.name}-{dtype}")
+    for op in OPS.values()
+    for step in op.steps_of("triton")
+    for dtype in dict.fromkeys(case.dtype for case in op.test_cases)
+]
+
+
+def by_tiles(op: str, step: str) -> bool:
+    return "tl.dot(" in (ROOT / "triton-kernels" / op / f"{step}.py").read_text()
+
+
+def small_cases(op: Op, step: Step, dtype: str) -> list[Case]:
+    largest = LARGEST_BY_TILES if by_tiles(op.name, step.name) else LARGEST_BY_TERMS
+    cases = [case for case in op.test_cases if case.dtype == dtype and op.serves(step, case)]
+    return [case for case in cases if math.prod(case.shape) <= largest]
+
+
+@pytest.mark.parametrize(("op", "step", "dtype"), CELLS)
+def test_step_is_right_when_interpreted(op: str, step: str, dtype: str) -> None:
+    numpy = pytest.importorskip("numpy")
+    triton = pytest.importorskip("triton")
+    old = tuple(int(part) for part in triton.__version__.split(".")[:2]) < (3, 7)
+    if old and numpy.lib.NumpyVersion(numpy.__version__) >= "2.4.0":
+        pytest.skip(f"Triton {triton.__version__} interprets no loops with numpy {numpy.__version__}, only before 2.4")
+    if dtype == "bf16" and by_tiles(op, step):
+        pytest.skip("interpreted, tl.dot of bf16 operands is silently wrong")
+    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, __file__, op, step, dtype]
+    run = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+def main(op_name: str, step_name: str, dtype: str) -> int:
+    from kernel_twins.check import check
+
+    op = ops.get(op_name)
+    cases = small_cases(op, op.step(step_name), dtype)
+    call = load(op_name, step_name, "triton")
+    verdicts = {case.slug: check(op, call, case, device="cpu") for case in cases}
+    for slug, verdict in verdicts.items():
+        print(f"{slug}: {'right' if verdict.ok else verdict.reason}")
+    return 0 if verdicts and all(verdict.ok for verdict in verdicts.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

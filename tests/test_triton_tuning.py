@@ -1,0 +1,73 @@
+"""Which configuration an autotuned step is launched with: committed, searched, or the first where none can be timed."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernel_twins.spec import Case
+
+torch = pytest.importorskip("torch")
+triton = pytest.importorskip("triton")
+
+tuning = importlib.import_module("kernel_twins._triton.tuning")
+from kernel_twins._triton.matmul_bf16.v04_autotuned import matmul_bf16_v04_autotuned_kernel as kernel  # noqa: E402
+
+STEP = "matmul_bf16/v04_autotuned"
+SMALL = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64, "GROUP_M": 8, "num_warps": 4, "num_stages": 4, "num_ctas": 1}
+LARGE = {"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 64, "GROUP_M": 8, "num_warps": 8, "num_stages": 3, "num_ctas": 1}
+
+
+@pytest.fixture
+def on_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
+    """A GPU named Test, with two winners committed."""
+    winners = {STEP: {"256x256x256-bf16": SMALL, "8192x8192x8192-bf16": LARGE}}
+    (tmp_path / "test.json").write_text(json.dumps(winners))
+    monkeypatch.setattr(tuning, "FOLDER", tmp_path)
+    monkeypatch.setattr(tuning, "_searched", {})
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "NVIDIA Test")
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    tuning._nearest.cache_clear()
+    return monkeypatch
+
+
+def choose(slug: str) -> tuple[Any, dict[str, int]]:
+    return tuning.choose(kernel, STEP, Case.parse(slug), torch.device("cuda"))
+
+
+@pytest.mark.parametrize(
+    ("slug", "winner"),
+    [
+        ("256x256x256-bf16", SMALL),
+        ("300x200x1000-bf16", SMALL),
+        ("4096x4096x4096-bf16", LARGE),
+        ("4096x4096x4096-fp16", LARGE),
+    ],
+)
+def test_nearest_committed_winner_is_launched_without_a_search(
+    on_gpu: pytest.MonkeyPatch, slug: str, winner: dict[str, int]
+) -> None:
+    assert choose(slug) == (kernel.fn, winner)
+
+
+def test_another_layout_is_searched(on_gpu: pytest.MonkeyPatch) -> None:
+    assert choose("4096x4096x4096-bf16-b.col") == (kernel, {})
+
+
+def test_nothing_is_searched_under_graph_capture(on_gpu: pytest.MonkeyPatch) -> None:
+    choose("64x64x64-bf16-b.col")  # searched before the capture: the autotuner has it
+    on_gpu.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert choose("4096x4096x4096-bf16-b.col") == (kernel.fn, kernel.configs[0].all_kwargs())
+    assert choose("64x64x64-bf16-b.col") == (kernel, {})
+    assert choose("4096x4096x4096-bf16") == (kernel.fn, LARGE)
+
+
+def test_committed_winners_are_among_the_configurations() -> None:
+    searched = [config.all_kwargs() for config in kernel.configs]
+    for path in tuning.FOLDER.glob("*.json"):
+        for slug, winner in json.loads(path.read_text()).get(STEP, {}).items():
+            assert winner in searched, f"{path.name}: {slug}"

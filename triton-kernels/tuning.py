@@ -1,0 +1,109 @@
+"""Which configuration an autotuned step runs with: a committed winner where this GPU has one, else Triton searches.
+
+Winners are committed in ``tuned/<gpu>.json``: step, then problem (the slug of a Case), then configuration. On such a
+GPU the winner of the nearest problem is used and nothing is ever timed. Elsewhere ``triton.autotune`` times its list
+once for a problem and keeps the result on disk. TRITON_PRINT_AUTOTUNING=1 shows either.
+
+The winner goes past the autotuner, because an autotuner whose list is pruned to one entry still times it, and timing
+fails under CUDA graph capture.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.runtime import Autotuner
+from triton.runtime.jit import KernelInterface
+
+from kernel_twins import ops
+from kernel_twins._load import load
+from kernel_twins.ceilings import gpu_slug
+from kernel_twins.spec import ITEMSIZE, Case
+from kernel_twins.tensors import DTYPE
+
+Config = dict[str, int]
+
+FOLDER = Path(__file__).parent / "tuned"
+_NAME = {dtype: name for name, dtype in DTYPE.items()}
+
+_searched: dict[tuple[str, Case], Autotuner] = {}  # what Triton has been asked to search in this process
+_recording = False
+
+
+def problem_of(*shape: int, dtype: torch.dtype, **variant: str) -> Case:
+    """What a choice depends on: sizes, dtype, and whatever else tells launches apart."""
+    return Case.of(*shape, dtype=_NAME[dtype], **variant)
+
+
+def choose(kernel: Autotuner, step: str, problem: Case, device: torch.device) -> tuple[KernelInterface, Config]:
+    """The kernel to launch, and the meta-parameters to launch it with: none where it is the autotuner itself.
+
+    ``step`` is like "matmul_bf16/v04_autotuned". Problems with another variant or another size of element are never
+    near. Without a GPU (in the interpreter), and for an unsearched problem under graph capture, where nothing can be
+    timed, the choice is the first of the kernel's list.
+    """
+    if device.type != "cuda":
+        return kernel.fn, kernel.configs[0].all_kwargs()
+    if not _recording and (winner := _nearest(step, problem, gpu_slug(torch.cuda.get_device_name(device)))):
+        return kernel.fn, winner
+    if (step, problem) not in _searched:
+        if torch.cuda.is_current_stream_capturing():
+            return kernel.fn, kernel.configs[0].all_kwargs()
+        _searched[step, problem] = kernel
+    return kernel, {}
+
+
+@cache
+def _nearest(step: str, problem: Case, gpu: str) -> Config | None:
+    """The committed winner of the problem closest in the logarithms of its sizes; None where there is none."""
+    winners = _read(gpu).get(step, {})
+    near = [
+        (math.dist(*([math.log(max(1, size)) for size in case.shape] for case in (known, problem))), slug)
+        for slug in winners
+        if (known := Case.parse(slug)).variant == problem.variant and ITEMSIZE[known.dtype] == ITEMSIZE[problem.dtype]
+    ]
+    if not near:
+        return None
+    slug = min(near)[1]
+    if triton.knobs.autotuning.print:
+        print(f"{step}, {problem.slug}: the committed configuration of {slug}, {winners[slug]}")
+    return winners[slug]
+
+
+def record(op: str, step: str, cases: Iterable[Case]) -> dict[str, Config]:
+    """Search on this GPU for each case of an op, write the winners into this GPU's file, return them by problem.
+
+    A case takes about a second of the GPU, plus compilation. What Triton has kept on disk is not timed again:
+    remove its cache to search anew.
+    """
+    global _recording
+    call, spec, winners = load(op, step, "triton"), ops.get(op), {}
+    _recording = True
+    try:
+        for case in cases:
+            inputs = spec.inputs(case, torch.Generator("cuda").manual_seed(0))
+            (output,) = spec.outputs(case)
+            out = torch.empty(output.shape, dtype=DTYPE[output.dtype], device="cuda")
+            _searched.clear()
+            call(*inputs, out=out)
+            winners |= {problem.slug: kernel.best_config.all_kwargs() for (_, problem), kernel in _searched.items()}
+    finally:
+        _recording = False
+    gpu = gpu_slug(torch.cuda.get_device_name())
+    content = _read(gpu)
+    content[f"{op}/{step}"] = dict(sorted((content.get(f"{op}/{step}", {}) | winners).items()))
+    (FOLDER / f"{gpu}.json").write_text(json.dumps(content, indent=2) + "\n")
+    _nearest.cache_clear()
+    return winners
+
+
+def _read(gpu: str) -> dict[str, Any]:
+    path = FOLDER / f"{gpu}.json"
+    return json.loads(path.read_text()) if path.exists() else {}
