@@ -145,9 +145,9 @@ OP = Op(
         ),
         Step(
             name="v04_autotuned",
-            change="Tile shape, warps and pipeline stages are searched over a short list.",
+            change="Tile shape, warps and stages are searched; tiles come by tensor descriptors and blocks persist.",
             why="A tile of 128 x 256 keeps the tensor cores busy longer per byte fetched, and several stages hide the "
-            "fetch behind the product.",
+            "fetch behind the product, across the borders of tiles too.",
             predictions=(
                 Prediction("time", "<=", 0.6, relative=True),
                 Prediction("tensor_pipe", ">=", 70),

@@ -41,7 +41,9 @@ def torch_mm(a: Tensor, b: Tensor, *, out: Tensor) -> None:
     import torch
 
     if torch.backends.cuda.matmul.allow_tf32:
-        raise RuntimeError("allow_tf32 is on; this baseline is true fp32: torch.set_float32_matmul_precision('highest')")
+        raise RuntimeError(
+            "allow_tf32 is on; this baseline is true fp32: torch.set_float32_matmul_precision('highest')"
+        )
     torch.mm(a, b, out=out)
 
 
