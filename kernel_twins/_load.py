@@ -5,20 +5,20 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 from kernel_twins import ops
-from kernel_twins.spec import BACKENDS, Backend
+from kernel_twins.spec import BACKENDS, Backend, Name
 
 Call = Callable[..., Any]
 
 
-class Unavailable(RuntimeError):
+class UnavailableError(RuntimeError):
     """A backend cannot be used here; the message says what is missing and how to get it."""
 
 
 def extension() -> ModuleType:
-    """The compiled extension; Unavailable says why it is not there."""
+    """The compiled extension; UnavailableError says why it is not there."""
     import torch
 
     try:
@@ -28,7 +28,7 @@ def extension() -> ModuleType:
             reason = f"torch {torch.__version__} was built without CUDA: install a CUDA build of torch, then build"
         else:
             reason = f"the extension does not import ({error}): build"
-        raise Unavailable(f"the CUDA side is missing, {reason} it with `python setup.py build_ext`") from error
+        raise UnavailableError(f"the CUDA side is missing, {reason} it with `python setup.py build_ext`") from error
 
 
 def load(op: str, step: str, backend: Backend) -> Call:
@@ -36,7 +36,7 @@ def load(op: str, step: str, backend: Backend) -> Call:
 
     The call checks its arguments (TypeError or ValueError names the one at fault), writes into ``out`` on the
     current stream and returns nothing. Shapes and dtypes are the op's, see ``kernel_twins.ops``. ValueError when
-    there is no such op, step or backend; Unavailable when the backend cannot be used on this machine.
+    there is no such op, step or backend; UnavailableError when the backend cannot be used on this machine.
     """
     spec = ops.get(op)
     chosen = spec.step(step)
@@ -55,6 +55,11 @@ def load_baseline(op: str, name: str) -> Call:
     return baselines[name] or _load_cuda(op, name)
 
 
+def load_named(op: str, name: Name) -> Call:
+    """Return the step or the baseline of that name."""
+    return load(op, name.step, cast(Backend, name.backend)) if name.step else load_baseline(op, name.backend)
+
+
 def _load_cuda(op: str, step: str) -> Call:
     adaptor = getattr(extension(), op)
 
@@ -68,7 +73,7 @@ def _load_triton(op: str, step: str) -> Call:
     try:
         import triton
     except ImportError as error:
-        raise Unavailable("the Triton side is missing: pip install triton") from error
+        raise UnavailableError("the Triton side is missing: pip install triton") from error
     import torch
 
     spec = ops.get(op)
@@ -82,7 +87,9 @@ def _load_triton(op: str, step: str) -> Call:
             launch(*inputs, out=out)
             return
         if not out.is_cuda:
-            raise ValueError(f"out is on {out.device}, must be on a GPU: move the tensors there, or set TRITON_INTERPRET=1")
+            raise ValueError(
+                f"out is on {out.device}, must be on a GPU: move the tensors there, or set TRITON_INTERPRET=1"
+            )
         with torch.cuda.device(out.device):
             if not chosen.runs_on(capability := torch.cuda.get_device_capability()):
                 raise RuntimeError(

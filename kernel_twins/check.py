@@ -2,10 +2,14 @@
 
 One accuracy rule for all operations (the first term is FlashAttention's)::
 
-    error <= 2 * (PyTorch's error at the same dtype) + eps(output) * |ref| + eps(fp32) * sum|terms|
+    error <= 2 * (PyTorch's error at the same dtype) + eps(output) * |ref| + 4 * eps(fp32) * sum|terms|
 
-both errors against float64. Outputs are poisoned and guarded before the call and inputs compared with a copy after
-it, so that a stale value, a missed tail, a write past the end and a changed input are all found.
+both errors against float64. The last term admits a plain fp32 loop: over random terms it errs by
+0.24 eps * sum|terms| (standard deviation) and by up to 2.3 in 200,000 sums, whatever their length, while PyTorch may
+split a sum and err far less. Products in TF32 or bf16 stay a hundred times outside.
+
+Outputs are poisoned and guarded before the call and inputs compared with a copy after it, so that a stale value, a
+missed tail, a write past the end and a changed input are all found.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from kernel_twins.tensors import DTYPE
 
 _GUARD = 256  # bytes before and behind every output; also keeps its address as aligned as torch's own
 _POISON = 0xFF  # in every byte: NaN in each of our dtypes
+_FP32_LOOP = 4  # times eps(fp32) * sum|terms|, see above
 _CHUNK = 2**26  # output elements held in float64 at a time
 
 
@@ -99,7 +104,7 @@ def compare(op: Op, case: Case, inputs: tuple[Tensor, ...], outputs: tuple[Tenso
             at = _first(unlike)
             return Verdict(False, f"{_place(at, rows)} is {ours[at].item()}, must be {expected[at].item()}")
         difference = (ours.double() - reference).abs().masked_fill(special, 0.0)
-        bound = 2 * torch_error + epsilon * reference.abs() + fp32_epsilon * terms
+        bound = 2 * torch_error + epsilon * reference.abs() + _FP32_LOOP * fp32_epsilon * terms
         bound = bound.masked_fill(special, 1.0)
         # Written so that a NaN anywhere fails: NaN <= bound is False.
         within = difference <= bound

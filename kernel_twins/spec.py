@@ -64,7 +64,9 @@ class Case:
     @property
     def slug(self) -> str:
         """The case's one spelling, in the characters that NVTX filters take literally."""
-        return "-".join(["x".join(map(str, self.shape)), self.dtype, *(f"{key}.{value}" for key, value in self.variant)])
+        return "-".join(
+            ["x".join(map(str, self.shape)), self.dtype, *(f"{key}.{value}" for key, value in self.variant)]
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,80 @@
+"""The datasheet figures of some GPUs, each with its source, and the table of them.
+
+Rates of tensor cores are dense, with fp32 accumulators. ``boost_clock`` is the clock behind the fp32 figure,
+``tensor_clock`` the one behind the tensor figures.
+"""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+
+PATH = Path(__file__).parent / "datasheets.csv"
+
+_COLUMNS = (
+    ("CC", "compute_capability"),
+    ("SMs", "multiprocessors"),
+    ("fp32", "fp32"),
+    ("tf32", "tf32"),
+    ("fp16", "fp16"),
+    ("bf16", "bf16"),
+    ("fp8", "fp8"),
+    ("int8", "int8"),
+    ("GB/s", "memory_bandwidth"),
+    ("GB", "memory"),
+    ("L2 MB", "l2"),
+    ("shared/block KiB", "shared_memory_per_block"),
+    ("W", "power"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One figure, as text so that it is shown as its source writes it."""
+
+    text: str
+    unit: str
+    source: str
+    note: str
+
+    @property
+    def value(self) -> float:
+        return float(self.text)
+
+
+@dataclass(frozen=True, slots=True)
+class Datasheet:
+    """One GPU's figures by quantity; a figure that its sources do not give is absent."""
+
+    gpu: str
+    name: str
+    cells: dict[str, Cell]
+
+    def value(self, quantity: str) -> float | None:
+        cell = self.cells.get(quantity)
+        return cell.value if cell else None
+
+
+def load() -> dict[str, Datasheet]:
+    """All datasheets by the slug that ``kernel_twins.ceilings.gpu_slug`` gives."""
+    sheets: dict[str, Datasheet] = {}
+    with PATH.open(newline="") as file:
+        for row in csv.DictReader(file):
+            sheet = sheets.setdefault(row["gpu"], Datasheet(row["gpu"], row["name"], {}))
+            sheet.cells[row["quantity"]] = Cell(row["value"], row["unit"], row["source"], row["note"])
+    return sheets
+
+
+def table(here: str = "") -> str:
+    """The figures as a Markdown table, by memory bandwidth; the GPU with the slug ``here`` stands in bold."""
+    sheets = sorted(load().values(), key=lambda sheet: sheet.value("memory_bandwidth") or 0)
+    rows = [
+        ["GPU", *(title for title, _ in _COLUMNS)],
+        ["---", *("---:" for _ in _COLUMNS)],
+    ]
+    for sheet in sheets:
+        texts = [sheet.name, *(sheet.cells[key].text if key in sheet.cells else "-" for _, key in _COLUMNS)]
+        rows.append([f"**{text}**" for text in texts] if sheet.gpu == here else texts)
+    note = "Rates in TFLOP/s (int8: TOP/s), dense, fp32 accumulators. The source of each figure is in datasheets.csv."
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows) + f"\n\n{note}\n"

@@ -1,0 +1,79 @@
+"""``python -m kernel_twins``: list the ladders, run one step under a tool of your choice, time one case."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+
+from kernel_twins._load import UnavailableError, load
+from kernel_twins.ops import OPS, get
+from kernel_twins.spec import BACKENDS, Case
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m kernel_twins", description=__doc__)
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="list | run | bench")
+
+    verbs.add_parser("list", help="every operation, its steps and the languages they exist in")
+
+    run = verbs.add_parser("run", help="one checked launch, for ncu, compute-sanitizer or cuda-gdb")
+    run.add_argument("op")
+    run.add_argument("step")
+    run.add_argument("backend", choices=BACKENDS)
+    run.add_argument("--case", help="such as 1000003-bf16 or 128x64x32-bf16-b.col (default: the profiled case)")
+
+    bench = verbs.add_parser("bench", help="time one case, baselines interleaved")
+    bench.add_argument("op")
+    bench.add_argument("step", nargs="?", help="this step only (default: the whole ladder)")
+    bench.add_argument("--case", help="such as 16777216-fp32 (default: the profiled case)")
+
+    arguments = parser.parse_args(argv)
+    try:
+        return {"list": _list, "run": _run, "bench": _bench}[arguments.verb](arguments)
+    except ValueError as error:
+        parser.error(str(error))
+    except (UnavailableError, RuntimeError) as error:
+        print(f"kernel_twins: {error}", file=sys.stderr)
+        return 3
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    for op in OPS.values():
+        print(f"{op.name}: {op.title}")
+        for step in op.steps:
+            print(f"  {step.name:<18} {' '.join(step.backends):<12} {step.arch:<8} {step.change}")
+    return 0
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from kernel_twins.check import check
+
+    op = get(arguments.op)
+    case = Case.parse(arguments.case) if arguments.case else op.profile_case
+    if reason := op.accepts(case) or op.step(arguments.step).accepts(case):
+        raise ValueError(f"--case {case.slug}: {reason}")
+    verdict = check(op, load(op.name, arguments.step, arguments.backend), case)
+    print(f"{case.slug}: " + (f"right, error {verdict.error:.3g}" if verdict.ok else f"WRONG, {verdict.reason}"))
+    return 0 if verdict.ok else 1
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    from kernel_twins.bench import bench
+
+    op = get(arguments.op)
+    case = Case.parse(arguments.case) if arguments.case else op.profile_case
+    if reason := op.accepts(case):
+        raise ValueError(f"--case {case.slug}: {reason}")
+    steps = (op.step(arguments.step),) if arguments.step else op.steps
+    print(f"{op.name} {case.slug}")
+    wrong = False
+    for timing in bench(op, case, steps):
+        wrong |= timing.status.startswith("wrong")
+        what = f"{statistics.median(timing.times_us):12.2f} µs" if timing.times_us else timing.status
+        print(f"  {timing.name.backend:<8} {timing.name.step:<18} {what}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

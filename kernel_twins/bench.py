@@ -1,0 +1,155 @@
+"""Times every step and baseline of one case, interleaved in one process.
+
+What is compared runs side by side: the calls take turns in a random order, round after round, because the chip is
+power-limited and its clocks drift by more than the differences that matter. Each sample replays a CUDA graph of
+several calls, so that no host time is measured, over enough sets of inputs to leave nothing in L2 (rotation past
+three times its size), on random normal data. A wrong call gets no time.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from kernel_twins._load import Call, load_named
+from kernel_twins.check import check, generator
+from kernel_twins.sensors import Sampler
+from kernel_twins.spec import BACKENDS, Backend, Case, Name, Op, Step
+from kernel_twins.tensors import DTYPE
+
+CallSet = tuple[tuple[Tensor, ...], Tensor | tuple[Tensor, ...]]  # inputs and out of one call
+
+ROUNDS = 24
+_SAMPLE_MS = 1.0  # a sample lasts at least this long, a thousand times the resolution of an event
+_L2_MULTIPLE = 3
+_CONTENDER = 4.0  # a call within this factor of the fastest baseline is timed beside the other fast ones
+_LONGEST_MS = 500.0  # a call longer than this is not timed
+
+
+@dataclass(slots=True)
+class Timing:
+    """One cell: ``status`` is ``ok`` or says why there are no times; ``times_us`` has one value a round.
+
+    Ratios pair rounds of the same ``contest``: calls far slower than the baseline are timed in a contest of their
+    own, so that their long idle-power launches do not disturb the fast ones. ``extra_bytes`` is the peak of memory
+    allocated during a call beyond inputs and outputs; ``error`` and ``margin`` are the gate's (see check.Verdict).
+    """
+
+    name: Name
+    status: str = "ok"
+    contest: str = ""
+    times_us: list[float] = field(default_factory=list)
+    extra_bytes: int = 0
+    error: float = 0.0
+    margin: float = 0.0
+    sensors: dict[str, float | str | None] = field(default_factory=dict)
+
+
+def bench(op: Op, case: Case, steps: tuple[Step, ...], backends: tuple[Backend, ...] = BACKENDS) -> list[Timing]:
+    """Gate and time the given steps of one case beside every baseline; one Timing for each, in the spec's order."""
+    names = [Name(baseline) for baseline in op.baselines] + [
+        Name(backend, step.name)
+        for step in steps
+        for backend in backends
+        if backend in step.backends and op.serves(step, case) and step.runs_on(torch.cuda.get_device_capability())
+    ]
+    calls = {name: load_named(op.name, name) for name in names}
+    timings = {name: _gate(op, case, name, call) for name, call in calls.items()}
+    ready = {name: calls[name] for name, timing in timings.items() if timing.status == "ok"}
+
+    sets = _input_sets(op, case)
+    milliseconds: dict[Name, float] = {}
+    for name, call in ready.items():
+        milliseconds[name], timings[name].extra_bytes = _once(call, sets)
+        if milliseconds[name] > _LONGEST_MS:
+            timings[name].status = f"skipped: {milliseconds[name]:.0f} ms a call, the limit is {_LONGEST_MS:.0f} ms"
+    ready = {name: call for name, call in ready.items() if timings[name].status == "ok"}
+
+    baselines = {name: call for name, call in ready.items() if not name.step}
+    bar = _CONTENDER * min((milliseconds[name] for name in baselines), default=math.inf)
+    fast = {name: call for name, call in ready.items() if milliseconds[name] <= bar or name in baselines}
+    slow = {name: call for name, call in ready.items() if name not in fast}
+    results = []
+    for contest, entrants in (("fast", fast), ("slow", baselines | slow if slow else {})):
+        for name, times, sensors in _interleave(entrants, milliseconds, sets):
+            timing = timings[name]
+            results.append(Timing(name, "ok", contest, times, timing.extra_bytes, timing.error, timing.margin, sensors))
+    return results + [timing for timing in timings.values() if timing.status != "ok"]
+
+
+def _gate(op: Op, case: Case, name: Name, call: Call) -> Timing:
+    verdict = check(op, call, case)
+    status = "ok" if verdict.ok else f"wrong: {verdict.reason}"
+    return Timing(name, status, error=verdict.error, margin=verdict.margin)
+
+
+def _input_sets(op: Op, case: Case) -> list[CallSet]:
+    """Inputs and outputs, as often as it takes for them to exceed L2 several times."""
+    l2_bytes = torch.cuda.get_device_properties().L2_cache_size
+    count = math.ceil(_L2_MULTIPLE * l2_bytes / max(1, op.bytes(case)))
+    source = generator(case, "cuda")
+    sets = []
+    for _ in range(count):
+        inputs = op.inputs(case, source)
+        outputs = tuple(torch.empty(each.shape, dtype=DTYPE[each.dtype], device="cuda") for each in op.outputs(case))
+        sets.append((inputs, outputs[0] if len(outputs) == 1 else outputs))
+    return sets
+
+
+def _once(call: Call, sets: list[CallSet]) -> tuple[float, int]:
+    """Milliseconds of one call, warm, and the bytes that it allocates for itself."""
+    inputs, out = sets[0]
+    call(*inputs, out=out)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    call(*inputs, out=out)
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end), torch.cuda.max_memory_allocated() - before
+
+
+def _interleave(
+    calls: Mapping[Name, Call], milliseconds: Mapping[Name, float], sets: list[CallSet]
+) -> list[tuple[Name, list[float], dict[str, float | str | None]]]:
+    """Time the calls in turns: (name, microseconds a call for every round, sensors) for each."""
+    graphs = {name: _capture(call, milliseconds[name], sets) for name, call in calls.items()}
+    times: dict[Name, list[float]] = {name: [] for name in calls}
+    order = list(calls)
+    shuffle = random.Random(0).shuffle
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    with Sampler() as sampler:
+        for _ in range(ROUNDS):
+            shuffle(order)
+            for name in order:
+                graph, count = graphs[name]
+                graph.replay()  # untimed: the same predecessor for everybody
+                start.record()
+                graph.replay()
+                end.record()
+                end.synchronize()
+                times[name].append(1e3 * start.elapsed_time(end) / count)
+    sensors = sampler.summary()
+    return [(name, values, sensors) for name, values in times.items()]
+
+
+def _capture(call: Call, milliseconds: float, sets: list[CallSet]) -> tuple[torch.cuda.CUDAGraph, int]:
+    """A graph of so many calls that it lasts a sample, going round the sets; and their number."""
+    count = max(len(sets), math.ceil(_SAMPLE_MS / max(milliseconds, 1e-3)))
+    graph = torch.cuda.CUDAGraph()
+    stream = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        graph.capture_begin()
+        for index in range(count):
+            inputs, out = sets[index % len(sets)]
+            call(*inputs, out=out)
+        graph.capture_end()
+    return graph, count
