@@ -1,0 +1,177 @@
+"""The figures: throughput against size, each ladder's climb, and the roofline with every step on it.
+
+SVG with the digest of the data it was drawn from in its metadata, so that a figure older than the data is noticed
+without comparing drawings, which differ between versions of matplotlib.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from kernel_twins import OPS
+from kernel_twins._profiling.report.analysis import Results
+from kernel_twins.ceilings import Ceilings
+from kernel_twins.spec import BACKENDS, Case, Name, Op
+
+_COLOUR = {"cuda": "#4c8c00", "triton": "#7a4fbf", "baseline": "#c2541b", "ceiling": "#777777"}
+_TITLES = {"cuda": "CUDA", "triton": "Triton"}
+_MARKERS = "osD^vPX*"
+_STYLE: dict[Any, Any] = {
+    "figure.facecolor": "white",  # its own ground, so that it reads on a light page and on a dark one
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.3,
+    "legend.frameon": False,
+    "svg.hashsalt": "kernel-twins",
+    "svg.fonttype": "none",
+}
+_DIGEST = re.compile(r"data ([0-9a-f]{16})")
+
+
+def draw(folder: Path, plots: Path, ceilings: Ceilings | None) -> None:
+    """Draw every figure into ``plots``, but only those whose data changed since they were drawn."""
+    for name, (digest, figure) in _figures(folder, ceilings).items():
+        path = plots / f"{name}.svg"
+        if drawn_from(path) != digest:
+            plots.mkdir(parents=True, exist_ok=True)
+            with plt.rc_context(_STYLE):
+                drawing = figure()
+            drawing.savefig(path, metadata={"Description": f"data {digest}", "Date": None}, bbox_inches="tight")
+            plt.close(drawing)
+
+
+def outdated(folder: Path, plots: Path, ceilings: Ceilings | None) -> list[str]:
+    """Names of figures that are missing or were drawn from other data."""
+    return [n for n, (digest, _) in _figures(folder, ceilings).items() if drawn_from(plots / f"{n}.svg") != digest]
+
+
+def drawn_from(path: Path) -> str:
+    """The digest in a figure, empty where there is none."""
+    match = _DIGEST.search(path.read_text()) if path.exists() else None
+    return match.group(1) if match else ""
+
+
+def _figures(folder: Path, ceilings: Ceilings | None) -> dict[str, tuple[str, Callable[[], Figure]]]:
+    """Every figure's name, the digest of its data, and how to draw it. Unmeasured operations have none."""
+    results = [each for each in (Results(op, folder, ceilings) for op in OPS.values()) if each.measured]
+    figures: dict[str, tuple[str, Callable[[], Figure]]] = {}
+    for each in results:
+        digest = _data_digest(folder, [each.op], ceilings)
+        figures[f"{each.op.name}-sizes"] = (digest, lambda each=each: _sizes(each))  # type: ignore[misc]
+        figures[f"{each.op.name}-ladder"] = (digest, lambda each=each: _ladder(each))  # type: ignore[misc]
+    if results and ceilings is not None:
+        digest = _data_digest(folder, [each.op for each in results], ceilings)
+        figures["roofline"] = (digest, lambda: _roofline(results, ceilings))
+    return figures
+
+
+def _data_digest(folder: Path, ops: list[Op], ceilings: Ceilings | None) -> str:
+    content = hashlib.sha256(repr(ceilings).encode())
+    for op in ops:
+        for kind in ("timings", "counters"):
+            path = folder / f"{op.name}.{kind}.csv"
+            content.update(path.read_bytes() if path.exists() else b"")
+    return content.hexdigest()[:16]
+
+
+def _sizes(results: Results) -> Figure:
+    """Throughput against size: every baseline and both languages' last steps, a panel for each dtype and layout."""
+    op = results.op
+    groups: dict[str, list[Case]] = {}
+    for case in op.bench_cases:
+        if len(case.shape) == 1 or len(set(case.shape)) == 1:
+            groups.setdefault("-".join([case.dtype, *(f"{k}.{v}" for k, v in case.variant)]), []).append(case)
+    groups = {title: cases for title, cases in groups.items() if len(cases) > 1}
+    figure, axes = plt.subplots(1, len(groups), figsize=(4.6 * len(groups), 3.2), squeeze=False, sharey=True)
+    contestants = [
+        (Name(b), b, _COLOUR["baseline"], style) for b, style in zip(op.baselines, ("--", ":"), strict=False)
+    ]
+    for backend in BACKENDS:
+        last = op.steps_of(backend)[-1].name
+        contestants.append((Name(backend, last), f"{_TITLES[backend]} {last}", _COLOUR[backend], "-"))
+    for axis, (title, cases) in zip(axes[0], groups.items(), strict=True):
+        for name, text, colour, style in contestants:
+            points = [(case.shape[0], rate) for case in cases if (rate := results.rate(case, name)) is not None]
+            if points:
+                axis.plot(*zip(*points, strict=True), style, marker=".", color=colour, label=text)
+        if results.ceiling:
+            axis.axhline(results.ceiling, color=_COLOUR["ceiling"], linewidth=0.8)
+            axis.annotate("measured ceiling", (cases[0].shape[0], results.ceiling), va="bottom", fontsize=7)
+        axis.set_xscale("log", base=2)
+        axis.set_xlabel("elements" if len(cases[0].shape) == 1 else "M = N = K")
+        axis.set_title(f"{op.name}, {title}")
+        axis.set_ylim(bottom=0)
+    axes[0][0].set_ylabel(results.rate_unit)
+    axes[0][-1].legend(fontsize=7, loc="lower right")
+    return figure
+
+
+def _ladder(results: Results) -> Figure:
+    """The climb: each step's rate at the profile case, both languages side by side, and the best baseline's."""
+    op, case = results.op, results.op.profile_case
+    figure, axis = plt.subplots(figsize=(1.6 + 1.3 * len(op.steps), 3.2))
+    for offset, backend in ((-0.2, "cuda"), (0.2, "triton")):
+        positions = [index + offset for index, step in enumerate(op.steps) if backend in step.backends]
+        rates = [results.rate(case, Name(backend, step.name)) or 0 for step in op.steps_of(backend)]
+        bars = axis.bar(positions, rates, 0.38, color=_COLOUR[backend], label=_TITLES[backend])
+        axis.bar_label(bars, [f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}" for rate in rates], fontsize=7)
+    _line(axis, results, case)
+    axis.set_xticks(range(len(op.steps)), [step.name for step in op.steps], fontsize=7)
+    axis.set_ylabel(results.rate_unit)
+    axis.set_title(f"{op.name}, {case.slug}")
+    axis.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    return figure
+
+
+def _line(axis: Axes, results: Results, case: Case) -> None:
+    baseline = results.best_baseline(case)
+    rate = results.rate(case, baseline) if baseline else None
+    if baseline and rate:
+        axis.axhline(rate, color=_COLOUR["baseline"], linestyle="--", label=f"best baseline: {baseline.backend}")
+
+
+def _roofline(results: list[Results], ceilings: Ceilings) -> Figure:
+    """FLOP per byte moved in device memory, as counted, against FLOP per second, under the measured roofs."""
+    figure, axis = plt.subplots(figsize=(7.5, 4.6))
+    intensities = [2.0**power for power in range(-5, 13)]
+    for roof, text in ((ceilings.bf16, "bf16 tensor"), (ceilings.fp32, "fp32 FMA")):
+        heights = [min(roof, ceilings.dram_read * intensity / 1e3) for intensity in intensities]
+        axis.plot(intensities, heights, color=_COLOUR["ceiling"], linewidth=1)
+        axis.annotate(text, (intensities[-1], roof), ha="right", va="bottom", fontsize=7)
+    for each in results:
+        case = each.op.profile_case
+        for backend in BACKENDS:
+            for index, step in enumerate(each.op.steps_of(backend)):
+                name = Name(backend, step.name)
+                time, moved = each.time_us(case, name), each.quantities(name)["dram_bytes"]
+                if time and moved:
+                    axis.plot(
+                        each.op.flops(case) / (1e6 * moved),
+                        each.op.flops(case) / time / 1e6,
+                        marker=_MARKERS[each.op.chapter % len(_MARKERS)],
+                        markersize=4 + index,
+                        color=_COLOUR[backend],
+                        alpha=0.7,
+                        linestyle="none",
+                        label=f"{each.op.name}, {_TITLES[backend]}" if index == 0 else None,
+                    )
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log")
+    axis.set_xlabel("FLOP per byte of device memory (counted)")
+    axis.set_ylabel("TFLOP/s")
+    axis.set_title("Roofline, measured roofs; larger marks are later steps")
+    axis.legend(fontsize=7, loc="upper left")
+    return figure

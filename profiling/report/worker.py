@@ -1,0 +1,63 @@
+"""The process that ncu watches: launches every step and baseline of one operation once, each under its label.
+
+Run by collect.py as ``python -m kernel_twins._profiling.report.worker OP FILE LABEL...``. Warm-up, compilation and
+autotuning happen outside ``cudaProfilerStart``; the one launch that counts lies in an NVTX range named after its
+cell. FILE receives the digests of the Triton code that was launched, by step.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from kernel_twins import ops
+from kernel_twins._load import load_named
+from kernel_twins._profiling.report.identity import triton_digest
+from kernel_twins.check import generator
+from kernel_twins.spec import BACKENDS, Name
+from kernel_twins.tensors import DTYPE
+
+
+def label(op: str, name: Name) -> str:
+    """A cell's label, in the characters that ncu's filters take literally."""
+    return f"kl.{op}.{name.backend}.{name.step or 'baseline'}"
+
+
+def cells(op: str) -> list[Name]:
+    """What is profiled of an operation: its baselines, then its ladders."""
+    spec = ops.get(op)
+    capability = torch.cuda.get_device_capability()
+    steps = [Name(b, s.name) for b in BACKENDS for s in spec.steps_of(b) if s.runs_on(capability)]
+    return [Name(baseline) for baseline in spec.baselines] + steps
+
+
+def main(op: str, digests_file: str, *labels: str) -> None:
+    spec = ops.get(op)
+    case = spec.profile_case
+    inputs = spec.inputs(case, generator(case, "cuda"))
+    outputs = tuple(torch.empty(each.shape, dtype=DTYPE[each.dtype], device="cuda") for each in spec.outputs(case))
+    out = outputs[0] if len(outputs) == 1 else outputs
+    digests = {}
+    for name in cells(op):
+        if label(op, name) not in labels:
+            continue
+        call = load_named(op, name)
+        call(*inputs, out=out)
+        torch.cuda.synchronize()
+        torch.cuda.cudart().cudaProfilerStart()
+        mark = torch.cuda.nvtx.range_start(label(op, name))
+        call(*inputs, out=out)
+        torch.cuda.synchronize()
+        torch.cuda.nvtx.range_end(mark)
+        torch.cuda.cudart().cudaProfilerStop()
+        if name.backend == "triton":
+            digests[name.step] = triton_digest(importlib.import_module(f"kernel_twins._triton.{op}.{name.step}"))
+    Path(digests_file).write_text(json.dumps(digests))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
