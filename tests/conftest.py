@@ -1,0 +1,78 @@
+"""GPU tests skip without a GPU, or fail where REQUIRE_GPU=1 says that there must be one; such a run is recorded."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+REQUIRED = os.environ.get("REQUIRE_GPU") == "1"
+
+
+def _why_no_gpu() -> str:
+    try:
+        import torch
+    except ImportError:
+        return "torch is not installed"
+    return "" if torch.cuda.is_available() else "no GPU is visible"
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and (reason := _why_no_gpu()):
+        if REQUIRED:
+            pytest.fail(f"REQUIRE_GPU=1, but {reason}", pytrace=False)
+        pytest.skip(reason)
+
+
+class _Record:
+    """Counts the outcomes of GPU tests and writes them, with what they ran on, to tests/records/<gpu>.json."""
+
+    def __init__(self) -> None:
+        self.outcomes: Counter[str] = Counter()
+
+    @pytest.hookimpl
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if "gpu" in report.keywords and (report.when == "call" or report.outcome != "passed"):
+            self.outcomes[report.outcome] += 1
+
+    @pytest.hookimpl
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if not self.outcomes or hasattr(session.config, "workerinput"):
+            return
+        import torch
+        import triton
+
+        from kernel_twins import OPS
+        from kernel_twins._profiling.report import identity
+        from kernel_twins.ceilings import gpu_slug
+        from kernel_twins.sensors import identity as gpu_identity
+
+        gpu = torch.cuda.get_device_name()
+        record = {
+            "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+            "outcomes": dict(sorted(self.outcomes.items())),
+            "gpu": gpu,
+            "driver": gpu_identity().get("driver"),
+            "torch": torch.__version__,
+            "triton": triton.__version__,
+            "python": platform.python_version(),
+            "code": {
+                f"{op.name}/{step.name}": {b: identity.source_digest(op.name, step.name, b) for b in step.backends}
+                for op in OPS.values()
+                for step in op.steps
+            },
+        }
+        path = ROOT / "tests" / "records" / f"{gpu_slug(gpu)}.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(record, indent=2) + "\n")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if REQUIRED and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_Record())

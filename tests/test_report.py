@@ -1,0 +1,221 @@
+"""From launches to rows, from rows to statements, from statements to documents."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from kernel_twins import OPS
+from kernel_twins._profiling.report import log, readme, store, write
+from kernel_twins._profiling.report.analysis import Results, paired_ratio
+from kernel_twins._profiling.report.extract import InvalidReportError, Launch, counter_rows
+from kernel_twins._profiling.report.metrics import DURATION, METRICS, fold
+from kernel_twins.spec import Name
+
+OP = OPS["vector_add"]
+CASE = OP.profile_case
+LABEL = "kl.vector_add.cuda.v01_scalar"
+
+
+def launch(label: str = LABEL, **changes: float) -> Launch:
+    metrics = dict.fromkeys(METRICS, 1.0) | {DURATION: 1_000.0}
+    for name, value in changes.items():
+        (full,) = [metric for metric in METRICS if name in metric]
+        metrics[full] = value
+    return Launch(label, "some_kernel", metrics, dict.fromkeys(METRICS, "unit"))
+
+
+def timing(backend: str, step: str, times: list[float], status: str = "ok", case: str = CASE.slug) -> dict[str, str]:
+    row = dict.fromkeys(store.TIMINGS, "")
+    return row | {
+        "case": case,
+        "backend": backend,
+        "step": step,
+        "status": status,
+        "contest": "fast" if status == "ok" else "",
+        "times_us": " ".join(map(str, times)),
+        "run": "r1",
+    }
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    timings = [
+        timing("torch", "", [300.0, 302.0, 298.0] * 8),
+        timing("cub", "", [310.0] * 24),
+        timing("cuda", "v01_scalar", [330.0] * 24),
+        timing("cuda", "v02_grid_stride", [300.0, 302.0, 298.0] * 8),
+        timing("cuda", "v06_bulk_tile", [250.0] * 24),
+        timing("triton", "v06_bulk_tile", [], status="wrong: element 3 is nan"),
+    ]
+    launches = [
+        launch(gpu__dram_throughput=85.0),
+        launch("kl.vector_add.cuda.v02_grid_stride", gpu__dram_throughput=91.0),
+    ]
+    expected = {each.label: 1 for each in launches}
+    store.write(tmp_path / "vector_add.timings.csv", pd.DataFrame(timings, columns=store.TIMINGS))
+    store.write(tmp_path / "vector_add.counters.csv", counter_rows(launches, expected, CASE.slug, "r1", {}))
+    return tmp_path
+
+
+def test_counters_survive_the_way_through_the_file(folder: Path) -> None:
+    table = store.read_counters(folder, "vector_add")
+    assert len(table) == 2 * len(METRICS)
+    results = Results(OP, folder, None)
+    assert results.quantities(Name("cuda", "v01_scalar"))["dram_share"] == 85.0
+    assert results.quantities(Name("cuda", "v02_grid_stride"))["dram_share"] == 91.0
+    assert results.quantities(Name("triton", "v01_scalar"))["dram_share"] is None
+
+
+@pytest.mark.parametrize("found", [0, 2])
+def test_another_number_of_launches_is_refused(found: int) -> None:
+    with pytest.raises(InvalidReportError, match=f"{LABEL}: {found} launches"):
+        counter_rows([launch()] * found, {LABEL: 1}, CASE.slug, "r1", {})
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_metric_that_is_no_number_is_refused(value: float) -> None:
+    with pytest.raises(InvalidReportError, match="dram__bytes_read"):
+        counter_rows([launch(dram__bytes_read=value)], {LABEL: 1}, CASE.slug, "r1", {})
+
+
+def test_a_launch_without_duration_is_refused() -> None:
+    with pytest.raises(InvalidReportError, match="duration"):
+        counter_rows([launch(gpu__time_duration=0.0)], {LABEL: 1}, CASE.slug, "r1", {})
+
+
+def test_launches_of_one_call_fold_by_kind() -> None:
+    short, long = launch(gpu__time_duration=100.0), launch(gpu__time_duration=300.0)
+    a = short.metrics | {"dram__bytes_read.sum": 5.0, "launch__registers_per_thread": 32.0}
+    b = long.metrics | {"dram__bytes_read.sum": 7.0, "launch__registers_per_thread": 40.0}
+    share = "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed"
+    folded = fold([a | {share: 10.0}, b | {share: 90.0}])
+    assert folded["dram__bytes_read.sum"] == 12.0
+    assert folded["launch__registers_per_thread"] == 40.0
+    assert folded[share] == pytest.approx(70.0)
+    assert folded == fold([b | {share: 90.0}, a | {share: 10.0}])
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(1.02, "FAST"), (0.98, "SLOW"), (1.0, "SAME"), (1.004, "SAME")])
+def test_ratio_verdict_follows_the_interval(factor: float, verdict: str) -> None:
+    noise = np.random.default_rng(1).normal(1, 0.001, size=(2, 24))
+    ratio = paired_ratio(100 * factor * noise[0], 100 * noise[1])
+    assert ratio.verdict == verdict
+    assert ratio.low <= ratio.value <= ratio.high
+
+
+def test_noisy_rounds_are_not_called_different() -> None:
+    noise = np.random.default_rng(1).normal(1, 0.1, size=(2, 24))
+    assert paired_ratio(102 * noise[0], 100 * noise[1]).verdict == "SAME"
+
+
+def test_predictions_are_judged(folder: Path) -> None:
+    results = Results(OP, folder, None)
+    step = OP.step("v02_grid_stride")
+    judged = {each.prediction.quantity: each for each in results.judge(step, "cuda")}
+    assert judged["time"].held is False  # 300 after 330 µs is more than the 4 % it was predicted to stay within
+    assert judged["time"].actual == pytest.approx(300 / 330)
+    assert judged["sectors_per_load"].held is False
+    assert all(each.held is None for each in results.judge(step, "triton"))
+
+
+def test_limiter_names_the_saturated_unit(folder: Path) -> None:
+    results = Results(OP, folder, None)
+    assert results.limiter(Name("cuda", "v02_grid_stride")).startswith("device memory, 91 % busy")
+    assert results.limiter(Name("triton", "v02_grid_stride")) == "not profiled"
+
+
+def test_log_tells_wrong_steps_and_ratios(folder: Path) -> None:
+    text = log.render(folder, "h100-sxm", None)
+    assert "wrong: element 3 is nan" in text
+    assert "1.200 × [1.192, 1.208] FAST" in text
+    assert "**missed**" in text
+
+
+def test_entries_are_short(folder: Path) -> None:
+    entries = log.render(folder, "h100-sxm", None).split("\n### ")[1:]
+    assert entries
+    assert max(len(entry.split("\n## ")[0].strip().splitlines()) for entry in entries) <= 25
+
+
+def test_rendering_is_a_fixed_point(folder: Path) -> None:
+    text = "before\n<!-- results:begin -->\nold\n<!-- results:end -->\nafter\n"
+    once = readme.render(text, folder, None)
+    assert readme.render(once, folder, None) == once
+    assert once.startswith("before\n")
+    assert once.endswith("after\n")
+    assert "old" not in once
+    with pytest.raises(ValueError, match="markers"):
+        readme.render("no markers", folder, None)
+
+
+def test_changed_source_makes_rows_stale(folder: Path) -> None:
+    from kernel_twins._profiling.report.identity import source_digest
+
+    table = store.read_timings(folder, "vector_add")
+    fresh = source_digest("vector_add", "v01_scalar", "cuda")
+    table["code"] = [f"{fresh}:0" if step == "v01_scalar" else "00000000:0" for step in table["step"]]
+    store.write(folder / "vector_add.timings.csv", table)
+    results = Results(OP, folder, None)
+    assert not results.stale(Name("cuda", "v01_scalar"))
+    assert results.stale(Name("cuda", "v02_grid_stride"))
+
+
+def test_a_comment_does_not_change_the_source_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kernel_twins._profiling.report import identity
+
+    texts = {
+        "cuda": ['int x = 1;  // one\n/* two */ const char* s = "// kept";\n', 'int x = 1; const char* s = "// kept";'],
+        "triton": [
+            '"""Doc."""\nx = 1  # one\n\n\ndef f():\n    """Doc."""\n    return "kept"\n',
+            'x = 1\ndef f():\n  return "kept"\n',
+        ],
+    }
+    for backend, (commented, bare) in texts.items():
+        file = tmp_path / backend
+        monkeypatch.setattr(identity, "step_file", lambda *_, file=file: file)
+        file.write_text(commented)
+        first = identity.source_digest("op", "step", backend)
+        file.write_text(bare)
+        assert identity.source_digest("op", "step", backend) == first
+        file.write_text(bare.replace("1", "2"))
+        assert identity.source_digest("op", "step", backend) != first
+
+
+def test_a_table_of_another_tool_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "vector_add.timings.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(ValueError, match="case"):
+        store.read_timings(tmp_path, "vector_add")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "–"), (0.0, "0"), (1234.5, "1,234"), (12.345, "12.3"), (0.01234, "0.0123"), (4.0, "4"), (99.96, "100")],
+)
+def test_numbers_are_written_short(value: float | None, text: str) -> None:
+    assert write.number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "text"),
+    [(1, 1, "="), (0, 3, "new"), (100, 95, "−5.0 %"), (4, 16, "×4"), (100, 5, "×0.05"), (None, 1, "")],
+)
+def test_changes_are_written_short(before: float | None, after: float | None, text: str) -> None:
+    assert write.change(before, after) == text
+
+
+def test_the_script_does_not_shadow_nvidias_reader() -> None:
+    """The script's own name is that of NVIDIA's module, which must stay importable from inside it."""
+    code = (
+        "import runpy, sys; sys.argv = ['ncu_report.py', 'check'];"
+        "sys.path.insert(0, 'profiling');"
+        "module = runpy.run_path('profiling/ncu_report.py', run_name='not_main');"
+        "import importlib.util; spec = importlib.util.find_spec('ncu_report');"
+        "assert spec is None or 'profiling' not in spec.origin, spec"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=store.ROOT)

@@ -1,0 +1,150 @@
+"""Every step in both languages, on a GPU: right on every case, on any stream, in a graph, and on nothing it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from kernel_twins import OPS, load, load_baseline
+from kernel_twins.check import check, compare, generator
+from kernel_twins.spec import Backend, Case, Op, Step
+from kernel_twins.tensors import DTYPE
+
+pytestmark = pytest.mark.gpu
+
+CELLS = [
+    pytest.param(op, step, backend, id=f"{op.name}-{step.name}-{backend}")
+    for op in OPS.values()
+    for step in op.steps
+    for backend in step.backends
+]
+CASES = [
+    pytest.param(op, step, backend, case, id=f"{op.name}-{step.name}-{backend}-{case.slug}")
+    for op in OPS.values()
+    for step in op.steps
+    for backend in step.backends
+    for case in op.test_cases
+    if op.serves(step, case)
+]
+HUGE = [
+    pytest.param(op, step, backend, case, id=f"{op.name}-{step.name}-{backend}-{case.slug}")
+    for op in OPS.values()
+    for step in op.steps
+    for backend in step.backends
+    for case in op.huge_cases
+]
+BASELINES = [
+    pytest.param(op, name, case, id=f"{op.name}-{name}-{case.slug}")
+    for op in OPS.values()
+    for name in op.baselines
+    for case in op.test_cases
+]
+
+
+def loaded(op: Op, step: Step, backend: Backend) -> Callable[..., None]:
+    if not step.runs_on(torch.cuda.get_device_capability()):
+        pytest.skip(f"{step.name} needs compute capability {step.arch}")
+    return load(op.name, step.name, backend)
+
+
+def ordinary(op: Op) -> Case:
+    """An unaligned problem of a few thousand elements, without special values."""
+    return max((case for case in op.test_cases if not case.variant), key=op.bytes)
+
+
+@pytest.mark.parametrize(("op", "step", "backend", "case"), CASES)
+def test_step_is_right(op: Op, step: Step, backend: Backend, case: Case) -> None:
+    verdict = check(op, loaded(op, step, backend), case)
+    assert verdict.ok, verdict.reason
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("op", "step", "backend", "case"), HUGE)
+def test_step_is_right_past_two_to_the_31_elements(op: Op, step: Step, backend: Backend, case: Case) -> None:
+    call = loaded(op, step, backend)
+    torch.cuda.empty_cache()
+    verdict = check(op, call, case)
+    assert verdict.ok, verdict.reason
+
+
+@pytest.mark.parametrize(("op", "name", "case"), BASELINES)
+def test_baseline_is_right(op: Op, name: str, case: Case) -> None:
+    verdict = check(op, load_baseline(op.name, name), case)
+    assert verdict.ok, verdict.reason
+
+
+@pytest.mark.parametrize(("op", "step", "backend"), CELLS)
+def test_step_runs_on_the_current_stream(op: Op, step: Step, backend: Backend) -> None:
+    """Its inputs are still being written, on that stream, when it is called."""
+    call, case = loaded(op, step, backend), ordinary(op)
+    source = op.inputs(case, generator(case, "cuda", seed=1))
+    late = tuple(torch.zeros_like(tensor) for tensor in source)
+    out = torch.empty(op.outputs(case)[0].shape, dtype=DTYPE[op.outputs(case)[0].dtype], device="cuda")
+    call(*late, out=out)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        torch.cuda._sleep(20_000_000)  # about 10 ms of the GPU's time, so that another stream would run ahead
+        for tensor, values in zip(late, source, strict=True):
+            tensor.copy_(values)
+        call(*late, out=out)
+    torch.cuda.synchronize()
+    verdict = compare(op, case, source, (out,))
+    assert verdict.ok, verdict.reason
+
+
+@pytest.mark.parametrize(("op", "step", "backend"), CELLS)
+def test_step_replays_from_a_graph_on_new_values(op: Op, step: Step, backend: Backend) -> None:
+    call, case = loaded(op, step, backend), ordinary(op)
+    inputs = op.inputs(case, generator(case, "cuda", seed=1))
+    out = torch.empty(op.outputs(case)[0].shape, dtype=DTYPE[op.outputs(case)[0].dtype], device="cuda")
+    call(*inputs, out=out)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call(*inputs, out=out)
+    fresh = op.inputs(case, generator(case, "cuda", seed=2))
+    for tensor, values in zip(inputs, fresh, strict=True):
+        tensor.copy_(values)
+    for _ in range(2):
+        out.fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        verdict = compare(op, case, fresh, (out,))
+        assert verdict.ok, verdict.reason
+
+
+@pytest.mark.parametrize(("op", "step", "backend"), CELLS)
+def test_step_gives_the_same_bits_every_time(op: Op, step: Step, backend: Backend) -> None:
+    call, case = loaded(op, step, backend), ordinary(op)
+    inputs = op.inputs(case, generator(case, "cuda"))
+    outs = [
+        torch.full(op.outputs(case)[0].shape, float("nan"), dtype=DTYPE[op.outputs(case)[0].dtype], device="cuda")
+        for _ in range(20)
+    ]
+    for out in outs:
+        call(*inputs, out=out)
+    assert all(torch.equal(out, outs[0]) for out in outs)
+
+
+@pytest.mark.parametrize(("op", "step", "backend"), CELLS)
+def test_step_refuses_what_it_cannot_serve(op: Op, step: Step, backend: Backend) -> None:
+    call, case = loaded(op, step, backend), ordinary(op)
+    inputs = op.inputs(case, generator(case, "cuda"))
+    first, *rest = inputs
+    out = torch.empty(op.outputs(case)[0].shape, dtype=DTYPE[op.outputs(case)[0].dtype], device="cuda")
+    name = "a" if len(inputs) == 2 else "x"
+    with pytest.raises(TypeError, match=rf"\b{name}\b.*float64"):
+        call(first.double(), *rest, out=out)
+    with pytest.raises((TypeError, ValueError), match=r"\bout\b"):
+        call(*inputs, out=out.double())
+    with pytest.raises(ValueError, match=r"\bout\b"):
+        call(*inputs, out=torch.empty((3, *out.shape), dtype=out.dtype, device="cuda"))
+    with pytest.raises(ValueError, match=r"\b(cpu|device)\b"):
+        call(first.cpu(), *rest, out=out)
+    with pytest.raises(ValueError, match=r"\bout\b"):
+        call(*inputs, out=out.cpu())
+    if out.dim():
+        wide = torch.empty((*out.shape[:-1], 2 * out.shape[-1]), dtype=out.dtype, device="cuda")
+        with pytest.raises(ValueError, match=r"\bout\b.*contiguous"):
+            call(*inputs, out=wide[..., ::2])
