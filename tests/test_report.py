@@ -13,8 +13,9 @@ import pytest
 from kernel_twins import OPS
 from kernel_twins._profiling.report import log, readme, store, write
 from kernel_twins._profiling.report.analysis import Results, paired_ratio
-from kernel_twins._profiling.report.extract import InvalidReportError, Launch, counter_rows
+from kernel_twins._profiling.report.extract import counter_rows
 from kernel_twins._profiling.report.metrics import DURATION, METRICS, fold
+from kernel_twins._profiling.report.reader import InvalidReportError, Launch
 from kernel_twins.spec import Name
 
 OP = OPS["vector_add"]

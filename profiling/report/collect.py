@@ -27,8 +27,9 @@ from rich.progress import Progress
 
 from kernel_twins._load import extension
 from kernel_twins._profiling.report import identity, store
-from kernel_twins._profiling.report.extract import InvalidReportError, Launch, counter_rows, read_report
+from kernel_twins._profiling.report.extract import counter_rows
 from kernel_twins._profiling.report.metrics import METRICS
+from kernel_twins._profiling.report.reader import InvalidReportError, Launch
 from kernel_twins._profiling.report.worker import cells, label
 from kernel_twins.bench import Timing, bench
 from kernel_twins.sensors import identity as gpu_identity
@@ -171,12 +172,13 @@ def _profile(
         if not digests.exists():
             problems.append(f"{op.name}: the profiled process failed: {_explain(output)}")
         if ncu is not None and digests.exists():
-            try:
-                launches = read_report(report) if report.exists() else []
-                if not launches:
-                    raise InvalidReportError(_explain(output))
-            except InvalidReportError as error:
-                problems.append(f"{op.name}: {error}")
+            read = Path(folder) / "launches.json"
+            if report.exists():
+                output = _run([sys.executable, "-m", "kernel_twins._profiling.report.reader", str(report), str(read)])
+            if read.exists():
+                launches = [Launch(**launch) for launch in json.loads(read.read_text())]
+            else:
+                problems.append(f"{op.name}: {_explain(output)}")
         compiled = json.loads(digests.read_text()) if digests.exists() else {}
 
     kernels = identity.sass_digests(Path(extension().__file__ or ""))

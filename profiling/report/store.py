@@ -45,6 +45,7 @@ def write(path: Path, table: pd.DataFrame) -> None:
     handle, name = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
     with os.fdopen(handle, "w", newline="") as file:
         table.to_csv(file, index=False, lineterminator="\n")
+    os.chmod(name, 0o644)  # mkstemp lets nobody else read
     os.replace(name, path)
 
 

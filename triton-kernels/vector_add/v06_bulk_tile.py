@@ -31,8 +31,8 @@ def vector_add_v06_bulk_tile_kernel(
     # a, b, out: [n]; a_rows, b_rows, out_rows: their first `covered` elements, as [rows, 128 bytes].
     if a_rows is not None:
         row = tl.program_id(0) * ROWS  # the copy engine clips the last tile by itself
-        total = a_rows.load([row, 0]).to(tl.float32) + b_rows.load([row, 0]).to(tl.float32)
-        out_rows.store([row, 0], total.to(out.dtype.element_ty))
+        tile_total = a_rows.load([row, 0]).to(tl.float32) + b_rows.load([row, 0]).to(tl.float32)
+        out_rows.store([row, 0], tile_total.to(out.dtype.element_ty))
 
     # What is left is shared out one element a thread, by plain masked loads.
     first = covered + tl.program_id(0) * TAIL
