@@ -13,6 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.testing import do_bench_cudagraph
 
 from kernel_twins._triton import tuning
 from kernel_twins._triton.device import describable, describe, sm_count
@@ -26,7 +27,12 @@ CONFIGS = [
 ]  # fmt: skip
 
 
-@triton.autotune(CONFIGS, key=["M", "N", "K", "stride_am", "stride_ak", "stride_bk", "stride_bn"], cache_results=True)
+@triton.autotune(
+    CONFIGS,
+    key=["M", "N", "K", "stride_am", "stride_ak", "stride_bk", "stride_bn"],
+    cache_results=True,
+    do_bench=do_bench_cudagraph,  # launched one by one, a small product's time would be the host's
+)
 @triton.heuristics(  # a descriptor holds its tile's shape, so it is made anew for every configuration that is tried
     {
         "a_desc": lambda args: describe(args["a"], args["BLOCK_M"], args["BLOCK_K"]),
