@@ -16,7 +16,7 @@ constexpr int BLOCKS_PER_SM = 4;
 constexpr int UNROLL = 8;                       // 16-byte accesses a thread has under way: 128 KiB per SM
 constexpr int TILE_VECTORS = THREADS * UNROLL;  // one block's share of the data at a time
 constexpr int64_t TILE_BYTES = TILE_VECTORS * 16;
-static_assert(DATA_MULTIPLE % (2 * TILE_BYTES) == 0, "the copy cuts each half of the data into whole tiles");
+static_assert(DATA_MULTIPLE % TILE_BYTES == 0, "the data are whole tiles");
 
 // Give the tiles of every pass to the blocks in turn. The passes run on without a break, so that no block
 // idles at the end of each, and since tiles are dealt out anew in every pass, another SM reads the tile each
@@ -83,18 +83,17 @@ __global__ __launch_bounds__(THREADS, BLOCKS_PER_SM) void probe_write_kernel(uin
   });
 }
 
-// Copies the first half of the data onto the second once a pass.
-__global__ __launch_bounds__(THREADS, BLOCKS_PER_SM) void probe_copy_kernel(const uint4* source,
-                                                                            uint4* target, int64_t tiles,
-                                                                            int64_t passes) {
-  for_each_tile(tiles, passes, [&](int64_t tile) {
-    const int64_t first = tile * TILE_VECTORS + threadIdx.x;
-    uint4 value[UNROLL];
-#pragma unroll
-    for (int u = 0; u < UNROLL; ++u) value[u] = load_past_l1(source + first + u * THREADS);
-#pragma unroll
-    for (int u = 0; u < UNROLL; ++u) store_streaming(target + first + u * THREADS, value[u]);
-  });
+constexpr int COPY_THREADS = 1024;  // a block copies a vector a thread and ends
+static_assert(DATA_MULTIPLE % (2 * COPY_THREADS * 16) == 0,
+              "the copy cuts each half of the data into whole tiles");
+
+// Copies the first half of the data onto the second once a pass. Unlike the other probes it has a block for
+// every tile of every pass: reads and writes together are fastest where blocks are dealt out in order, and
+// blocks that loop drift apart.
+__global__ __launch_bounds__(COPY_THREADS) void probe_copy_kernel(const uint4* source, uint4* target,
+                                                                  int64_t tiles) {
+  const int64_t i = blockIdx.x % tiles * COPY_THREADS + threadIdx.x;
+  store_streaming(target + i, load_past_l1(source + i));
 }
 
 // In the table twice, as dram_read and as l2_read: the size of the data makes the difference.
@@ -114,9 +113,10 @@ inline void probe_dram_write(const ProbeArgs& args) {
 
 inline void probe_dram_copy(const ProbeArgs& args) {
   const Data data = data_of(args);
-  const int64_t tiles = data.bytes / 2 / TILE_BYTES;
-  probe_copy_kernel<<<BLOCKS_PER_SM * multiprocessor_count(), THREADS, 0, args.stream>>>(
-      data.vectors, data.vectors + tiles * TILE_VECTORS, tiles, args.iterations);
+  const int64_t tiles = data.bytes / 2 / (COPY_THREADS * 16);
+  if (args.iterations == 0) return;
+  probe_copy_kernel<<<tiles * args.iterations, COPY_THREADS, 0, args.stream>>>(
+      data.vectors, data.vectors + tiles * COPY_THREADS, tiles);
   CUDA_CHECK(cudaGetLastError());
 }
 

@@ -147,7 +147,7 @@ OP = Op(
             name="v06_bulk_tile",
             change="Each block copies one tile and ends, without a ring.",
             why="A ring needs looping blocks, and those drift apart. Blocks of one small tile keep the order of v04, "
-            "and the other blocks of the SM are all the overlap that is needed.",
+            "and the other blocks of the SM are all the overlap that is needed. (Predicted after trials.)",
             predictions=(
                 Prediction("time", "<=", 0.97, relative=True),
                 Prediction("dram_share", ">=", 91),
