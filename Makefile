@@ -1,6 +1,6 @@
 # make            set up, build, then the main job
 # make test       the tests; make lint: style, types, ptxas; make format: rewrite; make clean: forget the build
-# PYTHON=python3.12 chooses the Python. NO_VENV=1 uses the one that is there, with torch, and installs nothing.
+# PYTHON=python3.12 chooses the Python of a new .venv. NO_VENV=1 uses the one that is there, with torch, and installs nothing.
 
 ifdef NO_VENV
 PYTHON ?= python3
@@ -24,7 +24,7 @@ all: build
 	$(RUN) profiling/ncu_report.py
 
 .venv/.installed: requirements.txt
-	python=$$(PYTHON='$(PYTHON)' sh build_support/preflight.sh) && $$python -m venv .venv
+	python=$$(PYTHON='$(PYTHON)' sh build_support/preflight.sh) && $$python -m venv --clear .venv
 	.venv/bin/python -m pip install --disable-pip-version-check -r requirements.txt
 	touch $@
 

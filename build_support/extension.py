@@ -130,6 +130,8 @@ def _cuda_extension(cuda: toolkit.Toolkit) -> dict[str, Any]:
 def _visible_capabilities() -> list[tuple[int, int]]:
     import torch
 
+    if not torch.cuda.is_available():  # no GPU, or a driver too old for this torch
+        return []
     return [torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())]
 
 

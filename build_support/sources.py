@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+
+from build_support.toolkit import BuildError
 
 ROOT = Path(__file__).resolve().parent.parent
 GENERATED = Path("build/generated")
@@ -32,10 +35,18 @@ def architectures(environ: Mapping[str, str], capabilities: Iterable[tuple[int, 
     """The architectures to compile for, spelled as TORCH_CUDA_ARCH_LIST is (``8.0;9.0a``).
 
     That variable where it is set, else those of the visible GPUs, else 9.0a. A GPU of compute capability 9.0 is
-    built for as 9.0a, without which it has no wgmma; GPUs older than 8.0 run no step and are passed over.
+    built for as 9.0a, without which it has no wgmma; GPUs older than 8.0 run no step and are passed over. BuildError
+    where the variable lists anything but compute capabilities from 8.0 on: the bindings read numbers.
     """
     chosen = environ.get("TORCH_CUDA_ARCH_LIST", "").strip()
     if chosen and chosen != "native":
-        return ";".join(chosen.replace(";", " ").split())
+        words = chosen.replace(";", " ").split()
+        for word in words:
+            match = re.fullmatch(r"(\d+)\.(\d)a?(\+PTX)?", word)
+            if match is None or (int(match[1]), int(match[2])) < OLDEST_ARCH:
+                raise BuildError(
+                    f"TORCH_CUDA_ARCH_LIST has {word!r}, must list compute capabilities from 8.0 on, such as 8.0;9.0a"
+                )
+        return ";".join(words)
     usable = sorted({capability for capability in capabilities if capability >= OLDEST_ARCH})
     return ";".join("9.0a" if pair == (9, 0) else f"{pair[0]}.{pair[1]}" for pair in usable) or DEFAULT_ARCH

@@ -1,4 +1,4 @@
-// What three or more steps share and none of them is about.
+// What several steps share, or ladders to come will, and none of them is about.
 #pragma once
 
 #include <cuda_bf16.h>

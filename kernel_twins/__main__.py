@@ -6,7 +6,7 @@ import argparse
 import statistics
 import sys
 
-from kernel_twins._load import UnavailableError, load
+from kernel_twins._load import UnavailableError, load, why_no_gpu
 from kernel_twins.ops import OPS, get
 from kernel_twins.spec import BACKENDS, Case
 
@@ -29,6 +29,9 @@ def main(argv: list[str] | None = None) -> int:
     bench.add_argument("--case", help="such as 16777216-fp32 (default: the profiled case)")
 
     arguments = parser.parse_args(argv)
+    if arguments.verb != "list" and (reason := why_no_gpu()):
+        print(f"kernel_twins: cannot {arguments.verb} here: {reason}", file=sys.stderr)
+        return 3
     try:
         return {"list": _list, "run": _run, "bench": _bench}[arguments.verb](arguments)
     except ValueError as error:

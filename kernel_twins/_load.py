@@ -17,10 +17,23 @@ class UnavailableError(RuntimeError):
     """A backend cannot be used here; the message says what is missing and how to get it."""
 
 
+def why_no_gpu() -> str:
+    """Why nothing can be measured on this machine; empty if it can."""
+    try:
+        import torch
+    except ImportError:
+        return "torch is not installed"
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} was built without CUDA"
+    return "" if torch.cuda.is_available() else "no NVIDIA GPU is visible"
+
+
 def extension() -> ModuleType:
     """The compiled extension; UnavailableError says why it is not there."""
-    import torch
-
+    try:
+        import torch
+    except ImportError as error:
+        raise UnavailableError("the CUDA side is missing: torch is not installed") from error
     try:
         return importlib.import_module("kernel_twins._C")
     except ImportError as error:

@@ -16,13 +16,17 @@ def normal(case: Case, shape: tuple[int, ...], generator: Generator) -> Tensor:
     """Standard normal values of the case's dtype on the generator's device, row-major.
 
     ``offset`` in the variant starts the tensor that many elements into its storage, so that its address is not a
-    multiple of 16 bytes; ``values`` puts one ``inf``, ``nan``, or one of each sign of infinity (``infs``) inside.
+    multiple of 16 bytes; ``values`` puts one ``inf``, ``nan``, or one of each sign of infinity (``infs``) inside, or
+    leaves ones in the last five places and zeros elsewhere (``tail``), so that a sum that misses one is far off.
     """
     offset = int(case.get("offset", "0"))
     size = math.prod(shape)
     storage = torch.empty(offset + size, dtype=DTYPE[case.dtype], device=generator.device)
     flat = storage[offset:]
     flat.normal_(generator=generator)
+    if case.get("values") == "tail":
+        flat.zero_()
+        flat[-5:] = 1
     special = {"inf": [math.inf], "nan": [math.nan], "infs": [math.inf, -math.inf]}.get(case.get("values"), [])
     for index, value in enumerate(special[:size]):
         flat[(size // 2 + index) % size] = value
@@ -55,6 +59,22 @@ def require_same_dtype(name: str, tensor: Tensor, other_name: str, other: Tensor
 def require_contiguous(name: str, tensor: Tensor) -> None:
     if not tensor.is_contiguous():
         raise ValueError(f"{name} has strides {tensor.stride()}, must be contiguous: call {name}.contiguous()")
+
+
+def require_apart(out: Tensor, name: str, tensor: Tensor) -> None:
+    """out must share no memory with an input that is read after out is first written."""
+    (out_begin, out_end), (begin, end) = _extent(out), _extent(tensor)
+    if out_begin < end and begin < out_end:
+        raise ValueError(f"out overlaps {name} in memory, must be apart from it: allocate it with torch.empty")
+
+
+def _extent(tensor: Tensor) -> tuple[int, int]:
+    """The first byte of a tensor and the one past its last."""
+    begin = tensor.data_ptr()
+    if tensor.numel() == 0:
+        return begin, begin
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return begin, begin + (last + 1) * tensor.element_size()
 
 
 def require_device(name: str, tensor: Tensor, like_name: str, like: Tensor) -> None:

@@ -11,20 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from kernel_twins._load import why_no_gpu
+
 ROOT = Path(__file__).resolve().parents[1]
 REQUIRED = os.environ.get("REQUIRE_GPU") == "1"
 
 
-def _why_no_gpu() -> str:
-    try:
-        import torch
-    except ImportError:
-        return "torch is not installed"
-    return "" if torch.cuda.is_available() else "no GPU is visible"
-
-
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("gpu") and (reason := _why_no_gpu()):
+    if item.get_closest_marker("gpu") and (reason := why_no_gpu()):
         if REQUIRED:
             pytest.fail(f"REQUIRE_GPU=1, but {reason}", pytrace=False)
         pytest.skip(reason)
@@ -43,7 +37,8 @@ class _Record:
 
     @pytest.hookimpl
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if not self.outcomes or hasattr(session.config, "workerinput"):
+        partial = session.config.option.keyword or session.shouldstop
+        if not self.outcomes or partial or why_no_gpu():
             return
         import torch
         import triton

@@ -148,6 +148,12 @@ def test_architectures(variable: str | None, gpus: list[tuple[int, int]], expect
     assert sources.architectures(environ, gpus) == expected
 
 
+@pytest.mark.parametrize("word", ["Hopper", "7.5", "8.0,9.0a", "9"])
+def test_unreadable_architectures_are_refused_by_name(word: str) -> None:
+    with pytest.raises(BuildError, match=f"TORCH_CUDA_ARCH_LIST has '{word}'"):
+        sources.architectures({"TORCH_CUDA_ARCH_LIST": f"8.0;{word}"}, [])
+
+
 @pytest.mark.parametrize(
     ("manager", "remedy"), [("apt-get", "sudo apt-get install g[+][+]"), ("dnf", "sudo dnf install gcc-c[+][+]")]
 )

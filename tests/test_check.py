@@ -96,6 +96,19 @@ def test_low_precision_products_are_found() -> None:
     assert not check(MATMUL, bf16, Case.of(64, 64, 64, dtype="fp32"), device="cpu").ok
 
 
+@pytest.mark.parametrize("size", [1_003, 1_000_003])
+def test_a_sum_that_misses_its_tail_is_found(size: int) -> None:
+    def missed(x, *, out):
+        torch.sum(x[:-1], dim=0, out=out)
+
+    def twice(x, *, out):
+        torch.sum(torch.cat([x, x[-1:]]), dim=0, out=out)
+
+    case = Case.of(size, dtype="fp32", values="tail")
+    assert not check(OPS["reduction"], missed, case, device="cpu").ok
+    assert not check(OPS["reduction"], twice, case, device="cpu").ok
+
+
 @pytest.mark.parametrize("op", OPS.values(), ids=list(OPS))
 def test_pytorch_passes_on_every_case(op) -> None:
     call = load_baseline(op.name, "torch")

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-import torch
 
-from kernel_twins import OPS, load, load_baseline
-from kernel_twins.check import check, compare, generator
-from kernel_twins.spec import Backend, Case, Op, Step
-from kernel_twins.tensors import DTYPE
+torch = pytest.importorskip("torch")
+
+from kernel_twins import OPS, load, load_baseline  # noqa: E402
+from kernel_twins.check import check, compare, generator  # noqa: E402
+from kernel_twins.spec import Backend, Case, Op, Step  # noqa: E402
+from kernel_twins.tensors import DTYPE  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -50,7 +51,7 @@ def loaded(op: Op, step: Step, backend: Backend) -> Callable[..., None]:
 
 
 def ordinary(op: Op) -> Case:
-    """An unaligned problem of a few thousand elements, without special values."""
+    """The largest problem among the tests, without special values."""
     return max((case for case in op.test_cases if not case.variant), key=op.bytes)
 
 
@@ -144,6 +145,11 @@ def test_step_refuses_what_it_cannot_serve(op: Op, step: Step, backend: Backend)
         call(first.cpu(), *rest, out=out)
     with pytest.raises(ValueError, match=r"\bout\b"):
         call(*inputs, out=out.cpu())
+    whole = torch.empty(first.numel() + out.numel(), dtype=first.dtype, device="cuda")
+    if first.dtype == out.dtype:
+        shifted = whole[: first.numel()].view(first.shape)
+        with pytest.raises(ValueError, match="out overlaps"):
+            call(shifted, *rest, out=whole[1 : 1 + out.numel()].view(out.shape))
     if out.dim():
         wide = torch.empty((*out.shape[:-1], 2 * out.shape[-1]), dtype=out.dtype, device="cuda")
         with pytest.raises(ValueError, match=r"\bout\b.*contiguous"):

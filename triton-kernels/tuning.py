@@ -1,8 +1,9 @@
 """Which configuration an autotuned step runs with: a committed winner where this GPU has one, else Triton searches.
 
 Winners are committed in ``tuned/<gpu>.json``: step, then problem (the slug of a Case), then configuration. On such a
-GPU the winner of the nearest problem is used and nothing is ever timed. Elsewhere ``triton.autotune`` times its list
-once for a problem and keeps the result on disk. TRITON_PRINT_AUTOTUNING=1 shows either.
+GPU the winner of the nearest problem is used and nothing is timed. Elsewhere, and for a layout of which no winner is
+committed, ``triton.autotune`` times its list once for a problem and keeps the result on disk.
+TRITON_PRINT_AUTOTUNING=1 shows either.
 
 The winner goes past the autotuner, because an autotuner whose list is pruned to one entry still times it, and timing
 fails under CUDA graph capture.
@@ -47,15 +48,19 @@ def choose(kernel: Autotuner, step: str, problem: Case, device: torch.device) ->
 
     ``step`` is like "matmul_bf16/v04_autotuned". Problems with another variant or another size of element are never
     near. Without a GPU (in the interpreter), and for an unsearched problem under graph capture, where nothing can be
-    timed, the choice is the first of the kernel's list.
+    timed, the choice is the kernel's last winner, or the first of its list.
     """
     if device.type != "cuda":
         return kernel.fn, kernel.configs[0].all_kwargs()
     if not _recording and (winner := _nearest(step, problem, gpu_slug(torch.cuda.get_device_name(device)))):
         return kernel.fn, winner
+    if torch.cuda.is_current_stream_capturing():
+        # Even a searched problem may come with other strides, for which the autotuner would search again.
+        best = getattr(_searched.get((step, problem)), "best_config", None) or kernel.configs[0]
+        return kernel.fn, best.all_kwargs()
     if (step, problem) not in _searched:
-        if torch.cuda.is_current_stream_capturing():
-            return kernel.fn, kernel.configs[0].all_kwargs()
+        # The search runs on a stream of its own and writes into out: what is under way on this one must be done.
+        torch.cuda.current_stream(device).synchronize()
         _searched[step, problem] = kernel
     return kernel, {}
 

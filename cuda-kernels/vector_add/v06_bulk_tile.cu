@@ -1,8 +1,7 @@
 // vector_add v06_bulk_tile: a block copies one tile and ends.
 //
-// Change:   no ring and no rounds: the grid covers the vector, a block has one tile of a and b brought in,
-// adds
-//           it in place in shared memory and has the sum carried away.
+// Change:   no ring and no rounds: the grid covers the vector; a block has one tile of a and b brought in,
+//           adds it in place in shared memory and has the sum carried away.
 // Why:      looping blocks drift apart, so the memory works on many places at once, and the slowest one is
 //           waited for. Blocks of one tile are dealt out in order; while one waits, seven others on its SM
 //           work.

@@ -32,6 +32,7 @@ def reference(case: Case, inputs: tuple[Tensor, ...], rows: slice) -> tuple[Tens
 def check(a: Tensor, b: Tensor, *, out: Tensor) -> None:
     """a: [M, K], b: [K, N], any strides; out: [M, N], contiguous; all bf16 or all fp16 on one device."""
     from kernel_twins.tensors import (
+        require_apart,
         require_contiguous,
         require_device,
         require_dtype,
@@ -48,6 +49,8 @@ def check(a: Tensor, b: Tensor, *, out: Tensor) -> None:
     require_shape("b", b, (a.shape[1], b.shape[1]), "its rows are a's columns")
     require_shape("out", out, (a.shape[0], b.shape[1]), "a's rows by b's columns")
     require_contiguous("out", out)
+    require_apart(out, "a", a)
+    require_apart(out, "b", b)
 
 
 def torch_mm(a: Tensor, b: Tensor, *, out: Tensor) -> None:

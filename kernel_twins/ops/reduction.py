@@ -32,13 +32,14 @@ def reference(case: Case, inputs: tuple[Tensor, ...], rows: slice) -> tuple[Tens
 
 def check(x: Tensor, *, out: Tensor) -> None:
     """x: contiguous, any shape, fp32, bf16 or fp16; out: fp32, no dimensions, on x's device."""
-    from kernel_twins.tensors import require_contiguous, require_device, require_dtype, require_shape
+    from kernel_twins.tensors import require_apart, require_contiguous, require_device, require_dtype, require_shape
 
     require_dtype("x", x, *ITEMSIZE)
     require_contiguous("x", x)
     require_dtype("out", out, "fp32")
     require_device("out", out, "x", x)
     require_shape("out", out, (), "the sum of everything is one number")
+    require_apart(out, "x", x)
 
 
 def torch_sum(x: Tensor, *, out: Tensor) -> None:
@@ -74,12 +75,15 @@ OP = Op(
                 (1_003, {"values": "inf"}),
                 (1_003, {"values": "infs"}),
                 (1_003, {"values": "nan"}),
+                (1_003, {"values": "tail"}),
+                (1_000_003, {"values": "tail"}),
+                (1_003, {"values": "tail", "offset": "1"}),
             )
         ),
         Case.of(17, 33, dtype="fp32"),
         Case.of(0, 5, dtype="bf16"),
     ),
-    huge_cases=(Case.of(2**31 + 5, dtype="bf16"),),
+    huge_cases=(Case.of(2**31 + 5, dtype="bf16"), Case.of(2**31 + 5, dtype="bf16", values="tail")),
     bench_cases=tuple(
         Case.of(2**k, dtype=dtype) for dtype in ("fp32", "bf16") for k in (30, 28, 26, 24, 22, 20, 18, 16)
     ),

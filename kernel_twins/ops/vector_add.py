@@ -25,6 +25,7 @@ def reference(case: Case, inputs: tuple[Tensor, ...], rows: slice) -> tuple[Tens
 def check(a: Tensor, b: Tensor, *, out: Tensor) -> None:
     """a, b, out: contiguous, one shape, fp32, bf16 or fp16 alike, on one device."""
     from kernel_twins.tensors import (
+        require_apart,
         require_contiguous,
         require_device,
         require_dtype,
@@ -40,6 +41,9 @@ def check(a: Tensor, b: Tensor, *, out: Tensor) -> None:
         require_device(name, tensor, "a", a)
         require_shape(name, tensor, tuple(a.shape), "a, b and out are not broadcast")
         require_contiguous(name, tensor)
+    for name, tensor in (("a", a), ("b", b)):
+        if out.data_ptr() != tensor.data_ptr():  # in place is fine, shifted is not
+            require_apart(out, name, tensor)
 
 
 def torch_add(a: Tensor, b: Tensor, *, out: Tensor) -> None:
@@ -79,7 +83,7 @@ OP = Op(
         Case.of(17, 33, dtype="fp32"),
         Case.of(0, 5, dtype="bf16"),
     ),
-    huge_cases=(Case.of(2**31 + 5, dtype="bf16"),),
+    huge_cases=(Case.of(2**31 + 5, dtype="bf16"), Case.of(2**31 + 5, dtype="bf16", offset="1")),
     bench_cases=tuple(
         Case.of(2**k, dtype=dtype) for dtype in ("fp32", "bf16") for k in (30, 28, 26, 24, 22, 20, 18, 16)
     ),

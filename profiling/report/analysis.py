@@ -83,8 +83,15 @@ class Results:
 
     @cached_property
     def _calls(self) -> dict[Name, dict[str, float]]:
+        """Counters by call, but only of the profiled case and of the code that was timed."""
+        timed = dict(
+            zip(map(Name, self._timings["backend"], self._timings["step"]), self._timings["code"], strict=True)
+        )
+        current = self._counters[self._counters["case"] == self.op.profile_case.slug]
         calls = {}
-        for (backend, step), rows in self._counters.groupby(["backend", "step"]):
+        for (backend, step), rows in current.groupby(["backend", "step"]):
+            if set(rows["code"]) != {timed.get(Name(backend, step))}:
+                continue
             wide = rows.assign(value=rows["value"].astype(float)).pivot(
                 index="launch", columns="metric", values="value"
             )

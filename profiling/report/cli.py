@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from kernel_twins import OPS, ops
-from kernel_twins._load import UnavailableError
+from kernel_twins._load import UnavailableError, why_no_gpu
 from kernel_twins._profiling.report import documents, store
 from kernel_twins.ceilings import gpu_slug
 from kernel_twins.spec import Op
@@ -33,7 +33,7 @@ def main(argv: list[str], description: str) -> int:
     try:
         if arguments.verb == "check":
             return _check(console)
-        reason = _why_no_gpu()
+        reason = why_no_gpu()
         if reason and arguments.verb == "collect":
             console.print(f"cannot measure here: {reason}")
             return 3
@@ -66,17 +66,6 @@ def _check(console: Console) -> int:
         return 1
     console.print("the documents agree with the data")
     return 0
-
-
-def _why_no_gpu() -> str:
-    """Why nothing can be measured on this machine; empty if it can."""
-    try:
-        import torch
-    except ImportError:
-        return "torch is not installed"
-    if torch.version.cuda is None:
-        return f"torch {torch.__version__} was built without CUDA"
-    return "" if torch.cuda.is_available() else "no NVIDIA GPU is visible"
 
 
 def _target(publish: bool) -> tuple[str, Path]:

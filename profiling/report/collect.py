@@ -46,8 +46,11 @@ def collect(ops: list[Op], gpu: str, target: Path, console: Console) -> list[str
     with Progress(console=console) as progress:
         task = progress.add_task("measuring", total=sum(len(op.bench_cases) + 1 for op in ops))
         for op in ops:
-            timings = store.read_timings(unfinished, op.name)
             sources = _source_digests(op)
+            if _published(target, op, run["run"], sources):
+                progress.advance(task, len(op.bench_cases) + 1)
+                continue
+            timings = store.read_timings(unfinished, op.name)
             for case in op.bench_cases:
                 progress.update(task, description=f"{op.name} {case.slug}")
                 if not _recorded(timings, case, sources):
@@ -64,7 +67,8 @@ def collect(ops: list[Op], gpu: str, target: Path, console: Console) -> list[str
             progress.advance(task)
             _publish(target, op, timings, counters, codes, run)
             (unfinished / f"{op.name}.timings.csv").unlink()
-    shutil.rmtree(unfinished)
+    if not list(unfinished.glob("*.timings.csv")):
+        shutil.rmtree(unfinished)  # the run is whole: the next one is a new one
     return problems
 
 
@@ -112,9 +116,18 @@ def _source_digests(op: Op) -> dict[Name, str]:
 def _recorded(timings: pd.DataFrame, case: Case, sources: dict[Name, str]) -> bool:
     """Whether the unfinished run holds this case, measured with the code as it is now."""
     rows = timings[(timings["case"] == case.slug) & (timings["step"] != "")]
-    return len(rows) > 0 and all(
-        sources.get(Name(backend, step)) == code
-        for backend, step, code in zip(rows["backend"], rows["step"], rows["code"], strict=True)
+    recorded = dict(zip(map(Name, rows["backend"], rows["step"]), rows["code"], strict=False))
+    return recorded == sources
+
+
+def _published(target: Path, op: Op, run: str, sources: dict[Name, str]) -> bool:
+    """Whether this run, before it was interrupted, has published the operation with the code as it is now."""
+    timings = store.read_timings(target, op.name)
+    rows = timings[timings["step"] != ""]
+    codes = (code.partition(":")[0] for code in rows["code"])
+    return (
+        bool((timings["run"] == run).any())
+        and dict(zip(map(Name, rows["backend"], rows["step"]), codes, strict=False)) == sources
     )
 
 
@@ -215,8 +228,11 @@ def _run(command: list[str]) -> str:
     try:
         return process.communicate(timeout=_NCU_TIMEOUT_S)[0]
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
         return f"no end after {_NCU_TIMEOUT_S} s"
+    finally:
+        if process.poll() is None:  # timed out or interrupted: nothing of it may stay on the GPU
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def _explain(output: str) -> str:

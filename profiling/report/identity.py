@@ -45,7 +45,8 @@ def _python_tokens(text: str) -> Iterable[str]:
     starts_statement = True
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type in _LAYOUT:
-            starts_statement = token.type != tokenize.COMMENT
+            if token.type not in (tokenize.COMMENT, tokenize.NL):  # those stand inside brackets too
+                starts_statement = True
         elif not (starts_statement and token.type == tokenize.STRING):  # a string alone is a docstring
             starts_statement = False
             yield token.string

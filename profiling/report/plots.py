@@ -54,7 +54,7 @@ def draw(folder: Path, plots: Path, ceilings: Ceilings | None) -> None:
 
 
 def outdated(folder: Path, plots: Path, ceilings: Ceilings | None) -> list[str]:
-    """Names of figures that are missing or were drawn from other data."""
+    """Names of figures that are missing or were drawn from other data, or by other code."""
     return [n for n, (digest, _) in _figures(folder, ceilings).items() if drawn_from(plots / f"{n}.svg") != digest]
 
 
@@ -79,7 +79,8 @@ def _figures(folder: Path, ceilings: Ceilings | None) -> dict[str, tuple[str, Ca
 
 
 def _data_digest(folder: Path, ops: list[Op], ceilings: Ceilings | None) -> str:
-    content = hashlib.sha256(repr(ceilings).encode())
+    """Of all that a figure shows: the rows, the ceilings, and the code that draws."""
+    content = hashlib.sha256(repr(ceilings).encode() + Path(__file__).read_bytes())
     for op in ops:
         for kind in ("timings", "counters"):
             path = folder / f"{op.name}.{kind}.csv"
@@ -91,7 +92,7 @@ def _sizes(results: Results) -> Figure:
     """Throughput against size: every baseline and both languages' last steps, a panel for each dtype and layout."""
     op = results.op
     groups: dict[str, list[Case]] = {}
-    for case in op.bench_cases:
+    for case in sorted(op.bench_cases):
         if len(case.shape) == 1 or len(set(case.shape)) == 1:
             groups.setdefault("-".join([case.dtype, *(f"{k}.{v}" for k, v in case.variant)]), []).append(case)
     groups = {title: cases for title, cases in groups.items() if len(cases) > 1}
@@ -115,7 +116,7 @@ def _sizes(results: Results) -> Figure:
         axis.set_title(f"{op.name}, {title}")
         axis.set_ylim(bottom=0)
     axes[0][0].set_ylabel(results.rate_unit)
-    axes[0][-1].legend(fontsize=7, loc="lower right")
+    axes[0][-1].legend(fontsize=7, loc="best")
     return figure
 
 
@@ -146,11 +147,12 @@ def _line(axis: Axes, results: Results, case: Case) -> None:
 def _roofline(results: list[Results], ceilings: Ceilings) -> Figure:
     """FLOP per byte moved in device memory, as counted, against FLOP per second, under the measured roofs."""
     figure, axis = plt.subplots(figsize=(7.5, 4.6))
-    intensities = [2.0**power for power in range(-5, 13)]
+    lowest, highest = 2.0**-5, 2.0**12
     for roof, text in ((ceilings.bf16, "bf16 tensor"), (ceilings.fp32, "fp32 FMA")):
-        heights = [min(roof, ceilings.dram_read * intensity / 1e3) for intensity in intensities]
-        axis.plot(intensities, heights, color=_COLOUR["ceiling"], linewidth=1)
-        axis.annotate(text, (intensities[-1], roof), ha="right", va="bottom", fontsize=7)
+        corners = [lowest, 1e3 * roof / ceilings.dram_read, highest]
+        heights = [lowest * ceilings.dram_read / 1e3, roof, roof]
+        axis.plot(corners, heights, color=_COLOUR["ceiling"], linewidth=1)
+        axis.annotate(text, (highest, roof), ha="right", va="bottom", fontsize=7)
     for each in results:
         case = each.op.profile_case
         for backend in BACKENDS:

@@ -31,7 +31,10 @@ def cells(op: str) -> list[Name]:
     """What is profiled of an operation: its baselines, then its ladders."""
     spec = ops.get(op)
     capability = torch.cuda.get_device_capability()
-    steps = [Name(b, s.name) for b in BACKENDS for s in spec.steps_of(b) if s.runs_on(capability)]
+    case = spec.profile_case
+    steps = [
+        Name(b, s.name) for b in BACKENDS for s in spec.steps_of(b) if s.runs_on(capability) and spec.serves(s, case)
+    ]
     return [Name(baseline) for baseline in spec.baselines] + steps
 
 

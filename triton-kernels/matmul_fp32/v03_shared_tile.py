@@ -3,7 +3,7 @@
 Change:   a step takes 32 columns of A and 32 rows of B and multiplies the tiles with tl.dot, which stages them in
           shared memory by itself. input_precision="ieee" keeps it on the FMA pipes: the default rounds to TF32.
 Why:      each element fetched serves a whole row or column of the tile, so global traffic falls by the tile's width.
-Counter:  time and load_requests fall, fma_pipe rises.
+Counter:  time and load_requests fall.
 Requires: nothing of sizes and strides.
 Twin:     cuda-kernels/matmul_fp32/v03_shared_tile.cu
 """

@@ -38,8 +38,8 @@ def vector_add_v04_streaming_kernel(a, b, out, n: tl.int64, BLOCK: tl.constexpr,
         tl.store(out + offsets, total.to(out.dtype.element_ty), cache_modifier=".cs")
 
     # What is left is shared out one element a thread, as in v02.
-    first = whole + tl.program_id(0) * TAIL
-    for start in tl.range(first, n, tl.num_programs(0) * TAIL):
+    first = whole + tl.program_id(0).to(tl.int64) * TAIL
+    for start in tl.range(first, n, tl.num_programs(0).to(tl.int64) * TAIL):
         offsets = start + tl.arange(0, TAIL)
         mask = offsets < n
         total = tl.load(a + offsets, mask=mask).to(tl.float32) + tl.load(b + offsets, mask=mask).to(tl.float32)

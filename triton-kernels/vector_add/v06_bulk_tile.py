@@ -35,8 +35,8 @@ def vector_add_v06_bulk_tile_kernel(
         out_rows.store([row, 0], tile_total.to(out.dtype.element_ty))
 
     # What is left is shared out one element a thread, by plain masked loads.
-    first = covered + tl.program_id(0) * TAIL
-    for start in tl.range(first, n, tl.num_programs(0) * TAIL):
+    first = covered + tl.program_id(0).to(tl.int64) * TAIL
+    for start in tl.range(first, n, tl.num_programs(0).to(tl.int64) * TAIL):
         offsets = start + tl.arange(0, TAIL)
         mask = offsets < n
         total = tl.load(a + offsets, mask=mask).to(tl.float32) + tl.load(b + offsets, mask=mask).to(tl.float32)
