@@ -61,10 +61,10 @@ def test_another_layout_is_searched(on_gpu: pytest.MonkeyPatch) -> None:
 
 
 def test_nothing_is_searched_under_graph_capture(on_gpu: pytest.MonkeyPatch) -> None:
-    choose("64x64x64-bf16-b.col")  # searched before the capture: the autotuner has it
+    choose("64x64x64-bf16-b.col")  # searched before, but the same problem may come with other strides
     on_gpu.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     assert choose("4096x4096x4096-bf16-b.col") == (kernel.fn, kernel.configs[0].all_kwargs())
-    assert choose("64x64x64-bf16-b.col") == (kernel, {})
+    assert choose("64x64x64-bf16-b.col")[0] is kernel.fn
     assert choose("4096x4096x4096-bf16") == (kernel.fn, LARGE)
 
 

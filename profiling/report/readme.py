@@ -26,7 +26,6 @@ def render(text: str, folder: Path, ceilings: Ceilings | None) -> str:
 
 def _headline(op: Op) -> list[Case]:
     """The profiled problem and the largest of every dtype."""
-    largest = {}
-    for case in sorted(op.bench_cases, key=op.flops):
-        largest[case.dtype] = case
-    return [case for case in op.bench_cases if case == op.profile_case or case in largest.values()]
+    dtypes = {case.dtype for case in op.bench_cases}
+    largest = {max((case for case in op.bench_cases if case.dtype == dtype), key=op.flops) for dtype in dtypes}
+    return [case for case in op.bench_cases if case == op.profile_case or case in largest]
