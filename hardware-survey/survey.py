@@ -20,6 +20,7 @@ sys.path.insert(1, str(ROOT))  # a clone works without being installed
 import datasheets  # noqa: E402
 from render import render  # noqa: E402
 
+from kernel_twins._load import why_no_gpu  # noqa: E402
 from kernel_twins.ceilings import PRIVATE, PUBLISHED  # noqa: E402
 
 REFERENCE = "h100-sxm"
@@ -29,7 +30,7 @@ NO_GPU = 77  # exit status of what cannot run here, as automake and meson have i
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     options = _parser().parse_args(arguments)
-    if reason := _no_gpu():
+    if reason := why_no_gpu():
         return _without_gpu(reason, wanted=bool(options.json or options.publish))
 
     import measure
@@ -64,15 +65,6 @@ def _parser() -> argparse.ArgumentParser:
         "--publish", action="store_true", help="write to hardware-survey/results/ on any GPU, to be committed"
     )
     return parser
-
-
-def _no_gpu() -> str:
-    """Why nothing can be measured here, or an empty string."""
-    try:
-        import torch
-    except ImportError:
-        return "torch is not installed"
-    return "" if torch.cuda.is_available() else "torch sees no CUDA GPU"
 
 
 def _without_gpu(reason: str, wanted: bool) -> int:

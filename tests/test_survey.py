@@ -236,7 +236,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_without_a_gpu_it_shows_the_recorded_surveys(
     folders: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(survey, "_no_gpu", lambda: "no GPU")
+    monkeypatch.setattr(survey, "why_no_gpu", lambda: "no GPU")
     (folders / "results" / "h100-sxm.json").write_text(json.dumps(example()))
     assert survey.main([]) == 0
     assert render(example()) in capsys.readouterr().out
@@ -246,7 +246,7 @@ def test_without_a_gpu_it_shows_the_recorded_surveys(
 def test_a_survey_that_was_asked_for_and_cannot_be_made_is_no_success(
     option: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(survey, "_no_gpu", lambda: "no GPU")
+    monkeypatch.setattr(survey, "why_no_gpu", lambda: "no GPU")
     assert survey.main(option) == survey.NO_GPU
 
 
@@ -255,7 +255,7 @@ def measured(folders: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What a survey of the GPU at hand returns; tests change it."""
     measure = pytest.importorskip("measure", reason="torch is not installed")
     result = example()
-    monkeypatch.setattr(survey, "_no_gpu", lambda: "")
+    monkeypatch.setattr(survey, "why_no_gpu", lambda: "")
     monkeypatch.setattr(measure, "survey", lambda: result)
     return result
 

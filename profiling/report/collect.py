@@ -115,20 +115,20 @@ def _source_digests(op: Op) -> dict[Name, str]:
 
 def _recorded(timings: pd.DataFrame, case: Case, sources: dict[Name, str]) -> bool:
     """Whether the unfinished run holds this case, measured with the code as it is now."""
-    rows = timings[(timings["case"] == case.slug) & (timings["step"] != "")]
-    recorded = dict(zip(map(Name, rows["backend"], rows["step"]), rows["code"], strict=False))
-    return recorded == sources
+    return _codes(timings[timings["case"] == case.slug]) == sources
 
 
 def _published(target: Path, op: Op, run: str, sources: dict[Name, str]) -> bool:
     """Whether this run, before it was interrupted, has published the operation with the code as it is now."""
     timings = store.read_timings(target, op.name)
-    rows = timings[timings["step"] != ""]
-    codes = (code.partition(":")[0] for code in rows["code"])
-    return (
-        bool((timings["run"] == run).any())
-        and dict(zip(map(Name, rows["backend"], rows["step"]), codes, strict=False)) == sources
-    )
+    return bool((timings["run"] == run).any()) and _codes(timings) == sources
+
+
+def _codes(timings: pd.DataFrame) -> dict[Name, str]:
+    """The source digest that each step was measured with."""
+    steps = timings[timings["step"] != ""]
+    digests = (code.partition(":")[0] for code in steps["code"])
+    return dict(zip(map(Name, steps["backend"], steps["step"]), digests, strict=True))
 
 
 def _timing_row(case: Case, timing: Timing, sources: dict[Name, str], run: str) -> dict[str, str]:
