@@ -98,3 +98,8 @@ __device__ inline float warp_sum(float value) {
   for (int distance = 16; distance > 0; distance /= 2) value += __shfl_down_sync(0xffffffff, value, distance);
   return value;
 }
+
+// A generic pointer into shared memory as PTX takes it.
+__device__ inline uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}

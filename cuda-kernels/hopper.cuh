@@ -5,11 +5,9 @@
 
 #include <cstdint>
 
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+#include "common.cuh"
 
-__device__ inline uint32_t shared_address(const void* pointer) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 
 // PTX ISA, "mbarrier.init". One thread; `arrivals` complete a phase, the first of which has parity 0.
 __device__ inline void mbarrier_init(uint64_t* barrier, uint32_t arrivals) {

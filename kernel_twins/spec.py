@@ -107,7 +107,8 @@ class Step:
 
     ``arch`` is ``>=8.0``, ``>=9.0`` or ``==9.0a``. ``accepts`` narrows the op's rule: it returns the reason for
     a refusal, or an empty string. ``gap`` says why one language has no such step. ``launches`` counts the
-    kernels of one call at the profile case. A step that is not ``finished`` may spill registers.
+    kernels of one call at the profile case; 0 leaves it open, where the languages differ. A step that is not
+    ``deterministic`` may give other last bits in every run. A step that is not ``finished`` may spill registers.
     """
 
     name: str
@@ -119,6 +120,7 @@ class Step:
     backends: tuple[Backend, ...] = BACKENDS
     gap: str = ""
     launches: int = 1
+    deterministic: bool = True
     finished: bool = True
 
     def __post_init__(self) -> None:

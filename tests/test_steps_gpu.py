@@ -117,6 +117,8 @@ def test_step_replays_from_a_graph_on_new_values(op: Op, step: Step, backend: Ba
 
 @pytest.mark.parametrize(("op", "step", "backend"), CELLS)
 def test_step_gives_the_same_bits_every_time(op: Op, step: Step, backend: Backend) -> None:
+    if not step.deterministic:
+        pytest.skip(f"{step.name} gives other last bits in every run, as its spec says")
     call, case = loaded(op, step, backend), ordinary(op)
     inputs = op.inputs(case, generator(case, "cuda"))
     outs = [

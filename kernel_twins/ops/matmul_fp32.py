@@ -4,56 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kernel_twins.spec import Case, Op, Output, Prediction, Step
+from kernel_twins import matmul
+from kernel_twins.spec import Case, Op, Prediction, Step
 
 if TYPE_CHECKING:
-    from torch import Generator, Tensor
+    from torch import Tensor
 
-
-def inputs(case: Case, generator: Generator) -> tuple[Tensor, ...]:
-    from kernel_twins.tensors import normal
-
-    m, n, k = case.shape
-    a = normal(case, (m, k), generator)
-    b = normal(case, (n, k), generator).t() if case.get("b") == "col" else normal(case, (k, n), generator)
-    return a, b
-
-
-def reference(case: Case, inputs: tuple[Tensor, ...], rows: slice) -> tuple[Tensor, Tensor]:
-    a, b = inputs[0][rows].double(), inputs[1].double()
-    return a @ b, a.abs() @ b.abs()
+_REGISTER_GAP = (
+    "Triton's compiler divides a block's tile among threads by itself; v05_register_tile_2d is the larger tile."
+)
+_LAYOUT_GAP = "Triton's compiler chooses the width of loads and the layout of warps by itself."
+_TUNING_GAP = "The constants of v09_pipelined were chosen by the same search, by hand."
 
 
 def check(a: Tensor, b: Tensor, *, out: Tensor) -> None:
     """a: [M, K], b: [K, N], any strides; out: [M, N], contiguous; all fp32 on one device."""
-    from kernel_twins.tensors import (
-        require_apart,
-        require_contiguous,
-        require_device,
-        require_dtype,
-        require_rank,
-        require_shape,
-    )
-
-    for name, tensor in (("a", a), ("b", b), ("out", out)):
-        require_dtype(name, tensor, "fp32")
-        require_rank(name, tensor, 2)
-        require_device(name, tensor, "a", a)
-    require_shape("b", b, (a.shape[1], b.shape[1]), "its rows are a's columns")
-    require_shape("out", out, (a.shape[0], b.shape[1]), "a's rows by b's columns")
-    require_contiguous("out", out)
-    require_apart(out, "a", a)
-    require_apart(out, "b", b)
-
-
-def torch_mm(a: Tensor, b: Tensor, *, out: Tensor) -> None:
-    import torch
-
-    if torch.backends.cuda.matmul.allow_tf32:
-        raise RuntimeError(
-            "allow_tf32 is on; this baseline is true fp32: torch.set_float32_matmul_precision('highest')"
-        )
-    torch.mm(a, b, out=out)
+    matmul.require_operands(a, b, out, "fp32")
 
 
 OP = Op(
@@ -61,31 +27,12 @@ OP = Op(
     chapter=3,
     title="Matmul, fp32",
     summary="`out = a @ b` with fp32 products and sums. Each element is used N or M times: the ladder is about reuse.",
-    inputs=inputs,
-    outputs=lambda case: (Output((case.shape[0], case.shape[1]), "fp32"),),
-    reference=reference,
+    inputs=matmul.inputs,
+    outputs=matmul.outputs,
+    reference=matmul.reference,
     check=check,
     accepts=lambda case: "" if case.dtype == "fp32" else f"dtype is {case.dtype}, must be fp32",
-    test_cases=tuple(
-        Case.of(m, n, k, dtype="fp32", **variant)
-        for m, n, k, variant in (
-            (0, 5, 7, {}),
-            (5, 0, 7, {}),
-            (5, 7, 0, {}),
-            (1, 1, 1, {}),
-            (1, 257, 33, {}),
-            (257, 1, 33, {}),
-            (33, 65, 1, {}),
-            (32, 32, 32, {}),
-            (100, 70, 50, {"b": "col"}),
-            (129, 127, 65, {}),
-            (256, 256, 256, {}),
-            (300, 200, 1_000, {}),
-            (65, 66, 67, {"offset": "1"}),
-            (64, 64, 64, {"values": "inf"}),
-            (64, 64, 64, {"values": "nan"}),
-        )
-    ),
+    test_cases=matmul.test_cases("fp32"),
     bench_cases=tuple(
         Case.of(m, n, k, dtype="fp32")
         for m, n, k in (
@@ -98,11 +45,9 @@ OP = Op(
     ),
     profile_case=Case.of(4_096, 4_096, 4_096, dtype="fp32"),
     ceiling="fp32",
-    flops=lambda case: 2 * case.shape[0] * case.shape[1] * case.shape[2],
-    bytes=lambda case: (
-        4 * (case.shape[0] * case.shape[2] + case.shape[2] * case.shape[1] + case.shape[0] * case.shape[1])
-    ),
-    baselines={"torch": torch_mm},
+    flops=matmul.flops,
+    bytes=matmul.bytes_moved,
+    baselines={"torch": matmul.torch_mm_fp32},
     steps=(
         Step(
             name="v01_naive",
@@ -135,6 +80,82 @@ OP = Op(
                 Prediction("time", "<=", 0.75, relative=True),
                 Prediction("fma_pipe", "<=", 35, backends=("cuda",)),
             ),
+        ),
+        Step(
+            name="v04_register_tile_1d",
+            change="A thread computes a column of eight results.",
+            why="An element of B, once in a register, serves eight FMAs: nine shared-memory loads for eight FMAs "
+            "where there were sixteen. The block's tile grows with it, so global traffic falls again.",
+            predictions=(
+                Prediction("time", "<=", 0.6, relative=True),
+                Prediction("fma_pipe", ">=", 25),
+            ),
+            backends=("cuda",),
+            gap=_REGISTER_GAP,
+        ),
+        Step(
+            name="v05_register_tile_2d",
+            change="A thread computes a patch of 8 x 8 results, as outer products from registers.",
+            why="Sixteen loads from shared memory serve 64 FMAs. Tiles of 128 x 128 elements halve the global traffic "
+            "once more. In Triton the larger tile alone brings it about.",
+            predictions=(
+                Prediction("time", "<=", 0.7, relative=True),
+                Prediction("fma_pipe", ">=", 45, backends=("cuda",)),
+            ),
+        ),
+        Step(
+            name="v06_vectorized",
+            change="Global and shared memory are read 16 bytes at a time, without bank conflicts: A's tile is transposed.",
+            why="A quarter of the load instructions for the same data, which leaves issue slots to the FMAs. "
+            "Transposing puts the elements that a thread needs side by side.",
+            predictions=(
+                Prediction("time", "<=", 0.85, relative=True),
+                Prediction("instructions", "<=", 0.9, relative=True),
+            ),
+            backends=("cuda",),
+            gap=_LAYOUT_GAP,
+        ),
+        Step(
+            name="v07_warp_tile",
+            change="A warp covers a compact tile of the block's, instead of two long rows of it.",
+            why="The fewer different elements a warp reads together, the more of each shared-memory access is a "
+            "broadcast: a 64 x 32 tile needs 96 elements for 2048 FMAs.",
+            predictions=(
+                Prediction("time", "<=", 0.95, relative=True),
+                Prediction("bank_conflicts", "<=", 5),
+            ),
+            backends=("cuda",),
+            gap=_LAYOUT_GAP,
+        ),
+        Step(
+            name="v08_grouped",
+            change="Blocks are numbered so that neighbours share rows and columns of tiles.",
+            why="Blocks that run together should touch a near-square patch of the output and find their operands in "
+            "L2. At 4096 x 4096 a wave of 264 blocks covers eight rows of 32 tiles in either order, so nothing should "
+            "move here; it is kept for larger products.",
+            predictions=(
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.03),
+                Prediction("dram_bytes", "==", 1.0, relative=True, tolerance=0.15),
+            ),
+        ),
+        Step(
+            name="v09_pipelined",
+            change="Tiles arrive by cp.async several stages ahead, fragments one step ahead.",
+            why="Fetching needs no registers and nobody waits for it; the FMAs of one step cover the shared-memory "
+            "latency of the next. One barrier a tile remains.",
+            predictions=(
+                Prediction("time", "<=", 0.85, relative=True),
+                Prediction("fma_pipe", ">=", 75, backends=("cuda",)),
+            ),
+        ),
+        Step(
+            name="v10_autotuned",
+            change="Tile shape, warps and stages are searched over a short list.",
+            why="The best tile is a compromise between reuse, registers and how many blocks an SM holds, and differs "
+            "from product to product.",
+            predictions=(Prediction("time", "<=", 0.9, relative=True),),
+            backends=("triton",),
+            gap=_TUNING_GAP,
         ),
     ),
 )

@@ -10,6 +10,7 @@ from kernel_twins.spec import ITEMSIZE, Case, Op, Output, Prediction, Step
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
+_TREE_GAP = "tl.sum lays out the tree by itself: shuffles in a warp, shared memory between warps."
 _CHUNK = 2**26  # elements converted to float64 at a time, so that the reference of a huge vector fits
 
 
@@ -105,17 +106,76 @@ OP = Op(
             launches=4,
         ),
         Step(
-            name="v02_grid_stride",
-            change="A few blocks an SM stride over the vector with wide loads, adding in registers.",
-            why="All but the last few thousand additions happen in registers, without a barrier, while several "
-            "16-byte loads are in flight; the tree is climbed once a block, by warp shuffles.",
+            name="v02_sequential",
+            change="The tree's active threads are neighbours: the upper half is added onto the lower half.",
+            why="Whole warps fall idle instead of single lanes, so a level costs only the warps that still add; the "
+            "modulo, a slow instruction, is gone. Every level still waits for a barrier.",
             predictions=(
-                Prediction("time", "<=", 0.3, relative=True, backends=("cuda",)),
-                Prediction("time", "<=", 0.95, relative=True, backends=("triton",)),
-                Prediction("dram_share", ">=", 85),
+                Prediction("instructions", "<=", 0.75, relative=True),
+                Prediction("time", "<=", 0.9, relative=True),
+            ),
+            launches=4,
+            backends=("cuda",),
+            gap=_TREE_GAP,
+        ),
+        Step(
+            name="v03_shuffle",
+            change="Warps add by shuffles, from register to register; shared memory holds one sum a warp.",
+            why="Five of the eight levels need neither shared memory nor a barrier any more. What remains is one "
+            "4-byte load a thread and the latency of that load.",
+            predictions=(
+                Prediction("instructions", "<=", 0.8, relative=True),
+                Prediction("time", "<=", 0.85, relative=True),
+                Prediction("dram_share", "<=", 55),
+            ),
+            launches=4,
+            backends=("cuda",),
+            gap=_TREE_GAP,
+        ),
+        Step(
+            name="v04_vectorized",
+            change="A thread has four independent 16-byte loads in flight before it adds.",
+            why="A block now asks for 16 KiB at once instead of 1 KiB: by Little's law the bytes in flight, not the "
+            "additions, set the rate. A launch less is needed, as each block leaves one sum for 4096 elements.",
+            predictions=(
+                Prediction("time", "<=", 0.5, relative=True),
+                Prediction("dram_share", ">=", 80),
                 Prediction("sectors_per_load", "==", 16, tolerance=0.05),
             ),
+            launches=3,
+        ),
+        Step(
+            name="v05_grid_stride",
+            change="A few blocks an SM stride over the vector, adding in registers; running totals are compensated.",
+            why="The tree is climbed once a block instead of once a tile, and a second launch of one block ends it. A "
+            "running total would lose more the longer the vector is; TwoSum keeps what each addition drops, so "
+            "that the error does not grow with n.",
+            predictions=(
+                Prediction("time", "<=", 0.97, relative=True),
+                Prediction("dram_share", ">=", 85),
+                Prediction("instructions", "<=", 1.5, relative=True),
+            ),
             launches=2,
+        ),
+        Step(
+            name="v06_atomic",
+            change="Blocks add their sums to the result by an atomic: one launch instead of two.",
+            why="The second launch took a microsecond or two, most of the time of a short vector. But blocks add in "
+            "the order in which they end, and fp32 addition is not associative: the last bits differ from run to run.",
+            predictions=(Prediction("time", "<=", 0.995, relative=True),),
+            launches=0,
+            deterministic=False,
+        ),
+        Step(
+            name="v07_last_block",
+            change="The block that finishes last sums all blocks' sums, in a fixed order.",
+            why="One launch and the same bits every time: blocks take a ticket from a counter after they have written "
+            "their sum, and whoever holds the last ticket knows that all sums are there. It resets the counter for the "
+            "next launch.",
+            predictions=(
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.015),
+                Prediction("dram_share", ">=", 86),
+            ),
         ),
     ),
 )

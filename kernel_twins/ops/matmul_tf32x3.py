@@ -1,0 +1,91 @@
+"""``out = a @ b`` for fp32 operands on the tensor cores: three TF32 products with an error like fp32's.
+
+An fp32 number is, but for its last two bits, the sum of two TF32 numbers, ``big + small``. Of the four products of
+two such sums, three matter: big * big, and the two of a big with a small.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kernel_twins import matmul
+from kernel_twins.spec import Case, Op, Prediction, Step
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def check(a: Tensor, b: Tensor, *, out: Tensor) -> None:
+    """a: [M, K], b: [K, N], any strides; out: [M, N], contiguous; all fp32 on one device."""
+    matmul.require_operands(a, b, out, "fp32")
+
+
+OP = Op(
+    name="matmul_tf32x3",
+    chapter=4,
+    title="Matmul, fp32 by three TF32 products",
+    summary="`out = a @ b` in fp32, on the tensor cores: the ladder is about speed without losing fp32's accuracy. "
+    "The ceiling is that of the FMA pipes, which it may pass.",
+    inputs=matmul.inputs,
+    outputs=matmul.outputs,
+    reference=matmul.reference,
+    check=check,
+    accepts=lambda case: "" if case.dtype == "fp32" else f"dtype is {case.dtype}, must be fp32",
+    test_cases=matmul.test_cases("fp32"),
+    bench_cases=tuple(
+        Case.of(m, n, k, dtype="fp32")
+        for m, n, k in (
+            (1_024, 1_024, 1_024),
+            (2_048, 2_048, 2_048),
+            (4_096, 4_096, 4_096),
+            (8_192, 8_192, 8_192),
+            (3_333, 5_555, 7_777),
+        )
+    ),
+    profile_case=Case.of(4_096, 4_096, 4_096, dtype="fp32"),
+    ceiling="fp32",
+    flops=matmul.flops,
+    bytes=matmul.bytes_moved,
+    baselines={"torch": matmul.torch_mm_fp32},
+    steps=(
+        Step(
+            name="v01_split",
+            change="Every operand is split in two TF32 numbers; three products are summed by the tensor cores.",
+            why="TF32 keeps ten bits of the mantissa and so does its remainder, which together are nearly fp32. But "
+            "the tensor cores truncate when they add, always towards zero, and over a long K that shows.",
+            predictions=(
+                Prediction("error_over_torch", ">=", 4),
+                Prediction("tensor_pipe", "<=", 50),
+            ),
+        ),
+        Step(
+            name="v02_promoted",
+            change="Each short piece of K starts from zero and is added to running sums outside the tensor cores.",
+            why="The FMA pipes round to nearest, so what truncation loses is confined to a piece. It costs one "
+            "addition an accumulator and piece.",
+            predictions=(
+                Prediction("error_over_torch", "<=", 2),
+                Prediction("time", "<=", 1.15, relative=True),
+            ),
+        ),
+        Step(
+            name="v03_pipelined",
+            change="Tiles arrive by cp.async several stages ahead, and blocks are numbered in groups.",
+            why="Nobody waits for device memory any more; what remains beside the tensor cores is the splitting, two "
+            "or three instructions for every element of a fragment.",
+            predictions=(
+                Prediction("time", "<=", 0.7, relative=True),
+                Prediction("tensor_pipe", ">=", 55, backends=("cuda",)),
+            ),
+        ),
+        Step(
+            name="v04_autotuned",
+            change="Tile shape, warps and stages are searched over a short list.",
+            why="Larger tiles split fewer elements for each product but need more registers; the best compromise "
+            "depends on the product.",
+            predictions=(Prediction("time", "<=", 0.9, relative=True),),
+            backends=("triton",),
+            gap="The constants of v03_pipelined were chosen by the same search, by hand.",
+        ),
+    ),
+)
