@@ -20,6 +20,7 @@
 #include "../hardware-survey/probes.h"
 #include "matmul_bf16/args.h"
 #include "matmul_fp32/args.h"
+#include "matmul_tf32x3/args.h"
 #include "reduction/args.h"
 #include "step.h"
 #include "vector_add/args.h"
@@ -278,45 +279,13 @@ void reduction(const std::string& step, const Tensor& x, const Tensor& out) {
   mark_written(out);
 }
 
-// Shapes, devices and memory of either product; dtypes have been checked.
-void check_matmul(const Tensor& a, const Tensor& b, const Tensor& out) {
-  require_shape("b", b, {a.size(1), b.size(1)}, "its rows are a's columns");
-  require_shape("out", out, {a.size(0), b.size(1)}, "a's rows by b's columns");
-  require_contiguous("out", out);
-  require_apart(out, "a", a);
-  require_apart(out, "b", b);
-}
-
-void matmul_fp32(const std::string& step, const Tensor& a, const Tensor& b, const Tensor& out) {
+// One product for all: they differ in their dtypes alone. T as in MatmulArgs.
+template <typename T>
+void matmul(const char* op, const StepTable<MatmulArgs<T>>& steps,
+            std::initializer_list<at::ScalarType> dtypes, const std::string& step, const Tensor& a,
+            const Tensor& b, const Tensor& out) {
   const auto check = [&](const char* name, const Tensor& tensor) {
-    require_dtype(name, tensor, {at::kFloat});
-    require_rank(name, tensor, 2);
-    require_device(name, tensor, "a", a);
-  };
-  check("a", a);
-  check("b", b);
-  check("out", out);
-  check_matmul(a, b, out);
-
-  const c10::cuda::CUDAGuard guard(a.device());
-  const auto& found = find_step("matmul_fp32", matmul_fp32_steps, step, a);
-  found.launch({.a = a.const_data_ptr<float>(),
-                .b = b.const_data_ptr<float>(),
-                .out = out.mutable_data_ptr<float>(),
-                .M = a.size(0),
-                .N = b.size(1),
-                .K = a.size(1),
-                .stride_am = a.stride(0),
-                .stride_ak = a.stride(1),
-                .stride_bk = b.stride(0),
-                .stride_bn = b.stride(1),
-                .stream = c10::cuda::getCurrentCUDAStream()});
-  mark_written(out);
-}
-
-void matmul_bf16(const std::string& step, const Tensor& a, const Tensor& b, const Tensor& out) {
-  const auto check = [&](const char* name, const Tensor& tensor) {
-    require_dtype(name, tensor, {at::kBFloat16, at::kHalf});
+    require_dtype(name, tensor, dtypes);
     require_same_dtype(name, tensor, "a", a);
     require_rank(name, tensor, 2);
     require_device(name, tensor, "a", a);
@@ -324,13 +293,17 @@ void matmul_bf16(const std::string& step, const Tensor& a, const Tensor& b, cons
   check("a", a);
   check("b", b);
   check("out", out);
-  check_matmul(a, b, out);
+  require_shape("b", b, {a.size(1), b.size(1)}, "its rows are a's columns");
+  require_shape("out", out, {a.size(0), b.size(1)}, "a's rows by b's columns");
+  require_contiguous("out", out);
+  require_apart(out, "a", a);
+  require_apart(out, "b", b);
 
   const c10::cuda::CUDAGuard guard(a.device());
-  const auto& found = find_step("matmul_bf16", matmul_bf16_steps, step, a);
-  found.launch({.a = a.const_data_ptr(),
-                .b = b.const_data_ptr(),
-                .out = out.mutable_data_ptr(),
+  const auto& found = find_step(op, steps, step, a);
+  found.launch({.a = static_cast<const T*>(a.const_data_ptr()),
+                .b = static_cast<const T*>(b.const_data_ptr()),
+                .out = static_cast<T*>(out.mutable_data_ptr()),
                 .M = a.size(0),
                 .N = b.size(1),
                 .K = a.size(1),
@@ -341,6 +314,18 @@ void matmul_bf16(const std::string& step, const Tensor& a, const Tensor& b, cons
                 .dtype = dtype_of(a),
                 .stream = c10::cuda::getCurrentCUDAStream()});
   mark_written(out);
+}
+
+void matmul_fp32(const std::string& step, const Tensor& a, const Tensor& b, const Tensor& out) {
+  matmul("matmul_fp32", matmul_fp32_steps, {at::kFloat}, step, a, b, out);
+}
+
+void matmul_tf32x3(const std::string& step, const Tensor& a, const Tensor& b, const Tensor& out) {
+  matmul("matmul_tf32x3", matmul_tf32x3_steps, {at::kFloat}, step, a, b, out);
+}
+
+void matmul_bf16(const std::string& step, const Tensor& a, const Tensor& b, const Tensor& out) {
+  matmul("matmul_bf16", matmul_bf16_steps, {at::kBFloat16, at::kHalf}, step, a, b, out);
 }
 
 void probe(const std::string& name, const Tensor& buffer, int64_t iterations) {
@@ -374,6 +359,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         "out = the sum of x. x: contiguous, any shape, fp32, bf16 or fp16; out: fp32, no dimensions.");
   m.def("matmul_fp32", wrap_pybind_function(matmul_fp32), arg("step"), arg("a"), arg("b"), arg("out"),
         "out = a @ b in fp32. a: [M, K], b: [K, N], any strides; out: [M, N], contiguous.");
+  m.def("matmul_tf32x3", wrap_pybind_function(matmul_tf32x3), arg("step"), arg("a"), arg("b"), arg("out"),
+        "out = a @ b, fp32 from three TF32 products. a: [M, K], b: [K, N], any strides; out: [M, N], "
+        "contiguous.");
   m.def("matmul_bf16", wrap_pybind_function(matmul_bf16), arg("step"), arg("a"), arg("b"), arg("out"),
         "out = a @ b, summed in fp32. a: [M, K], b: [K, N], any strides; out: [M, N], contiguous; all bf16 "
         "or fp16.");
