@@ -105,7 +105,7 @@ OP = Op(
         ),
         Step(
             name="v06_vectorized",
-            change="Global and shared memory are read 16 bytes at a time, without bank conflicts: A's tile is transposed.",
+            change="Global and shared memory are read 16 bytes at a time; A's tile lies transposed.",
             why="A quarter of the load instructions for the same data, which leaves issue slots to the FMAs. "
             "Transposing puts the elements that a thread needs side by side.",
             predictions=(
