@@ -104,7 +104,7 @@ OP = Op(
             name="v05_grouped",
             change="Blocks are numbered so that neighbours share rows and columns of tiles.",
             why="Blocks that run together should touch a near-square patch of the output and find their operands in "
-            "L2. At 4096 x 4096 one wave covers eight rows of tiles in either order, so little should move here; it is "
+            "L2. At 4096 x 4096 one wave covers eight whole rows of tiles as it is, so little should move here; it is "
             "kept for larger products.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.04),

@@ -131,7 +131,7 @@ OP = Op(
             name="v08_grouped",
             change="Blocks are numbered so that neighbours share rows and columns of tiles.",
             why="Blocks that run together should touch a near-square patch of the output and find their operands in "
-            "L2. At 4096 x 4096 a wave of 264 blocks covers eight rows of 32 tiles in either order, so nothing should "
+            "L2. At 4096 x 4096 a wave of 264 blocks covers eight whole rows of 32 tiles as it is, so nothing should "
             "move here; it is kept for larger products.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.03),

@@ -177,5 +177,15 @@ OP = Op(
                 Prediction("dram_share", ">=", 86),
             ),
         ),
+        Step(
+            name="v08_polling",
+            change="Blocks store sum and flag in one word; the first block reads the words until all are there.",
+            why="In v07 a store had to be confirmed before a ticket was fetched, and then the sums: three trips to L2 "
+            "one after the other. A flag that travels with its sum needs one store and one load. At 2^26 elements "
+            "that is nothing; below 2^20 it should be a tenth of the time.",
+            predictions=(Prediction("time", "==", 1.0, relative=True, tolerance=0.01),),
+            backends=("cuda",),
+            gap="Triton promises no progress to a program that waits for another one's store.",
+        ),
     ),
 )
