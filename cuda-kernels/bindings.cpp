@@ -13,8 +13,11 @@
 #include <algorithm>
 #include <cstdlib>
 #include <initializer_list>
+#include <map>
 #include <sstream>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "../hardware-survey/probes.h"
@@ -221,6 +224,47 @@ void mark_written(const Tensor& out) {
   if (!out.is_inference()) out.unsafeGetTensorImpl()->bump_version();
 }
 
+at::DataPtr allocate(size_t bytes) {
+  return c10::cuda::CUDACachingAllocator::get()->allocate(std::max(bytes, size_t{1}));
+}
+
+// Memory that kernels find zero and leave zero, and the capture that it was made for: 0, where it was none.
+struct Zeroed {
+  at::DataPtr memory;
+  unsigned long long capture = 0;
+};
+
+// That memory for a launch on that stream; ZEROED_BYTES of it.
+//
+// Each stream has its own, as launches on one stream do not overlap. So has each capture of a stream: graphs
+// may run beside each other and beside eager calls, and so theirs lies in the graph's memory and is zeroed
+// inside the graph. Only the newest capture's is remembered. The id of a capture is unique: one that was
+// given up has never zeroed its memory, and the next one must not take that over.
+Zeroed& zeroed_of(cudaStream_t stream, int device) {
+  // By device, stream and whether it is capturing. Guarded by Python's lock. Never destroyed, since the
+  // allocator may be gone by then.
+  static auto& kept = *new std::map<std::tuple<int, unsigned long long, bool>, Zeroed>;
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  unsigned long long capture = 0;
+  C10_CUDA_CHECK(cudaStreamGetCaptureInfo(stream, &status, &capture));
+  const bool capturing = status == cudaStreamCaptureStatusActive;
+  // A stream's id is its own for ever, while a handle may come back as another stream's; but under capture it
+  // cannot be asked for, and need not, as the id of the capture tells them apart.
+  unsigned long long id = reinterpret_cast<uintptr_t>(stream);
+  if (!capturing) {
+    capture = 0;
+    C10_CUDA_CHECK(cudaStreamGetId(stream, &id));
+  }
+
+  Zeroed& zeroed = kept[{device, id, capturing}];
+  if (!zeroed.memory || zeroed.capture != capture) {
+    at::DataPtr memory = allocate(ZEROED_BYTES);
+    C10_CUDA_CHECK(cudaMemsetAsync(memory.get(), 0, ZEROED_BYTES, stream));
+    zeroed = {std::move(memory), capture};
+  }
+  return zeroed;
+}
+
 void vector_add(const std::string& step, const Tensor& a, const Tensor& b, const Tensor& out) {
   require_dtype("a", a, {at::kFloat, at::kBFloat16, at::kHalf});
   require_cuda("a", a);
@@ -261,6 +305,7 @@ void reduction(const std::string& step, const Tensor& x, const Tensor& out) {
 
   const c10::cuda::CUDAGuard guard(x.device());
   const auto& found = find_step("reduction", reduction_steps, step, x);
+  const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream();
   size_t workspace_bytes = 0;
   ReductionArgs args{.x = x.const_data_ptr(),
                      .out = out.mutable_data_ptr<float>(),
@@ -268,14 +313,21 @@ void reduction(const std::string& step, const Tensor& x, const Tensor& out) {
                      .dtype = dtype_of(x),
                      .workspace = nullptr,
                      .workspace_bytes = &workspace_bytes,
-                     .stream = c10::cuda::getCurrentCUDAStream()};
+                     .zeroed = nullptr,
+                     .stream = stream};
   found.launch(args);  // only asks for the size
   // Torch's allocator hands memory back in stream order and from a graph's own pool, so it may be freed on
   // return.
-  const at::DataPtr workspace =
-      c10::cuda::CUDACachingAllocator::get()->allocate(std::max(workspace_bytes, size_t{1}));
+  const at::DataPtr workspace = allocate(workspace_bytes);
+  Zeroed& zeroed = zeroed_of(stream, stream.device_index());
   args.workspace = workspace.get();
-  found.launch(args);
+  args.zeroed = zeroed.memory.get();
+  try {
+    found.launch(args);
+  } catch (...) {
+    zeroed.memory.clear();  // nobody knows what it holds
+    throw;
+  }
   mark_written(out);
 }
 

@@ -4,7 +4,7 @@ The CUDA steps. Each function launches the named step on the current stream and 
 from __future__ import annotations
 import torch
 import typing
-__all__: list[str] = ['architectures', 'matmul_bf16', 'matmul_fp32', 'probe', 'reduction', 'vector_add']
+__all__: list[str] = ['architectures', 'matmul_bf16', 'matmul_fp32', 'matmul_tf32x3', 'probe', 'reduction', 'vector_add']
 def matmul_bf16(step: str, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
     """
     out = a @ b, summed in fp32. a: [M, K], b: [K, N], any strides; out: [M, N], contiguous; all bf16 or fp16.
@@ -12,6 +12,10 @@ def matmul_bf16(step: str, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) 
 def matmul_fp32(step: str, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
     """
     out = a @ b in fp32. a: [M, K], b: [K, N], any strides; out: [M, N], contiguous.
+    """
+def matmul_tf32x3(step: str, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+    """
+    out = a @ b, fp32 from three TF32 products. a: [M, K], b: [K, N], any strides; out: [M, N], contiguous.
     """
 def probe(name: str, buffer: torch.Tensor, iterations: typing.SupportsInt) -> None:
     """
