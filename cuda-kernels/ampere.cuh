@@ -8,8 +8,8 @@
 #include "common.cuh"
 
 // PTX ISA, "cp.async". Copies BYTES (4, 8 or 16; both addresses are multiples of it) from global to shared
-// memory in the background. Where `valid` is false nothing is read and zeros are written; the address must
-// be a pointer all the same. 16 bytes pass L1 by.
+// memory in the background. Where `valid` is false nothing is read, whatever the address, and zeros are
+// written. 16 bytes pass L1 by.
 template <int BYTES>
 __device__ inline void cp_async(void* shared, const void* global, bool valid) {
   const uint32_t source_bytes = valid ? BYTES : 0;

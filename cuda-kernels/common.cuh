@@ -29,6 +29,22 @@ inline int multiprocessor_count() {
   return count;
 }
 
+// Lets a kernel be launched with that much dynamic shared memory. More than 48 KiB must be asked for, and
+// GPUs differ in how much they have.
+template <typename Kernel>
+void allow_shared_memory(Kernel kernel, int bytes) {
+  int device = 0;
+  int most = 0;
+  CUDA_CHECK(cudaGetDevice(&device));
+  CUDA_CHECK(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+  if (bytes > most) {
+    throw std::runtime_error("this step needs " + std::to_string(bytes) +
+                             " bytes of shared memory a block, this GPU has " + std::to_string(most) +
+                             ": take an earlier step");
+  }
+  CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+}
+
 __host__ __device__ constexpr int64_t cdiv(int64_t dividend, int64_t divisor) {
   return (dividend + divisor - 1) / divisor;
 }
