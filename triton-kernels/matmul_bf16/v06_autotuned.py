@@ -1,4 +1,4 @@
-"""matmul_bf16 v04_autotuned: tile shape, warps and pipeline stages are searched over a short list.
+"""matmul_bf16 v06_autotuned: tile shape, warps and pipeline stages are searched over a short list.
 
 Change:   the list below is searched (see tuning.py). Tiles come through tensor descriptors, several steps ahead, and
           programs walk over many tiles of the output: flatten lets the next tile's fetches start during this one.
@@ -16,7 +16,7 @@ from torch import Tensor
 from triton.testing import do_bench_cudagraph
 
 from kernel_twins._triton import tuning
-from kernel_twins._triton.device import describable, describe, sm_count
+from kernel_twins._triton.device import describe, sm_count
 
 CONFIGS = [
     triton.Config({"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": 8}, num_warps=warps, num_stages=stages)
@@ -43,7 +43,7 @@ CONFIGS = [
     }
 )
 @triton.jit
-def matmul_bf16_v04_autotuned_kernel(
+def matmul_bf16_v06_autotuned_kernel(
     a, b, out, M, N, K, stride_am, stride_ak, stride_bk, stride_bn, a_desc, b_desc, bt_desc, out_desc,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, EVEN_K: tl.constexpr,
 ):  # fmt: skip
@@ -86,7 +86,7 @@ def matmul_bf16_v04_autotuned_kernel(
             tl.store(out + row * N + col, total.to(out.dtype.element_ty), mask=(row < M) & (col < N))
 
 
-def matmul_bf16_v04_autotuned(a: Tensor, b: Tensor, *, out: Tensor) -> None:
+def matmul_bf16_v06_autotuned(a: Tensor, b: Tensor, *, out: Tensor) -> None:
     """out = a @ b; a: [M, K], b: [K, N], any strides; out: [M, N], row-major; all bf16 or all fp16."""
     (M, K), N = a.shape, b.shape[1]
     if min(M, N, K) == 0:  # a flattened loop takes at least one step, so K = 0 is not for it
@@ -98,9 +98,6 @@ def matmul_bf16_v04_autotuned(a: Tensor, b: Tensor, *, out: Tensor) -> None:
         programs_per_sm = max(1, 128 * 128 // (args["BLOCK_M"] * args["BLOCK_N"]))
         return (min(tiles, programs_per_sm * sm_count(a.device)),)
 
-    variant = {} if describable(a) else {"a": "pointers"}
-    if not describable(b):
-        variant["b"] = "col" if describable(b.t()) else "pointers"
-    problem = tuning.problem_of(M, N, K, dtype=a.dtype, **variant)
-    kernel, config = tuning.choose(matmul_bf16_v04_autotuned_kernel, "matmul_bf16/v04_autotuned", problem, a.device)
+    problem = tuning.problem_of(M, N, K, dtype=a.dtype, **tuning.layouts(a=a, b=b))
+    kernel, config = tuning.choose(matmul_bf16_v06_autotuned_kernel, "matmul_bf16/v06_autotuned", problem, a.device)
     kernel[grid](a, b, out, M, N, K, *a.stride(), *b.stride(), **config)

@@ -1,4 +1,4 @@
-"""matmul_bf16 v02_dot: a block computes a tile with tl.dot, one K step after the other.
+"""matmul_bf16 v02_tensor_cores: tiles of A and B in shared memory are multiplied by the tensor cores.
 
 Change:   a program computes a tile of 128 x 128; every step takes 64 columns of A and 64 rows of B and multiplies
           the tiles with tl.dot, which the compiler turns into the tensor cores' instructions (wgmma, or mma.sync
@@ -7,7 +7,7 @@ Why:      the product runs on the tensor cores, and each tile fetched serves 128
           ahead (num_stages=1): the tensor cores wait for every fetch.
 Counter:  time falls to a few percent; tensor_pipe rises, but stays below half.
 Requires: nothing of sizes and strides. K that is no multiple of 64 costs a mask.
-Twin:     none, see the spec
+Twin:     cuda-kernels/matmul_bf16/v02_tensor_cores.cu
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NUM_WARPS = 8
 
 
 @triton.jit
-def matmul_bf16_v02_dot_kernel(
+def matmul_bf16_v02_tensor_cores_kernel(
     a, b, out, M: tl.int64, N: tl.int64, K: tl.int64, stride_am, stride_ak, stride_bk, stride_bn,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
 ):  # fmt: skip
@@ -42,13 +42,13 @@ def matmul_bf16_v02_dot_kernel(
     tl.store(out + row * N + col, total.to(out.dtype.element_ty), mask=(row < M) & (col < N))
 
 
-def matmul_bf16_v02_dot(a: Tensor, b: Tensor, *, out: Tensor) -> None:
+def matmul_bf16_v02_tensor_cores(a: Tensor, b: Tensor, *, out: Tensor) -> None:
     """out = a @ b; a: [M, K], b: [K, N], any strides; out: [M, N], row-major; all bf16 or all fp16."""
     (M, K), N = a.shape, b.shape[1]
     if M == 0 or N == 0:
         return
     grid = (triton.cdiv(M, BLOCK_M) * triton.cdiv(N, BLOCK_N),)
-    matmul_bf16_v02_dot_kernel[grid](
+    matmul_bf16_v02_tensor_cores_kernel[grid](
         a, b, out, M, N, K, *a.stride(), *b.stride(),
         BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_K=BLOCK_K, EVEN_K=K % BLOCK_K == 0,
         num_warps=NUM_WARPS, num_stages=1,
