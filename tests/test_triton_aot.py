@@ -43,17 +43,48 @@ PROMISED = [
     ("vector_add", "v04_streaming", 90, r"ld\.global\.L1::evict_first\S*\.v4\.b32"),
     ("vector_add", "v05_bulk_ring", 90, r"cp\.async\.bulk\.tensor\S*\.mbarrier"),
     ("vector_add", "v06_bulk_tile", 90, r"cp\.async\.bulk\.tensor\S*\.mbarrier"),
-    ("reduction", "v02_grid_stride", 90, r"ld\.global\.v4\.b32"),
+    ("reduction", "v04_vectorized", 90, r"ld\.global\.v4\.b32"),
+    ("reduction", "v05_grid_stride", 90, r"ld\.global\.v4\.b32"),
+    ("reduction", "v06_atomic", 90, r"ld\.global\.v4\.b32"),
+    ("reduction", "v06_atomic", 90, r"atom\.global\.gpu\.relaxed\.add\.f32"),
+    ("reduction", "v07_last_block", 90, r"ld\.global\.v4\.b32"),
+    ("reduction", "v07_last_block", 90, r"atom\.global\.gpu\.acq_rel\.add\.u32"),
+    ("reduction", "v07_last_block", 90, r"ld\.global\.cg\.b32"),
     ("matmul_fp32", "v03_shared_tile", 90, r"ld\.shared"),
-    ("matmul_bf16", "v02_dot", 80, r"mma\.sync"),
-    ("matmul_bf16", "v02_dot", 90, r"wgmma\.mma_async"),
-    ("matmul_bf16", "v03_grouped", 90, r"wgmma\.mma_async"),
-    ("matmul_bf16", "v04_autotuned", 80, r"cp\.async\.cg"),
-    ("matmul_bf16", "v04_autotuned", 80, r"mma\.sync"),
-    ("matmul_bf16", "v04_autotuned", 90, r"wgmma\.mma_async"),
-    ("matmul_bf16", "v04_autotuned", 90, r"cp\.async\.bulk\.tensor\S*\.mbarrier"),
+    ("matmul_fp32", "v05_register_tile_2d", 90, r"ld\.shared\.v4"),
+    ("matmul_fp32", "v08_grouped", 90, r"ld\.shared\.v4"),
+    ("matmul_fp32", "v09_pipelined", 80, r"cp\.async\.cg"),
+    ("matmul_fp32", "v09_pipelined", 90, r"cp\.async\.cg"),
+    ("matmul_fp32", "v10_autotuned", 90, r"cp\.async\.cg"),
+    ("matmul_tf32x3", "v01_split", 80, r"mma\.sync\S*\.tf32"),
+    ("matmul_tf32x3", "v01_split", 90, r"wgmma\.mma_async\S*\.tf32"),
+    ("matmul_tf32x3", "v02_lean_split", 80, r"mma\.sync\S*\.tf32"),
+    ("matmul_tf32x3", "v02_lean_split", 90, r"wgmma\.mma_async\S*\.tf32"),
+    ("matmul_tf32x3", "v03_pipelined", 90, r"wgmma\.mma_async\S*\.tf32"),
+    ("matmul_tf32x3", "v03_pipelined", 90, r"cp\.async\.cg"),
+    ("matmul_tf32x3", "v04_autotuned", 90, r"wgmma\.mma_async\S*\.tf32"),
+    ("matmul_tf32x3", "v04_autotuned", 90, r"cp\.async\.cg"),
+    ("matmul_bf16", "v02_tensor_cores", 80, r"mma\.sync"),
+    ("matmul_bf16", "v02_tensor_cores", 90, r"wgmma\.mma_async"),
+    ("matmul_bf16", "v04_pipelined", 80, r"cp\.async\.cg"),
+    ("matmul_bf16", "v04_pipelined", 90, r"cp\.async\.cg"),
+    ("matmul_bf16", "v04_pipelined", 90, r"wgmma\.mma_async"),
+    ("matmul_bf16", "v05_grouped", 90, r"cp\.async\.cg"),
+    ("matmul_bf16", "v05_grouped", 90, r"wgmma\.mma_async"),
+    ("matmul_bf16", "v06_autotuned", 80, r"cp\.async\.cg"),
+    ("matmul_bf16", "v06_autotuned", 80, r"mma\.sync"),
+    ("matmul_bf16", "v06_autotuned", 90, r"wgmma\.mma_async"),
+    ("matmul_bf16", "v06_autotuned", 90, r"cp\.async\.bulk\.tensor\S*\.mbarrier"),
 ]
-WITHOUT_TENSOR_CORES = [("matmul_fp32", "v01_naive"), ("matmul_fp32", "v03_shared_tile"), ("matmul_bf16", "v01_naive")]
+WITHOUT_TENSOR_CORES = [
+    ("matmul_fp32", "v01_naive"),
+    ("matmul_fp32", "v03_shared_tile"),
+    ("matmul_fp32", "v05_register_tile_2d"),
+    ("matmul_fp32", "v08_grouped"),
+    ("matmul_fp32", "v09_pipelined"),
+    ("matmul_fp32", "v10_autotuned"),
+    ("matmul_bf16", "v01_naive"),
+]
 
 
 class Driver:
@@ -123,11 +154,16 @@ def stack_bytes(kernel: Any, folder: Path) -> int:
 @pytest.mark.parametrize(("op", "step", "arch"), CELLS)
 def test_step_compiles_and_fits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, op: Op, step: Step, arch: int) -> None:
     for case in aligned_cases(op):
-        for kernel in compiled(monkeypatch, op, step, case, arch):
-            assert kernel.name == f"{op.name}_{step.name}_kernel"
-            assert kernel.metadata.shared <= SHARED_LIMIT[arch]
-            if step.finished:
-                assert stack_bytes(kernel, tmp_path) == 0, f"{case.slug}: registers spill"
+        kernels = compiled(monkeypatch, op, step, case, arch)
+        assert {kernel.name for kernel in kernels} == {f"{op.name}_{step.name}_kernel"}
+        assert max(kernel.metadata.shared for kernel in kernels) <= SHARED_LIMIT[arch]
+        spilled = [stack_bytes(kernel, tmp_path) for kernel in kernels]
+        # Of this list some entries spill on 8.0, and the search passes over them; never the first, which runs where
+        # nothing can be searched.
+        searched = arch < 90 and (op.name, step.name) == ("matmul_tf32x3", "v04_autotuned")
+        if step.finished:
+            must_not = spilled[:1] if searched else spilled
+            assert max(must_not) == 0, f"{case.slug}: registers spill, {spilled} bytes"
 
 
 @pytest.mark.parametrize(("op", "step", "arch"), CELLS)

@@ -20,11 +20,13 @@ from typing import Any
 
 import torch
 import triton
+from torch import Tensor
 from triton.runtime import Autotuner
 from triton.runtime.jit import KernelInterface
 
 from kernel_twins import ops
 from kernel_twins._load import load
+from kernel_twins._triton.device import describable
 from kernel_twins.ceilings import gpu_slug
 from kernel_twins.spec import ITEMSIZE, Case
 from kernel_twins.tensors import DTYPE
@@ -43,10 +45,21 @@ def problem_of(*shape: int, dtype: torch.dtype, **variant: str) -> Case:
     return Case.of(*shape, dtype=_NAME[dtype], **variant)
 
 
+def layouts(**operands: Tensor) -> dict[str, str]:
+    """The variant that tells operands of other layouts apart: nothing for a row-major matrix with aligned rows, "col"
+    for such a matrix transposed, "pointers" for all others, which no descriptor can take.
+    """
+    kinds = {
+        name: "" if describable(operand) else "col" if describable(operand.t()) else "pointers"
+        for name, operand in operands.items()
+    }
+    return {name: kind for name, kind in kinds.items() if kind}
+
+
 def choose(kernel: Autotuner, step: str, problem: Case, device: torch.device) -> tuple[KernelInterface, Config]:
     """The kernel to launch, and the meta-parameters to launch it with: none where it is the autotuner itself.
 
-    ``step`` is like "matmul_bf16/v04_autotuned". Problems with another variant or another size of element are never
+    ``step`` is like "matmul_bf16/v06_autotuned". Problems with another variant or another size of element are never
     near. Without a GPU (in the interpreter), and for an unsearched problem under graph capture, where nothing can be
     timed, the choice is the kernel's last winner, or the first of its list.
     """
