@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Measure both sets of kernels and write them up.
 
-With an NVIDIA GPU: check, time and profile every step of every ladder, then render KERNEL_LOG.md, the README's table
-and the plots. Without one: render them from the committed measurements of the reference GPU, and say so.
+With an NVIDIA GPU: check, time and profile every step of every ladder, then render KERNEL_LOG.md, the README's table,
+the tables in docs/ and the plots. Without one: render them from the committed measurements of the reference GPU, and
+say so.
 """
 
 from __future__ import annotations

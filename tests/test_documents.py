@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
 import pytest
 
 pytest.importorskip("matplotlib")
 
 from kernel_twins import OPS
-from kernel_twins._profiling.report import documents, store
+from kernel_twins._profiling.report import documents, pages, store
 from kernel_twins._profiling.report.analysis import Results
+from kernel_twins._profiling.report.drawings import DRAWINGS
 from kernel_twins._profiling.report.extract import counter_rows
 from kernel_twins._profiling.report.metrics import METRICS
 from kernel_twins._profiling.report.reader import Launch
 from kernel_twins.spec import Name, Op
 
 FOLDER = store.DATA / store.REFERENCE_GPU
+DOCS = store.ROOT / "docs"
 BY_OP = pytest.mark.parametrize("op", OPS.values(), ids=list(OPS))
 
 
@@ -60,3 +66,51 @@ def test_recorded_counters_extract_to_the_rows_they_came_from(op: Op) -> None:
         codes[label] = rows["code"].iloc[0]
     again = counter_rows(launches, expected, op.profile_case.slug, table["run"].iloc[0], codes)
     assert again.equals(table)
+
+
+def section(op: Op, step: str) -> str:
+    """The part of an operation's page that tells of one step."""
+    found = re.findall(rf"^## {step}: .*?(?=^## |\Z)", (DOCS / f"{op.name}.md").read_text(), re.DOTALL | re.MULTILINE)
+    assert len(found) == 1, f"docs/{op.name}.md has {len(found)} sections on {step}"
+    return str(found[0])
+
+
+@BY_OP
+def test_every_step_is_explained_with_a_drawing(op: Op) -> None:
+    assert pages.gaps((DOCS / f"{op.name}.md").read_text(), op) == []
+    for step in op.steps:
+        text = section(op, step.name)
+        assert f"<!-- counters:{step.name}:begin -->" in text
+        assert set(re.findall(r"\(drawings/([\w-]+)\.svg\)", text)) & DRAWINGS.keys(), f"{step.name} has no drawing"
+        for backend, suffix in (("cuda", "cu"), ("triton", "py")):
+            file = f"(../{backend}-kernels/{op.name}/{step.name}.{suffix})"
+            assert (file in text) == (backend in step.backends), f"{step.name}: {file}"
+
+
+@pytest.mark.parametrize("page", [*sorted(DOCS.glob("*.md")), store.ROOT / "README.md"], ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)]+)\)", page.read_text()):
+        if "://" not in link:
+            name, _, anchor = link.partition("#")
+            target = (page.parent / name).resolve() if name else page
+            assert target.exists(), link
+            assert not anchor or anchor in anchors(target), link
+
+
+def anchors(page: Path) -> set[str]:
+    """The names that GitHub gives to a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("name", DRAWINGS)
+def test_drawing_is_legible_and_used(name: str) -> None:
+    """That a label fits its box and the drawing is asserted where it is drawn."""
+    drawing = DRAWINGS[name]()
+    ElementTree.fromstring(drawing.svg())
+    assert (DOCS / "drawings" / f"{name}.svg").read_text() == drawing.svg()
+    assert any(f"(drawings/{name}.svg)" in page.read_text() for page in DOCS.glob("*.md"))
+    for index, (text, left, top, right, bottom) in enumerate(drawing.texts):
+        for other, its_left, its_top, its_right, its_bottom in drawing.texts[:index]:
+            apart = left >= its_right or right <= its_left or top >= its_bottom or bottom <= its_top
+            assert apart, f"{text!r} covers {other!r}"

@@ -53,7 +53,8 @@ def run_installed(site: Path, *arguments: str) -> str:
 
 def test_installed_modules_are_found_where_they_were_installed(installed: Path) -> None:
     script = "import importlib.util, sys\nfor name in sys.argv[1:]: print(importlib.util.find_spec(name).origin)"
-    report = [f"kernel_twins._profiling.{path.parent.name}.{path.stem}" for path in ROOT.glob("profiling/*/[a-z]*.py")]
+    modules = [path.relative_to(ROOT / "profiling").with_suffix("") for path in ROOT.glob("profiling/*/**/[a-z]*.py")]
+    report = [".".join(["kernel_twins._profiling", *module.parts]) for module in modules]
     shared = [f"kernel_twins._triton.{path.stem}" for path in ROOT.glob("triton-kernels/*.py")]
     names = ["kernel_twins", *TRITON_STEPS, *shared, *report]
     origins = run_installed(installed, "-c", script, *names).split("\n")[:-1]

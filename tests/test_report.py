@@ -11,15 +11,17 @@ import pandas as pd
 import pytest
 
 from kernel_twins import OPS
-from kernel_twins._profiling.report import log, readme, store, write
+from kernel_twins._profiling.report import log, pages, readme, store, write
 from kernel_twins._profiling.report.analysis import Results, paired_ratio
 from kernel_twins._profiling.report.extract import counter_rows
 from kernel_twins._profiling.report.metrics import DURATION, METRICS, fold
 from kernel_twins._profiling.report.reader import InvalidReportError, Launch
+from kernel_twins.ceilings import Ceilings
 from kernel_twins.spec import Name
 
 OP = OPS["vector_add"]
 CASE = OP.profile_case
+CASE_GBPS = OP.bytes(CASE) / 300e3  # of a call of 300 µs
 LABEL = "kl.vector_add.cuda.v01_scalar"
 
 
@@ -40,6 +42,8 @@ def timing(backend: str, step: str, times: list[float], status: str = "ok", case
         "status": status,
         "contest": "fast" if status == "ok" else "",
         "times_us": " ".join(map(str, times)),
+        "extra_bytes": "4096",
+        "error": "3e-07" if step else "2e-07",
         "run": "r1",
     }
 
@@ -144,6 +148,21 @@ def test_entries_are_short(folder: Path) -> None:
     assert max(len(entry.split("\n## ")[0].strip().splitlines()) for entry in entries) <= 25
 
 
+def test_log_tells_error_and_extra_memory(folder: Path) -> None:
+    text = log.render(folder, "h100-sxm", None)
+    assert "| torch | 2e-07 · 1 · 4,096 |  |  |" in text
+    assert "| v06_bulk_tile |  | 3e-07 · 1.5 · 4,096 | wrong |" in text
+    assert "| v03_vectorized |  | – | – |" in text
+
+
+def test_a_rate_above_its_ceiling_is_told_as_it_is(folder: Path) -> None:
+    """The ceiling of fp32 products is that of the FMA pipes, which tensor cores pass."""
+    ceilings = Ceilings("H100", 1_000, 1_000, CASE_GBPS / 2, 1_000, 1_000, 1, 1)
+    share = Results(OP, folder, ceilings).quantities(Name("cuda", "v01_scalar"))["ceiling_share"]
+    assert share == pytest.approx(200 * 300 / 330)
+    assert f"330 · {write.number(share)}" in log.render(folder, "h100-sxm", ceilings)
+
+
 def test_rendering_is_a_fixed_point(folder: Path) -> None:
     text = "before\n<!-- results:begin -->\nold\n<!-- results:end -->\nafter\n"
     once = readme.render(text, folder, None)
@@ -153,6 +172,32 @@ def test_rendering_is_a_fixed_point(folder: Path) -> None:
     assert "old" not in once
     with pytest.raises(ValueError, match="markers"):
         readme.render("no markers", folder, None)
+
+
+PAGE = "".join(
+    f"prose on {name}\n<!-- {name}:begin -->\nold\n<!-- {name}:end -->\n"
+    for name in ("limit", *(f"counters:{step.name}" for step in OP.steps))
+)
+
+
+def test_pages_tell_what_was_measured_and_what_was_not(folder: Path) -> None:
+    results = Results(OP, folder, None)
+    text = pages.render(PAGE, results, None)
+    assert pages.render(text, results, None) == text
+    assert "old" not in text
+    assert all(f"prose on counters:{step.name}\n" in text for step in OP.steps)
+    parts = {step.name: text.partition(f"counters:{step.name}:begin")[2].partition(":end")[0] for step in OP.steps}
+    assert "| time, µs | 330 → 300 (−9.1 %) |" in parts["v02_grid_stride"]
+    assert "Triton: not measured yet." in parts["v02_grid_stride"]
+    assert "Not measured yet.\n" in parts["v03_vectorized"]
+    assert "Triton: wrong: element 3 is nan." in parts["v06_bulk_tile"]
+
+
+def test_a_page_that_lacks_a_step_is_found(folder: Path) -> None:
+    assert pages.gaps(PAGE, OP) == []
+    gone = PAGE.replace("counters:v03_vectorized", "counters:v03_gone")
+    assert [line.split()[0] for line in pages.gaps(gone, OP)] == ["docs/vector_add.md"] * 2
+    assert "v03_gone" in pages.gaps(gone, OP)[1]
 
 
 def test_changed_source_makes_rows_stale(folder: Path) -> None:

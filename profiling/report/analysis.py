@@ -129,6 +129,14 @@ class Results:
                 return paired_ratio(theirs, ours)
         return None
 
+    def accuracy(self, case: Case, name: Name) -> tuple[float | None, int | None]:
+        """The largest absolute error against float64, and the bytes that a call allocates for itself."""
+        rows = self._row(case, name)
+        if not len(rows) or rows["status"].iloc[0].startswith("wrong"):
+            return None, None
+        error, extra_bytes = rows["error"].iloc[0], rows["extra_bytes"].iloc[0]
+        return float(error) if error else None, int(extra_bytes) if extra_bytes else None
+
     def rate(self, case: Case, name: Name) -> float | None:
         """GB/s of the operation's minimum bytes, or TFLOP/s of its arithmetic."""
         time = self.time_us(case, name)
@@ -147,6 +155,9 @@ class Results:
         values["time"] = self.time_us(case, name)
         rate = values["rate"] = self.rate(case, name)
         values["ceiling_share"] = 100 * rate / self.ceiling if rate is not None and self.ceiling else None
+        error, _ = self.accuracy(case, name)
+        torch_error, _ = self.accuracy(case, Name(next(iter(self.op.baselines))))
+        values["error_over_torch"] = error / torch_error if error is not None and torch_error else None
         moved = values["dram_bytes"]
         values["bytes_over_minimum"] = 1e6 * moved / self.op.bytes(case) if moved is not None else None
         return values

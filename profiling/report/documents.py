@@ -6,39 +6,67 @@ from pathlib import Path
 
 from rich.console import Console
 
-from kernel_twins._profiling.report import log, plots, readme, store
+from kernel_twins import OPS
+from kernel_twins._profiling.report import log, pages, plots, readme, store
+from kernel_twins._profiling.report.analysis import Results
+from kernel_twins._profiling.report.drawings import DRAWINGS
 from kernel_twins.ceilings import Ceilings
 from kernel_twins.ceilings import load as load_ceilings
 
 _LOG = store.ROOT / "KERNEL_LOG.md"
 _README = store.ROOT / "README.md"
 _PLOTS = store.ROOT / "profiling" / "plots"
+_DOCS = store.ROOT / "docs"
 
 
 def render(gpu: str, folder: Path, console: Console) -> None:
     """Write the reference GPU's documents in place, another GPU's log and plots beside its data."""
     ceilings = _ceilings(gpu)
-    at_home = gpu == store.REFERENCE_GPU
-    log_path, plots_path = (_LOG, _PLOTS) if at_home else (folder / "KERNEL_LOG.md", folder / "plots")
-    log_path.parent.mkdir(parents=True, exist_ok=True)
-    log_path.write_text(log.render(folder, gpu, ceilings))
-    if at_home:
-        _README.write_text(readme.render(_README.read_text(), folder, ceilings))
+    if gpu == store.REFERENCE_GPU:
+        texts, plots_path = _texts(gpu, folder, ceilings), _PLOTS
+        for line in _gaps():
+            console.print(f"[yellow]{line}")
+    else:
+        texts, plots_path = {folder / "KERNEL_LOG.md": log.render(folder, gpu, ceilings)}, folder / "plots"
+    for path, text in texts.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
     plots.draw(folder, plots_path, ceilings)
-    console.print(f"wrote {_shown(log_path)}{', the table in README.md' if at_home else ''} and {_shown(plots_path)}/")
+    shown = [_shown(path) for path in texts if path.suffix == ".md"]
+    console.print(f"wrote {', '.join(shown)} and {_shown(plots_path)}/")
 
 
 def disagreements() -> list[str]:
     """What the reference GPU's documents say other than its data does, a line each."""
     gpu, folder = store.REFERENCE_GPU, store.DATA / store.REFERENCE_GPU
     ceilings = _ceilings(gpu)
-    lines = []
-    if _LOG.read_text() != log.render(folder, gpu, ceilings):
-        lines.append("KERNEL_LOG.md disagrees with the data")
-    if _README.read_text() != readme.render(_README.read_text(), folder, ceilings):
-        lines.append("README.md's table disagrees with the data")
+    texts = _texts(gpu, folder, ceilings)
+    lines = [
+        f"{_shown(path)} is not what the data and the code make it"
+        for path, text in texts.items()
+        if not path.exists() or path.read_text() != text
+    ]
+    lines += [f"{_shown(path)} is drawn by no code" for path in _DOCS.glob("drawings/*") if path not in texts]
     old = plots.outdated(folder, _PLOTS, ceilings)
-    return lines + [f"{_shown(_PLOTS)}/{name}.svg is not drawn from the data" for name in old]
+    return lines + [f"{_shown(_PLOTS)}/{name}.svg is not drawn from the data" for name in old] + _gaps()
+
+
+def _texts(gpu: str, folder: Path, ceilings: Ceilings | None) -> dict[Path, str]:
+    """The reference GPU's documents, the drawings among them, as they should read."""
+    texts = {_LOG: log.render(folder, gpu, ceilings), _README: readme.render(_README.read_text(), folder, ceilings)}
+    for op in OPS.values():
+        if (page := _DOCS / f"{op.name}.md").exists():
+            texts[page] = pages.render(page.read_text(), Results(op, folder, ceilings), ceilings)
+    return texts | {_DOCS / "drawings" / f"{name}.svg": draw().svg() for name, draw in DRAWINGS.items()}
+
+
+def _gaps() -> list[str]:
+    """What the pages do not tell of the ladders, a line each."""
+    lines: list[str] = []
+    for op in OPS.values():
+        page = _DOCS / f"{op.name}.md"
+        lines += pages.gaps(page.read_text(), op) if page.exists() else [f"{_shown(page)} is missing"]
+    return lines
 
 
 def _ceilings(gpu: str) -> Ceilings | None:

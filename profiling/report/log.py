@@ -7,14 +7,13 @@ from pathlib import Path
 from kernel_twins import OPS
 from kernel_twins._profiling.report import store, write
 from kernel_twins._profiling.report.analysis import Judgement, Results
+from kernel_twins._profiling.report.deltas import TITLES, before_and_after
 from kernel_twins._profiling.report.metrics import QUANTITIES
 from kernel_twins.ceilings import Ceilings
 from kernel_twins.spec import BACKENDS, Backend, Case, Name, Step
 
-_TITLES = {"cuda": "CUDA", "triton": "Triton"}
-
 # An entry's rows; quantities that belong together share one.
-_ROWS = [
+_ROWS: list[tuple[str, ...]] = [
     ("time", "ceiling_share"),
     ("dram_share", "bytes_over_minimum"),
     ("l2_hit",),
@@ -32,7 +31,7 @@ def render(folder: Path, gpu: str, ceilings: Ceilings | None) -> str:
     results = [Results(op, folder, ceilings) for op in OPS.values()]
     lines = ["# Kernel log", "", *_preamble(folder, gpu, results), "", "## Scoreboard", "", *scoreboard(results, None)]
     for each in results:
-        lines += ["", f"## {each.op.title}", "", each.op.summary, "", *_ladder_note(each)]
+        lines += ["", f"## {each.op.title}", "", each.op.summary, "", *_ladder_note(each), *_accuracy(each)]
         for step in each.op.steps:
             lines += ["", *_entry(each, step)]
     return "\n".join(lines) + "\n"
@@ -107,8 +106,35 @@ def _ladder_note(results: Results) -> list[str]:
     ]
 
 
+def _accuracy(results: Results) -> list[str]:
+    """Error and extra memory of every baseline and step, side by side."""
+    if not results.measured:
+        return []
+    op = results.op
+
+    def cell(name: Name) -> str:
+        error, extra_bytes = results.accuracy(op.profile_case, name)
+        if error is None or extra_bytes is None:
+            return "wrong" if results.status(op.profile_case, name).startswith("wrong") else "–"
+        multiple = write.number(results.quantities(name)["error_over_torch"])
+        return f"{write.number(error)} · {multiple} · {write.number(extra_bytes)}"
+
+    rows = [[baseline, cell(Name(baseline)), "", ""] for baseline in op.baselines]
+    rows += [
+        [step.name, "", *(cell(Name(backend, step.name)) if backend in step.backends else "" for backend in BACKENDS)]
+        for step in op.steps
+    ]
+    return [
+        "",
+        f"Error and extra memory at `{op.profile_case.slug}`: the largest absolute error against float64 · over "
+        "PyTorch's own · bytes allocated during a call.",
+        "",
+        *write.table(["", "baseline", *(TITLES[backend] for backend in BACKENDS)], rows),
+    ]
+
+
 def _entry(results: Results, step: Step) -> list[str]:
-    stale = [_TITLES[b] for b in step.backends if results.stale(Name(b, step.name))]
+    stale = [TITLES[b] for b in step.backends if results.stale(Name(b, step.name))]
     mark = f" (stale: {' and '.join(stale)} changed since)" if stale else ""
     lines = [f"### {step.name}{mark}", "", f"**{step.change}** {step.why}"]
     if step.gap:
@@ -116,47 +142,20 @@ def _entry(results: Results, step: Step) -> list[str]:
     lines += ["", *_counters(results, step), ""]
     for backend in step.backends:
         name = Name(backend, step.name)
-        lines.append(f"- {_TITLES[backend]}: limited by {results.limiter(name)}. {_verdict(results, step, backend)}")
+        lines.append(f"- {TITLES[backend]}: limited by {results.limiter(name)}. {_verdict(results, step, backend)}")
         for case in results.op.bench_cases:
             if (status := results.status(case, name)) not in ("", "ok"):
-                lines.append(f"- {_TITLES[backend]} at {case.slug}: {status}.")
+                lines.append(f"- {TITLES[backend]} at {case.slug}: {status}.")
     return lines
 
 
 def _counters(results: Results, step: Step) -> list[str]:
-    columns = []
-    for backend in step.backends:
-        previous = results.previous(step, backend)
-        before = results.quantities(Name(backend, previous.name)) if previous else None
-        columns.append((backend, previous, before, results.quantities(Name(backend, step.name))))
-    header = ["at " + results.op.profile_case.slug]
-    header += [f"{_TITLES[b]} {p.name[:3] + ' → ' if p else ''}{step.name[:3]}" for b, p, _, _ in columns]
-    rows = []
-    for keys in _ROWS:
-        cells = [_cell(keys, before, after) for _, _, before, after in columns]
-        if any(cell.strip("– ·") for cell in cells):
-            rows.append([_row_title(keys), *cells])
+    header, rows = before_and_after(results, step, step.backends, _ROWS)
     stalls = [
         " · ".join(f"{stall} {cycles:.1f}" for stall, cycles in results.stalls(Name(backend, step.name))) or "–"
         for backend in step.backends
     ]
     return write.table(header, [*rows, ["top stalls, cycles an issue", *stalls]])
-
-
-def _row_title(keys: tuple[str, ...]) -> str:
-    return " · ".join(
-        QUANTITIES[key].title + (f", {QUANTITIES[key].unit}" if QUANTITIES[key].unit else "") for key in keys
-    )
-
-
-def _cell(keys: tuple[str, ...], before: dict[str, float | None] | None, after: dict[str, float | None]) -> str:
-    now = " · ".join(write.number(after[key]) for key in keys)
-    if before is None:
-        return now
-    was = " · ".join(write.number(before[key]) for key in keys)
-    changes = [write.change(before[key], after[key]) for key in keys]
-    told = f" ({' · '.join(changes)})" if any(each not in ("", "=") for each in changes) else ""
-    return f"{was} → {now}{told}"
 
 
 def _verdict(results: Results, step: Step, backend: Backend) -> str:

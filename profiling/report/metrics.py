@@ -91,6 +91,10 @@ class Quantity:
     unit: str
     compute: Callable[[Mapping[str, float]], float | None] = lambda counters: None
 
+    @property
+    def heading(self) -> str:
+        return f"{self.title}, {self.unit}" if self.unit else self.title
+
 
 def _metric(name: str, scale: float = 1.0) -> Callable[[Mapping[str, float]], float | None]:
     return lambda counters: counters[name] * scale if name in counters else None
@@ -118,6 +122,7 @@ QUANTITIES: dict[str, Quantity] = {
     "rate": Quantity("rate", ""),
     "ceiling_share": Quantity("share of the measured ceiling", "%"),
     "bytes_over_minimum": Quantity("DRAM bytes over the minimum", ""),
+    "error_over_torch": Quantity("error over PyTorch's", ""),
     "dram_bytes": Quantity("DRAM bytes", "MB", _total("dram__bytes_read.sum", "dram__bytes_write.sum", scale=1e-6)),
     "dram_share": Quantity("DRAM busy", "%", _metric("gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed")),
     "l2_hit": Quantity("L2 hit", "%", _ratio("lts__t_sectors_lookup_hit.sum", "lts__t_sectors.sum", 100)),

@@ -1,0 +1,85 @@
+"""docs/<op>.md: the parts between markers, which say what was measured. The prose around them is left alone.
+
+``<!-- limit:begin -->`` holds what bounds the operation, ``<!-- counters:v03_vectorized:begin -->`` what the counters
+showed of that step: its time and rate, and the quantities that its predictions speak of.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+from kernel_twins._profiling.report import write
+from kernel_twins._profiling.report.analysis import Results
+from kernel_twins._profiling.report.deltas import TITLES, before_and_after
+from kernel_twins.ceilings import Ceilings
+from kernel_twins.spec import Name, Op, Step
+
+_MARKED = re.compile(r"(<!-- (limit|counters:\w+):begin -->\n).*?(<!-- \2:end -->)", re.DOTALL)
+_COUNTERS = "counters:"
+
+
+def render(text: str, results: Results, ceilings: Ceilings | None) -> str:
+    """A page with its marked parts renewed; one that no step asks for stays as it is (``gaps`` names it)."""
+    steps = {_COUNTERS + step.name: step for step in results.op.steps}
+
+    def renew(match: re.Match[str]) -> str:
+        if match[2] in steps:
+            lines = _counters(results, steps[match[2]])
+        elif match[2] == "limit":
+            lines = [_limit(results, ceilings)]
+        else:
+            return match[0]
+        return match[1] + "\n".join(lines) + "\n" + match[3]
+
+    return _MARKED.sub(renew, text)
+
+
+def gaps(text: str, op: Op) -> list[str]:
+    """What keeps a page from telling the whole ladder, a line each."""
+    found = Counter(match[2] for match in _MARKED.finditer(text))
+    wanted = ["limit", *(_COUNTERS + step.name for step in op.steps)]
+    return [
+        f"docs/{op.name}.md has {found[name]} pairs of markers {name}, must have {int(name in wanted)}"
+        for name in dict.fromkeys([*wanted, *found])
+        if found[name] != (name in wanted)
+    ]
+
+
+def _limit(results: Results, ceilings: Ceilings | None) -> str:
+    op = results.op
+    case = op.profile_case
+    intensity = op.flops(case) / op.bytes(case)
+    told = (
+        f"At `{case.slug}` the operation takes {write.number(op.flops(case) / 1e9)} GFLOP and moves at least "
+        f"{write.number(op.bytes(case) / 1e6)} MB, {write.number(intensity)} FLOP a byte."
+    )
+    if ceilings is None or not results.ceiling:
+        return f"{told} This GPU has not been surveyed yet."
+    pipe = "bf16" if op.ceiling == "bf16" else "fp32"
+    balance = ceilings.balance_points()[f"{pipe}_dram"]
+    bound = "device memory" if intensity < balance else "arithmetic"
+    work = op.bytes(case) / 1e3 if results.rate_unit == "GB/s" else op.flops(case) / 1e6
+    return (
+        f"{told} The survey's balance point for {pipe} is {write.number(balance)} FLOP a byte read from device memory, "
+        f"so {bound} is the limit: at the surveyed {op.ceiling.replace('_', ' ')} rate of "
+        f"{write.number(results.ceiling)} {results.rate_unit} it takes {write.number(work / results.ceiling)} µs."
+    )
+
+
+def _counters(results: Results, step: Step) -> list[str]:
+    case = results.op.profile_case
+    status = {backend: results.status(case, Name(backend, step.name)) for backend in step.backends}
+    measured = [backend for backend, each in status.items() if each]
+    if not measured:
+        return ["Not measured yet."]
+    predicted = dict.fromkeys(each.quantity for each in step.predictions)
+    keys = [("time",), ("rate",), *((key,) for key in predicted if key not in ("time", "rate"))]
+    notes = []
+    for backend, each in status.items():
+        if each != "ok":
+            notes.append(f"{TITLES[backend]}: {each or 'not measured yet'}.")
+        if results.stale(Name(backend, step.name)):
+            notes.append(f"{TITLES[backend]}: changed since it was measured.")
+    table = write.table(*before_and_after(results, step, measured, keys))
+    return [*table, "", " ".join(notes)] if notes else table
