@@ -151,7 +151,8 @@ class Op:
     and the float64 sum of the absolute terms behind each element (the scale of fp32 rounding). ``check`` raises
     TypeError or ValueError, naming the argument. ``accepts`` returns the reason for refusing a case, or an empty
     string. ``flops`` and ``bytes`` are the operation's minimum, never a step's traffic, so that steps compare;
-    ``ceiling`` names the measured limit of the hardware survey that its rate is set against.
+    ``ceiling`` names the measured limit of the hardware survey that its rate is set against. ``headline_cases`` are
+    those of the bench that the README's table shows.
     ``baselines`` maps a name to a call, or to None where the baseline is compiled into the extension beside the
     steps; the first one is PyTorch's own, and also the accuracy that is asked for.
     """
@@ -168,6 +169,7 @@ class Op:
     test_cases: tuple[Case, ...]
     huge_cases: tuple[Case, ...] = ()
     bench_cases: tuple[Case, ...]
+    headline_cases: tuple[Case, ...]
     profile_case: Case
     ceiling: Literal["dram_copy", "dram_read", "fp32", "bf16"]
     flops: Callable[[Case], int]

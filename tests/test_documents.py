@@ -29,6 +29,11 @@ def test_documents_agree_with_the_data() -> None:
 
 
 @BY_OP
+def test_the_cases_that_documents_show_are_timed(op: Op) -> None:
+    assert {*op.headline_cases, op.profile_case} <= {*op.bench_cases}
+
+
+@BY_OP
 def test_every_cell_of_the_ladders_was_tried_and_none_is_wrong(op: Op) -> None:
     results = Results(op, FOLDER, None)
     for case in op.bench_cases:

@@ -50,6 +50,12 @@ OP = Op(
             (3_333, 5_555, 7_777, "bf16", {}),
         )
     ),
+    headline_cases=(
+        Case.of(4_096, 4_096, 4_096, dtype="bf16"),
+        Case.of(8_192, 8_192, 8_192, dtype="bf16"),
+        Case.of(4_096, 4_096, 4_096, dtype="fp16"),
+        Case.of(4_095, 4_097, 4_096, dtype="bf16"),
+    ),
     profile_case=Case.of(4_096, 4_096, 4_096, dtype="bf16"),
     ceiling="bf16",
     flops=matmul.flops,

@@ -43,6 +43,10 @@ OP = Op(
             (3_333, 5_555, 7_777),
         )
     ),
+    headline_cases=tuple(
+        Case.of(m, n, k, dtype="fp32")
+        for m, n, k in ((4_096, 4_096, 4_096), (8_192, 8_192, 8_192), (3_333, 5_555, 7_777))
+    ),
     profile_case=Case.of(4_096, 4_096, 4_096, dtype="fp32"),
     ceiling="fp32",
     flops=matmul.flops,

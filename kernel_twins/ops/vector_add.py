@@ -87,6 +87,11 @@ OP = Op(
     bench_cases=tuple(
         Case.of(2**k, dtype=dtype) for dtype in ("fp32", "bf16") for k in (30, 28, 26, 24, 22, 20, 18, 16)
     ),
+    headline_cases=(
+        Case.of(2**30, dtype="fp32"),
+        Case.of(2**24, dtype="fp32"),
+        Case.of(2**30, dtype="bf16"),
+    ),
     profile_case=Case.of(2**26, dtype="fp32"),
     ceiling="dram_copy",
     flops=lambda case: math.prod(case.shape),

@@ -9,7 +9,6 @@ from kernel_twins import OPS
 from kernel_twins._profiling.report.analysis import Results
 from kernel_twins._profiling.report.log import scoreboard
 from kernel_twins.ceilings import Ceilings
-from kernel_twins.spec import Case, Op
 
 _MARKED = re.compile(r"(<!-- results:begin -->\n).*?(<!-- results:end -->)", re.DOTALL)
 
@@ -17,15 +16,8 @@ _MARKED = re.compile(r"(<!-- results:begin -->\n).*?(<!-- results:end -->)", re.
 def render(text: str, folder: Path, ceilings: Ceilings | None) -> str:
     """``text`` with its result table renewed; ValueError where the markers are missing."""
     results = [Results(op, folder, ceilings) for op in OPS.values()]
-    rows = "\n".join(scoreboard(results, {op.name: _headline(op) for op in OPS.values()}))
+    rows = "\n".join(scoreboard(results, {op.name: list(op.headline_cases) for op in OPS.values()}))
     renewed, count = _MARKED.subn(lambda match: f"{match[1]}{rows}\n{match[2]}", text)
     if count != 1:
         raise ValueError("README.md must hold one pair of markers: <!-- results:begin --> and <!-- results:end -->")
     return renewed
-
-
-def _headline(op: Op) -> list[Case]:
-    """The profiled problem and the largest of every dtype."""
-    dtypes = {case.dtype for case in op.bench_cases}
-    largest = {max((case for case in op.bench_cases if case.dtype == dtype), key=op.flops) for dtype in dtypes}
-    return [case for case in op.bench_cases if case == op.profile_case or case in largest]
