@@ -45,7 +45,7 @@ def _list(arguments: argparse.Namespace) -> int:
     for op in OPS.values():
         print(f"{op.name}: {op.title}")
         for step in op.steps:
-            print(f"  {step.name:<18} {' '.join(step.backends):<12} {step.arch:<8} {step.change}")
+            print(f"  {step.name:<20} {' '.join(step.backends):<12} {step.arch:<8} {step.change}")
     return 0
 
 
@@ -74,7 +74,7 @@ def _bench(arguments: argparse.Namespace) -> int:
     for timing in bench(op, case, steps):
         wrong |= timing.status.startswith("wrong")
         what = f"{statistics.median(timing.times_us):12.2f} µs" if timing.times_us else timing.status
-        print(f"  {timing.name.backend:<8} {timing.name.step:<18} {what}")
+        print(f"  {timing.name.backend:<8} {timing.name.step:<20} {what}")
     return 1 if wrong else 0
 
 
