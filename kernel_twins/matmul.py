@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from kernel_twins.spec import ITEMSIZE, Case, Output
@@ -29,28 +30,38 @@ def reference(case: Case, inputs: tuple[Tensor, ...], rows: slice) -> tuple[Tens
     return a @ b, a.abs() @ b.abs()
 
 
-def require_operands(a: Tensor, b: Tensor, out: Tensor, *dtypes: str) -> None:
-    """a: [M, K], b: [K, N], any strides; out: [M, N], contiguous; all of one of the dtypes, on one device."""
-    from kernel_twins.tensors import (
-        require_apart,
-        require_contiguous,
-        require_device,
-        require_dtype,
-        require_rank,
-        require_same_dtype,
-        require_shape,
-    )
+def check_of(*dtypes: str) -> Callable[..., None]:
+    """An op's ``check`` for operands that are all of one of the dtypes."""
 
-    for name, tensor in (("a", a), ("b", b), ("out", out)):
-        require_dtype(name, tensor, *dtypes)
-        require_same_dtype(name, tensor, "a", a)
-        require_rank(name, tensor, 2)
-        require_device(name, tensor, "a", a)
-    require_shape("b", b, (a.shape[1], b.shape[1]), "its rows are a's columns")
-    require_shape("out", out, (a.shape[0], b.shape[1]), "a's rows by b's columns")
-    require_contiguous("out", out)
-    require_apart(out, "a", a)
-    require_apart(out, "b", b)
+    def check(a: Tensor, b: Tensor, *, out: Tensor) -> None:
+        """a: [M, K], b: [K, N], any strides; out: [M, N], contiguous; of one dtype, on one device."""
+        from kernel_twins.tensors import (
+            require_apart,
+            require_contiguous,
+            require_device,
+            require_dtype,
+            require_rank,
+            require_same_dtype,
+            require_shape,
+        )
+
+        for name, tensor in (("a", a), ("b", b), ("out", out)):
+            require_dtype(name, tensor, *dtypes)
+            require_same_dtype(name, tensor, "a", a)
+            require_rank(name, tensor, 2)
+            require_device(name, tensor, "a", a)
+        require_shape("b", b, (a.shape[1], b.shape[1]), "its rows are a's columns")
+        require_shape("out", out, (a.shape[0], b.shape[1]), "a's rows by b's columns")
+        require_contiguous("out", out)
+        require_apart(out, "a", a)
+        require_apart(out, "b", b)
+
+    return check
+
+
+def accepts_of(*dtypes: str) -> Callable[[Case], str]:
+    """An op's ``accepts`` for the same."""
+    return lambda case: "" if case.dtype in dtypes else f"dtype is {case.dtype}, must be {' or '.join(dtypes)}"
 
 
 def test_cases(*dtypes: str) -> tuple[Case, ...]:
@@ -80,6 +91,17 @@ def test_cases(*dtypes: str) -> tuple[Case, ...]:
             (65, 33, 17, {"values": "inf", "b": "col"}),
         )
     )
+
+
+# Both fp32 ladders are timed on the same products, so that they compare.
+FP32_HEADLINE_CASES = tuple(
+    Case.of(m, n, k, dtype="fp32") for m, n, k in ((4_096, 4_096, 4_096), (8_192, 8_192, 8_192), (3_333, 5_555, 7_777))
+)
+FP32_BENCH_CASES = (
+    Case.of(1_024, 1_024, 1_024, dtype="fp32"),
+    Case.of(2_048, 2_048, 2_048, dtype="fp32"),
+    *FP32_HEADLINE_CASES,
+)
 
 
 def flops(case: Case) -> int:

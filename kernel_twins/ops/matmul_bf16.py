@@ -14,11 +14,6 @@ _LAYOUT_GAP = "Triton's compiler swizzles shared memory and picks the instructio
 _TUNING_GAP = "The constants of v05_grouped were chosen by the same search, by hand."
 
 
-def check(a: Tensor, b: Tensor, *, out: Tensor) -> None:
-    """a: [M, K], b: [K, N], any strides; out: [M, N], contiguous; all bf16 or all fp16 on one device."""
-    matmul.require_operands(a, b, out, "bf16", "fp16")
-
-
 def torch_mm(a: Tensor, b: Tensor, *, out: Tensor) -> None:
     import torch
 
@@ -33,8 +28,8 @@ OP = Op(
     inputs=matmul.inputs,
     outputs=matmul.outputs,
     reference=matmul.reference,
-    check=check,
-    accepts=lambda case: "" if case.dtype in ("bf16", "fp16") else f"dtype is {case.dtype}, must be bf16 or fp16",
+    check=matmul.check_of("bf16", "fp16"),
+    accepts=matmul.accepts_of("bf16", "fp16"),
     test_cases=matmul.test_cases("bf16", "fp16"),
     bench_cases=tuple(
         Case.of(m, n, k, dtype=dtype, **variant)

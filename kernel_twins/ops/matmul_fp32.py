@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from kernel_twins import matmul
 from kernel_twins.spec import Case, Op, Prediction, Step
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _REGISTER_GAP = (
     "Triton's compiler divides a block's tile among threads by itself; v05_register_tile_2d is the larger tile."
 )
 _LAYOUT_GAP = "Triton's compiler chooses the width of loads and the layout of warps by itself."
 _TUNING_GAP = "The constants of v09_pipelined were chosen by the same search, by hand."
-
-
-def check(a: Tensor, b: Tensor, *, out: Tensor) -> None:
-    """a: [M, K], b: [K, N], any strides; out: [M, N], contiguous; all fp32 on one device."""
-    matmul.require_operands(a, b, out, "fp32")
 
 
 OP = Op(
@@ -30,23 +20,11 @@ OP = Op(
     inputs=matmul.inputs,
     outputs=matmul.outputs,
     reference=matmul.reference,
-    check=check,
-    accepts=lambda case: "" if case.dtype == "fp32" else f"dtype is {case.dtype}, must be fp32",
+    check=matmul.check_of("fp32"),
+    accepts=matmul.accepts_of("fp32"),
     test_cases=matmul.test_cases("fp32"),
-    bench_cases=tuple(
-        Case.of(m, n, k, dtype="fp32")
-        for m, n, k in (
-            (1_024, 1_024, 1_024),
-            (2_048, 2_048, 2_048),
-            (4_096, 4_096, 4_096),
-            (8_192, 8_192, 8_192),
-            (3_333, 5_555, 7_777),
-        )
-    ),
-    headline_cases=tuple(
-        Case.of(m, n, k, dtype="fp32")
-        for m, n, k in ((4_096, 4_096, 4_096), (8_192, 8_192, 8_192), (3_333, 5_555, 7_777))
-    ),
+    bench_cases=matmul.FP32_BENCH_CASES,
+    headline_cases=matmul.FP32_HEADLINE_CASES,
     profile_case=Case.of(4_096, 4_096, 4_096, dtype="fp32"),
     ceiling="fp32",
     flops=matmul.flops,
