@@ -6,38 +6,24 @@ showed of that step: its time and rate, and the quantities that its predictions 
 
 from __future__ import annotations
 
-import re
-from collections import Counter
-
-from kernel_twins._profiling.report import write
+from kernel_twins._profiling.report import marked, write
 from kernel_twins._profiling.report.analysis import Results
 from kernel_twins._profiling.report.deltas import TITLES, before_and_after
 from kernel_twins.ceilings import Ceilings
 from kernel_twins.spec import Name, Op, Step
 
-_MARKED = re.compile(r"(<!-- (limit|counters:\w+):begin -->\n).*?(<!-- \2:end -->)", re.DOTALL)
 _COUNTERS = "counters:"
 
 
 def render(text: str, results: Results, ceilings: Ceilings | None) -> str:
     """A page with its marked parts renewed; one that no step asks for stays as it is (``gaps`` names it)."""
-    steps = {_COUNTERS + step.name: step for step in results.op.steps}
-
-    def renew(match: re.Match[str]) -> str:
-        if match[2] in steps:
-            lines = _counters(results, steps[match[2]])
-        elif match[2] == "limit":
-            lines = [_limit(results, ceilings)]
-        else:
-            return match[0]
-        return match[1] + "\n".join(lines) + "\n" + match[3]
-
-    return _MARKED.sub(renew, text)
+    parts = {_COUNTERS + step.name: _counters(results, step) for step in results.op.steps}
+    return marked.renew(text, parts | {"limit": [_limit(results, ceilings)]})
 
 
 def gaps(text: str, op: Op) -> list[str]:
     """What keeps a page from telling the whole ladder, a line each."""
-    found = Counter(match[2] for match in _MARKED.finditer(text))
+    found = marked.names(text)
     wanted = ["limit", *(_COUNTERS + step.name for step in op.steps)]
     return [
         f"docs/{op.name}.md has {found[name]} pairs of markers {name}, must have {int(name in wanted)}"
