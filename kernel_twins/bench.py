@@ -20,7 +20,7 @@ from kernel_twins._load import Call, load_named
 from kernel_twins.check import check, generator
 from kernel_twins.sensors import Sampler
 from kernel_twins.spec import BACKENDS, Backend, Case, Name, Op, Step
-from kernel_twins.tensors import DTYPE
+from kernel_twins.tensors import empty_outputs
 
 CallSet = tuple[tuple[Tensor, ...], Tensor | tuple[Tensor, ...]]  # inputs and out of one call
 
@@ -102,8 +102,7 @@ def _input_sets(op: Op, case: Case) -> list[CallSet]:
     sets = []
     for _ in range(count):
         inputs = op.inputs(case, source)
-        outputs = tuple(torch.empty(each.shape, dtype=DTYPE[each.dtype], device="cuda") for each in op.outputs(case))
-        sets.append((inputs, outputs[0] if len(outputs) == 1 else outputs))
+        sets.append((inputs, empty_outputs(op, case, "cuda")))
     return sets
 
 

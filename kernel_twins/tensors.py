@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Generator, Tensor
 
-from kernel_twins.spec import Case
+from kernel_twins.spec import Case, Op
 
 DTYPE: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -31,6 +31,12 @@ def normal(case: Case, shape: tuple[int, ...], generator: Generator) -> Tensor:
     for index, value in enumerate(special[:size]):
         flat[(size // 2 + index) % size] = value
     return flat.view(shape)
+
+
+def empty_outputs(op: Op, case: Case, device: str | torch.device) -> Tensor | tuple[Tensor, ...]:
+    """What a call takes as ``out``, not initialised: a tensor, or a tuple where the op has several."""
+    outputs = tuple(torch.empty(each.shape, dtype=DTYPE[each.dtype], device=device) for each in op.outputs(case))
+    return outputs[0] if len(outputs) == 1 else outputs
 
 
 def require_shape(name: str, tensor: Tensor, shape: tuple[int, ...], remedy: str) -> None:

@@ -29,7 +29,7 @@ from kernel_twins._load import load
 from kernel_twins._triton.device import describable
 from kernel_twins.ceilings import gpu_slug
 from kernel_twins.spec import ITEMSIZE, Case
-from kernel_twins.tensors import DTYPE
+from kernel_twins.tensors import DTYPE, empty_outputs
 
 Config = dict[str, int]
 
@@ -107,10 +107,8 @@ def record(op: str, step: str, cases: Iterable[Case]) -> dict[str, Config]:
     try:
         for case in cases:
             inputs = spec.inputs(case, torch.Generator("cuda").manual_seed(0))
-            (output,) = spec.outputs(case)
-            out = torch.empty(output.shape, dtype=DTYPE[output.dtype], device="cuda")
             _searched.clear()
-            call(*inputs, out=out)
+            call(*inputs, out=empty_outputs(spec, case, "cuda"))
             winners |= {problem.slug: kernel.best_config.all_kwargs() for (_, problem), kernel in _searched.items()}
     finally:
         _recording = False

@@ -19,7 +19,7 @@ from kernel_twins._load import load_named
 from kernel_twins._profiling.report.identity import triton_digest
 from kernel_twins.check import generator
 from kernel_twins.spec import BACKENDS, Name
-from kernel_twins.tensors import DTYPE
+from kernel_twins.tensors import empty_outputs
 
 
 def label(op: str, name: Name) -> str:
@@ -42,8 +42,7 @@ def main(op: str, digests_file: str, *labels: str) -> None:
     spec = ops.get(op)
     case = spec.profile_case
     inputs = spec.inputs(case, generator(case, "cuda"))
-    outputs = tuple(torch.empty(each.shape, dtype=DTYPE[each.dtype], device="cuda") for each in spec.outputs(case))
-    out = outputs[0] if len(outputs) == 1 else outputs
+    out = empty_outputs(spec, case, "cuda")
     digests = {}
     for name in cells(op):
         if label(op, name) not in labels:
