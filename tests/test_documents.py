@@ -59,7 +59,7 @@ def test_every_row_names_a_recorded_run(op: Op) -> None:
 @BY_OP
 def test_recorded_counters_extract_to_the_rows_they_came_from(op: Op) -> None:
     """The way from launches to rows, on what the H100 really recorded."""
-    table = store.read_counters(FOLDER, op.name)
+    table = store.read_table(FOLDER, op.name, "counters")
     launches, expected, codes = [], {}, {}
     for (backend, step, _), rows in table.groupby(["backend", "step", "launch"], sort=False):
         label = f"kl.{op.name}.{backend}.{step or 'baseline'}"

@@ -34,7 +34,7 @@ def launch(label: str = LABEL, **changes: float) -> Launch:
 
 
 def timing(backend: str, step: str, times: list[float], status: str = "ok", case: str = CASE.slug) -> dict[str, str]:
-    row = dict.fromkeys(store.TIMINGS, "")
+    row = dict.fromkeys(store.TABLES["timings"], "")
     return row | {
         "case": case,
         "backend": backend,
@@ -63,13 +63,13 @@ def folder(tmp_path: Path) -> Path:
         launch("kl.vector_add.cuda.v02_grid_stride", gpu__dram_throughput=91.0),
     ]
     expected = {each.label: 1 for each in launches}
-    store.write(tmp_path / "vector_add.timings.csv", pd.DataFrame(timings, columns=store.TIMINGS))
+    store.write(tmp_path / "vector_add.timings.csv", pd.DataFrame(timings, columns=store.TABLES["timings"]))
     store.write(tmp_path / "vector_add.counters.csv", counter_rows(launches, expected, CASE.slug, "r1", {}))
     return tmp_path
 
 
 def test_counters_survive_the_way_through_the_file(folder: Path) -> None:
-    table = store.read_counters(folder, "vector_add")
+    table = store.read_table(folder, "vector_add", "counters")
     assert len(table) == 2 * len(METRICS)
     results = Results(OP, folder, None)
     assert results.quantities(Name("cuda", "v01_scalar"))["dram_share"] == 85.0
@@ -203,7 +203,7 @@ def test_a_page_that_lacks_a_step_is_found(folder: Path) -> None:
 def test_changed_source_makes_rows_stale(folder: Path) -> None:
     from kernel_twins._profiling.report.identity import source_digest
 
-    table = store.read_timings(folder, "vector_add")
+    table = store.read_table(folder, "vector_add", "timings")
     fresh = source_digest("vector_add", "v01_scalar", "cuda")
     table["code"] = [f"{fresh}:0" if step == "v01_scalar" else "00000000:0" for step in table["step"]]
     store.write(folder / "vector_add.timings.csv", table)
@@ -236,7 +236,7 @@ def test_a_comment_does_not_change_the_source_digest(tmp_path: Path, monkeypatch
 def test_a_table_of_another_tool_is_refused(tmp_path: Path) -> None:
     (tmp_path / "vector_add.timings.csv").write_text("a,b\n1,2\n")
     with pytest.raises(ValueError, match="case"):
-        store.read_timings(tmp_path, "vector_add")
+        store.read_table(tmp_path, "vector_add", "timings")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ import numpy as np
 import pandas as pd
 
 from kernel_twins._profiling.report import identity, store
-from kernel_twins._profiling.report.metrics import QUANTITIES, fold, top_stalls
+from kernel_twins._profiling.report.metrics import fold, top_stalls
+from kernel_twins._profiling.report.quantities import QUANTITIES
 from kernel_twins.ceilings import Ceilings
 from kernel_twins.spec import Backend, Case, Name, Op, Prediction, Step
 
@@ -62,8 +63,8 @@ class Results:
     def __init__(self, op: Op, folder: Path, ceilings: Ceilings | None) -> None:
         self.op = op
         self.ceiling = getattr(ceilings, op.ceiling) if ceilings else None
-        self._timings = store.read_timings(folder, op.name)
-        self._counters = store.read_counters(folder, op.name)
+        self._timings = store.read_table(folder, op.name, "timings")
+        self._counters = store.read_table(folder, op.name, "counters")
 
     @property
     def measured(self) -> bool:

@@ -50,13 +50,13 @@ def collect(ops: list[Op], gpu: str, target: Path, console: Console) -> list[str
             if _published(target, op, run["run"], sources):
                 progress.advance(task, len(op.bench_cases) + 1)
                 continue
-            timings = store.read_timings(unfinished, op.name)
+            timings = store.read_table(unfinished, op.name, "timings")
             for case in op.bench_cases:
                 progress.update(task, description=f"{op.name} {case.slug}")
                 if not _recorded(timings, case, sources):
                     rows = [_timing_row(case, timing, sources, run["run"]) for timing in bench(op, case, op.steps)]
                     timings = timings[timings["case"] != case.slug]
-                    timings = pd.concat([timings, pd.DataFrame(rows, columns=store.TIMINGS)])
+                    timings = pd.concat([timings, pd.DataFrame(rows, columns=store.TABLES["timings"])])
                     store.write(unfinished / f"{op.name}.timings.csv", timings)
                     torch.cuda.empty_cache()
                 progress.advance(task)
@@ -120,7 +120,7 @@ def _recorded(timings: pd.DataFrame, case: Case, sources: dict[Name, str]) -> bo
 
 def _published(target: Path, op: Op, run: str, sources: dict[Name, str]) -> bool:
     """Whether this run, before it was interrupted, has published the operation with the code as it is now."""
-    timings = store.read_timings(target, op.name)
+    timings = store.read_table(target, op.name, "timings")
     return bool((timings["run"] == run).any()) and _codes(timings) == sources
 
 
@@ -202,13 +202,13 @@ def _profile(
         for name, source in sources.items()
     }
     if not launches:
-        return pd.DataFrame(columns=store.COUNTERS), codes, problems
+        return pd.DataFrame(columns=store.TABLES["counters"]), codes, problems
     expected = {label(op.name, name): op.step(name.step).launches if name.step else 0 for name in names}
     labelled = {label(op.name, name): code for name, code in codes.items()}
     try:
         counters = counter_rows(launches, expected, op.profile_case.slug, run, labelled)
     except InvalidReportError as error:
-        return pd.DataFrame(columns=store.COUNTERS), codes, [*problems, f"{op.name}: {error}"]
+        return pd.DataFrame(columns=store.TABLES["counters"]), codes, [*problems, f"{op.name}: {error}"]
     return counters, codes, problems
 
 

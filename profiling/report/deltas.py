@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from kernel_twins._profiling.report import write
 from kernel_twins._profiling.report.analysis import Results
-from kernel_twins._profiling.report.metrics import QUANTITIES
+from kernel_twins._profiling.report.quantities import QUANTITIES
 from kernel_twins.spec import Backend, Name, Step
 
 TITLES = {"cuda": "CUDA", "triton": "Triton"}

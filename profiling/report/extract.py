@@ -8,7 +8,7 @@ import pandas as pd
 
 from kernel_twins._profiling.report.metrics import DURATION
 from kernel_twins._profiling.report.reader import InvalidReportError, Launch
-from kernel_twins._profiling.report.store import COUNTERS
+from kernel_twins._profiling.report.store import TABLES
 
 
 def counter_rows(
@@ -39,4 +39,4 @@ def counter_rows(
                     raise InvalidReportError(f"{label}: {metric} is {value}")
                 cell = (case, backend, "" if step == "baseline" else step, str(index), launch.kernel)
                 rows.append((*cell, metric, format(value, ".10g"), launch.units[metric], codes.get(label, ""), run))
-    return pd.DataFrame(rows, columns=COUNTERS)
+    return pd.DataFrame(rows, columns=TABLES["counters"])

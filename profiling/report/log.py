@@ -8,7 +8,7 @@ from kernel_twins import OPS
 from kernel_twins._profiling.report import store, write
 from kernel_twins._profiling.report.analysis import Judgement, Results
 from kernel_twins._profiling.report.deltas import TITLES, before_and_after
-from kernel_twins._profiling.report.metrics import QUANTITIES
+from kernel_twins._profiling.report.quantities import QUANTITIES
 from kernel_twins.ceilings import Ceilings
 from kernel_twins.spec import BACKENDS, Backend, Case, Name, Step
 

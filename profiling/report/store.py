@@ -1,17 +1,26 @@
 """The committed measurements: plain CSV tables, one folder a GPU, the latest run of every operation.
 
 ``<op>.timings.csv`` has a row a cell (case, backend, step) with the time of every round; ``<op>.counters.csv`` a row
-for every metric of every profiled launch; ``runs.csv`` says on what and with what each run was made. Nothing that
-can be derived is stored: rates, shares and ratios are computed when the documents are rendered.
+for every metric of every profiled launch; ``<op>.cycles.csv`` the cycles of ten more calls of each profiled cell;
+``<op>.quarantine.csv`` the cells whose counters were refused, and why; ``<op>.proton.csv`` what Triton's Proton saw
+where counters are forbidden. ``runs.csv`` says on what and with what each run was made. Nothing that can be derived is
+stored: rates, shares and ratios are computed when the documents are rendered.
+
+Every file ends in a footer with the number of its rows and their digest, so that one cut short is noticed.
 """
 
 from __future__ import annotations
 
+import hashlib
+import io
 import os
+import re
 import tempfile
 from pathlib import Path
 
 import pandas as pd
+
+from kernel_twins._profiling.report.errors import InvalidDataError
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "profiling" / "data"
@@ -19,43 +28,88 @@ RUNS = ROOT / "runs"  # ignored by git: unfinished runs, and the results of GPUs
 REFERENCE_GPU = "h100-sxm"
 
 KEY = ["case", "backend", "step"]
-TIMINGS = [
-    *KEY, "status", "contest", "times_us", "extra_bytes", "error", "margin",
-    "sm_clock_mhz", "power_w", "temperature_c", "throttle", "code", "run",
-]  # fmt: skip
-COUNTERS = [*KEY, "launch", "kernel", "metric", "value", "unit", "code", "run"]
+TABLES: dict[str, list[str]] = {
+    "timings": [
+        *KEY, "status", "contest", "times_us", "extra_bytes", "error", "margin",
+        "sm_clock_mhz", "power_w", "temperature_c", "throttle", "code", "run",
+    ],
+    "counters": [*KEY, "launch", "kernel", "metric", "value", "unit", "code", "run"],
+    "cycles": [*KEY, "cycles", "code", "run"],
+    "quarantine": [*KEY, "reason", "code", "run"],
+    "proton": [*KEY, "kernel", "count", "time_ns", "bytes", "flops", "code", "run"],
+}  # fmt: skip
+"""Columns of an operation's tables. ``cycles`` and ``times_us`` hold several numbers, blanks between them."""
 PROVENANCE = [
     "run", "date", "gpu", "driver", "power_limit_w", "cuda", "torch", "triton", "nvcc", "ncu", "python",
 ]  # fmt: skip
 
-
-def read(path: Path, columns: list[str]) -> pd.DataFrame:
-    """A table as text (no guessing of types), empty where there is no file; ValueError if a column is missing."""
-    if not path.exists():
-        return pd.DataFrame(columns=columns)
-    table = pd.read_csv(path, dtype=str, keep_default_na=False)
-    if missing := [column for column in columns if column not in table.columns]:
-        raise ValueError(f"{path.name}: column {', '.join(missing)} is missing; the file was not written by this tool")
-    return table[columns]
+_FOOTER = re.compile(r"# (\d+) rows,sha256 ([0-9a-f]{16}),*")
 
 
-def write(path: Path, table: pd.DataFrame) -> None:
-    """Replace a table in one move, so that an interruption leaves the old one or the new one, never half."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-    with os.fdopen(handle, "w", newline="") as file:
-        table.to_csv(file, index=False, lineterminator="\n")
-    os.chmod(name, 0o644)  # mkstemp lets nobody else read
-    os.replace(name, path)
+def path(folder: Path, op: str, table: str) -> Path:
+    return folder / f"{op}.{table}.csv"
 
 
-def read_timings(folder: Path, op: str) -> pd.DataFrame:
-    return read(folder / f"{op}.timings.csv", TIMINGS)
-
-
-def read_counters(folder: Path, op: str) -> pd.DataFrame:
-    return read(folder / f"{op}.counters.csv", COUNTERS)
+def read_table(folder: Path, op: str, table: str) -> pd.DataFrame:
+    """One of an operation's tables as text, empty where there is none."""
+    return read(path(folder, op, table), TABLES[table])
 
 
 def read_runs(folder: Path) -> pd.DataFrame:
     return read(folder / "runs.csv", PROVENANCE)
+
+
+def read(file: Path, columns: list[str]) -> pd.DataFrame:
+    """A table as text (no guessing of types), empty where there is no file.
+
+    InvalidDataError if it is cut short, was changed by another hand or lacks a column.
+    """
+    if not file.exists():
+        return pd.DataFrame(columns=columns)
+    return parse(file.read_bytes(), columns, file.name)
+
+
+def parse(content: bytes, columns: list[str], name: str) -> pd.DataFrame:
+    """What ``read`` does, for content that comes from elsewhere, such as from git's history."""
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidDataError(f"{name} is not text in UTF-8 ({error.reason}): take it from git again") from None
+    body, _, last = text.removesuffix("\n").rpartition("\n")
+    footer = _FOOTER.fullmatch(last)
+    if footer is None or not text.endswith("\n"):
+        raise InvalidDataError(f"{name} has no footer: it is cut short or was not written by this tool")
+    body += "\n"
+    if _digest(body) != footer[2]:
+        raise InvalidDataError(f"{name} does not have the digest in its footer: take it from git, or measure again")
+    table = pd.read_csv(io.StringIO(body), dtype=str, keep_default_na=False)
+    if missing := [column for column in columns if column not in table.columns]:
+        raise InvalidDataError(f"{name}: column {', '.join(missing)} is missing: it is from another version")
+    if len(table) != int(footer[1]):
+        raise InvalidDataError(f"{name} has {len(table)} rows, its footer says {footer[1]}")
+    return table[columns]
+
+
+def render(table: pd.DataFrame) -> str:
+    """A table as it stands in its file; the footer has as many fields as a row, as viewers expect."""
+    body = table.to_csv(index=False, lineterminator="\n")
+    padding = "," * max(0, len(table.columns) - 2)
+    return f"{body}# {len(table)} rows,sha256 {_digest(body)}{padding}\n"
+
+
+def write(file: Path, table: pd.DataFrame) -> None:
+    """Replace a table in one move, so that an interruption leaves the old one or the new one, never half."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=file.parent, suffix=".tmp")
+    try:
+        with os.fdopen(handle, "w", newline="") as stream:
+            stream.write(render(table))
+        os.chmod(name, 0o644)  # mkstemp lets nobody else read
+        os.replace(name, file)
+    except BaseException:  # a full disk, Ctrl-C: the old table stays, and no half one beside it
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _digest(body: str) -> str:
+    return hashlib.sha256(body.encode()).hexdigest()[:16]

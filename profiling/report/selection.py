@@ -1,0 +1,49 @@
+"""Which cells a command is about: all of them, or those of some operations, one step, one language, one shape."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernel_twins import OPS, ops
+from kernel_twins.spec import BACKENDS, Backend, Case, Name, Op
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Operations and, where not empty, the one step, language and case that are meant of them."""
+
+    ops: tuple[Op, ...]
+    step: str = ""
+    backend: str = ""
+    case: str = ""
+
+    @classmethod
+    def of(cls, names: list[str] | None, step: str | None, backend: str | None, shape: str | None) -> Selection:
+        """From the command line; ValueError names the argument that fits nothing."""
+        chosen = tuple(ops.get(name) for name in names or OPS)
+        if step and not any(step == each.name for op in chosen for each in op.steps):
+            known = sorted({each.name for op in chosen for each in op.steps})
+            raise ValueError(f"--step is {step!r}; {' and '.join(op.name for op in chosen)} have {', '.join(known)}")
+        case = Case.parse(shape).slug if shape else ""
+        if case and not any(case == each.slug for op in chosen for each in op.bench_cases):
+            known = sorted({each.slug for op in chosen for each in op.bench_cases})
+            raise ValueError(f"--shape is {shape!r}; the timed cases are {', '.join(known)}")
+        return cls(chosen, step or "", backend or "", case)
+
+    @property
+    def whole(self) -> bool:
+        """Whether operations are meant with all that they have, so that the results can replace recorded ones."""
+        return not (self.step or self.backend or self.case)
+
+    def cases(self, op: Op) -> tuple[Case, ...]:
+        return tuple(case for case in op.bench_cases if self.case in ("", case.slug))
+
+    def names(self, op: Op) -> list[Name]:
+        """The steps that are meant, by language; baselines are not among them."""
+        languages: list[Backend] = [backend for backend in BACKENDS if self.backend in ("", backend)]
+        return [
+            Name(backend, step.name)
+            for backend in languages
+            for step in op.steps_of(backend)
+            if self.step in ("", step.name)
+        ]
