@@ -71,6 +71,17 @@ __device__ inline void mma_m16n8k16(float (&sums)[4], const uint32_t (&a)[4], co
   }
 }
 
+// PTX ISA, "cvt". A number as TF32, to nearest: one instruction from 9.0 on, three before.
+__device__ inline uint32_t to_tf32(float x) {
+  uint32_t bits;
+#if __CUDA_ARCH__ >= 900
+  asm("cvt.rn.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
+#else
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
+#endif
+  return bits;
+}
+
 // PTX ISA, "mma.sync", m16n8k8. sums += a @ b for TF32 (fp32 whose lower 13 bits are ignored), summed in
 // fp32. With g = lane / 4 and t = lane % 4: a holds rows g, g + 8 of column t, then of column t + 4; b holds
 // rows t, t + 4 of column g; sums hold columns 2t, 2t + 1 of row g, then of row g + 8.

@@ -56,17 +56,6 @@ __device__ inline void load_tile(float (&tile)[ROWS][PITCH], const float* source
   }
 }
 
-// A number as TF32, to nearest. PTX ISA, "cvt": one instruction from 9.0 on, three before.
-__device__ inline uint32_t to_tf32(float x) {
-  uint32_t bits;
-#if __CUDA_ARCH__ >= 900
-  asm("cvt.rn.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
-#else
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
-#endif
-  return bits;
-}
-
 // x = big + small but for its last bit. The subtraction is exact.
 __device__ inline void split(float x, uint32_t& big, uint32_t& small) {
   big = to_tf32(x);

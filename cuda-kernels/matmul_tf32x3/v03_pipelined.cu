@@ -80,20 +80,9 @@ __device__ inline void copy_tile(float (&tile)[ROWS][PITCH], const float* source
   }
 }
 
-// A number as TF32, to nearest. PTX ISA, "cvt": one instruction from 9.0 on, three before.
-__device__ inline uint32_t to_tf32(uint32_t x) {
-  uint32_t bits;
-#if __CUDA_ARCH__ >= 900
-  asm("cvt.rn.tf32.f32 %0, %1;" : "=r"(bits) : "f"(__uint_as_float(x)));
-#else
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(__uint_as_float(x)));
-#endif
-  return bits;
-}
-
 // x = big + small but for its last bit. The subtraction is exact, and leaves at most 13 bits.
 __device__ inline void split(uint32_t x, uint32_t& big, uint32_t& small) {
-  big = to_tf32(x);
+  big = to_tf32(__uint_as_float(x));
   small = __float_as_uint(__uint_as_float(x) - __uint_as_float(big));
 }
 

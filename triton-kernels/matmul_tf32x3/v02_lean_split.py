@@ -18,16 +18,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernel_twins._triton.tf32 import round_to_tf32
+
 BLOCK_M = 64
 BLOCK_N = 128
 BLOCK_K = 32
 NUM_WARPS = 8
-
-
-@triton.jit
-def round_to_tf32(value):
-    # To nearest, ties away from zero: half of the 13 bits' range is added, then the 13 bits are cut off.
-    return ((value.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
 
 
 @triton.jit

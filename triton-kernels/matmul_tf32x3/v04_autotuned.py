@@ -16,6 +16,7 @@ from torch import Tensor
 from triton.testing import do_bench_cudagraph
 
 from kernel_twins._triton import tuning
+from kernel_twins._triton.tf32 import round_to_tf32
 
 CONFIGS = [
     triton.Config({"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": 8}, num_warps=warps, num_stages=stages)
@@ -25,12 +26,6 @@ CONFIGS = [
         (32, 128, 32, 4, 3), (32, 64, 32, 4, 3),
     )
 ]  # fmt: skip
-
-
-@triton.jit
-def round_to_tf32(value):
-    # To nearest, ties away from zero: half of the 13 bits' range is added, then the 13 bits are cut off.
-    return ((value.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
 
 
 @triton.autotune(
