@@ -1,19 +1,21 @@
-"""``python -m kernel_twins``: list the ladders, run one step under a tool of your choice, time one case."""
+"""``python -m kernel_twins``: list the ladders, run one step under a tool of your choice, time a case, show code."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import sys
 
 from kernel_twins._load import UnavailableError, load, why_no_gpu
 from kernel_twins.ops import OPS, get
-from kernel_twins.spec import BACKENDS, Case
+from kernel_twins.show import STAGES
+from kernel_twins.spec import BACKENDS, Case, Op
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m kernel_twins", description=__doc__)
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="list | run | bench")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="list | run | bench | show")
 
     verbs.add_parser("list", help="every operation, its steps and the languages they exist in")
 
@@ -28,12 +30,39 @@ def main(argv: list[str] | None = None) -> int:
     bench.add_argument("step", nargs="?", help="this step only (default: the whole ladder)")
     bench.add_argument("--case", help="such as 16777216-fp32 (default: the profiled case)")
 
+    show = verbs.add_parser(
+        "show",
+        help="what the compilers make of a step; needs no GPU",
+        description="Prints one stage of compilation, or what differs there between two steps.",
+    )
+    show.add_argument("op")
+    show.add_argument("step")
+    show.add_argument("backend", choices=BACKENDS)
+    show.add_argument(
+        "--stage",
+        choices=STAGES["triton"],
+        default="sass",
+        help="CUDA has ptx and sass (default: sass)",
+    )
+    show.add_argument(
+        "--diff",
+        metavar="STEP | twin",
+        help="print what differs from this step, or from the same step in the other language (ptx, sass); registers, "
+        "labels and comments are left out",
+    )
+    show.add_argument("--case", help="such as 1000003-bf16 (default: the profiled case)")
+
     arguments = parser.parse_args(argv)
-    if arguments.verb != "list" and (reason := why_no_gpu()):
+    if arguments.verb in ("run", "bench") and (reason := why_no_gpu()):
         print(f"kernel_twins: cannot {arguments.verb} here: {reason}", file=sys.stderr)
         return 3
     try:
-        return {"list": _list, "run": _run, "bench": _bench}[arguments.verb](arguments)
+        code = {"list": _list, "run": _run, "bench": _bench, "show": _show}[arguments.verb](arguments)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # the reader, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except ValueError as error:
         parser.error(str(error))
     except (UnavailableError, RuntimeError) as error:
@@ -52,10 +81,7 @@ def _list(arguments: argparse.Namespace) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     from kernel_twins.check import check
 
-    op = get(arguments.op)
-    case = Case.parse(arguments.case) if arguments.case else op.profile_case
-    if reason := op.accepts(case) or op.step(arguments.step).accepts(case):
-        raise ValueError(f"--case {case.slug}: {reason}")
+    op, case = _op_and_case(arguments)
     verdict = check(op, load(op.name, arguments.step, arguments.backend), case)
     print(f"{case.slug}: " + (f"right, error {verdict.error:.3g}" if verdict.ok else f"WRONG, {verdict.reason}"))
     return 0 if verdict.ok else 1
@@ -76,6 +102,28 @@ def _bench(arguments: argparse.Namespace) -> int:
         what = f"{statistics.median(timing.times_us):12.2f} µs" if timing.times_us else timing.status
         print(f"  {timing.name.backend:<8} {timing.name.step:<20} {what}")
     return 1 if wrong else 0
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    from kernel_twins.show import diff, show
+
+    op, case = _op_and_case(arguments)
+    what = (op, op.step(arguments.step), arguments.backend, arguments.stage, case)
+    text = diff(*what, arguments.diff) if arguments.diff else show(*what)
+    if text:
+        print(text.rstrip("\n"))
+    else:
+        print("nothing differs that matters", file=sys.stderr)
+    return 0
+
+
+def _op_and_case(arguments: argparse.Namespace) -> tuple[Op, Case]:
+    """The operation, and the case that is asked for or profiled; ValueError where the step does not take it."""
+    op = get(arguments.op)
+    case = Case.parse(arguments.case) if arguments.case else op.profile_case
+    if reason := op.accepts(case) or op.step(arguments.step).accepts(case):
+        raise ValueError(f"--case {case.slug}: {reason}")
+    return op, case
 
 
 if __name__ == "__main__":

@@ -1,33 +1,20 @@
-"""Every Triton step compiles for both architectures without a GPU, fits them, and holds the instructions it is about.
-
-The launchers run as they are, on tensors without memory, so that the compiler is told what a launch would tell it
-(divisibility, constants, the descriptors' tiles); only the launch itself is left out.
-"""
+"""Every Triton step compiles for both architectures without a GPU, fits them, and holds what it is about."""
 
 from __future__ import annotations
 
-import importlib
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kernel_twins import OPS, ops
+from kernel_twins import OPS, aot, disassembly, ops
 from kernel_twins.spec import Case, Op, Step
 
-torch = pytest.importorskip("torch")
-triton = pytest.importorskip("triton")
-
-from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
-from triton.backends.compiler import GPUTarget  # noqa: E402
-from triton.runtime.jit import JITFunction  # noqa: E402
-
-from kernel_twins.tensors import DTYPE  # noqa: E402
+pytest.importorskip("torch")
+pytest.importorskip("triton")
 
 SHARED_LIMIT = {80: 166_912, 90: 232_448}  # bytes of shared memory that a block can have
-CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 
 CELLS = [
     pytest.param(op, step, arch, id=f"{op.name}-{step.name}-sm_{arch}")
@@ -87,22 +74,6 @@ WITHOUT_TENSOR_CORES = [
 ]
 
 
-class Driver:
-    """Stands for a GPU of that architecture as far as compiling needs one."""
-
-    def __init__(self, arch: int) -> None:
-        self.arch = arch
-
-    def get_current_device(self) -> int:
-        return self.arch  # kernels are kept by device: one for each architecture
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", self.arch, 32)
-
-
 def aligned_cases(op: Op) -> list[Case]:
     """For every dtype and variant that is timed, one case whose sizes all tiles divide."""
     even = [case for case in op.bench_cases if all(size % 1024 == 0 for size in case.shape)]
@@ -117,44 +88,22 @@ def odd_cases(op: Op) -> list[Case]:
     return timed or [max(tested, key=op.bytes)]
 
 
-def compiled(monkeypatch: pytest.MonkeyPatch, op: Op, step: Step, case: Case, arch: int) -> list[Any]:
+def compiled(op: Op, step: Step, case: Case, arch: int) -> list[Any]:
     """What one call compiles, for every configuration that the step may be tuned to."""
-    module = importlib.import_module(f"kernel_twins._triton.{op.name}.{step.name}")
-    launch = getattr(module, f"{op.name}_{step.name}")
-    kernel = getattr(module, f"{op.name}_{step.name}_kernel")
-    with FakeTensorMode():
-        inputs = op.inputs(case, torch.Generator())
-    inputs = tuple(torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device="meta") for x in inputs)
-    (output,) = op.outputs(case)
-    out = torch.empty(output.shape, dtype=DTYPE[output.dtype], device="meta")
-    kernels: list[Any] = []
-    run = JITFunction.run
-
-    def compile_only(self: JITFunction[Any], *args: Any, warmup: bool, **kwargs: Any) -> None:
-        kernels.append(run(self, *args, warmup=True, **kwargs))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(triton.runtime.driver, "_active", Driver(arch))
-        patch.setattr(JITFunction, "run", compile_only)
-        for config in getattr(kernel, "configs", [None]):
-            if config is not None:
-                patch.setattr(kernel, "configs", [config])
-            launch(*inputs, out=out)
-    return kernels
+    return [kernel for config in aot.configs(op, step) for kernel in aot.compiled(op, step, case, arch, config)]
 
 
 def stack_bytes(kernel: Any, folder: Path) -> int:
     """Bytes of local memory a thread, which is where registers spill to."""
     cubin = folder / "kernel.cubin"
     cubin.write_bytes(kernel.asm["cubin"])
-    usage = subprocess.run([CUOBJDUMP, "-res-usage", cubin], capture_output=True, text=True, check=True).stdout
-    return sum(int(number) for number in re.findall(r"(?:STACK|LOCAL):(\d+)", usage))
+    return disassembly.resource_usage(cubin)[kernel.name].stack_bytes
 
 
 @pytest.mark.parametrize(("op", "step", "arch"), CELLS)
-def test_step_compiles_and_fits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, op: Op, step: Step, arch: int) -> None:
+def test_step_compiles_and_fits(tmp_path: Path, op: Op, step: Step, arch: int) -> None:
     for case in aligned_cases(op):
-        kernels = compiled(monkeypatch, op, step, case, arch)
+        kernels = compiled(op, step, case, arch)
         assert {kernel.name for kernel in kernels} == {f"{op.name}_{step.name}_kernel"}
         assert max(kernel.metadata.shared for kernel in kernels) <= SHARED_LIMIT[arch]
         spilled = [stack_bytes(kernel, tmp_path) for kernel in kernels]
@@ -167,25 +116,23 @@ def test_step_compiles_and_fits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
 
 
 @pytest.mark.parametrize(("op", "step", "arch"), CELLS)
-def test_step_compiles_for_odd_sizes(monkeypatch: pytest.MonkeyPatch, op: Op, step: Step, arch: int) -> None:
+def test_step_compiles_for_odd_sizes(op: Op, step: Step, arch: int) -> None:
     for case in odd_cases(op):
-        for kernel in compiled(monkeypatch, op, step, case, arch):
+        for kernel in compiled(op, step, case, arch):
             assert kernel.metadata.shared <= SHARED_LIMIT[arch]
 
 
 @pytest.mark.parametrize(("op", "step", "arch", "instruction"), PROMISED)
-def test_step_holds_the_instruction_it_is_about(
-    monkeypatch: pytest.MonkeyPatch, op: str, step: str, arch: int, instruction: str
-) -> None:
+def test_step_holds_the_instruction_it_is_about(op: str, step: str, arch: int, instruction: str) -> None:
     spec = ops.get(op)
     for case in aligned_cases(spec):
-        for kernel in compiled(monkeypatch, spec, spec.step(step), case, arch):
+        for kernel in compiled(spec, spec.step(step), case, arch):
             assert re.search(instruction, kernel.asm["ptx"]), f"{case.slug}: no {instruction}"
 
 
 @pytest.mark.parametrize(("op", "step"), WITHOUT_TENSOR_CORES)
-def test_step_leaves_the_tensor_cores_alone(monkeypatch: pytest.MonkeyPatch, op: str, step: str) -> None:
+def test_step_leaves_the_tensor_cores_alone(op: str, step: str) -> None:
     spec = ops.get(op)
     for case in aligned_cases(spec):
-        for kernel in compiled(monkeypatch, spec, spec.step(step), case, 90):
+        for kernel in compiled(spec, spec.step(step), case, 90):
             assert "mma" not in kernel.asm["ptx"]

@@ -33,7 +33,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatc
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "NVIDIA Test")
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: SimpleNamespace(synchronize=lambda: None))
-    tuning._nearest.cache_clear()
+    tuning.nearest.cache_clear()
     return monkeypatch
 
 

@@ -11,6 +11,7 @@ fails under CUDA graph capture.
 
 from __future__ import annotations
 
+import datetime
 import json
 import math
 from collections.abc import Iterable
@@ -28,7 +29,7 @@ from kernel_twins import ops
 from kernel_twins._load import load
 from kernel_twins._triton.device import describable
 from kernel_twins.ceilings import gpu_slug
-from kernel_twins.spec import ITEMSIZE, Case
+from kernel_twins.spec import ITEMSIZE, Case, Name
 from kernel_twins.tensors import DTYPE, empty_outputs
 
 Config = dict[str, int]
@@ -65,7 +66,7 @@ def choose(kernel: Autotuner, step: str, problem: Case, device: torch.device) ->
     """
     if device.type != "cuda":
         return kernel.fn, kernel.configs[0].all_kwargs()
-    if not _recording and (winner := _nearest(step, problem, gpu_slug(torch.cuda.get_device_name(device)))):
+    if not _recording and (winner := nearest(step, problem, gpu_slug(torch.cuda.get_device_name(device)))):
         return kernel.fn, winner
     if torch.cuda.is_current_stream_capturing():
         # Even a searched problem may come with other strides, for which the autotuner would search again.
@@ -79,7 +80,7 @@ def choose(kernel: Autotuner, step: str, problem: Case, device: torch.device) ->
 
 
 @cache
-def _nearest(step: str, problem: Case, gpu: str) -> Config | None:
+def nearest(step: str, problem: Case, gpu: str) -> Config | None:
     """The committed winner of the problem closest in the logarithms of its sizes; None where there is none."""
     winners = _read(gpu).get(step, {})
     near = [
@@ -99,8 +100,11 @@ def record(op: str, step: str, cases: Iterable[Case]) -> dict[str, Config]:
     """Search on this GPU for each case of an op, write the winners into this GPU's file, return them by problem.
 
     A case takes about a second of the GPU, plus compilation. What Triton has kept on disk is not timed again:
-    remove its cache to search anew.
+    remove its cache to search anew. A search is a measurement: predictions frozen after it count as post hoc.
     """
+    from kernel_twins._profiling.report.predictions import note_measured  # pandas, which launching does not need
+    from kernel_twins._profiling.report.store import DATA
+
     global _recording
     call, spec, winners = load(op, step, "triton"), ops.get(op), {}
     _recording = True
@@ -113,10 +117,12 @@ def record(op: str, step: str, cases: Iterable[Case]) -> dict[str, Config]:
     finally:
         _recording = False
     gpu = gpu_slug(torch.cuda.get_device_name())
+    now = datetime.datetime.now(datetime.UTC)
+    note_measured(DATA / gpu, op, [Name("triton", step)], now, "search for configurations")
     content = _read(gpu)
     content[f"{op}/{step}"] = dict(sorted((content.get(f"{op}/{step}", {}) | winners).items()))
     (FOLDER / f"{gpu}.json").write_text(json.dumps(content, indent=2) + "\n")
-    _nearest.cache_clear()
+    nearest.cache_clear()
     return winners
 
 

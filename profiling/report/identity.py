@@ -9,18 +9,15 @@ from __future__ import annotations
 import hashlib
 import io
 import re
-import shutil
-import subprocess
 import tokenize
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from kernel_twins import disassembly
 from kernel_twins._profiling.report.store import ROOT
 
 _CUDA_NOISE = re.compile(r'("(?:\\.|[^"\\])*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
-_SASS_FUNCTION = re.compile(r"Function : (\S+)")
-_SASS_INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(.*?);")
 _LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
 
 
@@ -54,24 +51,10 @@ def _python_tokens(text: str) -> Iterable[str]:
 
 def sass_digests(library: Path) -> dict[str, str]:
     """Digest of the instructions of every kernel in a compiled extension, by mangled name; {} without cuobjdump."""
-    cuobjdump = shutil.which("cuobjdump") or _triton_cuobjdump()
-    if cuobjdump is None:
+    if disassembly.find_cuobjdump() is None:
         return {}
-    sass = subprocess.run([cuobjdump, "-sass", str(library)], capture_output=True, text=True, check=True).stdout
-    _, *parts = _SASS_FUNCTION.split(sass)
-    return {
-        name: digest("\n".join(_SASS_INSTRUCTION.findall(body)))
-        for name, body in zip(parts[::2], parts[1::2], strict=True)
-    }
-
-
-def _triton_cuobjdump() -> str | None:
-    try:
-        import triton
-    except ImportError:
-        return None
-    path = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    return str(path) if path.exists() else None
+    kernels = disassembly.sass(library)
+    return {name: digest("\n".join(code for _, code in body)) for name, body in kernels.items()}
 
 
 def cuda_digest(op: str, step: str, kernels: dict[str, str]) -> str:

@@ -1,0 +1,98 @@
+"""Compiles a Triton step without a GPU, for a case and an architecture.
+
+The launcher runs as it is, on tensors without memory, so that the compiler is told what a launch would tell it
+(divisibility, constants, the descriptors' tiles); only the launch itself is left out.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+from unittest import mock
+
+from kernel_twins._load import UnavailableError
+from kernel_twins.spec import Case, Op, Step
+
+REFERENCE_GPU, REFERENCE_ARCH = "h100-sxm", 90
+
+
+def configs(op: Op, step: Step) -> list[Any]:
+    """The ``triton.Config`` list that an autotuned step is searched over; ``[None]`` for every other step."""
+    return list(getattr(_kernel(op, step), "configs", [None]))
+
+
+def compiled(op: Op, step: Step, case: Case, arch: int = REFERENCE_ARCH, config: Any = None) -> list[Any]:
+    """The kernels that one call launches, each once, as Triton's ``CompiledKernel``.
+
+    ``asm`` holds their ttir, ttgir, llir, ptx and cubin, ``metadata`` their shared bytes and warps. ``arch`` is 80 or
+    90. An autotuned step is compiled for ``config``, without one for what the reference GPU runs: its committed
+    winner of the nearest problem, or the first of the list where there is none or for another architecture.
+    UnavailableError without torch or Triton, and in the interpreter.
+    """
+    launch = getattr(_module(op, step), f"{op.name}_{step.name}")
+    import torch
+    import triton
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from triton.runtime.jit import JITFunction
+
+    from kernel_twins.tensors import DTYPE
+
+    tuning = importlib.import_module("kernel_twins._triton.tuning")
+
+    with FakeTensorMode():  # no memory is taken, whatever the case's size
+        inputs = op.inputs(case, torch.Generator())
+    inputs = tuple(torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device="meta") for x in inputs)
+    (output,) = op.outputs(case)
+    out = torch.empty(output.shape, dtype=DTYPE[output.dtype], device="meta")
+
+    kernels: dict[str, Any] = {}
+    run = JITFunction.run
+
+    def compile_only(self: Any, *args: Any, warmup: bool, **kwargs: Any) -> None:
+        kernel = run(self, *args, warmup=True, **kwargs)
+        kernels[kernel.hash] = kernel
+
+    def choose(kernel: Any, name: str, problem: Case, device: Any) -> tuple[Any, dict[str, int]]:
+        winner = tuning.nearest(name, problem, REFERENCE_GPU) if config is None and arch == REFERENCE_ARCH else None
+        return kernel.fn, winner or (config or kernel.configs[0]).all_kwargs()
+
+    with (
+        mock.patch.object(triton.runtime.driver, "_active", _Driver(arch)),
+        mock.patch.object(JITFunction, "run", compile_only),
+        mock.patch.object(tuning, "choose", choose),
+    ):
+        launch(*inputs, out=out)
+    return list(kernels.values())
+
+
+class _Driver:
+    """Stands for a GPU of that architecture as far as compiling needs one."""
+
+    def __init__(self, arch: int) -> None:
+        self.arch = arch
+
+    def get_current_device(self) -> int:
+        return self.arch  # kernels are kept by device: one for each architecture
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", self.arch, 32)
+
+
+def _module(op: Op, step: Step) -> Any:
+    try:
+        import torch  # noqa: F401
+        import triton
+    except ImportError as error:
+        raise UnavailableError(f"a Triton step cannot be compiled: pip install {error.name}") from error
+    if triton.knobs.runtime.interpret:
+        raise UnavailableError("a Triton step is not compiled in the interpreter: unset TRITON_INTERPRET")
+    return importlib.import_module(f"kernel_twins._triton.{op.name}.{step.name}")
+
+
+def _kernel(op: Op, step: Step) -> Any:
+    return getattr(_module(op, step), f"{op.name}_{step.name}_kernel")

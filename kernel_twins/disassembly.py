@@ -1,0 +1,245 @@
+"""What a compiled kernel holds, read with NVIDIA's cuobjdump: registers, shared memory, stack, and its instructions.
+
+The tool is the toolkit's or the one in Triton's wheel. It takes the extension and a bare cubin alike; ``arch`` picks
+one of the architectures that an extension was built for (``sm_90a``), a bare cubin needs none.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from kernel_twins._load import UnavailableError
+
+ARCH = "sm_90a"
+RESERVED_SHARED = 1024
+"""Bytes of a block's shared memory that CUDA takes from compute capability 8.0 on; cuobjdump adds them, ncu not."""
+
+CLASSES: dict[str, re.Pattern[str]] = {
+    name: re.compile(pattern)
+    for name, pattern in {
+        "LDG.128": r"LDG\..*\b128\b",
+        "LDG": r"LDG\b",
+        "LDS.128": r"LDS\..*\b128\b",
+        "LDS": r"LDS\b",
+        "LDSM": r"LDSM\b",
+        "LDGSTS": r"LDGSTS\b",
+        "UBLKCP": r"UBLKCP\b",
+        "UTMALDG": r"UTMALDG\b",
+        "HMMA": r"HMMA\b",
+        "HGMMA": r"HGMMA\b",
+        "FFMA": r"FFMA\b",
+        "MUFU": r"MUFU\b",
+        "LDL": r"LDL\b",
+        "STL": r"STL\b",
+    }.items()
+}
+"""The instructions that matter; an opcode belongs to the first class whose pattern its beginning matches.
+
+16-byte and other loads from global and shared memory, fragments for mma.sync from shared memory, asynchronous copies
+(cp.async, bulk, bulk through a tensor map), tensor cores (mma.sync, wgmma), fp32 FMA, special functions, local memory.
+"""
+
+_TYPES = {"fp32": "float", "fp16": "__half", "bf16": "__nv_bfloat16"}
+_BUILTIN = {"b": "bool", "i": "int", "j": "unsigned", "l": "long", "m": "unsigned long", "f": "float", "d": "double"}
+_FUNCTION = re.compile(r"Function : (\S+)")
+_INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(.*?);")
+_USAGE = re.compile(r"Function (\S+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
+_INFO = re.compile(r"^\.nv\.info\.(\S+)$|Attribute:\s+EIATTR_(?:MAX_THREADS|REQNTID)$|^\s*Value:\s+(0x.*)$")
+_OPCODE = re.compile(r"(?:@!?U?P\w+\s+)?(\S+)")
+_COMPILER = re.compile(rb"ptxas\0Cuda compilation tools, release [\d.]+, V([\d.]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a kernel takes: registers of a thread, bytes of static shared memory of a block, stack bytes of a thread.
+
+    The shared memory is that of the kernel's own variables, without what CUDA reserves or a launch adds.
+    """
+
+    registers: int
+    shared_bytes: int
+    stack_bytes: int
+
+
+def short_name(symbol: str) -> str:
+    """``step_kernel<float, 8>`` of ``_Z11step_kernelIfLi8EEvPf``; the symbol itself where it is of another form.
+
+    A demangler comes with neither cuobjdump nor Python.
+    """
+    match = re.match(r"_Z(\d+)", symbol)
+    if match is None:
+        return symbol
+    end = match.end() + int(match[1])
+    name, rest = symbol[match.end() : end], symbol[end:]
+    if not rest.startswith("I"):
+        return name
+    arguments, rest = [], rest[1:]
+    while rest and not rest.startswith("E"):
+        if match := re.match(r"Lb([01])E", rest):
+            arguments.append("true" if match[1] == "1" else "false")
+        elif match := re.match(r"L[ijlm](n?)(\d+)E", rest):
+            arguments.append(f"{'-' if match[1] else ''}{match[2]}")
+        elif match := re.match(f"[{''.join(_BUILTIN)}]", rest):
+            arguments.append(_BUILTIN[match[0]])
+        elif match := re.match(r"(\d+)", rest):
+            size = int(match[1])
+            arguments.append(rest[match.end() : match.end() + size])
+            rest = rest[size:]
+        else:
+            return symbol
+        rest = rest[match.end() :]
+    return f"{name}<{', '.join(arguments)}>" if rest else symbol
+
+
+def step_kernels(symbols: Iterable[str], op: str, step: str, dtype: str) -> dict[str, str]:
+    """A CUDA step's kernels for a dtype: short names by symbol, in the binary's order.
+
+    Of kernels whose template arguments name element types, those with the dtype's; and all other kernels.
+    """
+    found = {symbol: short_name(symbol) for symbol in symbols if f"{op}_{step}_" in symbol}
+    types = {symbol: set(re.findall(r"\w+", name)[1:]) & set(_TYPES.values()) for symbol, name in found.items()}
+    return {symbol: name for symbol, name in found.items() if not types[symbol] or _TYPES[dtype] in types[symbol]}
+
+
+def not_built(op: str, step: str) -> UnavailableError:
+    return UnavailableError(
+        f"the extension has no kernel of {op} {step} for {ARCH}: "
+        "run `TORCH_CUDA_ARCH_LIST=9.0a python setup.py build_ext`"
+    )
+
+
+def find_cuobjdump() -> Path | None:
+    """cuobjdump of CUDA_HOME, of the PATH, or of Triton's wheel, in this order. Does not import Triton."""
+    homes = [os.environ["CUDA_HOME"]] if os.environ.get("CUDA_HOME") else []
+    candidates = [Path(home) / "bin" / "cuobjdump" for home in homes]
+    if found := shutil.which("cuobjdump"):
+        candidates.append(Path(found))
+    spec = importlib.util.find_spec("triton")
+    for folder in (spec and spec.submodule_search_locations) or []:
+        candidates.append(Path(folder) / "backends" / "nvidia" / "bin" / "cuobjdump")
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def find_extension() -> Path | None:
+    """The compiled CUDA side for this Python, found without importing it; None where it is not built."""
+    spec = importlib.util.find_spec("kernel_twins._C")
+    return Path(spec.origin) if spec and spec.origin else None
+
+
+def require_extension() -> Path:
+    """The compiled CUDA side; UnavailableError names the command that builds it."""
+    if (library := find_extension()) is None:
+        raise UnavailableError("the CUDA side is not built: run `python setup.py build_ext`")
+    return library
+
+
+def compiler_version(library: Path) -> str:
+    """The version of ptxas that compiled an extension, such as ``13.0.88``, by the notes in its cubins.
+
+    Empty where there is no such note (cubins that are kept compressed), or where parts differ.
+    """
+    versions = set(_COMPILER.findall(library.read_bytes()))
+    return versions.pop().decode() if len(versions) == 1 else ""
+
+
+def resource_usage(binary: Path, arch: str = "") -> dict[str, Usage]:
+    """What every kernel takes, by mangled name, in the binary's order; {} where it has none for the architecture."""
+    return parse_usage(_run(binary, arch, "-res-usage"))
+
+
+def parse_usage(text: str) -> dict[str, Usage]:
+    return {
+        name: Usage(int(registers), max(0, int(shared) - RESERVED_SHARED), int(stack) + int(local))
+        for name, registers, stack, shared, local in _USAGE.findall(text)
+    }
+
+
+def block_limits(binary: Path, arch: str = "") -> dict[str, int]:
+    """The most threads that a block may have, of those kernels that were compiled with such a bound (1 to 2 s)."""
+    return parse_block_limits(_run(binary, arch, "-elf"))
+
+
+def parse_block_limits(text: str) -> dict[str, int]:
+    limits: dict[str, int] = {}
+    kernel, is_limit = "", False
+    for line in text.splitlines():
+        if match := _INFO.search(line):
+            if match[1]:
+                kernel = match[1]
+            elif match[2] and is_limit:
+                x, y, z = (int(size, 16) for size in match[2].split())
+                limits[kernel] = x * y * z
+            is_limit = not (match[1] or match[2])
+        elif "Attribute:" in line:
+            is_limit = False
+    return limits
+
+
+def sass(binary: Path, symbols: Iterable[str] = (), arch: str = "") -> dict[str, list[tuple[int, str]]]:
+    """Address and text of every instruction, by mangled name: of some kernels (0.3 s and more), or of all.
+
+    All of the extension take 20 s. A name that the binary does not have is left out.
+    """
+    names = ",".join(symbols)
+    return parse_sass(_run(binary, arch, "-sass", *(["-fun", names] if names else [])))
+
+
+def parse_sass(text: str) -> dict[str, list[tuple[int, str]]]:
+    _, *parts = _FUNCTION.split(text)
+    return {
+        name: [(int(address, 16), code) for address, code in _INSTRUCTION.findall(body)]
+        for name, body in zip(parts[::2], parts[1::2], strict=True)
+    }
+
+
+def opcode(instruction: str) -> str:
+    """``LDG.E.128`` of ``@!P0 LDG.E.128 R4, desc[UR4][R2.64]``."""
+    match = _OPCODE.match(instruction)
+    return match[1] if match else ""
+
+
+def mix(instructions: Iterable[str]) -> dict[str, int]:
+    """How many instructions each class has, in the table's order; those that are in none are not counted."""
+    count: Counter[str] = Counter()
+    for code in map(opcode, instructions):
+        if name := next((name for name, pattern in CLASSES.items() if pattern.match(code)), ""):
+            count[name] += 1
+    return {name: count[name] for name in CLASSES}
+
+
+def length(instructions: Iterable[str]) -> int:
+    """The number of instructions, without the NOPs that pad a kernel's end."""
+    return sum(opcode(instruction) != "NOP" for instruction in instructions)
+
+
+def spilled_bytes(instructions: Iterable[str]) -> int:
+    """Bytes that a thread's STL instructions store, each counted once.
+
+    They are spilled registers, or an array that is indexed and so has no registers; the binary does not tell which.
+    """
+    return sum(_width(code) for code in map(opcode, instructions) if CLASSES["STL"].match(code))
+
+
+def _width(code: str) -> int:
+    widths = {"U8": 1, "S8": 1, "8": 1, "U16": 2, "S16": 2, "16": 2, "64": 8, "128": 16}
+    return next((widths[part] for part in code.split(".")[1:] if part in widths), 4)
+
+
+def _run(binary: Path, arch: str, *options: str) -> str:
+    tool = find_cuobjdump()
+    if tool is None:
+        raise UnavailableError("there is no cuobjdump: pip install triton, or put a CUDA toolkit's bin folder on PATH")
+    command = [str(tool), *options, *(["-arch", arch] if arch else []), str(binary)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip().splitlines()
+        raise UnavailableError(f"{tool} cannot read {binary}: {said[-1] if said else f'exit code {done.returncode}'}")
+    return done.stdout

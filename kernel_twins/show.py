@@ -1,0 +1,179 @@
+"""What the compilers make of a step, at any stage, and the difference between two steps or between the twins.
+
+Nothing is run and no GPU is needed: a CUDA step's SASS comes from the built extension and its PTX from nvcc; a Triton
+step is compiled ahead of time as the reference GPU would (see aot.py). All of it is for compute capability 9.0a.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from kernel_twins import aot, disassembly
+from kernel_twins._load import UnavailableError
+from kernel_twins.spec import Backend, Case, Op, Step
+
+STAGES: Mapping[str, tuple[str, ...]] = {"cuda": ("ptx", "sass"), "triton": ("ttir", "ttgir", "llir", "ptx", "sass")}
+"""What each language passes through that can be printed."""
+
+_BRANCH = re.compile(r"((?:@!?U?P\w+ )?(?:BRA|BSSY|CALL|WARPSYNC)\b.*?)(0x[0-9a-f]+) *$")
+_ENTRY = re.compile(r"^(?=(?:\.visible |\.weak )?\.entry )", re.MULTILINE)
+_LOCATION = r"loc\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)"
+
+# What does not matter, by stage: lines that are dropped, then what becomes what in those that stay.
+_DROPPED = {
+    "ttir": r"#loc\d*\b",
+    "llir": r"!|;|attributes |source_filename|target ",
+    "ptx": r"//|\.(?:loc|file|reg|version|target|address_size|pragma)\b|\$L__(?:tmp|func_)\w+:",
+    "sass": r"$^",
+}
+_RENAMED = {
+    "ttir": ((_LOCATION, ""), (r"%\d+", "%"), (r"(%[A-Za-z]\w*?)_\d+\b", r"\1"), (r"\^bb\d+", "^bb")),
+    "llir": (
+        (r" +; preds = .*$|, ![\w.]+ !\d+| #\d+", ""),
+        (r"(%[\w.]*?)\.?\d+(?![\w.])", r"\1"),
+        (r"^([\w.]*?)\d+:", r"\1:"),
+    ),
+    "ptx": ((r"//.*$", ""), (r"%([a-z]+)\d+\b", r"%\1"), (r"\$L_\w+", "$L")),
+    "sass": ((r"\.reuse\b", ""), (r"\b(U?[RP]|B)\d+\b", r"\1"), (r"\.L\d+", ".L")),
+}
+
+
+def show(op: Op, step: Step, backend: Backend, stage: str, case: Case) -> str:
+    """One stage of a step's kernels for a case: of a CUDA step, all instantiations of the case's dtype.
+
+    ValueError where the language has no such step or stage; UnavailableError says which tool is missing.
+    """
+    if backend not in step.backends:
+        raise ValueError(f"{op.name} {step.name} exists in {', '.join(step.backends)} only: {step.gap}")
+    if stage not in STAGES[backend]:
+        raise ValueError(f"--stage is {stage}; {backend} has {', '.join(STAGES[backend])}")
+    if backend == "cuda":
+        return _cuda_ptx(op, step, case) if stage == "ptx" else _cuda_sass(op, step, case)
+    kernels = aot.compiled(op, step, case)
+    if stage != "sass":
+        return "\n".join(f"// {kernel.name}\n{kernel.asm[stage]}" for kernel in kernels)
+    texts = []
+    with tempfile.TemporaryDirectory() as folder:
+        for kernel in kernels:
+            cubin = Path(folder) / "kernel.cubin"
+            cubin.write_bytes(kernel.asm["cubin"])
+            usage = disassembly.resource_usage(cubin)[kernel.name]
+            shared = f"{kernel.metadata.shared} bytes of dynamic shared memory"
+            heading = f"{kernel.name}: {usage.registers} registers, {shared}"
+            texts.append(_listing(heading, disassembly.sass(cubin)[kernel.name]))
+    return "\n".join(texts)
+
+
+def diff(op: Op, step: Step, backend: Backend, stage: str, case: Case, other: str) -> str:
+    """A unified diff from ``other`` (another step of the op, or "twin", the same step in the other language) to a step.
+
+    Empty where nothing differs that matters. Twins meet in ptx and sass only. Filtered out is what differs between any
+    two compilations: numbers of registers, predicates and SSA values (``R12`` is ``R``, ``%rd5`` is ``%rd``), names of
+    labels, addresses that are jumped to, ``.reuse`` flags, the step's own name, declarations of registers, comments,
+    source locations, debug sections and metadata, module headers. Offsets, constants and the order of instructions
+    stay.
+    """
+    if other == "twin":
+        if stage not in ("ptx", "sass"):
+            raise ValueError(f"--stage is {stage}; twins have ptx and sass in common")
+        twin: Backend = "triton" if backend == "cuda" else "cuda"
+        before, language = step, twin
+    else:
+        before, language = op.step(other), backend
+        if reason := before.accepts(case):
+            raise ValueError(f"--diff is {other}, which does not take {case.slug}: {reason}")
+    sides = [(before, language), (step, backend)]
+    old, new = (essentials(show(op, each, by, stage, case), stage, f"{op.name}_{each.name}") for each, by in sides)
+    was, now = (f"{op.name} {each.name} {by} {stage}" for each, by in sides)
+    return "\n".join(difflib.unified_diff(old, new, was, now, lineterm=""))
+
+
+def essentials(text: str, stage: str, name: str) -> list[str]:
+    """A stage's lines without what ``diff`` filters out; ``name`` is the step's, such as vector_add_v01_scalar."""
+    stage = "ttir" if stage == "ttgir" else stage
+    code = re.split(r"^\s*\.section\s+\.debug", text, maxsplit=1, flags=re.MULTILINE)[0] if stage == "ptx" else text
+    lines = []
+    for line in code.splitlines():
+        line = re.sub(rf"\w*{name}_kernel\w*?(_param_\d+)?\b", r"kernel\1", line.strip())
+        if not line or re.match(_DROPPED[stage], line):
+            continue
+        for pattern, to in _RENAMED[stage]:
+            line = re.sub(pattern, to, line)
+        if line := " ".join(line.split()):
+            lines.append(line)
+    return lines
+
+
+def _cuda_sass(op: Op, step: Step, case: Case) -> str:
+    library = disassembly.require_extension()
+    usages = disassembly.resource_usage(library, disassembly.ARCH)
+    names = disassembly.step_kernels(usages, op.name, step.name, case.dtype)
+    if not names:
+        raise disassembly.not_built(op.name, step.name)
+    code = disassembly.sass(library, names, disassembly.ARCH)
+    texts = []
+    for symbol, name in names.items():
+        usage = usages[symbol]
+        shared = f"{usage.shared_bytes} bytes of static shared memory"
+        texts.append(_listing(f"{name}: {usage.registers} registers, {shared}", code[symbol]))
+    return "\n".join(texts)
+
+
+def _listing(heading: str, code: list[tuple[int, str]]) -> str:
+    """Instructions as text, a label where a branch goes, without the padding at the end."""
+    instructions = [(address, text.strip()) for address, text in code]
+    while instructions and instructions[-1][1] == "NOP":
+        instructions.pop()
+    known = {address for address, _ in instructions}
+    branches = {text: int(match[2], 16) for _, text in instructions if (match := _BRANCH.match(text))}
+    labels = {address: f".L{index}" for index, address in enumerate(sorted(set(branches.values()) & known))}
+    lines = [f"// {heading}, {disassembly.length(text for _, text in instructions)} instructions"]
+    for address, text in instructions:
+        if address in labels:
+            lines.append(f"{labels[address]}:")
+        target = labels.get(branches.get(text, -1))
+        lines.append("    " + (_BRANCH.sub(rf"\g<1>{target}", text) if target else text))
+    return "\n".join(lines) + "\n"
+
+
+def _cuda_ptx(op: Op, step: Step, case: Case) -> str:
+    """What nvcc gives ptxas, compiled anew with the build's flags but without line information."""
+    try:
+        from build_support import sources, toolkit
+    except ImportError:
+        raise UnavailableError("PTX of a CUDA step is compiled from its source: run this in a clone's folder") from None
+    library = disassembly.find_extension()
+    built_with = disassembly.compiler_version(library).rpartition(".")[0] if library else ""
+    try:
+        cuda = toolkit.find(os.environ, built_with or "13.0")
+    except toolkit.BuildError as error:
+        raise UnavailableError(str(error)) from error
+    source = sources.ROOT / "cuda-kernels" / op.name / f"{step.name}.cu"
+    arch = disassembly.ARCH.replace("sm", "compute")
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "step.ptx"
+        command = [
+            str(cuda.nvcc),
+            *(flag for flag in sources.NVCC_FLAGS if flag != "-lineinfo"),
+            *(f"-I{sources.ROOT / path}" for path in sources.INCLUDE_DIRS),
+            *(f"-gencode=arch={arch},code={arch}", "-ptx", str(source), "-o", str(output)),
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise UnavailableError(f"{source.name} does not compile: {done.stderr.strip()}")
+        head, *entries = _ENTRY.split(output.read_text())
+    by_symbol = {match[1]: entry for entry in entries if (match := re.search(r"\.entry (\w+)", entry))}
+    names = disassembly.step_kernels(by_symbol, op.name, step.name, case.dtype)
+    kernels = (f"// {name}\n{_uncommented(by_symbol[symbol])}" for symbol, name in names.items())
+    return "\n".join([_uncommented(head), *kernels])
+
+
+def _uncommented(ptx: str) -> str:
+    """PTX without comment lines, which name the other instantiations, and without runs of empty lines."""
+    return re.sub(r"\n{3,}", "\n\n", re.sub(r"^\s*//.*\n", "", ptx, flags=re.MULTILINE)).strip() + "\n"

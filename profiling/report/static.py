@@ -1,0 +1,240 @@
+"""The static view: what the compilers made of every step, for compute capability 9.0a, read without a GPU.
+
+One row for every kernel that the profile case may launch: of a CUDA step all instantiations of the case's dtype (which
+of them is launched depends on sizes and alignment), of a Triton step what the launcher compiles for the case, with the
+configuration of the reference GPU. The rows are committed; a change of them is accepted by committing new ones with
+the reason. Sizes are in bytes, registers and stack those of a thread, shared memory that of a block: of CUDA the
+static part (what a launch adds stands in no binary), of Triton all.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from kernel_twins import OPS, aot, disassembly
+from kernel_twins._load import UnavailableError
+from kernel_twins._profiling.report import store
+from kernel_twins._profiling.report.errors import CannotRunError
+from kernel_twins._profiling.report.occupancy import occupancy
+from kernel_twins.disassembly import ARCH, CLASSES, Usage
+from kernel_twins.spec import Backend
+
+FILE = store.DATA / f"static-{ARCH}.csv"
+KEY = ["op", "step", "backend", "kernel"]
+GATED = ["registers", "stack_bytes", "shared_bytes"]  # what is spilled lies on the stack
+STATIC = [*KEY, *GATED, "spill_bytes", "threads", "instructions", *CLASSES, "toolchain", "reason"]
+"""``spill_bytes``: what the STL instructions store. ``threads``: the bound on a block's that the binary states."""
+
+Key = tuple[str, str, str, str]
+Progress = Callable[[str], None]
+
+_COMMAND = 'python profiling/ncu_report.py static --reason "..."'
+
+
+def measure(progress: Progress) -> pd.DataFrame:
+    """The rows of all steps in both languages, as text; compiles every Triton step and takes about a minute.
+
+    CannotRunError names the command that is missing: the build, or an installation.
+    """
+    try:
+        rows = [*_cuda_rows(progress), *_triton_rows(progress)]
+    except UnavailableError as error:
+        raise CannotRunError(str(error)) from error
+    return pd.DataFrame(rows, columns=STATIC)
+
+
+def record(reason: str, progress: Progress) -> int:
+    """Measure, and write what changed with the reason; return the number of rows that changed, came or went.
+
+    Rows that did not change keep their reason. ValueError where a recorded row changed or went and no reason is given.
+    """
+    before, rows = _by_key(store.read(FILE, STATIC)), _by_key(measure(progress))
+    unlike = [
+        key for key, row in rows.items() if key not in before or row | {"reason": before[key]["reason"]} != before[key]
+    ]
+    gone = [key for key in before if key not in rows]
+    if not reason.strip() and (unexplained := [key for key in [*unlike, *gone] if key in before]):
+        names = ", ".join(map(_spell, unexplained))
+        raise ValueError(f'{len(unexplained)} recorded rows changed ({names}): say why with --reason "..."')
+    for key, row in rows.items():
+        row["reason"] = reason.strip() if key in unlike else before[key]["reason"]
+    store.write(FILE, pd.DataFrame(rows.values(), columns=STATIC))
+    return len(unlike) + len(gone)
+
+
+def differences() -> list[str]:
+    """Where the built extension is not what is recorded, a line each; takes 0.1 s and imports neither torch nor Triton.
+
+    [] where nothing can be compared: no rows, no extension, no cuobjdump, an extension for another architecture, or
+    one that another nvcc compiled, by the notes that ptxas leaves in its cubins.
+    """
+    recorded, library = _recorded("cuda"), disassembly.find_extension()
+    if not recorded or library is None or disassembly.find_cuobjdump() is None:
+        return []
+    version = disassembly.compiler_version(library)
+    usages = disassembly.resource_usage(library, ARCH)
+    if not version or not usages or {row["toolchain"] for row in recorded.values()} != {_nvcc(version)}:
+        return []
+    found: dict[Key, Mapping[str, str]] = {
+        (op, step, "cuda", name): _gated(usages[symbol])
+        for op, step, symbols in _built(usages)
+        for symbol, name in symbols.items()
+    }
+    newer = _newer_source(library)
+    return _compare(
+        recorded, found, f"{newer} is newer than the build: run `python setup.py build_ext`" if newer else ""
+    )
+
+
+def differences_triton() -> list[str]:
+    """The same for Triton, whose steps are compiled for it; [] unless the recorded version of Triton is installed."""
+    recorded = _recorded("triton")
+    try:
+        rows = _by_key(pd.DataFrame(_triton_rows(lambda step: None), columns=STATIC))
+    except UnavailableError:
+        return []
+    versions = {row["toolchain"] for row in [*recorded.values(), *rows.values()]}
+    return _compare(recorded, rows, "") if len(versions) == 1 else []
+
+
+def told(rows: pd.DataFrame, op: str, step: str, backend: str, launched: Mapping[str, float]) -> str:
+    """One line on a step's SASS for the log, with ranges where it has several kernels; empty where there is no row.
+
+    ``launched`` are the folded counters of the profiled call: they tell the block's size, and the shared memory that
+    CUDA's launches add, without which nothing is said of how many blocks an SM holds.
+    """
+    mine = rows[(rows["op"] == op) & (rows["step"] == step) & (rows["backend"] == backend)]
+    if mine.empty:
+        return ""
+    spilled = _span(mine["spill_bytes"])
+    mix = [f"{_span(mine[name])} {name}" for name in CLASSES if mine[name].astype(int).any()]
+    return (
+        f"SASS{f' of {len(mine)} kernels' if len(mine) > 1 else ''}: {_span(mine['registers'])} registers, "
+        f"{'no spills' if spilled == '0' else f'{spilled} bytes spilled'}, {_span(mine['instructions'])} instructions"
+        + (f" ({', '.join(mix)})" if mix else "")
+        + _resident(launched)
+    )
+
+
+def _resident(launched: Mapping[str, float]) -> str:
+    keys = ("registers_per_thread", "shared_mem_per_block_static", "shared_mem_per_block_dynamic", "block_size")
+    if any(f"launch__{key}" not in launched for key in keys):
+        return ""
+    registers, static, dynamic, threads = (int(launched[f"launch__{key}"]) for key in keys)
+    blocks, limit = occupancy(registers, static + dynamic, threads)
+    return f", {blocks} blocks an SM by {limit}" if blocks != 1 else f", 1 block an SM by {limit}"
+
+
+def _span(column: pd.Series) -> str:
+    numbers = column.astype(int)
+    low, high = numbers.min(), numbers.max()
+    return f"{low:,}" if low == high else f"{low:,}–{high:,}"
+
+
+def _cuda_rows(progress: Progress) -> Iterator[dict[str, str]]:
+    library = disassembly.require_extension()
+    if newer := _newer_source(library):
+        raise CannotRunError(f"{newer} is newer than the built extension: run `python setup.py build_ext`")
+    usages, limits = disassembly.resource_usage(library, ARCH), disassembly.block_limits(library, ARCH)
+    toolchain = _nvcc(disassembly.compiler_version(library) or "of an unknown version")
+    for op, step, symbols in _built(usages):
+        progress(f"{op} {step} cuda")
+        if not symbols:
+            raise disassembly.not_built(op, step)
+        code = disassembly.sass(library, symbols, ARCH)
+        for symbol, name in symbols.items():
+            about = (usages[symbol], limits.get(symbol), [text for _, text in code[symbol]])
+            yield _row((op, step, "cuda", name), *about, toolchain)
+
+
+def _built(usages: Mapping[str, Usage]) -> Iterator[tuple[str, str, dict[str, str]]]:
+    """Every CUDA step with its kernels for the profile case's dtype: names by symbol."""
+    for op in OPS.values():
+        for step in op.steps_of("cuda"):
+            yield op.name, step.name, disassembly.step_kernels(usages, op.name, step.name, op.profile_case.dtype)
+
+
+def _triton_rows(progress: Progress) -> Iterator[dict[str, str]]:
+    for op in OPS.values():
+        for step in op.steps_of("triton"):
+            progress(f"{op.name} {step.name} triton")
+            for index, kernel in enumerate(aot.compiled(op, step, op.profile_case), 1):
+                # One call may launch a kernel twice, compiled apart because another argument is a multiple of 16.
+                name = kernel.name if index == 1 else f"{kernel.name} #{index}"
+                yield _triton_row((op.name, step.name, "triton", name), kernel)
+
+
+def _triton_row(key: Key, kernel: Any) -> dict[str, str]:
+    import triton
+
+    with tempfile.TemporaryDirectory() as folder:
+        cubin = Path(folder) / "kernel.cubin"
+        cubin.write_bytes(kernel.asm["cubin"])
+        usage = disassembly.resource_usage(cubin)[kernel.name]
+        limit = disassembly.block_limits(cubin).get(kernel.name)
+        code = [text for _, text in disassembly.sass(cubin)[kernel.name]]
+    usage = Usage(usage.registers, kernel.metadata.shared, usage.stack_bytes)
+    return _row(key, usage, limit, code, f"triton {triton.__version__}")
+
+
+def _row(key: Key, usage: Usage, limit: int | None, code: list[str], toolchain: str) -> dict[str, str]:
+    return {
+        **dict(zip(KEY, key, strict=True)),
+        **_gated(usage),
+        "spill_bytes": str(disassembly.spilled_bytes(code)),
+        "threads": "" if limit is None else str(limit),
+        "instructions": str(disassembly.length(code)),
+        **{name: str(count) for name, count in disassembly.mix(code).items()},
+        "toolchain": toolchain,
+        "reason": "",
+    }
+
+
+def _gated(usage: Usage) -> dict[str, str]:
+    return {name: str(getattr(usage, name)) for name in GATED}
+
+
+def _nvcc(version: str) -> str:
+    return f"nvcc {version}"
+
+
+def _recorded(backend: Backend) -> dict[Key, dict[str, str]]:
+    return {key: row for key, row in _by_key(store.read(FILE, STATIC)).items() if row["backend"] == backend}
+
+
+def _by_key(table: pd.DataFrame) -> dict[Key, dict[str, str]]:
+    return {(row["op"], row["step"], row["backend"], row["kernel"]): row for row in table.to_dict("records")}
+
+
+def _newer_source(library: Path) -> str:
+    """A CUDA source that was written after the extension, relative to the root; empty where it is up to date."""
+    built = library.stat().st_mtime
+    files = (store.ROOT / "cuda-kernels").rglob("*.*")
+    newer = [path for path in files if path.suffix in (".cu", ".cuh", ".h") and path.stat().st_mtime > built]
+    return str(min(newer).relative_to(store.ROOT)) if newer else ""
+
+
+def _compare(
+    recorded: Mapping[Key, Mapping[str, str]], found: Mapping[Key, Mapping[str, str]], instead: str
+) -> list[str]:
+    """A line for every gated number that differs; ``instead`` is a remedy that comes before accepting them."""
+    remedy = instead or f"if it is meant, run `{_COMMAND}`"
+    lines = []
+    for key in sorted({*recorded, *found}):
+        if key not in found:
+            lines.append(f"{_spell(key)} is recorded and no longer compiled: {remedy}")
+        elif key not in recorded:
+            lines.append(f"{_spell(key)} is compiled and not recorded: {remedy}")
+        else:
+            pairs = [(name, recorded[key][name], found[key][name]) for name in GATED]
+            lines += [f"{_spell(key)}: {name} {old} → {new}: {remedy}" for name, old, new in pairs if old != new]
+    return lines
+
+
+def _spell(key: Key) -> str:
+    return " ".join(key)
