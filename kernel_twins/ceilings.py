@@ -37,6 +37,7 @@ class Ceilings:
     shared_read: float
     fp32: float
     bf16: float
+    multiprocessors: int
 
     @classmethod
     def of(cls, survey: Mapping[str, Any]) -> Ceilings:
@@ -44,7 +45,13 @@ class Ceilings:
         values = {measurement["name"]: measurement["value"] for measurement in survey["measurements"]}
         bf16 = [value for name, value in values.items() if "bf16" in name]
         memory = ("dram_read", "dram_write", "dram_copy", "l2_read", "shared_read")
-        return cls(survey["gpu"], **{name: values[name] for name in memory}, fp32=values["fma_fp32"], bf16=max(bf16))
+        return cls(
+            survey["gpu"],
+            **{name: values[name] for name in memory},
+            fp32=values["fma_fp32"],
+            bf16=max(bf16),
+            multiprocessors=survey["device"]["multiprocessors"],
+        )
 
     def balance_points(self) -> dict[str, float]:
         """FLOP per byte at which a kernel turns from memory-bound to compute-bound, reading device memory or L2."""

@@ -1,0 +1,145 @@
+"""What a step is expected to do, frozen before it is measured; judgement.py holds it against what came.
+
+Two tables lie beside a GPU's data, so that a tarball or a shallow clone renders the same log. ``predictions.csv`` has a
+row for every prediction that was ever frozen, ``measured.csv`` the first measurement of every cell, tuning runs and
+trials included. Neither is ever changed, only added to. A prediction is *pre-registered* if it was frozen before its
+cell was first measured, and *post hoc* otherwise; to measure again changes nothing, and a prediction that is worded
+anew is a new one. Git's history bears the tables out (history.py).
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import pandas as pd
+
+from kernel_twins._profiling.report import store
+from kernel_twins._profiling.report.quantities import QUANTITIES
+from kernel_twins.spec import BACKENDS, Backend, Name, Op, Prediction
+
+if TYPE_CHECKING:
+    from kernel_twins._profiling.report.history import Evidence
+
+Mark = Literal["pre-registered", "post hoc", "not frozen"]
+FROZEN_COLUMNS = ["op", "step", "backend", "prediction", "digest", "frozen", "commit", "mark"]
+MEASURED_COLUMNS = ["op", "step", "backend", "first", "by"]
+
+_DATE = "%Y-%m-%dT%H:%M:%SZ"
+
+
+class Cell(NamedTuple):
+    """One step in one language."""
+
+    op: str
+    step: str
+    backend: str
+
+
+def canonical(prediction: Prediction) -> str:
+    """A prediction's one spelling, such as ``time <= 0.98 x`` or ``sectors_per_load = 16 ± 1 %``."""
+    quantity = QUANTITIES.get(prediction.quantity)  # one of an old commit may be unknown by now
+    unit = "x" if prediction.relative else quantity.unit if quantity else ""
+    compare = "=" if prediction.compare == "==" else prediction.compare
+    tolerance = f"± {100 * prediction.tolerance:.10g} %" if prediction.compare == "==" else ""
+    return " ".join(filter(None, (prediction.quantity, compare, f"{prediction.value:.10g}", unit, tolerance)))
+
+
+def digest(cell: Cell, prediction: str) -> str:
+    """What tells a frozen prediction from every other: who is meant, and what is claimed."""
+    return hashlib.sha256(f"{'/'.join(cell)} {prediction}".encode()).hexdigest()[:12]
+
+
+def standing(op: Op) -> Iterator[tuple[Cell, str]]:
+    """Every prediction that an operation's spec makes now, by cell."""
+    for step in op.steps:
+        for backend in BACKENDS:
+            if backend in step.backends:
+                for prediction in step.predictions:
+                    if backend in prediction.backends:
+                        yield Cell(op.name, step.name, backend), canonical(prediction)
+
+
+def read_frozen(folder: Path) -> pd.DataFrame:
+    return store.read(folder / "predictions.csv", FROZEN_COLUMNS)
+
+
+def read_measured(folder: Path) -> pd.DataFrame:
+    return store.read(folder / "measured.csv", MEASURED_COLUMNS)
+
+
+def freeze(
+    folder: Path,
+    ops: Iterable[Op],
+    now: datetime.datetime,
+    evidence: Callable[[Path], Evidence | None] = lambda folder: None,
+) -> list[str]:
+    """Add what the specs predict and what is not frozen yet; return a line for each prediction that was added.
+
+    ``evidence``, history.known, is asked only when there is something to add. A prediction that git knows is frozen by
+    the commit that first held it, and a cell that git knows as measured is entered as that. So ladders that are older
+    than these tables get the mark that they earned. ``now`` must know its time zone.
+    """
+    frozen, measured = read_frozen(folder), read_measured(folder)
+    known = set(frozen["digest"])
+    new = [(cell, text) for op in ops for cell, text in standing(op) if digest(cell, text) not in known]
+    if not new:
+        return []
+    found = evidence(folder)
+    first = dict(zip(_cells(measured), measured["first"], strict=True))
+    rows = []
+    for cell, text in dict.fromkeys(new):
+        commit = found.predicted.get((cell, text)) if found else None
+        date = commit.date if commit else _stamp(now)
+        # Dates decide about measurements that only the table knows; about those in git, the order of commits does.
+        early = (cell not in first or (commit is not None and date < first[cell])) and (
+            found is None or cell not in found.measured or found.precedes(commit, found.measured[cell])
+        )
+        mark: Mark = "pre-registered" if early else "post hoc"
+        rows.append([*cell, text, digest(cell, text), date, commit.short if commit else "", mark])
+    _add(folder / "predictions.csv", frozen, rows)
+    if found:
+        from_git = [[*cell, commit.date, f"commit {commit.short}"] for cell, commit in found.measured.items()]
+        _add(folder / "measured.csv", measured, [row for row in from_git if Cell(*row[:3]) not in first])
+    return [f"{op} {step} {backend}: {text} ({mark})" for op, step, backend, text, _, _, _, mark in rows]
+
+
+def note_measured(folder: Path, op: str, names: Iterable[Name], now: datetime.datetime, by: str) -> None:
+    """Enter the first measurement of each of an operation's steps; one that is there already stays as it is.
+
+    ``by`` says what measured: a run, a search for configurations, trials. Baselines are not noted.
+    """
+    measured = read_measured(folder)
+    known = set(_cells(measured))
+    cells = [Cell(op, name.step, name.backend) for name in names if name.step]
+    rows = [[*cell, _stamp(now), by] for cell in dict.fromkeys(cells) if cell not in known]
+    if rows:
+        _add(folder / "measured.csv", measured, rows)
+
+
+class Marks:
+    """The marks of a GPU's frozen predictions."""
+
+    def __init__(self, folder: Path) -> None:
+        table = read_frozen(folder)
+        self._marks: dict[str, Mark] = dict(zip(table["digest"], table["mark"], strict=True))
+
+    def mark(self, op: str, step: str, backend: Backend, prediction: Prediction) -> Mark:
+        return self._marks.get(digest(Cell(op, step, backend), canonical(prediction)), "not frozen")
+
+
+def _add(file: Path, table: pd.DataFrame, rows: list[list[str]]) -> None:
+    if rows:
+        added = pd.DataFrame(rows, columns=table.columns, dtype=str)
+        store.write(file, pd.concat([table, added], ignore_index=True))
+
+
+def _cells(table: pd.DataFrame) -> list[Cell]:
+    return list(map(Cell, table["op"], table["step"], table["backend"]))
+
+
+def _stamp(now: datetime.datetime) -> str:
+    return now.astimezone(datetime.UTC).strftime(_DATE)

@@ -1,0 +1,300 @@
+"""``diff``: any two of what was measured, of what git's history holds, or of what others recorded."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernel_twins._profiling.report import diff, extract, store
+from kernel_twins._profiling.report.changes import counter_change, counter_changes, time_changes
+from kernel_twins._profiling.report.metrics import CYCLES, METRICS
+from kernel_twins._profiling.report.operands import Measured, Operand, OperandError
+
+CASE = "67108864-fp32"
+DRAM = "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed"
+TENSOR = "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed"
+SPILLS = "l1tex__t_bytes_pipe_lsu_mem_local_op_ld.sum"
+
+
+def record(folder: Path, run: str, op: str = "vector_add", **times: list[float]) -> None:
+    """Tables of one run: ``v01_scalar__cuda=[…]``; every cell was profiled, with as many cycles as it took µs."""
+    cells = [(backend, step, values) for name, values in times.items() for step, backend in [name.split("__")]]
+    timings = [
+        dict.fromkeys(store.TABLES["timings"], "")
+        | {"case": CASE, "backend": backend, "step": step, "status": "ok", "contest": "fast", "run": run}
+        | {"times_us": " ".join(map(str, values))}
+        for backend, step, values in cells
+    ]
+    counters = [
+        dict.fromkeys(store.TABLES["counters"], "")
+        | {"case": CASE, "backend": backend, "step": step, "launch": "0", "metric": metric, "value": str(value)}
+        | {"run": run}
+        for backend, step, values in cells
+        for metric, value in ((CYCLES, values[0]), (DRAM, 50.0), (SPILLS, 0.0))
+    ]
+    store.write(store.path(folder, op, "timings"), pd.DataFrame(timings))
+    store.write(store.path(folder, op, "counters"), pd.DataFrame(counters))
+    store.write(folder / "runs.csv", pd.DataFrame([dict.fromkeys(store.PROVENANCE, "") | {"run": run}]))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(store, "ROOT", tmp_path)
+    monkeypatch.setattr(store, "DATA", tmp_path / "profiling" / "data")
+    monkeypatch.setattr(store, "RUNS", tmp_path / "runs")
+    found = store.DATA / store.REFERENCE_GPU
+    record(
+        found, "2026-01-02-bb", v01_scalar__cuda=[100.0] * 20, v02_wide__cuda=[80.0] * 20, v02_wide__triton=[90.0] * 20
+    )
+    return found
+
+
+def commit(root: Path) -> None:
+    for arguments in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "x"]):
+        identity = ["-c", "user.name=t", "-c", "user.email=t@example.com", "-c", "commit.gpgsign=false"]
+        subprocess.run(["git", *identity, *arguments], cwd=root, check=True, capture_output=True)
+
+
+@pytest.fixture
+def history(folder: Path) -> Path:
+    """The data of an earlier run in an earlier commit, by a version that wrote no footers yet."""
+    record(folder, "2026-01-01-aa", v01_scalar__cuda=[104.0] * 20, v02_wide__cuda=[160.0] * 20)
+    for file in folder.glob("vector_add.*.csv"):
+        file.write_text("".join(file.read_text().splitlines(keepends=True)[:-1]))
+    commit(store.ROOT)
+    record(
+        folder, "2026-01-02-bb", v01_scalar__cuda=[100.0] * 20, v02_wide__cuda=[80.0] * 20, v02_wide__triton=[90.0] * 20
+    )
+    commit(store.ROOT)
+    return folder
+
+
+def test_steps_of_one_run_are_compared_round_by_round(folder: Path) -> None:
+    found = diff.difference("vector_add/v01_scalar/cuda", "vector_add/v02_wide")
+    (time,) = found.times
+    assert (time.where, time.ratio, time.verdict, time.paired) == (CASE, pytest.approx(1.25), "FAST", True)
+    assert time.low == pytest.approx(1.25)
+    assert [(each.metric, each.told, each.effect) for each in found.counters] == [
+        (CYCLES, "−20.0 %", "better"),
+        (DRAM, "=", ""),
+        (SPILLS, "=", ""),
+    ]
+
+
+def test_languages_and_baselines_are_compared_too(folder: Path) -> None:
+    (time,) = diff.difference("vector_add/v02_wide/cuda", "vector_add/triton").times
+    assert (time.after_us, time.verdict) == (90.0, "SLOW")
+
+
+def test_commits_are_compared_by_medians_and_nothing_is_claimed(history: Path) -> None:
+    (near,) = diff.difference("vector_add/v01_scalar/cuda@HEAD~1", "vector_add/v01_scalar/cuda").times
+    assert (near.ratio, near.paired, near.low) == (pytest.approx(1.04), False, None)
+    assert near.verdict == "AMBIGUOUS"
+    (far,) = diff.difference("vector_add/v02_wide/cuda@HEAD~1", "vector_add/v02_wide@HEAD").times
+    assert (far.ratio, far.verdict) == (pytest.approx(2), "")
+
+
+def test_a_run_is_found_in_the_data_and_in_the_history(history: Path) -> None:
+    found = diff.difference("@2026-01-01-aa", "2026-01-02-bb")
+    assert [each.where for each in found.times] == [
+        f"vector_add/v02_wide/cuda {CASE}",
+        f"vector_add/v01_scalar/cuda {CASE}",
+    ]
+    assert not any(each.paired for each in found.times)
+    assert found.counters[0].told == "× 0.5"
+    same = diff.difference("2026-01-02-bb", "@HEAD")
+    assert [(each.ratio, each.verdict) for each in same.times] == [(1.0, "SAME")] * 3
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "told"),
+    [
+        ("vector_add/v01_scalar", "vector_add/v02_wide", "leaves the backend out"),
+        ("vector_add/cuda", "vector_add/triton", "leaves the step out"),
+        ("vector_add/v01_scalar/cuda", "vector_add/v09_gone", "vector_add has v01_scalar/cuda, v02_wide/cuda"),
+        ("vector_add/v01_scalar/cuda", "softmax/v01_scalar", "operations that were are vector_add"),
+        ("vector_add/v01_scalar/cuda", "vector_add/v02_wide@v1.0", "'v1.0' is neither a recorded run nor a commit"),
+        ("vector_add/v01_scalar/cuda", "@HEAD", "one names a cell, the other a whole data set"),
+        ("vector_add/v01_scalar/cuda", "a.ncu-rep", "only be compared with a report"),
+        ("a.ncu-rep", "b.ncu-rep", "there is no file 'a.ncu-rep'"),
+        ("a/b/c/d", "HEAD", "is not the name of a cell"),
+        ("@", "HEAD", "is not the name of a cell"),
+        ("@--all", "HEAD", "neither a recorded run nor a commit"),
+    ],
+)
+def test_operands_that_name_nothing_exit_with_2(
+    history: Path, capsys: pytest.CaptureFixture[str], a: str, b: str, told: str
+) -> None:
+    assert diff.run(a, b, as_json=False) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert told in err
+
+
+def test_operations_without_a_common_case_have_no_difference(folder: Path) -> None:
+    record(folder, "2026-01-02-bb", "softmax", v01_naive__cuda=[1.0])
+    table = store.path(folder, "softmax", "timings")
+    store.write(table, store.read_table(folder, "softmax", "timings").assign(case="7-fp32"))
+    counters = store.path(folder, "softmax", "counters")
+    store.write(counters, store.read_table(folder, "softmax", "counters").assign(case="7-fp32"))
+    with pytest.raises(OperandError, match="neither a timed case nor a profiled call in common"):
+        diff.difference("vector_add/v01_scalar/cuda", "softmax/v01_naive/cuda")
+
+
+def test_other_operations_are_never_paired() -> None:
+    first, second = (Measured({(CASE, "fast"): ("r1", pd.Series([t] * 20).to_numpy())}) for t in (100.0, 50.0))
+    (time,) = time_changes("", first, second, same_op=False)
+    assert (time.ratio, time.paired, time.verdict) == (2.0, False, "")
+
+
+@pytest.mark.parametrize("damage", ["cut", "number", "cycles"])
+def test_invalid_data_exits_with_4(folder: Path, capsys: pytest.CaptureFixture[str], damage: str) -> None:
+    table = "counters" if damage == "cycles" else "timings"
+    file, rows = store.path(folder, "vector_add", table), store.read_table(folder, "vector_add", table)
+    if damage == "cut":
+        file.write_bytes(file.read_bytes()[:-9])
+    elif damage == "number":
+        store.write(file, rows.assign(times_us="80.0 nan"))
+    else:
+        store.write(file, rows[rows["metric"] != CYCLES])
+    assert diff.run("vector_add/v01_scalar/cuda", "vector_add/v02_wide", as_json=False) == 4
+    assert file.name in capsys.readouterr().err
+
+
+def test_text_and_json_tell_the_same(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    operands = ("vector_add/v01_scalar/cuda", "vector_add/v02_wide/triton")
+    assert diff.run(*operands, as_json=False) == 0
+    text = capsys.readouterr().out
+    assert f"{CASE}  100    90     1.111          [1.111, 1.111]  FAST" in text
+    assert f"counter at {CASE}" in text
+    assert "2 counters did not change" in text
+    assert diff.run(*operands, as_json=True) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["times"][0]["verdict"] == "FAST"
+    assert found["counters"][0] | {"log_ratio": 0} == {
+        "where": CASE, "metric": CYCLES, "unit": "cycle", "before": 100.0, "after": 90.0, "effect": "better",
+        "change": "−10.0 %", "log_ratio": 0,
+    }  # fmt: skip
+
+
+def test_zero_is_told_without_infinity(capsys: pytest.CaptureFixture[str]) -> None:
+    there, back = counter_change("", SPILLS, "byte", 0.0, 256.0), counter_change("", SPILLS, "byte", 256.0, 0.0)
+    assert (there.told, there.effect) == ("0 → 256", "worse")
+    assert (back.told, back.effect) == ("256 → 0", "better")
+    assert there.log_ratio == -back.log_ratio == math.inf
+
+
+def test_a_direction_is_good_or_bad_only_for_its_class_of_kernel() -> None:
+    def effects(op: str) -> dict[str, str]:
+        before, after = (Measured({}, {CASE: {DRAM: x, TENSOR: x, CYCLES: x}}) for x in (50.0, 60.0))
+        return {each.metric: each.effect for each in counter_changes("", op, before, after)}
+
+    assert effects("vector_add") == {DRAM: "better", TENSOR: "", CYCLES: "worse"}
+    assert effects("matmul_bf16") == {DRAM: "", TENSOR: "better", CYCLES: "worse"}
+    assert effects("foreign") == {DRAM: "", TENSOR: "", CYCLES: "worse"}
+
+
+TIMES = st.lists(st.tuples(st.floats(0.5, 1e5), st.floats(0.5, 1e5)), min_size=1, max_size=22)
+VALUES = st.one_of(st.just(0.0), st.floats(1e-3, 1e12))
+
+
+@settings(max_examples=100, deadline=None)
+@given(TIMES, st.booleans(), st.dictionaries(st.sampled_from(sorted(METRICS)), st.tuples(VALUES, VALUES)))
+def test_the_difference_back_is_the_negative(
+    rounds: list[tuple[float, float]], same_run: bool, counters: dict[str, tuple[float, float]]
+) -> None:
+    first, second = (
+        Measured(
+            {(CASE, "fast"): ("r1" if same_run else f"r{side}", pd.Series([each[side] for each in rounds]).to_numpy())},
+            {CASE: {metric: values[side] for metric, values in counters.items()}},
+        )
+        for side in (0, 1)
+    )
+    (there,), (back,) = time_changes("", first, second, True), time_changes("", second, first, True)
+    assert there.log_ratio == pytest.approx(-back.log_ratio, abs=1e-12)
+    assert there.paired == back.paired == same_run
+    opposite = {"better": "worse", "worse": "better", "": ""}
+    for one, other in zip(
+        counter_changes("", "vector_add", first, second), counter_changes("", "vector_add", second, first), strict=True
+    ):
+        assert one.log_ratio == -other.log_ratio
+        assert one.effect == opposite[other.effect]
+
+
+@dataclass
+class Launch:
+    """As the reader gives them."""
+
+    kernel: str
+    metrics: dict[str, float]
+    units: dict[str, str] = field(default_factory=dict)
+    label: str = ""
+
+
+@pytest.fixture
+def reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Launch]]:
+    """Reports by name, as a reader of such files would have them."""
+    content: dict[str, list[Launch]] = {}
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.ncu-rep").touch()
+    monkeypatch.chdir(tmp_path)
+
+    def launches_of(path: Path, everything: bool) -> list[Launch]:
+        assert everything
+        return content[path.stem]
+
+    monkeypatch.setattr(extract, "launches_of", launches_of, raising=False)
+    return content
+
+
+def test_foreign_reports_are_paired_by_kernel_and_ordinal(reports: dict[str, list[Launch]]) -> None:
+    reports["a"] = [Launch("x", {CYCLES: 10, "own": 1}), Launch("y", {CYCLES: 7}), Launch("x", {CYCLES: 30})]
+    reports["b"] = [Launch("z", {CYCLES: 1}), Launch("x", {CYCLES: 20, "own": 3}), Launch("x", {CYCLES: 16, "new": 9})]
+    found = diff.difference("a.ncu-rep", "b.ncu-rep")
+    assert [(each.where, each.metric, each.told, each.effect) for each in found.counters] == [
+        ("x #1", "own", "× 3", ""),
+        ("x #1", CYCLES, "× 2", "worse"),
+        ("x #2", CYCLES, "−46.7 %", "better"),
+    ]
+    assert found.notes == ["in one report only: y #1, z #1"]
+
+
+def test_one_kernel_is_compared_with_another_where_none_is_in_both(reports: dict[str, list[Launch]]) -> None:
+    reports["a"], reports["b"] = [Launch("old", {CYCLES: 10})], [Launch("new", {CYCLES: 11})]
+    (change,) = diff.difference("a.ncu-rep", "b.ncu-rep").counters
+    assert (change.where, change.told) == ("old → new", "+10.0 %")
+    reports["b"] = [Launch("new", {CYCLES: 11}), Launch("newer", {CYCLES: 12})]
+    with pytest.raises(OperandError, match=r"has old, .* has new, newer"):
+        diff.difference("a.ncu-rep", "b.ncu-rep")
+
+
+def test_metrics_in_other_units_are_left_out(reports: dict[str, list[Launch]]) -> None:
+    reports["a"] = [Launch("x", {CYCLES: 10, "t": 1}, {"t": "ns"})]
+    reports["b"] = [Launch("x", {CYCLES: 10, "t": 1}, {"t": "us"})]
+    found = diff.difference("a.ncu-rep", "b.ncu-rep")
+    assert [each.metric for each in found.counters] == [CYCLES]
+    assert found.notes == ["t is left out: its units differ"]
+
+
+@pytest.mark.parametrize(
+    ("text", "operand"),
+    [
+        ("op/v01_a/cuda", ("op", "v01_a", "cuda", "")),
+        ("op/cuda/v01_a@HEAD~2", ("op", "v01_a", "cuda", "HEAD~2")),
+        ("op/torch", ("op", "", "torch", "")),
+        ("op/triton", ("op", None, "triton", "")),
+        ("HEAD", ("", None, None, "HEAD")),
+        ("@feature/x", ("", None, None, "feature/x")),
+    ],
+)
+def test_operands_are_read(text: str, operand: tuple[str, str | None, str | None, str]) -> None:
+    read = Operand.parse(text)
+    assert (read.op, read.step, read.backend, read.ref) == operand

@@ -1,0 +1,420 @@
+"""Predictions: frozen before measurements, marked for good, judged against what came, and audited by git's history."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from kernel_twins import OPS
+from kernel_twins._profiling.report import history, store
+from kernel_twins._profiling.report.judgement import Judgement, explained, judge, score
+from kernel_twins._profiling.report.metrics import CYCLES, stall_metric
+from kernel_twins._profiling.report.predictions import (
+    Marks,
+    canonical,
+    freeze,
+    note_measured,
+    read_frozen,
+    read_measured,
+)
+from kernel_twins._profiling.report.verdict import Ratio
+from kernel_twins.spec import Name, Op, Prediction
+
+OP = OPS["vector_add"]
+TIME = Prediction("time", "<=", 0.98, relative=True)
+EARLY, LATE = (datetime.datetime(2026, 1, day, tzinfo=datetime.UTC) for day in (1, 2))
+
+
+def with_predictions(*predictions: Prediction, step: str = "v03_vectorized") -> Op:
+    """Vector add with one step that predicts, and nothing else."""
+    import dataclasses
+
+    chosen = dataclasses.replace(OP.step(step), predictions=predictions)
+    return dataclasses.replace(OP, steps=(chosen,))
+
+
+@pytest.mark.parametrize(
+    ("prediction", "text"),
+    [
+        (TIME, "time <= 0.98 x"),
+        (Prediction("sectors_per_load", "==", 16, tolerance=0.01), "sectors_per_load = 16 ± 1 %"),
+        (Prediction("dram_share", ">=", 80), "dram_share >= 80 %"),
+        (Prediction("time", "==", 1.0, relative=True, tolerance=0.015), "time = 1 x ± 1.5 %"),
+        (Prediction("gone_since", "<=", 3), "gone_since <= 3"),
+    ],
+)
+def test_a_prediction_has_one_spelling(prediction: Prediction, text: str) -> None:
+    assert canonical(prediction) == text
+
+
+def test_frozen_before_the_first_measurement_is_pre_registered_and_after_it_is_not(tmp_path: Path) -> None:
+    later = Prediction("dram_share", ">=", 88)
+    assert Marks(tmp_path).mark("vector_add", "v03_vectorized", "cuda", TIME) == "not frozen"
+    lines = freeze(tmp_path, [with_predictions(TIME)], EARLY)
+    assert lines[0] == "vector_add v03_vectorized cuda: time <= 0.98 x (pre-registered)"
+    assert len(lines) == 2  # a row for each language
+    note_measured(tmp_path, "vector_add", [Name("cuda", "v03_vectorized"), Name("torch")], LATE, "run r1")
+    freeze(tmp_path, [with_predictions(TIME, later)], LATE)
+    marks = Marks(tmp_path)
+    assert marks.mark("vector_add", "v03_vectorized", "cuda", TIME) == "pre-registered"
+    assert marks.mark("vector_add", "v03_vectorized", "cuda", later) == "post hoc"
+    assert marks.mark("vector_add", "v03_vectorized", "triton", later) == "pre-registered"
+    assert marks.mark("vector_add", "v02_grid_stride", "cuda", TIME) == "not frozen"
+
+
+def test_a_prediction_that_is_changed_is_a_new_one(tmp_path: Path) -> None:
+    freeze(tmp_path, [with_predictions(TIME)], EARLY)
+    note_measured(tmp_path, "vector_add", [Name("cuda", "v03_vectorized")], EARLY, "run r1")
+    relaxed = Prediction("time", "<=", 1.02, relative=True)
+    freeze(tmp_path, [with_predictions(relaxed)], LATE)
+    assert Marks(tmp_path).mark("vector_add", "v03_vectorized", "cuda", relaxed) == "post hoc"
+    # What was predicted at first stays in the table, and so does its mark when it comes back.
+    assert Marks(tmp_path).mark("vector_add", "v03_vectorized", "cuda", TIME) == "pre-registered"
+    assert freeze(tmp_path, [with_predictions(TIME)], LATE) == []
+
+
+def test_measuring_again_changes_nothing(tmp_path: Path) -> None:
+    name = [Name("cuda", "v03_vectorized")]
+    note_measured(tmp_path, "vector_add", name, EARLY, "search for configurations")
+    before = (tmp_path / "measured.csv").read_bytes()
+    note_measured(tmp_path, "vector_add", name, LATE, "run r2")
+    assert (tmp_path / "measured.csv").read_bytes() == before
+    freeze(tmp_path, [with_predictions(TIME)], LATE)
+    frozen = (tmp_path / "predictions.csv").read_bytes()
+    note_measured(tmp_path, "vector_add", name, LATE, "run r3")
+    freeze(tmp_path, [with_predictions(TIME)], LATE)
+    assert (tmp_path / "predictions.csv").read_bytes() == frozen
+    assert Marks(tmp_path).mark("vector_add", "v03_vectorized", "cuda", TIME) == "post hoc"
+
+
+def test_baselines_are_not_noted(tmp_path: Path) -> None:
+    note_measured(tmp_path, "vector_add", [Name("torch")], EARLY, "run r1")
+    assert not (tmp_path / "measured.csv").exists()
+
+
+def judged(prediction: Prediction, before: float | None, after: float | None, ratio: Ratio | None = None) -> str:
+    quantity = prediction.quantity
+    return judge(prediction, {quantity: before}, {quantity: after}, ratio).verdict
+
+
+def relative(compare: str, value: float, quantity: str = "instructions", tolerance: float = 0.1) -> Prediction:
+    return Prediction(quantity, compare, value, relative=True, tolerance=tolerance)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("prediction", "after", "verdict"),
+    [
+        (relative("<=", 0.5), 50, "hit"),
+        (relative("<=", 0.5), 51, "miss"),
+        (relative("<=", 0.5), 101.1, "wrong direction"),
+        (relative("<=", 0.5), 100.9, "miss"),  # within the noise of a counter
+        (relative(">=", 2), 200, "hit"),
+        (relative(">=", 2), 150, "miss"),
+        (relative(">=", 2), 98, "wrong direction"),
+        (relative("==", 0.5), 54.9, "hit"),
+        (relative("==", 0.5), 110, "wrong direction"),
+        (relative("==", 4), 370, "hit"),
+        (relative("==", 4), 90, "wrong direction"),
+        (relative("==", 1), 105, "hit"),
+        (relative("==", 1), 120, "miss"),  # it was to stay: there is no direction to be wrong about
+        (relative("<=", 1.5), 149, "hit"),
+        (relative("<=", 1.5), 160, "miss"),  # a bound on a rise is no fall predicted
+        (relative("<=", 1), 98.9, "hit"),
+        (relative("<=", 1), 99.1, "miss"),
+        (relative("<=", 1), 101.1, "wrong direction"),
+        (relative(">=", 1), 101.1, "hit"),
+        (relative(">=", 1), 100.9, "miss"),
+        (relative(">=", 1), 98.9, "wrong direction"),
+        (relative("<=", 1, "time"), 99.4, "hit"),
+        (relative("<=", 1, "time"), 99.6, "miss"),
+        (relative("<=", 0.05), 0, "hit"),
+    ],
+)
+def test_relative_predictions_are_judged_on_after_over_before(
+    prediction: Prediction, after: float, verdict: str
+) -> None:
+    assert judged(prediction, 100.0, after) == verdict
+
+
+@pytest.mark.parametrize(
+    ("ratio", "verdict"),
+    [
+        (Ratio(1.02, 1.01, 1.03), "hit"),
+        (Ratio(1.02, 1.001, 1.04), "miss"),  # the medians differ by 2 %, the rounds do not bear it out
+        (Ratio(0.98, 0.97, 0.99), "wrong direction"),
+    ],
+)
+def test_a_direction_of_time_must_exceed_the_noise_of_the_paired_rounds(ratio: Ratio, verdict: str) -> None:
+    assert judged(relative("<=", 1, "time"), 100.0, 98.0, ratio) == verdict
+
+
+def test_time_is_judged_by_paired_rounds_where_there_are_some() -> None:
+    judgement = judge(relative("<=", 0.98, "time"), {"time": 100.0}, {"time": 99.0}, Ratio(1.25, 1.2, 1.3))
+    assert (judgement.verdict, judgement.actual) == ("hit", pytest.approx(0.8))
+    assert judgement.by == "paired rounds, 0.8 [0.7692, 0.8333]"
+    # Time's pairs say nothing of another quantity.
+    assert judged(relative("<=", 0.5), 100.0, 100.0, Ratio(3, 2.9, 3.1)) == "miss"
+
+
+@pytest.mark.parametrize(("value", "verdict"), [(80.0, "hit"), (79.9, "miss")])
+def test_absolute_predictions_hit_or_miss(value: float, verdict: str) -> None:
+    assert judged(Prediction("dram_share", ">=", 80), None, value) == verdict
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "reason"),
+    [
+        (100.0, None, "not measured"),
+        (100.0, float("nan"), "not measured"),
+        (None, 100.0, "the step before was not measured"),
+        (0.0, 100.0, "it was 0 before, 100 after"),
+    ],
+)
+def test_what_was_not_measured_is_not_judged(before: float | None, after: float | None, reason: str) -> None:
+    judgement = judge(relative("<=", 0.5), {"instructions": before}, {"instructions": after})
+    assert (judgement.verdict, judgement.by) == ("not judged", reason)
+    assert judge(relative("<=", 0.5), {}, {}).verdict == "not judged"
+
+
+def test_scores_keep_marks_apart() -> None:
+    hit, miss = (Judgement(TIME, verdict, 0.9, "") for verdict in ("hit", "miss"))
+    found = score(
+        [("a", "post hoc", hit), ("a", "pre-registered", miss), ("b", "post hoc", hit), ("a", "post hoc", hit)]
+    )
+    assert [(s.ladder, s.mark, s.hit, s.miss) for s in found] == [
+        ("a", "pre-registered", 0, 1),
+        ("a", "post hoc", 2, 0),
+        ("b", "post hoc", 1, 0),
+    ]
+
+
+def test_a_miss_is_explained_by_instructions_and_stalls() -> None:
+    instructions, far, barrier, wait = (
+        "smsp__inst_executed.sum",
+        *(stall_metric(reason) for reason in ("long_scoreboard", "barrier", "wait")),
+    )
+    told = explained(
+        {CYCLES: 1000.0, instructions: 500.0, far: 9.1, barrier: 1.0, stall_metric("not_selected"): 0.0},
+        {CYCLES: 1200.0, instructions: 250.0, far: 18.3, barrier: 1.5, stall_metric("not_selected"): 50.0, wait: 99.0},
+    )
+    assert told == (
+        "cycles × 1.2 = instructions × 0.5 · cycles an instruction × 2.4; long_scoreboard 9.1 → 18.3 cycles an issue"
+    )
+    assert explained({}, {}) == ""
+    assert explained({far: 9.11}, {far: 9.12}) == ""
+
+
+SPEC = """
+from dataclasses import dataclass
+
+@dataclass(frozen=True)
+class Prediction:
+    quantity: str
+    compare: str
+    value: float
+    relative: bool = False
+
+@dataclass(frozen=True)
+class Step:
+    name: str
+    predictions: tuple
+
+@dataclass(frozen=True)
+class Op:
+    name: str
+    steps: tuple
+"""  # as an early commit may have it: without tolerance, backends, and much else
+
+
+class Repository:
+    """A repository of the project's form, with a commit for every ``commit``."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.folder = root / "profiling" / "data" / "h100-sxm"
+        self._day = 0
+        self.git("init", "-q")
+        self.write("kernel_twins/spec.py", SPEC)
+
+    def git(self, *arguments: str) -> None:
+        identity = ("-c", "user.name=t", "-c", "user.email=t@example.com", "-c", "commit.gpgsign=false")
+        self._day += 1
+        date = f"2026-01-{self._day:02}T00:00:00Z"
+        environment = os.environ | {"GIT_COMMITTER_DATE": date, "GIT_AUTHOR_DATE": date}
+        subprocess.run(["git", *identity, *arguments], cwd=self.root, check=True, capture_output=True, env=environment)
+
+    def write(self, path: str, text: str) -> None:
+        file = self.root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+    def commit(self) -> None:
+        self.git("add", "-A")
+        self.git("commit", "-q", "-m", "x")
+
+    def predict(self, *values: float, step: str = "v03_vectorized") -> None:
+        predictions = "".join(f"Prediction('time', '<=', {value}, True), " for value in values)
+        self.write(
+            "kernel_twins/ops/__init__.py",
+            "from kernel_twins.spec import Op, Prediction, Step\n"
+            f"OPS = {{'vector_add': Op('vector_add', (Step('{step}', ({predictions})),))}}\n",
+        )
+
+    def measure(self, *backends: str, step: str = "v03_vectorized") -> None:
+        rows = "".join(f"c,{backend},{step},ok,1.0\n" for backend in backends)
+        self.write(f"{self.folder}/vector_add.timings.csv", f"case,backend,step,status,times_us\n{rows}")
+
+    def freeze(self, *values: float, step: str = "v03_vectorized") -> list[str]:
+        op = with_predictions(*(Prediction("time", "<=", value, relative=True) for value in values), step=step)
+        return freeze(self.folder, [op], LATE, history.known)
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    return Repository(tmp_path)
+
+
+def test_ladders_that_are_older_than_the_tables_get_the_mark_they_earned(repository: Repository) -> None:
+    repository.predict(0.98)
+    repository.commit()
+    repository.measure("cuda")
+    repository.commit()
+    repository.predict(0.98, 0.9)
+    repository.commit()
+    repository.freeze(0.98, 0.9)
+    frozen = read_frozen(repository.folder)
+    assert {(row.backend, row.prediction): row.mark for row in frozen.itertuples()} == {
+        ("cuda", "time <= 0.98 x"): "pre-registered",
+        ("cuda", "time <= 0.9 x"): "post hoc",
+        ("triton", "time <= 0.98 x"): "pre-registered",
+        ("triton", "time <= 0.9 x"): "pre-registered",
+    }
+    assert set(frozen["commit"]) != {""}
+    assert frozen["frozen"].iloc[0].startswith("2026-01-0")
+    assert list(read_measured(repository.folder)["backend"]) == ["cuda"]
+    assert history.audit(repository.folder) == ([], [])
+
+
+def test_prediction_and_measurement_in_one_commit_are_post_hoc(repository: Repository) -> None:
+    repository.predict(0.98)
+    repository.measure("cuda")
+    repository.commit()
+    repository.freeze(0.98)
+    assert read_frozen(repository.folder)["mark"].tolist() == ["post hoc", "pre-registered"]
+
+
+def test_a_search_for_configurations_is_a_measurement(repository: Repository) -> None:
+    repository.write("triton-kernels/tuned/h100-sxm.json", '{"vector_add/v03_vectorized": {"64-fp32": {"BLOCK": 1}}}')
+    repository.commit()
+    repository.predict(0.98)
+    repository.commit()
+    repository.freeze(0.98)
+    assert read_frozen(repository.folder)["mark"].tolist() == ["pre-registered", "post hoc"]
+
+
+def test_a_renamed_step_stays_measured(repository: Repository) -> None:
+    source = "".join(f"int line_{number};\n" for number in range(50))
+    repository.write("cuda-kernels/vector_add/v02_wide.cu", source)
+    repository.measure("cuda", step="v02_wide")
+    repository.commit()
+    repository.predict(0.98)
+    repository.git("mv", "cuda-kernels/vector_add/v02_wide.cu", "cuda-kernels/vector_add/v03_vectorized.cu")
+    repository.commit()
+    repository.freeze(0.98)
+    assert read_frozen(repository.folder)["mark"].tolist() == ["post hoc", "pre-registered"]
+
+
+def test_a_skipped_cell_and_specs_that_do_not_import_prove_nothing(repository: Repository) -> None:
+    repository.write(
+        f"{repository.folder}/vector_add.timings.csv", "case,backend,step,status\nc,cuda,v03_vectorized,no\n"
+    )
+    repository.write("kernel_twins/ops/__init__.py", "raise RuntimeError")
+    repository.commit()
+    found = history.evidence(repository.root)
+    assert (found.predicted, found.measured) == ({}, {})
+
+
+def test_audit_finds_marks_that_history_does_not_bear_out(repository: Repository) -> None:
+    repository.predict(0.98)
+    repository.measure("cuda")
+    repository.commit()
+    freeze(repository.folder, [with_predictions(TIME)], EARLY)  # without a look at the history
+    violations, notes = history.audit(repository.folder)
+    assert notes == []
+    assert len(violations) == 1
+    assert (
+        "vector_add/v03_vectorized/cuda `time <= 0.98 x` is marked pre-registered, but was first committed"
+        in violations[0]
+    )
+
+
+def test_audit_finds_rows_changed_by_hand_and_measurements_that_came_first(repository: Repository) -> None:
+    repository.predict(0.98)
+    repository.commit()
+    assert repository.freeze(0.98, 0.5)
+    table = read_frozen(repository.folder)
+    table.loc[table["prediction"] == "time <= 0.98 x", "prediction"] = "time <= 1 x"
+    store.write(repository.folder / "predictions.csv", table)
+    note_measured(repository.folder, "vector_add", [Name("cuda", "v03_vectorized")], LATE, "run r1")
+    violations, _ = history.audit(repository.folder)
+    assert sum("changed by another hand" in line for line in violations) == 2
+    assert any("cuda `time <= 0.5 x`" in line and "before it was committed" in line for line in violations)
+
+
+def test_without_history_nothing_is_audited_and_nothing_fails(repository: Repository, tmp_path: Path) -> None:
+    repository.predict(0.98)
+    repository.commit()
+    repository.measure("cuda")
+    repository.commit()
+    shallow = tmp_path / "shallow"
+    repository.git("clone", "-q", "--depth=1", f"file://{repository.root}", str(shallow))
+    folder = shallow / "profiling" / "data" / "h100-sxm"
+    violations, notes = history.audit(folder)
+    assert violations == []
+    assert "not audited" in notes[0] and "shallow" in notes[0]
+    assert history.known(folder) is None
+
+
+def test_a_wheel_inside_somebody_elses_repository_is_not_audited_by_it(repository: Repository) -> None:
+    repository.predict(0.98)
+    repository.freeze(0.98)
+    (repository.root / "kernel_twins" / "spec.py").unlink()
+    repository.commit()
+    violations, notes = history.audit(repository.folder)
+    assert violations == []
+    assert "not that of kernel-twins" in notes[0]
+
+
+def test_outside_a_repository_nothing_is_audited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
+    folder = tmp_path / "tarball"
+    folder.mkdir()
+    assert "not a git repository" in history.audit(folder)[1][0]
+    monkeypatch.setenv("PATH", str(folder))
+    assert "git is not installed" in history.audit(folder)[1][0]
+
+
+def test_the_committed_predictions_are_all_frozen() -> None:
+    """Every prediction that a spec makes has its mark in the reference GPU's data."""
+    marks = Marks(store.DATA / store.REFERENCE_GPU)
+    loose = [
+        f"{op.name} {step.name} {backend}: {canonical(prediction)}"
+        for op in OPS.values()
+        for step in op.steps
+        for backend in step.backends
+        for prediction in step.predictions
+        if backend in prediction.backends and marks.mark(op.name, step.name, backend, prediction) == "not frozen"
+    ]
+    assert loose == [], "run `python profiling/ncu_report.py predict`"
+
+
+def test_frozen_tables_end_in_a_footer_like_all_others(tmp_path: Path) -> None:
+    freeze(tmp_path, [with_predictions(TIME)], EARLY)
+    file = tmp_path / "predictions.csv"
+    file.write_bytes(file.read_bytes()[:-40])
+    with pytest.raises(ValueError, match="predictions"):
+        Marks(tmp_path)
