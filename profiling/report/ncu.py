@@ -1,0 +1,200 @@
+"""Running ncu, and other processes that may hang, crash or be interrupted, so that none outlives us.
+
+A report appears under its name only when ncu ended well and wrote one; until then it lies in a folder beside that is
+removed whatever happens, and a report that was there before stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from kernel_twins._profiling.report import faults
+
+_ROOT = Path(__file__).resolve().parents[2]  # store says it too, but needs pandas
+_PLACES = ("/usr/local/cuda/bin/ncu", "/opt/nvidia/nsight-compute/*/ncu")
+_PARAMS = Path("/proc/driver/nvidia/params")
+_DRIVER = Path("/proc/driver/nvidia/version")
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+VERSION = r"Version ([\d.]+)"
+"""What ``ncu --version`` says, for ``version``."""
+
+
+def find() -> Path:
+    """The ncu to use: NCU's, else that on PATH, else a toolkit's, else the newest of its own installations.
+
+    An EnvironmentFault (exit code 3) lists where it was looked for.
+    """
+    if named := os.environ.get("NCU"):
+        if found := shutil.which(named):
+            return Path(found)
+        raise _missing(f"NCU is {named!r}, which is no program", "point NCU at Nsight Compute's ncu, or unset it")
+    home = os.environ.get("CUDA_HOME")
+    places = [*([f"{home}/bin/ncu"] if home else []), *_PLACES]
+    if found := shutil.which("ncu"):
+        return Path(found)
+    for place in places:
+        for candidate in sorted(Path("/").glob(place.lstrip("/")), reverse=True):
+            if os.access(candidate, os.X_OK):
+                return candidate
+    raise _missing(
+        f"there is no ncu on PATH, nor as {', '.join(places)}",
+        "install Nsight Compute (part of the CUDA toolkit; with NVIDIA's package repository `sudo apt-get install "
+        "cuda-nsight-compute-13-0`), or set NCU to where it is",
+    )
+
+
+def _missing(message: str, remedy: str) -> faults.EnvironmentFault:
+    remedy += "; the log still rebuilds from committed data: `python profiling/ncu_report.py log`"
+    return faults.EnvironmentFault("no_ncu", message, remedy)
+
+
+def version(program: str, pattern: str) -> str:
+    """What ``program --version`` says by ``pattern``'s first group; empty without such a program or answer."""
+    if shutil.which(program) is None:
+        return ""
+    answer = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
+    match = re.search(pattern, answer)
+    return match.group(1) if match else ""
+
+
+def driver_version() -> str:
+    """The kernel driver's version, empty where there is none."""
+    match = re.search(r"Kernel Module\D*?\s([\d.]+)\s", _read(_DRIVER))
+    return match.group(1) if match else ""
+
+
+def admin_only() -> str:
+    """The driver's RmProfilingAdminOnly: ``1`` if only root may read counters, ``0`` if all may, empty if unknown."""
+    match = re.search(r"^RmProfilingAdminOnly: (\d+)", _read(_PARAMS), re.MULTILINE)
+    return match.group(1) if match else ""
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def profile(
+    command: list[str], report: Path, metrics: Sequence[str], timeout_s: float, nvtx_include: str = r"regex:kl\..*"
+) -> None:
+    """Run a command under ncu and leave its report: launches inside cudaProfilerStart and a matching NVTX range.
+
+    Clocks are free and caches flushed before every replay. On any failure a faults.Fault says what happened; then, as
+    on KeyboardInterrupt, no process of it is left and ``report`` is as it was before.
+    """
+    ncu = find()
+    around = partial(_circumstances, report, timeout_s, nvtx_include, ncu)  # asked for only where something failed
+    try:
+        report.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=report.parent, prefix=".ncu-", ignore_cleanup_errors=True) as folder:
+            half, log = Path(folder) / "half.ncu-rep", Path(folder) / "log"
+            options = [
+                "--clock-control", "none", "--cache-control", "all", "--profile-from-start", "off",
+                "--nvtx", "--nvtx-include", nvtx_include, "--metrics", ",".join(metrics),
+                "--log-file", str(log), "-f", "-o", str(half), "--",
+            ]  # fmt: skip
+            ended = _execute([str(ncu), *options, *command], timeout_s)
+            if ended.returncode != 0 or not half.exists() or not half.stat().st_size:
+                raise faults.diagnose(f"{_read(log)}\n{ended.printed}", ended.returncode, around(), ended.stderr)
+            os.replace(half, report)
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        raise faults.diagnose(str(error), 1, around()) from error
+
+
+def run(command: list[str], timeout_s: float) -> str:
+    """Run a command without ncu, with the same care; return what it wrote to stdout, or raise a faults.Fault."""
+    around = faults.Circumstances(report=tempfile.gettempdir(), timeout_s=timeout_s)
+    try:
+        ended = _execute(command, timeout_s)
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        raise faults.diagnose(str(error), 1, around) from error
+    if ended.returncode != 0:
+        raise faults.diagnose(ended.printed, ended.returncode, around, ended.stderr)
+    return ended.stdout
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    returncode: int | None
+    """None: it was killed at the timeout."""
+    stdout: str
+    stderr: str
+
+    @property
+    def printed(self) -> str:
+        return f"{self.stdout}\n{self.stderr}"
+
+
+def _execute(command: list[str], timeout_s: float) -> _Ended:
+    """Run a command in a process group of its own, all of which is gone when this returns or raises.
+
+    Output goes to files: a pipe would stay open for as long as a grandchild lives. LC_ALL=C, because ncu writes
+    numbers as the locale does.
+    """
+    path = os.pathsep.join(filter(None, [str(_ROOT), os.getenv("PYTHONPATH")]))
+    environment = os.environ | {"LC_ALL": "C", "PYTHONPATH": path}
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment, start_new_session=True
+        )
+        returncode: int | None = None
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                returncode = process.wait(timeout_s)
+        finally:
+            _end_group(process)
+        out.seek(0)
+        err.seek(0)
+        return _Ended(returncode, out.read().decode(errors="replace"), err.read().decode(errors="replace"))
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):  # where all of it has ended by itself
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _circumstances(report: Path, timeout_s: float, nvtx_include: str, ncu: Path) -> faults.Circumstances:
+    lock = Path(tempfile.gettempdir()) / "nsight-compute-lock"
+    return faults.Circumstances(
+        report=str(report),
+        timeout_s=timeout_s,
+        nvtx_include=nvtx_include,
+        ncu=version(str(ncu), VERSION),
+        driver=driver_version(),
+        admin_only=admin_only(),
+        lock=str(lock),
+        lock_owner=_owner(lock),
+        free_bytes=_free_bytes(report.parent),
+    )
+
+
+def _free_bytes(folder: Path) -> int | None:
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return None
+
+
+def _owner(file: Path) -> str:
+    try:
+        return file.owner()
+    except (OSError, KeyError):
+        return ""

@@ -1,0 +1,138 @@
+"""What a run would measure and how long it would take, told before any of it is measured.
+
+No GPU and no torch are needed: times a call come from the committed measurements of the reference GPU, so the
+prediction is for that GPU; a cell without one is taken to run at a fraction of its operation's ceiling.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import pandas as pd
+
+from kernel_twins import ceilings
+from kernel_twins._profiling.report import store
+from kernel_twins._profiling.report.errors import OK
+from kernel_twins._profiling.report.metrics import PASSES, Tier
+from kernel_twins._profiling.report.proton import CALLS as PROTON_CALLS
+from kernel_twins._profiling.report.selection import Selection
+from kernel_twins.spec import Case, Name, Op
+
+# How bench.py spends its time; it imports torch, so they are written down again here, and a test compares.
+ROUNDS = 20
+SAMPLE_MS = 1.0
+SETTLED_MS = 20.0
+L2_MULTIPLE = 3
+
+_L2_BYTES = 50 * 2**20
+_CAPABILITY = (9, 0)
+PROCESSES = 2  # an operation: counters, then cycles; with Proton its own, then one that tells Triton's code
+T0_CALLS = 10  # calls a cell whose cycles are recorded, beside the one with the tier's counters
+# What the graphs' replays leave of the reference GPU's last full run (705 timed and 64 profiled cells in 375 s, with
+# a metric set of tier T2): 132 s are replays, a profiled process was seen to start in 10 to 15 s (torch, CUDA,
+# Triton's cache, inputs), and the rest is split so that the sum comes out within 5 %.
+_CELL_S = 0.2  # the gate against float64, compilation, capture
+_PROCESS_S = 12.0
+_REPLAY_S = 0.05  # one pass over one launch: flush, restore, counters in and out
+_GUESSED_SHARE = 0.3  # of the ceiling, for a cell that was never timed
+
+
+@dataclass(frozen=True, slots=True)
+class OpPlan:
+    """One operation's share: ``guessed`` timed cells have no committed time; ``passes`` are kernel replays."""
+
+    op: str
+    timed_cells: int
+    guessed: int
+    profiled_cells: int
+    passes: int
+    timing_s: float
+    profiling_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    tier: Tier
+    tool: str
+    gpu: str
+    operations: tuple[OpPlan, ...]
+
+    @property
+    def seconds(self) -> float:
+        return sum(each.timing_s + each.profiling_s for each in self.operations)
+
+
+def plan(selection: Selection, tier: Tier, tool: str) -> Plan:
+    """What collecting the selection would do with ``tool`` (``ncu`` or ``proton``)."""
+    return Plan(tier, tool, store.REFERENCE_GPU, tuple(_operation(op, selection, tier, tool) for op in selection.ops))
+
+
+def run(selection: Selection, tier: Tier, tool: str, as_json: bool) -> int:
+    """Print the plan to stdout, as a table or as JSON."""
+    planned = plan(selection, tier, tool)
+    if as_json:
+        print(json.dumps(asdict(planned) | {"seconds": round(planned.seconds, 1)}, indent=2))
+        return OK
+    rows = [
+        (each.op, each.timed_cells, each.profiled_cells, each.passes, f"{each.timing_s:.0f}", f"{each.profiling_s:.0f}")
+        for each in planned.operations
+    ]
+    header = ["operation", "timed cells", "profiled cells", "passes", "timing s", "profiling s"]
+    print(pd.DataFrame(rows, columns=header).to_string(index=False))
+    guessed = sum(each.guessed for each in planned.operations)
+    print(
+        f"\n{'tier ' + tier + ' with ncu' if tool == 'ncu' else tool}: about {planned.seconds / 60:.1f} minutes on one "
+        f"{planned.gpu}" + (f"; {guessed} cells were never timed there and are guessed" if guessed else "")
+    )
+    return OK
+
+
+def _operation(op: Op, selection: Selection, tier: Tier, tool: str) -> OpPlan:
+    table = store.read_table(store.DATA / store.REFERENCE_GPU, op.name, "timings")
+    names = [Name(baseline) for baseline in op.baselines] + [
+        name for name in selection.names(op) if op.step(name.step).runs_on(_CAPABILITY)
+    ]
+    cells = [(case, name) for case in selection.cases(op) for name in names if _serves(op, name, case)]
+    rows = {cell: _replays_s(op, *cell, table) for cell in cells}
+    profiled = [name for name in names if _serves(op, name, op.profile_case)]
+    launches = sum(op.step(name.step).launches or 1 if name.step else 1 for name in profiled)
+    passes = launches * (PASSES[tier] + T0_CALLS * PASSES["T0"] if tool == "ncu" else PROTON_CALLS)
+    return OpPlan(
+        op.name,
+        len(cells),
+        sum(found is None for found in rows.values()),
+        len(profiled),
+        passes,
+        round(sum(_CELL_S + (_guess_s(op, case) if found is None else found) for (case, _), found in rows.items()), 1),
+        round(PROCESSES * _PROCESS_S + passes * (_REPLAY_S if tool == "ncu" else 0), 1) if profiled else 0.0,
+    )
+
+
+def _serves(op: Op, name: Name, case: Case) -> bool:
+    return not name.step or op.serves(op.step(name.step), case)
+
+
+def _replays_s(op: Op, case: Case, name: Name, table: pd.DataFrame) -> float | None:
+    """Seconds of the timed graphs of one cell, in all its contests; None where nothing is recorded of it."""
+    rows = table[(table["case"] == case.slug) & (table["backend"] == name.backend) & (table["step"] == name.step)]
+    if not len(rows):
+        return None
+    times = [np.median([float(time) for time in text.split()]) / 1e3 for text in rows["times_us"] if text]
+    return sum(_rounds_s(op, case, float(time)) for time in times)
+
+
+def _guess_s(op: Op, case: Case) -> float:
+    limits = ceilings.load(store.REFERENCE_GPU)
+    memory_ms = op.bytes(case) / limits.dram_copy / 1e6
+    arithmetic_ms = op.flops(case) / (limits.bf16 if op.ceiling == "bf16" else limits.fp32) / 1e9
+    return _rounds_s(op, case, max(memory_ms, arithmetic_ms) / _GUESSED_SHARE)
+
+
+def _rounds_s(op: Op, case: Case, call_ms: float) -> float:
+    """Seconds of all rounds of a call: each replays a sample's graph, and before it once more where it is short."""
+    sets = math.ceil(L2_MULTIPLE * _L2_BYTES / max(1, op.bytes(case)))
+    sample_ms = call_ms * max(sets, math.ceil(SAMPLE_MS / max(call_ms, 1e-3)))
+    return ROUNDS * sample_ms * (2 if sample_ms < SETTLED_MS else 1) / 1e3

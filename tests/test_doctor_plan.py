@@ -1,0 +1,250 @@
+"""What the machine has, and what a run would do: both are asked before anything is measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+from kernel_twins import OPS
+from kernel_twins._profiling.report import doctor, faults, ncu, plan, store
+from kernel_twins._profiling.report.doctor import Finding
+from kernel_twins._profiling.report.selection import Selection
+
+EVERYTHING = Selection.of(None, None, None, None)
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A machine without GPU and without ncu, whatever this one has."""
+    monkeypatch.setattr(doctor, "why_no_gpu", lambda: "no NVIDIA GPU is visible")
+    monkeypatch.setattr(ncu, "_PLACES", (str(tmp_path / "ncu"),))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for variable in ("NCU", "CUDA_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    return tmp_path
+
+
+def examined() -> dict[str, Finding]:
+    return {finding.name: finding for finding in doctor.examine()}
+
+
+@pytest.mark.usefixtures("bare")
+def test_what_is_missing_comes_with_what_mends_it() -> None:
+    findings = examined()
+    assert {name for name in ("GPU", "ncu", "counters") if findings[name].state == "missing"} == {
+        "GPU", "ncu", "counters",
+    }  # fmt: skip
+    assert "nvidia-smi" in findings["GPU"].remedy
+    assert "install Nsight Compute" in findings["ncu"].remedy
+    assert findings["Python"].state == "ok"
+    assert all(finding.remedy for finding in findings.values() if finding.state != "ok")
+    assert not any(finding.remedy for finding in findings.values() if finding.state == "ok")
+
+
+@pytest.mark.usefixtures("bare")
+def test_a_machine_without_gpu_is_told_what_it_can_do(capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor.run(as_json=False) == 3
+    printed = capsys.readouterr().out
+    assert "the log can be rendered here: `python profiling/ncu_report.py log`" in printed
+    assert "-> see what `nvidia-smi` says" in printed
+
+
+@pytest.mark.usefixtures("bare")
+def test_findings_as_json_hold_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor.run(as_json=True) == 3
+    told = json.loads(capsys.readouterr().out)
+    assert {each["name"]: each["state"] for each in told} == {each.name: each.state for each in doctor.examine()}
+    assert set(told[0]) == {"name", "state", "found", "remedy"}
+
+
+def test_a_warning_does_not_keep_from_measuring(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "examine", lambda: [Finding("rich", "warning", "not installed", "pip install rich")])
+    assert doctor.run(as_json=False) == 0
+    assert "everything that measuring needs is here" in capsys.readouterr().out
+
+
+def test_data_that_is_cut_short_is_named(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "DATA", bare / "data")
+    (bare / "data" / "gpu").mkdir(parents=True)
+    assert examined()["committed data"].state == "ok"
+    whole = (store.ROOT / "profiling" / "data" / store.REFERENCE_GPU / "vector_add.timings.csv").read_bytes()
+    (bare / "data" / "gpu" / "vector_add.timings.csv").write_bytes(whole[:-40])
+    finding = examined()["committed data"]
+    assert finding.state == "missing"
+    assert "vector_add.timings.csv" in finding.found
+    assert "git checkout" in finding.remedy
+    assert "can be rendered" not in _printed(bare, monkeypatch)
+
+
+def _printed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    file = folder / "printed"
+    with file.open("w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        doctor.run(as_json=False)
+        monkeypatch.undo()
+    return file.read_text()
+
+
+def test_an_unfinished_run_is_found(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "RUNS", bare / "runs")
+    assert examined()["unfinished run"].state == "ok"
+    (bare / "runs" / "h100-sxm" / "unfinished").mkdir(parents=True)
+    finding = examined()["unfinished run"]
+    assert finding.state == "warning"
+    assert "--resume" in finding.remedy and str(bare / "runs" / "h100-sxm" / "unfinished") in finding.remedy
+
+
+@pytest.mark.usefixtures("bare")
+def test_a_full_disk_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: usage(10**12, 10**12, 10**6))
+    assert examined()["free disk space"].state == "warning"
+
+
+@pytest.mark.usefixtures("bare")
+def test_an_extension_older_than_its_sources_is_stale(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    source, library = tmp_path / "cuda-kernels" / "op" / "v01_first.cu", tmp_path / "_C.so"
+    source.parent.mkdir(parents=True)
+    for file, when in ((source, 2000), (library, 1000)):
+        file.touch()
+        os.utime(file, (when, when))
+    monkeypatch.setattr(doctor, "_ROOT", tmp_path)
+    monkeypatch.setattr(doctor, "extension", lambda: dataclasses.make_dataclass("M", ["__file__"])(str(library)))
+    finding = examined()["extension"]
+    assert (finding.state, finding.remedy) == ("warning", "python setup.py build_ext")
+    assert "v01_first.cu" in finding.found
+    os.utime(library, (3000, 3000))
+    assert examined()["extension"].state == "ok"
+
+
+def test_only_a_real_profile_proves_that_counters_may_be_read(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "why_no_gpu", lambda: "")
+    tried = []
+
+    def profile(command: list[str], report: Path, metrics: list[str], timeout_s: float) -> None:
+        tried.append((command, metrics, timeout_s))
+        if len(tried) > 1:
+            raise faults.EnvironmentFault("counters_held", "another tool holds them", "dcgmi profile --pause")
+
+    monkeypatch.setattr(ncu, "profile", profile)
+    assert doctor._examine("counters", doctor._counters).state == "ok"
+    finding = doctor._examine("counters", doctor._counters)
+    assert (finding.state, finding.remedy) == ("missing", "dcgmi profile --pause")
+    assert "RmProfilingAdminOnly" in finding.found
+    ((_, code), metrics, timeout_s) = (tried[0][0][1:], tried[0][1], tried[0][2])
+    assert "kl.doctor" in code
+    compile(code, "try", "exec")
+    assert "gpu__time_duration.sum" in metrics
+    assert timeout_s == 60
+
+
+@pytest.mark.usefixtures("bare")
+def test_a_check_that_breaks_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> str:
+        raise OSError("libcudart.so.13: cannot open shared object file")
+
+    monkeypatch.setattr(doctor, "why_no_gpu", broken)
+    findings = examined()
+    assert findings["GPU"].state == "missing" and "libcudart" in findings["GPU"].found
+    assert findings["Python"].state == "ok"
+
+
+def test_doctor_needs_neither_pandas_nor_rich() -> None:
+    """The very packages whose absence it must report; torch is left out too, as it takes seconds to import."""
+    code = (
+        "import sys, importlib.util as util\n"
+        "gone = ('pandas', 'rich', 'torch')\n"
+        "real = util.find_spec\n"
+        "util.find_spec = lambda name, *rest: None if name in gone else real(name, *rest)\n"
+        "sys.modules.update(dict.fromkeys(gone))\n"
+        "from kernel_twins._profiling.report import doctor\n"
+        "sys.exit(doctor.run(False))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=store.ROOT, check=False)
+    assert done.returncode == 3, done.stderr
+    for line in ("missing pandas", "warning rich", "missing torch"):
+        assert line in done.stdout
+    assert "can be rendered" not in done.stdout
+
+
+def test_the_last_full_run_comes_out_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """375 s on the reference GPU, with a metric set of tier T2, one process an operation and no calls for cycles."""
+    monkeypatch.setattr(plan, "T0_CALLS", 0)
+    monkeypatch.setattr(plan, "PROCESSES", 1)
+    assert plan.plan(EVERYTHING, "T2", "ncu").seconds == pytest.approx(375, rel=0.2)
+
+
+def test_a_selection_plans_what_it_selects() -> None:
+    op = OPS["vector_add"]
+    (whole,) = plan.plan(Selection.of(["vector_add"], None, None, None), "T0", "ncu").operations
+    assert whole.timed_cells == len(op.bench_cases) * (len(op.baselines) + 2 * len(op.steps))
+    assert whole.profiled_cells == len(op.baselines) + 2 * len(op.steps)
+    assert whole.passes == whole.profiled_cells * 11
+    (cuda,) = plan.plan(Selection.of(["vector_add"], None, "cuda", None), "T0", "ncu").operations
+    assert cuda.profiled_cells == len(op.baselines) + len(op.steps)
+    (one,) = plan.plan(
+        Selection.of(["vector_add"], "v03_vectorized", "cuda", op.bench_cases[0].slug), "T0", "ncu"
+    ).operations
+    assert (one.timed_cells, one.profiled_cells) == (len(op.baselines) + 1,) * 2
+    assert one.timing_s < cuda.timing_s < whole.timing_s
+
+
+def test_a_higher_tier_takes_more_passes_and_proton_none_of_ncus() -> None:
+    seconds = [plan.plan(EVERYTHING, tier, "ncu").seconds for tier in ("T0", "T1", "T2", "T3")]
+    assert seconds == sorted(seconds) and len(set(seconds)) == 4
+    assert plan.plan(EVERYTHING, "T3", "proton").seconds < seconds[0]
+
+
+def test_cells_that_were_never_timed_are_guessed_and_said_to_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = plan.plan(EVERYTHING, "T3", "ncu")
+    monkeypatch.setattr(store, "DATA", tmp_path)
+    guessed = plan.plan(EVERYTHING, "T3", "ncu")
+    assert all(each.guessed == each.timed_cells for each in guessed.operations)
+    assert guessed.seconds == pytest.approx(known.seconds, rel=0.6)
+    assert plan.run(EVERYTHING, "T3", "ncu", as_json=False) == 0
+    assert "were never timed there and are guessed" in capsys.readouterr().out
+
+
+def test_a_plan_as_json_holds_the_sum(capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan.run(EVERYTHING, "T3", "ncu", as_json=True) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["seconds"] == pytest.approx(
+        sum(each["timing_s"] + each["profiling_s"] for each in told["operations"]), abs=0.1
+    )
+    assert [each["op"] for each in told["operations"]] == list(OPS)
+
+
+def test_planning_loads_no_torch() -> None:
+    code = (
+        "import sys\n"
+        "sys.modules.update(dict.fromkeys(('torch', 'triton', 'rich')))\n"
+        "from kernel_twins._profiling.report import plan\n"
+        "from kernel_twins._profiling.report.selection import Selection\n"
+        "sys.exit(plan.run(Selection.of(None, None, None, None), 'T3', 'ncu', False))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=store.ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "tier T3 with ncu: about" in done.stdout
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="bench imports torch")
+def test_the_plan_counts_rounds_as_the_bench_does() -> None:
+    from kernel_twins import bench
+    from kernel_twins._profiling.report.collect import CYCLE_CALLS
+
+    assert plan.T0_CALLS == CYCLE_CALLS
+    assert (plan.ROUNDS, plan.SAMPLE_MS, plan.SETTLED_MS, plan.L2_MULTIPLE) == (
+        bench.ROUNDS, bench._SAMPLE_MS, bench._SETTLED_MS, bench._L2_MULTIPLE,
+    )  # fmt: skip
