@@ -1,60 +1,27 @@
-"""From committed rows to statements: medians, paired ratios, quantities, the limiter, the verdict on predictions."""
+"""From committed rows to statements: medians, ratios, quantities, the limiter, the verdict on predictions."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from kernel_twins._profiling.report import identity, store
+from kernel_twins._profiling.report import identity, predictions, store
+from kernel_twins._profiling.report.judgement import Judgement, explained, judge
+from kernel_twins._profiling.report.limiter import Limit, limiter
 from kernel_twins._profiling.report.metrics import fold, top_stalls
 from kernel_twins._profiling.report.quantities import QUANTITIES
+from kernel_twins._profiling.report.verdict import Ratio, confirmed, cycle_ratio, paired_ratio
 from kernel_twins.ceilings import Ceilings
-from kernel_twins.spec import Backend, Case, Name, Op, Prediction, Step
+from kernel_twins.spec import Backend, Case, Name, Op, Step
 
-_RESAMPLES = 2_000
-_CONFIDENCE = 0.99
-_SAME = 0.005  # a ratio counts as different from 1 when its whole interval lies further away than this
-_SATURATED = 80.0  # percent: NVIDIA's own cut-off for "this unit is the limit"
-_CONFLICTED = 20.0  # percent of shared-memory wavefronts
+_LOST = 0.95  # of the ratio before
+_PASSED = 0.95  # of the floor: what is further below it has another one
 
-
-@dataclass(frozen=True, slots=True)
-class Ratio:
-    """How many times faster, as the median over paired rounds, with its 99 % bootstrap interval."""
-
-    value: float
-    low: float
-    high: float
-
-    @property
-    def verdict(self) -> Literal["FAST", "SLOW", "SAME"]:
-        if self.low > 1 + _SAME:
-            return "FAST"
-        return "SLOW" if self.high < 1 - _SAME else "SAME"
-
-
-def paired_ratio(baseline_us: np.ndarray, ours_us: np.ndarray) -> Ratio:
-    """Ratio of times, round by round; the same samples always give the same interval."""
-    ratios = baseline_us / ours_us
-    picks = np.random.default_rng(0).integers(len(ratios), size=(_RESAMPLES, len(ratios)))
-    medians = np.median(ratios[picks], axis=1)
-    tail = (1 - _CONFIDENCE) / 2
-    low, high = np.quantile(medians, [tail, 1 - tail])
-    return Ratio(float(np.median(ratios)), float(low), float(high))
-
-
-@dataclass(frozen=True, slots=True)
-class Judgement:
-    """A prediction beside what was measured; ``held`` is None where there is nothing to judge it by."""
-
-    prediction: Prediction
-    actual: float | None
-    held: bool | None
+Cell = tuple[str, Name]  # a case's slug, and who was measured
 
 
 class Results:
@@ -62,58 +29,70 @@ class Results:
 
     def __init__(self, op: Op, folder: Path, ceilings: Ceilings | None) -> None:
         self.op = op
+        self.ceilings = ceilings
         self.ceiling = getattr(ceilings, op.ceiling) if ceilings else None
-        self._timings = store.read_table(folder, op.name, "timings")
-        self._counters = store.read_table(folder, op.name, "counters")
+        self._folder = folder
+        self._rows: dict[Cell, dict[str, Any]] = {}  # by contest: baselines are timed beside the slow steps too
+        for row in self._table("timings").itertuples():
+            self._rows.setdefault((row.case, Name(row.backend, row.step)), {})[row.contest] = row
+        self._ratios: dict[tuple[str, Name, Name], Ratio | None] = {}
+        self._quantities: dict[Name, dict[str, float | None]] = {}
+
+    def _table(self, table: str) -> pd.DataFrame:
+        return store.read_table(self._folder, self.op.name, table)
 
     @property
     def measured(self) -> bool:
-        return len(self._timings) > 0
+        return bool(self._rows)
 
     @property
     def runs(self) -> list[str]:
-        return sorted(set(self._timings["run"]) | set(self._counters["run"]))
+        return sorted({row.run for rows in self._rows.values() for row in rows.values()} | set(self._counters["run"]))
 
     @cached_property
-    def _samples(self) -> dict[tuple[str, Name, str], np.ndarray]:
-        return {
-            (row.case, Name(row.backend, row.step), row.contest): np.array(row.times_us.split(), dtype=float)
-            for row in self._timings.itertuples()
-            if row.status == "ok"
-        }
+    def _counters(self) -> pd.DataFrame:
+        return self._table("counters")
 
     @cached_property
     def _calls(self) -> dict[Name, dict[str, float]]:
         """Counters by call, but only of the profiled case and of the code that was timed."""
-        timed = dict(
-            zip(map(Name, self._timings["backend"], self._timings["step"]), self._timings["code"], strict=True)
-        )
-        current = self._counters[self._counters["case"] == self.op.profile_case.slug]
-        calls = {}
-        for (backend, step), rows in current.groupby(["backend", "step"]):
-            if set(rows["code"]) != {timed.get(Name(backend, step))}:
-                continue
-            wide = rows.assign(value=rows["value"].astype(float)).pivot(
-                index="launch", columns="metric", values="value"
-            )
-            calls[Name(backend, step)] = fold(wide.to_dict("records"))
-        return calls
+        return {name: fold(launches) for name, launches in self._launches.items()}
+
+    @cached_property
+    def _launches(self) -> dict[Name, list[dict[str, float]]]:
+        table = self._counters[self._counters["case"] == self.op.profile_case.slug]
+        launches: dict[Name, dict[str, dict[str, float]]] = {}
+        for row in self._current(table):
+            name = Name(row.backend, row.step)
+            launches.setdefault(name, {}).setdefault(row.launch, {})[row.metric] = float(row.value)
+        return {name: list(found.values()) for name, found in launches.items()}
+
+    @cached_property
+    def _cycles(self) -> dict[Name, np.ndarray]:
+        """Cycles of the profiled case's calls, of the code that was timed."""
+        table = self._table("cycles")
+        table = table[table["case"] == self.op.profile_case.slug]
+        return {Name(row.backend, row.step): np.array(row.cycles.split(), dtype=float) for row in self._current(table)}
+
+    def _current(self, table: pd.DataFrame) -> list[Any]:
+        """The rows that belong to the code that was timed, and to its run."""
+        timed = {name: (row.code, row.run) for (_, name), rows in self._rows.items() for row in rows.values()}
+        return [row for row in table.itertuples() if timed.get(Name(row.backend, row.step)) == (row.code, row.run)]
+
+    def _row(self, case: Case, name: Name) -> Any:
+        """The cell's row, of the fast contest where it was in both; None where it was never tried."""
+        rows = self._rows.get((case.slug, name), {})
+        return rows.get("fast") or next(iter(rows.values()), None)
 
     def status(self, case: Case, name: Name) -> str:
         """``ok``, the reason why there is no time, or an empty string where the cell was never tried."""
-        rows = self._row(case, name)
-        return rows["status"].iloc[0] if len(rows) else ""
-
-    def _row(self, case: Case, name: Name) -> pd.DataFrame:
-        table = self._timings
-        return table[(table["case"] == case.slug) & (table["backend"] == name.backend) & (table["step"] == name.step)]
+        row = self._row(case, name)
+        return row.status if row else ""
 
     def time_us(self, case: Case, name: Name) -> float | None:
         """The median over the rounds."""
-        for contest in ("fast", "slow"):
-            if (samples := self._samples.get((case.slug, name, contest))) is not None:
-                return float(np.median(samples))
-        return None
+        row = self._row(case, name)
+        return float(np.median(_times(row))) if row and row.status == "ok" else None
 
     def best_baseline(self, case: Case) -> Name | None:
         """The fastest of what a user would call instead."""
@@ -122,21 +101,43 @@ class Results:
         return Name(min(known)[1]) if known else None
 
     def ratio(self, case: Case, name: Name, against: Name) -> Ratio | None:
-        """How many times faster ``name`` is than ``against``, where both were timed in one contest."""
+        """How many times faster ``name`` is than ``against``, where both were timed in one contest of one run."""
+        key = (case.slug, name, against)
+        if key not in self._ratios:
+            self._ratios[key] = self._paired(case, name, against)
+        return self._ratios[key]
+
+    def _paired(self, case: Case, name: Name, against: Name) -> Ratio | None:
+        ours, theirs = (self._rows.get((case.slug, each), {}) for each in (name, against))
         for contest in ("fast", "slow"):
-            ours = self._samples.get((case.slug, name, contest))
-            theirs = self._samples.get((case.slug, against, contest))
-            if ours is not None and theirs is not None:
-                return paired_ratio(theirs, ours)
+            if contest in ours and contest in theirs and ours[contest].run == theirs[contest].run:
+                return paired_ratio(_times(theirs[contest]), _times(ours[contest]))
         return None
+
+    def standing(self, case: Case, name: Name, against: Name) -> str | None:
+        """The ratio's verdict, confirmed by ncu's cycles where the case was profiled."""
+        ratio = self.ratio(case, name, against)
+        if ratio is None:
+            return None
+        cycles = None
+        if case == self.op.profile_case and name in self._cycles and against in self._cycles:
+            cycles = cycle_ratio(self._cycles[against], self._cycles[name])
+        return confirmed(ratio, cycles)
 
     def accuracy(self, case: Case, name: Name) -> tuple[float | None, int | None]:
         """The largest absolute error against float64, and the bytes that a call allocates for itself."""
-        rows = self._row(case, name)
-        if not len(rows) or rows["status"].iloc[0].startswith("wrong"):
+        row = self._row(case, name)
+        if row is None or row.status.startswith("wrong"):
             return None, None
-        error, extra_bytes = rows["error"].iloc[0], rows["extra_bytes"].iloc[0]
-        return float(error) if error else None, int(extra_bytes) if extra_bytes else None
+        return float(row.error) if row.error else None, int(row.extra_bytes) if row.extra_bytes else None
+
+    def sensors(self, case: Case) -> str:
+        """The chip's state while a case was timed, such as ``1,980 MHz, 511 W, 45 °C, throttle none``."""
+        row = next((row for (slug, _), rows in self._rows.items() if slug == case.slug for row in rows.values()), None)
+        if row is None or not row.sm_clock_mhz:
+            return ""
+        clock, power = float(row.sm_clock_mhz), float(row.power_w or "nan")
+        return f"{clock:,.0f} MHz, {power:.0f} W, {row.temperature_c} °C, throttle {row.throttle}"
 
     def rate(self, case: Case, name: Name) -> float | None:
         """GB/s of the operation's minimum bytes, or TFLOP/s of its arithmetic."""
@@ -151,6 +152,11 @@ class Results:
 
     def quantities(self, name: Name) -> dict[str, float | None]:
         """Everything the log speaks of, at the profile case; None where it was not measured."""
+        if name not in self._quantities:
+            self._quantities[name] = self._computed(name)
+        return self._quantities[name]
+
+    def _computed(self, name: Name) -> dict[str, float | None]:
         case, counters = self.op.profile_case, self._calls.get(name, {})
         values = {key: quantity.compute(counters) for key, quantity in QUANTITIES.items()}
         values["time"] = self.time_us(case, name)
@@ -163,24 +169,50 @@ class Results:
         values["bytes_over_minimum"] = 1e6 * moved / self.op.bytes(case) if moved is not None else None
         return values
 
+    def counters(self, name: Name) -> dict[str, float]:
+        """The call's folded counters at the profile case; empty where it was not profiled."""
+        return self._calls.get(name, {})
+
     def stalls(self, name: Name) -> list[tuple[str, float]]:
         return top_stalls(self._calls[name]) if name in self._calls else []
 
+    def quarantined(self, name: Name) -> str:
+        """Why the call's counters were refused; empty if they were not."""
+        return self._refused.get(name, "")
+
+    @cached_property
+    def _refused(self) -> dict[Name, str]:
+        return {Name(row.backend, row.step): row.reason for row in self._current(self._table("quarantine"))}
+
+    @cached_property
+    def proton(self) -> pd.DataFrame:
+        """What Triton's Proton saw of the code that was timed, where ncu's counters were not to be had."""
+        table = self._table("proton")
+        return table.loc[[row.Index for row in self._current(table)]]
+
     def judge(self, step: Step, backend: Backend) -> list[Judgement]:
         """The step's predictions for one language, against what was measured."""
-        after = self.quantities(Name(backend, step.name))
-        previous = self.previous(step, backend)
+        name, previous = Name(backend, step.name), self.previous(step, backend)
+        after = self.quantities(name)
         before = self.quantities(Name(backend, previous.name)) if previous else {}
-        judgements = []
-        for prediction in step.predictions:
-            if backend not in prediction.backends:
-                continue
-            actual = after[prediction.quantity]
-            if prediction.relative and actual is not None:
-                base = before.get(prediction.quantity)
-                actual = actual / base if base else None
-            judgements.append(Judgement(prediction, actual, None if actual is None else _holds(prediction, actual)))
-        return judgements
+        ratio = self.ratio(self.op.profile_case, name, Name(backend, previous.name)) if previous else None
+        return [judge(each, before, after, ratio) for each in step.predictions if backend in each.backends]
+
+    def explained(self, step: Step, backend: Backend) -> str:
+        """The counters that stand beside a missed prediction; empty where there is nothing to compare."""
+        previous = self.previous(step, backend)
+        calls = [self._calls.get(Name(backend, each.name)) for each in (previous, step) if each]
+        if len(calls) < 2 or calls[0] is None or calls[1] is None:
+            return ""
+        return explained(calls[0], calls[1])
+
+    def mark(self, step: Step, backend: Backend, judgement: Judgement) -> predictions.Mark:
+        """Whether the prediction was frozen before the first measurement."""
+        return self._marks.mark(self.op.name, step.name, backend, judgement.prediction)
+
+    @cached_property
+    def _marks(self) -> predictions.Marks:
+        return predictions.Marks(self._folder)
 
     def previous(self, step: Step, backend: Backend) -> Step | None:
         """The step before this one in the same language."""
@@ -188,38 +220,53 @@ class Results:
         index = ladder.index(step)
         return ladder[index - 1] if index else None
 
-    def limiter(self, name: Name) -> str:
-        """What holds the call back, with the number that says so and the runner-up."""
-        values = self.quantities(name)
-        busy = {
-            "device memory": values["dram_share"],
-            "tensor pipe": values["tensor_pipe"],
-            "FMA pipe": values["fma_pipe"],
-            "issue slots": values["issue_active"],
-        }
-        known = sorted(((share, unit) for unit, share in busy.items() if share is not None), reverse=True)
-        if not known:
-            return "not profiled"
-        (share, unit), (second_share, second) = known[:2]
-        runner_up = f"{second} {second_share:.0f} %"
-        if share >= _SATURATED:
-            return f"{unit}, {share:.0f} % busy (next: {runner_up})"
-        conflicts = values["bank_conflicts"] or 0.0
-        if conflicts >= _CONFLICTED:
-            return f"shared-memory bank conflicts, {conflicts:.0f} % of wavefronts (next: {unit} {share:.0f} %)"
-        stall, cycles = self.stalls(name)[0]
-        return f"latency: {stall} {cycles:.1f} cycles an issue (busiest: {unit} {share:.0f} %, {runner_up})"
+    def limiter(self, name: Name) -> Limit | None:
+        """What holds the call back at the profile case; None where it was not profiled."""
+        time_us = self.time_us(self.op.profile_case, name)
+        counters = self._calls.get(name, {})
+        return limiter(counters, time_us=time_us, ceilings=self.ceilings, floor_us=self._floor_us)
+
+    @cached_property
+    def _floor_us(self) -> float | None:
+        """The least time that the ceiling allows at the profile case; None where somebody passed it.
+
+        An fp32 product by tensor cores does: the rate of the FMA pipes is what it is compared with, and no floor.
+        """
+        case = self.op.profile_case
+        work = self.op.bytes(case) / 1e3 if self.rate_unit == "GB/s" else self.op.flops(case) / 1e6
+        times = [time for slug, name in self._rows if slug == case.slug and (time := self.time_us(case, name))]
+        if not self.ceiling or not times:
+            return None
+        floor_us = work / self.ceiling
+        return floor_us if min(times) > _PASSED * floor_us else None
 
     def stale(self, name: Name) -> bool:
         """Whether the step's source has changed since it was measured."""
-        rows = self._timings[(self._timings["backend"] == name.backend) & (self._timings["step"] == name.step)]
-        recorded = {code.partition(":")[0] for code in rows["code"]}
+        recorded = {
+            row.code.partition(":")[0]
+            for (_, each), rows in self._rows.items()
+            if each == name
+            for row in rows.values()
+        }
         return bool(recorded) and recorded != {identity.source_digest(self.op.name, name.step, name.backend)}
 
+    def losses(self) -> list[tuple[Case, Name, float, float, str]]:
+        """Finished steps' ratios to the best baseline, before and now, where the loss is more than 5 %.
 
-def _holds(prediction: Prediction, actual: float) -> bool:
-    if prediction.compare == "<=":
-        return actual <= prediction.value
-    if prediction.compare == ">=":
-        return actual >= prediction.value
-    return abs(actual - prediction.value) <= prediction.tolerance * abs(prediction.value)
+        With the reason that was given for it. A step that is as fast as before beside the noise has not lost.
+        """
+        recorded = {(row.case, Name(row.backend, row.step)): row for row in self._table("previous").itertuples()}
+        lost = []
+        for case in self.op.bench_cases:
+            for step in self.op.steps:
+                for backend in step.backends:
+                    name = Name(backend, step.name)
+                    row = recorded.get((case.slug, name))
+                    now = self.ratio(case, name, Name(row.baseline)) if row and step.finished else None
+                    if row and now and now.high < _LOST * float(row.ratio):
+                        lost.append((case, name, float(row.ratio), now.value, row.reason))
+        return lost
+
+
+def _times(row: Any) -> np.ndarray:
+    return np.array(row.times_us.split(), dtype=float)

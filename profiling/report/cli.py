@@ -1,82 +1,140 @@
-"""The command line of ncu_report.py: what there is to do here, and where its results go."""
+"""The command line of ncu_report.py: its verbs, their options, and the exit codes."""
 
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+import os
+import sys
 
-from rich.console import Console
+from kernel_twins import OPS
+from kernel_twins._load import UnavailableError
+from kernel_twins._profiling.report.errors import (
+    CANNOT_RUN,
+    INTERRUPTED,
+    INVALID_DATA,
+    USAGE,
+    CannotRunError,
+    InvalidDataError,
+)
+from kernel_twins._profiling.report.metrics import TIERS
+from kernel_twins.spec import BACKENDS
 
-from kernel_twins import OPS, ops
-from kernel_twins._load import UnavailableError, why_no_gpu
-from kernel_twins._profiling.report import documents, store
-from kernel_twins.ceilings import gpu_slug
-from kernel_twins.spec import Op
+_CODES = """exit codes:
+  0 fine   1 a check failed, or a step got slower or wrong   2 usage   3 cannot run here   4 invalid data
+  130 interrupted
+"""
+_EXAMPLES = """examples:
+  ncu_report.py                                        all that this machine can do
+  ncu_report.py doctor                                 what is missing here, and the command that mends it
+  ncu_report.py plan --tier T1                         what a run would measure, and how long it would take
+  ncu_report.py predict                                freeze the specs' predictions, before measuring
+  ncu_report.py collect --op reduction --resume        go on with an interrupted run
+  ncu_report.py collect --op matmul_bf16 --step v05_grouped --shape 4096x4096x4096-fp16
+  ncu_report.py extract kernel.ncu-rep > kernel.csv    anybody's report as a table
+  ncu_report.py diff matmul_bf16/v04_pipelined/cuda matmul_bf16/v05_grouped/cuda
+  ncu_report.py diff before.ncu-rep after.ncu-rep
+  ncu_report.py check --release --audit
+
+"""
 
 
 def main(argv: list[str], description: str) -> int:
-    """Exit codes: 0 fine, 1 a check failed, 2 usage, 3 cannot run here, 130 interrupted."""
-    parser = argparse.ArgumentParser(
-        prog="ncu_report.py", description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "verb",
-        nargs="?",
-        choices=("collect", "log", "check"),
-        help="collect: measure only; log: render only; check: fail if a committed document disagrees with the data "
-        "(default: collect and log with a GPU, else log)",
-    )
-    parser.add_argument("--op", choices=OPS, action="append", help="measure this operation only (may be repeated)")
-    parser.add_argument("--publish", action="store_true", help="put a new GPU's data beside the committed ones")
+    """Parse and obey; returns the exit code."""
+    if not argv or (argv[0].startswith("-") and argv[0] not in ("-h", "--help")):
+        argv = ["all", *argv]
+    parser = _parser(description)
     arguments = parser.parse_args(argv)
-    console = Console(stderr=True)
     try:
-        if arguments.verb == "check":
-            return _check(console)
-        reason = why_no_gpu()
-        if reason and arguments.verb == "collect":
-            console.print(f"cannot measure here: {reason}")
-            return 3
-        gpu, folder = store.REFERENCE_GPU, store.DATA / store.REFERENCE_GPU
-        problems: list[str] = []
-        if reason:
-            console.print(f"{reason}: rendering from the committed measurements of {gpu}")
-        elif arguments.verb != "log":
-            gpu, folder = _target(arguments.publish)
-            problems = _collect([ops.get(name) for name in arguments.op or OPS], gpu, folder, console)
-        if arguments.verb != "collect":
-            documents.render(gpu, folder, console)
-        for problem in problems:
-            console.print(f"[red]{problem}")
-        return 1 if problems else 0
-    except UnavailableError as error:
-        console.print(f"cannot run here: {error}")
-        return 3
+        return _obey(arguments)
+    except (CannotRunError, UnavailableError) as error:
+        code = CANNOT_RUN
+        message = str(error)
+    except InvalidDataError as error:
+        code = INVALID_DATA
+        message = str(error)
+    except ValueError as error:
+        code = USAGE
+        message = str(error)
     except KeyboardInterrupt:
-        console.print("interrupted; what was measured is kept, and the next run goes on from there")
-        return 130
+        code = INTERRUPTED
+        message = "interrupted; what was measured is kept: the same command with --resume goes on from there"
+    print(f"ncu_report.py: {message}", file=sys.stderr)
+    return code
 
 
-def _check(console: Console) -> int:
-    wrong = documents.disagreements()
-    for line in wrong:
-        console.print(f"[red]{line}")
-    if wrong:
-        console.print("run `python profiling/ncu_report.py log` and commit what it writes")
-        return 1
-    console.print("the documents agree with the data")
-    return 0
+def _obey(arguments: argparse.Namespace) -> int:
+    if arguments.verb == "doctor":  # which is to tell that pandas or rich is missing, and so must do without
+        from kernel_twins._profiling.report import doctor
+
+        return doctor.run(arguments.json)
+    from rich.console import Console
+
+    from kernel_twins._profiling.report import commands
+
+    quiet = getattr(arguments, "quiet", False)
+    console = Console(stderr=True, quiet=quiet, force_terminal=False if os.environ.get("CI") else None)
+    return int(getattr(commands, arguments.verb)(arguments, console))
 
 
-def _target(publish: bool) -> tuple[str, Path]:
-    import torch
+def _parser(description: str) -> argparse.ArgumentParser:
+    style = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        prog="ncu_report.py", description=description, epilog=_EXAMPLES + _CODES, formatter_class=style
+    )
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
 
-    gpu = gpu_slug(torch.cuda.get_device_name())
-    published = publish or gpu == store.REFERENCE_GPU
-    return gpu, (store.DATA if published else store.RUNS) / gpu
+    selection = argparse.ArgumentParser(add_help=False)
+    selection.add_argument("--op", choices=OPS, action="append", help="this operation only (may be repeated)")
+    selection.add_argument("--step", help="this step only, such as v03_vectorized")
+    selection.add_argument("--backend", choices=BACKENDS, help="this language only")
+    selection.add_argument("--shape", metavar="CASE", help="this timed case only, such as 4096x4096x4096-bf16-b.col")
+    profiler = argparse.ArgumentParser(add_help=False)
+    profiler.add_argument(
+        "--tier",
+        choices=TIERS,
+        default="T3",
+        help="how many counters: T0 time and bytes (1 pass), T1 units and accesses (6), T2 stalls (9), T3 arithmetic "
+        "by kind and TMA (12; default)",
+    )
+    profiler.add_argument(
+        "--tool", choices=("ncu", "proton"), default="ncu", help="proton needs no permission, and gives no counters"
+    )
+    running = argparse.ArgumentParser(add_help=False)
+    running.add_argument("--resume", action="store_true", help="go on with the run that was interrupted")
+    running.add_argument(
+        "--timeout", type=float, default=300.0, metavar="S", help="seconds a profiled process may take (default: 300)"
+    )
+    running.add_argument("--publish", action="store_true", help="put a new GPU's data beside the committed ones")
+    running.add_argument("--quiet", action="store_true", help="no progress; errors only")
+    as_json = argparse.ArgumentParser(add_help=False)
+    as_json.add_argument("--json", action="store_true", help="JSON on stdout instead of a table")
 
+    def verb(name: str, help_: str, *parents: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        return verbs.add_parser(name, help=help_, description=help_, parents=list(parents), formatter_class=style)
 
-def _collect(chosen: list[Op], gpu: str, folder: Path, console: Console) -> list[str]:
-    from kernel_twins._profiling.report.collect import collect
-
-    return collect(chosen, gpu, folder, console)
+    verb(
+        "all",
+        "collect, extract and log with a GPU, else log (what is done without a verb)",
+        selection,
+        profiler,
+        running,
+        as_json,
+    )
+    verb("doctor", "what is here, what is missing, and the command that mends it", as_json)
+    verb("plan", "what a run would measure: cells, passes, predicted minutes", selection, profiler, as_json)
+    verb("predict", "freeze the specs' predictions with date and digest; what is measured already counts as post hoc")
+    verb("collect", "time and profile; the results wait for extract", selection, profiler, running, as_json)
+    extract = verb("extract", "make rows of what collect measured, or print anybody's reports as a table", as_json)
+    extract.add_argument("file", nargs="*", help=".ncu-rep files, or CSV that ncu printed with --page raw")
+    extract.add_argument("--publish", action="store_true", help="put a new GPU's data beside the committed ones")
+    static = verb("static", "record registers, shared memory, spills and instructions of every step; no GPU needed")
+    static.add_argument("--reason", default="", help="why recorded rows may change")
+    diff = verb("diff", "compare two steps, languages, commits, runs, or two .ncu-rep files", as_json)
+    diff.add_argument("a", metavar="A", help="OP/STEP/BACKEND, also with @COMMIT or @RUN; @COMMIT; @RUN; FILE.ncu-rep")
+    diff.add_argument("b", metavar="B", help="what is left out here is taken from A")
+    verb("log", "render KERNEL_LOG.md, README's table, the pages' tables and the plots from the recorded rows")
+    check = verb("check", "fail where documents, data and code disagree, or where a step got slower", as_json)
+    check.add_argument("--release", action="store_true", help="fail on stale rows and unfrozen predictions too")
+    check.add_argument("--audit", action="store_true", help="compare the predictions' marks with git's history")
+    check.add_argument("--accept", metavar="REASON", default="", help="accept the losses of speed, for this reason")
+    return parser

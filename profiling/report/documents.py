@@ -10,7 +10,6 @@ from kernel_twins import OPS
 from kernel_twins._profiling.report import log, pages, plots, readme, store
 from kernel_twins._profiling.report.analysis import Results
 from kernel_twins._profiling.report.drawings import DRAWINGS
-from kernel_twins.ceilings import Ceilings
 from kernel_twins.ceilings import load as load_ceilings
 
 _LOG = store.ROOT / "KERNEL_LOG.md"
@@ -21,17 +20,17 @@ _DOCS = store.ROOT / "docs"
 
 def render(gpu: str, folder: Path, console: Console) -> None:
     """Write the reference GPU's documents in place, another GPU's log and plots beside its data."""
-    ceilings = _ceilings(gpu)
+    results = load(gpu, folder)
     if gpu == store.REFERENCE_GPU:
-        texts, plots_path = _texts(gpu, folder, ceilings), _PLOTS
+        texts, plots_path = _texts(gpu, folder, results), _PLOTS
         for line in _gaps():
             console.print(f"[yellow]{line}")
     else:
-        texts, plots_path = {folder / "KERNEL_LOG.md": log.render(folder, gpu, ceilings)}, folder / "plots"
+        texts, plots_path = {folder / "KERNEL_LOG.md": log.render(folder, gpu, results)}, folder / "plots"
     for path, text in texts.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    plots.draw(folder, plots_path, ceilings)
+    plots.draw(folder, plots_path, results)
     shown = [_shown(path) for path in texts if path.suffix == ".md"]
     console.print(f"wrote {', '.join(shown)} and {_shown(plots_path)}/")
 
@@ -39,24 +38,24 @@ def render(gpu: str, folder: Path, console: Console) -> None:
 def disagreements() -> list[str]:
     """What the reference GPU's documents say other than its data does, a line each."""
     gpu, folder = store.REFERENCE_GPU, store.DATA / store.REFERENCE_GPU
-    ceilings = _ceilings(gpu)
-    texts = _texts(gpu, folder, ceilings)
+    results = load(gpu, folder)
+    texts = _texts(gpu, folder, results)
     lines = [
         f"{_shown(path)} is not what the data and the code make it"
         for path, text in texts.items()
         if not path.exists() or path.read_text() != text
     ]
     lines += [f"{_shown(path)} is drawn by no code" for path in _DOCS.glob("drawings/*") if path not in texts]
-    old = plots.outdated(folder, _PLOTS, ceilings)
+    old = plots.outdated(folder, _PLOTS, results)
     return lines + [f"{_shown(_PLOTS)}/{name}.svg is not drawn from the data" for name in old] + _gaps()
 
 
-def _texts(gpu: str, folder: Path, ceilings: Ceilings | None) -> dict[Path, str]:
+def _texts(gpu: str, folder: Path, results: list[Results]) -> dict[Path, str]:
     """The reference GPU's documents, the drawings among them, as they should read."""
-    texts = {_LOG: log.render(folder, gpu, ceilings), _README: readme.render(_README.read_text(), folder, ceilings)}
-    for op in OPS.values():
-        if (page := _DOCS / f"{op.name}.md").exists():
-            texts[page] = pages.render(page.read_text(), Results(op, folder, ceilings), ceilings)
+    texts = {_LOG: log.render(folder, gpu, results), _README: readme.render(_README.read_text(), results)}
+    for each in results:
+        if (page := _DOCS / f"{each.op.name}.md").exists():
+            texts[page] = pages.render(page.read_text(), each)
     return texts | {_DOCS / "drawings" / f"{name}.svg": draw().svg() for name, draw in DRAWINGS.items()}
 
 
@@ -69,11 +68,13 @@ def _gaps() -> list[str]:
     return lines
 
 
-def _ceilings(gpu: str) -> Ceilings | None:
+def load(gpu: str, folder: Path) -> list[Results]:
+    """Every operation's results on a GPU; without a survey of it, shares stay blank."""
     try:
-        return load_ceilings(gpu)
+        ceilings = load_ceilings(gpu)
     except FileNotFoundError:
-        return None  # no survey of this GPU: shares stay blank
+        ceilings = None
+    return [Results(op, folder, ceilings) for op in OPS.values()]
 
 
 def _shown(path: Path) -> str:

@@ -17,8 +17,8 @@ Fold = Literal["sum", "max", "weighted"]
 Tier = Literal["T0", "T1", "T2", "T3"]
 
 TIERS: tuple[Tier, ...] = ("T0", "T1", "T2", "T3")
-PASSES: Mapping[Tier, int] = {"T0": 1, "T1": 5, "T2": 8, "T3": 11}
-"""Replays of a kernel that a tier takes on GH100, lower tiers included."""
+PASSES: Mapping[Tier, int] = {"T0": 1, "T1": 6, "T2": 9, "T3": 12}
+"""Replays of a kernel that ncu 2025.3 takes for a tier on an H100, lower tiers included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +107,11 @@ _ALL = (
         "%", "device memory's busiest part", "weighted", "T1", "higher", ("memory",),
     ),
     Metric(_L2_HITS, "sector", "sectors found in L2", "sum", "T1"),
-    Metric(_L2_SECTORS, "sector", "sectors asked of L2, 32 bytes each", "sum", "T1", "lower"),
-    Metric("lts__t_sector_hit_rate.pct", "%", "sectors found in L2", "weighted", "T1", ratio_of=(_L2_HITS, _L2_SECTORS)),
+    Metric(_L2_SECTORS, "sector", "sectors that L2 looked up for anybody, 32 bytes each", "sum", "T1", "lower"),
+    Metric("lts__t_sectors_srcunit_tex.sum", "sector", "sectors that L2 looked up for the SMs", "sum", "T1", "lower"),
+    Metric(
+        "lts__t_sector_hit_rate.pct", "%", "sectors found in L2", "weighted", "T1", ratio_of=(_L2_HITS, _L2_SECTORS)
+    ),
     Metric("sm__warps_active.avg.pct_of_peak_sustained_active", "%", "warps resident, achieved", "weighted", "T1"),
     Metric("smsp__issue_active.avg.pct_of_peak_sustained_active", "%", "cycles that issued", "weighted", "T1"),
     Metric("smsp__warps_eligible.avg.per_cycle_active", "warp", "warps ready to issue", "weighted", "T1"),

@@ -9,16 +9,15 @@ from __future__ import annotations
 from kernel_twins._profiling.report import marked, write
 from kernel_twins._profiling.report.analysis import Results
 from kernel_twins._profiling.report.deltas import TITLES, before_and_after
-from kernel_twins.ceilings import Ceilings
 from kernel_twins.spec import Name, Op, Step
 
 _COUNTERS = "counters:"
 
 
-def render(text: str, results: Results, ceilings: Ceilings | None) -> str:
+def render(text: str, results: Results) -> str:
     """A page with its marked parts renewed; one that no step asks for stays as it is (``gaps`` names it)."""
     parts = {_COUNTERS + step.name: _counters(results, step) for step in results.op.steps}
-    return marked.renew(text, parts | {"limit": [_limit(results, ceilings)]})
+    return marked.renew(text, parts | {"limit": [_limit(results)]})
 
 
 def gaps(text: str, op: Op) -> list[str]:
@@ -32,7 +31,7 @@ def gaps(text: str, op: Op) -> list[str]:
     ]
 
 
-def _limit(results: Results, ceilings: Ceilings | None) -> str:
+def _limit(results: Results) -> str:
     op = results.op
     case = op.profile_case
     intensity = op.flops(case) / op.bytes(case)
@@ -40,6 +39,7 @@ def _limit(results: Results, ceilings: Ceilings | None) -> str:
         f"At `{case.slug}` the operation takes {write.number(op.flops(case) / 1e9)} GFLOP and moves at least "
         f"{write.number(op.bytes(case) / 1e6)} MB, {write.number(intensity)} FLOP a byte."
     )
+    ceilings = results.ceilings
     if ceilings is None or not results.ceiling:
         return f"{told} This GPU has not been surveyed yet."
     pipe = "bf16" if op.ceiling == "bf16" else "fp32"

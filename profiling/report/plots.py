@@ -19,7 +19,6 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from kernel_twins import OPS
 from kernel_twins._profiling.report.analysis import Results
 from kernel_twins.ceilings import Ceilings
 from kernel_twins.spec import BACKENDS, Case, Name, Op
@@ -41,9 +40,9 @@ _STYLE: dict[Any, Any] = {
 _DIGEST = re.compile(r"data ([0-9a-f]{16})")
 
 
-def draw(folder: Path, plots: Path, ceilings: Ceilings | None) -> None:
+def draw(folder: Path, plots: Path, results: list[Results]) -> None:
     """Draw every figure into ``plots``, but only those whose data changed since they were drawn."""
-    for name, (digest, figure) in _figures(folder, ceilings).items():
+    for name, (digest, figure) in _figures(folder, results).items():
         path = plots / f"{name}.svg"
         if drawn_from(path) != digest:
             plots.mkdir(parents=True, exist_ok=True)
@@ -53,9 +52,9 @@ def draw(folder: Path, plots: Path, ceilings: Ceilings | None) -> None:
             plt.close(drawing)
 
 
-def outdated(folder: Path, plots: Path, ceilings: Ceilings | None) -> list[str]:
+def outdated(folder: Path, plots: Path, results: list[Results]) -> list[str]:
     """Names of figures that are missing or were drawn from other data, or by other code."""
-    return [n for n, (digest, _) in _figures(folder, ceilings).items() if drawn_from(plots / f"{n}.svg") != digest]
+    return [n for n, (digest, _) in _figures(folder, results).items() if drawn_from(plots / f"{n}.svg") != digest]
 
 
 def drawn_from(path: Path) -> str:
@@ -64,9 +63,10 @@ def drawn_from(path: Path) -> str:
     return match.group(1) if match else ""
 
 
-def _figures(folder: Path, ceilings: Ceilings | None) -> dict[str, tuple[str, Callable[[], Figure]]]:
+def _figures(folder: Path, loaded: list[Results]) -> dict[str, tuple[str, Callable[[], Figure]]]:
     """Every figure's name, the digest of its data, and how to draw it. Unmeasured operations have none."""
-    results = [each for each in (Results(op, folder, ceilings) for op in OPS.values()) if each.measured]
+    results = [each for each in loaded if each.measured]
+    ceilings = results[0].ceilings if results else None
     figures: dict[str, tuple[str, Callable[[], Figure]]] = {}
     for each in results:
         digest = _data_digest(folder, [each.op], ceilings)

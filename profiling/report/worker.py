@@ -1,7 +1,7 @@
-"""The process that ncu watches: launches every step and baseline of one operation once, each under its label.
+"""The process that ncu watches: calls every step and baseline of one operation, each under its label.
 
-Run by collect.py as ``python -m kernel_twins._profiling.report.worker OP FILE LABEL...``. Warm-up, compilation and
-autotuning happen outside ``cudaProfilerStart``; the one launch that counts lies in an NVTX range named after its
+Run by collect.py as ``python -m kernel_twins._profiling.report.worker OP CALLS FILE LABEL...``. Warm-up, compilation
+and autotuning happen outside ``cudaProfilerStart``; the CALLS calls that count lie in an NVTX range named after their
 cell. FILE receives the digests of the Triton code that was launched, by step.
 """
 
@@ -38,7 +38,7 @@ def cells(op: str) -> list[Name]:
     return [Name(baseline) for baseline in spec.baselines] + steps
 
 
-def main(op: str, digests_file: str, *labels: str) -> None:
+def main(op: str, calls: str, digests_file: str, *labels: str) -> None:
     spec = ops.get(op)
     case = spec.profile_case
     inputs = spec.inputs(case, generator(case, "cuda"))
@@ -52,7 +52,8 @@ def main(op: str, digests_file: str, *labels: str) -> None:
         torch.cuda.synchronize()
         torch.cuda.cudart().cudaProfilerStart()
         mark = torch.cuda.nvtx.range_start(label(op, name))
-        call(*inputs, out=out)
+        for _ in range(int(calls)):
+            call(*inputs, out=out)
         torch.cuda.synchronize()
         torch.cuda.nvtx.range_end(mark)
         torch.cuda.cudart().cudaProfilerStop()

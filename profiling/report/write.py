@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from kernel_twins._profiling.report.analysis import Ratio
-
 
 def number(value: float | None, digits: int = 3) -> str:
     """Three significant digits, thousands separated; a dash where nothing was measured."""
@@ -30,14 +28,6 @@ def change(before: float | None, after: float | None) -> str:
         return f"×{number(factor, 2)}"
     percent = round(100 * (factor - 1), 1)
     return "=" if percent == 0 else f"{percent:+.1f} %".replace("-", "−")
-
-
-def ratio(value: Ratio | None) -> str:
-    return f"{value.value:.3f} × {value.verdict}" if value else "–"
-
-
-def interval(value: Ratio | None) -> str:
-    return f"{value.value:.3f} × [{value.low:.3f}, {value.high:.3f}] {value.verdict}" if value else "–"
 
 
 def table(header: list[str], rows: list[list[str]], right: int = 1) -> list[str]:

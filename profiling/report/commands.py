@@ -1,0 +1,144 @@
+"""What each verb of ncu_report.py does. Data goes to stdout, progress and messages to the console on stderr."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import sys
+from pathlib import Path
+
+import pandas as pd
+from rich.console import Console
+
+from kernel_twins import OPS
+from kernel_twins._load import why_no_gpu
+from kernel_twins._profiling.report import checks, documents, store
+from kernel_twins._profiling.report.errors import FAILED, INVALID_DATA, OK, CannotRunError
+from kernel_twins._profiling.report.selection import Selection
+from kernel_twins.ceilings import gpu_slug
+
+
+def all(arguments: argparse.Namespace, console: Console) -> int:  # noqa: A001
+    """Without a verb: everything that this machine can do."""
+    reason = why_no_gpu()
+    if reason:
+        console.print(f"{reason}: rendering from the committed measurements of {store.REFERENCE_GPU}")
+        return log(arguments, console)
+    code = collect(arguments, console)
+    if _selection(arguments).whole:
+        code = max(code, extract(argparse.Namespace(file=[], publish=arguments.publish), console))
+        documents.render(*_target(arguments.publish), console)
+    return code
+
+
+def plan(arguments: argparse.Namespace, console: Console) -> int:
+    from kernel_twins._profiling.report.plan import run
+
+    return run(_selection(arguments), arguments.tier, arguments.tool, arguments.json)
+
+
+def predict(arguments: argparse.Namespace, console: Console) -> int:
+    from kernel_twins._profiling.report import history, predictions
+
+    folder = store.DATA / store.REFERENCE_GPU
+    frozen = predictions.freeze(folder, OPS.values(), datetime.datetime.now(datetime.UTC), history.known)
+    for line in frozen:
+        print(line)
+    console.print(f"{len(frozen)} predictions frozen; commit {_shown(folder)}/predictions.csv before you measure")
+    return OK
+
+
+def collect(arguments: argparse.Namespace, console: Console) -> int:
+    """Measure; a selection of less than whole operations goes to a folder of its own and is printed."""
+    if reason := why_no_gpu():
+        raise CannotRunError(f"cannot measure here: {reason}; `doctor` says what is missing, `log` renders without")
+    from kernel_twins._profiling.report import measuring
+
+    selection = _selection(arguments)
+    gpu, target = _target(arguments.publish)
+    stage = store.RUNS / gpu / ("unfinished" if selection.whole else "partial")
+    problems = measuring.measure(selection, stage, target, arguments, console)
+    for line in problems.wrong + problems.broken:
+        console.print(line, style="red", markup=False)
+    if not selection.whole:
+        measuring.show(selection, stage, arguments.json)
+    return INVALID_DATA if problems.broken else FAILED if problems.wrong else OK
+
+
+def extract(arguments: argparse.Namespace, console: Console) -> int:
+    if arguments.file:
+        from kernel_twins._profiling.report.extract import foreign_table
+
+        table = pd.concat([foreign_table(Path(file)).assign(file=file) for file in arguments.file])
+        _print(table, arguments.json)
+        return OK
+    from kernel_twins._profiling.report import publish
+
+    if reason := why_no_gpu():
+        raise CannotRunError(f"nothing was collected here: {reason}; give the FILE.ncu-rep that you want to read")
+    gpu, target = _target(arguments.publish)
+    problems = publish.publish(store.RUNS / gpu / "unfinished", target)
+    for line in problems:
+        console.print(line, style="red", markup=False)
+    return INVALID_DATA if problems else OK
+
+
+def static(arguments: argparse.Namespace, console: Console) -> int:
+    from kernel_twins._profiling.report.static import record
+
+    changed = record(arguments.reason, lambda line: console.print(line, markup=False))
+    console.print(f"{changed} rows changed")
+    return OK
+
+
+def diff(arguments: argparse.Namespace, console: Console) -> int:
+    from kernel_twins._profiling.report.diff import run
+
+    return run(arguments.a, arguments.b, arguments.json)
+
+
+def log(arguments: argparse.Namespace, console: Console) -> int:
+    gpu = store.REFERENCE_GPU
+    documents.render(gpu, store.DATA / gpu, console)
+    return OK
+
+
+def check(arguments: argparse.Namespace, console: Console) -> int:
+    if arguments.accept:
+        checks.accept(arguments.accept)
+    found = checks.run(arguments.release, arguments.audit)
+    if arguments.json:
+        print(json.dumps({"failures": found.failures, "warnings": found.warnings}, indent=2))
+    for line in found.warnings:
+        console.print(line, style="yellow", markup=False)
+    for line in found.failures:
+        console.print(line, style="red", markup=False)
+    if found.failures:
+        return FAILED
+    console.print("documents, data and code agree")
+    return OK
+
+
+def _selection(arguments: argparse.Namespace) -> Selection:
+    return Selection.of(arguments.op, arguments.step, arguments.backend, arguments.shape)
+
+
+def _target(publish: bool) -> tuple[str, Path]:
+    """This machine's GPU and the folder that its data belongs in."""
+    import torch
+
+    gpu = gpu_slug(torch.cuda.get_device_name())
+    published = publish or gpu == store.REFERENCE_GPU
+    return gpu, (store.DATA if published else store.RUNS) / gpu
+
+
+def _print(table: pd.DataFrame, as_json: bool) -> None:
+    if as_json:
+        print(table.to_json(orient="records", indent=2))
+    else:
+        table.to_csv(sys.stdout, index=False, lineterminator="\n")
+
+
+def _shown(path: Path) -> str:
+    return str(path.relative_to(store.ROOT))

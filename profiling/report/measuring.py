@@ -1,0 +1,94 @@
+"""A run from its opening to its last report: on one GPU here, on several in a process for each (shards.py)."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+
+from kernel_twins._profiling.report import predictions, publish, shards, write
+from kernel_twins._profiling.report.analysis import Results
+from kernel_twins._profiling.report.collect import Problems, Settings, collect
+from kernel_twins._profiling.report.errors import CANNOT_RUN, FAILED, OK, CannotRunError
+from kernel_twins._profiling.report.selection import Selection
+from kernel_twins._profiling.report.stage import Stage
+
+
+def measure(
+    selection: Selection, folder: Path, target: Path, arguments: argparse.Namespace, console: Console
+) -> Problems:
+    """Collect into a stage. First measurements are noted beside the target's data."""
+    settings = Settings(arguments.tool, arguments.tier, arguments.timeout)
+    about = f"{settings.tool} {settings.tier} {selection.step} {selection.backend} {selection.case}".strip()
+    stage = Stage.open(folder, arguments.resume, about)
+    marks = predictions.Marks(target)
+    open_ = [
+        f"{op.name}/{name.step}/{name.backend}"
+        for op in selection.ops
+        for name in selection.names(op)
+        for each in op.step(name.step).predictions
+        if name.backend in each.backends and marks.mark(op.name, name.step, name.backend, each) == "not frozen"
+    ]
+    if open_:
+        console.print(
+            f"{', '.join(dict.fromkeys(open_))}: predictions are not frozen and will count as post hoc; "
+            "interrupt this, run `ncu_report.py predict`, commit, and collect again",
+            style="yellow",
+        )
+    gpus = torch.cuda.device_count()
+    if gpus > 1 and len(selection.ops) > 1 and selection.whole:
+        codes = shards.run([op.name for op in selection.ops], shards.visible(gpus), _arguments(arguments))
+        if lost := sorted(op for op, code in codes.items() if code == CANNOT_RUN):
+            raise CannotRunError(f"{', '.join(lost)} could not be measured here (see above)")
+        return Problems(
+            wrong=[f"{op} has a wrong step (see above)" for op, code in codes.items() if code == FAILED],
+            broken=[f"{op} was not measured (see above)" for op, code in codes.items() if code not in (OK, FAILED)],
+        )
+    with Progress(console=console, disable=arguments.quiet or bool(os.environ.get("CI"))) as progress:
+        return collect(selection, stage, target, settings, progress)
+
+
+def _arguments(arguments: argparse.Namespace) -> list[str]:
+    told = ["--tool", arguments.tool, "--tier", arguments.tier, "--timeout", str(arguments.timeout)]
+    return [*told, "--publish"] if arguments.publish else told
+
+
+def show(selection: Selection, stage: Path, as_json: bool) -> None:
+    """Print what a selection of less than whole operations gave: nothing recorded is replaced by it."""
+    folder = stage.with_name(f"{stage.name}-results")
+    publish.publish(stage, folder)
+    rows = []
+    for op in selection.ops:
+        results = Results(op, folder, None)
+        for case in selection.cases(op):
+            baseline = results.best_baseline(case)
+            for name in selection.names(op):
+                ratio = results.ratio(case, name, baseline) if baseline else None
+                limit = results.limiter(name) if case == op.profile_case else None
+                rows.append(
+                    {
+                        "op": op.name,
+                        "step": name.step,
+                        "backend": name.backend,
+                        "case": case.slug,
+                        "status": results.status(case, name),
+                        "time_us": results.time_us(case, name),
+                        "ratio": ratio.value if ratio else None,
+                        "baseline": baseline.backend if baseline else None,
+                        "limit": limit.told() if limit else None,
+                    }
+                )
+    if as_json:
+        print(json.dumps(rows, indent=2))
+        return
+    for row in rows:
+        time, ratio = write.number(row["time_us"]), write.number(row["ratio"])
+        told = f"{time} µs, {ratio} × {row['baseline']}" if row["status"] == "ok" else row["status"] or "not served"
+        print(f"{row['op']} {row['step']} {row['backend']} {row['case']}: {told}")
+        if row["limit"]:
+            print(f"  limited by {row['limit']}")

@@ -1,0 +1,171 @@
+"""Where a run's measurements lie until they are extracted: written after every case, so that a run can go on later.
+
+A stage holds the run's provenance (``runs.csv``), what its binaries and shared files were (``stage.json``), each
+operation's timings so far, and, once the operation has been profiled, its reports and ``<op>.profiled.json``.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import platform
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from kernel_twins._load import extension
+from kernel_twins._profiling.report import identity, ncu, store
+from kernel_twins._profiling.report.errors import CannotRunError
+from kernel_twins._profiling.report.metrics import Tier
+from kernel_twins.spec import Name, Op
+
+_SHARED = ("triton-kernels/*.py", "triton-kernels/tuned/*.json", "kernel_twins/bench.py", "kernel_twins/matmul.py")
+
+
+@dataclass(frozen=True, slots=True)
+class Profiled:
+    """What extraction must know of a profiled operation beside its reports: labels' launches and codes."""
+
+    tool: str
+    tier: Tier
+    launches: dict[str, int]
+    codes: dict[str, str]
+
+
+class Stage:
+    """One run's folder. ``open`` begins a run, or goes on with the one that lies there."""
+
+    def __init__(self, folder: Path, run: dict[str, str], binaries: dict[str, str]) -> None:
+        self.folder = folder
+        self.run = run
+        self._binaries = binaries
+
+    @classmethod
+    def open(cls, folder: Path, resume: bool, selected: str) -> Stage:
+        """CannotRunError where ``resume`` asks to go on with a run that was made with something else.
+
+        A run that is not resumed is set aside under its own name. ``selected`` says what the run is about: a run goes
+        on only with the same.
+        """
+        facts, binaries = _facts(), _binaries()
+        about = {"selected": selected, "shared": _shared_digest()}
+        earlier = store.read_runs(folder)
+        if len(earlier) and resume:
+            row = dict(earlier.iloc[0])
+            told = json.loads((folder / "stage.json").read_text())
+            changed = [f"{k} was {row[k]!r}, is {v!r}" for k, v in facts.items() if row[k] != v]
+            changed += [f"{k} was {told.get(k)!r}, is {v!r}" for k, v in about.items() if told.get(k) != v]
+            if changed:
+                raise CannotRunError(
+                    f"cannot go on with run {row['run']}: {'; '.join(changed)}; start a new one without --resume"
+                )
+            return cls(folder, row, binaries)
+        if len(earlier):
+            aside = folder.with_name(f"{folder.name}-{earlier.iloc[0]['run']}")
+            shutil.rmtree(aside, ignore_errors=True)
+            folder.rename(aside)
+        date = now()
+        name = f"{date[:10]}-{hashlib.sha256((date + json.dumps(facts)).encode()).hexdigest()[:6]}"
+        run = {"run": name, "date": date, **facts}
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "stage.json").write_text(json.dumps(about))
+        store.write(folder / "runs.csv", pd.DataFrame([run], columns=store.PROVENANCE))
+        return cls(folder, run, binaries)
+
+    @classmethod
+    def lying_in(cls, folder: Path) -> Stage:
+        """The stage of a run that was collected, for extraction; CannotRunError where there is none."""
+        rows = store.read_runs(folder)
+        if not len(rows):
+            raise CannotRunError(f"nothing was collected in {folder}: run `ncu_report.py collect` first")
+        return cls(folder, dict(rows.iloc[0]), {})
+
+    def code(self, op: Op, name: Name) -> str:
+        """A step's code as it is now: source and, for CUDA, binary; Triton's is known once it has been launched."""
+        if not name.step:
+            return ""
+        source = identity.source_digest(op.name, name.step, name.backend)
+        binary = self._binaries.get(f"{op.name}/{name.step}", "-") if name.backend == "cuda" else ""
+        return f"{source}:{binary}"
+
+    def report(self, op: Op, kind: str) -> Path:
+        """``counters`` and ``cycles`` are ncu's, ``proton`` is Proton's."""
+        return self.folder / f"{op.name}.{kind}.{'hatchet' if kind == 'proton' else 'ncu-rep'}"
+
+    def profiled(self, op: Op) -> Profiled | None:
+        path = self._profiled_path(op)
+        return Profiled(**json.loads(path.read_text())) if path.exists() else None
+
+    def note_profiled(self, op: Op, profiled: Profiled) -> None:
+        self._profiled_path(op).write_text(json.dumps(asdict(profiled)))
+
+    def forget_profile(self, op: Op) -> None:
+        self._profiled_path(op).unlink(missing_ok=True)
+
+    def _profiled_path(self, op: Op) -> Path:
+        return self.folder / f"{op.name}.profiled.json"
+
+    def clear(self, op: Op) -> None:
+        """Drop an operation that has been extracted; the stage itself goes with its last operation."""
+        for file in self.folder.glob(f"{op.name}.*"):
+            file.unlink()
+        if not list(self.folder.glob("*.timings.csv")):
+            shutil.rmtree(self.folder)
+
+
+def now() -> str:
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _facts() -> dict[str, str]:
+    """Machine and versions: a run is of one of each."""
+    import torch
+    import triton
+
+    from kernel_twins.sensors import identity as gpu_identity
+
+    gpu = gpu_identity()
+    return {
+        "gpu": torch.cuda.get_device_name(),
+        "driver": str(gpu.get("driver") or ""),
+        "power_limit_w": str(gpu.get("power_limit_w") or ""),
+        "cuda": torch.version.cuda or "",
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "nvcc": ncu.version("nvcc", r"release [\d.]+, V([\d.]+)"),
+        "ncu": _ncu_version(),
+        "python": platform.python_version(),
+    }
+
+
+def _ncu_version() -> str:
+    try:
+        return ncu.version(str(ncu.find()), ncu.VERSION)
+    except CannotRunError:  # Proton does without
+        return ""
+
+
+def _binaries() -> dict[str, str]:
+    """Digest of every CUDA step's instructions: these pin the headers and flags that the source's digest does not."""
+    from kernel_twins import OPS
+
+    kernels = identity.sass_digests(Path(extension().__file__ or ""))
+    if not kernels:
+        return {}
+    return {
+        f"{op.name}/{step.name}": identity.cuda_digest(op.name, step.name, kernels)
+        for op in OPS.values()
+        for step in op.steps_of("cuda")
+    }
+
+
+def _shared_digest() -> str:
+    """Of the files that all steps are measured through and no step's own digest covers."""
+    content = hashlib.sha256()
+    for pattern in _SHARED:
+        for path in sorted(store.ROOT.glob(pattern)):
+            content.update(path.read_bytes())
+    return content.hexdigest()[:8]

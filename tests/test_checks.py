@@ -1,0 +1,90 @@
+"""What `ncu_report.py check` fails on, and what it only tells."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+pytest.importorskip("matplotlib")
+
+from kernel_twins import OPS
+from kernel_twins._profiling.report import checks, cli, store
+
+OP = OPS["vector_add"]
+CASE = OP.bench_cases[0]
+LOSER = "vector_add/v03_vectorized/cuda"
+
+
+def timing(backend: str, step: str, time: float) -> dict[str, str]:
+    row = dict.fromkeys(store.TABLES["timings"], "")
+    times = " ".join([str(time)] * 20)
+    cell = {"case": CASE.slug, "backend": backend, "step": step, "status": "ok", "contest": "fast", "times_us": times}
+    return row | cell | {"run": "r2", "code": "00000000:0" if step else ""}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A step whose ratio to torch was 1.0 and is 0.9 now, in documents that agree with their data."""
+    timings = [timing("torch", "", 90.0), timing("cuda", "v03_vectorized", 100.0)]
+    previous = {
+        "case": CASE.slug,
+        "backend": "cuda",
+        "step": "v03_vectorized",
+        "baseline": "torch",
+        "ratio": "1.0000",
+        "run": "r1",
+        "reason": "",
+    }
+    store.write(tmp_path / "vector_add.timings.csv", pd.DataFrame(timings, columns=store.TABLES["timings"]))
+    store.write(tmp_path / "vector_add.previous.csv", pd.DataFrame([previous], columns=store.TABLES["previous"]))
+    monkeypatch.setattr(checks, "FOLDER", tmp_path)
+    monkeypatch.setattr(checks.documents, "disagreements", list)
+    monkeypatch.setattr(checks.static, "differences", list)
+    return tmp_path
+
+
+def test_a_step_that_lost_fails(folder: Path) -> None:
+    (failure,) = checks.run(release=False, audit=False).failures
+    assert failure.startswith(f"{LOSER} at {CASE.slug}: 0.900 × the best baseline, was 1.000")
+    assert cli.main(["check"], "") == 1
+
+
+@pytest.mark.parametrize("ratio", ["0.9400", "0.8000"])
+def test_a_loss_of_less_than_a_twentieth_is_none(folder: Path, ratio: str) -> None:
+    table = store.read_table(folder, "vector_add", "previous")
+    store.write(folder / "vector_add.previous.csv", table.assign(ratio=ratio))
+    assert checks.run(release=False, audit=False).failures == []
+
+
+def test_a_loss_can_be_accepted_with_its_reason(folder: Path) -> None:
+    assert cli.main(["check", "--accept", "clears its output first"], "") == 0
+    found = checks.run(release=False, audit=False)
+    assert found.failures == []
+    assert any("accepted: clears its output first" in line for line in found.warnings)
+
+
+def test_stale_and_unfrozen_cells_fail_a_release_only(folder: Path) -> None:
+    checks.accept("known")
+    found = checks.run(release=False, audit=False)
+    assert found.failures == []
+    assert any(line.startswith(f"{LOSER} changed since it was measured") for line in found.warnings)
+    assert any(line.startswith(f"{LOSER} has predictions that are not frozen") for line in found.warnings)
+    assert any(LOSER in line for line in checks.run(release=True, audit=False).failures)
+
+
+def test_documents_and_binaries_that_disagree_fail(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checks.accept("known")
+    monkeypatch.setattr(checks.documents, "disagreements", lambda: ["KERNEL_LOG.md is not what the data make it"])
+    monkeypatch.setattr(checks.static, "differences", lambda: ["31 registers, were 30"])
+    failures = checks.run(release=False, audit=False).failures
+    assert any("KERNEL_LOG.md" in line for line in failures)
+    assert any("31 registers" in line for line in failures)
+
+
+def test_a_table_that_was_cut_short_is_invalid_data(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = folder / "vector_add.timings.csv"
+    file.write_text(file.read_text()[:-40])
+    assert cli.main(["check"], "") == 4
+    assert "vector_add.timings.csv" in capsys.readouterr().err

@@ -1,0 +1,278 @@
+"""A run without a GPU: the bench and ncu are stood in for, everything between them and the tables is real."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from rich.console import Console
+from rich.progress import Progress
+
+from kernel_twins import OPS
+from kernel_twins._profiling.report import cli, collect, extract, measuring, ncu, publish, shards, stage, store
+from kernel_twins._profiling.report.errors import CannotRunError, InvalidDataError
+from kernel_twins._profiling.report.metrics import CYCLES, DURATION, METRICS, names
+from kernel_twins._profiling.report.reader import Launch
+from kernel_twins._profiling.report.selection import Selection
+from kernel_twins.bench import Timing
+from kernel_twins.spec import BACKENDS, Name
+
+OP = OPS["vector_add"]
+NAMES = [Name(backend, step.name) for backend in BACKENDS for step in OP.steps_of(backend)]
+FACTS = dict.fromkeys(store.PROVENANCE[2:], "1")
+Bench = Callable[..., list[Timing]]
+
+
+def launch(text: str, metrics: dict[str, float]) -> dict[str, Any]:
+    units = {name: METRICS[name].unit for name in metrics}
+    return {"label": text, "kernel": "k", "metrics": metrics, "units": units}
+
+
+class Machine:
+    """A GPU that takes 100 µs for everything, and an ncu that counts 1 of everything."""
+
+    def __init__(self) -> None:
+        self.benched: list[str] = []
+        self.interrupt_at = ""
+        self.fault: Exception | None = None
+        self.shares = 1.0
+        self.facts = dict(FACTS)
+
+    def bench(self, op: Any, case: Any, steps: Any, backends: Any) -> list[Timing]:
+        if case.slug == self.interrupt_at:
+            raise KeyboardInterrupt
+        self.benched.append(case.slug)
+        chosen = [Name(b) for b in op.baselines] + [
+            Name(backend, step.name) for backend in backends for step in steps if backend in step.backends
+        ]
+        return [Timing(name, "ok", "fast", [100.0] * 20) for name in chosen]
+
+    def profile(self, command: list[str], report: Path, metrics: list[str], timeout_s: float) -> None:
+        if self.fault:
+            raise self.fault
+        _, _, _, op, calls, digests, *labels = command
+        Path(digests).write_text(json.dumps({step.name: "ptx" for step in OPS[op].steps}))
+        values = {name: self.shares if METRICS[name].is_share else 1.0 for name in metrics}
+        values |= {name: value for name, value in ((DURATION, 1e5), (CYCLES, 2e5)) if name in metrics}
+        if "gpc__cycles_elapsed.avg.per_second" in metrics:
+            values["gpc__cycles_elapsed.avg.per_second"] = 1.9e9
+        launches = [launch(each, values) for each in labels for _ in range(int(calls))]
+        report.write_text(json.dumps(launches))
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    machine = Machine()
+    baselines = [Name(baseline) for baseline in OP.baselines]
+    monkeypatch.setattr(stage, "_facts", lambda: dict(machine.facts))
+    monkeypatch.setattr(stage, "_binaries", lambda: {f"{OP.name}/{name.step}": "sass" for name in NAMES})
+    monkeypatch.setattr(collect, "bench", machine.bench)
+    monkeypatch.setattr(collect, "cells", lambda op: baselines + NAMES)
+    monkeypatch.setattr(ncu, "find", lambda: Path("ncu"))
+    monkeypatch.setattr(ncu, "profile", machine.profile)
+    monkeypatch.setattr(
+        extract, "launches_of", lambda path, everything=False: [Launch(**each) for each in json.loads(path.read_text())]
+    )
+    return machine
+
+
+class Runs:
+    """Where a run's things lie."""
+
+    def __init__(self, folder: Path) -> None:
+        self.stage = folder / "unfinished"
+        self.target = folder / "data"
+
+    def collect(self, resume: bool = False, selection: Selection | None = None) -> collect.Problems:
+        opened = stage.Stage.open(self.stage, resume, "")
+        with Progress(disable=True) as progress:
+            return collect.collect(selection or Selection((OP,)), opened, self.target, collect.Settings(), progress)
+
+    def publish(self) -> list[str]:
+        return publish.publish(self.stage, self.target)
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Runs:
+    return Runs(tmp_path)
+
+
+def test_a_run_becomes_tables(machine: Machine, runs: Runs) -> None:
+    problems = runs.collect()
+    assert not problems.wrong and not problems.broken
+    assert machine.benched == [case.slug for case in OP.bench_cases]
+    assert runs.publish() == []
+    timings = store.read_table(runs.target, OP.name, "timings")
+    assert len(timings) == len(OP.bench_cases) * (len(NAMES) + len(OP.baselines))
+    code = {row.backend: row.code.partition(":")[2] for row in timings.itertuples()}
+    assert code == {"torch": "", "cub": "", "cuda": "sass", "triton": "ptx"}
+    counters = store.read_table(runs.target, OP.name, "counters")
+    assert set(counters["metric"]) == set(names("T3"))
+    cycles = store.read_table(runs.target, OP.name, "cycles")
+    assert list(cycles["cycles"]) == [" ".join(["200000"] * collect.CYCLE_CALLS)] * (len(NAMES) + len(OP.baselines))
+    assert not runs.stage.exists()
+
+
+def test_an_interrupted_run_goes_on(machine: Machine, runs: Runs) -> None:
+    machine.interrupt_at = OP.bench_cases[3].slug
+    with pytest.raises(KeyboardInterrupt):
+        runs.collect()
+    machine.interrupt_at = ""
+    runs.collect(resume=True)
+    assert machine.benched == [case.slug for case in OP.bench_cases]
+
+
+def test_a_run_that_is_not_resumed_is_kept_aside(machine: Machine, runs: Runs) -> None:
+    machine.interrupt_at = OP.bench_cases[1].slug
+    with pytest.raises(KeyboardInterrupt):
+        runs.collect()
+    first = store.read_runs(runs.stage)["run"].iloc[0]
+    machine.interrupt_at = ""
+    runs.collect()
+    assert len(machine.benched) == 1 + len(OP.bench_cases)
+    aside = runs.stage.with_name(f"unfinished-{first}")
+    assert len(store.read_table(aside, OP.name, "timings"))
+
+
+def test_a_run_goes_on_with_the_same_versions_only(machine: Machine, runs: Runs) -> None:
+    machine.interrupt_at = OP.bench_cases[1].slug
+    with pytest.raises(KeyboardInterrupt):
+        runs.collect()
+    machine.facts["torch"] = "2"
+    with pytest.raises(CannotRunError, match=r"torch was '1', is '2'.*without --resume"):
+        runs.collect(resume=True)
+
+
+def test_cells_of_another_binary_are_measured_again(
+    machine: Machine, runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Headers and flags are in the binary's digest alone."""
+    machine.interrupt_at = OP.bench_cases[1].slug
+    with pytest.raises(KeyboardInterrupt):
+        runs.collect()
+    machine.interrupt_at = ""
+    monkeypatch.setattr(stage, "_binaries", lambda: {f"{OP.name}/{name.step}": "other" for name in NAMES})
+    runs.collect(resume=True)
+    assert machine.benched == [OP.bench_cases[0].slug, *(case.slug for case in OP.bench_cases)]
+
+
+def test_what_cannot_be_profiled_waits_with_its_timings(machine: Machine, runs: Runs) -> None:
+    runs.collect()
+    runs.publish()
+    recorded = store.read_table(runs.target, OP.name, "timings")
+    machine.fault = InvalidDataError("the application crashed")
+    assert runs.collect().broken == [f"{OP.name}: the application crashed"]
+    assert runs.publish() == []
+    assert store.read_table(runs.target, OP.name, "timings").equals(recorded)
+    machine.fault, machine.benched = None, []
+    runs.collect(resume=True)
+    assert machine.benched == []
+    assert runs.publish() == []
+    assert not store.read_table(runs.target, OP.name, "timings").equals(recorded)
+
+
+def test_an_impossible_share_is_quarantined(machine: Machine, runs: Runs) -> None:
+    machine.shares = 120.0
+    runs.collect()
+    assert all("120" in line and "quarantined" in line for line in runs.publish())
+    assert not len(store.read_table(runs.target, OP.name, "counters"))
+    assert len(store.read_table(runs.target, OP.name, "quarantine")) == len(NAMES) + len(OP.baselines)
+
+
+def test_the_first_measurement_of_a_cell_is_noted_once(machine: Machine, runs: Runs) -> None:
+    from kernel_twins._profiling.report.predictions import read_measured
+
+    runs.collect()
+    noted = read_measured(runs.target)
+    assert {tuple(row) for row in noted[["step", "backend"]].itertuples(index=False)} == {
+        (name.step, name.backend) for name in NAMES
+    }
+    runs.publish()
+    runs.collect()
+    assert read_measured(runs.target).equals(noted)
+
+
+def test_the_ratios_before_are_kept(machine: Machine, runs: Runs) -> None:
+    runs.collect()
+    runs.publish()
+    assert not len(store.read_table(runs.target, OP.name, "previous"))
+    runs.collect()
+    runs.publish()
+    previous = store.read_table(runs.target, OP.name, "previous")
+    assert len(previous) == len(OP.bench_cases) * len(NAMES)
+    assert set(previous["ratio"]) == {"1.0000"}
+
+
+def test_every_gpu_takes_the_next_operation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "profiling").mkdir()
+    (tmp_path / "profiling" / "ncu_report.py").write_text(
+        "import os, pathlib, sys\n"
+        "op = sys.argv[sys.argv.index('--op') + 1]\n"
+        f"pathlib.Path({str(tmp_path)!r}, op).write_text(os.environ['CUDA_VISIBLE_DEVICES'])\n"
+        "sys.exit(3 if op == 'c' else 0)\n"
+    )
+    monkeypatch.setattr(store, "ROOT", tmp_path)
+    assert shards.run(["a", "b", "c"], ["5", "7"], []) == {"a": 0, "b": 0, "c": 3}
+    assert {(tmp_path / op).read_text() for op in "abc"} <= {"5", "7"}
+
+
+def test_gpus_are_named_as_the_environment_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert shards.visible(2) == ["0", "1"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, GPU-abc")
+    assert shards.visible(2) == ["3", "GPU-abc"]
+
+
+def test_part_of_a_ladder_is_printed_and_replaces_nothing(
+    machine: Machine, runs: Runs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    selection = Selection.of([OP.name], "v03_vectorized", "cuda", OP.profile_case.slug)
+    arguments = argparse.Namespace(tool="ncu", tier="T3", timeout=1.0, resume=False, publish=False, quiet=True)
+    measuring.measure(selection, runs.stage, runs.target, arguments, Console(quiet=True))
+    measuring.show(selection, runs.stage, as_json=True)
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["step"], row["backend"], row["ratio"]) == ("v03_vectorized", "cuda", 1.0)
+    assert not list(runs.target.glob("*.timings.csv"))
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "told"),
+    [
+        (["collect"], 3, "cannot measure here"),
+        (["extract"], 3, "nothing was collected here"),
+        (["plan", "--step", "v99_none"], 2, "--step is 'v99_none'"),
+        (["plan", "--shape", "7-fp32"], 2, "--shape is '7-fp32'"),
+        (["extract", "no-such-file.ncu-rep"], 4, "no-such-file"),
+        (["diff", "nonsense", "more"], 2, "nonsense"),
+    ],
+)
+def test_exit_codes(
+    argv: list[str], code: int, told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kernel_twins._profiling.report import commands
+
+    monkeypatch.setattr(commands, "why_no_gpu", lambda: "no NVIDIA GPU is visible")
+    assert cli.main(argv, "") == code
+    captured = capsys.readouterr()
+    assert told in captured.err
+    assert captured.out == ""
+
+
+def test_without_a_gpu_and_a_verb_the_log_is_rendered_and_that_is_said(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kernel_twins._profiling.report import commands
+
+    rendered = []
+    monkeypatch.setattr(commands, "why_no_gpu", lambda: "no NVIDIA GPU is visible")
+    monkeypatch.setattr(commands.documents, "render", lambda gpu, folder, console: rendered.append(gpu))
+    assert cli.main([], "") == 0
+    assert rendered == [store.REFERENCE_GPU]
+    assert "no NVIDIA GPU is visible: rendering from the committed measurements" in capsys.readouterr().err
