@@ -5,7 +5,6 @@ Only a real profile proves that counters may be read, so one kernel is profiled 
 
 from __future__ import annotations
 
-import contextlib
 import importlib.machinery
 import importlib.metadata
 import importlib.util
@@ -21,7 +20,7 @@ from typing import Literal
 
 from kernel_twins import OPS, ceilings
 from kernel_twins._load import UnavailableError, extension, why_no_gpu
-from kernel_twins._profiling.report import faults, metrics, ncu
+from kernel_twins._profiling.report import faults, metrics, ncu, reader
 from kernel_twins._profiling.report.errors import CANNOT_RUN, OK, InvalidDataError
 from kernel_twins.sensors import identity
 
@@ -193,13 +192,7 @@ def _ncu() -> Answer:
 
 
 def _reader() -> Answer:
-    """NVIDIA's ncu_report, which shares its name with our script and is therefore not looked for in its folder."""
-    ours = Path(__file__).resolve().parents[1]
-    folders = [folder for folder in sys.path if Path(folder or ".").resolve() != ours]
-    with contextlib.suppress(faults.Fault):
-        for parent in ncu.find().resolve().parents:
-            folders += map(str, [parent / "extras/python", *parent.glob("nsight-compute*/extras/python")])
-    spec = importlib.machinery.PathFinder.find_spec("ncu_report", folders)
+    spec = reader.find_nvidia_reader()
     if spec is None or spec.origin is None:
         return "warning", "none: reports are read as CSV", "pip install ncu-report"
     return "ok", str(Path(spec.origin).parent), ""
