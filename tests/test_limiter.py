@@ -53,7 +53,7 @@ def test_two_within_ten_points_are_balanced_unless_both_are_low() -> None:
     assert limit(counters(FMA_pipe=60.0, L2=69.9)).kind == "balanced"
     assert limit(counters(FMA_pipe=59.9, L2=60.0)).kind == "latency"
     balanced = limit(counters(FMA_pipe=70.0, L2=65.0))
-    assert balanced.told() == "balanced: FMA pipe 70 % and L2 65 %"
+    assert balanced.told() == "FMA pipe 70 % and L2 65 %, balanced"
     assert balanced.share == 70.0
 
 

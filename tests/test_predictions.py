@@ -418,3 +418,9 @@ def test_frozen_tables_end_in_a_footer_like_all_others(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:-40])
     with pytest.raises(ValueError, match="predictions"):
         Marks(tmp_path)
+
+
+def test_traffic_that_missed_is_explained_by_what_l2_held() -> None:
+    before, after = {"lts__t_sector_hit_rate.pct": 74.6}, {"lts__t_sector_hit_rate.pct": 80.3}
+    assert explained(before, after, ["dram_bytes"]) == "L2 hits 74.6 → 80.3 %"
+    assert explained(before, after, ["time"]) == ""

@@ -138,8 +138,14 @@ def test_counters_of_another_run_are_not_shown_beside_new_times(folder: Path) ->
 
 
 def test_quarantined_cells_say_why(folder: Path) -> None:
-    row = {"case": CASE.slug, "backend": "cuda", "step": "v06_bulk_tile", "reason": "a share of 120 %", "run": "r1"}
-    table = pd.DataFrame([row], columns=store.TABLES["quarantine"]).fillna("")
+    row = dict.fromkeys(store.TABLES["quarantine"], "") | {
+        "case": CASE.slug,
+        "backend": "cuda",
+        "step": "v06_bulk_tile",
+        "reason": "a share of 120 %",
+        "run": "r1",
+    }
+    table = pd.DataFrame([row], columns=store.TABLES["quarantine"])
     store.write(folder / "vector_add.quarantine.csv", table)
     assert "Counters quarantined: a share of 120 %." in rendered(folder)
 

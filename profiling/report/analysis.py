@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -198,13 +199,13 @@ class Results:
         ratio = self.ratio(self.op.profile_case, name, Name(backend, previous.name)) if previous else None
         return [judge(each, before, after, ratio) for each in step.predictions if backend in each.backends]
 
-    def explained(self, step: Step, backend: Backend) -> str:
-        """The counters that stand beside a missed prediction; empty where there is nothing to compare."""
+    def explained(self, step: Step, backend: Backend, missed: Iterable[str]) -> str:
+        """The counters that stand beside missed predictions; empty where there is nothing to compare."""
         previous = self.previous(step, backend)
         calls = [self._calls.get(Name(backend, each.name)) for each in (previous, step) if each]
         if len(calls) < 2 or calls[0] is None or calls[1] is None:
             return ""
-        return explained(calls[0], calls[1])
+        return explained(calls[0], calls[1], missed)
 
     def mark(self, step: Step, backend: Backend, judgement: Judgement) -> predictions.Mark:
         """Whether the prediction was frozen before the first measurement."""

@@ -16,6 +16,8 @@ from kernel_twins.spec import Prediction
 Outcome = Literal["hit", "miss", "wrong direction", "not judged"]
 
 _INSTRUCTIONS = "smsp__inst_executed.sum"
+_L2_HIT = "lts__t_sector_hit_rate.pct"
+_TRAFFIC = {"dram_bytes", "dram_share", "bytes_over_minimum"}
 _TIMED = ("time", "rate", "ceiling_share")  # what the bench gives
 _NOISE = {True: 0.005, False: 0.01}  # of what the bench gives, and of counters: less than that is no change
 
@@ -115,13 +117,16 @@ def score(judged: Iterable[tuple[str, Mark, Judgement]]) -> list[Score]:
     ]
 
 
-def explained(before: Mapping[str, float], after: Mapping[str, float]) -> str:
+def explained(before: Mapping[str, float], after: Mapping[str, float], missed: Iterable[str] = ()) -> str:
     """Why the cycles moved as they did, in a sentence; empty where the counters do not say.
 
     From the folded counters of two calls (names of metrics.py). The change of cycles is that of instructions times that
-    of cycles an instruction; beside it stands the reason whose wait changed most, if one did.
+    of cycles an instruction; beside it stands the reason whose wait changed most, if one did. Where one of the
+    ``missed`` quantities is of device memory's traffic, L2's hits come first: what L2 holds is not fetched.
     """
     parts = []
+    if _TRAFFIC & {*missed} and all(_L2_HIT in each for each in (before, after)):
+        parts.append(f"L2 hits {before[_L2_HIT]:.1f} → {after[_L2_HIT]:.1f} %")
     if all(each.get(CYCLES) and each.get(_INSTRUCTIONS) for each in (before, after)):
         cycles, instructions = (after[name] / before[name] for name in (CYCLES, _INSTRUCTIONS))
         parts.append(

@@ -82,7 +82,7 @@ class Limit:
         """One sentence, without its full stop, such as ``device memory, 91 % busy (next: L2, 55 %)``."""
         floor = ""
         if self.floor_us is not None and self.share_of_floor is not None:
-            floor = f"; {self.share_of_floor:.0f} % of what the floor of {self.floor_us:.4g} µs allows"
+            floor = f"; {self.share_of_floor:.0f} % of what the floor of {self.floor_us:,.4g} µs allows"
         return self._told() + floor
 
     def _told(self) -> str:
@@ -96,7 +96,7 @@ class Limit:
                 stall = f"{self.stall[0]} {self.stall[1]:.1f} cycles an issue" if self.stall else "stalls not measured"
                 return f"latency: {stall} (busiest: {busiest}, then {second})"
             case "balanced":
-                return f"balanced: {busiest} and {second}"
+                return f"{busiest} and {second}, balanced"
             case "bank conflicts":
                 return f"bank conflicts, {self.share:.0f} % of wavefronts (busiest: {busiest}, then {second})"
             case _:

@@ -209,8 +209,8 @@ def _verdict(results: Results, step: Step, backend: Backend) -> str:
     if not judgements:
         return "No prediction."
     told = "; ".join(_told(judgement, results.mark(step, backend, judgement)) for judgement in judgements)
-    missed = any(judgement.verdict in ("miss", "wrong direction") for judgement in judgements)
-    beside = results.explained(step, backend) if missed else ""
+    missed = [each.prediction.quantity for each in judgements if each.verdict in ("miss", "wrong direction")]
+    beside = results.explained(step, backend, missed) if missed else ""
     return f"Predicted {told}." + (f" Beside it: {beside}." if beside else "")
 
 

@@ -16,6 +16,8 @@ from kernel_twins._profiling.report import extract, proton, store
 from kernel_twins._profiling.report.analysis import Results
 from kernel_twins._profiling.report.collect import CYCLE_CALLS
 from kernel_twins._profiling.report.errors import InvalidDataError
+from kernel_twins._profiling.report.faults import suspicious
+from kernel_twins._profiling.report.metrics import names
 from kernel_twins._profiling.report.stage import Profiled, Stage
 from kernel_twins.spec import BACKENDS, Name, Op
 
@@ -37,6 +39,10 @@ def publish(folder: Path, target: Path) -> list[str]:
         except InvalidDataError as error:
             problems.append(f"{op.name}: {error}")
             continue
+        try:
+            tables["cycles"] = _cycles(stage, op, profiled)
+        except InvalidDataError as error:  # verdicts stand without, by the bench alone
+            problems.append(f"{op.name} has no cycles: {error}")
         tables["previous"] = _ratios(op, target)
         runs = pd.concat([store.read_runs(target), store.read_runs(stage.folder)]).drop_duplicates("run")
         store.write(target / "runs.csv", runs)  # with the new one before any table names it
@@ -65,12 +71,20 @@ def _tables(stage: Stage, op: Op, profiled: Profiled) -> dict[str, pd.DataFrame]
         tables["proton"] = proton.rows(stage.report(op, "proton"), op, case, run, codes)
         return tables
     launches = extract.launches_of(stage.report(op, "counters"))
+    if fault := suspicious(launches, names(profiled.tier), stage.run["ncu"], stage.run["driver"]):
+        raise fault
     tables["counters"], tables["quarantine"] = extract.counter_rows(
         launches, profiled.launches, case, run, codes, profiled.tier
     )
-    launches = extract.launches_of(stage.report(op, "cycles"))
-    tables["cycles"] = extract.cycle_rows(launches, profiled.launches, CYCLE_CALLS, case, run, codes)
     return tables
+
+
+def _cycles(stage: Stage, op: Op, profiled: Profiled) -> pd.DataFrame:
+    if profiled.tool != "ncu":
+        return pd.DataFrame(columns=store.TABLES["cycles"])
+    launches = extract.launches_of(stage.report(op, "cycles"))
+    case, run = op.profile_case.slug, stage.run["run"]
+    return extract.cycle_rows(launches, profiled.launches, CYCLE_CALLS, case, run, profiled.codes)
 
 
 def _ratios(op: Op, folder: Path) -> pd.DataFrame:
