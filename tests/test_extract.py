@@ -317,10 +317,13 @@ def test_what_is_no_raw_page_is_named(text: str, reason: str) -> None:
 FIXTURES = Path(__file__).parent / "fixtures" / "ncu"
 
 
-@pytest.mark.parametrize("file", sorted(FIXTURES.glob("*.csv")), ids=lambda file: file.name)
+EXPECTED = json.loads((FIXTURES / "expected.json").read_text())
+
+
+@pytest.mark.parametrize("file", [FIXTURES / name for name in EXPECTED], ids=lambda file: file.name)
 def test_pages_that_ncu_printed_hold_what_nvidias_module_read(file: Path) -> None:
     """Base units are printed with two decimals, automatic ones with six."""
-    expected = json.loads((FIXTURES / "expected.json").read_text())[file.name]
+    expected = EXPECTED[file.name]
     launches = csv_page.parse(file.read_bytes().decode(), file.name, everything=True)
     assert len(launches) == len(expected)
     for found, wanted in zip(launches, expected, strict=True):
@@ -328,6 +331,14 @@ def test_pages_that_ncu_printed_hold_what_nvidias_module_read(file: Path) -> Non
         assert {name: found.metrics[name] for name in wanted} == pytest.approx(
             wanted, rel=1e-6, abs=0.005001, nan_ok=True
         )
+
+
+def test_a_german_page_of_ncu_is_refused_since_it_mixes_two_locales() -> None:
+    """Numbers with a unit are in C's form, those without in the locale's: 4.096 wavefronts are 4,096."""
+    page = (FIXTURES / "auto_de.csv").read_text()
+    assert '"4.096"' in page and '"131072.000000"' in page
+    with pytest.raises(InvalidDataError, match=r"auto_de\.csv: .* locale .*LC_ALL=C ncu --import"):
+        csv_page.parse(page, "auto_de.csv", everything=True)
 
 
 # NVIDIA's module: a stand-in that holds what a JSON file says, and the real one

@@ -371,3 +371,27 @@ def test_a_command_without_ncu_gets_the_same_care(folder: Path) -> None:
         script("import time; time.sleep(600)", 0.2)
     with pytest.raises(EnvironmentFault, match="nvidia-smi"):
         script("raise RuntimeError('No CUDA GPUs are available')")
+
+
+RECORDED = Path(__file__).parent / "fixtures" / "ncu"
+
+
+@pytest.mark.parametrize(
+    ("log", "name", "code", "told"),
+    [
+        ("no_kernels", "nothing_profiled", 4, "cudaProfilerStart"),
+        ("crash", "crash", 4, "about to exit"),
+    ],
+)
+def test_what_ncu_printed_on_an_h100_is_diagnosed(log: str, name: str, code: int, told: str) -> None:
+    printed, _, returned = (RECORDED / f"{log}.log").read_text().strip().rpartition("exit code ")
+    fault = diagnose(printed, int(returned), Circumstances())
+    assert (fault.name, fault.exit_code) == (name, code)
+    assert told in str(fault)
+
+
+def test_a_metric_that_ncu_does_not_know_is_no_error_of_ncus() -> None:
+    """ncu 2025.3 exits 0 and writes n/a in its place: that is for extraction to notice."""
+    printed = (RECORDED / "unknown_metric.log").read_text()
+    assert "no__such_metric.sum                     (!) n/a" in printed
+    assert printed.rstrip().endswith("exit code 0")

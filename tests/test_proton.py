@@ -175,3 +175,13 @@ def test_a_kernel_without_time_is_noticed(tmp_path: Path) -> None:
 )
 def test_kernels_are_called_as_ncu_calls_them(called: str, name: str) -> None:
     assert proton.kernel_name(called) == name
+
+
+def test_a_tree_that_proton_wrote_on_an_h100(tmp_path: Path) -> None:
+    recorded = Path(__file__).parent / "fixtures" / "proton" / "reduction.json"
+    rows = proton.rows(recorded, OP, CASE.slug, "r1", {})
+    assert len(set(zip(rows["backend"], rows["step"], strict=True))) == 15
+    polling = rows[rows["step"] == "v08_polling"].iloc[0]
+    assert (polling["kernel"], polling["count"], polling["time_ns"]) == ("reduction_v08_polling_kernel", "10", "876690")
+    (line,) = proton.told(rows, OP, Name("cub"))
+    assert "2 kernels 88.5 µs a call" in line

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from kernel_twins import OPS
 from kernel_twins._profiling.report import identity, predictions, store
 from kernel_twins._profiling.report.judgement import Judgement, explained, judge
 from kernel_twins._profiling.report.limiter import Limit, limiter
@@ -17,12 +18,22 @@ from kernel_twins._profiling.report.metrics import fold, top_stalls
 from kernel_twins._profiling.report.quantities import QUANTITIES
 from kernel_twins._profiling.report.verdict import Ratio, confirmed, cycle_ratio, paired_ratio
 from kernel_twins.ceilings import Ceilings
+from kernel_twins.ceilings import load as load_ceilings
 from kernel_twins.spec import Backend, Case, Name, Op, Step
 
 _LOST = 0.95  # of the ratio before
 _PASSED = 0.95  # of the floor: what is further below it has another one
 
 Cell = tuple[str, Name]  # a case's slug, and who was measured
+
+
+def load(gpu: str, folder: Path) -> list[Results]:
+    """Every operation's results on a GPU; without a survey of it, shares stay blank."""
+    try:
+        ceilings = load_ceilings(gpu)
+    except FileNotFoundError:
+        ceilings = None
+    return [Results(op, folder, ceilings) for op in OPS.values()]
 
 
 class Results:

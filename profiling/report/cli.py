@@ -71,8 +71,7 @@ def _obey(arguments: argparse.Namespace) -> int:
 
     from kernel_twins._profiling.report import commands
 
-    quiet = getattr(arguments, "quiet", False)
-    console = Console(stderr=True, quiet=quiet, force_terminal=False if os.environ.get("CI") else None)
+    console = Console(stderr=True, soft_wrap=True, force_terminal=False if os.environ.get("CI") else None)
     return int(getattr(commands, arguments.verb)(arguments, console))
 
 

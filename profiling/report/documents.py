@@ -8,9 +8,8 @@ from rich.console import Console
 
 from kernel_twins import OPS
 from kernel_twins._profiling.report import log, pages, plots, readme, store
-from kernel_twins._profiling.report.analysis import Results
+from kernel_twins._profiling.report.analysis import Results, load
 from kernel_twins._profiling.report.drawings import DRAWINGS
-from kernel_twins.ceilings import load as load_ceilings
 
 _LOG = store.ROOT / "KERNEL_LOG.md"
 _README = store.ROOT / "README.md"
@@ -66,15 +65,6 @@ def _gaps() -> list[str]:
         page = _DOCS / f"{op.name}.md"
         lines += pages.gaps(page.read_text(), op) if page.exists() else [f"{_shown(page)} is missing"]
     return lines
-
-
-def load(gpu: str, folder: Path) -> list[Results]:
-    """Every operation's results on a GPU; without a survey of it, shares stay blank."""
-    try:
-        ceilings = load_ceilings(gpu)
-    except FileNotFoundError:
-        ceilings = None
-    return [Results(op, folder, ceilings) for op in OPS.values()]
 
 
 def _shown(path: Path) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from pathlib import Path
 
 import torch
@@ -12,7 +11,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from kernel_twins._profiling.report import predictions, publish, shards, write
-from kernel_twins._profiling.report.analysis import Results
+from kernel_twins._profiling.report.analysis import load
 from kernel_twins._profiling.report.collect import Problems, Settings, collect
 from kernel_twins._profiling.report.errors import CANNOT_RUN, FAILED, OK, CannotRunError
 from kernel_twins._profiling.report.selection import Selection
@@ -49,7 +48,7 @@ def measure(
             wrong=[f"{op} has a wrong step (see above)" for op, code in codes.items() if code == FAILED],
             broken=[f"{op} was not measured (see above)" for op, code in codes.items() if code not in (OK, FAILED)],
         )
-    with Progress(console=console, disable=arguments.quiet or bool(os.environ.get("CI"))) as progress:
+    with Progress(console=console, disable=arguments.quiet or not console.is_terminal) as progress:
         return collect(selection, stage, target, settings, progress)
 
 
@@ -63,8 +62,10 @@ def show(selection: Selection, stage: Path, as_json: bool) -> None:
     folder = stage.with_name(f"{stage.name}-results")
     publish.publish(stage, folder)
     rows = []
-    for op in selection.ops:
-        results = Results(op, folder, None)
+    for results in load(stage.parent.name, folder):
+        op = results.op
+        if op not in selection.ops:
+            continue
         for case in selection.cases(op):
             baseline = results.best_baseline(case)
             for name in selection.names(op):

@@ -10,6 +10,7 @@ import datetime
 import hashlib
 import json
 import platform
+import secrets
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -67,8 +68,8 @@ class Stage:
             aside = folder.with_name(f"{folder.name}-{earlier.iloc[0]['run']}")
             shutil.rmtree(aside, ignore_errors=True)
             folder.rename(aside)
-        date = now()
-        name = f"{date[:10]}-{hashlib.sha256((date + json.dumps(facts)).encode()).hexdigest()[:6]}"
+        date = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        name = f"{date[:10]}-{secrets.token_hex(3)}"
         run = {"run": name, "date": date, **facts}
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "stage.json").write_text(json.dumps(about))
@@ -114,10 +115,6 @@ class Stage:
             file.unlink()
         if not list(self.folder.glob("*.timings.csv")):
             shutil.rmtree(self.folder)
-
-
-def now() -> str:
-    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _facts() -> dict[str, str]:
