@@ -465,20 +465,35 @@ def test_a_reader_that_crashes_or_hangs_is_named(stub: Path, tmp_path: Path, mon
 
 
 NCU = """#!/bin/sh
-[ "$LC_ALL $*" = "C --import {report} --csv --page raw --print-units base" ] || exit 9
-while IFS= read -r line; do printf '%s\\n' "$line"; done < {page}
+case "$LC_ALL $*" in
+"C --import {report} --csv --page raw --print-units base") page={base} ;;
+"C --import {report} --csv --page raw --print-units auto") page={auto} ;;
+*) exit 9 ;;
+esac
+while IFS= read -r line; do printf '%s\\n' "$line"; done < $page
 """
 
 
 def test_ncu_reads_where_nvidias_module_is_missing(stub: Path, tmp_path: Path) -> None:
     stub.write_text("raise ImportError('built for another Python')\n")
-    file, page, ncu = report(tmp_path), tmp_path / "page.csv", tmp_path / "bin" / "ncu"
+    file, base, auto, ncu = report(tmp_path), tmp_path / "base.csv", tmp_path / "auto.csv", tmp_path / "bin" / "ncu"
     with pytest.raises(CannotRunError, match=r"another Python.*pip install ncu-report.*Nsight Compute"):
         extract.launches_of(file)
-    page.write_text(one_cell(DURATION, "ns", "177280.00"))
-    ncu.write_text(NCU.format(report=file, page=page))
+    ncu.write_text(NCU.format(report=file, base=base, auto=auto))
     ncu.chmod(0o755)
-    assert extract.launches_of(file) == [Launch(LABEL, "k", {DURATION: 177280.0}, {DURATION: "ns"})]
+    stall = "smsp__average_warps_issue_stalled_misc_per_issue_active.ratio"
+    for metric, unit, printed, scaled, digits, value in (
+        (DURATION, "ns", "177280.00", "us", "177.280000", 177280.0),
+        (stall, "inst", "0.00", "inst", "0.001234", 0.001234),  # two decimals make a zero of it
+        (stall, "inst", "nan", "inst", "0.000000", math.nan),  # and six digits one of what was not measured
+    ):
+        base.write_text(one_cell(metric, unit, printed))
+        auto.write_text(one_cell(metric, scaled, digits))
+        (launch,) = extract.launches_of(file)
+        assert launch.metrics[metric] == pytest.approx(value, rel=1e-9, nan_ok=True)
+    base.write_text(one_cell(stall, "inst", "3.00"))
+    with pytest.raises(InvalidDataError, match=r"some\.ncu-rep: ncu prints .* as 3 in base units, as 0 in others"):
+        extract.launches_of(file)
     ncu.write_text("#!/bin/sh\necho '==ERROR== The file could not be opened'\nexit 1\n")
     with pytest.raises(InvalidDataError, match=r"some\.ncu-rep: ncu --import failed.*could not be opened"):
         extract.launches_of(file)

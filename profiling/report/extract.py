@@ -27,13 +27,14 @@ _MAX_SHARE = 102.0  # percent; counters of two passes disagree a little: 100.7 %
 _CLOCK = "gpc__cycles_elapsed.avg.per_second"
 _CLOCK_HZ = (100e6, 4e9)
 _HITS, _SECTORS = "lts__t_sectors_lookup_hit.sum", "lts__t_sectors.sum"
+_FEW_DIGITS = 1_000.0  # below it two decimals are fewer digits than the automatic units' six
 _FAULTS_TOLD = 3  # of one cell; where more is wrong, more of it is the same
 
 
 def launches_of(report: Path, everything: bool = False) -> list[Launch]:
     """The launches of a report, in order: the registry's metrics of labelled ones, or all of anybody's.
 
-    NVIDIA's module reads it in a process of its own; where that is missing, ncu prints it, with two decimals.
+    NVIDIA's module reads it in a process of its own; where that is missing, ncu prints it, to six digits or better.
     CannotRunError where there is neither, InvalidDataError with the report's name where that is not what it should be.
     """
     if not report.is_file():
@@ -47,9 +48,9 @@ def launches_of(report: Path, everything: bool = False) -> list[Launch]:
         if done.returncode == OK:
             return [Launch(**launch) for launch in json.loads(file.read_text())]
     if done.returncode == CANNOT_RUN:
-        return _by_ncu(report, everything, done.stderr.strip())
+        return _by_ncu(report, everything, _last(done))
     if done.returncode == INVALID_DATA:
-        raise InvalidDataError(done.stderr.strip())
+        raise InvalidDataError(_last(done))
     raise InvalidDataError(f"{report.name}: NVIDIA's reader failed with exit code {done.returncode}: {_last(done)}")
 
 
@@ -60,11 +61,29 @@ def _by_ncu(report: Path, everything: bool, reason: str) -> list[Launch]:
             f"{report.name} cannot be read here, {reason}: `pip install ncu-report`, or install Nsight Compute and put "
             "its ncu on PATH"
         )
-    command = [ncu, "--import", str(report), "--csv", "--page", "raw", "--print-units", "base"]
-    done = _run(command, report, LC_ALL="C")
+    base, auto = (
+        csv_page.parse(_page(ncu, report, units), f"{report.name} in {units} units", everything)
+        for units in ("base", "auto")
+    )
+    return [_precise(report.name, *pair) for pair in zip(base, auto, strict=True)]
+
+
+def _page(ncu: str, report: Path, units: str) -> str:
+    done = _run([ncu, "--import", str(report), "--csv", "--page", "raw", "--print-units", units], report, LC_ALL="C")
     if done.returncode != OK:
         raise InvalidDataError(f"{report.name}: ncu --import failed with exit code {done.returncode}: {_last(done)}")
-    return csv_page.parse(done.stdout, report.name, everything)
+    return done.stdout
+
+
+def _precise(report: str, base: Launch, auto: Launch) -> Launch:
+    """One launch from both of ncu's pages: base units have two decimals, automatic ones six, but print NaN as zero."""
+    metrics = {}
+    for metric, value in base.metrics.items():
+        other = auto.metrics.get(metric, math.nan)
+        if not math.isnan(value) and not math.isclose(value, other, rel_tol=1e-5, abs_tol=0.0051):
+            raise InvalidDataError(f"{report}: ncu prints {metric} as {value:g} in base units, as {other:g} in others")
+        metrics[metric] = other if abs(value) < _FEW_DIGITS else value
+    return Launch(base.label, base.kernel, metrics, base.units)
 
 
 def _run(command: list[str], report: Path, **environment: str) -> subprocess.CompletedProcess[str]:
