@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -424,3 +425,12 @@ def test_traffic_that_missed_is_explained_by_what_l2_held() -> None:
     before, after = {"lts__t_sector_hit_rate.pct": 74.6}, {"lts__t_sector_hit_rate.pct": 80.3}
     assert explained(before, after, ["dram_bytes"]) == "L2 hits 74.6 → 80.3 %"
     assert explained(before, after, ["time"]) == ""
+
+
+def test_several_gpus_may_note_their_first_measurements_at_once(tmp_path: Path) -> None:
+    def note(index: int) -> None:
+        note_measured(tmp_path, f"op{index}", [Name("cuda", "v01_naive")], EARLY, "collect")
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(note, range(24)))
+    assert sorted(read_measured(tmp_path)["op"]) == sorted(f"op{index}" for index in range(24))

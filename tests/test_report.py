@@ -49,7 +49,7 @@ def timing(backend: str, step: str, times: list[float], status: str = "ok", case
 
 
 def rendered(folder: Path, ceilings: Ceilings | None = None) -> str:
-    return log.render(folder, "h100-sxm", [Results(op, folder, ceilings) for op in OPS.values()])
+    return log.render(folder, [Results(op, folder, ceilings) for op in OPS.values()])
 
 
 @pytest.fixture

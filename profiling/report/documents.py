@@ -21,11 +21,11 @@ def render(gpu: str, folder: Path, console: Console) -> None:
     """Write the reference GPU's documents in place, another GPU's log and plots beside its data."""
     results = load(gpu, folder)
     if gpu == store.REFERENCE_GPU:
-        texts, plots_path = _texts(gpu, folder, results), _PLOTS
+        texts, plots_path = _texts(folder, results), _PLOTS
         for line in _gaps():
             console.print(f"[yellow]{line}")
     else:
-        texts, plots_path = {folder / "KERNEL_LOG.md": log.render(folder, gpu, results)}, folder / "plots"
+        texts, plots_path = {folder / "KERNEL_LOG.md": log.render(folder, results)}, folder / "plots"
     for path, text in texts.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
@@ -38,7 +38,7 @@ def disagreements() -> list[str]:
     """What the reference GPU's documents say other than its data does, a line each."""
     gpu, folder = store.REFERENCE_GPU, store.DATA / store.REFERENCE_GPU
     results = load(gpu, folder)
-    texts = _texts(gpu, folder, results)
+    texts = _texts(folder, results)
     lines = [
         f"{_shown(path)} is not what the data and the code make it"
         for path, text in texts.items()
@@ -49,9 +49,9 @@ def disagreements() -> list[str]:
     return lines + [f"{_shown(_PLOTS)}/{name}.svg is not drawn from the data" for name in old] + _gaps()
 
 
-def _texts(gpu: str, folder: Path, results: list[Results]) -> dict[Path, str]:
+def _texts(folder: Path, results: list[Results]) -> dict[Path, str]:
     """The reference GPU's documents, the drawings among them, as they should read."""
-    texts = {_LOG: log.render(folder, gpu, results), _README: readme.render(_README.read_text(), results)}
+    texts = {_LOG: log.render(folder, results), _README: readme.render(_README.read_text(), results)}
     for each in results:
         if (page := _DOCS / f"{each.op.name}.md").exists():
             texts[page] = pages.render(page.read_text(), each)

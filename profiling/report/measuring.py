@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from kernel_twins._profiling.report import predictions, publish, shards, write
+from kernel_twins._profiling.report import predictions, publish, shards, store, write
 from kernel_twins._profiling.report.analysis import load
 from kernel_twins._profiling.report.collect import Problems, Settings, collect
 from kernel_twins._profiling.report.errors import CANNOT_RUN, FAILED, OK, CannotRunError
@@ -25,20 +25,8 @@ def measure(
     settings = Settings(arguments.tool, arguments.tier, arguments.timeout)
     about = f"{settings.tool} {settings.tier} {selection.step} {selection.backend} {selection.case}".strip()
     stage = Stage.open(folder, arguments.resume, about)
-    marks = predictions.Marks(target)
-    open_ = [
-        f"{op.name}/{name.step}/{name.backend}"
-        for op in selection.ops
-        for name in selection.names(op)
-        for each in op.step(name.step).predictions
-        if name.backend in each.backends and marks.mark(op.name, name.step, name.backend, each) == "not frozen"
-    ]
-    if open_:
-        console.print(
-            f"{', '.join(dict.fromkeys(open_))}: predictions are not frozen and will count as post hoc; "
-            "interrupt this, run `ncu_report.py predict`, commit, and collect again",
-            style="yellow",
-        )
+    if target.parent == store.DATA:
+        _warn_of_unfrozen(selection, predictions.Marks(target), console)
     gpus = torch.cuda.device_count()
     if gpus > 1 and len(selection.ops) > 1 and selection.whole:
         codes = shards.run([op.name for op in selection.ops], shards.visible(gpus), _arguments(arguments))
@@ -50,6 +38,23 @@ def measure(
         )
     with Progress(console=console, disable=arguments.quiet or not console.is_terminal) as progress:
         return collect(selection, stage, target, settings, progress)
+
+
+def _warn_of_unfrozen(selection: Selection, marks: predictions.Marks, console: Console) -> None:
+    late = [
+        f"{op.name}/{name.step}/{name.backend}"
+        for op in selection.ops
+        for name in selection.names(op)
+        for each in op.step(name.step).predictions
+        if name.backend in each.backends and marks.mark(op.name, name.step, name.backend, each) == "not frozen"
+    ]
+    if cells := list(dict.fromkeys(late)):
+        more = f" and {len(cells) - 3} more" if len(cells) > 3 else ""
+        console.print(
+            f"{', '.join(cells[:3])}{more}: predictions are not frozen and will count as post hoc; interrupt this, run "
+            "`python profiling/ncu_report.py predict`, commit, and collect again",
+            style="yellow",
+        )
 
 
 def _arguments(arguments: argparse.Namespace) -> list[str]:

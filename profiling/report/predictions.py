@@ -112,12 +112,11 @@ def note_measured(folder: Path, op: str, names: Iterable[Name], now: datetime.da
 
     ``by`` says what measured: a run, a search for configurations, trials. Baselines are not noted.
     """
-    measured = read_measured(folder)
-    known = set(_cells(measured))
-    cells = [Cell(op, name.step, name.backend) for name in names if name.step]
-    rows = [[*cell, _stamp(now), by] for cell in dict.fromkeys(cells) if cell not in known]
-    if rows:
-        _add(folder / "measured.csv", measured, rows)
+    cells = dict.fromkeys(Cell(op, name.step, name.backend) for name in names if name.step)
+    with store.locked(folder):  # every GPU of a run enters its own
+        measured = read_measured(folder)
+        known = set(_cells(measured))
+        _add(folder / "measured.csv", measured, [[*cell, _stamp(now), by] for cell in cells if cell not in known])
 
 
 class Marks:

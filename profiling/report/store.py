@@ -13,11 +13,14 @@ Every file ends in a footer with the number of its rows and their digest, so tha
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import io
 import os
 import re
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
@@ -112,6 +115,18 @@ def write(file: Path, table: pd.DataFrame) -> None:
     except BaseException:  # a full disk, Ctrl-C: the old table stays, and no half one beside it
         Path(name).unlink(missing_ok=True)
         raise
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Nobody else who asks for the same folder is inside at the same time; for tables that several processes add to."""
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)  # which ends the lock
 
 
 def _digest(body: str) -> str:
