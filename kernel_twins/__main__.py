@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import datetime
 import os
 import statistics
 import sys
 
 from kernel_twins._load import UnavailableError, load, why_no_gpu
+from kernel_twins.ceilings import gpu_slug
 from kernel_twins.ops import OPS, get
 from kernel_twins.show import STAGES
-from kernel_twins.spec import BACKENDS, Case, Op
+from kernel_twins.spec import BACKENDS, Case, Name, Op, Step
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -95,6 +97,7 @@ def _bench(arguments: argparse.Namespace) -> int:
     if reason := op.accepts(case):
         raise ValueError(f"--case {case.slug}: {reason}")
     steps = (op.step(arguments.step),) if arguments.step else op.steps
+    _note(op, steps)
     print(f"{op.name} {case.slug}")
     wrong = False
     for timing in bench(op, case, steps):
@@ -124,6 +127,20 @@ def _op_and_case(arguments: argparse.Namespace) -> tuple[Op, Case]:
     if reason := op.accepts(case) or op.step(arguments.step).accepts(case):
         raise ValueError(f"--case {case.slug}: {reason}")
     return op, case
+
+
+def _note(op: Op, steps: tuple[Step, ...]) -> None:
+    """A trial is a measurement, too: what is predicted after it counts as post hoc."""
+    import torch
+
+    from kernel_twins._profiling.report.predictions import note_measured
+    from kernel_twins._profiling.report.store import DATA, ledger
+
+    if not DATA.is_dir():
+        return  # an installed package, where nobody predicts
+    names = [Name(backend, step.name) for step in steps for backend in step.backends]
+    folder = ledger(gpu_slug(torch.cuda.get_device_name()))
+    note_measured(folder, op.name, names, datetime.datetime.now(datetime.UTC), "bench")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import re
 import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,6 +47,7 @@ CLASSES: dict[str, re.Pattern[str]] = {
 (cp.async, bulk, bulk through a tensor map), tensor cores (mma.sync, wgmma), fp32 FMA, special functions, local memory.
 """
 
+_SOURCES = (".cu", ".cuh", ".h", ".cpp")
 _TYPES = {"fp32": "float", "fp16": "__half", "bf16": "__nv_bfloat16"}
 _BUILTIN = {"b": "bool", "i": "int", "j": "unsigned", "l": "long", "m": "unsigned long", "f": "float", "d": "double"}
 _FUNCTION = re.compile(r"Function : (\S+)")
@@ -99,12 +100,19 @@ def short_name(symbol: str) -> str:
     return f"{name}<{', '.join(arguments)}>" if rest else symbol
 
 
+def is_of(op: str, step: str) -> Callable[[str], bool]:
+    """Whether a symbol is that of a step's kernel; mangled, a name stands behind its length."""
+    pattern = re.compile(rf"(?:^|\d){op}_{step}_")
+    return lambda symbol: bool(pattern.search(symbol))
+
+
 def step_kernels(symbols: Iterable[str], op: str, step: str, dtype: str) -> dict[str, str]:
     """A CUDA step's kernels for a dtype: short names by symbol, in the binary's order.
 
     Of kernels whose template arguments name element types, those with the dtype's; and all other kernels.
     """
-    found = {symbol: short_name(symbol) for symbol in symbols if f"{op}_{step}_" in symbol}
+    own = is_of(op, step)
+    found = {symbol: short_name(symbol) for symbol in symbols if own(symbol)}
     types = {symbol: set(re.findall(r"\w+", name)[1:]) & set(_TYPES.values()) for symbol, name in found.items()}
     return {symbol: name for symbol, name in found.items() if not types[symbol] or _TYPES[dtype] in types[symbol]}
 
@@ -139,6 +147,13 @@ def require_extension() -> Path:
     if (library := find_extension()) is None:
         raise UnavailableError("the CUDA side is not built: run `python setup.py build_ext`")
     return library
+
+
+def newer_sources(library: Path, root: Path) -> list[str]:
+    """The CUDA sources of a checkout that were written after its extension, relative to the root, in order."""
+    built = library.stat().st_mtime
+    files = (path for path in (root / "cuda-kernels").rglob("*") if path.suffix in _SOURCES)
+    return sorted(str(path.relative_to(root)) for path in files if path.stat().st_mtime > built)
 
 
 def compiler_version(library: Path) -> str:

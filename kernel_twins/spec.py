@@ -51,6 +51,8 @@ class Case:
         sizes, _, rest = slug.partition("-")
         dtype, *pairs = rest.split("-")
         try:
+            if not dtype:
+                raise ValueError
             shape = tuple(int(size) for size in sizes.split("x"))
             variant = tuple((key, value) for key, value in (pair.split(".") for pair in pairs))
         except ValueError:

@@ -41,14 +41,24 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     store.write(tmp_path / "vector_add.previous.csv", pd.DataFrame([previous], columns=store.TABLES["previous"]))
     monkeypatch.setattr(checks, "FOLDER", tmp_path)
     monkeypatch.setattr(checks.documents, "disagreements", list)
-    monkeypatch.setattr(checks.static, "differences", list)
+    monkeypatch.setattr(checks.static, "differences", lambda thorough: [])
+    monkeypatch.setattr(checks.static, "not_compared", str)
     return tmp_path
 
 
 def test_a_step_that_lost_fails(folder: Path) -> None:
     (failure,) = checks.run(release=False, audit=False).failures
-    assert failure.startswith(f"{LOSER} at {CASE.slug}: 0.900 × the best baseline, was 1.000")
+    assert failure.startswith(f"{LOSER} at {CASE.slug}: 0.900 × torch, was 1.000 ×")
     assert cli.main(["check"], "") == 1
+
+
+def test_a_step_that_turned_wrong_fails(folder: Path) -> None:
+    table = store.read_table(folder, "vector_add", "timings")
+    table.loc[table["step"] != "", ["status", "times_us"]] = ["wrong: element 3 is nan", ""]
+    store.write(folder / "vector_add.timings.csv", table)
+    failures = checks.run(release=False, audit=False).failures
+    assert f"{LOSER[:-5]}/cuda at {CASE.slug}: wrong: element 3 is nan" in failures
+    assert any(line.startswith(f"{LOSER} at {CASE.slug}: wrong: element 3 is nan, was 1.000 ×") for line in failures)
 
 
 @pytest.mark.parametrize("ratio", ["0.9400", "0.8000"])
@@ -74,10 +84,17 @@ def test_stale_and_unfrozen_cells_fail_a_release_only(folder: Path) -> None:
     assert any(LOSER in line for line in checks.run(release=True, audit=False).failures)
 
 
+def test_that_nothing_was_compared_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checks.accept("known")
+    monkeypatch.setattr(checks.static, "not_compared", lambda: "there is no built extension")
+    assert any("no built extension" in line for line in checks.run(release=False, audit=False).warnings)
+    assert any("no built extension" in line for line in checks.run(release=True, audit=False).failures)
+
+
 def test_documents_and_binaries_that_disagree_fail(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checks.accept("known")
     monkeypatch.setattr(checks.documents, "disagreements", lambda: ["KERNEL_LOG.md is not what the data make it"])
-    monkeypatch.setattr(checks.static, "differences", lambda: ["31 registers, were 30"])
+    monkeypatch.setattr(checks.static, "differences", lambda thorough: ["31 registers, were 30"])
     failures = checks.run(release=False, audit=False).failures
     assert any("KERNEL_LOG.md" in line for line in failures)
     assert any("31 registers" in line for line in failures)

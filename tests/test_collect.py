@@ -16,7 +16,19 @@ from rich.console import Console
 from rich.progress import Progress
 
 from kernel_twins import OPS
-from kernel_twins._profiling.report import cli, collect, extract, measuring, ncu, publish, shards, stage, store
+from kernel_twins._profiling.report import (
+    cli,
+    collect,
+    extract,
+    measuring,
+    ncu,
+    partial,
+    publish,
+    shards,
+    stage,
+    store,
+)
+from kernel_twins._profiling.report.analysis import Results
 from kernel_twins._profiling.report.errors import CannotRunError, InvalidDataError
 from kernel_twins._profiling.report.metrics import CYCLES, DURATION, METRICS, names
 from kernel_twins._profiling.report.reader import Launch
@@ -43,6 +55,7 @@ class Machine:
         self.interrupt_at = ""
         self.fault: Exception | None = None
         self.shares = 1.0
+        self.times_us = 100.0
         self.facts = dict(FACTS)
 
     def bench(self, op: Any, case: Any, steps: Any, backends: Any) -> list[Timing]:
@@ -52,7 +65,7 @@ class Machine:
         chosen = [Name(b) for b in op.baselines] + [
             Name(backend, step.name) for backend in backends for step in steps if backend in step.backends
         ]
-        return [Timing(name, "ok", "fast", [100.0] * 20) for name in chosen]
+        return [Timing(name, "ok", "fast", [self.times_us if name.step else 100.0] * 20) for name in chosen]
 
     def profile(self, command: list[str], report: Path, metrics: list[str], timeout_s: float) -> None:
         if self.fault:
@@ -73,6 +86,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     baselines = [Name(baseline) for baseline in OP.baselines]
     monkeypatch.setattr(stage, "_facts", lambda: dict(machine.facts))
     monkeypatch.setattr(stage, "_binaries", lambda: {f"{OP.name}/{name.step}": "sass" for name in NAMES})
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (9, 0))
     monkeypatch.setattr(collect, "bench", machine.bench)
     monkeypatch.setattr(collect, "cells", lambda op: baselines + NAMES)
     monkeypatch.setattr(ncu, "find", lambda: Path("ncu"))
@@ -169,7 +183,8 @@ def test_what_cannot_be_profiled_waits_with_its_timings(machine: Machine, runs: 
     recorded = store.read_table(runs.target, OP.name, "timings")
     machine.fault = InvalidDataError("the application crashed")
     assert runs.collect().broken == [f"{OP.name}: the application crashed"]
-    assert runs.publish() == []
+    with pytest.raises(CannotRunError, match="nothing that was profiled waits"):
+        runs.publish()
     assert store.read_table(runs.target, OP.name, "timings").equals(recorded)
     machine.fault, machine.benched = None, []
     runs.collect(resume=True)
@@ -210,6 +225,65 @@ def test_the_ratios_before_are_kept(machine: Machine, runs: Runs) -> None:
     assert set(previous["ratio"]) == {"1.0000"}
 
 
+def test_a_loss_stays_one_however_often_it_is_measured(machine: Machine, runs: Runs) -> None:
+    for machine.times_us in (100.0, 120.0, 120.0):
+        runs.collect()
+        runs.publish()
+    previous = store.read_table(runs.target, OP.name, "previous")
+    assert set(previous["ratio"]) == {"1.0000"}
+    assert len(Results(OP, runs.target, None).losses()) == len(previous)
+    machine.times_us = 100.0
+    runs.collect()
+    runs.publish()
+    assert Results(OP, runs.target, None).losses() == []
+
+
+def test_a_collected_run_is_extracted_before_the_next_begins(machine: Machine, runs: Runs) -> None:
+    runs.collect()
+    with pytest.raises(ValueError, match="was collected and not extracted"):
+        runs.collect()
+    runs.publish()
+    with pytest.raises(CannotRunError, match="nothing that was profiled waits"):
+        runs.publish()
+
+
+def test_an_operation_that_was_extracted_is_not_measured_again_by_its_run(machine: Machine, runs: Runs) -> None:
+    opened = stage.Stage.open(runs.stage, False, "")
+    store.write(opened.folder / "other.timings.csv", store.read_table(runs.target, "other", "timings"))
+    runs.collect(resume=True)
+    runs.publish()
+    machine.benched = []
+    runs.collect(resume=True)
+    assert machine.benched == []
+
+
+def test_code_that_changed_between_timing_and_profiling_is_not_published(
+    machine: Machine, runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile = machine.profile
+
+    def edit_meanwhile(*arguments: Any) -> None:
+        profile(*arguments)
+        monkeypatch.setattr(stage.identity, "source_digest", lambda *_: "edited")
+
+    monkeypatch.setattr(ncu, "profile", edit_meanwhile)
+    runs.collect()
+    (problem,) = runs.publish()
+    assert "changed while the run was under way" in problem
+    assert not len(store.read_table(runs.target, OP.name, "timings"))
+
+
+def test_reports_of_a_run_are_kept_for_other_viewers(machine: Machine, runs: Runs) -> None:
+    runs.collect()
+    runs.publish()
+    run = store.read_runs(runs.target)["run"].iloc[0]
+    reports = runs.stage.with_name("reports") / run
+    assert sorted(file.name for file in reports.iterdir()) == [
+        "vector_add.counters.ncu-rep",
+        "vector_add.cycles.ncu-rep",
+    ]
+
+
 def test_every_gpu_takes_the_next_operation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "profiling").mkdir()
     (tmp_path / "profiling" / "ncu_report.py").write_text(
@@ -236,10 +310,34 @@ def test_part_of_a_ladder_is_printed_and_replaces_nothing(
     selection = Selection.of([OP.name], "v03_vectorized", "cuda", OP.profile_case.slug)
     arguments = argparse.Namespace(tool="ncu", tier="T3", timeout=1.0, resume=False, publish=False, quiet=True)
     measuring.measure(selection, runs.stage, runs.target, arguments, Console(quiet=True))
-    measuring.show(selection, runs.stage, as_json=True)
+    assert partial.show(selection, runs.stage, as_json=True) == []
     (row,) = json.loads(capsys.readouterr().out)
     assert (row["step"], row["backend"], row["ratio"]) == ("v03_vectorized", "cuda", 1.0)
     assert not list(runs.target.glob("*.timings.csv"))
+
+
+def test_part_of_a_ladder_never_shows_an_earlier_parts_numbers(
+    machine: Machine, runs: Runs, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    selection = Selection.of([OP.name], "v03_vectorized", "cuda", OP.profile_case.slug)
+    runs.collect(selection=selection)
+    assert partial.show(selection, runs.stage, as_json=False) == []
+    assert "100 µs" in capsys.readouterr().out
+    runs.collect(selection=selection)
+
+    def unreadable(path: Path, everything: bool = False) -> list[Launch]:
+        raise InvalidDataError(f"{path.name}: it is cut short")
+
+    monkeypatch.setattr(extract, "launches_of", unreadable)
+    (problem,) = partial.show(selection, runs.stage, as_json=False)
+    assert "cut short" in problem
+    assert "µs" not in capsys.readouterr().out
+
+
+def test_a_part_without_the_profiled_case_is_not_profiled(machine: Machine, runs: Runs) -> None:
+    other = next(case for case in OP.bench_cases if case != OP.profile_case)
+    machine.fault = InvalidDataError("must not be called")
+    assert not runs.collect(selection=Selection.of([OP.name], None, None, other.slug)).broken
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,13 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+
+pytest.importorskip("hypothesis")
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernel_twins._profiling.report import diff, extract, store
+from kernel_twins._profiling.report import cli, diff, extract, store
 from kernel_twins._profiling.report.changes import counter_change, counter_changes, time_changes
 from kernel_twins._profiling.report.metrics import CYCLES, METRICS
 from kernel_twins._profiling.report.operands import Measured, Operand, OperandError
@@ -133,7 +136,7 @@ def test_a_run_is_found_in_the_data_and_in_the_history(history: Path) -> None:
 def test_operands_that_name_nothing_exit_with_2(
     history: Path, capsys: pytest.CaptureFixture[str], a: str, b: str, told: str
 ) -> None:
-    assert diff.run(a, b, as_json=False) == 2
+    assert cli.main(["diff", "--", a, b], "") == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert told in err
@@ -151,7 +154,7 @@ def test_operations_without_a_common_case_have_no_difference(folder: Path) -> No
 
 def test_other_operations_are_never_paired() -> None:
     first, second = (Measured({(CASE, "fast"): ("r1", pd.Series([t] * 20).to_numpy())}) for t in (100.0, 50.0))
-    (time,) = time_changes("", first, second, same_op=False)
+    (time,) = time_changes("", first, second, same_data=False)
     assert (time.ratio, time.paired, time.verdict) == (2.0, False, "")
 
 
@@ -165,7 +168,7 @@ def test_invalid_data_exits_with_4(folder: Path, capsys: pytest.CaptureFixture[s
         store.write(file, rows.assign(times_us="80.0 nan"))
     else:
         store.write(file, rows[rows["metric"] != CYCLES])
-    assert diff.run("vector_add/v01_scalar/cuda", "vector_add/v02_wide", as_json=False) == 4
+    assert cli.main(["diff", "vector_add/v01_scalar/cuda", "vector_add/v02_wide"], "") == 4
     assert file.name in capsys.readouterr().err
 
 

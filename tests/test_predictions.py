@@ -21,6 +21,8 @@ from kernel_twins._profiling.report.predictions import (
     note_measured,
     read_frozen,
     read_measured,
+    violations,
+    withdrawn,
 )
 from kernel_twins._profiling.report.verdict import Ratio
 from kernel_twins.spec import Name, Op, Prediction
@@ -344,12 +346,11 @@ def test_audit_finds_marks_that_history_does_not_bear_out(repository: Repository
     repository.measure("cuda")
     repository.commit()
     freeze(repository.folder, [with_predictions(TIME)], EARLY)  # without a look at the history
-    violations, notes = history.audit(repository.folder)
+    found, notes = history.audit(repository.folder)
     assert notes == []
-    assert len(violations) == 1
+    assert len(found) == 1
     assert (
-        "vector_add/v03_vectorized/cuda `time <= 0.98 x` is marked pre-registered, but was first committed"
-        in violations[0]
+        "vector_add/v03_vectorized/cuda `time <= 0.98 x` is marked pre-registered, but was first committed" in found[0]
     )
 
 
@@ -361,9 +362,9 @@ def test_audit_finds_rows_changed_by_hand_and_measurements_that_came_first(repos
     table.loc[table["prediction"] == "time <= 0.98 x", "prediction"] = "time <= 1 x"
     store.write(repository.folder / "predictions.csv", table)
     note_measured(repository.folder, "vector_add", [Name("cuda", "v03_vectorized")], LATE, "run r1")
-    violations, _ = history.audit(repository.folder)
-    assert sum("changed by another hand" in line for line in violations) == 2
-    assert any("cuda `time <= 0.5 x`" in line and "before it was committed" in line for line in violations)
+    assert sum("changed by another hand" in line for line in violations(repository.folder)) == 2
+    found, _ = history.audit(repository.folder)
+    assert any("cuda `time <= 0.5 x`" in line and "before it was committed" in line for line in found)
 
 
 def test_without_history_nothing_is_audited_and_nothing_fails(repository: Repository, tmp_path: Path) -> None:
@@ -434,3 +435,32 @@ def test_several_gpus_may_note_their_first_measurements_at_once(tmp_path: Path) 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(note, range(24)))
     assert sorted(read_measured(tmp_path)["op"]) == sorted(f"op{index}" for index in range(24))
+
+
+def test_a_mark_that_the_dates_do_not_bear_out_is_found_without_git(tmp_path: Path) -> None:
+    note_measured(tmp_path, "vector_add", [Name("cuda", "v03_vectorized")], EARLY, "trials")
+    freeze(tmp_path, [with_predictions(TIME)], LATE)
+    assert violations(tmp_path) == []
+    table = read_frozen(tmp_path)
+    store.write(tmp_path / "predictions.csv", table.assign(mark="pre-registered"))
+    (line,) = violations(tmp_path)
+    assert "v03_vectorized/cuda" in line and "is marked pre-registered, but was frozen 2026-01-02" in line
+
+
+def test_audit_finds_rows_that_were_taken_away(repository: Repository) -> None:
+    repository.predict(0.98)
+    repository.commit()
+    assert repository.freeze(0.98)
+    note_measured(repository.folder, "vector_add", [Name("cuda", "v03_vectorized")], LATE, "trials")
+    repository.commit()
+    for name in ("predictions.csv", "measured.csv"):
+        (repository.folder / name).unlink()
+    lost, _ = history.audit(repository.folder)
+    assert any(line.startswith("predictions.csv lacks the row vector_add, v03_vectorized, cuda") for line in lost)
+    assert any(line.startswith("measured.csv lacks the row vector_add, v03_vectorized, cuda") for line in lost)
+
+
+def test_predictions_that_left_the_spec_are_counted(tmp_path: Path) -> None:
+    freeze(tmp_path, [with_predictions(TIME)], EARLY)
+    assert withdrawn(tmp_path, with_predictions(TIME)) == []
+    assert withdrawn(tmp_path, with_predictions()) == ["pre-registered", "pre-registered"]

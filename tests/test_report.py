@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from kernel_twins import OPS
-from kernel_twins._profiling.report import log, pages, readme, store, write
+from kernel_twins._profiling.report import log, pages, readme, static, store, write
 from kernel_twins._profiling.report.analysis import Results
 from kernel_twins._profiling.report.errors import InvalidDataError
 from kernel_twins._profiling.report.extract import counter_rows
@@ -49,7 +49,9 @@ def timing(backend: str, step: str, times: list[float], status: str = "ok", case
 
 
 def rendered(folder: Path, ceilings: Ceilings | None = None) -> str:
-    return log.render(folder, [Results(op, folder, ceilings) for op in OPS.values()])
+    return log.render(
+        folder, [Results(op, folder, ceilings) for op in OPS.values()], pd.DataFrame(columns=static.STATIC)
+    )
 
 
 @pytest.fixture
@@ -258,6 +260,18 @@ def test_a_comment_does_not_change_the_source_digest(tmp_path: Path, monkeypatch
         assert identity.source_digest("op", "step", backend) == first
         file.write_text(bare.replace("1", "2"))
         assert identity.source_digest("op", "step", backend) != first
+
+
+def test_what_is_moved_out_of_a_loop_changes_the_source_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kernel_twins._profiling.report import identity
+
+    file = tmp_path / "step.py"
+    monkeypatch.setattr(identity, "step_file", lambda *_: file)
+    digests = set()
+    for indentation in ("    ", ""):
+        file.write_text(f"for i in range(2):\n    a += 1\n{indentation}b += 1\n")
+        digests.add(identity.source_digest("op", "step", "triton"))
+    assert len(digests) == 2
 
 
 def test_a_table_of_another_tool_is_refused(tmp_path: Path) -> None:

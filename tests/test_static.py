@@ -11,10 +11,12 @@ import pandas as pd
 import pytest
 
 from kernel_twins import OPS, aot, disassembly
-from kernel_twins._profiling.report import static, store
+from kernel_twins._profiling.report import identity, static, store
+from kernel_twins._profiling.report.analysis import Results
 from kernel_twins._profiling.report.errors import CannotRunError
 from kernel_twins._profiling.report.occupancy import occupancy
 from kernel_twins.disassembly import Usage
+from kernel_twins.spec import Name
 
 ADD = "_Z28vector_add_v01_scalar_kernelIfEvPKT_S2_PS0_l"
 HALF = "_Z28vector_add_v01_scalar_kernelI6__halfEvPKT_S3_PS1_l"
@@ -198,10 +200,10 @@ def test_line_for_the_log_gives_ranges_over_kernels() -> None:
     two = one | {"registers": "40", "spill_bytes": "8", "LDG.128": "0", "STL": "2"}
     table = pd.DataFrame([one], columns=static.STATIC)
     assert static.told(table, "o", "s", "cuda", {}) == (
-        "SASS: 31 registers, no spills, 1,612 instructions (16 LDG.128, 64 FFMA)"
+        "31 registers, no spills, 1,612 instructions (16 LDG.128, 64 FFMA)"
     )
     assert static.told(pd.DataFrame([one, two], columns=static.STATIC), "o", "s", "cuda", {}) == (
-        "SASS of 2 kernels: 31–40 registers, 0–8 bytes spilled, 1,612 instructions (0–16 LDG.128, 64 FFMA, 0–2 STL)"
+        "2 kernels: 31–40 registers, 0–8 bytes spilled, 1,612 instructions (0–16 LDG.128, 64 FFMA, 0–2 STL)"
     )
     assert static.told(table, "o", "s", "triton", {}) == ""
 
@@ -237,7 +239,9 @@ def test_a_change_is_recorded_with_its_reason(measured: Callable[..., None]) -> 
     assert reasons() == ["a wider tile"]
 
 
-@pytest.mark.parametrize("after", [[ROW | {"registers": "2"}], [ROW | {"toolchain": "nvcc 14"}], []])
+@pytest.mark.parametrize(
+    "after", [[ROW | {"registers": "2"}], [ROW | {"toolchain": "nvcc 14"}], [ROW | {"code": "2"}], []]
+)
 def test_a_change_without_a_reason_is_refused(measured: Callable[..., None], after: list[dict[str, str]]) -> None:
     measured(ROW)
     static.record("first", lambda step: None)
@@ -253,6 +257,36 @@ def test_a_new_row_needs_no_reason(measured: Callable[..., None]) -> None:
     measured(ROW, ROW | {"kernel": "new"})
     assert static.record("", lambda step: None) == 1
     assert reasons() == ["first", ""]
+
+
+SXM = "NVIDIA H100 80GB HBM3"
+
+
+@pytest.mark.parametrize(
+    ("binary", "gpu", "nvcc", "stale"),
+    [
+        ("aaaaaaaa", SXM, "13.0.88", False),
+        ("bbbbbbbb", SXM, "13.0.88", True),  # a shared header has changed: the step's own file has not
+        ("-", SXM, "13.0.88", False),
+        ("", SXM, "13.0.88", False),
+        ("bbbbbbbb", SXM, "12.9.41", False),
+        ("bbbbbbbb", "NVIDIA A100-SXM4-80GB", "13.0.88", False),
+    ],
+)
+def test_rows_of_other_compiled_code_are_stale(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, binary: str, gpu: str, nvcc: str, stale: bool
+) -> None:
+    op, step = OPS["vector_add"], "v01_scalar"
+    source = identity.source_digest(op.name, step, "cuda")
+    timing = dict.fromkeys(store.TABLES["timings"], "") | {"backend": "cuda", "step": step, "run": "r"}
+    timing |= {"case": op.profile_case.slug, "contest": "fast", "code": f"{source}:{binary}"}
+    run = dict.fromkeys(store.PROVENANCE, "") | {"run": "r", "gpu": gpu, "nvcc": nvcc}
+    store.write(tmp_path / "vector_add.timings.csv", pd.DataFrame([timing], columns=store.TABLES["timings"]))
+    store.write(tmp_path / "runs.csv", pd.DataFrame([run], columns=store.PROVENANCE))
+    monkeypatch.setattr(static, "FILE", tmp_path / "static.csv")
+    row = ROW | {"op": op.name, "step": step, "toolchain": "nvcc 13.0.88", "code": "aaaaaaaa"}
+    store.write(static.FILE, pd.DataFrame([row], columns=static.STATIC))
+    assert Results(op, tmp_path, None).stale(Name("cuda", step)) is stale
 
 
 @pytest.fixture
@@ -275,7 +309,7 @@ def test_the_build_is_what_is_recorded(built: pd.DataFrame) -> None:
 
 def test_the_gate_notices_every_change(built: pd.DataFrame, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(static, "FILE", tmp_path / "static.csv")
-    monkeypatch.setattr(static, "_newer_source", lambda library: "")
+    monkeypatch.setattr(disassembly, "newer_sources", lambda library, root: [])
     changed = built.copy()
     is_step = (changed["step"] == "v03_vectorized") & (changed["op"] == "vector_add") & (changed["backend"] == "cuda")
     now = changed.loc[is_step, "registers"].item()
@@ -294,9 +328,20 @@ def test_the_gate_notices_every_change(built: pd.DataFrame, monkeypatch: pytest.
     (line,) = static.differences()
     assert "vector_add_v03_vectorized_kernel<double> is recorded and no longer compiled" in line
 
-    monkeypatch.setattr(static, "_newer_source", lambda library: "cuda-kernels/common.cuh")
+    monkeypatch.setattr(disassembly, "newer_sources", lambda library, root: ["cuda-kernels/common.cuh"])
     (line,) = static.differences()
     assert line.endswith("cuda-kernels/common.cuh is newer than the build: run `python setup.py build_ext`")
+
+
+def test_a_release_is_not_judged_by_a_build_that_lacks_a_change(
+    built: pd.DataFrame, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(static, "FILE", tmp_path / "static.csv")
+    store.write(static.FILE, built[built["backend"] == "cuda"])
+    monkeypatch.setattr(disassembly, "newer_sources", lambda library, root: ["cuda-kernels/ampere.cuh"])
+    assert static.differences() == []
+    (line,) = static.differences(thorough=True)
+    assert line == "cuda-kernels/ampere.cuh is newer than the build: run `python setup.py build_ext`"
 
 
 def test_the_gate_is_silent_where_nothing_can_be_compared(
@@ -330,11 +375,38 @@ def test_a_build_older_than_its_sources_is_not_recorded(monkeypatch: pytest.Monk
         static.measure(lambda step: None)
 
 
+def change_one_code(rows: pd.DataFrame, op: str, step: str) -> str:
+    """Record other code for a step and everything else as it is; the start of the line that tells of it."""
+    is_step = (rows["op"] == op) & (rows["step"] == step)
+    (now,) = set(rows.loc[is_step, "code"])
+    store.write(static.FILE, rows.assign(code=rows["code"].mask(is_step, "00000000")))
+    (backend,) = set(rows["backend"])
+    return f"{op} {step} {backend}: code 00000000 → {now}: "
+
+
 @pytest.mark.slow
-def test_triton_compiles_to_what_is_recorded() -> None:
+def test_cuda_compiles_to_the_code_that_is_recorded(
+    built: pd.DataFrame, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(static, "FILE", tmp_path / "static.csv")
+    start = change_one_code(built[built["backend"] == "cuda"], "matmul_bf16", "v02_tensor_cores")
+    (line,) = static.differences(thorough=True)
+    assert line.startswith(start)
+
+
+@pytest.mark.slow
+def test_triton_compiles_to_what_is_recorded(
+    committed: pd.DataFrame, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     pytest.importorskip("torch")
-    pytest.importorskip("triton")
-    assert static.differences_triton() == []
+    triton = pytest.importorskip("triton")
+    rows = committed[committed["backend"] == "triton"]
+    if set(rows["toolchain"]) != {f"triton {triton.__version__}"}:
+        pytest.skip(f"Triton {triton.__version__} is installed, which is not what the rows were compiled with")
+    monkeypatch.setattr(static, "FILE", tmp_path / "static.csv")
+    start = change_one_code(rows, "matmul_tf32x3", "v04_autotuned")
+    (line,) = static.differences(thorough=True)
+    assert line.startswith(start)
 
 
 def test_the_configuration_of_the_reference_gpu_is_compiled() -> None:

@@ -103,9 +103,12 @@ def record(op: str, step: str, cases: Iterable[Case]) -> dict[str, Config]:
     remove its cache to search anew. A search is a measurement: predictions frozen after it count as post hoc.
     """
     from kernel_twins._profiling.report.predictions import note_measured  # pandas, which launching does not need
-    from kernel_twins._profiling.report.store import DATA
+    from kernel_twins._profiling.report.store import ledger
 
     global _recording
+    gpu = gpu_slug(torch.cuda.get_device_name())
+    now = datetime.datetime.now(datetime.UTC)
+    note_measured(ledger(gpu), op, [Name("triton", step)], now, "search for configurations")
     call, spec, winners = load(op, step, "triton"), ops.get(op), {}
     _recording = True
     try:
@@ -116,9 +119,6 @@ def record(op: str, step: str, cases: Iterable[Case]) -> dict[str, Config]:
             winners |= {problem.slug: kernel.best_config.all_kwargs() for (_, problem), kernel in _searched.items()}
     finally:
         _recording = False
-    gpu = gpu_slug(torch.cuda.get_device_name())
-    now = datetime.datetime.now(datetime.UTC)
-    note_measured(DATA / gpu, op, [Name("triton", step)], now, "search for configurations")
     content = _read(gpu)
     content[f"{op}/{step}"] = dict(sorted((content.get(f"{op}/{step}", {}) | winners).items()))
     (FOLDER / f"{gpu}.json").write_text(json.dumps(content, indent=2) + "\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,13 @@ import numpy as np
 import pandas as pd
 
 from kernel_twins import OPS
-from kernel_twins._profiling.report import identity, predictions, store
+from kernel_twins._profiling.report import identity, predictions, static, store
 from kernel_twins._profiling.report.judgement import Judgement, explained, judge
 from kernel_twins._profiling.report.limiter import Limit, limiter
-from kernel_twins._profiling.report.metrics import fold, top_stalls
+from kernel_twins._profiling.report.metrics import CYCLES, fold, top_stalls
 from kernel_twins._profiling.report.quantities import QUANTITIES
 from kernel_twins._profiling.report.verdict import Ratio, confirmed, cycle_ratio, paired_ratio
-from kernel_twins.ceilings import Ceilings
+from kernel_twins.ceilings import Ceilings, gpu_slug
 from kernel_twins.ceilings import load as load_ceilings
 from kernel_twins.spec import Backend, Case, Name, Op, Step
 
@@ -34,6 +35,16 @@ def load(gpu: str, folder: Path) -> list[Results]:
     except FileNotFoundError:
         ceilings = None
     return [Results(op, folder, ceilings) for op in OPS.values()]
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A cell that got slower: what it is and was, and the reason for which that was accepted, if any."""
+
+    case: str
+    name: Name
+    told: str
+    reason: str
 
 
 class Results:
@@ -122,8 +133,9 @@ class Results:
     def _paired(self, case: Case, name: Name, against: Name) -> Ratio | None:
         ours, theirs = (self._rows.get((case.slug, each), {}) for each in (name, against))
         for contest in ("fast", "slow"):
-            if contest in ours and contest in theirs and ours[contest].run == theirs[contest].run:
-                return paired_ratio(_times(theirs[contest]), _times(ours[contest]))
+            row, other = ours.get(contest), theirs.get(contest)
+            if row and other and row.status == other.status == "ok" and row.run == other.run:
+                return paired_ratio(_times(other), _times(row))
         return None
 
     def standing(self, case: Case, name: Name, against: Name) -> str | None:
@@ -181,6 +193,10 @@ class Results:
         values["bytes_over_minimum"] = 1e6 * moved / self.op.bytes(case) if moved is not None else None
         return values
 
+    def longest_launch(self, name: Name) -> dict[str, float]:
+        """The counters of the call's longest kernel at the profile case; empty where it was not profiled."""
+        return max(self._launches.get(name, [{}]), key=lambda launch: launch.get(CYCLES, 0.0))
+
     def counters(self, name: Name) -> dict[str, float]:
         """The call's folded counters at the profile case; empty where it was not profiled."""
         return self._calls.get(name, {})
@@ -218,6 +234,10 @@ class Results:
             return ""
         return explained(calls[0], calls[1], missed)
 
+    def withdrawn(self) -> list[predictions.Mark]:
+        """The marks of predictions that were frozen and that the spec does not make any more."""
+        return predictions.withdrawn(self._folder, self.op)
+
     def mark(self, step: Step, backend: Backend, judgement: Judgement) -> predictions.Mark:
         """Whether the prediction was frozen before the first measurement."""
         return self._marks.mark(self.op.name, step.name, backend, judgement.prediction)
@@ -253,31 +273,66 @@ class Results:
         return floor_us if min(times) > _PASSED * floor_us else None
 
     def stale(self, name: Name) -> bool:
-        """Whether the step's source has changed since it was measured."""
-        recorded = {
-            row.code.partition(":")[0]
-            for (_, each), rows in self._rows.items()
-            if each == name
-            for row in rows.values()
-        }
-        return bool(recorded) and recorded != {identity.source_digest(self.op.name, name.step, name.backend)}
+        """Whether the step's code has changed since it was measured: its file, or what it is compiled to.
 
-    def losses(self) -> list[tuple[Case, Name, float, float, str]]:
-        """Finished steps' ratios to the best baseline, before and now, where the loss is more than 5 %.
-
-        With the reason that was given for it. A step that is as fast as before beside the noise has not lost.
+        The latter pins shared headers and tuned configurations. It is that of the static rows, and so is compared only
+        with measurements of the reference GPU by the same compiler; other differences say nothing about the sources.
         """
-        recorded = {(row.case, Name(row.backend, row.step)): row for row in self._table("previous").itertuples()}
+        source = identity.source_digest(self.op.name, name.step, name.backend)
+        toolchain, compiled = self._compiled.get((self.op.name, name.step, name.backend), ("", ""))
+        for row in (row for (_, each), rows in self._rows.items() if each == name for row in rows.values()):
+            measured, _, binary = row.code.partition(":")
+            comparable = binary not in ("", "-") and self._toolchains.get((row.run, name.backend)) == toolchain
+            if measured != source or (comparable and binary != compiled):
+                return True
+        return False
+
+    @cached_property
+    def _compiled(self) -> dict[static.Cell, tuple[str, str]]:
+        return static.codes()
+
+    @cached_property
+    def _toolchains(self) -> dict[tuple[str, str], str]:
+        """What compiled each language in the runs on the reference GPU, by run and language."""
+        runs = store.read_runs(self._folder).to_dict("records")
+        return {
+            (run["run"], backend): static.toolchain(backend, run[compiler])
+            for run in runs
+            if gpu_slug(run["gpu"]) == store.REFERENCE_GPU
+            for backend, compiler in static.COMPILERS.items()
+        }
+
+    def losses(self) -> list[Loss]:
+        """Finished steps that lost more than 5 % against the run before, and those that have no time any more.
+
+        A step that is as fast as before within its interval has not lost.
+        """
         lost = []
-        for case in self.op.bench_cases:
-            for step in self.op.steps:
-                for backend in step.backends:
-                    name = Name(backend, step.name)
-                    row = recorded.get((case.slug, name))
-                    now = self.ratio(case, name, Name(row.baseline)) if row and step.finished else None
-                    if row and now and now.high < _LOST * float(row.ratio):
-                        lost.append((case, name, float(row.ratio), now.value, row.reason))
+        for row in self._table("previous").itertuples():
+            case, name = row.case, Name(row.backend, row.step)
+            if (
+                row.step not in {step.name for step in self.op.steps if step.finished}
+                or row.baseline not in self.op.baselines
+            ):
+                continue
+            now = self.ratio(Case.parse(case), name, Name(row.baseline))
+            status = self.status(Case.parse(case), name)
+            if now is None and status == "":
+                continue  # not a case of this operation any more
+            if now is None or now.high < _LOST * float(row.ratio):
+                told = f"{now.value:.3f} × {row.baseline}" if now else status
+                lost.append(Loss(case, name, f"{told}, was {float(row.ratio):.3f} ×", row.reason))
         return lost
+
+    def wrong(self) -> list[str]:
+        """Finished steps that gave wrong results in the recorded run, a line each."""
+        finished = {step.name for step in self.op.steps if step.finished}
+        return [
+            f"{name.step}/{name.backend} at {case}: {row.status}"
+            for (case, name), rows in self._rows.items()
+            for row in rows.values()
+            if name.step in finished and row.status.startswith("wrong")
+        ]
 
 
 def _times(row: Any) -> np.ndarray:

@@ -15,7 +15,7 @@ from kernel_twins import OPS
 from kernel_twins._profiling.report import write
 from kernel_twins._profiling.report.metrics import METRICS, KernelClass
 from kernel_twins._profiling.report.operands import Measured
-from kernel_twins._profiling.report.verdict import Floats, paired_ratio
+from kernel_twins._profiling.report.verdict import Floats, confirmed, cycle_ratio, paired_ratio
 
 _UNPAIRED = math.log(1.05)  # differences of medians from different runs that are smaller say nothing
 _CLASSES: tuple[KernelClass, ...] = ("memory", "arithmetic")
@@ -75,20 +75,22 @@ class CounterChange:
         return f"{percent:+.1f} %".replace("-", "−") if percent else "="
 
 
-def time_changes(where: str, before: Measured, after: Measured, same_op: bool) -> list[TimeChange]:
-    """A row a case. Times of one run and contest (and so of one operation) are paired; others are not."""
+def time_changes(where: str, before: Measured, after: Measured, same_data: bool) -> list[TimeChange]:
+    """A row a case. Times of one contest of one operation in one data set are paired; others are not."""
     changes = []
     for case in dict.fromkeys(case for case, _ in before.times):
         was, now = ({c: each for (k, c), each in side.times.items() if k == case} for side in (before, after))
         if not now:
             continue
         both = [contest for contest in ("fast", "slow") if contest in was and contest in now]
-        paired = [contest for contest in both if same_op and _same_rounds(was[contest], now[contest])]
+        paired = [contest for contest in both if same_data and _same_rounds(was[contest], now[contest])]
         (_, first), (_, second) = (side[(paired or both or list(side))[0]] for side in (was, now))
         medians = float(np.median(first)), float(np.median(second))
         if paired:
             ratio = paired_ratio(first, second)
-            numbers = (ratio.value, ratio.low, ratio.high, True, ratio.verdict)
+            cycles = [side.cycles[case] for side in (before, after) if case in side.cycles]
+            verdict = confirmed(ratio, cycle_ratio(*cycles) if len(cycles) == 2 else None)
+            numbers = (ratio.value, ratio.low, ratio.high, True, verdict)
         else:
             value = medians[0] / medians[1]
             numbers = (value, None, None, False, "AMBIGUOUS" if abs(math.log(value)) <= _UNPAIRED else "")

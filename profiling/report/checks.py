@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kernel_twins import OPS
-from kernel_twins._profiling.report import documents, history, static, store
-from kernel_twins._profiling.report.analysis import Results
-from kernel_twins.spec import Name
+from kernel_twins._profiling.report import documents, history, predictions, static, store
+from kernel_twins._profiling.report.analysis import Loss, Results
+from kernel_twins.spec import Name, Op
 
 FOLDER = store.DATA / store.REFERENCE_GPU
 
@@ -26,8 +26,10 @@ def run(release: bool, audit: bool) -> Findings:
     wrong = documents.disagreements()
     if wrong:
         wrong.append("run `python profiling/ncu_report.py log` and commit what it writes")
-    found.failures += wrong + static.differences()
+    found.failures += wrong + static.differences(thorough=release)
     late = found.failures if release else found.warnings
+    if reason := static.not_compared():
+        late.append(f"the static data was not compared with a build: {reason}")
     for op in OPS.values():
         results = Results(op, FOLDER, None)
         for step in op.steps:
@@ -37,14 +39,8 @@ def run(release: bool, audit: bool) -> Findings:
                     late.append(f"{cell} changed since it was measured: run `ncu_report.py --op {op.name}`")
                 if any(results.mark(step, backend, each) == "not frozen" for each in results.judge(step, backend)):
                     late.append(f"{cell} has predictions that are not frozen: run `ncu_report.py predict`")
-        for case, name, before, now, reason in results.losses():
-            line = (
-                f"{op.name}/{name.step}/{name.backend} at {case.slug}: {now:.3f} × the best baseline, was {before:.3f}"
-            )
-            if reason:
-                found.warnings.append(f"{line} (accepted: {reason})")
-            else:
-                found.failures.append(f"{line}; mend it and measure again, or `check --accept REASON`")
+        found.warnings += [f"{_told(op, loss)} (accepted: {loss.reason})" for loss in results.losses() if loss.reason]
+    found.failures += regressions() + predictions.violations(FOLDER)
     if audit:
         violations, notes = history.audit(FOLDER)
         found.failures += violations
@@ -52,10 +48,26 @@ def run(release: bool, audit: bool) -> Findings:
     return found
 
 
+def regressions() -> list[str]:
+    """Finished steps that give wrong results, or that lost speed without an accepted reason, a line each."""
+    lines = []
+    for op in OPS.values():
+        results = Results(op, FOLDER, None)
+        lines += [f"{op.name}/{line}" for line in results.wrong()]
+        lines += [
+            f"{_told(op, loss)}; mend it, or `check --accept REASON`" for loss in results.losses() if not loss.reason
+        ]
+    return lines
+
+
+def _told(op: Op, loss: Loss) -> str:
+    return f"{op.name}/{loss.name.step}/{loss.name.backend} at {loss.case}: {loss.told}"
+
+
 def accept(reason: str) -> None:
     """Write the reason into the rows of the steps that lost."""
     for op in OPS.values():
-        lost = {(case.slug, name) for case, name, *_ in Results(op, FOLDER, None).losses()}
+        lost = {(loss.case, loss.name) for loss in Results(op, FOLDER, None).losses()}
         table = store.read_table(FOLDER, op.name, "previous")
         if lost:
             table["reason"] = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 
@@ -12,14 +13,18 @@ from kernel_twins._profiling.report.errors import (
     CANNOT_RUN,
     INTERRUPTED,
     INVALID_DATA,
+    OK,
     USAGE,
     CannotRunError,
     InvalidDataError,
 )
 from kernel_twins._profiling.report.metrics import TIERS
+from kernel_twins._profiling.report.places import REFERENCE_GPU
 from kernel_twins.spec import BACKENDS
 
-_CODES = """exit codes:
+_CODES = """Without a verb the options of `all` are taken: see `ncu_report.py all --help`.
+
+exit codes:
   0 fine   1 a check failed, or a step got slower or wrong   2 usage   3 cannot run here   4 invalid data
   130 interrupted
 """
@@ -55,6 +60,14 @@ def main(argv: list[str], description: str) -> int:
     except ValueError as error:
         code = USAGE
         message = str(error)
+    except BrokenPipeError:  # the reader of our output has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
+    except OSError as error:
+        code = CANNOT_RUN
+        message = f"{error}; what was recorded before is kept"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            message += ": free some space, or write elsewhere (TMPDIR, TRITON_CACHE_DIR); collect goes on by --resume"
     except KeyboardInterrupt:
         code = INTERRUPTED
         message = "interrupted; what was measured is kept: the same command with --resume goes on from there"
@@ -73,6 +86,13 @@ def _obey(arguments: argparse.Namespace) -> int:
 
     console = Console(stderr=True, soft_wrap=True, force_terminal=False if os.environ.get("CI") else None)
     return int(getattr(commands, arguments.verb)(arguments, console))
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not seconds > 0:
+        raise argparse.ArgumentTypeError(f"{text} must be more than 0")
+    return seconds
 
 
 def _parser(description: str) -> argparse.ArgumentParser:
@@ -101,12 +121,16 @@ def _parser(description: str) -> argparse.ArgumentParser:
     running = argparse.ArgumentParser(add_help=False)
     running.add_argument("--resume", action="store_true", help="go on with the run that was interrupted")
     running.add_argument(
-        "--timeout", type=float, default=300.0, metavar="S", help="seconds a profiled process may take (default: 300)"
+        "--timeout", type=_seconds, default=300.0, metavar="S", help="seconds for a profiled process (default: 300)"
     )
     running.add_argument("--publish", action="store_true", help="put a new GPU's data beside the committed ones")
-    running.add_argument("--quiet", action="store_true", help="no progress; errors only")
+    running.add_argument("--quiet", action="store_true", help="no progress and no warnings")
     as_json = argparse.ArgumentParser(add_help=False)
-    as_json.add_argument("--json", action="store_true", help="JSON on stdout instead of a table")
+    as_json.add_argument("--json", action="store_true", help="what is printed to stdout as JSON")
+    of_gpu = argparse.ArgumentParser(add_help=False)
+    of_gpu.add_argument(
+        "--gpu", default=REFERENCE_GPU, metavar="SLUG", help=f"the data of this GPU (default: {REFERENCE_GPU})"
+    )
 
     def verb(name: str, help_: str, *parents: argparse.ArgumentParser) -> argparse.ArgumentParser:
         return verbs.add_parser(name, help=help_, description=help_, parents=list(parents), formatter_class=style)
@@ -121,7 +145,7 @@ def _parser(description: str) -> argparse.ArgumentParser:
     )
     verb("doctor", "what is here, what is missing, and the command that mends it", as_json)
     verb("plan", "what a run would measure: cells, passes, predicted minutes", selection, profiler, as_json)
-    verb("predict", "freeze the specs' predictions with date and digest; what is measured already counts as post hoc")
+    verb("predict", "freeze the specs' predictions, with date and digest; what is measured already is post hoc", of_gpu)
     verb("collect", "time and profile; the results wait for extract", selection, profiler, running, as_json)
     extract = verb("extract", "make rows of what collect measured, or print anybody's reports as a table", as_json)
     extract.add_argument("file", nargs="*", help=".ncu-rep files, or CSV that ncu printed with --page raw")
@@ -131,7 +155,7 @@ def _parser(description: str) -> argparse.ArgumentParser:
     diff = verb("diff", "compare two steps, languages, commits, runs, or two .ncu-rep files", as_json)
     diff.add_argument("a", metavar="A", help="OP/STEP/BACKEND, also with @COMMIT or @RUN; @COMMIT; @RUN; FILE.ncu-rep")
     diff.add_argument("b", metavar="B", help="what is left out here is taken from A")
-    verb("log", "render KERNEL_LOG.md, README's table, the pages' tables and the plots from the recorded rows")
+    verb("log", "render KERNEL_LOG.md, README's table, the pages' tables and the plots from the recorded rows", of_gpu)
     check = verb("check", "fail where documents, data and code disagree, or where a step got slower", as_json)
     check.add_argument("--release", action="store_true", help="fail on stale rows and unfrozen predictions too")
     check.add_argument("--audit", action="store_true", help="compare the predictions' marks with git's history")

@@ -16,12 +16,12 @@ import pandas as pd
 import torch
 from rich.progress import Progress
 
-from kernel_twins._profiling.report import ncu, predictions, store
+from kernel_twins._profiling.report import labels, ncu, predictions, store
 from kernel_twins._profiling.report.errors import InvalidDataError
 from kernel_twins._profiling.report.metrics import CYCLES, DURATION, Tier, names
 from kernel_twins._profiling.report.selection import Selection
 from kernel_twins._profiling.report.stage import Profiled, Stage
-from kernel_twins._profiling.report.worker import cells, label
+from kernel_twins._profiling.report.worker import cells
 from kernel_twins.bench import Timing, bench
 from kernel_twins.spec import BACKENDS, Case, Name, Op
 
@@ -52,19 +52,22 @@ def collect(selection: Selection, stage: Stage, ledger: Path, settings: Settings
     ``ledger`` is the folder in which the first measurement of every cell is noted. CannotRunError where no operation
     could be profiled here; what was measured until then stays in the stage.
     """
-    if settings.tool == "ncu":
-        ncu.find()  # before an hour of timing, not after it
+    capability = torch.cuda.get_device_capability()
     problems = Problems()
     task = progress.add_task("measuring", total=sum(len(selection.cases(op)) + 1 for op in selection.ops))
     for op in selection.ops:
-        chosen = selection.names(op)
+        if stage.published(op):
+            progress.advance(task, len(selection.cases(op)) + 1)
+            continue
+        chosen = [name for name in selection.names(op) if op.step(name.step).runs_on(capability)]
         backends = tuple(backend for backend in BACKENDS if any(name.backend == backend for name in chosen))
         steps = tuple(step for step in op.steps if any(name.step == step.name for name in chosen))
         timings = store.read_table(stage.folder, op.name, "timings")
         predictions.note_measured(ledger, op.name, chosen, datetime.datetime.now(datetime.UTC), "collect")
         for case in selection.cases(op):
             progress.update(task, description=f"{op.name} {case.slug}")
-            if not _recorded(timings, case, {name: stage.code(op, name) for name in chosen}):
+            served = [name for name in chosen if op.serves(op.step(name.step), case)]
+            if not _recorded(timings, case, {name: stage.code(op, name) for name in served}):
                 stage.forget_profile(op)
                 rows = [_timing_row(stage, op, case, each) for each in bench(op, case, steps, backends)]
                 timings = timings[timings["case"] != case.slug]
@@ -80,7 +83,10 @@ def collect(selection: Selection, stage: Stage, ledger: Path, settings: Settings
         progress.update(task, description=f"{op.name} under {settings.tool}")
         if stage.profiled(op) is None:
             try:
-                _profile(op, chosen, timings, stage, settings)
+                if op.profile_case in selection.cases(op):
+                    _profile(op, chosen, timings, stage, settings)
+                else:  # a part of a ladder, at other cases than the profiled one
+                    stage.note_profiled(op, Profiled("none", settings.tier, {}, {}))
             except InvalidDataError as error:  # of this operation alone
                 problems.broken.append(f"{op.name}: {error}")
         progress.advance(task)
@@ -123,12 +129,12 @@ def _profile(op: Op, chosen: list[Name], timings: pd.DataFrame, stage: Stage, se
     at_profile = timings[(timings["case"] == op.profile_case.slug) & timings["status"].str.startswith("wrong")]
     wrong = {Name(row.backend, row.step) for row in at_profile.itertuples()}
     profiled = [name for name in cells(op.name) if name not in wrong and (name in chosen or not name.step)]
-    labels = [label(op.name, name) for name in profiled]
+    marks = [labels.write(op.name, name) for name in profiled]
     with tempfile.TemporaryDirectory() as folder:
         digests = Path(folder) / "digests.json"
 
         def worker(module: str, *arguments: str) -> list[str]:
-            return [sys.executable, "-m", f"kernel_twins._profiling.report.{module}", op.name, *arguments, *labels]
+            return [sys.executable, "-m", f"kernel_twins._profiling.report.{module}", op.name, *arguments, *marks]
 
         if settings.tool == "proton":
             ncu.run(worker("proton", str(stage.report(op, "proton"))), settings.timeout_s)
@@ -139,11 +145,11 @@ def _profile(op: Op, chosen: list[Name], timings: pd.DataFrame, stage: Stage, se
             command = worker("worker", str(CYCLE_CALLS), str(digests))
             ncu.profile(command, stage.report(op, "cycles"), [DURATION, CYCLES], settings.timeout_s)
         compiled = json.loads(digests.read_text())
-    codes = {each: stage.code(op, name) for each, name in zip(labels, profiled, strict=True)}
-    for each, name in zip(labels, profiled, strict=True):
+    codes = {each: stage.code(op, name) for each, name in zip(marks, profiled, strict=True)}
+    for each, name in zip(marks, profiled, strict=True):
         if name.backend == "triton":
             codes[each] += compiled.get(name.step, "-")
     launches = {
-        each: op.step(name.step).launches if name.step else 0 for each, name in zip(labels, profiled, strict=True)
+        each: op.step(name.step).launches if name.step else 0 for each, name in zip(marks, profiled, strict=True)
     }
     stage.note_profiled(op, Profiled(settings.tool, settings.tier, launches, codes))

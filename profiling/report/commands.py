@@ -24,11 +24,23 @@ def all(arguments: argparse.Namespace, console: Console) -> int:  # noqa: A001
     reason = why_no_gpu()
     if reason:
         console.print(f"{reason}: rendering from the committed measurements of {store.REFERENCE_GPU}")
-        return log(arguments, console)
+        documents.render(store.REFERENCE_GPU, store.DATA / store.REFERENCE_GPU, console)
+        return OK
     code = collect(arguments, console)
-    if _selection(arguments).whole:
-        code = max(code, extract(argparse.Namespace(file=[], publish=arguments.publish), console))
-        documents.render(*_target(arguments.publish), console)
+    if not _selection(arguments).whole:
+        return code
+    gpu, target = _target(arguments.publish)
+    try:
+        code = max(code, _extract(gpu, target, console))
+    except CannotRunError:
+        if code == OK:  # else it has been said why nothing waits for extraction
+            raise
+    documents.render(gpu, target, console)
+    if gpu == store.REFERENCE_GPU:
+        slower = checks.regressions()
+        for line in slower:
+            console.print(line, style="red", markup=False)
+        code = max(code, FAILED if slower else OK)
     return code
 
 
@@ -41,11 +53,14 @@ def plan(arguments: argparse.Namespace, console: Console) -> int:
 def predict(arguments: argparse.Namespace, console: Console) -> int:
     from kernel_twins._profiling.report import history, predictions
 
-    folder = store.DATA / store.REFERENCE_GPU
+    folder = store.ledger(arguments.gpu)
     frozen = predictions.freeze(folder, OPS.values(), datetime.datetime.now(datetime.UTC), history.known)
     for line in frozen:
         print(line)
-    console.print(f"{len(frozen)} predictions frozen; commit {_shown(folder)}/predictions.csv before you measure")
+    if frozen:
+        console.print(f"{len(frozen)} predictions frozen; commit {_shown(folder)}/predictions.csv before you measure")
+    else:
+        console.print("every prediction is frozen already")
     return OK
 
 
@@ -53,16 +68,16 @@ def collect(arguments: argparse.Namespace, console: Console) -> int:
     """Measure; a selection of less than whole operations goes to a folder of its own and is printed."""
     if reason := why_no_gpu():
         raise CannotRunError(f"cannot measure here: {reason}; `doctor` says what is missing, `log` renders without")
-    from kernel_twins._profiling.report import measuring
+    from kernel_twins._profiling.report import measuring, partial
 
     selection = _selection(arguments)
     gpu, target = _target(arguments.publish)
     stage = store.RUNS / gpu / ("unfinished" if selection.whole else "partial")
     problems = measuring.measure(selection, stage, target, arguments, console)
+    if not (selection.whole or problems.broken):
+        problems.broken += partial.show(selection, stage, arguments.json)
     for line in problems.wrong + problems.broken:
         console.print(line, style="red", markup=False)
-    if not selection.whole:
-        measuring.show(selection, stage, arguments.json)
     return INVALID_DATA if problems.broken else FAILED if problems.wrong else OK
 
 
@@ -73,11 +88,14 @@ def extract(arguments: argparse.Namespace, console: Console) -> int:
         table = pd.concat([foreign_table(Path(file)).assign(file=file) for file in arguments.file])
         _print(table, arguments.json)
         return OK
-    from kernel_twins._profiling.report import publish
-
     if reason := why_no_gpu():
         raise CannotRunError(f"nothing was collected here: {reason}; give the FILE.ncu-rep that you want to read")
-    gpu, target = _target(arguments.publish)
+    return _extract(*_target(arguments.publish), console)
+
+
+def _extract(gpu: str, target: Path, console: Console) -> int:
+    from kernel_twins._profiling.report import publish
+
     problems = publish.publish(store.RUNS / gpu / "unfinished", target)
     for line in problems:
         console.print(line, style="red", markup=False)
@@ -99,8 +117,7 @@ def diff(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def log(arguments: argparse.Namespace, console: Console) -> int:
-    gpu = store.REFERENCE_GPU
-    documents.render(gpu, store.DATA / gpu, console)
+    documents.render(arguments.gpu, store.ledger(arguments.gpu), console)
     return OK
 
 

@@ -28,8 +28,8 @@ from kernel_twins._profiling.report.changes import (
     counter_changes,
     time_changes,
 )
-from kernel_twins._profiling.report.errors import INVALID_DATA, OK, USAGE, InvalidDataError
-from kernel_twins._profiling.report.operands import FORMS, Operand, OperandError, source
+from kernel_twins._profiling.report.errors import OK
+from kernel_twins._profiling.report.operands import FORMS, Operand, OperandError, Source, source
 from kernel_twins.spec import Name
 
 
@@ -45,15 +45,8 @@ class Difference:
 
 
 def run(a: str, b: str, as_json: bool) -> int:
-    """Print the difference to stdout; exit code 0, 2 where an operand names nothing, 4 where its data is invalid."""
-    try:
-        found = difference(a, b)
-    except OperandError as error:
-        print(error, file=sys.stderr)
-        return USAGE
-    except InvalidDataError as error:
-        print(error, file=sys.stderr)
-        return INVALID_DATA
+    """Print the difference to stdout; errors as ``difference`` raises them."""
+    found = difference(a, b)
     if as_json:
         print(json.dumps(_plain(found), indent=2, ensure_ascii=False))
     else:
@@ -88,15 +81,22 @@ def _of_names(a: Operand, b: Operand) -> tuple[list[TimeChange], list[CounterCha
             side.cell(operand.op, operand.name, operand.text)
             for operand, side in ((a.filled_from(b), before), (b.filled_from(a), after))
         )
-        return time_changes("", first, second, a.op == b.op), counter_changes("", b.op, first, second)
+        paired = a.op == b.op and _same_rows(before, after, a.op)
+        return time_changes("", first, second, paired), counter_changes("", b.op, first, second)
     times, counters = [], []
     for op in [op for op in before.ops if op in after.ops]:
         was, now = before.cells(op), after.cells(op)
         for name in [name for name in was if name in now]:
             where = f"{_told(op, name)} "
-            times += time_changes(where, was[name], now[name], same_op=True)
+            times += time_changes(where, was[name], now[name], _same_rows(before, after, op))
             counters += counter_changes(where, op, was[name], now[name])
     return times, counters
+
+
+def _same_rows(before: Source, after: Source, op: str) -> bool:
+    """Whether both are one data set, in which alone rounds pair: a resumed run has one name for rounds of two days."""
+    file = f"{op}.timings.csv"
+    return before.content(file) == after.content(file)
 
 
 def _told(op: str, name: Name) -> str:
@@ -119,15 +119,18 @@ def _of_reports(a: Path, b: Path) -> tuple[list[CounterChange], list[str]]:
     else:
         kernels = [", ".join(sorted({kernel for kernel, _ in side})) for side in (before, after)]
         raise OperandError(f"no kernel is in both reports: {a.name} has {kernels[0]}, {b.name} has {kernels[1]}")
-    counters, other_units = [], set()
+    counters, other_units, no_numbers = [], set(), set()
     for where, first, second in pairs:
         for metric in [metric for metric in first.metrics if metric in second.metrics]:
             unit = second.units.get(metric, "")
-            if first.units.get(metric, "") == unit:
+            if not (math.isfinite(first.metrics[metric]) and math.isfinite(second.metrics[metric])):
+                no_numbers.add(metric)
+            elif first.units.get(metric, "") == unit:
                 counters.append(counter_change(where, metric, unit, first.metrics[metric], second.metrics[metric]))
             else:
                 other_units.add(metric)
-    return counters, notes + [f"{metric} is left out: its units differ" for metric in sorted(other_units)]
+    notes += [f"{metric} is left out: its units differ" for metric in sorted(other_units)]
+    return counters, notes + [f"{metric} is left out: it is no number" for metric in sorted(no_numbers)]
 
 
 def _launches(path: Path) -> dict[tuple[str, int], Any]:

@@ -22,13 +22,14 @@ from kernel_twins import OPS, ceilings
 from kernel_twins._load import UnavailableError, extension, why_no_gpu
 from kernel_twins._profiling.report import faults, metrics, ncu, reader
 from kernel_twins._profiling.report.errors import CANNOT_RUN, OK, InvalidDataError
+from kernel_twins._profiling.report.places import ROOT
+from kernel_twins.disassembly import newer_sources
 from kernel_twins.sensors import identity
 
 State = Literal["ok", "missing", "warning"]
 Answer = tuple[State, str, str]
 Check = Callable[[], Answer]
 
-_ROOT = Path(__file__).resolve().parents[2]  # store says it too, but needs pandas
 _INSTALL = "pip install -r requirements.txt"
 _BUILD = "python setup.py build_ext"
 _PYTHONS = ((3, 11), (3, 14))
@@ -150,9 +151,7 @@ def _extension() -> Answer:
         library = Path(extension().__file__ or "")
     except UnavailableError as error:
         return "missing", str(error), _BUILD
-    sources = [file for suffix in ("cu", "cuh", "h", "cpp") for file in (_ROOT / "cuda-kernels").rglob(f"*.{suffix}")]
-    newer = sorted(file.name for file in sources if file.stat().st_mtime > library.stat().st_mtime)
-    if newer:
+    if newer := newer_sources(library, ROOT):
         return "warning", f"older than {', '.join(newer[:3])}{' and others' if newer[3:] else ''}", _BUILD
     return "ok", library.name, ""
 
@@ -213,7 +212,7 @@ def _counters() -> Answer:
 
 
 def _disk() -> Answer:
-    room = {folder: shutil.disk_usage(folder).free for folder in (str(_ROOT), tempfile.gettempdir())}
+    room = {folder: shutil.disk_usage(folder).free for folder in (str(ROOT), tempfile.gettempdir())}
     found = ", ".join(f"{free / 1e9:.1f} GB in {folder}" for folder, free in room.items())
     if min(room.values()) >= _ROOM:
         return "ok", found, ""
@@ -275,11 +274,11 @@ _CHECKS: dict[str, Check] = {
     "NVIDIA's reader": _reader,
     "counters": _counters,
     "pandas": lambda: _package("pandas", "pandas", "missing", "tables can be neither written nor read"),
-    "rich": lambda: _package("rich", "rich", "warning", "no progress is shown"),
+    "rich": lambda: _package("rich", "rich", "missing", "nothing can be measured or rendered"),
     "matplotlib": lambda: _package("matplotlib", "matplotlib", "warning", "the figures are not drawn"),
     "nvidia-ml-py": lambda: _package("pynvml", "nvidia-ml-py", "warning", "clocks and power are not recorded"),
     "free disk space": _disk,
 }
 # These read tables, and so need pandas, which everything above does without.
 _DATA_CHECKS: dict[str, Check] = {"survey": _survey, "committed data": _data, "unfinished run": _unfinished}
-_RENDERING = ("Python", "pandas", "committed data")
+_RENDERING = ("Python", "pandas", "rich", "committed data")

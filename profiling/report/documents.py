@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pandas as pd
 from rich.console import Console
 
 from kernel_twins import OPS
-from kernel_twins._profiling.report import log, pages, plots, readme, store
+from kernel_twins._profiling.report import log, marked, pages, readme, static, store, write
 from kernel_twins._profiling.report.analysis import Results, load
 from kernel_twins._profiling.report.drawings import DRAWINGS
+from kernel_twins._profiling.report.metrics import STALLS
 
 _LOG = store.ROOT / "KERNEL_LOG.md"
 _README = store.ROOT / "README.md"
 _PLOTS = store.ROOT / "profiling" / "plots"
 _DOCS = store.ROOT / "docs"
+_PROFILER = _DOCS / "profiler.md"
 
 
 def render(gpu: str, folder: Path, console: Console) -> None:
@@ -25,13 +28,21 @@ def render(gpu: str, folder: Path, console: Console) -> None:
         for line in _gaps():
             console.print(f"[yellow]{line}")
     else:
-        texts, plots_path = {folder / "KERNEL_LOG.md": log.render(folder, results)}, folder / "plots"
+        texts, plots_path = (
+            {folder / "KERNEL_LOG.md": log.render(folder, results, pd.DataFrame(columns=static.STATIC))},
+            folder / "plots",
+        )
     for path, text in texts.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
+    shown = ", ".join(_shown(path) for path in texts if path.suffix == ".md")
+    try:
+        from kernel_twins._profiling.report import plots
+    except ImportError as error:
+        console.print(f"wrote {shown}; no figures: {error} (pip install matplotlib)", style="yellow")
+        return
     plots.draw(folder, plots_path, results)
-    shown = [_shown(path) for path in texts if path.suffix == ".md"]
-    console.print(f"wrote {', '.join(shown)} and {_shown(plots_path)}/")
+    console.print(f"wrote {shown} and {_shown(plots_path)}/")
 
 
 def disagreements() -> list[str]:
@@ -45,16 +56,29 @@ def disagreements() -> list[str]:
         if not path.exists() or path.read_text() != text
     ]
     lines += [f"{_shown(path)} is drawn by no code" for path in _DOCS.glob("drawings/*") if path not in texts]
+    return lines + _gaps() + _outdated_figures(folder, results)
+
+
+def _outdated_figures(folder: Path, results: list[Results]) -> list[str]:
+    try:
+        from kernel_twins._profiling.report import plots
+    except ImportError:  # without matplotlib nobody here can have drawn any
+        return []
     old = plots.outdated(folder, _PLOTS, results)
-    return lines + [f"{_shown(_PLOTS)}/{name}.svg is not drawn from the data" for name in old] + _gaps()
+    return [f"{_shown(_PLOTS)}/{name}.svg is not drawn from the data" for name in old]
 
 
 def _texts(folder: Path, results: list[Results]) -> dict[Path, str]:
     """The reference GPU's documents, the drawings among them, as they should read."""
-    texts = {_LOG: log.render(folder, results), _README: readme.render(_README.read_text(), results)}
+    texts = {
+        _LOG: log.render(folder, results, store.read(static.FILE, static.STATIC)),
+        _README: readme.render(_README.read_text(), results),
+    }
     for each in results:
         if (page := _DOCS / f"{each.op.name}.md").exists():
             texts[page] = pages.render(page.read_text(), each)
+    stalls = write.table(["stall", "a warp waited for"], [[f"`{name}`", waits] for name, waits in STALLS.items()])
+    texts[_PROFILER] = marked.renew(_PROFILER.read_text(), {"stalls": stalls})
     return texts | {_DOCS / "drawings" / f"{name}.svg": draw().svg() for name, draw in DRAWINGS.items()}
 
 

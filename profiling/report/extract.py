@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -15,9 +14,10 @@ from pathlib import Path
 import pandas as pd
 
 import kernel_twins
-from kernel_twins._profiling.report import csv_page
+from kernel_twins._profiling.report import csv_page, labels
 from kernel_twins._profiling.report.errors import CANNOT_RUN, INVALID_DATA, OK, CannotRunError, InvalidDataError
 from kernel_twins._profiling.report.metrics import CYCLES, DURATION, METRICS, Tier, names
+from kernel_twins._profiling.report.ncu import find
 from kernel_twins._profiling.report.reader import Launch, missing
 from kernel_twins._profiling.report.store import TABLES
 from kernel_twins._profiling.report.units import to_base
@@ -55,12 +55,13 @@ def launches_of(report: Path, everything: bool = False) -> list[Launch]:
 
 
 def _by_ncu(report: Path, everything: bool, reason: str) -> list[Launch]:
-    ncu = shutil.which("ncu")
-    if ncu is None:
+    try:
+        ncu = str(find())
+    except CannotRunError:
         raise CannotRunError(
             f"{report.name} cannot be read here, {reason}: `pip install ncu-report`, or install Nsight Compute and put "
             "its ncu on PATH"
-        )
+        ) from None
     base, auto = (
         csv_page.parse(_page(ncu, report, units), f"{report.name} in {units} units", everything)
         for units in ("base", "auto")
@@ -112,7 +113,8 @@ def counter_rows(
     """
     rows, refused = [], []
     for label, found in _by_label(launches, expected).items():
-        cell = (case, *_backend_and_step(label))
+        _, name = labels.read(label)
+        cell = (case, name.backend, name.step)
         seen = [*_wrong_count(found, expected[label]), *(fault for each in found for fault in _faults(each, tier))]
         faults = list(dict.fromkeys(seen))  # a fault that all launches share is told once
         if faults:
@@ -144,7 +146,8 @@ def cycle_rows(
             raise InvalidDataError(f"{label}: {faults[0]}")
         cycles = [launch.metrics[CYCLES] for launch in found]
         calls = [_exact(sum(cycles[start : start + size])) for start in range(0, len(cycles), size)]
-        rows.append((case, *_backend_and_step(label), " ".join(calls), codes.get(label, ""), run))
+        _, name = labels.read(label)
+        rows.append((case, name.backend, name.step, " ".join(calls), codes.get(label, ""), run))
     return pd.DataFrame(rows, columns=TABLES["cycles"])
 
 
@@ -191,11 +194,6 @@ def _by_label(launches: Iterable[Launch], expected: dict[str, int]) -> dict[str,
             )
         by_label[launch.label].append(launch)
     return by_label
-
-
-def _backend_and_step(label: str) -> tuple[str, str]:
-    _, _, backend, step = label.split(".")
-    return backend, "" if step == "baseline" else step
 
 
 def _wrong_count(found: list[Launch], expected: int) -> Iterator[str]:

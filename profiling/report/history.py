@@ -22,7 +22,8 @@ from typing import Any
 
 import pandas as pd
 
-from kernel_twins._profiling.report.predictions import Cell, canonical, digest, read_frozen, read_measured
+from kernel_twins._profiling.report import store
+from kernel_twins._profiling.report.predictions import Cell, canonical, read_frozen, read_measured
 from kernel_twins.spec import Prediction
 
 _SPECS = ("kernel_twins/spec.py", "kernel_twins/ops")
@@ -152,15 +153,13 @@ def audit(folder: Path) -> tuple[list[str], list[str]]:
         found = evidence(folder)
     except NoHistoryError as reason:
         return [], [f"{folder.name}: predictions not audited: {reason}"]
+    violations = [*_lost(folder, "predictions.csv", frozen), *_lost(folder, "measured.csv", read_measured(folder))]
     recorded = read_measured(folder)
     measured = {Cell(*row) for row in recorded[["op", "step", "backend"]].itertuples(index=False)}
-    violations = []
     for row in frozen.itertuples():
         cell = Cell(row.op, row.step, row.backend)
         told = f"{'/'.join(cell)} `{row.prediction}` is marked {row.mark}"
         commit, first = found.predicted.get((cell, row.prediction)), found.measured.get(cell)
-        if row.digest != digest(cell, row.prediction):
-            violations.append(f"{told}, but its digest is not {row.digest}: the row was changed by another hand")
         if row.mark != "pre-registered":
             continue
         if first is not None and not found.precedes(commit, first):
@@ -169,6 +168,23 @@ def audit(folder: Path) -> tuple[list[str], list[str]]:
         elif commit is None and cell in measured:
             violations.append(f"{told}, but was measured before it was committed")
     return violations, []
+
+
+def _lost(folder: Path, name: str, table: pd.DataFrame) -> list[str]:
+    """Rows of a table's committed versions that it does not hold any more, or not as they were; a line each."""
+    repo = whole(folder)
+    path = (folder.absolute() / name).relative_to(repo)
+    rows = {tuple(row) for row in table.itertuples(index=False)}
+    lost: dict[tuple[str, ...], Commit] = {}
+    for commit in _commits(repo, str(path)):
+        try:
+            content = git(repo, "show", f"{commit.hash}:{path}")
+        except NoHistoryError:  # the commit that removed it
+            continue
+        for row in store.parse(content, list(table.columns), name).itertuples(index=False):
+            if tuple(row) not in rows:
+                lost.setdefault(tuple(row), commit)
+    return [f"{name} lacks the row {', '.join(row)} of {commit.short}" for row, commit in lost.items()]
 
 
 def _commits(repo: Path, *paths: str) -> list[Commit]:

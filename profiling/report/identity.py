@@ -1,7 +1,8 @@
 """Which code a measurement belongs to: a digest of a step's source and one of what the compiler made of it.
 
-The source's digest ignores comments and layout and can be taken anywhere; a row whose source digest is not the
-tree's is stale. The binary's digest (normalized SASS, or PTX for Triton) pins headers, flags and configuration.
+The source's digest ignores comments and layout and can be taken anywhere. The binary's digest (normalized SASS, or PTX
+for Triton) pins headers, flags and configuration; the committed static rows hold it, so that it can be compared where
+nothing is compiled. A row whose digests are not those of the tree is stale.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import hashlib
 import io
 import re
 import tokenize
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from kernel_twins import disassembly
 from kernel_twins._profiling.report.store import ROOT
 
 _CUDA_NOISE = re.compile(r'("(?:\\.|[^"\\])*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
-_LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
+_NO_CODE = {tokenize.COMMENT, tokenize.NL}
+_BLOCKS = {tokenize.INDENT: "{", tokenize.DEDENT: "}"}  # what is in a loop and what is not is code
 
 
 def digest(text: str) -> str:
@@ -39,28 +41,36 @@ def source_digest(op: str, step: str, backend: str) -> str:
 
 
 def _python_tokens(text: str) -> Iterable[str]:
-    starts_statement = True
+    statement: list[str] = []
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type in _LAYOUT:
-            if token.type not in (tokenize.COMMENT, tokenize.NL):  # those stand inside brackets too
-                starts_statement = True
-        elif not (starts_statement and token.type == tokenize.STRING):  # a string alone is a docstring
-            starts_statement = False
-            yield token.string
+        if token.type in _BLOCKS:
+            yield _BLOCKS[token.type]
+        elif token.type == tokenize.NEWLINE:
+            yield from [*statement, ";"] if statement else []
+            statement = []
+        elif token.type not in _NO_CODE and (statement or token.type != tokenize.STRING):
+            statement.append(token.string)  # a statement that begins with a string is a docstring
 
 
 def sass_digests(library: Path) -> dict[str, str]:
-    """Digest of the instructions of every kernel in a compiled extension, by mangled name; {} without cuobjdump."""
+    """Digest of the instructions of every kernel in a compiled extension, by mangled name; {} without cuobjdump.
+
+    Of an extension for several architectures it is that of the static rows', where it is among them.
+    """
     if disassembly.find_cuobjdump() is None:
         return {}
-    kernels = disassembly.sass(library)
+    return kernel_digests(disassembly.sass(library, arch=disassembly.ARCH) or disassembly.sass(library))
+
+
+def kernel_digests(kernels: Mapping[str, Iterable[tuple[int, str]]]) -> dict[str, str]:
+    """Digest of every kernel's instructions, which come with their addresses, by mangled name."""
     return {name: digest("\n".join(code for _, code in body)) for name, body in kernels.items()}
 
 
-def cuda_digest(op: str, step: str, kernels: dict[str, str]) -> str:
-    """One digest for all instantiations of a step's kernels."""
-    symbol = f"{op}_{step}_"
-    return digest("\n".join(sorted(code for name, code in kernels.items() if symbol in name)))
+def cuda_digest(op: str, step: str, kernels: Mapping[str, str]) -> str:
+    """One digest for all instantiations of a step's kernels, given those of all kernels."""
+    own = disassembly.is_of(op, step)
+    return digest("\n".join(sorted(code for name, code in kernels.items() if own(name))))
 
 
 def triton_digest(module: Any) -> str:
@@ -73,8 +83,13 @@ def triton_digest(module: Any) -> str:
             member = member.fn  # an autotuned or heuristic kernel wraps the jitted one
         if isinstance(member, JITFunction):
             for cache, *_ in member.device_caches.values():
-                ptx += [_normal_ptx(kernel.asm["ptx"]) for kernel in cache.values()]
-    return digest("\n".join(sorted(ptx)))
+                ptx += [kernel.asm["ptx"] for kernel in cache.values()]
+    return ptx_digest(ptx)
+
+
+def ptx_digest(texts: Iterable[str]) -> str:
+    """One digest for the PTX of all kernels of a Triton step."""
+    return digest("\n".join(sorted(map(_normal_ptx, texts))))
 
 
 def _normal_ptx(text: str) -> str:

@@ -27,12 +27,11 @@ _ROWS: list[tuple[str, ...]] = [
 ]
 
 
-def render(folder: Path, results: list[Results]) -> str:
-    """The whole log for one GPU's measurements."""
+def render(folder: Path, results: list[Results], static_rows: pd.DataFrame) -> str:
+    """The whole log for one GPU's measurements; ``static_rows`` are those of its architecture, or none."""
     lines = ["# Kernel log", "", *_preamble(folder, results)]
     lines += ["", "## Predictions", "", *_calibration(results)]
     lines += ["", "## Scoreboard", "", *scoreboard(results, None)]
-    static_rows = store.read(static.FILE, static.STATIC)
     for each in results:
         lines += ["", f"## {each.op.title}", "", each.op.summary, "", *_ladder_note(each), *_accuracy(each)]
         for step in each.op.steps:
@@ -56,7 +55,8 @@ def _preamble(folder: Path, results: list[Results]) -> list[str]:
         "counters are ncu's, of one call with cold caches and free clocks. A cell reads *before → after (change)*. "
         "FAST and SLOW are differences beyond 0.5 % with 99 % confidence; where cases were profiled, ncu's cycles must "
         "agree, or the verdict is AMBIGUOUS. Where a call has several kernels, counts are summed, ratios recomputed "
-        "and other shares weighted by cycles.",
+        "and other shares weighted by cycles. What limits a step, the floor, the stalls and the marks of predictions: "
+        "[docs/profiler.md](docs/profiler.md).",
         "",
         "Runs:",
         "",
@@ -120,15 +120,20 @@ def _calibration(results: list[Results]) -> list[str]:
         for backend in step.backends
         for judgement in each.judge(step, backend)
     ]
+    gone = {
+        (each.op.name, mark): marks.count(mark) for each in results for marks in [each.withdrawn()] for mark in marks
+    }
     rows = [
-        [each.ladder, each.mark, *map(str, (each.hit, each.miss, each.wrong_direction, each.not_judged))]
+        [*key, *map(str, (each.hit, each.miss, each.wrong_direction, each.not_judged)), str(gone.pop(key, 0))]
         for each in score(judged)
+        for key in [(each.ladder, each.mark)]
     ]
+    rows += [[*key, "0", "0", "0", "0", str(count)] for key, count in gone.items()]
     return [
         "A prediction is pre-registered where it was frozen before the first measurement of its cell, trials and "
         "tuning included; everything else is post hoc. To measure again changes nothing.",
         "",
-        *write.table(["ladder", "made", "hit", "miss", "wrong direction", "not judged"], rows, right=2),
+        *write.table(["ladder", "made", "hit", "miss", "wrong direction", "not judged", "withdrawn"], rows, right=2),
     ]
 
 
@@ -176,17 +181,27 @@ def _entry(results: Results, step: Step, static_rows: pd.DataFrame) -> list[str]
     lines = [f"### {step.name}{mark}", "", f"**{step.change}** {step.why}"]
     if step.gap:
         lines[-1] += f" *{step.gap}*"
-    lines += ["", *_counters(results, step), ""]
+    lines += ["", *_counters(results, step, static_rows), ""]
     for backend in step.backends:
         name = Name(backend, step.name)
-        told = static.told(static_rows, results.op.name, step.name, backend, results.counters(name))
-        parts = [_limit(results, name), _verdict(results, step, backend), f"{told}." if told else ""]
-        lines.append(f"- {TITLES[backend]}: {' '.join(filter(None, parts))}")
+        lines.append(f"- {TITLES[backend]}: {_against_previous(results, step, backend)}{_limit(results, name)}")
+        lines.append(f"  {_verdict(results, step, backend)}")
         lines += [f"- {TITLES[backend]}, {line}." for line in proton.told(results.proton, results.op, name)]
         for case in results.op.bench_cases:
             if (status := results.status(case, name)) not in ("", "ok"):
                 lines.append(f"- {TITLES[backend]} at {case.slug}: {status}.")
     return lines
+
+
+def _against_previous(results: Results, step: Step, backend: Backend) -> str:
+    previous, case = results.previous(step, backend), results.op.profile_case
+    if previous is None:
+        return ""
+    name, before = Name(backend, step.name), Name(backend, previous.name)
+    ratio = results.ratio(case, name, before)
+    if ratio is None:
+        return ""
+    return f"{ratio.value:.3f} × as fast as {previous.name[:3]}, {results.standing(case, name, before)}. "
 
 
 def _limit(results: Results, name: Name) -> str:
@@ -196,13 +211,24 @@ def _limit(results: Results, name: Name) -> str:
     return f"Limited by {limit.told()}." if limit else "Not profiled."
 
 
-def _counters(results: Results, step: Step) -> list[str]:
+def _counters(results: Results, step: Step, static_rows: pd.DataFrame) -> list[str]:
     header, rows = before_and_after(results, step, step.backends, _ROWS)
-    stalls = [
-        " · ".join(f"{stall} {cycles:.1f}" for stall, cycles in results.stalls(Name(backend, step.name))) or "–"
-        for backend in step.backends
+    rows.append(["top stalls, cycles an issue", *(_stalls(results, step, backend) for backend in step.backends)])
+    sass = [
+        static.told(static_rows, results.op.name, step.name, b, results.longest_launch(Name(b, step.name)))
+        for b in step.backends
     ]
-    return write.table(header, [*rows, ["top stalls, cycles an issue", *stalls]])
+    return write.table(header, [*rows, ["SASS", *sass]] if any(sass) else rows)
+
+
+def _stalls(results: Results, step: Step, backend: Backend) -> str:
+    previous = results.previous(step, backend)
+    told = [
+        " · ".join(f"{stall} {cycles:.1f}" for stall, cycles in results.stalls(Name(backend, each.name))) or "–"
+        for each in (previous, step)
+        if each
+    ]
+    return " → ".join(told)
 
 
 def _verdict(results: Results, step: Step, backend: Backend) -> str:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import json
+import os
+import shutil
 from pathlib import Path
 
 import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from kernel_twins._profiling.report import predictions, publish, shards, store, write
-from kernel_twins._profiling.report.analysis import load
+from kernel_twins._profiling.report import ncu, predictions, shards, store
 from kernel_twins._profiling.report.collect import Problems, Settings, collect
 from kernel_twins._profiling.report.errors import CANNOT_RUN, FAILED, OK, CannotRunError
 from kernel_twins._profiling.report.selection import Selection
@@ -23,9 +23,13 @@ def measure(
 ) -> Problems:
     """Collect into a stage. First measurements are noted beside the target's data."""
     settings = Settings(arguments.tool, arguments.tier, arguments.timeout)
+    if settings.tool == "ncu":
+        ncu.find()  # before a run is opened and an hour of timing begins
+    if not (selection.whole or arguments.resume):
+        shutil.rmtree(folder, ignore_errors=True)  # a part of a ladder is printed at once: nothing to keep of it
     about = f"{settings.tool} {settings.tier} {selection.step} {selection.backend} {selection.case}".strip()
     stage = Stage.open(folder, arguments.resume, about)
-    if target.parent == store.DATA:
+    if target.parent == store.DATA and not arguments.quiet:
         _warn_of_unfrozen(selection, predictions.Marks(target), console)
     gpus = torch.cuda.device_count()
     if gpus > 1 and len(selection.ops) > 1 and selection.whole:
@@ -33,10 +37,11 @@ def measure(
         if lost := sorted(op for op, code in codes.items() if code == CANNOT_RUN):
             raise CannotRunError(f"{', '.join(lost)} could not be measured here (see above)")
         return Problems(
-            wrong=[f"{op} has a wrong step (see above)" for op, code in codes.items() if code == FAILED],
+            wrong=[f"{op} failed or has a wrong step (see above)" for op, code in codes.items() if code == FAILED],
             broken=[f"{op} was not measured (see above)" for op, code in codes.items() if code not in (OK, FAILED)],
         )
-    with Progress(console=console, disable=arguments.quiet or not console.is_terminal) as progress:
+    silent = arguments.quiet or not console.is_terminal or "NO_COLOR" in os.environ
+    with Progress(console=console, disable=silent) as progress:
         return collect(selection, stage, target, settings, progress)
 
 
@@ -60,41 +65,3 @@ def _warn_of_unfrozen(selection: Selection, marks: predictions.Marks, console: C
 def _arguments(arguments: argparse.Namespace) -> list[str]:
     told = ["--tool", arguments.tool, "--tier", arguments.tier, "--timeout", str(arguments.timeout)]
     return [*told, "--publish"] if arguments.publish else told
-
-
-def show(selection: Selection, stage: Path, as_json: bool) -> None:
-    """Print what a selection of less than whole operations gave: nothing recorded is replaced by it."""
-    folder = stage.with_name(f"{stage.name}-results")
-    publish.publish(stage, folder)
-    rows = []
-    for results in load(stage.parent.name, folder):
-        op = results.op
-        if op not in selection.ops:
-            continue
-        for case in selection.cases(op):
-            baseline = results.best_baseline(case)
-            for name in selection.names(op):
-                ratio = results.ratio(case, name, baseline) if baseline else None
-                limit = results.limiter(name) if case == op.profile_case else None
-                rows.append(
-                    {
-                        "op": op.name,
-                        "step": name.step,
-                        "backend": name.backend,
-                        "case": case.slug,
-                        "status": results.status(case, name),
-                        "time_us": results.time_us(case, name),
-                        "ratio": ratio.value if ratio else None,
-                        "baseline": baseline.backend if baseline else None,
-                        "limit": limit.told() if limit else None,
-                    }
-                )
-    if as_json:
-        print(json.dumps(rows, indent=2))
-        return
-    for row in rows:
-        time, ratio = write.number(row["time_us"]), write.number(row["ratio"])
-        told = f"{time} µs, {ratio} × {row['baseline']}" if row["status"] == "ok" else row["status"] or "not served"
-        print(f"{row['op']} {row['step']} {row['backend']} {row['case']}: {told}")
-        if row["limit"]:
-            print(f"  limited by {row['limit']}")

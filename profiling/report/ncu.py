@@ -20,8 +20,8 @@ from functools import partial
 from pathlib import Path
 
 from kernel_twins._profiling.report import faults
+from kernel_twins._profiling.report.places import ROOT
 
-_ROOT = Path(__file__).resolve().parents[2]  # store says it too, but needs pandas
 _PLACES = ("/usr/local/cuda/bin/ncu", "/opt/nvidia/nsight-compute/*/ncu")
 _PARAMS = Path("/proc/driver/nvidia/params")
 _DRIVER = Path("/proc/driver/nvidia/version")
@@ -148,7 +148,7 @@ def _execute(command: list[str], timeout_s: float) -> _Ended:
     Output goes to files: a pipe would stay open for as long as a grandchild lives. LC_ALL=C, because ncu writes
     numbers as the locale does.
     """
-    path = os.pathsep.join(filter(None, [str(_ROOT), os.getenv("PYTHONPATH")]))
+    path = os.pathsep.join(filter(None, [str(ROOT), os.getenv("PYTHONPATH")]))
     environment = os.environ | {"LC_ALL": "C", "PYTHONPATH": path}
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         process = subprocess.Popen(

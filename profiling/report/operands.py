@@ -29,6 +29,7 @@ FORMS = """accepted are
   FILE.ncu-rep       a report of Nsight Compute's"""
 
 _TIMINGS = ["case", "backend", "step", "status", "contest", "times_us", "run"]
+_CYCLES = ["case", "backend", "step", "cycles", "run"]
 _COUNTERS = ["case", "backend", "step", "launch", "metric", "value", "run"]
 _STEP = re.compile(r"v\d\d_\w+")
 _RUN = re.compile(r"\d{4}-\d\d-\d\d-[0-9a-f]+")
@@ -83,10 +84,12 @@ class Operand:
 
 @dataclass(slots=True)
 class Measured:
-    """What a data set holds of one cell: times by case and contest with their run, and one call's counters by case."""
+    """What a data set holds of one cell: times by case and contest with their run; by case, one call's counters and
+    the cycles of ten."""
 
     times: dict[tuple[str, str], tuple[str, Floats]] = field(default_factory=dict)
     counters: dict[str, dict[str, float]] = field(default_factory=dict)
+    cycles: dict[str, Floats] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +132,9 @@ class Source:
             if any(CYCLES not in launch for launch in call.values()):
                 raise InvalidDataError(f"{op}.counters.csv: a launch of {name.step or name.backend} has no {CYCLES}")
             found.setdefault(name, Measured()).counters[case] = fold(list(call.values()))
+        for row in self._rows(f"{op}.cycles.csv", _CYCLES):
+            cycles = np.array(_numbers(f"{op}.cycles.csv", row.cycles.split()))
+            found.setdefault(Name(row.backend, row.step), Measured()).cycles[row.case] = cycles
         return found
 
     def _rows(self, file: str, columns: list[str]) -> list[Any]:

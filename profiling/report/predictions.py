@@ -83,27 +83,28 @@ def freeze(
     the commit that first held it, and a cell that git knows as measured is entered as that. So ladders that are older
     than these tables get the mark that they earned. ``now`` must know its time zone.
     """
-    frozen, measured = read_frozen(folder), read_measured(folder)
-    known = set(frozen["digest"])
-    new = [(cell, text) for op in ops for cell, text in standing(op) if digest(cell, text) not in known]
-    if not new:
-        return []
-    found = evidence(folder)
-    first = dict(zip(_cells(measured), measured["first"], strict=True))
-    rows = []
-    for cell, text in dict.fromkeys(new):
-        commit = found.predicted.get((cell, text)) if found else None
-        date = commit.date if commit else _stamp(now)
-        # Dates decide about measurements that only the table knows; about those in git, the order of commits does.
-        early = (cell not in first or (commit is not None and date < first[cell])) and (
-            found is None or cell not in found.measured or found.precedes(commit, found.measured[cell])
-        )
-        mark: Mark = "pre-registered" if early else "post hoc"
-        rows.append([*cell, text, digest(cell, text), date, commit.short if commit else "", mark])
-    _add(folder / "predictions.csv", frozen, rows)
-    if found:
-        from_git = [[*cell, commit.date, f"commit {commit.short}"] for cell, commit in found.measured.items()]
-        _add(folder / "measured.csv", measured, [row for row in from_git if Cell(*row[:3]) not in first])
+    with store.locked(folder):
+        frozen, measured = read_frozen(folder), read_measured(folder)
+        known = set(frozen["digest"])
+        new = [(cell, text) for op in ops for cell, text in standing(op) if digest(cell, text) not in known]
+        if not new:
+            return []
+        found, first = evidence(folder), _first(folder)
+        rows = []
+        for cell, text in dict.fromkeys(new):
+            commit = found.predicted.get((cell, text)) if found else None
+            date = commit.date if commit else _stamp(now)
+            # Dates decide about measurements that only the tables know; about those in git, the order of commits does.
+            early = (cell not in first or (commit is not None and date < first[cell])) and (
+                found is None or cell not in found.measured or found.precedes(commit, found.measured[cell])
+            )
+            mark: Mark = "pre-registered" if early else "post hoc"
+            rows.append([*cell, text, digest(cell, text), date, commit.short if commit else "", mark])
+        _add(folder / "predictions.csv", frozen, rows)
+        if found:
+            entered = set(_cells(measured))
+            from_git = [[*cell, commit.date, f"commit {commit.short}"] for cell, commit in found.measured.items()]
+            _add(folder / "measured.csv", measured, [row for row in from_git if Cell(*row[:3]) not in entered])
     return [f"{op} {step} {backend}: {text} ({mark})" for op, step, backend, text, _, _, _, mark in rows]
 
 
@@ -117,6 +118,38 @@ def note_measured(folder: Path, op: str, names: Iterable[Name], now: datetime.da
         measured = read_measured(folder)
         known = set(_cells(measured))
         _add(folder / "measured.csv", measured, [[*cell, _stamp(now), by] for cell in cells if cell not in known])
+
+
+def violations(folder: Path) -> list[str]:
+    """Rows whose mark the dates in the two tables do not bear out, a line each."""
+    first = _first(folder)
+    lines = []
+    for row in read_frozen(folder).itertuples():
+        cell = Cell(row.op, row.step, row.backend)
+        told = f"{'/'.join(cell)} `{row.prediction}` is marked {row.mark}"
+        if row.digest != digest(cell, row.prediction):
+            lines.append(f"{told}, but its digest is not {row.digest}: the row was changed by another hand")
+        elif row.mark == "pre-registered" and row.frozen >= first.get(cell, "9"):
+            lines.append(f"{told}, but was frozen {row.frozen} and measured {first[cell]}")
+    return lines
+
+
+def withdrawn(folder: Path, op: Op) -> list[Mark]:
+    """The marks of an operation's frozen predictions that its spec does not make any more; they count as such."""
+    stands = {digest(cell, text) for cell, text in standing(op)}
+    table = read_frozen(folder)
+    return [row.mark for row in table[table["op"] == op.name].itertuples() if row.digest not in stands]
+
+
+def _first(folder: Path) -> dict[Cell, str]:
+    """When each cell was first measured, on whichever GPU."""
+    first: dict[Cell, str] = {}
+    everywhere = [file.parent for root in (store.DATA, store.RUNS) for file in root.glob("*/measured.csv")]
+    for each in everywhere if folder in everywhere else [folder]:
+        for row in read_measured(each).itertuples():
+            cell = Cell(row.op, row.step, row.backend)
+            first[cell] = min(row.first, first.get(cell, row.first))
+    return first
 
 
 class Marks:

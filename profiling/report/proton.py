@@ -21,6 +21,7 @@ from typing import Any
 import pandas as pd
 
 from kernel_twins import ops
+from kernel_twins._profiling.report import labels
 from kernel_twins._profiling.report.errors import InvalidDataError
 from kernel_twins._profiling.report.store import TABLES
 from kernel_twins.spec import Case, Name, Op
@@ -30,7 +31,7 @@ _TIME, _COUNT = "time (ns)", "count"
 _AGAIN = "measure the operation again with `python profiling/ncu_report.py collect --tool proton`"
 
 
-def main(op: str, out: str, *labels: str) -> None:
+def main(op: str, out: str, *chosen: str) -> None:
     """Call every labelled cell under Proton; OSError where no tree was written."""
     import torch
     import triton.profiler
@@ -42,7 +43,7 @@ def main(op: str, out: str, *labels: str) -> None:
     spec = ops.get(op)
     case = spec.profile_case
     inputs, output = spec.inputs(case, generator(case, "cuda")), empty_outputs(spec, case, "cuda")
-    calls = {label: load_named(op, _name(label)) for label in labels}
+    calls = {label: load_named(op, labels.read(label)[1]) for label in chosen}
     for call in calls.values():
         call(*inputs, out=output)  # compiles and tunes
     torch.cuda.synchronize()
@@ -80,8 +81,9 @@ def rows(hatchet: Path, op: Op, case: str, run: str, codes: Mapping[str, str]) -
             raise InvalidDataError(f"{hatchet.name} holds no {', '.join(missing)}: {_AGAIN}")
         return pd.DataFrame(
             [
-                (case, *_cell(label), *row, codes.get(label, ""), run)
+                (case, name.backend, name.step, *row, codes.get(label, ""), run)
                 for label, scope in scopes.items()
+                for _, name in [labels.read(label)]
                 for row in _kernels(label, scope, op, Case.parse(case))
             ],
             columns=TABLES["proton"],
@@ -113,7 +115,7 @@ def _kernels(label: str, scope: dict[str, Any], op: Op, case: Case) -> list[tupl
             total = totals[kernel_name(node["frame"]["name"])]
             total[0] += node["metrics"][_COUNT]
             total[1] += node["metrics"][_TIME]
-    name = Name(*_cell(label))
+    _, name = labels.read(label)
     launches = sum(count for count, _ in totals.values())
     expected = CALLS * op.step(name.step).launches if name.step else 0
     if not launches or (expected and launches != expected) or not all(time > 0 for _, time in totals.values()):
@@ -122,16 +124,6 @@ def _kernels(label: str, scope: dict[str, Any], op: Op, case: Case) -> list[tupl
         )
     sums = [str(CALLS * value) for value in minimum.values()]
     return [(kernel, str(count), str(time), sums[0], sums[1]) for kernel, (count, time) in totals.items()]
-
-
-def _cell(label: str) -> tuple[str, str]:
-    """A label's backend and step, as tables have them; see worker.label."""
-    _, _, backend, step = label.split(".")
-    return backend, "" if step == "baseline" else step
-
-
-def _name(label: str) -> Name:
-    return Name(*_cell(label))
 
 
 def kernel_name(name: str) -> str:

@@ -12,10 +12,10 @@ from pathlib import Path
 import pandas as pd
 
 from kernel_twins import OPS
-from kernel_twins._profiling.report import extract, proton, store
+from kernel_twins._profiling.report import extract, labels, proton, store
 from kernel_twins._profiling.report.analysis import Results
 from kernel_twins._profiling.report.collect import CYCLE_CALLS
-from kernel_twins._profiling.report.errors import InvalidDataError
+from kernel_twins._profiling.report.errors import CannotRunError, InvalidDataError
 from kernel_twins._profiling.report.faults import suspicious
 from kernel_twins._profiling.report.metrics import names
 from kernel_twins._profiling.report.stage import Profiled, Stage
@@ -26,47 +26,65 @@ def publish(folder: Path, target: Path) -> list[str]:
     """Publish every profiled operation of the stage in a folder in ``target``; returns what is not fit, a line each.
 
     A report that cannot be used keeps its operation in the stage; a cell with an impossible counter is published
-    without counters. CannotRunError where nothing here can read reports.
+    without counters. CannotRunError where there is nothing to publish, and, after all others, where reports cannot be
+    read here or are full of values that are none.
     """
     stage = Stage.lying_in(folder)
     problems: list[str] = []
+    unreadable: CannotRunError | None = None
     for op in OPS.values():
-        profiled = stage.profiled(op)
-        if profiled is None:
-            continue
         try:
+            profiled = stage.profiled(op)
+            if profiled is None:
+                continue
             tables = _tables(stage, op, profiled)
         except InvalidDataError as error:
-            problems.append(f"{op.name}: {error}")
+            stage.forget_profile(op)  # its timings stay, and are what a run goes on from
+            problems.append(f"{op.name}: {error}; profile it again by `collect --resume`")
+            continue
+        except CannotRunError as error:
+            unreadable = error
             continue
         try:
             tables["cycles"] = _cycles(stage, op, profiled)
         except InvalidDataError as error:  # verdicts stand without, by the bench alone
             problems.append(f"{op.name} has no cycles: {error}")
-        tables["previous"] = _ratios(op, target)
-        runs = pd.concat([store.read_runs(target), store.read_runs(stage.folder)]).drop_duplicates("run")
-        store.write(target / "runs.csv", runs)  # with the new one before any table names it
-        for table in store.TABLES:
-            if table in tables and len(tables[table]):
-                store.write(store.path(target, op.name, table), tables[table])
-            else:
-                store.path(target, op.name, table).unlink(missing_ok=True)
-        named = {run for each in OPS for run in store.read_table(target, each, "timings")["run"]}
-        store.write(target / "runs.csv", runs[runs["run"].isin(named)])
+        _replace(op, tables, stage, target)
         for row in tables["quarantine"].itertuples():
             problems.append(f"{op.name} {row.step or 'baseline'} ({row.backend}) is quarantined: {row.reason}")
         stage.clear(op)
+    if unreadable:
+        raise unreadable
     return problems
+
+
+def _replace(op: Op, tables: dict[str, pd.DataFrame], stage: Stage, target: Path) -> None:
+    # The ratios before come first: interrupted between the two, they are computed from the old timings again.
+    tables = {"previous": _ratios(op, target), **tables}
+    runs = pd.concat([store.read_runs(target), store.read_runs(stage.folder)]).drop_duplicates("run")
+    store.write(target / "runs.csv", runs)  # with the new one before any table names it
+    for table in sorted(store.TABLES, key=lambda table: table != "previous"):
+        if table in tables and len(tables[table]):
+            store.write(store.path(target, op.name, table), tables[table])
+        else:
+            store.path(target, op.name, table).unlink(missing_ok=True)
+    named = {run for each in OPS for run in store.read_table(target, each, "timings")["run"]}
+    store.write(target / "runs.csv", runs[runs["run"].isin(named)])
 
 
 def _tables(stage: Stage, op: Op, profiled: Profiled) -> dict[str, pd.DataFrame]:
     run, case, codes = stage.run["run"], op.profile_case.slug, profiled.codes
     timings = store.read_table(stage.folder, op.name, "timings")
-    by_name = {tuple(each.split(".")[2:]): code for each, code in codes.items()}
-    timings["code"] = [
-        by_name.get((row.backend, row.step), row.code) if row.step else "" for row in timings.itertuples()
-    ]
+    by_name = {labels.read(label)[1]: code for label, code in codes.items()}
+    whole = [by_name.get(Name(row.backend, row.step), row.code) for row in timings.itertuples()]
+    if changed := {
+        row.step for row, code in zip(timings.itertuples(), whole, strict=True) if _source(row.code) != _source(code)
+    }:
+        raise InvalidDataError(f"{', '.join(sorted(changed))} changed while the run was under way")
+    timings["code"] = whole
     tables = {"timings": timings, "quarantine": pd.DataFrame(columns=store.TABLES["quarantine"])}
+    if profiled.tool == "none":
+        return tables
     if profiled.tool == "proton":
         tables["proton"] = proton.rows(stage.report(op, "proton"), op, case, run, codes)
         return tables
@@ -87,18 +105,28 @@ def _cycles(stage: Stage, op: Op, profiled: Profiled) -> pd.DataFrame:
     return extract.cycle_rows(launches, profiled.launches, CYCLE_CALLS, case, run, profiled.codes)
 
 
+def _source(code: str) -> str:
+    return code.partition(":")[0]
+
+
 def _ratios(op: Op, folder: Path) -> pd.DataFrame:
-    """What every step's ratio to the best baseline is in the tables that are about to be replaced."""
+    """What every step's ratio to the best baseline is in the tables that are about to be replaced.
+
+    Of a step that lost, and whose loss nobody has accepted, it stays the ratio from before the loss: to measure again
+    mends nothing.
+    """
     results = Results(op, folder, None)
-    rows = []
+    recorded = store.read_table(folder, op.name, "previous")
+    lost = {(loss.case, loss.name) for loss in results.losses() if not loss.reason}
+    keys = [(row.case, Name(row.backend, row.step)) for row in recorded.itertuples()]
+    rows = [tuple(row) for row, key in zip(recorded.itertuples(index=False), keys, strict=True) if key in lost]
     for case in op.bench_cases:
         baseline = results.best_baseline(case)
-        if baseline is None:
-            continue
         for backend in BACKENDS:
             for step in op.steps_of(backend):
-                ratio = results.ratio(case, Name(backend, step.name), baseline)
-                if ratio is not None:
+                name = Name(backend, step.name)
+                ratio = results.ratio(case, name, baseline) if baseline else None
+                if ratio and baseline and (case.slug, name) not in lost:
                     cell = (case.slug, backend, step.name)
                     rows.append((*cell, baseline.backend, f"{ratio.value:.4f}", results.runs[-1], ""))
     return pd.DataFrame(rows, columns=store.TABLES["previous"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass
 
 from kernel_twins import OPS, ops
@@ -21,14 +22,22 @@ class Selection:
     def of(cls, names: list[str] | None, step: str | None, backend: str | None, shape: str | None) -> Selection:
         """From the command line; ValueError names the argument that fits nothing."""
         chosen = tuple(ops.get(name) for name in names or OPS)
-        if step and not any(step == each.name for op in chosen for each in op.steps):
-            known = sorted({each.name for op in chosen for each in op.steps})
-            raise ValueError(f"--step is {step!r}; {' and '.join(op.name for op in chosen)} have {', '.join(known)}")
         case = Case.parse(shape).slug if shape else ""
+        if step and not any(step == each.name for op in chosen for each in op.steps):
+            known = {each.name for op in chosen for each in op.steps}
+            raise ValueError(f"--step is {step!r}; {_like(step, known)}, see `python -m kernel_twins list`")
         if case and not any(case == each.slug for op in chosen for each in op.bench_cases):
-            known = sorted({each.slug for op in chosen for each in op.bench_cases})
-            raise ValueError(f"--shape is {shape!r}; the timed cases are {', '.join(known)}")
-        return cls(chosen, step or "", backend or "", case)
+            known = {each.slug for op in chosen for each in op.bench_cases}
+            raise ValueError(f"--shape is {shape!r}, which is not timed; {_like(case, known)}")
+        meant = tuple(
+            op
+            for op in chosen
+            if any(step in (None, "", each.name) and backend in (None, "", *each.backends) for each in op.steps)
+            and any(case in ("", each.slug) for each in op.bench_cases)
+        )
+        if not meant:
+            raise ValueError(f"--step {step}, --backend {backend} and --shape {shape} have no cell in common")
+        return cls(meant, step or "", backend or "", case)
 
     @property
     def whole(self) -> bool:
@@ -47,3 +56,8 @@ class Selection:
             for step in op.steps_of(backend)
             if self.step in ("", step.name)
         ]
+
+
+def _like(text: str, known: set[str]) -> str:
+    near = difflib.get_close_matches(text, sorted(known), n=3, cutoff=0.3)
+    return f"the nearest are {', '.join(near)}" if near else f"there is, for example, {min(known)}"

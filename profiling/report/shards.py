@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -41,6 +42,12 @@ def run(ops: Sequence[str], gpus: Sequence[str], arguments: Sequence[str]) -> di
     threads = [threading.Thread(target=work, args=(gpu,)) for gpu in gpus]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    try:
+        for thread in threads:
+            thread.join()
+    except BaseException:  # Ctrl-C, which the children have got too: nobody takes another operation
+        while not waiting.empty():
+            with contextlib.suppress(Empty):
+                waiting.get_nowait()
+        raise
     return codes

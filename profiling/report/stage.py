@@ -9,21 +9,23 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
+import os
 import platform
 import secrets
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from kernel_twins._load import extension
 from kernel_twins._profiling.report import identity, ncu, store
-from kernel_twins._profiling.report.errors import CannotRunError
+from kernel_twins._profiling.report.errors import CannotRunError, InvalidDataError
 from kernel_twins._profiling.report.metrics import Tier
 from kernel_twins.spec import Name, Op
 
-_SHARED = ("triton-kernels/*.py", "triton-kernels/tuned/*.json", "kernel_twins/bench.py", "kernel_twins/matmul.py")
+_SHARED = ("triton-kernels/*.py", "triton-kernels/tuned/*.json", "kernel_twins/*.py", "kernel_twins/ops/*.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,42 +48,48 @@ class Stage:
 
     @classmethod
     def open(cls, folder: Path, resume: bool, selected: str) -> Stage:
-        """CannotRunError where ``resume`` asks to go on with a run that was made with something else.
+        """Begin a run, or go on with the one that lies there; ``selected`` says what it is about.
 
-        A run that is not resumed is set aside under its own name. ``selected`` says what the run is about: a run goes
-        on only with the same.
+        CannotRunError where ``resume`` asks to go on with a run that was made with something else; ValueError where a
+        new run would take the place of one that was collected and not extracted. One that was interrupted is set
+        aside under its own name.
         """
         facts, binaries = _facts(), _binaries()
-        about = {"selected": selected, "shared": _shared_digest()}
+        about = {"selected": selected, "shared": _shared_digest(), "published": ""}
         earlier = store.read_runs(folder)
         if len(earlier) and resume:
             row = dict(earlier.iloc[0])
-            told = json.loads((folder / "stage.json").read_text())
+            told = _read_json(folder / "stage.json")
             changed = [f"{k} was {row[k]!r}, is {v!r}" for k, v in facts.items() if row[k] != v]
-            changed += [f"{k} was {told.get(k)!r}, is {v!r}" for k, v in about.items() if told.get(k) != v]
+            changed += [
+                f"{k} was {told.get(k)!r}, is {about[k]!r}" for k in ("selected", "shared") if told.get(k) != about[k]
+            ]
             if changed:
                 raise CannotRunError(
                     f"cannot go on with run {row['run']}: {'; '.join(changed)}; start a new one without --resume"
                 )
             return cls(folder, row, binaries)
         if len(earlier):
-            aside = folder.with_name(f"{folder.name}-{earlier.iloc[0]['run']}")
-            shutil.rmtree(aside, ignore_errors=True)
-            folder.rename(aside)
+            run = earlier.iloc[0]["run"]
+            if list(folder.glob("*.profiled.json")):
+                raise ValueError(
+                    f"run {run} was collected and not extracted: `ncu_report.py extract` it, or go on with it with "
+                    "--resume"
+                )
+            folder.rename(folder.with_name(f"{folder.name}-{run}"))
         date = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        name = f"{date[:10]}-{secrets.token_hex(3)}"
-        run = {"run": name, "date": date, **facts}
+        row = {"run": f"{date[:10]}-{secrets.token_hex(3)}", "date": date, **facts}
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "stage.json").write_text(json.dumps(about))
-        store.write(folder / "runs.csv", pd.DataFrame([run], columns=store.PROVENANCE))
-        return cls(folder, run, binaries)
+        _write_json(folder / "stage.json", about)
+        store.write(folder / "runs.csv", pd.DataFrame([row], columns=store.PROVENANCE))
+        return cls(folder, row, binaries)
 
     @classmethod
     def lying_in(cls, folder: Path) -> Stage:
         """The stage of a run that was collected, for extraction; CannotRunError where there is none."""
         rows = store.read_runs(folder)
-        if not len(rows):
-            raise CannotRunError(f"nothing was collected in {folder}: run `ncu_report.py collect` first")
+        if not len(rows) or not list(folder.glob("*.profiled.json")):
+            raise CannotRunError(f"nothing that was profiled waits in {folder}: run `ncu_report.py collect` first")
         return cls(folder, dict(rows.iloc[0]), {})
 
     def code(self, op: Op, name: Name) -> str:
@@ -98,10 +106,10 @@ class Stage:
 
     def profiled(self, op: Op) -> Profiled | None:
         path = self._profiled_path(op)
-        return Profiled(**json.loads(path.read_text())) if path.exists() else None
+        return Profiled(**_read_json(path)) if path.exists() else None
 
     def note_profiled(self, op: Op, profiled: Profiled) -> None:
-        self._profiled_path(op).write_text(json.dumps(asdict(profiled)))
+        _write_json(self._profiled_path(op), asdict(profiled))
 
     def forget_profile(self, op: Op) -> None:
         self._profiled_path(op).unlink(missing_ok=True)
@@ -109,12 +117,43 @@ class Stage:
     def _profiled_path(self, op: Op) -> Path:
         return self.folder / f"{op.name}.profiled.json"
 
+    def published(self, op: Op) -> bool:
+        """Whether the operation has been extracted from this run already."""
+        return op.name in _read_json(self.folder / "stage.json")["published"].split()
+
     def clear(self, op: Op) -> None:
-        """Drop an operation that has been extracted; the stage itself goes with its last operation."""
+        """Drop an operation that has been extracted, but for its reports, which other viewers can open.
+
+        The stage itself goes with its last operation.
+        """
+        reports = self.folder.with_name("reports") / self.run["run"]
+        reports.mkdir(parents=True, exist_ok=True)
         for file in self.folder.glob(f"{op.name}.*"):
-            file.unlink()
+            if file.suffix in (".ncu-rep", ".hatchet"):
+                os.replace(file, reports / file.name)
+            else:
+                file.unlink()
+        about = _read_json(self.folder / "stage.json")
+        _write_json(self.folder / "stage.json", about | {"published": f"{about['published']} {op.name}".strip()})
         if not list(self.folder.glob("*.timings.csv")):
             shutil.rmtree(self.folder)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise InvalidDataError(f"{path} cannot be read ({error}): remove {path.parent} and collect again") from error
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    """In one move: a run may be interrupted at any moment."""
+    half = path.with_suffix(".tmp")
+    try:
+        half.write_text(json.dumps(content))
+        os.replace(half, path)
+    finally:
+        half.unlink(missing_ok=True)
 
 
 def _facts() -> dict[str, str]:

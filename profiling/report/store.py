@@ -26,11 +26,10 @@ from pathlib import Path
 import pandas as pd
 
 from kernel_twins._profiling.report.errors import InvalidDataError
-
-ROOT = Path(__file__).resolve().parents[2]
-DATA = ROOT / "profiling" / "data"
-RUNS = ROOT / "runs"  # ignored by git: unfinished runs, and the results of GPUs that are not published
-REFERENCE_GPU = "h100-sxm"
+from kernel_twins._profiling.report.places import DATA as DATA
+from kernel_twins._profiling.report.places import REFERENCE_GPU as REFERENCE_GPU
+from kernel_twins._profiling.report.places import ROOT as ROOT
+from kernel_twins._profiling.report.places import RUNS as RUNS
 
 KEY = ["case", "backend", "step"]
 TABLES: dict[str, list[str]] = {
@@ -50,6 +49,11 @@ PROVENANCE = [
 ]  # fmt: skip
 
 _FOOTER = re.compile(r"# (\d+) rows,sha256 ([0-9a-f]{16}),*")
+
+
+def ledger(gpu: str) -> Path:
+    """Where a GPU's data and the first measurements of its cells are kept: beside the published, else in runs/."""
+    return (DATA if (DATA / gpu).is_dir() else RUNS) / gpu
 
 
 def path(folder: Path, op: str, table: str) -> Path:

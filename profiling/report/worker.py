@@ -16,15 +16,11 @@ import torch
 
 from kernel_twins import ops
 from kernel_twins._load import load_named
+from kernel_twins._profiling.report import labels
 from kernel_twins._profiling.report.identity import triton_digest
 from kernel_twins.check import generator
 from kernel_twins.spec import BACKENDS, Name
 from kernel_twins.tensors import empty_outputs
-
-
-def label(op: str, name: Name) -> str:
-    """A cell's label, in the characters that ncu's filters take literally."""
-    return f"kl.{op}.{name.backend}.{name.step or 'baseline'}"
 
 
 def cells(op: str) -> list[Name]:
@@ -38,20 +34,20 @@ def cells(op: str) -> list[Name]:
     return [Name(baseline) for baseline in spec.baselines] + steps
 
 
-def main(op: str, calls: str, digests_file: str, *labels: str) -> None:
+def main(op: str, calls: str, digests_file: str, *chosen: str) -> None:
     spec = ops.get(op)
     case = spec.profile_case
     inputs = spec.inputs(case, generator(case, "cuda"))
     out = empty_outputs(spec, case, "cuda")
     digests = {}
     for name in cells(op):
-        if label(op, name) not in labels:
+        if labels.write(op, name) not in chosen:
             continue
         call = load_named(op, name)
         call(*inputs, out=out)
         torch.cuda.synchronize()
         torch.cuda.cudart().cudaProfilerStart()
-        mark = torch.cuda.nvtx.range_start(label(op, name))
+        mark = torch.cuda.nvtx.range_start(labels.write(op, name))
         for _ in range(int(calls)):
             call(*inputs, out=out)
         torch.cuda.synchronize()
