@@ -208,12 +208,16 @@ def _limit(results: Results, name: Name) -> str:
     if reason := results.quarantined(name):
         return f"Counters quarantined: {reason}."
     limit = results.limiter(name)
-    return f"Limited by {limit.told()}." if limit else "Not profiled."
+    if limit:
+        return f"Limited by {limit.told()}."
+    return "" if proton.told(results.proton, results.op, name) else "Not profiled."
 
 
 def _counters(results: Results, step: Step, static_rows: pd.DataFrame) -> list[str]:
     header, rows = before_and_after(results, step, step.backends, _ROWS)
-    rows.append(["top stalls, cycles an issue", *(_stalls(results, step, backend) for backend in step.backends)])
+    stalls = [_stalls(results, step, backend) for backend in step.backends]
+    if any(each.strip("– →") for each in stalls):
+        rows.append(["top stalls, cycles an issue", *stalls])
     sass = [
         static.told(static_rows, results.op.name, step.name, b, results.longest_launch(Name(b, step.name)))
         for b in step.backends
