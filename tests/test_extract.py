@@ -386,6 +386,7 @@ def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv("PYTHONPATH", str(file.parent))
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setenv("NCU", str(tmp_path / "bin" / "ncu"))  # not that of a toolkit of this machine
     return file
 
 
