@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
+import subprocess
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +24,7 @@ from kernel_twins._profiling.report import (
     cli,
     collect,
     extract,
+    losses,
     measuring,
     ncu,
     partial,
@@ -231,11 +236,11 @@ def test_a_loss_stays_one_however_often_it_is_measured(machine: Machine, runs: R
         runs.publish()
     previous = store.read_table(runs.target, OP.name, "previous")
     assert set(previous["ratio"]) == {"1.0000"}
-    assert len(Results(OP, runs.target, None).losses()) == len(previous)
+    assert len(losses.losses(Results(OP, runs.target, None))) == len(previous)
     machine.times_us = 100.0
     runs.collect()
     runs.publish()
-    assert Results(OP, runs.target, None).losses() == []
+    assert losses.losses(Results(OP, runs.target, None)) == []
 
 
 def test_a_collected_run_is_extracted_before_the_next_begins(machine: Machine, runs: Runs) -> None:
@@ -295,6 +300,24 @@ def test_every_gpu_takes_the_next_operation(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(store, "ROOT", tmp_path)
     assert shards.run(["a", "b", "c"], ["5", "7"], []) == {"a": 0, "b": 0, "c": 3}
     assert {(tmp_path / op).read_text() for op in "abc"} <= {"5", "7"}
+
+
+def test_after_ctrl_c_no_gpu_takes_another_operation(monkeypatch: pytest.MonkeyPatch) -> None:
+    started, ended, released = [], threading.Event(), threading.Event()
+
+    def child(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        started.append(command[command.index("--op") + 1])
+        os.kill(os.getpid(), signal.SIGINT)  # the terminal's goes to everybody
+        released.wait(10)
+        ended.set()
+        return subprocess.CompletedProcess(command, 130)
+
+    monkeypatch.setattr(shards.subprocess, "run", child)
+    with pytest.raises(KeyboardInterrupt):
+        shards.run(list("abcdef"), ["0"], [])
+    released.set()
+    assert ended.wait(10)
+    assert started == ["a"]
 
 
 def test_gpus_are_named_as_the_environment_does(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,17 +13,15 @@ from kernel_twins import OPS
 from kernel_twins._profiling.report import identity, predictions, static, store
 from kernel_twins._profiling.report.judgement import Judgement, explained, judge
 from kernel_twins._profiling.report.limiter import Limit, limiter
-from kernel_twins._profiling.report.metrics import CYCLES, fold, top_stalls
+from kernel_twins._profiling.report.metrics import CYCLES, top_stalls
 from kernel_twins._profiling.report.quantities import QUANTITIES
+from kernel_twins._profiling.report.recorded import Recorded, times_us
 from kernel_twins._profiling.report.verdict import Ratio, confirmed, cycle_ratio, paired_ratio
 from kernel_twins.ceilings import Ceilings, gpu_slug
 from kernel_twins.ceilings import load as load_ceilings
 from kernel_twins.spec import Backend, Case, Name, Op, Step
 
-_LOST = 0.95  # of the ratio before
 _PASSED = 0.95  # of the floor: what is further below it has another one
-
-Cell = tuple[str, Name]  # a case's slug, and who was measured
 
 
 def load(gpu: str, folder: Path) -> list[Results]:
@@ -37,16 +33,6 @@ def load(gpu: str, folder: Path) -> list[Results]:
     return [Results(op, folder, ceilings) for op in OPS.values()]
 
 
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """A cell that got slower: what it is and was, and the reason for which that was accepted, if any."""
-
-    case: str
-    name: Name
-    told: str
-    reason: str
-
-
 class Results:
     """One operation's committed measurements on one GPU, answering questions about them."""
 
@@ -54,68 +40,27 @@ class Results:
         self.op = op
         self.ceilings = ceilings
         self.ceiling = getattr(ceilings, op.ceiling) if ceilings else None
-        self._folder = folder
-        self._rows: dict[Cell, dict[str, Any]] = {}  # by contest: baselines are timed beside the slow steps too
-        for row in self._table("timings").itertuples():
-            self._rows.setdefault((row.case, Name(row.backend, row.step)), {})[row.contest] = row
+        self.recorded = Recorded(op, folder)
         self._ratios: dict[tuple[str, Name, Name], Ratio | None] = {}
         self._quantities: dict[Name, dict[str, float | None]] = {}
 
-    def _table(self, table: str) -> pd.DataFrame:
-        return store.read_table(self._folder, self.op.name, table)
-
     @property
     def measured(self) -> bool:
-        return bool(self._rows)
+        return bool(self.recorded.rows)
 
     @property
     def runs(self) -> list[str]:
-        return sorted({row.run for rows in self._rows.values() for row in rows.values()} | set(self._counters["run"]))
-
-    @cached_property
-    def _counters(self) -> pd.DataFrame:
-        return self._table("counters")
-
-    @cached_property
-    def _calls(self) -> dict[Name, dict[str, float]]:
-        """Counters by call, but only of the profiled case and of the code that was timed."""
-        return {name: fold(launches) for name, launches in self._launches.items()}
-
-    @cached_property
-    def _launches(self) -> dict[Name, list[dict[str, float]]]:
-        table = self._counters[self._counters["case"] == self.op.profile_case.slug]
-        launches: dict[Name, dict[str, dict[str, float]]] = {}
-        for row in self._current(table):
-            name = Name(row.backend, row.step)
-            launches.setdefault(name, {}).setdefault(row.launch, {})[row.metric] = float(row.value)
-        return {name: list(found.values()) for name, found in launches.items()}
-
-    @cached_property
-    def _cycles(self) -> dict[Name, np.ndarray]:
-        """Cycles of the profiled case's calls, of the code that was timed."""
-        table = self._table("cycles")
-        table = table[table["case"] == self.op.profile_case.slug]
-        return {Name(row.backend, row.step): np.array(row.cycles.split(), dtype=float) for row in self._current(table)}
-
-    def _current(self, table: pd.DataFrame) -> list[Any]:
-        """The rows that belong to the code that was timed, and to its run."""
-        timed = {name: (row.code, row.run) for (_, name), rows in self._rows.items() for row in rows.values()}
-        return [row for row in table.itertuples() if timed.get(Name(row.backend, row.step)) == (row.code, row.run)]
-
-    def _row(self, case: Case, name: Name) -> Any:
-        """The cell's row, of the fast contest where it was in both; None where it was never tried."""
-        rows = self._rows.get((case.slug, name), {})
-        return rows.get("fast") or next(iter(rows.values()), None)
+        return self.recorded.runs
 
     def status(self, case: Case, name: Name) -> str:
         """``ok``, the reason why there is no time, or an empty string where the cell was never tried."""
-        row = self._row(case, name)
+        row = self.recorded.row(case, name)
         return row.status if row else ""
 
     def time_us(self, case: Case, name: Name) -> float | None:
         """The median over the rounds."""
-        row = self._row(case, name)
-        return float(np.median(_times(row))) if row and row.status == "ok" else None
+        row = self.recorded.row(case, name)
+        return float(np.median(times_us(row))) if row and row.status == "ok" else None
 
     def best_baseline(self, case: Case) -> Name | None:
         """The fastest of what a user would call instead."""
@@ -131,11 +76,11 @@ class Results:
         return self._ratios[key]
 
     def _paired(self, case: Case, name: Name, against: Name) -> Ratio | None:
-        ours, theirs = (self._rows.get((case.slug, each), {}) for each in (name, against))
+        ours, theirs = (self.recorded.rows.get((case.slug, each), {}) for each in (name, against))
         for contest in ("fast", "slow"):
             row, other = ours.get(contest), theirs.get(contest)
             if row and other and row.status == other.status == "ok" and row.run == other.run:
-                return paired_ratio(_times(other), _times(row))
+                return paired_ratio(times_us(other), times_us(row))
         return None
 
     def standing(self, case: Case, name: Name, against: Name) -> str | None:
@@ -144,20 +89,22 @@ class Results:
         if ratio is None:
             return None
         cycles = None
-        if case == self.op.profile_case and name in self._cycles and against in self._cycles:
-            cycles = cycle_ratio(self._cycles[against], self._cycles[name])
+        if case == self.op.profile_case and name in self.recorded.cycles and against in self.recorded.cycles:
+            cycles = cycle_ratio(self.recorded.cycles[against], self.recorded.cycles[name])
         return confirmed(ratio, cycles)
 
     def accuracy(self, case: Case, name: Name) -> tuple[float | None, int | None]:
         """The largest absolute error against float64, and the bytes that a call allocates for itself."""
-        row = self._row(case, name)
+        row = self.recorded.row(case, name)
         if row is None or row.status.startswith("wrong"):
             return None, None
         return float(row.error) if row.error else None, int(row.extra_bytes) if row.extra_bytes else None
 
     def sensors(self, case: Case) -> str:
         """The chip's state while a case was timed, such as ``1,980 MHz, 511 W, 45 °C, throttle none``."""
-        row = next((row for (slug, _), rows in self._rows.items() if slug == case.slug for row in rows.values()), None)
+        row = next(
+            (row for (slug, _), rows in self.recorded.rows.items() if slug == case.slug for row in rows.values()), None
+        )
         if row is None or not row.sm_clock_mhz:
             return ""
         clock, power = float(row.sm_clock_mhz), float(row.power_w or "nan")
@@ -181,7 +128,7 @@ class Results:
         return self._quantities[name]
 
     def _computed(self, name: Name) -> dict[str, float | None]:
-        case, counters = self.op.profile_case, self._calls.get(name, {})
+        case, counters = self.op.profile_case, self.recorded.calls.get(name, {})
         values = {key: quantity.compute(counters) for key, quantity in QUANTITIES.items()}
         values["time"] = self.time_us(case, name)
         rate = values["rate"] = self.rate(case, name)
@@ -195,28 +142,23 @@ class Results:
 
     def longest_launch(self, name: Name) -> dict[str, float]:
         """The counters of the call's longest kernel at the profile case; empty where it was not profiled."""
-        return max(self._launches.get(name, [{}]), key=lambda launch: launch.get(CYCLES, 0.0))
+        return max(self.recorded.launches.get(name, [{}]), key=lambda launch: launch.get(CYCLES, 0.0))
 
     def counters(self, name: Name) -> dict[str, float]:
         """The call's folded counters at the profile case; empty where it was not profiled."""
-        return self._calls.get(name, {})
+        return self.recorded.calls.get(name, {})
 
     def stalls(self, name: Name) -> list[tuple[str, float]]:
-        return top_stalls(self._calls[name]) if name in self._calls else []
+        return top_stalls(self.recorded.calls[name]) if name in self.recorded.calls else []
 
     def quarantined(self, name: Name) -> str:
         """Why the call's counters were refused; empty if they were not."""
-        return self._refused.get(name, "")
+        return self.recorded.quarantined.get(name, "")
 
-    @cached_property
-    def _refused(self) -> dict[Name, str]:
-        return {Name(row.backend, row.step): row.reason for row in self._current(self._table("quarantine"))}
-
-    @cached_property
+    @property
     def proton(self) -> pd.DataFrame:
-        """What Triton's Proton saw of the code that was timed, where ncu's counters were not to be had."""
-        table = self._table("proton")
-        return table.loc[[row.Index for row in self._current(table)]]
+        """What Triton's Proton saw, where ncu's counters were not to be had."""
+        return self.recorded.proton
 
     def judge(self, step: Step, backend: Backend) -> list[Judgement]:
         """The step's predictions for one language, against what was measured."""
@@ -229,14 +171,14 @@ class Results:
     def explained(self, step: Step, backend: Backend, missed: Iterable[str]) -> str:
         """The counters that stand beside missed predictions; empty where there is nothing to compare."""
         previous = self.previous(step, backend)
-        calls = [self._calls.get(Name(backend, each.name)) for each in (previous, step) if each]
+        calls = [self.recorded.calls.get(Name(backend, each.name)) for each in (previous, step) if each]
         if len(calls) < 2 or calls[0] is None or calls[1] is None:
             return ""
         return explained(calls[0], calls[1], missed)
 
     def withdrawn(self) -> list[predictions.Mark]:
         """The marks of predictions that were frozen and that the spec does not make any more."""
-        return predictions.withdrawn(self._folder, self.op)
+        return predictions.withdrawn(self.recorded.folder, self.op)
 
     def mark(self, step: Step, backend: Backend, judgement: Judgement) -> predictions.Mark:
         """Whether the prediction was frozen before the first measurement."""
@@ -244,7 +186,7 @@ class Results:
 
     @cached_property
     def _marks(self) -> predictions.Marks:
-        return predictions.Marks(self._folder)
+        return predictions.Marks(self.recorded.folder)
 
     def previous(self, step: Step, backend: Backend) -> Step | None:
         """The step before this one in the same language."""
@@ -255,7 +197,7 @@ class Results:
     def limiter(self, name: Name) -> Limit | None:
         """What holds the call back at the profile case; None where it was not profiled."""
         time_us = self.time_us(self.op.profile_case, name)
-        counters = self._calls.get(name, {})
+        counters = self.recorded.calls.get(name, {})
         return limiter(counters, time_us=time_us, ceilings=self.ceilings, floor_us=self._floor_us)
 
     @cached_property
@@ -266,7 +208,7 @@ class Results:
         """
         case = self.op.profile_case
         work = self.op.bytes(case) / 1e3 if self.rate_unit == "GB/s" else self.op.flops(case) / 1e6
-        times = [time for slug, name in self._rows if slug == case.slug and (time := self.time_us(case, name))]
+        times = [time for slug, name in self.recorded.rows if slug == case.slug and (time := self.time_us(case, name))]
         if not self.ceiling or not times:
             return None
         floor_us = work / self.ceiling
@@ -280,7 +222,7 @@ class Results:
         """
         source = identity.source_digest(self.op.name, name.step, name.backend)
         toolchain, compiled = self._compiled.get((self.op.name, name.step, name.backend), ("", ""))
-        for row in (row for (_, each), rows in self._rows.items() if each == name for row in rows.values()):
+        for row in (row for (_, each), rows in self.recorded.rows.items() if each == name for row in rows.values()):
             measured, _, binary = row.code.partition(":")
             comparable = binary not in ("", "-") and self._toolchains.get((row.run, name.backend)) == toolchain
             if measured != source or (comparable and binary != compiled):
@@ -294,46 +236,10 @@ class Results:
     @cached_property
     def _toolchains(self) -> dict[tuple[str, str], str]:
         """What compiled each language in the runs on the reference GPU, by run and language."""
-        runs = store.read_runs(self._folder).to_dict("records")
+        runs = store.read_runs(self.recorded.folder).to_dict("records")
         return {
             (run["run"], backend): static.toolchain(backend, run[compiler])
             for run in runs
             if gpu_slug(run["gpu"]) == store.REFERENCE_GPU
             for backend, compiler in static.COMPILERS.items()
         }
-
-    def losses(self) -> list[Loss]:
-        """Finished steps that lost more than 5 % against the run before, and those that have no time any more.
-
-        A step that is as fast as before within its interval has not lost.
-        """
-        lost = []
-        for row in self._table("previous").itertuples():
-            case, name = row.case, Name(row.backend, row.step)
-            if (
-                row.step not in {step.name for step in self.op.steps if step.finished}
-                or row.baseline not in self.op.baselines
-            ):
-                continue
-            now = self.ratio(Case.parse(case), name, Name(row.baseline))
-            status = self.status(Case.parse(case), name)
-            if now is None and status == "":
-                continue  # not a case of this operation any more
-            if now is None or now.high < _LOST * float(row.ratio):
-                told = f"{now.value:.3f} × {row.baseline}" if now else status
-                lost.append(Loss(case, name, f"{told}, was {float(row.ratio):.3f} ×", row.reason))
-        return lost
-
-    def wrong(self) -> list[str]:
-        """Finished steps that gave wrong results in the recorded run, a line each."""
-        finished = {step.name for step in self.op.steps if step.finished}
-        return [
-            f"{name.step}/{name.backend} at {case}: {row.status}"
-            for (case, name), rows in self._rows.items()
-            for row in rows.values()
-            if name.step in finished and row.status.startswith("wrong")
-        ]
-
-
-def _times(row: Any) -> np.ndarray:
-    return np.array(row.times_us.split(), dtype=float)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kernel_twins import OPS
-from kernel_twins._profiling.report import documents, history, predictions, static, store
-from kernel_twins._profiling.report.analysis import Loss, Results
+from kernel_twins._profiling.report import documents, history, losses, predictions, static, store
+from kernel_twins._profiling.report.analysis import Results
 from kernel_twins.spec import Name, Op
 
 FOLDER = store.DATA / store.REFERENCE_GPU
@@ -39,7 +39,9 @@ def run(release: bool, audit: bool) -> Findings:
                     late.append(f"{cell} changed since it was measured: run `ncu_report.py --op {op.name}`")
                 if any(results.mark(step, backend, each) == "not frozen" for each in results.judge(step, backend)):
                     late.append(f"{cell} has predictions that are not frozen: run `ncu_report.py predict`")
-        found.warnings += [f"{_told(op, loss)} (accepted: {loss.reason})" for loss in results.losses() if loss.reason]
+        found.warnings += [
+            f"{_told(op, loss)} (accepted: {loss.reason})" for loss in losses.losses(results) if loss.reason
+        ]
     found.failures += regressions() + predictions.violations(FOLDER)
     if audit:
         violations, notes = history.audit(FOLDER)
@@ -53,21 +55,23 @@ def regressions() -> list[str]:
     lines = []
     for op in OPS.values():
         results = Results(op, FOLDER, None)
-        lines += [f"{op.name}/{line}" for line in results.wrong()]
+        lines += [f"{op.name}/{line}" for line in losses.wrong(results)]
         lines += [
-            f"{_told(op, loss)}; mend it, or `check --accept REASON`" for loss in results.losses() if not loss.reason
+            f"{_told(op, loss)}; mend it, or `check --accept REASON`"
+            for loss in losses.losses(results)
+            if not loss.reason
         ]
     return lines
 
 
-def _told(op: Op, loss: Loss) -> str:
+def _told(op: Op, loss: losses.Loss) -> str:
     return f"{op.name}/{loss.name.step}/{loss.name.backend} at {loss.case}: {loss.told}"
 
 
 def accept(reason: str) -> None:
     """Write the reason into the rows of the steps that lost."""
     for op in OPS.values():
-        lost = {(loss.case, loss.name) for loss in Results(op, FOLDER, None).losses()}
+        lost = {(loss.case, loss.name) for loss in losses.losses(Results(op, FOLDER, None))}
         table = store.read_table(FOLDER, op.name, "previous")
         if lost:
             table["reason"] = [

@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 
 from kernel_twins import OPS
-from kernel_twins._profiling.report import extract, labels, proton, store
+from kernel_twins._profiling.report import extract, labels, losses, proton, store
 from kernel_twins._profiling.report.analysis import Results
 from kernel_twins._profiling.report.collect import CYCLE_CALLS
 from kernel_twins._profiling.report.errors import CannotRunError, InvalidDataError
@@ -117,7 +117,7 @@ def _ratios(op: Op, folder: Path) -> pd.DataFrame:
     """
     results = Results(op, folder, None)
     recorded = store.read_table(folder, op.name, "previous")
-    lost = {(loss.case, loss.name) for loss in results.losses() if not loss.reason}
+    lost = {(loss.case, loss.name) for loss in losses.losses(results) if not loss.reason}
     keys = [(row.case, Name(row.backend, row.step)) for row in recorded.itertuples()]
     rows = [tuple(row) for row, key in zip(recorded.itertuples(index=False), keys, strict=True) if key in lost]
     for case in op.bench_cases:

@@ -1,0 +1,52 @@
+"""What a recorded run lost against the one before: speed, or right results."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernel_twins._profiling.report.analysis import Results
+from kernel_twins.spec import Case, Name
+
+_LOST = 0.95  # of the ratio before
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A cell that got slower: what it is and was, and the reason for which that was accepted, if any."""
+
+    case: str
+    name: Name
+    told: str
+    reason: str
+
+
+def losses(results: Results) -> list[Loss]:
+    """Finished steps that lost more than 5 % against the run before, and those that have no time any more.
+
+    A step that is as fast as before within its interval has not lost.
+    """
+    lost = []
+    finished = {step.name for step in results.op.steps if step.finished}
+    for row in results.recorded.table("previous").itertuples():
+        case, name = row.case, Name(row.backend, row.step)
+        if row.step not in finished or row.baseline not in results.op.baselines:
+            continue
+        now = results.ratio(Case.parse(case), name, Name(row.baseline))
+        status = results.status(Case.parse(case), name)
+        if now is None and status == "":
+            continue  # not a case of this operation any more
+        if now is None or now.high < _LOST * float(row.ratio):
+            told = f"{now.value:.3f} × {row.baseline}" if now else status
+            lost.append(Loss(case, name, f"{told}, was {float(row.ratio):.3f} ×", row.reason))
+    return lost
+
+
+def wrong(results: Results) -> list[str]:
+    """Finished steps that gave wrong results in the recorded run, a line each."""
+    finished = {step.name for step in results.op.steps if step.finished}
+    return [
+        f"{name.step}/{name.backend} at {case}: {row.status}"
+        for (case, name), rows in results.recorded.rows.items()
+        for row in rows.values()
+        if name.step in finished and row.status.startswith("wrong")
+    ]

@@ -1,0 +1,86 @@
+"""One operation's rows on one GPU, by cell: what was timed, and the counters that belong to the code that was timed."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from kernel_twins._profiling.report import store
+from kernel_twins._profiling.report.metrics import fold
+from kernel_twins.spec import Case, Name, Op
+
+Cell = tuple[str, Name]  # a case's slug, and who was measured
+
+
+class Recorded:
+    """The tables of an operation in a folder; counters, cycles and the like are those of the profile case."""
+
+    def __init__(self, op: Op, folder: Path) -> None:
+        self.op = op
+        self.folder = folder
+        self.rows: dict[Cell, dict[str, Any]] = {}  # by contest: baselines are timed beside the slow steps too
+        for row in self.table("timings").itertuples():
+            self.rows.setdefault((row.case, Name(row.backend, row.step)), {})[row.contest] = row
+
+    def table(self, table: str) -> pd.DataFrame:
+        return store.read_table(self.folder, self.op.name, table)
+
+    def row(self, case: Case, name: Name) -> Any:
+        """The cell's row, of the fast contest where it was in both; None where it was never tried."""
+        rows = self.rows.get((case.slug, name), {})
+        return rows.get("fast") or next(iter(rows.values()), None)
+
+    @property
+    def runs(self) -> list[str]:
+        return sorted({row.run for rows in self.rows.values() for row in rows.values()} | set(self.counters["run"]))
+
+    @cached_property
+    def counters(self) -> pd.DataFrame:
+        return self.table("counters")
+
+    @cached_property
+    def calls(self) -> dict[Name, dict[str, float]]:
+        """Counters by call."""
+        return {name: fold(launches) for name, launches in self.launches.items()}
+
+    @cached_property
+    def launches(self) -> dict[Name, list[dict[str, float]]]:
+        """Counters by call and launch."""
+        table = self.counters[self.counters["case"] == self.op.profile_case.slug]
+        launches: dict[Name, dict[str, dict[str, float]]] = {}
+        for row in self._current(table):
+            name = Name(row.backend, row.step)
+            launches.setdefault(name, {}).setdefault(row.launch, {})[row.metric] = float(row.value)
+        return {name: list(found.values()) for name, found in launches.items()}
+
+    @cached_property
+    def cycles(self) -> dict[Name, np.ndarray]:
+        """Cycles of ten calls."""
+        table = self.table("cycles")
+        table = table[table["case"] == self.op.profile_case.slug]
+        return {Name(row.backend, row.step): np.array(row.cycles.split(), dtype=float) for row in self._current(table)}
+
+    @cached_property
+    def quarantined(self) -> dict[Name, str]:
+        """Why a call's counters were refused."""
+        return {Name(row.backend, row.step): row.reason for row in self._current(self.table("quarantine"))}
+
+    @cached_property
+    def proton(self) -> pd.DataFrame:
+        """What Triton's Proton saw, where ncu's counters were not to be had."""
+        table = self.table("proton")
+        return table.loc[[row.Index for row in self._current(table)]]
+
+    def _current(self, table: pd.DataFrame) -> list[Any]:
+        """The rows that belong to the code that was timed, and to its run."""
+        timed = {name: (row.code, row.run) for (_, name), rows in self.rows.items() for row in rows.values()}
+        return [row for row in table.itertuples() if timed.get(Name(row.backend, row.step)) == (row.code, row.run)]
+
+
+def times_us(row: Any) -> np.ndarray:
+    """A row's times, one a round."""
+    return np.array(row.times_us.split(), dtype=float)
