@@ -169,12 +169,12 @@ class Results:
         return [judge(each, before, after, ratio) for each in step.predictions if backend in each.backends]
 
     def explained(self, step: Step, backend: Backend, missed: Iterable[str]) -> str:
-        """The counters that stand beside missed predictions; empty where there is nothing to compare."""
-        previous = self.previous(step, backend)
-        calls = [self.recorded.calls.get(Name(backend, each.name)) for each in (previous, step) if each]
-        if len(calls) < 2 or calls[0] is None or calls[1] is None:
-            return ""
-        return explained(calls[0], calls[1], missed)
+        """The counters that stand beside missed predictions; of a ladder's first step, what its warps wait for."""
+        previous, calls = self.previous(step, backend), self.recorded.calls
+        after = calls.get(Name(backend, step.name), {})
+        if previous is None:
+            return "; ".join(f"{stall} {cycles:.1f} cycles an issue" for stall, cycles in top_stalls(after))
+        return explained(calls.get(Name(backend, previous.name), {}), after, missed)
 
     def withdrawn(self) -> list[predictions.Mark]:
         """The marks of predictions that were frozen and that the spec does not make any more."""
