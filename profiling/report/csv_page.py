@@ -39,6 +39,8 @@ _LOCALES = {
 """Sign between groups of three digits, decimal sign, and what numbers look like."""
 _NOT_FINITE = re.compile(r"(?:\(!\) )?([-+]?(?:nan|inf))", re.IGNORECASE)
 _MISSING = ("", "n/a")
+_ZERO_OR_NAN = re.compile(r"0[.,]0{6}")
+"""How automatic units print both: of anybody's page it is left out, a missing number rather than a wrong one."""
 _NEVER_ZERO = (DURATION, CYCLES)
 
 
@@ -66,7 +68,7 @@ def _launches(text: str, everything: bool) -> Iterator[Launch]:
         metrics: dict[str, float] = {}
         spelled: dict[str, str] = {}
         for column in numbers:
-            if row[column] in _MISSING:
+            if row[column] in _MISSING or (everything and _ZERO_OR_NAN.fullmatch(row[column])):
                 continue
             metrics[column], spelled[column] = to_base(read(row[column]), units[column], column)
             if column in _NEVER_ZERO and metrics[column] == 0:

@@ -80,7 +80,7 @@ def _precise(report: str, base: Launch, auto: Launch) -> Launch:
     """One launch from both of ncu's pages: base units have two decimals, automatic ones six, but print NaN as zero."""
     metrics = {}
     for metric, value in base.metrics.items():
-        other = auto.metrics.get(metric, math.nan)
+        other = auto.metrics.get(metric, value)
         if not math.isnan(value) and not math.isclose(value, other, rel_tol=1e-5, abs_tol=0.0051):
             raise InvalidDataError(f"{report}: ncu prints {metric} as {value:g} in base units, as {other:g} in others")
         metrics[metric] = other if abs(value) < _FEW_DIGITS else value

@@ -13,8 +13,8 @@ import os
 import re
 import subprocess
 import sys
-import tarfile
 import tempfile
+import zipfile
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -197,12 +197,12 @@ def _commits(repo: Path, *paths: str) -> list[Commit]:
 def _predictions_of(repo: Path, commit: Commit) -> list[tuple[str, str, list[str], dict[str, Any]]]:
     """Operation, step, its languages and the prediction's fields; nothing where the specs cannot be imported."""
     try:
-        tree = git(repo, "archive", commit.hash, "kernel_twins")
+        tree = git(repo, "archive", "--format=zip", commit.hash, "kernel_twins")
     except NoHistoryError:
         return []  # this commit removed the folder
     with tempfile.TemporaryDirectory() as folder:
-        with tarfile.open(fileobj=io.BytesIO(tree)) as archive:
-            archive.extractall(folder, filter="data")
+        with zipfile.ZipFile(io.BytesIO(tree)) as archive:
+            archive.extractall(folder)
         dump = subprocess.run([sys.executable, "-I", "-S", "-c", _DUMP], cwd=folder, capture_output=True, text=True)
     return list(json.loads(dump.stdout)) if dump.returncode == 0 else []
 
