@@ -21,9 +21,8 @@ import datasheets  # noqa: E402
 from render import render  # noqa: E402
 
 from kernel_twins._load import why_no_gpu  # noqa: E402
-from kernel_twins.ceilings import PRIVATE, PUBLISHED  # noqa: E402
+from kernel_twins.ceilings import PRIVATE, PUBLISHED, REFERENCE_GPU  # noqa: E402
 
-REFERENCE = "h100-sxm"
 NO_GPU = 77  # exit status of what cannot run here, as automake and meson have it
 
 
@@ -80,7 +79,7 @@ def _without_gpu(reason: str, wanted: bool) -> int:
 
 
 def _default_path(gpu: str, publish: bool) -> Path:
-    return PUBLISHED / f"{gpu}.json" if publish or gpu == REFERENCE else PRIVATE / f"survey-{gpu}.json"
+    return PUBLISHED / f"{gpu}.json" if publish or gpu == REFERENCE_GPU else PRIVATE / f"survey-{gpu}.json"
 
 
 def _json(survey: dict[str, Any]) -> str:

@@ -6,14 +6,19 @@ The launcher runs as it is, on tensors without memory, so that the compiler is t
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from kernel_twins._load import UnavailableError
+from kernel_twins.ceilings import REFERENCE_GPU
 from kernel_twins.spec import Case, Op, Step
 
-REFERENCE_GPU, REFERENCE_ARCH = "h100-sxm", 90
+REFERENCE_ARCH = 90
 
 
 def configs(op: Op, step: Step) -> list[Any]:
@@ -63,6 +68,15 @@ def compiled(op: Op, step: Step, case: Case, arch: int = REFERENCE_ARCH, config:
     ):
         launch(*inputs, out=out)
     return list(kernels.values())
+
+
+@contextlib.contextmanager
+def cubin(kernel: Any) -> Iterator[Path]:
+    """A compiled kernel's binary as a file, for the tools that read one."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "kernel.cubin"
+        file.write_bytes(kernel.asm["cubin"])
+        yield file
 
 
 class _Driver:

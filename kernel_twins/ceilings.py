@@ -12,8 +12,11 @@ _ROOT = Path(__file__).resolve().parent.parent
 PUBLISHED = _ROOT / "hardware-survey" / "results"
 PRIVATE = _ROOT / "runs"  # ignored by git: where GPUs other than the reference leave their surveys
 
+REFERENCE_GPU = "h100-sxm"
+"""The GPU whose measurements are committed."""
+
 _SLUGS = {
-    "NVIDIA H100 80GB HBM3": "h100-sxm",
+    "NVIDIA H100 80GB HBM3": REFERENCE_GPU,
     "NVIDIA A100-SXM4-80GB": "a100-sxm-80gb",
     "Tesla V100-SXM2-16GB": "v100-sxm2",
     "Tesla V100-SXM2-32GB": "v100-sxm2",

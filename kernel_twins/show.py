@@ -59,10 +59,8 @@ def show(op: Op, step: Step, backend: Backend, stage: str, case: Case) -> str:
     if stage != "sass":
         return "\n".join(f"// {kernel.name}\n{kernel.asm[stage]}" for kernel in kernels)
     texts = []
-    with tempfile.TemporaryDirectory() as folder:
-        for kernel in kernels:
-            cubin = Path(folder) / "kernel.cubin"
-            cubin.write_bytes(kernel.asm["cubin"])
+    for kernel in kernels:
+        with aot.cubin(kernel) as cubin:
             usage = disassembly.resource_usage(cubin)[kernel.name]
             shared = f"{kernel.metadata.shared} bytes of dynamic shared memory"
             heading = f"{kernel.name}: {usage.registers} registers, {shared}"

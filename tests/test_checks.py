@@ -40,7 +40,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     store.write(tmp_path / "vector_add.timings.csv", pd.DataFrame(timings, columns=store.TABLES["timings"]))
     store.write(tmp_path / "vector_add.previous.csv", pd.DataFrame([previous], columns=store.TABLES["previous"]))
     monkeypatch.setattr(checks, "FOLDER", tmp_path)
-    monkeypatch.setattr(checks.documents, "disagreements", list)
+    monkeypatch.setattr(checks.documents, "disagreements", lambda folder, results: [])
     monkeypatch.setattr(checks.static, "differences", lambda thorough: [])
     monkeypatch.setattr(checks.static, "not_compared", str)
     return tmp_path
@@ -93,7 +93,9 @@ def test_that_nothing_was_compared_is_said(folder: Path, monkeypatch: pytest.Mon
 
 def test_documents_and_binaries_that_disagree_fail(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checks.accept("known")
-    monkeypatch.setattr(checks.documents, "disagreements", lambda: ["KERNEL_LOG.md is not what the data make it"])
+    monkeypatch.setattr(
+        checks.documents, "disagreements", lambda folder, results: ["KERNEL_LOG.md is not what the data make it"]
+    )
     monkeypatch.setattr(checks.static, "differences", lambda thorough: ["31 registers, were 30"])
     failures = checks.run(release=False, audit=False).failures
     assert any("KERNEL_LOG.md" in line for line in failures)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -93,20 +92,19 @@ def compiled(op: Op, step: Step, case: Case, arch: int) -> list[Any]:
     return [kernel for config in aot.configs(op, step) for kernel in aot.compiled(op, step, case, arch, config)]
 
 
-def stack_bytes(kernel: Any, folder: Path) -> int:
+def stack_bytes(kernel: Any) -> int:
     """Bytes of local memory a thread, which is where registers spill to."""
-    cubin = folder / "kernel.cubin"
-    cubin.write_bytes(kernel.asm["cubin"])
-    return disassembly.resource_usage(cubin)[kernel.name].stack_bytes
+    with aot.cubin(kernel) as cubin:
+        return disassembly.resource_usage(cubin)[kernel.name].stack_bytes
 
 
 @pytest.mark.parametrize(("op", "step", "arch"), CELLS)
-def test_step_compiles_and_fits(tmp_path: Path, op: Op, step: Step, arch: int) -> None:
+def test_step_compiles_and_fits(op: Op, step: Step, arch: int) -> None:
     for case in aligned_cases(op):
         kernels = compiled(op, step, case, arch)
         assert {kernel.name for kernel in kernels} == {f"{op.name}_{step.name}_kernel"}
         assert max(kernel.metadata.shared for kernel in kernels) <= SHARED_LIMIT[arch]
-        spilled = [stack_bytes(kernel, tmp_path) for kernel in kernels]
+        spilled = [stack_bytes(kernel) for kernel in kernels]
         # Of this list some entries spill on 8.0, and the search passes over them; never the first, which runs where
         # nothing can be searched.
         searched = arch < 90 and (op.name, step.name) == ("matmul_tf32x3", "v04_autotuned")

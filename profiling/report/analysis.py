@@ -7,7 +7,6 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 
 from kernel_twins import OPS
 from kernel_twins._profiling.report import identity, predictions, static, store
@@ -47,10 +46,6 @@ class Results:
     @property
     def measured(self) -> bool:
         return bool(self.recorded.rows)
-
-    @property
-    def runs(self) -> list[str]:
-        return self.recorded.runs
 
     def status(self, case: Case, name: Name) -> str:
         """``ok``, the reason why there is no time, or an empty string where the cell was never tried."""
@@ -113,9 +108,16 @@ class Results:
     def rate(self, case: Case, name: Name) -> float | None:
         """GB/s of the operation's minimum bytes, or TFLOP/s of its arithmetic."""
         time = self.time_us(case, name)
-        if not time:
-            return None
-        return self.op.bytes(case) / time / 1e3 if self.rate_unit == "GB/s" else self.op.flops(case) / time / 1e6
+        return self._work(case) / time if time else None
+
+    def _work(self, case: Case) -> float:
+        """What rates are of: the rate times µs."""
+        return self.op.bytes(case) / 1e3 if self.rate_unit == "GB/s" else self.op.flops(case) / 1e6
+
+    @property
+    def ceiling_us(self) -> float | None:
+        """The time that the surveyed ceiling allows at the profile case."""
+        return self._work(self.op.profile_case) / self.ceiling if self.ceiling else None
 
     @property
     def rate_unit(self) -> str:
@@ -144,21 +146,8 @@ class Results:
         """The counters of the call's longest kernel at the profile case; empty where it was not profiled."""
         return max(self.recorded.launches.get(name, [{}]), key=lambda launch: launch.get(CYCLES, 0.0))
 
-    def counters(self, name: Name) -> dict[str, float]:
-        """The call's folded counters at the profile case; empty where it was not profiled."""
-        return self.recorded.calls.get(name, {})
-
     def stalls(self, name: Name) -> list[tuple[str, float]]:
         return top_stalls(self.recorded.calls[name]) if name in self.recorded.calls else []
-
-    def quarantined(self, name: Name) -> str:
-        """Why the call's counters were refused; empty if they were not."""
-        return self.recorded.quarantined.get(name, "")
-
-    @property
-    def proton(self) -> pd.DataFrame:
-        """What Triton's Proton saw, where ncu's counters were not to be had."""
-        return self.recorded.proton
 
     def judge(self, step: Step, backend: Backend) -> list[Judgement]:
         """The step's predictions for one language, against what was measured."""
@@ -202,17 +191,14 @@ class Results:
 
     @cached_property
     def _floor_us(self) -> float | None:
-        """The least time that the ceiling allows at the profile case; None where somebody passed it.
+        """The ceiling's time, None where somebody passed it by far.
 
         An fp32 product by tensor cores does: the rate of the FMA pipes is what it is compared with, and no floor.
         """
         case = self.op.profile_case
-        work = self.op.bytes(case) / 1e3 if self.rate_unit == "GB/s" else self.op.flops(case) / 1e6
         times = [time for slug, name in self.recorded.rows if slug == case.slug and (time := self.time_us(case, name))]
-        if not self.ceiling or not times:
-            return None
-        floor_us = work / self.ceiling
-        return floor_us if min(times) > _PASSED * floor_us else None
+        floor_us = self.ceiling_us
+        return floor_us if floor_us and times and min(times) > _PASSED * floor_us else None
 
     def stale(self, name: Name) -> bool:
         """Whether the step's code has changed since it was measured: its file, or what it is compiled to.

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kernel_twins import OPS
 from kernel_twins._profiling.report import documents, history, losses, predictions, static, store
-from kernel_twins._profiling.report.analysis import Results
-from kernel_twins.spec import Name, Op
+from kernel_twins._profiling.report.analysis import Results, load
+from kernel_twins.spec import Name
 
 FOLDER = store.DATA / store.REFERENCE_GPU
 
@@ -22,27 +21,20 @@ class Findings:
 
 def run(release: bool, audit: bool) -> Findings:
     """All checks that need no GPU. A release may hold neither stale rows nor predictions that are not frozen."""
+    results = load(store.REFERENCE_GPU, FOLDER)
     found = Findings()
-    wrong = documents.disagreements()
+    wrong = documents.disagreements(FOLDER, results)
     if wrong:
         wrong.append("run `python profiling/ncu_report.py log` and commit what it writes")
     found.failures += wrong + static.differences(thorough=release)
     late = found.failures if release else found.warnings
     if reason := static.not_compared():
         late.append(f"the static data was not compared with a build: {reason}")
-    for op in OPS.values():
-        results = Results(op, FOLDER, None)
-        for step in op.steps:
-            for backend in step.backends:
-                cell = f"{op.name}/{step.name}/{backend}"
-                if results.stale(Name(backend, step.name)):
-                    late.append(f"{cell} changed since it was measured: run `ncu_report.py --op {op.name}`")
-                if any(results.mark(step, backend, each) == "not frozen" for each in results.judge(step, backend)):
-                    late.append(f"{cell} has predictions that are not frozen: run `ncu_report.py predict`")
-        found.warnings += [
-            f"{_told(op, loss)} (accepted: {loss.reason})" for loss in losses.losses(results) if loss.reason
-        ]
-    found.failures += regressions() + predictions.violations(FOLDER)
+    for each in results:
+        late += _late(each)
+    slower = _regressions(results)
+    found.failures += slower.failures + predictions.violations(FOLDER)
+    found.warnings += slower.warnings
     if audit:
         violations, notes = history.audit(FOLDER)
         found.failures += violations
@@ -50,31 +42,44 @@ def run(release: bool, audit: bool) -> Findings:
     return found
 
 
-def regressions() -> list[str]:
-    """Finished steps that give wrong results, or that lost speed without an accepted reason, a line each."""
-    lines = []
-    for op in OPS.values():
-        results = Results(op, FOLDER, None)
-        lines += [f"{op.name}/{line}" for line in losses.wrong(results)]
-        lines += [
-            f"{_told(op, loss)}; mend it, or `check --accept REASON`"
-            for loss in losses.losses(results)
-            if not loss.reason
-        ]
+def _late(results: Results) -> list[str]:
+    """Steps that changed since they were measured, and those whose predictions are not frozen, a line each."""
+    op, lines = results.op, []
+    for step in op.steps:
+        for backend in step.backends:
+            cell = f"{op.name}/{step.name}/{backend}"
+            if results.stale(Name(backend, step.name)):
+                lines.append(f"{cell} changed since it was measured: run `ncu_report.py --op {op.name}`")
+            if any(results.mark(step, backend, each) == "not frozen" for each in results.judge(step, backend)):
+                lines.append(f"{cell} has predictions that are not frozen: run `ncu_report.py predict`")
     return lines
 
 
-def _told(op: Op, loss: losses.Loss) -> str:
-    return f"{op.name}/{loss.name.step}/{loss.name.backend} at {loss.case}: {loss.told}"
+def regressions() -> list[str]:
+    """Finished steps that give wrong results, or that lost speed without an accepted reason, a line each."""
+    return _regressions(load(store.REFERENCE_GPU, FOLDER)).failures
+
+
+def _regressions(results: list[Results]) -> Findings:
+    found = Findings()
+    for each in results:
+        found.failures += [f"{each.op.name}/{line}" for line in losses.wrong(each)]
+        for loss in losses.losses(each):
+            line = f"{each.op.name}/{loss.name.step}/{loss.name.backend} at {loss.case}: {loss.told}"
+            if loss.reason:
+                found.warnings.append(f"{line} (accepted: {loss.reason})")
+            else:
+                found.failures.append(f"{line}; mend it, or `check --accept REASON`")
+    return found
 
 
 def accept(reason: str) -> None:
     """Write the reason into the rows of the steps that lost."""
-    for op in OPS.values():
-        lost = {(loss.case, loss.name) for loss in losses.losses(Results(op, FOLDER, None))}
-        table = store.read_table(FOLDER, op.name, "previous")
+    for each in load(store.REFERENCE_GPU, FOLDER):
+        lost = {(loss.case, loss.name) for loss in losses.losses(each)}
         if lost:
+            table = each.recorded.table("previous")
             table["reason"] = [
                 reason if (row.case, Name(row.backend, row.step)) in lost else row.reason for row in table.itertuples()
             ]
-            store.write(store.path(FOLDER, op.name, "previous"), table)
+            store.write(store.path(FOLDER, each.op.name, "previous"), table)

@@ -129,12 +129,12 @@ def _profile(op: Op, chosen: list[Name], timings: pd.DataFrame, stage: Stage, se
     at_profile = timings[(timings["case"] == op.profile_case.slug) & timings["status"].str.startswith("wrong")]
     wrong = {Name(row.backend, row.step) for row in at_profile.itertuples()}
     profiled = [name for name in cells(op.name) if name not in wrong and (name in chosen or not name.step)]
-    marks = [labels.write(op.name, name) for name in profiled]
+    labelled = {labels.write(op.name, name): name for name in profiled}
     with tempfile.TemporaryDirectory() as folder:
         digests = Path(folder) / "digests.json"
 
         def worker(module: str, *arguments: str) -> list[str]:
-            return [sys.executable, "-m", f"kernel_twins._profiling.report.{module}", op.name, *arguments, *marks]
+            return [sys.executable, "-m", f"kernel_twins._profiling.report.{module}", op.name, *arguments, *labelled]
 
         if settings.tool == "proton":
             ncu.run(worker("proton", str(stage.report(op, "proton"))), settings.timeout_s)
@@ -145,11 +145,9 @@ def _profile(op: Op, chosen: list[Name], timings: pd.DataFrame, stage: Stage, se
             command = worker("worker", str(CYCLE_CALLS), str(digests))
             ncu.profile(command, stage.report(op, "cycles"), [DURATION, CYCLES], settings.timeout_s)
         compiled = json.loads(digests.read_text())
-    codes = {each: stage.code(op, name) for each, name in zip(marks, profiled, strict=True)}
-    for each, name in zip(marks, profiled, strict=True):
+    codes = {label: stage.code(op, name) for label, name in labelled.items()}
+    for label, name in labelled.items():
         if name.backend == "triton":
-            codes[each] += compiled.get(name.step, "-")
-    launches = {
-        each: op.step(name.step).launches if name.step else 0 for each, name in zip(marks, profiled, strict=True)
-    }
+            codes[label] += compiled.get(name.step, "-")
+    launches = {label: op.step(name.step).launches if name.step else 0 for label, name in labelled.items()}
     stage.note_profiled(op, Profiled(settings.tool, settings.tier, launches, codes))

@@ -15,6 +15,7 @@ from kernel_twins import OPS
 from kernel_twins._load import why_no_gpu
 from kernel_twins._profiling.report import checks, documents, store
 from kernel_twins._profiling.report.errors import FAILED, INVALID_DATA, OK, CannotRunError
+from kernel_twins._profiling.report.places import shown
 from kernel_twins._profiling.report.selection import Selection
 from kernel_twins.ceilings import gpu_slug
 
@@ -58,7 +59,7 @@ def predict(arguments: argparse.Namespace, console: Console) -> int:
     for line in frozen:
         print(line)
     if frozen:
-        console.print(f"{len(frozen)} predictions frozen; commit {_shown(folder)}/predictions.csv before you measure")
+        console.print(f"{len(frozen)} predictions frozen; commit {shown(folder)}/predictions.csv before you measure")
     else:
         console.print("every prediction is frozen already")
     return OK
@@ -155,7 +156,3 @@ def _print(table: pd.DataFrame, as_json: bool) -> None:
         print(table.to_json(orient="records", indent=2))
     else:
         table.to_csv(sys.stdout, index=False, lineterminator="\n")
-
-
-def _shown(path: Path) -> str:
-    return str(path.relative_to(store.ROOT))

@@ -12,6 +12,7 @@ from kernel_twins._profiling.report import log, marked, pages, readme, static, s
 from kernel_twins._profiling.report.analysis import Results, load
 from kernel_twins._profiling.report.drawings import DRAWINGS
 from kernel_twins._profiling.report.metrics import STALLS
+from kernel_twins._profiling.report.places import shown
 
 _LOG = store.ROOT / "KERNEL_LOG.md"
 _README = store.ROOT / "README.md"
@@ -35,27 +36,25 @@ def render(gpu: str, folder: Path, console: Console) -> None:
     for path, text in texts.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    shown = ", ".join(_shown(path) for path in texts if path.suffix == ".md")
+    written = ", ".join(shown(path) for path in texts if path.suffix == ".md")
     try:
         from kernel_twins._profiling.report import plots
     except ImportError as error:
-        console.print(f"wrote {shown}; no figures: {error} (pip install matplotlib)", style="yellow")
+        console.print(f"wrote {written}; no figures: {error} (pip install matplotlib)", style="yellow")
         return
     plots.draw(folder, plots_path, results)
-    console.print(f"wrote {shown} and {_shown(plots_path)}/")
+    console.print(f"wrote {written} and {shown(plots_path)}/")
 
 
-def disagreements() -> list[str]:
-    """What the reference GPU's documents say other than its data does, a line each."""
-    gpu, folder = store.REFERENCE_GPU, store.DATA / store.REFERENCE_GPU
-    results = load(gpu, folder)
+def disagreements(folder: Path, results: list[Results]) -> list[str]:
+    """What the reference GPU's documents say other than its data in ``folder`` does, a line each."""
     texts = _texts(folder, results)
     lines = [
-        f"{_shown(path)} is not what the data and the code make it"
+        f"{shown(path)} is not what the data and the code make it"
         for path, text in texts.items()
         if not path.exists() or path.read_text() != text
     ]
-    lines += [f"{_shown(path)} is drawn by no code" for path in _DOCS.glob("drawings/*") if path not in texts]
+    lines += [f"{shown(path)} is drawn by no code" for path in _DOCS.glob("drawings/*") if path not in texts]
     return lines + _gaps() + _outdated_figures(folder, results)
 
 
@@ -65,7 +64,7 @@ def _outdated_figures(folder: Path, results: list[Results]) -> list[str]:
     except ImportError:  # without matplotlib nobody here can have drawn any
         return []
     old = plots.outdated(folder, _PLOTS, results)
-    return [f"{_shown(_PLOTS)}/{name}.svg is not drawn from the data" for name in old]
+    return [f"{shown(_PLOTS)}/{name}.svg is not drawn from the data" for name in old]
 
 
 def _texts(folder: Path, results: list[Results]) -> dict[Path, str]:
@@ -87,9 +86,5 @@ def _gaps() -> list[str]:
     lines: list[str] = []
     for op in OPS.values():
         page = _DOCS / f"{op.name}.md"
-        lines += pages.gaps(page.read_text(), op) if page.exists() else [f"{_shown(page)} is missing"]
+        lines += pages.gaps(page.read_text(), op) if page.exists() else [f"{shown(page)} is missing"]
     return lines
-
-
-def _shown(path: Path) -> str:
-    return str(path.relative_to(store.ROOT))

@@ -150,8 +150,6 @@ _ALL = (
 
 METRICS: Mapping[str, Metric] = {metric.name: metric for metric in _ALL}
 
-TENSOR_FLOPS = tuple(name for name in METRICS if name.startswith("sm__ops_path_tensor"))
-
 
 def names(tier: Tier) -> list[str]:
     """What a tier asks for; every tier holds those below it."""

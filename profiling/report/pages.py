@@ -40,16 +40,15 @@ def _limit(results: Results) -> str:
         f"{write.number(op.bytes(case) / 1e6)} MB, {write.number(intensity)} FLOP a byte."
     )
     ceilings = results.ceilings
-    if ceilings is None or not results.ceiling:
+    if ceilings is None or not results.ceiling_us:
         return f"{told} This GPU has not been surveyed yet."
     pipe = "bf16" if op.ceiling == "bf16" else "fp32"
     balance = ceilings.balance_points()[f"{pipe}_dram"]
     bound = "device memory" if intensity < balance else "arithmetic"
-    work = op.bytes(case) / 1e3 if results.rate_unit == "GB/s" else op.flops(case) / 1e6
     return (
         f"{told} The survey's balance point for {pipe} is {write.number(balance)} FLOP a byte read from device memory, "
         f"so {bound} is the limit: at the surveyed {op.ceiling.replace('_', ' ')} rate of "
-        f"{write.number(results.ceiling)} {results.rate_unit} it takes {write.number(work / results.ceiling)} µs."
+        f"{write.number(results.ceiling)} {results.rate_unit} it takes {write.number(results.ceiling_us)} µs."
     )
 
 

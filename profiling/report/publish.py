@@ -128,5 +128,5 @@ def _ratios(op: Op, folder: Path) -> pd.DataFrame:
                 ratio = results.ratio(case, name, baseline) if baseline else None
                 if ratio and baseline and (case.slug, name) not in lost:
                     cell = (case.slug, backend, step.name)
-                    rows.append((*cell, baseline.backend, f"{ratio.value:.4f}", results.runs[-1], ""))
+                    rows.append((*cell, baseline.backend, f"{ratio.value:.4f}", results.recorded.runs[-1], ""))
     return pd.DataFrame(rows, columns=store.TABLES["previous"])

@@ -48,7 +48,7 @@ QUANTITIES: dict[str, Quantity] = {
     "error_over_torch": Quantity("error over PyTorch's", ""),
     "dram_bytes": Quantity("DRAM bytes", "MB", _total("dram__bytes_read.sum", "dram__bytes_write.sum", scale=1e-6)),
     "dram_share": Quantity("DRAM busy", "%", _metric("gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed")),
-    "l2_hit": Quantity("L2 hit", "%", _ratio("lts__t_sectors_lookup_hit.sum", "lts__t_sectors.sum", 100)),
+    "l2_hit": Quantity("L2 hit", "%", _metric("lts__t_sector_hit_rate.pct")),
     "tensor_pipe": Quantity(
         "tensor pipe", "%", _metric("sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed")
     ),

@@ -55,15 +55,13 @@ class Stage:
         aside under its own name.
         """
         facts, binaries = _facts(), _binaries()
-        about = {"selected": selected, "shared": _shared_digest(), "published": ""}
+        about = {"selected": selected, "shared": _shared_digest()}
         earlier = store.read_runs(folder)
         if len(earlier) and resume:
             row = dict(earlier.iloc[0])
             told = _read_json(folder / "stage.json")
             changed = [f"{k} was {row[k]!r}, is {v!r}" for k, v in facts.items() if row[k] != v]
-            changed += [
-                f"{k} was {told.get(k)!r}, is {about[k]!r}" for k in ("selected", "shared") if told.get(k) != about[k]
-            ]
+            changed += [f"{k} was {told.get(k)!r}, is {v!r}" for k, v in about.items() if told.get(k) != v]
             if changed:
                 raise CannotRunError(
                     f"cannot go on with run {row['run']}: {'; '.join(changed)}; start a new one without --resume"
@@ -80,7 +78,7 @@ class Stage:
         date = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         row = {"run": f"{date[:10]}-{secrets.token_hex(3)}", "date": date, **facts}
         folder.mkdir(parents=True, exist_ok=True)
-        _write_json(folder / "stage.json", about)
+        _write_json(folder / "stage.json", {**about, "published": []})
         store.write(folder / "runs.csv", pd.DataFrame([row], columns=store.PROVENANCE))
         return cls(folder, row, binaries)
 
@@ -119,7 +117,7 @@ class Stage:
 
     def published(self, op: Op) -> bool:
         """Whether the operation has been extracted from this run already."""
-        return op.name in _read_json(self.folder / "stage.json")["published"].split()
+        return op.name in _read_json(self.folder / "stage.json")["published"]
 
     def clear(self, op: Op) -> None:
         """Drop an operation that has been extracted, but for its reports, which other viewers can open.
@@ -134,7 +132,7 @@ class Stage:
             else:
                 file.unlink()
         about = _read_json(self.folder / "stage.json")
-        _write_json(self.folder / "stage.json", about | {"published": f"{about['published']} {op.name}".strip()})
+        _write_json(self.folder / "stage.json", about | {"published": [*about["published"], op.name]})
         if not list(self.folder.glob("*.timings.csv")):
             shutil.rmtree(self.folder)
 

@@ -11,9 +11,7 @@ adds stands in no binary), of Triton all.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -215,9 +213,7 @@ def _triton_rows(progress: Progress) -> Iterator[dict[str, str]]:
 def _triton_row(key: Key, kernel: Any, code: str) -> dict[str, str]:
     import triton
 
-    with tempfile.TemporaryDirectory() as folder:
-        cubin = Path(folder) / "kernel.cubin"
-        cubin.write_bytes(kernel.asm["cubin"])
+    with aot.cubin(kernel) as cubin:
         usage = disassembly.resource_usage(cubin)[kernel.name]
         limit = disassembly.block_limits(cubin).get(kernel.name)
         body = [text for _, text in disassembly.sass(cubin)[kernel.name]]
