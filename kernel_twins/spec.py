@@ -124,6 +124,7 @@ class Step:
     launches: int = 1
     deterministic: bool = True
     finished: bool = True
+    wide: bool = False
 
     def __post_init__(self) -> None:
         if not _STEP_NAME.fullmatch(self.name):

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
 _LAYOUT_GAP = "Triton's compiler swizzles shared memory and picks the instruction that reads it by itself."
 _TUNING_GAP = "The constants of v05_grouped were chosen by the same search, by hand."
+_TILE_GAP = "Triton's tiles have been as large since v05, and searched since v06."
+_SPECIALIZED_GAP = "Triton pipelines loads by itself; roles by hand are for Gluon, see v16_gluon."
+_CLUSTER_GAP = "Triton 3.6 has no multicast copy that a kernel could ask for."
 
 
 def torch_mm(a: Tensor, b: Tensor, *, out: Tensor) -> None:
@@ -114,15 +117,141 @@ OP = Op(
         ),
         Step(
             name="v06_autotuned",
-            change="Tile shape, warps and stages are searched; tiles come by tensor descriptors and blocks persist.",
-            why="A tile of 128 x 256 keeps the tensor cores busy longer per byte fetched, and the copy engine fetches "
-            "across the borders of tiles without the threads' help.",
+            change="Tile shape, warps and stages are searched over a short list.",
+            why="A tile of 128 x 256 does more products per byte fetched than one of 128 x 128, and how many stages "
+            "and warps it takes to hide the fetch is quicker tried than argued.",
             predictions=(
                 Prediction("time", "<=", 0.85, relative=True),
                 Prediction("tensor_pipe", ">=", 70),
             ),
             backends=("triton",),
             gap=_TUNING_GAP,
+        ),
+        Step(
+            name="v07_tma",
+            change="Tiles come by the tensor memory accelerator and stay in shared memory, where wgmma reads them.",
+            why="One thread asks for a whole tile, addresses, edges and swizzle included, and a warpgroup multiplies "
+            "it from shared memory: no fragments are loaded and no thread copies. Triton has had wgmma since v02; "
+            "here its tiles come by descriptors. In CUDA the tile starts over at 64 x 64 with nothing fetched ahead, "
+            "so every element is fetched twice to four times as often as in v05 and L2 becomes the limit.",
+            predictions=(
+                Prediction("time", "==", 1.35, relative=True, tolerance=0.2, backends=("cuda",)),
+                Prediction("instructions", "<=", 0.3, relative=True, backends=("cuda",)),
+                Prediction("time", "<=", 0.97, relative=True, backends=("triton",)),
+                Prediction("instructions", "<=", 0.7, relative=True, backends=("triton",)),
+            ),
+            arch="==9.0a",
+        ),
+        Step(
+            name="v08_large_tile",
+            change="The block's tile grows from 64 x 64 to 128 x 128.",
+            why="Twice the products for every byte fetched, so L2 has half as much to deliver. The warpgroup holds "
+            "128 sums a thread.",
+            predictions=(
+                Prediction("time", "<=", 0.8, relative=True),
+                Prediction("l2_bytes", "==", 0.5, relative=True, tolerance=0.1),
+            ),
+            backends=("cuda",),
+            gap=_TILE_GAP,
+            arch="==9.0a",
+        ),
+        Step(
+            name="v09_warp_specialized",
+            change="A producer warp fetches tiles into a ring of stages, the warpgroup only multiplies.",
+            why="Until now a block waited for each tile before it multiplied it. A warp of its own runs ahead by "
+            "as many tiles as the ring holds; full and empty barriers are all that the two sides share.",
+            predictions=(
+                Prediction("time", "<=", 0.9, relative=True),
+                Prediction("tensor_pipe", ">=", 55),
+            ),
+            backends=("cuda",),
+            gap=_SPECIALIZED_GAP,
+            arch="==9.0a",
+        ),
+        Step(
+            name="v10_two_consumers",
+            change="Two warpgroups share a tile of 128 x 256; registers go from the producer to them.",
+            why="A third less is fetched for each product, and while one warpgroup waits or starts its next wgmma the "
+            "other one's is under way. setmaxnreg gives the consumers the registers that the producer does not need.",
+            predictions=(
+                Prediction("time", "<=", 0.88, relative=True),
+                Prediction("l2_bytes", "==", 0.75, relative=True, tolerance=0.1),
+                Prediction("tensor_pipe", ">=", 65),
+            ),
+            backends=("cuda",),
+            gap=_SPECIALIZED_GAP,
+            arch="==9.0a",
+        ),
+        Step(
+            name="v11_persistent",
+            change="Blocks stay and walk over tiles, so that the next tile is fetched while this one is stored.",
+            why="A block that ends leaves its SM idle until the next one has set up its barriers and its first tiles "
+            "have come. One that stays has its ring full again by the time the sums are stored.",
+            predictions=(Prediction("time", "<=", 0.98, relative=True),),
+            arch="==9.0a",
+        ),
+        Step(
+            name="v12_multicast",
+            change="Blocks come in clusters of two and fetch the tile of B that they share once for both.",
+            why="Each of the two fetches half of B's tile and has it delivered to both. A third less comes from L2, "
+            "which is near its limit, and what is not moved needs no power either.",
+            predictions=(
+                Prediction("time", "<=", 0.98, relative=True),
+                Prediction("l2_bytes", "<=", 0.8, relative=True),
+            ),
+            backends=("cuda",),
+            gap=_CLUSTER_GAP,
+            arch="==9.0a",
+        ),
+        Step(
+            name="v13_tma_store",
+            change="The result leaves through shared memory and the copy engine, in parts.",
+            why="The threads write their sums into a small part of shared memory, in rows, and go on; the copy engine "
+            "takes it from there in whole lines while the next tile is multiplied. As only a part of a tile is "
+            "staged at a time, a fourth stage fits beside it.",
+            predictions=(
+                Prediction("time", "<=", 0.985, relative=True, backends=("cuda",)),
+                Prediction("sectors_per_store", "==", 0, tolerance=0, backends=("cuda",)),
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.03, backends=("triton",)),
+            ),
+            arch="==9.0a",
+        ),
+        Step(
+            name="v14_hilbert",
+            change="Tiles are walked along a Hilbert curve instead of in groups of rows.",
+            why="Any run of neighbours on the curve covers a compact patch, whatever its length, where groups of rows "
+            "are compact at one length only. At 4096 x 4096 everything fits L2 in either order.",
+            predictions=(
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
+                Prediction("dram_bytes", "==", 1.0, relative=True, tolerance=0.15),
+            ),
+            backends=("cuda",),
+            gap="The order is arithmetic on the number of a tile, which is the same in both languages.",
+            arch="==9.0a",
+        ),
+        Step(
+            name="v15_dispatch",
+            change="The tile, and how often K is split, follow from the sizes; odd sizes are repacked first.",
+            why="A tile of 128 x 256 leaves most of the chip idle when the result is small or thin. Smaller tiles, and "
+            "several blocks along K whose sums are added in a fixed order, fill it again. Operands that the copy "
+            "engine cannot take are copied once into rows that it can. The profiled product runs as before.",
+            predictions=(Prediction("time", "==", 1.0, relative=True, tolerance=0.02),),
+            arch="==9.0a",
+            wide=True,
+        ),
+        Step(
+            name="v16_gluon",
+            change="The CUDA ladder's structure by hand: Gluon's TMA, mbarriers, wgmma and warp specialisation.",
+            why="Triton's compiler decides where it waits and who copies. Gluon leaves that to the author, in the same "
+            "language: a producer warp, two consumer warpgroups, and a store that overlaps the next tile.",
+            predictions=(
+                Prediction("time", "==", 0.99, relative=True, tolerance=0.03),
+                Prediction("tensor_pipe", ">=", 88),
+            ),
+            backends=("triton",),
+            gap="In CUDA C++ every step is explicit.",
+            arch="==9.0a",
+            wide=True,
         ),
     ),
 )

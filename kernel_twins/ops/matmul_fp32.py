@@ -9,6 +9,7 @@ _REGISTER_GAP = (
     "Triton's compiler divides a block's tile among threads by itself; v05_register_tile_2d is the larger tile."
 )
 _LAYOUT_GAP = "Triton's compiler chooses the width of loads and the layout of warps by itself."
+_TMA_GAP = "An IEEE tl.dot reads its operands from registers through plain loads, whoever fetched them."
 _TUNING_GAP = "The constants of v09_pipelined were chosen by the same search, by hand."
 
 
@@ -138,6 +139,21 @@ OP = Op(
             predictions=(Prediction("time", "<=", 0.9, relative=True),),
             backends=("triton",),
             gap=_TUNING_GAP,
+        ),
+        Step(
+            name="v11_tma",
+            change="A producer warp fetches tiles by the tensor memory accelerator into a ring of stages.",
+            why="The copies and their addresses, edges and predicates leave the issue slots to the FMAs, and full and "
+            "empty barriers take the place of one barrier a tile for all. Operands that the copy engine cannot take "
+            "are copied once into rows that it can.",
+            predictions=(
+                Prediction("time", "<=", 0.99, relative=True),
+                Prediction("instructions", "<=", 0.98, relative=True),
+                Prediction("fma_pipe", ">=", 80),
+            ),
+            backends=("cuda",),
+            gap=_TMA_GAP,
+            arch=">=9.0",
         ),
     ),
 )

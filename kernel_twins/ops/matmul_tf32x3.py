@@ -72,5 +72,19 @@ OP = Op(
             backends=("triton",),
             gap="The constants of v03_pipelined were chosen by the same search, by hand.",
         ),
+        Step(
+            name="v05_wgmma",
+            change="wgmma multiplies tiles in shared memory, which come by the tensor memory accelerator.",
+            why="mma.sync reaches little more than half of a Hopper tensor core's rate, and every warp split the same "
+            "elements again. A warpgroup's wgmma reads a tile that has been split once for all of them.",
+            predictions=(
+                Prediction("time", "<=", 0.8, relative=True),
+                Prediction("instructions", "<=", 0.6, relative=True),
+                Prediction("error_over_torch", "<=", 2),
+            ),
+            backends=("cuda",),
+            gap="tl.dot has been wgmma on Hopper since v01.",
+            arch="==9.0a",
+        ),
     ),
 )

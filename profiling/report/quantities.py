@@ -48,6 +48,7 @@ QUANTITIES: dict[str, Quantity] = {
     "error_over_torch": Quantity("error over PyTorch's", ""),
     "dram_bytes": Quantity("DRAM bytes", "MB", _total("dram__bytes_read.sum", "dram__bytes_write.sum", scale=1e-6)),
     "dram_share": Quantity("DRAM busy", "%", _metric("gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed")),
+    "l2_bytes": Quantity("bytes between L2 and the SMs", "MB", _metric("lts__t_sectors_srcunit_tex.sum", 32e-6)),
     "l2_hit": Quantity("L2 hit", "%", _metric("lts__t_sector_hit_rate.pct")),
     "tensor_pipe": Quantity(
         "tensor pipe", "%", _metric("sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed")
