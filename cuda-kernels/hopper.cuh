@@ -3,6 +3,8 @@
 // pointers.
 #pragma once
 
+#include <cuda.h>
+
 #include <cstdint>
 
 #include "common.cuh"
@@ -48,6 +50,62 @@ __device__ inline void mbarrier_wait_parity(uint64_t* barrier, uint32_t parity) 
   }
 }
 
+// PTX ISA, "mbarrier.arrive".
+__device__ inline void mbarrier_arrive(uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
+// PTX ISA, "mapa" and "mbarrier.arrive". The same, on the barrier at that place in a block of the cluster.
+__device__ inline void mbarrier_arrive_in(uint64_t* barrier, uint32_t block) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 there;\n"
+      "mapa.shared::cluster.u32 there, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
+      "}" ::"r"(shared_address(barrier)),
+      "r"(block)
+      : "memory");
+}
+
+// PTX ISA, "%cluster_ctarank". This block's number in its cluster.
+__device__ inline uint32_t cluster_block() {
+  uint32_t rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+// PTX ISA, "barrier.cluster". All threads of all blocks of the cluster; what they wrote before is visible.
+__device__ inline void cluster_sync() {
+  asm volatile(
+      "barrier.cluster.arrive.release.aligned;\n"
+      "barrier.cluster.wait.acquire.aligned;" ::
+          : "memory");
+}
+
+// PTX ISA, "bar.sync". `threads` threads, whole warps, meet at barrier `id`, 1 to 15; 0 is __syncthreads'.
+__device__ inline void named_barrier_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// PTX ISA, "setmaxnreg". The warpgroup gives back, or waits for, registers until each thread has COUNT.
+template <int COUNT>
+__device__ inline void give_back_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+template <int COUNT>
+__device__ inline void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+// PTX ISA, "griddepcontrol". Kernels that were launched to follow this one on its stream may be set up from
+// here on, where there is room.
+__device__ inline void allow_dependent_launch() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+// PTX ISA, "griddepcontrol". Waits until the kernels before this one are done and what they wrote is visible.
+__device__ inline void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
 // PTX ISA, "createpolicy". L2 gives these lines up first: for data that are used once.
 __device__ inline uint64_t l2_evict_first_policy() {
   uint64_t policy;
@@ -72,6 +130,48 @@ __device__ inline void bulk_store(void* global, const void* shared, uint32_t byt
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0], [%1], %2, %3;" ::"l"(
                    __cvta_generic_to_global(global)),
                "r"(shared_address(shared)), "r"(bytes), "l"(policy)
+               : "memory");
+}
+
+// PTX ISA, "prefetch / prefetchu". The map will be needed soon.
+__device__ inline void prefetch_tensor_map(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+// PTX ISA, "cp.async.bulk.tensor". One thread; copies the map's box at column x, row y to shared memory,
+// zeros where it lies outside the matrix. All of the box's bytes count towards the barrier's expected ones.
+__device__ inline void tma_load(void* shared, const CUtensorMap* map, int x, int y, uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], "
+      "[%2];" ::"r"(shared_address(shared)),
+      "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y)
+      : "memory");
+}
+
+// The same, to that place in every block of the cluster whose bit is set in `blocks`, and to its barrier.
+__device__ inline void tma_load_multicast(void* shared, const CUtensorMap* map, int x, int y,
+                                          uint64_t* barrier, uint16_t blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+      "[%1, {%3, %4}], [%2], %5;" ::"r"(shared_address(shared)),
+      "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "h"(blocks)
+      : "memory");
+}
+
+// PTX ISA, "cp.async.bulk.tensor". One thread; copies shared memory to the map's box at column x, row y, but
+// for what lies outside the matrix.
+__device__ inline void tma_store(const CUtensorMap* map, const void* shared, int x, int y) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
+               "r"(shared_address(shared)), "r"(x), "r"(y)
+               : "memory");
+}
+
+// PTX ISA, "stmatrix". The warp stores four 8 x 8 matrices of 16-bit elements; lane 8 i + j holds the address
+// of row j of matrix i, a multiple of 16 bytes, and lane l gives elements 2 (l % 4) and the next of row l / 4
+// of matrix i in fragment[i].
+__device__ inline void stmatrix_x4(void* row, const uint32_t (&fragment)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)),
+               "r"(fragment[0]), "r"(fragment[1]), "r"(fragment[2]), "r"(fragment[3])
                : "memory");
 }
 

@@ -16,6 +16,8 @@ struct MatmulArgs {
   int64_t M, N, K;
   int64_t stride_am, stride_ak;
   int64_t stride_bk, stride_bn;
-  Dtype dtype;  // of all three
+  Dtype dtype;      // of a and b
+  Dtype out_dtype;  // the same, or fp32
+  const Memory* memory;
   cudaStream_t stream;
 };

@@ -1,0 +1,66 @@
+// Describes matrices to the tensor memory accelerator. Host code; a map is encoded for every call and passed
+// by value, so that none can be stale.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+#include "step.h"
+
+// Sizes must stay below, since coordinates are 32-bit integers and the last tile may reach past the edge.
+constexpr int64_t LARGEST_SIZE = (int64_t{1} << 31) - 1024;
+
+// Bytes in a row of a box: all that a swizzle of 128 bytes takes.
+constexpr int BOX_ROW_BYTES = 128;
+
+constexpr int64_t size_of(Dtype dtype) { return dtype == Dtype::fp32 ? 4 : 2; }
+
+// Whether the tensor memory accelerator can copy from or to a matrix whose neighbours lie along a row, rows
+// `pitch` elements apart (CUDA driver API, cuTensorMapEncodeTiled).
+inline bool mappable(const void* matrix, Dtype dtype, int64_t rows, int64_t cols, int64_t pitch) {
+  const int64_t pitch_bytes = pitch * size_of(dtype);
+  return reinterpret_cast<uintptr_t>(matrix) % 16 == 0 && pitch_bytes % 16 == 0 && pitch >= cols &&
+         pitch_bytes < int64_t{1} << 40 && rows > 0 && cols > 0 && rows < LARGEST_SIZE && cols < LARGEST_SIZE;
+}
+
+// The driver's cuTensorMapEncodeTiled, found at run time so that nothing links to libcuda, which a machine
+// that only builds does not have.
+inline auto find_encoder() {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
+  const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
+                                                             cudaEnableDefault, &result);
+  if (error != cudaSuccess || result != cudaDriverEntryPointSuccess) {
+    throw std::runtime_error("the driver has no cuTensorMapEncodeTiled: install driver 525 or newer");
+  }
+  return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
+}
+
+// A map of a matrix [rows, cols], row-major, that is copied in boxes of `box_rows` (at most 256) rows of 128
+// bytes, their 16-byte pieces swizzled within every eight rows. std::runtime_error where it is not mappable.
+inline CUtensorMap tensor_map(const void* matrix, Dtype dtype, int64_t rows, int64_t cols, int64_t pitch,
+                              int box_rows) {
+  static const auto encode = find_encoder();
+  const CUtensorMapDataType type = dtype == Dtype::fp32   ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
+                                   : dtype == Dtype::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                                          : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  const cuuint64_t size[] = {static_cast<cuuint64_t>(cols), static_cast<cuuint64_t>(rows)};
+  const cuuint64_t pitch_bytes[] = {static_cast<cuuint64_t>(pitch * size_of(dtype))};
+  const cuuint32_t box[] = {static_cast<cuuint32_t>(BOX_ROW_BYTES / size_of(dtype)),
+                            static_cast<cuuint32_t>(box_rows)};
+  const cuuint32_t step[] = {1, 1};
+  CUtensorMap map;
+  const CUresult error = encode(&map, type, 2, const_cast<void*>(matrix), size, pitch_bytes, box, step,
+                                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (error != CUDA_SUCCESS) {
+    throw std::runtime_error("cuTensorMapEncodeTiled refused a matrix of " + std::to_string(rows) + " x " +
+                             std::to_string(cols) + " elements, rows " + std::to_string(pitch) +
+                             " apart (error " + std::to_string(error) + ")");
+  }
+  return map;
+}
