@@ -52,9 +52,10 @@ def write(ops: Iterable[Op], root: Path, path: Path) -> None:
         path.write_text(text)
 
 
-def _entries(op: Op) -> list[tuple[str, str]]:
-    steps = [(step.name, step.arch) for step in op.steps_of("cuda")]
-    return steps + [(name, BASELINE_ARCH) for name in compiled_baselines(op)]
+def _entries(op: Op) -> list[tuple[str, str, bool]]:
+    """Name, architecture and fp32_out of all that is launched by name."""
+    steps = [(step.name, step.arch, step.fp32_out) for step in op.steps_of("cuda")]
+    return steps + [(name, BASELINE_ARCH, False) for name in compiled_baselines(op)]
 
 
 def _table(op: Op) -> str:
@@ -62,8 +63,8 @@ def _table(op: Op) -> str:
     if not entries:
         return ""
     args = "".join(word.capitalize() for word in op.name.split("_")) + "Args"
-    declarations = [f"void {op.name}_{name}(const {args}& args);" for name, _ in entries]
-    rows = [f'    {{"{name}", {op.name}_{name}, "{arch}"}},' for name, arch in entries]
+    declarations = [f"void {op.name}_{name}(const {args}& args);" for name, _, _ in entries]
+    rows = [f'    {{"{name}", {op.name}_{name}, "{arch}", {str(fp32).lower()}}},' for name, arch, fp32 in entries]
     return "\n".join(
         [
             *declarations,

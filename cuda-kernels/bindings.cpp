@@ -265,6 +265,44 @@ Zeroed& zeroed_of(cudaStream_t stream, int device) {
   return zeroed;
 }
 
+// Lends a launcher memory for the call that it is made for, on the current stream.
+//
+// Torch's allocator hands memory back in stream order and from a graph's own pool, so a workspace may be
+// freed once everything that uses it is launched.
+class Lender {
+ public:
+  void* workspace(size_t bytes) { return workspaces_.emplace_back(allocate(bytes)).get(); }
+
+  void* zeroed() {
+    if (!zeroed_) zeroed_ = &zeroed_of(stream_, stream_.device_index());
+    return zeroed_->memory.get();
+  }
+
+  // Calls the launcher; where it throws, nobody knows what the zeroed memory holds that it asked for.
+  template <typename Args>
+  void launch(const Step<Args>& step, const Args& args) {
+    try {
+      step.launch(args);
+    } catch (...) {
+      if (zeroed_) zeroed_->memory.clear();
+      throw;
+    }
+  }
+
+  // How launchers, which know no torch, call it; valid as long as it is.
+  Memory memory() {
+    return {
+        .caller = this,
+        .workspace_of = [](void* self, size_t bytes) { return static_cast<Lender*>(self)->workspace(bytes); },
+        .zeroed_of = [](void* self) { return static_cast<Lender*>(self)->zeroed(); }};
+  }
+
+ private:
+  c10::cuda::CUDAStream stream_ = c10::cuda::getCurrentCUDAStream();
+  std::vector<at::DataPtr> workspaces_;
+  Zeroed* zeroed_ = nullptr;
+};
+
 void vector_add(const std::string& step, const Tensor& a, const Tensor& b, const Tensor& out) {
   require_dtype("a", a, {at::kFloat, at::kBFloat16, at::kHalf});
   require_cuda("a", a);
@@ -305,7 +343,6 @@ void reduction(const std::string& step, const Tensor& x, const Tensor& out) {
 
   const c10::cuda::CUDAGuard guard(x.device());
   const auto& found = find_step("reduction", reduction_steps, step, x);
-  const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream();
   size_t workspace_bytes = 0;
   ReductionArgs args{.x = x.const_data_ptr(),
                      .out = out.mutable_data_ptr<float>(),
@@ -314,37 +351,35 @@ void reduction(const std::string& step, const Tensor& x, const Tensor& out) {
                      .workspace = nullptr,
                      .workspace_bytes = &workspace_bytes,
                      .zeroed = nullptr,
-                     .stream = stream};
+                     .stream = c10::cuda::getCurrentCUDAStream()};
   found.launch(args);  // only asks for the size
-  // Torch's allocator hands memory back in stream order and from a graph's own pool, so it may be freed on
-  // return.
-  const at::DataPtr workspace = allocate(workspace_bytes);
-  Zeroed& zeroed = zeroed_of(stream, stream.device_index());
-  args.workspace = workspace.get();
-  args.zeroed = zeroed.memory.get();
-  try {
-    found.launch(args);
-  } catch (...) {
-    zeroed.memory.clear();  // nobody knows what it holds
-    throw;
-  }
+  Lender lender;
+  args.workspace = lender.workspace(workspace_bytes);
+  args.zeroed = lender.zeroed();
+  lender.launch(found, args);
   mark_written(out);
 }
 
-// One product for all: they differ in their dtypes alone. T as in MatmulArgs.
+// One product for all: they differ in their dtypes alone. out is of a's dtype, or fp32. T as in MatmulArgs.
 template <typename T>
 void matmul(const char* op, const StepTable<MatmulArgs<T>>& steps,
             std::initializer_list<at::ScalarType> dtypes, const std::string& step, const Tensor& a,
             const Tensor& b, const Tensor& out) {
-  const auto check = [&](const char* name, const Tensor& tensor) {
-    require_dtype(name, tensor, dtypes);
-    require_same_dtype(name, tensor, "a", a);
+  const auto require_matrix = [&](const char* name, const Tensor& tensor) {
     require_rank(name, tensor, 2);
     require_device(name, tensor, "a", a);
   };
-  check("a", a);
-  check("b", b);
-  check("out", out);
+  require_dtype("a", a, dtypes);
+  require_matrix("a", a);
+  require_dtype("b", b, dtypes);
+  require_same_dtype("b", b, "a", a);
+  require_matrix("b", b);
+  if (a.scalar_type() == at::kFloat) {
+    require_dtype("out", out, {at::kFloat});
+  } else {
+    require_dtype("out", out, {a.scalar_type(), at::kFloat});
+  }
+  require_matrix("out", out);
   require_shape("b", b, {a.size(1), b.size(1)}, "its rows are a's columns");
   require_shape("out", out, {a.size(0), b.size(1)}, "a's rows by b's columns");
   require_contiguous("out", out);
@@ -353,18 +388,25 @@ void matmul(const char* op, const StepTable<MatmulArgs<T>>& steps,
 
   const c10::cuda::CUDAGuard guard(a.device());
   const auto& found = find_step(op, steps, step, a);
-  found.launch({.a = static_cast<const T*>(a.const_data_ptr()),
-                .b = static_cast<const T*>(b.const_data_ptr()),
-                .out = static_cast<T*>(out.mutable_data_ptr()),
-                .M = a.size(0),
-                .N = b.size(1),
-                .K = a.size(1),
-                .stride_am = a.stride(0),
-                .stride_ak = a.stride(1),
-                .stride_bk = b.stride(0),
-                .stride_bn = b.stride(1),
-                .dtype = dtype_of(a),
-                .stream = c10::cuda::getCurrentCUDAStream()});
+  TORCH_CHECK_TYPE(found.fp32_out || out.scalar_type() == a.scalar_type(), "out is ",
+                   dtype_name(out.scalar_type()), ", must be ", dtype_name(a.scalar_type()), ": ", op, " ",
+                   step, " writes no other");
+  Lender lender;
+  const Memory memory = lender.memory();
+  lender.launch(found, {.a = static_cast<const T*>(a.const_data_ptr()),
+                        .b = static_cast<const T*>(b.const_data_ptr()),
+                        .out = static_cast<T*>(out.mutable_data_ptr()),
+                        .M = a.size(0),
+                        .N = b.size(1),
+                        .K = a.size(1),
+                        .stride_am = a.stride(0),
+                        .stride_ak = a.stride(1),
+                        .stride_bk = b.stride(0),
+                        .stride_bn = b.stride(1),
+                        .dtype = dtype_of(a),
+                        .out_dtype = dtype_of(out),
+                        .memory = &memory,
+                        .stream = c10::cuda::getCurrentCUDAStream()});
   mark_written(out);
 }
 
@@ -415,8 +457,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         "out = a @ b, fp32 from three TF32 products. a: [M, K], b: [K, N], any strides; out: [M, N], "
         "contiguous.");
   m.def("matmul_bf16", wrap_pybind_function(matmul_bf16), arg("step"), arg("a"), arg("b"), arg("out"),
-        "out = a @ b, summed in fp32. a: [M, K], b: [K, N], any strides; out: [M, N], contiguous; all bf16 "
-        "or fp16.");
+        "out = a @ b, summed in fp32. a: [M, K], b: [K, N], any strides; out: [M, N], contiguous. a and b "
+        "are bf16 or fp16 alike, out is so or fp32.");
   m.def("probe", wrap_pybind_function(probe), arg("name"), arg("buffer"), arg("iterations"),
         "Launches a probe of hardware-survey/probes.h. buffer: contiguous uint8, overwritten.");
 }

@@ -7,7 +7,7 @@ import typing
 __all__: list[str] = ['architectures', 'matmul_bf16', 'matmul_fp32', 'matmul_tf32x3', 'probe', 'reduction', 'vector_add']
 def matmul_bf16(step: str, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
     """
-    out = a @ b, summed in fp32. a: [M, K], b: [K, N], any strides; out: [M, N], contiguous; all bf16 or fp16.
+    out = a @ b, summed in fp32. a: [M, K], b: [K, N], any strides; out: [M, N], contiguous. a and b are bf16 or fp16 alike, out is so or fp32.
     """
 def matmul_fp32(step: str, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
     """

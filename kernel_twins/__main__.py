@@ -96,7 +96,7 @@ def _bench(arguments: argparse.Namespace) -> int:
     case = Case.parse(arguments.case) if arguments.case else op.profile_case
     if reason := op.accepts(case):
         raise ValueError(f"--case {case.slug}: {reason}")
-    steps = (op.step(arguments.step),) if arguments.step else op.steps
+    steps = (op.step(arguments.step),) if arguments.step else tuple(s for s in op.steps if op.times(s, case))
     _note(op, steps)
     print(f"{op.name} {case.slug}")
     wrong = False
@@ -124,7 +124,7 @@ def _op_and_case(arguments: argparse.Namespace) -> tuple[Op, Case]:
     """The operation, and the case that is asked for or profiled; ValueError where the step does not take it."""
     op = get(arguments.op)
     case = Case.parse(arguments.case) if arguments.case else op.profile_case
-    if reason := op.accepts(case) or op.step(arguments.step).accepts(case):
+    if reason := op.refusal(op.step(arguments.step), case):
         raise ValueError(f"--case {case.slug}: {reason}")
     return op, case
 

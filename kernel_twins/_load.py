@@ -5,10 +5,13 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from kernel_twins import ops
-from kernel_twins.spec import BACKENDS, Backend, Name
+from kernel_twins.spec import BACKENDS, Backend, Name, Op
+
+if TYPE_CHECKING:
+    import torch
 
 Call = Callable[..., Any]
 
@@ -93,9 +96,12 @@ def _load_triton(op: str, step: str) -> Call:
     chosen = spec.step(step)
     launch = getattr(importlib.import_module(f"kernel_twins._triton.{op}.{step}"), f"{op}_{step}")
     interpreted = triton.knobs.runtime.interpret
+    usual = _usual_out(spec)
 
     def call(*inputs: Any, out: Any) -> None:
         spec.check(*inputs, out=out)
+        if not chosen.fp32_out and out.dtype != (expected := usual[inputs[0].dtype]):
+            raise TypeError(f"out is {out.dtype}, must be {expected}: {op} {step} writes no other")
         if interpreted:
             launch(*inputs, out=out)
             return
@@ -111,3 +117,11 @@ def _load_triton(op: str, step: str) -> Call:
             launch(*inputs, out=out)
 
     return call
+
+
+def _usual_out(op: Op) -> dict[torch.dtype, torch.dtype]:
+    """The dtype of an operation's output by that of its inputs, where a case names no other."""
+    from kernel_twins.tensors import DTYPE
+
+    usual = (case for case in op.test_cases if not case.get("out"))
+    return {DTYPE[case.dtype]: DTYPE[op.outputs(case)[0].dtype] for case in usual}

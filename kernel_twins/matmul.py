@@ -12,17 +12,33 @@ if TYPE_CHECKING:
 
 
 def inputs(case: Case, generator: Generator) -> tuple[Tensor, ...]:
-    """a: [M, K] and b: [K, N], row-major, or b column-major where the case says ``b.col``."""
+    """a: [M, K] and b: [K, N], row-major where the case does not say otherwise.
+
+    ``a.col`` and ``b.col`` make them column-major, ``a.expanded`` and ``b.expanded`` one row that a stride of 0
+    repeats. With ``pitch``, rows (or columns) lie that many elements further apart than they must.
+    """
+    m, n, k = case.shape
+    return _matrix(case, "a", m, k, generator), _matrix(case, "b", k, n, generator)
+
+
+def _matrix(case: Case, name: str, rows: int, cols: int, generator: Generator) -> Tensor:
     from kernel_twins.tensors import normal
 
-    m, n, k = case.shape
-    a = normal(case, (m, k), generator)
-    b = normal(case, (n, k), generator).t() if case.get("b") == "col" else normal(case, (k, n), generator)
-    return a, b
+    pitch, layout = int(case.get("pitch", "0")), case.get(name)
+    if layout == "col":
+        return normal(case, (cols, rows + pitch), generator)[:, :rows].t()
+    if layout == "expanded":
+        return normal(case, (1, cols), generator).expand(rows, cols)
+    return normal(case, (rows, cols + pitch), generator)[:, :cols]
 
 
 def outputs(case: Case) -> tuple[Output, ...]:
-    return (Output((case.shape[0], case.shape[1]), case.dtype),)
+    """Of the inputs' dtype, or of the one that ``out`` names."""
+    return (Output((case.shape[0], case.shape[1]), _out_dtype(case)),)
+
+
+def _out_dtype(case: Case) -> str:
+    return case.get("out", case.dtype)
 
 
 def reference(case: Case, inputs: tuple[Tensor, ...], rows: slice) -> tuple[Tensor, Tensor]:
@@ -31,11 +47,12 @@ def reference(case: Case, inputs: tuple[Tensor, ...], rows: slice) -> tuple[Tens
 
 
 def check_of(*dtypes: str) -> Callable[..., None]:
-    """An op's ``check`` for operands that are all of one of the dtypes."""
+    """An op's ``check`` for a and b that are both of one of the dtypes."""
 
     def check(a: Tensor, b: Tensor, *, out: Tensor) -> None:
-        """a: [M, K], b: [K, N], any strides; out: [M, N], contiguous; of one dtype, on one device."""
+        """a: [M, K], b: [K, N], any strides; out: [M, N], contiguous, of a's dtype or fp32; all on one device."""
         from kernel_twins.tensors import (
+            name_of,
             require_apart,
             require_contiguous,
             require_device,
@@ -45,11 +62,15 @@ def check_of(*dtypes: str) -> Callable[..., None]:
             require_shape,
         )
 
-        for name, tensor in (("a", a), ("b", b), ("out", out)):
-            require_dtype(name, tensor, *dtypes)
-            require_same_dtype(name, tensor, "a", a)
-            require_rank(name, tensor, 2)
-            require_device(name, tensor, "a", a)
+        require_dtype("a", a, *dtypes)
+        require_rank("a", a, 2)
+        require_dtype("b", b, *dtypes)
+        require_same_dtype("b", b, "a", a)
+        require_rank("b", b, 2)
+        require_device("b", b, "a", a)
+        require_dtype("out", out, *dict.fromkeys((name_of(a.dtype), "fp32")))
+        require_rank("out", out, 2)
+        require_device("out", out, "a", a)
         require_shape("b", b, (a.shape[1], b.shape[1]), "its rows are a's columns")
         require_shape("out", out, (a.shape[0], b.shape[1]), "a's rows by b's columns")
         require_contiguous("out", out)
@@ -61,11 +82,38 @@ def check_of(*dtypes: str) -> Callable[..., None]:
 
 def accepts_of(*dtypes: str) -> Callable[[Case], str]:
     """An op's ``accepts`` for the same."""
-    return lambda case: "" if case.dtype in dtypes else f"dtype is {case.dtype}, must be {' or '.join(dtypes)}"
+
+    def accepts(case: Case) -> str:
+        if case.dtype not in dtypes:
+            return f"dtype is {case.dtype}, must be {' or '.join(dtypes)}"
+        outs = dict.fromkeys((case.dtype, "fp32"))
+        return "" if _out_dtype(case) in outs else f"out is {_out_dtype(case)}, must be {' or '.join(outs)}"
+
+    return accepts
+
+
+def copyable(case: Case) -> str:
+    """Why the tensor memory accelerator cannot copy a case's matrices as they are; an empty string where it can.
+
+    It takes neighbours along rows (of a and b: or columns) that start at multiples of 16 bytes.
+    """
+    m, n, k = case.shape
+    if 0 in case.shape:
+        return ""  # nothing is copied
+    if int(case.get("offset", "0")) * ITEMSIZE[case.dtype] % 16:
+        return f"a starts {case.get('offset')} elements behind a multiple of 16 bytes"
+    pitch = int(case.get("pitch", "0"))
+    a = 0 if case.get("a") == "expanded" else (m if case.get("a") == "col" else k) + pitch
+    b = 0 if case.get("b") == "expanded" else (k if case.get("b") == "col" else n) + pitch
+    for name, apart, dtype in (("a", a, case.dtype), ("b", b, case.dtype), ("out", n, _out_dtype(case))):
+        if apart == 0 or apart * ITEMSIZE[dtype] % 16:
+            multiple = 16 // ITEMSIZE[dtype]
+            return f"rows or columns of {name} are {apart} elements apart, must be a multiple of {multiple}"
+    return ""
 
 
 def test_cases(*dtypes: str) -> tuple[Case, ...]:
-    """Empty, one element, ragged on every side, unaligned, column-major, infinite and NaN."""
+    """Empty, one element, ragged on every side, unaligned, in other layouts, infinite and NaN."""
     return tuple(
         Case.of(m, n, k, dtype=dtype, **variant)
         for dtype in dtypes
@@ -73,6 +121,8 @@ def test_cases(*dtypes: str) -> tuple[Case, ...]:
             (0, 5, 7, {}),
             (5, 0, 7, {}),
             (5, 7, 0, {}),
+            (0, 8, 16, {}),
+            (8, 16, 0, {}),
             (1, 1, 1, {}),
             (1, 257, 33, {}),
             (257, 1, 33, {}),
@@ -84,11 +134,43 @@ def test_cases(*dtypes: str) -> tuple[Case, ...]:
             (256, 256, 256, {"b": "col"}),
             (136, 264, 72, {}),
             (136, 264, 72, {"b": "col"}),
+            (136, 264, 67, {}),
+            (136, 263, 72, {"b": "col"}),
+            (136, 264, 72, {"a": "col"}),
+            (136, 264, 72, {"a": "col", "b": "col"}),
+            (129, 127, 65, {"a": "col", "b": "col"}),
+            (136, 264, 72, {"pitch": "1"}),
+            (136, 264, 72, {"pitch": "8"}),
+            (136, 264, 72, {"pitch": "1", "a": "col", "b": "col"}),
+            (67, 45, 65, {"pitch": "8", "b": "col"}),
+            (136, 264, 72, {"a": "expanded"}),
+            (136, 264, 72, {"b": "expanded"}),
             (300, 200, 1_000, {}),
             (65, 66, 67, {"offset": "1"}),
             (64, 64, 64, {"values": "inf"}),
             (64, 64, 64, {"values": "nan"}),
             (65, 33, 17, {"values": "inf", "b": "col"}),
+        )
+    )
+
+
+def fp32_out_test_cases(*dtypes: str) -> tuple[Case, ...]:
+    """The same for an fp32 ``out``: odd rows of it, and ones that start at no multiple of 16 bytes."""
+    return tuple(
+        Case.of(m, n, k, dtype=dtype, out="fp32", **variant)
+        for dtype in dtypes
+        for m, n, k, variant in (
+            (0, 5, 7, {}),
+            (5, 7, 0, {}),
+            (1, 1, 1, {}),
+            (129, 127, 65, {}),
+            (256, 256, 256, {}),
+            (136, 264, 72, {"b": "col"}),
+            (136, 262, 72, {"a": "col", "b": "col"}),
+            (136, 263, 72, {"b": "col"}),
+            (300, 200, 1_000, {}),
+            (65, 66, 67, {"offset": "1"}),
+            (64, 64, 64, {"values": "inf"}),
         )
     )
 
@@ -112,7 +194,7 @@ def flops(case: Case) -> int:
 def bytes_moved(case: Case) -> int:
     """Both operands read once, the result written once."""
     m, n, k = case.shape
-    return ITEMSIZE[case.dtype] * (m * k + k * n + m * n)
+    return ITEMSIZE[case.dtype] * (m * k + k * n) + ITEMSIZE[_out_dtype(case)] * m * n
 
 
 def torch_mm_fp32(a: Tensor, b: Tensor, *, out: Tensor) -> None:
@@ -124,3 +206,29 @@ def torch_mm_fp32(a: Tensor, b: Tensor, *, out: Tensor) -> None:
             "allow_tf32 is on; this baseline is true fp32: torch.set_float32_matmul_precision('highest')"
         )
     torch.mm(a, b, out=out)
+
+
+def torch_mm(library: str) -> Callable[..., None]:
+    """PyTorch's product of bf16 or fp16 operands by ``cublas`` or by ``cublaslt``.
+
+    PyTorch asks which one is preferred at every product, so that a graph that is captured holds the right one.
+    """
+
+    def mm(a: Tensor, b: Tensor, *, out: Tensor) -> None:
+        import torch
+
+        if not a.is_cuda:  # where neither library is, nor a product whose result is wider than its operands
+            torch.mm(a.to(out.dtype), b.to(out.dtype), out=out)
+            return
+        prefer = torch.backends.cuda.preferred_blas_library
+        before = prefer()
+        prefer(library)
+        try:
+            if out.dtype == a.dtype:
+                torch.mm(a, b, out=out)
+            else:
+                torch.mm(a, b, out_dtype=out.dtype, out=out)
+        finally:
+            prefer(before)
+
+    return mm

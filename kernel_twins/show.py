@@ -84,7 +84,7 @@ def diff(op: Op, step: Step, backend: Backend, stage: str, case: Case, other: st
         before, language = step, twin
     else:
         before, language = op.step(other), backend
-        if reason := before.accepts(case):
+        if reason := op.refusal(before, case):
             raise ValueError(f"--diff is {other}, which does not take {case.slug}: {reason}")
     sides = [(before, language), (step, backend)]
     old, new = (essentials(show(op, each, by, stage, case), stage, f"{op.name}_{each.name}") for each, by in sides)

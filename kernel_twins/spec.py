@@ -108,9 +108,11 @@ class Step:
     """One idea on an operation's ladder, present as a ``.cu`` file, a Triton file, or both.
 
     ``arch`` is ``>=8.0``, ``>=9.0`` or ``==9.0a``. ``accepts`` narrows the op's rule: it returns the reason for
-    a refusal, or an empty string. ``gap`` says why one language has no such step. ``launches`` counts the
-    kernels of one call at the profile case; 0 leaves it open, where the languages differ. A step that is not
-    ``deterministic`` may give other last bits in every run. A step that is not ``finished`` may spill registers.
+    a refusal, or an empty string. With ``fp32_out`` it also takes an fp32 ``out`` where the operation's usual one is
+    narrower (cases with ``out.fp32``). ``wide`` has it timed on the op's wide cases too. ``gap`` says why one language
+    has no such step. ``launches`` counts the kernels of one call at the profile case; 0 leaves it open, where the
+    languages differ. A step that is not ``deterministic`` may give other last bits in every run. A step that is not
+    ``finished`` may spill registers.
     """
 
     name: str
@@ -119,12 +121,13 @@ class Step:
     predictions: tuple[Prediction, ...] = ()
     arch: str = ">=8.0"
     accepts: Callable[[Case], str] = lambda case: ""
+    fp32_out: bool = False
+    wide: bool = False
     backends: tuple[Backend, ...] = BACKENDS
     gap: str = ""
     launches: int = 1
     deterministic: bool = True
     finished: bool = True
-    wide: bool = False
 
     def __post_init__(self) -> None:
         if not _STEP_NAME.fullmatch(self.name):
@@ -154,10 +157,10 @@ class Op:
     and the float64 sum of the absolute terms behind each element (the scale of fp32 rounding). ``check`` raises
     TypeError or ValueError, naming the argument. ``accepts`` returns the reason for refusing a case, or an empty
     string. ``flops`` and ``bytes`` are the operation's minimum, never a step's traffic, so that steps compare;
-    ``ceiling`` names the measured limit of the hardware survey that its rate is set against. ``headline_cases`` are
-    those of the bench that the README's table shows.
-    ``baselines`` maps a name to a call, or to None where the baseline is compiled into the extension beside the
-    steps; the first one is PyTorch's own, and also the accuracy that is asked for.
+    ``ceiling`` names the measured limit of the hardware survey that its rate is set against. ``bench_cases`` are timed
+    for every step, ``wide_cases`` for those alone that are ``wide``; ``headline_cases`` are those of the timed ones
+    that the README's table shows. ``baselines`` maps a name to a call, or to None where the baseline is compiled into
+    the extension beside the steps; the first one is PyTorch's own, and also the accuracy that is asked for.
     """
 
     name: str
@@ -172,6 +175,7 @@ class Op:
     test_cases: tuple[Case, ...]
     huge_cases: tuple[Case, ...] = ()
     bench_cases: tuple[Case, ...]
+    wide_cases: tuple[Case, ...] = ()
     headline_cases: tuple[Case, ...]
     profile_case: Case
     ceiling: Literal["dram_copy", "dram_read", "fp32", "bf16"]
@@ -191,6 +195,21 @@ class Op:
         """The ladder in one language, in reading order."""
         return tuple(step for step in self.steps if backend in step.backends)
 
+    @property
+    def timed_cases(self) -> tuple[Case, ...]:
+        """All cases that any step is timed on."""
+        return self.bench_cases + self.wide_cases
+
+    def refusal(self, step: Step, case: Case) -> str:
+        """Why a step does not take a case, by the op's rule or by its own; an empty string where it does."""
+        if reason := self.accepts(case) or step.accepts(case):
+            return reason
+        return f"{step.name} does not write out.{case.get('out')}" if case.get("out") and not step.fp32_out else ""
+
     def serves(self, step: Step, case: Case) -> bool:
-        """Whether a step takes a case: by the op's rule and by its own."""
-        return not (self.accepts(case) or step.accepts(case))
+        """Whether a step takes a case."""
+        return not self.refusal(step, case)
+
+    def times(self, step: Step, case: Case) -> bool:
+        """Whether a run times a step on a case: of the wide ones, only steps that are meant for them."""
+        return self.serves(step, case) and (step.wide or case not in self.wide_cases)

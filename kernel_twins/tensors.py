@@ -12,6 +12,11 @@ from kernel_twins.spec import Case, Op
 DTYPE: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
+def name_of(dtype: torch.dtype) -> str:
+    """The short name of a dtype that tensors may have here."""
+    return next(name for name, each in DTYPE.items() if each == dtype)
+
+
 def normal(case: Case, shape: tuple[int, ...], generator: Generator) -> Tensor:
     """Standard normal values of the case's dtype on the generator's device, row-major.
 

@@ -258,13 +258,14 @@ class TestStepTable:
     def test_every_cuda_file_is_some_operations(self) -> None:
         assert {path.parent.name for path in sources.step_files()} <= OPS.keys()
 
-    def test_lists_each_launcher_with_its_architecture_once(self) -> None:
+    def test_lists_each_launcher_with_what_it_needs_and_takes_once(self) -> None:
         text = step_table.render(OPS.values())
         for op in OPS.values():
             for step in op.steps_of("cuda"):
-                assert text.count(f'{{"{step.name}", {op.name}_{step.name}, "{step.arch}"}},') == 1
+                fp32_out = "true" if step.fp32_out else "false"
+                assert text.count(f'{{"{step.name}", {op.name}_{step.name}, "{step.arch}", {fp32_out}}},') == 1
             for name in step_table.compiled_baselines(op):
-                assert text.count(f'{{"{name}", {op.name}_{name}, ">=8.0"}},') == 1
+                assert text.count(f'{{"{name}", {op.name}_{name}, ">=8.0", false}},') == 1
             for step in op.steps:
                 if "cuda" not in step.backends:
                     assert f"{op.name}_{step.name}" not in text

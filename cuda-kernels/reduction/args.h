@@ -11,12 +11,7 @@
 // Called with workspace == nullptr, a launcher writes the bytes that it needs to *workspace_bytes and
 // launches nothing.
 //
-// The workspace is the call's own and holds anything. The zeroed memory outlives the call: it is zero when a
-// launch begins to run, no launch that may run at the same time has the same, and a launcher that uses it
-// must leave it zero when all that it launched is done. Every stream has its own, and so has every capture of
-// one, where it is zeroed inside the graph.
-constexpr size_t ZEROED_BYTES = 8192;
-
+// Workspace and zeroed memory are what step.h says of Memory's.
 struct ReductionArgs {
   const void* x;  // [n]
   float* out;     // one number, apart from x

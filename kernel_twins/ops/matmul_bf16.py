@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from kernel_twins import matmul
 from kernel_twins.spec import Case, Op, Prediction, Step
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _LAYOUT_GAP = "Triton's compiler swizzles shared memory and picks the instruction that reads it by itself."
 _TUNING_GAP = "The constants of v05_grouped were chosen by the same search, by hand."
@@ -17,11 +12,56 @@ _SPECIALIZED_GAP = "Triton pipelines loads by itself; roles by hand are for Gluo
 _CLUSTER_GAP = "Triton 3.6 has no multicast copy that a kernel could ask for."
 
 
-def torch_mm(a: Tensor, b: Tensor, *, out: Tensor) -> None:
-    import torch
-
-    torch.mm(a, b, out=out)
-
+# More tiles than an H100 has SMs, and long sums behind few tiles.
+_MANY_TILES = tuple(
+    Case.of(m, n, k, dtype="bf16", **variant)
+    for m, n, k, variant in (
+        (2_104, 2_200, 136, {}),
+        (2_101, 2_203, 135, {"b": "col"}),
+        (64, 4_096, 4_096, {}),
+        (64, 4_096, 4_096, {"b": "col", "out": "fp32"}),
+        (16, 1_000, 8_200, {"a": "col"}),
+    )
+)
+# What every step is timed on, and what the last ones are besides: as many shapes as users have, in both layouts of b.
+_BENCH_CASES = tuple(
+    Case.of(m, n, k, dtype=dtype, **variant)
+    for m, n, k, dtype, variant in (
+        (1_024, 1_024, 1_024, "bf16", {}),
+        (2_048, 2_048, 2_048, "bf16", {}),
+        (4_096, 4_096, 4_096, "bf16", {}),
+        (8_192, 8_192, 8_192, "bf16", {}),
+        (4_096, 4_096, 4_096, "bf16", {"b": "col"}),
+        (8_192, 8_192, 8_192, "bf16", {"b": "col"}),
+        (4_096, 4_096, 4_096, "fp16", {}),
+        (4_095, 4_097, 4_096, "bf16", {}),
+        (3_333, 5_555, 7_777, "bf16", {}),
+    )
+)
+_WIDE_CASES = tuple(
+    case
+    for m, n, k in (
+        (1_024, 1_024, 1_024),
+        (2_048, 2_048, 2_048),
+        (4_096, 4_096, 4_096),
+        (6_144, 6_144, 6_144),
+        (8_192, 8_192, 8_192),
+        (16_384, 16_384, 16_384),
+        (4_096, 14_336, 4_096),
+        (4_096, 4_096, 14_336),
+        (8_192, 28_672, 8_192),
+        (8_192, 1_024, 8_192),
+        (64, 4_096, 4_096),
+        (128, 8_192, 8_192),
+        (16, 14_336, 4_096),
+        (4_096, 512, 16_384),
+        (1_000, 1_000, 1_000),
+        (4_095, 4_097, 4_096),
+        (3_333, 5_555, 7_777),
+    )
+    for case in (Case.of(m, n, k, dtype="bf16"), Case.of(m, n, k, dtype="bf16", b="col"))
+    if case not in _BENCH_CASES
+)
 
 OP = Op(
     name="matmul_bf16",
@@ -33,21 +73,9 @@ OP = Op(
     reference=matmul.reference,
     check=matmul.check_of("bf16", "fp16"),
     accepts=matmul.accepts_of("bf16", "fp16"),
-    test_cases=matmul.test_cases("bf16", "fp16"),
-    bench_cases=tuple(
-        Case.of(m, n, k, dtype=dtype, **variant)
-        for m, n, k, dtype, variant in (
-            (1_024, 1_024, 1_024, "bf16", {}),
-            (2_048, 2_048, 2_048, "bf16", {}),
-            (4_096, 4_096, 4_096, "bf16", {}),
-            (8_192, 8_192, 8_192, "bf16", {}),
-            (4_096, 4_096, 4_096, "bf16", {"b": "col"}),
-            (8_192, 8_192, 8_192, "bf16", {"b": "col"}),
-            (4_096, 4_096, 4_096, "fp16", {}),
-            (4_095, 4_097, 4_096, "bf16", {}),
-            (3_333, 5_555, 7_777, "bf16", {}),
-        )
-    ),
+    test_cases=matmul.test_cases("bf16", "fp16") + matmul.fp32_out_test_cases("bf16", "fp16") + _MANY_TILES,
+    bench_cases=_BENCH_CASES,
+    wide_cases=_WIDE_CASES,
     headline_cases=(
         Case.of(4_096, 4_096, 4_096, dtype="bf16"),
         Case.of(8_192, 8_192, 8_192, dtype="bf16"),
@@ -58,7 +86,7 @@ OP = Op(
     ceiling="bf16",
     flops=matmul.flops,
     bytes=matmul.bytes_moved,
-    baselines={"torch": torch_mm},
+    baselines={"torch": matmul.torch_mm("cublas"), "cublaslt": matmul.torch_mm("cublaslt")},
     steps=(
         Step(
             name="v01_naive",
@@ -237,6 +265,7 @@ OP = Op(
             "engine cannot take are copied once into rows that it can. The profiled product runs as before.",
             predictions=(Prediction("time", "==", 1.0, relative=True, tolerance=0.02),),
             arch="==9.0a",
+            fp32_out=True,
             wide=True,
         ),
         Step(
@@ -251,6 +280,7 @@ OP = Op(
             backends=("triton",),
             gap="In CUDA C++ every step is explicit.",
             arch="==9.0a",
+            accepts=matmul.copyable,
             wide=True,
         ),
     ),

@@ -1,0 +1,142 @@
+"""What the products' specs say: cases and their tensors, what steps refuse, and which library a baseline calls."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from kernel_twins import OPS, matmul  # noqa: E402
+from kernel_twins.check import generator  # noqa: E402
+from kernel_twins.spec import Case, Step  # noqa: E402
+from kernel_twins.tensors import empty_outputs  # noqa: E402
+
+OP = OPS["matmul_bf16"]
+PLAIN = Step(name="v98_plain", change="", why="")
+FP32_OUT = dataclasses.replace(PLAIN, fp32_out=True)
+
+
+@pytest.mark.parametrize(
+    ("variant", "a_strides", "b_strides"),
+    [
+        ("", (5, 1), (3, 1)),
+        ("-a.col", (1, 4), (3, 1)),
+        ("-b.col", (5, 1), (1, 5)),
+        ("-pitch.2", (7, 1), (5, 1)),
+        ("-a.col-b.col-pitch.2", (1, 6), (1, 7)),
+        ("-a.expanded", (0, 1), (3, 1)),
+        ("-b.expanded", (5, 1), (0, 1)),
+    ],
+)
+def test_a_case_says_how_its_operands_lie(variant: str, a_strides: tuple[int, int], b_strides: tuple[int, int]) -> None:
+    case = Case.parse(f"4x3x5-bf16{variant}")
+    a, b = OP.inputs(case, generator(case, "cpu"))
+    assert (a.shape, b.shape) == ((4, 5), (5, 3))
+    assert (a.stride(), b.stride()) == (a_strides, b_strides)
+    assert case.slug == f"4x3x5-bf16{variant}"
+
+
+def test_an_fp32_out_has_its_own_bytes() -> None:
+    narrow, wide = Case.parse("4x3x5-fp16"), Case.parse("4x3x5-fp16-out.fp32")
+    assert [output.dtype for case in (narrow, wide) for output in OP.outputs(case)] == ["fp16", "fp32"]
+    assert OP.bytes(wide) - OP.bytes(narrow) == 2 * 4 * 3
+
+
+def test_what_out_may_be() -> None:
+    assert OP.accepts(Case.parse("4x3x5-fp16-out.fp32")) == ""
+    assert OP.accepts(Case.parse("4x3x5-fp16-out.bf16")) == "out is bf16, must be fp16 or fp32"
+    a, b = torch.ones(4, 5, dtype=torch.bfloat16), torch.ones(5, 3, dtype=torch.bfloat16)
+    for dtype in (torch.bfloat16, torch.float32):
+        OP.check(a, b, out=torch.empty(4, 3, dtype=dtype))
+    with pytest.raises(TypeError, match=r"^out is torch.float16, must be torch.bfloat16 or torch.float32: convert"):
+        OP.check(a, b, out=torch.empty(4, 3, dtype=torch.float16))
+    with pytest.raises(TypeError, match=r"^b is torch.float16, must be torch.bfloat16 like a"):
+        OP.check(a, b.half(), out=torch.empty(4, 3))
+    with pytest.raises(TypeError, match=r"^out is torch.float64, must be torch.float32: convert"):
+        OPS["matmul_fp32"].check(a.float(), b.float(), out=torch.empty(4, 3, dtype=torch.float64))
+
+
+def test_only_steps_that_say_so_write_an_fp32_out() -> None:
+    usual, fp32 = Case.parse("64x64x64-bf16"), Case.parse("64x64x64-bf16-out.fp32")
+    assert OP.serves(PLAIN, usual) and OP.serves(FP32_OUT, usual) and OP.serves(FP32_OUT, fp32)
+    assert OP.refusal(PLAIN, fp32) == "v98_plain does not write out.fp32"
+    assert OP.refusal(FP32_OUT, Case.parse("64x64x64-fp32")) == "dtype is fp32, must be bf16 or fp16"
+
+
+def test_a_triton_step_refuses_an_fp32_out_in_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    triton = pytest.importorskip("triton")
+    from kernel_twins import load
+
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", True)
+    call = load("matmul_bf16", "v01_naive", "triton")
+    a, b = torch.ones(4, 5, dtype=torch.float16), torch.ones(5, 3, dtype=torch.float16)
+    with pytest.raises(
+        TypeError, match=r"^out is torch.float32, must be torch.float16: matmul_bf16 v01_naive writes no"
+    ):
+        call(a, b, out=torch.empty(4, 3))
+
+
+def test_a_step_is_timed_on_wide_cases_only_where_it_is_wide() -> None:
+    (case, *_), wide = OP.wide_cases, dataclasses.replace(PLAIN, wide=True)
+    assert OP.times(wide, case) and not OP.times(PLAIN, case) and OP.serves(PLAIN, case)
+    assert all(OP.times(step, each) for step in (PLAIN, wide) for each in OP.bench_cases)
+    refuses = dataclasses.replace(wide, accepts=lambda case: "no")
+    assert not OP.times(refuses, case)
+
+
+def test_all_shapes_are_timed_in_both_layouts() -> None:
+    by_layout = {
+        layout: [case.shape for case in OP.timed_cases if case.dtype == "bf16" and case.variant == layout]
+        for layout in ((), (("b", "col"),))
+    }
+    assert {*by_layout[()]} == {*by_layout[(("b", "col"),)]}
+    assert all(len({*shapes}) == len(shapes) == 17 for shapes in by_layout.values())
+
+
+def test_copyable_says_what_the_copy_engine_takes() -> None:
+    """As Triton's launchers find out from the tensors themselves."""
+    triton = pytest.importorskip("triton")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(triton.knobs.runtime, "interpret", True)
+        from kernel_twins._triton.device import layout_of
+
+        for case in OP.test_cases:
+            if 0 in case.shape or case.get("offset") or math.prod(case.shape) > 2**26:
+                continue
+            inputs = OP.inputs(case, generator(case, "cpu"))
+            taken = {layout_of(matrix) for matrix in (*inputs, empty_outputs(OP, case, "cpu"))}
+            assert ("pointers" in taken) == bool(matmul.copyable(case)), case.slug
+    assert matmul.copyable(Case.parse("64x64x64-bf16-offset.1")) == "a starts 1 elements behind a multiple of 16 bytes"
+    assert matmul.copyable(Case.parse("64x64x64-bf16-offset.8")) == ""
+    assert matmul.copyable(Case.parse("64x65x64-bf16-b.col")).startswith("rows or columns of out are 65 elements apart")
+
+
+@pytest.mark.parametrize("broken", [False, True])
+@pytest.mark.parametrize("library", ["cublas", "cublaslt"])
+@pytest.mark.parametrize("preferred", ["cublas", "cublaslt"])
+def test_a_baseline_calls_its_own_library_and_leaves_the_preference_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, preferred: str, library: str, broken: bool
+) -> None:
+    names = torch.backends.cuda._BlasBackends
+    set_to = [names[preferred]]
+    monkeypatch.setattr(torch._C, "_get_blas_preferred_backend", lambda: set_to[-1])
+    monkeypatch.setattr(torch._C, "_set_blas_preferred_backend", set_to.append)
+    used = []
+
+    def mm(*_: object, **__: object) -> None:
+        used.append(set_to[-1])
+        if broken:
+            raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(torch, "mm", mm)
+    on_gpu = SimpleNamespace(is_cuda=True, dtype=torch.bfloat16)
+    try:
+        matmul.torch_mm(library)(on_gpu, on_gpu, out=on_gpu)
+    except RuntimeError:
+        assert broken
+    assert used == [names[library]]
+    assert set_to[-1] == names[preferred]
