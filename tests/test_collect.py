@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import signal
@@ -39,7 +40,7 @@ from kernel_twins._profiling.report.metrics import CYCLES, DURATION, METRICS, na
 from kernel_twins._profiling.report.reader import Launch
 from kernel_twins._profiling.report.selection import Selection
 from kernel_twins.bench import Timing
-from kernel_twins.spec import BACKENDS, Name
+from kernel_twins.spec import BACKENDS, Case, Name
 
 OP = OPS["vector_add"]
 NAMES = [Name(backend, step.name) for backend in BACKENDS for step in OP.steps_of(backend)]
@@ -137,6 +138,21 @@ def test_a_run_becomes_tables(machine: Machine, runs: Runs) -> None:
     cycles = store.read_table(runs.target, OP.name, "cycles")
     assert list(cycles["cycles"]) == [" ".join(["200000"] * collect.CYCLE_CALLS)] * (len(NAMES) + len(OP.baselines))
     assert not runs.stage.exists()
+
+
+def test_wide_cases_are_measured_for_wide_steps_only(machine: Machine, runs: Runs) -> None:
+    *steps, last = OP.steps
+    case = Case.parse("12345-fp32")
+    op = dataclasses.replace(OP, wide_cases=(case,), steps=(*steps, dataclasses.replace(last, wide=True)))
+    runs.collect(selection=Selection((op,)))
+    assert machine.benched == [each.slug for each in (*OP.bench_cases, case)]
+    timings = store.read_table(runs.stage, op.name, "timings")
+    measured = timings[timings["case"] == case.slug]
+    assert set(measured["step"]) == {"", last.name}
+    assert set(timings["step"]) == {"", *(step.name for step in op.steps)}
+    machine.benched.clear()
+    runs.collect(resume=True, selection=Selection((op,)))
+    assert machine.benched == []
 
 
 def test_an_interrupted_run_goes_on(machine: Machine, runs: Runs) -> None:

@@ -197,6 +197,24 @@ def test_a_selection_plans_what_it_selects() -> None:
     assert one.timing_s < cuda.timing_s < whole.timing_s
 
 
+def test_wide_cases_are_planned_for_wide_steps_only() -> None:
+    op = OPS["matmul_bf16"]
+    wide = [step for step in op.steps if step.wide]
+    others = [step for step in op.steps if not step.wide and step.arch == ">=8.0"]
+    both = len(op.baselines)
+
+    def cells(step: str, shape: str | None) -> int:
+        (planned,) = plan.plan(Selection.of([op.name], step, None, shape), "T0", "ncu").operations
+        return planned.timed_cells
+
+    served = sum(op.serves(wide[0], case) for case in op.timed_cases)
+    assert cells(wide[0].name, None) == served * (both + len(wide[0].backends))
+    assert cells(others[0].name, None) == len(op.bench_cases) * (both + len(others[0].backends))
+    assert cells(wide[0].name, op.wide_cases[0].slug) == both + len(wide[0].backends)
+    with pytest.raises(ValueError, match="no cell in common"):
+        cells(others[0].name, op.wide_cases[0].slug)
+
+
 def test_a_higher_tier_takes_more_passes_and_proton_none_of_ncus() -> None:
     seconds = [plan.plan(EVERYTHING, tier, "ncu").seconds for tier in ("T0", "T1", "T2", "T3")]
     assert seconds == sorted(seconds) and len(set(seconds)) == 4

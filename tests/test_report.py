@@ -17,7 +17,7 @@ from kernel_twins._profiling.report.extract import counter_rows
 from kernel_twins._profiling.report.metrics import DURATION, METRICS, fold
 from kernel_twins._profiling.report.reader import Launch
 from kernel_twins.ceilings import Ceilings
-from kernel_twins.spec import Name
+from kernel_twins.spec import BACKENDS, Name
 
 OP = OPS["vector_add"]
 CASE = OP.profile_case
@@ -118,6 +118,33 @@ def test_log_tells_wrong_steps_and_ratios(folder: Path) -> None:
     assert "wrong: element 3 is nan" in text
     assert "1.200 × [1.192, 1.208] FAST" in text
     assert "**miss** (0.909 ×), not frozen" in text
+
+
+def test_log_tells_ratios_by_shape(tmp_path: Path) -> None:
+    op = OPS["matmul_bf16"]
+    wide = [Name(backend, step.name) for backend in BACKENDS for step in op.steps_of(backend) if step.wide]
+    title = " | ".join(f"{'CUDA' if name.backend == 'cuda' else 'Triton'} {name.step}" for name in wide)
+    first, others = wide[0], wide[1:]
+    times = {"1024x1024x1024-bf16": 100.0, "1024x1024x1024-bf16-b.col": 25.0, "3333x5555x7777-bf16": 10.0}
+    rows = []
+    for case, ours in times.items():
+        rows += [
+            timing(baseline, "", [90.0 if baseline == "torch" else 50.0] * 20, case=case) for baseline in op.baselines
+        ]
+        rows.append(timing(first.backend, first.step, [ours] * 20, case=case))
+    store.write(tmp_path / "matmul_bf16.timings.csv", pd.DataFrame(rows, columns=store.TABLES["timings"]))
+    text = rendered(tmp_path)
+    assert f"| case | best baseline | {title} |" in text
+    dashes = " | ".join("–" for _ in others)
+    assert f"| 1024x1024x1024-bf16-b.col | 42.9 TFLOP/s cublaslt | 2.000 × [2.000, 2.000] FAST | {dashes} |" in text
+    assert f"| 3333x5555x7777-bf16 | 5,760 TFLOP/s cublaslt | 5.000 × [5.000, 5.000] FAST | {dashes} |" in text
+    assert "| 64x4096x4096-bf16-b.col | – |" in text
+    assert "| 4096x4096x4096-fp16 |" not in text  # but on the scoreboard
+    # The geometric mean of a half and two: that of the shape which is no multiple of 8 is not in it.
+    aligned = [case for case in op.timed_cases if case.dtype == "bf16" and not any(n % 8 for n in case.shape)]
+    lowest = "the lowest 0.500 × at 1024x1024x1024-bf16"
+    assert f"- CUDA {first.step}: 1.000 × over 2 of {len(aligned)}, {lowest}\n" in text
+    assert all(f" {name.step}: –\n" in text for name in others)
 
 
 def test_a_verdict_that_cycles_do_not_confirm_is_ambiguous(folder: Path) -> None:

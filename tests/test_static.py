@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
+from build_support import toolkit
 from kernel_twins import OPS, aot, disassembly
 from kernel_twins._profiling.report import identity, static, store
 from kernel_twins._profiling.report.analysis import Results
 from kernel_twins._profiling.report.errors import CannotRunError
 from kernel_twins._profiling.report.occupancy import occupancy
 from kernel_twins.disassembly import Usage
-from kernel_twins.spec import Name
+from kernel_twins.show import show
+from kernel_twins.spec import Name, Op, Step
 
 ADD = "_Z28vector_add_v01_scalar_kernelIfEvPKT_S2_PS0_l"
 HALF = "_Z28vector_add_v01_scalar_kernelI6__halfEvPKT_S3_PS1_l"
@@ -421,3 +424,37 @@ def test_the_configuration_of_the_reference_gpu_is_compiled() -> None:
     (kernel,) = aot.compiled(op, step, op.profile_case)
     assert [kernel.hash] == [each.hash for each in aot.compiled(op, step, op.profile_case, config=chosen)]
     assert [kernel.hash] != [each.hash for each in aot.compiled(op, step, op.profile_case, config=others[0])]
+
+
+FENCES = [
+    # what a kernel does, and what it must do then; no tool that watches it run notices where that is missing
+    (r"mbarrier\.init\.", r"fence\.mbarrier_init\."),
+    (r"cp\.async\.bulk\.[^;]*\.global\.shared::cta\.", r"fence\.proxy\.async"),  # after it wrote what is copied
+    (r"wgmma\.mma_async\.", r"wgmma\.fence\."),
+    (r"\.multicast::cluster", r"barrier\.cluster\.wait"),  # no block leaves while another one writes to it
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("op", "step"),
+    [
+        pytest.param(op, step, id=f"{op.name}-{step.name}")
+        for op in OPS.values()
+        for step in op.steps_of("cuda")
+        if step.arch != ">=8.0"
+    ],
+)
+def test_hopper_kernels_have_their_fences(op: Op, step: Step) -> None:
+    """In PTX, as ptxas merges several of them into one instruction."""
+    try:
+        toolkit.find(os.environ, "13.0")
+    except toolkit.BuildError as error:
+        pytest.skip(str(error))
+    _, *kernels = show(op, step, "cuda", "ptx", op.profile_case).split(".entry ")
+    assert kernels
+    for kernel in kernels:
+        for cause, fence in FENCES:
+            if re.search(cause, kernel):
+                assert re.search(fence, kernel), f"{kernel.split('(')[0]} has {cause} and no {fence}"
+    assert any(re.search(r"cp\.async\.bulk", kernel) for kernel in kernels)

@@ -23,7 +23,7 @@ from kernel_twins._profiling.report.selection import Selection
 from kernel_twins._profiling.report.stage import Profiled, Stage
 from kernel_twins._profiling.report.worker import cells
 from kernel_twins.bench import Timing, bench
-from kernel_twins.spec import BACKENDS, Case, Name, Op
+from kernel_twins.spec import BACKENDS, Case, Name, Op, Step
 
 CYCLE_CALLS = 10
 """Calls whose cycles confirm or question the bench's verdict; a single pass each, so that nothing is replayed."""
@@ -61,15 +61,14 @@ def collect(selection: Selection, stage: Stage, ledger: Path, settings: Settings
             continue
         chosen = [name for name in selection.names(op) if op.step(name.step).runs_on(capability)]
         backends = tuple(backend for backend in BACKENDS if any(name.backend == backend for name in chosen))
-        steps = tuple(step for step in op.steps if any(name.step == step.name for name in chosen))
         timings = store.read_table(stage.folder, op.name, "timings")
         predictions.note_measured(ledger, op.name, chosen, datetime.datetime.now(datetime.UTC), "collect")
         for case in selection.cases(op):
             progress.update(task, description=f"{op.name} {case.slug}")
-            served = [name for name in chosen if op.serves(op.step(name.step), case)]
-            if not _recorded(timings, case, {name: stage.code(op, name) for name in served}):
+            timed = [name for name in chosen if op.times(op.step(name.step), case)]
+            if not _recorded(timings, case, {name: stage.code(op, name) for name in timed}):
                 stage.forget_profile(op)
-                rows = [_timing_row(stage, op, case, each) for each in bench(op, case, steps, backends)]
+                rows = [_timing_row(stage, op, case, each) for each in bench(op, case, _steps(op, timed), backends)]
                 timings = timings[timings["case"] != case.slug]
                 timings = pd.concat([timings, pd.DataFrame(rows, columns=store.TABLES["timings"])])
                 store.write(store.path(stage.folder, op.name, "timings"), timings)
@@ -91,6 +90,11 @@ def collect(selection: Selection, stage: Stage, ledger: Path, settings: Settings
                 problems.broken.append(f"{op.name}: {error}")
         progress.advance(task)
     return problems
+
+
+def _steps(op: Op, names: list[Name]) -> tuple[Step, ...]:
+    """Those of the names, in reading order."""
+    return tuple(step for step in op.steps if any(name.step == step.name for name in names))
 
 
 def _recorded(timings: pd.DataFrame, case: Case, codes: dict[Name, str]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from statistics import geometric_mean
 
 import pandas as pd
 
@@ -28,6 +29,8 @@ _ROWS: list[tuple[str, ...]] = [
     ("registers", "shared_memory", "spills"),
 ]
 
+_ALIGNED = 8  # elements of 2 bytes, which fill the 16 that rows must be multiples of for the copy engine
+
 
 def render(folder: Path, results: list[Results], static_rows: pd.DataFrame) -> str:
     """The whole log for one GPU's measurements; ``static_rows`` are those of its architecture, or none."""
@@ -35,7 +38,8 @@ def render(folder: Path, results: list[Results], static_rows: pd.DataFrame) -> s
     lines += ["", "## Predictions", "", *_calibration(results)]
     lines += ["", "## Scoreboard", "", *scoreboard(results, None)]
     for each in results:
-        lines += ["", f"## {each.op.title}", "", each.op.summary, "", *_ladder_note(each), *_accuracy(each)]
+        lines += ["", f"## {each.op.title}", "", each.op.summary, ""]
+        lines += [*_ladder_note(each), *_shapes(each), *_accuracy(each)]
         for step in each.op.steps:
             lines += ["", *_entry(each, step, static_rows)]
     return "\n".join(lines) + "\n"
@@ -88,12 +92,17 @@ def _score(results: Results, case: Case) -> list[str]:
     op = results.op
     baseline = results.best_baseline(case)
     last = {backend: Name(backend, op.steps_of(backend)[-1].name) for backend in BACKENDS}
-    cells = [f"{op.name} {case.slug}", f"{_rate(results, case, baseline)} {baseline.backend if baseline else ''}"]
+    cells = _baseline(results, case, baseline, f"{op.name} {case.slug}")
     for name in last.values():
         cells += [_rate(results, case, name), _against(results, case, name, baseline)]
     twins = results.ratio(case, last["triton"], last["cuda"])
     verdict = results.standing(case, last["triton"], last["cuda"])
     return [*cells, f"{twins.value:.3f} × {verdict}" if twins else "–"]
+
+
+def _baseline(results: Results, case: Case, baseline: Name | None, title: str) -> list[str]:
+    """The first cells of a case's row."""
+    return [title, f"{_rate(results, case, baseline)} {baseline.backend}" if baseline else "–"]
 
 
 def _against(results: Results, case: Case, name: Name, baseline: Name | None) -> str:
@@ -147,6 +156,51 @@ def _ladder_note(results: Results) -> list[str]:
     return [f"{told} While it was timed: {sensors}." if sensors else told]
 
 
+def _shapes(results: Results) -> list[str]:
+    """The ratios of the wide steps, shape by shape, and what comes of them over the aligned shapes."""
+    op = results.op
+    if not (op.wide_cases and results.measured):
+        return []
+    dtype = op.profile_case.dtype
+    cases = sorted((case for case in op.timed_cases if case.dtype == dtype), key=lambda case: (op.flops(case), case))
+    best = {case: results.best_baseline(case) for case in cases}
+    wide = {
+        f"{TITLES[backend]} {step.name}": Name(backend, step.name)
+        for backend in BACKENDS
+        for step in op.steps_of(backend)
+        if step.wide
+    }
+    rows = [
+        _baseline(results, case, best[case], case.slug)
+        + [_against(results, case, name, best[case]) for name in wide.values()]
+        for case in cases
+    ]
+    aligned = [case for case in cases if all(size % _ALIGNED == 0 for size in case.shape)]
+    return [
+        "",
+        "Ratios to the best baseline by shape, of the steps that are meant for all of them:",
+        "",
+        *write.table(["case", "best baseline", *wide], rows),
+        "",
+        f"Geometric mean over the shapes whose sizes are all multiples of {_ALIGNED}, which the copy engine takes as "
+        "they are:",
+        "",
+        *(f"- {title}: {_mean(results, name, aligned, best)}" for title, name in wide.items()),
+    ]
+
+
+def _mean(results: Results, name: Name, cases: list[Case], best: dict[Case, Name | None]) -> str:
+    known = [(case, against) for case in cases if (against := best[case])]
+    ratios = {case: ratio.value for case, against in known if (ratio := results.ratio(case, name, against))}
+    if not ratios:
+        return "–"
+    lowest = min(ratios, key=lambda case: ratios[case])
+    return (
+        f"{geometric_mean(ratios.values()):.3f} × over {len(ratios)} of {len(cases)}, the lowest "
+        f"{ratios[lowest]:.3f} × at {lowest.slug}"
+    )
+
+
 def _accuracy(results: Results) -> list[str]:
     """Error and extra memory of every baseline and step, side by side."""
     if not results.measured:
@@ -186,7 +240,7 @@ def _entry(results: Results, step: Step, static_rows: pd.DataFrame) -> list[str]
         lines.append(f"- {TITLES[backend]}: {_against_previous(results, step, backend)}{_limit(results, name)}")
         lines.append(f"  {_verdict(results, step, backend)}")
         lines += [f"- {TITLES[backend]}, {line}." for line in proton.told(results.recorded.proton, results.op, name)]
-        for case in results.op.bench_cases:
+        for case in results.op.timed_cases:
             if (status := results.status(case, name)) not in ("", "ok"):
                 lines.append(f"- {TITLES[backend]} at {case.slug}: {status}.")
     return lines

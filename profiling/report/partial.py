@@ -23,7 +23,7 @@ def show(selection: Selection, stage: Path, as_json: bool) -> list[str]:
             continue
         for case in selection.cases(op):
             baseline = results.best_baseline(case)
-            for name in selection.names(op):
+            for name in (each for each in selection.names(op) if op.times(op.step(each.step), case)):
                 ratio = results.ratio(case, name, baseline) if baseline else None
                 limit = results.limiter(name) if case == op.profile_case else None
                 rows.append(

@@ -96,9 +96,9 @@ def _operation(op: Op, selection: Selection, tier: Tier, tool: str) -> OpPlan:
     names = [Name(baseline) for baseline in op.baselines] + [
         name for name in selection.names(op) if op.step(name.step).runs_on(_CAPABILITY)
     ]
-    cells = [(case, name) for case in selection.cases(op) for name in names if _serves(op, name, case)]
+    cells = [(case, name) for case in selection.cases(op) for name in names if _times(op, name, case)]
     rows = {cell: _replays_s(op, *cell, table) for cell in cells}
-    profiled = [name for name in names if _serves(op, name, op.profile_case)]
+    profiled = [name for name in names if _times(op, name, op.profile_case)]
     launches = sum(op.step(name.step).launches or 1 if name.step else 1 for name in profiled)
     passes = launches * (PASSES[tier] + T0_CALLS * PASSES["T0"] if tool == "ncu" else PROTON_CALLS)
     return OpPlan(
@@ -112,8 +112,8 @@ def _operation(op: Op, selection: Selection, tier: Tier, tool: str) -> OpPlan:
     )
 
 
-def _serves(op: Op, name: Name, case: Case) -> bool:
-    return not name.step or op.serves(op.step(name.step), case)
+def _times(op: Op, name: Name, case: Case) -> bool:
+    return not name.step or op.times(op.step(name.step), case)
 
 
 def _replays_s(op: Op, case: Case, name: Name, table: pd.DataFrame) -> float | None:

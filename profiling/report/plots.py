@@ -92,7 +92,7 @@ def _sizes(results: Results) -> Figure:
     """Throughput against size: every baseline and both languages' last steps, a panel for each dtype and layout."""
     op = results.op
     groups: dict[str, list[Case]] = {}
-    for case in sorted(op.bench_cases):
+    for case in sorted(op.timed_cases):
         if len(case.shape) == 1 or len(set(case.shape)) == 1:
             groups.setdefault("-".join([case.dtype, *(f"{k}.{v}" for k, v in case.variant)]), []).append(case)
     groups = {title: cases for title, cases in groups.items() if len(cases) > 1}

@@ -120,7 +120,7 @@ def _ratios(op: Op, folder: Path) -> pd.DataFrame:
     lost = {(loss.case, loss.name) for loss in losses.losses(results) if not loss.reason}
     keys = [(row.case, Name(row.backend, row.step)) for row in recorded.itertuples()]
     rows = [tuple(row) for row, key in zip(recorded.itertuples(index=False), keys, strict=True) if key in lost]
-    for case in op.bench_cases:
+    for case in op.timed_cases:
         baseline = results.best_baseline(case)
         for backend in BACKENDS:
             for step in op.steps_of(backend):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kernel_twins import OPS, ops
 from kernel_twins.spec import BACKENDS, Backend, Case, Name, Op
@@ -26,18 +26,14 @@ class Selection:
         if step and not any(step == each.name for op in chosen for each in op.steps):
             known = {each.name for op in chosen for each in op.steps}
             raise ValueError(f"--step is {step!r}; {_like(step, known)}, see `python -m kernel_twins list`")
-        if case and not any(case == each.slug for op in chosen for each in op.bench_cases):
-            known = {each.slug for op in chosen for each in op.bench_cases}
+        if case and not any(case == each.slug for op in chosen for each in op.timed_cases):
+            known = {each.slug for op in chosen for each in op.timed_cases}
             raise ValueError(f"--shape is {shape!r}, which is not timed; {_like(case, known)}")
-        meant = tuple(
-            op
-            for op in chosen
-            if any(step in (None, "", each.name) and backend in (None, "", *each.backends) for each in op.steps)
-            and any(case in ("", each.slug) for each in op.bench_cases)
-        )
+        selection = cls(chosen, step or "", backend or "", case)
+        meant = tuple(op for op in chosen if selection.cases(op))
         if not meant:
             raise ValueError(f"--step {step}, --backend {backend} and --shape {shape} have no cell in common")
-        return cls(meant, step or "", backend or "", case)
+        return replace(selection, ops=meant)
 
     @property
     def whole(self) -> bool:
@@ -45,7 +41,10 @@ class Selection:
         return not (self.step or self.backend or self.case)
 
     def cases(self, op: Op) -> tuple[Case, ...]:
-        return tuple(case for case in op.bench_cases if self.case in ("", case.slug))
+        """The cases that are meant and that any of the steps meant is timed on."""
+        steps = [op.step(name.step) for name in self.names(op)]
+        meant = (case for case in op.timed_cases if self.case in ("", case.slug))
+        return tuple(case for case in meant if any(op.times(step, case) for step in steps))
 
     def names(self, op: Op) -> list[Name]:
         """The steps that are meant, by language; baselines are not among them."""
