@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache, lru_cache
+from typing import Literal
 
 import torch
 import triton
 from torch import Tensor
 from triton.runtime import driver
-from triton.tools.tensor_descriptor import TensorDescriptor
+
+Layout = Literal["row", "col", "pointers"]
 
 
 @lru_cache
@@ -17,19 +19,37 @@ def sm_count(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
-def describable(matrix: Tensor) -> bool:
-    """Whether the current GPU's tensor memory accelerator (from 9.0) can copy tiles of a matrix.
+def has_tma() -> bool:
+    """Whether the current GPU has a tensor memory accelerator; the interpreter acts as if it had."""
+    return triton.knobs.runtime.interpret or _arch(driver.active.get_current_device()) >= 90
 
-    Neighbours must lie along a row, and the address and the pitch be multiples of 16 bytes. The interpreter acts as
-    such a GPU.
+
+def layout_of(matrix: Tensor) -> Layout:
+    """How the current GPU's tensor memory accelerator (from 9.0) can copy tiles of a matrix.
+
+    "row" or "col" is the direction in which neighbours lie, where the address and the pitch are multiples of 16 bytes;
+    "pointers" is every other matrix, which it cannot copy.
     """
-    if not triton.knobs.runtime.interpret and driver.active.get_current_target().arch < 90:
-        return False
-    (rows, cols), (pitch, stride) = matrix.shape, matrix.stride()
-    aligned = matrix.data_ptr() % 16 == 0 and pitch * matrix.element_size() % 16 == 0
-    return aligned and stride == 1 and pitch >= cols and min(rows, cols) > 0 and max(rows, cols) < 2**31
+    (rows, cols), (down, across) = matrix.shape, matrix.stride()
+    size = matrix.element_size()
+    if not has_tma() or matrix.data_ptr() % 16 or min(rows, cols) == 0 or max(rows, cols) >= 2**31:
+        return "pointers"
+    if across == 1 and down >= cols and down * size % 16 == 0 and down * size < 2**40:
+        return "row"
+    if down == 1 and across >= rows and across * size % 16 == 0 and across * size < 2**40:
+        return "col"
+    return "pointers"
 
 
-def describe(matrix: Tensor, block_rows: int, block_cols: int) -> TensorDescriptor | None:
-    """A descriptor of a matrix and its tile for the tensor memory accelerator; None where it cannot copy it."""
-    return TensorDescriptor.from_tensor(matrix, [block_rows, block_cols]) if describable(matrix) else None
+def scratch(size: int, alignment: int, stream: int | None) -> Tensor:
+    """Memory for one launch, for ``triton.set_allocator``: descriptors made on the GPU lie there, 128 bytes each.
+
+    From torch's allocator, on whose current stream Triton launches: the memory is free for what runs there next, and
+    under graph capture it is the graph's. The allocator is kept by thread, so launchers set it on every call.
+    """
+    return torch.empty(size, dtype=torch.int8, device="cuda")  # aligned to 512 bytes
+
+
+@cache
+def _arch(device: int) -> int:
+    return driver.active.get_current_target().arch

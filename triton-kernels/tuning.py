@@ -14,7 +14,7 @@ from __future__ import annotations
 import datetime
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,11 @@ import triton
 from torch import Tensor
 from triton.runtime import Autotuner
 from triton.runtime.jit import KernelInterface
+from triton.testing import do_bench_cudagraph
 
 from kernel_twins import ops
 from kernel_twins._load import load
-from kernel_twins._triton.device import describable
+from kernel_twins._triton.device import Layout, layout_of, sm_count
 from kernel_twins.ceilings import gpu_slug
 from kernel_twins.spec import ITEMSIZE, Case, Name
 from kernel_twins.tensors import DTYPE, empty_outputs
@@ -46,15 +47,43 @@ def problem_of(*shape: int, dtype: torch.dtype, **variant: str) -> Case:
     return Case.of(*shape, dtype=_NAME[dtype], **variant)
 
 
-def layouts(**operands: Tensor) -> dict[str, str]:
+def layouts(**operands: Tensor | Layout) -> dict[str, str]:
     """The variant that tells operands of other layouts apart: nothing for a row-major matrix with aligned rows, "col"
     for such a matrix transposed, "pointers" for all others, which no descriptor can take.
     """
-    kinds = {
-        name: "" if describable(operand) else "col" if describable(operand.t()) else "pointers"
-        for name, operand in operands.items()
-    }
-    return {name: kind for name, kind in kinds.items() if kind}
+    kinds = {name: operand if isinstance(operand, str) else layout_of(operand) for name, operand in operands.items()}
+    return {name: kind for name, kind in kinds.items() if kind != "row"}
+
+
+def bench(call: Callable[[], None], quantiles: tuple[float, ...]) -> list[float]:
+    """Time a configuration, for ``triton.autotune``: ten replays of a graph of some 5 ms.
+
+    Launched one by one, a small product's time would be the host's.
+    """
+    return do_bench_cudagraph(call, rep=5, quantiles=quantiles)
+
+
+def likely(count: int) -> Callable[..., list[triton.Config]]:
+    """An ``early_config_prune`` that keeps those configurations of a product that a rough estimate puts first."""
+
+    def prune(configs: list[triton.Config], args: dict[str, Any], **meta: Any) -> list[triton.Config]:
+        sms = sm_count(args["a"].device)
+        return sorted(configs, key=lambda config: estimate(config, args["M"], args["N"], args["K"], sms))[:count]
+
+    return prune
+
+
+def estimate(config: triton.Config, M: int, N: int, K: int, sms: int) -> float:
+    """Roughly how long a product takes, in multiply-adds of an SM.
+
+    SMs compute tiles in rounds, and the last round takes as long as a full one. A small tile fetches more bytes for a
+    multiply-add; and each costs its start and its end, a split one's end twice over and once more for every part.
+    """
+    m, n, k = (config.kwargs[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K"))
+    parts = config.kwargs.get("SPLIT_K", 1)
+    rounds = triton.cdiv(triton.cdiv(M, m) * triton.cdiv(N, n) * parts, sms)
+    columns = triton.cdiv(triton.cdiv(K, k), parts) * k
+    return rounds * m * n * (columns * (1 + 30 / m + 30 / n) + (256 if parts == 1 else 512 + 64 * parts))
 
 
 def choose(kernel: Autotuner, step: str, problem: Case, device: torch.device) -> tuple[KernelInterface, Config]:
@@ -66,7 +95,7 @@ def choose(kernel: Autotuner, step: str, problem: Case, device: torch.device) ->
     """
     if device.type != "cuda":
         return kernel.fn, kernel.configs[0].all_kwargs()
-    if not _recording and (winner := nearest(step, problem, gpu_slug(torch.cuda.get_device_name(device)))):
+    if not _recording and (winner := nearest(step, problem, _gpu(device))):
         return kernel.fn, winner
     if torch.cuda.is_current_stream_capturing():
         # Even a searched problem may come with other strides, for which the autotuner would search again.
@@ -77,6 +106,11 @@ def choose(kernel: Autotuner, step: str, problem: Case, device: torch.device) ->
         torch.cuda.current_stream(device).synchronize()
         _searched[step, problem] = kernel
     return kernel, {}
+
+
+def is_recording() -> bool:
+    """Whether ``record`` is at work: every call must then choose anew."""
+    return _recording
 
 
 @cache
@@ -124,6 +158,11 @@ def record(op: str, step: str, cases: Iterable[Case]) -> dict[str, Config]:
     (FOLDER / f"{gpu}.json").write_text(json.dumps(content, indent=2) + "\n")
     nearest.cache_clear()
     return winners
+
+
+@cache
+def _gpu(device: torch.device) -> str:
+    return gpu_slug(torch.cuda.get_device_name(device))
 
 
 def _read(gpu: str) -> dict[str, Any]:
