@@ -22,6 +22,7 @@ struct RepackJobs {
 namespace repack {
 
 constexpr int THREADS = 256;
+constexpr int BLOCKS_PER_SM = 4;
 constexpr int VECTORS = 4;  // that a lane copies, all of them under way at once
 
 // Elements that a warp copies.
@@ -42,17 +43,18 @@ __device__ inline uint4 shifted(uint4 low, uint4 high, int shift) {
 }
 
 template <typename T>
-__global__ void __launch_bounds__(THREADS) kernel(const __grid_constant__ RepackJobs jobs) {
+__global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) kernel(const __grid_constant__ RepackJobs jobs) {
   // A warp copies a span of one row. Rows of the first matrix come first.
-  int64_t span = int64_t{blockIdx.x} * (THREADS / 32) + threadIdx.x / 32;
-  const int64_t spans_of_first = jobs.job[0].rows * cdiv(jobs.job[0].cols, SPAN<T>);
+  // 32 bits hold the number of spans: more would not fit a GPU's memory.
+  uint32_t span = blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
+  const uint32_t spans_of_first = jobs.job[0].rows * cdiv(jobs.job[0].cols, SPAN<T>);
   const bool second = span >= spans_of_first;
   if (second) span -= spans_of_first;
-  const RepackJob& job = second ? jobs.job[1] : jobs.job[0];
-  const int64_t spans_of_row = cdiv(job.cols, SPAN<T>);
+  const RepackJob job = second ? jobs.job[1] : jobs.job[0];
+  const uint32_t spans_of_row = cdiv(job.cols, SPAN<T>);
   if (spans_of_row == 0 || span >= job.rows * spans_of_row) return;
   const int64_t row = span / spans_of_row;
-  const int64_t col = span % spans_of_row * SPAN<T>;
+  const int64_t col = int64_t{span % spans_of_row} * SPAN<T>;
   const int cols = min(job.cols - col, int64_t{SPAN<T>});
   const T* from = static_cast<const T*>(job.from) + row * job.stride_row + col * job.stride_col;
   T* to = static_cast<T*>(job.to) + row * job.pitch + col;

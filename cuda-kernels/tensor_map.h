@@ -54,9 +54,11 @@ inline CUtensorMap tensor_map(const void* matrix, Dtype dtype, int64_t rows, int
                             static_cast<cuuint32_t>(box_rows)};
   const cuuint32_t step[] = {1, 1};
   CUtensorMap map;
+  // L2 is asked for 128 bytes at a time. With 256, rows that begin in the middle of 256 would be fetched
+  // twice.
   const CUresult error = encode(&map, type, 2, const_cast<void*>(matrix), size, pitch_bytes, box, step,
                                 CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                                CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+                                CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (error != CUDA_SUCCESS) {
     throw std::runtime_error("cuTensorMapEncodeTiled refused a matrix of " + std::to_string(rows) + " x " +
                              std::to_string(cols) + " elements, rows " + std::to_string(pitch) +

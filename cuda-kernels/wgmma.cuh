@@ -193,4 +193,59 @@ __device__ inline void wgmma_m64k16(float (&sums)[N / 2], uint64_t a, uint64_t b
 #undef WGMMA_N256
 }
 
+// PTX ISA, "wgmma.mma_async", m64nNk8, and "Register Fragments for wgmma.mma_async.m64nNk8". The same for
+// TF32 (fp32 whose lower 13 bits are ignored), a: [64, 8] in registers, b: [8, N], described by wgmma_tile,
+// K-major as TF32 always is. Thread t holds of a, in its rows as above, column t % 4 of the former and of the
+// latter, then column t % 4 + 4 of both. These registers may not be written before the wgmma is done.
+template <int N>
+__device__ inline void wgmma_m64k8_tf32(float (&sums)[N / 2], const uint32_t (&a)[4], uint64_t b,
+                                        bool accumulate) {
+  static_assert(N == 32 || N == 64, "these are written out");
+  if constexpr (N == 32) {
+    asm volatile(
+        "{\n"
+        ".reg .pred accumulate;\n"
+        "setp.ne.b32 accumulate, %21, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k8.f32.tf32.tf32\n"
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15},\n"
+        "{%16, %17, %18, %19}, %20, accumulate, 1, 1;\n"
+        "}\n"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]), "+f"(sums[4]), "+f"(sums[5]),
+          "+f"(sums[6]), "+f"(sums[7]), "+f"(sums[8]), "+f"(sums[9]), "+f"(sums[10]), "+f"(sums[11]),
+          "+f"(sums[12]), "+f"(sums[13]), "+f"(sums[14]), "+f"(sums[15])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int{accumulate}));
+  } else {
+    asm volatile(
+        "{\n"
+        ".reg .pred accumulate;\n"
+        "setp.ne.b32 accumulate, %37, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32\n"
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,\n"
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31},\n"
+        "{%32, %33, %34, %35}, %36, accumulate, 1, 1;\n"
+        "}\n"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]), "+f"(sums[4]), "+f"(sums[5]),
+          "+f"(sums[6]), "+f"(sums[7]), "+f"(sums[8]), "+f"(sums[9]), "+f"(sums[10]), "+f"(sums[11]),
+          "+f"(sums[12]), "+f"(sums[13]), "+f"(sums[14]), "+f"(sums[15]), "+f"(sums[16]), "+f"(sums[17]),
+          "+f"(sums[18]), "+f"(sums[19]), "+f"(sums[20]), "+f"(sums[21]), "+f"(sums[22]), "+f"(sums[23]),
+          "+f"(sums[24]), "+f"(sums[25]), "+f"(sums[26]), "+f"(sums[27]), "+f"(sums[28]), "+f"(sums[29]),
+          "+f"(sums[30]), "+f"(sums[31])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int{accumulate}));
+  }
+}
+
+// Nothing: but for the compiler, which takes a wgmma for done where it stands, these registers change here.
+// After a wait it keeps readers of sums from moving before it, and what a was read from in its place till
+// then.
+template <int N>
+__device__ inline void wgmma_hold(float (&sums)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) asm volatile("" : "+f"(sums[i])::"memory");
+}
+template <int N>
+__device__ inline void wgmma_hold(uint32_t (&a)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) asm volatile("" : "+r"(a[i])::"memory");
+}
+
 #endif  // 9.0a

@@ -169,6 +169,7 @@ OP = Op(
                 Prediction("instructions", "<=", 0.7, relative=True, backends=("triton",)),
             ),
             arch="==9.0a",
+            accepts=matmul.copyable,
         ),
         Step(
             name="v08_large_tile",
@@ -182,6 +183,7 @@ OP = Op(
             backends=("cuda",),
             gap=_TILE_GAP,
             arch="==9.0a",
+            accepts=matmul.copyable,
         ),
         Step(
             name="v09_warp_specialized",
@@ -195,6 +197,7 @@ OP = Op(
             backends=("cuda",),
             gap=_SPECIALIZED_GAP,
             arch="==9.0a",
+            accepts=matmul.copyable,
         ),
         Step(
             name="v10_two_consumers",
@@ -209,6 +212,7 @@ OP = Op(
             backends=("cuda",),
             gap=_SPECIALIZED_GAP,
             arch="==9.0a",
+            accepts=matmul.copyable,
         ),
         Step(
             name="v11_persistent",
@@ -217,6 +221,7 @@ OP = Op(
             "have come. One that stays has its ring full again by the time the sums are stored.",
             predictions=(Prediction("time", "<=", 0.98, relative=True),),
             arch="==9.0a",
+            accepts=matmul.copyable,
         ),
         Step(
             name="v12_multicast",
@@ -230,6 +235,7 @@ OP = Op(
             backends=("cuda",),
             gap=_CLUSTER_GAP,
             arch="==9.0a",
+            accepts=matmul.copyable,
         ),
         Step(
             name="v13_tma_store",
@@ -243,6 +249,7 @@ OP = Op(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.03, backends=("triton",)),
             ),
             arch="==9.0a",
+            accepts=matmul.copyable,
         ),
         Step(
             name="v14_hilbert",
@@ -256,6 +263,7 @@ OP = Op(
             backends=("cuda",),
             gap="The order is arithmetic on the number of a tile, which is the same in both languages.",
             arch="==9.0a",
+            accepts=matmul.copyable,
         ),
         Step(
             name="v15_dispatch",

@@ -153,7 +153,7 @@ OP = Op(
             ),
             backends=("cuda",),
             gap=_TMA_GAP,
-            arch=">=9.0",
+            arch="==9.0a",
         ),
     ),
 )
