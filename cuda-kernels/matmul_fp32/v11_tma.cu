@@ -228,10 +228,10 @@ __global__ void __launch_bounds__(THREADS, 1)
         // Back and forth, so that an FMA shares one operand with the last: the register file, which delivers
         // two a cycle, is then asked for two.
 #pragma unroll
-        for (int j = 0; j < THREAD_N; ++j) {
+        for (int i = 0; i < THREAD_M; ++i) {
 #pragma unroll
-          for (int step = 0; step < THREAD_M; ++step) {
-            const int i = j % 2 == 0 ? step : THREAD_M - 1 - step;
+          for (int step = 0; step < THREAD_N; ++step) {
+            const int j = i % 2 == 0 ? step : THREAD_N - 1 - step;
             sums[i][j] += a_fragment[k % 2][i] * b_fragment[k % 2][j];
           }
         }
