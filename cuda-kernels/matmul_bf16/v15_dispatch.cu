@@ -1,15 +1,18 @@
 // matmul_bf16 v15_dispatch: the tile and the splits of K follow from the sizes; odd sizes are repacked first.
 //
 // Change:   kernel.cuh is v13's kernel as a template of its tile. Here one of its shapes is chosen for each
-//           product, and in how many parts K is summed; operands that the copy engine cannot take are copied
-//           into rows that it can.
-// Why:      tiles of 128 x 256 leave most of the chip idle where the result is small or thin; smaller ones,
-//           or several blocks for each, fill it. A copy of an operand moves its bytes twice, which costs less
-//           than loads by the element in the main loop, by far.
-// Counter:  none at the profiled product, which runs as before. Time, at small, thin and odd ones.
-// Requires: compute capability 9.0 with its own features (sm_90a); M, N and K below 2^31.
+//           product. Tiles that are left over after whole rounds of all SMs are split along K. Operands that
+//           the copy engine cannot take are copied into rows that it can. On the way the kernel has learnt to
+//           store a tile beside the next one's products, and to be set up while the kernel before still runs.
+// Why:      tiles of 128 x 256 leave most of the chip idle where the result is small or thin, or where the
+//           last round has few of them. A copy of an operand moves its bytes twice, which costs less than
+//           loads by the element in the main loop, by far.
+// Counter:  at the profiled product, tensor_pipe rises a little, as nobody waits for a store. Time, at small,
+//           thin and odd products.
+// Requires: compute capability 9.0 with its own features (sm_90a); M, N and K below 2^31 - 1024.
 // Source:   Osama et al., "Stream-K: Work-centric Parallel Decomposition for Dense Matrix-Matrix
-//           Multiplication on the GPU" (2023), whose fixed split this is.
+//           Multiplication on the GPU" (2023), for splitting what whole rounds leave over; CUDA C++
+//           Programming Guide, "Programmatic Dependent Launch and Synchronization".
 // Twin:     triton-kernels/matmul_bf16/v15_dispatch.py
 #include <iterator>
 #include <limits>

@@ -1,0 +1,222 @@
+// How the sums of matmul_bf16's last step reach out: split tiles are added up, sums are rounded, staged in
+// shared memory and stored.
+#pragma once
+
+#include "tile.cuh"
+
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+// Rounds a thread's 32 sums of 64 columns to T, two to a word.
+template <typename T>
+__device__ inline void round_piece(uint32_t (&words)[16], const float* sums) {
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    alignas(4) const T pair[2] = {from_float<T>(sums[i * 2]), from_float<T>(sums[i * 2 + 1])};
+    words[i] = *reinterpret_cast<const uint32_t*>(pair);
+  }
+}
+
+// Stages 64 rows of 64 elements of 2 bytes, swizzled as the copy engine expects.
+__device__ inline void stage_piece(uint8_t* piece, const uint32_t (&words)[16]) {
+  const int lane_id = threadIdx.x % 32;
+  const int row = threadIdx.x % WARPGROUP / 32 * 16 + lane_id % 16;
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {  // of 16 columns
+    const uint32_t fragment[4] = {words[j * 4], words[j * 4 + 1], words[j * 4 + 2], words[j * 4 + 3]};
+    stmatrix_x4(piece + row * 128 + ((j * 2 + lane_id / 16) ^ row % 8) * 16, fragment);
+  }
+}
+
+// The same for 64 rows of 32 sums as they are.
+__device__ inline void stage_piece_fp32(uint8_t* piece, const float* sums) {
+  const int lane_id = threadIdx.x % 32;
+  const int row = threadIdx.x % WARPGROUP / 32 * 16 + lane_id / 4;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {  // 8 columns of the row, and of the eighth row below, which is swizzled alike
+    const int chunk = (i / 2 * 2 + lane_id % 4 / 2) ^ row % 8;
+    *reinterpret_cast<float2*>(piece + (row + i % 2 * 8) * 128 + chunk * 16 + lane_id % 2 * 8) =
+        make_float2(sums[i * 2], sums[i * 2 + 1]);
+  }
+}
+
+// Stores a staged piece of T whose rows the copy engine cannot take, by the word. `to` is its first element.
+template <typename T>
+__device__ inline void store_piece(T* to, const uint8_t* piece, int64_t N, int rows, int cols) {
+  const int lane_id = threadIdx.x % 32;
+  const int first_row = threadIdx.x % WARPGROUP / 32 * 16;
+  const int last_row = min(rows, first_row + 16);
+  for (int row = first_row; row < last_row; ++row) {
+    const auto element = [&](int col) {
+      constexpr int CHUNK = 16 / sizeof(T);
+      return *reinterpret_cast<const T*>(piece + row * 128 + (col / CHUNK ^ row % 8) * 16 +
+                                         col % CHUNK * sizeof(T));
+    };
+    T* line = to + row * N;
+    if constexpr (sizeof(T) == 4) {
+      if (lane_id < cols) line[lane_id] = element(lane_id);
+    } else {
+      // Words begin at even addresses, wherever the row does; one element is left at either end.
+      const int shift = reinterpret_cast<uintptr_t>(line) / 2 % 2;
+      const int col = lane_id * 2 + shift;
+      if (col + 1 < cols) {
+        alignas(4) const T pair[2] = {element(col), element(col + 1)};
+        *reinterpret_cast<uint32_t*>(line + col) = *reinterpret_cast<const uint32_t*>(pair);
+      } else if (col < cols) {
+        line[col] = element(col);
+      }
+      if (shift && lane_id == 0) line[0] = element(0);
+    }
+  }
+}
+
+// Adds up what the blocks that share a tile have summed, in their order. True for the last of them to come,
+// which then holds the tile's sums.
+template <typename Tile>
+__device__ inline bool join_splits(const MatmulProblem& problem, unsigned* ticket, float (&sums)[Tile::SUMS],
+                                   int unit) {
+  constexpr int VECTORS = Tile::SUMS / 4;
+  const int consumer = threadIdx.x / WARPGROUP - 1;
+  const int thread = threadIdx.x % WARPGROUP;
+  const int of_cluster = (unit - problem.whole) / problem.splits;
+  const int split = unit - problem.whole - of_cluster * problem.splits;
+  const int tile = of_cluster * Tile::CLUSTER + (Tile::CLUSTER == 1 ? 0 : cluster_block());
+  const auto partial = [&](int of_split) {
+    return problem.partials +
+           ((int64_t{tile} * problem.splits + of_split) * Tile::CONSUMERS + consumer) * VECTORS * WARPGROUP +
+           thread;
+  };
+  float4* mine = partial(split);
+#pragma unroll
+  for (int i = 0; i < VECTORS; ++i)
+    __stcg(mine + i * WARPGROUP, make_float4(sums[i * 4], sums[i * 4 + 1], sums[i * 4 + 2], sums[i * 4 + 3]));
+  __threadfence();                                         // before the ticket is taken
+  named_barrier_sync(threadIdx.x / WARPGROUP, WARPGROUP);  // for the warpgroup's partial sums
+  if (thread == 0) *ticket = atomicAdd(&problem.counters[tile * Tile::CONSUMERS + consumer], 1);
+  named_barrier_sync(threadIdx.x / WARPGROUP, WARPGROUP);  // for the ticket
+  if (*ticket != problem.splits - 1) return false;
+
+  __threadfence();  // after the ticket that says that all have come
+  if (thread == 0) problem.counters[tile * Tile::CONSUMERS + consumer] = 0;
+#pragma unroll
+  for (int i = 0; i < Tile::SUMS; ++i) sums[i] = 0.0f;
+  for (int of_split = 0; of_split < problem.splits; ++of_split) {
+    const float4* theirs = partial(of_split);
+#pragma unroll
+    for (int i = 0; i < VECTORS; ++i) {
+      const float4 sum = __ldcg(theirs + i * WARPGROUP);
+      sums[i * 4] += sum.x;
+      sums[i * 4 + 1] += sum.y;
+      sums[i * 4 + 2] += sum.z;
+      sums[i * 4 + 3] += sum.w;
+    }
+  }
+  return true;
+}
+
+// A warpgroup's 64 rows of a tile on their way to out, through two pieces of shared memory. The sums,
+// rounded, wait in registers until the next tile is being multiplied, and leave two pieces at a time beside
+// it, so that the tensor cores wait for no barrier and for no copy.
+template <typename Tile>
+class TileStore {
+  using T = typename Tile::T;
+  static constexpr int PIECES = Tile::BLOCK_N / 64;
+
+  const MatmulProblem& problem;
+  uint8_t (*const pieces)[PIECE_BYTES];
+  uint32_t words[PIECES][16];
+  int row = 0, col = 0;  // of the tile
+  int stored = PIECES;   // of them, or more
+
+  // Makes the pieces free to be written.
+  __device__ void wait_for_pieces() {
+    if (threadIdx.x % WARPGROUP == 0) bulk_wait_group_read<0>();  // for the copy engine to have read them
+    named_barrier_sync(threadIdx.x / WARPGROUP, WARPGROUP);  // for that, and for all threads that read them
+  }
+
+  __device__ void store_pieces(int count, int first) {
+    fence_proxy_async();                                     // the copy engine is to see them
+    named_barrier_sync(threadIdx.x / WARPGROUP, WARPGROUP);  // for all of the pieces
+    if (threadIdx.x % WARPGROUP == 0) {
+      for (int i = 0; i < count; ++i) {
+        if (first + i * 64 < problem.N) tma_store(&problem.out, pieces[i], first + i * 64, row);
+      }
+      bulk_commit_group();
+    }
+  }
+
+  // One piece after the other: fp32, or rows that the copy engine cannot take.
+  template <typename Out>
+  __device__ void store_slowly(const float (&sums)[Tile::SUMS]) {
+    constexpr int COLS = 128 / sizeof(Out);
+#pragma unroll
+    for (int i = 0; i < Tile::BLOCK_N / COLS; ++i) {
+      const int first = col + i * COLS;
+      if (first >= problem.N) break;
+      wait_for_pieces();
+      if constexpr (sizeof(Out) == 4) {
+        stage_piece_fp32(pieces[0], &sums[i * COLS / 2]);
+      } else {
+        round_piece<T>(words[0], &sums[i * COLS / 2]);
+        stage_piece(pieces[0], words[0]);
+      }
+      if (problem.out_mapped) {
+        store_pieces(1, first);
+      } else {
+        named_barrier_sync(threadIdx.x / WARPGROUP, WARPGROUP);  // for all of the piece
+        store_piece(static_cast<Out*>(problem.out_matrix) + row * problem.N + first, pieces[0], problem.N,
+                    static_cast<int>(min(problem.M - row, int64_t{64})),
+                    static_cast<int>(min(problem.N - first, int64_t{COLS})));
+      }
+    }
+  }
+
+ public:
+  __device__ TileStore(const MatmulProblem& problem, uint8_t (*pieces)[PIECE_BYTES])
+      : problem(problem), pieces(pieces) {}
+
+  // Finishes the tile before, and says where the next one belongs.
+  __device__ void begin(int tile_row, int tile_col) {
+    flush<0>();
+    flush<2>();
+    row = tile_row;
+    col = tile_col;
+    // Values of their own from here on: without this, ptxas 13.0 takes the next tile's column for this one's.
+    asm volatile("" : "+r"(row), "+r"(col));
+  }
+
+  __device__ void store(const float (&sums)[Tile::SUMS]) {
+    if (row >= problem.M) return;
+    if constexpr (Tile::PLAIN_OUT) {
+#pragma unroll
+      for (int i = 0; i < PIECES; ++i) round_piece<T>(words[i], &sums[i * 32]);
+      stored = 0;
+    } else if (problem.out_fp32) {
+      store_slowly<float>(sums);
+    } else {
+      store_slowly<T>(sums);
+    }
+  }
+
+  // Stores two pieces from FIRST on, if it is their turn.
+  template <int FIRST>
+  __device__ void flush() {
+    if constexpr (Tile::PLAIN_OUT && FIRST < PIECES) {
+      if (stored != FIRST) return;
+      constexpr int COUNT = FIRST + 1 < PIECES ? 2 : 1;
+      wait_for_pieces();
+#pragma unroll
+      for (int i = 0; i < COUNT; ++i) stage_piece(pieces[i], words[FIRST + i]);
+      store_pieces(COUNT, col + FIRST * 64);
+      stored += 2;
+    }
+  }
+
+  __device__ void finish() {
+    flush<0>();
+    flush<2>();
+    if (threadIdx.x % WARPGROUP == 0)
+      bulk_wait_group_read<0>();  // shared memory must outlive the copies from it
+  }
+};
+
+#endif  // 9.0a
