@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(THREADS, 1)
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < STAGES; ++stage) {
       mbarrier_init(&shared.full[stage], 1);
-      mbarrier_init(&shared.turned[stage], max(turned_pieces, 1));
+      mbarrier_init(&shared.turned[stage], max(turned_pieces * 32, 1));
       mbarrier_init(&shared.empty[stage], CONSUMERS);
     }
     fence_mbarrier_init();
@@ -174,8 +174,7 @@ __global__ void __launch_bounds__(THREADS, 1)
           mbarrier_wait_parity(&shared.full[stage], phase);  // for the piece
           turn(shared.stages[stage][first_turned + piece]);
           fence_proxy_async();  // the copy engine writes here next
-          __syncwarp();         // for all lanes' stores
-          if (lane_id == 0) mbarrier_arrive(&shared.turned[stage]);
+          mbarrier_arrive(&shared.turned[stage]);
         }
         advance();
       }

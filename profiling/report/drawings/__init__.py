@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernel_twins._profiling.report.drawings import common, matmul_fp32, reduction, tensor_cores, vector_add
+from kernel_twins._profiling.report.drawings import common, hopper, matmul_fp32, reduction, tensor_cores, vector_add
 
 DRAWINGS = {
     function.__name__.replace("_", "-"): function
@@ -37,5 +37,18 @@ DRAWINGS = {
         tensor_cores.split,
         tensor_cores.promotion,
         tensor_cores.lean_split,
+        hopper.tma_tile,
+        hopper.large_tile,
+        hopper.producer_ring,
+        hopper.two_consumers,
+        hopper.persistent,
+        hopper.multicast,
+        hopper.staged_store,
+        hopper.hilbert,
+        hopper.split_tiles,
+        hopper.unaligned_rows,
+        hopper.roles_by_hand,
+        hopper.turned_pieces,
+        hopper.split_once,
     )
 }
