@@ -4,7 +4,7 @@
 //           column by column.
 // Why:      any run of neighbours on the curve covers a compact patch, whatever its length, where groups of
 //           rows are compact at one length only, and a compact patch needs few rows of a and columns of b in
-//           L2. For 4096 x 4096 elements everything fits L2 in either order.
+//           L2. For 4096 x 4096 elements what the tiles at work need fits L2 in either order.
 // Counter:  dram_bytes and time stay at 4096 x 4096.
 // Requires: as v13.
 // Source:   Cerveny, "gilbert: space-filling curve for rectangular domains of arbitrary size" (2018).
