@@ -93,9 +93,9 @@ def accepts_of(*dtypes: str) -> Callable[[Case], str]:
 
 
 def copyable(case: Case) -> str:
-    """Why the tensor memory accelerator cannot copy a case's matrices as they are; an empty string where it can.
+    """Why the tensor memory accelerator cannot copy a case's a or b as it is; an empty string where it can copy both.
 
-    It takes neighbours along rows (of a and b: or columns) that start at multiples of 16 bytes.
+    It takes neighbours along rows or columns that start at multiples of 16 bytes.
     """
     m, n, k = case.shape
     if 0 in case.shape:
@@ -105,11 +105,20 @@ def copyable(case: Case) -> str:
     pitch = int(case.get("pitch", "0"))
     a = 0 if case.get("a") == "expanded" else (m if case.get("a") == "col" else k) + pitch
     b = 0 if case.get("b") == "expanded" else (k if case.get("b") == "col" else n) + pitch
-    for name, apart, dtype in (("a", a, case.dtype), ("b", b, case.dtype), ("out", n, _out_dtype(case))):
-        if apart == 0 or apart * ITEMSIZE[dtype] % 16:
-            multiple = 16 // ITEMSIZE[dtype]
-            return f"rows or columns of {name} are {apart} elements apart, must be a multiple of {multiple}"
-    return ""
+    return _apart("a", a, case.dtype) or _apart("b", b, case.dtype)
+
+
+def copyable_with_out(case: Case) -> str:
+    """The same of a, b and out: for steps that leave storing to it too. It starts where a does, at the same offset."""
+    return copyable(case) or ("" if 0 in case.shape else _apart("out", case.shape[1], _out_dtype(case)))
+
+
+def _apart(name: str, elements: int, dtype: str) -> str:
+    multiple = 16 // ITEMSIZE[dtype]
+    if elements and elements % multiple == 0:
+        return ""
+    lines = "rows" if name == "out" else "rows or columns"
+    return f"{lines} of {name} are {elements} elements apart, must be a multiple of {multiple}"
 
 
 def test_cases(*dtypes: str) -> tuple[Case, ...]:
@@ -134,6 +143,7 @@ def test_cases(*dtypes: str) -> tuple[Case, ...]:
             (256, 256, 256, {"b": "col"}),
             (136, 264, 72, {}),
             (136, 264, 72, {"b": "col"}),
+            (135, 264, 72, {}),
             (136, 264, 67, {}),
             (136, 263, 72, {"b": "col"}),
             (136, 264, 72, {"a": "col"}),

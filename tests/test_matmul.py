@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import math
 from types import SimpleNamespace
 
@@ -71,6 +72,7 @@ def test_a_triton_step_refuses_an_fp32_out_in_its_call(monkeypatch: pytest.Monke
     triton = pytest.importorskip("triton")
     from kernel_twins import load
 
+    importlib.import_module("kernel_twins._triton.matmul_bf16.v01_naive")  # once the patch is gone, it must compile
     monkeypatch.setattr(triton.knobs.runtime, "interpret", True)
     call = load("matmul_bf16", "v01_naive", "triton")
     a, b = torch.ones(4, 5, dtype=torch.float16), torch.ones(5, 3, dtype=torch.float16)
@@ -100,19 +102,41 @@ def test_all_shapes_are_timed_in_both_layouts() -> None:
 def test_copyable_says_what_the_copy_engine_takes() -> None:
     """As Triton's launchers find out from the tensors themselves."""
     triton = pytest.importorskip("triton")
+    from kernel_twins._triton.device import layout_of
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(triton.knobs.runtime, "interpret", True)
-        from kernel_twins._triton.device import layout_of
-
         for case in OP.test_cases:
             if 0 in case.shape or case.get("offset") or math.prod(case.shape) > 2**26:
                 continue
-            inputs = OP.inputs(case, generator(case, "cpu"))
-            taken = {layout_of(matrix) for matrix in (*inputs, empty_outputs(OP, case, "cpu"))}
+            taken = {layout_of(matrix) for matrix in OP.inputs(case, generator(case, "cpu"))}
             assert ("pointers" in taken) == bool(matmul.copyable(case)), case.slug
-    assert matmul.copyable(Case.parse("64x64x64-bf16-offset.1")) == "a starts 1 elements behind a multiple of 16 bytes"
-    assert matmul.copyable(Case.parse("64x64x64-bf16-offset.8")) == ""
-    assert matmul.copyable(Case.parse("64x65x64-bf16-b.col")).startswith("rows or columns of out are 65 elements apart")
+            taken.add(layout_of(empty_outputs(OP, case, "cpu")))
+            assert ("pointers" in taken) == bool(matmul.copyable_with_out(case)), case.slug
+
+
+@pytest.mark.parametrize(
+    ("slug", "operands", "with_out"),
+    [
+        ("64x64x64-bf16-offset.1", *["a starts 1 elements behind a multiple of 16 bytes"] * 2),
+        ("64x64x64-bf16-offset.8", "", ""),
+        ("64x64x65-bf16", *["rows or columns of a are 65 elements apart, must be a multiple of 8"] * 2),
+        ("64x65x64-bf16", *["rows or columns of b are 65 elements apart, must be a multiple of 8"] * 2),
+        ("64x64x64-bf16-b.expanded", *["rows or columns of b are 0 elements apart, must be a multiple of 8"] * 2),
+        ("64x65x64-bf16-b.col", "", "rows of out are 65 elements apart, must be a multiple of 8"),
+        ("64x66x64-bf16-b.col-out.fp32", "", "rows of out are 66 elements apart, must be a multiple of 4"),
+        ("64x68x64-bf16-b.col-out.fp32", "", ""),
+        ("5x7x0-bf16", "", ""),
+    ],
+)
+def test_copyable_says_why_not(slug: str, operands: str, with_out: str) -> None:
+    case = Case.parse(slug)
+    assert (matmul.copyable(case), matmul.copyable_with_out(case)) == (operands, with_out)
+
+
+def test_only_a_step_whose_launcher_asks_for_it_refuses_an_out_that_cannot_be_copied() -> None:
+    case = Case.parse("136x263x72-bf16-b.col")
+    assert [step.name for step in OP.steps if not OP.serves(step, case)] == ["v16_gluon"]
 
 
 @pytest.mark.parametrize("broken", [False, True])

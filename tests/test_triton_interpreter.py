@@ -1,6 +1,7 @@
 """Every Triton step, on small ragged cases, in Triton's interpreter: index arithmetic and masks need no GPU.
 
-Interpreting is decided when a kernel is imported, for the whole process, so each step runs in a process of its own.
+Gluon has no interpreter. Interpreting is decided when a kernel is imported, for the whole process, so each step runs in
+a process of its own.
 """
 
 from __future__ import annotations
@@ -22,16 +23,27 @@ ROOT = Path(__file__).resolve().parents[1]
 LARGEST_BY_TILES = 2**24
 LARGEST_BY_TERMS = 2**19
 
+
+def source(op: str, step: str) -> str:
+    return (ROOT / "triton-kernels" / op / f"{step}.py").read_text()
+
+
+def in_gluon(op: str, step: str) -> bool:
+    """Whether the kernel is in Gluon, which is compiled for a GPU even where Triton's kernels are interpreted."""
+    return "@gluon.jit" in source(op, step)
+
+
+def by_tiles(op: str, step: str) -> bool:
+    return "tl.dot(" in source(op, step)
+
+
 CELLS = [
     pytest.param(op.name, step.name, dtype, id=f"{op.name}-{step.name}-{dtype}")
     for op in OPS.values()
     for step in op.steps_of("triton")
+    if not in_gluon(op.name, step.name)
     for dtype in dict.fromkeys(case.dtype for case in op.test_cases)
 ]
-
-
-def by_tiles(op: str, step: str) -> bool:
-    return "tl.dot(" in (ROOT / "triton-kernels" / op / f"{step}.py").read_text()
 
 
 def small_cases(op: Op, step: Step, dtype: str) -> list[Case]:

@@ -255,7 +255,7 @@ OP = Op(
             name="v14_hilbert",
             change="Tiles are walked along a Hilbert curve instead of in groups of rows.",
             why="Any run of neighbours on the curve covers a compact patch, whatever its length, where groups of rows "
-            "are compact at one length only. At 4096 x 4096 everything fits L2 in either order.",
+            "are compact at one length only. At 4096 x 4096 what the tiles at work need fits L2 in either order.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
                 Prediction("dram_bytes", "==", 1.0, relative=True, tolerance=0.15),
@@ -288,7 +288,7 @@ OP = Op(
             backends=("triton",),
             gap="In CUDA C++ every step is explicit.",
             arch="==9.0a",
-            accepts=matmul.copyable,
+            accepts=matmul.copyable_with_out,
             wide=True,
         ),
     ),

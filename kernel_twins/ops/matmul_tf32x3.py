@@ -76,8 +76,8 @@ OP = Op(
             name="v05_wgmma",
             change="wgmma multiplies tiles in shared memory, which come by the tensor memory accelerator.",
             why="mma.sync reaches little more than half of a Hopper tensor core's rate, and every warp split the same "
-            "elements again. A warpgroup's wgmma reads b's tile from shared memory, where it lies split: that is done once "
-            "for all blocks.",
+            "elements again. A warpgroup's wgmma reads b's tile from shared memory, where it lies split: that is done "
+            "once for all blocks.",
             predictions=(
                 Prediction("time", "<=", 0.8, relative=True),
                 Prediction("instructions", "<=", 0.6, relative=True),

@@ -89,15 +89,17 @@ def matmul_bf16_v13_tma_store_kernel(
                 b_mask = col < N if EVEN_K else (k[:, None] < K) & (col < N)
                 b_tile = tl.load(b + k[:, None] * stride_bk + col * stride_bn, mask=b_mask, other=0.0)
             total = tl.dot(a_tile, b_tile, total)
+        # [BLOCK_M, 2, BLOCK_N / 2], the halves last, for split: a thread keeps what it has.
+        left, right = total.reshape(BLOCK_M, 2, BLOCK_N // 2).permute(0, 2, 1).split()
         if OUT_LAYOUT == "row":
-            # [BLOCK_M, 2, BLOCK_N / 2], the halves last, for split: a thread keeps what it has.
-            left, right = total.reshape(BLOCK_M, 2, BLOCK_N // 2).permute(0, 2, 1).split()
             out_desc.store([first_row, first_col], left.to(out.dtype.element_ty))
             out_desc.store([first_row, first_col + BLOCK_N // 2], right.to(out.dtype.element_ty))
         else:
             row = tile_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
-            col = tile_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
-            tl.store(out + row * N + col, total.to(out.dtype.element_ty), mask=(row < M) & (col < N))
+            col = tile_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N // 2)[None, :]
+            tl.store(out + row * N + col, left.to(out.dtype.element_ty), mask=(row < M) & (col < N))
+            col += BLOCK_N // 2
+            tl.store(out + row * N + col, right.to(out.dtype.element_ty), mask=(row < M) & (col < N))
 
 
 def matmul_bf16_v13_tma_store(a: Tensor, b: Tensor, *, out: Tensor) -> None:
