@@ -16,6 +16,7 @@
 
 inline void cuda_check(cudaError_t error, const char* call, const char* file, int line) {
   if (error == cudaSuccess) return;
+  cudaGetLastError();  // is told here, and not again after the next launch
   throw std::runtime_error(std::string(file) + ":" + std::to_string(line) + ": " + call +
                            " failed: " + cudaGetErrorString(error) + " (" + cudaGetErrorName(error) + ")");
 }
@@ -32,7 +33,7 @@ inline int multiprocessor_count() {
 // Lets a kernel be launched with that much dynamic shared memory. More than 48 KiB must be asked for, and
 // GPUs differ in how much they have.
 template <typename Kernel>
-void allow_shared_memory(Kernel kernel, int bytes) {
+static void allow_shared_memory(Kernel kernel, int bytes) {
   int device = 0;
   int most = 0;
   CUDA_CHECK(cudaGetDevice(&device));

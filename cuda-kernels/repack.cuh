@@ -2,8 +2,6 @@
 // aligned. For operands whose pitch or address is not a multiple of 16 bytes, or with any strides at all.
 #pragma once
 
-#include <algorithm>
-
 #include "common.cuh"
 
 // One matrix [rows, cols]; strides and pitch count elements.

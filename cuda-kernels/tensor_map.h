@@ -34,7 +34,12 @@ inline auto find_encoder() {
   cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
   const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
                                                              cudaEnableDefault, &result);
-  if (error != cudaSuccess || result != cudaDriverEntryPointSuccess) {
+  if (error != cudaSuccess) {
+    cudaGetLastError();  // is told here, and not again after the next launch
+    throw std::runtime_error(std::string("cudaGetDriverEntryPointByVersion failed: ") +
+                             cudaGetErrorString(error));
+  }
+  if (result != cudaDriverEntryPointSuccess) {
     throw std::runtime_error("the driver has no cuTensorMapEncodeTiled: install driver 525 or newer");
   }
   return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);

@@ -9,7 +9,7 @@
 
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// One thread fetches the tiles of a unit.
+// One thread fetches the tiles of a stage.
 template <typename Tile>
 __device__ inline void fetch(const MatmulProblem& problem, typename Tile::Shared& shared, int stage, int row,
                              int col, int k) {
@@ -70,10 +70,10 @@ __device__ void matmul_blocks(const MatmulProblem& problem) {
     cluster_sync();
   }
 
-  // The next kernel of the stream sets itself up while this one runs, as this one did; nothing of what the
-  // kernel before wrote, or reads, has been touched.
-  if (threadIdx.x == 0) allow_dependent_launch();
+  // Nothing of what the kernel before wrote, or reads, has been touched. From here on the next kernel of the
+  // stream may set itself up, as this one did.
   wait_for_previous_kernel();
+  if (threadIdx.x == 0) allow_dependent_launch();
   int stage = 0;
   uint32_t phase = 0;
   const auto advance = [&] {
@@ -137,12 +137,14 @@ __device__ void matmul_blocks(const MatmulProblem& problem) {
       tile_store.begin(work.row + consumer * 64, work.col);
       if (unit + unit_step < problem.units) work = unit_at<Tile>(problem, unit + unit_step);
       wgmma_wait_group<0>();  // for the sums
+      wgmma_hold(sums);
       release(stage == 0 ? Tile::STAGES - 1 : stage - 1);
       if (unit < problem.whole || join_splits<Tile>(problem, &shared.ticket[consumer], sums, unit))
         tile_store.store(sums);
     }
     tile_store.finish();
   }
+  __syncwarp();                                     // the producer's lanes parted
   if constexpr (Tile::CLUSTER > 1) cluster_sync();  // and the other blocks' copies into it and arrivals at it
 }
 

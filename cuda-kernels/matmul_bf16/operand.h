@@ -31,7 +31,7 @@ inline Operand describe_operand(const void* matrix, Dtype dtype, int64_t size, i
       return as;
     }
   }
-  if (neighbours_across && !neighbours_along) return {nullptr, K, size, 0, false};
+  if (neighbours_across && (!neighbours_along || K == 1)) return {nullptr, K, size, 0, false};
   return {nullptr, size, K, 0, true};
 }
 

@@ -89,14 +89,17 @@ __device__ inline bool join_splits(const MatmulProblem& problem, unsigned* ticke
 #pragma unroll
   for (int i = 0; i < VECTORS; ++i)
     __stcg(mine + i * WARPGROUP, make_float4(sums[i * 4], sums[i * 4 + 1], sums[i * 4 + 2], sums[i * 4 + 3]));
-  __threadfence();                                         // before the ticket is taken
+  unsigned* counter = &problem.counters[tile * Tile::CONSUMERS + consumer];
   named_barrier_sync(threadIdx.x / WARPGROUP, WARPGROUP);  // for the warpgroup's partial sums
-  if (thread == 0) *ticket = atomicAdd(&problem.counters[tile * Tile::CONSUMERS + consumer], 1);
+  if (thread == 0) {
+    __threadfence();  // releases what the whole warpgroup has written before the barrier
+    *ticket = atomicAdd(counter, 1);
+    __threadfence();  // acquires, for all past the next barrier, what came with earlier tickets
+  }
   named_barrier_sync(threadIdx.x / WARPGROUP, WARPGROUP);  // for the ticket
   if (*ticket != problem.splits - 1) return false;
 
-  __threadfence();  // after the ticket that says that all have come
-  if (thread == 0) problem.counters[tile * Tile::CONSUMERS + consumer] = 0;
+  if (thread == 0) *counter = 0;
 #pragma unroll
   for (int i = 0; i < Tile::SUMS; ++i) sums[i] = 0.0f;
   for (int of_split = 0; of_split < problem.splits; ++of_split) {

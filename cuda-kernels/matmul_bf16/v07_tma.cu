@@ -144,7 +144,8 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                                              k > 0 || step > 0);
     wgmma_commit_group();
     wgmma_wait_group<0>();  // for the products
-    __syncthreads();        // for all warps' products: the next tiles overwrite these
+    wgmma_hold(sums);
+    __syncthreads();  // for all warps' products: the next tiles overwrite these
   }
   store_sums<T>(problem, sums, place.row, place.col);
 #endif

@@ -144,7 +144,9 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     }
     wgmma_commit_group();
     wgmma_wait_group<0>();  // for the products
-    __syncthreads();        // for all warps' products: the next tiles overwrite these
+    wgmma_hold(sums[0]);
+    wgmma_hold(sums[1]);
+    __syncthreads();  // for all warps' products: the next tiles overwrite these
   }
 #pragma unroll
   for (int m = 0; m < BLOCK_M / 64; ++m) store_sums<T>(problem, sums[m], place.row + m * 64, place.col);

@@ -172,6 +172,8 @@ __global__ void __launch_bounds__(THREADS, 1)
       }
       wgmma_commit_group();
       wgmma_wait_group<0>();  // for the products
+      wgmma_hold(sums[0]);
+      wgmma_hold(sums[1]);
       if (thread == 0) mbarrier_arrive(&shared.empty[stage]);
       advance();
     }

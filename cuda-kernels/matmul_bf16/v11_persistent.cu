@@ -30,7 +30,9 @@ constexpr int A_BYTES = BLOCK_M / 64 * PIECE_BYTES;
 constexpr int B_BYTES = BLOCK_N / 64 * PIECE_BYTES;
 
 static_assert(BLOCK_K * 2 == ROW_BYTES, "a tile's rows along K are as wide as the swizzle");
-static_assert(PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= 65536 / WARPGROUP, "an SM has as many");
+static_assert((PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS) * WARPGROUP <=
+                  65536 / THREADS / 8 * 8 * THREADS,
+              "no more than the block starts with, or a warpgroup waits for ever");
 static_assert(SUMS < CONSUMER_REGISTERS, "a thread holds its sums in registers");
 
 struct Problem {
@@ -190,6 +192,7 @@ __global__ void __launch_bounds__(THREADS, 1)
       }
       next = place_of(problem, min(tile + tile_step, tiles - 1));  // while the last products run
       wgmma_wait_group<0>();                                       // for the sums
+      wgmma_hold(sums);
       release(stage == 0 ? STAGES - 1 : stage - 1);
       store_sums<T>(problem, sums, place.row + consumer * 64, place.col);
     }

@@ -34,7 +34,9 @@ constexpr int B_BYTES = BLOCK_N / 64 * PIECE_BYTES;
 
 static_assert(BLOCK_K * 2 == ROW_BYTES, "a tile's rows along K are as wide as the swizzle");
 static_assert(BLOCK_N / 64 % CLUSTER == 0, "the cluster's blocks fetch as many pieces of b's tile each");
-static_assert(PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= 65536 / WARPGROUP, "an SM has as many");
+static_assert((PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS) * WARPGROUP <=
+                  65536 / THREADS / 8 * 8 * THREADS,
+              "no more than the block starts with, or a warpgroup waits for ever");
 static_assert(SUMS < CONSUMER_REGISTERS, "a thread holds its sums in registers");
 
 struct Problem {
@@ -250,11 +252,13 @@ __global__ void __launch_bounds__(THREADS, 1)
       }
       next = place_of(problem, min(tile + tile_step, tiles - 1), rank);  // while the last products run
       wgmma_wait_group<0>();                                             // for the sums
+      wgmma_hold(sums);
       release(stage == 0 ? STAGES - 1 : stage - 1);
       store_sums<T>(problem, shared.out[consumer], sums, place.row + consumer * 64, place.col);
     }
     if (thread == 0) bulk_wait_group_read<0>();  // shared memory must outlive the stores from it,
   }
+  __syncwarp();    // the producer's lanes parted
   cluster_sync();  // and the other blocks' copies into it and arrivals at it
 #endif
 }
@@ -287,8 +291,6 @@ void matmul_bf16_v13_tma_store(const MatmulBf16Args& args) {
                                        .stream = args.stream,
                                        .attrs = &attribute,
                                        .numAttrs = 1};
-    void* arguments[] = {&problem};
-    // The typed call is a template, one for all files, and every step has another Problem.
-    CUDA_CHECK(cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), arguments));
+    CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, problem));
   });
 }

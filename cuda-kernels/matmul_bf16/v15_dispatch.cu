@@ -72,7 +72,7 @@ Choice choose(int64_t M, int64_t N, int64_t K, int sms, bool plain, bool aligned
   double least = std::numeric_limits<double>::infinity();
   for (int i = 0; i < static_cast<int>(std::size(SHAPES)); ++i) {
     const Shape& shape = SHAPES[i];
-    if (!(plain && shape.plain || shape.other)) continue;
+    if (!((plain && shape.plain) || shape.other) || shape.cluster > sms) continue;
     const int64_t tiles = cdiv(M, shape.block_m * shape.cluster) * cdiv(N, shape.block_n);  // of clusters
     const int64_t most = sms / shape.cluster;
     const int64_t rounds = tiles / most;  // full ones
@@ -131,6 +131,7 @@ void launch_tile(const MatmulBf16Args& args, const Operand& a, const Operand& b,
   problem.out_mapped = mappable(args.out, args.out_dtype, args.M, args.N, args.N);
   if (problem.out_mapped) problem.out = tensor_map(args.out, args.out_dtype, args.M, args.N, args.N, 64);
   if (split_tiles > 0) {
+    // There are no more split tiles than SMs, so the counters suffice for 680 of them.
     const int64_t blocks = int64_t{split_tiles} * choice.splits * Tile::CLUSTER;
     problem.partials =
         static_cast<float4*>(args.memory->workspace(blocks * Tile::BLOCK_M * Tile::BLOCK_N * sizeof(float)));
@@ -167,7 +168,8 @@ void repack_operands(const MatmulBf16Args& args, Operand& a, Operand& b) {
                           RepackJob& job) {
     if (operand.base != nullptr) return;
     constexpr int64_t LINE = BOX_ROW_BYTES / 2;  // elements
-    operand.pitch = cdiv(operand.length, LINE) * LINE;
+    // Whole lines of L2, but for rows that are shorter.
+    operand.pitch = operand.length < LINE ? cdiv(operand.length, 8) * 8 : cdiv(operand.length, LINE) * LINE;
     void* to = args.memory->workspace(operand.lines * operand.pitch * size_of(args.dtype));
     operand.base = to;
     job = {matrix,

@@ -290,7 +290,7 @@ void matmul_fp32_v11_tma(const MatmulFp32Args& args) {
       if ((as.turned ? along_k : across_k) && mappable(as.base, Dtype::fp32, as.lines, as.length, as.pitch))
         return as;
     }
-    const bool turned = along_k || (!across_k && stride_k < stride);
+    const bool turned = across_k ? along_k && args.K > 1 : along_k || stride_k < stride;
     Operand copy = turned ? along : across;
     copy.pitch = padded(copy.length);
     copy.base = args.memory->workspace(copy.lines * copy.pitch * sizeof(float));
