@@ -42,7 +42,7 @@ def source_digest(op: str, step: str, backend: str) -> str:
 
 def _python_tokens(text: str) -> Iterable[str]:
     statement: list[str] = []
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+    for token in _whole_strings(text):
         if token.type in _BLOCKS:
             yield _BLOCKS[token.type]
         elif token.type == tokenize.NEWLINE:
@@ -50,6 +50,25 @@ def _python_tokens(text: str) -> Iterable[str]:
             statement = []
         elif token.type not in _NO_CODE and (statement or token.type != tokenize.STRING):
             statement.append(token.string)  # a statement that begins with a string is a docstring
+
+
+def _whole_strings(text: str) -> Iterable[tokenize.TokenInfo]:
+    """The tokens of a Python file as Python 3.11 has them: from 3.12 on an f-string comes in pieces."""
+    lines = text.splitlines(keepends=True)
+    begin, depth = (0, 0), 0
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if tokenize.tok_name[token.type] == "FSTRING_START":
+            begin = begin if depth else token.start
+            depth += 1
+        elif tokenize.tok_name[token.type] == "FSTRING_END":
+            depth -= 1
+            if depth == 0:
+                (row, col), (end_row, end_col) = begin, token.end
+                between = [*lines[row - 1 : end_row - 1], lines[end_row - 1][:end_col]]
+                string = "".join(between)[col:]
+                yield tokenize.TokenInfo(tokenize.STRING, string, begin, token.end, "".join(lines[row - 1 : end_row]))
+        elif depth == 0:
+            yield token
 
 
 def sass_digests(library: Path) -> dict[str, str]:
