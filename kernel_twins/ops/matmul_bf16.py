@@ -202,8 +202,9 @@ OP = Op(
         Step(
             name="v10_two_consumers",
             change="Two warpgroups share a tile of 128 x 256; registers go from the producer to them.",
-            why="A quarter less is fetched for each product, and while one warpgroup waits or starts its next wgmma the "
-            "other one's is under way. setmaxnreg gives the consumers the registers that the producer does not need.",
+            why="A quarter less is fetched for each product, and while one warpgroup waits or starts its next wgmma "
+            "the other one's is under way. setmaxnreg gives the consumers the registers that the producer does not "
+            "need.",
             predictions=(
                 Prediction("time", "<=", 0.88, relative=True),
                 Prediction("l2_bytes", "==", 0.75, relative=True, tolerance=0.1),

@@ -45,6 +45,7 @@ _WAVEFRONTS = "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum"  # 128 bytes each
 _CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum"
 _SECTORS = "lts__t_sectors_srcunit_tex.sum"  # 32 bytes each; those of device memory's own traffic not among them
 _GRID = "launch__grid_size"
+_OF_ALL = ("device memory", "L2", "shared memory", "tensor pipe")  # shares of what all SMs together could do
 
 # Units that ncu gives a share of. L2 and shared memory come from their bytes and the survey, as one counter of ncu's
 # own for either costs eight passes.
@@ -170,9 +171,10 @@ def _kind(ranked: list[Share], conflicts: float | None, missing: tuple[Kind, ...
 
 
 def _launch(numbers: Mapping[str, float]) -> str:
-    """Why the launch itself is the limit: too few blocks, or too short a call; empty where it is not."""
+    """Why the launch itself is the limit: too few blocks to saturate anything, or too short a call; else empty."""
     blocks, multiprocessors = numbers.get("blocks"), numbers.get("multiprocessors")
-    if blocks is not None and multiprocessors is not None and blocks < multiprocessors:
+    free = all(numbers.get(unit, 0.0) < SATURATED for unit in _OF_ALL)
+    if blocks is not None and multiprocessors is not None and blocks < multiprocessors and free:
         return f"{blocks:.0f} blocks for {multiprocessors:.0f} multiprocessors"
     if (time_us := numbers.get("µs")) is not None and time_us < LAUNCH_US:
         return f"the whole call takes {time_us:.1f} µs"
