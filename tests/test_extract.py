@@ -287,6 +287,9 @@ def test_quotes_that_ncu_does_not_escape_do_not_shift_values() -> None:
     )
     (found,) = csv_page.parse(text, "page.csv", everything=True)
     assert (found.kernel, found.metrics) == (name, {DURATION: 1234.5})
+    odd = raw_page(['"', ",1", "7.50"], header=[PUSH_POP, "Kernel Name", DURATION], units=["", "", "ns"])
+    (found,) = csv_page.parse(odd, "page.csv", everything=True)
+    assert (found.kernel, found.metrics) == (",1", {DURATION: 7.5})
     two = raw_page(["a", name, "7.50"], header=[PUSH_POP, "Kernel Name", DURATION], units=["", "", "ns"])
     with pytest.raises(InvalidDataError, match=r"fields.*Kernel Name.*pip install ncu-report"):
         csv_page.parse(two, "page.csv", everything=True)

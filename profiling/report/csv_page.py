@@ -38,6 +38,8 @@ _LOCALES = {
 }
 """Sign between groups of three digits, decimal sign, and what numbers look like."""
 _NOT_FINITE = re.compile(r"(?:\(!\) )?([-+]?(?:nan|inf))", re.IGNORECASE)
+_CSV = re.compile(r"{0}(?:,{0})*".format(r'(?:"(?:[^"]|"")*"|[^",]*)'))
+"""A line whose quotes enclose fields or are doubled. Python's reader also takes one in the middle of a bare field."""
 _MISSING = ("", "n/a")
 _ZERO_OR_NAN = re.compile(r"0[.,]0{6}")
 """How automatic units print both: of anybody's page it is left out, a missing number rather than a wrong one."""
@@ -110,10 +112,7 @@ def _table(text: str) -> tuple[list[str], dict[str, str], list[dict[str, str]]]:
 
 def _fields(line: str, header: list[str]) -> list[str]:
     """The fields of one line, also where a name holds quotes, which ncu does not escape."""
-    try:
-        fields = next(csv.reader([line], strict=True), [])
-    except csv.Error:
-        fields = []
+    fields = next(csv.reader([line]), []) if _CSV.fullmatch(line) else []
     if len(fields) == len(header):
         return fields
     if len(line) < 2 or not (line.startswith('"') and line.endswith('"')):
