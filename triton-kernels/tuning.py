@@ -15,7 +15,7 @@ import datetime
 import json
 import math
 from collections.abc import Callable, Iterable
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +113,7 @@ def is_recording() -> bool:
     return _recording
 
 
-@cache
+@lru_cache(4096)
 def nearest(step: str, problem: Case, gpu: str) -> Config | None:
     """The committed winner of the problem closest in the logarithms of its sizes; None where there is none."""
     winners = _read(gpu).get(step, {})

@@ -7,7 +7,7 @@
 // Why:      addresses, edges and swizzle are the copy engine's business, fragments nobody's, and no other
 //           instruction reaches the tensor cores' full rate. While a block waits for its tiles, others on its
 //           SM multiply. But small tiles are fetched more often: L2 becomes the limit.
-// Counter:  instructions fall to a fraction; time rises until tiles grow again.
+// Counter:  instructions fall; time rises until tiles grow again.
 // Requires: compute capability 9.0 with its own features (sm_90a); a and b with neighbours along rows or
 //           columns, which are a multiple of 8 elements apart and start at multiples of 16 bytes; sizes below
 //           2^31. Others are refused. out as ever: row-major, of any size, at any address.

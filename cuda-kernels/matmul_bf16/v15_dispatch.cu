@@ -49,9 +49,9 @@ struct Choice {
   int splits;  // of each of the others
 };
 
-// The choice that should take the fewest cycles, by a model that was fitted to trials of all of them on an
-// H100. `aligned`: the lines of both operands begin at multiples of 128 bytes; where they do not, L2 is asked
-// for two lines to deliver one.
+// The choice that should take the fewest cycles. The model's numbers are rough: from trials on an H100 that
+// were not kept. `aligned`: the lines of both operands begin at multiples of 128 bytes; where they do not, L2
+// is asked for two lines to deliver one.
 Choice choose(int64_t M, int64_t N, int64_t K, int sms, bool plain, bool aligned) {
   constexpr double LINES_A_CYCLE = 58;  // that L2 delivers to all SMs
   constexpr double UNALIGNED_LINES_A_CYCLE = 24;

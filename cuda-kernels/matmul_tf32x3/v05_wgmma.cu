@@ -7,8 +7,8 @@
 //           need no more rounds of the multiprocessors, they are taken.
 // Why:      mma.sync gets little more than half of a Hopper tensor core's rate, and each warp split what
 //           others split too. wgmma takes TF32 from shared memory along K only, so B, usually row-major, must
-//           be turned round in any case, and a split in the same pass costs one more write: some 6 % of the
-//           product of 4096. Split within the second kernel, B would cost each of its blocks three passes
+//           be turned round in any case, and a split in the same pass costs one more write, little beside the
+//           product. Split within the second kernel, B would cost each of its blocks three passes
 //           over the tile in shared memory, whose bandwidth wgmma needs for itself. A is split by those that
 //           multiply it, 16 elements a thread for 24 wgmma.
 //           The tensor cores' sums still begin anew for every chunk of K and are added outside. A chunk is

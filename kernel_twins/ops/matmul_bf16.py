@@ -201,7 +201,7 @@ OP = Op(
         ),
         Step(
             name="v10_two_consumers",
-            change="Two warpgroups share a tile of 128 x 256; registers go from the producer to them.",
+            change="Two warpgroups share a tile of 128 x 256, each with more registers and a wgmma under way.",
             why="A quarter less is fetched for each product, and while one warpgroup waits or starts its next wgmma "
             "the other one's is under way. setmaxnreg gives the consumers the registers that the producer does not "
             "need.",
@@ -243,7 +243,7 @@ OP = Op(
             change="The result leaves through shared memory and the copy engine, in parts.",
             why="The threads write their sums into a small part of shared memory, in rows, and go on; the copy engine "
             "takes it from there in whole lines while the next tile is multiplied. As only a part of a tile is "
-            "staged at a time, a fourth stage fits beside it.",
+            "staged at a time, all four stages fit beside it, in Triton one more than before.",
             predictions=(
                 Prediction("time", "<=", 0.985, relative=True, backends=("cuda",)),
                 Prediction("sectors_per_store", "==", 0, tolerance=0, backends=("cuda",)),
@@ -271,7 +271,8 @@ OP = Op(
             change="The tile, and how often K is split, follow from the sizes; odd sizes are repacked first.",
             why="A tile of 128 x 256 leaves most of the chip idle when the result is small or thin. Smaller tiles, and "
             "several blocks along K whose sums are added in a fixed order, fill it again. Operands that the copy "
-            "engine cannot take are copied once into rows that it can. The profiled product runs as before.",
+            "engine cannot take are copied once into rows that it can. The profiled product runs as before, "
+            "but its stores leave beside the next tile's products.",
             predictions=(Prediction("time", "==", 1.0, relative=True, tolerance=0.02),),
             arch="==9.0a",
             fp32_out=True,

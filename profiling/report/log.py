@@ -70,7 +70,7 @@ def _preamble(folder: Path, results: list[Results]) -> list[str]:
 
 
 def scoreboard(results: list[Results], cases: dict[str, list[Case]] | None) -> list[str]:
-    """Each ladder's last steps against the best baseline; ``cases`` narrows it to some cases an op."""
+    """Each ladder's last steps that take a case against the best baseline; ``cases`` narrows it to some an op."""
     rows = [
         _score(each, case)
         for each in results
@@ -91,7 +91,10 @@ def scoreboard(results: list[Results], cases: dict[str, list[Case]] | None) -> l
 def _score(results: Results, case: Case) -> list[str]:
     op = results.op
     baseline = results.best_baseline(case)
-    last = {backend: Name(backend, op.steps_of(backend)[-1].name) for backend in BACKENDS}
+    last = {
+        backend: Name(backend, next((step.name for step in reversed(op.steps_of(backend)) if op.times(step, case)), ""))
+        for backend in BACKENDS
+    }
     cells = _baseline(results, case, baseline, f"{op.name} {case.slug}")
     for name in last.values():
         cells += [_rate(results, case, name), _against(results, case, name, baseline)]
@@ -178,7 +181,7 @@ def _shapes(results: Results) -> list[str]:
     aligned = [case for case in cases if all(size % _ALIGNED == 0 for size in case.shape)]
     return [
         "",
-        "Ratios to the best baseline by shape, of the steps that are meant for all of them:",
+        f"Ratios to the best baseline by shape, of the steps that are meant for all of them, in {dtype}:",
         "",
         *write.table(["case", "best baseline", *wide], rows),
         "",

@@ -3,10 +3,11 @@
 Change:   tiles come through tensor descriptors, which programs make on the GPU. A descriptor knows the matrix's
           borders, so that nothing is masked, and one thread starts the copy of a tile, swizzled as wgmma reads it.
 Why:      cp.async takes an address and a mask of every thread for each 16 bytes; the copy engine takes a tile's
-          coordinates. A launch costs the host little: descriptors made there cost it some 20 us each.
+          coordinates. A launch costs the host little, as it describes nothing.
 Counter:  time falls; tensor_pipe rises; instructions fall.
-Requires: nothing of sizes and strides. An operand that descriptors cannot take (neighbours along neither rows nor
-          columns, an address or a pitch that is no multiple of 16 bytes) is fetched through masked pointers.
+Requires: as its twin, in the ladder. The kernel serves more: an operand that descriptors cannot take (neighbours along
+          neither rows nor columns, an address or a pitch that is no multiple of 16 bytes) is fetched through masked
+          pointers.
 Twin:     cuda-kernels/matmul_bf16/v07_tma.cu
 """
 

@@ -5,9 +5,9 @@ Change:   the sums are split into the tile's left and right half; each is rounde
 Why:      the copy engine writes whole lines, on its own: the next tile's products go on meanwhile. Shared memory
           holds half a tile of the output instead of a whole one, which leaves room for a fourth stage of operands.
 Counter:  time falls a little; tensor_pipe rises.
-Requires: nothing of sizes and strides. An operand that descriptors cannot take (neighbours along neither rows nor
-          columns, an address or a pitch that is no multiple of 16 bytes) is fetched through masked pointers; such an
-          output is written through them.
+Requires: as its twin, in the ladder. The kernel serves more: an operand that descriptors cannot take (neighbours along
+          neither rows nor columns, an address or a pitch that is no multiple of 16 bytes) is fetched through masked
+          pointers; such an output is written through them.
 Twin:     cuda-kernels/matmul_bf16/v13_tma_store.cu
 """
 

@@ -7,7 +7,7 @@ Change:   the list has small tiles for few rows or columns, and SPLIT_K: where t
 Why:      16 x 14336 or 4096 x 512 has fewer large tiles than the chip has SMs. Masked pointers fetch an odd pitch two
           bytes at a time, for every tile again; the copy does so once, and the product runs as for even sizes.
 Counter:  time at small, flat and odd sizes falls; at 4096 x 4096 all stays.
-Requires: nothing of sizes and strides. Before compute capability 9.0 operands are fetched through masked pointers.
+Requires: compute capability 9.0; nothing of sizes and strides.
 Twin:     cuda-kernels/matmul_bf16/v15_dispatch.cu
 """
 
@@ -26,7 +26,7 @@ from kernel_twins._triton import tuning
 from kernel_twins._triton.device import has_tma, layout_of, scratch, sm_count
 from kernel_twins._triton.workspace import COUNTERS, counter
 
-SMALL = 2**31  # multiply-adds up to which descriptors, a microsecond each, may cost more than they bring
+SMALL = 2**31  # multiply-adds up to which descriptors may cost more than they bring
 PITCH = 64  # what a copy's pitch is a multiple of, in elements: 128 bytes
 PLANS = 4096  # shapes whose plans are kept
 
@@ -260,7 +260,7 @@ def matmul_bf16_v15_dispatch(a: Tensor, b: Tensor, *, out: Tensor) -> None:
 
 
 def _first(a: Tensor, b: Tensor, out: Tensor) -> Plan | None:
-    """Run a product that has no plan, and make one, unless a search has chosen or nothing could be searched."""
+    """Run a product that has no plan, and make one, unless it is empty, interpreted or captured."""
     (M, K), N = a.shape, b.shape[1]
     if min(M, N, K) == 0:  # a flattened loop takes at least one step, so K = 0 is not for it
         out.zero_()
