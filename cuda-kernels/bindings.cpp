@@ -388,9 +388,14 @@ void matmul(const char* op, const StepTable<MatmulArgs<T>>& steps,
 
   const c10::cuda::CUDAGuard guard(a.device());
   const auto& found = find_step(op, steps, step, a);
-  TORCH_CHECK_TYPE(found.fp32_out || out.scalar_type() == a.scalar_type(), "out is ",
-                   dtype_name(out.scalar_type()), ", must be ", dtype_name(a.scalar_type()), ": ", op, " ",
-                   step, " writes no other");
+  if (!found.fp32_out && out.scalar_type() != a.scalar_type()) {
+    std::string others;
+    for (const auto* each = steps.begin; each != steps.end; ++each) {
+      if (each->fp32_out) others += (others.empty() ? "" : ", ") + std::string(each->name);
+    }
+    TORCH_CHECK_TYPE(false, "out is ", dtype_name(out.scalar_type()), ", must be ",
+                     dtype_name(a.scalar_type()), ": ", op, " ", step, " writes no other, take ", others);
+  }
   Lender lender;
   const Memory memory = lender.memory();
   lender.launch(found, {.a = static_cast<const T*>(a.const_data_ptr()),

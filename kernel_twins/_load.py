@@ -101,7 +101,8 @@ def _load_triton(op: str, step: str) -> Call:
     def call(*inputs: Any, out: Any) -> None:
         spec.check(*inputs, out=out)
         if not chosen.fp32_out and out.dtype != (expected := usual[inputs[0].dtype]):
-            raise TypeError(f"out is {out.dtype}, must be {expected}: {op} {step} writes no other")
+            others = ", ".join(each.name for each in spec.steps_of("triton") if each.fp32_out)
+            raise TypeError(f"out is {out.dtype}, must be {expected}: {op} {step} writes no other, take {others}")
         if interpreted:
             launch(*inputs, out=out)
             return

@@ -204,7 +204,10 @@ class Op:
         """Why a step does not take a case, by the op's rule or by its own; an empty string where it does."""
         if reason := self.accepts(case) or step.accepts(case):
             return reason
-        return f"{step.name} does not write out.{case.get('out')}" if case.get("out") and not step.fp32_out else ""
+        if not case.get("out") or step.fp32_out:
+            return ""
+        others = ", ".join(each.name for each in self.steps if each.fp32_out)
+        return f"{step.name} does not write out.{case.get('out')}, take {others}"
 
     def serves(self, step: Step, case: Case) -> bool:
         """Whether a step takes a case."""

@@ -32,7 +32,9 @@ class Selection:
         selection = cls(chosen, step or "", backend or "", case)
         meant = tuple(op for op in chosen if selection.cases(op))
         if not meant:
-            raise ValueError(f"--step {step}, --backend {backend} and --shape {shape} have no cell in common")
+            given = {"--step": step, "--backend": backend, "--shape": shape}
+            told = ", ".join(f"{option} {value}" for option, value in given.items() if value)
+            raise ValueError(f"{told} have no cell in common{_why_none(chosen, step, case)}")
         return replace(selection, ops=meant)
 
     @property
@@ -55,6 +57,16 @@ class Selection:
             for step in op.steps_of(backend)
             if self.step in ("", step.name)
         ]
+
+
+def _why_none(chosen: tuple[Op, ...], step: str | None, case: str) -> str:
+    """What keeps a step from being timed on a case, to be appended to a message."""
+    for op in chosen:
+        if case and any(each.name == step for each in op.steps):
+            reason = op.refusal(op.step(step or ""), Case.parse(case))
+            wide = " and ".join(each.name for each in op.steps if each.wide)
+            return f": {reason}" if reason else f": of the steps of {op.name} only {wide} are timed on wide cases"
+    return ""
 
 
 def _like(text: str, known: set[str]) -> str:
