@@ -10,11 +10,12 @@ from torch import Generator, Tensor
 from kernel_twins.spec import Case, Op
 
 DTYPE: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_NAME = {dtype: name for name, dtype in DTYPE.items()}
 
 
 def name_of(dtype: torch.dtype) -> str:
     """The short name of a dtype that tensors may have here."""
-    return next(name for name, each in DTYPE.items() if each == dtype)
+    return _NAME[dtype]
 
 
 def normal(case: Case, shape: tuple[int, ...], generator: Generator) -> Tensor:

@@ -31,12 +31,11 @@ from kernel_twins._load import load
 from kernel_twins._triton.device import Layout, layout_of, sm_count
 from kernel_twins.ceilings import gpu_slug
 from kernel_twins.spec import ITEMSIZE, Case, Name
-from kernel_twins.tensors import DTYPE, empty_outputs
+from kernel_twins.tensors import empty_outputs, name_of
 
 Config = dict[str, int]
 
 FOLDER = Path(__file__).parent / "tuned"
-_NAME = {dtype: name for name, dtype in DTYPE.items()}
 
 _searched: dict[tuple[str, Case], Autotuner] = {}  # what Triton has been asked to search in this process
 _recording = False
@@ -44,7 +43,7 @@ _recording = False
 
 def problem_of(*shape: int, dtype: torch.dtype, **variant: str) -> Case:
     """What a choice depends on: sizes, dtype, and whatever else tells launches apart."""
-    return Case.of(*shape, dtype=_NAME[dtype], **variant)
+    return Case.of(*shape, dtype=name_of(dtype), **variant)
 
 
 def layouts(**operands: Tensor | Layout) -> dict[str, str]:
