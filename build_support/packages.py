@@ -21,7 +21,11 @@ def describe(root: Path) -> dict[str, Any]:
         if _is_package(path)
     }
     own = find_packages(str(root), include=["kernel_twins", "kernel_twins.*"])
-    package_data = {"kernel_twins": ["*.pyi"], "kernel_twins._triton.tuned": ["*.json"]}
+    package_data = {
+        "kernel_twins": ["*.pyi"],
+        "kernel_twins.functional": ["*.json"],
+        "kernel_twins._triton.tuned": ["*.json"],
+    }
     return {"packages": own + list(package_dir), "package_dir": package_dir, "package_data": package_data}
 
 

@@ -4,7 +4,11 @@ The CUDA steps. Each function launches the named step on the current stream and 
 from __future__ import annotations
 import torch
 import typing
-__all__: list[str] = ['architectures', 'matmul_bf16', 'matmul_fp32', 'matmul_tf32x3', 'probe', 'reduction', 'vector_add']
+__all__: list[str] = ['architectures', 'linear', 'matmul_bf16', 'matmul_fp32', 'matmul_tf32x3', 'probe', 'reduction', 'vector_add']
+def linear(step: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, out: torch.Tensor, activation: str = 'none') -> None:
+    """
+    out = activation(x @ weight.T + bias), none, relu, gelu, gelu_tanh or silu. x: [M, K], weight: [N, K], any strides; bias: [N], out: [M, N], contiguous; all bf16 or fp16.
+    """
 def matmul_bf16(step: str, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
     """
     out = a @ b, summed in fp32. a: [M, K], b: [K, N], any strides; out: [M, N], contiguous. a and b are bf16 or fp16 alike, out is so or fp32.

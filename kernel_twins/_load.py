@@ -48,7 +48,7 @@ def extension() -> ModuleType:
 
 
 def load(op: str, step: str, backend: Backend) -> Call:
-    """Return ``call(*inputs, out=tensor)`` for one step of an operation.
+    """Return ``call(*inputs, **options, out=tensor)`` for one step of an operation.
 
     The call checks its arguments (TypeError or ValueError names the one at fault), writes into ``out`` on the
     current stream and returns nothing. Shapes and dtypes are the op's, see ``kernel_twins.ops``. ValueError when
@@ -64,23 +64,24 @@ def load(op: str, step: str, backend: Backend) -> Call:
 
 
 def load_baseline(op: str, name: str) -> Call:
-    """Return what a user would call instead of our kernels, in the same form as ``load`` does."""
-    baselines = ops.get(op).baselines
-    if name not in baselines:
-        raise ValueError(f"baseline is {name!r}; {op} has {', '.join(baselines)}")
-    return baselines[name] or _load_cuda(op, name)
+    """Return what a user would call instead of our kernels, or a reference, in the same form as ``load`` does."""
+    spec = ops.get(op)
+    known = {**spec.baselines, **spec.references}
+    if name not in known:
+        raise ValueError(f"baseline is {name!r}; {op} has {', '.join(known)}")
+    return known[name] or _load_cuda(op, name)
 
 
 def load_named(op: str, name: Name) -> Call:
-    """Return the step or the baseline of that name."""
+    """Return the step, the baseline or the reference of that name."""
     return load(op, name.step, cast(Backend, name.backend)) if name.step else load_baseline(op, name.backend)
 
 
 def _load_cuda(op: str, step: str) -> Call:
     adaptor = getattr(extension(), op)
 
-    def call(*inputs: Any, out: Any) -> None:
-        adaptor(step, *inputs, out)
+    def call(*inputs: Any, out: Any, **options: Any) -> None:
+        adaptor(step, *inputs, out=out, **options)
 
     return call
 
@@ -98,24 +99,25 @@ def _load_triton(op: str, step: str) -> Call:
     interpreted = triton.knobs.runtime.interpret
     usual = _usual_out(spec)
 
-    def call(*inputs: Any, out: Any) -> None:
-        spec.check(*inputs, out=out)
-        if not chosen.fp32_out and out.dtype != (expected := usual[inputs[0].dtype]):
+    def call(*inputs: Any, out: Any, **options: Any) -> None:
+        spec.check(*inputs, out=out, **options)
+        first = out[0] if isinstance(out, tuple) else out
+        if not chosen.fp32_out and first.dtype != (expected := usual[inputs[0].dtype]):
             others = ", ".join(each.name for each in spec.steps_of("triton") if each.fp32_out)
-            raise TypeError(f"out is {out.dtype}, must be {expected}: {op} {step} writes no other, take {others}")
+            raise TypeError(f"out is {first.dtype}, must be {expected}: {op} {step} writes no other, take {others}")
         if interpreted:
-            launch(*inputs, out=out)
+            launch(*inputs, out=out, **options)
             return
-        if not out.is_cuda:
+        if not first.is_cuda:
             raise ValueError(
-                f"out is on {out.device}, must be on a GPU: move the tensors there, or set TRITON_INTERPRET=1"
+                f"out is on {first.device}, must be on a GPU: move the tensors there, or set TRITON_INTERPRET=1"
             )
-        with torch.cuda.device(out.device):
+        with torch.cuda.device(first.device):
             if not chosen.runs_on(capability := torch.cuda.get_device_capability()):
                 raise RuntimeError(
                     f"{op} {step} needs compute capability {chosen.arch}, this GPU has {'.'.join(map(str, capability))}"
                 )
-            launch(*inputs, out=out)
+            launch(*inputs, out=out, **options)
 
     return call
 

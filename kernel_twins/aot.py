@@ -47,8 +47,7 @@ def compiled(op: Op, step: Step, case: Case, arch: int = REFERENCE_ARCH, config:
     with FakeTensorMode():  # no memory is taken, whatever the case's size
         inputs = op.inputs(case, torch.Generator())
     inputs = tuple(torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device="meta") for x in inputs)
-    (output,) = op.outputs(case)
-    out = torch.empty(output.shape, dtype=DTYPE[output.dtype], device="meta")
+    outs = tuple(torch.empty(each.shape, dtype=DTYPE[each.dtype], device="meta") for each in op.outputs(case))
 
     kernels: dict[str, Any] = {}
     run = JITFunction.run
@@ -66,7 +65,7 @@ def compiled(op: Op, step: Step, case: Case, arch: int = REFERENCE_ARCH, config:
         mock.patch.object(JITFunction, "run", compile_only),
         mock.patch.object(tuning, "choose", choose),
     ):
-        launch(*inputs, out=out)
+        launch(*inputs, **op.options(case), out=outs[0] if len(outs) == 1 else outs)
     return list(kernels.values())
 
 

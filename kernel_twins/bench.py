@@ -12,6 +12,7 @@ import math
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -52,16 +53,22 @@ class Timing:
 
 
 def bench(op: Op, case: Case, steps: tuple[Step, ...], backends: tuple[Backend, ...] = BACKENDS) -> list[Timing]:
-    """Gate and time the given steps of one case beside every baseline; one Timing for each, in the spec's order."""
-    names = [Name(baseline) for baseline in op.baselines] + [
+    """Gate and time the given steps of one case beside every baseline and reference.
+
+    One Timing for each, in the spec's order.
+    """
+    references = [Name(reference) for reference in op.references]
+    names = [Name(baseline) for baseline in op.baselines] + references + [
         Name(backend, step.name)
         for step in steps
         for backend in backends
         if backend in step.backends and op.serves(step, case) and step.runs_on(torch.cuda.get_device_capability())
     ]
     calls = {name: load_named(op.name, name) for name in names}
-    timings = {name: _gate(op, case, name, call) for name, call in calls.items()}
-    ready = {name: calls[name] for name, timing in timings.items() if timing.status == "ok"}
+    timings = {
+        name: Timing(name) if name in references else _gate(op, case, name, call) for name, call in calls.items()
+    }
+    ready = {name: partial(calls[name], **op.options(case)) for name, timing in timings.items() if timing.status == "ok"}
 
     sets = _input_sets(op, case)
     milliseconds: dict[Name, float] = {}
@@ -73,9 +80,9 @@ def bench(op: Op, case: Case, steps: tuple[Step, ...], backends: tuple[Backend, 
             timings[name].status = f"skipped: {milliseconds[name]:.0f} ms a call, the limit is {_LONGEST_MS:.0f} ms"
     ready = {name: call for name, call in ready.items() if timings[name].status == "ok"}
 
-    baselines = {name: call for name, call in ready.items() if not name.step}
+    baselines = {name: call for name, call in ready.items() if name.backend in op.baselines}
     bar = _CONTENDER * min((milliseconds[name] for name in baselines), default=math.inf)
-    fast = {name: call for name, call in ready.items() if milliseconds[name] <= bar or name in baselines}
+    fast = {name: call for name, call in ready.items() if milliseconds[name] <= bar or not name.step}
     slow = {name: call for name, call in ready.items() if name not in fast}
     results = []
     for contest, entrants in (("fast", fast), ("slow", baselines | slow if slow else {})):

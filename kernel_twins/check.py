@@ -67,7 +67,7 @@ def check(op: Op, call: Call, case: Case, *, device: str = "cuda", seed: int = 0
     guarded = [GuardedOutput(output, inputs[0].device, offset) for output in op.outputs(case)]
     outputs = tuple(each.tensor for each in guarded)
     before = tuple(tensor.clone() for tensor in inputs)
-    call(*inputs, out=outputs[0] if len(outputs) == 1 else outputs)
+    call(*inputs, **op.options(case), out=outputs[0] if len(outputs) == 1 else outputs)
     if not all(each.intact() for each in guarded):
         return Verdict(False, "wrote outside its output")
     for index, (tensor, copy) in enumerate(zip(inputs, before, strict=True)):
@@ -82,8 +82,10 @@ def compare(op: Op, case: Case, inputs: tuple[Tensor, ...], outputs: tuple[Tenso
     An op's first output is what its reference describes.
     """
     out = outputs[0]
-    torch_out = torch.empty_like(out)
-    load_baseline(op.name, next(iter(op.baselines)))(*inputs, out=torch_out)
+    torch_outs = tuple(torch.empty_like(each) for each in outputs)
+    torch_call = load_baseline(op.name, next(iter(op.baselines)))
+    torch_call(*inputs, **op.options(case), out=torch_outs[0] if len(outputs) == 1 else torch_outs)
+    torch_out = torch_outs[0]
     out, torch_out = (tensor.reshape(1) if tensor.dim() == 0 else tensor for tensor in (out, torch_out))
     if out.numel() == 0:
         return Verdict(True)

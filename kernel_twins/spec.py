@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """Who is timed or profiled: a step in a backend, or a baseline (its name as the backend, and no step)."""
+    """Who is timed or profiled: a step in a backend, or a baseline or reference (its name as the backend, no step)."""
 
     backend: str
     step: str = ""
@@ -150,8 +150,8 @@ class Step:
 class Op:
     """One operation: what it computes, on what it is tested and timed, and its ladder of steps.
 
-    A step, a baseline and a user's kernel are all called alike: ``call(*inputs, out=tensor)``; they write into
-    ``out`` and return nothing that anybody reads.
+    A step, a baseline and a user's kernel are all called alike: ``call(*inputs, **options(case), out=tensor)``; they
+    write into ``out`` and return nothing that anybody reads. ``options`` are arguments that are no tensors.
 
     ``reference(case, inputs, rows)`` returns, for those rows of the output's first dimension, the float64 result
     and the float64 sum of the absolute terms behind each element (the scale of fp32 rounding). ``check`` raises
@@ -161,6 +161,8 @@ class Op:
     for every step, ``wide_cases`` for those alone that are ``wide``; ``headline_cases`` are those of the timed ones
     that the README's table shows. ``baselines`` maps a name to a call, or to None where the baseline is compiled into
     the extension beside the steps; the first one is PyTorch's own, and also the accuracy that is asked for.
+    ``references`` are timed beside them and compute less (a step's extra cost is told against them): nobody checks
+    what they leave in ``out``, and no step competes with them.
     """
 
     name: str
@@ -183,6 +185,8 @@ class Op:
     bytes: Callable[[Case], int]
     baselines: Mapping[str, Callable[..., Any] | None]
     steps: tuple[Step, ...]
+    options: Callable[[Case], Mapping[str, Any]] = lambda case: {}
+    references: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
 
     def step(self, name: str) -> Step:
         """The step of that name; ValueError lists the names there are."""

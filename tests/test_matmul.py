@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kernel_twins import OPS, matmul  # noqa: E402
+from kernel_twins import OPS, products  # noqa: E402
 from kernel_twins.check import generator  # noqa: E402
 from kernel_twins.spec import Case, Step  # noqa: E402
 from kernel_twins.tensors import empty_outputs  # noqa: E402
@@ -111,9 +111,9 @@ def test_copyable_says_what_the_copy_engine_takes() -> None:
             if 0 in case.shape or case.get("offset") or math.prod(case.shape) > 2**26:
                 continue
             taken = {layout_of(matrix) for matrix in OP.inputs(case, generator(case, "cpu"))}
-            assert ("pointers" in taken) == bool(matmul.copyable(case)), case.slug
+            assert ("pointers" in taken) == bool(products.copyable(case)), case.slug
             taken.add(layout_of(empty_outputs(OP, case, "cpu")))
-            assert ("pointers" in taken) == bool(matmul.copyable_with_out(case)), case.slug
+            assert ("pointers" in taken) == bool(products.copyable_with_out(case)), case.slug
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_copyable_says_what_the_copy_engine_takes() -> None:
 )
 def test_copyable_says_why_not(slug: str, operands: str, with_out: str) -> None:
     case = Case.parse(slug)
-    assert (matmul.copyable(case), matmul.copyable_with_out(case)) == (operands, with_out)
+    assert (products.copyable(case), products.copyable_with_out(case)) == (operands, with_out)
 
 
 def test_only_a_step_whose_launcher_asks_for_it_refuses_an_out_that_cannot_be_copied() -> None:
@@ -160,7 +160,7 @@ def test_a_baseline_calls_its_own_library_and_leaves_the_preference_as_it_was(
     monkeypatch.setattr(torch, "mm", mm)
     on_gpu = SimpleNamespace(is_cuda=True, dtype=torch.bfloat16)
     try:
-        matmul.torch_mm(library)(on_gpu, on_gpu, out=on_gpu)
+        products.torch_mm(library)(on_gpu, on_gpu, out=on_gpu)
     except RuntimeError:
         assert broken
     assert used == [names[library]]

@@ -148,7 +148,7 @@ def record(op: str, step: str, cases: Iterable[Case]) -> dict[str, Config]:
         for case in cases:
             inputs = spec.inputs(case, torch.Generator("cuda").manual_seed(0))
             _searched.clear()
-            call(*inputs, out=empty_outputs(spec, case, "cuda"))
+            call(*inputs, **spec.options(case), out=empty_outputs(spec, case, "cuda"))
             winners |= {problem.slug: kernel.best_config.all_kwargs() for (_, problem), kernel in _searched.items()}
     finally:
         _recording = False

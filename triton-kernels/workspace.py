@@ -15,7 +15,11 @@ def counter(device: torch.device) -> Tensor:
     """COUNTERS int32 that are 0 when a kernel on the current stream starts, if every kernel leaves them so.
 
     Each stream has its own, so that kernels under way at the same time never share one. So has each graph: under
-    capture they are allocated and zeroed inside the graph, once for a stream. Only the newest capture's is remembered.
+    capture they are zeroed inside the graph, once for a stream. Only the newest capture's is remembered, and as nobody
+    says when a graph is gone, an older one's is never used again: 8 KiB a capture.
+
+    They come from the driver: memory of torch's that is kept makes its graph trees refuse the graph, or is handed out
+    again with it.
     """
     if device.type != "cuda":
         return torch.zeros(COUNTERS, dtype=torch.int32, device=device)
@@ -25,17 +29,41 @@ def counter(device: torch.device) -> Tensor:
     capture = _capture_id(stream) if capturing else 0
     known = _counters.get((device.index, stream, capturing))
     if known is None or known[0] != capture:
-        known = capture, torch.zeros(COUNTERS, dtype=torch.int32, device=device)
+        known = capture, torch.as_tensor(_Memory(4 * COUNTERS), device=device).zero_()
         _counters[device.index, stream, capturing] = known
     return known[1]
 
 
+class _Memory:
+    """Memory of the current GPU's from the driver, never freed, as torch takes it over: int32."""
+
+    def __init__(self, size: int) -> None:
+        from cuda.bindings import runtime  # a dependency of torch, and slow to import
+
+        # The driver refuses to allocate while any thread captures, unless this thread says that it knows.
+        relaxed = runtime.cudaStreamCaptureMode.cudaStreamCaptureModeRelaxed
+        error, before = runtime.cudaThreadExchangeStreamCaptureMode(relaxed)
+        _require(error, "cudaThreadExchangeStreamCaptureMode")
+        error, pointer = runtime.cudaMalloc(size)
+        runtime.cudaThreadExchangeStreamCaptureMode(before)
+        _require(error, "cudaMalloc")
+        self.__cuda_array_interface__ = {
+            "shape": (size // 4,), "typestr": "<i4", "data": (int(pointer), False), "strides": None, "version": 3,
+        }  # fmt: skip
+
+
+def _require(error: object, call: str) -> None:
+    from cuda.bindings import runtime
+
+    if error != runtime.cudaError_t.cudaSuccess:
+        raise RuntimeError(f"{call} failed: {error!r}")
+
+
 def _capture_id(stream: int) -> int:
     """The number of the capture that the stream is part of, which no other capture of this process has."""
-    from cuda.bindings import runtime  # a dependency of torch, and slow to import
+    from cuda.bindings import runtime
 
     # Error, status, id; what follows depends on the version.
     error, _, capture, *_ = runtime.cudaStreamGetCaptureInfo(stream)
-    if error != runtime.cudaError_t.cudaSuccess:
-        raise RuntimeError(f"cudaStreamGetCaptureInfo failed on stream {stream:#x}: {error!r}")
+    _require(error, f"cudaStreamGetCaptureInfo on stream {stream:#x}")
     return int(capture)

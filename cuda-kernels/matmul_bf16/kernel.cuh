@@ -45,7 +45,7 @@ __device__ inline void fetch(const MatmulProblem& problem, typename Tile::Shared
 
 // The whole kernel. THREADS threads, the first warpgroup of which fetches.
 template <typename Tile>
-__device__ void matmul_blocks(const MatmulProblem& problem) {
+__device__ void matmul_blocks(const typename Tile::Problem& problem) {
   using T = typename Tile::T;
   extern __shared__ __align__(1024) uint8_t dynamic[];
   auto& shared = *reinterpret_cast<typename Tile::Shared*>(dynamic);

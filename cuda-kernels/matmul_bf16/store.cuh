@@ -69,6 +69,13 @@ __device__ inline void store_piece(T* to, const uint8_t* piece, int64_t N, int r
   }
 }
 
+// A matrix [M, N], row-major, that pieces are stored to.
+struct Target {
+  const CUtensorMap* map;
+  void* matrix;
+  bool mapped;  // the copy engine can store it
+};
+
 // Adds up what the blocks that share a tile have summed, in their order. True for the last of them to come,
 // which then holds the tile's sums.
 template <typename Tile>
@@ -124,7 +131,7 @@ class TileStore {
   using T = typename Tile::T;
   static constexpr int PIECES = Tile::BLOCK_N / 64;
 
-  const MatmulProblem& problem;
+  const typename Tile::Problem& problem;
   uint8_t (*const pieces)[PIECE_BYTES];
   uint32_t words[PIECES][16];
   int row = 0, col = 0;  // of the tile
@@ -136,20 +143,28 @@ class TileStore {
     named_barrier_sync(threadIdx.x / WARPGROUP, WARPGROUP);  // for that, and for all threads that read them
   }
 
-  __device__ void store_pieces(int count, int first) {
-    fence_proxy_async();                                     // the copy engine is to see them
+  // Stores staged pieces of Out to columns from `first` on.
+  template <typename Out>
+  __device__ void store_pieces(const Target& target, int count, int first) {
+    constexpr int COLS = 128 / sizeof(Out);
+    if (target.mapped) fence_proxy_async();                  // the copy engine is to see them
     named_barrier_sync(threadIdx.x / WARPGROUP, WARPGROUP);  // for all of the pieces
-    if (threadIdx.x % WARPGROUP == 0) {
-      for (int i = 0; i < count; ++i) {
-        if (first + i * 64 < problem.N) tma_store(&problem.out, pieces[i], first + i * 64, row);
+    for (int i = 0; i < count && first + i * COLS < problem.N; ++i) {
+      const int at = first + i * COLS;
+      if (target.mapped) {
+        if (threadIdx.x % WARPGROUP == 0) tma_store(target.map, pieces[i], at, row);
+      } else {
+        store_piece(static_cast<Out*>(target.matrix) + row * problem.N + at, pieces[i], problem.N,
+                    static_cast<int>(min(problem.M - row, int64_t{64})),
+                    static_cast<int>(min(problem.N - at, int64_t{COLS})));
       }
-      bulk_commit_group();
     }
+    if (target.mapped && threadIdx.x % WARPGROUP == 0) bulk_commit_group();
   }
 
-  // One piece after the other: fp32, or rows that the copy engine cannot take.
+  // One piece after the other, at once.
   template <typename Out>
-  __device__ void store_slowly(const float (&sums)[Tile::SUMS]) {
+  __device__ void store_now(const float (&sums)[Tile::SUMS], const Target& target) {
     constexpr int COLS = 128 / sizeof(Out);
 #pragma unroll
     for (int i = 0; i < Tile::BLOCK_N / COLS; ++i) {
@@ -162,19 +177,14 @@ class TileStore {
         round_piece<T>(words[0], &sums[i * COLS / 2]);
         stage_piece(pieces[0], words[0]);
       }
-      if (problem.out_mapped) {
-        store_pieces(1, first);
-      } else {
-        named_barrier_sync(threadIdx.x / WARPGROUP, WARPGROUP);  // for all of the piece
-        store_piece(static_cast<Out*>(problem.out_matrix) + row * problem.N + first, pieces[0], problem.N,
-                    static_cast<int>(min(problem.M - row, int64_t{64})),
-                    static_cast<int>(min(problem.N - first, int64_t{COLS})));
-      }
+      store_pieces<Out>(target, 1, first);
     }
   }
 
+  __device__ Target out() const { return {&problem.out, problem.out_matrix, problem.out_mapped}; }
+
  public:
-  __device__ TileStore(const MatmulProblem& problem, uint8_t (*pieces)[PIECE_BYTES])
+  __device__ TileStore(const typename Tile::Problem& problem, uint8_t (*pieces)[PIECE_BYTES])
       : problem(problem), pieces(pieces) {}
 
   // Finishes the tile before, and says where the next one belongs.
@@ -187,29 +197,32 @@ class TileStore {
     asm volatile("" : "+r"(row), "+r"(col));
   }
 
-  __device__ void store(const float (&sums)[Tile::SUMS]) {
+  // A tile that has an Epilogue applies it to the sums first, which may store them on the way.
+  __device__ void store(float (&sums)[Tile::SUMS]) {
     if (row >= problem.M) return;
-    if constexpr (Tile::PLAIN_OUT) {
+    if constexpr (requires { typename Tile::Epilogue; }) {
+      Tile::Epilogue::template apply<Tile>(problem, sums, row, col,
+                                           [&](const Target& target) { store_now<T>(sums, target); });
+    }
+    if constexpr (Tile::FP32_OUT) {
+      store_now<float>(sums, out());
+    } else {
 #pragma unroll
       for (int i = 0; i < PIECES; ++i) round_piece<T>(words[i], &sums[i * 32]);
       stored = 0;
-    } else if (problem.out_fp32) {
-      store_slowly<float>(sums);
-    } else {
-      store_slowly<T>(sums);
     }
   }
 
   // Stores two pieces from FIRST on, if it is their turn.
   template <int FIRST>
   __device__ void flush() {
-    if constexpr (Tile::PLAIN_OUT && FIRST < PIECES) {
+    if constexpr (!Tile::FP32_OUT && FIRST < PIECES) {
       if (stored != FIRST) return;
       constexpr int COUNT = FIRST + 1 < PIECES ? 2 : 1;
       wait_for_pieces();
 #pragma unroll
       for (int i = 0; i < COUNT; ++i) stage_piece(pieces[i], words[FIRST + i]);
-      store_pieces(COUNT, col + FIRST * 64);
+      store_pieces<T>(out(), COUNT, col + FIRST * 64);
       stored += 2;
     }
   }

@@ -24,21 +24,21 @@ struct MatmulProblem {
   int k_blocks;
   int splits;          // of each of the others: blocks that share its K
   bool out_mapped;     // the copy engine can store out
-  bool out_fp32;       // else T
   float4* partials;    // [split tiles, splits, a tile's sums]
   unsigned* counters;  // [split tiles, consumers], zero before and after
 };
 
 // BLOCK_M x BLOCK_N sums a block; CLUSTER blocks, one below the other, share their tile of B.
-template <typename T_, int BLOCK_M_, int BLOCK_N_, int CLUSTER_, bool A_COL_, bool B_COL_, bool PLAIN_OUT_>
+template <typename T_, int BLOCK_M_, int BLOCK_N_, int CLUSTER_, bool A_COL_, bool B_COL_, bool FP32_OUT_>
 struct MatmulTile {
   using T = T_;
+  using Problem = MatmulProblem;
   static constexpr int BLOCK_M = BLOCK_M_;
   static constexpr int BLOCK_N = BLOCK_N_;
   static constexpr int CLUSTER = CLUSTER_;
   static constexpr bool A_COL = A_COL_;  // a is column-major
   static constexpr bool B_COL = B_COL_;
-  static constexpr bool PLAIN_OUT = PLAIN_OUT_;  // out is T, and the copy engine can store it
+  static constexpr bool FP32_OUT = FP32_OUT_;  // else out is T
 
   static constexpr int CONSUMERS = BLOCK_M / 64;  // warpgroups that multiply 64 rows each
   static constexpr int THREADS = (1 + CONSUMERS) * WARPGROUP;

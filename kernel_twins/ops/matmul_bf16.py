@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernel_twins import matmul
+from kernel_twins import products
 from kernel_twins.spec import Case, Op, Prediction, Step
 
 _LAYOUT_GAP = "Triton's compiler swizzles shared memory and picks the instruction that reads it by itself."
@@ -68,12 +68,12 @@ OP = Op(
     chapter=5,
     title="Matmul, bf16",
     summary="`out = a @ b` for bf16 or fp16 with fp32 sums. The ladder is about keeping the tensor cores fed.",
-    inputs=matmul.inputs,
-    outputs=matmul.outputs,
-    reference=matmul.reference,
-    check=matmul.check_of("bf16", "fp16"),
-    accepts=matmul.accepts_of("bf16", "fp16"),
-    test_cases=matmul.test_cases("bf16", "fp16") + matmul.fp32_out_test_cases("bf16", "fp16") + _MANY_TILES,
+    inputs=products.inputs,
+    outputs=products.outputs,
+    reference=products.reference,
+    check=products.check_of("bf16", "fp16"),
+    accepts=products.accepts_of("bf16", "fp16"),
+    test_cases=products.test_cases("bf16", "fp16") + products.fp32_out_test_cases("bf16", "fp16") + _MANY_TILES,
     bench_cases=_BENCH_CASES,
     wide_cases=_WIDE_CASES,
     headline_cases=(
@@ -84,9 +84,9 @@ OP = Op(
     ),
     profile_case=Case.of(4_096, 4_096, 4_096, dtype="bf16"),
     ceiling="bf16",
-    flops=matmul.flops,
-    bytes=matmul.bytes_moved,
-    baselines={"torch": matmul.torch_mm("cublas"), "cublaslt": matmul.torch_mm("cublaslt")},
+    flops=products.flops,
+    bytes=products.bytes_moved,
+    baselines={"torch": products.torch_mm("cublas"), "cublaslt": products.torch_mm("cublaslt")},
     steps=(
         Step(
             name="v01_naive",
@@ -169,7 +169,7 @@ OP = Op(
                 Prediction("instructions", "<=", 0.7, relative=True, backends=("triton",)),
             ),
             arch="==9.0a",
-            accepts=matmul.copyable,
+            accepts=products.copyable,
         ),
         Step(
             name="v08_large_tile",
@@ -183,7 +183,7 @@ OP = Op(
             backends=("cuda",),
             gap=_TILE_GAP,
             arch="==9.0a",
-            accepts=matmul.copyable,
+            accepts=products.copyable,
         ),
         Step(
             name="v09_warp_specialized",
@@ -197,7 +197,7 @@ OP = Op(
             backends=("cuda",),
             gap=_SPECIALIZED_GAP,
             arch="==9.0a",
-            accepts=matmul.copyable,
+            accepts=products.copyable,
         ),
         Step(
             name="v10_two_consumers",
@@ -213,7 +213,7 @@ OP = Op(
             backends=("cuda",),
             gap=_SPECIALIZED_GAP,
             arch="==9.0a",
-            accepts=matmul.copyable,
+            accepts=products.copyable,
         ),
         Step(
             name="v11_persistent",
@@ -222,7 +222,7 @@ OP = Op(
             "have come. One that stays has its ring full again by the time the sums are stored.",
             predictions=(Prediction("time", "<=", 0.98, relative=True),),
             arch="==9.0a",
-            accepts=matmul.copyable,
+            accepts=products.copyable,
         ),
         Step(
             name="v12_multicast",
@@ -236,7 +236,7 @@ OP = Op(
             backends=("cuda",),
             gap=_CLUSTER_GAP,
             arch="==9.0a",
-            accepts=matmul.copyable,
+            accepts=products.copyable,
         ),
         Step(
             name="v13_tma_store",
@@ -250,7 +250,7 @@ OP = Op(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.03, backends=("triton",)),
             ),
             arch="==9.0a",
-            accepts=matmul.copyable,
+            accepts=products.copyable,
         ),
         Step(
             name="v14_hilbert",
@@ -264,7 +264,7 @@ OP = Op(
             backends=("cuda",),
             gap="The order is arithmetic on the number of a tile, which is the same in both languages.",
             arch="==9.0a",
-            accepts=matmul.copyable,
+            accepts=products.copyable,
         ),
         Step(
             name="v15_dispatch",
@@ -290,7 +290,7 @@ OP = Op(
             backends=("triton",),
             gap="In CUDA C++ every step is explicit.",
             arch="==9.0a",
-            accepts=matmul.copyable_with_out,
+            accepts=products.copyable_with_out,
             wide=True,
         ),
     ),

@@ -6,7 +6,7 @@ two such sums, three matter: big * big, and the two of a big with a small.
 
 from __future__ import annotations
 
-from kernel_twins import matmul
+from kernel_twins import products
 from kernel_twins.spec import Case, Op, Prediction, Step
 
 OP = Op(
@@ -15,19 +15,19 @@ OP = Op(
     title="Matmul, fp32 by three TF32 products",
     summary="`out = a @ b` in fp32, on the tensor cores: the ladder is about speed without losing fp32's accuracy. "
     "The ceiling is that of the FMA pipes, which it may pass.",
-    inputs=matmul.inputs,
-    outputs=matmul.outputs,
-    reference=matmul.reference,
-    check=matmul.check_of("fp32"),
-    accepts=matmul.accepts_of("fp32"),
-    test_cases=matmul.test_cases("fp32"),
-    bench_cases=matmul.FP32_BENCH_CASES,
-    headline_cases=matmul.FP32_HEADLINE_CASES,
+    inputs=products.inputs,
+    outputs=products.outputs,
+    reference=products.reference,
+    check=products.check_of("fp32"),
+    accepts=products.accepts_of("fp32"),
+    test_cases=products.test_cases("fp32"),
+    bench_cases=products.FP32_BENCH_CASES,
+    headline_cases=products.FP32_HEADLINE_CASES,
     profile_case=Case.of(4_096, 4_096, 4_096, dtype="fp32"),
     ceiling="fp32",
-    flops=matmul.flops,
-    bytes=matmul.bytes_moved,
-    baselines={"torch": matmul.torch_mm_fp32},
+    flops=products.flops,
+    bytes=products.bytes_moved,
+    baselines={"torch": products.torch_mm_fp32},
     steps=(
         Step(
             name="v01_split",

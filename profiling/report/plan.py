@@ -93,12 +93,12 @@ def run(selection: Selection, tier: Tier, tool: str, as_json: bool) -> int:
 
 def _operation(op: Op, selection: Selection, tier: Tier, tool: str) -> OpPlan:
     table = store.read_table(store.DATA / store.REFERENCE_GPU, op.name, "timings")
-    names = [Name(baseline) for baseline in op.baselines] + [
+    names = [Name(other) for other in (*op.baselines, *op.references)] + [
         name for name in selection.names(op) if op.step(name.step).runs_on(_CAPABILITY)
     ]
     cells = [(case, name) for case in selection.cases(op) for name in names if _times(op, name, case)]
     rows = {cell: _replays_s(op, *cell, table) for cell in cells}
-    profiled = [name for name in names if _times(op, name, op.profile_case)]
+    profiled = [name for name in names if name.backend not in op.references and _times(op, name, op.profile_case)]
     launches = sum(op.step(name.step).launches or 1 if name.step else 1 for name in profiled)
     passes = launches * (PASSES[tier] + T0_CALLS * PASSES["T0"] if tool == "ncu" else PROTON_CALLS)
     return OpPlan(

@@ -43,16 +43,17 @@ def main(op: str, out: str, *chosen: str) -> None:
     spec = ops.get(op)
     case = spec.profile_case
     inputs, output = spec.inputs(case, generator(case, "cuda")), empty_outputs(spec, case, "cuda")
+    options = spec.options(case)
     calls = {label: load_named(op, labels.read(label)[1]) for label in chosen}
     for call in calls.values():
-        call(*inputs, out=output)  # compiles and tunes
+        call(*inputs, **options, out=output)  # compiles and tunes
     torch.cuda.synchronize()
 
     triton.profiler.start(out.removesuffix(".hatchet"), context="shadow", data="tree")  # which adds .hatchet
     for label, call in calls.items():
         for _ in range(CALLS):
             with triton.profiler.scope(label, {"bytes": float(spec.bytes(case)), "flops": float(spec.flops(case))}):
-                call(*inputs, out=output)
+                call(*inputs, **options, out=output)
         torch.cuda.synchronize()
     triton.profiler.finalize()
     if not Path(out).exists():

@@ -39,17 +39,18 @@ def main(op: str, calls: str, digests_file: str, *chosen: str) -> None:
     case = spec.profile_case
     inputs = spec.inputs(case, generator(case, "cuda"))
     out = empty_outputs(spec, case, "cuda")
+    options = spec.options(case)
     digests = {}
     for name in cells(op):
         if labels.write(op, name) not in chosen:
             continue
         call = load_named(op, name)
-        call(*inputs, out=out)
+        call(*inputs, **options, out=out)
         torch.cuda.synchronize()
         torch.cuda.cudart().cudaProfilerStart()
         mark = torch.cuda.nvtx.range_start(labels.write(op, name))
         for _ in range(int(calls)):
-            call(*inputs, out=out)
+            call(*inputs, **options, out=out)
         torch.cuda.synchronize()
         torch.cuda.nvtx.range_end(mark)
         torch.cuda.cudart().cudaProfilerStop()

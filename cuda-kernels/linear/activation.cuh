@@ -1,0 +1,95 @@
+// The activations of a linear layer and their derivatives, on fp32 values.
+//
+// Each is a few multiplications, ex2.approx and rcp.approx (relative errors of 2^-22 or so). tanh.approx
+// would be a single instruction, but 1 + tanh(u) then keeps 11 bits of 1, and none of a small result.
+#pragma once
+
+#include "../common.cuh"
+#include "args.h"
+
+constexpr float LOG2_E = 1.4426950408889634f;
+constexpr float SQRT_HALF = 0.7071067811865476f;
+constexpr float TANH_SCALE = 0.7978845608028654f;  // sqrt(2 / pi)
+constexpr float TANH_CUBIC = 0.044715f;
+
+__device__ inline float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ inline float reciprocal_approx(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ inline float sigmoid(float x) { return reciprocal_approx(1.0f + exp2_approx(-LOG2_E * x)); }
+
+// The normal distribution's integral up to x, within 1e-7: Abramowitz and Stegun, "Handbook of Mathematical
+// Functions" (1964), 7.1.26. `density` is exp(-x^2 / 2).
+__device__ inline float normal_cdf(float x, float density) {
+  const float t = reciprocal_approx(fmaf(0.3275911f * SQRT_HALF, fabsf(x), 1.0f));
+  float series = fmaf(t, 1.061405429f, -1.453152027f);
+  series = fmaf(t, series, 1.421413741f);
+  series = fmaf(t, series, -0.284496736f);
+  series = fmaf(t, series, 0.254829592f);
+  const float beyond = 0.5f * t * series * density;  // of |x|
+  return x < 0.0f ? beyond : 1.0f - beyond;
+}
+
+// The tanh form is x * sigmoid(2 u).
+__device__ inline float twice_tanh_argument(float x) {
+  return 2.0f * TANH_SCALE * x * fmaf(TANH_CUBIC * x, x, 1.0f);
+}
+
+// Where x is -inf, PyTorch's gelu and silu are NaN, and so are these.
+template <Activation ACTIVATION>
+__device__ inline float activate(float x) {
+  if constexpr (ACTIVATION == Activation::relu) return x < 0.0f ? 0.0f : x;  // NaN stays
+  if constexpr (ACTIVATION == Activation::gelu) {
+    return x * normal_cdf(x, exp2_approx(-0.5f * LOG2_E * x * x));
+  }
+  if constexpr (ACTIVATION == Activation::gelu_tanh) return x * sigmoid(twice_tanh_argument(x));
+  if constexpr (ACTIVATION == Activation::silu) return x * sigmoid(x);
+  return x;
+}
+
+// The derivative at x; for relu, x may be the result.
+template <Activation ACTIVATION>
+__device__ inline float derivative(float x) {
+  if constexpr (ACTIVATION == Activation::relu) return x <= 0.0f ? 0.0f : 1.0f;
+  if constexpr (ACTIVATION == Activation::gelu) {
+    constexpr float DENSITY_SCALE = 0.3989422804014327f;  // 1 / sqrt(2 pi)
+    const float density = exp2_approx(-0.5f * LOG2_E * x * x);
+    return fmaf(DENSITY_SCALE * x, density, normal_cdf(x, density));
+  }
+  if constexpr (ACTIVATION == Activation::gelu_tanh) {
+    const float s = sigmoid(twice_tanh_argument(x));
+    const float slope = 2.0f * TANH_SCALE * fmaf(3.0f * TANH_CUBIC * x, x, 1.0f);
+    return fmaf(x * s * (1.0f - s), slope, s);
+  }
+  if constexpr (ACTIVATION == Activation::silu) {
+    const float s = sigmoid(x);
+    return fmaf(x * s, 1.0f - s, s);
+  }
+  return 1.0f;
+}
+
+// Calls function.operator()<ACTIVATION>(), on whichever side that may be called.
+#pragma nv_exec_check_disable
+template <typename Function>
+__host__ __device__ inline void with_activation(Activation activation, Function function) {
+  switch (activation) {
+    case Activation::none:
+      return function.template operator()<Activation::none>();
+    case Activation::relu:
+      return function.template operator()<Activation::relu>();
+    case Activation::gelu:
+      return function.template operator()<Activation::gelu>();
+    case Activation::gelu_tanh:
+      return function.template operator()<Activation::gelu_tanh>();
+    case Activation::silu:
+      return function.template operator()<Activation::silu>();
+  }
+}

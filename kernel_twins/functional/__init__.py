@@ -1,0 +1,1 @@
+"""The public functions: ordinary calls on tensors that allocate their results and differentiate."""

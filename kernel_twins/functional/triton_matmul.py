@@ -1,0 +1,165 @@
+"""The Triton side of ``kernel_twins.matmul``: torch.ops.kernel_twins.matmul_triton."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from kernel_twins import ops
+from kernel_twins.functional.matmul import STEPS, require_gpu, require_out_dtype
+from kernel_twins.tensors import require_dtype, require_same_dtype
+
+LEAST_K = 1024  # from which on a product of a batch hides the next one's launch; functional.cpp has the same
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def matmul(a: Tensor, b: Tensor, out_dtype: torch.dtype | None) -> Tensor:
+    """The product by the last Triton step; past the operator, which costs 30 us, where nobody needs it."""
+    if torch.compiler.is_compiling():  # before anything of Triton's, which cannot be traced
+        return operator(a, b, out_dtype)
+    if not triton.knobs.runtime.interpret:
+        require_gpu("a", a, "triton")
+        require_gpu("b", b, "triton")
+    if type(a) not in _PLAIN or type(b) not in _PLAIN:
+        return operator(a, b, out_dtype)
+    if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
+        return operator(a, b, out_dtype)
+    return _compute(a, b, out_dtype)
+
+
+def _compute(a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
+    dtype = _check(a, b, out_dtype)
+    m, n, k, batch, shape = _sizes(a, b)
+    out = torch.empty(shape, dtype=dtype, device=a.device)
+    if out.numel() == 0:
+        return out
+    if k == 0:
+        return out.zero_()
+    left, right = a.unsqueeze(0) if a.dim() == 1 else a, b.unsqueeze(1) if b.dim() == 1 else b
+    if right.numel() == k * n:  # one b for all: the batch is more rows of a
+        launch = _launcher(a, dtype)
+        left, right, target = left.reshape(-1, k), right.reshape(k, n), out.view(-1, n)
+        if a.device.type != "cuda" or a.device.index == torch.cuda.current_device():
+            launch(left, right, out=target)
+        else:
+            with torch.cuda.device(a.device):
+                launch(left, right, out=target)
+        return out
+    left, right = left.expand(*batch, m, k), right.expand(*batch, k, n)
+    if not _worth_a_launch_each(m, n, k, a.device):
+        target, left, right = out.view(-1, m, n), left.reshape(-1, m, k), right.reshape(-1, k, n)
+        if dtype == a.dtype:
+            torch.bmm(left, right, out=target)
+        else:
+            torch.bmm(left, right, out_dtype=dtype, out=target)
+        return out
+    launch = _launcher(a, dtype)
+    with torch.cuda.device(a.device):
+        for index in torch.cartesian_prod(*(torch.arange(size) for size in batch)).view(-1, len(batch)).tolist():
+            launch(left[tuple(index)], right[tuple(index)], out=out.view(*batch, m, n)[tuple(index)])
+    return out
+
+
+def _check(a: Tensor, b: Tensor, out_dtype: torch.dtype | None) -> torch.dtype:
+    """The dtype of the result; TypeError or ValueError where a and b do not go together."""
+    for name, tensor in (("a", a), ("b", b)):
+        require_dtype(name, tensor, "fp32", "bf16", "fp16")
+        if tensor.dim() == 0:
+            raise ValueError(f"{name} has 0 dimensions, must have 1 or more: multiply by it with *")
+    require_same_dtype("b", b, "a", a)
+    if a.device != b.device:
+        raise ValueError(f"b is on {b.device}, must be on {a.device} like a: call b.to(a.device)")
+    if out_dtype is None:
+        return a.dtype
+    require_out_dtype(a, out_dtype)
+    return out_dtype
+
+
+def _sizes(a: Tensor, b: Tensor) -> tuple[int, int, int, tuple[int, ...], tuple[int, ...]]:
+    """M, N, K, the batch that both broadcast to, and the result's shape."""
+    vector_a, vector_b = a.dim() == 1, b.dim() == 1
+    m, k = (1 if vector_a else a.shape[-2]), a.shape[-1]
+    rows, n = (b.shape[0], 1) if vector_b else (b.shape[-2], b.shape[-1])
+    if rows != k:
+        raise ValueError(
+            f"b has shape {tuple(b.shape)}, must have {k} {'elements' if vector_b else 'rows'}, as many as a, of shape "
+            f"{tuple(a.shape)}, has columns: transpose one with .mT, or slice it"
+        )
+    try:
+        batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    except RuntimeError:
+        raise ValueError(
+            f"b has leading dimensions {tuple(b.shape[:-2])}, must broadcast with a's, {tuple(a.shape[:-2])}: the last "
+            f"ones are matched first, and each pair must be equal or hold a 1"
+        ) from None
+    return m, n, k, tuple(batch), (*batch, *([] if vector_a else [m]), *([] if vector_b else [n]))
+
+
+def _worth_a_launch_each(m: int, n: int, k: int, device: torch.device) -> bool:
+    if device.type != "cuda":
+        return False
+    tiles = triton.cdiv(m, 128) * triton.cdiv(n, 256)
+    return k >= LEAST_K and tiles >= torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def _launcher(a: Tensor, dtype: torch.dtype) -> Callable[..., None]:
+    return _launcher_of(a.dtype, dtype, a.device.index if a.is_cuda else None)
+
+
+@cache
+def _launcher_of(dtype: torch.dtype, out_dtype: torch.dtype, device: int | None) -> Callable[..., None]:
+    """The launcher of the first step that the GPU runs; RuntimeError says why there is none."""
+    op = "matmul_fp32" if dtype == torch.float32 else "matmul_bf16"
+    for name in STEPS["triton"][op]:
+        step = ops.get(op).step(name)
+        if device is None or step.runs_on(torch.cuda.get_device_capability(device)):
+            module = importlib.import_module(f"kernel_twins._triton.{op}.{name}")
+            launch: Callable[..., None] = getattr(module, f"{op}_{name}")
+            return launch
+    raise RuntimeError(f"no Triton step of {op} runs on this GPU: pass backend='torch'")
+
+
+operator = torch.library.custom_op(
+    "kernel_twins::matmul_triton",
+    _compute,
+    mutates_args=(),
+    schema="(Tensor a, Tensor b, ScalarType? out_dtype=None) -> Tensor",
+)
+
+
+@operator.register_fake
+def _fake(a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
+    return torch.empty(_sizes(a, b)[-1], dtype=_check(a, b, out_dtype), device=a.device)
+
+
+def _save(ctx: Any, inputs: tuple[Tensor, Tensor, torch.dtype | None], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:2])
+
+
+def _backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    """da = dout @ b.mT, db = a.mT @ dout, in the operands' dtype, and summed over what was broadcast."""
+    a, b = ctx.saved_tensors
+    left, right = a.unsqueeze(0) if a.dim() == 1 else a, b.unsqueeze(1) if b.dim() == 1 else b
+    dout = dout.to(a.dtype)
+    dout = dout.unsqueeze(-1) if b.dim() == 1 else dout
+    dout = dout.unsqueeze(-2) if a.dim() == 1 else dout
+    da = db = None
+    if ctx.needs_input_grad[0]:
+        da = operator(dout, right.mT, None).sum_to_size(left.shape).view(a.shape)
+    if ctx.needs_input_grad[1]:
+        if right.dim() == 2 and left.dim() > 2:
+            # One b for all: its gradient's sum over the batch is the product's own.
+            db = operator(left.flatten(0, -2).mT, dout.flatten(0, -2), None).view(b.shape)
+        else:
+            db = operator(left.mT, dout, None).sum_to_size(right.shape).view(b.shape)
+    return da, db, None
+
+
+operator.register_autograd(_backward, setup_context=_save)

@@ -1,0 +1,205 @@
+"""The public functions without a GPU: shapes, gradients, tracing, and what is refused."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import kernel_twins  # noqa: E402
+from kernel_twins import OPS  # noqa: E402
+from kernel_twins._load import UnavailableError, extension  # noqa: E402
+from kernel_twins._profiling.report import fastest  # noqa: E402
+from kernel_twins.functional import choice  # noqa: E402
+from kernel_twins.functional.matmul import STEPS  # noqa: E402
+from kernel_twins.spec import Case  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[1]
+SHAPES = [
+    ((3, 5), (5, 4)),
+    ((5,), (5, 4)),
+    ((3, 5), (5,)),
+    ((5,), (5,)),
+    ((2, 3, 5), (5, 4)),
+    ((2, 3, 5), (5,)),
+    ((3, 5), (2, 5, 4)),
+    ((5,), (2, 5, 4)),
+    ((2, 3, 5), (2, 5, 4)),
+    ((2, 1, 3, 5), (6, 5, 4)),
+    ((1, 3, 5), (1, 5, 4)),
+    ((0, 5), (5, 4)),
+    ((3, 0), (0, 4)),
+    ((0, 3, 5), (5, 4)),
+    ((2, 3, 0), (2, 0, 4)),
+]
+BY_SHAPES = pytest.mark.parametrize(("a_shape", "b_shape"), SHAPES, ids=lambda shape: "x".join(map(str, shape)) or "-")
+
+
+@pytest.fixture
+def operator():
+    """The CUDA backend's operator, which computes on the CPU with PyTorch's own product."""
+    try:
+        extension()
+    except UnavailableError as error:
+        pytest.skip(str(error))
+    if not hasattr(torch.ops.kernel_twins, "matmul"):
+        pytest.skip("the extension was built before there was an operator in it")
+    return torch.ops.kernel_twins.matmul.default
+
+
+def operands(a_shape, b_shape, dtype=torch.float32, requires_grad=False):
+    generator = torch.Generator().manual_seed(0)
+    make = (torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in (a_shape, b_shape))
+    return tuple(tensor.requires_grad_(requires_grad) for tensor in make)
+
+
+@BY_SHAPES
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+def test_off_the_gpu_the_product_is_pytorchs(a_shape, b_shape, backend) -> None:
+    a, b = operands(a_shape, b_shape)
+    assert torch.equal(kernel_twins.matmul(a, b, backend=backend), torch.matmul(a, b))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_operands_may_have_a_wider_result(dtype) -> None:
+    a, b = operands((3, 5), (5, 4), dtype)
+    out = kernel_twins.matmul(a, b, out_dtype=torch.float32)
+    assert out.dtype == torch.float32
+    torch.testing.assert_close(out, a.float() @ b.float())
+
+
+@BY_SHAPES
+def test_the_operators_traces_and_gradients_are_what_pytorch_expects(operator, a_shape, b_shape) -> None:
+    a, b = operands(a_shape, b_shape, requires_grad=True)
+    torch.library.opcheck(operator, (a, b))
+    torch.library.opcheck(operator, (a.detach().bfloat16(), b.detach().bfloat16(), torch.float32))
+
+
+@BY_SHAPES
+def test_gradients_agree_with_finite_differences(operator, a_shape, b_shape) -> None:
+    a, b = operands(a_shape, b_shape, torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(operator, (a, b))
+    assert torch.autograd.gradgradcheck(operator, (a, b))
+    assert torch.autograd.gradcheck(kernel_twins.matmul, (a, b))
+
+
+def test_one_operand_alone_may_want_a_gradient(operator) -> None:
+    for a_wants, b_wants in itertools.product((False, True), repeat=2):
+        a, b = operands((2, 3, 5), (5, 4))
+        out = operator(a.requires_grad_(a_wants), b.requires_grad_(b_wants))
+        assert out.requires_grad == (a_wants or b_wants)
+        if out.requires_grad:
+            out.sum().backward()
+        assert (a.grad is not None, b.grad is not None) == (a_wants, b_wants)
+
+
+def test_gradients_of_half_operands_have_their_dtype(operator) -> None:
+    a, b = operands((3, 5), (5, 4), torch.bfloat16, requires_grad=True)
+    operator(a, b, torch.float32).sum().backward()
+    assert a.grad.dtype == b.grad.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("traced", ["operator", "function"])
+def test_compiled_without_a_break(operator, dynamic, traced) -> None:
+    call = operator if traced == "operator" else kernel_twins.matmul
+    compiled = torch.compile(lambda a, b: call(a, b).relu(), fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    for m in (3, 7):
+        a, b = operands((2, m, 5), (5, 4), requires_grad=True)
+        out = compiled(a, b)
+        torch.testing.assert_close(out, torch.matmul(a, b).relu())
+        out.sum().backward()
+        expected = torch.autograd.grad(torch.matmul(a, b).relu().sum(), (a, b))
+        torch.testing.assert_close((a.grad, b.grad), expected)
+
+
+@BY_SHAPES
+def test_meta_tensors_give_the_results_shape(operator, a_shape, b_shape) -> None:
+    a, b = operands(a_shape, b_shape)
+    out = operator(a.to("meta"), b.to("meta"))
+    real = torch.matmul(a, b)
+    assert out.is_meta and out.shape == real.shape and out.is_contiguous()
+
+
+WRONG = [
+    pytest.param((3, 5), (4, 6), {}, ValueError, r"^b has shape \(4, 6\), must have 5 rows", id="inner size"),
+    pytest.param((3, 5), (4,), {}, ValueError, r"^b has shape \(4,\), must have 5 elements", id="vector"),
+    pytest.param((), (4, 6), {}, ValueError, r"^a has 0 dimensions, must have 1 or more", id="scalar"),
+    pytest.param((2, 3, 5), (3, 5, 4), {}, ValueError, r"^b has leading dimensions \(3,\), must .* \(2,\)", id="batch"),
+    pytest.param((3, 5), (5, 4), {"b": torch.bfloat16}, TypeError, r"^b is torch.bfloat16, must be .* like a", id="b"),
+    pytest.param((3, 5), (5, 4), {"a": torch.int32}, TypeError, r"^a is torch.int32, must be .*\.to\(", id="dtype"),
+    pytest.param((3, 5), (5, 4), {"out": torch.float16}, TypeError, r"^out_dtype is torch.float16, must", id="out"),
+]
+
+
+@pytest.mark.parametrize("side", ["operator", "triton"])
+@pytest.mark.parametrize(("a_shape", "b_shape", "dtypes", "error", "said"), WRONG)
+def test_what_is_refused_is_named(operator, monkeypatch, side, a_shape, b_shape, dtypes, error, said) -> None:
+    if side == "triton":
+        triton = pytest.importorskip("triton")
+        monkeypatch.setattr(triton.knobs.runtime, "interpret", True)  # else the device is refused before all
+        call = kernel_twins.functional.matmul._triton()
+    else:
+        call = operator
+    a = torch.ones(a_shape).to(dtypes.get("a", torch.float32))
+    b = torch.ones(b_shape).to(dtypes.get("b", torch.float32))
+    with pytest.raises(error, match=said):
+        call(a, b, dtypes.get("out"))
+
+
+def test_backends_are_refused_by_name() -> None:
+    a, b = operands((3, 5), (5, 4))
+    with pytest.raises(ValueError, match=r"^backend is 'cublas', must be one of auto, cuda, triton, torch"):
+        kernel_twins.matmul(a, b, backend="cublas")
+    with pytest.raises((ValueError, UnavailableError), match=r"backend='torch'"):
+        kernel_twins.matmul(a, b, backend="cuda")
+    with pytest.raises(TypeError, match=r"^out_dtype is torch.float16, must be torch.float32"):
+        kernel_twins.matmul(a, b, out_dtype=torch.float16)
+
+
+def test_the_public_functions_are_found_lazily() -> None:
+    script = "import sys, kernel_twins as k; assert 'torch' not in sys.modules; k.matmul; assert 'torch' in sys.modules"
+    assert subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=False).returncode == 0
+    with pytest.raises(AttributeError, match="no attribute 'matmull'"):
+        kernel_twins.matmull  # noqa: B018
+
+
+def test_the_fastest_backends_are_those_of_the_committed_timings() -> None:
+    assert json.loads(choice.FILE.read_text()) == fastest.derive(), f"stale: run python -m {fastest.__name__}"
+
+
+def test_every_backend_names_steps_that_there_are() -> None:
+    source = (ROOT / "cuda-kernels" / "functional.cpp").read_text()
+    for backend, by_op in STEPS.items():
+        for op, names in by_op.items():
+            assert all(backend in OPS[op].step(name).backends for name in names)
+            assert backend != "cuda" or all(f'"{name}"' in source for name in names)
+    for by_op in fastest.FUNCTIONS.values():
+        for op, steps in by_op.items():
+            assert all(name in STEPS[backend][op] for backend, name in steps.items())
+
+
+def test_a_measured_case_gets_its_own_winner_and_others_the_nearest_of_their_kind(monkeypatch) -> None:
+    measured = {
+        "4096x4096x4096-bf16": "cuda",
+        "4096x4096x4096-bf16-b.col": "torch",
+        "4095x4097x4096-bf16": "triton",
+        "1024x1024x1024-fp32": "torch",
+    }
+    monkeypatch.setattr(choice, "table", lambda gpu, function: {Case.parse(k): v for k, v in measured.items()})
+
+    def nearest(slug: str, copyable: bool = True) -> str | None:
+        return choice.nearest("gpu", "matmul", Case.parse(slug), copyable)
+
+    assert nearest("4096x4096x4096-bf16") == "cuda"
+    assert nearest("64x64x64-fp16") == "cuda"
+    assert nearest("4096x4096x4096-bf16-b.col") == "torch"
+    assert nearest("4096x4096x4100-bf16", copyable=False) == "triton"
+    assert nearest("4096x4096x4096-fp32") == "torch"
+    assert nearest("4097x4096x4095-fp32", copyable=False) is None

@@ -1,0 +1,117 @@
+"""The linear layer without a GPU: values, gradients, tracing, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import kernel_twins  # noqa: E402
+from kernel_twins._load import UnavailableError, extension  # noqa: E402
+from kernel_twins.functional.linear import ACTIVATIONS  # noqa: E402
+
+BY_ACTIVATION = pytest.mark.parametrize("activation", ACTIVATIONS)
+X_SHAPES = [(3, 5), (5,), (2, 3, 5), (0, 5)]
+
+
+@pytest.fixture
+def operator():
+    """The CUDA backend's operator, which computes on the CPU by PyTorch's own."""
+    try:
+        extension()
+    except UnavailableError as error:
+        pytest.skip(str(error))
+    if not hasattr(torch.ops.kernel_twins, "linear"):
+        pytest.skip("the extension was built before there was an operator in it")
+    return torch.ops.kernel_twins.linear.default
+
+
+def operands(x_shape=(3, 5), dtype=torch.float64, requires_grad=False):
+    generator = torch.Generator().manual_seed(0)
+    shapes = (x_shape, (4, 5), (4,))
+    made = (torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes)
+    return tuple(tensor.requires_grad_(requires_grad) for tensor in made)
+
+
+def expected(x, weight, bias, activation):
+    return ACTIVATIONS[activation](torch.nn.functional.linear(x, weight, bias))
+
+
+@BY_ACTIVATION
+@pytest.mark.parametrize("x_shape", X_SHAPES, ids=str)
+def test_values_are_pytorchs(operator, activation, x_shape) -> None:
+    x, weight, bias = operands(x_shape)
+    for given in (bias, None):
+        right = expected(x, weight, given, activation)
+        torch.testing.assert_close(operator(x, weight, given, activation), right)
+        torch.testing.assert_close(kernel_twins.linear(x, weight, given, activation), right)
+    meta = operator(x.to("meta"), weight.to("meta"), None, activation)
+    assert meta.shape == right.shape and meta.is_contiguous()
+
+
+@BY_ACTIVATION
+@pytest.mark.parametrize("x_shape", X_SHAPES[:3], ids=str)
+def test_gradients_agree_with_finite_differences(operator, activation, x_shape) -> None:
+    x, weight, bias = operands(x_shape, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda *given: operator(*given, activation), (x, weight, bias))
+    assert torch.autograd.gradcheck(lambda *given: operator(*given, None, activation), (x, weight))
+    assert torch.autograd.gradcheck(lambda of: operator(x.detach(), weight.detach(), of, activation), (bias,))
+
+
+@BY_ACTIVATION
+def test_traces_and_registrations_are_what_pytorch_expects(operator, activation) -> None:
+    for given in (operands((2, 3, 5), torch.float32, True), (*operands(dtype=torch.bfloat16)[:2], None)):
+        torch.library.opcheck(operator, (*given, activation))
+
+
+@BY_ACTIVATION
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiled_without_a_break(operator, activation, dynamic) -> None:
+    torch.compiler.reset()
+
+    def function(*given):
+        return operator(*given, activation)
+
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    for rows in (3, 6):
+        given = operands((rows, 5), requires_grad=True)
+        right = expected(*given, activation)
+        out = compiled(*given)
+        torch.testing.assert_close(out, right)
+        torch.testing.assert_close(torch.autograd.grad(out.sum(), given), torch.autograd.grad(right.sum(), given))
+
+
+@BY_ACTIVATION
+def test_second_derivatives(operator, activation) -> None:
+    given = operands(requires_grad=True)
+    assert torch.autograd.gradgradcheck(lambda *given: operator(*given, activation), given)
+    assert torch.autograd.gradgradcheck(lambda *given: operator(*given, None, activation), given[:2])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "said"),
+    [
+        pytest.param({"weight": lambda w: w.mT}, ValueError, r"^weight has shape \(5, 4\), must have 5", id="w"),
+        pytest.param({"weight": lambda w: w[0]}, ValueError, r"^weight has 1 dimensions, must have 2", id="rank"),
+        pytest.param({"bias": lambda b: b[:3]}, ValueError, r"^bias has shape \(3,\), must have \(4,\)", id="bias"),
+        pytest.param({"bias": lambda b: b.half()}, TypeError, r"^bias is torch.float16, must be .* like x", id="dtype"),
+        pytest.param({"x": lambda x: x.int()}, TypeError, r"^x is torch.int32, must be", id="integers"),
+    ],
+)
+def test_what_is_refused_is_named(operator, spoil, error, said) -> None:
+    given = dict(zip(("x", "weight", "bias"), operands(dtype=torch.float32), strict=True))
+    given |= {name: change(given[name]) for name, change in spoil.items()}
+    with pytest.raises(error, match=said):
+        operator(given["x"], given["weight"], given["bias"], "gelu")
+
+
+def test_activations_and_backends_are_refused_by_name(operator) -> None:
+    given = operands()
+    with pytest.raises(ValueError, match=r"^activation is 'tanh', must be none, relu"):
+        operator(*given, "tanh")
+    with pytest.raises(ValueError, match=r"^activation is 'tanh', must be None or one of none, relu"):
+        kernel_twins.linear(*given, "tanh")
+    with pytest.raises(ValueError, match=r"^backend is 'triton', must be one of auto, cuda, torch"):
+        kernel_twins.linear(*given, backend="triton")
+    with pytest.raises(ValueError, match=r"^x is on cpu, must be on a CUDA device"):
+        kernel_twins.linear(*given, backend="cuda")

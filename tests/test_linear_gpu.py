@@ -1,0 +1,114 @@
+"""The linear layer on a GPU: fused or not, it is PyTorch's in wider arithmetic, and so are its gradients."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import kernel_twins  # noqa: E402
+from kernel_twins.functional.linear import ACTIVATIONS  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+
+BY_ACTIVATION = pytest.mark.parametrize("activation", ACTIVATIONS)
+SHAPES = [(1, 1, 1), (64, 4096, 4096), (129, 127, 65), (256, 512, 384), (2101, 2203, 135), (5, 7, 0), (0, 7, 5)]
+
+
+def operands(m, n, k, dtype=torch.bfloat16, requires_grad=False):
+    random = torch.Generator("cuda").manual_seed(0)
+
+    def make(*shape, scale=1.0):
+        values = torch.randn(shape, generator=random, device="cuda") * scale
+        return values.to(dtype).requires_grad_(requires_grad)
+
+    return make(m, k), make(n, k, scale=max(1, k) ** -0.5), make(n)
+
+
+def expected(x, weight, bias, activation):
+    bias = None if bias is None else bias.double()
+    return ACTIVATIONS[activation](torch.nn.functional.linear(x.double(), weight.double(), bias))
+
+
+def assert_near(out, right, eps=None) -> None:
+    """Within a few roundings of the result's dtype, of its size or of 1."""
+    assert out.shape == right.shape
+    eps = eps or 2 * torch.finfo(out.dtype).eps
+    assert bool(((out.double() - right).abs() <= eps * right.abs().clamp(min=0.05)).all())
+
+
+@BY_ACTIVATION
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_values(activation, dtype, shape) -> None:
+    x, weight, bias = operands(*shape, dtype)
+    for given in (bias, None):
+        out = kernel_twins.linear(x, weight, given, activation, backend="cuda")
+        assert_near(out, expected(x, weight, given, activation), 1e-4 if dtype == torch.float32 else None)
+
+
+@BY_ACTIVATION
+def test_any_strides_and_leading_dimensions(activation) -> None:
+    x, weight, bias = operands(6 * 40, 96, 128)
+    x = x.view(6, 40, 128).transpose(0, 1)
+    weight = weight.mT.contiguous().mT
+    assert_near(kernel_twins.linear(x, weight, bias, activation, "cuda"), expected(x, weight, bias, activation))
+    assert_near(
+        kernel_twins.linear(x[0, 0], weight, bias, activation, "cuda"), expected(x[0, 0], weight, bias, activation)
+    )
+    spread = torch.stack([bias, bias], 1)[:, 0]
+    assert_near(kernel_twins.linear(x, weight, spread, activation, "cuda"), expected(x, weight, bias, activation))
+
+
+@BY_ACTIVATION
+@pytest.mark.parametrize("shape", SHAPES[:5], ids=str)
+def test_gradients(activation, shape) -> None:
+    given = operands(*shape, requires_grad=True)
+    out = kernel_twins.linear(*given, activation, backend="cuda")
+    dout = torch.randn_like(out)
+    right = torch.autograd.grad(expected(*given, activation), given, dout.double())
+    for gradient, each in zip(torch.autograd.grad(out, given, dout), right, strict=True):
+        assert gradient.dtype == torch.bfloat16
+        # relu's slope jumps where rounding moves a sum across 0.
+        assert float((gradient.double() - each).norm()) <= 0.01 * float(each.norm()) + 1e-6
+
+
+@BY_ACTIVATION
+def test_what_is_saved_is_what_the_activation_was_applied_to(activation) -> None:
+    x, weight, bias = operands(130, 200, 96)
+    if activation in ("none", "relu"):
+        with pytest.raises(ValueError, match="saves nothing"):
+            torch.ops.kernel_twins.linear_saving(x, weight, bias, activation)
+        return
+    out, pre = torch.ops.kernel_twins.linear_saving(x, weight, bias, activation)
+    assert torch.equal(out, kernel_twins.linear(x, weight, bias, activation, "cuda"))
+    assert_near(pre, expected(x, weight, bias, "none"))
+
+
+@BY_ACTIVATION
+def test_a_thousand_runs_agree_bit_by_bit(activation) -> None:
+    x, weight, bias = operands(64, 4096, 4096)
+    dout = torch.randn(64, 4096, device="cuda", dtype=torch.bfloat16)
+    first = kernel_twins.linear(x, weight, bias, activation, "cuda")
+    gradients = torch.ops.kernel_twins.linear_backward(dout, first, activation)
+    differing = torch.zeros((), dtype=torch.int64, device="cuda")
+    for _ in range(1000):
+        differing += (kernel_twins.linear(x, weight, bias, activation, "cuda") != first).any()
+        again = torch.ops.kernel_twins.linear_backward(dout, first, activation)
+        differing += sum((one != other).any() for one, other in zip(again, gradients, strict=True))
+    assert differing.item() == 0
+
+
+@BY_ACTIVATION
+def test_registrations_and_graphs(activation) -> None:
+    given = operands(64, 96, 128, torch.float32, True)
+    torch.library.opcheck(torch.ops.kernel_twins.linear.default, (*given, activation))
+    x, weight, bias = operands(64, 4096, 4096)
+    right = kernel_twins.linear(x, weight, bias, activation)
+    torch.compiler.reset()
+    compiled = torch.compile(
+        lambda x: kernel_twins.linear(x, weight, bias, activation), fullgraph=True, mode="reduce-overhead"
+    )
+    for _ in range(4):
+        torch.compiler.cudagraph_mark_step_begin()
+        assert torch.equal(compiled(x).clone(), right)
