@@ -58,17 +58,23 @@ def bench(op: Op, case: Case, steps: tuple[Step, ...], backends: tuple[Backend, 
     One Timing for each, in the spec's order.
     """
     references = [Name(reference) for reference in op.references]
-    names = [Name(baseline) for baseline in op.baselines] + references + [
-        Name(backend, step.name)
-        for step in steps
-        for backend in backends
-        if backend in step.backends and op.serves(step, case) and step.runs_on(torch.cuda.get_device_capability())
-    ]
+    names = (
+        [Name(baseline) for baseline in op.baselines]
+        + references
+        + [
+            Name(backend, step.name)
+            for step in steps
+            for backend in backends
+            if backend in step.backends and op.serves(step, case) and step.runs_on(torch.cuda.get_device_capability())
+        ]
+    )
     calls = {name: load_named(op.name, name) for name in names}
     timings = {
         name: Timing(name) if name in references else _gate(op, case, name, call) for name, call in calls.items()
     }
-    ready = {name: partial(calls[name], **op.options(case)) for name, timing in timings.items() if timing.status == "ok"}
+    ready = {
+        name: partial(calls[name], **op.options(case)) for name, timing in timings.items() if timing.status == "ok"
+    }
 
     sets = _input_sets(op, case)
     milliseconds: dict[Name, float] = {}

@@ -208,5 +208,7 @@ def test_auto_takes_what_was_measured() -> None:
     for case, best in choice.table("h100-sxm", "matmul").items():
         op = OPS["matmul_fp32" if case.dtype == "fp32" else "matmul_bf16"]
         if max(case.shape) <= 8192:
-            assert _choose(*op.inputs(case, generator(case, "cuda")), None) == best, case.slug
-    assert _choose(*operands((2, 3, 5), (2, 5, 4)), None) == "torch"
+            a, b = op.inputs(case, generator(case, "cuda"))
+            assert _choose(a, b, None) == best, case.slug
+    a, b = operands((2, 3, 5), (2, 5, 4))
+    assert _choose(a, b, None) == "torch"

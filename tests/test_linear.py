@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 
 import kernel_twins  # noqa: E402
 from kernel_twins._load import UnavailableError, extension  # noqa: E402
-from kernel_twins.functional.linear import ACTIVATIONS  # noqa: E402
+from kernel_twins.functional.activations import ACTIVATIONS  # noqa: E402
 
 BY_ACTIVATION = pytest.mark.parametrize("activation", ACTIVATIONS)
 X_SHAPES = [(3, 5), (5,), (2, 3, 5), (0, 5)]
@@ -75,7 +75,8 @@ def test_compiled_without_a_break(operator, activation, dynamic) -> None:
     compiled = torch.compile(function, fullgraph=True, backend="aot_eager", dynamic=dynamic)
     for rows in (3, 6):
         given = operands((rows, 5), requires_grad=True)
-        right = expected(*given, activation)
+        x, weight, bias = given
+        right = expected(x, weight, bias, activation)
         out = compiled(*given)
         torch.testing.assert_close(out, right)
         torch.testing.assert_close(torch.autograd.grad(out.sum(), given), torch.autograd.grad(right.sum(), given))
@@ -106,12 +107,12 @@ def test_what_is_refused_is_named(operator, spoil, error, said) -> None:
 
 
 def test_activations_and_backends_are_refused_by_name(operator) -> None:
-    given = operands()
+    x, weight, bias = operands()
     with pytest.raises(ValueError, match=r"^activation is 'tanh', must be none, relu"):
-        operator(*given, "tanh")
+        operator(x, weight, bias, "tanh")
     with pytest.raises(ValueError, match=r"^activation is 'tanh', must be None or one of none, relu"):
-        kernel_twins.linear(*given, "tanh")
-    with pytest.raises(ValueError, match=r"^backend is 'triton', must be one of auto, cuda, torch"):
-        kernel_twins.linear(*given, backend="triton")
+        kernel_twins.linear(x, weight, bias, "tanh")
+    with pytest.raises(ValueError, match=r"^backend is 'cublas', must be one of auto, cuda, triton, torch"):
+        kernel_twins.linear(x, weight, bias, backend="cublas")
     with pytest.raises(ValueError, match=r"^x is on cpu, must be on a CUDA device"):
-        kernel_twins.linear(*given, backend="cuda")
+        kernel_twins.linear(x, weight, bias, backend="cuda")

@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import kernel_twins  # noqa: E402
-from kernel_twins.functional.linear import ACTIVATIONS  # noqa: E402
+from kernel_twins.functional.activations import ACTIVATIONS  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -31,20 +31,20 @@ def expected(x, weight, bias, activation):
 
 
 def assert_near(out, right, eps=None) -> None:
-    """Within a few roundings of the result's dtype, of its size or of 1."""
+    """Within a few roundings of the result's dtype, of its size or of 1: the sums are of unit variance."""
     assert out.shape == right.shape
     eps = eps or 2 * torch.finfo(out.dtype).eps
-    assert bool(((out.double() - right).abs() <= eps * right.abs().clamp(min=0.05)).all())
+    assert bool(((out.double() - right).abs() <= eps * right.abs().clamp(min=1.0)).all())
 
 
 @BY_ACTIVATION
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_values(activation, dtype, shape) -> None:
-    x, weight, bias = operands(*shape, dtype)
+    x, weight, bias = operands(shape[0], shape[1], shape[2], dtype)
     for given in (bias, None):
         out = kernel_twins.linear(x, weight, given, activation, backend="cuda")
-        assert_near(out, expected(x, weight, given, activation), 1e-4 if dtype == torch.float32 else None)
+        assert_near(out, expected(x, weight, given, activation), 1e-5 if dtype == torch.float32 else None)
 
 
 @BY_ACTIVATION
@@ -63,10 +63,11 @@ def test_any_strides_and_leading_dimensions(activation) -> None:
 @BY_ACTIVATION
 @pytest.mark.parametrize("shape", SHAPES[:5], ids=str)
 def test_gradients(activation, shape) -> None:
-    given = operands(*shape, requires_grad=True)
-    out = kernel_twins.linear(*given, activation, backend="cuda")
+    m, n, k = shape
+    x, weight, bias = given = operands(m, n, k, requires_grad=True)
+    out = kernel_twins.linear(x, weight, bias, activation, backend="cuda")
     dout = torch.randn_like(out)
-    right = torch.autograd.grad(expected(*given, activation), given, dout.double())
+    right = torch.autograd.grad(expected(x, weight, bias, activation), given, dout.double())
     for gradient, each in zip(torch.autograd.grad(out, given, dout), right, strict=True):
         assert gradient.dtype == torch.bfloat16
         # relu's slope jumps where rounding moves a sum across 0.

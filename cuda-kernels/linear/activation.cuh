@@ -27,14 +27,14 @@ __device__ inline float reciprocal_approx(float x) {
 __device__ inline float sigmoid(float x) { return reciprocal_approx(1.0f + exp2_approx(-LOG2_E * x)); }
 
 // The normal distribution's integral up to x, within 1e-7: Abramowitz and Stegun, "Handbook of Mathematical
-// Functions" (1964), 7.1.26. `density` is exp(-x^2 / 2).
+// Functions" (1964), 7.1.26, its coefficients halved. `density` is exp(-x^2 / 2).
 __device__ inline float normal_cdf(float x, float density) {
   const float t = reciprocal_approx(fmaf(0.3275911f * SQRT_HALF, fabsf(x), 1.0f));
-  float series = fmaf(t, 1.061405429f, -1.453152027f);
-  series = fmaf(t, series, 1.421413741f);
-  series = fmaf(t, series, -0.284496736f);
-  series = fmaf(t, series, 0.254829592f);
-  const float beyond = 0.5f * t * series * density;  // of |x|
+  float series = fmaf(t, 0.5307027145f, -0.7265760135f);
+  series = fmaf(t, series, 0.7107068705f);
+  series = fmaf(t, series, -0.142248368f);
+  series = fmaf(t, series, 0.127414796f);
+  const float beyond = t * series * density;  // of |x|
   return x < 0.0f ? beyond : 1.0f - beyond;
 }
 

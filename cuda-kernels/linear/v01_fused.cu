@@ -16,54 +16,56 @@
 namespace {
 
 struct LinearProblem : MatmulProblem {
-  CUtensorMap pre_map;  // empty unless the copy engine can store pre
-  void* pre;            // [M, N], row-major; or nullptr
-  const void* bias;     // [N]; or nullptr
+  CUtensorMap pre_map;   // empty unless pre_mapped
+  void* pre;             // [M, N], row-major; or nullptr
+  const uint16_t* bias;  // [N], of T, in words: of even length, and aligned; or nullptr
   Activation activation;
-  bool pre_mapped;
+  bool pre_mapped;  // the copy engine can store pre
 };
 
-// What happens to a warpgroup's 64 rows of a tile before they are rounded.
-struct LinearEpilogue {
-  template <typename Tile, typename Store>
-  static __device__ void apply(const LinearProblem& problem, float (&sums)[Tile::SUMS], int row, int col,
-                               Store store) {
-    if (problem.bias != nullptr) add_bias<Tile>(problem, sums, col);
-    if (problem.pre != nullptr) store(Target{&problem.pre_map, problem.pre, problem.pre_mapped});
-    with_activation(problem.activation, [&]<Activation ACTIVATION>() {
+template <typename T, int BLOCK_N>
+class LinearEpilogue {
+  uint32_t bias[BLOCK_N / 64];  // pairs of T: the warp has all of the tile's, lane by lane
+
+ public:
+  // Asks for the bias while there are products to wait for.
+  __device__ void begin(const LinearProblem& problem, int col) {
+    if (problem.bias == nullptr) return;
 #pragma unroll
-      for (int i = 0; i < Tile::SUMS; ++i) sums[i] = activate<ACTIVATION>(sums[i]);
-    });
+    for (int i = 0; i < BLOCK_N / 64; ++i) {
+      const int at = col + (i * 32 + threadIdx.x % 32) * 2;
+      bias[i] = 0;
+      // Volatile, as the compiler would ask when it needs it, after the products.
+      if (at < problem.N) asm volatile("ld.global.nc.b32 %0, [%1];" : "=r"(bias[i]) : "l"(problem.bias + at));
+    }
   }
 
-  template <typename Tile>
-  static __device__ void add_bias(const LinearProblem& problem, float (&sums)[Tile::SUMS], int col) {
-    using T = typename Tile::T;
-    // Of every 8 columns a thread has two neighbours, in one row and in the eighth below.
-    const int first_col = col + threadIdx.x % 4 * 2;
-    const T* bias = static_cast<const T*>(problem.bias) + first_col;
-    const bool pairs = reinterpret_cast<uintptr_t>(bias) % 4 == 0;
+  template <int SUMS, typename Store>
+  __device__ void apply(const LinearProblem& problem, float (&sums)[SUMS], Store store) {
+    if (problem.bias != nullptr) {
+      // Of every 8 columns a thread has two neighbours, in one row and in the eighth below.
 #pragma unroll
-    for (int i = 0; i < Tile::BLOCK_N / 8; ++i) {
-      alignas(4) T pair[2] = {from_float<T>(0.0f), from_float<T>(0.0f)};
-      const int64_t left = problem.N - (first_col + i * 8);
-      if (pairs && left >= 2) {
-        *reinterpret_cast<uint32_t*>(pair) = __ldg(reinterpret_cast<const unsigned*>(bias + i * 8));
-      } else {
-        if (left >= 1) pair[0] = bias[i * 8];
-        if (left >= 2) pair[1] = bias[i * 8 + 1];
+      for (int i = 0; i < BLOCK_N / 8; ++i) {
+        const uint32_t word = __shfl_sync(0xffffffff, bias[i / 8], i % 8 * 4 + threadIdx.x % 4);
+        alignas(4) T pair[2];
+        *reinterpret_cast<uint32_t*>(pair) = word;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) sums[i * 4 + j] += to_float(pair[j % 2]);
       }
-#pragma unroll
-      for (int j = 0; j < 4; ++j) sums[i * 4 + j] += to_float(pair[j % 2]);
     }
+    if (problem.pre != nullptr) store(problem.pre_mapped ? &problem.pre_map : nullptr, problem.pre);
+    with_activation(problem.activation, [&]<Activation ACTIVATION>() {
+#pragma unroll
+      for (int i = 0; i < SUMS; ++i) sums[i] = activate<ACTIVATION>(sums[i]);
+    });
   }
 };
 
 // x is row-major and weight.T column-major: what is not is repacked.
-template <typename T, Shape SHAPE>
-struct LinearTile : MatmulTile<T, SHAPE.block_m, SHAPE.block_n, SHAPE.cluster, false, true, false> {
+template <typename T, Shape SHAPE, bool PLAIN_OUT>
+struct LinearTile : MatmulTile<T, SHAPE.block_m, SHAPE.block_n, SHAPE.cluster, false, true, PLAIN_OUT> {
   using Problem = LinearProblem;
-  using Epilogue = LinearEpilogue;
+  using Epilogue = LinearEpilogue<T, SHAPE.block_n>;
 };
 
 template <typename Tile>
@@ -97,6 +99,15 @@ void dispatch_type(Dtype dtype, Function function) {
 Operand along_k(const void* matrix, const LinearArgs& args, int64_t lines, int64_t stride, int64_t stride_k) {
   const Operand operand = describe_operand(matrix, args.dtype, lines, args.K, stride, stride_k);
   return operand.along_k ? operand : Operand{nullptr, lines, args.K, 0, true};
+}
+
+// The bias, such that it can be read by the word.
+const uint16_t* in_words(const LinearArgs& args) {
+  const auto* bias = static_cast<const uint16_t*>(args.bias);
+  if (bias == nullptr || (args.N % 2 == 0 && reinterpret_cast<uintptr_t>(bias) % 4 == 0)) return bias;
+  auto* copy = static_cast<uint16_t*>(args.memory->workspace((args.N + 1) * sizeof(uint16_t)));
+  CUDA_CHECK(cudaMemcpyAsync(copy, bias, args.N * sizeof(uint16_t), cudaMemcpyDeviceToDevice, args.stream));
+  return copy;
 }
 
 }  // namespace
@@ -135,16 +146,18 @@ void linear_v01_fused(const LinearArgs& args) {
   repack_operands(product, x, weight);
 
   LinearProblem problem = {};
-  problem.bias = args.bias;
+  problem.bias = in_words(args);
   problem.activation = args.activation;
   problem.pre = args.pre;
   problem.pre_mapped = args.pre != nullptr && mappable(args.pre, args.dtype, args.M, args.N, args.N);
   if (problem.pre_mapped) problem.pre_map = tensor_map(args.pre, args.dtype, args.M, args.N, args.N, 64);
+  const bool plain =
+      mappable(args.out, args.dtype, args.M, args.N, args.N) && (args.pre == nullptr || problem.pre_mapped);
   const bool aligned = x.pitch % 64 == 0 && weight.pitch % 64 == 0;
-  const Choice choice = choose(args.M, args.N, args.K, multiprocessor_count(), false, aligned);
+  const Choice choice = choose(args.M, args.N, args.K, multiprocessor_count(), plain, aligned);
   dispatch_type(args.dtype, [&]<typename T>() {
-    dispatch_shape<false>(choice.shape, [&]<Shape SHAPE>() {
-      using Tile = LinearTile<T, SHAPE>;
+    dispatch_shape(choice.shape, plain, [&]<Shape SHAPE, bool PLAIN>() {
+      using Tile = LinearTile<T, SHAPE, PLAIN>;
       launch_tile<Tile>(linear_v01_fused_kernel<Tile>, problem, product, x, weight, choice);
     });
   });

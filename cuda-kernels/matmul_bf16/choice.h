@@ -9,10 +9,11 @@
 #include "../common.cuh"
 #include "tile.cuh"
 
-// The shapes of tiles that there are, and for which output: as wide as the operands, or fp32.
+// The shapes of tiles that there are, and for which output: plain is stored by the copy engine as T, and
+// other may be any, but is stored more slowly.
 struct Shape {
   int block_m, block_n, cluster;
-  bool narrow_out, fp32_out;
+  bool plain, other;
 };
 constexpr Shape SHAPES[] = {
     {128, 256, 2, true, true},  {128, 256, 1, true, false}, {192, 192, 2, false, true},
@@ -30,7 +31,7 @@ struct Choice {
 // The choice that should take the fewest cycles. The model's numbers are rough: from trials on an H100 that
 // were not kept. `aligned`: the lines of both operands begin at multiples of 128 bytes; where they do not, L2
 // is asked for two lines to deliver one.
-inline Choice choose(int64_t M, int64_t N, int64_t K, int sms, bool fp32_out, bool aligned) {
+inline Choice choose(int64_t M, int64_t N, int64_t K, int sms, bool plain, bool aligned) {
   constexpr double LINES_A_CYCLE = 58;  // that L2 delivers to all SMs
   constexpr double UNALIGNED_LINES_A_CYCLE = 24;
   constexpr double LEAST_CYCLES = 220;     // of a block of K, however small the tile
@@ -50,7 +51,7 @@ inline Choice choose(int64_t M, int64_t N, int64_t K, int sms, bool fp32_out, bo
   double least = std::numeric_limits<double>::infinity();
   for (int i = 0; i < static_cast<int>(std::size(SHAPES)); ++i) {
     const Shape& shape = SHAPES[i];
-    if (!(fp32_out ? shape.fp32_out : shape.narrow_out) || shape.cluster > sms) continue;
+    if (!((plain && shape.plain) || shape.other) || shape.cluster > sms) continue;
     const int64_t tiles = cdiv(M, shape.block_m * shape.cluster) * cdiv(N, shape.block_n);  // of clusters
     const int64_t most = sms / shape.cluster;
     const int64_t rounds = tiles / most;  // full ones

@@ -70,10 +70,10 @@ __device__ void matmul_blocks(const typename Tile::Problem& problem) {
     cluster_sync();
   }
 
-  // Nothing of what the kernel before wrote, or reads, has been touched. From here on the next kernel of the
-  // stream may set itself up, as this one did.
-  wait_for_previous_kernel();
+  // The next kernel of the stream may set itself up beside this one, as this one did beside the one before.
+  // Nothing of what that one wrote, or reads, has been touched until here.
   if (threadIdx.x == 0) allow_dependent_launch();
+  wait_for_previous_kernel();
   int stage = 0;
   uint32_t phase = 0;
   const auto advance = [&] {

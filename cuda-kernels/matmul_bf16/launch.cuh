@@ -27,6 +27,7 @@ void launch_tile(void (*kernel)(Problem), Problem problem, const MatmulBf16Args&
   problem.whole = choice.whole;
   problem.splits = choice.splits;
   problem.units = choice.whole + split_tiles * choice.splits;
+  problem.out_fp32 = args.out_dtype == Dtype::fp32;
   problem.out_mapped = mappable(args.out, args.out_dtype, args.M, args.N, args.N);
   if (problem.out_mapped) problem.out = tensor_map(args.out, args.out_dtype, args.M, args.N, args.N, 64);
   if (split_tiles > 0) {
@@ -83,12 +84,16 @@ inline void repack_operands(const MatmulBf16Args& args, Operand& a, Operand& b) 
   launch_repack<uint16_t>(jobs, args.stream);
 }
 
-// Calls function.operator()<SHAPE>() for the shape of that number, one that has such output.
-template <bool FP32_OUT, typename Function>
-void dispatch_shape(int number, Function function) {
+// Calls function.operator()<SHAPE, PLAIN>() for the shape of that number. A shape that takes plain output has
+// a tile for it.
+template <typename Function>
+void dispatch_shape(int number, bool plain, Function function) {
   const auto with_shape = [&]<int I>() {
     constexpr Shape SHAPE = SHAPES[I];
-    if constexpr (FP32_OUT ? SHAPE.fp32_out : SHAPE.narrow_out) function.template operator()<SHAPE>();
+    if constexpr (SHAPE.plain) {
+      if (plain) return function.template operator()<SHAPE, true>();
+    }
+    if constexpr (SHAPE.other) function.template operator()<SHAPE, false>();
   };
   [&]<int... I>(std::integer_sequence<int, I...>) {
     ((number == I ? with_shape.template operator()<I>() : void()), ...);

@@ -69,13 +69,6 @@ __device__ inline void store_piece(T* to, const uint8_t* piece, int64_t N, int r
   }
 }
 
-// A matrix [M, N], row-major, that pieces are stored to.
-struct Target {
-  const CUtensorMap* map;
-  void* matrix;
-  bool mapped;  // the copy engine can store it
-};
-
 // Adds up what the blocks that share a tile have summed, in their order. True for the last of them to come,
 // which then holds the tile's sums.
 template <typename Tile>
@@ -133,6 +126,7 @@ class TileStore {
 
   const typename Tile::Problem& problem;
   uint8_t (*const pieces)[PIECE_BYTES];
+  typename Tile::Epilogue epilogue;
   uint32_t words[PIECES][16];
   int row = 0, col = 0;  // of the tile
   int stored = PIECES;   // of them, or more
@@ -143,28 +137,38 @@ class TileStore {
     named_barrier_sync(threadIdx.x / WARPGROUP, WARPGROUP);  // for that, and for all threads that read them
   }
 
-  // Stores staged pieces of Out to columns from `first` on.
-  template <typename Out>
-  __device__ void store_pieces(const Target& target, int count, int first) {
-    constexpr int COLS = 128 / sizeof(Out);
-    if (target.mapped) fence_proxy_async();                  // the copy engine is to see them
+  // Leaves staged pieces of `cols` columns to the copy engine.
+  __device__ void store_pieces(const CUtensorMap* map, int count, int first, int cols) {
+    fence_proxy_async();                                     // the copy engine is to see them
     named_barrier_sync(threadIdx.x / WARPGROUP, WARPGROUP);  // for all of the pieces
-    for (int i = 0; i < count && first + i * COLS < problem.N; ++i) {
-      const int at = first + i * COLS;
-      if (target.mapped) {
-        if (threadIdx.x % WARPGROUP == 0) tma_store(target.map, pieces[i], at, row);
-      } else {
-        store_piece(static_cast<Out*>(target.matrix) + row * problem.N + at, pieces[i], problem.N,
-                    static_cast<int>(min(problem.M - row, int64_t{64})),
-                    static_cast<int>(min(problem.N - at, int64_t{COLS})));
+    if (threadIdx.x % WARPGROUP == 0) {
+      for (int i = 0; i < count; ++i) {
+        if (first + i * cols < problem.N) tma_store(map, pieces[i], first + i * cols, row);
       }
+      bulk_commit_group();
     }
-    if (target.mapped && threadIdx.x % WARPGROUP == 0) bulk_commit_group();
   }
 
-  // One piece after the other, at once.
+  __device__ void round(const float (&sums)[Tile::SUMS]) {
+#pragma unroll
+    for (int i = 0; i < PIECES; ++i) round_piece<T>(words[i], &sums[i * 32]);
+  }
+
+  // Stores two of the rounded pieces, if there are as many.
+  template <int FIRST>
+  __device__ void store_rounded(const CUtensorMap* map) {
+    if constexpr (FIRST < PIECES) {
+      constexpr int COUNT = FIRST + 1 < PIECES ? 2 : 1;
+      wait_for_pieces();
+#pragma unroll
+      for (int i = 0; i < COUNT; ++i) stage_piece(pieces[i], words[FIRST + i]);
+      store_pieces(map, COUNT, col + FIRST * 64, 64);
+    }
+  }
+
+  // One piece after the other, at once: fp32, or rows that the copy engine cannot take, which have no map.
   template <typename Out>
-  __device__ void store_now(const float (&sums)[Tile::SUMS], const Target& target) {
+  __device__ void store_now(const float (&sums)[Tile::SUMS], const CUtensorMap* map, void* matrix) {
     constexpr int COLS = 128 / sizeof(Out);
 #pragma unroll
     for (int i = 0; i < Tile::BLOCK_N / COLS; ++i) {
@@ -177,11 +181,16 @@ class TileStore {
         round_piece<T>(words[0], &sums[i * COLS / 2]);
         stage_piece(pieces[0], words[0]);
       }
-      store_pieces<Out>(target, 1, first);
+      if (map != nullptr) {
+        store_pieces(map, 1, first, COLS);
+      } else {
+        named_barrier_sync(threadIdx.x / WARPGROUP, WARPGROUP);  // for all of the piece
+        store_piece(static_cast<Out*>(matrix) + row * problem.N + first, pieces[0], problem.N,
+                    static_cast<int>(min(problem.M - row, int64_t{64})),
+                    static_cast<int>(min(problem.N - first, int64_t{COLS})));
+      }
     }
   }
-
-  __device__ Target out() const { return {&problem.out, problem.out_matrix, problem.out_mapped}; }
 
  public:
   __device__ TileStore(const typename Tile::Problem& problem, uint8_t (*pieces)[PIECE_BYTES])
@@ -195,36 +204,37 @@ class TileStore {
     col = tile_col;
     // Values of their own from here on: without this, ptxas 13.0 takes the next tile's column for this one's.
     asm volatile("" : "+r"(row), "+r"(col));
+    epilogue.begin(problem, col);
   }
 
-  // A tile that has an Epilogue applies it to the sums first, which may store them on the way.
   __device__ void store(float (&sums)[Tile::SUMS]) {
     if (row >= problem.M) return;
-    if constexpr (requires { typename Tile::Epilogue; }) {
-      Tile::Epilogue::template apply<Tile>(problem, sums, row, col,
-                                           [&](const Target& target) { store_now<T>(sums, target); });
-    }
-    if constexpr (Tile::FP32_OUT) {
-      store_now<float>(sums, out());
-    } else {
-#pragma unroll
-      for (int i = 0; i < PIECES; ++i) round_piece<T>(words[i], &sums[i * 32]);
+    // An epilogue may store the sums once on the way.
+    epilogue.apply(problem, sums, [&](const CUtensorMap* map, void* matrix) {
+      if constexpr (Tile::PLAIN_OUT) {
+        round(sums);
+        store_rounded<0>(map);
+        store_rounded<2>(map);
+      } else {
+        store_now<T>(sums, map, matrix);
+      }
+    });
+    if constexpr (Tile::PLAIN_OUT) {
+      round(sums);
       stored = 0;
+    } else {
+      const CUtensorMap* map = problem.out_mapped ? &problem.out : nullptr;
+      problem.out_fp32 ? store_now<float>(sums, map, problem.out_matrix)
+                       : store_now<T>(sums, map, problem.out_matrix);
     }
   }
 
   // Stores two pieces from FIRST on, if it is their turn.
   template <int FIRST>
   __device__ void flush() {
-    if constexpr (!Tile::FP32_OUT && FIRST < PIECES) {
-      if (stored != FIRST) return;
-      constexpr int COUNT = FIRST + 1 < PIECES ? 2 : 1;
-      wait_for_pieces();
-#pragma unroll
-      for (int i = 0; i < COUNT; ++i) stage_piece(pieces[i], words[FIRST + i]);
-      store_pieces<T>(out(), COUNT, col + FIRST * 64);
-      stored += 2;
-    }
+    if (!Tile::PLAIN_OUT || stored != FIRST) return;
+    store_rounded<FIRST>(&problem.out);
+    stored += 2;
   }
 
   __device__ void finish() {

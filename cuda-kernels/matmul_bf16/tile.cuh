@@ -24,21 +24,33 @@ struct MatmulProblem {
   int k_blocks;
   int splits;          // of each of the others: blocks that share its K
   bool out_mapped;     // the copy engine can store out
+  bool out_fp32;       // else T
   float4* partials;    // [split tiles, splits, a tile's sums]
   unsigned* counters;  // [split tiles, consumers], zero before and after
 };
 
+// What happens to a thread's sums of a tile before they are stored: here, nothing.
+struct PlainEpilogue {
+  // While the last products of a tile that begins at `col` are under way.
+  __device__ void begin(const MatmulProblem&, int col) {}
+  // Once there are all sums. `store(map, matrix)` stores them, rounded, as they are; map is nullptr where the
+  // copy engine cannot.
+  template <int SUMS, typename Store>
+  __device__ void apply(const MatmulProblem&, float (&sums)[SUMS], Store store) {}
+};
+
 // BLOCK_M x BLOCK_N sums a block; CLUSTER blocks, one below the other, share their tile of B.
-template <typename T_, int BLOCK_M_, int BLOCK_N_, int CLUSTER_, bool A_COL_, bool B_COL_, bool FP32_OUT_>
+template <typename T_, int BLOCK_M_, int BLOCK_N_, int CLUSTER_, bool A_COL_, bool B_COL_, bool PLAIN_OUT_>
 struct MatmulTile {
   using T = T_;
   using Problem = MatmulProblem;
+  using Epilogue = PlainEpilogue;
   static constexpr int BLOCK_M = BLOCK_M_;
   static constexpr int BLOCK_N = BLOCK_N_;
   static constexpr int CLUSTER = CLUSTER_;
   static constexpr bool A_COL = A_COL_;  // a is column-major
   static constexpr bool B_COL = B_COL_;
-  static constexpr bool FP32_OUT = FP32_OUT_;  // else out is T
+  static constexpr bool PLAIN_OUT = PLAIN_OUT_;  // out is T, and the copy engine can store it
 
   static constexpr int CONSUMERS = BLOCK_M / 64;  // warpgroups that multiply 64 rows each
   static constexpr int THREADS = (1 + CONSUMERS) * WARPGROUP;

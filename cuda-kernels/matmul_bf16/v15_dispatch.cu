@@ -25,11 +25,11 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
 #endif
 }
 
-template <bool FP32_OUT>
-void launch_choice(const MatmulBf16Args& args, const Operand& a, const Operand& b, const Choice& choice) {
+void launch_choice(const MatmulBf16Args& args, const Operand& a, const Operand& b, bool plain,
+                   const Choice& choice) {
   dispatch_operands(args.dtype, a, b, [&]<typename T, bool A_COL, bool B_COL>() {
-    dispatch_shape<FP32_OUT>(choice.shape, [&]<Shape SHAPE>() {
-      using Tile = MatmulTile<T, SHAPE.block_m, SHAPE.block_n, SHAPE.cluster, A_COL, B_COL, FP32_OUT>;
+    dispatch_shape(choice.shape, plain, [&]<Shape SHAPE, bool PLAIN>() {
+      using Tile = MatmulTile<T, SHAPE.block_m, SHAPE.block_n, SHAPE.cluster, A_COL, B_COL, PLAIN>;
       launch_tile<Tile>(matmul_bf16_v15_dispatch_kernel<Tile>, MatmulProblem{}, args, a, b, choice);
     });
   });
@@ -46,8 +46,8 @@ void matmul_bf16_v15_dispatch(const MatmulBf16Args& args) {
   Operand a = describe_a(args);
   Operand b = describe_b(args);
   repack_operands(args, a, b);
-  const bool fp32_out = args.out_dtype != args.dtype;
+  const bool plain =
+      args.out_dtype == args.dtype && mappable(args.out, args.out_dtype, args.M, args.N, args.N);
   const bool aligned = a.pitch % 64 == 0 && b.pitch % 64 == 0;
-  const Choice choice = choose(args.M, args.N, args.K, multiprocessor_count(), fp32_out, aligned);
-  fp32_out ? launch_choice<true>(args, a, b, choice) : launch_choice<false>(args, a, b, choice);
+  launch_choice(args, a, b, plain, choose(args.M, args.N, args.K, multiprocessor_count(), plain, aligned));
 }

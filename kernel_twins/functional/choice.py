@@ -27,15 +27,16 @@ def table(gpu: str, function: str) -> dict[Case, str]:
 def nearest(gpu: str, function: str, problem: Case, copyable: bool) -> str | None:
     """The fastest backend at the measured case closest in the logarithms of its sizes; None where there is none.
 
-    A case is near only where its elements are as wide and b's layout is the same if any such was measured, and where
-    the copy engine could take operands and result as they are (``copyable``) or could not, like the problem's.
+    A case is near only where its elements are as wide and its variant (b's layout, the activation) is the same if any
+    such was measured, and where the copy engine could take operands and result as they are (``copyable``) or could not,
+    like the problem's.
     """
     known = [
         case
         for case in table(gpu, function)
         if ITEMSIZE[case.dtype] == ITEMSIZE[problem.dtype] and (products.copyable_with_out(case) == "") == copyable
     ]
-    alike = [case for case in known if case.get("b") == problem.get("b")] or known
+    alike = [case for case in known if case.variant == problem.variant] or known
     if not alike:
         return None
     return table(gpu, function)[min(alike, key=lambda case: (_distance(case, problem), case.slug))]

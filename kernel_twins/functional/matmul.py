@@ -18,7 +18,7 @@ from kernel_twins._load import UnavailableError, extension
 from kernel_twins.ceilings import gpu_slug
 from kernel_twins.functional.choice import nearest
 from kernel_twins.spec import Backend, Case
-from kernel_twins.tensors import DTYPE
+from kernel_twins.tensors import DTYPE, name_of
 
 BACKENDS = ("auto", "cuda", "triton", "torch")
 STEPS: dict[Backend, dict[str, tuple[str, ...]]] = {
@@ -28,7 +28,6 @@ STEPS: dict[Backend, dict[str, tuple[str, ...]]] = {
 """What stands behind a backend: the first that the GPU runs. cuda-kernels/functional.cpp has the same names."""
 
 _HALF = (torch.bfloat16, torch.float16)
-_NAME = {dtype: name for name, dtype in DTYPE.items()}
 
 _cuda_operator: Callable[..., Tensor] | None = None
 _no_cuda = ""
@@ -111,18 +110,18 @@ def require_out_dtype(a: Tensor, out_dtype: torch.dtype) -> None:
 
 def _choose(a: Tensor, b: Tensor, out_dtype: torch.dtype | None) -> str:
     """The backend for these operands. What is wrong with them PyTorch may say: its words are known."""
-    if not (isinstance(a, Tensor) and isinstance(b, Tensor) and a.is_cuda and b.is_cuda and a.dtype in _NAME):
+    if not (isinstance(a, Tensor) and isinstance(b, Tensor) and a.is_cuda and b.is_cuda and a.dtype in DTYPE.values()):
         return "torch"
     if a.dim() < 2 or b.dim() != 2 or a.dtype != b.dtype or a.device != b.device or a.shape[-1] != b.shape[0]:
         return "torch"
     wide = out_dtype is not None and out_dtype != a.dtype
     if torch.compiler.is_compiling():
-        return "cuda" if _runs("cuda", _NAME[a.dtype], wide, a.device.index) else "torch"
+        return "cuda" if _runs("cuda", name_of(a.dtype), wide, a.device.index) else "torch"
     row, col = b.stride()
     out_bytes = b.shape[1] * (4 if wide else a.element_size())
     copyable = out_bytes % 16 == 0 and _copyable(a) and _copyable(b)
     shape = a.shape[:-1].numel(), b.shape[1], b.shape[0]
-    return _choice(shape, _NAME[a.dtype], wide, row == 1 != col, copyable, a.device.index)
+    return _choice(shape, name_of(a.dtype), wide, row == 1 != col, copyable, a.device.index)
 
 
 @lru_cache(maxsize=4096)

@@ -11,8 +11,7 @@ from kernel_twins.spec import Backend, Case, Op, Output, Prediction, Step
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
-ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
-"""``gelu`` is the exact form, with the error function."""
+_ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")  # those of kernel_twins.functional.activations
 
 _DTYPES = ("bf16", "fp16")
 
@@ -39,23 +38,11 @@ def _reference(case: Case, inputs: tuple[Tensor, ...], rows: slice) -> tuple[Ten
     """No activation's slope is beyond 1.13 either way, by which an error of the sum may grow."""
     from torch.nn import functional
 
+    from kernel_twins.functional.activations import ACTIVATIONS
+
     x, weight, bias = (tensor.double() for tensor in (inputs[0][rows], *inputs[1:]))
     terms = x.abs() @ weight.abs().t() + bias.abs()
-    return activate(functional.linear(x, weight, bias), **_options(case)), 1.13 * terms
-
-
-def activate(x: Tensor, activation: str) -> Tensor:
-    """PyTorch's activation of that name."""
-    from torch.nn import functional
-
-    functions: dict[str, Callable[[Tensor], Tensor]] = {
-        "none": lambda x: x,
-        "relu": functional.relu,
-        "gelu": functional.gelu,
-        "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
-        "silu": functional.silu,
-    }
-    return functions[activation](x)
+    return ACTIVATIONS[case.get("act", "none")](functional.linear(x, weight, bias)), 1.13 * terms
 
 
 def _check(x: Tensor, weight: Tensor, bias: Tensor, *, out: Tensor, activation: str = "none") -> None:
@@ -82,7 +69,7 @@ def _check(x: Tensor, weight: Tensor, bias: Tensor, *, out: Tensor, activation: 
     require_contiguous("out", out)
     for name, tensor in (("x", x), ("weight", weight), ("bias", bias)):
         require_apart(out, name, tensor)
-    if activation not in ACTIVATIONS:
+    if activation not in _ACTIVATIONS:
         raise ValueError(
             f"activation is '{activation}', must be none, relu, gelu, gelu_tanh or silu: apply others to the result"
         )
@@ -131,8 +118,10 @@ def _compiled(x: Tensor, weight: Tensor, bias: Tensor, *, out: Tensor, activatio
 def _compile() -> Callable[..., None]:
     import torch
 
+    from kernel_twins.functional.activations import ACTIVATIONS
+
     def function(x: Tensor, weight: Tensor, bias: Tensor, activation: str, out: Tensor) -> None:
-        out.copy_(activate(torch.nn.functional.linear(x, weight, bias), activation))
+        out.copy_(ACTIVATIONS[activation](torch.nn.functional.linear(x, weight, bias)))
 
     return torch.compile(function, dynamic=False)
 
@@ -150,7 +139,7 @@ def _product_of(backend: Backend) -> Callable[..., None]:
 
 _SQUARE = (4_096, 4_096, 4_096)
 _BENCH_CASES = (
-    *(Case.of(*_SQUARE, dtype="bf16", act=activation) for activation in ACTIVATIONS[1:]),
+    *(Case.of(*_SQUARE, dtype="bf16", act=activation) for activation in _ACTIVATIONS[1:]),
     Case.of(*_SQUARE, dtype="bf16"),
     *(
         Case.of(*shape, dtype="bf16", act="gelu")
@@ -184,8 +173,8 @@ OP = Op(
             (5, 0, 7, {"act": "gelu"}),
             (5, 7, 0, {"act": "silu"}),
             (1, 1, 1, {}),
-            *((136, 264, 72, {"act": activation}) for activation in ACTIVATIONS[1:]),
-            *((65, 67, 72, {"act": activation}) for activation in ACTIVATIONS[1:]),
+            *((136, 264, 72, {"act": activation}) for activation in _ACTIVATIONS[1:]),
+            *((65, 67, 72, {"act": activation}) for activation in _ACTIVATIONS[1:]),
             (129, 127, 65, {"act": "gelu"}),
             (136, 264, 72, {"act": "gelu", "w": "col"}),
             (300, 200, 1_000, {}),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kernel_twins._profiling.report import documents, history, losses, predictions, static, store
+from kernel_twins._profiling.report import documents, functions_table, history, losses, predictions, static, store
 from kernel_twins._profiling.report.analysis import Results, load
 from kernel_twins.spec import Name
 
@@ -32,6 +32,7 @@ def run(release: bool, audit: bool) -> Findings:
         late.append(f"the static data was not compared with a build: {reason}")
     for each in results:
         late += _late(each)
+    late += functions_table.stale(store.REFERENCE_GPU, FOLDER)
     slower = _regressions(results)
     found.failures += slower.failures + predictions.violations(FOLDER)
     found.warnings += slower.warnings

@@ -35,6 +35,7 @@ _EXAMPLES = """examples:
   ncu_report.py predict                                freeze the specs' predictions, before measuring
   ncu_report.py collect --op reduction --resume        go on with an interrupted run
   ncu_report.py collect --op matmul_bf16 --step v05_grouped --shape 4096x4096x4096-fp16
+  ncu_report.py functions                              the public functions alone, in a minute
   ncu_report.py extract kernel.ncu-rep > kernel.csv    anybody's report as a table
   ncu_report.py diff matmul_bf16/v04_pipelined/cuda matmul_bf16/v05_grouped/cuda
   ncu_report.py diff before.ncu-rep after.ncu-rep
@@ -137,7 +138,7 @@ def _parser(description: str) -> argparse.ArgumentParser:
 
     verb(
         "all",
-        "collect, extract and log with a GPU, else log (what is done without a verb)",
+        "collect, extract, functions and log with a GPU, else log (what is done without a verb)",
         selection,
         profiler,
         running,
@@ -150,6 +151,9 @@ def _parser(description: str) -> argparse.ArgumentParser:
     extract = verb("extract", "make rows of what collect measured, or print anybody's reports as a table", as_json)
     extract.add_argument("file", nargs="*", help=".ncu-rep files, or CSV that ncu printed with --page raw")
     extract.add_argument("--publish", action="store_true", help="put a new GPU's data beside the committed ones")
+    functions = verb("functions", "time the public functions as a user calls them: the host, forward and backward")
+    functions.add_argument("--publish", action="store_true", help="put a new GPU's data beside the committed ones")
+    functions.add_argument("--quiet", action="store_true", help="no progress")
     static = verb("static", "record registers, shared memory, spills and instructions of every step; no GPU needed")
     static.add_argument("--reason", default="", help="why recorded rows may change")
     diff = verb("diff", "compare two steps, languages, commits, runs, or two .ncu-rep files", as_json)

@@ -36,6 +36,8 @@ def all(arguments: argparse.Namespace, console: Console) -> int:  # noqa: A001
     except CannotRunError:
         if code == OK:  # else it has been said why nothing waits for extraction
             raise
+    if not arguments.op:
+        code = max(code, functions(arguments, console))
     documents.render(gpu, target, console)
     if gpu == store.REFERENCE_GPU:
         slower = checks.regressions()
@@ -101,6 +103,20 @@ def _extract(gpu: str, target: Path, console: Console) -> int:
     for line in problems:
         console.print(line, style="red", markup=False)
     return INVALID_DATA if problems else OK
+
+
+def functions(arguments: argparse.Namespace, console: Console) -> int:
+    """Time the public functions as a user calls them; `log` renders what is recorded."""
+    if reason := why_no_gpu():
+        raise CannotRunError(f"cannot measure here: {reason}; `doctor` says what is missing, `log` renders without")
+    from kernel_twins._profiling.report.functions import record
+
+    gpu, target = _target(arguments.publish)
+    wrong = record(gpu, target, lambda line: None if arguments.quiet else console.print(line, markup=False))
+    for line in wrong:
+        console.print(line, style="red", markup=False)
+    console.print(f"wrote {shown(target)}/functions.csv", markup=False)
+    return FAILED if wrong else OK
 
 
 def static(arguments: argparse.Namespace, console: Console) -> int:

@@ -235,13 +235,14 @@ def _survey() -> Answer:
 
 
 def _data() -> Answer:
-    from kernel_twins._profiling.report import store
+    from kernel_twins._profiling.report import functions_table, store
 
     folders = sorted(folder for folder in store.DATA.glob("*") if folder.is_dir())
     remedy = "git checkout -- profiling/data"
     try:
         for folder in folders:
             store.read_runs(folder)
+            functions_table.read(folder)
             for op in OPS:
                 for table in store.TABLES:
                     store.read_table(folder, op, table)

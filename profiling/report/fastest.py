@@ -17,7 +17,8 @@ FUNCTIONS: dict[str, dict[str, dict[Backend, str]]] = {
     "matmul": {
         "matmul_bf16": {"cuda": "v15_dispatch", "triton": "v15_dispatch"},
         "matmul_fp32": {"cuda": "v11_tma", "triton": "v10_autotuned"},
-    }
+    },
+    "linear": {"linear": {"cuda": "v01_fused", "triton": "v01_fused"}},
 }
 """The operations behind a public function, and the step of each that a backend takes on the GPU that was measured."""
 

@@ -34,10 +34,18 @@ def step_file(op: str, step: str, backend: str) -> Path:
 
 def source_digest(op: str, step: str, backend: str) -> str:
     """Digest of a step's file without comments, docstrings and white space."""
-    text = step_file(op, step, backend).read_text()
-    if backend == "cuda":
-        return digest("".join(_CUDA_NOISE.sub(r"\1", text).split()))
-    return digest("\n".join(_python_tokens(text)))
+    return _code_digest(step_file(op, step, backend).read_text(), backend == "triton")
+
+
+def file_digest(path: Path) -> str:
+    """Digest of any file of code, or of JSON, without comments, docstrings and white space."""
+    return _code_digest(path.read_text(), path.suffix == ".py")
+
+
+def _code_digest(text: str, python: bool) -> str:
+    if python:
+        return digest("\n".join(_python_tokens(text)))
+    return digest("".join(_CUDA_NOISE.sub(r"\1", text).split()))
 
 
 def _python_tokens(text: str) -> Iterable[str]:

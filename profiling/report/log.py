@@ -8,7 +8,7 @@ from statistics import geometric_mean
 
 import pandas as pd
 
-from kernel_twins._profiling.report import predictions, proton, static, store, write
+from kernel_twins._profiling.report import functions_table, predictions, proton, static, store, write
 from kernel_twins._profiling.report.analysis import Results
 from kernel_twins._profiling.report.deltas import TITLES, before_and_after
 from kernel_twins._profiling.report.judgement import Judgement, score
@@ -37,9 +37,11 @@ def render(folder: Path, results: list[Results], static_rows: pd.DataFrame) -> s
     lines = ["# Kernel log", "", *_preamble(folder, results)]
     lines += ["", "## Predictions", "", *_calibration(results)]
     lines += ["", "## Scoreboard", "", *scoreboard(results, None)]
+    if functions := functions_table.section(folder):
+        lines += ["", *functions]
     for each in results:
         lines += ["", f"## {each.op.title}", "", each.op.summary, ""]
-        lines += [*_ladder_note(each), *_shapes(each), *_accuracy(each)]
+        lines += [*_ladder_note(each), *_shapes(each), *_references(each), *_accuracy(each)]
         for step in each.op.steps:
             lines += ["", *_entry(each, step, static_rows)]
     return "\n".join(lines) + "\n"
@@ -47,7 +49,7 @@ def render(folder: Path, results: list[Results], static_rows: pd.DataFrame) -> s
 
 def _preamble(folder: Path, results: list[Results]) -> list[str]:
     runs = store.read_runs(folder)
-    used = {run for each in results for run in each.recorded.runs}
+    used = {run for each in results for run in each.recorded.runs} | functions_table.runs(folder)
     told = [
         f"- `{run.run}`: {run.gpu}, driver {run.driver}, {run.power_limit_w} W; CUDA {run.cuda}, nvcc {run.nvcc}, "
         f"torch {run.torch}, Triton {run.triton}, ncu {run.ncu}, Python {run.python}"
@@ -190,6 +192,25 @@ def _shapes(results: Results) -> list[str]:
         "",
         *(f"- {title}: {_mean(results, name, aligned, best)}" for title, name in wide.items()),
     ]
+
+
+def _references(results: Results) -> list[str]:
+    """Each step against calls that compute less: what its extra work costs."""
+    op = results.op
+    if not (op.references and results.measured):
+        return []
+    steps = {
+        f"{TITLES[backend]} {step.name} ÷ {reference}": (Name(backend, step.name), Name(reference))
+        for backend in BACKENDS
+        for step in op.steps_of(backend)
+        for reference in op.references
+        if reference.endswith(backend)
+    }
+    rows = []
+    for case in op.timed_cases:
+        ratios = [results.ratio(case, reference, step) for step, reference in steps.values()]
+        rows.append([case.slug, *(f"{r.value:.3f} × [{r.low:.3f}, {r.high:.3f}]" if r else "–" for r in ratios)])
+    return ["", "Time over that of the bare product, in the same language:", "", *write.table(["case", *steps], rows)]
 
 
 def _mean(results: Results, name: Name, cases: list[Case], best: dict[Case, Name | None]) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 
 from kernel_twins import OPS
-from kernel_twins._profiling.report import extract, labels, losses, proton, store
+from kernel_twins._profiling.report import extract, functions_table, labels, losses, proton, store
 from kernel_twins._profiling.report.analysis import Results
 from kernel_twins._profiling.report.collect import CYCLE_CALLS
 from kernel_twins._profiling.report.errors import CannotRunError, InvalidDataError
@@ -68,8 +68,14 @@ def _replace(op: Op, tables: dict[str, pd.DataFrame], stage: Stage, target: Path
             store.write(store.path(target, op.name, table), tables[table])
         else:
             store.path(target, op.name, table).unlink(missing_ok=True)
-    named = {run for each in OPS for run in store.read_table(target, each, "timings")["run"]}
-    store.write(target / "runs.csv", runs[runs["run"].isin(named)])
+    forget_unnamed_runs(target)
+
+
+def forget_unnamed_runs(folder: Path) -> None:
+    """Drop the runs that no recorded time is of any more."""
+    named = {run for each in OPS for run in store.read_table(folder, each, "timings")["run"]}
+    runs = store.read_runs(folder)
+    store.write(folder / "runs.csv", runs[runs["run"].isin(named | functions_table.runs(folder))])
 
 
 def _tables(stage: Stage, op: Op, profiled: Profiled) -> dict[str, pd.DataFrame]:

@@ -75,8 +75,7 @@ class Stage:
                     "--resume"
                 )
             folder.rename(folder.with_name(f"{folder.name}-{run}"))
-        date = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        row = {"run": f"{date[:10]}-{secrets.token_hex(3)}", "date": date, **facts}
+        row = new_run(facts)
         folder.mkdir(parents=True, exist_ok=True)
         _write_json(folder / "stage.json", {**about, "published": []})
         store.write(folder / "runs.csv", pd.DataFrame([row], columns=store.PROVENANCE))
@@ -152,6 +151,12 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
         os.replace(half, path)
     finally:
         half.unlink(missing_ok=True)
+
+
+def new_run(facts: dict[str, str] | None = None) -> dict[str, str]:
+    """The provenance of a run that begins now: a row of ``runs.csv``."""
+    date = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {"run": f"{date[:10]}-{secrets.token_hex(3)}", "date": date, **(facts or _facts())}
 
 
 def _facts() -> dict[str, str]:

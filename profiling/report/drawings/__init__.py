@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from kernel_twins._profiling.report.drawings import common, hopper, matmul_fp32, reduction, tensor_cores, vector_add
+from kernel_twins._profiling.report.drawings import (
+    common,
+    hopper,
+    linear,
+    matmul_fp32,
+    reduction,
+    tensor_cores,
+    vector_add,
+)
 
 DRAWINGS = {
     function.__name__.replace("_", "-"): function
@@ -50,5 +58,6 @@ DRAWINGS = {
         hopper.roles_by_hand,
         hopper.turned_pieces,
         hopper.split_once,
+        linear.fused_epilogue,
     )
 }

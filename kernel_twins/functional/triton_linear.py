@@ -1,0 +1,262 @@
+"""The Triton side of ``kernel_twins.linear``: torch.ops.kernel_twins.linear_triton and the parts of its gradient."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from kernel_twins import ops
+from kernel_twins.functional import triton_matmul
+from kernel_twins.functional.activations import ACTIVATIONS
+from kernel_twins.functional.matmul import require_gpu
+from kernel_twins.tensors import require_dtype, require_same_dtype
+
+STEP = "v01_fused"
+SAVES_NOTHING = ("none", "relu")  # relu's gradient needs its result alone
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
+    """The layer by the fused step; past the operator, which costs 30 us, where nobody needs it."""
+    given = (x, weight) if bias is None else (x, weight, bias)
+    compiling = torch.compiler.is_compiling()  # nothing of Triton's can be traced
+    plain = not compiling and all(type(tensor) in _PLAIN for tensor in given)
+    if not (plain or compiling):
+        _check(x, weight, bias, activation)  # what is no tensor, the dispatcher would refuse in words of its own
+    wants_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given)
+    if plain and not wants_gradient:
+        return _compute(x, weight, bias, activation)
+    if wants_gradient and activation not in SAVES_NOTHING:
+        out: Tensor = saving_operator(x, weight, bias, activation)[0]
+        return out
+    return operator(x, weight, bias, activation)
+
+
+def _compute(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str = "none") -> Tensor:
+    return _forward(x, weight, bias, activation, save=False)[0]
+
+
+def _compute_saving(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> tuple[Tensor, Tensor]:
+    _check_saves(activation)
+    out, pre = _forward(x, weight, bias, activation, save=True)
+    assert pre is not None
+    return out, pre
+
+
+def _forward(
+    x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, save: bool
+) -> tuple[Tensor, Tensor | None]:
+    """The result, and where ``save`` asks for it what the activation was applied to."""
+    shape = _check(x, weight, bias, activation)
+    rows = x if x.dim() == 2 else x.reshape(x.shape[:-1].numel(), x.shape[-1])
+    launch = None if x.dtype == torch.float32 else _fused(x.device.index if x.is_cuda else None)
+    if launch is None:
+        product = triton_matmul.matmul(rows, weight.t(), None).view(shape)
+        if bias is not None:
+            product.add_(bias)
+        return ACTIVATIONS[activation](product), product if save else None
+    out = torch.empty(shape, dtype=x.dtype, device=x.device)
+    pre = torch.empty_like(out) if save else None
+    if out.numel() > 0:
+        matrix = rows.shape[0], weight.shape[0]
+        target = out.view(matrix) if pre is None else (out.view(matrix), pre.view(matrix))
+        with _on(x.device):
+            launch(rows, weight, None if bias is None else bias.contiguous(), out=target, activation=activation)
+    return out, pre
+
+
+def _compute_backward(dout: Tensor, saved: Tensor, activation: str) -> tuple[Tensor, Tensor]:
+    """dz = dout * activation'(saved), and its sum over all rows. ``saved``: what the activation was applied to."""
+    _check_activation(activation)
+    matrix = dout.shape[:-1].numel(), dout.shape[-1]
+    if dout.dtype == torch.float32:
+        dz = _differentiable_dz(dout, saved, activation)
+        dbias = dz.reshape(matrix).sum(0)
+    else:
+        module = importlib.import_module("kernel_twins._triton.linear.backward")
+        with _on(dout.device):
+            rows, values = (tensor.contiguous().view(matrix) for tensor in (dout, saved))
+            dz, dbias = module.linear_backward(rows, values, activation)
+    dz = dz.clone(memory_format=torch.contiguous_format) if activation == "none" else dz.contiguous()
+    return dz.view(dout.shape), dbias
+
+
+def _differentiable_dz(dout: Tensor, saved: Tensor, activation: str) -> Tensor:
+    """The same in operations that can be differentiated again. ``saved`` may be relu's result."""
+    aten = torch.ops.aten
+    if activation == "relu":
+        dz = aten.threshold_backward(dout, saved, 0)
+    elif activation == "gelu":
+        dz = aten.gelu_backward(dout, saved)
+    elif activation == "gelu_tanh":
+        dz = aten.gelu_backward(dout, saved, approximate="tanh")
+    elif activation == "silu" and torch.is_grad_enabled():  # silu_backward has no derivative of its own
+        s = torch.sigmoid(saved)
+        dz = dout * s * (1 + saved * (1 - s))
+    elif activation == "silu":
+        dz = aten.silu_backward(dout, saved)
+    else:
+        dz = dout
+    return dz
+
+
+@cache
+def _fused(device: int | None) -> Callable[..., None] | None:
+    """The fused step's launcher; None where the GPU does not run it."""
+    if device is not None and not ops.get("linear").step(STEP).runs_on(torch.cuda.get_device_capability(device)):
+        return None
+    module = importlib.import_module(f"kernel_twins._triton.linear.{STEP}")
+    launch: Callable[..., None] = getattr(module, f"linear_{STEP}")
+    return launch
+
+
+def _on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    here = device.type != "cuda" or device.index == torch.cuda.current_device()
+    return contextlib.nullcontext() if here else torch.cuda.device(device)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What is refused
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def _check(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> tuple[int, ...]:
+    """The result's shape; TypeError or ValueError where the arguments do not go together."""
+    _check_activation(activation)
+    _check_operand("x", x, x)
+    if not (x.is_cuda or x.is_meta or triton.knobs.runtime.interpret):
+        require_gpu("x", x, "triton")
+    _check_operand("weight", weight, x)
+    if x.dim() == 0:
+        raise ValueError("x has 0 dimensions, must have 1 or more: call x.unsqueeze(0)")
+    if weight.dim() != 2:
+        raise ValueError(f"weight has {weight.dim()} dimensions, must have 2")
+    if weight.shape[1] != x.shape[-1]:
+        raise ValueError(
+            f"weight has shape {tuple(weight.shape)}, must have {x.shape[-1]} columns, as many as x, of shape "
+            f"{tuple(x.shape)}, has: transpose it with .mT, or slice one"
+        )
+    if bias is not None:
+        _check_operand("bias", bias, x)
+        if bias.dim() != 1 or bias.shape[0] != weight.shape[0]:
+            raise ValueError(
+                f"bias has shape {tuple(bias.shape)}, must have ({weight.shape[0]},): one element for each row of "
+                f"weight"
+            )
+    return (*x.shape[:-1], weight.shape[0])
+
+
+def _check_operand(name: str, tensor: Tensor, x: Tensor) -> None:
+    require_dtype(name, tensor, "fp32", "bf16", "fp16")
+    require_same_dtype(name, tensor, "x", x)
+    if tensor.layout != torch.strided:
+        raise ValueError(f"{name} has another layout than torch.strided: call {name}.to_dense()")
+    if tensor.device != x.device:
+        raise ValueError(f"{name} is on {tensor.device}, must be on {x.device} like x: call {name}.to(x.device)")
+
+
+def _check_activation(activation: str) -> None:
+    if activation not in ACTIVATIONS:
+        *most, last = ACTIVATIONS
+        raise ValueError(
+            f"activation is {activation!r}, must be {', '.join(most)} or {last}: apply others to the result"
+        )
+
+
+def _check_saves(activation: str) -> None:
+    if activation in SAVES_NOTHING:
+        raise ValueError(f"activation is {activation!r}, which saves nothing of its own")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The operators
+# ----------------------------------------------------------------------------------------------------------------------
+
+operator = torch.library.custom_op(
+    "kernel_twins::linear_triton",
+    _compute,
+    mutates_args=(),
+    schema="(Tensor x, Tensor weight, Tensor? bias=None, str activation='none') -> Tensor",
+)
+saving_operator = torch.library.custom_op(
+    "kernel_twins::linear_saving_triton",
+    _compute_saving,
+    mutates_args=(),
+    schema="(Tensor x, Tensor weight, Tensor? bias, str activation) -> (Tensor, Tensor)",
+)
+backward_operator = torch.library.custom_op(
+    "kernel_twins::linear_backward_triton",
+    _compute_backward,
+    mutates_args=(),
+    schema="(Tensor dout, Tensor saved, str activation) -> (Tensor, Tensor)",
+)
+
+
+@operator.register_fake
+def _fake(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str = "none") -> Tensor:
+    return torch.empty(_check(x, weight, bias, activation), dtype=x.dtype, device=x.device)
+
+
+@saving_operator.register_fake
+def _fake_saving(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> tuple[Tensor, Tensor]:
+    _check_saves(activation)
+    return _fake(x, weight, bias, activation), _fake(x, weight, bias, activation)
+
+
+@backward_operator.register_fake
+def _fake_backward(dout: Tensor, saved: Tensor, activation: str) -> tuple[Tensor, Tensor]:
+    return torch.empty(dout.shape, dtype=dout.dtype, device=dout.device), dout.new_empty(dout.shape[-1])
+
+
+def _save(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None, str], output: Tensor) -> None:
+    x, weight, bias, activation = inputs
+    ctx.activation = activation
+    ctx.save_for_backward(x, weight, bias, output if activation == "relu" else None)
+
+
+def _save_pre(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None, str], output: tuple[Tensor, Tensor]) -> None:
+    x, weight, bias, activation = inputs
+    ctx.activation = activation
+    ctx.save_for_backward(x, weight, bias, output[1])
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+
+
+def _backward(
+    ctx: Any, dout: Tensor | None, *_: Tensor | None
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+    """dx = dz @ weight, dweight = dz.T @ x and dbias, dz's sum over all rows."""
+    if dout is None:
+        return None, None, None, None
+    x, weight, bias, saved = ctx.saved_tensors
+    wants_x, wants_weight = ctx.needs_input_grad[:2]
+    wants_bias = bias is not None and ctx.needs_input_grad[2]  # the dispatcher cuts off what equals its default
+    dx = dweight = dbias = None
+    if ctx.activation != "none" and not torch.is_grad_enabled():
+        if saved is None:  # the operator was called by itself, not by linear, which has it saved
+            saved = operator(x, weight, bias, "none")
+        dz, dbias = backward_operator(dout, saved, ctx.activation)
+    else:
+        # To be differentiated again, what was saved must be known to come from x.
+        if ctx.activation not in SAVES_NOTHING:
+            saved = operator(x, weight, bias, "none")
+        dz = _differentiable_dz(dout, saved, ctx.activation)
+        dbias = dz.sum_to_size(weight.shape[0]) if wants_bias else None
+    if wants_x:
+        dx = triton_matmul.operator(dz, weight, None)
+    if wants_weight:
+        rows, others = (tensor.unsqueeze(0) if x.dim() == 1 else tensor.flatten(0, -2) for tensor in (dz, x))
+        dweight = triton_matmul.operator(rows.mT, others, None)
+    return dx, dweight, dbias if wants_bias else None, None
+
+
+operator.register_autograd(_backward, setup_context=_save)
+saving_operator.register_autograd(_backward, setup_context=_save_pre)

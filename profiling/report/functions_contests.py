@@ -1,0 +1,116 @@
+"""What is timed of the public functions: calls in every backend, and what they must give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+import kernel_twins
+from kernel_twins.functional.activations import ACTIVATIONS
+from kernel_twins.spec import Case
+
+Function = Callable[..., Tensor]
+Result = Tensor | tuple[Tensor, ...]  # out, or out and the operands' gradients
+
+OURS = ("cuda", "triton", "auto")
+
+
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """One call in every backend, the way it is timed, and what it must give, in fp32: the result, then gradients."""
+
+    kind: str
+    function: str
+    case: Case
+    calls: Mapping[str, Callable[[], Result]]
+    expected: tuple[Tensor, ...]
+
+
+def contests() -> Iterator[Contest]:
+    """One after the other, since their operands take memory."""
+    for grad in (False, True):
+        variant = {"grad": "yes"} if grad else {}
+        case = Case.of(256, 256, 256, dtype="bf16", **variant)
+        ours = {backend: partial(kernel_twins.matmul, backend=backend) for backend in OURS}
+        yield _host("matmul", case, {"torch": torch.mm, **ours}, _operands(case, grad)[:2])  # all are square
+    for grad in (False, True):
+        variant = {"grad": "yes"} if grad else {}
+        case = Case.of(256, 256, 256, dtype="bf16", act="gelu", **variant)
+        yield _host("linear", case, {"torch": _eager("gelu"), **_linear("gelu", OURS)}, _operands(case, grad))
+    for grad in (False, True):
+        yield _forward(4096, 4096, 4096, "gelu", grad)
+    for activation in ACTIVATIONS:
+        yield _forward_and_backward(4096, 4096, 4096, activation)
+    yield _forward_and_backward(8192, 8192, 4096, "gelu")
+    yield _forward_and_backward(4096, 14336, 4096, "gelu")
+
+
+def _operands(case: Case, grad: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """x: [M, K], weight: [N, K], bias: [N]; the products' sums are of unit variance."""
+    m, n, k = case.shape
+    source = torch.Generator("cuda").manual_seed(0)
+
+    def normal(*shape: int, scale: float = 1.0) -> Tensor:
+        values = torch.randn(shape, generator=source, device="cuda") * scale
+        return values.to(torch.bfloat16).requires_grad_(grad)
+
+    return normal(m, k), normal(n, k, scale=k**-0.5), normal(n)
+
+
+def _eager(activation: str) -> Function:
+    activate = ACTIVATIONS[activation]
+
+    def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return activate(functional.linear(x, weight, bias))
+
+    return linear
+
+
+def _linear(activation: str, backends: tuple[str, ...]) -> dict[str, Function]:
+    name = None if activation == "none" else activation
+    return {backend: partial(kernel_twins.linear, activation=name, backend=backend) for backend in backends}
+
+
+def _host(function: str, case: Case, functions: Mapping[str, Function], operands: tuple[Tensor, ...]) -> Contest:
+    expected = (functions["torch"](*(operand.detach().float() for operand in operands)),)
+    calls = {backend: partial(each, *operands) for backend, each in functions.items()}
+    return Contest("host", function, case, calls, expected)
+
+
+def _functions(activation: str) -> dict[str, Function]:
+    torch.compiler.reset()  # else a new shape is compiled for any shape, and the next contests for none
+    compiled = torch.compile(_eager(activation), fullgraph=True, dynamic=False)
+    return {"torch": _eager(activation), "compiled": compiled, **_linear(activation, ("cuda", "triton"))}
+
+
+def _forward(m: int, n: int, k: int, activation: str, grad: bool) -> Contest:
+    case = Case.of(m, n, k, dtype="bf16", act=activation, **({"grad": "yes"} if grad else {}))
+    operands = _operands(case, grad)
+    expected = (_eager(activation)(*(operand.detach().float() for operand in operands)),)
+    calls = {backend: partial(each, *operands) for backend, each in _functions(activation).items()}
+    return Contest("forward", "linear", case, calls, expected)
+
+
+def _forward_and_backward(m: int, n: int, k: int, activation: str) -> Contest:
+    case = Case.of(m, n, k, dtype="bf16", act=activation)
+    functions = _functions(activation)
+    operands = _operands(case, True)
+    dout = torch.randn(m, n, generator=torch.Generator("cuda").manual_seed(1), device="cuda").to(torch.bfloat16)
+    wide = tuple(operand.detach().float().requires_grad_() for operand in operands)
+    expected = tuple(each.detach() for each in _pass(_eager(activation), wide, dout.float()))
+    calls = {backend: partial(_pass, each, operands, dout) for backend, each in functions.items()}
+    return Contest("gpu", "linear", case, calls, expected)
+
+
+def _pass(function: Function, operands: tuple[Tensor, ...], dout: Tensor) -> tuple[Tensor, ...]:
+    """Forward and backward: the result and those of the operands' gradients that there are."""
+    for operand in operands:
+        operand.grad = None
+    out = function(*operands)
+    out.backward(dout)
+    return out, *(operand.grad for operand in operands if operand.grad is not None)

@@ -1,0 +1,189 @@
+"""The recorded times of the public functions: what is rendered of them, and which rows are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from kernel_twins import OPS
+from kernel_twins._profiling.report import checks, cli, functions_table, log, publish, static, store
+from kernel_twins._profiling.report.analysis import Results
+from kernel_twins._profiling.report.errors import InvalidDataError
+from kernel_twins._profiling.report.verdict import paired_ratio
+from kernel_twins.spec import Case
+
+RUN = dict.fromkeys(store.PROVENANCE, "1") | {"run": "r1"}
+SMALL = "256x256x256-bf16"
+LARGE = "4096x4096x4096-bf16-activation.gelu"
+DRIFTING = [100.0 + round_ for round_ in range(20)]
+
+
+def row(kind: str, backend: str, times: list[float], **changes: str) -> dict[str, str]:
+    cell = {
+        "kind": kind,
+        "function": "matmul" if kind == "host" else "linear",
+        "case": SMALL if kind == "host" else LARGE,
+        "backend": backend,
+        "status": "ok",
+        "calls": "50" if kind == "host" else "8",
+        "times_us": " ".join(map(str, times)),
+        "error": "0.002",
+        "cpu": "Some CPU @ 2.00GHz",
+        "run": "r1",
+    }
+    return dict.fromkeys(functions_table.COLUMNS, "") | cell | changes
+
+
+ROWS = [
+    row("host", "torch", [4.6] * 20),
+    row("host", "cuda", [5.75] * 20),
+    row("host", "auto", [], status="wrong: the result is off by 3 % of its norm", calls="", error="0.03"),
+    row("gpu", "torch", DRIFTING),
+    row("gpu", "compiled", [time * 0.8 for time in DRIFTING]),
+    row("gpu", "cuda", [time * 0.5 for time in DRIFTING]),
+]
+
+
+def written(folder: Path, rows: list[dict[str, str]]) -> Path:
+    store.write(folder / "runs.csv", pd.DataFrame([RUN], columns=store.PROVENANCE))
+    store.write(functions_table.file(folder), pd.DataFrame(rows, columns=functions_table.COLUMNS))
+    return folder
+
+
+def rendered(folder: Path) -> str:
+    results = [Results(op, folder, None) for op in OPS.values()]
+    return log.render(folder, results, pd.DataFrame(columns=static.STATIC))
+
+
+def test_the_log_tells_times_and_paired_ratios(tmp_path: Path) -> None:
+    text = rendered(written(tmp_path, ROWS))
+    assert "| matmul 256x256x256-bf16 | 4.6 | 5.75 | 0.800 × [0.800, 0.800] | – | – | wrong | – |" in text
+    large = (
+        "| 110 | 87.6 | 1.250 × [1.250, 1.250] | 54.8 | 2.000 × [2.000, 2.000] | 1.600 × [1.600, 1.600] | – | – | – |"
+    )
+    assert f"| linear {LARGE} {large}" in text
+    assert "- matmul 256x256x256-bf16, auto: wrong: the result is off by 3 % of its norm.\n" in text
+    assert "20 rounds of 50 calls, on Some CPU @ 2.00GHz." in text
+    assert text.index("## Scoreboard") < text.index("## The public functions") < text.index("## Vector add")
+    assert "- `r1`: 1, driver 1" in text
+
+
+def test_ratios_are_those_of_paired_rounds(tmp_path: Path) -> None:
+    ours = [time * (0.5 if index % 3 else 0.6) for index, time in enumerate(DRIFTING)]
+    text = rendered(written(tmp_path, [ROWS[3], row("gpu", "cuda", ours)]))
+    ratio = paired_ratio(DRIFTING, ours)
+    assert ratio.low < ratio.value
+    assert f"| {ratio.value:.3f} × [{ratio.low:.3f}, {ratio.high:.3f}] |" in text
+
+
+def test_without_rows_there_is_no_section(tmp_path: Path) -> None:
+    assert functions_table.section(tmp_path) == []
+    assert "public functions" not in rendered(tmp_path)
+    assert functions_table.stale("h100-sxm", tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        ([row("disk", "torch", DRIFTING)], "row 1, disk linear .* there is no such kind"),
+        ([ROWS[0], row("host", "compiled", DRIFTING)], "row 2, host matmul .* there is no such kind"),
+        ([row("gpu", "cuda", DRIFTING, function="softmax")], "there is no such kind, function"),
+        ([row("gpu", "cuda", DRIFTING, run="r2")], "its run, 'r2', is not in runs.csv"),
+        ([row("gpu", "cuda", DRIFTING, case="4096-x")], "dtype is 'x'"),
+        ([row("gpu", "cuda", DRIFTING, case="8x8x8-bf16-b.1-a.2")], "one spelling"),
+        ([row("gpu", "cuda", DRIFTING[:19])], "times_us must be 20 or more"),
+        ([row("gpu", "cuda", [*DRIFTING, float("nan")])], "times_us must be 20 or more"),
+        ([row("gpu", "cuda", [*DRIFTING, 0.0])], "times_us must be 20 or more"),
+        ([row("gpu", "cuda", [], times_us="1 2 x")], "could not convert"),
+        ([row("gpu", "cuda", DRIFTING, status="wrong: element 3")], "status is 'wrong: element 3', with 20 times"),
+        ([row("gpu", "cuda", [], status="fine")], "status is 'fine'"),
+        ([row("gpu", "cuda", DRIFTING, calls="")], "calls or error is missing"),
+        ([row("gpu", "cuda", DRIFTING, error="nan")], "calls or error is missing"),
+        ([ROWS[3], ROWS[3]], "stands there twice"),
+        ([ROWS[3], row("gpu", "cuda", [*DRIFTING, 1.0])], "different numbers of rounds"),
+    ],
+)
+def test_malformed_rows_are_refused(tmp_path: Path, rows: list[dict[str, str]], told: str) -> None:
+    written(tmp_path, rows)
+    with pytest.raises(InvalidDataError, match=f"^functions.csv: .*{told}"):
+        functions_table.section(tmp_path)
+
+
+def test_a_table_that_was_changed_is_invalid_data_to_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = functions_table.file(written(tmp_path, ROWS))
+    file.write_text(file.read_text().replace("5.75", "4.75", 1))
+    monkeypatch.setattr(checks, "FOLDER", tmp_path)
+    assert cli.main(["check"], "") == 4
+    assert "functions.csv does not have the digest in its footer" in capsys.readouterr().err
+
+
+def test_changed_functions_make_the_rows_stale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = functions_table.code("h100-sxm")
+    written(tmp_path, [ROWS[3], row("gpu", "cuda", DRIFTING, code=now)])
+    assert functions_table.stale("h100-sxm", tmp_path) == []
+    monkeypatch.setattr(functions_table, "_SOURCES", ("kernel_twins/functional/*.py",))
+    (line,) = functions_table.stale("h100-sxm", tmp_path)
+    assert "`ncu_report.py functions`" in line
+
+
+def test_every_source_that_stands_behind_them_exists() -> None:
+    for pattern in functions_table._SOURCES:
+        assert list(store.ROOT.glob(pattern)), pattern
+
+
+def test_the_run_of_the_rows_is_kept_while_others_go(tmp_path: Path) -> None:
+    written(tmp_path, ROWS)
+    store.write(tmp_path / "runs.csv", pd.DataFrame([RUN, RUN | {"run": "r0"}], columns=store.PROVENANCE))
+    publish.forget_unnamed_runs(tmp_path)
+    assert list(store.read_runs(tmp_path)["run"]) == ["r1"]
+
+
+def test_without_a_gpu_the_verb_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from kernel_twins._profiling.report import commands
+
+    monkeypatch.setattr(commands, "why_no_gpu", lambda: "no NVIDIA GPU is visible")
+    assert cli.main(["functions"], "") == 3
+    assert "cannot measure here: no NVIDIA GPU is visible" in capsys.readouterr().err
+
+
+def test_a_wrong_call_gets_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    from kernel_twins._profiling.report import functions, stage
+    from kernel_twins._profiling.report.functions_contests import Contest
+
+    a = torch.randn(8, 8, generator=torch.Generator().manual_seed(0))
+    timed = []
+
+    def timer(calls):
+        timed.extend(calls)
+        return {backend: (50, [2.0] * 20) for backend in calls}, {}
+
+    def refuse():
+        raise ValueError("there is no such backend")
+
+    calls = {"torch": lambda: a + 0.0, "cuda": lambda: a * torch.nan, "triton": refuse, "auto": lambda: a * 1.02}
+    contest = Contest("host", "matmul", Case.parse("8x8x8-bf16"), calls, (a,))
+    passes = {"torch": lambda: (a, a), "compiled": lambda: (a,), "cuda": lambda: (a, a[:4]), "triton": lambda: (a, -a)}
+    both = Contest("gpu", "linear", Case.parse("8x8x8-bf16"), passes, (a, a))
+    monkeypatch.setattr(functions, "_TIMERS", {"host": timer, "gpu": timer})
+    monkeypatch.setattr(functions, "contests", lambda: iter([contest, both]))
+    monkeypatch.setattr(stage, "_facts", lambda: dict.fromkeys(store.PROVENANCE[2:], "1"))
+    wrong = functions.record("gpu", tmp_path, lambda line: None)
+    assert timed == ["torch", "torch"]
+    assert len(wrong) == 6
+    told = [line.partition(": wrong: ")[2] for line in wrong]
+    assert told[0].startswith("the result is off by nan")
+    assert told[1] == "raised there is no such backend"
+    assert told[2].startswith("the result is off by 2 %")
+    assert told[3] == "a gradient is missing"
+    assert told[4].startswith("x's gradient has shape (4, 8)")
+    assert told[5].startswith("x's gradient is off by 200 %")
+    assert len(functions_table.read(tmp_path)) == 8
+    assert "| matmul 8x8x8-bf16 | 2 | wrong | – |" in rendered(tmp_path)

@@ -1,0 +1,435 @@
+"""The linear layer's Triton side: in Triton's interpreter without a GPU, compiled on one.
+
+Interpreting is decided when a kernel is imported, for the whole process, so those tests run in processes of their own:
+of float16 alone, because interpreted, tl.dot of bf16 operands is silently wrong.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import kernel_twins  # noqa: E402
+from kernel_twins.functional.activations import ACTIVATIONS  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[1]
+BY_ACTIVATION = pytest.mark.parametrize("activation", ACTIVATIONS)
+SHAPES = [(1, 1, 1), (64, 4096, 4096), (129, 127, 65), (256, 512, 384), (2101, 2203, 135), (5, 7, 0), (0, 7, 5)]
+RAGGED = [(1, 1, 1), (65, 66, 67), (136, 264, 72), (5, 7, 0), (0, 7, 5), (7, 0, 5)]
+BRANCHES = 4  # of the kernel: sums shared or not, descriptors or not
+
+
+def operands(shape, dtype=torch.float16, requires_grad=False, device="cpu", lead=()):
+    m, n, k = shape
+    random = torch.Generator(device).manual_seed(0)
+
+    def make(*shape, scale=1.0):
+        values = torch.randn(shape, generator=random, device=device) * scale
+        return values.to(dtype).requires_grad_(requires_grad)
+
+    return make(*lead, m, k), make(n, k, scale=max(1, k) ** -0.5), make(n)
+
+
+def linear(activation, x, weight, bias):
+    return kernel_twins.linear(x, weight, bias, activation, backend="triton")
+
+
+def expected(activation, x, weight, bias):
+    bias = None if bias is None else bias.double()
+    return ACTIVATIONS[activation](torch.nn.functional.linear(x.double(), weight.double(), bias))
+
+
+def assert_near(out, right, eps=None) -> None:
+    """Within a few roundings of the result's dtype, of its size or of 1."""
+    assert out.shape == right.shape
+    eps = eps or 2 * torch.finfo(out.dtype).eps
+    assert bool(((out.double() - right).abs() <= eps * right.abs().clamp(min=0.05)).all())
+
+
+def assert_gradients_near(gradients, right) -> None:
+    for gradient, each in zip(gradients, right, strict=True):
+        assert gradient.shape == each.shape
+        # relu's slope jumps where rounding moves a sum across 0.
+        assert float((gradient.double() - each).norm()) <= 0.01 * float(each.norm()) + 1e-6
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# In the interpreter
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "what", [f"step {turn}" for turn in range(BRANCHES)] + ["backward", "operators", "second", "compiled"]
+)
+def test_interpreted(what: str) -> None:
+    numpy = pytest.importorskip("numpy")
+    triton = pytest.importorskip("triton")
+    old = tuple(int(part) for part in triton.__version__.split(".")[:2]) < (3, 7)
+    if old and numpy.lib.NumpyVersion(numpy.__version__) >= "2.4.0":
+        pytest.skip(f"Triton {triton.__version__} interprets no loops with numpy {numpy.__version__}, only before 2.4")
+    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, __file__, *what.split()]
+    run = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+def interpret_step(turn: str) -> None:
+    """One branch of the kernel: every activation with and without bias and pre, on ragged and on empty sizes."""
+    tuning = importlib.import_module("kernel_twins._triton.tuning")
+    step = importlib.import_module("kernel_twins._triton.linear.v01_fused")
+    found: dict[tuple[bool, bool], Any] = {}
+    for config in step.CONFIGS:
+        found.setdefault((config.kwargs["SPLIT_K"] > 1, config.kwargs["TMA"]), config)
+    assert len(found) == BRANCHES
+    config = list(found.values())[int(turn)]
+    setattr(tuning, "choose", partial(chosen, config))  # noqa: B010
+    for shape, activation in itertools.product(RAGGED, ACTIVATIONS):
+        x, weight, bias = operands(shape)
+        for given, save in itertools.product((bias, None), (False, True)):
+            out, pre = torch.full((2, *shape[:2]), torch.nan, dtype=x.dtype)
+            step.linear_v01_fused(x, weight, given, out=(out, pre) if save else out, activation=activation)
+            assert_near(out, expected(activation, x, weight, given))
+            if save:
+                assert_near(pre, expected("none", x, weight, given))
+    x, weight, bias = operands((40, 48, 72))
+    for left, right in (
+        (x.t().contiguous().t(), weight),
+        (x, weight.t().contiguous().t()),
+        (x[:, ::3], weight[:, ::3]),
+    ):
+        out = torch.empty(40, 48, dtype=x.dtype)
+        step.linear_v01_fused(left, right, bias, out=out)
+        assert_near(out, expected("gelu", left, right, bias))
+    special = torch.tensor([[-torch.inf], [torch.inf], [torch.nan], [-6e4], [6e4]], dtype=x.dtype)
+    for activation in ACTIVATIONS:
+        out = torch.empty_like(special)
+        step.linear_v01_fused(special, torch.ones_like(special[:1]), None, out=out, activation=activation)
+        torch.testing.assert_close(out, ACTIVATIONS[activation](special.float()).half(), equal_nan=True)
+
+
+def chosen(config: Any, kernel: Any, *_: Any) -> tuple[Any, dict[str, Any]]:
+    """What ``tuning.choose`` returns where ``config`` has won."""
+    return kernel.fn, config.all_kwargs()
+
+
+def interpret_backward() -> None:
+    """Slopes and sums against float64, on shapes of one strip and several, one chunk and several."""
+    backward = importlib.import_module("kernel_twins._triton.linear.backward").linear_backward
+    for shape, activation in itertools.product(((1, 1), (5, 7), (300, 33), (2000, 3), (70, 600), (0, 5)), ACTIVATIONS):
+        dout, pre = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0)).half()
+        dz, dbias = backward(dout, pre, activation)
+        applied_to = pre.double().requires_grad_()
+        (right,) = torch.autograd.grad(ACTIVATIONS[activation](applied_to), applied_to, dout.double())
+        assert_near(dz, right)
+        assert_near(dbias, dz.double().sum(0))
+    dout, out = torch.tensor([[torch.inf, torch.nan, -2.0]]).half(), torch.tensor([[0.0, 0.0, 3.0]]).half()
+    dz, dbias = backward(dout, out, "relu")
+    assert dz.tolist() == [[0.0, 0.0, -2.0]] and dbias.tolist() == [0.0, 0.0, -2.0]
+
+
+def interpret_operators() -> None:
+    """The public function's values and gradients, for each of x's ranks."""
+    for dtype, activation in itertools.product((torch.float16, torch.float32), ACTIVATIONS):
+        for lead, pick in (((2,), ...), ((), ...), ((), 0)):
+            x, weight, bias = operands((3, 8, 16), dtype, True, lead=lead)
+            for of in (bias, None):
+                given = [tensor for tensor in (x, weight, of) if tensor is not None]
+                out = linear(activation, x[pick], weight, of)
+                right = expected(activation, x[pick], weight, of)
+                assert_near(out, right, 1e-5 if dtype == torch.float32 else None)
+                with torch.no_grad():
+                    assert torch.equal(out, linear(activation, x[pick], weight, of))
+                dout = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+                wanted = torch.autograd.grad(right, given, dout.double())
+                assert_gradients_near(torch.autograd.grad(out, given, dout, retain_graph=True), wanted)
+                alone = torch.ops.kernel_twins.linear_triton(x[pick], weight, of, activation)
+                assert_gradients_near(torch.autograd.grad(alone, given, dout), wanted)
+    empty = operands((0, 4, 5), requires_grad=True)
+    gradients = torch.autograd.grad(linear("gelu", *empty).sum(), empty)
+    assert [gradient.shape for gradient in gradients] == [tensor.shape for tensor in empty]
+    assert all(not gradient.any() for gradient in gradients)
+
+
+def interpret_second() -> None:
+    """Second derivatives, of the public function and of the operator by itself."""
+    for activation in ACTIVATIONS:
+        given = operands((3, 8, 16), torch.float32, True)
+        out, right = linear(activation, *given), expected(activation, *given)
+        alone = torch.ops.kernel_twins.linear_triton(*given, activation)
+        dout = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), requires_grad=True)
+        wanted, *others = (
+            sum(each.square().sum() for each in torch.autograd.grad(of, given, dout.to(of.dtype), create_graph=True))
+            for of in (right, out, alone)
+        )
+        wants = (*given[:2], dout)
+        for other in others:
+            assert_gradients_near(
+                torch.autograd.grad(other, wants), torch.autograd.grad(wanted, wants, retain_graph=True)
+            )
+
+
+def interpret_compiled() -> None:
+    """What the operators promise PyTorch, and traces without a break."""
+    operators = importlib.import_module("kernel_twins.functional.triton_linear")
+    for dtype, activation in itertools.product((torch.float16, torch.float32), ACTIVATIONS):
+        given = operands((3, 8, 16), dtype, True)
+        if dtype == torch.float32:
+            torch.library.opcheck(operators.operator, (*given, activation))
+            if activation not in operators.SAVES_NOTHING:
+                torch.library.opcheck(operators.saving_operator, (*given, activation))
+        dout, saved = (torch.randn(3, 8, dtype=dtype) for _ in range(2))
+        torch.library.opcheck(operators.backward_operator, (dout, saved, activation))
+        torch.compiler.reset()
+        compiled = torch.compile(
+            lambda *given, activation=activation: linear(activation, *given),
+            fullgraph=True,
+            backend="aot_eager",
+        )
+        out, right = compiled(*given), linear(activation, *given)
+        torch.testing.assert_close(out, right)
+        gradients = (torch.autograd.grad(each.sum(), given) for each in (out, right))
+        torch.testing.assert_close(*gradients)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Without a GPU and without the interpreter
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def triton_side(monkeypatch: pytest.MonkeyPatch) -> Any:
+    triton = pytest.importorskip("triton")
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", True)  # else the device is refused before all
+    return importlib.import_module("kernel_twins.functional.triton_linear")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "said"),
+    [
+        pytest.param({"weight": lambda w: w.mT}, ValueError, r"^weight has shape \(16, 8\), must have 16", id="w"),
+        pytest.param({"weight": lambda w: w[0]}, ValueError, r"^weight has 1 dimensions, must have 2", id="rank"),
+        pytest.param({"weight": lambda w: w.tolist()}, TypeError, r"^weight is a list, must be", id="no tensor"),
+        pytest.param({"weight": lambda w: w.to("meta")}, ValueError, r"^weight is on meta, must be on", id="device"),
+        pytest.param({"bias": lambda b: b[:3]}, ValueError, r"^bias has shape \(3,\), must have \(8,\)", id="bias"),
+        pytest.param({"bias": lambda b: b.half()}, TypeError, r"^bias is torch.float16, must be .* like x", id="dtype"),
+        pytest.param({"x": lambda x: x.int()}, TypeError, r"^x is torch.int32, must be", id="integers"),
+        pytest.param({"x": lambda x: x[0, 0]}, ValueError, r"^x has 0 dimensions, must have 1 or more", id="scalar"),
+    ],
+)
+def test_what_is_refused_is_named(triton_side, spoil, error, said) -> None:
+    given = dict(zip(("x", "weight", "bias"), operands((3, 8, 16), torch.float32), strict=True))
+    given |= {name: change(given[name]) for name, change in spoil.items()}
+    with pytest.raises(error, match=said):
+        linear("gelu", given["x"], given["weight"], given["bias"])
+
+
+def test_activations_are_refused_by_name(triton_side) -> None:
+    given = operands((3, 8, 16))
+    with pytest.raises(ValueError, match=r"^activation is 'tanh', must be none, relu, gelu, gelu_tanh or silu: apply"):
+        torch.ops.kernel_twins.linear_triton(*given, "tanh")
+    with pytest.raises(ValueError, match=r"^activation is 'relu', which saves nothing of its own"):
+        torch.ops.kernel_twins.linear_saving_triton(*given, "relu")
+
+
+def test_tensors_off_the_gpu_are_refused() -> None:
+    pytest.importorskip("triton")
+    with pytest.raises(ValueError, match=r"^x is on cpu, must be on a CUDA device for backend='triton': call x.cuda"):
+        linear("none", *operands((3, 8, 16)))
+
+
+@BY_ACTIVATION
+def test_meta_tensors_give_the_results_shape(triton_side, activation) -> None:
+    x, weight, bias = (tensor.to("meta") for tensor in operands((3, 8, 16), lead=(2,)))
+    out = torch.ops.kernel_twins.linear_triton(x, weight, bias, activation)
+    assert out.shape == (2, 3, 8) and out.is_contiguous() and out.dtype == x.dtype
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# On a GPU
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@BY_ACTIVATION
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_values(activation, dtype, shape) -> None:
+    x, weight, bias = operands(shape, dtype, device="cuda")
+    for given in (bias, None):
+        out = linear(activation, x, weight, given)
+        assert_near(out, expected(activation, x, weight, given), 1e-4 if dtype == torch.float32 else None)
+
+
+@pytest.mark.gpu
+@BY_ACTIVATION
+def test_any_strides_and_leading_dimensions(activation) -> None:
+    x, weight, bias = operands((6 * 40, 96, 128), torch.bfloat16, device="cuda")
+    x = x.view(6, 40, 128).transpose(0, 1)
+    weight = weight.mT.contiguous().mT
+    for rows in (x, x[0, 0], x[..., ::2]):
+        columns = weight[:, :: 128 // rows.shape[-1]]
+        out = linear(activation, rows, columns, bias)
+        assert_near(out, expected(activation, rows, columns, bias))
+    spread = torch.stack([bias, bias], 1)[:, 0]
+    assert_near(linear(activation, x, weight, spread), expected(activation, x, weight, bias))
+
+
+@pytest.mark.gpu
+@BY_ACTIVATION
+@pytest.mark.parametrize("shape", SHAPES[:5], ids=str)
+def test_gradients(activation, shape) -> None:
+    given = operands(shape, torch.bfloat16, True, "cuda")
+    out = linear(activation, *given)
+    dout = torch.randn_like(out)
+    right = torch.autograd.grad(expected(activation, *given), given, dout.double())
+    gradients = torch.autograd.grad(out, given, dout)
+    assert all(gradient.dtype == torch.bfloat16 for gradient in gradients)
+    assert_gradients_near(gradients, right)
+
+
+@pytest.mark.gpu
+@BY_ACTIVATION
+@pytest.mark.parametrize("shape", [(130, 200, 96), (64, 4096, 4096), (65, 67, 96)], ids=str)
+def test_what_is_saved_is_what_the_activation_was_applied_to(activation, shape) -> None:
+    x, weight, bias = operands(shape, torch.bfloat16, device="cuda")
+    if activation in ("none", "relu"):
+        with pytest.raises(ValueError, match="saves nothing"):
+            torch.ops.kernel_twins.linear_saving_triton(x, weight, bias, activation)
+        return
+    linear(activation, x, weight, bias)  # registers the operators
+    out, pre = torch.ops.kernel_twins.linear_saving_triton(x, weight, bias, activation)
+    assert torch.equal(out, linear(activation, x, weight, bias))
+    assert_near(pre, expected("none", x, weight, bias))
+
+
+@pytest.mark.gpu
+@BY_ACTIVATION
+@pytest.mark.parametrize("shape", [(1, 1), (300, 33), (2000, 3), (2101, 2203), (4096, 4096), (64, 14336)], ids=str)
+def test_backward_is_pytorchs(activation, shape) -> None:
+    backward = importlib.import_module("kernel_twins._triton.linear.backward").linear_backward
+    dout, pre = torch.randn(2, *shape, generator=torch.Generator("cuda").manual_seed(0), device="cuda").bfloat16()
+    dz, dbias = backward(dout, pre, activation)
+    applied_to = pre.double().requires_grad_()
+    (right,) = torch.autograd.grad(ACTIVATIONS[activation](applied_to), applied_to, dout.double())
+    assert_near(dz, right)
+    assert_near(dbias, dz.double().sum(0))
+
+
+@pytest.mark.gpu
+@BY_ACTIVATION
+def test_many_runs_agree_bit_by_bit(activation) -> None:
+    x, weight, bias = operands((64, 4096, 4096), torch.bfloat16, device="cuda")
+    dout = torch.randn(64, 4096, device="cuda", dtype=torch.bfloat16)
+    first = linear(activation, x, weight, bias)
+    gradients = torch.ops.kernel_twins.linear_backward_triton(dout, first, activation)
+    differing = torch.zeros((), dtype=torch.int64, device="cuda")
+    for _ in range(300):
+        differing += (linear(activation, x, weight, bias) != first).any()
+        again = torch.ops.kernel_twins.linear_backward_triton(dout, first, activation)
+        differing += sum((one != other).any() for one, other in zip(again, gradients, strict=True))
+    assert differing.item() == 0
+
+
+@pytest.mark.gpu
+@BY_ACTIVATION
+def test_registrations(activation) -> None:
+    operators = importlib.import_module("kernel_twins.functional.triton_linear")
+    given = operands((64, 96, 128), torch.float32, True, "cuda")
+    torch.library.opcheck(operators.operator, (*given, activation))
+    half = operands((64, 96, 128), torch.bfloat16, device="cuda")
+    torch.library.opcheck(operators.operator, (*half[:2], None, activation))
+    if activation not in operators.SAVES_NOTHING:
+        torch.library.opcheck(operators.saving_operator, (*given, activation))
+    out = linear(activation, *half)
+    torch.library.opcheck(operators.backward_operator, (torch.randn_like(out), out, activation))
+
+
+@pytest.mark.gpu
+@BY_ACTIVATION
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiled_without_a_break(activation, dynamic) -> None:
+    def function(*given):
+        return linear(activation, *given)
+
+    torch.compiler.reset()
+    compiled = torch.compile(function, fullgraph=True, dynamic=dynamic)
+    for rows in (64, 130):
+        given = operands((rows, 96, 256), torch.bfloat16, True, "cuda")
+        out, right = compiled(*given), function(*given)
+        torch.testing.assert_close(out, right)
+        gradients = (torch.autograd.grad(each.sum(), given) for each in (out, right))
+        torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.gpu
+@BY_ACTIVATION
+def test_graph_trees(activation) -> None:
+    x, weight, bias = operands((64, 4096, 4096), torch.bfloat16, device="cuda")
+    right = linear(activation, x, weight, bias)
+    torch.compiler.reset()
+    compiled = torch.compile(lambda x: linear(activation, x, weight, bias), fullgraph=True, mode="reduce-overhead")
+    for _ in range(4):
+        torch.compiler.cudagraph_mark_step_begin()
+        assert torch.equal(compiled(x).clone(), right)
+
+
+@pytest.mark.gpu
+@BY_ACTIVATION
+@pytest.mark.parametrize("shape", [(64, 4096, 4096), (65, 67, 96)], ids=str)
+def test_captured_and_replayed_with_gradients(activation, shape) -> None:
+    given = operands(shape, torch.bfloat16, True, "cuda")
+    dout = torch.randn(shape[:2], device="cuda", dtype=torch.bfloat16)
+
+    def step():
+        out = linear(activation, *given)
+        return out.detach(), *torch.autograd.grad(out, given, dout)
+
+    right = step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = step()
+    for _ in range(3):
+        for result in results:
+            result.zero_()
+        graph.replay()
+        assert all(torch.equal(result, each) for result, each in zip(results, right, strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_a_call_costs_the_host_little_more_than_pytorchs() -> None:
+    import statistics
+    import time
+
+    def microseconds(call) -> float:
+        samples = []
+        for turn in range(41):
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            for _ in range(50):
+                call()
+            samples.append((time.perf_counter() - begin) / 50)
+            if turn == 0:
+                samples.clear()
+        return 1e6 * statistics.median(samples)
+
+    x, weight, bias = operands((256, 256, 256), torch.bfloat16, device="cuda")
+    transposed = weight.t()
+    with torch.no_grad():
+        ours = microseconds(lambda: linear("gelu", x, weight, bias))
+        torchs = microseconds(lambda: torch.mm(x, transposed))
+    assert ours <= 4 * torchs, f"{ours:.1f} us, torch.mm {torchs:.1f} us"
+
+
+if __name__ == "__main__":
+    globals()[f"interpret_{sys.argv[1]}"](*sys.argv[2:])
