@@ -39,8 +39,14 @@ using at::Tensor;
 // statically, as some containers' do, streaming a number through torch's macros crashes.
 inline std::string text(int64_t value) { return std::to_string(value); }
 
+inline std::string text(const c10::SymInt& value) {
+  const auto known = value.maybe_as_int();
+  return known ? text(*known) : "a symbol";
+}
+
 // Sizes or strides as Python prints a tuple: (), (5,), (2, 3).
-inline std::string tuple(at::IntArrayRef values) {
+template <typename Int>
+std::string tuple(at::ArrayRef<Int> values) {
   std::string items;
   for (size_t i = 0; i < values.size(); ++i) items += (i ? ", " : "") + text(values[i]);
   return "(" + items + (values.size() == 1 ? ",)" : ")");
@@ -258,11 +264,15 @@ struct Zeroed {
 class ZeroedPieces {
  public:
   void* take() {
-    const std::lock_guard lock(mutex_);
-    if (free_.empty()) return make();
-    void* piece = free_.back();
-    free_.pop_back();
-    return piece;
+    {
+      const std::lock_guard lock(mutex_);
+      if (!free_.empty()) {
+        void* piece = free_.back();
+        free_.pop_back();
+        return piece;
+      }
+    }
+    return make();  // unlocked: the driver's own thread may be giving a piece back
   }
 
   // Keeps a piece for as long as a graph or anything made from it may run, and takes it back after that.

@@ -1,5 +1,4 @@
-// kernel_twins._C: one checked function a step's operation. Of two files that know torch the one that knows
-// pybind11; the other is functional.cpp.
+// kernel_twins._C: one checked function an operation. The only file that knows pybind11.
 //
 // Each function checks its arguments by the rules and in the words of kernel_twins/ops, looks the step up by
 // name, and launches it on the current stream of the tensors' device. Steps write into `out` in place and
@@ -234,7 +233,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         "are bf16 or fp16 alike, out is so or fp32.");
   m.def("linear", wrap_pybind_function(linear), arg("step"), arg("x"), arg("weight"), arg("bias"), arg("out"),
         arg("activation") = "none",
-        "out = activation(x @ weight.T + bias), none, relu, gelu, gelu_tanh or silu. x: [M, K], weight: [N, K], any strides; bias: [N], out: [M, N], "
+        "out = activation(x @ weight.T + bias), none, relu, gelu, gelu_tanh or silu. x: [M, K], weight: [N, "
+        "K], any strides; bias: [N], out: [M, N], "
         "contiguous; all bf16 or fp16.");
   m.def("probe", wrap_pybind_function(probe), arg("name"), arg("buffer"), arg("iterations"),
         "Launches a probe of hardware-survey/probes.h. buffer: contiguous uint8, overwritten.");

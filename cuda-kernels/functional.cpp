@@ -18,6 +18,7 @@
 #include "linear/args.h"
 #include "matmul_bf16/args.h"
 #include "matmul_fp32/args.h"
+#include "tensor_map.h"
 
 namespace {
 
@@ -25,30 +26,13 @@ using at::Tensor;
 using namespace kernel_twins;
 using OptionalDtype = std::optional<at::ScalarType>;
 
-constexpr int64_t LARGEST_SIZE = (int64_t{1} << 31) - 1024;  // what the copy engine's steps stay below
-
-std::string text_of(int64_t value) { return text(value); }
-std::string text_of(const c10::SymInt& value) {
-  const auto known = value.maybe_as_int();
-  return known ? text(*known) : "a symbol";
-}
-
-template <typename Int>
-std::string tuple_of(at::ArrayRef<Int> values) {
-  std::string items;
-  for (size_t i = 0; i < values.size(); ++i) items += (i ? ", " : "") + text_of(values[i]);
-  return "(" + items + (values.size() == 1 ? ",)" : ")");
-}
-
-// The dtype of the result; refuses dtypes, ranks, layouts and devices that do not go together. `wide`:
+// The dtype of the result; refuses dtypes, ranks and devices that do not go together. `wide`:
 // PyTorch computes, which takes float64 too.
 at::ScalarType check_operands(const Tensor& a, const Tensor& b, OptionalDtype out_dtype, bool wide) {
   const auto check = [&](const char* name, const Tensor& tensor) {
     if (!(wide && tensor.scalar_type() == at::kDouble)) {
       require_dtype(name, tensor, {at::kFloat, at::kBFloat16, at::kHalf});
     }
-    TORCH_CHECK_VALUE(tensor.layout() == at::kStrided, name, " has another layout than torch.strided: call ",
-                      name, ".to_dense()");
     TORCH_CHECK_VALUE(tensor.dim() > 0, name,
                       " has 0 dimensions, must have 1 or more: multiply by it with *");
   };
@@ -80,9 +64,9 @@ Shape<Int> shape_of(at::ArrayRef<Int> a, at::ArrayRef<Int> b) {
   const bool b_vector = b.size() == 1;
   Shape<Int> shape = {a_vector ? Int(1) : a[a.size() - 2], b_vector ? Int(1) : b.back(), a.back(), {}, {}};
   const Int& rows = b_vector ? b[0] : b[b.size() - 2];
-  TORCH_CHECK_VALUE(rows == shape.K, "b has shape ", tuple_of(b), ", must have ", text_of(shape.K),
-                    b_vector ? " elements" : " rows", ", as many as a, of shape ", tuple_of(a),
-                    ", has columns: transpose one with .mT, or slice it");
+  TORCH_CHECK_VALUE(rows == shape.K, "b has shape ", tuple(b), ", must have ", text(shape.K),
+                    b_vector ? " elements" : " rows", ", as many as a, of shape ", tuple(a), ", has ",
+                    a_vector ? "elements" : "columns", ": transpose a matrix with .mT, or slice one");
   const auto a_batch = a_vector ? a.slice(0, 0) : a.slice(0, a.size() - 2);
   const auto b_batch = b_vector ? b.slice(0, 0) : b.slice(0, b.size() - 2);
   const size_t dims = std::max(a_batch.size(), b_batch.size());
@@ -92,8 +76,8 @@ Shape<Int> shape_of(at::ArrayRef<Int> a, at::ArrayRef<Int> b) {
     };
     const Int of_a = size(a_batch);
     const Int of_b = size(b_batch);
-    TORCH_CHECK_VALUE(of_a == 1 || of_b == 1 || of_a == of_b, "b has leading dimensions ", tuple_of(b_batch),
-                      ", must broadcast with a's, ", tuple_of(a_batch),
+    TORCH_CHECK_VALUE(of_a == 1 || of_b == 1 || of_a == of_b, "b has leading dimensions ", tuple(b_batch),
+                      ", must broadcast with a's, ", tuple(a_batch),
                       ": the last ones are matched first, and each pair must be equal or hold a 1");
     shape.batch.push_back(of_a == 1 ? of_b : of_a);
   }
@@ -256,6 +240,7 @@ Tensor matmul_cuda(const Tensor& a, const Tensor& b, OptionalDtype out_dtype) {
 
 // PyTorch's own product: what was written for a GPU can be tried, traced and differentiated without one.
 Tensor matmul_cpu(const Tensor& a, const Tensor& b, OptionalDtype out_dtype) {
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const at::ScalarType type = check_operands(a, b, out_dtype, true);
   shape_of(a.sizes(), b.sizes());
   return at::matmul(a.to(type), b.to(type)).contiguous();
@@ -266,11 +251,14 @@ Tensor matmul_meta(const Tensor& a, const Tensor& b, OptionalDtype out_dtype) {
   return at::empty_symint(shape_of(a.sym_sizes(), b.sym_sizes()).out, a.options().dtype(type));
 }
 
+template <typename Signature>
+auto find_operator(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+}
+
 // The operator as a caller sees it: whatever is next in the dispatcher's order is called.
 Tensor call_matmul(const Tensor& a, const Tensor& b, OptionalDtype out_dtype) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("kernel_twins::matmul", "")
-                             .typed<Tensor(const Tensor&, const Tensor&, OptionalDtype)>();
+  static const auto op = find_operator<decltype(call_matmul)>("kernel_twins::matmul");
   return op.call(a, b, out_dtype);
 }
 
@@ -278,8 +266,11 @@ class MatmulFunction : public torch::autograd::Function<MatmulFunction> {
  public:
   static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& a, const Tensor& b,
                         OptionalDtype out_dtype) {
+    // Of two matrices each is needed for the other's gradient alone; of others, the shapes are needed too.
+    const bool matrices = a.dim() == 2 && b.dim() == 2;
+    context->save_for_backward(
+        {!matrices || b.requires_grad() ? a : Tensor(), !matrices || a.requires_grad() ? b : Tensor()});
     const at::AutoDispatchBelowADInplaceOrView below;
-    context->save_for_backward({a, b});
     return call_matmul(a, b, out_dtype);
   }
 
@@ -290,9 +281,12 @@ class MatmulFunction : public torch::autograd::Function<MatmulFunction> {
     const Tensor& a = saved[0];
     const Tensor& b = saved[1];
     if (!gradients[0].defined()) return {Tensor(), Tensor(), Tensor()};
+    const at::ScalarType dtype = (a.defined() ? a : b).scalar_type();
+    if (!a.defined()) return {call_matmul(gradients[0].to(dtype), b.mT(), std::nullopt), Tensor(), Tensor()};
+    if (!b.defined()) return {Tensor(), call_matmul(a.mT(), gradients[0].to(dtype), std::nullopt), Tensor()};
     const Tensor a_rows = a.dim() == 1 ? a.unsqueeze(0) : a;
     const Tensor b_cols = b.dim() == 1 ? b.unsqueeze(1) : b;
-    Tensor dout = gradients[0].to(a.scalar_type());
+    Tensor dout = gradients[0].to(dtype);
     if (b.dim() == 1) dout = dout.unsqueeze(-1);
     if (a.dim() == 1) dout = dout.unsqueeze(-2);
     Tensor da;
@@ -315,7 +309,17 @@ class MatmulFunction : public torch::autograd::Function<MatmulFunction> {
   }
 };
 
+// Forward-mode derivatives would be lost without a word.
+void refuse_tangents(const char* op, std::initializer_list<const Tensor*> tensors) {
+  for (const Tensor* tensor : tensors) {
+    TORCH_CHECK_NOT_IMPLEMENTED(!tensor->defined() || !tensor->_fw_grad(/*level=*/0).defined(),
+                                "kernel_twins::", op,
+                                " has no forward-mode derivative: pass backend='torch'");
+  }
+}
+
 Tensor matmul_autograd(const Tensor& a, const Tensor& b, OptionalDtype out_dtype) {
+  refuse_tangents("matmul", {&a, &b});
   if (at::GradMode::is_enabled() && (a.requires_grad() || b.requires_grad())) {
     return MatmulFunction::apply(a, b, out_dtype);
   }
@@ -338,9 +342,10 @@ template <typename Int>
 std::vector<Int> linear_shape(at::ArrayRef<Int> x, at::ArrayRef<Int> weight) {
   TORCH_CHECK_VALUE(weight.size() == 2, "weight has ", text(static_cast<int64_t>(weight.size())),
                     " dimensions, must have 2");
-  TORCH_CHECK_VALUE(weight[1] == x.back(), "weight has shape ", tuple_of(weight), ", must have ",
-                    text_of(x.back()), " columns, as many as x, of shape ", tuple_of(x),
-                    ", has: transpose it with .mT, or slice one");
+  TORCH_CHECK_VALUE(weight[1] == x.back(), "weight has shape ", tuple(weight), ", must have ", text(x.back()),
+                    " columns, as many as x, of shape ", tuple(x),
+                    ", has in its last dimension: slice one, or "
+                    "transpose a matrix with .mT");
   std::vector<Int> shape(x.begin(), x.end());
   shape.back() = weight[0];
   return shape;
@@ -352,8 +357,6 @@ void check_linear(const Tensor& x, const Tensor& weight, const OptionalTensor& b
       require_dtype(name, tensor, {at::kFloat, at::kBFloat16, at::kHalf});
     }
     require_same_dtype(name, tensor, "x", x);
-    TORCH_CHECK_VALUE(tensor.layout() == at::kStrided, name, " has another layout than torch.strided: call ",
-                      name, ".to_dense()");
     TORCH_CHECK_VALUE(tensor.device() == x.device(), name, " is on ", tensor.device().str(), ", must be on ",
                       x.device().str(), " like x: call ", name, ".to(x.device)");
   };
@@ -364,7 +367,7 @@ void check_linear(const Tensor& x, const Tensor& weight, const OptionalTensor& b
   if (!bias) return;
   check("bias", *bias);
   TORCH_CHECK_VALUE(bias->dim() == 1 && bias->sym_size(0) == weight.sym_size(0), "bias has shape ",
-                    tuple_of(bias->sym_sizes()), ", must have (", text_of(weight.sym_size(0)),
+                    tuple(bias->sym_sizes()), ", must have (", text(weight.sym_size(0)),
                     ",): one element for each row of weight");
 }
 
@@ -387,6 +390,7 @@ Tensor activated(const Tensor& pre, Activation activation) {
 // out, and what the activation was applied to where `save` asks for it (else undefined).
 std::pair<Tensor, Tensor> linear_forward_cpu(const Tensor& x, const Tensor& weight,
                                              const OptionalTensor& bias, Activation activation, bool save) {
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   check_linear(x, weight, bias, true);
   const Tensor pre = at::linear(x, weight, bias).contiguous();
   return {activated(pre, activation), save ? pre : Tensor()};
@@ -488,36 +492,50 @@ Tensor differentiable_dz(const Tensor& dout, const Tensor& saved, Activation act
   TORCH_INTERNAL_ASSERT(false);
 }
 
-// dz, and its sum over all rows.
-std::tuple<Tensor, Tensor> linear_backward_cpu(const Tensor& dout, const Tensor& saved,
-                                               c10::string_view activation) {
+Activation check_backward(const Tensor& dout, const Tensor& saved, c10::string_view activation) {
   const Activation chosen = activation_of(activation);
-  const Tensor dz = chosen == Activation::none ? dout.clone(at::MemoryFormat::Contiguous)
-                                               : differentiable_dz(dout, saved, chosen).contiguous();
-  return {dz, dz.reshape({-1, dz.size(-1)}).sum(0)};
+  TORCH_CHECK_VALUE(chosen != Activation::none, "activation is 'none', whose dz is dout");
+  require_dtype("dout", dout, {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble});
+  require_same_dtype("saved", saved, "dout", dout);
+  TORCH_CHECK_VALUE(saved.device() == dout.device(), "saved is on ", saved.device().str(), ", must be on ",
+                    dout.device().str(), " like dout");
+  TORCH_CHECK_VALUE(dout.dim() > 0 && saved.sym_sizes() == dout.sym_sizes(), "saved has shape ",
+                    tuple(saved.sym_sizes()), ", must have that of dout, ", tuple(dout.sym_sizes()));
+  return chosen;
 }
 
-std::tuple<Tensor, Tensor> linear_backward_meta(const Tensor& dout, const Tensor&, c10::string_view) {
+// dz, and its sum over all rows, by PyTorch's operations.
+std::tuple<Tensor, Tensor> linear_backward_aten(const Tensor& dout, const Tensor& saved,
+                                                c10::string_view activation) {
+  const Activation chosen = check_backward(dout, saved, activation);
+  const Tensor dz = differentiable_dz(dout, saved, chosen).contiguous();
+  return {dz, (dz.dim() == 1 ? dz.unsqueeze(0) : dz.flatten(0, -2)).sum(0)};
+}
+
+std::tuple<Tensor, Tensor> linear_backward_meta(const Tensor& dout, const Tensor& saved,
+                                                c10::string_view activation) {
+  check_backward(dout, saved, activation);
   return {at::empty_symint(dout.sym_sizes(), dout.options()),
           at::empty_symint({dout.sym_size(-1)}, dout.options())};
 }
 
 std::tuple<Tensor, Tensor> linear_backward_cuda(const Tensor& dout, const Tensor& saved,
                                                 c10::string_view activation) {
-  if (dout.scalar_type() == at::kFloat || dout.numel() == 0)
-    return linear_backward_cpu(dout, saved, activation);
+  const Activation chosen = check_backward(dout, saved, activation);
+  const bool half = dout.scalar_type() == at::kBFloat16 || dout.scalar_type() == at::kHalf;
+  if (!half || dout.numel() == 0 || dout.size(-1) >= LARGEST_SIZE) {
+    return linear_backward_aten(dout, saved, activation);
+  }
   const c10::cuda::CUDAGuard guard(dout.device());
   const Tensor dense = dout.contiguous();
   const Tensor values = saved.contiguous();
   Tensor dz = at::empty_like(dense);
   Tensor dbias = empty({dout.size(-1)}, dout.scalar_type(), dout.device());
-  const Activation chosen = activation_of(activation);
   Lender lender;
   const Memory memory = lender.memory();
-  if (chosen == Activation::none) dz.copy_(dense);
   ::linear_backward({.dout = dense.const_data_ptr(),
-                     .saved = chosen == Activation::none ? nullptr : values.const_data_ptr(),
-                     .dz = chosen == Activation::none ? nullptr : dz.mutable_data_ptr(),
+                     .saved = values.const_data_ptr(),
+                     .dz = dz.mutable_data_ptr(),
                      .dbias = dbias.mutable_data_ptr(),
                      .M = dout.numel() / dout.size(-1),
                      .N = dout.size(-1),
@@ -526,11 +544,6 @@ std::tuple<Tensor, Tensor> linear_backward_cuda(const Tensor& dout, const Tensor
                      .memory = &memory,
                      .stream = lender.stream()});
   return {dz, dbias};
-}
-
-template <typename Signature>
-auto find_operator(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
 }
 
 Tensor call_linear(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
@@ -565,7 +578,11 @@ class LinearFunction : public torch::autograd::Function<LinearFunction> {
       out = call_linear(x, weight, bias, activation);
       if (chosen == Activation::relu) saved = out;
     }
-    context->save_for_backward({x, weight, saved, bias ? *bias : Tensor()});
+    // To be differentiated again, what was saved is computed once more, from all operands.
+    const bool all = needs_pre(chosen);
+    context->save_for_backward({all || weight.requires_grad() ? x : Tensor(),
+                                all || x.requires_grad() ? weight : Tensor(), saved,
+                                all && bias ? *bias : Tensor()});
     context->saved_data["activation"] = activation;
     context->saved_data["bias"] = bias.has_value();
     return out;
@@ -593,7 +610,7 @@ class LinearFunction : public torch::autograd::Function<LinearFunction> {
         saved = call_linear(x, weight, bias, "none");
       }
       dz = differentiable_dz(dz, saved, chosen);
-      if (wants_bias) dbias = dz.sum_to_size_symint({weight.sym_size(0)});
+      if (wants_bias) dbias = dz.sum_to_size_symint({dz.sym_size(-1)});
     }
     Tensor dx;
     Tensor dweight;
@@ -608,6 +625,8 @@ class LinearFunction : public torch::autograd::Function<LinearFunction> {
 
 Tensor linear_autograd(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
                        c10::string_view activation) {
+  const Tensor no_bias;
+  refuse_tangents("linear", {&x, &weight, bias ? &*bias : &no_bias});
   if (at::GradMode::is_enabled() &&
       (x.requires_grad() || weight.requires_grad() || (bias && bias->requires_grad()))) {
     return LinearFunction::apply(x, weight, bias, std::string(activation));
@@ -639,7 +658,7 @@ TORCH_LIBRARY_IMPL(kernel_twins, CPU, library) {
   library.impl("matmul", matmul_cpu);
   library.impl("linear", linear<linear_forward_cpu>);
   library.impl("linear_saving", linear_saving<linear_forward_cpu>);
-  library.impl("linear_backward", linear_backward_cpu);
+  library.impl("linear_backward", linear_backward_aten);
 }
 TORCH_LIBRARY_IMPL(kernel_twins, Meta, library) {
   library.impl("matmul", matmul_meta);

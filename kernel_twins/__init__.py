@@ -14,10 +14,10 @@ from kernel_twins._load import load, load_baseline
 from kernel_twins.ops import OPS
 
 if TYPE_CHECKING:
-    from kernel_twins.functional.linear import linear
-    from kernel_twins.functional.matmul import matmul
+    from kernel_twins.functional.linear import linear as linear
+    from kernel_twins.functional.matmul import matmul as matmul
 
-__all__ = ["OPS", "linear", "load", "load_baseline", "matmul"]
+__all__ = ["OPS", "load", "load_baseline"]
 __version__ = "0.1.0"
 
 _FUNCTIONS = ("linear", "matmul")

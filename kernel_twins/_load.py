@@ -66,7 +66,7 @@ def load(op: str, step: str, backend: Backend) -> Call:
 def load_baseline(op: str, name: str) -> Call:
     """Return what a user would call instead of our kernels, or a reference, in the same form as ``load`` does."""
     spec = ops.get(op)
-    known = {**spec.baselines, **spec.references}
+    known = {**spec.baselines, **{each: reference.call for each, reference in spec.references.items()}}
     if name not in known:
         raise ValueError(f"baseline is {name!r}; {op} has {', '.join(known)}")
     return known[name] or _load_cuda(op, name)

@@ -146,6 +146,14 @@ class Step:
         return capability == needed if compare == "==" else capability >= needed
 
 
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A call that computes less than the operation, in a backend."""
+
+    backend: Backend
+    call: Callable[..., Any]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Op:
     """One operation: what it computes, on what it is tested and timed, and its ladder of steps.
@@ -186,7 +194,7 @@ class Op:
     baselines: Mapping[str, Callable[..., Any] | None]
     steps: tuple[Step, ...]
     options: Callable[[Case], Mapping[str, Any]] = lambda case: {}
-    references: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    references: Mapping[str, Reference] = field(default_factory=dict)
 
     def step(self, name: str) -> Step:
         """The step of that name; ValueError lists the names there are."""

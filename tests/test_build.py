@@ -372,7 +372,8 @@ class TestExtension:
     def test_has_a_function_for_every_ladder(self, built: ModuleType) -> None:
         for op in self.LADDERS:
             names = parameters(getattr(built, op.name))
-            assert (names[0], names[-1]) == ("step", "out")
+            options = list(op.options(op.profile_case))
+            assert names[0] == "step" and names[-1 - len(options) :] == ["out", *options]
 
     def test_tensors_off_the_gpu_are_refused(self, call: tuple[Any, str, list[Any]]) -> None:
         function, first, arguments = call

@@ -16,9 +16,10 @@ import kernel_twins  # noqa: E402
 from kernel_twins import OPS  # noqa: E402
 from kernel_twins._load import UnavailableError, extension  # noqa: E402
 from kernel_twins._profiling.report import fastest  # noqa: E402
-from kernel_twins.functional import choice  # noqa: E402
+from kernel_twins.functional import choice, linear  # noqa: E402
+from kernel_twins.functional.backends import triton_functions  # noqa: E402
 from kernel_twins.functional.matmul import STEPS  # noqa: E402
-from kernel_twins.spec import Case  # noqa: E402
+from kernel_twins.spec import BACKENDS, Case  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
 SHAPES = [
@@ -144,7 +145,7 @@ def test_what_is_refused_is_named(operator, monkeypatch, side, a_shape, b_shape,
     if side == "triton":
         triton = pytest.importorskip("triton")
         monkeypatch.setattr(triton.knobs.runtime, "interpret", True)  # else the device is refused before all
-        call = kernel_twins.functional.matmul._triton()
+        call = triton_functions()["matmul"]
     else:
         call = operator
     a = torch.ones(a_shape).to(dtypes.get("a", torch.float32))
@@ -180,9 +181,10 @@ def test_every_backend_names_steps_that_there_are() -> None:
         for op, names in by_op.items():
             assert all(backend in OPS[op].step(name).backends for name in names)
             assert backend != "cuda" or all(f'"{name}"' in source for name in names)
-    for by_op in fastest.FUNCTIONS.values():
-        for op, steps in by_op.items():
-            assert all(name in STEPS[backend][op] for backend, name in steps.items())
+    for op, steps in fastest.FUNCTIONS["matmul"].items():
+        assert all(name in STEPS[backend][op] for backend, name in steps.items())
+    assert fastest.FUNCTIONS["linear"] == {"linear": dict.fromkeys(BACKENDS, linear.STEP)}
+    assert f'"{linear.STEP}"' in source
 
 
 def test_a_measured_case_gets_its_own_winner_and_others_the_nearest_of_their_kind(monkeypatch) -> None:
@@ -203,3 +205,17 @@ def test_a_measured_case_gets_its_own_winner_and_others_the_nearest_of_their_kin
     assert nearest("4096x4096x4100-bf16", copyable=False) == "triton"
     assert nearest("4096x4096x4096-fp32") == "torch"
     assert nearest("4097x4096x4095-fp32", copyable=False) is None
+
+
+def test_autocast_changes_no_dtype(operator) -> None:
+    a = torch.ones(4, 4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for call in (kernel_twins.matmul, operator):
+            assert call(a, a).dtype == torch.float32
+            assert call(a.bfloat16(), a.bfloat16(), out_dtype=torch.float32).dtype == torch.float32
+
+
+def test_forward_mode_is_refused_and_not_lost(operator) -> None:
+    a = torch.ones(4, 4)
+    with pytest.raises(NotImplementedError, match="has no forward-mode derivative"):
+        torch.func.jvp(lambda given: operator(given, a), (a,), (a,))

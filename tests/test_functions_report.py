@@ -16,7 +16,7 @@ from kernel_twins.spec import Case
 
 RUN = dict.fromkeys(store.PROVENANCE, "1") | {"run": "r1"}
 SMALL = "256x256x256-bf16"
-LARGE = "4096x4096x4096-bf16-activation.gelu"
+LARGE = "4096x4096x4096-bf16-act.gelu"
 DRIFTING = [100.0 + round_ for round_ in range(20)]
 
 

@@ -116,3 +116,35 @@ def test_activations_and_backends_are_refused_by_name(operator) -> None:
         kernel_twins.linear(x, weight, bias, backend="cublas")
     with pytest.raises(ValueError, match=r"^x is on cpu, must be on a CUDA device"):
         kernel_twins.linear(x, weight, bias, backend="cuda")
+
+
+@BY_ACTIVATION
+def test_no_features_at_all(operator, activation) -> None:
+    x, weight = torch.ones(3, 5, requires_grad=True), torch.ones(0, 5, requires_grad=True)
+    out = operator(x, weight, None, activation)
+    assert out.shape == (3, 0)
+    dx, dweight = torch.autograd.grad(out.sum(), (x, weight))
+    assert dx.shape == (3, 5) and not dx.any() and dweight.shape == (0, 5)
+
+
+def test_forward_mode_is_refused_and_not_lost(operator) -> None:
+    x, weight, bias = operands()
+    with pytest.raises(NotImplementedError, match="has no forward-mode derivative"):
+        torch.func.jvp(lambda given: operator(given, weight, bias, "gelu"), (x,), (torch.ones_like(x),))
+
+
+def test_a_frozen_layer_keeps_no_input(operator) -> None:
+    x, weight, bias = operands(requires_grad=True)
+    y = x * 2
+    out = operator(y, weight.detach(), bias, "relu")
+    y.detach().zero_()  # as an operation in place would
+    (dx,) = torch.autograd.grad(out.sum(), (x,))
+    right = torch.autograd.grad(expected(x * 2, weight, bias, "relu").sum(), (x,))
+    torch.testing.assert_close(dx, right[0])
+
+
+def test_auto_under_autocast_takes_what_pytorch_would(operator) -> None:
+    x, weight, bias = operands(dtype=torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert kernel_twins.linear(x, weight, bias).dtype == torch.bfloat16
+        assert operator(x, weight, bias, "gelu").dtype == torch.float32

@@ -24,6 +24,7 @@ from kernel_twins.functional.activations import ACTIVATIONS  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
 BY_ACTIVATION = pytest.mark.parametrize("activation", ACTIVATIONS)
+REAL = [activation for activation in ACTIVATIONS if activation != "none"]  # whose dz is not dout
 SHAPES = [(1, 1, 1), (64, 4096, 4096), (129, 127, 65), (256, 512, 384), (2101, 2203, 135), (5, 7, 0), (0, 7, 5)]
 RAGGED = [(1, 1, 1), (65, 66, 67), (136, 264, 72), (5, 7, 0), (0, 7, 5), (7, 0, 5)]
 BRANCHES = 4  # of the kernel: sums shared or not, descriptors or not
@@ -49,11 +50,17 @@ def expected(activation, x, weight, bias):
     return ACTIVATIONS[activation](torch.nn.functional.linear(x.double(), weight.double(), bias))
 
 
-def assert_near(out, right, eps=None) -> None:
-    """Within a few roundings of the result's dtype, of its size or of 1."""
+def assert_near(out, right, of_sum=0.0) -> None:
+    """Within two roundings of the result, of 0.05 where it is less, and what an fp32 sum may err by."""
     assert out.shape == right.shape
-    eps = eps or 2 * torch.finfo(out.dtype).eps
-    assert bool(((out.double() - right).abs() <= eps * right.abs().clamp(min=0.05)).all())
+    eps = 2 * torch.finfo(out.dtype).eps
+    assert bool(((out.double() - right).abs() <= eps * right.abs().clamp(min=0.05) + of_sum).all())
+
+
+def error_of_sum(x, weight, bias):
+    """What an fp32 sum of the layer's terms may err by, after an activation (see kernel_twins/check.py)."""
+    terms = expected("none", x.abs(), weight.abs(), None if bias is None else bias.abs())
+    return 4 * torch.finfo(torch.float32).eps * 1.13 * terms
 
 
 def assert_gradients_near(gradients, right) -> None:
@@ -108,7 +115,7 @@ def interpret_step(turn: str) -> None:
         (x[:, ::3], weight[:, ::3]),
     ):
         out = torch.empty(40, 48, dtype=x.dtype)
-        step.linear_v01_fused(left, right, bias, out=out)
+        step.linear_v01_fused(left, right, bias, out=out, activation="gelu")
         assert_near(out, expected("gelu", left, right, bias))
     special = torch.tensor([[-torch.inf], [torch.inf], [torch.nan], [-6e4], [6e4]], dtype=x.dtype)
     for activation in ACTIVATIONS:
@@ -125,7 +132,7 @@ def chosen(config: Any, kernel: Any, *_: Any) -> tuple[Any, dict[str, Any]]:
 def interpret_backward() -> None:
     """Slopes and sums against float64, on shapes of one strip and several, one chunk and several."""
     backward = importlib.import_module("kernel_twins._triton.linear.backward").linear_backward
-    for shape, activation in itertools.product(((1, 1), (5, 7), (300, 33), (2000, 3), (70, 600), (0, 5)), ACTIVATIONS):
+    for shape, activation in itertools.product(((1, 1), (5, 7), (300, 33), (2000, 3), (70, 600), (0, 5)), REAL):
         dout, pre = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0)).half()
         dz, dbias = backward(dout, pre, activation)
         applied_to = pre.double().requires_grad_()
@@ -146,7 +153,7 @@ def interpret_operators() -> None:
                 given = [tensor for tensor in (x, weight, of) if tensor is not None]
                 out = linear(activation, x[pick], weight, of)
                 right = expected(activation, x[pick], weight, of)
-                assert_near(out, right, 1e-5 if dtype == torch.float32 else None)
+                assert_near(out, right, error_of_sum(x[pick], weight, of))
                 with torch.no_grad():
                     assert torch.equal(out, linear(activation, x[pick], weight, of))
                 dout = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
@@ -188,7 +195,8 @@ def interpret_compiled() -> None:
             if activation not in operators.SAVES_NOTHING:
                 torch.library.opcheck(operators.saving_operator, (*given, activation))
         dout, saved = (torch.randn(3, 8, dtype=dtype) for _ in range(2))
-        torch.library.opcheck(operators.backward_operator, (dout, saved, activation))
+        if activation in REAL:
+            torch.library.opcheck(operators.backward_operator, (dout, saved, activation))
         torch.compiler.reset()
         compiled = torch.compile(
             lambda *given, activation=activation: linear(activation, *given),
@@ -267,7 +275,7 @@ def test_values(activation, dtype, shape) -> None:
     x, weight, bias = operands(shape, dtype, device="cuda")
     for given in (bias, None):
         out = linear(activation, x, weight, given)
-        assert_near(out, expected(activation, x, weight, given), 1e-4 if dtype == torch.float32 else None)
+        assert_near(out, expected(activation, x, weight, given), error_of_sum(x, weight, given))
 
 
 @pytest.mark.gpu
@@ -302,18 +310,18 @@ def test_gradients(activation, shape) -> None:
 @pytest.mark.parametrize("shape", [(130, 200, 96), (64, 4096, 4096), (65, 67, 96)], ids=str)
 def test_what_is_saved_is_what_the_activation_was_applied_to(activation, shape) -> None:
     x, weight, bias = operands(shape, torch.bfloat16, device="cuda")
+    linear(activation, x, weight, bias)  # registers the operators
     if activation in ("none", "relu"):
         with pytest.raises(ValueError, match="saves nothing"):
             torch.ops.kernel_twins.linear_saving_triton(x, weight, bias, activation)
         return
-    linear(activation, x, weight, bias)  # registers the operators
     out, pre = torch.ops.kernel_twins.linear_saving_triton(x, weight, bias, activation)
     assert torch.equal(out, linear(activation, x, weight, bias))
     assert_near(pre, expected("none", x, weight, bias))
 
 
 @pytest.mark.gpu
-@BY_ACTIVATION
+@pytest.mark.parametrize("activation", REAL)
 @pytest.mark.parametrize("shape", [(1, 1), (300, 33), (2000, 3), (2101, 2203), (4096, 4096), (64, 14336)], ids=str)
 def test_backward_is_pytorchs(activation, shape) -> None:
     backward = importlib.import_module("kernel_twins._triton.linear.backward").linear_backward
@@ -331,12 +339,15 @@ def test_many_runs_agree_bit_by_bit(activation) -> None:
     x, weight, bias = operands((64, 4096, 4096), torch.bfloat16, device="cuda")
     dout = torch.randn(64, 4096, device="cuda", dtype=torch.bfloat16)
     first = linear(activation, x, weight, bias)
-    gradients = torch.ops.kernel_twins.linear_backward_triton(dout, first, activation)
     differing = torch.zeros((), dtype=torch.int64, device="cuda")
     for _ in range(300):
         differing += (linear(activation, x, weight, bias) != first).any()
-        again = torch.ops.kernel_twins.linear_backward_triton(dout, first, activation)
-        differing += sum((one != other).any() for one, other in zip(again, gradients, strict=True))
+    if activation in REAL:
+        backward = torch.ops.kernel_twins.linear_backward_triton
+        gradients = backward(dout, first, activation)
+        for _ in range(300):
+            again = backward(dout, first, activation)
+            differing += sum((one != other).any() for one, other in zip(again, gradients, strict=True))
     assert differing.item() == 0
 
 
@@ -350,6 +361,8 @@ def test_registrations(activation) -> None:
     torch.library.opcheck(operators.operator, (*half[:2], None, activation))
     if activation not in operators.SAVES_NOTHING:
         torch.library.opcheck(operators.saving_operator, (*given, activation))
+    if activation not in REAL:
+        return
     out = linear(activation, *half)
     torch.library.opcheck(operators.backward_operator, (torch.randn_like(out), out, activation))
 

@@ -25,12 +25,12 @@ struct LinearArgs {
 };
 
 // What its backward pass needs beside two products: dz = dout * activation'(saved), and dbias, its columns'
-// sums.
+// sums. Not for none, whose dz is dout. M and N are not 0.
 struct LinearBackwardArgs {
   const void* dout;   // [M, N], row-major
-  const void* saved;  // [M, N], row-major: pre, or out for relu; nullptr for none
-  void* dz;           // [M, N], row-major; nullptr for none, whose dz is dout
-  void* dbias;        // [N]; or nullptr
+  const void* saved;  // [M, N], row-major: pre, or out for relu
+  void* dz;           // [M, N], row-major
+  void* dbias;        // [N]
   int64_t M, N;
   Dtype dtype;
   Activation activation;

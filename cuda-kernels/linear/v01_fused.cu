@@ -3,7 +3,7 @@
 // Change:   a tile's sums get their bias and go through the activation in registers. Where the backward pass
 //           will need what the activation was applied to, that is stored on the way, as the tile itself is.
 // Why:      on its own, an activation reads and writes the whole result once more. In registers it costs
-//           instructions alone, and those of one warpgroup run beside the other's products.
+//           instructions alone.
 // Counter:  dram_bytes of the product alone; instructions rise by those of bias and activation.
 // Requires: compute capability 9.0 with its own features (sm_90a); M, N and K below 2^31 - 1024.
 // Source:   CUTLASS, "EpilogueWithBroadcast" and its visitor trees, for what an epilogue may hold.

@@ -25,8 +25,8 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
 #endif
 }
 
-void launch_choice(const MatmulBf16Args& args, const Operand& a, const Operand& b, bool plain,
-                   const Choice& choice) {
+static void launch_choice(const MatmulBf16Args& args, const Operand& a, const Operand& b, bool plain,
+                          const Choice& choice) {
   dispatch_operands(args.dtype, a, b, [&]<typename T, bool A_COL, bool B_COL>() {
     dispatch_shape(choice.shape, plain, [&]<Shape SHAPE, bool PLAIN>() {
       using Tile = MatmulTile<T, SHAPE.block_m, SHAPE.block_n, SHAPE.cluster, A_COL, B_COL, PLAIN>;

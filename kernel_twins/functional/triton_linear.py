@@ -15,26 +15,21 @@ from torch import Tensor
 from kernel_twins import ops
 from kernel_twins.functional import triton_matmul
 from kernel_twins.functional.activations import ACTIVATIONS
-from kernel_twins.functional.matmul import require_gpu
+from kernel_twins.functional.backends import only_values, require_gpu
+from kernel_twins.functional.linear import STEP
 from kernel_twins.tensors import require_dtype, require_same_dtype
 
-STEP = "v01_fused"
 SAVES_NOTHING = ("none", "relu")  # relu's gradient needs its result alone
-
-_PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
     """The layer by the fused step; past the operator, which costs 30 us, where nobody needs it."""
     given = (x, weight) if bias is None else (x, weight, bias)
-    compiling = torch.compiler.is_compiling()  # nothing of Triton's can be traced
-    plain = not compiling and all(type(tensor) in _PLAIN for tensor in given)
-    if not (plain or compiling):
+    if not torch.compiler.is_compiling():  # nothing of Triton's can be traced
         _check(x, weight, bias, activation)  # what is no tensor, the dispatcher would refuse in words of its own
-    wants_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given)
-    if plain and not wants_gradient:
-        return _compute(x, weight, bias, activation)
-    if wants_gradient and activation not in SAVES_NOTHING:
+        if only_values(*given):
+            return _compute(x, weight, bias, activation)
+    if activation not in SAVES_NOTHING and torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given):
         out: Tensor = saving_operator(x, weight, bias, activation)[0]
         return out
     return operator(x, weight, bias, activation)
@@ -76,6 +71,8 @@ def _forward(
 def _compute_backward(dout: Tensor, saved: Tensor, activation: str) -> tuple[Tensor, Tensor]:
     """dz = dout * activation'(saved), and its sum over all rows. ``saved``: what the activation was applied to."""
     _check_activation(activation)
+    if activation == "none":
+        raise ValueError("activation is 'none', whose dz is dout")
     matrix = dout.shape[:-1].numel(), dout.shape[-1]
     if dout.dtype == torch.float32:
         dz = _differentiable_dz(dout, saved, activation)
@@ -85,8 +82,7 @@ def _compute_backward(dout: Tensor, saved: Tensor, activation: str) -> tuple[Ten
         with _on(dout.device):
             rows, values = (tensor.contiguous().view(matrix) for tensor in (dout, saved))
             dz, dbias = module.linear_backward(rows, values, activation)
-    dz = dz.clone(memory_format=torch.contiguous_format) if activation == "none" else dz.contiguous()
-    return dz.view(dout.shape), dbias
+    return dz.contiguous().view(dout.shape), dbias
 
 
 def _differentiable_dz(dout: Tensor, saved: Tensor, activation: str) -> Tensor:

@@ -12,12 +12,11 @@ import triton
 from torch import Tensor
 
 from kernel_twins import ops
-from kernel_twins.functional.matmul import STEPS, require_gpu, require_out_dtype
+from kernel_twins.functional.backends import only_values, require_gpu
+from kernel_twins.functional.matmul import STEPS, require_out_dtype
 from kernel_twins.tensors import require_dtype, require_same_dtype
 
 LEAST_K = 1024  # from which on a product of a batch hides the next one's launch; functional.cpp has the same
-
-_PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def matmul(a: Tensor, b: Tensor, out_dtype: torch.dtype | None) -> Tensor:
@@ -27,11 +26,7 @@ def matmul(a: Tensor, b: Tensor, out_dtype: torch.dtype | None) -> Tensor:
     if not triton.knobs.runtime.interpret:
         require_gpu("a", a, "triton")
         require_gpu("b", b, "triton")
-    if type(a) not in _PLAIN or type(b) not in _PLAIN:
-        return operator(a, b, out_dtype)
-    if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
-        return operator(a, b, out_dtype)
-    return _compute(a, b, out_dtype)
+    return _compute(a, b, out_dtype) if only_values(a, b) else operator(a, b, out_dtype)
 
 
 def _compute(a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:

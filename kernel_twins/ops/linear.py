@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from kernel_twins.spec import Backend, Case, Op, Output, Prediction, Step
+from kernel_twins.spec import BACKENDS, Backend, Case, Op, Output, Prediction, Reference, Step
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -193,13 +193,13 @@ OP = Op(
     flops=_flops,
     bytes=_bytes,
     baselines={"torch": _torch, "compile": _compiled},
-    references={"product_cuda": _product_of("cuda"), "product_triton": _product_of("triton")},
+    references={f"product_{backend}": Reference(backend, _product_of(backend)) for backend in BACKENDS},
     steps=(
         Step(
             name="v01_fused",
             change="matmul_bf16's last step applies bias and activation before it rounds.",
             why="On its own, the activation reads and writes the whole result once more. In the product's epilogue it "
-            "costs instructions alone, some of which the other warpgroup's products hide.",
+            "costs instructions alone.",
             predictions=(
                 Prediction("time", "<=", 204, backends=("cuda",)),
                 Prediction("time", "<=", 214, backends=("triton",)),

@@ -12,7 +12,7 @@ import pandas as pd
 from rich.console import Console
 
 from kernel_twins import OPS
-from kernel_twins._load import why_no_gpu
+from kernel_twins._load import UnavailableError, why_no_gpu
 from kernel_twins._profiling.report import checks, documents, store
 from kernel_twins._profiling.report.errors import FAILED, INVALID_DATA, OK, CannotRunError
 from kernel_twins._profiling.report.places import shown
@@ -37,7 +37,11 @@ def all(arguments: argparse.Namespace, console: Console) -> int:  # noqa: A001
         if code == OK:  # else it has been said why nothing waits for extraction
             raise
     if not arguments.op:
-        code = max(code, functions(arguments, console))
+        try:
+            code = max(code, functions(arguments, console))
+        except UnavailableError as error:  # what was collected is rendered all the same
+            console.print(str(error), style="red", markup=False)
+            code = FAILED
     documents.render(gpu, target, console)
     if gpu == store.REFERENCE_GPU:
         slower = checks.regressions()

@@ -45,7 +45,11 @@ _MEASURED = {
 }
 _FUNCTIONS = ("matmul", "linear")
 _SOURCES = (
-    "kernel_twins/functional/*.*",
+    "kernel_twins/functional/*.py",
+    "kernel_twins/tensors.py",
+    "kernel_twins/products.py",
+    "profiling/report/functions.py",
+    "profiling/report/functions_contests.py",
     "cuda-kernels/functional.cpp",
     "cuda-kernels/*.h",
     "cuda-kernels/*.cuh",

@@ -204,7 +204,7 @@ def _references(results: Results) -> list[str]:
         for backend in BACKENDS
         for step in op.steps_of(backend)
         for reference in op.references
-        if reference.endswith(backend)
+        if op.references[reference].backend == backend
     }
     rows = []
     for case in op.timed_cases:

@@ -52,7 +52,7 @@ def linear_backward_kernel(
     dout, saved, dz, partials, M, N, chunk_rows,
     ACTIVATION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    # dout, saved, dz: [M, N], row-major; partials: [chunks, N]. Without an activation dz is dout, and not written.
+    # dout, saved, dz: [M, N], row-major; partials: [chunks, N].
     strips = (N - 1) // BLOCK_N + 1
     chunk = (tl.program_id(0) // strips).to(tl.int64)
     col = (tl.program_id(0) % strips).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
@@ -60,15 +60,13 @@ def linear_backward_kernel(
     for first_row in range(chunk * chunk_rows, min((chunk + 1) * chunk_rows, M), BLOCK_M):
         row = first_row + tl.arange(0, BLOCK_M)[:, None]
         mask = (row < M) & (col < N)
-        result = tl.load(dout + row * N + col, mask=mask, other=0.0)
-        if ACTIVATION != "none":
-            gradient = result.to(tl.float32)
-            slope = _derivative(tl.load(saved + row * N + col, mask=mask, other=0.0).to(tl.float32), ACTIVATION)
-            product = gradient * slope
-            if ACTIVATION == "relu":  # what it holds back is nothing, even where the gradient is infinite
-                product = tl.where(slope == 0.0, 0.0, product)
-            result = product.to(result.dtype)
-            tl.store(dz + row * N + col, result, mask=mask)
+        gradient = tl.load(dout + row * N + col, mask=mask, other=0.0).to(tl.float32)
+        slope = _derivative(tl.load(saved + row * N + col, mask=mask, other=0.0).to(tl.float32), ACTIVATION)
+        product = gradient * slope
+        if ACTIVATION == "relu":  # what it holds back is nothing, even where the gradient is infinite
+            product = tl.where(slope == 0.0, 0.0, product)
+        result = product.to(dz.dtype.element_ty)
+        tl.store(dz + row * N + col, result, mask=mask)
         sums += result.to(tl.float32)
     tl.store(partials + chunk * N + col, tl.sum(sums, axis=0)[None, :], mask=col < N)
 
@@ -84,14 +82,14 @@ def linear_backward_bias_kernel(partials, dbias, N, chunks, CHUNKS: tl.constexpr
     tl.store(dbias + col, tl.sum(sums, axis=0)[None, :], mask=col < N)
 
 
-def linear_backward(dout: Tensor, saved: Tensor | None, activation: str) -> tuple[Tensor, Tensor]:
+def linear_backward(dout: Tensor, saved: Tensor, activation: str) -> tuple[Tensor, Tensor]:
     """dz = dout * activation'(saved), and its sums over all rows.
 
     dout and saved: [M, N], row-major, both bf16 or fp16. ``saved`` is what the activation was applied to, for "relu"
-    that or its result; for "none", whose dz is dout itself, it is not read.
+    that or its result. Not for "none", whose dz is dout.
     """
     M, N = dout.shape
-    dz = dout if activation == "none" else torch.empty_like(dout)
+    dz = torch.empty_like(dout)
     if M == 0 or N == 0:
         return dz, dout.new_zeros(N)
     block_n = min(COLUMNS, triton.next_power_of_2(N))

@@ -1,0 +1,65 @@
+"""What the public functions share: finding a backend's side of a function, and knowing when values are all there is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from kernel_twins._load import UnavailableError, extension
+
+Function = Callable[..., Tensor]
+
+BACKENDS = ("auto", "cuda", "triton", "torch")
+HALF = (torch.bfloat16, torch.float16)
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def cuda_operator(name: str) -> tuple[Function | None, str]:
+    """The operator of cuda-kernels/functional.cpp, or None and why it is not there."""
+    try:
+        extension()
+    except UnavailableError as error:
+        return None, f"{error}, or pass backend='torch'"
+    operator: Function = getattr(torch.ops.kernel_twins, name).default
+    return operator, ""
+
+
+@cache
+def triton_functions() -> dict[str, Function]:
+    """The Triton sides, by function; UnavailableError where Triton is not installed."""
+    try:
+        from kernel_twins.functional import triton_linear, triton_matmul  # a statement, which can be traced
+    except ImportError as error:
+        raise UnavailableError("the Triton side is missing: pip install triton, or pass backend='torch'") from error
+    return {"matmul": triton_matmul.matmul, "linear": triton_linear.linear}
+
+
+def require_gpu(name: str, tensor: Tensor, backend: str) -> None:
+    """TypeError where it is no tensor, ValueError where it is on no GPU."""
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name} is a {type(tensor).__name__}, must be a torch.Tensor: call torch.as_tensor({name})")
+    if not tensor.is_cuda:
+        raise ValueError(
+            f"{name} is on {tensor.device}, must be on a CUDA device for backend={backend!r}: "
+            f"call {name}.cuda(), or pass backend='torch'"
+        )
+
+
+def copyable(matrix: Tensor) -> bool:
+    """Whether lines of neighbours start at multiples of 16 bytes, so that the copy engine can take them."""
+    row, col = matrix.stride()[-2:]
+    across = max(row, col) * matrix.element_size() % 16 == 0
+    return min(row, col) == 1 and across and matrix.storage_offset() * matrix.element_size() % 16 == 0
+
+
+def only_values(*tensors: Tensor) -> bool:
+    """Whether a call needs no operator: nobody traces, transforms or differentiates it, and all tensors are plain."""
+    if torch._C._functorch.maybe_current_level() is not None or torch.autograd.forward_ad._current_level >= 0:
+        return False
+    if any(type(tensor) not in _PLAIN or tensor.is_meta for tensor in tensors):
+        return False
+    return not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors))
