@@ -84,6 +84,13 @@ def test_stale_and_unfrozen_cells_fail_a_release_only(folder: Path) -> None:
     assert any(LOSER in line for line in checks.run(release=True, audit=False).failures)
 
 
+def test_what_was_never_measured_fails_a_release_only(folder: Path) -> None:
+    checks.accept("known")
+    told = "reduction was never measured: run `ncu_report.py --op reduction`"
+    assert told in checks.run(release=False, audit=False).warnings
+    assert told in checks.run(release=True, audit=False).failures
+
+
 def test_that_nothing_was_compared_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checks.accept("known")
     monkeypatch.setattr(checks.static, "not_compared", lambda: "there is no built extension")

@@ -7,8 +7,6 @@
 
 #include "activation.cuh"
 
-namespace {
-
 constexpr int WARPS = 8;
 constexpr int BLOCKS_PER_SM = 4;
 
@@ -68,7 +66,7 @@ __global__ void linear_backward_bias_kernel(const float* partials, T* dbias, int
 }
 
 template <typename T, Activation ACTIVATION, int VECTOR>
-void launch(const LinearBackwardArgs& args) {
+static void launch(const LinearBackwardArgs& args) {
   const int64_t strips = cdiv(args.N, 32 * VECTOR);
   const int64_t most = cdiv(args.M, WARPS);  // each warp has a row at least
   const int64_t wanted = std::max<int64_t>(1, int64_t{multiprocessor_count()} * BLOCKS_PER_SM / strips);
@@ -83,8 +81,6 @@ void launch(const LinearBackwardArgs& args) {
       <<<cdiv(args.N, 128), 128, 0, args.stream>>>(partials, static_cast<T*>(args.dbias), args.N, chunks);
   CUDA_CHECK(cudaGetLastError());
 }
-
-}  // namespace
 
 void linear_backward(const LinearBackwardArgs& args) {
   const bool vectors = args.N % 8 == 0 && aligned_to_16_bytes(args.dout, args.saved, args.dz);

@@ -13,8 +13,6 @@
 #include "activation.cuh"
 #include "args.h"
 
-namespace {
-
 struct LinearProblem : MatmulProblem {
   CUtensorMap pre_map;   // empty unless pre_mapped
   void* pre;             // [M, N], row-major; or nullptr
@@ -90,27 +88,26 @@ __global__ void linear_v01_fused_bias_kernel(LinearArgs args) {
 
 // Calls function.operator()<T>() with bf16 or fp16.
 template <typename Function>
-void dispatch_type(Dtype dtype, Function function) {
+static void dispatch_type(Dtype dtype, Function function) {
   dtype == Dtype::bf16 ? function.template operator()<__nv_bfloat16>()
                        : function.template operator()<__half>();
 }
 
 // A matrix of `lines` by K in lines along K; without a base where it must be repacked to be so.
-Operand along_k(const void* matrix, const LinearArgs& args, int64_t lines, int64_t stride, int64_t stride_k) {
+static Operand along_k(const void* matrix, const LinearArgs& args, int64_t lines, int64_t stride,
+                       int64_t stride_k) {
   const Operand operand = describe_operand(matrix, args.dtype, lines, args.K, stride, stride_k);
   return operand.along_k ? operand : Operand{nullptr, lines, args.K, 0, true};
 }
 
 // The bias, such that it can be read by the word.
-const uint16_t* in_words(const LinearArgs& args) {
+static const uint16_t* in_words(const LinearArgs& args) {
   const auto* bias = static_cast<const uint16_t*>(args.bias);
   if (bias == nullptr || (args.N % 2 == 0 && reinterpret_cast<uintptr_t>(bias) % 4 == 0)) return bias;
   auto* copy = static_cast<uint16_t*>(args.memory->workspace((args.N + 1) * sizeof(uint16_t)));
   CUDA_CHECK(cudaMemcpyAsync(copy, bias, args.N * sizeof(uint16_t), cudaMemcpyDeviceToDevice, args.stream));
   return copy;
 }
-
-}  // namespace
 
 void linear_v01_fused(const LinearArgs& args) {
   if (args.M == 0 || args.N == 0) return;

@@ -44,8 +44,10 @@ def run(release: bool, audit: bool) -> Findings:
 
 
 def _late(results: Results) -> list[str]:
-    """Steps that changed since they were measured, and those whose predictions are not frozen, a line each."""
+    """What was never measured, steps that changed since, and those whose predictions are not frozen, a line each."""
     op, lines = results.op, []
+    if not results.measured:
+        lines.append(f"{op.name} was never measured: run `ncu_report.py --op {op.name}`")
     for step in op.steps:
         for backend in step.backends:
             cell = f"{op.name}/{step.name}/{backend}"
