@@ -98,8 +98,8 @@ __device__ inline void take_registers() {
 }
 
 // PTX ISA, "griddepcontrol". Kernels that were launched to follow this one on its stream may be set up from
-// here on, where there is room. Before its own wait such a kernel must touch nothing that any kernel before it
-// writes: where this one has not waited yet, those before it may still run.
+// here on, where there is room. Before its own wait such a kernel must touch nothing that any kernel before
+// it writes: where this one has not waited yet, those before it may still run.
 __device__ inline void allow_dependent_launch() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }

@@ -20,7 +20,7 @@ from kernel_twins.spec import Name, Op
 FOLDER = store.DATA / store.REFERENCE_GPU
 DOCS = store.ROOT / "docs"
 NOT_YET = ["linear"]
-"""What is built and awaits its first recording; a release may hold nothing of the kind, which `check --release` says."""
+"""What is built and awaits its first recording. A release may hold nothing of the kind: `check --release` says so."""
 
 BY_OP = pytest.mark.parametrize("op", OPS.values(), ids=list(OPS))
 BY_MEASURED = pytest.mark.parametrize(
