@@ -148,3 +148,14 @@ def test_auto_under_autocast_takes_what_pytorch_would(operator) -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert kernel_twins.linear(x, weight, bias).dtype == torch.bfloat16
         assert operator(x, weight, bias, "gelu").dtype == torch.float32
+
+
+def test_the_ladder_knows_the_same_activations() -> None:
+    out = torch.empty(2, 3, dtype=torch.bfloat16)
+    x, weight, bias = (torch.empty(shape, dtype=out.dtype) for shape in ((2, 5), (3, 5), (3,)))
+    op = kernel_twins.OPS["linear"]
+    assert {case.get("act", "none") for case in op.test_cases} == set(ACTIVATIONS)
+    for activation in ACTIVATIONS:
+        op.check(x, weight, bias, out=out, activation=activation)
+    with pytest.raises(ValueError, match=r"^activation is 'tanh', must be none, relu"):
+        op.check(x, weight, bias, out=out, activation="tanh")

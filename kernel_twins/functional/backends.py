@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,6 +56,12 @@ def copyable(matrix: Tensor) -> bool:
     row, col = matrix.stride()[-2:]
     across = max(row, col) * matrix.element_size() % 16 == 0
     return min(row, col) == 1 and across and matrix.storage_offset() * matrix.element_size() % 16 == 0
+
+
+def on_device(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Makes a GPU the current one, which launches need; costs next to nothing where it is, as it mostly is."""
+    here = device.type != "cuda" or device.index == torch.cuda.current_device()
+    return contextlib.nullcontext() if here else torch.cuda.device(device)
 
 
 def only_values(*tensors: Tensor) -> bool:

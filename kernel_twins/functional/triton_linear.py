@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 from collections.abc import Callable
 from functools import cache
@@ -15,7 +14,7 @@ from torch import Tensor
 from kernel_twins import ops
 from kernel_twins.functional import triton_matmul
 from kernel_twins.functional.activations import ACTIVATIONS
-from kernel_twins.functional.backends import only_values, require_gpu
+from kernel_twins.functional.backends import on_device, only_values, require_gpu
 from kernel_twins.functional.linear import STEP
 from kernel_twins.tensors import require_dtype, require_same_dtype
 
@@ -63,7 +62,7 @@ def _forward(
     if out.numel() > 0:
         matrix = rows.shape[0], weight.shape[0]
         target = out.view(matrix) if pre is None else (out.view(matrix), pre.view(matrix))
-        with _on(x.device):
+        with on_device(x.device):
             launch(rows, weight, None if bias is None else bias.contiguous(), out=target, activation=activation)
     return out, pre
 
@@ -79,7 +78,7 @@ def _compute_backward(dout: Tensor, saved: Tensor, activation: str) -> tuple[Ten
         dbias = dz.reshape(matrix).sum(0)
     else:
         module = importlib.import_module("kernel_twins._triton.linear.backward")
-        with _on(dout.device):
+        with on_device(dout.device):
             rows, values = (tensor.contiguous().view(matrix) for tensor in (dout, saved))
             dz, dbias = module.linear_backward(rows, values, activation)
     return dz.contiguous().view(dout.shape), dbias
@@ -114,11 +113,6 @@ def _fused(device: int | None) -> Callable[..., None] | None:
     return launch
 
 
-def _on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    here = device.type != "cuda" or device.index == torch.cuda.current_device()
-    return contextlib.nullcontext() if here else torch.cuda.device(device)
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # What is refused
 # ----------------------------------------------------------------------------------------------------------------------
@@ -138,7 +132,7 @@ def _check(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> t
     if weight.shape[1] != x.shape[-1]:
         raise ValueError(
             f"weight has shape {tuple(weight.shape)}, must have {x.shape[-1]} columns, as many as x, of shape "
-            f"{tuple(x.shape)}, has: transpose it with .mT, or slice one"
+            f"{tuple(x.shape)}, has in its last dimension: slice one, or transpose a matrix with .mT"
         )
     if bias is not None:
         _check_operand("bias", bias, x)

@@ -12,7 +12,7 @@ import triton
 from torch import Tensor
 
 from kernel_twins import ops
-from kernel_twins.functional.backends import only_values, require_gpu
+from kernel_twins.functional.backends import on_device, only_values, require_gpu
 from kernel_twins.functional.matmul import STEPS, require_out_dtype
 from kernel_twins.tensors import require_dtype, require_same_dtype
 
@@ -41,11 +41,8 @@ def _compute(a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None) -> Tens
     if right.numel() == k * n:  # one b for all: the batch is more rows of a
         launch = _launcher(a, dtype)
         left, right, target = left.reshape(-1, k), right.reshape(k, n), out.view(-1, n)
-        if a.device.type != "cuda" or a.device.index == torch.cuda.current_device():
+        with on_device(a.device):
             launch(left, right, out=target)
-        else:
-            with torch.cuda.device(a.device):
-                launch(left, right, out=target)
         return out
     left, right = left.expand(*batch, m, k), right.expand(*batch, k, n)
     if not _worth_a_launch_each(m, n, k, a.device):
@@ -56,7 +53,7 @@ def _compute(a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None) -> Tens
             torch.bmm(left, right, out_dtype=dtype, out=target)
         return out
     launch = _launcher(a, dtype)
-    with torch.cuda.device(a.device):
+    with on_device(a.device):
         for index in torch.cartesian_prod(*(torch.arange(size) for size in batch)).view(-1, len(batch)).tolist():
             launch(left[tuple(index)], right[tuple(index)], out=out.view(*batch, m, n)[tuple(index)])
     return out
@@ -85,7 +82,7 @@ def _sizes(a: Tensor, b: Tensor) -> tuple[int, int, int, tuple[int, ...], tuple[
     if rows != k:
         raise ValueError(
             f"b has shape {tuple(b.shape)}, must have {k} {'elements' if vector_b else 'rows'}, as many as a, of shape "
-            f"{tuple(a.shape)}, has columns: transpose one with .mT, or slice it"
+            f"{tuple(a.shape)}, has {'elements' if vector_a else 'columns'}: transpose a matrix with .mT, or slice one"
         )
     try:
         batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
