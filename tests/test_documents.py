@@ -19,13 +19,7 @@ from kernel_twins.spec import Name, Op
 
 FOLDER = store.DATA / store.REFERENCE_GPU
 DOCS = store.ROOT / "docs"
-NOT_YET = ["linear"]
-"""What is built and awaits its first recording. A release may hold nothing of the kind: `check --release` says so."""
-
 BY_OP = pytest.mark.parametrize("op", OPS.values(), ids=list(OPS))
-BY_MEASURED = pytest.mark.parametrize(
-    "op", [op for op in OPS.values() if op.name not in NOT_YET], ids=[name for name in OPS if name not in NOT_YET]
-)
 
 
 def test_documents_agree_with_the_data() -> None:
@@ -39,11 +33,7 @@ def test_the_cases_that_documents_show_are_timed(op: Op) -> None:
     assert len({*op.timed_cases}) == len(op.timed_cases)
 
 
-def test_what_awaits_its_first_recording_has_no_rows() -> None:
-    assert [op.name for op in OPS.values() if not Results(op, FOLDER, None).measured] == NOT_YET
-
-
-@BY_MEASURED
+@BY_OP
 def test_every_cell_of_the_ladders_was_tried_and_none_is_wrong(op: Op) -> None:
     results = Results(op, FOLDER, None)
     for case in op.timed_cases:
@@ -53,7 +43,7 @@ def test_every_cell_of_the_ladders_was_tried_and_none_is_wrong(op: Op) -> None:
                 assert status.startswith(("ok", "skipped")), f"{step.name} {backend} {case.slug}: {status or 'missing'}"
 
 
-@BY_MEASURED
+@BY_OP
 def test_every_step_was_profiled(op: Op) -> None:
     results = Results(op, FOLDER, None)
     for step in op.steps:
@@ -66,7 +56,7 @@ def test_every_row_names_a_recorded_run(op: Op) -> None:
     assert set(Results(op, FOLDER, None).recorded.runs) <= set(store.read_runs(FOLDER)["run"])
 
 
-@BY_MEASURED
+@BY_OP
 def test_recorded_counters_extract_to_the_rows_they_came_from(op: Op, monkeypatch: pytest.MonkeyPatch) -> None:
     """The way from launches to rows, on what the H100 really recorded: the metrics that it recorded."""
     table = store.read_table(FOLDER, op.name, "counters")
