@@ -114,19 +114,23 @@ def is_recording() -> bool:
 
 @lru_cache(4096)
 def nearest(step: str, problem: Case, gpu: str) -> Config | None:
-    """The committed winner of the problem closest in the logarithms of its sizes; None where there is none."""
+    """The committed winner of the problem closest in the logarithms of its sizes, then of its dtype; None if none."""
     winners = _read(gpu).get(step, {})
     near = [
-        (math.dist(*([math.log(max(1, size)) for size in case.shape] for case in (known, problem))), slug)
+        (_distance(known, problem), known.dtype != problem.dtype, slug)
         for slug in winners
         if (known := Case.parse(slug)).variant == problem.variant and ITEMSIZE[known.dtype] == ITEMSIZE[problem.dtype]
     ]
     if not near:
         return None
-    slug = min(near)[1]
+    *_, slug = min(near)
     if triton.knobs.autotuning.print:
         print(f"{step}, {problem.slug}: the committed configuration of {slug}, {winners[slug]}")
     return winners[slug]
+
+
+def _distance(case: Case, other: Case) -> float:
+    return math.dist(*([math.log(max(1, size)) for size in each.shape] for each in (case, other)))
 
 
 def record(op: str, step: str, cases: Iterable[Case]) -> dict[str, Config]:

@@ -35,8 +35,7 @@ def _derivative(x, ACTIVATION: tl.constexpr):
     if ACTIVATION == "relu":
         slope = tl.where(x <= 0.0, 0.0, 1.0)
     elif ACTIVATION == "gelu":
-        density = _normal_density(x)
-        slope = _normal_cdf(x, density) + DENSITY_SCALE * x * density
+        slope = _normal_cdf(x) + DENSITY_SCALE * x * _normal_density(x)
     elif ACTIVATION == "gelu_tanh":
         s = 1.0 / _sigmoid_denominator(_twice_tanh_argument(x))
         slope = s + x * s * (1.0 - s) * (2.0 * TANH_SCALE * (1.0 + 3.0 * TANH_CUBIC * x * x))

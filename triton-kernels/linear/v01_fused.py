@@ -37,9 +37,9 @@ from kernel_twins._triton.workspace import COUNTERS, counter
 LARGE_QUARTER = tl.constexpr(4096)  # elements of a quarter of a tile that is stored in eighths
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-SQRT_HALF = tl.constexpr(0.7071067811865476)
 TANH_SCALE = tl.constexpr(0.7978845608028654)  # sqrt(2 / pi)
 TANH_CUBIC = tl.constexpr(0.044715)
+FARTHEST_TAIL = tl.constexpr(10.0)  # the integral is 2^-76
 
 
 @triton.jit
@@ -61,13 +61,23 @@ def _normal_density(x):
 
 
 @triton.jit
-def _normal_cdf(x, density):
-    # The normal distribution's integral up to x, within 1e-7: Abramowitz and Stegun, "Handbook of Mathematical
-    # Functions" (1964), 7.1.26. tl.erf takes twice the instructions.
-    t = 1.0 / (1.0 + 0.3275911 * SQRT_HALF * tl.abs(x))
-    series = 0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429)))
-    beyond = 0.5 * t * series * density  # of |x|
-    return tl.where(x < 0.0, beyond, 1.0 - beyond)
+def _normal_tail(t):
+    # The normal distribution's integral from -inf to -t, for t from 0 to FARTHEST_TAIL. Its logarithm is smooth, and p
+    # the polynomial of degree 6 that minimises the largest relative error of t * 2^p(t): 3e-5 up to 5, 5e-4 up to 6,
+    # where t times the integral is 6e-9. tl.erf takes several times the instructions, two of them slow.
+    p = t * 2.52133836e-5 - 6.46586114e-4
+    p = t * p + 7.40630228e-3
+    p = t * p - 5.17569359e-2
+    p = t * p - 0.460578256
+    p = t * p - 1.15047896
+    return tl.exp2(t * p - 1.0000432)
+
+
+@triton.jit
+def _normal_cdf(x):
+    # The normal distribution's integral up to x.
+    tail = _normal_tail(tl.minimum(tl.abs(x), FARTHEST_TAIL))
+    return tl.where(x < 0.0, tail, 1.0 - tail)
 
 
 @triton.jit
@@ -76,7 +86,9 @@ def _activate(x, ACTIVATION: tl.constexpr):
     if ACTIVATION == "relu":
         x = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
     elif ACTIVATION == "gelu":
-        x = x * _normal_cdf(x, _normal_density(x))
+        # x * cdf(x) = max(x, 0) - |x| * tail(|x|). The maximum so that NaN and -inf give NaN.
+        t = tl.minimum(tl.abs(x), FARTHEST_TAIL)
+        x = (0.5 * x + 0.5 * tl.abs(x)) - t * _normal_tail(t)
     elif ACTIVATION == "gelu_tanh":
         x = x / _sigmoid_denominator(_twice_tanh_argument(x))
     elif ACTIVATION == "silu":

@@ -1,0 +1,240 @@
+"""matmul_bf16 v17_prologue: what precedes a kernel's first product is cut to what cannot be avoided.
+
+Change:   descriptors are written by the host and come with the launch, where every program wrote its own into device
+          memory; a kernel is set up while the one before it ends (programmatic dependent launch); and a program that
+          computes one tile has no loop over tiles.
+Why:      a product of 1024 x 1024 x 1024 takes six microseconds, and its tensor work two. Writing descriptors, making
+          the copy engine see them, and waiting for the kernel before to have left the chip took three.
+Counter:  time at small sizes falls; at 4096 x 4096 nothing changes.
+Requires: compute capability 9.0; nothing of sizes and strides.
+Source:   CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization"; Triton's tutorial 09, for
+          descriptors made by the host.
+Twin:     none, see the spec: CUDA's maps are made by the host from v07_tma on, and v15_dispatch starts early.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.compiler import CompiledKernel
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from kernel_twins._triton import tuning
+from kernel_twins._triton.device import has_tma, layout_of, sm_count
+from kernel_twins._triton.matmul_bf16.v15_dispatch import PLANS, _store, grid_of, repacked, sums_of, tiles_of
+from kernel_twins._triton.workspace import COUNTERS, counter
+
+
+def _fit_blocks(args: dict[str, Any]) -> None:
+    """Let descriptors, which the search shares between configurations, describe blocks of this one."""
+    a_block, b_block, out_block = blocks_of(args, args["out"])
+    args["a_desc"].block_shape = a_block[::-1] if args["A_COL"] else a_block
+    args["b_desc"].block_shape = b_block[::-1] if args["B_COL"] else b_block
+    if args["out_desc"] is not None:
+        args["out_desc"].block_shape = out_block
+
+
+CONFIGS = [
+    triton.Config(
+        {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": 8, "SPLIT_K": parts},
+        num_warps=warps, num_stages=stages, pre_hook=_fit_blocks,
+    )
+    for m, n, k, warps, stages, parts in (
+        (128, 128, 64, 8, 3, 1), (128, 256, 64, 8, 4, 1), (128, 256, 64, 8, 3, 1), (256, 128, 64, 8, 4, 1),
+        (128, 128, 64, 4, 4, 1), (64, 256, 64, 4, 4, 1), (128, 64, 64, 4, 6, 1), (128, 64, 128, 8, 4, 1),
+        (64, 128, 64, 4, 6, 1), (64, 128, 128, 4, 3, 1), (64, 64, 128, 4, 4, 1), (64, 64, 64, 4, 6, 1),
+        (128, 256, 64, 8, 4, 2), (128, 128, 64, 8, 4, 2), (128, 128, 64, 8, 4, 4), (64, 256, 64, 4, 4, 2),
+        (64, 256, 64, 4, 4, 4), (128, 64, 64, 4, 6, 2), (64, 128, 128, 4, 4, 2), (64, 128, 128, 4, 4, 4),
+        (64, 64, 128, 4, 5, 2), (64, 64, 128, 4, 5, 4),
+    )
+]  # fmt: skip
+
+
+def worth_timing(configs: list[triton.Config], args: dict[str, Any], **meta: Any) -> list[triton.Config]:
+    """Sums shared where tiles are few; of the rest the eight that look best."""
+    M, N, sms = args["M"], args["N"], sm_count(args["out"].device)
+    fit = [c for c in configs if c.kwargs["SPLIT_K"] == 1 or tiles_of(M, N, c.kwargs) <= sms]
+    return tuning.likely(8)(fit, args | {"a": args["out"]})
+
+
+@triton.autotune(
+    CONFIGS,
+    key=["M", "N", "K", "A_COL", "B_COL", "OUT_DESCRIBED"],
+    prune_configs_by={"early_config_prune": worth_timing},
+    do_bench=tuning.bench,
+)
+@triton.heuristics({"ONE_TILE": lambda args: has_one_tile(args["M"], args["N"], args, args["out"].device)})
+@triton.jit
+def matmul_bf16_v17_prologue_kernel(
+    a_desc, b_desc, out_desc, out, sums, tickets, M, N, K,
+    A_COL: tl.constexpr, B_COL: tl.constexpr, OUT_DESCRIBED: tl.constexpr, EARLY: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+    SPLIT_K: tl.constexpr, ONE_TILE: tl.constexpr,
+):  # fmt: skip
+    # a: [M, K], b: [K, N], what is column-major described as its transpose; out: [M, N] row-major, without a descriptor
+    # where the copy engine cannot store it; for SPLIT_K > 1 sums: [tiles, SPLIT_K, BLOCK_M, BLOCK_N] and tickets:
+    # [tiles].
+    if EARLY:
+        # The next kernel may set itself up beside this one, as this one did beside the one before, which must be done
+        # before anything that it wrote or reads is touched.
+        gdc_launch_dependents()
+        gdc_wait()
+    tiles_m = (M - 1) // BLOCK_M + 1
+    tiles_n = (N - 1) // BLOCK_N + 1
+    # Every part takes as many steps; what lies behind K is read as zeros.
+    steps = (K - 1) // (BLOCK_K * SPLIT_K) + 1
+    turns = tl.program_id(0) + 1 if ONE_TILE else tiles_m * tiles_n
+    for turn in tl.range(tl.program_id(0), turns, tl.num_programs(0), flatten=not ONE_TILE):
+        tile = turn // SPLIT_K
+        first_step = turn % SPLIT_K * steps
+        # Within a group the tile's row varies fastest; the last group may have fewer rows.
+        group = tile // (GROUP_M * tiles_n)
+        within = tile % (GROUP_M * tiles_n)
+        group_rows = min(tiles_m - group * GROUP_M, GROUP_M)
+        tile_m = group * GROUP_M + within % group_rows
+        tile_n = within // group_rows
+        first_row, first_col = (tile_m * BLOCK_M).to(tl.int32), (tile_n * BLOCK_N).to(tl.int32)
+        total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+        for step in range(steps):
+            first_k = (first_step + step) * BLOCK_K
+            a_tile = a_desc.load([first_k, first_row]).T if A_COL else a_desc.load([first_row, first_k])
+            b_tile = b_desc.load([first_col, first_k]).T if B_COL else b_desc.load([first_k, first_col])
+            total = tl.dot(a_tile, b_tile, total)
+        if SPLIT_K == 1:
+            _store(total, out, out_desc, M, N, tile_m, tile_n)
+        else:
+            place = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+            parts = sums + tile.to(tl.int64) * (SPLIT_K * BLOCK_M * BLOCK_N) + place
+            tl.store(parts + turn % SPLIT_K * (BLOCK_M * BLOCK_N), total)
+            # All threads have stored before one takes the ticket, which is release and acquire in one: whoever holds
+            # the tile's last ticket may read what the others have written, from L2 (.cg).
+            tl.debug_barrier()
+            ticket = tl.atomic_add(tickets + tile, 1, sem="acq_rel", scope="gpu")
+            if ticket == SPLIT_K - 1:
+                total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+                for part in range(SPLIT_K):
+                    total += tl.load(parts + part * (BLOCK_M * BLOCK_N), cache_modifier=".cg")
+                _store(total, out, out_desc, M, N, tile_m, tile_n)
+                tl.store(tickets + tile, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a call does that differs from an earlier one in nothing but the values, and addresses as aligned."""
+
+    kernel: CompiledKernel
+    grid: tuple[int, int, int]
+    repack_a: bool
+    repack_b: bool
+    descriptors: tuple[TensorDescriptor, TensorDescriptor, TensorDescriptor | None]  # of the tensors of the first call
+    sums: int  # elements; 0 where no sums are shared
+    arguments: tuple[Any, ...]  # those behind tickets
+
+
+_plans: dict[tuple[Any, ...], Plan] = {}
+
+
+def matmul_bf16_v17_prologue(a: Tensor, b: Tensor, *, out: Tensor) -> None:
+    """out = a @ b; a: [M, K], b: [K, N], any strides, both bf16 or fp16; out: [M, N], row-major, the same or fp32."""
+    aligned = a.data_ptr() % 16 == 0, b.data_ptr() % 16 == 0, out.data_ptr() % 16 == 0
+    key = a.shape, a.stride(), b.shape, b.stride(), a.dtype, out.dtype, aligned, a.get_device()
+    plan = _plans.get(key)
+    if plan is None or tuning.is_recording():
+        plan = _first(a, b, out)
+        if plan is not None:
+            if len(_plans) == PLANS:
+                _plans.clear()
+            _plans[key] = plan
+        return
+    if plan.repack_a:
+        a = repacked(a)
+    if plan.repack_b:
+        b = repacked(b)
+    sums = tickets = None
+    if plan.sums:
+        sums, tickets = torch.empty(plan.sums, dtype=torch.float32, device=a.device), counter(a.device)
+    a_desc, b_desc, out_desc = plan.descriptors
+    plan.kernel[plan.grid](
+        _moved(a_desc, a), _moved(b_desc, b), out_desc and _moved(out_desc, out), out, sums, tickets, *plan.arguments
+    )
+
+
+def _first(a: Tensor, b: Tensor, out: Tensor) -> Plan | None:
+    """Run a product that has no plan, and make one, unless it is empty, interpreted or captured."""
+    (M, K), N = a.shape, b.shape[1]
+    if min(M, N, K) == 0:  # a flattened loop takes at least one step, so K = 0 is not for it
+        out.zero_()
+        return None
+    if not has_tma():
+        raise RuntimeError("matmul_bf16 v17_prologue needs compute capability 9.0: call v06_autotuned")
+    repack_a, repack_b = (layout_of(x) == "pointers" for x in (a, b))
+    a, b = repacked(a) if repack_a else a, repacked(b) if repack_b else b
+    a_layout, b_layout, out_layout = layout_of(a), layout_of(b), layout_of(out)
+    variant = tuning.layouts(a=a_layout, b=b_layout, store=out_layout)
+    if out.dtype != a.dtype:
+        variant["out"] = "fp32"
+    problem = tuning.problem_of(M, N, K, dtype=a.dtype, **variant)
+    kernel, config = tuning.choose(matmul_bf16_v17_prologue_kernel, "matmul_bf16/v17_prologue", problem, a.device)
+    layouts = {"A_COL": a_layout == "col", "B_COL": b_layout == "col", "OUT_DESCRIBED": out_layout == "row"}
+    layouts["EARLY"] = a.device.type != "cpu"  # where the interpreter runs, no kernel is ever under way
+    if not config:
+        timed = worth_timing(kernel.configs, {"M": M, "N": N, "K": K, "out": out})
+        most = max(sums_of(M, N, each.kwargs) for each in timed)
+        descriptors = _describe(a, b, out, timed[0].kwargs)
+        _launch(kernel, lambda config: grid_of(M, N, config, a.device), descriptors, out, most, (M, N, K), layouts)
+        kernel, config = kernel.fn, kernel.best_config.all_kwargs()
+    if tiles_of(M, N, config) > COUNTERS:  # a near problem's winner
+        config = config | {"SPLIT_K": 1}
+    grid, sums, descriptors = grid_of(M, N, config, a.device), sums_of(M, N, config), _describe(a, b, out, config)
+    constants = layouts | config
+    compiled = _launch(kernel, grid, descriptors, out, sums, (M, N, K), constants)
+    # There is none in the interpreter; and under capture the choice is a makeshift.
+    if not isinstance(compiled, CompiledKernel) or torch.cuda.is_current_stream_capturing():
+        return None
+    constants["ONE_TILE"] = has_one_tile(M, N, config, a.device)
+    named = tuple(constants[name] for name in compiled.src.fn.arg_names if name in constants)
+    return Plan(compiled, grid, repack_a, repack_b, descriptors, sums, (M, N, K, *named))
+
+
+def _launch(
+    kernel: Any, grid: Any, descriptors: tuple[Any, ...], out: Tensor, sums: int, sizes: tuple[int, ...], constants: Any
+) -> Any:
+    workspace = tickets = None
+    if sums:
+        workspace, tickets = torch.empty(sums, dtype=torch.float32, device=out.device), counter(out.device)
+    early = {"launch_pdl": True} if constants["EARLY"] else {}
+    return kernel[grid](*descriptors, out, workspace, tickets, *sizes, **constants, **early)
+
+
+def blocks_of(config: dict[str, Any], out: Tensor) -> tuple[list[int], list[int], list[int]]:
+    """What descriptors of a, b and out move at a time, rows first."""
+    m, n, k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
+    return [m, k], [k, n], [m, n // (4 if out.dtype == torch.float32 else 2)]
+
+
+def _describe(a: Tensor, b: Tensor, out: Tensor, config: dict[str, Any]) -> tuple[TensorDescriptor | None, ...]:
+    described = []
+    for matrix, block in zip((a, b, out), blocks_of(config, out), strict=True):
+        layout = layout_of(matrix)
+        if layout == "col":
+            matrix, block = matrix.t(), block[::-1]
+        described.append(None if layout == "pointers" else TensorDescriptor.from_tensor(matrix, block))
+    return tuple(described)
+
+
+def _moved(descriptor: TensorDescriptor, matrix: Tensor) -> TensorDescriptor:
+    """A descriptor that says of another matrix what has been checked for the first; half the time of a new one."""
+    moved = object.__new__(TensorDescriptor)
+    moved.__dict__ = descriptor.__dict__ | {"base": matrix}
+    return moved
+
+
+def has_one_tile(M: int, N: int, config: dict[str, Any], device: torch.device) -> bool:
+    """Whether each program computes one tile, or a part of one."""
+    return config["SPLIT_K"] > 1 or grid_of(M, N, config, device)[0] == tiles_of(M, N, config)
