@@ -27,7 +27,7 @@ BY_ACTIVATION = pytest.mark.parametrize("activation", ACTIVATIONS)
 REAL = [activation for activation in ACTIVATIONS if activation != "none"]  # whose dz is not dout
 SHAPES = [(1, 1, 1), (64, 4096, 4096), (129, 127, 65), (256, 512, 384), (2101, 2203, 135), (5, 7, 0), (0, 7, 5)]
 RAGGED = [(1, 1, 1), (65, 66, 67), (136, 264, 72), (5, 7, 0), (0, 7, 5), (7, 0, 5)]
-BRANCHES = 4  # of the kernel: sums shared or not, descriptors or not
+BRANCHES = 2  # of the kernel: sums shared or not
 
 
 def operands(shape, dtype=torch.float16, requires_grad=False, device="cpu", lead=()):
@@ -55,6 +55,18 @@ def assert_near(out, right, of_sum=0.0) -> None:
     assert out.shape == right.shape
     eps = 2 * torch.finfo(out.dtype).eps
     assert bool(((out.double() - right).abs() <= eps * right.abs().clamp(min=0.05) + of_sum).all())
+
+
+def fp16_values(device="cpu"):
+    """All of fp16's values from -16 to 16, in a column."""
+    words = torch.arange(-(2**15), 2**15, device=device).to(torch.int16)
+    values = words.view(torch.float16)
+    return values[values.abs() <= 16].unsqueeze(1)
+
+
+def assert_rounded_once(out, right) -> None:
+    """Within 0.55 of the distance of two neighbours, where 0.5 is what rounding itself may take."""
+    assert bool(((out.double() - right).abs() <= 1.1 * (2.0**-11 * right.abs()).clamp(min=2.0**-25)).all())
 
 
 def error_of_sum(x, weight, bias):
@@ -94,9 +106,9 @@ def interpret_step(turn: str) -> None:
     """One branch of the kernel: every activation with and without bias and pre, on ragged and on empty sizes."""
     tuning = importlib.import_module("kernel_twins._triton.tuning")
     step = importlib.import_module("kernel_twins._triton.linear.v01_fused")
-    found: dict[tuple[bool, bool], Any] = {}
+    found: dict[bool, Any] = {}
     for config in step.CONFIGS:
-        found.setdefault((config.kwargs["SPLIT_K"] > 1, config.kwargs["TMA"]), config)
+        found.setdefault(config.kwargs["SPLIT_K"] > 1, config)
     assert len(found) == BRANCHES
     config = list(found.values())[int(turn)]
     setattr(tuning, "choose", partial(chosen, config))  # noqa: B010
@@ -122,6 +134,10 @@ def interpret_step(turn: str) -> None:
         out = torch.empty_like(special)
         step.linear_v01_fused(special, torch.ones_like(special[:1]), None, out=out, activation=activation)
         torch.testing.assert_close(out, ACTIVATIONS[activation](special.float()).half(), equal_nan=True)
+        every = fp16_values()[::16]
+        out = torch.empty_like(every)
+        step.linear_v01_fused(every, torch.ones_like(every[:1]), None, out=out, activation=activation)
+        assert_rounded_once(out, ACTIVATIONS[activation](every.double()))
 
 
 def chosen(config: Any, kernel: Any, *_: Any) -> tuple[Any, dict[str, Any]]:
@@ -276,6 +292,15 @@ def test_values(activation, dtype, shape) -> None:
     for given in (bias, None):
         out = linear(activation, x, weight, given)
         assert_near(out, expected(activation, x, weight, given), error_of_sum(x, weight, given))
+
+
+@pytest.mark.gpu
+@BY_ACTIVATION
+@pytest.mark.parametrize("backend", ["cuda", "triton"])
+def test_activations_are_as_exact_as_their_rounding(activation, backend) -> None:
+    x = fp16_values("cuda")
+    out = kernel_twins.linear(x, torch.ones_like(x[:1]), None, activation, backend=backend)
+    assert_rounded_once(out, ACTIVATIONS[activation](x.double()))
 
 
 @pytest.mark.gpu

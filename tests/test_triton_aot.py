@@ -25,6 +25,9 @@ CELLS = [
 
 TMA_LOAD = r"cp\.async\.bulk\.tensor\S*\.mbarrier"
 TMA_STORE = r"cp\.async\.bulk\.tensor\S*\.bulk_group"
+# The next kernel is let in, the one before waited for, and only then is anything touched.
+_UNTOUCHED = r"(?:(?!cp\.async\.bulk|ld\.global|st\.global).)*"
+EARLY = rf"(?s)\A{_UNTOUCHED}launch_dependents{_UNTOUCHED}griddepcontrol\.wait"
 
 PROMISED = [
     ("vector_add", "v03_vectorized", 80, r"ld\.global\.v4\.b32"),
@@ -79,6 +82,14 @@ PROMISED = [
     ("matmul_bf16", "v16_gluon", 90, r"fence\.proxy\.async"),
     ("matmul_bf16", "v16_gluon", 90, TMA_LOAD),
     ("matmul_bf16", "v16_gluon", 90, TMA_STORE),
+    ("matmul_bf16", "v17_prologue", 90, r"wgmma\.mma_async"),
+    ("matmul_bf16", "v17_prologue", 90, TMA_LOAD),
+    ("matmul_bf16", "v17_prologue", 90, TMA_STORE),
+    ("matmul_bf16", "v17_prologue", 90, EARLY),
+    ("linear", "v01_fused", 90, r"wgmma\.mma_async"),
+    ("linear", "v01_fused", 90, TMA_LOAD),
+    ("linear", "v01_fused", 90, TMA_STORE),
+    ("linear", "v01_fused", 90, EARLY),
 ]
 # And what only the configurations hold whose values are among these, at few tiles: many are never split.
 PROMISED_WHERE = [
@@ -86,6 +97,7 @@ PROMISED_WHERE = [
     ("matmul_bf16", "v15_dispatch", 90, "TMA", (True,), TMA_STORE),
     ("matmul_bf16", "v15_dispatch", 90, "TMA", (False,), r"cp\.async\.c[ag]"),
     ("matmul_bf16", "v15_dispatch", 90, "SPLIT_K", (2, 4), r"atom\.global\.gpu\.acq_rel\.add\.u32"),
+    ("matmul_bf16", "v17_prologue", 90, "SPLIT_K", (2, 4), r"atom\.global\.gpu\.acq_rel\.add\.u32"),
 ]
 # Of these lists some entries spill on 8.0, and the search passes over them; never the first, which runs where nothing
 # can be searched.

@@ -20,13 +20,14 @@ from kernel_twins._triton.matmul_bf16.v06_autotuned import matmul_bf16_v06_autot
 
 STEP = "matmul_bf16/v06_autotuned"
 SMALL = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64, "GROUP_M": 8, "num_warps": 4, "num_stages": 4, "num_ctas": 1}
+HALVED = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64, "GROUP_M": 8, "num_warps": 8, "num_stages": 4, "num_ctas": 1}
 LARGE = {"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 64, "GROUP_M": 8, "num_warps": 8, "num_stages": 3, "num_ctas": 1}
 
 
 @pytest.fixture
 def on_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
-    """A GPU named Test, with two winners committed."""
-    winners = {STEP: {"256x256x256-bf16": SMALL, "8192x8192x8192-bf16": LARGE}}
+    """A GPU named Test, with three winners committed."""
+    winners = {STEP: {"256x256x256-bf16": SMALL, "256x256x256-fp16": HALVED, "8192x8192x8192-bf16": LARGE}}
     (tmp_path / "test.json").write_text(json.dumps(winners))
     monkeypatch.setattr(tuning, "FOLDER", tmp_path)
     monkeypatch.setattr(tuning, "_searched", {})
@@ -46,6 +47,7 @@ def choose(slug: str) -> tuple[Any, dict[str, int]]:
     [
         ("256x256x256-bf16", SMALL),
         ("300x200x1000-bf16", SMALL),
+        ("300x200x1000-fp16", HALVED),
         ("4096x4096x4096-bf16", LARGE),
         ("4096x4096x4096-fp16", LARGE),
     ],

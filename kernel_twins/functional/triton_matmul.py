@@ -84,8 +84,10 @@ def _sizes(a: Tensor, b: Tensor) -> tuple[int, int, int, tuple[int, ...], tuple[
             f"b has shape {tuple(b.shape)}, must have {k} {'elements' if vector_b else 'rows'}, as many as a, of shape "
             f"{tuple(a.shape)}, has {'elements' if vector_a else 'columns'}: transpose a matrix with .mT, or slice one"
         )
+    lead_a, lead_b = a.shape[:-2], b.shape[:-2]
     try:
-        batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        # Asked only where both have something to say: it takes longer than all the rest.
+        batch = torch.broadcast_shapes(lead_a, lead_b) if lead_a and lead_b else lead_a or lead_b
     except RuntimeError:
         raise ValueError(
             f"b has leading dimensions {tuple(b.shape[:-2])}, must broadcast with a's, {tuple(a.shape[:-2])}: the last "

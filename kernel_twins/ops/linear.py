@@ -109,8 +109,10 @@ def _compiled(x: Tensor, weight: Tensor, bias: Tensor, *, out: Tensor, activatio
     """The same by torch.compile, which stores the activation's result in ``out`` itself."""
     import torch
 
+    from kernel_twins import environment
+
     # By default it gives up after eight shapes, and runs the rest as it finds it.
-    with torch._dynamo.config.patch(recompile_limit=256):
+    with torch._dynamo.config.patch(recompile_limit=256), environment.kept():
         _compile()(x, weight, bias, activation, out)
 
 
@@ -130,9 +132,11 @@ def _product_of(backend: Backend) -> Callable[..., None]:
     """The bare product by the last step of matmul_bf16: neither bias nor activation."""
 
     def product(x: Tensor, weight: Tensor, bias: Tensor, *, out: Tensor, activation: str = "none") -> None:
+        from kernel_twins import ops
         from kernel_twins._load import load
 
-        load("matmul_bf16", "v15_dispatch", backend)(x, weight.t(), out=out)
+        last = ops.get("matmul_bf16").steps_of(backend)[-1]
+        load("matmul_bf16", last.name, backend)(x, weight.t(), out=out)
 
     return product
 

@@ -21,6 +21,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from kernel_twins import environment
 from kernel_twins._load import UnavailableError
 from kernel_twins._profiling.report import functions_table, publish, stage, store
 from kernel_twins._profiling.report.functions_contests import OURS, Contest, Result, contests
@@ -84,7 +85,8 @@ def timed(contest: Contest) -> list[dict[str, str]]:
 def _gate(call: Callable[[], Result], expected: tuple[Tensor, ...]) -> tuple[str, float]:
     """``ok`` or what is wrong, and the largest error as a share of the norm."""
     try:
-        result = call()
+        with environment.kept():  # torch.compile compiles now
+            result = call()
     except UnavailableError:  # nothing of a backend can be measured here, which is for the user to mend
         raise
     except (RuntimeError, TypeError, ValueError) as error:

@@ -17,19 +17,27 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from triton.compiler import CompiledKernel
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernel_twins._triton import tuning
-from kernel_twins._triton.device import has_tma, layout_of, scratch
+from kernel_twins._triton.device import has_tma, layout_of
 from kernel_twins._triton.matmul_bf16.v15_dispatch import (
-    CONFIGS,
     PLANS,
-    Plan,
     _halves,
     _store_part,
     grid_of,
     repacked,
     sums_of,
     tiles_of,
+)
+from kernel_twins._triton.matmul_bf16.v17_prologue import (
+    CONFIGS,
+    Plan,
+    blocks_of,
+    described,
+    has_one_tile,
+    moved,
     worth_timing,
 )
 from kernel_twins._triton.workspace import COUNTERS, counter
@@ -141,46 +149,32 @@ def _finish(total, bias, pre, pre_desc, out, out_desc, M, N, tile_m, tile_n, ACT
 
 @triton.autotune(
     CONFIGS,
-    key=["M", "N", "K", "stride_am", "stride_ak", "stride_bk", "stride_bn", "OUT_LAYOUT"],
+    key=["M", "N", "K", "A_COL", "B_COL", "OUT_DESCRIBED"],
     prune_configs_by={"early_config_prune": worth_timing},
-    cache_results=True,
     do_bench=tuning.bench,
 )
-@triton.heuristics({"EVEN_K": lambda args: args["K"] % (args["BLOCK_K"] * args["SPLIT_K"]) == 0})
+@triton.heuristics({"ONE_TILE": lambda args: has_one_tile(args["M"], args["N"], args, args["out"].device)})
 @triton.jit
 def linear_v01_fused_kernel(
-    a, b, bias, out, pre, sums, tickets, M, N, K, stride_am, stride_ak, stride_bk, stride_bn,
-    A_LAYOUT: tl.constexpr, B_LAYOUT: tl.constexpr, OUT_LAYOUT: tl.constexpr, ACTIVATION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-    SPLIT_K: tl.constexpr, TMA: tl.constexpr, EVEN_K: tl.constexpr,
+    a_desc, b_desc, out_desc, pre_desc, bias, out, pre, sums, tickets, M, N, K,
+    A_COL: tl.constexpr, B_COL: tl.constexpr, OUT_DESCRIBED: tl.constexpr, EARLY: tl.constexpr,
+    ACTIVATION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr, ONE_TILE: tl.constexpr,
 ):  # fmt: skip
-    # a: [M, K] is x and b: [K, N] is weight.T; bias: [N] or None; out: [M, N] row-major, and so is pre, which may be
-    # None; for SPLIT_K > 1 sums: [tiles, SPLIT_K, BLOCK_M, BLOCK_N] and tickets: [tiles]. The copy engine counts in 32
-    # bits, pointers in 64. What is column-major is described as its transpose.
-    A_FROM: tl.constexpr = A_LAYOUT if TMA else "pointers"
-    B_FROM: tl.constexpr = B_LAYOUT if TMA else "pointers"
-    if A_FROM == "row":
-        a_desc = tl.make_tensor_descriptor(a, [M, K], [stride_am, 1], [BLOCK_M, BLOCK_K])
-    if A_FROM == "col":
-        a_desc = tl.make_tensor_descriptor(a, [K, M], [stride_ak, 1], [BLOCK_K, BLOCK_M])
-    if B_FROM == "row":
-        b_desc = tl.make_tensor_descriptor(b, [K, N], [stride_bk, 1], [BLOCK_K, BLOCK_N])
-    if B_FROM == "col":
-        b_desc = tl.make_tensor_descriptor(b, [N, K], [stride_bn, 1], [BLOCK_N, BLOCK_K])
-    out_desc = None
-    pre_desc = None
-    if OUT_LAYOUT == "row" and TMA:
-        out_desc = tl.make_tensor_descriptor(out, [M, N], [N, 1], [BLOCK_M, BLOCK_N // 2])
-        if pre is not None:
-            pre_desc = tl.make_tensor_descriptor(pre, [M, N], [N, 1], [BLOCK_M, BLOCK_N // 2])
-
+    # a: [M, K] is x and b: [K, N] is weight.T, what is column-major described as its transpose; bias: [N] or None; out:
+    # [M, N] row-major, and so is pre, which may be None, both without descriptors where the copy engine cannot store
+    # one of them; for SPLIT_K > 1 sums: [tiles, SPLIT_K, BLOCK_M, BLOCK_N] and tickets: [tiles].
+    if EARLY:
+        # The next kernel may set itself up beside this one, as this one did beside the one before, which must be done
+        # before anything that it wrote or reads is touched.
+        gdc_launch_dependents()
+        gdc_wait()
     tiles_m = (M - 1) // BLOCK_M + 1
     tiles_n = (N - 1) // BLOCK_N + 1
     # Every part takes as many steps; what lies behind K is read as zeros.
     steps = (K - 1) // (BLOCK_K * SPLIT_K) + 1
-    for turn in tl.range(
-        tl.program_id(0), tiles_m * tiles_n * SPLIT_K, tl.num_programs(0), flatten=SPLIT_K == 1
-    ):  # fmt: skip
+    turns = tl.program_id(0) + 1 if ONE_TILE else tiles_m * tiles_n
+    for turn in tl.range(tl.program_id(0), turns, tl.num_programs(0), flatten=not ONE_TILE):
         tile = turn // SPLIT_K
         first_step = turn % SPLIT_K * steps
         # Within a group the tile's row varies fastest; the last group may have fewer rows.
@@ -193,24 +187,8 @@ def linear_v01_fused_kernel(
         total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
         for step in range(steps):
             first_k = (first_step + step) * BLOCK_K
-            # Computed here, not above: what a flattened loop carries along loses its alignment, and loads their width.
-            row = tile_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
-            col = tile_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
-            k = first_k + tl.arange(0, BLOCK_K).to(tl.int64)
-            if A_FROM == "row":
-                a_tile = a_desc.load([first_row, first_k])
-            elif A_FROM == "col":
-                a_tile = a_desc.load([first_k, first_row]).T
-            else:
-                a_mask = row < M if EVEN_K else (row < M) & (k[None, :] < K)
-                a_tile = tl.load(a + row * stride_am + k[None, :] * stride_ak, mask=a_mask, other=0.0)
-            if B_FROM == "row":
-                b_tile = b_desc.load([first_k, first_col])
-            elif B_FROM == "col":
-                b_tile = b_desc.load([first_col, first_k]).T
-            else:
-                b_mask = col < N if EVEN_K else (k[:, None] < K) & (col < N)
-                b_tile = tl.load(b + k[:, None] * stride_bk + col * stride_bn, mask=b_mask, other=0.0)
+            a_tile = a_desc.load([first_k, first_row]).T if A_COL else a_desc.load([first_row, first_k])
+            b_tile = b_desc.load([first_col, first_k]).T if B_COL else b_desc.load([first_k, first_col])
             total = tl.dot(a_tile, b_tile, total)
         if SPLIT_K == 1:
             _finish(total, bias, pre, pre_desc, out, out_desc, M, N, tile_m, tile_n, ACTIVATION)
@@ -267,8 +245,11 @@ def linear_v01_fused(
     sums = tickets = None
     if plan.sums:
         sums, tickets = torch.empty(plan.sums, dtype=torch.float32, device=x.device), counter(x.device)
-    triton.set_allocator(scratch)
-    plan.kernel[plan.grid](x, weight, bias, out, pre, sums, tickets, *plan.arguments)
+    a_desc, b_desc, out_desc, pre_desc = plan.descriptors
+    plan.kernel[plan.grid](
+        moved(a_desc, x), moved(b_desc, weight), out_desc and moved(out_desc, out), pre_desc and moved(pre_desc, pre),
+        bias, out, pre, sums, tickets, *plan.arguments,
+    )  # fmt: skip
 
 
 def _first(
@@ -282,42 +263,56 @@ def _first(
         zeros = x.new_zeros(M, 8), weight.new_zeros(N, 8)
         linear_v01_fused(*zeros, bias, out=out if pre is None else (out, pre), activation=activation)
         return None
-    repack_a, repack_b = (has_tma() and layout_of(operand) == "pointers" for operand in (x, weight))
+    if not has_tma():
+        raise RuntimeError("linear v01_fused needs a GPU of compute capability 9.0: pass backend='torch'")
+    repack_a, repack_b = (layout_of(operand) == "pointers" for operand in (x, weight))
     x, weight = repacked(x) if repack_a else x, repacked(weight) if repack_b else weight
     a, b = x, weight.t()
     out_layout = layout_of(out) if pre is None or layout_of(pre) == "row" else "pointers"
     variant = tuning.layouts(x=x, w=weight, store=out_layout)
     problem = tuning.problem_of(M, N, K, dtype=x.dtype, **variant)
     kernel, config = tuning.choose(linear_v01_fused_kernel, "linear/v01_fused", problem, x.device)
-    sizes = M, N, K, *a.stride(), *b.stride()
-    layouts = {"A_LAYOUT": layout_of(a), "B_LAYOUT": layout_of(b), "OUT_LAYOUT": out_layout}
+    constants = {
+        "A_COL": layout_of(a) == "col", "B_COL": layout_of(b) == "col", "OUT_DESCRIBED": out_layout == "row",
+        "EARLY": a.device.type != "cpu",  # where the interpreter runs, no kernel is ever under way
+    }  # fmt: skip
     if not config:
         # One search serves all calls: it always runs with gelu and a bias, and without pre.
-        searched = a, b, out.new_zeros(N) if bias is None else bias, out, None
-        timed = worth_timing(kernel.configs, {"a": a, "M": M, "N": N, "K": K})
+        searched = out.new_zeros(N) if bias is None else bias, out, None
+        timed = worth_timing(kernel.configs, {"M": M, "N": N, "K": K, "out": out})
         most = max(sums_of(M, N, each.kwargs) for each in timed)
+        descriptors = _describe(a, b, out, None, timed[0].kwargs, out_layout)
         grid = lambda config: grid_of(M, N, config, a.device)  # noqa: E731
-        _launch(kernel, grid, most, searched, sizes, layouts | {"ACTIVATION": "gelu"})
+        _launch(kernel, grid, most, (*descriptors, *searched), (M, N, K), constants | {"ACTIVATION": "gelu"})
         kernel, config = kernel.fn, kernel.best_config.all_kwargs()
     if tiles_of(M, N, config) > COUNTERS:  # a near problem's winner
         config = config | {"SPLIT_K": 1}
     grid, sums = grid_of(M, N, config, a.device), sums_of(M, N, config)
-    constants = layouts | {"ACTIVATION": activation} | config
-    compiled = _launch(kernel, grid, sums, (a, b, bias, out, pre), sizes, constants)
+    constants |= {"ACTIVATION": activation} | config
+    descriptors = _describe(a, b, out, pre, config, out_layout)
+    compiled = _launch(kernel, grid, sums, (*descriptors, bias, out, pre), (M, N, K), constants)
     # There is none in the interpreter; and under capture the choice is a makeshift.
     if not isinstance(compiled, CompiledKernel) or torch.cuda.is_current_stream_capturing():
         return None
-    constants["EVEN_K"] = K % (config["BLOCK_K"] * config["SPLIT_K"]) == 0
+    constants["ONE_TILE"] = has_one_tile(M, N, config, a.device)
     named = tuple(constants[name] for name in compiled.src.fn.arg_names if name in constants)
-    return Plan(compiled, grid, repack_a, repack_b, sums, sizes + named)
+    return Plan(compiled, grid, repack_a, repack_b, descriptors, sums, (M, N, K, *named))
+
+
+def _describe(
+    a: Tensor, b: Tensor, out: Tensor, pre: Tensor | None, config: dict[str, Any], out_layout: str
+) -> tuple[TensorDescriptor | None, ...]:
+    a_block, b_block, out_block = blocks_of(config, out)
+    written = (described(each, out_block) if each is not None and out_layout == "row" else None for each in (out, pre))
+    return described(a, a_block), described(b, b_block), *written
 
 
 def _launch(
-    kernel: Any, grid: Any, sums: int, tensors: tuple[Tensor | None, ...], sizes: tuple[int, ...], constants: Any
+    kernel: Any, grid: Any, sums: int, arguments: tuple[Any, ...], sizes: tuple[int, ...], constants: dict[str, Any]
 ) -> Any:
-    out = tensors[3]
     workspace = tickets = None
+    *_, out, _ = arguments
     if sums:
         workspace, tickets = torch.empty(sums, dtype=torch.float32, device=out.device), counter(out.device)
-    triton.set_allocator(scratch)
-    return kernel[grid](*tensors, workspace, tickets, *sizes, **constants)
+    early = {"launch_pdl": True} if constants["EARLY"] else {}
+    return kernel[grid](*arguments, workspace, tickets, *sizes, **constants, **early)

@@ -47,20 +47,20 @@ CONFIGS = [
     )
     for m, n, k, warps, stages, parts in (
         (128, 128, 64, 8, 3, 1), (128, 256, 64, 8, 4, 1), (128, 256, 64, 8, 3, 1), (256, 128, 64, 8, 4, 1),
-        (128, 128, 64, 4, 4, 1), (64, 256, 64, 4, 4, 1), (128, 64, 64, 4, 6, 1), (128, 64, 128, 8, 4, 1),
-        (64, 128, 64, 4, 6, 1), (64, 128, 128, 4, 3, 1), (64, 64, 128, 4, 4, 1), (64, 64, 64, 4, 6, 1),
-        (128, 256, 64, 8, 4, 2), (128, 128, 64, 8, 4, 2), (128, 128, 64, 8, 4, 4), (64, 256, 64, 4, 4, 2),
-        (64, 256, 64, 4, 4, 4), (128, 64, 64, 4, 6, 2), (64, 128, 128, 4, 4, 2), (64, 128, 128, 4, 4, 4),
-        (64, 64, 128, 4, 5, 2), (64, 64, 128, 4, 5, 4),
+        (128, 128, 64, 4, 4, 1), (128, 128, 128, 8, 3, 1), (128, 128, 128, 4, 3, 1), (64, 256, 64, 4, 4, 1),
+        (128, 64, 64, 4, 6, 1), (128, 64, 128, 4, 4, 1), (64, 128, 64, 4, 6, 1), (64, 128, 128, 4, 3, 1),
+        (64, 128, 128, 4, 4, 1), (64, 64, 128, 4, 6, 1), (64, 32, 128, 4, 6, 1), (128, 256, 64, 8, 4, 2),
+        (128, 128, 64, 8, 4, 2), (128, 128, 64, 8, 4, 4), (64, 256, 64, 4, 4, 2), (64, 128, 128, 4, 4, 2),
+        (64, 128, 128, 4, 4, 4), (64, 64, 128, 4, 6, 2), (64, 64, 128, 4, 6, 4),
     )
 ]  # fmt: skip
 
 
 def worth_timing(configs: list[triton.Config], args: dict[str, Any], **meta: Any) -> list[triton.Config]:
-    """Sums shared where tiles are few; of the rest the eight that look best."""
+    """Sums shared where tiles are few; of those the eight that look best, or all for what is to be committed."""
     M, N, sms = args["M"], args["N"], sm_count(args["out"].device)
     fit = [c for c in configs if c.kwargs["SPLIT_K"] == 1 or tiles_of(M, N, c.kwargs) <= sms]
-    return tuning.likely(8)(fit, args | {"a": args["out"]})
+    return fit if tuning.is_recording() else tuning.likely(8)(fit, args | {"a": args["out"]})
 
 
 @triton.autotune(
@@ -132,7 +132,7 @@ class Plan:
     grid: tuple[int, int, int]
     repack_a: bool
     repack_b: bool
-    descriptors: tuple[TensorDescriptor, TensorDescriptor, TensorDescriptor | None]  # of the tensors of the first call
+    descriptors: tuple[TensorDescriptor | None, ...]  # of the first call's a, b and what is written
     sums: int  # elements; 0 where no sums are shared
     arguments: tuple[Any, ...]  # those behind tickets
 
@@ -161,7 +161,7 @@ def matmul_bf16_v17_prologue(a: Tensor, b: Tensor, *, out: Tensor) -> None:
         sums, tickets = torch.empty(plan.sums, dtype=torch.float32, device=a.device), counter(a.device)
     a_desc, b_desc, out_desc = plan.descriptors
     plan.kernel[plan.grid](
-        _moved(a_desc, a), _moved(b_desc, b), out_desc and _moved(out_desc, out), out, sums, tickets, *plan.arguments
+        moved(a_desc, a), moved(b_desc, b), out_desc and moved(out_desc, out), out, sums, tickets, *plan.arguments
     )
 
 
@@ -172,7 +172,7 @@ def _first(a: Tensor, b: Tensor, out: Tensor) -> Plan | None:
         out.zero_()
         return None
     if not has_tma():
-        raise RuntimeError("matmul_bf16 v17_prologue needs compute capability 9.0: call v06_autotuned")
+        raise RuntimeError("matmul_bf16 v17_prologue needs a GPU of compute capability 9.0: call v06_autotuned")
     repack_a, repack_b = (layout_of(x) == "pointers" for x in (a, b))
     a, b = repacked(a) if repack_a else a, repacked(b) if repack_b else b
     a_layout, b_layout, out_layout = layout_of(a), layout_of(b), layout_of(out)
@@ -212,23 +212,27 @@ def _launch(
     return kernel[grid](*descriptors, out, workspace, tickets, *sizes, **constants, **early)
 
 
+def _describe(a: Tensor, b: Tensor, out: Tensor, config: dict[str, Any]) -> tuple[TensorDescriptor | None, ...]:
+    return tuple(described(*each) for each in zip((a, b, out), blocks_of(config, out), strict=True))
+
+
 def blocks_of(config: dict[str, Any], out: Tensor) -> tuple[list[int], list[int], list[int]]:
     """What descriptors of a, b and out move at a time, rows first."""
     m, n, k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
     return [m, k], [k, n], [m, n // (4 if out.dtype == torch.float32 else 2)]
 
 
-def _describe(a: Tensor, b: Tensor, out: Tensor, config: dict[str, Any]) -> tuple[TensorDescriptor | None, ...]:
-    described = []
-    for matrix, block in zip((a, b, out), blocks_of(config, out), strict=True):
-        layout = layout_of(matrix)
-        if layout == "col":
-            matrix, block = matrix.t(), block[::-1]
-        described.append(None if layout == "pointers" else TensorDescriptor.from_tensor(matrix, block))
-    return tuple(described)
+def described(matrix: Tensor, block: list[int]) -> TensorDescriptor | None:
+    """How the copy engine moves blocks of a matrix, given rows first; None where it cannot."""
+    layout = layout_of(matrix)
+    if layout == "pointers":
+        return None
+    if layout == "col":
+        matrix, block = matrix.t(), block[::-1]
+    return TensorDescriptor.from_tensor(matrix, block)
 
 
-def _moved(descriptor: TensorDescriptor, matrix: Tensor) -> TensorDescriptor:
+def moved(descriptor: TensorDescriptor, matrix: Tensor) -> TensorDescriptor:
     """A descriptor that says of another matrix what has been checked for the first; half the time of a new one."""
     moved = object.__new__(TensorDescriptor)
     moved.__dict__ = descriptor.__dict__ | {"base": matrix}

@@ -56,6 +56,7 @@ DRAWINGS = {
         hopper.split_tiles,
         hopper.unaligned_rows,
         hopper.roles_by_hand,
+        hopper.early_start,
         hopper.turned_pieces,
         hopper.split_once,
         linear.fused_epilogue,

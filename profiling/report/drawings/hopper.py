@@ -308,6 +308,36 @@ def roles_by_hand() -> Drawing:
     return drawing
 
 
+def early_start() -> Drawing:
+    drawing = Drawing("Two small kernels of a stream, one after the other and the second set up early", 284)
+    set_up: tuple[int, Level, str] = (48, "idle", "set up")
+    describe: tuple[int, Level, str] = (80, "device", "write\ndescriptors")
+    multiply: tuple[int, Level, str] = (70, "tensor", "fetch and\nmultiply")
+    store: tuple[int, Level, str] = (48, "registers", "store")
+    wait: tuple[int, Level, str] = (48, "plain", "wait")
+    drawing.text(16, 20, "as before: a kernel begins when the one before it has ended")
+    drawing.text(16, 132, "now: descriptors come with the launch, and kernel 2 is set up beside kernel 1")
+    for name, x, y, parts in (
+        ("kernel 1", 84, 34, (set_up, describe, multiply, store)),
+        ("kernel 2", 330, 74, (set_up, describe, multiply, store)),
+        ("kernel 1", 84, 146, (set_up, multiply, store)),
+        ("kernel 2", 154, 186, (set_up, wait, multiply, store)),
+    ):
+        drawing.text(16, y + 17, name, 11)
+        left = float(x)
+        for width, level, text in parts:
+            drawing.box(left, y, width, 34, level, text, 11)
+            left += width
+    for x, y in ((330, 34), (250, 146)):
+        drawing.line((x, y - 4), (x, y + 78), dashed=True)
+        drawing.text(x + 8, y + 17, "kernel 1 has ended", 11, colour=SOFT)
+    drawing.bracket(368, 203, 208, "sooner")
+    drawing.arrow((84, 240), (604, 240))
+    drawing.text(612, 240, "t", 11)
+    drawing.text(16, 264, "kernel 2 touches no data before kernel 1 has ended, and then multiplies at once", 11)
+    return drawing
+
+
 def turned_pieces() -> Drawing:
     drawing = Drawing("A stage of fp32 tiles: fetched by one warp, turned round by three, read by eight", 248)
     drawing.text(16, 20, "device memory")
