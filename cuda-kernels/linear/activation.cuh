@@ -26,9 +26,9 @@ __device__ inline float reciprocal_approx(float x) {
 
 __device__ inline float sigmoid(float x) { return reciprocal_approx(1.0f + exp2_approx(-LOG2_E * x)); }
 
-// The normal distribution's integral from -inf to -t, for t from 0 to FARTHEST_TAIL. Its logarithm is smooth, and
-// p the polynomial of degree 6 that minimises the largest relative error of t * 2^p(t): 3e-5 up to 5, 5e-4 up
-// to 6, where t times the integral is 6e-9. One exponential, and no division.
+// The normal distribution's integral from -inf to -t, for t from 0 to FARTHEST_TAIL. Its logarithm is smooth,
+// and p the polynomial of degree 6 that minimises the largest relative error of t * 2^p(t): 3e-5 up to 5,
+// 5e-4 up to 6, where t times the integral is 6e-9. One exponential, and no division.
 constexpr float FARTHEST_TAIL = 10.0f;  // the integral is 2^-76
 __device__ inline float normal_tail(float t) {
   float p = fmaf(t, 2.52133836e-5f, -6.46586114e-4f);

@@ -42,29 +42,37 @@ __device__ inline void stage_piece_fp32(uint8_t* piece, const float* sums) {
 // Stores a staged piece of T whose rows the copy engine cannot take, by the word. `to` is its first element.
 template <typename T>
 __device__ inline void store_piece(T* to, const uint8_t* piece, int64_t N, int rows, int cols) {
+  constexpr int BATCH = 4;  // rows read before the first of them is stored, so that one wait serves all
   const int lane_id = threadIdx.x % 32;
   const int first_row = threadIdx.x % WARPGROUP / 32 * 16;
-  const int last_row = min(rows, first_row + 16);
-  for (int row = first_row; row < last_row; ++row) {
-    const auto element = [&](int col) {
-      constexpr int CHUNK = 16 / sizeof(T);
-      return *reinterpret_cast<const T*>(piece + row * 128 + (col / CHUNK ^ row % 8) * 16 +
-                                         col % CHUNK * sizeof(T));
-    };
-    T* line = to + row * N;
-    if constexpr (sizeof(T) == 4) {
-      if (lane_id < cols) line[lane_id] = element(lane_id);
-    } else {
-      // Words begin at even addresses, wherever the row does; one element is left at either end.
-      const int shift = reinterpret_cast<uintptr_t>(line) / 2 % 2;
-      const int col = lane_id * 2 + shift;
-      if (col + 1 < cols) {
-        alignas(4) const T pair[2] = {element(col), element(col + 1)};
-        *reinterpret_cast<uint32_t*>(line + col) = *reinterpret_cast<const uint32_t*>(pair);
-      } else if (col < cols) {
-        line[col] = element(col);
+  T* line = to + first_row * N;
+#pragma unroll 1  // else the compiler keeps the places of all rows in registers
+  for (int batch = 0; batch < 16; batch += BATCH) {
+    const int chunk = lane_id / 4 ^ batch % 8;
+    uint32_t words[BATCH];
+#pragma unroll
+    for (int i = 0; i < BATCH; ++i) {
+      const uint8_t* row = piece + (first_row + batch + i) * 128;
+      words[i] = *reinterpret_cast<const uint32_t*>(row + (chunk ^ i) * 16 + lane_id % 4 * 4);
+    }
+#pragma unroll
+    for (int i = 0; i < BATCH; ++i) {
+      const bool inside = first_row + batch + i < rows;
+      if constexpr (sizeof(T) == 4) {
+        if (inside && lane_id < cols) reinterpret_cast<uint32_t*>(line)[lane_id] = words[i];
+      } else {
+        // Words begin at even addresses, wherever the row does: where it begins at an odd one, a lane puts
+        // its second element and its neighbour's first together, and one element is left at either end.
+        const uint32_t next = __shfl_down_sync(0xffffffff, words[i], 1);
+        auto* halves = reinterpret_cast<uint16_t*>(line);
+        const int shift = reinterpret_cast<uintptr_t>(line) / 2 % 2;
+        const uint32_t word = shift ? __byte_perm(words[i], next, 0x5432) : words[i];
+        const int col = lane_id * 2 + shift;
+        if (inside && col + 1 < cols) *reinterpret_cast<uint32_t*>(halves + col) = word;
+        if (inside && col + 1 == cols) halves[col] = static_cast<uint16_t>(word);
+        if (inside && shift && lane_id == 0) halves[0] = static_cast<uint16_t>(words[i]);
       }
-      if (shift && lane_id == 0) line[0] = element(0);
+      line += N;
     }
   }
 }
