@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -18,3 +19,20 @@ def test_what_was_set_within_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert os.environ["TRITON_CACHE_DIR"] == "before"
     assert "TRITON_PTXAS_PATH" not in os.environ
     assert os.environ.pop("UNRELATED") == "within"
+
+
+def test_torch_compile_uses_its_own_assembler_every_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from torch._inductor.runtime import compile_tasks
+
+    ptxas = tmp_path / "torch" / "bin" / "ptxas"
+    ptxas.parent.mkdir(parents=True)
+    ptxas.touch(mode=0o755)
+    monkeypatch.setattr(compile_tasks, "__file__", str(tmp_path / "torch" / "_inductor" / "runtime" / "x.py"))
+    monkeypatch.delenv("TRITON_PTXAS_PATH", raising=False)
+    compile_tasks._set_triton_ptxas_path.cache_clear()
+    for _ in range(2):
+        with environment.kept():
+            compile_tasks._set_triton_ptxas_path()  # what it does before it compiles
+            assert os.environ["TRITON_PTXAS_PATH"] == str(ptxas)
+        assert "TRITON_PTXAS_PATH" not in os.environ

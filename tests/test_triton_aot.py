@@ -26,7 +26,7 @@ CELLS = [
 TMA_LOAD = r"cp\.async\.bulk\.tensor\S*\.mbarrier"
 TMA_STORE = r"cp\.async\.bulk\.tensor\S*\.bulk_group"
 # The next kernel is let in, the one before waited for, and only then is anything touched.
-_UNTOUCHED = r"(?:(?!cp\.async\.bulk|ld\.global|st\.global).)*"
+_UNTOUCHED = r"(?:(?!cp\.async\.bulk|(?:ld|st|atom|red)\.global).)*"
 EARLY = rf"(?s)\A{_UNTOUCHED}launch_dependents{_UNTOUCHED}griddepcontrol\.wait"
 
 PROMISED = [
@@ -183,6 +183,19 @@ def test_configuration_holds_the_instruction_it_is_about(
         for config in configs:
             (kernel,) = aot.compiled(spec, chosen, case, arch, config)
             assert re.search(instruction, kernel.asm["ptx"]), f"{case.slug}: no {instruction} in {config}"
+
+
+@pytest.mark.parametrize(
+    ("op", "step", "said"),
+    [
+        ("matmul_bf16", "v17_prologue", "a is 1 x 2147483648 and b 2147483648 x 1, all sizes must be below 2147483648"),
+        ("linear", "v01_fused", "x is 1 x 2147483648 and weight 1 x 2147483648, all sizes must be below 2147483648"),
+    ],
+)
+def test_sizes_that_descriptors_cannot_count_are_refused(op: str, step: str, said: str) -> None:
+    spec = ops.get(op)
+    with pytest.raises(ValueError, match=said):
+        aot.compiled(spec, spec.step(step), Case.of(1, 1, 2**31, dtype="bf16"))
 
 
 @pytest.mark.parametrize(("op", "step"), WITHOUT_TENSOR_CORES)

@@ -13,9 +13,18 @@ from triton.runtime import driver
 Layout = Literal["row", "col", "pointers"]
 
 
+REFERENCE_SMS = 132
+
+
 @lru_cache
 def sm_count(device: torch.device) -> int:
-    """The number of SMs of a GPU; on the CPU, where the interpreter runs one program after the other, 2."""
+    """The number of SMs of a GPU.
+
+    On the CPU, where the interpreter runs one program after the other, 2; of meta tensors, for which kernels are only
+    compiled, those of the H100.
+    """
+    if device.type == "meta":
+        return REFERENCE_SMS
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 

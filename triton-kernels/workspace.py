@@ -30,6 +30,8 @@ def counter(device: torch.device) -> Tensor:
     known = _counters.get((device.index, stream, capturing))
     if known is None or known[0] != capture:
         known = capture, torch.as_tensor(_Memory(4 * COUNTERS), device=device).zero_()
+        if not capturing:
+            torch.cuda.current_stream(device).synchronize()  # a search goes on on a stream of its own
         _counters[device.index, stream, capturing] = known
     return known[1]
 

@@ -39,7 +39,8 @@ __device__ inline void stage_piece_fp32(uint8_t* piece, const float* sums) {
   }
 }
 
-// Stores a staged piece of T whose rows the copy engine cannot take, by the word. `to` is its first element.
+// Stores a staged piece of T whose rows the copy engine cannot take, by the word. `to` is its first element,
+// of `cols` > 0 in a row; rows from `rows` on are left out.
 template <typename T>
 __device__ inline void store_piece(T* to, const uint8_t* piece, int64_t N, int rows, int cols) {
   constexpr int BATCH = 4;  // rows read before the first of them is stored, so that one wait serves all

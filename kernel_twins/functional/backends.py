@@ -64,10 +64,14 @@ def on_device(device: torch.device) -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext() if here else torch.cuda.device(device)
 
 
-def only_values(*tensors: Tensor) -> bool:
-    """Whether a call needs no operator: nobody traces, transforms or differentiates it, and all tensors are plain."""
+def is_plain(*tensors: Tensor) -> bool:
+    """Whether a call needs no operator: nobody traces or transforms it, and all tensors are PyTorch's own."""
     if torch._C._functorch.maybe_current_level() is not None or torch.autograd.forward_ad._current_level >= 0:
         return False
-    if any(type(tensor) not in _PLAIN or tensor.is_meta for tensor in tensors):
+    if torch._C._len_torch_dispatch_stack() > 0:  # a mode wants to see every operator
         return False
-    return not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors))
+    return all(type(tensor) in _PLAIN and not tensor.is_meta for tensor in tensors)
+
+
+def wants_gradient(*tensors: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)

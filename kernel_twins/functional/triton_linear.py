@@ -14,7 +14,7 @@ from torch import Tensor
 from kernel_twins import ops
 from kernel_twins.functional import triton_matmul
 from kernel_twins.functional.activations import ACTIVATIONS
-from kernel_twins.functional.backends import on_device, only_values, require_gpu
+from kernel_twins.functional.backends import is_plain, on_device, require_gpu, wants_gradient
 from kernel_twins.functional.linear import STEP
 from kernel_twins.tensors import require_dtype, require_same_dtype
 
@@ -22,16 +22,21 @@ SAVES_NOTHING = ("none", "relu")  # relu's gradient needs its result alone
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
-    """The layer by the fused step; past the operator, which costs 30 us, where nobody needs it."""
+    """The layer by the fused step; past the operator, which is slow to dispatch, where nobody needs it."""
     given = (x, weight) if bias is None else (x, weight, bias)
+    past = False
     if not torch.compiler.is_compiling():  # nothing of Triton's can be traced
         _check(x, weight, bias, activation)  # what is no tensor, the dispatcher would refuse in words of its own
-        if only_values(*given):
-            return _compute(x, weight, bias, activation)
-    if activation not in SAVES_NOTHING and torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given):
-        out: Tensor = saving_operator(x, weight, bias, activation)[0]
-        return out
-    return operator(x, weight, bias, activation)
+        past = is_plain(*given)
+    gradient = wants_gradient(*given)
+    if past and not gradient:
+        return _compute(x, weight, bias, activation)
+    out: Tensor
+    if activation not in SAVES_NOTHING and gradient:
+        out, _ = (_SavingLayer.apply if past else saving_operator)(x, weight, bias, activation)
+    else:
+        out = (_Layer.apply if past else operator)(x, weight, bias, activation)
+    return out
 
 
 def _compute(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str = "none") -> Tensor:
@@ -232,21 +237,38 @@ def _backward(
     dx = dweight = dbias = None
     if ctx.activation != "none" and not torch.is_grad_enabled():
         if saved is None:  # the operator was called by itself, not by linear, which has it saved
-            saved = operator(x, weight, bias, "none")
-        dz, dbias = backward_operator(dout, saved, ctx.activation)
+            saved = linear(x, weight, bias, "none")
+        past = not torch.compiler.is_compiling() and is_plain(dout, saved)
+        dz, dbias = (_compute_backward if past else backward_operator)(dout, saved, ctx.activation)
     else:
         # To be differentiated again, what was saved must be known to come from x.
         if ctx.activation not in SAVES_NOTHING:
-            saved = operator(x, weight, bias, "none")
+            saved = linear(x, weight, bias, "none")
         dz = _differentiable_dz(dout, saved, ctx.activation)
         dbias = dz.sum_to_size(weight.shape[0]) if wants_bias else None
     if wants_x:
-        dx = triton_matmul.operator(dz, weight, None)
+        dx = triton_matmul.product(dz, weight)
     if wants_weight:
         rows, others = (tensor.unsqueeze(0) if x.dim() == 1 else tensor.flatten(0, -2) for tensor in (dz, x))
-        dweight = triton_matmul.operator(rows.mT, others, None)
+        dweight = triton_matmul.product(rows.mT, others)
     return dx, dweight, dbias if wants_bias else None, None
 
 
 operator.register_autograd(_backward, setup_context=_save)
 saving_operator.register_autograd(_backward, setup_context=_save_pre)
+
+
+class _Layer(torch.autograd.Function):
+    """The operator's derivative, of a call that goes past the operator."""
+
+    forward = staticmethod(_compute)
+    setup_context = staticmethod(_save)
+    backward = staticmethod(_backward)
+
+
+class _SavingLayer(torch.autograd.Function):
+    """The same of saving_operator."""
+
+    forward = staticmethod(_compute_saving)
+    setup_context = staticmethod(_save_pre)
+    backward = staticmethod(_backward)

@@ -12,7 +12,7 @@ import triton
 from torch import Tensor
 
 from kernel_twins import ops
-from kernel_twins.functional.backends import on_device, only_values, require_gpu
+from kernel_twins.functional.backends import is_plain, on_device, require_gpu, wants_gradient
 from kernel_twins.functional.matmul import STEPS, require_out_dtype
 from kernel_twins.tensors import require_dtype, require_same_dtype
 
@@ -20,13 +20,21 @@ LEAST_K = 1024  # from which on a product of a batch hides the next one's launch
 
 
 def matmul(a: Tensor, b: Tensor, out_dtype: torch.dtype | None) -> Tensor:
-    """The product by the last Triton step; past the operator, which costs 30 us, where nobody needs it."""
-    if torch.compiler.is_compiling():  # before anything of Triton's, which cannot be traced
-        return operator(a, b, out_dtype)
-    if not triton.knobs.runtime.interpret:
+    """The product by the last Triton step, of tensors on a GPU."""
+    if not torch.compiler.is_compiling() and not triton.knobs.runtime.interpret:  # Triton's knobs cannot be traced
         require_gpu("a", a, "triton")
         require_gpu("b", b, "triton")
-    return _compute(a, b, out_dtype) if only_values(a, b) else operator(a, b, out_dtype)
+    return product(a, b, out_dtype)
+
+
+def product(a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
+    """The same, also of meta tensors; past the operator, which is slow to dispatch, where nobody needs it."""
+    if torch.compiler.is_compiling() or not is_plain(a, b):
+        return operator(a, b, out_dtype)
+    if not wants_gradient(a, b):
+        return _compute(a, b, out_dtype)
+    out: Tensor = _Product.apply(a, b, out_dtype)
+    return out
 
 
 def _compute(a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
@@ -90,7 +98,7 @@ def _sizes(a: Tensor, b: Tensor) -> tuple[int, int, int, tuple[int, ...], tuple[
         batch = torch.broadcast_shapes(lead_a, lead_b) if lead_a and lead_b else lead_a or lead_b
     except RuntimeError:
         raise ValueError(
-            f"b has leading dimensions {tuple(b.shape[:-2])}, must broadcast with a's, {tuple(a.shape[:-2])}: the last "
+            f"b has leading dimensions {tuple(lead_b)}, must broadcast with a's, {tuple(lead_a)}: the last "
             f"ones are matched first, and each pair must be equal or hold a 1"
         ) from None
     return m, n, k, tuple(batch), (*batch, *([] if vector_a else [m]), *([] if vector_b else [n]))
@@ -146,14 +154,22 @@ def _backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, Tensor | None, Non
     dout = dout.unsqueeze(-2) if a.dim() == 1 else dout
     da = db = None
     if ctx.needs_input_grad[0]:
-        da = operator(dout, right.mT, None).sum_to_size(left.shape).view(a.shape)
+        da = product(dout, right.mT).sum_to_size(left.shape).view(a.shape)
     if ctx.needs_input_grad[1]:
         if right.dim() == 2 and left.dim() > 2:
             # One b for all: its gradient's sum over the batch is the product's own.
-            db = operator(left.flatten(0, -2).mT, dout.flatten(0, -2), None).view(b.shape)
+            db = product(left.flatten(0, -2).mT, dout.flatten(0, -2)).view(b.shape)
         else:
-            db = operator(left.mT, dout, None).sum_to_size(right.shape).view(b.shape)
+            db = product(left.mT, dout).sum_to_size(right.shape).view(b.shape)
     return da, db, None
 
 
 operator.register_autograd(_backward, setup_context=_save)
+
+
+class _Product(torch.autograd.Function):
+    """The operator's derivative, of a call that goes past the operator."""
+
+    forward = staticmethod(_compute)
+    setup_context = staticmethod(_save)
+    backward = staticmethod(_backward)

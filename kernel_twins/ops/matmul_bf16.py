@@ -296,9 +296,9 @@ OP = Op(
         Step(
             name="v17_prologue",
             change="Descriptors come with the launch, and a kernel is set up while the one before it ends.",
-            why="Until now every program wrote its descriptors into device memory before it could fetch, and nothing "
-            "of a kernel began before all of the one before was done. Of a product of 1024 x 1024 x 1024 that is a "
-            "third of the time; at 4096 x 4096, a hundredth.",
+            why="From v07 to v15 every program wrote its descriptors into device memory before it could fetch, and "
+            "nothing of a kernel began before all of the one before was done. Of a small product that is a good part "
+            "of the time; at 4096 x 4096, a hundredth. This goes on from v15.",
             predictions=(Prediction("time", "==", 1.0, relative=True, tolerance=0.02),),
             backends=("triton",),
             gap="CUDA's maps come with the launch since v07_tma, and v15_dispatch is set up early.",

@@ -13,10 +13,9 @@ from torch import Tensor
 
 from kernel_twins._triton.device import sm_count
 from kernel_twins._triton.linear.v01_fused import (
+    LOG2_E,
     TANH_CUBIC,
     TANH_SCALE,
-    _normal_cdf,
-    _normal_density,
     _sigmoid_denominator,
     _twice_tanh_argument,
 )
@@ -29,13 +28,28 @@ CHUNKS, CHUNK_COLUMNS = 32, 32  # of a tile of the second launch
 DENSITY_SCALE = tl.constexpr(0.3989422804014327)  # 1 / sqrt(2 pi)
 
 
+SQRT_HALF = tl.constexpr(0.7071067811865476)
+
+
+@triton.jit
+def _normal_cdf(x, density):
+    # The normal distribution's integral up to x, given exp(-x^2 / 2), within 1e-7: Abramowitz and Stegun, "Handbook of
+    # Mathematical Functions" (1964), 7.1.26. Where memory is the limit, its division costs nothing; and where gelu's
+    # slope is 0, the error of the forward pass's shorter form would be a hundred times as large.
+    t = 1.0 / (1.0 + 0.3275911 * SQRT_HALF * tl.abs(x))
+    series = 0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429)))
+    beyond = 0.5 * t * series * density  # of |x|
+    return tl.where(x < 0.0, beyond, 1.0 - beyond)
+
+
 @triton.jit
 def _derivative(x, ACTIVATION: tl.constexpr):
     # In fp32; for relu, x may be the result.
     if ACTIVATION == "relu":
         slope = tl.where(x <= 0.0, 0.0, 1.0)
     elif ACTIVATION == "gelu":
-        slope = _normal_cdf(x) + DENSITY_SCALE * x * _normal_density(x)
+        density = tl.exp2(-0.5 * LOG2_E * x * x)
+        slope = _normal_cdf(x, density) + DENSITY_SCALE * x * density
     elif ACTIVATION == "gelu_tanh":
         s = 1.0 / _sigmoid_denominator(_twice_tanh_argument(x))
         slope = s + x * s * (1.0 - s) * (2.0 * TANH_SCALE * (1.0 + 3.0 * TANH_CUBIC * x * x))

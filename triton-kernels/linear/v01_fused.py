@@ -4,7 +4,7 @@ Change:   a tile's sums get their bias and go through the activation in register
           time; where the backward pass will need it, what the activation was applied to is stored as well.
 Why:      on its own, bias and activation read and write the whole result once more, and round it in between.
 Counter:  dram_bytes of the product alone; instructions rise by bias and activation.
-Requires: compute capability 9.0; nothing of sizes and strides.
+Requires: compute capability 9.0; M, N and K below 2^31; nothing of strides.
 Twin:     cuda-kernels/linear/v01_fused.cu
 """
 
@@ -16,12 +16,11 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.compiler import CompiledKernel
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernel_twins._triton import tuning
-from kernel_twins._triton.device import has_tma, layout_of
+from kernel_twins._triton.device import layout_of
 from kernel_twins._triton.matmul_bf16.v15_dispatch import (
     PLANS,
     _halves,
@@ -33,11 +32,15 @@ from kernel_twins._triton.matmul_bf16.v15_dispatch import (
 )
 from kernel_twins._triton.matmul_bf16.v17_prologue import (
     CONFIGS,
+    LARGEST_SIZE,
     Plan,
     blocks_of,
     described,
-    has_one_tile,
+    launch,
     moved,
+    planned,
+    prepare,
+    stored_as,
     worth_timing,
 )
 from kernel_twins._triton.workspace import COUNTERS, counter
@@ -47,7 +50,7 @@ LARGE_QUARTER = tl.constexpr(4096)  # elements of a quarter of a tile that is st
 LOG2_E = tl.constexpr(1.4426950408889634)
 TANH_SCALE = tl.constexpr(0.7978845608028654)  # sqrt(2 / pi)
 TANH_CUBIC = tl.constexpr(0.044715)
-FARTHEST_TAIL = tl.constexpr(10.0)  # the integral is 2^-76
+FARTHEST_TAIL = tl.constexpr(15.0)  # the integral is next to nothing
 
 
 @triton.jit
@@ -63,29 +66,16 @@ def _twice_tanh_argument(x):
 
 
 @triton.jit
-def _normal_density(x):
-    # But for 1 / sqrt(2 pi).
-    return tl.exp2(-0.5 * LOG2_E * x * x)
-
-
-@triton.jit
 def _normal_tail(t):
     # The normal distribution's integral from -inf to -t, for t from 0 to FARTHEST_TAIL. Its logarithm is smooth, and p
-    # the polynomial of degree 6 that minimises the largest relative error of t * 2^p(t): 3e-5 up to 5, 5e-4 up to 6,
-    # where t times the integral is 6e-9. tl.erf takes several times the instructions, two of them slow.
+    # the polynomial of degree 6 that minimises the largest relative error of t * 2^p(t) up to 5.5: it is 3e-5. Behind
+    # that the error grows, of a result below 2e-7. tl.erf takes three times the instructions.
     p = t * 2.52133836e-5 - 6.46586114e-4
     p = t * p + 7.40630228e-3
     p = t * p - 5.17569359e-2
     p = t * p - 0.460578256
     p = t * p - 1.15047896
     return tl.exp2(t * p - 1.0000432)
-
-
-@triton.jit
-def _normal_cdf(x):
-    # The normal distribution's integral up to x.
-    tail = _normal_tail(tl.minimum(tl.abs(x), FARTHEST_TAIL))
-    return tl.where(x < 0.0, tail, 1.0 - tail)
 
 
 @triton.jit
@@ -151,9 +141,10 @@ def _finish(total, bias, pre, pre_desc, out, out_desc, M, N, tile_m, tile_n, ACT
     CONFIGS,
     key=["M", "N", "K", "A_COL", "B_COL", "OUT_DESCRIBED"],
     prune_configs_by={"early_config_prune": worth_timing},
+    cache_results=True,
     do_bench=tuning.bench,
 )
-@triton.heuristics({"ONE_TILE": lambda args: has_one_tile(args["M"], args["N"], args, args["out"].device)})
+@triton.heuristics({"ONE_TILE": prepare})
 @triton.jit
 def linear_v01_fused_kernel(
     a_desc, b_desc, out_desc, pre_desc, bias, out, pre, sums, tickets, M, N, K,
@@ -173,8 +164,10 @@ def linear_v01_fused_kernel(
     tiles_n = (N - 1) // BLOCK_N + 1
     # Every part takes as many steps; what lies behind K is read as zeros.
     steps = (K - 1) // (BLOCK_K * SPLIT_K) + 1
-    turns = tl.program_id(0) + 1 if ONE_TILE else tiles_m * tiles_n
-    for turn in tl.range(tl.program_id(0), turns, tl.num_programs(0), flatten=not ONE_TILE):
+    # From one number to the next by 1 is one turn, as the compiler knows: no loop is left of it.
+    first = tl.program_id(0)
+    turns = first + 1 if ONE_TILE else tiles_m * tiles_n
+    for turn in tl.range(first, turns, 1 if ONE_TILE else tl.num_programs(0), flatten=not ONE_TILE):
         tile = turn // SPLIT_K
         first_step = turn % SPLIT_K * steps
         # Within a group the tile's row varies fastest; the last group may have fewer rows.
@@ -263,40 +256,39 @@ def _first(
         zeros = x.new_zeros(M, 8), weight.new_zeros(N, 8)
         linear_v01_fused(*zeros, bias, out=out if pre is None else (out, pre), activation=activation)
         return None
-    if not has_tma():
-        raise RuntimeError("linear v01_fused needs a GPU of compute capability 9.0: pass backend='torch'")
+    if max(M, N, K) >= LARGEST_SIZE:
+        raise ValueError(
+            f"x is {M} x {K} and weight {N} x {K}, all sizes must be below {LARGEST_SIZE} for this step: call it on "
+            "slices"
+        )
     repack_a, repack_b = (layout_of(operand) == "pointers" for operand in (x, weight))
     x, weight = repacked(x) if repack_a else x, repacked(weight) if repack_b else weight
     a, b = x, weight.t()
-    out_layout = layout_of(out) if pre is None or layout_of(pre) == "row" else "pointers"
+    out_layout = stored_as(out) if pre is None or stored_as(pre) == "row" else "pointers"
     variant = tuning.layouts(x=x, w=weight, store=out_layout)
     problem = tuning.problem_of(M, N, K, dtype=x.dtype, **variant)
     kernel, config = tuning.choose(linear_v01_fused_kernel, "linear/v01_fused", problem, x.device)
     constants = {
         "A_COL": layout_of(a) == "col", "B_COL": layout_of(b) == "col", "OUT_DESCRIBED": out_layout == "row",
-        "EARLY": a.device.type != "cpu",  # where the interpreter runs, no kernel is ever under way
+        "EARLY": not triton.knobs.runtime.interpret,  # where no kernel is ever under way
     }  # fmt: skip
+    sizes = M, N, K
     if not config:
         # One search serves all calls: it always runs with gelu and a bias, and without pre.
-        searched = out.new_zeros(N) if bias is None else bias, out, None
         timed = worth_timing(kernel.configs, {"M": M, "N": N, "K": K, "out": out})
         most = max(sums_of(M, N, each.kwargs) for each in timed)
-        descriptors = _describe(a, b, out, None, timed[0].kwargs, out_layout)
+        given = out.new_zeros(N) if bias is None else bias
+        searched = *_describe(a, b, out, None, timed[0].kwargs, out_layout), given, out, None
         grid = lambda config: grid_of(M, N, config, a.device)  # noqa: E731
-        _launch(kernel, grid, most, (*descriptors, *searched), (M, N, K), constants | {"ACTIVATION": "gelu"})
+        launch(kernel, grid, searched, most, sizes, constants | {"ACTIVATION": "gelu"})
         kernel, config = kernel.fn, kernel.best_config.all_kwargs()
     if tiles_of(M, N, config) > COUNTERS:  # a near problem's winner
         config = config | {"SPLIT_K": 1}
     grid, sums = grid_of(M, N, config, a.device), sums_of(M, N, config)
-    constants |= {"ACTIVATION": activation} | config
     descriptors = _describe(a, b, out, pre, config, out_layout)
-    compiled = _launch(kernel, grid, sums, (*descriptors, bias, out, pre), (M, N, K), constants)
-    # There is none in the interpreter; and under capture the choice is a makeshift.
-    if not isinstance(compiled, CompiledKernel) or torch.cuda.is_current_stream_capturing():
-        return None
-    constants["ONE_TILE"] = has_one_tile(M, N, config, a.device)
-    named = tuple(constants[name] for name in compiled.src.fn.arg_names if name in constants)
-    return Plan(compiled, grid, repack_a, repack_b, descriptors, sums, (M, N, K, *named))
+    constants |= {"ACTIVATION": activation} | config
+    compiled = launch(kernel, grid, (*descriptors, bias, out, pre), sums, sizes, constants)
+    return planned(compiled, grid, (repack_a, repack_b), descriptors, sums, sizes, constants, a.device)
 
 
 def _describe(
@@ -305,14 +297,3 @@ def _describe(
     a_block, b_block, out_block = blocks_of(config, out)
     written = (described(each, out_block) if each is not None and out_layout == "row" else None for each in (out, pre))
     return described(a, a_block), described(b, b_block), *written
-
-
-def _launch(
-    kernel: Any, grid: Any, sums: int, arguments: tuple[Any, ...], sizes: tuple[int, ...], constants: dict[str, Any]
-) -> Any:
-    workspace = tickets = None
-    *_, out, _ = arguments
-    if sums:
-        workspace, tickets = torch.empty(sums, dtype=torch.float32, device=out.device), counter(out.device)
-    early = {"launch_pdl": True} if constants["EARLY"] else {}
-    return kernel[grid](*arguments, workspace, tickets, *sizes, **constants, **early)

@@ -2,11 +2,11 @@
 
 Change:   descriptors are written by the host and come with the launch, where every program wrote its own into device
           memory; a kernel is set up while the one before it ends (programmatic dependent launch); and a program that
-          computes one tile has no loop over tiles.
+          computes one tile has no loop over tiles. Operands come by descriptors alone, odd ones repacked.
 Why:      the tensor cores need two microseconds for a product of 1024 x 1024 x 1024. To write descriptors, to make
           the copy engine see them, and to wait until the kernel before has left the chip, took as long.
 Counter:  time at small sizes falls; at 4096 x 4096 nothing changes.
-Requires: compute capability 9.0; nothing of sizes and strides.
+Requires: compute capability 9.0; M, N and K below 2^31; nothing of strides.
 Source:   CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization"; Triton's tutorial 09, for
           descriptors made by the host.
 Twin:     none, see the spec: CUDA's maps are made by the host from v07_tma on, and v15_dispatch starts early.
@@ -26,32 +26,24 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernel_twins._triton import tuning
-from kernel_twins._triton.device import has_tma, layout_of, sm_count
+from kernel_twins._triton.device import Layout, layout_of, sm_count
 from kernel_twins._triton.matmul_bf16.v15_dispatch import PLANS, _store, grid_of, repacked, sums_of, tiles_of
 from kernel_twins._triton.workspace import COUNTERS, counter
 
-
-def _fit_blocks(args: dict[str, Any]) -> None:
-    """Let descriptors, which the search shares between configurations, describe blocks of this one."""
-    a_block, b_block, out_block = blocks_of(args, args["out"])
-    args["a_desc"].block_shape = a_block[::-1] if args["A_COL"] else a_block
-    args["b_desc"].block_shape = b_block[::-1] if args["B_COL"] else b_block
-    if args["out_desc"] is not None:
-        args["out_desc"].block_shape = out_block
-
+LARGEST_SIZE = 2**31  # descriptors count in 32 bits
 
 CONFIGS = [
     triton.Config(
         {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": 8, "SPLIT_K": parts},
-        num_warps=warps, num_stages=stages, pre_hook=_fit_blocks,
+        num_warps=warps, num_stages=stages,
     )
     for m, n, k, warps, stages, parts in (
         (128, 128, 64, 8, 3, 1), (128, 256, 64, 8, 4, 1), (128, 256, 64, 8, 3, 1), (256, 128, 64, 8, 4, 1),
         (128, 128, 64, 4, 4, 1), (128, 128, 128, 8, 3, 1), (128, 128, 128, 4, 3, 1), (64, 256, 64, 4, 4, 1),
-        (128, 64, 64, 4, 6, 1), (128, 64, 128, 4, 4, 1), (64, 128, 64, 4, 6, 1), (64, 128, 128, 4, 3, 1),
-        (64, 128, 128, 4, 4, 1), (64, 64, 128, 4, 6, 1), (64, 32, 128, 4, 6, 1), (128, 256, 64, 8, 4, 2),
-        (128, 128, 64, 8, 4, 2), (128, 128, 64, 8, 4, 4), (64, 256, 64, 4, 4, 2), (64, 128, 128, 4, 4, 2),
-        (64, 128, 128, 4, 4, 4), (64, 64, 128, 4, 6, 2), (64, 64, 128, 4, 6, 4),
+        (128, 64, 64, 4, 6, 1), (128, 64, 128, 4, 4, 1), (128, 64, 128, 8, 4, 1), (64, 128, 64, 4, 6, 1),
+        (64, 128, 128, 4, 3, 1), (64, 128, 128, 4, 4, 1), (64, 64, 128, 4, 6, 1), (64, 32, 128, 4, 6, 1),
+        (128, 256, 64, 8, 4, 2), (128, 128, 64, 8, 4, 2), (128, 128, 64, 8, 4, 4), (64, 256, 64, 4, 4, 2),
+        (64, 128, 128, 4, 4, 2), (64, 128, 128, 4, 4, 4), (64, 64, 128, 4, 6, 2), (64, 64, 128, 4, 6, 4),
     )
 ]  # fmt: skip
 
@@ -63,13 +55,24 @@ def worth_timing(configs: list[triton.Config], args: dict[str, Any], **meta: Any
     return fit if tuning.is_recording() else tuning.likely(8)(fit, args | {"a": args["out"]})
 
 
+def prepare(args: dict[str, Any]) -> bool:
+    """Let descriptors, which a search shares between configurations, describe this one's blocks; return ONE_TILE."""
+    a_block, b_block, out_block = blocks_of(args, args["out"])
+    args["a_desc"].block_shape = a_block[::-1] if args["A_COL"] else a_block
+    args["b_desc"].block_shape = b_block[::-1] if args["B_COL"] else b_block
+    if args["out_desc"] is not None:
+        args["out_desc"].block_shape = out_block
+    return has_one_tile(args["M"], args["N"], args, args["out"].device)
+
+
 @triton.autotune(
     CONFIGS,
     key=["M", "N", "K", "A_COL", "B_COL", "OUT_DESCRIBED"],
     prune_configs_by={"early_config_prune": worth_timing},
+    cache_results=True,
     do_bench=tuning.bench,
 )
-@triton.heuristics({"ONE_TILE": lambda args: has_one_tile(args["M"], args["N"], args, args["out"].device)})
+@triton.heuristics({"ONE_TILE": prepare})
 @triton.jit
 def matmul_bf16_v17_prologue_kernel(
     a_desc, b_desc, out_desc, out, sums, tickets, M, N, K,
@@ -78,8 +81,8 @@ def matmul_bf16_v17_prologue_kernel(
     SPLIT_K: tl.constexpr, ONE_TILE: tl.constexpr,
 ):  # fmt: skip
     # a: [M, K], b: [K, N], what is column-major described as its transpose; out: [M, N] row-major, without a descriptor
-    # where the copy engine cannot store it; for SPLIT_K > 1 sums: [tiles, SPLIT_K, BLOCK_M, BLOCK_N] and tickets:
-    # [tiles].
+    # where the copy engine cannot store it (which OUT_DESCRIBED tells the search); for SPLIT_K > 1 sums: [tiles,
+    # SPLIT_K, BLOCK_M, BLOCK_N] and tickets: [tiles].
     if EARLY:
         # The next kernel may set itself up beside this one, as this one did beside the one before, which must be done
         # before anything that it wrote or reads is touched.
@@ -89,8 +92,10 @@ def matmul_bf16_v17_prologue_kernel(
     tiles_n = (N - 1) // BLOCK_N + 1
     # Every part takes as many steps; what lies behind K is read as zeros.
     steps = (K - 1) // (BLOCK_K * SPLIT_K) + 1
-    turns = tl.program_id(0) + 1 if ONE_TILE else tiles_m * tiles_n
-    for turn in tl.range(tl.program_id(0), turns, tl.num_programs(0), flatten=not ONE_TILE):
+    # From one number to the next by 1 is one turn, as the compiler knows: no loop is left of it.
+    first = tl.program_id(0)
+    turns = first + 1 if ONE_TILE else tiles_m * tiles_n
+    for turn in tl.range(first, turns, 1 if ONE_TILE else tl.num_programs(0), flatten=not ONE_TILE):
         tile = turn // SPLIT_K
         first_step = turn % SPLIT_K * steps
         # Within a group the tile's row varies fastest; the last group may have fewer rows.
@@ -132,7 +137,7 @@ class Plan:
     grid: tuple[int, int, int]
     repack_a: bool
     repack_b: bool
-    descriptors: tuple[TensorDescriptor | None, ...]  # of the first call's a, b and what is written
+    descriptors: tuple[TensorDescriptor | None, ...]  # of a, b and what is written; they hold no tensors
     sums: int  # elements; 0 where no sums are shared
     arguments: tuple[Any, ...]  # those behind tickets
 
@@ -171,49 +176,79 @@ def _first(a: Tensor, b: Tensor, out: Tensor) -> Plan | None:
     if min(M, N, K) == 0:  # a flattened loop takes at least one step, so K = 0 is not for it
         out.zero_()
         return None
-    if not has_tma():
-        raise RuntimeError("matmul_bf16 v17_prologue needs a GPU of compute capability 9.0: call v06_autotuned")
+    if max(M, N, K) >= LARGEST_SIZE:
+        raise ValueError(
+            f"a is {M} x {K} and b {K} x {N}, all sizes must be below {LARGEST_SIZE} for this step: call it on slices"
+        )
     repack_a, repack_b = (layout_of(x) == "pointers" for x in (a, b))
     a, b = repacked(a) if repack_a else a, repacked(b) if repack_b else b
-    a_layout, b_layout, out_layout = layout_of(a), layout_of(b), layout_of(out)
+    a_layout, b_layout, out_layout = layout_of(a), layout_of(b), stored_as(out)
     variant = tuning.layouts(a=a_layout, b=b_layout, store=out_layout)
     if out.dtype != a.dtype:
         variant["out"] = "fp32"
     problem = tuning.problem_of(M, N, K, dtype=a.dtype, **variant)
     kernel, config = tuning.choose(matmul_bf16_v17_prologue_kernel, "matmul_bf16/v17_prologue", problem, a.device)
-    layouts = {"A_COL": a_layout == "col", "B_COL": b_layout == "col", "OUT_DESCRIBED": out_layout == "row"}
-    layouts["EARLY"] = a.device.type != "cpu"  # where the interpreter runs, no kernel is ever under way
+    constants = {
+        "A_COL": a_layout == "col", "B_COL": b_layout == "col", "OUT_DESCRIBED": out_layout == "row",
+        "EARLY": not triton.knobs.runtime.interpret,  # where no kernel is ever under way
+    }  # fmt: skip
+    sizes = M, N, K
     if not config:
         timed = worth_timing(kernel.configs, {"M": M, "N": N, "K": K, "out": out})
         most = max(sums_of(M, N, each.kwargs) for each in timed)
-        descriptors = _describe(a, b, out, timed[0].kwargs)
-        _launch(kernel, lambda config: grid_of(M, N, config, a.device), descriptors, out, most, (M, N, K), layouts)
+        grid = lambda config: grid_of(M, N, config, a.device)  # noqa: E731
+        launch(kernel, grid, (*_describe(a, b, out, timed[0].kwargs), out), most, sizes, constants)
         kernel, config = kernel.fn, kernel.best_config.all_kwargs()
     if tiles_of(M, N, config) > COUNTERS:  # a near problem's winner
         config = config | {"SPLIT_K": 1}
     grid, sums, descriptors = grid_of(M, N, config, a.device), sums_of(M, N, config), _describe(a, b, out, config)
-    constants = layouts | config
-    compiled = _launch(kernel, grid, descriptors, out, sums, (M, N, K), constants)
-    # There is none in the interpreter; and under capture the choice is a makeshift.
-    if not isinstance(compiled, CompiledKernel) or torch.cuda.is_current_stream_capturing():
-        return None
-    constants["ONE_TILE"] = has_one_tile(M, N, config, a.device)
-    named = tuple(constants[name] for name in compiled.src.fn.arg_names if name in constants)
-    return Plan(compiled, grid, repack_a, repack_b, descriptors, sums, (M, N, K, *named))
+    constants |= config
+    compiled = launch(kernel, grid, (*descriptors, out), sums, sizes, constants)
+    return planned(compiled, grid, (repack_a, repack_b), descriptors, sums, sizes, constants, a.device)
 
 
-def _launch(
-    kernel: Any, grid: Any, descriptors: tuple[Any, ...], out: Tensor, sums: int, sizes: tuple[int, ...], constants: Any
+def launch(
+    kernel: Any, grid: Any, arguments: tuple[Any, ...], sums: int, sizes: tuple[int, int, int], constants: Any
 ) -> Any:
+    """Launch a kernel that takes, behind its tensors and their descriptors, a workspace, tickets and the sizes."""
     workspace = tickets = None
     if sums:
-        workspace, tickets = torch.empty(sums, dtype=torch.float32, device=out.device), counter(out.device)
+        device = next(each for each in arguments if isinstance(each, Tensor)).device
+        workspace, tickets = torch.empty(sums, dtype=torch.float32, device=device), counter(device)
     early = {"launch_pdl": True} if constants["EARLY"] else {}
-    return kernel[grid](*descriptors, out, workspace, tickets, *sizes, **constants, **early)
+    return kernel[grid](*arguments, workspace, tickets, *sizes, **constants, **early)
+
+
+def planned(
+    compiled: Any,
+    grid: tuple[int, int, int],
+    repack: tuple[bool, bool],
+    descriptors: tuple[TensorDescriptor | None, ...],
+    sums: int,
+    sizes: tuple[int, int, int],
+    constants: dict[str, Any],
+    device: torch.device,
+) -> Plan | None:
+    """What was launched, for later calls; None in the interpreter, and under capture, where the choice is a makeshift.
+
+    A plan keeps no tensor of its first call.
+    """
+    if not isinstance(compiled, CompiledKernel) or torch.cuda.is_current_stream_capturing():
+        return None
+    constants = constants | {"ONE_TILE": has_one_tile(*sizes[:2], constants, device)}
+    named = tuple(constants[name] for name in compiled.src.fn.arg_names if name in constants)
+    without_tensors = tuple(each and moved(each, None) for each in descriptors)
+    return Plan(compiled, grid, *repack, without_tensors, sums, (*sizes, *named))
 
 
 def _describe(a: Tensor, b: Tensor, out: Tensor, config: dict[str, Any]) -> tuple[TensorDescriptor | None, ...]:
-    return tuple(described(*each) for each in zip((a, b, out), blocks_of(config, out), strict=True))
+    a_block, b_block, out_block = blocks_of(config, out)
+    return described(a, a_block), described(b, b_block), described(out, out_block) if stored_as(out) == "row" else None
+
+
+def stored_as(out: Tensor) -> Layout:
+    """How a row-major matrix is stored: by a descriptor of its rows, or by pointers. A single column may look "col"."""
+    return "row" if layout_of(out) == "row" else "pointers"
 
 
 def blocks_of(config: dict[str, Any], out: Tensor) -> tuple[list[int], list[int], list[int]]:
@@ -232,11 +267,11 @@ def described(matrix: Tensor, block: list[int]) -> TensorDescriptor | None:
     return TensorDescriptor.from_tensor(matrix, block)
 
 
-def moved(descriptor: TensorDescriptor, matrix: Tensor) -> TensorDescriptor:
+def moved(descriptor: TensorDescriptor, matrix: Tensor | None) -> TensorDescriptor:
     """A descriptor that says of another matrix what has been checked for the first; half the time of a new one."""
-    moved = object.__new__(TensorDescriptor)
-    moved.__dict__ = descriptor.__dict__ | {"base": matrix}
-    return moved
+    another = object.__new__(TensorDescriptor)
+    another.__dict__ = descriptor.__dict__ | {"base": matrix}
+    return another
 
 
 def has_one_tile(M: int, N: int, config: dict[str, Any], device: torch.device) -> bool:
