@@ -14,6 +14,7 @@ import pytest
 from kernel_twins._load import why_no_gpu
 
 ROOT = Path(__file__).resolve().parents[1]
+KEPT_BYTES = 2**30
 REQUIRED = os.environ.get("REQUIRE_GPU") == "1"
 
 
@@ -22,6 +23,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         if REQUIRED:
             pytest.fail(f"REQUIRE_GPU=1, but {reason}", pytrace=False)
         pytest.skip(reason)
+
+
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """Leave the GPU's memory to the processes beside this one: torch keeps what it has had."""
+    if item.get_closest_marker("gpu") and not why_no_gpu():
+        import torch
+
+        if torch.cuda.memory_reserved() > KEPT_BYTES:
+            torch.cuda.empty_cache()
 
 
 class _Record:

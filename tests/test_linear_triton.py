@@ -495,31 +495,5 @@ def test_captured_and_replayed_with_gradients(activation, shape) -> None:
         assert all(torch.equal(result, each) for result, each in zip(results, right, strict=True))
 
 
-@pytest.mark.gpu
-@pytest.mark.slow
-def test_a_call_costs_the_host_little_more_than_pytorchs() -> None:
-    import statistics
-    import time
-
-    def microseconds(call) -> float:
-        samples = []
-        for turn in range(41):
-            torch.cuda.synchronize()
-            begin = time.perf_counter()
-            for _ in range(50):
-                call()
-            samples.append((time.perf_counter() - begin) / 50)
-            if turn == 0:
-                samples.clear()
-        return 1e6 * statistics.median(samples)
-
-    x, weight, bias = operands((256, 256, 256), torch.bfloat16, device="cuda")
-    transposed = weight.t()
-    with torch.no_grad():
-        ours = microseconds(lambda: linear("gelu", x, weight, bias))
-        torchs = microseconds(lambda: torch.mm(x, transposed))
-    assert ours <= 4 * torchs, f"{ours:.1f} us, torch.mm {torchs:.1f} us"
-
-
 if __name__ == "__main__":
     globals()[f"interpret_{sys.argv[1]}"](*sys.argv[2:])

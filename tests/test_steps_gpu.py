@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import fcntl
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -61,11 +62,21 @@ def test_step_is_right(op: Op, step: Step, backend: Backend, case: Case) -> None
     assert verdict.ok, verdict.reason
 
 
+@pytest.fixture
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One test at a time of those that need a good part of the GPU's memory, however many processes run tests."""
+    with (tmp_path_factory.getbasetemp().parent / "alone").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        torch.cuda.empty_cache()
+        yield
+        torch.cuda.empty_cache()
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize(("op", "step", "backend", "case"), HUGE)
 def test_step_is_right_past_two_to_the_31_elements(op: Op, step: Step, backend: Backend, case: Case) -> None:
     call = loaded(op, step, backend)
-    torch.cuda.empty_cache()
     verdict = check(op, call, case)
     assert verdict.ok, verdict.reason
 
