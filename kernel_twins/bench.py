@@ -99,9 +99,14 @@ def _gate(op: Op, case: Case, name: Name, call: Call) -> Timing:
     try:
         verdict = _run(op, call, case) if name.backend in op.references else check(op, call, case)
     except (RuntimeError, TypeError, ValueError) as error:
-        return Timing(name, f"wrong: raised {str(error).splitlines()[0] if str(error) else type(error).__name__}")
+        return Timing(name, raised(error))
     status = "ok" if verdict.ok else f"wrong: {verdict.reason}"
     return Timing(name, status, error=verdict.error, margin=verdict.margin)
+
+
+def raised(error: Exception) -> str:
+    """The status of a call that raised instead of computing anything."""
+    return f"wrong: raised {str(error).splitlines()[0] if str(error) else type(error).__name__}"
 
 
 def _run(op: Op, call: Call, case: Case) -> Verdict:

@@ -104,7 +104,6 @@ def _recorded(timings: pd.DataFrame, case: Case, codes: dict[Name, str]) -> bool
 
 
 def _timing_row(stage: Stage, op: Op, case: Case, timing: Timing) -> dict[str, str]:
-    sensors = timing.sensors
     return {
         "case": case.slug,
         "backend": timing.name.backend,
@@ -115,17 +114,10 @@ def _timing_row(stage: Stage, op: Op, case: Case, timing: Timing) -> dict[str, s
         "extra_bytes": str(timing.extra_bytes),
         "error": f"{timing.error:.4g}",
         "margin": f"{timing.margin:.4g}",
-        "sm_clock_mhz": _text(sensors.get("sm_clock_mhz")),
-        "power_w": _text(sensors.get("power_w")),
-        "temperature_c": _text(sensors.get("temperature_c")),
-        "throttle": _text(sensors.get("throttle")),
+        **store.sensor_fields(timing.sensors),
         "code": stage.code(op, timing.name),
         "run": stage.run["run"],
     }
-
-
-def _text(value: float | str | None) -> str:
-    return "" if value is None else value if isinstance(value, str) else f"{value:.4g}"
 
 
 def _profile(op: Op, chosen: list[Name], timings: pd.DataFrame, stage: Stage, settings: Settings) -> None:

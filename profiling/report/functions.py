@@ -25,6 +25,7 @@ from kernel_twins import environment
 from kernel_twins._load import UnavailableError
 from kernel_twins._profiling.report import functions_table, publish, stage, store
 from kernel_twins._profiling.report.functions_contests import OURS, Contest, Result, contests
+from kernel_twins.bench import raised
 from kernel_twins.sensors import Sampler
 
 Times = dict[str, tuple[int, list[float]]]  # by backend: calls a sample, and microseconds a call, one a round
@@ -75,7 +76,7 @@ def timed(contest: Contest) -> list[dict[str, str]]:
                 "calls": str(calls) if calls else "",
                 "times_us": " ".join(f"{sample:.5g}" for sample in samples),
                 "error": f"{error:.3g}",
-                **{name: _text(sensors.get(name)) for name in ("sm_clock_mhz", "power_w", "temperature_c", "throttle")},
+                **store.sensor_fields(sensors),
                 "cpu": _cpu(),
             }
         )
@@ -90,7 +91,7 @@ def _gate(call: Callable[[], Result], expected: tuple[Tensor, ...]) -> tuple[str
     except UnavailableError:  # nothing of a backend can be measured here, which is for the user to mend
         raise
     except (RuntimeError, TypeError, ValueError) as error:
-        return f"wrong: raised {str(error).splitlines()[0] if str(error) else type(error).__name__}", math.nan
+        return raised(error), math.nan
     got = (result,) if isinstance(result, Tensor) else result
     if len(got) != len(expected):
         return "wrong: a gradient is missing", math.nan
@@ -161,7 +162,3 @@ def _cpu() -> str:
     except OSError:
         found = None
     return found[1].strip() if found else platform.processor()
-
-
-def _text(value: float | str | None) -> str:
-    return "" if value is None else value if isinstance(value, str) else f"{value:.4g}"

@@ -21,8 +21,7 @@ from kernel_twins.spec import Case
 
 KEY = ["kind", "function", "case", "backend"]
 COLUMNS = [
-    *KEY, "status", "calls", "times_us", "error",
-    "sm_clock_mhz", "power_w", "temperature_c", "throttle", "cpu", "code", "run",
+    *KEY, "status", "calls", "times_us", "error", *store.SENSORS, "cpu", "code", "run",
 ]  # fmt: skip
 """``error``: the largest of result and gradients against fp32, as a share of the norm. ``cpu``: the host's."""
 
@@ -30,10 +29,11 @@ LEAST_ROUNDS = 20
 TITLES = {"torch": "PyTorch", "compiled": "torch.compile", "cuda": "CUDA", "triton": "Triton", "auto": "auto"}
 
 # What stands beside each other: each kind's backends in the order of the columns, and what each is compared with.
+_ON_GPU = {"torch": (), "compiled": ("torch",), "cuda": ("torch", "compiled"), "triton": ("torch", "compiled")}
 _COLUMNS: dict[str, dict[str, tuple[str, ...]]] = {
     "host": {"torch": (), "cuda": ("torch",), "triton": ("torch",), "auto": ("torch",)},
-    "forward": {"torch": (), "compiled": ("torch",), "cuda": ("torch", "compiled"), "triton": ("torch", "compiled")},
-    "gpu": {"torch": (), "compiled": ("torch",), "cuda": ("torch", "compiled"), "triton": ("torch", "compiled")},
+    "forward": _ON_GPU,
+    "gpu": _ON_GPU,
 }
 _MEASURED = {
     "host": "The host's time of one call, by its clock around batches that the GPU keeps up with; where the case has "
@@ -189,5 +189,4 @@ def _time(row: Any) -> str:
 def _ratio(row: Any, other: Any) -> str:
     if row is None or other is None or not row.status == other.status == "ok":
         return "–"
-    ratio = paired_ratio(times_us(other), times_us(row))
-    return f"{ratio.value:.3f} × [{ratio.low:.3f}, {ratio.high:.3f}]"
+    return write.ratio(paired_ratio(times_us(other), times_us(row)))

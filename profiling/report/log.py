@@ -114,7 +114,7 @@ def _against(results: Results, case: Case, name: Name, baseline: Name | None) ->
     ratio = results.ratio(case, name, baseline) if baseline else None
     if baseline is None or ratio is None:
         return "–"
-    return f"{ratio.value:.3f} × [{ratio.low:.3f}, {ratio.high:.3f}] {results.standing(case, name, baseline)}"
+    return f"{write.ratio(ratio)} {results.standing(case, name, baseline)}"
 
 
 def _rate(results: Results, case: Case, name: Name | None) -> str:
@@ -208,8 +208,8 @@ def _references(results: Results) -> list[str]:
     }
     rows = []
     for case in op.timed_cases:
-        ratios = [results.ratio(case, reference, step) for step, reference in steps.values()]
-        rows.append([case.slug, *(f"{r.value:.3f} × [{r.low:.3f}, {r.high:.3f}]" if r else "–" for r in ratios)])
+        ratios = (results.ratio(case, reference, step) for step, reference in steps.values())
+        rows.append([case.slug, *map(write.ratio, ratios)])
     return ["", "Time over that of the bare product, in the same language:", "", *write.table(["case", *steps], rows)]
 
 

@@ -20,7 +20,7 @@ import io
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pandas as pd
@@ -32,10 +32,10 @@ from kernel_twins._profiling.report.places import ROOT as ROOT
 from kernel_twins._profiling.report.places import RUNS as RUNS
 
 KEY = ["case", "backend", "step"]
+SENSORS = ["sm_clock_mhz", "power_w", "temperature_c", "throttle"]
 TABLES: dict[str, list[str]] = {
     "timings": [
-        *KEY, "status", "contest", "times_us", "extra_bytes", "error", "margin",
-        "sm_clock_mhz", "power_w", "temperature_c", "throttle", "code", "run",
+        *KEY, "status", "contest", "times_us", "extra_bytes", "error", "margin", *SENSORS, "code", "run",
     ],
     "counters": [*KEY, "launch", "kernel", "metric", "value", "unit", "code", "run"],
     "cycles": [*KEY, "cycles", "code", "run"],
@@ -49,6 +49,15 @@ PROVENANCE = [
 ]  # fmt: skip
 
 _FOOTER = re.compile(r"# (\d+) rows,sha256 ([0-9a-f]{16}),*")
+
+
+def sensor_fields(read: Mapping[str, float | str | None]) -> dict[str, str]:
+    """A row's columns of what the sensors read, empty where they read nothing."""
+    told = {name: read.get(name) for name in SENSORS}
+    return {
+        name: "" if value is None else value if isinstance(value, str) else f"{value:.4g}"
+        for name, value in told.items()
+    }
 
 
 def ledger(gpu: str) -> Path:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from kernel_twins._profiling.report.verdict import Ratio
+
 
 def number(value: float | None, digits: int = 3) -> str:
     """Three significant digits, thousands separated; a dash where nothing was measured."""
@@ -28,6 +30,11 @@ def change(before: float | None, after: float | None) -> str:
         return f"×{number(factor, 2)}"
     percent = round(100 * (factor - 1), 1)
     return "=" if percent == 0 else f"{percent:+.1f} %".replace("-", "−")
+
+
+def ratio(found: Ratio | None) -> str:
+    """How many times faster, and the interval; a dash where there are no paired rounds."""
+    return "–" if found is None else f"{found.value:.3f} × [{found.low:.3f}, {found.high:.3f}]"
 
 
 def table(header: list[str], rows: list[list[str]], right: int = 1) -> list[str]:
