@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -37,13 +36,13 @@ from kernel_twins._triton.matmul_bf16.v17_prologue import (
     blocks_of,
     described,
     launch,
-    moved,
     planned,
     prepare,
+    replay,
     stored_as,
     worth_timing,
 )
-from kernel_twins._triton.workspace import COUNTERS, counter
+from kernel_twins._triton.workspace import COUNTERS
 
 LARGE_QUARTER = tl.constexpr(4096)  # elements of a quarter of a tile that is stored in eighths
 
@@ -231,18 +230,7 @@ def linear_v01_fused(
                 _plans.clear()
             _plans[key] = plan
         return
-    if plan.repack_a:
-        x = repacked(x)
-    if plan.repack_b:
-        weight = repacked(weight)
-    sums = tickets = None
-    if plan.sums:
-        sums, tickets = torch.empty(plan.sums, dtype=torch.float32, device=x.device), counter(x.device)
-    a_desc, b_desc, out_desc, pre_desc = plan.descriptors
-    plan.kernel[plan.grid](
-        moved(a_desc, x), moved(b_desc, weight), out_desc and moved(out_desc, out), pre_desc and moved(pre_desc, pre),
-        bias, out, pre, sums, tickets, *plan.arguments,
-    )  # fmt: skip
+    replay(plan, (x, weight, out, pre), (bias, out, pre))
 
 
 def _first(

@@ -52,7 +52,7 @@ def worth_timing(configs: list[triton.Config], args: dict[str, Any], **meta: Any
     """Sums shared where tiles are few; of those the eight that look best, or all for what is to be committed."""
     M, N, sms = args["M"], args["N"], sm_count(args["out"].device)
     fit = [c for c in configs if c.kwargs["SPLIT_K"] == 1 or tiles_of(M, N, c.kwargs) <= sms]
-    return fit if tuning.is_recording() else tuning.likely(8)(fit, args | {"a": args["out"]})
+    return fit if tuning.is_recording() else sorted(fit, key=lambda c: tuning.estimate(c, M, N, args["K"], sms))[:8]
 
 
 def prepare(args: dict[str, Any]) -> bool:
@@ -157,17 +157,7 @@ def matmul_bf16_v17_prologue(a: Tensor, b: Tensor, *, out: Tensor) -> None:
                 _plans.clear()
             _plans[key] = plan
         return
-    if plan.repack_a:
-        a = repacked(a)
-    if plan.repack_b:
-        b = repacked(b)
-    sums = tickets = None
-    if plan.sums:
-        sums, tickets = torch.empty(plan.sums, dtype=torch.float32, device=a.device), counter(a.device)
-    a_desc, b_desc, out_desc = plan.descriptors
-    plan.kernel[plan.grid](
-        moved(a_desc, a), moved(b_desc, b), out_desc and moved(out_desc, out), out, sums, tickets, *plan.arguments
-    )
+    replay(plan, (a, b, out), (out,))
 
 
 def _first(a: Tensor, b: Tensor, out: Tensor) -> Plan | None:
@@ -211,12 +201,22 @@ def launch(
     kernel: Any, grid: Any, arguments: tuple[Any, ...], sums: int, sizes: tuple[int, int, int], constants: Any
 ) -> Any:
     """Launch a kernel that takes, behind its tensors and their descriptors, a workspace, tickets and the sizes."""
-    workspace = tickets = None
-    if sums:
-        device = next(each for each in arguments if isinstance(each, Tensor)).device
-        workspace, tickets = torch.empty(sums, dtype=torch.float32, device=device), counter(device)
+    device = next(each for each in arguments if isinstance(each, Tensor)).device
     early = {"launch_pdl": True} if constants["EARLY"] else {}
-    return kernel[grid](*arguments, workspace, tickets, *sizes, **constants, **early)
+    return kernel[grid](*arguments, *_workspace(sums, device), *sizes, **constants, **early)
+
+
+def _workspace(sums: int, device: torch.device) -> tuple[Tensor, Tensor] | tuple[None, None]:
+    """Where programs that share tiles leave their sums, and count themselves."""
+    return (torch.empty(sums, dtype=torch.float32, device=device), counter(device)) if sums else (None, None)
+
+
+def replay(plan: Plan, described: tuple[Tensor | None, ...], arguments: tuple[Tensor | None, ...]) -> None:
+    """Launch what was planned: a, b and what is written, which the kernel knows by descriptors, then its tensors."""
+    a, b, *written = described
+    a, b = repacked(a) if plan.repack_a else a, repacked(b) if plan.repack_b else b
+    descriptors = map(moved, plan.descriptors, (a, b, *written))
+    plan.kernel[plan.grid](*descriptors, *arguments, *_workspace(plan.sums, a.device), *plan.arguments)
 
 
 def planned(
@@ -237,7 +237,7 @@ def planned(
         return None
     constants = constants | {"ONE_TILE": has_one_tile(*sizes[:2], constants, device)}
     named = tuple(constants[name] for name in compiled.src.fn.arg_names if name in constants)
-    without_tensors = tuple(each and moved(each, None) for each in descriptors)
+    without_tensors = tuple(moved(each, None) for each in descriptors)
     return Plan(compiled, grid, *repack, without_tensors, sums, (*sizes, *named))
 
 
@@ -267,8 +267,10 @@ def described(matrix: Tensor, block: list[int]) -> TensorDescriptor | None:
     return TensorDescriptor.from_tensor(matrix, block)
 
 
-def moved(descriptor: TensorDescriptor, matrix: Tensor | None) -> TensorDescriptor:
-    """A descriptor that says of another matrix what has been checked for the first; half the time of a new one."""
+def moved(descriptor: TensorDescriptor | None, matrix: Tensor | None) -> TensorDescriptor | None:
+    """What a descriptor says, of another matrix and without checking it again: half the time of a new one."""
+    if descriptor is None:
+        return None
     another = object.__new__(TensorDescriptor)
     another.__dict__ = descriptor.__dict__ | {"base": matrix}
     return another
