@@ -24,14 +24,15 @@ SAVES_NOTHING = ("none", "relu")  # relu's gradient needs its result alone
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
     """The layer by the fused step; past the operator, which is slow to dispatch, where nobody needs it."""
     given = (x, weight) if bias is None else (x, weight, bias)
+    out: Tensor
     past = False
     if not torch.compiler.is_compiling():  # nothing of Triton's can be traced
-        _check(x, weight, bias, activation)  # what is no tensor, the dispatcher would refuse in words of its own
+        shape = _check(x, weight, bias, activation)  # what is no tensor, the dispatcher would refuse in its own words
         past = is_plain(*given)
+        if past and not wants_gradient(*given):
+            out, _ = _forward(x, weight, bias, activation, shape, save=False)
+            return out
     gradient = wants_gradient(*given)
-    if past and not gradient:
-        return _compute(x, weight, bias, activation)
-    out: Tensor
     if activation not in SAVES_NOTHING and gradient:
         out, _ = (_SavingLayer.apply if past else saving_operator)(x, weight, bias, activation)
     else:
@@ -40,21 +41,20 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> T
 
 
 def _compute(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str = "none") -> Tensor:
-    return _forward(x, weight, bias, activation, save=False)[0]
+    return _forward(x, weight, bias, activation, _check(x, weight, bias, activation), save=False)[0]
 
 
 def _compute_saving(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> tuple[Tensor, Tensor]:
     _check_saves(activation)
-    out, pre = _forward(x, weight, bias, activation, save=True)
+    out, pre = _forward(x, weight, bias, activation, _check(x, weight, bias, activation), save=True)
     assert pre is not None
     return out, pre
 
 
 def _forward(
-    x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, save: bool
+    x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, shape: tuple[int, ...], save: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """The result, and where ``save`` asks for it what the activation was applied to."""
-    shape = _check(x, weight, bias, activation)
+    """The result, of that shape, and where ``save`` asks for it what the activation was applied to."""
     rows = x if x.dim() == 2 else x.reshape(x.shape[:-1].numel(), x.shape[-1])
     launch = None if x.dtype == torch.float32 else _fused(x.device.index if x.is_cuda else None)
     if launch is None:
