@@ -233,9 +233,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         "are bf16 or fp16 alike, out is so or fp32.");
   m.def("linear", wrap_pybind_function(linear), arg("step"), arg("x"), arg("weight"), arg("bias"), arg("out"),
         arg("activation") = "none",
-        "out = activation(x @ weight.T + bias), none, relu, gelu, gelu_tanh or silu. x: [M, K], weight: [N, "
-        "K], any strides; bias: [N], out: [M, N], "
-        "contiguous; all bf16 or fp16.");
+        "out = activation(x @ weight.T + bias), none, relu, gelu, gelu_tanh or silu. x: [M, K], weight: "
+        "[N, K], any strides; bias: [N], out: [M, N], contiguous; all bf16 or fp16.");
   m.def("probe", wrap_pybind_function(probe), arg("name"), arg("buffer"), arg("iterations"),
         "Launches a probe of hardware-survey/probes.h. buffer: contiguous uint8, overwritten.");
 }

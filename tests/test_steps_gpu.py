@@ -69,7 +69,6 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         fcntl.flock(lock, fcntl.LOCK_EX)
         torch.cuda.empty_cache()
         yield
-        torch.cuda.empty_cache()
 
 
 @pytest.mark.slow

@@ -26,8 +26,6 @@ PROGRAMS_PER_SM = 4
 CHUNKS, CHUNK_COLUMNS = 32, 32  # of a tile of the second launch
 
 DENSITY_SCALE = tl.constexpr(0.3989422804014327)  # 1 / sqrt(2 pi)
-
-
 SQRT_HALF = tl.constexpr(0.7071067811865476)
 
 
