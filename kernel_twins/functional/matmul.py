@@ -21,7 +21,7 @@ from kernel_twins.spec import Backend, Case
 from kernel_twins.tensors import DTYPE, name_of
 
 STEPS: dict[Backend, dict[str, tuple[str, ...]]] = {
-    "cuda": {"matmul_fp32": ("v11_tma", "v09_pipelined"), "matmul_bf16": ("v15_dispatch", "v05_grouped")},
+    "cuda": {"matmul_fp32": ("v12_short_loop", "v09_pipelined"), "matmul_bf16": ("v15_dispatch", "v05_grouped")},
     "triton": {"matmul_fp32": ("v10_autotuned",), "matmul_bf16": ("v17_prologue",)},
 }
 """What stands behind a backend: the first that the GPU runs. cuda-kernels/functional.cpp has the same names."""

@@ -16,7 +16,7 @@ from kernel_twins.spec import Backend
 FUNCTIONS: dict[str, dict[str, dict[Backend, str]]] = {
     "matmul": {
         "matmul_bf16": {"cuda": "v15_dispatch", "triton": "v17_prologue"},
-        "matmul_fp32": {"cuda": "v11_tma", "triton": "v10_autotuned"},
+        "matmul_fp32": {"cuda": "v12_short_loop", "triton": "v10_autotuned"},
     },
     "linear": {"linear": {"cuda": "v01_fused", "triton": "v01_fused"}},
 }

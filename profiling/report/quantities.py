@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from kernel_twins._profiling.report.metrics import stall_metric
+
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
@@ -55,6 +57,9 @@ QUANTITIES: dict[str, Quantity] = {
     ),
     "fma_pipe": Quantity("FMA pipe", "%", _metric("sm__pipe_fma_cycles_active.avg.pct_of_peak_sustained_active")),
     "issue_active": Quantity("issue slots", "%", _metric("smsp__issue_active.avg.pct_of_peak_sustained_active")),
+    "instruction_stalls": Quantity(
+        "waits for instructions", "cycles an issue", _metric(stall_metric("no_instruction"))
+    ),
     "occupancy": Quantity("occupancy", "%", _metric("sm__warps_active.avg.pct_of_peak_sustained_active")),
     "instructions": Quantity("instructions", "M", _metric("smsp__inst_executed.sum", 1e-6)),
     "load_requests": Quantity("load requests", "M", _metric(f"l1tex__t_requests_{_LD}", 1e-6)),

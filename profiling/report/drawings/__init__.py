@@ -40,6 +40,7 @@ DRAWINGS = {
         matmul_fp32.register_tile_2d,
         matmul_fp32.vectors_and_banks,
         matmul_fp32.warp_tile,
+        matmul_fp32.short_loop,
         tensor_cores.fragments,
         tensor_cores.swizzle,
         tensor_cores.split,

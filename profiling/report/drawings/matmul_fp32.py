@@ -150,3 +150,27 @@ def warp_tile() -> Drawing:
     drawing.arrow((354, 66), (424, 82))
     drawing.text(16, 206, "fewer values for a warp's 2,048 sums; lanes 0 and 1 share A, 0 and 2 share B", 11)
     return drawing
+
+
+def short_loop() -> Drawing:
+    drawing = Drawing("A loop of half the code, and a thread's sums in two patches", 236)
+    drawing.text(16, 20, "the loop's FMAs for one tile of 32 k")
+    drawing.box(16, 40, 256, 30, "registers", "32 k: 64 KiB of code, once", 11)
+    drawing.box(16, 112, 128, 30, "registers", "16 k: 32 KiB", 11)
+    drawing.arrow((272, 55), (288, 55), (288, 84), (8, 84), (8, 55), (16, 55), dashed=True)
+    drawing.arrow((144, 127), (160, 127), (160, 156), (8, 156), (8, 127), (16, 127), dashed=True)
+    drawing.text(172, 128, "twice", 11, colour=SOFT)
+    drawing.text(16, 176, "fetched from the instruction", 11, colour=SOFT)
+    drawing.text(16, 192, "caches over and over", 11, colour=SOFT)
+    side = 17
+    drawing.text(340, 20, "a thread's 8 x 16 sums, in order")
+    drawing.grid(340, 40, 8, 16, side, lambda row, column: "registers" if column < 8 else "plain")
+    for left, rows in ((340, range(8)), (340 + 8 * side, range(7, -1, -1))):
+        path = []
+        for turn, row in enumerate(rows):
+            ends = [(left + side / 2, 40 + (row + 0.5) * side), (left + 7.5 * side, 40 + (row + 0.5) * side)]
+            path += ends if turn % 2 == 0 else ends[::-1]
+        drawing.arrow(*path, colour=ALARM)
+    drawing.text(340, 190, "each FMA keeps a row or a column", 11, colour=SOFT)
+    drawing.text(16, 220, "the next tile, or the next half of one, takes the same instructions", 11)
+    return drawing
