@@ -3,6 +3,7 @@
 #pragma once
 
 #include "common.cuh"
+#include "hopper.cuh"
 
 // One matrix [rows, cols]; strides and pitch count elements.
 struct RepackJob {
@@ -42,6 +43,9 @@ __device__ inline uint4 shifted(uint4 low, uint4 high, int shift) {
 
 template <typename T>
 __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) kernel(const __grid_constant__ RepackJobs jobs) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  allow_dependent_launch();  // a product that waits for this kernel by itself is set up as blocks end
+#endif
   // A warp copies a span of one row. Rows of the first matrix come first.
   // 32 bits hold the number of spans: more would not fit a GPU's memory.
   uint32_t span = blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
