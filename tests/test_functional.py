@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -173,6 +174,18 @@ def test_the_public_functions_are_found_lazily() -> None:
 
 def test_the_fastest_backends_are_those_of_the_committed_timings() -> None:
     assert json.loads(choice.FILE.read_text()) == fastest.derive(), f"stale: run python -m {fastest.__name__}"
+
+
+def test_a_call_takes_as_long_as_its_host_where_the_gpu_is_faster() -> None:
+    on_gpu = [("64x64x64-bf16", "10 11 12", "15 16 17", "4 5 6"), ("4096x4096x4096-bf16", "200", "220", "190")]
+    rows = [
+        {"case": case, "backend": backend, "step": step, "status": "ok", "contest": "fast", "times_us": times}
+        for case, *by_backend in on_gpu
+        for (backend, step), times in zip((("cuda", "c"), ("torch", ""), ("triton", "t")), by_backend, strict=True)
+    ]
+    steps, host = {"cuda": "c", "triton": "t"}, {"cuda": 14.0, "torch": 18.0, "triton": 70.0}
+    assert list(fastest.fastest(pandas.DataFrame(rows), steps, host).values()) == ["cuda", "triton"]
+    assert list(fastest.fastest(pandas.DataFrame(rows), steps, {}).values()) == ["triton", "triton"]
 
 
 def test_every_backend_names_steps_that_there_are() -> None:

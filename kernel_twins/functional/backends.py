@@ -13,6 +13,7 @@ from torch import Tensor
 from kernel_twins._load import UnavailableError, extension
 
 Function = Callable[..., Tensor]
+Place = tuple[tuple[int, ...], tuple[int, ...], int]  # shape, strides, elements past a multiple of 16 bytes or more
 
 BACKENDS = ("auto", "cuda", "triton", "torch")
 HALF = (torch.bfloat16, torch.float16)
@@ -51,11 +52,19 @@ def require_gpu(name: str, tensor: Tensor, backend: str) -> None:
         )
 
 
-def copyable(matrix: Tensor) -> bool:
+def is_on_gpu(tensor: object) -> bool:
+    return isinstance(tensor, Tensor) and tensor.is_cuda and tensor.layout == torch.strided
+
+
+def place(tensor: Tensor) -> Place:
+    """What a choice of backend depends on, as a key: a call has no time to work out more than is asked for."""
+    return tensor.shape, tensor.stride(), int(tensor.storage_offset()) % 8
+
+
+def copyable(matrix: Place, itemsize: int) -> bool:
     """Whether lines of neighbours start at multiples of 16 bytes, so that the copy engine can take them."""
-    row, col = matrix.stride()[-2:]
-    across = max(row, col) * matrix.element_size() % 16 == 0
-    return min(row, col) == 1 and across and matrix.storage_offset() * matrix.element_size() % 16 == 0
+    _, (*_, row, col), offset = matrix
+    return min(row, col) == 1 and max(row, col) * itemsize % 16 == 0 and offset * itemsize % 16 == 0
 
 
 def on_device(device: torch.device) -> contextlib.AbstractContextManager[Any]:

@@ -1,5 +1,6 @@
 """Which backend ``backend="auto"`` takes: the fastest in the committed measurements, at the nearest product.
 
+A call takes as long as the GPU works or, where that is longer, as the host needs to ask for it.
 ``fastest.json`` holds it by GPU, function and measured case. It is derived from ``profiling/data`` by
 ``python -m kernel_twins._profiling.report.fastest``, and a test compares the two.
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from functools import lru_cache
 
 import torch
@@ -13,7 +14,17 @@ from kernel_twins import ops
 from kernel_twins._load import UnavailableError
 from kernel_twins.ceilings import gpu_slug
 from kernel_twins.functional.activations import ACTIVATIONS
-from kernel_twins.functional.backends import BACKENDS, HALF, copyable, cuda_operator, require_gpu, triton_functions
+from kernel_twins.functional.backends import (
+    BACKENDS,
+    HALF,
+    Place,
+    copyable,
+    cuda_operator,
+    is_on_gpu,
+    place,
+    require_gpu,
+    triton_functions,
+)
 from kernel_twins.functional.choice import nearest
 from kernel_twins.spec import Case
 from kernel_twins.tensors import name_of
@@ -58,18 +69,20 @@ def linear(
 
 def _choose(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> str:
     """The backend for these operands. What is wrong with them PyTorch may say, and what autocast mends."""
-    if not (isinstance(x, Tensor) and x.is_cuda and x.dtype in HALF and _runs(x.device.index)):
+    if not is_on_gpu(x):
         return "torch"
+    dtype, device = x.dtype, x.device
     others = (weight,) if bias is None else (weight, bias)
-    if not all(isinstance(each, Tensor) and each.dtype == x.dtype and each.device == x.device for each in others):
-        return "torch"
-    if x.dim() == 0 or weight.dim() != 2:
+    if not all(is_on_gpu(each) and each.dtype == dtype and each.device == device for each in others):
         return "torch"
     if torch.compiler.is_compiling():
-        return "cuda"
-    as_they_are = weight.shape[0] % 8 == 0 and copyable(x if x.dim() > 1 else x.unsqueeze(0)) and copyable(weight)
-    shape = x.shape[:-1].numel(), *weight.shape
-    return _choice(shape, name_of(x.dtype), activation, as_they_are, x.device.index)
+        return "cuda" if _serves(x.shape, weight.shape, dtype) and _runs(device.index) else "torch"
+    rows = x if x.dim() > 1 else x.unsqueeze(0)
+    return _choice(place(rows), place(weight), dtype, activation, device.index)
+
+
+def _serves(x_shape: tuple[int, ...], weight_shape: tuple[int, ...], dtype: torch.dtype) -> bool:
+    return dtype in HALF and len(x_shape) > 0 and len(weight_shape) == 2
 
 
 @torch.compiler.assume_constant_result
@@ -79,11 +92,15 @@ def _runs(device: int) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _choice(shape: tuple[int, int, int], dtype: str, activation: str, as_they_are: bool, device: int) -> str:
-    if 0 in shape:
+def _choice(x: Place, weight: Place, dtype: torch.dtype, activation: str, device: int) -> str:
+    (x_shape, *_), (weight_shape, *_) = x, weight
+    shape = math.prod(x_shape[:-1]), *weight_shape
+    if len(x_shape) < 2 or not _serves(x_shape, weight_shape, dtype) or 0 in shape or not _runs(device):
         return "torch"
+    itemsize = dtype.itemsize
+    as_they_are = weight_shape[0] * itemsize % 16 == 0 and copyable(x, itemsize) and copyable(weight, itemsize)
     gpu = gpu_slug(torch.cuda.get_device_name(device))
-    problem = Case(shape, dtype, (("act", activation),) if activation != "none" else ())
+    problem = Case(shape, name_of(dtype), (("act", activation),) if activation != "none" else ())
     best = nearest(gpu, "linear", problem, as_they_are)
     if best == "triton" and importlib.util.find_spec("triton") is None:
         return "cuda"

@@ -7,6 +7,7 @@ Triton before it is asked for.
 from __future__ import annotations
 
 import importlib.util
+import math
 from functools import lru_cache
 
 import torch
@@ -15,7 +16,17 @@ from torch import Tensor
 from kernel_twins import ops
 from kernel_twins._load import UnavailableError
 from kernel_twins.ceilings import gpu_slug
-from kernel_twins.functional.backends import BACKENDS, HALF, copyable, cuda_operator, require_gpu, triton_functions
+from kernel_twins.functional.backends import (
+    BACKENDS,
+    HALF,
+    Place,
+    copyable,
+    cuda_operator,
+    is_on_gpu,
+    place,
+    require_gpu,
+    triton_functions,
+)
 from kernel_twins.functional.choice import nearest
 from kernel_twins.spec import Backend, Case
 from kernel_twins.tensors import DTYPE, name_of
@@ -95,31 +106,40 @@ def require_out_dtype(a: Tensor, out_dtype: torch.dtype) -> None:
 
 def _choose(a: Tensor, b: Tensor, out_dtype: torch.dtype | None) -> str:
     """The backend for these operands. What is wrong with them PyTorch may say: its words are known."""
-    if not (isinstance(a, Tensor) and isinstance(b, Tensor) and a.is_cuda and b.is_cuda and a.dtype in DTYPE.values()):
+    if not (is_on_gpu(a) and is_on_gpu(b)):
         return "torch"
-    if a.dim() < 2 or b.dim() != 2 or a.dtype != b.dtype or a.device != b.device or a.shape[-1] != b.shape[0]:
+    dtype, device = a.dtype, a.device
+    if b.dtype != dtype or b.device != device:
         return "torch"
-    wide = out_dtype is not None and out_dtype != a.dtype
-    tf32 = a.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
+    wide = out_dtype is not None and out_dtype != dtype
+    tf32 = dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
     if tf32 or torch.compiler.is_compiling():
-        return "cuda" if _runs("cuda", name_of(a.dtype), wide, a.device.index) else "torch"
-    row, col = b.stride()
-    out_bytes = b.shape[1] * (4 if wide else a.element_size())
-    as_they_are = out_bytes % 16 == 0 and copyable(a) and copyable(b)
-    shape = a.shape[:-1].numel(), b.shape[1], b.shape[0]
-    return _choice(shape, name_of(a.dtype), wide, row == 1 != col, as_they_are, a.device.index)
+        served = _serves(a.shape, b.shape, dtype) and _runs("cuda", name_of(dtype), wide, device.index)
+        return "cuda" if served else "torch"
+    return _choice(place(a), place(b), dtype, wide, device.index)
+
+
+def _serves(a_shape: tuple[int, ...], b_shape: tuple[int, ...], dtype: torch.dtype) -> bool:
+    """Whether a backend of ours may be faster: b is one matrix, a one or several, of a dtype that we have."""
+    return dtype in DTYPE.values() and len(a_shape) >= 2 and len(b_shape) == 2 and a_shape[-1] == b_shape[0]
 
 
 @lru_cache(maxsize=4096)
-def _choice(shape: tuple[int, int, int], dtype: str, wide: bool, b_col: bool, as_they_are: bool, device: int) -> str:
+def _choice(a: Place, b: Place, dtype: torch.dtype, wide: bool, device: int) -> str:
+    (a_shape, *_), (b_shape, (row, col), _) = a, b
+    if not _serves(a_shape, b_shape, dtype):
+        return "torch"
+    shape = math.prod(a_shape[:-1]), b_shape[1], b_shape[0]
     if 0 in shape:
         return "torch"
-    gpu = gpu_slug(torch.cuda.get_device_name(device))
-    best = nearest(gpu, "matmul", Case(shape, dtype, (("b", "col"),) if b_col else ()), as_they_are)
-    if best == "triton" and _runs("triton", dtype, wide, device):
+    out_bytes = shape[1] * (4 if wide else dtype.itemsize)
+    as_they_are = out_bytes % 16 == 0 and copyable(a, dtype.itemsize) and copyable(b, dtype.itemsize)
+    gpu, name = gpu_slug(torch.cuda.get_device_name(device)), name_of(dtype)
+    best = nearest(gpu, "matmul", Case(shape, name, (("b", "col"),) if row == 1 != col else ()), as_they_are)
+    if best == "triton" and _runs("triton", name, wide, device):
         return best
     # What was measured had the operands' dtype: PyTorch is slower where the result is wider.
-    return "cuda" if (best != "torch" or wide) and _runs("cuda", dtype, wide, device) else "torch"
+    return "cuda" if (best != "torch" or wide) and _runs("cuda", name, wide, device) else "torch"
 
 
 @torch.compiler.assume_constant_result

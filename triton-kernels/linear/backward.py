@@ -6,10 +6,13 @@ second, small launch in a fixed order, so that every run gives the same bits.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.compiler import CompiledKernel
 
 from kernel_twins._triton.device import sm_count
 from kernel_twins._triton.linear.v01_fused import (
@@ -19,6 +22,7 @@ from kernel_twins._triton.linear.v01_fused import (
     _sigmoid_denominator,
     _twice_tanh_argument,
 )
+from kernel_twins._triton.matmul_bf16.v15_dispatch import PLANS
 
 TILE = 4096  # elements that a program has under way: 16 a thread
 COLUMNS = 256  # of a tile, as a warp reads 8 neighbours a lane
@@ -93,6 +97,10 @@ def linear_backward_bias_kernel(partials, dbias, N, chunks, CHUNKS: tl.constexpr
     tl.store(dbias + col, tl.sum(sums, axis=0)[None, :], mask=col < N)
 
 
+# Past Triton's own launcher, which specialises anew in every call and takes longer than the kernel.
+_compiled: dict[tuple[Any, ...], tuple[CompiledKernel, CompiledKernel]] = {}
+
+
 def linear_backward(dout: Tensor, saved: Tensor, activation: str) -> tuple[Tensor, Tensor]:
     """dz = dout * activation'(saved), and its sums over all rows.
 
@@ -112,11 +120,22 @@ def linear_backward(dout: Tensor, saved: Tensor, activation: str) -> tuple[Tenso
     chunks = triton.cdiv(M, chunk_rows)
     partials = torch.empty((chunks, N), dtype=torch.float32, device=dout.device)
     dbias = torch.empty(N, dtype=dout.dtype, device=dout.device)
-    linear_backward_kernel[(strips * chunks,)](
-        dout, saved, dz, partials, M, N, chunk_rows,
-        ACTIVATION=activation, BLOCK_M=block_m, BLOCK_N=block_n, num_warps=8,
-    )  # fmt: skip
-    linear_backward_bias_kernel[(triton.cdiv(N, CHUNK_COLUMNS),)](
-        partials, dbias, N, chunks, CHUNKS=CHUNKS, BLOCK_N=CHUNK_COLUMNS, num_warps=4
-    )
+    grid, bias_grid = (strips * chunks, 1, 1), (triton.cdiv(N, CHUNK_COLUMNS), 1, 1)
+    arguments = dout, saved, dz, partials, M, N, chunk_rows, activation, block_m, block_n
+    bias_arguments = partials, dbias, N, chunks, CHUNKS, CHUNK_COLUMNS
+    aligned = dout.data_ptr() % 16 == 0, saved.data_ptr() % 16 == 0
+    key = dout.shape, dout.dtype, activation, aligned, dout.get_device()
+    kernels = _compiled.get(key)
+    if kernels is None:
+        kernels = (
+            linear_backward_kernel[grid](*arguments, num_warps=8),
+            linear_backward_bias_kernel[bias_grid](*bias_arguments, num_warps=4),
+        )
+        if isinstance(kernels[0], CompiledKernel):  # not the interpreter's
+            if len(_compiled) == PLANS:
+                _compiled.clear()
+            _compiled[key] = kernels
+    else:
+        kernels[0][grid](*arguments)
+        kernels[1][bias_grid](*bias_arguments)
     return dz, dbias
