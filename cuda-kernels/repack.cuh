@@ -44,7 +44,9 @@ __device__ inline uint4 shifted(uint4 low, uint4 high, int shift) {
 template <typename T>
 __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) kernel(const __grid_constant__ RepackJobs jobs) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  allow_dependent_launch();  // a product that waits for this kernel by itself is set up as blocks end
+  // A product that waits for this kernel by itself may be set up once all blocks have begun. Nothing is
+  // waited for here: this kernel is launched plainly, when all before it is done.
+  allow_dependent_launch();
 #endif
   // A warp copies a span of one row. Rows of the first matrix come first.
   // 32 bits hold the number of spans: more would not fit a GPU's memory.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pandas
@@ -19,9 +21,9 @@ from kernel_twins._load import UnavailableError, extension  # noqa: E402
 from kernel_twins._profiling.report import fastest  # noqa: E402
 from kernel_twins.functional import choice, linear  # noqa: E402
 from kernel_twins.functional.backends import triton_functions  # noqa: E402
-from kernel_twins.functional.matmul import STEPS  # noqa: E402
 from kernel_twins.spec import BACKENDS, Case  # noqa: E402
 
+matmul = importlib.import_module("kernel_twins.functional.matmul")  # the module, which a function hides
 ROOT = Path(__file__).resolve().parents[1]
 SHAPES = [
     ((3, 5), (5, 4)),
@@ -184,18 +186,19 @@ def test_a_call_takes_as_long_as_its_host_where_the_gpu_is_faster() -> None:
         for (backend, step), times in zip((("cuda", "c"), ("torch", ""), ("triton", "t")), by_backend, strict=True)
     ]
     steps, host = {"cuda": "c", "triton": "t"}, {"cuda": 14.0, "torch": 18.0, "triton": 70.0}
-    assert list(fastest.fastest(pandas.DataFrame(rows), steps, host).values()) == ["cuda", "triton"]
-    assert list(fastest.fastest(pandas.DataFrame(rows), steps, {}).values()) == ["triton", "triton"]
+    for known, best in ((host, "cuda"), ({}, "triton"), ({"cuda": 14.0, "torch": 18.0}, "triton")):
+        assert list(fastest.fastest(pandas.DataFrame(rows), steps, {2: known}).values()) == [best, "triton"]
+    assert list(fastest.fastest(pandas.DataFrame(rows), steps, {4: host}).values()) == ["triton", "triton"]
 
 
 def test_every_backend_names_steps_that_there_are() -> None:
     source = (ROOT / "cuda-kernels" / "functional.cpp").read_text()
-    for backend, by_op in STEPS.items():
+    for backend, by_op in matmul.STEPS.items():
         for op, names in by_op.items():
             assert all(backend in OPS[op].step(name).backends for name in names)
             assert backend != "cuda" or all(f'"{name}"' in source for name in names)
     for op, steps in fastest.FUNCTIONS["matmul"].items():
-        assert all(name in STEPS[backend][op] for backend, name in steps.items())
+        assert all(name in matmul.STEPS[backend][op] for backend, name in steps.items())
     assert fastest.FUNCTIONS["linear"] == {"linear": dict.fromkeys(BACKENDS, linear.STEP)}
     assert f'"{linear.STEP}"' in source
 
@@ -218,6 +221,36 @@ def test_a_measured_case_gets_its_own_winner_and_others_the_nearest_of_their_kin
     assert nearest("4096x4096x4100-bf16", copyable=False) == "triton"
     assert nearest("4096x4096x4096-fp32") == "torch"
     assert nearest("4097x4096x4095-fp32", copyable=False) is None
+
+
+def test_auto_asks_for_the_nearest_of_what_it_was_given(monkeypatch) -> None:
+    asked = []
+
+    def nearest(gpu: str, function: str, problem: Case, copyable: bool) -> str:
+        asked.append((problem, copyable))
+        return "cuda"
+
+    monkeypatch.setattr(matmul, "is_on_gpu", lambda tensor: isinstance(tensor, torch.Tensor))
+    monkeypatch.setattr(matmul.torch.cuda, "get_device_name", lambda device: "GPU")
+    monkeypatch.setattr(matmul, "_runs", lambda *_: True)
+    monkeypatch.setattr(matmul, "nearest", nearest)
+    matmul._choice.cache_clear()
+    half = partial(torch.empty, dtype=torch.bfloat16)
+    assert matmul._choose(half(2, 3, 16), half(16, 8), None) == "cuda"
+    assert matmul._choose(half(6, 16), half(8, 16).t(), None) == "cuda"
+    assert matmul._choose(half(6 * 16 + 3)[3:].view(6, 16), half(16, 8), None) == "cuda"
+    assert matmul._choose(half(6, 16), half(16, 6), torch.float32) == "cuda"
+    case = Case.parse
+    assert asked == [
+        (case("6x8x16-bf16"), True),
+        (case("6x8x16-bf16-b.col"), True),
+        (case("6x8x16-bf16"), False),
+        (case("6x6x16-bf16"), False),
+    ]
+    for a, b in (((16,), (16, 8)), ((2, 3, 16), (2, 16, 8)), ((3, 16), (16,)), ((3, 16), (8, 4)), ((0, 16), (16, 8))):
+        assert matmul._choose(half(*a), half(*b), None) == "torch"
+    assert matmul._choose(torch.empty(4, 4).double(), torch.empty(4, 4).double(), None) == "torch"
+    matmul._choice.cache_clear()
 
 
 def test_autocast_changes_no_dtype(operator) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import importlib
 import itertools
+import math
 import os
 import subprocess
 import sys
@@ -353,14 +354,30 @@ def test_what_is_saved_is_what_the_activation_was_applied_to(activation, shape) 
     assert_near(pre, expected("none", x, weight, bias))
 
 
+@pytest.mark.parametrize(
+    ("saved", "error", "said"),
+    [
+        (torch.ones(2, 4), TypeError, "^saved is torch.float32, must be torch.bfloat16 like dout$"),
+        (torch.ones(4, 2).bfloat16(), ValueError, r"^saved has shape \(4, 2\), must have that of dout, \(2, 4\)$"),
+        (torch.ones(2, 4).bfloat16().to("meta"), ValueError, "^saved is on meta, must be on cpu like dout$"),
+    ],
+)
+def test_backward_refuses_what_is_not_like_dout(saved, error, said) -> None:
+    compute = importlib.import_module("kernel_twins.functional.triton_linear")._compute_backward
+    with pytest.raises(error, match=said):
+        compute(torch.ones(2, 4).bfloat16(), saved, "gelu")
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("activation", REAL)
 @pytest.mark.parametrize("shape", [(1, 1), (300, 33), (2000, 3), (2101, 2203), (4096, 4096), (64, 14336)], ids=str)
 def test_backward_is_pytorchs(activation, shape) -> None:
     backward = importlib.import_module("kernel_twins._triton.linear.backward").linear_backward
     generator = torch.Generator("cuda").manual_seed(0)
-    for _ in range(2):  # what was compiled for the first is launched again
-        dout, pre = torch.randn(2, *shape, generator=generator, device="cuda").bfloat16()
+    bf16, fp16 = torch.bfloat16, torch.float16
+    for dtype, offset in ((bf16, 0), (bf16, 0), (fp16, 0), (bf16, 1), (bf16, 0)):  # what was compiled is launched again
+        storage = torch.randn(2, math.prod(shape) + offset, generator=generator, device="cuda").to(dtype)
+        dout, pre = (each[offset:].view(shape) for each in storage.unbind())
         dz, dbias = backward(dout, pre, activation)
         applied_to = pre.double().requires_grad_()
         (right,) = torch.autograd.grad(ACTIVATIONS[activation](applied_to), applied_to, dout.double())

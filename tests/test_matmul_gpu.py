@@ -201,7 +201,6 @@ def matrix(*shape: int) -> Tensor:
         pytest.param(lambda a, b, out: (a.double(), b, out), id="dtype of a"),
         pytest.param(lambda a, b, out: (a, b.half(), out), id="dtype of b"),
         pytest.param(lambda a, b, out: (a, b, out.half()), id="dtype of out"),
-        pytest.param(lambda a, b, out: (a, b, out.float()), id="fp32 out"),
         pytest.param(lambda a, b, out: (a[0], b, out), id="rank of a"),
         pytest.param(lambda a, b, out: (a, b[0], out), id="rank of b"),
         pytest.param(lambda a, b, out: (a, b.cpu(), out), id="device of b"),
@@ -220,3 +219,10 @@ def test_both_languages_refuse_in_the_same_words(spoil: Callable[..., tuple[Tens
             load("matmul_bf16", "v01_naive", backend)(a, b, out=out)
         said.add((caught.type, str(caught.value)))
     assert len(said) == 1, said
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_fp32_out_is_refused_with_the_steps_of_that_language_that_write_one(backend: Backend) -> None:
+    able = ", ".join(step.name for step in OP.steps if step.fp32_out and backend in step.backends)
+    with pytest.raises(TypeError, match=rf"^out is torch.float32, must be torch.bfloat16: .* no other, take {able}$"):
+        load("matmul_bf16", "v01_naive", backend)(matrix(4, 8), matrix(8, 6), out=matrix(4, 6).float())

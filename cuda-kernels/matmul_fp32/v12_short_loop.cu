@@ -4,9 +4,9 @@
 //           thread goes through its sums in two patches of 8 x 8, not in rows of 16. A warp waits for one
 //           barrier a tile instead of two, and blocks find their tiles by 32-bit divisions.
 // Why:      4,096 FMAs are 64 KiB of code, which the instruction caches do not keep: warps wait for
-//           instructions, on some SMs longer than on others, and where every SM has one block, as at 2048^3,
-//           the slowest decides. The compiler has to hold on to the order of a shorter loop's FMAs all the
-//           same: three operands to fetch, or two from the same bank of registers, take another cycle.
+//           instructions, and where no SM has a second block, as at 2048^3, the slowest SM decides. The
+//           compiler has to hold on to the order of a shorter loop's FMAs all the same: three operands to
+//           fetch, or two from the same bank of registers, take another cycle.
 // Counter:  no_instruction stalls fall.
 // Requires: as v11_tma: sm_90a, 193 KiB of shared memory a block, M, N and K below 2^31; an operand that the
 //           copy engine cannot take is copied once into rows that it can.
@@ -229,7 +229,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     };
     // Who turns pieces has waited for all of the stage, so whoever waits for the turning sees the others too.
     uint64_t* ready = turned_pieces > 0 ? shared.turned : shared.full;
-    const auto wait = [&] { mbarrier_wait_parity(&ready[stage], phase); };  // for the pieces as they are read
+    const auto wait = [&] { mbarrier_wait_parity(&ready[stage], phase); };  // for the pieces, turned or not
 
     wait();
     load_fragments(0, 0, 0);

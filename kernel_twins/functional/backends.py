@@ -53,7 +53,8 @@ def require_gpu(name: str, tensor: Tensor, backend: str) -> None:
 
 
 def is_on_gpu(tensor: object) -> bool:
-    return isinstance(tensor, Tensor) and tensor.is_cuda and tensor.layout == torch.strided
+    """Whether it is a tensor on a GPU that has sizes and strides."""
+    return isinstance(tensor, Tensor) and tensor.is_cuda and tensor.layout == torch.strided and not tensor.is_nested
 
 
 def place(tensor: Tensor) -> Place:

@@ -45,8 +45,8 @@ def linear(
     gradients flow backwards only.
 
     ``backend``: "cuda", "triton", "torch", or "auto": for bfloat16 and float16 on a GPU of compute capability 9.0 the
-    fastest in this GPU's committed measurements at the nearest sizes ("cuda" where there are none, and under
-    torch.compile), else PyTorch.
+    fastest in this GPU's committed measurements at the nearest sizes, as for ``matmul`` ("cuda" where there are none,
+    and under torch.compile), else PyTorch.
 
     TypeError or ValueError names the argument at fault; UnavailableError says what a backend lacks.
     """
@@ -75,14 +75,12 @@ def _choose(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> 
     others = (weight,) if bias is None else (weight, bias)
     if not all(is_on_gpu(each) and each.dtype == dtype and each.device == device for each in others):
         return "torch"
+    if dtype not in HALF or x.dim() == 0 or weight.dim() != 2:
+        return "torch"
     if torch.compiler.is_compiling():
-        return "cuda" if _serves(x.shape, weight.shape, dtype) and _runs(device.index) else "torch"
+        return "cuda" if _runs(device.index) else "torch"
     rows = x if x.dim() > 1 else x.unsqueeze(0)
     return _choice(place(rows), place(weight), dtype, activation, device.index)
-
-
-def _serves(x_shape: tuple[int, ...], weight_shape: tuple[int, ...], dtype: torch.dtype) -> bool:
-    return dtype in HALF and len(x_shape) > 0 and len(weight_shape) == 2
 
 
 @torch.compiler.assume_constant_result
@@ -93,12 +91,12 @@ def _runs(device: int) -> bool:
 
 @lru_cache(maxsize=4096)
 def _choice(x: Place, weight: Place, dtype: torch.dtype, activation: str, device: int) -> str:
-    (x_shape, *_), (weight_shape, *_) = x, weight
-    shape = math.prod(x_shape[:-1]), *weight_shape
-    if len(x_shape) < 2 or not _serves(x_shape, weight_shape, dtype) or 0 in shape or not _runs(device):
+    (x_shape, *_), ((n, k), *_) = x, weight
+    shape = math.prod(x_shape[:-1]), n, k
+    if 0 in shape or not _runs(device):
         return "torch"
     itemsize = dtype.itemsize
-    as_they_are = weight_shape[0] * itemsize % 16 == 0 and copyable(x, itemsize) and copyable(weight, itemsize)
+    as_they_are = n * itemsize % 16 == 0 and copyable(x, itemsize) and copyable(weight, itemsize)
     gpu = gpu_slug(torch.cuda.get_device_name(device))
     problem = Case(shape, name_of(dtype), (("act", activation),) if activation != "none" else ())
     best = nearest(gpu, "linear", problem, as_they_are)

@@ -51,9 +51,10 @@ def matmul(a: Tensor, b: Tensor, *, backend: str = "auto", out_dtype: torch.dtyp
     the GPU has SMs, and K of 1024 or more; else torch.bmm's, by PyTorch's settings.
 
     ``backend``: "cuda", "triton", "torch", or "auto", the fastest in this GPU's committed measurements at the nearest
-    sizes. Where there are none, and under torch.compile, for which sizes may be symbols, "auto" is "cuda" if this GPU
-    runs it. Vectors, batches that are broadcast, products with nothing in them, other dtypes and tensors off the GPU
-    go to PyTorch.
+    sizes, by the GPU's time or the host's, whichever is longer (in a CUDA graph, the GPU's alone counts: name a
+    backend). Where there are none, and under torch.compile, for which sizes may be symbols, "auto" is "cuda" if this
+    GPU runs it. Vectors, batches that are broadcast, products with nothing in them, other dtypes and tensors off the
+    GPU go to PyTorch.
 
     TypeError or ValueError names the argument at fault; UnavailableError says what a backend lacks.
     """
@@ -109,26 +110,20 @@ def _choose(a: Tensor, b: Tensor, out_dtype: torch.dtype | None) -> str:
     if not (is_on_gpu(a) and is_on_gpu(b)):
         return "torch"
     dtype, device = a.dtype, a.device
-    if b.dtype != dtype or b.device != device:
+    if dtype not in DTYPE.values() or b.dtype != dtype or b.device != device:
+        return "torch"
+    if a.dim() < 2 or b.dim() != 2 or a.shape[-1] != b.shape[0]:
         return "torch"
     wide = out_dtype is not None and out_dtype != dtype
     tf32 = dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
     if tf32 or torch.compiler.is_compiling():
-        served = _serves(a.shape, b.shape, dtype) and _runs("cuda", name_of(dtype), wide, device.index)
-        return "cuda" if served else "torch"
+        return "cuda" if _runs("cuda", name_of(dtype), wide, device.index) else "torch"
     return _choice(place(a), place(b), dtype, wide, device.index)
-
-
-def _serves(a_shape: tuple[int, ...], b_shape: tuple[int, ...], dtype: torch.dtype) -> bool:
-    """Whether a backend of ours may be faster: b is one matrix, a one or several, of a dtype that we have."""
-    return dtype in DTYPE.values() and len(a_shape) >= 2 and len(b_shape) == 2 and a_shape[-1] == b_shape[0]
 
 
 @lru_cache(maxsize=4096)
 def _choice(a: Place, b: Place, dtype: torch.dtype, wide: bool, device: int) -> str:
     (a_shape, *_), (b_shape, (row, col), _) = a, b
-    if not _serves(a_shape, b_shape, dtype):
-        return "torch"
     shape = math.prod(a_shape[:-1]), b_shape[1], b_shape[0]
     if 0 in shape:
         return "torch"

@@ -74,9 +74,7 @@ def _forward(
 
 def _compute_backward(dout: Tensor, saved: Tensor, activation: str) -> tuple[Tensor, Tensor]:
     """dz = dout * activation'(saved), and its sum over all rows. ``saved``: what the activation was applied to."""
-    _check_activation(activation)
-    if activation == "none":
-        raise ValueError("activation is 'none', whose dz is dout")
+    _check_backward(dout, saved, activation)
     matrix = dout.shape[:-1].numel(), dout.shape[-1]
     if dout.dtype == torch.float32:
         dz = _differentiable_dz(dout, saved, activation)
@@ -166,6 +164,18 @@ def _check_activation(activation: str) -> None:
         )
 
 
+def _check_backward(dout: Tensor, saved: Tensor, activation: str) -> None:
+    _check_activation(activation)
+    if activation == "none":
+        raise ValueError("activation is 'none', whose dz is dout")
+    require_dtype("dout", dout, "fp32", "bf16", "fp16")
+    require_same_dtype("saved", saved, "dout", dout)
+    if saved.device != dout.device:
+        raise ValueError(f"saved is on {saved.device}, must be on {dout.device} like dout")
+    if dout.dim() == 0 or saved.shape != dout.shape:
+        raise ValueError(f"saved has shape {tuple(saved.shape)}, must have that of dout, {tuple(dout.shape)}")
+
+
 def _check_saves(activation: str) -> None:
     if activation in SAVES_NOTHING:
         raise ValueError(f"activation is {activation!r}, which saves nothing of its own")
@@ -208,6 +218,7 @@ def _fake_saving(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str
 
 @backward_operator.register_fake
 def _fake_backward(dout: Tensor, saved: Tensor, activation: str) -> tuple[Tensor, Tensor]:
+    _check_backward(dout, saved, activation)
     return torch.empty(dout.shape, dtype=dout.dtype, device=dout.device), dout.new_empty(dout.shape[-1])
 
 
@@ -258,11 +269,9 @@ operator.register_autograd(_backward, setup_context=_save)
 saving_operator.register_autograd(_backward, setup_context=_save_pre)
 
 
-# The operators' derivatives, of calls that go past the operators. Without a setup_context of their own: where there is
-# one, PyTorch binds a call's arguments by inspection, which takes longer than all the rest.
-
-
 class _Layer(torch.autograd.Function):
+    """The operator's derivative, of a call that goes past the operator; without a setup_context, as _Product."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
         out = _compute(x, weight, bias, activation)
@@ -273,6 +282,8 @@ class _Layer(torch.autograd.Function):
 
 
 class _SavingLayer(torch.autograd.Function):
+    """The same of saving_operator."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> tuple[Tensor, Tensor]:
         outputs = _compute_saving(x, weight, bias, activation)

@@ -48,9 +48,8 @@ def _compute(a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None) -> Tens
     left, right = a.unsqueeze(0) if a.dim() == 1 else a, b.unsqueeze(1) if b.dim() == 1 else b
     if right.numel() == k * n:  # one b for all: the batch is more rows of a
         launch = _launcher(a, dtype)
-        left, right, target = left.reshape(-1, k), right.reshape(k, n), out.view(-1, n)
         with on_device(a.device):
-            launch(left, right, out=target)
+            launch(_rows(left, k), _rows(right, n), out=_rows(out, n))
         return out
     left, right = left.expand(*batch, m, k), right.expand(*batch, k, n)
     if not _worth_a_launch_each(m, n, k, a.device):
@@ -65,6 +64,11 @@ def _compute(a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None) -> Tens
         for index in torch.cartesian_prod(*(torch.arange(size) for size in batch)).view(-1, len(batch)).tolist():
             launch(left[tuple(index)], right[tuple(index)], out=out.view(*batch, m, n)[tuple(index)])
     return out
+
+
+def _rows(tensor: Tensor, cols: int) -> Tensor:
+    """[..., cols] as a matrix. Reshaping takes its time even where there is nothing to do."""
+    return tensor if tensor.dim() == 2 and tensor.shape[1] == cols else tensor.reshape(-1, cols)
 
 
 def _check(a: Tensor, b: Tensor, out_dtype: torch.dtype | None) -> torch.dtype:
@@ -170,8 +174,8 @@ operator.register_autograd(_backward, setup_context=_save)
 class _Product(torch.autograd.Function):
     """The operator's derivative, of a call that goes past the operator.
 
-    Without a setup_context of its own: where there is one, PyTorch binds a call's arguments by inspection, which takes
-    longer than all the rest.
+    Without a setup_context of its own: where there is one, PyTorch binds a call's arguments by inspection, which is a
+    good part of a call's time. triton_linear.py has two more of the kind.
     """
 
     @staticmethod

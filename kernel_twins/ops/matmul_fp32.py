@@ -160,8 +160,8 @@ OP = Op(
             name="v12_short_loop",
             change="The loop is unrolled half as far, and a thread goes through its sums in patches of 8 x 8.",
             why="A tile's FMAs, all unrolled, are 64 KiB of code, which the instruction caches do not keep. Warps wait "
-            "for instructions, on some SMs longer than on others, and at 2048 x 2048, where every SM has one block, "
-            "the slowest decides. (Predicted after a trial, which gained 9 % there and 1 % here.)",
+            "for instructions, and at 2048 x 2048, where no SM has a second block, the slowest decides. (Predicted "
+            "after a trial, which gained 9 % there and 1 % here.)",
             predictions=(
                 Prediction("time", "<=", 0.995, relative=True),
                 Prediction("instruction_stalls", "<=", 0.8, relative=True),

@@ -14,7 +14,7 @@ from kernel_twins._profiling.report import functions_table, store
 from kernel_twins._profiling.report.places import DATA
 from kernel_twins._profiling.report.recorded import times_us
 from kernel_twins.functional.choice import FILE
-from kernel_twins.spec import Backend, Case
+from kernel_twins.spec import ITEMSIZE, Backend, Case
 
 FUNCTIONS: dict[str, dict[str, dict[Backend, str]]] = {
     "matmul": {
@@ -30,7 +30,7 @@ NOISE = 1.01
 
 
 def derive() -> dict[str, dict[str, dict[str, str]]]:
-    """The fastest backend by GPU, function and case, of what was timed in the same contest."""
+    """The fastest backend by GPU, function and case."""
     derived = {}
     for folder in sorted(path for path in DATA.iterdir() if path.is_dir()):
         calls = functions_table.read(folder)
@@ -39,7 +39,7 @@ def derive() -> dict[str, dict[str, dict[str, str]]]:
                 slug: backend
                 for op, steps in by_op.items()
                 for slug, backend in sorted(
-                    fastest(store.read_table(folder, op, "timings"), steps, _host_times(calls, function)).items()
+                    fastest(store.read_table(folder, op, "timings"), steps, host_times(calls, function)).items()
                 )
             }
             for function, by_op in FUNCTIONS.items()
@@ -47,30 +47,36 @@ def derive() -> dict[str, dict[str, dict[str, str]]]:
     return derived
 
 
-def _host_times(calls: pd.DataFrame, function: str) -> dict[str, float]:
-    """The host's time of a call by backend, in microseconds, without gradients."""
-    rows = calls[(calls.kind == "host") & (calls.function == function) & (calls.status == "ok")]
-    return {
-        row.backend: float(np.median(times_us(row)))
-        for row in rows.itertuples()
-        if not Case.parse(row.case).get("grad")
-    }
+def host_times(calls: pd.DataFrame, function: str) -> dict[int, dict[str, float]]:
+    """The host's time of a call, in microseconds and without gradients, by the elements' size and the backend."""
+    times: dict[int, dict[str, float]] = {}
+    for row in calls[(calls.kind == "host") & (calls.function == function) & (calls.status == "ok")].itertuples():
+        case = Case.parse(row.case)
+        if not case.get("grad"):
+            times.setdefault(ITEMSIZE[case.dtype], {})[row.backend] = float(np.median(times_us(row)))
+    return times
 
 
-def fastest(timings: pd.DataFrame, steps: dict[Backend, str], host: dict[str, float]) -> dict[str, str]:
-    """The fastest backend by case. A call takes as long as the GPU does or, where that is longer, as its host."""
-    times: dict[str, dict[str, float]] = {}
+def fastest(timings: pd.DataFrame, steps: dict[Backend, str], host: dict[int, dict[str, float]]) -> dict[str, str]:
+    """The fastest backend by case, of what was timed in the same contest.
+
+    A call takes as long as the GPU does or, where that is longer and known of all backends, as its host.
+    """
+    on_gpu: dict[str, dict[str, float]] = {}
     for row in timings[(timings.status == "ok") & (timings.contest == "fast")].itertuples():
         if row.step == steps.get(row.backend, "" if row.backend == "torch" else None):
-            on_gpu = float(np.median(times_us(row)))
-            times.setdefault(row.case, {})[row.backend] = max(on_gpu, host.get(row.backend, 0.0))
-    return {
-        slug: next(
-            name for name in ("cuda", "torch", "triton") if of.get(name, float("inf")) <= NOISE * min(of.values())
-        )
-        for slug, of in times.items()
-        if "torch" in of
-    }
+            on_gpu.setdefault(row.case, {})[row.backend] = float(np.median(times_us(row)))
+    best = {}
+    for slug, times in on_gpu.items():
+        asked = host.get(ITEMSIZE[Case.parse(slug).dtype], {})
+        if times.keys() <= asked.keys():
+            times = {backend: max(time, asked[backend]) for backend, time in times.items()}
+        if "torch" in times:
+            least = min(times.values())
+            best[slug] = next(
+                name for name in ("cuda", "torch", "triton") if times.get(name, float("inf")) <= NOISE * least
+            )
+    return best
 
 
 def render() -> str:

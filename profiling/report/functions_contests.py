@@ -13,6 +13,7 @@ from torch.nn import functional
 import kernel_twins
 from kernel_twins.functional.activations import ACTIVATIONS
 from kernel_twins.spec import Case
+from kernel_twins.tensors import DTYPE
 
 Function = Callable[..., Tensor]
 Result = Tensor | tuple[Tensor, ...]  # out, or out and the operands' gradients
@@ -33,9 +34,9 @@ class Contest:
 
 def contests() -> Iterator[Contest]:
     """One after the other, since their operands take memory."""
-    for grad in (False, True):
+    for dtype, grad in (("bf16", False), ("bf16", True), ("fp32", False)):
         variant = {"grad": "yes"} if grad else {}
-        case = Case.of(256, 256, 256, dtype="bf16", **variant)
+        case = Case.of(256, 256, 256, dtype=dtype, **variant)
         ours = {backend: partial(kernel_twins.matmul, backend=backend) for backend in OURS}
         yield _host("matmul", case, {"torch": torch.mm, **ours}, _operands(case, grad)[:2])  # all are square
     for grad in (False, True):
@@ -57,7 +58,7 @@ def _operands(case: Case, grad: bool) -> tuple[Tensor, Tensor, Tensor]:
 
     def normal(*shape: int, scale: float = 1.0) -> Tensor:
         values = torch.randn(shape, generator=source, device="cuda") * scale
-        return values.to(torch.bfloat16).requires_grad_(grad)
+        return values.to(DTYPE[case.dtype]).requires_grad_(grad)
 
     return normal(m, k), normal(n, k, scale=k**-0.5), normal(n)
 

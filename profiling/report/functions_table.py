@@ -55,9 +55,11 @@ _SOURCES = (
     "cuda-kernels/*.cuh",
     "cuda-kernels/linear/*.*",
     "cuda-kernels/matmul_bf16/*.*",
+    "cuda-kernels/matmul_fp32/*.*",
     "triton-kernels/*.py",
     "triton-kernels/linear/*.py",
     "triton-kernels/matmul_bf16/*.py",
+    "triton-kernels/matmul_fp32/*.py",
 )
 
 Calls = dict[tuple[str, str], dict[str, Any]]  # the rows of each function and case, by backend

@@ -97,7 +97,7 @@ def linear_backward_bias_kernel(partials, dbias, N, chunks, CHUNKS: tl.constexpr
     tl.store(dbias + col, tl.sum(sums, axis=0)[None, :], mask=col < N)
 
 
-# Past Triton's own launcher, which specialises anew in every call and takes longer than the kernel.
+# For calls past Triton's own launcher, which specialises anew every time and takes longer than a small layer's kernel.
 _compiled: dict[tuple[Any, ...], tuple[CompiledKernel, CompiledKernel]] = {}
 
 
