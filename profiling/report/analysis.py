@@ -6,15 +6,13 @@ from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
-
 from kernel_twins import OPS
 from kernel_twins._profiling.report import identity, predictions, static, store
 from kernel_twins._profiling.report.judgement import Judgement, explained, judge
 from kernel_twins._profiling.report.limiter import Limit, limiter
 from kernel_twins._profiling.report.metrics import CYCLES, top_stalls
 from kernel_twins._profiling.report.quantities import QUANTITIES
-from kernel_twins._profiling.report.recorded import Recorded, times_us
+from kernel_twins._profiling.report.recorded import Recorded, median_us, times_us
 from kernel_twins._profiling.report.verdict import Ratio, confirmed, cycle_ratio, paired_ratio
 from kernel_twins.ceilings import Ceilings, gpu_slug
 from kernel_twins.ceilings import load as load_ceilings
@@ -55,7 +53,7 @@ class Results:
     def time_us(self, case: Case, name: Name) -> float | None:
         """The median over the rounds."""
         row = self.recorded.row(case, name)
-        return float(np.median(times_us(row))) if row and row.status == "ok" else None
+        return median_us(row) if row and row.status == "ok" else None
 
     def best_baseline(self, case: Case) -> Name | None:
         """The fastest of what a user would call instead."""

@@ -6,13 +6,13 @@ Run it after a measurement is published; a test compares the file with the data.
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from kernel_twins._profiling.report import functions_table, store
 from kernel_twins._profiling.report.places import DATA
-from kernel_twins._profiling.report.recorded import times_us
+from kernel_twins._profiling.report.recorded import median_us
 from kernel_twins.functional.choice import FILE
 from kernel_twins.spec import ITEMSIZE, Backend, Case
 
@@ -35,16 +35,16 @@ def derive() -> dict[str, dict[str, dict[str, str]]]:
     for folder in sorted(path for path in DATA.iterdir() if path.is_dir()):
         calls = functions_table.read(folder)
         derived[folder.name] = {
-            function: {
-                slug: backend
-                for op, steps in by_op.items()
-                for slug, backend in sorted(
-                    fastest(store.read_table(folder, op, "timings"), steps, host_times(calls, function)).items()
-                )
-            }
-            for function, by_op in FUNCTIONS.items()
+            function: _by_case(folder, host_times(calls, function), function) for function in FUNCTIONS
         }
     return derived
+
+
+def _by_case(folder: Path, host: dict[int, dict[str, float]], function: str) -> dict[str, str]:
+    best: dict[str, str] = {}
+    for op, steps in FUNCTIONS[function].items():
+        best |= sorted(fastest(store.read_table(folder, op, "timings"), steps, host).items())
+    return best
 
 
 def host_times(calls: pd.DataFrame, function: str) -> dict[int, dict[str, float]]:
@@ -53,7 +53,7 @@ def host_times(calls: pd.DataFrame, function: str) -> dict[int, dict[str, float]
     for row in calls[(calls.kind == "host") & (calls.function == function) & (calls.status == "ok")].itertuples():
         case = Case.parse(row.case)
         if not case.get("grad"):
-            times.setdefault(ITEMSIZE[case.dtype], {})[row.backend] = float(np.median(times_us(row)))
+            times.setdefault(ITEMSIZE[case.dtype], {})[row.backend] = median_us(row)
     return times
 
 
@@ -65,7 +65,7 @@ def fastest(timings: pd.DataFrame, steps: dict[Backend, str], host: dict[int, di
     on_gpu: dict[str, dict[str, float]] = {}
     for row in timings[(timings.status == "ok") & (timings.contest == "fast")].itertuples():
         if row.step == steps.get(row.backend, "" if row.backend == "torch" else None):
-            on_gpu.setdefault(row.case, {})[row.backend] = float(np.median(times_us(row)))
+            on_gpu.setdefault(row.case, {})[row.backend] = median_us(row)
     best = {}
     for slug, times in on_gpu.items():
         asked = host.get(ITEMSIZE[Case.parse(slug).dtype], {})

@@ -15,7 +15,7 @@ import pandas as pd
 
 from kernel_twins._profiling.report import identity, store, write
 from kernel_twins._profiling.report.errors import InvalidDataError
-from kernel_twins._profiling.report.recorded import times_us
+from kernel_twins._profiling.report.recorded import median_us, times_us
 from kernel_twins._profiling.report.verdict import paired_ratio
 from kernel_twins.spec import Case
 
@@ -185,7 +185,7 @@ def _table(kind: str, rows: pd.DataFrame) -> list[str]:
 def _time(row: Any) -> str:
     if row is None:
         return "–"
-    return write.number(float(np.median(times_us(row)))) if row.status == "ok" else "wrong"
+    return write.number(median_us(row)) if row.status == "ok" else "wrong"
 
 
 def _ratio(row: Any, other: Any) -> str:

@@ -84,3 +84,8 @@ class Recorded:
 def times_us(row: Any) -> np.ndarray:
     """A row's times, one a round."""
     return np.array(row.times_us.split(), dtype=float)
+
+
+def median_us(row: Any) -> float:
+    """What a row counts for: the median over its rounds."""
+    return float(np.median(times_us(row)))
