@@ -85,6 +85,7 @@ class Prediction:
 
     ``quantity`` is a name from the profiler's registry. ``value`` is absolute in that quantity's unit, or, where
     ``relative``, a multiple of the previous step's measurement. ``==`` means within ``tolerance`` (a fraction).
+    ``case`` names another one of the timed cases; there, nothing but the time is known.
     """
 
     quantity: str
@@ -93,6 +94,13 @@ class Prediction:
     relative: bool = False
     tolerance: float = 0.1
     backends: tuple[Backend, ...] = BACKENDS
+    case: Case | None = None
+
+    def __post_init__(self) -> None:
+        if self.case and self.quantity != "time":
+            raise ValueError(
+                f"quantity is {self.quantity!r}; at {self.case.slug} it must be time, all that is known there"
+            )
 
 
 @dataclass(frozen=True, slots=True)

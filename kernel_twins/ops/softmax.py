@@ -1,0 +1,202 @@
+"""``out = softmax(x)`` over the rows of a matrix, or its logarithm; fp32 inside, out in x's dtype."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from kernel_twins import rows
+from kernel_twins.spec import ITEMSIZE, Case, Op, Output, Prediction, Step
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
+
+
+def _inputs(case: Case, generator: Generator) -> tuple[Tensor, ...]:
+    return (rows.matrix(case, generator, case.get("x")),)
+
+
+def _options(case: Case) -> dict[str, Any]:
+    return {"log": case.get("log") == "yes"}
+
+
+def _reference(case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Tensor, Tensor]:
+    """An exponential errs by as much as its argument is rounded by, so the argument counts among the terms."""
+    import torch
+
+    x = inputs[0][part].double()
+    log_y = torch.log_softmax(x, dim=1)
+    distance = (x.amax(dim=1, keepdim=True) - x).nan_to_num(0.0, 0.0, 0.0) if x.shape[1] else x
+    if case.get("log") == "yes":
+        return log_y, 1 + distance + log_y.abs()
+    y = log_y.exp()
+    return y, y * (1 + distance)
+
+
+def _check(x: Tensor, *, out: Tensor, log: bool = False) -> None:
+    """x: [M, N], contiguous rows at any distance, fp32, bf16 or fp16; out: [M, N], contiguous, of x's dtype."""
+    from kernel_twins.tensors import (
+        require_apart,
+        require_contiguous,
+        require_device,
+        require_dtype,
+        require_same_dtype,
+        require_shape,
+    )
+
+    rows.require_rows("x", x)
+    require_dtype("out", out, *ITEMSIZE)
+    require_same_dtype("out", out, "x", x)
+    require_device("out", out, "x", x)
+    require_shape("out", out, tuple(x.shape), "one element for each of x")
+    require_contiguous("out", out)
+    require_apart(out, "x", x)
+
+
+def _torch(x: Tensor, *, out: Tensor, log: bool = False) -> None:
+    import torch
+
+    (torch.log_softmax if log else torch.softmax)(x, dim=1, out=out)
+
+
+def _function(x: Tensor, *, log: bool = False) -> Tensor:
+    import torch
+
+    return torch.log_softmax(x, dim=1) if log else torch.softmax(x, dim=1)
+
+
+def _liger(x: Tensor, *, out: Tensor, log: bool = False) -> None:
+    """Liger's kernel with Liger's own settings; its function would allocate the result."""
+    from kernel_twins._load import UnavailableError
+
+    if log:
+        raise UnavailableError("liger-kernel has no log_softmax")
+    ops, settings = rows.liger("softmax", x.shape[1])
+    ops._softmax_single_block_forward_kernel[(x.shape[0],)](out, out.stride(0), x, x.stride(0), x.shape[1], **settings)
+
+
+_PROFILE_CASE = Case.of(rows.ELEMENTS // 4_096, 4_096, dtype="bf16")
+_SHORT, _ODD, _LONG = (Case.of(rows.ELEMENTS // n, n, dtype="bf16") for n in (256, 50_257, 65_536))
+_BENCH_CASES = (
+    *(Case.of(rows.ELEMENTS // n, n, dtype="bf16") for n in rows.LENGTHS),
+    *(Case.of(rows.ELEMENTS // 2 // n, n, dtype="fp32") for n in (4_096, 65_536)),
+    Case.of(rows.ELEMENTS // 32_768, 32_768, dtype="bf16", log="yes"),
+    Case.of(4_096, 1_024, dtype="bf16"),
+)
+
+OP = Op(
+    name="softmax",
+    chapter=7,
+    title="Softmax",
+    summary="`out = exp(x - max) / sum(exp(x - max))` over the rows of a matrix: two numbers of a whole row stand "
+    "between its elements and the result.",
+    inputs=_inputs,
+    outputs=lambda case: (Output(case.shape, case.dtype),),
+    reference=_reference,
+    check=_check,
+    accepts=lambda case: "",
+    options=_options,
+    test_cases=rows.test_cases("x", {"log": "yes"}),
+    huge_cases=(Case.of(2**21 + 3, 1_025, dtype="bf16"), Case.of(2_049, 2**20, dtype="bf16")),
+    bench_cases=_BENCH_CASES,
+    headline_cases=tuple(Case.of(rows.ELEMENTS // n, n, dtype="bf16") for n in (1_024, 4_096, 16_384, 65_536, 262_144)),
+    profile_case=_PROFILE_CASE,
+    ceiling="dram_copy",
+    flops=lambda case: 5 * math.prod(case.shape),  # maximum, difference, exponential, sum, product
+    bytes=lambda case: 2 * math.prod(case.shape) * ITEMSIZE[case.dtype],
+    baselines={"torch": _torch, "compile": rows.compiled(_function), "liger": _liger},
+    steps=(
+        Step(
+            name="v01_three_passes",
+            change="A block reads its row three times: for the maximum, for the sum, and to write.",
+            why="The definition, word for word. A row of 4096 stays in L1 between the passes, so device memory sees it "
+            "once; but every pass asks for one element at a time and waits for the block at its end.",
+            predictions=(
+                Prediction("dram_share", "<=", 60, backends=("cuda",)),
+                Prediction("dram_share", "<=", 80, backends=("triton",)),
+                Prediction("bytes_over_minimum", "==", 1.0, tolerance=0.1),
+            ),
+        ),
+        Step(
+            name="v02_online",
+            change="Maximum and sum in one pass: when the maximum grows, the sum so far is scaled down.",
+            why="One pass less to wait for, at the price of an exponential more for each element that is read.",
+            predictions=(Prediction("time", "<=", 0.95, relative=True),),
+        ),
+        Step(
+            name="v03_registers",
+            change="The row is read once and stays in the block's registers.",
+            why="The passes over the row become passes over registers, and the loads of a thread are all under way at "
+            "once. How long a row may be is now bounded by the registers of a block.",
+            predictions=(
+                Prediction("time", "<=", 0.8, relative=True),
+                Prediction("dram_share", ">=", 60, backends=("cuda",)),
+                Prediction("dram_share", ">=", 85, backends=("triton",)),
+            ),
+            accepts=rows.at_most(32_768, "registers hold"),
+        ),
+        Step(
+            name="v04_vectorized",
+            change="A thread loads and stores 16 bytes at a time; rows may start at any element.",
+            why="Eight bf16 values an instruction instead of one. A row that starts off a multiple of 16 bytes has a "
+            "short first and last piece, and wide ones between.",
+            predictions=(
+                Prediction("instructions", "<=", 0.7, relative=True),
+                Prediction("sectors_per_load", "==", 16, tolerance=0.05),
+                Prediction("dram_share", ">=", 85),
+            ),
+            accepts=rows.at_most(65_536, "registers hold"),
+            backends=("cuda",),
+            gap="Triton chooses the width of an access by itself; its v03 has 16 bytes wherever rows are aligned.",
+        ),
+        Step(
+            name="v05_rows_per_block",
+            change="A row gets as many threads as it needs: part of a warp, a warp, or a block.",
+            why="A block for a row of 256 leaves most of its threads idle, and still pays for barriers. With a few "
+            "lanes a row, shuffles are all that is needed, and a block has many rows under way.",
+            predictions=(
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.03),
+                Prediction("time", "<=", 0.6, relative=True, case=_SHORT),
+            ),
+            accepts=rows.at_most(65_536, "registers hold"),
+        ),
+        Step(
+            name="v06_pipelined",
+            change="Blocks stay and walk over the rows; the next row travels to shared memory while one is computed.",
+            why="A block that loads, then computes, then stores leaves the memory idle unless others fill in, and of "
+            "long rows few fit on an SM. A copy that needs no registers can be under way all the time.",
+            predictions=(
+                Prediction("dram_share", ">=", 88),
+                Prediction("time", "<=", 0.95, relative=True, case=_ODD, backends=("cuda",)),
+            ),
+            arch=">=9.0",
+            accepts=rows.fits(220 * 1_024, "shared memory holds"),
+        ),
+        Step(
+            name="v07_cluster",
+            change="A cluster of blocks shares a row; they exchange maximum and sum by distributed shared memory.",
+            why="A row of 256 K elements is longer than what an SM holds. In 16 SMs it fits, every element is read "
+            "once, and the SMs tell each other two numbers without going through L2.",
+            predictions=(
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
+                Prediction("time", "<=", 0.95, relative=True, case=_LONG),
+            ),
+            arch=">=9.0",
+            backends=("cuda",),
+            gap="Triton 3.6 gives a program no access to another one's shared memory; v08_cooperative goes through L2.",
+        ),
+        Step(
+            name="v08_cooperative",
+            change="Programs that are all resident share a row; they exchange maximum and sum through global memory.",
+            why="The same division of labour without clusters: a cooperative launch promises that all programs run at "
+            "once, so one may wait for another's numbers. They cost a trip to L2 and back where a cluster has a "
+            "shorter way.",
+            predictions=(
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.03),
+                Prediction("time", "<=", 0.9, relative=True, case=_LONG),
+            ),
+            backends=("triton",),
+            gap="CUDA's v07_cluster does the same within a cluster, without going through L2.",
+        ),
+    ),
+)

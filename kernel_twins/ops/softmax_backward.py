@@ -1,0 +1,174 @@
+"""``dx`` of softmax, or of its logarithm, from dout and from what the forward pass returned; fp32 inside."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from kernel_twins import rows
+from kernel_twins.spec import ITEMSIZE, Case, Op, Output, Prediction, Step
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
+
+
+def _inputs(case: Case, generator: Generator) -> tuple[Tensor, ...]:
+    """dout, with the case's layout and values, and y as the forward pass returns it: contiguous."""
+    import torch
+
+    dout = rows.matrix(case, generator, case.get("dout"))
+    x = rows.matrix(Case.of(*case.shape, dtype=case.dtype), generator)
+    return dout, (torch.log_softmax if case.get("log") == "yes" else torch.softmax)(x, dim=1)
+
+
+def _options(case: Case) -> dict[str, Any]:
+    return {"log": case.get("log") == "yes"}
+
+
+def _reference(case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Tensor, Tensor]:
+    dout, y = (tensor[part].double() for tensor in inputs)
+    if case.get("log") == "yes":
+        p = y.exp()
+        terms = dout.abs() + p * (1 + y.abs()) * dout.abs().sum(dim=1, keepdim=True)
+        return dout - p * dout.sum(dim=1, keepdim=True), terms
+    products = dout * y
+    sums = products.sum(dim=1, keepdim=True)
+    return y * (dout - sums), y * (dout.abs() + products.abs().sum(dim=1, keepdim=True))
+
+
+def _check(dout: Tensor, y: Tensor, *, out: Tensor, log: bool = False) -> None:
+    """dout, y: [M, N], contiguous rows at any distance, fp32, bf16 or fp16 alike; out: [M, N], contiguous."""
+    from kernel_twins.tensors import (
+        require_apart,
+        require_contiguous,
+        require_device,
+        require_dtype,
+        require_same_dtype,
+        require_shape,
+    )
+
+    rows.require_rows("dout", dout)
+    rows.require_rows("y", y)
+    require_dtype("out", out, *ITEMSIZE)
+    for name, tensor in (("y", y), ("out", out)):
+        require_same_dtype(name, tensor, "dout", dout)
+        require_device(name, tensor, "dout", dout)
+        require_shape(name, tensor, tuple(dout.shape), "one element for each of dout")
+    require_contiguous("out", out)
+    require_apart(out, "dout", dout)
+    require_apart(out, "y", y)
+
+
+def _torch(dout: Tensor, y: Tensor, *, out: Tensor, log: bool = False) -> None:
+    import torch
+
+    if log:
+        torch._log_softmax_backward_data(dout, y, 1, dout.dtype, out=out)
+    else:
+        torch._softmax_backward_data(dout, y, 1, dout.dtype, grad_input=out)
+
+
+def _function(dout: Tensor, y: Tensor, *, log: bool = False) -> Tensor:
+    """What torch.compile makes of the gradient that PyTorch takes."""
+    import torch
+
+    if log:
+        return torch._log_softmax_backward_data(dout, y, 1, dout.dtype)
+    return torch._softmax_backward_data(dout, y, 1, dout.dtype)
+
+
+def _liger(dout: Tensor, y: Tensor, *, out: Tensor, log: bool = False) -> None:
+    """Liger's kernel with Liger's own settings; its function would allocate the result."""
+    from kernel_twins._load import UnavailableError
+
+    if log:
+        raise UnavailableError("liger-kernel has no log_softmax")
+    ops, settings = rows.liger("softmax", dout.shape[1])
+    ops._softmax_single_block_backward_kernel[(dout.shape[0],)](
+        dout, dout.stride(0), y, y.stride(0), out, out.stride(0), dout.shape[1], **settings
+    )
+
+
+_PROFILE_CASE = Case.of(rows.ELEMENTS // 4_096, 4_096, dtype="bf16")
+_SHORT = Case.of(rows.ELEMENTS // 256, 256, dtype="bf16")
+
+OP = Op(
+    name="softmax_backward",
+    chapter=8,
+    title="Softmax, backward",
+    summary="`dx = y * (dout - sum(dout * y))` over the rows of two matrices, or `dout - exp(y) * sum(dout)` for the "
+    "logarithm: one number of a row, from twice as much to read.",
+    inputs=_inputs,
+    outputs=lambda case: (Output(case.shape, case.dtype),),
+    reference=_reference,
+    check=_check,
+    accepts=lambda case: "",
+    options=_options,
+    test_cases=rows.test_cases("dout", {"log": "yes"}),
+    huge_cases=(Case.of(2**21 + 3, 1_025, dtype="bf16"),),
+    bench_cases=(
+        *(Case.of(rows.ELEMENTS // n, n, dtype="bf16") for n in rows.LENGTHS),
+        *(Case.of(rows.ELEMENTS // 2 // n, n, dtype="fp32") for n in (4_096, 65_536)),
+        Case.of(rows.ELEMENTS // 32_768, 32_768, dtype="bf16", log="yes"),
+        Case.of(4_096, 1_024, dtype="bf16"),
+    ),
+    headline_cases=tuple(Case.of(rows.ELEMENTS // n, n, dtype="bf16") for n in (1_024, 4_096, 16_384, 65_536, 262_144)),
+    profile_case=_PROFILE_CASE,
+    ceiling="dram_copy",
+    flops=lambda case: 4 * math.prod(case.shape),  # product, sum, difference, product
+    bytes=lambda case: 3 * math.prod(case.shape) * ITEMSIZE[case.dtype],
+    baselines={"torch": _torch, "compile": rows.compiled(_function), "liger": _liger},
+    steps=(
+        Step(
+            name="v01_two_passes",
+            change="A block reads its rows of dout and y twice: for the sum, and to write.",
+            why="One number a row is needed instead of two, and of two matrices. The second pass finds both rows in "
+            "L1, but asks for every element by itself.",
+            predictions=(
+                Prediction("dram_share", "<=", 75),
+                Prediction("bytes_over_minimum", "==", 1.0, tolerance=0.1),
+            ),
+        ),
+        Step(
+            name="v02_registers",
+            change="Both rows are read once, and stay in the block's registers.",
+            why="All loads of a thread are under way at once, and none is repeated; twice as many registers are needed "
+            "as for the forward pass, so a row may be half as long.",
+            predictions=(
+                Prediction("time", "<=", 0.85, relative=True),
+                Prediction("dram_share", ">=", 75, backends=("cuda",)),
+                Prediction("dram_share", ">=", 88, backends=("triton",)),
+            ),
+            accepts=rows.at_most(16_384, "registers hold"),
+        ),
+        Step(
+            name="v03_rows_per_block",
+            change="Accesses of 16 bytes, and as many threads for a row as it needs.",
+            why="What softmax's v04 and v05 do. With two rows to read, twice as many bytes are under way for every "
+            "thread, so a row of 4096 should run at what the memory gives.",
+            predictions=(
+                Prediction("dram_share", ">=", 90),
+                Prediction("instructions", "<=", 0.7, relative=True, backends=("cuda",)),
+                Prediction("time", "<=", 0.6, relative=True, case=_SHORT),
+            ),
+            accepts=rows.at_most(32_768, "registers hold"),
+        ),
+        Step(
+            name="v04_cluster",
+            change="A cluster of blocks shares a row; they exchange the sum by distributed shared memory.",
+            why="Two rows of 256 K elements need 1 MiB of registers and shared memory: 16 SMs have that, one has not.",
+            predictions=(Prediction("time", "==", 1.0, relative=True, tolerance=0.02),),
+            arch=">=9.0",
+            backends=("cuda",),
+            gap="Triton 3.6 gives a program no access to another one's shared memory; v05_cooperative goes through L2.",
+        ),
+        Step(
+            name="v05_cooperative",
+            change="Programs that are all resident share a row; they exchange the sum through global memory.",
+            why="As softmax's v08: a cooperative launch promises that all programs run, so one may wait for another.",
+            predictions=(Prediction("time", "==", 1.0, relative=True, tolerance=0.03),),
+            backends=("triton",),
+            gap="CUDA's v04_cluster does the same within a cluster, without going through L2.",
+        ),
+    ),
+)
