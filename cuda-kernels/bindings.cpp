@@ -16,6 +16,8 @@
 #include "matmul_fp32/args.h"
 #include "matmul_tf32x3/args.h"
 #include "reduction/args.h"
+#include "softmax/args.h"
+#include "softmax_backward/args.h"
 #include "vector_add/args.h"
 
 namespace {
@@ -194,6 +196,67 @@ void linear(const std::string& step, const Tensor& x, const Tensor& weight, cons
   mark_written(out);
 }
 
+// What operations along a matrix's rows take: any distance between rows that are contiguous.
+void require_rows(const char* name, const Tensor& tensor) {
+  require_dtype(name, tensor, {at::kFloat, at::kBFloat16, at::kHalf});
+  require_rank(name, tensor, 2);
+  TORCH_CHECK_VALUE(tensor.size(1) <= 1 || tensor.stride(1) == 1, name, " has strides ",
+                    tuple(tensor.strides()), ", must have contiguous rows: call ", name, ".contiguous()");
+}
+
+void softmax(const std::string& step, const Tensor& x, const Tensor& out, bool log) {
+  require_rows("x", x);
+  require_cuda("x", x);
+  require_dtype("out", out, {at::kFloat, at::kBFloat16, at::kHalf});
+  require_same_dtype("out", out, "x", x);
+  require_device("out", out, "x", x);
+  require_shape("out", out, x.sizes(), "one element for each of x");
+  require_contiguous("out", out);
+  require_apart(out, "x", x);
+
+  const c10::cuda::CUDAGuard guard(x.device());
+  const auto& found = find_step("softmax", softmax_steps, step, x);
+  found.launch({.x = x.const_data_ptr(),
+                .out = out.mutable_data_ptr(),
+                .M = x.size(0),
+                .N = x.size(1),
+                .stride_xm = x.stride(0),
+                .dtype = dtype_of(x),
+                .log = log,
+                .stream = c10::cuda::getCurrentCUDAStream()});
+  mark_written(out);
+}
+
+void softmax_backward(const std::string& step, const Tensor& dout, const Tensor& y, const Tensor& out,
+                      bool log) {
+  require_rows("dout", dout);
+  require_cuda("dout", dout);
+  require_rows("y", y);
+  require_dtype("out", out, {at::kFloat, at::kBFloat16, at::kHalf});
+  for (const auto& [name, tensor] : {std::pair{"y", &y}, std::pair{"out", &out}}) {
+    require_same_dtype(name, *tensor, "dout", dout);
+    require_device(name, *tensor, "dout", dout);
+    require_shape(name, *tensor, dout.sizes(), "one element for each of dout");
+  }
+  require_contiguous("out", out);
+  require_apart(out, "dout", dout);
+  require_apart(out, "y", y);
+
+  const c10::cuda::CUDAGuard guard(dout.device());
+  const auto& found = find_step("softmax_backward", softmax_backward_steps, step, dout);
+  found.launch({.dout = dout.const_data_ptr(),
+                .y = y.const_data_ptr(),
+                .out = out.mutable_data_ptr(),
+                .M = dout.size(0),
+                .N = dout.size(1),
+                .stride_dm = dout.stride(0),
+                .stride_ym = y.stride(0),
+                .dtype = dtype_of(dout),
+                .log = log,
+                .stream = c10::cuda::getCurrentCUDAStream()});
+  mark_written(out);
+}
+
 void probe(const std::string& name, const Tensor& buffer, int64_t iterations) {
   require_dtype("buffer", buffer, {at::kByte});
   require_cuda("buffer", buffer);
@@ -235,6 +298,13 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         arg("activation") = "none",
         "out = activation(x @ weight.T + bias), none, relu, gelu, gelu_tanh or silu. x: [M, K], weight: "
         "[N, K], any strides; bias: [N], out: [M, N], contiguous; all bf16 or fp16.");
+  m.def("softmax", wrap_pybind_function(softmax), arg("step"), arg("x"), arg("out"), arg("log") = false,
+        "out = softmax(x) over the rows, or its logarithm. x: [M, N], rows contiguous, fp32, bf16 or fp16; "
+        "out: [M, N], contiguous, of x's dtype.");
+  m.def("softmax_backward", wrap_pybind_function(softmax_backward), arg("step"), arg("dout"), arg("y"),
+        arg("out"), arg("log") = false,
+        "out = the gradient of x from dout and softmax's result y, or log_softmax's. dout, y: [M, N], rows "
+        "contiguous, fp32, bf16 or fp16 alike; out: [M, N], contiguous.");
   m.def("probe", wrap_pybind_function(probe), arg("name"), arg("buffer"), arg("iterations"),
         "Launches a probe of hardware-survey/probes.h. buffer: contiguous uint8, overwritten.");
 }

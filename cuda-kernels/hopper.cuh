@@ -82,6 +82,38 @@ __device__ inline void cluster_sync() {
           : "memory");
 }
 
+// PTX ISA, "barrier.cluster", in two halves: what a thread wrote before its arrival is visible to whoever has
+// waited. All threads of all blocks of the cluster do both.
+__device__ inline void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+__device__ inline void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+// PTX ISA, "mapa" and "st.async". Writes to that place in the shared memory of a block of the cluster; its
+// bytes count towards those that the barrier there expects. `value` is 4 or 8 bytes.
+template <typename T>
+__device__ void store_async(T* place, T value, uint64_t* barrier, uint32_t block) {
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8);
+  uint32_t there, barrier_there;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(place)), "r"(block));
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+               : "=r"(barrier_there)
+               : "r"(shared_address(barrier)), "r"(block));
+  if constexpr (sizeof(T) == 8) {
+    uint64_t bits;
+    memcpy(&bits, &value, 8);
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(there),
+                 "l"(bits), "r"(barrier_there)
+                 : "memory");
+  } else {
+    uint32_t bits;
+    memcpy(&bits, &value, 4);
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(there),
+                 "r"(bits), "r"(barrier_there)
+                 : "memory");
+  }
+}
+
 // PTX ISA, "bar.sync". `threads` threads, whole warps, meet at barrier `id`, 1 to 15; 0 is __syncthreads'.
 __device__ inline void named_barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");

@@ -4,7 +4,7 @@ The CUDA steps. Each function launches the named step on the current stream and 
 from __future__ import annotations
 import torch
 import typing
-__all__: list[str] = ['architectures', 'linear', 'matmul_bf16', 'matmul_fp32', 'matmul_tf32x3', 'probe', 'reduction', 'vector_add']
+__all__: list[str] = ['architectures', 'linear', 'matmul_bf16', 'matmul_fp32', 'matmul_tf32x3', 'probe', 'reduction', 'softmax', 'softmax_backward', 'vector_add']
 def linear(step: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, out: torch.Tensor, activation: str = 'none') -> None:
     """
     out = activation(x @ weight.T + bias), none, relu, gelu, gelu_tanh or silu. x: [M, K], weight: [N, K], any strides; bias: [N], out: [M, N], contiguous; all bf16 or fp16.
@@ -28,6 +28,14 @@ def probe(name: str, buffer: torch.Tensor, iterations: typing.SupportsInt) -> No
 def reduction(step: str, x: torch.Tensor, out: torch.Tensor) -> None:
     """
     out = the sum of x. x: contiguous, any shape, fp32, bf16 or fp16; out: fp32, no dimensions.
+    """
+def softmax(step: str, x: torch.Tensor, out: torch.Tensor, log: bool = False) -> None:
+    """
+    out = softmax(x) over the rows, or its logarithm. x: [M, N], rows contiguous, fp32, bf16 or fp16; out: [M, N], contiguous, of x's dtype.
+    """
+def softmax_backward(step: str, dout: torch.Tensor, y: torch.Tensor, out: torch.Tensor, log: bool = False) -> None:
+    """
+    out = the gradient of x from dout and softmax's result y, or log_softmax's. dout, y: [M, N], rows contiguous, fp32, bf16 or fp16 alike; out: [M, N], contiguous.
     """
 def vector_add(step: str, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
     """

@@ -1,0 +1,148 @@
+// Rows of a matrix as 16-byte packs, and what lanes tell each other about a row.
+#pragma once
+
+#include "common.cuh"
+
+// A row may start anywhere, but a wide access must start at a multiple of 16 bytes. So the row's packs are
+// those of memory: pack p holds the elements from p * SIZE - skew on, and the first and the last one may
+// reach beyond the row. `skew` is how many elements lie between a multiple of 16 bytes and the row's start.
+template <typename T>
+__device__ int skew_of(const T* row) {
+  return static_cast<int>(reinterpret_cast<uintptr_t>(row) % 16 / sizeof(T));
+}
+
+// Packs that a row of n elements touches, at most: one more where it is skewed.
+template <typename T>
+__host__ __device__ constexpr int64_t most_packs(int64_t n) {
+  return cdiv(n + Pack<T>::SIZE - 1, Pack<T>::SIZE);
+}
+
+// Whether all elements of a pack from `first` on are the row's, so that one access may move them.
+template <typename T>
+__device__ bool is_whole(int first, int n) {
+  return first >= 0 && first + Pack<T>::SIZE <= n;
+}
+
+template <typename T>
+__device__ void set(Pack<T>& pack, int i, T value) {
+  reinterpret_cast<T*>(&pack.words)[i] = value;
+}
+
+// Left alone, the compiler converts a pack's elements once and keeps the results, in twice the registers.
+template <typename T>
+__device__ void keep_packed(Pack<T>& pack) {
+  asm volatile("" : "+r"(pack.words.x), "+r"(pack.words.y), "+r"(pack.words.z), "+r"(pack.words.w));
+}
+
+// The elements from `first` on that are the row's, one by one, and `fill` for the others.
+template <typename T>
+__device__ Pack<T> load_ragged(const T* row, int first, int n, float fill) {
+  Pack<T> pack;
+#pragma unroll
+  for (int i = 0; i < Pack<T>::SIZE; ++i) {
+    const int at = first + i;
+    set(pack, i, at >= 0 && at < n ? row[at] : from_float<T>(fill));
+  }
+  return pack;
+}
+
+// The packs of a row that start at first_of(i), in two halves, so that a thread that holds several rows asks
+// for all that is wide before it waits for single elements. `fill` stands where there is no row. `aligned`:
+// whether the row is skewed like the one that the packs are laid out for.
+//
+// The wide half has a predicate for every load, where a branch between two of them would have the compiler
+// wait. Nobody reads a row again: L2 gives its lines up first.
+template <typename T, int PACKS, typename First>
+__device__ void load_whole_packs(Pack<T> (&packs)[PACKS], const T* row, int n, bool aligned, float fill,
+                                 First first_of) {
+#pragma unroll
+  for (int i = 0; i < PACKS; ++i) {
+#pragma unroll
+    for (int j = 0; j < Pack<T>::SIZE; ++j) set(packs[i], j, from_float<T>(fill));
+    const int first = first_of(i);
+    uint4& words = packs[i].words;
+    asm volatile(
+        "{\n"
+        ".reg .pred whole;\n"
+        "setp.ne.b32 whole, %5, 0;\n"
+        "@whole ld.global.cs.v4.b32 {%0, %1, %2, %3}, [%4];\n"
+        "}"
+        : "+r"(words.x), "+r"(words.y), "+r"(words.z), "+r"(words.w)
+        : "l"(row + first), "r"(static_cast<int>(aligned && is_whole<T>(first, n))));
+  }
+}
+template <typename T, int PACKS, typename First>
+__device__ void load_other_packs(Pack<T> (&packs)[PACKS], const T* row, int n, bool aligned, float fill,
+                                 First first_of) {
+#pragma unroll
+  for (int i = 0; i < PACKS; ++i) {
+    const int first = first_of(i);
+    const bool inside = first < n && first + Pack<T>::SIZE > 0;
+    if (inside && !(aligned && is_whole<T>(first, n))) packs[i] = load_ragged(row, first, n, fill);
+  }
+}
+
+template <typename T>
+__device__ void store_pack(T* row, int first, int n, bool aligned, Pack<T> pack) {
+  if (aligned && is_whole<T>(first, n)) {
+    __stcs(reinterpret_cast<uint4*>(row + first), pack.words);
+  } else if (first < n) {
+#pragma unroll
+    for (int i = 0; i < Pack<T>::SIZE; ++i) {
+      const int at = first + i;
+      if (at >= 0 && at < n) row[at] = pack[i];
+    }
+  }
+}
+
+// The largest element, two at a time where two fit a register. NaN only where all are.
+__device__ inline float max_of(const Pack<float>& pack) {
+  return fmaxf(fmaxf(pack[0], pack[1]), fmaxf(pack[2], pack[3]));
+}
+__device__ inline float max_of(const Pack<__nv_bfloat16>& pack) {
+  const auto* pairs = reinterpret_cast<const __nv_bfloat162*>(&pack.words);
+  const __nv_bfloat162 most = __hmax2(__hmax2(pairs[0], pairs[1]), __hmax2(pairs[2], pairs[3]));
+  return fmaxf(__low2float(most), __high2float(most));
+}
+__device__ inline float max_of(const Pack<__half>& pack) {
+  const auto* pairs = reinterpret_cast<const __half2*>(&pack.words);
+  const __half2 most = __hmax2(__hmax2(pairs[0], pairs[1]), __hmax2(pairs[2], pairs[3]));
+  return fmaxf(__low2float(most), __high2float(most));
+}
+
+// Of LANES neighbouring lanes, a power of two; every one gets the result. All 32 lanes must take part.
+template <int LANES = 32>
+__device__ float lanes_max(float value) {
+#pragma unroll
+  for (int distance = LANES / 2; distance > 0; distance /= 2) {
+    value = fmaxf(value, __shfl_xor_sync(0xffffffff, value, distance));
+  }
+  return value;
+}
+template <int LANES = 32>
+__device__ float lanes_sum(float value) {
+#pragma unroll
+  for (int distance = LANES / 2; distance > 0; distance /= 2) {
+    value += __shfl_xor_sync(0xffffffff, value, distance);
+  }
+  return value;
+}
+
+// Of all threads of the block, of which there are whole warps; every one gets the result. `parts` are 32 that
+// no thread still reads.
+__device__ inline float block_sum(float value, float* parts) {
+  const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
+  value = lanes_sum(value);
+  if (lane_id == 0) parts[warp_id] = value;
+  __syncthreads();  // for every warp's part
+  return lanes_sum(lane_id < blockDim.x / 32 ? parts[lane_id] : 0.0f);
+}
+
+// exp(x) for x <= 0. The difference from the maximum is taken first, and is exact where it is small; folding
+// the factor into one multiply-add would lose the digits that a large maximum takes.
+__device__ inline float exp_of(float x) {
+  constexpr float LOG2_E = 1.4426950408889634f;
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x * LOG2_E));
+  return result;
+}

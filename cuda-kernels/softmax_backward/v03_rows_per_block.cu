@@ -1,0 +1,152 @@
+// softmax_backward v03_rows_per_block: 16 bytes an access, and as many threads for a row as it needs.
+//
+// Change:   what softmax's v04 and v05 do: threads hold packs, rows of up to 32 packs get a lane for each,
+//           longer ones a warp or just enough warps.
+// Why:      an eighth of the loads and stores in bf16. With two rows to read, every thread has twice as many
+//           bytes under way as in the forward pass.
+// Counter:  dram_share passes 90 %, instructions fall to 0.7 of v02's; at a row of 256 the time falls to 0.6.
+// Requires: contiguous rows of up to 32 KiB; dout's and out's rows take wide accesses where they are skewed
+//           like y's.
+// Source:   rows by warps of PyTorch, aten/src/ATen/native/cuda/PersistentSoftmax.cuh
+// Twin:     triton-kernels/softmax_backward/v03_rows_per_block.py
+#include "args.h"
+#include "gradient.cuh"
+
+namespace {
+
+constexpr int BLOCK_THREADS = 256;            // for rows of a warp or less
+constexpr int PACKS = 3, MOST_THREADS = 704;  // for rows of several warps
+constexpr int64_t LARGEST_ROW = 32 * 1024;    // bytes
+static_assert(MOST_THREADS * PACKS >= LARGEST_ROW / 16 + 1, "a skewed row needs a pack more");
+
+// A row of dout and y in the registers of `threads` threads, of which this one is `thread`.
+template <typename T, int PACKS>
+struct HeldRows {
+  Pack<T> dout[PACKS], y[PACKS];
+  int N, skew, thread, threads;
+
+  __device__ HeldRows(const T* row_dout, const T* row_y, int N, int thread, int threads)
+      : N(N), skew(skew_of(row_y)), thread(thread), threads(threads) {
+    const auto first = [this](int i) { return first_of(i); };
+    const bool aligned = skew_of(row_dout) == skew;
+    load_whole_packs(dout, row_dout, N, aligned, 0.0f, first);
+    load_whole_packs(y, row_y, N, true, 0.0f, first);
+    load_other_packs(dout, row_dout, N, aligned, 0.0f, first);
+    load_other_packs(y, row_y, N, true, 0.0f, first);
+  }
+
+  __device__ int first_of(int i) const { return (i * threads + thread) * Pack<T>::SIZE - skew; }
+
+  __device__ float sum(bool log) {
+    float mine = 0.0f;
+#pragma unroll
+    for (int i = 0; i < PACKS; ++i) {
+#pragma unroll
+      for (int j = 0; j < Pack<T>::SIZE; ++j) mine += term_of(to_float(dout[i][j]), to_float(y[i][j]), log);
+    }
+    return mine;
+  }
+
+  template <typename Gradient>
+  __device__ void write(T* row_out, Gradient gradient) {
+    const bool aligned = skew_of(row_out) == skew;
+#pragma unroll
+    for (int i = 0; i < PACKS; ++i) {
+      keep_packed(dout[i]);
+      keep_packed(y[i]);
+      Pack<T> pack;
+#pragma unroll
+      for (int j = 0; j < Pack<T>::SIZE; ++j) {
+        set(pack, j, from_float<T>(gradient(to_float(dout[i][j]), to_float(y[i][j]))));
+      }
+      store_pack(row_out, first_of(i), N, aligned, pack);
+    }
+  }
+};
+
+// dout, y: [M, N], rows stride_dm and stride_ym apart; out: [M, N]. A row for every LANES lanes, of at most
+// LANES * PACKS packs.
+template <typename T, int LANES, int PACKS>
+__global__ void __launch_bounds__(BLOCK_THREADS)
+    softmax_backward_v03_rows_per_block_kernel(const T* __restrict__ dout, const T* __restrict__ y,
+                                               T* __restrict__ out, int64_t M, int N, int64_t stride_dm,
+                                               int64_t stride_ym, bool log) {
+  constexpr int ROWS = BLOCK_THREADS / LANES;
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * ROWS + threadIdx.x / LANES;
+  // Lanes past the last row stay for the shuffles, with the last row's values.
+  const int64_t read = min(row, M - 1);
+  HeldRows<T, PACKS> held(dout + read * stride_dm, y + read * stride_ym, N, threadIdx.x % LANES, LANES);
+  const float sum = lanes_sum<LANES>(held.sum(log));
+  if (row >= M) return;
+  if (log) {
+    held.write(out + row * N, LogSoftmaxGradient{sum});
+  } else {
+    held.write(out + row * N, SoftmaxGradient{sum});
+  }
+}
+
+// The same with a row for every block, of at most blockDim.x * PACKS packs.
+template <typename T>
+__global__ void __launch_bounds__(MOST_THREADS, 1)
+    softmax_backward_v03_rows_per_block_kernel(const T* __restrict__ dout, const T* __restrict__ y,
+                                               T* __restrict__ out, int N, int64_t stride_dm,
+                                               int64_t stride_ym, bool log) {
+  __shared__ float parts[32];
+  const int64_t row = blockIdx.x;
+  HeldRows<T, PACKS> held(dout + row * stride_dm, y + row * stride_ym, N, threadIdx.x, blockDim.x);
+  const float sum = block_sum(held.sum(log), parts);
+  if (log) {
+    held.write(out + row * N, LogSoftmaxGradient{sum});
+  } else {
+    held.write(out + row * N, SoftmaxGradient{sum});
+  }
+}
+
+template <typename T, int LANES, int PACKS = 1>
+void launch_lanes(const SoftmaxBackwardArgs& args) {
+  constexpr int ROWS = BLOCK_THREADS / LANES;
+  softmax_backward_v03_rows_per_block_kernel<T, LANES, PACKS>
+      <<<cdiv(args.M, ROWS), BLOCK_THREADS, 0, args.stream>>>(
+          static_cast<const T*>(args.dout), static_cast<const T*>(args.y), static_cast<T*>(args.out), args.M,
+          static_cast<int>(args.N), args.stride_dm, args.stride_ym, args.log);
+}
+
+template <typename T>
+void launch_block(const SoftmaxBackwardArgs& args, int64_t packs) {
+  const int64_t threads = cdiv(cdiv(packs, PACKS), 32) * 32;
+  softmax_backward_v03_rows_per_block_kernel<T><<<args.M, threads, 0, args.stream>>>(
+      static_cast<const T*>(args.dout), static_cast<const T*>(args.y), static_cast<T*>(args.out),
+      static_cast<int>(args.N), args.stride_dm, args.stride_ym, args.log);
+}
+
+template <typename T>
+void launch(const SoftmaxBackwardArgs& args) {
+  const bool skewed = reinterpret_cast<uintptr_t>(args.y) % 16 || args.stride_ym % Pack<T>::SIZE;
+  const int64_t packs = skewed ? most_packs<T>(args.N) : cdiv(args.N, Pack<T>::SIZE);
+  if (packs == 1) return launch_lanes<T, 1>(args);
+  if (packs == 2) return launch_lanes<T, 2>(args);
+  if (packs <= 4) return launch_lanes<T, 4>(args);
+  if (packs <= 8) return launch_lanes<T, 8>(args);
+  if (packs <= 16) return launch_lanes<T, 16>(args);
+  if (packs <= 32) return launch_lanes<T, 32>(args);
+  if (packs <= 64) return launch_lanes<T, 32, 2>(args);
+  if (packs <= 96) return launch_lanes<T, 32, 3>(args);
+  launch_block<T>(args, packs);
+}
+
+}  // namespace
+
+void softmax_backward_v03_rows_per_block(const SoftmaxBackwardArgs& args) {
+  if (args.M == 0 || args.N == 0) return;
+  dispatch(args.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    const int64_t bytes = args.N * sizeof(T);
+    if (bytes > LARGEST_ROW) {
+      throw std::runtime_error("dout has rows of " + std::to_string(bytes) +
+                               " bytes, v03_rows_per_block holds " + std::to_string(LARGEST_ROW) +
+                               ": take v01_two_passes or v04_cluster");
+    }
+    launch<T>(args);
+  });
+  CUDA_CHECK(cudaGetLastError());
+}
