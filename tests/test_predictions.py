@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import os
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from kernel_twins import OPS
-from kernel_twins._profiling.report import history, store
+from kernel_twins._profiling.report import history, log, pages, static, store
+from kernel_twins._profiling.report.analysis import Results
 from kernel_twins._profiling.report.judgement import Judgement, explained, judge, score
 from kernel_twins._profiling.report.metrics import CYCLES, stall_metric
 from kernel_twins._profiling.report.predictions import (
+    Cell,
     Marks,
     canonical,
+    digest,
     freeze,
     note_measured,
     read_frozen,
@@ -25,17 +30,17 @@ from kernel_twins._profiling.report.predictions import (
     withdrawn,
 )
 from kernel_twins._profiling.report.verdict import Ratio
-from kernel_twins.spec import Name, Op, Prediction
+from kernel_twins.spec import Case, Name, Op, Prediction
 
 OP = OPS["vector_add"]
 TIME = Prediction("time", "<=", 0.98, relative=True)
+OTHER = next(case for case in OP.bench_cases if case != OP.profile_case)
+ELSEWHERE = dataclasses.replace(TIME, case=OTHER)
 EARLY, LATE = (datetime.datetime(2026, 1, day, tzinfo=datetime.UTC) for day in (1, 2))
 
 
 def with_predictions(*predictions: Prediction, step: str = "v03_vectorized") -> Op:
     """Vector add with one step that predicts, and nothing else."""
-    import dataclasses
-
     chosen = dataclasses.replace(OP.step(step), predictions=predictions)
     return dataclasses.replace(OP, steps=(chosen,))
 
@@ -48,10 +53,42 @@ def with_predictions(*predictions: Prediction, step: str = "v03_vectorized") -> 
         (Prediction("dram_share", ">=", 80), "dram_share >= 80 %"),
         (Prediction("time", "==", 1.0, relative=True, tolerance=0.015), "time = 1 x ± 1.5 %"),
         (Prediction("gone_since", "<=", 3), "gone_since <= 3"),
+        (ELSEWHERE, f"time <= 0.98 x at {OTHER.slug}"),
+        (
+            Prediction("time", "==", 1.0, relative=True, tolerance=0.03, case=Case.of(4_096, 65_536, dtype="bf16")),
+            "time = 1 x ± 3 % at 4096x65536-bf16",
+        ),
     ],
 )
 def test_a_prediction_has_one_spelling(prediction: Prediction, text: str) -> None:
     assert canonical(prediction) == text
+
+
+def test_only_a_prediction_at_another_case_is_another_prediction(tmp_path: Path) -> None:
+    cell = Cell("vector_add", "v03_vectorized", "cuda")
+    assert digest(cell, canonical(TIME)) == "05e46702c5f0"  # as it was before predictions could name a case
+    freeze(tmp_path, [with_predictions(TIME)], EARLY)
+    assert Marks(tmp_path).mark(*cell, TIME) == "pre-registered"
+    assert Marks(tmp_path).mark(*cell, ELSEWHERE) == "not frozen"
+
+
+def test_at_another_case_nothing_but_the_time_can_be_predicted() -> None:
+    with pytest.raises(ValueError, match=f"quantity is 'dram_share'; at {OTHER.slug} it must be time"):
+        Prediction("dram_share", ">=", 80, case=OTHER)
+
+
+def test_predictions_at_another_case_can_be_judged() -> None:
+    """The specs': both the step and one before it are timed there."""
+    for op in OPS.values():
+        for step in op.steps:
+            for each in (each for each in step.predictions if each.case):
+                for backend in (backend for backend in step.backends if backend in each.backends):
+                    told = f"{op.name} {step.name} {backend}: {canonical(each)}"
+                    ladder = op.steps_of(backend)
+                    assert each.case in op.timed_cases and op.times(step, each.case), told
+                    assert not each.relative or any(
+                        op.times(before, each.case) for before in ladder[: ladder.index(step)]
+                    ), told
 
 
 def test_frozen_before_the_first_measurement_is_pre_registered_and_after_it_is_not(tmp_path: Path) -> None:
@@ -183,6 +220,66 @@ def test_what_was_not_measured_is_not_judged(before: float | None, after: float 
     assert judge(relative("<=", 0.5), {}, {}).verdict == "not judged"
 
 
+@dataclasses.dataclass
+class Measured:
+    """Vector add whose v03 predicts the time at another case; v02 does not take that case, so v01 is the one before."""
+
+    folder: Path
+
+    @property
+    def results(self) -> Results:
+        first, second, third = (OP.step(name) for name in ("v01_scalar", "v02_grid_stride", "v03_vectorized"))
+        second = dataclasses.replace(second, accepts=lambda case: "too short" if case == OTHER else "")
+        third = dataclasses.replace(third, predictions=(TIME, ELSEWHERE))
+        return Results(dataclasses.replace(OP, steps=(first, second, third)), self.folder, None)
+
+    def time(self, case: Case, **times: float) -> None:
+        table = store.read_table(self.folder, OP.name, "timings")
+        for step, time in times.items():
+            row = dict.fromkeys(store.TABLES["timings"], "") | {"case": case.slug, "backend": "cuda", "step": step}
+            row |= {"status": "ok", "contest": "fast", "run": "r1"}
+            # Every other round is slower, for all alike: only rounds that are paired tell what the ratio is.
+            row["times_us"] = " ".join(str(time * (1 + round_ % 2)) for round_ in range(20))
+            table = pd.concat([table, pd.DataFrame([row])], ignore_index=True)
+        store.write(store.path(self.folder, OP.name, "timings"), table)
+
+    def judged(self) -> list[Judgement]:
+        results = self.results
+        return results.judge(results.op.step("v03_vectorized"), "cuda")
+
+
+@pytest.mark.parametrize(("time", "verdict"), [(90.0, "hit"), (99.0, "miss"), (110.0, "wrong direction")])
+def test_time_at_another_case_is_judged_there(tmp_path: Path, time: float, verdict: str) -> None:
+    measured = Measured(tmp_path)
+    measured.time(OP.profile_case, v01_scalar=300.0, v02_grid_stride=200.0, v03_vectorized=100.0)
+    measured.time(OTHER, v01_scalar=100.0, v03_vectorized=time)
+    here, elsewhere = measured.judged()
+    assert (here.verdict, here.actual) == ("hit", pytest.approx(0.5))
+    assert (elsewhere.verdict, elsewhere.actual) == (verdict, pytest.approx(time / 100))
+    assert elsewhere.by.startswith("paired rounds")
+
+
+def test_time_at_another_case_is_not_judged_where_it_is_not_measured(tmp_path: Path) -> None:
+    measured = Measured(tmp_path)
+    measured.time(OP.profile_case, v01_scalar=300.0, v02_grid_stride=200.0, v03_vectorized=100.0)
+    assert (measured.judged()[1].verdict, measured.judged()[1].by) == ("not judged", "not measured")
+    measured.time(OTHER, v03_vectorized=100.0)
+    assert (measured.judged()[1].verdict, measured.judged()[1].by) == ("not judged", "the step before was not measured")
+
+
+def test_documents_tell_at_which_case_a_prediction_was_judged(tmp_path: Path) -> None:
+    measured = Measured(tmp_path)
+    measured.time(OP.profile_case, v01_scalar=300.0, v02_grid_stride=200.0, v03_vectorized=100.0)
+    measured.time(OTHER, v01_scalar=100.0, v03_vectorized=99.0)
+    text = log.render(tmp_path, [measured.results], pd.DataFrame(columns=static.STATIC))
+    assert "Predicted time ≤ 0.98 ×: **hit** (0.5 ×)" in text
+    assert f"; time ≤ 0.98 × at {OTHER.slug}: **miss** (0.99 ×)" in text
+    page = pages.render(
+        "<!-- counters:v03_vectorized:begin -->\n<!-- counters:v03_vectorized:end -->\n", measured.results
+    )
+    assert f"| time at {OTHER.slug}, µs | – → " in page
+
+
 def test_scores_keep_marks_apart() -> None:
     hit, miss = (Judgement(TIME, verdict, 0.9, "") for verdict in ("hit", "miss"))
     found = score(
@@ -300,6 +397,21 @@ def test_ladders_that_are_older_than_the_tables_get_the_mark_they_earned(reposit
     assert frozen["frozen"].iloc[0].startswith("2026-01-0")
     assert list(read_measured(repository.folder)["backend"]) == ["cuda"]
     assert history.audit(repository.folder) == ([], [])
+
+
+def test_history_knows_predictions_at_another_case(repository: Repository) -> None:
+    repository.write("kernel_twins/spec.py", (store.ROOT / "kernel_twins" / "spec.py").read_text())
+    repository.write(
+        "kernel_twins/ops/__init__.py",
+        "from types import SimpleNamespace as Made\n"
+        "from kernel_twins.spec import Case, Prediction\n"
+        f"case = Case.parse({OTHER.slug!r})\n"
+        "predictions = (Prediction('time', '<=', 0.98, True), Prediction('time', '<=', 0.98, True, case=case))\n"
+        "OPS = {'vector_add': Made(name='vector_add', steps=[Made(name='v03', predictions=predictions)])}\n",
+    )
+    repository.commit()
+    predicted = history.evidence(repository.root).predicted
+    assert {text for cell, text in predicted if cell.backend == "cuda"} == {canonical(TIME), canonical(ELSEWHERE)}
 
 
 def test_prediction_and_measurement_in_one_commit_are_post_hoc(repository: Repository) -> None:

@@ -16,7 +16,7 @@ from kernel_twins._profiling.report.recorded import Recorded, median_us, times_u
 from kernel_twins._profiling.report.verdict import Ratio, confirmed, cycle_ratio, paired_ratio
 from kernel_twins.ceilings import Ceilings, gpu_slug
 from kernel_twins.ceilings import load as load_ceilings
-from kernel_twins.spec import Backend, Case, Name, Op, Step
+from kernel_twins.spec import Backend, Case, Name, Op, Prediction, Step
 
 _PASSED = 0.95  # of the floor: what is further below it has another one
 
@@ -149,11 +149,20 @@ class Results:
 
     def judge(self, step: Step, backend: Backend) -> list[Judgement]:
         """The step's predictions for one language, against what was measured."""
-        name, previous = Name(backend, step.name), self.previous(step, backend)
-        after = self.quantities(name)
-        before = self.quantities(Name(backend, previous.name)) if previous else {}
-        ratio = self.ratio(self.op.profile_case, name, Name(backend, previous.name)) if previous else None
-        return [judge(each, before, after, ratio) for each in step.predictions if backend in each.backends]
+        return [self._judged(each, step, backend) for each in step.predictions if backend in each.backends]
+
+    def _judged(self, prediction: Prediction, step: Step, backend: Backend) -> Judgement:
+        case, name = prediction.case, Name(backend, step.name)
+        previous = self.previous(step, backend, case)
+        if previous is None:
+            return judge(prediction, {}, self._known(name, case))
+        before = Name(backend, previous.name)
+        ratio = self.ratio(case or self.op.profile_case, name, before)
+        return judge(prediction, self._known(before, case), self._known(name, case), ratio)
+
+    def _known(self, name: Name, case: Case | None) -> dict[str, float | None]:
+        """What predictions of a case are held against: the time, and at the profile case (None) all quantities."""
+        return {"time": self.time_us(case, name)} if case else self.quantities(name)
 
     def explained(self, step: Step, backend: Backend, missed: Iterable[str]) -> str:
         """The counters that stand beside missed predictions; of a ladder's first step, what its warps wait for."""
@@ -175,9 +184,9 @@ class Results:
     def _marks(self) -> predictions.Marks:
         return predictions.Marks(self.recorded.folder)
 
-    def previous(self, step: Step, backend: Backend) -> Step | None:
-        """The step before this one in the same language."""
-        ladder = self.op.steps_of(backend)
+    def previous(self, step: Step, backend: Backend, case: Case | None = None) -> Step | None:
+        """The step before this one in the same language; with a case, the last before it that is timed there."""
+        ladder = [each for each in self.op.steps_of(backend) if each == step or not case or self.op.times(each, case)]
         index = ladder.index(step)
         return ladder[index - 1] if index else None
 

@@ -30,6 +30,19 @@ def before_and_after(
     return header, rows
 
 
+def at_other_cases(results: Results, step: Step, backends: Sequence[Backend]) -> list[list[str]]:
+    """Rows for the same header: the times at each other case that the step's predictions name."""
+    rows = []
+    for case in dict.fromkeys(each.case for each in step.predictions if each.case):
+        cells = []
+        for backend in backends:
+            previous = results.previous(step, backend)
+            before = {"time": results.time_us(case, Name(backend, previous.name))} if previous else None
+            cells.append(_cell(("time",), before, {"time": results.time_us(case, Name(backend, step.name))}))
+        rows.append([f"time at {case.slug}, µs", *cells])
+    return rows
+
+
 def _heading(results: Results, key: str) -> str:
     return f"rate, {results.rate_unit}" if key == "rate" else QUANTITIES[key].heading
 

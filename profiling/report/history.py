@@ -24,7 +24,7 @@ import pandas as pd
 
 from kernel_twins._profiling.report import store
 from kernel_twins._profiling.report.predictions import Cell, canonical, read_frozen, read_measured
-from kernel_twins.spec import Prediction
+from kernel_twins.spec import Case, Prediction
 
 _SPECS = ("kernel_twins/spec.py", "kernel_twins/ops")
 _TIMINGS = re.compile(r"profiling/data/[^/]+/([^/]+)\.timings\.csv")
@@ -41,7 +41,8 @@ from kernel_twins.ops import OPS
 fields = ("quantity", "compare", "value", "relative", "tolerance", "backends")
 print(json.dumps([
     [op.name, step.name, list(getattr(step, "backends", ("cuda", "triton"))),
-     {field: getattr(prediction, field) for field in fields if hasattr(prediction, field)}]
+     {field: getattr(prediction, field) for field in fields if hasattr(prediction, field)},
+     prediction.case.slug if getattr(prediction, "case", None) else None]
     for op in OPS.values() for step in op.steps for prediction in step.predictions
 ]))
 """
@@ -117,9 +118,9 @@ def first_predicted(repo: Path) -> dict[tuple[Cell, str], Commit]:
     """By cell and canonical text, the first commit whose specs held a prediction; unimportable specs hold none."""
     found: dict[tuple[Cell, str], Commit] = {}
     for commit in _commits(repo, *_SPECS):
-        for op, step, backends, fields in _predictions_of(repo, commit):
+        for op, step, backends, fields, slug in _predictions_of(repo, commit):
             limited = fields.pop("backends", backends)
-            text = canonical(Prediction(**fields))
+            text = canonical(Prediction(**fields, case=Case.parse(slug) if slug else None))
             for backend in backends:
                 if backend in limited:
                     found.setdefault((Cell(op, step, backend), text), commit)
@@ -194,8 +195,11 @@ def _commits(repo: Path, *paths: str) -> list[Commit]:
     return [Commit(*line.split(" ", 1)) for line in lines]
 
 
-def _predictions_of(repo: Path, commit: Commit) -> list[tuple[str, str, list[str], dict[str, Any]]]:
-    """Operation, step, its languages and the prediction's fields; nothing where the specs cannot be imported."""
+def _predictions_of(repo: Path, commit: Commit) -> list[tuple[str, str, list[str], dict[str, Any], str | None]]:
+    """Operation, step, its languages, the prediction's fields and the slug of the case that it names, if any.
+
+    Nothing where the specs cannot be imported.
+    """
     try:
         tree = git(repo, "archive", "--format=zip", commit.hash, "kernel_twins")
     except NoHistoryError:

@@ -42,7 +42,7 @@ def judge(
     after: Mapping[str, float | None],
     time_ratio: Ratio | None = None,
 ) -> Judgement:
-    """A prediction against the quantities of the step before and of the step itself, at the profile case.
+    """A prediction against the quantities of the step before and of the step itself, at the prediction's case.
 
     ``time_ratio`` says how many times faster the step is than the one before, from paired rounds; a prediction of the
     time is judged by it, else by the medians. A mere direction (a multiple of at most or at least 1) is hit when the

@@ -41,7 +41,7 @@ def render(folder: Path, results: list[Results], static_rows: pd.DataFrame) -> s
         lines += ["", *functions]
     for each in results:
         lines += ["", f"## {each.op.title}", "", each.op.summary, ""]
-        lines += [*_ladder_note(each), *_shapes(each), *_references(each), *_accuracy(each)]
+        lines += [*_ladder_note(each), *_untimed(each), *_shapes(each), *_references(each), *_accuracy(each)]
         for step in each.op.steps:
             lines += ["", *_entry(each, step, static_rows)]
     return "\n".join(lines) + "\n"
@@ -159,6 +159,17 @@ def _ladder_note(results: Results) -> list[str]:
     )
     sensors = results.sensors(op.profile_case)
     return [f"{told} While it was timed: {sensors}." if sensors else told]
+
+
+def _untimed(results: Results) -> list[str]:
+    """The baselines that have no time at some case, and why."""
+    lines = [
+        f"- {baseline} at {case.slug}: {status}."
+        for baseline in results.op.baselines
+        for case in results.op.timed_cases
+        if (status := results.status(case, Name(baseline))) not in ("", "ok")
+    ]
+    return ["", *lines] if lines else []
 
 
 def _shapes(results: Results) -> list[str]:
@@ -317,7 +328,11 @@ def _verdict(results: Results, step: Step, backend: Backend) -> str:
     if not judgements:
         return "No prediction."
     told = "; ".join(_told(judgement, results.mark(step, backend, judgement)) for judgement in judgements)
-    missed = [each.prediction.quantity for each in judgements if each.verdict in ("miss", "wrong direction")]
+    missed = [  # counters are those of the profile case, and explain no miss at another one
+        each.prediction.quantity
+        for each in judgements
+        if each.verdict in ("miss", "wrong direction") and each.prediction.case is None
+    ]
     beside = results.explained(step, backend, missed) if missed else ""
     return f"Predicted {told}." + (f" Beside it: {beside}." if beside else "")
 
@@ -329,7 +344,8 @@ def _told(judgement: Judgement, mark: predictions.Mark) -> str:
     tolerance = f" ± {100 * p.tolerance:.0f} %" if p.compare == "==" else ""
     actual = f" ({write.number(judgement.actual)}{unit})" if judgement.actual is not None else ""
     note = "" if mark == "pre-registered" else f", {mark}"
+    place = f" at {p.case.slug}" if p.case else ""
     return (
-        f"{QUANTITIES[p.quantity].title} {sign} {write.number(p.value)}{unit}{tolerance}: "
+        f"{QUANTITIES[p.quantity].title} {sign} {write.number(p.value)}{unit}{tolerance}{place}: "
         f"**{judgement.verdict}**{actual}{note}"
     )

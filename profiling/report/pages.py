@@ -1,14 +1,15 @@
 """docs/<op>.md: the parts between markers, which say what was measured. The prose around them is left alone.
 
 ``<!-- limit:begin -->`` holds what bounds the operation, ``<!-- counters:v03_vectorized:begin -->`` what the counters
-showed of that step: its time and rate, and the quantities that its predictions speak of.
+showed of that step: its time and rate, the quantities that its predictions speak of, and its times where they name
+another case.
 """
 
 from __future__ import annotations
 
 from kernel_twins._profiling.report import marked, write
 from kernel_twins._profiling.report.analysis import Results
-from kernel_twins._profiling.report.deltas import TITLES, before_and_after
+from kernel_twins._profiling.report.deltas import TITLES, at_other_cases, before_and_after
 from kernel_twins.spec import Name, Op, Step
 
 _COUNTERS = "counters:"
@@ -66,5 +67,6 @@ def _counters(results: Results, step: Step) -> list[str]:
             notes.append(f"{TITLES[backend]}: {each or 'not measured yet'}.")
         if results.stale(Name(backend, step.name)):
             notes.append(f"{TITLES[backend]}: changed since it was measured.")
-    table = write.table(*before_and_after(results, step, measured, keys))
+    header, rows = before_and_after(results, step, measured, keys)
+    table = write.table(header, rows + at_other_cases(results, step, measured))
     return [*table, "", " ".join(notes)] if notes else table

@@ -40,12 +40,13 @@ class Cell(NamedTuple):
 
 
 def canonical(prediction: Prediction) -> str:
-    """A prediction's one spelling, such as ``time <= 0.98 x`` or ``sectors_per_load = 16 ± 1 %``."""
+    """A prediction's one spelling, such as ``sectors_per_load = 16 ± 1 %`` or ``time <= 0.9 x at 1024x256-bf16``."""
     quantity = QUANTITIES.get(prediction.quantity)  # one of an old commit may be unknown by now
     unit = "x" if prediction.relative else quantity.unit if quantity else ""
     compare = "=" if prediction.compare == "==" else prediction.compare
     tolerance = f"± {100 * prediction.tolerance:.10g} %" if prediction.compare == "==" else ""
-    return " ".join(filter(None, (prediction.quantity, compare, f"{prediction.value:.10g}", unit, tolerance)))
+    place = f"at {prediction.case.slug}" if prediction.case else ""
+    return " ".join(filter(None, (prediction.quantity, compare, f"{prediction.value:.10g}", unit, tolerance, place)))
 
 
 def digest(cell: Cell, prediction: str) -> str:
