@@ -17,7 +17,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kernel_twins._load import Call, load_named
+from kernel_twins._load import Call, UnavailableError, load_named
 from kernel_twins.check import Verdict, check, generator
 from kernel_twins.sensors import Sampler
 from kernel_twins.spec import BACKENDS, Backend, Case, Name, Op, Step
@@ -39,16 +39,17 @@ class Timing:
 
     Ratios pair rounds of the same ``contest``: calls far slower than the baseline are timed in a contest of their
     own, so that their long idle-power launches do not disturb the fast ones. ``extra_bytes`` is the peak of memory
-    allocated during a call beyond inputs and outputs; ``error`` and ``margin`` are the gate's (see check.Verdict).
+    allocated during a call beyond inputs and outputs; ``error`` and ``margin`` are the gate's (see check.Verdict). All
+    three are None where nothing was computed.
     """
 
     name: Name
     status: str = "ok"
     contest: str = ""
     times_us: list[float] = field(default_factory=list)
-    extra_bytes: int = 0
-    error: float = 0.0
-    margin: float = 0.0
+    extra_bytes: int | None = None
+    error: float | None = None
+    margin: float | None = None
     sensors: dict[str, float | str | None] = field(default_factory=dict)
 
 
@@ -95,9 +96,14 @@ def bench(op: Op, case: Case, steps: tuple[Step, ...], backends: tuple[Backend, 
 
 
 def _gate(op: Op, case: Case, name: Name, call: Call) -> Timing:
-    """Run a call for the first time, and judge what it did, but for a reference, which computes something else."""
+    """Run a call for the first time, and judge what it did, but for a reference, which computes something else.
+
+    A baseline may be somebody else's library, which is not installed or does not take the case: it is skipped.
+    """
     try:
         verdict = _run(op, call, case) if name.backend in op.references else check(op, call, case)
+    except UnavailableError as error:
+        return Timing(name, raised(error) if name.step else f"skipped: {error}")
     except (RuntimeError, TypeError, ValueError) as error:
         return Timing(name, raised(error))
     status = "ok" if verdict.ok else f"wrong: {verdict.reason}"

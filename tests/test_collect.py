@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 pytest.importorskip("torch")
@@ -20,11 +21,14 @@ pytest.importorskip("torch")
 from rich.console import Console
 from rich.progress import Progress
 
-from kernel_twins import OPS
+from kernel_twins import OPS, bench
+from kernel_twins._load import UnavailableError
 from kernel_twins._profiling.report import (
     cli,
     collect,
     extract,
+    labels,
+    log,
     losses,
     measuring,
     ncu,
@@ -32,6 +36,7 @@ from kernel_twins._profiling.report import (
     publish,
     shards,
     stage,
+    static,
     store,
 )
 from kernel_twins._profiling.report.analysis import Results
@@ -44,6 +49,7 @@ from kernel_twins.spec import BACKENDS, Case, Name
 
 OP = OPS["vector_add"]
 NAMES = [Name(backend, step.name) for backend in BACKENDS for step in OP.steps_of(backend)]
+NO_STATIC = pd.DataFrame(columns=static.STATIC)
 FACTS = dict.fromkeys(store.PROVENANCE[2:], "1")
 Bench = Callable[..., list[Timing]]
 
@@ -62,6 +68,7 @@ class Machine:
         self.fault: Exception | None = None
         self.shares = 1.0
         self.times_us = 100.0
+        self.uninstalled = ""
         self.facts = dict(FACTS)
 
     def bench(self, op: Any, case: Any, steps: Any, backends: Any) -> list[Timing]:
@@ -71,18 +78,23 @@ class Machine:
         chosen = [Name(b) for b in op.baselines] + [
             Name(backend, step.name) for backend in backends for step in steps if backend in step.backends
         ]
-        return [Timing(name, "ok", "fast", [self.times_us if name.step else 100.0] * 20) for name in chosen]
+        timed = [name for name in chosen if name.backend != self.uninstalled]
+        return [Timing(name, "ok", "fast", [self.times_us if name.step else 100.0] * 20, 0, 1e-7) for name in timed] + [
+            Timing(name, "skipped: it is not installed") for name in chosen if name not in timed
+        ]
 
     def profile(self, command: list[str], report: Path, metrics: list[str], timeout_s: float) -> None:
         if self.fault:
             raise self.fault
-        _, _, _, op, calls, digests, *labels = command
+        _, _, _, op, calls, digests, *called = command
+        if any(labels.read(each)[1].backend == self.uninstalled for each in called):
+            raise InvalidDataError("the application crashed: it is not installed")
         Path(digests).write_text(json.dumps({step.name: "ptx" for step in OPS[op].steps}))
         values = {name: self.shares if METRICS[name].is_share else 1.0 for name in metrics}
         values |= {name: value for name, value in ((DURATION, 1e5), (CYCLES, 2e5)) if name in metrics}
         if "gpc__cycles_elapsed.avg.per_second" in metrics:
             values["gpc__cycles_elapsed.avg.per_second"] = 1.9e9
-        launches = [launch(each, values) for each in labels for _ in range(int(calls))]
+        launches = [launch(each, values) for each in called for _ in range(int(calls))]
         report.write_text(json.dumps(launches))
 
 
@@ -138,6 +150,36 @@ def test_a_run_becomes_tables(machine: Machine, runs: Runs) -> None:
     cycles = store.read_table(runs.target, OP.name, "cycles")
     assert list(cycles["cycles"]) == [" ".join(["200000"] * collect.CYCLE_CALLS)] * (len(NAMES) + len(OP.baselines))
     assert not runs.stage.exists()
+
+
+def test_a_baseline_that_is_not_installed_is_left_out_and_said_to_be(machine: Machine, runs: Runs) -> None:
+    runs.collect()
+    runs.publish()  # a run that had it: its ratios are no bar for one that has not
+    assert "not installed" not in log.render(runs.target, [Results(OP, runs.target, None)], NO_STATIC)
+    machine.uninstalled = "torch"
+    problems = runs.collect()
+    assert not problems.wrong and not problems.broken
+    assert runs.publish() == []
+    results = Results(OP, runs.target, None)
+    case = OP.profile_case
+    assert results.status(case, Name("torch")) == "skipped: it is not installed"
+    assert results.accuracy(case, Name("torch")) == (None, None)
+    assert results.best_baseline(case) == Name("cub")
+    assert Name("torch") not in results.recorded.calls and Name("cub") in results.recorded.calls
+    assert losses.losses(results) == []
+    text = log.render(runs.target, [results], NO_STATIC)
+    assert f"- torch at {case.slug}: skipped: it is not installed.\n" in text
+    assert "| torch | – |" in text
+
+
+def test_only_a_baseline_may_be_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    def call(*_: Any) -> None:
+        raise UnavailableError("it takes no rows of 70000 elements")
+
+    monkeypatch.setattr(bench, "check", lambda op, call, case: call())
+    timing = bench._gate(OP, OP.profile_case, Name("cub"), call)
+    assert (timing.status, timing.error) == ("skipped: it takes no rows of 70000 elements", None)
+    assert bench._gate(OP, OP.profile_case, NAMES[0], call).status.startswith("wrong: raised it takes no rows")
 
 
 def test_wide_cases_are_measured_for_wide_steps_only(machine: Machine, runs: Runs) -> None:

@@ -111,9 +111,9 @@ def _timing_row(stage: Stage, op: Op, case: Case, timing: Timing) -> dict[str, s
         "status": timing.status,
         "contest": timing.contest,
         "times_us": " ".join(f"{time:.5g}" for time in timing.times_us),
-        "extra_bytes": str(timing.extra_bytes),
-        "error": f"{timing.error:.4g}",
-        "margin": f"{timing.margin:.4g}",
+        "extra_bytes": "" if timing.extra_bytes is None else str(timing.extra_bytes),
+        "error": "" if timing.error is None else f"{timing.error:.4g}",
+        "margin": "" if timing.margin is None else f"{timing.margin:.4g}",
         **store.sensor_fields(timing.sensors),
         "code": stage.code(op, timing.name),
         "run": stage.run["run"],
@@ -121,10 +121,14 @@ def _timing_row(stage: Stage, op: Op, case: Case, timing: Timing) -> dict[str, s
 
 
 def _profile(op: Op, chosen: list[Name], timings: pd.DataFrame, stage: Stage, settings: Settings) -> None:
-    """Every right step that was chosen, and the baselines, under the profiler."""
-    at_profile = timings[(timings["case"] == op.profile_case.slug) & timings["status"].str.startswith("wrong")]
-    wrong = {Name(row.backend, row.step) for row in at_profile.itertuples()}
-    profiled = [name for name in cells(op.name) if name not in wrong and (name in chosen or not name.step)]
+    """Every right step that was chosen, and the baselines that were timed, under the profiler."""
+    at_profile = timings[timings["case"] == op.profile_case.slug]
+    status = {Name(row.backend, row.step): row.status for row in at_profile.itertuples()}
+    profiled = [
+        name
+        for name in cells(op.name)
+        if (name in chosen and not status.get(name, "").startswith("wrong") if name.step else status.get(name) == "ok")
+    ]
     labelled = {labels.write(op.name, name): name for name in profiled}
     with tempfile.TemporaryDirectory() as folder:
         digests = Path(folder) / "digests.json"

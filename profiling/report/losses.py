@@ -33,8 +33,8 @@ def losses(results: Results) -> list[Loss]:
             continue
         now = results.ratio(Case.parse(case), name, Name(row.baseline))
         status = results.status(Case.parse(case), name)
-        if now is None and status == "":
-            continue  # not a case of this operation any more
+        if now is None and status in ("", "ok"):
+            continue  # not a case of this operation any more, or the baseline has no time any more
         if now is None or now.high < _LOST * float(row.ratio):
             told = f"{now.value:.3f} × {row.baseline}" if now else status
             lost.append(Loss(case, name, f"{told}, was {float(row.ratio):.3f} ×", row.reason))

@@ -7,6 +7,7 @@ without comparing drawings, which differ between versions of matplotlib.
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,7 @@ from kernel_twins.spec import BACKENDS, Case, Name, Op
 
 _COLOUR = {"cuda": "#4c8c00", "triton": "#7a4fbf", "baseline": "#c2541b", "ceiling": "#777777"}
 _TITLES = {"cuda": "CUDA", "triton": "Triton"}
+_BASELINE_LINES = ("--", ":", "-.")  # in the order of an operation's baselines
 _MARKERS = "osD^vPX*"
 _STYLE: dict[Any, Any] = {
     "figure.facecolor": "white",  # its own ground, so that it reads on a light page and on a dark one
@@ -37,6 +39,7 @@ _STYLE: dict[Any, Any] = {
     "svg.hashsalt": "kernel-twins",
     "svg.fonttype": "none",
 }
+_SIZES = {1: "elements", 2: "N, row length", 3: "M = N = K"}  # by the number of a shape's dimensions
 _DIGEST = re.compile(r"data ([0-9a-f]{16})")
 
 
@@ -89,35 +92,47 @@ def _data_digest(folder: Path, ops: list[Op], ceilings: Ceilings | None) -> str:
 
 
 def _sizes(results: Results) -> Figure:
-    """Throughput against size: every baseline and both languages' last steps, a panel for each dtype and layout."""
+    """Throughput against size: every baseline and both languages' last steps, a panel for each dtype and layout.
+
+    Of an operation over rows, against their length, at one number of elements: a panel for each such number, too.
+    """
     op = results.op
     groups: dict[str, list[Case]] = {}
     for case in sorted(op.timed_cases):
-        if len(case.shape) == 1 or len(set(case.shape)) == 1:
-            groups.setdefault("-".join([case.dtype, *(f"{k}.{v}" for k, v in case.variant)]), []).append(case)
-    groups = {title: cases for title, cases in groups.items() if len(cases) > 1}
+        title = "-".join([case.dtype, *(f"{k}.{v}" for k, v in case.variant)])
+        if len(case.shape) == 2:
+            title += f", M N = 2^{math.log2(math.prod(case.shape)):.0f}"  # rounded: M is a whole number
+        elif len(set(case.shape)) > 1:
+            continue
+        groups.setdefault(title, []).append(case)
+    groups = {title: sorted(cases, key=_size) for title, cases in groups.items() if len(cases) > 1}
     figure, axes = plt.subplots(1, len(groups), figsize=(4.6 * len(groups), 3.2), squeeze=False, sharey=True)
     contestants = [
-        (Name(b), b, _COLOUR["baseline"], style) for b, style in zip(op.baselines, ("--", ":"), strict=False)
+        (Name(b), b, _COLOUR["baseline"], style) for b, style in zip(op.baselines, _BASELINE_LINES, strict=False)
     ]
     for backend in BACKENDS:
         last = op.steps_of(backend)[-1].name
         contestants.append((Name(backend, last), f"{_TITLES[backend]} {last}", _COLOUR[backend], "-"))
     for axis, (title, cases) in zip(axes[0], groups.items(), strict=True):
         for name, text, colour, style in contestants:
-            points = [(case.shape[0], rate) for case in cases if (rate := results.rate(case, name)) is not None]
+            points = [(_size(case), rate) for case in cases if (rate := results.rate(case, name)) is not None]
             if points:
                 axis.plot(*zip(*points, strict=True), style, marker=".", color=colour, label=text)
         if results.ceiling:
             axis.axhline(results.ceiling, color=_COLOUR["ceiling"], linewidth=0.8)
-            axis.annotate("measured ceiling", (cases[0].shape[0], results.ceiling), va="bottom", fontsize=7)
+            axis.annotate("measured ceiling", (_size(cases[0]), results.ceiling), va="bottom", fontsize=7)
         axis.set_xscale("log", base=2)
-        axis.set_xlabel("elements" if len(cases[0].shape) == 1 else "M = N = K")
+        axis.set_xlabel(_SIZES[len(cases[0].shape)])
         axis.set_title(f"{op.name}, {title}")
         axis.set_ylim(bottom=0)
     axes[0][0].set_ylabel(results.rate_unit)
     axes[0][-1].legend(fontsize=7, loc="best")
     return figure
+
+
+def _size(case: Case) -> int:
+    """What throughput is drawn against: the length of a matrix's rows, else the first size."""
+    return case.shape[1] if len(case.shape) == 2 else case.shape[0]
 
 
 def _ladder(results: Results) -> Figure:
