@@ -14,6 +14,7 @@ Layout = Literal["row", "col", "pointers"]
 
 
 REFERENCE_SMS = 132
+REFERENCE_SHARED_BYTES = 228 * 1024
 
 
 @lru_cache
@@ -26,6 +27,14 @@ def sm_count(device: torch.device) -> int:
     if device.type == "meta":
         return REFERENCE_SMS
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
+
+
+@lru_cache
+def shared_bytes(device: torch.device) -> int:
+    """The bytes of shared memory of an SM; of other devices' tensors, those of the H100's."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor
+    return REFERENCE_SHARED_BYTES
 
 
 def has_tma() -> bool:

@@ -6,30 +6,31 @@ import torch
 from torch import Tensor
 from triton.runtime import driver
 
-COUNTERS = 2048
+SIZE = 8192  # int32
+COUNTERS = 2048  # of them serve tiles that programs share
 
 _counters: dict[tuple[int, int, bool], tuple[int, Tensor]] = {}  # by GPU, stream, and whether it is being captured
 
 
 def counter(device: torch.device) -> Tensor:
-    """COUNTERS int32 that are 0 when a kernel on the current stream starts, if every kernel leaves them so.
+    """SIZE int32 that are 0 when a kernel on the current stream starts, if every kernel leaves them so.
 
     Each stream has its own, so that kernels under way at the same time never share one. So has each graph: under
     capture they are zeroed inside the graph, once for a stream. Only the newest capture's is remembered, and as nobody
-    says when a graph is gone, an older one's is never used again: 8 KiB a capture.
+    says when a graph is gone, an older one's is never used again: 32 KiB a capture.
 
     They come from the driver: memory of torch's that is kept makes its graph trees refuse the graph, or is handed out
     again with it.
     """
     if device.type != "cuda":
-        return torch.zeros(COUNTERS, dtype=torch.int32, device=device)
+        return torch.zeros(SIZE, dtype=torch.int32, device=device)
     stream = driver.active.get_current_stream(device.index)
     capturing = torch.cuda.is_current_stream_capturing()
     # A capture that was given up never zeroed its counters, so the next one, of another id, must not take them over.
     capture = _capture_id(stream) if capturing else 0
     known = _counters.get((device.index, stream, capturing))
     if known is None or known[0] != capture:
-        known = capture, torch.as_tensor(_Memory(4 * COUNTERS), device=device).zero_()
+        known = capture, torch.as_tensor(_Memory(4 * SIZE), device=device).zero_()
         if not capturing:
             torch.cuda.current_stream(device).synchronize()  # a search goes on on a stream of its own
         _counters[device.index, stream, capturing] = known
