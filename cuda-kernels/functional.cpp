@@ -4,7 +4,6 @@
 // They allocate their results, differentiate, and run without Python's lock.
 #include <ATen/ATen.h>
 #include <ATen/ExpandUtils.h>
-#include <ATen/cuda/EmptyTensor.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
@@ -18,6 +17,7 @@
 #include "linear/args.h"
 #include "matmul_bf16/args.h"
 #include "matmul_fp32/args.h"
+#include "operator.h"
 #include "tensor_map.h"
 
 namespace {
@@ -99,23 +99,6 @@ Matrix matrix_of(const Tensor& tensor) {
           tensor.stride(-2), tensor.stride(-1)};
 }
 
-// The first of the steps that the device runs, remembered by thread.
-template <typename T>
-const Step<MatmulArgs<T>>& first_that_runs(const char* op, const StepTable<MatmulArgs<T>>& steps,
-                                           std::initializer_list<const char*> names, bool large, int device) {
-  thread_local std::array<std::array<const Step<MatmulArgs<T>>*, C10_COMPILE_TIME_MAX_GPUS>, 2> known = {};
-  const Step<MatmulArgs<T>>*& found = known[large][device];
-  if (found) return *found;
-  std::string refusals;
-  for (const char* name : names) {
-    const Step<MatmulArgs<T>>* step = steps.find(name);
-    const std::string refusal = architecture_refusal(op, name, step->arch, device);
-    if (refusal.empty()) return *(found = step);
-    refusals += (refusals.empty() ? "" : "; ") + refusal;
-  }
-  TORCH_CHECK(false, refusals, ": pass backend='torch'");
-}
-
 template <typename T>
 void launch(const Step<MatmulArgs<T>>& step, const Matrix& a, const Matrix& b, void* out,
             at::ScalarType dtype, at::ScalarType out_dtype) {
@@ -165,10 +148,6 @@ bool worth_a_launch_each(int64_t M, int64_t N, int64_t K, int device) {
   int sms = 0;
   C10_CUDA_CHECK(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device));
   return ((M + 127) / 128) * ((N + 255) / 256) >= sms && K >= 1024;
-}
-
-Tensor empty(at::IntArrayRef shape, at::ScalarType dtype, at::Device device) {
-  return Tensor(at::detail::empty_cuda(shape, dtype, device, std::nullopt));
 }
 
 Tensor matmul_batched(const Tensor& a, const Tensor& b, at::ScalarType out_dtype) {
@@ -251,12 +230,6 @@ Tensor matmul_meta(const Tensor& a, const Tensor& b, OptionalDtype out_dtype) {
   return at::empty_symint(shape_of(a.sym_sizes(), b.sym_sizes()).out, a.options().dtype(type));
 }
 
-template <typename Signature>
-auto find_operator(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
-}
-
-// The operator as a caller sees it: whatever is next in the dispatcher's order is called.
 Tensor call_matmul(const Tensor& a, const Tensor& b, OptionalDtype out_dtype) {
   static const auto op = find_operator<decltype(call_matmul)>("kernel_twins::matmul");
   return op.call(a, b, out_dtype);
@@ -308,15 +281,6 @@ class MatmulFunction : public torch::autograd::Function<MatmulFunction> {
     return {da, db, Tensor()};
   }
 };
-
-// Forward-mode derivatives would be lost without a word.
-void refuse_tangents(const char* op, std::initializer_list<const Tensor*> tensors) {
-  for (const Tensor* tensor : tensors) {
-    TORCH_CHECK_NOT_IMPLEMENTED(!tensor->defined() || !tensor->_fw_grad(/*level=*/0).defined(),
-                                "kernel_twins::", op,
-                                " has no forward-mode derivative: pass backend='torch'");
-  }
-}
 
 Tensor matmul_autograd(const Tensor& a, const Tensor& b, OptionalDtype out_dtype) {
   refuse_tangents("matmul", {&a, &b});

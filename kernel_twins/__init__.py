@@ -1,8 +1,9 @@
 """The same GPU kernels, step by step, in CUDA C++ and in Triton.
 
-``kernel_twins.load(op, step, backend)`` returns a step as a callable; ``kernel_twins.matmul(a, b)`` and
-``kernel_twins.linear(x, weight)`` are the public functions that the last steps stand behind. Importing this package
-imports neither torch nor Triton.
+``kernel_twins.load(op, step, backend)`` returns a step as a callable; ``kernel_twins.matmul(a, b)``,
+``kernel_twins.linear(x, weight)``, ``kernel_twins.softmax(x)`` and ``kernel_twins.log_softmax(x)`` are the public
+functions that the last steps stand behind, ``kernel_twins.nn`` has modules of them. Importing this package imports
+neither torch nor Triton.
 """
 
 from __future__ import annotations
@@ -14,19 +15,24 @@ from kernel_twins._load import load, load_baseline
 from kernel_twins.ops import OPS
 
 if TYPE_CHECKING:
+    from kernel_twins import nn as nn
     from kernel_twins.functional.linear import linear as linear
     from kernel_twins.functional.matmul import matmul as matmul
+    from kernel_twins.functional.softmax import log_softmax as log_softmax
+    from kernel_twins.functional.softmax import softmax as softmax
 
 __all__ = ["OPS", "load", "load_baseline"]
 __version__ = "0.1.0"
 
-_FUNCTIONS = ("linear", "matmul")
+_MODULES = {"linear": "linear", "log_softmax": "softmax", "matmul": "matmul", "softmax": "softmax"}
 
 
 def __getattr__(name: str) -> Any:
-    """A public function, imported when it is first asked for: its module imports torch."""
-    if name not in _FUNCTIONS:
+    """A public function, or the modules, imported when first asked for: what defines them imports torch."""
+    if name == "nn":
+        return importlib.import_module("kernel_twins.nn")
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    function = getattr(importlib.import_module(f"kernel_twins.functional.{name}"), name)
+    function = getattr(importlib.import_module(f"kernel_twins.functional.{_MODULES[name]}"), name)
     globals()[name] = function
     return function

@@ -89,7 +89,7 @@ def test_without_rows_there_is_no_section(tmp_path: Path) -> None:
     [
         ([row("disk", "torch", DRIFTING)], "row 1, disk linear .* there is no such kind"),
         ([ROWS[0], row("host", "compiled", DRIFTING)], "row 2, host matmul .* there is no such kind"),
-        ([row("gpu", "cuda", DRIFTING, function="softmax")], "there is no such kind, function"),
+        ([row("gpu", "cuda", DRIFTING, function="conv2d")], "there is no such kind, function"),
         ([row("gpu", "cuda", DRIFTING, run="r2")], "its run, 'r2', is not in runs.csv"),
         ([row("gpu", "cuda", DRIFTING, case="4096-x")], "dtype is 'x'"),
         ([row("gpu", "cuda", DRIFTING, case="8x8x8-bf16-b.1-a.2")], "one spelling"),

@@ -516,3 +516,19 @@ def test_captured_and_replayed_with_gradients(activation, shape) -> None:
 
 if __name__ == "__main__":
     globals()[f"interpret_{sys.argv[1]}"](*sys.argv[2:])
+
+
+@pytest.mark.parametrize("function", ["matmul", "linear"])
+def test_forward_mode_is_refused_and_not_lost(monkeypatch: pytest.MonkeyPatch, function: str) -> None:
+    """On the CPU, as if interpreted: the refusal comes before anything is launched."""
+    triton = pytest.importorskip("triton")
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", True)
+    from kernel_twins.functional import triton_linear, triton_matmul
+
+    x, weight, bias = operands((3, 4, 5))
+    calls = {
+        "matmul": lambda given: triton_matmul.product(given, weight.mT),
+        "linear": lambda given: triton_linear.linear(given, weight, bias, "gelu"),
+    }
+    with pytest.raises(NotImplementedError, match=f"Triton {function} has no forward-mode derivative: pass backend"):
+        torch.func.jvp(calls[function], (x,), (torch.ones_like(x),))

@@ -3,9 +3,8 @@
 // Change:   one pass finds the maximum, one sums the exponentials of the distances from it, one writes.
 // Why:      the definition, word for word. Without the maximum, exp(89) would overflow in fp32.
 // Counter:  dram_share stays below 60 %, although dram_bytes are the least possible: a row of 4096 stays in
-// L1
-//           between the passes. Each thread asks for one element at a time, and the block waits for all of
-//           its warps after every pass.
+//           L1 between the passes. Each thread asks for one element at a time, and the block waits for all
+//           of its warps after every pass.
 // Requires: rows that are contiguous; any length.
 // Source:   the "safe softmax" of arXiv:1805.02867, algorithm 2
 // Twin:     triton-kernels/softmax/v01_three_passes.py

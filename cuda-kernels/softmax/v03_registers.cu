@@ -3,8 +3,7 @@
 // Change:   a thread loads all of its elements before it looks at the first one, and keeps them. Maximum, sum
 //           and result are computed from registers.
 // Why:      the loads no longer wait for each other, and none is repeated. How long a row may be is bounded
-// by
-//           the registers of a block.
+//           by the registers of a block.
 // Counter:  time falls to 0.8 of v02's and dram_share passes 60 %.
 // Requires: contiguous rows of up to 16384 elements.
 // Source:   "persistent" softmax of PyTorch, aten/src/ATen/native/cuda/PersistentSoftmax.cuh

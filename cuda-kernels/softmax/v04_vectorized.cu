@@ -12,7 +12,7 @@
 
 namespace {
 
-constexpr int FEW_THREADS = 256, FEW_PACKS = 4;     // a row of up to 16 KiB
+constexpr int FEW_THREADS = 256, FEW_PACKS = 4;     // a row of less than 16 KiB
 constexpr int MANY_THREADS = 1024, MANY_PACKS = 5;  // as many as 64 registers a thread hold
 constexpr int64_t LARGEST_ROW = 64 * 1024;          // bytes
 static_assert(MANY_THREADS * MANY_PACKS >= LARGEST_ROW / 16 + 1, "a skewed row needs a pack more");

@@ -2,7 +2,8 @@
 //
 // Change:   a cluster of blocks holds a row in its shared memory, each block a part. Blocks work on chunks as
 //           they arrive and send each other their maximum and sum through distributed shared memory. A block
-//           is there for one row again, as in v05, whose kernel rows of up to 32 KiB keep.
+//           is there for one row again, as in v05, whose kernel rows of up to 32 KiB keep; those of up to
+//           132 KiB have nothing to share and get one block.
 // Why:      a row of 256 K elements is longer than what an SM holds. In several it fits and is read once, and
 //           two numbers a block are all that must be exchanged. Blocks are dealt out in the order of the
 //           rows, so reads and writes stay close together, where v06's blocks drift apart.
@@ -26,7 +27,7 @@ constexpr int PACKS = 4;                      // a thread and chunk
 constexpr int MOST_CHUNKS = 8;                // a block
 constexpr int MOST_BLOCKS = 16;               // a cluster; beyond 8 a kernel must ask for it
 constexpr int64_t REGISTER_ROW = 32 * 1024;   // bytes, up to which v05 is as fast
-constexpr int64_t PART = 64 * 1024;           // of a row, so that three blocks fit an SM
+constexpr int64_t PART = 64 * 1024;           // of a longer row, where three blocks fit an SM
 constexpr int64_t LARGEST_PART = 208 * 1024;  // so that one does
 constexpr int64_t SINGLE_ROW = 132 * 1024;    // up to which a block is better off alone
 
@@ -169,7 +170,7 @@ void softmax_v07_cluster(const SoftmaxArgs& args) {
     if (bytes > MOST_BLOCKS * (LARGEST_PART - 16)) return softmax_v02_online(args);
     int blocks = 1;
     while (bytes > SINGLE_ROW && blocks < MOST_BLOCKS && blocks * PART < bytes) blocks *= 2;
-    // A block that has an SM for itself needs twice the threads.
+    // A block that is alone at its row, and on its SM, needs twice the threads.
     if (blocks == 1 && bytes > SINGLE_ROW - PART / 2) return launch<T, 1024>(args, blocks);
     launch<T, 512>(args, blocks);
   });

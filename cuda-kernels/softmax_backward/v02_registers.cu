@@ -1,9 +1,8 @@
 // softmax_backward v02_registers: both rows are read once and stay in the block's registers.
 //
-// Change:   a thread loads all of its elements of dout and y before it looks at the first one, and keeps
-// them. Why:      the loads no longer wait for each other, and none is repeated. Twice as many registers are
-// needed
-//           as in the forward pass, so a row may be half as long.
+// Change:   a thread loads all of its elements of dout and y before it looks at the first, and keeps them.
+// Why:      the loads no longer wait for each other, and none is repeated. Twice as many registers are
+//           needed as in the forward pass, so a row may be half as long.
 // Counter:  time falls to 0.85 of v01's and dram_share passes 75 %.
 // Requires: contiguous rows of up to 8192 elements.
 // Source:   "persistent" softmax of PyTorch, aten/src/ATen/native/cuda/PersistentSoftmax.cuh

@@ -2,8 +2,8 @@
 //
 // Change:   what softmax's v07 does: a cluster of blocks holds a row of dout and y in its shared memory, each
 //           block a part, sums it chunk by chunk as it arrives, and sends its sum to the others. Rows of up
-//           to 32 KiB keep v03's kernel.
-// Why:      two rows of 256 K elements are 1 MiB: 16 SMs hold that in shared memory, one does not. Every
+//           to 32 KiB keep v03's kernel, and those of up to 104 KiB get one block.
+// Why:      two rows of 256 K elements are 1 MiB: eight SMs hold that in shared memory, one does not. Every
 //           element is read once, and one number a block is exchanged.
 // Counter:  at a row of 4096 nothing.
 // Requires: compute capability 9.0; contiguous rows. Those beyond a cluster's shared memory are v01's.

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from kernel_twins._load import UnavailableError, extension
 
@@ -22,23 +23,25 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def cuda_operator(name: str) -> tuple[Function | None, str]:
-    """The operator of cuda-kernels/functional.cpp, or None and why it is not there."""
+    """The operator of cuda-kernels/functional*.cpp, or None and why it is not there."""
     try:
         extension()
     except UnavailableError as error:
         return None, f"{error}, or pass backend='torch'"
-    operator: Function = getattr(torch.ops.kernel_twins, name).default
-    return operator, ""
+    operator: Function | None = getattr(getattr(torch.ops.kernel_twins, name, None), "default", None)
+    stale = f"the extension is older than kernel_twins.{name}: build it again with `python setup.py build_ext`"
+    return operator, "" if operator else f"{stale}, or pass backend='torch'"
 
 
 @cache
 def triton_functions() -> dict[str, Function]:
     """The Triton sides, by function; UnavailableError where Triton is not installed."""
     try:
-        from kernel_twins.functional import triton_linear, triton_matmul  # a statement, which can be traced
+        # A statement, which can be traced.
+        from kernel_twins.functional import triton_linear, triton_matmul, triton_softmax
     except ImportError as error:
         raise UnavailableError("the Triton side is missing: pip install triton, or pass backend='torch'") from error
-    return {"matmul": triton_matmul.matmul, "linear": triton_linear.linear}
+    return {"matmul": triton_matmul.matmul, "linear": triton_linear.linear, "softmax": triton_softmax.softmax}
 
 
 def require_gpu(name: str, tensor: Tensor, backend: str) -> None:
@@ -81,6 +84,14 @@ def is_plain(*tensors: Tensor) -> bool:
     if torch._C._len_torch_dispatch_stack() > 0:  # a mode wants to see every operator
         return False
     return all(type(tensor) in _PLAIN and not tensor.is_meta for tensor in tensors)
+
+
+def refuse_tangents(name: str, *tensors: Tensor) -> None:
+    """NotImplementedError where a forward-mode derivative is under way, which operators in Python lose silently."""
+    if forward_ad._current_level < 0:
+        return
+    if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
+        raise NotImplementedError(f"the Triton {name} has no forward-mode derivative: pass backend='torch'")
 
 
 def wants_gradient(*tensors: Tensor) -> bool:

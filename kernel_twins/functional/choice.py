@@ -1,4 +1,4 @@
-"""Which backend ``backend="auto"`` takes: the fastest in the committed measurements, at the nearest product.
+"""Which backend ``backend="auto"`` takes: the fastest in the committed measurements, at the nearest problem.
 
 A call takes as long as the GPU works or, where that is longer, as the host needs to ask for it.
 ``fastest.json`` holds it by GPU, function and measured case. It is derived from ``profiling/data`` by
@@ -25,17 +25,18 @@ def table(gpu: str, function: str) -> dict[Case, str]:
     return {Case.parse(slug): backend for slug, backend in content.get(gpu, {}).get(function, {}).items()}
 
 
-def nearest(gpu: str, function: str, problem: Case, copyable: bool) -> str | None:
+def nearest(gpu: str, function: str, problem: Case, copyable: bool | None = None) -> str | None:
     """The fastest backend at the measured case closest in the logarithms of its sizes; None where there is none.
 
     A case is near only where its elements are as wide and its variant (b's layout, the activation) is the same if any
-    such was measured, and where the copy engine could take operands and result as they are (``copyable``) or could not,
-    like the problem's.
+    such was measured. Of products it is near only where the copy engine could take operands and result as they are
+    (``copyable``) or could not, like the problem's; where that makes no difference, it is None.
     """
     known = [
         case
         for case in table(gpu, function)
-        if ITEMSIZE[case.dtype] == ITEMSIZE[problem.dtype] and (products.copyable_with_out(case) == "") == copyable
+        if ITEMSIZE[case.dtype] == ITEMSIZE[problem.dtype]
+        and (copyable is None or (products.copyable_with_out(case) == "") == copyable)
     ]
     alike = [case for case in known if case.variant == problem.variant] or known
     if not alike:

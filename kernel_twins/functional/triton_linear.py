@@ -14,7 +14,7 @@ from torch import Tensor
 from kernel_twins import ops
 from kernel_twins.functional import triton_matmul
 from kernel_twins.functional.activations import ACTIVATIONS
-from kernel_twins.functional.backends import is_plain, on_device, require_gpu, wants_gradient
+from kernel_twins.functional.backends import is_plain, on_device, refuse_tangents, require_gpu, wants_gradient
 from kernel_twins.functional.linear import STEP
 from kernel_twins.tensors import require_dtype, require_same_dtype
 
@@ -32,6 +32,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> T
         if past and not wants_gradient(*given):
             out, _ = _forward(x, weight, bias, activation, shape, save=False)
             return out
+        if not past:
+            refuse_tangents("linear", *given)
     gradient = wants_gradient(*given)
     if activation not in SAVES_NOTHING and gradient:
         out, _ = (_SavingLayer.apply if past else saving_operator)(x, weight, bias, activation)

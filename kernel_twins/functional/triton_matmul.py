@@ -12,7 +12,7 @@ import triton
 from torch import Tensor
 
 from kernel_twins import ops
-from kernel_twins.functional.backends import is_plain, on_device, require_gpu, wants_gradient
+from kernel_twins.functional.backends import is_plain, on_device, refuse_tangents, require_gpu, wants_gradient
 from kernel_twins.functional.matmul import STEPS, require_out_dtype
 from kernel_twins.tensors import require_dtype, require_same_dtype
 
@@ -29,7 +29,10 @@ def matmul(a: Tensor, b: Tensor, out_dtype: torch.dtype | None) -> Tensor:
 
 def product(a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
     """The same, also of meta tensors; past the operator, which is slow to dispatch, where nobody needs it."""
-    if torch.compiler.is_compiling() or not is_plain(a, b):
+    if torch.compiler.is_compiling():
+        return operator(a, b, out_dtype)
+    if not is_plain(a, b):
+        refuse_tangents("matmul", a, b)
         return operator(a, b, out_dtype)
     if not wants_gradient(a, b):
         return _compute(a, b, out_dtype)

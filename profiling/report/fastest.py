@@ -22,21 +22,24 @@ FUNCTIONS: dict[str, dict[str, dict[Backend, str]]] = {
         "matmul_fp32": {"cuda": "v12_short_loop", "triton": "v10_autotuned"},
     },
     "linear": {"linear": {"cuda": "v01_fused", "triton": "v01_fused"}},
+    "softmax": {"softmax": {"cuda": "v07_cluster", "triton": "v08_cooperative"}},
 }
-"""The operations behind a public function, and the step of each that a backend takes on the GPU that was measured."""
+"""The operations behind a public function, and the step of each that a backend takes on the GPU that was measured.
+
+log_softmax takes what softmax does.
+"""
 
 NOISE = 1.01
 """Within this factor of the fastest, the first of cuda, torch and triton is taken: in the order of a call's cost."""
 
 
 def derive() -> dict[str, dict[str, dict[str, str]]]:
-    """The fastest backend by GPU, function and case."""
+    """The fastest backend by GPU, function and case; of the functions that were measured."""
     derived = {}
     for folder in sorted(path for path in DATA.iterdir() if path.is_dir()):
         calls = functions_table.read(folder)
-        derived[folder.name] = {
-            function: _by_case(folder, host_times(calls, function), function) for function in FUNCTIONS
-        }
+        by_function = {name: _by_case(folder, host_times(calls, name), name) for name in FUNCTIONS}
+        derived[folder.name] = {name: cases for name, cases in by_function.items() if cases}
     return derived
 
 

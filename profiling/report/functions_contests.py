@@ -19,6 +19,7 @@ Function = Callable[..., Tensor]
 Result = Tensor | tuple[Tensor, ...]  # out, or out and the operands' gradients
 
 OURS = ("cuda", "triton", "auto")
+_SOFTMAX = partial(functional.softmax, dim=-1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,13 @@ def contests() -> Iterator[Contest]:
         yield _forward_and_backward(4096, 4096, 4096, activation)
     yield _forward_and_backward(8192, 8192, 4096, "gelu")
     yield _forward_and_backward(4096, 14336, 4096, "gelu")
+    for dtype, grad in (("bf16", False), ("bf16", True), ("fp32", False)):
+        case = Case.of(64, 256, dtype=dtype, **({"grad": "yes"} if grad else {}))
+        yield _host("softmax", case, {"torch": _SOFTMAX, **_softmax(OURS)}, (_matrix(case).requires_grad_(grad),))
+    for m, n in ((16_384, 4_096), (4_096, 1_024)):
+        case = Case.of(m, n, dtype="bf16")
+        functions = _beside_compiled(_SOFTMAX, _softmax(("cuda", "triton")))
+        yield _gpu("softmax", case, functions, (_matrix(case).requires_grad_(),))
 
 
 def _operands(case: Case, grad: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -61,6 +69,16 @@ def _operands(case: Case, grad: bool) -> tuple[Tensor, Tensor, Tensor]:
         return values.to(DTYPE[case.dtype]).requires_grad_(grad)
 
     return normal(m, k), normal(n, k, scale=k**-0.5), normal(n)
+
+
+def _matrix(case: Case, seed: int = 0) -> Tensor:
+    """[M, N] of the case's first two sizes."""
+    source = torch.Generator("cuda").manual_seed(seed)
+    return torch.randn(case.shape[:2], generator=source, device="cuda").to(DTYPE[case.dtype])
+
+
+def _softmax(backends: tuple[str, ...]) -> dict[str, Function]:
+    return {backend: partial(kernel_twins.softmax, backend=backend) for backend in backends}
 
 
 def _eager(activation: str) -> Function:
@@ -83,10 +101,13 @@ def _host(function: str, case: Case, functions: Mapping[str, Function], operands
     return Contest("host", function, case, calls, expected)
 
 
-def _functions(activation: str) -> dict[str, Function]:
+def _beside_compiled(eager: Function, ours: Mapping[str, Function]) -> dict[str, Function]:
     torch.compiler.reset()  # else a new shape is compiled for any shape, and the next contests for none
-    compiled = torch.compile(_eager(activation), fullgraph=True, dynamic=False)
-    return {"torch": _eager(activation), "compiled": compiled, **_linear(activation, ("cuda", "triton"))}
+    return {"torch": eager, "compiled": torch.compile(eager, fullgraph=True, dynamic=False), **ours}
+
+
+def _functions(activation: str) -> dict[str, Function]:
+    return _beside_compiled(_eager(activation), _linear(activation, ("cuda", "triton")))
 
 
 def _forward(m: int, n: int, k: int, activation: str, grad: bool) -> Contest:
@@ -99,13 +120,15 @@ def _forward(m: int, n: int, k: int, activation: str, grad: bool) -> Contest:
 
 def _forward_and_backward(m: int, n: int, k: int, activation: str) -> Contest:
     case = Case.of(m, n, k, dtype="bf16", act=activation)
-    functions = _functions(activation)
-    operands = _operands(case, True)
-    dout = torch.randn(m, n, generator=torch.Generator("cuda").manual_seed(1), device="cuda").to(torch.bfloat16)
+    return _gpu("linear", case, _functions(activation), _operands(case, True))
+
+
+def _gpu(function: str, case: Case, functions: Mapping[str, Function], operands: tuple[Tensor, ...]) -> Contest:
+    dout = _matrix(case, seed=1)
     wide = tuple(operand.detach().float().requires_grad_() for operand in operands)
-    expected = tuple(each.detach() for each in _pass(_eager(activation), wide, dout.float()))
+    expected = tuple(each.detach() for each in _pass(functions["torch"], wide, dout.float()))
     calls = {backend: partial(_pass, each, operands, dout) for backend, each in functions.items()}
-    return Contest("gpu", "linear", case, calls, expected)
+    return Contest("gpu", function, case, calls, expected)
 
 
 def _pass(function: Function, operands: tuple[Tensor, ...], dout: Tensor) -> tuple[Tensor, ...]:

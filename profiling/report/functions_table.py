@@ -40,26 +40,31 @@ _MEASURED = {
     "`grad.yes` the operands require gradients, and the forward pass alone is timed, elsewhere gradients are off.",
     "forward": "The GPU's time of one forward pass with a bias; where the case has `grad.yes` the operands require "
     "gradients, and what the backward pass needs is stored on the way.",
-    "gpu": "The GPU's time of one forward and backward pass with a bias and all three gradients, by events around "
-    "batches of a few milliseconds, gradients set to None in between; the case is M x N x K of the forward pass.",
+    "gpu": "The GPU's time of one forward and backward pass, `linear` with a bias and all three gradients, by events "
+    "around batches of a few milliseconds, gradients set to None in between; the case is M x N x K of `linear`'s "
+    "forward pass, and M rows of N elements of `softmax`.",
 }
-_FUNCTIONS = ("matmul", "linear")
+_FUNCTIONS = ("matmul", "linear", "softmax")
 _SOURCES = (
     "kernel_twins/functional/*.py",
     "kernel_twins/tensors.py",
     "kernel_twins/products.py",
     "profiling/report/functions.py",
     "profiling/report/functions_contests.py",
-    "cuda-kernels/functional.cpp",
+    "cuda-kernels/functional*.cpp",
     "cuda-kernels/*.h",
     "cuda-kernels/*.cuh",
     "cuda-kernels/linear/*.*",
     "cuda-kernels/matmul_bf16/*.*",
     "cuda-kernels/matmul_fp32/*.*",
+    "cuda-kernels/softmax/*.*",
+    "cuda-kernels/softmax_backward/*.*",
     "triton-kernels/*.py",
     "triton-kernels/linear/*.py",
     "triton-kernels/matmul_bf16/*.py",
     "triton-kernels/matmul_fp32/*.py",
+    "triton-kernels/softmax/*.py",
+    "triton-kernels/softmax_backward/*.py",
 )
 
 Calls = dict[tuple[str, str], dict[str, Any]]  # the rows of each function and case, by backend
@@ -138,10 +143,10 @@ def section(folder: Path) -> list[str]:
     lines = [
         "## The public functions",
         "",
-        "`kernel_twins.matmul` and `kernel_twins.linear` as a user calls them, beside PyTorch and PyTorch under "
-        f"`torch.compile` (run `{table['run'].iloc[0]}`). No call was timed before its result, and its gradients where "
-        "they are timed, agreed with those in fp32. A time is the median over rounds, in which the calls took turns in "
-        "random order; × is how many times faster, the median over paired rounds with its 99 % interval.",
+        f"{_called(table)} as a user calls them, beside PyTorch and PyTorch under `torch.compile` (run "
+        f"`{table['run'].iloc[0]}`). No call was timed before its result, and its gradients where they are timed, "
+        "agreed with those in fp32. A time is the median over rounds, in which the calls took turns in random order; × "
+        "is how many times faster, the median over paired rounds with its 99 % interval.",
     ]
     for kind, measured in _MEASURED.items():
         rows = table[table["kind"] == kind]
@@ -152,6 +157,12 @@ def section(folder: Path) -> list[str]:
         told = (f"- {row.function} {row.case}, {TITLES[row.backend]}: {row.status}." for row in wrong.itertuples())
         lines += ["", *told]
     return lines
+
+
+def _called(table: pd.DataFrame) -> str:
+    """The functions, in the order of their rows."""
+    *most, last = (f"`kernel_twins.{function}`" for function in table["function"].unique())
+    return f"{', '.join(most)} and {last}" if most else str(last)
 
 
 def _rounds(rows: pd.DataFrame) -> str:

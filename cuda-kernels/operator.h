@@ -1,0 +1,54 @@
+// What operators in several files share: their results, the step that the device runs, other operators.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/cuda/EmptyTensor.h>
+
+#include <array>
+#include <initializer_list>
+#include <optional>
+#include <string>
+
+#include "adaptor.h"
+
+namespace kernel_twins {
+
+// An operator as a caller sees it: whatever is next in the dispatcher's order is called.
+template <typename Signature>
+auto find_operator(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+}
+
+inline Tensor empty(at::IntArrayRef shape, at::ScalarType dtype, at::Device device) {
+  return Tensor(at::detail::empty_cuda(shape, dtype, device, std::nullopt));
+}
+
+// The first of the steps that the device runs, remembered by thread; `large` tells apart the problems for
+// which the names are others.
+template <typename Args>
+const Step<Args>& first_that_runs(const char* op, const StepTable<Args>& steps,
+                                  std::initializer_list<const char*> names, bool large, int device) {
+  thread_local std::array<std::array<const Step<Args>*, C10_COMPILE_TIME_MAX_GPUS>, 2> known = {};
+  const Step<Args>*& found = known[large][device];
+  if (found) return *found;
+  std::string refusals;
+  for (const char* name : names) {
+    const Step<Args>* step = steps.find(name);
+    const std::string refusal = architecture_refusal(op, name, step->arch, device);
+    if (refusal.empty()) return *(found = step);
+    refusals += (refusals.empty() ? "" : "; ") + refusal;
+  }
+  TORCH_CHECK(false, refusals, ": pass backend='torch'");
+}
+
+// Forward-mode derivatives would be lost without a word.
+inline void refuse_tangents(const char* op, std::initializer_list<const Tensor*> tensors) {
+  for (const Tensor* tensor : tensors) {
+    TORCH_CHECK_NOT_IMPLEMENTED(!tensor->defined() || !tensor->_fw_grad(/*level=*/0).defined(),
+                                "kernel_twins::", op,
+                                " has no forward-mode derivative: pass backend='torch'");
+  }
+}
+
+}  // namespace kernel_twins

@@ -1,0 +1,87 @@
+"""What public functions along one dimension share: rows of a tensor, and the batches of torch.func.vmap."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Rule = Callable[..., tuple[Tensor, int]]
+
+
+def counted(dim: int, name: str, rank: int) -> int:
+    """``dim`` counted from the front, IndexError where there is none. A rank of 0 is a row of one element."""
+    dims = max(rank, 1)
+    if not -dims <= dim < dims:
+        raise IndexError(f"dim is {dim}, must be from {-dims} to {dims - 1}: {name} has {rank} dimensions")
+    return dim % dims
+
+
+def rows_of(tensor: Tensor, dim: int) -> Tensor | None:
+    """[M, N] of a tensor that holds anything: its rows along ``dim``, counted from the front, in the others' order.
+
+    Where strides allow no such view with rows of neighbours, None.
+    """
+    if tensor.dim() == 2 and dim == 1 and tensor.stride(1) == 1:
+        return tensor
+    moved = tensor.movedim(dim, -1) if dim + 1 < tensor.dim() else tensor
+    n = moved.shape[-1] if tensor.dim() else 1
+    try:
+        rows = moved.view(-1, n)
+    except RuntimeError:
+        return None
+    return rows if n == 1 or rows.stride(1) == 1 else None
+
+
+def in_rows(tensor: Tensor, dim: int) -> Tensor:
+    """The same, copied where strides leave no other way; of one number everywhere, a sum's gradient, one row is."""
+    rows = rows_of(tensor, dim)
+    if rows is not None:
+        return rows
+    n = tensor.shape[dim]
+    if all(stride == 0 or size == 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+        return tensor.as_strided((n,), (0,)).contiguous().expand(tensor.numel() // n, n)
+    return tensor.movedim(dim, -1).contiguous().view(-1, n)
+
+
+def empty_rows(like: Tensor, dim: int) -> Tensor:
+    """A result like a tensor: its rows lie one after the other, so it is contiguous where ``dim`` is the last."""
+    if dim + 1 >= like.dim():
+        return torch.empty_like(like, memory_format=torch.contiguous_format)  # a third of torch.empty's time
+    shape = (*like.shape[:dim], *like.shape[dim + 1 :], like.shape[dim])
+    return torch.empty(shape, dtype=like.dtype, device=like.device).movedim(-1, dim)
+
+
+def batching_rule(operator: Callable[..., Tensor], *names: str) -> Rule:
+    """What ``torch.library.register_vmap`` takes for ``operator(*tensors, dim, log)``, tensors of one shape.
+
+    ``names`` are the tensors' in the operator's schema.
+
+    The batch stays where it lies, one dimension more; tensors that have none are seen many times.
+    """
+
+    def rule(info: Any, in_dims: tuple[int | None, ...], *given: Any) -> tuple[Tensor, int]:
+        values, options = given[: len(names)], given[len(names) :]  # without those at the end that equal their defaults
+        at = next(each for each in in_dims if each is not None)
+        batched = [
+            _with_batch(tensor, batch, at, info.batch_size)
+            for tensor, batch in zip(values, in_dims[: len(names)], strict=True)
+        ]
+        rank = batched[0].dim() - 1
+        dim = counted(options[0] if options else -1, names[0], rank)
+        log = len(options) > 1 and options[1]
+        if rank == 0:
+            return operator(*(tensor.unsqueeze(1) for tensor in batched), 1, log).squeeze(1), 0
+        return operator(*batched, dim + (dim >= at), log), at
+
+    return rule
+
+
+def _with_batch(tensor: Tensor, batch: int | None, at: int, size: int) -> Tensor:
+    """A tensor whose dimension ``at`` is the batch."""
+    if batch is not None:
+        return tensor.movedim(batch, at)
+    one = tensor.unsqueeze(at)
+    return one.expand(*one.shape[:at], size, *one.shape[at + 1 :])

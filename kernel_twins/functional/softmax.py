@@ -1,0 +1,147 @@
+"""``kernel_twins.softmax`` and ``kernel_twins.log_softmax``: by the last step of a ladder, or by PyTorch.
+
+The CUDA side is an operator in C++ (cuda-kernels/functional_softmax.cpp), the Triton side one in Python. Nothing here
+imports Triton before it is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+from torch._C._functorch import TransformType, get_interpreter_stack, maybe_current_level
+
+from kernel_twins import ops
+from kernel_twins._load import UnavailableError
+from kernel_twins.ceilings import gpu_slug
+from kernel_twins.functional.backends import (
+    BACKENDS,
+    HALF,
+    cuda_operator,
+    is_on_gpu,
+    require_gpu,
+    triton_functions,
+)
+from kernel_twins.functional.choice import nearest
+from kernel_twins.functional.rows import batching_rule, counted, rows_of
+from kernel_twins.spec import Backend, Case
+from kernel_twins.tensors import DTYPE, name_of
+
+STEPS: dict[Backend, dict[str, tuple[str, ...]]] = {
+    "cuda": {
+        "softmax": ("v07_cluster", "v05_rows_per_block", "v02_online"),
+        "softmax_backward": ("v04_cluster", "v03_rows_per_block", "v01_two_passes"),
+    },
+    "triton": {"softmax": ("v08_cooperative",), "softmax_backward": ("v05_cooperative",)},
+}
+"""What stands behind a backend: the first that the GPU runs and that takes the rows.
+
+cuda-kernels/functional_softmax.cpp has the same names.
+"""
+
+_cuda_operator, _no_cuda = cuda_operator("softmax")
+if _cuda_operator is not None:
+    for _name, _tensors in (("softmax", ("x",)), ("softmax_backward", ("dout", "y"))):
+        _each = getattr(torch.ops.kernel_twins, _name).default
+        torch.library.register_vmap(f"kernel_twins::{_name}", batching_rule(_each, *_tensors))
+
+
+def softmax(x: Tensor, dim: int = -1, backend: str = "auto") -> Tensor:
+    """``exp(x - max) / sum(exp(x - max))`` along one dimension of a tensor of any number of them, as torch.softmax.
+
+    x is float32, bfloat16 or float16, with any strides; the result has its shape and dtype (under CUDA's autocast,
+    float32, as PyTorch's) and is computed in fp32. It is contiguous where ``dim`` is the last dimension. For another,
+    the CUDA and Triton backends lay the rows along ``dim`` one after the other, and return them with ``dim`` back in
+    its place: no element is moved a second time, but ``view`` may need ``contiguous()`` first. x is copied only where
+    its rows have no neighbours or lie at no one distance. Gradients flow backwards only, any number of times.
+
+    ``backend``: "cuda", "triton", "torch", or "auto", the fastest in this GPU's committed measurements at the nearest
+    number and length of rows, by the GPU's time or the host's, whichever is longer ("cuda" where there are none, and
+    under torch.compile, for which sizes may be symbols). "auto" leaves to PyTorch what it does with less: another
+    dimension than the last where x would be copied, half precision under autocast, and torch.func's derivatives; and
+    what the others do not take: other dtypes, tensors off the GPU and empty ones.
+
+    TypeError, ValueError or IndexError names the argument at fault; UnavailableError says what a backend lacks.
+    """
+    return _softmax(x, dim, backend, False)
+
+
+def log_softmax(x: Tensor, dim: int = -1, backend: str = "auto") -> Tensor:
+    """``x - max - log(sum(exp(x - max)))`` along one dimension, as torch.log_softmax; all else as ``softmax``."""
+    return _softmax(x, dim, backend, True)
+
+
+def _softmax(x: Tensor, dim: int, backend: str, log: bool) -> Tensor:
+    if backend == "auto":
+        backend = _choose(x, dim)
+    if backend == "cuda":
+        if _cuda_operator is None:
+            raise UnavailableError(_no_cuda)
+        require_gpu("x", x, backend)
+        return _cuda_operator(x, dim, log)
+    if backend == "triton":
+        return triton_functions()["softmax"](x, dim, log)
+    if backend == "torch":
+        return torch.log_softmax(x, dim) if log else torch.softmax(x, dim)
+    raise ValueError(f"backend is {backend!r}, must be one of {', '.join(BACKENDS)}")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# backend="auto"
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def _choose(x: Tensor, dim: int) -> str:
+    """The backend for this call. What is wrong with it PyTorch may say: its words are known."""
+    if not is_on_gpu(x):
+        return "torch"
+    dtype, device = x.dtype, x.device.index
+    if dtype not in DTYPE.values():
+        return "torch"
+    if dtype in HALF and torch.is_autocast_enabled("cuda"):  # PyTorch widens what it reads, without another pass
+        return "torch"
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:  # sizes may be symbols
+        return "cuda" if dim in (-1, x.dim() - 1) and _runs("cuda", device) else "torch"
+    if maybe_current_level() is not None and _is_differentiated():
+        return "torch"
+    return _choice(x.shape, x.stride(), dim, dtype, device)
+
+
+def _is_differentiated() -> bool:
+    """Whether one of torch.func's transforms takes derivatives, which are PyTorch's operators' alone."""
+    return any(layer.key() != TransformType.Vmap for layer in get_interpreter_stack() or ())
+
+
+@lru_cache(maxsize=4096)
+def _choice(shape: tuple[int, ...], strides: tuple[int, ...], dim: int, dtype: torch.dtype, device: int) -> str:
+    rank = len(shape)
+    try:
+        dim = counted(dim, "x", rank)
+    except (IndexError, TypeError):
+        return "torch"
+    if 0 in shape:
+        return "torch"
+    is_last = dim + 1 >= rank
+    if not is_last and rows_of(torch.empty_strided(shape, strides, device="meta"), dim) is None:
+        return "torch"
+    n = shape[dim] if rank else 1
+    problem = Case((math.prod(shape) // n, n), name_of(dtype))
+    best = nearest(gpu_slug(torch.cuda.get_device_name(device)), "softmax", problem)
+    if best == "triton" and _runs("triton", device):
+        return best
+    # Measured along the last dimension: along another one, PyTorch would have to copy rows that lie as we read them.
+    return "cuda" if (best != "torch" or not is_last) and _runs("cuda", device) else "torch"
+
+
+@torch.compiler.assume_constant_result
+def _runs(backend: Backend, device: int) -> bool:
+    """Whether a backend is there and has steps for this GPU, whatever the rows' length."""
+    if backend == "cuda" and _cuda_operator is None:
+        return False
+    if backend == "triton" and importlib.util.find_spec("triton") is None:
+        return False
+    capability = torch.cuda.get_device_capability(device)
+    return all(ops.get(op).step(names[-1]).runs_on(capability) for op, names in STEPS[backend].items())

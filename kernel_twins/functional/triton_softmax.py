@@ -1,0 +1,156 @@
+"""The Triton side of ``kernel_twins.softmax`` and ``log_softmax``: torch.ops.kernel_twins.softmax_triton."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from kernel_twins import ops
+from kernel_twins.functional.backends import HALF, is_plain, on_device, refuse_tangents, require_gpu
+from kernel_twins.functional.rows import batching_rule, counted, empty_rows, in_rows
+from kernel_twins.functional.softmax import STEPS
+from kernel_twins.tensors import DTYPE, require_dtype, require_same_dtype
+
+_DTYPES = tuple(DTYPE.values())
+_BATCHED: Any = torch._C._parse_dispatch_key("Batched")
+
+
+def softmax(x: Tensor, dim: int, log: bool) -> Tensor:
+    """By the last Triton step, of a tensor on a GPU; past the operator, slow to dispatch, where nobody needs it."""
+    if torch.compiler.is_compiling():  # nothing of Triton's can be traced
+        return operator(x, dim, log)
+    if not triton.knobs.runtime.interpret:
+        require_gpu("x", x, "triton")
+    if not _is_plain(x) or (x.dtype in HALF and torch.is_autocast_enabled("cuda")):
+        refuse_tangents("softmax", x)
+        return operator(x, dim, log)
+    return (_differentiable if x.requires_grad and torch.is_grad_enabled() else _compute)(x, dim, log)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return is_plain(tensor) and not tensor.is_neg()  # signs that are yet to be changed
+
+
+def _compute(x: Tensor, dim: int = -1, log: bool = False) -> Tensor:
+    dim = _check(x, dim)
+    out = empty_rows(x, dim)
+    if out.numel() > 0:
+        with on_device(x.device):
+            _launcher("softmax", x.device.index)(in_rows(x, dim), out=in_rows(out, dim), log=log)
+    return out
+
+
+def _compute_backward(dout: Tensor, y: Tensor, dim: int, log: bool = False) -> Tensor:
+    """dx from dout and from y, what the forward pass returned."""
+    dim = _check_backward(dout, y, dim)
+    out = empty_rows(dout, dim)
+    if out.numel() > 0:
+        launch = _launcher("softmax_backward", dout.device.index)
+        with on_device(dout.device):
+            launch(in_rows(dout, dim), in_rows(y, dim), out=in_rows(out, dim), log=log)
+    return out
+
+
+def _check(x: Tensor, dim: int) -> int:
+    """``dim`` counted from the front; TypeError or IndexError where the arguments do not go together."""
+    if x.dtype not in _DTYPES:
+        require_dtype("x", x, *DTYPE)
+    return counted(dim, "x", x.dim())
+
+
+def _check_backward(dout: Tensor, y: Tensor, dim: int) -> int:
+    if dout.dtype not in _DTYPES:
+        require_dtype("dout", dout, *DTYPE)
+    require_same_dtype("y", y, "dout", dout)
+    if y.device != dout.device:
+        raise ValueError(f"y is on {y.device}, must be on {dout.device} like dout")
+    if y.shape != dout.shape:
+        raise ValueError(f"y has shape {tuple(y.shape)}, must have that of dout, {tuple(dout.shape)}")
+    return counted(dim, "dout", dout.dim())
+
+
+@cache
+def _launcher(op: str, device: int | None) -> Callable[..., None]:
+    """The launcher of an operation's step; RuntimeError where the GPU does not run it."""
+    (name,) = STEPS["triton"][op]
+    if device is not None and not ops.get(op).step(name).runs_on(torch.cuda.get_device_capability(device)):
+        raise RuntimeError(f"no Triton step of {op} runs on this GPU: pass backend='torch'")
+    module = importlib.import_module(f"kernel_twins._triton.{op}.{name}")
+    launch: Callable[..., None] = getattr(module, f"{op}_{name}")
+    return launch
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The operators
+# ----------------------------------------------------------------------------------------------------------------------
+
+operator = torch.library.custom_op(
+    "kernel_twins::softmax_triton",
+    _compute,
+    mutates_args=(),
+    schema="(Tensor x, int dim=-1, bool log=False) -> Tensor",
+)
+backward_operator = torch.library.custom_op(
+    "kernel_twins::softmax_backward_triton",
+    _compute_backward,
+    mutates_args=(),
+    schema="(Tensor dout, Tensor y, int dim, bool log=False) -> Tensor",
+)
+
+
+@operator.register_fake
+def _fake(x: Tensor, dim: int = -1, log: bool = False) -> Tensor:
+    return empty_rows(x, _check(x, dim))
+
+
+@backward_operator.register_fake
+def _fake_backward(dout: Tensor, y: Tensor, dim: int, log: bool = False) -> Tensor:
+    return empty_rows(dout, _check_backward(dout, y, dim))
+
+
+def _save(ctx: Any, inputs: tuple[Tensor, int, bool], output: Tensor) -> None:
+    _, ctx.dim, ctx.log = inputs
+    ctx.save_for_backward(output)
+
+
+def _backward(ctx: Any, dout: Tensor) -> tuple[Tensor, None, None]:
+    (y,) = ctx.saved_tensors
+    if torch.is_grad_enabled():  # PyTorch's can be differentiated again
+        aten = torch.ops.aten
+        differentiable = aten._log_softmax_backward_data if ctx.log else aten._softmax_backward_data
+        return differentiable(dout, y, ctx.dim, y.dtype), None, None
+    past = not torch.compiler.is_compiling() and _is_plain(dout) and not _is_batched(dout)
+    return (_compute_backward if past else backward_operator)(dout, y, ctx.dim, ctx.log), None, None
+
+
+def _is_batched(dout: Tensor) -> bool:
+    """Whether it is of torch.autograd.grad's is_grads_batched, which has a vmap of its own."""
+    return torch._C._dispatch_keys(dout).has(_BATCHED)
+
+
+operator.register_autograd(_backward, setup_context=_save)
+operator.register_autocast("cuda", torch.float32)  # as PyTorch's
+operator.register_vmap(batching_rule(operator, "x"))
+backward_operator.register_vmap(batching_rule(backward_operator, "dout", "y"))
+
+
+class _Softmax(torch.autograd.Function):
+    """The operator's derivative, of a call that goes past the operator; without a setup_context, as _Product."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, log: bool) -> Tensor:
+        out = _compute(x, dim, log)
+        _save(ctx, (x, dim, log), out)
+        return out
+
+    backward = staticmethod(_backward)
+
+
+# Its apply as C++ has it: Python's asks for torch.func's transforms once more, which takes as long as a launch.
+_differentiable: Callable[..., Tensor] = super(torch.autograd.Function, _Softmax).apply
