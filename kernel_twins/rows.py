@@ -55,11 +55,6 @@ def require_rows(name: str, tensor: Tensor) -> None:
         raise ValueError(f"{name} has strides {tensor.stride()}, must have contiguous rows: call {name}.contiguous()")
 
 
-def copy(x: Tensor, *others: Tensor, out: Tensor, **options: Any) -> None:
-    """PyTorch's copy of x, which moves what a forward pass must: the measure of its bandwidth in the same run."""
-    out.copy_(x)
-
-
 def compiled(function: Callable[..., Tensor]) -> Callable[..., None]:
     """``call(*inputs, **options, out=tensor)`` of what torch.compile makes of a function; it writes ``out`` itself."""
 

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from kernel_twins import rows
-from kernel_twins.spec import BACKENDS, ITEMSIZE, Case, Op, Output, Prediction, Reference, Step
+from kernel_twins.spec import ITEMSIZE, Case, Op, Output, Prediction, Step
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -105,7 +105,6 @@ OP = Op(
     flops=lambda case: 5 * math.prod(case.shape),  # maximum, difference, exponential, sum, product
     bytes=lambda case: 2 * math.prod(case.shape) * ITEMSIZE[case.dtype],
     baselines={"torch": _torch, "compile": rows.compiled(_function), "liger": _liger},
-    references={f"copy_{backend}": Reference(backend, rows.copy) for backend in BACKENDS},
     steps=(
         Step(
             name="v01_three_passes",

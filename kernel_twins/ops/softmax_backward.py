@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from kernel_twins import rows
-from kernel_twins.spec import BACKENDS, ITEMSIZE, Case, Op, Output, Prediction, Reference, Step
+from kernel_twins.spec import ITEMSIZE, Case, Op, Output, Prediction, Step
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -118,7 +118,6 @@ OP = Op(
     flops=lambda case: 4 * math.prod(case.shape),  # product, sum, difference, product
     bytes=lambda case: 3 * math.prod(case.shape) * ITEMSIZE[case.dtype],
     baselines={"torch": _torch, "compile": rows.compiled(_function), "liger": _liger},
-    references={f"copy_{backend}": Reference(backend, rows.copy) for backend in BACKENDS},
     steps=(
         Step(
             name="v01_two_passes",
