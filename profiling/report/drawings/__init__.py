@@ -8,6 +8,7 @@ from kernel_twins._profiling.report.drawings import (
     linear,
     matmul_fp32,
     reduction,
+    rows,
     tensor_cores,
     vector_add,
 )
@@ -61,5 +62,16 @@ DRAWINGS = {
         hopper.turned_pieces,
         hopper.split_once,
         linear.fused_epilogue,
+        rows.three_passes,
+        rows.online_sum,
+        rows.row_in_registers,
+        rows.ragged_edges,
+        rows.rows_per_block,
+        rows.row_pipeline,
+        rows.cluster_row,
+        rows.cooperative_row,
+        rows.two_rows,
+        rows.two_rows_in_registers,
+        rows.cluster_two_rows,
     )
 }
