@@ -73,13 +73,16 @@ class Usage:
 def short_name(symbol: str) -> str:
     """``step_kernel<float, 8>`` of ``_Z11step_kernelIfLi8EEvPf``; the symbol itself where it is of another form.
 
-    A demangler comes with neither cuobjdump nor Python.
+    So is a kernel's of an unnamed namespace, whose own name holds a hash of the file's path. A demangler comes with
+    neither cuobjdump nor Python.
     """
-    match = re.match(r"_Z(\d+)", symbol)
+    unnamed = re.match(r"_ZN(\d+)(?=_GLOBAL__N_)", symbol)
+    mangled = f"_Z{symbol[unnamed.end() + int(unnamed[1]) :]}" if unnamed else symbol
+    match = re.match(r"_Z(\d+)", mangled)
     if match is None:
         return symbol
     end = match.end() + int(match[1])
-    name, rest = symbol[match.end() : end], symbol[end:]
+    name, rest = mangled[match.end() : end], mangled[end:]
     if not rest.startswith("I"):
         return name
     arguments, rest = [], rest[1:]
