@@ -1,24 +1,29 @@
-"""What the specs of operations along a matrix's rows share: inputs, checks and the library they are compared with."""
+"""What the specs of operations along a matrix's rows share: inputs, checks and cases."""
 
 from __future__ import annotations
 
-import functools
-import importlib
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kernel_twins.spec import ITEMSIZE, Case
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
-ELEMENTS = 2**28
-"""In the bandwidth cases: 512 MiB of bf16 a tensor, ten times the L2 cache."""
-
-LENGTHS = (256, 1_024, 4_096, 5_003, 12_288, 16_384, 50_257, 65_536, 262_144)
-"""N of the bandwidth cases, two of them odd."""
-
+_BYTES = 2**29  # of a tensor in the bandwidth cases: ten times the L2 cache
 _OUTLIER_EVERY, _OUTLIER = 1_000, 100.0
+
+
+def bandwidth_case(n: int, dtype: str = "bf16", **variant: str) -> Case:
+    """As many rows of n elements as 512 MiB hold."""
+    return Case.of(_BYTES // ITEMSIZE[dtype] // n, n, dtype=dtype, **variant)
+
+
+BANDWIDTH_CASES = (
+    *(bandwidth_case(n) for n in (256, 1_024, 4_096, 5_003, 12_288, 16_384, 50_257, 65_536, 262_144)),
+    *(bandwidth_case(n, "fp32") for n in (4_096, 65_536)),
+)
+HEADLINE_CASES = tuple(bandwidth_case(n) for n in (1_024, 4_096, 16_384, 65_536, 262_144))
 
 
 def matrix(case: Case, generator: Generator, layout: str = "") -> Tensor:
@@ -53,30 +58,6 @@ def require_rows(name: str, tensor: Tensor) -> None:
     require_rank(name, tensor, 2)
     if tensor.shape[1] > 1 and tensor.stride(1) != 1:
         raise ValueError(f"{name} has strides {tensor.stride()}, must have contiguous rows: call {name}.contiguous()")
-
-
-def compiled(function: Callable[..., Tensor]) -> Callable[..., None]:
-    """``call(*inputs, **options, out=tensor)`` of what torch.compile makes of a function; it writes ``out`` itself."""
-
-    @functools.cache
-    def build() -> Callable[..., None]:
-        import torch
-
-        def into(*inputs: Tensor, out: Tensor, **options: Any) -> None:
-            out.copy_(function(*inputs, **options))
-
-        return torch.compile(into, dynamic=False)
-
-    def call(*inputs: Tensor, out: Tensor, **options: Any) -> None:
-        import torch
-
-        from kernel_twins import environment
-
-        # By default it gives up after eight shapes, and runs the rest as it finds it.
-        with torch._dynamo.config.patch(recompile_limit=256), environment.kept():
-            build()(*inputs, out=out, **options)
-
-    return call
 
 
 def test_cases(name: str, option: Mapping[str, str]) -> tuple[Case, ...]:
@@ -126,25 +107,3 @@ def fits(size: int, who: str) -> Callable[[Case], str]:
         return "" if row <= size else f"rows have {row} bytes, {who} {size}"
 
     return accepts
-
-
-@functools.cache
-def liger(op: str, n: int) -> tuple[Any, dict[str, int]]:
-    """Liger's module of kernels, and the settings that it launches them with for rows of n elements.
-
-    UnavailableError where liger-kernel is not installed, or does not take such rows.
-    """
-    from kernel_twins._load import UnavailableError
-
-    if n == 0:
-        raise UnavailableError("liger-kernel takes no rows without elements")
-    try:
-        module = importlib.import_module(f"liger_kernel.ops.{op}")
-        utils = importlib.import_module("liger_kernel.ops.utils")
-    except ImportError as error:
-        raise UnavailableError("liger-kernel is not installed: pip install liger-kernel") from error
-    try:
-        block_size, num_warps = utils.calculate_settings(n)
-    except RuntimeError as error:
-        raise UnavailableError(f"liger-kernel takes no rows of {n} elements") from error
-    return module, {"BLOCK_SIZE": block_size, "num_warps": num_warps}

@@ -20,7 +20,7 @@ from kernel_twins import OPS  # noqa: E402
 from kernel_twins._load import UnavailableError, extension  # noqa: E402
 from kernel_twins._profiling.report import fastest  # noqa: E402
 from kernel_twins.functional import choice, linear  # noqa: E402
-from kernel_twins.functional.backends import triton_functions  # noqa: E402
+from kernel_twins.functional.backends import is_plain, triton_functions  # noqa: E402
 from kernel_twins.spec import BACKENDS, Case  # noqa: E402
 
 matmul = importlib.import_module("kernel_twins.functional.matmul")  # the module, which a function hides
@@ -264,3 +264,9 @@ def test_forward_mode_is_refused_and_not_lost(operator) -> None:
     a = torch.ones(4, 4)
     with pytest.raises(NotImplementedError, match="has no forward-mode derivative"):
         torch.func.jvp(lambda given: operator(given, a), (a,), (a,))
+
+
+def test_what_lies_with_other_signs_than_its_values_takes_the_operator() -> None:
+    x = torch.ones(3)
+    assert is_plain(x)
+    assert not is_plain(x, torch._neg_view(x))

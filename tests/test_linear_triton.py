@@ -514,10 +514,6 @@ def test_captured_and_replayed_with_gradients(activation, shape) -> None:
         assert all(torch.equal(result, each) for result, each in zip(results, right, strict=True))
 
 
-if __name__ == "__main__":
-    globals()[f"interpret_{sys.argv[1]}"](*sys.argv[2:])
-
-
 @pytest.mark.parametrize("function", ["matmul", "linear"])
 def test_forward_mode_is_refused_and_not_lost(monkeypatch: pytest.MonkeyPatch, function: str) -> None:
     """On the CPU, as if interpreted: the refusal comes before anything is launched."""
@@ -532,3 +528,7 @@ def test_forward_mode_is_refused_and_not_lost(monkeypatch: pytest.MonkeyPatch, f
     }
     with pytest.raises(NotImplementedError, match=f"Triton {function} has no forward-mode derivative: pass backend"):
         torch.func.jvp(calls[function], (x,), (torch.ones_like(x),))
+
+
+if __name__ == "__main__":
+    globals()[f"interpret_{sys.argv[1]}"](*sys.argv[2:])

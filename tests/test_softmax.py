@@ -51,7 +51,7 @@ def values(shape, dtype=torch.float32, requires_grad=False, seed=0):
     return made.requires_grad_(requires_grad)
 
 
-def replaced(op: str, device: int | None) -> Any:
+def replaced(op: str, names: tuple[str, ...], device: int | None) -> Any:
     """A launcher by PyTorch, which insists on what a kernel is promised."""
 
     def launch(*inputs: Any, out: Any, log: bool) -> None:
@@ -84,7 +84,7 @@ def operators(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         triton = pytest.importorskip("triton")
         side = importlib.import_module("kernel_twins.functional.triton_softmax")
         monkeypatch.setattr(triton.knobs.runtime, "interpret", True)  # else the device is refused before all
-        monkeypatch.setattr(side, "_launcher", replaced)
+        monkeypatch.setattr(side, "triton_launcher", replaced)
         found = SimpleNamespace(forward=side.operator, backward=side.backward_operator, wide=torch.float32)
     found.name = request.param
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from kernel_twins import ops
 from kernel_twins._load import UnavailableError, extension
 
 Function = Callable[..., Tensor]
@@ -42,6 +44,21 @@ def triton_functions() -> dict[str, Function]:
     except ImportError as error:
         raise UnavailableError("the Triton side is missing: pip install triton, or pass backend='torch'") from error
     return {"matmul": triton_matmul.matmul, "linear": triton_linear.linear, "softmax": triton_softmax.softmax}
+
+
+@cache
+def triton_launcher(op: str, names: tuple[str, ...], device: int | None) -> Callable[..., None]:
+    """The launcher of the first of an operation's Triton steps that the GPU runs; RuntimeError where it runs none.
+
+    ``device`` is None where there is no GPU to ask, as for meta tensors.
+    """
+    for name in names:
+        if device is None or ops.get(op).step(name).runs_on(torch.cuda.get_device_capability(device)):
+            launch: Callable[..., None] = getattr(
+                importlib.import_module(f"kernel_twins._triton.{op}.{name}"), f"{op}_{name}"
+            )
+            return launch
+    raise RuntimeError(f"no Triton step of {op} runs on this GPU: pass backend='torch'")
 
 
 def require_gpu(name: str, tensor: Tensor, backend: str) -> None:
@@ -78,12 +95,15 @@ def on_device(device: torch.device) -> contextlib.AbstractContextManager[Any]:
 
 
 def is_plain(*tensors: Tensor) -> bool:
-    """Whether a call needs no operator: nobody traces or transforms it, and all tensors are PyTorch's own."""
+    """Whether a call needs no operator: nobody traces or transforms it, and all tensors are PyTorch's own, as they lie.
+
+    A lazily negated one holds other signs than those of its values.
+    """
     if torch._C._functorch.maybe_current_level() is not None or torch.autograd.forward_ad._current_level >= 0:
         return False
     if torch._C._len_torch_dispatch_stack() > 0:  # a mode wants to see every operator
         return False
-    return all(type(tensor) in _PLAIN and not tensor.is_meta for tensor in tensors)
+    return all(type(tensor) in _PLAIN and not tensor.is_meta and not tensor.is_neg() for tensor in tensors)
 
 
 def refuse_tangents(name: str, *tensors: Tensor) -> None:

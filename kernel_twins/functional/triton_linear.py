@@ -14,7 +14,14 @@ from torch import Tensor
 from kernel_twins import ops
 from kernel_twins.functional import triton_matmul
 from kernel_twins.functional.activations import ACTIVATIONS
-from kernel_twins.functional.backends import is_plain, on_device, refuse_tangents, require_gpu, wants_gradient
+from kernel_twins.functional.backends import (
+    is_plain,
+    on_device,
+    refuse_tangents,
+    require_gpu,
+    triton_launcher,
+    wants_gradient,
+)
 from kernel_twins.functional.linear import STEP
 from kernel_twins.tensors import require_dtype, require_same_dtype
 
@@ -113,9 +120,7 @@ def _fused(device: int | None) -> Callable[..., None] | None:
     """The fused step's launcher; None where the GPU does not run it."""
     if device is not None and not ops.get("linear").step(STEP).runs_on(torch.cuda.get_device_capability(device)):
         return None
-    module = importlib.import_module(f"kernel_twins._triton.linear.{STEP}")
-    launch: Callable[..., None] = getattr(module, f"linear_{STEP}")
-    return launch
+    return triton_launcher("linear", (STEP,), device)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

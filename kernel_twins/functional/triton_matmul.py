@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
-from kernel_twins import ops
-from kernel_twins.functional.backends import is_plain, on_device, refuse_tangents, require_gpu, wants_gradient
+from kernel_twins.functional.backends import (
+    is_plain,
+    on_device,
+    refuse_tangents,
+    require_gpu,
+    triton_launcher,
+    wants_gradient,
+)
 from kernel_twins.functional.matmul import STEPS, require_out_dtype
 from kernel_twins.tensors import require_dtype, require_same_dtype
 
@@ -50,7 +54,7 @@ def _compute(a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None) -> Tens
         return out.zero_()
     left, right = a.unsqueeze(0) if a.dim() == 1 else a, b.unsqueeze(1) if b.dim() == 1 else b
     if right.numel() == k * n:  # one b for all: the batch is more rows of a
-        launch = _launcher(a, dtype)
+        launch = _launcher(a)
         with on_device(a.device):
             launch(_rows(left, k), _rows(right, n), out=_rows(out, n))
         return out
@@ -62,7 +66,7 @@ def _compute(a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None) -> Tens
         else:
             torch.bmm(left, right, out_dtype=dtype, out=target)
         return out
-    launch = _launcher(a, dtype)
+    launch = _launcher(a)
     with on_device(a.device):
         for index in torch.cartesian_prod(*(torch.arange(size) for size in batch)).view(-1, len(batch)).tolist():
             launch(left[tuple(index)], right[tuple(index)], out=out.view(*batch, m, n)[tuple(index)])
@@ -118,21 +122,9 @@ def _worth_a_launch_each(m: int, n: int, k: int, device: torch.device) -> bool:
     return k >= LEAST_K and tiles >= torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def _launcher(a: Tensor, dtype: torch.dtype) -> Callable[..., None]:
-    return _launcher_of(a.dtype, dtype, a.device.index if a.is_cuda else None)
-
-
-@cache
-def _launcher_of(dtype: torch.dtype, out_dtype: torch.dtype, device: int | None) -> Callable[..., None]:
-    """The launcher of the first step that the GPU runs; RuntimeError says why there is none."""
-    op = "matmul_fp32" if dtype == torch.float32 else "matmul_bf16"
-    for name in STEPS["triton"][op]:
-        step = ops.get(op).step(name)
-        if device is None or step.runs_on(torch.cuda.get_device_capability(device)):
-            module = importlib.import_module(f"kernel_twins._triton.{op}.{name}")
-            launch: Callable[..., None] = getattr(module, f"{op}_{name}")
-            return launch
-    raise RuntimeError(f"no Triton step of {op} runs on this GPU: pass backend='torch'")
+def _launcher(a: Tensor) -> Callable[..., None]:
+    op = "matmul_fp32" if a.dtype == torch.float32 else "matmul_bf16"
+    return triton_launcher(op, STEPS["triton"][op], a.device.index if a.is_cuda else None)
 
 
 operator = torch.library.custom_op(

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
-from kernel_twins import ops
-from kernel_twins.functional.backends import HALF, is_plain, on_device, refuse_tangents, require_gpu
+from kernel_twins.functional.backends import HALF, is_plain, on_device, refuse_tangents, require_gpu, triton_launcher
 from kernel_twins.functional.rows import batching_rule, counted, empty_rows, in_rows
 from kernel_twins.functional.softmax import STEPS
 from kernel_twins.tensors import DTYPE, require_dtype, require_same_dtype
@@ -27,14 +24,10 @@ def softmax(x: Tensor, dim: int, log: bool) -> Tensor:
         return operator(x, dim, log)
     if not triton.knobs.runtime.interpret:
         require_gpu("x", x, "triton")
-    if not _is_plain(x) or (x.dtype in HALF and torch.is_autocast_enabled("cuda")):
+    if not is_plain(x) or (x.dtype in HALF and torch.is_autocast_enabled("cuda")):
         refuse_tangents("softmax", x)
         return operator(x, dim, log)
     return (_differentiable if x.requires_grad and torch.is_grad_enabled() else _compute)(x, dim, log)
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    return is_plain(tensor) and not tensor.is_neg()  # signs that are yet to be changed
 
 
 def _compute(x: Tensor, dim: int = -1, log: bool = False) -> Tensor:
@@ -42,7 +35,8 @@ def _compute(x: Tensor, dim: int = -1, log: bool = False) -> Tensor:
     out = empty_rows(x, dim)
     if out.numel() > 0:
         with on_device(x.device):
-            _launcher("softmax", x.device.index)(in_rows(x, dim), out=in_rows(out, dim), log=log)
+            launch = triton_launcher("softmax", STEPS["triton"]["softmax"], x.device.index)
+            launch(in_rows(x, dim), out=in_rows(out, dim), log=log)
     return out
 
 
@@ -51,7 +45,7 @@ def _compute_backward(dout: Tensor, y: Tensor, dim: int, log: bool = False) -> T
     dim = _check_backward(dout, y, dim)
     out = empty_rows(dout, dim)
     if out.numel() > 0:
-        launch = _launcher("softmax_backward", dout.device.index)
+        launch = triton_launcher("softmax_backward", STEPS["triton"]["softmax_backward"], dout.device.index)
         with on_device(dout.device):
             launch(in_rows(dout, dim), in_rows(y, dim), out=in_rows(out, dim), log=log)
     return out
@@ -73,17 +67,6 @@ def _check_backward(dout: Tensor, y: Tensor, dim: int) -> int:
     if y.shape != dout.shape:
         raise ValueError(f"y has shape {tuple(y.shape)}, must have that of dout, {tuple(dout.shape)}")
     return counted(dim, "dout", dout.dim())
-
-
-@cache
-def _launcher(op: str, device: int | None) -> Callable[..., None]:
-    """The launcher of an operation's step; RuntimeError where the GPU does not run it."""
-    (name,) = STEPS["triton"][op]
-    if device is not None and not ops.get(op).step(name).runs_on(torch.cuda.get_device_capability(device)):
-        raise RuntimeError(f"no Triton step of {op} runs on this GPU: pass backend='torch'")
-    module = importlib.import_module(f"kernel_twins._triton.{op}.{name}")
-    launch: Callable[..., None] = getattr(module, f"{op}_{name}")
-    return launch
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -125,7 +108,7 @@ def _backward(ctx: Any, dout: Tensor) -> tuple[Tensor, None, None]:
         aten = torch.ops.aten
         differentiable = aten._log_softmax_backward_data if ctx.log else aten._softmax_backward_data
         return differentiable(dout, y, ctx.dim, y.dtype), None, None
-    past = not torch.compiler.is_compiling() and _is_plain(dout) and not _is_batched(dout)
+    past = not torch.compiler.is_compiling() and is_plain(dout) and not _is_batched(dout)
     return (_compute_backward if past else backward_operator)(dout, y, ctx.dim, ctx.log), None, None
 
 

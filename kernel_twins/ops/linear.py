@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from kernel_twins import baselines
 from kernel_twins.spec import BACKENDS, Backend, Case, Op, Output, Prediction, Reference, Step
 
 if TYPE_CHECKING:
@@ -105,27 +105,12 @@ def _torch(x: Tensor, weight: Tensor, bias: Tensor, *, out: Tensor, activation: 
         torch.ops.aten.gelu.out(pre, approximate="tanh" if activation == "gelu_tanh" else "none", out=out)
 
 
-def _compiled(x: Tensor, weight: Tensor, bias: Tensor, *, out: Tensor, activation: str = "none") -> None:
-    """The same by torch.compile, which stores the activation's result in ``out`` itself."""
-    import torch
-
-    from kernel_twins import environment
-
-    # By default it gives up after eight shapes, and runs the rest as it finds it.
-    with torch._dynamo.config.patch(recompile_limit=256), environment.kept():
-        _compile()(x, weight, bias, activation, out)
-
-
-@cache
-def _compile() -> Callable[..., None]:
-    import torch
+def _function(x: Tensor, weight: Tensor, bias: Tensor, *, activation: str = "none") -> Tensor:
+    from torch.nn import functional
 
     from kernel_twins.functional.activations import ACTIVATIONS
 
-    def function(x: Tensor, weight: Tensor, bias: Tensor, activation: str, out: Tensor) -> None:
-        out.copy_(ACTIVATIONS[activation](torch.nn.functional.linear(x, weight, bias)))
-
-    return torch.compile(function, dynamic=False)
+    return ACTIVATIONS[activation](functional.linear(x, weight, bias))
 
 
 def _product_of(backend: Backend) -> Callable[..., None]:
@@ -196,7 +181,7 @@ OP = Op(
     ceiling="bf16",
     flops=_flops,
     bytes=_bytes,
-    baselines={"torch": _torch, "compile": _compiled},
+    baselines={"torch": _torch, "compile": baselines.compiled(_function)},
     references={f"product_{backend}": Reference(backend, _product_of(backend)) for backend in BACKENDS},
     steps=(
         Step(

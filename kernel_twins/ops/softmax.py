@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from kernel_twins import rows
+from kernel_twins import baselines, rows
 from kernel_twins.spec import ITEMSIZE, Case, Op, Output, Prediction, Step
 
 if TYPE_CHECKING:
@@ -71,18 +71,12 @@ def _liger(x: Tensor, *, out: Tensor, log: bool = False) -> None:
 
     if log:
         raise UnavailableError("liger-kernel has no log_softmax")
-    ops, settings = rows.liger("softmax", x.shape[1])
+    ops, settings = baselines.liger("softmax", x.shape[1])
     ops._softmax_single_block_forward_kernel[(x.shape[0],)](out, out.stride(0), x, x.stride(0), x.shape[1], **settings)
 
 
-_PROFILE_CASE = Case.of(rows.ELEMENTS // 4_096, 4_096, dtype="bf16")
-_SHORT, _LONG = (Case.of(rows.ELEMENTS // n, n, dtype="bf16") for n in (256, 65_536))
-_BENCH_CASES = (
-    *(Case.of(rows.ELEMENTS // n, n, dtype="bf16") for n in rows.LENGTHS),
-    *(Case.of(rows.ELEMENTS // 2 // n, n, dtype="fp32") for n in (4_096, 65_536)),
-    Case.of(rows.ELEMENTS // 32_768, 32_768, dtype="bf16", log="yes"),
-    Case.of(4_096, 1_024, dtype="bf16"),
-)
+_PROFILE_CASE = rows.bandwidth_case(4_096)
+_SHORT, _LONG = rows.bandwidth_case(256), rows.bandwidth_case(65_536)
 
 OP = Op(
     name="softmax",
@@ -98,13 +92,17 @@ OP = Op(
     options=_options,
     test_cases=rows.test_cases("x", {"log": "yes"}),
     huge_cases=(Case.of(2**21 + 3, 1_025, dtype="bf16"), Case.of(2_049, 2**20, dtype="bf16")),
-    bench_cases=_BENCH_CASES,
-    headline_cases=tuple(Case.of(rows.ELEMENTS // n, n, dtype="bf16") for n in (1_024, 4_096, 16_384, 65_536, 262_144)),
+    bench_cases=(
+        *rows.BANDWIDTH_CASES,
+        rows.bandwidth_case(32_768, log="yes"),
+        Case.of(4_096, 1_024, dtype="bf16"),
+    ),
+    headline_cases=rows.HEADLINE_CASES,
     profile_case=_PROFILE_CASE,
     ceiling="dram_copy",
     flops=lambda case: 5 * math.prod(case.shape),  # maximum, difference, exponential, sum, product
     bytes=lambda case: 2 * math.prod(case.shape) * ITEMSIZE[case.dtype],
-    baselines={"torch": _torch, "compile": rows.compiled(_function), "liger": _liger},
+    baselines={"torch": _torch, "compile": baselines.compiled(_function), "liger": _liger},
     steps=(
         Step(
             name="v01_three_passes",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from kernel_twins import rows
+from kernel_twins import baselines, rows
 from kernel_twins.spec import ITEMSIZE, Case, Op, Output, Prediction, Step
 
 if TYPE_CHECKING:
@@ -83,14 +83,14 @@ def _liger(dout: Tensor, y: Tensor, *, out: Tensor, log: bool = False) -> None:
 
     if log:
         raise UnavailableError("liger-kernel has no log_softmax")
-    ops, settings = rows.liger("softmax", dout.shape[1])
+    ops, settings = baselines.liger("softmax", dout.shape[1])
     ops._softmax_single_block_backward_kernel[(dout.shape[0],)](
         dout, dout.stride(0), y, y.stride(0), out, out.stride(0), dout.shape[1], **settings
     )
 
 
-_PROFILE_CASE = Case.of(rows.ELEMENTS // 4_096, 4_096, dtype="bf16")
-_SHORT = Case.of(rows.ELEMENTS // 256, 256, dtype="bf16")
+_PROFILE_CASE = rows.bandwidth_case(4_096)
+_SHORT = rows.bandwidth_case(256)
 
 OP = Op(
     name="softmax_backward",
@@ -107,17 +107,16 @@ OP = Op(
     test_cases=rows.test_cases("dout", {"log": "yes"}),
     huge_cases=(Case.of(2**21 + 3, 1_025, dtype="bf16"),),
     bench_cases=(
-        *(Case.of(rows.ELEMENTS // n, n, dtype="bf16") for n in rows.LENGTHS),
-        *(Case.of(rows.ELEMENTS // 2 // n, n, dtype="fp32") for n in (4_096, 65_536)),
-        Case.of(rows.ELEMENTS // 32_768, 32_768, dtype="bf16", log="yes"),
+        *rows.BANDWIDTH_CASES,
+        rows.bandwidth_case(32_768, log="yes"),
         Case.of(4_096, 1_024, dtype="bf16"),
     ),
-    headline_cases=tuple(Case.of(rows.ELEMENTS // n, n, dtype="bf16") for n in (1_024, 4_096, 16_384, 65_536, 262_144)),
+    headline_cases=rows.HEADLINE_CASES,
     profile_case=_PROFILE_CASE,
     ceiling="dram_copy",
     flops=lambda case: 4 * math.prod(case.shape),  # product, sum, difference, product
     bytes=lambda case: 3 * math.prod(case.shape) * ITEMSIZE[case.dtype],
-    baselines={"torch": _torch, "compile": rows.compiled(_function), "liger": _liger},
+    baselines={"torch": _torch, "compile": baselines.compiled(_function), "liger": _liger},
     steps=(
         Step(
             name="v01_two_passes",
