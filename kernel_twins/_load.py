@@ -48,7 +48,7 @@ def extension() -> ModuleType:
 
 
 def load(op: str, step: str, backend: Backend) -> Call:
-    """Return ``call(*inputs, **options, out=tensor)`` for one step of an operation.
+    """Return ``call(*inputs, **options, out=tensor)`` for one step of an operation, or with a tuple of several tensors.
 
     The call checks its arguments (TypeError or ValueError names the one at fault), writes into ``out`` on the
     current stream and returns nothing. Shapes and dtypes are the op's, see ``kernel_twins.ops``. ValueError when
@@ -64,7 +64,10 @@ def load(op: str, step: str, backend: Backend) -> Call:
 
 
 def load_baseline(op: str, name: str) -> Call:
-    """Return what a user would call instead of our kernels, or a reference, in the same form as ``load`` does."""
+    """Return what a user would call instead of our kernels, or a reference, in the same form as ``load`` does.
+
+    A baseline may return tensors of its own instead of writing into ``out``.
+    """
     spec = ops.get(op)
     known = {**spec.baselines, **{each: reference.call for each, reference in spec.references.items()}}
     if name not in known:

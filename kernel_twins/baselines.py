@@ -14,25 +14,51 @@ if TYPE_CHECKING:
 def compiled(function: Callable[..., Tensor]) -> Callable[..., None]:
     """``call(*inputs, **options, out=tensor)`` of what torch.compile makes of a function; it writes ``out`` itself."""
 
+    def into(*inputs: Tensor, out: Tensor, **options: Any) -> None:
+        out.copy_(function(*inputs, **options))
+
+    return _compiled(into)
+
+
+def compiled_results(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same of a function with several results: it returns them as it allocates them, and leaves ``out`` alone."""
+    made = _compiled(function)
+    return lambda *inputs, out, **options: made(*inputs, **options)
+
+
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.cache
-    def build() -> Callable[..., None]:
+    def build() -> Callable[..., Any]:
         import torch
 
-        def into(*inputs: Tensor, out: Tensor, **options: Any) -> None:
-            out.copy_(function(*inputs, **options))
+        return torch.compile(function, dynamic=False)
 
-        return torch.compile(into, dynamic=False)
-
-    def call(*inputs: Tensor, out: Tensor, **options: Any) -> None:
+    def call(*inputs: Tensor, **arguments: Any) -> Any:
         import torch
 
         from kernel_twins import environment
 
         # By default it gives up after eight shapes, and runs the rest as it finds it.
         with torch._dynamo.config.patch(recompile_limit=256), environment.kept():
-            build()(*inputs, out=out, **options)
+            return build()(*inputs, **arguments)
 
     return call
+
+
+def aten(name: str, x: Tensor, *arguments: Any) -> tuple[Any, ...]:
+    """What PyTorch's own operator of that name returns, which is given x first.
+
+    Off the GPU, where it lacks some or keeps statistics in half precision, and of no elements, of which a kernel finds
+    the mean to be 0, it is what PyTorch decomposes the operator into, in fp32.
+    """
+    import torch
+    from torch._decomp import decomposition_table
+
+    operator = getattr(torch.ops.aten, name).default
+    if x.is_cuda and x.numel() > 0:
+        return operator(x, *arguments)
+    wide = (each.float() if isinstance(each, torch.Tensor) else each for each in (x, *arguments))
+    return decomposition_table[operator](*wide)
 
 
 @functools.cache

@@ -134,17 +134,23 @@ def _input_sets(op: Op, case: Case) -> list[CallSet]:
 
 
 def _once(call: Call, sets: list[CallSet]) -> tuple[float, int]:
-    """Milliseconds of one call, the host's included where it is slower, and the bytes that it allocates for itself."""
+    """Milliseconds of one call, the host's included where it is slower, and the bytes that it allocates for itself.
+
+    Those of results that it returns are not among them: others were given them as ``out``.
+    """
     inputs, out = sets[0]
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
-    call(*inputs, out=out)
+    returned = call(*inputs, out=out)
     end.record()
     end.synchronize()
-    return start.elapsed_time(end), torch.cuda.max_memory_allocated() - before
+    results = returned if isinstance(returned, tuple) else (returned,)
+    storages = [each.untyped_storage() for each in results if isinstance(each, Tensor)]
+    returned_bytes = sum({each.data_ptr(): each.nbytes() for each in storages}.values())
+    return start.elapsed_time(end), torch.cuda.max_memory_allocated() - before - returned_bytes
 
 
 def _without_host(call: Call, sets: list[CallSet]) -> float:

@@ -15,7 +15,9 @@ missed tail, a write past the end and a changed input are all found.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -32,7 +34,11 @@ _CHUNK = 2**26  # output elements held in float64 at a time
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """``ok``, or the ``reason`` why not; ``error`` is the largest absolute error, ``margin`` error over its bound."""
+    """``ok``, or the ``reason`` why not.
+
+    ``error`` is the largest absolute error of the first output, or of the one at fault; ``margin`` is the largest error
+    over its bound, of any.
+    """
 
     ok: bool
     reason: str = ""
@@ -65,48 +71,69 @@ def check(op: Op, call: Call, case: Case, *, device: str = "cuda", seed: int = 0
     inputs = op.inputs(case, generator(case, device, seed))
     offset = int(case.get("offset", "0"))
     guarded = [GuardedOutput(output, inputs[0].device, offset) for output in op.outputs(case)]
-    outputs = tuple(each.tensor for each in guarded)
     before = tuple(tensor.clone() for tensor in inputs)
-    call(*inputs, **op.options(case), out=outputs[0] if len(outputs) == 1 else outputs)
+    outputs = _results(op, call, case, inputs, tuple(each.tensor for each in guarded))
     if not all(each.intact() for each in guarded):
         return Verdict(False, "wrote outside its output")
     for index, (tensor, copy) in enumerate(zip(inputs, before, strict=True)):
         if not _same_bits(tensor, copy):
             return Verdict(False, f"changed its input {index}")
+    for each, wanted in zip(outputs, op.outputs(case), strict=True):
+        if (tuple(each.shape), each.dtype) != (wanted.shape, DTYPE[wanted.dtype]):
+            shape, dtype = tuple(each.shape), each.dtype
+            return Verdict(False, f"returned {shape} of {dtype}, must be {wanted.shape} of {DTYPE[wanted.dtype]}")
     return compare(op, case, inputs, outputs)
 
 
 def compare(op: Op, case: Case, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> Verdict:
-    """Judge outputs against float64 and against PyTorch at the same dtype.
-
-    An op's first output is what its reference describes.
-    """
-    out = outputs[0]
-    torch_outs = tuple(torch.empty_like(each) for each in outputs)
+    """Judge outputs against float64 and against PyTorch at the same dtype."""
     torch_call = load_baseline(op.name, next(iter(op.baselines)))
-    torch_call(*inputs, **op.options(case), out=torch_outs[0] if len(outputs) == 1 else torch_outs)
-    torch_out = torch_outs[0]
+    torch_outs = _results(op, torch_call, case, inputs, tuple(torch.empty_like(each) for each in outputs))
+    references = (op.reference, *op.more_references)
+    verdicts = []
+    for index, (out, torch_out) in enumerate(zip(outputs, torch_outs, strict=True)):
+        verdict = _judge(partial(references[index], case, inputs), out, torch_out)
+        if not verdict.ok:
+            of = f"out[{index}]: " if len(outputs) > 1 else ""
+            return replace(verdict, reason=of + verdict.reason)
+        verdicts.append(verdict)
+    return Verdict(True, "", verdicts[0].error, max(verdict.margin for verdict in verdicts))
+
+
+def _results(
+    op: Op, call: Call, case: Case, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]
+) -> tuple[Tensor, ...]:
+    """What a call computed: ``outputs``, which it was given, or what it returned instead."""
+    returned = call(*inputs, **op.options(case), out=outputs[0] if len(outputs) == 1 else outputs)
+    if isinstance(returned, Tensor):
+        return (returned,)
+    return returned if isinstance(returned, tuple) else outputs
+
+
+def _judge(reference: Callable[[slice], tuple[Tensor, Tensor]], out: Tensor, torch_out: Tensor) -> Verdict:
+    """Of one output."""
     out, torch_out = (tensor.reshape(1) if tensor.dim() == 0 else tensor for tensor in (out, torch_out))
     if out.numel() == 0:
         return Verdict(True)
 
     step = max(1, _CHUNK // max(1, out.numel() // out.shape[0]))
     chunks = [slice(start, min(start + step, out.shape[0])) for start in range(0, out.shape[0], step)]
-    torch_error = max(_largest_error(torch_out[rows], op.reference(case, inputs, rows)[0]) for rows in chunks)
+    whole = reference(chunks[0]) if len(chunks) == 1 else None  # needed twice
+    torch_error = max(_largest_error(torch_out[rows], (whole or reference(rows))[0]) for rows in chunks)
     epsilon, fp32_epsilon = torch.finfo(out.dtype).eps, torch.finfo(torch.float32).eps
 
     error = margin = 0.0
     for rows in chunks:
-        reference, terms = op.reference(case, inputs, rows)
+        exact, terms = whole or reference(rows)
         ours = out[rows]
-        expected = reference.to(ours.dtype)
+        expected = exact.to(ours.dtype)
         special = ~expected.isfinite()
         unlike = special & ~((ours == expected) | (ours.isnan() & expected.isnan()))
         if bool(unlike.any()):
             at = _first(unlike)
             return Verdict(False, f"{_place(at, rows)} is {ours[at].item()}, must be {expected[at].item()}")
-        difference = (ours.double() - reference).abs().masked_fill(special, 0.0)
-        bound = 2 * torch_error + epsilon * reference.abs() + _FP32_LOOP * fp32_epsilon * terms
+        difference = (ours.double() - exact).abs().masked_fill(special, 0.0)
+        bound = 2 * torch_error + epsilon * exact.abs() + _FP32_LOOP * fp32_epsilon * terms
         bound = bound.masked_fill(special, 1.0)
         # Written so that a NaN anywhere fails: NaN <= bound is False.
         within = difference <= bound
@@ -114,8 +141,7 @@ def compare(op: Op, case: Case, inputs: tuple[Tensor, ...], outputs: tuple[Tenso
             at = _first(~within)
             return Verdict(
                 False,
-                f"{_place(at, rows)} is {ours[at].item():.8g}, must be {reference[at].item():.8g} "
-                f"± {bound[at].item():.3g}",
+                f"{_place(at, rows)} is {ours[at].item():.8g}, must be {exact[at].item():.8g} ± {bound[at].item():.3g}",
                 float(difference.max()),
                 math.inf,
             )

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 _BYTES = 2**29  # of a tensor in the bandwidth cases: ten times the L2 cache
 _OUTLIER_EVERY, _OUTLIER = 1_000, 100.0
+_SHIFT = 1_000.0
 
 
 def bandwidth_case(n: int, dtype: str = "bf16", **variant: str) -> Case:
@@ -31,8 +32,8 @@ def matrix(case: Case, generator: Generator, layout: str = "") -> Tensor:
 
     ``layout`` is empty for a contiguous matrix, ``pitched`` for rows that lie N + 3 elements apart (so that they start
     at every alignment), or ``expanded`` for one row seen M times. ``values`` in the variant: what tensors.normal knows;
-    ``outliers`` makes every thousandth value 100 times as wide; ``masked`` makes the first row and the second half of
-    the others minus infinity.
+    ``outliers`` makes every thousandth value 100 times as wide; ``shifted`` adds 1000 to each; ``masked`` makes the
+    first row and the second half of the others minus infinity.
     """
     from kernel_twins.tensors import normal
 
@@ -45,6 +46,8 @@ def matrix(case: Case, generator: Generator, layout: str = "") -> Tensor:
         x = normal(case, (m, n), generator)
     if case.get("values") == "outliers":
         x.view(-1)[::_OUTLIER_EVERY] *= _OUTLIER
+    if case.get("values") == "shifted":
+        x += _SHIFT
     if case.get("values") == "masked":
         x[:1] = x[1:, n // 2 :] = -float("inf")
     return x
@@ -60,8 +63,14 @@ def require_rows(name: str, tensor: Tensor) -> None:
         raise ValueError(f"{name} has strides {tensor.stride()}, must have contiguous rows: call {name}.contiguous()")
 
 
-def test_cases(name: str, option: Mapping[str, str]) -> tuple[Case, ...]:
-    """Rows of every length that a step may treat in its own way, every layout of the input of that name, odd values."""
+_Sized = tuple[int, int, Mapping[str, str]]  # rows, their length, and the case's variant
+
+
+def test_cases(name: str, *more: _Sized) -> tuple[Case, ...]:
+    """Rows of every length that a step may treat in its own way, every layout of the input of that name, odd values.
+
+    And ``more``, each in every dtype.
+    """
     return tuple(
         Case.of(m, n, dtype=dtype, **variant)
         for dtype in ITEMSIZE
@@ -85,13 +94,21 @@ def test_cases(name: str, option: Mapping[str, str]) -> tuple[Case, ...]:
             (9, 5_003, {"offset": "1"}),
             (9, 65_536, {"offset": "1"}),
             *((9, n, {"values": "outliers"}) for n in (1_000, 5_003, 70_000)),
-            *((9, n, {"values": "masked"}) for n in (64, 2_048, 70_000)),
             *((5, 1_003, {"values": values}) for values in ("inf", "infs", "nan")),
-            *((9, n, option) for n in (200, 5_003, 70_000)),
-            (9, 2_048, {**option, "values": "masked"}),
-            (9, 1_003, {**option, "values": "outliers"}),
+            *more,
         )
     )
+
+
+def option_cases(option: Mapping[str, str]) -> tuple[_Sized, ...]:
+    """More test cases, in which an option is another than usual."""
+    return *((9, n, option) for n in (200, 5_003, 70_000)), (9, 1_003, {**option, "values": "outliers"})
+
+
+def masked_cases(option: Mapping[str, str]) -> tuple[_Sized, ...]:
+    """More test cases, in which values are minus infinity; the last one with that option."""
+    masked = {"values": "masked"}
+    return *((9, n, masked) for n in (64, 2_048, 70_000)), (9, 2_048, {**option, **masked})
 
 
 def at_most(n: int, who: str) -> Callable[[Case], str]:

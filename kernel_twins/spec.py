@@ -162,15 +162,20 @@ class Reference:
     call: Callable[..., Any]
 
 
+Description = Callable[[Case, "tuple[Tensor, ...]", slice], "tuple[Tensor, Tensor]"]  # what one output must be
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Op:
     """One operation: what it computes, on what it is tested and timed, and its ladder of steps.
 
-    A step, a baseline and a user's kernel are all called alike: ``call(*inputs, **options(case), out=tensor)``; they
-    write into ``out`` and return nothing that anybody reads. ``options`` are arguments that are no tensors.
+    A step, a baseline and a user's kernel are all called alike: ``call(*inputs, **options(case), out=tensor)``, or a
+    tuple of tensors where there are several outputs, and they write into ``out``. A baseline whose library allocates
+    what it returns may return that instead. ``options`` are arguments that are no tensors.
 
     ``reference(case, inputs, rows)`` returns, for those rows of the output's first dimension, the float64 result
-    and the float64 sum of the absolute terms behind each element (the scale of fp32 rounding). ``check`` raises
+    and the float64 sum of the absolute terms behind each element (the scale of fp32 rounding). Where there are several
+    outputs it describes the first one, and ``more_references`` the others in their order. ``check`` raises
     TypeError or ValueError, naming the argument. ``accepts`` returns the reason for refusing a case, or an empty
     string. ``flops`` and ``bytes`` are the operation's minimum, never a step's traffic, so that steps compare;
     ``ceiling`` names the measured limit of the hardware survey that its rate is set against. ``bench_cases`` are timed
@@ -187,7 +192,8 @@ class Op:
     summary: str
     inputs: Callable[[Case, Generator], tuple[Tensor, ...]]
     outputs: Callable[[Case], tuple[Output, ...]]
-    reference: Callable[[Case, tuple[Tensor, ...], slice], tuple[Tensor, Tensor]]
+    reference: Description
+    more_references: tuple[Description, ...] = ()
     check: Callable[..., None]
     accepts: Callable[[Case], str]
     test_cases: tuple[Case, ...]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,9 @@ from kernel_twins.spec import Case  # noqa: E402
 
 ADD = OPS["vector_add"]
 MATMUL = OPS["matmul_fp32"]
+NORM, NORM_BACKWARD = OPS["layer_norm"], OPS["layer_norm_backward"]
 CASE = Case.of(1_003, dtype="fp32")
+NORM_CASE = Case.of(37, 1_003, dtype="fp32")
 
 
 def right(a, b, *, out):
@@ -109,6 +112,90 @@ def test_a_sum_that_misses_its_tail_is_found(size: int) -> None:
     assert not check(OPS["reduction"], twice, case, device="cpu").ok
 
 
+# ----------------------------------------------------------------------------------------------------------------------
+# Several outputs
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def normalised(x, weight, bias, *, eps):
+    mean = x.mean(dim=1, keepdim=True)
+    rstd = ((x - mean).square().mean(dim=1, keepdim=True) + eps).rsqrt()
+    return (x - mean) * rstd * weight + bias, mean[:, 0], rstd[:, 0]
+
+
+def gradients(dout, x, mean, rstd, weight):
+    xhat, g = (x - mean[:, None]) * rstd[:, None], dout * weight
+    dx = g - g.mean(dim=1, keepdim=True) - xhat * (g * xhat).mean(dim=1, keepdim=True)
+    return dx * rstd[:, None], (dout * xhat).sum(dim=0), dout.sum(dim=0)
+
+
+def written(function: Callable[..., Any], wrong: Callable[..., Any] = lambda outs: None) -> Callable[..., None]:
+    """A call that writes what a function returns, and then does something wrong to it."""
+
+    def call(*inputs: Any, out: Any, **options: Any) -> None:
+        for each, values in zip(out, function(*inputs, **options), strict=True):
+            each.copy_(values)
+        wrong(out)
+
+    return call
+
+
+def test_each_of_several_outputs_may_be_right() -> None:
+    assert check(NORM, written(normalised), NORM_CASE, device="cpu").ok
+    assert check(NORM_BACKWARD, written(gradients), NORM_CASE, device="cpu").ok
+
+
+@pytest.mark.parametrize("index", range(3))
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda out: out.fill_(math.nan),  # as it was found: nothing was written
+        lambda out: out.mul_(1.01),
+        lambda out: out[-1:].zero_(),
+        lambda out: out[out.shape[0] // 2].fill_(math.nan),
+        lambda out: out.copy_(out.bfloat16()),
+    ],
+    ids=["stale", "one percent off", "missed tail", "one NaN", "low precision"],
+)
+@pytest.mark.parametrize(("op", "function"), [(NORM, normalised), (NORM_BACKWARD, gradients)], ids=["forward", "back"])
+def test_a_wrong_one_of_several_outputs_is_found_and_named(op, function, wrong, index: int) -> None:
+    verdict = check(op, written(function, lambda outs: wrong(outs[index])), NORM_CASE, device="cpu")
+    assert not verdict.ok
+    assert verdict.reason.startswith(f"out[{index}]: element (")
+
+
+def test_writing_behind_a_later_output_is_found() -> None:
+    def wrong(outs):
+        torch.as_strided(outs[2], (1,), (1,), outs[2].storage_offset() + outs[2].numel()).zero_()
+
+    assert "outside" in check(NORM, written(normalised, wrong), NORM_CASE, device="cpu").reason
+
+
+def test_results_that_are_returned_are_judged_instead() -> None:
+    def unwritten(*inputs, out, eps):
+        return normalised(*inputs, eps=eps)
+
+    def stale(*inputs, out, eps):
+        y, mean, rstd = normalised(*inputs, eps=eps)
+        return y, mean, rstd + 1
+
+    def transposed(*inputs, out, eps):
+        y, mean, rstd = normalised(*inputs, eps=eps)
+        return y, mean[None], rstd
+
+    assert check(NORM, unwritten, NORM_CASE, device="cpu").ok
+    assert check(NORM, stale, NORM_CASE, device="cpu").reason.startswith("out[2]: ")
+    assert "returned (1, 37) of torch.float32, must be (37,)" in check(NORM, transposed, NORM_CASE, device="cpu").reason
+    assert check(ADD, lambda a, b, *, out: a + b, CASE, device="cpu").ok
+
+
+@pytest.mark.parametrize("op", OPS.values(), ids=list(OPS))
+def test_every_output_of_every_case_has_a_reference(op) -> None:
+    cases = (*op.test_cases, *op.huge_cases, *op.timed_cases, op.profile_case)
+    assert max(len(op.outputs(case)) for case in cases) == 1 + len(op.more_references)
+
+
+@pytest.mark.filterwarnings("ignore:var_mean")  # PyTorch's, of rows without elements
 @pytest.mark.parametrize("op", OPS.values(), ids=list(OPS))
 def test_pytorch_passes_on_every_case(op) -> None:
     call = load_baseline(op.name, "torch")

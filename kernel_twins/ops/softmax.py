@@ -75,6 +75,7 @@ def _liger(x: Tensor, *, out: Tensor, log: bool = False) -> None:
     ops._softmax_single_block_forward_kernel[(x.shape[0],)](out, out.stride(0), x, x.stride(0), x.shape[1], **settings)
 
 
+_LOG = {"log": "yes"}
 _PROFILE_CASE = rows.bandwidth_case(4_096)
 _SHORT, _LONG = rows.bandwidth_case(256), rows.bandwidth_case(65_536)
 
@@ -90,7 +91,7 @@ OP = Op(
     check=_check,
     accepts=lambda case: "",
     options=_options,
-    test_cases=rows.test_cases("x", {"log": "yes"}),
+    test_cases=rows.test_cases("x", *rows.masked_cases(_LOG), *rows.option_cases(_LOG)),
     huge_cases=(Case.of(2**21 + 3, 1_025, dtype="bf16"), Case.of(2_049, 2**20, dtype="bf16")),
     bench_cases=(
         *rows.BANDWIDTH_CASES,

@@ -89,6 +89,7 @@ def _liger(dout: Tensor, y: Tensor, *, out: Tensor, log: bool = False) -> None:
     )
 
 
+_LOG = {"log": "yes"}
 _PROFILE_CASE = rows.bandwidth_case(4_096)
 _SHORT = rows.bandwidth_case(256)
 
@@ -104,7 +105,7 @@ OP = Op(
     check=_check,
     accepts=lambda case: "",
     options=_options,
-    test_cases=rows.test_cases("dout", {"log": "yes"}),
+    test_cases=rows.test_cases("dout", *rows.masked_cases(_LOG), *rows.option_cases(_LOG)),
     huge_cases=(Case.of(2**21 + 3, 1_025, dtype="bf16"),),
     bench_cases=(
         *rows.BANDWIDTH_CASES,
