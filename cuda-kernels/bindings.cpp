@@ -7,15 +7,24 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <initializer_list>
+#include <optional>
 #include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
 
 #include "../hardware-survey/probes.h"
 #include "adaptor.h"
+#include "layer_norm/args.h"
+#include "layer_norm_backward/args.h"
 #include "linear/args.h"
 #include "matmul_bf16/args.h"
 #include "matmul_fp32/args.h"
 #include "matmul_tf32x3/args.h"
 #include "reduction/args.h"
+#include "rms_norm/args.h"
+#include "rms_norm_backward/args.h"
 #include "softmax/args.h"
 #include "softmax_backward/args.h"
 #include "vector_add/args.h"
@@ -257,6 +266,187 @@ void softmax_backward(const std::string& step, const Tensor& dout, const Tensor&
   mark_written(out);
 }
 
+// -----------------------------------------------------------------------------------------------------------
+// The norms: the counterpart of kernel_twins/norms.py
+// -----------------------------------------------------------------------------------------------------------
+
+using OptionalTensor = std::optional<Tensor>;
+using Out = std::variant<Tensor, std::vector<Tensor>>;  // in this order, or rows would be taken for tensors
+
+void require_matrix(const char* name, const Tensor& tensor, const char* like_name, const Tensor& like) {
+  require_rows(name, tensor);
+  require_same_dtype(name, tensor, like_name, like);
+  require_device(name, tensor, like_name, like);
+  require_shape(name, tensor, like.sizes(), (std::string("one element for each of ") + like_name).c_str());
+}
+
+void require_vector(const char* name, const Tensor& tensor, const char* like_name, const Tensor& like) {
+  require_dtype(name, tensor, {at::kFloat, at::kBFloat16, at::kHalf});
+  require_same_dtype(name, tensor, like_name, like);
+  require_device(name, tensor, like_name, like);
+  require_shape(name, tensor, {like.size(1)},
+                (std::string("one element for each column of ") + like_name).c_str());
+  require_contiguous(name, tensor);
+}
+
+void require_statistic(const char* name, const Tensor& tensor, const char* like_name, const Tensor& like) {
+  require_dtype(name, tensor, {at::kFloat});
+  require_device(name, tensor, like_name, like);
+  require_shape(name, tensor, {like.size(0)},
+                (std::string("one number for each row of ") + like_name).c_str());
+  require_contiguous(name, tensor);
+}
+
+// The tensors of `out`, which are those of these names, in their order.
+std::vector<Tensor> require_out(const Out& out, const std::vector<std::string_view>& names,
+                                const char* like_name, const Tensor& like) {
+  const auto* one = std::get_if<Tensor>(&out);
+  const auto tensors = one ? std::vector<Tensor>{*one} : std::get<std::vector<Tensor>>(out);
+  std::string all;
+  for (const std::string_view name : names) all += (all.empty() ? "" : ", ") + std::string(name);
+  TORCH_CHECK_TYPE(!one || names.size() == 1, "out is a Tensor, must be a tuple of ", text(names.size()),
+                   " tensors: ", all);
+  TORCH_CHECK_TYPE(one || names.size() > 1, "out is a tuple, must be one tensor: ", all);
+  TORCH_CHECK_VALUE(tensors.size() == names.size(), "out has ", text(tensors.size()), " tensors, must have ",
+                    text(names.size()), ": ", all);
+  for (size_t i = 0; i < names.size(); ++i) {
+    const std::string label = one ? "out" : "out[" + text(i) + "]";
+    if (names[i] == "mean" || names[i] == "rstd") {
+      require_statistic(label.c_str(), tensors[i], like_name, like);
+    } else if (names[i] == "dweight" || names[i] == "dbias") {
+      require_vector(label.c_str(), tensors[i], like_name, like);
+    } else {
+      require_matrix(label.c_str(), tensors[i], like_name, like);
+      require_contiguous(label.c_str(), tensors[i]);
+    }
+  }
+  return tensors;
+}
+
+// No output overlaps an input, or another output.
+void require_all_apart(const std::vector<Tensor>& outs,
+                       std::initializer_list<std::pair<const char*, const Tensor*>> inputs) {
+  for (size_t i = 0; i < outs.size(); ++i) {
+    for (const auto& [name, input] : inputs) {
+      if (input) require_apart(outs[i], name, *input);
+    }
+    for (size_t before = 0; before < i; ++before) {
+      require_apart(outs[i], ("out[" + text(before) + "]").c_str(), outs[before]);
+    }
+  }
+}
+
+const Tensor* pointer(const OptionalTensor& tensor) { return tensor ? &*tensor : nullptr; }
+
+const void* data(const OptionalTensor& tensor) { return tensor ? tensor->const_data_ptr() : nullptr; }
+
+// bias and out's mean are layer_norm's alone, which is what `centered` says.
+void norm(const char* op, const StepTable<NormArgs>& steps, bool centered, const std::string& step,
+          const Tensor& x, const OptionalTensor& weight, const OptionalTensor& bias,
+          const OptionalTensor& residual, const Out& out, double eps) {
+  require_rows("x", x);
+  require_cuda("x", x);
+  if (weight) require_vector("weight", *weight, "x", x);
+  if (bias) require_vector("bias", *bias, "x", x);
+  if (residual) require_matrix("residual", *residual, "x", x);
+  std::vector<std::string_view> names = {"y"};
+  if (centered) names.push_back("mean");
+  names.push_back("rstd");
+  if (residual) names.push_back("added");
+  const std::vector<Tensor> outs = require_out(out, names, "x", x);
+  require_all_apart(
+      outs,
+      {{"x", &x}, {"weight", pointer(weight)}, {"bias", pointer(bias)}, {"residual", pointer(residual)}});
+
+  const c10::cuda::CUDAGuard guard(x.device());
+  const auto& found = find_step(op, steps, step, x);
+  found.launch({.x = x.const_data_ptr(),
+                .residual = data(residual),
+                .weight = data(weight),
+                .bias = data(bias),
+                .out = outs[0].mutable_data_ptr(),
+                .added = residual ? outs.back().mutable_data_ptr() : nullptr,
+                .mean = centered ? outs[1].mutable_data_ptr<float>() : nullptr,
+                .rstd = outs[centered ? 2 : 1].mutable_data_ptr<float>(),
+                .M = x.size(0),
+                .N = x.size(1),
+                .stride_xm = x.stride(0),
+                .stride_rm = residual ? residual->stride(0) : 0,
+                .dtype = dtype_of(x),
+                .eps = static_cast<float>(eps),
+                .stream = c10::cuda::getCurrentCUDAStream()});
+  for (const Tensor& each : outs) mark_written(each);
+}
+
+void layer_norm(const std::string& step, const Tensor& x, const OptionalTensor& weight,
+                const OptionalTensor& bias, const OptionalTensor& residual, const Out& out, double eps) {
+  norm("layer_norm", layer_norm_steps, true, step, x, weight, bias, residual, out, eps);
+}
+
+void rms_norm(const std::string& step, const Tensor& x, const OptionalTensor& weight,
+              const OptionalTensor& residual, const Out& out, double eps) {
+  norm("rms_norm", rms_norm_steps, false, step, x, weight, std::nullopt, residual, out, eps);
+}
+
+// mean, and dbias where there is a weight, are layer_norm's alone.
+void norm_backward(const char* op, const StepTable<NormBackwardArgs>& steps, const std::string& step,
+                   const Tensor& dout, const Tensor& x, const OptionalTensor& mean, const Tensor& rstd,
+                   const OptionalTensor& weight, const OptionalTensor& dadded, const Out& out) {
+  require_rows("dout", dout);
+  require_cuda("dout", dout);
+  require_matrix("x", x, "dout", dout);
+  if (mean) require_statistic("mean", *mean, "dout", dout);
+  require_statistic("rstd", rstd, "dout", dout);
+  if (weight) require_vector("weight", *weight, "dout", dout);
+  if (dadded) require_matrix("dadded", *dadded, "dout", dout);
+  std::vector<std::string_view> names = {"dx"};
+  if (weight) names.push_back("dweight");
+  if (weight && mean) names.push_back("dbias");
+  const std::vector<Tensor> outs = require_out(out, names, "dout", dout);
+  require_all_apart(outs, {{"dout", &dout},
+                           {"x", &x},
+                           {"mean", pointer(mean)},
+                           {"rstd", &rstd},
+                           {"weight", pointer(weight)},
+                           {"dadded", pointer(dadded)}});
+
+  const c10::cuda::CUDAGuard guard(dout.device());
+  const auto& found = find_step(op, steps, step, dout);
+  Lender lender;
+  const Memory memory = lender.memory();
+  lender.launch(found, {.dout = dout.const_data_ptr(),
+                        .x = x.const_data_ptr(),
+                        .weight = data(weight),
+                        .dadded = data(dadded),
+                        .mean = mean ? mean->const_data_ptr<float>() : nullptr,
+                        .rstd = rstd.const_data_ptr<float>(),
+                        .dx = outs[0].mutable_data_ptr(),
+                        .dweight = weight ? outs[1].mutable_data_ptr() : nullptr,
+                        .dbias = weight && mean ? outs[2].mutable_data_ptr() : nullptr,
+                        .M = dout.size(0),
+                        .N = dout.size(1),
+                        .stride_dm = dout.stride(0),
+                        .stride_xm = x.stride(0),
+                        .stride_am = dadded ? dadded->stride(0) : 0,
+                        .dtype = dtype_of(dout),
+                        .memory = &memory,
+                        .stream = lender.stream()});
+  for (const Tensor& each : outs) mark_written(each);
+}
+
+void layer_norm_backward(const std::string& step, const Tensor& dout, const Tensor& x, const Tensor& mean,
+                         const Tensor& rstd, const OptionalTensor& weight, const OptionalTensor& dadded,
+                         const Out& out) {
+  norm_backward("layer_norm_backward", layer_norm_backward_steps, step, dout, x, mean, rstd, weight, dadded,
+                out);
+}
+
+void rms_norm_backward(const std::string& step, const Tensor& dout, const Tensor& x, const Tensor& rstd,
+                       const OptionalTensor& weight, const OptionalTensor& dadded, const Out& out) {
+  norm_backward("rms_norm_backward", rms_norm_backward_steps, step, dout, x, std::nullopt, rstd, weight,
+                dadded, out);
+}
+
 void probe(const std::string& name, const Tensor& buffer, int64_t iterations) {
   require_dtype("buffer", buffer, {at::kByte});
   require_cuda("buffer", buffer);
@@ -305,6 +495,30 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         arg("out"), arg("log") = false,
         "out = the gradient of x from dout and softmax's result y, or log_softmax's. dout, y: [M, N], rows "
         "contiguous, fp32, bf16 or fp16 alike; out: [M, N], contiguous.");
+  m.def(
+      "layer_norm", wrap_pybind_function(layer_norm), arg("step"), arg("x"), arg("weight") = py::none(),
+      arg("bias") = py::none(), arg("residual") = py::none(), py::kw_only(), arg("out"), arg("eps") = 1e-5,
+      "out = (x - mean) * rstd * weight + bias over the rows, mean, rstd, and with a residual x + residual, "
+      "of which the rest then is. x, residual: [M, N], rows contiguous, fp32, bf16 or fp16; weight, bias: "
+      "[N]; out: [M, N] and [M], contiguous, of x's dtype and fp32.");
+  m.def("layer_norm_backward", wrap_pybind_function(layer_norm_backward), arg("step"), arg("dout"), arg("x"),
+        arg("mean"), arg("rstd"), arg("weight") = py::none(), arg("dadded") = py::none(), py::kw_only(),
+        arg("out"),
+        "out = the gradients of x, weight and bias through layer_norm, without a weight that of x alone. "
+        "dout, x, dadded: [M, N], rows contiguous, fp32, bf16 or fp16 alike; mean, rstd: [M], fp32; weight: "
+        "[N]; out: [M, N] and [N], contiguous. dadded, the sum's own gradient, is added to x's.");
+  m.def(
+      "rms_norm", wrap_pybind_function(rms_norm), arg("step"), arg("x"), arg("weight") = py::none(),
+      arg("residual") = py::none(), py::kw_only(), arg("out"), arg("eps") = 1e-6,
+      "out = x * rstd * weight over the rows, rstd, and with a residual x + residual, of which the rest "
+      "then is. x, residual: [M, N], rows contiguous, fp32, bf16 or fp16; weight: [N]; out: [M, N] and [M], "
+      "contiguous, of x's dtype and fp32.");
+  m.def(
+      "rms_norm_backward", wrap_pybind_function(rms_norm_backward), arg("step"), arg("dout"), arg("x"),
+      arg("rstd"), arg("weight") = py::none(), arg("dadded") = py::none(), py::kw_only(), arg("out"),
+      "out = the gradients of x and weight through rms_norm, without a weight that of x alone. dout, x, "
+      "dadded: [M, N], rows contiguous, fp32, bf16 or fp16 alike; rstd: [M], fp32; weight: [N]; out: [M, N] "
+      "and [N], contiguous. dadded, the sum's own gradient, is added to x's.");
   m.def("probe", wrap_pybind_function(probe), arg("name"), arg("buffer"), arg("iterations"),
         "Launches a probe of hardware-survey/probes.h. buffer: contiguous uint8, overwritten.");
 }

@@ -50,6 +50,22 @@ __device__ inline void mbarrier_wait_parity(uint64_t* barrier, uint32_t parity) 
   }
 }
 
+// The same, where other blocks of the cluster have written: their st.async is then visible to this thread.
+__device__ inline void mbarrier_wait_parity_cluster(uint64_t* barrier, uint32_t parity) {
+  uint32_t complete = 0;
+  while (!complete) {
+    asm volatile(
+        "{\n"
+        ".reg .pred complete;\n"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 complete, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, complete;\n"
+        "}"
+        : "=r"(complete)
+        : "r"(shared_address(barrier)), "r"(parity)
+        : "memory");
+  }
+}
+
 // PTX ISA, "mbarrier.arrive".
 __device__ inline void mbarrier_arrive(uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");

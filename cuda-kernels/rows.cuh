@@ -1,6 +1,8 @@
 // Rows of a matrix as 16-byte packs, and what lanes tell each other about a row.
 #pragma once
 
+#include <type_traits>
+
 #include "common.cuh"
 
 // A row may start anywhere, but a wide access must start at a multiple of 16 bytes. So the row's packs are
@@ -82,6 +84,36 @@ __device__ void load_other_packs(Pack<T> (&packs)[PACKS], const T* row, int n, b
   }
 }
 
+// The packs of a row of n elements that start at first_of(i), which are multiples of 16 bytes, all by wide
+// loads: one that reaches beyond the row brings up to 14 bytes of what lies beside it, of the same 16, which
+// therefore can be read. Before they are looked at, mask_beside must clear those; where nothing is loaded,
+// packs are 0.
+template <typename T, int PACKS, typename First>
+__device__ void load_touching_packs(Pack<T> (&packs)[PACKS], const T* row, int n, First first_of) {
+#pragma unroll
+  for (int i = 0; i < PACKS; ++i) {
+    const int first = first_of(i);
+    uint4& words = packs[i].words;
+    words = make_uint4(0, 0, 0, 0);
+    asm volatile(
+        "{\n"
+        ".reg .pred touches;\n"
+        "setp.ne.b32 touches, %5, 0;\n"
+        "@touches ld.global.cs.v4.b32 {%0, %1, %2, %3}, [%4];\n"
+        "}"
+        : "+r"(words.x), "+r"(words.y), "+r"(words.z), "+r"(words.w)
+        : "l"(row + first), "r"(static_cast<int>(max(first, 0) < min(n, first + Pack<T>::SIZE))));
+  }
+}
+template <typename T>
+__device__ void mask_beside(Pack<T>& pack, int first, int n) {
+  if (is_whole<T>(first, n)) return;
+#pragma unroll
+  for (int i = 0; i < Pack<T>::SIZE; ++i) {
+    if (first + i < 0 || first + i >= n) set(pack, i, from_float<T>(0.0f));
+  }
+}
+
 template <typename T>
 __device__ void store_pack(T* row, int first, int n, bool aligned, Pack<T> pack) {
   if (aligned && is_whole<T>(first, n)) {
@@ -136,6 +168,30 @@ __device__ inline float block_sum(float value, float* parts) {
   if (lane_id == 0) parts[warp_id] = value;
   __syncthreads();  // for every warp's part
   return lanes_sum(lane_id < blockDim.x / 32 ? parts[lane_id] : 0.0f);
+}
+
+// Calls launch with LANES and PACKS, as integral constants, for a row of up to 128 packs: as few lanes as
+// hold it in two packs each, and above 64 packs a warp with four. Whether it did.
+template <typename Launch>
+bool choose_lanes(int64_t packs, Launch launch) {
+  const auto two_packs = [&](auto lanes) { launch(lanes, std::integral_constant<int, 2>{}); };
+  if (packs > 128) return false;
+  if (packs <= 2) {
+    two_packs(std::integral_constant<int, 1>{});
+  } else if (packs <= 4) {
+    two_packs(std::integral_constant<int, 2>{});
+  } else if (packs <= 8) {
+    two_packs(std::integral_constant<int, 4>{});
+  } else if (packs <= 16) {
+    two_packs(std::integral_constant<int, 8>{});
+  } else if (packs <= 32) {
+    two_packs(std::integral_constant<int, 16>{});
+  } else if (packs <= 64) {
+    two_packs(std::integral_constant<int, 32>{});
+  } else {
+    launch(std::integral_constant<int, 32>{}, std::integral_constant<int, 4>{});
+  }
+  return true;
 }
 
 // exp(x) for x <= 0. The difference from the maximum is taken first, and is exact where it is small; folding

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import importlib.machinery
 import os
@@ -359,15 +360,14 @@ class TestExtension:
         """An operation's function, the name of its first input, and good arguments but for lying on the CPU."""
         import torch
 
-        from kernel_twins.tensors import DTYPE
+        from kernel_twins.tensors import empty_outputs
 
         op: Op = request.param
         case = next(case for case in op.test_cases if 0 not in case.shape)
         inputs = op.inputs(case, torch.Generator().manual_seed(0))
-        (output,) = op.outputs(case)
-        out = torch.empty(output.shape, dtype=DTYPE[output.dtype])
         function = getattr(built, op.name)
-        return function, parameters(function)[1], [op.steps_of("cuda")[0].name, *inputs, out]
+        call = functools.partial(function, out=empty_outputs(op, case, "cpu"))
+        return call, parameters(function)[1], [op.steps_of("cuda")[0].name, *inputs]
 
     def test_has_a_function_for_every_ladder(self, built: ModuleType) -> None:
         for op in self.LADDERS:
@@ -411,7 +411,7 @@ class TestExtension:
     def test_the_committed_stub_agrees(self, built: ModuleType) -> None:
         stub = ast.parse((ROOT / "kernel_twins" / "_C.pyi").read_text())
         stubbed = {
-            node.name: [argument.arg for argument in node.args.args]
+            node.name: [argument.arg for argument in (*node.args.args, *node.args.kwonlyargs)]
             for node in stub.body
             if isinstance(node, ast.FunctionDef)
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import inspect
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from kernel_twins import OPS, load, load_baseline  # noqa: E402
 from kernel_twins._load import UnavailableError  # noqa: E402
 from kernel_twins.check import check, compare, generator  # noqa: E402
 from kernel_twins.spec import Backend, Case, Op, Step  # noqa: E402
-from kernel_twins.tensors import DTYPE  # noqa: E402
+from kernel_twins.tensors import empty_outputs  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -44,15 +45,30 @@ BASELINES = [
     pytest.param(op, name, case, id=f"{op.name}-{name}-{case.slug}")
     for op in OPS.values()
     for name in op.baselines
-    for case in op.test_cases
+    # Every case is compiled anew, which takes a second.
+    for case in (op.test_cases[::6] if name == "compile" else op.test_cases)
 ]
-LESS_ACCURATE = {("softmax_backward", "liger"): "Liger rounds dout * y to half precision before it sums"}
+
+
+def known_difference(op: Op, name: str, case: Case) -> str:
+    """Where a baseline computes something else than PyTorch's formula, and what."""
+    if (op.name, name) == ("softmax_backward", "liger") and case.dtype != "fp32":
+        return "Liger rounds dout * y to half precision before it sums"
+    if op.name in ("layer_norm", "rms_norm") and name == "compile" and case.get("residual") and case.dtype != "fp32":
+        return "what Inductor makes of it normalises the sum before it is rounded"
+    if (op.name, name) == ("rms_norm", "torch") and case.get("values") in ("inf", "infs"):
+        return "PyTorch's fused kernel makes all of a row NaN, its formula what the infinity meets"
+    return ""
 
 
 def loaded(op: Op, step: Step, backend: Backend) -> Callable[..., None]:
     if not step.runs_on(torch.cuda.get_device_capability()):
         pytest.skip(f"{step.name} needs compute capability {step.arch}")
     return load(op.name, step.name, backend)
+
+
+def each_of(out: Any) -> tuple[Any, ...]:
+    return out if isinstance(out, tuple) else (out,)
 
 
 def ordinary(op: Op, step: Step) -> Case:
@@ -90,7 +106,7 @@ def test_baseline_is_right(op: Op, name: str, case: Case) -> None:
         verdict = check(op, load_baseline(op.name, name), case)
     except UnavailableError as error:
         pytest.skip(str(error))
-    if (reason := LESS_ACCURATE.get((op.name, name))) and case.dtype != "fp32":
+    if reason := known_difference(op, name, case):
         pytest.skip(reason)
     assert verdict.ok, verdict.reason
 
@@ -101,7 +117,7 @@ def test_step_runs_on_the_current_stream(op: Op, step: Step, backend: Backend) -
     call, case = loaded(op, step, backend), ordinary(op, step)
     source = op.inputs(case, generator(case, "cuda", seed=1))
     late = tuple(torch.zeros_like(tensor) for tensor in source)
-    out = torch.empty(op.outputs(case)[0].shape, dtype=DTYPE[op.outputs(case)[0].dtype], device="cuda")
+    out = empty_outputs(op, case, "cuda")
     call(*late, out=out)
     torch.cuda.synchronize()
     with torch.cuda.stream(torch.cuda.Stream()):
@@ -110,7 +126,7 @@ def test_step_runs_on_the_current_stream(op: Op, step: Step, backend: Backend) -
             tensor.copy_(values)
         call(*late, out=out)
     torch.cuda.synchronize()
-    verdict = compare(op, case, source, (out,))
+    verdict = compare(op, case, source, each_of(out))
     assert verdict.ok, verdict.reason
 
 
@@ -118,7 +134,7 @@ def test_step_runs_on_the_current_stream(op: Op, step: Step, backend: Backend) -
 def test_step_replays_from_a_graph_on_new_values(op: Op, step: Step, backend: Backend) -> None:
     call, case = loaded(op, step, backend), ordinary(op, step)
     inputs = op.inputs(case, generator(case, "cuda", seed=1))
-    out = torch.empty(op.outputs(case)[0].shape, dtype=DTYPE[op.outputs(case)[0].dtype], device="cuda")
+    out = empty_outputs(op, case, "cuda")
     call(*inputs, out=out)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -127,10 +143,11 @@ def test_step_replays_from_a_graph_on_new_values(op: Op, step: Step, backend: Ba
     for tensor, values in zip(inputs, fresh, strict=True):
         tensor.copy_(values)
     for _ in range(2):
-        out.fill_(float("nan"))
+        for each in each_of(out):
+            each.fill_(float("nan"))
         graph.replay()
         torch.cuda.synchronize()
-        verdict = compare(op, case, fresh, (out,))
+        verdict = compare(op, case, fresh, each_of(out))
         assert verdict.ok, verdict.reason
 
 
@@ -140,13 +157,13 @@ def test_step_gives_the_same_bits_every_time(op: Op, step: Step, backend: Backen
         pytest.skip(f"{step.name} gives other last bits in every run, as its spec says")
     call, case = loaded(op, step, backend), ordinary(op, step)
     inputs = op.inputs(case, generator(case, "cuda"))
-    outs = [
-        torch.full(op.outputs(case)[0].shape, float("nan"), dtype=DTYPE[op.outputs(case)[0].dtype], device="cuda")
-        for _ in range(20)
-    ]
+    outs = [empty_outputs(op, case, "cuda") for _ in range(20)]
     for out in outs:
+        for each in each_of(out):
+            each.fill_(float("nan"))
         call(*inputs, out=out)
-    assert all(torch.equal(out, outs[0]) for out in outs)
+    for others in zip(*map(each_of, outs), strict=True):
+        assert all(torch.equal(each, others[0]) for each in others)
 
 
 @pytest.mark.parametrize(("op", "step", "backend"), CELLS)
@@ -154,24 +171,35 @@ def test_step_refuses_what_it_cannot_serve(op: Op, step: Step, backend: Backend)
     call, case = loaded(op, step, backend), ordinary(op, step)
     inputs = op.inputs(case, generator(case, "cuda"))
     first, *rest = inputs
-    out = torch.empty(op.outputs(case)[0].shape, dtype=DTYPE[op.outputs(case)[0].dtype], device="cuda")
+    out, *others = each_of(empty_outputs(op, case, "cuda"))
+
+    def with_first(first_out: Any) -> Any:
+        return (first_out, *others) if others else first_out
+
     name = next(iter(inspect.signature(op.check).parameters))
     with pytest.raises(TypeError, match=rf"\b{name}\b.*float64"):
-        call(first.double(), *rest, out=out)
+        call(first.double(), *rest, out=with_first(out))
     with pytest.raises((TypeError, ValueError), match=r"\bout\b"):
-        call(*inputs, out=out.double())
+        call(*inputs, out=with_first(out.double()))
     with pytest.raises(ValueError, match=r"\bout\b"):
-        call(*inputs, out=torch.empty((3, *out.shape), dtype=out.dtype, device="cuda"))
+        call(*inputs, out=with_first(torch.empty((3, *out.shape), dtype=out.dtype, device="cuda")))
     with pytest.raises(ValueError, match=r"\b(cpu|device)\b"):
-        call(first.cpu(), *rest, out=out)
+        call(first.cpu(), *rest, out=with_first(out))
     with pytest.raises(ValueError, match=r"\bout\b"):
-        call(*inputs, out=out.cpu())
+        call(*inputs, out=with_first(out.cpu()))
     whole = torch.empty(first.numel() + out.numel(), dtype=first.dtype, device="cuda")
     if first.dtype == out.dtype:
         shifted = whole[: first.numel()].view(first.shape)
         with pytest.raises(ValueError, match="out overlaps"):
-            call(shifted, *rest, out=whole[1 : 1 + out.numel()].view(out.shape))
+            call(shifted, *rest, out=with_first(whole[1 : 1 + out.numel()].view(out.shape)))
     if out.dim():
         wide = torch.empty((*out.shape[:-1], 2 * out.shape[-1]), dtype=out.dtype, device="cuda")
         with pytest.raises(ValueError, match=r"\bout\b.*contiguous"):
-            call(*inputs, out=wide[..., ::2])
+            call(*inputs, out=with_first(wide[..., ::2]))
+    if others:
+        with pytest.raises(TypeError, match=rf"out is a Tensor, must be a tuple of {1 + len(others)} tensors"):
+            call(*inputs, out=out)
+        with pytest.raises(ValueError, match=rf"out has 1 tensors, must have {1 + len(others)}"):
+            call(*inputs, out=(out,))
+        with pytest.raises(TypeError, match=r"out\[1\] is torch.float64"):
+            call(*inputs, out=(out, others[0].double(), *others[1:]))

@@ -1,0 +1,364 @@
+// What the backward kernels of the norms are made of. With g = dout * weight and unit = (x - mean) * rstd:
+//
+//   dx = rstd * (g - mean(g) - unit * mean(g * unit)),  dweight = sum(dout * unit),  dbias = sum(dout)
+//
+// means over a row's N elements, sums over the M rows. Without CENTERED (rms_norm) mean(g) is not subtracted.
+#pragma once
+
+#include <algorithm>
+
+#include "norm_args.h"
+#include "norm_parts.cuh"
+
+// Of a row, or of a part of it.
+struct GradientSums {
+  float product;  // of g * unit
+  float plain;    // of g
+};
+
+// Of LANES neighbouring lanes; every one gets the result.
+template <int LANES = 32>
+__device__ GradientSums lanes_sum(GradientSums sums) {
+  return {lanes_sum<LANES>(sums.product), lanes_sum<LANES>(sums.plain)};
+}
+
+// Of all threads of the block, of which there are whole warps. `parts` are 32 that no thread still reads.
+__device__ inline GradientSums block_sum(GradientSums sums, GradientSums* parts) {
+  const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
+  sums = lanes_sum(sums);
+  if (lane_id == 0) parts[warp_id] = sums;
+  __syncthreads();  // for every warp's part
+  return lanes_sum(lane_id < blockDim.x / 32 ? parts[lane_id] : GradientSums{});
+}
+
+// A row of x and dout in the registers of threads, which hold packs as x lies in memory.
+template <typename T, int PACKS>
+struct HeldRows {
+  Pack<T> x[PACKS], dout[PACKS];
+
+  // Only asks for the rows, of n elements; finish_load waits for them. dout's row may be skewed otherwise.
+  template <bool WHOLE, typename First>
+  __device__ void load(const T* row_x, const T* row_dout, int n, First first_of) {
+    load_touching_packs(x, row_x, n, first_of);
+    if (WHOLE || skew_of(row_dout) == skew_of(row_x)) {
+      load_touching_packs(dout, row_dout, n, first_of);
+    } else {
+#pragma unroll
+      for (int i = 0; i < PACKS; ++i) dout[i] = load_ragged(row_dout, first_of(i), n, 0.0f);
+    }
+  }
+  template <bool WHOLE, typename First>
+  __device__ void finish_load(int n, First first_of) {
+    if (WHOLE) return;
+#pragma unroll
+    for (int i = 0; i < PACKS; ++i) {
+      mask_beside(x[i], first_of(i), n);
+      mask_beside(dout[i], first_of(i), n);
+    }
+  }
+};
+
+// A thread's columns of rows of n elements, which it shares with `threads` others, and what it has summed
+// over its rows for dweight and dbias. All of its rows must be skewed alike, so that its columns stay the
+// same. WHOLE: no pack of any row reaches beyond it, and dx and dadded are aligned like x.
+template <typename T, int PACKS, bool CENTERED, bool WHOLE>
+struct GradientColumns {
+  static constexpr int SIZE = Pack<T>::SIZE;
+  int n, skew, thread, threads;
+  float dweight[PACKS][SIZE] = {}, dbias[CENTERED ? PACKS : 1][CENTERED ? SIZE : 1] = {};
+
+  __device__ GradientColumns(int n, int skew, int thread, int threads)
+      : n(n), skew(WHOLE ? 0 : skew), thread(thread), threads(threads) {}
+
+  __device__ int first_of(int i) const { return (i * threads + thread) * SIZE - skew; }
+
+  // Adds a row. weight_of(i) is a pack of weights. In the sums that it returns, product lacks its factor
+  // rstd.
+  template <typename WeightOf>
+  __device__ GradientSums add(HeldRows<T, PACKS>& row, float mean, float rstd, WeightOf weight_of) {
+    GradientSums sums = {};
+#pragma unroll
+    for (int i = 0; i < PACKS; ++i) {
+      const Pack<T> weights = weight_of(i);
+#pragma unroll
+      for (int j = 0; j < SIZE; ++j) {
+        const float distance = CENTERED ? to_float(row.x[i][j]) - mean : to_float(row.x[i][j]);
+        const float gradient = to_float(row.dout[i][j]);
+        dweight[i][j] = fmaf(gradient * rstd, distance, dweight[i][j]);
+        if constexpr (CENTERED) dbias[i][j] += gradient;
+        const float g = gradient * to_float(weights[j]);
+        sums.product = fmaf(g, distance, sums.product);
+        if constexpr (CENTERED) sums.plain += g;
+      }
+      keep_packed(row.x[i]);
+      keep_packed(row.dout[i]);
+    }
+    return sums;
+  }
+
+  // Writes dx. `means` are the whole row's sums divided by N; added_of(i, first) is a pack of what dx is
+  // added to.
+  template <typename WeightOf, typename AddedOf>
+  __device__ void write(const HeldRows<T, PACKS>& row, T* dx, float mean, float rstd, GradientSums means,
+                        WeightOf weight_of, AddedOf added_of) const {
+    const bool aligned = WHOLE || skew_of(dx) == skew;
+    const float of_distance = -means.product * rstd * rstd * rstd, of_all = -means.plain * rstd;
+#pragma unroll
+    for (int i = 0; i < PACKS; ++i) {
+      const int first = first_of(i);
+      if (first >= n) break;
+      const Pack<T> weights = weight_of(i), added = added_of(i, first);
+      Pack<T> results;
+#pragma unroll
+      for (int j = 0; j < SIZE; ++j) {
+        const float distance = CENTERED ? to_float(row.x[i][j]) - mean : to_float(row.x[i][j]);
+        const float rest = fmaf(distance, of_distance, of_all + to_float(added[j]));
+        set(results, j, from_float<T>(fmaf(to_float(row.dout[i][j]) * rstd, to_float(weights[j]), rest)));
+      }
+      if (WHOLE) {
+        __stcs(reinterpret_cast<uint4*>(dx + first), results.words);
+      } else {
+        store_pack(dx, first, n, aligned, results);
+      }
+    }
+  }
+
+  // Calls store(col, dweight, dbias) for every column.
+  template <typename Store>
+  __device__ void for_each(Store store) const {
+#pragma unroll
+    for (int i = 0; i < PACKS; ++i) {
+#pragma unroll
+      for (int j = 0; j < SIZE; ++j) {
+        const int col = first_of(i) + j;
+        if (col >= 0 && col < n)
+          store(col, dweight[i][j], CENTERED ? dbias[CENTERED ? i : 0][CENTERED ? j : 0] : 0.0f);
+      }
+    }
+  }
+};
+
+// A pack of what dx is added to, zeros where there is nothing.
+template <bool WHOLE, typename T>
+__device__ Pack<T> load_added(const T* added, int first, int n) {
+  if (added == nullptr) return {};
+  if (WHOLE) return {__ldcs(reinterpret_cast<const uint4*>(added + first))};
+  return load_ragged(added, first, n, 0.0f);
+}
+
+// Weights of one where there are none.
+template <typename T>
+__device__ Pack<T> load_weights(const void* weight, int64_t start, int first, int n) {
+  if (weight) return load_ragged(static_cast<const T*>(weight) + start, first, n, 0.0f);
+  Pack<T> ones;
+#pragma unroll
+  for (int i = 0; i < Pack<T>::SIZE; ++i) set(ones, i, from_float<T>(1.0f));
+  return ones;
+}
+
+// The workspace: for dweight, and behind it for dbias, [groups, N] sums of the rows that a group took.
+__device__ inline float* partial_sums(float* workspace, int which, int groups, int64_t N, int group) {
+  return workspace + (static_cast<int64_t>(which) * groups + group) * N;
+}
+
+constexpr int SUM_COLUMNS = 32, SUM_GROUPS = 8;  // of a block that adds them: threads of a warp, and warps
+
+// dweight and, where blockIdx.y is 1, dbias: the sums of all groups' partial sums, always in the same order.
+template <typename T>
+__device__ void add_partial_sums(const float* workspace, int groups, int64_t N, T* dweight, T* dbias) {
+  __shared__ float sums[SUM_GROUPS][SUM_COLUMNS];
+  const int lane_id = threadIdx.x % 32, warp_id = threadIdx.x / 32, which = blockIdx.y;
+  const int64_t col = static_cast<int64_t>(blockIdx.x) * SUM_COLUMNS + lane_id;
+  const float* partial = workspace + which * groups * N + col;
+  float sum = 0.0f;
+  if (col < N) {
+#pragma unroll 8
+    for (int group = warp_id; group < groups; group += SUM_GROUPS) sum += partial[group * N];
+  }
+  sums[warp_id][lane_id] = sum;
+  __syncthreads();  // for every warp's groups
+  T* out = which == 0 ? dweight : dbias;
+  if (warp_id > 0 || col >= N || out == nullptr) return;
+  for (int warp = 1; warp < SUM_GROUPS; ++warp) sum += sums[warp][lane_id];
+  out[col] = from_float<T>(sum);
+}
+
+// A row for every LANES lanes of a block of THREADS; they take row after row, and with PREFETCH ask for the
+// next one before they work on one.
+template <typename T, int THREADS, int LANES, int PACKS, bool CENTERED, bool WHOLE, bool PREFETCH>
+__device__ void backward_by_lanes(const NormBackwardArgs& args, float* workspace) {
+  constexpr int SIZE = Pack<T>::SIZE, ROWS = THREADS / LANES;
+  __shared__ float dweight[LANES * PACKS * SIZE], dbias[CENTERED ? LANES * PACKS * SIZE : 1];
+  const int N = static_cast<int>(args.N), group = threadIdx.x / LANES;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * ROWS;
+  const T* x = static_cast<const T*>(args.x);
+  const T* dout = static_cast<const T*>(args.dout);
+  int64_t index = static_cast<int64_t>(blockIdx.x) * ROWS + group;
+  const int64_t known = min(index, args.M - 1);
+  GradientColumns<T, PACKS, CENTERED, WHOLE> columns(N, skew_of(x + known * args.stride_xm),
+                                                     threadIdx.x % LANES, LANES);
+  const auto first_of = [&](int i) { return columns.first_of(i); };
+  Pack<T> weights[PACKS];
+#pragma unroll
+  for (int i = 0; i < PACKS; ++i) weights[i] = load_weights<T>(args.weight, 0, first_of(i), N);
+  const auto weight_of = [&](int i) { return weights[i]; };
+
+  HeldRows<T, PACKS> row, next;
+  float next_mean = 0.0f, next_rstd = 0.0f;
+  // Groups past the last row stay for the shuffles, with rows of zeros.
+  const auto load = [&](HeldRows<T, PACKS>& rows, int64_t at) {
+    const int64_t inside = min(at, args.M - 1);
+    rows.template load<WHOLE>(x + inside * args.stride_xm, dout + inside * args.stride_dm,
+                              at < args.M ? N : 0, first_of);
+    if (CENTERED) next_mean = args.mean[inside];
+    next_rstd = args.rstd[inside];
+  };
+  if (PREFETCH) load(next, index);
+  for (int64_t base = index - group; base < args.M; base += step, index += step) {
+    if (!PREFETCH) load(next, index);
+    const float mean = next_mean, rstd = next_rstd;
+    row = next;
+    if (PREFETCH) load(next, index + step);
+    row.template finish_load<WHOLE>(N, first_of);
+    const GradientSums sums = lanes_sum<LANES>(columns.add(row, mean, rstd, weight_of));
+    if (index >= args.M) continue;
+    const T* added = static_cast<const T*>(args.dadded) + index * args.stride_am;
+    columns.write(row, static_cast<T*>(args.dx) + index * N, mean, rstd,
+                  {sums.product / static_cast<float>(N), sums.plain / static_cast<float>(N)}, weight_of,
+                  [&](int, int first) { return load_added<WHOLE>(args.dadded ? added : nullptr, first, N); });
+  }
+
+  // The groups add theirs to the block's sums one after the other.
+  for (int turn = 0; turn < ROWS; ++turn) {
+    if (turn == group) {
+      columns.for_each([&](int col, float of_weight, float of_bias) {
+        dweight[col] = turn > 0 ? dweight[col] + of_weight : of_weight;
+        if (CENTERED) dbias[col] = turn > 0 ? dbias[col] + of_bias : of_bias;
+      });
+    }
+    __syncthreads();  // for that group's
+  }
+  for (int col = threadIdx.x; col < N; col += THREADS) {
+    partial_sums(workspace, 0, gridDim.x, N, blockIdx.x)[col] = dweight[col];
+    if (CENTERED) partial_sums(workspace, 1, gridDim.x, N, blockIdx.x)[col] = dbias[col];
+  }
+}
+
+// Clusters of `blocks` blocks take row after row; a block has at most blockDim.x * PACKS packs of each, and
+// their weights in shared memory. All rows of a cluster must be skewed alike.
+template <typename T, int PACKS, bool CENTERED, bool WHOLE, bool PREFETCH>
+__device__ void backward_by_cluster(const NormBackwardArgs& args, int blocks, int each, float* workspace) {
+  extern __shared__ uint4 weights[];  // [PACKS, blockDim.x], every thread's own
+  __shared__ Exchange<GradientSums> exchange;
+  __shared__ GradientSums warps[2][32];
+  const int N = static_cast<int>(args.N);
+  const int rank = rank_in_cluster(blocks);
+  const int cluster = blockIdx.x / blocks, clusters = gridDim.x / blocks;
+  if (blocks > 1) exchange.begin();
+
+  const T* x = static_cast<const T*>(args.x);
+  const Parts<T> parts{N, skew_of(x + cluster * args.stride_xm), each};
+  const int start = parts.start(rank), n = parts.count(rank);
+  x += start;
+  const T* dout = static_cast<const T*>(args.dout) + start;
+  GradientColumns<T, PACKS, CENTERED, WHOLE> columns(n, skew_of(x + cluster * args.stride_xm), threadIdx.x,
+                                                     blockDim.x);
+  const auto first_of = [&](int i) { return columns.first_of(i); };
+#pragma unroll
+  for (int i = 0; i < PACKS; ++i) {
+    weights[i * blockDim.x + threadIdx.x] = load_weights<T>(args.weight, start, first_of(i), n).words;
+  }
+  const auto weight_of = [&](int i) { return Pack<T>{weights[i * blockDim.x + threadIdx.x]}; };
+
+  HeldRows<T, PACKS> row, next;
+  float next_mean = 0.0f, next_rstd = 0.0f;
+  const auto load = [&](HeldRows<T, PACKS>& rows, int64_t at) {
+    if (at >= args.M) return;
+    rows.template load<WHOLE>(x + at * args.stride_xm, dout + at * args.stride_dm, n, first_of);
+    if (CENTERED) next_mean = args.mean[at];
+    next_rstd = args.rstd[at];
+  };
+  if (PREFETCH) load(next, cluster);
+  if (blocks > 1) exchange.wait_for_all();
+
+  uint32_t turn = 0;
+  for (int64_t index = cluster; index < args.M; index += clusters, ++turn) {
+    if (!PREFETCH) load(row, index);
+    const float mean = next_mean, rstd = next_rstd;
+    if (PREFETCH) {
+      row = next;
+      load(next, index + clusters);
+    }
+    row.template finish_load<WHOLE>(n, first_of);
+    GradientSums sums = block_sum(columns.add(row, mean, rstd, weight_of), warps[turn % 2]);
+    if (blocks > 1) sums = lanes_sum(exchange(sums, rank, blocks, turn));
+    const T* added = static_cast<const T*>(args.dadded) + index * args.stride_am + start;
+    columns.write(row, static_cast<T*>(args.dx) + index * args.N + start, mean, rstd,
+                  {sums.product / static_cast<float>(N), sums.plain / static_cast<float>(N)}, weight_of,
+                  [&](int, int first) { return load_added<WHOLE>(args.dadded ? added : nullptr, first, n); });
+  }
+  columns.for_each([&](int col, float of_weight, float of_bias) {
+    partial_sums(workspace, 0, clusters, args.N, cluster)[start + col] = of_weight;
+    if (CENTERED) partial_sums(workspace, 1, clusters, args.N, cluster)[start + col] = of_bias;
+  });
+}
+
+// Whether the kernels for WHOLE rows take these: all start at multiples of 16 bytes and have only whole
+// packs.
+template <typename T>
+bool are_whole(const NormBackwardArgs& args) {
+  const auto fits = [](int64_t stride) { return stride % Pack<T>::SIZE == 0; };
+  return fits(args.N) && fits(args.stride_xm) && fits(args.stride_dm) &&
+         (!args.dadded || fits(args.stride_am)) &&
+         aligned_to_16_bytes(args.x, args.dout, args.dadded, args.dx);
+}
+
+// Packs that a row of x touches at most.
+template <typename T>
+int64_t packs_of(const NormBackwardArgs& args) {
+  const bool skewed = reinterpret_cast<uintptr_t>(args.x) % 16 || args.stride_xm % Pack<T>::SIZE;
+  return skewed ? most_packs<T>(args.N) : cdiv(args.N, Pack<T>::SIZE);
+}
+
+// Launches kernel(workspace), a step's, which leaves the sums of so many groups; then sum_kernel, which adds
+// them.
+template <typename T, typename Launch>
+void launch_with_sums(const NormBackwardArgs& args, int groups, bool centered, Launch launch,
+                      void (*sum_kernel)(const float*, int, int64_t, T*, T*)) {
+  const int outputs = centered ? 2 : 1;
+  auto* workspace = static_cast<float*>(
+      args.memory->workspace(static_cast<size_t>(outputs) * groups * args.N * sizeof(float)));
+  if (groups > 0) launch(workspace);
+  if (args.dweight == nullptr && args.dbias == nullptr) return;
+  const dim3 grid(static_cast<unsigned>(cdiv(args.N, SUM_COLUMNS)), outputs);
+  sum_kernel<<<grid, SUM_COLUMNS * SUM_GROUPS, 0, args.stream>>>(
+      workspace, groups, args.N, static_cast<T*>(args.dweight), static_cast<T*>(args.dbias));
+}
+
+constexpr int LANES_THREADS = 128;  // of a block for rows of a warp or less
+
+// How many blocks of LANES_THREADS take rows, each `rows` at once. More than run at once would do no harm.
+template <typename T, typename Kernel>
+int lanes_blocks(const NormBackwardArgs& args, Kernel* kernel, int rows) {
+  ClusterLaunch launch(reinterpret_cast<const void*>(kernel), 1, LANES_THREADS, 0, args.stream);
+  const int period = skew_period<T>(args.stride_xm);
+  return groups_for(cdiv(args.M, rows), std::max(launch.resident(), period), period);
+}
+
+// Launches kernel(args, blocks, each, workspace), in which a block has at most threads * packs packs of a
+// row, and sum_kernel. False where the GPU has no room for the cluster, or where not enough clusters run at
+// once for all to have rows that are skewed alike.
+template <typename T, typename Kernel>
+bool launch_parts(const NormBackwardArgs& args, Kernel* kernel, int blocks, int packs, bool centered,
+                  void (*sum_kernel)(const float*, int, int64_t, T*, T*)) {
+  const int each = static_cast<int>(cdiv(packs_of<T>(args), blocks));
+  const int threads = static_cast<int>(cdiv(cdiv(each, packs), 32) * 32);
+  ClusterLaunch launch(reinterpret_cast<const void*>(kernel), blocks, threads,
+                       threads * packs * static_cast<int>(sizeof(uint4)), args.stream);
+  const int clusters = groups_for(args.M, launch.resident(), skew_period<T>(args.stride_xm));
+  if (clusters == 0) return false;
+  launch_with_sums<T>(
+      args, clusters, centered,
+      [&](float* workspace) { launch(clusters, kernel, args, blocks, each, workspace); }, sum_kernel);
+  return true;
+}

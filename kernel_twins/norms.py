@@ -1,0 +1,384 @@
+"""What the specs of layer_norm and rms_norm share, forward and backward: inputs, references, checks and cases."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kernel_twins import rows
+from kernel_twins.spec import ITEMSIZE, Case, Output
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
+
+_CHUNK = 2**26  # elements held in float64 at a time, in each of a few tensors
+_ORDINARY = ("outliers", "shifted")  # values that x may have, too, in a backward pass: its statistics are finite
+
+# Rows enough for every block of a GPU to have several, in which it adds up its part of dweight and dbias.
+_MANY_ROWS = ((2_000, 257), (1_500, 1_024), (400, 5_003), (300, 8_192), (100, 40_000))
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """One of the two: layer_norm is ``centered``, which means that a row's mean is subtracted first.
+
+    The methods called like an output are its float64 references, see ``spec.Op``. ``kappa`` in their terms is a row's
+    mean magnitude over its deviation: what is lost where the mean is large and the deviation small.
+    """
+
+    centered: bool
+    eps: float
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Forward
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def inputs(self, case: Case, generator: Generator) -> tuple[Tensor, ...]:
+        """x with the case's layout and values; weight and bias, as far as there are; a residual laid out as x."""
+        x = rows.matrix(case, generator, case.get("x"))
+        affine = _affine(case, generator, self.centered)
+        if case.get("residual") == "yes":
+            return x, *affine, rows.matrix(_without_values(case), generator, case.get("x"))
+        return x, *affine
+
+    def outputs(self, case: Case) -> tuple[Output, ...]:
+        """y, the statistics, and the sum where there is a residual."""
+        matrix, statistic = Output(case.shape, case.dtype), Output(case.shape[:1], "fp32")
+        statistics = (statistic, statistic) if self.centered else (statistic,)
+        return matrix, *statistics, *((matrix,) if case.get("residual") == "yes" else ())
+
+    def bytes(self, case: Case) -> int:
+        """Of x and y, and of the residual and the sum; those of vectors count for nothing beside them."""
+        return (4 if case.get("residual") == "yes" else 2) * math.prod(case.shape) * ITEMSIZE[case.dtype]
+
+    def options(self, case: Case) -> Mapping[str, Any]:
+        return {"eps": self.eps}
+
+    def y(self, case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Tensor, Tensor]:
+        x, weight, bias, residual = self._operands(inputs)
+        x = _added(x, residual, part).double()
+        mean, rstd, kappa = self._moments(x)
+        scale = rstd if weight is None else rstd * weight.double()
+        y = (x - mean) * scale
+        terms = y.abs() * self._lost(kappa)
+        if self.centered:
+            terms += scale.abs() * (x.abs() + x.abs().mean(dim=1, keepdim=True))
+        return (y, terms) if bias is None else (y + bias.double(), terms + bias.double().abs())
+
+    def mean(self, case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Tensor, Tensor]:
+        x, _, _, residual = self._operands(inputs)
+        return self._over_rows(x, residual, part, lambda x: (x.mean(dim=1), x.abs().mean(dim=1)))
+
+    def rstd(self, case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Tensor, Tensor]:
+        x, _, _, residual = self._operands(inputs)
+
+        def of(x: Tensor) -> tuple[Tensor, Tensor]:
+            _, rstd, kappa = self._moments(x)
+            return rstd[:, 0], (rstd * self._lost(kappa))[:, 0]
+
+        return self._over_rows(x, residual, part, of)
+
+    def added(self, case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Tensor, Tensor]:
+        x, _, _, residual = self._operands(inputs)
+        assert residual is not None  # or there is no such output
+        x, residual = x[part].double(), residual[part].double()
+        return x + residual, x.abs() + residual.abs()
+
+    def check(
+        self, x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None, out: tuple[Tensor, ...]
+    ) -> None:
+        rows.require_rows("x", x)
+        _require_vector("weight", weight, "x", x)
+        _require_vector("bias", bias, "x", x)
+        _require_matrix("residual", residual, "x", x)
+        names = ["y", *(["mean"] if self.centered else []), "rstd", *([] if residual is None else ["added"])]
+        _require_out(out, names, "x", x)
+        _require_all_apart(out, {"x": x, "weight": weight, "bias": bias, "residual": residual})
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Backward
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def backward_inputs(self, case: Case, generator: Generator) -> tuple[Tensor, ...]:
+        """dout with the case's layout and values; x and its statistics; weight; the gradient of the sum."""
+        import torch
+
+        dout = rows.matrix(case, generator, case.get("dout"))
+        plain = _without_values(case)
+        x = rows.matrix(case if case.get("values") in _ORDINARY else plain, generator, case.get("x"))
+
+        def of(x: Tensor) -> tuple[Tensor, Tensor]:
+            mean, rstd, _ = self._moments(x)
+            return mean[:, 0], rstd[:, 0]
+
+        mean, rstd = (each.to(torch.float32) for each in self._over_rows(x, None, slice(0, case.shape[0]), of))
+        weight = _affine(case, generator, False)
+        dadded = (rows.matrix(plain, generator, case.get("dout")),) if case.get("residual") == "yes" else ()
+        return dout, x, *((mean,) if self.centered else ()), rstd, *weight, *dadded
+
+    def backward_outputs(self, case: Case) -> tuple[Output, ...]:
+        """dx, and dweight and dbias where there is a weight."""
+        dx, vector = Output(case.shape, case.dtype), Output(case.shape[1:], case.dtype)
+        if case.get("affine") == "none":
+            return (dx,)
+        return (dx, vector, vector) if self.centered else (dx, vector)
+
+    def backward_bytes(self, case: Case) -> int:
+        """Of dout, x and dx, and of the sum's gradient."""
+        return (4 if case.get("residual") == "yes" else 3) * math.prod(case.shape) * ITEMSIZE[case.dtype]
+
+    def dx(self, case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Tensor, Tensor]:
+        *_, rstd, weight, dadded = self._backward_operands(inputs)
+        dout, xhat = self._dout_xhat(inputs, part, slice(None))
+        g = dout if weight is None else dout * weight.double()
+        c1 = (g * xhat).mean(dim=1, keepdim=True)
+        terms = g.abs() + xhat.abs() * (g * xhat).abs().mean(dim=1, keepdim=True)
+        dx = g - xhat * c1
+        if self.centered:
+            dx = g - g.mean(dim=1, keepdim=True) - xhat * c1
+            terms += g.abs().mean(dim=1, keepdim=True)
+        scale = rstd[part, None].double()
+        dx, terms = dx * scale, terms * scale
+        if dadded is None:
+            return dx, terms
+        return dx + dadded[part].double(), terms + dadded[part].double().abs()
+
+    def dweight(self, case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Tensor, Tensor]:
+        """``part`` is of columns, as for dbias."""
+
+        def of(some: slice) -> Tensor:
+            dout, xhat = self._dout_xhat(inputs, some, part)
+            return dout * xhat
+
+        return _over_columns(inputs[0], part, of)
+
+    def dbias(self, case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Tensor, Tensor]:
+        return _over_columns(inputs[0], part, lambda some: inputs[0][some, part].double())
+
+    def check_backward(
+        self,
+        dout: Tensor,
+        x: Tensor,
+        mean: Tensor | None,
+        rstd: Tensor,
+        weight: Tensor | None,
+        dadded: Tensor | None,
+        out: Tensor | tuple[Tensor, ...],
+    ) -> None:
+        rows.require_rows("dout", dout)
+        _require_matrix("x", x, "dout", dout)
+        for name, statistic in [("mean", mean)] * self.centered + [("rstd", rstd)]:
+            assert statistic is not None
+            _require_statistic(name, statistic, "dout", dout)
+        _require_vector("weight", weight, "dout", dout)
+        _require_matrix("dadded", dadded, "dout", dout)
+        names = ["dx"] if weight is None else ["dx", "dweight", *(["dbias"] if self.centered else [])]
+        _require_out(out, names, "dout", dout)
+        inputs = {"dout": dout, "x": x, "mean": mean, "rstd": rstd, "weight": weight, "dadded": dadded}
+        _require_all_apart(out, inputs)
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Test cases
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def test_cases(self) -> tuple[Case, ...]:
+        more = (
+            *rows.option_cases({"residual": "yes"}),
+            (19, 1_027, {"residual": "yes", "x": "pitched"}),
+            (9, 5_003, {"residual": "yes", "offset": "1"}),
+            *rows.option_cases({"affine": "none"}),
+            *(rows.option_cases({"affine": "weight"}) if self.centered else ()),
+            *((9, n, {"values": "shifted"}) for n in (1, 1_000, 5_003, 70_000)),
+            *((m, n, {}) for m, n in _MANY_ROWS[:3]),
+        )
+        cases = rows.test_cases("x", *more)
+        # The mean of one infinity and numbers is it by a sum, and NaN by Welford's formula: y and rstd are NaN anyway.
+        return tuple(case for case in cases if case.get("values") != "inf") if self.centered else cases
+
+    def backward_test_cases(self) -> tuple[Case, ...]:
+        more = (
+            *rows.option_cases({"residual": "yes"}),
+            (19, 1_027, {"residual": "yes", "dout": "pitched"}),
+            *rows.option_cases({"affine": "none"}),
+            *((19, n, {"x": "pitched"}) for n in (40, 1_027, 8_192, 70_000)),
+            *((9, n, {"values": "shifted"}) for n in (1_000, 5_003, 70_000)),
+            *((m, n, {}) for m, n in _MANY_ROWS),
+            *((m, n, {"values": "outliers"}) for m, n in _MANY_ROWS[1:3]),
+        )
+        return rows.test_cases("dout", *more)
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Of float64
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def _operands(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+        """x, weight, bias and residual."""
+        x, *rest = inputs
+        given: list[Tensor | None] = [*rest, None, None, None]
+        return (x, given[0], given[1], given[2]) if self.centered else (x, given[0], None, given[1])
+
+    def _backward_operands(
+        self, inputs: tuple[Tensor, ...]
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None, Tensor | None]:
+        """dout, x, mean, rstd, weight and dadded."""
+        dout, x, *rest = inputs
+        mean = rest.pop(0) if self.centered else None
+        rstd, weight, dadded, *_ = *rest, None, None
+        assert rstd is not None
+        return dout, x, mean, rstd, weight, dadded
+
+    def _moments(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """mean (0 where nothing is subtracted), rstd and kappa of every row: [M, 1]."""
+        import torch
+
+        magnitude = x.abs().mean(dim=1, keepdim=True)
+        mean = x.mean(dim=1, keepdim=True) if self.centered else torch.zeros_like(magnitude)
+        rstd = ((x - mean).square().mean(dim=1, keepdim=True) + self.eps).rsqrt()
+        return mean, rstd, magnitude * rstd
+
+    def _lost(self, kappa: Tensor) -> Tensor | int:
+        """The terms of rstd over its value: Welford's formula errs by eps(fp32) * kappa, two passes by its square."""
+        return 2 + kappa + 2.0**-23 * kappa.square() if self.centered else 2
+
+    def _over_rows(self, x: Tensor, residual: Tensor | None, part: slice, of: Any) -> tuple[Tensor, Tensor]:
+        """Two numbers of every row of x + residual, by ``of``, which is given some rows at a time."""
+        import torch
+
+        empty = torch.empty(0, dtype=torch.float64, device=x.device)
+        numbers = [of(_added(x, residual, some).double()) for some in _parts(part, x.shape[1])] or [(empty, empty)]
+        first, second = (torch.cat(each) for each in zip(*numbers, strict=True))
+        return first, second
+
+    def _dout_xhat(self, inputs: tuple[Tensor, ...], part: slice, columns: slice) -> tuple[Tensor, Tensor]:
+        dout, x, mean, rstd, _, _ = self._backward_operands(inputs)
+        x = x[part, columns].double()
+        if mean is not None:
+            x = x - mean[part, None].double()
+        return dout[part, columns].double(), x * rstd[part, None].double()
+
+
+LAYER = Norm(centered=True, eps=1e-5)
+RMS = Norm(centered=False, eps=1e-6)
+
+
+def _without_values(case: Case) -> Case:
+    """The same case but for special values, which some of its inputs do not have."""
+    return Case(case.shape, case.dtype, tuple((key, value) for key, value in case.variant if key != "values"))
+
+
+def _affine(case: Case, generator: Generator, bias: bool) -> tuple[Tensor, ...]:
+    """weight, about 1, and bias where it is asked for, less what ``affine`` leaves out."""
+    from kernel_twins.tensors import normal
+
+    if case.get("affine") == "none":
+        return ()
+    vectors = [normal(_without_values(case), case.shape[1:], generator) for _ in range(1 + bias)]
+    vectors[0].mul_(0.1).add_(1)
+    return tuple(vectors[:1] if case.get("affine") == "weight" else vectors)
+
+
+def _added(x: Tensor, residual: Tensor | None, part: slice) -> Tensor:
+    """Those rows of what is normalised: the sum as it is returned, rounded."""
+    return x[part] if residual is None else x[part] + residual[part]
+
+
+def _parts(part: slice, n: int) -> Iterator[slice]:
+    """A range of rows of n elements, in pieces."""
+    step = max(1, _CHUNK // max(1, n))
+    for start in range(part.start, part.stop, step):
+        yield slice(start, min(start + step, part.stop))
+
+
+def _over_columns(dout: Tensor, part: slice, of: Any) -> tuple[Tensor, Tensor]:
+    """The sums of those columns and of their magnitudes, of [M, N] values that ``of`` gives for some rows."""
+    import torch
+
+    columns = dout[:1, part].shape[1]
+    total = torch.zeros(2, columns, dtype=torch.float64, device=dout.device)
+    for some in _parts(slice(0, dout.shape[0]), columns):
+        values = of(some)
+        total += torch.stack([values.sum(dim=0), values.abs().sum(dim=0)])
+    return total[0], total[1]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Checks, in the words of the adaptors in bindings.cpp
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def _require_matrix(name: str, tensor: Tensor | None, like_name: str, like: Tensor) -> None:
+    from kernel_twins.tensors import require_device, require_same_dtype, require_shape
+
+    if tensor is None:
+        return
+    rows.require_rows(name, tensor)
+    require_same_dtype(name, tensor, like_name, like)
+    require_device(name, tensor, like_name, like)
+    require_shape(name, tensor, tuple(like.shape), f"one element for each of {like_name}")
+
+
+def _require_vector(name: str, tensor: Tensor | None, like_name: str, like: Tensor) -> None:
+    from kernel_twins.tensors import (
+        require_contiguous,
+        require_device,
+        require_dtype,
+        require_same_dtype,
+        require_shape,
+    )
+
+    if tensor is None:
+        return
+    require_dtype(name, tensor, *ITEMSIZE)
+    require_same_dtype(name, tensor, like_name, like)
+    require_device(name, tensor, like_name, like)
+    require_shape(name, tensor, (like.shape[1],), f"one element for each column of {like_name}")
+    require_contiguous(name, tensor)
+
+
+def _require_statistic(name: str, tensor: Tensor, like_name: str, like: Tensor) -> None:
+    from kernel_twins.tensors import require_contiguous, require_device, require_dtype, require_shape
+
+    require_dtype(name, tensor, "fp32")
+    require_device(name, tensor, like_name, like)
+    require_shape(name, tensor, (like.shape[0],), f"one number for each row of {like_name}")
+    require_contiguous(name, tensor)
+
+
+def _require_out(out: Tensor | tuple[Tensor, ...], names: list[str], like_name: str, like: Tensor) -> None:
+    """One tensor where there is one name; a tuple of tensors in that order where there are several."""
+    from kernel_twins.tensors import require_contiguous
+
+    if len(names) > 1 and not isinstance(out, tuple):
+        raise TypeError(f"out is a {type(out).__name__}, must be a tuple of {len(names)} tensors: {', '.join(names)}")
+    if len(names) == 1 and isinstance(out, tuple):
+        raise TypeError(f"out is a tuple, must be one tensor: {names[0]}")
+    if isinstance(out, tuple) and len(out) != len(names):
+        raise ValueError(f"out has {len(out)} tensors, must have {len(names)}: {', '.join(names)}")
+    for index, (tensor, name) in enumerate(zip(_tensors(out), names, strict=True)):
+        label = f"out[{index}]" if isinstance(out, tuple) else "out"
+        if name in ("mean", "rstd"):
+            _require_statistic(label, tensor, like_name, like)
+        elif name in ("dweight", "dbias"):
+            _require_vector(label, tensor, like_name, like)
+        else:
+            _require_matrix(label, tensor, like_name, like)
+            require_contiguous(label, tensor)
+
+
+def _require_all_apart(out: Tensor | tuple[Tensor, ...], inputs: Mapping[str, Tensor | None]) -> None:
+    """No output overlaps an input, or another output."""
+    from kernel_twins.tensors import require_apart
+
+    outs = _tensors(out)
+    for index, tensor in enumerate(outs):
+        for name, other in inputs.items():
+            if other is not None:
+                require_apart(tensor, name, other)
+        for before in range(index):
+            require_apart(tensor, f"out[{before}]", outs[before])
+
+
+def _tensors(out: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return out if isinstance(out, tuple) else (out,)

@@ -1,0 +1,182 @@
+"""``y = (x - mean) * rstd * weight + bias`` over the rows of a matrix, or of x + residual; fp32 inside."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from kernel_twins import baselines, norms, rows
+from kernel_twins.spec import Case, Op, Prediction, Step
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_NORM = norms.LAYER
+
+
+def _check(
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    *,
+    out: tuple[Tensor, ...],
+    eps: float = _NORM.eps,
+) -> None:
+    """x, residual: [M, N], contiguous rows at any distance, fp32, bf16 or fp16; weight, bias: [N].
+
+    out: y, mean, rstd and, with a residual, the sum; [M, N] as x, [M] in fp32, contiguous.
+    """
+    _NORM.check(x, weight, bias, residual, out)
+
+
+def _function(
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    *,
+    eps: float = _NORM.eps,
+) -> tuple[Tensor, ...]:
+    added = x if residual is None else x + residual
+    y, mean, rstd = baselines.aten("native_layer_norm", added, added.shape[1:], weight, bias, eps)
+    results = y.to(x.dtype), mean.flatten(), rstd.flatten()
+    return results if residual is None else (*results, added)
+
+
+def _torch(*inputs: Tensor, out: tuple[Tensor, ...], eps: float = _NORM.eps) -> tuple[Tensor, ...]:
+    return _function(*inputs, eps=eps)
+
+
+def _liger(
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    *,
+    out: tuple[Tensor, ...],
+    eps: float = _NORM.eps,
+) -> tuple[Tensor, ...]:
+    from kernel_twins._load import UnavailableError
+
+    if weight is None or bias is None:
+        raise UnavailableError("liger-kernel has no layer norm without weight and bias")
+    if residual is not None:
+        raise UnavailableError("liger-kernel adds no residual before a layer norm")
+    ops, _ = baselines.liger("layer_norm", x.shape[1])
+    y, _, mean, rstd, *_ = ops.layer_norm_forward(x, weight, bias, eps)
+    return y, mean, rstd
+
+
+_PROFILE_CASE = rows.bandwidth_case(4_096)
+_SHORT, _LONG, _LONGEST = (rows.bandwidth_case(n) for n in (256, 65_536, 262_144))
+
+OP = Op(
+    name="layer_norm",
+    chapter=9,
+    title="LayerNorm",
+    summary="`y = (x - mean) * rstd * weight + bias` over the rows of a matrix, `rstd = 1 / sqrt(variance + eps)`: the "
+    "second number of a row needs the first one, and a sum of squares would cancel.",
+    inputs=_NORM.inputs,
+    outputs=_NORM.outputs,
+    reference=_NORM.y,
+    more_references=(_NORM.mean, _NORM.rstd, _NORM.added),
+    check=_check,
+    accepts=lambda case: "",
+    options=_NORM.options,
+    test_cases=_NORM.test_cases(),
+    huge_cases=(Case.of(2**21 + 3, 1_025, dtype="bf16"), Case.of(2_049, 2**20, dtype="bf16")),
+    bench_cases=(
+        *rows.BANDWIDTH_CASES,
+        rows.bandwidth_case(4_096, residual="yes"),
+        Case.of(4_096, 1_024, dtype="bf16"),
+    ),
+    headline_cases=rows.HEADLINE_CASES,
+    profile_case=_PROFILE_CASE,
+    ceiling="dram_copy",
+    flops=lambda case: 7 * math.prod(case.shape),  # a sum, a difference, a square's sum, two products, a sum
+    bytes=_NORM.bytes,
+    baselines={"torch": _torch, "compile": baselines.compiled_results(_function), "liger": _liger},
+    steps=(
+        Step(
+            name="v01_three_passes",
+            change="A block reads its row three times: for the mean, for the squared distances from it, and to write.",
+            why="The definition, word for word: mean of squares less square of the mean would save a pass, and lose "
+            "every digit where the mean is large beside the deviation. A row of 4096 stays in L1 between the passes, "
+            "but each asks for one element at a time and ends with a wait for the block.",
+            predictions=(
+                Prediction("dram_share", "<=", 65),
+                Prediction("bytes_over_minimum", "==", 1.0, tolerance=0.1, backends=("cuda",)),
+                Prediction("bytes_over_minimum", "<=", 1.25, backends=("triton",)),
+            ),
+        ),
+        Step(
+            name="v02_welford",
+            change="Mean and squared distances in one pass, by Welford's formula; threads' parts are merged by Chan's.",
+            why="Every element moves the mean, and adds its distance from the old one times that from the new one: "
+            "one pass less to wait for, and nothing cancels, at the price of a division for each element.",
+            predictions=(
+                Prediction("load_requests", "==", 0.8, relative=True, tolerance=0.05),  # weight and bias are left
+                Prediction("instructions", ">=", 1.2, relative=True, backends=("cuda",)),
+                Prediction("time", "<=", 0.95, relative=True, backends=("triton",)),
+            ),
+        ),
+        Step(
+            name="v03_registers",
+            change="The row is read once and stays in the block's registers, where both statistics are taken in turn.",
+            why="The loads of a thread are all under way at once, and none is repeated. A second pass over registers "
+            "costs less than Welford's divisions. How long a row may be is now bounded by the registers of a block.",
+            predictions=(
+                Prediction("time", "<=", 0.8, relative=True),
+                Prediction("dram_share", ">=", 60, backends=("cuda",)),
+                Prediction("dram_share", ">=", 85, backends=("triton",)),
+            ),
+            accepts=rows.at_most(16_384, "registers hold"),
+        ),
+        Step(
+            name="v04_rows_per_block",
+            change="Accesses of 16 bytes, wherever a row starts, and as many threads for a row as it needs: part of a "
+            "warp, a warp, or several.",
+            why="An eighth of the loads and stores in bf16, of weight and bias too. A block for a row of 256 leaves "
+            "most of its threads idle and still pays for two barriers, where lanes of a warp need shuffles alone. "
+            "Trials of CUDA's v04 and v05 ran between these predictions and the recording.",
+            predictions=(
+                Prediction("instructions", "<=", 0.6, relative=True, backends=("cuda",)),
+                Prediction("dram_share", ">=", 86),
+                Prediction("time", "<=", 0.35, relative=True, backends=("cuda",), case=_SHORT),
+                Prediction("time", "<=", 0.7, relative=True, backends=("triton",), case=_SHORT),
+            ),
+            accepts=rows.fits(64 * 1_024, "registers hold"),
+        ),
+        Step(
+            name="v05_cluster",
+            change="A cluster of blocks shares a row, a part each; they exchange mean and squared distances of their "
+            "parts by distributed shared memory, once, and merge them by Chan's formula.",
+            why="A row of 256 K elements is longer than what an SM holds. In the registers of several it fits, every "
+            "element is read once, and two numbers a block are all that they must tell each other. Rows of up to "
+            "64 KiB keep v04's kernels.",
+            predictions=(
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
+                Prediction("time", "<=", 365, case=_LONG),
+                Prediction("time", "<=", 370, case=_LONGEST),
+            ),
+            arch=">=9.0",
+            backends=("cuda",),
+            gap="Triton 3.6 gives a program no access to another one's shared memory; v06_cooperative goes through L2.",
+        ),
+        Step(
+            name="v06_cooperative",
+            change="Programs that are all resident share a row; they exchange their parts' statistics through global "
+            "memory.",
+            why="The same division of labour without clusters: a cooperative launch promises that all programs run at "
+            "once, so one may wait for another's numbers. That costs a trip to L2 and back for every row.",
+            predictions=(
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.03),
+                Prediction("time", "<=", 390, case=_LONG),
+                Prediction("time", "<=", 400, case=_LONGEST),
+            ),
+            backends=("triton",),
+            gap="CUDA's v05_cluster does the same within a cluster, without going through L2.",
+        ),
+    ),
+)

@@ -1,0 +1,135 @@
+"""``y = x * rstd * weight`` over the rows of a matrix, or of x + residual; fp32 inside."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from kernel_twins import baselines, norms, rows
+from kernel_twins.spec import Case, Op, Prediction, Step
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_NORM = norms.RMS
+
+
+def _check(
+    x: Tensor,
+    weight: Tensor | None = None,
+    residual: Tensor | None = None,
+    *,
+    out: tuple[Tensor, ...],
+    eps: float = _NORM.eps,
+) -> None:
+    """x, residual: [M, N], contiguous rows at any distance, fp32, bf16 or fp16; weight: [N].
+
+    out: y, rstd and, with a residual, the sum; [M, N] as x, [M] in fp32, contiguous.
+    """
+    _NORM.check(x, weight, None, residual, out)
+
+
+def _function(
+    x: Tensor, weight: Tensor | None = None, residual: Tensor | None = None, *, eps: float = _NORM.eps
+) -> tuple[Tensor, ...]:
+    added = x if residual is None else x + residual
+    y, rstd = baselines.aten("_fused_rms_norm", added, added.shape[1:], weight, eps)
+    results = y.to(x.dtype), rstd.flatten()
+    return results if residual is None else (*results, added)
+
+
+def _torch(*inputs: Tensor, out: tuple[Tensor, ...], eps: float = _NORM.eps) -> tuple[Tensor, ...]:
+    return _function(*inputs, eps=eps)
+
+
+def _liger(
+    x: Tensor,
+    weight: Tensor | None = None,
+    residual: Tensor | None = None,
+    *,
+    out: tuple[Tensor, ...],
+    eps: float = _NORM.eps,
+) -> tuple[Tensor, ...]:
+    if residual is None:
+        ops, _ = baselines.liger("rms_norm", x.shape[1])
+        y, _, rstd, *_ = ops.rms_norm_forward(x, weight, eps, 0.0, "llama", None)
+        return y, rstd
+    ops, _ = baselines.liger("fused_add_rms_norm", x.shape[1])
+    y, added, rstd, *_ = ops.fused_add_rms_norm_forward(x, residual, weight, eps, 0.0, "llama")
+    return y, rstd, added
+
+
+_PROFILE_CASE = rows.bandwidth_case(4_096)
+_SHORT, _LONG, _LONGEST = (rows.bandwidth_case(n) for n in (256, 65_536, 262_144))
+
+OP = Op(
+    name="rms_norm",
+    chapter=11,
+    title="RMSNorm",
+    summary="`y = x * rstd * weight` over the rows of a matrix, `rstd = 1 / sqrt(mean(x^2) + eps)`: a LayerNorm "
+    "without the mean, and a ladder of its first step and its last.",
+    inputs=_NORM.inputs,
+    outputs=_NORM.outputs,
+    reference=_NORM.y,
+    more_references=(_NORM.rstd, _NORM.added),
+    check=_check,
+    accepts=lambda case: "",
+    options=_NORM.options,
+    test_cases=_NORM.test_cases(),
+    huge_cases=(Case.of(2**21 + 3, 1_025, dtype="bf16"),),
+    bench_cases=(
+        *rows.BANDWIDTH_CASES,
+        rows.bandwidth_case(4_096, residual="yes"),
+        Case.of(4_096, 1_024, dtype="bf16"),
+    ),
+    headline_cases=rows.HEADLINE_CASES,
+    profile_case=_PROFILE_CASE,
+    ceiling="dram_copy",
+    flops=lambda case: 4 * math.prod(case.shape),  # a square's sum, two products
+    bytes=_NORM.bytes,
+    baselines={"torch": _torch, "compile": baselines.compiled_results(_function), "liger": _liger},
+    steps=(
+        Step(
+            name="v01_two_passes",
+            change="A block reads its row twice: for the sum of squares, and to write.",
+            why="One number of a row is needed instead of LayerNorm's two, and nothing can cancel in a sum of squares: "
+            "a pass less than layer_norm's v01. Again it asks for one element at a time.",
+            predictions=(
+                Prediction("dram_share", "<=", 75),
+                Prediction("bytes_over_minimum", "==", 1.0, tolerance=0.1, backends=("cuda",)),
+                Prediction("bytes_over_minimum", "<=", 1.2, backends=("triton",)),
+            ),
+        ),
+        Step(
+            name="v02_cluster",
+            change="layer_norm's v05 without the mean: wide accesses, registers, as many threads for a row as it needs "
+            "and a cluster of blocks for a long one.",
+            why="What that ladder came to. With one number less to find, a block of several warps waits once instead "
+            "of twice. Trials of the kernel ran between these predictions and the recording.",
+            predictions=(
+                Prediction("time", "<=", 0.85, relative=True),
+                Prediction("dram_share", ">=", 88),
+                Prediction("time", "<=", 0.35, relative=True, case=_SHORT),
+                Prediction("time", "<=", 365, case=_LONG),
+                Prediction("time", "<=", 370, case=_LONGEST),
+            ),
+            arch=">=9.0",
+            backends=("cuda",),
+            gap="Triton 3.6 gives a program no access to another one's shared memory; v03_cooperative goes through L2.",
+        ),
+        Step(
+            name="v03_cooperative",
+            change="layer_norm's v06 without the mean: registers, several rows a program or, for a long row, several "
+            "programs that are all resident.",
+            why="The same kernel with one number to exchange instead of two.",
+            predictions=(
+                Prediction("time", "<=", 0.8, relative=True),
+                Prediction("dram_share", ">=", 88),
+                Prediction("time", "<=", 390, case=_LONG),
+                Prediction("time", "<=", 400, case=_LONGEST),
+            ),
+            backends=("triton",),
+            gap="CUDA's v02_cluster does the same within a cluster, without going through L2.",
+        ),
+    ),
+)
