@@ -146,7 +146,7 @@ def stack_bytes(kernel: Any) -> int:
 def test_step_compiles_and_fits(op: Op, step: Step, arch: int) -> None:
     for case in aligned_cases(op, step):
         kernels = compiled(op, step, case, arch)
-        assert {kernel.name for kernel in kernels} == {f"{op.name}_{step.name}_kernel"}
+        assert f"{op.name}_{step.name}_kernel" in {kernel.name for kernel in kernels}
         assert max(kernel.metadata.shared for kernel in kernels) <= SHARED_LIMIT[arch]
         spilled = [stack_bytes(kernel) for kernel in kernels]
         if step.finished:

@@ -56,7 +56,13 @@ CELLS = [
 def small_cases(op: Op, step: Step, dtype: str) -> list[Case]:
     largest = LARGEST_BY_TILES if by_tiles(op.name, step.name) else LARGEST_BY_TERMS
     cases = [case for case in op.test_cases if case.dtype == dtype and op.serves(step, case)]
-    return [case for case in cases if math.prod(case.shape) <= largest]
+    # The interpreter truncates to bf16. That is within the bound for what is stored, not for statistics of a sum that
+    # is rounded first.
+    return [
+        case
+        for case in cases
+        if math.prod(case.shape) <= largest and not (dtype == "bf16" and case.get("residual") == "yes")
+    ]
 
 
 @pytest.mark.parametrize(("op", "step", "dtype"), CELLS)

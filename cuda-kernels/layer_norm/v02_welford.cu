@@ -3,9 +3,9 @@
 // Change:   a thread keeps the count, the mean and the squared distances of its elements so far. Every
 //           element moves the mean, and adds its distance from the old mean times that from the new one.
 //           Threads' numbers are merged by Chan's formula.
-// Why:      a pass less over the row, and one wait less for the block, for a division an element. The relative
-//           error of the squared distances is at most about N eps kappa, kappa the root of 1 + mean^2 / var;
-//           that of the mean of the squares minus the square of the mean has kappa^2.
+// Why:      a pass less over the row, and one wait less for the block, for a division an element. The
+//           relative error of the squared distances is at most about N eps kappa, kappa the root of 1 +
+//           mean^2 / var; that of the mean of the squares minus the square of the mean has kappa^2.
 // Counter:  loads fall to two thirds; instructions rise, by the divisions.
 // Requires: rows that are contiguous; any length.
 // Source:   Welford, Technometrics 4(3), 1962; Chan, Golub and LeVeque, "Algorithms for computing the sample
