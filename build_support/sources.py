@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 GENERATED = Path("build/generated")
 STEP_TABLE = GENERATED / "step_table.cpp"
 BINDINGS = Path("cuda-kernels/bindings.cpp")
-FUNCTIONAL = (Path("cuda-kernels/functional.cpp"), Path("cuda-kernels/functional_softmax.cpp"))
+FUNCTIONAL = tuple(Path("cuda-kernels") / f"functional{family}.cpp" for family in ("", "_softmax", "_norm"))
 INCLUDE_DIRS = (Path("cuda-kernels"), Path("hardware-survey"))
 
 DEFAULT_ARCH = "9.0a"

@@ -129,15 +129,15 @@ void multiply(const Matrix& a, const Matrix& b, void* out, at::ScalarType dtype,
   const bool large = std::max({a.rows, b.cols, a.cols}) >= LARGEST_SIZE;
   if (dtype == at::kFloat) {
     const auto& step =
-        large ? first_that_runs("matmul_fp32", matmul_fp32_steps, {"v09_pipelined"}, true, device)
-              : first_that_runs("matmul_fp32", matmul_fp32_steps, {"v12_short_loop", "v09_pipelined"}, false,
-                                device);
+        large ? first_that_runs<matmul_fp32_steps>("matmul_fp32", {"v09_pipelined"}, true, device)
+              : first_that_runs<matmul_fp32_steps>("matmul_fp32", {"v12_short_loop", "v09_pipelined"}, false,
+                                                   device);
     launch(step, a, b, out, dtype, out_dtype);
   } else {
     const auto& step = large
-                           ? first_that_runs("matmul_bf16", matmul_bf16_steps, {"v05_grouped"}, true, device)
-                           : first_that_runs("matmul_bf16", matmul_bf16_steps,
-                                             {"v15_dispatch", "v05_grouped"}, false, device);
+                           ? first_that_runs<matmul_bf16_steps>("matmul_bf16", {"v05_grouped"}, true, device)
+                           : first_that_runs<matmul_bf16_steps>(
+                                 "matmul_bf16", {"v15_dispatch", "v05_grouped"}, false, device);
     launch(step, a, b, out, dtype, out_dtype);
   }
 }

@@ -6,11 +6,11 @@
 #include <torch/library.h>
 
 #include <algorithm>
-#include <optional>
 #include <vector>
 
 #include "adaptor.h"
 #include "operator.h"
+#include "operator_rows.h"
 #include "softmax/args.h"
 #include "softmax_backward/args.h"
 
@@ -25,7 +25,7 @@ constexpr int64_t ROW_IN_REGISTERS = 64 * 1024;
 constexpr int64_t PAIR_IN_REGISTERS = 32 * 1024;  // each of dout's and y's
 
 // -----------------------------------------------------------------------------------------------------------
-// Rows: what lies along one dimension, in the order of the others
+// The dimension along which rows lie
 // -----------------------------------------------------------------------------------------------------------
 
 // dim, counted from the front. A tensor of 0 dimensions is a row of one element, as it is to PyTorch.
@@ -37,54 +37,6 @@ int64_t counted(int64_t dim, const char* name, int64_t rank) {
 }
 
 int64_t row_length(const Tensor& tensor, int64_t dim) { return tensor.dim() == 0 ? 1 : tensor.size(dim); }
-
-// How far the rows of a tensor lie apart, in elements (0 where one row is seen many times). Nothing where
-// that is no one number, or where a row's elements are no neighbours.
-std::optional<int64_t> row_stride(const Tensor& tensor, int64_t dim) {
-  const at::IntArrayRef sizes = tensor.sizes();
-  const at::IntArrayRef strides = tensor.strides();
-  const int64_t N = row_length(tensor, dim);
-  if (N > 1 && strides[dim] != 1) return std::nullopt;
-  std::optional<int64_t> stride;
-  int64_t rows = 1;  // of the dimensions that were looked at
-  for (int64_t i = tensor.dim() - 1; i >= 0; --i) {
-    if (i == dim || sizes[i] == 1) continue;
-    if (stride && strides[i] != *stride * rows) return std::nullopt;
-    if (!stride) stride = strides[i];
-    rows *= sizes[i];
-  }
-  return stride.value_or(N);
-}
-
-// Whether all elements are the same one, as of the gradient of a sum.
-bool is_one_number(const Tensor& tensor) {
-  for (int64_t i = 0; i < tensor.dim(); ++i) {
-    if (tensor.size(i) > 1 && tensor.stride(i) != 0) return false;
-  }
-  return true;
-}
-
-// A tensor's elements as a step reads them. Copied are only those that have no neighbours in their row, or
-// whose rows lie at no one distance; and of one number everywhere, one row.
-struct Rows {
-  Tensor elements;
-  int64_t stride;
-
-  Rows(const Tensor& tensor, int64_t dim) {
-    if (const auto found = row_stride(tensor, dim)) {
-      elements = tensor;
-      stride = *found;
-    } else if (is_one_number(tensor)) {
-      elements = tensor.as_strided({tensor.size(dim)}, {0}).contiguous();
-      stride = 0;
-    } else {
-      elements = tensor.movedim(dim, -1).contiguous();
-      stride = tensor.size(dim);
-    }
-  }
-
-  const void* data() const { return elements.const_data_ptr(); }
-};
 
 template <typename Int>
 std::vector<Int> moved_last(at::ArrayRef<Int> sizes, int64_t dim) {
@@ -126,14 +78,13 @@ Tensor softmax_cuda(const Tensor& x, int64_t dim, bool log) {
   const Rows rows(x, dim);
   const int64_t N = row_length(x, dim);
   const bool large = N * x.itemsize() > ROW_IN_REGISTERS;
-  const auto& step =
-      first_that_runs("softmax", softmax_steps, {"v07_cluster", large ? "v02_online" : "v05_rows_per_block"},
-                      large, x.get_device());
+  const auto& step = first_that_runs<softmax_steps>(
+      "softmax", {"v07_cluster", large ? "v02_online" : "v05_rows_per_block"}, large, x.get_device());
   step.launch({.x = rows.data(),
                .out = out.mutable_data_ptr(),
                .M = out.numel() / N,
                .N = N,
-               .stride_xm = rows.stride,
+               .stride_xm = rows.stride(),
                .dtype = dtype_of(x),
                .log = log,
                .stream = c10::cuda::getCurrentCUDAStream()});
@@ -174,16 +125,16 @@ Tensor softmax_backward_cuda(const Tensor& dout, const Tensor& y, int64_t dim, b
   const Rows y_rows(y, dim);
   const int64_t N = row_length(dout, dim);
   const bool large = N * dout.itemsize() > PAIR_IN_REGISTERS;
-  const auto& step = first_that_runs("softmax_backward", softmax_backward_steps,
-                                     {"v04_cluster", large ? "v01_two_passes" : "v03_rows_per_block"}, large,
-                                     dout.get_device());
+  const auto& step = first_that_runs<softmax_backward_steps>(
+      "softmax_backward", {"v04_cluster", large ? "v01_two_passes" : "v03_rows_per_block"}, large,
+      dout.get_device());
   step.launch({.dout = dout_rows.data(),
                .y = y_rows.data(),
                .out = out.mutable_data_ptr(),
                .M = out.numel() / N,
                .N = N,
-               .stride_dm = dout_rows.stride,
-               .stride_ym = y_rows.stride,
+               .stride_dm = dout_rows.stride(),
+               .stride_ym = y_rows.stride(),
                .dtype = dtype_of(dout),
                .log = log,
                .stream = c10::cuda::getCurrentCUDAStream()});

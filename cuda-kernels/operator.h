@@ -24,17 +24,18 @@ inline Tensor empty(at::IntArrayRef shape, at::ScalarType dtype, at::Device devi
   return Tensor(at::detail::empty_cuda(shape, dtype, device, std::nullopt));
 }
 
-// The first of the steps that the device runs, remembered by thread; `large` tells apart the problems for
-// which the names are others.
-template <typename Args>
-const Step<Args>& first_that_runs(const char* op, const StepTable<Args>& steps,
-                                  std::initializer_list<const char*> names, bool large, int device) {
-  thread_local std::array<std::array<const Step<Args>*, C10_COMPILE_TIME_MAX_GPUS>, 2> known = {};
-  const Step<Args>*& found = known[large][device];
+// The first of a table's steps that the device runs, remembered by thread and table; `large` tells apart the
+// problems for which the names are others.
+template <const auto& STEPS>
+const auto& first_that_runs(const char* op, std::initializer_list<const char*> names, bool large,
+                            int device) {
+  using Entry = decltype(STEPS.begin);
+  thread_local std::array<std::array<Entry, C10_COMPILE_TIME_MAX_GPUS>, 2> known = {};
+  Entry& found = known[large][device];
   if (found) return *found;
   std::string refusals;
   for (const char* name : names) {
-    const Step<Args>* step = steps.find(name);
+    const Entry step = STEPS.find(name);
     const std::string refusal = architecture_refusal(op, name, step->arch, device);
     if (refusal.empty()) return *(found = step);
     refusals += (refusals.empty() ? "" : "; ") + refusal;

@@ -1,7 +1,8 @@
 """The same GPU kernels, step by step, in CUDA C++ and in Triton.
 
 ``kernel_twins.load(op, step, backend)`` returns a step as a callable; ``kernel_twins.matmul(a, b)``,
-``kernel_twins.linear(x, weight)``, ``kernel_twins.softmax(x)`` and ``kernel_twins.log_softmax(x)`` are the public
+``kernel_twins.linear(x, weight)``, ``kernel_twins.softmax(x)``, ``kernel_twins.log_softmax(x)``,
+``kernel_twins.layer_norm(x, normalized_shape)`` and ``kernel_twins.rms_norm(x, normalized_shape)`` are the public
 functions that the last steps stand behind, ``kernel_twins.nn`` has modules of them. Importing this package imports
 neither torch nor Triton.
 """
@@ -18,13 +19,22 @@ if TYPE_CHECKING:
     from kernel_twins import nn as nn
     from kernel_twins.functional.linear import linear as linear
     from kernel_twins.functional.matmul import matmul as matmul
+    from kernel_twins.functional.norm import layer_norm as layer_norm
+    from kernel_twins.functional.norm import rms_norm as rms_norm
     from kernel_twins.functional.softmax import log_softmax as log_softmax
     from kernel_twins.functional.softmax import softmax as softmax
 
 __all__ = ["OPS", "load", "load_baseline"]
 __version__ = "0.1.0"
 
-_MODULES = {"linear": "linear", "log_softmax": "softmax", "matmul": "matmul", "softmax": "softmax"}
+_MODULES = {
+    "layer_norm": "norm",
+    "linear": "linear",
+    "log_softmax": "softmax",
+    "matmul": "matmul",
+    "rms_norm": "norm",
+    "softmax": "softmax",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from typing import Any
+
+from torch import Size, Tensor, nn
 
 from kernel_twins.functional.backends import BACKENDS
+from kernel_twins.functional.norm import layer_norm, rms_norm
 from kernel_twins.functional.softmax import log_softmax, softmax
+
+
+def _known(backend: str) -> str:
+    if backend not in BACKENDS:
+        raise ValueError(f"backend is {backend!r}, must be one of {', '.join(BACKENDS)}")
+    return backend
 
 
 class _AlongRows(nn.Module):
@@ -13,10 +22,8 @@ class _AlongRows(nn.Module):
 
     def __init__(self, dim: int = -1, backend: str = "auto") -> None:
         super().__init__()
-        if backend not in BACKENDS:
-            raise ValueError(f"backend is {backend!r}, must be one of {', '.join(BACKENDS)}")
         self.dim = dim
-        self.backend = backend
+        self.backend = _known(backend)
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, backend={self.backend!r}"
@@ -34,3 +41,53 @@ class LogSoftmax(_AlongRows):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # torch.nn's name
         return log_softmax(input, self.dim, self.backend)
+
+
+class LayerNorm(nn.LayerNorm):
+    """``kernel_twins.layer_norm`` by ``backend``, with torch.nn.LayerNorm's parameters and state dict.
+
+    Called with a residual of the input's shape, it adds that first and returns (y, added).
+    """
+
+    def __init__(
+        self,
+        normalized_shape: int | list[int] | Size,
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__(normalized_shape, eps, elementwise_affine, bias, device, dtype)
+        self.backend = _known(backend)
+
+    def forward(self, input: Tensor, residual: Tensor | None = None) -> Any:  # noqa: A002  # torch.nn's name
+        return layer_norm(
+            input, self.normalized_shape, self.weight, self.bias, self.eps, residual=residual, backend=self.backend
+        )
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, backend={self.backend!r}"
+
+
+class RMSNorm(nn.RMSNorm):
+    """``kernel_twins.rms_norm`` by ``backend``, with torch.nn.RMSNorm's parameter and state dict; see ``LayerNorm``."""
+
+    def __init__(
+        self,
+        normalized_shape: int | list[int] | Size,
+        eps: float | None = None,
+        elementwise_affine: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__(normalized_shape, eps, elementwise_affine, device, dtype)
+        self.backend = _known(backend)
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Any:
+        return rms_norm(x, self.normalized_shape, self.weight, self.eps, residual=residual, backend=self.backend)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, backend={self.backend!r}"

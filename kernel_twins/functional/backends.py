@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Callable
+import importlib.util
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import TransformType, get_interpreter_stack
 from torch.autograd import forward_ad
 
 from kernel_twins import ops
 from kernel_twins._load import UnavailableError, extension
+from kernel_twins.spec import Backend
 
-Function = Callable[..., Tensor]
+Function = Callable[..., Any]
 Place = tuple[tuple[int, ...], tuple[int, ...], int]  # shape, strides, elements past a multiple of 16 bytes or more
 
 BACKENDS = ("auto", "cuda", "triton", "torch")
 HALF = (torch.bfloat16, torch.float16)
 
 _PLAIN = (Tensor, torch.nn.Parameter)
+_BATCHED: Any = torch._C._parse_dispatch_key("Batched")
 
 
 def cuda_operator(name: str) -> tuple[Function | None, str]:
@@ -37,13 +41,18 @@ def cuda_operator(name: str) -> tuple[Function | None, str]:
 
 @cache
 def triton_functions() -> dict[str, Function]:
-    """The Triton sides, by function; UnavailableError where Triton is not installed."""
+    """The Triton sides, by family of functions; UnavailableError where Triton is not installed."""
     try:
         # A statement, which can be traced.
-        from kernel_twins.functional import triton_linear, triton_matmul, triton_softmax
+        from kernel_twins.functional import triton_linear, triton_matmul, triton_norm, triton_softmax
     except ImportError as error:
         raise UnavailableError("the Triton side is missing: pip install triton, or pass backend='torch'") from error
-    return {"matmul": triton_matmul.matmul, "linear": triton_linear.linear, "softmax": triton_softmax.softmax}
+    return {
+        "matmul": triton_matmul.matmul,
+        "linear": triton_linear.linear,
+        "softmax": triton_softmax.softmax,
+        "norm": triton_norm.norm,
+    }
 
 
 @cache
@@ -59,6 +68,22 @@ def triton_launcher(op: str, names: tuple[str, ...], device: int | None) -> Call
             )
             return launch
     raise RuntimeError(f"no Triton step of {op} runs on this GPU: pass backend='torch'")
+
+
+def runs(backend: Backend, steps: Iterable[tuple[str, str]], device: int) -> bool:
+    """Whether a GPU runs all of these steps, each an operation and a name, and there is a Triton for those of Triton.
+
+    The CUDA side's extension is its function's own to look for.
+    """
+    if backend == "triton" and importlib.util.find_spec("triton") is None:
+        return False
+    capability = torch.cuda.get_device_capability(device)
+    return all(ops.get(op).step(name).runs_on(capability) for op, name in steps)
+
+
+def is_differentiated() -> bool:
+    """Whether one of torch.func's transforms takes derivatives, which are PyTorch's operators' alone."""
+    return any(layer.key() != TransformType.Vmap for layer in get_interpreter_stack() or ())
 
 
 def require_gpu(name: str, tensor: Tensor, backend: str) -> None:
@@ -104,6 +129,11 @@ def is_plain(*tensors: Tensor) -> bool:
     if torch._C._len_torch_dispatch_stack() > 0:  # a mode wants to see every operator
         return False
     return all(type(tensor) in _PLAIN and not tensor.is_meta and not tensor.is_neg() for tensor in tensors)
+
+
+def is_batched(gradient: Tensor) -> bool:
+    """Whether it is of torch.autograd.grad's is_grads_batched, which has a vmap of its own."""
+    return torch._C._dispatch_keys(gradient).has(_BATCHED)
 
 
 def refuse_tangents(name: str, *tensors: Tensor) -> None:

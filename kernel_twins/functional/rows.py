@@ -19,15 +19,16 @@ def counted(dim: int, name: str, rank: int) -> int:
     return dim % dims
 
 
-def rows_of(tensor: Tensor, dim: int) -> Tensor | None:
+def rows_of(tensor: Tensor, dim: int, dims: int = 1) -> Tensor | None:
     """[M, N] of a tensor that holds anything: its rows along ``dim``, counted from the front, in the others' order.
 
-    Where strides allow no such view with rows of neighbours, None.
+    A row may lie along the last ``dims`` dimensions, of which ``dim`` is then the first. Where strides allow no such
+    view with rows of neighbours, None.
     """
     if tensor.dim() == 2 and dim == 1 and tensor.stride(1) == 1:
         return tensor
-    moved = tensor.movedim(dim, -1) if dim + 1 < tensor.dim() else tensor
-    n = moved.shape[-1] if tensor.dim() else 1
+    moved = tensor.movedim(dim, -1) if dim + dims < tensor.dim() else tensor
+    n = moved.shape[-dims:].numel()
     try:
         rows = moved.view(-1, n)
     except RuntimeError:
@@ -35,15 +36,16 @@ def rows_of(tensor: Tensor, dim: int) -> Tensor | None:
     return rows if n == 1 or rows.stride(1) == 1 else None
 
 
-def in_rows(tensor: Tensor, dim: int) -> Tensor:
+def in_rows(tensor: Tensor, dim: int, dims: int = 1) -> Tensor:
     """The same, copied where strides leave no other way; of one number everywhere, a sum's gradient, one row is."""
-    rows = rows_of(tensor, dim)
+    rows = rows_of(tensor, dim, dims)
     if rows is not None:
         return rows
-    n = tensor.shape[dim]
+    n = tensor.shape[dim : dim + dims].numel()
     if all(stride == 0 or size == 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
         return tensor.as_strided((n,), (0,)).contiguous().expand(tensor.numel() // n, n)
-    return tensor.movedim(dim, -1).contiguous().view(-1, n)
+    moved = tensor.movedim(dim, -1) if dims == 1 else tensor
+    return moved.contiguous().view(-1, n)
 
 
 def empty_rows(like: Tensor, dim: int) -> Tensor:
@@ -66,7 +68,7 @@ def batching_rule(operator: Callable[..., Tensor], *names: str) -> Rule:
         values, options = given[: len(names)], given[len(names) :]  # without those at the end that equal their defaults
         at = next(each for each in in_dims if each is not None)
         batched = [
-            _with_batch(tensor, batch, at, info.batch_size)
+            with_batch(tensor, batch, at, info.batch_size)
             for tensor, batch in zip(values, in_dims[: len(names)], strict=True)
         ]
         rank = batched[0].dim() - 1
@@ -79,7 +81,7 @@ def batching_rule(operator: Callable[..., Tensor], *names: str) -> Rule:
     return rule
 
 
-def _with_batch(tensor: Tensor, batch: int | None, at: int, size: int) -> Tensor:
+def with_batch(tensor: Tensor, batch: int | None, at: int, size: int) -> Tensor:
     """A tensor whose dimension ``at`` is the batch."""
     if batch is not None:
         return tensor.movedim(batch, at)

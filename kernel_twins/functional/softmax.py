@@ -6,23 +6,23 @@ imports Triton before it is asked for.
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from functools import lru_cache
 
 import torch
 from torch import Tensor
-from torch._C._functorch import TransformType, get_interpreter_stack, maybe_current_level
+from torch._C._functorch import maybe_current_level
 
-from kernel_twins import ops
 from kernel_twins._load import UnavailableError
 from kernel_twins.ceilings import gpu_slug
 from kernel_twins.functional.backends import (
     BACKENDS,
     HALF,
     cuda_operator,
+    is_differentiated,
     is_on_gpu,
     require_gpu,
+    runs,
     triton_functions,
 )
 from kernel_twins.functional.choice import nearest
@@ -105,14 +105,9 @@ def _choose(x: Tensor, dim: int) -> str:
         return "torch"
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:  # sizes may be symbols
         return "cuda" if dim in (-1, x.dim() - 1) and _runs("cuda", device) else "torch"
-    if maybe_current_level() is not None and _is_differentiated():
+    if maybe_current_level() is not None and is_differentiated():
         return "torch"
     return _choice(x.shape, x.stride(), dim, dtype, device)
-
-
-def _is_differentiated() -> bool:
-    """Whether one of torch.func's transforms takes derivatives, which are PyTorch's operators' alone."""
-    return any(layer.key() != TransformType.Vmap for layer in get_interpreter_stack() or ())
 
 
 @lru_cache(maxsize=4096)
@@ -141,7 +136,4 @@ def _runs(backend: Backend, device: int) -> bool:
     """Whether a backend is there and has steps for this GPU, whatever the rows' length."""
     if backend == "cuda" and _cuda_operator is None:
         return False
-    if backend == "triton" and importlib.util.find_spec("triton") is None:
-        return False
-    capability = torch.cuda.get_device_capability(device)
-    return all(ops.get(op).step(names[-1]).runs_on(capability) for op, names in STEPS[backend].items())
+    return runs(backend, ((op, names[-1]) for op, names in STEPS[backend].items()), device)

@@ -9,13 +9,20 @@ import torch
 import triton
 from torch import Tensor
 
-from kernel_twins.functional.backends import HALF, is_plain, on_device, refuse_tangents, require_gpu, triton_launcher
+from kernel_twins.functional.backends import (
+    HALF,
+    is_batched,
+    is_plain,
+    on_device,
+    refuse_tangents,
+    require_gpu,
+    triton_launcher,
+)
 from kernel_twins.functional.rows import batching_rule, counted, empty_rows, in_rows
 from kernel_twins.functional.softmax import STEPS
 from kernel_twins.tensors import DTYPE, require_dtype, require_same_dtype
 
 _DTYPES = tuple(DTYPE.values())
-_BATCHED: Any = torch._C._parse_dispatch_key("Batched")
 
 
 def softmax(x: Tensor, dim: int, log: bool) -> Tensor:
@@ -108,13 +115,8 @@ def _backward(ctx: Any, dout: Tensor) -> tuple[Tensor, None, None]:
         aten = torch.ops.aten
         differentiable = aten._log_softmax_backward_data if ctx.log else aten._softmax_backward_data
         return differentiable(dout, y, ctx.dim, y.dtype), None, None
-    past = not torch.compiler.is_compiling() and is_plain(dout) and not _is_batched(dout)
+    past = not torch.compiler.is_compiling() and is_plain(dout) and not is_batched(dout)
     return (_compute_backward if past else backward_operator)(dout, y, ctx.dim, ctx.log), None, None
-
-
-def _is_batched(dout: Tensor) -> bool:
-    """Whether it is of torch.autograd.grad's is_grads_batched, which has a vmap of its own."""
-    return torch._C._dispatch_keys(dout).has(_BATCHED)
 
 
 operator.register_autograd(_backward, setup_context=_save)

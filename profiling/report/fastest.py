@@ -23,6 +23,8 @@ FUNCTIONS: dict[str, dict[str, dict[Backend, str]]] = {
     },
     "linear": {"linear": {"cuda": "v01_fused", "triton": "v01_fused"}},
     "softmax": {"softmax": {"cuda": "v07_cluster", "triton": "v08_cooperative"}},
+    "layer_norm": {"layer_norm": {"cuda": "v05_cluster", "triton": "v06_cooperative"}},
+    "rms_norm": {"rms_norm": {"cuda": "v02_cluster", "triton": "v03_cooperative"}},
 }
 """The operations behind a public function, and the step of each that a backend takes on the GPU that was measured.
 

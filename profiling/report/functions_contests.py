@@ -20,6 +20,7 @@ Result = Tensor | tuple[Tensor, ...]  # out, or out and the operands' gradients
 
 OURS = ("cuda", "triton", "auto")
 _SOFTMAX = partial(functional.softmax, dim=-1)
+_NORMS = ("layer_norm", "rms_norm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,15 @@ def contests() -> Iterator[Contest]:
         case = Case.of(m, n, dtype="bf16")
         functions = _beside_compiled(_SOFTMAX, _softmax(("cuda", "triton")))
         yield _gpu("softmax", case, functions, (_matrix(case).requires_grad_(),))
+    for name in _NORMS:
+        for dtype, grad in (("bf16", False), ("bf16", True), ("fp32", False)):
+            case = Case.of(64, 256, dtype=dtype, **({"grad": "yes"} if grad else {}))
+            functions = {"torch": _norm(name, 256), **_norms(name, 256, OURS)}
+            yield _host(name, case, functions, _normalised(name, case, grad))
+        for m, n in ((16_384, 4_096), (4_096, 4_096), (4_096, 1_024)):
+            case = Case.of(m, n, dtype="bf16")
+            functions = _beside_compiled(_norm(name, n), _norms(name, n, ("cuda", "triton")))
+            yield _gpu(name, case, functions, _normalised(name, case, True))
 
 
 def _operands(case: Case, grad: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -79,6 +89,26 @@ def _matrix(case: Case, seed: int = 0) -> Tensor:
 
 def _softmax(backends: tuple[str, ...]) -> dict[str, Function]:
     return {backend: partial(kernel_twins.softmax, backend=backend) for backend in backends}
+
+
+def _normalised(name: str, case: Case, grad: bool) -> tuple[Tensor, ...]:
+    """x: [M, N], weight: [N], about 1, and of layer_norm, bias: [N]."""
+    weight, *bias = (_matrix(Case.of(1, case.shape[1], dtype=case.dtype), seed=seed)[0] for seed in (2, 3))
+    vectors = (0.1 * weight + 1, *bias) if name == "layer_norm" else (0.1 * weight + 1,)
+    return tuple(tensor.requires_grad_(grad) for tensor in (_matrix(case), *vectors))
+
+
+def _norm(name: str, n: int, **backend: str) -> Function:
+    norm: Function = getattr(kernel_twins if backend else functional, name)
+
+    def function(x: Tensor, *affine: Tensor) -> Tensor:
+        return norm(x, (n,), *affine, **backend)
+
+    return function
+
+
+def _norms(name: str, n: int, backends: tuple[str, ...]) -> dict[str, Function]:
+    return {backend: _norm(name, n, backend=backend) for backend in backends}
 
 
 def _eager(activation: str) -> Function:

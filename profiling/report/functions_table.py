@@ -42,9 +42,13 @@ _MEASURED = {
     "gradients, and what the backward pass needs is stored on the way.",
     "gpu": "The GPU's time of one forward and backward pass, `linear` with a bias and all three gradients, by events "
     "around batches of a few milliseconds, gradients set to None in between; the case is M x N x K of `linear`'s "
-    "forward pass, and M rows of N elements of `softmax`.",
+    "forward pass, and M rows of N elements of the others.",
 }
-_FUNCTIONS = ("matmul", "linear", "softmax")
+_FUNCTIONS = ("matmul", "linear", "softmax", "layer_norm", "rms_norm")
+_OPS = (
+    *("linear", "matmul_bf16", "matmul_fp32", "softmax", "softmax_backward"),
+    *("layer_norm", "layer_norm_backward", "rms_norm", "rms_norm_backward"),
+)
 _SOURCES = (
     "kernel_twins/functional/*.py",
     "kernel_twins/tensors.py",
@@ -54,17 +58,9 @@ _SOURCES = (
     "cuda-kernels/functional*.cpp",
     "cuda-kernels/*.h",
     "cuda-kernels/*.cuh",
-    "cuda-kernels/linear/*.*",
-    "cuda-kernels/matmul_bf16/*.*",
-    "cuda-kernels/matmul_fp32/*.*",
-    "cuda-kernels/softmax/*.*",
-    "cuda-kernels/softmax_backward/*.*",
     "triton-kernels/*.py",
-    "triton-kernels/linear/*.py",
-    "triton-kernels/matmul_bf16/*.py",
-    "triton-kernels/matmul_fp32/*.py",
-    "triton-kernels/softmax/*.py",
-    "triton-kernels/softmax_backward/*.py",
+    *(f"cuda-kernels/{op}/*.*" for op in _OPS),
+    *(f"triton-kernels/{op}/*.py" for op in _OPS),
 )
 
 Calls = dict[tuple[str, str], dict[str, Any]]  # the rows of each function and case, by backend

@@ -1,0 +1,316 @@
+"""``kernel_twins.layer_norm`` and ``kernel_twins.rms_norm``: by the last step of a ladder, or by PyTorch.
+
+The CUDA side is operators in C++ (cuda-kernels/functional_norm.cpp), the Triton side some in Python. Nothing here
+imports Triton before it is asked for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+from torch._C._functorch import maybe_current_level
+from torch.nn import functional
+
+from kernel_twins._load import UnavailableError
+from kernel_twins.ceilings import gpu_slug
+from kernel_twins.functional.backends import (
+    BACKENDS,
+    HALF,
+    Function,
+    cuda_operator,
+    is_differentiated,
+    is_on_gpu,
+    require_gpu,
+    runs,
+    triton_functions,
+)
+from kernel_twins.functional.choice import nearest
+from kernel_twins.functional.rows import with_batch
+from kernel_twins.spec import Backend, Case
+from kernel_twins.tensors import DTYPE, name_of
+
+Shape = int | Sequence[int]
+Affine = tuple[Tensor | None, ...]  # weight and bias, or of rms_norm, weight
+Result = Tensor | tuple[Tensor, Tensor]
+
+STEPS: dict[Backend, dict[str, tuple[str, ...]]] = {
+    "cuda": {
+        "layer_norm": ("v05_cluster", "v04_rows_per_block", "v02_welford"),
+        "layer_norm_backward": ("v04_cluster", "v03_pipelined", "v01_rows_then_columns"),
+        "rms_norm": ("v02_cluster", "v01_two_passes"),
+        "rms_norm_backward": ("v02_cluster", "v01_rows_then_columns"),
+    },
+    "triton": {
+        "layer_norm": ("v06_cooperative",),
+        "layer_norm_backward": ("v05_cooperative",),
+        "rms_norm": ("v03_cooperative",),
+        "rms_norm_backward": ("v03_cooperative",),
+    },
+}
+"""What stands behind a backend: the first that the GPU runs and that takes the rows.
+
+cuda-kernels/functional_norm.cpp has the same names.
+"""
+
+_DTYPES = tuple(DTYPE.values())
+_EPS = torch.finfo(torch.float32).eps  # PyTorch's for rms_norm, also of narrower dtypes
+
+
+@overload
+def layer_norm(
+    x: Tensor,
+    normalized_shape: Shape,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    residual: None = None,
+    backend: str = "auto",
+) -> Tensor: ...
+@overload
+def layer_norm(
+    x: Tensor,
+    normalized_shape: Shape,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    residual: Tensor,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor]: ...
+def layer_norm(
+    x: Tensor,
+    normalized_shape: Shape,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    residual: Tensor | None = None,
+    backend: str = "auto",
+) -> Result:
+    """``(x - mean) / sqrt(variance + eps) * weight + bias`` over the last dimensions, as torch's layer_norm.
+
+    ``normalized_shape`` holds their sizes, or is the last one's. weight and bias have that shape. With a ``residual``
+    of x's shape, x + residual takes x's place, rounded to x's dtype, and is returned as well: (y, added).
+
+    All are float32, bfloat16 or float16 alike, x and residual with any strides; results are contiguous, of x's shape
+    and dtype, and computed in fp32. x and residual are copied only where their rows have no neighbours or lie at no one
+    distance. Under CUDA's autocast the result is float32, as PyTorch's. Gradients flow backwards only, any number of
+    times; weight's and bias's are summed in a fixed order.
+
+    ``backend``: "cuda", "triton", "torch", or "auto", the fastest in this GPU's committed measurements at the nearest
+    number and length of rows, by the GPU's time or the host's, whichever is longer ("cuda" where there are none, and
+    under torch.compile, for which sizes may be symbols). "auto" leaves to PyTorch half precision under autocast,
+    torch.func's derivatives, and what the others do not take: other dtypes, or several, a residual to be broadcast,
+    tensors off the GPU and empty ones.
+
+    TypeError or ValueError names the argument at fault; UnavailableError says what a backend lacks.
+    """
+    return _norm("layer_norm", x, normalized_shape, (weight, bias), eps, residual, backend)
+
+
+@overload
+def rms_norm(
+    x: Tensor,
+    normalized_shape: Shape,
+    weight: Tensor | None = None,
+    eps: float | None = None,
+    *,
+    residual: None = None,
+    backend: str = "auto",
+) -> Tensor: ...
+@overload
+def rms_norm(
+    x: Tensor,
+    normalized_shape: Shape,
+    weight: Tensor | None = None,
+    eps: float | None = None,
+    *,
+    residual: Tensor,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor]: ...
+def rms_norm(
+    x: Tensor,
+    normalized_shape: Shape,
+    weight: Tensor | None = None,
+    eps: float | None = None,
+    *,
+    residual: Tensor | None = None,
+    backend: str = "auto",
+) -> Result:
+    """``x / sqrt(mean(x * x) + eps) * weight`` over the last dimensions, as torch's rms_norm; else as ``layer_norm``.
+
+    Where ``eps`` is None, it is float32's, also for narrower dtypes, as PyTorch's. Autocast changes nothing here.
+    """
+    return _norm("rms_norm", x, normalized_shape, (weight,), eps, residual, backend)
+
+
+def _norm(
+    name: str, x: Tensor, shape: Shape, affine: Affine, eps: float | None, residual: Tensor | None, backend: str
+) -> Result:
+    if isinstance(shape, int):
+        shape = (shape,)
+    if backend == "auto":
+        backend = _choose(name, x, shape, affine, residual)
+    if residual is not None and is_on_gpu(x) and _widens(name, x.dtype):
+        # The sum is of the operands' dtype, and the norm float32, as PyTorch's.
+        added = x + residual
+        return _norm(name, added, shape, affine, eps, None, backend), added  # type: ignore[return-value]
+    if backend == "cuda":
+        if not _CUDA:
+            raise UnavailableError(_no_cuda)
+        require_gpu("x", x, backend)
+        operator, add_operator = _CUDA[name]
+        eps = _EPS if eps is None else eps
+        if residual is None:
+            return operator(x, shape, *affine, eps)[0]
+        y, added, *_ = add_operator(x, residual, shape, *affine, eps)
+        return y, added
+    if backend == "triton":
+        return triton_functions()["norm"](name, x, residual, shape, affine, _EPS if eps is None else eps)
+    if backend == "torch":
+        added = x if residual is None else x + residual
+        y = getattr(functional, name)(added, shape, *affine, eps)
+        return y if residual is None else (y, added)
+    raise ValueError(f"backend is {backend!r}, must be one of {', '.join(BACKENDS)}")
+
+
+def _widens(name: str, dtype: torch.dtype) -> bool:
+    """Whether autocast makes x on a GPU wider, as it does for PyTorch's layer_norm."""
+    return name == "layer_norm" and dtype in HALF and torch.is_autocast_enabled("cuda")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# backend="auto"
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def _choose(name: str, x: Tensor, shape: Sequence[int], affine: Affine, residual: Tensor | None) -> str:
+    """The backend for this call. What is wrong with it PyTorch may say: its words are known."""
+    if not is_on_gpu(x):
+        return "torch"
+    dtype, device = x.dtype, x.device
+    if dtype not in _DTYPES or _widens(name, dtype):
+        return "torch"
+    for each in (*affine, residual):
+        if each is not None and not (is_on_gpu(each) and each.dtype == dtype and each.device == device):
+            return "torch"
+    if residual is not None and residual.shape != x.shape:
+        return "torch"
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:  # sizes may be symbols
+        return "cuda" if _runs(name, "cuda", device.index) else "torch"
+    if maybe_current_level() is not None and is_differentiated():
+        return "torch"
+    return _choice(name, x.shape, tuple(shape), residual is not None, dtype, device.index)
+
+
+@lru_cache(maxsize=4096)
+def _choice(
+    name: str, sizes: tuple[int, ...], shape: tuple[int, ...], adds: bool, dtype: torch.dtype, device: int
+) -> str:
+    if not shape or sizes[-len(shape) :] != shape or 0 in sizes:
+        return "torch"
+    n = math.prod(shape)
+    problem = Case((math.prod(sizes) // n, n), name_of(dtype), (("residual", "yes"),) if adds else ())
+    best = nearest(gpu_slug(torch.cuda.get_device_name(device)), name, problem)
+    if best == "torch" or (best == "triton" and _runs(name, "triton", device)):
+        return best
+    return "cuda" if _runs(name, "cuda", device) else "torch"
+
+
+@torch.compiler.assume_constant_result
+def _runs(name: str, backend: Backend, device: int) -> bool:
+    """Whether a backend is there and has steps for this GPU, whatever the rows' length."""
+    if backend == "cuda" and not _CUDA:
+        return False
+    return runs(backend, ((op, STEPS[backend][op][-1]) for op in (name, f"{name}_backward")), device)
+
+
+def no_row(shape: Sequence[int], sizes: Sequence[int]) -> ValueError:
+    """What is wrong with a ``normalized_shape`` that does not fit x's sizes."""
+    return ValueError(
+        f"normalized_shape is {tuple(shape)}, must hold the sizes of x's last dimensions: x has shape {tuple(sizes)}"
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# torch.func.vmap
+# ----------------------------------------------------------------------------------------------------------------------
+
+Rule = Callable[..., tuple[Any, Any]]
+
+
+def batching_rule(operator: Function, rows: int) -> Rule:
+    """What ``torch.library.register_vmap`` takes for ``operator(*rows, normalized_shape, *affine, eps)``.
+
+    A batch in front of a row's dimensions stays where it lies. Weights that are batched themselves are applied by
+    PyTorch, to a result that is rounded once before, as PyTorch's own layer_norm does under vmap.
+    """
+
+    def rule(info: Any, in_dims: tuple[Any, ...], *given: Any) -> tuple[Any, Any]:
+        inputs, (shape, *affine, eps) = given[:rows], given[rows:]
+        places, of_affine = in_dims[:rows], in_dims[rows + 1 : -1]
+        at = None  # not batched, unless one of the inputs is
+        for tensor, place in zip(inputs, places, strict=True):
+            if at is None and place is not None:
+                if tensor.dim() == len(shape):  # or the batch would be taken for a dimension of the row
+                    raise no_row(shape, (*tensor.shape[:place], *tensor.shape[place + 1 :]))
+                at = place if place < tensor.dim() - len(shape) else 0
+        if at is not None:
+            inputs = tuple(with_batch(*each, at, info.batch_size) for each in zip(inputs, places, strict=True))
+        if all(place is None for place in of_affine):
+            outs = operator(*inputs, shape, *affine, eps)
+            return outs, (at,) * len(outs)
+
+        y, *others = operator(*inputs, shape, *(None for _ in affine), eps)
+        y = y.unsqueeze(0) if at is None else y.movedim(at, 0)
+        leading = (1,) * (y.dim() - 1 - len(shape))
+
+        def spread(tensor: Tensor | None, place: int | None) -> Tensor | None:
+            if tensor is None:
+                return None
+            batched = with_batch(tensor, place, 0, 1)
+            return batched.view(batched.shape[0], *leading, *shape)
+
+        weight, bias, *_ = *map(spread, affine, of_affine), None
+        if weight is not None and bias is not None:
+            y = torch.addcmul(bias, y, weight)
+        else:
+            y = y + bias if weight is None else y * weight
+        return (y, *others), (0, *(at for _ in others))
+
+    return rule
+
+
+def one_by_one(operator: Function) -> Rule:
+    """The same for a backward pass, which sums over all rows that it is given: example after example."""
+
+    def rule(info: Any, in_dims: tuple[Any, ...], *given: Any) -> tuple[Any, Any]:
+        each = [
+            operator(*(value if at is None else value.select(at, i) for value, at in zip(given, in_dims, strict=True)))
+            for i in range(info.batch_size)
+        ]
+        outs = tuple(torch.stack(examples) for examples in zip(*each, strict=True))
+        return outs, (0,) * len(outs)
+
+    return rule
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The CUDA side
+# ----------------------------------------------------------------------------------------------------------------------
+
+_found, _no_cuda = cuda_operator("layer_norm")
+_CUDA: dict[str, tuple[Function, Function]] = {}  # without a residual and with one
+if _found is not None:
+    for _name in ("layer_norm", "rms_norm"):
+        _each = [getattr(torch.ops.kernel_twins, name).default for name in (_name, f"add_{_name}", f"{_name}_backward")]
+        _CUDA[_name] = _each[0], _each[1]
+        torch.library.register_vmap(f"kernel_twins::{_name}", batching_rule(_each[0], 1))
+        torch.library.register_vmap(f"kernel_twins::add_{_name}", batching_rule(_each[1], 2))
+        torch.library.register_vmap(f"kernel_twins::{_name}_backward", one_by_one(_each[2]))
