@@ -8,9 +8,9 @@ from kernel_twins._profiling.report.drawings.primitives import ALARM, SOFT, Draw
 def three_passes() -> Drawing:
     drawing = Drawing("A row is read three times: for its maximum, for its sum, and to write", 226)
     drawing.text(16, 18, "a row of x, and what a block does with it")
-    _pass(drawing, 34, "pass 1", ("x",), "device", "from device memory", "maximum")
-    _pass(drawing, 88, "pass 2", ("x",), "shared", "from L1, where it is still there", "sum of exp(x - max)")
-    _pass(drawing, 142, "pass 3", ("x",), "shared", "from L1, where it is still there", "exp(x - max) / sum", True)
+    walk(drawing, 34, "pass 1", ("x",), "device", "from device memory", "maximum")
+    walk(drawing, 88, "pass 2", ("x",), "shared", "from L1, where it is still there", "sum of exp(x - max)")
+    walk(drawing, 142, "pass 3", ("x",), "shared", "from L1, where it is still there", "exp(x - max) / sum", True)
     drawing.text(16, 208, "a pass waits for every one of its loads, and at its end for the block's slowest warp", 11)
     return drawing
 
@@ -18,15 +18,13 @@ def three_passes() -> Drawing:
 def two_rows() -> Drawing:
     drawing = Drawing("Two rows are read twice: for the sum of their products, and to write", 218)
     drawing.text(16, 18, "a row of dout and one of y, and what a block does with them")
-    _pass(drawing, 34, "pass 1", ("dout", "y"), "device", "from device memory", "sum of dout y")
-    _pass(
-        drawing, 114, "pass 2", ("dout", "y"), "shared", "from L1, where they are still there", "y (dout - sum)", True
-    )
+    walk(drawing, 34, "pass 1", ("dout", "y"), "device", "from device memory", "sum of dout y")
+    walk(drawing, 114, "pass 2", ("dout", "y"), "shared", "from L1, where they are still there", "y (dout - sum)", True)
     drawing.text(16, 200, "one number a row instead of two, but from twice as much to read", 11)
     return drawing
 
 
-def _pass(
+def walk(
     drawing: Drawing,
     y: float,
     title: str,
@@ -85,6 +83,12 @@ def online_sum() -> Drawing:
 
 def row_in_registers() -> Drawing:
     drawing = Drawing("A row is loaded once, and all passes run over registers", 230)
+    held_row(drawing, ("maximum", "exp(x - max), and their sum", "times 1 / sum"))
+    return drawing
+
+
+def held_row(drawing: Drawing, passes: tuple[str, str, str]) -> None:
+    """A row that comes to registers once, and what is then done with it, one after the other."""
     drawing.text(16, 18, "a row of x")
     _row(drawing, 16, 30, "device")
     drawing.text(392, 18, "registers of the block")
@@ -92,7 +96,7 @@ def row_in_registers() -> Drawing:
     _keep(drawing, 392, 30)
     drawing.arrow((272, 41), (384, 70))
     drawing.text(290, 36, "once", 11, colour=SOFT)
-    for index, text in enumerate(("maximum", "exp(x - max), and their sum", "times 1 / sum")):
+    for index, text in enumerate(passes):
         drawing.box(392, 146 + 26 * index, 232, 22, "registers", text, 11)
     drawing.arrow((392, 209), (272, 189))
     drawing.text(16, 166, "the row of out")
@@ -100,7 +104,6 @@ def row_in_registers() -> Drawing:
     drawing.text(16, 84, "green: what one thread holds. All of its", 11)
     drawing.text(16, 100, "loads are on their way before the first", 11)
     drawing.text(16, 116, "value is needed", 11)
-    return drawing
 
 
 def two_rows_in_registers() -> Drawing:
@@ -212,14 +215,15 @@ def row_pipeline() -> Drawing:
 
 
 def cluster_row() -> Drawing:
-    return _cluster("A cluster of four blocks shares a row, and its maximum and sum", ("x",), "4 x (max, sum)")
+    return cluster("A cluster of four blocks shares a row, and its maximum and sum", ("x",), "4 x (max, sum)")
 
 
 def cluster_two_rows() -> Drawing:
-    return _cluster("A cluster of four blocks shares two rows, and their sum", ("dout", "y"), "4 sums")
+    return cluster("A cluster of four blocks shares two rows, and their sum", ("dout", "y"), "4 sums")
 
 
-def _cluster(title: str, rows: tuple[str, ...], numbers: str) -> Drawing:
+def cluster(title: str, rows: tuple[str, ...], numbers: str) -> Drawing:
+    """Four blocks, each with its part of these rows, and the numbers that they exchange."""
     top = 18.0 + 26 * len(rows)
     drawing = Drawing(title, int(top) + 228)
     for index, row in enumerate(rows):
