@@ -11,5 +11,6 @@ def render(text: str, results: list[Results]) -> str:
     """``text`` with its result table renewed; ValueError where the markers are missing."""
     if marked.names(text)["results"] != 1:
         raise ValueError("README.md must hold one pair of markers: <!-- results:begin --> and <!-- results:end -->")
-    rows = scoreboard(results, {each.op.name: list(each.op.headline_cases) for each in results if each.measured})
+    measured = [each for each in results if each.measured]
+    rows = scoreboard(measured, {each.op.name: list(each.op.headline_cases) for each in measured})
     return marked.renew(text, {"results": rows})
