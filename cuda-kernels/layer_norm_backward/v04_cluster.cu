@@ -6,7 +6,8 @@
 // Why:      two rows of 256 K elements and the sums of as many columns are 3 MiB: the registers of sixteen
 //           SMs hold that, one's do not. Every element is read once, and two numbers a block are exchanged.
 // Counter:  at a row of 4096 nothing; at one of 65536 the time falls to half of v01's.
-// Requires: compute capability 9.0; contiguous rows. Those beyond a cluster's registers are v01's.
+// Requires: compute capability 9.0; contiguous rows. Those beyond a cluster's registers are v01's: of more
+//           than 256 KiB where rows do not all start and end at multiples of 16 bytes, else of 512 KiB.
 // Source:   CUDA C++ Programming Guide, "Distributed Shared Memory"; PTX ISA, "st.async"
 // Gap:      Triton gives a program no access to another one's shared memory.
 #include "../norm_backward.cuh"
@@ -72,9 +73,13 @@ bool launch(const LayerNormBackwardArgs& args) {
     return launch_parts<T>(args, layer_norm_backward_v04_cluster_kernel<T, PACKS, PART_THREADS, WHOLE, true>,
                            blocks, PACKS, true, sum_kernel);
   }
-  if (packs > blocks * PACKS * LONG_THREADS) return false;
-  return launch_parts<T>(args, layer_norm_backward_v04_cluster_kernel<T, PACKS, LONG_THREADS, WHOLE, false>,
-                         blocks, PACKS, true, sum_kernel);
+  // With masks for what lies beside a row, the sums of so many columns do not fit the registers.
+  if constexpr (WHOLE) {
+    if (packs > blocks * PACKS * LONG_THREADS) return false;
+    return launch_parts<T>(args, layer_norm_backward_v04_cluster_kernel<T, PACKS, LONG_THREADS, WHOLE, false>,
+                           blocks, PACKS, true, sum_kernel);
+  }
+  return false;
 }
 
 }  // namespace
