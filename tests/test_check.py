@@ -195,12 +195,14 @@ def test_every_output_of_every_case_has_a_reference(op) -> None:
     assert max(len(op.outputs(case)) for case in cases) == 1 + len(op.more_references)
 
 
-@pytest.mark.filterwarnings("ignore:var_mean")  # PyTorch's, of rows without elements
+@pytest.mark.filterwarnings("ignore:var_mean", "ignore:TF32")  # of rows without elements; of oneDNN's flags
 @pytest.mark.parametrize("op", OPS.values(), ids=list(OPS))
 def test_pytorch_passes_on_every_case(op) -> None:
     call = load_baseline(op.name, "torch")
     for case in op.test_cases:
         if math.prod(case.shape) > 2**26:
             continue  # seconds without a GPU
-        verdict = check(op, call, case, device="cpu")
+        # oneDNN's gelu, which some processors get, makes infinity NaN: pytorch/pytorch#185770.
+        with torch.backends.mkldnn.flags(enabled=case.get("values") != "inf"):
+            verdict = check(op, call, case, device="cpu")
         assert verdict.ok, f"{case.slug}: {verdict.reason}"

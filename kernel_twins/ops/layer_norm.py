@@ -147,7 +147,6 @@ OP = Op(
                 Prediction("time", "<=", 0.7, relative=True, backends=("triton",), case=_SHORT),
             ),
             accepts=rows.fits(64 * 1_024, "registers hold"),
-            finished=False,  # Triton's spills with some of the configurations that were found
         ),
         Step(
             name="v05_cluster",
@@ -176,7 +175,6 @@ OP = Op(
                 Prediction("time", "<=", 390, case=_LONG),
                 Prediction("time", "<=", 400, case=_LONGEST),
             ),
-            finished=False,  # as v04
             backends=("triton",),
             gap="CUDA's v05_cluster does the same within a cluster, without going through L2.",
         ),
