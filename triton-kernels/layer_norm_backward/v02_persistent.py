@@ -7,9 +7,9 @@ Change:   as many programs as the GPU runs at once take every so-many-th tile of
 Why:      a thread has the same columns of every row, so their sums cost two additions an element, and no memory. The
           sums of all rows of a tile stay apart until the end: threads exchange them once, instead of once a tile.
 Counter:  bytes_over_minimum falls to 1; time falls by 25 % and more.
-Requires: rows of at most 8,192 elements, contiguous, at any distance from each other. Where N and those distances are
-          multiples of 16, loads take 16 bytes; elsewhere the compiler cannot know where a row starts, and takes one
-          element.
+Requires: rows of at most 16 KiB whose elements are contiguous, at any distance from each other. Where N and those
+          distances are multiples of 16, loads take 16 bytes; elsewhere the compiler cannot know where a row starts, and
+          takes one element.
 Twin:     cuda-kernels/layer_norm_backward/v02_persistent.cu
 """
 
@@ -34,16 +34,10 @@ INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 CONFIGS = [
     triton.Config({"TILE_BYTES": size, "PER_SM": per_sm}, num_warps=warps)
     for size, per_sm, warps in (
-        (4096, 4, 4),
-        (1024, 16, 1),
-        (2048, 8, 2),
-        (4096, 5, 4),
-        (8192, 2, 8),
-        (16384, 1, 16),
-        (4096, 4, 2),
+        (4096, 4, 4), (1024, 16, 1), (2048, 8, 2), (4096, 5, 4), (8192, 2, 8), (16384, 1, 16), (4096, 4, 2),
         (8192, 2, 4),
     )
-]
+]  # fmt: skip
 
 
 def times(N: int, itemsize: int, config: dict[str, Any]) -> int:
@@ -71,6 +65,15 @@ def programs(M: int, N: int, itemsize: int, config: dict[str, Any], device: torc
     return triton.cdiv(tiles, triton.cdiv(tiles, resident))
 
 
+DIVIDED = {
+    "BLOCK_N": lambda args: triton.next_power_of_2(args["N"]),
+    "ROWS": lambda args: rows_of(args["N"], args["dout"].element_size(), args),
+    "maxnreg": lambda args: registers(args["N"], args["dout"].element_size(), args),
+    # Last, as it takes the place of what is configured.
+    "num_warps": lambda args: args["num_warps"] * times(args["N"], args["dout"].element_size(), args),
+}
+
+
 @triton.jit
 def row_sums(a, b):
     # The sums of every row of a and of b. As one tensor they take one exchange among threads instead of two; the
@@ -84,14 +87,7 @@ def row_sums(a, b):
 
 
 @triton.autotune(CONFIGS, key=["N"], cache_results=True, do_bench=tuning.bench)
-@triton.heuristics(
-    {
-        "BLOCK_N": lambda args: triton.next_power_of_2(args["N"]),
-        "ROWS": lambda args: rows_of(args["N"], args["dout"].element_size(), args),
-        "maxnreg": lambda args: registers(args["N"], args["dout"].element_size(), args),
-        "num_warps": lambda args: args["num_warps"] * times(args["N"], args["dout"].element_size(), args),
-    }
-)
+@triton.heuristics(DIVIDED)
 @triton.jit
 def layer_norm_backward_v02_persistent_kernel(
     dout, x, mean, rstd, weight, dadded, dx, partials, M, N, stride_dm, stride_xm, stride_am,
@@ -146,7 +142,7 @@ def layer_norm_backward_v02_persistent(
 ) -> None:
     """out = dx, dweight and dbias, or without a weight dx alone; fp32, bf16 or fp16.
 
-    dout, x, and dadded, the gradient of x + residual: [M, N], contiguous rows, N at most 8,192; mean, rstd: [M], fp32;
+    dout, x, and dadded, the gradient of x + residual: [M, N], contiguous rows of at most 16 KiB; mean, rstd: [M], fp32;
     weight, dweight, dbias: [N]; dx: [M, N].
     """
     (M, N), (dx, *sums) = dout.shape, out if isinstance(out, tuple) else (out,)
