@@ -24,6 +24,8 @@ BANDWIDTH_CASES = (
     *(bandwidth_case(n) for n in (256, 1_024, 4_096, 5_003, 12_288, 16_384, 50_257, 65_536, 262_144)),
     *(bandwidth_case(n, "fp32") for n in (4_096, 65_536)),
 )
+MANY_ROWS = Case.of(2**31 + 5, 2, dtype="bf16"), Case.of(2**32 + 5, 1, dtype="bf16")
+"""More than a grid has blocks, and more than 32 bits count."""
 HEADLINE_CASES = tuple(bandwidth_case(n) for n in (1_024, 4_096, 16_384, 65_536, 262_144))
 
 

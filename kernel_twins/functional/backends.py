@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C._functorch import TransformType, get_interpreter_stack
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 
 from kernel_twins import ops
@@ -98,8 +100,15 @@ def require_gpu(name: str, tensor: Tensor, backend: str) -> None:
 
 
 def is_on_gpu(tensor: object) -> bool:
-    """Whether it is a tensor on a GPU that has sizes and strides."""
-    return isinstance(tensor, Tensor) and tensor.is_cuda and tensor.layout == torch.strided and not tensor.is_nested
+    """Whether it is a tensor on a GPU that has sizes and strides, or stands for one while a graph is made.
+
+    Other classes, as DTensor, know what to do about PyTorch's operators, and not about ours.
+    """
+    if not isinstance(tensor, Tensor):
+        return False
+    if type(tensor) not in _PLAIN and not isinstance(tensor, (FakeTensor, FunctionalTensor)):
+        return False
+    return tensor.is_cuda and tensor.layout == torch.strided and not tensor.is_nested
 
 
 def place(tensor: Tensor) -> Place:
