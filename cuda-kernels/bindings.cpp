@@ -16,6 +16,8 @@
 
 #include "../hardware-survey/probes.h"
 #include "adaptor.h"
+#include "cross_entropy/args.h"
+#include "cross_entropy_backward/args.h"
 #include "layer_norm/args.h"
 #include "layer_norm_backward/args.h"
 #include "linear/args.h"
@@ -447,6 +449,80 @@ void rms_norm_backward(const std::string& step, const Tensor& dout, const Tensor
                 dadded, out);
 }
 
+// -----------------------------------------------------------------------------------------------------------
+// Cross entropy: the counterpart of kernel_twins/losses.py
+// -----------------------------------------------------------------------------------------------------------
+
+void require_classes(const Tensor& logits, const Tensor& target, double label_smoothing) {
+  require_rows("logits", logits);
+  require_cuda("logits", logits);
+  require_dtype("target", target, {at::kLong});
+  require_device("target", target, "logits", logits);
+  require_shape("target", target, {logits.size(0)}, "one class for each row of logits");
+  require_contiguous("target", target);
+  TORCH_CHECK_VALUE(0 <= label_smoothing && label_smoothing <= 1, "label_smoothing is ",
+                    std::to_string(label_smoothing), ", must be from 0 to 1");
+}
+
+void cross_entropy(const std::string& step, const Tensor& logits, const Tensor& target, const Out& out,
+                   int64_t ignore_index, double label_smoothing) {
+  require_classes(logits, target, label_smoothing);
+  const auto* one = std::get_if<Tensor>(&out);
+  const auto outs = one ? std::vector<Tensor>{*one} : std::get<std::vector<Tensor>>(out);
+  TORCH_CHECK_VALUE(one || outs.size() == 2, "out has ", text(outs.size()),
+                    " tensors, must have 2: losses, lse");
+  for (size_t i = 0; i < outs.size(); ++i) {
+    require_statistic(one ? "out" : ("out[" + text(i) + "]").c_str(), outs[i], "logits", logits);
+  }
+  require_all_apart(outs, {{"logits", &logits}, {"target", &target}});
+
+  const c10::cuda::CUDAGuard guard(logits.device());
+  const auto& found = find_step("cross_entropy", cross_entropy_steps, step, logits);
+  found.launch({.logits = logits.const_data_ptr(),
+                .target = target.const_data_ptr<int64_t>(),
+                .losses = outs[0].mutable_data_ptr<float>(),
+                .lse = one ? nullptr : outs[1].mutable_data_ptr<float>(),
+                .M = logits.size(0),
+                .N = logits.size(1),
+                .stride_lm = logits.stride(0),
+                .ignore_index = ignore_index,
+                .dtype = dtype_of(logits),
+                .smoothing = static_cast<float>(label_smoothing),
+                .stream = c10::cuda::getCurrentCUDAStream()});
+  for (const Tensor& each : outs) mark_written(each);
+}
+
+void cross_entropy_backward(const std::string& step, const Tensor& logits, const Tensor& target,
+                            const Tensor& lse, const Tensor& dout, const Tensor& out, int64_t ignore_index,
+                            double label_smoothing) {
+  require_classes(logits, target, label_smoothing);
+  require_statistic("lse", lse, "logits", logits);
+  require_dtype("dout", dout, {at::kFloat});
+  require_device("dout", dout, "logits", logits);
+  require_shape("dout", dout, {logits.size(0)}, "one number for each row of logits");
+  require_matrix("out", out, "logits", logits);
+  require_contiguous("out", out);
+  require_all_apart({out}, {{"logits", &logits}, {"target", &target}, {"lse", &lse}, {"dout", &dout}});
+
+  const c10::cuda::CUDAGuard guard(logits.device());
+  const auto& found = find_step("cross_entropy_backward", cross_entropy_backward_steps, step, logits);
+  found.launch({.logits = logits.const_data_ptr(),
+                .target = target.const_data_ptr<int64_t>(),
+                .lse = lse.const_data_ptr<float>(),
+                .dout = dout.const_data_ptr<float>(),
+                .out = out.mutable_data_ptr(),
+                .M = logits.size(0),
+                .N = logits.size(1),
+                .stride_lm = logits.stride(0),
+                .stride_dm = dout.stride(0),
+                .stride_om = logits.size(1),
+                .ignore_index = ignore_index,
+                .dtype = dtype_of(logits),
+                .smoothing = static_cast<float>(label_smoothing),
+                .stream = c10::cuda::getCurrentCUDAStream()});
+  mark_written(out);
+}
+
 void probe(const std::string& name, const Tensor& buffer, int64_t iterations) {
   require_dtype("buffer", buffer, {at::kByte});
   require_cuda("buffer", buffer);
@@ -519,6 +595,17 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       "out = the gradients of x and weight through rms_norm, without a weight that of x alone. dout, x, "
       "dadded: [M, N], rows contiguous, fp32, bf16 or fp16 alike; rstd: [M], fp32; weight: [N]; out: [M, N] "
       "and [N], contiguous. dadded, the sum's own gradient, is added to x's.");
+  m.def("cross_entropy", wrap_pybind_function(cross_entropy), arg("step"), arg("logits"), arg("target"),
+        arg("out"), arg("ignore_index") = -100, arg("label_smoothing") = 0.0,
+        "out = the cross entropy of the rows of logits and their target classes, or a tuple of that and of "
+        "the logarithms of the sums of exponentials. logits: [M, N], rows contiguous, fp32, bf16 or fp16; "
+        "target: [M], int64; out: [M], contiguous, fp32. 0 where the target is ignore_index.");
+  m.def("cross_entropy_backward", wrap_pybind_function(cross_entropy_backward), arg("step"), arg("logits"),
+        arg("target"), arg("lse"), arg("dout"), arg("out"), arg("ignore_index") = -100,
+        arg("label_smoothing") = 0.0,
+        "out = the gradient of logits through cross_entropy, from lse, which that returned, and dout. "
+        "logits: [M, N], rows contiguous, fp32, bf16 or fp16; target: [M], int64; lse, dout: [M], fp32; "
+        "out: [M, N], contiguous.");
   m.def("probe", wrap_pybind_function(probe), arg("name"), arg("buffer"), arg("iterations"),
         "Launches a probe of hardware-survey/probes.h. buffer: contiguous uint8, overwritten.");
 }

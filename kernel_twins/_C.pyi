@@ -5,7 +5,15 @@ from __future__ import annotations
 import collections.abc
 import torch
 import typing
-__all__: list[str] = ['architectures', 'layer_norm', 'layer_norm_backward', 'linear', 'matmul_bf16', 'matmul_fp32', 'matmul_tf32x3', 'probe', 'reduction', 'rms_norm', 'rms_norm_backward', 'softmax', 'softmax_backward', 'vector_add']
+__all__: list[str] = ['architectures', 'cross_entropy', 'cross_entropy_backward', 'layer_norm', 'layer_norm_backward', 'linear', 'matmul_bf16', 'matmul_fp32', 'matmul_tf32x3', 'probe', 'reduction', 'rms_norm', 'rms_norm_backward', 'softmax', 'softmax_backward', 'vector_add']
+def cross_entropy(step: str, logits: torch.Tensor, target: torch.Tensor, out: torch.Tensor | collections.abc.Sequence[torch.Tensor], ignore_index: typing.SupportsInt = -100, label_smoothing: typing.SupportsFloat = 0.0) -> None:
+    """
+    out = the cross entropy of the rows of logits and their target classes, or a tuple of that and of the logarithms of the sums of exponentials. logits: [M, N], rows contiguous, fp32, bf16 or fp16; target: [M], int64; out: [M], contiguous, fp32. 0 where the target is ignore_index.
+    """
+def cross_entropy_backward(step: str, logits: torch.Tensor, target: torch.Tensor, lse: torch.Tensor, dout: torch.Tensor, out: torch.Tensor, ignore_index: typing.SupportsInt = -100, label_smoothing: typing.SupportsFloat = 0.0) -> None:
+    """
+    out = the gradient of logits through cross_entropy, from lse, which that returned, and dout. logits: [M, N], rows contiguous, fp32, bf16 or fp16; target: [M], int64; lse, dout: [M], fp32; out: [M, N], contiguous.
+    """
 def layer_norm(step: str, x: torch.Tensor, weight: torch.Tensor | None = None, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None, *, out: torch.Tensor | collections.abc.Sequence[torch.Tensor], eps: typing.SupportsFloat = 1e-05) -> None:
     """
     out = (x - mean) * rstd * weight + bias over the rows, mean, rstd, and with a residual x + residual, of which the rest then is. x, residual: [M, N], rows contiguous, fp32, bf16 or fp16; weight, bias: [N]; out: [M, N] and [M], contiguous, of x's dtype and fp32.

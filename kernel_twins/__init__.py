@@ -2,7 +2,8 @@
 
 ``kernel_twins.load(op, step, backend)`` returns a step as a callable; ``kernel_twins.matmul(a, b)``,
 ``kernel_twins.linear(x, weight)``, ``kernel_twins.softmax(x)``, ``kernel_twins.log_softmax(x)``,
-``kernel_twins.layer_norm(x, normalized_shape)`` and ``kernel_twins.rms_norm(x, normalized_shape)`` are the public
+``kernel_twins.layer_norm(x, normalized_shape)``, ``kernel_twins.rms_norm(x, normalized_shape)``,
+``kernel_twins.cross_entropy(input, target)`` and ``kernel_twins.cross_entropy_gradient_(input, target)`` are the public
 functions that the last steps stand behind, ``kernel_twins.nn`` has modules of them. Importing this package imports
 neither torch nor Triton.
 """
@@ -17,6 +18,8 @@ from kernel_twins.ops import OPS
 
 if TYPE_CHECKING:
     from kernel_twins import nn as nn
+    from kernel_twins.functional.cross_entropy import cross_entropy as cross_entropy
+    from kernel_twins.functional.cross_entropy import cross_entropy_gradient_ as cross_entropy_gradient_
     from kernel_twins.functional.linear import linear as linear
     from kernel_twins.functional.matmul import matmul as matmul
     from kernel_twins.functional.norm import layer_norm as layer_norm
@@ -28,6 +31,8 @@ __all__ = ["OPS", "load", "load_baseline"]
 __version__ = "0.1.0"
 
 _MODULES = {
+    "cross_entropy": "cross_entropy",
+    "cross_entropy_gradient_": "cross_entropy",
     "layer_norm": "norm",
     "linear": "linear",
     "log_softmax": "softmax",

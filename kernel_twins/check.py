@@ -164,5 +164,5 @@ def _place(at: tuple[int, ...], rows: slice) -> str:
 
 
 def _same_bits(tensor: Tensor, copy: Tensor) -> bool:
-    integer = {2: torch.int16, 4: torch.int32}[tensor.element_size()]
+    integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
     return torch.equal(tensor.view(integer), copy.view(integer))

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Size, Tensor, nn
 
 from kernel_twins.functional.backends import BACKENDS
+from kernel_twins.functional.cross_entropy import cross_entropy
 from kernel_twins.functional.norm import layer_norm, rms_norm
 from kernel_twins.functional.softmax import log_softmax, softmax
 
@@ -91,3 +92,36 @@ class RMSNorm(nn.RMSNorm):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, backend={self.backend!r}"
+
+
+class CrossEntropyLoss(nn.Module):
+    """``kernel_twins.cross_entropy`` by ``backend``; torch.nn.CrossEntropyLoss without class weights."""
+
+    def __init__(
+        self,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__()
+        self.ignore_index = ignore_index
+        self.reduction = reduction
+        self.label_smoothing = label_smoothing
+        self.backend = _known(backend)
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:  # noqa: A002  # torch.nn's name
+        return cross_entropy(
+            input,
+            target,
+            ignore_index=self.ignore_index,
+            reduction=self.reduction,
+            label_smoothing=self.label_smoothing,
+            backend=self.backend,
+        )
+
+    def extra_repr(self) -> str:
+        return (
+            f"ignore_index={self.ignore_index}, reduction={self.reduction!r}, "
+            f"label_smoothing={self.label_smoothing}, backend={self.backend!r}"
+        )

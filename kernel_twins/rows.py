@@ -65,10 +65,10 @@ def require_rows(name: str, tensor: Tensor) -> None:
         raise ValueError(f"{name} has strides {tensor.stride()}, must have contiguous rows: call {name}.contiguous()")
 
 
-_Sized = tuple[int, int, Mapping[str, str]]  # rows, their length, and the case's variant
+Sized = tuple[int, int, Mapping[str, str]]  # rows, their length, and the case's variant
 
 
-def test_cases(name: str, *more: _Sized) -> tuple[Case, ...]:
+def test_cases(name: str, *more: Sized) -> tuple[Case, ...]:
     """Rows of every length that a step may treat in its own way, every layout of the input of that name, odd values.
 
     And ``more``, each in every dtype.
@@ -102,12 +102,12 @@ def test_cases(name: str, *more: _Sized) -> tuple[Case, ...]:
     )
 
 
-def option_cases(option: Mapping[str, str]) -> tuple[_Sized, ...]:
+def option_cases(option: Mapping[str, str]) -> tuple[Sized, ...]:
     """More test cases, in which an option is another than usual."""
     return *((9, n, option) for n in (200, 5_003, 70_000)), (9, 1_003, {**option, "values": "outliers"})
 
 
-def masked_cases(option: Mapping[str, str]) -> tuple[_Sized, ...]:
+def masked_cases(option: Mapping[str, str]) -> tuple[Sized, ...]:
     """More test cases, in which values are minus infinity; the last one with that option."""
     masked = {"values": "masked"}
     return *((9, n, masked) for n in (64, 2_048, 70_000)), (9, 2_048, {**option, **masked})

@@ -46,7 +46,13 @@ def triton_functions() -> dict[str, Function]:
     """The Triton sides, by family of functions; UnavailableError where Triton is not installed."""
     try:
         # A statement, which can be traced.
-        from kernel_twins.functional import triton_linear, triton_matmul, triton_norm, triton_softmax
+        from kernel_twins.functional import (
+            triton_cross_entropy,
+            triton_linear,
+            triton_matmul,
+            triton_norm,
+            triton_softmax,
+        )
     except ImportError as error:
         raise UnavailableError("the Triton side is missing: pip install triton, or pass backend='torch'") from error
     return {
@@ -54,6 +60,8 @@ def triton_functions() -> dict[str, Function]:
         "linear": triton_linear.linear,
         "softmax": triton_softmax.softmax,
         "norm": triton_norm.norm,
+        "cross_entropy": triton_cross_entropy.cross_entropy,
+        "cross_entropy_gradient_": triton_cross_entropy.cross_entropy_gradient_,
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kernel_twins._profiling.report.drawings import (
     common,
+    cross_entropy,
     hopper,
     linear,
     matmul_fp32,
@@ -86,5 +87,8 @@ DRAWINGS = {
         norms.rows_alike,
         norms.next_row_ahead,
         norms.cluster_columns,
+        cross_entropy.maximum_then_sum,
+        cross_entropy.logits_to_gradient,
+        cross_entropy.in_the_place_of_the_logits,
     )
 }
