@@ -13,7 +13,8 @@ GENERATED = Path("build/generated")
 STEP_TABLE = GENERATED / "step_table.cpp"
 BINDINGS = Path("cuda-kernels/bindings.cpp")
 FUNCTIONAL = tuple(
-    Path("cuda-kernels") / f"functional{family}.cpp" for family in ("", "_softmax", "_norm", "_cross_entropy")
+    Path("cuda-kernels") / f"functional{family}.cpp"
+    for family in ("", "_softmax", "_norm", "_cross_entropy", "_dropout")
 )
 INCLUDE_DIRS = (Path("cuda-kernels"), Path("hardware-survey"))
 

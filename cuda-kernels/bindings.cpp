@@ -18,6 +18,8 @@
 #include "adaptor.h"
 #include "cross_entropy/args.h"
 #include "cross_entropy_backward/args.h"
+#include "dropout_add/args.h"
+#include "dropout_add_backward/args.h"
 #include "layer_norm/args.h"
 #include "layer_norm_backward/args.h"
 #include "linear/args.h"
@@ -523,6 +525,85 @@ void cross_entropy_backward(const std::string& step, const Tensor& logits, const
   mark_written(out);
 }
 
+// -----------------------------------------------------------------------------------------------------------
+// Dropout: the counterpart of kernel_twins/dropout.py
+// -----------------------------------------------------------------------------------------------------------
+
+Dropout dropout_with(double p, uint64_t seed, uint64_t offset) {
+  require_probability(p);
+  TORCH_CHECK_VALUE(offset % 4 == 0, "offset is ", std::to_string(offset),
+                    ", must be a multiple of 4: it counts words, of which a call makes four");
+  Dropout dropout = dropout_of(p);
+  dropout.seed = seed;
+  dropout.offset = offset;
+  return dropout;
+}
+
+void dropout_add(const std::string& step, const Tensor& x, const OptionalTensor& residual,
+                 const OptionalTensor& bias, const Tensor& out, double p, std::string_view activation,
+                 uint64_t seed, uint64_t offset) {
+  require_rows("x", x);
+  require_cuda("x", x);
+  if (residual) require_matrix("residual", *residual, "x", x);
+  if (bias) require_vector("bias", *bias, "x", x);
+  const Dropout dropout = dropout_with(p, seed, offset);
+  require_matrix("out", out, "x", x);
+  require_contiguous("out", out);
+  require_all_apart({out}, {{"x", &x}, {"residual", pointer(residual)}, {"bias", pointer(bias)}});
+
+  const c10::cuda::CUDAGuard guard(x.device());
+  const auto& found = find_step("dropout_add", dropout_add_steps, step, x);
+  found.launch({.x = x.const_data_ptr(),
+                .residual = data(residual),
+                .bias = data(bias),
+                .out = out.mutable_data_ptr(),
+                .M = x.size(0),
+                .N = x.size(1),
+                .stride_xm = x.stride(0),
+                .stride_rm = residual ? residual->stride(0) : 0,
+                .dtype = dtype_of(x),
+                .activation = activation_of(activation),
+                .dropout = dropout,
+                .stream = c10::cuda::getCurrentCUDAStream()});
+  mark_written(out);
+}
+
+void dropout_add_backward(const std::string& step, const Tensor& dout, const OptionalTensor& x,
+                          const OptionalTensor& bias, const Out& out, double p, std::string_view activation,
+                          uint64_t seed, uint64_t offset) {
+  require_rows("dout", dout);
+  require_cuda("dout", dout);
+  if (x) require_matrix("x", *x, "dout", dout);
+  if (bias) require_vector("bias", *bias, "dout", dout);
+  const Dropout dropout = dropout_with(p, seed, offset);
+  const Activation chosen = activation_of(activation);
+  require_slopes(chosen, activation, x.has_value(), bias.has_value());
+  std::vector<std::string_view> names = {"dx"};
+  if (std::holds_alternative<std::vector<Tensor>>(out)) names.push_back("dbias");
+  const std::vector<Tensor> outs = require_out(out, names, "dout", dout);
+  require_all_apart(outs, {{"dout", &dout}, {"x", pointer(x)}, {"bias", pointer(bias)}});
+
+  const c10::cuda::CUDAGuard guard(dout.device());
+  const auto& found = find_step("dropout_add_backward", dropout_add_backward_steps, step, dout);
+  Lender lender;
+  const Memory memory = lender.memory();
+  lender.launch(found, {.dout = dout.const_data_ptr(),
+                        .x = data(x),
+                        .bias = data(bias),
+                        .dx = outs[0].mutable_data_ptr(),
+                        .dbias = outs.size() > 1 ? outs[1].mutable_data_ptr() : nullptr,
+                        .M = dout.size(0),
+                        .N = dout.size(1),
+                        .stride_dm = dout.stride(0),
+                        .stride_xm = x ? x->stride(0) : 0,
+                        .dtype = dtype_of(dout),
+                        .activation = chosen,
+                        .dropout = dropout,
+                        .memory = &memory,
+                        .stream = lender.stream()});
+  for (const Tensor& each : outs) mark_written(each);
+}
+
 void probe(const std::string& name, const Tensor& buffer, int64_t iterations) {
   require_dtype("buffer", buffer, {at::kByte});
   require_cuda("buffer", buffer);
@@ -606,6 +687,19 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         "out = the gradient of logits through cross_entropy, from lse, which that returned, and dout. "
         "logits: [M, N], rows contiguous, fp32, bf16 or fp16; target: [M], int64; lse, dout: [M], fp32; "
         "out: [M, N], contiguous.");
+  m.def("dropout_add", wrap_pybind_function(dropout_add), arg("step"), arg("x"), arg("residual") = py::none(),
+        arg("bias") = py::none(), py::kw_only(), arg("out"), arg("p") = 0.5, arg("activation") = "none",
+        arg("seed") = 0, arg("offset") = 0,
+        "out = dropout(activation(x + bias)) + residual. x, residual: [M, N], rows contiguous, fp32, bf16 or "
+        "fp16; bias: [N]; out: [M, N], contiguous. Element i is kept where word i % 4 of Philox4x32-10 is at "
+        "least p * 2**32: its key is seed, its counter offset / 4 and i / 4. offset is a multiple of 4.");
+  m.def(
+      "dropout_add_backward", wrap_pybind_function(dropout_add_backward), arg("step"), arg("dout"),
+      arg("x") = py::none(), arg("bias") = py::none(), py::kw_only(), arg("out"), arg("p") = 0.5,
+      arg("activation") = "none", arg("seed") = 0, arg("offset") = 0,
+      "out = the gradient of x through dropout_add, or those of x and bias. dout, x: [M, N], rows "
+      "contiguous, fp32, bf16 or fp16 alike; bias: [N]; out: [M, N] and [N], contiguous. x, and a bias, only "
+      "with an activation.");
   m.def("probe", wrap_pybind_function(probe), arg("name"), arg("buffer"), arg("iterations"),
         "Launches a probe of hardware-survey/probes.h. buffer: contiguous uint8, overwritten.");
 }

@@ -3,9 +3,9 @@
 ``kernel_twins.load(op, step, backend)`` returns a step as a callable; ``kernel_twins.matmul(a, b)``,
 ``kernel_twins.linear(x, weight)``, ``kernel_twins.softmax(x)``, ``kernel_twins.log_softmax(x)``,
 ``kernel_twins.layer_norm(x, normalized_shape)``, ``kernel_twins.rms_norm(x, normalized_shape)``,
-``kernel_twins.cross_entropy(input, target)`` and ``kernel_twins.cross_entropy_gradient_(input, target)`` are the public
-functions that the last steps stand behind, ``kernel_twins.nn`` has modules of them. Importing this package imports
-neither torch nor Triton.
+``kernel_twins.cross_entropy(input, target)``, ``kernel_twins.cross_entropy_gradient_(input, target)`` and
+``kernel_twins.dropout_add(x, residual)`` are the public functions that the last steps stand behind,
+``kernel_twins.nn`` has modules of them. Importing this package imports neither torch nor Triton.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from kernel_twins import nn as nn
     from kernel_twins.functional.cross_entropy import cross_entropy as cross_entropy
     from kernel_twins.functional.cross_entropy import cross_entropy_gradient_ as cross_entropy_gradient_
+    from kernel_twins.functional.dropout import dropout_add as dropout_add
     from kernel_twins.functional.linear import linear as linear
     from kernel_twins.functional.matmul import matmul as matmul
     from kernel_twins.functional.norm import layer_norm as layer_norm
@@ -33,6 +34,7 @@ __version__ = "0.1.0"
 _MODULES = {
     "cross_entropy": "cross_entropy",
     "cross_entropy_gradient_": "cross_entropy",
+    "dropout_add": "dropout",
     "layer_norm": "norm",
     "linear": "linear",
     "log_softmax": "softmax",

@@ -90,6 +90,8 @@ PROMISED = [
     ("linear", "v01_fused", 90, TMA_LOAD),
     ("linear", "v01_fused", 90, TMA_STORE),
     ("linear", "v01_fused", 90, EARLY),
+    ("dropout_add", "v02_four_words", 80, r"ld\.global\S*\.v4\.b32"),
+    ("dropout_add", "v02_four_words", 90, r"ld\.global\S*\.v4\.b32"),
 ]
 # And what only the configurations hold whose values are among these, at few tiles: many are never split.
 PROMISED_WHERE = [

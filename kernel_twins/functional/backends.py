@@ -48,6 +48,7 @@ def triton_functions() -> dict[str, Function]:
         # A statement, which can be traced.
         from kernel_twins.functional import (
             triton_cross_entropy,
+            triton_dropout,
             triton_linear,
             triton_matmul,
             triton_norm,
@@ -62,6 +63,7 @@ def triton_functions() -> dict[str, Function]:
         "norm": triton_norm.norm,
         "cross_entropy": triton_cross_entropy.cross_entropy,
         "cross_entropy_gradient_": triton_cross_entropy.cross_entropy_gradient_,
+        "dropout_add": triton_dropout.dropout_add,
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from kernel_twins._profiling.report.drawings import (
     common,
     cross_entropy,
+    dropout,
     hopper,
     linear,
     matmul_fp32,
@@ -90,5 +91,6 @@ DRAWINGS = {
         cross_entropy.maximum_then_sum,
         cross_entropy.logits_to_gradient,
         cross_entropy.in_the_place_of_the_logits,
+        dropout.four_words,
     )
 }
