@@ -10,6 +10,7 @@
 // Requires: compute capability 9.0; rows that are contiguous, of fewer than 2^31 elements.
 // Source:   CUDA C++ Programming Guide, "Distributed Shared Memory"; PTX ISA, "st.async"
 // Twin:     none, Triton gives a program no access to another one's shared memory.
+#include "../cluster.cuh"
 #include "../hopper.cuh"
 #include "loss.cuh"
 
@@ -64,7 +65,7 @@ __global__ void __launch_bounds__(THREADS)
     if (SMOOTHED) store_async(&others[rank].total, sums.total, &exchanged, 0);
   }
   if (rank > 0 || threadIdx.x >= 32) return;
-  mbarrier_wait_parity(&exchanged, 0);  // for every block's numbers; this block does not end before
+  mbarrier_wait_parity_cluster(&exchanged, 0);  // for every block's numbers; this block does not end before
   sums = lanes_merge<SMOOTHED>(threadIdx.x < blocks ? others[threadIdx.x] : RowSums{});
   if (threadIdx.x == 0) write_loss(args, row, sums, logit);
 #endif
@@ -72,16 +73,9 @@ __global__ void __launch_bounds__(THREADS)
 
 template <typename T, bool SMOOTHED>
 void launch(const CrossEntropyArgs& args, int blocks) {
-  cudaLaunchAttribute cluster = {};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};
-  cudaLaunchConfig_t config = {};
-  config.gridDim = static_cast<unsigned>(args.M * blocks);
-  config.blockDim = THREADS;
-  config.stream = args.stream;
-  config.attrs = &cluster;
-  config.numAttrs = 1;
-  CUDA_CHECK(cudaLaunchKernelEx(&config, cross_entropy_v05_cluster_kernel<T, SMOOTHED>, args, blocks));
+  const auto kernel = cross_entropy_v05_cluster_kernel<T, SMOOTHED>;
+  ClusterLaunch clusters(reinterpret_cast<const void*>(kernel), blocks, THREADS, 0, args.stream);
+  clusters(static_cast<int>(args.M), kernel, args, blocks);
 }
 
 }  // namespace
