@@ -14,7 +14,7 @@ STEP_TABLE = GENERATED / "step_table.cpp"
 BINDINGS = Path("cuda-kernels/bindings.cpp")
 FUNCTIONAL = tuple(
     Path("cuda-kernels") / f"functional{family}.cpp"
-    for family in ("", "_softmax", "_norm", "_cross_entropy", "_dropout")
+    for family in ("", "_softmax", "_norm", "_cross_entropy", "_dropout", "_reduction")
 )
 INCLUDE_DIRS = (Path("cuda-kernels"), Path("hardware-survey"))
 

@@ -26,7 +26,9 @@
 #include "matmul_bf16/args.h"
 #include "matmul_fp32/args.h"
 #include "matmul_tf32x3/args.h"
+#include "operator_axes.h"
 #include "reduction/args.h"
+#include "reduction_nd/args.h"
 #include "rms_norm/args.h"
 #include "rms_norm_backward/args.h"
 #include "softmax/args.h"
@@ -92,6 +94,34 @@ void reduction(const std::string& step, const Tensor& x, const Tensor& out) {
   args.workspace = lender.workspace(workspace_bytes);
   args.zeroed = lender.zeroed();
   lender.launch(found, args);
+  mark_written(out);
+}
+
+void reduction_nd(const std::string& step, const Tensor& x, const Tensor& out,
+                  const std::vector<int64_t>& dims, const std::string& kind_name) {
+  require_dtype("x", x, {at::kFloat, at::kBFloat16, at::kHalf});
+  require_cuda("x", x);
+  TORCH_CHECK_VALUE(1 <= x.dim() && x.dim() <= MOST_AXES, "x has ", text(x.dim()),
+                    " dimensions, must have 1 to ", text(MOST_AXES));
+  const ReductionKind kind = reduction_kind_of(kind_name);
+  const Reduced reduced = reduced_of(dims, x.dim());
+  require_elements(x.sizes(), reduced, kind);
+  if (kind == ReductionKind::argmax) {
+    require_dtype("out", out, {at::kLong});
+  } else {
+    require_dtype("out", out, {at::kFloat, at::kBFloat16, at::kHalf});
+    require_same_dtype("out", out, "x", x);
+  }
+  require_device("out", out, "x", x);
+  require_shape("out", out, reduced_sizes(x.sizes(), reduced, false), "the axes of x that are not in dims");
+  require_contiguous("out", out);
+  require_apart(out, "x", x);
+
+  const c10::cuda::CUDAGuard guard(x.device());
+  const auto& found = find_step("reduction_nd", reduction_nd_steps, step, x);
+  Lender lender;
+  const Memory memory = lender.memory();
+  lender.launch(found, reduction_args(x, out, reduced, kind, memory, lender.stream()));
   mark_written(out);
 }
 
@@ -633,6 +663,12 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         "out = a + b. Contiguous, of one shape; all fp32, bf16 or fp16. out may be a or b.");
   m.def("reduction", wrap_pybind_function(reduction), arg("step"), arg("x"), arg("out"),
         "out = the sum of x. x: contiguous, any shape, fp32, bf16 or fp16; out: fp32, no dimensions.");
+  m.def(
+      "reduction_nd", wrap_pybind_function(reduction_nd), arg("step"), arg("x"), arg("out"),
+      arg("dims") = std::vector<int64_t>{-1}, arg("kind") = "sum",
+      "out = the sum of x over the axes dims, the mean, the max or the argmax, its place among the reduced "
+      "ones. x: 1 to 5 axes, any strides, fp32, bf16 or fp16; out: the other axes, contiguous, of x's dtype, "
+      "for argmax int64.");
   m.def("matmul_fp32", wrap_pybind_function(matmul_fp32), arg("step"), arg("a"), arg("b"), arg("out"),
         "out = a @ b in fp32. a: [M, K], b: [K, N], any strides; out: [M, N], contiguous.");
   m.def("matmul_tf32x3", wrap_pybind_function(matmul_tf32x3), arg("step"), arg("a"), arg("b"), arg("out"),

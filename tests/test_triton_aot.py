@@ -42,6 +42,8 @@ PROMISED = [
     ("reduction", "v07_last_block", 90, r"ld\.global\.v4\.b32"),
     ("reduction", "v07_last_block", 90, r"atom\.global\.gpu\.acq_rel\.add\.u32"),
     ("reduction", "v07_last_block", 90, r"ld\.global\.cg\.b32"),
+    ("reduction_nd", "v04_vectorized", 80, r"ld\.global\.v4\.b32"),
+    ("reduction_nd", "v04_vectorized", 90, r"ld\.global\.v4\.b32"),
     ("matmul_fp32", "v03_shared_tile", 90, r"ld\.shared"),
     ("matmul_fp32", "v05_register_tile_2d", 90, r"ld\.shared\.v4"),
     ("matmul_fp32", "v08_grouped", 90, r"ld\.shared\.v4"),

@@ -52,6 +52,7 @@ def triton_functions() -> dict[str, Function]:
             triton_linear,
             triton_matmul,
             triton_norm,
+            triton_reduction,
             triton_softmax,
         )
     except ImportError as error:
@@ -64,6 +65,7 @@ def triton_functions() -> dict[str, Function]:
         "cross_entropy": triton_cross_entropy.cross_entropy,
         "cross_entropy_gradient_": triton_cross_entropy.cross_entropy_gradient_,
         "dropout_add": triton_dropout.dropout_add,
+        "reduction": triton_reduction.reduction,
     }
 
 
