@@ -4,9 +4,9 @@
 ``kernel_twins.linear(x, weight)``, ``kernel_twins.softmax(x)``, ``kernel_twins.log_softmax(x)``,
 ``kernel_twins.layer_norm(x, normalized_shape)``, ``kernel_twins.rms_norm(x, normalized_shape)``,
 ``kernel_twins.cross_entropy(input, target)``, ``kernel_twins.cross_entropy_gradient_(input, target)``,
-``kernel_twins.dropout_add(x, residual)`` and ``kernel_twins.sum(x, dim)`` with its kin ``mean``, ``amax`` and ``argmax``
-are the public functions that the last steps stand behind, ``kernel_twins.nn`` has modules of most. Importing this
-package imports neither torch nor Triton.
+``kernel_twins.dropout_add(x, residual)`` and ``kernel_twins.sum(x, dim)`` with its kin ``mean``, ``amax`` and
+``argmax`` are the public functions that the last steps stand behind, ``kernel_twins.nn`` has modules of most. Importing
+this package imports neither torch nor Triton.
 """
 
 from __future__ import annotations
