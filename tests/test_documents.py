@@ -26,6 +26,7 @@ AWAITED = (
     *("layer_norm", "layer_norm_backward", "rms_norm", "rms_norm_backward"),
     *("cross_entropy", "cross_entropy_backward"),
     *("dropout_add", "dropout_add_backward"),
+    "reduction_nd",
 )
 BY_RECORDED_OP = pytest.mark.parametrize(
     "op",

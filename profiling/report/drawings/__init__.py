@@ -11,6 +11,7 @@ from kernel_twins._profiling.report.drawings import (
     matmul_fp32,
     norms,
     reduction,
+    reduction_nd,
     rows,
     tensor_cores,
     vector_add,
@@ -92,5 +93,9 @@ DRAWINGS = {
         cross_entropy.logits_to_gradient,
         cross_entropy.in_the_place_of_the_logits,
         dropout.four_words,
+        reduction_nd.thread_per_output,
+        reduction_nd.block_per_output,
+        reduction_nd.along_the_layout,
+        reduction_nd.parts_of_few_outputs,
     )
 }
