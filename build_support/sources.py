@@ -12,7 +12,10 @@ ROOT = Path(__file__).resolve().parent.parent
 GENERATED = Path("build/generated")
 STEP_TABLE = GENERATED / "step_table.cpp"
 BINDINGS = Path("cuda-kernels/bindings.cpp")
-FUNCTIONAL = tuple(Path("cuda-kernels") / f"functional{family}.cpp" for family in ("", "_softmax", "_norm"))
+FUNCTIONAL = tuple(
+    Path("cuda-kernels") / f"functional{family}.cpp"
+    for family in ("", "_softmax", "_norm", "_cross_entropy", "_dropout", "_reduction")
+)
 INCLUDE_DIRS = (Path("cuda-kernels"), Path("hardware-survey"))
 
 DEFAULT_ARCH = "9.0a"
@@ -27,10 +30,11 @@ def step_files(root: Path = ROOT) -> list[Path]:
 
 
 def cuda_files(root: Path = ROOT) -> list[Path]:
-    """All .cu files of the extension, relative to the root: steps, backward passes, compiled-in baselines, probes."""
+    """All .cu files of the extension, relative to the root: steps, what functions add, built-in baselines, probes."""
     others = [
         *root.glob("cuda-kernels/baselines/*.cu"),
         *root.glob("cuda-kernels/*/backward.cu"),
+        *root.glob("cuda-kernels/*/mean.cu"),
         *root.glob("hardware-survey/probes.cu"),
     ]
     return step_files(root) + sorted(path.relative_to(root) for path in others)

@@ -9,6 +9,7 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <initializer_list>
 #include <map>
@@ -20,7 +21,7 @@
 #include <utility>
 #include <vector>
 
-#include "linear/args.h"
+#include "activation.h"
 #include "step.h"
 
 #ifndef KERNEL_TWINS_ARCHS
@@ -130,6 +131,24 @@ inline Activation activation_of(std::string_view name) {
   }
   TORCH_CHECK_VALUE(false, "activation is '", std::string(name),
                     "', must be none, relu, gelu, gelu_tanh or silu: apply others to the result");
+}
+
+inline void require_probability(double p) {
+  char number[32];
+  std::snprintf(number, sizeof(number), "%g", p);
+  TORCH_CHECK_VALUE(p >= 0.0 && p <= 1.0, "p is ", std::string(number),
+                    ", must be from 0 to 1: the share of elements that are dropped");
+}
+
+// x + bias, which the slope of an activation is taken at, is there exactly where there is an activation.
+inline void require_slopes(Activation activation, std::string_view name, bool has_x, bool has_bias) {
+  if (activation == Activation::none) {
+    TORCH_CHECK_VALUE(!has_x && !has_bias,
+                      "activation is 'none', which has no use for x and bias: leave them out");
+  } else {
+    TORCH_CHECK_VALUE(has_x, "x is missing, must be there: the slope of '", std::string(name),
+                      "' is taken at x + bias");
+  }
 }
 
 // -----------------------------------------------------------------------------------------------------------

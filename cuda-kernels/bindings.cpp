@@ -16,13 +16,19 @@
 
 #include "../hardware-survey/probes.h"
 #include "adaptor.h"
+#include "cross_entropy/args.h"
+#include "cross_entropy_backward/args.h"
+#include "dropout_add/args.h"
+#include "dropout_add_backward/args.h"
 #include "layer_norm/args.h"
 #include "layer_norm_backward/args.h"
 #include "linear/args.h"
 #include "matmul_bf16/args.h"
 #include "matmul_fp32/args.h"
 #include "matmul_tf32x3/args.h"
+#include "operator_axes.h"
 #include "reduction/args.h"
+#include "reduction_nd/args.h"
 #include "rms_norm/args.h"
 #include "rms_norm_backward/args.h"
 #include "softmax/args.h"
@@ -88,6 +94,34 @@ void reduction(const std::string& step, const Tensor& x, const Tensor& out) {
   args.workspace = lender.workspace(workspace_bytes);
   args.zeroed = lender.zeroed();
   lender.launch(found, args);
+  mark_written(out);
+}
+
+void reduction_nd(const std::string& step, const Tensor& x, const Tensor& out,
+                  const std::vector<int64_t>& dims, const std::string& kind_name) {
+  require_dtype("x", x, {at::kFloat, at::kBFloat16, at::kHalf});
+  require_cuda("x", x);
+  TORCH_CHECK_VALUE(1 <= x.dim() && x.dim() <= MOST_AXES, "x has ", text(x.dim()),
+                    " dimensions, must have 1 to ", text(MOST_AXES));
+  const ReductionKind kind = reduction_kind_of(kind_name);
+  const Reduced reduced = reduced_of(dims, x.dim());
+  require_elements(x.sizes(), reduced, kind);
+  if (kind == ReductionKind::argmax) {
+    require_dtype("out", out, {at::kLong});
+  } else {
+    require_dtype("out", out, {at::kFloat, at::kBFloat16, at::kHalf});
+    require_same_dtype("out", out, "x", x);
+  }
+  require_device("out", out, "x", x);
+  require_shape("out", out, reduced_sizes(x.sizes(), reduced, false), "the axes of x that are not in dims");
+  require_contiguous("out", out);
+  require_apart(out, "x", x);
+
+  const c10::cuda::CUDAGuard guard(x.device());
+  const auto& found = find_step("reduction_nd", reduction_nd_steps, step, x);
+  Lender lender;
+  const Memory memory = lender.memory();
+  lender.launch(found, reduction_args(x, out, reduced, kind, memory, lender.stream()));
   mark_written(out);
 }
 
@@ -447,6 +481,159 @@ void rms_norm_backward(const std::string& step, const Tensor& dout, const Tensor
                 dadded, out);
 }
 
+// -----------------------------------------------------------------------------------------------------------
+// Cross entropy: the counterpart of kernel_twins/losses.py
+// -----------------------------------------------------------------------------------------------------------
+
+void require_classes(const Tensor& logits, const Tensor& target, double label_smoothing) {
+  require_rows("logits", logits);
+  require_cuda("logits", logits);
+  require_dtype("target", target, {at::kLong});
+  require_device("target", target, "logits", logits);
+  require_shape("target", target, {logits.size(0)}, "one class for each row of logits");
+  require_contiguous("target", target);
+  TORCH_CHECK_VALUE(0 <= label_smoothing && label_smoothing <= 1, "label_smoothing is ",
+                    std::to_string(label_smoothing), ", must be from 0 to 1");
+}
+
+void cross_entropy(const std::string& step, const Tensor& logits, const Tensor& target, const Out& out,
+                   int64_t ignore_index, double label_smoothing) {
+  require_classes(logits, target, label_smoothing);
+  const auto* one = std::get_if<Tensor>(&out);
+  const auto outs = one ? std::vector<Tensor>{*one} : std::get<std::vector<Tensor>>(out);
+  TORCH_CHECK_VALUE(one || outs.size() == 2, "out has ", text(outs.size()),
+                    " tensors, must have 2: losses, lse");
+  for (size_t i = 0; i < outs.size(); ++i) {
+    require_statistic(one ? "out" : ("out[" + text(i) + "]").c_str(), outs[i], "logits", logits);
+  }
+  require_all_apart(outs, {{"logits", &logits}, {"target", &target}});
+
+  const c10::cuda::CUDAGuard guard(logits.device());
+  const auto& found = find_step("cross_entropy", cross_entropy_steps, step, logits);
+  found.launch({.logits = logits.const_data_ptr(),
+                .target = target.const_data_ptr<int64_t>(),
+                .losses = outs[0].mutable_data_ptr<float>(),
+                .lse = one ? nullptr : outs[1].mutable_data_ptr<float>(),
+                .M = logits.size(0),
+                .N = logits.size(1),
+                .stride_lm = logits.stride(0),
+                .ignore_index = ignore_index,
+                .dtype = dtype_of(logits),
+                .smoothing = static_cast<float>(label_smoothing),
+                .stream = c10::cuda::getCurrentCUDAStream()});
+  for (const Tensor& each : outs) mark_written(each);
+}
+
+void cross_entropy_backward(const std::string& step, const Tensor& logits, const Tensor& target,
+                            const Tensor& lse, const Tensor& dout, const Tensor& out, int64_t ignore_index,
+                            double label_smoothing) {
+  require_classes(logits, target, label_smoothing);
+  require_statistic("lse", lse, "logits", logits);
+  require_dtype("dout", dout, {at::kFloat});
+  require_device("dout", dout, "logits", logits);
+  require_shape("dout", dout, {logits.size(0)}, "one number for each row of logits");
+  require_matrix("out", out, "logits", logits);
+  require_contiguous("out", out);
+  require_all_apart({out}, {{"logits", &logits}, {"target", &target}, {"lse", &lse}, {"dout", &dout}});
+
+  const c10::cuda::CUDAGuard guard(logits.device());
+  const auto& found = find_step("cross_entropy_backward", cross_entropy_backward_steps, step, logits);
+  found.launch({.logits = logits.const_data_ptr(),
+                .target = target.const_data_ptr<int64_t>(),
+                .lse = lse.const_data_ptr<float>(),
+                .dout = dout.const_data_ptr<float>(),
+                .out = out.mutable_data_ptr(),
+                .M = logits.size(0),
+                .N = logits.size(1),
+                .stride_lm = logits.stride(0),
+                .stride_dm = dout.stride(0),
+                .stride_om = logits.size(1),
+                .ignore_index = ignore_index,
+                .dtype = dtype_of(logits),
+                .smoothing = static_cast<float>(label_smoothing),
+                .stream = c10::cuda::getCurrentCUDAStream()});
+  mark_written(out);
+}
+
+// -----------------------------------------------------------------------------------------------------------
+// Dropout: the counterpart of kernel_twins/dropout.py
+// -----------------------------------------------------------------------------------------------------------
+
+Dropout dropout_with(double p, uint64_t seed, uint64_t offset) {
+  require_probability(p);
+  TORCH_CHECK_VALUE(offset % 4 == 0, "offset is ", std::to_string(offset),
+                    ", must be a multiple of 4: it counts words, of which a call makes four");
+  Dropout dropout = dropout_of(p);
+  dropout.seed = seed;
+  dropout.offset = offset;
+  return dropout;
+}
+
+void dropout_add(const std::string& step, const Tensor& x, const OptionalTensor& residual,
+                 const OptionalTensor& bias, const Tensor& out, double p, std::string_view activation,
+                 uint64_t seed, uint64_t offset) {
+  require_rows("x", x);
+  require_cuda("x", x);
+  if (residual) require_matrix("residual", *residual, "x", x);
+  if (bias) require_vector("bias", *bias, "x", x);
+  const Dropout dropout = dropout_with(p, seed, offset);
+  require_matrix("out", out, "x", x);
+  require_contiguous("out", out);
+  require_all_apart({out}, {{"x", &x}, {"residual", pointer(residual)}, {"bias", pointer(bias)}});
+
+  const c10::cuda::CUDAGuard guard(x.device());
+  const auto& found = find_step("dropout_add", dropout_add_steps, step, x);
+  found.launch({.x = x.const_data_ptr(),
+                .residual = data(residual),
+                .bias = data(bias),
+                .out = out.mutable_data_ptr(),
+                .M = x.size(0),
+                .N = x.size(1),
+                .stride_xm = x.stride(0),
+                .stride_rm = residual ? residual->stride(0) : 0,
+                .dtype = dtype_of(x),
+                .activation = activation_of(activation),
+                .dropout = dropout,
+                .stream = c10::cuda::getCurrentCUDAStream()});
+  mark_written(out);
+}
+
+void dropout_add_backward(const std::string& step, const Tensor& dout, const OptionalTensor& x,
+                          const OptionalTensor& bias, const Out& out, double p, std::string_view activation,
+                          uint64_t seed, uint64_t offset) {
+  require_rows("dout", dout);
+  require_cuda("dout", dout);
+  if (x) require_matrix("x", *x, "dout", dout);
+  if (bias) require_vector("bias", *bias, "dout", dout);
+  const Dropout dropout = dropout_with(p, seed, offset);
+  const Activation chosen = activation_of(activation);
+  require_slopes(chosen, activation, x.has_value(), bias.has_value());
+  std::vector<std::string_view> names = {"dx"};
+  if (std::holds_alternative<std::vector<Tensor>>(out)) names.push_back("dbias");
+  const std::vector<Tensor> outs = require_out(out, names, "dout", dout);
+  require_all_apart(outs, {{"dout", &dout}, {"x", pointer(x)}, {"bias", pointer(bias)}});
+
+  const c10::cuda::CUDAGuard guard(dout.device());
+  const auto& found = find_step("dropout_add_backward", dropout_add_backward_steps, step, dout);
+  Lender lender;
+  const Memory memory = lender.memory();
+  lender.launch(found, {.dout = dout.const_data_ptr(),
+                        .x = data(x),
+                        .bias = data(bias),
+                        .dx = outs[0].mutable_data_ptr(),
+                        .dbias = outs.size() > 1 ? outs[1].mutable_data_ptr() : nullptr,
+                        .M = dout.size(0),
+                        .N = dout.size(1),
+                        .stride_dm = dout.stride(0),
+                        .stride_xm = x ? x->stride(0) : 0,
+                        .dtype = dtype_of(dout),
+                        .activation = chosen,
+                        .dropout = dropout,
+                        .memory = &memory,
+                        .stream = lender.stream()});
+  for (const Tensor& each : outs) mark_written(each);
+}
+
 void probe(const std::string& name, const Tensor& buffer, int64_t iterations) {
   require_dtype("buffer", buffer, {at::kByte});
   require_cuda("buffer", buffer);
@@ -476,6 +663,12 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         "out = a + b. Contiguous, of one shape; all fp32, bf16 or fp16. out may be a or b.");
   m.def("reduction", wrap_pybind_function(reduction), arg("step"), arg("x"), arg("out"),
         "out = the sum of x. x: contiguous, any shape, fp32, bf16 or fp16; out: fp32, no dimensions.");
+  m.def(
+      "reduction_nd", wrap_pybind_function(reduction_nd), arg("step"), arg("x"), arg("out"),
+      arg("dims") = std::vector<int64_t>{-1}, arg("kind") = "sum",
+      "out = the sum of x over the axes dims, the mean, the max or the argmax, its place among the reduced "
+      "ones. x: 1 to 5 axes, any strides, fp32, bf16 or fp16; out: the other axes, contiguous, of x's dtype, "
+      "for argmax int64.");
   m.def("matmul_fp32", wrap_pybind_function(matmul_fp32), arg("step"), arg("a"), arg("b"), arg("out"),
         "out = a @ b in fp32. a: [M, K], b: [K, N], any strides; out: [M, N], contiguous.");
   m.def("matmul_tf32x3", wrap_pybind_function(matmul_tf32x3), arg("step"), arg("a"), arg("b"), arg("out"),
@@ -519,6 +712,30 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       "out = the gradients of x and weight through rms_norm, without a weight that of x alone. dout, x, "
       "dadded: [M, N], rows contiguous, fp32, bf16 or fp16 alike; rstd: [M], fp32; weight: [N]; out: [M, N] "
       "and [N], contiguous. dadded, the sum's own gradient, is added to x's.");
+  m.def("cross_entropy", wrap_pybind_function(cross_entropy), arg("step"), arg("logits"), arg("target"),
+        arg("out"), arg("ignore_index") = -100, arg("label_smoothing") = 0.0,
+        "out = the cross entropy of the rows of logits and their target classes, or a tuple of that and of "
+        "the logarithms of the sums of exponentials. logits: [M, N], rows contiguous, fp32, bf16 or fp16; "
+        "target: [M], int64; out: [M], contiguous, fp32. 0 where the target is ignore_index.");
+  m.def("cross_entropy_backward", wrap_pybind_function(cross_entropy_backward), arg("step"), arg("logits"),
+        arg("target"), arg("lse"), arg("dout"), arg("out"), arg("ignore_index") = -100,
+        arg("label_smoothing") = 0.0,
+        "out = the gradient of logits through cross_entropy, from lse, which that returned, and dout. "
+        "logits: [M, N], rows contiguous, fp32, bf16 or fp16; target: [M], int64; lse, dout: [M], fp32; "
+        "out: [M, N], contiguous.");
+  m.def("dropout_add", wrap_pybind_function(dropout_add), arg("step"), arg("x"), arg("residual") = py::none(),
+        arg("bias") = py::none(), py::kw_only(), arg("out"), arg("p") = 0.5, arg("activation") = "none",
+        arg("seed") = 0, arg("offset") = 0,
+        "out = dropout(activation(x + bias)) + residual. x, residual: [M, N], rows contiguous, fp32, bf16 or "
+        "fp16; bias: [N]; out: [M, N], contiguous. Element i is kept where word i % 4 of Philox4x32-10 is at "
+        "least p * 2**32: its key is seed, its counter offset / 4 and i / 4. offset is a multiple of 4.");
+  m.def(
+      "dropout_add_backward", wrap_pybind_function(dropout_add_backward), arg("step"), arg("dout"),
+      arg("x") = py::none(), arg("bias") = py::none(), py::kw_only(), arg("out"), arg("p") = 0.5,
+      arg("activation") = "none", arg("seed") = 0, arg("offset") = 0,
+      "out = the gradient of x through dropout_add, or those of x and bias. dout, x: [M, N], rows "
+      "contiguous, fp32, bf16 or fp16 alike; bias: [N]; out: [M, N] and [N], contiguous. x, and a bias, only "
+      "with an activation.");
   m.def("probe", wrap_pybind_function(probe), arg("name"), arg("buffer"), arg("iterations"),
         "Launches a probe of hardware-survey/probes.h. buffer: contiguous uint8, overwritten.");
 }

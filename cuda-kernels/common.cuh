@@ -5,6 +5,7 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <stdexcept>
 #include <string>
@@ -30,15 +31,21 @@ inline int multiprocessor_count() {
   return count;
 }
 
-// Lets a kernel be launched with that much dynamic shared memory. More than 48 KiB must be asked for, and
-// GPUs differ in how much they have.
-template <typename Kernel>
-static void allow_shared_memory(Kernel kernel, int bytes) {
+// Bytes of shared memory that a block of the current device can have.
+inline int most_shared_memory() {
   int device = 0;
   int most = 0;
   CUDA_CHECK(cudaGetDevice(&device));
   CUDA_CHECK(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
-  if (bytes > most) {
+  return most;
+}
+
+// Lets a kernel be launched with that much dynamic shared memory. More than 48 KiB must be asked for, and
+// GPUs differ in how much they have. `bytes` must always be the same for a kernel, the most that it needs: a
+// call that asks for fewer takes them from a thread that has asked and not yet launched.
+template <typename Kernel>
+static void allow_shared_memory(Kernel kernel, int bytes) {
+  if (const int most = most_shared_memory(); bytes > most) {
     throw std::runtime_error("this step needs " + std::to_string(bytes) +
                              " bytes of shared memory a block, this GPU has " + std::to_string(most) +
                              ": take an earlier step");
@@ -48,6 +55,14 @@ static void allow_shared_memory(Kernel kernel, int bytes) {
 
 __host__ __device__ constexpr int64_t cdiv(int64_t dividend, int64_t divisor) {
   return (dividend + divisor - 1) / divisor;
+}
+
+// For launchers that give a row to every block: calls launch(first row, rows) for as many rows as a grid may
+// have blocks, and again where there are more.
+template <typename Launch>
+void launch_rows(int64_t rows, Launch launch) {
+  constexpr int64_t MOST = int64_t{1} << 30;  // of the 2^31 - 1 that CUDA allows
+  for (int64_t first = 0; first < rows; first += MOST) launch(first, std::min(rows - first, MOST));
 }
 
 // Calls function(T{}) with the C++ type that the dtype stands for.

@@ -18,6 +18,7 @@
 #include "matmul_bf16/args.h"
 #include "matmul_fp32/args.h"
 #include "operator.h"
+#include "operator_activation.h"
 #include "tensor_map.h"
 
 namespace {
@@ -335,22 +336,6 @@ void check_linear(const Tensor& x, const Tensor& weight, const OptionalTensor& b
                     ",): one element for each row of weight");
 }
 
-Tensor activated(const Tensor& pre, Activation activation) {
-  switch (activation) {
-    case Activation::none:
-      return pre;
-    case Activation::relu:
-      return at::relu(pre);
-    case Activation::gelu:
-      return at::gelu(pre);
-    case Activation::gelu_tanh:
-      return at::gelu(pre, "tanh");
-    case Activation::silu:
-      return at::silu(pre);
-  }
-  TORCH_INTERNAL_ASSERT(false);
-}
-
 // out, and what the activation was applied to where `save` asks for it (else undefined).
 std::pair<Tensor, Tensor> linear_forward_cpu(const Tensor& x, const Tensor& weight,
                                              const OptionalTensor& bias, Activation activation, bool save) {
@@ -433,27 +418,6 @@ std::tuple<Tensor, Tensor> linear_saving(const Tensor& x, const Tensor& weight, 
   TORCH_CHECK_VALUE(needs_pre(chosen), "activation is '", std::string(activation),
                     "', which saves nothing of its own");
   return FORWARD(x, weight, bias, chosen, true);
-}
-
-// dout * activation'(saved), in operations that can be differentiated again. `saved` is what the activation
-// was applied to, or relu's result.
-Tensor differentiable_dz(const Tensor& dout, const Tensor& saved, Activation activation) {
-  switch (activation) {
-    case Activation::none:
-      return dout;
-    case Activation::relu:
-      return at::threshold_backward(dout, saved, 0);
-    case Activation::gelu:
-      return at::gelu_backward(dout, saved);
-    case Activation::gelu_tanh:
-      return at::gelu_backward(dout, saved, "tanh");
-    case Activation::silu: {
-      if (!at::GradMode::is_enabled()) return at::silu_backward(dout, saved);  // has no derivative of its own
-      const Tensor s = at::sigmoid(saved);
-      return dout * s * (1 + saved * (1 - s));
-    }
-  }
-  TORCH_INTERNAL_ASSERT(false);
 }
 
 Activation check_backward(const Tensor& dout, const Tensor& saved, c10::string_view activation) {

@@ -244,63 +244,94 @@ __device__ void backward_by_lanes(const NormBackwardArgs& args, float* workspace
   }
 }
 
+// M rows, of which those `period` apart are skewed alike: of one kind. Clusters get equal shares of all rows,
+// kind after kind, so most have rows of a single one; with one kind, every so-many-th row.
+struct RowKinds {
+  int64_t M;
+  int period;
+
+  __device__ int64_t start(int kind) const { return kind * (M / period) + min(int64_t{kind}, M % period); }
+  __device__ int kind(int64_t place) const {
+    const int64_t few = M / period, more = M % period;  // the first `more` kinds have a row more
+    if (place < start(more)) return static_cast<int>(place / (few + 1));
+    return few ? static_cast<int>(min(more + (place - start(more)) / few, int64_t{period - 1})) : period - 1;
+  }
+};
+
 // Clusters of `blocks` blocks take row after row; a block has at most blockDim.x * PACKS packs of each, and
-// their weights in shared memory. All rows of a cluster must be skewed alike.
+// their weights in shared memory. For every kind of rows in its share a cluster leaves partial sums.
 template <typename T, int PACKS, bool CENTERED, bool WHOLE, bool PREFETCH>
-__device__ void backward_by_cluster(const NormBackwardArgs& args, int blocks, int each, float* workspace) {
+__device__ void backward_by_cluster(const NormBackwardArgs& args, int period, int blocks, int each,
+                                    float* workspace) {
   extern __shared__ uint4 weights[];  // [PACKS, blockDim.x], every thread's own
   __shared__ Exchange<GradientSums> exchange;
   __shared__ GradientSums warps[2][32];
   const int N = static_cast<int>(args.N);
   const int rank = rank_in_cluster(blocks);
   const int cluster = blockIdx.x / blocks, clusters = gridDim.x / blocks;
+  const RowKinds kinds{args.M, WHOLE ? 1 : period};
+  const auto share = [&](int of) { return args.M * of / clusters; };  // begins where the one before ends
+  const int first_kind = kinds.kind(share(cluster)), last_kind = kinds.kind(share(cluster + 1));
   if (blocks > 1) exchange.begin();
 
-  const T* x = static_cast<const T*>(args.x);
-  const Parts<T> parts{N, skew_of(x + cluster * args.stride_xm), each};
-  const int start = parts.start(rank), n = parts.count(rank);
-  x += start;
-  const T* dout = static_cast<const T*>(args.dout) + start;
-  GradientColumns<T, PACKS, CENTERED, WHOLE> columns(n, skew_of(x + cluster * args.stride_xm), threadIdx.x,
-                                                     blockDim.x);
-  const auto first_of = [&](int i) { return columns.first_of(i); };
-#pragma unroll
-  for (int i = 0; i < PACKS; ++i) {
-    weights[i * blockDim.x + threadIdx.x] = load_weights<T>(args.weight, start, first_of(i), n).words;
-  }
-  const auto weight_of = [&](int i) { return Pack<T>{weights[i * blockDim.x + threadIdx.x]}; };
-
-  HeldRows<T, PACKS> row, next;
-  float next_mean = 0.0f, next_rstd = 0.0f;
-  const auto load = [&](HeldRows<T, PACKS>& rows, int64_t at) {
-    if (at >= args.M) return;
-    rows.template load<WHOLE>(x + at * args.stride_xm, dout + at * args.stride_dm, n, first_of);
-    if (CENTERED) next_mean = args.mean[at];
-    next_rstd = args.rstd[at];
-  };
-  if (PREFETCH) load(next, cluster);
-  if (blocks > 1) exchange.wait_for_all();
-
   uint32_t turn = 0;
-  for (int64_t index = cluster; index < args.M; index += clusters, ++turn) {
-    if (!PREFETCH) load(row, index);
-    const float mean = next_mean, rstd = next_rstd;
-    if (PREFETCH) {
-      row = next;
-      load(next, index + clusters);
+  for (int kind = first_kind; kind <= last_kind; ++kind) {
+    // The rows are index, index + step, ... below `limit`.
+    const auto row_at = [&](int64_t place) { return kind + (place - kinds.start(kind)) * kinds.period; };
+    const int step = kinds.period > 1 ? kinds.period : clusters;
+    int64_t index = cluster, limit = args.M;
+    if (kinds.period > 1) {
+      index = row_at(max(share(cluster), kinds.start(kind)));
+      limit = row_at(min(share(cluster + 1), kinds.start(kind + 1)));
     }
-    row.template finish_load<WHOLE>(n, first_of);
-    GradientSums sums = block_sum(columns.add(row, mean, rstd, weight_of), warps[turn % 2]);
-    if (blocks > 1) sums = lanes_sum(exchange(sums, rank, blocks, turn));
-    const T* added = static_cast<const T*>(args.dadded) + index * args.stride_am + start;
-    columns.write(row, static_cast<T*>(args.dx) + index * args.N + start, mean, rstd,
-                  {sums.product / static_cast<float>(N), sums.plain / static_cast<float>(N)}, weight_of,
-                  [&](int, int first) { return load_added<WHOLE>(args.dadded ? added : nullptr, first, n); });
+    const T* x = static_cast<const T*>(args.x);
+    const Parts<T> parts{N, skew_of(x + kind * args.stride_xm), each};
+    const int start = parts.start(rank), n = parts.count(rank);
+    x += start;
+    const T* dout = static_cast<const T*>(args.dout) + start;
+    GradientColumns<T, PACKS, CENTERED, WHOLE> columns(n, skew_of(x + kind * args.stride_xm), threadIdx.x,
+                                                       blockDim.x);
+    const auto first_of = [&](int i) { return columns.first_of(i); };
+#pragma unroll
+    for (int i = 0; i < PACKS; ++i) {
+      weights[i * blockDim.x + threadIdx.x] = load_weights<T>(args.weight, start, first_of(i), n).words;
+    }
+    const auto weight_of = [&](int i) { return Pack<T>{weights[i * blockDim.x + threadIdx.x]}; };
+
+    HeldRows<T, PACKS> row, next;
+    float next_mean = 0.0f, next_rstd = 0.0f;
+    const auto load = [&](HeldRows<T, PACKS>& rows, int64_t at) {
+      if (at >= limit) return;
+      rows.template load<WHOLE>(x + at * args.stride_xm, dout + at * args.stride_dm, n, first_of);
+      if (CENTERED) next_mean = args.mean[at];
+      next_rstd = args.rstd[at];
+    };
+    if (PREFETCH) load(next, index);
+    if (blocks > 1 && kind == first_kind) exchange.wait_for_all();
+
+    for (; index < limit; index += step, ++turn) {
+      if (!PREFETCH) load(row, index);
+      const float mean = next_mean, rstd = next_rstd;
+      if (PREFETCH) {
+        row = next;
+        load(next, index + step);
+      }
+      row.template finish_load<WHOLE>(n, first_of);
+      GradientSums sums = block_sum(columns.add(row, mean, rstd, weight_of), warps[turn % 2]);
+      if (blocks > 1) sums = lanes_sum(exchange(sums, rank, blocks, turn));
+      const T* added = static_cast<const T*>(args.dadded) + index * args.stride_am + start;
+      columns.write(
+          row, static_cast<T*>(args.dx) + index * args.N + start, mean, rstd,
+          {sums.product / static_cast<float>(N), sums.plain / static_cast<float>(N)}, weight_of,
+          [&](int, int first) { return load_added<WHOLE>(args.dadded ? added : nullptr, first, n); });
+    }
+    // Of all shares' kinds, one after the other: the next share's first is this one's last, or the one after.
+    const int group = cluster + kind, groups = clusters + kinds.period - 1;
+    columns.for_each([&](int col, float of_weight, float of_bias) {
+      partial_sums(workspace, 0, groups, args.N, group)[start + col] = of_weight;
+      if (CENTERED) partial_sums(workspace, 1, groups, args.N, group)[start + col] = of_bias;
+    });
   }
-  columns.for_each([&](int col, float of_weight, float of_bias) {
-    partial_sums(workspace, 0, clusters, args.N, cluster)[start + col] = of_weight;
-    if (CENTERED) partial_sums(workspace, 1, clusters, args.N, cluster)[start + col] = of_bias;
-  });
 }
 
 // Whether the kernels for WHOLE rows take these: all start at multiples of 16 bytes and have only whole
@@ -345,9 +376,8 @@ int lanes_blocks(const NormBackwardArgs& args, Kernel* kernel, int rows) {
   return groups_for(cdiv(args.M, rows), std::max(launch.resident(), period), period);
 }
 
-// Launches kernel(args, blocks, each, workspace), in which a block has at most threads * packs packs of a
-// row, and sum_kernel. False where the GPU has no room for the cluster, or where not enough clusters run at
-// once for all to have rows that are skewed alike.
+// Launches kernel(args, period, blocks, each, workspace), in which a block has at most threads * packs packs
+// of a row, and sum_kernel. False where the GPU has no room for the cluster.
 template <typename T, typename Kernel>
 bool launch_parts(const NormBackwardArgs& args, Kernel* kernel, int blocks, int packs, bool centered,
                   void (*sum_kernel)(const float*, int, int64_t, T*, T*)) {
@@ -355,10 +385,11 @@ bool launch_parts(const NormBackwardArgs& args, Kernel* kernel, int blocks, int 
   const int threads = static_cast<int>(cdiv(cdiv(each, packs), 32) * 32);
   ClusterLaunch launch(reinterpret_cast<const void*>(kernel), blocks, threads,
                        threads * packs * static_cast<int>(sizeof(uint4)), args.stream);
-  const int clusters = groups_for(args.M, launch.resident(), skew_period<T>(args.stride_xm));
+  const int period = skew_period<T>(args.stride_xm);
+  const int clusters = static_cast<int>(std::min<int64_t>(args.M, launch.resident()));
   if (clusters == 0) return false;
   launch_with_sums<T>(
-      args, clusters, centered,
-      [&](float* workspace) { launch(clusters, kernel, args, blocks, each, workspace); }, sum_kernel);
+      args, clusters + period - 1, centered,
+      [&](float* workspace) { launch(clusters, kernel, args, period, blocks, each, workspace); }, sum_kernel);
   return true;
 }

@@ -2,10 +2,14 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <optional>
+#include <vector>
+
+#include "operator.h"
 
 namespace kernel_twins {
 
@@ -71,5 +75,25 @@ class Rows {
   at::Tensor elements_;
   int64_t stride_;
 };
+
+template <typename Int>
+std::vector<Int> moved_last(at::ArrayRef<Int> sizes, int64_t dim) {
+  std::vector<Int> moved(sizes.begin(), sizes.end());
+  std::rotate(moved.begin() + dim, moved.begin() + dim + 1, moved.end());
+  return moved;
+}
+
+inline bool is_last(int64_t dim, const Tensor& tensor) { return dim + 1 >= tensor.dim(); }
+
+// A result like the tensor: its rows lie one after the other, so it is contiguous where dim is the last.
+inline Tensor empty_rows(const Tensor& like, int64_t dim) {
+  if (is_last(dim, like)) return empty(like.sizes(), like.scalar_type(), like.device());
+  return empty(moved_last(like.sizes(), dim), like.scalar_type(), like.device()).movedim(-1, dim);
+}
+
+inline Tensor empty_rows_meta(const Tensor& like, int64_t dim) {
+  if (is_last(dim, like)) return at::empty_symint(like.sym_sizes(), like.options());
+  return at::empty_symint(moved_last(like.sym_sizes(), dim), like.options()).movedim(-1, dim);
+}
 
 }  // namespace kernel_twins

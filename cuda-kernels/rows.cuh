@@ -19,6 +19,13 @@ __host__ __device__ constexpr int64_t most_packs(int64_t n) {
   return cdiv(n + Pack<T>::SIZE - 1, Pack<T>::SIZE);
 }
 
+// The same for rows that lie `stride` elements apart, where it is known whether they are skewed.
+template <typename T>
+int64_t most_packs(const void* rows, int64_t n, int64_t stride) {
+  const bool skewed = reinterpret_cast<uintptr_t>(rows) % 16 || stride % Pack<T>::SIZE;
+  return skewed ? most_packs<T>(n) : cdiv(n, Pack<T>::SIZE);
+}
+
 // Whether all elements of a pack from `first` on are the row's, so that one access may move them.
 template <typename T>
 __device__ bool is_whole(int first, int n) {

@@ -5,7 +5,23 @@ from __future__ import annotations
 import collections.abc
 import torch
 import typing
-__all__: list[str] = ['architectures', 'layer_norm', 'layer_norm_backward', 'linear', 'matmul_bf16', 'matmul_fp32', 'matmul_tf32x3', 'probe', 'reduction', 'rms_norm', 'rms_norm_backward', 'softmax', 'softmax_backward', 'vector_add']
+__all__: list[str] = ['architectures', 'cross_entropy', 'cross_entropy_backward', 'dropout_add', 'dropout_add_backward', 'layer_norm', 'layer_norm_backward', 'linear', 'matmul_bf16', 'matmul_fp32', 'matmul_tf32x3', 'probe', 'reduction', 'reduction_nd', 'rms_norm', 'rms_norm_backward', 'softmax', 'softmax_backward', 'vector_add']
+def cross_entropy(step: str, logits: torch.Tensor, target: torch.Tensor, out: torch.Tensor | collections.abc.Sequence[torch.Tensor], ignore_index: typing.SupportsInt = -100, label_smoothing: typing.SupportsFloat = 0.0) -> None:
+    """
+    out = the cross entropy of the rows of logits and their target classes, or a tuple of that and of the logarithms of the sums of exponentials. logits: [M, N], rows contiguous, fp32, bf16 or fp16; target: [M], int64; out: [M], contiguous, fp32. 0 where the target is ignore_index.
+    """
+def cross_entropy_backward(step: str, logits: torch.Tensor, target: torch.Tensor, lse: torch.Tensor, dout: torch.Tensor, out: torch.Tensor, ignore_index: typing.SupportsInt = -100, label_smoothing: typing.SupportsFloat = 0.0) -> None:
+    """
+    out = the gradient of logits through cross_entropy, from lse, which that returned, and dout. logits: [M, N], rows contiguous, fp32, bf16 or fp16; target: [M], int64; lse, dout: [M], fp32; out: [M, N], contiguous.
+    """
+def dropout_add(step: str, x: torch.Tensor, residual: torch.Tensor | None = None, bias: torch.Tensor | None = None, *, out: torch.Tensor, p: typing.SupportsFloat = 0.5, activation: str = 'none', seed: typing.SupportsInt = 0, offset: typing.SupportsInt = 0) -> None:
+    """
+    out = dropout(activation(x + bias)) + residual. x, residual: [M, N], rows contiguous, fp32, bf16 or fp16; bias: [N]; out: [M, N], contiguous. Element i is kept where word i % 4 of Philox4x32-10 is at least p * 2**32: its key is seed, its counter offset / 4 and i / 4. offset is a multiple of 4.
+    """
+def dropout_add_backward(step: str, dout: torch.Tensor, x: torch.Tensor | None = None, bias: torch.Tensor | None = None, *, out: torch.Tensor | collections.abc.Sequence[torch.Tensor], p: typing.SupportsFloat = 0.5, activation: str = 'none', seed: typing.SupportsInt = 0, offset: typing.SupportsInt = 0) -> None:
+    """
+    out = the gradient of x through dropout_add, or those of x and bias. dout, x: [M, N], rows contiguous, fp32, bf16 or fp16 alike; bias: [N]; out: [M, N] and [N], contiguous. x, and a bias, only with an activation.
+    """
 def layer_norm(step: str, x: torch.Tensor, weight: torch.Tensor | None = None, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None, *, out: torch.Tensor | collections.abc.Sequence[torch.Tensor], eps: typing.SupportsFloat = 1e-05) -> None:
     """
     out = (x - mean) * rstd * weight + bias over the rows, mean, rstd, and with a residual x + residual, of which the rest then is. x, residual: [M, N], rows contiguous, fp32, bf16 or fp16; weight, bias: [N]; out: [M, N] and [M], contiguous, of x's dtype and fp32.
@@ -37,6 +53,10 @@ def probe(name: str, buffer: torch.Tensor, iterations: typing.SupportsInt) -> No
 def reduction(step: str, x: torch.Tensor, out: torch.Tensor) -> None:
     """
     out = the sum of x. x: contiguous, any shape, fp32, bf16 or fp16; out: fp32, no dimensions.
+    """
+def reduction_nd(step: str, x: torch.Tensor, out: torch.Tensor, dims: collections.abc.Sequence[typing.SupportsInt] = [-1], kind: str = 'sum') -> None:
+    """
+    out = the sum of x over the axes dims, the mean, the max or the argmax, its place among the reduced ones. x: 1 to 5 axes, any strides, fp32, bf16 or fp16; out: the other axes, contiguous, of x's dtype, for argmax int64.
     """
 def rms_norm(step: str, x: torch.Tensor, weight: torch.Tensor | None = None, residual: torch.Tensor | None = None, *, out: torch.Tensor | collections.abc.Sequence[torch.Tensor], eps: typing.SupportsFloat = 1e-06) -> None:
     """

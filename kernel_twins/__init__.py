@@ -2,9 +2,11 @@
 
 ``kernel_twins.load(op, step, backend)`` returns a step as a callable; ``kernel_twins.matmul(a, b)``,
 ``kernel_twins.linear(x, weight)``, ``kernel_twins.softmax(x)``, ``kernel_twins.log_softmax(x)``,
-``kernel_twins.layer_norm(x, normalized_shape)`` and ``kernel_twins.rms_norm(x, normalized_shape)`` are the public
-functions that the last steps stand behind, ``kernel_twins.nn`` has modules of them. Importing this package imports
-neither torch nor Triton.
+``kernel_twins.layer_norm(x, normalized_shape)``, ``kernel_twins.rms_norm(x, normalized_shape)``,
+``kernel_twins.cross_entropy(input, target)``, ``kernel_twins.cross_entropy_gradient_(input, target)``,
+``kernel_twins.dropout_add(x, residual)`` and ``kernel_twins.sum(x, dim)`` with its kin ``mean``, ``amax`` and
+``argmax`` are the public functions that the last steps stand behind, ``kernel_twins.nn`` has modules of most. Importing
+this package imports neither torch nor Triton.
 """
 
 from __future__ import annotations
@@ -17,10 +19,17 @@ from kernel_twins.ops import OPS
 
 if TYPE_CHECKING:
     from kernel_twins import nn as nn
+    from kernel_twins.functional.cross_entropy import cross_entropy as cross_entropy
+    from kernel_twins.functional.cross_entropy import cross_entropy_gradient_ as cross_entropy_gradient_
+    from kernel_twins.functional.dropout import dropout_add as dropout_add
     from kernel_twins.functional.linear import linear as linear
     from kernel_twins.functional.matmul import matmul as matmul
     from kernel_twins.functional.norm import layer_norm as layer_norm
     from kernel_twins.functional.norm import rms_norm as rms_norm
+    from kernel_twins.functional.reduction import amax as amax
+    from kernel_twins.functional.reduction import argmax as argmax
+    from kernel_twins.functional.reduction import mean as mean
+    from kernel_twins.functional.reduction import sum as sum  # noqa: A004
     from kernel_twins.functional.softmax import log_softmax as log_softmax
     from kernel_twins.functional.softmax import softmax as softmax
 
@@ -28,12 +37,19 @@ __all__ = ["OPS", "load", "load_baseline"]
 __version__ = "0.1.0"
 
 _MODULES = {
+    "amax": "reduction",
+    "argmax": "reduction",
+    "cross_entropy": "cross_entropy",
+    "cross_entropy_gradient_": "cross_entropy",
+    "dropout_add": "dropout",
     "layer_norm": "norm",
     "linear": "linear",
     "log_softmax": "softmax",
     "matmul": "matmul",
+    "mean": "reduction",
     "rms_norm": "norm",
     "softmax": "softmax",
+    "sum": "reduction",
 }
 
 

@@ -100,12 +100,14 @@ def _load_triton(op: str, step: str) -> Call:
     chosen = spec.step(step)
     launch = getattr(importlib.import_module(f"kernel_twins._triton.{op}.{step}"), f"{op}_{step}")
     interpreted = triton.knobs.runtime.interpret
-    usual = _usual_out(spec)
+    # Of a step's other outputs, such as the place of a maximum, the spec's own check knows the dtype.
+    narrow = not chosen.fp32_out and any(each.fp32_out for each in spec.steps_of("triton"))
+    usual = _usual_out(spec) if narrow else {}
 
     def call(*inputs: Any, out: Any, **options: Any) -> None:
         spec.check(*inputs, out=out, **options)
         first = out[0] if isinstance(out, tuple) else out
-        if not chosen.fp32_out and first.dtype != (expected := usual[inputs[0].dtype]):
+        if narrow and first.dtype != (expected := usual[inputs[0].dtype]):
             others = ", ".join(each.name for each in spec.steps_of("triton") if each.fp32_out)
             raise TypeError(f"out is {first.dtype}, must be {expected}: {op} {step} writes no other, take {others}")
         if interpreted:

@@ -40,14 +40,14 @@ def compiled(op: Op, step: Step, case: Case, arch: int = REFERENCE_ARCH, config:
     from torch._subclasses.fake_tensor import FakeTensorMode
     from triton.runtime.jit import JITFunction
 
-    from kernel_twins.tensors import DTYPE
+    from kernel_twins.tensors import OUT_DTYPE
 
     tuning = importlib.import_module("kernel_twins._triton.tuning")
 
     with FakeTensorMode():  # no memory is taken, whatever the case's size
         inputs = op.inputs(case, torch.Generator())
     inputs = tuple(torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device="meta") for x in inputs)
-    outs = tuple(torch.empty(each.shape, dtype=DTYPE[each.dtype], device="meta") for each in op.outputs(case))
+    outs = tuple(torch.empty(each.shape, dtype=OUT_DTYPE[each.dtype], device="meta") for each in op.outputs(case))
 
     kernels: dict[str, Any] = {}
     run = JITFunction.run

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from kernel_twins._load import Call, UnavailableError, load_named
-from kernel_twins.check import Verdict, check, generator
+from kernel_twins.check import Verdict, check, check_baseline, generator
 from kernel_twins.sensors import Sampler
 from kernel_twins.spec import BACKENDS, Backend, Case, Name, Op, Step
 from kernel_twins.tensors import empty_outputs
@@ -101,7 +101,10 @@ def _gate(op: Op, case: Case, name: Name, call: Call) -> Timing:
     A baseline may be somebody else's library, which is not installed or does not take the case: it is skipped.
     """
     try:
-        verdict = _run(op, call, case) if name.backend in op.references else check(op, call, case)
+        if name.backend in op.references:
+            verdict = _run(op, call, case)
+        else:
+            verdict = (check if name.step else check_baseline)(op, call, case)
     except UnavailableError as error:
         return Timing(name, raised(error) if name.step else f"skipped: {error}")
     except (RuntimeError, TypeError, ValueError) as error:

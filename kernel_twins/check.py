@@ -24,10 +24,10 @@ from torch import Tensor
 
 from kernel_twins._load import Call, load_baseline
 from kernel_twins.spec import Case, Op, Output
-from kernel_twins.tensors import DTYPE
+from kernel_twins.tensors import OUT_DTYPE
 
 _GUARD = 256  # bytes before and behind every output; also keeps its address as aligned as torch's own
-_POISON = 0xFF  # in every byte: NaN in each of our dtypes
+_POISON = 0xFF  # in every byte: NaN in each of our dtypes, and no place
 _FP32_LOOP = 4  # times eps(fp32) * sum|terms|, see above
 _CHUNK = 2**26  # output elements held in float64 at a time
 
@@ -50,7 +50,7 @@ class GuardedOutput:
     """An output tensor full of NaN, in the middle of bytes that nobody may write."""
 
     def __init__(self, output: Output, device: torch.device, offset: int) -> None:
-        dtype = DTYPE[output.dtype]
+        dtype = OUT_DTYPE[output.dtype]
         start = _GUARD + offset * dtype.itemsize
         size = math.prod(output.shape) * dtype.itemsize
         self._bytes = torch.full((start + size + _GUARD,), _POISON, dtype=torch.uint8, device=device)
@@ -79,15 +79,20 @@ def check(op: Op, call: Call, case: Case, *, device: str = "cuda", seed: int = 0
         if not _same_bits(tensor, copy):
             return Verdict(False, f"changed its input {index}")
     for each, wanted in zip(outputs, op.outputs(case), strict=True):
-        if (tuple(each.shape), each.dtype) != (wanted.shape, DTYPE[wanted.dtype]):
+        if (tuple(each.shape), each.dtype) != (wanted.shape, OUT_DTYPE[wanted.dtype]):
             shape, dtype = tuple(each.shape), each.dtype
-            return Verdict(False, f"returned {shape} of {dtype}, must be {wanted.shape} of {DTYPE[wanted.dtype]}")
+            return Verdict(False, f"returned {shape} of {dtype}, must be {wanted.shape} of {OUT_DTYPE[wanted.dtype]}")
     return compare(op, case, inputs, outputs)
+
+
+def check_baseline(op: Op, call: Call, case: Case, *, device: str = "cuda") -> Verdict:
+    """The same of a baseline, whose random numbers are its own: at the case without any."""
+    return check(op, call, op.settled(case), device=device)
 
 
 def compare(op: Op, case: Case, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> Verdict:
     """Judge outputs against float64 and against PyTorch at the same dtype."""
-    torch_call = load_baseline(op.name, next(iter(op.baselines)))
+    torch_call = op.exemplar or load_baseline(op.name, next(iter(op.baselines)))
     torch_outs = _results(op, torch_call, case, inputs, tuple(torch.empty_like(each) for each in outputs))
     references = (op.reference, *op.more_references)
     verdicts = []
@@ -114,6 +119,14 @@ def _judge(reference: Callable[[slice], tuple[Tensor, Tensor]], out: Tensor, tor
     """Of one output."""
     out, torch_out = (tensor.reshape(1) if tensor.dim() == 0 else tensor for tensor in (out, torch_out))
     if out.numel() == 0:
+        return Verdict(True)
+
+    if not out.is_floating_point():  # places, of which none is nearly right
+        exact = reference(slice(0, out.shape[0]))[0]
+        if bool((unlike := out != exact).any()):
+            at = _first(unlike)
+            place = _place(at, slice(0, out.shape[0]))
+            return Verdict(False, f"{place} is {out[at].item()}, must be {exact[at].item()}")
         return Verdict(True)
 
     step = max(1, _CHUNK // max(1, out.numel() // out.shape[0]))
@@ -164,5 +177,5 @@ def _place(at: tuple[int, ...], rows: slice) -> str:
 
 
 def _same_bits(tensor: Tensor, copy: Tensor) -> bool:
-    integer = {2: torch.int16, 4: torch.int32}[tensor.element_size()]
+    integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
     return torch.equal(tensor.view(integer), copy.view(integer))

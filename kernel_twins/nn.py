@@ -6,7 +6,10 @@ from typing import Any
 
 from torch import Size, Tensor, nn
 
+from kernel_twins.functional.activations import ACTIVATIONS
 from kernel_twins.functional.backends import BACKENDS
+from kernel_twins.functional.cross_entropy import cross_entropy
+from kernel_twins.functional.dropout import dropout_add
 from kernel_twins.functional.norm import layer_norm, rms_norm
 from kernel_twins.functional.softmax import log_softmax, softmax
 
@@ -91,3 +94,62 @@ class RMSNorm(nn.RMSNorm):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, backend={self.backend!r}"
+
+
+class CrossEntropyLoss(nn.Module):
+    """``kernel_twins.cross_entropy`` by ``backend``; torch.nn.CrossEntropyLoss without class weights."""
+
+    def __init__(
+        self,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__()
+        self.ignore_index = ignore_index
+        self.reduction = reduction
+        self.label_smoothing = label_smoothing
+        self.backend = _known(backend)
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:  # noqa: A002  # torch.nn's name
+        return cross_entropy(
+            input,
+            target,
+            ignore_index=self.ignore_index,
+            reduction=self.reduction,
+            label_smoothing=self.label_smoothing,
+            backend=self.backend,
+        )
+
+    def extra_repr(self) -> str:
+        return (
+            f"ignore_index={self.ignore_index}, reduction={self.reduction!r}, "
+            f"label_smoothing={self.label_smoothing}, backend={self.backend!r}"
+        )
+
+
+class DropoutAdd(nn.Module):
+    """``kernel_twins.dropout_add`` by ``backend``, called with the input and, as far as there are, residual and bias.
+
+    As torch.nn.Dropout it drops in training alone; activation, bias and residual are applied always.
+    """
+
+    def __init__(self, p: float = 0.5, activation: str = "none", backend: str = "auto") -> None:
+        super().__init__()
+        if not 0 <= p <= 1:
+            raise ValueError(f"p is {p}, must be from 0 to 1: the share of elements that are dropped")
+        if activation not in ACTIVATIONS:
+            *most, last = ACTIVATIONS
+            raise ValueError(f"activation is {activation!r}, must be {', '.join(most)} or {last}: apply others before")
+        self.p = p
+        self.activation = activation
+        self.backend = _known(backend)
+
+    def forward(self, input: Tensor, residual: Tensor | None = None, bias: Tensor | None = None) -> Tensor:  # noqa: A002
+        return dropout_add(
+            input, residual, self.p, self.training, bias=bias, activation=self.activation, backend=self.backend
+        )
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}, activation={self.activation!r}, backend={self.backend!r}"

@@ -90,12 +90,12 @@ class Norm:
         self, x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None, out: tuple[Tensor, ...]
     ) -> None:
         rows.require_rows("x", x)
-        _require_vector("weight", weight, "x", x)
-        _require_vector("bias", bias, "x", x)
-        _require_matrix("residual", residual, "x", x)
+        require_vector("weight", weight, "x", x)
+        require_vector("bias", bias, "x", x)
+        require_matrix("residual", residual, "x", x)
         names = ["y", *(["mean"] if self.centered else []), "rstd", *([] if residual is None else ["added"])]
-        _require_out(out, names, "x", x)
-        _require_all_apart(out, {"x": x, "weight": weight, "bias": bias, "residual": residual})
+        require_out(out, names, "x", x)
+        require_all_apart(out, {"x": x, "weight": weight, "bias": bias, "residual": residual})
 
     # ------------------------------------------------------------------------------------------------------------------
     # Backward
@@ -168,16 +168,16 @@ class Norm:
         out: Tensor | tuple[Tensor, ...],
     ) -> None:
         rows.require_rows("dout", dout)
-        _require_matrix("x", x, "dout", dout)
+        require_matrix("x", x, "dout", dout)
         for name, statistic in [("mean", mean)] * self.centered + [("rstd", rstd)]:
             assert statistic is not None
             _require_statistic(name, statistic, "dout", dout)
-        _require_vector("weight", weight, "dout", dout)
-        _require_matrix("dadded", dadded, "dout", dout)
+        require_vector("weight", weight, "dout", dout)
+        require_matrix("dadded", dadded, "dout", dout)
         names = ["dx"] if weight is None else ["dx", "dweight", *(["dbias"] if self.centered else [])]
-        _require_out(out, names, "dout", dout)
+        require_out(out, names, "dout", dout)
         inputs = {"dout": dout, "x": x, "mean": mean, "rstd": rstd, "weight": weight, "dadded": dadded}
-        _require_all_apart(out, inputs)
+        require_all_apart(out, inputs)
 
     # ------------------------------------------------------------------------------------------------------------------
     # Test cases
@@ -308,7 +308,7 @@ def _over_columns(dout: Tensor, part: slice, of: Any) -> tuple[Tensor, Tensor]:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def _require_matrix(name: str, tensor: Tensor | None, like_name: str, like: Tensor) -> None:
+def require_matrix(name: str, tensor: Tensor | None, like_name: str, like: Tensor) -> None:
     from kernel_twins.tensors import require_device, require_same_dtype, require_shape
 
     if tensor is None:
@@ -319,7 +319,7 @@ def _require_matrix(name: str, tensor: Tensor | None, like_name: str, like: Tens
     require_shape(name, tensor, tuple(like.shape), f"one element for each of {like_name}")
 
 
-def _require_vector(name: str, tensor: Tensor | None, like_name: str, like: Tensor) -> None:
+def require_vector(name: str, tensor: Tensor | None, like_name: str, like: Tensor) -> None:
     from kernel_twins.tensors import (
         require_contiguous,
         require_device,
@@ -346,7 +346,7 @@ def _require_statistic(name: str, tensor: Tensor, like_name: str, like: Tensor) 
     require_contiguous(name, tensor)
 
 
-def _require_out(out: Tensor | tuple[Tensor, ...], names: list[str], like_name: str, like: Tensor) -> None:
+def require_out(out: Tensor | tuple[Tensor, ...], names: list[str], like_name: str, like: Tensor) -> None:
     """One tensor where there is one name; a tuple of tensors in that order where there are several."""
     from kernel_twins.tensors import require_contiguous
 
@@ -361,13 +361,13 @@ def _require_out(out: Tensor | tuple[Tensor, ...], names: list[str], like_name: 
         if name in ("mean", "rstd"):
             _require_statistic(label, tensor, like_name, like)
         elif name in ("dweight", "dbias"):
-            _require_vector(label, tensor, like_name, like)
+            require_vector(label, tensor, like_name, like)
         else:
-            _require_matrix(label, tensor, like_name, like)
+            require_matrix(label, tensor, like_name, like)
             require_contiguous(label, tensor)
 
 
-def _require_all_apart(out: Tensor | tuple[Tensor, ...], inputs: Mapping[str, Tensor | None]) -> None:
+def require_all_apart(out: Tensor | tuple[Tensor, ...], inputs: Mapping[str, Tensor | None]) -> None:
     """No output overlaps an input, or another output."""
     from kernel_twins.tensors import require_apart
 

@@ -183,7 +183,9 @@ class Op:
     that the README's table shows. ``baselines`` maps a name to a call, or to None where the baseline is compiled into
     the extension beside the steps; the first one is PyTorch's own, and also the accuracy that is asked for.
     ``references`` are timed beside them and compute less (a step's extra cost is told against them): nobody checks
-    what they leave in ``out``, and no step competes with them.
+    what they leave in ``out``, and no step competes with them. Where baselines draw random numbers of their own, they
+    are judged at ``settled(case)``, in which none has a say, and ``exemplar`` is PyTorch's computation with the numbers
+    that the options ask for: the accuracy that is asked of the steps.
     """
 
     name: str
@@ -209,6 +211,8 @@ class Op:
     steps: tuple[Step, ...]
     options: Callable[[Case], Mapping[str, Any]] = lambda case: {}
     references: Mapping[str, Reference] = field(default_factory=dict)
+    exemplar: Callable[..., Any] | None = None
+    settled: Callable[[Case], Case] = lambda case: case
 
     def step(self, name: str) -> Step:
         """The step of that name; ValueError lists the names there are."""

@@ -10,6 +10,7 @@ from torch import Generator, Tensor
 from kernel_twins.spec import Case, Op
 
 DTYPE: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+OUT_DTYPE: dict[str, torch.dtype] = DTYPE | {"int64": torch.int64}  # places, which no input holds
 _NAME = {dtype: name for name, dtype in DTYPE.items()}
 
 
@@ -41,7 +42,7 @@ def normal(case: Case, shape: tuple[int, ...], generator: Generator) -> Tensor:
 
 def empty_outputs(op: Op, case: Case, device: str | torch.device) -> Tensor | tuple[Tensor, ...]:
     """What a call takes as ``out``, not initialised: a tensor, or a tuple where the op has several."""
-    outputs = tuple(torch.empty(each.shape, dtype=DTYPE[each.dtype], device=device) for each in op.outputs(case))
+    outputs = tuple(torch.empty(each.shape, dtype=OUT_DTYPE[each.dtype], device=device) for each in op.outputs(case))
     return outputs[0] if len(outputs) == 1 else outputs
 
 
@@ -58,8 +59,8 @@ def require_rank(name: str, tensor: Tensor, rank: int) -> None:
 def require_dtype(name: str, tensor: Tensor, *dtypes: str) -> None:
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name} is a {type(tensor).__name__}, must be a torch.Tensor")
-    if tensor.dtype not in [DTYPE[dtype] for dtype in dtypes]:
-        accepted = " or ".join(str(DTYPE[dtype]) for dtype in dtypes)
+    if tensor.dtype not in [OUT_DTYPE[dtype] for dtype in dtypes]:
+        accepted = " or ".join(str(OUT_DTYPE[dtype]) for dtype in dtypes)
         raise TypeError(f"{name} is {tensor.dtype}, must be {accepted}: convert it with {name}.to(...)")
 
 

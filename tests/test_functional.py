@@ -9,18 +9,24 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pandas
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch import Tensor  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # noqa: E402
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode  # noqa: E402
+from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
+
 import kernel_twins  # noqa: E402
 from kernel_twins import OPS  # noqa: E402
 from kernel_twins._load import UnavailableError, extension  # noqa: E402
 from kernel_twins._profiling.report import fastest  # noqa: E402
 from kernel_twins.functional import choice, linear  # noqa: E402
-from kernel_twins.functional.backends import is_plain, triton_functions  # noqa: E402
+from kernel_twins.functional.backends import is_on_gpu, is_plain, triton_functions  # noqa: E402
 from kernel_twins.spec import BACKENDS, Case  # noqa: E402
 
 matmul = importlib.import_module("kernel_twins.functional.matmul")  # the module, which a function hides
@@ -270,3 +276,52 @@ def test_what_lies_with_other_signs_than_its_values_takes_the_operator() -> None
     x = torch.ones(3)
     assert is_plain(x)
     assert not is_plain(x, torch._neg_view(x))
+
+
+PUBLIC: dict[str, tuple[Any, Any]] = {
+    "matmul": (kernel_twins.matmul, torch.matmul),
+    "linear": (kernel_twins.linear, torch.nn.functional.linear),
+    "softmax": (lambda x, _: kernel_twins.softmax(x), lambda x, _: torch.softmax(x, -1)),
+}
+"""Of two matrices: ours, and PyTorch's."""
+
+
+class Foreign(Tensor):
+    """Of a class that knows PyTorch's operators alone, as DTensor is; on a GPU that need not be there."""
+
+    @staticmethod
+    def __new__(cls):
+        return torch.Tensor._make_wrapper_subclass(cls, (16, 16), dtype=torch.bfloat16, device="cuda:0")
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # type: ignore[override]
+        raise RuntimeError(func.name())
+
+
+@pytest.mark.parametrize("function", PUBLIC)
+def test_auto_leaves_other_classes_of_tensors_to_pytorch(function) -> None:
+    ours, _ = PUBLIC[function]
+    with pytest.raises(RuntimeError, match=r"^aten::"):
+        ours(Foreign(), Foreign())
+
+
+def test_auto_knows_what_stands_for_a_tensor_while_a_graph_is_made() -> None:
+    mode = FakeTensorMode()
+    fake = FakeTensor(mode, torch.empty(3, 4, device="meta"), torch.device("cuda:0"))
+    assert is_on_gpu(fake)
+    with FunctionalTensorMode():
+        assert is_on_gpu(FunctionalTensor.to_functional(fake))
+    assert not any(is_on_gpu(other) for other in (Foreign(), torch.empty(3, 4), [1.0]))
+
+
+@pytest.mark.parametrize("function", PUBLIC)
+@pytest.mark.parametrize("tracing_mode", ["real", "fake", "symbolic"])
+def test_auto_is_traced_to_the_operator_by_make_fx(operator, monkeypatch, function, tracing_mode) -> None:
+    module = importlib.import_module(f"kernel_twins.functional.{function}")
+    for name, answer in (("is_on_gpu", True), ("require_gpu", None), ("_runs", True)):
+        monkeypatch.setattr(module, name, lambda *_, answer=answer: answer)
+    ours, pytorchs = PUBLIC[function]
+    given = operands((4, 5), (5, 5), torch.bfloat16)
+    traced = make_fx(lambda *tensors: ours(*tensors), tracing_mode=tracing_mode)(*given)
+    assert f"kernel_twins.{function}.default" in {str(node.target) for node in traced.graph.nodes}
+    torch.testing.assert_close(traced(*given), pytorchs(*given))

@@ -530,5 +530,29 @@ def test_forward_mode_is_refused_and_not_lost(monkeypatch: pytest.MonkeyPatch, f
         torch.func.jvp(calls[function], (x,), (torch.ones_like(x),))
 
 
+@pytest.mark.parametrize("lead", [(), (2,)], ids=["matrix", "batch"])
+@pytest.mark.parametrize("activation", [None, *ACTIVATIONS], ids=str)
+def test_gradients_are_batched(monkeypatch: pytest.MonkeyPatch, activation: str | None, lead: tuple[int, ...]) -> None:
+    """Of matmul, or of linear with an activation; by PyTorch in the place of kernels, which know no batches."""
+    triton = pytest.importorskip("triton")
+    from kernel_twins.functional import triton_matmul
+
+    def replaced(*_: Any) -> Any:
+        return lambda a, b, *, out: out.copy_(a @ b)
+
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", True)  # else the device is refused before all
+    monkeypatch.setattr(triton_matmul, "triton_launcher", replaced)
+    x, weight, bias = operands((3, 4, 5), torch.float32, requires_grad=True, lead=lead)
+    given = (x, weight) if activation is None else (x, weight, bias)
+    if activation is None:
+        out, right = kernel_twins.matmul(x, weight.mT, backend="triton"), x @ weight.mT
+    else:
+        out = linear(activation, x, weight, bias)
+        right = ACTIVATIONS[activation](torch.nn.functional.linear(x, weight, bias))
+    douts = torch.randn(6, *out.shape)
+    gradients = (torch.autograd.grad(each, given, douts, is_grads_batched=True) for each in (out, right))
+    torch.testing.assert_close(*gradients)
+
+
 if __name__ == "__main__":
     globals()[f"interpret_{sys.argv[1]}"](*sys.argv[2:])

@@ -480,3 +480,28 @@ def test_a_functions_fastest_backend_is_judged_by_gpu_and_host() -> None:
     steps = fastest.FUNCTIONS["softmax"]["softmax"]
     for host, best in (({}, "triton"), ({"cuda": 6.0, "torch": 5.0, "triton": 20.0}, "torch")):
         assert fastest.fastest(pandas.DataFrame(rows), steps, {2: host}) == {"64x256-bf16": best}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Triton's last step
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+@pytest.mark.parametrize("wide", [False, True])
+def test_parts_and_pieces_are_the_row_without_its_edges(itemsize, wide) -> None:
+    """Wherever the row starts in its first vector; of programs that share it, a whole piece needs no mask in any."""
+    pytest.importorskip("triton")
+    step = importlib.import_module("kernel_twins._triton.softmax.v08_cooperative")
+    lengths = (1, 100, 1_000, 4_096, 5_003, 5_120, 8_191, 12_288, 16_385, 50_257, 65_536, 70_001, 262_147, 2**20)
+    for config, n in itertools.product(step.CONFIGS, lengths):
+        made = SimpleNamespace(**step.divided(n, itemsize, wide, config.all_kwargs()))
+        share = -(-(n // made.VECTOR) // made.PARTS)
+        if made.ROWS > 1:
+            assert made.PARTS == made.PIECES == 1 and n // made.BLOCK_N == made.WHOLE and not made.EDGES
+        for head in range(made.VECTOR if made.EDGES else 1):
+            vectors = (n - head) // made.VECTOR
+            ends = [min((part + 1) * share, vectors) for part in range(made.PARTS)]
+            sizes = [max(0, end - part * share) * made.VECTOR for part, end in enumerate(ends)]
+            assert sum(sizes) == vectors * made.VECTOR and vectors * made.VECTOR > n - head - made.VECTOR
+            assert max(sizes) <= made.PIECES * made.BLOCK_N and min(sizes) >= made.WHOLE * made.BLOCK_N

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -424,6 +425,24 @@ def test_streams_run_at_once(backend, shape) -> None:
                 outs.append(kernel_twins.softmax(x, backend=backend))
         torch.cuda.synchronize()
         assert all(torch.equal(out, right) for out, right in zip(outs, expected, strict=True))
+
+
+def test_threads_take_no_shared_memory_from_each_other() -> None:
+    """Their rows need more or less of it, for the same kernels: what one call allows must do for another's launch."""
+    torch.cuda.synchronize()
+
+    def work(n: int) -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            x = values(2, n, dtype=torch.float32)
+            for _ in range(300):
+                y = kernel_twins.softmax(x, backend="cuda")
+                dx = torch.ops.kernel_twins.softmax_backward(x, y, -1, False)
+            assert_right(FORWARD, y, (x,), -1, False)
+            assert_right(BACKWARD, dx, (x, y), -1, False)
+
+    lengths = (10_000, 20_000, 30_000, 100_000, 262_144, 700_000)
+    with ThreadPoolExecutor(len(lengths)) as pool:
+        list(pool.map(work, lengths))
 
 
 @ALL

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 from kernel_twins import OPS, load, load_baseline  # noqa: E402
 from kernel_twins._load import UnavailableError  # noqa: E402
-from kernel_twins.check import check, compare, generator  # noqa: E402
+from kernel_twins.check import check, check_baseline, compare, generator  # noqa: E402
 from kernel_twins.spec import Backend, Case, Op, Step  # noqa: E402
 from kernel_twins.tensors import empty_outputs  # noqa: E402
 
@@ -103,7 +103,7 @@ def test_step_is_right_past_two_to_the_31_elements(op: Op, step: Step, backend: 
 @pytest.mark.parametrize(("op", "name", "case"), BASELINES)
 def test_baseline_is_right(op: Op, name: str, case: Case) -> None:
     try:
-        verdict = check(op, load_baseline(op.name, name), case)
+        verdict = check_baseline(op, load_baseline(op.name, name), case)
     except UnavailableError as error:
         pytest.skip(str(error))
     if reason := known_difference(op, name, case):

@@ -42,6 +42,8 @@ PROMISED = [
     ("reduction", "v07_last_block", 90, r"ld\.global\.v4\.b32"),
     ("reduction", "v07_last_block", 90, r"atom\.global\.gpu\.acq_rel\.add\.u32"),
     ("reduction", "v07_last_block", 90, r"ld\.global\.cg\.b32"),
+    ("reduction_nd", "v04_vectorized", 80, r"ld\.global\.v4\.b32"),
+    ("reduction_nd", "v04_vectorized", 90, r"ld\.global\.v4\.b32"),
     ("matmul_fp32", "v03_shared_tile", 90, r"ld\.shared"),
     ("matmul_fp32", "v05_register_tile_2d", 90, r"ld\.shared\.v4"),
     ("matmul_fp32", "v08_grouped", 90, r"ld\.shared\.v4"),
@@ -90,6 +92,8 @@ PROMISED = [
     ("linear", "v01_fused", 90, TMA_LOAD),
     ("linear", "v01_fused", 90, TMA_STORE),
     ("linear", "v01_fused", 90, EARLY),
+    ("dropout_add", "v02_four_words", 80, r"ld\.global\S*\.v4\.b32"),
+    ("dropout_add", "v02_four_words", 90, r"ld\.global\S*\.v4\.b32"),
 ]
 # And what only the configurations hold whose values are among these, at few tiles: many are never split.
 PROMISED_WHERE = [

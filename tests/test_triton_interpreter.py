@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # step that multiplies tiles, and one that takes a term at a time, stay within seconds.
 LARGEST_BY_TILES = 2**24
 LARGEST_BY_TERMS = 2**19
+LARGEST_IN_PARTS = 2**15
 
 
 def source(op: str, step: str) -> str:
@@ -40,6 +41,11 @@ def by_tiles(op: str, step: str) -> bool:
     return "tl.dot(" in source(op, step)
 
 
+def is_in_parts(op: str, step: str) -> bool:
+    """Whether its launcher takes so many rows at a time."""
+    return "in_parts(" in source(op, step)
+
+
 def is_searched(op: str, step: str) -> bool:
     return "@triton.autotune(" in source(op, step)
 
@@ -53,8 +59,15 @@ CELLS = [
 ]
 
 
-def small_cases(op: Op, step: Step, dtype: str) -> list[Case]:
-    largest = LARGEST_BY_TILES if by_tiles(op.name, step.name) else LARGEST_BY_TERMS
+IN_PARTS = [
+    pytest.param(op.name, step.name, id=f"{op.name}-{step.name}")
+    for op in OPS.values()
+    for step in op.steps_of("triton")
+    if is_in_parts(op.name, step.name)
+]
+
+
+def small_cases(op: Op, step: Step, dtype: str, largest: int) -> list[Case]:
     cases = [case for case in op.test_cases if case.dtype == dtype and op.serves(step, case)]
     # The interpreter truncates to bf16. That is within the bound for what is stored, not for statistics of a sum that
     # is rounded first.
@@ -65,19 +78,46 @@ def small_cases(op: Op, step: Step, dtype: str) -> list[Case]:
     ]
 
 
-@pytest.mark.parametrize(("op", "step", "dtype"), CELLS)
-def test_step_is_right_when_interpreted(op: str, step: str, dtype: str) -> None:
+def interpret(*arguments: str) -> None:
     numpy = pytest.importorskip("numpy")
     triton = pytest.importorskip("triton")
     old = tuple(int(part) for part in triton.__version__.split(".")[:2]) < (3, 7)
     if old and numpy.lib.NumpyVersion(numpy.__version__) >= "2.4.0":
         pytest.skip(f"Triton {triton.__version__} interprets no loops with numpy {numpy.__version__}, only before 2.4")
-    if dtype == "bf16" and by_tiles(op, step):
-        pytest.skip("interpreted, tl.dot of bf16 operands is silently wrong")
     environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, __file__, op, step, dtype]
+    command = [sys.executable, __file__, *arguments]
     run = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
+
+
+@pytest.mark.parametrize(("op", "step", "dtype"), CELLS)
+def test_step_is_right_when_interpreted(op: str, step: str, dtype: str) -> None:
+    if dtype == "bf16" and by_tiles(op, step):
+        pytest.skip("interpreted, tl.dot of bf16 operands is silently wrong")
+    interpret(op, step, dtype)
+
+
+@pytest.mark.parametrize(("op", "step"), IN_PARTS)
+def test_step_is_right_in_parts(op: str, step: str) -> None:
+    interpret(op, step, "fp32", "4")
+
+
+def test_parts_are_all_rows_and_each_is_what_a_launch_takes() -> None:
+    torch = pytest.importorskip("torch")
+    from kernel_twins._triton.parts import MOST_ROWS, in_parts
+
+    seen: list[tuple[int, int, int]] = []
+
+    def launch(x: Any, y: Any, *, out: Any, log: bool) -> None:
+        assert x.shape == y.shape == out.shape and log
+        seen.append((x.storage_offset(), out.storage_offset(), len(out)))
+
+    rows = 2**32 + 5
+    x = torch.empty(1, 2, device="meta").expand(rows, 2)
+    y = out = torch.empty(rows, 2, device="meta")
+    assert in_parts(launch, x, y, out=out, log=True)
+    assert seen == [*((0, 2 * first, MOST_ROWS) for first in range(0, 2**32, MOST_ROWS)), (0, 2**33, 5)]
+    assert not in_parts(launch, x[:MOST_ROWS], y[:MOST_ROWS], out=out[:MOST_ROWS], log=True)
 
 
 def branches(op: Op, step: Step) -> list[Any]:
@@ -96,12 +136,17 @@ def chosen(config: Any, kernel: Any, *_: Any) -> tuple[Any, dict[str, Any]]:
     return kernel.fn, config.all_kwargs()
 
 
-def main(op_name: str, step_name: str, dtype: str) -> int:
+def main(op_name: str, step_name: str, dtype: str, most_rows: str = "") -> int:
     from kernel_twins.check import check
 
     tuning = importlib.import_module("kernel_twins._triton.tuning")
     op = ops.get(op_name)
-    cases = small_cases(op, op.step(step_name), dtype)
+    largest = LARGEST_BY_TILES if by_tiles(op_name, step_name) else LARGEST_BY_TERMS
+    if most_rows:
+        parts = importlib.import_module("kernel_twins._triton.parts")
+        setattr(parts, "MOST_ROWS", int(most_rows))  # noqa: B010
+        largest = LARGEST_IN_PARTS
+    cases = small_cases(op, op.step(step_name), dtype, largest)
     call = load(op_name, step_name, "triton")
     wrong = 0 if cases else 1
     for turn, config in enumerate(branches(op, op.step(step_name))):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 from triton.runtime import driver
@@ -37,18 +40,28 @@ def counter(device: torch.device) -> Tensor:
     return known[1]
 
 
+@contextlib.contextmanager
+def unrestricted() -> Iterator[None]:
+    """While any thread captures, the driver neither allocates nor loads kernels, unless this one says that it knows."""
+    from cuda.bindings import runtime  # a dependency of torch, and slow to import
+
+    relaxed = runtime.cudaStreamCaptureMode.cudaStreamCaptureModeRelaxed
+    error, before = runtime.cudaThreadExchangeStreamCaptureMode(relaxed)
+    _require(error, "cudaThreadExchangeStreamCaptureMode")
+    try:
+        yield
+    finally:
+        runtime.cudaThreadExchangeStreamCaptureMode(before)
+
+
 class _Memory:
     """Memory of the current GPU's from the driver, never freed, as torch takes it over: int32."""
 
     def __init__(self, size: int) -> None:
-        from cuda.bindings import runtime  # a dependency of torch, and slow to import
+        from cuda.bindings import runtime
 
-        # The driver refuses to allocate while any thread captures, unless this thread says that it knows.
-        relaxed = runtime.cudaStreamCaptureMode.cudaStreamCaptureModeRelaxed
-        error, before = runtime.cudaThreadExchangeStreamCaptureMode(relaxed)
-        _require(error, "cudaThreadExchangeStreamCaptureMode")
-        error, pointer = runtime.cudaMalloc(size)
-        runtime.cudaThreadExchangeStreamCaptureMode(before)
+        with unrestricted():
+            error, pointer = runtime.cudaMalloc(size)
         _require(error, "cudaMalloc")
         self.__cuda_array_interface__ = {
             "shape": (size // 4,), "typestr": "<i4", "data": (int(pointer), False), "strides": None, "version": 3,

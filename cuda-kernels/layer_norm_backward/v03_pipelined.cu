@@ -31,9 +31,9 @@ __global__ void __launch_bounds__(LANES_THREADS)
 // A row for every block, of at most blockDim.x * PACKS packs.
 template <typename T, bool WHOLE>
 __global__ void __launch_bounds__(THREADS)
-    layer_norm_backward_v03_pipelined_kernel(const LayerNormBackwardArgs args, int blocks, int each,
-                                             float* workspace) {
-  backward_by_cluster<T, PACKS, true, WHOLE, true>(args, blocks, each, workspace);
+    layer_norm_backward_v03_pipelined_kernel(const LayerNormBackwardArgs args, int period, int blocks,
+                                             int each, float* workspace) {
+  backward_by_cluster<T, PACKS, true, WHOLE, true>(args, period, blocks, each, workspace);
 }
 
 template <typename T>

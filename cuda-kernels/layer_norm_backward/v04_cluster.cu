@@ -33,9 +33,9 @@ __global__ void __launch_bounds__(LANES_THREADS)
 // A row for every cluster; a block has at most blockDim.x * PACKS packs of it.
 template <typename T, int PACKS, int THREADS, bool WHOLE, bool PREFETCH>
 __global__ void __launch_bounds__(THREADS)
-    layer_norm_backward_v04_cluster_kernel(const LayerNormBackwardArgs args, int blocks, int each,
+    layer_norm_backward_v04_cluster_kernel(const LayerNormBackwardArgs args, int period, int blocks, int each,
                                            float* workspace) {
-  backward_by_cluster<T, PACKS, true, WHOLE, PREFETCH>(args, blocks, each, workspace);
+  backward_by_cluster<T, PACKS, true, WHOLE, PREFETCH>(args, period, blocks, each, workspace);
 }
 
 template <typename T>

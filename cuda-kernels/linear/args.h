@@ -5,9 +5,8 @@
 
 #include <cstdint>
 
+#include "../activation.h"
 #include "../step.h"
-
-enum class Activation { none, relu, gelu, gelu_tanh, silu };
 
 struct LinearArgs {
   const void* x;       // [M, K], any strides

@@ -5,7 +5,8 @@
 // added up by a second, small launch in a fixed order, so that every run gives the same bits.
 #include <algorithm>
 
-#include "activation.cuh"
+#include "../activation.cuh"
+#include "args.h"
 
 constexpr int WARPS = 8;
 constexpr int BLOCKS_PER_SM = 4;

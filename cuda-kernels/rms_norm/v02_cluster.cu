@@ -1,11 +1,11 @@
 // rms_norm v02_cluster: layer_norm's last two steps, without a mean.
 //
 // Change:   rows of up to 64 KiB are held in the registers of a lane to a block, as in layer_norm's v04;
-//           longer ones in those of a cluster, as in its v05.
+//           longer ones in the shared memory of a cluster, as in its v05.
 // Why:      what layer_norm's ladder found. Of every part one number is exchanged that matters, and no bias
 //           is loaded.
 // Counter:  dram_share passes 88 %; at a row of 65536 the time falls to half.
-// Requires: compute capability 9.0; contiguous rows. Those beyond a cluster's registers are v01's.
+// Requires: compute capability 9.0; contiguous rows. Those beyond a cluster's memory are v01's.
 // Source:   see layer_norm's v04 and v05
 // Gap:      Triton gives a program no access to another one's shared memory.
 #include "../norm_cluster.cuh"
@@ -33,9 +33,9 @@ __global__ void __launch_bounds__(THREADS) rms_norm_v02_cluster_block_kernel(con
 }
 
 template <typename T, bool WHOLE>
-__global__ void __launch_bounds__(PART_THREADS)
-    rms_norm_v02_cluster_kernel(const RmsNormArgs args, int blocks, int each) {
-  normalise_by_cluster<T, false, WHOLE>(args, blocks, each);
+__global__ void __launch_bounds__(CLUSTER_THREADS, CLUSTER_BLOCKS)
+    rms_norm_v02_cluster_kernel(const RmsNormArgs args, int rows, int period, int blocks, int each) {
+  normalise_by_cluster<T, false, WHOLE>(args, rows, period, blocks, each);
 }
 
 template <typename T, int PACKS, int THREADS, bool WHOLE>

@@ -31,9 +31,9 @@ __global__ void __launch_bounds__(LANES_THREADS)
 // A row for every cluster; a block has at most blockDim.x * PACKS packs of it.
 template <typename T, int PACKS, int THREADS, bool WHOLE, bool PREFETCH>
 __global__ void __launch_bounds__(THREADS)
-    rms_norm_backward_v02_cluster_kernel(const RmsNormBackwardArgs args, int blocks, int each,
+    rms_norm_backward_v02_cluster_kernel(const RmsNormBackwardArgs args, int period, int blocks, int each,
                                          float* workspace) {
-  backward_by_cluster<T, PACKS, false, WHOLE, PREFETCH>(args, blocks, each, workspace);
+  backward_by_cluster<T, PACKS, false, WHOLE, PREFETCH>(args, period, blocks, each, workspace);
 }
 
 template <typename T>

@@ -63,8 +63,11 @@ void softmax_v01_three_passes(const SoftmaxArgs& args) {
   if (args.M == 0 || args.N == 0) return;
   dispatch(args.dtype, [&](auto zero) {
     using T = decltype(zero);
-    softmax_v01_three_passes_kernel<<<args.M, THREADS, 0, args.stream>>>(
-        static_cast<const T*>(args.x), static_cast<T*>(args.out), args.N, args.stride_xm, args.log);
+    launch_rows(args.M, [&](int64_t first, int64_t rows) {
+      softmax_v01_three_passes_kernel<<<rows, THREADS, 0, args.stream>>>(
+          static_cast<const T*>(args.x) + first * args.stride_xm, static_cast<T*>(args.out) + first * args.N,
+          args.N, args.stride_xm, args.log);
+    });
   });
   CUDA_CHECK(cudaGetLastError());
 }

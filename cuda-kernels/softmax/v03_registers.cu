@@ -58,9 +58,11 @@ __global__ void __launch_bounds__(THREADS)
 
 template <typename T, int THREADS, int ITEMS>
 void launch(const SoftmaxArgs& args) {
-  softmax_v03_registers_kernel<T, THREADS, ITEMS>
-      <<<args.M, THREADS, 0, args.stream>>>(static_cast<const T*>(args.x), static_cast<T*>(args.out),
-                                            static_cast<int>(args.N), args.stride_xm, args.log);
+  launch_rows(args.M, [&](int64_t first, int64_t rows) {
+    softmax_v03_registers_kernel<T, THREADS, ITEMS><<<rows, THREADS, 0, args.stream>>>(
+        static_cast<const T*>(args.x) + first * args.stride_xm, static_cast<T*>(args.out) + first * args.N,
+        static_cast<int>(args.N), args.stride_xm, args.log);
+  });
 }
 
 }  // namespace

@@ -12,7 +12,7 @@
 
 namespace {
 
-constexpr int FEW_THREADS = 256, FEW_PACKS = 4;     // a row of less than 16 KiB
+constexpr int FEW_THREADS = 256, FEW_PACKS = 4;     // a row of up to 16 KiB
 constexpr int MANY_THREADS = 1024, MANY_PACKS = 5;  // as many as 64 registers a thread hold
 constexpr int64_t LARGEST_ROW = 64 * 1024;          // bytes
 static_assert(MANY_THREADS * MANY_PACKS >= LARGEST_ROW / 16 + 1, "a skewed row needs a pack more");
@@ -66,9 +66,11 @@ __global__ void __launch_bounds__(THREADS)
 
 template <typename T, int THREADS, int PACKS>
 void launch(const SoftmaxArgs& args) {
-  softmax_v04_vectorized_kernel<T, THREADS, PACKS>
-      <<<args.M, THREADS, 0, args.stream>>>(static_cast<const T*>(args.x), static_cast<T*>(args.out),
-                                            static_cast<int>(args.N), args.stride_xm, args.log);
+  launch_rows(args.M, [&](int64_t first, int64_t rows) {
+    softmax_v04_vectorized_kernel<T, THREADS, PACKS><<<rows, THREADS, 0, args.stream>>>(
+        static_cast<const T*>(args.x) + first * args.stride_xm, static_cast<T*>(args.out) + first * args.N,
+        static_cast<int>(args.N), args.stride_xm, args.log);
+  });
 }
 
 }  // namespace
@@ -82,7 +84,7 @@ void softmax_v04_vectorized(const SoftmaxArgs& args) {
       throw std::runtime_error("x has rows of " + std::to_string(bytes) + " bytes, v04_vectorized holds " +
                                std::to_string(LARGEST_ROW) + ": take v02_online or v07_cluster");
     }
-    if (most_packs<T>(args.N) <= FEW_THREADS * FEW_PACKS) {
+    if (most_packs<T>(args.x, args.N, args.stride_xm) <= FEW_THREADS * FEW_PACKS) {
       launch<T, FEW_THREADS, FEW_PACKS>(args);
     } else {
       launch<T, MANY_THREADS, MANY_PACKS>(args);

@@ -113,8 +113,8 @@ void launch_block(const SoftmaxArgs& args, int64_t packs) {
 
 template <typename T>
 void launch(const SoftmaxArgs& args) {
-  const bool skewed = reinterpret_cast<uintptr_t>(args.x) % 16 || args.stride_xm % Pack<T>::SIZE;
-  const int64_t packs = skewed ? most_packs<T>(args.N) : cdiv(args.N, Pack<T>::SIZE);
+  const int64_t packs = most_packs<T>(args.x, args.N, args.stride_xm);
+  // No grid runs out of blocks: each of them writes 512 bytes or more, and 2^31 times that is 1 TiB.
   if (packs == 1) return launch_lanes<T, 1>(args);
   if (packs == 2) return launch_lanes<T, 2>(args);
   if (packs <= 4) return launch_lanes<T, 4>(args);

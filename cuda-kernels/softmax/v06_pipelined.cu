@@ -5,7 +5,8 @@
 // Why:      a block that loads, computes, stores and ends leaves the memory to others in between, and of long
 //           rows few fit on an SM. A copy that needs no registers can be under way all the time.
 // Counter:  dram_share passes 88 %.
-// Requires: compute capability 9.0; contiguous rows of up to 220 KiB, two of which overlap up to 110 KiB.
+// Requires: compute capability 9.0 with its 227 KiB of shared memory; contiguous rows of up to 220 KiB, two
+//           of which overlap up to 110 KiB.
 // Source:   PTX ISA, "cp.async.bulk" and "mbarrier"
 // Twin:     triton-kernels/softmax/v06_pipelined.py
 #include <algorithm>
@@ -139,7 +140,7 @@ void softmax_v06_pipelined(const SoftmaxArgs& args) {
     const int stages = static_cast<int>(std::clamp<int64_t>(room / stage_bytes, 1, MOST_STAGES));
     const int64_t grid = std::min<int64_t>(args.M, multiprocessor_count() * blocks_per_sm);
     const auto kernel = softmax_v06_pipelined_kernel<T>;
-    allow_shared_memory(kernel, static_cast<int>(stages * stage_bytes));
+    allow_shared_memory(kernel, static_cast<int>(SM_BYTES - BLOCK_OVERHEAD));
     kernel<<<grid, THREADS, stages * stage_bytes, args.stream>>>(
         static_cast<const T*>(args.x), static_cast<T*>(args.out), args.M, static_cast<int>(args.N),
         args.stride_xm, stages, static_cast<int>(stage_bytes), args.log);

@@ -8,12 +8,12 @@
 //           two numbers a block are all that must be exchanged. Blocks are dealt out in the order of the
 //           rows, so reads and writes stay close together, where v06's blocks drift apart.
 // Counter:  at a row of 4096 nothing; at one of 65536 the time falls to 0.95 of v06's and less.
-// Requires: compute capability 9.0; contiguous rows. Those beyond a cluster's shared memory are v02's.
+// Requires: compute capability 9.0; contiguous rows. Those beyond a cluster's shared memory are v02's, and
+//           those of a cluster for which the GPU has no room.
 // Source:   CUDA C++ Programming Guide, "Distributed Shared Memory"; PTX ISA, "st.async"; quack's softmax.py
 //           (clusters by row length)
 // Twin:     none, Triton gives a program no access to another one's shared memory.
-#include <algorithm>
-
+#include "../cluster.cuh"
 #include "../hopper.cuh"
 #include "args.h"
 #include "online.cuh"
@@ -25,7 +25,7 @@ namespace {
 
 constexpr int PACKS = 4;                      // a thread and chunk
 constexpr int MOST_CHUNKS = 8;                // a block
-constexpr int MOST_BLOCKS = 16;               // a cluster; beyond 8 a kernel must ask for it
+constexpr int MOST_BLOCKS = 16;               // a cluster
 constexpr int64_t REGISTER_ROW = 32 * 1024;   // bytes, up to which v05 is as fast
 constexpr int64_t PART = 64 * 1024;           // of a longer row, where three blocks fit an SM
 constexpr int64_t LARGEST_PART = 208 * 1024;  // so that one does
@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(THREADS, 1536 / THREADS)
   if (blocks > 1) {
     cluster_wait();  // for all blocks to run, with their barriers initialised
     if (threadIdx.x < blocks) store_async(&others[rank], whole, &exchanged, threadIdx.x);
-    mbarrier_wait_parity(&exchanged, 0);  // for every block's numbers; no block ends before it has them
+    mbarrier_wait_parity_cluster(&exchanged, 0);  // for every block's numbers; none ends before it has them
     const int lane_id = threadIdx.x % 32;
     whole = lanes_merge(lane_id < blocks ? others[lane_id] : MaxSum{});
   }
@@ -137,26 +137,18 @@ __global__ void __launch_bounds__(THREADS, 1536 / THREADS)
 #endif
 }
 
+// Whether there is room for the cluster. No grid runs out of blocks: rows for so many take 4 TiB and more.
 template <typename T, int THREADS>
-void launch(const SoftmaxArgs& args, int blocks) {
+bool launch(const SoftmaxArgs& args, int blocks) {
   const auto kernel = softmax_v07_cluster_kernel<T, THREADS>;
+  if (most_shared_memory() < LARGEST_PART) return false;
+  allow_shared_memory(kernel, LARGEST_PART);
   const int bytes = static_cast<int>(cdiv(most_packs<T>(args.N), blocks) * 16);
-  allow_shared_memory(kernel, bytes);
-  if (blocks > 8) {
-    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
-  }
-  cudaLaunchAttribute cluster = {};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};
-  cudaLaunchConfig_t config = {};
-  config.gridDim = static_cast<unsigned>(args.M * blocks);
-  config.blockDim = THREADS;
-  config.dynamicSmemBytes = bytes;
-  config.stream = args.stream;
-  config.attrs = &cluster;
-  config.numAttrs = 1;
-  CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, static_cast<const T*>(args.x), static_cast<T*>(args.out),
-                                static_cast<int>(args.N), args.stride_xm, blocks, args.log));
+  ClusterLaunch clusters(reinterpret_cast<const void*>(kernel), blocks, THREADS, bytes, args.stream);
+  if (clusters.resident() == 0) return false;
+  clusters(static_cast<int>(args.M), kernel, static_cast<const T*>(args.x), static_cast<T*>(args.out),
+           static_cast<int>(args.N), args.stride_xm, blocks, args.log);
+  return true;
 }
 
 }  // namespace
@@ -171,7 +163,8 @@ void softmax_v07_cluster(const SoftmaxArgs& args) {
     int blocks = 1;
     while (bytes > SINGLE_ROW && blocks < MOST_BLOCKS && blocks * PART < bytes) blocks *= 2;
     // A block that is alone at its row, and on its SM, needs twice the threads.
-    if (blocks == 1 && bytes > SINGLE_ROW - PART / 2) return launch<T, 1024>(args, blocks);
-    launch<T, 512>(args, blocks);
+    const bool alone = blocks == 1 && bytes > SINGLE_ROW - PART / 2;
+    const bool launched = alone ? launch<T, 1024>(args, blocks) : launch<T, 512>(args, blocks);
+    if (!launched) softmax_v02_online(args);
   });
 }

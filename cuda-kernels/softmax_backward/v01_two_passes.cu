@@ -50,9 +50,12 @@ void softmax_backward_v01_two_passes(const SoftmaxBackwardArgs& args) {
   if (args.M == 0 || args.N == 0) return;
   dispatch(args.dtype, [&](auto zero) {
     using T = decltype(zero);
-    softmax_backward_v01_two_passes_kernel<<<args.M, THREADS, 0, args.stream>>>(
-        static_cast<const T*>(args.dout), static_cast<const T*>(args.y), static_cast<T*>(args.out), args.N,
-        args.stride_dm, args.stride_ym, args.log);
+    launch_rows(args.M, [&](int64_t first, int64_t rows) {
+      softmax_backward_v01_two_passes_kernel<<<rows, THREADS, 0, args.stream>>>(
+          static_cast<const T*>(args.dout) + first * args.stride_dm,
+          static_cast<const T*>(args.y) + first * args.stride_ym, static_cast<T*>(args.out) + first * args.N,
+          args.N, args.stride_dm, args.stride_ym, args.log);
+    });
   });
   CUDA_CHECK(cudaGetLastError());
 }

@@ -58,9 +58,12 @@ __global__ void __launch_bounds__(THREADS)
 
 template <typename T, int THREADS, int ITEMS>
 void launch(const SoftmaxBackwardArgs& args) {
-  softmax_backward_v02_registers_kernel<T, THREADS, ITEMS><<<args.M, THREADS, 0, args.stream>>>(
-      static_cast<const T*>(args.dout), static_cast<const T*>(args.y), static_cast<T*>(args.out),
-      static_cast<int>(args.N), args.stride_dm, args.stride_ym, args.log);
+  launch_rows(args.M, [&](int64_t first, int64_t rows) {
+    softmax_backward_v02_registers_kernel<T, THREADS, ITEMS><<<rows, THREADS, 0, args.stream>>>(
+        static_cast<const T*>(args.dout) + first * args.stride_dm,
+        static_cast<const T*>(args.y) + first * args.stride_ym, static_cast<T*>(args.out) + first * args.N,
+        static_cast<int>(args.N), args.stride_dm, args.stride_ym, args.log);
+  });
 }
 
 }  // namespace

@@ -6,11 +6,11 @@
 // Why:      two rows of 256 K elements are 1 MiB: eight SMs hold that in shared memory, one does not. Every
 //           element is read once, and one number a block is exchanged.
 // Counter:  at a row of 4096 nothing.
-// Requires: compute capability 9.0; contiguous rows. Those beyond a cluster's shared memory are v01's.
+// Requires: compute capability 9.0; contiguous rows. Those beyond a cluster's shared memory are v01's, and
+//           those of a cluster for which the GPU has no room.
 // Source:   CUDA C++ Programming Guide, "Distributed Shared Memory"; PTX ISA, "st.async"
 // Twin:     none, Triton gives a program no access to another one's shared memory.
-#include <algorithm>
-
+#include "../cluster.cuh"
 #include "../hopper.cuh"
 #include "args.h"
 #include "gradient.cuh"
@@ -24,7 +24,7 @@ constexpr int THREADS = 512;
 constexpr int PACKS = 2;  // of each row, a thread and chunk
 constexpr int CHUNK = THREADS * PACKS;
 constexpr int MOST_CHUNKS = 8;                // a block
-constexpr int MOST_BLOCKS = 16;               // a cluster; beyond 8 a kernel must ask for it
+constexpr int MOST_BLOCKS = 16;               // a cluster
 constexpr int64_t REGISTER_ROW = 32 * 1024;   // bytes of dout's row, up to which v03 is as fast
 constexpr int64_t PART = 64 * 1024;           // of it, so that one block fills an SM
 constexpr int64_t LARGEST_PART = 104 * 1024;  // that fits
@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(THREADS)
   if (blocks > 1) {
     cluster_wait();  // for all blocks to run, with their barriers initialised
     if (threadIdx.x < blocks) store_async(&others[rank], sum, &exchanged, threadIdx.x);
-    mbarrier_wait_parity(&exchanged, 0);  // for every block's sum; no block ends before it has them
+    mbarrier_wait_parity_cluster(&exchanged, 0);  // for every block's sum; no block ends before it has them
     const int lane_id = threadIdx.x % 32;
     sum = lanes_sum(lane_id < blocks ? others[lane_id] : 0.0f);
   }
@@ -138,6 +138,22 @@ __global__ void __launch_bounds__(THREADS)
 #endif
 }
 
+// Whether there is room for the cluster. No grid runs out of blocks: rows for so many take 4 TiB and more.
+template <typename T>
+bool launch(const SoftmaxBackwardArgs& args, int blocks) {
+  const auto kernel = softmax_backward_v04_cluster_kernel<T>;
+  if (most_shared_memory() < 2 * LARGEST_PART) return false;
+  allow_shared_memory(kernel, 2 * LARGEST_PART);
+  const int part_packs = static_cast<int>(cdiv(most_packs<T>(args.N), blocks));
+  ClusterLaunch clusters(reinterpret_cast<const void*>(kernel), blocks, THREADS, 2 * part_packs * 16,
+                         args.stream);
+  if (clusters.resident() == 0) return false;
+  clusters(static_cast<int>(args.M), kernel, static_cast<const T*>(args.dout), static_cast<const T*>(args.y),
+           static_cast<T*>(args.out), static_cast<int>(args.N), args.stride_dm, args.stride_ym, blocks,
+           part_packs, args.log);
+  return true;
+}
+
 }  // namespace
 
 void softmax_backward_v04_cluster(const SoftmaxBackwardArgs& args) {
@@ -150,25 +166,6 @@ void softmax_backward_v04_cluster(const SoftmaxBackwardArgs& args) {
     int blocks = 1;
     while (bytes > SINGLE_ROW && blocks < MOST_BLOCKS && blocks * PART < bytes) blocks *= 2;
 
-    const auto kernel = softmax_backward_v04_cluster_kernel<T>;
-    const int part_packs = static_cast<int>(cdiv(most_packs<T>(args.N), blocks));
-    allow_shared_memory(kernel, 2 * part_packs * 16);
-    if (blocks > 8) {
-      CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
-    }
-    cudaLaunchAttribute cluster = {};
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};
-    cudaLaunchConfig_t config = {};
-    config.gridDim = static_cast<unsigned>(args.M * blocks);
-    config.blockDim = THREADS;
-    config.dynamicSmemBytes = 2 * part_packs * 16;
-    config.stream = args.stream;
-    config.attrs = &cluster;
-    config.numAttrs = 1;
-    CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, static_cast<const T*>(args.dout),
-                                  static_cast<const T*>(args.y), static_cast<T*>(args.out),
-                                  static_cast<int>(args.N), args.stride_dm, args.stride_ym, blocks,
-                                  part_packs, args.log));
+    if (!launch<T>(args, blocks)) softmax_backward_v01_two_passes(args);
   });
 }

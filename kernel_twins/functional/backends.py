@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C._functorch import TransformType, get_interpreter_stack
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 
 from kernel_twins import ops
@@ -44,7 +46,15 @@ def triton_functions() -> dict[str, Function]:
     """The Triton sides, by family of functions; UnavailableError where Triton is not installed."""
     try:
         # A statement, which can be traced.
-        from kernel_twins.functional import triton_linear, triton_matmul, triton_norm, triton_softmax
+        from kernel_twins.functional import (
+            triton_cross_entropy,
+            triton_dropout,
+            triton_linear,
+            triton_matmul,
+            triton_norm,
+            triton_reduction,
+            triton_softmax,
+        )
     except ImportError as error:
         raise UnavailableError("the Triton side is missing: pip install triton, or pass backend='torch'") from error
     return {
@@ -52,6 +62,10 @@ def triton_functions() -> dict[str, Function]:
         "linear": triton_linear.linear,
         "softmax": triton_softmax.softmax,
         "norm": triton_norm.norm,
+        "cross_entropy": triton_cross_entropy.cross_entropy,
+        "cross_entropy_gradient_": triton_cross_entropy.cross_entropy_gradient_,
+        "dropout_add": triton_dropout.dropout_add,
+        "reduction": triton_reduction.reduction,
     }
 
 
@@ -98,8 +112,15 @@ def require_gpu(name: str, tensor: Tensor, backend: str) -> None:
 
 
 def is_on_gpu(tensor: object) -> bool:
-    """Whether it is a tensor on a GPU that has sizes and strides."""
-    return isinstance(tensor, Tensor) and tensor.is_cuda and tensor.layout == torch.strided and not tensor.is_nested
+    """Whether it is a tensor on a GPU that has sizes and strides, or stands for one while a graph is made.
+
+    Other classes, as DTensor, know what to do about PyTorch's operators, and not about ours.
+    """
+    if not isinstance(tensor, Tensor):
+        return False
+    if type(tensor) not in _PLAIN and not isinstance(tensor, (FakeTensor, FunctionalTensor)):
+        return False
+    return tensor.is_cuda and tensor.layout == torch.strided and not tensor.is_nested
 
 
 def place(tensor: Tensor) -> Place:

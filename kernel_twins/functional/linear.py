@@ -77,7 +77,7 @@ def _choose(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> 
         return "torch"
     if dtype not in HALF or x.dim() == 0 or weight.dim() != 2:
         return "torch"
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:  # sizes may be symbols
         return "cuda" if _runs(device.index) else "torch"
     rows = x if x.dim() > 1 else x.unsqueeze(0)
     return _choice(place(rows), place(weight), dtype, activation, device.index)

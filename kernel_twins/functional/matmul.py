@@ -53,8 +53,8 @@ def matmul(a: Tensor, b: Tensor, *, backend: str = "auto", out_dtype: torch.dtyp
     ``backend``: "cuda", "triton", "torch", or "auto", the fastest in this GPU's committed measurements at the nearest
     sizes, by the GPU's time or the host's, whichever is longer (in a CUDA graph, the GPU's alone counts: name a
     backend). Where there are none, and under torch.compile, for which sizes may be symbols, "auto" is "cuda" if this
-    GPU runs it. Vectors, batches that are broadcast, products with nothing in them, other dtypes and tensors off the
-    GPU go to PyTorch.
+    GPU runs it. Vectors, batches that are broadcast, products with nothing in them, other dtypes and tensors of other
+    classes (DTensor) or off the GPU go to PyTorch.
 
     TypeError or ValueError names the argument at fault; UnavailableError says what a backend lacks.
     """
@@ -116,7 +116,7 @@ def _choose(a: Tensor, b: Tensor, out_dtype: torch.dtype | None) -> str:
         return "torch"
     wide = out_dtype is not None and out_dtype != dtype
     tf32 = dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
-    if tf32 or torch.compiler.is_compiling():
+    if tf32 or torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:  # sizes may be symbols
         return "cuda" if _runs("cuda", name_of(dtype), wide, device.index) else "torch"
     return _choice(place(a), place(b), dtype, wide, device.index)
 

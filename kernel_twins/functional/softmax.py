@@ -62,7 +62,7 @@ def softmax(x: Tensor, dim: int = -1, backend: str = "auto") -> Tensor:
     number and length of rows, by the GPU's time or the host's, whichever is longer ("cuda" where there are none, and
     under torch.compile, for which sizes may be symbols). "auto" leaves to PyTorch what it does with less: another
     dimension than the last where x would be copied, half precision under autocast, and torch.func's derivatives; and
-    what the others do not take: other dtypes, tensors off the GPU and empty ones.
+    what the others do not take: other dtypes, tensors of other classes (DTensor), off the GPU, and empty ones.
 
     TypeError, ValueError or IndexError names the argument at fault; UnavailableError says what a backend lacks.
     """

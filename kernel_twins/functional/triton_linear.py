@@ -15,6 +15,7 @@ from kernel_twins import ops
 from kernel_twins.functional import triton_matmul
 from kernel_twins.functional.activations import ACTIVATIONS
 from kernel_twins.functional.backends import (
+    is_batched,
     is_plain,
     on_device,
     refuse_tangents,
@@ -256,7 +257,7 @@ def _backward(
     if ctx.activation != "none" and not torch.is_grad_enabled():
         if saved is None:  # the operator was called by itself, not by linear, which has it saved
             saved = linear(x, weight, bias, "none")
-        past = not torch.compiler.is_compiling() and is_plain(dout, saved)
+        past = not torch.compiler.is_compiling() and is_plain(dout, saved) and not is_batched(dout)
         dz, dbias = (_compute_backward if past else backward_operator)(dout, saved, ctx.activation)
     else:
         # To be differentiated again, what was saved must be known to come from x.
@@ -264,11 +265,11 @@ def _backward(
             saved = linear(x, weight, bias, "none")
         dz = _differentiable_dz(dout, saved, ctx.activation)
         dbias = dz.sum_to_size(weight.shape[0]) if wants_bias else None
+    multiply = triton_matmul.product_with(dout)
     if wants_x:
-        dx = triton_matmul.product(dz, weight)
+        dx = multiply(dz, weight)
     if wants_weight:
-        rows, others = (tensor.unsqueeze(0) if x.dim() == 1 else tensor.flatten(0, -2) for tensor in (dz, x))
-        dweight = triton_matmul.product(rows.mT, others)
+        dweight = multiply(triton_matmul.as_matrix(dz).mT, triton_matmul.as_matrix(x))
     return dx, dweight, dbias if wants_bias else None, None
 
 

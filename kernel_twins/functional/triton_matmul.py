@@ -10,6 +10,7 @@ import triton
 from torch import Tensor
 
 from kernel_twins.functional.backends import (
+    is_batched,
     is_plain,
     on_device,
     refuse_tangents,
@@ -44,6 +45,11 @@ def product(a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None) -> Tenso
     return out
 
 
+def product_with(dout: Tensor) -> Callable[..., Tensor]:
+    """``product`` for what is made of a gradient, or the operator where that stands for many: past it nobody knows."""
+    return operator if torch.compiler.is_compiling() or is_batched(dout) else product
+
+
 def _compute(a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
     dtype = _check(a, b, out_dtype)
     m, n, k, batch, shape = _sizes(a, b)
@@ -76,6 +82,11 @@ def _compute(a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None) -> Tens
 def _rows(tensor: Tensor, cols: int) -> Tensor:
     """[..., cols] as a matrix. Reshaping takes its time even where there is nothing to do."""
     return tensor if tensor.dim() == 2 and tensor.shape[1] == cols else tensor.reshape(-1, cols)
+
+
+def as_matrix(tensor: Tensor) -> Tensor:
+    """All rows of a tensor of 1 or more dimensions. By reshape: flatten knows no batches of gradients."""
+    return tensor.reshape(tensor.shape[:-1].numel(), tensor.shape[-1])
 
 
 def _check(a: Tensor, b: Tensor, out_dtype: torch.dtype | None) -> torch.dtype:
@@ -147,19 +158,20 @@ def _save(ctx: Any, inputs: tuple[Tensor, Tensor, torch.dtype | None], output: T
 def _backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
     """da = dout @ b.mT, db = a.mT @ dout, in the operands' dtype, and summed over what was broadcast."""
     a, b = ctx.saved_tensors
+    multiply = product_with(dout)
     left, right = a.unsqueeze(0) if a.dim() == 1 else a, b.unsqueeze(1) if b.dim() == 1 else b
     dout = dout.to(a.dtype)
     dout = dout.unsqueeze(-1) if b.dim() == 1 else dout
     dout = dout.unsqueeze(-2) if a.dim() == 1 else dout
     da = db = None
     if ctx.needs_input_grad[0]:
-        da = product(dout, right.mT).sum_to_size(left.shape).view(a.shape)
+        da = multiply(dout, right.mT).sum_to_size(left.shape).view(a.shape)
     if ctx.needs_input_grad[1]:
         if right.dim() == 2 and left.dim() > 2:
             # One b for all: its gradient's sum over the batch is the product's own.
-            db = product(left.flatten(0, -2).mT, dout.flatten(0, -2)).view(b.shape)
+            db = multiply(as_matrix(left).mT, as_matrix(dout)).view(b.shape)
         else:
-            db = product(left.mT, dout).sum_to_size(right.shape).view(b.shape)
+            db = multiply(left.mT, dout).sum_to_size(right.shape).view(b.shape)
     return da, db, None
 
 

@@ -152,9 +152,9 @@ OP = Op(
             name="v05_cluster",
             change="A cluster of blocks shares a row, a part each; they exchange mean and squared distances of their "
             "parts by distributed shared memory, once, and merge them by Chan's formula.",
-            why="A row of 256 K elements is longer than what an SM holds. In the registers of several it fits, every "
-            "element is read once, and two numbers a block are all that they must tell each other. Rows of up to "
-            "64 KiB keep v04's kernels.",
+            why="A row of 256 K elements is longer than what an SM holds. In several it fits, every element is read "
+            "once, and two numbers a block are all that they must tell each other. Rows of up to 64 KiB keep v04's "
+            "kernels.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
                 Prediction("time", "<=", 365, case=_LONG),

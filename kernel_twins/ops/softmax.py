@@ -92,7 +92,11 @@ OP = Op(
     accepts=lambda case: "",
     options=_options,
     test_cases=rows.test_cases("x", *rows.masked_cases(_LOG), *rows.option_cases(_LOG)),
-    huge_cases=(Case.of(2**21 + 3, 1_025, dtype="bf16"), Case.of(2_049, 2**20, dtype="bf16")),
+    huge_cases=(
+        Case.of(2**21 + 3, 1_025, dtype="bf16"),
+        Case.of(2_049, 2**20, dtype="bf16"),
+        *rows.MANY_ROWS,
+    ),
     bench_cases=(
         *rows.BANDWIDTH_CASES,
         rows.bandwidth_case(32_768, log="yes"),

@@ -106,7 +106,7 @@ OP = Op(
     accepts=lambda case: "",
     options=_options,
     test_cases=rows.test_cases("dout", *rows.masked_cases(_LOG), *rows.option_cases(_LOG)),
-    huge_cases=(Case.of(2**21 + 3, 1_025, dtype="bf16"),),
+    huge_cases=(Case.of(2**21 + 3, 1_025, dtype="bf16"), *rows.MANY_ROWS),
     bench_cases=(
         *rows.BANDWIDTH_CASES,
         rows.bandwidth_case(32_768, log="yes"),

@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernel_twins._triton.parts import in_parts
+
 NUM_WARPS = 4
 BLOCK = 1024
 
@@ -56,6 +58,6 @@ def softmax_v01_three_passes_kernel(
 def softmax_v01_three_passes(x: Tensor, *, out: Tensor, log: bool = False) -> None:
     """out = softmax of x's rows, or its logarithm; x: [M, N], contiguous rows; out: [M, N]; fp32, bf16 or fp16."""
     M, N = x.shape
-    if M == 0 or N == 0:
+    if M == 0 or N == 0 or in_parts(softmax_v01_three_passes, x, out=out, log=log):
         return
     softmax_v01_three_passes_kernel[(M,)](x, out, N, x.stride(0), LOG=log, BLOCK=BLOCK, num_warps=NUM_WARPS)

@@ -2,8 +2,9 @@
 
 Change:   a row longer than a program's tile is divided into PARTS. The program of each takes its maximum and sum,
           publishes both in one word, waits for the words of the others, and writes its part. Shorter rows are treated
-          as in v05 or as in v06, whichever the search finds faster. Where N is odd, rows start at every alignment: a
-          few elements at both ends are taken one by one, and 16 bytes at a time in between.
+          as in v05 or as in v06, whichever the search finds faster. A tile is made of PIECES, blocks of 16 bytes a
+          thread, as many as the row needs: one block of a power of 2 may be half empty. Where N is odd, rows start at
+          every alignment: a few elements at both ends are taken one by one, and 16 bytes at a time in between.
 Why:      a cooperative launch promises that all programs run at once, so one may wait for another's numbers. How long a
           row may be is then bounded by the registers of the whole GPU. While a program waits, its next part travels to
           shared memory.
@@ -28,6 +29,7 @@ from triton.compiler import CompiledKernel
 
 from kernel_twins._triton import tuning
 from kernel_twins._triton.device import shared_bytes, sm_count
+from kernel_twins._triton.parts import in_parts
 from kernel_twins._triton.softmax.v02_online import softmax_v02_online
 from kernel_twins._triton.workspace import SIZE, counter
 
@@ -63,7 +65,7 @@ CONFIGS = [
     )
     for size, per_sm, stages, warps in (
         (8192, 8, 1, 4), (2048, 16, 1, 1), (4096, 8, 1, 4), (16384, 4, 1, 8), (32768, 2, 1, 8), (32768, 2, 1, 16),
-        (65536, 2, 1, 16),
+        (65536, 2, 1, 16), (10240, 7, 1, 4),
         (8192, 8, 3, 4), (16384, 4, 3, 8), (16384, 3, 4, 8), (32768, 2, 3, 16), (65536, 1, 3, 16),
     )
 ]  # fmt: skip
@@ -80,16 +82,25 @@ def resident(config: dict[str, Any], device: torch.device) -> int:
 
 
 def divided(N: int, itemsize: int, wide: bool, config: dict[str, Any]) -> dict[str, int]:
-    """How rows of N elements become tiles: ROWS side by side, or PARTS of one."""
+    """How rows of N elements become tiles: ROWS side by side, or PARTS of one, each in PIECES of BLOCK_N elements.
+
+    The first WHOLE pieces of every part are full.
+    """
     tile, threads, vector = config["TILE_BYTES"] // itemsize, 32 * config["num_warps"], VECTOR_BYTES // itemsize
     block, parts = min(triton.next_power_of_2(N), tile), triton.cdiv(N, tile)
     if block < tile:
-        tile = max(block, min(tile, KEPT_CONVERTED * threads))
-    wide = wide and (N % vector == 0 or block == tile)
+        tile = max(block, min(1 << (tile.bit_length() - 1), KEPT_CONVERTED * threads))  # a power of 2
+    rows, wide = tile // block, wide and (N % vector == 0 or block == tile)
+    edges, unit = wide and N % vector > 0, vector if wide else 1
+    if rows == 1:
+        block = min(block, vector * threads)
+    share = triton.cdiv(N // unit, parts)
+    least = (N - edges * (unit - 1)) // unit - (parts - 1) * share  # of the last part; a row may start off a vector
+    pieces = triton.cdiv(share * unit, block)
     return {
-        "ROWS": tile // block, "BLOCK_N": block, "PARTS": parts, "SLOTS": max(triton.next_power_of_2(parts), threads),
-        "VECTOR": vector if wide else 1, "EDGES": wide and N % vector > 0, "EVEN": parts * block == N,
-        "ANEW": parts > 1 or tile > KEPT_CONVERTED * threads,
+        "ROWS": rows, "BLOCK_N": block, "PIECES": pieces, "WHOLE": max(least, 0) * unit // block, "PARTS": parts,
+        "SLOTS": max(triton.next_power_of_2(parts), threads), "VECTOR": unit, "EDGES": edges,
+        "ANEW": parts > 1 or rows * pieces * block > KEPT_CONVERTED * threads,
     }  # fmt: skip
 
 
@@ -99,7 +110,7 @@ def launched(args: dict[str, Any]) -> dict[str, int]:
 
 DIVIDED: dict[str, Any] = {
     name: lambda args, name=name: launched(args)[name]
-    for name in ("ROWS", "BLOCK_N", "PARTS", "SLOTS", "VECTOR", "EDGES", "EVEN", "ANEW")
+    for name in ("ROWS", "BLOCK_N", "PIECES", "WHOLE", "PARTS", "SLOTS", "VECTOR", "EDGES", "ANEW")
 }
 if not triton.knobs.runtime.interpret:
     DIVIDED["launch_cooperative_grid"] = lambda args: args["PARTS"] > 1
@@ -133,6 +144,12 @@ def _as_it_came(tile):
     else:
         tile = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [tile], tile.dtype, is_pure=False, pack=1)
     return tile
+
+
+@triton.jit
+def _powers(tile, base, ANEW: tl.constexpr):
+    tile = _as_it_came(tile) if ANEW else tile
+    return tl.exp2((tile.to(tl.float32) - base) * LOG2_E)
 
 
 @triton.jit
@@ -195,12 +212,12 @@ def _short_rows(
 def softmax_v08_cooperative_kernel(
     x, out, counters, M, N, stride_xm, LOG: tl.constexpr, WIDE: tl.constexpr,
     TILE_BYTES: tl.constexpr, PER_SM: tl.constexpr, STAGES: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, PARTS: tl.constexpr, SLOTS: tl.constexpr,
-    VECTOR: tl.constexpr, EDGES: tl.constexpr, EVEN: tl.constexpr, ANEW: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, PIECES: tl.constexpr, WHOLE: tl.constexpr, PARTS: tl.constexpr,
+    SLOTS: tl.constexpr, VECTOR: tl.constexpr, EDGES: tl.constexpr, ANEW: tl.constexpr,
 ):  # fmt: skip
     # x: [M, N], out: [M, N] contiguous; counters: words [groups, 2, PARTS], of 64 bits, then tickets [groups], all 0.
     if ROWS > 1:
-        _short_rows(x, out, M, N, stride_xm, LOG, STAGES, ROWS, BLOCK_N, VECTOR, EVEN)
+        _short_rows(x, out, M, N, stride_xm, LOG, STAGES, ROWS, BLOCK_N, VECTOR, WHOLE == 1)
         return
 
     # PARTS programs are a group, which has one row at a time.
@@ -208,45 +225,58 @@ def softmax_v08_cooperative_kernel(
     words = counters.to(tl.pointer_type(tl.int64)) + group * (2 * PARTS) if PARTS > 1 else None
     # Columns count from the row's first vector of 16 bytes. All parts have `share` vectors, but for the last.
     share = tl.cdiv(N // VECTOR, PARTS)
-    place = tl.arange(0, BLOCK_N)
-    col = part * (share * VECTOR) + place
+    start = part * (share * VECTOR) + tl.arange(0, BLOCK_N)
     turn = 0
     ONE: tl.constexpr = PARTS == 1 and STAGES == 1
     for index in tl.range(group, group + 1 if ONE else M, 1 if ONE else groups, num_stages=STAGES):
         # Offsets, of 64 bits, rounded up to whole vectors; the compiler sees that.
-        row = tl.cast(index, tl.int64)
-        x_start, out_start = tl.cdiv(row * stride_xm, VECTOR) * VECTOR, tl.cdiv(row * N, VECTOR) * VECTOR
+        row = tl.cast(index, tl.uint64)
+        x_row = x + tl.cdiv(row * stride_xm, VECTOR) * VECTOR
+        out_start = tl.cdiv(row * N, VECTOR) * VECTOR
         head = (out_start - row * N).to(tl.int32) if EDGES else 0
+        out_row = out + out_start
         vectors = (N - head) // VECTOR
-        # One comparison a vector, so that it is loaded as one.
-        mask = None if EVEN else place // VECTOR < tl.minimum(share, vectors - part * share)
-        tile = tl.load(x + x_start + col, mask=mask, other=None if EVEN else -float("inf"))
-        row_max = tl.max(tile.to(tl.float32))
         if EDGES:
-            # The first VECTOR places are before the first vector, the others behind the last one.
+            # The first VECTOR places are before the first vector, the others behind the last one. Asked for first and
+            # used first: else the compiler has the program wait for the rest of the row before it asks.
             edge = tl.arange(0, 2 * VECTOR)
             edge_col = tl.where(edge < VECTOR, edge - head, vectors * VECTOR + edge - VECTOR)
             edge_mask = (edge_col < tl.where(edge < VECTOR, 0, N - head)) & (part == 0)
-            edges = tl.load(x + x_start + edge_col, mask=edge_mask, other=-float("inf")).to(tl.float32)
-            row_max = tl.maximum(row_max, tl.max(edges))
+            edges = tl.load(x_row + edge_col, mask=edge_mask, other=-float("inf")).to(tl.float32)
+        end = tl.minimum(part * share + share, vectors)
+        tiles = ()
+        for piece in tl.static_range(PIECES):
+            col = start + piece * BLOCK_N
+            # One comparison a vector, so that it is loaded as one.
+            mask = None if piece < WHOLE else col // VECTOR < end
+            tiles += (tl.load(x_row + col, mask=mask, other=None if piece < WHOLE else -float("inf")),)
+
+        most = tiles[0].to(tl.float32)
+        if EDGES:
+            most = tl.maximum(most, tl.max(edges))
+        for piece in tl.static_range(1, PIECES):
+            most = tl.maximum(most, tiles[piece].to(tl.float32))
+        row_max = tl.max(most)
         # A part of nothing but -inf has the sum 0: -inf - -inf would make it NaN, as it does for a whole row.
         base = tl.where(row_max == -float("inf"), 0.0, row_max) if PARTS > 1 else row_max
-        if ANEW:
-            tile = _as_it_came(tile)
-        row_sum = tl.sum(tl.exp2((tile.to(tl.float32) - base) * LOG2_E))
+        sums = _powers(tiles[0], base, ANEW)
+        for piece in tl.static_range(1, PIECES):
+            sums += _powers(tiles[piece], base, ANEW)
+        row_sum = tl.sum(sums)
         if EDGES:
             row_sum += tl.sum(tl.exp2((edges - base) * LOG2_E))
         if PARTS > 1:
             row_max, row_sum = _exchange(row_max, row_sum, words, part, turn, PARTS, SLOTS)
             turn += 1
         scale = _scale(row_sum, LOG)
-        if ANEW:
-            tile = _as_it_came(tile)
-        result = _result(tile.to(tl.float32), row_max, scale, LOG)
-        tl.store(out + out_start + col, result.to(out.dtype.element_ty), mask=mask)
+        for piece in tl.static_range(PIECES):
+            col = start + piece * BLOCK_N
+            tile = _as_it_came(tiles[piece]) if ANEW else tiles[piece]
+            result = _result(tile.to(tl.float32), row_max, scale, LOG).to(out.dtype.element_ty)
+            tl.store(out_row + col, result, mask=None if piece < WHOLE else col // VECTOR < end)
         if EDGES:
             result = _result(edges, row_max, scale, LOG)
-            tl.store(out + out_start + edge_col, result.to(out.dtype.element_ty), mask=edge_mask)
+            tl.store(out_row + edge_col, result.to(out.dtype.element_ty), mask=edge_mask)
 
     if PARTS > 1:
         # All of this program's threads are done waiting. Whoever of its group leaves last puts everything back to 0.
@@ -286,9 +316,9 @@ def softmax_v08_cooperative(x: Tensor, *, out: Tensor, log: bool = False) -> Non
 
 
 def _first(x: Tensor, out: Tensor, log: bool, aligned: bool) -> Plan | None:
-    """Run a problem that has no plan, and make one, unless it is empty, interpreted or captured."""
+    """Run a problem that has no plan, and make one, unless it is empty, in parts, interpreted or captured."""
     M, N = x.shape
-    if M == 0 or N == 0:
+    if M == 0 or N == 0 or in_parts(softmax_v08_cooperative, x, out=out, log=log):
         return None
     problem = tuning.problem_of(M, N, dtype=x.dtype)
     kernel, config = tuning.choose(softmax_v08_cooperative_kernel, "softmax/v08_cooperative", problem, x.device)

@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernel_twins._triton.parts import in_parts
+
 NUM_WARPS = 4
 BLOCK = 1024
 
@@ -51,7 +53,7 @@ def softmax_backward_v01_two_passes(dout: Tensor, y: Tensor, *, out: Tensor, log
     dout, its result's gradient, and y, its result: [M, N], contiguous rows; out: [M, N].
     """
     M, N = dout.shape
-    if M == 0 or N == 0:
+    if M == 0 or N == 0 or in_parts(softmax_backward_v01_two_passes, dout, y, out=out, log=log):
         return
     softmax_backward_v01_two_passes_kernel[(M,)](
         dout, y, out, N, dout.stride(0), y.stride(0), LOG=log, BLOCK=BLOCK, num_warps=NUM_WARPS

@@ -28,6 +28,7 @@ from triton.compiler import CompiledKernel
 
 from kernel_twins._triton import tuning
 from kernel_twins._triton.device import shared_bytes, sm_count
+from kernel_twins._triton.parts import in_parts
 from kernel_twins._triton.softmax_backward.v01_two_passes import softmax_backward_v01_two_passes
 from kernel_twins._triton.workspace import SIZE, counter
 
@@ -216,18 +217,20 @@ def softmax_backward_v05_cooperative_kernel(
         out_start = tl.cdiv(row * N, VECTOR) * VECTOR
         head = (out_start - row * N).to(tl.int32) if EDGES else 0
         vectors = (N - head) // VECTOR
+        if EDGES:
+            # The first VECTOR places are before the first vector, the others behind the last one. Asked for first:
+            # behind the reduction, which waits for the rest of the row, they would take as long once more.
+            edge = tl.arange(0, 2 * VECTOR)
+            edge_col = tl.where(edge < VECTOR, edge - head, vectors * VECTOR + edge - VECTOR)
+            edge_mask = (edge_col < tl.where(edge < VECTOR, 0, N - head)) & (part == 0)
+            dout_edges = tl.load(dout_row + edge_col, mask=edge_mask, other=0.0)
+            y_edges = tl.load(y_row + edge_col, mask=edge_mask, other=0.0)
         # One comparison a vector, so that it is loaded as one.
         mask = None if EVEN else place // VECTOR < tl.minimum(share, vectors - part * share)
         dout_tile = tl.load(dout_row + col, mask=mask, other=None if EVEN else 0.0)
         y_tile = tl.load(y_row + col, mask=mask, other=None if EVEN else 0.0)
         row_sum = tl.sum(_terms(dout_tile, y_tile, LOG))
         if EDGES:
-            # The first VECTOR places are before the first vector, the others behind the last one.
-            edge = tl.arange(0, 2 * VECTOR)
-            edge_col = tl.where(edge < VECTOR, edge - head, vectors * VECTOR + edge - VECTOR)
-            edge_mask = (edge_col < tl.where(edge < VECTOR, 0, N - head)) & (part == 0)
-            dout_edges = tl.load(dout_row + edge_col, mask=edge_mask, other=0.0)
-            y_edges = tl.load(y_row + edge_col, mask=edge_mask, other=0.0)
             row_sum += tl.sum(_terms(dout_edges, y_edges, LOG))
         if PARTS > 1:
             row_sum = _exchange(row_sum, words, part, turn, PARTS, SLOTS)
@@ -281,9 +284,9 @@ def softmax_backward_v05_cooperative(dout: Tensor, y: Tensor, *, out: Tensor, lo
 
 
 def _first(dout: Tensor, y: Tensor, out: Tensor, log: bool, aligned: bool) -> Plan | None:
-    """Run a problem that has no plan, and make one, unless it is empty, interpreted or captured."""
+    """Run a problem that has no plan, and make one, unless it is empty, in parts, interpreted or captured."""
     M, N = dout.shape
-    if M == 0 or N == 0:
+    if M == 0 or N == 0 or in_parts(softmax_backward_v05_cooperative, dout, y, out=out, log=log):
         return None
     problem, step = tuning.problem_of(M, N, dtype=dout.dtype), "softmax_backward/v05_cooperative"
     kernel, config = tuning.choose(softmax_backward_v05_cooperative_kernel, step, problem, dout.device)

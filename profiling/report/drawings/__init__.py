@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from kernel_twins._profiling.report.drawings import (
     common,
+    cross_entropy,
+    dropout,
     hopper,
     linear,
     matmul_fp32,
     norms,
     reduction,
+    reduction_nd,
     rows,
     tensor_cores,
     vector_add,
@@ -86,5 +89,13 @@ DRAWINGS = {
         norms.rows_alike,
         norms.next_row_ahead,
         norms.cluster_columns,
+        cross_entropy.maximum_then_sum,
+        cross_entropy.logits_to_gradient,
+        cross_entropy.in_the_place_of_the_logits,
+        dropout.four_words,
+        reduction_nd.thread_per_output,
+        reduction_nd.block_per_output,
+        reduction_nd.along_the_layout,
+        reduction_nd.parts_of_few_outputs,
     )
 }

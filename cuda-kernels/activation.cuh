@@ -1,12 +1,12 @@
-// The activations of a linear layer and their derivatives, on fp32 values.
+// The activations and their derivatives, on fp32 values.
 //
 // Each is a few multiplications, ex2.approx and rcp.approx (relative errors of 2^-22 or so), which an SM
 // computes at an eighth of the rate of multiplications. tanh.approx would be a single instruction, but
 // 1 + tanh(u) then keeps 11 bits of 1, and none of a small result.
 #pragma once
 
-#include "../common.cuh"
-#include "args.h"
+#include "activation.h"
+#include "common.cuh"
 
 constexpr float LOG2_E = 1.4426950408889634f;
 constexpr float SQRT_HALF = 0.7071067811865476f;

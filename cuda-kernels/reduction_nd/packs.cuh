@@ -1,0 +1,192 @@
+// How v04 and v05 read: 16 bytes a load along a run of reduced elements, or along a run of columns, and
+// several loads of a thread under way at once.
+#pragma once
+
+#include <algorithm>
+
+#include "totals.cuh"
+#include "walk.cuh"
+
+constexpr int THREADS = 256;
+constexpr int LOADS = 4;  // of a thread, under way at once
+
+// What one load of a thread brings: a pack, or where axes do not lie for it, an element.
+template <typename T, bool WIDE>
+struct Load;
+template <typename T>
+struct Load<T, false> {
+  static constexpr int WIDTH = 1;
+  T value;
+
+  __device__ void from(const T* place, bool wanted) {
+    value = from_float<T>(0.0f);
+    if (wanted) value = *place;
+  }
+  __device__ T operator[](int) const { return value; }
+  template <typename Total>
+  __device__ void all_to(Total& total, int64_t place, int64_t) const {
+    total.add(value, place);
+  }
+};
+template <typename T>
+struct Load<T, true> {
+  static constexpr int WIDTH = Pack<T>::SIZE;
+  Pack<T> pack;
+
+  // A predicate, where a branch between two loads would have the compiler wait. Nobody reads x again: L2
+  // gives its lines up first.
+  __device__ void from(const T* place, bool wanted) {
+    uint4& words = pack.words;
+    words = make_uint4(0, 0, 0, 0);
+    asm volatile(
+        "{\n"
+        ".reg .pred wanted;\n"
+        "setp.ne.b32 wanted, %5, 0;\n"
+        "@wanted ld.global.cs.v4.b32 {%0, %1, %2, %3}, [%4];\n"
+        "}"
+        : "+r"(words.x), "+r"(words.y), "+r"(words.z), "+r"(words.w)
+        : "l"(place), "r"(static_cast<int>(wanted)));
+  }
+  __device__ T operator[](int i) const { return pack[i]; }
+  template <typename Total>
+  __device__ void all_to(Total& total, int64_t place, int64_t step) const {
+    total.add(pack, place, step);
+  }
+};
+
+// A problem as blocks of THREADS share it.
+//
+// Along a reduced axis (columns == 0), an output is made of `units`: pieces of its runs, which are the
+// innermost axis's `run` elements. A run may start anywhere, and its packs are those of memory: the first and
+// the last may reach beyond it. Down columns, units are rows, and kept's innermost axis counts packs of
+// columns.
+struct Tiling {
+  Axes kept;     // without `wide`, as they are
+  Axes reduced;  // its innermost size counts units
+  int64_t run;
+  int64_t column_step;  // from a column of a pack to the next, in out
+  bool wide;
+  int lanes;      // threads an output: a power of two up to 32, or all
+  int columns;    // threads side by side, a power of two; every one a pack's columns
+  int64_t tiles;  // blocks, if one were to take all units of its outputs
+
+  int64_t units() const { return reduced.count; }
+  int sharing() const { return columns ? THREADS / columns : lanes; }  // threads that share an output
+};
+
+template <typename T>
+Tiling tiling_of(const ReductionNdArgs& args, int64_t sms) {
+  constexpr int64_t SIZE = Pack<T>::SIZE;
+  constexpr int64_t FEW_UNITS = 32 * LOADS, MANY_UNITS = 16 * FEW_UNITS;
+  Tiling tiling{.kept = args.kept_axes(), .reduced = args.reduced_axes()};
+  Axes &kept = tiling.kept, &reduced = tiling.reduced;
+  // Whether all but innermost neighbours lie at multiples of 16 bytes, where x does.
+  const auto aligned = [](const Axes& axes, int axes_looked_at) {
+    return std::all_of(axes.axis, axes.axis + axes_looked_at,
+                       [](const Axis& axis) { return axis.stride % SIZE == 0; });
+  };
+  const bool x_aligned = aligned_to_16_bytes(args.x);
+  tiling.run = reduced.inner().size;
+  if (along_reduced(kept, reduced)) {
+    const bool whole = x_aligned && aligned(kept, kept.rank) && aligned(reduced, reduced.rank - 1);
+    tiling.wide = reduced.inner().stride == 1 && tiling.run >= (whole ? SIZE : 4 * SIZE);
+    if (tiling.wide) {  // a pack more, where runs start within one
+      reduced.set_inner({cdiv(tiling.run + (whole ? 0 : SIZE - 1), SIZE), 0, reduced.inner().step});
+    }
+    const int64_t units = reduced.count;
+    const bool by_block = units > MANY_UNITS || (units > FEW_UNITS && kept.count < 32 * sms);
+    const int64_t busy = power_of_two_from(cdiv(units, LOADS));
+    tiling.lanes = by_block ? THREADS : static_cast<int>(std::min(busy, int64_t{32}));
+    tiling.tiles = cdiv(kept.count, THREADS / tiling.lanes);
+  } else {
+    const Axis inner = kept.inner();
+    tiling.column_step = inner.step;
+    tiling.wide = inner.stride == 1 && inner.size % SIZE == 0 && x_aligned && aligned(kept, kept.rank - 1) &&
+                  aligned(reduced, reduced.rank);
+    if (tiling.wide) kept.set_inner({inner.size / SIZE, SIZE, SIZE * inner.step});
+    // A warp's width of columns or more, and rows as far as threads are left that each have some.
+    const int64_t side_by_side = std::min(power_of_two_from(kept.count), int64_t{32});
+    const int64_t rows = std::min(power_of_two_from(cdiv(reduced.count, LOADS)), THREADS / side_by_side);
+    tiling.columns = static_cast<int>(THREADS / rows);
+    tiling.tiles = cdiv(kept.count, tiling.columns);
+  }
+  return tiling;
+}
+
+// Adds an output's units from `unit` on that are this thread's, below `end`.
+template <typename T, bool WIDE, typename Total>
+__device__ void add_along(Total& total, const T* x, const Tiling& tiling, int64_t unit, int64_t end,
+                          int stride) {
+  constexpr int WIDTH = Load<T, WIDE>::WIDTH;
+  const Axis& inner = tiling.reduced.axis[tiling.reduced.rank - 1];
+#pragma unroll 1  // or the compiler unrolls rounds too, and LOADS is no longer what is under way
+  for (; unit < end; unit += LOADS * stride) {
+    Load<T, WIDE> loads[LOADS];
+    int64_t first[LOADS];  // element of its run; the run's size or more where there is nothing to add
+    int64_t place[LOADS];  // of the run's first element
+#pragma unroll
+    for (int i = 0; i < LOADS; ++i) {
+      const int64_t at = unit + i * stride;
+      const Spot spot = spot_of(tiling.reduced, at < end ? at : unit);
+      const T* run = x + spot.outer.offset;
+      const int skew = WIDE ? static_cast<int>(reinterpret_cast<uintptr_t>(run) % 16 / sizeof(T)) : 0;
+      first[i] = at < end ? spot.inner * WIDTH - skew : tiling.run;
+      place[i] = spot.outer.step;
+      loads[i].from(run + (WIDE ? first[i] : first[i] * inner.stride), first[i] < tiling.run);
+    }
+#pragma unroll
+    for (int i = 0; i < LOADS; ++i) {
+      if (first[i] >= 0 && first[i] + WIDTH <= tiling.run) {
+        loads[i].all_to(total, place[i] + first[i] * inner.step, inner.step);
+      } else {
+#pragma unroll
+        for (int j = 0; j < WIDTH; ++j) {
+          const int64_t at = first[i] + j;
+          if (at >= 0 && at < tiling.run) total.add(loads[i][j], place[i] + at * inner.step);
+        }
+      }
+    }
+  }
+}
+
+// Adds, to the totals of the columns that begin at x, the rows from `row` on that are this thread's.
+template <typename T, bool WIDE, typename Total>
+__device__ void add_down(Total (&totals)[Load<T, WIDE>::WIDTH], const T* x, const Tiling& tiling, int64_t row,
+                         int64_t end, int stride) {
+#pragma unroll 1
+  for (; row < end; row += LOADS * stride) {
+    Load<T, WIDE> loads[LOADS];
+    int64_t place[LOADS];
+#pragma unroll
+    for (int i = 0; i < LOADS; ++i) {
+      const int64_t at = row + i * stride;
+      const Place found = place_of(tiling.reduced, at < end ? at : row);
+      place[i] = found.step;
+      loads[i].from(x + found.offset, at < end);
+    }
+#pragma unroll
+    for (int i = 0; i < LOADS; ++i) {
+      if (row + i * stride >= end) break;
+#pragma unroll
+      for (int j = 0; j < Load<T, WIDE>::WIDTH; ++j) totals[j].add(loads[i][j], place[i]);
+    }
+  }
+}
+
+// Down columns, all threads' totals of a block: [rows, columns of the tile], as they lie in shared memory.
+template <typename T, bool WIDE, typename Total>
+struct ColumnParts {
+  static constexpr int WIDTH = Load<T, WIDE>::WIDTH;
+  static constexpr int SIZE = THREADS * WIDTH;
+
+  __device__ static void put(Total* parts, const Total (&totals)[WIDTH]) {
+#pragma unroll
+    for (int j = 0; j < WIDTH; ++j) parts[threadIdx.x * WIDTH + j] = totals[j];
+  }
+  // Of a column of the tile, of `width`, the rows' in their order.
+  __device__ static Total merged(const Total* parts, int column, int width) {
+    Total total = parts[column];
+    for (int at = column + width; at < SIZE; at += width) total.merge(parts[at]);
+    return total;
+  }
+};

@@ -1,0 +1,231 @@
+"""``kernel_twins.cross_entropy`` and its gradient in place: by the last step of a ladder, or by PyTorch.
+
+The CUDA side is an operator in C++ (cuda-kernels/functional_cross_entropy.cpp), the Triton side one in Python. Nothing
+here imports Triton before it is asked for.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+from torch._C._functorch import maybe_current_level
+from torch.nn import functional
+
+from kernel_twins._load import UnavailableError
+from kernel_twins.ceilings import gpu_slug
+from kernel_twins.functional.backends import (
+    BACKENDS,
+    cuda_operator,
+    is_on_gpu,
+    require_gpu,
+    runs,
+    triton_functions,
+)
+from kernel_twins.functional.choice import nearest
+from kernel_twins.functional.rows import rows_of
+from kernel_twins.spec import Backend, Case
+from kernel_twins.tensors import DTYPE, name_of
+
+STEPS: dict[Backend, dict[str, tuple[str, ...]]] = {
+    "cuda": {
+        "cross_entropy": ("v05_cluster", "v04_rows_per_block"),
+        "cross_entropy_backward": ("v03_rows_per_block",),
+    },
+    "triton": {
+        "cross_entropy": ("v04_rows_per_block",),
+        "cross_entropy_backward": ("v03_rows_per_block",),
+    },
+}
+"""What stands behind a backend: the first that the GPU runs and that takes the rows.
+
+cuda-kernels/functional_cross_entropy.cpp has the same names.
+"""
+
+REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}  # as PyTorch's operators count them
+
+_cuda_operator, _no_cuda = cuda_operator("cross_entropy")
+_cuda_gradient, _ = cuda_operator("cross_entropy_gradient_")
+
+
+def cross_entropy(
+    input: Tensor,  # noqa: A002  # torch's name
+    target: Tensor,
+    weight: None = None,
+    *,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    backend: str = "auto",
+) -> Tensor:
+    """``log(sum(exp(input))) - input[target]`` over the classes, as torch.nn.functional.cross_entropy of class indices.
+
+    input is (N, C), (C,) or (N, C, d1, ...), float32, bfloat16 or float16, with any strides; target has its shape
+    without C and is int64. No probability is stored: what is kept for the backward pass is input itself and one number
+    a row. input is copied only where classes are no neighbours or rows lie at no one distance, as where there is a d1.
+    ``weight`` must be None and target no probabilities: those are PyTorch's alone.
+
+    The loss has input's dtype, and float32 under CUDA's autocast, where input stays as it is; it is computed in fp32,
+    and summed in a fixed order. Rows whose target is ``ignore_index`` count for nothing, whatever they hold; of a mean
+    of none the loss is NaN, as PyTorch's. A target that is no class makes loss and gradient NaN on a GPU, where
+    PyTorch's kernel brings the process to an end. Gradients flow backwards only, any number of times.
+
+    ``backend``: "cuda", "triton", "torch", or "auto", the fastest in this GPU's committed measurements at the nearest
+    number and length of rows, by the GPU's time or the host's, whichever is longer ("cuda" where there are none, and
+    under torch.compile, for which sizes may be symbols). "auto" leaves to PyTorch torch.func's transforms, input that
+    would be copied, and what the others do not take: other dtypes, weights and probabilities, tensors off the GPU and
+    empty ones.
+
+    TypeError or ValueError names the argument at fault; UnavailableError says what a backend lacks.
+    """
+    if backend == "auto":
+        backend = _choose(input, target, weight, reduction, label_smoothing)
+    if backend == "torch":
+        return functional.cross_entropy(
+            input,
+            target,
+            weight,
+            ignore_index=ignore_index,
+            reduction=reduction,
+            label_smoothing=label_smoothing,
+        )
+    _require(input, target, weight, reduction, backend)
+    if backend == "cuda":
+        if _cuda_operator is None:
+            raise UnavailableError(_no_cuda)
+        loss: Tensor
+        loss, *_ = _cuda_operator(input, target, ignore_index, REDUCTIONS[reduction], label_smoothing)
+        return loss
+    return triton_functions()["cross_entropy"](input, target, ignore_index, reduction, label_smoothing)
+
+
+def cross_entropy_gradient_(
+    input: Tensor,  # noqa: A002  # torch's name
+    target: Tensor,
+    *,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    backend: str = "auto",
+) -> Tensor:
+    """The loss that ``cross_entropy`` returns, and in the place of input its gradient with respect to input.
+
+    For a training step that has no other use of the logits: they and their gradient, each as large as a batch times a
+    vocabulary, need not both have a place. ``reduction`` is "mean" or "sum". input's classes must be neighbours, and
+    its rows equally far from each other. Not differentiable, so input must not require grad where gradients are
+    recorded::
+
+        with torch.no_grad():
+            loss = kernel_twins.cross_entropy_gradient_(logits, target)
+        logits_of_the_model.backward(logits)
+
+    where ``logits = logits_of_the_model.detach()``. All else as ``cross_entropy``; "torch" computes gradients by
+    autograd, and "auto" takes it off the GPU and where input lies otherwise.
+    """
+    if reduction not in ("mean", "sum"):
+        raise ValueError(f"reduction is {reduction!r}, must be mean or sum: of rows' losses there is no one gradient")
+    if torch.is_grad_enabled() and isinstance(input, Tensor) and input.requires_grad:
+        raise RuntimeError(
+            "input requires grad, and cross_entropy_gradient_ overwrites it without a derivative: call it under "
+            "torch.no_grad(), or with input.detach()"
+        )
+    if backend == "auto":
+        backend = "cuda" if _can_overwrite(input) and _runs("cuda", input.device.index) else "torch"
+    if backend == "torch":
+        return _gradient_by_torch(input, target, ignore_index, reduction, label_smoothing)
+    _require(input, target, None, reduction, backend)
+    if backend == "cuda":
+        if _cuda_gradient is None:
+            raise UnavailableError(_no_cuda)
+        return _cuda_gradient(input, target, ignore_index, REDUCTIONS[reduction], label_smoothing)
+    return triton_functions()["cross_entropy_gradient_"](input, target, ignore_index, reduction, label_smoothing)
+
+
+def _can_overwrite(input: Tensor) -> bool:  # noqa: A002
+    """Whether our kernels read input as it lies, and may write there."""
+    if not is_on_gpu(input) or input.dtype not in DTYPE.values() or input.dim() == 0 or input.numel() == 0:
+        return False
+    rows = rows_of(input, 0 if input.dim() == 1 else 1)
+    return rows is not None and (len(rows) == 1 or rows.stride(0) >= rows.shape[1])
+
+
+def _gradient_by_torch(
+    input: Tensor,  # noqa: A002
+    target: Tensor,
+    ignore_index: int,
+    reduction: str,
+    label_smoothing: float,
+) -> Tensor:
+    with torch.enable_grad():
+        leaf = input.detach().requires_grad_()
+        loss = functional.cross_entropy(
+            leaf, target, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing
+        )
+        (gradient,) = torch.autograd.grad(loss, leaf)
+    input.copy_(gradient)
+    return loss.detach()
+
+
+def _require(input: Tensor, target: Tensor, weight: object, reduction: str, backend: str) -> None:  # noqa: A002
+    """TypeError or ValueError where the arguments are none that our kernels are made for."""
+    if backend not in BACKENDS:
+        raise ValueError(f"backend is {backend!r}, must be one of {', '.join(BACKENDS)}")
+    if weight is not None:
+        raise ValueError(
+            f"weight is a {type(weight).__name__}, must be None for backend={backend!r}: pass backend='torch'"
+        )
+    if reduction not in REDUCTIONS:
+        raise ValueError(f"reduction is {reduction!r}, must be one of {', '.join(REDUCTIONS)}")
+    if isinstance(target, Tensor) and target.is_floating_point():
+        raise TypeError(
+            f"target is {target.dtype}, must be torch.int64, classes and not their probabilities, for "
+            f"backend={backend!r}: pass backend='torch'"
+        )
+    if backend == "cuda":
+        require_gpu("input", input, backend)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# backend="auto"
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def _choose(input: Tensor, target: Tensor, weight: object, reduction: str, label_smoothing: float) -> str:  # noqa: A002
+    """The backend for this call. What is wrong with it PyTorch may say: its words are known."""
+    if not is_on_gpu(input) or not is_on_gpu(target) or target.device != input.device or weight is not None:
+        return "torch"
+    if input.dtype not in DTYPE.values() or target.dtype != torch.int64:
+        return "torch"
+    if reduction not in REDUCTIONS or not 0 <= label_smoothing <= 1:
+        return "torch"
+    dim = 0 if input.dim() == 1 else 1
+    if input.dim() == 0 or target.shape != (*input.shape[:dim], *input.shape[dim + 1 :]):
+        return "torch"
+    device = input.device.index
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:  # sizes may be symbols
+        return "cuda" if input.dim() <= 2 and _runs("cuda", device) else "torch"
+    if maybe_current_level() is not None:
+        return "torch"
+    return _choice(input.shape, input.stride(), input.dtype, device)
+
+
+@lru_cache(maxsize=4096)
+def _choice(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, device: int) -> str:
+    dim = 0 if len(shape) == 1 else 1
+    if 0 in shape or rows_of(torch.empty_strided(shape, strides, device="meta"), dim) is None:
+        return "torch"
+    n = shape[dim]
+    problem = Case((torch.Size(shape).numel() // n, n), name_of(dtype))
+    best = nearest(gpu_slug(torch.cuda.get_device_name(device)), "cross_entropy", problem)
+    if best == "torch" or (best == "triton" and _runs("triton", device)):
+        return best
+    return "cuda" if _runs("cuda", device) else "torch"
+
+
+@torch.compiler.assume_constant_result
+def _runs(backend: Backend, device: int) -> bool:
+    """Whether a backend is there and has steps for this GPU, whatever the rows' length."""
+    if backend == "cuda" and _cuda_operator is None:
+        return False
+    return runs(backend, ((op, names[-1]) for op, names in STEPS[backend].items()), device)

@@ -1,0 +1,180 @@
+"""``kernel_twins.dropout_add``: by the last step of a ladder, or by PyTorch.
+
+The CUDA side is an operator in C++ (cuda-kernels/functional_dropout.cpp), the Triton side one in Python. Nothing here
+imports Triton before it is asked for.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._functorch import maybe_current_level
+from torch.nn import functional
+
+from kernel_twins._load import UnavailableError
+from kernel_twins.ceilings import gpu_slug
+from kernel_twins.functional.activations import ACTIVATIONS
+from kernel_twins.functional.backends import (
+    BACKENDS,
+    Function,
+    cuda_operator,
+    is_on_gpu,
+    require_gpu,
+    runs,
+    triton_functions,
+)
+from kernel_twins.functional.choice import nearest
+from kernel_twins.functional.norm import Rule, one_by_one
+from kernel_twins.functional.rows import with_batch
+from kernel_twins.spec import Backend, Case
+from kernel_twins.tensors import DTYPE, name_of
+
+STEPS: dict[Backend, dict[str, tuple[str, ...]]] = {
+    "cuda": {"dropout_add": ("v03_vectorized",), "dropout_add_backward": ("v02_persistent",)},
+    "triton": {"dropout_add": ("v02_four_words",), "dropout_add_backward": ("v02_persistent",)},
+}
+"""What stands behind a backend; cuda-kernels/functional_dropout.cpp has the same names."""
+
+_DTYPES = tuple(DTYPE.values())
+
+
+def dropout_add(
+    x: Tensor,
+    residual: Tensor | None = None,
+    p: float = 0.5,
+    training: bool = True,
+    *,
+    bias: Tensor | None = None,
+    activation: str = "none",
+    backend: str = "auto",
+) -> Tensor:
+    """``dropout(activation(x + bias), p, training) + residual`` in one pass over memory, and no mask is stored.
+
+    x has any shape and strides, residual x's shape, bias the shape of x's last dimension; ``activation`` is none, relu,
+    gelu (exact), gelu_tanh or silu. All are float32, bfloat16 or float16 alike; the result is contiguous, of x's shape
+    and dtype, and computed in fp32, rounded once. Autocast changes nothing, as for PyTorch's operations.
+
+    Masks come from the GPU's default generator, so that torch.manual_seed repeats them, and a graph draws new ones with
+    every replay; both backends draw the same ones, but not F.dropout's, and Triton under graph capture or torch.compile
+    not CUDA's. What is dropped is 0 whatever it was, where F.dropout multiplies and makes NaN of infinities. A ``p`` of
+    0 or 1, or ``training=False``, draws nothing. The backward pass draws the mask again. Gradients flow backwards only,
+    any number of times; bias's is summed in a fixed order.
+
+    ``backend``: "cuda", "triton", "torch", or "auto", the fastest in this GPU's committed measurements at the nearest
+    number and length of rows ("cuda" where there are none, and under torch.compile, for which sizes may be symbols).
+    "auto" leaves to PyTorch torch.func's transforms, and what the others do not take: other dtypes, or several,
+    operands to be broadcast, tensors off the GPU and empty ones. Under torch.func.vmap the others take
+    randomness="different" alone.
+
+    TypeError or ValueError names the argument at fault; UnavailableError says what a backend lacks.
+    """
+    if not 0 <= p <= 1:
+        raise ValueError(f"p is {p}, must be from 0 to 1: the share of elements that are dropped")
+    if activation not in ACTIVATIONS:
+        *most, last = ACTIVATIONS
+        raise ValueError(f"activation is {activation!r}, must be {', '.join(most)} or {last}: apply others before")
+    p = float(p) if training else 0.0
+    if backend == "auto":
+        backend = _choose(x, residual, bias)
+    if backend == "cuda":
+        if _cuda_operator is None:
+            raise UnavailableError(_no_cuda)
+        require_gpu("x", x, backend)
+        out: Tensor = _cuda_operator(x, residual, bias, p, activation)[0]
+        return out
+    if backend == "triton":
+        made: Tensor = triton_functions()["dropout_add"](x, residual, bias, p, activation)
+        return made
+    if backend == "torch":
+        y = functional.dropout(ACTIVATIONS[activation](x if bias is None else x + bias), p)
+        return y if residual is None else y + residual
+    raise ValueError(f"backend is {backend!r}, must be one of {', '.join(BACKENDS)}")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# backend="auto"
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def _choose(x: Tensor, residual: Tensor | None, bias: Tensor | None) -> str:
+    """The backend for this call. What is wrong with it PyTorch may say: its words are known."""
+    if not is_on_gpu(x) or x.dtype not in _DTYPES:
+        return "torch"
+    dtype, device = x.dtype, x.device
+    for each, shape in ((residual, x.shape), (bias, x.shape[-1:])):
+        if each is not None and not (
+            is_on_gpu(each) and each.dtype == dtype and each.device == device and each.shape == shape and each.dim() > 0
+        ):
+            return "torch"
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:  # sizes may be symbols
+        return "cuda" if _runs("cuda", device.index) else "torch"
+    if maybe_current_level() is not None:
+        return "torch"
+    return _choice(x.shape, residual is not None, dtype, device.index)
+
+
+@lru_cache(maxsize=4096)
+def _choice(sizes: tuple[int, ...], adds: bool, dtype: torch.dtype, device: int) -> str:
+    if not sizes or 0 in sizes:
+        return "torch"
+    rows = torch.Size(sizes[:-1]).numel()
+    problem = Case((rows, sizes[-1]), name_of(dtype), (("residual", "yes"),) if adds else ())
+    best = nearest(gpu_slug(torch.cuda.get_device_name(device)), "dropout_add", problem)
+    if best == "torch" or (best == "triton" and _runs("triton", device)):
+        return best
+    return "cuda" if _runs("cuda", device) else "torch"
+
+
+@torch.compiler.assume_constant_result
+def _runs(backend: Backend, device: int) -> bool:
+    """Whether a backend is there and has steps for this GPU."""
+    if backend == "cuda" and _cuda_operator is None:
+        return False
+    return runs(backend, ((op, names[-1]) for op, names in STEPS[backend].items()), device)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# torch.func.vmap
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def batching_rule(operator: Function) -> Rule:
+    """What ``torch.library.register_vmap`` takes for ``operator(x, residual, bias, p, activation)``.
+
+    The batch becomes the first dimension, so that each example has a mask of its own. A bias that is batched itself is
+    added by PyTorch, to a sum that is rounded once before.
+    """
+
+    def rule(info: Any, in_dims: tuple[Any, ...], *given: Any) -> tuple[Any, Any]:
+        (x, residual, bias, p, activation), (x_at, residual_at, bias_at, *_) = given, in_dims
+        if 0 < p < 1 and info.randomness != "different":
+            raise RuntimeError(
+                f"vmap's randomness is {info.randomness!r}, must be 'different' for dropout_add, which draws a mask "
+                f"for each example: pass that to torch.func.vmap, or backend='torch'"
+            )
+        x = with_batch(x, x_at, 0, info.batch_size)
+        if residual is not None:
+            residual = with_batch(residual, residual_at, 0, info.batch_size)
+        if bias is not None and x.dim() == 1:
+            raise ValueError("x has 0 dimensions, must have 1 or more where there is a bias")
+        if bias_at is not None:
+            spread = with_batch(bias, bias_at, 0, info.batch_size)
+            x, bias = x + spread.view(len(spread), *(1,) * (x.dim() - 2), -1), None
+        return operator(x, residual, bias, p, activation), (0, None)
+
+    return rule
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The CUDA side
+# ----------------------------------------------------------------------------------------------------------------------
+
+_cuda_operator, _no_cuda = cuda_operator("dropout_add")
+if _cuda_operator is not None:
+    torch.library.register_vmap("kernel_twins::dropout_add", batching_rule(_cuda_operator))
+    torch.library.register_vmap(
+        "kernel_twins::dropout_add_backward", one_by_one(torch.ops.kernel_twins.dropout_add_backward.default)
+    )

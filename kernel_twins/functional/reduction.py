@@ -1,0 +1,151 @@
+"""``kernel_twins.sum``, ``mean``, ``amax`` and ``argmax`` over any axes: by the last step of a ladder, or by PyTorch.
+
+The CUDA side is an operator in C++ (cuda-kernels/functional_reduction.cpp), the Triton side one in Python. Nothing here
+imports Triton before it is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._functorch import maybe_current_level
+
+from kernel_twins._load import UnavailableError
+from kernel_twins.functional.backends import (
+    BACKENDS,
+    HALF,
+    cuda_operator,
+    is_differentiated,
+    is_on_gpu,
+    require_gpu,
+    runs,
+    triton_functions,
+)
+from kernel_twins.ops.reduction_nd import MOST_AXES
+from kernel_twins.spec import Backend
+from kernel_twins.tensors import DTYPE
+
+Dims = int | Sequence[int] | None
+
+STEPS: dict[Backend, tuple[str, ...]] = {"cuda": ("v05_split",), "triton": ("v05_split",)}
+"""What stands behind a backend; cuda-kernels/functional_reduction.cpp has the same name."""
+
+_cuda_operator, _no_cuda = cuda_operator("reduction_nd")
+_PYTORCHS: dict[str, Callable[..., Tensor]] = {
+    "sum": torch.sum,
+    "mean": torch.mean,
+    "max": torch.amax,
+    "argmax": torch.argmax,
+}
+
+
+def sum(x: Tensor, dim: Dims = None, keepdim: bool = False, *, backend: str = "auto") -> Tensor:  # noqa: A001
+    """The sum over one dimension, several, or, without any, all of a tensor of up to five, as torch.sum.
+
+    x is float32, bfloat16 or float16 with any strides, and is never copied; it is summed in fp32, and the result has
+    its dtype (under CUDA's autocast, float32, as PyTorch's). Every call gives the same bits. Gradients flow backwards
+    only, any number of times.
+
+    ``backend``: "cuda", "triton", "torch", or "auto", which is "cuda" on a GPU where it is built. "auto" leaves to
+    PyTorch what the others do not take: other dtypes, tensors off the GPU, empty ones and those of more dimensions;
+    and half precision under autocast, and torch.func's derivatives.
+
+    TypeError, ValueError or IndexError names the argument at fault; UnavailableError says what a backend lacks.
+    """
+    return _reduced(x, dim, keepdim, backend, "sum")
+
+
+def mean(x: Tensor, dim: Dims = None, keepdim: bool = False, *, backend: str = "auto") -> Tensor:
+    """The mean, as torch.mean; under autocast it keeps x's dtype, all else as ``sum``."""
+    return _reduced(x, dim, keepdim, backend, "mean")
+
+
+def amax(x: Tensor, dim: int | Sequence[int] = (), keepdim: bool = False, *, backend: str = "auto") -> Tensor:
+    """The maximum, NaN where there is one, as torch.amax; its gradient is shared evenly among equals. Else as ``mean``.
+
+    IndexError where there are no elements to choose from.
+    """
+    return _reduced(x, dim, keepdim, backend, "max")
+
+
+def argmax(x: Tensor, dim: int | None = None, keepdim: bool = False, *, backend: str = "auto") -> Tensor:
+    """Where along ``dim``, or in all of x as it is flattened, the maximum is, as torch.argmax: int64.
+
+    Of equals it is the first one, and of NaNs, which count as the largest, the first of those. All else as ``amax``.
+    """
+    return _reduced(x, dim, keepdim, backend, "argmax")
+
+
+def _reduced(x: Tensor, dim: Dims, keepdim: bool, backend: str, kind: str) -> Tensor:
+    if backend == "auto":
+        backend = _choose(x, kind)
+    if backend == "torch":
+        return _PYTORCHS[kind](x, dim, keepdim)
+    dims = () if dim is None else (dim,) if isinstance(dim, int) else tuple(dim)
+    if backend == "cuda":
+        if _cuda_operator is None:
+            raise UnavailableError(_no_cuda)
+        require_gpu("x", x, backend)
+        return _cuda_operator(x, dims, keepdim, kind)
+    if backend == "triton":
+        return triton_functions()["reduction"](x, dims, keepdim, kind)
+    raise ValueError(f"backend is {backend!r}, must be one of {', '.join(BACKENDS)}")
+
+
+def _choose(x: Tensor, kind: str) -> str:
+    """The backend for this call. What is wrong with it PyTorch may say: its words are known."""
+    if not is_on_gpu(x) or x.dtype not in DTYPE.values() or x.dim() > MOST_AXES:
+        return "torch"
+    if kind == "sum" and x.dtype in HALF and torch.is_autocast_enabled("cuda"):  # PyTorch widens what it reads
+        return "torch"
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:  # sizes may be symbols
+        return "cuda" if _runs("cuda", x.device.index) else "torch"
+    if x.numel() == 0 or (maybe_current_level() is not None and is_differentiated()):
+        return "torch"
+    return "cuda" if _runs("cuda", x.device.index) else "torch"
+
+
+@torch.compiler.assume_constant_result
+def _runs(backend: Backend, device: int) -> bool:
+    """Whether a backend is there and has a step for this GPU."""
+    if backend == "cuda" and _cuda_operator is None:
+        return False
+    return runs(backend, (("reduction_nd", name) for name in STEPS[backend]), device)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What the operators of both backends share
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def axes_of(dims: Sequence[int], rank: int) -> tuple[int, ...]:
+    """The reduced axes in their order, counted from the front; all where none is named. A rank of 0 is one axis."""
+    from kernel_twins.ops.reduction_nd import require_dims
+
+    return tuple(sorted(require_dims(tuple(dims), max(rank, 1)))) or tuple(range(rank))
+
+
+def batching_rule(operator: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, int]]:
+    """What ``torch.library.register_vmap`` takes: the batch is one kept axis more, and stays where it lies."""
+
+    def rule(
+        info: Any, in_dims: tuple[int | None, ...], x: Tensor, dims: Sequence[int], keepdim: bool, kind: str
+    ) -> tuple[Tensor, int]:
+        at = in_dims[0]
+        assert at is not None  # there is no other tensor
+        rank = x.dim() - 1
+        if rank == 0:  # reduced over one axis of one element
+            axes_of(dims, 0)
+            return operator(x.unsqueeze(1), (1,), False, kind), 0
+        axes = axes_of(dims, rank)
+        out = operator(x, tuple(axis + (axis >= at) for axis in axes), keepdim, kind)
+        return out, at if keepdim else at - len([axis for axis in axes if axis < at])
+
+    return rule
+
+
+if _cuda_operator is not None:
+    torch.library.register_vmap("kernel_twins::reduction_nd", batching_rule(_cuda_operator))

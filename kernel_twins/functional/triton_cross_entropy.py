@@ -1,0 +1,357 @@
+"""The Triton side of ``kernel_twins.cross_entropy``: torch.ops.kernel_twins.cross_entropy_triton and others.
+
+``reduction`` is 0 for none, 1 for mean, 2 for sum, but in what kernel_twins.functional.cross_entropy calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from kernel_twins.functional.backends import (
+    HALF,
+    is_batched,
+    is_plain,
+    on_device,
+    refuse_tangents,
+    require_gpu,
+    triton_launcher,
+    wants_gradient,
+)
+from kernel_twins.functional.cross_entropy import REDUCTIONS, STEPS
+from kernel_twins.functional.rows import empty_rows, in_rows, rows_of
+from kernel_twins.tensors import DTYPE, require_dtype
+
+Losses = tuple[Tensor, Tensor, Tensor]
+"""The loss of rows or of all; of each row the logarithm of its sum of exponentials; and what a row's loss counts in
+that of all, of no elements where there is none of all.
+"""
+
+_DTYPES = tuple(DTYPE.values())
+_MEAN, _SUM = REDUCTIONS["mean"], REDUCTIONS["sum"]
+
+
+def cross_entropy(
+    input: Tensor,  # noqa: A002  # torch's name
+    target: Tensor,
+    ignore_index: int,
+    reduction: str,
+    label_smoothing: float,
+) -> Tensor:
+    """By the last Triton step, of tensors on a GPU; past the operator, slow to dispatch, where nobody needs it."""
+    arguments = input, target, ignore_index, REDUCTIONS[reduction], float(label_smoothing), _widens(input)
+    if not torch.compiler.is_compiling():  # nothing of Triton's can be traced
+        if not triton.knobs.runtime.interpret:
+            require_gpu("input", input, "triton")
+        if is_plain(input, target):
+            return _differentiable(*arguments) if wants_gradient(input) else _compute(*arguments)[0]
+        refuse_tangents("cross_entropy", input)
+    loss: Tensor
+    loss, *_ = operator(*arguments)
+    return loss
+
+
+def cross_entropy_gradient_(
+    input: Tensor,  # noqa: A002
+    target: Tensor,
+    ignore_index: int,
+    reduction: str,
+    label_smoothing: float,
+) -> Tensor:
+    """The loss, and in the place of input its gradient; input does not require grad where gradients are recorded."""
+    arguments = input, target, ignore_index, REDUCTIONS[reduction], float(label_smoothing), _widens(input)
+    if not torch.compiler.is_compiling():
+        if not triton.knobs.runtime.interpret:
+            require_gpu("input", input, "triton")
+        if is_plain(input, target):
+            loss = _compute_in_place(*arguments)
+            if not input.is_inference():
+                torch.autograd.graph.increment_version(input)
+            return loss
+        refuse_tangents("cross_entropy_gradient_", input)
+    return in_place_operator(*arguments)
+
+
+def _widens(input: Tensor) -> bool:  # noqa: A002
+    """Whether autocast makes the loss float32, as PyTorch's."""
+    return input.dtype in HALF and torch.is_autocast_enabled("cuda")
+
+
+def _compute(
+    input: Tensor,  # noqa: A002
+    target: Tensor,
+    ignore_index: int = -100,
+    reduction: int = _MEAN,
+    label_smoothing: float = 0.0,
+    fp32_loss: bool = False,
+) -> Losses:
+    dim = _check(input, target, reduction, label_smoothing)
+    losses = torch.empty(target.shape, dtype=torch.float32, device=input.device)
+    lse = torch.empty_like(losses)
+    if losses.numel() > 0:
+        rows = in_rows(input, dim) if input.shape[dim] else input.new_empty(target.numel(), 0)
+        with on_device(input.device):
+            launch = triton_launcher("cross_entropy", STEPS["triton"]["cross_entropy"], input.device.index)
+            launch(
+                rows,
+                target.reshape(-1).contiguous(),
+                out=(losses.view(-1), lse.view(-1)),
+                ignore_index=ignore_index,
+                label_smoothing=label_smoothing,
+            )
+    dtype = torch.float32 if fp32_loss else input.dtype
+    if reduction == _MEAN:
+        count = (target != ignore_index).sum()
+        return (losses.sum() / count).to(dtype), lse, count.float().reciprocal()
+    if reduction == _SUM:
+        return losses.sum().to(dtype), lse, lse.new_ones(())
+    return losses.to(dtype), lse, lse.new_empty(0)
+
+
+def _compute_backward(
+    dout: Tensor,
+    input: Tensor,  # noqa: A002
+    target: Tensor,
+    lse: Tensor,
+    scale: Tensor,
+    ignore_index: int,
+    reduction: int,
+    label_smoothing: float,
+) -> Tensor:
+    dim = _check_backward(dout, input, target, lse, scale, reduction, label_smoothing)
+    out = empty_rows(input, dim)
+    if out.numel() > 0:
+        of_rows = (dout * scale).float() if reduction else dout.float().reshape(-1)
+        _launch_backward(in_rows(input, dim), target, lse, of_rows, in_rows(out, dim), ignore_index, label_smoothing)
+    return out
+
+
+def _compute_in_place(
+    input: Tensor,  # noqa: A002
+    target: Tensor,
+    ignore_index: int = -100,
+    reduction: int = _MEAN,
+    label_smoothing: float = 0.0,
+    fp32_loss: bool = False,
+) -> Tensor:
+    if reduction not in (_MEAN, _SUM):
+        raise ValueError(f"reduction is {reduction}, must be 1 for mean or 2 for sum: of rows' losses there is no one")
+    dim = _check(input, target, reduction, label_smoothing)
+    rows = rows_of(input, dim) if input.numel() else None
+    if input.numel() and (rows is None or (len(rows) > 1 and rows.stride(0) < rows.shape[1])):
+        raise ValueError(
+            f"input has strides {input.stride()}, must have rows of neighbouring classes, apart from each other and "
+            "all equally far: take input.contiguous(), classes last"
+        )
+    loss, lse, scale = _compute(input, target, ignore_index, reduction, label_smoothing, fp32_loss)
+    if rows is not None:
+        _launch_backward(rows, target, lse, scale, rows, ignore_index, label_smoothing)
+    return loss
+
+
+def _launch_backward(
+    rows: Tensor,
+    target: Tensor,
+    lse: Tensor,
+    dout: Tensor,
+    out: Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+) -> None:
+    """``dout`` is one number for each row, or for all of them; ``out`` may be the rows."""
+    with on_device(rows.device):
+        names = STEPS["triton"]["cross_entropy_backward"]
+        launch = triton_launcher("cross_entropy_backward", names, rows.device.index)
+        launch(
+            rows,
+            target.reshape(-1).contiguous(),
+            lse.reshape(-1).contiguous(),
+            dout.expand(len(rows)),
+            out=out,
+            ignore_index=ignore_index,
+            label_smoothing=label_smoothing,
+        )
+
+
+def _check(input: Tensor, target: Tensor, reduction: int, label_smoothing: float) -> int:  # noqa: A002
+    """The dimension of the classes; TypeError or ValueError where the arguments do not go together."""
+    if input.dtype not in _DTYPES:
+        require_dtype("input", input, *DTYPE)
+    if input.dim() == 0:
+        raise ValueError("input has 0 dimensions, must have 1 or more: the classes' is the second, or the only one")
+    if target.dtype != torch.int64:
+        raise TypeError(f"target is {target.dtype}, must be torch.int64: convert it with target.to(...)")
+    if target.device != input.device:
+        raise ValueError(f"target is on {target.device}, must be on {input.device} like input")
+    dim = 0 if input.dim() == 1 else 1
+    shape = (*input.shape[:dim], *input.shape[dim + 1 :])
+    if target.shape != shape:
+        raise ValueError(
+            f"target has shape {tuple(target.shape)}, must have {shape}: one class for each row of input, which has "
+            f"shape {tuple(input.shape)}"
+        )
+    if reduction not in REDUCTIONS.values():
+        raise ValueError(f"reduction is {reduction}, must be 0 for none, 1 for mean or 2 for sum")
+    if not 0 <= label_smoothing <= 1:
+        raise ValueError(f"label_smoothing is {label_smoothing}, must be from 0 to 1")
+    return dim
+
+
+def _check_backward(
+    dout: Tensor,
+    input: Tensor,  # noqa: A002
+    target: Tensor,
+    lse: Tensor,
+    scale: Tensor,
+    reduction: int,
+    label_smoothing: float,
+) -> int:
+    dim = _check(input, target, reduction, label_smoothing)
+    shape = torch.Size() if reduction else target.shape
+    if dout.shape != shape:
+        raise ValueError(f"dout has shape {tuple(dout.shape)}, must have {tuple(shape)} like the loss")
+    if lse.shape != target.shape:
+        raise ValueError(f"lse has shape {tuple(lse.shape)}, must have that of target, {tuple(target.shape)}")
+    for name, tensor in (("lse", lse), ("scale", scale)):
+        require_dtype(name, tensor, "fp32")
+    for name, tensor in (("dout", dout), ("lse", lse), ("scale", scale)):
+        if tensor.device != input.device:
+            raise ValueError(f"{name} is on {tensor.device}, must be on {input.device} like input")
+    return dim
+
+
+def _differentiable_backward(
+    dout: Tensor,
+    input: Tensor,  # noqa: A002
+    target: Tensor,
+    ignore_index: int,
+    reduction: int,
+    label_smoothing: float,
+) -> Tensor:
+    """In operations that can be differentiated again; lse and scale must be known to come from input and target."""
+    dim = 0 if input.dim() == 1 else 1
+    ignored = target == ignore_index
+    of_rows = dout.float()
+    if reduction == _MEAN:
+        of_rows = of_rows / ignored.logical_not().sum()
+    p = torch.softmax(input.float(), dim)
+    wanted = torch.full_like(p, label_smoothing / max(1, input.shape[dim]))
+    classes = target.masked_fill(ignored, 0).unsqueeze(dim)
+    wanted = wanted.scatter_add(dim, classes, torch.full_like(classes, 1 - label_smoothing, dtype=p.dtype))
+    dx = (p - wanted) * of_rows.expand(target.shape).unsqueeze(dim)
+    return dx.masked_fill(ignored.unsqueeze(dim), 0.0).to(input.dtype)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The operators
+# ----------------------------------------------------------------------------------------------------------------------
+
+_OPTIONS = "int ignore_index=-100, int reduction=1, float label_smoothing=0.0, bool fp32_loss=False"
+
+operator = torch.library.custom_op(
+    "kernel_twins::cross_entropy_triton",
+    _compute,
+    mutates_args=(),
+    schema=f"(Tensor input, Tensor target, {_OPTIONS}) -> (Tensor, Tensor, Tensor)",
+)
+backward_operator = torch.library.custom_op(
+    "kernel_twins::cross_entropy_backward_triton",
+    _compute_backward,
+    mutates_args=(),
+    schema="(Tensor dout, Tensor input, Tensor target, Tensor lse, Tensor scale, int ignore_index, int reduction, "
+    "float label_smoothing) -> Tensor",
+)
+in_place_operator = torch.library.custom_op(
+    "kernel_twins::cross_entropy_gradient_triton_",
+    _compute_in_place,
+    mutates_args=("input",),
+    schema=f"(Tensor(a!) input, Tensor target, {_OPTIONS}) -> Tensor",
+)
+
+
+@operator.register_fake
+def _fake(
+    input: Tensor,  # noqa: A002
+    target: Tensor,
+    ignore_index: int = -100,
+    reduction: int = _MEAN,
+    label_smoothing: float = 0.0,
+    fp32_loss: bool = False,
+) -> Losses:
+    _check(input, target, reduction, label_smoothing)
+    lse = torch.empty(target.shape, dtype=torch.float32, device=input.device)
+    dtype = torch.float32 if fp32_loss else input.dtype
+    if reduction:
+        return input.new_empty((), dtype=dtype), lse, lse.new_empty(())
+    return torch.empty_like(lse, dtype=dtype), lse, lse.new_empty(0)
+
+
+@backward_operator.register_fake
+def _fake_backward(
+    dout: Tensor,
+    input: Tensor,  # noqa: A002
+    target: Tensor,
+    lse: Tensor,
+    scale: Tensor,
+    ignore_index: int,
+    reduction: int,
+    label_smoothing: float,
+) -> Tensor:
+    return empty_rows(input, _check_backward(dout, input, target, lse, scale, reduction, label_smoothing))
+
+
+@in_place_operator.register_fake
+def _fake_in_place(
+    input: Tensor,  # noqa: A002
+    target: Tensor,
+    ignore_index: int = -100,
+    reduction: int = _MEAN,
+    label_smoothing: float = 0.0,
+    fp32_loss: bool = False,
+) -> Tensor:
+    return _fake(input, target, ignore_index, reduction, label_smoothing, fp32_loss)[0]
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Losses) -> None:
+    input, target, ctx.ignore_index, ctx.reduction, ctx.label_smoothing, _ = inputs  # noqa: A001
+    _, lse, scale = output
+    ctx.save_for_backward(input, target, lse, scale)
+
+
+def _save_from_operator(ctx: Any, inputs: tuple[Any, ...], output: Losses) -> None:
+    _save(ctx, inputs, output)
+    ctx.mark_non_differentiable(*output[1:])
+
+
+def _backward(ctx: Any, dout: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    input, target, lse, scale = ctx.saved_tensors  # noqa: A001
+    options = ctx.ignore_index, ctx.reduction, ctx.label_smoothing
+    if torch.is_grad_enabled():
+        dx = _differentiable_backward(dout, input, target, *options)
+    else:
+        past = not torch.compiler.is_compiling() and is_plain(dout) and not is_batched(dout)
+        dx = (_compute_backward if past else backward_operator)(dout, input, target, lse, scale, *options)
+    return dx, None, None, None, None, None
+
+
+operator.register_autograd(_backward, setup_context=_save_from_operator)
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """The operator's derivative, of a call that goes past the operator; without a setup_context, as _Product."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        output = _compute(*inputs)
+        _save(ctx, inputs, output)
+        return output[0]
+
+    backward = staticmethod(_backward)
+
+
+# Its apply as C++ has it: Python's asks for torch.func's transforms once more, which takes as long as a launch.
+_differentiable: Callable[..., Tensor] = super(torch.autograd.Function, _CrossEntropy).apply

@@ -1,0 +1,332 @@
+"""The Triton side of ``kernel_twins.dropout_add``: torch.ops.kernel_twins.dropout_add_triton and its backward pass.
+
+``state`` is what a mask is drawn from, a seed and an offset: two numbers where the host knows them, or [2] in int64 on
+the GPU, where an operator has to return it and where only the GPU knows it, under graph capture.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from kernel_twins import dropout
+from kernel_twins.functional.backends import (
+    is_batched,
+    is_plain,
+    on_device,
+    refuse_tangents,
+    require_gpu,
+    triton_launcher,
+    wants_gradient,
+)
+from kernel_twins.functional.dropout import STEPS, batching_rule
+from kernel_twins.functional.norm import one_by_one
+from kernel_twins.functional.rows import in_rows
+from kernel_twins.functional.triton_linear import _differentiable_dz as differentiable_dz
+from kernel_twins.tensors import DTYPE, require_dtype
+
+State = Tensor | tuple[int, int]
+
+_DTYPES = tuple(DTYPE.values())
+_INCREMENT = 4  # of the generator's offset: a call's words, as for a thread of PyTorch's kernels
+
+
+def dropout_add(x: Tensor, residual: Tensor | None, bias: Tensor | None, p: float, activation: str) -> Tensor:
+    """By the last Triton step, of tensors on a GPU; past the operator, slow to dispatch, where nobody needs it."""
+    past = False
+    if not torch.compiler.is_compiling():  # nothing of Triton's can be traced
+        if not triton.knobs.runtime.interpret:
+            require_gpu("x", x, "triton")
+        given = [each for each in (x, residual, bias) if each is not None]
+        past = is_plain(*given)
+        if past and wants_gradient(*given):
+            made: Tensor = _differentiable(x, residual, bias, p, activation)
+            return made
+        if not past:
+            refuse_tangents("dropout_add", *given)
+    if past:
+        return _compute(x, residual, bias, p, activation, _next_state(x.device, p))
+    out: Tensor = operator(x, residual, bias, p, activation)[0]
+    return out
+
+
+def _next_state(device: torch.device, p: float) -> State:
+    """What the default generator of a GPU gives next; where nothing is random, nothing is taken from it."""
+    if not 0 < p < 1:
+        return 0, 0
+    if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+        return _drawn(device, p)
+    generator = torch.cuda.default_generators[device.index]
+    seed, offset = generator.initial_seed(), generator.get_offset()
+    generator.set_offset(offset + _INCREMENT)
+    return seed, offset
+
+
+def _drawn(device: torch.device, p: float) -> Tensor:
+    """A state by a kernel of PyTorch's, whose numbers are new in every replay of a graph."""
+    if not 0 < p < 1:
+        return torch.zeros(2, dtype=torch.int64, device=device)
+    return torch.randint(2**63 - 1, (2,), dtype=torch.int64, device=device)
+
+
+def _seed_and_offset(state: State) -> dict[str, Any]:
+    """As launchers take them."""
+    if isinstance(state, Tensor):
+        return {"seed": state.contiguous(), "offset": None}
+    return {"seed": state[0], "offset": state[1]}
+
+
+def _loading(state: State) -> contextlib.AbstractContextManager[Any]:
+    """Lets kernels that read a state be loaded under graph capture: eager calls, which go first, have others."""
+    if isinstance(state, Tensor) and state.is_cuda and torch.cuda.is_current_stream_capturing():
+        return importlib.import_module("kernel_twins._triton.workspace").unrestricted()
+    return contextlib.nullcontext()
+
+
+def _compute(
+    x: Tensor, residual: Tensor | None, bias: Tensor | None, p: float, activation: str, state: State
+) -> Tensor:
+    _check(x, residual, bias, p, activation)
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    if x.numel() > 0:
+        dim = max(x.dim() - 1, 0)
+        others = None if residual is None else in_rows(_with_row(residual), dim)
+        shift = None if bias is None else bias.contiguous()
+        with on_device(x.device), _loading(state):
+            launch = triton_launcher("dropout_add", STEPS["triton"]["dropout_add"], x.device.index)
+            given = in_rows(_with_row(x), dim), others, shift
+            launch(*given, p=p, activation=activation, out=in_rows(_with_row(out), dim), **_seed_and_offset(state))
+    return out
+
+
+def _with_row(tensor: Tensor) -> Tensor:
+    """A tensor without dimensions is a row of one element."""
+    return tensor if tensor.dim() > 0 else tensor.unsqueeze(0)
+
+
+def _compute_operator(
+    x: Tensor, residual: Tensor | None, bias: Tensor | None, p: float, activation: str
+) -> tuple[Tensor, Tensor]:
+    state = _drawn(x.device, p)
+    return _compute(x, residual, bias, p, activation, state), state
+
+
+def _compute_backward(
+    dout: Tensor, x: Tensor | None, bias: Tensor | None, state: State, p: float, activation: str, bias_grad: bool
+) -> tuple[Tensor, Tensor]:
+    """dx and dbias; the latter of no elements where nobody asks."""
+    _check_backward(dout, x, bias, p, activation, bias_grad)
+    dx = torch.empty_like(dout, memory_format=torch.contiguous_format)
+    dbias = dout.new_empty(dout.shape[-1] if bias_grad else 0)
+    if dout.numel() == 0:
+        return dx, dbias.zero_()
+    dim = max(dout.dim() - 1, 0)
+    rows = in_rows(_with_row(dx), dim)
+    with on_device(dout.device), _loading(state):
+        launch = triton_launcher("dropout_add_backward", STEPS["triton"]["dropout_add_backward"], dout.device.index)
+        launch(
+            in_rows(_with_row(dout), dim),
+            None if x is None else in_rows(_with_row(x), dim),
+            None if bias is None else bias.contiguous(),
+            p=p,
+            activation=activation,
+            out=(rows, dbias) if bias_grad else rows,
+            **_seed_and_offset(state),
+        )
+    return dx, dbias
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What is refused
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def _check(x: Tensor, residual: Tensor | None, bias: Tensor | None, p: float, activation: str) -> None:
+    if x.dtype not in _DTYPES:
+        require_dtype("x", x, *DTYPE)
+    dropout.check_options(p, activation, 0, 0)
+    if residual is not None:
+        _require_like("residual", residual, "x", x)
+        _require_shape("residual", residual, "x", x)
+    _require_bias(bias, "x", x)
+
+
+def _check_backward(
+    dout: Tensor, x: Tensor | None, bias: Tensor | None, p: float, activation: str, bias_grad: bool
+) -> None:
+    if dout.dtype not in _DTYPES:
+        require_dtype("dout", dout, *DTYPE)
+    dropout.check_options(p, activation, 0, 0)
+    if activation == "none" and (x is not None or bias is not None):
+        raise ValueError("activation is 'none', which has no use for x and bias: leave them out")
+    if activation != "none" and x is None:
+        raise ValueError(f"x is missing, must be there: the slope of '{activation}' is taken at x + bias")
+    if x is not None:
+        _require_like("x", x, "dout", dout)
+        _require_shape("x", x, "dout", dout)
+    _require_bias(bias, "dout", dout)
+    if bias_grad and dout.dim() == 0:
+        raise ValueError("dout has 0 dimensions, must have 1 or more where there is a bias")
+
+
+def _require_like(name: str, tensor: Tensor, like_name: str, like: Tensor) -> None:
+    if tensor.dtype != like.dtype:
+        raise TypeError(
+            f"{name} is {tensor.dtype}, must be {like.dtype} like {like_name}: "
+            f"call {name}.to({like_name}.dtype), or pass backend='torch'"
+        )
+    if tensor.device != like.device:
+        raise ValueError(
+            f"{name} is on {tensor.device}, must be on {like.device} like {like_name}: "
+            f"call {name}.to({like_name}.device)"
+        )
+
+
+def _require_shape(name: str, tensor: Tensor, like_name: str, like: Tensor) -> None:
+    if tensor.shape != like.shape:
+        raise ValueError(f"{name} has shape {tuple(tensor.shape)}, must have that of {like_name}, {tuple(like.shape)}")
+
+
+def _require_bias(bias: Tensor | None, like_name: str, like: Tensor) -> None:
+    if bias is None:
+        return
+    _require_like("bias", bias, like_name, like)
+    if like.dim() == 0:
+        raise ValueError(f"{like_name} has 0 dimensions, must have 1 or more where there is a bias")
+    if bias.shape != like.shape[-1:]:
+        raise ValueError(
+            f"bias has shape {tuple(bias.shape)}, must have ({like.shape[-1]},): "
+            f"one element for each in {like_name}'s last dimension"
+        )
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Gradients
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def _differentiable_backward(
+    dout: Tensor, x: Tensor | None, bias: Tensor | None, state: State, p: float, activation: str, bias_grad: bool
+) -> tuple[Tensor, Tensor | None]:
+    """In operations that can be differentiated again, but for the mask."""
+    # A gradient of ones comes back where it is kept.
+    ones = torch.ones_like(dout)
+    if isinstance(state, Tensor):
+        mask = backward_operator(ones, None, None, state, p, "none", False)[0] != 0
+    else:
+        mask = _compute_backward(ones, None, None, state, p, "none", False)[0] != 0
+    dx = dout.float() * dropout.scale(p)
+    if x is not None:
+        dx = differentiable_dz(dx, x.float() if bias is None else x.float() + bias.float(), activation)
+    dx = torch.where(mask, dx, 0.0)
+    return dx.to(dout.dtype), dx.sum_to_size(dx.shape[-1]).to(dout.dtype) if bias_grad else None
+
+
+def _gradients(ctx: Any, dout: Tensor | None) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Of x, of the residual, and of the bias."""
+    x_grad, residual_grad, bias_grad = ctx.needs_input_grad[:3]
+    if dout is None:
+        return None, None, None
+    dx = dbias = None
+    if x_grad or bias_grad:
+        x, bias, saved = ctx.saved_tensors
+        state = ctx.state if saved is None else saved
+        given = dout, x, bias, state, ctx.p, ctx.activation, bias_grad
+        if torch.is_grad_enabled():
+            dx, dbias = _differentiable_backward(*given)
+        elif torch.compiler.is_compiling() or not is_plain(dout) or is_batched(dout):
+            if not isinstance(state, Tensor):
+                given = (*given[:3], _as_tensor(state, dout.device), *given[4:])
+            dx, dbias = backward_operator(*given)
+        else:
+            dx, dbias = _compute_backward(*given)
+    return dx if x_grad else None, dout if residual_grad else None, dbias if bias_grad else None
+
+
+def _as_tensor(state: tuple[int, int], device: torch.device) -> Tensor:
+    wrapped = [number - 2**64 if number >= 2**63 else number for number in state]
+    return torch.tensor(wrapped, dtype=torch.int64, device=device)
+
+
+def _save(ctx: Any, x: Tensor, bias: Tensor | None, p: float, activation: str, state: State) -> None:
+    ctx.p, ctx.activation = p, activation
+    ctx.set_materialize_grads(False)
+    slopes = activation != "none"
+    ctx.state = None if isinstance(state, Tensor) else state
+    ctx.save_for_backward(x if slopes else None, bias if slopes else None, state if ctx.state is None else None)
+
+
+class _DropoutAdd(torch.autograd.Function):
+    """The operator's derivative, of a call that goes past the operator; without a setup_context, as _Product."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, residual: Tensor | None, bias: Tensor | None, p: float, activation: str) -> Tensor:
+        state = _next_state(x.device, p)
+        out = _compute(x, residual, bias, p, activation, state)
+        _save(ctx, x, bias, p, activation, state)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor | None) -> tuple[Tensor | None, ...]:
+        return *_gradients(ctx, dout), None, None
+
+
+# Its apply as C++ has it: Python's asks for torch.func's transforms once more, which takes as long as a launch.
+_differentiable: Callable[..., Any] = super(torch.autograd.Function, _DropoutAdd).apply
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The operators
+# ----------------------------------------------------------------------------------------------------------------------
+
+operator = torch.library.custom_op(
+    "kernel_twins::dropout_add_triton",
+    _compute_operator,
+    mutates_args=(),
+    schema="(Tensor x, Tensor? residual, Tensor? bias, float p, str activation) -> (Tensor, Tensor)",
+    tags=(torch.Tag.nondeterministic_seeded,),
+)
+backward_operator = torch.library.custom_op(
+    "kernel_twins::dropout_add_backward_triton",
+    _compute_backward,
+    mutates_args=(),
+    schema="(Tensor dout, Tensor? x, Tensor? bias, Tensor state, float p, str activation, bool bias_grad) "
+    "-> (Tensor, Tensor)",
+)
+
+
+@operator.register_fake
+def _fake(x: Tensor, residual: Tensor | None, bias: Tensor | None, p: float, activation: str) -> tuple[Tensor, Tensor]:
+    _check(x, residual, bias, p, activation)
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    return out, torch.empty(2, dtype=torch.int64, device=x.device)
+
+
+@backward_operator.register_fake
+def _fake_backward(
+    dout: Tensor, x: Tensor | None, bias: Tensor | None, state: Tensor, p: float, activation: str, bias_grad: bool
+) -> tuple[Tensor, Tensor]:
+    _check_backward(dout, x, bias, p, activation, bias_grad)
+    dx = torch.empty_like(dout, memory_format=torch.contiguous_format)
+    return dx, dout.new_empty(dout.shape[-1] if bias_grad else 0)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    x, _, bias, p, activation = inputs
+    ctx.mark_non_differentiable(output[1])
+    _save(ctx, x, bias, p, activation, output[1])
+
+
+def _operators_backward(ctx: Any, dout: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    return *_gradients(ctx, dout), None, None
+
+
+operator.register_autograd(_operators_backward, setup_context=_setup)
+operator.register_vmap(batching_rule(operator))
+backward_operator.register_vmap(one_by_one(backward_operator))

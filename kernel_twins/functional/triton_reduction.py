@@ -1,0 +1,138 @@
+"""The Triton side of ``kernel_twins.sum``, ``mean``, ``amax`` and ``argmax``: kernel_twins::reduction_nd_triton."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from kernel_twins.functional.backends import (
+    HALF,
+    is_plain,
+    on_device,
+    refuse_tangents,
+    require_gpu,
+    triton_launcher,
+)
+from kernel_twins.functional.reduction import STEPS, axes_of, batching_rule
+from kernel_twins.ops.reduction_nd import KINDS, MOST_AXES
+from kernel_twins.tensors import DTYPE, require_dtype
+
+_DTYPES = tuple(DTYPE.values())
+
+
+def reduction(x: Tensor, dims: Sequence[int], keepdim: bool, kind: str) -> Tensor:
+    """By the last Triton step, of a tensor on a GPU; past the operator, slow to dispatch, where nobody needs it."""
+    if kind == "sum" and x.dtype in HALF and torch.is_autocast_enabled("cuda"):
+        x = x.float()  # as PyTorch's
+    if torch.compiler.is_compiling():  # nothing of Triton's can be traced
+        return operator(x, dims, keepdim, kind)
+    if not triton.knobs.runtime.interpret:
+        require_gpu("x", x, "triton")
+    if not is_plain(x):
+        refuse_tangents("reduction_nd", x)
+        return operator(x, dims, keepdim, kind)
+    if x.requires_grad and torch.is_grad_enabled() and kind != "argmax":
+        return _differentiable(x, dims, keepdim, kind)
+    return _compute(x, dims, keepdim, kind)
+
+
+def _compute(x: Tensor, dims: Sequence[int], keepdim: bool, kind: str) -> Tensor:
+    axes = _check(x, dims, kind)
+    out = _empty(x, axes, keepdim, kind)
+    if out.numel() > 0:
+        with on_device(x.device):
+            launch = triton_launcher("reduction_nd", STEPS["triton"], x.device.index)
+            kept = [size for axis, size in enumerate(x.shape) if axis not in axes]
+            launch(x if x.dim() else x.view(1), out=out.view(kept), dims=axes or (0,), kind=kind)
+    return out
+
+
+def _check(x: Tensor, dims: Sequence[int], kind: str) -> tuple[int, ...]:
+    """The reduced axes; TypeError, ValueError or IndexError where the arguments do not go together."""
+    if x.dtype not in _DTYPES:
+        require_dtype("x", x, *DTYPE)
+    if x.dim() > MOST_AXES:
+        raise ValueError(f"x has {x.dim()} dimensions, must have up to {MOST_AXES}: pass backend='torch'")
+    if kind not in KINDS:
+        raise ValueError(f"kind is {kind!r}, must be one of {', '.join(KINDS)}")
+    axes = axes_of(dims, x.dim())[: x.dim()]
+    if kind in ("max", "argmax") and any(x.shape[axis] == 0 for axis in axes):
+        raise IndexError(f"x has shape {tuple(x.shape)}, must have elements along dims for {kind}")
+    return axes
+
+
+def _empty(x: Tensor, axes: tuple[int, ...], keepdim: bool, kind: str) -> Tensor:
+    sizes = [1 if axis in axes else size for axis, size in enumerate(x.shape) if keepdim or axis not in axes]
+    return x.new_empty(sizes, dtype=torch.int64 if kind == "argmax" else x.dtype)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The operator
+# ----------------------------------------------------------------------------------------------------------------------
+
+operator = torch.library.custom_op(
+    "kernel_twins::reduction_nd_triton",
+    _compute,
+    mutates_args=(),
+    schema="(Tensor x, int[] dims, bool keepdim, str kind) -> Tensor",
+)
+
+
+@operator.register_fake
+def _fake(x: Tensor, dims: Sequence[int], keepdim: bool, kind: str) -> Tensor:
+    return _empty(x, _check(x, dims, kind), keepdim, kind)
+
+
+def _save(ctx: Any, inputs: tuple[Tensor, Sequence[int], bool, str], output: Tensor) -> None:
+    x, dims, ctx.keepdim, ctx.kind = inputs
+    ctx.axes, ctx.shape = axes_of(dims, x.dim())[: x.dim()], x.shape
+    ctx.save_for_backward(*((x, output) if ctx.kind == "max" else ()))
+
+
+def _backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, None, None, None]:
+    """In operations that can be differentiated again. A sum's gradient is one that is seen many times."""
+    if ctx.kind == "argmax":
+        return None, None, None, None
+    dout = _restored(dout, ctx)
+    if ctx.kind == "max":  # PyTorch's rule: shared evenly among those that are the largest
+        x, out = ctx.saved_tensors
+        is_largest = _restored(out, ctx) == x
+        # Without dims PyTorch sums over all.
+        counts = is_largest.sum(ctx.axes, keepdim=True) if ctx.axes else is_largest
+        return dout * is_largest / counts, None, None, None
+    dx = dout.expand(ctx.shape)
+    if ctx.kind == "mean":
+        dx = dx / math.prod(ctx.shape[axis] for axis in ctx.axes)
+    return dx, None, None, None
+
+
+def _restored(tensor: Tensor, ctx: Any) -> Tensor:
+    """With the reduced axes in their places."""
+    for axis in () if ctx.keepdim else ctx.axes:
+        tensor = tensor.unsqueeze(axis)
+    return tensor
+
+
+operator.register_autograd(_backward, setup_context=_save)
+operator.register_vmap(batching_rule(operator))
+
+
+class _Reduction(torch.autograd.Function):
+    """The operator's derivative, of a call that goes past the operator; without a setup_context, as _Product."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dims: Sequence[int], keepdim: bool, kind: str) -> Tensor:
+        out = _compute(x, dims, keepdim, kind)
+        _save(ctx, (x, dims, keepdim, kind), out)
+        return out
+
+    backward = staticmethod(_backward)
+
+
+# Its apply as C++ has it: Python's asks for torch.func's transforms once more, which takes as long as a launch.
+_differentiable: Callable[..., Tensor] = super(torch.autograd.Function, _Reduction).apply

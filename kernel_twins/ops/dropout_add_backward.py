@@ -1,0 +1,277 @@
+"""``dx`` and ``dbias`` of dropout_add: the mask is drawn again, from the seed and the offset of the forward pass."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import TYPE_CHECKING
+
+from kernel_twins import baselines, dropout, norms, rows
+from kernel_twins.spec import ITEMSIZE, Case, Op, Output, Prediction, Step
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Generator, Tensor
+
+_CHUNK = 2**26  # elements held in float64 at a time
+
+
+def _has_bias(case: Case) -> bool:
+    return case.get("bias") == "yes"
+
+
+def _inputs(case: Case, generator: Generator) -> tuple[Tensor, ...]:
+    """dout, with the case's layout and values, and what an activation's slope is taken at: x, and the bias."""
+    dout = rows.matrix(case, generator, case.get("dout"))
+    if case.get("act", "none") == "none":
+        return (dout,)
+    plain = dropout.without_values(case)
+    return dout, rows.matrix(plain, generator, case.get("x")), *dropout.bias(case, generator)
+
+
+def _outputs(case: Case) -> tuple[Output, ...]:
+    dx = Output(case.shape, case.dtype)
+    return (dx, Output(case.shape[1:], case.dtype)) if _has_bias(case) else (dx,)
+
+
+def _dx(case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Tensor, Tensor]:
+    """An error of x + bias moves the slope by no more than itself."""
+    import torch
+
+    given: list[Tensor | None] = [*inputs, None, None]
+    dout, (x, bias) = inputs[0], given[1:3]
+    options = dropout.options(case)
+    p, activation = options["p"], options.pop("activation")
+    dx = dout[part].double() * dropout.scale(p)
+    terms = dx.abs()
+    if x is not None:
+        z, size = x[part].double(), x[part].double().abs()
+        if bias is not None:
+            z, size = z + bias.double(), size + bias.double().abs()
+        slope = dropout.slope(z, activation)
+        # What relu holds back is nothing, even where the gradient is infinite.
+        dx = torch.where(slope == 0, torch.zeros_like(dx), dx * slope) if activation == "relu" else dx * slope
+        terms = terms * (1.13 + size)
+    kept = dropout.kept(case.shape, part, dout.device, **options)
+    return torch.where(kept, dx, 0.0), torch.where(kept, terms, 0.0)
+
+
+def _dbias(case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Tensor, Tensor]:
+    """``part`` is of columns."""
+    import torch
+
+    dout = inputs[0]
+    m, n = case.shape
+    total = torch.zeros(2, n, dtype=torch.float64, device=dout.device)
+    step = max(1, _CHUNK // max(1, n))
+    for start in range(0, m, step):
+        dx, terms = _dx(case, inputs, slice(start, min(start + step, m)))
+        total += torch.stack([dx.sum(dim=0), terms.sum(dim=0)])
+    return total[0, part], total[1, part]
+
+
+def _check(
+    dout: Tensor,
+    x: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    out: Tensor | tuple[Tensor, ...],
+    p: float = dropout.P,
+    activation: str = "none",
+    seed: int = 0,
+    offset: int = 0,
+) -> None:
+    """dout, x: [M, N], contiguous rows at any distance, fp32, bf16 or fp16 alike; bias: [N].
+
+    x and bias are what the slope is taken at, and not there without an activation. out: dx, or dx and dbias; [M, N] and
+    [N], contiguous.
+    """
+    rows.require_rows("dout", dout)
+    norms.require_matrix("x", x, "dout", dout)
+    norms.require_vector("bias", bias, "dout", dout)
+    dropout.check_options(p, activation, seed, offset)
+    if activation == "none" and (x is not None or bias is not None):
+        raise ValueError("activation is 'none', which has no use for x and bias: leave them out")
+    if activation != "none" and x is None:
+        raise ValueError(f"x is missing, must be there: the slope of '{activation}' is taken at x + bias")
+    norms.require_out(out, ["dx", "dbias"] if isinstance(out, tuple) else ["dx"], "dout", dout)
+    norms.require_all_apart(out, {"dout": dout, "x": x, "bias": bias})
+
+
+def _chain(
+    dout: Tensor, x: Tensor | None, bias: Tensor | None, kept: Tensor, p: float, activation: str, summed: bool
+) -> tuple[Tensor, ...]:
+    """What PyTorch's autograd launches, given the mask that its forward pass has stored.
+
+    It has stored x + bias as well, which is added up here where there is a bias.
+    """
+    import torch
+
+    aten = torch.ops.aten
+    dx = aten.native_dropout_backward(dout, kept, dropout.scale(p))
+    if x is not None:
+        z = x if bias is None else x + bias
+        if activation == "relu":
+            dx = aten.threshold_backward(dx, z, 0)
+        elif activation == "silu":
+            dx = aten.silu_backward(dx, z)
+        else:
+            dx = aten.gelu_backward(dx, z, approximate="tanh" if activation == "gelu_tanh" else "none")
+    return (dx, dx.sum(dim=0)) if summed else (dx,)
+
+
+@functools.lru_cache(maxsize=1)
+def _pytorchs_mask(shape: tuple[int, ...], p: float, device: torch.device) -> Tensor:
+    """What a forward pass of PyTorch's would have stored."""
+    import torch
+
+    return torch.rand(shape, device=device) >= p
+
+
+def _torch(
+    dout: Tensor,
+    x: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    out: Tensor | tuple[Tensor, ...],
+    p: float = dropout.P,
+    activation: str = "none",
+    seed: int = 0,
+    offset: int = 0,
+) -> tuple[Tensor, ...]:
+    mask = _pytorchs_mask(tuple(dout.shape), p, dout.device)
+    return _chain(dout, x, bias, mask, p, activation, isinstance(out, tuple))
+
+
+_compiled = baselines.compiled_results(_chain)
+
+
+def _compile(
+    dout: Tensor,
+    x: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    out: Tensor | tuple[Tensor, ...],
+    p: float = dropout.P,
+    activation: str = "none",
+    seed: int = 0,
+    offset: int = 0,
+) -> tuple[Tensor, ...]:
+    mask = _pytorchs_mask(tuple(dout.shape), p, dout.device)
+    results: tuple[Tensor, ...] = _compiled(dout, x, bias, mask, p, activation, isinstance(out, tuple), out=out)
+    return results
+
+
+def _exemplar(
+    dout: Tensor,
+    x: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    out: Tensor | tuple[Tensor, ...],
+    p: float = dropout.P,
+    activation: str = "none",
+    seed: int = 0,
+    offset: int = 0,
+) -> tuple[Tensor, ...]:
+    """The same with the mask that was asked for."""
+    mask = dropout.kept(tuple(dout.shape), slice(0, dout.shape[0]), dout.device, p=p, seed=seed, offset=offset)
+    dx, *sums = _chain(dout, x, bias, mask, p, activation, isinstance(out, tuple))
+    # Its product of a mask and an infinity is NaN, where a dropped element's gradient is nothing.
+    return dx.masked_fill_(~mask, 0), *sums
+
+
+def _bytes(case: Case) -> int:
+    """Of dout and dx, and of x where there is an activation; those of vectors count for nothing beside them."""
+    return (2 if case.get("act", "none") == "none" else 3) * math.prod(case.shape) * ITEMSIZE[case.dtype]
+
+
+_BIAS = {"bias": "yes"}
+_PROFILE_CASE = rows.bandwidth_case(4_096, p="10", **_BIAS)
+_PLAIN = rows.bandwidth_case(4_096, p="10")
+_GELU = rows.bandwidth_case(4_096, p="10", act="gelu")
+_SMALL = Case.of(4_096, 1_024, dtype="bf16", p="10", **_BIAS)
+
+# Rows enough for every block of a GPU to have several, in which it adds up its part of dbias.
+_MANY_ROWS = ((2_000, 257), (1_500, 1_024), (100, 5_003), (3_000, 9), (5_000, 3))
+
+OP = Op(
+    name="dropout_add_backward",
+    chapter=16,
+    title="Dropout and residual, backward",
+    summary="`dx = dout * mask / (1 - p) * activation'(x + bias)` and `dbias = sum(dx)` over the columns: the mask is "
+    "computed a second time, which is cheaper than to have stored it.",
+    inputs=_inputs,
+    outputs=_outputs,
+    reference=_dx,
+    more_references=(_dbias,),
+    check=_check,
+    accepts=lambda case: "",
+    options=dropout.options,
+    test_cases=rows.test_cases(
+        "dout",
+        *rows.option_cases(_BIAS),
+        *(
+            (9, n, {**bias, "act": act})
+            for act in dropout.ACTIVATIONS[1:]
+            for n in (1_000, 1_003)
+            for bias in ({}, _BIAS)
+        ),
+        *((33, n, {**_BIAS, "p": p}) for p in ("0", "1", "10", "99", "100") for n in (264, 257)),
+        *((33, n, {**_BIAS, "act": "gelu", "seed": "large"}) for n in (264, 257)),
+        *((19, n, {**_BIAS, "act": "silu", "dout": "pitched"}) for n in (40, 1_027)),
+        *((19, n, {**_BIAS, "act": "silu", "x": layout}) for n in (40, 1_027) for layout in ("pitched", "expanded")),
+        *((9, n, {**_BIAS, "act": "gelu", "offset": "1"}) for n in (8, 5_003)),
+        *((m, n, {**_BIAS, "act": "relu"}) for m, n in _MANY_ROWS),
+        (0, 5, _BIAS),
+        (5, 0, _BIAS),
+    ),
+    huge_cases=(Case.of(2**21 + 3, 1_025, dtype="bf16", **_BIAS),),
+    bench_cases=(
+        _PROFILE_CASE,
+        _PLAIN,
+        _GELU,
+        rows.bandwidth_case(1_024, p="10", **_BIAS),
+        rows.bandwidth_case(5_003, p="10", **_BIAS),
+        rows.bandwidth_case(4_096, "fp32", p="10", **_BIAS),
+        _SMALL,
+    ),
+    headline_cases=(_PROFILE_CASE, _PLAIN, _GELU),
+    profile_case=_PROFILE_CASE,
+    ceiling="dram_copy",
+    flops=lambda case: (2 + _has_bias(case)) * math.prod(case.shape),  # a product, a choice, and a sum
+    bytes=_bytes,
+    baselines={"torch": _torch, "compile": _compile},
+    exemplar=_exemplar,
+    settled=dropout.settled,
+    steps=(
+        Step(
+            name="v01_rows_then_columns",
+            change="One kernel writes dx; a second one goes along the columns, draws every element's words again and "
+            "adds up dbias over a slice of the rows; a third one adds the slices.",
+            why="dx is every element's own, dbias a sum of a column. The sum is taken of what dx was before it was "
+            "rounded, so everything is read, and drawn, a second time.",
+            predictions=(
+                Prediction("bytes_over_minimum", "==", 1.5, tolerance=0.1, backends=("cuda",)),
+                Prediction("bytes_over_minimum", "<=", 1.8, backends=("triton",)),
+                Prediction("dram_share", "<=", 70),
+            ),
+            launches=3,
+        ),
+        Step(
+            name="v02_persistent",
+            change="Blocks stay on a strip of columns and take row after row of it, 16 bytes at a time; the sums of "
+            "their columns stay in registers. A second kernel adds the blocks' sums.",
+            why="A thread that keeps its columns has their sums for an addition each, and no memory. What it loads is "
+            "needed once: dx is written from the same registers, four words of a call for four neighbours.",
+            predictions=(
+                Prediction("bytes_over_minimum", "==", 1.0, tolerance=0.05),
+                Prediction("time", "<=", 0.6, relative=True),
+                Prediction("dram_share", ">=", 85, backends=("cuda",)),
+                Prediction("dram_share", ">=", 80, backends=("triton",)),
+                Prediction("time", "<=", 620, case=_GELU),
+                Prediction("time", "<=", 14, case=_SMALL),
+            ),
+            launches=2,
+        ),
+    ),
+)

@@ -1,0 +1,488 @@
+"""cross_entropy without a GPU: layouts, reductions, gradients, the gradient in place, tracing, and what is refused.
+
+The CUDA backend's operators compute on the CPU by PyTorch's own. The Triton backend's are given PyTorch in the place of
+their kernels, which other tests run.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import kernel_twins  # noqa: E402
+from kernel_twins import OPS  # noqa: E402
+from kernel_twins._load import UnavailableError, extension  # noqa: E402
+from kernel_twins._profiling.report import fastest  # noqa: E402
+
+functional = importlib.import_module("kernel_twins.functional.cross_entropy")  # the module, which a function hides
+ROOT = Path(__file__).resolve().parents[1]
+IGNORED = -100
+REDUCTIONS = ("none", "mean", "sum")
+BY_REDUCTION = pytest.mark.parametrize("reduction", REDUCTIONS)
+BY_SMOOTHING = pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
+SHAPES: list[tuple[int, ...]] = [(5,), (3, 5), (1, 1), (2, 5, 3), (2, 5, 3, 4)]
+BY_SHAPE = pytest.mark.parametrize("shape", SHAPES, ids=str)
+
+
+def values(shape, dtype=torch.float32, requires_grad=False, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    made = torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+    return made.requires_grad_(requires_grad)
+
+
+def classes(shape, ignored=True):
+    """Targets of logits of that shape, one of several ignored."""
+    dim = 0 if len(shape) == 1 else 1
+    rows = (*shape[:dim], *shape[dim + 1 :])
+    made = torch.randint(0, shape[dim], rows, generator=torch.Generator().manual_seed(1))
+    if ignored and made.numel() > 1:
+        made.view(-1)[1] = IGNORED
+    return made
+
+
+def pytorchs(input, target, reduction="mean", smoothing=0.0, ignore_index=IGNORED):  # noqa: A002
+    return torch.nn.functional.cross_entropy(
+        input, target, reduction=reduction, label_smoothing=smoothing, ignore_index=ignore_index
+    )
+
+
+def ours(input, target, reduction="mean", smoothing=0.0, ignore_index=IGNORED, backend="auto"):  # noqa: A002
+    return kernel_twins.cross_entropy(
+        input, target, reduction=reduction, label_smoothing=smoothing, ignore_index=ignore_index, backend=backend
+    )
+
+
+def replaced(op: str, names: tuple[str, ...], device: int | None) -> Any:
+    """A launcher by PyTorch, which insists on what a kernel is promised."""
+
+    def launch(logits: Any, target: Any, *others: Any, out: Any, ignore_index: int, label_smoothing: float) -> None:
+        m, n = logits.shape
+        assert n <= 1 or logits.stride(1) == 1
+        assert target.shape == (m,) and target.is_contiguous()
+        wide = logits.float()
+        if op == "cross_entropy":
+            losses, lse = out
+            assert losses.shape == lse.shape == (m,) and losses.is_contiguous() and lse.is_contiguous()
+            losses.copy_(pytorchs(wide, target, "none", label_smoothing, ignore_index))
+            lse.copy_(torch.logsumexp(wide, 1).masked_fill(target == ignore_index, 0.0))
+            return
+        lse, dout = others
+        assert lse.shape == dout.shape == (m,) and lse.is_contiguous() and lse.dtype == dout.dtype == torch.float32
+        assert out.shape == (m, n) and (n <= 1 or out.stride(1) == 1)
+        ignored = target == ignore_index
+        torch.testing.assert_close(lse, torch.logsumexp(wide, 1).masked_fill(ignored, 0.0))
+        wanted = torch.full_like(wide, label_smoothing / n)
+        wanted[torch.arange(m), target.masked_fill(ignored, 0)] += 1 - label_smoothing
+        dx = (torch.exp(wide - lse[:, None]) - wanted) * dout[:, None]
+        out.copy_(dx.masked_fill(ignored[:, None], 0.0))
+
+    return launch
+
+
+@pytest.fixture(params=["cuda", "triton"])
+def operators(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """``forward``, ``backward`` and ``in_place`` of a backend, and its ``wide``-est dtype."""
+    if request.param == "cuda":
+        try:
+            extension()
+        except UnavailableError as error:
+            pytest.skip(str(error))
+        if not hasattr(torch.ops.kernel_twins, "cross_entropy"):
+            pytest.skip("the extension was built before there was an operator in it")
+        library = torch.ops.kernel_twins
+        found = SimpleNamespace(
+            forward=library.cross_entropy.default,
+            backward=library.cross_entropy_backward.default,
+            in_place=library.cross_entropy_gradient_.default,
+            wide=torch.float64,
+        )
+    else:
+        triton = pytest.importorskip("triton")
+        side = importlib.import_module("kernel_twins.functional.triton_cross_entropy")
+        monkeypatch.setattr(triton.knobs.runtime, "interpret", True)  # else the device is refused before all
+        monkeypatch.setattr(side, "triton_launcher", replaced)
+        found = SimpleNamespace(
+            forward=side.operator,
+            backward=side.backward_operator,
+            in_place=side.in_place_operator,
+            wide=torch.float32,
+        )
+    found.name = request.param
+    return found
+
+
+def given(input, target, reduction, smoothing=0.0, ignore_index=IGNORED):  # noqa: A002
+    """What the operators take."""
+    return input, target, ignore_index, REDUCTIONS.index(reduction), smoothing
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Values and layouts
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@BY_SHAPE
+@BY_REDUCTION
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+def test_off_the_gpu_it_is_pytorchs(shape, reduction, backend) -> None:
+    x, target = values(shape), classes(shape)
+    for smoothing in (0.0, 0.1):
+        assert torch.equal(
+            ours(x, target, reduction, smoothing, backend=backend), pytorchs(x, target, reduction, smoothing)
+        )
+    assert ours(x.double(), target, reduction, backend=backend).dtype == torch.float64
+    probabilities = torch.softmax(values(shape, seed=2), 0 if len(shape) == 1 else 1)
+    assert torch.equal(ours(x, probabilities, reduction), pytorchs(x, probabilities, reduction))
+
+
+@BY_SHAPE
+@BY_REDUCTION
+@BY_SMOOTHING
+def test_values_gradients_and_layouts(operators, shape, reduction, smoothing) -> None:
+    x, target = values(shape, requires_grad=True), classes(shape)
+    dim = 0 if len(shape) == 1 else 1
+    loss, lse, scale = operators.forward(*given(x, target, reduction, smoothing))
+    right = pytorchs(x, target, reduction, smoothing)
+    torch.testing.assert_close(loss, right)
+    torch.testing.assert_close(lse, torch.logsumexp(x, dim).masked_fill(target == IGNORED, 0.0))
+    assert loss.requires_grad and not lse.requires_grad and not scale.requires_grad
+    dout = values(loss.shape, seed=1)
+    (dx,) = torch.autograd.grad(loss, x, dout)
+    torch.testing.assert_close(dx, torch.autograd.grad(right, x, dout)[0])
+    assert dx.movedim(dim, -1).is_contiguous()
+    metas = operators.forward(*given(x.detach().to("meta"), target.to("meta"), reduction, smoothing))
+    for meta, real in zip(metas, (loss, lse, scale), strict=True):
+        assert meta.is_meta and (meta.shape, meta.stride(), meta.dtype) == (real.shape, real.stride(), real.dtype)
+
+
+@BY_REDUCTION
+def test_any_strides(operators, reduction) -> None:
+    x = values((6, 4, 10))
+    for each in (x.transpose(0, 1), x[:, :, ::2], x[0].t(), x[0, :, :7], x[:, 0], x[0, :1].expand(5, 10), x[..., :1]):
+        target = classes(each.shape)
+        if target.dim() > 1:
+            target = target.t().contiguous().t()
+        leaf = each.detach().requires_grad_()
+        loss, *_ = operators.forward(*given(leaf, target, reduction))
+        right = pytorchs(leaf, target, reduction)
+        torch.testing.assert_close(loss, right)
+        dout = values((), seed=1).expand(loss.shape)
+        torch.testing.assert_close(torch.autograd.grad(loss, leaf, dout), torch.autograd.grad(right, leaf, dout))
+
+
+@BY_REDUCTION
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_rounded_in_the_end(operators, reduction, dtype) -> None:
+    x, target = values((7, 33), dtype, requires_grad=True), classes((7, 33))
+    wide = x.detach().float().requires_grad_()
+    right = pytorchs(wide, target, reduction)
+    for fp32_loss in (False, True):
+        loss, lse, _ = operators.forward(*given(x, target, reduction), fp32_loss)
+        assert loss.dtype == (torch.float32 if fp32_loss else dtype) and lse.dtype == torch.float32
+        torch.testing.assert_close(loss, right.to(loss.dtype))
+        (dx,) = torch.autograd.grad(loss.sum(), x)
+        assert dx.dtype == dtype
+        torch.testing.assert_close(dx, torch.autograd.grad(right.sum(), wide, retain_graph=True)[0].to(dtype))
+
+
+@BY_REDUCTION
+def test_where_all_is_ignored_or_nothing_there(operators, reduction) -> None:
+    for target in (torch.full((3,), IGNORED), torch.empty(0, dtype=torch.int64)):
+        x = values((len(target), 5), requires_grad=True)
+        loss, *_ = operators.forward(*given(x, target, reduction))
+        torch.testing.assert_close(loss, pytorchs(x, target, reduction), equal_nan=True)
+        (dx,) = torch.autograd.grad(loss.sum(), x)
+        assert dx.shape == x.shape and not dx.any()
+
+
+def test_what_ignored_rows_hold_matters_not(operators) -> None:
+    x, target = values((3, 5)), torch.tensor([1, 2, 3])
+    x[1] = math.nan
+    x.requires_grad_()
+    loss, *_ = operators.forward(*given(x, target, "mean", ignore_index=2))
+    torch.testing.assert_close(loss, pytorchs(x.detach()[::2], target[::2]))
+    (dx,) = torch.autograd.grad(loss, x)
+    assert not dx[1].any() and bool(dx[::2].isfinite().all())
+
+
+def test_masked_logits_do_not_touch_the_loss(operators) -> None:
+    x, target = values((3, 8)), torch.tensor([1, 2, 3])
+    x[:, 4:] = -math.inf
+    x.requires_grad_()
+    loss, *_ = operators.forward(*given(x, target, "mean"))
+    torch.testing.assert_close(loss, pytorchs(x, target))
+    (dx,) = torch.autograd.grad(loss, x)
+    assert bool(dx.isfinite().all()) and not dx[:, 4:].any()
+
+
+@BY_REDUCTION
+def test_past_the_operator_a_call_is_the_same(operators, reduction) -> None:
+    if operators.name == "cuda":
+        pytest.skip("the CUDA side has no other way than its operator")
+    for shape in SHAPES:
+        x, target = values(shape, requires_grad=True), classes(shape)
+        loss, right = ours(x, target, reduction, 0.1, backend="triton"), pytorchs(x, target, reduction, 0.1)
+        assert "_CrossEntropy" in type(loss.grad_fn).__name__
+        torch.testing.assert_close(loss, right)
+        dout = values(loss.shape, seed=1)
+        torch.testing.assert_close(torch.autograd.grad(loss, x, dout), torch.autograd.grad(right, x, dout))
+        assert not ours(x.detach(), target, reduction, backend="triton").requires_grad
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Derivatives
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@BY_REDUCTION
+@BY_SMOOTHING
+@pytest.mark.parametrize("shape", [(5,), (3, 4), (2, 4, 3)], ids=str)
+def test_first_and_second_derivatives(operators, shape, reduction, smoothing) -> None:
+    x, target = values(shape, operators.wide, requires_grad=True), classes(shape)
+
+    def ours(x):
+        return operators.forward(*given(x, target, reduction, smoothing))[0]
+
+    if operators.wide == torch.float64:
+        assert torch.autograd.gradcheck(ours, (x,))
+        assert torch.autograd.gradgradcheck(ours, (x,))
+        return
+    seconds = []
+    for function in (ours, lambda x: pytorchs(x, target, reduction, smoothing)):
+        loss = function(x)
+        dout = values(loss.shape, requires_grad=True, seed=1)
+        (dx,) = torch.autograd.grad(loss, x, dout, create_graph=True)
+        seconds.append(torch.autograd.grad(dx.square().sum(), (x, dout)))
+    torch.testing.assert_close(*seconds)
+
+
+def test_changed_logits_are_noticed(operators) -> None:
+    x, target = values((3, 4), requires_grad=True), classes((3, 4))
+    y = x * 1
+    loss, *_ = operators.forward(*given(y, target, "mean"))
+    y.detach().zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(loss, x)
+
+
+def test_forward_mode_derivatives_are_refused_and_not_lost(operators) -> None:
+    x, target = values((3, 4)), classes((3, 4))
+    if operators.name == "cuda":
+        call = lambda x: operators.forward(x, target)[0]  # noqa: E731
+    else:
+        call = lambda x: kernel_twins.cross_entropy(x, target, backend="triton")  # noqa: E731
+    with pytest.raises(NotImplementedError, match=r"has no forward-mode derivative: pass backend='torch'$"):
+        torch.func.jvp(call, (x,), (x,))
+
+
+@BY_REDUCTION
+def test_what_is_registered_is_what_pytorch_expects(operators, reduction) -> None:
+    for shape, dtype in (((3, 5), torch.float32), ((2, 5, 3), torch.bfloat16), ((5,), torch.float16)):
+        x, target = values(shape, dtype, requires_grad=True), classes(shape)
+        torch.library.opcheck(operators.forward, given(x, target, reduction, 0.1))
+        loss, lse, scale = (each.detach() for each in operators.forward(*given(x, target, reduction, 0.1)))
+        arguments = (torch.ones_like(loss), x.detach(), target, lse, scale, IGNORED, REDUCTIONS.index(reduction), 0.1)
+        torch.library.opcheck(operators.backward, arguments)
+        if reduction != "none" and len(shape) <= 2:
+            torch.library.opcheck(operators.in_place, given(x.detach(), target, reduction, 0.1))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The gradient in the place of the logits
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def in_place(operators, input, target, reduction="mean", smoothing=0.0):  # noqa: A002
+    if operators.name == "triton":
+        return kernel_twins.cross_entropy_gradient_(
+            input, target, reduction=reduction, label_smoothing=smoothing, backend="triton"
+        )
+    return operators.in_place(*given(input, target, reduction, smoothing))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@BY_SMOOTHING
+def test_the_gradient_takes_the_place_of_the_logits(operators, reduction, smoothing) -> None:
+    whole = values((6, 12))
+    for x in (whole, whole[:, :7], whole[::2], whole[0], whole[:1, 3:]):
+        target = classes(x.shape)
+        leaf = x.detach().clone().requires_grad_()
+        right = pytorchs(leaf, target, reduction, smoothing)
+        (gradient,) = torch.autograd.grad(right, leaf)
+        for call in (
+            lambda x, target: in_place(operators, x, target, reduction, smoothing),
+            lambda x, target: kernel_twins.cross_entropy_gradient_(
+                x, target, reduction=reduction, label_smoothing=smoothing
+            ),
+        ):
+            before = whole.clone()
+            version = x._version
+            loss = call(x, target)
+            torch.testing.assert_close(loss, right.detach())
+            torch.testing.assert_close(x, gradient)
+            assert not loss.requires_grad and x._version > version
+            x.copy_(leaf.detach())
+            assert torch.equal(whole, before)  # nothing beside x was touched
+
+
+def test_the_gradient_in_place_serves_a_model(operators) -> None:
+    weight, features, target = values((5, 4), requires_grad=True), values((7, 4), seed=1), classes((7, 5))
+    loss = pytorchs(features @ weight.t(), target)
+    (right,) = torch.autograd.grad(loss, weight)
+    logits = features @ weight.t()
+    gradient = logits.detach()
+    torch.testing.assert_close(in_place(operators, gradient, target), loss.detach())
+    logits.backward(gradient)
+    torch.testing.assert_close(weight.grad, right)
+
+
+def test_what_the_gradient_in_place_cannot_overwrite_is_refused(operators) -> None:
+    x, target = values((3, 5)), classes((3, 5))
+    with pytest.raises(
+        RuntimeError, match=r"^input requires grad, and cross_entropy_gradient_ overwrites it without a"
+    ):
+        in_place(operators, x.clone().requires_grad_(), target)
+    with pytest.raises(RuntimeError, match=r"^input requires grad"):
+        kernel_twins.cross_entropy_gradient_(x.clone().requires_grad_(), target)
+    with torch.no_grad():
+        in_place(operators, x.clone().requires_grad_(), target)
+    for reduction in ("none", "median"):
+        with pytest.raises(ValueError, match=r"^reduction is .*, must be mean or sum"):
+            kernel_twins.cross_entropy_gradient_(x, target, reduction=reduction)
+    with pytest.raises(ValueError, match=r"^reduction is 0, must be 1 for mean or 2 for sum"):
+        operators.in_place(*given(x, target, "none"))
+    if operators.name == "triton":
+        for wrong in (x.t().contiguous().t(), x[:1].expand(3, 5), values((3, 5, 2))):
+            with pytest.raises(ValueError, match=r"^input has strides .*, must have rows of neighbouring classes"):
+                in_place(operators, wrong, classes(wrong.shape))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Tracing
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@BY_REDUCTION
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiled_without_a_break(operators, reduction, dynamic) -> None:
+    torch.compiler.reset()
+    calls = [
+        lambda x, target: operators.forward(*given(x, target, reduction))[0].sin(),
+        lambda x, target: ours(x, target, reduction).sin(),
+    ]
+    if operators.name == "triton":
+        calls.append(lambda x, target: ours(x, target, reduction, backend="triton").sin())
+    for call in calls:
+        compiled = torch.compile(call, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+        for m in (3, 7):
+            x, target = values((m, 5), requires_grad=True), classes((m, 5))
+            out, right = compiled(x, target), pytorchs(x, target, reduction).sin()
+            torch.testing.assert_close(out, right)
+            torch.testing.assert_close(*(torch.autograd.grad(each.sum(), x) for each in (out, right)))
+
+
+def test_the_gradient_in_place_is_compiled(operators) -> None:
+    torch.compiler.reset()
+
+    def call(x, target):
+        return operators.in_place(x, target), x + 0
+
+    x, target = values((3, 5)), classes((3, 5))
+    y = x.clone()
+    loss, gradient = call(y, target)
+    again, compiled = torch.compile(call, fullgraph=True, backend="aot_eager")(x, target)
+    torch.testing.assert_close((again, compiled, x), (loss, gradient, y))
+
+
+def test_autocast_of_the_cpu_changes_no_dtype(operators) -> None:
+    x, target = values((3, 5), torch.bfloat16), classes((3, 5))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert operators.forward(x, target)[0].dtype == torch.bfloat16
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What is refused
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_refused_is_named(operators) -> None:
+    x, target = values((3, 5)), classes((3, 5))
+    with pytest.raises(TypeError, match=r"^input is torch.int32, must be torch.float32 or .* convert it with input.to"):
+        operators.forward(x.int(), target)
+    with pytest.raises(TypeError, match=r"^target is torch.int32, must be torch.int64: convert it with target.to"):
+        operators.forward(x, target.int())
+    with pytest.raises(
+        ValueError, match=r"^target has shape \(5,\), must have \(3,\): one class for each row of input"
+    ):
+        operators.forward(x, classes((5, 3)))
+    with pytest.raises(ValueError, match=r"^target is on meta, must be on cpu like input$"):
+        operators.forward(x, target.to("meta"))
+    with pytest.raises(ValueError, match=r"^input has 0 dimensions, must have 1 or more"):
+        operators.forward(x[0, 0], target[0])
+    with pytest.raises(ValueError, match=r"^label_smoothing is 1.5\d*, must be from 0 to 1$"):
+        operators.forward(x, target, IGNORED, 1, 1.5)
+    with pytest.raises(ValueError, match=r"^reduction is 3, must be 0 for none, 1 for mean or 2 for sum$"):
+        operators.forward(x, target, IGNORED, 3)
+    loss, lse, scale = operators.forward(x, target)
+    with pytest.raises(ValueError, match=r"^dout has shape \(3,\), must have \(\) like the loss$"):
+        operators.backward(lse, x, target, lse, scale, IGNORED, 1, 0.0)
+    with pytest.raises(ValueError, match=r"^lse has shape \(2,\), must have that of target, \(3,\)$"):
+        operators.backward(loss, x, target, lse[:2], scale, IGNORED, 1, 0.0)
+
+
+@pytest.mark.parametrize("backend", ["cuda", "triton"])
+def test_what_only_pytorch_does_is_refused_by_name(backend) -> None:
+    x, target = values((3, 5)), classes((3, 5))
+    with pytest.raises(
+        ValueError, match=rf"^weight is a Tensor, must be None for backend='{backend}': pass backend='to"
+    ):
+        kernel_twins.cross_entropy(x, target, torch.ones(5), backend=backend)
+    with pytest.raises(TypeError, match=r"^target is torch.float32, must be torch.int64, classes and not their probab"):
+        kernel_twins.cross_entropy(x, torch.softmax(x, 1), backend=backend)
+    with pytest.raises(ValueError, match=r"^reduction is 'median', must be one of none, mean, sum$"):
+        kernel_twins.cross_entropy(x, target, reduction="median", backend=backend)
+    assert torch.equal(
+        kernel_twins.cross_entropy(x, target, torch.arange(5.0)),
+        torch.nn.functional.cross_entropy(x, target, torch.arange(5.0)),
+    )
+
+
+def test_backends_that_are_not_there_are_named() -> None:
+    x, target = values((3, 5)), classes((3, 5))
+    for call in (kernel_twins.cross_entropy, kernel_twins.cross_entropy_gradient_):
+        with pytest.raises(ValueError, match=r"^backend is 'numpy', must be one of auto, cuda, triton, torch$"):
+            call(x, target, backend="numpy")
+        with pytest.raises(
+            (ValueError, UnavailableError), match=r"input is on cpu, must be on a CUDA device|CUDA side"
+        ):
+            call(x, target, backend="cuda")
+
+
+def test_the_steps_behind_the_functions_are_those_of_the_operators() -> None:
+    source = (ROOT / "cuda-kernels" / "functional_cross_entropy.cpp").read_text()
+    for op, names in functional.STEPS["cuda"].items():
+        (listed,) = re.findall(rf'"{op}", {{("[^}}]*)}}', source)
+        assert tuple(re.findall(r'"(\w+)"', listed)) == names
+    for backend, by_op in functional.STEPS.items():
+        for op, names in by_op.items():
+            assert OPS[op].steps_of(backend)[-1].name == names[0]
+    behind = {backend: by_op["cross_entropy"][0] for backend, by_op in functional.STEPS.items()}
+    assert fastest.FUNCTIONS["cross_entropy"] == {"cross_entropy": behind}
+
+
+def test_the_module_is_the_function() -> None:
+    x, target = values((3, 5)), classes((3, 5))
+    module = kernel_twins.nn.CrossEntropyLoss(ignore_index=2, reduction="sum", label_smoothing=0.1)
+    assert torch.equal(module(x, target.clamp(min=0)), pytorchs(x, target.clamp(min=0), "sum", 0.1, 2))
+    shown = repr(module)
+    assert shown == "CrossEntropyLoss(ignore_index=2, reduction='sum', label_smoothing=0.1, backend='auto')"
+    with pytest.raises(ValueError, match="backend is 'numpy'"):
+        kernel_twins.nn.CrossEntropyLoss(backend="numpy")

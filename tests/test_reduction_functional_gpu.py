@@ -1,0 +1,220 @@
+"""sum, mean, amax and argmax on a GPU: right for every layout, without a copy, and at home in graphs and compilers."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import kernel_twins  # noqa: E402
+from kernel_twins import OPS  # noqa: E402
+from kernel_twins.check import compare, generator  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+
+OP = OPS["reduction_nd"]
+OURS = pytest.mark.parametrize("backend", ["cuda", "triton"])
+ALL = pytest.mark.parametrize("backend", ["auto", "cuda", "triton", "torch"])
+BY_KIND = pytest.mark.parametrize("kind", ["sum", "mean", "max", "argmax"])
+FUNCTIONS: dict[str, Any] = {
+    "sum": (kernel_twins.sum, torch.sum),
+    "mean": (kernel_twins.mean, torch.mean),
+    "max": (kernel_twins.amax, torch.amax),
+    "argmax": (kernel_twins.argmax, torch.argmax),
+}
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# Shapes around the places where the ladder's last step takes another way, and what of them is reduced.
+PROBLEMS = [
+    ((7,), 0),
+    ((2_000_003,), 0),
+    ((3, 2), 1),
+    ((100_000, 7), 1),
+    ((100_000, 16), 1),
+    ((5_000, 1_030), 1),
+    ((9, 50_257), 1),
+    ((2, 1_000_000), 0),
+    ((3, 1_000_008), 0),
+    ((50_000, 8), 0),
+    ((50_000, 24), 0),
+    ((4_099, 1_000), 0),
+    ((33, 65, 49), 1),
+    ((33, 64, 49), (0, 2)),
+    ((16, 64, 56), (0, 2)),
+    ((8, 16, 5, 14, 14), (0, 2, 3, 4)),
+    ((8, 16, 5, 14, 14), (1, 3)),
+]
+VIEWS = {
+    "transposed": lambda x: x.transpose(0, 1),
+    "permuted": lambda x: x.permute(2, 0, 1),
+    "turned": lambda x: x.permute(2, 1, 0),
+    "spread": lambda x: x[..., ::2],
+    "pitched": lambda x: x[..., :-3],
+    "offset": lambda x: x[..., 1:],
+    "sliced": lambda x: x[::2, 1::3],
+    "expanded": lambda x: x[:1].expand(x.shape),
+    "one": lambda x: x[:1, :1, :1].expand(x.shape),
+}
+
+
+def values(*shape: int, dtype: Any = torch.bfloat16, requires_grad: bool = False, seed: int = 0) -> Any:
+    random = torch.Generator("cuda").manual_seed(seed)
+    return torch.randn(shape, generator=random, dtype=dtype, device="cuda", requires_grad=requires_grad)
+
+
+def assert_right(kind: str, backend: str, x: Any, dim: Any, keepdim: bool = False) -> None:
+    ours, pytorchs = FUNCTIONS[kind]
+    found = ours(x, dim, keepdim, backend=backend)
+    if kind in ("max", "argmax"):
+        assert torch.equal(found, pytorchs(x, dim, keepdim))
+        return
+    right = pytorchs(x.double(), dim, keepdim)
+    terms = pytorchs(x.double().abs(), dim, keepdim)
+    error = (found.double() - right).abs()
+    assert found.dtype == x.dtype and found.shape == right.shape
+    assert bool((error <= torch.finfo(x.dtype).eps * right.abs() + 4 * torch.finfo(torch.float32).eps * terms).all())
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Values
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@OURS
+@pytest.mark.parametrize("case", [case for case in OP.test_cases if case.dtype == "bf16"], ids=lambda case: case.slug)
+def test_every_case_of_the_ladder_is_right(backend, case) -> None:
+    (x,) = OP.inputs(case, generator(case, "cuda"))
+    kernel_twins.sum(values(1), backend=backend)  # registers the operator
+    name = "reduction_nd" if backend == "cuda" else "reduction_nd_triton"
+    options = OP.options(case)
+    out = getattr(torch.ops.kernel_twins, name)(x, options["dims"], False, options["kind"])
+    verdict = compare(OP, case, (x,), (out,))
+    assert verdict.ok, verdict.reason
+
+
+@OURS
+@BY_KIND
+@pytest.mark.parametrize(("shape", "dim"), PROBLEMS, ids=str)
+def test_any_axes_of_any_shape(backend, kind, shape, dim) -> None:
+    if kind == "argmax" and isinstance(dim, tuple):
+        dim = None
+    for dtype, keepdim in itertools.product(DTYPES, (False, True)):
+        assert_right(kind, backend, values(*shape, dtype=dtype), dim, keepdim)
+
+
+@OURS
+@BY_KIND
+@pytest.mark.parametrize("view", VIEWS)
+def test_any_strides(backend, kind, view) -> None:
+    for dtype, n in itertools.product((torch.float32, torch.bfloat16), (40, 1_029)):
+        x = VIEWS[view](values(12, 33, n, dtype=dtype))
+        for dim in (0, 1, 2) if kind == "argmax" else (0, 1, 2, (0, 2), (0, 1, 2)):
+            assert_right(kind, backend, x, dim)
+        if kind == "argmax":
+            assert_right(kind, backend, x, None)
+
+
+@OURS
+def test_equals_and_nans(backend) -> None:
+    for shape, dim in (((33, 5_000), 1), ((5_000, 40), 0), ((6, 700, 41), 1), ((300_000,), None)):
+        x = values(*shape).round()
+        assert_right("argmax", backend, x, dim)
+        x.view(-1)[::97] = float("nan")
+        assert_right("argmax", backend, x, dim)
+        assert bool(kernel_twins.amax(x, () if dim is None else dim, backend=backend).isnan().any())
+        x.fill_(-float("inf"))
+        assert not kernel_twins.argmax(x, dim, backend=backend).any()
+
+
+@ALL
+def test_nothing_at_all(backend) -> None:
+    assert torch.equal(kernel_twins.sum(values(3, 0), 1, backend=backend), torch.zeros_like(values(3)))
+    assert bool(kernel_twins.mean(values(3, 0), 1, backend=backend).isnan().all())
+    assert kernel_twins.amax(values(0, 3), 1, backend=backend).shape == (0,)
+    for function in (kernel_twins.amax, kernel_twins.argmax):
+        with pytest.raises(IndexError):
+            function(values(3, 0), 1, backend=backend)
+    x = values(1)[0]
+    assert torch.equal(kernel_twins.sum(x, backend=backend), x)
+    assert torch.equal(kernel_twins.argmax(x, backend=backend), torch.argmax(x))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Gradients, memory, repetition
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@ALL
+@pytest.mark.parametrize("kind", ["sum", "mean", "max"])
+def test_gradients_are_pytorchs(backend, kind) -> None:
+    for (shape, dim), keepdim in itertools.product((((33, 257), 1), ((4, 50, 64), (0, 2))), (False, True)):
+        x = values(*shape, dtype=torch.float32).round().requires_grad_()
+        ours, pytorchs = (FUNCTIONS[kind][0](x, dim, keepdim, backend=backend), FUNCTIONS[kind][1](x, dim, keepdim))
+        dout = values(*ours.shape, dtype=torch.float32, seed=1)
+        torch.testing.assert_close(*(torch.autograd.grad(each, x, dout) for each in (ours, pytorchs)))
+
+
+@OURS
+@BY_KIND
+def test_no_copy_is_made(backend, kind) -> None:
+    x = values(64, 512, 1_000).permute(2, 0, 1)[:, ::2]
+    FUNCTIONS[kind][0](x, 0, backend=backend)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    FUNCTIONS[kind][0](x, 0, backend=backend)
+    assert torch.cuda.max_memory_allocated() - before < x.nbytes / 2
+
+
+@OURS
+@BY_KIND
+def test_every_call_gives_the_same_bits(backend, kind) -> None:
+    for shape, dim in (((2**22,), 0), ((20_000, 256), 0), ((64, 70_000), 1)):
+        x = values(*shape)
+        first, *others = (FUNCTIONS[kind][0](x, dim, backend=backend) for _ in range(10))
+        assert all(torch.equal(first, other) for other in others)
+
+
+@OURS
+@BY_KIND
+def test_a_graph_replays_on_new_values(backend, kind) -> None:
+    for shape, dim in (((2**22,), 0), ((20_000, 256), 0), ((300, 4_096), 1)):
+        x = values(*shape)
+        FUNCTIONS[kind][0](x, dim, backend=backend)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = FUNCTIONS[kind][0](x, dim, backend=backend)
+        for seed in (1, 2):
+            x.copy_(values(*shape, seed=seed))
+            graph.replay()
+            assert torch.equal(found, FUNCTIONS[kind][0](x, dim, backend=backend))
+
+
+@OURS
+@BY_KIND
+def test_a_compiled_call_is_one_graph(backend, kind) -> None:
+    function = torch.compile(lambda x: FUNCTIONS[kind][0](x * 2, 1, backend=backend), fullgraph=True)
+    for n in (257, 1_000):
+        x = values(33, n)
+        assert torch.equal(function(x), FUNCTIONS[kind][0](x * 2, 1, backend=backend))
+
+
+@ALL
+def test_autocast_is_pytorchs(backend) -> None:
+    x = values(33, 1_000)
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        found, right = kernel_twins.sum(x, 1, backend=backend), torch.sum(x, 1)
+        assert found.dtype == right.dtype == torch.float32
+        torch.testing.assert_close(found, right)
+        assert kernel_twins.mean(x, 1, backend=backend).dtype == torch.mean(x, 1).dtype
+
+
+@OURS
+def test_other_dtypes_are_refused_and_left_to_pytorch(backend) -> None:
+    x = values(3, 5, dtype=torch.float64)
+    assert torch.equal(kernel_twins.sum(x, 1), torch.sum(x, 1))
+    assert torch.equal(kernel_twins.sum(x.int(), 1), torch.sum(x.int(), 1))
+    with pytest.raises(TypeError, match=r"x is torch.float64, must be torch.float32 or"):
+        kernel_twins.sum(x, 1, backend=backend)
