@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -21,17 +21,22 @@ Result = Tensor | tuple[Tensor, ...]  # out, or out and the operands' gradients
 OURS = ("cuda", "triton", "auto")
 _SOFTMAX = partial(functional.softmax, dim=-1)
 _NORMS = ("layer_norm", "rms_norm")
+_REDUCTIONS = ("sum", "mean", "amax", "argmax")
 
 
 @dataclass(frozen=True, slots=True)
 class Contest:
-    """One call in every backend, the way it is timed, and what it must give, in fp32: the result, then gradients."""
+    """One call in every backend, the way it is timed, and what it must give, in fp32: the result, then gradients.
+
+    Where a call's result is random, ``judged`` has the one that must give it.
+    """
 
     kind: str
     function: str
     case: Case
     calls: Mapping[str, Callable[[], Result]]
     expected: tuple[Tensor, ...]
+    judged: Mapping[str, Callable[[], Result]] = field(default_factory=dict)
 
 
 def contests() -> Iterator[Contest]:
@@ -67,6 +72,20 @@ def contests() -> Iterator[Contest]:
             case = Case.of(m, n, dtype="bf16")
             functions = _beside_compiled(_norm(name, n), _norms(name, n, ("cuda", "triton")))
             yield _gpu(name, case, functions, _normalised(name, case, True))
+    for dtype, grad in (("bf16", False), ("bf16", True), ("fp32", False)):
+        case = Case.of(64, 256, dtype=dtype, **({"grad": "yes"} if grad else {}))
+        functions = {"torch": _entropy(case), **_entropies(case, OURS)}
+        yield _host("cross_entropy", case, functions, (_matrix(case).requires_grad_(grad),))
+    for m, n in ((8_192, 32_768), (1_766, 151_936)):
+        case = Case.of(m, n, dtype="bf16")
+        functions = _beside_compiled(_entropy(case), _entropies(case, ("cuda", "triton")))
+        yield _gpu("cross_entropy", case, functions, (_matrix(case).requires_grad_(),))
+    for dtype, grad in (("bf16", False), ("bf16", True), ("fp32", False)):
+        yield _dropout(Case.of(64, 256, dtype=dtype, act="gelu", **({"grad": "yes"} if grad else {})), grad)
+    for name in _REDUCTIONS:
+        case = Case.of(64, 256, dtype="bf16")
+        ours = {backend: partial(getattr(kernel_twins, name), dim=-1, backend=backend) for backend in OURS}
+        yield _host(name, case, {"torch": partial(getattr(torch, name), dim=-1), **ours}, (_matrix(case),))
 
 
 def _operands(case: Case, grad: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -109,6 +128,32 @@ def _norm(name: str, n: int, **backend: str) -> Function:
 
 def _norms(name: str, n: int, backends: tuple[str, ...]) -> dict[str, Function]:
     return {backend: _norm(name, n, backend=backend) for backend in backends}
+
+
+def _entropy(case: Case, **backend: str) -> Function:
+    target = torch.arange(case.shape[0], device="cuda") * 7919 % case.shape[1]
+    return partial((kernel_twins if backend else functional).cross_entropy, target=target, **backend)
+
+
+def _entropies(case: Case, backends: tuple[str, ...]) -> dict[str, Function]:
+    return {backend: _entropy(case, backend=backend) for backend in backends}
+
+
+def _dropout(case: Case, grad: bool) -> Contest:
+    """dropout(gelu(x + bias)) + residual, with a tenth dropped: judged with nothing dropped, for the masks differ."""
+    x, residual, (bias, *_) = (_matrix(case, seed=seed) for seed in range(3))
+    operands = tuple(tensor.requires_grad_(grad) for tensor in (x, residual, bias.clone()))
+
+    def eager(x: Tensor, residual: Tensor, bias: Tensor, p: float) -> Tensor:
+        return functional.dropout(functional.gelu(x + bias), p) + residual
+
+    def ours(x: Tensor, residual: Tensor, bias: Tensor, p: float, backend: str) -> Tensor:
+        return kernel_twins.dropout_add(x, residual, p, bias=bias, activation="gelu", backend=backend)
+
+    functions: dict[str, Function] = {"torch": eager, **{each: partial(ours, backend=each) for each in OURS}}
+    judged = _host("dropout_add", case, {name: partial(each, p=0.0) for name, each in functions.items()}, operands)
+    calls = {name: partial(each, *operands, p=0.1) for name, each in functions.items()}
+    return replace(judged, calls=calls, judged=judged.calls)
 
 
 def _eager(activation: str) -> Function:
@@ -154,7 +199,7 @@ def _forward_and_backward(m: int, n: int, k: int, activation: str) -> Contest:
 
 
 def _gpu(function: str, case: Case, functions: Mapping[str, Function], operands: tuple[Tensor, ...]) -> Contest:
-    dout = _matrix(case, seed=1)
+    dout = torch.ones((), device="cuda") if function == "cross_entropy" else _matrix(case, seed=1)
     wide = tuple(operand.detach().float().requires_grad_() for operand in operands)
     expected = tuple(each.detach() for each in _pass(functions["torch"], wide, dout.float()))
     calls = {backend: partial(_pass, each, operands, dout) for backend, each in functions.items()}

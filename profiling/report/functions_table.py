@@ -44,10 +44,14 @@ _MEASURED = {
     "around batches of a few milliseconds, gradients set to None in between; the case is M x N x K of `linear`'s "
     "forward pass, and M rows of N elements of the others.",
 }
-_FUNCTIONS = ("matmul", "linear", "softmax", "layer_norm", "rms_norm")
+_FUNCTIONS = (
+    *("matmul", "linear", "softmax", "layer_norm", "rms_norm", "cross_entropy", "dropout_add"),
+    *("sum", "mean", "amax", "argmax"),
+)
 _OPS = (
     *("linear", "matmul_bf16", "matmul_fp32", "softmax", "softmax_backward"),
     *("layer_norm", "layer_norm_backward", "rms_norm", "rms_norm_backward"),
+    *("cross_entropy", "cross_entropy_backward", "dropout_add", "dropout_add_backward", "reduction_nd"),
 )
 _SOURCES = (
     "kernel_twins/functional/*.py",
