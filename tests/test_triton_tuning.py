@@ -33,7 +33,6 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatc
     monkeypatch.setattr(tuning, "_searched", {})
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "NVIDIA Test")
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: SimpleNamespace(synchronize=lambda: None))
     tuning.nearest.cache_clear()
     return monkeypatch
 
@@ -68,6 +67,33 @@ def test_nothing_is_searched_under_graph_capture(on_gpu: pytest.MonkeyPatch) -> 
     assert choose("4096x4096x4096-bf16-b.col") == (kernel.fn, kernel.configs[0].all_kwargs())
     assert choose("64x64x64-bf16-b.col")[0] is kernel.fn
     assert choose("4096x4096x4096-bf16") == (kernel.fn, LARGE)
+
+
+def test_a_search_waits_for_what_is_under_way_each_time(on_gpu: pytest.MonkeyPatch) -> None:
+    """It writes into memory that this stream may still be using, and one problem is searched for several layouts."""
+    events: list[str] = []
+    stream = SimpleNamespace(synchronize=lambda: events.append("waits"))
+
+    def timed(*_: Any, **__: Any) -> list[float]:
+        events.append("times")
+        return [1.0]
+
+    on_gpu.setattr(torch.cuda, "current_stream", lambda device=None: stream)
+    on_gpu.setattr(tuning, "do_bench_cudagraph", timed)
+    for _ in range(2):
+        choose("256x256x256-bf16")
+        assert tuning.bench(lambda: None, quantiles=(0.5,)) == [1.0]
+    assert events == ["waits", "times"] * 2
+
+
+@pytest.mark.gpu
+def test_a_search_overwrites_nothing_that_is_still_read() -> None:
+    source = torch.zeros(2**20, device="cuda")
+    torch.cuda._sleep(100_000_000)  # about 50 ms of the GPU's time
+    copy = source.clone()
+    tuning.bench(lambda: source.fill_(1.0), quantiles=(0.5,))
+    torch.cuda.synchronize()
+    assert not copy.any() and bool(source.all())
 
 
 def test_committed_winners_are_among_the_configurations() -> None:

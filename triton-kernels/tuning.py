@@ -57,8 +57,10 @@ def layouts(**operands: Tensor | Layout) -> dict[str, str]:
 def bench(call: Callable[[], None], quantiles: tuple[float, ...]) -> list[float]:
     """Time a configuration, for ``triton.autotune``: ten replays of a graph of some 5 ms.
 
-    Launched one by one, a small product's time would be the host's.
+    Launched one by one, a small product's time would be the host's. The graph is captured on a stream of its own and
+    writes into out, whose memory may still be in use by what is under way on this one: that must be done.
     """
+    torch.cuda.current_stream().synchronize()
     return do_bench_cudagraph(call, rep=5, quantiles=quantiles)
 
 
@@ -100,10 +102,7 @@ def choose(kernel: Autotuner, step: str, problem: Case, device: torch.device) ->
         # Even a searched problem may come with other strides, for which the autotuner would search again.
         best = getattr(_searched.get((step, problem)), "best_config", None) or kernel.configs[0]
         return kernel.fn, best.all_kwargs()
-    if (step, problem) not in _searched:
-        # The search runs on a stream of its own and writes into out: what is under way on this one must be done.
-        torch.cuda.current_stream(device).synchronize()
-        _searched[step, problem] = kernel
+    _searched[step, problem] = kernel
     return kernel, {}
 
 
