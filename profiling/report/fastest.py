@@ -38,11 +38,12 @@ NOISE = 1.01
 
 
 def derive() -> dict[str, dict[str, dict[str, str]]]:
-    """The fastest backend by GPU, function and case; of the functions that were measured."""
+    """The fastest backend by GPU, function and case; of the functions whose calls were timed on the host too."""
     derived = {}
     for folder in sorted(path for path in DATA.iterdir() if path.is_dir()):
         calls = functions_table.read(folder)
-        by_function = {name: _by_case(folder, host_times(calls, name), name) for name in FUNCTIONS}
+        hosts = {name: host_times(calls, name) for name in FUNCTIONS}
+        by_function = {name: _by_case(folder, host, name) for name, host in hosts.items() if host}
         derived[folder.name] = {name: cases for name, cases in by_function.items() if cases}
     return derived
 
