@@ -2,8 +2,8 @@
 //
 // Change:   rows of more than 64 KiB are held in the shared memory of a cluster of blocks, each block a part.
 //           Blocks take the mean of their part and the squared distances from it, send both to each other
-//           through distributed shared memory, and merge them by Chan's formula. A cluster has up to four rows
-//           at once, and loads the weights and biases of its columns once for all of them.
+//           through distributed shared memory, and merge them by Chan's formula. A cluster has up to four
+//           rows at once, and loads the weights and biases of its columns once for all of them.
 // Why:      a row of 256 K elements is longer than what an SM holds. In several it fits and is read once, and
 //           two numbers a block are exchanged, once. Weights and biases of long rows would have to come from
 //           L2 for every row: twice as many bytes as the row itself.
