@@ -7,6 +7,7 @@ their kernels, which other tests run.
 from __future__ import annotations
 
 import importlib
+import itertools
 import math
 import re
 from pathlib import Path
@@ -293,6 +294,56 @@ def test_what_is_registered_is_what_pytorch_expects(operators, reduction) -> Non
         torch.library.opcheck(operators.backward, arguments)
         if reduction != "none" and len(shape) <= 2:
             torch.library.opcheck(operators.in_place, given(x.detach(), target, reduction, 0.1))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# torch.func.vmap
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@BY_SHAPE
+@BY_REDUCTION
+def test_batches_are_one_call(operators, shape, reduction) -> None:
+    """Wherever the batch is, and where one of the two has none."""
+    many, some = values((4, *shape)), torch.stack([classes(shape), classes(shape, ignored=False)] * 2)
+    for at, of_target in itertools.product(range(len(shape) + 1), (0, -1)):
+        x, target = many.movedim(0, at).contiguous(), some.movedim(0, of_target).contiguous()
+        cases = [(x, target, (at, of_target)), (x, some[0], (at, None)), (many[0], target, (None, of_target))]
+        for given_x, given_target, in_dims in cases:
+            found = torch.func.vmap(
+                lambda x, target: operators.forward(*given(x, target, reduction, 0.1))[0], in_dims=in_dims
+            )(given_x, given_target)
+            of_x, of_classes = (
+                each.unbind(dim) if dim is not None else [each] * 4
+                for each, dim in zip((given_x, given_target), in_dims, strict=True)
+            )
+            right = [pytorchs(*each, reduction, 0.1) for each in zip(of_x, of_classes, strict=True)]
+            torch.testing.assert_close(found, torch.stack(right), equal_nan=True)
+
+
+@BY_REDUCTION
+def test_batches_of_half_precision_and_of_nothing(operators, reduction) -> None:
+    call = lambda x, target: operators.forward(*given(x, target, reduction))  # noqa: E731
+    x, target = values((4, 300, 5), torch.bfloat16), torch.stack([classes((300, 5))] * 4)
+    loss, lse, _ = torch.func.vmap(call)(x, target)
+    assert loss.dtype == torch.bfloat16 and lse.shape == target.shape
+    right = torch.stack([pytorchs(x.float(), target, reduction) for x, target in zip(x, target, strict=True)])
+    torch.testing.assert_close(loss.float(), right, rtol=8e-3, atol=0)
+    nothing, *_ = torch.func.vmap(call)(values((4, 0, 5)), classes((4, 1, 5))[:, :0])
+    torch.testing.assert_close(
+        nothing, torch.stack([pytorchs(values((0, 5)), nothing.new_empty(0).long(), reduction)] * 4), equal_nan=True
+    )
+
+
+@BY_SHAPE
+@BY_REDUCTION
+def test_gradients_of_a_batch_of_losses(operators, shape, reduction) -> None:
+    x, target = values(shape, requires_grad=True), classes(shape)
+    loss, *_ = operators.forward(*given(x, target, reduction, 0.1))
+    douts = values((3, *loss.shape), seed=1)
+    (found,) = torch.autograd.grad(loss, x, douts, is_grads_batched=True, retain_graph=True)
+    each = [torch.autograd.grad(loss, x, dout, retain_graph=True)[0] for dout in douts]
+    torch.testing.assert_close(found, torch.stack(each))
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -6,7 +6,9 @@ here imports Triton before it is asked for.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +19,7 @@ from kernel_twins._load import UnavailableError
 from kernel_twins.ceilings import gpu_slug
 from kernel_twins.functional.backends import (
     BACKENDS,
+    HALF,
     cuda_operator,
     is_on_gpu,
     require_gpu,
@@ -24,7 +27,7 @@ from kernel_twins.functional.backends import (
     triton_functions,
 )
 from kernel_twins.functional.choice import nearest
-from kernel_twins.functional.rows import rows_of
+from kernel_twins.functional.rows import rows_of, with_batch
 from kernel_twins.spec import Backend, Case
 from kernel_twins.tensors import DTYPE, name_of
 
@@ -75,7 +78,7 @@ def cross_entropy(
     number and length of rows, by the GPU's time or the host's, whichever is longer ("cuda" where there are none, and
     under torch.compile, for which sizes may be symbols). "auto" leaves to PyTorch torch.func's transforms, input that
     would be copied, and what the others do not take: other dtypes, weights and probabilities, tensors off the GPU and
-    empty ones.
+    empty ones. Of the transforms the others take vmap, the rows of all examples in one call.
 
     TypeError or ValueError names the argument at fault; UnavailableError says what a backend lacks.
     """
@@ -229,3 +232,93 @@ def _runs(backend: Backend, device: int) -> bool:
     if backend == "cuda" and _cuda_operator is None:
         return False
     return runs(backend, ((op, names[-1]) for op, names in STEPS[backend].items()), device)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# torch.func.vmap
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def batching_rule(operator: Callable[..., Any]) -> Callable[..., Any]:
+    """What ``torch.library.register_vmap`` takes for the losses: the rows of all examples are those of one call."""
+
+    def rule(
+        info: Any,
+        in_dims: tuple[int | None, ...],
+        input: Tensor,  # noqa: A002
+        target: Tensor,
+        ignore_index: int = -100,
+        reduction: int = REDUCTIONS["mean"],
+        label_smoothing: float = 0.0,
+        fp32_loss: bool = False,
+    ) -> Any:
+        input, target = _batched(info, in_dims, input, target)  # noqa: A001
+        dtype = torch.float32 if fp32_loss else input.dtype
+        rows = _as_rows(input, target, input)
+        classes = _as_rows(input, target, target)
+        widened = fp32_loss or input.dtype in HALF  # what is still to be summed is rounded in the end
+        given = rows, classes, ignore_index, REDUCTIONS["none"], label_smoothing, widened
+        losses, lse = (_as_examples(input, target, each) for each in operator(*given)[:2])
+        if reduction == REDUCTIONS["none"]:
+            return (losses.to(dtype), lse, lse.new_empty(info.batch_size, 0)), (0, 0, 0)
+        total = losses.unsqueeze(-1).flatten(1).sum(1)
+        if reduction == REDUCTIONS["sum"]:
+            return (total.to(dtype), lse, lse.new_ones(info.batch_size)), (0, 0, 0)
+        count = (target != ignore_index).unsqueeze(-1).flatten(1).sum(1)
+        return ((total / count).to(dtype), lse, count.to(lse.dtype).reciprocal()), (0, 0, 0)
+
+    return rule
+
+
+def backward_batching_rule(operator: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, int]]:
+    """The same for the gradient."""
+
+    def rule(
+        info: Any,
+        in_dims: tuple[int | None, ...],
+        dout: Tensor,
+        input: Tensor,  # noqa: A002
+        target: Tensor,
+        lse: Tensor,
+        scale: Tensor,
+        ignore_index: int,
+        reduction: int,
+        label_smoothing: float,
+    ) -> tuple[Tensor, int]:
+        dout, input, target, lse, scale = _batched(info, in_dims, dout, input, target, lse, scale)  # noqa: A001
+        if reduction != REDUCTIONS["none"]:  # one number for an example: every row's
+            dout = (dout * scale).view(-1, *(1 for _ in target.shape[1:])).expand(target.shape)
+        given = (_as_rows(input, target, each) for each in (dout, input, target, lse))
+        dx = operator(*given, lse.new_empty(0), ignore_index, REDUCTIONS["none"], label_smoothing)
+        return _as_examples(input, target, dx), 0
+
+    return rule
+
+
+def _batched(info: Any, in_dims: tuple[int | None, ...], *tensors: Tensor) -> list[Tensor]:
+    """With the batch in front."""
+    return [with_batch(tensor, at, 0, info.batch_size) for tensor, at in zip(tensors, in_dims, strict=False)]
+
+
+def _as_rows(input: Tensor, target: Tensor, tensor: Tensor) -> Tensor:  # noqa: A002
+    """The examples' rows one behind the other, in the order in which those of input lie, so that none is copied."""
+    if target.dim() == 1:  # an example is one row
+        return tensor
+    return (tensor.transpose(0, 1) if input.stride(0) < input.stride(1) else tensor).flatten(0, 1)
+
+
+def _as_examples(input: Tensor, target: Tensor, rows: Tensor) -> Tensor:  # noqa: A002
+    if target.dim() == 1:
+        return rows
+    batch, count = target.shape[:2]
+    if input.stride(0) < input.stride(1):
+        return rows.unflatten(0, (count, batch)).transpose(0, 1)
+    return rows.unflatten(0, (batch, count))
+
+
+if _cuda_operator is not None:
+    torch.library.register_vmap("kernel_twins::cross_entropy", batching_rule(_cuda_operator))
+    torch.library.register_vmap(
+        "kernel_twins::cross_entropy_backward",
+        backward_batching_rule(torch.ops.kernel_twins.cross_entropy_backward.default),
+    )

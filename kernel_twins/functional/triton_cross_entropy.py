@@ -22,7 +22,7 @@ from kernel_twins.functional.backends import (
     triton_launcher,
     wants_gradient,
 )
-from kernel_twins.functional.cross_entropy import REDUCTIONS, STEPS
+from kernel_twins.functional.cross_entropy import REDUCTIONS, STEPS, backward_batching_rule, batching_rule
 from kernel_twins.functional.rows import empty_rows, in_rows, rows_of
 from kernel_twins.tensors import DTYPE, require_dtype
 
@@ -339,6 +339,8 @@ def _backward(ctx: Any, dout: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
 
 
 operator.register_autograd(_backward, setup_context=_save_from_operator)
+operator.register_vmap(batching_rule(operator))
+backward_operator.register_vmap(backward_batching_rule(backward_operator))
 
 
 class _CrossEntropy(torch.autograd.Function):
