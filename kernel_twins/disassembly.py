@@ -91,6 +91,10 @@ def short_name(symbol: str) -> str:
             arguments.append("true" if match[1] == "1" else "false")
         elif match := re.match(r"L[ijlm](n?)(\d+)E", rest):
             arguments.append(f"{'-' if match[1] else ''}{match[2]}")
+        elif (match := re.match(r"L(\d+)", rest)) and (
+            match := re.match(rf"L{match[1]}(.{{{match[1]}}})(\d+)E", rest)
+        ):  # of an enumeration
+            arguments.append(f"{match[1]}({match[2]})")
         elif match := re.match(f"[{''.join(_BUILTIN)}]", rest):
             arguments.append(_BUILTIN[match[0]])
         elif match := re.match(r"(\d+)", rest):

@@ -137,6 +137,8 @@ def test_spills_count_what_is_stored() -> None:
         ("_ZN46_GLOBAL__N__01a147f8_13_v02_online_cu_80f4bc9025softmax_v02_online_kernelI6__halfEEvPKT_PS2_llb",
          "softmax_v02_online_kernel<__half>"),
         ("_ZN38_GLOBAL__N__63a70d54_6_v02_cu_80f4bc9014add_v02_kernelEv", "add_v02_kernel"),
+        ("_Z10add_kernelI6__halfL10Activation4ELb0EEv4Args", "add_kernel<__half, Activation(4), false>"),
+        ("_Z10add_kernelIL10Activation", "_Z10add_kernelIL10Activation"),
         ("_Z6kernelIPKfEvT_", "_Z6kernelIPKfEvT_"),
         ("_Z6kernelIf", "_Z6kernelIf"),
     ],
