@@ -253,12 +253,11 @@ def batching_rule(operator: Callable[..., Any]) -> Callable[..., Any]:
         fp32_loss: bool = False,
     ) -> Any:
         input, target = _batched(info, in_dims, input, target)  # noqa: A001
+        as_rows, as_examples = _folding(input, target)
         dtype = torch.float32 if fp32_loss else input.dtype
-        rows = _as_rows(input, target, input)
-        classes = _as_rows(input, target, target)
         widened = fp32_loss or input.dtype in HALF  # what is still to be summed is rounded in the end
-        given = rows, classes, ignore_index, REDUCTIONS["none"], label_smoothing, widened
-        losses, lse = (_as_examples(input, target, each) for each in operator(*given)[:2])
+        given = as_rows(input), as_rows(target), ignore_index, REDUCTIONS["none"], label_smoothing, widened
+        losses, lse = map(as_examples, operator(*given)[:2])
         if reduction == REDUCTIONS["none"]:
             return (losses.to(dtype), lse, lse.new_empty(info.batch_size, 0)), (0, 0, 0)
         total = losses.unsqueeze(-1).flatten(1).sum(1)
@@ -273,47 +272,37 @@ def batching_rule(operator: Callable[..., Any]) -> Callable[..., Any]:
 def backward_batching_rule(operator: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, int]]:
     """The same for the gradient."""
 
-    def rule(
-        info: Any,
-        in_dims: tuple[int | None, ...],
-        dout: Tensor,
-        input: Tensor,  # noqa: A002
-        target: Tensor,
-        lse: Tensor,
-        scale: Tensor,
-        ignore_index: int,
-        reduction: int,
-        label_smoothing: float,
-    ) -> tuple[Tensor, int]:
-        dout, input, target, lse, scale = _batched(info, in_dims, dout, input, target, lse, scale)  # noqa: A001
+    def rule(info: Any, in_dims: tuple[int | None, ...], *given: Any) -> tuple[Tensor, int]:
+        tensors, (ignore_index, reduction, label_smoothing) = given[:5], given[5:]
+        dout, input, target, lse, scale = _batched(info, in_dims, *tensors)  # noqa: A001
+        as_rows, as_examples = _folding(input, target)
         if reduction != REDUCTIONS["none"]:  # one number for an example: every row's
             dout = (dout * scale).view(-1, *(1 for _ in target.shape[1:])).expand(target.shape)
-        given = (_as_rows(input, target, each) for each in (dout, input, target, lse))
-        dx = operator(*given, lse.new_empty(0), ignore_index, REDUCTIONS["none"], label_smoothing)
-        return _as_examples(input, target, dx), 0
+        rows = map(as_rows, (dout, input, target, lse))
+        dx = operator(*rows, lse.new_empty(0), ignore_index, REDUCTIONS["none"], label_smoothing)
+        return as_examples(dx), 0
 
     return rule
 
 
 def _batched(info: Any, in_dims: tuple[int | None, ...], *tensors: Tensor) -> list[Tensor]:
-    """With the batch in front."""
-    return [with_batch(tensor, at, 0, info.batch_size) for tensor, at in zip(tensors, in_dims, strict=False)]
+    """An operator's first arguments with the batch in front."""
+    dims = in_dims[: len(tensors)]
+    return [with_batch(tensor, at, 0, info.batch_size) for tensor, at in zip(tensors, dims, strict=True)]
 
 
-def _as_rows(input: Tensor, target: Tensor, tensor: Tensor) -> Tensor:  # noqa: A002
-    """The examples' rows one behind the other, in the order in which those of input lie, so that none is copied."""
+def _folding(input: Tensor, target: Tensor) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:  # noqa: A002
+    """From examples to their rows one behind the other, and back; in the order in which those of input lie, so that
+    none is copied.
+    """
     if target.dim() == 1:  # an example is one row
-        return tensor
-    return (tensor.transpose(0, 1) if input.stride(0) < input.stride(1) else tensor).flatten(0, 1)
-
-
-def _as_examples(input: Tensor, target: Tensor, rows: Tensor) -> Tensor:  # noqa: A002
-    if target.dim() == 1:
-        return rows
-    batch, count = target.shape[:2]
-    if input.stride(0) < input.stride(1):
-        return rows.unflatten(0, (count, batch)).transpose(0, 1)
-    return rows.unflatten(0, (batch, count))
+        return (lambda examples: examples), (lambda rows: rows)
+    at = int(input.stride(0) < input.stride(1))  # where the batch is
+    sizes = target.movedim(0, at).shape[:2]
+    return (
+        lambda examples: examples.movedim(0, at).flatten(0, 1),
+        lambda rows: rows.unflatten(0, sizes).movedim(at, 0),
+    )
 
 
 if _cuda_operator is not None:
