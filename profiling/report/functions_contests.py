@@ -41,9 +41,7 @@ class Contest:
 
 def contests() -> Iterator[Contest]:
     """One after the other, since their operands take memory."""
-    for dtype, grad in (("bf16", False), ("bf16", True), ("fp32", False)):
-        variant = {"grad": "yes"} if grad else {}
-        case = Case.of(256, 256, 256, dtype=dtype, **variant)
+    for case, grad in _host_cases(256, 256, 256):
         ours = {backend: partial(kernel_twins.matmul, backend=backend) for backend in OURS}
         yield _host("matmul", case, {"torch": torch.mm, **ours}, _operands(case, grad)[:2])  # all are square
     for grad in (False, True):
@@ -56,36 +54,39 @@ def contests() -> Iterator[Contest]:
         yield _forward_and_backward(4096, 4096, 4096, activation)
     yield _forward_and_backward(8192, 8192, 4096, "gelu")
     yield _forward_and_backward(4096, 14336, 4096, "gelu")
-    for dtype, grad in (("bf16", False), ("bf16", True), ("fp32", False)):
-        case = Case.of(64, 256, dtype=dtype, **({"grad": "yes"} if grad else {}))
+    for case, grad in _host_cases(64, 256):
         yield _host("softmax", case, {"torch": _SOFTMAX, **_softmax(OURS)}, (_matrix(case).requires_grad_(grad),))
     for m, n in ((16_384, 4_096), (4_096, 1_024)):
         case = Case.of(m, n, dtype="bf16")
         functions = _beside_compiled(_SOFTMAX, _softmax(("cuda", "triton")))
         yield _gpu("softmax", case, functions, (_matrix(case).requires_grad_(),))
     for name in _NORMS:
-        for dtype, grad in (("bf16", False), ("bf16", True), ("fp32", False)):
-            case = Case.of(64, 256, dtype=dtype, **({"grad": "yes"} if grad else {}))
+        for case, grad in _host_cases(64, 256):
             functions = {"torch": _norm(name, 256), **_norms(name, 256, OURS)}
             yield _host(name, case, functions, _normalised(name, case, grad))
         for m, n in ((16_384, 4_096), (4_096, 4_096), (4_096, 1_024)):
             case = Case.of(m, n, dtype="bf16")
             functions = _beside_compiled(_norm(name, n), _norms(name, n, ("cuda", "triton")))
             yield _gpu(name, case, functions, _normalised(name, case, True))
-    for dtype, grad in (("bf16", False), ("bf16", True), ("fp32", False)):
-        case = Case.of(64, 256, dtype=dtype, **({"grad": "yes"} if grad else {}))
+    for case, grad in _host_cases(64, 256):
         functions = {"torch": _entropy(case), **_entropies(case, OURS)}
         yield _host("cross_entropy", case, functions, (_matrix(case).requires_grad_(grad),))
     for m, n in ((8_192, 32_768), (1_766, 151_936)):
         case = Case.of(m, n, dtype="bf16")
         functions = _beside_compiled(_entropy(case), _entropies(case, ("cuda", "triton")))
         yield _gpu("cross_entropy", case, functions, (_matrix(case).requires_grad_(),))
-    for dtype, grad in (("bf16", False), ("bf16", True), ("fp32", False)):
-        yield _dropout(Case.of(64, 256, dtype=dtype, act="gelu", **({"grad": "yes"} if grad else {})), grad)
+    for case, grad in _host_cases(64, 256, act="gelu"):
+        yield _dropout(case, grad)
     for name in _REDUCTIONS:
         case = Case.of(64, 256, dtype="bf16")
         ours = {backend: partial(getattr(kernel_twins, name), dim=-1, backend=backend) for backend in OURS}
         yield _host(name, case, {"torch": partial(getattr(torch, name), dim=-1), **ours}, (_matrix(case),))
+
+
+def _host_cases(*shape: int, **variant: str) -> Iterator[tuple[Case, bool]]:
+    """What the host's time of a function is told of, and whether the operands require gradients."""
+    for dtype, grad in (("bf16", False), ("bf16", True), ("fp32", False)):
+        yield Case.of(*shape, dtype=dtype, **variant, **({"grad": "yes"} if grad else {})), grad
 
 
 def _operands(case: Case, grad: bool) -> tuple[Tensor, Tensor, Tensor]:
