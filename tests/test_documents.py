@@ -25,8 +25,7 @@ BY_OP = pytest.mark.parametrize("op", OPS.values(), ids=list(OPS))
 AWAITED = (
     *("layer_norm", "layer_norm_backward", "rms_norm", "rms_norm_backward"),
     *("cross_entropy", "cross_entropy_backward"),
-    *("dropout_add_backward",),
-    "reduction_nd",
+    *("dropout_add_backward", "reduction_nd"),
 )
 BY_RECORDED_OP = pytest.mark.parametrize(
     "op",

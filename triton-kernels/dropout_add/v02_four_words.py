@@ -3,8 +3,8 @@
 Change:   a program draws a quarter as many blocks of words as it has elements, and lays them side by side. Elements
           that lie end to end in memory are addressed by their number, and no column is looked for without a bias. The
           block and the number of warps are searched over the list below (see tuning.py).
-Why:      a quarter of the random numbers' work, whatever the compiler sees. Numbers have 16 bytes an
-          access wherever the compiler knows that they begin at multiples of that.
+Why:      a quarter of the random numbers' work, whatever the compiler sees. Numbers have 16 bytes an access wherever
+          the compiler knows that they begin at multiples of that.
 Counter:  in rows of odd length time falls to 0.4 x; elsewhere the compiler did most of it in v01, and dram_share is
           90 % before and after.
 Requires: rows whose elements are contiguous, at any distance from each other; end to end, loads take 16 bytes.
