@@ -10,17 +10,30 @@ struct Words {
   uint32_t of[4];
 };
 
+// Both halves of a product, by the instruction that makes them: of a product of 64-bit numbers the compiler
+// does not see that the factors have 32 bits, and adds a half that is always 0, a third of the generator's
+// instructions.
+__host__ __device__ inline uint64_t wide_product(uint32_t a, uint32_t b) {
+#ifdef __CUDA_ARCH__
+  uint64_t product;
+  asm("mul.wide.u32 %0, %1, %2;" : "=l"(product) : "r"(a), "r"(b));
+  return product;
+#else
+  return uint64_t{a} * b;
+#endif
+}
+
 // Nothing is kept between calls: what was drawn once can be drawn again.
 __host__ __device__ inline Words philox4x32(Words counter, uint32_t key_low, uint32_t key_high) {
-  constexpr uint64_t MULTIPLIERS[] = {0xD2511F53, 0xCD9E8D57};
+  constexpr uint32_t MULTIPLIERS[] = {0xD2511F53, 0xCD9E8D57};
   constexpr uint32_t KEY_STEPS[] = {0x9E3779B9, 0xBB67AE85};
 #ifdef __CUDA_ARCH__
 #pragma unroll
 #endif
   for (int turn = 0; turn < 10; ++turn) {
     const auto [c0, c1, c2, c3] = counter.of;
-    const uint64_t product0 = MULTIPLIERS[0] * c0;
-    const uint64_t product1 = MULTIPLIERS[1] * c2;
+    const uint64_t product0 = wide_product(c0, MULTIPLIERS[0]);
+    const uint64_t product1 = wide_product(c2, MULTIPLIERS[1]);
     counter = {static_cast<uint32_t>(product1 >> 32) ^ c1 ^ key_low, static_cast<uint32_t>(product1),
                static_cast<uint32_t>(product0 >> 32) ^ c3 ^ key_high, static_cast<uint32_t>(product0)};
     key_low += KEY_STEPS[0];

@@ -273,5 +273,21 @@ OP = Op(
             ),
             launches=2,
         ),
+        Step(
+            name="v03_rows_ahead",
+            change="A thread asks for four packs of four rows, or with an activation for two packs each of dout and of "
+            "x, before it uses the first.",
+            why="v02 has 16 bytes under way in a thread, and waits for them before it asks for more: 16 KiB in an SM "
+            "are just what memory delivers while it answers, if every answer were as quick as the first.",
+            predictions=(
+                Prediction("time", "<=", 0.95, relative=True),
+                Prediction("dram_share", ">=", 88),
+                Prediction("time", "<=", 370, case=_PLAIN),
+                Prediction("time", "<=", 600, case=_GELU),
+            ),
+            launches=2,
+            backends=("cuda",),
+            gap="A Triton program has as many loads under way as its block has packs for a thread: v02 has several.",
+        ),
     ),
 )
