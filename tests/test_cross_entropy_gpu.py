@@ -186,6 +186,20 @@ def test_where_all_is_ignored_or_nothing_there(backend, reduction) -> None:
         assert dx.shape == x.shape and not dx.any()
 
 
+@ALL
+@BY_REDUCTION
+@pytest.mark.parametrize("in_dims", [(0, 0), (1, 0), (2, 1), (0, None)], ids=str)
+def test_vmap_is_a_call_for_each_example(backend, reduction, in_dims) -> None:
+    x = values(5, 33, 257, dtype=torch.float32)
+    target = torch.stack([classes(each) for each in x])
+    given_x = x.movedim(0, in_dims[0]).contiguous()
+    given_target = target[0] if in_dims[1] is None else target.movedim(0, in_dims[1]).contiguous()
+    found = torch.func.vmap(function(reduction, backend, 0.1), in_dims=in_dims)(given_x, given_target)
+    targets = [target[0]] * len(x) if in_dims[1] is None else target
+    right = torch.stack([pytorchs(*each, reduction, 0.1) for each in zip(x, targets, strict=True)])
+    torch.testing.assert_close(found, right)
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # Memory and the host
 # ----------------------------------------------------------------------------------------------------------------------
