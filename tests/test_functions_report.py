@@ -172,12 +172,14 @@ def test_a_wrong_call_gets_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     contest = Contest("host", "matmul", Case.parse("8x8x8-bf16"), calls, (a,))
     passes = {"torch": lambda: (a, a), "compiled": lambda: (a,), "cuda": lambda: (a, a[:4]), "triton": lambda: (a, -a)}
     both = Contest("gpu", "linear", Case.parse("8x8x8-bf16"), passes, (a, a))
+    places = {"torch": lambda: a.argmax(-1), "cuda": lambda: a.argmax(-1) ^ 1}
+    third = Contest("host", "argmax", Case.parse("8x8-bf16"), places, (a.argmax(-1),))
     monkeypatch.setattr(functions, "_TIMERS", {"host": timer, "gpu": timer})
-    monkeypatch.setattr(functions, "contests", lambda: iter([contest, both]))
+    monkeypatch.setattr(functions, "contests", lambda: iter([contest, both, third]))
     monkeypatch.setattr(stage, "_facts", lambda: dict.fromkeys(store.PROVENANCE[2:], "1"))
     wrong = functions.record("gpu", tmp_path, lambda line: None)
-    assert timed == ["torch", "torch"]
-    assert len(wrong) == 6
+    assert timed == ["torch", "torch", "torch"]
+    assert len(wrong) == 7
     told = [line.partition(": wrong: ")[2] for line in wrong]
     assert told[0].startswith("the result is off by nan")
     assert told[1] == "raised there is no such backend"
@@ -185,5 +187,6 @@ def test_a_wrong_call_gets_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert told[3] == "a gradient is missing"
     assert told[4].startswith("x's gradient has shape (4, 8)")
     assert told[5].startswith("x's gradient is off by 200 %")
-    assert len(functions_table.read(tmp_path)) == 8
+    assert told[6] == "the result has other places"
+    assert len(functions_table.read(tmp_path)) == 10
     assert "| matmul 8x8x8-bf16 | 2 | wrong | – |" in rendered(tmp_path)
