@@ -11,9 +11,10 @@ import hashlib
 import io
 import re
 import tokenize
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from kernel_twins import disassembly
 from kernel_twins._profiling.report.store import ROOT
@@ -100,18 +101,21 @@ def cuda_digest(op: str, step: str, kernels: Mapping[str, str]) -> str:
     return digest("\n".join(sorted(code for name, code in kernels.items() if own(name))))
 
 
-def triton_digest(module: Any) -> str:
-    """Digest of the PTX that a Triton step's module has compiled so far in this process."""
+def triton_digest(call: Callable[[], object]) -> str:
+    """Digest of the PTX of all kernels that a call launches, those that other steps have as well among them."""
     from triton.runtime.jit import JITFunction
 
-    ptx = []
-    for member in vars(module).values():
-        while hasattr(member, "fn") and not isinstance(member, JITFunction):
-            member = member.fn  # an autotuned or heuristic kernel wraps the jitted one
-        if isinstance(member, JITFunction):
-            for cache, *_ in member.device_caches.values():
-                ptx += [kernel.asm["ptx"] for kernel in cache.values()]
-    return ptx_digest(ptx)
+    kernels: dict[str, Any] = {}
+    run = JITFunction.run
+
+    def noted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        kernel = run(self, *args, **kwargs)
+        kernels[kernel.hash] = kernel
+        return kernel
+
+    with mock.patch.object(JITFunction, "run", noted):
+        call()
+    return ptx_digest(kernel.asm["ptx"] for kernel in kernels.values())
 
 
 def ptx_digest(texts: Iterable[str]) -> str:
