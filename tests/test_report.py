@@ -170,6 +170,20 @@ def test_operations_over_rows_are_drawn_against_their_length(tmp_path: Path, nam
     assert {*op.baselines, *(f"{TITLES[backend]} {step}" for backend, step in last)} <= set(told)
 
 
+@pytest.mark.filterwarnings("ignore:No artists with labels")
+def test_operations_without_a_series_of_sizes_are_drawn_case_by_case(tmp_path: Path) -> None:
+    plots = pytest.importorskip("kernel_twins._profiling.report.plots")
+    op = OPS["reduction_nd"]
+    rows = [timing("torch", "", [100.0] * 20, case=case.slug) for case in op.bench_cases]
+    store.write(tmp_path / "reduction_nd.timings.csv", pd.DataFrame(rows, columns=store.TABLES["timings"]))
+    results = [Results(op, tmp_path, None)]
+    plots.draw(tmp_path, tmp_path, results)
+    assert plots.outdated(tmp_path, tmp_path, results) == []
+    assert not (tmp_path / "reduction_nd-sizes.svg").exists()
+    told = re.findall(r"<!-- (.*) -->", (tmp_path / "reduction_nd-cases.svg").read_text())
+    assert {*(case.slug for case in op.bench_cases), *op.baselines, "CUDA v05_split", "Triton v05_split"} <= set(told)
+
+
 def test_a_verdict_that_cycles_do_not_confirm_is_ambiguous(folder: Path) -> None:
     assert "1.200 × [1.192, 1.208] FAST" in rendered(folder)
 

@@ -73,7 +73,10 @@ def _figures(folder: Path, loaded: list[Results]) -> dict[str, tuple[str, Callab
     figures: dict[str, tuple[str, Callable[[], Figure]]] = {}
     for each in results:
         digest = _data_digest(folder, [each.op], ceilings)
-        figures[f"{each.op.name}-sizes"] = (digest, lambda each=each: _sizes(each))  # type: ignore[misc]
+        if _series(each.op):
+            figures[f"{each.op.name}-sizes"] = (digest, lambda each=each: _sizes(each))  # type: ignore[misc]
+        else:
+            figures[f"{each.op.name}-cases"] = (digest, lambda each=each: _cases(each))  # type: ignore[misc]
         figures[f"{each.op.name}-ladder"] = (digest, lambda each=each: _ladder(each))  # type: ignore[misc]
     if results and ceilings is not None:
         digest = _data_digest(folder, [each.op for each in results], ceilings)
@@ -91,12 +94,11 @@ def _data_digest(folder: Path, ops: list[Op], ceilings: Ceilings | None) -> str:
     return content.hexdigest()[:16]
 
 
-def _sizes(results: Results) -> Figure:
-    """Throughput against size: every baseline and both languages' last steps, a panel for each dtype and layout.
+def _series(op: Op) -> dict[str, list[Case]]:
+    """The cases that differ in size alone, by what they have in common: a panel each.
 
-    Of an operation over rows, against their length, at one number of elements: a panel for each such number, too.
+    Of an operation over rows, cases of one number of elements, by their rows' length.
     """
-    op = results.op
     groups: dict[str, list[Case]] = {}
     for case in sorted(op.timed_cases):
         title = "-".join([case.dtype, *(f"{k}.{v}" for k, v in case.variant)])
@@ -105,14 +107,24 @@ def _sizes(results: Results) -> Figure:
         elif len(set(case.shape)) > 1:
             continue
         groups.setdefault(title, []).append(case)
-    groups = {title: sorted(cases, key=_size) for title, cases in groups.items() if len(cases) > 1}
-    figure, axes = plt.subplots(1, len(groups), figsize=(4.6 * len(groups), 3.2), squeeze=False, sharey=True)
-    contestants = [
+    return {title: sorted(cases, key=_size) for title, cases in groups.items() if len(cases) > 1}
+
+
+def _contestants(op: Op) -> list[tuple[Name, str, str, str]]:
+    """Every baseline and both languages' last steps: name, label, colour and line."""
+    baselines = [
         (Name(b), b, _COLOUR["baseline"], style) for b, style in zip(op.baselines, _BASELINE_LINES, strict=False)
     ]
-    for backend in BACKENDS:
-        last = op.steps_of(backend)[-1].name
-        contestants.append((Name(backend, last), f"{_TITLES[backend]} {last}", _COLOUR[backend], "-"))
+    lasts = [(Name(backend, op.steps_of(backend)[-1].name), backend) for backend in BACKENDS]
+    return baselines + [(name, f"{_TITLES[b]} {name.step}", _COLOUR[b], "-") for name, b in lasts]
+
+
+def _sizes(results: Results) -> Figure:
+    """Throughput against size: every baseline and both languages' last steps, a panel for each dtype and layout."""
+    op = results.op
+    groups = _series(op)
+    figure, axes = plt.subplots(1, len(groups), figsize=(4.6 * len(groups), 3.2), squeeze=False, sharey=True)
+    contestants = _contestants(op)
     for axis, (title, cases) in zip(axes[0], groups.items(), strict=True):
         for name, text, colour, style in contestants:
             points = [(_size(case), rate) for case in cases if (rate := results.rate(case, name)) is not None]
@@ -127,6 +139,27 @@ def _sizes(results: Results) -> Figure:
         axis.set_ylim(bottom=0)
     axes[0][0].set_ylabel(results.rate_unit)
     axes[0][-1].legend(fontsize=7, loc="best")
+    return figure
+
+
+def _cases(results: Results) -> Figure:
+    """Throughput at every case, where these have no size in common to be drawn against."""
+    op = results.op
+    cases, contestants = op.timed_cases, _contestants(op)
+    figure, axis = plt.subplots(figsize=(7.5, 1 + 0.17 * len(cases) * len(contestants)))
+    width = 0.8 / len(contestants)
+    shades = iter((0.9, 0.6, 0.3))  # of the baselines, which share a colour
+    for index, (name, text, colour, _) in enumerate(contestants):
+        places = [at + width * (index - (len(contestants) - 1) / 2) for at in range(len(cases))]
+        rates = [results.rate(case, name) or 0 for case in cases]
+        axis.barh(places, rates, width, color=colour, alpha=1 if name.step else next(shades), label=text)
+    if results.ceiling:
+        axis.axvline(results.ceiling, color=_COLOUR["ceiling"], linewidth=0.8, label="measured ceiling")
+    axis.set_yticks(range(len(cases)), [case.slug for case in cases], fontsize=7)
+    axis.invert_yaxis()
+    axis.set_xlabel(results.rate_unit)
+    axis.set_title(op.name)
+    axis.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return figure
 
 
