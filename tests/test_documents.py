@@ -21,21 +21,6 @@ FOLDER = store.DATA / store.REFERENCE_GPU
 DOCS = store.ROOT / "docs"
 BY_OP = pytest.mark.parametrize("op", OPS.values(), ids=list(OPS))
 
-# Ladders whose kernels were tested on the H100 but not recorded yet. As soon as they are, these tests demand it.
-AWAITED = (
-    *("layer_norm", "layer_norm_backward", "rms_norm", "rms_norm_backward"),
-    *("cross_entropy", "cross_entropy_backward"),
-    *("dropout_add_backward", "reduction_nd"),
-)
-BY_RECORDED_OP = pytest.mark.parametrize(
-    "op",
-    [
-        pytest.param(op, marks=pytest.mark.xfail(name in AWAITED, reason=f"{name} was never measured", strict=True))
-        for name, op in OPS.items()
-    ],
-    ids=list(OPS),
-)
-
 
 def test_documents_agree_with_the_data() -> None:
     assert documents.disagreements(FOLDER, load(store.REFERENCE_GPU, FOLDER)) == []
@@ -48,7 +33,7 @@ def test_the_cases_that_documents_show_are_timed(op: Op) -> None:
     assert len({*op.timed_cases}) == len(op.timed_cases)
 
 
-@BY_RECORDED_OP
+@BY_OP
 def test_every_cell_of_the_ladders_was_tried_and_none_is_wrong(op: Op) -> None:
     results = Results(op, FOLDER, None)
     for case in op.timed_cases:
@@ -58,7 +43,7 @@ def test_every_cell_of_the_ladders_was_tried_and_none_is_wrong(op: Op) -> None:
                 assert status.startswith(("ok", "skipped")), f"{step.name} {backend} {case.slug}: {status or 'missing'}"
 
 
-@BY_RECORDED_OP
+@BY_OP
 def test_every_step_was_profiled(op: Op) -> None:
     results = Results(op, FOLDER, None)
     for step in op.steps:
@@ -71,7 +56,7 @@ def test_every_row_names_a_recorded_run(op: Op) -> None:
     assert set(Results(op, FOLDER, None).recorded.runs) <= set(store.read_runs(FOLDER)["run"])
 
 
-@BY_RECORDED_OP
+@BY_OP
 def test_recorded_counters_extract_to_the_rows_they_came_from(op: Op, monkeypatch: pytest.MonkeyPatch) -> None:
     """The way from launches to rows, on what the H100 really recorded: the metrics that it recorded."""
     table = store.read_table(FOLDER, op.name, "counters")
