@@ -4,7 +4,7 @@
 //           thread a column, over a slice of the rows; a third launch adds the slices.
 // Why:      the definition, word for word: a row's numbers are needed for dx, a column's for dweight and
 //           dbias.
-// Counter:  both matrices are read from DRAM twice, so dram_bytes are 1.6 times the least possible.
+// Counter:  both matrices are read from DRAM twice, so dram_bytes are 1.67 times the least possible.
 // Requires: rows that are contiguous; any length.
 // Source:   the derivative of layer normalisation
 // Twin:     triton-kernels/layer_norm_backward/v01_rows_then_columns.py

@@ -5,7 +5,7 @@
 //           dweight and dbias in registers. A second launch adds the blocks' sums, always in the same order.
 // Why:      v01 reads both matrices twice over. Sums in registers cost nothing but registers, and those of a
 //           few hundred blocks are little to add; without atomics every run gives the same bits.
-// Counter:  dram_bytes fall to half; the time follows.
+// Counter:  dram_bytes fall to 0.6; the time follows.
 // Requires: contiguous rows of up to 16 KiB. Where rows start at different distances from a multiple of 16
 //           bytes, a block takes every second, fourth or eighth row, so that all of its rows start alike.
 // Source:   partial sums of Triton's tutorial "Layer Normalization" and of Apex's ln_bwd_semi_cuda_kernel.cu

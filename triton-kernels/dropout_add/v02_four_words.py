@@ -5,8 +5,8 @@ Change:   a program draws a quarter as many blocks of words as it has elements, 
           block and the number of warps are searched over the list below (see tuning.py).
 Why:      a quarter of the random numbers' work, whatever the compiler sees. Numbers have 16 bytes an access wherever
           the compiler knows that they begin at multiples of that.
-Counter:  in rows of odd length time falls to 0.4 x; elsewhere the compiler did most of it in v01, and dram_share is
-          90 % before and after.
+Counter:  in rows of odd length time falls to 0.4 x; elsewhere the compiler did most of it in v01, and time rises
+          by 3 %.
 Requires: rows whose elements are contiguous, at any distance from each other; end to end, loads take 16 bytes.
 Twin:     cuda-kernels/dropout_add/v02_four_words.cu
 """

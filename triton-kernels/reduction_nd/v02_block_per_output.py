@@ -6,7 +6,7 @@ Why:      along rows, neighbouring threads now read neighbouring elements, a lin
           they come soon. Where elements lie takes every one a division by each axis but the outermost; of one axis
           there is none, and the compiler sees that neighbours are neighbours and loads several at a time.
 Error:    at most (R / 1024 + 11) eps/2 sum|x|.
-Counter:  along rows the time falls by half and more; down columns it grows.
+Counter:  along rows the time falls to 0.18; over the middle axis it is four times v01's.
 Requires: nothing. An output of few elements leaves most of its program idle.
 Twin:     cuda-kernels/reduction_nd/v02_block_per_output.cu
 """
