@@ -38,7 +38,6 @@ def compiled(op: Op, step: Step, case: Case, arch: int = REFERENCE_ARCH, config:
     import torch
     import triton
     from torch._subclasses.fake_tensor import FakeTensorMode
-    from triton.runtime.jit import JITFunction
 
     from kernel_twins.tensors import OUT_DTYPE
 
@@ -49,24 +48,38 @@ def compiled(op: Op, step: Step, case: Case, arch: int = REFERENCE_ARCH, config:
     inputs = tuple(torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device="meta") for x in inputs)
     outs = tuple(torch.empty(each.shape, dtype=OUT_DTYPE[each.dtype], device="meta") for each in op.outputs(case))
 
-    kernels: dict[str, Any] = {}
-    run = JITFunction.run
-
-    def compile_only(self: Any, *args: Any, warmup: bool, **kwargs: Any) -> None:
-        kernel = run(self, *args, warmup=True, **kwargs)
-        kernels[kernel.hash] = kernel
-
     def choose(kernel: Any, name: str, problem: Case, device: Any) -> tuple[Any, dict[str, int]]:
         winner = tuning.nearest(name, problem, REFERENCE_GPU) if config is None and arch == REFERENCE_ARCH else None
         return kernel.fn, winner or (config or kernel.configs[0]).all_kwargs()
 
     with (
         mock.patch.object(triton.runtime.driver, "_active", _Driver(arch)),
-        mock.patch.object(JITFunction, "run", compile_only),
         mock.patch.object(tuning, "choose", choose),
+        noted(compile_only=True) as kernels,
     ):
         launch(*inputs, **op.options(case), out=outs[0] if len(outs) == 1 else outs)
     return list(kernels.values())
+
+
+@contextlib.contextmanager
+def noted(*, compile_only: bool = False) -> Iterator[dict[str, Any]]:
+    """The kernels that are launched meanwhile, or only compiled, each once: Triton's ``CompiledKernel`` by its hash.
+
+    A launcher that keeps a compiled kernel, and launches that itself, passes by here in its first call alone. One that
+    is only compiled is given to nobody who might keep it.
+    """
+    from triton.runtime.jit import JITFunction
+
+    kernels: dict[str, Any] = {}
+    run = JITFunction.run
+
+    def note(self: Any, *args: Any, warmup: bool, **kwargs: Any) -> Any:
+        kernel = run(self, *args, warmup=warmup or compile_only, **kwargs)
+        kernels[kernel.hash] = kernel
+        return None if compile_only else kernel
+
+    with mock.patch.object(JITFunction, "run", note):
+        yield kernels
 
 
 @contextlib.contextmanager

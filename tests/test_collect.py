@@ -11,7 +11,9 @@ import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pandas as pd
 import pytest
@@ -27,6 +29,7 @@ from kernel_twins._profiling.report import (
     cli,
     collect,
     extract,
+    identity,
     labels,
     log,
     losses,
@@ -38,6 +41,7 @@ from kernel_twins._profiling.report import (
     stage,
     static,
     store,
+    worker,
 )
 from kernel_twins._profiling.report.analysis import Results
 from kernel_twins._profiling.report.errors import CannotRunError, InvalidDataError
@@ -456,3 +460,34 @@ def test_without_a_gpu_and_a_verb_the_log_is_rendered_and_that_is_said(
     assert cli.main([], "") == 0
     assert rendered == [store.REFERENCE_GPU]
     assert "no NVIDIA GPU is visible: rendering from the committed measurements" in capsys.readouterr().err
+
+
+def test_the_code_of_a_triton_step_is_that_of_all_kernels_that_its_first_call_launches(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    jit = pytest.importorskip("triton.runtime.jit")
+    name = Name("triton", "v01_scalar")
+    known: list[str] = []
+
+    def run(kernel: str, *, warmup: bool) -> SimpleNamespace:
+        assert not warmup
+        return SimpleNamespace(hash=kernel, asm={"ptx": kernel})
+
+    def call(*, out: None) -> None:
+        for kernel in () if known else ("step", "sum", "step"):  # "sum" stands in another step's module
+            jit.JITFunction.run(kernel, warmup=False)
+        known.append("launched from here on without JITFunction")
+
+    spec = SimpleNamespace(profile_case=OP.profile_case, inputs=lambda *_: (), options=lambda _: {})
+    cuda = SimpleNamespace(synchronize=lambda: None, cudart=mock.MagicMock(), nvtx=mock.MagicMock())
+    monkeypatch.setattr(jit.JITFunction, "run", run)
+    monkeypatch.setattr(worker, "torch", SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(worker.ops, "get", lambda _: spec)
+    monkeypatch.setattr(worker, "cells", lambda _: [name])
+    monkeypatch.setattr(worker, "load_named", lambda *_: call)
+    monkeypatch.setattr(worker, "generator", lambda *_: None)
+    monkeypatch.setattr(worker, "empty_outputs", lambda *_: None)
+    worker.main("vector_add", "3", str(tmp_path / "digests"), labels.write("vector_add", name))
+    assert len(known) == 4
+    assert json.loads((tmp_path / "digests").read_text()) == {"v01_scalar": identity.ptx_digest(["sum", "step"])}
+    assert jit.JITFunction.run is run

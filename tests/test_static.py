@@ -7,7 +7,6 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -310,22 +309,6 @@ def built(committed: pd.DataFrame) -> pd.DataFrame:
     ):
         pytest.skip(f"the extension was built with another compiler than {', '.join(toolchains)}, or for another GPU")
     return committed
-
-
-def test_the_code_of_a_triton_step_is_that_of_all_kernels_that_it_launches(monkeypatch: pytest.MonkeyPatch) -> None:
-    jit = pytest.importorskip("triton.runtime.jit")
-
-    def run(kernel: str) -> SimpleNamespace:  # one compiled kernel for each name
-        return SimpleNamespace(hash=kernel, asm={"ptx": kernel})
-
-    monkeypatch.setattr(jit.JITFunction, "run", run)
-
-    def call() -> None:
-        for kernel in ("step", "sum", "step"):  # "sum" stands in another step's module
-            jit.JITFunction.run(kernel)
-
-    assert identity.triton_digest(call) == identity.ptx_digest(["sum", "step"])
-    assert jit.JITFunction.run is run
 
 
 def test_the_build_is_what_is_recorded(built: pd.DataFrame) -> None:

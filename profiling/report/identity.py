@@ -11,10 +11,8 @@ import hashlib
 import io
 import re
 import tokenize
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
-from unittest import mock
 
 from kernel_twins import disassembly
 from kernel_twins._profiling.report.store import ROOT
@@ -99,23 +97,6 @@ def cuda_digest(op: str, step: str, kernels: Mapping[str, str]) -> str:
     """One digest for all instantiations of a step's kernels, given those of all kernels."""
     own = disassembly.is_of(op, step)
     return digest("\n".join(sorted(code for name, code in kernels.items() if own(name))))
-
-
-def triton_digest(call: Callable[[], object]) -> str:
-    """Digest of the PTX of all kernels that a call launches, those that other steps have as well among them."""
-    from triton.runtime.jit import JITFunction
-
-    kernels: dict[str, Any] = {}
-    run = JITFunction.run
-
-    def noted(self: Any, *args: Any, **kwargs: Any) -> Any:
-        kernel = run(self, *args, **kwargs)
-        kernels[kernel.hash] = kernel
-        return kernel
-
-    with mock.patch.object(JITFunction, "run", noted):
-        call()
-    return ptx_digest(kernel.asm["ptx"] for kernel in kernels.values())
 
 
 def ptx_digest(texts: Iterable[str]) -> str:

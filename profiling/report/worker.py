@@ -14,10 +14,10 @@ from pathlib import Path
 
 import torch
 
-from kernel_twins import ops
+from kernel_twins import aot, ops
 from kernel_twins._load import load_named
 from kernel_twins._profiling.report import labels
-from kernel_twins._profiling.report.identity import triton_digest
+from kernel_twins._profiling.report.identity import ptx_digest
 from kernel_twins.check import generator
 from kernel_twins.spec import BACKENDS, Name
 from kernel_twins.tensors import empty_outputs
@@ -44,18 +44,21 @@ def main(op: str, calls: str, digests_file: str, *chosen: str) -> None:
     for name in cells(op):
         if labels.write(op, name) not in chosen:
             continue
-        call = load_named(op, name)
-        call(*inputs, **options, out=out)
+        call = partial(load_named(op, name), *inputs, **options, out=out)
+        if name.backend == "triton":
+            with aot.noted() as kernels:
+                call()
+            digests[name.step] = ptx_digest(kernel.asm["ptx"] for kernel in kernels.values())
+        else:
+            call()
         torch.cuda.synchronize()
         torch.cuda.cudart().cudaProfilerStart()
         mark = torch.cuda.nvtx.range_start(labels.write(op, name))
         for _ in range(int(calls)):
-            call(*inputs, **options, out=out)
+            call()
         torch.cuda.synchronize()
         torch.cuda.nvtx.range_end(mark)
         torch.cuda.cudart().cudaProfilerStop()
-        if name.backend == "triton":
-            digests[name.step] = triton_digest(partial(call, *inputs, **options, out=out))
     Path(digests_file).write_text(json.dumps(digests))
 
 
