@@ -102,6 +102,11 @@ def test_step_is_right_in_parts(op: str, step: str) -> None:
     interpret(op, step, "fp32", "4")
 
 
+@pytest.mark.parametrize(("op", "step"), [("layer_norm", "v06_cooperative"), ("rms_norm", "v03_cooperative")])
+def test_programs_that_stay_take_rows_that_start_alike(op: str, step: str) -> None:
+    interpret(op, step, "fp32", "", "19")  # programs, for rows of which every eighth starts alike
+
+
 def test_parts_are_all_rows_and_each_is_what_a_launch_takes() -> None:
     torch = pytest.importorskip("torch")
     from kernel_twins._triton.parts import MOST_ROWS, in_parts
@@ -136,7 +141,14 @@ def chosen(config: Any, kernel: Any, *_: Any) -> tuple[Any, dict[str, Any]]:
     return kernel.fn, config.all_kwargs()
 
 
-def main(op_name: str, step_name: str, dtype: str, most_rows: str = "") -> int:
+def staying(op: Op, step: Step) -> list[Any]:
+    kernels = importlib.import_module(f"kernel_twins._triton.{op.name}.{step.name}")
+    return [
+        config for config in getattr(kernels, f"{op.name}_{step.name}_kernel").configs if config.kwargs["STAGES"] > 1
+    ]
+
+
+def main(op_name: str, step_name: str, dtype: str, most_rows: str = "", resident: str = "") -> int:
     from kernel_twins.check import check
 
     tuning = importlib.import_module("kernel_twins._triton.tuning")
@@ -146,10 +158,15 @@ def main(op_name: str, step_name: str, dtype: str, most_rows: str = "") -> int:
         parts = importlib.import_module("kernel_twins._triton.parts")
         setattr(parts, "MOST_ROWS", int(most_rows))  # noqa: B010
         largest = LARGEST_IN_PARTS
-    cases = small_cases(op, op.step(step_name), dtype, largest)
+    cases, configs = small_cases(op, op.step(step_name), dtype, largest), branches(op, op.step(step_name))
+    if resident:
+        cooperative = importlib.import_module("kernel_twins._triton.layer_norm.v06_cooperative")
+        setattr(cooperative, "resident", lambda *_: int(resident))  # noqa: B010
+        cases = [Case.of(m, n, dtype=dtype) for m, n in ((5, 1027), (40, 1027), (40, 1030))]
+        configs = staying(op, op.step(step_name))
     call = load(op_name, step_name, "triton")
     wrong = 0 if cases else 1
-    for turn, config in enumerate(branches(op, op.step(step_name))):
+    for turn, config in enumerate(configs):
         if config is not None:
             setattr(tuning, "choose", partial(chosen, config))  # noqa: B010
         for case in cases if turn == 0 else [case for case in cases if math.prod(case.shape) <= LARGEST_BY_TERMS]:

@@ -5,7 +5,8 @@ Change:   a row longer than a program's tile is divided into PARTS. The program 
           its part. Shorter rows are treated as in v04, or by programs that stay while rows travel ahead, whichever the
           search finds faster. A row is as many blocks of 16 bytes a thread as it takes, not a power of 2. Where N is
           odd, rows start at every alignment: elements at both ends are taken one by one, and 16 bytes at a time in
-          between, where weight and bias are put together from two loads.
+          between. A program that stays takes rows that all start alike, which are sixteen apart where N is odd, and
+          has the same columns of them; where none stays, weight and bias are put together from two loads.
 Why:      a cooperative launch promises that all programs run at once, so one may wait for another's numbers. How long a
           row may be is then bounded by the registers of the whole GPU. While a program waits, its next part travels to
           shared memory. A program that stays has the same columns of every row: weight and bias stay in its registers,
@@ -21,6 +22,7 @@ Twin:     none, see the spec
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -71,17 +73,19 @@ CONFIGS = [
     )
     for size, per_sm, stages, warps in (
         (8192, 8, 1, 4), (2048, 16, 1, 1), (16384, 6, 1, 4), (16384, 4, 1, 8), (32768, 2, 1, 8), (32768, 2, 1, 16),
-        (8192, 6, 1, 4),
+        (8192, 6, 1, 4), (8192, 7, 1, 4),
         (8192, 4, 3, 4), (16384, 2, 3, 4), (16384, 2, 3, 8),
     )
 ]  # fmt: skip
 
 
-def divided(N: int, itemsize: int, wide: bool, vectors: int, config: dict[str, Any]) -> dict[str, int]:
+def divided(
+    N: int, itemsize: int, wide: bool, vectors: int, matrices: int, config: dict[str, Any], device: torch.device
+) -> dict[str, int]:
     """How rows of N elements become tiles: ROWS side by side, or PARTS of one, each of which is CHUNKS of BLOCK_N.
 
     ``wide``: all rows of all matrices start as far from an address of whole vectors; ``vectors``: how many there are of
-    weight and bias.
+    weight and bias; ``matrices``: of x and residual.
     """
     tile, threads, vector = config["TILE_BYTES"] // itemsize, 32 * config["num_warps"], VECTOR_BYTES // itemsize
     block, chunk = triton.next_power_of_2(max(N, 1)), threads * vector
@@ -97,21 +101,25 @@ def divided(N: int, itemsize: int, wide: bool, vectors: int, config: dict[str, A
     vector = vector if wide else 1
     parts, least = triton.cdiv(max(N, 1), tile), N // vector
     share = triton.cdiv(least, parts)
-    if edges:  # see vectors_of
+    if edges:  # see _inside
         least = (N - 2 * vector + 1) // vector - 1
     registers = (1 + vectors) * triton.cdiv(share * vector, chunk) * VECTOR_BYTES // 4 + OTHER_REGISTERS
+    # With edges, weight and bias of a program that stays are those of all its rows if these start alike.
+    stays = parts > 1 or config["STAGES"] > 1
+    alike = not edges or (stays and resident(config, matrices, device) // parts >= period_of(N, itemsize))
     return {
         "ROWS": 1, "BLOCK_N": chunk, "AT_ONCE": 1, "CHUNKS": max(triton.cdiv(share * vector, chunk), 1), "PARTS": parts,
         "SLOTS": triton.next_power_of_2(parts), "VECTOR": vector, "EDGES": edges,
         # The last part has the fewest elements.
         "FULL": max(least - (parts - 1) * share, 0) * vector // chunk,
-        "HELD": not (edges and vectors) and (config["STAGES"] > 1 or registers <= config["maxnreg"]),
+        "HELD": alike and (config["STAGES"] > 1 or registers <= config["maxnreg"]),
     }  # fmt: skip
 
 
 def launched(args: dict[str, Any]) -> dict[str, int]:
     vectors = (args["weight"] is not None) + (args.get("bias") is not None)
-    return divided(args["N"], args["x"].element_size(), args["WIDE"], vectors, args)
+    matrices = 1 + (args["residual"] is not None)
+    return divided(args["N"], args["x"].element_size(), args["WIDE"], vectors, matrices, args, args["x"].device)
 
 
 DIVIDED: dict[str, Any] = {
@@ -132,14 +140,24 @@ def resident(config: dict[str, Any], matrices: int, device: torch.device) -> int
     return min(sm_count(device) * per_sm, SIZE // 5)  # a program has up to 5 of the counters
 
 
-def grid_of(M: int, matrices: int, config: dict[str, Any], device: torch.device) -> tuple[int, int, int]:
+def period_of(N: int, itemsize: int) -> int:
+    """How many rows apart those are that start alike within the bytes in which memory is fetched."""
+    sector = SECTOR_BYTES // itemsize
+    return sector // math.gcd(N, sector)
+
+
+def grid_of(x: Tensor, matrices: int, config: dict[str, Any]) -> tuple[int, int, int]:
     """All programs that can run at once, in groups of PARTS; or where none stays, one for each tile."""
+    M, N = x.shape
     tiles = triton.cdiv(M, config["ROWS"])
     if config["PARTS"] == 1 and config["STAGES"] == 1:
         return tiles, 1, 1
+    groups = resident(config, matrices, x.device) // config["PARTS"]
+    # A group with edges whose weight is held goes from a row to the next one that starts alike.
+    period = period_of(N, x.element_size()) if config["EDGES"] and config["HELD"] and tiles > groups else 1
     # All groups take the same number of tiles, but for the last round: none ends a tile late.
-    rounds = triton.cdiv(tiles, resident(config, matrices, device) // config["PARTS"])
-    return triton.cdiv(tiles, rounds) * config["PARTS"], 1, 1
+    rounds = triton.cdiv(tiles, groups // period * period)
+    return triton.cdiv(triton.cdiv(tiles, rounds), period) * period * config["PARTS"], 1, 1
 
 
 def fits(x: Tensor, matrices: int, config: dict[str, Any]) -> bool:
@@ -375,6 +393,25 @@ def _short_rows(
 
 
 @triton.jit
+def _inside(row, N, EDGES: tl.constexpr, VECTOR: tl.constexpr):
+    # How many elements come before a row's first vector, and how many vectors are complete. With EDGES the last one is
+    # not among them, so that weight and bias are not read behind their ends.
+    ALIGN: tl.constexpr = 2 * VECTOR
+    start = tl.cast(row, tl.int64) * N
+    head = (tl.cdiv(start, ALIGN) * ALIGN - start).to(tl.int32) if EDGES else 0
+    return head, ((N - head) // VECTOR - 1 if EDGES else N // VECTOR)
+
+
+@triton.jit
+def _edges(head, vectors, part, N, VECTOR: tl.constexpr):
+    # The first ALIGN places are before the first vector, the others behind the last one; the first part has them.
+    ALIGN: tl.constexpr = 2 * VECTOR
+    edge = tl.arange(0, 2 * ALIGN)
+    col = tl.where(edge < ALIGN, edge, head + vectors * VECTOR + edge - ALIGN)
+    return col, ((col < tl.where(edge < ALIGN, head, N)) & (part == 0),)
+
+
+@triton.jit
 def norm_rows(
     x, weight, bias, residual, out, mean, rstd, added, counters, M, N, stride_xm, stride_rm, eps,
     CENTERED: tl.constexpr, STAGES: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, AT_ONCE: tl.constexpr,
@@ -399,10 +436,15 @@ def norm_rows(
     share = tl.cdiv(N // VECTOR, PARTS)
     start = part * (share * VECTOR)
     col = start + tl.arange(0, BLOCK_N)
-    if HELD:
-        masks = _masks(tl.minimum(share, N // VECTOR - part * share), CHUNKS, BLOCK_N, VECTOR)
-        weight = None if weight is None else _chunks(weight + col, masks, FULL, "evict_last")
-        bias = None if bias is None else _chunks(bias + col, masks, FULL, "evict_last")
+    if HELD:  # all rows of the group have the first one's head
+        head, vectors = _inside(group, N, EDGES, VECTOR)
+        masks = _masks(tl.minimum(share, vectors - part * share), CHUNKS, BLOCK_N, VECTOR)
+        if EDGES:
+            edge_col, edge_masks = _edges(head, vectors, part, N, VECTOR)
+            edge_weight = None if weight is None else _chunks(weight + edge_col, edge_masks, 0, "evict_last")
+            edge_bias = None if bias is None else _chunks(bias + edge_col, edge_masks, 0, "evict_last")
+        weight = None if weight is None else _chunks(weight + head + col, masks, FULL, "evict_last")
+        bias = None if bias is None else _chunks(bias + head + col, masks, FULL, "evict_last")
     turn = 0
     ONE: tl.constexpr = PARTS == 1 and STAGES == 1
     # Only x and residual are to travel ahead.
@@ -411,10 +453,8 @@ def norm_rows(
         # Offsets, of 64 bits, rounded up to whole vectors; the compiler sees that.
         row = tl.cast(index, tl.int64)
         place = tl.cdiv(row * N, ALIGN) * ALIGN
-        # How many elements come before the first vector, and how many vectors are complete. The last one is not among
-        # them, so that weight and bias are not read behind their ends.
-        head = (place - row * N).to(tl.int32) if EDGES else 0
-        vectors = (N - head) // VECTOR - 1 if EDGES else N // VECTOR
+        if not HELD:
+            head, vectors = _inside(row, N, EDGES, VECTOR)
         limit = tl.minimum(share, vectors - part * share)
         masks = _masks(limit, CHUNKS, BLOCK_N, VECTOR)
         x_row = x + tl.cdiv(row * stride_xm, ALIGN) * ALIGN + col
@@ -423,10 +463,8 @@ def norm_rows(
         tiles = _rows(x_row, residual_row, added_row, masks, FULL)
         total = tl.sum(_total(tiles)) if CENTERED else 0.0
         if EDGES:
-            # The first ALIGN places are before the first vector, the others behind the last one.
-            edge = tl.arange(0, 2 * ALIGN)
-            edge_col = tl.where(edge < ALIGN, edge, head + vectors * VECTOR + edge - ALIGN)
-            edge_masks = ((edge_col < tl.where(edge < ALIGN, head, N)) & (part == 0),)
+            if not HELD:
+                edge_col, edge_masks = _edges(head, vectors, part, N, VECTOR)
             residual_edges = None if residual is None else residual + row * stride_rm + edge_col
             added_edges = None if residual is None else added + row * N + edge_col
             edges = _rows(x + row * stride_xm + edge_col, residual_edges, added_edges, edge_masks, 0)
@@ -446,8 +484,9 @@ def norm_rows(
             FULL, HELD, VECTOR, EDGES,
         )  # fmt: skip
         if EDGES:
-            edge_weight = None if weight is None else _chunks(weight + edge_col, edge_masks, 0, "evict_last")
-            edge_bias = None if bias is None else _chunks(bias + edge_col, edge_masks, 0, "evict_last")
+            if not HELD:
+                edge_weight = None if weight is None else _chunks(weight + edge_col, edge_masks, 0, "evict_last")
+                edge_bias = None if bias is None else _chunks(bias + edge_col, edge_masks, 0, "evict_last")
             edges_out = out + row * N + edge_col
             _write(
                 edges_out, edges, row_mean, row_rstd, edge_weight, edge_bias, 0, 0, edge_masks, 0, True, VECTOR, False
@@ -555,7 +594,7 @@ def _planned(
     places += [(stride - N) * x.element_size() for stride in strides[:matrices]]
     unit = SECTOR_BYTES if N * x.element_size() % VECTOR_BYTES else VECTOR_BYTES
     constants: dict[str, Any] = {"WIDE": all(place % unit == 0 for place in places)}
-    grid = lambda config: grid_of(M, matrices, config, x.device)  # noqa: E731
+    grid = lambda config: grid_of(x, matrices, config)  # noqa: E731
     if not config:
         kernel[grid](*tensors, counter(x.device), M, N, *strides, eps, **constants)
         kernel, config = kernel.fn, kernel.best_config.all_kwargs()
@@ -567,6 +606,4 @@ def _planned(
         return None
     constants |= tiles
     named = (constants[name] for name in compiled.src.fn.arg_names if name in constants)
-    return Plan(
-        compiled, grid_of(M, matrices, constants, x.device), counters is not None, (M, N, *strides, eps, *named)
-    )
+    return Plan(compiled, grid_of(x, matrices, constants), counters is not None, (M, N, *strides, eps, *named))
