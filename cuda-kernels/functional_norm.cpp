@@ -45,7 +45,7 @@ struct LayerNorm {
   static const auto& backward_step(int64_t bytes, int device) {
     const bool large = bytes > PAIR_IN_REGISTERS;
     return first_that_runs<layer_norm_backward_steps>(
-        "layer_norm_backward", {"v04_cluster", large ? "v01_rows_then_columns" : "v03_pipelined"}, large,
+        "layer_norm_backward", {"v06_rows_ahead", large ? "v01_rows_then_columns" : "v03_pipelined"}, large,
         device);
   }
 };
@@ -56,8 +56,8 @@ struct RmsNorm {
     return first_that_runs<rms_norm_steps>("rms_norm", {"v02_cluster", "v01_two_passes"}, false, device);
   }
   static const auto& backward_step(int64_t, int device) {
-    return first_that_runs<rms_norm_backward_steps>("rms_norm_backward",
-                                                    {"v02_cluster", "v01_rows_then_columns"}, false, device);
+    return first_that_runs<rms_norm_backward_steps>(
+        "rms_norm_backward", {"v04_rows_ahead", "v01_rows_then_columns"}, false, device);
   }
 };
 

@@ -83,6 +83,17 @@ __device__ inline void mbarrier_arrive_in(uint64_t* barrier, uint32_t block) {
       : "memory");
 }
 
+// PTX ISA, "atom". Whether this is the last of `calls` calls, after which it counts anew: what their threads
+// have read and written before lies before whatever follows the last.
+__device__ inline bool is_last_of(uint32_t* counter, uint32_t calls) {
+  uint32_t before;
+  asm volatile("atom.acq_rel.cta.shared::cta.inc.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "r"(shared_address(counter)), "r"(calls - 1)
+               : "memory");
+  return before == calls - 1;
+}
+
 // PTX ISA, "%cluster_ctarank". This block's number in its cluster.
 __device__ inline uint32_t cluster_block() {
   uint32_t rank;

@@ -18,6 +18,7 @@ _ORDINARY = ("outliers", "shifted")  # values that x may have, too, in a backwar
 
 # Rows enough for every block of a GPU to have several, in which it adds up its part of dweight and dbias.
 _MANY_ROWS = ((2_000, 257), (1_500, 1_024), (400, 5_003), (300, 8_192), (100, 40_000))
+_MORE_ROWS = ((3_000, 5_003), (600, 65_536))  # and for each of the places that a block has for rows to be used again
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +205,7 @@ class Norm:
             *rows.option_cases({"affine": "none"}),
             *((19, n, {"x": "pitched"}) for n in (40, 1_027, 8_192, 70_000)),
             *((9, n, {"values": "shifted"}) for n in (1_000, 5_003, 70_000)),
-            *((m, n, {}) for m, n in _MANY_ROWS),
+            *((m, n, {}) for m, n in (*_MANY_ROWS, *_MORE_ROWS)),
             *((m, n, {"values": "outliers"}) for m, n in _MANY_ROWS[1:3]),
         )
         return rows.test_cases("dout", *more)

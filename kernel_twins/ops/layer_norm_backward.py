@@ -74,7 +74,8 @@ def _liger(
 
 _PROFILE_CASE = rows.bandwidth_case(4_096)
 _SHORT, _LONG, _LONGEST = (rows.bandwidth_case(n) for n in (256, 65_536, 262_144))
-_SMALL = Case.of(4_096, 1_024, dtype="bf16")
+_ODD = rows.bandwidth_case(5_003)
+_SMALL, _SQUARE = (Case.of(4_096, n, dtype="bf16") for n in (1_024, 4_096))
 
 OP = Op(
     name="layer_norm_backward",
@@ -90,7 +91,7 @@ OP = Op(
     accepts=lambda case: "",
     test_cases=_NORM.backward_test_cases(),
     huge_cases=(Case.of(2**21 + 3, 1_025, dtype="bf16"),),
-    bench_cases=(*rows.BANDWIDTH_CASES, _SMALL, Case.of(4_096, 4_096, dtype="bf16")),
+    bench_cases=(*rows.BANDWIDTH_CASES, _SMALL, _SQUARE),
     headline_cases=rows.HEADLINE_CASES,
     profile_case=_PROFILE_CASE,
     ceiling="dram_copy",
@@ -169,6 +170,26 @@ OP = Op(
             launches=2,
             backends=("triton",),
             gap="CUDA's v04_cluster does the same within a cluster, without going through L2.",
+        ),
+        Step(
+            name="v06_rows_ahead",
+            change="Rows come into a ring in shared memory several ahead of time; a warp sends its sums of a row and "
+            "goes on, and writes the row before; the last kernel asks for many groups' sums at once, and starts early.",
+            why="v04 asks for one row ahead, with as many bytes as threads have registers, and for nothing while they "
+            "wait for block and cluster. Triton's v05, which waits for the sums a row later, is faster.",
+            predictions=(
+                Prediction("dram_share", ">=", 92),
+                Prediction("time", "<=", 0.96, relative=True),
+                Prediction("time", "<=", 42, case=_SQUARE),
+                Prediction("time", "<=", 17, case=_SMALL),
+                Prediction("time", "<=", 585, case=_ODD),
+                Prediction("time", "<=", 570, case=_LONG),
+                Prediction("time", "<=", 600, case=_LONGEST),
+            ),
+            arch=">=9.0",
+            launches=2,
+            backends=("cuda",),
+            gap="Triton 3.6 lets no warp run ahead of its program, nor a program write into another one's memory.",
         ),
     ),
 )

@@ -1,0 +1,382 @@
+// The kernel of the norms' last backward steps: rows come into a ring in shared memory several ahead of time,
+// and a row's sums travel between warps and blocks while another row is worked on.
+#pragma once
+
+#include "hopper.cuh"
+#include "norm_backward.cuh"
+
+constexpr int AHEAD_THREADS = 512, SM_THREADS = AHEAD_THREADS * 5 / 4;  // of a block, and of an SM, at most
+constexpr int FEW_PACKS = 2, MANY_PACKS = 4;                            // of a thread
+constexpr int RING_BYTES = 208 * 1024;                                  // of an SM
+constexpr int LEAST_STAGES = 3, MOST_STAGES = 8;  // two rows are worked on, at least one is on its way
+constexpr int TURNS = 4;                          // places for a row's sums
+constexpr int MOST_PARTS = AHEAD_THREADS / 32 * MOST_CLUSTER_BLOCKS;  // of a row's sums: one of each warp
+constexpr int AHEAD_BYTES = RING_BYTES + TURNS * MOST_PARTS * static_cast<int>(sizeof(GradientSums));
+
+// How rows are divided: a cluster of `blocks` blocks takes a row, each block up to `each` packs and each
+// thread up to `packs`, and a block has room for its packs of `stages` rows.
+struct AheadShape {
+  int blocks, each, packs, threads, stages;
+};
+
+// The columns of a thread that are the same in all rows of its block, and their sums over these.
+template <typename T, int PACKS, bool CENTERED>
+struct AheadColumns {
+  static constexpr int SIZE = Pack<T>::SIZE;
+  int n, skew;  // of the block's part of a row: its elements, and how many lie before them in its first pack
+  bool ragged;  // some of the thread's packs are the part's only partly
+  Pack<T> weights[PACKS];
+  float dweight[PACKS][SIZE] = {}, dbias[CENTERED ? PACKS : 1][CENTERED ? SIZE : 1] = {};
+
+  __device__ AheadColumns(const void* weight, int start, int n, int skew) : n(n), skew(skew), ragged(false) {
+#pragma unroll
+    for (int i = 0; i < PACKS; ++i) {
+      ragged = ragged || is_ragged(i);
+      weights[i] = load_weights<T>(weight, start, first_of(i), n);
+    }
+  }
+
+  __device__ int pack_of(int i) const { return i * blockDim.x + threadIdx.x; }
+  __device__ int first_of(int i) const { return pack_of(i) * SIZE - skew; }
+  __device__ bool is_ragged(int i) const { return first_of(i) < n && !is_whole<T>(first_of(i), n); }
+
+  // Packed as it is, for one use: the compiler would keep the converted weights, in twice the registers.
+  __device__ Pack<T> weight_of(int i) {
+    keep_packed(weights[i]);
+    return weights[i];
+  }
+
+  // Clears packs of a place for rows that are not the part's, once: nothing is copied there.
+  __device__ void clear(Pack<T>* x_packs, Pack<T>* dout_packs) const {
+#pragma unroll
+    for (int i = 0; i < PACKS; ++i) {
+      if (first_of(i) >= n) x_packs[pack_of(i)] = dout_packs[pack_of(i)] = {};
+    }
+  }
+  // Clears what a row that has come holds beside the part. A thread reads no packs but its own.
+  __device__ void mask(Pack<T>* x_packs, Pack<T>* dout_packs) const {
+#pragma unroll 1
+    for (int i = 0; i < PACKS; ++i) {
+      if (!is_ragged(i)) continue;
+      mask_beside(x_packs[pack_of(i)], first_of(i), n);
+      mask_beside(dout_packs[pack_of(i)], first_of(i), n);
+    }
+  }
+
+  // Adds a row. In the sums that it returns, product lacks its factor rstd.
+  __device__ GradientSums add(const Pack<T>* x_packs, const Pack<T>* dout_packs, float mean, float rstd) {
+    GradientSums sums = {};
+#pragma unroll
+    for (int i = 0; i < PACKS; ++i) {
+      const Pack<T> x = x_packs[pack_of(i)], dout = dout_packs[pack_of(i)], weight = weight_of(i);
+#pragma unroll
+      for (int j = 0; j < SIZE; ++j) {
+        const float distance = CENTERED ? to_float(x[j]) - mean : to_float(x[j]);
+        const float gradient = to_float(dout[j]);
+        dweight[i][j] = fmaf(gradient * rstd, distance, dweight[i][j]);
+        if constexpr (CENTERED) dbias[i][j] += gradient;
+        const float g = gradient * to_float(weight[j]);
+        sums.product = fmaf(g, distance, sums.product);
+        if constexpr (CENTERED) sums.plain += g;
+        // Here and now: put off, the products would take registers until the sums are sent.
+        asm volatile("" : "+f"(dweight[i][j]));
+        if constexpr (CENTERED) asm volatile("" : "+f"(dbias[i][j]));
+      }
+    }
+    return sums;
+  }
+
+  // Writes dx, from the block's first element on. `means` are the whole row's sums divided by N.
+  __device__ void write(const Pack<T>* x_packs, const Pack<T>* dout_packs, const Pack<T>* added_packs, T* dx,
+                        float mean, float rstd, GradientSums means) {
+    const float of_distance = -means.product * rstd * rstd * rstd, of_all = -means.plain * rstd;
+#pragma unroll
+    for (int i = 0; i < PACKS; ++i) {
+      const Pack<T> x = x_packs[pack_of(i)], dout = dout_packs[pack_of(i)], weight = weight_of(i);
+      const Pack<T> added = added_packs ? added_packs[pack_of(i)] : Pack<T>{};
+      Pack<T> results;
+#pragma unroll
+      for (int j = 0; j < SIZE; ++j) {
+        const float distance = CENTERED ? to_float(x[j]) - mean : to_float(x[j]);
+        const float rest = fmaf(distance, of_distance, of_all + to_float(added[j]));
+        set(results, j, from_float<T>(fmaf(to_float(dout[j]) * rstd, to_float(weight[j]), rest)));
+      }
+      int first = first_of(i);
+      asm volatile("" : "+r"(first));  // found anew: addresses kept from row to row would take registers
+      store_pack(dx, first, n, true, results);
+    }
+  }
+};
+
+// Clusters take every so-many-th row, all of which are skewed alike, as are those of x, dout, dadded and dx.
+// No thread waits for its block: a warp waits for a row to have come, and for the sums of the row before.
+// Each cluster leaves the sums of its rows for dweight and dbias in the workspace.
+template <typename T, int PACKS, bool CENTERED>
+__device__ void backward_rows_ahead(const NormBackwardArgs& args, const AheadShape& shape, float* workspace) {
+#if __CUDA_ARCH__ >= 900
+  constexpr int SIZE = Pack<T>::SIZE;
+  // Places for rows, [stages, matrices, pitch] packs, then for a row's sums, [TURNS, count].
+  extern __shared__ __align__(128) uint4 room[];
+  __shared__ __align__(16) float statistics[MOST_STAGES][CENTERED ? 2 : 1][4];  // a row's among them
+  __shared__ uint64_t arrived[MOST_STAGES];  // a phase completes when a row is there
+  __shared__ uint32_t readers[MOST_STAGES];  // warps that are done with it
+  __shared__ uint64_t complete[TURNS];       // a phase completes when all parts of a row's sums are there
+  const int M = static_cast<int>(args.M), N = static_cast<int>(args.N), warps = blockDim.x / 32;
+  const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
+  const int blocks = shape.blocks, stages = shape.stages, rank = rank_in_cluster(blocks);
+  const int cluster = blockIdx.x / blocks, clusters = gridDim.x / blocks;
+  const int matrices = args.dadded ? 3 : 2, pitch = blockDim.x * PACKS;
+  Pack<T>* const ring = reinterpret_cast<Pack<T>*>(room);
+  const int count = blocks * warps;
+  GradientSums* const parts = reinterpret_cast<GradientSums*>(room + stages * matrices * pitch);
+  // The kernel that adds the sums may be set up as soon as blocks of this one make room. This one was
+  // launched plainly.
+  allow_dependent_launch();
+
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < stages; ++stage) {
+      mbarrier_init(&arrived[stage], 1);
+      readers[stage] = 0;
+    }
+    for (uint64_t& barrier : complete) mbarrier_init(&barrier, blocks > 1 ? 1 : warps);
+    fence_mbarrier_init();
+  }
+  __syncthreads();  // for the barriers to be initialised
+  if (blocks > 1) cluster_arrive();
+
+  const int row_skew = skew_of(static_cast<const T*>(args.x) + cluster * args.stride_xm);
+  const Parts<T> columns_of{N, row_skew, shape.each};
+  const int start = columns_of.start(rank), n = columns_of.count(rank), skew = rank == 0 ? row_skew : 0;
+
+  // Of one thread. Whole packs are copied: what lies beside the row in its first and last 16 bytes can be
+  // read, as in load_touching_packs, and is masked.
+  const auto place_of = [](const float* one) { return reinterpret_cast<uintptr_t>(one) % 16 / 4; };
+  const auto fetch = [&](int index, int stage) {
+    const uint32_t bytes = cdiv(n + skew, SIZE) * sizeof(uint4);
+    mbarrier_arrive_expect_tx(&arrived[stage], matrices * bytes + sizeof(statistics[0]));
+    const uint64_t policy = l2_evict_first_policy();
+    const auto copy_statistic = [&](int which, const float* one) {
+      bulk_load(statistics[stage][which], one - place_of(one), 16, &arrived[stage], policy);
+    };
+    copy_statistic(0, args.rstd + index);
+    if constexpr (CENTERED) copy_statistic(1, args.mean + index);
+    if (bytes == 0) return;
+    const auto copy = [&](int matrix, const void* rows, int64_t stride) {
+      bulk_load(ring + (stage * matrices + matrix) * pitch,
+                static_cast<const T*>(rows) + index * stride + (start - skew), bytes, &arrived[stage],
+                policy);
+    };
+    copy(0, args.x, args.stride_xm);
+    copy(1, args.dout, args.stride_dm);
+    if (args.dadded) copy(2, args.dadded, args.stride_am);
+  };
+  if (threadIdx.x == 0) {
+    int index = cluster;
+    for (int stage = 0; stage < stages && index < M; ++stage, index += clusters) fetch(index, stage);
+  }
+
+  AheadColumns<T, PACKS, CENTERED> columns(args.weight, start, n, skew);
+  for (int stage = 0; stage < stages; ++stage) {
+    Pack<T>* const packs = ring + stage * matrices * pitch;
+    columns.clear(packs, packs + pitch);
+  }
+  const auto statistics_of = [&](int index, int stage, float* mean, float* rstd) {
+    *rstd = statistics[stage][0][place_of(args.rstd + index)];
+    *mean = CENTERED ? statistics[stage][CENTERED][place_of(args.mean + index)] : 0.0f;
+  };
+  if (blocks > 1) cluster_wait();  // for all blocks to run, with their barriers initialised
+
+  // A row is summed, then the one before is written: that one's sums have had a row's time to come.
+  int stage = 0, before = 0;
+  uint32_t turn = 0, parity = 0;
+  float mean, rstd;
+  for (int index = cluster; index < M + clusters; index += clusters, ++turn) {
+    const int stage_now = stage;
+    if (index < M) {
+      mbarrier_wait_parity(&arrived[stage], parity);  // for the copies of this row
+      Pack<T>* packs = ring + stage * matrices * pitch;
+      statistics_of(index, stage, &mean, &rstd);
+      if (columns.ragged) {
+        columns.mask(packs, packs + pitch);
+        fence_proxy_async();  // before another row is copied there
+      }
+      const GradientSums sums = lanes_sum(columns.add(packs, packs + pitch, mean, rstd));
+      // A warp that sends for a row has had all sums of the row two before. So all warps have sent those, and
+      // before that, each has read those of the row four before: their place is free.
+      const int place = turn % TURNS;
+      GradientSums* const mine = &parts[place * count + rank * warps + warp_id];
+      if (blocks > 1) {
+        if (threadIdx.x == 0) mbarrier_arrive_expect_tx(&complete[place], count * sizeof(GradientSums));
+        if (lane_id < blocks) store_async(mine, sums, &complete[place], lane_id);
+      } else if (lane_id == 0) {
+        *mine = sums;
+        mbarrier_arrive(&complete[place]);
+      }
+      if (++stage == stages) stage = 0, parity ^= 1;
+    }
+    if (turn > 0) {
+      const int place = (turn - 1) % TURNS;
+      const uint32_t sent = (turn - 1) / TURNS % 2;
+      if (blocks > 1) {
+        mbarrier_wait_parity_cluster(&complete[place], sent);  // for all blocks' sums of the row
+      } else {
+        mbarrier_wait_parity(&complete[place], sent);  // for all warps'
+      }
+      GradientSums sums = {};
+#pragma unroll 4
+      for (int part = lane_id; part < count; part += 32) {
+        sums.product += parts[place * count + part].product;
+        sums.plain += parts[place * count + part].plain;
+      }
+      sums = lanes_sum(sums);
+      const Pack<T>* packs = ring + before * matrices * pitch;
+      statistics_of(index - clusters, before, &mean, &rstd);
+      columns.write(packs, packs + pitch, args.dadded ? packs + 2 * pitch : nullptr,
+                    static_cast<T*>(args.dx) + (index - clusters) * args.N + start, mean, rstd,
+                    {sums.product / static_cast<float>(N), sums.plain / static_cast<float>(N)});
+      // The warp that is last to be done with the row has the next one come in its place.
+      __syncwarp();
+      const int next = index + (stages - 1) * clusters;
+      if (lane_id == 0 && is_last_of(&readers[before], warps) && next < M) fetch(next, before);
+    }
+    before = stage_now;
+  }
+
+  // Through shared memory, so that a warp writes whole lines.
+  __syncthreads();  // for all warps to be done with the ring
+  float* const sums = reinterpret_cast<float*>(room);
+#pragma unroll
+  for (int which = 0; which < (CENTERED ? 2 : 1); ++which) {
+#pragma unroll
+    for (int i = 0; i < PACKS; ++i) {
+#pragma unroll
+      for (int j = 0; j < SIZE; ++j) {
+        sums[(which * pitch + columns.pack_of(i)) * SIZE + j] =
+            which == 0 ? columns.dweight[i][j] : columns.dbias[CENTERED ? i : 0][CENTERED ? j : 0];
+      }
+    }
+  }
+  __syncthreads();  // for all threads' sums
+#pragma unroll
+  for (int which = 0; which < (CENTERED ? 2 : 1); ++which) {
+    float* to = partial_sums(workspace, which, clusters, args.N, cluster) + start;
+    for (int col = threadIdx.x; col < n; col += blockDim.x) to[col] = sums[which * pitch * SIZE + skew + col];
+  }
+#endif
+}
+
+// A row for every LANES lanes, as in v03 and after; only the kernel that adds the sums may be set up early.
+template <typename T, int LANES, int PACKS, bool CENTERED, bool WHOLE>
+__device__ void backward_by_lanes_early(const NormBackwardArgs& args, float* workspace) {
+#if __CUDA_ARCH__ >= 900
+  allow_dependent_launch();
+  backward_by_lanes<T, LANES_THREADS, LANES, PACKS, CENTERED, WHOLE, true>(args, workspace);
+#endif
+}
+
+constexpr int SUM_WARPS = 32, SUM_BATCH = 8;  // of a block that adds sums, at most; and loads under way
+
+// As add_partial_sums, but each of the block's warps asks for many groups' sums at once.
+template <typename T>
+__device__ void add_partial_sums_at_once(const float* workspace, int groups, int64_t N, T* dweight,
+                                         T* dbias) {
+#if __CUDA_ARCH__ >= 900
+  __shared__ float sums[SUM_WARPS][SUM_COLUMNS];
+  const int lane_id = threadIdx.x % 32, warp_id = threadIdx.x / 32, warps = blockDim.x / 32;
+  const int which = blockIdx.y;
+  const int64_t col = static_cast<int64_t>(blockIdx.x) * SUM_COLUMNS + lane_id;
+  const int taken = col < N ? groups : 0;
+  const float* partial = workspace + (which * groups + warp_id) * N + col;
+  const int64_t step = warps * N;
+  wait_for_previous_kernel();  // for the groups' sums
+  float sum = 0.0f;
+  for (int first = warp_id; first < taken; first += SUM_BATCH * warps, partial += SUM_BATCH * step) {
+    float of_group[SUM_BATCH];
+#pragma unroll
+    for (int i = 0; i < SUM_BATCH; ++i) {
+      of_group[i] = first + i * warps < taken ? partial[i * step] : 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < SUM_BATCH; ++i) sum += of_group[i];
+  }
+  sums[warp_id][lane_id] = sum;
+  __syncthreads();  // for every warp's groups
+  T* out = which == 0 ? dweight : dbias;
+  if (warp_id > 0 || col >= N || out == nullptr) return;
+  for (int warp = 1; warp < warps; ++warp) sum += sums[warp][lane_id];
+  out[col] = from_float<T>(sum);
+#endif
+}
+
+// As launch_with_sums, but sum_kernel is set up while the kernel before it ends, which must allow that.
+template <typename T, typename Launch>
+void launch_with_early_sums(const NormBackwardArgs& args, int groups, bool centered, Launch launch,
+                            void (*sum_kernel)(const float*, int, int64_t, T*, T*)) {
+  const int outputs = centered ? 2 : 1;
+  auto* workspace = static_cast<float*>(
+      args.memory->workspace(static_cast<size_t>(outputs) * groups * args.N * sizeof(float)));
+  launch(workspace);
+  if (args.dweight == nullptr && args.dbias == nullptr) return;
+  cudaLaunchAttribute early = {};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(cdiv(args.N, SUM_COLUMNS)), outputs);
+  config.blockDim = static_cast<unsigned>(std::min<int64_t>(cdiv(groups, SUM_BATCH), SUM_WARPS) * 32);
+  config.stream = args.stream;
+  config.attrs = &early;
+  config.numAttrs = 1;
+  CUDA_CHECK(cudaLaunchKernelEx(&config, sum_kernel, static_cast<const float*>(workspace), groups, args.N,
+                                static_cast<T*>(args.dweight), static_cast<T*>(args.dbias)));
+}
+
+// Whether rows of x, dout, dadded and dx are all skewed alike, those with the same index.
+template <typename T>
+bool are_alike(const NormBackwardArgs& args) {
+  const auto like_x = [&](const void* rows, int64_t stride) {
+    return (reinterpret_cast<uintptr_t>(rows) - reinterpret_cast<uintptr_t>(args.x)) % 16 == 0 &&
+           (stride - args.stride_xm) % Pack<T>::SIZE == 0;
+  };
+  return like_x(args.dout, args.stride_dm) && like_x(args.dx, args.N) &&
+         (!args.dadded || like_x(args.dadded, args.stride_am));
+}
+
+// The smallest cluster whose blocks have room for LEAST_STAGES rows, of `packs` packs and so many matrices.
+// Of blocks of few threads several run on an SM, and share its room. No blocks where rows are too long.
+inline AheadShape ahead_shape(int64_t packs, int matrices) {
+  for (int blocks = 1; blocks <= MOST_CLUSTER_BLOCKS; blocks *= 2) {
+    const int64_t each = cdiv(packs, blocks);
+    const int of_thread = each <= FEW_PACKS * AHEAD_THREADS ? FEW_PACKS : MANY_PACKS;
+    const int64_t threads = cdiv(cdiv(each, of_thread), 32) * 32;
+    if (threads > AHEAD_THREADS) continue;
+    const int64_t stages = RING_BYTES / (SM_THREADS / threads) / (matrices * of_thread * threads * 16);
+    if (stages < LEAST_STAGES) continue;
+    return {blocks, static_cast<int>(each), of_thread, static_cast<int>(threads),
+            static_cast<int>(std::min<int64_t>(stages, MOST_STAGES))};
+  }
+  return {};
+}
+
+// Launches kernel(args, shape, workspace), whose PACKS are shape's, and sum_kernel. False where the GPU has
+// no room for the cluster, or too few blocks for rows that are skewed in so many ways.
+template <typename T, typename Kernel>
+bool launch_ahead(const NormBackwardArgs& args, const AheadShape& shape, Kernel* kernel, bool centered,
+                  void (*sum_kernel)(const float*, int, int64_t, T*, T*)) {
+  if (shape.blocks == 0 || most_shared_memory() < AHEAD_BYTES) return false;
+  allow_shared_memory(kernel, AHEAD_BYTES);
+  const int ring = shape.stages * (args.dadded ? 3 : 2) * shape.packs * shape.threads * 16;
+  const int sums = TURNS * shape.blocks * shape.threads / 32 * static_cast<int>(sizeof(GradientSums));
+  ClusterLaunch launch(reinterpret_cast<const void*>(kernel), shape.blocks, shape.threads, ring + sums,
+                       args.stream);
+  const int period = skew_period<T>(args.stride_xm);
+  int clusters = groups_for(args.M, launch.resident(), period);
+  if (clusters == 0) return false;
+  // Fewer that need as many rounds leave fewer sums.
+  if (clusters < args.M) {
+    clusters = static_cast<int>(cdiv(cdiv(args.M, cdiv(args.M, clusters)), period) * period);
+  }
+  launch_with_early_sums<T>(
+      args, clusters, centered, [&](float* workspace) { launch(clusters, kernel, args, shape, workspace); },
+      sum_kernel);
+  return true;
+}
