@@ -70,6 +70,8 @@ def _liger(
 
 _PROFILE_CASE = rows.bandwidth_case(4_096)
 _SHORT, _LONG, _LONGEST = (rows.bandwidth_case(n) for n in (256, 65_536, 262_144))
+_RAGGED, _LONG_RAGGED = (rows.bandwidth_case(n) for n in (5_003, 50_257))
+_FEW = Case.of(4_096, 1_024, dtype="bf16")
 
 OP = Op(
     name="layer_norm",
@@ -89,7 +91,7 @@ OP = Op(
     bench_cases=(
         *rows.BANDWIDTH_CASES,
         rows.bandwidth_case(4_096, residual="yes"),
-        Case.of(4_096, 1_024, dtype="bf16"),
+        _FEW,
     ),
     headline_cases=rows.HEADLINE_CASES,
     profile_case=_PROFILE_CASE,
@@ -177,6 +179,28 @@ OP = Op(
             ),
             backends=("triton",),
             gap="CUDA's v05_cluster does the same within a cluster, without going through L2.",
+        ),
+        Step(
+            name="v07_rows_ahead",
+            change="Clusters stay for most of the rows: the next ones travel to a ring of stages, weights and biases "
+            "stay in registers, and the blocks exchange their numbers of one row before they write the one before. "
+            "Elements at the ends of skewed rows are single lanes'. Short rows, where few, have weights and biases "
+            "under way while their numbers are found.",
+            why="A cluster that loads, exchanges, writes and ends has nothing under way while it waits, and reads "
+            "weights and biases anew for every four rows. Where rows are skewed, each pack of them is put together "
+            "from two. A warp with a short row asks for them pack by pack, eight trips to L2 one after the other.",
+            predictions=(
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
+                Prediction("time", "<=", 366, case=_RAGGED),
+                Prediction("time", "<=", 372, case=_LONG_RAGGED),
+                Prediction("time", "<=", 370, case=_LONG),
+                Prediction("time", "<=", 375, case=_LONGEST),
+                Prediction("time", "<=", 7.2, case=_FEW),
+            ),
+            arch=">=9.0",
+            backends=("cuda",),
+            gap="Triton 3.6 gives a program no access to another one's shared memory; v06_cooperative's programs stay, "
+            "too, and exchange through L2.",
         ),
     ),
 )

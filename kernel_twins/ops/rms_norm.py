@@ -61,6 +61,8 @@ def _liger(
 
 _PROFILE_CASE = rows.bandwidth_case(4_096)
 _SHORT, _LONG, _LONGEST = (rows.bandwidth_case(n) for n in (256, 65_536, 262_144))
+_RAGGED, _LONG_RAGGED = (rows.bandwidth_case(n) for n in (5_003, 50_257))
+_FEW = Case.of(4_096, 1_024, dtype="bf16")
 
 OP = Op(
     name="rms_norm",
@@ -80,7 +82,7 @@ OP = Op(
     bench_cases=(
         *rows.BANDWIDTH_CASES,
         rows.bandwidth_case(4_096, residual="yes"),
-        Case.of(4_096, 1_024, dtype="bf16"),
+        _FEW,
     ),
     headline_cases=rows.HEADLINE_CASES,
     profile_case=_PROFILE_CASE,
@@ -130,6 +132,25 @@ OP = Op(
             ),
             backends=("triton",),
             gap="CUDA's v02_cluster does the same within a cluster, without going through L2.",
+        ),
+        Step(
+            name="v04_rows_ahead",
+            change="layer_norm's v07 without the mean: clusters that stay, the next rows under way, weights in "
+            "registers, and an exchange that nobody waits for.",
+            why="What v02's clusters wait for, its part of an SM loads nothing meanwhile. With one number less to find "
+            "the rows are as long, and so is the wait.",
+            predictions=(
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
+                Prediction("time", "<=", 365, case=_RAGGED),
+                Prediction("time", "<=", 370, case=_LONG_RAGGED),
+                Prediction("time", "<=", 367, case=_LONG),
+                Prediction("time", "<=", 372, case=_LONGEST),
+                Prediction("time", "<=", 6.7, case=_FEW),
+            ),
+            arch=">=9.0",
+            backends=("cuda",),
+            gap="Triton 3.6 gives a program no access to another one's shared memory; v03_cooperative's programs stay, "
+            "too, and exchange through L2.",
         ),
     ),
 )

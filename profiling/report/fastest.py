@@ -23,8 +23,8 @@ FUNCTIONS: dict[str, dict[str, dict[Backend, str]]] = {
     },
     "linear": {"linear": {"cuda": "v01_fused", "triton": "v01_fused"}},
     "softmax": {"softmax": {"cuda": "v07_cluster", "triton": "v08_cooperative"}},
-    "layer_norm": {"layer_norm": {"cuda": "v05_cluster", "triton": "v06_cooperative"}},
-    "rms_norm": {"rms_norm": {"cuda": "v02_cluster", "triton": "v03_cooperative"}},
+    "layer_norm": {"layer_norm": {"cuda": "v07_rows_ahead", "triton": "v06_cooperative"}},
+    "rms_norm": {"rms_norm": {"cuda": "v04_rows_ahead", "triton": "v03_cooperative"}},
     "cross_entropy": {"cross_entropy": {"cuda": "v05_cluster", "triton": "v04_rows_per_block"}},
     "dropout_add": {"dropout_add": {"cuda": "v05_more_warps", "triton": "v02_four_words"}},
 }

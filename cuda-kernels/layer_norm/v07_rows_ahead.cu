@@ -1,0 +1,53 @@
+// layer_norm v07_rows_ahead: the next rows are on their way, and nobody waits for the exchange.
+//
+// Change:   clusters stay for many rows, with weights and biases in registers. The next rows travel to a ring
+//           of stages in shared memory meanwhile, and the blocks send each other their numbers of one row
+//           before they write the one before. Where rows start anywhere, the elements at their ends are
+//           single lanes' instead of packs that are masked. Where short rows are few, weights and biases
+//           travel to shared memory while a row's numbers are found.
+// Why:      v05's clusters load, exchange, write and end, and weights and biases come from L2 for every four
+//           rows; while a cluster waits, its part of the SM loads nothing. Where rows are skewed, v04 puts
+//           each of their packs of weights and biases together from two; and it asks for them one by one.
+// Counter:  at a row of 4096 nothing; at one of 65536 the time falls to 0.9 of v05's, at one of 5003 to 0.97.
+// Requires: compute capability 9.0; contiguous rows. Rows of up to 32 KiB, skewed ones of less than 8 KiB,
+//           are v04's; those of which a block's part is beyond 32 KiB v05's, and those with a residual that
+//           is skewed otherwise.
+// Source:   see v05; the ring is that of CUTLASS's asynchronous pipelines
+// Gap:      Triton gives a program no access to another one's shared memory, nor to barriers there.
+#include "../norm_ahead.cuh"
+#include "args.h"
+
+void layer_norm_v05_cluster(const LayerNormArgs& args);
+
+namespace {
+
+template <typename T, bool WHOLE>
+__global__ void __launch_bounds__(AHEAD_THREADS, 1)
+    layer_norm_v07_rows_ahead_kernel(const LayerNormArgs args, const RowShares shares, int blocks, int each,
+                                     int stages) {
+  normalise_ahead<T, AHEAD_PACKS, true, WHOLE>(args, shares, blocks, each, stages);
+}
+
+template <typename T, int PACKS>
+__global__ void __launch_bounds__(SHORT_THREADS)
+    layer_norm_v07_rows_ahead_warps_kernel(const LayerNormArgs args) {
+  normalise_by_warps<T, PACKS, true>(args);
+}
+
+template <typename T>
+bool launch(const LayerNormArgs& args) {
+  if (!goes_ahead<T>(args))
+    return launch_by_warps<T>(args, layer_norm_v07_rows_ahead_warps_kernel<T, 2>,
+                              layer_norm_v07_rows_ahead_warps_kernel<T, 4>);
+  return are_whole<T>(args) ? launch_ahead<T>(args, layer_norm_v07_rows_ahead_kernel<T, true>)
+                            : launch_ahead<T>(args, layer_norm_v07_rows_ahead_kernel<T, false>);
+}
+
+}  // namespace
+
+void layer_norm_v07_rows_ahead(const LayerNormArgs& args) {
+  if (args.M == 0) return;
+  dispatch(args.dtype, [&](auto zero) {
+    if (!launch<decltype(zero)>(args)) layer_norm_v05_cluster(args);
+  });
+}

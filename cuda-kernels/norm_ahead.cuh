@@ -1,0 +1,418 @@
+// The kernel of the norms' last forward steps: clusters that take row after row, and have the next ones on
+// their way.
+#pragma once
+
+#include "ampere.cuh"
+#include "norm_cluster.cuh"
+
+// Rows of fewer bytes have a block each: those of whole packs, and the others, for which such a block puts
+// weights and biases together from two packs.
+constexpr int64_t AHEAD_WHOLE = 32 * 1024 + 1, AHEAD_RAGGED = 8 * 1024;
+
+constexpr int AHEAD_PACKS = 4;  // of a row, of a thread
+constexpr int MOST_WARPS = 16;  // of a block, and one that loads and sends
+constexpr int AHEAD_THREADS = 32 * (MOST_WARPS + 1);
+constexpr int SM_WARPS = 20;          // that find registers on an SM
+constexpr int SM_RINGS = 212 * 1024;  // bytes, of all blocks of an SM
+constexpr int MOST_STAGES = 8;
+constexpr int TURNS = 8;  // of rows, with the places for their numbers
+
+// Which rows a cluster takes. The first `staying` ones take `many` each, `staying` apart; the rows behind
+// those are for clusters that start when one has ended, and take `few`, `period` apart: SMs are not equally
+// fast, and the faster ones take more of them. Rows that lie a multiple of `period` apart are skewed alike.
+struct RowShares {
+  int64_t M;
+  int staying, many, few, period;
+
+  __host__ __device__ int64_t start() const { return int64_t{staying} * many; }  // of the others' rows
+  __device__ int64_t step(int cluster) const { return cluster < staying ? staying : period; }
+  __device__ int64_t first(int cluster) const {
+    const int other = cluster - staying;
+    return other < 0 ? cluster : start() + int64_t{other / period} * period * few + other % period;
+  }
+  __device__ int count(int cluster) const {
+    const int64_t left = M - first(cluster), apart = step(cluster);
+    return static_cast<int>(min(int64_t{cluster < staying ? many : few}, (left + apart - 1) / apart));
+  }
+  int clusters() const {
+    return staying + static_cast<int>(cdiv(M - start(), int64_t{few} * period) * period);
+  }
+};
+
+// Parts' numbers, of a lane each, taken together by Chan's formula. Every lane gets the result.
+template <bool CENTERED>
+__device__ MeanSquares merged(MeanSquares its, float its_elements, float inverse) {
+  if (!CENTERED) return {0.0f, lanes_sum(its.squares)};
+  const float mean = lanes_sum(its_elements * its.mean) * inverse;
+  const float distance = its.mean - mean;
+  return {mean, lanes_sum(fmaf(its_elements * distance, distance, its.squares))};
+}
+
+// A bf16 is the upper half of a float. Left alone, the compiler takes two instructions for every second one.
+template <typename T>
+__device__ float float_of(const Pack<T>& pack, int i) {
+  return to_float(pack[i]);
+}
+__device__ inline float float_of(const Pack<__nv_bfloat16>& pack, int i) {
+  const uint32_t pair = reinterpret_cast<const uint32_t*>(&pack.words)[i / 2];
+  return __uint_as_float(i % 2 ? pair & 0xffff0000 : pair << 16);
+}
+
+// A pack of which all is the row's.
+template <typename T>
+__device__ void store_whole(T* place, bool aligned, Pack<T> pack) {
+  if (aligned) {
+    __stcs(reinterpret_cast<uint4*>(place), pack.words);
+  } else {
+#pragma unroll
+    for (int i = 0; i < Pack<T>::SIZE; ++i) place[i] = pack[i];
+  }
+}
+
+// The column that this thread takes of a part's first or last pack, where these are not the row's alone: the
+// packs before `head`, and those from `tail` on.
+constexpr int NONE = -1;
+template <typename T>
+__device__ int single_of(const Part<T>& part, int head, int tail) {
+  constexpr int SIZE = Pack<T>::SIZE;
+  const int lane = threadIdx.x, end = part.first_of(max(head, tail)) + lane - SIZE;
+  if (lane < SIZE && head > 0 && lane < min(part.N, part.first_of(head))) return lane;
+  if (lane >= SIZE && lane < 2 * SIZE && max(head, tail) < part.count && end < part.N) return end;
+  return NONE;
+}
+
+// A cluster of `blocks` blocks takes its share of the rows. Of each a block has a part of `each` packs at
+// most, which travels to one of `stages` stages in shared memory, three or more. The last warp asks for the
+// parts, and sends what the others find, which hold their columns' weights and biases in registers. Without
+// CENTERED the mean is taken to be 0.
+//
+// A warp leaves its numbers of row r + 1 before it waits for those of row r and writes that, so that the
+// exchange has as long as the work on a row. When all warps have left theirs of row r, they have written row
+// r - 2, and its stage is free.
+//
+// A place for numbers serves every TURNS-th row. To write row r a warp needs the numbers of all warps of the
+// cluster, which have thus written row r - 2; so when it leaves its own of row r + 2, nobody needs those of
+// row r - 2 or before. And the last warp, which need not be waited for, has seen all numbers of row r when
+// row r - 2 + stages is asked for: nobody can leave any of row r + TURNS before.
+template <typename T, int PACKS, bool CENTERED, bool WHOLE>
+__device__ void normalise_ahead(const NormArgs& args, const RowShares& shares, int blocks, int each,
+                                int stages) {
+#if __CUDA_ARCH__ >= 900
+  constexpr int SIZE = Pack<T>::SIZE;
+  extern __shared__ __align__(128) char memory[];
+  __shared__ uint64_t full[MOST_STAGES];  // a phase completes when a row's part is there,
+  __shared__ uint64_t summed[TURNS];      // when all warps have left their numbers of it,
+  __shared__ uint64_t exchanged[TURNS];   // and when those of all blocks are there
+  __shared__ MeanSquares of_warps[TURNS][32];
+  __shared__ MeanSquares of_blocks[TURNS][MOST_CLUSTER_BLOCKS];
+  __shared__ float warp_elements[32];
+
+  const int N = static_cast<int>(args.N), lane_id = threadIdx.x % 32, warp_id = threadIdx.x / 32;
+  const int warps = blockDim.x / 32 - 1;
+  const int rank = blocks > 1 ? static_cast<int>(cluster_block()) : 0;
+  const int cluster = blockIdx.x / blocks, count = shares.count(cluster);
+  if (count <= 0) return;  // as all blocks of the cluster
+  const int64_t first_index = shares.first(cluster), step = shares.step(cluster);
+  const T* const x = static_cast<const T*>(args.x) + first_index * args.stride_xm;
+  const Part<T> part(N, WHOLE ? 0 : skew_of(x), each, rank);
+  const int inputs = args.residual ? 2 : 1;
+  const auto held = [&](int stage) { return reinterpret_cast<Pack<T>*>(memory) + stage * inputs * each; };
+
+  // All packs of memory that the part touches, so up to 14 bytes beside the row come along.
+  const auto load = [&](int i, int stage) {
+    const int bytes = part.count * 16, first = part.first_of(0);
+    const uint64_t policy = l2_evict_first_policy();
+    mbarrier_arrive_expect_tx(&full[stage], inputs * bytes);
+    if (bytes == 0) return;
+    bulk_load(held(stage), x + i * step * args.stride_xm + first, bytes, &full[stage], policy);
+    if (!args.residual) return;
+    const T* residual = static_cast<const T*>(args.residual) + (first_index + i * step) * args.stride_rm;
+    bulk_load(held(stage) + each, residual + first, bytes, &full[stage], policy);
+  };
+
+  // A warp's packs lie side by side; of the part's a thread has those that are the row's alone. What the row
+  // has of the first and the last one otherwise, lanes of the first warp take, an element each.
+  const int head = !WHOLE && part.count > 0 && part.first_of(0) < 0 ? 1 : 0;
+  const int tail = !WHOLE && part.first_of(part.count) > N ? part.count - 1 : part.count;
+  const int own = warp_id * 32 * PACKS + lane_id, first = part.first_of(own);  // and those 32 i behind
+  const auto holds = [&](int i) { return own + 32 * i < tail && (WHOLE || i > 0 || own >= head); };
+  const int single = WHOLE ? NONE : single_of(part, head, tail);
+
+  int elements = single != NONE;  // of a row, in this thread, and then in its warp
+  if (warp_id < warps) {
+#pragma unroll
+    for (int i = 0; i < PACKS; ++i) elements += holds(i) ? SIZE : 0;
+    elements = static_cast<int>(lanes_sum(static_cast<float>(elements)));
+    if (lane_id == 0) warp_elements[warp_id] = static_cast<float>(elements);
+  } else if (lane_id == 0) {
+    for (int stage = 0; stage < stages; ++stage) mbarrier_init(&full[stage], 1);
+    for (int turn = 0; turn < TURNS; ++turn) {
+      mbarrier_init(&summed[turn], warps);
+      mbarrier_init(&exchanged[turn], 1);
+    }
+    fence_mbarrier_init();
+    for (int i = 0; i < min(stages, count); ++i) load(i, i);
+  }
+  __syncthreads();  // for the barriers to be initialised, and warp_elements
+  if (blocks > 1) cluster_arrive();
+  // What merging takes of each part, by lane.
+  const float its_warp_elements = lane_id < warps ? warp_elements[lane_id] : 0.0f;
+
+  if (warp_id == warps) {
+    const float inverse = 1.0f / static_cast<float>(max(part.elements(), 1));
+    if (blocks > 1) cluster_wait();  // for all blocks to run, with their barriers initialised
+    for (int i = 0, free = 0; i < count; ++i) {
+      const int turn = i % TURNS;
+      mbarrier_wait_parity(&summed[turn], i / TURNS % 2);  // for all warps
+      if (blocks > 1) {
+        const MeanSquares its = lane_id < warps ? of_warps[turn][lane_id] : MeanSquares{};
+        const MeanSquares mine = merged<CENTERED>(its, its_warp_elements, inverse);
+        if (lane_id == 0) mbarrier_arrive_expect_tx(&exchanged[turn], blocks * sizeof(MeanSquares));
+        if (lane_id < blocks) store_async(&of_blocks[turn][rank], mine, &exchanged[turn], lane_id);
+      }
+      __syncwarp();         // for all lanes to have waited
+      if (i < 2) continue;  // no row is written yet
+      if (lane_id == 0 && i - 2 + stages < count) load(i - 2 + stages, free);
+      free = free + 1 < stages ? free + 1 : 0;
+    }
+    return;
+  }
+
+  Pack<T> weights[PACKS], biases[PACKS];
+  float weight = 1.0f, bias = 0.0f;  // the single element's
+#pragma unroll
+  for (int i = 0; i < PACKS; ++i) {
+#pragma unroll
+    for (int j = 0; j < SIZE; ++j) set(weights[i], j, from_float<T>(1.0f));
+    biases[i] = {};
+    if (!holds(i)) continue;
+    if (args.weight) weights[i] = load_factors(static_cast<const T*>(args.weight), first + 32 * i * SIZE, N);
+    if (CENTERED && args.bias)
+      biases[i] = load_factors(static_cast<const T*>(args.bias), first + 32 * i * SIZE, N);
+  }
+  if (!WHOLE && single != NONE) {
+    if (args.weight) weight = to_float(static_cast<const T*>(args.weight)[single]);
+    if (CENTERED && args.bias) bias = to_float(static_cast<const T*>(args.bias)[single]);
+  }
+  float its_elements = its_warp_elements;
+  if (blocks > 1) {
+    its_elements =
+        lane_id < blocks ? static_cast<float>(Part<T>(N, part.skew, each, lane_id).elements()) : 0.0f;
+    cluster_wait();  // as the last warp
+  }
+
+  // What is found of a row in its stage, where with a residual the sum takes x's place. A thread reads and
+  // writes nobody else's packs and elements there.
+  const float inverse = 1.0f / static_cast<float>(max(elements, 1));
+  const auto element_of = [&](Pack<T>* packs) -> T& {
+    return reinterpret_cast<T*>(packs)[single - part.first_of(0)];
+  };
+  const auto numbers_of = [&](Pack<T>* packs, int64_t index) {
+    if (args.residual) {
+      T* const added = static_cast<T*>(args.added) + index * args.N + first;
+      const bool aligned = WHOLE || skew_of(added) == 0;
+#pragma unroll
+      for (int i = 0; i < PACKS; ++i) {
+        if (!holds(i)) continue;
+        const Pack<T> sum = packs[own + 32 * i] + packs[each + own + 32 * i];
+        packs[own + 32 * i] = sum;
+        store_whole(added + 32 * i * SIZE, aligned, sum);
+      }
+      if (!WHOLE && single != NONE) {
+        T& element = element_of(packs);
+        element = from_float<T>(to_float(element) + to_float(element_of(packs + each)));
+        added[single - first] = element;
+      }
+      fence_proxy_async();  // the copy engine writes there next
+    }
+    Pack<T> row[PACKS];
+    float element = 0.0f;
+#pragma unroll
+    for (int i = 0; i < PACKS; ++i) row[i] = holds(i) ? packs[own + 32 * i] : Pack<T>{};
+    if (!WHOLE && single != NONE) element = to_float(element_of(packs));
+    MeanSquares mine = {};
+    if (CENTERED) {
+      mine.mean = element;
+#pragma unroll
+      for (int i = 0; i < PACKS; ++i) {
+        float sum = 0.0f;  // of a pack, so that additions wait for few others
+        keep_packed(row[i]);
+#pragma unroll
+        for (int j = 0; j < SIZE; ++j) sum += float_of(row[i], j);
+        mine.mean += sum;
+      }
+      mine.mean = lanes_sum(mine.mean) * inverse;
+    }
+    if (!WHOLE && single != NONE) mine.squares = (element - mine.mean) * (element - mine.mean);
+#pragma unroll
+    for (int i = 0; i < PACKS; ++i) {
+      float squares = 0.0f;
+      keep_packed(row[i]);
+      if (!holds(i)) continue;
+#pragma unroll
+      for (int j = 0; j < SIZE; ++j) {
+        const float distance = float_of(row[i], j) - mine.mean;
+        squares = fmaf(distance, distance, squares);
+      }
+      mine.squares += squares;
+    }
+    mine.squares = lanes_sum(mine.squares);
+    return mine;
+  };
+
+  const float row_inverse = 1.0f / static_cast<float>(N);
+  const auto write = [&](Pack<T>* packs, int64_t index, MeanSquares its) {
+    const MeanSquares all = merged<CENTERED>(its, its_elements, row_inverse);
+    const float rstd = rstd_of(all.squares, N, args.eps);
+    if (rank == 0 && threadIdx.x == 0) {
+      if (CENTERED) args.mean[index] = all.mean;
+      args.rstd[index] = rstd;
+    }
+    const auto result = [&](float value, float weight, float bias) {
+      const float unit = (value - all.mean) * rstd;
+      return from_float<T>(CENTERED ? fmaf(unit, weight, bias) : unit * weight);
+    };
+    T* const place = static_cast<T*>(args.out) + index * args.N + first;
+    const bool aligned = WHOLE || skew_of(place) == 0;
+#pragma unroll
+    for (int i = 0; i < PACKS; ++i) {
+      keep_packed(weights[i]);  // or they are kept as floats
+      if (CENTERED) keep_packed(biases[i]);
+      if (!holds(i)) continue;
+      const Pack<T> row = packs[own + 32 * i];
+      Pack<T> results;
+#pragma unroll
+      for (int j = 0; j < SIZE; ++j)
+        set(results, j, result(float_of(row, j), float_of(weights[i], j), float_of(biases[i], j)));
+      store_whole(place + 32 * i * SIZE, aligned, results);
+    }
+    if (!WHOLE && single != NONE) place[single - first] = result(to_float(element_of(packs)), weight, bias);
+  };
+
+  // The last time around there is only the row before to write.
+  int stage = 0, stage_before = 0, phase = 0;
+  for (int i = 0; i <= count; ++i) {
+    const int64_t index = first_index + i * step;
+    if (i < count) {
+      mbarrier_wait_parity(&full[stage], phase);  // for the copy of this row
+      const MeanSquares mine = numbers_of(held(stage), index);
+      __syncwarp();  // for all lanes to have written the row before
+      if (lane_id == 0) {
+        of_warps[i % TURNS][warp_id] = mine;
+        mbarrier_arrive(&summed[i % TURNS]);
+      }
+    }
+    if (i > 0) {
+      const int turn = (i - 1) % TURNS, phase_before = (i - 1) / TURNS % 2;
+      MeanSquares its = {};
+      if (blocks > 1) {
+        mbarrier_wait_parity_cluster(&exchanged[turn], phase_before);  // for the numbers of all blocks
+        if (lane_id < blocks) its = of_blocks[turn][lane_id];
+      } else {
+        mbarrier_wait_parity(&summed[turn], phase_before);  // for those of all warps
+        if (lane_id < warps) its = of_warps[turn][lane_id];
+      }
+      write(held(stage_before), index - step, its);
+    }
+    stage_before = stage;
+    if (++stage == stages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+#endif
+}
+
+// Whether the kernel is for such rows.
+template <typename T>
+bool goes_ahead(const NormArgs& args) {
+  const int64_t bytes = args.N * static_cast<int64_t>(sizeof(T));
+  return bytes >= (are_whole<T>(args) ? AHEAD_WHOLE : AHEAD_RAGGED);
+}
+
+// Launches it, as kernel(args, shares, blocks, each, stages). False where the GPU has no room for the
+// cluster, a row is too long for one, or the residual's rows are skewed otherwise than x's.
+template <typename T, typename Kernel>
+bool launch_ahead(const NormArgs& args, Kernel* kernel) {
+  constexpr int SIZE = Pack<T>::SIZE, MOST_PACKS = 32 * MOST_WARPS * AHEAD_PACKS;
+  static_assert(TURNS >= MOST_STAGES && 3 * 2 * MOST_PACKS * 16 <= LARGEST_PART, "three rows and residuals");
+  if (most_shared_memory() < LARGEST_PART) return false;
+  if (args.residual && ((args.stride_rm - args.stride_xm) % SIZE != 0 ||
+                        (static_cast<const T*>(args.residual) - static_cast<const T*>(args.x)) % SIZE != 0))
+    return false;
+  const int64_t packs = packs_of<T>(args);
+  int blocks = 1;
+  while (blocks < MOST_CLUSTER_BLOCKS && packs > blocks * MOST_PACKS / 2)
+    blocks *= 2;  // two blocks fit an SM
+  if (packs > int64_t{blocks} * MOST_PACKS) return false;
+  const int each = static_cast<int>(cdiv(packs, blocks));
+  const int warps = static_cast<int>(cdiv(each, 32 * AHEAD_PACKS)) + 1;
+  const int stage = each * 16 * (args.residual ? 2 : 1);
+  const int stages = std::clamp((SM_RINGS / (SM_WARPS / warps) - 4 * 1024) / stage, 3, MOST_STAGES);
+  allow_shared_memory(kernel, LARGEST_PART);
+  ClusterLaunch launch(reinterpret_cast<const void*>(kernel), blocks, 32 * warps, stages * stage,
+                       args.stream);
+  const int resident = launch.resident(), period = skew_period<T>(args.stride_xm);
+  if (resident == 0) return false;
+  RowShares shares{args.M, resident / period * period, 0, 1, period};
+  if (args.M <= resident) {
+    shares.staying = static_cast<int>(args.M);
+    shares.many = 1;
+  } else if (shares.staying > 0) {
+    shares.many = static_cast<int>(args.M * 7 / 8 / shares.staying);
+    shares.few = std::max(1, shares.many / 32);
+  }
+  launch(shares.clusters(), kernel, args, shares, blocks, each, stages);
+  return true;
+}
+
+constexpr int SHORT_THREADS = 128;  // of a block for rows of a warp
+constexpr int SHORT_BLOCKS = 8;     // that run at once on an SM
+
+// A row of at most 32 * PACKS whole packs for every warp. Weights and biases travel to shared memory while
+// the row's numbers are found; asked for after that, pack by pack, they take as many trips to L2.
+template <typename T, int PACKS, bool CENTERED>
+__device__ void normalise_by_warps(const NormArgs& args) {
+  constexpr int SIZE = Pack<T>::SIZE, FACTORS = CENTERED ? 2 : 1;
+  __shared__ uint4 factors[FACTORS][32 * PACKS];
+  const int N = static_cast<int>(args.N);
+  const int64_t index = static_cast<int64_t>(blockIdx.x) * (SHORT_THREADS / 32) + threadIdx.x / 32;
+  // Warps past the last row stay for the barrier, with the last row's values.
+  const NormRow<T> row(args, min(index, args.M - 1));
+  HeldRow<T, PACKS, CENTERED, true> held(N, 0, threadIdx.x % 32, 32);
+  held.load(row.x);
+#pragma unroll
+  for (int which = 0; which < FACTORS; ++which) {
+    const T* from = which == 0 ? row.weight : row.bias;
+    if (from == nullptr) continue;
+    for (int pack = threadIdx.x; pack < N / SIZE; pack += SHORT_THREADS) {
+      cp_async<16>(&factors[which][pack], from + pack * SIZE, true);
+    }
+  }
+  cp_async_commit_group();
+  held.finish_load(row);
+  const float mean = CENTERED ? lanes_sum(held.sum()) / static_cast<float>(N) : 0.0f;
+  const float rstd = rstd_of(lanes_sum(held.squares(mean)), N, args.eps);
+  cp_async_wait_group<0>();
+  __syncthreads();  // for every thread's weights and biases
+  if (index >= args.M) return;
+  if (threadIdx.x % 32 == 0) {
+    if (CENTERED) args.mean[index] = mean;
+    args.rstd[index] = rstd;
+  }
+  held.write(
+      row, mean, rstd, [&](int, int first) { return Pack<T>{factors[0][first / SIZE]}; },
+      [&](int, int first) { return Pack<T>{factors[FACTORS - 1][first / SIZE]}; });
+}
+
+// Launches it, with two or four packs a lane, where so few rows would all wait at once. Whether it did.
+template <typename T>
+bool launch_by_warps(const NormArgs& args, void (*two)(NormArgs), void (*four)(NormArgs)) {
+  const int64_t packs = packs_of<T>(args), blocks = cdiv(args.M, SHORT_THREADS / 32);
+  if (!are_whole<T>(args) || packs <= 32 || packs > 128 || blocks > SHORT_BLOCKS * multiprocessor_count())
+    return false;
+  const auto kernel = packs <= 64 ? two : four;
+  kernel<<<static_cast<unsigned>(blocks), SHORT_THREADS, 0, args.stream>>>(args);
+  CUDA_CHECK(cudaGetLastError());
+  return true;
+}

@@ -1,0 +1,52 @@
+// rms_norm v04_rows_ahead: layer_norm's v07, without a mean.
+//
+// Change:   clusters stay for many rows, with weights in registers. The next rows travel to a ring of stages
+//           in shared memory meanwhile, and the blocks send each other their sums of one row before they
+//           write the one before. Where rows start anywhere, the elements at their ends are single lanes'
+//           instead of packs that are masked. Where short rows are few, weights travel to shared memory while
+//           a row's sum is found.
+// Why:      v02's clusters load, exchange, write and end; while one waits, its part of the SM loads nothing,
+//           and weights come from L2 for every four rows. With a short row a warp asks for them one by one.
+// Counter:  at a row of 4096 nothing; at one of 65536 the time falls to 0.96 of v02's.
+// Requires: compute capability 9.0; contiguous rows. Rows of up to 32 KiB, skewed ones of less than 8 KiB,
+//           are v02's; so are those of which a block's part is beyond 32 KiB, and those with a residual that
+//           is skewed otherwise.
+// Source:   see layer_norm's v07
+// Gap:      Triton gives a program no access to another one's shared memory, nor to barriers there.
+#include "../norm_ahead.cuh"
+#include "args.h"
+
+void rms_norm_v02_cluster(const RmsNormArgs& args);
+
+namespace {
+
+template <typename T, bool WHOLE>
+__global__ void __launch_bounds__(AHEAD_THREADS, 1)
+    rms_norm_v04_rows_ahead_kernel(const RmsNormArgs args, const RowShares shares, int blocks, int each,
+                                   int stages) {
+  normalise_ahead<T, AHEAD_PACKS, false, WHOLE>(args, shares, blocks, each, stages);
+}
+
+template <typename T, int PACKS>
+__global__ void __launch_bounds__(SHORT_THREADS)
+    rms_norm_v04_rows_ahead_warps_kernel(const RmsNormArgs args) {
+  normalise_by_warps<T, PACKS, false>(args);
+}
+
+template <typename T>
+bool launch(const RmsNormArgs& args) {
+  if (!goes_ahead<T>(args))
+    return launch_by_warps<T>(args, rms_norm_v04_rows_ahead_warps_kernel<T, 2>,
+                              rms_norm_v04_rows_ahead_warps_kernel<T, 4>);
+  return are_whole<T>(args) ? launch_ahead<T>(args, rms_norm_v04_rows_ahead_kernel<T, true>)
+                            : launch_ahead<T>(args, rms_norm_v04_rows_ahead_kernel<T, false>);
+}
+
+}  // namespace
+
+void rms_norm_v04_rows_ahead(const RmsNormArgs& args) {
+  if (args.M == 0) return;
+  dispatch(args.dtype, [&](auto zero) {
+    if (!launch<decltype(zero)>(args)) rms_norm_v02_cluster(args);
+  });
+}
