@@ -360,6 +360,7 @@ bool launch_ahead(const NormArgs& args, Kernel* kernel) {
     shares.many = 1;
   } else if (shares.staying > 0) {
     shares.many = static_cast<int>(args.M * 7 / 8 / shares.staying);
+    if (shares.many == 0) shares.staying = 0;
     shares.few = std::max(1, shares.many / 32);
   }
   launch(shares.clusters(), kernel, args, shares, blocks, each, stages);

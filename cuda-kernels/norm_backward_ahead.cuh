@@ -131,7 +131,7 @@ __device__ void backward_rows_ahead(const NormBackwardArgs& args, const AheadSha
   GradientSums* const parts = reinterpret_cast<GradientSums*>(room + stages * matrices * pitch);
   // The kernel that adds the sums may be set up as soon as blocks of this one make room. This one was
   // launched plainly.
-  allow_dependent_launch();
+  if (args.dweight || args.dbias) allow_dependent_launch();
 
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < stages; ++stage) {
@@ -269,7 +269,7 @@ __device__ void backward_rows_ahead(const NormBackwardArgs& args, const AheadSha
 template <typename T, int LANES, int PACKS, bool CENTERED, bool WHOLE>
 __device__ void backward_by_lanes_early(const NormBackwardArgs& args, float* workspace) {
 #if __CUDA_ARCH__ >= 900
-  allow_dependent_launch();
+  if (args.dweight || args.dbias) allow_dependent_launch();
   backward_by_lanes<T, LANES_THREADS, LANES, PACKS, CENTERED, WHOLE, true>(args, workspace);
 #endif
 }
@@ -342,14 +342,17 @@ bool are_alike(const NormBackwardArgs& args) {
 }
 
 // The smallest cluster whose blocks have room for LEAST_STAGES rows, of `packs` packs and so many matrices.
-// Of blocks of few threads several run on an SM, and share its room. No blocks where rows are too long.
+// Of blocks of few threads several run on an SM, and share its room, as long as a larger cluster may follow;
+// where none does, a block may take all of it. No blocks where rows are too long.
 inline AheadShape ahead_shape(int64_t packs, int matrices) {
   for (int blocks = 1; blocks <= MOST_CLUSTER_BLOCKS; blocks *= 2) {
     const int64_t each = cdiv(packs, blocks);
     const int of_thread = each <= FEW_PACKS * AHEAD_THREADS ? FEW_PACKS : MANY_PACKS;
     const int64_t threads = cdiv(cdiv(each, of_thread), 32) * 32;
     if (threads > AHEAD_THREADS) continue;
-    const int64_t stages = RING_BYTES / (SM_THREADS / threads) / (matrices * of_thread * threads * 16);
+    const int64_t row = matrices * of_thread * threads * 16;
+    int64_t stages = RING_BYTES / (SM_THREADS / threads) / row;
+    if (stages < LEAST_STAGES && blocks == MOST_CLUSTER_BLOCKS) stages = RING_BYTES / row;
     if (stages < LEAST_STAGES) continue;
     return {blocks, static_cast<int>(each), of_thread, static_cast<int>(threads),
             static_cast<int>(std::min<int64_t>(stages, MOST_STAGES))};

@@ -6,8 +6,8 @@
 #include "norm.cuh"
 #include "norm_parts.cuh"
 
-// Of a part of a row.
-struct MeanSquares {
+// Of a part of a row. Sent as one number of 8 bytes.
+struct alignas(8) MeanSquares {
   float mean, squares;  // the squared distances from it, summed
 };
 

@@ -19,6 +19,7 @@ _ORDINARY = ("outliers", "shifted")  # values that x may have, too, in a backwar
 # Rows enough for every block of a GPU to have several, in which it adds up its part of dweight and dbias.
 _MANY_ROWS = ((2_000, 257), (1_500, 1_024), (400, 5_003), (300, 8_192), (100, 40_000))
 _MORE_ROWS = ((3_000, 5_003), (600, 65_536))  # and for each of the places that a block has for rows to be used again
+_LONG_RUNS = ((9_000, 5_003), (1_200, 65_536))  # forward, where a block has more places
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +193,9 @@ class Norm:
             *rows.option_cases({"affine": "none"}),
             *(rows.option_cases({"affine": "weight"}) if self.centered else ()),
             *((9, n, {"values": "shifted"}) for n in (1, 1_000, 5_003, 70_000)),
-            *((m, n, {}) for m, n in _MANY_ROWS[:3]),
+            *((m, n, {}) for m, n in (*_MANY_ROWS[:3], *_LONG_RUNS)),
+            *((m, n, {"residual": "yes"}) for m, n in _LONG_RUNS),
+            (9_000, 5_003, {"x": "pitched"}),
         )
         cases = rows.test_cases("x", *more)
         # The mean of one infinity and numbers is it by a sum, and NaN by Welford's formula: y and rstd are NaN anyway.
@@ -207,6 +210,7 @@ class Norm:
             *((9, n, {"values": "shifted"}) for n in (1_000, 5_003, 70_000)),
             *((m, n, {}) for m, n in (*_MANY_ROWS, *_MORE_ROWS)),
             *((m, n, {"values": "outliers"}) for m, n in _MANY_ROWS[1:3]),
+            (3_000, 5_003, {"residual": "yes"}),
         )
         return rows.test_cases("dout", *more)
 

@@ -10,7 +10,8 @@
 //           walks over hundreds of groups' sums in small steps.
 // Counter:  at rows of 4096 dram_share passes 92 %; at 65536 the time falls by a tenth.
 // Requires: compute capability 9.0; contiguous rows. Where the rows of x, dout, dadded and dx do not start
-//           alike within 16 bytes, or are of more than 512 KiB, they are v04's.
+//           alike within 16 bytes, or are of more than 512 KiB, 352 with dadded, they are
+//           v04's.
 // Source:   PTX ISA, "cp.async.bulk", "st.async" and "griddepcontrol"
 // Gap:      Triton gives a program no access to another one's shared memory, nor to the barriers that let its
 //           warps run apart.

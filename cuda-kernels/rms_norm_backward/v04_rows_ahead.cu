@@ -6,7 +6,8 @@
 //           their block and for their cluster.
 // Counter:  at rows of 4096 dram_share passes 93 %; at 65536 the time falls by a tenth.
 // Requires: compute capability 9.0; contiguous rows. Where the rows of x, dout, dadded and dx do not start
-//           alike within 16 bytes, or are of more than 512 KiB, they are v02's.
+//           alike within 16 bytes, or are of more than 512 KiB, 352 with dadded, they are
+//           v02's.
 // Source:   see layer_norm_backward's v06
 // Gap:      Triton gives a program no access to another one's shared memory, nor to the barriers that let its
 //           warps run apart.
