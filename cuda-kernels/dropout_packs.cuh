@@ -38,6 +38,7 @@ struct PackLayout {
   bool end_to_end;  // the rows of first and second, one behind the other
   bool wide_bias;   // packs of the bias lie at multiples of 16 bytes, and none has two rows
   int64_t step_rows, step_cols;  // from one of a thread's packs to the next one
+  uint32_t zero;                 // 0, which the compiler does not know: see add_nothing
 };
 
 template <typename T, int THREADS>
@@ -48,8 +49,12 @@ PackLayout layout_of(const PackArgs& args) {
   const bool whole = args.N % SIZE == 0 && args.stride_first % SIZE == 0 &&
                      (args.second == nullptr || args.stride_second % SIZE == 0);
   const bool aligned = aligned_to_16_bytes(args.first, args.second, args.out);
-  return {(end_to_end || whole) && aligned && (args.bias == nullptr || args.N >= SIZE), end_to_end,
-          args.N % SIZE == 0 && aligned_to_16_bytes(args.bias), STEP / args.N, STEP % args.N};
+  return {(end_to_end || whole) && aligned && (args.bias == nullptr || args.N >= SIZE),
+          end_to_end,
+          args.N % SIZE == 0 && aligned_to_16_bytes(args.bias),
+          STEP / args.N,
+          STEP % args.N,
+          0};
 }
 
 // A pack's elements. Of a word with two of bf16, the upper one is taken by a mask: left alone, the compiler
@@ -73,35 +78,29 @@ struct Values {
   }
 };
 
-// A pack of a bias of at least as many elements, from a column on, which goes on with column 0 behind the
-// last one.
-template <typename T>
-__device__ Pack<T> load_bias(const void* bias, bool wide, int64_t col, int64_t N) {
-  const T* from = static_cast<const T*>(bias) + col;
-  if (wide) return {__ldg(reinterpret_cast<const uint4*>(from))};
-  if (col + Pack<T>::SIZE <= N) return load_ragged(from, 0, Pack<T>::SIZE, 0.0f);
-  const int left = static_cast<int>(N - col);
-  const T* wrapped = from - N;
-  Pack<T> pack = load_ragged(from, 0, left, 0.0f);
-#pragma unroll
-  for (int j = 0; j < Pack<T>::SIZE; ++j) {
-    if (j >= left) set(pack, j, wrapped[j]);
-  }
-  return pack;
-}
-
 // Accesses of 16 bytes that a predicate holds back, where a branch would have the compiler wait before it.
-// Nobody needs the lines again: L2 gives them up first.
-template <typename T>
+// ONCE: nobody needs the lines again, unless rows lie 0 apart, so that L2 gives them up first.
+template <bool ONCE = true, typename T>
 __device__ void load_if(bool loaded, const uint4* from, Pack<T>& pack) {
-  asm volatile(
-      "{\n"
-      ".reg .pred loaded;\n"
-      "setp.ne.b32 loaded, %5, 0;\n"
-      "@loaded ld.global.cs.v4.b32 {%0, %1, %2, %3}, [%4];\n"
-      "}"
-      : "+r"(pack.words.x), "+r"(pack.words.y), "+r"(pack.words.z), "+r"(pack.words.w)
-      : "l"(from), "r"(static_cast<int>(loaded)));
+  if constexpr (ONCE) {
+    asm volatile(
+        "{\n"
+        ".reg .pred loaded;\n"
+        "setp.ne.b32 loaded, %5, 0;\n"
+        "@loaded ld.global.cs.v4.b32 {%0, %1, %2, %3}, [%4];\n"
+        "}"
+        : "+r"(pack.words.x), "+r"(pack.words.y), "+r"(pack.words.z), "+r"(pack.words.w)
+        : "l"(from), "r"(static_cast<int>(loaded)));
+  } else {
+    asm volatile(
+        "{\n"
+        ".reg .pred loaded;\n"
+        "setp.ne.b32 loaded, %5, 0;\n"
+        "@loaded ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];\n"
+        "}"
+        : "+r"(pack.words.x), "+r"(pack.words.y), "+r"(pack.words.z), "+r"(pack.words.w)
+        : "l"(from), "r"(static_cast<int>(loaded)));
+  }
 }
 template <typename T>
 __device__ void store_if(bool stored, uint4* to, Pack<T> pack) {
@@ -115,10 +114,52 @@ __device__ void store_if(bool stored, uint4* to, Pack<T> pack) {
       : "memory");
 }
 
+// For what the compiler must not know: `nothing` is 0. A pack of which this is asked is waited for here, and
+// not before `nothing` is there.
+template <typename T>
+__device__ void add_nothing(Pack<T>& pack, uint32_t nothing) {
+  pack.words.x |= nothing, pack.words.y |= nothing, pack.words.z |= nothing, pack.words.w |= nothing;
+}
+
+// A pack is taken apart when it is known what is kept, no sooner. Left alone, the compiler takes it apart,
+// and so waits for memory, before the first word is drawn: of a load that lies before a branch it supposes
+// that the answer is there.
+template <typename T, int COUNT>
+__device__ void take_after(const bool (&kept)[COUNT], uint32_t zero, Pack<T>& pack) {
+  add_nothing(pack, kept[COUNT - 1] ? zero : 0);
+}
+
+// Packs of a bias of at least as many elements, from columns on, which go on with column 0 behind the last
+// one. Single elements of all packs are under way before one is waited for; where a row ends among them,
+// which is seldom, a pack is asked for again. Wide loads come last: single elements take the same registers,
+// and would wait for them and for all loads before.
+template <typename T, int PACKS>
+__device__ void load_bias_packs(Pack<T> (&packs)[PACKS], const void* bias, bool wide,
+                                const Place (&places)[PACKS], int64_t N, uint32_t zero) {
+  constexpr int SIZE = Pack<T>::SIZE;
+  const T* elements = static_cast<const T*>(bias);
+  if (!wide) {
+#pragma unroll
+    for (int i = 0; i < PACKS; ++i) {
+      packs[i] = load_ragged(elements + min(places[i].col, N - SIZE), 0, SIZE, 0.0f);
+    }
+#pragma unroll
+    for (int i = 0; i < PACKS; ++i) {
+      if (places[i].col + SIZE > N) packs[i] = load_elements<T>(bias, 0, {0, places[i].col}, N, SIZE);
+      // What is not waited for here, wide loads would wait for, whichever are asked for.
+      if (sizeof(T) == 4) add_nothing(packs[i], zero);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < PACKS; ++i) {
+    load_if<false>(wide, reinterpret_cast<const uint4*>(elements + places[i].col), packs[i]);
+  }
+}
+
 // A pack of each thread, by accesses of one element each. results_of(kept, first, second, bias) makes the
 // pack that is stored; what is not there is -0, to which everything can be added.
 template <typename T, int THREADS, typename Results>
-__device__ void take_elements(const PackArgs& args, Results results_of) {
+__device__ void take_single_elements(const PackArgs& args, Results results_of) {
   constexpr int SIZE = Pack<T>::SIZE;
   const Mask mask(args.dropout);
   mask.note(args.dropout.used);
@@ -140,7 +181,7 @@ __device__ void take_elements(const PackArgs& args, Results results_of) {
   store_pack(static_cast<T*>(args.out) + at, 0, count, false, results_of(kept, first, second, bias));
 }
 
-__device__ inline Place stepped(Place place, int64_t rows, int64_t cols, int64_t N) {
+__device__ inline Place place_after(Place place, int64_t rows, int64_t cols, int64_t N) {
   place = {place.row + rows, place.col + cols};
   return place.col < N ? place : Place{place.row + 1, place.col - N};
 }
@@ -157,22 +198,26 @@ __device__ void take_packs(const PackArgs& args, const PackLayout& layout, Resul
   const auto is_mine = [&](uint32_t i) { return threadIdx.x + i * THREADS < left / SIZE; };
 
   Pack<T> first[PACKS] = {}, second[PACKS] = {}, bias[PACKS] = {};
-  const auto load = [&](int i, Place in_first, Place in_second) {
-    load_if(is_mine(i), pack_at<T>(args.first, args.stride_first, in_first), first[i]);
-    if (SECOND) load_if(is_mine(i), pack_at<T>(args.second, args.stride_second, in_second), second[i]);
+  const auto load = [&](int i, Place place) {
+    load_if(is_mine(i), pack_at<T>(args.first, args.stride_first, place), first[i]);
+    if (SECOND) load_if(is_mine(i), pack_at<T>(args.second, args.stride_second, place), second[i]);
   };
   if (layout.end_to_end) {
 #pragma unroll
-    for (int i = 0; i < PACKS; ++i) load(i, {0, start + mine + i * STEP}, {0, start + mine + i * STEP});
+    for (int i = 0; i < PACKS; ++i) load(i, {0, start + mine + i * STEP});
   }
   if (BIAS || !layout.end_to_end) {
-    Place place = place_of(start + mine, args.N);
+    Place places[PACKS] = {place_of(start + mine, args.N)};
 #pragma unroll
-    for (int i = 0; i < PACKS; ++i) {
-      if (!layout.end_to_end) load(i, place, place);
-      if (BIAS && is_mine(i)) bias[i] = load_bias<T>(args.bias, layout.wide_bias, place.col, args.N);
-      place = stepped(place, layout.step_rows, layout.step_cols, args.N);
+    for (int i = 1; i < PACKS; ++i) {
+      places[i] = place_after(places[i - 1], layout.step_rows, layout.step_cols, args.N);
     }
+    if (!layout.end_to_end) {
+#pragma unroll
+      for (int i = 0; i < PACKS; ++i) load(i, places[i]);
+    }
+    // Behind all others: a bias has branches, and single elements are waited for.
+    if (BIAS) load_bias_packs(bias, args.bias, layout.wide_bias, places, args.N, layout.zero);
   }
 
   const Mask mask(args.dropout);
@@ -181,6 +226,9 @@ __device__ void take_packs(const PackArgs& args, const PackLayout& layout, Resul
   for (int i = 0; i < PACKS; ++i) {
     bool kept[SIZE];
     mask.keeps(kept, start, mine + i * STEP);
+    take_after(kept, layout.zero, first[i]);
+    if (SECOND) take_after(kept, layout.zero, second[i]);
+    if (BIAS) take_after(kept, layout.zero, bias[i]);
     const Pack<T> results = results_of(kept, first[i], second[i], bias[i]);
     store_if(is_mine(i), out + (threadIdx.x + i * THREADS), results);
   }
@@ -194,18 +242,9 @@ __device__ void take_packs(const PackArgs& args, const PackLayout& layout, Resul
       if (matrix) set(pack, 0, static_cast<const T*>(matrix)[place.row * stride + place.col]);
       return pack;
     };
-    bool keeps[SIZE] = {mask.keeps(at)};
+    bool kept[SIZE] = {mask.keeps(at)};
     static_cast<T*>(args.out)[at] =
-        results_of(keeps, element(args.first, args.stride_first), element(args.second, args.stride_second),
+        results_of(kept, element(args.first, args.stride_first), element(args.second, args.stride_second),
                    element(args.bias, 0))[0];
   }
-}
-
-// Calls launch with SECOND and BIAS, as integral constants.
-template <typename Launch>
-void with_operands(const PackArgs& args, Launch launch) {
-  const auto with_second = [&](auto second) {
-    args.bias ? launch(second, std::true_type{}) : launch(second, std::false_type{});
-  };
-  args.second ? with_second(std::true_type{}) : with_second(std::false_type{});
 }

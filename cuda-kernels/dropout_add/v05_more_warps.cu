@@ -55,7 +55,16 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 // Where accesses of 16 bytes are not to be had.
 template <typename T, Activation ACTIVATION, int THREADS>
 __global__ void __launch_bounds__(THREADS) dropout_add_v05_more_warps_elements_kernel(const PackArgs args) {
-  take_elements<T, THREADS>(args, Forward<T, ACTIVATION, true, true>{args.dropout.scale});
+  take_single_elements<T, THREADS>(args, Forward<T, ACTIVATION, true, true>{args.dropout.scale});
+}
+
+// Calls launch with SECOND and BIAS, as integral constants.
+template <typename Launch>
+void with_operands(const PackArgs& args, Launch launch) {
+  const auto with_second = [&](auto second) {
+    args.bias ? launch(second, std::true_type{}) : launch(second, std::false_type{});
+  };
+  args.second ? with_second(std::true_type{}) : with_second(std::false_type{});
 }
 
 template <typename T, Activation ACTIVATION, int PACKS, int THREADS, int BLOCKS_PER_SM>

@@ -193,7 +193,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 template <typename T, Activation ACTIVATION, int THREADS>
 __global__ void __launch_bounds__(THREADS)
     dropout_add_backward_v04_rows_abreast_elements_kernel(const PackArgs args) {
-  take_elements<T, THREADS>(args, Backward<T, ACTIVATION, true>{args.dropout.scale});
+  take_single_elements<T, THREADS>(args, Backward<T, ACTIVATION, true>{args.dropout.scale});
 }
 
 // dx alone.
