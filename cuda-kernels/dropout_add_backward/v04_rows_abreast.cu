@@ -67,7 +67,8 @@ struct Backward {
 // chunk's are all alike, so that a thread's packs have the same columns in every one.
 struct RowLayout {
   int lanes, groups, strips, period, chunks;
-  int turns;  // rows of a thread; some have one fewer
+  int turns;      // rows of a thread; some have one fewer
+  uint32_t zero;  // 0, which the compiler does not know: see add_nothing
 
   __device__ int64_t first_row(int chunk, int group) const {
     return chunk % period + static_cast<int64_t>(period) * (chunk / period * groups + group);
@@ -123,18 +124,32 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   // All threads take as many turns, the last one's rows be there or not: in a loop that they leave apart, the
   // keys of the generator's rounds would take registers of every thread.
   for (int turn = 0; turn < most; turn += ROWS) {
+    Pack<T> taken_douts[ROWS], taken_xs[ROWS];
+    const auto take = [&](int i) {
+      taken_douts[i] = douts[i], taken_xs[i] = xs[i];
+      load(i, turn + ROWS + i < turns);
+    };
+    // All rows at once: their loads count as one, and who waits for a row waits for the next one as well.
+    if (!SLOPES) {
+#pragma unroll
+      for (int i = 0; i < ROWS; ++i) take(i);
+    }
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) {
       const bool is_row = turn + i < turns;
-      const Pack<T> dout = douts[i], x = xs[i];
-      load(i, turn + i + ROWS < turns);
       bool kept[SIZE];
       if (WIDE) {
         mask.keeps(kept, at, 0);
       } else {
         mask.keeps_anywhere(kept, at);
       }
-      const Gradients<T, ACTIVATION, SLOPES> dx(kept, dout, x, bias, args.dropout.scale);
+      // A row is waited for as late as can be, and the next one asked for behind that.
+      if (SLOPES) {
+        take_after(kept, layout.zero, douts[i]);
+        take_after(kept, layout.zero, xs[i]);
+        take(i);
+      }
+      const Gradients<T, ACTIVATION, SLOPES> dx(kept, taken_douts[i], taken_xs[i], bias, args.dropout.scale);
       if (is_row) {
 #pragma unroll
         for (int j = 0; j < SIZE; ++j) sums[j] += dx.of[j];
