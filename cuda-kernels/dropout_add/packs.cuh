@@ -1,5 +1,4 @@
-// What the steps of dropout_add that take packs of 16 bytes share: packs of a matrix, and what becomes of
-// one.
+// What v03 and v04 of dropout_add share, which take packs of 16 bytes: the results for one pack.
 #pragma once
 
 #include "../dropout_packs.cuh"

@@ -3,11 +3,13 @@
 // Change:   a thread takes two packs where v04's takes four, and has 48 registers where that has 90: 40 warps
 //           are on an SM instead of 16. There is a kernel for every choice of operands, so that between the
 //           words and their use there is no branch; block numbers are one sum of 32 bits, whose upper half
-//           all threads of a block share, as they do the keys and the products of the first rounds.
+//           all threads of a block share, as they do the keys and the products of the first rounds. A pack is
+//           taken apart behind its words, so that memory answers while they are drawn. The kernel is
+//           take_packs in ../dropout_packs.cuh.
 // Why:      v04 has 0.7 of v03's instructions, but half the time none of the four warps of a scheduler could
-//           issue. What it has under way comes in bursts, between which memory waits; and four packs of
-//           three operands take 48 registers.
-// Counter:  occupancy rises to 55 % and more; dram_share passes 88 %, without a residual too.
+//           issue. Presumably what it has under way comes in bursts, between which memory waits: that has not
+//           been measured. Four packs of three operands take 48 registers.
+// Counter:  expected, not measured: occupancy passes 55 %; dram_share passes 88 %, without a residual too.
 // Requires: as v04: rows that are contiguous, at any distance; any length. 16 bytes an access where rows lie
 //           end to end or have whole packs at whole packs' distances, addresses are multiples of 16 bytes,
 //           and a bias has a pack at least.

@@ -3,14 +3,15 @@
 // Change:   rows are dealt out in turn, where v02 and v03 give every block a run of its own. A block's rows
 //           are all skewed alike, so that the packs of memory that a thread takes have the same columns in
 //           every one, whatever the rows' length; as packs of the matrix, they take no call for words twice.
-//           A thread asks for the row after the next one when it takes one. The loop is the same for all
-//           threads, so that a warp has the keys of ten rounds once, in uniform registers. Where nobody asks
-//           for dbias, dx is made of packs that are counted through the matrix, two of a thread.
-// Why:      v03 has four times v02's loads under way and is no faster, so that what limits them is not how
-//           long an answer takes. What they share is that 500 blocks read and write a run of rows apart, in
-//           as many pages of memory; a sweep through the matrix needs few at a time, and has the forward
-//           pass' rate. Rows of 5,003 elements have accesses of one element in v02, and three calls for 8.
-// Counter:  dram_share passes 85 %; in rows of 5,003 elements time falls to 0.4 x.
+//           A thread takes two rows and asks for the next two; with an activation it takes one when its words
+//           are drawn, and then asks for the next one. The loop is the same for all threads, so that a warp
+//           has the keys of ten rounds once, in uniform registers. Where nobody asks for dbias, dx is made of
+//           packs that are counted through the matrix, two of a thread (take_packs in ../dropout_packs.cuh).
+// Why:      rows of 5,003 elements have accesses of one element in v02, and three calls for 8. Elsewhere v03
+//           has more loads of a thread under way than v02 and is no faster. What both have is 528 or 396
+//           blocks that read and write a run of rows apart, in as many pages of memory; a sweep needs few at
+//           a time. That the pages are the limit is a guess, which nothing has measured.
+// Counter:  expected, not measured: dram_share passes 85 %; in rows of 5,003 elements time falls to 0.4 x.
 // Requires: rows that are contiguous, at any distance; any length. An access has 16 bytes where addresses are
 //           multiples of that, and rows lie end to end or a multiple of 16 bytes farther apart; elsewhere it
 //           has one element, as it has at the ends of rows that are no whole packs.
@@ -22,9 +23,9 @@
 namespace {
 
 constexpr int THREADS = 256;      // of a block, at most
-constexpr int BLOCKS_PER_SM = 5;  // one fewer where columns of slopes are summed, which takes 61 registers
+constexpr int BLOCKS_PER_SM = 5;  // one fewer where columns of slopes are summed, in up to 64 registers
 constexpr int PACKS = 2;          // of a thread, where nobody asks for dbias
-constexpr int AHEAD = 2;          // loads of a thread under way, where columns are summed
+constexpr int AHEAD = 2;          // rows of a thread under way, where columns are summed; with slopes, one
 
 // A pack of dx before it is rounded.
 template <typename T, Activation ACTIVATION, bool BIAS>

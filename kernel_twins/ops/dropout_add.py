@@ -236,8 +236,8 @@ OP = Op(
             name="v05_more_warps",
             change="A thread takes two packs, in 48 registers instead of 90; every choice of operands has a kernel, "
             "without a branch between the words and their use.",
-            why="v04's registers leave room for 16 warps an SM, which ask for much at once and then for nothing: half "
-            "the issue slots were empty, and without a residual memory waited. 40 warps take turns.",
+            why="v04's registers leave room for 16 warps an SM, and half the issue slots were empty. Presumably warps "
+            "ask for much at once and then for nothing, so that memory waits; 40 warps take turns.",
             predictions=(
                 Prediction("occupancy", ">=", 50),
                 Prediction("dram_share", ">=", 88),

@@ -294,8 +294,9 @@ OP = Op(
             name="v04_rows_abreast",
             change="Rows are dealt out in turn, a block's all skewed alike: rows of any length have accesses of 16 "
             "bytes. Where nobody asks for dbias, dx is made pack by pack, as the forward pass' result is.",
-            why="v03 had four times as much under way and was no faster. 500 blocks at 500 places, each with a page of "
-            "memory of its own, were the limit; and in rows of 5,003 elements, accesses of one element.",
+            why="Rows of 5,003 elements had accesses of one element. Elsewhere v03 had more of a thread's loads under "
+            "way and was no faster: blocks at hundreds of places, each with a page of memory of its own, are suspected "
+            "to be the limit.",
             predictions=(
                 Prediction("dram_share", ">=", 85),
                 Prediction("time", "<=", 385),
