@@ -9,6 +9,9 @@ constexpr int AHEAD_THREADS = 512, SM_THREADS = AHEAD_THREADS * 5 / 4;  // of a 
 constexpr int FEW_PACKS = 2, MANY_PACKS = 4;                            // of a thread
 constexpr int RING_BYTES = 208 * 1024;                                  // of an SM
 constexpr int LEAST_STAGES = 3, MOST_STAGES = 8;  // two rows are worked on, at least one is on its way
+constexpr int BYTES_UNDER_WAY = 30 * 1024;        // to an SM; of many more, each takes longer
+constexpr int LINE = 8;                           // packs of 128 bytes
+constexpr int MOST_WAVES = 4;                     // of groups of rows
 constexpr int TURNS = 4;                          // places for a row's sums
 constexpr int MOST_PARTS = AHEAD_THREADS / 32 * MOST_CLUSTER_BLOCKS;  // of a row's sums: one of each warp
 constexpr int AHEAD_BYTES = RING_BYTES + TURNS * MOST_PARTS * static_cast<int>(sizeof(GradientSums));
@@ -17,6 +20,35 @@ constexpr int AHEAD_BYTES = RING_BYTES + TURNS * MOST_PARTS * static_cast<int>(s
 // thread up to `packs`, and a block has room for its packs of `stages` rows.
 struct AheadShape {
   int blocks, each, packs, threads, stages;
+
+  // Packs of a place for a matrix' part of a row, which may begin anywhere in the place's first line.
+  __host__ __device__ int pitch() const { return (each + 2 * (LINE - 1)) / LINE * LINE; }
+  int ring(int matrices) const { return stages * matrices * pitch() * 16; }
+  int sums() const { return TURNS * blocks * threads / 32 * static_cast<int>(sizeof(GradientSums)); }
+  int sm_blocks() const { return SM_THREADS / threads; }
+};
+
+// Which rows a group, a cluster, takes. The `large` first ones take `many` each, `large` apart; the rows
+// behind those are the other groups', which take `few`, `period` apart. Rows that lie a multiple of `period`
+// apart are skewed alike.
+struct RowGroups {
+  int M, large, many, few, period;
+
+  __device__ int step(int group) const { return group < large ? large : period; }
+  __device__ int first(int group) const {
+    const int other = group - large;
+    return other < 0 ? group : large * many + other / period * period * few + other % period;
+  }
+  // Where the next row after the group's would be.
+  __device__ int end(int group) const {
+    const int start = first(group), apart = step(group);
+    const int left = max(M - start + apart - 1, 0) / apart;
+    return start + min(group < large ? many : few, left) * apart;
+  }
+  int count() const {
+    const int rest = std::max(M - large * many, 0);
+    return large + static_cast<int>(cdiv(rest, few * period)) * period;
+  }
 };
 
 // The columns of a thread that are the same in all rows of its block, and their sums over these.
@@ -46,13 +78,8 @@ struct AheadColumns {
     return weights[i];
   }
 
-  // Clears packs of a place for rows that are not the part's, once: nothing is copied there.
-  __device__ void clear(Pack<T>* x_packs, Pack<T>* dout_packs) const {
-#pragma unroll
-    for (int i = 0; i < PACKS; ++i) {
-      if (first_of(i) >= n) x_packs[pack_of(i)] = dout_packs[pack_of(i)] = {};
-    }
-  }
+  __device__ bool holds(int i) const { return first_of(i) < n; }
+
   // Clears what a row that has come holds beside the part. A thread reads no packs but its own.
   __device__ void mask(Pack<T>* x_packs, Pack<T>* dout_packs) const {
 #pragma unroll 1
@@ -68,7 +95,10 @@ struct AheadColumns {
     GradientSums sums = {};
 #pragma unroll
     for (int i = 0; i < PACKS; ++i) {
-      const Pack<T> x = x_packs[pack_of(i)], dout = dout_packs[pack_of(i)], weight = weight_of(i);
+      // Read in pairs: more packs at once would not find registers.
+      if (i > 0 && i % 2 == 0 && !holds(i)) break;
+      const auto read = [&](const Pack<T>* packs) { return holds(i) ? packs[pack_of(i)] : Pack<T>{}; };
+      const Pack<T> x = read(x_packs), dout = read(dout_packs), weight = weight_of(i);
 #pragma unroll
       for (int j = 0; j < SIZE; ++j) {
         const float distance = CENTERED ? to_float(x[j]) - mean : to_float(x[j]);
@@ -92,6 +122,7 @@ struct AheadColumns {
     const float of_distance = -means.product * rstd * rstd * rstd, of_all = -means.plain * rstd;
 #pragma unroll
     for (int i = 0; i < PACKS; ++i) {
+      if (!holds(i)) break;
       const Pack<T> x = x_packs[pack_of(i)], dout = dout_packs[pack_of(i)], weight = weight_of(i);
       const Pack<T> added = added_packs ? added_packs[pack_of(i)] : Pack<T>{};
       Pack<T> results;
@@ -108,11 +139,12 @@ struct AheadColumns {
   }
 };
 
-// Clusters take every so-many-th row, all of which are skewed alike, as are those of x, dout, dadded and dx.
+// Clusters take a group of rows each, all of which are skewed alike, as are those of x, dout, dadded and dx.
 // No thread waits for its block: a warp waits for a row to have come, and for the sums of the row before.
 // Each cluster leaves the sums of its rows for dweight and dbias in the workspace.
 template <typename T, int PACKS, bool CENTERED>
-__device__ void backward_rows_ahead(const NormBackwardArgs& args, const AheadShape& shape, float* workspace) {
+__device__ void backward_rows_ahead(const NormBackwardArgs& args, const AheadShape& shape,
+                                    const RowGroups& groups, float* workspace) {
 #if __CUDA_ARCH__ >= 900
   constexpr int SIZE = Pack<T>::SIZE;
   // Places for rows, [stages, matrices, pitch] packs, then for a row's sums, [TURNS, count].
@@ -121,11 +153,12 @@ __device__ void backward_rows_ahead(const NormBackwardArgs& args, const AheadSha
   __shared__ uint64_t arrived[MOST_STAGES];  // a phase completes when a row is there
   __shared__ uint32_t readers[MOST_STAGES];  // warps that are done with it
   __shared__ uint64_t complete[TURNS];       // a phase completes when all parts of a row's sums are there
-  const int M = static_cast<int>(args.M), N = static_cast<int>(args.N), warps = blockDim.x / 32;
+  const int N = static_cast<int>(args.N), warps = blockDim.x / 32;
   const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
   const int blocks = shape.blocks, stages = shape.stages, rank = rank_in_cluster(blocks);
   const int cluster = blockIdx.x / blocks, clusters = gridDim.x / blocks;
-  const int matrices = args.dadded ? 3 : 2, pitch = blockDim.x * PACKS;
+  const int first = groups.first(cluster), step = groups.step(cluster), end = groups.end(cluster);
+  const int matrices = args.dadded ? 3 : 2, pitch = shape.pitch();
   Pack<T>* const ring = reinterpret_cast<Pack<T>*>(room);
   const int count = blocks * warps;
   GradientSums* const parts = reinterpret_cast<GradientSums*>(room + stages * matrices * pitch);
@@ -144,10 +177,18 @@ __device__ void backward_rows_ahead(const NormBackwardArgs& args, const AheadSha
   __syncthreads();  // for the barriers to be initialised
   if (blocks > 1) cluster_arrive();
 
-  const int row_skew = skew_of(static_cast<const T*>(args.x) + cluster * args.stride_xm);
+  const int row_skew = skew_of(static_cast<const T*>(args.x) + first * args.stride_xm);
   const Parts<T> columns_of{N, row_skew, shape.each};
   const int start = columns_of.start(rank), n = columns_of.count(rank), skew = rank == 0 ? row_skew : 0;
 
+  // Where a row's part lies: as far behind a multiple of 128 bytes as in global memory, or the copy would
+  // take longer. Only an address' last bits count.
+  const auto held = [&](int matrix, const void* rows, int64_t stride, int index, int stage) {
+    const uint32_t address =
+        static_cast<uint32_t>(reinterpret_cast<uintptr_t>(rows)) +
+        (static_cast<uint32_t>(index) * static_cast<uint32_t>(stride) + start - skew) * sizeof(T);
+    return ring + (stage * matrices + matrix) * pitch + address / 16 % LINE;
+  };
   // Of one thread. Whole packs are copied: what lies beside the row in its first and last 16 bytes can be
   // read, as in load_touching_packs, and is masked.
   const auto place_of = [](const float* one) { return reinterpret_cast<uintptr_t>(one) % 16 / 4; };
@@ -162,7 +203,7 @@ __device__ void backward_rows_ahead(const NormBackwardArgs& args, const AheadSha
     if constexpr (CENTERED) copy_statistic(1, args.mean + index);
     if (bytes == 0) return;
     const auto copy = [&](int matrix, const void* rows, int64_t stride) {
-      bulk_load(ring + (stage * matrices + matrix) * pitch,
+      bulk_load(held(matrix, rows, stride, index, stage),
                 static_cast<const T*>(rows) + index * stride + (start - skew), bytes, &arrived[stage],
                 policy);
     };
@@ -171,15 +212,11 @@ __device__ void backward_rows_ahead(const NormBackwardArgs& args, const AheadSha
     if (args.dadded) copy(2, args.dadded, args.stride_am);
   };
   if (threadIdx.x == 0) {
-    int index = cluster;
-    for (int stage = 0; stage < stages && index < M; ++stage, index += clusters) fetch(index, stage);
+    int index = first;
+    for (int stage = 0; stage < stages && index < end; ++stage, index += step) fetch(index, stage);
   }
 
   AheadColumns<T, PACKS, CENTERED> columns(args.weight, start, n, skew);
-  for (int stage = 0; stage < stages; ++stage) {
-    Pack<T>* const packs = ring + stage * matrices * pitch;
-    columns.clear(packs, packs + pitch);
-  }
   const auto statistics_of = [&](int index, int stage, float* mean, float* rstd) {
     *rstd = statistics[stage][0][place_of(args.rstd + index)];
     *mean = CENTERED ? statistics[stage][CENTERED][place_of(args.mean + index)] : 0.0f;
@@ -190,17 +227,18 @@ __device__ void backward_rows_ahead(const NormBackwardArgs& args, const AheadSha
   int stage = 0, before = 0;
   uint32_t turn = 0, parity = 0;
   float mean, rstd;
-  for (int index = cluster; index < M + clusters; index += clusters, ++turn) {
+  for (int index = first; index < end + step; index += step, ++turn) {
     const int stage_now = stage;
-    if (index < M) {
+    if (index < end) {
       mbarrier_wait_parity(&arrived[stage], parity);  // for the copies of this row
-      Pack<T>* packs = ring + stage * matrices * pitch;
+      Pack<T>* const x = held(0, args.x, args.stride_xm, index, stage);
+      Pack<T>* const dout = held(1, args.dout, args.stride_dm, index, stage);
       statistics_of(index, stage, &mean, &rstd);
       if (columns.ragged) {
-        columns.mask(packs, packs + pitch);
+        columns.mask(x, dout);
         fence_proxy_async();  // before another row is copied there
       }
-      const GradientSums sums = lanes_sum(columns.add(packs, packs + pitch, mean, rstd));
+      const GradientSums sums = lanes_sum(columns.add(x, dout, mean, rstd));
       // A warp that sends for a row has had all sums of the row two before. So all warps have sent those, and
       // before that, each has read those of the row four before: their place is free.
       const int place = turn % TURNS;
@@ -229,15 +267,17 @@ __device__ void backward_rows_ahead(const NormBackwardArgs& args, const AheadSha
         sums.plain += parts[place * count + part].plain;
       }
       sums = lanes_sum(sums);
-      const Pack<T>* packs = ring + before * matrices * pitch;
-      statistics_of(index - clusters, before, &mean, &rstd);
-      columns.write(packs, packs + pitch, args.dadded ? packs + 2 * pitch : nullptr,
-                    static_cast<T*>(args.dx) + (index - clusters) * args.N + start, mean, rstd,
+      const int row = index - step;
+      statistics_of(row, before, &mean, &rstd);
+      columns.write(held(0, args.x, args.stride_xm, row, before),
+                    held(1, args.dout, args.stride_dm, row, before),
+                    args.dadded ? held(2, args.dadded, args.stride_am, row, before) : nullptr,
+                    static_cast<T*>(args.dx) + row * args.N + start, mean, rstd,
                     {sums.product / static_cast<float>(N), sums.plain / static_cast<float>(N)});
       // The warp that is last to be done with the row has the next one come in its place.
       __syncwarp();
-      const int next = index + (stages - 1) * clusters;
-      if (lane_id == 0 && is_last_of(&readers[before], warps) && next < M) fetch(next, before);
+      const int next = index + (stages - 1) * step;
+      if (lane_id == 0 && is_last_of(&readers[before], warps) && next < end) fetch(next, before);
     }
     before = stage_now;
   }
@@ -249,6 +289,7 @@ __device__ void backward_rows_ahead(const NormBackwardArgs& args, const AheadSha
   for (int which = 0; which < (CENTERED ? 2 : 1); ++which) {
 #pragma unroll
     for (int i = 0; i < PACKS; ++i) {
+      if (!columns.holds(i)) continue;
 #pragma unroll
       for (int j = 0; j < SIZE; ++j) {
         sums[(which * pitch + columns.pack_of(i)) * SIZE + j] =
@@ -341,45 +382,52 @@ bool are_alike(const NormBackwardArgs& args) {
          (!args.dadded || like_x(args.dadded, args.stride_am));
 }
 
-// The smallest cluster whose blocks have room for LEAST_STAGES rows, of `packs` packs and so many matrices.
-// Of blocks of few threads several run on an SM, and share its room, as long as a larger cluster may follow;
-// where none does, a block may take all of it. No blocks where rows are too long.
-inline AheadShape ahead_shape(int64_t packs, int matrices) {
-  for (int blocks = 1; blocks <= MOST_CLUSTER_BLOCKS; blocks *= 2) {
-    const int64_t each = cdiv(packs, blocks);
-    const int of_thread = each <= FEW_PACKS * AHEAD_THREADS ? FEW_PACKS : MANY_PACKS;
-    const int64_t threads = cdiv(cdiv(each, of_thread), 32) * 32;
-    if (threads > AHEAD_THREADS) continue;
-    const int64_t row = matrices * of_thread * threads * 16;
-    int64_t stages = RING_BYTES / (SM_THREADS / threads) / row;
-    if (stages < LEAST_STAGES && blocks == MOST_CLUSTER_BLOCKS) stages = RING_BYTES / row;
-    if (stages < LEAST_STAGES) continue;
-    return {blocks, static_cast<int>(each), of_thread, static_cast<int>(threads),
-            static_cast<int>(std::min<int64_t>(stages, MOST_STAGES))};
-  }
-  return {};
+// The smallest cluster whose threads have few packs of a row. Where rows are skewed in several ways, groups
+// are a multiple of these, and clusters of fewer threads, of which more run, lose less to that. No blocks
+// where rows are too long.
+inline AheadShape ahead_shape(int64_t packs, int matrices, int period) {
+  int blocks = 1;
+  while (blocks < MOST_CLUSTER_BLOCKS && packs > blocks * FEW_PACKS * AHEAD_THREADS) blocks *= 2;
+  const int64_t each = cdiv(packs, blocks);
+  if (each > MANY_PACKS * AHEAD_THREADS) return {};
+  const bool many = each > FEW_PACKS * AHEAD_THREADS || (blocks > 1 && period > 1);
+  const int of_thread = many ? MANY_PACKS : FEW_PACKS;
+  const int threads = static_cast<int>(cdiv(cdiv(each, of_thread), 32) * 32);
+  AheadShape shape{blocks, static_cast<int>(each), of_thread, threads, 1};
+  const int row = shape.ring(matrices);
+  shape.stages = LEAST_STAGES - 1 + static_cast<int>(cdiv(BYTES_UNDER_WAY, row * shape.sm_blocks()));
+  return shape.ring(matrices) <= RING_BYTES ? shape : AheadShape{};
 }
 
-// Launches kernel(args, shape, workspace), whose PACKS are shape's, and sum_kernel. False where the GPU has
-// no room for the cluster, or too few blocks for rows that are skewed in so many ways.
+// Groups of M rows, equally large, where `resident` clusters run at once. Where the nearest multiple of
+// `period` would leave much of the GPU idle, several times as many, which run in as many waves. None where
+// too few run.
+inline RowGroups row_groups(int64_t M, int resident, int period) {
+  int waves = 1;
+  const auto groups = [&] { return groups_for(M, waves * resident, period); };
+  while (waves < MOST_WAVES && groups() < M && groups() * 8 < waves * resident * 7) ++waves;
+  if (groups() == 0) return {};
+  // Fewer that need as many rounds leave fewer sums.
+  const int64_t many = cdiv(M, groups());
+  const int64_t large = groups() < M ? cdiv(cdiv(M, many), period) * period : M;
+  return {static_cast<int>(M), static_cast<int>(large), static_cast<int>(many), 1, period};
+}
+
+// Launches kernel(args, shape, groups, workspace), whose PACKS are shape's, and sum_kernel. False where the
+// GPU has no room for the cluster, or too few blocks for rows that are skewed in so many ways.
 template <typename T, typename Kernel>
 bool launch_ahead(const NormBackwardArgs& args, const AheadShape& shape, Kernel* kernel, bool centered,
                   void (*sum_kernel)(const float*, int, int64_t, T*, T*)) {
   if (shape.blocks == 0 || most_shared_memory() < AHEAD_BYTES) return false;
   allow_shared_memory(kernel, AHEAD_BYTES);
-  const int ring = shape.stages * (args.dadded ? 3 : 2) * shape.packs * shape.threads * 16;
-  const int sums = TURNS * shape.blocks * shape.threads / 32 * static_cast<int>(sizeof(GradientSums));
-  ClusterLaunch launch(reinterpret_cast<const void*>(kernel), shape.blocks, shape.threads, ring + sums,
-                       args.stream);
-  const int period = skew_period<T>(args.stride_xm);
-  int clusters = groups_for(args.M, launch.resident(), period);
-  if (clusters == 0) return false;
-  // Fewer that need as many rounds leave fewer sums.
-  if (clusters < args.M) {
-    clusters = static_cast<int>(cdiv(cdiv(args.M, cdiv(args.M, clusters)), period) * period);
-  }
+  // Not less than a block's share, so that there are no more on an SM, with more under way.
+  const int ring = std::max(shape.ring(args.dadded ? 3 : 2), RING_BYTES / shape.sm_blocks());
+  ClusterLaunch launch(reinterpret_cast<const void*>(kernel), shape.blocks, shape.threads,
+                       ring + shape.sums(), args.stream);
+  const RowGroups groups = row_groups(args.M, launch.resident(), skew_period<T>(args.stride_xm));
+  if (groups.large == 0) return false;
   launch_with_early_sums<T>(
-      args, clusters, centered, [&](float* workspace) { launch(clusters, kernel, args, shape, workspace); },
-      sum_kernel);
+      args, groups.count(), centered,
+      [&](float* workspace) { launch(groups.count(), kernel, args, shape, groups, workspace); }, sum_kernel);
   return true;
 }

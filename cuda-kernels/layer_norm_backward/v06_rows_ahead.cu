@@ -10,7 +10,7 @@
 //           walks over hundreds of groups' sums in small steps.
 // Counter:  at rows of 4096 dram_share passes 92 %; at 65536 the time falls by a tenth.
 // Requires: compute capability 9.0; contiguous rows. Where the rows of x, dout, dadded and dx do not start
-//           alike within 16 bytes, or are of more than 512 KiB, 352 with dadded, they are
+//           alike within 16 bytes, or are of more than 512 KiB, 366 with dadded, they are
 //           v04's.
 // Source:   PTX ISA, "cp.async.bulk", "st.async" and "griddepcontrol"
 // Gap:      Triton gives a program no access to another one's shared memory, nor to the barriers that let its
@@ -33,8 +33,8 @@ __global__ void __launch_bounds__(LANES_THREADS)
 template <typename T, int PACKS>
 __global__ void __launch_bounds__(AHEAD_THREADS, 1)
     layer_norm_backward_v06_rows_ahead_kernel(const LayerNormBackwardArgs args, const AheadShape shape,
-                                              float* workspace) {
-  backward_rows_ahead<T, PACKS, true>(args, shape, workspace);
+                                              const RowGroups groups, float* workspace) {
+  backward_rows_ahead<T, PACKS, true>(args, shape, groups, workspace);
 }
 
 template <typename T>
@@ -61,7 +61,8 @@ bool launch(const LayerNormBackwardArgs& args) {
   if (args.M == 0) return false;
   if (are_whole<T>(args) ? launch_lanes<T, true>(args) : launch_lanes<T, false>(args)) return true;
   if (!are_alike<T>(args)) return false;
-  const AheadShape shape = ahead_shape(packs_of<T>(args), args.dadded ? 3 : 2);
+  const AheadShape shape =
+      ahead_shape(packs_of<T>(args), args.dadded ? 3 : 2, skew_period<T>(args.stride_xm));
   const auto kernel = shape.packs == FEW_PACKS ? layer_norm_backward_v06_rows_ahead_kernel<T, FEW_PACKS>
                                                : layer_norm_backward_v06_rows_ahead_kernel<T, MANY_PACKS>;
   return launch_ahead<T>(args, shape, kernel, true, layer_norm_backward_v06_rows_ahead_sum_kernel<T>);

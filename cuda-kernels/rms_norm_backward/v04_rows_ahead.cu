@@ -6,7 +6,7 @@
 //           their block and for their cluster.
 // Counter:  at rows of 4096 dram_share passes 93 %; at 65536 the time falls by a tenth.
 // Requires: compute capability 9.0; contiguous rows. Where the rows of x, dout, dadded and dx do not start
-//           alike within 16 bytes, or are of more than 512 KiB, 352 with dadded, they are
+//           alike within 16 bytes, or are of more than 512 KiB, 366 with dadded, they are
 //           v02's.
 // Source:   see layer_norm_backward's v06
 // Gap:      Triton gives a program no access to another one's shared memory, nor to the barriers that let its
@@ -29,8 +29,8 @@ __global__ void __launch_bounds__(LANES_THREADS)
 template <typename T, int PACKS>
 __global__ void __launch_bounds__(AHEAD_THREADS, 1)
     rms_norm_backward_v04_rows_ahead_kernel(const RmsNormBackwardArgs args, const AheadShape shape,
-                                            float* workspace) {
-  backward_rows_ahead<T, PACKS, false>(args, shape, workspace);
+                                            const RowGroups groups, float* workspace) {
+  backward_rows_ahead<T, PACKS, false>(args, shape, groups, workspace);
 }
 
 template <typename T>
@@ -57,7 +57,8 @@ bool launch(const RmsNormBackwardArgs& args) {
   if (args.M == 0) return false;
   if (are_whole<T>(args) ? launch_lanes<T, true>(args) : launch_lanes<T, false>(args)) return true;
   if (!are_alike<T>(args)) return false;
-  const AheadShape shape = ahead_shape(packs_of<T>(args), args.dadded ? 3 : 2);
+  const AheadShape shape =
+      ahead_shape(packs_of<T>(args), args.dadded ? 3 : 2, skew_period<T>(args.stride_xm));
   const auto kernel = shape.packs == FEW_PACKS ? rms_norm_backward_v04_rows_ahead_kernel<T, FEW_PACKS>
                                                : rms_norm_backward_v04_rows_ahead_kernel<T, MANY_PACKS>;
   return launch_ahead<T>(args, shape, kernel, false, rms_norm_backward_v04_rows_ahead_sum_kernel<T>);
