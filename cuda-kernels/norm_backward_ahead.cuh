@@ -186,7 +186,7 @@ __device__ void backward_rows_ahead(const NormBackwardArgs& args, const AheadSha
   const auto held = [&](int matrix, const void* rows, int64_t stride, int index, int stage) {
     const uint32_t address =
         static_cast<uint32_t>(reinterpret_cast<uintptr_t>(rows)) +
-        (static_cast<uint32_t>(index) * static_cast<uint32_t>(stride) + start - skew) * sizeof(T);
+        (static_cast<uint32_t>(index) * static_cast<uint32_t>(stride) + start) * sizeof(T);
     return ring + (stage * matrices + matrix) * pitch + address / 16 % LINE;
   };
   // Of one thread. Whole packs are copied: what lies beside the row in its first and last 16 bytes can be
@@ -382,15 +382,15 @@ bool are_alike(const NormBackwardArgs& args) {
          (!args.dadded || like_x(args.dadded, args.stride_am));
 }
 
-// The smallest cluster whose threads have few packs of a row. Where rows are skewed in several ways, groups
-// are a multiple of these, and clusters of fewer threads, of which more run, lose less to that. No blocks
-// where rows are too long.
+// The smallest cluster whose threads have few packs of a row; those of the largest have many. So have those
+// of clusters whose rows are skewed in several ways: groups are a multiple of these, and where blocks have
+// fewer threads, more clusters run, and lose less to that. No blocks where rows are too long.
 inline AheadShape ahead_shape(int64_t packs, int matrices, int period) {
   int blocks = 1;
   while (blocks < MOST_CLUSTER_BLOCKS && packs > blocks * FEW_PACKS * AHEAD_THREADS) blocks *= 2;
   const int64_t each = cdiv(packs, blocks);
   if (each > MANY_PACKS * AHEAD_THREADS) return {};
-  const bool many = each > FEW_PACKS * AHEAD_THREADS || (blocks > 1 && period > 1);
+  const bool many = blocks == MOST_CLUSTER_BLOCKS || (blocks > 1 && period > 1);
   const int of_thread = many ? MANY_PACKS : FEW_PACKS;
   const int threads = static_cast<int>(cdiv(cdiv(each, of_thread), 32) * 32);
   AheadShape shape{blocks, static_cast<int>(each), of_thread, threads, 1};
