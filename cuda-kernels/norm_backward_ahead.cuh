@@ -8,21 +8,26 @@
 constexpr int AHEAD_THREADS = 512, SM_THREADS = AHEAD_THREADS * 5 / 4;  // of a block, and of an SM, at most
 constexpr int FEW_PACKS = 2, MANY_PACKS = 4;                            // of a thread
 constexpr int RING_BYTES = 208 * 1024;                                  // of an SM
-constexpr int LEAST_STAGES = 3, MOST_STAGES = 8;  // two rows are worked on, at least one is on its way
+constexpr int LEAST_STAGES = 3, MOST_STAGES = 4;  // two rows are worked on, at least one is on its way
 constexpr int BYTES_UNDER_WAY = 30 * 1024;        // to an SM; of many more, each takes longer
 constexpr int LINE = 8;                           // packs of 128 bytes
-constexpr int MOST_WAVES = 4;                     // of groups of rows
+constexpr int MOST_WAVES = 4, MANY_ROWS = 64;     // of groups, and of a group
 constexpr int TURNS = 4;                          // places for a row's sums
 constexpr int MOST_PARTS = AHEAD_THREADS / 32 * MOST_CLUSTER_BLOCKS;  // of a row's sums: one of each warp
 constexpr int AHEAD_BYTES = RING_BYTES + TURNS * MOST_PARTS * static_cast<int>(sizeof(GradientSums));
 
 // How rows are divided: a cluster of `blocks` blocks takes a row, each block up to `each` packs and each
-// thread up to `packs`, and a block has room for its packs of `stages` rows.
+// thread up to `packs`, and a block has room for its packs of `stages` rows. `lined`: all parts of all rows
+// are whole lines.
 struct AheadShape {
   int blocks, each, packs, threads, stages;
+  bool lined;
 
-  // Packs of a place for a matrix' part of a row, which may begin anywhere in the place's first line.
-  __host__ __device__ int pitch() const { return (each + 2 * (LINE - 1)) / LINE * LINE; }
+  // Packs of a place for a matrix' part of a row: all that threads read, or as much as the copy fills, which
+  // may begin anywhere in the place's first line.
+  __host__ __device__ int pitch() const {
+    return lined ? packs * threads : (each + 2 * (LINE - 1)) / LINE * LINE;
+  }
   int ring(int matrices) const { return stages * matrices * pitch() * 16; }
   int sums() const { return TURNS * blocks * threads / 32 * static_cast<int>(sizeof(GradientSums)); }
   int sm_blocks() const { return SM_THREADS / threads; }
@@ -51,8 +56,9 @@ struct RowGroups {
   }
 };
 
-// The columns of a thread that are the same in all rows of its block, and their sums over these.
-template <typename T, int PACKS, bool CENTERED>
+// The columns of a thread that are the same in all rows of its block, and their sums over these. LINED: what
+// lies behind the part in a place is 0, and stays so.
+template <typename T, int PACKS, bool CENTERED, bool LINED>
 struct AheadColumns {
   static constexpr int SIZE = Pack<T>::SIZE;
   int n, skew;  // of the block's part of a row: its elements, and how many lie before them in its first pack
@@ -78,8 +84,20 @@ struct AheadColumns {
     return weights[i];
   }
 
-  __device__ bool holds(int i) const { return first_of(i) < n; }
+  __device__ bool holds(int i) const { return LINED || first_of(i) < n; }
+  // Packs are read in pairs: one by one, each would be waited for, and more would not find registers.
+  __device__ bool ends_before(int i) const { return i > 0 && i % 2 == 0 && !holds(i); }
+  __device__ Pack<T> read(const Pack<T>* packs, int i) const {
+    return holds(i) ? packs[pack_of(i)] : Pack<T>{};
+  }
 
+  // Clears packs of a place that are not the part's, once: nothing is copied there.
+  __device__ void clear(Pack<T>* packs) const {
+#pragma unroll
+    for (int i = 0; i < PACKS; ++i) {
+      if (first_of(i) >= n) packs[pack_of(i)] = {};
+    }
+  }
   // Clears what a row that has come holds beside the part. A thread reads no packs but its own.
   __device__ void mask(Pack<T>* x_packs, Pack<T>* dout_packs) const {
 #pragma unroll 1
@@ -95,10 +113,8 @@ struct AheadColumns {
     GradientSums sums = {};
 #pragma unroll
     for (int i = 0; i < PACKS; ++i) {
-      // Read in pairs: more packs at once would not find registers.
-      if (i > 0 && i % 2 == 0 && !holds(i)) break;
-      const auto read = [&](const Pack<T>* packs) { return holds(i) ? packs[pack_of(i)] : Pack<T>{}; };
-      const Pack<T> x = read(x_packs), dout = read(dout_packs), weight = weight_of(i);
+      if (ends_before(i)) break;
+      const Pack<T> x = read(x_packs, i), dout = read(dout_packs, i), weight = weight_of(i);
 #pragma unroll
       for (int j = 0; j < SIZE; ++j) {
         const float distance = CENTERED ? to_float(x[j]) - mean : to_float(x[j]);
@@ -122,9 +138,9 @@ struct AheadColumns {
     const float of_distance = -means.product * rstd * rstd * rstd, of_all = -means.plain * rstd;
 #pragma unroll
     for (int i = 0; i < PACKS; ++i) {
-      if (!holds(i)) break;
-      const Pack<T> x = x_packs[pack_of(i)], dout = dout_packs[pack_of(i)], weight = weight_of(i);
-      const Pack<T> added = added_packs ? added_packs[pack_of(i)] : Pack<T>{};
+      if (ends_before(i)) break;
+      const Pack<T> x = read(x_packs, i), dout = read(dout_packs, i), weight = weight_of(i);
+      const Pack<T> added = added_packs ? read(added_packs, i) : Pack<T>{};
       Pack<T> results;
 #pragma unroll
       for (int j = 0; j < SIZE; ++j) {
@@ -134,7 +150,11 @@ struct AheadColumns {
       }
       int first = first_of(i);
       asm volatile("" : "+r"(first));  // found anew: addresses kept from row to row would take registers
-      store_pack(dx, first, n, true, results);
+      if (!LINED) {
+        store_pack(dx, first, n, true, results);
+      } else if (first < n) {
+        __stcs(reinterpret_cast<uint4*>(dx + first), results.words);
+      }
     }
   }
 };
@@ -142,7 +162,7 @@ struct AheadColumns {
 // Clusters take a group of rows each, all of which are skewed alike, as are those of x, dout, dadded and dx.
 // No thread waits for its block: a warp waits for a row to have come, and for the sums of the row before.
 // Each cluster leaves the sums of its rows for dweight and dbias in the workspace.
-template <typename T, int PACKS, bool CENTERED>
+template <typename T, int PACKS, bool CENTERED, bool LINED>
 __device__ void backward_rows_ahead(const NormBackwardArgs& args, const AheadShape& shape,
                                     const RowGroups& groups, float* workspace) {
 #if __CUDA_ARCH__ >= 900
@@ -177,17 +197,19 @@ __device__ void backward_rows_ahead(const NormBackwardArgs& args, const AheadSha
   __syncthreads();  // for the barriers to be initialised
   if (blocks > 1) cluster_arrive();
 
-  const int row_skew = skew_of(static_cast<const T*>(args.x) + first * args.stride_xm);
+  const int row_skew = LINED ? 0 : skew_of(static_cast<const T*>(args.x) + first * args.stride_xm);
   const Parts<T> columns_of{N, row_skew, shape.each};
   const int start = columns_of.start(rank), n = columns_of.count(rank), skew = rank == 0 ? row_skew : 0;
 
   // Where a row's part lies: as far behind a multiple of 128 bytes as in global memory, or the copy would
   // take longer. Only an address' last bits count.
   const auto held = [&](int matrix, const void* rows, int64_t stride, int index, int stage) {
+    Pack<T>* const place = ring + (stage * matrices + matrix) * pitch;
+    if (LINED) return place;
     const uint32_t address =
         static_cast<uint32_t>(reinterpret_cast<uintptr_t>(rows)) +
         (static_cast<uint32_t>(index) * static_cast<uint32_t>(stride) + start) * sizeof(T);
-    return ring + (stage * matrices + matrix) * pitch + address / 16 % LINE;
+    return place + address / 16 % LINE;
   };
   // Of one thread. Whole packs are copied: what lies beside the row in its first and last 16 bytes can be
   // read, as in load_touching_packs, and is masked.
@@ -216,7 +238,8 @@ __device__ void backward_rows_ahead(const NormBackwardArgs& args, const AheadSha
     for (int stage = 0; stage < stages && index < end; ++stage, index += step) fetch(index, stage);
   }
 
-  AheadColumns<T, PACKS, CENTERED> columns(args.weight, start, n, skew);
+  AheadColumns<T, PACKS, CENTERED, LINED> columns(args.weight, start, n, skew);
+  for (int place = 0; LINED && place < stages * matrices; ++place) columns.clear(ring + place * pitch);
   const auto statistics_of = [&](int index, int stage, float* mean, float* rstd) {
     *rstd = statistics[stage][0][place_of(args.rstd + index)];
     *mean = CENTERED ? statistics[stage][CENTERED][place_of(args.mean + index)] : 0.0f;
@@ -234,7 +257,7 @@ __device__ void backward_rows_ahead(const NormBackwardArgs& args, const AheadSha
       Pack<T>* const x = held(0, args.x, args.stride_xm, index, stage);
       Pack<T>* const dout = held(1, args.dout, args.stride_dm, index, stage);
       statistics_of(index, stage, &mean, &rstd);
-      if (columns.ragged) {
+      if (!LINED && columns.ragged) {
         columns.mask(x, dout);
         fence_proxy_async();  // before another row is copied there
       }
@@ -385,36 +408,56 @@ bool are_alike(const NormBackwardArgs& args) {
 // The smallest cluster whose threads have few packs of a row; those of the largest have many. So have those
 // of clusters whose rows are skewed in several ways: groups are a multiple of these, and where blocks have
 // fewer threads, more clusters run, and lose less to that. No blocks where rows are too long.
-inline AheadShape ahead_shape(int64_t packs, int matrices, int period) {
+template <typename T>
+AheadShape ahead_shape(const NormBackwardArgs& args) {
+  const int64_t packs = packs_of<T>(args);
+  const int matrices = args.dadded ? 3 : 2;
   int blocks = 1;
   while (blocks < MOST_CLUSTER_BLOCKS && packs > blocks * FEW_PACKS * AHEAD_THREADS) blocks *= 2;
   const int64_t each = cdiv(packs, blocks);
   if (each > MANY_PACKS * AHEAD_THREADS) return {};
-  const bool many = blocks == MOST_CLUSTER_BLOCKS || (blocks > 1 && period > 1);
+  const bool many = blocks == MOST_CLUSTER_BLOCKS || (blocks > 1 && skew_period<T>(args.stride_xm) > 1);
   const int of_thread = many ? MANY_PACKS : FEW_PACKS;
   const int threads = static_cast<int>(cdiv(cdiv(each, of_thread), 32) * 32);
-  AheadShape shape{blocks, static_cast<int>(each), of_thread, threads, 1};
+  const auto is_lined = [](const void* rows, int64_t stride) {
+    constexpr int64_t ELEMENTS = LINE * Pack<T>::SIZE;
+    return reinterpret_cast<uintptr_t>(rows) % (LINE * 16) == 0 && stride % ELEMENTS == 0;
+  };
+  const bool lined = each % LINE == 0 && is_lined(args.x, args.stride_xm) &&
+                     is_lined(args.dout, args.stride_dm) && is_lined(args.dadded, args.stride_am) &&
+                     is_lined(args.dx, args.N);
+  AheadShape shape{blocks, static_cast<int>(each), of_thread, threads, 1, lined};
   const int row = shape.ring(matrices);
-  shape.stages = LEAST_STAGES - 1 + static_cast<int>(cdiv(BYTES_UNDER_WAY, row * shape.sm_blocks()));
+  const int under_way = static_cast<int>(cdiv(BYTES_UNDER_WAY, row * shape.sm_blocks()));
+  shape.stages = std::min(LEAST_STAGES - 1 + under_way, MOST_STAGES);
   return shape.ring(matrices) <= RING_BYTES ? shape : AheadShape{};
 }
 
-// Groups of M rows, equally large, where `resident` clusters run at once. Where the nearest multiple of
-// `period` would leave much of the GPU idle, several times as many, which run in as many waves. None where
-// too few run.
-inline RowGroups row_groups(int64_t M, int resident, int period) {
+// Groups of M rows, where `resident` clusters run at once. Where the nearest multiple of `period` would leave
+// much of the GPU idle, several times as many groups run in as many waves. Elsewhere, if they may be `uneven`
+// and rows are many, the last 32nd of these are small groups', for SMs that have done their share: not all
+// are equally fast. None where too few run.
+inline RowGroups row_groups(int64_t M, int resident, int period, bool uneven) {
   int waves = 1;
   const auto groups = [&] { return groups_for(M, waves * resident, period); };
   while (waves < MOST_WAVES && groups() < M && groups() * 8 < waves * resident * 7) ++waves;
-  if (groups() == 0) return {};
+  const int64_t large = groups();
+  if (large == 0) return {};
+  const auto of = [&](int64_t large, int64_t many, int64_t few) {
+    return RowGroups{static_cast<int>(M), static_cast<int>(large), static_cast<int>(many),
+                     static_cast<int>(few), period};
+  };
+  if (uneven && waves == 1 && M >= MANY_ROWS * large) {
+    const int64_t many = M * 31 / 32 / large, small = cdiv(large / 2, period) * period;
+    return of(large, many, cdiv(M - large * many, small));
+  }
   // Fewer that need as many rounds leave fewer sums.
-  const int64_t many = cdiv(M, groups());
-  const int64_t large = groups() < M ? cdiv(cdiv(M, many), period) * period : M;
-  return {static_cast<int>(M), static_cast<int>(large), static_cast<int>(many), 1, period};
+  const int64_t many = cdiv(M, large);
+  return of(large < M ? cdiv(cdiv(M, many), period) * period : M, many, 1);
 }
 
-// Launches kernel(args, shape, groups, workspace), whose PACKS are shape's, and sum_kernel. False where the
-// GPU has no room for the cluster, or too few blocks for rows that are skewed in so many ways.
+// Launches kernel(args, shape, groups, workspace), whose PACKS and LINED are shape's, and sum_kernel. False
+// where the GPU has no room for the cluster, or too few blocks for rows that are skewed in so many ways.
 template <typename T, typename Kernel>
 bool launch_ahead(const NormBackwardArgs& args, const AheadShape& shape, Kernel* kernel, bool centered,
                   void (*sum_kernel)(const float*, int, int64_t, T*, T*)) {
@@ -424,7 +467,8 @@ bool launch_ahead(const NormBackwardArgs& args, const AheadShape& shape, Kernel*
   const int ring = std::max(shape.ring(args.dadded ? 3 : 2), RING_BYTES / shape.sm_blocks());
   ClusterLaunch launch(reinterpret_cast<const void*>(kernel), shape.blocks, shape.threads,
                        ring + shape.sums(), args.stream);
-  const RowGroups groups = row_groups(args.M, launch.resident(), skew_period<T>(args.stride_xm));
+  const RowGroups groups =
+      row_groups(args.M, launch.resident(), skew_period<T>(args.stride_xm), shape.sm_blocks() > 1);
   if (groups.large == 0) return false;
   launch_with_early_sums<T>(
       args, groups.count(), centered,

@@ -22,6 +22,9 @@ void layer_norm_backward_v04_cluster(const LayerNormBackwardArgs& args);
 
 namespace {
 
+// Rows of so many packs go to blocks as long ones do, where an SM has few: lanes' sums would take long.
+constexpr int LEAST_PACKS = 65, FEW_ROWS = 64;
+
 // A row for every LANES lanes, of at most LANES * PACKS packs.
 template <typename T, int LANES, int PACKS, bool WHOLE>
 __global__ void __launch_bounds__(LANES_THREADS)
@@ -30,11 +33,11 @@ __global__ void __launch_bounds__(LANES_THREADS)
 }
 
 // A row for every cluster, whose threads have up to PACKS packs of it.
-template <typename T, int PACKS>
+template <typename T, int PACKS, bool LINED>
 __global__ void __launch_bounds__(AHEAD_THREADS, 1)
     layer_norm_backward_v06_rows_ahead_kernel(const LayerNormBackwardArgs args, const AheadShape shape,
                                               const RowGroups groups, float* workspace) {
-  backward_rows_ahead<T, PACKS, true>(args, shape, groups, workspace);
+  backward_rows_ahead<T, PACKS, true, LINED>(args, shape, groups, workspace);
 }
 
 template <typename T>
@@ -59,12 +62,17 @@ bool launch_lanes(const LayerNormBackwardArgs& args) {
 template <typename T>
 bool launch(const LayerNormBackwardArgs& args) {
   if (args.M == 0) return false;
-  if (are_whole<T>(args) ? launch_lanes<T, true>(args) : launch_lanes<T, false>(args)) return true;
+  const bool are_few = packs_of<T>(args) >= LEAST_PACKS && args.M < FEW_ROWS * multiprocessor_count();
+  if (!are_few && (are_whole<T>(args) ? launch_lanes<T, true>(args) : launch_lanes<T, false>(args)))
+    return true;
   if (!are_alike<T>(args)) return false;
-  const AheadShape shape =
-      ahead_shape(packs_of<T>(args), args.dadded ? 3 : 2, skew_period<T>(args.stride_xm));
-  const auto kernel = shape.packs == FEW_PACKS ? layer_norm_backward_v06_rows_ahead_kernel<T, FEW_PACKS>
-                                               : layer_norm_backward_v06_rows_ahead_kernel<T, MANY_PACKS>;
+  const AheadShape shape = ahead_shape<T>(args);
+  const auto kernel_of = [&](auto packs) {
+    return shape.lined ? &layer_norm_backward_v06_rows_ahead_kernel<T, packs, true>
+                       : &layer_norm_backward_v06_rows_ahead_kernel<T, packs, false>;
+  };
+  const auto kernel = shape.packs == FEW_PACKS ? kernel_of(std::integral_constant<int, FEW_PACKS>{})
+                                               : kernel_of(std::integral_constant<int, MANY_PACKS>{});
   return launch_ahead<T>(args, shape, kernel, true, layer_norm_backward_v06_rows_ahead_sum_kernel<T>);
 }
 

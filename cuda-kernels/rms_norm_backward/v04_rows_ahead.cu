@@ -26,11 +26,11 @@ __global__ void __launch_bounds__(LANES_THREADS)
 }
 
 // A row for every cluster, whose threads have up to PACKS packs of it.
-template <typename T, int PACKS>
+template <typename T, int PACKS, bool LINED>
 __global__ void __launch_bounds__(AHEAD_THREADS, 1)
     rms_norm_backward_v04_rows_ahead_kernel(const RmsNormBackwardArgs args, const AheadShape shape,
                                             const RowGroups groups, float* workspace) {
-  backward_rows_ahead<T, PACKS, false>(args, shape, groups, workspace);
+  backward_rows_ahead<T, PACKS, false, LINED>(args, shape, groups, workspace);
 }
 
 template <typename T>
@@ -57,10 +57,13 @@ bool launch(const RmsNormBackwardArgs& args) {
   if (args.M == 0) return false;
   if (are_whole<T>(args) ? launch_lanes<T, true>(args) : launch_lanes<T, false>(args)) return true;
   if (!are_alike<T>(args)) return false;
-  const AheadShape shape =
-      ahead_shape(packs_of<T>(args), args.dadded ? 3 : 2, skew_period<T>(args.stride_xm));
-  const auto kernel = shape.packs == FEW_PACKS ? rms_norm_backward_v04_rows_ahead_kernel<T, FEW_PACKS>
-                                               : rms_norm_backward_v04_rows_ahead_kernel<T, MANY_PACKS>;
+  const AheadShape shape = ahead_shape<T>(args);
+  const auto kernel_of = [&](auto packs) {
+    return shape.lined ? &rms_norm_backward_v04_rows_ahead_kernel<T, packs, true>
+                       : &rms_norm_backward_v04_rows_ahead_kernel<T, packs, false>;
+  };
+  const auto kernel = shape.packs == FEW_PACKS ? kernel_of(std::integral_constant<int, FEW_PACKS>{})
+                                               : kernel_of(std::integral_constant<int, MANY_PACKS>{});
   return launch_ahead<T>(args, shape, kernel, false, rms_norm_backward_v04_rows_ahead_sum_kernel<T>);
 }
 
