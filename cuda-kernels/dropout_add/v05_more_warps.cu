@@ -46,8 +46,7 @@ struct Forward {
   }
 };
 
-template <typename T, Activation ACTIVATION, bool RESIDUAL, bool BIAS, int PACKS, int THREADS,
-          int BLOCKS_PER_SM>
+template <typename T, Activation ACTIVATION, bool RESIDUAL, bool BIAS>
 __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     dropout_add_v05_more_warps_kernel(const PackArgs args, const PackLayout layout) {
   const Forward<T, ACTIVATION, RESIDUAL, BIAS> forward{args.dropout.scale};
@@ -55,7 +54,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 }
 
 // Where accesses of 16 bytes are not to be had.
-template <typename T, Activation ACTIVATION, int THREADS>
+template <typename T, Activation ACTIVATION>
 __global__ void __launch_bounds__(THREADS) dropout_add_v05_more_warps_elements_kernel(const PackArgs args) {
   take_single_elements<T, THREADS>(args, Forward<T, ACTIVATION, true, true>{args.dropout.scale});
 }
@@ -69,7 +68,7 @@ void with_operands(const PackArgs& args, Launch launch) {
   args.second ? with_second(std::true_type{}) : with_second(std::false_type{});
 }
 
-template <typename T, Activation ACTIVATION, int PACKS, int THREADS, int BLOCKS_PER_SM>
+template <typename T, Activation ACTIVATION>
 void launch(const DropoutAddArgs& args) {
   constexpr int64_t STEP = THREADS * Pack<T>::SIZE;
   const PackArgs packs = {.first = args.x,
@@ -84,13 +83,12 @@ void launch(const DropoutAddArgs& args) {
   const PackLayout layout = layout_of<T, THREADS>(packs);
   const int64_t elements = args.M * args.N;
   if (!layout.wide) {
-    dropout_add_v05_more_warps_elements_kernel<T, ACTIVATION, THREADS>
+    dropout_add_v05_more_warps_elements_kernel<T, ACTIVATION>
         <<<cdiv(elements, STEP), THREADS, 0, args.stream>>>(packs);
     return;
   }
   with_operands(packs, [&](auto residual, auto bias) {
-    const auto kernel = dropout_add_v05_more_warps_kernel<T, ACTIVATION, residual.value, bias.value, PACKS,
-                                                          THREADS, BLOCKS_PER_SM>;
+    const auto kernel = dropout_add_v05_more_warps_kernel<T, ACTIVATION, residual.value, bias.value>;
     kernel<<<cdiv(elements, PACKS * STEP), THREADS, 0, args.stream>>>(packs, layout);
   });
 }
@@ -99,8 +97,7 @@ void launch(const DropoutAddArgs& args) {
 
 void dropout_add_v05_more_warps(const DropoutAddArgs& args) {
   if (args.M == 0 || args.N == 0) return;
-  dispatch(args.dtype, args.activation, [&]<typename T, Activation ACTIVATION>() {
-    launch<T, ACTIVATION, PACKS, THREADS, BLOCKS_PER_SM>(args);
-  });
+  dispatch(args.dtype, args.activation,
+           [&]<typename T, Activation ACTIVATION>() { launch<T, ACTIVATION>(args); });
   CUDA_CHECK(cudaGetLastError());
 }

@@ -22,10 +22,9 @@
 
 namespace {
 
-constexpr int THREADS = 256;      // of a block, at most
-constexpr int BLOCKS_PER_SM = 5;  // one fewer where columns of slopes are summed, in up to 64 registers
-constexpr int PACKS = 2;          // of a thread, where nobody asks for dbias
-constexpr int AHEAD = 2;          // rows of a thread under way, where columns are summed; with slopes, one
+constexpr int THREADS = 256;                 // of a block, at most
+constexpr int PACKS = 2, BLOCKS_PER_SM = 5;  // where nobody asks for dbias, packs of a thread
+constexpr int AHEAD = 2, SUM_BLOCKS = 3;     // elsewhere its rows under way, with slopes one; blocks of an SM
 
 // A pack of dx before it is rounded.
 template <typename T, Activation ACTIVATION, bool BIAS>
@@ -77,8 +76,8 @@ struct RowLayout {
 };
 
 // ROWS of a thread are under way. partials: [chunks, N]. WIDE: see Requires.
-template <typename T, Activation ACTIVATION, bool WIDE, int ROWS, int THREADS, int BLOCKS_PER_SM>
-__global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
+template <typename T, Activation ACTIVATION, bool WIDE, int ROWS>
+__global__ void __launch_bounds__(THREADS, SUM_BLOCKS)
     dropout_add_backward_v04_rows_abreast_kernel(const DropoutAddBackwardArgs args, const RowLayout layout,
                                                  float* partials) {
   constexpr int SIZE = Pack<T>::SIZE;
@@ -198,7 +197,7 @@ __global__ void __launch_bounds__(32 * SUM_WARPS)
   if (lane_id == 0 && first + warp_id < N) dbias[first + warp_id] = from_float<T>(total);
 }
 
-template <typename T, Activation ACTIVATION, bool BIAS, int PACKS, int THREADS, int BLOCKS_PER_SM>
+template <typename T, Activation ACTIVATION, bool BIAS>
 __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     dropout_add_backward_v04_rows_abreast_packs_kernel(const PackArgs args, const PackLayout layout) {
   const Backward<T, ACTIVATION, BIAS> backward{args.dropout.scale};
@@ -206,14 +205,14 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 }
 
 // Where accesses of 16 bytes are not to be had.
-template <typename T, Activation ACTIVATION, int THREADS>
+template <typename T, Activation ACTIVATION>
 __global__ void __launch_bounds__(THREADS)
     dropout_add_backward_v04_rows_abreast_elements_kernel(const PackArgs args) {
   take_single_elements<T, THREADS>(args, Backward<T, ACTIVATION, true>{args.dropout.scale});
 }
 
 // dx alone.
-template <typename T, Activation ACTIVATION, int PACKS, int THREADS, int BLOCKS_PER_SM>
+template <typename T, Activation ACTIVATION>
 void launch_without_sums(const DropoutAddBackwardArgs& args) {
   constexpr bool SLOPES = ACTIVATION != Activation::none;
   constexpr int64_t STEP = THREADS * Pack<T>::SIZE;
@@ -230,15 +229,12 @@ void launch_without_sums(const DropoutAddBackwardArgs& args) {
   const int64_t elements = args.M * args.N;
   if (elements == 0) return;
   if (!layout.wide) {
-    dropout_add_backward_v04_rows_abreast_elements_kernel<T, ACTIVATION, THREADS>
+    dropout_add_backward_v04_rows_abreast_elements_kernel<T, ACTIVATION>
         <<<cdiv(elements, STEP), THREADS, 0, args.stream>>>(packs);
     return;
   }
-  const auto kernel = packs.bias
-                          ? dropout_add_backward_v04_rows_abreast_packs_kernel<T, ACTIVATION, SLOPES, PACKS,
-                                                                               THREADS, BLOCKS_PER_SM>
-                          : dropout_add_backward_v04_rows_abreast_packs_kernel<T, ACTIVATION, false, PACKS,
-                                                                               THREADS, BLOCKS_PER_SM>;
+  const auto kernel = packs.bias ? dropout_add_backward_v04_rows_abreast_packs_kernel<T, ACTIVATION, SLOPES>
+                                 : dropout_add_backward_v04_rows_abreast_packs_kernel<T, ACTIVATION, false>;
   kernel<<<cdiv(elements, PACKS * STEP), THREADS, 0, args.stream>>>(packs, layout);
 }
 
@@ -251,7 +247,7 @@ bool are_skewed_alike(const DropoutAddBackwardArgs& args) {
 }
 
 // As many chunks as give every block that runs at once one of them, and every thread as many rows.
-template <typename T, int THREADS, int BLOCKS_PER_SM>
+template <typename T>
 RowLayout row_layout(int64_t M, int64_t N, bool wide) {
   RowLayout layout = {.period = 1};
   while (wide && M > 1 && N * layout.period % Pack<T>::SIZE != 0) layout.period *= 2;
@@ -260,7 +256,7 @@ RowLayout row_layout(int64_t M, int64_t N, bool wide) {
   layout.lanes = static_cast<int>(cdiv(packs, layout.strips));
   layout.groups = THREADS / layout.lanes;
   const int64_t warps = cdiv(layout.lanes * layout.groups, 32);
-  const int64_t resident = multiprocessor_count() * (BLOCKS_PER_SM * THREADS / 32 / warps);
+  const int64_t resident = multiprocessor_count() * (SUM_BLOCKS * THREADS / 32 / warps);
   const int64_t most = std::max<int64_t>(1, resident / layout.strips / layout.period) * layout.period;
   layout.turns = static_cast<int>(std::max<int64_t>(1, cdiv(M, most * layout.groups)));
   const int64_t kinds = cdiv(M, layout.turns * layout.groups * layout.period);
@@ -269,14 +265,13 @@ RowLayout row_layout(int64_t M, int64_t N, bool wide) {
 }
 
 // dx and dbias.
-template <typename T, Activation ACTIVATION, int ROWS, int THREADS, int BLOCKS_PER_SM>
+template <typename T, Activation ACTIVATION, int ROWS>
 void launch_with_sums(const DropoutAddBackwardArgs& args) {
   const bool wide = are_skewed_alike<T>(args);
-  const RowLayout layout = row_layout<T, THREADS, BLOCKS_PER_SM>(args.M, args.N, wide);
+  const RowLayout layout = row_layout<T>(args.M, args.N, wide);
   auto* partials = static_cast<float*>(args.memory->workspace(layout.chunks * args.N * sizeof(float)));
-  const auto kernel =
-      wide ? dropout_add_backward_v04_rows_abreast_kernel<T, ACTIVATION, true, ROWS, THREADS, BLOCKS_PER_SM>
-           : dropout_add_backward_v04_rows_abreast_kernel<T, ACTIVATION, false, 1, THREADS, BLOCKS_PER_SM>;
+  const auto kernel = wide ? dropout_add_backward_v04_rows_abreast_kernel<T, ACTIVATION, true, ROWS>
+                           : dropout_add_backward_v04_rows_abreast_kernel<T, ACTIVATION, false, 1>;
   kernel<<<layout.strips * layout.chunks, layout.lanes * layout.groups, 0, args.stream>>>(args, layout,
                                                                                           partials);
   dropout_add_backward_v04_rows_abreast_sum_kernel<T><<<cdiv(args.N, 32), 32 * SUM_WARPS, 0, args.stream>>>(
@@ -289,11 +284,11 @@ void dropout_add_backward_v04_rows_abreast(const DropoutAddBackwardArgs& args) {
   if (args.N == 0) return;
   dispatch(args.dtype, args.activation, [&]<typename T, Activation ACTIVATION>() {
     if (args.dbias == nullptr) {
-      launch_without_sums<T, ACTIVATION, PACKS, THREADS, BLOCKS_PER_SM>(args);
+      launch_without_sums<T, ACTIVATION>(args);
     } else if constexpr (ACTIVATION == Activation::none) {
-      launch_with_sums<T, ACTIVATION, AHEAD, THREADS, BLOCKS_PER_SM>(args);
+      launch_with_sums<T, ACTIVATION, AHEAD>(args);
     } else {
-      launch_with_sums<T, ACTIVATION, AHEAD / 2, THREADS, BLOCKS_PER_SM - 1>(args);
+      launch_with_sums<T, ACTIVATION, AHEAD / 2>(args);
     }
   });
   CUDA_CHECK(cudaGetLastError());
