@@ -394,21 +394,24 @@ void norm(const char* op, const StepTable<NormArgs>& steps, bool centered, const
 
   const c10::cuda::CUDAGuard guard(x.device());
   const auto& found = find_step(op, steps, step, x);
-  found.launch({.x = x.const_data_ptr(),
-                .residual = data(residual),
-                .weight = data(weight),
-                .bias = data(bias),
-                .out = outs[0].mutable_data_ptr(),
-                .added = residual ? outs.back().mutable_data_ptr() : nullptr,
-                .mean = centered ? outs[1].mutable_data_ptr<float>() : nullptr,
-                .rstd = outs[centered ? 2 : 1].mutable_data_ptr<float>(),
-                .M = x.size(0),
-                .N = x.size(1),
-                .stride_xm = x.stride(0),
-                .stride_rm = residual ? residual->stride(0) : 0,
-                .dtype = dtype_of(x),
-                .eps = static_cast<float>(eps),
-                .stream = c10::cuda::getCurrentCUDAStream()});
+  Lender lender;
+  const Memory memory = lender.memory();
+  lender.launch(found, {.x = x.const_data_ptr(),
+                        .residual = data(residual),
+                        .weight = data(weight),
+                        .bias = data(bias),
+                        .out = outs[0].mutable_data_ptr(),
+                        .added = residual ? outs.back().mutable_data_ptr() : nullptr,
+                        .mean = centered ? outs[1].mutable_data_ptr<float>() : nullptr,
+                        .rstd = outs[centered ? 2 : 1].mutable_data_ptr<float>(),
+                        .M = x.size(0),
+                        .N = x.size(1),
+                        .stride_xm = x.stride(0),
+                        .stride_rm = residual ? residual->stride(0) : 0,
+                        .dtype = dtype_of(x),
+                        .eps = static_cast<float>(eps),
+                        .memory = &memory,
+                        .stream = lender.stream()});
   for (const Tensor& each : outs) mark_written(each);
 }
 

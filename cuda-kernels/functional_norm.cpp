@@ -176,22 +176,25 @@ Normed forward_cuda(const Tensor& x, const OptionalTensor& residual, Shape shape
   const auto residual_rows = rows_or_none(residual, leading);
   const Tensor scale = contiguous_or_none(weight);
   const Tensor shift = contiguous_or_none(bias);
-  const auto& step = Norm::forward_step(N * x.itemsize(), x.get_device());
-  step.launch({.x = rows.data(),
-               .residual = residual_rows ? residual_rows->data() : nullptr,
-               .weight = data_or_null(scale),
-               .bias = data_or_null(shift),
-               .out = out.y.mutable_data_ptr(),
-               .added = residual ? out.added.mutable_data_ptr() : nullptr,
-               .mean = Norm::CENTERED ? out.mean.template mutable_data_ptr<float>() : nullptr,
-               .rstd = out.rstd.mutable_data_ptr<float>(),
-               .M = M,
-               .N = N,
-               .stride_xm = rows.stride(),
-               .stride_rm = residual_rows ? residual_rows->stride() : 0,
-               .dtype = dtype_of(x),
-               .eps = static_cast<float>(eps),
-               .stream = c10::cuda::getCurrentCUDAStream()});
+  Lender lender;
+  const Memory memory = lender.memory();
+  lender.launch(Norm::forward_step(N * x.itemsize(), x.get_device()),
+                {.x = rows.data(),
+                 .residual = residual_rows ? residual_rows->data() : nullptr,
+                 .weight = data_or_null(scale),
+                 .bias = data_or_null(shift),
+                 .out = out.y.mutable_data_ptr(),
+                 .added = residual ? out.added.mutable_data_ptr() : nullptr,
+                 .mean = Norm::CENTERED ? out.mean.template mutable_data_ptr<float>() : nullptr,
+                 .rstd = out.rstd.mutable_data_ptr<float>(),
+                 .M = M,
+                 .N = N,
+                 .stride_xm = rows.stride(),
+                 .stride_rm = residual_rows ? residual_rows->stride() : 0,
+                 .dtype = dtype_of(x),
+                 .eps = static_cast<float>(eps),
+                 .memory = &memory,
+                 .stream = lender.stream()});
   return out;
 }
 

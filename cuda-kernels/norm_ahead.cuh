@@ -5,37 +5,35 @@
 #include "ampere.cuh"
 #include "norm_cluster.cuh"
 
-// Rows of fewer bytes have a block each: those of whole packs, and the others, for which such a block puts
-// weights and biases together from two packs.
-constexpr int64_t AHEAD_WHOLE = 32 * 1024 + 1, AHEAD_RAGGED = 8 * 1024;
-
 constexpr int AHEAD_PACKS = 4;  // of a row, of a thread
 constexpr int MOST_WARPS = 16;  // of a block, and one that loads and sends
 constexpr int AHEAD_THREADS = 32 * (MOST_WARPS + 1);
-constexpr int SM_WARPS = 20;          // that find registers on an SM
-constexpr int SM_RINGS = 212 * 1024;  // bytes, of all blocks of an SM
-constexpr int MOST_STAGES = 8;
-constexpr int TURNS = 8;  // of rows, with the places for their numbers
+constexpr int LEAST_STAGES = 3, MOST_STAGES = 4;  // two rows are worked on, the others are on their way
+constexpr int TURNS = 8;                          // of rows, with the places for their numbers
+constexpr int LINE = 128;  // bytes: copies are faster between places that lie alike in one
 
-// Which rows a cluster takes. The first `staying` ones take `many` each, `staying` apart; the rows behind
-// those are for clusters that start when one has ended, and take `few`, `period` apart: SMs are not equally
-// fast, and the faster ones take more of them. Rows that lie a multiple of `period` apart are skewed alike.
-struct RowShares {
-  int64_t M;
-  int staying, many, few, period;
+// Which rows a cluster takes. SMs are not equally fast: with fixed shares the slowest one would have the last
+// word, and rows far from each other would be under way. So every cluster is given as many rows as it has
+// stages, and draws its next one when a stage is about to be free.
+//
+// Rows that lie a multiple of `period` apart are skewed alike, and so of one kind; a cluster draws among
+// them.
+struct Draws {
+  unsigned*
+      drawn;  // [period], rows of each kind, and one more, clusters that draw no more; 0 before and after
+  int period, clusters, stages;
 
-  __host__ __device__ int64_t start() const { return int64_t{staying} * many; }  // of the others' rows
-  __device__ int64_t step(int cluster) const { return cluster < staying ? staying : period; }
-  __device__ int64_t first(int cluster) const {
-    const int other = cluster - staying;
-    return other < 0 ? cluster : start() + int64_t{other / period} * period * few + other % period;
+  __device__ int64_t row(int64_t which, int kind) const { return which * period + kind; }
+  __device__ int64_t given(int cluster, int turn) const {
+    return row(cluster / period + int64_t{turn} * (clusters / period), cluster % period);
   }
-  __device__ int count(int cluster) const {
-    const int64_t left = M - first(cluster), apart = step(cluster);
-    return static_cast<int>(min(int64_t{cluster < staying ? many : few}, (left + apart - 1) / apart));
+  __device__ int64_t draw(int cluster) const {
+    const int kind = cluster % period;
+    return row(int64_t{stages} * (clusters / period) + atomicAdd(&drawn[kind], 1u), kind);
   }
-  int clusters() const {
-    return staying + static_cast<int>(cdiv(M - start(), int64_t{few} * period) * period);
+  __device__ void end() const {
+    if (atomicAdd(&drawn[period], 1u) + 1 < clusters) return;
+    for (int i = 0; i <= period; ++i) drawn[i] = 0;
   }
 };
 
@@ -81,10 +79,10 @@ __device__ int single_of(const Part<T>& part, int head, int tail) {
   return NONE;
 }
 
-// A cluster of `blocks` blocks takes its share of the rows. Of each a block has a part of `each` packs at
-// most, which travels to one of `stages` stages in shared memory, three or more. The last warp asks for the
-// parts, and sends what the others find, which hold their columns' weights and biases in registers. Without
-// CENTERED the mean is taken to be 0.
+// A cluster of `blocks` blocks takes row after row. Of each a block has a part of `each` packs at most, which
+// travels to one of several stages in shared memory. The last warp asks for the parts, and sends what the
+// others find, which hold their columns' weights and biases in registers. Without CENTERED the mean is taken
+// to be 0.
 //
 // A warp leaves its numbers of row r + 1 before it waits for those of row r and writes that, so that the
 // exchange has as long as the work on a row. When all warps have left theirs of row r, they have written row
@@ -94,40 +92,52 @@ __device__ int single_of(const Part<T>& part, int head, int tail) {
 // cluster, which have thus written row r - 2; so when it leaves its own of row r + 2, nobody needs those of
 // row r - 2 or before. And the last warp, which need not be waited for, has seen all numbers of row r when
 // row r - 2 + stages is asked for: nobody can leave any of row r + TURNS before.
+//
+// The first block draws for its cluster, and tells the others: when all its warps have left their numbers of
+// row r, that of turn r + stages. All blocks have written row r - 4 then, and so have read what they were
+// told before at the same place, for turn r + stages - TURNS.
 template <typename T, int PACKS, bool CENTERED, bool WHOLE>
-__device__ void normalise_ahead(const NormArgs& args, const RowShares& shares, int blocks, int each,
-                                int stages) {
+__device__ void normalise_ahead(const NormArgs& args, const Draws& draws, int blocks, int each) {
 #if __CUDA_ARCH__ >= 900
   constexpr int SIZE = Pack<T>::SIZE;
-  extern __shared__ __align__(128) char memory[];
+  extern __shared__ __align__(LINE) char memory[];
   __shared__ uint64_t full[MOST_STAGES];  // a phase completes when a row's part is there,
   __shared__ uint64_t summed[TURNS];      // when all warps have left their numbers of it,
-  __shared__ uint64_t exchanged[TURNS];   // and when those of all blocks are there
+  __shared__ uint64_t exchanged[TURNS];   // when those of all blocks are there,
+  __shared__ uint64_t told[TURNS];        // and when it is known which row it is
   __shared__ MeanSquares of_warps[TURNS][32];
   __shared__ MeanSquares of_blocks[TURNS][MOST_CLUSTER_BLOCKS];
+  __shared__ int64_t drawn[TURNS];       // from M on there are no more
+  __shared__ int64_t rows[MOST_STAGES];  // those in the stages
   __shared__ float warp_elements[32];
 
   const int N = static_cast<int>(args.N), lane_id = threadIdx.x % 32, warp_id = threadIdx.x / 32;
-  const int warps = blockDim.x / 32 - 1;
+  const int warps = blockDim.x / 32 - 1, stages = draws.stages;
   const int rank = blocks > 1 ? static_cast<int>(cluster_block()) : 0;
-  const int cluster = blockIdx.x / blocks, count = shares.count(cluster);
-  if (count <= 0) return;  // as all blocks of the cluster
-  const int64_t first_index = shares.first(cluster), step = shares.step(cluster);
-  const T* const x = static_cast<const T*>(args.x) + first_index * args.stride_xm;
-  const Part<T> part(N, WHOLE ? 0 : skew_of(x), each, rank);
-  const int inputs = args.residual ? 2 : 1;
-  const auto held = [&](int stage) { return reinterpret_cast<Pack<T>*>(memory) + stage * inputs * each; };
+  const int cluster = blockIdx.x / blocks;
+  const T* const x = static_cast<const T*>(args.x);
+  const T* const residual = static_cast<const T*>(args.residual);
+  const Part<T> part(N, WHOLE ? 0 : skew_of(x + cluster % draws.period * args.stride_xm), each, rank);
+  const int room = (each * 16 + (LINE - 16) + LINE - 1) / LINE * LINE;
 
-  // All packs of memory that the part touches, so up to 14 bytes beside the row come along.
-  const auto load = [&](int i, int stage) {
-    const int bytes = part.count * 16, first = part.first_of(0);
-    const uint64_t policy = l2_evict_first_policy();
-    mbarrier_arrive_expect_tx(&full[stage], inputs * bytes);
+  // Where the part of such a row of x or of the residual goes.
+  const auto place_of = [&](int stage, int which, const T* row) {
+    char* const place = memory + (residual ? 2 * stage + which : stage) * room;
+    return reinterpret_cast<Pack<T>*>(place + reinterpret_cast<uintptr_t>(row + part.first_of(0)) % LINE);
+  };
+  const auto x_in = [&](int stage, int64_t index) { return place_of(stage, 0, x + index * args.stride_xm); };
+  // All packs of memory that the part touches, so up to 14 bytes beside the row come along. Of one thread.
+  const auto load = [&](int stage, int64_t index) {
+    rows[stage] = index;
+    const int bytes = index < args.M ? part.count * 16 : 0;
+    mbarrier_arrive_expect_tx(&full[stage], bytes * (residual ? 2 : 1));
     if (bytes == 0) return;
-    bulk_load(held(stage), x + i * step * args.stride_xm + first, bytes, &full[stage], policy);
-    if (!args.residual) return;
-    const T* residual = static_cast<const T*>(args.residual) + (first_index + i * step) * args.stride_rm;
-    bulk_load(held(stage) + each, residual + first, bytes, &full[stage], policy);
+    const uint64_t policy = l2_evict_first_policy();
+    const auto copy = [&](int which, const T* row) {
+      bulk_load(place_of(stage, which, row), row + part.first_of(0), bytes, &full[stage], policy);
+    };
+    copy(0, x + index * args.stride_xm);
+    if (residual) copy(1, residual + index * args.stride_rm);
   };
 
   // A warp's packs lie side by side; of the part's a thread has those that are the row's alone. What the row
@@ -149,9 +159,10 @@ __device__ void normalise_ahead(const NormArgs& args, const RowShares& shares, i
     for (int turn = 0; turn < TURNS; ++turn) {
       mbarrier_init(&summed[turn], warps);
       mbarrier_init(&exchanged[turn], 1);
+      mbarrier_init(&told[turn], 1);
     }
     fence_mbarrier_init();
-    for (int i = 0; i < min(stages, count); ++i) load(i, i);
+    for (int turn = 0; turn < stages; ++turn) load(turn, draws.given(cluster, turn));
   }
   __syncthreads();  // for the barriers to be initialised, and warp_elements
   if (blocks > 1) cluster_arrive();
@@ -160,8 +171,10 @@ __device__ void normalise_ahead(const NormArgs& args, const RowShares& shares, i
 
   if (warp_id == warps) {
     const float inverse = 1.0f / static_cast<float>(max(part.elements(), 1));
-    if (blocks > 1) cluster_wait();  // for all blocks to run, with their barriers initialised
-    for (int i = 0, free = 0; i < count; ++i) {
+    if (blocks > 1) cluster_wait();   // for all blocks to run, with their barriers initialised
+    int64_t last = rows[stages - 1];  // that has been drawn, by the first block
+    int64_t asked = last;             // that has been asked for; from M on there are no more
+    for (int i = 0; rows[i % stages] < args.M; ++i) {
       const int turn = i % TURNS;
       mbarrier_wait_parity(&summed[turn], i / TURNS % 2);  // for all warps
       if (blocks > 1) {
@@ -170,16 +183,30 @@ __device__ void normalise_ahead(const NormArgs& args, const RowShares& shares, i
         if (lane_id == 0) mbarrier_arrive_expect_tx(&exchanged[turn], blocks * sizeof(MeanSquares));
         if (lane_id < blocks) store_async(&of_blocks[turn][rank], mine, &exchanged[turn], lane_id);
       }
-      __syncwarp();         // for all lanes to have waited
-      if (i < 2) continue;  // no row is written yet
-      if (lane_id == 0 && i - 2 + stages < count) load(i - 2 + stages, free);
-      free = free + 1 < stages ? free + 1 : 0;
+      __syncwarp();                    // for all lanes to have waited
+      if (i >= 2 && asked < args.M) {  // the stage of row i - 2 is free
+        const int next = i - 2 + stages, place = next % TURNS;
+        if (blocks > 1) {
+          if (lane_id == 0) mbarrier_arrive_expect_tx(&told[place], sizeof(int64_t));
+          mbarrier_wait_parity_cluster(&told[place], (next - stages) / TURNS % 2);  // for the first block
+        }
+        asked = drawn[place];
+        if (lane_id == 0) load(next % stages, asked);
+      }
+      if (rank == 0 && last < args.M) {
+        const int place = (i + stages) % TURNS;
+        if (lane_id == 0) last = draws.draw(cluster);
+        last = __shfl_sync(~0u, last, 0);
+        if (blocks == 1 && lane_id == 0) drawn[place] = last;
+        if (blocks > 1 && lane_id < blocks) store_async(&drawn[place], last, &told[place], lane_id);
+      }
+      __syncwarp();  // for what lane 0 has left in rows and drawn
     }
+    if (rank == 0 && lane_id == 0) draws.end();
     return;
   }
 
   Pack<T> weights[PACKS], biases[PACKS];
-  float weight = 1.0f, bias = 0.0f;  // the single element's
 #pragma unroll
   for (int i = 0; i < PACKS; ++i) {
 #pragma unroll
@@ -189,10 +216,6 @@ __device__ void normalise_ahead(const NormArgs& args, const RowShares& shares, i
     if (args.weight) weights[i] = load_factors(static_cast<const T*>(args.weight), first + 32 * i * SIZE, N);
     if (CENTERED && args.bias)
       biases[i] = load_factors(static_cast<const T*>(args.bias), first + 32 * i * SIZE, N);
-  }
-  if (!WHOLE && single != NONE) {
-    if (args.weight) weight = to_float(static_cast<const T*>(args.weight)[single]);
-    if (CENTERED && args.bias) bias = to_float(static_cast<const T*>(args.bias)[single]);
   }
   float its_elements = its_warp_elements;
   if (blocks > 1) {
@@ -207,20 +230,22 @@ __device__ void normalise_ahead(const NormArgs& args, const RowShares& shares, i
   const auto element_of = [&](Pack<T>* packs) -> T& {
     return reinterpret_cast<T*>(packs)[single - part.first_of(0)];
   };
-  const auto numbers_of = [&](Pack<T>* packs, int64_t index) {
-    if (args.residual) {
+  const auto numbers_of = [&](int stage, int64_t index) {
+    Pack<T>* const packs = x_in(stage, index);
+    if (residual) {
+      Pack<T>* const others = place_of(stage, 1, residual + index * args.stride_rm);
       T* const added = static_cast<T*>(args.added) + index * args.N + first;
       const bool aligned = WHOLE || skew_of(added) == 0;
 #pragma unroll
       for (int i = 0; i < PACKS; ++i) {
         if (!holds(i)) continue;
-        const Pack<T> sum = packs[own + 32 * i] + packs[each + own + 32 * i];
+        const Pack<T> sum = packs[own + 32 * i] + others[own + 32 * i];
         packs[own + 32 * i] = sum;
         store_whole(added + 32 * i * SIZE, aligned, sum);
       }
       if (!WHOLE && single != NONE) {
         T& element = element_of(packs);
-        element = from_float<T>(to_float(element) + to_float(element_of(packs + each)));
+        element = from_float<T>(to_float(element) + to_float(element_of(others)));
         added[single - first] = element;
       }
       fence_proxy_async();  // the copy engine writes there next
@@ -286,16 +311,20 @@ __device__ void normalise_ahead(const NormArgs& args, const RowShares& shares, i
         set(results, j, result(float_of(row, j), float_of(weights[i], j), float_of(biases[i], j)));
       store_whole(place + 32 * i * SIZE, aligned, results);
     }
-    if (!WHOLE && single != NONE) place[single - first] = result(to_float(element_of(packs)), weight, bias);
+    if (!WHOLE && single != NONE) {
+      const float weight = args.weight ? to_float(static_cast<const T*>(args.weight)[single]) : 1.0f;
+      const float bias = CENTERED && args.bias ? to_float(static_cast<const T*>(args.bias)[single]) : 0.0f;
+      place[single - first] = result(to_float(element_of(packs)), weight, bias);
+    }
   };
 
   // The last time around there is only the row before to write.
-  int stage = 0, stage_before = 0, phase = 0;
-  for (int i = 0; i <= count; ++i) {
-    const int64_t index = first_index + i * step;
-    if (i < count) {
-      mbarrier_wait_parity(&full[stage], phase);  // for the copy of this row
-      const MeanSquares mine = numbers_of(held(stage), index);
+  int stage = 0, phase = 0;
+  for (int i = 0;; ++i) {
+    mbarrier_wait_parity(&full[stage], phase);  // for the copy of this row
+    const int64_t index = rows[stage];
+    if (index < args.M) {
+      const MeanSquares mine = numbers_of(stage, index);
       __syncwarp();  // for all lanes to have written the row before
       if (lane_id == 0) {
         of_warps[i % TURNS][warp_id] = mine;
@@ -312,9 +341,11 @@ __device__ void normalise_ahead(const NormArgs& args, const RowShares& shares, i
         mbarrier_wait_parity(&summed[turn], phase_before);  // for those of all warps
         if (lane_id < warps) its = of_warps[turn][lane_id];
       }
-      write(held(stage_before), index - step, its);
+      const int stage_before = (stage > 0 ? stage : stages) - 1;
+      const int64_t before = rows[stage_before];
+      write(x_in(stage_before, before), before, its);
     }
-    stage_before = stage;
+    if (index >= args.M) break;
     if (++stage == stages) {
       stage = 0;
       phase ^= 1;
@@ -323,19 +354,12 @@ __device__ void normalise_ahead(const NormArgs& args, const RowShares& shares, i
 #endif
 }
 
-// Whether the kernel is for such rows.
-template <typename T>
-bool goes_ahead(const NormArgs& args) {
-  const int64_t bytes = args.N * static_cast<int64_t>(sizeof(T));
-  return bytes >= (are_whole<T>(args) ? AHEAD_WHOLE : AHEAD_RAGGED);
-}
-
-// Launches it, as kernel(args, shares, blocks, each, stages). False where the GPU has no room for the
-// cluster, a row is too long for one, or the residual's rows are skewed otherwise than x's.
+// Launches it, as kernel(args, draws, blocks, each). False where the GPU has no room for the cluster, a row
+// is too long for one, or the residual's rows are skewed otherwise than x's.
 template <typename T, typename Kernel>
 bool launch_ahead(const NormArgs& args, Kernel* kernel) {
   constexpr int SIZE = Pack<T>::SIZE, MOST_PACKS = 32 * MOST_WARPS * AHEAD_PACKS;
-  static_assert(TURNS >= MOST_STAGES && 3 * 2 * MOST_PACKS * 16 <= LARGEST_PART, "three rows and residuals");
+  static_assert(LEAST_STAGES * 2 * (MOST_PACKS * 16 + LINE) <= LARGEST_PART, "three rows and residuals");
   if (most_shared_memory() < LARGEST_PART) return false;
   if (args.residual && ((args.stride_rm - args.stride_xm) % SIZE != 0 ||
                         (static_cast<const T*>(args.residual) - static_cast<const T*>(args.x)) % SIZE != 0))
@@ -347,23 +371,19 @@ bool launch_ahead(const NormArgs& args, Kernel* kernel) {
   if (packs > int64_t{blocks} * MOST_PACKS) return false;
   const int each = static_cast<int>(cdiv(packs, blocks));
   const int warps = static_cast<int>(cdiv(each, 32 * AHEAD_PACKS)) + 1;
-  const int stage = each * 16 * (args.residual ? 2 : 1);
-  const int stages = std::clamp((SM_RINGS / (SM_WARPS / warps) - 4 * 1024) / stage, 3, MOST_STAGES);
+  const int stage = static_cast<int>(cdiv(each * 16 + LINE - 16, LINE)) * LINE * (args.residual ? 2 : 1);
+  const int stages = MOST_STAGES * stage <= LARGEST_PART ? MOST_STAGES : LEAST_STAGES;
   allow_shared_memory(kernel, LARGEST_PART);
   ClusterLaunch launch(reinterpret_cast<const void*>(kernel), blocks, 32 * warps, stages * stage,
                        args.stream);
   const int resident = launch.resident(), period = skew_period<T>(args.stride_xm);
   if (resident == 0) return false;
-  RowShares shares{args.M, resident / period * period, 0, 1, period};
-  if (args.M <= resident) {
-    shares.staying = static_cast<int>(args.M);
-    shares.many = 1;
-  } else if (shares.staying > 0) {
-    shares.many = static_cast<int>(args.M * 7 / 8 / shares.staying);
-    if (shares.many == 0) shares.staying = 0;
-    shares.few = std::max(1, shares.many / 32);
-  }
-  launch(shares.clusters(), kernel, args, shares, blocks, each, stages);
+  // Of every kind as many. Where there are several, twice as many as run at once: those that start when
+  // others have ended help the kinds of which fewer ran.
+  const int64_t most = period == 1 ? resident : cdiv(2 * resident, period) * period;
+  const int clusters = static_cast<int>(std::min(most, cdiv(args.M, period) * period));
+  auto* drawn = static_cast<unsigned*>(args.memory->zeroed());
+  launch(clusters, kernel, args, Draws{drawn, period, clusters, stages}, blocks, each);
   return true;
 }
 

@@ -21,6 +21,7 @@ struct NormArgs {
   int64_t stride_xm, stride_rm;
   Dtype dtype;  // of all but mean and rstd
   float eps;
+  const Memory* memory;
   cudaStream_t stream;
 };
 

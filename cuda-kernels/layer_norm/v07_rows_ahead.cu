@@ -21,11 +21,13 @@ void layer_norm_v05_cluster(const LayerNormArgs& args);
 
 namespace {
 
+// Bytes of rows up to which a block each is faster: of whole packs, and others.
+constexpr int64_t SHORT_WHOLE = 32 * 1024, SHORT_RAGGED = 48 * 1024;
+
 template <typename T, bool WHOLE>
 __global__ void __launch_bounds__(AHEAD_THREADS, 1)
-    layer_norm_v07_rows_ahead_kernel(const LayerNormArgs args, const RowShares shares, int blocks, int each,
-                                     int stages) {
-  normalise_ahead<T, AHEAD_PACKS, true, WHOLE>(args, shares, blocks, each, stages);
+    layer_norm_v07_rows_ahead_kernel(const LayerNormArgs args, const Draws draws, int blocks, int each) {
+  normalise_ahead<T, AHEAD_PACKS, true, WHOLE>(args, draws, blocks, each);
 }
 
 template <typename T, int PACKS>
@@ -36,7 +38,8 @@ __global__ void __launch_bounds__(SHORT_THREADS)
 
 template <typename T>
 bool launch(const LayerNormArgs& args) {
-  if (!goes_ahead<T>(args))
+  const int64_t bytes = args.N * static_cast<int64_t>(sizeof(T));
+  if (bytes <= (are_whole<T>(args) ? SHORT_WHOLE : SHORT_RAGGED))
     return launch_by_warps<T>(args, layer_norm_v07_rows_ahead_warps_kernel<T, 2>,
                               layer_norm_v07_rows_ahead_warps_kernel<T, 4>);
   return are_whole<T>(args) ? launch_ahead<T>(args, layer_norm_v07_rows_ahead_kernel<T, true>)

@@ -20,11 +20,12 @@ void rms_norm_v02_cluster(const RmsNormArgs& args);
 
 namespace {
 
+constexpr int64_t SHORT_ROW = 64 * 1024;  // bytes up to which a block each is faster
+
 template <typename T, bool WHOLE>
 __global__ void __launch_bounds__(AHEAD_THREADS, 1)
-    rms_norm_v04_rows_ahead_kernel(const RmsNormArgs args, const RowShares shares, int blocks, int each,
-                                   int stages) {
-  normalise_ahead<T, AHEAD_PACKS, false, WHOLE>(args, shares, blocks, each, stages);
+    rms_norm_v04_rows_ahead_kernel(const RmsNormArgs args, const Draws draws, int blocks, int each) {
+  normalise_ahead<T, AHEAD_PACKS, false, WHOLE>(args, draws, blocks, each);
 }
 
 template <typename T, int PACKS>
@@ -35,7 +36,7 @@ __global__ void __launch_bounds__(SHORT_THREADS)
 
 template <typename T>
 bool launch(const RmsNormArgs& args) {
-  if (!goes_ahead<T>(args))
+  if (args.N * static_cast<int64_t>(sizeof(T)) <= SHORT_ROW)
     return launch_by_warps<T>(args, rms_norm_v04_rows_ahead_warps_kernel<T, 2>,
                               rms_norm_v04_rows_ahead_warps_kernel<T, 4>);
   return are_whole<T>(args) ? launch_ahead<T>(args, rms_norm_v04_rows_ahead_kernel<T, true>)
