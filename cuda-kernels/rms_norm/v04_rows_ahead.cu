@@ -1,16 +1,15 @@
 // rms_norm v04_rows_ahead: layer_norm's v07, without a mean.
 //
-// Change:   clusters stay for many rows, with weights in registers. The next rows travel to a ring of stages
-//           in shared memory meanwhile, and the blocks send each other their sums of one row before they
-//           write the one before. Where rows start anywhere, the elements at their ends are single lanes'
-//           instead of packs that are masked. Where short rows are few, weights travel to shared memory while
-//           a row's sum is found.
+// Change:   clusters stay for many rows, which they draw from a counter, with weights in registers. The next
+//           rows travel to a ring of stages in shared memory meanwhile, and the blocks send each other their
+//           sums of one row before they write the one before. Where rows start anywhere, the elements at
+//           their ends are single lanes' instead of packs that are masked. Where short rows are few, weights
+//           travel to shared memory while a row's sum is found.
 // Why:      v02's clusters load, exchange, write and end; while one waits, its part of the SM loads nothing,
 //           and weights come from L2 for every four rows. With a short row a warp asks for them one by one.
 // Counter:  at a row of 4096 nothing; at one of 65536 the time falls to 0.96 of v02's.
-// Requires: compute capability 9.0; contiguous rows. Rows of up to 32 KiB, skewed ones of less than 8 KiB,
-//           are v02's; so are those of which a block's part is beyond 32 KiB, and those with a residual that
-//           is skewed otherwise.
+// Requires: compute capability 9.0; contiguous rows. Rows of up to 64 KiB are v02's; so are those of which
+//           a block's part is beyond 32 KiB, and those with a residual that is skewed otherwise.
 // Source:   see layer_norm's v07
 // Gap:      Triton gives a program no access to another one's shared memory, nor to barriers there.
 #include "../norm_ahead.cuh"
