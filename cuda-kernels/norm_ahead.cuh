@@ -9,7 +9,7 @@ constexpr int AHEAD_PACKS = 4;  // of a row, of a thread
 constexpr int MOST_WARPS = 16;  // of a block, and one that loads and sends
 constexpr int AHEAD_THREADS = 32 * (MOST_WARPS + 1);
 constexpr int LEAST_STAGES = 3, MOST_STAGES = 4;  // two rows are worked on, the others are on their way
-constexpr int TURNS = 8;                          // of rows, with the places for their numbers
+constexpr int TURNS = 8;   // of rows, with the places for their numbers: more than 4, see below
 constexpr int LINE = 128;  // bytes: copies are faster between places that lie alike in one
 
 // Which rows a cluster takes. SMs are not equally fast: with fixed shares the slowest one would have the last
@@ -19,8 +19,8 @@ constexpr int LINE = 128;  // bytes: copies are faster between places that lie a
 // Rows that lie a multiple of `period` apart are skewed alike, and so of one kind; a cluster draws among
 // them.
 struct Draws {
-  unsigned*
-      drawn;  // [period], rows of each kind, and one more, clusters that draw no more; 0 before and after
+  // [period], rows of each kind, and one more, clusters that draw no more; all 0 before and after.
+  unsigned* drawn;
   int period, clusters, stages;
 
   __device__ int64_t row(int64_t which, int kind) const { return which * period + kind; }
@@ -367,7 +367,7 @@ bool launch_ahead(const NormArgs& args, Kernel* kernel) {
   const int64_t packs = packs_of<T>(args);
   int blocks = 1;
   while (blocks < MOST_CLUSTER_BLOCKS && packs > blocks * MOST_PACKS / 2)
-    blocks *= 2;  // two blocks fit an SM
+    blocks *= 2;  // two blocks fit an SM, without a residual
   if (packs > int64_t{blocks} * MOST_PACKS) return false;
   const int each = static_cast<int>(cdiv(packs, blocks));
   const int warps = static_cast<int>(cdiv(each, 32 * AHEAD_PACKS)) + 1;

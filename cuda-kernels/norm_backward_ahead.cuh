@@ -9,7 +9,7 @@ constexpr int AHEAD_THREADS = 512, SM_THREADS = AHEAD_THREADS * 5 / 4;  // of a 
 constexpr int FEW_PACKS = 2, MANY_PACKS = 4;                            // of a thread
 constexpr int RING_BYTES = 208 * 1024;                                  // of an SM
 constexpr int LEAST_STAGES = 3, MOST_STAGES = 4;  // two rows are worked on, at least one is on its way
-constexpr int BYTES_UNDER_WAY = 30 * 1024;        // to an SM; of many more, each takes longer
+constexpr int BYTES_UNDER_WAY = 30 * 1024;        // to an SM: more was no faster
 constexpr int LINE = 8;                           // packs of 128 bytes
 constexpr int MOST_WAVES = 4, MANY_ROWS = 64;     // of groups, and of a group
 constexpr int TURNS = 4;                          // places for a row's sums
@@ -430,6 +430,7 @@ AheadShape ahead_shape(const NormBackwardArgs& args) {
   const int row = shape.ring(matrices);
   const int under_way = static_cast<int>(cdiv(BYTES_UNDER_WAY, row * shape.sm_blocks()));
   shape.stages = std::min(LEAST_STAGES - 1 + under_way, MOST_STAGES);
+  if (shape.ring(matrices) > RING_BYTES) shape.lined = false;  // places that are as large as the parts
   return shape.ring(matrices) <= RING_BYTES ? shape : AheadShape{};
 }
 
@@ -448,7 +449,7 @@ inline RowGroups row_groups(int64_t M, int resident, int period, bool uneven) {
                      static_cast<int>(few), period};
   };
   if (uneven && waves == 1 && M >= MANY_ROWS * large) {
-    const int64_t many = M * 31 / 32 / large, small = cdiv(large / 2, period) * period;
+    const int64_t many = M * 31 / 32 / large, small = cdiv(large, 2 * period) * period;
     return of(large, many, cdiv(M - large * many, small));
   }
   // Fewer that need as many rounds leave fewer sums.

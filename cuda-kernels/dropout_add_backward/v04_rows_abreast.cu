@@ -23,8 +23,8 @@
 namespace {
 
 constexpr int THREADS = 256;                 // of a block, at most
-constexpr int PACKS = 2, BLOCKS_PER_SM = 5;  // where nobody asks for dbias, packs of a thread
-constexpr int AHEAD = 2, SUM_BLOCKS = 3;     // elsewhere its rows under way, with slopes one; blocks of an SM
+constexpr int PACKS = 2, BLOCKS_PER_SM = 5;  // dx alone: packs of a thread, blocks of an SM
+constexpr int AHEAD = 2, SUM_BLOCKS = 3;     // with sums: its rows under way, with slopes half; blocks
 
 // A pack of dx before it is rounded.
 template <typename T, Activation ACTIVATION, bool BIAS>

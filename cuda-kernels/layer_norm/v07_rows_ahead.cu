@@ -1,18 +1,19 @@
 // layer_norm v07_rows_ahead: the next rows are on their way, and nobody waits for the exchange.
 //
-// Change:   clusters stay for many rows, which they draw from a counter, with weights and biases in registers.
-//           The next rows travel to a ring of stages in shared memory meanwhile, and the blocks send each
-//           other their numbers of one row before they write the one before. Where rows start anywhere, the
-//           elements at their ends are single lanes' instead of packs that are masked. Where short rows are
-//           few, weights and biases travel to shared memory while a row's numbers are found.
+// Change:   clusters stay for many rows, which they draw from a counter, with weights and biases in
+//           registers. The next rows travel to a ring of stages in shared memory meanwhile, and the blocks
+//           send each other their numbers of one row before they write the one before. Where rows start
+//           anywhere, the elements at their ends are single lanes' instead of packs that are masked. Where
+//           short rows are few, weights and biases travel to shared memory while a row's numbers are found.
 // Why:      v05's clusters load, exchange, write and end, and weights and biases come from L2 for every four
-//           rows; while a cluster waits, its part of the SM loads nothing. Where rows are skewed, it puts each
-//           of their packs of weights and biases together from two. With a short row, a warp of v04 asks for
-//           them one by one.
-// Counter:  at a row of 4096 nothing; at one of 65536 the time falls to 0.9 of v05's, at one of 5003 to 0.97.
-// Requires: compute capability 9.0; contiguous rows. Rows of up to 32 KiB, skewed ones of up to 48 KiB,
-//           are v04's; those of which a block's part is beyond 32 KiB v05's, and those with a residual that
-//           is skewed otherwise.
+//           rows; while a cluster waits, its part of the SM loads nothing. Where rows are skewed, it puts
+//           each of their packs of weights and biases together from two. With a short row, a warp of v04 asks
+//           for them one by one.
+// Counter:  at a row of 4096 or 5003 nothing; the time falls to 0.71 of v05's at one of 50257, to 0.88 at one
+//           of 65536, to 0.84 at one of 262144.
+// Requires: compute capability 9.0; contiguous rows. Rows of up to 32 KiB, others than whole packs of up
+//           to 48 KiB, are v04's; those of which a block's part is beyond 32 KiB v05's, and those with a
+//           residual that is skewed otherwise.
 // Source:   see v05; the ring is that of CUTLASS's asynchronous pipelines
 // Gap:      Triton gives a program no access to another one's shared memory, nor to barriers there.
 #include "../norm_ahead.cuh"

@@ -3,15 +3,17 @@
 //
 // Change:   rows of x, dout and dadded come into a ring in shared memory by bulk copies, each as soon as all
 //           warps are done with an older one. A row's sums are sent, warp by warp and block by block, before
-//           dx of the row before is written. The kernel that adds the groups' sums asks for many at once, and
-//           is set up while the one before it ends.
+//           dx of the row before is written. Small groups have the last rows. The kernel that adds the
+//           groups' sums asks for many at once, and is set up while the one before it ends.
 // Why:      v04's threads hold the row that comes in their registers, so little is under way, and nothing
 //           while they wait for their block and for their cluster. And where rows are few, its last kernel
 //           walks over hundreds of groups' sums in small steps.
-// Counter:  at rows of 4096 dram_share passes 92 %; at 65536 the time falls by a tenth.
-// Requires: compute capability 9.0; contiguous rows. Where the rows of x, dout, dadded and dx do not start
-//           alike within 16 bytes, or are of more than 512 KiB, 366 with dadded, they are
-//           v04's.
+// Counter:  at rows of 4096 dram_share passes 86 % and the time falls by 3 %; by 16 % at rows of 5003 and of
+//           262144, by 7 % at those of 65536.
+// Requires: compute capability 9.0; contiguous rows. Those of up to 128 packs are lanes', as in v03, but for
+//           those of 65 and more where an SM has fewer than 64 rows. Where the rows of x, dout, dadded and dx
+//           do not start alike within 16 bytes, are of more than 512 KiB, with dadded 366, or are skewed in
+//           more ways than the GPU has room for, they are v04's.
 // Source:   PTX ISA, "cp.async.bulk", "st.async" and "griddepcontrol"
 // Gap:      Triton gives a program no access to another one's shared memory, nor to the barriers that let its
 //           warps run apart.

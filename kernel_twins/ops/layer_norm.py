@@ -182,7 +182,7 @@ OP = Op(
         ),
         Step(
             name="v07_rows_ahead",
-            change="Clusters stay for most of the rows: the next ones travel to a ring of stages, weights and biases "
+            change="Clusters stay, and draw their rows: the next ones travel to a ring of stages, weights and biases "
             "stay in registers, and the blocks exchange their numbers of one row before they write the one before. "
             "Elements at the ends of skewed rows are single lanes'. Short rows, where few, have weights and biases "
             "under way while their numbers are found.",
