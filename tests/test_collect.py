@@ -365,22 +365,32 @@ def test_every_gpu_takes_the_next_operation(tmp_path: Path, monkeypatch: pytest.
     assert {(tmp_path / op).read_text() for op in "abc"} <= {"5", "7"}
 
 
-def test_after_ctrl_c_no_gpu_takes_another_operation(monkeypatch: pytest.MonkeyPatch) -> None:
-    started, ended, released = [], threading.Event(), threading.Event()
+@pytest.mark.parametrize("while_starting", [False, True])
+def test_after_ctrl_c_no_gpu_takes_another_operation(monkeypatch: pytest.MonkeyPatch, while_starting: bool) -> None:
+    taken, workers, released = [], [], threading.Event()
+    start = threading.Thread.start
 
     def child(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
-        started.append(command[command.index("--op") + 1])
-        os.kill(os.getpid(), signal.SIGINT)  # the terminal's goes to everybody
-        released.wait(10)
-        ended.set()
+        taken.append(command[command.index("--op") + 1])
+        if len(taken) == 1:
+            os.kill(os.getpid(), signal.SIGINT)  # the terminal's goes to everybody
+            released.wait(10)
         return subprocess.CompletedProcess(command, 130)
 
+    def started(thread: threading.Thread) -> None:
+        workers.append(thread)
+        start(thread)
+        if while_starting:
+            released.wait(10)  # where the signal finds the main thread
+
     monkeypatch.setattr(shards.subprocess, "run", child)
+    monkeypatch.setattr(threading.Thread, "start", started)
     with pytest.raises(KeyboardInterrupt):
         shards.run(list("abcdef"), ["0"], [])
     released.set()
-    assert ended.wait(10)
-    assert started == ["a"]
+    for worker_thread in workers:
+        worker_thread.join(10)
+    assert taken == ["a"]
 
 
 def test_gpus_are_named_as_the_environment_does(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,9 +40,9 @@ def run(ops: Sequence[str], gpus: Sequence[str], arguments: Sequence[str]) -> di
                 codes[op] = subprocess.run(command, env=environment, check=False).returncode
 
     threads = [threading.Thread(target=work, args=(gpu,)) for gpu in gpus]
-    for thread in threads:
-        thread.start()
     try:
+        for thread in threads:
+            thread.start()
         for thread in threads:
             thread.join()
     except BaseException:  # Ctrl-C, which the children have got too: nobody takes another operation
