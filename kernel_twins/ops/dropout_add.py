@@ -131,6 +131,7 @@ _BOTH = {"residual": "yes", "bias": "yes"}
 _GELU = {**_BOTH, "act": "gelu"}
 _PROFILE_CASE = rows.bandwidth_case(4_096, p="10", **_BOTH)
 _PLAIN = rows.bandwidth_case(4_096, p="10")
+_GELU_CASE = rows.bandwidth_case(4_096, p="10", **_GELU)
 _ODD = rows.bandwidth_case(5_003, p="10", **_BOTH)
 
 OP = Op(
@@ -161,13 +162,13 @@ OP = Op(
     bench_cases=(
         _PROFILE_CASE,
         _PLAIN,
-        rows.bandwidth_case(4_096, p="10", **_GELU),
+        _GELU_CASE,
         rows.bandwidth_case(1_024, p="10", **_BOTH),
         _ODD,
         rows.bandwidth_case(4_096, "fp32", p="10", **_BOTH),
         Case.of(4_096, 1_024, dtype="bf16", p="10", **_BOTH),
     ),
-    headline_cases=(_PROFILE_CASE, _PLAIN, rows.bandwidth_case(4_096, p="10", **_GELU)),
+    headline_cases=(_PROFILE_CASE, _PLAIN, _GELU_CASE),
     profile_case=_PROFILE_CASE,
     ceiling="dram_copy",
     flops=lambda case: 4 * math.prod(case.shape),  # two sums, a product, and a choice
