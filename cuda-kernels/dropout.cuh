@@ -49,6 +49,20 @@ class Mask {
     }
   }
 
+  // The same from start + i on, where both are multiples of COUNT, and of a power of two above i in start's
+  // case. Then no sum is carried into the upper half of a block's number, and the compiler sees which
+  // products of the first rounds are the same for several calls.
+  template <int COUNT>
+  __device__ void keeps(bool (&kept)[COUNT], int64_t start, uint32_t i) const {
+    const uint64_t upper = static_cast<uint64_t>(start) >> 34 << 32;
+    const uint32_t block = static_cast<uint32_t>(start >> 2) + i / 4;
+#pragma unroll
+    for (int j = 0; j < COUNT; j += 4) {
+      const auto [w0, w1, w2, w3] = random_words(seed_, offset_, upper | (block + j / 4)).of;
+      kept[j] = keeps(w0), kept[j + 1] = keeps(w1), kept[j + 2] = keeps(w2), kept[j + 3] = keeps(w3);
+    }
+  }
+
   // The same from any i on, which costs a call more.
   template <int COUNT>
   __device__ void keeps_anywhere(bool (&kept)[COUNT], int64_t i) const {

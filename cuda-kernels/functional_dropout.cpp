@@ -150,7 +150,7 @@ Pair forward_cuda(const Tensor& x, const OptionalTensor& residual, const Optiona
   if (is_random(p)) draw(dropout, x.get_device());
   dropout.used = state.mutable_data_ptr<int64_t>();
   const auto& step =
-      first_that_runs<dropout_add_steps>("dropout_add", {"v04_several_packs"}, false, x.get_device());
+      first_that_runs<dropout_add_steps>("dropout_add", {"v05_more_warps"}, false, x.get_device());
   step.launch({.x = rows.data(),
                .residual = residual_rows ? residual_rows->data() : nullptr,
                .bias = data_or_null(shift),
@@ -182,8 +182,8 @@ Pair backward_cuda(const Tensor& dout, const OptionalTensor& x, const OptionalTe
   dropout.offset_at = dropout.seed_at + 1;
   Lender lender;
   const Memory memory = lender.memory();
-  lender.launch(first_that_runs<dropout_add_backward_steps>("dropout_add_backward", {"v03_rows_ahead"}, false,
-                                                            dout.get_device()),
+  lender.launch(first_that_runs<dropout_add_backward_steps>("dropout_add_backward", {"v04_rows_abreast"},
+                                                            false, dout.get_device()),
                 {.dout = rows.data(),
                  .x = x_rows ? x_rows->data() : nullptr,
                  .bias = data_or_null(shift),

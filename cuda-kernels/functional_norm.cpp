@@ -56,8 +56,8 @@ struct RmsNorm {
     return first_that_runs<rms_norm_steps>("rms_norm", {"v04_rows_ahead", "v01_two_passes"}, false, device);
   }
   static const auto& backward_step(int64_t, int device) {
-    return first_that_runs<rms_norm_backward_steps>("rms_norm_backward",
-                                                    {"v02_cluster", "v01_rows_then_columns"}, false, device);
+    return first_that_runs<rms_norm_backward_steps>(
+        "rms_norm_backward", {"v04_rows_ahead", "v01_rows_then_columns"}, false, device);
   }
 };
 

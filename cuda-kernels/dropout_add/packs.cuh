@@ -1,26 +1,8 @@
-// What the steps of dropout_add that take packs of 16 bytes share: packs of a matrix, and what becomes of
-// one.
+// What v03 and v04 of dropout_add share, which take packs of 16 bytes: the results for one pack.
 #pragma once
 
-#include "../dropout.cuh"
+#include "../dropout_packs.cuh"
 #include "args.h"
-
-// A pack of elements from a place on, `count` of them or as many as a pack has, one by one. Across the end of
-// a row it goes on in the next one; a bias has rows that lie 0 apart.
-template <typename T>
-__device__ Pack<T> load_elements(const void* matrix, int64_t stride, Place place, int64_t N, int count) {
-  Pack<T> pack = {};
-#pragma unroll
-  for (int j = 0; j < Pack<T>::SIZE; ++j, place = next(place, N)) {
-    if (j < count) set(pack, j, static_cast<const T*>(matrix)[place.row * stride + place.col]);
-  }
-  return pack;
-}
-
-template <typename T>
-__device__ const uint4* pack_at(const void* matrix, int64_t stride, Place place) {
-  return reinterpret_cast<const uint4*>(static_cast<const T*>(matrix) + place.row * stride + place.col);
-}
 
 // The results for a pack that begins at element `first`, a multiple of 4.
 template <typename T, Activation ACTIVATION>

@@ -33,7 +33,7 @@ from kernel_twins.spec import Backend, Case
 from kernel_twins.tensors import DTYPE, name_of
 
 STEPS: dict[Backend, dict[str, tuple[str, ...]]] = {
-    "cuda": {"dropout_add": ("v04_several_packs",), "dropout_add_backward": ("v03_rows_ahead",)},
+    "cuda": {"dropout_add": ("v05_more_warps",), "dropout_add_backward": ("v04_rows_abreast",)},
     "triton": {"dropout_add": ("v02_four_words",), "dropout_add_backward": ("v02_persistent",)},
 }
 """What stands behind a backend; cuda-kernels/functional_dropout.cpp has the same names."""

@@ -232,5 +232,22 @@ OP = Op(
             backends=("cuda",),
             gap="A Triton program has several packs a thread where its block is larger: v02's list has both.",
         ),
+        Step(
+            name="v05_more_warps",
+            change="A thread takes two packs, in 48 registers instead of 90; every choice of operands has a kernel, "
+            "without a branch between the words and their use.",
+            why="v04's registers leave room for 16 warps an SM, and half the issue slots were empty. Presumably warps "
+            "ask for much at once and then for nothing, so that memory waits; 40 warps take turns.",
+            predictions=(
+                Prediction("occupancy", ">=", 50),
+                Prediction("dram_share", ">=", 88),
+                Prediction("time", "<=", 545),
+                Prediction("time", "<=", 375, case=_PLAIN),
+                Prediction("time", "<=", 567, case=_GELU_CASE),
+                Prediction("time", "<=", 555, case=_ODD),
+            ),
+            backends=("cuda",),
+            gap="A Triton program of 128 threads has two packs a thread as well, and a kernel for each choice.",
+        ),
     ),
 )

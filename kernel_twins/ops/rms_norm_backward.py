@@ -82,7 +82,7 @@ def _liger(
 
 
 _PROFILE_CASE = rows.bandwidth_case(4_096)
-_LONG, _LONGEST = (rows.bandwidth_case(n) for n in (65_536, 262_144))
+_ODD, _LONG, _LONGEST = (rows.bandwidth_case(n) for n in (5_003, 65_536, 262_144))
 
 OP = Op(
     name="rms_norm_backward",
@@ -154,6 +154,24 @@ OP = Op(
             launches=2,
             backends=("triton",),
             gap="CUDA's v02_cluster does the same within a cluster, without going through L2.",
+        ),
+        Step(
+            name="v04_rows_ahead",
+            change="layer_norm_backward's v06 without the mean: rows come into shared memory several ahead of time, "
+            "and a row's sums travel while another one is worked on.",
+            why="v02 asks for one row ahead and stands still while it waits for block and cluster. With fewer sums to "
+            "hold than layer_norm's, nothing else is in the way.",
+            predictions=(
+                Prediction("dram_share", ">=", 93),
+                Prediction("time", "<=", 0.98, relative=True),
+                Prediction("time", "<=", 580, case=_ODD),
+                Prediction("time", "<=", 560, case=_LONG),
+                Prediction("time", "<=", 580, case=_LONGEST),
+            ),
+            arch=">=9.0",
+            launches=2,
+            backends=("cuda",),
+            gap="Triton 3.6 lets no warp run ahead of its program, nor a program write into another one's memory.",
         ),
     ),
 )

@@ -26,7 +26,7 @@ FUNCTIONS: dict[str, dict[str, dict[Backend, str]]] = {
     "layer_norm": {"layer_norm": {"cuda": "v07_rows_ahead", "triton": "v06_cooperative"}},
     "rms_norm": {"rms_norm": {"cuda": "v04_rows_ahead", "triton": "v03_cooperative"}},
     "cross_entropy": {"cross_entropy": {"cuda": "v05_cluster", "triton": "v04_rows_per_block"}},
-    "dropout_add": {"dropout_add": {"cuda": "v04_several_packs", "triton": "v02_four_words"}},
+    "dropout_add": {"dropout_add": {"cuda": "v05_more_warps", "triton": "v02_four_words"}},
 }
 """The operations behind a public function, and the step of each that a backend takes on the GPU that was measured.
 
