@@ -12,24 +12,49 @@ constexpr int LEAST_STAGES = 3, MOST_STAGES = 4;  // two rows are worked on, the
 constexpr int TURNS = 8;   // of rows, with the places for their numbers: more than 4, see below
 constexpr int LINE = 128;  // bytes: copies are faster between places that lie alike in one
 
+// In a row's place: there is none, and the next one, if any, may be of another kind.
+constexpr int64_t PAUSE = -1;
+
 // Which rows a cluster takes. SMs are not equally fast: with fixed shares the slowest one would have the last
 // word, and rows far from each other would be under way. So every cluster is given as many rows as it has
 // stages, and draws its next one when a stage is about to be free.
 //
-// Rows that lie a multiple of `period` apart are skewed alike, and so of one kind; a cluster draws among
-// them.
+// Rows that lie a multiple of `period` apart are skewed alike, and so of one kind. A cluster is given rows of
+// one kind and draws among these; when there are no more, it goes on with another kind.
 struct Draws {
   // [period], rows of each kind, and one more, clusters that draw no more; all 0 before and after.
   unsigned* drawn;
+  int64_t M;
   int period, clusters, stages;
 
   __device__ int64_t row(int64_t which, int kind) const { return which * period + kind; }
+  // Of those that are given, the clusters that begin with the kind.
+  __device__ int beginners(int kind) const { return (clusters - kind + period - 1) / period; }
   __device__ int64_t given(int cluster, int turn) const {
-    return row(cluster / period + int64_t{turn} * (clusters / period), cluster % period);
-  }
-  __device__ int64_t draw(int cluster) const {
     const int kind = cluster % period;
-    return row(int64_t{stages} * (clusters / period) + atomicAdd(&drawn[kind], 1u), kind);
+    const int64_t index = row(cluster / period + int64_t{turn} * beginners(kind), kind);
+    // Others may be left, of kinds with fewer clusters or none, but not where every row begins one.
+    return index < M || period == 1 || clusters == M ? index : PAUSE;
+  }
+  // A row, PAUSE and another kind, or M or more, whereupon there are none. Of a whole warp.
+  __device__ int64_t draw(int cluster, int& kind) const {
+    const int lane_id = threadIdx.x % 32;
+    unsigned before = 0;
+    if (lane_id == 0) before = atomicAdd(&drawn[kind], 1u);
+    const int64_t index = row(int64_t{stages} * beginners(kind) + __shfl_sync(~0u, before, 0), kind);
+    if (index < M) return index;
+    int left = 0;
+    if (lane_id < period) {
+      const int64_t taken = int64_t{stages} * beginners(lane_id) + __ldcg(&drawn[lane_id]);
+      left = static_cast<int>(
+          max(min((M - lane_id + period - 1) / period - taken, int64_t{1} << 24), int64_t{0}));
+    }
+    // Those that come here at once spread over the kinds of which much is left.
+    const int most = __reduce_max_sync(~0u, left);
+    if (most == 0) return M;
+    const unsigned kinds = __ballot_sync(~0u, left > most / 2);
+    kind = __fns(kinds, 0, cluster / period % __popc(kinds) + 1);
+    return PAUSE;
   }
   __device__ void end() const {
     if (atomicAdd(&drawn[period], 1u) + 1 < clusters) return;
@@ -67,17 +92,32 @@ __device__ void store_whole(T* place, bool aligned, Pack<T> pack) {
   }
 }
 
-// The column that this thread takes of a part's first or last pack, where these are not the row's alone: the
-// packs before `head`, and those from `tail` on.
-constexpr int NONE = -1;
-template <typename T>
-__device__ int single_of(const Part<T>& part, int head, int tail) {
-  constexpr int SIZE = Pack<T>::SIZE;
-  const int lane = threadIdx.x, end = part.first_of(max(head, tail)) + lane - SIZE;
-  if (lane < SIZE && head > 0 && lane < min(part.N, part.first_of(head))) return lane;
-  if (lane >= SIZE && lane < 2 * SIZE && max(head, tail) < part.count && end < part.N) return end;
-  return NONE;
-}
+// A block's part of a row. Of the packs before `head`, and of those from `tail` on, not all is the row's.
+template <typename T, bool WHOLE>
+struct OwnPart : Part<T> {
+  using Part<T>::SIZE, Part<T>::N, Part<T>::count, Part<T>::first_of;
+  int head, tail;
+
+  __device__ OwnPart(int N, const T* row, int each, int rank)
+      : Part<T>(N, WHOLE ? 0 : skew_of(row), each, rank),
+        head(!WHOLE && count > 0 && first_of(0) < 0 ? 1 : 0),
+        tail(!WHOLE && first_of(count) > N ? count - 1 : count) {}
+
+  // The column of a pack that is not the row's alone which this thread takes, if it does.
+  static constexpr int NONE = -1;
+  __device__ int single() const {
+    if (WHOLE) return NONE;
+    const int lane = threadIdx.x, end = first_of(max(head, tail)) + lane - SIZE;
+    if (lane < SIZE && head > 0 && lane < min(N, first_of(head))) return lane;
+    if (lane >= SIZE && lane < 2 * SIZE && max(head, tail) < count && end < N) return end;
+    return NONE;
+  }
+  // Of the warp whose packs are those from..to. The first one has the single elements, too.
+  __device__ int elements_of(int from, int to) const {
+    const int whole = max(min(tail, to) - max(head, from), 0);
+    return whole * SIZE + (from == 0 ? this->elements() - max(tail - head, 0) * SIZE : 0);
+  }
+};
 
 // A cluster of `blocks` blocks takes row after row. Of each a block has a part of `each` packs at most, which
 // travels to one of several stages in shared memory. The last warp asks for the parts, and sends what the
@@ -96,6 +136,9 @@ __device__ int single_of(const Part<T>& part, int head, int tail) {
 // The first block draws for its cluster, and tells the others: when all its warps have left their numbers of
 // row r, that of turn r + stages. All blocks have written row r - 4 then, and so have read what they were
 // told before at the same place, for turn r + stages - TURNS.
+//
+// Between rows of two kinds a turn has no row. All barriers go on as if it had one; what came before is
+// written, and then columns, weights and biases are those of the next kind.
 template <typename T, int PACKS, bool CENTERED, bool WHOLE>
 __device__ void normalise_ahead(const NormArgs& args, const Draws& draws, int blocks, int each) {
 #if __CUDA_ARCH__ >= 900
@@ -109,7 +152,6 @@ __device__ void normalise_ahead(const NormArgs& args, const Draws& draws, int bl
   __shared__ MeanSquares of_blocks[TURNS][MOST_CLUSTER_BLOCKS];
   __shared__ int64_t drawn[TURNS];       // from M on there are no more
   __shared__ int64_t rows[MOST_STAGES];  // those in the stages
-  __shared__ float warp_elements[32];
 
   const int N = static_cast<int>(args.N), lane_id = threadIdx.x % 32, warp_id = threadIdx.x / 32;
   const int warps = blockDim.x / 32 - 1, stages = draws.stages;
@@ -117,44 +159,38 @@ __device__ void normalise_ahead(const NormArgs& args, const Draws& draws, int bl
   const int cluster = blockIdx.x / blocks;
   const T* const x = static_cast<const T*>(args.x);
   const T* const residual = static_cast<const T*>(args.residual);
-  const Part<T> part(N, WHOLE ? 0 : skew_of(x + cluster % draws.period * args.stride_xm), each, rank);
   const int room = (each * 16 + (LINE - 16) + LINE - 1) / LINE * LINE;
-
-  // Where the part of such a row of x or of the residual goes.
-  const auto place_of = [&](int stage, int which, const T* row) {
-    char* const place = memory + (residual ? 2 * stage + which : stage) * room;
-    return reinterpret_cast<Pack<T>*>(place + reinterpret_cast<uintptr_t>(row + part.first_of(0)) % LINE);
+  const auto part_of = [&](int64_t index, int block) {
+    return OwnPart<T, WHOLE>(N, x + index * args.stride_xm, each, block);
   };
-  const auto x_in = [&](int stage, int64_t index) { return place_of(stage, 0, x + index * args.stride_xm); };
+  const auto is_row = [&](int64_t index) { return static_cast<uint64_t>(index) < args.M; };
+
+  // Where a part of x or of the residual that begins there goes.
+  const auto place_of = [&](int stage, int which, const T* begin) {
+    char* const place = memory + (residual ? 2 * stage + which : stage) * room;
+    return reinterpret_cast<Pack<T>*>(place + reinterpret_cast<uintptr_t>(begin) % LINE);
+  };
   // All packs of memory that the part touches, so up to 14 bytes beside the row come along. Of one thread.
   const auto load = [&](int stage, int64_t index) {
     rows[stage] = index;
-    const int bytes = index < args.M ? part.count * 16 : 0;
+    const OwnPart<T, WHOLE> part = part_of(max(index, int64_t{0}), rank);
+    const int bytes = is_row(index) ? part.count * 16 : 0;
     mbarrier_arrive_expect_tx(&full[stage], bytes * (residual ? 2 : 1));
     if (bytes == 0) return;
     const uint64_t policy = l2_evict_first_policy();
-    const auto copy = [&](int which, const T* row) {
-      bulk_load(place_of(stage, which, row), row + part.first_of(0), bytes, &full[stage], policy);
+    const auto copy = [&](int which, const T* begin) {
+      bulk_load(place_of(stage, which, begin), begin, bytes, &full[stage], policy);
     };
-    copy(0, x + index * args.stride_xm);
-    if (residual) copy(1, residual + index * args.stride_rm);
+    copy(0, x + index * args.stride_xm + part.first_of(0));
+    if (residual) copy(1, residual + index * args.stride_rm + part.first_of(0));
   };
 
-  // A warp's packs lie side by side; of the part's a thread has those that are the row's alone. What the row
-  // has of the first and the last one otherwise, lanes of the first warp take, an element each.
-  const int head = !WHOLE && part.count > 0 && part.first_of(0) < 0 ? 1 : 0;
-  const int tail = !WHOLE && part.first_of(part.count) > N ? part.count - 1 : part.count;
-  const int own = warp_id * 32 * PACKS + lane_id, first = part.first_of(own);  // and those 32 i behind
-  const auto holds = [&](int i) { return own + 32 * i < tail && (WHOLE || i > 0 || own >= head); };
-  const int single = WHOLE ? NONE : single_of(part, head, tail);
+  // A warp's packs lie side by side.
+  const auto elements_of_warp = [&](const OwnPart<T, WHOLE>& part, int warp) {
+    return warp < warps ? part.elements_of(32 * PACKS * warp, 32 * PACKS * (warp + 1)) : 0;
+  };
 
-  int elements = single != NONE;  // of a row, in this thread, and then in its warp
-  if (warp_id < warps) {
-#pragma unroll
-    for (int i = 0; i < PACKS; ++i) elements += holds(i) ? SIZE : 0;
-    elements = static_cast<int>(lanes_sum(static_cast<float>(elements)));
-    if (lane_id == 0) warp_elements[warp_id] = static_cast<float>(elements);
-  } else if (lane_id == 0) {
+  if (warp_id == warps && lane_id == 0) {
     for (int stage = 0; stage < stages; ++stage) mbarrier_init(&full[stage], 1);
     for (int turn = 0; turn < TURNS; ++turn) {
       mbarrier_init(&summed[turn], warps);
@@ -164,22 +200,23 @@ __device__ void normalise_ahead(const NormArgs& args, const Draws& draws, int bl
     fence_mbarrier_init();
     for (int turn = 0; turn < stages; ++turn) load(turn, draws.given(cluster, turn));
   }
-  __syncthreads();  // for the barriers to be initialised, and warp_elements
+  __syncthreads();  // for the barriers to be initialised
   if (blocks > 1) cluster_arrive();
-  // What merging takes of each part, by lane.
-  const float its_warp_elements = lane_id < warps ? warp_elements[lane_id] : 0.0f;
 
   if (warp_id == warps) {
-    const float inverse = 1.0f / static_cast<float>(max(part.elements(), 1));
-    if (blocks > 1) cluster_wait();   // for all blocks to run, with their barriers initialised
-    int64_t last = rows[stages - 1];  // that has been drawn, by the first block
-    int64_t asked = last;             // that has been asked for; from M on there are no more
+    int kind = cluster % draws.period;  // of which the first block draws
+    if (blocks > 1) cluster_wait();     // for all blocks to run, with their barriers initialised
+    int64_t last = rows[stages - 1];    // that has been drawn, by the first block
+    int64_t asked = last;               // that has been asked for; from M on there are no more
     for (int i = 0; rows[i % stages] < args.M; ++i) {
       const int turn = i % TURNS;
+      const OwnPart<T, WHOLE> part = part_of(max(rows[i % stages], int64_t{0}), rank);
+      const float its_elements = static_cast<float>(elements_of_warp(part, lane_id));
+      const float inverse = 1.0f / static_cast<float>(max(part.elements(), 1));
       mbarrier_wait_parity(&summed[turn], i / TURNS % 2);  // for all warps
       if (blocks > 1) {
         const MeanSquares its = lane_id < warps ? of_warps[turn][lane_id] : MeanSquares{};
-        const MeanSquares mine = merged<CENTERED>(its, its_warp_elements, inverse);
+        const MeanSquares mine = merged<CENTERED>(its, its_elements, inverse);
         if (lane_id == 0) mbarrier_arrive_expect_tx(&exchanged[turn], blocks * sizeof(MeanSquares));
         if (lane_id < blocks) store_async(&of_blocks[turn][rank], mine, &exchanged[turn], lane_id);
       }
@@ -195,8 +232,7 @@ __device__ void normalise_ahead(const NormArgs& args, const Draws& draws, int bl
       }
       if (rank == 0 && last < args.M) {
         const int place = (i + stages) % TURNS;
-        if (lane_id == 0) last = draws.draw(cluster);
-        last = __shfl_sync(~0u, last, 0);
+        last = draws.draw(cluster, kind);
         if (blocks == 1 && lane_id == 0) drawn[place] = last;
         if (blocks > 1 && lane_id < blocks) store_async(&drawn[place], last, &told[place], lane_id);
       }
@@ -206,34 +242,53 @@ __device__ void normalise_ahead(const NormArgs& args, const Draws& draws, int bl
     return;
   }
 
-  Pack<T> weights[PACKS], biases[PACKS];
-#pragma unroll
-  for (int i = 0; i < PACKS; ++i) {
-#pragma unroll
-    for (int j = 0; j < SIZE; ++j) set(weights[i], j, from_float<T>(1.0f));
-    biases[i] = {};
-    if (!holds(i)) continue;
-    if (args.weight) weights[i] = load_factors(static_cast<const T*>(args.weight), first + 32 * i * SIZE, N);
-    if (CENTERED && args.bias)
-      biases[i] = load_factors(static_cast<const T*>(args.bias), first + 32 * i * SIZE, N);
-  }
-  float its_elements = its_warp_elements;
-  if (blocks > 1) {
+  // Of the part's packs a thread has those that are the row's alone. What the row has of the first and the
+  // last one otherwise, lanes of the first warp take, an element each.
+  OwnPart<T, WHOLE> part = part_of(draws.given(cluster, 0), rank);
+  const int own = warp_id * 32 * PACKS + lane_id;  // and those 32 i behind
+  const auto holds = [&](int i) { return own + 32 * i < part.tail && (WHOLE || i > 0 || own >= part.head); };
+  int first, single;   // columns
+  float inverse;       // of the warp's elements,
+  float its_elements;  // and what merging takes of each part, by lane
+  const auto take_part = [&](int64_t index) {
+    part = part_of(index, rank);
+    first = part.first_of(own), single = part.single();
+    inverse = 1.0f / static_cast<float>(max(elements_of_warp(part, warp_id), 1));
     its_elements =
-        lane_id < blocks ? static_cast<float>(Part<T>(N, part.skew, each, lane_id).elements()) : 0.0f;
-    cluster_wait();  // as the last warp
-  }
+        static_cast<float>(blocks == 1 ? elements_of_warp(part, lane_id)
+                                       : (lane_id < blocks ? part_of(index, lane_id).elements() : 0));
+  };
+  take_part(draws.given(cluster, 0));
+
+  Pack<T> weights[PACKS], biases[PACKS];
+  const auto take_factors = [&] {
+#pragma unroll
+    for (int i = 0; i < PACKS; ++i) {
+#pragma unroll
+      for (int j = 0; j < SIZE; ++j) set(weights[i], j, from_float<T>(1.0f));
+      biases[i] = {};
+      if (!holds(i)) continue;
+      if (args.weight)
+        weights[i] = load_factors(static_cast<const T*>(args.weight), first + 32 * i * SIZE, N);
+      if (CENTERED && args.bias)
+        biases[i] = load_factors(static_cast<const T*>(args.bias), first + 32 * i * SIZE, N);
+    }
+  };
+  take_factors();
+  if (blocks > 1) cluster_wait();  // as the last warp
 
   // What is found of a row in its stage, where with a residual the sum takes x's place. A thread reads and
   // writes nobody else's packs and elements there.
-  const float inverse = 1.0f / static_cast<float>(max(elements, 1));
+  const auto x_in = [&](int stage, int64_t index) {
+    return place_of(stage, 0, x + index * args.stride_xm + part.first_of(0));
+  };
   const auto element_of = [&](Pack<T>* packs) -> T& {
     return reinterpret_cast<T*>(packs)[single - part.first_of(0)];
   };
   const auto numbers_of = [&](int stage, int64_t index) {
     Pack<T>* const packs = x_in(stage, index);
     if (residual) {
-      Pack<T>* const others = place_of(stage, 1, residual + index * args.stride_rm);
+      Pack<T>* const others = place_of(stage, 1, residual + index * args.stride_rm + part.first_of(0));
       T* const added = static_cast<T*>(args.added) + index * args.N + first;
       const bool aligned = WHOLE || skew_of(added) == 0;
 #pragma unroll
@@ -243,7 +298,7 @@ __device__ void normalise_ahead(const NormArgs& args, const Draws& draws, int bl
         packs[own + 32 * i] = sum;
         store_whole(added + 32 * i * SIZE, aligned, sum);
       }
-      if (!WHOLE && single != NONE) {
+      if (!WHOLE && single != part.NONE) {
         T& element = element_of(packs);
         element = from_float<T>(to_float(element) + to_float(element_of(others)));
         added[single - first] = element;
@@ -254,7 +309,7 @@ __device__ void normalise_ahead(const NormArgs& args, const Draws& draws, int bl
     float element = 0.0f;
 #pragma unroll
     for (int i = 0; i < PACKS; ++i) row[i] = holds(i) ? packs[own + 32 * i] : Pack<T>{};
-    if (!WHOLE && single != NONE) element = to_float(element_of(packs));
+    if (!WHOLE && single != part.NONE) element = to_float(element_of(packs));
     MeanSquares mine = {};
     if (CENTERED) {
       mine.mean = element;
@@ -268,7 +323,7 @@ __device__ void normalise_ahead(const NormArgs& args, const Draws& draws, int bl
       }
       mine.mean = lanes_sum(mine.mean) * inverse;
     }
-    if (!WHOLE && single != NONE) mine.squares = (element - mine.mean) * (element - mine.mean);
+    if (!WHOLE && single != part.NONE) mine.squares = (element - mine.mean) * (element - mine.mean);
 #pragma unroll
     for (int i = 0; i < PACKS; ++i) {
       float squares = 0.0f;
@@ -311,7 +366,7 @@ __device__ void normalise_ahead(const NormArgs& args, const Draws& draws, int bl
         set(results, j, result(float_of(row, j), float_of(weights[i], j), float_of(biases[i], j)));
       store_whole(place + 32 * i * SIZE, aligned, results);
     }
-    if (!WHOLE && single != NONE) {
+    if (!WHOLE && single != part.NONE) {
       const float weight = args.weight ? to_float(static_cast<const T*>(args.weight)[single]) : 1.0f;
       const float bias = CENTERED && args.bias ? to_float(static_cast<const T*>(args.bias)[single]) : 0.0f;
       place[single - first] = result(to_float(element_of(packs)), weight, bias);
@@ -320,17 +375,21 @@ __device__ void normalise_ahead(const NormArgs& args, const Draws& draws, int bl
 
   // The last time around there is only the row before to write.
   int stage = 0, phase = 0;
+  bool paused = false;
   for (int i = 0;; ++i) {
     mbarrier_wait_parity(&full[stage], phase);  // for the copy of this row
     const int64_t index = rows[stage];
+    const bool other = !WHOLE && paused && is_row(index);
+    if (other) take_part(index);
     if (index < args.M) {
-      const MeanSquares mine = numbers_of(stage, index);
+      const MeanSquares mine = is_row(index) ? numbers_of(stage, index) : MeanSquares{};
       __syncwarp();  // for all lanes to have written the row before
       if (lane_id == 0) {
         of_warps[i % TURNS][warp_id] = mine;
         mbarrier_arrive(&summed[i % TURNS]);
       }
     }
+    if (other) take_factors();  // while others find their numbers; nobody needs the former ones any more
     if (i > 0) {
       const int turn = (i - 1) % TURNS, phase_before = (i - 1) / TURNS % 2;
       MeanSquares its = {};
@@ -343,8 +402,9 @@ __device__ void normalise_ahead(const NormArgs& args, const Draws& draws, int bl
       }
       const int stage_before = (stage > 0 ? stage : stages) - 1;
       const int64_t before = rows[stage_before];
-      write(x_in(stage_before, before), before, its);
+      if (WHOLE || !paused) write(x_in(stage_before, before), before, its);
     }
+    paused = index < 0;
     if (index >= args.M) break;
     if (++stage == stages) {
       stage = 0;
@@ -378,12 +438,9 @@ bool launch_ahead(const NormArgs& args, Kernel* kernel) {
                        args.stream);
   const int resident = launch.resident(), period = skew_period<T>(args.stride_xm);
   if (resident == 0) return false;
-  // Of every kind as many. Where there are several, twice as many as run at once: those that start when
-  // others have ended help the kinds of which fewer ran.
-  const int64_t most = period == 1 ? resident : cdiv(2 * resident, period) * period;
-  const int clusters = static_cast<int>(std::min(most, cdiv(args.M, period) * period));
+  const int clusters = static_cast<int>(std::min<int64_t>(resident, args.M));
   auto* drawn = static_cast<unsigned*>(args.memory->zeroed());
-  launch(clusters, kernel, args, Draws{drawn, period, clusters, stages}, blocks, each);
+  launch(clusters, kernel, args, Draws{drawn, args.M, period, clusters, stages}, blocks, each);
   return true;
 }
 
