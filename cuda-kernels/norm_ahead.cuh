@@ -2,7 +2,6 @@
 // their way.
 #pragma once
 
-#include "ampere.cuh"
 #include "norm_cluster.cuh"
 
 constexpr int AHEAD_PACKS = 4;  // of a row, of a thread
@@ -441,56 +440,5 @@ bool launch_ahead(const NormArgs& args, Kernel* kernel) {
   const int clusters = static_cast<int>(std::min<int64_t>(resident, args.M));
   auto* drawn = static_cast<unsigned*>(args.memory->zeroed());
   launch(clusters, kernel, args, Draws{drawn, args.M, period, clusters, stages}, blocks, each);
-  return true;
-}
-
-constexpr int SHORT_THREADS = 128;  // of a block for rows of a warp
-constexpr int SHORT_BLOCKS = 8;     // that run at once on an SM
-
-// A row of at most 32 * PACKS whole packs for every warp. Weights and biases travel to shared memory while
-// the row's numbers are found; asked for after that, pack by pack, they take as many trips to L2.
-template <typename T, int PACKS, bool CENTERED>
-__device__ void normalise_by_warps(const NormArgs& args) {
-  constexpr int SIZE = Pack<T>::SIZE, FACTORS = CENTERED ? 2 : 1;
-  __shared__ uint4 factors[FACTORS][32 * PACKS];
-  const int N = static_cast<int>(args.N);
-  const int64_t index = static_cast<int64_t>(blockIdx.x) * (SHORT_THREADS / 32) + threadIdx.x / 32;
-  // Warps past the last row stay for the barrier, with the last row's values.
-  const NormRow<T> row(args, min(index, args.M - 1));
-  HeldRow<T, PACKS, CENTERED, true> held(N, 0, threadIdx.x % 32, 32);
-  held.load(row.x);
-#pragma unroll
-  for (int which = 0; which < FACTORS; ++which) {
-    const T* from = which == 0 ? row.weight : row.bias;
-    if (from == nullptr) continue;
-    for (int pack = threadIdx.x; pack < N / SIZE; pack += SHORT_THREADS) {
-      cp_async<16>(&factors[which][pack], from + pack * SIZE, true);
-    }
-  }
-  cp_async_commit_group();
-  held.finish_load(row);
-  const float mean = CENTERED ? lanes_sum(held.sum()) / static_cast<float>(N) : 0.0f;
-  const float rstd = rstd_of(lanes_sum(held.squares(mean)), N, args.eps);
-  cp_async_wait_group<0>();
-  __syncthreads();  // for every thread's weights and biases
-  if (index >= args.M) return;
-  if (threadIdx.x % 32 == 0) {
-    if (CENTERED) args.mean[index] = mean;
-    args.rstd[index] = rstd;
-  }
-  held.write(
-      row, mean, rstd, [&](int, int first) { return Pack<T>{factors[0][first / SIZE]}; },
-      [&](int, int first) { return Pack<T>{factors[FACTORS - 1][first / SIZE]}; });
-}
-
-// Launches it, with two or four packs a lane, where so few rows would all wait at once. Whether it did.
-template <typename T>
-bool launch_by_warps(const NormArgs& args, void (*two)(NormArgs), void (*four)(NormArgs)) {
-  const int64_t packs = packs_of<T>(args), blocks = cdiv(args.M, SHORT_THREADS / 32);
-  if (!are_whole<T>(args) || packs <= 32 || packs > 128 || blocks > SHORT_BLOCKS * multiprocessor_count())
-    return false;
-  const auto kernel = packs <= 64 ? two : four;
-  kernel<<<static_cast<unsigned>(blocks), SHORT_THREADS, 0, args.stream>>>(args);
-  CUDA_CHECK(cudaGetLastError());
   return true;
 }
