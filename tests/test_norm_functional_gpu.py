@@ -490,7 +490,9 @@ def test_graph_trees(backend) -> None:
 
 @ALL
 @BY_NAME
-@pytest.mark.parametrize("shape", [(64, 256), (37, 5003), (300, 65_536), (300, 50_257), (3, 262_147)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(64, 256), (37, 5003), (8, 65_536), (300, 65_536), (300, 50_257), (3, 262_147)], ids=str
+)
 def test_captured_and_replayed_with_gradients(backend, name, shape) -> None:
     x, residual = (values(*shape, requires_grad=True, seed=seed) for seed in (0, 1))
     douts = [values(*shape, seed=seed) for seed in (4, 5)]
