@@ -130,6 +130,22 @@ def test_any_strides(backend, reduction, layout) -> None:
             assert_both_right(backend, x, classes(x), reduction, 0.1)
 
 
+@OURS
+@BY_REDUCTION
+def test_a_call_as_before_has_its_own_values_addresses_and_options(backend, reduction) -> None:
+    for n in (256, 5003):
+        wide = values(64, n + 8)
+        for x in (values(64, n), values(64, n, seed=1), wide[:, :n], wide[:, 1 : n + 1]):
+            for smoothing in (0.0, 0.1, 0.2):
+                assert_both_right(backend, x, classes(x), reduction, smoothing)
+        target = classes(x, ignored=False)
+        ignored = int(target[0])
+        loss = kernel_twins.cross_entropy(x, target, ignore_index=ignored, reduction="sum", backend=backend)
+        kept = target != ignored
+        right = kernel_twins.cross_entropy(x[kept], target[kept], reduction="sum", backend="torch")
+        torch.testing.assert_close(loss, right)
+
+
 @ALL
 def test_rows_of_special_values_give_what_pytorch_gives(backend) -> None:
     inf, nan = math.inf, math.nan

@@ -106,6 +106,17 @@ def test_any_axes_of_any_shape(backend, kind, shape, dim) -> None:
 
 @OURS
 @BY_KIND
+@pytest.mark.parametrize("shape", [(64, 256), (3, 1_000_000)], ids=str)
+def test_a_call_as_before_has_its_own_values_and_addresses(backend, kind, shape) -> None:
+    m, n = shape
+    wide = values(m, n + 8)
+    for x in (values(m, n), values(m, n, seed=1), wide[:, :n], wide[:, 1 : n + 1], values(m, n, seed=2)):
+        for dim in (0, 1):
+            assert_right(kind, backend, x, dim)
+
+
+@OURS
+@BY_KIND
 @pytest.mark.parametrize("view", VIEWS)
 def test_any_strides(backend, kind, view) -> None:
     for dtype, n in itertools.product((torch.float32, torch.bfloat16), (40, 1_029)):

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernel_twins._triton import tuning
+from kernel_twins._triton import plans, tuning
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -116,18 +116,31 @@ def cross_entropy_v04_rows_per_block_kernel(
         )  # fmt: skip
 
 
+_plans: dict[tuple[Any, ...], plans.Plan] = {}
+
+
 def cross_entropy_v04_rows_per_block(
     logits: Tensor, target: Tensor, *, out: Any, ignore_index: int = -100, label_smoothing: float = 0.0
 ) -> None:
     """out = the rows' losses, or a tuple of them and lse; logits: [M, N], contiguous rows; target and out: [M]."""
     losses, lse = out if isinstance(out, tuple) else (out, None)
+    tensors, options = (logits, target, losses, lse), (ignore_index, label_smoothing)
+    key = logits.shape, logits.stride(0), logits.dtype, plans.alignment(*tensors), options, logits.get_device()
+    plan = _plans.get(key)
+    if plan is not None and not tuning.is_recording():
+        plan(*tensors)
+        return
     M, N = logits.shape
     if M == 0:
         return
     problem = tuning.problem_of(M, N, dtype=logits.dtype)
     step = "cross_entropy/v04_rows_per_block"
     kernel, config = tuning.choose(cross_entropy_v04_rows_per_block_kernel, step, problem, logits.device)
-    kernel[lambda args: (triton.cdiv(M, args["ROWS"]),)](
-        logits, target, losses, lse, M, N, logits.stride(0), ignore_index, label_smoothing,
-        SMOOTHED=label_smoothing > 0, **config,
-    )  # fmt: skip
+    grid = lambda args: (triton.cdiv(M, args["ROWS"]),)  # noqa: E731
+    behind, constants = (M, N, logits.stride(0), *options), {"SMOOTHED": label_smoothing > 0}
+    if not config:
+        kernel[grid](*tensors, *behind, **constants)
+        kernel, config = kernel.fn, kernel.best_config.all_kwargs()
+    plan = plans.launch(kernel, grid, tensors, behind, constants | config)
+    if plan is not None:
+        plans.keep(_plans, key, plan)

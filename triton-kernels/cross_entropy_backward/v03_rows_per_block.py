@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernel_twins._triton import tuning
+from kernel_twins._triton import plans, tuning
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -66,6 +66,9 @@ def cross_entropy_backward_v03_rows_per_block_kernel(
     tl.store(out + (row * stride_om)[:, None] + col, values.to(out.dtype.element_ty), mask=mask)
 
 
+_plans: dict[tuple[Any, ...], plans.Plan] = {}
+
+
 def cross_entropy_backward_v03_rows_per_block(
     logits: Tensor,
     target: Tensor,
@@ -77,6 +80,14 @@ def cross_entropy_backward_v03_rows_per_block(
     label_smoothing: float = 0.0,
 ) -> None:
     """out = the gradient of logits, [M, N], contiguous rows, from the losses': dout, [M]; target, lse: [M]."""
+    tensors, options = (logits, target, lse, dout, out), (ignore_index, label_smoothing)
+    strides, in_place = (logits.stride(0), dout.stride(0), out.stride(0)), out.data_ptr() == logits.data_ptr()
+    aligned, device = plans.alignment(*tensors), logits.get_device()
+    key = logits.shape, strides, logits.dtype, dout.dtype, aligned, options, in_place, device
+    plan = _plans.get(key)
+    if plan is not None and not tuning.is_recording():
+        plan(*tensors)
+        return
     M, N = logits.shape
     if M == 0 or N == 0:
         return
@@ -84,10 +95,14 @@ def cross_entropy_backward_v03_rows_per_block(
     step = "cross_entropy_backward/v03_rows_per_block"
     searched = cross_entropy_backward_v03_rows_per_block_kernel
     kernel, config = tuning.choose(searched, step, problem, logits.device)
-    if not config and out.data_ptr() == logits.data_ptr():
+    grid = lambda args: (triton.cdiv(M, args["ROWS"]) * triton.cdiv(N, args["BLOCK_N"]),)  # noqa: E731
+    behind = M, N, *strides, *options
+    if not config and in_place:
         # A search runs the kernel more than once, of which the first run would overwrite what the others read.
         kernel, config = searched.fn, searched.configs[0].all_kwargs()
-    kernel[lambda args: (triton.cdiv(M, args["ROWS"]) * triton.cdiv(N, args["BLOCK_N"]),)](
-        logits, target, lse, dout, out, M, N, logits.stride(0), dout.stride(0), out.stride(0), ignore_index,
-        label_smoothing, **config,
-    )  # fmt: skip
+    elif not config:
+        kernel[grid](*tensors, *behind)
+        kernel, config = kernel.fn, kernel.best_config.all_kwargs()
+    plan = plans.launch(kernel, grid, tensors, behind, config)
+    if plan is not None:
+        plans.keep(_plans, key, plan)

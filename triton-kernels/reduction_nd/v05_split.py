@@ -14,14 +14,14 @@ Twin:     cuda-kernels/reduction_nd/v05_split.cu
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernel_twins._triton import tuning
+from kernel_twins._triton import plans, tuning
 from kernel_twins._triton.device import sm_count
 from kernel_twins._triton.reduction_nd.axes import along_reduced, count, split
 from kernel_twins._triton.reduction_nd.totals import add, merge, none, place_of, reduce, run_of, store
@@ -136,31 +136,66 @@ def reduction_nd_v05_split_merge_kernel(
     store(out, step, value, place, divisor, output < outputs, KIND)
 
 
+class Plan(NamedTuple):
+    """What a call does that differs from an earlier one in nothing but the values, and addresses as aligned."""
+
+    kernel: plans.Plan
+    size: int  # elements of the workspace
+    merge: plans.Plan | None
+
+
+_plans: dict[tuple[Any, ...], Plan] = {}
+
+
 def reduction_nd_v05_split(x: Tensor, *, out: Tensor, dims: tuple[int, ...] = (-1,), kind: str = "sum") -> None:
     """out = the sum of x over the axes dims, or mean, max or argmax; fp32, bf16 or fp16 in, argmax int64 out."""
+    key = x.shape, x.stride(), x.dtype, out.dtype, plans.alignment(x, out), tuple(dims), kind, x.get_device()
+    plan = _plans.get(key)
+    if plan is None or tuning.is_recording():
+        plan = _first(x, out, dims, kind)
+        if plan is not None:
+            plans.keep(_plans, key, plan)
+        return
+    parts, places = _workspace(plan.size, kind, x.device)
+    plan.kernel(x, out, parts, places)
+    if plan.merge is not None:
+        plan.merge(parts, places, out)
+
+
+def _workspace(size: int, kind: str, device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """What the parts of outputs leave, and for argmax their places."""
+    parts = torch.empty(size, dtype=torch.float32, device=device)
+    return parts, torch.empty(size, dtype=torch.int64, device=device) if kind == "argmax" else None
+
+
+def _first(x: Tensor, out: Tensor, dims: tuple[int, ...], kind: str) -> Plan | None:
+    """Run a problem that has no plan, and make one, unless it is empty, interpreted or captured."""
     kept, reduced = split(x.shape, x.stride(), [dim % x.dim() for dim in dims], kind == "argmax")
     outputs, elements = count(kept), count(reduced)
     if outputs == 0:
-        return
+        return None
     along, KIND = along_reduced(kept, reduced), "sum" if kind == "mean" else kind
     divisor = float(elements) if kind == "mean" else 1.0
     kept_axes, reduced_axes = tuple(zip(*kept, strict=True)), tuple(zip(*reduced, strict=True))
     problem = tuning.problem_of(outputs, elements, dtype=x.dtype, kind=KIND, along="rows" if along else "columns")
     kernel, config = tuning.choose(reduction_nd_v05_split_kernel, "reduction_nd/v05_split", problem, x.device)
+    behind, constants = (*kept_axes, *reduced_axes, outputs, elements, divisor), {"KIND": KIND, "ALONG": along}
     known = {
         "x": x, "kept_sizes": kept_axes[0], "sizes": reduced_axes[0], "outputs": outputs, "elements": elements,
-        "KIND": KIND, "ALONG": along,
-    }  # fmt: skip
-    grids = [grid_of(known | each) for each in ([config] if config else [each.kwargs for each in CONFIGS])]
-    most = max(parts for _, parts in grids)
-    parts = torch.empty(most * outputs if most > 1 else 0, dtype=torch.float32, device=x.device)
-    places = torch.empty(parts.numel(), dtype=torch.int64, device=x.device) if kind == "argmax" else None
-    kernel[lambda args: grid_of(known | {name: args[name] for name in ("TILE", "PER_SM")})](
-        x, out, parts, places, *kept_axes, *reduced_axes, outputs, elements, divisor, KIND=KIND, ALONG=along, **config
-    )
-    _, used = grid_of(known | (config or kernel.best_config.kwargs))
-    if used > 1:
-        reduction_nd_v05_split_merge_kernel[(triton.cdiv(outputs, OUTPUTS),)](
-            parts, places, out, *kept_axes, outputs, used, divisor,
-            KIND=KIND, MERGED=MERGED, OUTPUTS=OUTPUTS, num_warps=MERGING_WARPS,
-        )  # fmt: skip
+    } | constants  # fmt: skip
+    grid = lambda args: grid_of(known | {name: args[name] for name in ("TILE", "PER_SM")})  # noqa: E731
+    size_of = lambda config: parts * outputs if (parts := grid(config)[1]) > 1 else 0  # noqa: E731
+    if not config:
+        most = max(size_of(each.kwargs) for each in CONFIGS)
+        kernel[grid](x, out, *_workspace(most, kind, x.device), *behind, **constants)
+        kernel, config = kernel.fn, kernel.best_config.all_kwargs()
+    size = size_of(config)
+    parts, places = _workspace(size, kind, x.device)
+    first = plans.launch(kernel, grid, (x, out, parts, places), behind, constants | config)
+    merge = None
+    if size > 0:
+        tiles = {"KIND": KIND, "MERGED": MERGED, "OUTPUTS": OUTPUTS, "num_warps": MERGING_WARPS}
+        behind = *kept_axes, outputs, size // outputs, divisor
+        grid_of_merge = (triton.cdiv(outputs, OUTPUTS),)
+        merge = plans.launch(reduction_nd_v05_split_merge_kernel, grid_of_merge, (parts, places, out), behind, tiles)
+    return None if first is None else Plan(first, size, merge)
