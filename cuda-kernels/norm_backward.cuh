@@ -156,7 +156,8 @@ __device__ Pack<T> load_weights(const void* weight, int64_t start, int first, in
   return ones;
 }
 
-// The workspace: for dweight, and behind it for dbias, [groups, N] sums of the rows that a group took.
+// The workspace: for dweight, and behind it for dbias, [groups, N] sums of the rows that a group took; null
+// where neither is asked for.
 __device__ inline float* partial_sums(float* workspace, int which, int groups, int64_t N, int group) {
   return workspace + (static_cast<int64_t>(which) * groups + group) * N;
 }
@@ -227,6 +228,8 @@ __device__ void backward_by_lanes(const NormBackwardArgs& args, float* workspace
                   {sums.product / static_cast<float>(N), sums.plain / static_cast<float>(N)}, weight_of,
                   [&](int, int first) { return load_added<WHOLE>(args.dadded ? added : nullptr, first, N); });
   }
+
+  if (workspace == nullptr) return;
 
   // The groups add theirs to the block's sums one after the other.
   for (int turn = 0; turn < ROWS; ++turn) {
@@ -325,6 +328,7 @@ __device__ void backward_by_cluster(const NormBackwardArgs& args, int period, in
           {sums.product / static_cast<float>(N), sums.plain / static_cast<float>(N)}, weight_of,
           [&](int, int first) { return load_added<WHOLE>(args.dadded ? added : nullptr, first, n); });
     }
+    if (workspace == nullptr) continue;
     // Of all shares' kinds, one after the other: the next share's first is this one's last, or the one after.
     const int group = cluster + kind, groups = clusters + kinds.period - 1;
     columns.for_each([&](int col, float of_weight, float of_bias) {
@@ -351,16 +355,23 @@ int64_t packs_of(const NormBackwardArgs& args) {
   return skewed ? most_packs<T>(args.N) : cdiv(args.N, Pack<T>::SIZE);
 }
 
+inline bool wants_sums(const NormBackwardArgs& args) { return args.dweight || args.dbias; }
+
+inline float* workspace_of(const NormBackwardArgs& args, int groups, int outputs) {
+  if (!wants_sums(args)) return nullptr;
+  return static_cast<float*>(
+      args.memory->workspace(static_cast<size_t>(outputs) * groups * args.N * sizeof(float)));
+}
+
 // Launches kernel(workspace), a step's, which leaves the sums of so many groups; then sum_kernel, which adds
 // them.
 template <typename T, typename Launch>
 void launch_with_sums(const NormBackwardArgs& args, int groups, bool centered, Launch launch,
                       void (*sum_kernel)(const float*, int, int64_t, T*, T*)) {
   const int outputs = centered ? 2 : 1;
-  auto* workspace = static_cast<float*>(
-      args.memory->workspace(static_cast<size_t>(outputs) * groups * args.N * sizeof(float)));
+  float* const workspace = workspace_of(args, groups, outputs);
   if (groups > 0) launch(workspace);
-  if (args.dweight == nullptr && args.dbias == nullptr) return;
+  if (!wants_sums(args)) return;
   const dim3 grid(static_cast<unsigned>(cdiv(args.N, SUM_COLUMNS)), outputs);
   sum_kernel<<<grid, SUM_COLUMNS * SUM_GROUPS, 0, args.stream>>>(
       workspace, groups, args.N, static_cast<T*>(args.dweight), static_cast<T*>(args.dbias));

@@ -184,7 +184,7 @@ __device__ void backward_rows_ahead(const NormBackwardArgs& args, const AheadSha
   GradientSums* const parts = reinterpret_cast<GradientSums*>(room + stages * matrices * pitch);
   // The kernel that adds the sums may be set up as soon as blocks of this one make room. This one was
   // launched plainly.
-  if (args.dweight || args.dbias) allow_dependent_launch();
+  if (workspace) allow_dependent_launch();
 
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < stages; ++stage) {
@@ -305,6 +305,7 @@ __device__ void backward_rows_ahead(const NormBackwardArgs& args, const AheadSha
     before = stage_now;
   }
 
+  if (workspace == nullptr) return;
   // Through shared memory, so that a warp writes whole lines.
   __syncthreads();  // for all warps to be done with the ring
   float* const sums = reinterpret_cast<float*>(room);
@@ -333,7 +334,7 @@ __device__ void backward_rows_ahead(const NormBackwardArgs& args, const AheadSha
 template <typename T, int LANES, int PACKS, bool CENTERED, bool WHOLE>
 __device__ void backward_by_lanes_early(const NormBackwardArgs& args, float* workspace) {
 #if __CUDA_ARCH__ >= 900
-  if (args.dweight || args.dbias) allow_dependent_launch();
+  if (workspace) allow_dependent_launch();
   backward_by_lanes<T, LANES_THREADS, LANES, PACKS, CENTERED, WHOLE, true>(args, workspace);
 #endif
 }
@@ -377,10 +378,9 @@ template <typename T, typename Launch>
 void launch_with_early_sums(const NormBackwardArgs& args, int groups, bool centered, Launch launch,
                             void (*sum_kernel)(const float*, int, int64_t, T*, T*)) {
   const int outputs = centered ? 2 : 1;
-  auto* workspace = static_cast<float*>(
-      args.memory->workspace(static_cast<size_t>(outputs) * groups * args.N * sizeof(float)));
+  float* const workspace = workspace_of(args, groups, outputs);
   launch(workspace);
-  if (args.dweight == nullptr && args.dbias == nullptr) return;
+  if (!wants_sums(args)) return;
   cudaLaunchAttribute early = {};
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;
