@@ -31,9 +31,9 @@ class Plan(NamedTuple):
         self.kernel[self.grid](*tensors, *self.arguments)
 
 
-def alignment(*tensors: Tensor | None) -> tuple[int | None, ...]:
-    """What of its tensors' addresses a kernel is compiled for."""
-    return tuple([None if each is None else each.data_ptr() % 16 for each in tensors])
+def alignment(*tensors: Tensor | None) -> tuple[bool | None, ...]:
+    """What of its tensors' addresses a kernel is compiled for: whether they are multiples of 16 bytes."""
+    return tuple([None if each is None else each.data_ptr() % 16 == 0 for each in tensors])
 
 
 def launch(

@@ -19,15 +19,14 @@ Twin:     none, see the spec
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.compiler import CompiledKernel
 
-from kernel_twins._triton import tuning
+from kernel_twins._triton import plans, tuning
 from kernel_twins._triton.device import shared_bytes, sm_count
 from kernel_twins._triton.parts import in_parts
 from kernel_twins._triton.softmax.v02_online import softmax_v02_online
@@ -36,7 +35,6 @@ from kernel_twins._triton.workspace import SIZE, counter
 VECTOR_BYTES = 16
 REGISTERS = 65_536  # of an SM
 KEPT_CONVERTED = 32  # elements of a thread
-PLANS = 4096  # that are kept
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 # The word at an address, as soon as its bit 31 is as given; 0 for address 0.
@@ -288,34 +286,25 @@ def softmax_v08_cooperative_kernel(
             tl.store(ticket, 0)
 
 
-class Plan(NamedTuple):
-    """What a call does that differs from an earlier one in nothing but the values, and addresses as aligned."""
-
-    kernel: CompiledKernel
-    grid: tuple[int, int, int]
-    shares: bool  # rows among programs, for which it needs counters
-    arguments: tuple[Any, ...]  # those behind counters
-
-
-_plans: dict[tuple[Any, ...], Plan] = {}
+# The launch, and whether programs share rows, for which they need counters.
+_plans: dict[tuple[Any, ...], tuple[plans.Plan, bool]] = {}
 
 
 def softmax_v08_cooperative(x: Tensor, *, out: Tensor, log: bool = False) -> None:
     """out = softmax of x's rows, or its logarithm; x: [M, N], contiguous rows; out: [M, N]; fp32, bf16 or fp16."""
-    aligned = x.data_ptr() % VECTOR_BYTES == 0, out.data_ptr() % VECTOR_BYTES == 0
+    aligned = plans.alignment(x, out)
     key = x.shape, x.stride(0), x.dtype, log, aligned, x.get_device()
-    plan = _plans.get(key)
-    if plan is None or tuning.is_recording():
-        plan = _first(x, out, log, all(aligned))
-        if plan is not None:
-            if len(_plans) == PLANS:
-                _plans.clear()
-            _plans[key] = plan
+    known = _plans.get(key)
+    if known is None or tuning.is_recording():
+        known = _first(x, out, log, all(aligned))
+        if known is not None:
+            plans.keep(_plans, key, known)
         return
-    plan.kernel[plan.grid](x, out, counter(x.device) if plan.shares else None, *plan.arguments)
+    plan, shares = known
+    plan(x, out, counter(x.device) if shares else None)
 
 
-def _first(x: Tensor, out: Tensor, log: bool, aligned: bool) -> Plan | None:
+def _first(x: Tensor, out: Tensor, log: bool, aligned: bool) -> tuple[plans.Plan, bool] | None:
     """Run a problem that has no plan, and make one, unless it is empty, in parts, interpreted or captured."""
     M, N = x.shape
     if M == 0 or N == 0 or in_parts(softmax_v08_cooperative, x, out=out, log=log):
@@ -332,10 +321,7 @@ def _first(x: Tensor, out: Tensor, log: bool, aligned: bool) -> Plan | None:
         kernel[grid](x, out, counter(x.device), M, N, stride, **constants)
         kernel, config = kernel.fn, kernel.best_config.all_kwargs()
     constants |= config
-    tiles = divided(N, x.element_size(), constants["WIDE"], config)
-    compiled = kernel[grid](x, out, counter(x.device) if tiles["PARTS"] > 1 else None, M, N, stride, **constants)
-    if not isinstance(compiled, CompiledKernel) or torch.cuda.is_current_stream_capturing():
-        return None
-    constants |= tiles
-    named = (constants[name] for name in compiled.src.fn.arg_names if name in constants)
-    return Plan(compiled, grid_of(M, constants, x.device), tiles["PARTS"] > 1, (M, N, stride, *named))
+    shares = divided(N, x.element_size(), constants["WIDE"], config)["PARTS"] > 1
+    tensors = x, out, counter(x.device) if shares else None
+    plan = plans.launch(kernel, grid, tensors, (M, N, stride), constants)
+    return None if plan is None else (plan, shares)

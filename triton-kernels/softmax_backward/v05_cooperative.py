@@ -18,15 +18,14 @@ Twin:     none, see the spec
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.compiler import CompiledKernel
 
-from kernel_twins._triton import tuning
+from kernel_twins._triton import plans, tuning
 from kernel_twins._triton.device import shared_bytes, sm_count
 from kernel_twins._triton.parts import in_parts
 from kernel_twins._triton.softmax_backward.v01_two_passes import softmax_backward_v01_two_passes
@@ -35,7 +34,6 @@ from kernel_twins._triton.workspace import SIZE, counter
 VECTOR_BYTES = 16
 REGISTERS = 65_536  # of an SM
 KEPT_CONVERTED = 16  # elements of each matrix that a thread has
-PLANS = 4096  # that are kept
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 # The word at an address, as soon as its lower half is as given; 0 for address 0.
@@ -253,16 +251,8 @@ def softmax_backward_v05_cooperative_kernel(
             tl.store(ticket, 0)
 
 
-class Plan(NamedTuple):
-    """What a call does that differs from an earlier one in nothing but the values, and addresses as aligned."""
-
-    kernel: CompiledKernel
-    grid: tuple[int, int, int]
-    shares: bool  # rows among programs, for which it needs counters
-    arguments: tuple[Any, ...]  # those behind counters
-
-
-_plans: dict[tuple[Any, ...], Plan] = {}
+# The launch, and whether programs share rows, for which they need counters.
+_plans: dict[tuple[Any, ...], tuple[plans.Plan, bool]] = {}
 
 
 def softmax_backward_v05_cooperative(dout: Tensor, y: Tensor, *, out: Tensor, log: bool = False) -> None:
@@ -270,20 +260,19 @@ def softmax_backward_v05_cooperative(dout: Tensor, y: Tensor, *, out: Tensor, lo
 
     dout, its result's gradient, and y, its result: [M, N], contiguous rows; out: [M, N].
     """
-    aligned = tuple(tensor.data_ptr() % VECTOR_BYTES == 0 for tensor in (dout, y, out))
+    aligned = plans.alignment(dout, y, out)
     key = dout.shape, dout.stride(0), y.stride(0), dout.dtype, log, aligned, dout.get_device()
-    plan = _plans.get(key)
-    if plan is None or tuning.is_recording():
-        plan = _first(dout, y, out, log, all(aligned))
-        if plan is not None:
-            if len(_plans) == PLANS:
-                _plans.clear()
-            _plans[key] = plan
+    known = _plans.get(key)
+    if known is None or tuning.is_recording():
+        known = _first(dout, y, out, log, all(aligned))
+        if known is not None:
+            plans.keep(_plans, key, known)
         return
-    plan.kernel[plan.grid](dout, y, out, counter(dout.device) if plan.shares else None, *plan.arguments)
+    plan, shares = known
+    plan(dout, y, out, counter(dout.device) if shares else None)
 
 
-def _first(dout: Tensor, y: Tensor, out: Tensor, log: bool, aligned: bool) -> Plan | None:
+def _first(dout: Tensor, y: Tensor, out: Tensor, log: bool, aligned: bool) -> tuple[plans.Plan, bool] | None:
     """Run a problem that has no plan, and make one, unless it is empty, in parts, interpreted or captured."""
     M, N = dout.shape
     if M == 0 or N == 0 or in_parts(softmax_backward_v05_cooperative, dout, y, out=out, log=log):
@@ -301,11 +290,7 @@ def _first(dout: Tensor, y: Tensor, out: Tensor, log: bool, aligned: bool) -> Pl
         kernel[grid](dout, y, out, counter(dout.device), M, N, *strides, **constants)
         kernel, config = kernel.fn, kernel.best_config.all_kwargs()
     constants |= config
-    tiles = divided(N, dout.element_size(), constants["WIDE"], config)
-    counters = counter(dout.device) if tiles["PARTS"] > 1 else None
-    compiled = kernel[grid](dout, y, out, counters, M, N, *strides, **constants)
-    if not isinstance(compiled, CompiledKernel) or torch.cuda.is_current_stream_capturing():
-        return None
-    constants |= tiles
-    named = (constants[name] for name in compiled.src.fn.arg_names if name in constants)
-    return Plan(compiled, grid_of(M, constants, dout.device), tiles["PARTS"] > 1, (M, N, *strides, *named))
+    shares = divided(N, dout.element_size(), constants["WIDE"], config)["PARTS"] > 1
+    tensors = dout, y, out, counter(dout.device) if shares else None
+    plan = plans.launch(kernel, grid, tensors, (M, N, *strides), constants)
+    return None if plan is None else (plan, shares)
