@@ -267,7 +267,7 @@ def test_the_host_waits_for_nothing(backend, reduction) -> None:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-@ALL
+@pytest.mark.parametrize("backend", ["auto", "cuda", "triton"])
 @BY_DTYPE
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @BY_SMOOTHING
@@ -276,16 +276,15 @@ def test_the_gradient_takes_the_place_of_the_logits(backend, dtype, reduction, s
         whole = values(m, n + 3, dtype=dtype)
         for x in (whole[:, :n], whole[:, 1 : n + 1], whole):
             target, before = classes(x), whole.clone()
-            leaf = x.detach().clone().requires_grad_()
-            right = function(reduction, backend, smoothing)(leaf, target)
-            (gradient,) = torch.autograd.grad(right, leaf)
-            version = x._version
+            right, right_dx = exact(x, target, reduction, smoothing, torch.ones((), device="cuda"))
+            logits, version = x.clone(), x._version
             loss = kernel_twins.cross_entropy_gradient_(
                 x, target, reduction=reduction, label_smoothing=smoothing, backend=backend
             )
-            assert torch.equal(loss, right) and not loss.requires_grad and x._version > version
-            assert torch.equal(x, gradient)
-            x.copy_(leaf.detach())
+            assert_near(loss, right, 1e-4)
+            assert_near(x, right_dx, 2e-6)
+            assert not loss.requires_grad and x._version > version
+            x.copy_(logits)
             assert torch.equal(whole, before)  # nothing beside x was touched
 
 

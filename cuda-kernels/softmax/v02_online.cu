@@ -3,7 +3,7 @@
 // Change:   a thread keeps the largest element so far and the sum of exp(x - that). When a larger one comes,
 //           the sum is scaled down by exp(old maximum - new one). Threads' pairs are merged the same way.
 // Why:      a pass less over the row, and one wait less for the block, for one exponential more an element.
-// Counter:  time falls; fewer loads, more instructions for each.
+// Counter:  a third fewer loads, but 38 % more instructions: the time rises by 28 %.
 // Requires: rows that are contiguous; any length.
 // Source:   Milakov and Gimelshein, arXiv:1805.02867, algorithm 3
 // Twin:     triton-kernels/softmax/v02_online.py
