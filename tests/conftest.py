@@ -6,6 +6,7 @@ import datetime
 import json
 import os
 import platform
+import signal
 from collections import Counter
 from pathlib import Path
 
@@ -16,6 +17,10 @@ from kernel_twins._load import why_no_gpu
 ROOT = Path(__file__).resolve().parents[1]
 KEPT_BYTES = 2**30
 REQUIRED = os.environ.get("REQUIRE_GPU") == "1"
+
+# A shell has its background jobs, and so whatever they start, ignore Ctrl-C, which some tests press.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
