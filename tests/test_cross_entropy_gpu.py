@@ -267,7 +267,7 @@ def test_the_host_waits_for_nothing(backend, reduction) -> None:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("backend", ["auto", "cuda", "triton"])
+@ALL
 @BY_DTYPE
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @BY_SMOOTHING
@@ -277,14 +277,19 @@ def test_the_gradient_takes_the_place_of_the_logits(backend, dtype, reduction, s
         for x in (whole[:, :n], whole[:, 1 : n + 1], whole):
             target, before = classes(x), whole.clone()
             right, right_dx = exact(x, target, reduction, smoothing, torch.ones((), device="cuda"))
-            logits, version = x.clone(), x._version
+            leaf, version = x.detach().clone().requires_grad_(), x._version
             loss = kernel_twins.cross_entropy_gradient_(
                 x, target, reduction=reduction, label_smoothing=smoothing, backend=backend
             )
-            assert_near(loss, right, 1e-4)
-            assert_near(x, right_dx, 2e-6)
+            if backend == "torch":  # PyTorch rounds more than we do, and the same way wherever the logits lie
+                right = pytorchs(leaf, target, reduction, smoothing)
+                (right_dx,) = torch.autograd.grad(right, leaf)
+                assert torch.equal(loss, right) and torch.equal(x, right_dx)
+            else:
+                assert_near(loss, right, 1e-4)
+                assert_near(x, right_dx, 2e-6)
             assert not loss.requires_grad and x._version > version
-            x.copy_(logits)
+            x.copy_(leaf.detach())
             assert torch.equal(whole, before)  # nothing beside x was touched
 
 
