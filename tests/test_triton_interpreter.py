@@ -107,6 +107,10 @@ def test_programs_that_stay_take_rows_that_start_alike(op: str, step: str) -> No
     interpret(op, step, "fp32", "", "19")  # programs, for rows of which every eighth starts alike
 
 
+def test_the_mean_of_losses_is_right_when_interpreted() -> None:
+    interpret("cross_entropy", "mean")
+
+
 def test_parts_are_all_rows_and_each_is_what_a_launch_takes() -> None:
     torch = pytest.importorskip("torch")
     from kernel_twins._triton.parts import MOST_ROWS, in_parts
@@ -176,5 +180,24 @@ def main(op_name: str, step_name: str, dtype: str, most_rows: str = "", resident
     return min(wrong, 1)
 
 
+def mean_of_losses() -> int:
+    """Of one program and of several, whose tickets are taken again and again."""
+    import torch
+
+    cross_entropy = importlib.import_module("kernel_twins._triton.cross_entropy.mean").cross_entropy_mean
+    for m in (0, 1, 1025, 4096, 4097, 70_000):
+        for ignored in (0, m // 2, m):
+            losses, target = torch.randn(m, generator=torch.Generator().manual_seed(m)), torch.arange(m)
+            target[:ignored] = -7
+            losses[:ignored] = 0.0
+            for mean, rows in ((True, m - ignored), (False, 1)):
+                loss, scale = torch.full((), 5.0), torch.full((), 5.0)
+                cross_entropy(losses, target, loss, scale, -7, mean)
+                right = losses.double().sum() / torch.tensor(rows, dtype=torch.float64)
+                torch.testing.assert_close(loss.double(), right, rtol=2e-7, atol=0.0, equal_nan=True)
+                assert scale == torch.tensor(1.0) / rows
+    return 0
+
+
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(mean_of_losses() if sys.argv[1:] == ["cross_entropy", "mean"] else main(*sys.argv[1:]))

@@ -12,6 +12,7 @@ import torch
 import triton
 from torch import Tensor
 
+from kernel_twins._triton.cross_entropy.mean import cross_entropy_mean
 from kernel_twins.functional.backends import (
     HALF,
     is_batched,
@@ -92,24 +93,28 @@ def _compute(
     dim = _check(input, target, reduction, label_smoothing)
     losses = torch.empty(target.shape, dtype=torch.float32, device=input.device)
     lse = torch.empty_like(losses)
-    if losses.numel() > 0:
-        rows = in_rows(input, dim) if input.shape[dim] else input.new_empty(target.numel(), 0)
-        with on_device(input.device):
+    dtype = torch.float32 if fp32_loss else input.dtype
+    with on_device(input.device):
+        flat_losses, flat_target = _flat(losses), _flat(target)
+        if losses.numel() > 0:
             launch = triton_launcher("cross_entropy", STEPS["triton"]["cross_entropy"], input.device.index)
             launch(
-                rows,
-                target.reshape(-1).contiguous(),
-                out=(losses.view(-1), lse.view(-1)),
+                in_rows(input, dim) if input.shape[dim] else input.new_empty(target.numel(), 0),
+                flat_target,
+                out=(flat_losses, _flat(lse)),
                 ignore_index=ignore_index,
                 label_smoothing=label_smoothing,
             )
-    dtype = torch.float32 if fp32_loss else input.dtype
-    if reduction == _MEAN:
-        count = (target != ignore_index).sum()
-        return (losses.sum() / count).to(dtype), lse, count.float().reciprocal()
-    if reduction == _SUM:
-        return losses.sum().to(dtype), lse, lse.new_ones(())
+        if reduction:
+            loss, scale = lse.new_empty((), dtype=dtype), lse.new_empty(())
+            cross_entropy_mean(flat_losses, flat_target, loss, scale, ignore_index, reduction == _MEAN)
+            return loss, lse, scale
     return losses.to(dtype), lse, lse.new_empty(0)
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """In one dimension, contiguous; as it is, where it lies so."""
+    return tensor.contiguous() if tensor.dim() == 1 else tensor.reshape(-1).contiguous()
 
 
 def _compute_backward(
@@ -168,8 +173,8 @@ def _launch_backward(
         launch = triton_launcher("cross_entropy_backward", names, rows.device.index)
         launch(
             rows,
-            target.reshape(-1).contiguous(),
-            lse.reshape(-1).contiguous(),
+            _flat(target),
+            _flat(lse),
             dout.expand(len(rows)),
             out=out,
             ignore_index=ignore_index,
