@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -42,32 +43,36 @@ def reduction(x: Tensor, dims: Sequence[int], keepdim: bool, kind: str) -> Tenso
 
 
 def _compute(x: Tensor, dims: Sequence[int], keepdim: bool, kind: str) -> Tensor:
-    axes = _check(x, dims, kind)
-    out = _empty(x, axes, keepdim, kind)
+    axes, sizes = _known_axes_and_sizes(x.shape, tuple(dims), keepdim, kind)
+    out = _empty(x, sizes, kind)
     if out.numel() > 0:
         with on_device(x.device):
             launch = triton_launcher("reduction_nd", STEPS["triton"], x.device.index)
-            kept = [size for axis, size in enumerate(x.shape) if axis not in axes]
-            launch(x if x.dim() else x.view(1), out=out.view(kept), dims=axes or (0,), kind=kind)
+            launch(x if x.dim() else x.view(1), out=out.squeeze(axes) if keepdim else out, dims=axes or (0,), kind=kind)
     return out
 
 
-def _check(x: Tensor, dims: Sequence[int], kind: str) -> tuple[int, ...]:
-    """The reduced axes; TypeError, ValueError or IndexError where the arguments do not go together."""
-    if x.dtype not in _DTYPES:
-        require_dtype("x", x, *DTYPE)
-    if x.dim() > MOST_AXES:
-        raise ValueError(f"x has {x.dim()} dimensions, must have up to {MOST_AXES}: pass backend='torch'")
+def _axes_and_sizes(
+    shape: Sequence[int], dims: Sequence[int], keepdim: bool, kind: str
+) -> tuple[tuple[int, ...], list[int]]:
+    """The reduced axes, and the result's sizes; ValueError or IndexError where the arguments do not go together."""
+    if len(shape) > MOST_AXES:
+        raise ValueError(f"x has {len(shape)} dimensions, must have up to {MOST_AXES}: pass backend='torch'")
     if kind not in KINDS:
         raise ValueError(f"kind is {kind!r}, must be one of {', '.join(KINDS)}")
-    axes = axes_of(dims, x.dim())[: x.dim()]
-    if kind in ("max", "argmax") and any(x.shape[axis] == 0 for axis in axes):
-        raise IndexError(f"x has shape {tuple(x.shape)}, must have elements along dims for {kind}")
-    return axes
+    axes = axes_of(dims, len(shape))[: len(shape)]
+    if kind in ("max", "argmax") and any(shape[axis] == 0 for axis in axes):
+        raise IndexError(f"x has shape {tuple(shape)}, must have elements along dims for {kind}")
+    return axes, [1 if axis in axes else size for axis, size in enumerate(shape) if keepdim or axis not in axes]
 
 
-def _empty(x: Tensor, axes: tuple[int, ...], keepdim: bool, kind: str) -> Tensor:
-    sizes = [1 if axis in axes else size for axis, size in enumerate(x.shape) if keepdim or axis not in axes]
+# Of sizes that are numbers: while a graph is made they may be symbols.
+_known_axes_and_sizes = lru_cache(maxsize=4096)(_axes_and_sizes)
+
+
+def _empty(x: Tensor, sizes: list[int], kind: str) -> Tensor:
+    if x.dtype not in _DTYPES:
+        require_dtype("x", x, *DTYPE)
     return x.new_empty(sizes, dtype=torch.int64 if kind == "argmax" else x.dtype)
 
 
@@ -85,7 +90,7 @@ operator = torch.library.custom_op(
 
 @operator.register_fake
 def _fake(x: Tensor, dims: Sequence[int], keepdim: bool, kind: str) -> Tensor:
-    return _empty(x, _check(x, dims, kind), keepdim, kind)
+    return _empty(x, _axes_and_sizes(x.shape, dims, keepdim, kind)[1], kind)
 
 
 def _save(ctx: Any, inputs: tuple[Tensor, Sequence[int], bool, str], output: Tensor) -> None:
