@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from triton.compiler import CompiledKernel
-from triton.runtime import KernelInterface
+from triton.knobs import runtime
+from triton.runtime import KernelInterface, driver
 from triton.runtime.autotuner import Heuristics
 
 PLANS = 4096  # of a step that are kept
@@ -27,8 +28,16 @@ class Plan(NamedTuple):
     grid: tuple[int, int, int]
     arguments: tuple[Any, ...]  # those behind the tensors
 
-    def __call__(self, *tensors: Tensor | None) -> None:
-        self.kernel[self.grid](*tensors, *self.arguments)
+    def __call__(self, first: Tensor, *others: Tensor | None) -> None:
+        if runtime.launch_enter_hook.calls or runtime.launch_exit_hook.calls:  # a profiler's
+            self.kernel[self.grid](first, *others, *self.arguments)
+            return
+        # What that comes down to, less what is gathered for hooks.
+        kernel, stream = self.kernel, driver.active.get_current_stream(first.get_device())
+        kernel.run(
+            *self.grid, stream, kernel.function, kernel.packed_metadata, None, None, None, first, *others,
+            *self.arguments,
+        )  # fmt: skip
 
 
 def alignment(*tensors: Tensor | None) -> tuple[bool | None, ...]:
