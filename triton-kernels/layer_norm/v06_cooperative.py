@@ -23,16 +23,15 @@ Twin:     none, see the spec
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.compiler import CompiledKernel
 from triton.runtime import Autotuner
 
-from kernel_twins._triton import tuning
+from kernel_twins._triton import plans, tuning
 from kernel_twins._triton.device import shared_bytes, sm_count
 from kernel_twins._triton.layer_norm.v02_welford import layer_norm_v02_welford
 from kernel_twins._triton.workspace import SIZE, counter
@@ -41,7 +40,6 @@ VECTOR_BYTES = 16
 SECTOR_BYTES = 32  # in which memory is fetched
 REGISTERS = 65_536  # of an SM
 OTHER_REGISTERS = 32  # of a thread, beside those of its elements, weight and bias
-PLANS = 4096  # that are kept
 
 # The word at an address, as soon as its bit 31 is as given; 0 for address 0.
 AWAIT = tl.constexpr("""{
@@ -75,6 +73,7 @@ CONFIGS = [
         (8192, 8, 1, 4), (2048, 16, 1, 1), (16384, 6, 1, 4), (16384, 4, 1, 8), (32768, 2, 1, 8), (32768, 2, 1, 16),
         (8192, 6, 1, 4), (8192, 7, 1, 4),
         (8192, 4, 3, 4), (16384, 2, 3, 4), (16384, 2, 3, 8),
+        (10240, 8, 1, 4), (20480, 2, 3, 8), (16384, 3, 3, 4),
     )
 ]  # fmt: skip
 
@@ -522,16 +521,7 @@ def layer_norm_v06_cooperative_kernel(
     )  # fmt: skip
 
 
-class Plan(NamedTuple):
-    """What a call does that differs from an earlier one in nothing but the values, and addresses as aligned."""
-
-    kernel: CompiledKernel
-    grid: tuple[int, int, int]
-    shares: bool  # rows among programs, for which it needs counters
-    arguments: tuple[Any, ...]  # those behind counters
-
-
-_plans: dict[tuple[Any, ...], Plan] = {}
+_plans: dict[tuple[Any, ...], tuple[plans.Plan, bool]] = {}  # and whether programs share rows, by counters
 
 
 def layer_norm_v06_cooperative(
@@ -560,9 +550,10 @@ def launch(
     stride_rm = None if residual is None else residual.stride(0)
     aligned = tuple([None if each is None else each.data_ptr() % SECTOR_BYTES for each in tensors])
     key = step, x.shape, x.stride(0), stride_rm, x.dtype, eps, aligned, x.get_device()
-    plan = _plans.get(key)
-    if plan is not None and not tuning.is_recording():
-        plan.kernel[plan.grid](*tensors, counter(x.device) if plan.shares else None, *plan.arguments)
+    known = _plans.get(key)
+    if known is not None and not tuning.is_recording():
+        plan, shares = known
+        plan(*tensors, counter(x.device) if shares else None)
         return True
     M, N = x.shape
     if M == 0:
@@ -571,22 +562,20 @@ def launch(
     kernel, config = tuning.choose(tuned, step, tuning.problem_of(M, N, dtype=x.dtype), x.device)
     if not (fits(x, matrices, config) if config else fitting(CONFIGS, {"x": x, "residual": residual})):
         return False
-    plan = _planned(kernel, config, x, residual, tensors, eps)
-    if plan is not None:
-        if len(_plans) == PLANS:
-            _plans.clear()
-        _plans[key] = plan
+    known = _first(kernel, config, x, residual, tensors, eps)
+    if known is not None:
+        plans.keep(_plans, key, known)
     return True
 
 
-def _planned(
+def _first(
     kernel: Any,
     config: dict[str, Any],
     x: Tensor,
     residual: Tensor | None,
     tensors: tuple[Tensor | None, ...],
     eps: float,
-) -> Plan | None:
+) -> tuple[plans.Plan, bool] | None:
     """Run a problem that has no plan, and make one, unless it is interpreted or captured."""
     (M, N), matrices = x.shape, 1 if residual is None else 2
     strides = (x.stride(0), residual.stride(0) if residual is not None else 0) if M > 1 else (N, N)
@@ -599,11 +588,7 @@ def _planned(
         kernel[grid](*tensors, counter(x.device), M, N, *strides, eps, **constants)
         kernel, config = kernel.fn, kernel.best_config.all_kwargs()
     constants |= config
-    tiles = launched(dict(zip(kernel.arg_names, tensors, strict=False)) | constants | {"N": N})
-    counters = counter(x.device) if tiles["PARTS"] > 1 else None
-    compiled = kernel[grid](*tensors, counters, M, N, *strides, eps, **constants)
-    if not isinstance(compiled, CompiledKernel) or torch.cuda.is_current_stream_capturing():
-        return None
-    constants |= tiles
-    named = (constants[name] for name in compiled.src.fn.arg_names if name in constants)
-    return Plan(compiled, grid_of(x, matrices, constants), counters is not None, (M, N, *strides, eps, *named))
+    shares = launched(dict(zip(kernel.arg_names, tensors, strict=False)) | constants | {"N": N})["PARTS"] > 1
+    counters = counter(x.device) if shares else None
+    plan = plans.launch(kernel, grid, (*tensors, counters), (M, N, *strides, eps), constants)
+    return None if plan is None else (plan, shares)
