@@ -69,14 +69,13 @@ struct AheadColumns {
   __device__ AheadColumns(const void* weight, int start, int n, int skew) : n(n), skew(skew), ragged(false) {
 #pragma unroll
     for (int i = 0; i < PACKS; ++i) {
-      ragged = ragged || is_ragged(i);
+      ragged = ragged || (first_of(i) < n && !is_whole<T>(first_of(i), n));
       weights[i] = load_weights<T>(weight, start, first_of(i), n);
     }
   }
 
   __device__ int pack_of(int i) const { return i * blockDim.x + threadIdx.x; }
   __device__ int first_of(int i) const { return pack_of(i) * SIZE - skew; }
-  __device__ bool is_ragged(int i) const { return first_of(i) < n && !is_whole<T>(first_of(i), n); }
 
   // Packed as it is, for one use: the compiler would keep the converted weights, in twice the registers.
   __device__ Pack<T> weight_of(int i) {
@@ -98,15 +97,6 @@ struct AheadColumns {
       if (first_of(i) >= n) packs[pack_of(i)] = {};
     }
   }
-  // Clears what a row that has come holds beside the part. A thread reads no packs but its own.
-  __device__ void mask(Pack<T>* x_packs, Pack<T>* dout_packs) const {
-#pragma unroll 1
-    for (int i = 0; i < PACKS; ++i) {
-      if (!is_ragged(i)) continue;
-      mask_beside(x_packs[pack_of(i)], first_of(i), n);
-      mask_beside(dout_packs[pack_of(i)], first_of(i), n);
-    }
-  }
 
   // Adds a row. In the sums that it returns, product lacks its factor rstd.
   __device__ GradientSums add(const Pack<T>* x_packs, const Pack<T>* dout_packs, float mean, float rstd) {
@@ -114,7 +104,12 @@ struct AheadColumns {
 #pragma unroll
     for (int i = 0; i < PACKS; ++i) {
       if (ends_before(i)) break;
-      const Pack<T> x = read(x_packs, i), dout = read(dout_packs, i), weight = weight_of(i);
+      Pack<T> x = read(x_packs, i), dout = read(dout_packs, i);
+      const Pack<T> weight = weight_of(i);
+      if (!LINED && ragged) {  // clears what lies beside the part
+        mask_beside(x, first_of(i), n);
+        mask_beside(dout, first_of(i), n);
+      }
 #pragma unroll
       for (int j = 0; j < SIZE; ++j) {
         const float distance = CENTERED ? to_float(x[j]) - mean : to_float(x[j]);
@@ -257,10 +252,6 @@ __device__ void backward_rows_ahead(const NormBackwardArgs& args, const AheadSha
       Pack<T>* const x = held(0, args.x, args.stride_xm, index, stage);
       Pack<T>* const dout = held(1, args.dout, args.stride_dm, index, stage);
       statistics_of(index, stage, &mean, &rstd);
-      if (!LINED && columns.ragged) {
-        columns.mask(x, dout);
-        fence_proxy_async();  // before another row is copied there
-      }
       const GradientSums sums = lanes_sum(columns.add(x, dout, mean, rstd));
       // A warp that sends for a row has had all sums of the row two before. So all warps have sent those, and
       // before that, each has read those of the row four before: their place is free.
