@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from triton.runtime import driver
 
-SIZE = 8192  # int32
+SIZE = 16384  # int32: up to 9 for each program that can run at once
 COUNTERS = 2048  # of them serve tiles that programs share
 
 _counters: dict[tuple[int, int, bool], tuple[int, Tensor]] = {}  # by GPU, stream, and whether it is being captured
@@ -20,7 +20,7 @@ def counter(device: torch.device) -> Tensor:
 
     Each stream has its own, so that kernels under way at the same time never share one. So has each graph: under
     capture they are zeroed inside the graph, once for a stream. Only the newest capture's is remembered, and as nobody
-    says when a graph is gone, an older one's is never used again: 32 KiB a capture.
+    says when a graph is gone, an older one's is never used again: 64 KiB a capture.
 
     They come from the driver: memory of torch's that is kept makes its graph trees refuse the graph, or is handed out
     again with it.
