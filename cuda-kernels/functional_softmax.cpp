@@ -59,7 +59,7 @@ Tensor softmax_cuda(const Tensor& x, int64_t dim, bool log) {
   const int64_t N = row_length(x, dim);
   const bool large = N * x.itemsize() > ROW_IN_REGISTERS;
   const auto& step = first_that_runs<softmax_steps>(
-      "softmax", {"v07_cluster", large ? "v02_online" : "v05_rows_per_block"}, large, x.get_device());
+      "softmax", {"v09_lines", large ? "v02_online" : "v05_rows_per_block"}, large, x.get_device());
   step.launch({.x = rows.data(),
                .out = out.mutable_data_ptr(),
                .M = out.numel() / N,
@@ -106,7 +106,7 @@ Tensor softmax_backward_cuda(const Tensor& dout, const Tensor& y, int64_t dim, b
   const int64_t N = row_length(dout, dim);
   const bool large = N * dout.itemsize() > PAIR_IN_REGISTERS;
   const auto& step = first_that_runs<softmax_backward_steps>(
-      "softmax_backward", {"v04_cluster", large ? "v01_two_passes" : "v03_rows_per_block"}, large,
+      "softmax_backward", {"v06_lines", large ? "v01_two_passes" : "v03_rows_per_block"}, large,
       dout.get_device());
   step.launch({.dout = dout_rows.data(),
                .y = y_rows.data(),

@@ -168,7 +168,7 @@ struct HeldRow {
   // weight_of(i, first) and bias_of(i, first) are packs, asked for where there is a weight or a bias.
   template <typename WeightOf, typename BiasOf>
   __device__ void write(const NormRow<T>& row, float mean, float rstd, WeightOf weight_of, BiasOf bias_of) {
-    const bool aligned = WHOLE || skew_of(row.out) == skew;
+    const bool aligned = WHOLE || skew_of(row.out) == skew % SIZE;
 #pragma unroll
     for (int i = 0; i < PACKS; ++i) {
       const int first = first_of(i);
@@ -220,13 +220,13 @@ __device__ void normalise_by_lanes(const NormArgs& args) {
   held.write(row, mean, rstd);
 }
 
-// A row for every block, of at most blockDim.x * PACKS packs.
-template <typename T, int PACKS, bool CENTERED, bool WHOLE>
+// A row for every block, of at most blockDim.x * PACKS packs, which are counted from a multiple of BYTES.
+template <typename T, int PACKS, bool CENTERED, bool WHOLE, int BYTES = 16>
 __device__ void normalise_by_block(const NormArgs& args) {
   __shared__ float mean_parts[32], square_parts[32];
   const int N = static_cast<int>(args.N);
   const NormRow<T> row(args, blockIdx.x);
-  HeldRow<T, PACKS, CENTERED, WHOLE> held(N, skew_of(row.x), threadIdx.x, blockDim.x);
+  HeldRow<T, PACKS, CENTERED, WHOLE> held(N, skew_of<BYTES>(row.x), threadIdx.x, blockDim.x);
   held.load(row.x);
   held.finish_load(row);
   const float mean = CENTERED ? block_sum(held.sum(), mean_parts) / static_cast<float>(N) : 0.0f;

@@ -8,8 +8,7 @@ constexpr int AHEAD_PACKS = 4;  // of a row, of a thread
 constexpr int MOST_WARPS = 16;  // of a block, and one that loads and sends
 constexpr int AHEAD_THREADS = 32 * (MOST_WARPS + 1);
 constexpr int LEAST_STAGES = 3, MOST_STAGES = 4;  // two rows are worked on, the others are on their way
-constexpr int TURNS = 8;   // of rows, with the places for their numbers: more than 4, see below
-constexpr int LINE = 128;  // bytes: copies are faster between places that lie alike in one
+constexpr int TURNS = 8;  // of rows, with the places for their numbers: more than 4, see below
 
 // In a row's place: there is none, and the next one, if any, may be of another kind.
 constexpr int64_t PAUSE = -1;
@@ -142,7 +141,7 @@ template <typename T, int PACKS, bool CENTERED, bool WHOLE>
 __device__ void normalise_ahead(const NormArgs& args, const Draws& draws, int blocks, int each) {
 #if __CUDA_ARCH__ >= 900
   constexpr int SIZE = Pack<T>::SIZE;
-  extern __shared__ __align__(LINE) char memory[];
+  extern __shared__ __align__(LINE_BYTES) char memory[];
   __shared__ uint64_t full[MOST_STAGES];  // a phase completes when a row's part is there,
   __shared__ uint64_t summed[TURNS];      // when all warps have left their numbers of it,
   __shared__ uint64_t exchanged[TURNS];   // when those of all blocks are there,
@@ -158,16 +157,17 @@ __device__ void normalise_ahead(const NormArgs& args, const Draws& draws, int bl
   const int cluster = blockIdx.x / blocks;
   const T* const x = static_cast<const T*>(args.x);
   const T* const residual = static_cast<const T*>(args.residual);
-  const int room = (each * 16 + (LINE - 16) + LINE - 1) / LINE * LINE;
+  const int room = (each * 16 + (LINE_BYTES - 16) + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES;
   const auto part_of = [&](int64_t index, int block) {
     return OwnPart<T, WHOLE>(N, x + index * args.stride_xm, each, block);
   };
   const auto is_row = [&](int64_t index) { return static_cast<uint64_t>(index) < args.M; };
 
-  // Where a part of x or of the residual that begins there goes.
+  // Where a part of x or of the residual that begins there goes. Copies are faster between places that lie
+  // alike in a line.
   const auto place_of = [&](int stage, int which, const T* begin) {
     char* const place = memory + (residual ? 2 * stage + which : stage) * room;
-    return reinterpret_cast<Pack<T>*>(place + reinterpret_cast<uintptr_t>(begin) % LINE);
+    return reinterpret_cast<Pack<T>*>(place + reinterpret_cast<uintptr_t>(begin) % LINE_BYTES);
   };
   // All packs of memory that the part touches, so up to 14 bytes beside the row come along. Of one thread.
   const auto load = [&](int stage, int64_t index) {
@@ -418,7 +418,8 @@ __device__ void normalise_ahead(const NormArgs& args, const Draws& draws, int bl
 template <typename T, typename Kernel>
 bool launch_ahead(const NormArgs& args, Kernel* kernel) {
   constexpr int SIZE = Pack<T>::SIZE, MOST_PACKS = 32 * MOST_WARPS * AHEAD_PACKS;
-  static_assert(LEAST_STAGES * 2 * (MOST_PACKS * 16 + LINE) <= LARGEST_PART, "three rows and residuals");
+  static_assert(LEAST_STAGES * 2 * (MOST_PACKS * 16 + LINE_BYTES) <= LARGEST_PART,
+                "three rows and residuals");
   if (most_shared_memory() < LARGEST_PART) return false;
   if (args.residual && ((args.stride_rm - args.stride_xm) % SIZE != 0 ||
                         (static_cast<const T*>(args.residual) - static_cast<const T*>(args.x)) % SIZE != 0))
@@ -430,7 +431,8 @@ bool launch_ahead(const NormArgs& args, Kernel* kernel) {
   if (packs > int64_t{blocks} * MOST_PACKS) return false;
   const int each = static_cast<int>(cdiv(packs, blocks));
   const int warps = static_cast<int>(cdiv(each, 32 * AHEAD_PACKS)) + 1;
-  const int stage = static_cast<int>(cdiv(each * 16 + LINE - 16, LINE)) * LINE * (args.residual ? 2 : 1);
+  const int stage =
+      static_cast<int>(cdiv(each * 16 + LINE_BYTES - 16, LINE_BYTES)) * LINE_BYTES * (args.residual ? 2 : 1);
   const int stages = MOST_STAGES * stage <= LARGEST_PART ? MOST_STAGES : LEAST_STAGES;
   allow_shared_memory(kernel, LARGEST_PART);
   ClusterLaunch launch(reinterpret_cast<const void*>(kernel), blocks, 32 * warps, stages * stage,

@@ -10,7 +10,7 @@ constexpr int FEW_PACKS = 2, MANY_PACKS = 4;                            // of a 
 constexpr int RING_BYTES = 208 * 1024;                                  // of an SM
 constexpr int LEAST_STAGES = 3, MOST_STAGES = 4;  // two rows are worked on, at least one is on its way
 constexpr int BYTES_UNDER_WAY = 30 * 1024;        // to an SM: more was no faster
-constexpr int LINE = 8;                           // packs of 128 bytes
+constexpr int LINE_PACKS = LINE_BYTES / 16;       // that a line has
 constexpr int MOST_WAVES = 4, MANY_ROWS = 64;     // of groups, and of a group
 constexpr int TURNS = 4;                          // places for a row's sums
 constexpr int MOST_PARTS = AHEAD_THREADS / 32 * MOST_CLUSTER_BLOCKS;  // of a row's sums: one of each warp
@@ -26,7 +26,7 @@ struct AheadShape {
   // Packs of a place for a matrix' part of a row: all that threads read, or as much as the copy fills, which
   // may begin anywhere in the place's first line.
   __host__ __device__ int pitch() const {
-    return lined ? packs * threads : (each + 2 * (LINE - 1)) / LINE * LINE;
+    return lined ? packs * threads : (each + 2 * (LINE_PACKS - 1)) / LINE_PACKS * LINE_PACKS;
   }
   int ring(int matrices) const { return stages * matrices * pitch() * 16; }
   int sums() const { return TURNS * blocks * threads / 32 * static_cast<int>(sizeof(GradientSums)); }
@@ -204,7 +204,7 @@ __device__ void backward_rows_ahead(const NormBackwardArgs& args, const AheadSha
     const uint32_t address =
         static_cast<uint32_t>(reinterpret_cast<uintptr_t>(rows)) +
         (static_cast<uint32_t>(index) * static_cast<uint32_t>(stride) + start) * sizeof(T);
-    return place + address / 16 % LINE;
+    return place + address / 16 % LINE_PACKS;
   };
   // Of one thread. Whole packs are copied: what lies beside the row in its first and last 16 bytes can be
   // read, as in load_touching_packs, and is masked.
@@ -411,10 +411,10 @@ AheadShape ahead_shape(const NormBackwardArgs& args) {
   const int of_thread = many ? MANY_PACKS : FEW_PACKS;
   const int threads = static_cast<int>(cdiv(cdiv(each, of_thread), 32) * 32);
   const auto is_lined = [](const void* rows, int64_t stride) {
-    constexpr int64_t ELEMENTS = LINE * Pack<T>::SIZE;
-    return reinterpret_cast<uintptr_t>(rows) % (LINE * 16) == 0 && stride % ELEMENTS == 0;
+    constexpr int64_t ELEMENTS = LINE_PACKS * Pack<T>::SIZE;
+    return reinterpret_cast<uintptr_t>(rows) % LINE_BYTES == 0 && stride % ELEMENTS == 0;
   };
-  const bool lined = each % LINE == 0 && is_lined(args.x, args.stride_xm) &&
+  const bool lined = each % LINE_PACKS == 0 && is_lined(args.x, args.stride_xm) &&
                      is_lined(args.dout, args.stride_dm) && is_lined(args.dadded, args.stride_am) &&
                      is_lined(args.dx, args.N);
   AheadShape shape{blocks, static_cast<int>(each), of_thread, threads, 1, lined};

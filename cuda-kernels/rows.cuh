@@ -5,25 +5,30 @@
 
 #include "common.cuh"
 
+// What caches keep together: 16 bytes for every lane of a warp are four lines, or parts of five.
+constexpr int LINE_BYTES = 128;
+
 // A row may start anywhere, but a wide access must start at a multiple of 16 bytes. So the row's packs are
 // those of memory: pack p holds the elements from p * SIZE - skew on, and the first and the last one may
-// reach beyond the row. `skew` is how many elements lie between a multiple of 16 bytes and the row's start.
-template <typename T>
+// reach beyond the row. `skew` is how many elements lie between a multiple of BYTES and the row's start. With
+// a line's BYTES several packs may lie before the row.
+template <int BYTES = 16, typename T>
 __device__ int skew_of(const T* row) {
-  return static_cast<int>(reinterpret_cast<uintptr_t>(row) % 16 / sizeof(T));
+  return static_cast<int>(reinterpret_cast<uintptr_t>(row) % BYTES / sizeof(T));
 }
 
-// Packs that a row of n elements touches, at most: one more where it is skewed.
-template <typename T>
+// Packs up to the end of a row of n elements, at most.
+template <typename T, int BYTES = 16>
 __host__ __device__ constexpr int64_t most_packs(int64_t n) {
-  return cdiv(n + Pack<T>::SIZE - 1, Pack<T>::SIZE);
+  return cdiv(n + BYTES / static_cast<int>(sizeof(T)) - 1, Pack<T>::SIZE);
 }
 
 // The same for rows that lie `stride` elements apart, where it is known whether they are skewed.
-template <typename T>
+template <typename T, int BYTES = 16>
 int64_t most_packs(const void* rows, int64_t n, int64_t stride) {
-  const bool skewed = reinterpret_cast<uintptr_t>(rows) % 16 || stride % Pack<T>::SIZE;
-  return skewed ? most_packs<T>(n) : cdiv(n, Pack<T>::SIZE);
+  const bool skewed =
+      reinterpret_cast<uintptr_t>(rows) % BYTES || stride % (BYTES / static_cast<int>(sizeof(T)));
+  return skewed ? most_packs<T, BYTES>(n) : cdiv(n, Pack<T>::SIZE);
 }
 
 // Whether all elements of a pack from `first` on are the row's, so that one access may move them.
@@ -113,11 +118,11 @@ __device__ void load_touching_packs(Pack<T> (&packs)[PACKS], const T* row, int n
   }
 }
 template <typename T>
-__device__ void mask_beside(Pack<T>& pack, int first, int n) {
+__device__ void mask_beside(Pack<T>& pack, int first, int n, float fill = 0.0f) {
   if (is_whole<T>(first, n)) return;
 #pragma unroll
   for (int i = 0; i < Pack<T>::SIZE; ++i) {
-    if (first + i < 0 || first + i >= n) set(pack, i, from_float<T>(0.0f));
+    if (first + i < 0 || first + i >= n) set(pack, i, from_float<T>(fill));
   }
 }
 

@@ -472,7 +472,7 @@ def test_auto_is_traced_to_the_operator_along_the_last_dimension(operators, monk
 
 
 def test_a_functions_fastest_backend_is_judged_by_gpu_and_host() -> None:
-    times = {("cuda", "v07_cluster"): "3 3 3", ("torch", ""): "4 4 4", ("triton", "v08_cooperative"): "2 2 2"}
+    times = {("cuda", "v09_lines"): "3 3 3", ("torch", ""): "4 4 4", ("triton", "v08_cooperative"): "2 2 2"}
     rows = [
         {"case": "64x256-bf16", "backend": backend, "step": step, "status": "ok", "contest": "fast", "times_us": each}
         for (backend, step), each in times.items()

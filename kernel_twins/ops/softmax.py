@@ -77,7 +77,7 @@ def _liger(x: Tensor, *, out: Tensor, log: bool = False) -> None:
 
 _LOG = {"log": "yes"}
 _PROFILE_CASE = rows.bandwidth_case(4_096)
-_SHORT, _LONG = rows.bandwidth_case(256), rows.bandwidth_case(65_536)
+_SHORT, _RAGGED, _LONG_RAGGED, _LONG = (rows.bandwidth_case(n) for n in (256, 5_003, 50_257, 65_536))
 
 OP = Op(
     name="softmax",
@@ -199,6 +199,24 @@ OP = Op(
             ),
             backends=("triton",),
             gap="CUDA's v07_cluster does the same within a cluster, without going through L2.",
+        ),
+        Step(
+            name="v09_lines",
+            change="The 16 bytes of a thread are counted from a line of 128 bytes on, and a block's part begins with a "
+            "line.",
+            why="Where rows start anywhere, the 512 bytes of a warp are parts of five lines, and its first and last "
+            "sector are another warp's as well. Counted in lines they are four. Trials of the kernel ran before these "
+            "predictions.",
+            predictions=(
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
+                Prediction("time", "<=", 0.99, relative=True, case=_RAGGED),
+                Prediction("time", "<=", 0.97, relative=True, case=_LONG_RAGGED),
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.02, case=_LONG),
+            ),
+            arch=">=9.0",
+            backends=("cuda",),
+            gap="Triton's v08_cooperative takes elements before a row's first 16 bytes one by one; up to a line there "
+            "would be eight times as many.",
         ),
     ),
 )

@@ -91,7 +91,7 @@ def _liger(dout: Tensor, y: Tensor, *, out: Tensor, log: bool = False) -> None:
 
 _LOG = {"log": "yes"}
 _PROFILE_CASE = rows.bandwidth_case(4_096)
-_SHORT = rows.bandwidth_case(256)
+_SHORT, _RAGGED, _LONG_RAGGED, _LONGEST = (rows.bandwidth_case(n) for n in (256, 5_003, 50_257, 262_144))
 
 OP = Op(
     name="softmax_backward",
@@ -170,6 +170,24 @@ OP = Op(
             predictions=(Prediction("time", "==", 1.0, relative=True, tolerance=0.03),),
             backends=("triton",),
             gap="CUDA's v04_cluster does the same within a cluster, without going through L2.",
+        ),
+        Step(
+            name="v06_lines",
+            change="The 16 bytes of a thread are counted from a line of 128 bytes on, and a block's part begins with a "
+            "line.",
+            why="As softmax's v09: a warp's 512 bytes of each of three matrices are four lines instead of parts of "
+            "five. Parts of y begin with a line of shared memory, too. Trials of the kernel ran before these "
+            "predictions.",
+            predictions=(
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
+                Prediction("time", "<=", 0.99, relative=True, case=_RAGGED),
+                Prediction("time", "<=", 0.97, relative=True, case=_LONG_RAGGED),
+                Prediction("time", "<=", 0.98, relative=True, case=_LONGEST),
+            ),
+            arch=">=9.0",
+            backends=("cuda",),
+            gap="Triton's v05_cooperative takes elements before a row's first 16 bytes one by one; up to a line there "
+            "would be eight times as many.",
         ),
     ),
 )

@@ -74,6 +74,7 @@ DRAWINGS = {
         rows.row_pipeline,
         rows.cluster_row,
         rows.cooperative_row,
+        rows.lines,
         rows.two_rows,
         rows.two_rows_in_registers,
         rows.cluster_two_rows,

@@ -15,6 +15,24 @@ def three_passes() -> Drawing:
     return drawing
 
 
+def lines() -> Drawing:
+    drawing = Drawing("16 bytes of each of a warp's lanes: parts of five lines of 128 bytes, or four lines", 212)
+    drawing.text(16, 18, "a row that starts anywhere, in lines of 128 bytes")
+    for line in range(6):
+        drawing.box(64 + 88 * line, 30, 88, 24, "device", f"line {line}", 11)
+    drawing.line((141, 24), (141, 184), colour=ALARM, dashed=True)
+    for y, start, text in (
+        (64, 141, "counted from the row's first 16 bytes on"),
+        (124, 64, "counted from its first line on"),
+    ):
+        for warp in range(2):
+            width = min(352.0, 592 - start - 352 * warp)
+            drawing.box(start + 352 * warp, y, width, 24, "registers", f"warp {warp}", 11)
+        drawing.text(150, y + 36, text, 11, colour=SOFT)
+    drawing.text(16, 196, "lanes whose 16 bytes lie before the row have nothing to do", 11)
+    return drawing
+
+
 def two_rows() -> Drawing:
     drawing = Drawing("Two rows are read twice: for the sum of their products, and to write", 218)
     drawing.text(16, 18, "a row of dout and one of y, and what a block does with them")
