@@ -38,8 +38,6 @@ from kernel_twins._triton.workspace import SIZE, counter
 
 VECTOR_BYTES = 16
 SECTOR_BYTES = 32  # in which memory is fetched
-SECTOR = tl.constexpr(SECTOR_BYTES // VECTOR_BYTES)  # vectors
-LINE = tl.constexpr(128 // VECTOR_BYTES)  # of L2, in vectors
 REGISTERS = 65_536  # of an SM
 OTHER_REGISTERS = 32  # of a thread, beside those of its elements, weight and bias
 
@@ -102,19 +100,18 @@ def divided(
     vector = vector if wide else 1
     parts, least = triton.cdiv(max(N, 1), tile), N // vector
     share = triton.cdiv(least, parts)
+    if edges:  # see _inside
+        least = (N - 2 * vector + 1) // vector - 1
     registers = (1 + vectors) * triton.cdiv(share * vector, chunk) * VECTOR_BYTES // 4 + OTHER_REGISTERS
     # With edges, weight and bias of a program that stays are those of all its rows if these start alike.
     stays = parts > 1 or config["STAGES"] > 1
     alike = not edges or (stays and resident(config, matrices, device) // parts >= period_of(N, itemsize))
-    held = alike and (config["STAGES"] > 1 or registers <= config["maxnreg"])
-    if edges:  # see _inside
-        least = (N - (SECTOR if held else LINE).value * vector + 1) // vector - 1
     return {
         "ROWS": 1, "BLOCK_N": chunk, "AT_ONCE": 1, "CHUNKS": max(triton.cdiv(share * vector, chunk), 1), "PARTS": parts,
         "SLOTS": triton.next_power_of_2(parts), "VECTOR": vector, "EDGES": edges,
         # The last part has the fewest elements.
         "FULL": max(least - (parts - 1) * share, 0) * vector // chunk,
-        "HELD": held,
+        "HELD": alike and (config["STAGES"] > 1 or registers <= config["maxnreg"]),
     }  # fmt: skip
 
 
@@ -395,17 +392,19 @@ def _short_rows(
 
 
 @triton.jit
-def _inside(row, N, EDGES: tl.constexpr, VECTOR: tl.constexpr, ALIGN: tl.constexpr):
+def _inside(row, N, EDGES: tl.constexpr, VECTOR: tl.constexpr):
     # How many elements come before a row's first vector, and how many vectors are complete. With EDGES the last one is
     # not among them, so that weight and bias are not read behind their ends.
+    ALIGN: tl.constexpr = 2 * VECTOR
     start = tl.cast(row, tl.int64) * N
     head = (tl.cdiv(start, ALIGN) * ALIGN - start).to(tl.int32) if EDGES else 0
     return head, ((N - head) // VECTOR - 1 if EDGES else N // VECTOR)
 
 
 @triton.jit
-def _edges(head, vectors, part, N, VECTOR: tl.constexpr, ALIGN: tl.constexpr):
+def _edges(head, vectors, part, N, VECTOR: tl.constexpr):
     # The first ALIGN places are before the first vector, the others behind the last one; the first part has them.
+    ALIGN: tl.constexpr = 2 * VECTOR
     edge = tl.arange(0, 2 * ALIGN)
     col = tl.where(edge < ALIGN, edge, head + vectors * VECTOR + edge - ALIGN)
     return col, ((col < tl.where(edge < ALIGN, head, N)) & (part == 0),)
@@ -430,18 +429,17 @@ def norm_rows(
     # PARTS programs are a group, which has one row at a time.
     part, group, groups = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS, tl.num_programs(0) // PARTS
     words = counters.to(tl.pointer_type(tl.int64)) + group * (2 * PARTS) if PARTS > 1 else None
-    # Columns count from the row's first vector, which is a multiple of ALIGN: with EDGES of a line, of which a warp
-    # then has four instead of parts of five, or of a sector where rows must start alike. All parts have `share`
-    # vectors, but for the last.
-    ALIGN: tl.constexpr = VECTOR * ((SECTOR if HELD else LINE) if EDGES else 1)
+    # Columns count from the row's first vector, which is a multiple of ALIGN: with EDGES, of the 32 bytes in which
+    # memory is fetched. All parts have `share` vectors, but for the last.
+    ALIGN: tl.constexpr = 2 * VECTOR if EDGES else VECTOR
     share = tl.cdiv(N // VECTOR, PARTS)
     start = part * (share * VECTOR)
     col = start + tl.arange(0, BLOCK_N)
     if HELD:  # all rows of the group have the first one's head
-        head, vectors = _inside(group, N, EDGES, VECTOR, ALIGN)
+        head, vectors = _inside(group, N, EDGES, VECTOR)
         masks = _masks(tl.minimum(share, vectors - part * share), CHUNKS, BLOCK_N, VECTOR)
         if EDGES:
-            edge_col, edge_masks = _edges(head, vectors, part, N, VECTOR, ALIGN)
+            edge_col, edge_masks = _edges(head, vectors, part, N, VECTOR)
             edge_weight = None if weight is None else _chunks(weight + edge_col, edge_masks, 0, "evict_last")
             edge_bias = None if bias is None else _chunks(bias + edge_col, edge_masks, 0, "evict_last")
         weight = None if weight is None else _chunks(weight + head + col, masks, FULL, "evict_last")
@@ -451,21 +449,21 @@ def norm_rows(
     # Only x and residual are to travel ahead.
     AHEAD: tl.constexpr = STAGES if HELD else 1
     for index in tl.range(group, group + 1 if ONE else M, 1 if ONE else groups, num_stages=AHEAD):
+        # Offsets, of 64 bits, rounded up to whole vectors; the compiler sees that.
         row = tl.cast(index, tl.int64)
+        place = tl.cdiv(row * N, ALIGN) * ALIGN
         if not HELD:
-            head, vectors = _inside(row, N, EDGES, VECTOR, ALIGN)
-        # Offsets, of 64 bits, of whole vectors; the compiler sees that.
-        place = (row * N + head) // VECTOR * VECTOR
+            head, vectors = _inside(row, N, EDGES, VECTOR)
         limit = tl.minimum(share, vectors - part * share)
         masks = _masks(limit, CHUNKS, BLOCK_N, VECTOR)
-        x_row = x + (row * stride_xm + head) // VECTOR * VECTOR + col
-        residual_row = None if residual is None else residual + (row * stride_rm + head) // VECTOR * VECTOR + col
+        x_row = x + tl.cdiv(row * stride_xm, ALIGN) * ALIGN + col
+        residual_row = None if residual is None else residual + tl.cdiv(row * stride_rm, ALIGN) * ALIGN + col
         added_row = None if residual is None else added + place + col
         tiles = _rows(x_row, residual_row, added_row, masks, FULL)
         total = tl.sum(_total(tiles)) if CENTERED else 0.0
         if EDGES:
             if not HELD:
-                edge_col, edge_masks = _edges(head, vectors, part, N, VECTOR, ALIGN)
+                edge_col, edge_masks = _edges(head, vectors, part, N, VECTOR)
             residual_edges = None if residual is None else residual + row * stride_rm + edge_col
             added_edges = None if residual is None else added + row * N + edge_col
             edges = _rows(x + row * stride_xm + edge_col, residual_edges, added_edges, edge_masks, 0)
