@@ -3,8 +3,11 @@
 // Change:   what softmax's v09 does: the packs of a row that starts anywhere begin with those of its first
 //           line, of which some may lie before the row, and a block's part begins with a line. The kernels
 //           are v04's and v03's.
-// Why:      a warp's 32 packs are four lines of L2 instead of parts of five, in three matrices.
-// Counter:  at a row of 4096 nothing.
+// Why:      a warp's 32 packs are four lines of L2 instead of parts of five, in three matrices; and a copy is
+//           faster between places that lie alike in a line, which y's part in v04's shared memory does not.
+// Counter:  at a row of 4096 nothing; the time falls to 0.99 of v04's at one of 5003, to 0.96 at one of
+// 50257,
+//           and to 0.95 at one of 262144.
 // Requires: as v04. Rows of up to 96 packs are v03's: they would have more packs outside the row than in it.
 // Source:   as softmax's v09
 // Twin:     none, see the spec
