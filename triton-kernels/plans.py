@@ -29,7 +29,7 @@ class Plan(NamedTuple):
     arguments: tuple[Any, ...]  # those behind the tensors
 
     def __call__(self, first: Tensor, *others: Tensor | None) -> None:
-        if runtime.launch_enter_hook.calls or runtime.launch_exit_hook.calls:  # a profiler's
+        if _is_watched():
             self.kernel[self.grid](first, *others, *self.arguments)
             return
         # What that comes down to, less what is gathered for hooks.
@@ -38,6 +38,12 @@ class Plan(NamedTuple):
             *self.grid, stream, kernel.function, kernel.packed_metadata, None, None, None, first, *others,
             *self.arguments,
         )  # fmt: skip
+
+
+def _is_watched() -> bool:
+    """Whether somebody, such as a profiler, hooks launches: in the chain that is there from the start, or its place."""
+    enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
+    return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
 
 
 def alignment(*tensors: Tensor | None) -> tuple[bool | None, ...]:
