@@ -2,13 +2,13 @@
 //
 // Change:   the packs of a row that starts anywhere begin with those of its first line, of which some may lie
 //           before the row, and a block's part begins with a line. So a warp's 32 packs are four lines of L2
-//           and no more. The kernels are v07's and v05's; packs of which not all is the row's come by wide
-//           loads, too, and are masked.
+//           and no more. The kernels are v07's and v05's; where registers hold a row, packs of which not all
+//           is the row's come by wide loads, too, and are masked.
 // Why:      counted from a multiple of 16 bytes, 32 packs are parts of five lines, and the first and the last
 //           one are another warp's as well: L2 looks up five lines for four, and sectors are written in two
 //           pieces.
 // Counter:  at a row of 4096 nothing; at one of 5003 or 50257 the time falls to 0.98 of v07's.
-// Requires: as v07. Rows of up to 128 packs are v05's: they would have more packs outside the row than in it.
+// Requires: as v07. Rows of up to 128 packs are v05's: up to seven outside the row are many for a short one.
 // Source:   NVIDIA, "CUDA C++ Best Practices Guide", "Effects of Misaligned Accesses"
 // Twin:     none, see the spec
 #include "../cluster.cuh"

@@ -164,7 +164,8 @@ void softmax_backward_v04_cluster(const SoftmaxBackwardArgs& args) {
     if (bytes <= REGISTER_ROW) return softmax_backward_v03_rows_per_block(args);
     if (bytes > MOST_BLOCKS * (LARGEST_PART - 16)) return softmax_backward_v01_two_passes(args);
     int blocks = 1;
-    while (bytes > SINGLE_ROW && blocks < MOST_BLOCKS && blocks * PART < bytes) blocks *= 2;
+    while (most_packs<T>(args.N) * 16 > SINGLE_ROW && blocks < MOST_BLOCKS && blocks * PART < bytes)
+      blocks *= 2;
 
     if (!launch<T>(args, blocks)) softmax_backward_v01_two_passes(args);
   });

@@ -6,9 +6,8 @@
 // Why:      a warp's 32 packs are four lines of L2 instead of parts of five, in three matrices; and a copy is
 //           faster between places that lie alike in a line, which y's part in v04's shared memory does not.
 // Counter:  at a row of 4096 nothing; the time falls to 0.99 of v04's at one of 5003, to 0.96 at one of
-// 50257,
-//           and to 0.95 at one of 262144.
-// Requires: as v04. Rows of up to 96 packs are v03's: they would have more packs outside the row than in it.
+//           50257, and to 0.95 at one of 262144.
+// Requires: as v04. Rows of up to 96 packs are v03's: up to seven outside the row are many for a short one.
 // Source:   as softmax's v09
 // Twin:     none, see the spec
 #include "../cluster.cuh"
@@ -235,7 +234,7 @@ void softmax_backward_v06_lines(const SoftmaxBackwardArgs& args) {
     if (bytes <= REGISTER_ROW) return launch_block<T>(args, packs);
     if (bytes > MOST_BLOCKS * (LARGEST_PART - LINE_BYTES)) return softmax_backward_v01_two_passes(args);
     int blocks = 1;
-    while (bytes > SINGLE_ROW && blocks < MOST_BLOCKS && blocks * PART < bytes) blocks *= 2;
+    while (packs * 16 > SINGLE_ROW && blocks < MOST_BLOCKS && blocks * PART < bytes) blocks *= 2;
     if (!launch<T>(args, blocks, packs)) softmax_backward_v01_two_passes(args);
   });
 }

@@ -105,7 +105,13 @@ OP = Op(
     check=_check,
     accepts=lambda case: "",
     options=_options,
-    test_cases=rows.test_cases("dout", *rows.masked_cases(_LOG), *rows.option_cases(_LOG)),
+    # The longest rows that a block may take alone, which with a pack or a line more no longer fit its shared memory.
+    test_cases=rows.test_cases(
+        "dout",
+        *rows.masked_cases(_LOG),
+        *rows.option_cases(_LOG),
+        *((3, n, {}) for n in (26_597, 26_624, 53_187, 53_245, 53_248)),
+    ),
     huge_cases=(Case.of(2**21 + 3, 1_025, dtype="bf16"), *rows.MANY_ROWS),
     bench_cases=(
         *rows.BANDWIDTH_CASES,
