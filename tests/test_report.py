@@ -336,6 +336,44 @@ def test_a_comment_does_not_change_the_source_digest(tmp_path: Path, monkeypatch
         assert identity.source_digest("op", "step", backend) != first
 
 
+@pytest.mark.parametrize(
+    ("backend", "uses"),
+    [("cuda", "void op_v01_first(const Args&);\n"), ("triton", "from kernel_twins._triton.op.v01_first import f\n")],
+)
+def test_the_source_digest_covers_the_steps_that_code_is_taken_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str, uses: str
+) -> None:
+    """Directly or through another, and back; without any it is what it was before others were covered."""
+    from kernel_twins._profiling.report import identity
+
+    suffix = "cu" if backend == "cuda" else "py"
+    first, second, third = (tmp_path / f"{step}.{suffix}" for step in ("v01_first", "v02_second", "v03_third"))
+    monkeypatch.setattr(identity, "step_file", lambda op, step, backend: tmp_path / f"{step}.{suffix}")
+    first.write_text("x = 1\n")
+    second.write_text(uses)
+    third.write_text(uses.replace("v01_first", "v02_second"))
+    alone, through = (identity.source_digest("op", step, backend) for step in ("v01_first", "v03_third"))
+    assert "+" not in alone
+    first.write_text("x = 2\n")
+    changed = identity.source_digest("op", "v03_third", backend)
+    assert changed != through
+    assert changed.partition("+")[0] == through.partition("+")[0]
+    first.write_text(uses.replace("v01_first", "v03_third"))
+    assert "+" in identity.source_digest("op", "v01_first", backend)
+
+
+def test_a_row_from_before_other_steps_were_covered_counts_by_its_own_file(folder: Path) -> None:
+    from kernel_twins._profiling.report.identity import source_digest
+
+    op = OPS["rms_norm_backward"]
+    source = source_digest(op.name, "v04_rows_ahead", "cuda")
+    for code, stale in ((f"{source}:-", False), (f"{source.partition('+')[0]}:-", False), (f"{source}0:-", True)):
+        row = dict.fromkeys(store.TABLES["timings"], "") | {"backend": "cuda", "step": "v04_rows_ahead", "code": code}
+        row |= {"case": op.profile_case.slug, "contest": "fast", "run": "r"}
+        store.write(store.path(folder, op.name, "timings"), pd.DataFrame([row], columns=store.TABLES["timings"]))
+        assert Results(op, folder, None).stale(Name("cuda", "v04_rows_ahead")) is stale
+
+
 def test_what_is_moved_out_of_a_loop_changes_the_source_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from kernel_twins._profiling.report import identity
 

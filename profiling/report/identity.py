@@ -1,6 +1,7 @@
 """Which code a measurement belongs to: a digest of a step's source and one of what the compiler made of it.
 
-The source's digest ignores comments and layout and can be taken anywhere. The binary's digest (normalized SASS, or PTX
+The source's digest ignores comments and layout and can be taken anywhere; it covers the files of other steps that a
+step takes kernels from, or leaves some shapes to. The binary's digest (normalized SASS, or PTX
 for Triton) pins headers, flags and configuration; the committed static rows hold it, so that it can be compared where
 nothing is compiled. A row whose digests are not those of the tree is stale.
 """
@@ -18,6 +19,10 @@ from kernel_twins import disassembly
 from kernel_twins._profiling.report.store import ROOT
 
 _CUDA_NOISE = re.compile(r'("(?:\\.|[^"\\])*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
+_OTHER_STEP = {
+    "cuda": re.compile(r"\b([a-z]\w*?)_(v\d\d_\w+)\("),  # a launcher's name
+    "triton": re.compile(r"^from kernel_twins\._triton\.(\w+)\.(\w+) import\b", re.MULTILINE),
+}
 _NO_CODE = {tokenize.COMMENT, tokenize.NL}
 _BLOCKS = {tokenize.INDENT: "{", tokenize.DEDENT: "}"}  # what is in a loop and what is not is code
 
@@ -32,8 +37,26 @@ def step_file(op: str, step: str, backend: str) -> Path:
 
 
 def source_digest(op: str, step: str, backend: str) -> str:
-    """Digest of a step's file without comments, docstrings and white space."""
-    return _code_digest(step_file(op, step, backend).read_text(), backend == "triton")
+    """Digest of a step's file without comments, docstrings and white space.
+
+    Where the step takes code from others, directly or through another, "+" and a digest of their files follow.
+    """
+    own = step_file(op, step, backend)
+    others = sorted(_with_others(own, backend) - {own})
+    source = _code_digest(own.read_text(), backend == "triton")
+    return f"{source}+{digest(' '.join(map(file_digest, others)))}" if others else source
+
+
+def _with_others(file: Path, backend: str) -> set[Path]:
+    """The file, and those of other steps that it takes code from."""
+    files, ahead = {file}, [file]
+    while ahead:
+        for op, step in _OTHER_STEP[backend].findall(ahead.pop().read_text()):
+            other = step_file(op, step, backend)
+            if other not in files and other.exists():
+                files.add(other)
+                ahead.append(other)
+    return files
 
 
 def file_digest(path: Path) -> str:
