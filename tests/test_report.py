@@ -367,10 +367,13 @@ def test_a_row_from_before_other_steps_were_covered_counts_by_its_own_file(folde
 
     op = OPS["rms_norm_backward"]
     source = source_digest(op.name, "v04_rows_ahead", "cuda")
-    for code, stale in ((f"{source}:-", False), (f"{source.partition('+')[0]}:-", False), (f"{source}0:-", True)):
-        row = dict.fromkeys(store.TABLES["timings"], "") | {"backend": "cuda", "step": "v04_rows_ahead", "code": code}
-        row |= {"case": op.profile_case.slug, "contest": "fast", "run": "r"}
-        store.write(store.path(folder, op.name, "timings"), pd.DataFrame([row], columns=store.TABLES["timings"]))
+    own, _, _ = source.partition("+")
+    for codes, stale in (([source], False), ([own], False), ([own, source], False), ([f"{source}0"], True)):
+        row = dict.fromkeys(store.TABLES["timings"], "") | {"backend": "cuda", "step": "v04_rows_ahead", "run": "r"}
+        row["contest"] = "fast"
+        cases = zip(op.bench_cases, codes, strict=False)
+        rows = [row | {"case": case.slug, "code": f"{code}:-"} for case, code in cases]
+        store.write(store.path(folder, op.name, "timings"), pd.DataFrame(rows, columns=store.TABLES["timings"]))
         assert Results(op, folder, None).stale(Name("cuda", "v04_rows_ahead")) is stale
 
 

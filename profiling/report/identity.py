@@ -1,13 +1,14 @@
 """Which code a measurement belongs to: a digest of a step's source and one of what the compiler made of it.
 
 The source's digest ignores comments and layout and can be taken anywhere; it covers the files of other steps that a
-step takes kernels from, or leaves some shapes to. The binary's digest (normalized SASS, or PTX
-for Triton) pins headers, flags and configuration; the committed static rows hold it, so that it can be compared where
-nothing is compiled. A row whose digests are not those of the tree is stale.
+step takes kernels from, or leaves some shapes to. The binary's digest (normalized SASS, or PTX for Triton) pins
+headers, flags and configuration; the committed static rows hold it, so that it can be compared where nothing is
+compiled. A row whose digests are not those of the tree is stale.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import re
@@ -64,6 +65,7 @@ def file_digest(path: Path) -> str:
     return _code_digest(path.read_text(), path.suffix == ".py")
 
 
+@functools.cache  # every case of a run asks for every step's, and a file may be several steps'
 def _code_digest(text: str, python: bool) -> str:
     if python:
         return digest("\n".join(_python_tokens(text)))
