@@ -130,6 +130,13 @@ def test_changed_functions_make_the_rows_stale(tmp_path: Path, monkeypatch: pyte
     assert "`ncu_report.py functions`" in line
 
 
+@pytest.mark.parametrize("changed", [False, True])
+def test_the_log_says_where_the_functions_changed(tmp_path: Path, changed: bool) -> None:
+    code = "00000000" if changed else functions_table.code("1")
+    text = rendered(written(tmp_path, [ROWS[3], row("gpu", "cuda", DRIFTING, code=code)]))
+    assert ("They changed since." in text) is changed
+
+
 def test_every_source_that_stands_behind_them_exists() -> None:
     for pattern in functions_table._SOURCES:
         assert list(store.ROOT.glob(pattern)), pattern

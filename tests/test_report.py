@@ -305,6 +305,19 @@ def test_changed_source_makes_rows_stale(folder: Path) -> None:
     assert results.stale(Name("cuda", "v02_grid_stride"))
 
 
+def test_the_scoreboard_marks_what_changed_since_it_was_measured(tmp_path: Path) -> None:
+    from kernel_twins._profiling.report.identity import source_digest
+
+    step, case = OP.steps_of("cuda")[-1].name, OP.profile_case
+    for code, marked in ((source_digest("vector_add", step, "cuda"), False), ("00000000", True)):
+        rows = [timing("torch", "", [90.0] * 20), timing("cuda", step, [60.0] * 20) | {"code": f"{code}:0"}]
+        store.write(tmp_path / "vector_add.timings.csv", pd.DataFrame(rows, columns=store.TABLES["timings"]))
+        lines = log.scoreboard([Results(OP, tmp_path, None)], None)
+        (line,) = (each for each in lines if each.startswith(f"| vector_add {case.slug} "))
+        assert ("GB/s † |" in line) is marked
+        assert ("†: the step's code changed since it was measured." in lines) is marked
+
+
 def test_the_source_digest_is_the_same_on_every_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from kernel_twins._profiling.report import identity
 

@@ -17,6 +17,7 @@ from kernel_twins._profiling.report import identity, store, write
 from kernel_twins._profiling.report.errors import InvalidDataError
 from kernel_twins._profiling.report.recorded import median_us, times_us
 from kernel_twins._profiling.report.verdict import paired_ratio
+from kernel_twins.ceilings import gpu_slug
 from kernel_twins.spec import Case
 
 KEY = ["kind", "function", "case", "backend"]
@@ -140,13 +141,16 @@ def section(folder: Path) -> list[str]:
     table = read(folder)
     if table.empty:
         return []
+    run = table["run"].iloc[0]
+    runs = store.read_runs(folder).set_index("run")
+    changed = " They changed since." if stale(gpu_slug(runs.loc[run, "gpu"]), folder) else ""
     lines = [
         "## The public functions",
         "",
-        f"{_called(table)} as a user calls them, beside PyTorch and PyTorch under `torch.compile` (run "
-        f"`{table['run'].iloc[0]}`). No call was timed before its result, and its gradients where they are timed, "
-        "agreed with those in fp32. A time is the median over rounds, in which the calls took turns in random order; × "
-        "is how many times faster, the median over paired rounds with its 99 % interval.",
+        f"{_called(table)} as a user calls them, beside PyTorch and PyTorch under `torch.compile` (run `{run}`)."
+        f"{changed} No call was timed before its result, and its gradients where they are timed, agreed with those in "
+        "fp32. A time is the median over rounds, in which the calls took turns in random order; × is how many times "
+        "faster, the median over paired rounds with its 99 % interval.",
     ]
     for kind, measured in _MEASURED.items():
         rows = table[table["kind"] == kind]

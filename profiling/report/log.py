@@ -29,6 +29,7 @@ _ROWS: list[tuple[str, ...]] = [
     ("registers", "shared_memory", "spills"),
 ]
 
+_STALE = "†"
 _ALIGNED = 8  # elements of 2 bytes, which fill the 16 that rows must be multiples of for the copy engine
 
 
@@ -72,7 +73,10 @@ def _preamble(folder: Path, results: list[Results]) -> list[str]:
 
 
 def scoreboard(results: list[Results], cases: dict[str, list[Case]] | None) -> list[str]:
-    """Each ladder's last steps that take a case against the best baseline; ``cases`` narrows it to some an op."""
+    """Each ladder's last steps that take a case against the best baseline; ``cases`` narrows it to some an op.
+
+    A time that was measured before the step's code changed is marked.
+    """
     rows = [
         _score(each, case)
         for each in results
@@ -87,7 +91,9 @@ def scoreboard(results: list[Results], cases: dict[str, list[Case]] | None) -> l
         "× baseline",
         "Triton × CUDA",
     ]
-    return write.table(header, rows)
+    table = write.table(header, rows)
+    marked = any(_STALE in cell for row in rows for cell in row)
+    return [*table, "", f"{_STALE}: the step's code changed since it was measured."] if marked else table
 
 
 def _score(results: Results, case: Case) -> list[str]:
@@ -99,7 +105,8 @@ def _score(results: Results, case: Case) -> list[str]:
     }
     cells = _baseline(results, case, baseline, f"{op.name} {case.slug}")
     for name in last.values():
-        cells += [_rate(results, case, name), _against(results, case, name, baseline)]
+        mark = f" {_STALE}" if results.rate(case, name) and results.stale(name) else ""
+        cells += [_rate(results, case, name) + mark, _against(results, case, name, baseline)]
     twins = results.ratio(case, last["triton"], last["cuda"])
     verdict = results.standing(case, last["triton"], last["cuda"])
     return [*cells, f"{twins.value:.3f} × {verdict}" if twins else "–"]
