@@ -5,7 +5,7 @@
 //           that lie end to end are one long row, in which no element's column is looked for.
 // Why:      an eighth of the requests. All of a thread's loads are under way before its first word is drawn,
 //           and there is time for the words while they are.
-// Counter:  sectors_per_load rises to 16 and dram_share to 88 %; issue slots are busy 68 % of the time.
+// Counter:  sectors_per_load rises to 16 and dram_share to 88 %; issue slots are busy 69 % of the time.
 // Requires: rows that are contiguous, at any distance; any length. Packs are counted through the whole
 //           matrix, so rows of any length have wide accesses where they lie end to end and the addresses are
 //           multiples of 16 bytes; rows at other distances must have whole packs, or are read one element at

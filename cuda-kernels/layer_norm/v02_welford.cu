@@ -6,7 +6,7 @@
 // Why:      a pass less over the row, and one wait less for the block, for a division an element. The
 //           relative error of the squared distances is at most about N eps kappa, kappa the root of 1 +
 //           mean^2 / var; that of the mean of the squares minus the square of the mean has kappa^2.
-// Counter:  loads fall to two thirds; instructions rise, by the divisions.
+// Counter:  loads fall to 0.80; instructions rise by 25 %, by the divisions, and the time by 75 %.
 // Requires: rows that are contiguous; any length.
 // Source:   Welford, Technometrics 4(3), 1962; Chan, Golub and LeVeque, "Algorithms for computing the sample
 //           variance", The American Statistician 37(3), 1983

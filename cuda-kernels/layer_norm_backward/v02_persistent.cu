@@ -7,7 +7,8 @@
 //           few hundred blocks are little to add; without atomics every run gives the same bits.
 // Counter:  dram_bytes fall to 0.6; the time follows.
 // Requires: contiguous rows of up to 16 KiB. Where rows start at different distances from a multiple of 16
-//           bytes, a block takes every second, fourth or eighth row, so that all of its rows start alike.
+//           bytes, blocks get equal shares of them, kind after kind, and begin their columns and sums anew
+//           where a share has rows of another kind.
 // Source:   partial sums of Triton's tutorial "Layer Normalization" and of Apex's ln_bwd_semi_cuda_kernel.cu
 // Twin:     triton-kernels/layer_norm_backward/v02_persistent.py
 #include "../norm_backward.cuh"

@@ -6,7 +6,7 @@
 //           change from run to run.
 // Error:    14 roundings in a block as in v05, and one for each block that adds: to first order at most
 //           (14 + blocks) eps/2 sum|x|, in practice far less. The atomic takes subnormal numbers for zero.
-// Counter:  time falls a little at 2^26 elements; launches is 1 beside the memset.
+// Counter:  time stays at 2^26 elements; launches is 1 beside the memset.
 // Requires: a contiguous tensor of any size and alignment; the few elements before the first and after the
 //           last whole vector are added one by one.
 // Twin:     triton-kernels/reduction/v06_atomic.py

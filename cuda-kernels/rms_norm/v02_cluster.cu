@@ -1,4 +1,4 @@
-// rms_norm v02_cluster: layer_norm's last two steps, without a mean.
+// rms_norm v02_cluster: layer_norm's v04 and v05, without a mean.
 //
 // Change:   rows of up to 64 KiB are held in the registers of a lane to a block, as in layer_norm's v04;
 //           longer ones in the shared memory of a cluster, as in its v05.

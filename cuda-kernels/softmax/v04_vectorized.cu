@@ -3,7 +3,7 @@
 // Change:   a thread holds packs of 16 bytes instead of single elements. Where a row starts off a multiple of
 //           16 bytes, its first and last pack are loaded and stored element by element.
 // Why:      an eighth of the loads and stores in bf16, and as many bytes under way.
-// Counter:  sectors_per_load becomes 16, instructions fall to 0.91 of v03's, the time to 0.69;
+// Counter:  sectors_per_load becomes 16, instructions fall to 0.91 of v03's, the time to 0.70;
 //           dram_share is 77 %.
 // Requires: contiguous rows of up to 64 KiB; out's rows take wide stores where they are skewed like x's.
 // Source:   CUDA C++ Best Practices Guide, "Coalesced Access to Global Memory"

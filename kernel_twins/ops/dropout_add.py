@@ -219,8 +219,8 @@ OP = Op(
         Step(
             name="v04_several_packs",
             change="A thread takes four packs, all of whose loads are under way before it draws a word.",
-            why="A pack cost 394 instructions, of which 200 found what is the same for every pack, or nearly: the seed "
-            "and the keys of ten rounds, where its row begins, and whether there is a bias. With issue slots two "
+            why="A pack cost 362 instructions, of which many found what is the same for every pack, or nearly: the "
+            "seed and the keys of ten rounds, where its row begins, and whether there is a bias. With issue slots two "
             "thirds busy, memory waited for them.",
             predictions=(
                 Prediction("instructions", "<=", 0.8, relative=True),

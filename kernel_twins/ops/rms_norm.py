@@ -69,7 +69,7 @@ OP = Op(
     chapter=11,
     title="RMSNorm",
     summary="`y = x * rstd * weight` over the rows of a matrix, `rstd = 1 / sqrt(mean(x^2) + eps)`: a LayerNorm "
-    "without the mean, and a ladder of its first step and its last.",
+    "without the mean, and a ladder of the definition and of what LayerNorm's has found.",
     inputs=_NORM.inputs,
     outputs=_NORM.outputs,
     reference=_NORM.y,

@@ -2,7 +2,7 @@
 
 Change:   the kernel of layer_norm_backward's v05, which leaves out the mean of x, that of the gradient, and dbias where
           there is no mean: programs that stay, rows that travel ahead, sums of columns in registers, and programs that
-          share a row too long for one of them. It is searched anew over the same list (see tuning.py).
+          share a row too long for one of them. It is searched anew over a longer list (see tuning.py).
 Why:      what that ladder came to. With half the sums of columns to hold, registers are left, and one number is
           exchanged instead of two.
 Counter:  bytes_over_minimum falls to 1; dram_share is 87 %.

@@ -3,7 +3,7 @@
 Change:   the block is as long as the row, rounded up to a power of 2, and is loaded once.
 Why:      the passes over the row become passes over registers, and the loads of a thread are all under way at once. How
           long a row may be is now bounded by the registers of a program.
-Counter:  time falls by a third; dram_share is 89 %.
+Counter:  time falls by 31 %; dram_share is 89 %.
 Requires: rows of at most 16,384 elements, contiguous, at any distance from each other. Where N and that distance are
           multiples of 16, loads take 16 bytes; elsewhere the compiler cannot know where a row starts, and takes one
           element.

@@ -8,7 +8,7 @@ Change:   a row longer than a program's tile is divided into PARTS. The program 
 Why:      a cooperative launch promises that all programs run at once, so one may wait for another's numbers. How long a
           row may be is then bounded by the registers of the whole GPU. While a program waits, its next part travels to
           shared memory.
-Counter:  time falls by 23 % and more where N is 65,536 or odd; at rows of 4096 it is v05's again.
+Counter:  time falls by 22 % and more where N is 65,536 or odd; at rows of 4096 it is v05's again.
 Requires: rows whose elements are contiguous, at any distance from each other. Where x's rows are not aligned as out's
           are, and of short rows where N is odd, elements are taken one by one. Rows too long for all programs that
           can run at once are v02's.
