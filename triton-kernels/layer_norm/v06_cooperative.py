@@ -39,6 +39,7 @@ from kernel_twins._triton.workspace import SIZE, counter
 
 VECTOR_BYTES = 16
 SECTOR_BYTES = 32  # in which memory is fetched
+WORD_BYTES = 4
 REGISTERS = 65_536  # of an SM
 OTHER_REGISTERS = 32  # of a thread, beside those of its elements, weight and bias
 
@@ -167,8 +168,8 @@ def fits(x: Tensor, matrices: int, config: dict[str, Any]) -> bool:
 
 
 def fitting(configs: list[triton.Config], args: dict[str, Any], **meta: Any) -> list[triton.Config]:
-    matrices = 1 + (args["residual"] is not None)
-    return [config for config in configs if fits(args["x"], matrices, config.all_kwargs())]
+    # With a residual, too: in fp32, Triton's key takes that and the sum for weight and bias.
+    return [config for config in configs if fits(args["x"], 2, config.all_kwargs())]
 
 
 @triton.jit
@@ -561,7 +562,7 @@ def launch(
         return True
     matrices = 1 if residual is None else 2
     kernel, config = tuning.choose(tuned, step, tuning.problem_of(M, N, dtype=x.dtype), x.device)
-    if not (fits(x, matrices, config) if config else fitting(CONFIGS, {"x": x, "residual": residual})):
+    if not (fits(x, matrices, config) if config else fitting(CONFIGS, {"x": x})):
         return False
     known = _first(kernel, config, x, residual, tensors, eps)
     if known is not None:
@@ -583,7 +584,10 @@ def _first(
     places = [each.data_ptr() for each in tensors if each is not None and each.dim() == 2]
     places += [(stride - N) * x.element_size() for stride in strides[:matrices]]
     unit = SECTOR_BYTES if N * x.element_size() % VECTOR_BYTES else VECTOR_BYTES
-    constants: dict[str, Any] = {"WIDE": all(place % unit == 0 for place in places)}
+    # Rows that start anywhere meet weight and bias at every place: those are loaded word by word.
+    words = [each.data_ptr() for each in tensors if each is not None and each.dim() == 1]
+    wide = all(place % unit == 0 for place in places) and all(word % WORD_BYTES == 0 for word in words)
+    constants: dict[str, Any] = {"WIDE": wide}
     grid = lambda config: grid_of(x, matrices, config)  # noqa: E731
     if not config:
         kernel[grid](*tensors, counter(x.device), M, N, *strides, eps, **constants)
