@@ -44,7 +44,7 @@ def reduction_nd_v04_vectorized_kernel(
         pointers = x + offset[:, None]
         run = sizes[LAST]
         in_chunk = tl.arange(0, BLOCK_R)[None, :]
-        chunks = tl.cdiv(run, BLOCK_R)
+        chunks = (run - 1) // BLOCK_R + 1  # tl.cdiv adds first, which wraps near 2^31
         values, places = none((BLOCK_K, BLOCK_R), KIND)
         for chunk in tl.range(0, elements // tl.maximum(run, 1) * chunks):
             outer, at = run_of(chunk // chunks, sizes, strides, steps)
@@ -55,7 +55,7 @@ def reduction_nd_v04_vectorized_kernel(
         value, place = reduce(values, places, 1, KIND)
     else:
         run = kept_sizes[LAST]
-        blocks = tl.cdiv(run, BLOCK_K)
+        blocks = (run - 1) // BLOCK_K + 1
         column = program % blocks * BLOCK_K + tl.arange(0, BLOCK_K)
         offset, first = run_of(program // blocks, kept_sizes, kept_strides, kept_steps)
         step = first + column * kept_steps[LAST]

@@ -80,7 +80,7 @@ def reduction_nd_v05_split_kernel(
         pointers = x + offset[:, None]
         run = sizes[LAST]
         in_chunk = tl.arange(0, BLOCK_R)[None, :]
-        chunks = tl.cdiv(run, BLOCK_R)
+        chunks = (run - 1) // BLOCK_R + 1  # tl.cdiv adds first, which wraps near 2^31
         each = tl.cdiv(elements // tl.maximum(run, 1) * chunks, count)
         values, places = none((BLOCK_K, BLOCK_R), KIND)
         for chunk in tl.range(part * each, tl.minimum((part + 1) * each, elements // tl.maximum(run, 1) * chunks)):
@@ -92,14 +92,14 @@ def reduction_nd_v05_split_kernel(
         value, place = reduce(values, places, 1, KIND)
     else:
         run = kept_sizes[LAST]
-        blocks = tl.cdiv(run, BLOCK_K)
+        blocks = (run - 1) // BLOCK_K + 1
         column = program % blocks * BLOCK_K + tl.arange(0, BLOCK_K)
         output = program // blocks * run + column
         offset, first = run_of(program // blocks, kept_sizes, kept_strides, kept_steps)
         step = first + column * kept_steps[LAST]
         inside = column < run
         pointers = x + offset + column[None, :] * kept_strides[LAST]
-        each = tl.cdiv(tl.cdiv(elements, BLOCK_R), count) * BLOCK_R
+        each = tl.cast((elements - 1) // BLOCK_R // count + 1, tl.int64) * BLOCK_R
         values, places = none((BLOCK_R, BLOCK_K), KIND)
         for start in tl.range(part * each, tl.minimum((part + 1) * each, elements), BLOCK_R):
             row = start + tl.arange(0, BLOCK_R)[:, None]
