@@ -111,6 +111,10 @@ def test_the_mean_of_losses_is_right_when_interpreted() -> None:
     interpret("cross_entropy", "mean")
 
 
+def test_places_are_right_in_rows_past_two_to_the_31_elements() -> None:
+    interpret("dropout", "places")
+
+
 def test_parts_are_all_rows_and_each_is_what_a_launch_takes() -> None:
     torch = pytest.importorskip("torch")
     from kernel_twins._triton.parts import MOST_ROWS, in_parts
@@ -199,5 +203,35 @@ def mean_of_losses() -> int:
     return 0
 
 
+places: Any
+tl: Any
+
+
+def places_in_long_rows() -> int:
+    global places, tl  # where a kernel looks for them
+    import torch
+    import triton
+
+    tl = triton.language
+    places = importlib.import_module("kernel_twins._triton.dropout").places
+
+    @triton.jit
+    def kernel(rows, cols, first, n, block: tl.constexpr, ends_once: tl.constexpr):
+        row, col = places(tl.cast(first, tl.int64), n, block, ends_once)
+        tl.store(rows + tl.arange(0, block), row)
+        tl.store(cols + tl.arange(0, block), col)
+
+    for n in (1, 1_000, 2**31 - 8, 2**31 + 64):
+        for first in (0, 2**31 - 1024, 2**31, 2**32):
+            for ends_once in (False, True) if n >= 1024 else (False,):
+                rows, cols = torch.empty(2, 1024, dtype=torch.int64)
+                kernel[(1,)](rows, cols, first, n, 1024, ends_once)
+                i = first + torch.arange(1024)
+                torch.testing.assert_close(rows, i // n)
+                torch.testing.assert_close(cols, i % n)
+    return 0
+
+
 if __name__ == "__main__":
-    sys.exit(mean_of_losses() if sys.argv[1:] == ["cross_entropy", "mean"] else main(*sys.argv[1:]))
+    others = {("cross_entropy", "mean"): mean_of_losses, ("dropout", "places"): places_in_long_rows}
+    sys.exit(others[sys.argv[1], sys.argv[2]]() if tuple(sys.argv[1:]) in others else main(*sys.argv[1:]))

@@ -84,7 +84,8 @@ def places(first, N, BLOCK: tl.constexpr, ENDS_ONCE: tl.constexpr):
     # Rows and columns of BLOCK elements from first on; where one row ends among them at most, without divisions but
     # for one of 64 bits.
     row = first // N
-    along = (first - row * N).to(tl.int32) + tl.arange(0, BLOCK)
+    along = tl.arange(0, BLOCK)
+    along += (first - row * N).to((along + N).dtype)  # of 64 bits where N is
     if ENDS_ONCE:
         ends = along >= N
         rows, cols = row + ends.to(tl.int32), tl.where(ends, along - N, along)

@@ -62,7 +62,7 @@ def dropout_add_backward_v01_rows_then_columns_columns_kernel(
     BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     # partials: [slices, N].
-    strips = tl.cdiv(N, BLOCK_N)
+    strips = (N - 1) // BLOCK_N + 1  # tl.cdiv adds first, which wraps near 2^31
     part = (tl.program_id(0) // strips).to(tl.int64)
     col = tl.program_id(0) % strips * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     sums = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)

@@ -65,7 +65,7 @@ def dropout_add_backward_v02_persistent_kernel(
     PER_SM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WORDS_ALIGNED: tl.constexpr,
 ):  # fmt: skip
     # dout, x: [M, N]; bias: [N]; dx: [M, N] contiguous; partials: [chunks, N]. What is not there is None.
-    strips = tl.cdiv(N, BLOCK_N)
+    strips = (N - 1) // BLOCK_N + 1  # tl.cdiv adds first, which wraps near 2^31
     chunk = (tl.program_id(0) // strips).to(tl.int64)
     first_col = tl.program_id(0) % strips * BLOCK_N
     col = first_col + tl.arange(0, BLOCK_N)[None, :]
@@ -123,12 +123,17 @@ def dropout_add_backward_v02_persistent(
     problem, step = tuning.problem_of(M, N, dtype=dout.dtype), "dropout_add_backward/v02_persistent"
     kernel, config = tuning.choose(dropout_add_backward_v02_persistent_kernel, step, problem, dout.device)
     chunks = lambda config: chunked(M, N, config, dout.device)[2]  # noqa: E731
-    most = max(map(chunks, [config] if config else [each.kwargs for each in CONFIGS]))
-    partials = torch.empty(most * N, dtype=torch.float32, device=dout.device) if sums else None
-    kernel[lambda args: (triton.cdiv(N, block_n(N, args)) * chunks(args),)](
+    # A search asks again for each candidate's, and last for that of what this call launches.
+    counts = list(map(chunks, [config] if config else [each.kwargs for each in CONFIGS]))
+    partials = torch.empty(max(counts) * N, dtype=torch.float32, device=dout.device) if sums else None
+
+    def grid(args: dict[str, Any]) -> tuple[int]:
+        counts.append(chunks(args))
+        return (triton.cdiv(N, block_n(N, args)) * counts[-1],)
+
+    kernel[grid](
         dout, x, bias, dx, partials, M, N, dout.stride(0), 0 if x is None else x.stride(0), seed, offset, threshold,
         scale, ALL=drops_all, ACTIVATION=activation, **config,
     )  # fmt: skip
     if partials is not None:
-        count = chunks(config or kernel.best_config.kwargs)
-        add_up(partials[: count * N].view(1, count, N), *sums)
+        add_up(partials[: counts[-1] * N].view(1, counts[-1], N), *sums)
