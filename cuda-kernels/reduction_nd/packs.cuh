@@ -3,6 +3,9 @@
 #pragma once
 
 #include <algorithm>
+#include <limits>
+#include <stdexcept>
+#include <string>
 
 #include "totals.cuh"
 #include "walk.cuh"
@@ -109,6 +112,11 @@ Tiling tiling_of(const ReductionNdArgs& args, int64_t sms) {
     const int64_t rows = std::min(power_of_two_from(cdiv(reduced.count, LOADS)), THREADS / side_by_side);
     tiling.columns = static_cast<int>(THREADS / rows);
     tiling.tiles = cdiv(kept.count, tiling.columns);
+  }
+  if (tiling.tiles > std::numeric_limits<int>::max()) {  // rows that an expanded x shows again and again
+    throw std::runtime_error(
+        "reduction_nd takes " + std::to_string(tiling.tiles) +
+        " blocks for this x, a grid has up to 2147483647: reduce a part of it at a time");
   }
   return tiling;
 }
