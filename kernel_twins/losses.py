@@ -64,6 +64,12 @@ def options(case: Case) -> dict[str, Any]:
     }
 
 
+def in_one_grid(case: Case) -> str:
+    """A step's ``accepts``: one block for each row, of which a grid has fewer than 2^31."""
+    most = 2**31 - 1
+    return "" if case.shape[0] <= most else f"there are {case.shape[0]} rows, a grid has {most} blocks"
+
+
 def test_cases(*more: rows.Sized) -> tuple[Case, ...]:
     """Those of all operations along rows, and ``more``, each in every dtype."""
     ignored, tenth = {"target": "ignored"}, {"smoothing": "tenth"}

@@ -47,7 +47,9 @@ __global__ void __launch_bounds__(THREADS) cross_entropy_v03_vectorized_kernel(c
 
 void cross_entropy_v03_vectorized(const CrossEntropyArgs& args) {
   if (args.M == 0) return;
-  if (args.N > std::numeric_limits<int>::max() - 64) {
+  // Every thread asks whether it has an element behind the last whole pack, as far as that past the row's
+  // end.
+  if (args.N > std::numeric_limits<int>::max() - THREADS) {
     throw std::runtime_error("logits has rows of " + std::to_string(args.N) +
                              " elements, v03_vectorized counts to 2^31: take v02_online");
   }
@@ -55,7 +57,15 @@ void cross_entropy_v03_vectorized(const CrossEntropyArgs& args) {
     using T = decltype(zero);
     const auto kernel = args.smoothing > 0.0f ? cross_entropy_v03_vectorized_kernel<T, true>
                                               : cross_entropy_v03_vectorized_kernel<T, false>;
-    kernel<<<static_cast<unsigned>(args.M), THREADS, 0, args.stream>>>(args);
+    launch_rows(args.M, [&](int64_t first, int64_t rows) {
+      CrossEntropyArgs part = args;
+      part.logits = static_cast<const T*>(args.logits) + first * args.stride_lm;
+      part.target += first;
+      part.losses += first;
+      if (part.lse) part.lse += first;
+      part.M = rows;
+      kernel<<<static_cast<unsigned>(rows), THREADS, 0, args.stream>>>(part);
+    });
   });
   CUDA_CHECK(cudaGetLastError());
 }

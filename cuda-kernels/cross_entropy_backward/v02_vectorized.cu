@@ -43,13 +43,24 @@ void cross_entropy_backward_v02_vectorized(const CrossEntropyBackwardArgs& args)
     const bool skewed = reinterpret_cast<uintptr_t>(args.logits) % 16 || args.stride_lm % Pack<T>::SIZE;
     const int64_t packs = skewed ? most_packs<T>(args.N) : cdiv(args.N, Pack<T>::SIZE);
     const int64_t chunks = cdiv(packs, CHUNK);
-    if (args.N > std::numeric_limits<int>::max() - CHUNK * Pack<T>::SIZE) {
+    // Elements are counted to the end of the last chunk, in which there may be but one of the row's.
+    if (args.N > std::numeric_limits<int>::max() - 2 * CHUNK * Pack<T>::SIZE) {
       throw std::runtime_error("logits has rows of " + std::to_string(args.N) +
                                " elements, v02_vectorized counts to 2^31: take v01_scalar");
     }
-    cross_entropy_backward_v02_vectorized_kernel<T>
-        <<<static_cast<unsigned>(args.M * chunks), THREADS, 0, args.stream>>>(args,
+    // Of rows with more than one chunk, no memory holds as many as a grid has blocks.
+    launch_rows(args.M, [&](int64_t first, int64_t rows) {
+      CrossEntropyBackwardArgs part = args;
+      part.logits = static_cast<const T*>(args.logits) + first * args.stride_lm;
+      part.target += first;
+      part.lse += first;
+      part.dout += first * args.stride_dm;
+      part.out = static_cast<T*>(args.out) + first * args.stride_om;
+      part.M = rows;
+      cross_entropy_backward_v02_vectorized_kernel<T>
+          <<<static_cast<unsigned>(rows * chunks), THREADS, 0, args.stream>>>(part,
                                                                               static_cast<unsigned>(chunks));
+    });
   });
   CUDA_CHECK(cudaGetLastError());
 }

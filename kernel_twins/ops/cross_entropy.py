@@ -185,6 +185,7 @@ OP = Op(
                 Prediction("dram_share", "<=", 75, backends=("cuda",)),
                 Prediction("dram_share", ">=", 75, backends=("triton",)),
             ),
+            accepts=losses.in_one_grid,
         ),
         Step(
             name="v02_online",
@@ -196,6 +197,7 @@ OP = Op(
                 Prediction("time", "<=", 0.8, relative=True, backends=("cuda",)),
                 Prediction("time", "<=", 0.6, relative=True, backends=("triton",)),
             ),
+            accepts=losses.in_one_grid,
         ),
         Step(
             name="v03_vectorized",

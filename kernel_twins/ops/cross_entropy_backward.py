@@ -147,6 +147,7 @@ OP = Op(
                 Prediction("dram_share", "<=", 75, backends=("cuda",)),
                 Prediction("dram_share", ">=", 75, backends=("triton",)),
             ),
+            accepts=losses.in_one_grid,
         ),
         Step(
             name="v02_vectorized",
