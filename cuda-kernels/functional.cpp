@@ -227,7 +227,7 @@ Tensor matmul_cpu(const Tensor& a, const Tensor& b, OptionalDtype out_dtype) {
 }
 
 Tensor matmul_meta(const Tensor& a, const Tensor& b, OptionalDtype out_dtype) {
-  const at::ScalarType type = check_operands(a, b, out_dtype, true);
+  const at::ScalarType type = check_operands(a, b, out_dtype, is_wide(a));
   return at::empty_symint(shape_of(a.sym_sizes(), b.sym_sizes()).out, a.options().dtype(type));
 }
 
@@ -347,7 +347,7 @@ std::pair<Tensor, Tensor> linear_forward_cpu(const Tensor& x, const Tensor& weig
 
 std::pair<Tensor, Tensor> linear_forward_meta(const Tensor& x, const Tensor& weight,
                                               const OptionalTensor& bias, Activation, bool save) {
-  check_linear(x, weight, bias, true);
+  check_linear(x, weight, bias, is_wide(x));
   const auto shape = linear_shape(x.sym_sizes(), weight.sym_sizes());
   return {at::empty_symint(shape, x.options()), save ? at::empty_symint(shape, x.options()) : Tensor()};
 }

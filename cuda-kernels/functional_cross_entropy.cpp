@@ -6,6 +6,8 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include <cmath>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -132,7 +134,7 @@ Losses cross_entropy_cpu(const Tensor& input, const Tensor& target, int64_t igno
 
 Losses cross_entropy_meta(const Tensor& input, const Tensor& target, int64_t, int64_t reduction,
                           double label_smoothing, bool fp32_loss) {
-  check(input, target, reduction, label_smoothing, true);
+  check(input, target, reduction, label_smoothing, is_wide(input));
   const bool reduced = reduction != at::Reduction::None;
   const auto wide = input.options().dtype(at::toOpMathType(input.scalar_type()));
   const auto loss_options = fp32_loss ? wide : input.options();
@@ -210,17 +212,21 @@ Tensor cross_entropy_backward_cuda(const Tensor& dout, const Tensor& input, cons
 Tensor cross_entropy_backward_aten(const Tensor& dout, const Tensor& input, const Tensor& target,
                                    int64_t ignore_index, int64_t reduction, double label_smoothing) {
   const int64_t dim = class_dim(input);
+  const auto n = input.sym_size(dim);
   const Tensor ignored = target == ignore_index;
+  // As in the kernels, a target that is no class makes its row NaN, where scatter_add would end the process.
+  const Tensor no_class = (target < 0).logical_or(target >= n);
   const Tensor wide = input.to(at::toOpMathType(input.scalar_type()));
   Tensor of_rows = dout.to(wide.scalar_type());
   if (reduction == at::Reduction::Mean) of_rows = of_rows / ignored.logical_not().sum();
+  of_rows = of_rows.expand_symint(target.sym_sizes());
+  of_rows = of_rows.masked_fill(no_class.logical_and(ignored.logical_not()), NAN);
   const Tensor p = at::softmax(wide, dim);
-  const Tensor classes = target.masked_fill(ignored, 0).unsqueeze(dim);
-  const auto n = input.sym_size(dim);
+  const Tensor classes = target.masked_fill(no_class, 0).unsqueeze(dim);
   const Tensor shared = at::full_like(p, label_smoothing) / n;
   const Tensor wanted =
       shared.scatter_add(dim, classes, at::full_like(classes, 1 - label_smoothing, p.options()));
-  const Tensor dx = (p - wanted) * of_rows.expand_symint(target.sym_sizes()).unsqueeze(dim);
+  const Tensor dx = (p - wanted) * of_rows.unsqueeze(dim);
   return dx.masked_fill(ignored.unsqueeze(dim), 0).to(input.scalar_type());
 }
 
@@ -237,7 +243,7 @@ Tensor cross_entropy_backward_cpu(const Tensor& dout, const Tensor& input, const
 Tensor cross_entropy_backward_meta(const Tensor& dout, const Tensor& input, const Tensor& target,
                                    const Tensor& lse, const Tensor& scale, int64_t, int64_t reduction,
                                    double label_smoothing) {
-  check_backward(dout, input, target, lse, scale, reduction, label_smoothing, true);
+  check_backward(dout, input, target, lse, scale, reduction, label_smoothing, is_wide(input));
   return empty_rows_meta(input, class_dim(input));
 }
 
@@ -251,6 +257,32 @@ void check_in_place(int64_t reduction) {
                     ", must be 1 for mean or 2 for sum: of rows' losses there is no one gradient");
 }
 
+void check_place(bool overwritable, const Tensor& input) {
+  TORCH_CHECK_VALUE(
+      overwritable, "input has strides ", tuple(input.sym_strides()),
+      ", must have rows of neighbouring classes, apart from each other and all equally far: take "
+      "input.contiguous(), classes last");
+}
+
+// The same without a GPU, of sizes that may be symbols: only what is known to lie otherwise is refused.
+bool may_be_overwritten(const Tensor& input) {
+  const auto sizes = input.sym_sizes(), strides = input.sym_strides();
+  const int64_t dim = class_dim(input);
+  for (const auto& size : sizes) {
+    if (TORCH_GUARD_OR_FALSE(size.sym_eq(0))) return true;
+  }
+  const auto single = [&](int64_t i) { return TORCH_GUARD_OR_FALSE(sizes[i].sym_eq(1)); };
+  if (!single(dim) && TORCH_GUARD_OR_FALSE(strides[dim].sym_ne(1))) return false;
+  std::optional<c10::SymInt> behind;  // how far the rows reach of the dimensions that were looked at
+  for (int64_t i = input.dim() - 1; i >= 0; --i) {
+    if (i == dim || single(i)) continue;
+    const auto elsewhere = behind ? strides[i].sym_ne(*behind) : strides[i].sym_lt(sizes[dim]);
+    if (TORCH_GUARD_OR_FALSE(elsewhere)) return false;
+    behind = strides[i] * sizes[i];
+  }
+  return true;
+}
+
 Tensor cross_entropy_gradient_cuda(Tensor& input, const Tensor& target, int64_t ignore_index,
                                    int64_t reduction, double label_smoothing, bool fp32_loss) {
   check_in_place(reduction);
@@ -259,11 +291,7 @@ Tensor cross_entropy_gradient_cuda(Tensor& input, const Tensor& target, int64_t 
   const int64_t dim = class_dim(input), M = target.numel();
   if (input.numel() > 0) {
     const Rows rows(input, dim);
-    TORCH_CHECK_VALUE(
-        rows.data() == input.const_data_ptr() && (M == 1 || rows.stride() >= input.size(dim)),
-        "input has strides ", tuple(input.strides()),
-        ", must have rows of neighbouring classes, apart from each other and all equally far: take "
-        "input.contiguous(), classes last");
+    check_place(rows.data() == input.const_data_ptr() && (M == 1 || rows.stride() >= input.size(dim)), input);
   }
   const auto [loss, lse, scale] =
       cross_entropy_cuda(input, target, ignore_index, reduction, label_smoothing, fp32_loss);
@@ -280,6 +308,7 @@ Tensor cross_entropy_gradient_cpu(Tensor& input, const Tensor& target, int64_t i
   check_in_place(reduction);
   const Tensor loss =
       std::get<0>(cross_entropy_cpu(input, target, ignore_index, reduction, label_smoothing, fp32_loss));
+  check_place(may_be_overwritten(input), input);
   const Tensor one = at::ones({}, input.options());
   input.copy_(cross_entropy_backward_aten(one, input, target, ignore_index, reduction, label_smoothing));
   return loss;
@@ -288,7 +317,10 @@ Tensor cross_entropy_gradient_cpu(Tensor& input, const Tensor& target, int64_t i
 Tensor cross_entropy_gradient_meta(Tensor& input, const Tensor& target, int64_t ignore_index,
                                    int64_t reduction, double label_smoothing, bool fp32_loss) {
   check_in_place(reduction);
-  return std::get<0>(cross_entropy_meta(input, target, ignore_index, reduction, label_smoothing, fp32_loss));
+  const Tensor loss =
+      std::get<0>(cross_entropy_meta(input, target, ignore_index, reduction, label_smoothing, fp32_loss));
+  check_place(may_be_overwritten(input), input);
+  return loss;
 }
 
 // -----------------------------------------------------------------------------------------------------------

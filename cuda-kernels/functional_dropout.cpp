@@ -270,13 +270,13 @@ Pair backward_cpu(const Tensor& dout, const OptionalTensor& x, const OptionalTen
 
 Pair forward_meta(const Tensor& x, const OptionalTensor& residual, const OptionalTensor& bias, double p,
                   Name activation) {
-  check(x, residual, bias, p, activation, true);
+  check(x, residual, bias, p, activation, is_wide(x));
   return {at::empty_symint(x.sym_sizes(), x.options()), at::empty({2}, x.options().dtype(at::kLong))};
 }
 
 Pair backward_meta(const Tensor& dout, const OptionalTensor& x, const OptionalTensor& bias,
                    const Tensor& state, double p, Name activation, bool bias_grad) {
-  check_backward(dout, x, bias, state, p, activation, bias_grad, true);
+  check_backward(dout, x, bias, state, p, activation, bias_grad, is_wide(dout));
   const c10::SymInt columns = bias_grad ? dout.sym_size(-1) : c10::SymInt(0);
   return {at::empty_symint(dout.sym_sizes(), dout.options()), at::empty_symint({columns}, dout.options())};
 }

@@ -233,7 +233,7 @@ Normed forward_cpu(const Tensor& x, const OptionalTensor& residual, Shape shape,
 template <typename Norm>
 Normed forward_meta(const Tensor& x, const OptionalTensor& residual, Shape shape,
                     const OptionalTensor& weight, const OptionalTensor& bias, double) {
-  const int64_t leading = check(x, residual, shape, weight, bias, true);
+  const int64_t leading = check(x, residual, shape, weight, bias, is_wide(x));
   const auto like_x = [&] { return at::empty_symint(x.sym_sizes(), x.options()); };
   const auto like_rows = [&] {
     const auto wide = x.options().dtype(at::toOpMathType(x.scalar_type()));
@@ -393,7 +393,7 @@ template <typename Norm>
 Gradients backward_meta(const Tensor& dout, const Tensor& x, const OptionalTensor& mean, const Tensor& rstd,
                         const OptionalTensor& weight, const OptionalTensor& dadded, bool weight_grad,
                         bool bias_grad) {
-  const int64_t leading = check_backward(dout, x, mean, rstd, weight, dadded, true);
+  const int64_t leading = check_backward(dout, x, mean, rstd, weight, dadded, is_wide(dout));
   const auto row = [&](bool wanted) {
     return wanted ? at::empty_symint(x.sym_sizes().slice(leading), x.options()) : at::empty({0}, x.options());
   };
@@ -443,7 +443,8 @@ Gradients call_backward(const Tensor& dout, const Tensor& x, const OptionalTenso
 template <typename Norm>
 class NormFunction : public torch::autograd::Function<NormFunction<Norm>> {
  public:
-  // y, and the sum where there is a residual. The statistics, through which no gradient flows, go past it.
+  // y, and the sum where it learns. What no gradient flows through goes past it: the statistics, and the sum
+  // of an x and a residual that want none.
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context, const Tensor& x,
                                                 const OptionalTensor& residual, Shape shape,
                                                 const OptionalTensor& weight, const OptionalTensor& bias,
@@ -457,7 +458,7 @@ class NormFunction : public torch::autograd::Function<NormFunction<Norm>> {
     context->saved_data["eps"] = eps;
     context->saved_data["residual"] = residual.has_value();
     context->saved_data["bias"] = bias.has_value();
-    if (!residual) return {out->y};
+    if (!residual || !(x.requires_grad() || residual->requires_grad())) return {out->y};
     return {out->y, out->added};
   }
 
@@ -466,7 +467,7 @@ class NormFunction : public torch::autograd::Function<NormFunction<Norm>> {
     const bool has_residual = context->saved_data["residual"].toBool();
     const Tensor& dy = gradients[0];
     const OptionalTensor dadded =
-        has_residual && gradients[1].defined() ? OptionalTensor(gradients[1]) : std::nullopt;
+        gradients.size() > 1 && gradients[1].defined() ? OptionalTensor(gradients[1]) : std::nullopt;
     Gradients out;
     if (dy.defined()) {
       const auto saved = context->get_saved_variables();
@@ -506,7 +507,7 @@ Normed forward_autograd(const Tensor& x, const OptionalTensor& residual, Shape s
     Normed out;
     const auto made = NormFunction<Norm>::apply(x, residual, shape, weight, bias, eps, &out);
     out.y = made[0];
-    if (residual) out.added = made[1];
+    if (made.size() > 1) out.added = made[1];
     return out;
   }
   const at::AutoDispatchBelowADInplaceOrView below;

@@ -88,7 +88,7 @@ Tensor reduction_cpu(const Tensor& x, at::IntArrayRef dims, bool keepdim, std::s
 }
 
 Tensor reduction_meta(const Tensor& x, at::IntArrayRef dims, bool keepdim, std::string_view kind) {
-  const Request request = check(x, dims, kind, true);
+  const Request request = check(x, dims, kind, is_wide(x));
   return at::empty_symint(reduced_sizes(x.sym_sizes(), request.reduced, keepdim),
                           x.options().dtype(dtype_of_result(x, request.kind)));
 }

@@ -78,7 +78,9 @@ Tensor softmax_cpu(const Tensor& x, int64_t dim, bool log) {
   return (log ? at::log_softmax(rows, -1) : at::softmax(rows, -1)).contiguous().movedim(-1, dim);
 }
 
-Tensor softmax_meta(const Tensor& x, int64_t dim, bool) { return empty_rows_meta(x, check(x, dim, true)); }
+Tensor softmax_meta(const Tensor& x, int64_t dim, bool) {
+  return empty_rows_meta(x, check(x, dim, is_wide(x)));
+}
 
 // -----------------------------------------------------------------------------------------------------------
 // Backward: dx from dout and from y, what the forward pass returned
@@ -135,7 +137,7 @@ Tensor softmax_backward_cpu(const Tensor& dout, const Tensor& y, int64_t dim, bo
 }
 
 Tensor softmax_backward_meta(const Tensor& dout, const Tensor& y, int64_t dim, bool) {
-  return empty_rows_meta(dout, check_backward(dout, y, dim, true));
+  return empty_rows_meta(dout, check_backward(dout, y, dim, is_wide(dout)));
 }
 
 // -----------------------------------------------------------------------------------------------------------

@@ -43,6 +43,10 @@ const auto& first_that_runs(const char* op, std::initializer_list<const char*> n
   TORCH_CHECK(false, refusals, ": pass backend='torch'");
 }
 
+// Of a Meta function's tensor: whether PyTorch would compute, which takes float64 too, as on the CPU. A fake
+// tensor is on meta, but has its device's keys.
+inline bool is_wide(const Tensor& x) { return !x.key_set().has_backend(c10::BackendComponent::CUDABit); }
+
 // Forward-mode derivatives would be lost without a word.
 inline void refuse_tangents(const char* op, std::initializer_list<const Tensor*> tensors) {
   for (const Tensor* tensor : tensors) {

@@ -2,6 +2,9 @@
 // kernel_twins/ops/reduction_nd.py's checks.
 #pragma once
 
+#include <c10/core/SymBool.h>
+#include <c10/core/SymInt.h>
+
 #include <bitset>
 #include <string>
 #include <string_view>
@@ -45,8 +48,10 @@ template <typename Int>
 void require_elements(at::ArrayRef<Int> sizes, Reduced reduced, ReductionKind kind) {
   if (kind != ReductionKind::max && kind != ReductionKind::argmax) return;
   for (size_t axis = 0; axis < sizes.size(); ++axis) {
-    TORCH_CHECK_INDEX(!reduced[axis] || sizes[axis] != 0, "x has shape ", tuple(sizes),
-                      ", must have elements along dims for ", kind == ReductionKind::max ? "max" : "argmax");
+    // An unbacked size of a graph that is being made is not known: the call that is made of it asks again.
+    const bool is_empty = reduced[axis] && TORCH_GUARD_OR_FALSE(c10::sym_eq(sizes[axis], 0));
+    TORCH_CHECK_INDEX(!is_empty, "x has shape ", tuple(sizes), ", must have elements along dims for ",
+                      kind == ReductionKind::max ? "max" : "argmax");
   }
 }
 

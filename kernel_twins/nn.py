@@ -6,10 +6,9 @@ from typing import Any
 
 from torch import Size, Tensor, nn
 
-from kernel_twins.functional.activations import ACTIVATIONS
 from kernel_twins.functional.backends import BACKENDS
 from kernel_twins.functional.cross_entropy import cross_entropy
-from kernel_twins.functional.dropout import dropout_add
+from kernel_twins.functional.dropout import dropout_add, require_options
 from kernel_twins.functional.norm import layer_norm, rms_norm
 from kernel_twins.functional.softmax import log_softmax, softmax
 
@@ -97,16 +96,30 @@ class RMSNorm(nn.RMSNorm):
 
 
 class CrossEntropyLoss(nn.Module):
-    """``kernel_twins.cross_entropy`` by ``backend``; torch.nn.CrossEntropyLoss without class weights."""
+    """``kernel_twins.cross_entropy`` by ``backend``, with torch.nn.CrossEntropyLoss's state dict.
+
+    ``weight``, one number for each class, comes first as there; it is PyTorch's alone, so ``backend`` is then "auto",
+    which leaves it to PyTorch, or "torch".
+    """
+
+    weight: Tensor | None
 
     def __init__(
         self,
+        weight: Tensor | None = None,
+        *,
         ignore_index: int = -100,
         reduction: str = "mean",
         label_smoothing: float = 0.0,
         backend: str = "auto",
     ) -> None:
         super().__init__()
+        if weight is not None and not isinstance(weight, Tensor):
+            raise TypeError(
+                f"weight is {weight!r}, must be None or a torch.Tensor of a number for each class: name the arguments "
+                "that come after it, as ignore_index=..."
+            )
+        self.register_buffer("weight", weight)
         self.ignore_index = ignore_index
         self.reduction = reduction
         self.label_smoothing = label_smoothing
@@ -116,6 +129,7 @@ class CrossEntropyLoss(nn.Module):
         return cross_entropy(
             input,
             target,
+            self.weight,
             ignore_index=self.ignore_index,
             reduction=self.reduction,
             label_smoothing=self.label_smoothing,
@@ -123,8 +137,9 @@ class CrossEntropyLoss(nn.Module):
         )
 
     def extra_repr(self) -> str:
+        weight = "" if self.weight is None else f"weight={tuple(self.weight.shape)}, "
         return (
-            f"ignore_index={self.ignore_index}, reduction={self.reduction!r}, "
+            f"{weight}ignore_index={self.ignore_index}, reduction={self.reduction!r}, "
             f"label_smoothing={self.label_smoothing}, backend={self.backend!r}"
         )
 
@@ -137,11 +152,7 @@ class DropoutAdd(nn.Module):
 
     def __init__(self, p: float = 0.5, activation: str = "none", backend: str = "auto") -> None:
         super().__init__()
-        if not 0 <= p <= 1:
-            raise ValueError(f"p is {p}, must be from 0 to 1: the share of elements that are dropped")
-        if activation not in ACTIVATIONS:
-            *most, last = ACTIVATIONS
-            raise ValueError(f"activation is {activation!r}, must be {', '.join(most)} or {last}: apply others before")
+        require_options(p, activation)
         self.p = p
         self.activation = activation
         self.backend = _known(backend)

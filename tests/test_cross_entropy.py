@@ -18,10 +18,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+
 import kernel_twins  # noqa: E402
 from kernel_twins import OPS  # noqa: E402
 from kernel_twins._load import UnavailableError, extension  # noqa: E402
 from kernel_twins._profiling.report import fastest  # noqa: E402
+from kernel_twins.spec import Case  # noqa: E402
 
 functional = importlib.import_module("kernel_twins.functional.cross_entropy")  # the module, which a function hides
 ROOT = Path(__file__).resolve().parents[1]
@@ -275,6 +278,25 @@ def test_first_and_second_derivatives(operators, shape, reduction, smoothing) ->
     torch.testing.assert_close(*seconds)
 
 
+def test_a_target_that_is_no_class_makes_nan_where_derivatives_go_on(operators) -> None:
+    """On a GPU, PyTorch's scatter_add would end the process."""
+    x, target = values((6, 5), requires_grad=True), torch.tensor([0, 5, -1, 2**40, IGNORED, 4])
+    bad = torch.tensor([False, True, True, True, False, False])
+    for reduction in REDUCTIONS:
+        options = IGNORED, REDUCTIONS.index(reduction), 0.1
+        dout = torch.ones(6 if reduction == "none" else ())
+        if operators.name == "cuda":
+            lse, scale = torch.zeros(6), torch.ones(())
+            dx = operators.backward(dout, x.detach(), target, lse, scale, *options)
+        else:
+            side = importlib.import_module("kernel_twins.functional.triton_cross_entropy")
+            dx = side._differentiable_backward(dout, x, target, *options)
+            (second,) = torch.autograd.grad(dx[~bad].square().sum(), x)
+            assert torch.equal(second.isnan(), bad[:, None].expand(6, 5))
+        assert torch.equal(dx.isnan(), bad[:, None].expand(6, 5))
+        assert not dx[4].any()
+
+
 def test_changed_logits_are_noticed(operators) -> None:
     x, target = values((3, 4), requires_grad=True), classes((3, 4))
     y = x * 1
@@ -356,6 +378,37 @@ def test_gradients_of_a_batch_of_losses(operators, shape, reduction) -> None:
     torch.testing.assert_close(found, torch.stack(each))
 
 
+@pytest.mark.parametrize("shape", [(5,), (3, 5), (1, 1)], ids=str)
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_gradients_in_the_place_of_a_batch_of_logits(operators, shape, reduction) -> None:
+    """Each example's is its own loss's, wherever the batch is; by our operators, and by PyTorch."""
+    many, some = values((4, *shape)), torch.stack([classes(shape), classes(shape, ignored=False)] * 2)
+    rights, gradients = [], []
+    for x, target in zip(many, some, strict=True):
+        leaf = x.clone().requires_grad_()
+        right = pytorchs(leaf, target, reduction, 0.1)
+        rights.append(right.detach())
+        gradients.append(torch.autograd.grad(right, leaf)[0])
+    for call in (
+        lambda x, target: operators.in_place(*given(x, target, reduction, 0.1)),
+        lambda x, target: kernel_twins.cross_entropy_gradient_(x, target, reduction=reduction, label_smoothing=0.1),
+    ):
+        for at in range(len(shape) + 1):
+            x = many.clone().movedim(0, at).contiguous()
+            version = x._version
+            found = torch.func.vmap(call, in_dims=(at, 0))(x, some)
+            torch.testing.assert_close(found, torch.stack(rights), equal_nan=True)
+            torch.testing.assert_close(x.movedim(at, 0), torch.stack(gradients), equal_nan=True)
+            assert x._version > version
+        same = many.clone()
+        torch.func.vmap(call, in_dims=(0, None))(same, some[1])
+        each = many[2].clone()
+        call(each, some[1])
+        torch.testing.assert_close(same[2], each)
+    with pytest.raises(ValueError, match=r"^input is one for all of vmap's examples, must be one for each"):
+        torch.func.vmap(lambda target: operators.in_place(*given(many[0].clone(), target, reduction)))(some)
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # The gradient in the place of the logits
 # ----------------------------------------------------------------------------------------------------------------------
@@ -420,10 +473,85 @@ def test_what_the_gradient_in_place_cannot_overwrite_is_refused(operators) -> No
             kernel_twins.cross_entropy_gradient_(x, target, reduction=reduction)
     with pytest.raises(ValueError, match=r"^reduction is 0, must be 1 for mean or 2 for sum"):
         operators.in_place(*given(x, target, "none"))
-    if operators.name == "triton":
-        for wrong in (x.t().contiguous().t(), x[:1].expand(3, 5), values((3, 5, 2))):
+    for wrong in (x.t().contiguous().t(), x[:1].expand(3, 5), values((3, 5, 2)), values(64).as_strided((6, 5), (3, 1))):
+        meta = torch.empty_strided(wrong.shape, wrong.stride(), device="meta")
+        for each in (wrong, meta):  # what is traced here must run there
             with pytest.raises(ValueError, match=r"^input has strides .*, must have rows of neighbouring classes"):
-                in_place(operators, wrong, classes(wrong.shape))
+                operators.in_place(each, classes(wrong.shape).to(each.device))
+        with FakeTensorMode() as mode, pytest.raises(ValueError, match=r"^input has strides .*, must have rows of"):
+            operators.in_place(mode.from_tensor(wrong), mode.from_tensor(classes(wrong.shape)))
+    for served in (
+        x[:, 1:4],
+        x[::2],
+        x[:1].t()[:, :1].t(),
+        x[0],
+        x[:0],
+        x[:, :1],
+        values((3, 5, 1)),
+        values((1, 5, 1)),
+    ):
+        assert operators.in_place(served.clone().to("meta"), classes(served.shape).to("meta")).shape == ()
+
+
+def gradient_by_autograd(input, target, **options):  # noqa: A002
+    leaf = input.detach().clone().requires_grad_()
+    loss = torch.nn.functional.cross_entropy(leaf, target, **options)
+    return loss.detach(), torch.autograd.grad(loss, leaf)[0]
+
+
+@BY_SMOOTHING
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", ["classes", "probabilities"])
+def test_pytorchs_gradient_in_place_is_its_own_bit_by_bit_wherever_it_is_called(smoothing, dtype, kind) -> None:
+    """Where autograd records nothing, in inference mode, and where it cannot be traced, too."""
+    for shape in ((7, 33), (33,), (2, 5, 3)):
+        torch.compiler.reset()
+        x = values(shape, dtype)
+        target = classes(shape) if kind == "classes" else torch.softmax(values(shape, dtype, seed=2), int(x.dim() > 1))
+        right, gradient = gradient_by_autograd(x, target, label_smoothing=smoothing)
+
+        def call(input, target):  # noqa: A002
+            return kernel_twins.cross_entropy_gradient_(input, target, label_smoothing=smoothing, backend="torch")
+
+        compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+        for function in (call, compiled):
+            for mode in (torch.enable_grad, torch.no_grad, torch.inference_mode):
+                with mode():
+                    y = x.clone()
+                    loss = function(y, target)
+                assert torch.equal(loss, right) and torch.equal(y, gradient)
+                assert not loss.requires_grad and not y.requires_grad
+
+
+def test_what_pytorchs_gradient_in_place_refuses_is_named() -> None:
+    x, target = values((3, 5)), classes((3, 5))
+    for backend in ("auto", "torch"):
+        with pytest.raises(
+            TypeError, match=r"^input is torch.int32, must be a floating-point dtype: convert it with i"
+        ):
+            kernel_twins.cross_entropy_gradient_(x.int(), target, backend=backend)
+        with pytest.raises(
+            TypeError, match=r"^input is a list, must be a torch.Tensor: call torch.as_tensor\(input\)$"
+        ):
+            kernel_twins.cross_entropy_gradient_([[1.0]], target, backend=backend)  # type: ignore[arg-type]
+
+
+def test_the_gradient_in_place_leaves_to_pytorch_what_only_pytorch_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Probabilities and classes of uint8 on a GPU, which are refused where "cuda" is asked for."""
+    monkeypatch.setattr(functional, "is_on_gpu", lambda tensor: True)
+    monkeypatch.setattr(functional, "_runs", lambda backend, device: True)
+
+    def of_cuda(*_):
+        raise AssertionError("the kernels were chosen")
+
+    monkeypatch.setattr(functional, "require_gpu", of_cuda)
+    x, target = values((3, 5)), classes((3, 5), ignored=False)
+    for other in (torch.softmax(values((3, 5), seed=2), 1), target.to(torch.uint8)):
+        y = x.clone()
+        right, gradient = gradient_by_autograd(x, other)
+        assert torch.equal(kernel_twins.cross_entropy_gradient_(y, other), right) and torch.equal(y, gradient)
+    with pytest.raises(AssertionError, match="the kernels were chosen"):
+        kernel_twins.cross_entropy_gradient_(x.clone(), target)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -510,6 +638,21 @@ def test_what_only_pytorch_does_is_refused_by_name(backend) -> None:
         kernel_twins.cross_entropy(x, torch.softmax(x, 1), backend=backend)
     with pytest.raises(ValueError, match=r"^reduction is 'median', must be one of none, mean, sum$"):
         kernel_twins.cross_entropy(x, target, reduction="median", backend=backend)
+    for call in (kernel_twins.cross_entropy, kernel_twins.cross_entropy_gradient_):
+        with pytest.raises(
+            TypeError, match=r"^target is a list, must be a torch.Tensor of torch.int64: call torch.as_t"
+        ):
+            call(x, [0, 1, 2], backend=backend)  # type: ignore[arg-type]
+        with pytest.raises(
+            TypeError, match=r"^ignore_index is 1.5, must be an integer: pass the class that is to be ig"
+        ):
+            call(x, target, ignore_index=1.5, backend=backend)  # type: ignore[arg-type]
+        if backend == "triton":
+            pytest.importorskip("triton")
+        with pytest.raises(
+            TypeError, match=r"^input is a list, must be a torch.Tensor: call torch.as_tensor\(input\)$"
+        ):
+            call([[1.0] * 5] * 3, target, backend=backend)  # type: ignore[arg-type]
     assert torch.equal(
         kernel_twins.cross_entropy(x, target, torch.arange(5.0)),
         torch.nn.functional.cross_entropy(x, target, torch.arange(5.0)),
@@ -547,3 +690,26 @@ def test_the_module_is_the_function() -> None:
     assert shown == "CrossEntropyLoss(ignore_index=2, reduction='sum', label_smoothing=0.1, backend='auto')"
     with pytest.raises(ValueError, match="backend is 'numpy'"):
         kernel_twins.nn.CrossEntropyLoss(backend="numpy")
+
+
+def test_the_module_takes_class_weights_first_as_pytorchs() -> None:
+    x, target, weight = values((3, 5)), classes((3, 5)), torch.arange(1.0, 6.0)
+    module, right = kernel_twins.nn.CrossEntropyLoss(weight), torch.nn.CrossEntropyLoss(weight)
+    assert torch.equal(module(x, target), right(x, target))
+    assert repr(module).startswith("CrossEntropyLoss(weight=(5,), ignore_index=-100, ")
+    assert torch.equal(module.state_dict()["weight"], right.state_dict()["weight"])
+    assert not kernel_twins.nn.CrossEntropyLoss().state_dict()
+    with pytest.raises(ValueError, match=r"^weight is a Tensor, must be None for backend='cuda'"):
+        kernel_twins.nn.CrossEntropyLoss(weight, backend="cuda")(x, target)
+    with pytest.raises(TypeError, match=r"^weight is 2, must be None or a torch.Tensor .* name the arguments that"):
+        kernel_twins.nn.CrossEntropyLoss(2)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("op", ["cross_entropy", "cross_entropy_backward"])
+def test_steps_with_a_block_for_each_row_refuse_more_rows_than_a_grid_has_blocks(op) -> None:
+    most = Case.of(2**31 - 1, 2, dtype="bf16")
+    more = Case.of(2**31, 2, dtype="bf16")
+    for step in OPS[op].steps:
+        assert OPS[op].serves(step, most)
+        refused = OPS[op].refusal(step, more) == "there are 2147483648 rows, a grid has 2147483647 blocks"
+        assert refused == (step.name in ("v01_two_passes", "v02_online", "v01_scalar"))

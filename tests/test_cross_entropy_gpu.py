@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ import kernel_twins  # noqa: E402
 from kernel_twins import OPS, load  # noqa: E402
 from kernel_twins.check import compare, generator  # noqa: E402
 from kernel_twins.functional.cross_entropy import REDUCTIONS  # noqa: E402
+from kernel_twins.spec import Case  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -181,6 +184,54 @@ def test_a_target_that_is_no_class_makes_nan_and_reads_nothing(op, step, backend
 
 
 @OURS
+@BY_REDUCTION
+def test_a_target_that_is_no_class_makes_nan_where_derivatives_go_on(backend, reduction) -> None:
+    x = values(6, 40, dtype=torch.float32, requires_grad=True)
+    target = torch.tensor([0, 40, -1, 2**40, IGNORED, 39], device="cuda")
+    bad = torch.tensor([False, True, True, True, False, False], device="cuda")
+    loss = function(reduction, backend, 0.1)(x, target)
+    for create_graph in (False, True):
+        (dx,) = torch.autograd.grad(loss, x, torch.ones_like(loss), retain_graph=True, create_graph=create_graph)
+        assert torch.equal(dx.isnan(), bad[:, None].expand(6, 40)) and not dx[4].any()
+
+
+@pytest.fixture
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """As in test_steps_gpu.py, and by the same lock: one test at a time of those that need much of the memory."""
+    with (tmp_path_factory.getbasetemp().parent / "alone").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        torch.cuda.empty_cache()
+        yield
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize(("op", "step", "backend"), STEPS)
+def test_more_rows_than_a_grid_has_blocks(op, step, backend) -> None:
+    """One row of logits is seen by all, as PyTorch, which other tests compare with, cannot have so many losses."""
+    m, call = 2**31 + 5, load(op.name, step, backend)
+    if op.step(step).accepts(Case.of(m, 2, dtype="bf16")):
+        pytest.skip(f"{step} has a block for each row")
+    logits, odd = values(1, 2), [0, 2**30 - 1, 2**30, 2**31 - 1, m - 1]
+    target = torch.zeros(m, dtype=torch.int64, device="cuda")
+    target[odd] = 1
+    both = torch.arange(2, device="cuda")
+    small = pytorchs(logits.float().expand(2, 2), both, "none")
+    if op is FORWARD:
+        out, right = torch.full((m,), math.nan, device="cuda"), small
+        call(logits.expand(m, 2), target, out=out)
+    else:
+        out = torch.full((m, 2), math.nan, dtype=torch.bfloat16, device="cuda")
+        lse = torch.logsumexp(logits.float(), 1)
+        right = (torch.exp(logits.float() - lse) - torch.eye(2, device="cuda")).bfloat16()
+        call(logits.expand(m, 2), target, lse.repeat(m), torch.ones(1, device="cuda").expand(m), out=out)
+    torch.testing.assert_close(out[odd], right[1].expand(5, *right.shape[1:]), rtol=1e-2, atol=1e-5)
+    out[odd] = out[1].clone()
+    torch.testing.assert_close(out[1], right[0], rtol=1e-2, atol=1e-5)
+    assert all(bool((part == out[1]).all()) for part in out.split(2**28))
+
+
+@OURS
 def test_a_mean_of_many_rows_is_right_and_the_same_every_time(backend) -> None:
     for m in (1, 4_096, 4_097, 300_000):
         x = values(m, 10, dtype=torch.float32)
@@ -304,6 +355,29 @@ def test_the_gradient_in_place_needs_no_second_place(backend) -> None:
         kernel_twins.cross_entropy_gradient_(x, target, backend=backend)
         if turn:
             assert torch.cuda.max_memory_allocated() - before <= SLACK
+
+
+def test_the_gradient_in_place_leaves_to_pytorch_what_only_pytorch_does() -> None:
+    x = values(6, 5, dtype=torch.float32)
+    for target in (torch.softmax(values(6, 5, dtype=torch.float32, seed=1), 1), classes(x, ignored=False).byte()):
+        leaf, y = x.clone().requires_grad_(), x.clone()
+        right = torch.nn.functional.cross_entropy(leaf, target)
+        assert torch.equal(kernel_twins.cross_entropy_gradient_(y, target), right.detach())
+        assert torch.equal(y, torch.autograd.grad(right, leaf)[0])
+
+
+@ALL
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_gradients_in_the_place_of_a_batch_of_logits(backend, reduction) -> None:
+    x = values(5, 33, 257, dtype=torch.float32)
+    target = torch.stack([classes(each) for each in x])
+    one = torch.ones((), device="cuda")
+    rights, gradients = zip(*(exact(*each, reduction, 0.0, one) for each in zip(x, target, strict=True)), strict=True)
+    found = torch.func.vmap(
+        lambda x, target: kernel_twins.cross_entropy_gradient_(x, target, reduction=reduction, backend=backend)
+    )(x, target)
+    assert_near(found, torch.stack(rights), 1e-4)
+    assert_near(x, torch.stack(gradients), 2e-6)
 
 
 @OURS

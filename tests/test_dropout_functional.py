@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import math
+import re
 import subprocess
 import sys
 from functools import partial
@@ -23,6 +24,7 @@ import kernel_twins  # noqa: E402
 from kernel_twins import OPS, dropout  # noqa: E402
 from kernel_twins._load import UnavailableError, extension  # noqa: E402
 from kernel_twins._profiling.report import fastest  # noqa: E402
+from kernel_twins.functional import dropout as functional_dropout  # noqa: E402
 from kernel_twins.functional.activations import ACTIVATIONS  # noqa: E402
 from kernel_twins.functional.dropout import STEPS  # noqa: E402
 
@@ -133,6 +135,13 @@ def test_off_the_gpu_it_is_pytorchs(backend) -> None:
             assert torch.equal(got, y if added is None else y + added)
 
 
+def test_off_the_gpu_where_there_is_nothing_to_do_x_comes_back_as_pytorchs() -> None:
+    x = values((3, 5)).t()
+    for p, training in ((0.0, True), (P, False)):
+        right = torch.nn.functional.dropout(x, p, training)
+        assert kernel_twins.dropout_add(x, None, p, training).data_ptr() == right.data_ptr() == x.data_ptr()
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @BY_ACTIVATION
 def test_values_gradients_and_layouts(operators, activation, shape) -> None:
@@ -158,6 +167,12 @@ def test_every_call_draws_anew_and_a_seed_repeats_it(operators) -> None:
     torch.manual_seed(3)
     assert torch.equal(operators(x)[0], first) and not torch.equal(first, second)
     assert abs(int((first == 0).sum()) - P * x.numel()) < 5 * math.sqrt(P * (1 - P) * x.numel())
+
+
+def test_a_result_is_never_x_itself(operators) -> None:
+    x = values((3, 5)).t()
+    out, _ = operators(x, p=0.0)
+    assert torch.equal(out, x) and out.is_contiguous() and out.data_ptr() != x.data_ptr()
 
 
 def test_p_of_0_and_1_draw_nothing(operators) -> None:
@@ -442,6 +457,31 @@ def test_what_is_refused_is_named(operators) -> None:
             operators(**({"x": x, "residual": residual, "bias": bias} | changes))
 
 
+def test_what_is_no_tensor_is_named(operators, monkeypatch) -> None:
+    monkeypatch.setattr(functional_dropout, "require_gpu", lambda *_: None)  # of CUDA's
+    no_tensor: Any = [1.0] * 5
+    for name in ("residual", "bias"):
+        given: dict[str, Any] = {name: no_tensor}
+        with pytest.raises(TypeError, match=rf"^{name} is a list, must be a torch.Tensor or None: call torch.as_tens"):
+            kernel_twins.dropout_add(values((3, 5)), **given, backend=operators.backend)
+
+
+def test_what_stands_for_tensors_on_a_gpu_is_as_narrow_as_they_are(operators) -> None:
+    """A trace takes no float64 that a kernel would refuse; one for the CPU takes what PyTorch takes there."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        x, state = torch.empty((3, 5), dtype=torch.float64), torch.empty(2, dtype=torch.int64)
+        if operators.backend == "cuda":
+            assert operators(x)[0].dtype == torch.float64
+        x, state = x.to("cuda:0"), state.to("cuda:0")
+        with pytest.raises(TypeError, match=r"^x is torch.float64, must be torch.float32 or "):
+            operators(x)
+        with pytest.raises(TypeError, match=r"^dout is torch.float64, must be torch.float32 or "):
+            operators.backward(x, None, None, state, P, "none", False)
+        assert operators(x.float())[0].dtype == torch.float32
+
+
 def test_what_a_backward_pass_refuses_is_named(operators) -> None:
     dout, x, bias = operands((3, 5))
     state = torch.tensor([5, 8])
@@ -465,14 +505,21 @@ def test_what_a_backward_pass_refuses_is_named(operators) -> None:
 def test_devices_backends_and_others_than_tensors_are_refused() -> None:
     x, function = values((3, 5)), kernel_twins.dropout_add
     no_tensor: Any = [1.0]
+    no_names: list[Any] = ["tanh", ["relu"]]
+    no_numbers: list[Any] = ["a", None]
     with pytest.raises(ValueError, match=r"^backend is 'cublas', must be one of auto, cuda, triton, torch$"):
         function(x, backend="cublas")
     for backend in ("auto", "cuda", "triton", "torch"):
         for p in (-0.1, 1.1, math.nan):
             with pytest.raises(ValueError, match=r"^p is .*, must be from 0 to 1"):
                 function(x, p=p, backend=backend)
-        with pytest.raises(ValueError, match=r"^activation is 'tanh', must be none, relu, gelu, gelu_tanh or silu"):
-            function(x, activation="tanh", backend=backend)
+        for activation in no_names:
+            told = rf"^activation is {re.escape(repr(activation))}, must be none, relu, gelu, gelu_tanh or silu"
+            with pytest.raises(ValueError, match=told):
+                function(x, activation=activation, backend=backend)
+        for other in no_numbers:
+            with pytest.raises(TypeError, match=rf"^p is a {type(other).__name__}, must be a number from 0 to 1: the"):
+                function(x, p=other, backend=backend)
     with pytest.raises((ValueError, UnavailableError), match=r"backend='torch'"):
         function(x, backend="cuda")
     pytest.importorskip("triton")
@@ -505,6 +552,9 @@ def test_the_module_drops_in_training_alone() -> None:
     ):
         with pytest.raises(ValueError, match=told):
             kernel_twins.nn.DropoutAdd(**options)
+    no_number: Any = "a"
+    with pytest.raises(TypeError, match=r"^p is a str, must be a number from 0 to 1: the share of elements that are"):
+        kernel_twins.nn.DropoutAdd(no_number)
 
 
 def test_the_function_is_found_lazily() -> None:

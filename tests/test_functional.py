@@ -25,7 +25,7 @@ import kernel_twins  # noqa: E402
 from kernel_twins import OPS  # noqa: E402
 from kernel_twins._load import UnavailableError, extension  # noqa: E402
 from kernel_twins._profiling.report import fastest  # noqa: E402
-from kernel_twins.functional import choice, linear  # noqa: E402
+from kernel_twins.functional import backends, choice, linear  # noqa: E402
 from kernel_twins.functional.backends import is_on_gpu, is_plain, triton_functions  # noqa: E402
 from kernel_twins.spec import BACKENDS, Case  # noqa: E402
 
@@ -281,7 +281,7 @@ def test_what_lies_with_other_signs_than_its_values_takes_the_operator() -> None
 PUBLIC: dict[str, tuple[Any, Any]] = {
     "matmul": (kernel_twins.matmul, torch.matmul),
     "linear": (kernel_twins.linear, torch.nn.functional.linear),
-    "softmax": (lambda x, _: kernel_twins.softmax(x), lambda x, _: torch.softmax(x, -1)),
+    "softmax": (lambda x, _, **k: kernel_twins.softmax(x, **k), lambda x, _: torch.softmax(x, -1)),
 }
 """Of two matrices: ours, and PyTorch's."""
 
@@ -305,7 +305,8 @@ def test_auto_leaves_other_classes_of_tensors_to_pytorch(function) -> None:
         ours(Foreign(), Foreign())
 
 
-def test_auto_knows_what_stands_for_a_tensor_while_a_graph_is_made() -> None:
+def test_auto_knows_what_stands_for_a_tensor_while_a_graph_is_made(monkeypatch) -> None:
+    monkeypatch.setattr(backends, "_capability", lambda device: (9, 0))
     mode = FakeTensorMode()
     fake = FakeTensor(mode, torch.empty(3, 4, device="meta"), torch.device("cuda:0"))
     assert is_on_gpu(fake)
@@ -325,3 +326,142 @@ def test_auto_is_traced_to_the_operator_by_make_fx(operator, monkeypatch, functi
     traced = make_fx(lambda *tensors: ours(*tensors), tracing_mode=tracing_mode)(*given)
     assert f"kernel_twins.{function}.default" in {str(node.target) for node in traced.graph.nodes}
     torch.testing.assert_close(traced(*given), pytorchs(*given))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Every function: devices that are not there, and derivatives that our operators do not have
+# ----------------------------------------------------------------------------------------------------------------------
+
+CLASSES = torch.tensor([0, 1, 4, 2])
+EVERY: dict[str, tuple[Any, Any]] = {
+    **PUBLIC,
+    "sum": (lambda x, _, **k: kernel_twins.sum(x, 1, **k), lambda x, _: torch.sum(x, 1)),
+    "layer_norm": (
+        lambda x, w, **k: kernel_twins.layer_norm(x, 5, w[0], **k),
+        lambda x, w: torch.nn.functional.layer_norm(x, (5,), w[0]),
+    ),
+    "cross_entropy": (
+        lambda x, _, **k: kernel_twins.cross_entropy(x, CLASSES.to(x.device), **k),
+        lambda x, _: torch.nn.functional.cross_entropy(x, CLASSES.to(x.device)),
+    ),
+    "dropout_add": (lambda x, w, **k: kernel_twins.dropout_add(x, None, 0.0, bias=w[0], **k), lambda x, w: x + w[0]),
+}
+"""Of x: [4, 5] and w: [5, 5]. Products by torch.func are for those who name "torch"."""
+MODULES = {"sum": "reduction", "layer_norm": "norm", "dropout_add": "dropout"}
+BY_FUNCTION = pytest.mark.parametrize("function", EVERY)
+WITHOUT_PRODUCTS = pytest.mark.parametrize("function", [name for name in EVERY if name not in ("matmul", "linear")])
+
+
+def as_on_gpu(monkeypatch, function: str) -> None:
+    """Tensors of the CPU pass for a GPU's, of which the operators compute by PyTorch's own."""
+    module = importlib.import_module(f"kernel_twins.functional.{MODULES.get(function, function)}")
+    for name, answer in (("is_on_gpu", True), ("require_gpu", None), ("_runs", True)):
+        constant = torch.compiler.assume_constant_result(lambda *_, answer=answer: answer)
+        monkeypatch.setattr(module, name, constant)
+
+
+@BY_FUNCTION
+def test_auto_asks_no_driver_where_there_is_none(monkeypatch, function) -> None:
+    monkeypatch.setattr(backends, "_capability", backends._capability.__wrapped__)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert not backends.runs("cuda", [("softmax", "v01_three_passes")], 0)
+    ours, pytorchs = EVERY[function]
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with mode:
+        given = [torch.empty(shape, dtype=torch.bfloat16, device="cuda:0") for shape in ((4, 5), (5, 5))]
+        inside, right = ours(*given), pytorchs(*given)
+    for out in (inside, *([] if function == "cross_entropy" else [ours(*given)])):  # its classes are no FakeTensor
+        assert isinstance(out, FakeTensor)
+        assert (out.shape, out.dtype, out.device) == (right.shape, right.dtype, torch.device("cuda:0"))
+
+
+@WITHOUT_PRODUCTS
+def test_auto_leaves_derivatives_of_transforms_and_forward_mode_to_pytorch(monkeypatch, function) -> None:
+    as_on_gpu(monkeypatch, function)
+    ours, pytorchs = EVERY[function]
+    (x, w), (tangent, _) = operands((4, 5), (5, 5)), operands((4, 5), (5, 5))
+
+    def dual(call: Any) -> Any:
+        with torch.autograd.forward_ad.dual_level():
+            out = call(torch.autograd.forward_ad.make_dual(x, tangent), w)
+            return torch.autograd.forward_ad.unpack_dual(out).tangent
+
+    def forwards(call: Any) -> Any:
+        return torch.func.jvp(lambda x: call(x, w), (x,), (tangent,))[1]
+
+    def backwards(call: Any) -> Any:
+        return torch.func.grad(lambda x: call(x, w).sum())(x)
+
+    for derived in (dual, forwards, backwards):
+        torch.testing.assert_close(derived(ours), derived(pytorchs))
+
+
+@WITHOUT_PRODUCTS
+def test_auto_leaves_derivatives_in_a_graph_to_pytorch(operator, monkeypatch, function) -> None:
+    as_on_gpu(monkeypatch, function)
+    ours, pytorchs = EVERY[function]
+    x, w = operands((4, 5), (5, 5))
+
+    def of(call: Any) -> Any:
+        def derived(x: Any) -> Any:
+            dx = torch.func.grad(lambda x: call(x, w).sum())(x)
+            if function == "layer_norm":  # PyTorch's own has no forward-mode derivative in a graph
+                return dx
+            return dx, torch.func.jvp(lambda x: call(x, w), (x,), (x,))
+
+        return derived
+
+    torch.compiler.reset()
+    found = torch.compile(of(ours), fullgraph=True, backend="aot_eager")(x)
+    torch.testing.assert_close(found, of(pytorchs)(x))
+
+
+OF_GRAD: dict[str, Any] = {
+    "grad": lambda call, x: torch.func.grad(lambda x: call(x).sum())(x),
+    "vjp": lambda call, x: torch.func.vjp(call, x)[1](call(x)),
+    "jacrev": lambda call, x: torch.func.jacrev(call)(x),
+    "grad of vmap": lambda call, x: torch.func.grad(lambda x: torch.func.vmap(call)(x).sum())(x[None]),
+    "vmap of grad": lambda call, x: torch.func.vmap(torch.func.grad(lambda x: call(x).sum()))(x[None]),
+    "outer grad": lambda call, x: torch.func.grad(
+        lambda x: torch.func.grad(lambda other: call(x).sum() * other)(torch.ones(()))
+    )(x),
+}
+
+
+@pytest.mark.parametrize("transform", OF_GRAD)
+@BY_FUNCTION
+def test_the_gradients_of_transforms_are_refused_with_a_remedy(operator, monkeypatch, function, transform) -> None:
+    as_on_gpu(monkeypatch, function)
+    ours, _ = EVERY[function]
+    x, w = operands((4, 5), (5, 5))
+    said = rf"^kernel_twins\.{function} has no derivative for torch.func's grad and vjp: pass backend='torch'$"
+    with pytest.raises(NotImplementedError, match=said):
+        OF_GRAD[transform](lambda x: ours(x, w, backend="cuda"), x)
+
+
+@BY_FUNCTION
+def test_what_no_transform_follows_is_not_refused(operator, monkeypatch, function) -> None:
+    as_on_gpu(monkeypatch, function)
+    ours, pytorchs = EVERY[function]
+    x, w = operands((4, 5), (5, 5))
+    right = pytorchs(x, w).sum()
+
+    def beside(factor: Any) -> Any:
+        return ours(x, w, backend="cuda").sum() * factor
+
+    @torch.no_grad()
+    def unrecorded(x: Any) -> Any:
+        return ours(x, w, backend="cuda").sum()
+
+    torch.testing.assert_close(torch.func.grad(beside)(torch.ones(())), right)
+    torch.testing.assert_close(torch.func.grad(lambda x: unrecorded(x) * x[0, 0])(x)[0, 0], right)
+
+
+@BY_FUNCTION
+def test_what_stands_for_tensors_on_a_gpu_is_as_narrow_as_they_are(operator, function) -> None:
+    ours, _ = EVERY[function]
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        x, w = (torch.empty(shape, dtype=torch.float64, device="cuda:0") for shape in ((4, 5), (5, 5)))
+        with pytest.raises(TypeError, match=r"is torch.float64, must be torch.float32 or "):
+            ours(x, w, backend="cuda")
+        assert ours(x.float(), w.float(), backend="cuda").dtype == torch.float32

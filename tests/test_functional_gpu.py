@@ -215,3 +215,14 @@ def test_auto_takes_what_was_measured() -> None:
             assert _choose(a, b, None) == best, case.slug
     a, b = operands((2, 3, 5), (2, 5, 4))
     assert _choose(a, b, None) == "torch"
+
+
+@OURS
+def test_gradients_of_transforms_are_refused_with_a_remedy(backend) -> None:
+    a, b = operands((64, 40), (40, 32))
+    for name, call in (
+        ("matmul", lambda a: kernel_twins.matmul(a, b, backend=backend)),
+        ("linear", lambda a: kernel_twins.linear(a, b.t().contiguous(), backend=backend)),
+    ):
+        with pytest.raises(NotImplementedError, match=rf"{name} has no derivative for torch.func's grad and vjp: pass"):
+            torch.func.grad(lambda a, call=call: call(a).sum())(a)

@@ -374,6 +374,27 @@ def test_only_gradients_that_somebody_asks_for(operators, name, adds) -> None:
 
 
 @BY_NAME
+def test_the_sum_learns_where_its_terms_do(operators, name) -> None:
+    """And not where a weight alone does, as PyTorch's: y's gradient is the weight's all the same."""
+    functions = [operators.results]
+    if operators.backend == "triton":
+        functions.append(partial(ours, backend="triton"))
+    dy = values((3, 5), seed=4)
+    for function, asked in itertools.product(functions, itertools.product((False, True), repeat=4)):
+        x, residual, affine = values((3, 5)), values((3, 5), seed=1), weights(name, (5,))
+        given = [x, residual, *affine]
+        for tensor, learns in zip(given, asked, strict=False):
+            tensor.requires_grad_(learns)
+        wanted = [tensor for tensor in given if tensor.requires_grad]
+        y, added = function(name, x, (5,), affine, residual)
+        assert (y.requires_grad, added.requires_grad) == (bool(wanted), x.requires_grad or residual.requires_grad)
+        if wanted:
+            right = pytorchs(name, x, (5,), affine, residual)[0]
+            gradients = [torch.autograd.grad(each, wanted, dy, create_graph=True) for each in (y, right)]
+            torch.testing.assert_close(*gradients)
+
+
+@BY_NAME
 def test_a_backward_pass_computes_no_sums_that_nobody_asks_for(operators, name) -> None:
     x, weight, dout = values((3, 5)), values((5,), seed=2), values((3, 5), seed=4)
     *_, rstd = operators(name, x, (5,), (weight,))
@@ -637,6 +658,40 @@ def test_what_is_refused_is_named(operators, name) -> None:
     for error, told, changes in wrong:
         with pytest.raises(error, match=told):
             operators(name, **({"x": x, "shape": (5,)} | changes))
+
+
+@BY_NAME
+def test_what_is_no_tensor_is_named(operators, monkeypatch, name) -> None:
+    monkeypatch.setattr(norm, "require_gpu", lambda *_: None)  # of CUDA's
+    x, row = values((3, 5)), values((5,))
+    no_tensor: Any = [1.0] * 5
+    remedy = r"call torch.as_tensor\({0}, dtype=x.dtype, device=x.device\)$"
+    wrong = [("weight", {"affine": (no_tensor,)}), ("residual", {"residual": no_tensor})]
+    if name == "layer_norm":
+        wrong.append(("bias", {"affine": (row, no_tensor)}))
+    for named, changes in wrong:
+        told = rf"^{named} is a list, must be a torch.Tensor or None: " + remedy.format(named)
+        with pytest.raises(TypeError, match=told):
+            ours(name, x, (5,), backend=operators.backend, **changes)
+
+
+@BY_NAME
+def test_what_stands_for_tensors_on_a_gpu_is_as_narrow_as_they_are(operators, name) -> None:
+    """A trace takes no float64 that a kernel would refuse; one for the CPU takes what PyTorch takes there."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        x, statistic = torch.empty((3, 5), dtype=torch.float64), torch.empty(3, dtype=torch.float64)
+        if operators.backend == "cuda":
+            assert operators(name, x, (5,), residual=x)[1].dtype == torch.float64
+        statistics = (statistic,) * (1 + (name == "layer_norm"))
+        given = [each.to("cuda:0") for each in (x, x, *statistics)]
+        for residual in (None, given[0]):
+            with pytest.raises(TypeError, match=r"^x is torch.float64, must be torch.float32 or "):
+                operators(name, given[0], (5,), residual=residual)
+        with pytest.raises(TypeError, match=r"^dout is torch.float64, must be torch.float32 or "):
+            operators.backward(name, *given, None, None, *(False for _ in statistics))
+        assert operators(name, given[0].float(), (5,))[0].dtype == torch.float32
 
 
 @BY_NAME

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import re
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -95,6 +97,13 @@ def operator(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(triton.knobs.runtime, "interpret", True)  # else the device is refused before all
     monkeypatch.setattr(side, "triton_launcher", replaced)
     return torch.ops.kernel_twins.reduction_nd_triton.default
+
+
+def as_on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors of the CPU pass for a GPU's, of which the CUDA operator computes by PyTorch's own."""
+    for name, answer in (("is_on_gpu", True), ("require_gpu", None), ("_runs", True)):
+        constant = torch.compiler.assume_constant_result(lambda *_, answer=answer: answer)
+        monkeypatch.setattr(reduction, name, constant)
 
 
 def is_triton(operator: Any) -> bool:
@@ -243,6 +252,65 @@ def test_batches_are_one_call(operator, kind) -> None:
     torch.testing.assert_close(found, torch.zeros(5, dtype=torch.int64) if kind == "argmax" else values((5,)))
 
 
+def test_auto_takes_a_batch_of_as_many_axes_as_there_may_be(operator, monkeypatch) -> None:
+    if is_triton(operator):
+        pytest.skip("auto takes no Triton step")
+    as_on_gpu(monkeypatch)
+    chosen: list[str] = []
+
+    def batched(x: Any) -> Any:
+        chosen.append(reduction._choose(x, "sum"))
+        return kernel_twins.sum(x, 0)
+
+    x = values((2, 3, 2, 3, 2, 3))
+    once, twice = torch.func.vmap(batched), torch.func.vmap(torch.func.vmap(batched))
+    for call, given, axis, backend in (
+        (once, x, 1, "torch"),
+        (once, x[0], 1, "cuda"),
+        (twice, x, 2, "torch"),
+        (twice, x[0], 2, "cuda"),
+    ):
+        torch.testing.assert_close(call(given), given.sum(axis))
+        assert chosen.pop() == backend
+    torch.compiler.reset()
+    compiled = torch.compile(
+        lambda x: torch.func.vmap(lambda x: kernel_twins.sum(x, 0))(x), fullgraph=True, backend="aot_eager"
+    )
+    torch.testing.assert_close(compiled(x), x.sum(1))
+    torch.testing.assert_close(compiled(x[0]), x[0].sum(1))
+
+
+@BY_KIND
+def test_the_number_of_elements_may_be_known_to_values_alone(operator, kind) -> None:
+    """As of those that a mask selects; there may be none, which is an error of the call and not of the trace."""
+    torch.compiler.reset()
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+
+        @torch.compile(fullgraph=True, backend="aot_eager", dynamic=True)
+        def function(x: Any, mask: Any) -> Any:
+            return operator(x[mask.nonzero().squeeze(1)], (0,), False, kind)
+
+        x, mask = values((6, 5)), torch.tensor([1, 0, 1, 1, 0, 1], dtype=torch.bool)
+        torch.testing.assert_close(function(x, mask), pytorchs(x[mask], (0,), False, kind))
+        if kind in ("max", "argmax"):
+            with pytest.raises(IndexError, match=rf"x has shape \(0, 5\), must have elements along dims for {kind}"):
+                function(x, torch.zeros_like(mask))
+
+
+def test_gradients_of_transforms_are_refused_with_a_remedy(operator, monkeypatch) -> None:
+    as_on_gpu(monkeypatch)
+    backend = "triton" if is_triton(operator) else "cuda"
+    x = values((3, 5))
+    for kind in ("sum", "mean", "max"):
+        said = rf"{PYTORCHS[kind].__name__} has no derivative for torch.func's grad and vjp: pass backend='torch'$"
+        for batched in (lambda function: function, torch.func.vmap):
+            function = batched(lambda x, ours=OURS[kind]: ours(x, 0, backend=backend))
+            with pytest.raises(NotImplementedError, match=said):
+                torch.func.grad(lambda x, function=function: function(x).sum())(x)
+    beside = torch.func.grad(lambda x: x[0, kernel_twins.argmax(x[0], backend=backend).detach()])  # it has none
+    assert torch.equal(beside(x).nonzero(), torch.stack([torch.tensor(0), x[0].argmax()])[None])
+
+
 def test_forward_derivatives_are_refused(operator) -> None:
     with torch.autograd.forward_ad.dual_level():
         x = torch.autograd.forward_ad.make_dual(values((3, 5)), values((3, 5), seed=1))
@@ -271,6 +339,41 @@ def test_what_is_wrong_is_named(operator) -> None:
     ):
         with pytest.raises(error, match=message):
             operator(given, dims, False, kind)
+
+
+def test_integers_of_any_class_are_dimensions(operator, monkeypatch) -> None:
+    as_on_gpu(monkeypatch)
+    backend = "triton" if is_triton(operator) else "cuda"
+    x = values((3, 5))
+    dim: Any
+    for dim in (np.int64(1), np.int32(-1), (np.int64(0),), [np.int64(0), 1], torch.tensor(1)):
+        torch.testing.assert_close(kernel_twins.sum(x, dim, backend=backend), x.sum(dim))
+    dim = np.int64(1)
+    assert torch.equal(kernel_twins.argmax(x, dim, backend=backend), x.argmax(1))
+
+
+def test_what_is_no_dimension_is_named(operator, monkeypatch) -> None:
+    as_on_gpu(monkeypatch)
+    backend = "triton" if is_triton(operator) else "cuda"
+    x = values((3, 5))
+    dims: Any
+    for dims in ((0, 1), [0], ()):
+        said = rf"^dim is {re.escape(repr(dims))}, must be an int or None for argmax: make several one, with x.flatten"
+        for given in (backend, "auto"):
+            with pytest.raises(TypeError, match=said):
+                kernel_twins.argmax(x, dims, backend=given)
+        with pytest.raises(TypeError):
+            kernel_twins.argmax(x, dims, backend="torch")
+    no_dim: Any = 1.0
+    with pytest.raises(TypeError, match=r"^dim is 1.0, must be an int, a tuple of them or None: pass -1 for the last"):
+        kernel_twins.sum(x, no_dim, backend=backend)
+
+
+def test_what_is_no_tensor_is_named() -> None:
+    pytest.importorskip("triton")
+    for kind in OURS:
+        with pytest.raises(TypeError, match=r"^x is a list, must be a torch.Tensor: call torch.as_tensor\(x\)$"):
+            OURS[kind]([1.0, 2.0], backend="triton")
 
 
 def test_backends_are_named() -> None:

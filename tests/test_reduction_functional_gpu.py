@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -229,3 +230,48 @@ def test_other_dtypes_are_refused_and_left_to_pytorch(backend) -> None:
     assert torch.equal(kernel_twins.sum(x.int(), 1), torch.sum(x.int(), 1))
     with pytest.raises(TypeError, match=r"x is torch.float64, must be torch.float32 or"):
         kernel_twins.sum(x, 1, backend=backend)
+
+
+@OURS
+@BY_KIND
+def test_dimensions_are_pytorchs(backend, kind) -> None:
+    x = values(33, 65)
+    assert torch.equal(FUNCTIONS[kind][0](x, np.int64(1), backend=backend), FUNCTIONS[kind][0](x, 1, backend=backend))
+    several: Any = (0, 1)
+    for given in (backend, "auto"):
+        with pytest.raises(TypeError, match=r"must be an int or None for argmax|must be int, not tuple"):
+            kernel_twins.argmax(x, several, backend=given)
+
+
+@BY_KIND
+def test_auto_takes_transforms_as_pytorchs(kind) -> None:
+    ours, pytorchs = FUNCTIONS[kind]
+    x = values(2, 3, 2, 3, 2, 3, dtype=torch.float32)
+    for batched in (torch.func.vmap, lambda function: torch.func.vmap(torch.func.vmap(function))):
+        torch.testing.assert_close(*(batched(lambda x, each=each: each(x, 0))(x) for each in (ours, pytorchs)))
+    if kind == "argmax":
+        return
+    tangent = values(33, 65, dtype=torch.float32, seed=1)
+    x = values(33, 65, dtype=torch.float32)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, tangent)
+        found, right = (torch.autograd.forward_ad.unpack_dual(each(dual, 1)).tangent for each in (ours, pytorchs))
+        torch.testing.assert_close(found, right)
+    found, right = (torch.func.grad(lambda x, each=each: each(x, 1).sum())(x) for each in (ours, pytorchs))
+    torch.testing.assert_close(found, right)
+    for backend in ("cuda", "triton"):
+        with pytest.raises(NotImplementedError, match=r"no derivative for torch.func's grad and vjp: pass backend='to"):
+            torch.func.grad(lambda x, backend=backend: ours(x, 1, backend=backend).sum())(x)
+
+
+@OURS
+@pytest.mark.parametrize("kind", ["max", "argmax"])
+def test_the_number_of_elements_may_be_known_to_values_alone(backend, kind) -> None:
+    torch.compiler.reset()
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        function = torch.compile(
+            lambda x, mask: FUNCTIONS[kind][0](x[mask.nonzero().squeeze(1)], 0, backend=backend), fullgraph=True
+        )
+        x = values(65, 33)
+        mask = x[:, 0] > 0
+        assert torch.equal(function(x, mask), FUNCTIONS[kind][1](x[mask], 0))

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pandas
 import pytest
 
@@ -200,6 +201,19 @@ def test_other_derivatives_are_refused_and_not_lost(operators) -> None:
         torch.testing.assert_close(call(x), torch.softmax(x, -1))
 
 
+def test_gradients_of_transforms_are_refused_with_a_remedy(operators, monkeypatch) -> None:
+    monkeypatch.setattr(softmax, "require_gpu", lambda *_: None)
+    x = values((3, 4))
+    for log, batched in itertools.product((False, True), (lambda function: function, torch.func.vmap)):
+        function = batched(lambda x, log=log: ours(log)(x, -1, operators.name))
+        with pytest.raises(
+            NotImplementedError, match=r"softmax has no derivative for torch.func's grad and vjp: pass b"
+        ):
+            torch.func.grad(lambda x, function=function: function(x).sum())(x)
+        beside = torch.func.grad(lambda other, function=function: function(x).sum() * other)(torch.ones(()))
+        torch.testing.assert_close(beside, function(x).sum())  # of what no transform follows
+
+
 @BY_LOG
 def test_what_is_registered_is_what_pytorch_expects(operators, log) -> None:
     for shape, dim, dtype in (((3, 5), -1, torch.float32), ((2, 3, 5), 1, torch.bfloat16), ((), 0, torch.float16)):
@@ -330,6 +344,16 @@ def test_devices_backends_and_others_than_tensors_are_refused() -> None:
     for wrong in (lambda: kernel_twins.softmax(no_tensor), lambda: kernel_twins.log_softmax(x, 2)):
         with pytest.raises((TypeError, IndexError)):  # in PyTorch's words
             wrong()
+
+
+@pytest.mark.parametrize("dim", [None, 1.0, "1", (1,)], ids=str)
+def test_what_is_no_dimension_is_named(operators, dim) -> None:
+    if operators.name == "cuda":
+        pytest.skip("the CUDA side's dispatcher says so")
+    with pytest.raises(TypeError, match=rf"^dim is {re.escape(repr(dim))}, must be an int: pass -1 for the last dim"):
+        kernel_twins.softmax(values((3, 5)), dim, "triton")
+    numpys: Any = np.int64(1)
+    assert kernel_twins.softmax(values((3, 5)), numpys, "triton").shape == (3, 5)
 
 
 def test_a_stale_extension_says_so() -> None:

@@ -11,7 +11,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import TransformType, get_interpreter_stack
+from torch._C._functorch import (
+    TransformType,
+    get_interpreter_stack,
+    get_unwrapped,
+    is_functorch_wrapped_tensor,
+    is_gradtrackingtensor,
+    maybe_current_level,
+)
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
@@ -91,13 +98,39 @@ def runs(backend: Backend, steps: Iterable[tuple[str, str]], device: int) -> boo
     """
     if backend == "triton" and importlib.util.find_spec("triton") is None:
         return False
-    capability = torch.cuda.get_device_capability(device)
-    return all(ops.get(op).step(name).runs_on(capability) for op, name in steps)
+    capability = _capability(device)
+    return capability is not None and all(ops.get(op).step(name).runs_on(capability) for op, name in steps)
 
 
+@cache
+def _capability(device: int) -> tuple[int, int] | None:
+    """A GPU's, or None where there is none of this number: what stands for tensors may lie on one all the same."""
+    if not torch.cuda.is_available() or device >= torch.cuda.device_count():
+        return None
+    return torch.cuda.get_device_capability(device)
+
+
+# What a call is in, for "auto": of a trace, a constant, as the tracer guards the transforms that it is in itself.
+
+
+@torch.compiler.assume_constant_result
 def is_differentiated() -> bool:
-    """Whether one of torch.func's transforms takes derivatives, which are PyTorch's operators' alone."""
+    """Whether forward-mode or torch.func's derivatives are taken, which are PyTorch's operators' alone."""
+    if forward_ad._current_level >= 0:
+        return True
     return any(layer.key() != TransformType.Vmap for layer in get_interpreter_stack() or ())
+
+
+@torch.compiler.assume_constant_result
+def is_transformed() -> bool:
+    """Whether the same is done, or torch.func.vmap batches."""
+    return forward_ad._current_level >= 0 or maybe_current_level() is not None
+
+
+@torch.compiler.assume_constant_result
+def batches() -> int:
+    """How many of torch.func.vmap there are, each of which may add a dimension to a tensor."""
+    return [layer.key() for layer in get_interpreter_stack() or ()].count(TransformType.Vmap)
 
 
 def require_gpu(name: str, tensor: Tensor, backend: str) -> None:
@@ -112,15 +145,23 @@ def require_gpu(name: str, tensor: Tensor, backend: str) -> None:
 
 
 def is_on_gpu(tensor: object) -> bool:
-    """Whether it is a tensor on a GPU that has sizes and strides, or stands for one while a graph is made.
+    """Whether it is a tensor on a GPU that has sizes and strides, or stands for one, on a GPU that is there.
 
     Other classes, as DTensor, know what to do about PyTorch's operators, and not about ours.
     """
     if not isinstance(tensor, Tensor):
         return False
-    if type(tensor) not in _PLAIN and not isinstance(tensor, (FakeTensor, FunctionalTensor)):
+    if type(tensor) not in _PLAIN and not _stands_for_one(tensor):
         return False
     return tensor.is_cuda and tensor.layout == torch.strided and not tensor.is_nested
+
+
+def _stands_for_one(tensor: Tensor) -> bool:
+    return (
+        isinstance(tensor, (FakeTensor, FunctionalTensor))
+        and tensor.is_cuda
+        and _capability(tensor.device.index) is not None
+    )
 
 
 def place(tensor: Tensor) -> Place:
@@ -160,8 +201,28 @@ def is_batched(gradient: Tensor) -> bool:
     return torch._C._dispatch_keys(gradient).has(_BATCHED)
 
 
+def refuse_gradients(name: str, *tensors: Tensor | None) -> None:
+    """NotImplementedError where torch.func.grad or its like follow a tensor, which our operators refuse in PyTorch's
+    words, without a remedy. Asked only where a call is not plain, or did fail: an ordinary one has no time for it.
+    """
+    if torch.is_grad_enabled() and any(isinstance(tensor, Tensor) and _is_followed(tensor) for tensor in tensors):
+        raise NotImplementedError(f"{name} has no derivative for torch.func's grad and vjp: pass backend='torch'")
+
+
+def _is_followed(tensor: Tensor) -> bool:
+    while is_functorch_wrapped_tensor(tensor):  # by one transform around another
+        if is_gradtrackingtensor(tensor) and tensor.requires_grad:
+            return True
+        tensor = get_unwrapped(tensor)
+    return False
+
+
 def refuse_tangents(name: str, *tensors: Tensor) -> None:
-    """NotImplementedError where a forward-mode derivative is under way, which operators in Python lose silently."""
+    """NotImplementedError where a forward-mode derivative is under way, which operators in Python lose silently, or one
+    of torch.func's.
+    """
+    if maybe_current_level() is not None:
+        refuse_gradients(f"the Triton {name}", *tensors)
     if forward_ad._current_level < 0:
         return
     if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):

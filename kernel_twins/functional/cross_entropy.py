@@ -6,6 +6,7 @@ here imports Triton before it is asked for.
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C._functorch import maybe_current_level
+from torch.autograd import forward_ad
 from torch.nn import functional
 
 from kernel_twins._load import UnavailableError
@@ -22,6 +24,8 @@ from kernel_twins.functional.backends import (
     HALF,
     cuda_operator,
     is_on_gpu,
+    is_transformed,
+    refuse_gradients,
     require_gpu,
     runs,
     triton_functions,
@@ -46,6 +50,8 @@ STEPS: dict[Backend, dict[str, tuple[str, ...]]] = {
 cuda-kernels/functional_cross_entropy.cpp has the same names.
 """
 
+_INTEGERS = (int, torch.SymInt, numbers.Integral)  # in the order in which isinstance looks: the last is slow
+
 REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}  # as PyTorch's operators count them
 
 _cuda_operator, _no_cuda = cuda_operator("cross_entropy")
@@ -55,7 +61,7 @@ _cuda_gradient, _ = cuda_operator("cross_entropy_gradient_")
 def cross_entropy(
     input: Tensor,  # noqa: A002  # torch's name
     target: Tensor,
-    weight: None = None,
+    weight: Tensor | None = None,
     *,
     ignore_index: int = -100,
     reduction: str = "mean",
@@ -93,12 +99,16 @@ def cross_entropy(
             reduction=reduction,
             label_smoothing=label_smoothing,
         )
-    _require(input, target, weight, reduction, backend)
+    _require(input, target, weight, ignore_index, reduction, backend)
     if backend == "cuda":
         if _cuda_operator is None:
             raise UnavailableError(_no_cuda)
         loss: Tensor
-        loss, *_ = _cuda_operator(input, target, ignore_index, REDUCTIONS[reduction], label_smoothing)
+        try:
+            loss, *_ = _cuda_operator(input, target, ignore_index, REDUCTIONS[reduction], label_smoothing)
+        except RuntimeError:
+            refuse_gradients("kernel_twins.cross_entropy", input)
+            raise
         return loss
     return triton_functions()["cross_entropy"](input, target, ignore_index, reduction, label_smoothing)
 
@@ -124,7 +134,8 @@ def cross_entropy_gradient_(
         logits_of_the_model.backward(logits)
 
     where ``logits = logits_of_the_model.detach()``. All else as ``cross_entropy``; "torch" computes gradients by
-    autograd, and "auto" takes it off the GPU and where input lies otherwise.
+    autograd, and "auto" takes it off the GPU, where input lies otherwise, and where target is not int64. Under vmap
+    there is one gradient for each example, which for a while needs a second place.
     """
     if reduction not in ("mean", "sum"):
         raise ValueError(f"reduction is {reduction!r}, must be mean or sum: of rows' losses there is no one gradient")
@@ -134,10 +145,11 @@ def cross_entropy_gradient_(
             "torch.no_grad(), or with input.detach()"
         )
     if backend == "auto":
-        backend = "cuda" if _can_overwrite(input) and _runs("cuda", input.device.index) else "torch"
+        ours = isinstance(target, Tensor) and target.dtype == torch.int64 and _can_overwrite(input)
+        backend = "cuda" if ours and _runs("cuda", input.device.index) else "torch"
     if backend == "torch":
         return _gradient_by_torch(input, target, ignore_index, reduction, label_smoothing)
-    _require(input, target, None, reduction, backend)
+    _require(input, target, None, ignore_index, reduction, backend)
     if backend == "cuda":
         if _cuda_gradient is None:
             raise UnavailableError(_no_cuda)
@@ -149,8 +161,24 @@ def _can_overwrite(input: Tensor) -> bool:  # noqa: A002
     """Whether our kernels read input as it lies, and may write there."""
     if not is_on_gpu(input) or input.dtype not in DTYPE.values() or input.dim() == 0 or input.numel() == 0:
         return False
-    rows = rows_of(input, 0 if input.dim() == 1 else 1)
-    return rows is not None and (len(rows) == 1 or rows.stride(0) >= rows.shape[1])
+    return has_rows_apart(input)
+
+
+def has_rows_apart(input: Tensor) -> bool:  # noqa: A002
+    """Whether classes are neighbours, and rows apart from each other and all equally far. Sizes may be symbols, of
+    which nothing is asked that a contiguous input leaves open.
+    """
+    dim, sizes, strides = int(input.dim() > 1), input.shape, input.stride()
+    if strides[dim] != 1 and sizes[dim] != 1:
+        return False
+    behind = None  # how far the rows reach of the dimensions that were looked at
+    for i in range(input.dim() - 1, -1, -1):
+        if i == dim or (isinstance(sizes[i], int) and sizes[i] == 1):
+            continue
+        if strides[i] < sizes[dim] if behind is None else strides[i] != behind:
+            return False
+        behind = strides[i] * sizes[i]
+    return True
 
 
 def _gradient_by_torch(
@@ -160,17 +188,38 @@ def _gradient_by_torch(
     reduction: str,
     label_smoothing: float,
 ) -> Tensor:
-    with torch.enable_grad():
-        leaf = input.detach().requires_grad_()
-        loss = functional.cross_entropy(
-            leaf, target, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing
+    if not isinstance(input, Tensor):
+        raise TypeError(f"input is a {type(input).__name__}, must be a torch.Tensor: call torch.as_tensor(input)")
+    if not input.is_floating_point():
+        raise TypeError(f"input is {input.dtype}, must be a floating-point dtype: convert it with input.to(...)")
+
+    def loss_of(logits: Tensor) -> Tensor:
+        return functional.cross_entropy(
+            logits, target, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing
         )
-        (gradient,) = torch.autograd.grad(loss, leaf)
+
+    if torch.compiler.is_compiling() or torch.is_inference_mode_enabled() or maybe_current_level() is not None:
+        # A graph of autograd's own is made in none of these. torch.func's is, by the same formulas; elsewhere it would
+        # take the host four times as long.
+        with torch.inference_mode(False), torch.no_grad():
+            gradient, loss = torch.func.grad_and_value(loss_of)(input)
+    else:
+        with torch.enable_grad():
+            leaf = input.detach().requires_grad_()
+            loss = loss_of(leaf)
+            (gradient,) = torch.autograd.grad(loss, leaf)
     input.copy_(gradient)
     return loss.detach()
 
 
-def _require(input: Tensor, target: Tensor, weight: object, reduction: str, backend: str) -> None:  # noqa: A002
+def _require(
+    input: Tensor,  # noqa: A002
+    target: Tensor,
+    weight: object,
+    ignore_index: int,
+    reduction: str,
+    backend: str,
+) -> None:
     """TypeError or ValueError where the arguments are none that our kernels are made for."""
     if backend not in BACKENDS:
         raise ValueError(f"backend is {backend!r}, must be one of {', '.join(BACKENDS)}")
@@ -180,11 +229,17 @@ def _require(input: Tensor, target: Tensor, weight: object, reduction: str, back
         )
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction is {reduction!r}, must be one of {', '.join(REDUCTIONS)}")
-    if isinstance(target, Tensor) and target.is_floating_point():
+    if not isinstance(target, Tensor):
+        raise TypeError(
+            f"target is a {type(target).__name__}, must be a torch.Tensor of torch.int64: call torch.as_tensor(target)"
+        )
+    if target.is_floating_point():
         raise TypeError(
             f"target is {target.dtype}, must be torch.int64, classes and not their probabilities, for "
             f"backend={backend!r}: pass backend='torch'"
         )
+    if not isinstance(ignore_index, _INTEGERS):
+        raise TypeError(f"ignore_index is {ignore_index!r}, must be an integer: pass the class that is to be ignored")
     if backend == "cuda":
         require_gpu("input", input, backend)
 
@@ -206,10 +261,11 @@ def _choose(input: Tensor, target: Tensor, weight: object, reduction: str, label
     if input.dim() == 0 or target.shape != (*input.shape[:dim], *input.shape[dim + 1 :]):
         return "torch"
     device = input.device.index
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:  # sizes may be symbols
-        return "cuda" if input.dim() <= 2 and _runs("cuda", device) else "torch"
-    if maybe_current_level() is not None:
+    tracing = torch.compiler.is_compiling()
+    if (tracing or forward_ad._current_level >= 0 or maybe_current_level() is not None) and is_transformed():
         return "torch"
+    if tracing or torch._C._len_torch_dispatch_stack() > 0:  # sizes may be symbols
+        return "cuda" if input.dim() <= 2 and _runs("cuda", device) else "torch"
     return _choice(input.shape, input.stride(), input.dtype, device)
 
 
@@ -285,6 +341,43 @@ def backward_batching_rule(operator: Callable[..., Tensor]) -> Callable[..., tup
     return rule
 
 
+def in_place_batching_rule(
+    operator: Callable[..., Any], backward_operator: Callable[..., Tensor]
+) -> Callable[..., tuple[Tensor, int]]:
+    """The same for the gradient in place, by the two operators whose rules are above: examples have scales of their
+    own, which rows of one call in place have not. So the gradient is copied to the logits' place.
+    """
+    forward, backward = batching_rule(operator), backward_batching_rule(backward_operator)
+
+    def rule(
+        info: Any,
+        in_dims: tuple[int | None, ...],
+        input: Tensor,  # noqa: A002
+        target: Tensor,
+        ignore_index: int = -100,
+        reduction: int = REDUCTIONS["mean"],
+        label_smoothing: float = 0.0,
+        fp32_loss: bool = False,
+    ) -> tuple[Tensor, int]:
+        if in_dims[0] is None:
+            raise ValueError(
+                "input is one for all of vmap's examples, must be one for each, as the gradients that overwrite it "
+                "are: batch it, or pass backend='torch' and input.clone()"
+            )
+        if reduction not in (REDUCTIONS["mean"], REDUCTIONS["sum"]):
+            raise ValueError(
+                f"reduction is {reduction}, must be 1 for mean or 2 for sum: of rows' losses there is no one gradient"
+            )
+        options = ignore_index, reduction, label_smoothing
+        (loss, lse, scale), _ = forward(info, in_dims, input, target, *options, fp32_loss)
+        dims = None, *in_dims[:2], 0, 0
+        dx, at = backward(info, dims, lse.new_ones(()), input, target, lse, scale, *options)
+        input.copy_(dx.movedim(at, in_dims[0]))
+        return loss, 0
+
+    return rule
+
+
 def _batched(info: Any, in_dims: tuple[int | None, ...], *tensors: Tensor) -> list[Tensor]:
     """An operator's first arguments with the batch in front."""
     dims = in_dims[: len(tensors)]
@@ -310,4 +403,8 @@ if _cuda_operator is not None:
     torch.library.register_vmap(
         "kernel_twins::cross_entropy_backward",
         backward_batching_rule(torch.ops.kernel_twins.cross_entropy_backward.default),
+    )
+    torch.library.register_vmap(
+        "kernel_twins::cross_entropy_gradient_",
+        in_place_batching_rule(_cuda_operator, torch.ops.kernel_twins.cross_entropy_backward.default),
     )

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C._functorch import maybe_current_level
+from torch.autograd import forward_ad
 from torch.nn import functional
 
 from kernel_twins._load import UnavailableError
@@ -22,12 +23,14 @@ from kernel_twins.functional.backends import (
     Function,
     cuda_operator,
     is_on_gpu,
+    is_transformed,
+    refuse_gradients,
     require_gpu,
     runs,
     triton_functions,
 )
 from kernel_twins.functional.choice import nearest
-from kernel_twins.functional.norm import Rule, one_by_one
+from kernel_twins.functional.norm import Rule, one_by_one, require_tensors
 from kernel_twins.functional.rows import with_batch
 from kernel_twins.spec import Backend, Case
 from kernel_twins.tensors import DTYPE, name_of
@@ -54,8 +57,10 @@ def dropout_add(
     """``dropout(activation(x + bias), p, training) + residual`` in one pass over memory, and no mask is stored.
 
     x has any shape and strides, residual x's shape, bias the shape of x's last dimension; ``activation`` is none, relu,
-    gelu (exact), gelu_tanh or silu. All are float32, bfloat16 or float16 alike; the result is contiguous, of x's shape
-    and dtype, and computed in fp32, rounded once. Autocast changes nothing, as for PyTorch's operations.
+    gelu (exact), gelu_tanh or silu. All are float32, bfloat16 or float16 alike; the result is of x's shape and dtype.
+    The CUDA and Triton backends compute it in fp32, rounded once, and return a new tensor, which is contiguous.
+    PyTorch's lies as its operations leave it, and is x itself where there is nothing to do, as F.dropout's. Autocast
+    changes nothing, as for PyTorch's operations.
 
     Masks come from the GPU's default generator, so that torch.manual_seed repeats them, and a graph draws new ones with
     every replay; both backends draw the same ones, but not F.dropout's, and Triton under graph capture or torch.compile
@@ -71,11 +76,12 @@ def dropout_add(
 
     TypeError or ValueError names the argument at fault; UnavailableError says what a backend lacks.
     """
-    if not 0 <= p <= 1:
-        raise ValueError(f"p is {p}, must be from 0 to 1: the share of elements that are dropped")
-    if activation not in ACTIVATIONS:
-        *most, last = ACTIVATIONS
-        raise ValueError(f"activation is {activation!r}, must be {', '.join(most)} or {last}: apply others before")
+    try:
+        is_right = 0 <= p <= 1 and activation in ACTIVATIONS
+    except TypeError:
+        is_right = False
+    if not is_right:
+        require_options(p, activation)
     p = float(p) if training else 0.0
     if backend == "auto":
         backend = _choose(x, residual, bias)
@@ -83,7 +89,12 @@ def dropout_add(
         if _cuda_operator is None:
             raise UnavailableError(_no_cuda)
         require_gpu("x", x, backend)
-        out: Tensor = _cuda_operator(x, residual, bias, p, activation)[0]
+        try:
+            out: Tensor = _cuda_operator(x, residual, bias, p, activation)[0]
+        except RuntimeError:  # the dispatcher's, too
+            require_tensors(residual, None, bias)
+            refuse_gradients("kernel_twins.dropout_add", x, residual, bias)
+            raise
         return out
     if backend == "triton":
         made: Tensor = triton_functions()["dropout_add"](x, residual, bias, p, activation)
@@ -92,6 +103,20 @@ def dropout_add(
         y = functional.dropout(ACTIVATIONS[activation](x if bias is None else x + bias), p)
         return y if residual is None else y + residual
     raise ValueError(f"backend is {backend!r}, must be one of {', '.join(BACKENDS)}")
+
+
+def require_options(p: float, activation: str) -> None:
+    """TypeError or ValueError where one of them is none."""
+    share = "from 0 to 1: the share of elements that are dropped"
+    try:
+        is_share = 0 <= p <= 1
+    except TypeError as error:
+        raise TypeError(f"p is a {type(p).__name__}, must be a number {share}") from error
+    if not is_share:
+        raise ValueError(f"p is {p}, must be {share}")
+    if not isinstance(activation, str) or activation not in ACTIVATIONS:
+        *most, last = ACTIVATIONS
+        raise ValueError(f"activation is {activation!r}, must be {', '.join(most)} or {last}: apply others before")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -109,10 +134,11 @@ def _choose(x: Tensor, residual: Tensor | None, bias: Tensor | None) -> str:
             is_on_gpu(each) and each.dtype == dtype and each.device == device and each.shape == shape and each.dim() > 0
         ):
             return "torch"
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:  # sizes may be symbols
-        return "cuda" if _runs("cuda", device.index) else "torch"
-    if maybe_current_level() is not None:
+    tracing = torch.compiler.is_compiling()
+    if (tracing or forward_ad._current_level >= 0 or maybe_current_level() is not None) and is_transformed():
         return "torch"
+    if tracing or torch._C._len_torch_dispatch_stack() > 0:  # sizes may be symbols
+        return "cuda" if _runs("cuda", device.index) else "torch"
     return _choice(x.shape, residual is not None, dtype, device.index)
 
 

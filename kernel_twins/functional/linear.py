@@ -22,6 +22,7 @@ from kernel_twins.functional.backends import (
     cuda_operator,
     is_on_gpu,
     place,
+    refuse_gradients,
     require_gpu,
     triton_functions,
 )
@@ -59,7 +60,11 @@ def linear(
         if _cuda_operator is None:
             raise UnavailableError(_no_cuda)
         require_gpu("x", x, backend)
-        return _cuda_operator(x, weight, bias, name)
+        try:
+            return _cuda_operator(x, weight, bias, name)
+        except RuntimeError:
+            refuse_gradients("kernel_twins.linear", x, weight, bias)
+            raise
     if backend == "triton":
         return triton_functions()["linear"](x, weight, bias, name)
     if backend == "torch":

@@ -24,6 +24,7 @@ from kernel_twins.functional.backends import (
     cuda_operator,
     is_on_gpu,
     place,
+    refuse_gradients,
     require_gpu,
     triton_functions,
 )
@@ -65,7 +66,11 @@ def matmul(a: Tensor, b: Tensor, *, backend: str = "auto", out_dtype: torch.dtyp
             raise UnavailableError(_no_cuda)
         require_gpu("a", a, backend)
         require_gpu("b", b, backend)
-        return _cuda_operator(a, b, out_dtype)
+        try:
+            return _cuda_operator(a, b, out_dtype)
+        except RuntimeError:
+            refuse_gradients("kernel_twins.matmul", a, b)
+            raise
     if backend == "triton":
         return triton_functions()["matmul"](a, b, out_dtype)
     if backend == "torch":

@@ -14,6 +14,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 from torch._C._functorch import maybe_current_level
+from torch.autograd import forward_ad
 from torch.nn import functional
 
 from kernel_twins._load import UnavailableError
@@ -25,6 +26,7 @@ from kernel_twins.functional.backends import (
     cuda_operator,
     is_differentiated,
     is_on_gpu,
+    refuse_gradients,
     require_gpu,
     runs,
     triton_functions,
@@ -98,10 +100,11 @@ def layer_norm(
     ``normalized_shape`` holds their sizes, or is the last one's. weight and bias have that shape. With a ``residual``
     of x's shape, x + residual takes x's place, rounded to x's dtype, and is returned as well: (y, added).
 
-    All are float32, bfloat16 or float16 alike, x and residual with any strides; results are contiguous, of x's shape
-    and dtype, and computed in fp32. x and residual are copied only where their rows have no neighbours or lie at no one
-    distance. Under CUDA's autocast the result is float32, as PyTorch's. Gradients flow backwards only, any number of
-    times; weight's and bias's are summed in a fixed order.
+    All are float32, bfloat16 or float16 alike, x and residual with any strides; results are of x's shape and dtype,
+    computed in fp32, and contiguous from the CUDA and Triton backends; PyTorch's lie as its operations leave them.
+    x and residual are copied only where their rows have no neighbours or lie at no one distance. Under CUDA's autocast
+    the result is float32, as PyTorch's. Gradients flow backwards only, any number of times; weight's and bias's are
+    summed in a fixed order.
 
     ``backend``: "cuda", "triton", "torch", or "auto", the fastest in this GPU's committed measurements at the nearest
     number and length of rows, by the GPU's time or the host's, whichever is longer ("cuda" where there are none, and
@@ -167,9 +170,14 @@ def _norm(
         require_gpu("x", x, backend)
         operator, add_operator = _CUDA[name]
         eps = _EPS if eps is None else eps
-        if residual is None:
-            return operator(x, shape, *affine, eps)[0]
-        y, added, *_ = add_operator(x, residual, shape, *affine, eps)
+        try:
+            if residual is None:
+                return operator(x, shape, *affine, eps)[0]
+            y, added, *_ = add_operator(x, residual, shape, *affine, eps)
+        except RuntimeError:  # the dispatcher's, too
+            require_tensors(residual, *affine)
+            refuse_gradients(f"kernel_twins.{name}", x, residual, *affine)
+            raise
         return y, added
     if backend == "triton":
         return triton_functions()["norm"](name, x, residual, shape, affine, _EPS if eps is None else eps)
@@ -202,10 +210,11 @@ def _choose(name: str, x: Tensor, shape: Sequence[int], affine: Affine, residual
             return "torch"
     if residual is not None and residual.shape != x.shape:
         return "torch"
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:  # sizes may be symbols
-        return "cuda" if _runs(name, "cuda", device.index) else "torch"
-    if maybe_current_level() is not None and is_differentiated():
+    tracing = torch.compiler.is_compiling()
+    if (tracing or forward_ad._current_level >= 0 or maybe_current_level() is not None) and is_differentiated():
         return "torch"
+    if tracing or torch._C._len_torch_dispatch_stack() > 0:  # sizes may be symbols
+        return "cuda" if _runs(name, "cuda", device.index) else "torch"
     return _choice(name, x.shape, tuple(shape), residual is not None, dtype, device.index)
 
 
@@ -229,6 +238,16 @@ def _runs(name: str, backend: Backend, device: int) -> bool:
     if backend == "cuda" and not _CUDA:
         return False
     return runs(backend, ((op, STEPS[backend][op][-1]) for op in (name, f"{name}_backward")), device)
+
+
+def require_tensors(residual: Tensor | None, weight: Tensor | None, bias: Tensor | None = None) -> None:
+    """TypeError where one is there that is no tensor: the dispatcher says so as a RuntimeError."""
+    for name, given in (("residual", residual), ("weight", weight), ("bias", bias)):
+        if given is not None and not isinstance(given, Tensor):
+            raise TypeError(
+                f"{name} is a {type(given).__name__}, must be a torch.Tensor or None: "
+                f"call torch.as_tensor({name}, dtype=x.dtype, device=x.device)"
+            )
 
 
 def no_row(shape: Sequence[int], sizes: Sequence[int]) -> ValueError:

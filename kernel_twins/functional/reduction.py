@@ -6,20 +6,25 @@ imports Triton before it is asked for.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
+from operator import index
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._C._functorch import maybe_current_level
+from torch.autograd import forward_ad
 
 from kernel_twins._load import UnavailableError
 from kernel_twins.functional.backends import (
     BACKENDS,
     HALF,
+    batches,
     cuda_operator,
     is_differentiated,
     is_on_gpu,
+    refuse_gradients,
     require_gpu,
     runs,
     triton_functions,
@@ -50,8 +55,9 @@ def sum(x: Tensor, dim: Dims = None, keepdim: bool = False, *, backend: str = "a
     only, any number of times.
 
     ``backend``: "cuda", "triton", "torch", or "auto", which is "cuda" on a GPU where it is built. "auto" leaves to
-    PyTorch what the others do not take: other dtypes, tensors off the GPU, empty ones and those of more dimensions;
-    and half precision under autocast, and torch.func's derivatives.
+    PyTorch what the others do not take: other dtypes, tensors off the GPU, empty ones and those of more dimensions, of
+    which a batch of torch.func.vmap is one; and half precision under autocast, forward mode, and torch.func's
+    derivatives.
 
     TypeError, ValueError or IndexError names the argument at fault; UnavailableError says what a backend lacks.
     """
@@ -84,15 +90,32 @@ def _reduced(x: Tensor, dim: Dims, keepdim: bool, backend: str, kind: str) -> Te
         backend = _choose(x, kind)
     if backend == "torch":
         return _PYTORCHS[kind](x, dim, keepdim)
-    dims = () if dim is None else (dim,) if isinstance(dim, int) else tuple(dim)
+    dims = () if dim is None else (dim,) if isinstance(dim, int) else _dims(dim, kind)
     if backend == "cuda":
         if _cuda_operator is None:
             raise UnavailableError(_no_cuda)
         require_gpu("x", x, backend)
-        return _cuda_operator(x, dims, keepdim, kind)
+        try:
+            return _cuda_operator(x, dims, keepdim, kind)
+        except RuntimeError:
+            refuse_gradients(f"kernel_twins.{_PYTORCHS[kind].__name__}", x)
+            raise
     if backend == "triton":
         return triton_functions()["reduction"](x, dims, keepdim, kind)
     raise ValueError(f"backend is {backend!r}, must be one of {', '.join(BACKENDS)}")
+
+
+def _dims(dim: Any, kind: str) -> tuple[int, ...]:
+    """Several dimensions, which argmax does not take, or one that is no int, as NumPy's integers are none."""
+    if not isinstance(dim, (tuple, list)):
+        with contextlib.suppress(TypeError):
+            return (index(dim),)
+    if kind == "argmax":
+        raise TypeError(f"dim is {dim!r}, must be an int or None for argmax: make several one, with x.flatten(...)")
+    try:
+        return tuple(dim)
+    except TypeError:
+        raise TypeError(f"dim is {dim!r}, must be an int, a tuple of them or None: pass -1 for the last one") from None
 
 
 def _choose(x: Tensor, kind: str) -> str:
@@ -101,9 +124,13 @@ def _choose(x: Tensor, kind: str) -> str:
         return "torch"
     if kind == "sum" and x.dtype in HALF and torch.is_autocast_enabled("cuda"):  # PyTorch widens what it reads
         return "torch"
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:  # sizes may be symbols
+    tracing = torch.compiler.is_compiling()
+    transformed = tracing or forward_ad._current_level >= 0 or maybe_current_level() is not None
+    if transformed and (is_differentiated() or x.dim() + batches() > MOST_AXES):  # a batch is one axis more
+        return "torch"
+    if tracing or torch._C._len_torch_dispatch_stack() > 0:  # sizes may be symbols
         return "cuda" if _runs("cuda", x.device.index) else "torch"
-    if x.numel() == 0 or (maybe_current_level() is not None and is_differentiated()):
+    if x.numel() == 0:
         return "torch"
     return "cuda" if _runs("cuda", x.device.index) else "torch"
 

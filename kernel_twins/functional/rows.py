@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import index
 from typing import Any
 
 import torch
@@ -13,6 +14,10 @@ Rule = Callable[..., tuple[Tensor, int]]
 
 def counted(dim: int, name: str, rank: int) -> int:
     """``dim`` counted from the front, IndexError where there is none. A rank of 0 is a row of one element."""
+    try:
+        dim = index(dim)
+    except TypeError:
+        raise TypeError(f"dim is {dim!r}, must be an int: pass -1 for the last dimension of {name}") from None
     dims = max(rank, 1)
     if not -dims <= dim < dims:
         raise IndexError(f"dim is {dim}, must be from {-dims} to {dims - 1}: {name} has {rank} dimensions")

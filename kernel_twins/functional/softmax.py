@@ -12,6 +12,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 from torch._C._functorch import maybe_current_level
+from torch.autograd import forward_ad
 
 from kernel_twins._load import UnavailableError
 from kernel_twins.ceilings import gpu_slug
@@ -21,6 +22,7 @@ from kernel_twins.functional.backends import (
     cuda_operator,
     is_differentiated,
     is_on_gpu,
+    refuse_gradients,
     require_gpu,
     runs,
     triton_functions,
@@ -61,8 +63,9 @@ def softmax(x: Tensor, dim: int = -1, backend: str = "auto") -> Tensor:
     ``backend``: "cuda", "triton", "torch", or "auto", the fastest in this GPU's committed measurements at the nearest
     number and length of rows, by the GPU's time or the host's, whichever is longer ("cuda" where there are none, and
     under torch.compile, for which sizes may be symbols). "auto" leaves to PyTorch what it does with less: another
-    dimension than the last where x would be copied, half precision under autocast, and torch.func's derivatives; and
-    what the others do not take: other dtypes, tensors of other classes (DTensor), off the GPU, and empty ones.
+    dimension than the last where x would be copied, half precision under autocast, forward mode, and torch.func's
+    derivatives; and what the others do not take: other dtypes, tensors of other classes (DTensor), off the GPU, and
+    empty ones.
 
     TypeError, ValueError or IndexError names the argument at fault; UnavailableError says what a backend lacks.
     """
@@ -81,7 +84,11 @@ def _softmax(x: Tensor, dim: int, backend: str, log: bool) -> Tensor:
         if _cuda_operator is None:
             raise UnavailableError(_no_cuda)
         require_gpu("x", x, backend)
-        return _cuda_operator(x, dim, log)
+        try:
+            return _cuda_operator(x, dim, log)
+        except RuntimeError:
+            refuse_gradients("kernel_twins.log_softmax" if log else "kernel_twins.softmax", x)
+            raise
     if backend == "triton":
         return triton_functions()["softmax"](x, dim, log)
     if backend == "torch":
@@ -103,10 +110,11 @@ def _choose(x: Tensor, dim: int) -> str:
         return "torch"
     if dtype in HALF and torch.is_autocast_enabled("cuda"):  # PyTorch widens what it reads, without another pass
         return "torch"
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:  # sizes may be symbols
-        return "cuda" if dim in (-1, x.dim() - 1) and _runs("cuda", device) else "torch"
-    if maybe_current_level() is not None and is_differentiated():
+    tracing = torch.compiler.is_compiling()
+    if (tracing or forward_ad._current_level >= 0 or maybe_current_level() is not None) and is_differentiated():
         return "torch"
+    if tracing or torch._C._len_torch_dispatch_stack() > 0:  # sizes may be symbols
+        return "cuda" if dim in (-1, x.dim() - 1) and _runs("cuda", device) else "torch"
     return _choice(x.shape, x.stride(), dim, dtype, device)
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +24,14 @@ from kernel_twins.functional.backends import (
     triton_launcher,
     wants_gradient,
 )
-from kernel_twins.functional.cross_entropy import REDUCTIONS, STEPS, backward_batching_rule, batching_rule
+from kernel_twins.functional.cross_entropy import (
+    REDUCTIONS,
+    STEPS,
+    backward_batching_rule,
+    batching_rule,
+    has_rows_apart,
+    in_place_batching_rule,
+)
 from kernel_twins.functional.rows import empty_rows, in_rows, rows_of
 from kernel_twins.tensors import DTYPE, require_dtype
 
@@ -44,10 +52,11 @@ def cross_entropy(
     label_smoothing: float,
 ) -> Tensor:
     """By the last Triton step, of tensors on a GPU; past the operator, slow to dispatch, where nobody needs it."""
+    compiling = torch.compiler.is_compiling()  # nothing of Triton's can be traced
+    if not compiling and not triton.knobs.runtime.interpret:
+        require_gpu("input", input, "triton")
     arguments = input, target, ignore_index, REDUCTIONS[reduction], float(label_smoothing), _widens(input)
-    if not torch.compiler.is_compiling():  # nothing of Triton's can be traced
-        if not triton.knobs.runtime.interpret:
-            require_gpu("input", input, "triton")
+    if not compiling:
         if is_plain(input, target):
             return _differentiable(*arguments) if wants_gradient(input) else _compute(*arguments)[0]
         refuse_tangents("cross_entropy", input)
@@ -64,10 +73,11 @@ def cross_entropy_gradient_(
     label_smoothing: float,
 ) -> Tensor:
     """The loss, and in the place of input its gradient; input does not require grad where gradients are recorded."""
+    compiling = torch.compiler.is_compiling()
+    if not compiling and not triton.knobs.runtime.interpret:
+        require_gpu("input", input, "triton")
     arguments = input, target, ignore_index, REDUCTIONS[reduction], float(label_smoothing), _widens(input)
-    if not torch.compiler.is_compiling():
-        if not triton.knobs.runtime.interpret:
-            require_gpu("input", input, "triton")
+    if not compiling:
         if is_plain(input, target):
             loss = _compute_in_place(*arguments)
             if not input.is_inference():
@@ -143,16 +153,9 @@ def _compute_in_place(
     label_smoothing: float = 0.0,
     fp32_loss: bool = False,
 ) -> Tensor:
-    if reduction not in (_MEAN, _SUM):
-        raise ValueError(f"reduction is {reduction}, must be 1 for mean or 2 for sum: of rows' losses there is no one")
-    dim = _check(input, target, reduction, label_smoothing)
-    rows = rows_of(input, dim) if input.numel() else None
-    if input.numel() and (rows is None or (len(rows) > 1 and rows.stride(0) < rows.shape[1])):
-        raise ValueError(
-            f"input has strides {input.stride()}, must have rows of neighbouring classes, apart from each other and "
-            "all equally far: take input.contiguous(), classes last"
-        )
+    dim = _check_in_place(input, target, reduction, label_smoothing)
     loss, lse, scale = _compute(input, target, ignore_index, reduction, label_smoothing, fp32_loss)
+    rows = rows_of(input, dim) if input.numel() else None
     if rows is not None:
         _launch_backward(rows, target, lse, scale, rows, ignore_index, label_smoothing)
     return loss
@@ -206,6 +209,21 @@ def _check(input: Tensor, target: Tensor, reduction: int, label_smoothing: float
     return dim
 
 
+def _check_in_place(input: Tensor, target: Tensor, reduction: int, label_smoothing: float) -> int:  # noqa: A002
+    """What ``_check`` does, and that the rows can be overwritten."""
+    if reduction not in (_MEAN, _SUM):
+        raise ValueError(
+            f"reduction is {reduction}, must be 1 for mean or 2 for sum: of rows' losses there is no one gradient"
+        )
+    dim = _check(input, target, reduction, label_smoothing)
+    if not has_rows_apart(input) and input.numel() > 0:
+        raise ValueError(
+            f"input has strides {input.stride()}, must have rows of neighbouring classes, apart from each other and "
+            "all equally far: take input.contiguous(), classes last"
+        )
+    return dim
+
+
 def _check_backward(
     dout: Tensor,
     input: Tensor,  # noqa: A002
@@ -240,14 +258,17 @@ def _differentiable_backward(
     """In operations that can be differentiated again; lse and scale must be known to come from input and target."""
     dim = 0 if input.dim() == 1 else 1
     ignored = target == ignore_index
+    # As in the kernels, a target that is no class makes its row NaN, where scatter_add would end the process.
+    no_class = (target < 0) | (target >= input.shape[dim])
     of_rows = dout.float()
     if reduction == _MEAN:
         of_rows = of_rows / ignored.logical_not().sum()
+    of_rows = of_rows.expand(target.shape).masked_fill(no_class & ~ignored, math.nan)
     p = torch.softmax(input.float(), dim)
     wanted = torch.full_like(p, label_smoothing / max(1, input.shape[dim]))
-    classes = target.masked_fill(ignored, 0).unsqueeze(dim)
+    classes = target.masked_fill(no_class, 0).unsqueeze(dim)
     wanted = wanted.scatter_add(dim, classes, torch.full_like(classes, 1 - label_smoothing, dtype=p.dtype))
-    dx = (p - wanted) * of_rows.expand(target.shape).unsqueeze(dim)
+    dx = (p - wanted) * of_rows.unsqueeze(dim)
     return dx.masked_fill(ignored.unsqueeze(dim), 0.0).to(input.dtype)
 
 
@@ -318,6 +339,7 @@ def _fake_in_place(
     label_smoothing: float = 0.0,
     fp32_loss: bool = False,
 ) -> Tensor:
+    _check_in_place(input, target, reduction, label_smoothing)
     return _fake(input, target, ignore_index, reduction, label_smoothing, fp32_loss)[0]
 
 
@@ -346,6 +368,7 @@ def _backward(ctx: Any, dout: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
 operator.register_autograd(_backward, setup_context=_save_from_operator)
 operator.register_vmap(batching_rule(operator))
 backward_operator.register_vmap(backward_batching_rule(backward_operator))
+in_place_operator.register_vmap(in_place_batching_rule(operator, backward_operator))
 
 
 class _CrossEntropy(torch.autograd.Function):

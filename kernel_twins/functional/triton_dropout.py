@@ -26,7 +26,7 @@ from kernel_twins.functional.backends import (
     wants_gradient,
 )
 from kernel_twins.functional.dropout import STEPS, batching_rule
-from kernel_twins.functional.norm import one_by_one
+from kernel_twins.functional.norm import one_by_one, require_tensors
 from kernel_twins.functional.rows import in_rows
 from kernel_twins.functional.triton_linear import _differentiable_dz as differentiable_dz
 from kernel_twins.tensors import DTYPE, require_dtype
@@ -49,6 +49,7 @@ def dropout_add(x: Tensor, residual: Tensor | None, bias: Tensor | None, p: floa
             made: Tensor = _differentiable(x, residual, bias, p, activation)
             return made
         if not past:
+            require_tensors(residual, None, bias)
             refuse_tangents("dropout_add", *given)
     if past:
         return _compute(x, residual, bias, p, activation, _next_state(x.device, p))

@@ -24,7 +24,7 @@ from kernel_twins.functional.backends import (
     triton_launcher,
     wants_gradient,
 )
-from kernel_twins.functional.norm import STEPS, Affine, Result, batching_rule, no_row, one_by_one
+from kernel_twins.functional.norm import STEPS, Affine, Result, batching_rule, no_row, one_by_one, require_tensors
 from kernel_twins.functional.rows import in_rows
 from kernel_twins.tensors import DTYPE, require_dtype
 
@@ -52,6 +52,7 @@ def norm(name: str, x: Tensor, residual: Tensor | None, shape: Sequence[int], af
         if past and wants_gradient(*given):
             return _differentiable(name, x, residual, shape, weight, bias, eps)
         if not past:
+            require_tensors(residual, weight, bias)
             refuse_tangents(name, *given)
     if past:
         y, added, _, _ = _compute(name, x, residual, shape, weight, bias, eps)
@@ -289,7 +290,11 @@ class _Norm(torch.autograd.Function):
     ) -> Result:
         out = _compute(name, x, residual, shape, weight, bias, eps)
         _save(ctx, name, x, len(shape), weight, eps, out)
-        return out.y if out.added is None else (out.y, out.added)
+        if out.added is None:
+            return out.y
+        if not (ctx.needs_input_grad[1] or ctx.needs_input_grad[2]):  # weights have no say in the sum
+            ctx.mark_non_differentiable(out.added)
+        return out.y, out.added
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None, dadded: Tensor | None = None) -> tuple[Tensor | None, ...]:
@@ -334,7 +339,9 @@ def _operator(name: str, adds: bool) -> Function:
         y, *others, rstd = output
         added = others.pop(0) if adds else None
         mean = others.pop() if centered else None
-        ctx.mark_non_differentiable(*((rstd,) if mean is None else (mean, rstd)))
+        x_grad, residual_grad, *_ = given(*ctx.needs_input_grad[: len(inputs)])  # as of _Norm, and one more behind them
+        constant = None if x_grad or residual_grad else added
+        ctx.mark_non_differentiable(*(each for each in (constant, mean, rstd) if each is not None))
         _save(ctx, name, x, len(shape), weight, eps, Normed(y, added, mean, rstd))
 
     def backward(ctx: Any, dy: Tensor | None, *others: Tensor | None) -> tuple[Tensor | None, ...]:

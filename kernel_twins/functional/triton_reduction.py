@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import triton
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from kernel_twins.functional.backends import (
     HALF,
@@ -28,14 +29,17 @@ _DTYPES = tuple(DTYPE.values())
 
 def reduction(x: Tensor, dims: Sequence[int], keepdim: bool, kind: str) -> Tensor:
     """By the last Triton step, of a tensor on a GPU; past the operator, slow to dispatch, where nobody needs it."""
+    tracing = torch.compiler.is_compiling()
+    if not tracing and not triton.knobs.runtime.interpret:
+        require_gpu("x", x, "triton")
     if kind == "sum" and x.dtype in HALF and torch.is_autocast_enabled("cuda"):
         x = x.float()  # as PyTorch's
-    if torch.compiler.is_compiling():  # nothing of Triton's can be traced
+    if tracing:  # nothing of Triton's can be traced
         return operator(x, dims, keepdim, kind)
-    if not triton.knobs.runtime.interpret:
-        require_gpu("x", x, "triton")
     if not is_plain(x):
-        refuse_tangents("reduction_nd", x)
+        if kind == "argmax":  # a place, which nobody derives; torch.func.grad would try to
+            x = x.detach()
+        refuse_tangents("amax" if kind == "max" else kind, x)
         return operator(x, dims, keepdim, kind)
     if x.requires_grad and torch.is_grad_enabled() and kind != "argmax":
         return _differentiable(x, dims, keepdim, kind)
@@ -61,7 +65,7 @@ def _axes_and_sizes(
     if kind not in KINDS:
         raise ValueError(f"kind is {kind!r}, must be one of {', '.join(KINDS)}")
     axes = axes_of(dims, len(shape))[: len(shape)]
-    if kind in ("max", "argmax") and any(shape[axis] == 0 for axis in axes):
+    if kind in ("max", "argmax") and any(guard_or_false(shape[axis] == 0) for axis in axes):  # unbacked, nobody knows
         raise IndexError(f"x has shape {tuple(shape)}, must have elements along dims for {kind}")
     return axes, [1 if axis in axes else size for axis, size in enumerate(shape) if keepdim or axis not in axes]
 
