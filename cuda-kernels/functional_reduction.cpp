@@ -147,7 +147,7 @@ class ReductionFunction : public torch::autograd::Function<ReductionFunction> {
 };
 
 Tensor reduction_autograd(const Tensor& x, at::IntArrayRef dims, bool keepdim, std::string_view kind) {
-  refuse_tangents("reduction_nd", {&x});
+  if (kind != "argmax") refuse_tangents("reduction_nd", {&x});  // of a place there is no derivative
   if (at::GradMode::is_enabled() && x.requires_grad() && kind != "argmax") {
     return ReductionFunction::apply(x, dims, keepdim, kind);
   }

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import datetime
+import fcntl
 import json
 import os
 import platform
 import signal
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -37,6 +39,17 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
 
         if torch.cuda.memory_reserved() > KEPT_BYTES:
             torch.cuda.empty_cache()
+
+
+@pytest.fixture
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One test at a time of those that need a good part of the GPU's memory, however many processes run tests."""
+    with (tmp_path_factory.getbasetemp().parent / "alone").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        import torch
+
+        torch.cuda.empty_cache()
+        yield
 
 
 class _Record:

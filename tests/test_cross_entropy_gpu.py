@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -193,15 +191,6 @@ def test_a_target_that_is_no_class_makes_nan_where_derivatives_go_on(backend, re
     for create_graph in (False, True):
         (dx,) = torch.autograd.grad(loss, x, torch.ones_like(loss), retain_graph=True, create_graph=create_graph)
         assert torch.equal(dx.isnan(), bad[:, None].expand(6, 40)) and not dx[4].any()
-
-
-@pytest.fixture
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """As in test_steps_gpu.py, and by the same lock: one test at a time of those that need much of the memory."""
-    with (tmp_path_factory.getbasetemp().parent / "alone").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        torch.cuda.empty_cache()
-        yield
 
 
 @pytest.mark.slow

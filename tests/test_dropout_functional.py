@@ -506,7 +506,7 @@ def test_devices_backends_and_others_than_tensors_are_refused() -> None:
     x, function = values((3, 5)), kernel_twins.dropout_add
     no_tensor: Any = [1.0]
     no_names: list[Any] = ["tanh", ["relu"]]
-    no_numbers: list[Any] = ["a", None]
+    no_numbers: list[Any] = ["a", None, torch.tensor([0.1, 0.2])]
     with pytest.raises(ValueError, match=r"^backend is 'cublas', must be one of auto, cuda, triton, torch$"):
         function(x, backend="cublas")
     for backend in ("auto", "cuda", "triton", "torch"):

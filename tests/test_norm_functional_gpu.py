@@ -213,13 +213,14 @@ def test_any_strides(backend, name, layout) -> None:
 @OURS
 @BY_NAME
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
-@pytest.mark.parametrize("n", [5003, 2051])
+@pytest.mark.parametrize("n", [5003, 2051, 65_536])
 def test_weights_may_start_within_a_word(backend, name, dtype, n) -> None:
-    """At an odd multiple of 2 bytes, beside aligned rows of odd length, of which there are many for each program."""
-    x, residual = (values(4096, n, dtype=dtype, seed=seed) for seed in (0, 1))
+    """At an odd multiple of 2 bytes, beside rows that are aligned, if not all of an odd length; a program has many."""
+    m = min(4096, 2**25 // n)
+    x, residual = (values(m, n, dtype=dtype, seed=seed) for seed in (0, 1))
     affine = tuple(each[1:].detach().requires_grad_() for each in weights(name, (n + 1,), dtype))
     assert all(each.data_ptr() % 4 == 2 for each in affine) and x.data_ptr() % 32 == 0
-    douts = [values(4096, n, dtype=dtype, seed=seed) for seed in (4, 5)]
+    douts = [values(m, n, dtype=dtype, seed=seed) for seed in (4, 5)]
     assert_both_right(name, backend, x, 1, affine, None, douts[:1])
     assert_both_right(name, backend, x, 1, affine, residual, douts)
     if name == "layer_norm":  # one of them alone is enough

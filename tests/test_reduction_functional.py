@@ -297,6 +297,15 @@ def test_the_number_of_elements_may_be_known_to_values_alone(operator, kind) -> 
                 function(x, torch.zeros_like(mask))
 
 
+def test_a_place_has_no_tangent(operator, monkeypatch) -> None:
+    as_on_gpu(monkeypatch)
+    x = values((3, 5))
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
+        place = kernel_twins.argmax(dual, 1, backend="triton" if is_triton(operator) else "cuda")
+    assert torch.equal(place, x.argmax(1))
+
+
 def test_gradients_of_transforms_are_refused_with_a_remedy(operator, monkeypatch) -> None:
     as_on_gpu(monkeypatch)
     backend = "triton" if is_triton(operator) else "cuda"
@@ -364,9 +373,11 @@ def test_what_is_no_dimension_is_named(operator, monkeypatch) -> None:
                 kernel_twins.argmax(x, dims, backend=given)
         with pytest.raises(TypeError):
             kernel_twins.argmax(x, dims, backend="torch")
-    no_dim: Any = 1.0
-    with pytest.raises(TypeError, match=r"^dim is 1.0, must be an int, a tuple of them or None: pass -1 for the last"):
-        kernel_twins.sum(x, no_dim, backend=backend)
+    no_dim: Any
+    for no_dim in (1.0, [1.5], "ab"):
+        said = rf"^dim is {re.escape(repr(no_dim))}, must be an int, a tuple of them or None: pass -1 for the last"
+        with pytest.raises(TypeError, match=said):
+            kernel_twins.sum(x, no_dim, backend=backend)
 
 
 def test_what_is_no_tensor_is_named() -> None:

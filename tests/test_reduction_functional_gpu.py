@@ -232,6 +232,14 @@ def test_other_dtypes_are_refused_and_left_to_pytorch(backend) -> None:
         kernel_twins.sum(x, 1, backend=backend)
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("alone")
+def test_more_blocks_than_a_grid_has_are_refused() -> None:
+    x = values(1, 20_000).expand(2**31 + 5, 20_000)
+    with pytest.raises(RuntimeError, match=r"2147483653 blocks for this x, a grid has up to 2147483647: reduce a part"):
+        kernel_twins.sum(x, 1, backend="cuda")
+
+
 @OURS
 @BY_KIND
 def test_dimensions_are_pytorchs(backend, kind) -> None:

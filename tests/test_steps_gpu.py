@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import importlib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -113,15 +112,6 @@ def test_every_configuration_is_right(op: Op, step: Step, monkeypatch: pytest.Mo
         for case in cases:
             verdict = check(op, call, case)
             assert verdict.ok, f"{config} at {case.slug}: {verdict.reason}"
-
-
-@pytest.fixture
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One test at a time of those that need a good part of the GPU's memory, however many processes run tests."""
-    with (tmp_path_factory.getbasetemp().parent / "alone").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        torch.cuda.empty_cache()
-        yield
 
 
 @pytest.mark.slow

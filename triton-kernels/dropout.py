@@ -82,7 +82,7 @@ def keeps_anywhere(seed, offset, threshold, ALL: tl.constexpr, i, BLOCK: tl.cons
 @triton.jit
 def places(first, N, BLOCK: tl.constexpr, ENDS_ONCE: tl.constexpr):
     # Rows and columns of BLOCK elements from first on; where one row ends among them at most, without divisions but
-    # for one of 64 bits.
+    # for one of 64 bits. Several rows of N within BLOCK of 2^31 are none that 32 bits count.
     row = first // N
     along = tl.arange(0, BLOCK)
     along += (first - row * N).to((along + N).dtype)  # of 64 bits where N is

@@ -4,11 +4,10 @@
 //           the first, and before it knows the row's target. Packs are those of memory: the row's first and
 //           last one may be its in part, and are then moved element by element.
 // Why:      an eighth of the loads and stores, and 64 bytes of every thread on their way at once. A block
-// that
-//           ends after a chunk makes room for another, whose loads fill in while it stores.
+//           that ends after a chunk makes room for another, whose loads fill in while it stores.
 // Counter:  instructions and time fall to 0.87 of v01's; dram_share is 88 %.
-// Requires: rows that are contiguous, of fewer than 2^31 elements. out's rows take wide stores where they are
-//           skewed like the logits'; it may be the logits themselves.
+// Requires: rows that are contiguous, of fewer than 2^31 elements, less two chunks. out's rows take wide
+//           stores where they are skewed like the logits'; it may be the logits themselves.
 // Source:   vector_add's v03, for rows
 // Twin:     none, Triton chooses the width of an access by itself.
 #include <limits>

@@ -110,7 +110,7 @@ def _capability(device: int) -> tuple[int, int] | None:
     return torch.cuda.get_device_capability(device)
 
 
-# What a call is in, for "auto": of a trace, a constant, as the tracer guards the transforms that it is in itself.
+# What a call is in, for "auto". Of a trace it is a constant: a graph keeps to what it was made in.
 
 
 @torch.compiler.assume_constant_result

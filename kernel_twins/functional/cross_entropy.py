@@ -165,9 +165,7 @@ def _can_overwrite(input: Tensor) -> bool:  # noqa: A002
 
 
 def has_rows_apart(input: Tensor) -> bool:  # noqa: A002
-    """Whether classes are neighbours, and rows apart from each other and all equally far. Sizes may be symbols, of
-    which nothing is asked that a contiguous input leaves open.
-    """
+    """Whether classes are neighbours, and rows apart from each other and all equally far. Sizes may be symbols."""
     dim, sizes, strides = int(input.dim() > 1), input.shape, input.stride()
     if strides[dim] != 1 and sizes[dim] != 1:
         return False

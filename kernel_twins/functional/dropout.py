@@ -78,7 +78,7 @@ def dropout_add(
     """
     try:
         is_right = 0 <= p <= 1 and activation in ACTIVATIONS
-    except TypeError:
+    except (TypeError, ValueError, RuntimeError):  # the latter of arrays and tensors
         is_right = False
     if not is_right:
         require_options(p, activation)
@@ -110,7 +110,7 @@ def require_options(p: float, activation: str) -> None:
     share = "from 0 to 1: the share of elements that are dropped"
     try:
         is_share = 0 <= p <= 1
-    except TypeError as error:
+    except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"p is a {type(p).__name__}, must be a number {share}") from error
     if not is_share:
         raise ValueError(f"p is {p}, must be {share}")

@@ -113,7 +113,7 @@ def _dims(dim: Any, kind: str) -> tuple[int, ...]:
     if kind == "argmax":
         raise TypeError(f"dim is {dim!r}, must be an int or None for argmax: make several one, with x.flatten(...)")
     try:
-        return tuple(dim)
+        return tuple(map(index, dim))
     except TypeError:
         raise TypeError(f"dim is {dim!r}, must be an int, a tuple of them or None: pass -1 for the last one") from None
 

@@ -168,7 +168,8 @@ def fits(x: Tensor, matrices: int, config: dict[str, Any]) -> bool:
 
 
 def fitting(configs: list[triton.Config], args: dict[str, Any], **meta: Any) -> list[triton.Config]:
-    # With a residual, too: in fp32, Triton's key takes that and the sum for weight and bias.
+    # As if there were a residual: a search's key has dtypes alone, of which residual and sum in fp32 are like those of
+    # weight and bias, so one result serves both.
     return [config for config in configs if fits(args["x"], 2, config.all_kwargs())]
 
 
@@ -584,9 +585,10 @@ def _first(
     places = [each.data_ptr() for each in tensors if each is not None and each.dim() == 2]
     places += [(stride - N) * x.element_size() for stride in strides[:matrices]]
     unit = SECTOR_BYTES if N * x.element_size() % VECTOR_BYTES else VECTOR_BYTES
-    # Rows that start anywhere meet weight and bias at every place: those are loaded word by word.
-    words = [each.data_ptr() for each in tensors if each is not None and each.dim() == 1]
-    wide = all(place % unit == 0 for place in places) and all(word % WORD_BYTES == 0 for word in words)
+    wide = all(place % unit == 0 for place in places)
+    if unit == SECTOR_BYTES:  # rows start anywhere, and meet weight and bias at every place: those are read in words
+        vectors = [each.data_ptr() for each in tensors if each is not None and each.dim() == 1]
+        wide = wide and all(place % WORD_BYTES == 0 for place in vectors)
     constants: dict[str, Any] = {"WIDE": wide}
     grid = lambda config: grid_of(x, matrices, config)  # noqa: E731
     if not config:
