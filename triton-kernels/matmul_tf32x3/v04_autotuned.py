@@ -13,7 +13,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.testing import do_bench_cudagraph
 
 from kernel_twins._triton import tuning
 from kernel_twins._triton.tf32 import round_to_tf32
@@ -32,7 +31,7 @@ CONFIGS = [
     CONFIGS,
     key=["M", "N", "K", "stride_am", "stride_ak", "stride_bk", "stride_bn"],
     cache_results=True,
-    do_bench=do_bench_cudagraph,  # launched one by one, a small product's time would be the host's
+    do_bench=tuning.bench,
 )
 @triton.heuristics({"EVEN_K": lambda args: args["K"] % args["BLOCK_K"] == 0})
 @triton.jit
