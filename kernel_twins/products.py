@@ -207,14 +207,19 @@ def bytes_moved(case: Case) -> int:
     return ITEMSIZE[case.dtype] * (m * k + k * n) + ITEMSIZE[_out_dtype(case)] * m * n
 
 
+def allows_tf32() -> bool:
+    """Whether PyTorch may compute fp32 products by TF32. Its older setting cannot be read where its newer was made."""
+    import torch
+
+    return torch.backends.cuda.matmul.fp32_precision == "tf32"
+
+
 def torch_mm_fp32(a: Tensor, b: Tensor, *, out: Tensor) -> None:
     """PyTorch's product in true fp32; RuntimeError where TF32 has been allowed."""
     import torch
 
-    if torch.backends.cuda.matmul.allow_tf32:
-        raise RuntimeError(
-            "allow_tf32 is on; this baseline is true fp32: torch.set_float32_matmul_precision('highest')"
-        )
+    if allows_tf32():
+        raise RuntimeError("TF32 is on; this baseline is true fp32: torch.set_float32_matmul_precision('highest')")
     torch.mm(a, b, out=out)
 
 

@@ -346,10 +346,9 @@ EVERY: dict[str, tuple[Any, Any]] = {
     ),
     "dropout_add": (lambda x, w, **k: kernel_twins.dropout_add(x, None, 0.0, bias=w[0], **k), lambda x, w: x + w[0]),
 }
-"""Of x: [4, 5] and w: [5, 5]. Products by torch.func are for those who name "torch"."""
+"""Of x: [4, 5] and w: [5, 5]."""
 MODULES = {"sum": "reduction", "layer_norm": "norm", "dropout_add": "dropout"}
 BY_FUNCTION = pytest.mark.parametrize("function", EVERY)
-WITHOUT_PRODUCTS = pytest.mark.parametrize("function", [name for name in EVERY if name not in ("matmul", "linear")])
 
 
 def as_on_gpu(monkeypatch, function: str) -> None:
@@ -375,7 +374,7 @@ def test_auto_asks_no_driver_where_there_is_none(monkeypatch, function) -> None:
         assert (out.shape, out.dtype, out.device) == (right.shape, right.dtype, torch.device("cuda:0"))
 
 
-@WITHOUT_PRODUCTS
+@BY_FUNCTION
 def test_auto_leaves_derivatives_of_transforms_and_forward_mode_to_pytorch(monkeypatch, function) -> None:
     as_on_gpu(monkeypatch, function)
     ours, pytorchs = EVERY[function]
@@ -396,7 +395,7 @@ def test_auto_leaves_derivatives_of_transforms_and_forward_mode_to_pytorch(monke
         torch.testing.assert_close(derived(ours), derived(pytorchs))
 
 
-@WITHOUT_PRODUCTS
+@BY_FUNCTION
 def test_auto_leaves_derivatives_in_a_graph_to_pytorch(operator, monkeypatch, function) -> None:
     as_on_gpu(monkeypatch, function)
     ours, pytorchs = EVERY[function]
@@ -465,3 +464,21 @@ def test_what_stands_for_tensors_on_a_gpu_is_as_narrow_as_they_are(operator, fun
         with pytest.raises(TypeError, match=r"is torch.float64, must be torch.float32 or "):
             ours(x, w, backend="cuda")
         assert ours(x.float(), w.float(), backend="cuda").dtype == torch.float32
+
+
+@pytest.mark.parametrize("setting", [torch.backends, torch.backends.cuda.matmul], ids=["all", "matmul"])
+def test_auto_takes_pytorchs_newer_word_for_tf32(operator, monkeypatch, setting) -> None:
+    as_on_gpu(monkeypatch, "matmul")
+    a, b = operands((4, 5), (5, 3))
+    before = setting.fp32_precision
+    setting.fp32_precision = "tf32"
+    try:
+        torch.testing.assert_close(kernel_twins.matmul(a, b), a @ b)
+    finally:
+        setting.fp32_precision = before
+
+
+def test_products_of_meta_tensors_have_shapes() -> None:
+    a, b = torch.empty(4, 5, device="meta"), torch.empty(5, 3, device="meta")
+    for backend in ("auto", "torch"):
+        assert kernel_twins.matmul(a, b, backend=backend).shape == (4, 3)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -110,6 +112,9 @@ def test_activations_and_backends_are_refused_by_name(operator) -> None:
     x, weight, bias = operands()
     with pytest.raises(ValueError, match=r"^activation is 'tanh', must be none, relu"):
         operator(x, weight, bias, "tanh")
+    no_name: Any = ["gelu"]
+    with pytest.raises(ValueError, match=r"^activation is \['gelu'\], must be None or one of none, relu"):
+        kernel_twins.linear(x, weight, bias, no_name)
     with pytest.raises(ValueError, match=r"^activation is 'tanh', must be None or one of none, relu"):
         kernel_twins.linear(x, weight, bias, "tanh")
     with pytest.raises(ValueError, match=r"^backend is 'cublas', must be one of auto, cuda, triton, torch"):

@@ -8,6 +8,8 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
+from torch._C._functorch import maybe_current_level
+from torch.autograd import forward_ad
 from torch.nn import functional
 
 from kernel_twins import ops
@@ -20,6 +22,7 @@ from kernel_twins.functional.backends import (
     Place,
     copyable,
     cuda_operator,
+    is_differentiated,
     is_on_gpu,
     place,
     refuse_gradients,
@@ -47,12 +50,12 @@ def linear(
 
     ``backend``: "cuda", "triton", "torch", or "auto": for bfloat16 and float16 on a GPU of compute capability 9.0 the
     fastest in this GPU's committed measurements at the nearest sizes, as for ``matmul`` ("cuda" where there are none,
-    and under torch.compile), else PyTorch.
+    and under torch.compile), else, and for forward mode and torch.func's derivatives, PyTorch.
 
     TypeError or ValueError names the argument at fault; UnavailableError says what a backend lacks.
     """
     name = "none" if activation is None else activation
-    if name not in ACTIVATIONS:
+    if not isinstance(name, str) or name not in ACTIVATIONS:
         raise ValueError(f"activation is {activation!r}, must be None or one of {', '.join(ACTIVATIONS)}")
     if backend == "auto":
         backend = _choose(x, weight, bias, name)
@@ -82,7 +85,10 @@ def _choose(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> 
         return "torch"
     if dtype not in HALF or x.dim() == 0 or weight.dim() != 2:
         return "torch"
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:  # sizes may be symbols
+    tracing = torch.compiler.is_compiling()
+    if (tracing or forward_ad._current_level >= 0 or maybe_current_level() is not None) and is_differentiated():
+        return "torch"
+    if tracing or torch._C._len_torch_dispatch_stack() > 0:  # sizes may be symbols
         return "cuda" if _runs(device.index) else "torch"
     rows = x if x.dim() > 1 else x.unsqueeze(0)
     return _choice(place(rows), place(weight), dtype, activation, device.index)

@@ -12,6 +12,8 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
+from torch._C._functorch import maybe_current_level
+from torch.autograd import forward_ad
 
 from kernel_twins import ops
 from kernel_twins._load import UnavailableError
@@ -22,6 +24,7 @@ from kernel_twins.functional.backends import (
     Place,
     copyable,
     cuda_operator,
+    is_differentiated,
     is_on_gpu,
     place,
     refuse_gradients,
@@ -29,6 +32,7 @@ from kernel_twins.functional.backends import (
     triton_functions,
 )
 from kernel_twins.functional.choice import nearest
+from kernel_twins.products import allows_tf32
 from kernel_twins.spec import Backend, Case
 from kernel_twins.tensors import DTYPE, name_of
 
@@ -54,8 +58,8 @@ def matmul(a: Tensor, b: Tensor, *, backend: str = "auto", out_dtype: torch.dtyp
     ``backend``: "cuda", "triton", "torch", or "auto", the fastest in this GPU's committed measurements at the nearest
     sizes, by the GPU's time or the host's, whichever is longer (in a CUDA graph, the GPU's alone counts: name a
     backend). Where there are none, and under torch.compile, for which sizes may be symbols, "auto" is "cuda" if this
-    GPU runs it. Vectors, batches that are broadcast, products with nothing in them, other dtypes and tensors of other
-    classes (DTensor) or off the GPU go to PyTorch.
+    GPU runs it. Vectors, batches that are broadcast, products with nothing in them, forward mode and
+    torch.func's derivatives, other dtypes and tensors of other classes (DTensor) or off the GPU go to PyTorch.
 
     TypeError or ValueError names the argument at fault; UnavailableError says what a backend lacks.
     """
@@ -84,7 +88,7 @@ def _torch(a: Tensor, b: Tensor, out_dtype: torch.dtype | None) -> Tensor:
             raise TypeError(f"{name} is a {type(tensor).__name__}, must be a torch.Tensor")
     if a.dtype != b.dtype:
         raise TypeError(f"b is {b.dtype}, must be {a.dtype} like a: call b.to(a.dtype)")
-    if torch.is_autocast_enabled(a.device.type):
+    if a.device.type != "meta" and torch.is_autocast_enabled(a.device.type):  # which knows no such device
         with torch.autocast(a.device.type, enabled=False):
             return _torch(a, b, out_dtype)
     if out_dtype is None or out_dtype == a.dtype:
@@ -120,8 +124,11 @@ def _choose(a: Tensor, b: Tensor, out_dtype: torch.dtype | None) -> str:
     if a.dim() < 2 or b.dim() != 2 or a.shape[-1] != b.shape[0]:
         return "torch"
     wide = out_dtype is not None and out_dtype != dtype
-    tf32 = dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
-    if tf32 or torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:  # sizes may be symbols
+    tracing = torch.compiler.is_compiling()
+    if (tracing or forward_ad._current_level >= 0 or maybe_current_level() is not None) and is_differentiated():
+        return "torch"
+    # Sizes may be symbols; and by TF32 PyTorch computes something else.
+    if tracing or torch._C._len_torch_dispatch_stack() > 0 or (dtype == torch.float32 and allows_tf32()):
         return "cuda" if _runs("cuda", name_of(dtype), wide, device.index) else "torch"
     return _choice(place(a), place(b), dtype, wide, device.index)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -74,8 +75,8 @@ def _compute(a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None) -> Tens
         return out
     launch = _launcher(a)
     with on_device(a.device):
-        for index in torch.cartesian_prod(*(torch.arange(size) for size in batch)).view(-1, len(batch)).tolist():
-            launch(left[tuple(index)], right[tuple(index)], out=out.view(*batch, m, n)[tuple(index)])
+        for index in itertools.product(*map(range, batch)):
+            launch(left[index], right[index], out=out.view(*batch, m, n)[index])
     return out
 
 
