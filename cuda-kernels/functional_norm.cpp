@@ -53,7 +53,8 @@ struct RmsNorm {
   static constexpr bool CENTERED = false;
 
   static const auto& forward_step(int64_t, int device) {
-    return first_that_runs<rms_norm_steps>("rms_norm", {"v04_rows_ahead", "v01_two_passes"}, false, device);
+    return first_that_runs<rms_norm_steps>("rms_norm", {"v05_cluster_registers", "v01_two_passes"}, false,
+                                           device);
   }
   static const auto& backward_step(int64_t, int device) {
     return first_that_runs<rms_norm_backward_steps>(

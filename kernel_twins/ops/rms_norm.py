@@ -152,5 +152,25 @@ OP = Op(
             gap="Triton 3.6 gives a program no access to another one's shared memory; v03_cooperative's programs stay, "
             "too, and exchange through L2.",
         ),
+        Step(
+            name="v05_cluster_registers",
+            change="softmax's v10 with a sum of squares: clusters come and go again, a row of more than 64 KiB lies in "
+            "their registers, 4 KiB a warp, and every warp tells all blocks its sum by itself.",
+            why="A ring that is always full keeps the memory no busier than small blocks that come and go, and "
+            "its large blocks meet at barriers for every row. Weights reach shared memory with the row, since clusters "
+            "that keep them in registers have to stay. Lines that L2 gives up first are a neighbour's as well where "
+            "rows start anywhere, so it is left to L2 what it keeps. Trials of the kernel ran before these "
+            "predictions.",
+            predictions=(
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
+                Prediction("time", "<=", 366, case=_LONG_RAGGED),
+                Prediction("time", "<=", 363, case=_LONG),
+                Prediction("time", "<=", 363, case=_LONGEST),
+            ),
+            arch=">=9.0",
+            backends=("cuda",),
+            gap="Triton 3.6 gives a program no access to another one's shared memory; v03_cooperative's programs hold "
+            "their parts in registers, too, and exchange through L2.",
+        ),
     ),
 )

@@ -77,7 +77,8 @@ def _liger(x: Tensor, *, out: Tensor, log: bool = False) -> None:
 
 _LOG = {"log": "yes"}
 _PROFILE_CASE = rows.bandwidth_case(4_096)
-_SHORT, _RAGGED, _LONG_RAGGED, _LONG = (rows.bandwidth_case(n) for n in (256, 5_003, 50_257, 65_536))
+_SHORT, _RAGGED, _LONG_RAGGED = (rows.bandwidth_case(n) for n in (256, 5_003, 50_257))
+_LONG, _LONGEST = (rows.bandwidth_case(n) for n in (65_536, 262_144))
 
 OP = Op(
     name="softmax",
@@ -217,6 +218,24 @@ OP = Op(
             backends=("cuda",),
             gap="Triton's v08_cooperative takes elements before a row's first 16 bytes one by one; up to a line there "
             "would be eight times as many.",
+        ),
+        Step(
+            name="v10_cluster_registers",
+            change="A row of more than 32 KiB lies in the registers of a cluster, 4 KiB a warp, and every warp tells "
+            "all blocks its maximum and sum by itself.",
+            why="A part in shared memory is written once and read twice, and its block meets at barriers before and "
+            "after its numbers are known. A warp that waits for its own loads alone waits less; small blocks end, and "
+            "make room, one by one. Trials of the kernel ran before these predictions.",
+            predictions=(
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
+                Prediction("time", "<=", 363, case=_LONG_RAGGED),
+                Prediction("time", "<=", 363, case=_LONG),
+                Prediction("time", "<=", 363, case=_LONGEST),
+            ),
+            arch=">=9.0",
+            backends=("cuda",),
+            gap="Triton 3.6 gives a program no access to another one's shared memory; v08_cooperative's programs hold "
+            "their parts in registers, too, and exchange through L2.",
         ),
     ),
 )

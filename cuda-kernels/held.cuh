@@ -1,0 +1,180 @@
+// Rows in the registers of clusters that come and go: what the last forward steps of softmax and the norms
+// share.
+#pragma once
+
+#include "cluster.cuh"
+#include "hopper.cuh"
+#include "rows.cuh"
+
+constexpr int HELD_PACKS = 8, HELD_WARPS = 8;  // of a thread, and of a block
+constexpr int MOST_PARTS = MOST_CLUSTER_BLOCKS * HELD_WARPS;
+
+// A bf16 is the upper half of a float. Left alone, the compiler takes two instructions for every second one.
+template <typename T>
+__device__ float float_at(const Pack<T>& pack, int i) {
+  return to_float(pack[i]);
+}
+__device__ inline float float_at(const Pack<__nv_bfloat16>& pack, int i) {
+  const uint32_t pair = reinterpret_cast<const uint32_t*>(&pack.words)[i / 2];
+  return __uint_as_float(i % 2 ? pair & 0xffff0000 : pair << 16);
+}
+
+// Rounded two by two, which is one instruction where set() makes three.
+__device__ inline void round_to(Pack<float>& pack, const float (&values)[4]) {
+  pack.words = make_uint4(__float_as_uint(values[0]), __float_as_uint(values[1]), __float_as_uint(values[2]),
+                          __float_as_uint(values[3]));
+}
+__device__ inline void round_to(Pack<__nv_bfloat16>& pack, const float (&values)[8]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    reinterpret_cast<__nv_bfloat162*>(&pack.words)[i] =
+        __floats2bfloat162_rn(values[2 * i], values[2 * i + 1]);
+  }
+}
+__device__ inline void round_to(Pack<__half>& pack, const float (&values)[8]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    reinterpret_cast<__half2*>(&pack.words)[i] = __floats2half2_rn(values[2 * i], values[2 * i + 1]);
+  }
+}
+
+// A warp's part of a row of N elements, at least two packs of them: 32 * HELD_PACKS packs, which are counted
+// from the line in which the row begins, `skew` elements before it. A thread has those that are the row's
+// alone. What the row has of its first and its last pack otherwise, lanes take, an element each.
+template <typename T>
+struct HeldPart {
+  static constexpr int SIZE = Pack<T>::SIZE, ELEMENTS = 32 * HELD_PACKS * SIZE, NONE = -1;
+  int N, skew, own, lane_id;
+
+  __device__ int first_of(int i) const { return own * ELEMENTS + (32 * i + lane_id) * SIZE - skew; }
+  __device__ bool holds(int i) const {
+    return static_cast<unsigned>(first_of(i)) <= static_cast<unsigned>(N - SIZE);
+  }
+  // This lane's column of those, if it has one.
+  __device__ int single() const {
+    const int head = (SIZE - skew % SIZE) % SIZE, tail = (N + skew) % SIZE;
+    if (own == 0 && lane_id < head) return lane_id;
+    const int end = lane_id - SIZE;
+    if (own == (N + skew) / ELEMENTS && end >= 0 && end < tail) return N - tail + end;
+    return NONE;
+  }
+  __device__ int start_of(int part) const { return min(max(part * ELEMENTS - skew, 0), N); }
+  __device__ int elements_of(int part) const { return start_of(part + 1) - start_of(part); }
+};
+
+// Asks for this thread's packs of a row; `fill` stands where it has none. Every load has a predicate, where a
+// branch between two would have the compiler wait, and all have one address, where columns would be an
+// address each. L2 treats the lines like any others: where rows start anywhere, those that it would give up
+// first are still a neighbour's.
+template <typename T>
+__device__ void load_held(Pack<T> (&packs)[HELD_PACKS], const T* row, const HeldPart<T>& part, float fill) {
+  const T* const first = row + part.first_of(0);
+#pragma unroll
+  for (int i = 0; i < HELD_PACKS; ++i) {
+#pragma unroll
+    for (int j = 0; j < Pack<T>::SIZE; ++j) set(packs[i], j, from_float<T>(fill));
+    uint4& words = packs[i].words;
+    asm volatile(
+        "{\n"
+        ".reg .pred holds;\n"
+        "setp.ne.b32 holds, %5, 0;\n"
+        "@holds ld.global.v4.b32 {%0, %1, %2, %3}, [%4];\n"
+        "}"
+        : "+r"(words.x), "+r"(words.y), "+r"(words.z), "+r"(words.w)
+        : "l"(first + 32 * i * Pack<T>::SIZE), "r"(static_cast<int>(part.holds(i))));
+  }
+}
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+
+// What warps of a cluster tell each other about a row, 4 or 8 bytes each, to all blocks. With two SLOTS,
+// about one row after the other.
+template <typename Numbers, int SLOTS = 1>
+struct WarpExchange {
+  static constexpr int BYTES = sizeof(Numbers);
+  uint64_t complete[SLOTS];                           // a phase completes when all warps' numbers are there
+  alignas(8) char numbers[SLOTS][MOST_PARTS][BYTES];  // bytes, since nothing initialises shared memory
+
+  // All threads of all blocks call it, once a block has asked for its row. The arrival orders nothing but the
+  // barriers' initialisation: a release would have every warp wait here for what it has asked for, and then
+  // for L2.
+  __device__ void begin(int parts) {
+    if (threadIdx.x == 0) {
+      for (uint64_t& barrier : complete) mbarrier_init(&barrier, 1);
+      fence_mbarrier_init();
+      for (uint64_t& barrier : complete) mbarrier_arrive_expect_tx(&barrier, parts * BYTES);
+    }
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+  }
+
+  // Sends this warp's numbers of the turn-th row, of which all lanes have the same, and waits for all
+  // others'. No block ends before it has them, and so none before all have sent it theirs. A slot is written
+  // again two rows later: by warps that have had the numbers of the row between, which every warp sends only
+  // after it has used these.
+  __device__ void operator()(Numbers mine, int own, int parts, int blocks, int turn = 0) {
+    if (turn == 0) cluster_wait();  // for all blocks to run, with their barriers initialised
+    const int slot = turn % SLOTS, lane_id = threadIdx.x % 32;
+    uint64_t* const barrier = &complete[slot];
+    if (lane_id < blocks) store_async(reinterpret_cast<Numbers*>(numbers[slot][own]), mine, barrier, lane_id);
+    // As mbarrier_wait_parity_cluster, but what is acquired is shared memory alone, and L1 keeps its lines.
+    uint32_t done = 0;
+    while (!done) {
+      asm volatile(
+          "{\n"
+          ".reg .pred complete;\n"
+          "mbarrier.try_wait.parity.relaxed.cluster.shared::cta.b64 complete, [%1], %2;\n"
+          "selp.u32 %0, 1, 0, complete;\n"
+          "}"
+          : "=r"(done)
+          : "r"(shared_address(barrier)), "r"(turn / SLOTS % 2)
+          : "memory");
+    }
+    asm volatile("fence.acquire.sync_restrict::shared::cluster.cluster;" ::: "memory");
+    if (SLOTS > 1 && threadIdx.x == 0) mbarrier_arrive_expect_tx(barrier, parts * BYTES);  // the next phase
+  }
+
+  __device__ Numbers at(int part, int turn = 0) const {
+    Numbers its;
+    memcpy(&its, numbers[turn % SLOTS][part], BYTES);
+    return its;
+  }
+};
+
+#endif  // __CUDA_ARCH__ >= 900
+
+// Blocks of a cluster and their threads, for a row of so many packs; no blocks where it is too long.
+struct HeldShape {
+  int blocks = 0, threads = 0;
+
+  explicit HeldShape(int64_t packs) {
+    const int parts = static_cast<int>(std::min<int64_t>(cdiv(packs, 32 * HELD_PACKS), MOST_PARTS + 1));
+    if (parts > MOST_PARTS) return;
+    // As few as have room, or up to twice as many, where fewer warps than one in 16 have nothing.
+    const int least = static_cast<int>(cdiv(parts, HELD_WARPS));
+    const auto warps_of = [&](int blocks) { return blocks * static_cast<int>(cdiv(parts, blocks)); };
+    blocks = least;
+    for (int more = least; more <= std::min(2 * least, MOST_CLUSTER_BLOCKS); ++more) {
+      if (warps_of(blocks) * 16 <= parts * 17) break;
+      if (warps_of(more) < warps_of(blocks)) blocks = more;
+    }
+    threads = warps_of(blocks) / blocks * 32;
+  }
+};
+
+// Launches kernel(arguments...) with `clusters` clusters, blockIdx.x, of blocks blockIdx.y: so that a block
+// knows its row at once, where blockIdx.x / blocks is 40 instructions before the first address.
+template <typename Kernel, typename... Arguments>
+void launch_clusters(int64_t clusters, HeldShape shape, int shared_bytes, cudaStream_t stream, Kernel* kernel,
+                     Arguments... arguments) {
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeClusterDimension;  // of one block, too: what it sends itself needs it
+  attribute.val.clusterDim = {1, static_cast<unsigned>(shape.blocks), 1};
+  cudaLaunchConfig_t config = {};
+  config.gridDim = {static_cast<unsigned>(clusters), static_cast<unsigned>(shape.blocks), 1};
+  config.blockDim = static_cast<unsigned>(shape.threads);
+  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, arguments...));
+}

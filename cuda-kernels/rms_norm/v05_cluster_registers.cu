@@ -1,0 +1,47 @@
+// rms_norm v05_cluster_registers: a long row is held in the registers of a cluster.
+//
+// Change:   clusters come and go again. Every warp of one asks for its part of a row, 4 KiB, by wide loads to
+//           registers, and sends its sum of squares to all blocks by itself; weights travel to shared memory
+//           meanwhile. Loads and stores leave it to L2 what it keeps.
+// Why:      v04's clusters stay so that loads need not wait for anything, but bulk copies to a ring keep no
+//           more of the memory busy than small blocks that come and go, and each of its rows is met by
+//           barriers of large blocks. Lines that L2 gives up first are, where rows start anywhere, a
+//           neighbour's as well.
+// Counter:  TBD
+// Requires: as v04, whose rows of up to 64 KiB and beyond 512 KiB are, those with a residual, and those whose
+//           result is skewed otherwise than x.
+// Source:   quack's softmax, whose clusters have parts as small and exchange warp by warp
+// Gap:      Triton gives a program no access to another one's shared memory, nor to barriers there.
+#include "../norm_held.cuh"
+#include "args.h"
+
+void rms_norm_v04_rows_ahead(const RmsNormArgs& args);
+
+namespace {
+
+constexpr int64_t SHORT_ROW = 64 * 1024;  // bytes up to which a block each is faster
+constexpr int BLOCKS = 4;                 // at once on an SM, which leaves a thread 64 registers
+constexpr int64_t MOST_ROWS_HELD = 1;     // of a cluster
+
+template <typename T, bool WHOLE>
+__global__ void __launch_bounds__(HELD_THREADS, BLOCKS)
+    rms_norm_v05_cluster_registers_kernel(const RmsNormArgs args, int blocks) {
+  normalise_held<T, false, WHOLE>(args, blocks);
+}
+
+template <typename T>
+bool launch(const RmsNormArgs& args) {
+  if (args.N * static_cast<int64_t>(sizeof(T)) <= SHORT_ROW) return false;
+  return are_whole<T>(args)
+             ? launch_held<T, false>(args, MOST_ROWS_HELD, rms_norm_v05_cluster_registers_kernel<T, true>)
+             : launch_held<T, false>(args, MOST_ROWS_HELD, rms_norm_v05_cluster_registers_kernel<T, false>);
+}
+
+}  // namespace
+
+void rms_norm_v05_cluster_registers(const RmsNormArgs& args) {
+  if (args.M == 0) return;
+  dispatch(args.dtype, [&](auto zero) {
+    if (!launch<decltype(zero)>(args)) rms_norm_v04_rows_ahead(args);
+  });
+}

@@ -1,0 +1,127 @@
+// softmax v10_cluster_registers: a long row is held in the registers of a cluster.
+//
+// Change:   every warp of a cluster asks for its part of a row, 4 KiB, by wide loads to registers, and sends
+//           its maximum and sum to all blocks of the cluster by itself.
+// Why:      a part in shared memory goes there by one thread's bulk copies, is read twice, and its block
+//           meets at barriers before and after its numbers are known. Blocks of 8 warps with 32 KiB come and
+//           go more finely than those of 16 with 64 KiB.
+// Counter:  TBD
+// Requires: as v09, whose shorter rows of up to 32 KiB and longer ones than 512 KiB are, and those where x
+//           and the result are not skewed alike.
+// Source:   quack's softmax, whose clusters have parts as small and exchange warp by warp
+// Twin:     none, see the spec
+#include "../held.cuh"
+#include "args.h"
+#include "online.cuh"
+
+void softmax_v09_lines(const SoftmaxArgs& args);
+
+namespace {
+
+constexpr int64_t SHORT_ROW = 32 * 1024;  // bytes, up to which a block each is faster
+constexpr int BLOCKS = 4;                 // at once on an SM, which leaves a thread 64 registers
+
+// keep_packed, where ptxas, too, would keep what it has converted: `none` is 0.
+template <typename T>
+__device__ void hide(Pack<T>& pack, uint32_t none) {
+  if (sizeof(T) == 4) return;
+  pack.words = make_uint4(pack.words.x | none, pack.words.y | none, pack.words.z | none, pack.words.w | none);
+}
+
+// x: [M, N], rows stride_xm apart; out: [M, N]. A row for every cluster of `blocks` blocks.
+template <typename T, bool LOG>
+__global__ void __launch_bounds__(32 * HELD_WARPS, BLOCKS)
+    softmax_v10_cluster_registers_kernel(const T* __restrict__ x, T* __restrict__ out, int N,
+                                         int64_t stride_xm, int blocks) {
+#if __CUDA_ARCH__ >= 900
+  constexpr int SIZE = Pack<T>::SIZE;
+  __shared__ WarpExchange<MaxSum> exchange;
+
+  const int lane_id = threadIdx.x % 32, warps = blockDim.x / 32, parts = blocks * warps;
+  const int64_t row = blockIdx.x;
+  const T* const row_x = x + row * stride_xm;
+  T* const row_out = out + row * N;
+  const HeldPart<T> part{N, skew_of<LINE_BYTES>(row_x),
+                         static_cast<int>(blockIdx.y * warps + threadIdx.x / 32), lane_id};
+
+  Pack<T> held[HELD_PACKS];
+  load_held(held, row_x, part, -INFINITY);
+  const int single = part.single();
+  T raw = from_float<T>(-INFINITY);
+  if (single != part.NONE) raw = row_x[single];
+  exchange.begin(parts);
+
+  const float element = to_float(raw);
+  float max = element;  // the thread's, from which exponents are taken
+#pragma unroll
+  for (int i = 0; i < HELD_PACKS; ++i) max = fmaxf(max, max_of(held[i]));
+  float sum = exp_of(element - origin(max));
+#pragma unroll
+  for (int i = 0; i < HELD_PACKS; ++i) {
+    float pack_sum = 0.0f;  // so that additions wait for few others
+    keep_packed(held[i]);
+#pragma unroll
+    for (int j = 0; j < SIZE; ++j) pack_sum += exp_of(float_at(held[i], j) - origin(max));
+    sum += pack_sum;
+  }
+  exchange(lanes_merge(MaxSum{max, sum}), part.own, parts, blocks);
+
+  // Read twice rather than held, for which there are no registers.
+  MaxSum whole;
+#pragma unroll
+  for (int i = 0; i < MOST_PARTS / 32; ++i) {
+    const int other = 32 * i + lane_id;
+    if (other < parts) whole.max = fmaxf(whole.max, exchange.at(other).max);
+  }
+  whole.max = lanes_max(whole.max);
+#pragma unroll
+  for (int i = 0; i < MOST_PARTS / 32; ++i) {
+    const int other = 32 * i + lane_id;
+    if (other < parts) whole.sum += rescaled(exchange.at(other), whole.max);
+  }
+  whole.sum = lanes_sum(whole.sum);
+
+  const uint32_t none = whole.sum < 0.0f;  // 0, which nobody knows before the exchange
+  const std::conditional_t<LOG, LogSoftmax, Softmax> result(whole);
+  T* const first_out = row_out + part.first_of(0);
+#pragma unroll
+  for (int i = 0; i < HELD_PACKS; ++i) {
+    float values[SIZE];
+    hide(held[i], none);
+#pragma unroll
+    for (int j = 0; j < SIZE; ++j) values[j] = result(to_float(held[i][j]));
+    Pack<T> results;
+    round_to(results, values);
+    // In one piece, which the compiler would otherwise take apart.
+    if (part.holds(i)) __stwb(reinterpret_cast<uint4*>(first_out + 32 * i * SIZE), results.words);
+  }
+  if (single != part.NONE) row_out[single] = from_float<T>(result(element));
+#endif
+}
+
+// Whether x and out are skewed alike, there is room for the cluster, and the row is not too long for it.
+template <typename T, bool LOG>
+bool launch(const SoftmaxArgs& args) {
+  const auto kernel = softmax_v10_cluster_registers_kernel<T, LOG>;
+  const auto skew = [](const void* rows) { return reinterpret_cast<uintptr_t>(rows) % 16; };
+  if (args.N * static_cast<int64_t>(sizeof(T)) <= SHORT_ROW || skew(args.x) != skew(args.out) ||
+      (args.stride_xm - args.N) % Pack<T>::SIZE != 0 || args.M > INT32_MAX)
+    return false;
+  const HeldShape shape(most_packs<T, LINE_BYTES>(args.x, args.N, args.stride_xm));
+  if (shape.blocks == 0) return false;
+  ClusterLaunch cluster(reinterpret_cast<const void*>(kernel), shape.blocks, shape.threads, 0, args.stream);
+  if (cluster.resident() == 0) return false;
+  launch_clusters(args.M, shape, 0, args.stream, kernel, static_cast<const T*>(args.x),
+                  static_cast<T*>(args.out), static_cast<int>(args.N), args.stride_xm, shape.blocks);
+  return true;
+}
+
+}  // namespace
+
+void softmax_v10_cluster_registers(const SoftmaxArgs& args) {
+  if (args.M == 0 || args.N == 0) return;
+  dispatch(args.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    if (!(args.log ? launch<T, true>(args) : launch<T, false>(args))) softmax_v09_lines(args);
+  });
+}
