@@ -184,6 +184,15 @@ __device__ inline void bulk_load(void* shared, const void* global, uint32_t byte
       : "memory");
 }
 
+// The same, with nothing said about what L2 keeps.
+__device__ inline void bulk_load(void* shared, const void* global, uint32_t bytes, uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+          shared_address(shared)),
+      "l"(__cvta_generic_to_global(global)), "r"(bytes), "r"(shared_address(barrier))
+      : "memory");
+}
+
 // PTX ISA, "cp.async.bulk", shared to global memory. One thread; both addresses and `bytes` are multiples of
 // 16.
 __device__ inline void bulk_store(void* global, const void* shared, uint32_t bytes, uint64_t policy) {

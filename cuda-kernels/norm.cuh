@@ -177,7 +177,7 @@ struct HeldRow {
       const Pack<T> results = normalised<CENTERED>(
           row, packs[i], mean, rstd, [&] { return weight_of(i, first); }, [&] { return bias_of(i, first); });
       if (WHOLE) {
-        __stcs(reinterpret_cast<uint4*>(row.out + first), results.words);
+        __stwb(reinterpret_cast<uint4*>(row.out + first), results.words);
       } else {
         store_pack(row.out, first, n, aligned, results);
       }

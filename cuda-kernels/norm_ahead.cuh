@@ -83,7 +83,7 @@ __device__ inline float float_of(const Pack<__nv_bfloat16>& pack, int i) {
 template <typename T>
 __device__ void store_whole(T* place, bool aligned, Pack<T> pack) {
   if (aligned) {
-    __stcs(reinterpret_cast<uint4*>(place), pack.words);
+    __stwb(reinterpret_cast<uint4*>(place), pack.words);
   } else {
 #pragma unroll
     for (int i = 0; i < Pack<T>::SIZE; ++i) place[i] = pack[i];
@@ -176,9 +176,8 @@ __device__ void normalise_ahead(const NormArgs& args, const Draws& draws, int bl
     const int bytes = is_row(index) ? part.count * 16 : 0;
     mbarrier_arrive_expect_tx(&full[stage], bytes * (residual ? 2 : 1));
     if (bytes == 0) return;
-    const uint64_t policy = l2_evict_first_policy();
     const auto copy = [&](int which, const T* begin) {
-      bulk_load(place_of(stage, which, begin), begin, bytes, &full[stage], policy);
+      bulk_load(place_of(stage, which, begin), begin, bytes, &full[stage]);
     };
     copy(0, x + index * args.stride_xm + part.first_of(0));
     if (residual) copy(1, residual + index * args.stride_rm + part.first_of(0));

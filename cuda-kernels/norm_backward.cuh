@@ -116,7 +116,7 @@ struct GradientColumns {
         set(results, j, from_float<T>(fmaf(to_float(row.dout[i][j]) * rstd, to_float(weights[j]), rest)));
       }
       if (WHOLE) {
-        __stcs(reinterpret_cast<uint4*>(dx + first), results.words);
+        __stwb(reinterpret_cast<uint4*>(dx + first), results.words);
       } else {
         store_pack(dx, first, n, aligned, results);
       }

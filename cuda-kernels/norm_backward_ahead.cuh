@@ -148,7 +148,7 @@ struct AheadColumns {
       if (!LINED) {
         store_pack(dx, first, n, true, results);
       } else if (first < n) {
-        __stcs(reinterpret_cast<uint4*>(dx + first), results.words);
+        __stwb(reinterpret_cast<uint4*>(dx + first), results.words);
       }
     }
   }
@@ -212,17 +212,15 @@ __device__ void backward_rows_ahead(const NormBackwardArgs& args, const AheadSha
   const auto fetch = [&](int index, int stage) {
     const uint32_t bytes = cdiv(n + skew, SIZE) * sizeof(uint4);
     mbarrier_arrive_expect_tx(&arrived[stage], matrices * bytes + sizeof(statistics[0]));
-    const uint64_t policy = l2_evict_first_policy();
     const auto copy_statistic = [&](int which, const float* one) {
-      bulk_load(statistics[stage][which], one - place_of(one), 16, &arrived[stage], policy);
+      bulk_load(statistics[stage][which], one - place_of(one), 16, &arrived[stage]);
     };
     copy_statistic(0, args.rstd + index);
     if constexpr (CENTERED) copy_statistic(1, args.mean + index);
     if (bytes == 0) return;
     const auto copy = [&](int matrix, const void* rows, int64_t stride) {
       bulk_load(held(matrix, rows, stride, index, stage),
-                static_cast<const T*>(rows) + index * stride + (start - skew), bytes, &arrived[stage],
-                policy);
+                static_cast<const T*>(rows) + index * stride + (start - skew), bytes, &arrived[stage]);
     };
     copy(0, args.x, args.stride_xm);
     copy(1, args.dout, args.stride_dm);

@@ -35,13 +35,17 @@ struct HeldFactors {
     Pack<T> same;
 #pragma unroll
     for (int i = 0; i < SIZE; ++i) set(same, i, from_float<T>(value));
-    const int first = part.own * part.ELEMENTS - LINE - skew;
+    const int first = part.own * part.ELEMENTS - LINE - skew + part.lane_id * SIZE;
+    const T* const place = factors + first;
 #pragma unroll
-    for (int i = part.lane_id; i < FACTOR_PACKS; i += 32) {
-      const int at = first + i * SIZE;
+    for (int i = 0; i <= HELD_PACKS; ++i) {
+      uint4* const pack = &packs[32 * i + part.lane_id];
+      if (i == HELD_PACKS && part.lane_id >= FACTOR_PACKS - 32 * HELD_PACKS) break;
       // Of 16 bytes in which something is the factors', all can be read.
-      if (factors) cp_async<16>(&packs[i], factors + at, max(at, 0) < min(part.N, at + SIZE));
-      if (!factors) packs[i] = same.words;
+      const bool touches =
+          static_cast<unsigned>(first + 32 * i * SIZE + SIZE - 1) < static_cast<unsigned>(part.N + SIZE - 1);
+      if (factors) cp_async<16>(pack, place + 32 * i * SIZE, touches);
+      if (!factors) *pack = same.words;
     }
   }
 

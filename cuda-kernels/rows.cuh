@@ -65,7 +65,7 @@ __device__ Pack<T> load_ragged(const T* row, int first, int n, float fill) {
 // whether the row is skewed like the one that the packs are laid out for.
 //
 // The wide half has a predicate for every load, where a branch between two of them would have the compiler
-// wait. Nobody reads a row again: L2 gives its lines up first.
+// wait.
 template <typename T, int PACKS, typename First>
 __device__ void load_whole_packs(Pack<T> (&packs)[PACKS], const T* row, int n, bool aligned, float fill,
                                  First first_of) {
@@ -79,7 +79,7 @@ __device__ void load_whole_packs(Pack<T> (&packs)[PACKS], const T* row, int n, b
         "{\n"
         ".reg .pred whole;\n"
         "setp.ne.b32 whole, %5, 0;\n"
-        "@whole ld.global.cs.v4.b32 {%0, %1, %2, %3}, [%4];\n"
+        "@whole ld.global.v4.b32 {%0, %1, %2, %3}, [%4];\n"
         "}"
         : "+r"(words.x), "+r"(words.y), "+r"(words.z), "+r"(words.w)
         : "l"(row + first), "r"(static_cast<int>(aligned && is_whole<T>(first, n))));
@@ -111,7 +111,7 @@ __device__ void load_touching_packs(Pack<T> (&packs)[PACKS], const T* row, int n
         "{\n"
         ".reg .pred touches;\n"
         "setp.ne.b32 touches, %5, 0;\n"
-        "@touches ld.global.cs.v4.b32 {%0, %1, %2, %3}, [%4];\n"
+        "@touches ld.global.v4.b32 {%0, %1, %2, %3}, [%4];\n"
         "}"
         : "+r"(words.x), "+r"(words.y), "+r"(words.z), "+r"(words.w)
         : "l"(row + first), "r"(static_cast<int>(max(first, 0) < min(n, first + Pack<T>::SIZE))));
@@ -129,7 +129,7 @@ __device__ void mask_beside(Pack<T>& pack, int first, int n, float fill = 0.0f) 
 template <typename T>
 __device__ void store_pack(T* row, int first, int n, bool aligned, Pack<T> pack) {
   if (aligned && is_whole<T>(first, n)) {
-    __stcs(reinterpret_cast<uint4*>(row + first), pack.words);
+    __stwb(reinterpret_cast<uint4*>(row + first), pack.words);
   } else if (first < n) {
 #pragma unroll
     for (int i = 0; i < Pack<T>::SIZE; ++i) {

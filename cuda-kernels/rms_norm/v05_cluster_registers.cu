@@ -2,11 +2,10 @@
 //
 // Change:   clusters come and go again. Every warp of one asks for its part of a row, 4 KiB, by wide loads to
 //           registers, and sends its sum of squares to all blocks by itself; weights travel to shared memory
-//           meanwhile. Loads and stores leave it to L2 what it keeps.
+//           meanwhile.
 // Why:      v04's clusters stay so that loads need not wait for anything, but bulk copies to a ring keep no
 //           more of the memory busy than small blocks that come and go, and each of its rows is met by
-//           barriers of large blocks. Lines that L2 gives up first are, where rows start anywhere, a
-//           neighbour's as well.
+//           barriers of large blocks.
 // Counter:  TBD
 // Requires: as v04, whose rows of up to 64 KiB and beyond 512 KiB are, those with a residual, and those whose
 //           result is skewed otherwise than x.

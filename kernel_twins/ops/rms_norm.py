@@ -158,9 +158,7 @@ OP = Op(
             "their registers, 4 KiB a warp, and every warp tells all blocks its sum by itself.",
             why="A ring that is always full keeps the memory no busier than small blocks that come and go, and "
             "its large blocks meet at barriers for every row. Weights reach shared memory with the row, since clusters "
-            "that keep them in registers have to stay. Lines that L2 gives up first are a neighbour's as well where "
-            "rows start anywhere, so it is left to L2 what it keeps. Trials of the kernel ran before these "
-            "predictions.",
+            "that keep them in registers have to stay. Trials of the kernel ran before these predictions.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
                 Prediction("time", "<=", 366, case=_LONG_RAGGED),
