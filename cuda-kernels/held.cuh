@@ -6,7 +6,7 @@
 #include "hopper.cuh"
 #include "rows.cuh"
 
-constexpr int HELD_PACKS = 8, HELD_WARPS = 8;  // of a thread, and of a block
+constexpr int HELD_PACKS = 8, HELD_WARPS = 8;  // of a thread, and of a block, at most
 constexpr int MOST_PARTS = MOST_CLUSTER_BLOCKS * HELD_WARPS;
 
 // A bf16 is the upper half of a float. Left alone, the compiler takes two instructions for every second one.
@@ -38,12 +38,12 @@ __device__ inline void round_to(Pack<__half>& pack, const float (&values)[8]) {
   }
 }
 
-// A warp's part of a row of N elements, at least two packs of them: 32 * HELD_PACKS packs, which are counted
-// from the line in which the row begins, `skew` elements before it. A thread has those that are the row's
-// alone. What the row has of its first and its last pack otherwise, lanes take, an element each.
-template <typename T>
+// A warp's part of a row of N elements, at least two packs of them: 32 * PACKS packs, which are counted from
+// the line in which the row begins, `skew` elements before it. A thread has those that are the row's alone.
+// What the row has of its first and its last pack otherwise, lanes take, an element each.
+template <typename T, int PACKS = HELD_PACKS>
 struct HeldPart {
-  static constexpr int SIZE = Pack<T>::SIZE, ELEMENTS = 32 * HELD_PACKS * SIZE, NONE = -1;
+  static constexpr int SIZE = Pack<T>::SIZE, ELEMENTS = 32 * PACKS * SIZE, NONE = -1;
   int N, skew, own, lane_id;
 
   __device__ int first_of(int i) const { return own * ELEMENTS + (32 * i + lane_id) * SIZE - skew; }
@@ -66,11 +66,11 @@ struct HeldPart {
 // branch between two would have the compiler wait, and all have one address, where columns would be an
 // address each. L2 treats the lines like any others: where rows start anywhere, those that it would give up
 // first are still a neighbour's.
-template <typename T>
-__device__ void load_held(Pack<T> (&packs)[HELD_PACKS], const T* row, const HeldPart<T>& part, float fill) {
+template <typename T, int PACKS>
+__device__ void load_held(Pack<T> (&packs)[PACKS], const T* row, const HeldPart<T, PACKS>& part, float fill) {
   const T* const first = row + part.first_of(0);
 #pragma unroll
-  for (int i = 0; i < HELD_PACKS; ++i) {
+  for (int i = 0; i < PACKS; ++i) {
 #pragma unroll
     for (int j = 0; j < Pack<T>::SIZE; ++j) set(packs[i], j, from_float<T>(fill));
     uint4& words = packs[i].words;
@@ -87,67 +87,66 @@ __device__ void load_held(Pack<T> (&packs)[HELD_PACKS], const T* row, const Held
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 
-// What warps of a cluster tell each other about a row, 4 or 8 bytes each, to all blocks. With two SLOTS,
-// about one row after the other.
-template <typename Numbers, int SLOTS = 1>
+// What warps of a cluster tell each other, once, to all blocks: 4 or 8 bytes about each of one or two rows.
+template <typename Numbers, int ROWS = 1>
 struct WarpExchange {
   static constexpr int BYTES = sizeof(Numbers);
-  uint64_t complete[SLOTS];                           // a phase completes when all warps' numbers are there
-  alignas(8) char numbers[SLOTS][MOST_PARTS][BYTES];  // bytes, since nothing initialises shared memory
+  uint64_t complete;                                 // a phase completes when all warps' numbers are there
+  alignas(8) char numbers[ROWS][MOST_PARTS][BYTES];  // bytes, since nothing initialises shared memory
 
-  // All threads of all blocks call it, once a block has asked for its row. The arrival orders nothing but the
-  // barriers' initialisation: a release would have every warp wait here for what it has asked for, and then
-  // for L2.
+  // All threads of all blocks call it, once a block has asked for its rows. The arrival orders nothing but
+  // the barrier's initialisation: a release would have every warp wait here for what it has asked for, and
+  // then for L2.
   __device__ void begin(int parts) {
     if (threadIdx.x == 0) {
-      for (uint64_t& barrier : complete) mbarrier_init(&barrier, 1);
+      mbarrier_init(&complete, 1);
       fence_mbarrier_init();
-      for (uint64_t& barrier : complete) mbarrier_arrive_expect_tx(&barrier, parts * BYTES);
+      mbarrier_arrive_expect_tx(&complete, ROWS * parts * BYTES);
     }
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
   }
 
-  // Sends this warp's numbers of the turn-th row, of which all lanes have the same, and waits for all
-  // others'. No block ends before it has them, and so none before all have sent it theirs. A slot is written
-  // again two rows later: by warps that have had the numbers of the row between, which every warp sends only
-  // after it has used these.
-  __device__ void operator()(Numbers mine, int own, int parts, int blocks, int turn = 0) {
-    if (turn == 0) cluster_wait();  // for all blocks to run, with their barriers initialised
-    const int slot = turn % SLOTS, lane_id = threadIdx.x % 32;
-    uint64_t* const barrier = &complete[slot];
-    if (lane_id < blocks) store_async(reinterpret_cast<Numbers*>(numbers[slot][own]), mine, barrier, lane_id);
+  // Sends this warp's numbers, of which all lanes have the same, and waits for all others'. No block ends
+  // before it has them, and so none before all have sent it theirs.
+  __device__ void operator()(const Numbers (&mine)[ROWS], int own, int blocks) {
+    static_assert(ROWS * MOST_CLUSTER_BLOCKS <= 32);
+    cluster_wait();  // for all blocks to run, with their barriers initialised
+    const int row = threadIdx.x % 32 / MOST_CLUSTER_BLOCKS, block = threadIdx.x % MOST_CLUSTER_BLOCKS;
+    const Numbers its = row == 0 ? mine[0] : mine[ROWS - 1];
+    if (row < ROWS && block < blocks)
+      store_async(reinterpret_cast<Numbers*>(numbers[row][own]), its, &complete, block);
     // As mbarrier_wait_parity_cluster, but what is acquired is shared memory alone, and L1 keeps its lines.
     uint32_t done = 0;
     while (!done) {
       asm volatile(
           "{\n"
           ".reg .pred complete;\n"
-          "mbarrier.try_wait.parity.relaxed.cluster.shared::cta.b64 complete, [%1], %2;\n"
+          "mbarrier.try_wait.parity.relaxed.cluster.shared::cta.b64 complete, [%1], 0;\n"
           "selp.u32 %0, 1, 0, complete;\n"
           "}"
           : "=r"(done)
-          : "r"(shared_address(barrier)), "r"(turn / SLOTS % 2)
+          : "r"(shared_address(&complete))
           : "memory");
     }
     asm volatile("fence.acquire.sync_restrict::shared::cluster.cluster;" ::: "memory");
-    if (SLOTS > 1 && threadIdx.x == 0) mbarrier_arrive_expect_tx(barrier, parts * BYTES);  // the next phase
   }
 
-  __device__ Numbers at(int part, int turn = 0) const {
+  __device__ Numbers at(int part, int row = 0) const {
     Numbers its;
-    memcpy(&its, numbers[turn % SLOTS][part], BYTES);
+    memcpy(&its, numbers[row][part], BYTES);
     return its;
   }
 };
 
 #endif  // __CUDA_ARCH__ >= 900
 
-// Blocks of a cluster and their threads, for a row of so many packs; no blocks where it is too long.
+// Blocks of a cluster and their threads, for a row of so many packs, of which a thread has `each`; no blocks
+// where it is too long.
 struct HeldShape {
   int blocks = 0, threads = 0;
 
-  explicit HeldShape(int64_t packs) {
-    const int parts = static_cast<int>(std::min<int64_t>(cdiv(packs, 32 * HELD_PACKS), MOST_PARTS + 1));
+  explicit HeldShape(int64_t packs, int each = HELD_PACKS) {
+    const int parts = static_cast<int>(std::min<int64_t>(cdiv(packs, 32 * each), MOST_PARTS + 1));
     if (parts > MOST_PARTS) return;
     // As few as have room, or up to twice as many, where fewer warps than one in 16 have nothing.
     const int least = static_cast<int>(cdiv(parts, HELD_WARPS));

@@ -20,20 +20,19 @@ namespace {
 
 constexpr int64_t SHORT_ROW = 64 * 1024;  // bytes up to which a block each is faster
 constexpr int BLOCKS = 4;                 // at once on an SM, which leaves a thread 64 registers
-constexpr int64_t MOST_ROWS_HELD = 1;     // of a cluster
 
-template <typename T, bool WHOLE>
+template <typename T, bool LINED>
 __global__ void __launch_bounds__(HELD_THREADS, BLOCKS)
-    rms_norm_v05_cluster_registers_kernel(const RmsNormArgs args, int blocks) {
-  normalise_held<T, false, WHOLE>(args, blocks);
+    rms_norm_v05_cluster_registers_kernel(const RmsNormArgs args, int blocks, int period) {
+  normalise_held<T, 1, false, LINED>(args, blocks, period);
 }
 
 template <typename T>
 bool launch(const RmsNormArgs& args) {
   if (args.N * static_cast<int64_t>(sizeof(T)) <= SHORT_ROW) return false;
-  return are_whole<T>(args)
-             ? launch_held<T, false>(args, MOST_ROWS_HELD, rms_norm_v05_cluster_registers_kernel<T, true>)
-             : launch_held<T, false>(args, MOST_ROWS_HELD, rms_norm_v05_cluster_registers_kernel<T, false>);
+  return are_lined<T>(args)
+             ? launch_held<T, 1, false, true>(args, rms_norm_v05_cluster_registers_kernel<T, true>)
+             : launch_held<T, 1, false, false>(args, rms_norm_v05_cluster_registers_kernel<T, false>);
 }
 
 }  // namespace

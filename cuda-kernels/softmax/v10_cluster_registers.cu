@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(32 * HELD_WARPS, BLOCKS)
     for (int j = 0; j < SIZE; ++j) pack_sum += exp_of(float_at(held[i], j) - origin(max));
     sum += pack_sum;
   }
-  exchange(lanes_merge(MaxSum{max, sum}), part.own, parts, blocks);
+  exchange({lanes_merge(MaxSum{max, sum})}, part.own, blocks);
 
   // Read twice rather than held, for which there are no registers.
   MaxSum whole;

@@ -205,11 +205,12 @@ OP = Op(
         Step(
             name="v08_cluster_registers",
             change="Rows of more than 32 KiB that start anywhere lie in the registers of a cluster, 4 KiB a warp, and "
-            "every warp tells all blocks its mean and squares by itself. A cluster has two rows, one after the other, "
-            "and weights and biases in shared memory, as they lie in memory.",
+            "every warp tells all blocks its means and squares by itself. A cluster has two rows side by side, and "
+            "weights and biases for both in shared memory, as they lie in memory.",
             why="v07 keeps weights and biases as packs that lie like a row's. Where rows start anywhere each lies "
             "otherwise, and has its packs put together anew from L2. Put together from shared memory they cost no trip "
-            "to L2, and two rows share what there is. Trials of the kernel ran before these predictions.",
+            "to L2, and two rows share them. Trials of a kernel with two rows one after the other ran before these "
+            "predictions.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
                 Prediction("time", "<=", 376, case=_LONG_RAGGED),
