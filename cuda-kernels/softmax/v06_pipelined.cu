@@ -45,7 +45,6 @@ __global__ void __launch_bounds__(THREADS)
           head(skew > 0),
           tail((N + skew) / SIZE) {}
   };
-  const uint64_t policy = l2_evict_first_policy();
   const auto fill = [&](int64_t row, int stage) {
     const T* row_x = x + row * stride_xm;
     const Extent extent(row_x, N);
@@ -53,7 +52,7 @@ __global__ void __launch_bounds__(THREADS)
     mbarrier_arrive_expect_tx(&arrived[stage], bytes);
     if (bytes == 0) return;
     bulk_load(ring + stage * stage_bytes + extent.head * 16, row_x - extent.skew + extent.head * SIZE, bytes,
-              &arrived[stage], policy);
+              &arrived[stage]);
   };
 
   if (threadIdx.x == 0) {

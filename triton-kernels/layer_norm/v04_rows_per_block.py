@@ -40,9 +40,9 @@ def tile_of(args: dict[str, Any]) -> int:
 @triton.jit
 def _values(x_rows, residual_rows, added_rows, col, mask):
     # Rows, or with a residual sums, in fp32; rounded to x's dtype first, as they are returned.
-    values = tl.load(x_rows + col, mask=mask, other=0.0, eviction_policy="evict_first")
+    values = tl.load(x_rows + col, mask=mask, other=0.0)
     if residual_rows is not None:
-        residual = tl.load(residual_rows + col, mask=mask, other=0.0, eviction_policy="evict_first").to(tl.float32)
+        residual = tl.load(residual_rows + col, mask=mask, other=0.0).to(tl.float32)
         values = (values.to(tl.float32) + residual).to(values.dtype)
         if added_rows is not None:
             tl.store(added_rows + col, values, mask=mask)

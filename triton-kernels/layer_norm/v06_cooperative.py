@@ -193,9 +193,9 @@ def _chunks(pointers, masks, FULL: tl.constexpr, POLICY: tl.constexpr):
 @triton.jit
 def _rows(x, residual, added, masks, FULL: tl.constexpr):
     # What is normalised: x, or with a residual the sum, rounded as it is returned.
-    tiles = _chunks(x, masks, FULL, "evict_first")
+    tiles = _chunks(x, masks, FULL, "")
     if residual is not None:
-        terms = _chunks(residual, masks, FULL, "evict_first")
+        terms = _chunks(residual, masks, FULL, "")
         sums = ()
         for chunk in tl.static_range(len(masks)):
             total = (tiles[chunk].to(tl.float32) + terms[chunk].to(tl.float32)).to(x.dtype.element_ty)
