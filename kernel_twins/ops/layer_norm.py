@@ -68,6 +68,22 @@ def _liger(
     return y, mean, rstd
 
 
+def _quack(
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    *,
+    out: tuple[Tensor, ...],
+    eps: float = _NORM.eps,
+) -> None:
+    """quack's kernel; its function for a layer norm takes weights in fp32 alone, and no residual."""
+    y, mean, rstd, *added = out
+    given = [each for each in (x, weight, bias, residual) if each is not None]
+    norm = baselines.quack("rmsnorm", *given)._rmsnorm_fwd
+    norm(x, weight, y, bias, rstd, mean, residual, added[0] if added else None, eps, True)
+
+
 _PROFILE_CASE = rows.bandwidth_case(4_096)
 _SHORT, _LONG, _LONGEST = (rows.bandwidth_case(n) for n in (256, 65_536, 262_144))
 _RAGGED, _LONG_RAGGED = (rows.bandwidth_case(n) for n in (5_003, 50_257))
@@ -98,7 +114,7 @@ OP = Op(
     ceiling="dram_copy",
     flops=lambda case: 7 * math.prod(case.shape),  # a sum, a difference, a square's sum, two products, a sum
     bytes=_NORM.bytes,
-    baselines={"torch": _torch, "compile": baselines.compiled_results(_function), "liger": _liger},
+    baselines={"torch": _torch, "compile": baselines.compiled_results(_function), "liger": _liger, "quack": _quack},
     steps=(
         Step(
             name="v01_three_passes",

@@ -59,6 +59,20 @@ def _liger(
     return y, rstd, added
 
 
+def _quack(
+    x: Tensor,
+    weight: Tensor | None = None,
+    residual: Tensor | None = None,
+    *,
+    out: tuple[Tensor, ...],
+    eps: float = _NORM.eps,
+) -> None:
+    y, rstd, *added = out
+    given = [each for each in (x, weight, residual) if each is not None]
+    norm = baselines.quack("rmsnorm", *given)._rmsnorm_fwd
+    norm(x, weight, y, None, rstd, None, residual, added[0] if added else None, eps)
+
+
 _PROFILE_CASE = rows.bandwidth_case(4_096)
 _SHORT, _LONG, _LONGEST = (rows.bandwidth_case(n) for n in (256, 65_536, 262_144))
 _RAGGED, _LONG_RAGGED = (rows.bandwidth_case(n) for n in (5_003, 50_257))
@@ -89,7 +103,7 @@ OP = Op(
     ceiling="dram_copy",
     flops=lambda case: 4 * math.prod(case.shape),  # a square's sum, two products
     bytes=_NORM.bytes,
-    baselines={"torch": _torch, "compile": baselines.compiled_results(_function), "liger": _liger},
+    baselines={"torch": _torch, "compile": baselines.compiled_results(_function), "liger": _liger, "quack": _quack},
     steps=(
         Step(
             name="v01_two_passes",

@@ -75,6 +75,14 @@ def _liger(x: Tensor, *, out: Tensor, log: bool = False) -> None:
     ops._softmax_single_block_forward_kernel[(x.shape[0],)](out, out.stride(0), x, x.stride(0), x.shape[1], **settings)
 
 
+def _quack(x: Tensor, *, out: Tensor, log: bool = False) -> None:
+    from kernel_twins._load import UnavailableError
+
+    if log:
+        raise UnavailableError("quack-kernels has no log_softmax")
+    baselines.quack("softmax", x)._softmax_fwd(x, out)
+
+
 _LOG = {"log": "yes"}
 _PROFILE_CASE = rows.bandwidth_case(4_096)
 _SHORT, _RAGGED, _LONG_RAGGED = (rows.bandwidth_case(n) for n in (256, 5_003, 50_257))
@@ -108,7 +116,7 @@ OP = Op(
     ceiling="dram_copy",
     flops=lambda case: 5 * math.prod(case.shape),  # maximum, difference, exponential, sum, product
     bytes=lambda case: 2 * math.prod(case.shape) * ITEMSIZE[case.dtype],
-    baselines={"torch": _torch, "compile": baselines.compiled(_function), "liger": _liger},
+    baselines={"torch": _torch, "compile": baselines.compiled(_function), "liger": _liger, "quack": _quack},
     steps=(
         Step(
             name="v01_three_passes",
