@@ -97,7 +97,7 @@ __device__ Pack<T> normalised(const NormRow<T>& row, Pack<T> pack, float mean, f
 template <typename T>
 __device__ Pack<T> add_residual(const NormRow<T>& row, Pack<T> pack, int first, int n) {
   const bool wide = skew_of(row.residual + first) == 0 && is_whole<T>(first, n);
-  pack = pack + (wide ? Pack<T>{*reinterpret_cast<const uint4*>(row.residual + first)}
+  pack = pack + (wide ? Pack<T>{__ldcg(reinterpret_cast<const uint4*>(row.residual + first))}
                       : load_ragged(row.residual, first, n, 0.0f));
   store_pack(row.added, first, n, skew_of(row.added + first) == 0, pack);
   return pack;

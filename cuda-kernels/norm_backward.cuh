@@ -142,7 +142,7 @@ struct GradientColumns {
 template <bool WHOLE, typename T>
 __device__ Pack<T> load_added(const T* added, int first, int n) {
   if (added == nullptr) return {};
-  if (WHOLE) return {*reinterpret_cast<const uint4*>(added + first)};
+  if (WHOLE) return {__ldcg(reinterpret_cast<const uint4*>(added + first))};
   return load_ragged(added, first, n, 0.0f);
 }
 
