@@ -7,17 +7,7 @@
 #include "rows.cuh"
 
 constexpr int HELD_PACKS = 8, HELD_WARPS = 8;  // of a thread, and of a block, at most
-constexpr int MOST_PARTS = MOST_CLUSTER_BLOCKS * HELD_WARPS;
-
-// A bf16 is the upper half of a float. Left alone, the compiler takes two instructions for every second one.
-template <typename T>
-__device__ float float_at(const Pack<T>& pack, int i) {
-  return to_float(pack[i]);
-}
-__device__ inline float float_at(const Pack<__nv_bfloat16>& pack, int i) {
-  const uint32_t pair = reinterpret_cast<const uint32_t*>(&pack.words)[i / 2];
-  return __uint_as_float(i % 2 ? pair & 0xffff0000 : pair << 16);
-}
+constexpr int HELD_THREADS = 32 * HELD_WARPS, MOST_PARTS = MOST_CLUSTER_BLOCKS * HELD_WARPS;
 
 // Rounded two by two, which is one instruction where set() makes three.
 __device__ inline void round_to(Pack<float>& pack, const float (&values)[4]) {
@@ -87,7 +77,7 @@ __device__ void load_held(Pack<T> (&packs)[PACKS], const T* row, const HeldPart<
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 
-// What warps of a cluster tell each other, once, to all blocks: 4 or 8 bytes about each of one or two rows.
+// What warps of a cluster tell each other, once, to all blocks: 8 bytes about each of one or two rows.
 template <typename Numbers, int ROWS = 1>
 struct WarpExchange {
   static constexpr int BYTES = sizeof(Numbers);
@@ -103,7 +93,7 @@ struct WarpExchange {
       fence_mbarrier_init();
       mbarrier_arrive_expect_tx(&complete, ROWS * parts * BYTES);
     }
-    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+    cluster_arrive_relaxed();
   }
 
   // Sends this warp's numbers, of which all lanes have the same, and waits for all others'. No block ends
@@ -115,20 +105,7 @@ struct WarpExchange {
     const Numbers its = row == 0 ? mine[0] : mine[ROWS - 1];
     if (row < ROWS && block < blocks)
       store_async(reinterpret_cast<Numbers*>(numbers[row][own]), its, &complete, block);
-    // As mbarrier_wait_parity_cluster, but what is acquired is shared memory alone, and L1 keeps its lines.
-    uint32_t done = 0;
-    while (!done) {
-      asm volatile(
-          "{\n"
-          ".reg .pred complete;\n"
-          "mbarrier.try_wait.parity.relaxed.cluster.shared::cta.b64 complete, [%1], 0;\n"
-          "selp.u32 %0, 1, 0, complete;\n"
-          "}"
-          : "=r"(done)
-          : "r"(shared_address(&complete))
-          : "memory");
-    }
-    asm volatile("fence.acquire.sync_restrict::shared::cluster.cluster;" ::: "memory");
+    mbarrier_wait_parity_shared(&complete, 0);
   }
 
   __device__ Numbers at(int part, int row = 0) const {
@@ -160,20 +137,21 @@ struct HeldShape {
   }
 };
 
-// Launches kernel(arguments...) with `clusters` clusters, blockIdx.x, of blocks blockIdx.y: so that a block
-// knows its row at once, where blockIdx.x / blocks is 40 instructions before the first address.
+// Whether two matrices' rows all lie alike within their 16 bytes.
+template <typename T>
+bool skewed_alike(const void* x, int64_t stride_x, const void* out, int64_t stride_out) {
+  const auto skew = [](const void* rows) { return reinterpret_cast<uintptr_t>(rows) % 16; };
+  return skew(x) == skew(out) && (stride_x - stride_out) % Pack<T>::SIZE == 0;
+}
+
+// Launches kernel(arguments...) with `clusters` clusters of that shape. Whether there is room for one.
 template <typename Kernel, typename... Arguments>
-void launch_clusters(int64_t clusters, HeldShape shape, int shared_bytes, cudaStream_t stream, Kernel* kernel,
-                     Arguments... arguments) {
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeClusterDimension;  // of one block, too: what it sends itself needs it
-  attribute.val.clusterDim = {1, static_cast<unsigned>(shape.blocks), 1};
-  cudaLaunchConfig_t config = {};
-  config.gridDim = {static_cast<unsigned>(clusters), static_cast<unsigned>(shape.blocks), 1};
-  config.blockDim = static_cast<unsigned>(shape.threads);
-  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, arguments...));
+bool launch_by_rows(int64_t clusters, HeldShape shape, int shared_bytes, cudaStream_t stream, Kernel* kernel,
+                    Arguments... arguments) {
+  if (shape.blocks == 0 || clusters > INT32_MAX) return false;
+  ClusterLaunch launch(reinterpret_cast<const void*>(kernel), shape.blocks, shape.threads, shared_bytes,
+                       stream);
+  if (launch.resident() == 0) return false;
+  launch.by_rows(static_cast<int>(clusters), kernel, arguments...);
+  return true;
 }

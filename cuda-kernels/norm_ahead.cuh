@@ -1,5 +1,5 @@
-// The kernel of the norms' last forward steps: clusters that take row after row, and have the next ones on
-// their way.
+// Clusters that take row after row, and have the next ones on their way: the kernel of layer_norm's v07 and
+// rms_norm's v04.
 #pragma once
 
 #include "norm_cluster.cuh"
@@ -67,16 +67,6 @@ __device__ MeanSquares merged(MeanSquares its, float its_elements, float inverse
   const float mean = lanes_sum(its_elements * its.mean) * inverse;
   const float distance = its.mean - mean;
   return {mean, lanes_sum(fmaf(its_elements * distance, distance, its.squares))};
-}
-
-// A bf16 is the upper half of a float. Left alone, the compiler takes two instructions for every second one.
-template <typename T>
-__device__ float float_of(const Pack<T>& pack, int i) {
-  return to_float(pack[i]);
-}
-__device__ inline float float_of(const Pack<__nv_bfloat16>& pack, int i) {
-  const uint32_t pair = reinterpret_cast<const uint32_t*>(&pack.words)[i / 2];
-  return __uint_as_float(i % 2 ? pair & 0xffff0000 : pair << 16);
 }
 
 // A pack of which all is the row's.

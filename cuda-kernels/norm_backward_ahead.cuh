@@ -10,7 +10,6 @@ constexpr int FEW_PACKS = 2, MANY_PACKS = 4;                            // of a 
 constexpr int RING_BYTES = 208 * 1024;                                  // of an SM
 constexpr int LEAST_STAGES = 3, MOST_STAGES = 4;  // two rows are worked on, at least one is on its way
 constexpr int BYTES_UNDER_WAY = 30 * 1024;        // to an SM: more was no faster
-constexpr int LINE_PACKS = LINE_BYTES / 16;       // that a line has
 constexpr int MOST_WAVES = 4, MANY_ROWS = 64;     // of groups, and of a group
 constexpr int TURNS = 4;                          // places for a row's sums
 constexpr int MOST_PARTS = AHEAD_THREADS / 32 * MOST_CLUSTER_BLOCKS;  // of a row's sums: one of each warp
@@ -409,8 +408,7 @@ AheadShape ahead_shape(const NormBackwardArgs& args) {
   const int of_thread = many ? MANY_PACKS : FEW_PACKS;
   const int threads = static_cast<int>(cdiv(cdiv(each, of_thread), 32) * 32);
   const auto is_lined = [](const void* rows, int64_t stride) {
-    constexpr int64_t ELEMENTS = LINE_PACKS * Pack<T>::SIZE;
-    return reinterpret_cast<uintptr_t>(rows) % LINE_BYTES == 0 && stride % ELEMENTS == 0;
+    return reinterpret_cast<uintptr_t>(rows) % LINE_BYTES == 0 && stride % LINE_ELEMENTS<T> == 0;
   };
   const bool lined = each % LINE_PACKS == 0 && is_lined(args.x, args.stride_xm) &&
                      is_lined(args.dout, args.stride_dm) && is_lined(args.dadded, args.stride_am) &&

@@ -6,14 +6,12 @@
 #include "held.cuh"
 #include "norm_cluster.cuh"
 
-constexpr int HELD_THREADS = 32 * HELD_WARPS;
-
 // A warp's part of weights or biases, in shared memory as it lies in memory. Where rows are not LINED it
 // begins a line before the part does, since rows' parts begin up to a line before their columns, and has a
 // pack more, since packs that lie like a row's are put together from two.
 template <typename T, int PACKS, bool LINED>
 struct HeldFactors {
-  static constexpr int SIZE = Pack<T>::SIZE, LINE = LINED ? 0 : LINE_BYTES / static_cast<int>(sizeof(T));
+  static constexpr int SIZE = Pack<T>::SIZE, LINE = LINED ? 0 : LINE_ELEMENTS<T>;
   static constexpr int COUNT = 32 * PACKS + (LINED ? 0 : LINE / SIZE + 1);
   uint4* packs;
   const T* factors;  // or null
@@ -49,18 +47,7 @@ struct HeldFactors {
     const int pack = 32 * i + part.lane_id;
     if (LINED) return {packs[pack]};
     const int offset = LINE + skew - part.skew + pack * SIZE;
-    const uint4 low = packs[offset / SIZE], high = packs[offset / SIZE + 1];
-    const int bytes = offset % SIZE * static_cast<int>(sizeof(T));
-    uint32_t words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-#pragma unroll
-    for (int j = 0; j < 6; ++j) words[j] = bytes & 8 ? words[j + 2] : words[j];
-#pragma unroll
-    for (int j = 0; j < 5; ++j) words[j] = bytes & 4 ? words[j + 1] : words[j];
-    if (sizeof(T) == 2) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) words[j] = __funnelshift_r(words[j], words[j + 1], bytes % 4 * 8);
-    }
-    return {make_uint4(words[0], words[1], words[2], words[3])};
+    return put_together<T>(packs[offset / SIZE], packs[offset / SIZE + 1], offset % SIZE);
   }
 };
 
@@ -77,7 +64,7 @@ __device__ MeanSquares moments_of(Pack<T> (&held)[PACKS], const HeldPart<T, PACK
       float pack_sum = 0.0f;  // so that additions wait for few others
       keep_packed(held[i]);
 #pragma unroll
-      for (int j = 0; j < SIZE; ++j) pack_sum += float_at(held[i], j);
+      for (int j = 0; j < SIZE; ++j) pack_sum += float_of(held[i], j);
       sum += pack_sum;
     }
     mine.mean = lanes_sum(sum) / static_cast<float>(max(part.elements_of(part.own), 1));
@@ -90,7 +77,7 @@ __device__ MeanSquares moments_of(Pack<T> (&held)[PACKS], const HeldPart<T, PACK
     keep_packed(held[i]);
 #pragma unroll
     for (int j = 0; j < SIZE; ++j) {
-      const float distance = CENTERED ? float_at(held[i], j) - from : float_at(held[i], j);
+      const float distance = CENTERED ? float_of(held[i], j) - from : float_of(held[i], j);
       squares = fmaf(distance, distance, squares);
     }
     mine.squares += squares;
@@ -99,17 +86,16 @@ __device__ MeanSquares moments_of(Pack<T> (&held)[PACKS], const HeldPart<T, PACK
   return mine;
 }
 
-// A row's mean and squares from those of its parts, by Chan's formula for all at once. Lanes beyond the last
-// part read it again, and count none of it.
-template <bool CENTERED, typename Part, typename Of>
-__device__ MeanSquares merged(const Part& part, int parts, Of of) {
+// A row's mean and squares from those of its parts, by Chan's formula for all at once.
+template <bool CENTERED, typename T, int PACKS, typename Of>
+__device__ MeanSquares merged_parts(const HeldPart<T, PACKS>& part, int parts, Of of) {
   constexpr int EACH = MOST_PARTS / 32;
   MeanSquares its[EACH], whole = {};
   float elements[EACH];
 #pragma unroll
   for (int i = 0; i < EACH; ++i) {
     const int other = 32 * i + part.lane_id;
-    its[i] = of(min(other, parts - 1));
+    its[i] = other < parts ? of(other) : MeanSquares{};
     elements[i] = static_cast<float>(part.elements_of(other));  // 0 beyond the row
     if (CENTERED) whole.mean = fmaf(elements[i], its[i].mean, whole.mean);
   }
@@ -117,17 +103,18 @@ __device__ MeanSquares merged(const Part& part, int parts, Of of) {
 #pragma unroll
   for (int i = 0; i < EACH; ++i) {
     const float distance = its[i].mean - whole.mean;
-    if (32 * i + part.lane_id < parts) whole.squares += its[i].squares;
+    whole.squares += its[i].squares;
     if (CENTERED) whole.squares = fmaf(elements[i] * distance, distance, whole.squares);
   }
   whole.squares = lanes_sum(whole.squares);
   return whole;
 }
 
-// ROWS rows for every cluster of `blocks` blocks, `period` apart, so that they are skewed alike. Every warp
-// sends what it finds of its part of them to all blocks, and waits for what the others find; weights and
-// biases travel to shared memory meanwhile. Without CENTERED the mean is taken to be 0.
-// LINED: all rows, weights and biases start at multiples of a line and have only whole packs.
+// ROWS rows for every cluster of `blocks` blocks, `period` apart, a power of two, so that they are skewed
+// alike. Every warp sends what it finds of its part of them to all blocks, and waits for what the others
+// find; weights and biases travel to shared memory meanwhile. Without CENTERED the mean is taken to be 0.
+// LINED: x's rows start with lines, the result's, weights and biases at multiples of 16 bytes, and rows have
+// only whole packs.
 template <typename T, int ROWS, bool CENTERED, bool LINED>
 __device__ void normalise_held(const NormArgs& args, int blocks, int period) {
 #if __CUDA_ARCH__ >= 900
@@ -137,7 +124,8 @@ __device__ void normalise_held(const NormArgs& args, int blocks, int period) {
 
   const int N = static_cast<int>(args.N), lane_id = threadIdx.x % 32, warp_id = threadIdx.x / 32;
   const int warps = blockDim.x / 32, parts = blocks * warps, own = blockIdx.y * warps + warp_id;
-  const int64_t first_index = static_cast<int64_t>(blockIdx.x / period) * period * ROWS + blockIdx.x % period;
+  const int64_t kind = ROWS > 1 ? blockIdx.x & (period - 1) : 0;
+  const int64_t first_index = (blockIdx.x - kind) * ROWS + kind;
   if (first_index >= args.M) return;  // the same for all blocks of a cluster
   const auto is_row = [&](int r) { return r == 0 || first_index + r * period < args.M; };
   const T* const x = static_cast<const T*>(args.x) + first_index * args.stride_xm;
@@ -171,7 +159,7 @@ __device__ void normalise_held(const NormArgs& args, int blocks, int period) {
   float rstds[ROWS];
 #pragma unroll
   for (int r = 0; r < ROWS; ++r) {
-    whole[r] = merged<CENTERED>(part, parts, [&](int other) { return exchange.at(other, r); });
+    whole[r] = merged_parts<CENTERED>(part, parts, [&](int other) { return exchange.at(other, r); });
     rstds[r] = rstd_of(whole[r].squares, N, args.eps);
     if (own == 0 && lane_id == 0 && is_row(r)) {
       if (CENTERED) args.mean[first_index + r * period] = whole[r].mean;
@@ -196,7 +184,7 @@ __device__ void normalise_held(const NormArgs& args, int blocks, int period) {
       float values[SIZE];
 #pragma unroll
       for (int j = 0; j < SIZE; ++j)
-        values[j] = result(r, float_at(held[r][i], j), float_at(its_weights, j), float_at(its_biases, j));
+        values[j] = result(r, float_of(held[r][i], j), float_of(its_weights, j), float_of(its_biases, j));
       Pack<T> results;
       round_to(results, values);
       // In one piece, which the compiler would otherwise take apart.
@@ -216,9 +204,8 @@ __device__ void normalise_held(const NormArgs& args, int blocks, int period) {
 // Whether the kernels for LINED rows take these.
 template <typename T>
 bool are_lined(const NormArgs& args) {
-  constexpr int64_t LINE = LINE_BYTES / static_cast<int>(sizeof(T));
   const auto starts = [](const void* rows) { return reinterpret_cast<uintptr_t>(rows) % LINE_BYTES == 0; };
-  return args.N % Pack<T>::SIZE == 0 && args.stride_xm % LINE == 0 && starts(args.x) &&
+  return args.N % Pack<T>::SIZE == 0 && args.stride_xm % LINE_ELEMENTS<T> == 0 && starts(args.x) &&
          aligned_to_16_bytes(args.weight, args.bias, args.out);
 }
 
@@ -226,21 +213,15 @@ bool are_lined(const NormArgs& args) {
 // long or too short for one, there is a residual, or the result is skewed otherwise than x.
 template <typename T, int ROWS, bool CENTERED, bool LINED, typename Kernel>
 bool launch_held(const NormArgs& args, Kernel* kernel) {
-  constexpr int SIZE = Pack<T>::SIZE, PACKS = HELD_PACKS / ROWS;
+  constexpr int PACKS = HELD_PACKS / ROWS;
   constexpr int WARP_BYTES = HeldFactors<T, PACKS, LINED>::COUNT * 16 * (CENTERED ? 2 : 1);
-  const auto skew = [](const void* rows) { return reinterpret_cast<uintptr_t>(rows) % 16; };
-  if (args.residual || args.N < 2 * SIZE || skew(args.x) != skew(args.out) ||
-      (args.stride_xm - args.N) % SIZE != 0)
+  static_assert(HELD_WARPS * WARP_BYTES + sizeof(WarpExchange<MeanSquares, ROWS>) <= 48 * 1024,
+                "more has to be asked for");
+  if (args.residual || args.N < 2 * Pack<T>::SIZE ||
+      !skewed_alike<T>(args.x, args.stride_xm, args.out, args.N))
     return false;
   const HeldShape shape(most_packs<T, LINE_BYTES>(args.x, args.N, args.stride_xm), PACKS);
-  if (shape.blocks == 0 || most_shared_memory() < HELD_WARPS * WARP_BYTES) return false;
-  allow_shared_memory(kernel, HELD_WARPS * WARP_BYTES);
-  const int bytes = shape.threads / 32 * WARP_BYTES;
-  ClusterLaunch cluster(reinterpret_cast<const void*>(kernel), shape.blocks, shape.threads, bytes,
-                        args.stream);
   const int period = ROWS > 1 ? skew_period<T, LINE_BYTES>(args.stride_xm) : 1;
-  const int64_t clusters = cdiv(args.M, int64_t{ROWS} * period) * period;
-  if (cluster.resident() == 0 || clusters > INT32_MAX) return false;
-  launch_clusters(clusters, shape, bytes, args.stream, kernel, args, shape.blocks, period);
-  return true;
+  return launch_by_rows(cdiv(args.M, int64_t{ROWS} * period) * period, shape, shape.threads / 32 * WARP_BYTES,
+                        args.stream, kernel, args, shape.blocks, period);
 }

@@ -66,7 +66,7 @@ __device__ inline int rank_in_cluster(int blocks) {
 }
 
 // After how many rows one is skewed as the first, if they lie that many elements apart: a power of two, at
-// most of as many as BYTES hold.
+// most as many as elements fit BYTES.
 template <typename T, int BYTES = 16, typename... Strides>
 int skew_period(Strides... strides) {
   int period = 1;

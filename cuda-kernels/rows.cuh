@@ -6,7 +6,9 @@
 #include "common.cuh"
 
 // What caches keep together: 16 bytes for every lane of a warp are four lines, or parts of five.
-constexpr int LINE_BYTES = 128;
+constexpr int LINE_BYTES = 128, LINE_PACKS = LINE_BYTES / 16;
+template <typename T>
+constexpr int LINE_ELEMENTS = LINE_BYTES / static_cast<int>(sizeof(T));
 
 // A row may start anywhere, but a wide access must start at a multiple of 16 bytes. So the row's packs are
 // those of memory: pack p holds the elements from p * SIZE - skew on, and the first and the last one may
@@ -46,6 +48,16 @@ __device__ void set(Pack<T>& pack, int i, T value) {
 template <typename T>
 __device__ void keep_packed(Pack<T>& pack) {
   asm volatile("" : "+r"(pack.words.x), "+r"(pack.words.y), "+r"(pack.words.z), "+r"(pack.words.w));
+}
+
+// A bf16 is the upper half of a float. Left alone, the compiler takes two instructions for every second one.
+template <typename T>
+__device__ float float_of(const Pack<T>& pack, int i) {
+  return to_float(pack[i]);
+}
+__device__ inline float float_of(const Pack<__nv_bfloat16>& pack, int i) {
+  const uint32_t pair = reinterpret_cast<const uint32_t*>(&pack.words)[i / 2];
+  return __uint_as_float(i % 2 ? pair & 0xffff0000 : pair << 16);
 }
 
 // The elements from `first` on that are the row's, one by one, and `fill` for the others.

@@ -6,8 +6,10 @@
 // Why:      v07 keeps weights and biases in registers, as packs that lie like the row's; where rows start
 //           anywhere, every row needs others, and they are put together anew from L2.
 // Counter:  TBD
-// Requires: as v07, whose other rows are: those that start at multiples of 16 bytes, of up to 32 KiB, beyond
-//           256 KiB, with a residual, or whose result is skewed otherwise than x.
+// Requires: as v07, whose other rows are: those of whole packs, as their weights and biases; of up to 32 KiB,
+// or
+//           longer than a cluster holds two of, 256 KiB less up to a line; those with a residual, or whose
+//           result is skewed otherwise than x.
 // Source:   quack's softmax, whose clusters have parts as small and exchange warp by warp
 // Gap:      Triton gives a program no access to another one's shared memory, nor to barriers there.
 #include "../norm_held.cuh"
@@ -18,7 +20,7 @@ void layer_norm_v07_rows_ahead(const LayerNormArgs& args);
 namespace {
 
 constexpr int64_t SHORT_ROW = 32 * 1024;  // bytes up to which a block each is faster
-constexpr int BLOCKS = 3;                 // at once on an SM, for which there is shared memory
+constexpr int BLOCKS = 3;                 // at once on an SM, which leaves a thread 80 registers
 constexpr int ROWS = 2;                   // of a cluster, side by side
 
 template <typename T>

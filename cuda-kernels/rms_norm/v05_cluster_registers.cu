@@ -7,8 +7,9 @@
 //           more of the memory busy than small blocks that come and go, and each of its rows is met by
 //           barriers of large blocks.
 // Counter:  TBD
-// Requires: as v04, whose rows of up to 64 KiB and beyond 512 KiB are, those with a residual, and those whose
-//           result is skewed otherwise than x.
+// Requires: as v04, whose rows of up to 64 KiB and longer ones than a cluster holds, 512 KiB less up to a
+// line,
+//           are, those with a residual, and those whose result is skewed otherwise than x.
 // Source:   quack's softmax, whose clusters have parts as small and exchange warp by warp
 // Gap:      Triton gives a program no access to another one's shared memory, nor to barriers there.
 #include "../norm_held.cuh"

@@ -30,7 +30,6 @@ constexpr int64_t REGISTER_ROW = 32 * 1024;        // bytes, up to which registe
 constexpr int64_t PART = 64 * 1024;                // of a longer row, where three blocks fit an SM
 constexpr int64_t LARGEST_PART = 208 * 1024;       // so that one does
 constexpr int64_t SINGLE_ROW = 132 * 1024;         // up to which a block is better off alone
-constexpr int LINE_PACKS = LINE_BYTES / 16;
 static_assert(HELD_THREADS * HELD_PACKS >= REGISTER_ROW / 16 + LINE_PACKS, "a skewed row needs a line more");
 
 // x: [M, N], rows stride_xm apart; out: [M, N]. A row for every block, of at most blockDim.x * HELD_PACKS

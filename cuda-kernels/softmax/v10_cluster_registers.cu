@@ -6,8 +6,8 @@
 //           meets at barriers before and after its numbers are known. Blocks of 8 warps with 32 KiB come and
 //           go more finely than those of 16 with 64 KiB.
 // Counter:  TBD
-// Requires: as v09, whose shorter rows of up to 32 KiB and longer ones than 512 KiB are, and those where x
-//           and the result are not skewed alike.
+// Requires: as v09, whose rows of up to 32 KiB and longer ones than a cluster holds, 512 KiB less up to a
+//           line, are, and those where x and the result are not skewed alike.
 // Source:   quack's softmax, whose clusters have parts as small and exchange warp by warp
 // Twin:     none, see the spec
 #include "../held.cuh"
@@ -30,7 +30,7 @@ __device__ void hide(Pack<T>& pack, uint32_t none) {
 
 // x: [M, N], rows stride_xm apart; out: [M, N]. A row for every cluster of `blocks` blocks.
 template <typename T, bool LOG>
-__global__ void __launch_bounds__(32 * HELD_WARPS, BLOCKS)
+__global__ void __launch_bounds__(HELD_THREADS, BLOCKS)
     softmax_v10_cluster_registers_kernel(const T* __restrict__ x, T* __restrict__ out, int N,
                                          int64_t stride_xm, int blocks) {
 #if __CUDA_ARCH__ >= 900
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(32 * HELD_WARPS, BLOCKS)
     float pack_sum = 0.0f;  // so that additions wait for few others
     keep_packed(held[i]);
 #pragma unroll
-    for (int j = 0; j < SIZE; ++j) pack_sum += exp_of(float_at(held[i], j) - origin(max));
+    for (int j = 0; j < SIZE; ++j) pack_sum += exp_of(float_of(held[i], j) - origin(max));
     sum += pack_sum;
   }
   exchange({lanes_merge(MaxSum{max, sum})}, part.own, blocks);
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(32 * HELD_WARPS, BLOCKS)
     float values[SIZE];
     hide(held[i], none);
 #pragma unroll
-    for (int j = 0; j < SIZE; ++j) values[j] = result(to_float(held[i][j]));
+    for (int j = 0; j < SIZE; ++j) values[j] = result(to_float(held[i][j]));  // float_of takes registers more
     Pack<T> results;
     round_to(results, values);
     // In one piece, which the compiler would otherwise take apart.
@@ -102,18 +102,13 @@ __global__ void __launch_bounds__(32 * HELD_WARPS, BLOCKS)
 // Whether x and out are skewed alike, there is room for the cluster, and the row is not too long for it.
 template <typename T, bool LOG>
 bool launch(const SoftmaxArgs& args) {
-  const auto kernel = softmax_v10_cluster_registers_kernel<T, LOG>;
-  const auto skew = [](const void* rows) { return reinterpret_cast<uintptr_t>(rows) % 16; };
-  if (args.N * static_cast<int64_t>(sizeof(T)) <= SHORT_ROW || skew(args.x) != skew(args.out) ||
-      (args.stride_xm - args.N) % Pack<T>::SIZE != 0 || args.M > INT32_MAX)
+  if (args.N * static_cast<int64_t>(sizeof(T)) <= SHORT_ROW ||
+      !skewed_alike<T>(args.x, args.stride_xm, args.out, args.N))
     return false;
   const HeldShape shape(most_packs<T, LINE_BYTES>(args.x, args.N, args.stride_xm));
-  if (shape.blocks == 0) return false;
-  ClusterLaunch cluster(reinterpret_cast<const void*>(kernel), shape.blocks, shape.threads, 0, args.stream);
-  if (cluster.resident() == 0) return false;
-  launch_clusters(args.M, shape, 0, args.stream, kernel, static_cast<const T*>(args.x),
-                  static_cast<T*>(args.out), static_cast<int>(args.N), args.stride_xm, shape.blocks);
-  return true;
+  return launch_by_rows(args.M, shape, 0, args.stream, softmax_v10_cluster_registers_kernel<T, LOG>,
+                        static_cast<const T*>(args.x), static_cast<T*>(args.out), static_cast<int>(args.N),
+                        args.stride_xm, shape.blocks);
 }
 
 }  // namespace

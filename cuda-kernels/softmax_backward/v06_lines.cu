@@ -31,7 +31,6 @@ constexpr int64_t REGISTER_ROW = 32 * 1024;   // bytes of dout's row, up to whic
 constexpr int64_t PART = 64 * 1024;           // of it, so that one block fills an SM
 constexpr int64_t LARGEST_PART = 104 * 1024;  // that fits
 constexpr int64_t SINGLE_ROW = 104 * 1024;    // up to which a block is better off alone
-constexpr int LINE_PACKS = LINE_BYTES / 16;
 static_assert(LARGEST_PART / 16 <= MOST_CHUNKS * CHUNK);
 static_assert(HELD_THREADS * HELD_PACKS >= REGISTER_ROW / 16 + LINE_PACKS, "a skewed row needs a line more");
 
