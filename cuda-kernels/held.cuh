@@ -6,7 +6,10 @@
 #include "hopper.cuh"
 #include "rows.cuh"
 
-constexpr int HELD_PACKS = 8, HELD_WARPS = 8;  // of a thread, and of a block, at most
+// What a thread holds of a row: few packs, since small parts come and go more finely, or as many as it has
+// registers for, where a cluster would not hold the row otherwise.
+constexpr int HELD_PACKS = 5, MOST_HELD_PACKS = 8;
+constexpr int HELD_WARPS = 8;  // of a block, at most
 constexpr int HELD_THREADS = 32 * HELD_WARPS, MOST_PARTS = MOST_CLUSTER_BLOCKS * HELD_WARPS;
 
 // Rounded two by two, which is one instruction where set() makes three.
@@ -31,7 +34,7 @@ __device__ inline void round_to(Pack<__half>& pack, const float (&values)[8]) {
 // A warp's part of a row of N elements, at least two packs of them: 32 * PACKS packs, which are counted from
 // the line in which the row begins, `skew` elements before it. A thread has those that are the row's alone.
 // What the row has of its first and its last pack otherwise, lanes take, an element each.
-template <typename T, int PACKS = HELD_PACKS>
+template <typename T, int PACKS>
 struct HeldPart {
   static constexpr int SIZE = Pack<T>::SIZE, ELEMENTS = 32 * PACKS * SIZE, NONE = -1;
   int N, skew, own, lane_id;
@@ -118,22 +121,17 @@ struct WarpExchange {
 #endif  // __CUDA_ARCH__ >= 900
 
 // Blocks of a cluster and their threads, for a row of so many packs, of which a thread has `each`; no blocks
-// where it is too long.
+// where it is too long. Four warps are a block, one for each of an SM's schedulers, whose registers blocks of
+// five or seven leave part of unused; more where a cluster has not enough such blocks for the row.
 struct HeldShape {
   int blocks = 0, threads = 0;
 
-  explicit HeldShape(int64_t packs, int each = HELD_PACKS) {
-    const int parts = static_cast<int>(std::min<int64_t>(cdiv(packs, 32 * each), MOST_PARTS + 1));
+  HeldShape(int64_t packs, int each) {
+    const int64_t parts = cdiv(packs, 32 * each);
     if (parts > MOST_PARTS) return;
-    // As few as have room, or up to twice as many, where fewer warps than one in 16 have nothing.
-    const int least = static_cast<int>(cdiv(parts, HELD_WARPS));
-    const auto warps_of = [&](int blocks) { return blocks * static_cast<int>(cdiv(parts, blocks)); };
-    blocks = least;
-    for (int more = least; more <= std::min(2 * least, MOST_CLUSTER_BLOCKS); ++more) {
-      if (warps_of(blocks) * 16 <= parts * 17) break;
-      if (warps_of(more) < warps_of(blocks)) blocks = more;
-    }
-    threads = warps_of(blocks) / blocks * 32;
+    const int warps = parts <= 4 * MOST_CLUSTER_BLOCKS ? 4 : HELD_WARPS;
+    blocks = static_cast<int>(cdiv(parts, warps));
+    threads = 32 * static_cast<int>(cdiv(parts, blocks));
   }
 };
 

@@ -22,12 +22,17 @@ struct HeldFactors {
         factors(factors),
         skew(LINED || !factors ? 0 : skew_of(factors)) {}
 
+  // The column of the first of them, which may lie before the row's first.
+  __device__ int start(const HeldPart<T, PACKS>& part) const {
+    return part.own * part.ELEMENTS - LINE - skew;
+  }
+
   // Asks for them. Where there are none, `value` stands for each.
   __device__ void load(const HeldPart<T, PACKS>& part, float value) {
     Pack<T> same;
 #pragma unroll
     for (int i = 0; i < SIZE; ++i) set(same, i, from_float<T>(value));
-    const int first = part.own * part.ELEMENTS - LINE - skew + part.lane_id * SIZE;
+    const int first = start(part) + part.lane_id * SIZE;
     const T* const place = factors + first;
 #pragma unroll
     for (int i = 0; i < (COUNT + 31) / 32; ++i) {
@@ -36,7 +41,8 @@ struct HeldFactors {
       // Of 16 bytes in which something is the factors', all can be read.
       const bool touches =
           static_cast<unsigned>(first + 32 * i * SIZE + SIZE - 1) < static_cast<unsigned>(part.N + SIZE - 1);
-      if (factors) cp_async<16>(pack, place + 32 * i * SIZE, touches);
+      // L1 has them for the SM's next rows: all SMs ask for the same few lines, of a few of L2's slices.
+      if (factors) cp_async<16, true>(pack, place + 32 * i * SIZE, touches);
       if (!factors) *pack = same.words;
     }
   }
@@ -48,6 +54,11 @@ struct HeldFactors {
     if (LINED) return {packs[pack]};
     const int offset = LINE + skew - part.skew + pack * SIZE;
     return put_together<T>(packs[offset / SIZE], packs[offset / SIZE + 1], offset % SIZE);
+  }
+
+  // That for a column of the part, then, too.
+  __device__ float at(const HeldPart<T, PACKS>& part, int column) const {
+    return to_float(reinterpret_cast<const T*>(packs)[column - start(part)]);
   }
 };
 
@@ -110,15 +121,15 @@ __device__ MeanSquares merged_parts(const HeldPart<T, PACKS>& part, int parts, O
   return whole;
 }
 
-// ROWS rows for every cluster of `blocks` blocks, `period` apart, a power of two, so that they are skewed
-// alike. Every warp sends what it finds of its part of them to all blocks, and waits for what the others
-// find; weights and biases travel to shared memory meanwhile. Without CENTERED the mean is taken to be 0.
-// LINED: x's rows start with lines, the result's, weights and biases at multiples of 16 bytes, and rows have
-// only whole packs.
-template <typename T, int ROWS, bool CENTERED, bool LINED>
+// ROWS rows for every cluster of `blocks` blocks, of each of which a thread holds PACKS packs. They lie
+// `period` rows apart, a power of two, so that they are skewed alike. Every warp sends what it finds of its
+// part of them to all blocks, and waits for what the others find; weights and biases travel to shared memory
+// meanwhile. Without CENTERED the mean is taken to be 0. LINED: x's rows start with lines, the result's,
+// weights and biases at multiples of 16 bytes, and rows have only whole packs.
+template <typename T, int ROWS, int PACKS, bool CENTERED, bool LINED>
 __device__ void normalise_held(const NormArgs& args, int blocks, int period) {
 #if __CUDA_ARCH__ >= 900
-  constexpr int SIZE = Pack<T>::SIZE, PACKS = HELD_PACKS / ROWS;
+  constexpr int SIZE = Pack<T>::SIZE;
   extern __shared__ __align__(128) char memory[];
   __shared__ WarpExchange<MeanSquares, ROWS> exchange;
 
@@ -138,7 +149,7 @@ __device__ void normalise_held(const NormArgs& args, int blocks, int period) {
   if (CENTERED) biases.load(part, 0.0f);
   cp_async_commit_group();
   Pack<T> held[ROWS][PACKS];
-  T raw[ROWS], raw_weight = from_float<T>(1.0f), raw_bias = from_float<T>(0.0f);
+  T raw[ROWS];
   const int single = LINED ? part.NONE : part.single();
 #pragma unroll
   for (int r = 0; r < ROWS; ++r) {
@@ -147,8 +158,6 @@ __device__ void normalise_held(const NormArgs& args, int blocks, int period) {
     load_held(held[r], row, part, 0.0f);
     raw[r] = single != part.NONE ? row[single] : from_float<T>(0.0f);
   }
-  if (single != part.NONE && weights.factors) raw_weight = weights.factors[single];
-  if (single != part.NONE && biases.factors) raw_bias = biases.factors[single];
   exchange.begin(parts);
 
   MeanSquares mine[ROWS], whole[ROWS];
@@ -195,8 +204,9 @@ __device__ void normalise_held(const NormArgs& args, int blocks, int period) {
 #pragma unroll
   for (int r = 0; r < ROWS; ++r) {
     if (single == part.NONE || !is_row(r)) continue;
+    const float its_bias = CENTERED ? biases.at(part, single) : 0.0f;
     out[static_cast<int64_t>(r) * period * N + single] =
-        from_float<T>(result(r, to_float(raw[r]), to_float(raw_weight), to_float(raw_bias)));
+        from_float<T>(result(r, to_float(raw[r]), weights.at(part, single), its_bias));
   }
 #endif
 }
@@ -211,9 +221,8 @@ bool are_lined(const NormArgs& args) {
 
 // Launches it, as kernel(args, blocks, period). False where the GPU has no room for the cluster, a row is too
 // long or too short for one, there is a residual, or the result is skewed otherwise than x.
-template <typename T, int ROWS, bool CENTERED, bool LINED, typename Kernel>
+template <typename T, int ROWS, int PACKS, bool CENTERED, bool LINED, typename Kernel>
 bool launch_held(const NormArgs& args, Kernel* kernel) {
-  constexpr int PACKS = HELD_PACKS / ROWS;
   constexpr int WARP_BYTES = HeldFactors<T, PACKS, LINED>::COUNT * 16 * (CENTERED ? 2 : 1);
   static_assert(HELD_WARPS * WARP_BYTES + sizeof(WarpExchange<MeanSquares, ROWS>) <= 48 * 1024,
                 "more has to be asked for");

@@ -104,12 +104,17 @@ def test_cases(name: str, *more: Sized) -> tuple[Case, ...]:
 
 
 def long_cases(name: str) -> tuple[Sized, ...]:
-    """More test cases, of rows that a cluster's registers hold, and the first that they do not, in bf16."""
+    """More test cases, of rows that a cluster's registers hold.
+
+    And of the last and the first, in bf16, that are held otherwise: in blocks of more warps, by threads with more
+    packs, by no registers.
+    """
     return (
         (131, 20_003, {}),
         (19, 40_000, {name: "expanded"}),
         (19, 40_003, {name: "spaced"}),
-        *((2, n, {}) for n in (131_009, 131_010, 262_081, 262_082)),
+        (67, 4_104, {}),
+        *((2, n, {}) for n in (81_857, 81_858, 163_777, 163_778, 262_081, 262_082)),
         *((5, 50_257, {"values": values}) for values in ("outliers", "inf", "infs", "nan")),
     )
 

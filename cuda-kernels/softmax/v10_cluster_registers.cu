@@ -1,12 +1,12 @@
 // softmax v10_cluster_registers: a long row is held in the registers of a cluster.
 //
-// Change:   every warp of a cluster asks for its part of a row, 4 KiB, by wide loads to registers, and sends
-//           its maximum and sum to all blocks of the cluster by itself.
+// Change:   every warp of a cluster asks for its part of a row, 2.5 KiB or 4, by wide loads to registers, and
+//           sends its maximum and sum to all blocks of the cluster by itself.
 // Why:      a part in shared memory goes there by one thread's bulk copies, is read twice, and its block
-//           meets at barriers before and after its numbers are known. Blocks of 8 warps with 32 KiB come and
+//           meets at barriers before and after its numbers are known. Blocks of 4 warps with 10 KiB come and
 //           go more finely than those of 16 with 64 KiB.
 // Counter:  TBD
-// Requires: as v09, whose rows of up to 32 KiB and longer ones than a cluster holds, 512 KiB less up to a
+// Requires: as v09, whose rows of up to 16 KiB and longer ones than a cluster holds, 512 KiB less up to a
 //           line, are, and those where x and the result are not skewed alike.
 // Source:   quack's softmax, whose clusters have parts as small and exchange warp by warp
 // Twin:     none, see the spec
@@ -18,8 +18,8 @@ void softmax_v09_lines(const SoftmaxArgs& args);
 
 namespace {
 
-constexpr int64_t SHORT_ROW = 32 * 1024;  // bytes, up to which a block each is faster
-constexpr int BLOCKS = 4;                 // at once on an SM, which leaves a thread 64 registers
+constexpr int64_t SHORT_ROW = 16 * 1024;  // bytes up to which a block each is as fast
+constexpr int BLOCKS = 4;  // of HELD_THREADS at once on an SM, which leaves a thread 64 registers
 
 // keep_packed, where ptxas, too, would keep what it has converted: `none` is 0.
 template <typename T>
@@ -29,7 +29,7 @@ __device__ void hide(Pack<T>& pack, uint32_t none) {
 }
 
 // x: [M, N], rows stride_xm apart; out: [M, N]. A row for every cluster of `blocks` blocks.
-template <typename T, bool LOG>
+template <typename T, bool LOG, int PACKS>
 __global__ void __launch_bounds__(HELD_THREADS, BLOCKS)
     softmax_v10_cluster_registers_kernel(const T* __restrict__ x, T* __restrict__ out, int N,
                                          int64_t stride_xm, int blocks) {
@@ -41,10 +41,10 @@ __global__ void __launch_bounds__(HELD_THREADS, BLOCKS)
   const int64_t row = blockIdx.x;
   const T* const row_x = x + row * stride_xm;
   T* const row_out = out + row * N;
-  const HeldPart<T> part{N, skew_of<LINE_BYTES>(row_x),
-                         static_cast<int>(blockIdx.y * warps + threadIdx.x / 32), lane_id};
+  const HeldPart<T, PACKS> part{N, skew_of<LINE_BYTES>(row_x),
+                                static_cast<int>(blockIdx.y * warps + threadIdx.x / 32), lane_id};
 
-  Pack<T> held[HELD_PACKS];
+  Pack<T> held[PACKS];
   load_held(held, row_x, part, -INFINITY);
   const int single = part.single();
   T raw = from_float<T>(-INFINITY);
@@ -54,10 +54,10 @@ __global__ void __launch_bounds__(HELD_THREADS, BLOCKS)
   const float element = to_float(raw);
   float max = element;  // the thread's, from which exponents are taken
 #pragma unroll
-  for (int i = 0; i < HELD_PACKS; ++i) max = fmaxf(max, max_of(held[i]));
+  for (int i = 0; i < PACKS; ++i) max = fmaxf(max, max_of(held[i]));
   float sum = exp_of(element - origin(max));
 #pragma unroll
-  for (int i = 0; i < HELD_PACKS; ++i) {
+  for (int i = 0; i < PACKS; ++i) {
     float pack_sum = 0.0f;  // so that additions wait for few others
     keep_packed(held[i]);
 #pragma unroll
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(HELD_THREADS, BLOCKS)
   const std::conditional_t<LOG, LogSoftmax, Softmax> result(whole);
   T* const first_out = row_out + part.first_of(0);
 #pragma unroll
-  for (int i = 0; i < HELD_PACKS; ++i) {
+  for (int i = 0; i < PACKS; ++i) {
     float values[SIZE];
     hide(held[i], none);
 #pragma unroll
@@ -100,15 +100,18 @@ __global__ void __launch_bounds__(HELD_THREADS, BLOCKS)
 }
 
 // Whether x and out are skewed alike, there is room for the cluster, and the row is not too long for it.
-template <typename T, bool LOG>
+template <typename T, bool LOG, int PACKS>
 bool launch(const SoftmaxArgs& args) {
-  if (args.N * static_cast<int64_t>(sizeof(T)) <= SHORT_ROW ||
-      !skewed_alike<T>(args.x, args.stride_xm, args.out, args.N))
-    return false;
-  const HeldShape shape(most_packs<T, LINE_BYTES>(args.x, args.N, args.stride_xm));
-  return launch_by_rows(args.M, shape, 0, args.stream, softmax_v10_cluster_registers_kernel<T, LOG>,
+  if (!skewed_alike<T>(args.x, args.stride_xm, args.out, args.N)) return false;
+  const HeldShape shape(most_packs<T, LINE_BYTES>(args.x, args.N, args.stride_xm), PACKS);
+  return launch_by_rows(args.M, shape, 0, args.stream, softmax_v10_cluster_registers_kernel<T, LOG, PACKS>,
                         static_cast<const T*>(args.x), static_cast<T*>(args.out), static_cast<int>(args.N),
                         args.stride_xm, shape.blocks);
+}
+template <typename T, bool LOG>
+bool launch(const SoftmaxArgs& args) {
+  if (args.N * static_cast<int64_t>(sizeof(T)) <= SHORT_ROW) return false;
+  return launch<T, LOG, HELD_PACKS>(args) || launch<T, LOG, MOST_HELD_PACKS>(args);
 }
 
 }  // namespace

@@ -168,11 +168,12 @@ OP = Op(
         ),
         Step(
             name="v05_cluster_registers",
-            change="softmax's v10 with a sum of squares: clusters come and go again, a row of more than 64 KiB lies in "
-            "their registers, 4 KiB a warp, and every warp tells all blocks its sum by itself.",
+            change="softmax's v10 with a sum of squares: clusters come and go again, a row of more than 8 KiB lies in "
+            "their registers, 2.5 KiB a warp, and every warp tells all blocks its sum by itself.",
             why="A ring that is always full keeps the memory no busier than small blocks that come and go, and "
-            "its large blocks meet at barriers for every row. Weights reach shared memory with the row, since clusters "
-            "that keep them in registers have to stay. Trials of the kernel ran before these predictions.",
+            "its large blocks meet at barriers for every row. Weights reach shared memory with the row, by way of "
+            "L1, since clusters that keep them in registers have to stay. Trials of the kernel ran before these "
+            "predictions.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
                 Prediction("time", "<=", 366, case=_LONG_RAGGED),

@@ -229,8 +229,8 @@ OP = Op(
         ),
         Step(
             name="v10_cluster_registers",
-            change="A row of more than 32 KiB lies in the registers of a cluster, 4 KiB a warp, and every warp tells "
-            "all blocks its maximum and sum by itself.",
+            change="A row of more than 16 KiB lies in the registers of a cluster, 2.5 KiB a warp, 4 KiB of longer "
+            "rows than 320 KiB, and every warp tells all blocks its maximum and sum by itself.",
             why="A part in shared memory is written once and read twice, and its block meets at barriers before and "
             "after its numbers are known. A warp that waits for its own loads alone waits less; small blocks end, and "
             "make room, one by one. Trials of the kernel ran before these predictions.",
