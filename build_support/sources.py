@@ -21,7 +21,8 @@ INCLUDE_DIRS = (Path("cuda-kernels"), Path("hardware-survey"))
 DEFAULT_ARCH = "9.0a"
 OLDEST_ARCH = (8, 0)
 CXX_FLAGS = ("-std=c++20",)
-NVCC_FLAGS = ("-std=c++20", "-O3", "-lineinfo", "--expt-relaxed-constexpr")
+# Compressed cubins, as large ones are otherwise, hide their compiler's version, and are disassembled one after another.
+NVCC_FLAGS = ("-std=c++20", "-O3", "-lineinfo", "--expt-relaxed-constexpr", "--no-compress")
 
 
 def step_files(root: Path = ROOT) -> list[Path]:

@@ -11,8 +11,10 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,6 +57,7 @@ _INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(.*?);")
 _USAGE = re.compile(r"Function (\S+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 _INFO = re.compile(r"^\.nv\.info\.(\S+)$|Attribute:\s+EIATTR_(?:MAX_THREADS|REQNTID)$|^\s*Value:\s+(0x.*)$")
 _OPCODE = re.compile(r"(?:@!?U?P\w+\s+)?(\S+)")
+_ELF, _EM_CUDA = re.compile(rb"(?=\x7fELF)"), b"\xbe\0"  # how a cubin begins, and its machine, 18 bytes on
 _COMPILER = re.compile(rb"ptxas\0Cuda compilation tools, release [\d.]+, V([\d.]+)")
 
 
@@ -208,10 +211,20 @@ def parse_block_limits(text: str) -> dict[str, int]:
 def sass(binary: Path, symbols: Iterable[str] = (), arch: str = "") -> dict[str, list[tuple[int, str]]]:
     """Address and text of every instruction, by mangled name: of some kernels (0.3 s and more), or of all.
 
-    All of the extension take 20 s. A name that the binary does not have is left out.
+    All of the extension take 80 s of one core, of which every core has some. A name that the binary does not have is
+    left out.
     """
-    names = ",".join(symbols)
-    return parse_sass(_run(binary, arch, "-sass", *(["-fun", names] if names else [])))
+    if names := ",".join(symbols):
+        return parse_sass(_run(binary, arch, "-sass", "-fun", names))
+    # Not extracted by the tool, which writes cubins of one name over one another: sources of several operations.
+    cubins = [piece for piece in _ELF.split(binary.read_bytes()) if piece[18:20] == _EM_CUDA]
+    if len(cubins) != _run(binary, arch, "-lelf").count("ELF file"):  # some compressed, or for other architectures
+        return parse_sass(_run(binary, arch, "-sass"))
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
+        paths = [Path(folder) / f"{i}.cubin" for i in range(len(cubins))]
+        for path, cubin in zip(paths, cubins, strict=True):
+            path.write_bytes(cubin)
+        return parse_sass("".join(pool.map(lambda path: _run(path, "", "-sass"), paths)))
 
 
 def parse_sass(text: str) -> dict[str, list[tuple[int, str]]]:

@@ -85,6 +85,31 @@ def test_instructions_are_read_with_their_addresses() -> None:
     }
 
 
+TOOL = """#!/bin/sh
+for binary; do :; done
+case "$*" in
+  *-lelf*) for i in $(seq {listed}); do echo "ELF file    $i: v01_scalar.sm_90.cubin"; done;;
+  *extension.so) echo "Function : whole"; echo "/*0000*/ EXIT;";;
+  *) tail -c +21 "$binary";;
+esac
+"""
+
+
+@pytest.mark.parametrize(("listed", "found"), [(2, ["first", "second"]), (3, ["whole"])])
+def test_cubins_of_one_name_are_all_read(
+    listed: int, found: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tool, library = tmp_path / "bin" / "cuobjdump", tmp_path / "extension.so"
+    tool.parent.mkdir()
+    tool.write_text(TOOL.format(listed=listed))
+    tool.chmod(0o755)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    elf = b"\x7fELF" + 14 * b"\0"
+    cubins = [elf + b"\xbe\0" + f"Function : {name}\n/*0000*/ EXIT;\n".encode() for name in ("first", "second")]
+    library.write_bytes(elf + b"\x3e\0" + b"".join(cubins))
+    assert list(disassembly.sass(library)) == found
+
+
 def test_bounds_on_threads_are_read_where_there_are_any() -> None:
     assert disassembly.parse_block_limits(INFO) == {ADD: 256, "triton_kernel": 256}
 
