@@ -106,9 +106,15 @@ struct WarpExchange {
     cluster_wait();  // for all blocks to run, with their barriers initialised
     const int row = threadIdx.x % 32 / MOST_CLUSTER_BLOCKS, block = threadIdx.x % MOST_CLUSTER_BLOCKS;
     const Numbers its = row == 0 ? mine[0] : mine[ROWS - 1];
-    if (row < ROWS && block < blocks)
-      store_async(reinterpret_cast<Numbers*>(numbers[row][own]), its, &complete, block);
-    mbarrier_wait_parity_shared(&complete, 0);
+    const bool sends = row < ROWS && block < blocks;
+    Numbers* const place = reinterpret_cast<Numbers*>(numbers[sends ? row : 0][own]);
+    if (blocks == 1) {  // memcheck takes a store to the cluster for a wrong one where that is a single block
+      if (sends) *place = its;
+      __syncthreads();  // for all warps' numbers
+    } else {
+      if (sends) store_async(place, its, &complete, block);
+      mbarrier_wait_parity_shared(&complete, 0);
+    }
   }
 
   __device__ Numbers at(int part, int row = 0) const {
