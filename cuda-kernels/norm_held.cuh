@@ -121,12 +121,34 @@ __device__ MeanSquares merged_parts(const HeldPart<T, PACKS>& part, int parts, O
   return whole;
 }
 
+// Adds the residual to a row, rounded as the sum is returned, which is stored as well.
+template <typename T, int PACKS>
+__device__ void add_residual(Pack<T> (&held)[PACKS], T& raw, const T* residual, T* added,
+                             const HeldPart<T, PACKS>& part, int single) {
+  constexpr int SIZE = Pack<T>::SIZE;
+  Pack<T> more[PACKS];
+  load_held(more, residual, part, 0.0f);
+  if (single != part.NONE) {
+    raw = from_float<T>(to_float(raw) + to_float(residual[single]));
+    added[single] = raw;
+  }
+#pragma unroll
+  for (int i = 0; i < PACKS; ++i) {
+    float values[SIZE];
+#pragma unroll
+    for (int j = 0; j < SIZE; ++j) values[j] = float_of(held[i], j) + float_of(more[i], j);
+    round_to(held[i], values);
+    if (part.holds(i)) __stwb(reinterpret_cast<uint4*>(added + part.first_of(i)), held[i].words);
+  }
+}
+
 // ROWS rows for every cluster of `blocks` blocks, of each of which a thread holds PACKS packs. They lie
 // `period` rows apart, a power of two, so that they are skewed alike. Every warp sends what it finds of its
 // part of them to all blocks, and waits for what the others find; weights and biases travel to shared memory
 // meanwhile. Without CENTERED the mean is taken to be 0. LINED: x's rows start with lines, the result's,
-// weights and biases at multiples of 16 bytes, and rows have only whole packs.
-template <typename T, int ROWS, int PACKS, bool CENTERED, bool LINED>
+// weights and biases at multiples of 16 bytes, and rows have only whole packs. RESIDUAL: there is one, which
+// takes the registers of a second row.
+template <typename T, int ROWS, int PACKS, bool CENTERED, bool LINED, bool RESIDUAL>
 __device__ void normalise_held(const NormArgs& args, int blocks, int period) {
 #if __CUDA_ARCH__ >= 900
   constexpr int SIZE = Pack<T>::SIZE;
@@ -159,6 +181,11 @@ __device__ void normalise_held(const NormArgs& args, int blocks, int period) {
     raw[r] = single != part.NONE ? row[single] : from_float<T>(0.0f);
   }
   exchange.begin(parts);
+  if constexpr (RESIDUAL) {
+    static_assert(ROWS == 1);
+    add_residual(held[0], raw[0], static_cast<const T*>(args.residual) + first_index * args.stride_rm,
+                 static_cast<T*>(args.added) + first_index * N, part, single);
+  }
 
   MeanSquares mine[ROWS], whole[ROWS];
 #pragma unroll
@@ -220,15 +247,17 @@ bool are_lined(const NormArgs& args) {
 }
 
 // Launches it, as kernel(args, blocks, period). False where the GPU has no room for the cluster, a row is too
-// long or too short for one, there is a residual, or the result is skewed otherwise than x.
+// long or too short for one, or another matrix is skewed otherwise than x.
 template <typename T, int ROWS, int PACKS, bool CENTERED, bool LINED, typename Kernel>
 bool launch_held(const NormArgs& args, Kernel* kernel) {
   constexpr int WARP_BYTES = HeldFactors<T, PACKS, LINED>::COUNT * 16 * (CENTERED ? 2 : 1);
   static_assert(HELD_WARPS * WARP_BYTES + sizeof(WarpExchange<MeanSquares, ROWS>) <= 48 * 1024,
                 "more has to be asked for");
-  if (args.residual || args.N < 2 * Pack<T>::SIZE ||
-      !skewed_alike<T>(args.x, args.stride_xm, args.out, args.N))
-    return false;
+  const auto like_x = [&](const void* rows, int64_t stride) {
+    return skewed_alike<T>(args.x, args.stride_xm, rows, stride);
+  };
+  if (args.N < 2 * Pack<T>::SIZE || !like_x(args.out, args.N)) return false;
+  if (args.residual && !(like_x(args.residual, args.stride_rm) && like_x(args.added, args.N))) return false;
   const HeldShape shape(most_packs<T, LINE_BYTES>(args.x, args.N, args.stride_xm), PACKS);
   const int period = ROWS > 1 ? skew_period<T, LINE_BYTES>(args.stride_xm) : 1;
   return launch_by_rows(cdiv(args.M, int64_t{ROWS} * period) * period, shape, shape.threads / 32 * WARP_BYTES,

@@ -9,8 +9,8 @@
 //           row; of an SM's L1 every block after the first has them.
 // Counter:  TBD
 // Requires: as v07, whose other rows are: those of up to 4 KiB, or 6 KiB of whole packs; longer ones than a
-//           cluster holds two of, 320 KiB less up to a line; those with a residual, or whose result is skewed
-//           otherwise than x.
+//           cluster holds two of, 320 KiB less up to a line; those of which another matrix is skewed
+//           otherwise than x. With a residual a cluster has one row.
 // Source:   quack's softmax, whose clusters have parts as small and exchange warp by warp
 // Gap:      Triton gives a program no access to another one's shared memory, nor to barriers there.
 #include "../norm_held.cuh"
@@ -23,22 +23,23 @@ namespace {
 // Bytes up to which v07's kernels are faster, where rows have only whole packs and otherwise.
 constexpr int64_t SHORT_WHOLE_ROW = 6 * 1024, SHORT_ROW = 4 * 1024;
 constexpr int BLOCKS = 3;  // of HELD_THREADS at once on an SM, which leaves a thread 80 registers
-constexpr int ROWS = 2;    // of a cluster, side by side
+// Of a cluster, side by side; a residual takes the registers of the second.
+constexpr int rows(bool residual) { return residual ? 1 : 2; }
 
-template <typename T, bool LINED>
+template <typename T, bool LINED, bool RESIDUAL>
 __global__ void __launch_bounds__(HELD_THREADS, BLOCKS)
     layer_norm_v08_cluster_registers_kernel(const LayerNormArgs args, int blocks, int period) {
-  normalise_held<T, ROWS, HELD_PACKS, true, LINED>(args, blocks, period);
+  normalise_held<T, rows(RESIDUAL), HELD_PACKS, true, LINED, RESIDUAL>(args, blocks, period);
 }
 
-template <typename T>
+template <typename T, bool RESIDUAL>
 bool launch(const LayerNormArgs& args) {
   const int64_t bytes = args.N * static_cast<int64_t>(sizeof(T));
   if (bytes <= (are_whole<T>(args) ? SHORT_WHOLE_ROW : SHORT_ROW)) return false;
-  return are_lined<T>(args) ? launch_held<T, ROWS, HELD_PACKS, true, true>(
-                                  args, layer_norm_v08_cluster_registers_kernel<T, true>)
-                            : launch_held<T, ROWS, HELD_PACKS, true, false>(
-                                  args, layer_norm_v08_cluster_registers_kernel<T, false>);
+  return are_lined<T>(args) ? launch_held<T, rows(RESIDUAL), HELD_PACKS, true, true>(
+                                  args, layer_norm_v08_cluster_registers_kernel<T, true, RESIDUAL>)
+                            : launch_held<T, rows(RESIDUAL), HELD_PACKS, true, false>(
+                                  args, layer_norm_v08_cluster_registers_kernel<T, false, RESIDUAL>);
 }
 
 }  // namespace
@@ -46,6 +47,7 @@ bool launch(const LayerNormArgs& args) {
 void layer_norm_v08_cluster_registers(const LayerNormArgs& args) {
   if (args.M == 0) return;
   dispatch(args.dtype, [&](auto zero) {
-    if (!launch<decltype(zero)>(args)) layer_norm_v07_rows_ahead(args);
+    using T = decltype(zero);
+    if (!(args.residual ? launch<T, true>(args) : launch<T, false>(args))) layer_norm_v07_rows_ahead(args);
   });
 }

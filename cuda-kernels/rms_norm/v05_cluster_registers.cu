@@ -9,7 +9,7 @@
 //           there by every row, they would be half as much to bring from L2 as the rows.
 // Counter:  TBD
 // Requires: as v04, whose rows of up to 8 KiB are, longer ones than a cluster holds, 512 KiB less up to a
-//           line, those with a residual, and those whose result is skewed otherwise than x.
+//           line, or 320 with a residual, and those of which another matrix is skewed otherwise than x.
 // Source:   quack's softmax, whose clusters have parts as small and exchange warp by warp
 // Gap:      Triton gives a program no access to another one's shared memory, nor to barriers there.
 #include "../norm_held.cuh"
@@ -20,20 +20,30 @@ void rms_norm_v04_rows_ahead(const RmsNormArgs& args);
 namespace {
 
 constexpr int64_t SHORT_ROW = 8 * 1024;  // bytes up to which v04's kernels are as fast
-constexpr int BLOCKS = 4;  // of HELD_THREADS at once on an SM, which leaves a thread 64 registers
 
-template <typename T, int PACKS, bool LINED>
-__global__ void __launch_bounds__(HELD_THREADS, BLOCKS)
+// Of HELD_THREADS at once on an SM, which leaves a thread 64 registers, or 80 where a residual takes some.
+constexpr int blocks_at_once(bool residual) { return residual ? 3 : 4; }
+
+template <typename T, int PACKS, bool LINED, bool RESIDUAL>
+__global__ void __launch_bounds__(HELD_THREADS, blocks_at_once(RESIDUAL))
     rms_norm_v05_cluster_registers_kernel(const RmsNormArgs args, int blocks, int period) {
-  normalise_held<T, 1, PACKS, false, LINED>(args, blocks, period);
+  normalise_held<T, 1, PACKS, false, LINED, RESIDUAL>(args, blocks, period);
 }
 
-template <typename T, int PACKS>
+template <typename T, int PACKS, bool RESIDUAL>
 bool launch(const RmsNormArgs& args) {
   return are_lined<T>(args) ? launch_held<T, 1, PACKS, false, true>(
-                                  args, rms_norm_v05_cluster_registers_kernel<T, PACKS, true>)
+                                  args, rms_norm_v05_cluster_registers_kernel<T, PACKS, true, RESIDUAL>)
                             : launch_held<T, 1, PACKS, false, false>(
-                                  args, rms_norm_v05_cluster_registers_kernel<T, PACKS, false>);
+                                  args, rms_norm_v05_cluster_registers_kernel<T, PACKS, false, RESIDUAL>);
+}
+
+// Longer rows have no registers for a residual.
+template <typename T>
+bool launch(const RmsNormArgs& args) {
+  if (args.N * static_cast<int64_t>(sizeof(T)) <= SHORT_ROW) return false;
+  if (args.residual) return launch<T, HELD_PACKS, true>(args);
+  return launch<T, HELD_PACKS, false>(args) || launch<T, MOST_HELD_PACKS, false>(args);
 }
 
 }  // namespace
@@ -41,9 +51,6 @@ bool launch(const RmsNormArgs& args) {
 void rms_norm_v05_cluster_registers(const RmsNormArgs& args) {
   if (args.M == 0) return;
   dispatch(args.dtype, [&](auto zero) {
-    using T = decltype(zero);
-    const bool is_short = args.N * static_cast<int64_t>(sizeof(T)) <= SHORT_ROW;
-    if (is_short || !(launch<T, HELD_PACKS>(args) || launch<T, MOST_HELD_PACKS>(args)))
-      rms_norm_v04_rows_ahead(args);
+    if (!launch<decltype(zero)>(args)) rms_norm_v04_rows_ahead(args);
   });
 }
