@@ -21,7 +21,7 @@ INCLUDE_DIRS = (Path("cuda-kernels"), Path("hardware-survey"))
 DEFAULT_ARCH = "9.0a"
 OLDEST_ARCH = (8, 0)
 CXX_FLAGS = ("-std=c++20",)
-# Compressed cubins, as large ones are otherwise, hide their compiler's version, and are disassembled one after another.
+# A compressed cubin, as the largest is otherwise, hides its compiler's version, and has all disassembled by one core.
 NVCC_FLAGS = ("-std=c++20", "-O3", "-lineinfo", "--expt-relaxed-constexpr", "--no-compress")
 
 

@@ -216,15 +216,20 @@ def sass(binary: Path, symbols: Iterable[str] = (), arch: str = "") -> dict[str,
     """
     if names := ",".join(symbols):
         return parse_sass(_run(binary, arch, "-sass", "-fun", names))
-    # Not extracted by the tool, which writes cubins of one name over one another: sources of several operations.
+    # Not extracted by the tool, which writes cubins of one name over one another: sources of several operations. What
+    # follows a cubin in the file may stay behind it.
     cubins = [piece for piece in _ELF.split(binary.read_bytes()) if piece[18:20] == _EM_CUDA]
-    if len(cubins) != _run(binary, arch, "-lelf").count("ELF file"):  # some compressed, or for other architectures
+    # The tool is left alone with a bare cubin, and with some that are compressed, or for other architectures.
+    if len(cubins) < 2 or len(cubins) != _run(binary, arch, "-lelf").count("ELF file"):
         return parse_sass(_run(binary, arch, "-sass"))
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
+    kernels: dict[str, list[tuple[int, str]]] = {}
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         paths = [Path(folder) / f"{i}.cubin" for i in range(len(cubins))]
         for path, cubin in zip(paths, cubins, strict=True):
             path.write_bytes(cubin)
-        return parse_sass("".join(pool.map(lambda path: _run(path, "", "-sass"), paths)))
+        for some in pool.map(lambda path: parse_sass(_run(path, "", "-sass")), paths):
+            kernels |= some
+    return kernels
 
 
 def parse_sass(text: str) -> dict[str, list[tuple[int, str]]]:
