@@ -6,11 +6,13 @@
 #include "hopper.cuh"
 #include "rows.cuh"
 
-// What a thread holds of a row: few packs, since small parts come and go more finely, or as many as it has
-// registers for, where a cluster would not hold the row otherwise.
-constexpr int HELD_PACKS = 5, MOST_HELD_PACKS = 8;
+// What a thread holds of a row: few packs, since small parts come and go more finely, fewer yet where lines
+// start rows that two blocks hold, or as many as it has registers for, where a cluster would not hold the
+// row otherwise.
+constexpr int HELD_PACKS = 5, FEW_HELD_PACKS = 3, MOST_HELD_PACKS = 8;
 constexpr int HELD_WARPS = 8;  // of a block, at most
 constexpr int HELD_THREADS = 32 * HELD_WARPS, MOST_PARTS = MOST_CLUSTER_BLOCKS * HELD_WARPS;
+constexpr int FEW_HELD_BYTES = 2 * HELD_THREADS * FEW_HELD_PACKS * 16;  // of a row
 
 // Rounded two by two, which is one instruction where set() makes three.
 __device__ inline void round_to(Pack<float>& pack, const float (&values)[4]) {
@@ -128,14 +130,15 @@ struct WarpExchange {
 
 // Blocks of a cluster and their threads, for a row of so many packs, of which a thread has `each`; no blocks
 // where it is too long. Four warps are a block, one for each of an SM's schedulers, whose registers blocks of
-// five or seven leave part of unused; more where a cluster has not enough such blocks for the row.
+// five or seven leave part of unused; more where a cluster has not enough such blocks for the row, or where
+// threads have few packs and one or two blocks are enough, which start faster than three or four.
 struct HeldShape {
   int blocks = 0, threads = 0;
 
   HeldShape(int64_t packs, int each) {
     const int64_t parts = cdiv(packs, 32 * each);
     if (parts > MOST_PARTS) return;
-    const int warps = parts <= 4 * MOST_CLUSTER_BLOCKS ? 4 : HELD_WARPS;
+    const int warps = each > FEW_HELD_PACKS && parts <= 4 * MOST_CLUSTER_BLOCKS ? 4 : HELD_WARPS;
     blocks = static_cast<int>(cdiv(parts, warps));
     threads = 32 * static_cast<int>(cdiv(parts, blocks));
   }

@@ -197,6 +197,8 @@ class Norm:
             *((m, n, {"residual": "yes"}) for m, n in _LONG_RUNS),
             (9_000, 5_003, {"x": "pitched"}),
             *rows.long_cases("x"),
+            *((67, n, {"residual": "yes"}) for n in (2_048, 4_104, 65_536)),
+            *((2, n, {"residual": "yes"}) for n in (163_777, 163_778)),
             (9, 50_257, {"values": "shifted"}),
             *((9, n, {"affine": "none"}) for n in (50_257, 65_536)),
             *(((9, 50_257, {"affine": "weight"}),) if self.centered else ()),

@@ -106,14 +106,14 @@ def test_cases(name: str, *more: Sized) -> tuple[Case, ...]:
 def long_cases(name: str) -> tuple[Sized, ...]:
     """More test cases, of rows that a cluster's registers hold.
 
-    And of the last and the first, in bf16, that are held otherwise: in blocks of more warps, by threads with more
-    packs, by no registers.
+    And of the last and the first, in bf16, that are held otherwise: by threads with few packs, in blocks of more warps,
+    by threads with more packs, by no registers.
     """
     return (
         (131, 20_003, {}),
         (19, 40_000, {name: "expanded"}),
         (19, 40_003, {name: "spaced"}),
-        (67, 4_104, {}),
+        *((67, n, {}) for n in (4_096, 4_104, 12_288, 12_352)),
         *((2, n, {}) for n in (81_857, 81_858, 163_777, 163_778, 262_081, 262_082)),
         *((5, 50_257, {"values": values}) for values in ("outliers", "inf", "infs", "nan")),
     )
