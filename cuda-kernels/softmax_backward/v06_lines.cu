@@ -5,8 +5,8 @@
 //           are v04's and v03's.
 // Why:      a warp's 32 packs are four lines of L2 instead of parts of five, in three matrices; and a copy is
 //           faster between places that lie alike in a line, which y's part in v04's shared memory does not.
-// Counter:  at a row of 4096 nothing; the time falls to 0.99 of v04's at one of 5003, to 0.96 at one of
-//           50257, and to 0.95 at one of 262144. Both were measured before the last change of their code.
+// Counter:  at a row of 4096 or 5003 nothing; the time falls to 0.98 of v04's at one of 50257, and to 0.95
+//           at one of 262144.
 // Requires: as v04. Rows of up to 96 packs are v03's: up to seven outside the row are many for a short one.
 // Source:   as softmax's v09
 // Twin:     none, see the spec
