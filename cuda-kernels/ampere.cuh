@@ -9,11 +9,11 @@
 
 // PTX ISA, "cp.async". Copies BYTES (4, 8 or 16; both addresses are multiples of it) from global to shared
 // memory in the background. Where `valid` is false nothing is read, whatever the address, and zeros are
-// written. 16 bytes pass L1 by.
-template <int BYTES>
+// written. 16 bytes pass L1 by, unless they are to be CACHED there; fewer cannot.
+template <int BYTES, bool CACHED = BYTES != 16>
 __device__ inline void cp_async(void* shared, const void* global, bool valid) {
   const uint32_t source_bytes = valid ? BYTES : 0;
-  if constexpr (BYTES == 16) {
+  if constexpr (!CACHED) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
                  "l"(__cvta_generic_to_global(global)), "r"(source_bytes)
                  : "memory");

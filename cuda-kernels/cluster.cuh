@@ -43,6 +43,16 @@ class ClusterLaunch {
     CUDA_CHECK(cudaLaunchKernelEx(&config_, kernel, arguments...));
   }
 
+  // The same with a row of the grid's for every cluster, blockIdx.x, and its blocks blockIdx.y: a block knows
+  // its cluster at once, where blockIdx.x / blocks is 40 instructions before the first address.
+  template <typename Kernel, typename... Arguments>
+  void by_rows(int clusters, Kernel* kernel, Arguments... arguments) {
+    attribute_.val.clusterDim = {1, static_cast<unsigned>(blocks_), 1};
+    config_.gridDim = {static_cast<unsigned>(clusters), static_cast<unsigned>(blocks_), 1};
+    config_.numAttrs = 1;  // for one block, too: what it sends to itself needs a cluster
+    CUDA_CHECK(cudaLaunchKernelEx(&config_, kernel, arguments...));
+  }
+
  private:
   int ask() {
     int clusters = 0;

@@ -66,6 +66,24 @@ __device__ inline void mbarrier_wait_parity_cluster(uint64_t* barrier, uint32_t 
   }
 }
 
+// The same, for what they wrote to this block's shared memory alone: L1 keeps its lines. PTX ISA, "membar /
+// fence".
+__device__ inline void mbarrier_wait_parity_shared(uint64_t* barrier, uint32_t parity) {
+  uint32_t complete = 0;
+  while (!complete) {
+    asm volatile(
+        "{\n"
+        ".reg .pred complete;\n"
+        "mbarrier.try_wait.parity.relaxed.cluster.shared::cta.b64 complete, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, complete;\n"
+        "}"
+        : "=r"(complete)
+        : "r"(shared_address(barrier)), "r"(parity)
+        : "memory");
+  }
+  asm volatile("fence.acquire.sync_restrict::shared::cluster.cluster;" ::: "memory");
+}
+
 // PTX ISA, "mbarrier.arrive".
 __device__ inline void mbarrier_arrive(uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
@@ -115,6 +133,12 @@ __device__ inline void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
 __device__ inline void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+// The first half, where nothing but initialised barriers, behind their fence, need be visible: a release
+// would wait for all that the thread has asked of memory.
+__device__ inline void cluster_arrive_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
 
 // PTX ISA, "mapa" and "st.async". Writes to that place in the shared memory of a block of the cluster; its
 // bytes count towards those that the barrier there expects. `value` is 4 or 8 bytes.
@@ -181,6 +205,15 @@ __device__ inline void bulk_load(void* shared, const void* global, uint32_t byte
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, "
       "[%3], %4;" ::"r"(shared_address(shared)),
       "l"(__cvta_generic_to_global(global)), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
+      : "memory");
+}
+
+// The same, with nothing said about what L2 keeps.
+__device__ inline void bulk_load(void* shared, const void* global, uint32_t bytes, uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+          shared_address(shared)),
+      "l"(__cvta_generic_to_global(global)), "r"(bytes), "r"(shared_address(barrier))
       : "memory");
 }
 

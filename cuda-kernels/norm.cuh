@@ -44,6 +44,20 @@ __device__ inline float rstd_of(float squares, int64_t N, float eps) {
   return rsqrtf(squares / static_cast<float>(N) + eps);
 }
 
+// The pack that begins `skew` elements behind the first of two.
+template <typename T>
+__device__ Pack<T> put_together(uint4 low, uint4 high, int skew) {
+  uint32_t words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+  const int bytes = skew * static_cast<int>(sizeof(T));
+#pragma unroll
+  for (int i = 0; i < 6; ++i) words[i] = bytes & 8 ? words[i + 2] : words[i];
+#pragma unroll
+  for (int i = 0; i < 5; ++i) words[i] = bytes & 4 ? words[i + 1] : words[i];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) words[i] = __funnelshift_r(words[i], words[i + 1], bytes % 4 * 8);
+  return {make_uint4(words[0], words[1], words[2], words[3])};
+}
+
 // A pack of a weight or bias that starts at `first`; these stay in L1 and L2. Where that is no multiple of 16
 // bytes, the pack lies in two of memory's, and is put together. Elements beside the n are anything.
 template <typename T>
@@ -55,17 +69,7 @@ __device__ Pack<T> load_factors(const T* factors, int first, int n) {
     return max(at, 0) < min(n, at + SIZE) ? __ldg(reinterpret_cast<const uint4*>(factors + at)) : uint4{};
   };
   const uint4 low = load(first);
-  if (skew == 0) return {low};
-  const uint4 high = load(first + SIZE);
-  uint32_t words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-  const int bytes = skew * static_cast<int>(sizeof(T));
-#pragma unroll
-  for (int i = 0; i < 6; ++i) words[i] = bytes & 8 ? words[i + 2] : words[i];
-#pragma unroll
-  for (int i = 0; i < 5; ++i) words[i] = bytes & 4 ? words[i + 1] : words[i];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) words[i] = __funnelshift_r(words[i], words[i + 1], bytes % 4 * 8);
-  return {make_uint4(words[0], words[1], words[2], words[3])};
+  return skew == 0 ? Pack<T>{low} : put_together<T>(low, load(first + SIZE), skew);
 }
 
 // The result for a pack of a row. weight_of() and bias_of() give theirs, and are asked where there are any.
@@ -97,7 +101,7 @@ __device__ Pack<T> normalised(const NormRow<T>& row, Pack<T> pack, float mean, f
 template <typename T>
 __device__ Pack<T> add_residual(const NormRow<T>& row, Pack<T> pack, int first, int n) {
   const bool wide = skew_of(row.residual + first) == 0 && is_whole<T>(first, n);
-  pack = pack + (wide ? Pack<T>{__ldcs(reinterpret_cast<const uint4*>(row.residual + first))}
+  pack = pack + (wide ? Pack<T>{__ldcg(reinterpret_cast<const uint4*>(row.residual + first))}
                       : load_ragged(row.residual, first, n, 0.0f));
   store_pack(row.added, first, n, skew_of(row.added + first) == 0, pack);
   return pack;
@@ -177,7 +181,7 @@ struct HeldRow {
       const Pack<T> results = normalised<CENTERED>(
           row, packs[i], mean, rstd, [&] { return weight_of(i, first); }, [&] { return bias_of(i, first); });
       if (WHOLE) {
-        __stcs(reinterpret_cast<uint4*>(row.out + first), results.words);
+        __stwb(reinterpret_cast<uint4*>(row.out + first), results.words);
       } else {
         store_pack(row.out, first, n, aligned, results);
       }

@@ -1,5 +1,5 @@
-// The kernel of the norms' last forward steps: clusters that take row after row, and have the next ones on
-// their way.
+// Clusters that take row after row, and have the next ones on their way: the kernel of layer_norm's v07 and
+// rms_norm's v04.
 #pragma once
 
 #include "norm_cluster.cuh"
@@ -69,21 +69,11 @@ __device__ MeanSquares merged(MeanSquares its, float its_elements, float inverse
   return {mean, lanes_sum(fmaf(its_elements * distance, distance, its.squares))};
 }
 
-// A bf16 is the upper half of a float. Left alone, the compiler takes two instructions for every second one.
-template <typename T>
-__device__ float float_of(const Pack<T>& pack, int i) {
-  return to_float(pack[i]);
-}
-__device__ inline float float_of(const Pack<__nv_bfloat16>& pack, int i) {
-  const uint32_t pair = reinterpret_cast<const uint32_t*>(&pack.words)[i / 2];
-  return __uint_as_float(i % 2 ? pair & 0xffff0000 : pair << 16);
-}
-
 // A pack of which all is the row's.
 template <typename T>
 __device__ void store_whole(T* place, bool aligned, Pack<T> pack) {
   if (aligned) {
-    __stcs(reinterpret_cast<uint4*>(place), pack.words);
+    __stwb(reinterpret_cast<uint4*>(place), pack.words);
   } else {
 #pragma unroll
     for (int i = 0; i < Pack<T>::SIZE; ++i) place[i] = pack[i];
@@ -176,9 +166,8 @@ __device__ void normalise_ahead(const NormArgs& args, const Draws& draws, int bl
     const int bytes = is_row(index) ? part.count * 16 : 0;
     mbarrier_arrive_expect_tx(&full[stage], bytes * (residual ? 2 : 1));
     if (bytes == 0) return;
-    const uint64_t policy = l2_evict_first_policy();
     const auto copy = [&](int which, const T* begin) {
-      bulk_load(place_of(stage, which, begin), begin, bytes, &full[stage], policy);
+      bulk_load(place_of(stage, which, begin), begin, bytes, &full[stage]);
     };
     copy(0, x + index * args.stride_xm + part.first_of(0));
     if (residual) copy(1, residual + index * args.stride_rm + part.first_of(0));

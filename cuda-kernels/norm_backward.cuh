@@ -116,7 +116,7 @@ struct GradientColumns {
         set(results, j, from_float<T>(fmaf(to_float(row.dout[i][j]) * rstd, to_float(weights[j]), rest)));
       }
       if (WHOLE) {
-        __stcs(reinterpret_cast<uint4*>(dx + first), results.words);
+        __stwb(reinterpret_cast<uint4*>(dx + first), results.words);
       } else {
         store_pack(dx, first, n, aligned, results);
       }
@@ -142,7 +142,7 @@ struct GradientColumns {
 template <bool WHOLE, typename T>
 __device__ Pack<T> load_added(const T* added, int first, int n) {
   if (added == nullptr) return {};
-  if (WHOLE) return {__ldcs(reinterpret_cast<const uint4*>(added + first))};
+  if (WHOLE) return {__ldcg(reinterpret_cast<const uint4*>(added + first))};
   return load_ragged(added, first, n, 0.0f);
 }
 

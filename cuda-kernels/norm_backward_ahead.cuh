@@ -10,7 +10,6 @@ constexpr int FEW_PACKS = 2, MANY_PACKS = 4;                            // of a 
 constexpr int RING_BYTES = 208 * 1024;                                  // of an SM
 constexpr int LEAST_STAGES = 3, MOST_STAGES = 4;  // two rows are worked on, at least one is on its way
 constexpr int BYTES_UNDER_WAY = 30 * 1024;        // to an SM: more was no faster
-constexpr int LINE_PACKS = LINE_BYTES / 16;       // that a line has
 constexpr int MOST_WAVES = 4, MANY_ROWS = 64;     // of groups, and of a group
 constexpr int TURNS = 4;                          // places for a row's sums
 constexpr int MOST_PARTS = AHEAD_THREADS / 32 * MOST_CLUSTER_BLOCKS;  // of a row's sums: one of each warp
@@ -148,7 +147,7 @@ struct AheadColumns {
       if (!LINED) {
         store_pack(dx, first, n, true, results);
       } else if (first < n) {
-        __stcs(reinterpret_cast<uint4*>(dx + first), results.words);
+        __stwb(reinterpret_cast<uint4*>(dx + first), results.words);
       }
     }
   }
@@ -212,17 +211,15 @@ __device__ void backward_rows_ahead(const NormBackwardArgs& args, const AheadSha
   const auto fetch = [&](int index, int stage) {
     const uint32_t bytes = cdiv(n + skew, SIZE) * sizeof(uint4);
     mbarrier_arrive_expect_tx(&arrived[stage], matrices * bytes + sizeof(statistics[0]));
-    const uint64_t policy = l2_evict_first_policy();
     const auto copy_statistic = [&](int which, const float* one) {
-      bulk_load(statistics[stage][which], one - place_of(one), 16, &arrived[stage], policy);
+      bulk_load(statistics[stage][which], one - place_of(one), 16, &arrived[stage]);
     };
     copy_statistic(0, args.rstd + index);
     if constexpr (CENTERED) copy_statistic(1, args.mean + index);
     if (bytes == 0) return;
     const auto copy = [&](int matrix, const void* rows, int64_t stride) {
       bulk_load(held(matrix, rows, stride, index, stage),
-                static_cast<const T*>(rows) + index * stride + (start - skew), bytes, &arrived[stage],
-                policy);
+                static_cast<const T*>(rows) + index * stride + (start - skew), bytes, &arrived[stage]);
     };
     copy(0, args.x, args.stride_xm);
     copy(1, args.dout, args.stride_dm);
@@ -411,8 +408,7 @@ AheadShape ahead_shape(const NormBackwardArgs& args) {
   const int of_thread = many ? MANY_PACKS : FEW_PACKS;
   const int threads = static_cast<int>(cdiv(cdiv(each, of_thread), 32) * 32);
   const auto is_lined = [](const void* rows, int64_t stride) {
-    constexpr int64_t ELEMENTS = LINE_PACKS * Pack<T>::SIZE;
-    return reinterpret_cast<uintptr_t>(rows) % LINE_BYTES == 0 && stride % ELEMENTS == 0;
+    return reinterpret_cast<uintptr_t>(rows) % LINE_BYTES == 0 && stride % LINE_ELEMENTS<T> == 0;
   };
   const bool lined = each % LINE_PACKS == 0 && is_lined(args.x, args.stride_xm) &&
                      is_lined(args.dout, args.stride_dm) && is_lined(args.dadded, args.stride_am) &&

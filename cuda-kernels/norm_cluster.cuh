@@ -1,4 +1,4 @@
-// The kernel of the norms' last forward steps: rows in the shared memory of several blocks.
+// Rows in the shared memory of several blocks: the kernel of layer_norm's v05 and rms_norm's v02.
 #pragma once
 
 #include "cluster.cuh"
@@ -63,7 +63,6 @@ __device__ void normalise_by_cluster(const NormArgs& args, int rows, int period,
     for (int turn = 0; turn < count; ++turn) mbarrier_init(&arrived[turn], 1);
     mbarrier_init(&exchanged, 1);
     fence_mbarrier_init();
-    const uint64_t policy = l2_evict_first_policy();
     // Of the part's packs the copy engine takes those that are the row's alone.
     const int head = !WHOLE && part.count > 0 && part.first_of(0) < 0 ? 1 : 0;
     const int tail = !WHOLE && part.first_of(part.count) > N ? part.count - 1 : part.count;
@@ -71,7 +70,7 @@ __device__ void normalise_by_cluster(const NormArgs& args, int rows, int period,
     for (int turn = 0; turn < count; ++turn) {
       const T* x = first_row.x + turn * period * args.stride_xm;
       mbarrier_arrive_expect_tx(&arrived[turn], bytes);
-      if (bytes > 0) bulk_load(held(turn) + head, x + part.first_of(head), bytes, &arrived[turn], policy);
+      if (bytes > 0) bulk_load(held(turn) + head, x + part.first_of(head), bytes, &arrived[turn]);
     }
     if (blocks > 1) mbarrier_arrive_expect_tx(&exchanged, count * blocks * sizeof(MeanSquares));
   }
@@ -167,7 +166,7 @@ __device__ void normalise_by_cluster(const NormArgs& args, int rows, int period,
           first_row, held(turn)[pack], means[turn], rstds[turn], [&] { return weights; },
           [&] { return biases; });
       if (WHOLE) {
-        __stcs(reinterpret_cast<uint4*>(out + first), results.words);
+        __stwb(reinterpret_cast<uint4*>(out + first), results.words);
       } else {
         store_pack(out, first, N, skew_of(out + first) == 0, results);
       }

@@ -65,11 +65,12 @@ __device__ inline int rank_in_cluster(int blocks) {
 #endif
 }
 
-// After how many rows one is skewed as the first, if they lie that many elements apart: 1, 2, 4 or 8.
-template <typename T, typename... Strides>
+// After how many rows one is skewed as the first, if they lie that many elements apart: a power of two, at
+// most as many as elements fit BYTES.
+template <typename T, int BYTES = 16, typename... Strides>
 int skew_period(Strides... strides) {
   int period = 1;
-  while (((strides * period % Pack<T>::SIZE != 0) || ...)) period *= 2;
+  while (((strides * period % (BYTES / static_cast<int>(sizeof(T))) != 0) || ...)) period *= 2;
   return period;
 }
 

@@ -6,7 +6,9 @@
 #include "common.cuh"
 
 // What caches keep together: 16 bytes for every lane of a warp are four lines, or parts of five.
-constexpr int LINE_BYTES = 128;
+constexpr int LINE_BYTES = 128, LINE_PACKS = LINE_BYTES / 16;
+template <typename T>
+constexpr int LINE_ELEMENTS = LINE_BYTES / static_cast<int>(sizeof(T));
 
 // A row may start anywhere, but a wide access must start at a multiple of 16 bytes. So the row's packs are
 // those of memory: pack p holds the elements from p * SIZE - skew on, and the first and the last one may
@@ -48,6 +50,16 @@ __device__ void keep_packed(Pack<T>& pack) {
   asm volatile("" : "+r"(pack.words.x), "+r"(pack.words.y), "+r"(pack.words.z), "+r"(pack.words.w));
 }
 
+// A bf16 is the upper half of a float. Left alone, the compiler takes two instructions for every second one.
+template <typename T>
+__device__ float float_of(const Pack<T>& pack, int i) {
+  return to_float(pack[i]);
+}
+__device__ inline float float_of(const Pack<__nv_bfloat16>& pack, int i) {
+  const uint32_t pair = reinterpret_cast<const uint32_t*>(&pack.words)[i / 2];
+  return __uint_as_float(i % 2 ? pair & 0xffff0000 : pair << 16);
+}
+
 // The elements from `first` on that are the row's, one by one, and `fill` for the others.
 template <typename T>
 __device__ Pack<T> load_ragged(const T* row, int first, int n, float fill) {
@@ -65,7 +77,7 @@ __device__ Pack<T> load_ragged(const T* row, int first, int n, float fill) {
 // whether the row is skewed like the one that the packs are laid out for.
 //
 // The wide half has a predicate for every load, where a branch between two of them would have the compiler
-// wait. Nobody reads a row again: L2 gives its lines up first.
+// wait.
 template <typename T, int PACKS, typename First>
 __device__ void load_whole_packs(Pack<T> (&packs)[PACKS], const T* row, int n, bool aligned, float fill,
                                  First first_of) {
@@ -79,7 +91,7 @@ __device__ void load_whole_packs(Pack<T> (&packs)[PACKS], const T* row, int n, b
         "{\n"
         ".reg .pred whole;\n"
         "setp.ne.b32 whole, %5, 0;\n"
-        "@whole ld.global.cs.v4.b32 {%0, %1, %2, %3}, [%4];\n"
+        "@whole ld.global.v4.b32 {%0, %1, %2, %3}, [%4];\n"
         "}"
         : "+r"(words.x), "+r"(words.y), "+r"(words.z), "+r"(words.w)
         : "l"(row + first), "r"(static_cast<int>(aligned && is_whole<T>(first, n))));
@@ -111,7 +123,7 @@ __device__ void load_touching_packs(Pack<T> (&packs)[PACKS], const T* row, int n
         "{\n"
         ".reg .pred touches;\n"
         "setp.ne.b32 touches, %5, 0;\n"
-        "@touches ld.global.cs.v4.b32 {%0, %1, %2, %3}, [%4];\n"
+        "@touches ld.global.v4.b32 {%0, %1, %2, %3}, [%4];\n"
         "}"
         : "+r"(words.x), "+r"(words.y), "+r"(words.z), "+r"(words.w)
         : "l"(row + first), "r"(static_cast<int>(max(first, 0) < min(n, first + Pack<T>::SIZE))));
@@ -129,7 +141,7 @@ __device__ void mask_beside(Pack<T>& pack, int first, int n, float fill = 0.0f) 
 template <typename T>
 __device__ void store_pack(T* row, int first, int n, bool aligned, Pack<T> pack) {
   if (aligned && is_whole<T>(first, n)) {
-    __stcs(reinterpret_cast<uint4*>(row + first), pack.words);
+    __stwb(reinterpret_cast<uint4*>(row + first), pack.words);
   } else if (first < n) {
 #pragma unroll
     for (int i = 0; i < Pack<T>::SIZE; ++i) {

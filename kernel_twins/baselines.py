@@ -81,3 +81,28 @@ def liger(op: str, n: int) -> tuple[Any, dict[str, int]]:
     except RuntimeError as error:
         raise UnavailableError(f"liger-kernel takes no rows of {n} elements") from error
     return module, {"BLOCK_SIZE": block_size, "num_warps": num_warps}
+
+
+_CLUSTER_BYTES = 16 * 227 * 1024  # the shared memory of Hopper's largest cluster
+
+
+def quack(module: str, *tensors: Tensor) -> Any:
+    """quack's module of that name, for tensors whose last dimension it can take 16 bytes at a time.
+
+    UnavailableError where quack-kernels is not installed, or where a tensor has no elements, is not contiguous, or does
+    not begin, and each of its rows with it, at a multiple of 16 bytes, or where no cluster holds a row of all: quack
+    checks no lengths, and its launch fails.
+    """
+    from kernel_twins._load import UnavailableError
+
+    for tensor in tensors:
+        if tensor.numel() == 0:
+            raise UnavailableError("quack-kernels leaves results without elements alone")
+        if not tensor.is_contiguous() or tensor.data_ptr() % 16 or tensor.shape[-1] * tensor.element_size() % 16:
+            raise UnavailableError("quack-kernels takes contiguous rows of whole multiples of 16 bytes")
+    if sum(tensor.shape[-1] * tensor.element_size() for tensor in tensors) > _CLUSTER_BYTES:
+        raise UnavailableError(f"quack-kernels takes rows of up to {_CLUSTER_BYTES} bytes")
+    try:
+        return importlib.import_module(f"quack.{module}")
+    except ImportError as error:
+        raise UnavailableError("quack-kernels is not installed: pip install quack-kernels") from error

@@ -196,6 +196,12 @@ class Norm:
             *((m, n, {}) for m, n in (*_MANY_ROWS[:3], *_LONG_RUNS)),
             *((m, n, {"residual": "yes"}) for m, n in _LONG_RUNS),
             (9_000, 5_003, {"x": "pitched"}),
+            *rows.long_cases("x"),
+            *((67, n, {"residual": "yes"}) for n in (2_048, 4_104, 65_536)),
+            *((2, n, {"residual": "yes"}) for n in (163_777, 163_778)),
+            (9, 50_257, {"values": "shifted"}),
+            *((9, n, {"affine": "none"}) for n in (50_257, 65_536)),
+            *(((9, 50_257, {"affine": "weight"}),) if self.centered else ()),
         )
         cases = rows.test_cases("x", *more)
         # The mean of one infinity and numbers is it by a sum, and NaN by Welford's formula: y and rstd are NaN anyway.

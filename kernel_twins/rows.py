@@ -33,15 +33,16 @@ def matrix(case: Case, generator: Generator, layout: str = "") -> Tensor:
     """[M, N] standard normal values of the case's dtype.
 
     ``layout`` is empty for a contiguous matrix, ``pitched`` for rows that lie N + 3 elements apart (so that they start
-    at every alignment), or ``expanded`` for one row seen M times. ``values`` in the variant: what tensors.normal knows;
+    at every alignment), ``spaced`` for N + 8 (so that they start as those of a contiguous matrix do), or ``expanded``
+    for one row seen M times. ``values`` in the variant: what tensors.normal knows;
     ``outliers`` makes every thousandth value 100 times as wide; ``shifted`` adds 1000 to each; ``masked`` makes the
     first row and the second half of the others minus infinity.
     """
     from kernel_twins.tensors import normal
 
     m, n = case.shape
-    if layout == "pitched":
-        x = normal(case, (m, n + 3), generator)[:, :n]
+    if layout in ("pitched", "spaced"):
+        x = normal(case, (m, n + (3 if layout == "pitched" else 8)), generator)[:, :n]
     elif layout == "expanded":
         x = normal(case, (1, n), generator).expand(m, n)
     else:
@@ -99,6 +100,22 @@ def test_cases(name: str, *more: Sized) -> tuple[Case, ...]:
             *((5, 1_003, {"values": values}) for values in ("inf", "infs", "nan")),
             *more,
         )
+    )
+
+
+def long_cases(name: str) -> tuple[Sized, ...]:
+    """More test cases, of rows that a cluster's registers hold.
+
+    And of the last and the first, in bf16, that are held otherwise: by threads with few packs, in blocks of more warps,
+    by threads with more packs, by no registers.
+    """
+    return (
+        (131, 20_003, {}),
+        (19, 40_000, {name: "expanded"}),
+        (19, 40_003, {name: "spaced"}),
+        *((67, n, {}) for n in (4_096, 4_104, 12_288, 12_352)),
+        *((2, n, {}) for n in (81_857, 81_858, 163_777, 163_778, 262_081, 262_082)),
+        *((5, 50_257, {"values": values}) for values in ("outliers", "inf", "infs", "nan")),
     )
 
 

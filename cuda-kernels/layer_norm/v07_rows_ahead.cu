@@ -9,8 +9,8 @@
 //           rows; while a cluster waits, its part of the SM loads nothing. Where rows are skewed, it puts
 //           each of their packs of weights and biases together from two. With a short row, a warp of v04 asks
 //           for them one by one.
-// Counter:  at a row of 4096 or 5003 nothing; the time falls to 0.71 of v05's at one of 50257, to 0.89 at one
-//           of 65536, to 0.85 at one of 262144; to 0.93 where rows of 1024 are few.
+// Counter:  at a row of 4096 or 5003 nothing; the time falls to 0.70 of v05's at one of 50257, to 0.89 at one
+//           of 65536, to 0.82 at one of 262144; to 0.91 where rows of 1024 are few.
 // Requires: compute capability 9.0; contiguous rows. Rows of up to 32 KiB, others than whole packs of up
 //           to 48 KiB, are v04's; those of which a block's part is beyond 32 KiB v05's, and those with a
 //           residual that is skewed otherwise.

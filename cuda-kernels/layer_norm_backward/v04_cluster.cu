@@ -5,7 +5,7 @@
 //           and dbias.
 // Why:      two rows of 256 K elements and the sums of as many columns are 3 MiB: the registers of sixteen
 //           SMs hold that, one's do not. Every element is read once, and two numbers a block are exchanged.
-// Counter:  at a row of 4096 nothing; at one of 65536 the time falls to a third of v01's.
+// Counter:  at a row of 4096 nothing; at one of 65536 the time falls to 0.31 of v01's.
 // Requires: compute capability 9.0; contiguous rows. Those beyond a cluster's registers are v01's: of more
 //           than 256 KiB where rows do not all start and end at multiples of 16 bytes, else of 512 KiB.
 // Source:   CUDA C++ Programming Guide, "Distributed Shared Memory"; PTX ISA, "st.async"

@@ -8,8 +8,8 @@
 // Why:      v04's threads hold the row that comes in their registers, so little is under way, and nothing
 //           while they wait for their block and for their cluster. And where rows are few, its last kernel
 //           walks over hundreds of groups' sums in small steps.
-// Counter:  at rows of 4096 dram_share is 86 % and the time falls by 3 %; by 15 % at rows of 5003 and of
-//           262144, by 7 % at those of 65536: all measured before the last change of the code.
+// Counter:  at rows of 4096 dram_share is 86 % and the time falls by 1 %; by 16 % at rows of 5003, by
+//           18 % at those of 262144, by 6 % at those of 65536.
 // Requires: compute capability 9.0; contiguous rows. Those of up to 128 packs are lanes', as in v03, but for
 //           those of 65 and more where an SM has fewer than 64 rows. Where the rows of x, dout, dadded and dx
 //           do not start alike within 16 bytes, are of more than 512 KiB, with dadded 366, or are skewed in

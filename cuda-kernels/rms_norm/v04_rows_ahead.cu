@@ -8,8 +8,8 @@
 //           v09.
 // Why:      v02's clusters load, exchange, write and end; while one waits, its part of the SM loads nothing,
 //           and weights come from L2 for every four rows.
-// Counter:  at a row of 4096 nothing, and 0.4 % at one of 5003; the time falls to 0.73 of v02's at one of
-//           50257, to 0.97 at one of 65536, to 0.91 at one of 262144.
+// Counter:  at a row of 4096 nothing, and 0.2 % at one of 5003; the time falls to 0.77 of v02's at one of
+//           50257, to 0.97 at one of 65536, to 0.87 at one of 262144.
 // Requires: compute capability 9.0; contiguous rows. Rows of up to 64 KiB are v02's, but for those counted
 //           by lines; so are those of which a block's part is beyond 32 KiB, and those with a residual that
 //           is skewed otherwise.

@@ -59,7 +59,6 @@ __global__ void __launch_bounds__(THREADS, 1536 / THREADS)
     for (int chunk = 0; chunk * CHUNK < count; ++chunk) mbarrier_init(&arrived[chunk], 1);
     mbarrier_init(&exchanged, 1);
     fence_mbarrier_init();
-    const uint64_t policy = l2_evict_first_policy();
     for (int chunk = 0; chunk * CHUNK < count; ++chunk) {
       // Of the chunk's packs the copy engine takes those that are the row's alone.
       int head = chunk * CHUNK, tail = min(head + CHUNK, count);
@@ -67,7 +66,7 @@ __global__ void __launch_bounds__(THREADS, 1536 / THREADS)
       if (first_of(tail) > N) --tail;
       const int bytes = max(0, tail - head) * 16;
       mbarrier_arrive_expect_tx(&arrived[chunk], bytes);
-      if (bytes > 0) bulk_load(held + head, row_x + first_of(head), bytes, &arrived[chunk], policy);
+      if (bytes > 0) bulk_load(held + head, row_x + first_of(head), bytes, &arrived[chunk]);
     }
     if (blocks > 1) mbarrier_arrive_expect_tx(&exchanged, blocks * sizeof(MaxSum));
   }

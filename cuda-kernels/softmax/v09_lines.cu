@@ -7,7 +7,7 @@
 // Why:      counted from a multiple of 16 bytes, 32 packs are parts of five lines, and the first and the last
 //           one are another warp's as well: L2 looks up five lines for four, and sectors are written in two
 //           pieces.
-// Counter:  at a row of 4096 nothing; at one of 5003 or 50257 the time falls to 0.98 of v07's.
+// Counter:  at a row of 4096 or 5003 nothing; at one of 50257 the time falls to 0.99 of v07's.
 // Requires: as v07. Rows of up to 128 packs are v05's: up to seven outside the row are many for a short one.
 // Source:   NVIDIA, "CUDA C++ Best Practices Guide", "Effects of Misaligned Accesses"
 // Twin:     none, see the spec
@@ -30,7 +30,6 @@ constexpr int64_t REGISTER_ROW = 32 * 1024;        // bytes, up to which registe
 constexpr int64_t PART = 64 * 1024;                // of a longer row, where three blocks fit an SM
 constexpr int64_t LARGEST_PART = 208 * 1024;       // so that one does
 constexpr int64_t SINGLE_ROW = 132 * 1024;         // up to which a block is better off alone
-constexpr int LINE_PACKS = LINE_BYTES / 16;
 static_assert(HELD_THREADS * HELD_PACKS >= REGISTER_ROW / 16 + LINE_PACKS, "a skewed row needs a line more");
 
 // x: [M, N], rows stride_xm apart; out: [M, N]. A row for every block, of at most blockDim.x * HELD_PACKS
@@ -110,7 +109,6 @@ __global__ void __launch_bounds__(THREADS, 1536 / THREADS)
     for (int chunk = 0; chunk * CHUNK < count; ++chunk) mbarrier_init(&arrived[chunk], 1);
     mbarrier_init(&exchanged, 1);
     fence_mbarrier_init();
-    const uint64_t policy = l2_evict_first_policy();
     for (int chunk = 0; chunk * CHUNK < count; ++chunk) {
       // Of the chunk's packs the copy engine takes those that are the row's alone.
       const int head = max(chunk * CHUNK, own);
@@ -118,7 +116,7 @@ __global__ void __launch_bounds__(THREADS, 1536 / THREADS)
       if (first_of(tail) > N) --tail;
       const int bytes = max(0, tail - head) * 16;
       mbarrier_arrive_expect_tx(&arrived[chunk], bytes);
-      if (bytes > 0) bulk_load(held + head, row_x + first_of(head), bytes, &arrived[chunk], policy);
+      if (bytes > 0) bulk_load(held + head, row_x + first_of(head), bytes, &arrived[chunk]);
     }
     if (blocks > 1) mbarrier_arrive_expect_tx(&exchanged, blocks * sizeof(MaxSum));
   }

@@ -64,7 +64,6 @@ __global__ void __launch_bounds__(THREADS)
     for (int chunk = 0; chunk * CHUNK < count; ++chunk) mbarrier_init(&arrived[chunk], 1);
     mbarrier_init(&exchanged, 1);
     fence_mbarrier_init();
-    const uint64_t policy = l2_evict_first_policy();
     for (int chunk = 0; chunk * CHUNK < count; ++chunk) {
       // Of the chunk's packs the copy engine takes those that are the row's alone.
       int head = chunk * CHUNK, tail = min(head + CHUNK, count);
@@ -73,9 +72,8 @@ __global__ void __launch_bounds__(THREADS)
       const int bytes = max(0, tail - head) * 16;
       mbarrier_arrive_expect_tx(&arrived[chunk], dout_aligned ? 2 * bytes : bytes);
       if (bytes == 0) continue;
-      bulk_load(held_y + head, row_y + first_of(head), bytes, &arrived[chunk], policy);
-      if (dout_aligned)
-        bulk_load(held_dout + head, row_dout + first_of(head), bytes, &arrived[chunk], policy);
+      bulk_load(held_y + head, row_y + first_of(head), bytes, &arrived[chunk]);
+      if (dout_aligned) bulk_load(held_dout + head, row_dout + first_of(head), bytes, &arrived[chunk]);
     }
     if (blocks > 1) mbarrier_arrive_expect_tx(&exchanged, blocks * sizeof(float));
   }

@@ -5,8 +5,8 @@
 //           are v04's and v03's.
 // Why:      a warp's 32 packs are four lines of L2 instead of parts of five, in three matrices; and a copy is
 //           faster between places that lie alike in a line, which y's part in v04's shared memory does not.
-// Counter:  at a row of 4096 nothing; the time falls to 0.99 of v04's at one of 5003, to 0.96 at one of
-//           50257, and to 0.95 at one of 262144. Both were measured before the last change of their code.
+// Counter:  at a row of 4096 or 5003 nothing; the time falls to 0.98 of v04's at one of 50257, and to 0.95
+//           at one of 262144.
 // Requires: as v04. Rows of up to 96 packs are v03's: up to seven outside the row are many for a short one.
 // Source:   as softmax's v09
 // Twin:     none, see the spec
@@ -31,7 +31,6 @@ constexpr int64_t REGISTER_ROW = 32 * 1024;   // bytes of dout's row, up to whic
 constexpr int64_t PART = 64 * 1024;           // of it, so that one block fills an SM
 constexpr int64_t LARGEST_PART = 104 * 1024;  // that fits
 constexpr int64_t SINGLE_ROW = 104 * 1024;    // up to which a block is better off alone
-constexpr int LINE_PACKS = LINE_BYTES / 16;
 static_assert(LARGEST_PART / 16 <= MOST_CHUNKS * CHUNK);
 static_assert(HELD_THREADS * HELD_PACKS >= REGISTER_ROW / 16 + LINE_PACKS, "a skewed row needs a line more");
 
@@ -119,7 +118,6 @@ __global__ void __launch_bounds__(THREADS)
     for (int chunk = 0; chunk * CHUNK < count; ++chunk) mbarrier_init(&arrived[chunk], 1);
     mbarrier_init(&exchanged, 1);
     fence_mbarrier_init();
-    const uint64_t policy = l2_evict_first_policy();
     for (int chunk = 0; chunk * CHUNK < count; ++chunk) {
       // Of the chunk's packs the copy engine takes those that are the row's alone.
       const int head = max(chunk * CHUNK, own);
@@ -128,9 +126,8 @@ __global__ void __launch_bounds__(THREADS)
       const int bytes = max(0, tail - head) * 16;
       mbarrier_arrive_expect_tx(&arrived[chunk], dout_aligned ? 2 * bytes : bytes);
       if (bytes == 0) continue;
-      bulk_load(held_y + head, row_y + first_of(head), bytes, &arrived[chunk], policy);
-      if (dout_aligned)
-        bulk_load(held_dout + head, row_dout + first_of(head), bytes, &arrived[chunk], policy);
+      bulk_load(held_y + head, row_y + first_of(head), bytes, &arrived[chunk]);
+      if (dout_aligned) bulk_load(held_dout + head, row_dout + first_of(head), bytes, &arrived[chunk]);
     }
     if (blocks > 1) mbarrier_arrive_expect_tx(&exchanged, blocks * sizeof(float));
   }

@@ -143,6 +143,23 @@ def _liger(
     )  # fmt: skip
 
 
+def _quack(
+    logits: Tensor,
+    target: Tensor,
+    *,
+    out: Tensor | tuple[Tensor, ...],
+    ignore_index: int,
+    label_smoothing: float,
+) -> None:
+    from kernel_twins._load import UnavailableError
+
+    if label_smoothing:
+        raise UnavailableError("quack-kernels has no label smoothing")
+    loss, *lse = out if isinstance(out, tuple) else (out,)
+    ops = baselines.quack("cross_entropy", logits)
+    ops.cross_entropy_fwd_out(logits, target, None, loss, lse[0] if lse else None, None, None, ignore_index)
+
+
 _LSE = {"lse": "yes"}
 _SHORT, _SMALL, _LARGE = (rows.bandwidth_case(n) for n in (1_024, 32_768, 151_936))
 _FEW = Case.of(512, 151_936, dtype="bf16")
@@ -173,7 +190,7 @@ OP = Op(
     ceiling="dram_read",
     flops=lambda case: 4 * math.prod(case.shape),  # maximum, difference, exponential, sum
     bytes=lambda case: math.prod(case.shape) * ITEMSIZE[case.dtype],
-    baselines={"torch": _torch, "compile": _compiled, "liger": _liger},
+    baselines={"torch": _torch, "compile": _compiled, "liger": _liger, "quack": _quack},
     steps=(
         Step(
             name="v01_two_passes",

@@ -110,6 +110,24 @@ def _function(
     return dx.masked_fill((target == ignore_index)[:, None], 0.0).to(logits.dtype)
 
 
+def _quack(
+    logits: Tensor,
+    target: Tensor,
+    lse: Tensor,
+    dout: Tensor,
+    *,
+    out: Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+) -> None:
+    from kernel_twins._load import UnavailableError
+
+    if label_smoothing:
+        raise UnavailableError("quack-kernels has no label smoothing")
+    ops = baselines.quack("cross_entropy", logits)
+    ops.cross_entropy_bwd_out(logits, target, dout, lse, out, None, ignore_index)
+
+
 _PROFILE_CASE = losses.PROFILE_CASE
 _SHORT = rows.bandwidth_case(1_024)
 
@@ -135,7 +153,7 @@ OP = Op(
     ceiling="dram_copy",
     flops=lambda case: 4 * math.prod(case.shape),  # difference, exponential, difference, product
     bytes=lambda case: 2 * math.prod(case.shape) * ITEMSIZE[case.dtype],
-    baselines={"torch": _torch, "compile": baselines.compiled(_function)},
+    baselines={"torch": _torch, "compile": baselines.compiled(_function), "quack": _quack},
     steps=(
         Step(
             name="v01_scalar",

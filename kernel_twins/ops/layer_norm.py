@@ -68,9 +68,26 @@ def _liger(
     return y, mean, rstd
 
 
+def _quack(
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    *,
+    out: tuple[Tensor, ...],
+    eps: float = _NORM.eps,
+) -> None:
+    """quack's kernel; its function for a layer norm takes weights in fp32 alone, and no residual."""
+    y, mean, rstd, *added = out
+    given = [each for each in (x, weight, bias, residual) if each is not None]
+    norm = baselines.quack("rmsnorm", *given)._rmsnorm_fwd
+    norm(x, weight, y, bias, rstd, mean, residual, added[0] if added else None, eps, True)
+
+
 _PROFILE_CASE = rows.bandwidth_case(4_096)
 _SHORT, _LONG, _LONGEST = (rows.bandwidth_case(n) for n in (256, 65_536, 262_144))
 _RAGGED, _LONG_RAGGED = (rows.bandwidth_case(n) for n in (5_003, 50_257))
+_RESIDUAL = rows.bandwidth_case(4_096, residual="yes")
 _FEW = Case.of(4_096, 1_024, dtype="bf16")
 
 OP = Op(
@@ -90,7 +107,7 @@ OP = Op(
     huge_cases=(Case.of(2**21 + 3, 1_025, dtype="bf16"), Case.of(2_049, 2**20, dtype="bf16")),
     bench_cases=(
         *rows.BANDWIDTH_CASES,
-        rows.bandwidth_case(4_096, residual="yes"),
+        _RESIDUAL,
         _FEW,
     ),
     headline_cases=rows.HEADLINE_CASES,
@@ -98,7 +115,7 @@ OP = Op(
     ceiling="dram_copy",
     flops=lambda case: 7 * math.prod(case.shape),  # a sum, a difference, a square's sum, two products, a sum
     bytes=_NORM.bytes,
-    baselines={"torch": _torch, "compile": baselines.compiled_results(_function), "liger": _liger},
+    baselines={"torch": _torch, "compile": baselines.compiled_results(_function), "liger": _liger, "quack": _quack},
     steps=(
         Step(
             name="v01_three_passes",
@@ -201,6 +218,30 @@ OP = Op(
             backends=("cuda",),
             gap="Triton 3.6 gives a program no access to another one's shared memory; v06_cooperative's programs stay, "
             "too, and exchange through L2.",
+        ),
+        Step(
+            name="v08_cluster_registers",
+            change="Two rows lie side by side in the registers of a cluster, 1.5 KiB or 2.5 of each a warp, and every "
+            "warp tells all blocks their means and squares by itself. Weights and biases for both go to shared memory, "
+            "as they lie in memory, by way of L1. With a residual a cluster has one row.",
+            why="v07 keeps weights and biases as packs that lie like a row's. Where rows start anywhere each lies "
+            "otherwise, and has its packs put together anew from L2. Put together from shared memory they cost no trip "
+            "to L2, two rows share them, and so do an SM's blocks through L1. The first three "
+            "predictions are for a form that takes rows which start anywhere alone, the next two for one that knows no "
+            "small parts and leaves residuals to v07, the last two for this one. Trials ran before all.",
+            predictions=(
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
+                Prediction("time", "<=", 376, case=_LONG_RAGGED),
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.02, case=_LONG),
+                Prediction("time", "<=", 366, case=_RAGGED),
+                Prediction("time", "<=", 362, case=_LONG),
+                Prediction("time", "<=", 362),
+                Prediction("time", "<=", 0.99, relative=True, case=_RESIDUAL),
+            ),
+            arch=">=9.0",
+            backends=("cuda",),
+            gap="Triton 3.6 gives a program no access to another one's shared memory; v06_cooperative's programs hold "
+            "their parts in registers, too, and exchange through L2.",
         ),
     ),
 )

@@ -72,6 +72,27 @@ def _liger(
     return gradients
 
 
+def _quack(
+    dout: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None = None,
+    dadded: Tensor | None = None,
+    *,
+    out: Tensor | tuple[Tensor, ...],
+) -> tuple[Tensor, ...]:
+    from kernel_twins._load import UnavailableError
+
+    if weight is None:
+        raise UnavailableError("quack-kernels has no gradient of a layer norm without weight")
+    if dadded is not None:
+        raise UnavailableError("quack-kernels adds no residual before a layer norm")
+    ops = baselines.quack("rmsnorm", dout, x, weight)
+    gradients: tuple[Tensor, ...] = ops.layernorm_bwd(x, weight, dout, rstd, mean)
+    return gradients
+
+
 _PROFILE_CASE = rows.bandwidth_case(4_096)
 _SHORT, _LONG, _LONGEST = (rows.bandwidth_case(n) for n in (256, 65_536, 262_144))
 _ODD = rows.bandwidth_case(5_003)
@@ -98,7 +119,7 @@ OP = Op(
     # A difference and a product for xhat, one for g, three for the means, four for dx, three for dweight and dbias.
     flops=lambda case: 13 * math.prod(case.shape),
     bytes=_NORM.backward_bytes,
-    baselines={"torch": _torch, "compile": baselines.compiled_results(_function), "liger": _liger},
+    baselines={"torch": _torch, "compile": baselines.compiled_results(_function), "liger": _liger, "quack": _quack},
     steps=(
         Step(
             name="v01_rows_then_columns",

@@ -59,9 +59,24 @@ def _liger(
     return y, rstd, added
 
 
+def _quack(
+    x: Tensor,
+    weight: Tensor | None = None,
+    residual: Tensor | None = None,
+    *,
+    out: tuple[Tensor, ...],
+    eps: float = _NORM.eps,
+) -> None:
+    y, rstd, *added = out
+    given = [each for each in (x, weight, residual) if each is not None]
+    norm = baselines.quack("rmsnorm", *given)._rmsnorm_fwd
+    norm(x, weight, y, None, rstd, None, residual, added[0] if added else None, eps)
+
+
 _PROFILE_CASE = rows.bandwidth_case(4_096)
 _SHORT, _LONG, _LONGEST = (rows.bandwidth_case(n) for n in (256, 65_536, 262_144))
 _RAGGED, _LONG_RAGGED = (rows.bandwidth_case(n) for n in (5_003, 50_257))
+_RESIDUAL = rows.bandwidth_case(4_096, residual="yes")
 _FEW = Case.of(4_096, 1_024, dtype="bf16")
 
 OP = Op(
@@ -81,7 +96,7 @@ OP = Op(
     huge_cases=(Case.of(2**21 + 3, 1_025, dtype="bf16"),),
     bench_cases=(
         *rows.BANDWIDTH_CASES,
-        rows.bandwidth_case(4_096, residual="yes"),
+        _RESIDUAL,
         _FEW,
     ),
     headline_cases=rows.HEADLINE_CASES,
@@ -89,7 +104,7 @@ OP = Op(
     ceiling="dram_copy",
     flops=lambda case: 4 * math.prod(case.shape),  # a square's sum, two products
     bytes=_NORM.bytes,
-    baselines={"torch": _torch, "compile": baselines.compiled_results(_function), "liger": _liger},
+    baselines={"torch": _torch, "compile": baselines.compiled_results(_function), "liger": _liger, "quack": _quack},
     steps=(
         Step(
             name="v01_two_passes",
@@ -151,6 +166,27 @@ OP = Op(
             backends=("cuda",),
             gap="Triton 3.6 gives a program no access to another one's shared memory; v03_cooperative's programs stay, "
             "too, and exchange through L2.",
+        ),
+        Step(
+            name="v05_cluster_registers",
+            change="softmax's v10 with a sum of squares: clusters come and go again, a row of 8 KiB or more lies in "
+            "their registers, 1.5 or 2.5 KiB a warp, and every warp tells all blocks its sum by itself.",
+            why="A ring that is always full keeps the memory no busier than small blocks that come and go, and "
+            "its large blocks meet at barriers for every row. Weights reach shared memory with the row, by way of "
+            "L1, since clusters that keep them in registers have to stay. The last two predictions came when parts of "
+            "1.5 KiB and rows with a residual did. Trials ran before all.",
+            predictions=(
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
+                Prediction("time", "<=", 366, case=_LONG_RAGGED),
+                Prediction("time", "<=", 363, case=_LONG),
+                Prediction("time", "<=", 363, case=_LONGEST),
+                Prediction("time", "<=", 361),
+                Prediction("time", "<=", 0.99, relative=True, case=_RESIDUAL),
+            ),
+            arch=">=9.0",
+            backends=("cuda",),
+            gap="Triton 3.6 gives a program no access to another one's shared memory; v03_cooperative's programs hold "
+            "their parts in registers, too, and exchange through L2.",
         ),
     ),
 )

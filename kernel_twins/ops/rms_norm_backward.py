@@ -81,6 +81,20 @@ def _liger(
     return dx if partial is None else (dx, partial.sum(dim=0).to(dout.dtype))
 
 
+def _quack(
+    dout: Tensor,
+    x: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None = None,
+    dadded: Tensor | None = None,
+    *,
+    out: Tensor | tuple[Tensor, ...],
+) -> Tensor | tuple[Tensor, ...]:
+    given = [each for each in (dout, x, weight, dadded) if each is not None]
+    dx, dweight, *_ = baselines.quack("rmsnorm", *given).rmsnorm_bwd(x, weight, dout, rstd, dresidual_out=dadded)
+    return dx if weight is None else (dx, dweight)
+
+
 _PROFILE_CASE = rows.bandwidth_case(4_096)
 _ODD, _LONG, _LONGEST = (rows.bandwidth_case(n) for n in (5_003, 65_536, 262_144))
 
@@ -109,7 +123,7 @@ OP = Op(
     # A product each for xhat and g, two for the mean, three for dx, two for dweight.
     flops=lambda case: 9 * math.prod(case.shape),
     bytes=_NORM.backward_bytes,
-    baselines={"torch": _torch, "compile": baselines.compiled_results(_function), "liger": _liger},
+    baselines={"torch": _torch, "compile": baselines.compiled_results(_function), "liger": _liger, "quack": _quack},
     steps=(
         Step(
             name="v01_rows_then_columns",

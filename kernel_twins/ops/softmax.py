@@ -75,9 +75,18 @@ def _liger(x: Tensor, *, out: Tensor, log: bool = False) -> None:
     ops._softmax_single_block_forward_kernel[(x.shape[0],)](out, out.stride(0), x, x.stride(0), x.shape[1], **settings)
 
 
+def _quack(x: Tensor, *, out: Tensor, log: bool = False) -> None:
+    from kernel_twins._load import UnavailableError
+
+    if log:
+        raise UnavailableError("quack-kernels has no log_softmax")
+    baselines.quack("softmax", x)._softmax_fwd(x, out)
+
+
 _LOG = {"log": "yes"}
 _PROFILE_CASE = rows.bandwidth_case(4_096)
-_SHORT, _RAGGED, _LONG_RAGGED, _LONG = (rows.bandwidth_case(n) for n in (256, 5_003, 50_257, 65_536))
+_SHORT, _RAGGED, _LONG_RAGGED = (rows.bandwidth_case(n) for n in (256, 5_003, 50_257))
+_LONG, _LONGEST = (rows.bandwidth_case(n) for n in (65_536, 262_144))
 
 OP = Op(
     name="softmax",
@@ -91,7 +100,7 @@ OP = Op(
     check=_check,
     accepts=lambda case: "",
     options=_options,
-    test_cases=rows.test_cases("x", *rows.masked_cases(_LOG), *rows.option_cases(_LOG)),
+    test_cases=rows.test_cases("x", *rows.masked_cases(_LOG), *rows.option_cases(_LOG), *rows.long_cases("x")),
     huge_cases=(
         Case.of(2**21 + 3, 1_025, dtype="bf16"),
         Case.of(2_049, 2**20, dtype="bf16"),
@@ -107,7 +116,7 @@ OP = Op(
     ceiling="dram_copy",
     flops=lambda case: 5 * math.prod(case.shape),  # maximum, difference, exponential, sum, product
     bytes=lambda case: 2 * math.prod(case.shape) * ITEMSIZE[case.dtype],
-    baselines={"torch": _torch, "compile": baselines.compiled(_function), "liger": _liger},
+    baselines={"torch": _torch, "compile": baselines.compiled(_function), "liger": _liger, "quack": _quack},
     steps=(
         Step(
             name="v01_three_passes",
@@ -217,6 +226,24 @@ OP = Op(
             backends=("cuda",),
             gap="Triton's v08_cooperative takes elements before a row's first 16 bytes one by one; up to a line there "
             "would be eight times as many.",
+        ),
+        Step(
+            name="v10_cluster_registers",
+            change="A row of more than 16 KiB lies in the registers of a cluster, 2.5 KiB a warp, 4 KiB of longer "
+            "rows than 320 KiB, and every warp tells all blocks its maximum and sum by itself.",
+            why="A part in shared memory is written once and read twice, and its block meets at barriers before and "
+            "after its numbers are known. A warp that waits for its own loads alone waits less; small blocks end, and "
+            "make room, one by one. Trials of the kernel ran before these predictions.",
+            predictions=(
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
+                Prediction("time", "<=", 363, case=_LONG_RAGGED),
+                Prediction("time", "<=", 363, case=_LONG),
+                Prediction("time", "<=", 363, case=_LONGEST),
+            ),
+            arch=">=9.0",
+            backends=("cuda",),
+            gap="Triton 3.6 gives a program no access to another one's shared memory; v08_cooperative's programs hold "
+            "their parts in registers, too, and exchange through L2.",
         ),
     ),
 )

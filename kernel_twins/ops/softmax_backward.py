@@ -89,6 +89,14 @@ def _liger(dout: Tensor, y: Tensor, *, out: Tensor, log: bool = False) -> None:
     )
 
 
+def _quack(dout: Tensor, y: Tensor, *, out: Tensor, log: bool = False) -> None:
+    from kernel_twins._load import UnavailableError
+
+    if log:
+        raise UnavailableError("quack-kernels has no log_softmax")
+    baselines.quack("softmax", dout, y)._softmax_backward(dout, y, out)
+
+
 _LOG = {"log": "yes"}
 _PROFILE_CASE = rows.bandwidth_case(4_096)
 _SHORT, _RAGGED, _LONG_RAGGED, _LONGEST = (rows.bandwidth_case(n) for n in (256, 5_003, 50_257, 262_144))
@@ -123,7 +131,7 @@ OP = Op(
     ceiling="dram_copy",
     flops=lambda case: 4 * math.prod(case.shape),  # product, sum, difference, product
     bytes=lambda case: 3 * math.prod(case.shape) * ITEMSIZE[case.dtype],
-    baselines={"torch": _torch, "compile": baselines.compiled(_function), "liger": _liger},
+    baselines={"torch": _torch, "compile": baselines.compiled(_function), "liger": _liger, "quack": _quack},
     steps=(
         Step(
             name="v01_two_passes",

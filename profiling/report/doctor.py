@@ -279,6 +279,7 @@ _CHECKS: dict[str, Check] = {
     "matplotlib": lambda: _package("matplotlib", "matplotlib", "warning", "the figures are not drawn"),
     "nvidia-ml-py": lambda: _package("pynvml", "nvidia-ml-py", "warning", "clocks and power are not recorded"),
     "liger-kernel": lambda: _package("liger_kernel", "liger-kernel", "warning", "its baselines are skipped"),
+    "quack-kernels": lambda: _package("quack", "quack-kernels", "warning", "its baselines are skipped"),
     "free disk space": _disk,
 }
 # These read tables, and so need pandas, which everything above does without.

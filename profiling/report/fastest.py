@@ -22,9 +22,9 @@ FUNCTIONS: dict[str, dict[str, dict[Backend, str]]] = {
         "matmul_fp32": {"cuda": "v12_short_loop", "triton": "v10_autotuned"},
     },
     "linear": {"linear": {"cuda": "v01_fused", "triton": "v01_fused"}},
-    "softmax": {"softmax": {"cuda": "v09_lines", "triton": "v08_cooperative"}},
-    "layer_norm": {"layer_norm": {"cuda": "v07_rows_ahead", "triton": "v06_cooperative"}},
-    "rms_norm": {"rms_norm": {"cuda": "v04_rows_ahead", "triton": "v03_cooperative"}},
+    "softmax": {"softmax": {"cuda": "v10_cluster_registers", "triton": "v08_cooperative"}},
+    "layer_norm": {"layer_norm": {"cuda": "v08_cluster_registers", "triton": "v06_cooperative"}},
+    "rms_norm": {"rms_norm": {"cuda": "v05_cluster_registers", "triton": "v03_cooperative"}},
     "cross_entropy": {"cross_entropy": {"cuda": "v05_cluster", "triton": "v04_rows_per_block"}},
     "dropout_add": {"dropout_add": {"cuda": "v05_more_warps", "triton": "v02_four_words"}},
 }

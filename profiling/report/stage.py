@@ -54,7 +54,7 @@ class Stage:
         new run would take the place of one that was collected and not extracted. One that was interrupted is set
         aside under its own name.
         """
-        facts, binaries = _facts(), _binaries()
+        facts = _facts()
         about = {"selected": selected, "shared": _shared_digest()}
         earlier = store.read_runs(folder)
         if len(earlier) and resume:
@@ -66,7 +66,7 @@ class Stage:
                 raise CannotRunError(
                     f"cannot go on with run {row['run']}: {'; '.join(changed)}; start a new one without --resume"
                 )
-            return cls(folder, row, binaries)
+            return cls(folder, row, _binaries())
         if len(earlier):
             run = earlier.iloc[0]["run"]
             if list(folder.glob("*.profiled.json")):
@@ -79,7 +79,7 @@ class Stage:
         folder.mkdir(parents=True, exist_ok=True)
         _write_json(folder / "stage.json", {**about, "published": []})
         store.write(folder / "runs.csv", pd.DataFrame([row], columns=store.PROVENANCE))
-        return cls(folder, row, binaries)
+        return cls(folder, row, _binaries())
 
     @classmethod
     def lying_in(cls, folder: Path) -> Stage:

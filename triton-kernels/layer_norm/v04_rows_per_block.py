@@ -5,8 +5,8 @@ Change:   a program holds a tile of TILE_BYTES: rows side by side where they are
           list below (see tuning.py).
 Why:      a program for a row of 256 leaves most of its threads idle, and still pays for barriers. In a tile, such a row
           is one warp's, shuffles are all that is needed, and a program has many rows under way. Weight and bias are
-          loaded once for all of them; x, which is read once, is asked to leave L1 first, and they last.
-Counter:  time falls to 0.4 for rows of 256, and rises by 15 % where a row of 4096 is read twice.
+          loaded once for all of them, and asked to leave L1 last.
+Counter:  time falls to 0.4 for rows of 256, and rises by 6 % for rows of 4096.
 Requires: rows of at most 64 KiB whose elements are contiguous, at any distance from each other. Where N and that
           distance are multiples of 16, loads take 16 bytes; elsewhere the compiler cannot know where a row starts, and
           takes one element.
@@ -40,9 +40,9 @@ def tile_of(args: dict[str, Any]) -> int:
 @triton.jit
 def _values(x_rows, residual_rows, added_rows, col, mask):
     # Rows, or with a residual sums, in fp32; rounded to x's dtype first, as they are returned.
-    values = tl.load(x_rows + col, mask=mask, other=0.0, eviction_policy="evict_first")
+    values = tl.load(x_rows + col, mask=mask, other=0.0)
     if residual_rows is not None:
-        residual = tl.load(residual_rows + col, mask=mask, other=0.0, eviction_policy="evict_first").to(tl.float32)
+        residual = tl.load(residual_rows + col, mask=mask, other=0.0).to(tl.float32)
         values = (values.to(tl.float32) + residual).to(values.dtype)
         if added_rows is not None:
             tl.store(added_rows + col, values, mask=mask)

@@ -11,8 +11,8 @@ Why:      a cooperative launch promises that all programs run at once, so one ma
           row may be is then bounded by the registers of the whole GPU. While a program waits, its next part travels to
           shared memory. A program that stays has the same columns of every row: weight and bias stay in its registers,
           where there is room.
-Counter:  time falls by 35 % where N is 65,536, by 49 and 40 % at 5,003 and 50,257, and by 13 % at 4,096, where it rises
-          by 5 % in fp32: all measured before the last change of the code.
+Counter:  time falls by 35 % where N is 65,536, by 48 and 43 % at 5,003 and 50,257, and by 6 % at 4,096, where it falls
+          by 1 % in fp32.
 Requires: rows whose elements are contiguous, at any distance from each other. Where the matrices' rows are not aligned
           alike, and of short rows where N is odd, elements are taken one by one. Rows too long for all programs that
           can run at once are v02's.
@@ -193,9 +193,9 @@ def _chunks(pointers, masks, FULL: tl.constexpr, POLICY: tl.constexpr):
 @triton.jit
 def _rows(x, residual, added, masks, FULL: tl.constexpr):
     # What is normalised: x, or with a residual the sum, rounded as it is returned.
-    tiles = _chunks(x, masks, FULL, "evict_first")
+    tiles = _chunks(x, masks, FULL, "")
     if residual is not None:
-        terms = _chunks(residual, masks, FULL, "evict_first")
+        terms = _chunks(residual, masks, FULL, "")
         sums = ()
         for chunk in tl.static_range(len(masks)):
             total = (tiles[chunk].to(tl.float32) + terms[chunk].to(tl.float32)).to(x.dtype.element_ty)

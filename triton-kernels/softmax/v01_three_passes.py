@@ -3,8 +3,8 @@
 Change:   none yet, this is where the ladder starts.
 Why:      the definition, word for word. A row of 4096 stays in L1 between the passes, so device memory sees it once;
           but every pass waits for its loads, and then for the slowest warp.
-Counter:  dram_share is 61 %; bytes_over_minimum is 1.17, so not every row stays in L1. Not steady: the same code took
-          582, 642 and 569 us in three runs.
+Counter:  dram_share is 61 %; bytes_over_minimum is 1.18, so not every row stays in L1. Not steady: the same code took
+          582, 642, 569 and 619 us in four runs.
 Requires: rows whose elements are contiguous, at any distance from each other. Where N and that distance are multiples
           of 16, loads take 16 bytes; elsewhere the compiler cannot know where a row starts, and takes one element.
 Twin:     cuda-kernels/softmax/v01_three_passes.cu

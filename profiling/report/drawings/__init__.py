@@ -75,6 +75,7 @@ DRAWINGS = {
         rows.cluster_row,
         rows.cooperative_row,
         rows.lines,
+        rows.warps_of_a_cluster,
         rows.two_rows,
         rows.two_rows_in_registers,
         rows.cluster_two_rows,

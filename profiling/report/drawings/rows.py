@@ -33,6 +33,29 @@ def lines() -> Drawing:
     return drawing
 
 
+def warps_of_a_cluster() -> Drawing:
+    drawing = Drawing("Every warp of a cluster holds a part of a row, and tells all blocks its maximum and sum", 214)
+    drawing.text(16, 29, "x", 11)
+    drawing.frame(42, 48, 586, 118, SOFT)
+    drawing.text(52, 156, "a cluster", 11, colour=SOFT)
+    drawing.text(335, 156, "each warp writes its own into the shared memory of all", 11, "middle", ALARM)
+    for block in range(2):
+        left = 52 + 290 * block
+        drawing.text(left, 62, f"block {block}", 11, colour=SOFT)
+        for warp in range(4):
+            x = left + 70 * warp
+            drawing.box(x, 18, 66, 22, "device", f"part {4 * block + warp}", 11)
+            drawing.arrow((x + 33, 40), (x + 33, 70))
+            drawing.box(x, 70, 66, 24, "registers", f"warp {warp}", 11)
+            drawing.arrow((x + 33, 94), (x + 33, 116), colour=ALARM)
+        drawing.box(left, 116, 276, 24, "shared", "8 x (max, sum)", 11)
+    drawing.arrow((328, 124), (342, 124), colour=ALARM)
+    drawing.arrow((342, 132), (328, 132), colour=ALARM)
+    drawing.text(16, 188, "a warp waits for its own loads, and then for all numbers: no barrier between;", 11)
+    drawing.text(16, 204, "a block ends with its last store, and makes room for a block of the next cluster", 11)
+    return drawing
+
+
 def two_rows() -> Drawing:
     drawing = Drawing("Two rows are read twice: for the sum of their products, and to write", 218)
     drawing.text(16, 18, "a row of dout and one of y, and what a block does with them")

@@ -1,0 +1,265 @@
+// The kernel of the norms' last forward steps: one row or two in the registers of a cluster, weights and
+// biases in its shared memory.
+#pragma once
+
+#include "ampere.cuh"
+#include "held.cuh"
+#include "norm_cluster.cuh"
+
+// A warp's part of weights or biases, in shared memory as it lies in memory. Where rows are not LINED it
+// begins a line before the part does, since rows' parts begin up to a line before their columns, and has a
+// pack more, since packs that lie like a row's are put together from two.
+template <typename T, int PACKS, bool LINED>
+struct HeldFactors {
+  static constexpr int SIZE = Pack<T>::SIZE, LINE = LINED ? 0 : LINE_ELEMENTS<T>;
+  static constexpr int COUNT = 32 * PACKS + (LINED ? 0 : LINE / SIZE + 1);
+  uint4* packs;
+  const T* factors;  // or null
+  int skew;
+
+  __device__ HeldFactors(char* memory, int warp_id, const T* factors)
+      : packs(reinterpret_cast<uint4*>(memory) + warp_id * COUNT),
+        factors(factors),
+        skew(LINED || !factors ? 0 : skew_of(factors)) {}
+
+  // The column of the first of them, which may lie before the row's first.
+  __device__ int start(const HeldPart<T, PACKS>& part) const {
+    return part.own * part.ELEMENTS - LINE - skew;
+  }
+
+  // Asks for them. Where there are none, `value` stands for each.
+  __device__ void load(const HeldPart<T, PACKS>& part, float value) {
+    Pack<T> same;
+#pragma unroll
+    for (int i = 0; i < SIZE; ++i) set(same, i, from_float<T>(value));
+    const int first = start(part) + part.lane_id * SIZE;
+    const T* const place = factors + first;
+#pragma unroll
+    for (int i = 0; i < (COUNT + 31) / 32; ++i) {
+      uint4* const pack = &packs[32 * i + part.lane_id];
+      if (32 * i + 32 > COUNT && 32 * i + part.lane_id >= COUNT) break;
+      // Of 16 bytes in which something is the factors', all can be read.
+      const bool touches =
+          static_cast<unsigned>(first + 32 * i * SIZE + SIZE - 1) < static_cast<unsigned>(part.N + SIZE - 1);
+      // L1 has them for the SM's next rows: all SMs ask for the same few lines, of a few of L2's slices.
+      if (factors) cp_async<16, true>(pack, place + 32 * i * SIZE, touches);
+      if (!factors) *pack = same.words;
+    }
+  }
+
+  // Those for this lane's i-th pack of a row, once all lanes' copies are there. Elements beside the row are
+  // anything.
+  __device__ Pack<T> operator()(const HeldPart<T, PACKS>& part, int i) const {
+    const int pack = 32 * i + part.lane_id;
+    if (LINED) return {packs[pack]};
+    const int offset = LINE + skew - part.skew + pack * SIZE;
+    return put_together<T>(packs[offset / SIZE], packs[offset / SIZE + 1], offset % SIZE);
+  }
+
+  // That for a column of the part, then, too.
+  __device__ float at(const HeldPart<T, PACKS>& part, int column) const {
+    return to_float(reinterpret_cast<const T*>(packs)[column - start(part)]);
+  }
+};
+
+// What a warp finds of its part of a row; `element` is the single one, 0 where a lane has none.
+template <bool CENTERED, typename T, int PACKS>
+__device__ MeanSquares moments_of(Pack<T> (&held)[PACKS], const HeldPart<T, PACKS>& part, bool has_single,
+                                  float element) {
+  constexpr int SIZE = Pack<T>::SIZE;
+  MeanSquares mine = {};
+  if (CENTERED) {
+    float sum = element;
+#pragma unroll
+    for (int i = 0; i < PACKS; ++i) {
+      float pack_sum = 0.0f;  // so that additions wait for few others
+      keep_packed(held[i]);
+#pragma unroll
+      for (int j = 0; j < SIZE; ++j) pack_sum += float_of(held[i], j);
+      sum += pack_sum;
+    }
+    mine.mean = lanes_sum(sum) / static_cast<float>(max(part.elements_of(part.own), 1));
+  }
+  if (has_single) mine.squares = (element - mine.mean) * (element - mine.mean);
+#pragma unroll
+  for (int i = 0; i < PACKS; ++i) {
+    const float from = part.holds(i) ? mine.mean : 0.0f;  // those beside the row are 0
+    float squares = 0.0f;
+    keep_packed(held[i]);
+#pragma unroll
+    for (int j = 0; j < SIZE; ++j) {
+      const float distance = CENTERED ? float_of(held[i], j) - from : float_of(held[i], j);
+      squares = fmaf(distance, distance, squares);
+    }
+    mine.squares += squares;
+  }
+  mine.squares = lanes_sum(mine.squares);
+  return mine;
+}
+
+// A row's mean and squares from those of its parts, by Chan's formula for all at once.
+template <bool CENTERED, typename T, int PACKS, typename Of>
+__device__ MeanSquares merged_parts(const HeldPart<T, PACKS>& part, int parts, Of of) {
+  constexpr int EACH = MOST_PARTS / 32;
+  MeanSquares its[EACH], whole = {};
+  float elements[EACH];
+#pragma unroll
+  for (int i = 0; i < EACH; ++i) {
+    const int other = 32 * i + part.lane_id;
+    its[i] = other < parts ? of(other) : MeanSquares{};
+    elements[i] = static_cast<float>(part.elements_of(other));  // 0 beyond the row
+    if (CENTERED) whole.mean = fmaf(elements[i], its[i].mean, whole.mean);
+  }
+  if (CENTERED) whole.mean = lanes_sum(whole.mean) / static_cast<float>(part.N);
+#pragma unroll
+  for (int i = 0; i < EACH; ++i) {
+    const float distance = its[i].mean - whole.mean;
+    whole.squares += its[i].squares;
+    if (CENTERED) whole.squares = fmaf(elements[i] * distance, distance, whole.squares);
+  }
+  whole.squares = lanes_sum(whole.squares);
+  return whole;
+}
+
+// Adds the residual to a row, rounded as the sum is returned, which is stored as well.
+template <typename T, int PACKS>
+__device__ void add_residual(Pack<T> (&held)[PACKS], T& raw, const T* residual, T* added,
+                             const HeldPart<T, PACKS>& part, int single) {
+  constexpr int SIZE = Pack<T>::SIZE;
+  Pack<T> more[PACKS];
+  load_held(more, residual, part, 0.0f);
+  if (single != part.NONE) {
+    raw = from_float<T>(to_float(raw) + to_float(residual[single]));
+    added[single] = raw;
+  }
+#pragma unroll
+  for (int i = 0; i < PACKS; ++i) {
+    float values[SIZE];
+#pragma unroll
+    for (int j = 0; j < SIZE; ++j) values[j] = float_of(held[i], j) + float_of(more[i], j);
+    round_to(held[i], values);
+    if (part.holds(i)) __stwb(reinterpret_cast<uint4*>(added + part.first_of(i)), held[i].words);
+  }
+}
+
+// ROWS rows for every cluster of `blocks` blocks, of each of which a thread holds PACKS packs. They lie
+// `period` rows apart, a power of two, so that they are skewed alike. Every warp sends what it finds of its
+// part of them to all blocks, and waits for what the others find; weights and biases travel to shared memory
+// meanwhile. Without CENTERED the mean is taken to be 0. LINED: x's rows start with lines, the result's,
+// weights and biases at multiples of 16 bytes, and rows have only whole packs. RESIDUAL: there is one, which
+// takes the registers of a second row.
+template <typename T, int ROWS, int PACKS, bool CENTERED, bool LINED, bool RESIDUAL>
+__device__ void normalise_held(const NormArgs& args, int blocks, int period) {
+#if __CUDA_ARCH__ >= 900
+  constexpr int SIZE = Pack<T>::SIZE;
+  extern __shared__ __align__(128) char memory[];
+  __shared__ WarpExchange<MeanSquares, ROWS> exchange;
+
+  const int N = static_cast<int>(args.N), lane_id = threadIdx.x % 32, warp_id = threadIdx.x / 32;
+  const int warps = blockDim.x / 32, parts = blocks * warps, own = blockIdx.y * warps + warp_id;
+  const int64_t kind = ROWS > 1 ? blockIdx.x & (period - 1) : 0;
+  const int64_t first_index = (blockIdx.x - kind) * ROWS + kind;
+  if (first_index >= args.M) return;  // the same for all blocks of a cluster
+  const auto is_row = [&](int r) { return r == 0 || first_index + r * period < args.M; };
+  const T* const x = static_cast<const T*>(args.x) + first_index * args.stride_xm;
+  const HeldPart<T, PACKS> part{N, LINED ? 0 : skew_of<LINE_BYTES>(x), own, lane_id};
+  HeldFactors<T, PACKS, LINED> weights(memory, warp_id, static_cast<const T*>(args.weight));
+  HeldFactors<T, PACKS, LINED> biases(memory, warps + warp_id,
+                                      CENTERED ? static_cast<const T*>(args.bias) : nullptr);
+
+  weights.load(part, 1.0f);
+  if (CENTERED) biases.load(part, 0.0f);
+  cp_async_commit_group();
+  Pack<T> held[ROWS][PACKS];
+  T raw[ROWS];
+  const int single = LINED ? part.NONE : part.single();
+#pragma unroll
+  for (int r = 0; r < ROWS; ++r) {
+    // Where there is no second row the first stands for it.
+    const T* const row = x + (is_row(r) ? r * period : 0) * args.stride_xm;
+    load_held(held[r], row, part, 0.0f);
+    raw[r] = single != part.NONE ? row[single] : from_float<T>(0.0f);
+  }
+  exchange.begin(parts);
+  if constexpr (RESIDUAL) {
+    static_assert(ROWS == 1);
+    add_residual(held[0], raw[0], static_cast<const T*>(args.residual) + first_index * args.stride_rm,
+                 static_cast<T*>(args.added) + first_index * N, part, single);
+  }
+
+  MeanSquares mine[ROWS], whole[ROWS];
+#pragma unroll
+  for (int r = 0; r < ROWS; ++r)
+    mine[r] = moments_of<CENTERED>(held[r], part, single != part.NONE, to_float(raw[r]));
+  exchange(mine, own, blocks);
+  float rstds[ROWS];
+#pragma unroll
+  for (int r = 0; r < ROWS; ++r) {
+    whole[r] = merged_parts<CENTERED>(part, parts, [&](int other) { return exchange.at(other, r); });
+    rstds[r] = rstd_of(whole[r].squares, N, args.eps);
+    if (own == 0 && lane_id == 0 && is_row(r)) {
+      if (CENTERED) args.mean[first_index + r * period] = whole[r].mean;
+      args.rstd[first_index + r * period] = rstds[r];
+    }
+  }
+
+  const auto result = [&](int r, float value, float its_weight, float its_bias) {
+    const float unit = (CENTERED ? value - whole[r].mean : value) * rstds[r];
+    return CENTERED ? fmaf(unit, its_weight, its_bias) : unit * its_weight;
+  };
+  T* const out = static_cast<T*>(args.out) + first_index * N;
+  cp_async_wait_group<0>();
+  __syncwarp();  // for other lanes' copies
+#pragma unroll
+  for (int i = 0; i < PACKS; ++i) {
+    const Pack<T> its_weights = weights(part, i);
+    const Pack<T> its_biases = CENTERED ? biases(part, i) : Pack<T>{};
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+      keep_packed(held[r][i]);
+      float values[SIZE];
+#pragma unroll
+      for (int j = 0; j < SIZE; ++j)
+        values[j] = result(r, float_of(held[r][i], j), float_of(its_weights, j), float_of(its_biases, j));
+      Pack<T> results;
+      round_to(results, values);
+      // In one piece, which the compiler would otherwise take apart.
+      T* const place = out + static_cast<int64_t>(r) * period * N + part.first_of(i);
+      if (part.holds(i) && is_row(r)) __stwb(reinterpret_cast<uint4*>(place), results.words);
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < ROWS; ++r) {
+    if (single == part.NONE || !is_row(r)) continue;
+    const float its_bias = CENTERED ? biases.at(part, single) : 0.0f;
+    out[static_cast<int64_t>(r) * period * N + single] =
+        from_float<T>(result(r, to_float(raw[r]), weights.at(part, single), its_bias));
+  }
+#endif
+}
+
+// Whether the kernels for LINED rows take these.
+template <typename T>
+bool are_lined(const NormArgs& args) {
+  const auto starts = [](const void* rows) { return reinterpret_cast<uintptr_t>(rows) % LINE_BYTES == 0; };
+  return args.N % Pack<T>::SIZE == 0 && args.stride_xm % LINE_ELEMENTS<T> == 0 && starts(args.x) &&
+         aligned_to_16_bytes(args.weight, args.bias, args.out);
+}
+
+// Launches it, as kernel(args, blocks, period). False where the GPU has no room for the cluster, a row is too
+// long or too short for one, or another matrix is skewed otherwise than x.
+template <typename T, int ROWS, int PACKS, bool CENTERED, bool LINED, typename Kernel>
+bool launch_held(const NormArgs& args, Kernel* kernel) {
+  constexpr int WARP_BYTES = HeldFactors<T, PACKS, LINED>::COUNT * 16 * (CENTERED ? 2 : 1);
+  static_assert(HELD_WARPS * WARP_BYTES + sizeof(WarpExchange<MeanSquares, ROWS>) <= 48 * 1024,
+                "more has to be asked for");
+  const auto like_x = [&](const void* rows, int64_t stride) {
+    return skewed_alike<T>(args.x, args.stride_xm, rows, stride);
+  };
+  if (args.N < 2 * Pack<T>::SIZE || !like_x(args.out, args.N)) return false;
+  if (args.residual && !(like_x(args.residual, args.stride_rm) && like_x(args.added, args.N))) return false;
+  const HeldShape shape(most_packs<T, LINE_BYTES>(args.x, args.N, args.stride_xm), PACKS);
+  const int period = ROWS > 1 ? skew_period<T, LINE_BYTES>(args.stride_xm) : 1;
+  return launch_by_rows(cdiv(args.M, int64_t{ROWS} * period) * period, shape, shape.threads / 32 * WARP_BYTES,
+                        args.stream, kernel, args, shape.blocks, period);
+}
