@@ -26,7 +26,9 @@ from kernel_twins.spec import BACKENDS, Case, Name, Op
 
 _COLOUR = {"cuda": "#4c8c00", "triton": "#7a4fbf", "baseline": "#c2541b", "ceiling": "#777777"}
 _TITLES = {"cuda": "CUDA", "triton": "Triton"}
-_BASELINE_LINES = ("--", ":", "-.")  # in the order of an operation's baselines
+# In the order of an operation's baselines.
+_BASELINE_LINES: tuple[Any, ...] = ("--", ":", "-.", (0, (4, 1, 1, 1, 1, 1)))
+_BASELINE_SHADES = (0.9, 0.7, 0.5, 0.3)
 _MARKERS = "osD^vPX*"
 _STYLE: dict[Any, Any] = {
     "figure.facecolor": "white",  # its own ground, so that it reads on a light page and on a dark one
@@ -110,11 +112,10 @@ def _series(op: Op) -> dict[str, list[Case]]:
     return {title: sorted(cases, key=_size) for title, cases in groups.items() if len(cases) > 1}
 
 
-def _contestants(op: Op) -> list[tuple[Name, str, str, str]]:
+def _contestants(op: Op) -> list[tuple[Name, str, str, Any]]:
     """Every baseline and both languages' last steps: name, label, colour and line."""
-    baselines = [
-        (Name(b), b, _COLOUR["baseline"], style) for b, style in zip(op.baselines, _BASELINE_LINES, strict=False)
-    ]
+    lines = _BASELINE_LINES[: len(op.baselines)]
+    baselines = [(Name(b), b, _COLOUR["baseline"], line) for b, line in zip(op.baselines, lines, strict=True)]
     lasts = [(Name(backend, op.steps_of(backend)[-1].name), backend) for backend in BACKENDS]
     return baselines + [(name, f"{_TITLES[b]} {name.step}", _COLOUR[b], "-") for name, b in lasts]
 
@@ -126,10 +127,10 @@ def _sizes(results: Results) -> Figure:
     figure, axes = plt.subplots(1, len(groups), figsize=(4.6 * len(groups), 3.2), squeeze=False, sharey=True)
     contestants = _contestants(op)
     for axis, (title, cases) in zip(axes[0], groups.items(), strict=True):
-        for name, text, colour, style in contestants:
+        for name, text, colour, line in contestants:
             points = [(_size(case), rate) for case in cases if (rate := results.rate(case, name)) is not None]
             if points:
-                axis.plot(*zip(*points, strict=True), style, marker=".", color=colour, label=text)
+                axis.plot(*zip(*points, strict=True), linestyle=line, marker=".", color=colour, label=text)
         if results.ceiling:
             axis.axhline(results.ceiling, color=_COLOUR["ceiling"], linewidth=0.8)
             axis.annotate("measured ceiling", (_size(cases[0]), results.ceiling), va="bottom", fontsize=7)
@@ -148,7 +149,7 @@ def _cases(results: Results) -> Figure:
     cases, contestants = op.timed_cases, _contestants(op)
     figure, axis = plt.subplots(figsize=(7.5, 1 + 0.17 * len(cases) * len(contestants)))
     width = 0.8 / len(contestants)
-    shades = iter((0.9, 0.6, 0.3))  # of the baselines, which share a colour
+    shades = iter(_BASELINE_SHADES)  # as they share a colour
     for index, (name, text, colour, _) in enumerate(contestants):
         places = [at + width * (index - (len(contestants) - 1) / 2) for at in range(len(cases))]
         rates = [results.rate(case, name) or 0 for case in cases]
