@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+OLDEST = (12, 8)  # whose PTX ISA, 8.7, has the relaxed waits and the restricted fences of hopper.cuh, as of 8.6
 INDEX_PACKAGES = ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm", "nvidia-cuda-cccl")
 
 
@@ -63,7 +64,8 @@ def find(environ: Mapping[str, str], torch_cuda: str) -> Toolkit:
     except BuildError as error:
         tried.append(f"the package index's compiler: {error}")
 
-    packages = " ".join(f"'{package}=={torch_cuda}.*'" for package in INDEX_PACKAGES)
+    release = ".".join(map(str, max(OLDEST, tuple(map(int, torch_cuda.split(".")[:2])))))
+    packages = " ".join(f"'{package}=={release}.*'" for package in INDEX_PACKAGES)
     raise BuildError(
         f"the CUDA side needs a CUDA {major} toolkit, and none was found:\n  "
         + "\n  ".join(tried)
@@ -96,7 +98,10 @@ def from_index(major: int) -> Toolkit:
 
 
 def inspect(home: Path, major: int) -> Toolkit:
-    """Check that a folder holds a whole toolkit of the wanted major version; BuildError says what it lacks."""
+    """Check that a folder holds a whole toolkit of the wanted major version, 12.8 or newer.
+
+    BuildError says what it lacks.
+    """
     nvcc = home / "bin" / "nvcc"
     if not nvcc.is_file():
         raise BuildError(f"{nvcc} does not exist")
@@ -107,6 +112,9 @@ def inspect(home: Path, major: int) -> Toolkit:
     version = (int(release[1]), int(release[2]))
     if version[0] != major:
         raise BuildError(f"{home} is CUDA {version[0]}.{version[1]}, and torch was built with CUDA {major}")
+    if version < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        raise BuildError(f"{home} is CUDA {version[0]}.{version[1]}, and the kernels take {oldest} or newer")
 
     # A distribution may keep one target's headers and libraries below targets/<name> only.
     roots = [home, *sorted(home.glob("targets/*-linux"))]

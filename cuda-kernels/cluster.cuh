@@ -9,7 +9,7 @@
 
 constexpr int MOST_CLUSTER_BLOCKS = 16;  // more than 8 are not portable
 
-// A launch of clusters of `blocks` blocks; with one block each, of blocks that any GPU runs.
+// A launch of clusters of `blocks` blocks; with one block each, operator() launches blocks that any GPU runs.
 class ClusterLaunch {
  public:
   ClusterLaunch(const void* kernel, int blocks, int threads, int shared_bytes, cudaStream_t stream)
@@ -49,7 +49,7 @@ class ClusterLaunch {
   void by_rows(int clusters, Kernel* kernel, Arguments... arguments) {
     attribute_.val.clusterDim = {1, static_cast<unsigned>(blocks_), 1};
     config_.gridDim = {static_cast<unsigned>(clusters), static_cast<unsigned>(blocks_), 1};
-    config_.numAttrs = 1;  // for one block, too: what it sends to itself needs a cluster
+    config_.numAttrs = 1;  // for one block, too, whose kernel arrives at the cluster's barrier like any other
     CUDA_CHECK(cudaLaunchKernelEx(&config_, kernel, arguments...));
   }
 

@@ -86,7 +86,7 @@ __device__ void load_held(Pack<T> (&packs)[PACKS], const T* row, const HeldPart<
 template <typename Numbers, int ROWS = 1>
 struct WarpExchange {
   static constexpr int BYTES = sizeof(Numbers);
-  uint64_t complete;                                 // a phase completes when all warps' numbers are there
+  uint64_t complete;                                 // a phase completes with the numbers of several blocks
   alignas(8) char numbers[ROWS][MOST_PARTS][BYTES];  // bytes, since nothing initialises shared memory
 
   // All threads of all blocks call it, once a block has asked for its rows. The arrival orders nothing but

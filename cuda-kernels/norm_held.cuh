@@ -238,7 +238,8 @@ __device__ void normalise_held(const NormArgs& args, int blocks, int period) {
 #endif
 }
 
-// Whether the kernels for LINED rows take these.
+// Whether the kernels for LINED rows take these. A residual and its sum are aligned where they are skewed
+// like x, which launch_held asks.
 template <typename T>
 bool are_lined(const NormArgs& args) {
   const auto starts = [](const void* rows) { return reinterpret_cast<uintptr_t>(rows) % LINE_BYTES == 0; };

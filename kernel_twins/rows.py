@@ -106,8 +106,8 @@ def test_cases(name: str, *more: Sized) -> tuple[Case, ...]:
 def long_cases(name: str) -> tuple[Sized, ...]:
     """More test cases, of rows that a cluster's registers hold.
 
-    And of the last and the first, in bf16, that are held otherwise: by threads with few packs, in blocks of more warps,
-    by threads with more packs, by no registers.
+    And of the last and the first, in bf16, that are held otherwise: by threads with few packs (whose rows lines start,
+    as those of 4,104 elements do not), in blocks of more warps, by threads with more packs, by no registers.
     """
     return (
         (131, 20_003, {}),

@@ -110,6 +110,14 @@ class TestToolkit:
         with pytest.raises(BuildError, match=f"CUDA_HOME is '{named}'.*{complaint}.*unset it"):
             toolkit.find(self.environ(tmp_path, CUDA_HOME=named), "13.0")
 
+    def test_a_toolkit_older_than_the_kernels_take_is_refused(self, tmp_path: Path, index: Path) -> None:
+        named = make_toolkit(tmp_path / "named", release="12.6")
+        with pytest.raises(BuildError, match=r"is CUDA 12\.6, and the kernels take 12\.8 or newer"):
+            toolkit.find(self.environ(tmp_path, CUDA_HOME=named), "12.6")
+        assert toolkit.inspect(make_toolkit(tmp_path / "newer", release="12.8"), 12).version == (12, 8)
+        with pytest.raises(BuildError, match=r"pip install 'nvidia-cuda-nvcc==12\.8\.\*'"):
+            toolkit.find({"PATH": ""}, "12.6")
+
     def test_nothing_found_names_all_places_and_the_command(self, index: Path) -> None:
         with pytest.raises(BuildError) as caught:
             toolkit.find({"PATH": ""}, "13.0")

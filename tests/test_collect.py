@@ -223,6 +223,21 @@ def test_a_run_that_is_not_resumed_is_kept_aside(machine: Machine, runs: Runs) -
     assert len(store.read_table(aside, OP.name, "timings"))
 
 
+def test_a_run_that_cannot_begin_leaves_the_earlier_one_where_it_is(
+    machine: Machine, runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.interrupt_at = OP.bench_cases[1].slug
+    with pytest.raises(KeyboardInterrupt):
+        runs.collect()
+    machine.interrupt_at = ""
+    with monkeypatch.context() as patch:
+        patch.setattr(stage, "_binaries", lambda: {}["the extension, which is not built"])
+        with pytest.raises(KeyError):
+            runs.collect()
+    runs.collect(resume=True)
+    assert machine.benched == [case.slug for case in OP.bench_cases]
+
+
 def test_a_run_goes_on_with_the_same_versions_only(machine: Machine, runs: Runs) -> None:
     machine.interrupt_at = OP.bench_cases[1].slug
     with pytest.raises(KeyboardInterrupt):

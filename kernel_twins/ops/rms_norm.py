@@ -170,7 +170,7 @@ OP = Op(
         Step(
             name="v05_cluster_registers",
             change="softmax's v10 with a sum of squares: clusters come and go again, a row of 8 KiB or more lies in "
-            "their registers, 1.5 or 2.5 KiB a warp, and every warp tells all blocks its sum by itself.",
+            "their registers, 1.5 to 4 KiB a warp, and every warp tells all blocks its sum by itself.",
             why="A ring that is always full keeps the memory no busier than small blocks that come and go, and "
             "its large blocks meet at barriers for every row. Weights reach shared memory with the row, by way of "
             "L1, since clusters that keep them in registers have to stay. The last two predictions came when parts of "

@@ -67,19 +67,19 @@ class Stage:
                     f"cannot go on with run {row['run']}: {'; '.join(changed)}; start a new one without --resume"
                 )
             return cls(folder, row, _binaries())
+        if len(earlier) and list(folder.glob("*.profiled.json")):
+            raise ValueError(
+                f"run {earlier.iloc[0]['run']} was collected and not extracted: `ncu_report.py extract` it, or go on "
+                "with it with --resume"
+            )
+        binaries = _binaries()  # before anything is moved or written: there may be no extension to read
         if len(earlier):
-            run = earlier.iloc[0]["run"]
-            if list(folder.glob("*.profiled.json")):
-                raise ValueError(
-                    f"run {run} was collected and not extracted: `ncu_report.py extract` it, or go on with it with "
-                    "--resume"
-                )
-            folder.rename(folder.with_name(f"{folder.name}-{run}"))
+            folder.rename(folder.with_name(f"{folder.name}-{earlier.iloc[0]['run']}"))
         row = new_run(facts)
         folder.mkdir(parents=True, exist_ok=True)
         _write_json(folder / "stage.json", {**about, "published": []})
         store.write(folder / "runs.csv", pd.DataFrame([row], columns=store.PROVENANCE))
-        return cls(folder, row, _binaries())
+        return cls(folder, row, binaries)
 
     @classmethod
     def lying_in(cls, folder: Path) -> Stage:
