@@ -40,7 +40,7 @@ struct LayerNorm {
   static const auto& forward_step(int64_t bytes, int device) {
     const bool large = bytes > ROW_IN_REGISTERS;
     return first_that_runs<layer_norm_steps>(
-        "layer_norm", {"v08_cluster_registers", large ? "v02_welford" : "v04_rows_per_block"}, large, device);
+        "layer_norm", {"v09_rows_per_warp", large ? "v02_welford" : "v04_rows_per_block"}, large, device);
   }
   static const auto& backward_step(int64_t bytes, int device) {
     const bool large = bytes > PAIR_IN_REGISTERS;
@@ -53,7 +53,7 @@ struct RmsNorm {
   static constexpr bool CENTERED = false;
 
   static const auto& forward_step(int64_t, int device) {
-    return first_that_runs<rms_norm_steps>("rms_norm", {"v05_cluster_registers", "v01_two_passes"}, false,
+    return first_that_runs<rms_norm_steps>("rms_norm", {"v06_rows_per_warp", "v01_two_passes"}, false,
                                            device);
   }
   static const auto& backward_step(int64_t, int device) {

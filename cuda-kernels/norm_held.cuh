@@ -27,22 +27,23 @@ struct HeldFactors {
     return part.own * part.ELEMENTS - LINE - skew;
   }
 
-  // Asks for them. Where there are none, `value` stands for each.
-  __device__ void load(const HeldPart<T, PACKS>& part, float value) {
+  // Asks for them, as one of THREADS threads. Where there are none, `value` stands for each.
+  template <int THREADS>
+  __device__ void load(const HeldPart<T, PACKS>& part, int thread, float value) {
     Pack<T> same;
 #pragma unroll
     for (int i = 0; i < SIZE; ++i) set(same, i, from_float<T>(value));
-    const int first = start(part) + part.lane_id * SIZE;
+    const int first = start(part) + thread * SIZE;
     const T* const place = factors + first;
 #pragma unroll
-    for (int i = 0; i < (COUNT + 31) / 32; ++i) {
-      uint4* const pack = &packs[32 * i + part.lane_id];
-      if (32 * i + 32 > COUNT && 32 * i + part.lane_id >= COUNT) break;
+    for (int i = 0; i < (COUNT + THREADS - 1) / THREADS; ++i) {
+      uint4* const pack = &packs[THREADS * i + thread];
+      if (THREADS * (i + 1) > COUNT && THREADS * i + thread >= COUNT) break;
       // Of 16 bytes in which something is the factors', all can be read.
-      const bool touches =
-          static_cast<unsigned>(first + 32 * i * SIZE + SIZE - 1) < static_cast<unsigned>(part.N + SIZE - 1);
+      const bool touches = static_cast<unsigned>(first + THREADS * i * SIZE + SIZE - 1) <
+                           static_cast<unsigned>(part.N + SIZE - 1);
       // L1 has them for the SM's next rows: all SMs ask for the same few lines, of a few of L2's slices.
-      if (factors) cp_async<16, true>(pack, place + 32 * i * SIZE, touches);
+      if (factors) cp_async<16, true>(pack, place + THREADS * i * SIZE, touches);
       if (!factors) *pack = same.words;
     }
   }
@@ -142,99 +143,131 @@ __device__ void add_residual(Pack<T> (&held)[PACKS], T& raw, const T* residual, 
   }
 }
 
-// ROWS rows for every cluster of `blocks` blocks, of each of which a thread holds PACKS packs. They lie
-// `period` rows apart, a power of two, so that they are skewed alike. Every warp sends what it finds of its
-// part of them to all blocks, and waits for what the others find; weights and biases travel to shared memory
-// meanwhile. Without CENTERED the mean is taken to be 0. LINED: x's rows start with lines, the result's,
-// weights and biases at multiples of 16 bytes, and rows have only whole packs. RESIDUAL: there is one, which
-// takes the registers of a second row.
+// ROWS rows side by side: of each what a thread holds, PACKS packs and perhaps a single element. They lie
+// `period` rows apart, a power of two, so that they are skewed alike.
+template <typename T, int ROWS, int PACKS>
+struct HeldRows {
+  Pack<T> packs[ROWS][PACKS];
+  T raw[ROWS];
+  float means[ROWS], rstds[ROWS];
+  int64_t first_index, M;
+  int period;
+
+  // Those that come `which`-th.
+  __device__ HeldRows(const NormArgs& args, int64_t which, int period) : M(args.M), period(period) {
+    const int64_t kind = ROWS > 1 ? which & (period - 1) : 0;
+    first_index = (which - kind) * ROWS + kind;
+  }
+
+  // For a caller that has the first.
+  __device__ bool is_row(int r) const { return r == 0 || first_index + r * period < M; }
+
+  // Only asks for them; `first` is the first one's. Where there is no second row the first stands for it.
+  __device__ void load(const T* first, int64_t stride, const HeldPart<T, PACKS>& part, int single) {
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+      const T* const row = first + (is_row(r) ? r * period : 0) * stride;
+      load_held(packs[r], row, part, 0.0f);
+      raw[r] = single != part.NONE ? row[single] : from_float<T>(0.0f);
+    }
+  }
+
+  // A row's mean and rstd, by one lane.
+  template <bool CENTERED>
+  __device__ void write_numbers(const NormArgs& args, int r) const {
+    if (!is_row(r)) return;
+    if (CENTERED) args.mean[first_index + r * period] = means[r];
+    args.rstd[first_index + r * period] = rstds[r];
+  }
+
+  // Once copies of weights and biases are there. Without CENTERED means and biases are not looked at.
+  template <bool CENTERED, typename Factors>
+  __device__ void write(T* out, const HeldPart<T, PACKS>& part, int single, const Factors& weights,
+                        const Factors& biases) {
+    constexpr int SIZE = Pack<T>::SIZE;
+    out += first_index * part.N;
+    const auto result = [&](int r, float value, float its_weight, float its_bias) {
+      const float unit = (CENTERED ? value - means[r] : value) * rstds[r];
+      return CENTERED ? fmaf(unit, its_weight, its_bias) : unit * its_weight;
+    };
+#pragma unroll
+    for (int i = 0; i < PACKS; ++i) {
+      const Pack<T> its_weights = weights(part, i);
+      const Pack<T> its_biases = CENTERED ? biases(part, i) : Pack<T>{};
+#pragma unroll
+      for (int r = 0; r < ROWS; ++r) {
+        keep_packed(packs[r][i]);
+        float values[SIZE];
+#pragma unroll
+        for (int j = 0; j < SIZE; ++j)
+          values[j] = result(r, float_of(packs[r][i], j), float_of(its_weights, j), float_of(its_biases, j));
+        Pack<T> results;
+        round_to(results, values);
+        // In one piece, which the compiler would otherwise take apart.
+        T* const place = out + static_cast<int64_t>(r) * period * part.N + part.first_of(i);
+        if (part.holds(i) && is_row(r)) __stwb(reinterpret_cast<uint4*>(place), results.words);
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+      if (single == part.NONE || !is_row(r)) continue;
+      const float its_bias = CENTERED ? biases.at(part, single) : 0.0f;
+      out[static_cast<int64_t>(r) * period * part.N + single] =
+          from_float<T>(result(r, to_float(raw[r]), weights.at(part, single), its_bias));
+    }
+  }
+};
+
+// ROWS rows for every cluster of `blocks` blocks, of each of which a thread holds PACKS packs. Every warp
+// sends what it finds of its part of them to all blocks, and waits for what the others find; weights and
+// biases travel to shared memory meanwhile. Without CENTERED the mean is taken to be 0. LINED: x's rows start
+// with lines, the result's, weights and biases at multiples of 16 bytes, and rows have only whole packs.
+// RESIDUAL: there is one, which takes the registers of a second row.
 template <typename T, int ROWS, int PACKS, bool CENTERED, bool LINED, bool RESIDUAL>
 __device__ void normalise_held(const NormArgs& args, int blocks, int period) {
 #if __CUDA_ARCH__ >= 900
-  constexpr int SIZE = Pack<T>::SIZE;
   extern __shared__ __align__(128) char memory[];
   __shared__ WarpExchange<MeanSquares, ROWS> exchange;
 
   const int N = static_cast<int>(args.N), lane_id = threadIdx.x % 32, warp_id = threadIdx.x / 32;
   const int warps = blockDim.x / 32, parts = blocks * warps, own = blockIdx.y * warps + warp_id;
-  const int64_t kind = ROWS > 1 ? blockIdx.x & (period - 1) : 0;
-  const int64_t first_index = (blockIdx.x - kind) * ROWS + kind;
-  if (first_index >= args.M) return;  // the same for all blocks of a cluster
-  const auto is_row = [&](int r) { return r == 0 || first_index + r * period < args.M; };
-  const T* const x = static_cast<const T*>(args.x) + first_index * args.stride_xm;
+  HeldRows<T, ROWS, PACKS> rows(args, blockIdx.x, period);
+  if (rows.first_index >= args.M) return;  // the same for all blocks of a cluster
+  const T* const x = static_cast<const T*>(args.x) + rows.first_index * args.stride_xm;
   const HeldPart<T, PACKS> part{N, LINED ? 0 : skew_of<LINE_BYTES>(x), own, lane_id};
   HeldFactors<T, PACKS, LINED> weights(memory, warp_id, static_cast<const T*>(args.weight));
   HeldFactors<T, PACKS, LINED> biases(memory, warps + warp_id,
                                       CENTERED ? static_cast<const T*>(args.bias) : nullptr);
 
-  weights.load(part, 1.0f);
-  if (CENTERED) biases.load(part, 0.0f);
+  weights.template load<32>(part, lane_id, 1.0f);
+  if (CENTERED) biases.template load<32>(part, lane_id, 0.0f);
   cp_async_commit_group();
-  Pack<T> held[ROWS][PACKS];
-  T raw[ROWS];
   const int single = LINED ? part.NONE : part.single();
-#pragma unroll
-  for (int r = 0; r < ROWS; ++r) {
-    // Where there is no second row the first stands for it.
-    const T* const row = x + (is_row(r) ? r * period : 0) * args.stride_xm;
-    load_held(held[r], row, part, 0.0f);
-    raw[r] = single != part.NONE ? row[single] : from_float<T>(0.0f);
-  }
+  rows.load(x, args.stride_xm, part, single);
   exchange.begin(parts);
   if constexpr (RESIDUAL) {
     static_assert(ROWS == 1);
-    add_residual(held[0], raw[0], static_cast<const T*>(args.residual) + first_index * args.stride_rm,
-                 static_cast<T*>(args.added) + first_index * N, part, single);
+    add_residual(rows.packs[0], rows.raw[0],
+                 static_cast<const T*>(args.residual) + rows.first_index * args.stride_rm,
+                 static_cast<T*>(args.added) + rows.first_index * N, part, single);
   }
 
-  MeanSquares mine[ROWS], whole[ROWS];
+  MeanSquares mine[ROWS];
 #pragma unroll
   for (int r = 0; r < ROWS; ++r)
-    mine[r] = moments_of<CENTERED>(held[r], part, single != part.NONE, to_float(raw[r]));
+    mine[r] = moments_of<CENTERED>(rows.packs[r], part, single != part.NONE, to_float(rows.raw[r]));
   exchange(mine, own, blocks);
-  float rstds[ROWS];
 #pragma unroll
   for (int r = 0; r < ROWS; ++r) {
-    whole[r] = merged_parts<CENTERED>(part, parts, [&](int other) { return exchange.at(other, r); });
-    rstds[r] = rstd_of(whole[r].squares, N, args.eps);
-    if (own == 0 && lane_id == 0 && is_row(r)) {
-      if (CENTERED) args.mean[first_index + r * period] = whole[r].mean;
-      args.rstd[first_index + r * period] = rstds[r];
-    }
+    const MeanSquares whole =
+        merged_parts<CENTERED>(part, parts, [&](int other) { return exchange.at(other, r); });
+    rows.means[r] = whole.mean;
+    rows.rstds[r] = rstd_of(whole.squares, N, args.eps);
+    if (own == 0 && lane_id == 0) rows.template write_numbers<CENTERED>(args, r);
   }
-
-  const auto result = [&](int r, float value, float its_weight, float its_bias) {
-    const float unit = (CENTERED ? value - whole[r].mean : value) * rstds[r];
-    return CENTERED ? fmaf(unit, its_weight, its_bias) : unit * its_weight;
-  };
-  T* const out = static_cast<T*>(args.out) + first_index * N;
   cp_async_wait_group<0>();
   __syncwarp();  // for other lanes' copies
-#pragma unroll
-  for (int i = 0; i < PACKS; ++i) {
-    const Pack<T> its_weights = weights(part, i);
-    const Pack<T> its_biases = CENTERED ? biases(part, i) : Pack<T>{};
-#pragma unroll
-    for (int r = 0; r < ROWS; ++r) {
-      keep_packed(held[r][i]);
-      float values[SIZE];
-#pragma unroll
-      for (int j = 0; j < SIZE; ++j)
-        values[j] = result(r, float_of(held[r][i], j), float_of(its_weights, j), float_of(its_biases, j));
-      Pack<T> results;
-      round_to(results, values);
-      // In one piece, which the compiler would otherwise take apart.
-      T* const place = out + static_cast<int64_t>(r) * period * N + part.first_of(i);
-      if (part.holds(i) && is_row(r)) __stwb(reinterpret_cast<uint4*>(place), results.words);
-    }
-  }
-#pragma unroll
-  for (int r = 0; r < ROWS; ++r) {
-    if (single == part.NONE || !is_row(r)) continue;
-    const float its_bias = CENTERED ? biases.at(part, single) : 0.0f;
-    out[static_cast<int64_t>(r) * period * N + single] =
-        from_float<T>(result(r, to_float(raw[r]), weights.at(part, single), its_bias));
-  }
+  rows.template write<CENTERED>(static_cast<T*>(args.out), part, single, weights, biases);
 #endif
 }
 
@@ -252,13 +285,13 @@ bool are_lined(const NormArgs& args) {
 template <typename T, int ROWS, int PACKS, bool CENTERED, bool LINED, typename Kernel>
 bool launch_held(const NormArgs& args, Kernel* kernel) {
   constexpr int WARP_BYTES = HeldFactors<T, PACKS, LINED>::COUNT * 16 * (CENTERED ? 2 : 1);
-  static_assert(HELD_WARPS * WARP_BYTES + sizeof(WarpExchange<MeanSquares, ROWS>) <= 48 * 1024,
-                "more has to be asked for");
   const auto like_x = [&](const void* rows, int64_t stride) {
     return skewed_alike<T>(args.x, args.stride_xm, rows, stride);
   };
   if (args.N < 2 * Pack<T>::SIZE || !like_x(args.out, args.N)) return false;
   if (args.residual && !(like_x(args.residual, args.stride_rm) && like_x(args.added, args.N))) return false;
+  if constexpr (HELD_WARPS * WARP_BYTES + sizeof(WarpExchange<MeanSquares, ROWS>) > 48 * 1024)
+    allow_shared_memory(kernel, HELD_WARPS * WARP_BYTES);
   const HeldShape shape(most_packs<T, LINE_BYTES>(args.x, args.N, args.stride_xm), PACKS);
   const int period = ROWS > 1 ? skew_period<T, LINE_BYTES>(args.stride_xm) : 1;
   return launch_by_rows(cdiv(args.M, int64_t{ROWS} * period) * period, shape, shape.threads / 32 * WARP_BYTES,

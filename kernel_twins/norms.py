@@ -19,6 +19,12 @@ _ORDINARY = ("outliers", "shifted")  # values that x may have, too, in a backwar
 # Rows enough for every block of a GPU to have several, in which it adds up its part of dweight and dbias.
 _MANY_ROWS = ((2_000, 257), (1_500, 1_024), (400, 5_003), (300, 8_192), (100, 40_000))
 _MORE_ROWS = ((3_000, 5_003), (600, 65_536))  # and for each of the places that a block has for rows to be used again
+# Rows of a warp: of whole packs, from the fewest to the most; and skewed ones, as many as lie side by side, and one.
+_WARP_ROWS = (
+    *((67, n) for n in (136, 768, 1_280, 1_536, 2_048)),
+    *((300, 131), (600, 195), (150, 515), (150, 771)),
+    *((19, n) for n in (1_473, 1_985)),
+)
 _LONG_RUNS = ((9_000, 5_003), (1_200, 65_536))  # forward, where a block has more places
 
 
@@ -193,7 +199,9 @@ class Norm:
             *rows.option_cases({"affine": "none"}),
             *(rows.option_cases({"affine": "weight"}) if self.centered else ()),
             *((9, n, {"values": "shifted"}) for n in (1, 1_000, 5_003, 70_000)),
-            *((m, n, {}) for m, n in (*_MANY_ROWS[:3], *_LONG_RUNS)),
+            *((m, n, {}) for m, n in (*_MANY_ROWS[:3], *_WARP_ROWS, *_LONG_RUNS)),
+            (19, 1_027, {"x": "spaced"}),
+            (67, 136, {"x": "expanded"}),
             *((m, n, {"residual": "yes"}) for m, n in _LONG_RUNS),
             (9_000, 5_003, {"x": "pitched"}),
             *rows.long_cases("x"),

@@ -115,6 +115,7 @@ def long_cases(name: str) -> tuple[Sized, ...]:
         (19, 40_003, {name: "spaced"}),
         *((67, n, {}) for n in (4_096, 4_104, 12_288, 12_352)),
         *((2, n, {}) for n in (81_857, 81_858, 163_777, 163_778, 262_081, 262_082)),
+        (3, 262_144, {}),
         *((5, 50_257, {"values": values}) for values in ("outliers", "inf", "infs", "nan")),
     )
 

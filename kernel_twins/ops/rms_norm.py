@@ -74,8 +74,8 @@ def _quack(
 
 
 _PROFILE_CASE = rows.bandwidth_case(4_096)
-_SHORT, _LONG, _LONGEST = (rows.bandwidth_case(n) for n in (256, 65_536, 262_144))
-_RAGGED, _LONG_RAGGED = (rows.bandwidth_case(n) for n in (5_003, 50_257))
+_SHORTEST, _SHORT, _LONG, _LONGEST = (rows.bandwidth_case(n) for n in (256, 1_024, 65_536, 262_144))
+_SHORT_RAGGED, _RAGGED, _LONG_RAGGED = (rows.bandwidth_case(n) for n in (1_027, 5_003, 50_257))
 _RESIDUAL = rows.bandwidth_case(4_096, residual="yes")
 _FEW = Case.of(4_096, 1_024, dtype="bf16")
 
@@ -96,6 +96,7 @@ OP = Op(
     huge_cases=(Case.of(2**21 + 3, 1_025, dtype="bf16"),),
     bench_cases=(
         *rows.BANDWIDTH_CASES,
+        _SHORT_RAGGED,
         _RESIDUAL,
         _FEW,
     ),
@@ -126,7 +127,7 @@ OP = Op(
             predictions=(
                 Prediction("time", "<=", 0.85, relative=True),
                 Prediction("dram_share", ">=", 88),
-                Prediction("time", "<=", 0.35, relative=True, case=_SHORT),
+                Prediction("time", "<=", 0.35, relative=True, case=_SHORTEST),
                 Prediction("time", "<=", 365, case=_LONG),
                 Prediction("time", "<=", 370, case=_LONGEST),
             ),
@@ -187,6 +188,25 @@ OP = Op(
             backends=("cuda",),
             gap="Triton 3.6 gives a program no access to another one's shared memory; v03_cooperative's programs hold "
             "their parts in registers, too, and exchange through L2.",
+        ),
+        Step(
+            name="v06_rows_per_warp",
+            change="layer_norm's v09 without the mean: a row of up to 4 KiB lies in the registers of a warp, or two or "
+            "four that are skewed alike; weights travel to shared memory, by way of L1, for the rows of a block.",
+            why="v02, which had these rows, asks for weights pack by pack when a row's sum is known. Where rows start "
+            "anywhere, it puts every pack of them together anew from two loads, masks what lies beside a row, and "
+            "stores the ends element by element. Trials ran before these predictions.",
+            predictions=(
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
+                Prediction("time", "<=", 361, case=_SHORT),
+                Prediction("time", "<=", 0.997, relative=True, case=_SHORTEST),
+                Prediction("time", "<=", 0.995, relative=True, case=_SHORT_RAGGED),
+                Prediction("time", "<=", 1.0, relative=True, case=_FEW),
+            ),
+            arch=">=9.0",
+            backends=("cuda",),
+            gap="Triton leaves it to its compiler where weights lie; short rows of v03_cooperative's tiles have them "
+            "in registers.",
         ),
     ),
 )

@@ -23,8 +23,8 @@ FUNCTIONS: dict[str, dict[str, dict[Backend, str]]] = {
     },
     "linear": {"linear": {"cuda": "v01_fused", "triton": "v01_fused"}},
     "softmax": {"softmax": {"cuda": "v10_cluster_registers", "triton": "v08_cooperative"}},
-    "layer_norm": {"layer_norm": {"cuda": "v08_cluster_registers", "triton": "v06_cooperative"}},
-    "rms_norm": {"rms_norm": {"cuda": "v05_cluster_registers", "triton": "v03_cooperative"}},
+    "layer_norm": {"layer_norm": {"cuda": "v09_rows_per_warp", "triton": "v06_cooperative"}},
+    "rms_norm": {"rms_norm": {"cuda": "v06_rows_per_warp", "triton": "v03_cooperative"}},
     "cross_entropy": {"cross_entropy": {"cuda": "v05_cluster", "triton": "v04_rows_per_block"}},
     "dropout_add": {"dropout_add": {"cuda": "v05_more_warps", "triton": "v02_four_words"}},
 }

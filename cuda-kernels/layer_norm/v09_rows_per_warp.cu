@@ -1,0 +1,43 @@
+// layer_norm v09_rows_per_warp: short rows are held as v08's long ones are, by a warp.
+//
+// Change:   a row of up to 4 KiB lies in the registers of a warp, or two or four of them that are skewed
+//           alike. Weights and biases travel to the shared memory of its block meanwhile, for the rows of all
+//           warps, as they lie in memory, by way of L1. Elements at the ends of skewed rows are single
+//           lanes'.
+// Why:      a warp of v04 asks for weights and biases pack by pack once it knows its row's numbers. Where
+// rows
+//           start anywhere, it puts every pack of them together from two loads, for each row anew, masks what
+//           lies beside the row, and stores the packs at the ends element by element.
+// Counter:  open
+// Requires: as v08, whose other rows are: those of more than 4 KiB or up to 256 bytes, of either up to a line
+//           less where they start anywhere; those with a residual; those of which out is skewed otherwise.
+// Source:   see v08
+// Gap:      Triton leaves it to its compiler where weights lie; short rows of v06_cooperative's tiles have
+//           them in registers.
+#include "../norm_warps.cuh"
+#include "args.h"
+
+void layer_norm_v08_cluster_registers(const LayerNormArgs& args);
+
+namespace {
+
+template <typename T, int PACKS, bool WHOLE>
+__global__ void __launch_bounds__(WARP_THREADS<WHOLE>, WARP_BLOCKS<PACKS, WHOLE>)
+    layer_norm_v09_rows_per_warp_kernel(const LayerNormArgs args, int period) {
+  normalise_by_warps<T, PACKS, true, WHOLE>(args, period);
+}
+
+template <typename T>
+bool launch(const LayerNormArgs& args) {
+  return launch_by_warps<T>(
+      args, [](auto packs, auto whole) { return layer_norm_v09_rows_per_warp_kernel<T, packs, whole>; });
+}
+
+}  // namespace
+
+void layer_norm_v09_rows_per_warp(const LayerNormArgs& args) {
+  if (args.M == 0) return;
+  dispatch(args.dtype, [&](auto zero) {
+    if (!launch<decltype(zero)>(args)) layer_norm_v08_cluster_registers(args);
+  });
+}
