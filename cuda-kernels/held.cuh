@@ -1,5 +1,5 @@
-// Rows in the registers of clusters that come and go: what the last forward steps of softmax and the norms
-// share.
+// Rows in the registers of clusters that come and go: what softmax's v10, layer_norm's v08 and rms_norm's v05
+// share, and of a warp's part the steps behind these.
 #pragma once
 
 #include "cluster.cuh"

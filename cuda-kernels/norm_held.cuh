@@ -1,12 +1,13 @@
-// The kernel of the norms' last forward steps: one row or two in the registers of a cluster, weights and
-// biases in its shared memory.
+// The kernel of layer_norm's v08 and rms_norm's v05: one row or two in the registers of a cluster, weights
+// and biases in its shared memory.
 #pragma once
 
 #include "ampere.cuh"
 #include "held.cuh"
 #include "norm_cluster.cuh"
 
-// A warp's part of weights or biases, in shared memory as it lies in memory. Where rows are not LINED it
+// A part of weights or biases, a warp's or as long as a short row, in shared memory as it lies in memory: the
+// `index`-th such part there. Where rows are not LINED it
 // begins a line before the part does, since rows' parts begin up to a line before their columns, and has a
 // pack more, since packs that lie like a row's are put together from two.
 template <typename T, int PACKS, bool LINED>
@@ -17,8 +18,8 @@ struct HeldFactors {
   const T* factors;  // or null
   int skew;
 
-  __device__ HeldFactors(char* memory, int warp_id, const T* factors)
-      : packs(reinterpret_cast<uint4*>(memory) + warp_id * COUNT),
+  __device__ HeldFactors(char* memory, int index, const T* factors)
+      : packs(reinterpret_cast<uint4*>(memory) + index * COUNT),
         factors(factors),
         skew(LINED || !factors ? 0 : skew_of(factors)) {}
 
@@ -48,7 +49,7 @@ struct HeldFactors {
     }
   }
 
-  // Those for this lane's i-th pack of a row, once all lanes' copies are there. Elements beside the row are
+  // Those for this lane's i-th pack of a row, once all threads' copies are there. Elements beside the row are
   // anything.
   __device__ Pack<T> operator()(const HeldPart<T, PACKS>& part, int i) const {
     const int pack = 32 * i + part.lane_id;
@@ -143,8 +144,8 @@ __device__ void add_residual(Pack<T> (&held)[PACKS], T& raw, const T* residual, 
   }
 }
 
-// ROWS rows side by side: of each what a thread holds, PACKS packs and perhaps a single element. They lie
-// `period` rows apart, a power of two, so that they are skewed alike.
+// ROWS rows at once: of each what a thread holds, PACKS packs and perhaps a single element. They lie `period`
+// rows apart, a power of two, so that they are skewed alike.
 template <typename T, int ROWS, int PACKS>
 struct HeldRows {
   Pack<T> packs[ROWS][PACKS];
@@ -159,10 +160,10 @@ struct HeldRows {
     first_index = (which - kind) * ROWS + kind;
   }
 
-  // For a caller that has the first.
+  // Whether the r-th is one of the matrix's, where the first is.
   __device__ bool is_row(int r) const { return r == 0 || first_index + r * period < M; }
 
-  // Only asks for them; `first` is the first one's. Where there is no second row the first stands for it.
+  // Only asks for them; `first` is the first one's. Where there is no such row the first stands for it.
   __device__ void load(const T* first, int64_t stride, const HeldPart<T, PACKS>& part, int single) {
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {

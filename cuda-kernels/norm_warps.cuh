@@ -6,11 +6,11 @@
 
 #include "norm_held.cuh"
 
-// Packs of a row, beyond a warp's first half: shorter ones would leave lanes idle.
+// Packs that a row may touch: with fewer, half of a warp's lanes would be idle.
 constexpr int64_t LEAST_WARP_PACKS = 17;
 
-// Rows of a warp. Where they start anywhere, those side by side share the packs of weights and biases, which
-// are put together.
+// Rows of a warp. Where they start anywhere, several share the packs of weights and biases that are put
+// together.
 template <int PACKS, bool WHOLE>
 constexpr int WARP_ROWS = WHOLE || PACKS > 4 ? 1
                           : PACKS > 2        ? 2
@@ -18,7 +18,7 @@ constexpr int WARP_ROWS = WHOLE || PACKS > 4 ? 1
 // Threads of a block: many share what weights and biases it brings, few come and go more finely.
 template <bool WHOLE>
 constexpr int WARP_THREADS = WHOLE ? 256 : 128;
-// Blocks at once on an SM, which is as many as registers suffice for.
+// Blocks that an SM is to have room for, which bounds a thread's registers.
 template <int PACKS, bool WHOLE>
 constexpr int WARP_BLOCKS = WHOLE            ? (PACKS <= 5 ? 3 : 2)
                             : PACKS == 8     ? 5
@@ -58,13 +58,14 @@ __device__ void normalise_by_warps(const NormArgs& args, int period) {
     if (lane_id == 0 && rows.first_index < args.M) rows.template write_numbers<CENTERED>(args, r);
   }
   cp_async_wait_group<0>();
-  __syncthreads();  // for every thread's copies
+  __syncthreads();  // for every thread's copies, or what stands for them
   if (rows.first_index >= args.M) return;
   rows.template write<CENTERED>(static_cast<T*>(args.out), part, single, weights, biases);
 }
 
 // Launches kernel_of(PACKS, WHOLE), which are integral constants, with as few packs as hold a row. False
-// where a row is too long or too short for a warp, there is a residual, or out is skewed otherwise than x.
+// where a row is too long or too short for a warp, there is a residual, out is skewed otherwise than x within
+// 16 bytes, or a grid has not as many blocks.
 template <typename T, typename KernelOf>
 bool launch_by_warps(const NormArgs& args, KernelOf kernel_of) {
   if (args.residual || !skewed_alike<T>(args.x, args.stride_xm, args.out, args.N)) return false;

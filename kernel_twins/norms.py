@@ -19,11 +19,21 @@ _ORDINARY = ("outliers", "shifted")  # values that x may have, too, in a backwar
 # Rows enough for every block of a GPU to have several, in which it adds up its part of dweight and dbias.
 _MANY_ROWS = ((2_000, 257), (1_500, 1_024), (400, 5_003), (300, 8_192), (100, 40_000))
 _MORE_ROWS = ((3_000, 5_003), (600, 65_536))  # and for each of the places that a block has for rows to be used again
-# Rows of a warp: of whole packs, from the fewest to the most; and skewed ones, as many as lie side by side, and one.
+# Rows of a warp: of whole packs; four, two and one where they start anywhere; and of the last kinds those that fill it.
 _WARP_ROWS = (
-    *((67, n) for n in (136, 768, 1_280, 1_536, 2_048)),
-    *((300, 131), (600, 195), (150, 515), (150, 771)),
-    *((19, n) for n in (1_473, 1_985)),
+    *((67, n) for n in (72, 136, 384, 512, 640, 768, 1_280, 1_536, 2_048)),
+    *((200, n) for n in (67, 131, 132)),
+    *((67, n) for n in (387, 515, 705, 771, 961, 993, 1_473, 1_985)),
+    (1, 257),
+)
+_WARP_LAYOUTS = (
+    *((200, 131, {key: value}) for key, value in (("offset", "1"), ("x", "spaced"), ("values", "nan"))),
+    (67, 136, {"offset": "1"}),
+    (67, 1_003, {"offset": "1"}),
+    (67, 136, {"x": "expanded"}),
+    (67, 136, {"x": "expanded", "offset": "1"}),
+    (67, 1_027, {"x": "spaced"}),
+    (67, 257, {"affine": "none"}),
 )
 _LONG_RUNS = ((9_000, 5_003), (1_200, 65_536))  # forward, where a block has more places
 
@@ -200,8 +210,7 @@ class Norm:
             *(rows.option_cases({"affine": "weight"}) if self.centered else ()),
             *((9, n, {"values": "shifted"}) for n in (1, 1_000, 5_003, 70_000)),
             *((m, n, {}) for m, n in (*_MANY_ROWS[:3], *_WARP_ROWS, *_LONG_RUNS)),
-            (19, 1_027, {"x": "spaced"}),
-            (67, 136, {"x": "expanded"}),
+            *_WARP_LAYOUTS,
             *((m, n, {"residual": "yes"}) for m, n in _LONG_RUNS),
             (9_000, 5_003, {"x": "pitched"}),
             *rows.long_cases("x"),
@@ -209,7 +218,7 @@ class Norm:
             *((2, n, {"residual": "yes"}) for n in (163_777, 163_778)),
             (9, 50_257, {"values": "shifted"}),
             *((9, n, {"affine": "none"}) for n in (50_257, 65_536)),
-            *(((9, 50_257, {"affine": "weight"}),) if self.centered else ()),
+            *(((m, n, {"affine": "weight"}) for m, n in ((67, 257), (9, 50_257))) if self.centered else ()),
         )
         cases = rows.test_cases("x", *more)
         # The mean of one infinity and numbers is it by a sum, and NaN by Welford's formula: y and rstd are NaN anyway.

@@ -10,9 +10,9 @@
 // Counter:  long_scoreboard falls from 6.7 to 3.7; the time to 0.99 of v07's at a row of 4096, to 0.96 at one
 //           of 5003, to 0.89 at one of 50257, to 0.97 at one of 65536.
 // Requires: as v07, whose other rows are: those of less than 4 KiB, or 6 KiB of whole packs without a
-//           residual; longer ones than a cluster holds two of, 512 KiB where rows start with lines, 320 less
-//           up to a line elsewhere; those of which another matrix is skewed otherwise than x. With a residual
-//           a cluster has one row.
+//           residual; longer ones than a cluster holds: 512 KiB where rows start with lines and there is no
+//           residual, otherwise 320, less up to a line where they start anywhere; those of which another
+//           matrix is skewed otherwise than x. With a residual a cluster has one row.
 // Source:   quack's softmax, whose clusters have parts as small and exchange warp by warp
 // Gap:      Triton gives a program no access to another one's shared memory, nor to barriers there.
 #include "../norm_held.cuh"
@@ -24,8 +24,8 @@ namespace {
 
 // Bytes from which rows are held: of whole packs without a residual, and others.
 constexpr int64_t WHOLE_ROW = 6 * 1024, ROW = 4 * 1024;
-// Of a row from which threads hold as many packs as they have registers for: blocks of four warps would not
-// hold two in smaller parts. Where rows start anywhere those are faster all the same.
+// Bytes of a row above which threads hold as many packs as they have registers for: blocks of four warps
+// would not hold two in smaller parts. Where rows start anywhere those are faster all the same.
 constexpr int64_t LONG_ROW = 4 * 32 * MOST_CLUSTER_BLOCKS * HELD_PACKS * 16;
 // Blocks of HELD_THREADS at once on an SM, which leaves a thread 80 registers, or 128 for many packs.
 template <int PACKS>

@@ -1,13 +1,12 @@
 // layer_norm v09_rows_per_warp: short rows are held as v08's long ones are, by a warp.
 //
-// Change:   a row of up to 4 KiB lies in the registers of a warp, or two or four of them that are skewed
-//           alike. Weights and biases travel to the shared memory of its block meanwhile, for the rows of all
-//           warps, as they lie in memory, by way of L1. Elements at the ends of skewed rows are single
-//           lanes'.
+// Change:   a row of up to 4 KiB lies in the registers of a warp. Where rows start anywhere, it has two that
+//           are skewed alike if they are of up to four packs a lane, and four if of up to two. Weights and
+//           biases travel to the shared memory of its block meanwhile, for the rows of all warps, as they lie
+//           in memory, by way of L1. Elements at the ends of skewed rows are single lanes'.
 // Why:      a warp of v04 asks for weights and biases pack by pack once it knows its row's numbers. Where
-// rows
-//           start anywhere, it puts every pack of them together from two loads, for each row anew, masks what
-//           lies beside the row, and stores the packs at the ends element by element.
+//           rows start anywhere, it puts every pack of them together from two loads, for each row anew,
+//           masks what lies beside the row, and stores the packs at its ends element by element.
 // Counter:  open
 // Requires: as v08, whose other rows are: those of more than 4 KiB or up to 256 bytes, of either up to a line
 //           less where they start anywhere; those with a residual; those of which out is skewed otherwise.

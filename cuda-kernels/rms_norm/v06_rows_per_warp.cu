@@ -1,11 +1,12 @@
 // rms_norm v06_rows_per_warp: layer_norm's v09, without a mean.
 //
-// Change:   a row of up to 4 KiB lies in the registers of a warp, or two or four of them that are skewed
-//           alike. Weights travel to the shared memory of its block meanwhile, for the rows of all warps, as
-//           they lie in memory, by way of L1. Elements at the ends of skewed rows are single lanes'.
+// Change:   a row of up to 4 KiB lies in the registers of a warp. Where rows start anywhere, it has two that
+//           are skewed alike if they are of up to four packs a lane, and four if of up to two. Weights
+//           travel to the shared memory of its block meanwhile, for the rows of all warps, as they lie in
+//           memory, by way of L1. Elements at the ends of skewed rows are single lanes'.
 // Why:      a warp of v02 asks for weights pack by pack once it knows its row's sum. Where rows start
 //           anywhere, it puts every pack of them together from two loads, for each row anew, masks what lies
-//           beside the row, and stores the packs at the ends element by element.
+//           beside the row, and stores the packs at its ends element by element.
 // Counter:  open
 // Requires: as v05, whose other rows are: those of more than 4 KiB or up to 256 bytes, of either up to a line
 //           less where they start anywhere; those with a residual; those of which out is skewed otherwise.

@@ -60,8 +60,11 @@ END:
 }""")
 
 COMPILED = tl.constexpr(not triton.knobs.runtime.interpret)
-# Two bf16 to two fp32.
-WIDEN = tl.constexpr("prmt.b32 $0, $2, 0, 0x1044; prmt.b32 $1, $2, 0, 0x3244;")
+# Two bf16 to two fp32, in three ways: a compiler that recognises what has been done before keeps the result, in twice
+# the registers. Triton's does not look into asm; ptxas does, and knows a product or another logical operation again.
+WIDEN = tl.constexpr("prmt.b32 $0, 0, $2, 0x5400; prmt.b32 $1, 0, $2, 0x7600;")
+WIDEN_AGAIN = tl.constexpr("prmt.b32 $0, $2, 0, 0x1044; prmt.b32 $1, $2, 0, 0x3244;")
+WIDEN_LAST = tl.constexpr("shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;")
 
 # With several STAGES, PER_SM programs an SM stay, and rows travel ahead. With one, even rows that are not shared get
 # programs of their own. Registers are rationed for PER_SM programs; the hardware deals them out by 8.
@@ -75,7 +78,7 @@ CONFIGS = [
         (8192, 8, 1, 4), (2048, 16, 1, 1), (16384, 6, 1, 4), (16384, 4, 1, 8), (32768, 2, 1, 8), (32768, 2, 1, 16),
         (8192, 6, 1, 4), (8192, 7, 1, 4),
         (8192, 4, 3, 4), (16384, 2, 3, 4), (16384, 2, 3, 8),
-        (10240, 8, 1, 4), (20480, 2, 3, 8), (16384, 3, 3, 4),
+        (10240, 8, 1, 4), (12800, 4, 3, 4), (16384, 3, 3, 4),
     )
 ]  # fmt: skip
 
@@ -206,11 +209,10 @@ def _rows(x, residual, added, masks, FULL: tl.constexpr):
 
 
 @triton.jit
-def _again(tile):
-    # In fp32, what has been in fp32 before; by another instruction, so that the compiler does not recognise it, and
-    # keep it in twice the registers.
+def _wide(tile, HOW: tl.constexpr):
+    # In fp32, by other instructions than what has been in fp32 before.
     if COMPILED and (tile.dtype == tl.bfloat16 and tile.shape[-1] > 1):
-        tile = tl.inline_asm_elementwise(WIDEN, "=r,=r,r", [tile], tl.float32, is_pure=False, pack=2)
+        tile = tl.inline_asm_elementwise(HOW, "=r,=r,r", [tile], tl.float32, is_pure=False, pack=2)
     return tile.to(tl.float32)
 
 
@@ -226,9 +228,9 @@ def _rsqrt(x):
 @triton.jit
 def _total(tiles):
     # Of each place's elements.
-    total = tiles[0].to(tl.float32)
+    total = _wide(tiles[0], WIDEN)
     for chunk in tl.static_range(1, len(tiles)):
-        total += tiles[chunk].to(tl.float32)
+        total += _wide(tiles[chunk], WIDEN)
     return total
 
 
@@ -237,7 +239,7 @@ def _squares(tiles, mean, masks, FULL: tl.constexpr, CENTERED: tl.constexpr):
     # The sum of each place's squared distances. What lies behind the row was read as 0, which has a distance, too.
     squares = tl.zeros_like(tiles[0]).to(tl.float32)
     for chunk in tl.static_range(len(tiles)):
-        distance = _again(tiles[chunk]) - mean
+        distance = _wide(tiles[chunk], WIDEN_AGAIN) - mean
         if CENTERED and chunk >= FULL:
             distance = tl.where(masks[chunk], distance, 0.0)
         squares += distance * distance
@@ -291,7 +293,7 @@ def _vector(
     # A chunk of weight or bias in fp32: of a tuple of chunks that are HELD, or from memory.
     BLOCK_N: tl.constexpr = mask.shape[0]
     if HELD:
-        return _again(vector[chunk])
+        return _wide(vector[chunk], WIDEN_AGAIN)
     elif EDGES:  # noqa: RET505  # Triton would compile what follows all the same
         limit -= chunk * (BLOCK_N // VECTOR)
         return _from_two(vector, start + chunk * BLOCK_N, limit, chunk < FULL, VECTOR, BLOCK_N)
@@ -307,7 +309,7 @@ def _write(
 ):  # fmt: skip
     for chunk in tl.static_range(len(tiles)):
         # The difference is taken first: it is exact where the mean is large beside it.
-        values = (_again(tiles[chunk]) - mean) * rstd
+        values = (_wide(tiles[chunk], WIDEN_LAST) - mean) * rstd
         if weight is not None:
             values *= _vector(weight, chunk, start, limit, masks[chunk], FULL, HELD, VECTOR, EDGES)
         if bias is not None:
