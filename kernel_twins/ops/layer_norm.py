@@ -250,9 +250,9 @@ OP = Op(
         ),
         Step(
             name="v09_rows_per_warp",
-            change="A row of up to 4 KiB lies in the registers of a warp as v08's do in a cluster's, or two or four short "
-            "ones that are skewed alike; weights and biases travel to shared memory, by way of L1, for the rows of a "
-            "block.",
+            change="A row of up to 4 KiB lies in the registers of a warp as v08's do in a cluster's, or two or four "
+            "short ones that are skewed alike; weights and biases travel to shared memory, by way of L1, for the rows "
+            "of a block.",
             why="v04, which had these rows, asks for weights and biases pack by pack when a row's numbers are known. "
             "Where rows start anywhere, it puts every pack of them together anew from two loads, masks what lies "
             "beside a row, and stores the ends element by element. Trials ran before these predictions.",
