@@ -7,8 +7,8 @@
 //           meet at barriers for every row. Where rows start anywhere, v07 puts together other weights and
 //           biases for each. All SMs would have them from L2, and of its slices few have those of a short
 //           row; of an SM's L1 every block after the first has them.
-// Counter:  long_scoreboard falls from 6.7 to 3.7; the time to 0.99 of v07's at a row of 4096, to 0.96 at one
-//           of 5003, to 0.89 at one of 50257, to 0.97 at one of 65536.
+// Counter:  long_scoreboard falls from 6.6 to 3.7; the time to 0.98 of v07's at a row of 4096, to 0.96 at one
+//           of 5003, to 0.89 at one of 50257, to 0.97 at rows of 65536 and 262144.
 // Requires: as v07, whose other rows are: those of less than 4 KiB, or 6 KiB of whole packs without a
 //           residual; longer ones than a cluster holds: 512 KiB where rows start with lines and there is no
 //           residual, otherwise 320, less up to a line where they start anywhere; those of which another

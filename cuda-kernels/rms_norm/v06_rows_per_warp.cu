@@ -7,7 +7,7 @@
 // Why:      a warp of v02 asks for weights pack by pack once it knows its row's sum. Where rows start
 //           anywhere, it puts every pack of them together from two loads, for each row anew, masks what lies
 //           beside the row, and stores the packs at its ends element by element.
-// Counter:  open
+// Counter:  the time falls to 0.99 of v05's at rows of 256 and 1027, to 0.97 where rows of 1024 are few.
 // Requires: as v05, whose other rows are: those of more than 4 KiB or up to 256 bytes, of either up to a line
 //           less where they start anywhere; those with a residual; those of which out is skewed otherwise.
 // Source:   see v05
