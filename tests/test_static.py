@@ -462,6 +462,8 @@ FENCES = [
     (r"cp\.async\.bulk\.[^;]*\.global\.shared::cta\.", r"fence\.proxy\.async"),  # after it wrote what is copied
     (r"wgmma\.mma_async\.", r"wgmma\.fence\."),
 ]
+# Steps that need a Hopper GPU for the rows alone that they leave to the step before.
+OF_ANY_GPU = {"layer_norm/v09_rows_per_warp", "rms_norm/v06_rows_per_warp"}
 
 
 @pytest.mark.slow
@@ -490,7 +492,8 @@ def test_hopper_kernels_have_their_fences(op: Op, step: Step) -> None:
         # blocks meet again for multicasts, and with st.async each waits for what the others send.
         meetings = len(re.findall(r"barrier\.cluster\.wait", kernel))
         assert meetings >= (2 if ".multicast::cluster" in kernel else 1 if "st.async" in kernel else 0)
-    assert any(re.search(r"cp\.async\.bulk|st\.async", kernel) for kernel in kernels)
+    of_hopper = any(re.search(r"cp\.async\.bulk|st\.async", kernel) for kernel in kernels)
+    assert of_hopper == (f"{op.name}/{step.name}" not in OF_ANY_GPU)
     # Whichever of a step's kernels lets the next one in early: what is let in must wait before it reads.
     if any("griddepcontrol.launch_dependents" in kernel for kernel in kernels):
         assert any("griddepcontrol.wait" in kernel for kernel in kernels)

@@ -89,6 +89,7 @@ DRAWINGS = {
         norms.rows_then_columns,
         norms.sums_that_stay,
         norms.rows_alike,
+        norms.weights_of_a_block,
         norms.next_row_ahead,
         norms.cluster_columns,
         cross_entropy.maximum_then_sum,

@@ -195,6 +195,20 @@ def rows_alike() -> Drawing:
     return drawing
 
 
+def weights_of_a_block() -> Drawing:
+    drawing = Drawing("The warps of a block hold a short row each, and have weights and biases in common", 190)
+    for warp in range(4):
+        x = 42 + 146.0 * warp
+        drawing.box(x, 18, 130, 22, "device", f"row {warp}", 11)
+        drawing.arrow((x + 65, 40), (x + 65, 54))
+        drawing.box(x, 54, 130, 24, "registers", f"warp {warp}", 11)
+        drawing.arrow((x + 65, 102), (x + 65, 78), colour=ALARM)
+    drawing.box(42, 102, 568, 24, "shared", "weights, biases: copied by all warps while their rows are on the way", 11)
+    drawing.text(16, 156, "one barrier, when every warp knows its row's numbers; a late one keeps only its", 11)
+    drawing.text(16, 172, "block waiting, and an SM has several", 11)
+    return drawing
+
+
 def next_row_ahead() -> Drawing:
     drawing = Drawing("A block that waits for its row, and one that has asked for the next before it starts", 258)
     drawing.text(16, 18, "it asks for a row when it is done with the one before")
