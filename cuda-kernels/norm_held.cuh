@@ -7,9 +7,9 @@
 #include "norm_cluster.cuh"
 
 // A part of weights or biases, a warp's or as long as a short row, in shared memory as it lies in memory: the
-// `index`-th such part there. Where rows are not LINED it
-// begins a line before the part does, since rows' parts begin up to a line before their columns, and has a
-// pack more, since packs that lie like a row's are put together from two.
+// `index`-th such part there. Where rows are not LINED it begins a line before the part does, since rows'
+// parts begin up to a line before their columns, and has a pack more, since packs that lie like a row's are
+// put together from two.
 template <typename T, int PACKS, bool LINED>
 struct HeldFactors {
   static constexpr int SIZE = Pack<T>::SIZE, LINE = LINED ? 0 : LINE_ELEMENTS<T>;
