@@ -53,6 +53,23 @@ static void allow_shared_memory(Kernel kernel, int bytes) {
   CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
 }
 
+// Launches a kernel that finds next to nothing in L1 a second time with as little L1 as there can be: shared
+// memory has the rest of what an SM divides between them, used or not.
+template <typename Kernel, typename... Arguments>
+void launch_with_small_l1(int64_t blocks, int64_t threads, cudaStream_t stream, Kernel* kernel,
+                          Arguments... arguments) {
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributePreferredSharedMemoryCarveout;
+  attribute.val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = static_cast<unsigned>(blocks);
+  config.blockDim = static_cast<unsigned>(threads);
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, arguments...));
+}
+
 __host__ __device__ constexpr int64_t cdiv(int64_t dividend, int64_t divisor) {
   return (dividend + divisor - 1) / divisor;
 }

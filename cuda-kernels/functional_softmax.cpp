@@ -59,8 +59,7 @@ Tensor softmax_cuda(const Tensor& x, int64_t dim, bool log) {
   const int64_t N = row_length(x, dim);
   const bool large = N * x.itemsize() > ROW_IN_REGISTERS;
   const auto& step = first_that_runs<softmax_steps>(
-      "softmax", {"v10_cluster_registers", large ? "v02_online" : "v05_rows_per_block"}, large,
-      x.get_device());
+      "softmax", {"v12_small_l1", large ? "v02_online" : "v05_rows_per_block"}, large, x.get_device());
   step.launch({.x = rows.data(),
                .out = out.mutable_data_ptr(),
                .M = out.numel() / N,

@@ -113,10 +113,26 @@ def long_cases(name: str) -> tuple[Sized, ...]:
         (131, 20_003, {}),
         (19, 40_000, {name: "expanded"}),
         (19, 40_003, {name: "spaced"}),
-        *((67, n, {}) for n in (4_096, 4_104, 12_288, 12_352)),
+        *((67, n, {}) for n in (4_096, 4_104, 11_584, 12_288, 12_352)),
         *((2, n, {}) for n in (81_857, 81_858, 81_984, 163_777, 163_778, 262_081, 262_082)),
         (3, 262_144, {}),
         *((5, 50_257, {"values": values}) for values in ("outliers", "inf", "infs", "nan")),
+    )
+
+
+def short_cases(name: str) -> tuple[Sized, ...]:
+    """More test cases, of rows that a warp's registers hold, or a few warps': of every number of packs a lane.
+
+    Rows start at every alignment, and their last ones end at every one. Some are many more than a block's, some lie
+    at a distance, and of some there are too few elements or too many.
+    """
+    lengths = (120, 121, 136, 137, 250, 383, 515, 777, 1_027, 1_280, 1_283, 1_539, 1_783, 1_792, 1_985, 2_051)
+    longer = (2_499, 3_001, 3_072, 3_075, 5_003, 6_144, 8_120, 8_123, 8_184, 8_192)
+    return (
+        *((19, n, {}) for n in (*lengths, *longer)),
+        *((19, n, {name: layout}) for n in (515, 1_536, 3_001) for layout in ("pitched", "spaced", "expanded")),
+        *((9, n, {"values": values}) for n in (515, 3_072) for values in ("outliers", "inf", "infs", "nan", "masked")),
+        (9, 515, {"offset": "1"}),
     )
 
 

@@ -463,7 +463,12 @@ FENCES = [
     (r"wgmma\.mma_async\.", r"wgmma\.fence\."),
 ]
 # Steps that need a Hopper GPU for the rows alone that they leave to the step before.
-OF_ANY_GPU = {"layer_norm/v09_rows_per_warp", "rms_norm/v06_rows_per_warp"}
+OF_ANY_GPU = {
+    "layer_norm/v09_rows_per_warp",
+    "rms_norm/v06_rows_per_warp",
+    "softmax/v11_rows_per_warp",
+    "softmax/v12_small_l1",
+}
 
 
 @pytest.mark.slow

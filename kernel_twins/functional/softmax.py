@@ -34,7 +34,7 @@ from kernel_twins.tensors import DTYPE, name_of
 
 STEPS: dict[Backend, dict[str, tuple[str, ...]]] = {
     "cuda": {
-        "softmax": ("v10_cluster_registers", "v05_rows_per_block", "v02_online"),
+        "softmax": ("v12_small_l1", "v05_rows_per_block", "v02_online"),
         "softmax_backward": ("v06_lines", "v03_rows_per_block", "v01_two_passes"),
     },
     "triton": {"softmax": ("v08_cooperative",), "softmax_backward": ("v05_cooperative",)},

@@ -87,6 +87,7 @@ _LOG = {"log": "yes"}
 _PROFILE_CASE = rows.bandwidth_case(4_096)
 _SHORT, _RAGGED, _LONG_RAGGED = (rows.bandwidth_case(n) for n in (256, 5_003, 50_257))
 _LONG, _LONGEST = (rows.bandwidth_case(n) for n in (65_536, 262_144))
+_WARP, _SHORT_RAGGED = (rows.bandwidth_case(n) for n in (1_024, 515))
 
 OP = Op(
     name="softmax",
@@ -100,7 +101,14 @@ OP = Op(
     check=_check,
     accepts=lambda case: "",
     options=_options,
-    test_cases=rows.test_cases("x", *rows.masked_cases(_LOG), *rows.option_cases(_LOG), *rows.long_cases("x")),
+    test_cases=rows.test_cases(
+        "x",
+        *rows.masked_cases(_LOG),
+        *rows.option_cases(_LOG),
+        *((9, n, _LOG) for n in (515, 1_024, 3_001, 4_096)),
+        *rows.short_cases("x"),
+        *rows.long_cases("x"),
+    ),
     huge_cases=(
         Case.of(2**21 + 3, 1_025, dtype="bf16"),
         Case.of(2_049, 2**20, dtype="bf16"),
@@ -108,6 +116,7 @@ OP = Op(
     ),
     bench_cases=(
         *rows.BANDWIDTH_CASES,
+        _SHORT_RAGGED,
         rows.bandwidth_case(32_768, log="yes"),
         Case.of(4_096, 1_024, dtype="bf16"),
     ),
@@ -244,6 +253,41 @@ OP = Op(
             backends=("cuda",),
             gap="Triton 3.6 gives a program no access to another one's shared memory; v08_cooperative's programs hold "
             "their parts in registers, too, and exchange through L2.",
+        ),
+        Step(
+            name="v11_rows_per_warp",
+            change="A row of up to 3.5 KiB lies in the registers of a warp, one of up to 16 KiB in those of a few, as "
+            "v10's do in a cluster's: packs are whole, and elements at a row's ends are single lanes'.",
+            why="Where rows start anywhere, a lane of v05 takes the elements at both ends of its row one by one, to "
+            "load and to store, and 31 wait for it; a short row is hardly more than its ends. Trials of the kernel ran "
+            "before these predictions.",
+            predictions=(
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
+                Prediction("time", "<=", 0.85, relative=True, case=_SHORT_RAGGED),
+                Prediction("time", "<=", 0.995, relative=True, case=_RAGGED),
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.01, case=_WARP),
+            ),
+            arch=">=9.0",
+            backends=("cuda",),
+            gap="Triton gives lanes no elements of their own; v08_cooperative takes short rows of odd lengths element "
+            "by element.",
+        ),
+        Step(
+            name="v12_small_l1",
+            change="Where rows of up to 16 KiB start with lines, the SM's memory is set aside for shared memory, which "
+            "nobody uses, so that L1 is small.",
+            why="What is loaded has its place in L1 from when it is asked for, so L1 bounds what an SM has under way. "
+            "Device memory is the slower the more rows it is asked for at once, once there are enough: in trials "
+            "blocks that an SM had fewer of were faster by 1 %, and so was this.",
+            predictions=(
+                Prediction("time", "<=", 0.996, relative=True),
+                Prediction("time", "<=", 0.994, relative=True, case=_WARP),
+                Prediction("time", "<=", 0.998, relative=True, case=rows.bandwidth_case(4_096, "fp32")),
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.01, case=_RAGGED),
+            ),
+            arch=">=9.0",
+            backends=("cuda",),
+            gap="Triton 3.6 has no launch attribute for it.",
         ),
     ),
 )

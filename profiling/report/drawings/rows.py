@@ -56,6 +56,40 @@ def warps_of_a_cluster() -> Drawing:
     return drawing
 
 
+def single_elements() -> Drawing:
+    drawing = Drawing("A short row in a warp: whole packs for the lanes, and its ends an element each", 178)
+    drawing.text(16, 18, "a row that starts anywhere, in packs of 16 bytes")
+    drawing.box(42, 30, 22, 24, "shared", "", 11)
+    for pack in range(6):
+        drawing.box(64 + 88 * pack, 30, 88, 24, "device", f"pack {pack + 1}", 11)
+        drawing.arrow((108 + 88 * pack, 54), (108 + 88 * pack, 74))
+        drawing.box(64 + 88 * pack, 74, 88, 24, "registers", f"lane {pack + 1}", 11)
+    drawing.box(592, 30, 36, 24, "shared", "", 11)
+    drawing.text(
+        16, 122, "head and tail: up to seven elements each, of which single lanes load, keep and store one;", 11
+    )
+    drawing.text(16, 138, "by one instruction all heads, where one lane with its pack's elements takes seven,", 11)
+    drawing.text(16, 154, "and has the others wait", 11)
+    return drawing
+
+
+def small_l1() -> Drawing:
+    drawing = Drawing("256 KiB of an SM, between L1 and shared memory, and the rows that are under way in L1", 214)
+    for y, l1, title in ((34, 560, "as the driver has it"), (122, 61, "as much set aside for shared memory as can be")):
+        drawing.text(16, y - 8, title, 11)
+        drawing.box(42, y, l1, 26, "device", "L1" if l1 < 100 else "L1, 228 KiB and more", 11)
+        if l1 < 100:
+            drawing.box(42 + l1, y, 560 - l1, 26, "shared", "shared memory, which nobody uses", 11)
+        for row in range(2 if l1 < 100 else 5):
+            drawing.box(
+                42 + 31 * row if l1 < 100 else 42 + 56 * row, y + 32, 29 if l1 < 100 else 54, 20, "registers", "", 11
+            )
+    drawing.text(340, 82, "what loads have asked for, 64 KiB and more", 11, colour=SOFT)
+    drawing.text(116, 170, "28 KiB: others ask when these are there", 11, colour=SOFT)
+    drawing.text(16, 202, "fewer rows at once, which device memory finds in fewer of its pages", 11)
+    return drawing
+
+
 def two_rows() -> Drawing:
     drawing = Drawing("Two rows are read twice: for the sum of their products, and to write", 218)
     drawing.text(16, 18, "a row of dout and one of y, and what a block does with them")
