@@ -135,10 +135,10 @@ struct WarpExchange {
 struct HeldShape {
   int blocks = 0, threads = 0;
 
-  HeldShape(int64_t packs, int each) {
+  HeldShape(int64_t packs, int each, int most_warps = HELD_WARPS) {
     const int64_t parts = cdiv(packs, 32 * each);
     if (parts > MOST_PARTS) return;
-    const int warps = each > FEW_HELD_PACKS && parts <= 4 * MOST_CLUSTER_BLOCKS ? 4 : HELD_WARPS;
+    const int warps = each > FEW_HELD_PACKS && parts <= 4 * MOST_CLUSTER_BLOCKS ? 4 : most_warps;
     blocks = static_cast<int>(cdiv(parts, warps));
     threads = 32 * static_cast<int>(cdiv(parts, blocks));
   }

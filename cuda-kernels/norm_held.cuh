@@ -282,8 +282,8 @@ bool are_lined(const NormArgs& args) {
 }
 
 // Launches it, as kernel(args, blocks, period). False where the GPU has no room for the cluster, a row is too
-// long or too short for one, or another matrix is skewed otherwise than x.
-template <typename T, int ROWS, int PACKS, bool CENTERED, bool LINED, typename Kernel>
+// long or too short for one, or another matrix is skewed otherwise than x. A block has WARPS at most.
+template <typename T, int ROWS, int PACKS, bool CENTERED, bool LINED, int WARPS = HELD_WARPS, typename Kernel>
 bool launch_held(const NormArgs& args, Kernel* kernel) {
   constexpr int WARP_BYTES = HeldFactors<T, PACKS, LINED>::COUNT * 16 * (CENTERED ? 2 : 1);
   const auto like_x = [&](const void* rows, int64_t stride) {
@@ -291,9 +291,9 @@ bool launch_held(const NormArgs& args, Kernel* kernel) {
   };
   if (args.N < 2 * Pack<T>::SIZE || !like_x(args.out, args.N)) return false;
   if (args.residual && !(like_x(args.residual, args.stride_rm) && like_x(args.added, args.N))) return false;
-  if constexpr (HELD_WARPS * WARP_BYTES + sizeof(WarpExchange<MeanSquares, ROWS>) > 48 * 1024)
-    allow_shared_memory(kernel, HELD_WARPS * WARP_BYTES);
-  const HeldShape shape(most_packs<T, LINE_BYTES>(args.x, args.N, args.stride_xm), PACKS);
+  if constexpr (WARPS * WARP_BYTES + sizeof(WarpExchange<MeanSquares, ROWS>) > 48 * 1024)
+    allow_shared_memory(kernel, WARPS * WARP_BYTES);
+  const HeldShape shape(most_packs<T, LINE_BYTES>(args.x, args.N, args.stride_xm), PACKS, WARPS);
   const int period = ROWS > 1 ? skew_period<T, LINE_BYTES>(args.stride_xm) : 1;
   return launch_by_rows(cdiv(args.M, int64_t{ROWS} * period) * period, shape, shape.threads / 32 * WARP_BYTES,
                         args.stream, kernel, args, shape.blocks, period);

@@ -63,10 +63,11 @@ __device__ void normalise_by_warps(const NormArgs& args, int period) {
   rows.template write<CENTERED>(static_cast<T*>(args.out), part, single, weights, biases);
 }
 
-// Launches kernel_of(PACKS, WHOLE), which are integral constants, with as few packs as hold a row. False
-// where a row is too long or too short for a warp, there is a residual, out is skewed otherwise than x within
-// 16 bytes, or a grid has not as many blocks.
-template <typename T, typename KernelOf>
+// Launches kernel_of(PACKS, WHOLE, BLOCKS), which are integral constants, with as few packs as hold a row.
+// BLOCKS is how many an SM is to have room for. False where a row is too long or too short for a warp, there
+// is a residual, out is skewed otherwise than x within 16 bytes, or a grid has not as many blocks. SMALL_L1:
+// whole rows leave it small, as in softmax's v12.
+template <typename T, bool SMALL_L1, typename KernelOf>
 bool launch_by_warps(const NormArgs& args, KernelOf kernel_of) {
   if (args.residual || !skewed_alike<T>(args.x, args.stride_xm, args.out, args.N)) return false;
   const auto launch = [&](auto packs, auto whole) {
@@ -74,9 +75,25 @@ bool launch_by_warps(const NormArgs& args, KernelOf kernel_of) {
     const int period = ROWS > 1 ? skew_period<T, LINE_BYTES>(args.stride_xm) : 1;
     const int64_t warps = cdiv(args.M, int64_t{ROWS} * period) * period, blocks = cdiv(warps, THREADS / 32);
     if (blocks > INT32_MAX) return false;
-    kernel_of(packs, whole)<<<static_cast<unsigned>(blocks), THREADS, 0, args.stream>>>(args, period);
-    CUDA_CHECK(cudaGetLastError());
-    return true;
+    const auto start = [&](auto room) {
+      const auto kernel = kernel_of(packs, whole, room);
+      if constexpr (whole && SMALL_L1) {
+        launch_with_small_l1(blocks, THREADS, args.stream, kernel, args, period);
+      } else {
+        kernel<<<static_cast<unsigned>(blocks), THREADS, 0, args.stream>>>(args, period);
+        CUDA_CHECK(cudaGetLastError());
+      }
+      return true;
+    };
+    constexpr int BLOCKS = WARP_BLOCKS<packs, whole>;
+    // With four packs, a kernel with room for three blocks may have too many registers for four: fewer are
+    // faster where one more makes all blocks run at once.
+    if constexpr (whole && packs == 4) {
+      const int64_t sms = multiprocessor_count();
+      if (blocks > BLOCKS * sms && blocks <= (BLOCKS + 1) * sms)
+        return start(std::integral_constant<int, BLOCKS + 1>{});
+    }
+    return start(std::integral_constant<int, BLOCKS>{});
   };
   const auto choose = [&]<int... PACKS>(int64_t packs, auto whole, std::integer_sequence<int, PACKS...>) {
     return packs >= LEAST_WARP_PACKS &&

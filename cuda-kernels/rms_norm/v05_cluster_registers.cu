@@ -24,32 +24,39 @@ namespace {
 // Bytes from which rows are held, without a residual and with one.
 constexpr int64_t ROW = 8 * 1024, ROW_AND_RESIDUAL = 4 * 1024;
 
-// Of HELD_THREADS at once on an SM, which leaves a thread 64 registers, or 80 where a residual takes some.
-constexpr int blocks_at_once(bool residual) { return residual ? 3 : 4; }
+// At once on an SM, which leaves one 64 registers, or 80 where a residual takes some.
+constexpr int threads_at_once(bool residual) { return residual ? 768 : 1024; }
 
-template <typename T, int PACKS, bool LINED, bool RESIDUAL>
-__global__ void __launch_bounds__(HELD_THREADS, blocks_at_once(RESIDUAL))
+template <typename T, int PACKS, bool LINED, bool RESIDUAL, int THREADS>
+__global__ void __launch_bounds__(THREADS, threads_at_once(RESIDUAL) / THREADS)
     rms_norm_v05_cluster_registers_kernel(const RmsNormArgs args, int blocks, int period) {
   normalise_held<T, 1, PACKS, false, LINED, RESIDUAL>(args, blocks, period);
 }
 
-template <typename T, int PACKS, bool LINED, bool RESIDUAL>
+template <typename T, int PACKS, bool LINED, bool RESIDUAL, int THREADS = HELD_THREADS>
 bool launch(const RmsNormArgs& args) {
-  return launch_held<T, 1, PACKS, false, LINED>(
-      args, rms_norm_v05_cluster_registers_kernel<T, PACKS, LINED, RESIDUAL>);
+  return launch_held<T, 1, PACKS, false, LINED, THREADS / 32>(
+      args, rms_norm_v05_cluster_registers_kernel<T, PACKS, LINED, RESIDUAL, THREADS>);
 }
 template <typename T, bool LINED>
 bool launch(const RmsNormArgs& args) {
   if (args.residual) return launch<T, HELD_PACKS, LINED, true>(args);  // longer rows have no registers for it
   return launch<T, HELD_PACKS, LINED, false>(args) || launch<T, MOST_HELD_PACKS, LINED, false>(args);
 }
+// Rows that start with lines, of which threads have few packs. The longest fill one block of sixteen warps,
+// of which an SM runs two: they need no cluster, which would take longer to start.
+template <typename T>
+bool launch_few(const RmsNormArgs& args, int64_t bytes) {
+  constexpr int64_t PART = 32 * FEW_HELD_PACKS * 16;
+  return bytes > FEW_HELD_BYTES - PART ? launch<T, FEW_HELD_PACKS, true, false, 2 * HELD_THREADS>(args)
+                                       : launch<T, FEW_HELD_PACKS, true, false>(args);
+}
 template <typename T>
 bool launch(const RmsNormArgs& args) {
   const int64_t bytes = args.N * static_cast<int64_t>(sizeof(T));
   if (bytes < (args.residual ? ROW_AND_RESIDUAL : ROW)) return false;
   if (!are_lined<T>(args)) return launch<T, false>(args);
-  if (!args.residual && bytes <= FEW_HELD_BYTES) return launch<T, FEW_HELD_PACKS, true, false>(args);
-  return launch<T, true>(args);
+  return !args.residual && bytes <= FEW_HELD_BYTES ? launch_few<T>(args, bytes) : launch<T, true>(args);
 }
 
 }  // namespace

@@ -175,8 +175,8 @@ OP = Op(
             "their registers, 1.5 to 4 KiB a warp, and every warp tells all blocks its sum by itself.",
             why="A ring that is always full keeps the memory no busier than small blocks that come and go, and "
             "its large blocks meet at barriers for every row. Weights reach shared memory with the row, by way of "
-            "L1, since clusters that keep them in registers have to stay. The last two predictions came when parts of "
-            "1.5 KiB and rows with a residual did. Trials ran before all.",
+            "L1, since clusters that keep them in registers have to stay. Two predictions came when parts of 1.5 KiB "
+            "and rows with a residual did, the last when rows of 24 KiB became one block's. Trials ran before all.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
                 Prediction("time", "<=", 366, case=_LONG_RAGGED),
@@ -184,6 +184,7 @@ OP = Op(
                 Prediction("time", "<=", 363, case=_LONGEST),
                 Prediction("time", "<=", 361),
                 Prediction("time", "<=", 0.99, relative=True, case=_RESIDUAL),
+                Prediction("time", "<=", 355.5, case=rows.bandwidth_case(12_288)),
             ),
             arch=">=9.0",
             backends=("cuda",),
@@ -194,16 +195,18 @@ OP = Op(
             name="v06_rows_per_warp",
             change="layer_norm's v09 without the mean: a row of up to 4 KiB lies in the registers of a warp, or two or "
             "four short ones that are skewed alike; weights travel to shared memory, by way of L1, for the rows of a "
-            "block.",
+            "block. Whole rows leave L1 small, as softmax's v12 does.",
             why="v02, which had these rows, asks for weights pack by pack when a row's sum is known. Where rows start "
             "anywhere, it puts every pack of them together anew from two loads, masks what lies beside a row, and "
-            "stores the ends element by element. Trials ran before these predictions.",
+            "stores the ends element by element. The last prediction is for whole rows that leave L1 small. Trials ran "
+            "before all.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
                 Prediction("time", "<=", 361, case=_SHORT),
                 Prediction("time", "<=", 0.997, relative=True, case=_SHORTEST),
                 Prediction("time", "<=", 0.995, relative=True, case=_SHORT_RAGGED),
                 Prediction("time", "<=", 1.0, relative=True, case=_FEW),
+                Prediction("time", "<=", 358, case=_SHORT),
             ),
             arch=">=9.0",
             backends=("cuda",),
