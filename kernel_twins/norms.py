@@ -35,6 +35,13 @@ _WARP_LAYOUTS = (
     (67, 1_027, {"x": "spaced"}),
     (67, 257, {"affine": "none"}),
 )
+# So few of these that all their blocks run at once if threads have fewer registers, on GPUs of 132 multiprocessors.
+_FEW_WARP_ROWS = ((4_000, 512), (4_000, 1_024))
+# Rows alone in a cluster, for fp32 or the others: the shortest and longest, just beyond, and with four packs or five.
+_CLUSTER_ROWS = (
+    *((1, n) for n in (3_040, 6_080, 7_168, 18_432, 20_480, 20_736, 36_864, 41_472)),
+    *((3, n) for n in (3_072, 5_120, 6_144, 10_240, 14_336, 16_384, 32_768, 40_960)),
+)
 _LONG_RUNS = ((9_000, 5_003), (1_200, 65_536))  # forward, where a block has more places
 
 
@@ -209,8 +216,9 @@ class Norm:
             *rows.option_cases({"affine": "none"}),
             *(rows.option_cases({"affine": "weight"}) if self.centered else ()),
             *((9, n, {"values": "shifted"}) for n in (1, 1_000, 5_003, 70_000)),
-            *((m, n, {}) for m, n in (*_MANY_ROWS[:3], *_WARP_ROWS, *_LONG_RUNS)),
+            *((m, n, {}) for m, n in (*_MANY_ROWS[:3], *_WARP_ROWS, *_FEW_WARP_ROWS, *_CLUSTER_ROWS, *_LONG_RUNS)),
             *_WARP_LAYOUTS,
+            *((3, 10_240, {key: value}) for key, value in (("affine", "none"), ("values", "nan"), ("x", "expanded"))),
             *((m, n, {"residual": "yes"}) for m, n in _LONG_RUNS),
             (9_000, 5_003, {"x": "pitched"}),
             *rows.long_cases("x"),

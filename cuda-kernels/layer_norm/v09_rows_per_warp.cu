@@ -3,12 +3,13 @@
 // Change:   a row of up to 4 KiB lies in the registers of a warp. Where rows start anywhere, it has two that
 //           are skewed alike if they are of up to four packs a lane, and four if of up to two. Weights and
 //           biases travel to the shared memory of its block meanwhile, for the rows of all warps, as they lie
-//           in memory, by way of L1. Elements at the ends of skewed rows are single lanes'.
+//           in memory, by way of L1. Elements at the ends of skewed rows are single lanes'. Few rows of four
+//           packs a lane have fewer registers, where with these all their blocks run at once.
 // Why:      a warp of v04 asks for weights and biases pack by pack once it knows its row's numbers. Where
 //           rows start anywhere, it puts every pack of them together from two loads, for each row anew,
 //           masks what lies beside the row, and stores the packs at its ends element by element.
 // Counter:  the time falls to 0.77 of v08's at a row of 1027, to 0.985 at one of 1024; where rows of 1024 are
-//           few it rises to 1.07.
+//           few it is expected at 0.99, 7.8 us.
 // Requires: as v08, whose other rows are: those of more than 4 KiB or up to 256 bytes, of either up to a line
 //           less where they start anywhere; those with a residual; those of which out is skewed otherwise.
 // Source:   see v08
@@ -21,16 +22,17 @@ void layer_norm_v08_cluster_registers(const LayerNormArgs& args);
 
 namespace {
 
-template <typename T, int PACKS, bool WHOLE>
-__global__ void __launch_bounds__(WARP_THREADS<WHOLE>, WARP_BLOCKS<PACKS, WHOLE>)
+template <typename T, int PACKS, bool WHOLE, int BLOCKS>
+__global__ void __launch_bounds__(WARP_THREADS<WHOLE>, BLOCKS)
     layer_norm_v09_rows_per_warp_kernel(const LayerNormArgs args, int period) {
   normalise_by_warps<T, PACKS, true, WHOLE>(args, period);
 }
 
 template <typename T>
 bool launch(const LayerNormArgs& args) {
-  return launch_by_warps<T>(
-      args, [](auto packs, auto whole) { return layer_norm_v09_rows_per_warp_kernel<T, packs, whole>; });
+  return launch_by_warps<T, false>(args, [](auto packs, auto whole, auto blocks) {
+    return layer_norm_v09_rows_per_warp_kernel<T, packs, whole, blocks>;
+  });
 }
 
 }  // namespace

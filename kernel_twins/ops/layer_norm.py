@@ -86,6 +86,7 @@ def _quack(
 
 _PROFILE_CASE = rows.bandwidth_case(4_096)
 _SHORTEST, _SHORT, _LONG, _LONGEST = (rows.bandwidth_case(n) for n in (256, 1_024, 65_536, 262_144))
+_THREE_BLOCKS, _FOUR_BLOCKS = (rows.bandwidth_case(n) for n in (12_288, 16_384))  # of v10's clusters
 _SHORT_RAGGED, _RAGGED, _LONG_RAGGED = (rows.bandwidth_case(n) for n in (1_027, 5_003, 50_257))
 _RESIDUAL = rows.bandwidth_case(4_096, residual="yes")
 _FEW = Case.of(4_096, 1_024, dtype="bf16")
@@ -267,6 +268,24 @@ OP = Op(
             backends=("cuda",),
             gap="Triton leaves it to its compiler where weights lie; short rows of v06_cooperative's tiles have them "
             "in registers.",
+        ),
+        Step(
+            name="v10_one_row",
+            change="Rows of 12 to 80 KiB that start with lines and have no residual are one a cluster, four packs or "
+            "five a thread, whichever leaves fewer idle, in blocks of up to four warps.",
+            why="v08 holds two rows side by side so that they share weights and biases; by way of L1 few of these come "
+            "from L2 anyway. The second row's packs are registers with which more warps would run, and an SM has more "
+            "bytes under way than memory serves best. Clusters with one row come and go more finely. Trials ran before "
+            "these predictions.",
+            predictions=(
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
+                Prediction("time", "<=", 357, case=_THREE_BLOCKS),
+                Prediction("time", "<=", 357, case=_FOUR_BLOCKS),
+            ),
+            arch=">=9.0",
+            backends=("cuda",),
+            gap="Triton 3.6 gives a program no access to another one's shared memory; v06_cooperative's programs "
+            "exchange through L2.",
         ),
     ),
 )

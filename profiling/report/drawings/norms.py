@@ -209,6 +209,21 @@ def weights_of_a_block() -> Drawing:
     return drawing
 
 
+def packs_of_a_lane() -> Drawing:
+    drawing = Drawing("A row in the warps of a cluster, with five packs a lane and with four", 208)
+    drawing.text(16, 18, "a row of 10,240 elements of 2 bytes: 1,280 packs of 16 bytes")
+    drawing.box(40, 30, 480, 22, "device", "a row", 11)
+    for y, packs, used, blocks in ((66, 5, 8, 2), (126, 4, 10, 3)):
+        width = 12.0 * packs
+        for warp in range(4 * blocks):
+            level: Level = "registers" if warp < used else "idle"
+            drawing.box(40 + width * warp, y, width, 24, level, f"warp {warp % 4}", 11)
+        for block in range(blocks):
+            drawing.bracket(40 + 4 * width * block + 2, y + 28, 4 * width - 4, f"block {block}, {packs} packs a lane")
+    drawing.text(16, 190, "what the two grey warps could hold nobody asks for", 11)
+    return drawing
+
+
 def next_row_ahead() -> Drawing:
     drawing = Drawing("A block that waits for its row, and one that has asked for the next before it starts", 258)
     drawing.text(16, 18, "it asks for a row when it is done with the one before")
