@@ -8,8 +8,8 @@
 // Why:      a warp of v04 asks for weights and biases pack by pack once it knows its row's numbers. Where
 //           rows start anywhere, it puts every pack of them together from two loads, for each row anew,
 //           masks what lies beside the row, and stores the packs at its ends element by element.
-// Counter:  the time falls to 0.77 of v08's at a row of 1027, to 0.985 at one of 1024; where rows of 1024 are
-//           few it is expected at 0.99, 7.8 us.
+// Counter:  the time falls to 0.77 of v08's at a row of 1027, to 0.983 at one of 1024, to 0.995 where rows of
+//           1024 are few.
 // Requires: as v08, whose other rows are: those of more than 4 KiB or up to 256 bytes, of either up to a line
 //           less where they start anywhere; those with a residual; those of which out is skewed otherwise.
 // Source:   see v08

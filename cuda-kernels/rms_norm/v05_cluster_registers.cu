@@ -8,7 +8,7 @@
 //           barriers of large blocks. What other blocks of an SM had of the weights is in L1; from L2 they
 //           would be as much to bring as the rows.
 // Counter:  the time falls to 0.99 of v04's at a row of 4096, to 0.93 at one of 50257, to 0.96 at one of
-//           65536, to 0.99 with a residual.
+//           65536, to 0.98 with a residual.
 // Requires: as v04, whose rows of less than 8 KiB are, or 4 with a residual, longer ones than a cluster
 //           holds, 512 KiB less up to a line, or 320 with a residual, and those of which another matrix is
 //           skewed otherwise than x.

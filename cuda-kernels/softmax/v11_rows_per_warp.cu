@@ -1,17 +1,14 @@
 // softmax v11_rows_per_warp: short rows are held as v10's long ones are, by a warp or a few.
 //
 // Change:   a row of up to 3.5 KiB lies in the registers of a warp, one of up to 16 KiB in those of a block
-// of
-//           as many warps as hold it with three packs a lane or four. Packs are counted from a line and
+//           of as many warps as hold it with three packs a lane or four. Packs are counted from a line and
 //           always whole; elements at the ends of skewed rows are single lanes'.
 // Why:      where rows start anywhere, a lane of v05 takes the elements of the packs at both ends one by one,
-// to
-//           load and to store, while the others wait; v09's block masks such packs, and of its warps those
-//           with the last fifth of a row have little to do.
-// Counter:  at a row of 4096 nothing; the time falls to 0.8 of v10's at one of 515, to 0.99 at one of 5003.
+//           to load and to store, while the others wait; v09's block masks such packs.
+// Counter:  at a row of 4096 instructions fall to 0.75 of v10's, and the time does not; it falls to 0.86 at
+//           one of 515.
 // Requires: as v10, whose other rows are: those of more than 16 KiB or up to 256 bytes, of either up to a
-// line
-//           less where they start anywhere, and those where the result is skewed otherwise than x.
+//           line less where they start anywhere, and those where the result is skewed otherwise than x.
 // Source:   see v10
 // Twin:     none, see the spec
 #include "held_row.cuh"

@@ -278,7 +278,7 @@ OP = Op(
             "nobody uses, so that L1 is small.",
             why="What is loaded has its place in L1 from when it is asked for, so L1 bounds what an SM has under way. "
             "Device memory is the slower the more rows it is asked for at once, once there are enough: in trials "
-            "blocks that an SM had fewer of were faster by 1 %, and so was this.",
+            "blocks that reserved shared memory, which leaves less to L1, were faster by 1 %, and so was this.",
             predictions=(
                 Prediction("time", "<=", 0.996, relative=True),
                 Prediction("time", "<=", 0.994, relative=True, case=_WARP),
