@@ -88,7 +88,13 @@ def short_name(symbol: str) -> str:
     name, rest = mangled[match.end() : end], mangled[end:]
     if not rest.startswith("I"):
         return name
-    arguments, rest = [], rest[1:]
+    arguments, rest = _template_arguments(rest[1:])
+    return f"{name}<{', '.join(arguments)}>" if rest else symbol
+
+
+def _template_arguments(rest: str) -> tuple[list[str], str]:
+    """Those that a mangled name lists up to an E, and what follows it; nothing follows where one is of another form."""
+    arguments: list[str] = []
     while rest and not rest.startswith("E"):
         if match := re.match(r"Lb([01])E", rest):
             arguments.append("true" if match[1] == "1" else "false")
@@ -101,13 +107,17 @@ def short_name(symbol: str) -> str:
         elif match := re.match(f"[{''.join(_BUILTIN)}]", rest):
             arguments.append(_BUILTIN[match[0]])
         elif match := re.match(r"(\d+)", rest):
-            size = int(match[1])
-            arguments.append(rest[match.end() : match.end() + size])
-            rest = rest[size:]
+            end = match.end() + int(match[1])
+            name, rest = rest[match.end() : end], rest[end:]
+            if rest.startswith("I"):  # a class that is made of a template
+                its, rest = _template_arguments(rest[1:])
+                name = f"{name}<{', '.join(its)}>"
+            arguments.append(name)
+            continue
         else:
-            return symbol
+            return arguments, ""
         rest = rest[match.end() :]
-    return f"{name}<{', '.join(arguments)}>" if rest else symbol
+    return arguments, rest[1:]
 
 
 def is_of(op: str, step: str) -> Callable[[str], bool]:

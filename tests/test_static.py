@@ -163,6 +163,8 @@ def test_spills_count_what_is_stored() -> None:
          "softmax_v02_online_kernel<__half>"),
         ("_ZN38_GLOBAL__N__63a70d54_6_v02_cu_80f4bc9014add_v02_kernelEv", "add_v02_kernel"),
         ("_Z10add_kernelI6__halfL10Activation4ELb0EEv4Args", "add_kernel<__half, Activation(4), false>"),
+        ("_Z10row_kernelI6__half6HeldAsILi4ELb1EELb0EEvPKT_", "row_kernel<__half, HeldAs<4, true>, false>"),
+        ("_Z10row_kernelI6HeldAsIPKfEEvT_", "_Z10row_kernelI6HeldAsIPKfEEvT_"),
         ("_Z10add_kernelIL10Activation", "_Z10add_kernelIL10Activation"),
         ("_Z6kernelIPKfEvT_", "_Z6kernelIPKfEvT_"),
         ("_Z6kernelIf", "_Z6kernelIf"),
