@@ -75,6 +75,13 @@ def test_a_loss_can_be_accepted_with_its_reason(folder: Path) -> None:
     assert any("accepted: clears its output first" in line for line in found.warnings)
 
 
+def test_a_later_reason_does_not_replace_the_one_that_was_given(folder: Path) -> None:
+    checks.accept("clears its output first")
+    checks.accept("another one's reason")
+    (line,) = (line for line in checks.run(release=False, audit=False).warnings if "accepted" in line)
+    assert "accepted: clears its output first" in line
+
+
 def test_stale_and_unfrozen_cells_fail_a_release_only(folder: Path) -> None:
     checks.accept("known")
     found = checks.run(release=False, audit=False)

@@ -77,9 +77,9 @@ def _regressions(results: list[Results]) -> Findings:
 
 
 def accept(reason: str) -> None:
-    """Write the reason into the rows of the steps that lost."""
+    """Write the reason into the rows of the steps that lost, but for those that were accepted for another before."""
     for each in load(store.REFERENCE_GPU, FOLDER):
-        lost = {(loss.case, loss.name) for loss in losses.losses(each)}
+        lost = {(loss.case, loss.name) for loss in losses.losses(each) if not loss.reason}
         if lost:
             table = each.recorded.table("previous")
             table["reason"] = [
