@@ -53,8 +53,8 @@ static void allow_shared_memory(Kernel kernel, int bytes) {
   CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
 }
 
-// Launches a kernel that finds next to nothing in L1 a second time with as little L1 as there can be: shared
-// memory has the rest of what an SM divides between them, used or not.
+// Launches a kernel whose rows are read once, with as little L1 as there can be: shared memory has the rest
+// of what an SM divides between them, used or not. What else it reads by way of L1 must be little.
 template <typename Kernel, typename... Arguments>
 void launch_with_small_l1(int64_t blocks, int64_t threads, cudaStream_t stream, Kernel* kernel,
                           Arguments... arguments) {

@@ -10,9 +10,11 @@
 // start rows that two blocks hold, or as many as it has registers for, where a cluster would not hold the
 // row otherwise.
 constexpr int HELD_PACKS = 5, FEW_HELD_PACKS = 3, MOST_HELD_PACKS = 8;
-constexpr int HELD_WARPS = 8;  // of a block, at most
+constexpr int HELD_WARPS = 8;  // of a block at most, where a step says nothing else
 constexpr int HELD_THREADS = 32 * HELD_WARPS, MOST_PARTS = MOST_CLUSTER_BLOCKS * HELD_WARPS;
 constexpr int FEW_HELD_BYTES = 2 * HELD_THREADS * FEW_HELD_PACKS * 16;  // of a row
+// Packs that a row of a warp may touch: with fewer, half of its lanes would be idle.
+constexpr int64_t LEAST_WARP_PACKS = 17;
 
 // Rounded two by two, which is one instruction where set() makes three.
 __device__ inline void round_to(Pack<float>& pack, const float (&values)[4]) {
@@ -131,7 +133,8 @@ struct WarpExchange {
 // Blocks of a cluster and their threads, for a row of so many packs, of which a thread has `each`; no blocks
 // where it is too long. Four warps are a block, one for each of an SM's schedulers, whose registers blocks of
 // five or seven leave part of unused; more where a cluster has not enough such blocks for the row, or where
-// threads have few packs and one or two blocks are enough, which start faster than three or four.
+// threads have few packs and one or two blocks are enough, which start faster than three or four. Blocks of
+// more than four warps have up to `most_warps`.
 struct HeldShape {
   int blocks = 0, threads = 0;
 

@@ -6,9 +6,6 @@
 
 #include "norm_held.cuh"
 
-// Packs that a row may touch: with fewer, half of a warp's lanes would be idle.
-constexpr int64_t LEAST_WARP_PACKS = 17;
-
 // Rows of a warp. Where they start anywhere, several share the packs of weights and biases that are put
 // together.
 template <int PACKS, bool WHOLE>
@@ -86,8 +83,9 @@ bool launch_by_warps(const NormArgs& args, KernelOf kernel_of) {
       return true;
     };
     constexpr int BLOCKS = WARP_BLOCKS<packs, whole>;
-    // With four packs, a kernel with room for three blocks may have too many registers for four: fewer are
-    // faster where one more makes all blocks run at once.
+    // Bounded for three blocks an SM, a kernel with four packs may have registers for no fourth. Where a
+    // fourth lets all blocks run at once, the one that is bounded for four is faster. With fewer packs either
+    // has room for it, and with more neither.
     if constexpr (whole && packs == 4) {
       const int64_t sms = multiprocessor_count();
       if (blocks > BLOCKS * sms && blocks <= (BLOCKS + 1) * sms)

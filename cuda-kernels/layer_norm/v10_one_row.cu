@@ -20,7 +20,7 @@ namespace {
 
 constexpr int64_t ROW = 12 * 1024;  // bytes of a row from which one is faster than two
 constexpr int MOST_BLOCKS = 8;      // of a cluster; for longer rows two are faster
-constexpr int THREADS = 128;        // of a block at most: one is larger only where there are more of them
+constexpr int THREADS = 128;        // of a block: larger ones are those of clusters of more blocks
 constexpr int64_t IDLE_SHARE = 12;  // of the packs that threads have room for, one in so many may be idle
 // Blocks at once on an SM, which leaves a thread 64 registers, or 72 for five packs, and has 64 or 70 KiB of
 // rows under way. v08's threads have 80 for two rows of five packs, so that it has 120 KiB under way.

@@ -2,13 +2,14 @@
 //
 // Change:   clusters come and go again. Every warp of one asks for its part of a row, 1.5 KiB to 4, by wide
 //           loads to registers, and sends its sum of squares to all blocks by itself; weights travel to
-//           shared memory meanwhile, by way of L1.
+//           shared memory meanwhile, by way of L1. Rows of 22.5 to 24 KiB that start with lines are one
+//           block's, of sixteen warps.
 // Why:      v04's clusters stay so that loads need not wait for anything, but bulk copies to a ring keep no
 //           more of the memory busy than small blocks that come and go, and each of its rows is met by
 //           barriers of large blocks. What other blocks of an SM had of the weights is in L1; from L2 they
 //           would be as much to bring as the rows.
-// Counter:  the time falls to 0.99 of v04's at a row of 4096, to 0.93 at one of 50257, to 0.96 at one of
-//           65536, to 0.98 with a residual.
+// Counter:  the time falls to 0.99 of v04's at rows of 4096 and 12288, to 0.93 at one of 50257, to 0.96 at
+//           one of 65536, to 0.98 with a residual.
 // Requires: as v04, whose rows of less than 8 KiB are, or 4 with a residual, longer ones than a cluster
 //           holds, 512 KiB less up to a line, or 320 with a residual, and those of which another matrix is
 //           skewed otherwise than x.

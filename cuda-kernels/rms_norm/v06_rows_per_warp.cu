@@ -9,8 +9,8 @@
 //           anywhere, it puts every pack of them together from two loads, for each row anew, masks what lies
 //           beside the row, and stores the packs at its ends element by element.
 // Counter:  the time falls to 0.99 of v05's at rows of 256, 1024 and 1027, to 0.97 where rows of 1024 are
-// few. Requires: as v05, whose other rows are: those of more than 4 KiB or up to 256 bytes, of either up to a
-// line
+//           few.
+// Requires: as v05, whose other rows are: those of more than 4 KiB or up to 256 bytes, of either up to a line
 //           less where they start anywhere; those with a residual; those of which out is skewed otherwise.
 // Source:   see v05
 // Gap:      Triton leaves it to its compiler where weights lie; short rows of v03_cooperative's tiles have

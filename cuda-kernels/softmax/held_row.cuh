@@ -1,35 +1,38 @@
 // Rows of up to 16 KiB in registers, of a warp or of a block's warps: the kernel of softmax's v11 and v12.
 #pragma once
 
+#include <utility>
+
 #include "../held.cuh"
 #include "args.h"
 #include "online.cuh"
 
-// Packs that a row may touch: with fewer, half of a warp's lanes would be idle.
-constexpr int64_t LEAST_ROW_PACKS = 17;
-// Packs a lane of rows that are a warp's, at most, and of the others, which are a block's.
-constexpr int MOST_WARP_PACKS = 7, FEW_PACKS = 3, MANY_PACKS = 4;
-constexpr int FEW_THREADS = 128, MOST_THREADS = 256;  // of a block that has a row, with few packs and more
-constexpr int WARP_THREADS = 128;                     // of a block whose warps have a row each
-// Blocks that an SM is to have room for, which bounds a thread's registers.
+// Packs a lane of rows that are a warp's, at most: for longer ones a block was faster in trials. And of rows
+// that are a block's, of up to four warps or eight.
+constexpr int MOST_ALONE_PACKS = 7, FEW_BLOCK_PACKS = 3, BLOCK_PACKS = 4;
+constexpr int FEW_BLOCK_THREADS = 128, BLOCK_THREADS = 256;  // at most
+constexpr int ALONE_THREADS = 128;                           // of a block whose warps have a row each
+// Blocks that an SM is to have room for, which bounds a thread's registers: 40 for two packs, 48 for three,
+// 64 for four or five, 80 for more.
 template <int PACKS>
-constexpr int WARP_BLOCKS = PACKS == 1   ? 16
-                            : PACKS == 2 ? 12
-                            : PACKS == 3 ? 10
-                            : PACKS <= 5 ? 8
-                                         : 6;
+constexpr int ALONE_BLOCKS = PACKS == 1   ? 16
+                             : PACKS == 2 ? 12
+                             : PACKS == 3 ? 10
+                             : PACKS <= 5 ? 8
+                                          : 6;
 
 // How a row lies in registers. ALONE: a warp has it, otherwise a block.
 template <int PACKS_A_LANE, bool ALONE_IN_WARP>
 struct HeldAs {
   static constexpr int PACKS = PACKS_A_LANE;
   static constexpr bool ALONE = ALONE_IN_WARP;
-  static constexpr int THREADS = ALONE ? WARP_THREADS : PACKS == FEW_PACKS ? FEW_THREADS : MOST_THREADS;
-  static constexpr int BLOCKS = ALONE ? WARP_BLOCKS<PACKS> : PACKS == FEW_PACKS ? 10 : 4;
+  static constexpr bool FEW = PACKS == FEW_BLOCK_PACKS;
+  static constexpr int THREADS = ALONE ? ALONE_THREADS : FEW ? FEW_BLOCK_THREADS : BLOCK_THREADS;
+  static constexpr int BLOCKS = ALONE ? ALONE_BLOCKS<PACKS> : FEW ? 10 : 4;  // 48 registers, or 64
 };
 
 // x: [M, N], rows stride_xm apart; out: [M, N]. Every warp or block has a row of at most PACKS packs a lane.
-// LINED: rows start with lines and have whole packs only.
+// LINED: rows start with lines and have whole packs only, as those do that launch_held_rows takes.
 template <typename T, bool LOG, typename As, bool LINED>
 __device__ void softmax_of_held_row(const T* __restrict__ x, T* __restrict__ out, int64_t M, int N,
                                     int64_t stride_xm) {
@@ -84,11 +87,11 @@ __device__ void softmax_of_held_row(const T* __restrict__ x, T* __restrict__ out
 template <typename T, typename Launch>
 bool launch_held_rows(const SoftmaxArgs& args, Launch launch) {
   const int64_t packs = most_packs<T, LINE_BYTES>(args.x, args.N, args.stride_xm);
-  if (packs < LEAST_ROW_PACKS || args.M > INT32_MAX) return false;
+  if (packs < LEAST_WARP_PACKS || args.M > INT32_MAX) return false;
   if (!skewed_alike<T>(args.x, args.stride_xm, args.out, args.N)) return false;
   const auto by_warp = [&](auto count) {
     if (packs > 32 * count) return false;
-    launch(HeldAs<count, true>(), cdiv(args.M, WARP_THREADS / 32), WARP_THREADS);
+    launch(HeldAs<count, true>(), cdiv(args.M, ALONE_THREADS / 32), ALONE_THREADS);
     return true;
   };
   const auto by_block = [&](auto count) {
@@ -100,7 +103,7 @@ bool launch_held_rows(const SoftmaxArgs& args, Launch launch) {
   const auto by_warps = [&]<int... COUNTS>(std::integer_sequence<int, COUNTS...>) {
     return (by_warp(std::integral_constant<int, COUNTS + 1>{}) || ...);
   };
-  return by_warps(std::make_integer_sequence<int, MOST_WARP_PACKS>{}) ||
-         by_block(std::integral_constant<int, FEW_PACKS>{}) ||
-         by_block(std::integral_constant<int, MANY_PACKS>{});
+  return by_warps(std::make_integer_sequence<int, MOST_ALONE_PACKS>{}) ||
+         by_block(std::integral_constant<int, FEW_BLOCK_PACKS>{}) ||
+         by_block(std::integral_constant<int, BLOCK_PACKS>{});
 }

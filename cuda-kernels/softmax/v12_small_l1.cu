@@ -1,7 +1,8 @@
 // softmax v12_small_l1: an SM has fewer rows under way.
 //
-// Change:   where rows start with lines, v11's kernel is launched with as much of an SM's 256 KiB set aside
-//           for shared memory as can be, of which it uses next to nothing; 28 KiB stay for L1.
+// Change:   where rows start with lines, v11's kernel, compiled without ends of rows, is launched with as
+//           much of an SM's 256 KiB set aside for shared memory as can be, of which it uses next to nothing;
+//           28 KiB stay for L1.
 // Why:      what a load asks for has a place in L1 until it comes, so L1 bounds how much an SM has under way.
 //           With all of L1 that is 64 KiB of rows and more. The more are asked for at once, the more often
 //           device memory is likely to open and close its pages, and to turn from reads to writes.
@@ -24,7 +25,8 @@ __global__ void __launch_bounds__(As::THREADS, As::BLOCKS)
   softmax_of_held_row<T, LOG, As, true>(x, out, M, N, stride_xm);
 }
 
-// out's rows, which are contiguous, then have whole packs only, or are skewed otherwise than x's.
+// out's rows, which are contiguous, then have whole packs only, or are skewed otherwise than x's, which
+// launch_held_rows refuses.
 template <typename T>
 bool start_with_lines(const SoftmaxArgs& args) {
   return reinterpret_cast<uintptr_t>(args.x) % LINE_BYTES == 0 && args.stride_xm % LINE_ELEMENTS<T> == 0;
