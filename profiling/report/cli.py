@@ -163,5 +163,5 @@ def _parser(description: str) -> argparse.ArgumentParser:
     check = verb("check", "fail where documents, data and code disagree, or where a step got slower", as_json)
     check.add_argument("--release", action="store_true", help="fail on stale rows and unfrozen predictions too")
     check.add_argument("--audit", action="store_true", help="compare the predictions' marks with git's history")
-    check.add_argument("--accept", metavar="REASON", default="", help="accept, for this reason, the losses of speed that have none")
+    check.add_argument("--accept", metavar="REASON", default="", help="accept losses of speed that have no reason yet")
     return parser
