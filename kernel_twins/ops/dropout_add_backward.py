@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from typing import TYPE_CHECKING
 
@@ -10,10 +11,13 @@ from kernel_twins import baselines, dropout, norms, rows
 from kernel_twins.spec import ITEMSIZE, Case, Op, Output, Prediction, Step
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import torch
     from torch import Generator, Tensor
 
 _CHUNK = 2**26  # elements held in float64 at a time
+_MASK_BYTES, _MOST_MASKS = 3 * 50 * 2**20, 64  # three times an H100's L2
 
 
 def _has_bias(case: Case) -> bool:
@@ -121,11 +125,15 @@ def _chain(
 
 
 @functools.lru_cache(maxsize=1)
-def _pytorchs_mask(shape: tuple[int, ...], p: float, device: torch.device) -> Tensor:
-    """What a forward pass of PyTorch's would have stored."""
+def _pytorchs_masks(shape: tuple[int, ...], p: float, device: torch.device) -> Iterator[Tensor]:
+    """What forward passes of PyTorch's would have stored, in turn: so many that L2 has forgotten one when it is next.
+
+    They are made at once, since a call that is captured in a graph would have its making captured, too.
+    """
     import torch
 
-    return torch.rand(shape, device=device) >= p
+    count = min(_MOST_MASKS, math.ceil(_MASK_BYTES / max(1, math.prod(shape))))
+    return itertools.cycle([torch.rand(shape, device=device) >= p for _ in range(count)])
 
 
 def _torch(
@@ -139,7 +147,7 @@ def _torch(
     seed: int = 0,
     offset: int = 0,
 ) -> tuple[Tensor, ...]:
-    mask = _pytorchs_mask(tuple(dout.shape), p, dout.device)
+    mask = next(_pytorchs_masks(tuple(dout.shape), p, dout.device))
     return _chain(dout, x, bias, mask, p, activation, isinstance(out, tuple))
 
 
@@ -157,7 +165,7 @@ def _compile(
     seed: int = 0,
     offset: int = 0,
 ) -> tuple[Tensor, ...]:
-    mask = _pytorchs_mask(tuple(dout.shape), p, dout.device)
+    mask = next(_pytorchs_masks(tuple(dout.shape), p, dout.device))
     results: tuple[Tensor, ...] = _compiled(dout, x, bias, mask, p, activation, isinstance(out, tuple), out=out)
     return results
 
