@@ -11,7 +11,7 @@
 #include "walk.cuh"
 
 constexpr int THREADS = 256;
-constexpr int LOADS = 4;  // of a thread, under way at once
+constexpr int LOADS = 4;  // of a thread, under way at once, where a step says nothing else
 
 // What one load of a thread brings: a pack, or where axes do not lie for it, an element.
 template <typename T, bool WIDE>
@@ -121,24 +121,36 @@ Tiling tiling_of(const ReductionNdArgs& args, int64_t sms) {
   return tiling;
 }
 
-// Adds an output's units from `unit` on that are this thread's, below `end`.
-template <typename T, bool WIDE, typename Total>
-__device__ void add_along(Total& total, const T* x, const Tiling& tiling, int64_t unit, int64_t end,
-                          int stride) {
+// A thread's units of an output: `loads` that are `stride` apart, and so many again every `round` units, up
+// to `end`. What `sharing` threads have of a round lies side by side, and behind it what the next part has.
+struct Share {
+  int64_t unit, end, round;
+  int stride;
+
+  __device__ Share(const Tiling& tiling, int own, int sharing, int loads, int part = 0, int parts = 1)
+      : unit(static_cast<int64_t>(part) * loads * sharing + own),
+        end(tiling.reduced.count),
+        round(static_cast<int64_t>(parts) * loads * sharing),
+        stride(sharing) {}
+};
+
+// Adds to an output's total this thread's share of what it is made of.
+template <typename T, bool WIDE, int LOADS, typename Total>
+__device__ void add_along(Total& total, const T* x, const Tiling& tiling, const Share& share) {
   constexpr int WIDTH = Load<T, WIDE>::WIDTH;
   const Axis& inner = tiling.reduced.axis[tiling.reduced.rank - 1];
 #pragma unroll 1  // or the compiler unrolls rounds too, and LOADS is no longer what is under way
-  for (; unit < end; unit += LOADS * stride) {
+  for (int64_t unit = share.unit; unit < share.end; unit += share.round) {
     Load<T, WIDE> loads[LOADS];
     int64_t first[LOADS];  // element of its run; the run's size or more where there is nothing to add
     int64_t place[LOADS];  // of the run's first element
 #pragma unroll
     for (int i = 0; i < LOADS; ++i) {
-      const int64_t at = unit + i * stride;
-      const Spot spot = spot_of(tiling.reduced, at < end ? at : unit);
+      const int64_t at = unit + i * share.stride;
+      const Spot spot = spot_of(tiling.reduced, at < share.end ? at : unit);
       const T* run = x + spot.outer.offset;
       const int skew = WIDE ? static_cast<int>(reinterpret_cast<uintptr_t>(run) % 16 / sizeof(T)) : 0;
-      first[i] = at < end ? spot.inner * WIDTH - skew : tiling.run;
+      first[i] = at < share.end ? spot.inner * WIDTH - skew : tiling.run;
       place[i] = spot.outer.step;
       loads[i].from(run + (WIDE ? first[i] : first[i] * inner.stride), first[i] < tiling.run);
     }
@@ -157,24 +169,24 @@ __device__ void add_along(Total& total, const T* x, const Tiling& tiling, int64_
   }
 }
 
-// Adds, to the totals of the columns that begin at x, the rows from `row` on that are this thread's.
+// Adds, to the totals of the columns that begin at x, this thread's share of the rows.
 template <typename T, bool WIDE, typename Total>
-__device__ void add_down(Total (&totals)[Load<T, WIDE>::WIDTH], const T* x, const Tiling& tiling, int64_t row,
-                         int64_t end, int stride) {
+__device__ void add_down(Total (&totals)[Load<T, WIDE>::WIDTH], const T* x, const Tiling& tiling,
+                         const Share& share) {
 #pragma unroll 1
-  for (; row < end; row += LOADS * stride) {
+  for (int64_t row = share.unit; row < share.end; row += share.round) {
     Load<T, WIDE> loads[LOADS];
     int64_t place[LOADS];
 #pragma unroll
     for (int i = 0; i < LOADS; ++i) {
-      const int64_t at = row + i * stride;
-      const Place found = place_of(tiling.reduced, at < end ? at : row);
+      const int64_t at = row + i * share.stride;
+      const Place found = place_of(tiling.reduced, at < share.end ? at : row);
       place[i] = found.step;
-      loads[i].from(x + found.offset, at < end);
+      loads[i].from(x + found.offset, at < share.end);
     }
 #pragma unroll
     for (int i = 0; i < LOADS; ++i) {
-      if (row + i * stride >= end) break;
+      if (row + i * share.stride >= share.end) break;
 #pragma unroll
       for (int j = 0; j < Load<T, WIDE>::WIDTH; ++j) totals[j].add(loads[i][j], place[i]);
     }

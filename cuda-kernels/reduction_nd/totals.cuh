@@ -97,12 +97,20 @@ struct ArgMax {
   __device__ void add(T element, int64_t at) {
     take(to_float(element), at);
   }
-  // A pack seldom holds a new maximum. Written so that a NaN on either side is looked at.
+  // Few packs change anything, but of the 32 of a warp's lanes one often does, and then all wait. So the
+  // pack's largest is found first, and what it is compared with once; -inf where nothing was added is no
+  // exception, since its place is beyond all others.
   template <typename T>
   __device__ void add(const Pack<T>& pack, int64_t at, int64_t step) {
-    if (largest(pack) < value) return;
+    const float most = largest(pack);
+    if (most < value || (most == value && at >= place)) return;
+    int first = 0;  // of those that equal it, or are NaN as it is
 #pragma unroll
-    for (int i = 0; i < Pack<T>::SIZE; ++i) take(to_float(pack[i]), at + i * step);
+    for (int i = Pack<T>::SIZE - 1; i >= 0; --i) {
+      const float element = to_float(pack[i]);
+      if (element == most || isnan(element)) first = i;
+    }
+    take(most, at + first * step);
   }
   __device__ void merge(const ArgMax& other) { take(other.value, other.place); }
   __device__ ArgMax of_lane(int mask) const {

@@ -28,7 +28,8 @@ __global__ void __launch_bounds__(THREADS)
   const bool exists = output < tiling.kept.count;  // or only takes part in the shuffles
   const Place place = place_of(tiling.kept, exists ? output : 0);
   Total total = Total::none();
-  add_along<T, true>(total, x + place.offset, tiling, lane, exists ? tiling.reduced.count : 0, tiling.lanes);
+  if (exists)
+    add_along<T, true, LOADS>(total, x + place.offset, tiling, Share(tiling, lane, tiling.lanes, LOADS));
   total = tiling.lanes == THREADS ? merge_block<THREADS>(total, parts) : merge_lanes(total, tiling.lanes);
   if (exists && lane == 0) total.template store<T>(out, place.step, divisor);
 }
@@ -45,8 +46,8 @@ __global__ void __launch_bounds__(THREADS)
 #pragma unroll
   for (Total& total : totals) total = Total::none();
   if (pack < tiling.kept.count) {
-    add_down<T, true>(totals, x + place_of(tiling.kept, pack).offset, tiling, threadIdx.x / tiling.columns,
-                      tiling.reduced.count, THREADS / tiling.columns);
+    add_down<T, true>(totals, x + place_of(tiling.kept, pack).offset, tiling,
+                      Share(tiling, threadIdx.x / tiling.columns, THREADS / tiling.columns, LOADS));
   }
   Parts::put(parts, totals);
   __syncthreads();  // for all rows' totals

@@ -1,31 +1,33 @@
 // reduction_nd v05_split: where outputs are few, several blocks share one's elements.
 //
-// Change:   as many parts of every tile's units as fill the GPU with blocks. A block writes what it has to a
+// Change:   every tile's units are dealt out to parts, round by round. A block writes what it has to a
 //           workspace and takes a ticket from its tile's counter; the one with the last ticket merges the
-//           parts, always in the same order, and the counter is 0 again. What v04 left to v03 is read by the
-//           same kernels, an element a load.
+//           parts, always in the same order, and the counter is 0 again. Along rows a thread has eight loads
+//           under way. What v04 left to v03 is read by the same kernels, an element a load.
 // Why:      the statistics of 64 channels are 64 outputs for 132 SMs, and a sum over all axes is one. With
 //           parts these are as fast as any other; one launch and no atomics on values, so that every run
-//           gives the same bits.
+//           gives the same bits. Were a part a stretch of its own, all would end with the slowest one, and
+//           the blocks would read at hundreds of places at once.
 // Error:    as v04's for the elements of a part, and a rounding more for each part: at most
 //           (R / (8 parts) + parts + 14) eps/2 sum|x|.
 // Counter:  time stays where there are tiles enough, and falls to 0.007 of v04's where there is one.
 // Requires: nothing. The counters are 0 at the start and again at the end.
 // Twin:     triton-kernels/reduction_nd/v05_split.py
+#include <type_traits>
+
 #include "packs.cuh"
 
 namespace {
 
-constexpr int BLOCKS_PER_SM = 4;  // that are resident: 1024 threads with 64 bytes each on their way
+constexpr int RESIDENT = 4, MOST = 32;  // blocks of split tiles an SM: that run at once, and at most in turn
+constexpr int ROUNDS = 4;               // of a block, without which no more than are resident are worth it
+constexpr int COUNTERS = ZEROED_BYTES / sizeof(unsigned);
 
-// What a block takes: its part of a tile's units.
-struct Part {
-  int64_t begin, end;
-
-  __device__ Part(const Tiling& tiling)
-      : begin(blockIdx.y * cdiv(tiling.reduced.count, gridDim.y)),
-        end(min(begin + cdiv(tiling.reduced.count, gridDim.y), tiling.reduced.count)) {}
-};
+// Whether a thread has registers for twice as many loads. Places take them.
+template <bool WIDE, typename Total>
+constexpr bool LIGHT = WIDE && !std::is_same_v<Total, ArgMax>;
+template <bool WIDE, typename Total>
+constexpr int LOADS_ALONG = LIGHT<WIDE, Total> ? 2 * LOADS : LOADS;
 
 // Whether all parts of the tile are written, and this block may read them. All threads must call it.
 __device__ bool is_last(unsigned* counters) {
@@ -55,9 +57,12 @@ __global__ void __launch_bounds__(THREADS)
   const int lane = threadIdx.x % tiling.lanes;
   const bool exists = output < tiling.kept.count;  // or only takes part in the shuffles
   const Place place = place_of(tiling.kept, exists ? output : 0);
-  const Part part(tiling);
   Total total = Total::none();
-  add_along<T, WIDE>(total, x + place.offset, tiling, part.begin + lane, exists ? part.end : 0, tiling.lanes);
+  if (exists) {
+    constexpr int COUNT = LOADS_ALONG<WIDE, Total>;
+    const Share share(tiling, lane, tiling.lanes, COUNT, blockIdx.y, gridDim.y);
+    add_along<T, WIDE, COUNT>(total, x + place.offset, tiling, share);
+  }
   total = tiling.lanes == THREADS ? merge_block<THREADS>(total, parts) : merge_lanes(total, tiling.lanes);
 
   if (gridDim.y > 1) {  // an output a block
@@ -80,13 +85,13 @@ __global__ void __launch_bounds__(THREADS)
   __shared__ Total parts[Parts::SIZE];
   const int64_t first_pack = static_cast<int64_t>(blockIdx.x) * tiling.columns;
   const int64_t pack = first_pack + threadIdx.x % tiling.columns;
-  const Part part(tiling);
   Total totals[Parts::WIDTH];
 #pragma unroll
   for (Total& total : totals) total = Total::none();
   if (pack < tiling.kept.count) {
-    add_down<T, WIDE>(totals, x + place_of(tiling.kept, pack).offset, tiling,
-                      part.begin + threadIdx.x / tiling.columns, part.end, THREADS / tiling.columns);
+    const int rows = THREADS / tiling.columns;
+    const Share share(tiling, threadIdx.x / tiling.columns, rows, LOADS, blockIdx.y, gridDim.y);
+    add_down<T, WIDE>(totals, x + place_of(tiling.kept, pack).offset, tiling, share);
   }
   Parts::put(parts, totals);
   __syncthreads();  // for all rows' totals
@@ -112,17 +117,26 @@ __global__ void __launch_bounds__(THREADS)
   }
 }
 
-// Parts of every tile, so that blocks fill the GPU and each thread has units left. More tiles than that have
-// a counter each are never split.
+// Parts of every tile, where tiles alone would not fill the GPU, and none is without units. A tile that is
+// split has a counter.
+//
+// Where memory serves some SMs faster than others, blocks that come and go end closer together than those
+// that are all there from the start. Down columns there are no more of them than these: a part has a total
+// for each column, which is written and read again.
+template <bool WIDE, typename Total>
 int64_t parts_of(const Tiling& tiling, int64_t sms) {
   if (tiling.columns == 0 && tiling.lanes < THREADS) return 1;
-  const int64_t most = cdiv(tiling.units(), static_cast<int64_t>(tiling.sharing()) * LOADS);
-  return std::max(std::min(sms * BLOCKS_PER_SM / tiling.tiles, most), int64_t{1});
+  if (tiling.tiles >= std::min(sms * RESIDENT, int64_t{COUNTERS})) return 1;
+  const bool many = tiling.columns == 0 && LIGHT<WIDE, Total>;
+  const int64_t round = int64_t{tiling.sharing()} * (many ? LOADS_ALONG<WIDE, Total> : LOADS);
+  int64_t parts = sms * RESIDENT / tiling.tiles;
+  if (many) parts = std::clamp(tiling.units() / (ROUNDS * round), parts, sms * MOST / tiling.tiles);
+  return std::max(std::min(parts, cdiv(tiling.units(), round)), int64_t{1});
 }
 
 template <typename T, bool WIDE, typename Total>
-void launch(const ReductionNdArgs& args, const Tiling& tiling, int64_t parts) {
-  static_assert(ZEROED_BYTES / sizeof(unsigned) >= 2048, "for half of 4 blocks on each of 1024 SMs");
+void launch(const ReductionNdArgs& args, const Tiling& tiling, int64_t sms) {
+  const int64_t parts = parts_of<WIDE, Total>(tiling, sms);
   const int64_t width = tiling.columns * Load<T, WIDE>::WIDTH;
   const int64_t totals = tiling.tiles * parts * std::max(width, int64_t{1});
   auto* workspace = parts > 1 ? static_cast<Total*>(args.memory->workspace(totals * sizeof(Total))) : nullptr;
@@ -143,8 +157,7 @@ void reduction_nd_v05_split(const ReductionNdArgs& args) {
     using Total = decltype(total);
     const Tiling tiling = tiling_of<T>(args, sms);
     if (tiling.tiles == 0) return;
-    const int64_t parts = parts_of(tiling, sms);
-    tiling.wide ? launch<T, true, Total>(args, tiling, parts) : launch<T, false, Total>(args, tiling, parts);
+    tiling.wide ? launch<T, true, Total>(args, tiling, sms) : launch<T, false, Total>(args, tiling, sms);
   });
   CUDA_CHECK(cudaGetLastError());
 }

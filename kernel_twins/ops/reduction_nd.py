@@ -268,6 +268,12 @@ OP = Op(
             ((9, 200), {"offset": "1", "axes": "0", "kind": "argmax"}),
             ((70_001,), {"values": "tail"}),
         )
+    )
+    # Enough for several parts to take turns several times.
+    + (
+        Case.of(9_000_011, dtype="bf16", values="tail"),
+        Case.of(9_000_011, dtype="bf16", kind="argmax"),
+        Case.of(203, 45_064, dtype="bf16", axes="0"),
     ),
     huge_cases=(
         Case.of(2**31 + 5, dtype="bf16"),
@@ -337,14 +343,19 @@ OP = Op(
         Step(
             name="v05_split",
             change="Where outputs are few, several blocks share one's elements; what they have is merged in a fixed "
-            "order.",
+            "order. In CUDA they take turns, and along rows a thread has eight loads under way.",
             why="The statistics of 64 channels are 64 outputs for 132 SMs, and a sum over all axes is one. With as "
             "many parts as fill the GPU these are as fast as any other, and without atomics every run gives the same "
-            "bits.",
+            "bits. Where a block has a stretch of its own, the slowest one is waited for; taking turns, in many short "
+            "blocks, they end together.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.03),
                 Prediction("time", "<=", 0.7, relative=True, case=_STATISTICS),
                 Prediction("time", "<=", 0.1, relative=True, case=_ALL),
+                Prediction("time", "<=", 177, case=_ALL, backends=("cuda",)),
+                Prediction("time", "<=", 178, case=_STATISTICS, backends=("cuda",)),
+                Prediction("time", "<=", 178, case=_MIDDLE, backends=("cuda",)),
+                Prediction("time", "<=", 190, case=_VOCABULARY, backends=("cuda",)),
             ),
             launches=0,
         ),
