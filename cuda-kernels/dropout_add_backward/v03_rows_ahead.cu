@@ -5,7 +5,7 @@
 // Why:      v02 has one load of 16 bytes under way in a thread, 16 KiB in an SM, and waits for it before it
 //           asks for the next one. An SM's share of the memory's rate is 23 bytes a ns, and an answer takes
 //           some 700: that is what must be asked for, and several times that where answers come late.
-// Counter:  the stall long_scoreboard falls; dram_share stays at 80 %, as an SM holds fewer blocks.
+// Counter:  the stall long_scoreboard falls; dram_share stays at 78 %, as an SM holds fewer blocks.
 // Requires: rows that are contiguous, at any distance; any length. Where N and the distances are whole packs
 //           and the addresses multiples of 16 bytes, an access has 16 bytes; elsewhere it has one element, as
 //           columns that stay with a thread lie otherwise in every row.

@@ -11,8 +11,8 @@
 //           has more loads of a thread under way than v02 and is no faster. What both have is 528 or 396
 //           blocks that read and write a run of rows apart, in as many pages of memory; a sweep needs few at
 //           a time. That the pages are the limit is a guess, which nothing has measured.
-// Counter:  dram_share rises from 79 to 82 %, where 85 were expected; the time falls to 0.97, to 0.89 without
-//           dbias, to 0.91 with GELU, to 0.38 in rows of 5,003 elements.
+// Counter:  dram_share rises from 78 to 83 %, where 85 were expected; the time falls to 0.96, to 0.89 without
+//           dbias, to 0.88 with GELU, to 0.38 in rows of 5,003 elements.
 // Requires: rows that are contiguous, at any distance; any length. An access has 16 bytes where addresses are
 //           multiples of that, and rows lie end to end or a multiple of 16 bytes farther apart; elsewhere it
 //           has one element, as it has at the ends of rows that are no whole packs.

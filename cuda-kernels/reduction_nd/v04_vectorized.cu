@@ -7,7 +7,7 @@
 // Why:      eight bf16 values an instruction instead of one. By Little's law the bytes under way set the
 //           rate, and a thread has 64 of them before it waits.
 // Error:    along rows at most (R / (8 lanes) + 14) eps/2 sum|x|, down columns (R / 8 + 8) eps/2 sum|x|.
-// Counter:  time falls to a quarter along rows; dram_share is 92 %. Down 4096 columns it rises by 61 %, as 16
+// Counter:  time falls to a quarter along rows; dram_share is 92 %. Down 4096 columns it rises by 63 %, as 16
 //           blocks read them all, which v05 mends.
 // Requires: nothing. Down columns, what is no multiple of 16 bytes or starts off one is read by v03, as is
 //           what has no contiguous axis, or runs too short to hold a few packs.

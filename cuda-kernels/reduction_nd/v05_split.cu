@@ -10,7 +10,7 @@
 //           the blocks would read at hundreds of places at once.
 // Error:    as v04's for the elements of a part, and a rounding more for each part: at most
 //           (R / (8 parts) + parts + 14) eps/2 sum|x|.
-// Counter:  time stays where there are tiles enough, and falls to 0.007 of v04's where there is one.
+// Counter:  time stays where there are tiles enough, and falls to 0.006 of v04's where there is one.
 // Requires: nothing. The counters are 0 at the start and again at the end.
 // Twin:     triton-kernels/reduction_nd/v05_split.py
 #include <type_traits>
@@ -20,14 +20,9 @@
 namespace {
 
 constexpr int RESIDENT = 4, MOST = 32;  // blocks of split tiles an SM: that run at once, and at most in turn
+constexpr int MANY_LOADS = 2 * LOADS;   // of a thread, along rows
 constexpr int ROUNDS = 4;               // of a block, without which no more than are resident are worth it
 constexpr int COUNTERS = ZEROED_BYTES / sizeof(unsigned);
-
-// Whether a thread has registers for twice as many loads. Places take them.
-template <bool WIDE, typename Total>
-constexpr bool LIGHT = WIDE && !std::is_same_v<Total, ArgMax>;
-template <bool WIDE, typename Total>
-constexpr int LOADS_ALONG = LIGHT<WIDE, Total> ? 2 * LOADS : LOADS;
 
 // Whether all parts of the tile are written, and this block may read them. All threads must call it.
 __device__ bool is_last(unsigned* counters) {
@@ -48,7 +43,7 @@ __device__ bool is_last(unsigned* counters) {
 }
 
 // workspace: [tiles, parts]
-template <typename T, bool WIDE, typename Total>
+template <typename T, bool WIDE, int LOADS, typename Total>
 __global__ void __launch_bounds__(THREADS)
     reduction_nd_v05_split_kernel(const T* x, void* out, const __grid_constant__ Tiling tiling, float divisor,
                                   Total* workspace, unsigned* counters) {
@@ -59,9 +54,8 @@ __global__ void __launch_bounds__(THREADS)
   const Place place = place_of(tiling.kept, exists ? output : 0);
   Total total = Total::none();
   if (exists) {
-    constexpr int COUNT = LOADS_ALONG<WIDE, Total>;
-    const Share share(tiling, lane, tiling.lanes, COUNT, blockIdx.y, gridDim.y);
-    add_along<T, WIDE, COUNT>(total, x + place.offset, tiling, share);
+    const Share share(tiling, lane, tiling.lanes, LOADS, blockIdx.y, gridDim.y);
+    add_along<T, WIDE, LOADS>(total, x + place.offset, tiling, share);
   }
   total = tiling.lanes == THREADS ? merge_block<THREADS>(total, parts) : merge_lanes(total, tiling.lanes);
 
@@ -118,34 +112,49 @@ __global__ void __launch_bounds__(THREADS)
 }
 
 // Parts of every tile, where tiles alone would not fill the GPU, and none is without units. A tile that is
-// split has a counter.
+// split has a counter. `loads` of a thread are under way at once.
 //
 // Where memory serves some SMs faster than others, blocks that come and go end closer together than those
-// that are all there from the start. Down columns there are no more of them than these: a part has a total
-// for each column, which is written and read again.
-template <bool WIDE, typename Total>
-int64_t parts_of(const Tiling& tiling, int64_t sms) {
+// that are all there from the start. So there are more than the GPU holds where that costs little: where a
+// thread has many loads, and a part a single total.
+int64_t parts_of(const Tiling& tiling, int loads, int64_t sms) {
   if (tiling.columns == 0 && tiling.lanes < THREADS) return 1;
   if (tiling.tiles >= std::min(sms * RESIDENT, int64_t{COUNTERS})) return 1;
-  const bool many = tiling.columns == 0 && LIGHT<WIDE, Total>;
-  const int64_t round = int64_t{tiling.sharing()} * (many ? LOADS_ALONG<WIDE, Total> : LOADS);
+  const int64_t round = int64_t{tiling.sharing()} * loads;
   int64_t parts = sms * RESIDENT / tiling.tiles;
-  if (many) parts = std::clamp(tiling.units() / (ROUNDS * round), parts, sms * MOST / tiling.tiles);
+  if (loads > LOADS) parts = std::clamp(tiling.units() / (ROUNDS * round), parts, sms * MOST / tiling.tiles);
   return std::max(std::min(parts, cdiv(tiling.units(), round)), int64_t{1});
 }
 
-template <typename T, bool WIDE, typename Total>
-void launch(const ReductionNdArgs& args, const Tiling& tiling, int64_t sms) {
-  const int64_t parts = parts_of<WIDE, Total>(tiling, sms);
-  const int64_t width = tiling.columns * Load<T, WIDE>::WIDTH;
-  const int64_t totals = tiling.tiles * parts * std::max(width, int64_t{1});
+template <typename T, typename Total, typename Kernel>
+void launch(const ReductionNdArgs& args, const Tiling& tiling, int64_t parts, int width, Kernel* kernel) {
+  const int64_t totals = tiling.tiles * parts * width;
   auto* workspace = parts > 1 ? static_cast<Total*>(args.memory->workspace(totals * sizeof(Total))) : nullptr;
   auto* counters = parts > 1 ? static_cast<unsigned*>(args.memory->zeroed()) : nullptr;
-  const auto kernel = tiling.columns ? reduction_nd_v05_split_columns_kernel<T, WIDE, Total>
-                                     : reduction_nd_v05_split_kernel<T, WIDE, Total>;
   const dim3 grid(tiling.tiles, parts);
   kernel<<<grid, THREADS, 0, args.stream>>>(static_cast<const T*>(args.x), args.out, tiling,
                                             divisor_of(args, args.reduced_axes()), workspace, counters);
+}
+template <typename T, bool WIDE, typename Total>
+void launch(const ReductionNdArgs& args, const Tiling& tiling, int64_t sms) {
+  const auto along = [&](auto loads) {
+    launch<T, Total>(args, tiling, parts_of(tiling, loads, sms), 1,
+                     reduction_nd_v05_split_kernel<T, WIDE, loads, Total>);
+  };
+  if (tiling.columns) {
+    launch<T, Total>(args, tiling, parts_of(tiling, LOADS, sms), tiling.columns * Load<T, WIDE>::WIDTH,
+                     reduction_nd_v05_split_columns_kernel<T, WIDE, Total>);
+    return;
+  }
+  // Places take the registers that more loads would. With these an SM has room for a block less, which counts
+  // where blocks with few loads would take everything at once.
+  if constexpr (WIDE && !std::is_same_v<Total, ArgMax>) {
+    const int64_t at_once = sms * RESIDENT * THREADS * LOADS;
+    if (tiling.kept.count * tiling.units() > at_once) {
+      return along(std::integral_constant<int, MANY_LOADS>{});
+    }
+  }
+  along(std::integral_constant<int, LOADS>{});
 }
 
 }  // namespace

@@ -8,7 +8,7 @@ Why:      with nothing but a block's own indices in an offset, the compiler sees
           64, where a lane of CUDA's goes on with the next run; and runs that start anywhere are read by elements, as
           nothing can tell the compiler where in a row a multiple of 16 bytes is.
 Error:    at most (R / 32 + 16) eps/2 sum|x| down columns, less along rows.
-Counter:  time stays along rows; dram_share is 93 %. Down 4,096 columns, which are 16 programs, it rises by 80 %, and
+Counter:  time stays along rows; dram_share is 93 %. Down 4,096 columns, which are 16 programs, it rises by 77 %, and
           over the middle axis by 76 %, which v05 mends.
 Requires: nothing. Without a contiguous axis, tiles lie along the one whose elements are nearest.
 Twin:     cuda-kernels/reduction_nd/v04_vectorized.cu
