@@ -134,18 +134,18 @@ struct Share {
         stride(sharing) {}
 };
 
-// Adds to an output's total this thread's share of what it is made of.
-template <typename T, bool WIDE, int LOADS, typename Total>
+// Adds to an output's total this thread's share of what it is made of, DEPTH loads at once.
+template <typename T, bool WIDE, int DEPTH, typename Total>
 __device__ void add_along(Total& total, const T* x, const Tiling& tiling, const Share& share) {
   constexpr int WIDTH = Load<T, WIDE>::WIDTH;
   const Axis& inner = tiling.reduced.axis[tiling.reduced.rank - 1];
-#pragma unroll 1  // or the compiler unrolls rounds too, and LOADS is no longer what is under way
+#pragma unroll 1  // or the compiler unrolls rounds too, and DEPTH is no longer what is under way
   for (int64_t unit = share.unit; unit < share.end; unit += share.round) {
-    Load<T, WIDE> loads[LOADS];
-    int64_t first[LOADS];  // element of its run; the run's size or more where there is nothing to add
-    int64_t place[LOADS];  // of the run's first element
+    Load<T, WIDE> loads[DEPTH];
+    int64_t first[DEPTH];  // element of its run; the run's size or more where there is nothing to add
+    int64_t place[DEPTH];  // of the run's first element
 #pragma unroll
-    for (int i = 0; i < LOADS; ++i) {
+    for (int i = 0; i < DEPTH; ++i) {
       const int64_t at = unit + i * share.stride;
       const Spot spot = spot_of(tiling.reduced, at < share.end ? at : unit);
       const T* run = x + spot.outer.offset;
@@ -155,7 +155,7 @@ __device__ void add_along(Total& total, const T* x, const Tiling& tiling, const 
       loads[i].from(run + (WIDE ? first[i] : first[i] * inner.stride), first[i] < tiling.run);
     }
 #pragma unroll
-    for (int i = 0; i < LOADS; ++i) {
+    for (int i = 0; i < DEPTH; ++i) {
       if (first[i] >= 0 && first[i] + WIDTH <= tiling.run) {
         loads[i].all_to(total, place[i] + first[i] * inner.step, inner.step);
       } else {

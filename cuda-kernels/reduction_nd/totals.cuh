@@ -97,9 +97,10 @@ struct ArgMax {
   __device__ void add(T element, int64_t at) {
     take(to_float(element), at);
   }
-  // Few packs change anything, but of the 32 of a warp's lanes one often does, and then all wait. So the
-  // pack's largest is found first, and what it is compared with once; -inf where nothing was added is no
-  // exception, since its place is beyond all others.
+  // Few packs change anything, but of a warp's 32 lanes one often has one that does, and then all wait. So
+  // the pack's largest is compared first, and its place is looked for once. No place of a pack is before its
+  // first, so an equal one at or behind `place` is no news. NaN passes both tests, and so does -inf where
+  // nothing was added, as that place is beyond all others.
   template <typename T>
   __device__ void add(const Pack<T>& pack, int64_t at, int64_t step) {
     const float most = largest(pack);

@@ -2,8 +2,9 @@
 //
 // Change:   every tile's units are dealt out to parts, round by round. A block writes what it has to a
 //           workspace and takes a ticket from its tile's counter; the one with the last ticket merges the
-//           parts, always in the same order, and the counter is 0 again. Along rows a thread has eight loads
-//           under way. What v04 left to v03 is read by the same kernels, an element a load.
+//           parts, always in the same order, and the counter is 0 again. Along rows of a big x a thread has
+//           eight loads under way, but for argmax. What v04 left to v03 is read by the same kernels, an
+//           element a load.
 // Why:      the statistics of 64 channels are 64 outputs for 132 SMs, and a sum over all axes is one. With
 //           parts these are as fast as any other; one launch and no atomics on values, so that every run
 //           gives the same bits. Were a part a stretch of its own, all would end with the slowest one, and
@@ -19,9 +20,10 @@
 
 namespace {
 
-constexpr int RESIDENT = 4, MOST = 32;  // blocks of split tiles an SM: that run at once, and at most in turn
-constexpr int MANY_LOADS = 2 * LOADS;   // of a thread, along rows
-constexpr int ROUNDS = 4;               // of a block, without which no more than are resident are worth it
+constexpr int MANY_LOADS = 2 * LOADS;           // of a thread at once, along rows of a big x
+constexpr int RESIDENT = 4, MANY_RESIDENT = 3;  // blocks an SM runs at once; with MANY_LOADS
+constexpr int MOST = 32;                        // blocks an SM gets, one after the other, of split tiles
+constexpr int ROUNDS = 4;                       // that blocks have where an SM gets more than it runs at once
 constexpr int COUNTERS = ZEROED_BYTES / sizeof(unsigned);
 
 // Whether all parts of the tile are written, and this block may read them. All threads must call it.
@@ -43,7 +45,7 @@ __device__ bool is_last(unsigned* counters) {
 }
 
 // workspace: [tiles, parts]
-template <typename T, bool WIDE, int LOADS, typename Total>
+template <typename T, bool WIDE, int DEPTH, typename Total>
 __global__ void __launch_bounds__(THREADS)
     reduction_nd_v05_split_kernel(const T* x, void* out, const __grid_constant__ Tiling tiling, float divisor,
                                   Total* workspace, unsigned* counters) {
@@ -54,8 +56,8 @@ __global__ void __launch_bounds__(THREADS)
   const Place place = place_of(tiling.kept, exists ? output : 0);
   Total total = Total::none();
   if (exists) {
-    const Share share(tiling, lane, tiling.lanes, LOADS, blockIdx.y, gridDim.y);
-    add_along<T, WIDE, LOADS>(total, x + place.offset, tiling, share);
+    const Share share(tiling, lane, tiling.lanes, DEPTH, blockIdx.y, gridDim.y);
+    add_along<T, WIDE, DEPTH>(total, x + place.offset, tiling, share);
   }
   total = tiling.lanes == THREADS ? merge_block<THREADS>(total, parts) : merge_lanes(total, tiling.lanes);
 
@@ -112,17 +114,17 @@ __global__ void __launch_bounds__(THREADS)
 }
 
 // Parts of every tile, where tiles alone would not fill the GPU, and none is without units. A tile that is
-// split has a counter. `loads` of a thread are under way at once.
+// split has a counter. A thread has `depth` loads under way at once.
 //
 // Where memory serves some SMs faster than others, blocks that come and go end closer together than those
-// that are all there from the start. So there are more than the GPU holds where that costs little: where a
-// thread has many loads, and a part a single total.
-int64_t parts_of(const Tiling& tiling, int loads, int64_t sms) {
+// that are all there from the start. So there are more than the GPU holds where a thread has many loads, and
+// a part a single total.
+int64_t parts_of(const Tiling& tiling, int depth, int64_t sms) {
   if (tiling.columns == 0 && tiling.lanes < THREADS) return 1;
   if (tiling.tiles >= std::min(sms * RESIDENT, int64_t{COUNTERS})) return 1;
-  const int64_t round = int64_t{tiling.sharing()} * loads;
+  const int64_t round = int64_t{tiling.sharing()} * depth;
   int64_t parts = sms * RESIDENT / tiling.tiles;
-  if (loads > LOADS) parts = std::clamp(tiling.units() / (ROUNDS * round), parts, sms * MOST / tiling.tiles);
+  if (depth == MANY_LOADS) parts = std::min(tiling.units() / (ROUNDS * round), sms * MOST / tiling.tiles);
   return std::max(std::min(parts, cdiv(tiling.units(), round)), int64_t{1});
 }
 
@@ -135,24 +137,25 @@ void launch(const ReductionNdArgs& args, const Tiling& tiling, int64_t parts, in
   kernel<<<grid, THREADS, 0, args.stream>>>(static_cast<const T*>(args.x), args.out, tiling,
                                             divisor_of(args, args.reduced_axes()), workspace, counters);
 }
+
 template <typename T, bool WIDE, typename Total>
 void launch(const ReductionNdArgs& args, const Tiling& tiling, int64_t sms) {
-  const auto along = [&](auto loads) {
-    launch<T, Total>(args, tiling, parts_of(tiling, loads, sms), 1,
-                     reduction_nd_v05_split_kernel<T, WIDE, loads, Total>);
+  const auto along = [&](auto depth) {
+    launch<T, Total>(args, tiling, parts_of(tiling, depth, sms), 1,
+                     reduction_nd_v05_split_kernel<T, WIDE, depth, Total>);
   };
   if (tiling.columns) {
     launch<T, Total>(args, tiling, parts_of(tiling, LOADS, sms), tiling.columns * Load<T, WIDE>::WIDTH,
                      reduction_nd_v05_split_columns_kernel<T, WIDE, Total>);
     return;
   }
-  // Places take the registers that more loads would. With these an SM has room for a block less, which counts
-  // where blocks with few loads would take everything at once.
+  // More loads cost an SM a block. That pays where threads have as much to load, and all blocks that run at
+  // once several rounds. Argmax's places take the registers.
   if constexpr (WIDE && !std::is_same_v<Total, ArgMax>) {
-    const int64_t at_once = sms * RESIDENT * THREADS * LOADS;
-    if (tiling.kept.count * tiling.units() > at_once) {
+    const int64_t at_once = sms * MANY_RESIDENT * THREADS * MANY_LOADS;
+    const bool deep = tiling.units() > int64_t{tiling.lanes} * LOADS;
+    if (deep && tiling.kept.count * tiling.units() >= ROUNDS * at_once)
       return along(std::integral_constant<int, MANY_LOADS>{});
-    }
   }
   along(std::integral_constant<int, LOADS>{});
 }

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor
 
 _CHUNK = 2**26  # elements held in float64 at a time
-_MASK_BYTES, _MOST_MASKS = 3 * 50 * 2**20, 64  # three times an H100's L2
+_MOST_MASKS = 64
 
 
 def _has_bias(case: Case) -> bool:
@@ -126,13 +126,14 @@ def _chain(
 
 @functools.lru_cache(maxsize=1)
 def _pytorchs_masks(shape: tuple[int, ...], p: float, device: torch.device) -> Iterator[Tensor]:
-    """What forward passes of PyTorch's would have stored, in turn: so many that L2 has forgotten one when it is next.
+    """What forward passes of PyTorch's would have stored, in turn: three times what L2 holds, or 64 small ones.
 
     They are made at once, since a call that is captured in a graph would have its making captured, too.
     """
     import torch
 
-    count = min(_MOST_MASKS, math.ceil(_MASK_BYTES / max(1, math.prod(shape))))
+    l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size if device.type == "cuda" else 1
+    count = min(_MOST_MASKS, math.ceil(3 * l2_bytes / max(1, math.prod(shape))))
     return itertools.cycle([torch.rand(shape, device=device) >= p for _ in range(count)])
 
 

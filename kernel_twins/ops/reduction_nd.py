@@ -206,6 +206,7 @@ _STATISTICS = Case.of(64, 64, 16, 64, 64, dtype="bf16", axes="0234", kind="mean"
 _ALL = Case.of(65_536, 4_096, dtype="bf16", axes="01")
 _PERMUTED = Case.of(64, 4_096, 1_024, dtype="bf16", axes="1", x="permuted")
 _VOCABULARY = Case.of(2_048, 131_072, dtype="bf16", kind="argmax")
+_FEW = Case.of(4_096, 1_024, dtype="bf16")
 
 _LAYOUTS = ("permuted", "pitched", "sliced", "expanded")
 _ODD_VALUES = ("inf", "infs", "nan", "ties", "masked", "nans")
@@ -269,11 +270,14 @@ OP = Op(
             ((70_001,), {"values": "tail"}),
         )
     )
-    # Enough for several parts to take turns several times.
+    # Enough for parts to take turns several times: one output, columns, rows that start anywhere, several runs.
     + (
-        Case.of(9_000_011, dtype="bf16", values="tail"),
+        Case.of(40_000_011, dtype="bf16", values="tail"),
         Case.of(9_000_011, dtype="bf16", kind="argmax"),
         Case.of(203, 45_064, dtype="bf16", axes="0"),
+        Case.of(3, 11_000_017, dtype="bf16", kind="max"),
+        Case.of(90, 3, 120_000, dtype="bf16", axes="02"),
+        Case.of(14_001, 2_051, dtype="bf16"),
     ),
     huge_cases=(
         Case.of(2**31 + 5, dtype="bf16"),
@@ -285,7 +289,7 @@ OP = Op(
         *(_ROWS, _COLUMNS, _MIDDLE, _OUTER_INNER, _STATISTICS, _ALL, _PERMUTED, _VOCABULARY),
         Case.of(32_768, 4_096, dtype="fp32"),
         Case.of(32_768, 4_096, dtype="fp32", axes="0", kind="max"),
-        Case.of(4_096, 1_024, dtype="bf16"),
+        _FEW,
     ),
     headline_cases=(_ROWS, _COLUMNS, _MIDDLE, _STATISTICS, _ALL, _VOCABULARY),
     profile_case=_ROWS,
@@ -343,7 +347,8 @@ OP = Op(
         Step(
             name="v05_split",
             change="Where outputs are few, several blocks share one's elements; what they have is merged in a fixed "
-            "order. In CUDA they take turns, and along rows a thread has eight loads under way.",
+            "order. In CUDA they take turns, and along rows of a big x a thread has eight loads under way, but for "
+            "argmax.",
             why="The statistics of 64 channels are 64 outputs for 132 SMs, and a sum over all axes is one. With as "
             "many parts as fill the GPU these are as fast as any other, and without atomics every run gives the same "
             "bits. Where a block has a stretch of its own, the slowest one is waited for; taking turns, in many short "
@@ -356,6 +361,7 @@ OP = Op(
                 Prediction("time", "<=", 178, case=_STATISTICS, backends=("cuda",)),
                 Prediction("time", "<=", 178, case=_MIDDLE, backends=("cuda",)),
                 Prediction("time", "<=", 190, case=_VOCABULARY, backends=("cuda",)),
+                Prediction("time", "<=", 5.6, case=_FEW, backends=("cuda",)),
             ),
             launches=0,
         ),
