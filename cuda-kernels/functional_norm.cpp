@@ -40,7 +40,7 @@ struct LayerNorm {
   static const auto& forward_step(int64_t bytes, int device) {
     const bool large = bytes > ROW_IN_REGISTERS;
     return first_that_runs<layer_norm_steps>(
-        "layer_norm", {"v10_one_row", large ? "v02_welford" : "v04_rows_per_block"}, large, device);
+        "layer_norm", {"v11_laid_early", large ? "v02_welford" : "v04_rows_per_block"}, large, device);
   }
   static const auto& backward_step(int64_t bytes, int device) {
     const bool large = bytes > PAIR_IN_REGISTERS;

@@ -103,11 +103,13 @@ struct WarpExchange {
     cluster_arrive_relaxed();
   }
 
-  // Sends this warp's numbers, of which all lanes have the same, and waits for all others'. No block ends
-  // before it has them, and so none before all have sent it theirs.
-  __device__ void operator()(const Numbers (&mine)[ROWS], int own, int blocks) {
+  // For all blocks to run, with their barriers initialised.
+  __device__ void meet() { cluster_wait(); }
+
+  // Once all have met. Sends this warp's numbers, of which all lanes have the same, and waits for all
+  // others'. No block ends before it has them, and so none before all have sent it theirs.
+  __device__ void swap(const Numbers (&mine)[ROWS], int own, int blocks) {
     static_assert(ROWS * MOST_CLUSTER_BLOCKS <= 32);
-    cluster_wait();  // for all blocks to run, with their barriers initialised
     const int row = threadIdx.x % 32 / MOST_CLUSTER_BLOCKS, block = threadIdx.x % MOST_CLUSTER_BLOCKS;
     const Numbers its = row == 0 ? mine[0] : mine[ROWS - 1];
     const bool sends = row < ROWS && block < blocks;
@@ -119,6 +121,11 @@ struct WarpExchange {
       if (sends) store_async(place, its, &complete, block);
       mbarrier_wait_parity_shared(&complete, 0);
     }
+  }
+
+  __device__ void operator()(const Numbers (&mine)[ROWS], int own, int blocks) {
+    meet();
+    swap(mine, own, blocks);
   }
 
   __device__ Numbers at(int part, int row = 0) const {

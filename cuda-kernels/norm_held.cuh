@@ -1,5 +1,5 @@
-// The kernel of layer_norm's v08 and rms_norm's v05: one row or two in the registers of a cluster, weights
-// and biases in its shared memory.
+// The kernel of layer_norm's v08, v10 and v11 and rms_norm's v05: one row or two in the registers of a
+// cluster, weights and biases in its shared memory.
 #pragma once
 
 #include "ampere.cuh"
@@ -62,6 +62,35 @@ struct HeldFactors {
   __device__ float at(const HeldPart<T, PACKS>& part, int column) const {
     return to_float(reinterpret_cast<const T*>(packs)[column - start(part)]);
   }
+};
+
+// Those of a warp, put together ahead of their use: in place, packs as the row has them. What a lane puts
+// there lies no further than what it is made of, of which other lanes need parts, but only for packs of the
+// same 32 or later ones.
+template <typename T, int PACKS>
+class LaidFactors {
+ public:
+  // Once all lanes' copies are there; all lanes call it.
+  __device__ LaidFactors(const HeldFactors<T, PACKS, false>& factors, const HeldPart<T, PACKS>& part,
+                         int single)
+      : packs_(factors.packs), at_single_(single != part.NONE ? factors.at(part, single) : 0.0f) {
+#pragma unroll
+    for (int i = 0; i < PACKS; ++i) {
+      const Pack<T> laid = factors(part, i);
+      __syncwarp();  // for all lanes to have read what these 32 packs replace
+      packs_[32 * i + part.lane_id] = laid.words;
+    }
+  }
+
+  __device__ Pack<T> operator()(const HeldPart<T, PACKS>& part, int i) const {
+    return {packs_[32 * i + part.lane_id]};
+  }
+  // Of the single element's column alone.
+  __device__ float at(const HeldPart<T, PACKS>&, int) const { return at_single_; }
+
+ private:
+  uint4* packs_;
+  float at_single_;
 };
 
 // What a warp finds of its part of a row; `element` is the single one, 0 where a lane has none.
@@ -223,8 +252,9 @@ struct HeldRows {
 // sends what it finds of its part of them to all blocks, and waits for what the others find; weights and
 // biases travel to shared memory meanwhile. Without CENTERED the mean is taken to be 0. LINED: x's rows start
 // with lines, the result's, weights and biases at multiples of 16 bytes, and rows have only whole packs.
-// RESIDUAL: there is one, which takes the registers of a second row.
-template <typename T, int ROWS, int PACKS, bool CENTERED, bool LINED, bool RESIDUAL>
+// RESIDUAL: there is one, which takes the registers of a second row. LAID: where rows are not LINED, weights
+// and biases are put together while the rows are on their way.
+template <typename T, int ROWS, int PACKS, bool CENTERED, bool LINED, bool RESIDUAL, bool LAID = false>
 __device__ void normalise_held(const NormArgs& args, int blocks, int period) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(128) char memory[];
@@ -253,22 +283,40 @@ __device__ void normalise_held(const NormArgs& args, int blocks, int period) {
                  static_cast<T*>(args.added) + rows.first_index * N, part, single);
   }
 
-  MeanSquares mine[ROWS];
+  const auto find_numbers = [&] {
+    MeanSquares mine[ROWS];
 #pragma unroll
-  for (int r = 0; r < ROWS; ++r)
-    mine[r] = moments_of<CENTERED>(rows.packs[r], part, single != part.NONE, to_float(rows.raw[r]));
-  exchange(mine, own, blocks);
+    for (int r = 0; r < ROWS; ++r)
+      mine[r] = moments_of<CENTERED>(rows.packs[r], part, single != part.NONE, to_float(rows.raw[r]));
+    if (!LAID) exchange.meet();
+    exchange.swap(mine, own, blocks);
 #pragma unroll
-  for (int r = 0; r < ROWS; ++r) {
-    const MeanSquares whole =
-        merged_parts<CENTERED>(part, parts, [&](int other) { return exchange.at(other, r); });
-    rows.means[r] = whole.mean;
-    rows.rstds[r] = rstd_of(whole.squares, N, args.eps);
-    if (own == 0 && lane_id == 0) rows.template write_numbers<CENTERED>(args, r);
+    for (int r = 0; r < ROWS; ++r) {
+      const MeanSquares whole =
+          merged_parts<CENTERED>(part, parts, [&](int other) { return exchange.at(other, r); });
+      rows.means[r] = whole.mean;
+      rows.rstds[r] = rstd_of(whole.squares, N, args.eps);
+      if (own == 0 && lane_id == 0) rows.template write_numbers<CENTERED>(args, r);
+    }
+  };
+  const auto wait_for_factors = [] {
+    cp_async_wait_group<0>();
+    __syncwarp();  // for other lanes' copies
+  };
+  T* const out = static_cast<T*>(args.out);
+  if constexpr (LAID) {
+    wait_for_factors();  // which are nearer than the rows
+    const LaidFactors<T, PACKS> laid_weights(weights, part, single), laid_biases(biases, part, single);
+    // Here, not after the sums: the compiler moves no sum, which waits for the rows, before a barrier that
+    // comes after all of the laying.
+    exchange.meet();
+    find_numbers();
+    rows.template write<CENTERED>(out, part, single, laid_weights, laid_biases);
+  } else {
+    find_numbers();
+    wait_for_factors();
+    rows.template write<CENTERED>(out, part, single, weights, biases);
   }
-  cp_async_wait_group<0>();
-  __syncwarp();  // for other lanes' copies
-  rows.template write<CENTERED>(static_cast<T*>(args.out), part, single, weights, biases);
 #endif
 }
 

@@ -42,7 +42,7 @@ Result = Tensor | tuple[Tensor, Tensor]
 
 STEPS: dict[Backend, dict[str, tuple[str, ...]]] = {
     "cuda": {
-        "layer_norm": ("v10_one_row", "v04_rows_per_block", "v02_welford"),
+        "layer_norm": ("v11_laid_early", "v04_rows_per_block", "v02_welford"),
         "layer_norm_backward": ("v06_rows_ahead", "v03_pipelined", "v01_rows_then_columns"),
         "rms_norm": ("v06_rows_per_warp", "v01_two_passes"),
         "rms_norm_backward": ("v04_rows_ahead", "v01_rows_then_columns"),

@@ -287,5 +287,23 @@ OP = Op(
             gap="Triton 3.6 gives a program no access to another one's shared memory; v06_cooperative's programs "
             "exchange through L2.",
         ),
+        Step(
+            name="v11_laid_early",
+            change="Where rows start anywhere, a warp puts weights and biases together as soon as they have come to "
+            "shared memory, puts them back there as its rows will need them, and meets the cluster's barrier before "
+            "its first sum.",
+            why="They are nearer than the rows, for which a warp of v08 waits with nothing to do; it then puts every "
+            "pack together on its way to the result, with no memory request under way. The barrier keeps the "
+            "compiler from mixing this with sums that wait for the rows. Trials ran before these predictions.",
+            predictions=(
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.01),
+                Prediction("time", "<=", 1.0, relative=True, case=_LONG_RAGGED),
+                Prediction("time", "<=", 362.5, case=_LONG_RAGGED),
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.01, case=_RAGGED),
+            ),
+            arch=">=9.0",
+            backends=("cuda",),
+            gap="Triton leaves it to its compiler where weights lie and when they are asked for.",
+        ),
     ),
 )

@@ -23,7 +23,7 @@ FUNCTIONS: dict[str, dict[str, dict[Backend, str]]] = {
     },
     "linear": {"linear": {"cuda": "v01_fused", "triton": "v01_fused"}},
     "softmax": {"softmax": {"cuda": "v12_small_l1", "triton": "v08_cooperative"}},
-    "layer_norm": {"layer_norm": {"cuda": "v10_one_row", "triton": "v06_cooperative"}},
+    "layer_norm": {"layer_norm": {"cuda": "v11_laid_early", "triton": "v06_cooperative"}},
     "rms_norm": {"rms_norm": {"cuda": "v06_rows_per_warp", "triton": "v03_cooperative"}},
     "cross_entropy": {"cross_entropy": {"cuda": "v05_cluster", "triton": "v04_rows_per_block"}},
     "dropout_add": {"dropout_add": {"cuda": "v05_more_warps", "triton": "v02_four_words"}},
