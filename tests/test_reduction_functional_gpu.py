@@ -207,6 +207,7 @@ def test_a_graph_replays_on_new_values(backend, kind) -> None:
 @OURS
 @BY_KIND
 def test_a_compiled_call_is_one_graph(backend, kind) -> None:
+    torch.compiler.reset()
     function = torch.compile(lambda x: FUNCTIONS[kind][0](x * 2, 1, backend=backend), fullgraph=True)
     for n in (257, 1_000):
         x = values(33, n)
