@@ -93,6 +93,7 @@ DRAWINGS = {
         norms.rows_alike,
         norms.weights_of_a_block,
         norms.packs_of_a_lane,
+        norms.laid_before_the_rows,
         norms.next_row_ahead,
         norms.cluster_columns,
         cross_entropy.maximum_then_sum,

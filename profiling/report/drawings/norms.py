@@ -224,6 +224,34 @@ def packs_of_a_lane() -> Drawing:
     return drawing
 
 
+def laid_before_the_rows() -> Drawing:
+    drawing = Drawing(
+        "A warp that lays weights and biases on its way to the result, and one that does while it waits", 226
+    )
+    factors: tuple[int, Level, str] = (72, "shared", "lay")
+    wait: tuple[int, Level, str] = (148, "idle", "wait for rows")
+    less: tuple[int, Level, str] = (76, "idle", "wait")
+    sums: tuple[int, Level, str] = (68, "registers", "sums")
+    exchange: tuple[int, Level, str] = (92, "plain", "exchange")
+    write: tuple[int, Level, str] = (76, "device", "write")
+    for y, title, parts, barrier in (
+        (34, "v08: with the result", (wait, sums, exchange, factors, write), 84 + 148 + 68),
+        (124, "v11: as soon as weights and biases have come", (factors, less, sums, exchange, write), 84 + 72),
+    ):
+        drawing.text(16, y - 16, title)
+        drawing.text(16, y + 17, "a warp", 11)
+        left = 84.0
+        for width, level, text in parts:
+            drawing.box(left, y, width, 28, level, text, 11)
+            left += width
+        drawing.line((barrier, y - 4), (barrier, y + 38), dashed=True)
+        drawing.text(barrier + 6, y + 42, "it meets the cluster", 11, colour=SOFT)
+    drawing.arrow((84, 186), (604, 186))
+    drawing.text(612, 186, "t", 11)
+    drawing.text(16, 212, "the barrier keeps the compiler from mixing what waits for the rows with what need not", 11)
+    return drawing
+
+
 def next_row_ahead() -> Drawing:
     drawing = Drawing("A block that waits for its row, and one that has asked for the next before it starts", 258)
     drawing.text(16, 18, "it asks for a row when it is done with the one before")
