@@ -64,9 +64,9 @@ struct HeldFactors {
   }
 };
 
-// Those of a warp, put together ahead of their use: in place, packs as the row has them. What a lane puts
-// there lies no further than what it is made of, of which other lanes need parts, but only for packs of the
-// same 32 or later ones.
+// Those of a warp, put together ahead of their use: in place, packs as the row has them. Each is made of two
+// that lie where it is put or further on. So a pack that is replaced is needed for packs of the same 32
+// alone, which have been read by then, or of earlier ones, which are done.
 template <typename T, int PACKS>
 class LaidFactors {
  public:
@@ -305,7 +305,8 @@ __device__ void normalise_held(const NormArgs& args, int blocks, int period) {
   };
   T* const out = static_cast<T*>(args.out);
   if constexpr (LAID) {
-    wait_for_factors();  // which are nearer than the rows
+    static_assert(CENTERED && !LINED);  // there are biases, and something to put together
+    wait_for_factors();                 // which are nearer than the rows
     const LaidFactors<T, PACKS> laid_weights(weights, part, single), laid_biases(biases, part, single);
     // Here, not after the sums: the compiler moves no sum, which waits for the rows, before a barrier that
     // comes after all of the laying.

@@ -6,9 +6,9 @@
 //           nothing to do, and then puts together pack after pack while none of its memory requests is under
 //           way. The cluster's barrier, which comes before the exchange anyway, is waited for in between:
 //           left alone, the compiler mixes the laying with the first sums, and both wait for the rows.
-// Counter:  the time falls to 0.997 of v10's at a row of 50257, and stays at one of 5003.
+// Counter:  the time falls to 0.996 of v10's at a row of 50257, and stays at one of 5003.
 // Requires: as v10, whose other rows are: those that start with lines, those of less than 4 KiB, or 6 KiB of
-//           whole packs, and those with a residual.
+//           whole packs, longer ones than a cluster holds, and those with a residual or another skew of out.
 // Source:   see v08
 // Gap:      Triton leaves it to its compiler where weights lie and when they are asked for.
 #include "../norm_held.cuh"

@@ -248,7 +248,7 @@ def laid_before_the_rows() -> Drawing:
         drawing.text(barrier + 6, y + 42, "it meets the cluster", 11, colour=SOFT)
     drawing.arrow((84, 186), (604, 186))
     drawing.text(612, 186, "t", 11)
-    drawing.text(16, 212, "the barrier keeps the compiler from mixing what waits for the rows with what need not", 11)
+    drawing.text(16, 212, "the barrier keeps the compiler from mixing what waits for the rows with what does not", 11)
     return drawing
 
 
