@@ -333,11 +333,18 @@ Losses call_cross_entropy(const Tensor& input, const Tensor& target, int64_t ign
   return op.call(input, target, ignore_index, reduction, label_smoothing, fp32_loss);
 }
 
+// What the public function returns, and nothing else; see functional.cpp.
+Tensor cross_entropy_result(const Tensor& input, const Tensor& target, int64_t ignore_index,
+                            int64_t reduction, double label_smoothing) {
+  return std::get<0>(call_cross_entropy(input, target, ignore_index, reduction, label_smoothing, false));
+}
+
 Tensor call_cross_entropy_backward(const Tensor& dout, const Tensor& input, const Tensor& target,
                                    const Tensor& lse, const Tensor& scale, int64_t ignore_index,
                                    int64_t reduction, double label_smoothing) {
   static const auto op =
       find_operator<decltype(call_cross_entropy_backward)>("kernel_twins::cross_entropy_backward");
+  const at::AutoDispatchBelowADInplaceOrView below;  // past what refuses second derivatives: that is boxed
   return op.call(dout, input, target, lse, scale, ignore_index, reduction, label_smoothing);
 }
 
@@ -432,6 +439,9 @@ TORCH_LIBRARY_FRAGMENT(kernel_twins, library) {
   define(
       "cross_entropy(Tensor input, Tensor target, int ignore_index=-100, int reduction=1, "
       "float label_smoothing=0.0, bool fp32_loss=False) -> (Tensor loss, Tensor lse, Tensor scale)");
+  define(
+      "cross_entropy_result(Tensor input, Tensor target, int ignore_index, int reduction, "
+      "float label_smoothing) -> Tensor loss");
   // What its gradient is made of.
   define(
       "cross_entropy_backward(Tensor dout, Tensor input, Tensor target, Tensor lse, Tensor scale, "
@@ -463,4 +473,10 @@ TORCH_LIBRARY_IMPL(kernel_twins, Autograd, library) {
 TORCH_LIBRARY_IMPL(kernel_twins, AutocastCUDA, library) {
   library.impl("cross_entropy", cross_entropy_autocast);
   library.impl("cross_entropy_gradient_", cross_entropy_gradient_autocast);
+}
+TORCH_LIBRARY_IMPL(kernel_twins, CompositeImplicitAutograd, library) {
+  library.impl("cross_entropy_result", cross_entropy_result);
+}
+TORCH_LIBRARY_IMPL(kernel_twins, FuncTorchBatched, library) {  // or vmap would go example by example
+  library.impl("cross_entropy_result", cross_entropy_result);
 }

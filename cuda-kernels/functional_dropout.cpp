@@ -292,9 +292,16 @@ Pair call(const Tensor& x, const OptionalTensor& residual, const OptionalTensor&
   return op.call(x, residual, bias, p, activation);
 }
 
+// What the public function returns, and nothing else; see functional.cpp.
+Tensor dropout_add_result(const Tensor& x, const OptionalTensor& residual, const OptionalTensor& bias,
+                          double p, Name activation) {
+  return std::get<0>(call(x, residual, bias, p, activation));
+}
+
 Pair call_backward(const Tensor& dout, const OptionalTensor& x, const OptionalTensor& bias,
                    const Tensor& state, double p, Name activation, bool bias_grad) {
   static const auto op = find_operator<decltype(call_backward)>("kernel_twins::dropout_add_backward");
+  const at::AutoDispatchBelowADInplaceOrView below;  // past what refuses second derivatives: that is boxed
   return op.call(dout, x, bias, state, p, activation, bias_grad);
 }
 
@@ -375,6 +382,9 @@ TORCH_LIBRARY_FRAGMENT(kernel_twins, library) {
       "dropout_add(Tensor x, Tensor? residual, Tensor? bias, float p, str activation) "
       "-> (Tensor out, Tensor state)",
       {at::Tag::pt2_compliant_tag, at::Tag::nondeterministic_seeded});
+  library.def(
+      "dropout_add_result(Tensor x, Tensor? residual, Tensor? bias, float p, str activation) -> Tensor out",
+      {at::Tag::pt2_compliant_tag, at::Tag::nondeterministic_seeded});
   // What its gradients are made of.
   library.def(
       "dropout_add_backward(Tensor dout, Tensor? x, Tensor? bias, Tensor state, float p, str activation, "
@@ -396,4 +406,10 @@ TORCH_LIBRARY_IMPL(kernel_twins, Meta, library) {
 TORCH_LIBRARY_IMPL(kernel_twins, Autograd, library) {
   library.impl("dropout_add", forward_autograd);
   library.impl("dropout_add_backward", torch::autograd::autogradNotImplementedFallback());
+}
+TORCH_LIBRARY_IMPL(kernel_twins, CompositeImplicitAutograd, library) {
+  library.impl("dropout_add_result", dropout_add_result);
+}
+TORCH_LIBRARY_IMPL(kernel_twins, FuncTorchBatched, library) {  // or vmap would go example by example
+  library.impl("dropout_add_result", dropout_add_result);
 }

@@ -295,6 +295,26 @@ Normed call(const Tensor& x, const OptionalTensor& residual, Shape shape, const 
   return out;
 }
 
+// What the public functions return, and nothing else; see functional.cpp.
+Tensor layer_norm_result(const Tensor& x, Shape shape, const OptionalTensor& weight,
+                         const OptionalTensor& bias, double eps) {
+  return call<LayerNorm>(x, std::nullopt, shape, weight, bias, eps).y;
+}
+std::tuple<Tensor, Tensor> add_layer_norm_result(const Tensor& x, const Tensor& residual, Shape shape,
+                                                 const OptionalTensor& weight, const OptionalTensor& bias,
+                                                 double eps) {
+  const Normed out = call<LayerNorm>(x, residual, shape, weight, bias, eps);
+  return {out.y, out.added};
+}
+Tensor rms_norm_result(const Tensor& x, Shape shape, const OptionalTensor& weight, double eps) {
+  return call<RmsNorm>(x, std::nullopt, shape, weight, std::nullopt, eps).y;
+}
+std::tuple<Tensor, Tensor> add_rms_norm_result(const Tensor& x, const Tensor& residual, Shape shape,
+                                               const OptionalTensor& weight, double eps) {
+  const Normed out = call<RmsNorm>(x, residual, shape, weight, std::nullopt, eps);
+  return {out.y, out.added};
+}
+
 // -----------------------------------------------------------------------------------------------------------
 // Backward: from the gradients of y and of the returned sum, and from what the forward pass found
 // -----------------------------------------------------------------------------------------------------------
@@ -423,6 +443,7 @@ template <typename Norm>
 Gradients call_backward(const Tensor& dout, const Tensor& x, const OptionalTensor& mean, const Tensor& rstd,
                         const OptionalTensor& weight, const OptionalTensor& dadded, bool weight_grad,
                         bool bias_grad) {
+  const at::AutoDispatchBelowADInplaceOrView below;  // past what refuses second derivatives: that is boxed
   Gradients out;
   if constexpr (Norm::CENTERED) {
     static const auto op = find_operator<decltype(layer_norm_backward<call_backward<Norm>>)>(
@@ -455,7 +476,6 @@ class NormFunction : public torch::autograd::Function<NormFunction<Norm>> {
     context->set_materialize_grads(false);
     context->save_for_backward(
         {residual ? out->added : x, out->mean, out->rstd, weight ? *weight : Tensor()});
-    context->saved_data["dims"] = static_cast<int64_t>(shape.size());
     context->saved_data["eps"] = eps;
     context->saved_data["residual"] = residual.has_value();
     context->saved_data["bias"] = bias.has_value();
@@ -480,7 +500,7 @@ class NormFunction : public torch::autograd::Function<NormFunction<Norm>> {
       const bool bias_grad =
           context->saved_data["bias"].toBool() && context->needs_input_grad(first + weight.has_value());
       if (at::GradMode::is_enabled()) {
-        const int64_t dims = context->saved_data["dims"].toInt();
+        const int64_t dims = x.dim() - saved[2].dim();
         const auto [mean, rstd] = statistics<Norm>(x, dims, context->saved_data["eps"].toDouble());
         out = backward_aten<Norm>(dy, x, mean, rstd, weight, dadded, dims, weight_grad, bias_grad);
       } else {
@@ -541,6 +561,16 @@ TORCH_LIBRARY_FRAGMENT(kernel_twins, library) {
   define(
       "add_rms_norm(Tensor x, Tensor residual, SymInt[] normalized_shape, Tensor? weight, float eps) "
       "-> (Tensor y, Tensor added, Tensor rstd)");
+  define(
+      "layer_norm_result(Tensor x, SymInt[] normalized_shape, Tensor? weight, Tensor? bias, float eps) "
+      "-> Tensor y");
+  define(
+      "add_layer_norm_result(Tensor x, Tensor residual, SymInt[] normalized_shape, Tensor? weight, "
+      "Tensor? bias, float eps) -> (Tensor y, Tensor added)");
+  define("rms_norm_result(Tensor x, SymInt[] normalized_shape, Tensor? weight, float eps) -> Tensor y");
+  define(
+      "add_rms_norm_result(Tensor x, Tensor residual, SymInt[] normalized_shape, Tensor? weight, float eps) "
+      "-> (Tensor y, Tensor added)");
   // What their gradients are made of.
   define(
       "layer_norm_backward(Tensor dout, Tensor x, Tensor mean, Tensor rstd, Tensor? weight, Tensor? dadded, "
@@ -584,4 +614,16 @@ TORCH_LIBRARY_IMPL(kernel_twins, Autograd, library) {
 TORCH_LIBRARY_IMPL(kernel_twins, AutocastCUDA, library) {
   library.impl("layer_norm", layer_norm<forward_autocast>);
   library.impl("add_layer_norm", add_layer_norm<forward_autocast>);
+}
+TORCH_LIBRARY_IMPL(kernel_twins, CompositeImplicitAutograd, library) {
+  library.impl("layer_norm_result", layer_norm_result);
+  library.impl("add_layer_norm_result", add_layer_norm_result);
+  library.impl("rms_norm_result", rms_norm_result);
+  library.impl("add_rms_norm_result", add_rms_norm_result);
+}
+TORCH_LIBRARY_IMPL(kernel_twins, FuncTorchBatched, library) {  // or vmap would go example by example
+  library.impl("layer_norm_result", layer_norm_result);
+  library.impl("add_layer_norm_result", add_layer_norm_result);
+  library.impl("rms_norm_result", rms_norm_result);
+  library.impl("add_rms_norm_result", add_rms_norm_result);
 }

@@ -102,7 +102,7 @@ def replaced_mean(losses: Any, target: Any, loss: Any, scale: Any, ignore_index:
 
 @pytest.fixture(params=["cuda", "triton"])
 def operators(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """``forward``, ``backward`` and ``in_place`` of a backend, and its ``wide``-est dtype."""
+    """``forward``, ``backward`` and ``in_place`` of a backend, ``loss`` alone, and its ``wide``-est dtype."""
     if request.param == "cuda":
         try:
             extension()
@@ -115,6 +115,7 @@ def operators(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
             forward=library.cross_entropy.default,
             backward=library.cross_entropy_backward.default,
             in_place=library.cross_entropy_gradient_.default,
+            loss=library.cross_entropy_result.default,
             wide=torch.float64,
         )
     else:
@@ -127,6 +128,7 @@ def operators(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
             forward=side.operator,
             backward=side.backward_operator,
             in_place=side.in_place_operator,
+            loss=lambda *given: side.operator(*given)[0],
             wide=torch.float32,
         )
     found.name = request.param
@@ -321,6 +323,8 @@ def test_what_is_registered_is_what_pytorch_expects(operators, reduction) -> Non
     for shape, dtype in (((3, 5), torch.float32), ((2, 5, 3), torch.bfloat16), ((5,), torch.float16)):
         x, target = values(shape, dtype, requires_grad=True), classes(shape)
         torch.library.opcheck(operators.forward, given(x, target, reduction, 0.1))
+        if operators.name == "cuda":
+            torch.library.opcheck(operators.loss, given(x, target, reduction, 0.1))
         loss, lse, scale = (each.detach() for each in operators.forward(*given(x, target, reduction, 0.1)))
         arguments = (torch.ones_like(loss), x.detach(), target, lse, scale, IGNORED, REDUCTIONS.index(reduction), 0.1)
         torch.library.opcheck(operators.backward, arguments)
@@ -343,7 +347,7 @@ def test_batches_are_one_call(operators, shape, reduction) -> None:
         cases = [(x, target, (at, of_target)), (x, some[0], (at, None)), (many[0], target, (None, of_target))]
         for given_x, given_target, in_dims in cases:
             found = torch.func.vmap(
-                lambda x, target: operators.forward(*given(x, target, reduction, 0.1))[0], in_dims=in_dims
+                lambda x, target: operators.loss(*given(x, target, reduction, 0.1)), in_dims=in_dims
             )(given_x, given_target)
             of_x, of_classes = (
                 each.unbind(dim) if dim is not None else [each] * 4

@@ -98,6 +98,12 @@ class Operators:
     def __call__(self, x, residual=None, bias=None, p=P, activation="none"):
         return self.forward(x, residual, bias, p, activation)
 
+    def result(self, x, residual=None, bias=None, p=P, activation="none"):
+        """What the public function returns, by what it calls."""
+        if self.backend == "cuda":
+            return torch.ops.kernel_twins.dropout_add_result.default(x, residual, bias, p, activation)
+        return self(x, residual, bias, p, activation)[0]
+
 
 @pytest.fixture(params=["cuda", "triton"])
 def operators(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Operators:
@@ -337,6 +343,10 @@ def test_what_is_registered_is_what_pytorch_expects(operators) -> None:
             alike = ("test_schema", "test_autograd_registration", "test_faketensor")
             torch.library.opcheck(operators.forward, (*given, P, activation), test_utils=alike)
             torch.library.opcheck(operators.forward, (*given, 0.0, activation))
+            if operators.backend == "cuda":
+                result = torch.ops.kernel_twins.dropout_add_result.default
+                torch.library.opcheck(result, (*given, P, activation), test_utils=alike)
+                torch.library.opcheck(result, (*given, 0.0, activation))
         dout, *others = (each.detach() for each in (residual, x, bias))
         slopes = (None, None) if activation == "none" else others
         for bias_grad in (False, True):
@@ -398,11 +408,11 @@ def test_batched(operators) -> None:
             call = torch.func.vmap(partial(function, p), in_dims=in_dims, randomness="different")
             return call(*given)
 
-        out = batched(0.0, lambda p, x, residual, bias: operators(x, residual, bias, p)[0])
+        out = batched(0.0, lambda p, x, residual, bias: operators.result(x, residual, bias, p))
         right = batched(0.0, lambda p, x, residual, bias: x + bias + residual)
         torch.testing.assert_close(out, right)
         torch.testing.assert_close(*(torch.autograd.grad(each.sum(), x, retain_graph=True) for each in (out, right)))
-        masks = batched(P, lambda p, x, residual, bias: operators(x, residual, bias, p)[0] == residual)
+        masks = batched(P, lambda p, x, residual, bias: operators.result(x, residual, bias, p) == residual)
         assert 0 < int(masks.sum()) < masks.numel()
         assert any(not torch.equal(each, masks[0]) for each in masks)
 
@@ -413,8 +423,8 @@ def test_masks_for_examples_are_asked_for_by_name(operators, randomness) -> None
     with pytest.raises(
         RuntimeError, match=rf"^vmap's randomness is '{randomness}', must be 'different' for dropout_add"
     ):
-        torch.func.vmap(lambda x: operators(x)[0], randomness=randomness)(x)
-    out = torch.func.vmap(lambda x: operators(x, p=0.0)[0], randomness=randomness)(x)
+        torch.func.vmap(operators.result, randomness=randomness)(x)
+    out = torch.func.vmap(lambda x: operators.result(x, p=0.0), randomness=randomness)(x)
     assert torch.equal(out, x)
 
 

@@ -134,14 +134,19 @@ class Operators:
 
     def __call__(self, name, x, shape, affine=(), residual=None, eps=EPS):
         """What the operator returns: y, the sum where there is a residual, and the statistics."""
-        given = (x,) if residual is None else (x, residual)
-        operator = self.library[name if residual is None else f"add_{name}"]
-        affine = (*affine, None, None)[: 1 + (name == "layer_norm")]
-        return operator(*given, list(shape), *affine, eps)
+        return self._call(name, "", x, shape, affine, residual, eps)
 
     def results(self, name, x, shape, affine=(), residual=None, eps=EPS):
-        """Those that the public function returns."""
+        """Those that the public function returns, by what it calls."""
+        if self.backend == "cuda":
+            return tensors(self._call(name, "_result", x, shape, affine, residual, eps))
         return self(name, x, shape, affine, residual, eps)[: 1 if residual is None else 2]
+
+    def _call(self, name, suffix, x, shape, affine, residual, eps):
+        given = (x,) if residual is None else (x, residual)
+        operator = self.library[f"{'' if residual is None else 'add_'}{name}{suffix}"]
+        affine = (*affine, None, None)[: 1 + (name == "layer_norm")]
+        return operator(*given, list(shape), *affine, eps)
 
     def backward(self, name, *given):
         return self.library[f"{name}_backward"](*given)
@@ -157,6 +162,7 @@ def operators(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
             pytest.skip(str(error))
         if not hasattr(torch.ops.kernel_twins, "layer_norm"):
             pytest.skip("the extension was built before there was an operator in it")
+        names += [f"{operator}_result" for operator in names if not operator.endswith("_backward")]
         library = {name: getattr(torch.ops.kernel_twins, name).default for name in names}
         return Operators("cuda", library, torch.float64)
     triton = pytest.importorskip("triton")
@@ -436,11 +442,11 @@ def test_other_derivatives_are_refused_and_not_lost(operators, name) -> None:
 
     def call(x):
         if operators.backend == "cuda":
-            return operators(name, x, (4,))[0]
+            return operators.results(name, x, (4,))[0]
         return ours(name, x, (4,), backend="triton")
 
     with pytest.raises(RuntimeError, match=r"functorch transforms|autograd.Function"):
-        torch.func.grad(lambda x: operators(name, x, (4,))[0].sum())(x)
+        torch.func.grad(lambda x: operators.results(name, x, (4,))[0].sum())(x)
     with pytest.raises(NotImplementedError, match=r"has no forward-mode derivative: pass backend='torch'$"):
         torch.func.jvp(call, (x,), (x,))
     with torch.autograd.forward_ad.dual_level():
@@ -457,8 +463,9 @@ def test_what_is_registered_is_what_pytorch_expects(operators, name) -> None:
         row = list(shape[-dims:])
         x, residual = (values(shape, dtype, requires_grad=True, seed=seed) for seed in (0, 1))
         affine = weights(name, row, kind, dtype, requires_grad=True)
-        torch.library.opcheck(library[name], (x, row, *affine, EPS))
-        torch.library.opcheck(library[f"add_{name}"], (x, residual, row, *affine, EPS))
+        for suffix in ("", "_result") if operators.backend == "cuda" else ("",):
+            torch.library.opcheck(library[f"{name}{suffix}"], (x, row, *affine, EPS))
+            torch.library.opcheck(library[f"add_{name}{suffix}"], (x, residual, row, *affine, EPS))
         statistics = [torch.ones(shape[:-dims]) for _ in affine]
         asked = [kind == "both" for _ in affine]
         given = (
@@ -590,7 +597,7 @@ def test_batches_within_batches_and_traced(operators, name) -> None:
     x = values((3, 4, 5))
 
     def call(x):
-        return operators(name, x, (5,))[0]
+        return operators.results(name, x, (5,))[0]
 
     nested = torch.func.vmap(torch.func.vmap(call), in_dims=1)
     torch.testing.assert_close(nested(x), pytorchs(name, x.transpose(0, 1), (5,)))
@@ -898,7 +905,7 @@ def test_auto_is_traced_to_the_operator(operators, monkeypatch, name, dynamic) -
         torch.testing.assert_close(
             traced(*given), pytorchs(name, x, (4,), residual=given[1] if len(given) > 1 else None)
         )
-        assert targets == [f"kernel_twins.{'add_' * (len(given) - 1)}{name}.default"]
+        assert targets == [f"kernel_twins.{'add_' * (len(given) - 1)}{name}_result.default"]
 
 
 def test_what_stands_behind_a_residual_under_autocast(monkeypatch) -> None:

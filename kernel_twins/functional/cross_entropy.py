@@ -54,7 +54,7 @@ _INTEGERS = (int, torch.SymInt, numbers.Integral)  # in the order in which isins
 
 REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}  # as PyTorch's operators count them
 
-_cuda_operator, _no_cuda = cuda_operator("cross_entropy")
+_cuda_operator, _no_cuda = cuda_operator("cross_entropy_result")
 _cuda_gradient, _ = cuda_operator("cross_entropy_gradient_")
 
 
@@ -105,7 +105,7 @@ def cross_entropy(
             raise UnavailableError(_no_cuda)
         loss: Tensor
         try:
-            loss, *_ = _cuda_operator(input, target, ignore_index, REDUCTIONS[reduction], label_smoothing)
+            loss = _cuda_operator(input, target, ignore_index, REDUCTIONS[reduction], label_smoothing)
         except RuntimeError:
             refuse_gradients("kernel_twins.cross_entropy", input)
             raise
@@ -397,12 +397,8 @@ def _folding(input: Tensor, target: Tensor) -> tuple[Callable[[Tensor], Tensor],
 
 
 if _cuda_operator is not None:
-    torch.library.register_vmap("kernel_twins::cross_entropy", batching_rule(_cuda_operator))
-    torch.library.register_vmap(
-        "kernel_twins::cross_entropy_backward",
-        backward_batching_rule(torch.ops.kernel_twins.cross_entropy_backward.default),
-    )
-    torch.library.register_vmap(
-        "kernel_twins::cross_entropy_gradient_",
-        in_place_batching_rule(_cuda_operator, torch.ops.kernel_twins.cross_entropy_backward.default),
-    )
+    _forward = torch.ops.kernel_twins.cross_entropy.default
+    _backward = torch.ops.kernel_twins.cross_entropy_backward.default
+    torch.library.register_vmap("kernel_twins::cross_entropy", batching_rule(_forward))
+    torch.library.register_vmap("kernel_twins::cross_entropy_backward", backward_batching_rule(_backward))
+    torch.library.register_vmap("kernel_twins::cross_entropy_gradient_", in_place_batching_rule(_forward, _backward))

@@ -90,7 +90,7 @@ def dropout_add(
             raise UnavailableError(_no_cuda)
         require_gpu("x", x, backend)
         try:
-            out: Tensor = _cuda_operator(x, residual, bias, p, activation)[0]
+            out: Tensor = _cuda_operator(x, residual, bias, p, activation)
         except RuntimeError:  # the dispatcher's, too
             require_tensors(residual, None, bias)
             refuse_gradients("kernel_twins.dropout_add", x, residual, bias)
@@ -198,9 +198,9 @@ def batching_rule(operator: Function) -> Rule:
 # The CUDA side
 # ----------------------------------------------------------------------------------------------------------------------
 
-_cuda_operator, _no_cuda = cuda_operator("dropout_add")
+_cuda_operator, _no_cuda = cuda_operator("dropout_add_result")
 if _cuda_operator is not None:
-    torch.library.register_vmap("kernel_twins::dropout_add", batching_rule(_cuda_operator))
+    torch.library.register_vmap("kernel_twins::dropout_add", batching_rule(torch.ops.kernel_twins.dropout_add.default))
     torch.library.register_vmap(
         "kernel_twins::dropout_add_backward", one_by_one(torch.ops.kernel_twins.dropout_add_backward.default)
     )

@@ -172,13 +172,12 @@ def _norm(
         eps = _EPS if eps is None else eps
         try:
             if residual is None:
-                return operator(x, shape, *affine, eps)[0]
-            y, added, *_ = add_operator(x, residual, shape, *affine, eps)
+                return operator(x, shape, *affine, eps)
+            return add_operator(x, residual, shape, *affine, eps)
         except RuntimeError:  # the dispatcher's, too
             require_tensors(residual, *affine)
             refuse_gradients(f"kernel_twins.{name}", x, residual, *affine)
             raise
-        return y, added
     if backend == "triton":
         return triton_functions()["norm"](name, x, residual, shape, affine, _EPS if eps is None else eps)
     if backend == "torch":
@@ -324,12 +323,16 @@ def one_by_one(operator: Function) -> Rule:
 # The CUDA side
 # ----------------------------------------------------------------------------------------------------------------------
 
-_found, _no_cuda = cuda_operator("layer_norm")
+_found, _no_cuda = cuda_operator("layer_norm_result")
 _CUDA: dict[str, tuple[Function, Function]] = {}  # without a residual and with one
 if _found is not None:
+
+    def _operator(name: str) -> Function:
+        operator: Function = getattr(torch.ops.kernel_twins, name).default
+        return operator
+
     for _name in ("layer_norm", "rms_norm"):
-        _each = [getattr(torch.ops.kernel_twins, name).default for name in (_name, f"add_{_name}", f"{_name}_backward")]
-        _CUDA[_name] = _each[0], _each[1]
-        torch.library.register_vmap(f"kernel_twins::{_name}", batching_rule(_each[0], 1))
-        torch.library.register_vmap(f"kernel_twins::add_{_name}", batching_rule(_each[1], 2))
-        torch.library.register_vmap(f"kernel_twins::{_name}_backward", one_by_one(_each[2]))
+        _CUDA[_name] = _operator(f"{_name}_result"), _operator(f"add_{_name}_result")
+        torch.library.register_vmap(f"kernel_twins::{_name}", batching_rule(_operator(_name), 1))
+        torch.library.register_vmap(f"kernel_twins::add_{_name}", batching_rule(_operator(f"add_{_name}"), 2))
+        torch.library.register_vmap(f"kernel_twins::{_name}_backward", one_by_one(_operator(f"{_name}_backward")))
