@@ -7,8 +7,10 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <set>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "step.h"
 
@@ -42,15 +44,22 @@ inline int most_shared_memory() {
 
 // Lets a kernel be launched with that much dynamic shared memory. More than 48 KiB must be asked for, and
 // GPUs differ in how much they have. `bytes` must always be the same for a kernel, the most that it needs: a
-// call that asks for fewer takes them from a thread that has asked and not yet launched.
+// call that asks for fewer takes them from a thread that has asked and not yet launched. So a thread asks
+// once for a kernel and a GPU: the driver takes a good part of a launch's time to set it.
 template <typename Kernel>
 static void allow_shared_memory(Kernel kernel, int bytes) {
+  thread_local std::set<std::pair<const void*, int>> allowed;
+  int device = 0;
+  CUDA_CHECK(cudaGetDevice(&device));
+  const auto key = std::pair(reinterpret_cast<const void*>(kernel), device);
+  if (allowed.contains(key)) return;
   if (const int most = most_shared_memory(); bytes > most) {
     throw std::runtime_error("this step needs " + std::to_string(bytes) +
                              " bytes of shared memory a block, this GPU has " + std::to_string(most) +
                              ": take an earlier step");
   }
   CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+  allowed.insert(key);
 }
 
 // Launches a kernel whose rows are read once, with as little L1 as there can be: shared memory has the rest
