@@ -43,6 +43,8 @@ ROWS = [
     row("gpu", "torch", DRIFTING),
     row("gpu", "compiled", [time * 0.8 for time in DRIFTING]),
     row("gpu", "cuda", [time * 0.5 for time in DRIFTING]),
+    row("backward", "torch", DRIFTING),
+    row("backward", "cuda", [time * 0.25 for time in DRIFTING]),
 ]
 
 
@@ -65,7 +67,9 @@ def test_the_log_tells_times_and_paired_ratios(tmp_path: Path) -> None:
     )
     assert f"| linear {LARGE} {large}" in text
     assert "- matmul 256x256x256-bf16, auto: wrong: the result is off by 3 % of its norm.\n" in text
+    assert f"| linear {LARGE} | 110 | – | – | 27.4 | 4.000 × [4.000, 4.000] | – | – | – | – |" in text
     assert "20 rounds of 50 calls, on Some CPU @ 2.00GHz." in text
+    assert "20 rounds of 8 calls, on Some CPU @ 2.00GHz." in text
     assert text.index("## Scoreboard") < text.index("## The public functions") < text.index("## Vector add")
     assert "- `r1`: 1, driver 1" in text
 

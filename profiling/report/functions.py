@@ -1,4 +1,4 @@
-"""Times the public functions as a user calls them, beside PyTorch: the host's part, and the GPU's with gradients.
+"""Times the public functions as a user calls them, beside PyTorch: the host's part, the GPU's, and the backward pass.
 
 Every call's result, and its gradients where they are timed, must agree with those in fp32 first; a wrong call gets no
 time. Then the calls of a contest take turns in random order, round after round (see kernel_twins/bench.py for why).
@@ -33,6 +33,8 @@ Times = dict[str, tuple[int, list[float]]]  # by backend: calls a sample, and mi
 HOST_ROUNDS = 40
 HOST_CALLS = 50  # launches that the driver queues without waiting for the GPU
 GPU_ROUNDS = 20
+BACKWARD_ROUNDS = 100  # since another thread is woken for each pass, times scatter
+BACKWARD_CALLS = 20  # whose forward passes are held in memory at once
 _SAMPLE_MS = 5.0
 _WARM_UP = 200  # calls, of the host alone
 _NAMES = ("the result", "x's gradient", "weight's gradient", "bias's gradient")
@@ -59,8 +61,8 @@ def record(gpu: str, target: Path, progress: Callable[[str], None]) -> list[str]
 
 def timed(contest: Contest) -> list[dict[str, str]]:
     """A row for every backend, without code and run."""
-    with torch.set_grad_enabled(contest.kind == "gpu" or bool(contest.case.get("grad"))):
-        judged = {**contest.calls, **contest.judged}
+    with torch.set_grad_enabled(contest.kind in ("gpu", "backward") or bool(contest.case.get("grad"))):
+        judged: dict[str, Callable[[], Any]] = {**contest.calls, **contest.judged}
         gates = {backend: _gate(call, contest.expected) for backend, call in judged.items()}
         right = {backend: contest.calls[backend] for backend, (status, _) in gates.items() if status == "ok"}
         times, sensors = _TIMERS[contest.kind](right)
@@ -111,7 +113,7 @@ def _gate(call: Callable[[], Result], expected: tuple[Tensor, ...]) -> tuple[str
     return "ok", largest
 
 
-def _host_times(calls: Mapping[str, Callable[[], Result]]) -> tuple[Times, dict[str, Any]]:
+def _host_times(calls: Mapping[str, Callable[[], Any]]) -> tuple[Times, dict[str, Any]]:
     """By the host's clock; nothing else may run on it, so the sensors are not read."""
     for call in calls.values():
         for _ in repeat(None, _WARM_UP):
@@ -128,11 +130,31 @@ def _host_times(calls: Mapping[str, Callable[[], Result]]) -> tuple[Times, dict[
     return times, {}
 
 
-def _gpu_times(calls: Mapping[str, Callable[[], Result]]) -> tuple[Times, dict[str, Any]]:
+def _backward_times(calls: Mapping[str, Callable[[], Any]]) -> tuple[Times, dict[str, Any]]:
+    """By the host's clock, from the first of several backward passes to the end of the GPU's work for the last."""
+
+    def sample(prepared: Callable[[], Any]) -> float:
+        passes = [prepared() for _ in range(BACKWARD_CALLS)]
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for backward in passes:
+            backward()
+        torch.cuda.synchronize()
+        return 1e6 * (time.perf_counter() - begin) / BACKWARD_CALLS
+
+    for prepared in calls.values():
+        sample(prepared)
+    times: Times = {backend: (BACKWARD_CALLS, []) for backend in calls}
+    for backend in _turns(calls, BACKWARD_ROUNDS):
+        times[backend][1].append(sample(calls[backend]))
+    return times, {}
+
+
+def _gpu_times(calls: Mapping[str, Callable[[], Any]]) -> tuple[Times, dict[str, Any]]:
     """By events, behind an untimed call that keeps the GPU busy until the host is ahead of it."""
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
 
-    def sample(call: Callable[[], Result], count: int) -> float:
+    def sample(call: Callable[[], Any], count: int) -> float:
         call()
         start.record()
         for _ in range(count):
@@ -149,7 +171,7 @@ def _gpu_times(calls: Mapping[str, Callable[[], Result]]) -> tuple[Times, dict[s
     return times, sampler.summary()
 
 
-_TIMERS = {"host": _host_times, "forward": _gpu_times, "gpu": _gpu_times}
+_TIMERS = {"host": _host_times, "forward": _gpu_times, "gpu": _gpu_times, "backward": _backward_times}
 
 
 def _turns(backends: Mapping[str, object], rounds: int) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,13 +29,14 @@ _REDUCTIONS = ("sum", "mean", "amax", "argmax")
 class Contest:
     """One call in every backend, the way it is timed, and what it must give, in fp32: the result, then gradients.
 
-    Where a call's result is random, ``judged`` has the one that must give it.
+    Of kind ``backward``, a call is a forward pass that gives the backward pass to be timed, and ``judged`` has both in
+    one. Where a call's result is random, ``judged`` has the one that must give it.
     """
 
     kind: str
     function: str
     case: Case
-    calls: Mapping[str, Callable[[], Result]]
+    calls: Mapping[str, Callable[[], Any]]
     expected: tuple[Tensor, ...]
     judged: Mapping[str, Callable[[], Result]] = field(default_factory=dict)
 
@@ -68,6 +70,8 @@ def contests() -> Iterator[Contest]:
             case = Case.of(m, n, dtype="bf16")
             functions = _beside_compiled(_norm(name, n), _norms(name, n, ("cuda", "triton")))
             yield _gpu(name, case, functions, _normalised(name, case, True))
+            if m == 4_096:
+                yield _backward(name, case, functions, _normalised(name, case, True))
     for case, grad in _host_cases(64, 256):
         functions = {"torch": _entropy(case), **_entropies(case, OURS)}
         yield _host("cross_entropy", case, functions, (_matrix(case).requires_grad_(grad),))
@@ -207,10 +211,25 @@ def _gpu(function: str, case: Case, functions: Mapping[str, Function], operands:
     return Contest("gpu", function, case, calls, expected)
 
 
+def _backward(function: str, case: Case, functions: Mapping[str, Function], operands: tuple[Tensor, ...]) -> Contest:
+    """The backward pass alone, of forward passes that were made before."""
+    both = _gpu(function, case, functions, operands)
+    dout = _matrix(case, seed=1)
+
+    def prepared(each: Function) -> Callable[[], Result]:
+        return partial(_gradients, each(*operands), operands, dout)
+
+    calls = {backend: partial(prepared, each) for backend, each in functions.items()}
+    return replace(both, kind="backward", calls=calls, judged=both.calls)
+
+
 def _pass(function: Function, operands: tuple[Tensor, ...], dout: Tensor) -> tuple[Tensor, ...]:
     """Forward and backward: the result and those of the operands' gradients that there are."""
+    return _gradients(function(*operands), operands, dout)
+
+
+def _gradients(out: Tensor, operands: tuple[Tensor, ...], dout: Tensor) -> tuple[Tensor, ...]:
     for operand in operands:
         operand.grad = None
-    out = function(*operands)
     out.backward(dout)
     return out, *(operand.grad for operand in operands if operand.grad is not None)

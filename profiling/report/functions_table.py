@@ -1,8 +1,9 @@
 """The rows of ``functions.csv``, the recorded times of the public functions, and the log's section made from them.
 
 A row is a call (function and case), timed in a backend: ``host`` is the host's time of one call, ``forward`` the GPU's
-of a forward pass, and ``gpu`` that from the start of its forward pass to the end of its backward pass. ``times_us`` has
-a value a round, each the mean over ``calls`` calls. All rows are of one run, and rounds of the same call are paired.
+of a forward pass, ``gpu`` that from the start of its forward pass to the end of its backward pass, and ``backward`` the
+wall time of the backward pass alone. ``times_us`` has a value a round, each the mean over ``calls`` calls. All rows are
+of one run, and rounds of the same call are paired.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ _COLUMNS: dict[str, dict[str, tuple[str, ...]]] = {
     "host": {"torch": (), "cuda": ("torch",), "triton": ("torch",), "auto": ("torch",)},
     "forward": _ON_GPU,
     "gpu": _ON_GPU,
+    "backward": _ON_GPU,
 }
 _MEASURED = {
     "host": "The host's time of one call, by its clock around batches that the GPU keeps up with; where the case has "
@@ -44,6 +46,8 @@ _MEASURED = {
     "gpu": "The GPU's time of one forward and backward pass, `linear` with a bias and all three gradients, by events "
     "around batches of a few milliseconds, gradients set to None in between; the case is M x N x K of `linear`'s "
     "forward pass, and M rows of N elements of the others.",
+    "backward": "The wall time of one backward pass alone: by the host's clock, from the start of a batch, whose "
+    "forward passes were made before, to the end of the GPU's work for it.",
 }
 _FUNCTIONS = (
     *("matmul", "linear", "softmax", "layer_norm", "rms_norm", "cross_entropy", "dropout_add"),
@@ -176,7 +180,7 @@ def _rounds(rows: pd.DataFrame) -> str:
     counts = {len(times_us(row)) for row in timed.itertuples()}
     calls = sorted({int(calls) for calls in timed["calls"]})
     batch = f"{calls[0]}" if len(calls) == 1 else f"{calls[0]} to {calls[-1]}"
-    cpu = timed["cpu"].iloc[0] if timed["kind"].iloc[0] == "host" else ""
+    cpu = timed["cpu"].iloc[0] if timed["kind"].iloc[0] in ("host", "backward") else ""
     return f"{max(counts)} rounds of {batch} calls" + (f", on {cpu}" if cpu else "")
 
 
