@@ -4,8 +4,10 @@
 // They allocate their results, differentiate, and run without Python's lock.
 //
 // Where an operator returns what its backward pass needs as well, as a norm's statistics, the public function
-// calls another, <operator>_result, which is composed of it. For what Python has once had in hands, PyTorch's
-// backward thread must take Python's lock when it frees it, and that costs as much as several launches.
+// calls another, <operator>_result, which is composed of it. A tensor that Python has held is freed under
+// Python's lock, which PyTorch's backward thread must then take: that costs as much as several launches.
+//
+// A backward pass whose own gradient nobody records calls its operator below autograd, and refuses tangents.
 #include <ATen/ATen.h>
 #include <ATen/ExpandUtils.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
@@ -493,7 +495,8 @@ std::tuple<Tensor, Tensor> call_linear_saving(const Tensor& x, const Tensor& wei
 std::tuple<Tensor, Tensor> call_linear_backward(const Tensor& dout, const Tensor& saved,
                                                 c10::string_view activation) {
   static const auto op = find_operator<decltype(call_linear_backward)>("kernel_twins::linear_backward");
-  const at::AutoDispatchBelowADInplaceOrView below;  // past what refuses second derivatives: that is boxed
+  refuse_tangents("linear_backward", {&dout});  // as a fallback does that is boxed, and slow
+  const at::AutoDispatchBelowADInplaceOrView below;
   return op.call(dout, saved, activation);
 }
 

@@ -301,7 +301,8 @@ Tensor dropout_add_result(const Tensor& x, const OptionalTensor& residual, const
 Pair call_backward(const Tensor& dout, const OptionalTensor& x, const OptionalTensor& bias,
                    const Tensor& state, double p, Name activation, bool bias_grad) {
   static const auto op = find_operator<decltype(call_backward)>("kernel_twins::dropout_add_backward");
-  const at::AutoDispatchBelowADInplaceOrView below;  // past what refuses second derivatives: that is boxed
+  refuse_tangents("dropout_add_backward", {&dout});  // as a fallback does that is boxed, and slow
+  const at::AutoDispatchBelowADInplaceOrView below;
   return op.call(dout, x, bias, state, p, activation, bias_grad);
 }
 

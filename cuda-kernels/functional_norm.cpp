@@ -443,7 +443,10 @@ template <typename Norm>
 Gradients call_backward(const Tensor& dout, const Tensor& x, const OptionalTensor& mean, const Tensor& rstd,
                         const OptionalTensor& weight, const OptionalTensor& dadded, bool weight_grad,
                         bool bias_grad) {
-  const at::AutoDispatchBelowADInplaceOrView below;  // past what refuses second derivatives: that is boxed
+  const Tensor none;
+  const char* name = Norm::CENTERED ? "layer_norm_backward" : "rms_norm_backward";
+  refuse_tangents(name, {&dout, dadded ? &*dadded : &none});  // as a fallback does that is boxed, and slow
+  const at::AutoDispatchBelowADInplaceOrView below;
   Gradients out;
   if constexpr (Norm::CENTERED) {
     static const auto op = find_operator<decltype(layer_norm_backward<call_backward<Norm>>)>(

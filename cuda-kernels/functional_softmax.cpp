@@ -151,7 +151,8 @@ Tensor call_softmax(const Tensor& x, int64_t dim, bool log) {
 
 Tensor call_softmax_backward(const Tensor& dout, const Tensor& y, int64_t dim, bool log) {
   static const auto op = find_operator<decltype(call_softmax_backward)>("kernel_twins::softmax_backward");
-  const at::AutoDispatchBelowADInplaceOrView below;  // past what refuses second derivatives: that is boxed
+  refuse_tangents("softmax_backward", {&dout});  // as a fallback does that is boxed, and slow
+  const at::AutoDispatchBelowADInplaceOrView below;
   return op.call(dout, y, dim, log);
 }
 

@@ -108,7 +108,7 @@ def operators(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
             extension()
         except UnavailableError as error:
             pytest.skip(str(error))
-        if not hasattr(torch.ops.kernel_twins, "cross_entropy"):
+        if not hasattr(torch.ops.kernel_twins, "cross_entropy_result"):
             pytest.skip("the extension was built before there was an operator in it")
         library = torch.ops.kernel_twins
         found = SimpleNamespace(
@@ -316,6 +316,15 @@ def test_forward_mode_derivatives_are_refused_and_not_lost(operators) -> None:
         call = lambda x: kernel_twins.cross_entropy(x, target, backend="triton")  # noqa: E731
     with pytest.raises(NotImplementedError, match=r"has no forward-mode derivative: pass backend='torch'$"):
         torch.func.jvp(call, (x,), (x,))
+
+
+def test_tangents_of_gradients_are_refused_and_not_lost(operators) -> None:
+    x = values((3, 4), requires_grad=True)
+    y = operators.loss(*given(x, classes((3, 4)), "none", 0.0))
+    with torch.autograd.forward_ad.dual_level():
+        dout = torch.autograd.forward_ad.make_dual(torch.ones_like(y), torch.ones_like(y))
+        with pytest.raises(NotImplementedError, match=r"forward"):
+            torch.autograd.grad(y, x, dout)
 
 
 @BY_REDUCTION

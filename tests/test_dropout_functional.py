@@ -112,7 +112,7 @@ def operators(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
             extension()
         except UnavailableError as error:
             pytest.skip(str(error))
-        if not hasattr(torch.ops.kernel_twins, "dropout_add"):
+        if not hasattr(torch.ops.kernel_twins, "dropout_add_result"):
             pytest.skip("the extension was built before there was an operator in it")
         library = torch.ops.kernel_twins
         return Operators("cuda", library.dropout_add.default, library.dropout_add_backward.default, torch.float64)
@@ -327,6 +327,15 @@ def test_other_derivatives_are_refused_and_not_lost(operators) -> None:
         torch.func.grad(lambda x: operators(x)[0].sum())(x)
     with pytest.raises(NotImplementedError, match=r"has no forward-mode derivative: pass backend='torch'$"):
         torch.func.jvp(call, (x,), (x,))
+
+
+def test_tangents_of_gradients_are_refused_and_not_lost(operators) -> None:
+    x = values((3, 4), requires_grad=True)
+    y = operators.result(x, activation="gelu")
+    with torch.autograd.forward_ad.dual_level():
+        dout = torch.autograd.forward_ad.make_dual(torch.ones_like(y), torch.ones_like(y))
+        with pytest.raises(NotImplementedError, match=r"forward"):
+            torch.autograd.grad(y, x, dout)
 
 
 def test_what_is_registered_is_what_pytorch_expects(operators) -> None:

@@ -26,7 +26,7 @@ from kernel_twins import OPS  # noqa: E402
 from kernel_twins._load import UnavailableError, extension  # noqa: E402
 from kernel_twins._profiling.report import fastest  # noqa: E402
 from kernel_twins.functional import backends, choice, linear  # noqa: E402
-from kernel_twins.functional.backends import is_on_gpu, is_plain, triton_functions  # noqa: E402
+from kernel_twins.functional.backends import cuda_operator, is_on_gpu, is_plain, triton_functions  # noqa: E402
 from kernel_twins.spec import BACKENDS, Case  # noqa: E402
 
 matmul = importlib.import_module("kernel_twins.functional.matmul")  # the module, which a function hides
@@ -264,6 +264,12 @@ def test_autocast_changes_no_dtype(operator) -> None:
         for call in (kernel_twins.matmul, operator):
             assert call(a, a).dtype == torch.float32
             assert call(a.bfloat16(), a.bfloat16(), out_dtype=torch.float32).dtype == torch.float32
+
+
+def test_an_extension_that_lacks_an_operator_is_said_to_be_old(operator) -> None:
+    found, problem = cuda_operator("layer_norm_of_tomorrow_result")
+    assert found is None
+    assert problem.startswith("the extension is older than kernel_twins.layer_norm_of_tomorrow: build it again with")
 
 
 def test_forward_mode_is_refused_and_not_lost(operator) -> None:

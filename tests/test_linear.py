@@ -138,6 +138,16 @@ def test_forward_mode_is_refused_and_not_lost(operator) -> None:
         torch.func.jvp(lambda given: operator(given, weight, bias, "gelu"), (x,), (torch.ones_like(x),))
 
 
+@BY_ACTIVATION
+def test_tangents_of_gradients_are_refused_and_not_lost(operator, activation) -> None:
+    given = operands(requires_grad=True)
+    out = operator(*given, activation)
+    with torch.autograd.forward_ad.dual_level():
+        dout = torch.autograd.forward_ad.make_dual(torch.ones_like(out), torch.ones_like(out))
+        with pytest.raises(NotImplementedError, match="has no forward-mode derivative"):
+            torch.autograd.grad(out, given, dout)
+
+
 def test_a_frozen_layer_keeps_no_input(operator) -> None:
     x, weight, bias = operands(requires_grad=True)
     y = x * 2

@@ -532,7 +532,9 @@ def test_forward_mode_is_refused_and_not_lost(monkeypatch: pytest.MonkeyPatch, f
 
 @pytest.mark.parametrize("lead", [(), (2,)], ids=["matrix", "batch"])
 @pytest.mark.parametrize("activation", [None, *ACTIVATIONS], ids=str)
-def test_gradients_are_batched(monkeypatch: pytest.MonkeyPatch, activation: str | None, lead: tuple[int, ...]) -> None:
+def test_gradients_are_batched_and_their_tangents_refused(
+    monkeypatch: pytest.MonkeyPatch, activation: str | None, lead: tuple[int, ...]
+) -> None:
     """Of matmul, or of linear with an activation; by PyTorch in the place of kernels, which know no batches."""
     triton = pytest.importorskip("triton")
     from kernel_twins.functional import triton_matmul
@@ -550,8 +552,14 @@ def test_gradients_are_batched(monkeypatch: pytest.MonkeyPatch, activation: str 
         out = linear(activation, x, weight, bias)
         right = ACTIVATIONS[activation](torch.nn.functional.linear(x, weight, bias))
     douts = torch.randn(6, *out.shape)
-    gradients = (torch.autograd.grad(each, given, douts, is_grads_batched=True) for each in (out, right))
+    gradients = (
+        torch.autograd.grad(each, given, douts, is_grads_batched=True, retain_graph=True) for each in (out, right)
+    )
     torch.testing.assert_close(*gradients)
+    with torch.autograd.forward_ad.dual_level():
+        dout = torch.autograd.forward_ad.make_dual(torch.ones_like(out), torch.ones_like(out))
+        with pytest.raises(NotImplementedError, match="has no forward-mode derivative"):
+            torch.autograd.grad(out, given, dout)
 
 
 if __name__ == "__main__":

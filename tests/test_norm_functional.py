@@ -160,7 +160,7 @@ def operators(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
             extension()
         except UnavailableError as error:
             pytest.skip(str(error))
-        if not hasattr(torch.ops.kernel_twins, "layer_norm"):
+        if not hasattr(torch.ops.kernel_twins, "layer_norm_result"):
             pytest.skip("the extension was built before there was an operator in it")
         names += [f"{operator}_result" for operator in names if not operator.endswith("_backward")]
         library = {name: getattr(torch.ops.kernel_twins, name).default for name in names}
@@ -454,6 +454,16 @@ def test_other_derivatives_are_refused_and_not_lost(operators, name) -> None:
         with pytest.raises(NotImplementedError, match=r"has no forward-mode derivative: pass backend='torch'$"):
             call(dual)
         torch.testing.assert_close(call(x), pytorchs(name, x, (4,)))
+
+
+@BY_NAME
+def test_tangents_of_gradients_are_refused_and_not_lost(operators, name) -> None:
+    x = values((3, 4), requires_grad=True)
+    y = operators.results(name, x, (4,), weights(name, (4,)))[0]
+    with torch.autograd.forward_ad.dual_level():
+        dout = torch.autograd.forward_ad.make_dual(torch.ones_like(y), torch.ones_like(y))
+        with pytest.raises(NotImplementedError, match=r"forward"):
+            torch.autograd.grad(y, x, dout)
 
 
 @BY_NAME

@@ -201,6 +201,15 @@ def test_other_derivatives_are_refused_and_not_lost(operators) -> None:
         torch.testing.assert_close(call(x), torch.softmax(x, -1))
 
 
+def test_tangents_of_gradients_are_refused_and_not_lost(operators) -> None:
+    x = values((3, 4), requires_grad=True)
+    y = operators.forward(x)
+    with torch.autograd.forward_ad.dual_level():
+        dout = torch.autograd.forward_ad.make_dual(torch.ones_like(y), torch.ones_like(y))
+        with pytest.raises(NotImplementedError, match=r"forward"):
+            torch.autograd.grad(y, x, dout)
+
+
 def test_gradients_of_transforms_are_refused_with_a_remedy(operators, monkeypatch) -> None:
     monkeypatch.setattr(softmax, "require_gpu", lambda *_: None)
     x = values((3, 4))

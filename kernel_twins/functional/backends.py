@@ -44,7 +44,8 @@ def cuda_operator(name: str) -> tuple[Function | None, str]:
     except UnavailableError as error:
         return None, f"{error}, or pass backend='torch'"
     operator: Function | None = getattr(getattr(torch.ops.kernel_twins, name, None), "default", None)
-    stale = f"the extension is older than kernel_twins.{name}: build it again with `python setup.py build_ext`"
+    function = name.removesuffix("_result")
+    stale = f"the extension is older than kernel_twins.{function}: build it again with `python setup.py build_ext`"
     return operator, "" if operator else f"{stale}, or pass backend='torch'"
 
 

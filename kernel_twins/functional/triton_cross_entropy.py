@@ -361,6 +361,8 @@ def _backward(ctx: Any, dout: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         dx = _differentiable_backward(dout, input, target, *options)
     else:
         past = not torch.compiler.is_compiling() and is_plain(dout) and not is_batched(dout)
+        if not past:
+            refuse_tangents("cross_entropy_backward", dout)
         dx = (_compute_backward if past else backward_operator)(dout, input, target, lse, scale, *options)
     return dx, None, None, None, None, None
 

@@ -242,6 +242,7 @@ def _gradients(ctx: Any, dout: Tensor | None) -> tuple[Tensor | None, Tensor | N
         if torch.is_grad_enabled():
             dx, dbias = _differentiable_backward(*given)
         elif torch.compiler.is_compiling() or not is_plain(dout) or is_batched(dout):
+            refuse_tangents("dropout_add_backward", dout)
             if not isinstance(state, Tensor):
                 given = (*given[:3], _as_tensor(state, dout.device), *given[4:])
             dx, dbias = backward_operator(*given)

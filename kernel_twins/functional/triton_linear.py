@@ -258,6 +258,8 @@ def _backward(
         if saved is None:  # the operator was called by itself, not by linear, which has it saved
             saved = linear(x, weight, bias, "none")
         past = not torch.compiler.is_compiling() and is_plain(dout, saved) and not is_batched(dout)
+        if not past:
+            refuse_tangents("linear_backward", dout)
         dz, dbias = (_compute_backward if past else backward_operator)(dout, saved, ctx.activation)
     else:
         # To be differentiated again, what was saved must be known to come from x.

@@ -266,6 +266,7 @@ def _gradients(
         return _differentiable_backward(ctx.name, dy, x, weight, dadded, ctx.dims, ctx.eps, weight_grad, bias_grad)
     given = (dy,) if dadded is None else (dy, dadded)
     if torch.compiler.is_compiling() or not is_plain(*given) or any(map(is_batched, given)):
+        refuse_tangents(f"{ctx.name}_backward", *given)
         statistics, asked = ((rstd,), (weight_grad,)) if mean is None else ((mean, rstd), (weight_grad, bias_grad))
         dx, dweight, *rest = OPERATORS[f"{ctx.name}_backward"](dy, x, *statistics, weight, dadded, *asked)
         dbias = rest[0] if rest else None

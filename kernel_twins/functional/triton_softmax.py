@@ -116,6 +116,8 @@ def _backward(ctx: Any, dout: Tensor) -> tuple[Tensor, None, None]:
         differentiable = aten._log_softmax_backward_data if ctx.log else aten._softmax_backward_data
         return differentiable(dout, y, ctx.dim, y.dtype), None, None
     past = not torch.compiler.is_compiling() and is_plain(dout) and not is_batched(dout)
+    if not past:
+        refuse_tangents("softmax_backward", dout)
     return (_compute_backward if past else backward_operator)(dout, y, ctx.dim, ctx.log), None, None
 
 
