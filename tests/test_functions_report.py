@@ -163,6 +163,47 @@ def test_without_a_gpu_the_verb_says_so(
     assert "cannot measure here: no NVIDIA GPU is visible" in capsys.readouterr().err
 
 
+def test_backward_passes_are_timed_after_all_forward_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    from kernel_twins._profiling.report import functions
+    from kernel_twins._profiling.report.functions_contests import Contest
+
+    x = torch.ones(8, requires_grad=True)
+    events: list[str] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: events.append("wait"))
+
+    def forward(backend, scale):
+        events.append(f"{backend} forward")
+        out = x * scale
+
+        def backward():
+            events.append(f"{backend} backward")
+            return out, *torch.autograd.grad(out.sum(), x)
+
+        return backward
+
+    scales = {"torch": 2.0, "cuda": 2.0, "triton": 3.0}
+    calls = {backend: lambda backend=backend, scale=scale: forward(backend, scale) for backend, scale in scales.items()}
+    judged = {backend: lambda call=call: call()() for backend, call in calls.items()}
+    expected = torch.full((8,), 2.0), torch.full((8,), 2.0)
+    contest = Contest("backward", "rms_norm", Case.parse("4x2-bf16"), calls, expected, judged)
+    rows = functions.timed(contest)
+    assert [row["status"].split(":")[0] for row in rows] == ["ok", "ok", "wrong"]
+    rounds, calls_each = functions.BACKWARD_ROUNDS, functions.BACKWARD_CALLS
+    assert [len(row["times_us"].split()) for row in rows] == [rounds, rounds, 0]
+    assert {row["calls"] for row in rows} == {str(calls_each), ""}
+    timed = events[events.index("wait") - calls_each :]  # behind the gates
+    size = 2 * calls_each + 2
+    samples = [timed[begin : begin + size] for begin in range(0, len(timed), size)]
+    assert len(samples) == 2 * (rounds + 1)
+    for sample in samples:
+        backend = sample[0].removesuffix(" forward")
+        passes = ([f"{backend} {which}"] * calls_each for which in ("forward", "backward"))
+        assert sample == [*next(passes), "wait", *next(passes), "wait"]
+    assert not any("triton" in event for event in timed)
+
+
 def test_a_wrong_call_gets_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("triton")

@@ -131,7 +131,10 @@ def _host_times(calls: Mapping[str, Callable[[], Any]]) -> tuple[Times, dict[str
 
 
 def _backward_times(calls: Mapping[str, Callable[[], Any]]) -> tuple[Times, dict[str, Any]]:
-    """By the host's clock, from the first of several backward passes to the end of the GPU's work for the last."""
+    """By the host's clock, from the first of several backward passes to the end of the GPU's work for the last.
+
+    As in ``_host_times``, nothing else may run on it.
+    """
 
     def sample(prepared: Callable[[], Any]) -> float:
         passes = [prepared() for _ in range(BACKWARD_CALLS)]

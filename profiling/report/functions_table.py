@@ -44,8 +44,8 @@ _MEASURED = {
     "forward": "The GPU's time of one forward pass with a bias; where the case has `grad.yes` the operands require "
     "gradients, and what the backward pass needs is stored on the way.",
     "gpu": "The GPU's time of one forward and backward pass, `linear` with a bias and all three gradients, by events "
-    "around batches of a few milliseconds, gradients set to None in between; the case is M x N x K of `linear`'s "
-    "forward pass, and M rows of N elements of the others.",
+    "around batches of a few milliseconds, gradients set to None in between; where operands are small, it waits for "
+    "the host. The case is M x N x K of `linear`'s forward pass, and M rows of N elements of the others.",
     "backward": "The wall time of one backward pass alone: by the host's clock, from the start of a batch, whose "
     "forward passes were made before, to the end of the GPU's work for it.",
 }
