@@ -6,8 +6,6 @@
 // Where an operator returns what its backward pass needs as well, as a norm's statistics, the public function
 // calls another, <operator>_result, which is composed of it. A tensor that Python has held is freed under
 // Python's lock, which PyTorch's backward thread must then take: that costs as much as several launches.
-//
-// A backward pass whose own gradient nobody records calls its operator below autograd, and refuses tangents.
 #include <ATen/ATen.h>
 #include <ATen/ExpandUtils.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
@@ -495,8 +493,7 @@ std::tuple<Tensor, Tensor> call_linear_saving(const Tensor& x, const Tensor& wei
 std::tuple<Tensor, Tensor> call_linear_backward(const Tensor& dout, const Tensor& saved,
                                                 c10::string_view activation) {
   static const auto op = find_operator<decltype(call_linear_backward)>("kernel_twins::linear_backward");
-  refuse_tangents("linear_backward", {&dout});  // as a fallback does that is boxed, and slow
-  const at::AutoDispatchBelowADInplaceOrView below;
+  const BelowAutograd below("linear_backward", {&dout});
   return op.call(dout, saved, activation);
 }
 

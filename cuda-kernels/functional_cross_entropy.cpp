@@ -344,8 +344,7 @@ Tensor call_cross_entropy_backward(const Tensor& dout, const Tensor& input, cons
                                    int64_t reduction, double label_smoothing) {
   static const auto op =
       find_operator<decltype(call_cross_entropy_backward)>("kernel_twins::cross_entropy_backward");
-  refuse_tangents("cross_entropy_backward", {&dout});  // as a fallback does that is boxed, and slow
-  const at::AutoDispatchBelowADInplaceOrView below;
+  const BelowAutograd below("cross_entropy_backward", {&dout});
   return op.call(dout, input, target, lse, scale, ignore_index, reduction, label_smoothing);
 }
 

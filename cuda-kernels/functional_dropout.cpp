@@ -301,8 +301,7 @@ Tensor dropout_add_result(const Tensor& x, const OptionalTensor& residual, const
 Pair call_backward(const Tensor& dout, const OptionalTensor& x, const OptionalTensor& bias,
                    const Tensor& state, double p, Name activation, bool bias_grad) {
   static const auto op = find_operator<decltype(call_backward)>("kernel_twins::dropout_add_backward");
-  refuse_tangents("dropout_add_backward", {&dout});  // as a fallback does that is boxed, and slow
-  const at::AutoDispatchBelowADInplaceOrView below;
+  const BelowAutograd below("dropout_add_backward", {&dout});
   return op.call(dout, x, bias, state, p, activation, bias_grad);
 }
 

@@ -445,8 +445,7 @@ Gradients call_backward(const Tensor& dout, const Tensor& x, const OptionalTenso
                         bool bias_grad) {
   const Tensor none;
   const char* name = Norm::CENTERED ? "layer_norm_backward" : "rms_norm_backward";
-  refuse_tangents(name, {&dout, dadded ? &*dadded : &none});  // as a fallback does that is boxed, and slow
-  const at::AutoDispatchBelowADInplaceOrView below;
+  const BelowAutograd below(name, {&dout, dadded ? &*dadded : &none});
   Gradients out;
   if constexpr (Norm::CENTERED) {
     static const auto op = find_operator<decltype(layer_norm_backward<call_backward<Norm>>)>(

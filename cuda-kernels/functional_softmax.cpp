@@ -151,8 +151,7 @@ Tensor call_softmax(const Tensor& x, int64_t dim, bool log) {
 
 Tensor call_softmax_backward(const Tensor& dout, const Tensor& y, int64_t dim, bool log) {
   static const auto op = find_operator<decltype(call_softmax_backward)>("kernel_twins::softmax_backward");
-  refuse_tangents("softmax_backward", {&dout});  // as a fallback does that is boxed, and slow
-  const at::AutoDispatchBelowADInplaceOrView below;
+  const BelowAutograd below("softmax_backward", {&dout});
   return op.call(dout, y, dim, log);
 }
 

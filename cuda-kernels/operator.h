@@ -1,6 +1,7 @@
 // What operators in several files share: their results, the step that the device runs, other operators.
 #pragma once
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/cuda/EmptyTensor.h>
@@ -55,5 +56,17 @@ inline void refuse_tangents(const char* op, std::initializer_list<const Tensor*>
                                 " has no forward-mode derivative: pass backend='torch'");
   }
 }
+
+// While it lives, operators are called below autograd: a backward pass's, whose own gradient nobody records.
+// Autograd has PyTorch's fallback for them, which refuses tangents, but boxes its arguments, and is slow.
+class BelowAutograd {
+ public:
+  BelowAutograd(const char* op, std::initializer_list<const Tensor*> tensors) {
+    refuse_tangents(op, tensors);
+  }
+
+ private:
+  at::AutoDispatchBelowADInplaceOrView below_;
+};
 
 }  // namespace kernel_twins

@@ -334,7 +334,7 @@ def test_tangents_of_gradients_are_refused_and_not_lost(operators) -> None:
     y = operators.result(x, activation="gelu")
     with torch.autograd.forward_ad.dual_level():
         dout = torch.autograd.forward_ad.make_dual(torch.ones_like(y), torch.ones_like(y))
-        with pytest.raises(NotImplementedError, match=r"forward"):
+        with pytest.raises(NotImplementedError, match=r"has no forward-mode derivative: pass backend='torch'$"):
             torch.autograd.grad(y, x, dout)
 
 
