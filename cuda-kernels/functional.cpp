@@ -9,7 +9,6 @@
 #include <ATen/ATen.h>
 #include <ATen/ExpandUtils.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
-#include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 #include <array>
@@ -23,6 +22,7 @@
 #include "matmul_fp32/args.h"
 #include "operator.h"
 #include "operator_activation.h"
+#include "operator_autograd.h"
 #include "tensor_map.h"
 
 namespace {
@@ -242,26 +242,17 @@ Tensor call_matmul(const Tensor& a, const Tensor& b, OptionalDtype out_dtype) {
 
 class MatmulFunction : public torch::autograd::Function<MatmulFunction> {
  public:
-  static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& a, const Tensor& b,
-                        OptionalDtype out_dtype) {
-    // Of two matrices each is needed for the other's gradient alone; of others, the shapes are needed too.
-    const bool matrices = a.dim() == 2 && b.dim() == 2;
-    context->save_for_backward(
-        {!matrices || b.requires_grad() ? a : Tensor(), !matrices || a.requires_grad() ? b : Tensor()});
-    const at::AutoDispatchBelowADInplaceOrView below;
-    return call_matmul(a, b, out_dtype);
-  }
+  static constexpr const char* NAME = "MatmulBackward";
 
   // da = dout @ b.mT, db = a.mT @ dout, in the operands' dtype, and summed over what was broadcast.
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
-                                                 const torch::autograd::variable_list& gradients) {
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const auto saved = context->get_saved_variables();
     const Tensor& a = saved[0];
     const Tensor& b = saved[1];
-    if (!gradients[0].defined()) return {Tensor(), Tensor(), Tensor()};
+    if (!gradients[0].defined()) return {Tensor(), Tensor()};
     const at::ScalarType dtype = (a.defined() ? a : b).scalar_type();
-    if (!a.defined()) return {call_matmul(gradients[0].to(dtype), b.mT(), std::nullopt), Tensor(), Tensor()};
-    if (!b.defined()) return {Tensor(), call_matmul(a.mT(), gradients[0].to(dtype), std::nullopt), Tensor()};
+    if (!a.defined()) return {call_matmul(gradients[0].to(dtype), b.mT(), std::nullopt), Tensor()};
+    if (!b.defined()) return {Tensor(), call_matmul(a.mT(), gradients[0].to(dtype), std::nullopt)};
     const Tensor a_rows = a.dim() == 1 ? a.unsqueeze(0) : a;
     const Tensor b_cols = b.dim() == 1 ? b.unsqueeze(1) : b;
     Tensor dout = gradients[0].to(dtype);
@@ -283,17 +274,21 @@ class MatmulFunction : public torch::autograd::Function<MatmulFunction> {
       }
       db = db.view_symint(b.sym_sizes());
     }
-    return {da, db, Tensor()};
+    return {da, db};
   }
 };
 
 Tensor matmul_autograd(const Tensor& a, const Tensor& b, OptionalDtype out_dtype) {
-  refuse_tangents("matmul", {&a, &b});
-  if (at::GradMode::is_enabled() && (a.requires_grad() || b.requires_grad())) {
-    return MatmulFunction::apply(a, b, out_dtype);
+  const Tensor out = below_autograd("matmul", {&a, &b}, [&] { return call_matmul(a, b, out_dtype); });
+  if (compute_requires_grad(a, b)) {
+    record<MatmulFunction>({&a, &b}, {&out}, [&](AutogradContext& context) {
+      // Of two matrices each is needed for the other's gradient alone; of others, the shapes are needed too.
+      const bool matrices = a.dim() == 2 && b.dim() == 2;
+      context.save_for_backward(
+          {!matrices || b.requires_grad() ? a : Tensor(), !matrices || a.requires_grad() ? b : Tensor()});
+    });
   }
-  const at::AutoDispatchBelowADInplaceOrView below;
-  return call_matmul(a, b, out_dtype);
+  return out;
 }
 
 // -----------------------------------------------------------------------------------------------------------
@@ -493,45 +488,22 @@ std::tuple<Tensor, Tensor> call_linear_saving(const Tensor& x, const Tensor& wei
 std::tuple<Tensor, Tensor> call_linear_backward(const Tensor& dout, const Tensor& saved,
                                                 c10::string_view activation) {
   static const auto op = find_operator<decltype(call_linear_backward)>("kernel_twins::linear_backward");
-  const BelowAutograd below("linear_backward", {&dout});
-  return op.call(dout, saved, activation);
+  return below_autograd("linear_backward", {&dout}, [&] { return op.call(dout, saved, activation); });
 }
 
 class LinearFunction : public torch::autograd::Function<LinearFunction> {
  public:
-  static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& x, const Tensor& weight,
-                        const OptionalTensor& bias, const std::string& activation) {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    const Activation chosen = activation_of(activation);
-    Tensor out;
-    Tensor saved;
-    if (needs_pre(chosen)) {
-      std::tie(out, saved) = call_linear_saving(x, weight, bias, activation);
-    } else {
-      out = call_linear(x, weight, bias, activation);
-      if (chosen == Activation::relu) saved = out;
-    }
-    // To be differentiated again, what was saved is computed once more, from all operands.
-    const bool all = needs_pre(chosen);
-    context->save_for_backward({all || weight.requires_grad() ? x : Tensor(),
-                                all || x.requires_grad() ? weight : Tensor(), saved,
-                                all && bias ? *bias : Tensor()});
-    context->saved_data["activation"] = activation;
-    context->saved_data["bias"] = bias.has_value();
-    return out;
-  }
+  static constexpr const char* NAME = "LinearBackward";
 
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
-                                                 const torch::autograd::variable_list& gradients) {
-    if (!gradients[0].defined()) return {Tensor(), Tensor(), Tensor(), Tensor()};
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    if (!gradients[0].defined()) return {Tensor(), Tensor(), Tensor()};
     const auto kept = context->get_saved_variables();
     const Tensor& x = kept[0];
     const Tensor& weight = kept[1];
     const std::string& activation = context->saved_data["activation"].toStringRef();
     Tensor dz = gradients[0];
     Tensor dbias;
-    // A bias that is not there is no input.
-    const bool wants_bias = context->saved_data["bias"].toBool() && context->needs_input_grad(2);
+    const bool wants_bias = context->needs_input_grad(2);
     if (activation != "none" && !at::GradMode::is_enabled()) {
       std::tie(dz, dbias) = call_linear_backward(dz, kept[2], activation);
     } else {
@@ -552,20 +524,34 @@ class LinearFunction : public torch::autograd::Function<LinearFunction> {
       const auto flat = [](const Tensor& of) { return of.dim() == 1 ? of.unsqueeze(0) : of.flatten(0, -2); };
       dweight = call_matmul(flat(dz).mT(), flat(x), std::nullopt);
     }
-    return {dx, dweight, wants_bias ? dbias : Tensor(), Tensor()};
+    return {dx, dweight, wants_bias ? dbias : Tensor()};
   }
 };
 
 Tensor linear_autograd(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
                        c10::string_view activation) {
-  const Tensor no_bias;
-  refuse_tangents("linear", {&x, &weight, bias ? &*bias : &no_bias});
-  if (at::GradMode::is_enabled() &&
-      (x.requires_grad() || weight.requires_grad() || (bias && bias->requires_grad()))) {
-    return LinearFunction::apply(x, weight, bias, std::string(activation));
+  const Tensor none;
+  const Tensors inputs = {&x, &weight, bias ? &*bias : &none};
+  const auto call = [&] { return call_linear(x, weight, bias, activation); };
+  if (!compute_requires_grad(x, weight, bias)) return below_autograd("linear", inputs, call);
+  const Activation chosen = activation_of(activation);
+  Tensor out, saved;
+  if (needs_pre(chosen)) {
+    const auto call_saving = [&] { return call_linear_saving(x, weight, bias, activation); };
+    std::tie(out, saved) = below_autograd("linear", inputs, call_saving);
+  } else {
+    out = below_autograd("linear", inputs, call);
+    if (chosen == Activation::relu) saved = out;
   }
-  const at::AutoDispatchBelowADInplaceOrView below;
-  return call_linear(x, weight, bias, activation);
+  record<LinearFunction>(inputs, {&out}, [&](AutogradContext& context) {
+    // To be differentiated again, what was saved is computed once more, from all operands.
+    const bool all = needs_pre(chosen);
+    context.save_for_backward({all || weight.requires_grad() ? x : Tensor(),
+                               all || x.requires_grad() ? weight : Tensor(), saved,
+                               all && bias ? *bias : Tensor()});
+    context.saved_data["activation"] = std::string(activation);
+  });
+  return out;
 }
 
 }  // namespace

@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 #include <ATen/OpMathType.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
-#include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 #include <cmath>
@@ -17,6 +16,7 @@
 #include "cross_entropy/mean.h"
 #include "cross_entropy_backward/args.h"
 #include "operator.h"
+#include "operator_autograd.h"
 #include "operator_rows.h"
 
 namespace {
@@ -344,8 +344,9 @@ Tensor call_cross_entropy_backward(const Tensor& dout, const Tensor& input, cons
                                    int64_t reduction, double label_smoothing) {
   static const auto op =
       find_operator<decltype(call_cross_entropy_backward)>("kernel_twins::cross_entropy_backward");
-  const BelowAutograd below("cross_entropy_backward", {&dout});
-  return op.call(dout, input, target, lse, scale, ignore_index, reduction, label_smoothing);
+  return below_autograd("cross_entropy_backward", {&dout}, [&] {
+    return op.call(dout, input, target, lse, scale, ignore_index, reduction, label_smoothing);
+  });
 }
 
 Tensor call_cross_entropy_gradient(Tensor& input, const Tensor& target, int64_t ignore_index,
@@ -357,22 +358,9 @@ Tensor call_cross_entropy_gradient(Tensor& input, const Tensor& target, int64_t 
 
 class CrossEntropyFunction : public torch::autograd::Function<CrossEntropyFunction> {
  public:
-  // The loss. lse and scale, through which no gradient flows, go past it.
-  static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& input, const Tensor& target,
-                        int64_t ignore_index, int64_t reduction, double label_smoothing, bool fp32_loss,
-                        Losses* out) {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    *out = call_cross_entropy(input, target, ignore_index, reduction, label_smoothing, fp32_loss);
-    const auto& [loss, lse, scale] = *out;
-    context->save_for_backward({input, target, lse, scale});
-    context->saved_data["ignore_index"] = ignore_index;
-    context->saved_data["reduction"] = reduction;
-    context->saved_data["label_smoothing"] = label_smoothing;
-    return loss;
-  }
+  static constexpr const char* NAME = "CrossEntropyBackward";
 
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
-                                                 const torch::autograd::variable_list& gradients) {
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const Tensor& dout = gradients[0];
     Tensor dx;
     if (dout.defined()) {
@@ -386,34 +374,35 @@ class CrossEntropyFunction : public torch::autograd::Function<CrossEntropyFuncti
                : call_cross_entropy_backward(dout, saved[0], saved[1], saved[2], saved[3], ignore_index,
                                              reduction, label_smoothing);
     }
-    return {dx, Tensor(), Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
+    return {dx};
   }
 };
 
 Losses cross_entropy_autograd(const Tensor& input, const Tensor& target, int64_t ignore_index,
                               int64_t reduction, double label_smoothing, bool fp32_loss) {
-  refuse_tangents("cross_entropy", {&input});
-  if (at::GradMode::is_enabled() && input.requires_grad()) {
-    Losses out;
-    std::get<0>(out) =
-        CrossEntropyFunction::apply(input, target, ignore_index, reduction, label_smoothing, fp32_loss, &out);
-    return out;
+  const Losses out = below_autograd("cross_entropy", {&input}, [&] {
+    return call_cross_entropy(input, target, ignore_index, reduction, label_smoothing, fp32_loss);
+  });
+  if (compute_requires_grad(input)) {
+    const auto& [loss, lse, scale] = out;  // no gradient flows through lse and scale
+    record<CrossEntropyFunction>({&input}, {&loss}, [&](AutogradContext& context) {
+      context.save_for_backward({input, target, lse, scale});
+      context.saved_data["ignore_index"] = ignore_index;
+      context.saved_data["reduction"] = reduction;
+      context.saved_data["label_smoothing"] = label_smoothing;
+    });
   }
-  const at::AutoDispatchBelowADInplaceOrView below;
-  return call_cross_entropy(input, target, ignore_index, reduction, label_smoothing, fp32_loss);
+  return out;
 }
 
 Tensor cross_entropy_gradient_autograd(Tensor& input, const Tensor& target, int64_t ignore_index,
                                        int64_t reduction, double label_smoothing, bool fp32_loss) {
-  refuse_tangents("cross_entropy_gradient_", {&input});
   TORCH_CHECK(!at::GradMode::is_enabled() || !input.requires_grad(),
               "input requires grad, and cross_entropy_gradient_ overwrites it without a derivative: call it "
               "under torch.no_grad(), or with input.detach()");
-  Tensor loss;
-  {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    loss = call_cross_entropy_gradient(input, target, ignore_index, reduction, label_smoothing, fp32_loss);
-  }
+  const Tensor loss = below_autograd("cross_entropy_gradient_", {&input}, [&] {
+    return call_cross_entropy_gradient(input, target, ignore_index, reduction, label_smoothing, fp32_loss);
+  });
   mark_written(input);
   return loss;
 }

@@ -7,7 +7,6 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/cuda/CUDAGeneratorImpl.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
-#include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -21,6 +20,7 @@
 #include "dropout_add_backward/args.h"
 #include "operator.h"
 #include "operator_activation.h"
+#include "operator_autograd.h"
 #include "operator_rows.h"
 #include "philox.h"
 
@@ -301,49 +301,30 @@ Tensor dropout_add_result(const Tensor& x, const OptionalTensor& residual, const
 Pair call_backward(const Tensor& dout, const OptionalTensor& x, const OptionalTensor& bias,
                    const Tensor& state, double p, Name activation, bool bias_grad) {
   static const auto op = find_operator<decltype(call_backward)>("kernel_twins::dropout_add_backward");
-  const BelowAutograd below("dropout_add_backward", {&dout});
-  return op.call(dout, x, bias, state, p, activation, bias_grad);
+  return below_autograd("dropout_add_backward", {&dout},
+                        [&] { return op.call(dout, x, bias, state, p, activation, bias_grad); });
 }
 
 class DropoutAddFunction : public torch::autograd::Function<DropoutAddFunction> {
  public:
-  // The state, through which no gradient flows, goes past it.
-  static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& x,
-                        const OptionalTensor& residual, const OptionalTensor& bias, double p,
-                        const std::string& activation, Tensor* state) {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    Tensor out;
-    std::tie(out, *state) = call(x, residual, bias, p, activation);
-    const bool slopes = activation_of(activation) != Activation::none;
-    context->set_materialize_grads(false);
-    context->save_for_backward({slopes ? x : Tensor(), slopes && bias ? *bias : Tensor(), *state});
-    context->saved_data["p"] = p;
-    context->saved_data["activation"] = activation;
-    context->saved_data["residual"] = residual.has_value();
-    context->saved_data["bias"] = bias.has_value();
-    return out;
-  }
+  static constexpr const char* NAME = "DropoutAddBackward";
 
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
-                                                 const torch::autograd::variable_list& gradients) {
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const Tensor& dout = gradients[0];
     Tensor dx, dresidual, dbias;
     if (dout.defined()) {
-      // Inputs that are not there are not counted.
-      const bool has_residual = context->saved_data["residual"].toBool();
-      const bool bias_grad =
-          context->saved_data["bias"].toBool() && context->needs_input_grad(1 + has_residual);
-      if (has_residual && context->needs_input_grad(1)) dresidual = dout;
+      const bool bias_grad = context->needs_input_grad(2);
+      if (context->needs_input_grad(1)) dresidual = dout;
       if (context->needs_input_grad(0) || bias_grad) {
         std::tie(dx, dbias) = gradients_of(context, dout, bias_grad);
         if (!bias_grad) dbias = Tensor();
       }
     }
-    return {dx, dresidual, dbias, Tensor(), Tensor(), Tensor()};
+    return {dx, dresidual, dbias};
   }
 
  private:
-  static Pair gradients_of(torch::autograd::AutogradContext* context, const Tensor& dout, bool bias_grad) {
+  static Pair gradients_of(AutogradContext* context, const Tensor& dout, bool bias_grad) {
     const auto saved = context->get_saved_variables();
     const auto given = [](const Tensor& tensor) {
       return tensor.defined() ? OptionalTensor(tensor) : std::nullopt;
@@ -363,16 +344,19 @@ class DropoutAddFunction : public torch::autograd::Function<DropoutAddFunction> 
 Pair forward_autograd(const Tensor& x, const OptionalTensor& residual, const OptionalTensor& bias, double p,
                       Name activation) {
   const Tensor none;
-  const auto given = {&x, residual ? &*residual : &none, bias ? &*bias : &none};
-  refuse_tangents("dropout_add", given);
-  const auto wants = [](const Tensor* tensor) { return tensor->defined() && tensor->requires_grad(); };
-  if (at::GradMode::is_enabled() && std::any_of(given.begin(), given.end(), wants)) {
-    Tensor state;
-    const Tensor out = DropoutAddFunction::apply(x, residual, bias, p, std::string(activation), &state);
-    return {out, state};
+  const Tensors inputs = {&x, residual ? &*residual : &none, bias ? &*bias : &none};
+  const Pair made =
+      below_autograd("dropout_add", inputs, [&] { return call(x, residual, bias, p, activation); });
+  if (compute_requires_grad(x, residual, bias)) {
+    const auto& [out, state] = made;  // no gradient flows through the state
+    record<DropoutAddFunction>(inputs, {&out}, [&](AutogradContext& context) {
+      const bool slopes = activation_of(activation) != Activation::none;
+      context.save_for_backward({slopes ? x : Tensor(), slopes && bias ? *bias : Tensor(), state});
+      context.saved_data["p"] = p;
+      context.saved_data["activation"] = std::string(activation);
+    });
   }
-  const at::AutoDispatchBelowADInplaceOrView below;
-  return call(x, residual, bias, p, activation);
+  return made;
 }
 
 }  // namespace

@@ -3,7 +3,6 @@
 #include <ATen/OpMathType.h>
 #include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
-#include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -18,6 +17,7 @@
 #include "layer_norm/args.h"
 #include "layer_norm_backward/args.h"
 #include "operator.h"
+#include "operator_autograd.h"
 #include "operator_rows.h"
 #include "rms_norm/args.h"
 #include "rms_norm_backward/args.h"
@@ -445,19 +445,20 @@ Gradients call_backward(const Tensor& dout, const Tensor& x, const OptionalTenso
                         bool bias_grad) {
   const Tensor none;
   const char* name = Norm::CENTERED ? "layer_norm_backward" : "rms_norm_backward";
-  const BelowAutograd below(name, {&dout, dadded ? &*dadded : &none});
-  Gradients out;
-  if constexpr (Norm::CENTERED) {
-    static const auto op = find_operator<decltype(layer_norm_backward<call_backward<Norm>>)>(
-        "kernel_twins::layer_norm_backward");
-    std::tie(out.dx, out.dweight, out.dbias) =
-        op.call(dout, x, *mean, rstd, weight, dadded, weight_grad, bias_grad);
-  } else {
-    static const auto op =
-        find_operator<decltype(rms_norm_backward<call_backward<Norm>>)>("kernel_twins::rms_norm_backward");
-    std::tie(out.dx, out.dweight) = op.call(dout, x, rstd, weight, dadded, weight_grad);
-  }
-  return out;
+  return below_autograd(name, {&dout, dadded ? &*dadded : &none}, [&] {
+    Gradients out;
+    if constexpr (Norm::CENTERED) {
+      static const auto op = find_operator<decltype(layer_norm_backward<call_backward<Norm>>)>(
+          "kernel_twins::layer_norm_backward");
+      std::tie(out.dx, out.dweight, out.dbias) =
+          op.call(dout, x, *mean, rstd, weight, dadded, weight_grad, bias_grad);
+    } else {
+      static const auto op =
+          find_operator<decltype(rms_norm_backward<call_backward<Norm>>)>("kernel_twins::rms_norm_backward");
+      std::tie(out.dx, out.dweight) = op.call(dout, x, rstd, weight, dadded, weight_grad);
+    }
+    return out;
+  });
 }
 
 // -----------------------------------------------------------------------------------------------------------
@@ -467,27 +468,9 @@ Gradients call_backward(const Tensor& dout, const Tensor& x, const OptionalTenso
 template <typename Norm>
 class NormFunction : public torch::autograd::Function<NormFunction<Norm>> {
  public:
-  // y, and the sum where it learns. What no gradient flows through goes past it: the statistics, and the sum
-  // of an x and a residual that want none.
-  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context, const Tensor& x,
-                                                const OptionalTensor& residual, Shape shape,
-                                                const OptionalTensor& weight, const OptionalTensor& bias,
-                                                double eps, Normed* out) {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    *out = call<Norm>(x, residual, shape, weight, bias, eps);
-    context->set_materialize_grads(false);
-    context->save_for_backward(
-        {residual ? out->added : x, out->mean, out->rstd, weight ? *weight : Tensor()});
-    context->saved_data["eps"] = eps;
-    context->saved_data["residual"] = residual.has_value();
-    context->saved_data["bias"] = bias.has_value();
-    if (!residual || !(x.requires_grad() || residual->requires_grad())) return {out->y};
-    return {out->y, out->added};
-  }
+  static constexpr const char* NAME = Norm::CENTERED ? "LayerNormBackward" : "RmsNormBackward";
 
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
-                                                 const torch::autograd::variable_list& gradients) {
-    const bool has_residual = context->saved_data["residual"].toBool();
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const Tensor& dy = gradients[0];
     const OptionalTensor dadded =
         gradients.size() > 1 && gradients[1].defined() ? OptionalTensor(gradients[1]) : std::nullopt;
@@ -496,11 +479,8 @@ class NormFunction : public torch::autograd::Function<NormFunction<Norm>> {
       const auto saved = context->get_saved_variables();
       const Tensor& x = saved[0];
       const OptionalTensor weight = saved[3].defined() ? OptionalTensor(saved[3]) : std::nullopt;
-      // Inputs that are not there are not counted.
-      const size_t first = has_residual ? 2 : 1;
-      const bool weight_grad = weight && context->needs_input_grad(first);
-      const bool bias_grad =
-          context->saved_data["bias"].toBool() && context->needs_input_grad(first + weight.has_value());
+      const bool weight_grad = context->needs_input_grad(2);
+      const bool bias_grad = context->needs_input_grad(3);
       if (at::GradMode::is_enabled()) {
         const int64_t dims = x.dim() - saved[2].dim();
         const auto [mean, rstd] = statistics<Norm>(x, dims, context->saved_data["eps"].toDouble());
@@ -514,7 +494,7 @@ class NormFunction : public torch::autograd::Function<NormFunction<Norm>> {
     } else if (dadded) {
       out.dx = *dadded;
     }
-    return {out.dx, has_residual ? out.dx : Tensor(), Tensor(), out.dweight, out.dbias, Tensor(), Tensor()};
+    return {out.dx, out.dx, out.dweight, out.dbias};
   }
 };
 
@@ -523,18 +503,18 @@ Normed forward_autograd(const Tensor& x, const OptionalTensor& residual, Shape s
                         const OptionalTensor& weight, const OptionalTensor& bias, double eps) {
   const Tensor none;
   const auto or_none = [&](const OptionalTensor& tensor) { return tensor ? &*tensor : &none; };
-  const auto given = {&x, or_none(residual), or_none(weight), or_none(bias)};
-  refuse_tangents(Norm::CENTERED ? "layer_norm" : "rms_norm", given);
-  const auto wants = [](const Tensor* tensor) { return tensor->defined() && tensor->requires_grad(); };
-  if (at::GradMode::is_enabled() && std::any_of(given.begin(), given.end(), wants)) {
-    Normed out;
-    const auto made = NormFunction<Norm>::apply(x, residual, shape, weight, bias, eps, &out);
-    out.y = made[0];
-    if (made.size() > 1) out.added = made[1];
-    return out;
+  const Tensors inputs = {&x, or_none(residual), or_none(weight), or_none(bias)};
+  const Normed out = below_autograd(Norm::CENTERED ? "layer_norm" : "rms_norm", inputs,
+                                    [&] { return call<Norm>(x, residual, shape, weight, bias, eps); });
+  if (compute_requires_grad(x, residual, weight, bias)) {
+    // No gradient flows through the statistics, nor through the sum of an x and a residual that want none.
+    const Tensor& sum = compute_requires_grad(x, residual) ? out.added : none;
+    record<NormFunction<Norm>>(inputs, {&out.y, &sum}, [&](AutogradContext& context) {
+      context.save_for_backward({residual ? out.added : x, out.mean, out.rstd, weight.value_or(none)});
+      context.saved_data["eps"] = eps;
+    });
   }
-  const at::AutoDispatchBelowADInplaceOrView below;
-  return call<Norm>(x, residual, shape, weight, bias, eps);
+  return out;
 }
 
 // As PyTorch's layer_norm: on a GPU, half precision is widened, and so is the result. Its rms_norm takes what

@@ -1,7 +1,6 @@
 // The operator behind kernel_twins.sum, mean, amax and argmax; see functional.cpp for why in C++.
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
-#include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 #include <numeric>
@@ -11,6 +10,7 @@
 
 #include "adaptor.h"
 #include "operator.h"
+#include "operator_autograd.h"
 #include "operator_axes.h"
 #include "reduction_nd/args.h"
 
@@ -111,23 +111,11 @@ Tensor restored(Tensor tensor, const std::vector<int64_t>& axes, bool keepdim) {
 
 class ReductionFunction : public torch::autograd::Function<ReductionFunction> {
  public:
-  static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& x, at::IntArrayRef dims,
-                        bool keepdim, std::string_view kind) {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    const Tensor out = call_reduction(x, dims, keepdim, kind);
-    const Request request = check(x, dims, kind, true);
-    if (request.kind == ReductionKind::max) context->save_for_backward({x, out});
-    context->saved_data["sizes"] = x.sym_sizes();
-    context->saved_data["axes"] = request.axes;
-    context->saved_data["keepdim"] = keepdim;
-    context->saved_data["kind"] = std::string(kind);
-    return out;
-  }
+  static constexpr const char* NAME = "ReductionBackward";
 
   // In operations that can be differentiated again. A sum's gradient is one that is seen many times.
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
-                                                 const torch::autograd::variable_list& gradients) {
-    if (!gradients[0].defined()) return {Tensor(), Tensor(), Tensor(), Tensor()};
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    if (!gradients[0].defined()) return {Tensor()};
     const std::vector<c10::SymInt> sizes = context->saved_data["sizes"].toSymIntVector();
     const std::vector<int64_t> axes = context->saved_data["axes"].toIntVector();
     const bool keepdim = context->saved_data["keepdim"].toBool();
@@ -136,23 +124,32 @@ class ReductionFunction : public torch::autograd::Function<ReductionFunction> {
     if (kind == ReductionKind::max) {  // PyTorch's rule: shared evenly among those that are the largest
       const auto saved = context->get_saved_variables();
       const Tensor is_largest = restored(saved[1], axes, keepdim) == saved[0];
-      return {dout * is_largest / is_largest.sum(axes, /*keepdim=*/true), Tensor(), Tensor(), Tensor()};
+      return {dout * is_largest / is_largest.sum(axes, /*keepdim=*/true)};
     }
     const Tensor dx = dout.expand_symint(sizes);
-    if (kind == ReductionKind::sum) return {dx, Tensor(), Tensor(), Tensor()};
+    if (kind == ReductionKind::sum) return {dx};
     c10::SymInt count = 1;
     for (const int64_t axis : axes) count *= sizes[axis];
-    return {dx / at::Scalar(count), Tensor(), Tensor(), Tensor()};
+    return {dx / at::Scalar(count)};
   }
 };
 
 Tensor reduction_autograd(const Tensor& x, at::IntArrayRef dims, bool keepdim, std::string_view kind) {
-  if (kind != "argmax") refuse_tangents("reduction_nd", {&x});  // of a place there is no derivative
-  if (at::GradMode::is_enabled() && x.requires_grad() && kind != "argmax") {
-    return ReductionFunction::apply(x, dims, keepdim, kind);
+  const Tensor none;
+  const Tensor& input = kind == "argmax" ? none : x;  // of a place there is no derivative
+  const Tensor out =
+      below_autograd("reduction_nd", {&input}, [&] { return call_reduction(x, dims, keepdim, kind); });
+  if (compute_requires_grad(input)) {
+    record<ReductionFunction>({&input}, {&out}, [&](AutogradContext& context) {
+      const Request request = check(x, dims, kind, true);
+      if (request.kind == ReductionKind::max) context.save_for_backward({x, out});
+      context.saved_data["sizes"] = x.sym_sizes();
+      context.saved_data["axes"] = request.axes;
+      context.saved_data["keepdim"] = keepdim;
+      context.saved_data["kind"] = std::string(kind);
+    });
   }
-  const at::AutoDispatchBelowADInplaceOrView below;
-  return call_reduction(x, dims, keepdim, kind);
+  return out;
 }
 
 // As PyTorch's: on a GPU, a sum of half precision is widened, and so is the result.

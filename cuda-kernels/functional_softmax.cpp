@@ -2,7 +2,6 @@
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
-#include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -10,6 +9,7 @@
 
 #include "adaptor.h"
 #include "operator.h"
+#include "operator_autograd.h"
 #include "operator_rows.h"
 #include "softmax/args.h"
 #include "softmax_backward/args.h"
@@ -151,40 +151,34 @@ Tensor call_softmax(const Tensor& x, int64_t dim, bool log) {
 
 Tensor call_softmax_backward(const Tensor& dout, const Tensor& y, int64_t dim, bool log) {
   static const auto op = find_operator<decltype(call_softmax_backward)>("kernel_twins::softmax_backward");
-  const BelowAutograd below("softmax_backward", {&dout});
-  return op.call(dout, y, dim, log);
+  return below_autograd("softmax_backward", {&dout}, [&] { return op.call(dout, y, dim, log); });
 }
 
 class SoftmaxFunction : public torch::autograd::Function<SoftmaxFunction> {
  public:
-  static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& x, int64_t dim, bool log) {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    const Tensor y = call_softmax(x, dim, log);
-    context->save_for_backward({y});
-    context->saved_data["dim"] = dim;
-    context->saved_data["log"] = log;
-    return y;
-  }
+  static constexpr const char* NAME = "SoftmaxBackward";
 
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
-                                                 const torch::autograd::variable_list& gradients) {
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const Tensor& dout = gradients[0];
-    if (!dout.defined()) return {Tensor(), Tensor(), Tensor()};
+    if (!dout.defined()) return {Tensor()};
     const Tensor y = context->get_saved_variables()[0];
     const int64_t dim = context->saved_data["dim"].toInt();
     const bool log = context->saved_data["log"].toBool();
     const auto dx = at::GradMode::is_enabled() ? softmax_backward_aten : call_softmax_backward;
-    return {dx(dout, y, dim, log), Tensor(), Tensor()};
+    return {dx(dout, y, dim, log)};
   }
 };
 
 Tensor softmax_autograd(const Tensor& x, int64_t dim, bool log) {
-  refuse_tangents("softmax", {&x});
-  if (at::GradMode::is_enabled() && x.requires_grad()) {
-    return SoftmaxFunction::apply(x, dim, log);
+  const Tensor y = below_autograd("softmax", {&x}, [&] { return call_softmax(x, dim, log); });
+  if (compute_requires_grad(x)) {
+    record<SoftmaxFunction>({&x}, {&y}, [&](AutogradContext& context) {
+      context.save_for_backward({y});
+      context.saved_data["dim"] = dim;
+      context.saved_data["log"] = log;
+    });
   }
-  const at::AutoDispatchBelowADInplaceOrView below;
-  return call_softmax(x, dim, log);
+  return y;
 }
 
 // As PyTorch's: on a GPU, half precision is widened, and so is the result.

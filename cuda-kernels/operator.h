@@ -1,7 +1,6 @@
 // What operators in several files share: their results, the step that the device runs, other operators.
 #pragma once
 
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/cuda/EmptyTensor.h>
@@ -47,26 +46,5 @@ const auto& first_that_runs(const char* op, std::initializer_list<const char*> n
 // Of a Meta function's tensor: whether PyTorch would compute, which takes float64 too, as on the CPU. A fake
 // tensor is on meta, but has its device's keys.
 inline bool is_wide(const Tensor& x) { return !x.key_set().has_backend(c10::BackendComponent::CUDABit); }
-
-// Forward-mode derivatives would be lost without a word.
-inline void refuse_tangents(const char* op, std::initializer_list<const Tensor*> tensors) {
-  for (const Tensor* tensor : tensors) {
-    TORCH_CHECK_NOT_IMPLEMENTED(!tensor->defined() || !tensor->_fw_grad(/*level=*/0).defined(),
-                                "kernel_twins::", op,
-                                " has no forward-mode derivative: pass backend='torch'");
-  }
-}
-
-// While it lives, operators are called below autograd: a backward pass's, whose own gradient nobody records.
-// Autograd has PyTorch's fallback for them, which refuses tangents, but boxes its arguments, and is slow.
-class BelowAutograd {
- public:
-  BelowAutograd(const char* op, std::initializer_list<const Tensor*> tensors) {
-    refuse_tangents(op, tensors);
-  }
-
- private:
-  at::AutoDispatchBelowADInplaceOrView below_;
-};
 
 }  // namespace kernel_twins

@@ -1,0 +1,71 @@
+// What operators have to do with autograd: how they are called below it, and how its graph takes a call in.
+#pragma once
+
+#include <ATen/FuncTorchTLS.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+
+#include <initializer_list>
+#include <memory>
+#include <string>
+#include <utility>
+
+namespace kernel_twins {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::compute_requires_grad;
+using torch::autograd::variable_list;
+using Tensors = std::initializer_list<const at::Tensor*>;  // undefined: not there
+
+// Returns call(), whose operators are called below autograd. Forward-mode derivatives of `tensors` would be
+// lost there without a word. A backward pass calls its operator so as well: autograd has PyTorch's fallback
+// for it, which refuses them too, but boxes its arguments, and is slow.
+template <typename Call>
+auto below_autograd(const char* op, Tensors tensors, Call call) {
+  for (const at::Tensor* tensor : tensors) {
+    TORCH_CHECK_NOT_IMPLEMENTED(!tensor->defined() || !tensor->_fw_grad(/*level=*/0).defined(),
+                                "kernel_twins::", op,
+                                " has no forward-mode derivative: pass backend='torch'");
+  }
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return call();
+}
+
+// The node of a Function, a class with NAME and backward(). PyTorch would spell its type's name at each pass.
+template <typename Function>
+struct RecordedCall : torch::autograd::CppNode<Function> {
+  std::string name() const override { return Function::NAME; }
+};
+
+// Puts a call into the graph, where compute_requires_grad says so; `keep` saves in a context what
+// Function::backward needs, which returns gradients in the inputs' order and may be given undefined ones.
+//
+// As torch::autograd::Function::apply, which makes ready for inputs and outputs of any kind, and takes the
+// host longer. Here outputs are new: none is an input, or a view of one.
+template <typename Function, typename Keep>
+void record(Tensors inputs, Tensors outputs, Keep keep) {
+  if (const auto& transforms = at::functorch::functorchTLSAccessor()) {
+    transforms->checkSupportsCppAutogradFunction();
+  }
+  const std::shared_ptr<torch::autograd::CppNode<Function>> node(new RecordedCall<Function>(),
+                                                                 torch::autograd::deleteNode);
+  torch::autograd::edge_list edges;
+  edges.reserve(inputs.size());
+  for (const at::Tensor* input : inputs) {
+    edges.push_back(input->defined() ? torch::autograd::impl::gradient_edge(*input)
+                                     : torch::autograd::Edge());
+  }
+  node->set_next_edges(std::move(edges));
+  node->is_variable_input_.assign(inputs.size(), true);
+  for (const at::Tensor* output : outputs) {
+    if (output->defined()) torch::autograd::set_history(*output, node);
+  }
+  node->set_ctx_grad_fn(node);
+  node->ctx_.set_materialize_grads(false);
+  keep(node->ctx_);
+  node->save_variables_to_ctx();
+}
+
+}  // namespace kernel_twins

@@ -1,0 +1,125 @@
+"""How autograd's graph keeps the CUDA backend's calls: their names, what they save, and when that is given back.
+
+The operators compute on the CPU by PyTorch's own, as in the tests of each function, which have the gradients' values.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import Tensor  # noqa: E402
+from torch._dynamo.utils import counters  # noqa: E402
+
+from kernel_twins._load import UnavailableError, extension  # noqa: E402
+
+Call = Callable[[Any, Tensor], Tensor]
+CALLS: dict[str, Call] = {
+    "MatmulBackward": lambda library, x: library.matmul(x, x.mT),
+    "LinearBackward": lambda library, x: library.linear(x, x, None, "gelu"),
+    "SoftmaxBackward": lambda library, x: library.softmax(x, -1, False),
+    "LayerNormBackward": lambda library, x: library.layer_norm_result(x, (8,), None, x[0], 1e-5),
+    "RmsNormBackward": lambda library, x: library.add_rms_norm_result(x, x * 2, (8,), x[0], 1e-5)[0],
+    "DropoutAddBackward": lambda library, x: library.dropout_add_result(x, x * 2, x[0], 0.0, "silu"),
+    "CrossEntropyBackward": lambda library, x: library.cross_entropy_result(x, torch.arange(4), -100, 1, 0.1),
+    "ReductionBackward": lambda library, x: library.reduction_nd(x, [0], False, "max"),
+}
+
+
+@pytest.fixture(params=CALLS.items(), ids=lambda item: item[0])
+def named(request: pytest.FixtureRequest) -> tuple[str, Callable[[Tensor], Tensor]]:
+    """What a call is named in the graph, and the call."""
+    try:
+        extension()
+    except UnavailableError as error:
+        pytest.skip(str(error))
+    name, call = request.param
+    return name, lambda x: call(torch.ops.kernel_twins, x)
+
+
+def values() -> Tensor:
+    return torch.randn((4, 8), generator=torch.Generator().manual_seed(0)).requires_grad_()
+
+
+def gradient(out: Tensor, x: Tensor, **options: bool) -> Tensor:
+    return torch.autograd.grad(out.square().sum(), x, **options)[0]
+
+
+def test_a_call_has_its_functions_name(named) -> None:
+    name, call = named
+    assert call(values()).grad_fn.name() == name
+
+
+def test_a_graph_is_passed_twice_where_it_is_kept_and_else_once(named) -> None:
+    _, call = named
+    x = values()
+    out = call(x)
+    first = gradient(out, x, retain_graph=True)
+    assert torch.equal(gradient(out, x), first)
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        gradient(out, x)
+
+
+def test_what_is_saved_passes_the_users_hooks_and_is_noticed_when_overwritten(named) -> None:
+    _, call = named
+    x = values()
+    seen: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        seen.append(tensor)
+        return tensor.clone()
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept):
+        out = call(x)
+    torch.testing.assert_close(gradient(out, x), gradient(call(x), x), rtol=0, atol=0)
+    assert seen
+    out = call(x)
+    with torch.no_grad():
+        x.zero_()
+        out.zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(out.sum(), x)
+
+
+def test_what_is_saved_lives_no_longer_than_its_result(named) -> None:
+    """A call that saves its own result must not keep itself alive."""
+    _, call = named
+
+    class Kept:
+        def __init__(self, tensor: Tensor) -> None:
+            self.tensor = tensor.detach()
+
+    kept: list[weakref.ref[Kept]] = []
+
+    def pack(tensor: Tensor) -> Kept:
+        held = Kept(tensor)
+        kept.append(weakref.ref(held))
+        return held
+
+    gc.disable()
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda held: held.tensor):
+            out = call(values())
+        assert all(held() is not None for held in kept)
+        del out
+        assert [held for held in kept if held() is not None] == []
+    finally:
+        gc.enable()
+
+
+def test_compiled_autograd_takes_a_call(named) -> None:
+    _, call = named
+    x = values()
+    right = gradient(call(x), x)
+    torch.compiler.reset()
+    counters.clear()
+    with torch._dynamo.config.patch(compiled_autograd=True):
+        torch.compile(lambda: call(x).square().sum().backward(), backend="eager")()
+    assert counters["compiled_autograd"]["captures"] == 1
+    torch.testing.assert_close(x.grad, right, rtol=0, atol=0)
