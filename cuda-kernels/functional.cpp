@@ -240,6 +240,12 @@ Tensor call_matmul(const Tensor& a, const Tensor& b, OptionalDtype out_dtype) {
   return op.call(a, b, out_dtype);
 }
 
+// All rows, of whatever dimensions. PyTorch's flatten is refused by is_grads_batched.
+Tensor as_matrix(const Tensor& tensor) {
+  const auto sizes = tensor.sym_sizes();
+  return tensor.reshape_symint({c10::multiply_integers(sizes.slice(0, sizes.size() - 1)), sizes.back()});
+}
+
 class MatmulFunction : public torch::autograd::Function<MatmulFunction> {
  public:
   static constexpr const char* NAME = "MatmulBackward";
@@ -267,8 +273,7 @@ class MatmulFunction : public torch::autograd::Function<MatmulFunction> {
     if (context->needs_input_grad(1)) {
       if (b_cols.dim() == 2 && a_rows.dim() > 2) {
         // One b for all: its gradient's sum over the batch is the product's own.
-        const auto flat = [](const Tensor& tensor) { return tensor.flatten(0, -2); };
-        db = call_matmul(flat(a_rows).mT(), flat(dout), std::nullopt);
+        db = call_matmul(as_matrix(a_rows).mT(), as_matrix(dout), std::nullopt);
       } else {
         db = at::sum_to(call_matmul(a_rows.mT(), dout, std::nullopt), b_cols.sym_sizes());
       }
@@ -436,7 +441,7 @@ std::tuple<Tensor, Tensor> linear_backward_aten(const Tensor& dout, const Tensor
                                                 c10::string_view activation) {
   const Activation chosen = check_backward(dout, saved, activation);
   const Tensor dz = differentiable_dz(dout, saved, chosen).contiguous();
-  return {dz, (dz.dim() == 1 ? dz.unsqueeze(0) : dz.flatten(0, -2)).sum(0)};
+  return {dz, as_matrix(dz).sum(0)};
 }
 
 std::tuple<Tensor, Tensor> linear_backward_meta(const Tensor& dout, const Tensor& saved,
@@ -521,8 +526,7 @@ class LinearFunction : public torch::autograd::Function<LinearFunction> {
     Tensor dweight;
     if (context->needs_input_grad(0)) dx = call_matmul(dz, weight, std::nullopt);
     if (context->needs_input_grad(1)) {
-      const auto flat = [](const Tensor& of) { return of.dim() == 1 ? of.unsqueeze(0) : of.flatten(0, -2); };
-      dweight = call_matmul(flat(dz).mT(), flat(x), std::nullopt);
+      dweight = call_matmul(as_matrix(dz).mT(), as_matrix(x), std::nullopt);
     }
     return {dx, dweight, wants_bias ? dbias : Tensor()};
   }

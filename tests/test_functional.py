@@ -99,6 +99,15 @@ def test_gradients_agree_with_finite_differences(operator, a_shape, b_shape) -> 
     assert torch.autograd.gradcheck(kernel_twins.matmul, (a, b))
 
 
+@BY_SHAPES
+def test_gradients_may_come_in_a_batch(operator, a_shape, b_shape) -> None:
+    a, b = operands(a_shape, b_shape, requires_grad=True)
+    found, right = (each(a, b) for each in (operator, torch.matmul))
+    douts = torch.randn((3, *found.shape), generator=torch.Generator().manual_seed(1))
+    found, right = (torch.autograd.grad(each, (a, b), douts, is_grads_batched=True) for each in (found, right))
+    torch.testing.assert_close(found, right)
+
+
 def test_one_operand_alone_may_want_a_gradient(operator) -> None:
     for a_wants, b_wants in itertools.product((False, True), repeat=2):
         a, b = operands((2, 3, 5), (5, 4))
