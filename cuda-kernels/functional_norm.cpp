@@ -9,7 +9,6 @@
 #include <limits>
 #include <numeric>
 #include <optional>
-#include <string>
 #include <tuple>
 #include <vector>
 
@@ -494,7 +493,7 @@ class NormFunction : public torch::autograd::Function<NormFunction<Norm>> {
     } else if (dadded) {
       out.dx = *dadded;
     }
-    return {out.dx, out.dx, out.dweight, out.dbias};
+    return {out.dx, context->needs_input_grad(1) ? out.dx : Tensor(), out.dweight, out.dbias};
   }
 };
 

@@ -3,7 +3,6 @@
 #include <ATen/autocast_mode.h>
 #include <torch/library.h>
 
-#include <numeric>
 #include <string>
 #include <string_view>
 #include <vector>

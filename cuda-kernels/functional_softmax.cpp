@@ -5,7 +5,6 @@
 #include <torch/library.h>
 
 #include <algorithm>
-#include <vector>
 
 #include "adaptor.h"
 #include "operator.h"

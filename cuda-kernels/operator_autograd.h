@@ -33,14 +33,16 @@ auto below_autograd(const char* op, Tensors tensors, Call call) {
   return call();
 }
 
-// The node of a Function, a class with NAME and backward(). PyTorch would spell its type's name at each pass.
+// The node of a Function: NAME, backward(), and what torch::autograd::Function tells compiled autograd. Its
+// name as PyTorch's node has it is that of a type, spelled out at each pass.
 template <typename Function>
 struct RecordedCall : torch::autograd::CppNode<Function> {
   std::string name() const override { return Function::NAME; }
 };
 
 // Puts a call into the graph, where compute_requires_grad says so; `keep` saves in a context what
-// Function::backward needs, which returns gradients in the inputs' order and may be given undefined ones.
+// Function::backward needs. That is given a gradient for each output that is there, undefined where none
+// comes, and returns one for each input, undefined where none is wanted.
 //
 // As torch::autograd::Function::apply, which makes ready for inputs and outputs of any kind, and takes the
 // host longer. Here outputs are new: none is an input, or a view of one.

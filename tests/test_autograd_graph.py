@@ -113,6 +113,30 @@ def test_what_is_saved_lives_no_longer_than_its_result(named) -> None:
         gc.enable()
 
 
+def test_gradients_may_come_in_a_batch(named) -> None:
+    _, call = named
+    x = values()
+    out = call(x)
+    douts = torch.randn((3, *out.shape), generator=torch.Generator().manual_seed(1))
+    (found,) = torch.autograd.grad(out, x, douts, is_grads_batched=True, retain_graph=True)
+    torch.testing.assert_close(
+        found, torch.stack([torch.autograd.grad(out, x, d, retain_graph=True)[0] for d in douts])
+    )
+
+
+def test_a_nodes_hook_sees_no_gradient_of_what_was_not_given() -> None:
+    try:
+        extension()
+    except UnavailableError as error:
+        pytest.skip(str(error))
+    x = values()
+    out = torch.ops.kernel_twins.layer_norm_result(x, (8,), None, None, 1e-5)
+    seen: list[bool] = []
+    out.grad_fn.register_hook(lambda given, _: seen.extend(each is not None for each in given))
+    out.sum().backward()
+    assert seen == [True, False, False, False]
+
+
 def test_compiled_autograd_takes_a_call(named) -> None:
     _, call = named
     x = values()
