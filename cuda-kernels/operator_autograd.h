@@ -9,6 +9,7 @@
 
 #include <initializer_list>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -18,6 +19,11 @@ using torch::autograd::AutogradContext;
 using torch::autograd::compute_requires_grad;
 using torch::autograd::variable_list;
 using Tensors = std::initializer_list<const at::Tensor*>;  // undefined: not there
+
+inline const at::Tensor* or_none(const std::optional<at::Tensor>& tensor) {
+  static const at::Tensor none;
+  return tensor ? &*tensor : &none;
+}
 
 // Returns call(), whose operators are called below autograd. Forward-mode derivatives of `tensors` would be
 // lost there without a word. A backward pass calls its operator so as well: autograd has PyTorch's fallback
@@ -66,8 +72,16 @@ void record(Tensors inputs, Tensors outputs, Keep keep) {
   }
   node->set_ctx_grad_fn(node);
   node->ctx_.set_materialize_grads(false);
-  keep(node->ctx_);
-  node->save_variables_to_ctx();
+  try {
+    keep(node->ctx_);
+    node->save_variables_to_ctx();
+  } catch (...) {
+    // Hooks throw, as checkpoint's do once nothing is left to recompute. An output that the context still has
+    // to save would keep its node, the node its context, and the context the output.
+    node->ctx_.save_for_backward({});
+    node->release_variables();
+    throw;
+  }
 }
 
 }  // namespace kernel_twins

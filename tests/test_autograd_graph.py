@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,10 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor  # noqa: E402
 from torch._dynamo.utils import counters  # noqa: E402
+from torch.autograd.graph import save_on_cpu, saved_tensors_hooks  # noqa: E402
+from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from kernel_twins._load import UnavailableError, extension  # noqa: E402
 
@@ -30,6 +35,21 @@ CALLS: dict[str, Call] = {
     "DropoutAddBackward": lambda library, x: library.dropout_add_result(x, x * 2, x[0], 0.0, "silu"),
     "CrossEntropyBackward": lambda library, x: library.cross_entropy_result(x, torch.arange(4), -100, 1, 0.1),
     "ReductionBackward": lambda library, x: library.reduction_nd(x, [0], False, "max"),
+}
+
+
+MORE_CALLS: dict[str, Call] = {
+    "matmul of a batch": lambda library, x: library.matmul(x.view(2, 2, 8), x.mT),
+    "matmul of a batch by a frozen matrix": lambda library, x: library.matmul(x.view(2, 2, 8), x.detach().mT),
+    "matmul of a frozen batch": lambda library, x: library.matmul(x.detach().view(2, 2, 8), x.mT),
+    "linear with frozen weights": lambda library, x: library.linear(x, x.detach(), None, "gelu"),
+    "linear with relu": lambda library, x: library.linear(x, x, x[:, 0], "relu"),
+    "linear without an activation": lambda library, x: library.linear(x, x, None, "none"),
+    "log_softmax": lambda library, x: library.softmax(x, -1, True),
+    "add_layer_norm": lambda library, x: library.add_layer_norm_result(x, x * 2, (8,), x[0], x[1], 1e-5)[0],
+    "rms_norm": lambda library, x: library.rms_norm_result(x, (8,), x[0], 1e-5),
+    "dropout_add without an activation": lambda library, x: library.dropout_add_result(x, None, x[0], 0.0, "none"),
+    "sum": lambda library, x: library.reduction_nd(x, [0], False, "sum"),
 }
 
 
@@ -120,6 +140,116 @@ def test_what_is_saved_lives_no_longer_than_its_result(named) -> None:
         gc.enable()
 
 
+class Memory(TorchDispatchMode):
+    """Knows the memory of all that operators return in it, and does not keep it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[StorageWeakRef] = []
+
+    def __torch_dispatch__(self, operator: Any, _: Any, given: Any = (), options: Any = None) -> Any:
+        result = operator(*given, **(options or {}))
+        for each in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(each, Tensor):
+                self.made.append(StorageWeakRef(each.untyped_storage()))
+        return result
+
+    def is_gone(self) -> bool:
+        if not all(each.expired() for each in self.made):
+            gc.collect()  # cycles of Python's are its own matter
+        return all(each.expired() for each in self.made)
+
+
+@contextmanager
+def refusing(number: int) -> Iterator[None]:
+    """Of what is saved, the first ``number`` are taken."""
+    taken = 0
+
+    def pack(tensor: Tensor) -> Tensor:
+        nonlocal taken
+        taken += 1
+        if taken > number:
+            raise InterruptedError
+        return tensor.detach()
+
+    with saved_tensors_hooks(pack, lambda kept: kept):
+        yield
+
+
+def passed(call: Callable[[Tensor], Tensor], x: Tensor) -> None:
+    call(x).square().sum().backward()
+
+
+def hooked(call: Callable[[Tensor], Tensor], x: Tensor, pack: Any) -> None:
+    with saved_tensors_hooks(pack, lambda kept: kept):
+        out = call(x)
+    out.square().sum().backward()
+
+
+def offloaded(call: Callable[[Tensor], Tensor], x: Tensor) -> None:
+    with save_on_cpu():
+        out = call(x)
+    out.square().sum().backward()
+
+
+def recomputed(call: Callable[[Tensor], Tensor], x: Tensor, reentrant: bool) -> None:
+    checkpoint(call, x, use_reentrant=reentrant).square().sum().backward()
+
+
+def recomputed_and_dropped(call: Callable[[Tensor], Tensor], x: Tensor) -> None:
+    checkpoint(call, x, use_reentrant=False)
+
+
+def passed_twice(call: Callable[[Tensor], Tensor], x: Tensor) -> None:
+    out = call(x).square().sum()
+    out.backward(retain_graph=True)
+    out.backward(retain_graph=True)
+
+
+def differentiated_twice(call: Callable[[Tensor], Tensor], x: Tensor) -> None:
+    (dx,) = torch.autograd.grad(call(x).square().sum(), x, create_graph=True)
+    if dx.requires_grad:
+        torch.autograd.grad(dx.square().sum(), x)
+
+
+def refused(call: Callable[[Tensor], Tensor], x: Tensor) -> None:
+    """By a hook that has taken none of what is saved, or all but the last."""
+    for number in range(4):
+        try:
+            with refusing(number):
+                call(x)
+        except InterruptedError:
+            continue
+        break
+
+
+WAYS: dict[str, Callable[..., Any]] = {
+    "dropped": lambda call, x: call(x),
+    "passed": passed,
+    "passed twice": passed_twice,
+    "differentiated twice": differentiated_twice,
+    "checkpoint": partial(recomputed, reentrant=False),
+    "checkpoint, dropped": recomputed_and_dropped,
+    "reentrant checkpoint": partial(recomputed, reentrant=True),
+    "save_on_cpu": offloaded,
+    "detaching hooks": partial(hooked, pack=lambda tensor: tensor.detach()),
+    "cloning hooks": partial(hooked, pack=lambda tensor: tensor.clone()),
+    "refusing hooks": refused,
+}
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("call", (CALLS | MORE_CALLS).values(), ids=CALLS | MORE_CALLS)
+def test_no_memory_is_left_behind(library, call, way) -> None:
+    """However what is saved is kept, and though hooks throw, as checkpoint's do where they have seen enough."""
+    x = values()
+    with Memory() as memory:
+        way(partial(call, library), x)
+    del x
+    assert memory.made
+    assert memory.is_gone()
+
+
 def test_gradients_may_come_in_a_batch(named) -> None:
     _, call = named
     x = values()
@@ -140,8 +270,9 @@ def test_a_nodes_hook_sees_no_gradient_of_what_was_not_given(library) -> None:
     assert seen == [True, False, False, False]
 
 
-def test_compiled_autograd_takes_a_call(named) -> None:
-    _, call = named
+@pytest.mark.parametrize("given", (CALLS | MORE_CALLS).values(), ids=CALLS | MORE_CALLS)
+def test_compiled_autograd_takes_a_call(library, given) -> None:
+    call = partial(given, library)
     x = values()
     right = gradient(call(x), x)
     torch.compiler.reset()
