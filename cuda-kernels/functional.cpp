@@ -11,9 +11,12 @@
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <array>
 #include <optional>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "adaptor.h"
@@ -242,6 +245,7 @@ Tensor call_matmul(const Tensor& a, const Tensor& b, OptionalDtype out_dtype) {
 
 // All rows, of whatever dimensions. PyTorch's flatten is refused by is_grads_batched.
 Tensor as_matrix(const Tensor& tensor) {
+  if (tensor.dim() == 2) return tensor;
   const auto sizes = tensor.sym_sizes();
   return tensor.reshape_symint({c10::multiply_integers(sizes.slice(0, sizes.size() - 1)), sizes.back()});
 }
@@ -250,47 +254,65 @@ class MatmulFunction : public torch::autograd::Function<MatmulFunction> {
  public:
   static constexpr const char* NAME = "MatmulBackward";
 
-  // da = dout @ b.mT, db = a.mT @ dout, in the operands' dtype, and summed over what was broadcast.
+  // da = dout @ b.mT, db = a.mT @ dout, in the operands' dtype, and summed over what was broadcast. An
+  // operand is there where the other wants a gradient.
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    if (!gradients[0].defined()) return {Tensor(), Tensor()};
     const auto saved = context->get_saved_variables();
     const Tensor& a = saved[0];
     const Tensor& b = saved[1];
-    if (!gradients[0].defined()) return {Tensor(), Tensor()};
-    const at::ScalarType dtype = (a.defined() ? a : b).scalar_type();
-    if (!a.defined()) return {call_matmul(gradients[0].to(dtype), b.mT(), std::nullopt), Tensor()};
-    if (!b.defined()) return {Tensor(), call_matmul(a.mT(), gradients[0].to(dtype), std::nullopt)};
-    const Tensor a_rows = a.dim() == 1 ? a.unsqueeze(0) : a;
-    const Tensor b_cols = b.dim() == 1 ? b.unsqueeze(1) : b;
-    Tensor dout = gradients[0].to(dtype);
-    if (b.dim() == 1) dout = dout.unsqueeze(-1);
-    if (a.dim() == 1) dout = dout.unsqueeze(-2);
+    Tensor dout = gradients[0].to((a.defined() ? a : b).scalar_type());
+    const bool a_grad = context->needs_input_grad(0);
+    const bool b_grad = context->needs_input_grad(1);
+    const auto may_be_matrix = [](const Tensor& operand) { return !operand.defined() || operand.dim() == 2; };
+    if (context->saved_data.empty() && may_be_matrix(a) && may_be_matrix(b)) {
+      return {a_grad ? call_matmul(dout, b.mT(), std::nullopt) : Tensor(),
+              b_grad ? call_matmul(a.mT(), dout, std::nullopt) : Tensor()};
+    }
+
+    const auto sizes_of = [&](const Tensor& operand) {
+      return operand.defined() ? operand.sym_sizes().vec() : context->saved_data["sizes"].toSymIntVector();
+    };
+    const Sizes a_sizes = sizes_of(a);
+    const Sizes b_sizes = sizes_of(b);
+    const bool a_vector = a_sizes.size() == 1;
+    const bool b_vector = b_sizes.size() == 1;
+    if (b_vector) dout = dout.unsqueeze(-1);
+    if (a_vector) dout = dout.unsqueeze(-2);
     Tensor da;
     Tensor db;
-    if (context->needs_input_grad(0)) {
-      da = at::sum_to(call_matmul(dout, b_cols.mT(), std::nullopt), a_rows.sym_sizes())
-               .view_symint(a.sym_sizes());
+    if (a_grad) {
+      const Tensor b_cols = b_vector ? b.unsqueeze(1) : b;
+      const Sizes rows = a_vector ? Sizes{1, a_sizes[0]} : a_sizes;
+      da = at::sum_to(call_matmul(dout, b_cols.mT(), std::nullopt), rows).view_symint(a_sizes);
     }
-    if (context->needs_input_grad(1)) {
-      if (b_cols.dim() == 2 && a_rows.dim() > 2) {
+    if (b_grad) {
+      const Tensor a_rows = a_vector ? a.unsqueeze(0) : a;
+      const Sizes cols = b_vector ? Sizes{b_sizes[0], 1} : b_sizes;
+      if (cols.size() == 2 && a_rows.dim() > 2) {
         // One b for all: its gradient's sum over the batch is the product's own.
         db = call_matmul(as_matrix(a_rows).mT(), as_matrix(dout), std::nullopt);
       } else {
-        db = at::sum_to(call_matmul(a_rows.mT(), dout, std::nullopt), b_cols.sym_sizes());
+        db = at::sum_to(call_matmul(a_rows.mT(), dout, std::nullopt), cols);
       }
-      db = db.view_symint(b.sym_sizes());
+      db = db.view_symint(b_sizes);
     }
     return {da, db};
   }
+
+ private:
+  using Sizes = std::vector<c10::SymInt>;
 };
 
 Tensor matmul_autograd(const Tensor& a, const Tensor& b, OptionalDtype out_dtype) {
   const Tensor out = below_autograd("matmul", {&a, &b}, [&] { return call_matmul(a, b, out_dtype); });
   if (compute_requires_grad(a, b)) {
     record<MatmulFunction>({&a, &b}, {&out}, [&](AutogradContext& context) {
-      // Of two matrices each is needed for the other's gradient alone; of others, the shapes are needed too.
-      const bool matrices = a.dim() == 2 && b.dim() == 2;
-      context.save_for_backward(
-          {!matrices || b.requires_grad() ? a : Tensor(), !matrices || a.requires_grad() ? b : Tensor()});
+      const bool a_grad = a.requires_grad();
+      const bool b_grad = b.requires_grad();
+      context.save_for_backward({b_grad ? a : Tensor(), a_grad ? b : Tensor()});
+      if ((a_grad && b_grad) || (a.dim() == 2 && b.dim() == 2)) return;
+      context.saved_data["sizes"] = (a_grad ? a : b).sym_sizes();  // of the one that is not there
     });
   }
   return out;
@@ -372,8 +394,7 @@ std::pair<Tensor, Tensor> linear_forward_cuda(const Tensor& x, const Tensor& wei
   check_linear(x, weight, bias, false);
   const c10::cuda::CUDAGuard guard(x.device());
   const auto shape = linear_shape(x.sizes(), weight.sizes());
-  const Tensor rows =
-      x.dim() == 2 ? x : x.reshape({c10::multiply_integers(x.sizes().slice(0, x.dim() - 1)), x.size(-1)});
+  const Tensor rows = as_matrix(x);
   const bool large = std::max({rows.size(0), rows.size(1), weight.size(0)}) >= LARGEST_SIZE;
   const Step<LinearArgs>* step =
       large || x.scalar_type() == at::kFloat ? nullptr : fused_step(x.get_device());
@@ -496,32 +517,33 @@ std::tuple<Tensor, Tensor> call_linear_backward(const Tensor& dout, const Tensor
   return below_autograd("linear_backward", {&dout}, [&] { return op.call(dout, saved, activation); });
 }
 
+// What gelu, gelu_tanh or silu was applied to is an output of the node beside the result. Where a gradient is
+// differentiated again, it is through that output that x, weight and bias are reached, saved or not.
 class LinearFunction : public torch::autograd::Function<LinearFunction> {
  public:
   static constexpr const char* NAME = "LinearBackward";
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    if (!gradients[0].defined()) return {Tensor(), Tensor(), Tensor()};
     const auto kept = context->get_saved_variables();
     const Tensor& x = kept[0];
     const Tensor& weight = kept[1];
     const std::string& activation = context->saved_data["activation"].toStringRef();
     Tensor dz = gradients[0];
     Tensor dbias;
-    const bool wants_bias = context->needs_input_grad(2);
-    if (activation != "none" && !at::GradMode::is_enabled()) {
-      std::tie(dz, dbias) = call_linear_backward(dz, kept[2], activation);
-    } else {
-      const Activation chosen = activation_of(activation);
-      Tensor saved = kept[2];
-      // To be differentiated again, what was saved must be known to come from x.
-      if (needs_pre(chosen)) {
-        const OptionalTensor bias = kept[3].defined() ? OptionalTensor(kept[3]) : std::nullopt;
-        saved = call_linear(x, weight, bias, "none");
+    if (dz.defined() && activation != "none") {
+      if (at::GradMode::is_enabled()) {
+        dz = differentiable_dz(dz, kept[2], activation_of(activation));
+      } else {
+        std::tie(dz, dbias) = call_linear_backward(dz, kept[2], activation);
       }
-      dz = differentiable_dz(dz, saved, chosen);
-      if (wants_bias) dbias = dz.sum_to_size_symint({dz.sym_size(-1)});
     }
+    if (gradients.size() > 1 && gradients[1].defined()) {
+      dz = dz.defined() ? dz + gradients[1] : gradients[1];
+      dbias = Tensor();
+    }
+    if (!dz.defined()) return {Tensor(), Tensor(), Tensor()};
+    const bool wants_bias = context->needs_input_grad(2);
+    if (wants_bias && !dbias.defined()) dbias = dz.sum_to_size_symint({dz.sym_size(-1)});
     Tensor dx;
     Tensor dweight;
     if (context->needs_input_grad(0)) dx = call_matmul(dz, weight, std::nullopt);
@@ -534,25 +556,20 @@ class LinearFunction : public torch::autograd::Function<LinearFunction> {
 
 Tensor linear_autograd(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
                        c10::string_view activation) {
-  const Tensor none;
-  const Tensors inputs = {&x, &weight, bias ? &*bias : &none};
+  const Tensors inputs = {&x, &weight, or_none(bias)};
   const auto call = [&] { return call_linear(x, weight, bias, activation); };
   if (!compute_requires_grad(x, weight, bias)) return below_autograd("linear", inputs, call);
   const Activation chosen = activation_of(activation);
-  Tensor out, saved;
+  Tensor out, pre;
   if (needs_pre(chosen)) {
     const auto call_saving = [&] { return call_linear_saving(x, weight, bias, activation); };
-    std::tie(out, saved) = below_autograd("linear", inputs, call_saving);
+    std::tie(out, pre) = below_autograd("linear", inputs, call_saving);
   } else {
     out = below_autograd("linear", inputs, call);
-    if (chosen == Activation::relu) saved = out;
   }
-  record<LinearFunction>(inputs, {&out}, [&](AutogradContext& context) {
-    // To be differentiated again, what was saved is computed once more, from all operands.
-    const bool all = needs_pre(chosen);
-    context.save_for_backward({all || weight.requires_grad() ? x : Tensor(),
-                               all || x.requires_grad() ? weight : Tensor(), saved,
-                               all && bias ? *bias : Tensor()});
+  record<LinearFunction>(inputs, {&out, &pre}, [&](AutogradContext& context) {
+    context.save_for_backward({weight.requires_grad() ? x : Tensor(), x.requires_grad() ? weight : Tensor(),
+                               chosen == Activation::relu ? out : pre});
     context.saved_data["activation"] = std::string(activation);
   });
   return out;

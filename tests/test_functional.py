@@ -118,6 +118,41 @@ def test_one_operand_alone_may_want_a_gradient(operator) -> None:
         assert (a.grad is not None, b.grad is not None) == (a_wants, b_wants)
 
 
+def saved_bytes(call: Any, *given: Any) -> int:
+    """Of all memory that is saved for a backward pass, counted once."""
+    saved: dict[int, int] = {}
+
+    def pack(tensor: Any) -> Any:
+        storage = tensor.untyped_storage()
+        saved[storage.data_ptr()] = storage.nbytes()
+        return tensor.detach()
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept):
+        out = call(*given)
+    assert out.requires_grad
+    return sum(saved.values())
+
+
+@BY_SHAPES
+@pytest.mark.parametrize("wanted", [(True, False), (False, True), (True, True)], ids=str)
+def test_no_more_is_kept_than_pytorch_keeps(operator, a_shape, b_shape, wanted) -> None:
+    a, b = (each.requires_grad_(wants) for each, wants in zip(operands(a_shape, b_shape), wanted, strict=True))
+    assert saved_bytes(operator, a, b) <= saved_bytes(torch.matmul, a, b)
+
+
+@BY_SHAPES
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_an_operand_may_change_where_its_gradient_does_not_need_it(operator, a_shape, b_shape, frozen) -> None:
+    """Of a frozen operand the other's gradient needs all, of the other nothing is needed."""
+    given = operands(a_shape, b_shape)
+    other = given[1 - frozen].requires_grad_()
+    (right,) = torch.autograd.grad(torch.matmul(*given).sum(), other)
+    out = operator(*given)
+    with torch.no_grad():
+        other.add_(1)
+    torch.testing.assert_close(torch.autograd.grad(out.sum(), other)[0], right)
+
+
 def test_gradients_of_half_operands_have_their_dtype(operator) -> None:
     a, b = operands((3, 5), (5, 4), torch.bfloat16, requires_grad=True)
     operator(a, b, torch.float32).sum().backward()
@@ -136,6 +171,17 @@ def test_compiled_without_a_break(operator, dynamic, traced) -> None:
         out.sum().backward()
         expected = torch.autograd.grad(torch.matmul(a, b).relu().sum(), (a, b))
         torch.testing.assert_close((a.grad, b.grad), expected)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_compiled_without_a_break_where_an_operand_is_frozen(operator, dynamic, frozen) -> None:
+    compiled = torch.compile(operator, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    for m in (3, 7):
+        given = operands((2, m, 5), (5, 4))
+        learns = given[1 - frozen].requires_grad_()
+        found, right = (torch.autograd.grad(call(*given).sum(), learns) for call in (compiled, torch.matmul))
+        torch.testing.assert_close(found, right)
 
 
 @BY_SHAPES

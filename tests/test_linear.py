@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -14,6 +15,10 @@ from kernel_twins.functional.activations import ACTIVATIONS  # noqa: E402
 
 BY_ACTIVATION = pytest.mark.parametrize("activation", ACTIVATIONS)
 X_SHAPES = [(3, 5), (5,), (2, 3, 5), (0, 5)]
+WANTED = [wanted for wanted in itertools.product((False, True), repeat=3) if any(wanted)]
+BY_WANTED = pytest.mark.parametrize(
+    "wanted", WANTED, ids=lambda wanted: "+".join(itertools.compress(("x", "weight", "bias"), wanted))
+)
 
 
 @pytest.fixture
@@ -91,6 +96,64 @@ def test_second_derivatives(operator, activation) -> None:
     assert torch.autograd.gradgradcheck(lambda *given: operator(*given, None, activation), given[:2])
 
 
+@BY_WANTED
+@BY_ACTIVATION
+def test_second_derivatives_where_others_are_frozen(operator, activation, wanted) -> None:
+    """What a gradient is differentiated for is reached though it, and what it was multiplied by, are not saved."""
+    given = operands()
+    places = [i for i, wants in enumerate(wanted) if wants]
+
+    def call(*values):
+        return operator(*({**dict(enumerate(given)), **dict(zip(places, values, strict=True))}.values()), activation)
+
+    assert torch.autograd.gradgradcheck(call, [given[i].requires_grad_() for i in places])
+
+
+@BY_ACTIVATION
+def test_second_derivatives_of_what_hooks_have_kept(operator, activation) -> None:
+    def penalty(call):
+        given = operands(requires_grad=True)
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor.clone(), lambda kept: kept):
+            out = call(*given, activation)
+        first = torch.autograd.grad(out.square().sum(), given, create_graph=True)
+        return first, torch.autograd.grad(sum(each.square().sum() for each in first), given)
+
+    torch.testing.assert_close(penalty(operator), penalty(expected))
+
+
+@BY_ACTIVATION
+def test_a_gradient_is_differentiated_in_a_batch(operator, activation) -> None:
+    def batch(call):
+        given = operands(requires_grad=True)
+        (dx,) = torch.autograd.grad(call(*given, activation).square().sum(), given[:1], create_graph=True)
+        units = torch.eye(dx.numel(), dtype=dx.dtype).view(-1, *dx.shape)
+        return torch.autograd.grad(dx, given, units, is_grads_batched=True)
+
+    torch.testing.assert_close(batch(operator), batch(expected))
+
+
+@BY_WANTED
+@BY_ACTIVATION
+@pytest.mark.parametrize("x_shape", X_SHAPES[:3], ids=str)
+def test_no_more_is_kept_than_pytorch_keeps(operator, activation, x_shape, wanted) -> None:
+    given = [each.requires_grad_(wants) for each, wants in zip(operands(x_shape), wanted, strict=True)]
+
+    def kept(call):
+        saved = {}
+
+        def pack(tensor):
+            storage = tensor.untyped_storage()
+            saved[storage.data_ptr()] = storage.nbytes()
+            return tensor.detach()
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept):
+            out = call(*given, activation)
+        assert out.requires_grad
+        return sum(saved.values())
+
+    assert kept(operator) <= kept(expected)
+
+
 @pytest.mark.parametrize(
     ("spoil", "error", "said"),
     [
@@ -148,14 +211,22 @@ def test_tangents_of_gradients_are_refused_and_not_lost(operator, activation) ->
             torch.autograd.grad(out, given, dout)
 
 
-def test_a_frozen_layer_keeps_no_input(operator) -> None:
-    x, weight, bias = operands(requires_grad=True)
-    y = x * 2
-    out = operator(y, weight.detach(), bias, "relu")
-    y.detach().zero_()  # as an operation in place would
-    (dx,) = torch.autograd.grad(out.sum(), (x,))
-    right = torch.autograd.grad(expected(x * 2, weight, bias, "relu").sum(), (x,))
-    torch.testing.assert_close(dx, right[0])
+@BY_WANTED
+@BY_ACTIVATION
+def test_operands_may_change_that_no_gradient_needs(operator, activation, wanted) -> None:
+    """x for a frozen weight, weight for an x that wants none, and always the bias."""
+    given = x, weight, bias = operands()
+    for each, wants in zip(given, wanted, strict=True):
+        each.requires_grad_(wants)
+    asked = [each for each in given if each.requires_grad]
+    right = torch.autograd.grad(expected(x, weight, bias, activation).sum(), asked)
+    out = operator(*given, activation)
+    needed = (wanted[1], wanted[0], False)
+    with torch.no_grad():
+        for each, needs in zip(given, needed, strict=True):
+            if not needs:
+                each.add_(1)
+    torch.testing.assert_close(torch.autograd.grad(out.sum(), asked), right)
 
 
 def test_auto_under_autocast_takes_what_pytorch_would(operator) -> None:
