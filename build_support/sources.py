@@ -35,7 +35,9 @@ def cuda_files(root: Path = ROOT) -> list[Path]:
     others = [
         *root.glob("cuda-kernels/baselines/*.cu"),
         *root.glob("cuda-kernels/*/backward.cu"),
+        *root.glob("cuda-kernels/*/bias.cu"),
         *root.glob("cuda-kernels/*/mean.cu"),
+        *root.glob("cuda-kernels/*/parameters.cu"),
         *root.glob("hardware-survey/probes.cu"),
     ]
     return step_files(root) + sorted(path.relative_to(root) for path in others)

@@ -18,6 +18,7 @@
 #include "adaptor.h"
 #include "dropout_add/args.h"
 #include "dropout_add_backward/args.h"
+#include "dropout_add_backward/bias.h"
 #include "operator.h"
 #include "operator_activation.h"
 #include "operator_autograd.h"
@@ -31,6 +32,8 @@ using namespace kernel_twins;
 using OptionalTensor = std::optional<Tensor>;
 using Pair = std::tuple<Tensor, Tensor>;
 using Name = c10::string_view;  // of an activation
+
+constexpr Step<DropoutAddBackwardArgs> BIAS = {"bias", dropout_add_backward_bias, ">=8.0"};
 
 // -----------------------------------------------------------------------------------------------------------
 // What goes together
@@ -167,12 +170,12 @@ Pair forward_cuda(const Tensor& x, const OptionalTensor& residual, const Optiona
 }
 
 Pair backward_cuda(const Tensor& dout, const OptionalTensor& x, const OptionalTensor& bias,
-                   const Tensor& state, double p, Name activation, bool bias_grad) {
+                   const Tensor& state, double p, Name activation, bool x_grad, bool bias_grad) {
   const Activation chosen = check_backward(dout, x, bias, state, p, activation, bias_grad, false);
   const c10::cuda::CUDAGuard guard(dout.device());
-  Tensor dx = empty(dout.sizes(), dout.scalar_type(), dout.device());
+  Tensor dx = empty(x_grad ? dout.sizes() : at::IntArrayRef{0}, dout.scalar_type(), dout.device());
   Tensor dbias = empty({bias_grad ? row_length(dout) : 0}, dout.scalar_type(), dout.device());
-  if (dout.numel() == 0) return {dx, dbias.zero_()};
+  if (dout.numel() == 0 || !(x_grad || bias_grad)) return {dx, dbias.zero_()};
   const Rows rows(dout, row_dim(dout));
   const auto x_rows = rows_or_none(x);
   const Tensor shift = contiguous_or_none(bias);
@@ -182,22 +185,23 @@ Pair backward_cuda(const Tensor& dout, const OptionalTensor& x, const OptionalTe
   dropout.offset_at = dropout.seed_at + 1;
   Lender lender;
   const Memory memory = lender.memory();
-  lender.launch(first_that_runs<dropout_add_backward_steps>("dropout_add_backward", {"v04_rows_abreast"},
-                                                            false, dout.get_device()),
-                {.dout = rows.data(),
-                 .x = x_rows ? x_rows->data() : nullptr,
-                 .bias = data_or_null(shift),
-                 .dx = dx.mutable_data_ptr(),
-                 .dbias = bias_grad ? dbias.mutable_data_ptr() : nullptr,
-                 .M = dout.numel() / row_length(dout),
-                 .N = row_length(dout),
-                 .stride_dm = rows.stride(),
-                 .stride_xm = x_rows ? x_rows->stride() : 0,
-                 .dtype = dtype_of(dout),
-                 .activation = chosen,
-                 .dropout = dropout,
-                 .memory = &memory,
-                 .stream = lender.stream()});
+  const auto& step = x_grad ? first_that_runs<dropout_add_backward_steps>(
+                                  "dropout_add_backward", {"v04_rows_abreast"}, false, dout.get_device())
+                            : BIAS;
+  lender.launch(step, {.dout = rows.data(),
+                       .x = x_rows ? x_rows->data() : nullptr,
+                       .bias = data_or_null(shift),
+                       .dx = x_grad ? dx.mutable_data_ptr() : nullptr,
+                       .dbias = bias_grad ? dbias.mutable_data_ptr() : nullptr,
+                       .M = dout.numel() / row_length(dout),
+                       .N = row_length(dout),
+                       .stride_dm = rows.stride(),
+                       .stride_xm = x_rows ? x_rows->stride() : 0,
+                       .dtype = dtype_of(dout),
+                       .activation = chosen,
+                       .dropout = dropout,
+                       .memory = &memory,
+                       .stream = lender.stream()});
   return {dx, dbias};
 }
 
@@ -248,20 +252,21 @@ Pair forward_cpu(const Tensor& x, const OptionalTensor& residual, const Optional
 
 // In operations that can be differentiated again, but for the mask.
 Pair backward_aten(const Tensor& dout, const OptionalTensor& x, const OptionalTensor& bias,
-                   const Tensor& mask, double p, Activation activation, bool bias_grad) {
+                   const Tensor& mask, double p, Activation activation, bool x_grad, bool bias_grad) {
   Tensor dx = widened(dout) * scale_of(p);
   if (x) dx = differentiable_dz(dx, shifted(*x, bias), activation);
   dx = masked(dx, mask);
   const Tensor dbias = bias_grad ? dx.sum_to_size_symint({dx.sym_size(-1)}).to(dout.scalar_type()) : Tensor();
-  return {dx.to(dout.scalar_type()), dbias};
+  return {x_grad ? dx.to(dout.scalar_type()) : Tensor(), dbias};
 }
 
 Pair backward_cpu(const Tensor& dout, const OptionalTensor& x, const OptionalTensor& bias,
-                  const Tensor& state, double p, Name activation, bool bias_grad) {
+                  const Tensor& state, double p, Name activation, bool x_grad, bool bias_grad) {
   const Activation chosen = check_backward(dout, x, bias, state, p, activation, bias_grad, true);
   const auto [dx, dbias] =
-      backward_aten(dout, x, bias, mask_cpu(dout.sizes(), state, p), p, chosen, bias_grad);
-  return {dx.contiguous(), bias_grad ? dbias.clone() : at::empty({0}, dout.options())};
+      backward_aten(dout, x, bias, mask_cpu(dout.sizes(), state, p), p, chosen, x_grad, bias_grad);
+  return {x_grad ? dx.contiguous() : at::empty({0}, dout.options()),
+          bias_grad ? dbias.clone() : at::empty({0}, dout.options())};
 }
 
 // -----------------------------------------------------------------------------------------------------------
@@ -275,10 +280,11 @@ Pair forward_meta(const Tensor& x, const OptionalTensor& residual, const Optiona
 }
 
 Pair backward_meta(const Tensor& dout, const OptionalTensor& x, const OptionalTensor& bias,
-                   const Tensor& state, double p, Name activation, bool bias_grad) {
+                   const Tensor& state, double p, Name activation, bool x_grad, bool bias_grad) {
   check_backward(dout, x, bias, state, p, activation, bias_grad, is_wide(dout));
   const c10::SymInt columns = bias_grad ? dout.sym_size(-1) : c10::SymInt(0);
-  return {at::empty_symint(dout.sym_sizes(), dout.options()), at::empty_symint({columns}, dout.options())};
+  return {x_grad ? at::empty_symint(dout.sym_sizes(), dout.options()) : at::empty({0}, dout.options()),
+          at::empty_symint({columns}, dout.options())};
 }
 
 // -----------------------------------------------------------------------------------------------------------
@@ -299,10 +305,10 @@ Tensor dropout_add_result(const Tensor& x, const OptionalTensor& residual, const
 }
 
 Pair call_backward(const Tensor& dout, const OptionalTensor& x, const OptionalTensor& bias,
-                   const Tensor& state, double p, Name activation, bool bias_grad) {
+                   const Tensor& state, double p, Name activation, bool x_grad, bool bias_grad) {
   static const auto op = find_operator<decltype(call_backward)>("kernel_twins::dropout_add_backward");
   return below_autograd("dropout_add_backward", {&dout},
-                        [&] { return op.call(dout, x, bias, state, p, activation, bias_grad); });
+                        [&] { return op.call(dout, x, bias, state, p, activation, x_grad, bias_grad); });
 }
 
 class DropoutAddFunction : public torch::autograd::Function<DropoutAddFunction> {
@@ -313,10 +319,12 @@ class DropoutAddFunction : public torch::autograd::Function<DropoutAddFunction> 
     const Tensor& dout = gradients[0];
     Tensor dx, dresidual, dbias;
     if (dout.defined()) {
+      const bool x_grad = context->needs_input_grad(0);
       const bool bias_grad = context->needs_input_grad(2);
       if (context->needs_input_grad(1)) dresidual = dout;
-      if (context->needs_input_grad(0) || bias_grad) {
-        std::tie(dx, dbias) = gradients_of(context, dout, bias_grad);
+      if (x_grad || bias_grad) {
+        std::tie(dx, dbias) = gradients_of(context, dout, x_grad, bias_grad);
+        if (!x_grad) dx = Tensor();
         if (!bias_grad) dbias = Tensor();
       }
     }
@@ -324,7 +332,7 @@ class DropoutAddFunction : public torch::autograd::Function<DropoutAddFunction> 
   }
 
  private:
-  static Pair gradients_of(AutogradContext* context, const Tensor& dout, bool bias_grad) {
+  static Pair gradients_of(AutogradContext* context, const Tensor& dout, bool x_grad, bool bias_grad) {
     const auto saved = context->get_saved_variables();
     const auto given = [](const Tensor& tensor) {
       return tensor.defined() ? OptionalTensor(tensor) : std::nullopt;
@@ -332,19 +340,20 @@ class DropoutAddFunction : public torch::autograd::Function<DropoutAddFunction> 
     const OptionalTensor x = given(saved[0]), bias = given(saved[1]);
     const double p = context->saved_data["p"].toDouble();
     const std::string activation = context->saved_data["activation"].toStringRef();
-    if (!at::GradMode::is_enabled()) return call_backward(dout, x, bias, saved[2], p, activation, bias_grad);
+    if (!at::GradMode::is_enabled()) {
+      return call_backward(dout, x, bias, saved[2], p, activation, x_grad, bias_grad);
+    }
     // A gradient of ones comes back where it is kept.
     const Tensor ones = at::ones_symint(dout.sym_sizes(), dout.options());
     const Tensor mask =
-        std::get<0>(call_backward(ones, std::nullopt, std::nullopt, saved[2], p, "none", false));
-    return backward_aten(dout, x, bias, mask != 0, p, activation_of(activation), bias_grad);
+        std::get<0>(call_backward(ones, std::nullopt, std::nullopt, saved[2], p, "none", true, false));
+    return backward_aten(dout, x, bias, mask != 0, p, activation_of(activation), x_grad, bias_grad);
   }
 };
 
 Pair forward_autograd(const Tensor& x, const OptionalTensor& residual, const OptionalTensor& bias, double p,
                       Name activation) {
-  const Tensor none;
-  const Tensors inputs = {&x, residual ? &*residual : &none, bias ? &*bias : &none};
+  const Tensors inputs = {&x, or_none(residual), or_none(bias)};
   const Pair made =
       below_autograd("dropout_add", inputs, [&] { return call(x, residual, bias, p, activation); });
   if (compute_requires_grad(x, residual, bias)) {
@@ -372,7 +381,7 @@ TORCH_LIBRARY_FRAGMENT(kernel_twins, library) {
   // What its gradients are made of.
   library.def(
       "dropout_add_backward(Tensor dout, Tensor? x, Tensor? bias, Tensor state, float p, str activation, "
-      "bool bias_grad) -> (Tensor dx, Tensor dbias)",
+      "bool x_grad, bool bias_grad) -> (Tensor dx, Tensor dbias)",
       {at::Tag::pt2_compliant_tag});
 }
 TORCH_LIBRARY_IMPL(kernel_twins, CUDA, library) {

@@ -15,6 +15,7 @@
 #include "adaptor.h"
 #include "layer_norm/args.h"
 #include "layer_norm_backward/args.h"
+#include "layer_norm_backward/parameters.h"
 #include "operator.h"
 #include "operator_autograd.h"
 #include "operator_rows.h"
@@ -31,6 +32,8 @@ using Shape = c10::SymIntArrayRef;
 // For GPUs without clusters: the longest rows that steps hold, in bytes. Longer ones are read again.
 constexpr int64_t ROW_IN_REGISTERS = 64 * 1024;
 constexpr int64_t PAIR_IN_REGISTERS = 16 * 1024;  // each of dout's and x's
+
+constexpr Step<NormBackwardArgs> PARAMETERS = {"parameters", norm_backward_parameters, ">=8.0"};
 
 // Which of the two norms an operator is of, and the steps behind it, by the bytes of a row.
 struct LayerNorm {
@@ -325,19 +328,22 @@ struct Gradients {
 
 using Backward = Gradients(const Tensor& dout, const Tensor& x, const OptionalTensor& mean,
                            const Tensor& rstd, const OptionalTensor& weight, const OptionalTensor& dadded,
-                           bool weight_grad, bool bias_grad);
+                           bool x_grad, bool weight_grad, bool bias_grad);
 
 template <typename Norm>
 Gradients backward_cuda(const Tensor& dout, const Tensor& x, const OptionalTensor& mean, const Tensor& rstd,
-                        const OptionalTensor& weight, const OptionalTensor& dadded, bool weight_grad,
-                        bool bias_grad) {
+                        const OptionalTensor& weight, const OptionalTensor& dadded, bool x_grad,
+                        bool weight_grad, bool bias_grad) {
   const int64_t leading = check_backward(dout, x, mean, rstd, weight, dadded, false);
   const c10::cuda::CUDAGuard guard(x.device());
   const at::IntArrayRef sizes = x.sizes();
-  const auto empty_row = [&](bool wanted) {
-    return empty(wanted ? sizes.slice(leading) : at::IntArrayRef{0}, x.scalar_type(), x.device());
+  const auto empty_or_none = [&](bool wanted, at::IntArrayRef shape) {
+    return empty(wanted ? shape : at::IntArrayRef{0}, x.scalar_type(), x.device());
   };
-  Gradients out = {empty(sizes, x.scalar_type(), x.device()), empty_row(weight_grad), empty_row(bias_grad)};
+  const at::IntArrayRef row = sizes.slice(leading);
+  Gradients out = {empty_or_none(x_grad, sizes), empty_or_none(weight_grad, row),
+                   empty_or_none(bias_grad, row)};
+  if (!(x_grad || weight_grad || bias_grad)) return out;
   if (x.numel() == 0) {  // the sum of no rows
     out.dweight.zero_();
     out.dbias.zero_();
@@ -352,72 +358,79 @@ Gradients backward_cuda(const Tensor& dout, const Tensor& x, const OptionalTenso
   const int64_t N = c10::multiply_integers(sizes.slice(leading));
   Lender lender;
   const Memory memory = lender.memory();
-  lender.launch(Norm::backward_step(N * x.itemsize(), x.get_device()),
-                {.dout = dout_rows.data(),
-                 .x = rows.data(),
-                 .weight = data_or_null(scale),
-                 .dadded = dadded_rows ? dadded_rows->data() : nullptr,
-                 .mean = static_cast<const float*>(data_or_null(dense_mean)),
-                 .rstd = dense_rstd.const_data_ptr<float>(),
-                 .dx = out.dx.mutable_data_ptr(),
-                 .dweight = weight_grad ? out.dweight.mutable_data_ptr() : nullptr,
-                 .dbias = bias_grad ? out.dbias.mutable_data_ptr() : nullptr,
-                 .M = c10::multiply_integers(sizes.slice(0, leading)),
-                 .N = N,
-                 .stride_dm = dout_rows.stride(),
-                 .stride_xm = rows.stride(),
-                 .stride_am = dadded_rows ? dadded_rows->stride() : 0,
-                 .dtype = dtype_of(x),
-                 .memory = &memory,
-                 .stream = lender.stream()});
+  const auto& step = x_grad ? Norm::backward_step(N * x.itemsize(), x.get_device()) : PARAMETERS;
+  lender.launch(step, {.dout = dout_rows.data(),
+                       .x = rows.data(),
+                       .weight = data_or_null(scale),
+                       .dadded = dadded_rows ? dadded_rows->data() : nullptr,
+                       .mean = static_cast<const float*>(data_or_null(dense_mean)),
+                       .rstd = dense_rstd.const_data_ptr<float>(),
+                       .dx = x_grad ? out.dx.mutable_data_ptr() : nullptr,
+                       .dweight = weight_grad ? out.dweight.mutable_data_ptr() : nullptr,
+                       .dbias = bias_grad ? out.dbias.mutable_data_ptr() : nullptr,
+                       .M = c10::multiply_integers(sizes.slice(0, leading)),
+                       .N = N,
+                       .stride_dm = dout_rows.stride(),
+                       .stride_xm = rows.stride(),
+                       .stride_am = dadded_rows ? dadded_rows->stride() : 0,
+                       .dtype = dtype_of(x),
+                       .memory = &memory,
+                       .stream = lender.stream()});
   return out;
 }
 
 // In operations that can be differentiated again; mean and rstd as `statistics` returns them.
 template <typename Norm>
 Gradients backward_aten(const Tensor& dout, const Tensor& x, const Tensor& mean, const Tensor& rstd,
-                        const OptionalTensor& weight, const OptionalTensor& dadded, int64_t dims,
+                        const OptionalTensor& weight, const OptionalTensor& dadded, int64_t dims, bool x_grad,
                         bool weight_grad, bool bias_grad) {
   const std::vector<int64_t> along = last(dims);
   const auto row = x.sym_sizes().slice(x.dim() - dims);
   const auto wide = [](const Tensor& tensor) { return tensor.to(at::toOpMathType(tensor.scalar_type())); };
   const Tensor dy = wide(dout);
   const Tensor xhat = (Norm::CENTERED ? wide(x) - mean : wide(x)) * rstd;
-  const Tensor g = weight ? dy * wide(*weight) : dy;
-  Tensor dx = g - xhat * (g * xhat).mean(along, true);
-  if (Norm::CENTERED) dx = dx - g.mean(along, true);
-  dx = dx * rstd;
-  if (dadded) dx = dx + wide(*dadded);
+  Gradients out;
+  if (x_grad) {
+    const Tensor g = weight ? dy * wide(*weight) : dy;
+    Tensor dx = g - xhat * (g * xhat).mean(along, true);
+    if (Norm::CENTERED) dx = dx - g.mean(along, true);
+    dx = dx * rstd;
+    if (dadded) dx = dx + wide(*dadded);
+    out.dx = dx.to(x.scalar_type());
+  }
   const auto summed = [&](const Tensor& rows) { return rows.sum_to_size_symint(row).to(x.scalar_type()); };
-  return {dx.to(x.scalar_type()), weight_grad ? summed(dy * xhat) : Tensor(),
-          bias_grad ? summed(dy) : Tensor()};
+  if (weight_grad) out.dweight = summed(dy * xhat);
+  if (bias_grad) out.dbias = summed(dy);
+  return out;
 }
 
 template <typename Norm>
 Gradients backward_cpu(const Tensor& dout, const Tensor& x, const OptionalTensor& mean, const Tensor& rstd,
-                       const OptionalTensor& weight, const OptionalTensor& dadded, bool weight_grad,
-                       bool bias_grad) {
+                       const OptionalTensor& weight, const OptionalTensor& dadded, bool x_grad,
+                       bool weight_grad, bool bias_grad) {
   const int64_t leading = check_backward(dout, x, mean, rstd, weight, dadded, true);
   std::vector<int64_t> kept(x.dim(), 1);
   std::copy_n(x.sizes().begin(), leading, kept.begin());
   const auto [dx, dweight, dbias] =
       backward_aten<Norm>(dout, x, mean ? mean->reshape(kept) : Tensor(), rstd.reshape(kept), weight, dadded,
-                          x.dim() - leading, weight_grad, bias_grad);
-  const auto or_none = [&](const Tensor& sum) {
+                          x.dim() - leading, x_grad, weight_grad, bias_grad);
+  const auto or_empty = [&](const Tensor& sum) {
     return sum.defined() ? sum.clone() : at::empty({0}, x.options());
   };
-  return {dx.contiguous(), or_none(dweight), or_none(dbias)};
+  return {x_grad ? dx.contiguous() : or_empty(dx), or_empty(dweight), or_empty(dbias)};
 }
 
 template <typename Norm>
 Gradients backward_meta(const Tensor& dout, const Tensor& x, const OptionalTensor& mean, const Tensor& rstd,
-                        const OptionalTensor& weight, const OptionalTensor& dadded, bool weight_grad,
-                        bool bias_grad) {
+                        const OptionalTensor& weight, const OptionalTensor& dadded, bool x_grad,
+                        bool weight_grad, bool bias_grad) {
   const int64_t leading = check_backward(dout, x, mean, rstd, weight, dadded, is_wide(dout));
-  const auto row = [&](bool wanted) {
-    return wanted ? at::empty_symint(x.sym_sizes().slice(leading), x.options()) : at::empty({0}, x.options());
+  const auto empty_or_none = [&](bool wanted, Shape shape) {
+    return wanted ? at::empty_symint(shape, x.options()) : at::empty({0}, x.options());
   };
-  return {at::empty_symint(x.sym_sizes(), x.options()), row(weight_grad), row(bias_grad)};
+  const Shape row = x.sym_sizes().slice(leading);
+  return {empty_or_none(x_grad, x.sym_sizes()), empty_or_none(weight_grad, row),
+          empty_or_none(bias_grad, row)};
 }
 
 // The two operators.
@@ -425,36 +438,35 @@ template <Backward BACKWARD>
 std::tuple<Tensor, Tensor, Tensor> layer_norm_backward(const Tensor& dout, const Tensor& x,
                                                        const Tensor& mean, const Tensor& rstd,
                                                        const OptionalTensor& weight,
-                                                       const OptionalTensor& dadded, bool weight_grad,
-                                                       bool bias_grad) {
-  const Gradients out = BACKWARD(dout, x, mean, rstd, weight, dadded, weight_grad, bias_grad);
+                                                       const OptionalTensor& dadded, bool x_grad,
+                                                       bool weight_grad, bool bias_grad) {
+  const Gradients out = BACKWARD(dout, x, mean, rstd, weight, dadded, x_grad, weight_grad, bias_grad);
   return {out.dx, out.dweight, out.dbias};
 }
 template <Backward BACKWARD>
 std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& dout, const Tensor& x, const Tensor& rstd,
                                              const OptionalTensor& weight, const OptionalTensor& dadded,
-                                             bool weight_grad) {
-  const Gradients out = BACKWARD(dout, x, std::nullopt, rstd, weight, dadded, weight_grad, false);
+                                             bool x_grad, bool weight_grad) {
+  const Gradients out = BACKWARD(dout, x, std::nullopt, rstd, weight, dadded, x_grad, weight_grad, false);
   return {out.dx, out.dweight};
 }
 
 template <typename Norm>
 Gradients call_backward(const Tensor& dout, const Tensor& x, const OptionalTensor& mean, const Tensor& rstd,
-                        const OptionalTensor& weight, const OptionalTensor& dadded, bool weight_grad,
-                        bool bias_grad) {
-  const Tensor none;
+                        const OptionalTensor& weight, const OptionalTensor& dadded, bool x_grad,
+                        bool weight_grad, bool bias_grad) {
   const char* name = Norm::CENTERED ? "layer_norm_backward" : "rms_norm_backward";
-  return below_autograd(name, {&dout, dadded ? &*dadded : &none}, [&] {
+  return below_autograd(name, {&dout, or_none(dadded)}, [&] {
     Gradients out;
     if constexpr (Norm::CENTERED) {
       static const auto op = find_operator<decltype(layer_norm_backward<call_backward<Norm>>)>(
           "kernel_twins::layer_norm_backward");
       std::tie(out.dx, out.dweight, out.dbias) =
-          op.call(dout, x, *mean, rstd, weight, dadded, weight_grad, bias_grad);
+          op.call(dout, x, *mean, rstd, weight, dadded, x_grad, weight_grad, bias_grad);
     } else {
       static const auto op =
           find_operator<decltype(rms_norm_backward<call_backward<Norm>>)>("kernel_twins::rms_norm_backward");
-      std::tie(out.dx, out.dweight) = op.call(dout, x, rstd, weight, dadded, weight_grad);
+      std::tie(out.dx, out.dweight) = op.call(dout, x, rstd, weight, dadded, x_grad, weight_grad);
     }
     return out;
   });
@@ -473,6 +485,7 @@ class NormFunction : public torch::autograd::Function<NormFunction<Norm>> {
     const Tensor& dy = gradients[0];
     const OptionalTensor dadded =
         gradients.size() > 1 && gradients[1].defined() ? OptionalTensor(gradients[1]) : std::nullopt;
+    const bool x_grad = context->needs_input_grad(0) || context->needs_input_grad(1);  // or residual's
     Gradients out;
     if (dy.defined()) {
       const auto saved = context->get_saved_variables();
@@ -483,11 +496,12 @@ class NormFunction : public torch::autograd::Function<NormFunction<Norm>> {
       if (at::GradMode::is_enabled()) {
         const int64_t dims = x.dim() - saved[2].dim();
         const auto [mean, rstd] = statistics<Norm>(x, dims, context->saved_data["eps"].toDouble());
-        out = backward_aten<Norm>(dy, x, mean, rstd, weight, dadded, dims, weight_grad, bias_grad);
+        out = backward_aten<Norm>(dy, x, mean, rstd, weight, dadded, dims, x_grad, weight_grad, bias_grad);
       } else {
         const OptionalTensor mean = Norm::CENTERED ? OptionalTensor(saved[1]) : std::nullopt;
-        out = call_backward<Norm>(dy, x, mean, saved[2], weight, dadded, weight_grad, bias_grad);
+        out = call_backward<Norm>(dy, x, mean, saved[2], weight, dadded, x_grad, weight_grad, bias_grad);
       }
+      if (!x_grad) out.dx = Tensor();
       if (!weight_grad) out.dweight = Tensor();
       if (!bias_grad) out.dbias = Tensor();
     } else if (dadded) {
@@ -500,16 +514,14 @@ class NormFunction : public torch::autograd::Function<NormFunction<Norm>> {
 template <typename Norm>
 Normed forward_autograd(const Tensor& x, const OptionalTensor& residual, Shape shape,
                         const OptionalTensor& weight, const OptionalTensor& bias, double eps) {
-  const Tensor none;
-  const auto or_none = [&](const OptionalTensor& tensor) { return tensor ? &*tensor : &none; };
   const Tensors inputs = {&x, or_none(residual), or_none(weight), or_none(bias)};
   const Normed out = below_autograd(Norm::CENTERED ? "layer_norm" : "rms_norm", inputs,
                                     [&] { return call<Norm>(x, residual, shape, weight, bias, eps); });
   if (compute_requires_grad(x, residual, weight, bias)) {
     // No gradient flows through the statistics, nor through the sum of an x and a residual that want none.
-    const Tensor& sum = compute_requires_grad(x, residual) ? out.added : none;
+    const Tensor sum = compute_requires_grad(x, residual) ? out.added : Tensor();
     record<NormFunction<Norm>>(inputs, {&out.y, &sum}, [&](AutogradContext& context) {
-      context.save_for_backward({residual ? out.added : x, out.mean, out.rstd, weight.value_or(none)});
+      context.save_for_backward({residual ? out.added : x, out.mean, out.rstd, *or_none(weight)});
       context.saved_data["eps"] = eps;
     });
   }
@@ -555,10 +567,10 @@ TORCH_LIBRARY_FRAGMENT(kernel_twins, library) {
   // What their gradients are made of.
   define(
       "layer_norm_backward(Tensor dout, Tensor x, Tensor mean, Tensor rstd, Tensor? weight, Tensor? dadded, "
-      "bool weight_grad, bool bias_grad) -> (Tensor dx, Tensor dweight, Tensor dbias)");
+      "bool x_grad, bool weight_grad, bool bias_grad) -> (Tensor dx, Tensor dweight, Tensor dbias)");
   define(
       "rms_norm_backward(Tensor dout, Tensor x, Tensor rstd, Tensor? weight, Tensor? dadded, "
-      "bool weight_grad) -> (Tensor dx, Tensor dweight)");
+      "bool x_grad, bool weight_grad) -> (Tensor dx, Tensor dweight)");
 }
 TORCH_LIBRARY_IMPL(kernel_twins, CUDA, library) {
   library.impl("layer_norm", layer_norm<forward_cuda<LayerNorm>>);

@@ -98,6 +98,10 @@ class Operators:
     def __call__(self, x, residual=None, bias=None, p=P, activation="none"):
         return self.forward(x, residual, bias, p, activation)
 
+    def asked(self, bias_grad, x_grad=True):
+        """What a backward pass is asked for. The Triton backend's always has dx."""
+        return (x_grad, bias_grad) if self.backend == "cuda" else (bias_grad,)
+
     def result(self, x, residual=None, bias=None, p=P, activation="none"):
         """What the public function returns, by what it calls."""
         if self.backend == "cuda":
@@ -359,7 +363,32 @@ def test_what_is_registered_is_what_pytorch_expects(operators) -> None:
         dout, *others = (each.detach() for each in (residual, x, bias))
         slopes = (None, None) if activation == "none" else others
         for bias_grad in (False, True):
-            torch.library.opcheck(operators.backward, (dout, *slopes, state, P, activation, bias_grad))
+            given = (dout, *slopes, state, P, activation)
+            torch.library.opcheck(operators.backward, (*given, *operators.asked(bias_grad)))
+            if operators.backend == "cuda":
+                torch.library.opcheck(operators.backward, (*given, *operators.asked(bias_grad, x_grad=False)))
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_the_bias_alone_may_want_a_gradient(operators, activation) -> None:
+    """As a sum of what nobody asks for, and which the CUDA backend does not return."""
+    for x_grad in (False, True):
+        x, residual, bias = operands((7, 5))
+        bias.requires_grad_()
+        torch.manual_seed(2)
+        out, state = operators(x.requires_grad_(x_grad), residual, bias, P, activation)
+        dout = values((7, 5), seed=4)
+        for create_graph in (False, True):
+            (dbias,) = torch.autograd.grad(out, bias, dout, create_graph=create_graph, retain_graph=True)
+            wide = bias.detach().double().requires_grad_()
+            kept = (out - residual).detach() != 0
+            right = torch.where(kept, ACTIVATIONS[activation](x.detach().double() + wide) / (1 - P), 0.0)
+            torch.testing.assert_close(dbias, torch.autograd.grad(right, wide, dout.double())[0].float())
+        if operators.backend == "cuda":
+            slopes = (None, None) if activation == "none" else (x.detach(), bias.detach())
+            dx, alone = operators.backward(dout, *slopes, state, P, activation, *operators.asked(True, x_grad=False))
+            assert dx.shape == (0,)
+            torch.testing.assert_close(alone, dbias.detach())
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -497,7 +526,7 @@ def test_what_stands_for_tensors_on_a_gpu_is_as_narrow_as_they_are(operators) ->
         with pytest.raises(TypeError, match=r"^x is torch.float64, must be torch.float32 or "):
             operators(x)
         with pytest.raises(TypeError, match=r"^dout is torch.float64, must be torch.float32 or "):
-            operators.backward(x, None, None, state, P, "none", False)
+            operators.backward(x, None, None, state, P, "none", *operators.asked(False))
         assert operators(x.float())[0].dtype == torch.float32
 
 
@@ -518,7 +547,7 @@ def test_what_a_backward_pass_refuses_is_named(operators) -> None:
     ):
         given: dict[str, Any] = {"dout": dout, "x": x, "bias": bias, "state": state, "p": P, "activation": "gelu"}
         with pytest.raises(error, match=told):
-            operators.backward(*(given | changes).values(), True)
+            operators.backward(*(given | changes).values(), *operators.asked(True))
 
 
 def test_devices_backends_and_others_than_tensors_are_refused() -> None:

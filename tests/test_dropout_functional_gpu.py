@@ -196,10 +196,11 @@ def assert_right(backend: str, given: Any, activation: str, dout: Any) -> None:
     right = by_definition(mask, *wide, activation=activation)
     assert_near(out, right)
     wanted = [(one, other) for one, other in zip(given, wide, strict=True) if one is not None]
+    alone = () if given[2] is None else torch.autograd.grad(out, given[2], dout, retain_graph=True)
     found = torch.autograd.grad(out, [one for one, _ in wanted], dout)
     expected = torch.autograd.grad(right, [other for _, other in wanted], dout.double())
     assert not found[0][~mask].any()
-    for each, other in zip(found, expected, strict=True):
+    for each, other in (*zip(found, expected, strict=True), *zip(alone, expected[-1:], strict=False)):
         assert_near(each, other)
 
 
@@ -237,11 +238,26 @@ def test_nothing_at_all(backend, shape) -> None:
 
 @OURS
 def test_a_bias_gradient_is_the_same_bits_every_time(backend) -> None:
+    """Beside that of x and alone."""
     for shape in ((5_000, 257), (300, 4096), (64, 65_536)):
         x, _, bias = operands(*shape, requires_grad=True)
         out, dout = called(backend, x, None, bias), values(*shape, seed=4)
-        first, *others = (torch.autograd.grad(out, bias, dout, retain_graph=True)[0] for _ in range(4))
-        assert all(torch.equal(first, each) for each in others)
+        for wanted in ((bias, x), (bias,)):
+            first, *others = (torch.autograd.grad(out, wanted, dout, retain_graph=True)[0] for _ in range(4))
+            assert all(torch.equal(first, each) for each in others)
+
+
+@pytest.mark.parametrize("activation", ["none", "gelu"])
+@pytest.mark.parametrize("backend", ["cuda"])  # the Triton backend computes dx always
+def test_a_bias_gradient_alone_takes_no_memory_of_xs_size(backend, activation) -> None:
+    x, _, bias = operands(4096, 4096, requires_grad=True)
+    for given in (x, x.detach()):
+        out, dout = called(backend, given, None, bias, activation=activation), values(4096, 4096, seed=4)
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        torch.autograd.grad(out, bias, dout)
+        assert torch.cuda.max_memory_allocated() - before <= x.nbytes / 2
 
 
 @ALL

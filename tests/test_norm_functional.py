@@ -20,6 +20,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
 import kernel_twins  # noqa: E402
 from kernel_twins import OPS  # noqa: E402
 from kernel_twins._load import UnavailableError, extension  # noqa: E402
@@ -149,7 +151,12 @@ class Operators:
         return operator(*given, list(shape), *affine, eps)
 
     def backward(self, name, *given):
-        return self.library[f"{name}_backward"](*given)
+        return self.library[f"{name}_backward"](*self.with_dx(name, *given))
+
+    def with_dx(self, name, *given):
+        """What a backward pass is given where dx is wanted too, which the Triton backend always computes."""
+        asked = 1 + (name == "layer_norm")
+        return (*given[:-asked], *(True,) * (self.backend == "cuda"), *given[-asked:])
 
 
 @pytest.fixture(params=["cuda", "triton"])
@@ -411,6 +418,50 @@ def test_a_backward_pass_computes_no_sums_that_nobody_asks_for(operators, name) 
 
 
 @BY_NAME
+def test_a_backward_pass_computes_no_dx_that_nobody_asks_for(operators, name) -> None:
+    if operators.backend == "triton":
+        pytest.skip("it computes dx always")
+    backward = operators.library[f"{name}_backward"]
+    x, weight, dout = values((3, 5)), values((5,), seed=2), values((3, 5), seed=4)
+    *_, rstd = operators(name, x, (5,), (weight,))
+    given = (dout, x, *((x.mean(1), rstd) if name == "layer_norm" else (rstd,)), weight, dout)
+    for asked in itertools.product((False, True), repeat=len(given) - 4):
+        dx, *sums = backward(*given, False, *asked)
+        assert dx.shape == (0,)
+        torch.testing.assert_close(sums, backward(*given, True, *asked)[1:], rtol=0, atol=0)
+        torch.library.opcheck(backward, (*given, False, *asked))
+
+
+@BY_NAME
+@BY_RESIDUAL
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_no_dx_is_computed_for_an_x_that_wants_none(operators, name, adds, create_graph) -> None:
+    """Nor any of an x that wants one, where a pass asks for the weights' gradients alone."""
+    if operators.backend == "triton":
+        pytest.skip("it computes dx always")
+
+    class Largest(TorchDispatchMode):
+        size = 0
+
+        def __torch_dispatch__(self, operator, _, given=(), options=None):
+            results = operator(*given, **(options or {}))
+            if operator.namespace == "kernel_twins":  # others look at what is there already
+                self.size = max(self.size, *(each.numel() for each in results))
+            return results
+
+    for wants in (False, True):
+        x, residual = (values((7, 5), requires_grad=wants, seed=seed) for seed in (0, 1))
+        affine = weights(name, (5,), requires_grad=True)
+        y = operators.results(name, x, (5,), affine, residual if adds else None)[0]
+        right = pytorchs(name, x, (5,), affine, residual if adds else None)
+        dout = values((7, 5), seed=4)
+        with Largest() as largest:
+            found = torch.autograd.grad(y, affine, dout, create_graph=create_graph)
+        torch.testing.assert_close(found, torch.autograd.grad(tensors(right)[0], affine, dout))
+        assert create_graph or largest.size == 5
+
+
+@BY_NAME
 def test_either_result_may_be_left_alone(operators, name) -> None:
     x, residual = (values((3, 5), requires_grad=True, seed=seed) for seed in (0, 1))
     affine = weights(name, (5,), requires_grad=True)
@@ -485,8 +536,8 @@ def test_what_is_registered_is_what_pytorch_expects(operators, name) -> None:
         )
         if affine[0] is None:
             given = (*given, None)
-        torch.library.opcheck(library[f"{name}_backward"], (*given, None, *asked))
-        torch.library.opcheck(library[f"{name}_backward"], (*given, values(shape, dtype, seed=4), *asked))
+        for dadded in (None, values(shape, dtype, seed=4)):
+            torch.library.opcheck(library[f"{name}_backward"], operators.with_dx(name, *given, dadded, *asked))
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -100,6 +100,11 @@ def operator(name: str, backend: str) -> Any:
     return getattr(torch.ops.kernel_twins, name if backend == "cuda" else f"{name}_triton").default
 
 
+def with_dx(backend: str, *asked: bool) -> tuple[bool, ...]:
+    """What a backward pass is asked for where dx is wanted too, which the Triton backend always computes."""
+    return (True, *asked) if backend == "cuda" else asked
+
+
 def forward(name: str, backend: str, x: Any, shape: Any, affine: Any, residual: Any) -> tuple[Any, ...]:
     """All that the operator returns, in the order of the ladder's outputs: the sum is last."""
     affine = (*affine, None, None)[: 1 + (name == "layer_norm")]
@@ -142,13 +147,15 @@ def assert_both_right(name: str, backend: str, x: Any, dims: int, affine: Any, r
     assert_right(name, (rows(x, dims), *vectors, rows(residual, dims)), found)
 
     wanted = present(x, residual, *affine)
+    alone = torch.autograd.grad(y, affine, douts[0], retain_graph=True) if affine else ()
     dx, *others = torch.autograd.grad(results, wanted, douts)
     if residual is not None:
         assert torch.equal(dx, others.pop(0))
     normalised = x if added is None else added
     dadded = rows(douts[1], dims) if added is not None else None
     given = (rows(douts[0], dims), rows(normalised, dims), *map(flat, statistics), vectors[0], dadded)
-    assert_right(f"{name}_backward", given, (rows(dx, dims), *map(flat, others)))
+    for sums in (others, alone) if affine else (others,):
+        assert_right(f"{name}_backward", given, (rows(dx, dims), *map(flat, sums)))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -176,7 +183,7 @@ def test_every_case_of_the_backward_ladder_is_right(backend, name, case) -> None
     fixed = 3 + (name == "layer_norm")
     statistics = inputs[2:fixed]
     weight, dadded = (*inputs[fixed:], None, None)[:2]
-    asked = [weight is not None] * len(statistics)
+    asked = with_dx(backend, *[weight is not None] * len(statistics))
     dx, *sums = operator(op.name, backend)(*inputs[:fixed], weight, dadded, *asked)
     verdict = compare(op, case, inputs, (dx, *sums) if weight is not None else (dx,))
     assert verdict.ok, verdict.reason
@@ -300,11 +307,13 @@ def test_nothing_at_all(backend, name, adds, shape, dims) -> None:
 @OURS
 @BY_NAME
 def test_weights_gradients_are_the_same_bits_every_time(backend, name) -> None:
-    for shape in ((5_000, 257), (300, 4096), (64, 65_536)):
-        x, dout = values(*shape), values(*shape, seed=4)
+    """With dx and without it."""
+    for shape, learns in itertools.product(((5_000, 257), (300, 4096), (64, 65_536)), (False, True)):
+        x, dout = values(*shape, requires_grad=learns), values(*shape, seed=4)
         affine = weights(name, shape[1:], requires_grad=True)
         y = called(name, backend, x, shape[1:], affine)
-        first, *others = (torch.autograd.grad(y, affine, dout, retain_graph=True) for _ in range(4))
+        wanted = (*affine, x) if learns else affine
+        first, *others = (torch.autograd.grad(y, wanted, dout, retain_graph=True) for _ in range(4))
         assert all(map(torch.equal, first * len(others), itertools.chain(*others)))
 
 
@@ -392,6 +401,22 @@ def test_the_host_waits_for_nothing(backend, name) -> None:
         torch.cuda.set_sync_debug_mode("default")
 
 
+@pytest.mark.parametrize("backend", ["cuda"])  # the Triton backend computes dx always
+@BY_NAME
+def test_gradients_of_weights_alone_take_no_memory_of_xs_size(backend, name) -> None:
+    x, dout = values(4096, 4096), values(4096, 4096, seed=4)
+    affine = weights(name, (4096,), requires_grad=True)
+    for wants in (False, True):
+        y = called(name, backend, x.requires_grad_(wants), (4096,), affine)
+        for asked in (affine, *((each,) for each in affine)):
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            torch.autograd.grad(y, asked, dout, retain_graph=True)
+            # Sums of a share of the rows each, of which there are a few to an SM.
+            assert torch.cuda.max_memory_allocated() - before <= x.nbytes / 2
+
+
 @OURS
 @BY_NAME
 def test_calls_keep_no_tensor_alive(backend, name) -> None:
@@ -421,8 +446,11 @@ def test_the_operators_are_what_pytorch_expects(backend, name) -> None:
         torch.library.opcheck(operator(name, backend), (x, row, *affine, 1e-5))
         torch.library.opcheck(operator(f"add_{name}", backend), (x, residual, row, *affine, 1e-5))
         statistics = [torch.ones(x.shape[:-dims], device="cuda") for _ in affine]
-        given = (x.detach(), residual.detach(), *statistics, affine[0].detach(), x.detach(), *(True for _ in affine))
-        torch.library.opcheck(operator(f"{name}_backward", backend), given)
+        given = (x.detach(), residual.detach(), *statistics, affine[0].detach(), x.detach())
+        asked = with_dx(backend, *(True for _ in affine))
+        torch.library.opcheck(operator(f"{name}_backward", backend), (*given, *asked))
+        if backend == "cuda":
+            torch.library.opcheck(operator(f"{name}_backward", backend), (*given, False, *asked[1:]))
 
 
 def by_definition(name: str, x: Any, shape: Any, affine: Any, residual: Any) -> Any:
