@@ -330,33 +330,39 @@ class ZeroedPieces {
   std::vector<void*> free_;
 };
 
-// That memory for a launch on that stream.
+// Whether a stream is somebody else's, who may destroy it. Torch's are never destroyed, and their ids are no
+// handles, but for the default stream's, which has 0 for both.
+inline bool is_external(c10::cuda::CUDAStream stream) {
+  const auto handle = reinterpret_cast<uintptr_t>(stream.stream());
+  return handle != 0 && static_cast<uintptr_t>(stream.id()) == handle;
+}
+
+// That memory for a launch on that stream, or nullptr where none is kept.
 //
-// Each stream has its own, as launches on one stream do not overlap. So has each capture of a stream: graphs
-// may run beside each other and beside eager calls, and so theirs is zeroed inside the graph and belongs to
-// it. Only the newest capture's is remembered. The id of a capture is unique: one that was given up has never
-// zeroed its memory, and the next one must not take that over.
-inline Zeroed& zeroed_of(cudaStream_t stream, int device) {
+// Each stream of torch's has its own, as launches on one stream do not overlap. So has each capture of a
+// stream: graphs may run beside each other and beside eager calls, and so theirs is zeroed inside the graph
+// and belongs to it. Only the newest capture's is remembered. The id of a capture is unique: one that was
+// given up has never zeroed its memory, and the next one must not take that over.
+//
+// An external stream has none, as nobody says when it is gone: its handle comes back as another stream's,
+// and what it launched last may still be running.
+inline Zeroed* zeroed_of(c10::cuda::CUDAStream stream) {
   // By device, stream and whether it is capturing. Never destroyed, since the driver may be gone by then.
   static auto& mutex = *new std::mutex;
-  static auto& kept = *new std::map<std::tuple<int, unsigned long long, bool>, Zeroed>;
+  static auto& kept = *new std::map<std::tuple<int, cudaStream_t, bool>, Zeroed>;
   static auto& pieces = *new std::map<int, ZeroedPieces>;
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   unsigned long long capture = 0;
   cudaGraph_t graph = nullptr;
   C10_CUDA_CHECK(cudaStreamGetCaptureInfo(stream, &status, &capture, &graph));
   const bool capturing = status == cudaStreamCaptureStatusActive;
-  // A stream's id is its own for ever, while a handle may come back as another stream's; but under capture it
-  // cannot be asked for, and need not, as the id of the capture tells them apart.
-  unsigned long long id = reinterpret_cast<uintptr_t>(stream);
-  if (!capturing) {
-    capture = 0;
-    C10_CUDA_CHECK(cudaStreamGetId(stream, &id));
-  }
+  if (!capturing && is_external(stream)) return nullptr;
+  if (!capturing) capture = 0;
 
   // Where two threads launch on one stream, torch leaves their order open, but what is kept must not break.
   const std::lock_guard lock(mutex);
-  Zeroed& zeroed = kept[{device, id, capturing}];
+  const int device = stream.device_index();
+  Zeroed& zeroed = kept[{device, stream.stream(), capturing}];
   if (!zeroed.memory || zeroed.capture != capture) {
     void* piece = pieces[device].take();
     if (capturing) pieces[device].lend(piece, graph);
@@ -366,7 +372,7 @@ inline Zeroed& zeroed_of(cudaStream_t stream, int device) {
     C10_CUDA_CHECK(cudaMemsetAsync(zeroed.memory, 0, ZEROED_BYTES, stream));
     zeroed.clean = true;
   }
-  return zeroed;
+  return &zeroed;
 }
 
 // Lends a launcher memory for the call that it is made for, on the current stream.
@@ -380,7 +386,12 @@ class Lender {
   void* workspace(size_t bytes) { return workspaces_.emplace_back(allocate(bytes)).get(); }
 
   void* zeroed() {
-    if (!zeroed_) zeroed_ = &zeroed_of(stream_, stream_.device_index());
+    if (!zeroed_) zeroed_ = zeroed_of(stream_);
+    if (!zeroed_) {
+      own_.memory = workspace(ZEROED_BYTES);
+      C10_CUDA_CHECK(cudaMemsetAsync(own_.memory, 0, ZEROED_BYTES, stream_));
+      zeroed_ = &own_;
+    }
     return zeroed_->memory;
   }
 
@@ -407,6 +418,7 @@ class Lender {
   c10::cuda::CUDAStream stream_ = c10::cuda::getCurrentCUDAStream();
   std::vector<at::DataPtr> workspaces_;
   Zeroed* zeroed_ = nullptr;
+  Zeroed own_;  // where none is kept for the stream
 };
 
 }  // namespace kernel_twins
