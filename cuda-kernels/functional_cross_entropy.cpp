@@ -23,6 +23,9 @@ namespace {
 using at::Tensor;
 using namespace kernel_twins;
 
+// More than that the steps do not count, forward and backward.
+constexpr int64_t MOST_CLASSES = (int64_t{1} << 31) - (int64_t{1} << 15);
+
 constexpr Step<CrossEntropyMeanArgs> MEAN = {"mean", cross_entropy_mean, ">=8.0"};
 
 // -----------------------------------------------------------------------------------------------------------
@@ -47,6 +50,11 @@ void check(const Tensor& input, const Tensor& target, int64_t reduction, double 
   TORCH_CHECK_VALUE(
       input.dim() >= 1,
       "input has 0 dimensions, must have 1 or more: the classes' is the second, or the only one");
+  if (!wide) {
+    const c10::SymInt classes = input.sym_size(class_dim(input));
+    TORCH_CHECK_VALUE(!TORCH_GUARD_OR_FALSE(classes.sym_gt(MOST_CLASSES)), "input has ", text(classes),
+                      " classes, must have ", text(MOST_CLASSES), " or fewer: pass backend='torch'");
+  }
   require_dtype("target", target, {at::kLong});
   TORCH_CHECK_VALUE(target.device() == input.device(), "target is on ", target.device().str(),
                     ", must be on ", input.device().str(), " like input");

@@ -422,6 +422,23 @@ def test_gradients_in_the_place_of_a_batch_of_logits(operators, shape, reduction
         torch.func.vmap(lambda target: operators.in_place(*given(many[0].clone(), target, reduction)))(some)
 
 
+def test_more_classes_than_the_steps_count_are_refused(operators) -> None:
+    """By name and with a remedy, and before a kernel is reached: a row of them takes gigabytes."""
+    if operators.name == "triton":
+        pytest.skip("its steps count further")
+    most = 2**31 - 2**15
+    with FakeTensorMode():
+        target = torch.zeros(1, dtype=torch.int64, device="cuda")
+        for call in (operators.forward, operators.loss, operators.in_place):
+            for classes in (most + 1, 2**31, 2**32):
+                wide = torch.empty((1, classes), dtype=torch.float16, device="cuda")
+                told = rf"^input has {classes} classes, must have {most} or fewer: pass backend='torch'$"
+                with pytest.raises(ValueError, match=told):
+                    call(*given(wide, target, "mean"))
+        taken = torch.empty((1, most), dtype=torch.float16, device="cuda")
+        assert operators.forward(*given(taken, target, "mean"))[0].shape == ()
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # The gradient in the place of the logits
 # ----------------------------------------------------------------------------------------------------------------------
