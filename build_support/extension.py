@@ -91,7 +91,10 @@ def _cuda_extension(cuda: toolkit.Toolkit) -> dict[str, Any]:
     os.environ["CUDA_HOME"] = str(cuda.home)  # read by torch when the next line imports it
     from torch.utils.cpp_extension import BuildExtension, CUDAExtension
 
-    archs = sources.architectures(os.environ, _visible_capabilities())
+    notes: list[str] = []
+    archs = sources.architectures(os.environ, _visible_capabilities(), notes.append)
+    release = ".".join(map(str, cuda.version))
+    sources.require_known(archs, toolkit.known_architectures(cuda), f"nvcc {release}")
     os.environ["TORCH_CUDA_ARCH_LIST"] = archs
     os.environ.setdefault("MAX_JOBS", str(len(os.sched_getaffinity(0))))
 
@@ -109,7 +112,7 @@ def _cuda_extension(cuda: toolkit.Toolkit) -> dict[str, Any]:
                 step_table.write(OPS.values(), sources.ROOT, sources.ROOT / sources.STEP_TABLE)
             except BuildError as error:
                 raise SystemExit(f"error: {error}") from None
-            print(f"CUDA {'.'.join(map(str, cuda.version))} from {cuda.home}, for {archs}")
+            print(*notes, f"CUDA {release} from {cuda.home}, for {archs}", sep="\n")
             super().run()
             write_compile_commands(Path(self.build_temp))
             write_stub()

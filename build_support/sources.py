@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from build_support.toolkit import BuildError
@@ -20,6 +20,25 @@ INCLUDE_DIRS = (Path("cuda-kernels"), Path("hardware-survey"))
 
 DEFAULT_ARCH = "9.0a"
 OLDEST_ARCH = (8, 0)
+NAMED_ARCHS = {
+    "All": "8.0;8.6;8.9;9.0;10.0;12.0+PTX",
+    "Kepler+Tesla": "3.7",
+    "Kepler": "3.5+PTX",
+    "Maxwell+Tegra": "5.3",
+    "Maxwell": "5.0;5.2+PTX",
+    "Pascal": "6.0;6.1+PTX",
+    "Volta+Tegra": "7.2",
+    "Volta": "7.0+PTX",
+    "Turing": "7.5+PTX",
+    "Ampere+Tegra": "8.7",
+    "Ampere": "8.0;8.6+PTX",
+    "Ada": "8.9+PTX",
+    "Hopper": "9.0+PTX",
+    "Blackwell+Tegra": "11.0",
+    "Blackwell": "10.0;10.3;12.0;12.1+PTX",
+}
+"""What torch takes in TORCH_CUDA_ARCH_LIST by name, or its CMake does."""
+
 CXX_FLAGS = ("-std=c++20",)
 # A compressed cubin, as the largest is otherwise, hides its compiler's version, and has all disassembled by one core.
 NVCC_FLAGS = ("-std=c++20", "-O3", "-lineinfo", "--expt-relaxed-constexpr", "--no-compress")
@@ -43,22 +62,66 @@ def cuda_files(root: Path = ROOT) -> list[Path]:
     return step_files(root) + sorted(path.relative_to(root) for path in others)
 
 
-def architectures(environ: Mapping[str, str], capabilities: Iterable[tuple[int, int]]) -> str:
+def architectures(
+    environ: Mapping[str, str], capabilities: Iterable[tuple[int, int]], note: Callable[[str], None] = print
+) -> str:
     """The architectures to compile for, spelled as TORCH_CUDA_ARCH_LIST is (``8.0;9.0a``).
 
-    That variable where it is set, else those of the visible GPUs, else 9.0a. A GPU of compute capability 9.0 is
-    built for as 9.0a, without which it has no wgmma; GPUs older than 8.0 run no step and are passed over. BuildError
-    where the variable lists anything but compute capabilities from 8.0 on: the bindings read numbers.
+    That variable where it is set, else those of the visible GPUs, else 9.0a. Compute capability 9.0 is built for as
+    9.0a, without which it has no wgmma; what is older than 8.0 runs no step and is passed over. ``note`` is given a
+    line for each word of the variable that is not taken as it is. BuildError where the variable has a word that is no
+    architecture, or leaves none.
     """
     chosen = environ.get("TORCH_CUDA_ARCH_LIST", "").strip()
     if chosen and chosen != "native":
-        words = chosen.replace(";", " ").split()
-        for word in words:
-            match = re.fullmatch(r"(\d+)\.(\d)a?(\+PTX)?", word)
-            if match is None or (int(match[1]), int(match[2])) < OLDEST_ARCH:
-                raise BuildError(
-                    f"TORCH_CUDA_ARCH_LIST has {word!r}, must list compute capabilities from 8.0 on, such as 8.0;9.0a"
-                )
-        return ";".join(words)
+        return _listed(chosen, note)
     usable = sorted({capability for capability in capabilities if capability >= OLDEST_ARCH})
-    return ";".join("9.0a" if pair == (9, 0) else f"{pair[0]}.{pair[1]}" for pair in usable) or DEFAULT_ARCH
+    return ";".join(arch for capability in usable for arch in _built_for(capability, ptx=False)) or DEFAULT_ARCH
+
+
+def _listed(chosen: str, note: Callable[[str], None]) -> str:
+    archs: dict[str, None] = {}  # each once, in the list's order
+    for word in chosen.replace(";", " ").split():
+        for each in NAMED_ARCHS.get(word, word).split(";"):
+            match = re.fullmatch(r"(\d+)\.(\d)[af]?(\+PTX)?", each)
+            if match is None:
+                raise BuildError(
+                    f"TORCH_CUDA_ARCH_LIST has {word!r}, must list compute capabilities, such as 8.0;9.0a;12.0+PTX, or "
+                    f"{', '.join(NAMED_ARCHS)}, or be native: unset it to build for the GPUs that are visible"
+                )
+            capability = int(match[1]), int(match[2])
+            if capability < OLDEST_ARCH:
+                note(f"TORCH_CUDA_ARCH_LIST has {each}, which is passed over: no step runs on GPUs before 8.0.")
+                continue
+            built = _built_for(capability, ptx=bool(match[3]))
+            if built != [each]:
+                reason = "only 9.0a has wgmma" if capability == (9, 0) else "no step needs more"
+                note(f"TORCH_CUDA_ARCH_LIST has {each}, which is built for as {' and '.join(built)}: {reason}.")
+            archs |= dict.fromkeys(built)
+    if not archs:
+        raise BuildError(
+            f"TORCH_CUDA_ARCH_LIST is {chosen!r}, must have a compute capability from 8.0 on, such as 9.0a: no step "
+            "runs on GPUs before; add one, or unset the variable to build for the GPUs that are visible"
+        )
+    return ";".join(archs)
+
+
+def _built_for(capability: tuple[int, int], *, ptx: bool) -> list[str]:
+    """What a compute capability is built for as; later ones compile PTX, but not that of 9.0a."""
+    suffix = "+PTX" if ptx else ""
+    if capability == (9, 0):
+        return ["9.0a", *(["9.0+PTX"] if ptx else [])]
+    return [f"{capability[0]}.{capability[1]}{suffix}"]
+
+
+def require_known(archs: str, known: Iterable[str], nvcc: str) -> None:
+    """BuildError where an architecture is none of those ``known`` to the compiler ``nvcc``, such as ``nvcc 12.8``."""
+    numbers = set(known)
+    for arch in archs.split(";"):
+        if arch.removesuffix("+PTX").removesuffix("a") not in numbers:
+            listed = ", ".join(sorted(numbers, key=lambda number: tuple(map(int, number.split(".")))))
+            raise BuildError(
+                f"TORCH_CUDA_ARCH_LIST, or a visible GPU, asks for {arch}, which {nvcc} does not compile for: it knows "
+                f"{listed}; list some of these in TORCH_CUDA_ARCH_LIST, the last with +PTX for GPUs after it, or set "
+                "CUDA_HOME to a newer toolkit"
+            )

@@ -127,6 +127,12 @@ def inspect(home: Path, major: int) -> Toolkit:
     return Toolkit(home, version, include_dir, min(libraries, key=lambda library: len(library.name)))
 
 
+def known_architectures(toolkit: Toolkit) -> list[str]:
+    """The compute capabilities that a toolkit compiles for, such as ``9.0``."""
+    answer = subprocess.run([toolkit.nvcc, "--list-gpu-arch"], capture_output=True, text=True, check=True).stdout
+    return [f"{major}.{minor}" for major, minor in re.findall(r"^compute_(\d+)(\d)$", answer, re.MULTILINE)]
+
+
 def linkable_cudart(toolkit: Toolkit, folder: Path) -> Path:
     """The folder for -L in which the linker finds libcudart.so.
 

@@ -169,16 +169,18 @@ inline Architecture parse_architecture(const std::string& text) {
   return {{major, minor}, *rest == 'a', text.find("+PTX") != std::string::npos};
 }
 
-// What KERNEL_TWINS_ARCHS lists, which is spelled like TORCH_CUDA_ARCH_LIST.
+// Those of a list that is spelled like TORCH_CUDA_ARCH_LIST.
+inline std::vector<Architecture> parse_architectures(std::string list) {
+  std::replace(list.begin(), list.end(), ';', ' ');
+  std::istringstream words(list);
+  std::vector<Architecture> architectures;
+  for (std::string word; words >> word;) architectures.push_back(parse_architecture(word));
+  return architectures;
+}
+
+// What this build is for.
 inline const std::vector<Architecture>& built_architectures() {
-  static const std::vector<Architecture> built = [] {
-    std::string list = KERNEL_TWINS_ARCHS;
-    std::replace(list.begin(), list.end(), ';', ' ');
-    std::istringstream words(list);
-    std::vector<Architecture> architectures;
-    for (std::string word; words >> word;) architectures.push_back(parse_architecture(word));
-    return architectures;
-  }();
+  static const std::vector<Architecture> built = parse_architectures(KERNEL_TWINS_ARCHS);
   return built;
 }
 
@@ -197,6 +199,20 @@ inline bool satisfies(const std::string& arch, const Architecture& given) {
   return given.capability >= needed.capability;
 }
 
+// Whether a GPU runs a step of that arch that was compiled for those architectures.
+inline bool runs_step(const std::string& arch, std::pair<int, int> gpu,
+                      const std::vector<Architecture>& architectures) {
+  // The driver takes the newest of what runs, so that is the code which must be able to do the step.
+  const Architecture* chosen = nullptr;
+  for (const Architecture& built : architectures) {
+    if (!runs(built, gpu)) continue;
+    if (!chosen || std::pair(built.capability, built.exact) > std::pair(chosen->capability, chosen->exact)) {
+      chosen = &built;
+    }
+  }
+  return chosen && satisfies(arch, *chosen);
+}
+
 // Why this GPU runs a step not: it lacks the instructions, or this build does. Empty where it runs it.
 inline std::string architecture_refusal(const std::string& op, const std::string& step,
                                         const std::string& arch, int device) {
@@ -205,21 +221,12 @@ inline std::string architecture_refusal(const std::string& op, const std::string
   C10_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
   C10_CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
   const std::pair<int, int> gpu = {major, minor};
+  if (runs_step(arch, gpu, built_architectures())) return "";
   const std::string has = text(major) + "." + text(minor);
   const bool exact = arch.back() == 'a';
   if (!satisfies(arch, {gpu, exact})) {
     return op + " " + step + " needs compute capability " + arch + ", this GPU has " + has;
   }
-
-  // The driver takes the newest of what runs, so that is the code which must be able to do the step.
-  const Architecture* chosen = nullptr;
-  for (const Architecture& built : built_architectures()) {
-    if (!runs(built, gpu)) continue;
-    if (!chosen || std::pair(built.capability, built.exact) > std::pair(chosen->capability, chosen->exact)) {
-      chosen = &built;
-    }
-  }
-  if (chosen && satisfies(arch, *chosen)) return "";
   return op + " " + step + " was not built for this GPU's compute capability " + has + " but for " +
          KERNEL_TWINS_ARCHS + ": build again with TORCH_CUDA_ARCH_LIST=" + has + (exact ? "a" : "");
 }

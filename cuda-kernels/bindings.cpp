@@ -654,6 +654,10 @@ void probe(const std::string& name, const Tensor& buffer, int64_t iterations) {
   mark_written(buffer);
 }
 
+bool step_runs(const std::string& arch, std::pair<int, int> capability, const std::string& architectures) {
+  return runs_step(arch, capability, parse_architectures(architectures));
+}
+
 }  // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
@@ -662,6 +666,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.doc() =
       "The CUDA steps. Each function launches the named step on the current stream and writes into out.";
   m.attr("architectures") = KERNEL_TWINS_ARCHS;
+  m.def("runs", wrap_pybind_function(step_runs), arg("arch"), arg("capability"), arg("architectures"),
+        "Whether a GPU of that compute capability runs a step of that arch, such as >=9.0, compiled for "
+        "architectures, a list such as 8.0;9.0a.");
   m.def("vector_add", wrap_pybind_function(vector_add), arg("step"), arg("a"), arg("b"), arg("out"),
         "out = a + b. Contiguous, of one shape; all fp32, bf16 or fp16. out may be a or b.");
   m.def("reduction", wrap_pybind_function(reduction), arg("step"), arg("x"), arg("out"),

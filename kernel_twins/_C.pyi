@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections.abc
 import torch
 import typing
-__all__: list[str] = ['architectures', 'cross_entropy', 'cross_entropy_backward', 'dropout_add', 'dropout_add_backward', 'layer_norm', 'layer_norm_backward', 'linear', 'matmul_bf16', 'matmul_fp32', 'matmul_tf32x3', 'probe', 'reduction', 'reduction_nd', 'rms_norm', 'rms_norm_backward', 'softmax', 'softmax_backward', 'vector_add']
+__all__: list[str] = ['architectures', 'cross_entropy', 'cross_entropy_backward', 'dropout_add', 'dropout_add_backward', 'layer_norm', 'layer_norm_backward', 'linear', 'matmul_bf16', 'matmul_fp32', 'matmul_tf32x3', 'probe', 'reduction', 'reduction_nd', 'rms_norm', 'rms_norm_backward', 'runs', 'softmax', 'softmax_backward', 'vector_add']
 def cross_entropy(step: str, logits: torch.Tensor, target: torch.Tensor, out: torch.Tensor | collections.abc.Sequence[torch.Tensor], ignore_index: typing.SupportsInt = -100, label_smoothing: typing.SupportsFloat = 0.0) -> None:
     """
     out = the cross entropy of the rows of logits and their target classes, or a tuple of that and of the logarithms of the sums of exponentials. logits: [M, N], rows contiguous, fp32, bf16 or fp16; target: [M], int64; out: [M], contiguous, fp32. 0 where the target is ignore_index.
@@ -65,6 +65,10 @@ def rms_norm(step: str, x: torch.Tensor, weight: torch.Tensor | None = None, res
 def rms_norm_backward(step: str, dout: torch.Tensor, x: torch.Tensor, rstd: torch.Tensor, weight: torch.Tensor | None = None, dadded: torch.Tensor | None = None, *, out: torch.Tensor | collections.abc.Sequence[torch.Tensor]) -> None:
     """
     out = the gradients of x and weight through rms_norm, without a weight that of x alone. dout, x, dadded: [M, N], rows contiguous, fp32, bf16 or fp16 alike; rstd: [M], fp32; weight: [N]; out: [M, N] and [N], contiguous. dadded, the sum's own gradient, is added to x's.
+    """
+def runs(arch: str, capability: tuple[typing.SupportsInt, typing.SupportsInt], architectures: str) -> bool:
+    """
+    Whether a GPU of that compute capability runs a step of that arch, such as >=9.0, compiled for architectures, a list such as 8.0;9.0a.
     """
 def softmax(step: str, x: torch.Tensor, out: torch.Tensor, log: bool = False) -> None:
     """

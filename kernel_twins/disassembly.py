@@ -226,20 +226,26 @@ def sass(binary: Path, symbols: Iterable[str] = (), arch: str = "") -> dict[str,
     """
     if names := ",".join(symbols):
         return parse_sass(_run(binary, arch, "-sass", "-fun", names))
-    # Not extracted by the tool, which writes cubins of one name over one another: sources of several operations. What
-    # follows a cubin in the file may stay behind it.
-    cubins = [piece for piece in _ELF.split(binary.read_bytes()) if piece[18:20] == _EM_CUDA]
+    pieces = cubins(binary)
     # The tool is left alone with a bare cubin, and with some that are compressed, or for other architectures.
-    if len(cubins) < 2 or len(cubins) != _run(binary, arch, "-lelf").count("ELF file"):
+    if len(pieces) < 2 or len(pieces) != _run(binary, arch, "-lelf").count("ELF file"):
         return parse_sass(_run(binary, arch, "-sass"))
     kernels: dict[str, list[tuple[int, str]]] = {}
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        paths = [Path(folder) / f"{i}.cubin" for i in range(len(cubins))]
-        for path, cubin in zip(paths, cubins, strict=True):
+        paths = [Path(folder) / f"{i}.cubin" for i in range(len(pieces))]
+        for path, cubin in zip(paths, pieces, strict=True):
             path.write_bytes(cubin)
         for some in pool.map(lambda path: parse_sass(_run(path, "", "-sass")), paths):
             kernels |= some
     return kernels
+
+
+def cubins(binary: Path) -> list[bytes]:
+    """Those that a file holds, or is, and that are not compressed; what follows one in the file may stay behind it.
+
+    cuobjdump writes cubins of one name over one another, as sources of several operations have.
+    """
+    return [piece for piece in _ELF.split(binary.read_bytes()) if piece[18:20] == _EM_CUDA]
 
 
 def parse_sass(text: str) -> dict[str, list[tuple[int, str]]]:

@@ -58,7 +58,7 @@ def require_rank(name: str, tensor: Tensor, rank: int) -> None:
 
 def require_dtype(name: str, tensor: Tensor, *dtypes: str) -> None:
     if not isinstance(tensor, Tensor):
-        raise TypeError(f"{name} is a {type(tensor).__name__}, must be a torch.Tensor")
+        raise TypeError(f"{name} is a {type(tensor).__name__}, must be a torch.Tensor: call torch.as_tensor({name})")
     if tensor.dtype not in [OUT_DTYPE[dtype] for dtype in dtypes]:
         accepted = " or ".join(str(OUT_DTYPE[dtype]) for dtype in dtypes)
         raise TypeError(f"{name} is {tensor.dtype}, must be {accepted}: convert it with {name}.to(...)")

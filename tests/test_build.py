@@ -138,6 +138,9 @@ class TestToolkit:
         assert toolkit.linkable_cudart(toolkit.inspect(home, 13), tmp_path / "build") == home / "lib64"
 
 
+CONTAINERS = "7.5 8.0 8.6 9.0 10.0 12.0+PTX"  # what NVIDIA's PyTorch images export
+
+
 @pytest.mark.parametrize(
     ("variable", "gpus", "expected"),
     [
@@ -148,19 +151,93 @@ class TestToolkit:
         (None, [(8, 0), (9, 0), (8, 0)], "8.0;9.0a"),
         (None, [(7, 5)], "9.0a"),
         (None, [(12, 0)], "12.0"),
-        ("8.0 9.0+PTX", [(9, 0)], "8.0;9.0+PTX"),
         ("8.0;9.0a", [], "8.0;9.0a"),
+        ("9.0", [], "9.0a"),
+        ("9.0 9.0a", [], "9.0a"),
+        ("8.0 9.0+PTX", [(9, 0)], "8.0;9.0a;9.0+PTX"),
+        ("9.0a+PTX", [], "9.0a;9.0+PTX"),
+        (CONTAINERS, [], "8.0;8.6;9.0a;10.0;12.0+PTX"),
+        ("Turing;Ampere", [], "8.0;8.6+PTX"),
+        ("Hopper", [], "9.0a;9.0+PTX"),
+        ("Kepler+Tesla Ampere+Tegra", [], "8.7"),
+        ("10.0a 10.3f+PTX", [], "10.0;10.3+PTX"),
+        ("All", [], "8.0;8.6;8.9;9.0a;10.0;12.0+PTX"),
     ],
 )
 def test_architectures(variable: str | None, gpus: list[tuple[int, int]], expected: str) -> None:
     environ = {} if variable is None else {"TORCH_CUDA_ARCH_LIST": variable}
     assert sources.architectures(environ, gpus) == expected
+    assert sources.architectures({"TORCH_CUDA_ARCH_LIST": expected}, []) == expected
 
 
-@pytest.mark.parametrize("word", ["Hopper", "7.5", "8.0,9.0a", "9"])
+@pytest.mark.parametrize(
+    ("variable", "said"),
+    [
+        ("8.0;9.0a;12.0+PTX", []),
+        ("9.0", ["has 9.0, which is built for as 9.0a: only 9.0a has wgmma."]),
+        ("Hopper", ["has 9.0+PTX, which is built for as 9.0a and 9.0+PTX: only 9.0a has wgmma."]),
+        ("10.0f", ["has 10.0f, which is built for as 10.0: no step needs more."]),
+        (
+            "7.5+PTX 8.0 9.0",
+            [
+                "has 7.5+PTX, which is passed over: no step runs on GPUs before 8.0.",
+                "has 9.0, which is built for as 9.0a: only 9.0a has wgmma.",
+            ],
+        ),
+    ],
+)
+def test_an_architecture_that_is_not_taken_as_it_is_has_a_line(variable: str, said: list[str]) -> None:
+    lines: list[str] = []
+    sources.architectures({"TORCH_CUDA_ARCH_LIST": variable}, [], lines.append)
+    assert lines == [f"TORCH_CUDA_ARCH_LIST {line}" for line in said]
+
+
+def test_torch_takes_every_architecture_that_it_is_handed(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpp_extension = pytest.importorskip("torch.utils.cpp_extension")
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", sources.architectures({"TORCH_CUDA_ARCH_LIST": CONTAINERS}, []))
+    flags = cpp_extension._get_cuda_arch_flags([])
+    assert {"-gencode=arch=compute_90a,code=sm_90a", "-gencode=arch=compute_120,code=compute_120"} <= set(flags)
+    for name, archs in sources.NAMED_ARCHS.items():
+        if name != "All":  # CMake's
+            found = []
+            for given in (name, archs):
+                monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", given)
+                found.append(cpp_extension._get_cuda_arch_flags([]))
+            assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("word", ["Hoper", "8.0,9.0a", "9", "sm_90", "8.0+ptx"])
 def test_unreadable_architectures_are_refused_by_name(word: str) -> None:
-    with pytest.raises(BuildError, match=f"TORCH_CUDA_ARCH_LIST has '{word}'"):
+    said = rf"TORCH_CUDA_ARCH_LIST has '{re.escape(word)}', must list compute .* Hopper, .*: unset it to build for the"
+    with pytest.raises(BuildError, match=said):
         sources.architectures({"TORCH_CUDA_ARCH_LIST": f"8.0;{word}"}, [])
+
+
+@pytest.mark.parametrize("chosen", ["7.5", "Pascal;Turing"])
+def test_a_list_that_leaves_nothing_to_build_for_is_refused(chosen: str) -> None:
+    said = rf"^TORCH_CUDA_ARCH_LIST is '{chosen}', must have a compute capability from 8.0 on, such as 9.0a: .* add one"
+    with pytest.raises(BuildError, match=said):
+        sources.architectures({"TORCH_CUDA_ARCH_LIST": chosen}, [(9, 0)])
+
+
+def test_an_architecture_that_the_compiler_does_not_know_is_refused(tmp_path: Path) -> None:
+    home = make_toolkit(tmp_path / "cuda", release="12.8")
+    with (home / "bin" / "nvcc").open("a") as nvcc:
+        nvcc.write('[ $1 = --list-gpu-arch ] && printf "compute_80\\ncompute_90\\ncompute_100\\n"; true\n')
+    known = toolkit.known_architectures(toolkit.inspect(home, 12))
+    sources.require_known("8.0;9.0a;9.0+PTX;10.0+PTX", known, "nvcc 12.8")
+    said = r"asks for 12\.1\+PTX, which nvcc 12\.8 does not compile for: it knows 8\.0, 9\.0, 10\.0; list some of these"
+    with pytest.raises(BuildError, match=said):
+        sources.require_known("9.0a;12.1+PTX", known, "nvcc 12.8")
+
+
+def test_the_real_compiler_knows_what_containers_list() -> None:
+    try:
+        cuda = toolkit.from_index(13)
+    except BuildError as error:
+        pytest.skip(f"the pinned compiler is not there: {error}")
+    archs = sources.architectures({"TORCH_CUDA_ARCH_LIST": f"{CONTAINERS} All Ada Blackwell"}, [])
+    sources.require_known(archs, toolkit.known_architectures(cuda), "nvcc")
 
 
 @pytest.mark.parametrize(
@@ -415,6 +492,33 @@ class TestExtension:
         for op in self.LADDERS:
             with pytest.raises(ValueError, match=rf"v99_nothing.*{op.steps[0].name}"):
                 load(op.name, "v99_nothing", "cuda")
+
+    @pytest.mark.parametrize(
+        ("arch", "capability", "architectures", "expected"),
+        [
+            (">=8.0", (8, 0), "8.0", True),
+            (">=8.0", (8, 9), "8.0;9.0a", True),
+            (">=8.0", (8, 0), "8.6", False),
+            (">=8.0", (8, 9), "9.0a", False),
+            (">=8.0", (9, 0), "8.0", False),
+            (">=8.0", (9, 0), "8.0+PTX", True),
+            (">=9.0", (9, 0), "8.0+PTX", False),
+            (">=9.0", (9, 0), "9.0", True),
+            (">=9.0", (9, 0), "8.0;9.0a", True),
+            ("==9.0a", (9, 0), "8.0;9.0a", True),
+            ("==9.0a", (9, 0), "9.0", False),
+            ("==9.0a", (9, 0), "9.0a;9.0+PTX", True),
+            ("==9.0a", (12, 0), "9.0a;9.0+PTX", False),
+            (">=9.0", (12, 0), "9.0a;9.0+PTX", True),
+            (">=8.0", (12, 0), "9.0a+PTX", False),
+            (">=8.0", (12, 0), "8.0;9.0a", False),
+            (">=9.0", (12, 0), "8.0+PTX;12.0", True),
+        ],
+    )
+    def test_says_what_a_gpu_runs_of_a_build(
+        self, built: ModuleType, arch: str, capability: tuple[int, int], architectures: str, expected: bool
+    ) -> None:
+        assert built.runs(arch, capability, architectures) is expected
 
     def test_the_committed_stub_agrees(self, built: ModuleType) -> None:
         stub = ast.parse((ROOT / "kernel_twins" / "_C.pyi").read_text())

@@ -26,6 +26,7 @@ from kernel_twins._load import UnavailableError, extension  # noqa: E402
 from kernel_twins._profiling.report import fastest  # noqa: E402
 from kernel_twins.spec import Case  # noqa: E402
 
+torch_cross_entropy = torch.nn.functional.cross_entropy
 functional = importlib.import_module("kernel_twins.functional.cross_entropy")  # the module, which a function hides
 ROOT = Path(__file__).resolve().parents[1]
 IGNORED = -100
@@ -582,6 +583,106 @@ def test_the_gradient_in_place_leaves_to_pytorch_what_only_pytorch_does(monkeypa
         assert torch.equal(kernel_twins.cross_entropy_gradient_(y, other), right) and torch.equal(y, gradient)
     with pytest.raises(AssertionError, match="the kernels were chosen"):
         kernel_twins.cross_entropy_gradient_(x.clone(), target)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Targets that are no class, where "auto" leaves a call to PyTorch
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors of the CPU pass for a GPU's, for which the extension was not built."""
+    constant = torch.compiler.assume_constant_result
+    monkeypatch.setattr(functional, "is_on_gpu", constant(lambda tensor: True))
+    monkeypatch.setattr(functional, "_runs", constant(lambda backend, device: False))
+    monkeypatch.setattr(functional, "_choice", functional._choice.__wrapped__)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "GPU")
+
+
+NO_CLASS = torch.tensor([0, 5, -1, 2**40, IGNORED, 4])
+BAD = torch.tensor([False, True, True, True, False, False])
+
+
+@BY_SMOOTHING
+@BY_REDUCTION
+@pytest.mark.parametrize("weighted", [False, True], ids=["", "weighted"])
+@pytest.mark.usefixtures("left_to_pytorch")
+def test_auto_makes_nan_of_a_target_that_is_no_class_on_a_gpu(reduction, smoothing, weighted) -> None:
+    """PyTorch's kernel there ends the process; on the CPU that stands for it, it raises."""
+    weight = torch.arange(1.0, 6.0) if weighted else None
+    for shape, of_rows in (((6, 5), lambda t: t), ((1, 5, 6), lambda t: t[None]), ((2, 5, 3), lambda t: t.view(2, 3))):
+        x, target, bad = values(shape, requires_grad=True), of_rows(NO_CLASS), of_rows(BAD)
+        options = {"reduction": reduction, "label_smoothing": smoothing}
+        loss = kernel_twins.cross_entropy(x, target, weight, **options)
+        assert torch.equal(loss.isnan(), bad if reduction == "none" else torch.tensor(True))
+        for create_graph in (False, True):
+            (dx,) = torch.autograd.grad(loss, x, torch.ones_like(loss), retain_graph=True, create_graph=create_graph)
+            assert dx.movedim(1, -1)[bad].isnan().all()
+            if reduction == "none":
+                assert not dx.movedim(1, -1)[~bad].isnan().any() and not dx.movedim(1, -1)[target == IGNORED].any()
+        with pytest.raises(IndexError):
+            kernel_twins.cross_entropy(x, target, weight, backend="torch", **options)
+
+
+@BY_REDUCTION
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.usefixtures("left_to_pytorch")
+def test_what_auto_leaves_to_pytorch_is_pytorchs_bit_by_bit(reduction, dtype) -> None:
+    for shape in SHAPES:
+        for weight in (None, values((shape[min(1, len(shape) - 1)],), dtype, seed=2).abs()):
+            x, target = values(shape, dtype, requires_grad=True), classes(shape)
+            options = {"reduction": reduction, "label_smoothing": 0.1, "weight": weight}
+            found, right = (call(x, target, **options) for call in (kernel_twins.cross_entropy, torch_cross_entropy))
+            assert torch.equal(found, right) and found.dtype == right.dtype
+            gradients = [torch.autograd.grad(each, x, torch.ones_like(each))[0] for each in (found, right)]
+            assert torch.equal(*gradients)
+    x, probabilities = values((3, 5), dtype), torch.softmax(values((3, 5), dtype, seed=2), 1)
+    assert torch.equal(ours(x, probabilities, reduction), pytorchs(x, probabilities, reduction))
+    narrow = classes((3, 5), ignored=False).to(torch.uint8)
+    assert torch.equal(ours(x, narrow, reduction), pytorchs(x, narrow, reduction))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.usefixtures("left_to_pytorch")
+def test_the_gradient_in_place_is_nan_of_a_target_that_is_no_class(reduction) -> None:
+    x = values((6, 5))
+    loss = kernel_twins.cross_entropy_gradient_(x, NO_CLASS, reduction=reduction)
+    assert loss.isnan() and x[BAD].isnan().all()
+    with pytest.raises(IndexError):
+        kernel_twins.cross_entropy_gradient_(values((6, 5)), NO_CLASS, reduction=reduction, backend="torch")
+
+
+@BY_REDUCTION
+@pytest.mark.usefixtures("left_to_pytorch")
+def test_a_target_that_is_no_class_makes_nan_in_transforms_and_graphs(reduction) -> None:
+    x = values((6, 5))
+
+    def total(x: Any) -> Any:
+        return ours(x, NO_CLASS, reduction).sum()
+
+    for gradient in (
+        torch.func.grad(total)(x),
+        torch.func.vmap(torch.func.grad(total))(x[None])[0],
+        torch.compile(torch.func.grad(total), fullgraph=True, backend="aot_eager")(x),
+    ):
+        assert gradient[BAD].isnan().all()
+
+
+def test_off_the_gpu_a_target_that_is_no_class_is_pytorchs_index_error() -> None:
+    for call in (kernel_twins.cross_entropy, kernel_twins.cross_entropy_gradient_):
+        with pytest.raises(IndexError, match="out of bounds"):
+            call(values((6, 5)), NO_CLASS)
+
+
+@pytest.mark.parametrize("smoothing", [-0.1, 1.5, math.nan])
+@pytest.mark.parametrize("backend", ["auto", "torch", "cuda", "triton"])
+def test_a_smoothing_that_is_no_share_is_refused_by_all(backend, smoothing) -> None:
+    for call in (kernel_twins.cross_entropy, kernel_twins.cross_entropy_gradient_):
+        with pytest.raises(
+            ValueError, match=rf"^label_smoothing is {smoothing}, must be from 0 to 1: the share of a t"
+        ):
+            call(values((3, 5)), classes((3, 5)), label_smoothing=smoothing, backend=backend)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

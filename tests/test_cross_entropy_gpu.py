@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +19,8 @@ from kernel_twins.functional.cross_entropy import REDUCTIONS  # noqa: E402
 from kernel_twins.spec import Case  # noqa: E402
 
 pytestmark = pytest.mark.gpu
+
+ROOT = Path(__file__).resolve().parents[1]
 
 OURS = pytest.mark.parametrize("backend", ["cuda", "triton"])
 ALL = pytest.mark.parametrize("backend", ["auto", "cuda", "triton", "torch"])
@@ -191,6 +196,48 @@ def test_a_target_that_is_no_class_makes_nan_where_derivatives_go_on(backend, re
     for create_graph in (False, True):
         (dx,) = torch.autograd.grad(loss, x, torch.ones_like(loss), retain_graph=True, create_graph=create_graph)
         assert torch.equal(dx.isnan(), bad[:, None].expand(6, 40)) and not dx[4].any()
+
+
+NO_CLASS = """
+import torch, kernel_twins
+
+n = 40
+target = torch.tensor([0, n, -1, 2**40, -100, n - 1], device="cuda")
+bad = torch.tensor([False, True, True, True, False, False], device="cuda")
+random = torch.Generator("cuda").manual_seed(0)
+for name, dtype, narrow, weight, shape in (
+    ("ours", torch.float32, False, None, (6, n)),
+    ("of float64", torch.float64, False, None, (6, n)),
+    ("with weights", torch.float32, False, torch.ones(n, device="cuda"), (6, n)),
+    ("that would be copied", torch.bfloat16, False, None, (2, n, 3)),
+    ("of uint8", torch.float32, True, None, (6, n)),
+):
+    classes, wrong = target, bad
+    if narrow:
+        classes = torch.tensor([0, n, 255, 200, 1, n - 1], dtype=torch.uint8, device="cuda")
+    classes, wrong = (each.view(shape[0], *shape[2:]) for each in (classes, wrong))
+    for reduction in ("none", "mean", "sum"):
+        x = torch.randn(shape, generator=random, dtype=dtype, device="cuda", requires_grad=True)
+        def total(x):
+            return kernel_twins.cross_entropy(x, classes, weight, reduction=reduction).sum()
+        loss = kernel_twins.cross_entropy(x, classes, weight, reduction=reduction)
+        assert torch.equal(loss.isnan(), wrong if reduction == "none" else wrong.any()), name
+        gradients = [torch.autograd.grad(total(x), x)[0], torch.func.grad(total)(x.detach())]
+        if reduction != "none" and weight is None:
+            gradients.append(x.detach().clone())
+            assert kernel_twins.cross_entropy_gradient_(gradients[-1], classes, reduction=reduction).isnan(), name
+        for dx in gradients:
+            assert dx.movedim(1, -1)[wrong].isnan().all(), name
+            assert reduction != "none" or not dx.movedim(1, -1)[~wrong].isnan().any(), name
+torch.cuda.synchronize()
+print("alive")
+"""
+
+
+def test_auto_survives_a_target_that_is_no_class_wherever_it_goes() -> None:
+    """In a process of its own, which PyTorch's kernel would leave without a GPU."""
+    done = subprocess.run([sys.executable, "-c", NO_CLASS], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout == "alive\n", done.stderr
 
 
 @pytest.mark.slow

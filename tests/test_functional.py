@@ -424,7 +424,7 @@ def as_on_gpu(monkeypatch, function: str) -> None:
 def test_auto_asks_no_driver_where_there_is_none(monkeypatch, function) -> None:
     monkeypatch.setattr(backends, "_capability", backends._capability.__wrapped__)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert not backends.runs("cuda", [("softmax", "v01_three_passes")], 0)
+    assert not backends.runs("cuda", (("softmax", ("v01_three_passes",)),), 0)
     ours, pytorchs = EVERY[function]
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with mode:
@@ -433,6 +433,55 @@ def test_auto_asks_no_driver_where_there_is_none(monkeypatch, function) -> None:
     for out in (inside, *([] if function == "cross_entropy" else [ours(*given)])):  # its classes are no FakeTensor
         assert isinstance(out, FakeTensor)
         assert (out.shape, out.dtype, out.device) == (right.shape, right.dtype, torch.device("cuda:0"))
+
+
+ALL = frozenset(EVERY)
+PRODUCTS = frozenset({"matmul", "linear"})  # of wgmma on 9.0a; linear's step is for that alone
+
+
+@pytest.mark.parametrize(
+    ("capability", "architectures", "served"),
+    [
+        ((8, 0), "8.0;9.0a", ALL - {"linear"}),
+        ((8, 9), "8.0;9.0a", ALL - {"linear"}),
+        ((8, 9), "9.0a", frozenset()),
+        ((8, 6), "8.9", frozenset()),
+        ((9, 0), "9.0a", ALL),
+        ((9, 0), "9.0a;9.0+PTX", ALL),
+        ((9, 0), "9.0", ALL - PRODUCTS),  # v05_grouped would run, which no measurement is of
+        ((12, 0), "8.0;9.0a", frozenset()),
+        ((12, 0), "9.0a+PTX", frozenset()),
+        ((12, 0), "9.0a;9.0+PTX", ALL - {"linear"}),
+    ],
+)
+@BY_FUNCTION
+def test_auto_takes_the_extension_where_it_was_built_for_the_gpu(
+    operator, monkeypatch, function, capability, architectures, served
+) -> None:
+    """Else it is PyTorch, and nothing is raised."""
+    module = importlib.import_module(f"kernel_twins.functional.{MODULES.get(function, function)}")
+    monkeypatch.setattr(backends, "_capability", lambda device: capability)
+    monkeypatch.setattr(backends, "_runs_on", backends._runs_on.__wrapped__)  # what is made up is not to be kept
+    monkeypatch.setattr(extension(), "architectures", architectures)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "GPU")
+    monkeypatch.setattr(module, "is_on_gpu", lambda tensor: True)
+    if hasattr(module, "_choice"):
+        monkeypatch.setattr(module, "_choice", module._choice.__wrapped__)
+    ours, pytorchs = EVERY[function]
+    x, w = operands((4, 5), (5, 5), torch.bfloat16)
+    if function in served:
+        with pytest.raises(ValueError, match=r" is on cpu, must be on a CUDA device for backend='cuda'"):
+            ours(x, w)
+    else:
+        assert torch.equal(ours(x, w), pytorchs(x, w))
+
+
+def test_auto_takes_triton_where_its_step_is_for_the_gpu(monkeypatch) -> None:
+    pytest.importorskip("triton")
+    for capability, products in (((8, 9), False), ((9, 0), True), ((12, 0), False)):
+        monkeypatch.setattr(backends, "_capability", lambda device, capability=capability: capability)
+        assert linear._runs("triton", 0) == matmul._runs("triton", "bf16", True, 0) == products
+        assert importlib.import_module("kernel_twins.functional.softmax")._runs("triton", 0)
 
 
 @BY_FUNCTION
@@ -543,3 +592,98 @@ def test_products_of_meta_tensors_have_shapes() -> None:
     a, b = torch.empty(4, 5, device="meta"), torch.empty(5, 3, device="meta")
     for backend in ("auto", "torch"):
         assert kernel_twins.matmul(a, b, backend=backend).shape == (4, 3)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Every public name: what is said first
+# ----------------------------------------------------------------------------------------------------------------------
+
+NAMES: dict[str, Any] = {
+    "matmul": lambda x, w, **k: kernel_twins.matmul(x, w, **k),
+    "linear": lambda x, w, **k: kernel_twins.linear(x, w, **k),
+    "softmax": lambda x, _, **k: kernel_twins.softmax(x, **k),
+    "log_softmax": lambda x, _, **k: kernel_twins.log_softmax(x, **k),
+    "layer_norm": lambda x, w, **k: kernel_twins.layer_norm(x, 5, w[0], **k),
+    "rms_norm": lambda x, w, **k: kernel_twins.rms_norm(x, 5, w[0], residual=x, **k),
+    "cross_entropy": lambda x, _, **k: kernel_twins.cross_entropy(x, CLASSES, **k),
+    "cross_entropy_gradient_": lambda x, _, **k: kernel_twins.cross_entropy_gradient_(x, CLASSES, **k),
+    "dropout_add": lambda x, _, **k: kernel_twins.dropout_add(x, x, 0.0, **k),
+    **{
+        name: lambda x, _, name=name, **k: getattr(kernel_twins, name)(x, 1, **k)
+        for name in ("sum", "mean", "amax", "argmax")
+    },
+}
+FIRST = {"matmul": "a", "cross_entropy": "input", "cross_entropy_gradient_": "input"}  # the tensor's name, or x
+BY_NAME = pytest.mark.parametrize("name", NAMES)
+
+
+def test_every_public_name_is_among_these() -> None:
+    assert NAMES.keys() == kernel_twins._MODULES.keys()
+
+
+def without(monkeypatch, name: str, backend: str) -> None:
+    """As where the extension is not built, or Triton not installed."""
+    module = importlib.import_module(f"kernel_twins.functional.{kernel_twins._MODULES[name]}")
+
+    def missing() -> Any:
+        raise UnavailableError("the Triton side is missing")
+
+    if backend == "triton":
+        monkeypatch.setattr(module, "triton_functions", missing)
+    for held, nothing in (("_cuda_operator", None), ("_cuda_gradient", None), ("_CUDA", {})):
+        if backend == "cuda" and hasattr(module, held):
+            monkeypatch.setattr(module, held, nothing)
+            monkeypatch.setattr(module, "_no_cuda", "the CUDA side is missing")
+
+
+@pytest.mark.parametrize("wrong", ["device", "no tensor"])
+@pytest.mark.parametrize("backend", ["cuda", "triton"])
+@BY_NAME
+def test_what_a_backend_lacks_is_said_before_what_its_tensors_lack(monkeypatch, name, backend, wrong) -> None:
+    without(monkeypatch, name, backend)
+    x, w = operands((4, 5), (5, 5))
+    with pytest.raises(UnavailableError, match=rf"^the {'CUDA' if backend == 'cuda' else 'Triton'} side is missing$"):
+        NAMES[name](x if wrong == "device" else [1.0], w, backend=backend)
+
+
+@pytest.mark.parametrize("backend", ["cuda", "triton"])
+@BY_NAME
+def test_a_tensor_off_the_gpu_and_what_is_no_tensor_are_named_alike(operator, name, backend) -> None:
+    if backend == "triton":
+        pytest.importorskip("triton")
+    x, w = operands((4, 5), (5, 5))
+    first = FIRST.get(name, "x")
+    said = (
+        rf"^{first} is on cpu, must be on a CUDA device for backend='{backend}': call {first}.cuda\(\), or pass backen"
+    )
+    with pytest.raises(ValueError, match=said):
+        NAMES[name](x, w, backend=backend)
+    if name != "dropout_add" and name != "rms_norm":  # of which it is the residual, too
+        with pytest.raises(
+            TypeError, match=rf"^{first} is a list, must be a torch.Tensor: call torch.as_tensor\({first}\)$"
+        ):
+            NAMES[name]([1.0], w, backend=backend)
+
+
+@BY_NAME
+def test_a_backend_that_nobody_knows_is_refused_by_name(name) -> None:
+    x, w = operands((4, 5), (5, 5))
+    with pytest.raises(ValueError, match=r"^backend is 'cublas', must be one of auto, cuda, triton, torch$"):
+        NAMES[name](x, w, backend="cublas")
+
+
+@pytest.mark.parametrize(("name", "second"), [("matmul", "b"), ("linear", "weight")])
+def test_what_is_no_second_operand_is_named_alike(operator, monkeypatch, name, second) -> None:
+    module = importlib.import_module(f"kernel_twins.functional.{name}")
+    real = module.require_gpu
+    monkeypatch.setattr(module, "require_gpu", lambda given, x, _: None if isinstance(x, Tensor) else real(given, x, _))
+    x, w = operands((4, 5), (5, 5))
+    for wrong, kind in (([1.0], "list"), (None, "NoneType")):
+        said = rf"^{second} is a {kind}, must be a torch.Tensor: call torch.as_tensor\({second}\)$"
+        with pytest.raises(TypeError, match=said):
+            NAMES[name](x, wrong, backend="cuda")
+    if name == "linear":
+        with pytest.raises(
+            TypeError, match=r"^bias is a list, must be a torch.Tensor or None: call torch.as_tensor\(bi"
+        ):
+            kernel_twins.linear(x, w, [1.0], backend="cuda")  # type: ignore[arg-type]

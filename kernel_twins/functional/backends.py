@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -28,6 +28,7 @@ from kernel_twins._load import UnavailableError, extension
 from kernel_twins.spec import Backend
 
 Function = Callable[..., Any]
+Ladders = tuple[tuple[str, tuple[str, ...]], ...]  # operations, each with its steps, the first choice first
 Place = tuple[tuple[int, ...], tuple[int, ...], int]  # shape, strides, elements past a multiple of 16 bytes or more
 
 BACKENDS = ("auto", "cuda", "triton", "torch")
@@ -40,10 +41,12 @@ _BATCHED: Any = torch._C._parse_dispatch_key("Batched")
 def cuda_operator(name: str) -> tuple[Function | None, str]:
     """The operator of cuda-kernels/functional*.cpp, or None and why it is not there."""
     try:
-        extension()
+        known = extension()
     except UnavailableError as error:
         return None, f"{error}, or pass backend='torch'"
     operator: Function | None = getattr(getattr(torch.ops.kernel_twins, name, None), "default", None)
+    if not hasattr(known, "runs"):  # which "auto" asks
+        operator = None
     function = name.removesuffix("_result")
     stale = f"the extension is older than kernel_twins.{function}: build it again with `python setup.py build_ext`"
     return operator, "" if operator else f"{stale}, or pass backend='torch'"
@@ -92,15 +95,30 @@ def triton_launcher(op: str, names: tuple[str, ...], device: int | None) -> Call
     raise RuntimeError(f"no Triton step of {op} runs on this GPU: pass backend='torch'")
 
 
-def runs(backend: Backend, steps: Iterable[tuple[str, str]], device: int) -> bool:
-    """Whether a GPU runs all of these steps, each an operation and a name, and there is a Triton for those of Triton.
+def runs(backend: Backend, ladders: Ladders, device: int) -> bool:
+    """Whether a GPU runs what stands behind a backend: of each operation the first step that its capability allows.
+
+    That is the step that measurements are of. Where the extension was not built for it but for a later one of the
+    names, the backend does not count as running: nobody has measured that.
 
     The CUDA side's extension is its function's own to look for.
     """
+    capability = _capability(device)
+    return capability is not None and _runs_on(backend, ladders, capability)
+
+
+@cache
+def _runs_on(backend: Backend, ladders: Ladders, capability: tuple[int, int]) -> bool:
     if backend == "triton" and importlib.util.find_spec("triton") is None:
         return False
-    capability = _capability(device)
-    return capability is not None and all(ops.get(op).step(name).runs_on(capability) for op, name in steps)
+    for op, names in ladders:
+        steps = map(ops.get(op).step, names)
+        arch = next((step.arch for step in steps if step.runs_on(capability)), None)
+        if arch is None:
+            return False
+        if backend == "cuda" and not extension().runs(arch, capability, extension().architectures):
+            return False
+    return True
 
 
 @cache

@@ -6,6 +6,7 @@ here imports Triton before it is asked for.
 
 from __future__ import annotations
 
+import math
 import numbers
 from collections.abc import Callable
 from functools import lru_cache
@@ -50,6 +51,7 @@ STEPS: dict[Backend, dict[str, tuple[str, ...]]] = {
 cuda-kernels/functional_cross_entropy.cpp has the same names.
 """
 
+_TARGET_DTYPES = (torch.int64, torch.uint8)  # PyTorch's, of classes
 _INTEGERS = (int, torch.SymInt, numbers.Integral)  # in the order in which isinstance looks: the last is slow
 
 REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}  # as PyTorch's operators count them
@@ -77,8 +79,11 @@ def cross_entropy(
 
     The loss has input's dtype, and float32 under CUDA's autocast, where input stays as it is; it is computed in fp32,
     and summed in a fixed order. Rows whose target is ``ignore_index`` count for nothing, whatever they hold; of a mean
-    of none the loss is NaN, as PyTorch's. A target that is no class makes loss and gradient NaN on a GPU, where
-    PyTorch's kernel brings the process to an end. Gradients flow backwards only, any number of times.
+    of none the loss is NaN, as PyTorch's. Gradients flow backwards only, any number of times.
+
+    On a GPU, a target that is no class makes its row's loss and gradient NaN, and a mean or sum with it; where "auto"
+    leaves a mean or sum to PyTorch, the gradient of every row. backend="torch" is PyTorch's own, whose kernel brings
+    the process to an end. Off the GPU it is PyTorch's IndexError.
 
     ``backend``: "cuda", "triton", "torch", or "auto", the fastest in this GPU's committed measurements at the nearest
     number and length of rows, by the GPU's time or the host's, whichever is longer ("cuda" where there are none, and
@@ -88,21 +93,17 @@ def cross_entropy(
 
     TypeError or ValueError names the argument at fault; UnavailableError says what a backend lacks.
     """
-    if backend == "auto":
-        backend = _choose(input, target, weight, reduction, label_smoothing)
+    _require_smoothing(label_smoothing)
+    automatic = backend == "auto"
+    if automatic:
+        backend = _choose(input, target, weight, reduction)
     if backend == "torch":
-        return functional.cross_entropy(
-            input,
-            target,
-            weight,
-            ignore_index=ignore_index,
-            reduction=reduction,
-            label_smoothing=label_smoothing,
-        )
-    _require(input, target, weight, ignore_index, reduction, backend)
+        options = {"ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing}
+        return _by_torch(input, target, weight, options, any_target=automatic)
     if backend == "cuda":
         if _cuda_operator is None:
             raise UnavailableError(_no_cuda)
+        _require(input, target, weight, ignore_index, reduction, backend)
         loss: Tensor
         try:
             loss = _cuda_operator(input, target, ignore_index, REDUCTIONS[reduction], label_smoothing)
@@ -110,7 +111,11 @@ def cross_entropy(
             refuse_gradients("kernel_twins.cross_entropy", input)
             raise
         return loss
-    return triton_functions()["cross_entropy"](input, target, ignore_index, reduction, label_smoothing)
+    if backend == "triton":
+        of_triton = triton_functions()["cross_entropy"]
+        _require(input, target, weight, ignore_index, reduction, backend)
+        return of_triton(input, target, ignore_index, reduction, label_smoothing)
+    raise ValueError(f"backend is {backend!r}, must be one of {', '.join(BACKENDS)}")
 
 
 def cross_entropy_gradient_(
@@ -144,17 +149,24 @@ def cross_entropy_gradient_(
             "input requires grad, and cross_entropy_gradient_ overwrites it without a derivative: call it under "
             "torch.no_grad(), or with input.detach()"
         )
-    if backend == "auto":
+    _require_smoothing(label_smoothing)
+    automatic = backend == "auto"
+    if automatic:
         ours = isinstance(target, Tensor) and target.dtype == torch.int64 and _can_overwrite(input)
         backend = "cuda" if ours and _runs("cuda", input.device.index) else "torch"
     if backend == "torch":
-        return _gradient_by_torch(input, target, ignore_index, reduction, label_smoothing)
-    _require(input, target, None, ignore_index, reduction, backend)
+        options = {"ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing}
+        return _gradient_by_torch(input, target, options, any_target=automatic)
     if backend == "cuda":
         if _cuda_gradient is None:
             raise UnavailableError(_no_cuda)
+        _require(input, target, None, ignore_index, reduction, backend)
         return _cuda_gradient(input, target, ignore_index, REDUCTIONS[reduction], label_smoothing)
-    return triton_functions()["cross_entropy_gradient_"](input, target, ignore_index, reduction, label_smoothing)
+    if backend == "triton":
+        of_triton = triton_functions()["cross_entropy_gradient_"]
+        _require(input, target, None, ignore_index, reduction, backend)
+        return of_triton(input, target, ignore_index, reduction, label_smoothing)
+    raise ValueError(f"backend is {backend!r}, must be one of {', '.join(BACKENDS)}")
 
 
 def _can_overwrite(input: Tensor) -> bool:  # noqa: A002
@@ -179,12 +191,31 @@ def has_rows_apart(input: Tensor) -> bool:  # noqa: A002
     return True
 
 
+def _by_torch(
+    input: Tensor,  # noqa: A002
+    target: Tensor,
+    weight: Tensor | None,
+    options: dict[str, Any],
+    any_target: bool,
+) -> Tensor:
+    """PyTorch's loss, with ``any_target`` NaN on a GPU where a target is no class: PyTorch's kernel would abort."""
+    if not (
+        any_target and is_on_gpu(input) and is_on_gpu(target) and input.dim() > 0 and target.dtype in _TARGET_DTYPES
+    ):
+        return functional.cross_entropy(input, target, weight, **options)
+    target = target.long()
+    n = input.shape[min(1, input.dim() - 1)]
+    no_class = ((target < 0) | (target >= n)) & (target != options["ignore_index"])
+    loss = functional.cross_entropy(input, target.masked_fill(no_class, 0), weight, **options)
+    wrong = no_class if options["reduction"] == "none" else no_class.any()
+    return loss * torch.where(wrong, math.nan, 1.0).to(loss.dtype)  # so that gradients are NaN, too
+
+
 def _gradient_by_torch(
     input: Tensor,  # noqa: A002
     target: Tensor,
-    ignore_index: int,
-    reduction: str,
-    label_smoothing: float,
+    options: dict[str, Any],
+    any_target: bool,
 ) -> Tensor:
     if not isinstance(input, Tensor):
         raise TypeError(f"input is a {type(input).__name__}, must be a torch.Tensor: call torch.as_tensor(input)")
@@ -192,9 +223,7 @@ def _gradient_by_torch(
         raise TypeError(f"input is {input.dtype}, must be a floating-point dtype: convert it with input.to(...)")
 
     def loss_of(logits: Tensor) -> Tensor:
-        return functional.cross_entropy(
-            logits, target, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing
-        )
+        return _by_torch(logits, target, None, options, any_target)
 
     if torch.compiler.is_compiling() or torch.is_inference_mode_enabled() or maybe_current_level() is not None:
         # A graph of autograd's own is made in none of these. torch.func's is, by the same formulas; elsewhere it would
@@ -210,6 +239,13 @@ def _gradient_by_torch(
     return loss.detach()
 
 
+def _require_smoothing(label_smoothing: float) -> None:
+    if not 0 <= label_smoothing <= 1:
+        raise ValueError(
+            f"label_smoothing is {label_smoothing}, must be from 0 to 1: the share of a target that all classes get"
+        )
+
+
 def _require(
     input: Tensor,  # noqa: A002
     target: Tensor,
@@ -219,8 +255,6 @@ def _require(
     backend: str,
 ) -> None:
     """TypeError or ValueError where the arguments are none that our kernels are made for."""
-    if backend not in BACKENDS:
-        raise ValueError(f"backend is {backend!r}, must be one of {', '.join(BACKENDS)}")
     if weight is not None:
         raise ValueError(
             f"weight is a {type(weight).__name__}, must be None for backend={backend!r}: pass backend='torch'"
@@ -247,13 +281,13 @@ def _require(
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def _choose(input: Tensor, target: Tensor, weight: object, reduction: str, label_smoothing: float) -> str:  # noqa: A002
+def _choose(input: Tensor, target: Tensor, weight: object, reduction: str) -> str:  # noqa: A002
     """The backend for this call. What is wrong with it PyTorch may say: its words are known."""
     if not is_on_gpu(input) or not is_on_gpu(target) or target.device != input.device or weight is not None:
         return "torch"
     if input.dtype not in DTYPE.values() or target.dtype != torch.int64:
         return "torch"
-    if reduction not in REDUCTIONS or not 0 <= label_smoothing <= 1:
+    if reduction not in REDUCTIONS:
         return "torch"
     dim = 0 if input.dim() == 1 else 1
     if input.dim() == 0 or target.shape != (*input.shape[:dim], *input.shape[dim + 1 :]):
@@ -285,7 +319,7 @@ def _runs(backend: Backend, device: int) -> bool:
     """Whether a backend is there and has steps for this GPU, whatever the rows' length."""
     if backend == "cuda" and _cuda_operator is None:
         return False
-    return runs(backend, ((op, names[-1]) for op, names in STEPS[backend].items()), device)
+    return runs(backend, tuple(STEPS[backend].items()), device)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -159,7 +159,7 @@ def _runs(backend: Backend, device: int) -> bool:
     """Whether a backend is there and has steps for this GPU."""
     if backend == "cuda" and _cuda_operator is None:
         return False
-    return runs(backend, ((op, names[-1]) for op, names in STEPS[backend].items()), device)
+    return runs(backend, tuple(STEPS[backend].items()), device)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from functools import lru_cache
 
@@ -12,7 +11,6 @@ from torch._C._functorch import maybe_current_level
 from torch.autograd import forward_ad
 from torch.nn import functional
 
-from kernel_twins import ops
 from kernel_twins._load import UnavailableError
 from kernel_twins.ceilings import gpu_slug
 from kernel_twins.functional.activations import ACTIVATIONS
@@ -27,10 +25,12 @@ from kernel_twins.functional.backends import (
     place,
     refuse_gradients,
     require_gpu,
+    runs,
     triton_functions,
 )
 from kernel_twins.functional.choice import nearest
-from kernel_twins.spec import Case
+from kernel_twins.functional.norm import require_tensors
+from kernel_twins.spec import Backend, Case
 from kernel_twins.tensors import name_of
 
 STEP = "v01_fused"  # what stands behind both languages; cuda-kernels/functional.cpp has the same name
@@ -65,7 +65,9 @@ def linear(
         require_gpu("x", x, backend)
         try:
             return _cuda_operator(x, weight, bias, name)
-        except RuntimeError:
+        except RuntimeError:  # the dispatcher's, too
+            require_gpu("weight", weight, backend)
+            require_tensors(None, None, bias)
             refuse_gradients("kernel_twins.linear", x, weight, bias)
             raise
     if backend == "triton":
@@ -89,28 +91,30 @@ def _choose(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> 
     if (tracing or forward_ad._current_level >= 0 or maybe_current_level() is not None) and is_differentiated():
         return "torch"
     if tracing or torch._C._len_torch_dispatch_stack() > 0:  # sizes may be symbols
-        return "cuda" if _runs(device.index) else "torch"
+        return "cuda" if _runs("cuda", device.index) else "torch"
     rows = x if x.dim() > 1 else x.unsqueeze(0)
     return _choice(place(rows), place(weight), dtype, activation, device.index)
-
-
-@torch.compiler.assume_constant_result
-def _runs(device: int) -> bool:
-    """Whether there is an extension, and a GPU that runs the fused step."""
-    return _cuda_operator is not None and ops.get("linear").step(STEP).runs_on(torch.cuda.get_device_capability(device))
 
 
 @lru_cache(maxsize=4096)
 def _choice(x: Place, weight: Place, dtype: torch.dtype, activation: str, device: int) -> str:
     (x_shape, *_), ((n, k), *_) = x, weight
     shape = math.prod(x_shape[:-1]), n, k
-    if 0 in shape or not _runs(device):
+    if 0 in shape:
         return "torch"
     itemsize = dtype.itemsize
     as_they_are = n * itemsize % 16 == 0 and copyable(x, itemsize) and copyable(weight, itemsize)
     gpu = gpu_slug(torch.cuda.get_device_name(device))
     problem = Case(shape, name_of(dtype), (("act", activation),) if activation != "none" else ())
     best = nearest(gpu, "linear", problem, as_they_are)
-    if best == "triton" and importlib.util.find_spec("triton") is None:
-        return "cuda"
-    return best or "cuda"
+    if best == "torch" or (best == "triton" and _runs("triton", device)):
+        return best
+    return "cuda" if _runs("cuda", device) else "torch"
+
+
+@torch.compiler.assume_constant_result
+def _runs(backend: Backend, device: int) -> bool:
+    """Whether a backend is there, and has the fused step for this GPU."""
+    if backend == "cuda" and _cuda_operator is None:
+        return False
+    return runs(backend, (("linear", (STEP,)),), device)

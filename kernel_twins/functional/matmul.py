@@ -6,7 +6,6 @@ Triton before it is asked for.
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from functools import lru_cache
 
@@ -29,6 +28,7 @@ from kernel_twins.functional.backends import (
     place,
     refuse_gradients,
     require_gpu,
+    runs,
     triton_functions,
 )
 from kernel_twins.functional.choice import nearest
@@ -85,7 +85,9 @@ def matmul(a: Tensor, b: Tensor, *, backend: str = "auto", out_dtype: torch.dtyp
 def _torch(a: Tensor, b: Tensor, out_dtype: torch.dtype | None) -> Tensor:
     for name, tensor in (("a", a), ("b", b)):
         if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name} is a {type(tensor).__name__}, must be a torch.Tensor")
+            raise TypeError(
+                f"{name} is a {type(tensor).__name__}, must be a torch.Tensor: call torch.as_tensor({name})"
+            )
     if a.dtype != b.dtype:
         raise TypeError(f"b is {b.dtype}, must be {a.dtype} like a: call b.to(a.dtype)")
     if a.device.type != "meta" and torch.is_autocast_enabled(a.device.type):  # which knows no such device
@@ -154,9 +156,6 @@ def _runs(backend: Backend, dtype: str, wide: bool, device: int) -> bool:
     """Whether a backend is there and has a step for this GPU that writes what is asked for."""
     if backend == "cuda" and _cuda_operator is None:
         return False
-    if backend == "triton" and importlib.util.find_spec("triton") is None:
-        return False
     op = "matmul_fp32" if dtype == "fp32" else "matmul_bf16"
-    steps = (ops.get(op).step(name) for name in STEPS[backend][op])
-    capability = torch.cuda.get_device_capability(device)
-    return any(step.runs_on(capability) and (step.fp32_out or not wide) for step in steps)
+    names = tuple(name for name in STEPS[backend][op] if not wide or ops.get(op).step(name).fp32_out)
+    return runs(backend, ((op, names),), device)

@@ -236,7 +236,7 @@ def _runs(name: str, backend: Backend, device: int) -> bool:
     """Whether a backend is there and has steps for this GPU, whatever the rows' length."""
     if backend == "cuda" and not _CUDA:
         return False
-    return runs(backend, ((op, STEPS[backend][op][-1]) for op in (name, f"{name}_backward")), device)
+    return runs(backend, tuple((op, STEPS[backend][op]) for op in (name, f"{name}_backward")), device)
 
 
 def require_tensors(residual: Tensor | None, weight: Tensor | None, bias: Tensor | None = None) -> None:

@@ -140,7 +140,7 @@ def _runs(backend: Backend, device: int) -> bool:
     """Whether a backend is there and has a step for this GPU."""
     if backend == "cuda" and _cuda_operator is None:
         return False
-    return runs(backend, (("reduction_nd", name) for name in STEPS[backend]), device)
+    return runs(backend, (("reduction_nd", STEPS[backend]),), device)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
