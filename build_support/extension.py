@@ -16,7 +16,7 @@ from typing import Any
 from setuptools import Extension
 from setuptools.command.build_ext import build_ext
 
-from build_support import sources, step_table, toolkit
+from build_support import compiler, sources, step_table, toolkit
 from build_support.toolkit import BuildError
 from kernel_twins.ops import OPS
 
@@ -96,6 +96,7 @@ def _cuda_extension(cuda: toolkit.Toolkit) -> dict[str, Any]:
     release = ".".join(map(str, cuda.version))
     sources.require_known(archs, toolkit.known_architectures(cuda), f"nvcc {release}")
     os.environ["TORCH_CUDA_ARCH_LIST"] = archs
+    compiler.stand_before(cuda.nvcc)
     os.environ.setdefault("MAX_JOBS", str(len(os.sched_getaffinity(0))))
 
     class Build(BuildExtension):
@@ -124,7 +125,7 @@ def _cuda_extension(cuda: toolkit.Toolkit) -> dict[str, Any]:
         library_dirs=[str(toolkit.linkable_cudart(cuda, sources.ROOT / "build" / "lib"))],
         extra_compile_args={
             "cxx": [*sources.CXX_FLAGS, f'-DKERNEL_TWINS_ARCHS="{archs}"'],
-            "nvcc": list(sources.NVCC_FLAGS),
+            "nvcc": [*sources.NVCC_FLAGS, *sources.PTXAS_FLAGS],
         },
     )
     return {"ext_modules": [extension], "cmdclass": {"build_ext": Build}}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sys
+import sysconfig
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
@@ -42,6 +44,13 @@ NAMED_ARCHS = {
 CXX_FLAGS = ("-std=c++20",)
 # A compressed cubin, as the largest is otherwise, hides its compiler's version, and has all disassembled by one core.
 NVCC_FLAGS = ("-std=c++20", "-O3", "-lineinfo", "--expt-relaxed-constexpr", "--no-compress")
+PTXAS_FLAGS = ("-Xptxas", "-v")  # what it made of every kernel, which compiler.py keeps for the ptxas gate
+
+
+def object_of(source: Path, root: Path = ROOT) -> Path:
+    """Where this Python's build puts the object of a source, which is relative to the root."""
+    folder = f"temp.{sysconfig.get_platform()}-{sys.implementation.cache_tag}"
+    return root / "build" / folder / source.with_suffix(".o")
 
 
 def step_files(root: Path = ROOT) -> list[Path]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from build_support import extension, ptxas_gate, sources, step_table, toolkit
+from build_support import compiler, extension, ptxas_gate, sources, step_table, toolkit
 from build_support.toolkit import BuildError
 from kernel_twins import OPS
 from kernel_twins.spec import BACKENDS, Backend, Op
@@ -411,10 +411,19 @@ class TestPtxasGate:
             "}\n"
         )
         (tmp_path / "clean.cu").write_text("__global__ void clean(float* x) { x[threadIdx.x] = 1; }\n")
-        spills, clean = Path("spills.cu"), Path("clean.cu")
-        logs = ptxas_gate.compile_steps(cuda, tmp_path, [spills, clean], tmp_path / "ptxas")
-        assert any("spills registers" in complaint for complaint in ptxas_gate.complaints(logs[spills], finished=True))
-        assert ptxas_gate.complaints(logs[clean], finished=True) == []
+        said = {
+            name: ptxas_gate.complaints(self.log(cuda, tmp_path / f"{name}.cu"), True) for name in ("spills", "clean")
+        }
+        assert any("spills registers" in complaint for complaint in said["spills"])
+        assert said["clean"] == []
+
+    @staticmethod
+    def log(cuda: toolkit.Toolkit, source: Path) -> str:
+        """What the build keeps of compiling a file."""
+        target = source.with_suffix(".o")
+        command = [str(cuda.nvcc), *sources.NVCC_FLAGS, *sources.PTXAS_FLAGS, "-gencode=arch=compute_90a,code=sm_90a"]
+        assert compiler.main([*command, "-MD", "-MF", f"{target}.d", "-c", str(source), "-o", str(target)]) == 0
+        return compiler.log_of(target).read_text()
 
 
 @pytest.fixture(scope="module")

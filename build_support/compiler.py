@@ -1,0 +1,122 @@
+"""Runs a compiler for the build: what it printed is kept beside the object, and the object in the user's cache.
+
+    python build_support/compiler.py nvcc|c++ ... -MF FILE.d ... -c SOURCE -o OBJECT ...
+
+An object is taken from the cache where compiler, arguments, source and all headers are the same (kept.py). The clone's
+own folder is no argument: only line tables name it. What ptxas and the front end say goes to OBJECT.log, which the
+ptxas gate reads; of that, warnings and errors are printed. A step's PTX, as ptxas got it, goes to OBJECT.ptx.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from build_support import kept
+
+_INFORMATION = re.compile(r"ptxas info +: (?!\(C)|Function properties for |\s*\d+ bytes stack frame|\s*$")
+_READ = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "NVCC_CCBIN", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH")
+_STEP = re.compile(r"v\d\d_\w+\.cu")
+
+
+def log_of(target: Path) -> Path:
+    return target.with_name(target.name + ".log")
+
+
+def ptx_of(target: Path) -> Path:
+    return target.with_name(target.name + ".ptx")
+
+
+def stand_before(nvcc: Path) -> None:
+    """Have torch's build call this for both compilers: nvcc by a variable of torch's, the C++ one by CXX.
+
+    CXX must name a file, and torch knows a compiler by its name.
+    """
+    this = [sys.executable, str(Path(__file__).resolve())]
+    os.environ["PYTORCH_NVCC"] = shlex.join([*this, str(nvcc)])
+    wrapper = kept.ROOT / "build" / "bin" / "c++"
+    real = os.environ.get("CXX", "c++")
+    if real != str(wrapper):
+        wrapper.parent.mkdir(parents=True, exist_ok=True)
+        wrapper.write_text(f'#!/bin/sh\nexec {shlex.join([*this, *shlex.split(real)])} "$@"\n')
+        wrapper.chmod(0o755)
+        os.environ["CXX"] = str(wrapper)
+
+
+def main(command: list[str]) -> int:
+    if "-c" not in command or "-MF" not in command:  # it links, or tells its version
+        return subprocess.run(command, check=False).returncode
+    target, depfile = (Path(command[command.index(option) + 1]) for option in ("-o", "-MF"))
+    key = [*_toolchain(command[0]), *(argument.replace(str(kept.ROOT), ".") for argument in command)]
+    if entry := kept.find("objects", key):
+        values, blobs = entry
+        headers = [str(kept.ROOT / name) for name in values["headers"]]
+        depfile.write_text(f"{target}: " + " ".join(header.replace(" ", "\\ ") for header in headers) + "\n")
+        _put(target, values["log"], blobs)
+        return 0
+    returncode, log, blobs = _compile(command, target)
+    if returncode:
+        sys.stderr.write(log)
+        return returncode
+    headers = _headers(depfile)
+    kept.keep("objects", key, map(Path, headers), {"headers": list(map(_in_clone, headers)), "log": log}, blobs)
+    _put(target, log, blobs)
+    return 0
+
+
+def _toolchain(compiler: str) -> list[str]:
+    """The compiler, the one that nvcc calls for the host, and what else they read of the environment."""
+    versions = [
+        subprocess.run([each, "--version"], capture_output=True, text=True, check=False).stdout
+        for each in dict.fromkeys((compiler, "gcc"))
+        if shutil.which(each)
+    ]
+    return versions + [f"{name}={os.environ[name]}" for name in _READ if name in os.environ]
+
+
+def _compile(command: list[str], target: Path) -> tuple[int, str, dict[str, bytes]]:
+    """The exit code, all that was printed, and the object, with its PTX where it is a step."""
+    source = Path(command[command.index("-c") + 1])
+    with tempfile.TemporaryDirectory() as folder:
+        keeping = ["--keep", f"--keep-dir={folder}"] if _STEP.fullmatch(source.name) else []
+        done = subprocess.run(
+            [*command, *keeping], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        )
+        if done.returncode:
+            return done.returncode, done.stdout, {}
+        blobs = {"object": target.read_bytes()}
+        if ptx := sorted(Path(folder).glob("*.ptx")):
+            blobs["ptx"] = ptx[-1].read_bytes()
+    return 0, done.stdout, blobs
+
+
+def _put(target: Path, log: str, blobs: dict[str, bytes]) -> None:
+    target.write_bytes(blobs["object"])
+    log_of(target).write_text(log)
+    if "ptx" in blobs:
+        ptx_of(target).write_bytes(blobs["ptx"])
+    for line in log.splitlines():
+        if not _INFORMATION.match(line):
+            print(line, file=sys.stderr)
+
+
+def _headers(depfile: Path) -> list[str]:
+    """The source and all that it includes, of a rule as make reads it."""
+    _, _, files = depfile.read_text().replace("\\\n", " ").partition(": ")
+    return [name.replace("\\ ", " ") for name in re.split(r"(?<!\\)\s+", files.strip())]
+
+
+def _in_clone(header: str) -> str:
+    return header.removeprefix(f"{kept.ROOT}/")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,100 @@
+"""Results that depend on files alone, kept in the user's cache directory beside digests of those files.
+
+An entry counts while every file that was read to make it holds what it held; otherwise it is made again. The folder
+is ``kernel-twins`` below XDG_CACHE_HOME, or ~/.cache; ``KERNEL_TWINS_NO_CACHE=1`` reads and writes none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+OFF = "KERNEL_TWINS_NO_CACHE"
+
+
+def folder() -> Path | None:
+    """Where entries lie; None where nothing may be kept."""
+    if os.environ.get(OFF) == "1":
+        return None
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kernel-twins"
+
+
+def find(kind: str, key: Sequence[str]) -> tuple[dict[str, Any], dict[str, bytes]] | None:
+    """What ``keep`` was given under that key, values and blobs; None where a file has changed since, or a blob."""
+    if (place := _place(kind, key)) is None:
+        return None
+    try:
+        entry = json.loads((place / "entry.json").read_text())
+        blobs = {name: (place / name).read_bytes() for name in entry["blobs"]}
+    except (OSError, ValueError):
+        return None
+    if entry["key"] != list(key) or any(_digest(blobs[name]) != said for name, said in entry["blobs"].items()):
+        return None
+    if any(_file_digest(_absolute(name)) != said for name, said in entry["files"].items()):
+        return None
+    return entry["values"], blobs
+
+
+def keep(
+    kind: str, key: Sequence[str], files: Iterable[Path], values: Mapping[str, Any], blobs: Mapping[str, bytes]
+) -> None:
+    """Keep a result that was made from files; where nothing can be written, nothing is kept."""
+    if (place := _place(kind, key)) is None:
+        return
+    read = {_name(path): _file_digest(path) for path in files}
+    if "" in read.values():
+        return
+    entry = {
+        "key": list(key),
+        "files": read,
+        "values": dict(values),
+        "blobs": {name: _digest(content) for name, content in blobs.items()},
+    }
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        for name, content in [*blobs.items(), ("entry.json", json.dumps(entry).encode())]:
+            _write(place / name, content)
+    except OSError:
+        return
+
+
+def _place(kind: str, key: Sequence[str]) -> Path | None:
+    top = folder()
+    return top and top / kind / _digest(json.dumps(list(key)).encode())[:32]
+
+
+def _write(path: Path, content: bytes) -> None:
+    """All of it or nothing, whoever else writes."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        file.write(content)
+    os.replace(file.name, path)
+
+
+def _name(path: Path) -> str:
+    """Files of the clone by their place in it, so that another clone of the same files finds the entry."""
+    path = Path(os.path.normpath(path))
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
+
+
+def _absolute(name: str) -> Path:
+    return ROOT / name
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+@cache
+def _file_digest(path: Path) -> str:
+    """Empty where there is no such file."""
+    try:
+        return _digest(path.read_bytes())
+    except OSError:
+        return ""
