@@ -13,6 +13,8 @@ torch = pytest.importorskip("torch")
 from kernel_twins import OPS, load_baseline  # noqa: E402
 from kernel_twins.check import check, check_baseline  # noqa: E402
 from kernel_twins.spec import Case  # noqa: E402
+from tests import forks  # noqa: E402
+from tests.cases import with_fewer_rows  # noqa: E402
 
 ADD = OPS["vector_add"]
 MATMUL = OPS["matmul_fp32"]
@@ -195,14 +197,20 @@ def test_every_output_of_every_case_has_a_reference(op) -> None:
     assert max(len(op.outputs(case)) for case in cases) == 1 + len(op.more_references)
 
 
-@pytest.mark.filterwarnings("ignore:var_mean", "ignore:TF32")  # of rows without elements; of oneDNN's flags
-@pytest.mark.parametrize("op", OPS.values(), ids=list(OPS))
-def test_pytorch_passes_on_every_case(op) -> None:
-    call = load_baseline(op.name, "torch")
-    for case in op.test_cases:
+@pytest.mark.parametrize("op", OPS)
+def test_pytorch_passes_on_every_case(op: str) -> None:
+    """Of many rows on some: a bound is of an element."""
+    assert forks.call("tests.test_check", "misjudged", op) == []
+
+
+def misjudged(name: str) -> list[str]:
+    op, call = OPS[name], load_baseline(name, "torch")
+    wrong = []
+    for case in dict.fromkeys(with_fewer_rows(case, 2**18) for case in op.test_cases):
         if math.prod(case.shape) > 2**26:
             continue  # seconds without a GPU
         # oneDNN's gelu, which some processors get, makes infinity NaN: pytorch/pytorch#185770.
         with torch.backends.mkldnn.flags(enabled=case.get("values") != "inf"):
             verdict = check_baseline(op, call, case, device="cpu")
-        assert verdict.ok, f"{case.slug}: {verdict.reason}"
+        wrong += [] if verdict.ok else [f"{case.slug}: {verdict.reason}"]
+    return wrong

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import pytest
 
 from kernel_twins import OPS, aot, disassembly, ops
 from kernel_twins.spec import Case, Op, Step
+from tests import forks
 
 pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -16,7 +19,7 @@ pytest.importorskip("triton")
 SHARED_LIMIT = {80: 166_912, 90: 232_448}  # bytes of shared memory that a block can have
 
 CELLS = [
-    pytest.param(op, step, arch, id=f"{op.name}-{step.name}-sm_{arch}")
+    pytest.param(op.name, step.name, arch, id=f"{op.name}-{step.name}-sm_{arch}")
     for op in OPS.values()
     for step in op.steps_of("triton")
     for arch in SHARED_LIMIT
@@ -110,6 +113,7 @@ SPILLING = [
     ("matmul_bf16", "v06_autotuned", 80),
     ("layer_norm", "v06_cooperative", 90),  # one register, of rows side by side, where 64 are rationed
 ]
+TENSOR_CORES = "mma"
 WITHOUT_TENSOR_CORES = [
     ("matmul_fp32", "v01_naive"),
     ("matmul_fp32", "v03_shared_tile"),
@@ -139,9 +143,60 @@ def odd_cases(op: Op, step: Step) -> list[Case]:
     return timed or [max(tested, key=op.bytes)]
 
 
-def compiled(op: Op, step: Step, case: Case, arch: int) -> list[Any]:
-    """What one call compiles, for every configuration that the step may be tuned to."""
-    return [kernel for config in aot.configs(op, step) for kernel in aot.compiled(op, step, case, arch, config)]
+@dataclass(frozen=True)
+class Kernel:
+    """What the tests ask of a kernel: its ``promises`` are the instructions of its step that its PTX holds."""
+
+    name: str
+    shared_bytes: int
+    stack_bytes: int
+    promises: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What one call launches, by a configuration, or by what the reference GPU runs."""
+
+    case: str
+    odd: bool
+    reference: bool
+    settings: dict[str, Any]
+    kernels: tuple[Kernel, ...]
+
+
+@cache
+def compiled(op: str, step: str, arch: int) -> list[Compiled]:
+    """All that the tests ask of a step, compiled once: in a process of its own, as the compiler keeps its memory."""
+    calls = forks.call("tests.test_triton_aot", "compile_all", op, step, arch)
+    return [Compiled(**call | {"kernels": tuple(Kernel(*each) for each in call["kernels"])}) for call in calls]
+
+
+def compile_all(name: str, step_name: str, arch: int) -> list[dict[str, Any]]:
+    op = ops.get(name)
+    step = op.step(step_name)
+    instructions = [promise[3] for promise in PROMISED if promise[:3] == (name, step_name, arch)]
+    instructions += [promise[5] for promise in PROMISED_WHERE if promise[:3] == (name, step_name, arch)]
+    instructions += [TENSOR_CORES] if (name, step_name) in WITHOUT_TENSOR_CORES else []
+
+    def call(case: Case, odd: bool, config: Any = None, reference: bool = False) -> dict[str, Any]:
+        kernels = [
+            (each.name, each.metadata.shared, stack_bytes(each), held(each.asm["ptx"], instructions))
+            for each in aot.compiled(op, step, case, arch, config)
+        ]
+        settings = config.kwargs if config else {}
+        return {"case": case.slug, "odd": odd, "reference": reference, "settings": settings, "kernels": kernels}
+
+    calls = [
+        call(case, odd, config)
+        for odd, cases in ((False, aligned_cases(op, step)), (True, odd_cases(op, step)))
+        for case in cases
+        for config in aot.configs(op, step)
+    ]
+    return calls + [call(case, False, reference=True) for case in aligned_cases(op, step)]
+
+
+def held(ptx: str, instructions: list[str]) -> list[str]:
+    return [instruction for instruction in instructions if re.search(instruction, ptx)]
 
 
 def stack_bytes(kernel: Any) -> int:
@@ -150,49 +205,51 @@ def stack_bytes(kernel: Any) -> int:
         return disassembly.resource_usage(cubin)[kernel.name].stack_bytes
 
 
-@pytest.mark.parametrize(("op", "step", "arch"), CELLS)
-def test_step_compiles_and_fits(op: Op, step: Step, arch: int) -> None:
-    for case in aligned_cases(op, step):
-        kernels = compiled(op, step, case, arch)
-        assert f"{op.name}_{step.name}_kernel" in {kernel.name for kernel in kernels}
-        assert max(kernel.metadata.shared for kernel in kernels) <= SHARED_LIMIT[arch]
-        spilled = [stack_bytes(kernel) for kernel in kernels]
-        if step.finished:
-            must_not = spilled
-            if (op.name, step.name, arch) in SPILLING:
-                must_not = spilled[:1] + [stack_bytes(kernel) for kernel in aot.compiled(op, step, case, arch)]
-            assert max(must_not) == 0, f"{case.slug}: registers spill, {spilled} bytes"
+def of_list(op: str, step: str, arch: int, odd: bool = False) -> list[Compiled]:
+    """By every configuration that the step may be tuned to."""
+    return [call for call in compiled(op, step, arch) if not call.reference and call.odd == odd]
 
 
 @pytest.mark.parametrize(("op", "step", "arch"), CELLS)
-def test_step_compiles_for_odd_sizes(op: Op, step: Step, arch: int) -> None:
-    for case in odd_cases(op, step):
-        for kernel in compiled(op, step, case, arch):
-            assert kernel.metadata.shared <= SHARED_LIMIT[arch]
+def test_step_compiles_and_fits(op: str, step: str, arch: int) -> None:
+    for case in aligned_cases(ops.get(op), ops.get(op).step(step)):
+        calls = [call for call in of_list(op, step, arch) if call.case == case.slug]
+        kernels = [kernel for call in calls for kernel in call.kernels]
+        assert f"{op}_{step}_kernel" in {kernel.name for kernel in kernels}
+        assert max(kernel.shared_bytes for kernel in kernels) <= SHARED_LIMIT[arch]
+        if ops.get(op).step(step).finished:
+            must_not = kernels
+            if (op, step, arch) in SPILLING:
+                (reference,) = (each for each in compiled(op, step, arch) if each.reference and each.case == case.slug)
+                must_not = [kernels[0], *reference.kernels]
+            spilled = [kernel.stack_bytes for kernel in must_not]
+            assert max(spilled) == 0, f"{case.slug}: registers spill, {spilled} bytes"
+
+
+@pytest.mark.parametrize(("op", "step", "arch"), CELLS)
+def test_step_compiles_for_odd_sizes(op: str, step: str, arch: int) -> None:
+    kernels = [kernel for call in of_list(op, step, arch, odd=True) for kernel in call.kernels]
+    assert kernels
+    assert max(kernel.shared_bytes for kernel in kernels) <= SHARED_LIMIT[arch]
 
 
 @pytest.mark.parametrize(("op", "step", "arch", "instruction"), PROMISED)
 def test_step_holds_the_instruction_it_is_about(op: str, step: str, arch: int, instruction: str) -> None:
-    spec = ops.get(op)
-    chosen = spec.step(step)
-    for case in aligned_cases(spec, chosen):
-        for kernel in compiled(spec, chosen, case, arch):
-            assert re.search(instruction, kernel.asm["ptx"]), f"{case.slug}: no {instruction}"
+    for call in of_list(op, step, arch):
+        for kernel in call.kernels:
+            assert instruction in kernel.promises, f"{call.case}: no {instruction}"
 
 
 @pytest.mark.parametrize(("op", "step", "arch", "name", "values", "instruction"), PROMISED_WHERE)
 def test_configuration_holds_the_instruction_it_is_about(
     op: str, step: str, arch: int, name: str, values: tuple[int, ...], instruction: str
 ) -> None:
-    spec = ops.get(op)
-    chosen = spec.step(step)
-    configs = [config for config in aot.configs(spec, chosen) if config.kwargs[name] in values]
-    cases = [case for case in aligned_cases(spec, chosen) if case in spec.wide_cases]
-    assert configs and cases
-    for case in cases:
-        for config in configs:
-            (kernel,) = aot.compiled(spec, chosen, case, arch, config)
-            assert re.search(instruction, kernel.asm["ptx"]), f"{case.slug}: no {instruction} in {config}"
+    wide = {case.slug for case in ops.get(op).wide_cases}
+    calls = [call for call in of_list(op, step, arch) if call.case in wide and call.settings[name] in values]
+    assert calls
+    for call in calls:
+        (kernel,) = call.kernels
+        assert instruction in kernel.promises, f"{call.case}: no {instruction} in {call.settings}"
 
 
 @pytest.mark.parametrize(
@@ -210,8 +267,7 @@ def test_sizes_that_descriptors_cannot_count_are_refused(op: str, step: str, sai
 
 @pytest.mark.parametrize(("op", "step"), WITHOUT_TENSOR_CORES)
 def test_step_leaves_the_tensor_cores_alone(op: str, step: str) -> None:
-    spec = ops.get(op)
-    chosen = spec.step(step)
-    for case in aligned_cases(spec, chosen):
-        for kernel in compiled(spec, chosen, case, 90):
-            assert "mma" not in kernel.asm["ptx"]
+    calls = of_list(op, step, 90)
+    assert calls
+    for call in calls:
+        assert all(TENSOR_CORES not in kernel.promises for kernel in call.kernels), call.case

@@ -1,16 +1,13 @@
 """Every Triton step, on small ragged cases, in Triton's interpreter: index arithmetic and masks need no GPU.
 
 Gluon has no interpreter. Interpreting is decided when a kernel is imported, for the whole process, so each step runs in
-a process of its own.
+a process of its own (forks.py).
 """
 
 from __future__ import annotations
 
 import importlib
 import math
-import os
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,13 +16,18 @@ import pytest
 
 from kernel_twins import OPS, load, ops
 from kernel_twins.spec import Case, Op, Step
+from tests import forks
+from tests.cases import with_fewer_rows
 
 ROOT = Path(__file__).resolve().parents[1]
 # The interpreter takes some ten microseconds an operation, however large its blocks: products of sizes up to which a
 # step that multiplies tiles, and one that takes a term at a time, stay within seconds.
-LARGEST_BY_TILES = 2**24
-LARGEST_BY_TERMS = 2**19
+LARGEST_BY_TILES = 2**22
+LARGEST_BY_TERMS = 2**17
 LARGEST_IN_PARTS = 2**15
+# Rows of one length: as many as make some full programs, and a last one that is not. One case of each dtype keeps its
+# many rows, so that programs which stay take several.
+ELEMENTS_OF_ROWS = 2**13
 
 
 def source(op: str, step: str) -> str:
@@ -71,48 +73,44 @@ def small_cases(op: Op, step: Step, dtype: str, largest: int) -> list[Case]:
     cases = [case for case in op.test_cases if case.dtype == dtype and op.serves(step, case)]
     # The interpreter truncates to bf16. That is within the bound for what is stored, not for statistics of a sum that
     # is rounded first.
-    return [
-        case
-        for case in cases
-        if math.prod(case.shape) <= largest and not (dtype == "bf16" and case.get("residual") == "yes")
-    ]
+    known = [case for case in cases if not (dtype == "bf16" and case.get("residual") == "yes")]
+    most = max((case for case in known if len(case.shape) == 2), key=lambda case: case.shape[0], default=None)
+    fewer = [case if case == most else with_fewer_rows(case, ELEMENTS_OF_ROWS) for case in known]
+    return [case for case in dict.fromkeys(fewer) if math.prod(case.shape) <= largest]
 
 
-def interpret(*arguments: str) -> None:
+def interpret(function: str, *arguments: str) -> None:
     numpy = pytest.importorskip("numpy")
     triton = pytest.importorskip("triton")
     old = tuple(int(part) for part in triton.__version__.split(".")[:2]) < (3, 7)
     if old and numpy.lib.NumpyVersion(numpy.__version__) >= "2.4.0":
         pytest.skip(f"Triton {triton.__version__} interprets no loops with numpy {numpy.__version__}, only before 2.4")
-    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, __file__, *arguments]
-    run = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stdout + run.stderr
+    forks.interpreted("tests.test_triton_interpreter", function, *arguments)
 
 
 @pytest.mark.parametrize(("op", "step", "dtype"), CELLS)
 def test_step_is_right_when_interpreted(op: str, step: str, dtype: str) -> None:
     if dtype == "bf16" and by_tiles(op, step):
         pytest.skip("interpreted, tl.dot of bf16 operands is silently wrong")
-    interpret(op, step, dtype)
+    interpret("judge", op, step, dtype)
 
 
 @pytest.mark.parametrize(("op", "step"), IN_PARTS)
 def test_step_is_right_in_parts(op: str, step: str) -> None:
-    interpret(op, step, "fp32", "4")
+    interpret("judge", op, step, "fp32", "4")
 
 
 @pytest.mark.parametrize(("op", "step"), [("layer_norm", "v06_cooperative"), ("rms_norm", "v03_cooperative")])
 def test_programs_that_stay_take_rows_that_start_alike(op: str, step: str) -> None:
-    interpret(op, step, "fp32", "", "19")  # programs, for rows of which every eighth starts alike
+    interpret("judge", op, step, "fp32", "", "19")  # programs, for rows of which every eighth starts alike
 
 
 def test_the_mean_of_losses_is_right_when_interpreted() -> None:
-    interpret("cross_entropy", "mean")
+    interpret("mean_of_losses")
 
 
 def test_places_are_right_in_rows_past_two_to_the_31_elements() -> None:
-    interpret("dropout", "places")
+    interpret("places_in_long_rows")
 
 
 def test_parts_are_all_rows_and_each_is_what_a_launch_takes() -> None:
@@ -156,7 +154,7 @@ def staying(op: Op, step: Step) -> list[Any]:
     ]
 
 
-def main(op_name: str, step_name: str, dtype: str, most_rows: str = "", resident: str = "") -> int:
+def judge(op_name: str, step_name: str, dtype: str, most_rows: str = "", resident: str = "") -> None:
     from kernel_twins.check import check
 
     tuning = importlib.import_module("kernel_twins._triton.tuning")
@@ -172,19 +170,19 @@ def main(op_name: str, step_name: str, dtype: str, most_rows: str = "", resident
         setattr(cooperative, "resident", lambda *_: int(resident))  # noqa: B010
         cases = [Case.of(m, n, dtype=dtype) for m, n in ((5, 1027), (40, 1027), (40, 1030))]
         configs = staying(op, op.step(step_name))
+    assert cases, "no case is small enough"
     call = load(op_name, step_name, "triton")
-    wrong = 0 if cases else 1
+    wrong = []
     for turn, config in enumerate(configs):
         if config is not None:
             setattr(tuning, "choose", partial(chosen, config))  # noqa: B010
         for case in cases if turn == 0 else [case for case in cases if math.prod(case.shape) <= LARGEST_BY_TERMS]:
             verdict = check(op, call, case, device="cpu")
-            print(f"{case.slug} {config or ''}: {'right' if verdict.ok else verdict.reason}")
-            wrong += not verdict.ok
-    return min(wrong, 1)
+            wrong += [] if verdict.ok else [f"{case.slug} {config or ''}: {verdict.reason}"]
+    assert not wrong, "\n".join(wrong)
 
 
-def mean_of_losses() -> int:
+def mean_of_losses() -> None:
     """Of one program and of several, whose tickets are taken again and again."""
     import torch
 
@@ -200,14 +198,13 @@ def mean_of_losses() -> int:
                 right = losses.double().sum() / torch.tensor(rows, dtype=torch.float64)
                 torch.testing.assert_close(loss.double(), right, rtol=2e-7, atol=0.0, equal_nan=True)
                 assert scale == torch.tensor(1.0) / rows
-    return 0
 
 
 places: Any
 tl: Any
 
 
-def places_in_long_rows() -> int:
+def places_in_long_rows() -> None:
     global places, tl  # where a kernel looks for them
     import torch
     import triton
@@ -229,9 +226,3 @@ def places_in_long_rows() -> int:
                 i = first + torch.arange(1024)
                 torch.testing.assert_close(rows, i // n)
                 torch.testing.assert_close(cols, i % n)
-    return 0
-
-
-if __name__ == "__main__":
-    others = {("cross_entropy", "mean"): mean_of_losses, ("dropout", "places"): places_in_long_rows}
-    sys.exit(others[sys.argv[1], sys.argv[2]]() if tuple(sys.argv[1:]) in others else main(*sys.argv[1:]))

@@ -1,0 +1,133 @@
+"""Runs functions of the tests in processes of their own that share the time of importing torch and Triton.
+
+A process that has imported them and nothing of this repository waits for calls; each call runs in a fork of it, so that
+what it changes, and the memory that it takes, is gone afterwards. A call that returned is kept in the user's cache with
+the repository's files that it read, and not run again while they hold the same (build_support/kept.py).
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from build_support import kept
+
+LIBRARIES = ("numpy", "torch", "triton")
+
+
+def interpreted(module: str, function: str, *arguments: Any) -> Any:
+    """As ``call``, with Triton's interpreter and no GPU. What a kernel's module decides there holds for a process."""
+    return call(module, function, *arguments, environment={"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""})
+
+
+def call(
+    module: str,
+    function: str,
+    *arguments: Any,
+    environment: Mapping[str, str] | None = None,
+    files: Iterable[Path] = (),
+) -> Any:
+    """What a function of a test module returns, as JSON has it; AssertionError with what it printed where it raises.
+
+    ``files`` are what it reads beside Python's modules and what Python opens, as a tool that it starts does.
+    """
+    setting = tuple(sorted((environment or {}).items()))
+    key = [module, function, json.dumps(arguments), repr(setting), *_versions()]
+    if entry := kept.find("verdicts", key):
+        return entry[0]["returned"]
+    answer = _zygote(setting).run([module, function, *arguments])
+    assert "returned" in answer, answer["output"]
+    kept.keep("verdicts", key, [*map(Path, answer["files"]), *files], {"returned": answer["returned"]}, {})
+    return answer["returned"]
+
+
+@cache
+def _versions() -> tuple[str, ...]:
+    from importlib import metadata
+
+    return (sys.version, *(f"{name} {metadata.version(name)}" for name in LIBRARIES))
+
+
+class _Zygote:
+    """The waiting process."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": str(kept.ROOT), "OMP_NUM_THREADS": "1"} | dict(environment),
+            cwd=kept.ROOT,
+            text=True,
+        )
+        atexit.register(self._process.terminate)
+
+    def run(self, call: list[Any]) -> dict[str, Any]:
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.write(json.dumps(call) + "\n")
+        self._process.stdin.flush()
+        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+        return answer
+
+
+@cache
+def _zygote(setting: tuple[tuple[str, str], ...]) -> _Zygote:
+    return _Zygote(dict(setting))
+
+
+def _serve() -> None:
+    for name in LIBRARIES:
+        importlib.import_module(name)
+    answers = os.dup(1)
+    for line in sys.stdin:
+        with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as result:
+            if (pid := os.fork()) == 0:
+                _run(json.loads(line), output, result)
+            _, status = os.waitpid(pid, 0)
+            for file in (output, result):
+                file.seek(0)
+            said = result.read()
+            answer = json.loads(said) if said else {}
+            answer["output"] = f"exit status {os.waitstatus_to_exitcode(status)}\n{output.read()}"
+        os.write(answers, (json.dumps(answer) + "\n").encode())
+
+
+def _run(call: list[Any], output: Any, result: Any) -> None:
+    """In the fork: never returns."""
+    os.dup2(output.fileno(), 1)
+    os.dup2(output.fileno(), 2)
+    opened: set[str] = set()
+    sys.addaudithook(lambda event, about: opened.add(str(about[0])) if event == "open" else None)
+    module, function, *arguments = call
+    try:
+        returned = getattr(importlib.import_module(module), function)(*arguments)
+        imported = {str(each.__file__) for each in list(sys.modules.values()) if getattr(each, "__file__", None)}
+        files = {path for name in imported | opened if _is_source(path := Path(name).absolute())}
+        result.write(json.dumps({"returned": returned, "files": sorted(map(str, files))}))
+        result.flush()
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _is_source(path: Path) -> bool:
+    if not path.is_relative_to(kept.ROOT) or not path.is_file():
+        return False
+    made = {".venv", "__pycache__", ".git"} & set(path.relative_to(kept.ROOT).parts)
+    return not made
+
+
+if __name__ == "__main__":
+    _serve()
