@@ -1,4 +1,8 @@
-"""GPU tests skip without a GPU, or fail where REQUIRE_GPU=1 says that there must be one; such a run is recorded."""
+"""Which tests there are: those of a GPU are collected where there is one, or with --collect-gpu, which runs none.
+
+REQUIRE_GPU=1 collects them all the same, and they fail where there is no GPU; such a run is recorded. Nothing that
+makes a machine slow decides a test: Hypothesis has neither a deadline nor a health check of time.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from build_support import kept
 from kernel_twins._load import why_no_gpu
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -23,6 +28,29 @@ REQUIRED = os.environ.get("REQUIRE_GPU") == "1"
 # A shell has its background jobs, and so whatever they start, ignore Ctrl-C, which some tests press.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--collect-gpu", action="store_true", help="collect GPU tests without a GPU; they are skipped")
+    parser.addoption("--no-cache", action="store_true", help="run and compile everything: nothing kept is believed")
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    return None if _collects_gpu(config) else f"GPU tests are not collected: {why_no_gpu()} (--collect-gpu lists them)"
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A file of GPU tests alone is not even imported: there are ten times as many of them as of all others."""
+    return True if collection_path.name.endswith("_gpu.py") and not _collects_gpu(config) else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not _collects_gpu(config):
+        items[:] = [item for item in items if not item.get_closest_marker("gpu")]
+
+
+def _collects_gpu(config: pytest.Config) -> bool:
+    return REQUIRED or config.option.collect_gpu or not why_no_gpu()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -97,5 +125,12 @@ class _Record:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.option.no_cache:
+        os.environ |= {kept.OFF: "1", "TRITON_ALWAYS_COMPILE": "1"}  # before there are workers, which inherit them
+    if config.pluginmanager.has_plugin("hypothesispytest"):
+        from hypothesis import HealthCheck, settings
+
+        settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+        settings.load_profile("any machine")
     if REQUIRED and not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Record())

@@ -209,7 +209,7 @@ TIMES = st.lists(st.tuples(st.floats(0.5, 1e5), st.floats(0.5, 1e5)), min_size=1
 VALUES = st.one_of(st.just(0.0), st.floats(1e-3, 1e12))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(TIMES, st.booleans(), st.dictionaries(st.sampled_from(sorted(METRICS)), st.tuples(VALUES, VALUES)))
 def test_the_difference_back_is_the_negative(
     rounds: list[tuple[float, float]], same_run: bool, counters: dict[str, tuple[float, float]]

@@ -95,7 +95,7 @@ def of_sizes(x: Any, chosen: list[int]) -> list[tuple[int, int]]:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(tensors())
 def test_axes_lead_to_every_element_and_to_its_place(given_tensor) -> None:
     x, reduced = given_tensor
@@ -155,7 +155,7 @@ def test_both_languages_find_the_same_axes(tmp_path: Path) -> None:
     subprocess.run([compiler, "-std=c++20", "-Wall", "-Werror", f"-I{include}", source, "-o", program], check=True)
     lines, expected = [], []
 
-    @settings(max_examples=500, deadline=None, database=None)
+    @settings(max_examples=500, database=None)
     @given(tensors(), st.booleans())
     def collect(given_tensor: Any, ordered: bool) -> None:
         x, reduced = given_tensor
