@@ -1,5 +1,6 @@
 # make            set up, build, then the main job
 # make test       the tests; make lint: style, types, ptxas; make format: rewrite; make clean: forget the build
+# What earlier runs made of the same files is taken from the user's cache directory; NO_CACHE=1 makes everything anew.
 # PYTHON=python3.12 chooses the Python of a new .venv. NO_VENV=1 uses the one that is there, with torch, and installs nothing.
 
 ifdef NO_VENV
@@ -13,7 +14,14 @@ else
 RUN := .venv/bin/python
 ENVIRONMENT := .venv/.installed
 CLANG_FORMAT := .venv/bin/clang-format
-TEST_FLAGS ?= $(if $(wildcard /dev/nvidiactl),,-n auto)
+TEST_FLAGS ?= $(if $(wildcard /dev/nvidiactl),,-n auto --dist worksteal)
+endif
+
+ifdef NO_CACHE
+export KERNEL_TWINS_NO_CACHE := 1
+CACHE_FLAGS := --no-cache
+else
+export MYPY_CACHE_DIR := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/kernel-twins/mypy
 endif
 
 CUDA_SOURCES := $(shell find cuda-kernels hardware-survey -name '*.cu' -o -name '*.cuh' -o -name '*.h' -o -name '*.cpp')
@@ -40,9 +48,9 @@ build/.settings: FORCE
 		echo '$(RUN) $(CUDA_HOME) $(TORCH_CUDA_ARCH_LIST)' > $@
 
 test: build
-	REQUIRE_BUILD=1 $(RUN) -m pytest $(TEST_FLAGS)
+	REQUIRE_BUILD=1 $(RUN) -m pytest $(TEST_FLAGS) $(CACHE_FLAGS)
 
-lint: $(ENVIRONMENT)
+lint: build
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
