@@ -20,6 +20,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
 import kernel_twins  # noqa: E402
 from kernel_twins import OPS  # noqa: E402
 from kernel_twins._load import UnavailableError, extension  # noqa: E402
@@ -126,6 +128,24 @@ def replaced(op: str, names: tuple[str, ...], device: int | None) -> Any:
     return backward if op.endswith("_backward") else forward
 
 
+def replaced_weights(dout: Any, x: Any, mean: Any, rstd: Any, dweight: Any, dbias: Any) -> None:
+    """The sums over all rows alone, by PyTorch, which insists on the same."""
+    present_ones = present(dweight, dbias)
+    assert present_ones and all(each.shape == (x.shape[1],) and each.is_contiguous() for each in present_ones)
+    assert all(each.shape == x.shape and (x.shape[1] == 1 or each.stride(1) == 1) for each in (dout, x))
+    if dweight is not None:
+        centered = x.float() if mean is None else x.float() - mean[:, None]
+        dweight.copy_((dout.float() * centered * rstd[:, None]).sum(0))
+    if dbias is not None:
+        dbias.copy_(dout.float().sum(0))
+
+
+def asked_of(operator: Any, *asked: bool, x_grad: bool = True) -> tuple[bool, ...]:
+    """A backward pass's flags, as far as it has them."""
+    has_one = "x_grad" in str(getattr(operator, "_opoverload", operator)._schema)
+    return (x_grad, *asked) if has_one else asked
+
+
 class Operators:
     """A backend's operators, called alike."""
 
@@ -148,8 +168,9 @@ class Operators:
         affine = (*affine, None, None)[: 1 + (name == "layer_norm")]
         return operator(*given, list(shape), *affine, eps)
 
-    def backward(self, name, *given):
-        return self.library[f"{name}_backward"](*given)
+    def backward(self, name, *given, x_grad=True):
+        operator, flags = self.library[f"{name}_backward"], 1 + (name == "layer_norm")
+        return operator(*given[:-flags], *asked_of(operator, *given[-flags:], x_grad=x_grad))
 
 
 @pytest.fixture(params=["cuda", "triton"])
@@ -169,6 +190,8 @@ def operators(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     side = importlib.import_module("kernel_twins.functional.triton_norm")
     monkeypatch.setattr(triton.knobs.runtime, "interpret", True)  # else the device is refused before all
     monkeypatch.setattr(side, "triton_launcher", replaced)
+    sums = importlib.import_module("kernel_twins._triton.layer_norm_backward.weights")
+    monkeypatch.setattr(sums, "norm_weights", replaced_weights)
     return Operators("triton", side.OPERATORS, torch.float32)
 
 
@@ -411,6 +434,48 @@ def test_a_backward_pass_computes_no_sums_that_nobody_asks_for(operators, name) 
 
 
 @BY_NAME
+@BY_RESIDUAL
+def test_a_backward_pass_without_x_computes_what_is_asked_for_and_no_dx(operators, name, adds) -> None:
+    """Of weights over fixed features: dx would be as large as x, and most of the pass."""
+    if operators.backend == "cuda" and "x_grad" not in str(torch.ops.kernel_twins.layer_norm_backward.default._schema):
+        pytest.skip("the extension was built before there was the flag in it")
+    dy = values((2, 3, 5), seed=4)
+    for dims, kind in itertools.product((1, 2), ("weight", "bias", "both")):
+        row = dy.shape[-dims:]
+        x, residual = values(dy.shape), values(dy.shape, seed=1) if adds else None
+        affine = weights(name, row, kind, requires_grad=True)
+        wanted = present(*affine)
+        if not wanted:  # rms_norm has no bias
+            continue
+        ours_, right = (f(name, x, row, affine, residual) for f in (operators.results, pytorchs))
+        sizes: list[Any] = []
+        with Outputs("_backward", sizes):
+            found = torch.autograd.grad(tensors(ours_)[0], wanted, dy)
+        torch.testing.assert_close(found, torch.autograd.grad(tensors(right)[0], wanted, dy))
+        assert dy.shape not in sizes and (sizes or operators.backend == "cuda")  # whose node calls no operator
+        if kind == "both":
+            statistics = (x.float().mean(tuple(range(-dims, 0))),) * (1 + (name == "layer_norm"))
+            dx, *sums = operators.backward(
+                name, dy, x, *statistics, affine[0], None, *(True for _ in affine), x_grad=False
+            )
+            assert dx.numel() == 0 and all(each.shape == row for each in sums)
+
+
+class Outputs(TorchDispatchMode):
+    """Notes the sizes of what operators of ours return."""
+
+    def __init__(self, suffix: str, sizes: list[Any]) -> None:
+        super().__init__()
+        self.suffix, self.sizes = suffix, sizes
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        outs = function(*args, **(kwargs or {}))
+        if function.namespace == "kernel_twins" and self.suffix in function._opname:
+            self.sizes.extend(each.shape for each in outs)
+        return outs
+
+
+@BY_NAME
 def test_either_result_may_be_left_alone(operators, name) -> None:
     x, residual = (values((3, 5), requires_grad=True, seed=seed) for seed in (0, 1))
     affine = weights(name, (5,), requires_grad=True)
@@ -485,8 +550,11 @@ def test_what_is_registered_is_what_pytorch_expects(operators, name) -> None:
         )
         if affine[0] is None:
             given = (*given, None)
-        torch.library.opcheck(library[f"{name}_backward"], (*given, None, *asked))
-        torch.library.opcheck(library[f"{name}_backward"], (*given, values(shape, dtype, seed=4), *asked))
+        backward = library[f"{name}_backward"]
+        for x_grad in (False, True):
+            flags = asked_of(backward, *asked, x_grad=x_grad)
+            torch.library.opcheck(backward, (*given, None, *flags))
+            torch.library.opcheck(backward, (*given, values(shape, dtype, seed=4), *flags))
 
 
 # ----------------------------------------------------------------------------------------------------------------------

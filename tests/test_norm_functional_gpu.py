@@ -406,6 +406,28 @@ def test_calls_keep_no_tensor_alive(backend, name) -> None:
     assert memory[2] <= memory[0]  # the first call may keep what all later ones use
 
 
+@OURS
+@BY_NAME
+@pytest.mark.parametrize("dims", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_gradients_of_weights_alone_need_no_dx(backend, name, dims, dtype) -> None:
+    x = values(4096, 16, 256, dtype=dtype)
+    row = x.shape[-dims:]
+    for _ in range(2):  # the first call may keep what later ones use
+        affine = weights(name, row, dtype, requires_grad=True)
+        y, dy = getattr(kernel_twins, name)(x, row, *affine, backend=backend), values(*x.shape, dtype=dtype, seed=4)
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        found = torch.autograd.grad(y, affine, dy)
+        peak = torch.cuda.max_memory_allocated() - before
+    assert peak < x.nbytes / 2
+    wide = [each.detach().double().requires_grad_() for each in affine]
+    right = getattr(torch.nn.functional, name)(x.double(), row, *wide)
+    for each, exact in zip(found, torch.autograd.grad(right, wide, dy.double()), strict=True):
+        torch.testing.assert_close(each.double(), exact, rtol=2 * torch.finfo(dtype).eps, atol=1e-3)
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # Registrations, derivatives, transforms
 # ----------------------------------------------------------------------------------------------------------------------
@@ -421,8 +443,17 @@ def test_the_operators_are_what_pytorch_expects(backend, name) -> None:
         torch.library.opcheck(operator(name, backend), (x, row, *affine, 1e-5))
         torch.library.opcheck(operator(f"add_{name}", backend), (x, residual, row, *affine, 1e-5))
         statistics = [torch.ones(x.shape[:-dims], device="cuda") for _ in affine]
-        given = (x.detach(), residual.detach(), *statistics, affine[0].detach(), x.detach(), *(True for _ in affine))
-        torch.library.opcheck(operator(f"{name}_backward", backend), given)
+        backward = operator(f"{name}_backward", backend)
+        flags = str(getattr(backward, "_opoverload", backward)._schema).count("_grad")
+        given = (
+            x.detach(),
+            residual.detach(),
+            *statistics,
+            affine[0].detach(),
+            x.detach(),
+            *(True for _ in range(flags)),
+        )
+        torch.library.opcheck(backward, given)
 
 
 def by_definition(name: str, x: Any, shape: Any, affine: Any, residual: Any) -> Any:
