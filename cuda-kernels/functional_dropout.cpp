@@ -118,10 +118,10 @@ const void* data_or_null(const Tensor& tensor) {
 // On the GPU
 // -----------------------------------------------------------------------------------------------------------
 
-// From the default generator, which moves on by the four words of a block: each has its own, as threads of
-// PyTorch's kernels have.
+// From the default generator, which moves on by more than the four words of a block: by as much as for the
+// Triton backend, whose state comes by an empty draw of PyTorch's gamma. So both draw the same masks.
 void draw(Dropout& dropout, int device) {
-  constexpr uint64_t INCREMENT = 4;
+  constexpr uint64_t INCREMENT = 12;
   auto* generator = at::get_generator_or_default<at::CUDAGeneratorImpl>(
       std::nullopt, at::cuda::detail::getDefaultCUDAGenerator(static_cast<c10::DeviceIndex>(device)));
   at::PhiloxCudaState state;

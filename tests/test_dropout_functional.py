@@ -12,6 +12,7 @@ import math
 import re
 import subprocess
 import sys
+import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,12 @@ def replaced(op: str, names: tuple[str, ...], device: int | None) -> Any:
     return launch
 
 
+def replaced_bias(dout: Any, x: Any, bias: Any, dbias: Any, **options: Any) -> None:
+    """The sum over all rows alone, by the launcher above."""
+    launch = replaced("dropout_add_backward", (), None)
+    launch(dout, x, bias, out=(torch.empty_like(dout, memory_format=torch.contiguous_format), dbias), **options)
+
+
 class Operators:
     """A backend's operators, called alike."""
 
@@ -97,10 +104,6 @@ class Operators:
 
     def __call__(self, x, residual=None, bias=None, p=P, activation="none"):
         return self.forward(x, residual, bias, p, activation)
-
-    def asked(self, bias_grad, x_grad=True):
-        """What a backward pass is asked for. The Triton backend's always has dx."""
-        return (x_grad, bias_grad) if self.backend == "cuda" else (bias_grad,)
 
     def result(self, x, residual=None, bias=None, p=P, activation="none"):
         """What the public function returns, by what it calls."""
@@ -124,6 +127,8 @@ def operators(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     side = importlib.import_module("kernel_twins.functional.triton_dropout")
     monkeypatch.setattr(triton.knobs.runtime, "interpret", True)  # else the device is refused before all
     monkeypatch.setattr(side, "triton_launcher", replaced)
+    alone = importlib.import_module("kernel_twins._triton.dropout_add_backward.bias")
+    monkeypatch.setattr(alone, "dropout_add_bias", replaced_bias)
     return Operators("triton", side.operator, side.backward_operator, torch.float32)
 
 
@@ -170,6 +175,18 @@ def test_values_gradients_and_layouts(operators, activation, shape) -> None:
             assert each.is_meta and (each.shape, each.stride(), each.dtype) == (real.shape, real.stride(), real.dtype)
 
 
+@BY_ACTIVATION
+def test_a_backward_pass_for_a_bias_alone_makes_no_dx(operators, activation) -> None:
+    x, residual, _ = operands((2, 3, 5))
+    bias, dout = values((5,), requires_grad=True, seed=2), values((2, 3, 5), seed=4)
+    out, state = operators(x, residual, bias, activation=activation)
+    right = by_definition(mask_of(x.shape, state), x, residual, bias, activation=activation)
+    torch.testing.assert_close(*(torch.autograd.grad(each, bias, dout) for each in (out, right)))
+    slopes = (None, None) if activation == "none" else (x, bias.detach())
+    dx, dbias = operators.backward(dout, *slopes, state, P, activation, False, True)
+    assert dx.numel() == 0 and dbias.shape == bias.shape
+
+
 def test_every_call_draws_anew_and_a_seed_repeats_it(operators) -> None:
     x = torch.ones(64, 33)
     torch.manual_seed(3)
@@ -177,6 +194,91 @@ def test_every_call_draws_anew_and_a_seed_repeats_it(operators) -> None:
     torch.manual_seed(3)
     assert torch.equal(operators(x)[0], first) and not torch.equal(first, second)
     assert abs(int((first == 0).sum()) - P * x.numel()) < 5 * math.sqrt(P * (1 - P) * x.numel())
+
+
+class Offsets:
+    """A stand-in for a GPU's generator: what is drawn from it, and what others draw whenever somebody looks."""
+
+    def __init__(self, others: Any = ()) -> None:
+        self.offset, self.others = 0, iter(others)
+        self.taken: list[range] = []
+        self.mutex = threading.Lock()
+
+    def initial_seed(self) -> int:
+        return 7
+
+    def get_offset(self) -> int:
+        if step := next(self.others, 0):
+            self.taken.append(range(self.offset, self.offset + step))
+            self.offset += step
+        return self.offset
+
+    def draw(self) -> None:
+        with self.mutex:
+            self.offset += 12
+
+
+@pytest.fixture
+def next_state(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """``next_state(generator)``: the state of the next Triton call, as on a GPU with that generator."""
+    pytest.importorskip("triton")
+    side = importlib.import_module("kernel_twins.functional.triton_dropout")
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch, "_standard_gamma", lambda _, generator: generator.draw())
+    monkeypatch.setattr(side, "_draw_of_nothing", lambda _: (torch.empty(0), 12))
+    monkeypatch.setattr(side, "_drawn", lambda *_: torch.tensor([-1, -1]))
+
+    def state(generator: Any) -> Any:
+        monkeypatch.setattr(torch.cuda, "default_generators", (generator,))
+        return side._next_state(torch.device("cuda:0"), P)
+
+    return state
+
+
+def test_a_triton_call_takes_what_the_generator_gives_next(next_state) -> None:
+    generator = Offsets()
+    assert [next_state(generator) for _ in range(3)] == [(7, 0), (7, 12), (7, 24)]
+
+
+@pytest.mark.parametrize("at", range(6))
+def test_what_others_draw_meanwhile_is_theirs_alone(next_state, at) -> None:
+    generator = Offsets((*(0 for _ in range(at)), 4))
+    states = [next_state(generator) for _ in range(3)]
+    drawn = [number for each in generator.taken for number in each]
+    ours = [number for _, offset in states for number in range(offset, offset + 12)]
+    assert drawn and len({*drawn, *ours}) == len(drawn) + len(ours)
+
+
+def test_where_others_never_rest_pytorch_draws_the_state(next_state) -> None:
+    assert next_state(Offsets(itertools.repeat(4))).tolist() == [-1, -1]
+
+
+def test_where_pytorch_skips_a_draw_of_nothing_it_draws_the_state(monkeypatch, next_state) -> None:
+    side = importlib.import_module("kernel_twins.functional.triton_dropout")
+    monkeypatch.setattr(side, "_draw_of_nothing", lambda _: (torch.empty(0), 0))
+    assert next_state(Offsets()).tolist() == [-1, -1]
+
+
+def test_threads_take_different_states(next_state) -> None:
+    states: list[tuple[int, int]] = []
+    next_state(Offsets())
+    side = importlib.import_module("kernel_twins.functional.triton_dropout")
+
+    def work() -> None:
+        mine = [side._next_state(torch.device("cuda:0"), P) for _ in range(300)]
+        states.extend(each for each in mine if isinstance(each, tuple))
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        pool = [threading.Thread(target=work) for _ in range(8)]
+        for each in pool:
+            each.start()
+        for each in pool:
+            each.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert states and len(set(states)) == len(states)
 
 
 def test_a_result_is_never_x_itself(operators) -> None:
@@ -362,16 +464,13 @@ def test_what_is_registered_is_what_pytorch_expects(operators) -> None:
                 torch.library.opcheck(result, (*given, 0.0, activation))
         dout, *others = (each.detach() for each in (residual, x, bias))
         slopes = (None, None) if activation == "none" else others
-        for bias_grad in (False, True):
-            given = (dout, *slopes, state, P, activation)
-            torch.library.opcheck(operators.backward, (*given, *operators.asked(bias_grad)))
-            if operators.backend == "cuda":
-                torch.library.opcheck(operators.backward, (*given, *operators.asked(bias_grad, x_grad=False)))
+        for flags in itertools.product((False, True), repeat=2):
+            torch.library.opcheck(operators.backward, (dout, *slopes, state, P, activation, *flags))
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_the_bias_alone_may_want_a_gradient(operators, activation) -> None:
-    """As a sum of what nobody asks for, and which the CUDA backend does not return."""
+    """As a sum of what nobody asks for, and is not returned."""
     for x_grad in (False, True):
         x, residual, bias = operands((7, 5))
         bias.requires_grad_()
@@ -384,11 +483,10 @@ def test_the_bias_alone_may_want_a_gradient(operators, activation) -> None:
             kept = (out - residual).detach() != 0
             right = torch.where(kept, ACTIVATIONS[activation](x.detach().double() + wide) / (1 - P), 0.0)
             torch.testing.assert_close(dbias, torch.autograd.grad(right, wide, dout.double())[0].float())
-        if operators.backend == "cuda":
-            slopes = (None, None) if activation == "none" else (x.detach(), bias.detach())
-            dx, alone = operators.backward(dout, *slopes, state, P, activation, *operators.asked(True, x_grad=False))
-            assert dx.shape == (0,)
-            torch.testing.assert_close(alone, dbias.detach())
+        slopes = (None, None) if activation == "none" else (x.detach(), bias.detach())
+        dx, alone = operators.backward(dout, *slopes, state, P, activation, False, True)
+        assert dx.shape == (0,)
+        torch.testing.assert_close(alone, dbias.detach())
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -526,7 +624,7 @@ def test_what_stands_for_tensors_on_a_gpu_is_as_narrow_as_they_are(operators) ->
         with pytest.raises(TypeError, match=r"^x is torch.float64, must be torch.float32 or "):
             operators(x)
         with pytest.raises(TypeError, match=r"^dout is torch.float64, must be torch.float32 or "):
-            operators.backward(x, None, None, state, P, "none", *operators.asked(False))
+            operators.backward(x, None, None, state, P, "none", True, False)
         assert operators(x.float())[0].dtype == torch.float32
 
 
@@ -547,7 +645,7 @@ def test_what_a_backward_pass_refuses_is_named(operators) -> None:
     ):
         given: dict[str, Any] = {"dout": dout, "x": x, "bias": bias, "state": state, "p": P, "activation": "gelu"}
         with pytest.raises(error, match=told):
-            operators.backward(*(given | changes).values(), *operators.asked(True))
+            operators.backward(*(given | changes).values(), True, True)
 
 
 def test_devices_backends_and_others_than_tensors_are_refused() -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
+import threading
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
+
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import kernel_twins  # noqa: E402
 from kernel_twins import OPS, dropout, load  # noqa: E402
@@ -55,7 +59,7 @@ def called(backend: str, x: Any, residual: Any = None, bias: Any = None, p: floa
 
 
 def mask_like(x: Any, p: float = P) -> Any:
-    """What the next call draws: it takes the generator's seed and offset, which it moves on by 4."""
+    """What the next call draws: it takes the generator's seed and offset, and moves it on."""
     random = torch.cuda.default_generators[x.device.index]
     given = {"seed": random.initial_seed(), "offset": random.get_offset()}
     return dropout.kept((1, x.numel()), slice(0, 1), x.device, p=p, **given).view(x.shape)
@@ -131,17 +135,85 @@ def test_a_seed_repeats_what_calls_draw(backend) -> None:
 
 
 def test_both_backends_draw_what_the_generator_says() -> None:
+    """One call after the other: both move the generator on by as much."""
     x = values(33, 257)
     found = []
     for backend in ("cuda", "triton"):
         torch.manual_seed(2**63 + 5)  # all 64 bits count
         torch.rand(7, device="cuda")
+        for _ in range(3):
+            mask = mask_like(x)
+            found.append(called(backend, x))
+            assert torch.equal(found[-1] != 0, mask & (x != 0))
+    assert all(map(torch.equal, found[:3], found[3:]))
+    assert not torch.equal(found[0], found[1])
+
+
+@OURS
+def test_threads_draw_different_masks(backend) -> None:
+    """Beside each other, and beside one that draws by PyTorch's kernels, whose numbers are new each time as well."""
+    x = torch.ones(64, 64, device="cuda")
+    called(backend, x)
+    torch.cuda.synchronize()
+    masks: list[bytes] = []
+    numbers: list[bytes] = []
+
+    def draw(call: Any, into: list[bytes]) -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            mine = [call() for _ in range(300)]
+            into.extend(each.cpu().numpy().tobytes() for each in mine)
+
+    ours = [threading.Thread(target=draw, args=(lambda: called(backend, x) > 0, masks)) for _ in range(8)]
+    pytorchs = [threading.Thread(target=draw, args=(lambda: torch.rand(64, device="cuda"), numbers)) for _ in range(2)]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in (*ours, *pytorchs):
+            thread.start()
+        for thread in (*ours, *pytorchs):
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert len(masks) == len(set(masks)) == 8 * 300
+    assert len(numbers) == len(set(numbers)) == 2 * 300
+
+
+@OURS
+@pytest.mark.parametrize("activation", ["none", "gelu"])
+def test_the_gradient_of_a_bias_alone_needs_no_dx(backend, activation) -> None:
+    x, residual, _ = operands(8192, 4096)
+    bias = values(4096, requires_grad=True, seed=2)
+    for _ in range(2):  # the first call may keep what later ones use
         mask = mask_like(x)
-        before = torch.cuda.default_generators[0].get_offset()
-        found.append(called(backend, x))
-        assert torch.cuda.default_generators[0].get_offset() == before + 4
-        assert torch.equal(found[-1] != 0, mask & (x != 0))
-    assert torch.equal(*found)
+        out, dout = called(backend, x, residual, bias, activation=activation), values(8192, 4096, seed=4)
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        (found,) = torch.autograd.grad(out, bias, dout)
+        peak = torch.cuda.max_memory_allocated() - before
+    assert peak < x.nbytes / 2
+    wide = bias.detach().double().requires_grad_()
+    right = by_definition(mask, x, residual, wide, activation=activation)
+    assert_near(found, torch.autograd.grad(right, wide, dout.double())[0])
+
+
+@OURS
+def test_a_checkpoint_draws_its_masks_again(backend) -> None:
+    x, residual, bias = operands(64, 1000, dtype=torch.float32, requires_grad=True)
+
+    def block(x: Any) -> Any:
+        return called(backend, called(backend, x, residual, bias, activation="gelu"), residual)
+
+    torch.manual_seed(3)
+    plain = torch.autograd.grad(block(x).square().sum(), (x, residual, bias))
+    for use_reentrant in (False, True):
+        torch.manual_seed(3)
+        out = checkpoint(block, x, use_reentrant=use_reentrant)
+        torch.manual_seed(11)  # what comes between forward and backward pass
+        out.square().sum().backward()
+        for each, right in zip((x, residual, bias), plain, strict=True):
+            torch.testing.assert_close(each.grad, right)
+            each.grad = None
 
 
 @OURS
@@ -248,7 +320,7 @@ def test_a_bias_gradient_is_the_same_bits_every_time(backend) -> None:
 
 
 @pytest.mark.parametrize("activation", ["none", "gelu"])
-@pytest.mark.parametrize("backend", ["cuda"])  # the Triton backend computes dx always
+@pytest.mark.parametrize("backend", ["cuda"])  # a function in Python is told what wants gradients, not what asks
 def test_a_bias_gradient_alone_takes_no_memory_of_xs_size(backend, activation) -> None:
     x, _, bias = operands(4096, 4096, requires_grad=True)
     for given in (x, x.detach()):

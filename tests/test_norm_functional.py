@@ -128,6 +128,18 @@ def replaced(op: str, names: tuple[str, ...], device: int | None) -> Any:
     return backward if op.endswith("_backward") else forward
 
 
+def replaced_weights(dout: Any, x: Any, mean: Any, rstd: Any, dweight: Any, dbias: Any) -> None:
+    """The sums over all rows alone, by PyTorch, which insists on the same."""
+    present_ones = present(dweight, dbias)
+    assert present_ones and all(each.shape == (x.shape[1],) and each.is_contiguous() for each in present_ones)
+    assert all(each.shape == x.shape and (x.shape[1] == 1 or each.stride(1) == 1) for each in (dout, x))
+    if dweight is not None:
+        centered = x.float() if mean is None else x.float() - mean[:, None]
+        dweight.copy_((dout.float() * centered * rstd[:, None]).sum(0))
+    if dbias is not None:
+        dbias.copy_(dout.float().sum(0))
+
+
 class Operators:
     """A backend's operators, called alike."""
 
@@ -150,13 +162,10 @@ class Operators:
         affine = (*affine, None, None)[: 1 + (name == "layer_norm")]
         return operator(*given, list(shape), *affine, eps)
 
-    def backward(self, name, *given):
-        return self.library[f"{name}_backward"](*self.with_dx(name, *given))
-
-    def with_dx(self, name, *given):
-        """What a backward pass is given where dx is wanted too, which the Triton backend always computes."""
-        asked = 1 + (name == "layer_norm")
-        return (*given[:-asked], *(True,) * (self.backend == "cuda"), *given[-asked:])
+    def backward(self, name, *given, x_grad=True):
+        """``given`` ends with the other flags."""
+        flags = 1 + (name == "layer_norm")
+        return self.library[f"{name}_backward"](*given[:-flags], x_grad, *given[-flags:])
 
 
 @pytest.fixture(params=["cuda", "triton"])
@@ -176,6 +185,8 @@ def operators(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     side = importlib.import_module("kernel_twins.functional.triton_norm")
     monkeypatch.setattr(triton.knobs.runtime, "interpret", True)  # else the device is refused before all
     monkeypatch.setattr(side, "triton_launcher", replaced)
+    sums = importlib.import_module("kernel_twins._triton.layer_norm_backward.weights")
+    monkeypatch.setattr(sums, "norm_weights", replaced_weights)
     return Operators("triton", side.OPERATORS, torch.float32)
 
 
@@ -419,8 +430,6 @@ def test_a_backward_pass_computes_no_sums_that_nobody_asks_for(operators, name) 
 
 @BY_NAME
 def test_a_backward_pass_computes_no_dx_that_nobody_asks_for(operators, name) -> None:
-    if operators.backend == "triton":
-        pytest.skip("it computes dx always")
     backward = operators.library[f"{name}_backward"]
     x, weight, dout = values((3, 5)), values((5,), seed=2), values((3, 5), seed=4)
     *_, rstd = operators(name, x, (5,), (weight,))
@@ -437,8 +446,6 @@ def test_a_backward_pass_computes_no_dx_that_nobody_asks_for(operators, name) ->
 @pytest.mark.parametrize("create_graph", [False, True])
 def test_no_dx_is_computed_for_an_x_that_wants_none(operators, name, adds, create_graph) -> None:
     """Nor any of an x that wants one, where a pass asks for the weights' gradients alone."""
-    if operators.backend == "triton":
-        pytest.skip("it computes dx always")
 
     class Largest(TorchDispatchMode):
         size = 0
@@ -536,8 +543,9 @@ def test_what_is_registered_is_what_pytorch_expects(operators, name) -> None:
         )
         if affine[0] is None:
             given = (*given, None)
-        for dadded in (None, values(shape, dtype, seed=4)):
-            torch.library.opcheck(library[f"{name}_backward"], operators.with_dx(name, *given, dadded, *asked))
+        backward = library[f"{name}_backward"]
+        for dadded, x_grad in itertools.product((None, values(shape, dtype, seed=4)), (False, True)):
+            torch.library.opcheck(backward, (*given, dadded, x_grad, *asked))
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -100,11 +100,6 @@ def operator(name: str, backend: str) -> Any:
     return getattr(torch.ops.kernel_twins, name if backend == "cuda" else f"{name}_triton").default
 
 
-def with_dx(backend: str, *asked: bool) -> tuple[bool, ...]:
-    """What a backward pass is asked for where dx is wanted too, which the Triton backend always computes."""
-    return (True, *asked) if backend == "cuda" else asked
-
-
 def forward(name: str, backend: str, x: Any, shape: Any, affine: Any, residual: Any) -> tuple[Any, ...]:
     """All that the operator returns, in the order of the ladder's outputs: the sum is last."""
     affine = (*affine, None, None)[: 1 + (name == "layer_norm")]
@@ -183,7 +178,7 @@ def test_every_case_of_the_backward_ladder_is_right(backend, name, case) -> None
     fixed = 3 + (name == "layer_norm")
     statistics = inputs[2:fixed]
     weight, dadded = (*inputs[fixed:], None, None)[:2]
-    asked = with_dx(backend, *[weight is not None] * len(statistics))
+    asked = (True, *[weight is not None] * len(statistics))
     dx, *sums = operator(op.name, backend)(*inputs[:fixed], weight, dadded, *asked)
     verdict = compare(op, case, inputs, (dx, *sums) if weight is not None else (dx,))
     assert verdict.ok, verdict.reason
@@ -401,7 +396,7 @@ def test_the_host_waits_for_nothing(backend, name) -> None:
         torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.parametrize("backend", ["cuda"])  # the Triton backend computes dx always
+@pytest.mark.parametrize("backend", ["cuda"])  # a function in Python is told what wants gradients, not what asks
 @BY_NAME
 def test_gradients_of_weights_alone_take_no_memory_of_xs_size(backend, name) -> None:
     x, dout = values(4096, 4096), values(4096, 4096, seed=4)
@@ -431,6 +426,28 @@ def test_calls_keep_no_tensor_alive(backend, name) -> None:
     assert memory[2] <= memory[0]  # the first call may keep what all later ones use
 
 
+@OURS
+@BY_NAME
+@pytest.mark.parametrize("dims", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_gradients_of_weights_alone_need_no_dx(backend, name, dims, dtype) -> None:
+    x = values(4096, 16, 256, dtype=dtype)
+    row = x.shape[-dims:]
+    for _ in range(2):  # the first call may keep what later ones use
+        affine = weights(name, row, dtype, requires_grad=True)
+        y, dy = getattr(kernel_twins, name)(x, row, *affine, backend=backend), values(*x.shape, dtype=dtype, seed=4)
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        found = torch.autograd.grad(y, affine, dy)
+        peak = torch.cuda.max_memory_allocated() - before
+    assert peak < x.nbytes / 2
+    wide = [each.detach().double().requires_grad_() for each in affine]
+    right = getattr(torch.nn.functional, name)(x.double(), row, *wide)
+    for each, exact in zip(found, torch.autograd.grad(right, wide, dy.double()), strict=True):
+        torch.testing.assert_close(each.double(), exact, rtol=2 * torch.finfo(dtype).eps, atol=1e-3)
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # Registrations, derivatives, transforms
 # ----------------------------------------------------------------------------------------------------------------------
@@ -446,11 +463,10 @@ def test_the_operators_are_what_pytorch_expects(backend, name) -> None:
         torch.library.opcheck(operator(name, backend), (x, row, *affine, 1e-5))
         torch.library.opcheck(operator(f"add_{name}", backend), (x, residual, row, *affine, 1e-5))
         statistics = [torch.ones(x.shape[:-dims], device="cuda") for _ in affine]
+        backward, sums = operator(f"{name}_backward", backend), [True for _ in affine]
         given = (x.detach(), residual.detach(), *statistics, affine[0].detach(), x.detach())
-        asked = with_dx(backend, *(True for _ in affine))
-        torch.library.opcheck(operator(f"{name}_backward", backend), (*given, *asked))
-        if backend == "cuda":
-            torch.library.opcheck(operator(f"{name}_backward", backend), (*given, False, *asked[1:]))
+        for x_grad in (False, True):
+            torch.library.opcheck(backward, (*given, x_grad, *sums))
 
 
 def by_definition(name: str, x: Any, shape: Any, affine: Any, residual: Any) -> Any:

@@ -3,41 +3,73 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import threading
 from collections.abc import Iterator
+from functools import cache
 
 import torch
 from torch import Tensor
 from triton.runtime import driver
 
+from kernel_twins._triton import plans
+
 SIZE = 16384  # int32: up to 9 for each program that can run at once
 COUNTERS = 2048  # of them serve tiles that programs share
+SEMAPHORE_BYTES = 128  # of C's sem_t, and more: glibc's has 32
 
-_counters: dict[tuple[int, int, bool], tuple[int, Tensor]] = {}  # by GPU, stream, and whether it is being captured
+_counters: dict[tuple[int, int], Tensor] = {}  # by GPU and stream, of torch's streams, which live as long as it does
+_captured: dict[tuple[int, int], tuple[int, Tensor]] = {}  # the same and the capture's number, of streams that capture
+_lent: dict[int, list[_Piece]] = {}  # by GPU, to graphs
+_lending = threading.Lock()
 
 
 def counter(device: torch.device) -> Tensor:
     """SIZE int32 that are 0 when a kernel on the current stream starts, if every kernel leaves them so.
 
-    Each stream has its own, so that kernels under way at the same time never share one. So has each graph: under
-    capture they are zeroed inside the graph, once for a stream. Only the newest capture's is remembered, and as nobody
-    says when a graph is gone, an older one's is never used again: 64 KiB a capture.
+    Each stream has its own, so that kernels under way at the same time never share one; of a stream that is not
+    torch's, which may be destroyed, and its handle another's, each call has its own. So has each graph: under capture
+    they are zeroed inside the graph, once for a stream, and lent until the graph and all that was made of it are gone.
 
-    They come from the driver: memory of torch's that is kept makes its graph trees refuse the graph, or is handed out
-    again with it.
+    What is kept comes from the driver: memory of torch's that is kept makes its graph trees refuse the graph, or is
+    handed out again with it.
     """
     if device.type != "cuda":
         return torch.zeros(SIZE, dtype=torch.int32, device=device)
     stream = driver.active.get_current_stream(device.index)
-    capturing = torch.cuda.is_current_stream_capturing()
-    # A capture that was given up never zeroed its counters, so the next one, of another id, must not take them over.
-    capture = _capture_id(stream) if capturing else 0
-    known = _counters.get((device.index, stream, capturing))
+    if torch.cuda.is_current_stream_capturing():
+        return _of_capture(device, stream)
+    known = _counters.get((device.index, stream))
+    if known is None:
+        current = torch.cuda.current_stream(device)
+        if current.stream_id == stream != 0:  # torch numbers its own, and takes another's handle for its number
+            return torch.zeros(SIZE, dtype=torch.int32, device=device)
+        known = torch.as_tensor(_Piece(), device=device).zero_()
+        current.synchronize()  # a search goes on on a stream of its own
+        _counters[device.index, stream] = known
+    return known
+
+
+def _of_capture(device: torch.device, stream: int) -> Tensor:
+    """Those of the stream in this capture: one that was given up never zeroed its own, so no other may take them."""
+    capture, graph = _capture(stream)
+    known = _captured.get((device.index, stream))
     if known is None or known[0] != capture:
-        known = capture, torch.as_tensor(_Memory(4 * SIZE), device=device).zero_()
-        if not capturing:
-            torch.cuda.current_stream(device).synchronize()  # a search goes on on a stream of its own
-        _counters[device.index, stream, capturing] = known
+        known = capture, torch.as_tensor(_borrowed(device.index, graph), device=device).zero_()
+        plans.keep(_captured, (device.index, stream), known)
     return known[1]
+
+
+def _borrowed(device: int, graph: object) -> _Piece:
+    """A piece for a graph: one that a graph before it has given back, or a new one."""
+    with _lending:
+        pieces = _lent.setdefault(device, [])
+        piece = next((each for each in pieces if each.is_back()), None)
+        if piece is None:
+            piece = _Piece()
+            pieces.append(piece)
+        piece.lend(graph)
+    return piece
 
 
 @contextlib.contextmanager
@@ -54,18 +86,54 @@ def unrestricted() -> Iterator[None]:
         runtime.cudaThreadExchangeStreamCaptureMode(before)
 
 
-class _Memory:
-    """Memory of the current GPU's from the driver, never freed, as torch takes it over: int32."""
+class _Piece:
+    """Memory of the current GPU's from the driver, never freed, as torch takes it over: int32.
 
-    def __init__(self, size: int) -> None:
+    A graph that is gone calls back from a thread of the driver's, which must neither call the driver nor wait for who
+    may, as Python's lock would make it. So it posts a semaphore, which is C's alone, and Python asks that later.
+    """
+
+    def __init__(self) -> None:
         from cuda.bindings import runtime
 
         with unrestricted():
-            error, pointer = runtime.cudaMalloc(size)
+            error, pointer = runtime.cudaMalloc(4 * SIZE)
         _require(error, "cudaMalloc")
+        self._returned = _semaphore()
         self.__cuda_array_interface__ = {
-            "shape": (size // 4,), "typestr": "<i4", "data": (int(pointer), False), "strides": None, "version": 3,
+            "shape": (SIZE,), "typestr": "<i4", "data": (int(pointer), False), "strides": None, "version": 3,
         }  # fmt: skip
+
+    def lend(self, graph: object) -> None:
+        """For as long as the graph, or anything made from it, may run."""
+        from cuda.bindings import runtime
+
+        post = ctypes.cast(_libc().sem_post, ctypes.c_void_p).value
+        unsynchronized = runtime.cudaUserObjectFlags.cudaUserObjectNoDestructorSync
+        error, loan = runtime.cudaUserObjectCreate(self._returned, post, 1, unsynchronized)
+        _require(error, "cudaUserObjectCreate")
+        move = runtime.cudaUserObjectRetainFlags.cudaGraphUserObjectMove
+        (error,) = runtime.cudaGraphRetainUserObject(graph, loan, 1, move)
+        _require(error, "cudaGraphRetainUserObject")
+
+    def is_back(self) -> bool:
+        """Whether what it was lent to is gone; asked once, it is taken."""
+        return _libc().sem_trywait(ctypes.c_void_p(self._returned)) == 0
+
+
+def _semaphore() -> int:
+    """Where one lies that nobody has posted, for ever: graphs may outlive the interpreter."""
+    address = _libc().malloc(ctypes.c_size_t(SEMAPHORE_BYTES))
+    if address is None or _libc().sem_init(ctypes.c_void_p(address), 0, 0):
+        raise MemoryError("malloc or sem_init failed, must give a semaphore: free memory of the host's")
+    return int(address)
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = ctypes.c_void_p
+    return libc
 
 
 def _require(error: object, call: str) -> None:
@@ -75,11 +143,10 @@ def _require(error: object, call: str) -> None:
         raise RuntimeError(f"{call} failed: {error!r}")
 
 
-def _capture_id(stream: int) -> int:
-    """The number of the capture that the stream is part of, which no other capture of this process has."""
+def _capture(stream: int) -> tuple[int, object]:
+    """The number of the capture that the stream is part of, which no other capture of this process has; its graph."""
     from cuda.bindings import runtime
 
-    # Error, status, id; what follows depends on the version.
-    error, _, capture, *_ = runtime.cudaStreamGetCaptureInfo(stream)
+    error, _, number, graph, *_ = runtime.cudaStreamGetCaptureInfo(stream)
     _require(error, f"cudaStreamGetCaptureInfo on stream {stream:#x}")
-    return int(capture)
+    return int(number), graph

@@ -52,9 +52,13 @@ def cuda_operator(name: str) -> tuple[Function | None, str]:
     return operator, "" if operator else f"{stale}, or pass backend='torch'"
 
 
-@cache
 def triton_functions() -> dict[str, Function]:
     """The Triton sides, by family of functions; UnavailableError where Triton is not installed."""
+    # Dynamo warns of a cache, which it would not use.
+    return _import_triton() if torch.compiler.is_compiling() else _triton_functions()
+
+
+def _import_triton() -> dict[str, Function]:
     try:
         # A statement, which can be traced.
         from kernel_twins.functional import (
@@ -78,6 +82,9 @@ def triton_functions() -> dict[str, Function]:
         "dropout_add": triton_dropout.dropout_add,
         "reduction": triton_reduction.reduction,
     }
+
+
+_triton_functions = cache(_import_triton)
 
 
 @cache

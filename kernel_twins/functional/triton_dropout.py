@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -34,7 +35,7 @@ from kernel_twins.tensors import DTYPE, require_dtype
 State = Tensor | tuple[int, int]
 
 _DTYPES = tuple(DTYPE.values())
-_INCREMENT = 4  # of the generator's offset: a call's words, as for a thread of PyTorch's kernels
+_TRIES = 16  # for a place of the generator's that nobody else has drawn from
 
 
 def dropout_add(x: Tensor, residual: Tensor | None, bias: Tensor | None, p: float, activation: str) -> Tensor:
@@ -58,15 +59,33 @@ def dropout_add(x: Tensor, residual: Tensor | None, bias: Tensor | None, p: floa
 
 
 def _next_state(device: torch.device, p: float) -> State:
-    """What the default generator of a GPU gives next; where nothing is random, nothing is taken from it."""
+    """What the default generator of a GPU gives next; where nothing is random, nothing is taken from it.
+
+    Python cannot hold the generator's mutex while it reads the offset and sets another, and what a thread draws in
+    between would be drawn again. So PyTorch moves the offset, under the mutex, for a draw of no elements, which
+    launches nothing. Where the offset has moved by that one draw, what lies before it is this call's alone; where it
+    has moved further, others have drawn as well, nobody knows what is whose, and all is given up for the next try.
+    """
     if not 0 < p < 1:
         return 0, 0
     if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
         return _drawn(device, p)
     generator = torch.cuda.default_generators[device.index]
-    seed, offset = generator.initial_seed(), generator.get_offset()
-    generator.set_offset(offset + _INCREMENT)
-    return seed, offset
+    nothing, step = _draw_of_nothing(device)
+    for _ in range(_TRIES if step else 0):
+        seed, offset = generator.initial_seed(), generator.get_offset()
+        torch._standard_gamma(nothing, generator)
+        if generator.get_offset() == offset + step:
+            return seed, offset
+    return _drawn(device, p)
+
+
+@cache
+def _draw_of_nothing(device: torch.device) -> tuple[Tensor, int]:
+    """No elements on a GPU, and how far drawing them moves a generator on: not at all if PyTorch looks first."""
+    nothing, generator = torch.empty(0, device=device), torch.Generator(device)
+    torch._standard_gamma(nothing, generator)
+    return nothing, generator.get_offset()
 
 
 def _drawn(device: torch.device, p: float) -> Tensor:
@@ -119,28 +138,41 @@ def _compute_operator(
 
 
 def _compute_backward(
-    dout: Tensor, x: Tensor | None, bias: Tensor | None, state: State, p: float, activation: str, bias_grad: bool
+    dout: Tensor,
+    x: Tensor | None,
+    bias: Tensor | None,
+    state: State,
+    p: float,
+    activation: str,
+    x_grad: bool,
+    bias_grad: bool,
 ) -> tuple[Tensor, Tensor]:
-    """dx and dbias; the latter of no elements where nobody asks."""
+    """dx and dbias, each of no elements where nobody asks."""
     _check_backward(dout, x, bias, p, activation, bias_grad)
-    dx = torch.empty_like(dout, memory_format=torch.contiguous_format)
-    dbias = dout.new_empty(dout.shape[-1] if bias_grad else 0)
+    dx, dbias = _empty_backward(dout, x_grad, bias_grad)
     if dout.numel() == 0:
         return dx, dbias.zero_()
     dim = max(dout.dim() - 1, 0)
-    rows = in_rows(_with_row(dx), dim)
+    inputs = (
+        in_rows(_with_row(dout), dim),
+        None if x is None else in_rows(_with_row(x), dim),
+        None if bias is None else bias.contiguous(),
+    )
+    options = {"p": p, "activation": activation, **_seed_and_offset(state)}
     with on_device(dout.device), _loading(state):
-        launch = triton_launcher("dropout_add_backward", STEPS["triton"]["dropout_add_backward"], dout.device.index)
-        launch(
-            in_rows(_with_row(dout), dim),
-            None if x is None else in_rows(_with_row(x), dim),
-            None if bias is None else bias.contiguous(),
-            p=p,
-            activation=activation,
-            out=(rows, dbias) if bias_grad else rows,
-            **_seed_and_offset(state),
-        )
+        if x_grad:
+            launch = triton_launcher("dropout_add_backward", STEPS["triton"]["dropout_add_backward"], dout.device.index)
+            rows = in_rows(_with_row(dx), dim)
+            launch(*inputs, out=(rows, dbias) if bias_grad else rows, **options)
+        elif bias_grad:
+            module = importlib.import_module("kernel_twins._triton.dropout_add_backward.bias")
+            module.dropout_add_bias(*inputs, dbias, **options)
     return dx, dbias
+
+
+def _empty_backward(dout: Tensor, x_grad: bool, bias_grad: bool) -> tuple[Tensor, Tensor]:
+    dx = torch.empty_like(dout, memory_format=torch.contiguous_format) if x_grad else dout.new_empty(0)
+    return dx, dout.new_empty(dout.shape[-1] if bias_grad else 0)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -219,9 +251,9 @@ def _differentiable_backward(
     # A gradient of ones comes back where it is kept.
     ones = torch.ones_like(dout)
     if isinstance(state, Tensor):
-        mask = backward_operator(ones, None, None, state, p, "none", False)[0] != 0
+        mask = backward_operator(ones, None, None, state, p, "none", True, False)[0] != 0
     else:
-        mask = _compute_backward(ones, None, None, state, p, "none", False)[0] != 0
+        mask = _compute_backward(ones, None, None, state, p, "none", True, False)[0] != 0
     dx = dout.float() * dropout.scale(p)
     if x is not None:
         dx = differentiable_dz(dx, x.float() if bias is None else x.float() + bias.float(), activation)
@@ -238,9 +270,9 @@ def _gradients(ctx: Any, dout: Tensor | None) -> tuple[Tensor | None, Tensor | N
     if x_grad or bias_grad:
         x, bias, saved = ctx.saved_tensors
         state = ctx.state if saved is None else saved
-        given = dout, x, bias, state, ctx.p, ctx.activation, bias_grad
+        given = dout, x, bias, state, ctx.p, ctx.activation, x_grad, bias_grad
         if torch.is_grad_enabled():
-            dx, dbias = _differentiable_backward(*given)
+            dx, dbias = _differentiable_backward(*given[:-2], bias_grad)
         elif torch.compiler.is_compiling() or not is_plain(dout) or is_batched(dout):
             refuse_tangents("dropout_add_backward", dout)
             if not isinstance(state, Tensor):
@@ -298,7 +330,7 @@ backward_operator = torch.library.custom_op(
     "kernel_twins::dropout_add_backward_triton",
     _compute_backward,
     mutates_args=(),
-    schema="(Tensor dout, Tensor? x, Tensor? bias, Tensor state, float p, str activation, bool bias_grad) "
+    schema="(Tensor dout, Tensor? x, Tensor? bias, Tensor state, float p, str activation, bool x_grad, bool bias_grad) "
     "-> (Tensor, Tensor)",
 )
 
@@ -312,11 +344,17 @@ def _fake(x: Tensor, residual: Tensor | None, bias: Tensor | None, p: float, act
 
 @backward_operator.register_fake
 def _fake_backward(
-    dout: Tensor, x: Tensor | None, bias: Tensor | None, state: Tensor, p: float, activation: str, bias_grad: bool
+    dout: Tensor,
+    x: Tensor | None,
+    bias: Tensor | None,
+    state: Tensor,
+    p: float,
+    activation: str,
+    x_grad: bool,
+    bias_grad: bool,
 ) -> tuple[Tensor, Tensor]:
     _check_backward(dout, x, bias, p, activation, bias_grad)
-    dx = torch.empty_like(dout, memory_format=torch.contiguous_format)
-    return dx, dout.new_empty(dout.shape[-1] if bias_grad else 0)
+    return _empty_backward(dout, x_grad, bias_grad)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

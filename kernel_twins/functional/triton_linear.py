@@ -233,45 +233,57 @@ def _fake_backward(dout: Tensor, saved: Tensor, activation: str) -> tuple[Tensor
 def _save(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None, str], output: Tensor) -> None:
     x, weight, bias, activation = inputs
     ctx.activation = activation
-    ctx.save_for_backward(x, weight, bias, output if activation == "relu" else None)
+    ctx.alone = activation not in SAVES_NOTHING  # the operator was called by itself: linear calls the one that saves
+    if ctx.alone:
+        ctx.save_for_backward(x, weight, bias)
+        return
+    x_grad, weight_grad, *_ = ctx.needs_input_grad
+    ctx.save_for_backward(
+        x if weight_grad else None, weight if x_grad else None, output if activation == "relu" else None
+    )
 
 
 def _save_pre(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None, str], output: tuple[Tensor, Tensor]) -> None:
-    x, weight, bias, activation = inputs
-    ctx.activation = activation
-    ctx.save_for_backward(x, weight, bias, output[1])
-    ctx.mark_non_differentiable(output[1])
+    x, weight, _, activation = inputs
+    ctx.activation, ctx.alone = activation, False
+    x_grad, weight_grad, *_ = ctx.needs_input_grad
+    ctx.save_for_backward(x if weight_grad else None, weight if x_grad else None, output[1])
     ctx.set_materialize_grads(False)
 
 
 def _backward(
-    ctx: Any, dout: Tensor | None, *_: Tensor | None
+    ctx: Any, dout: Tensor | None, dpre: Tensor | None = None
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
-    """dx = dz @ weight, dweight = dz.T @ x and dbias, dz's sum over all rows."""
-    if dout is None:
-        return None, None, None, None
-    x, weight, bias, saved = ctx.saved_tensors
+    """dx = dz @ weight, dweight = dz.T @ x and dbias, dz's sum over all rows.
+
+    ``dpre`` is the gradient of what the activation was applied to, where that was saved: gradients of gradients come
+    this way, and so need neither x nor weight again.
+    """
     wants_x, wants_weight = ctx.needs_input_grad[:2]
-    wants_bias = bias is not None and ctx.needs_input_grad[2]  # the dispatcher cuts off what equals its default
-    dx = dweight = dbias = None
-    if ctx.activation != "none" and not torch.is_grad_enabled():
-        if saved is None:  # the operator was called by itself, not by linear, which has it saved
-            saved = linear(x, weight, bias, "none")
-        past = not torch.compiler.is_compiling() and is_plain(dout, saved) and not is_batched(dout)
-        if not past:
-            refuse_tangents("linear_backward", dout)
-        dz, dbias = (_compute_backward if past else backward_operator)(dout, saved, ctx.activation)
-    else:
-        # To be differentiated again, what was saved must be known to come from x.
-        if ctx.activation not in SAVES_NOTHING:
-            saved = linear(x, weight, bias, "none")
-        dz = _differentiable_dz(dout, saved, ctx.activation)
-        dbias = dz.sum_to_size(weight.shape[0]) if wants_bias else None
-    multiply = triton_matmul.product_with(dout)
+    wants_bias = any(ctx.needs_input_grad[2:3])  # the dispatcher cuts off what equals its default
+    dz, dx, dweight, dbias = dpre, None, None, None
+    x, weight, saved = ctx.saved_tensors
+    if dout is not None:
+        if ctx.alone:
+            saved = linear(x, weight, saved, "none")
+        if ctx.activation != "none" and not torch.is_grad_enabled():
+            past = not torch.compiler.is_compiling() and is_plain(dout, saved) and not is_batched(dout)
+            if not past:
+                refuse_tangents("linear_backward", dout)
+            dz, dbias = (_compute_backward if past else backward_operator)(dout, saved, ctx.activation)
+        else:
+            dz = _differentiable_dz(dout, saved, ctx.activation)
+        if dpre is not None:
+            dz, dbias = dz + dpre, None
+    if dz is None:
+        return None, None, None, None
+    multiply = triton_matmul.product_with(dz)
     if wants_x:
         dx = multiply(dz, weight)
     if wants_weight:
         dweight = multiply(triton_matmul.as_matrix(dz).mT, triton_matmul.as_matrix(x))
+    if wants_bias and dbias is None:
+        dbias = dz.sum_to_size(dz.shape[-1])
     return dx, dweight, dbias if wants_bias else None, None
 
 

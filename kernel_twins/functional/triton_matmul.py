@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -87,7 +88,8 @@ def _rows(tensor: Tensor, cols: int) -> Tensor:
 
 def as_matrix(tensor: Tensor) -> Tensor:
     """All rows of a tensor of 1 or more dimensions. By reshape: flatten knows no batches of gradients."""
-    return tensor.reshape(tensor.shape[:-1].numel(), tensor.shape[-1])
+    # Size.numel makes a number of a symbol, and so a graph for every number of rows.
+    return tensor.reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])
 
 
 def _check(a: Tensor, b: Tensor, out_dtype: torch.dtype | None) -> torch.dtype:
@@ -153,26 +155,34 @@ def _fake(a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
 
 
 def _save(ctx: Any, inputs: tuple[Tensor, Tensor, torch.dtype | None], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:2])
+    """An operand is needed for the other's gradient alone; for its own, its sizes are."""
+    a, b, _ = inputs
+    a_grad, b_grad, *_ = ctx.needs_input_grad
+    ctx.a_shape, ctx.b_shape, ctx.dtype = a.shape, b.shape, a.dtype
+    ctx.save_for_backward(a if b_grad else None, b if a_grad else None)
 
 
 def _backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
     """da = dout @ b.mT, db = a.mT @ dout, in the operands' dtype, and summed over what was broadcast."""
     a, b = ctx.saved_tensors
+    a_shape, b_shape = ctx.a_shape, ctx.b_shape
     multiply = product_with(dout)
-    left, right = a.unsqueeze(0) if a.dim() == 1 else a, b.unsqueeze(1) if b.dim() == 1 else b
-    dout = dout.to(a.dtype)
-    dout = dout.unsqueeze(-1) if b.dim() == 1 else dout
-    dout = dout.unsqueeze(-2) if a.dim() == 1 else dout
+    dout = dout.to(ctx.dtype)
+    dout = dout.unsqueeze(-1) if len(b_shape) == 1 else dout
+    dout = dout.unsqueeze(-2) if len(a_shape) == 1 else dout
     da = db = None
-    if ctx.needs_input_grad[0]:
-        da = multiply(dout, right.mT).sum_to_size(left.shape).view(a.shape)
-    if ctx.needs_input_grad[1]:
-        if right.dim() == 2 and left.dim() > 2:
+    if b is not None:
+        right = b.unsqueeze(1) if b.dim() == 1 else b
+        rows = (1, *a_shape) if len(a_shape) == 1 else a_shape
+        da = multiply(dout, right.mT).sum_to_size(rows).view(a_shape)
+    if a is not None:
+        left = a.unsqueeze(0) if a.dim() == 1 else a
+        if len(b_shape) <= 2 and left.dim() > 2:
             # One b for all: its gradient's sum over the batch is the product's own.
-            db = multiply(as_matrix(left).mT, as_matrix(dout)).view(b.shape)
+            db = multiply(as_matrix(left).mT, as_matrix(dout)).view(b_shape)
         else:
-            db = multiply(left.mT, dout).sum_to_size(right.shape).view(b.shape)
+            columns = (*b_shape, 1) if len(b_shape) == 1 else b_shape
+            db = multiply(left.mT, dout).sum_to_size(columns).view(b_shape)
     return da, db, None
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -164,15 +165,24 @@ def _compute_backward(
     rstd: Tensor,
     weight: Tensor | None,
     dadded: Tensor | None,
+    x_grad: bool,
     weight_grad: bool,
     bias_grad: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dx, dweight and dbias; the last two of no elements where nobody asks."""
+    """dx, dweight and dbias, each of no elements where nobody asks."""
     leading = _check_backward(dout, x, mean, rstd, weight, dadded)
-    dx, dweight, dbias = _empty_backward(x, leading, weight_grad, bias_grad)
+    dx, dweight, dbias = _empty_backward(x, leading, x_grad, weight_grad, bias_grad)
     if x.numel() == 0:  # the sum of no rows
         return dx, dweight.zero_(), dbias.zero_()
     row, dims = x.shape[leading:], x.dim() - leading
+    if not x_grad:
+        if weight_grad or bias_grad:
+            sums = _vector(dweight) if weight_grad else None, _vector(dbias) if bias_grad else None
+            module = importlib.import_module("kernel_twins._triton.layer_norm_backward.weights")
+            matrices = in_rows(dout, leading, dims), in_rows(x, leading, dims)
+            with on_device(x.device):
+                module.norm_weights(*matrices, _vector(mean), _vector(rstd), *sums)
+        return dx, dweight, dbias
     outputs: tuple[Tensor, ...] = (in_rows(dx, leading, dims),)
     # Steps write both or, without a weight, neither.
     if weight is None and (weight_grad or bias_grad):
@@ -189,8 +199,10 @@ def _compute_backward(
     return dx, dweight, dbias
 
 
-def _empty_backward(x: Tensor, leading: int, weight_grad: bool, bias_grad: bool) -> tuple[Tensor, Tensor, Tensor]:
-    dx = torch.empty_like(x, memory_format=torch.contiguous_format)
+def _empty_backward(
+    x: Tensor, leading: int, x_grad: bool, weight_grad: bool, bias_grad: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    dx = torch.empty_like(x, memory_format=torch.contiguous_format) if x_grad else x.new_empty(0)
     row = x.shape[leading:]
     return dx, x.new_empty(row if weight_grad else 0), x.new_empty(row if bias_grad else 0)
 
@@ -228,9 +240,10 @@ def _differentiable_backward(
     dadded: Tensor | None,
     dims: int,
     eps: float,
+    x_grad: bool,
     weight_grad: bool,
     bias_grad: bool,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """In operations that can be differentiated again; the statistics must be known to come from x."""
     along, row = tuple(range(-dims, 0)), x.shape[-dims:]
     wide, dy = x.float(), dout.float()
@@ -238,6 +251,10 @@ def _differentiable_backward(
         wide = wide - wide.mean(along, keepdim=True)
     rstd = torch.rsqrt(wide.square().mean(along, keepdim=True) + eps)
     xhat = wide * rstd
+    dweight = (dy * xhat).sum_to_size(row).to(x.dtype) if weight_grad else None
+    dbias = dy.sum_to_size(row).to(x.dtype) if bias_grad else None
+    if not x_grad:
+        return None, dweight, dbias
     g = dy if weight is None else dy * weight.float()
     dx = g - xhat * (g * xhat).mean(along, keepdim=True)
     if name == "layer_norm":
@@ -245,8 +262,7 @@ def _differentiable_backward(
     dx = dx * rstd
     if dadded is not None:
         dx = dx + dadded.float()
-    dweight = (dy * xhat).sum_to_size(row).to(x.dtype) if weight_grad else None
-    return dx.to(x.dtype), dweight, dy.sum_to_size(row).to(x.dtype) if bias_grad else None
+    return dx.to(x.dtype), dweight, dbias
 
 
 def _save(ctx: Any, name: str, x: Tensor, dims: int, weight: Tensor | None, eps: float, out: Normed) -> None:
@@ -256,23 +272,25 @@ def _save(ctx: Any, name: str, x: Tensor, dims: int, weight: Tensor | None, eps:
 
 
 def _gradients(
-    ctx: Any, dy: Tensor | None, dadded: Tensor | None, weight_grad: bool, bias_grad: bool
+    ctx: Any, dy: Tensor | None, dadded: Tensor | None, x_grad: bool, weight_grad: bool, bias_grad: bool
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Of x, and of the residual as well; of weight and of bias."""
+    """Of x, and of the residual as well, where either asks; of weight and of bias."""
     if dy is None:
         return dadded, None, None
     x, mean, rstd, weight = ctx.saved_tensors
+    asked = x_grad, weight_grad, bias_grad
     if torch.is_grad_enabled():
-        return _differentiable_backward(ctx.name, dy, x, weight, dadded, ctx.dims, ctx.eps, weight_grad, bias_grad)
+        return _differentiable_backward(ctx.name, dy, x, weight, dadded, ctx.dims, ctx.eps, *asked)
     given = (dy,) if dadded is None else (dy, dadded)
     if torch.compiler.is_compiling() or not is_plain(*given) or any(map(is_batched, given)):
         refuse_tangents(f"{ctx.name}_backward", *given)
-        statistics, asked = ((rstd,), (weight_grad,)) if mean is None else ((mean, rstd), (weight_grad, bias_grad))
-        dx, dweight, *rest = OPERATORS[f"{ctx.name}_backward"](dy, x, *statistics, weight, dadded, *asked)
+        statistics = (rstd,) if mean is None else (mean, rstd)
+        operator = OPERATORS[f"{ctx.name}_backward"]
+        dx, dweight, *rest = operator(dy, x, *statistics, weight, dadded, *asked[: 2 if mean is None else 3])
         dbias = rest[0] if rest else None
     else:
-        dx, dweight, dbias = _compute_backward(ctx.name, dy, x, mean, rstd, weight, dadded, weight_grad, bias_grad)
-    return dx, dweight if weight_grad else None, dbias if bias_grad else None
+        dx, dweight, dbias = _compute_backward(ctx.name, dy, x, mean, rstd, weight, dadded, *asked)
+    return dx if x_grad else None, dweight if weight_grad else None, dbias if bias_grad else None
 
 
 class _Norm(torch.autograd.Function):
@@ -299,9 +317,9 @@ class _Norm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None, dadded: Tensor | None = None) -> tuple[Tensor | None, ...]:
-        _, _, adds, _, weight_grad, bias_grad, _ = ctx.needs_input_grad
-        dx, dweight, dbias = _gradients(ctx, dy, dadded, weight_grad, bias_grad)
-        return None, dx, dx if adds else None, None, dweight, dbias, None
+        _, x_grad, residual_grad, _, *asked, _ = ctx.needs_input_grad
+        dx, dweight, dbias = _gradients(ctx, dy, dadded, x_grad or residual_grad, *asked)
+        return None, dx if x_grad else None, dx if residual_grad else None, None, dweight, dbias, None
 
 
 # Its apply as C++ has it: Python's asks for torch.func's transforms once more, which takes as long as a launch.
@@ -346,9 +364,10 @@ def _operator(name: str, adds: bool) -> Function:
         _save(ctx, name, x, len(shape), weight, eps, Normed(y, added, mean, rstd))
 
     def backward(ctx: Any, dy: Tensor | None, *others: Tensor | None) -> tuple[Tensor | None, ...]:
-        _, residual_grad, _, weight_grad, bias_grad, _ = given(*ctx.needs_input_grad)
-        dx, dweight, dbias = _gradients(ctx, dy, others[0] if adds else None, weight_grad, bool(bias_grad))
-        rows = (dx, dx if residual_grad else None) if adds else (dx,)
+        x_grad, residual_grad, _, weight_grad, bias_grad, _ = map(bool, given(*ctx.needs_input_grad))
+        dadded = others[0] if adds else None
+        dx, dweight, dbias = _gradients(ctx, dy, dadded, x_grad or residual_grad, weight_grad, bias_grad)
+        rows = (dx if x_grad else None, dx if residual_grad else None) if adds else (dx,)
         return *rows, None, *((dweight, dbias) if centered else (dweight,)), None
 
     operator = torch.library.custom_op(
@@ -368,7 +387,7 @@ def _operator(name: str, adds: bool) -> Function:
 def _backward_operator(name: str) -> Function:
     centered = name == "layer_norm"
     statistics = "Tensor mean, Tensor rstd" if centered else "Tensor rstd"
-    asked = "bool weight_grad, bool bias_grad" if centered else "bool weight_grad"
+    asked = f"bool x_grad, bool weight_grad{', bool bias_grad' * centered}"
     results = ["Tensor"] * (2 + centered)
     schema = f"(Tensor dout, Tensor x, {statistics}, Tensor? weight, Tensor? dadded, {asked}) -> ({', '.join(results)})"
 
@@ -376,8 +395,8 @@ def _backward_operator(name: str) -> Function:
         return (dout, x, *others) if centered else (dout, x, None, *others, False)
 
     def fake(*inputs: Any) -> tuple[Tensor, ...]:
-        *tensors, weight_grad, bias_grad = given(*inputs)
-        return _empty_backward(tensors[1], _check_backward(*tensors), weight_grad, bias_grad)[: len(results)]
+        *tensors, x_grad, weight_grad, bias_grad = given(*inputs)
+        return _empty_backward(tensors[1], _check_backward(*tensors), x_grad, weight_grad, bias_grad)[: len(results)]
 
     operator = torch.library.custom_op(
         f"kernel_twins::{name}_backward_triton",
