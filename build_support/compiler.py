@@ -55,6 +55,7 @@ def main(command: list[str]) -> int:
     if "-c" not in command or "-MF" not in command:  # it links, or tells its version
         return subprocess.run(command, check=False).returncode
     target, depfile = (Path(command[command.index(option) + 1]) for option in ("-o", "-MF"))
+    command = [*command, *_keeping(command)]
     key = [*_toolchain(command[0]), *(argument.replace(str(kept.ROOT), ".") for argument in command)]
     if entry := kept.find("objects", key):
         values, blobs = entry
@@ -82,13 +83,17 @@ def _toolchain(compiler: str) -> list[str]:
     return versions + [f"{name}={os.environ[name]}" for name in _READ if name in os.environ]
 
 
+def _keeping(command: list[str]) -> list[str]:
+    """What makes nvcc keep a step's PTX."""
+    return ["--keep"] if any(_STEP.fullmatch(Path(argument).name) for argument in command) else []
+
+
 def _compile(command: list[str], target: Path) -> tuple[int, str, dict[str, bytes]]:
     """The exit code, all that was printed, and the object, with its PTX where it is a step."""
-    source = Path(command[command.index("-c") + 1])
     with tempfile.TemporaryDirectory() as folder:
-        keeping = ["--keep", f"--keep-dir={folder}"] if _STEP.fullmatch(source.name) else []
+        beside = [f"--keep-dir={folder}"] if _keeping(command) else []
         done = subprocess.run(
-            [*command, *keeping], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+            [*command, *beside], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
         )
         if done.returncode:
             return done.returncode, done.stdout, {}
