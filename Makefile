@@ -19,6 +19,7 @@ endif
 
 ifdef NO_CACHE
 export KERNEL_TWINS_NO_CACHE := 1
+export MYPY_CACHE_DIR := /dev/null
 CACHE_FLAGS := --no-cache
 else
 export MYPY_CACHE_DIR := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/kernel-twins/mypy

@@ -3,8 +3,9 @@
     python build_support/compiler.py nvcc|c++ ... -MF FILE.d ... -c SOURCE -o OBJECT ...
 
 An object is taken from the cache where compiler, arguments, source and all headers are the same (kept.py). The clone's
-own folder is no argument: only line tables name it. What ptxas and the front end say goes to OBJECT.log, which the
-ptxas gate reads; of that, warnings and errors are printed. A step's PTX, as ptxas got it, goes to OBJECT.ptx.
+own folder is no argument: line tables, and the places that C++ errors name, may be another clone's. What ptxas and the
+front end say goes to OBJECT.log, which the ptxas gate reads; of that, warnings and errors are printed. A step's PTX for
+9.0a, as ptxas got it, goes to OBJECT.ptx.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -63,24 +65,30 @@ def main(command: list[str]) -> int:
         depfile.write_text(f"{target}: " + " ".join(header.replace(" ", "\\ ") for header in headers) + "\n")
         _put(target, values["log"], blobs)
         return 0
+    began = time.time_ns()
     returncode, log, blobs = _compile(command, target)
     if returncode:
         sys.stderr.write(log)
         return returncode
     headers = _headers(depfile)
-    kept.keep("objects", key, map(Path, headers), {"headers": list(map(_in_clone, headers)), "log": log}, blobs)
+    values = {"headers": list(map(_in_clone, headers)), "log": log}
+    kept.keep("objects", key, map(Path, headers), values, blobs, since=began)
     _put(target, log, blobs)
     return 0
 
 
 def _toolchain(compiler: str) -> list[str]:
     """The compiler, the one that nvcc calls for the host, and what else they read of the environment."""
+    bin_folder = Path(shutil.which(compiler) or compiler).resolve().parent
+    asked = dict.fromkeys((compiler, "gcc", os.environ.get("CC", "gcc"), str(bin_folder / "ptxas")))
     versions = [
         subprocess.run([each, "--version"], capture_output=True, text=True, check=False).stdout
-        for each in dict.fromkeys((compiler, "gcc"))
+        for each in asked
         if shutil.which(each)
     ]
-    return versions + [f"{name}={os.environ[name]}" for name in _READ if name in os.environ]
+    parts = sorted([*bin_folder.glob("../nvvm/bin/cicc"), *bin_folder.glob("../nvvm/libdevice/*.bc")])
+    sizes = [f"{path.name} {path.stat().st_size}" for path in parts]
+    return versions + sizes + [f"{name}={os.environ[name]}" for name in _READ if name in os.environ]
 
 
 def _keeping(command: list[str]) -> list[str]:
@@ -98,8 +106,9 @@ def _compile(command: list[str], target: Path) -> tuple[int, str, dict[str, byte
         if done.returncode:
             return done.returncode, done.stdout, {}
         blobs = {"object": target.read_bytes()}
-        if ptx := sorted(Path(folder).glob("*.ptx")):
-            blobs["ptx"] = ptx[-1].read_bytes()
+        for text in (path.read_bytes() for path in Path(folder).glob("*.ptx")):
+            if b".target sm_90a" in text:
+                blobs["ptx"] = text
     return 0, done.stdout, blobs
 
 

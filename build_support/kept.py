@@ -6,17 +6,20 @@ is ``kernel-twins`` below XDG_CACHE_HOME, or ~/.cache; ``KERNEL_TWINS_NO_CACHE=1
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 OFF = "KERNEL_TWINS_NO_CACHE"
+
+_known: dict[tuple[Path, int, int, int, int], str] = {}  # digests, by all that tells of a file being written
 
 
 def folder() -> Path | None:
@@ -43,10 +46,26 @@ def find(kind: str, key: Sequence[str]) -> tuple[dict[str, Any], dict[str, bytes
 
 
 def keep(
-    kind: str, key: Sequence[str], files: Iterable[Path], values: Mapping[str, Any], blobs: Mapping[str, bytes]
+    kind: str,
+    key: Sequence[str],
+    files: Iterable[Path],
+    values: Mapping[str, Any],
+    blobs: Mapping[str, bytes],
+    *,
+    since: int,
 ) -> None:
-    """Keep a result that was made from files; where nothing can be written, nothing is kept."""
+    """Keep a result that was made from files, in work that began at ``since``, of time.time_ns.
+
+    Nothing is kept where a file was changed from then on, as nobody knows which of its contents was read, and where
+    nothing can be written.
+    """
     if (place := _place(kind, key)) is None:
+        return
+    files = list(files)
+    try:
+        if any(max(found.st_mtime_ns, found.st_ctime_ns) >= since for found in map(os.stat, files)):
+            return
+    except OSError:
         return
     read = {_name(path): _file_digest(path) for path in files}
     if "" in read.values():
@@ -65,6 +84,23 @@ def keep(
         return
 
 
+@contextlib.contextmanager
+def alone(kind: str, key: Sequence[str]) -> Iterator[None]:
+    """Has others wait who would make the same."""
+    if (top := folder()) is None:
+        yield
+        return
+    try:
+        (top / "locks").mkdir(parents=True, exist_ok=True)
+        lock = (top / "locks" / _digest(json.dumps([kind, *key]).encode())[:2]).open("w")
+    except OSError:
+        yield
+        return
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def _place(kind: str, key: Sequence[str]) -> Path | None:
     top = folder()
     return top and top / kind / _digest(json.dumps(list(key)).encode())[:32]
@@ -73,8 +109,13 @@ def _place(kind: str, key: Sequence[str]) -> Path | None:
 def _write(path: Path, content: bytes) -> None:
     """All of it or nothing, whoever else writes."""
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-        file.write(content)
-    os.replace(file.name, path)
+        try:
+            file.write(content)
+            file.flush()
+            os.replace(file.name, path)
+        except OSError:
+            os.unlink(file.name)
+            raise
 
 
 def _name(path: Path) -> str:
@@ -91,10 +132,13 @@ def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-@cache
 def _file_digest(path: Path) -> str:
     """Empty where there is no such file."""
     try:
-        return _digest(path.read_bytes())
+        found = path.stat()
+        written = (path, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+        if written not in _known:
+            _known[written] = _digest(path.read_bytes())
+        return _known[written]
     except OSError:
         return ""

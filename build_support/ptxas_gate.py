@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from build_support import compiler, sources
+from kernel_twins import disassembly
 from kernel_twins.ops import OPS
 
 # C7508-C7515: setmaxnreg ignored, wgmma serialised, and their kin; correct code at a fraction of its speed.
@@ -35,14 +36,22 @@ def complaints(log: str, finished: bool) -> list[str]:
 
 def main() -> int:
     ladders = [(op, step) for op in OPS.values() for step in op.steps_of("cuda")]
+    library = disassembly.find_extension()
+    newer = disassembly.newer_sources(library, sources.ROOT) if library else []
+    if library is None or newer:
+        why = f"{newer[0]} is newer than the build" if newer else "the extension is not built"
+        print(f"the ptxas gate stops, {why}: run `python setup.py build_ext`", file=sys.stderr)
+        return 1
     failures = []
     for op, step in ladders:
         source = Path(f"cuda-kernels/{op.name}/{step.name}.cu")
         log = compiler.log_of(sources.object_of(source))
-        if not log.exists() or log.stat().st_mtime < (sources.ROOT / source).stat().st_mtime:
-            failures.append(f"{source} is newer than its build: run `python setup.py build_ext`")
-        else:
-            failures += [f"{source}: {said}" for said in complaints(log.read_text(), step.finished)]
+        said = log.read_text() if log.exists() else ""
+        if "for 'sm_90a'" not in said:
+            failures.append(
+                f"{source} was not built for 9.0a: run `TORCH_CUDA_ARCH_LIST=9.0a python setup.py build_ext`"
+            )
+        failures += [f"{source}: {complaint}" for complaint in complaints(said, step.finished)]
     for failure in failures:
         print(failure, file=sys.stderr)
     print(f"ptxas: {len(ladders)} steps, {len(failures)} complaints")

@@ -8,21 +8,27 @@ the repository's files that it read, and not run again while they hold the same 
 from __future__ import annotations
 
 import atexit
+import hashlib
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Iterable, Mapping
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from build_support import kept
 
 LIBRARIES = ("numpy", "torch", "triton")
+_READ = re.compile(r"(?!TRITON_CACHE_DIR$|TRITON_HOME$)(TRITON|CUDA|ONEDNN|OPENBLAS|DISABLE_PTXAS)_")
+_NAMED = (".py", ".json", ".cu", ".cuh", ".h", ".cpp")
 
 
 def interpreted(module: str, function: str, *arguments: Any) -> Any:
@@ -42,20 +48,28 @@ def call(
     ``files`` are what it reads beside Python's modules and what Python opens, as a tool that it starts does.
     """
     setting = tuple(sorted((environment or {}).items()))
-    key = [module, function, json.dumps(arguments), repr(setting), *_versions()]
-    if entry := kept.find("verdicts", key):
-        return entry[0]["returned"]
-    answer = _zygote(setting).run([module, function, *arguments])
-    assert "returned" in answer, answer["output"]
-    kept.keep("verdicts", key, [*map(Path, answer["files"]), *files], {"returned": answer["returned"]}, {})
-    return answer["returned"]
+    key = [module, function, json.dumps(arguments), repr(setting), *_surroundings()]
+    with kept.alone("verdicts", key):
+        if entry := kept.find("verdicts", key):
+            return entry[0]["returned"]
+        began = time.time_ns()
+        answer = _zygote(setting).run([module, function, *arguments])
+        assert "returned" in answer, answer["output"]
+        read = [*map(Path, answer["files"]), *files]
+        kept.keep("verdicts", key, read, {"returned": answer["returned"]}, {}, since=began)
+        return answer["returned"]
 
 
 @cache
-def _versions() -> tuple[str, ...]:
-    from importlib import metadata
-
-    return (sys.version, *(f"{name} {metadata.version(name)}" for name in LIBRARIES))
+def _surroundings() -> tuple[str, ...]:
+    """Versions, the processor, variables that compilers and libraries read, and which files may be looked for."""
+    versions = [sys.version, *(f"{name} {metadata.version(name)}" for name in LIBRARIES)]
+    processor = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    variables = [f"{name}={value}" for name, value in sorted(os.environ.items()) if _READ.match(name)]
+    folders = ("kernel_twins", "triton-kernels", "cuda-kernels", "profiling")
+    files = [path for folder in folders for path in (kept.ROOT / folder).rglob("*.*") if path.suffix in _NAMED]
+    names = "\n".join(sorted(str(path.relative_to(kept.ROOT)) for path in files))
+    return (*versions, *processor[:1], *variables, hashlib.sha256(names.encode()).hexdigest())
 
 
 class _Zygote:
@@ -76,7 +90,9 @@ class _Zygote:
         assert self._process.stdin and self._process.stdout
         self._process.stdin.write(json.dumps(call) + "\n")
         self._process.stdin.flush()
-        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+        line = self._process.stdout.readline()
+        assert line, f"the process that forks has ended with {self._process.poll()}"
+        answer: dict[str, Any] = json.loads(line)
         return answer
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -18,14 +19,13 @@ def empty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A cache of its own, and files that may change while a test runs."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv(kept.OFF, raising=False)
-    monkeypatch.setattr(kept, "_file_digest", kept._file_digest.__wrapped__)
 
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     file = tmp_path / "source"
     file.write_text("one")
-    kept.keep("verdicts", KEY, [file], {"said": "right"}, {"object": b"bytes"})
+    kept.keep("verdicts", KEY, [file], {"said": "right"}, {"object": b"bytes"}, since=time.time_ns())
     return file
 
 
@@ -57,7 +57,7 @@ def test_another_clone_of_the_same_files_finds_it(monkeypatch: pytest.MonkeyPatc
         (tmp_path / clone).mkdir()
         (tmp_path / clone / "file").write_text("the same")
     monkeypatch.setattr(kept, "ROOT", tmp_path / "first")
-    kept.keep("verdicts", KEY, [tmp_path / "first" / "file"], {}, {})
+    kept.keep("verdicts", KEY, [tmp_path / "first" / "file"], {}, {}, since=time.time_ns())
     monkeypatch.setattr(kept, "ROOT", tmp_path / "second")
     assert kept.find("verdicts", KEY) == ({}, {})
     (tmp_path / "second" / "file").write_text("another")
@@ -67,15 +67,26 @@ def test_another_clone_of_the_same_files_finds_it(monkeypatch: pytest.MonkeyPatc
 def test_nothing_is_read_or_kept_where_that_is_forbidden(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(kept.OFF, "1")
     assert kept.find("verdicts", KEY) is None
-    kept.keep("verdicts", ["new"], [source], {}, {})
+    kept.keep("verdicts", ["new"], [source], {}, {}, since=time.time_ns())
     monkeypatch.delenv(kept.OFF)
     assert kept.find("verdicts", ["new"]) is None
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(source))
-    kept.keep("verdicts", KEY, [source], {}, {})
-    assert kept.find("verdicts", KEY) is None
+    kept.keep("verdicts", KEY, [source], {}, {}, since=time.time_ns())
+    with kept.alone("verdicts", KEY):
+        assert kept.find("verdicts", KEY) is None
+
+
+def test_nothing_is_kept_of_a_file_that_changed_meanwhile(source: Path) -> None:
+    began = time.time_ns()
+    source.write_text("two")
+    os.utime(source, ns=(0, 0))
+    kept.keep("verdicts", ["new"], [source], {}, {}, since=began - 10**9)
+    assert kept.find("verdicts", ["new"]) is None
+    kept.keep("verdicts", ["new"], [source.with_name("none")], {}, {}, since=time.time_ns())
+    assert kept.find("verdicts", ["new"]) is None
 
 
 class TestCompiler:

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # The interpreter takes some ten microseconds an operation, however large its blocks: products of sizes up to which a
 # step that multiplies tiles, and one that takes a term at a time, stay within seconds.
 LARGEST_BY_TILES = 2**22
-LARGEST_BY_TERMS = 2**17
+LARGEST_BY_TERMS = 2**18
 LARGEST_IN_PARTS = 2**15
 # Rows of one length: as many as make some full programs, and a last one that is not. One case of each dtype keeps its
 # many rows, so that programs which stay take several.
