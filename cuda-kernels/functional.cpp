@@ -46,7 +46,8 @@ at::ScalarType check_operands(const Tensor& a, const Tensor& b, OptionalDtype ou
   };
   check("a", a);
   check("b", b);
-  require_same_dtype("b", b, "a", a);
+  TORCH_CHECK_TYPE(a.scalar_type() == b.scalar_type(), "b is ", dtype_name(b.scalar_type()), ", must be ",
+                   dtype_name(a.scalar_type()), " like a: call b.to(a.dtype)");
   TORCH_CHECK_VALUE(a.device() == b.device(), "b is on ", b.device().str(), ", must be on ", a.device().str(),
                     " like a: call b.to(a.device)");
   const at::ScalarType given = a.scalar_type();
@@ -347,7 +348,8 @@ void check_linear(const Tensor& x, const Tensor& weight, const OptionalTensor& b
     if (!(wide && tensor.scalar_type() == at::kDouble)) {
       require_dtype(name, tensor, {at::kFloat, at::kBFloat16, at::kHalf});
     }
-    require_same_dtype(name, tensor, "x", x);
+    TORCH_CHECK_TYPE(tensor.scalar_type() == x.scalar_type(), name, " is ", dtype_name(tensor.scalar_type()),
+                     ", must be ", dtype_name(x.scalar_type()), " like x: call ", name, ".to(x.dtype)");
     TORCH_CHECK_VALUE(tensor.device() == x.device(), name, " is on ", tensor.device().str(), ", must be on ",
                       x.device().str(), " like x: call ", name, ".to(x.device)");
   };

@@ -197,7 +197,14 @@ WRONG = [
     pytest.param((3, 5), (4,), {}, ValueError, r"^b has shape \(4,\), must have 5 elements", id="vector"),
     pytest.param((), (4, 6), {}, ValueError, r"^a has 0 dimensions, must have 1 or more", id="scalar"),
     pytest.param((2, 3, 5), (3, 5, 4), {}, ValueError, r"^b has leading dimensions \(3,\), must .* \(2,\)", id="batch"),
-    pytest.param((3, 5), (5, 4), {"b": torch.bfloat16}, TypeError, r"^b is torch.bfloat16, must be .* like a", id="b"),
+    pytest.param(
+        (3, 5),
+        (5, 4),
+        {"b": torch.bfloat16},
+        TypeError,
+        r"^b is torch.bfloat16, must .*: call b.to\(a.dtype\)$",
+        id="b",
+    ),
     pytest.param((3, 5), (5, 4), {"a": torch.int32}, TypeError, r"^a is torch.int32, must be .*\.to\(", id="dtype"),
     pytest.param((3, 5), (5, 4), {"out": torch.float16}, TypeError, r"^out_dtype is torch.float16, must", id="out"),
 ]
@@ -656,8 +663,9 @@ def test_a_tensor_off_the_gpu_and_what_is_no_tensor_are_named_alike(operator, na
     said = (
         rf"^{first} is on cpu, must be on a CUDA device for backend='{backend}': call {first}.cuda\(\), or pass backen"
     )
-    with pytest.raises(ValueError, match=said):
-        NAMES[name](x, w, backend=backend)
+    for off in (x, x.int()):  # whose dtype counts on a GPU alone
+        with pytest.raises(ValueError, match=said):
+            NAMES[name](off, w, backend=backend)
     if name != "dropout_add" and name != "rms_norm":  # of which it is the residual, too
         with pytest.raises(
             TypeError, match=rf"^{first} is a list, must be a torch.Tensor: call torch.as_tensor\({first}\)$"

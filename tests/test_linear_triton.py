@@ -254,7 +254,12 @@ def triton_side(monkeypatch: pytest.MonkeyPatch) -> Any:
         pytest.param({"weight": lambda w: w.tolist()}, TypeError, r"^weight is a list, must be", id="no tensor"),
         pytest.param({"weight": lambda w: w.to("meta")}, ValueError, r"^weight is on meta, must be on", id="device"),
         pytest.param({"bias": lambda b: b[:3]}, ValueError, r"^bias has shape \(3,\), must have \(8,\)", id="bias"),
-        pytest.param({"bias": lambda b: b.half()}, TypeError, r"^bias is torch.float16, must be .* like x", id="dtype"),
+        pytest.param(
+            {"bias": lambda b: b.half()},
+            TypeError,
+            r"^bias is torch.float16, must .*: call bias.to\(x.dtype\)$",
+            id="dtype",
+        ),
         pytest.param({"x": lambda x: x.int()}, TypeError, r"^x is torch.int32, must be", id="integers"),
         pytest.param({"x": lambda x: x[0, 0]}, ValueError, r"^x has 0 dimensions, must have 1 or more", id="scalar"),
     ],

@@ -132,9 +132,9 @@ def _fused(device: int | None) -> Callable[..., None] | None:
 def _check(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> tuple[int, ...]:
     """The result's shape; TypeError or ValueError where the arguments do not go together."""
     _check_activation(activation)
-    _check_operand("x", x, x)
-    if not (x.is_cuda or x.is_meta or triton.knobs.runtime.interpret):
+    if not ((isinstance(x, Tensor) and (x.is_cuda or x.is_meta)) or triton.knobs.runtime.interpret):
         require_gpu("x", x, "triton")
+    _check_operand("x", x, x)
     _check_operand("weight", weight, x)
     if x.dim() == 0:
         raise ValueError("x has 0 dimensions, must have 1 or more: call x.unsqueeze(0)")
@@ -157,7 +157,8 @@ def _check(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> t
 
 def _check_operand(name: str, tensor: Tensor, x: Tensor) -> None:
     require_dtype(name, tensor, "fp32", "bf16", "fp16")
-    require_same_dtype(name, tensor, "x", x)
+    if tensor.dtype != x.dtype:
+        raise TypeError(f"{name} is {tensor.dtype}, must be {x.dtype} like x: call {name}.to(x.dtype)")
     if tensor.layout != torch.strided:
         raise ValueError(f"{name} has another layout than torch.strided: call {name}.to_dense()")
     if tensor.device != x.device:
