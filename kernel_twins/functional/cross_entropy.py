@@ -206,7 +206,8 @@ def _by_torch(
     target = target.long()
     n = input.shape[min(1, input.dim() - 1)]
     no_class = ((target < 0) | (target >= n)) & (target != options["ignore_index"])
-    loss = functional.cross_entropy(input, target.masked_fill(no_class, 0), weight, **options)
+    known = 0 if n > 0 else options["ignore_index"]  # no class at all leaves nothing else to ask for
+    loss = functional.cross_entropy(input, target.masked_fill(no_class, known), weight, **options)
     wrong = no_class if options["reduction"] == "none" else no_class.any()
     return loss * torch.where(wrong, math.nan, 1.0).to(loss.dtype)  # so that gradients are NaN, too
 
