@@ -1,17 +1,14 @@
 """torch.compile with dynamic shapes: one graph serves every number of rows, and nothing is warned of.
 
-Without a GPU the Triton side is traced and run in Triton's interpreter, which is decided for a whole process.
+Without a GPU the Triton side is traced and run in Triton's interpreter, which is decided for a whole
+process (forks.py).
 """
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,8 +17,8 @@ torch = pytest.importorskip("torch")
 
 import kernel_twins  # noqa: E402
 from kernel_twins.functional.activations import ACTIVATIONS  # noqa: E402
+from tests import forks  # noqa: E402
 
-ROOT = Path(__file__).resolve().parents[1]
 N, K = 8, 16  # of a weight
 
 
@@ -111,16 +108,7 @@ def compile_once(function: Callable[[Any], Any], rows: tuple[int, ...], compiler
 
 
 def test_a_graph_of_tritons_serves_every_number_of_rows_when_interpreted() -> None:
-    numpy = pytest.importorskip("numpy")
-    triton = pytest.importorskip("triton")
-    old = tuple(int(part) for part in triton.__version__.split(".")[:2]) < (3, 7)
-    if old and numpy.lib.NumpyVersion(numpy.__version__) >= "2.4.0":
-        pytest.skip(f"Triton {triton.__version__} interprets no loops with numpy {numpy.__version__}, only before 2.4")
-    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    run = subprocess.run(
-        [sys.executable, __file__], env=environment, cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
+    forks.interpreted("tests.test_dynamic_shapes", "interpret")
 
 
 def interpret() -> None:
@@ -135,7 +123,3 @@ def interpret() -> None:
 def test_a_graph_serves_every_number_of_rows(name, backend) -> None:
     function = functions(backend, "cuda", torch.bfloat16)[name]
     compile_once(function, (7, 12, 33, 64, 100, 129, 1000), "inductor", "cuda", torch.bfloat16)
-
-
-if __name__ == "__main__":
-    interpret()

@@ -1,7 +1,7 @@
 """The linear layer's Triton side: in Triton's interpreter without a GPU, compiled on one.
 
-Interpreting is decided when a kernel is imported, for the whole process, so those tests run in processes of their own:
-of float16 alone, because interpreted, tl.dot of bf16 operands is silently wrong.
+Interpreting is decided when a kernel is imported, for the whole process, so those tests run in processes of their own
+(forks.py): of float16 alone, because interpreted, tl.dot of bf16 operands is silently wrong.
 """
 
 from __future__ import annotations
@@ -10,12 +10,8 @@ import gc
 import importlib
 import itertools
 import math
-import os
-import subprocess
-import sys
 import weakref
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,8 +20,8 @@ torch = pytest.importorskip("torch")
 
 import kernel_twins  # noqa: E402
 from kernel_twins.functional.activations import ACTIVATIONS  # noqa: E402
+from tests import forks  # noqa: E402
 
-ROOT = Path(__file__).resolve().parents[1]
 BY_ACTIVATION = pytest.mark.parametrize("activation", ACTIVATIONS)
 REAL = [activation for activation in ACTIVATIONS if activation != "none"]  # whose dz is not dout
 SHAPES = [(1, 1, 1), (64, 4096, 4096), (129, 127, 65), (256, 512, 384), (2101, 2203, 135), (5, 7, 0), (0, 7, 5)]
@@ -96,15 +92,8 @@ def assert_gradients_near(gradients, right) -> None:
     "what", [f"step {turn}" for turn in range(BRANCHES)] + ["backward", "operators", "second", "compiled"]
 )
 def test_interpreted(what: str) -> None:
-    numpy = pytest.importorskip("numpy")
-    triton = pytest.importorskip("triton")
-    old = tuple(int(part) for part in triton.__version__.split(".")[:2]) < (3, 7)
-    if old and numpy.lib.NumpyVersion(numpy.__version__) >= "2.4.0":
-        pytest.skip(f"Triton {triton.__version__} interprets no loops with numpy {numpy.__version__}, only before 2.4")
-    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, __file__, *what.split()]
-    run = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stdout + run.stderr
+    function, *arguments = what.split()
+    forks.interpreted("tests.test_linear_triton", f"interpret_{function}", *arguments)
 
 
 def interpret_step(turn: str) -> None:
@@ -565,7 +554,3 @@ def test_gradients_are_batched_and_their_tangents_refused(
         dout = torch.autograd.forward_ad.make_dual(torch.ones_like(out), torch.ones_like(out))
         with pytest.raises(NotImplementedError, match="has no forward-mode derivative"):
             torch.autograd.grad(out, given, dout)
-
-
-if __name__ == "__main__":
-    globals()[f"interpret_{sys.argv[1]}"](*sys.argv[2:])

@@ -80,11 +80,6 @@ def small_cases(op: Op, step: Step, dtype: str, largest: int) -> list[Case]:
 
 
 def interpret(function: str, *arguments: str) -> None:
-    numpy = pytest.importorskip("numpy")
-    triton = pytest.importorskip("triton")
-    old = tuple(int(part) for part in triton.__version__.split(".")[:2]) < (3, 7)
-    if old and numpy.lib.NumpyVersion(numpy.__version__) >= "2.4.0":
-        pytest.skip(f"Triton {triton.__version__} interprets no loops with numpy {numpy.__version__}, only before 2.4")
     forks.interpreted("tests.test_triton_interpreter", function, *arguments)
 
 

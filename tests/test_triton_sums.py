@@ -1,6 +1,7 @@
 """The kernels that sum a backward pass's columns alone: in Triton's interpreter without a GPU, compiled on one.
 
-Interpreting is decided when a kernel is imported, for the whole process, so those tests run in one of their own.
+Interpreting is decided when a kernel is imported, for the whole process, so that test runs in one of its own
+(forks.py).
 """
 
 from __future__ import annotations
@@ -8,10 +9,6 @@ from __future__ import annotations
 import importlib
 import itertools
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,8 +17,8 @@ torch = pytest.importorskip("torch")
 
 from kernel_twins import dropout  # noqa: E402
 from kernel_twins.functional.activations import ACTIVATIONS  # noqa: E402
+from tests import forks  # noqa: E402
 
-ROOT = Path(__file__).resolve().parents[1]
 P, SEED, OFFSET = 0.3, 2**63 + 11, 2**40 + 8
 SMALL = [(1, 1), (5, 7), (0, 3), (300, 33), (70, 600), (2000, 3)]  # of one strip and several, one chunk and several
 LARGE = [*SMALL, (4096, 4096), (3, 262_147), (100_003, 5), (2101, 2203)]
@@ -88,16 +85,7 @@ def biases_are_right(
 
 
 def test_sums_are_right_when_interpreted() -> None:
-    numpy = pytest.importorskip("numpy")
-    triton = pytest.importorskip("triton")
-    old = tuple(int(part) for part in triton.__version__.split(".")[:2]) < (3, 7)
-    if old and numpy.lib.NumpyVersion(numpy.__version__) >= "2.4.0":
-        pytest.skip(f"Triton {triton.__version__} interprets no loops with numpy {numpy.__version__}, only before 2.4")
-    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    run = subprocess.run(
-        [sys.executable, __file__], env=environment, cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
+    forks.interpreted("tests.test_triton_sums", "interpret")
 
 
 def interpret() -> None:
@@ -171,7 +159,3 @@ def test_many_runs_agree_bit_by_bit() -> None:
         weights(dout, x, mean, rstd, *again)
         differing += (again != first).any()
     assert differing.item() == 0
-
-
-if __name__ == "__main__":
-    interpret()
