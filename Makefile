@@ -1,5 +1,6 @@
 # make            set up, build, then the main job
 # make test       the tests; make lint: style, types, ptxas; make format: rewrite; make clean: forget the build
+# make portability  grids that the tests thin out
 # What earlier runs made of the same files is taken from the user's cache directory; NO_CACHE=1 makes everything anew.
 # PYTHON=python3.12 chooses the Python of a new .venv. NO_VENV=1 uses the one that is there, with torch, and installs nothing.
 
@@ -28,7 +29,7 @@ endif
 CUDA_SOURCES := $(shell find cuda-kernels hardware-survey -name '*.cu' -o -name '*.cuh' -o -name '*.h' -o -name '*.cpp')
 BUILD_INPUTS := $(CUDA_SOURCES) $(wildcard kernel_twins/ops/*.py build_support/*.py) kernel_twins/spec.py setup.py
 
-.PHONY: all build test lint format clean FORCE
+.PHONY: all build test portability lint format clean FORCE
 all: build
 	$(RUN) profiling/ncu_report.py
 
@@ -50,6 +51,11 @@ build/.settings: FORCE
 
 test: build
 	REQUIRE_BUILD=1 $(RUN) -m pytest $(TEST_FLAGS) $(CACHE_FLAGS)
+
+# Grids that the tests thin out. Pairs of a configuration and a case, of which the tests compile each configuration and
+# each case: a search passes over a pair that does not fit, so that no result depends on one.
+portability: build
+	EVERY_PAIR=1 REQUIRE_BUILD=1 $(RUN) -m pytest $(TEST_FLAGS) $(CACHE_FLAGS) tests/test_triton_aot.py tests/test_wgmma_registers.py
 
 lint: build
 	$(RUN) -m ruff check .

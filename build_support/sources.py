@@ -41,7 +41,7 @@ NAMED_ARCHS = {
 }
 """What torch takes in TORCH_CUDA_ARCH_LIST by name, or its CMake does."""
 
-CXX_FLAGS = ("-std=c++20",)
+CXX_FLAGS = ("-std=c++20", "-g0")  # Python's own flags have -g: of torch's headers that is most of an object
 # A compressed cubin, as the largest is otherwise, hides its compiler's version, and has all disassembled by one core.
 NVCC_FLAGS = ("-std=c++20", "-O3", "-lineinfo", "--expt-relaxed-constexpr", "--no-compress")
 PTXAS_FLAGS = ("-Xptxas", "-v")  # what it made of every kernel, which compiler.py keeps for the ptxas gate

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from kernel_twins.spec import Case
 
-FEWEST_ROWS = 3
+FEWEST_ROWS = 2  # the second shows a wrong stride
 
 
 def with_fewer_rows(case: Case, elements: int) -> Case:
@@ -15,3 +16,23 @@ def with_fewer_rows(case: Case, elements: int) -> Case:
         return case
     m, n = case.shape
     return dataclasses.replace(case, shape=(min(m, max(FEWEST_ROWS, elements // n)), n))
+
+
+def with_shorter_rows(case: Case, longest: int) -> Case:
+    """A matrix whose rows are little longer than that, by as much as they were past a multiple of 1024."""
+    if len(case.shape) != 2 or case.shape[1] <= longest:
+        return case
+    m, n = case.shape
+    return dataclasses.replace(case, shape=(m, min(n, longest + n % 1024)))
+
+
+def with_fewer_terms(case: Case, elements: int) -> Case:
+    """Sizes below 256, as far past 128 as they were past a multiple of it.
+
+    And of three axes or more the longest, but the last, is halved down to that many elements.
+    """
+    shape = [min(size, 128 + size % 128) for size in case.shape]
+    while len(shape) > 2 and math.prod(shape) > elements and max(shape[:-1]) > 1:
+        longest = shape.index(max(shape[:-1]))
+        shape[longest] = (shape[longest] + 1) // 2
+    return dataclasses.replace(case, shape=tuple(shape))

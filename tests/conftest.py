@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import signal
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,7 +33,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--collect-gpu", action="store_true", help="collect GPU tests without a GPU; they are skipped")
-    parser.addoption("--no-cache", action="store_true", help="run and compile everything: nothing kept is believed")
+    parser.addoption(
+        "--no-cache", action="store_true", help="run and compile everything: earlier runs are not believed"
+    )
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
@@ -125,8 +128,11 @@ class _Record:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.option.no_cache:
-        os.environ |= {kept.OFF: "1", "TRITON_ALWAYS_COMPILE": "1"}  # before there are workers, which inherit them
+    if config.option.no_cache and not hasattr(config, "workerinput"):  # workers inherit what is set before them
+        empty = tempfile.TemporaryDirectory()
+        config.add_cleanup(empty.cleanup)
+        os.environ |= {"XDG_CACHE_HOME": empty.name, "TRITON_CACHE_DIR": f"{empty.name}/triton"}
+        os.environ.pop(kept.OFF, None)  # what one test made another may use
     if config.pluginmanager.has_plugin("hypothesispytest"):
         from hypothesis import HealthCheck, settings
 

@@ -29,6 +29,7 @@ import pytest
 from build_support import kept
 
 LIBRARIES = ("numpy", "torch", "triton")
+_IMPORTED = (*LIBRARIES, "torch._dynamo", "triton.experimental.gluon")  # what most calls come to import
 _READ = re.compile(r"(?!TRITON_CACHE_DIR$|TRITON_HOME$)(TRITON|CUDA|ONEDNN|OPENBLAS|DISABLE_PTXAS)_")
 _NAMED = (".py", ".json", ".cu", ".cuh", ".h", ".cpp")
 
@@ -111,7 +112,7 @@ def _zygote(setting: tuple[tuple[str, str], ...]) -> _Zygote:
 
 
 def _serve() -> None:
-    for name in LIBRARIES:
+    for name in _IMPORTED:
         importlib.import_module(name)
     answers = os.dup(1)
     for line in sys.stdin:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
-from functools import cache
-from typing import Any
-
 import pytest
 
-from kernel_twins import OPS, aot, disassembly, ops
-from kernel_twins.spec import Case, Op, Step
-from tests import forks
+from kernel_twins import OPS, aot, ops
+from kernel_twins.spec import Case
+from tests.compiled import (
+    EARLY,
+    SHARED_LIMIT,
+    TENSOR_CORES,
+    TMA_LOAD,
+    TMA_STORE,
+    WGMMA,
+    aligned_cases,
+    compiled,
+    of_list,
+)
 
 pytest.importorskip("torch")
 pytest.importorskip("triton")
-
-SHARED_LIMIT = {80: 166_912, 90: 232_448}  # bytes of shared memory that a block can have
 
 CELLS = [
     pytest.param(op.name, step.name, arch, id=f"{op.name}-{step.name}-sm_{arch}")
@@ -25,12 +28,6 @@ CELLS = [
     for arch in SHARED_LIMIT
     if step.runs_on(divmod(arch, 10))
 ]
-
-TMA_LOAD = r"cp\.async\.bulk\.tensor\S*\.mbarrier"
-TMA_STORE = r"cp\.async\.bulk\.tensor\S*\.bulk_group"
-# The next kernel is let in, the one before waited for, and only then is anything touched.
-_UNTOUCHED = r"(?:(?!cp\.async\.bulk|(?:ld|st|atom|red)\.global).)*"
-EARLY = rf"(?s)\A{_UNTOUCHED}launch_dependents{_UNTOUCHED}griddepcontrol\.wait"
 
 PROMISED = [
     ("vector_add", "v03_vectorized", 80, r"ld\.global\.v4\.b32"),
@@ -62,24 +59,24 @@ PROMISED = [
     ("matmul_tf32x3", "v04_autotuned", 90, r"wgmma\.mma_async\S*\.tf32"),
     ("matmul_tf32x3", "v04_autotuned", 90, r"cp\.async\.cg"),
     ("matmul_bf16", "v02_tensor_cores", 80, r"mma\.sync"),
-    ("matmul_bf16", "v02_tensor_cores", 90, r"wgmma\.mma_async"),
+    ("matmul_bf16", "v02_tensor_cores", 90, WGMMA),
     ("matmul_bf16", "v04_pipelined", 80, r"cp\.async\.cg"),
     ("matmul_bf16", "v04_pipelined", 90, r"cp\.async\.cg"),
-    ("matmul_bf16", "v04_pipelined", 90, r"wgmma\.mma_async"),
+    ("matmul_bf16", "v04_pipelined", 90, WGMMA),
     ("matmul_bf16", "v05_grouped", 90, r"cp\.async\.cg"),
-    ("matmul_bf16", "v05_grouped", 90, r"wgmma\.mma_async"),
+    ("matmul_bf16", "v05_grouped", 90, WGMMA),
     ("matmul_bf16", "v06_autotuned", 80, r"cp\.async\.cg"),
     ("matmul_bf16", "v06_autotuned", 80, r"mma\.sync"),
-    ("matmul_bf16", "v06_autotuned", 90, r"wgmma\.mma_async"),
+    ("matmul_bf16", "v06_autotuned", 90, WGMMA),
     ("matmul_bf16", "v06_autotuned", 90, r"cp\.async\.cg"),
-    ("matmul_bf16", "v07_tma", 90, r"wgmma\.mma_async"),
+    ("matmul_bf16", "v07_tma", 90, WGMMA),
     ("matmul_bf16", "v07_tma", 90, TMA_LOAD),
-    ("matmul_bf16", "v11_persistent", 90, r"wgmma\.mma_async"),
+    ("matmul_bf16", "v11_persistent", 90, WGMMA),
     ("matmul_bf16", "v11_persistent", 90, TMA_LOAD),
-    ("matmul_bf16", "v13_tma_store", 90, r"wgmma\.mma_async"),
+    ("matmul_bf16", "v13_tma_store", 90, WGMMA),
     ("matmul_bf16", "v13_tma_store", 90, TMA_LOAD),
     ("matmul_bf16", "v13_tma_store", 90, TMA_STORE),
-    ("matmul_bf16", "v15_dispatch", 90, r"wgmma\.mma_async"),
+    ("matmul_bf16", "v15_dispatch", 90, WGMMA),
     ("matmul_bf16", "v16_gluon", 90, r"wgmma\.mma_async\S*\.m64n256k16"),
     ("matmul_bf16", "v16_gluon", 90, r"setmaxnreg\.inc"),
     ("matmul_bf16", "v16_gluon", 90, r"mbarrier\.try_wait"),
@@ -87,11 +84,11 @@ PROMISED = [
     ("matmul_bf16", "v16_gluon", 90, r"fence\.proxy\.async"),
     ("matmul_bf16", "v16_gluon", 90, TMA_LOAD),
     ("matmul_bf16", "v16_gluon", 90, TMA_STORE),
-    ("matmul_bf16", "v17_prologue", 90, r"wgmma\.mma_async"),
+    ("matmul_bf16", "v17_prologue", 90, WGMMA),
     ("matmul_bf16", "v17_prologue", 90, TMA_LOAD),
     ("matmul_bf16", "v17_prologue", 90, TMA_STORE),
     ("matmul_bf16", "v17_prologue", 90, EARLY),
-    ("linear", "v01_fused", 90, r"wgmma\.mma_async"),
+    ("linear", "v01_fused", 90, WGMMA),
     ("linear", "v01_fused", 90, TMA_LOAD),
     ("linear", "v01_fused", 90, TMA_STORE),
     ("linear", "v01_fused", 90, EARLY),
@@ -113,7 +110,6 @@ SPILLING = [
     ("matmul_bf16", "v06_autotuned", 80),
     ("layer_norm", "v06_cooperative", 90),  # one register, of rows side by side, where 64 are rationed
 ]
-TENSOR_CORES = "mma"
 WITHOUT_TENSOR_CORES = [
     ("matmul_fp32", "v01_naive"),
     ("matmul_fp32", "v03_shared_tile"),
@@ -123,91 +119,6 @@ WITHOUT_TENSOR_CORES = [
     ("matmul_fp32", "v10_autotuned"),
     ("matmul_bf16", "v01_naive"),
 ]
-
-
-def aligned_cases(op: Op, step: Step) -> list[Case]:
-    """For every dtype and variant that a step is timed on, the last case whose sizes all tiles divide.
-
-    Of the wide cases that is one with few tiles, among which every split of K is possible.
-    """
-    even = [case for case in op.timed_cases if op.times(step, case) and all(n % 512 == 0 for n in case.shape)]
-    return list({(case.dtype, case.variant): case for case in even}.values())
-
-
-def odd_cases(op: Op, step: Step) -> list[Case]:
-    """The timed cases with an odd size that a step serves, or the largest such test case."""
-    timed, tested = (
-        [case for case in cases if op.serves(step, case) and any(n % 2 for n in case.shape)]
-        for cases in (op.bench_cases, op.test_cases)
-    )
-    return timed or [max(tested, key=op.bytes)]
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """What the tests ask of a kernel: its ``promises`` are the instructions of its step that its PTX holds."""
-
-    name: str
-    shared_bytes: int
-    stack_bytes: int
-    promises: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Compiled:
-    """What one call launches, by a configuration, or by what the reference GPU runs."""
-
-    case: str
-    odd: bool
-    reference: bool
-    settings: dict[str, Any]
-    kernels: tuple[Kernel, ...]
-
-
-@cache
-def compiled(op: str, step: str, arch: int) -> list[Compiled]:
-    """All that the tests ask of a step, compiled once: in a process of its own, as the compiler keeps its memory."""
-    calls = forks.call("tests.test_triton_aot", "compile_all", op, step, arch)
-    return [Compiled(**call | {"kernels": tuple(Kernel(*each) for each in call["kernels"])}) for call in calls]
-
-
-def compile_all(name: str, step_name: str, arch: int) -> list[dict[str, Any]]:
-    op = ops.get(name)
-    step = op.step(step_name)
-    instructions = [promise[3] for promise in PROMISED if promise[:3] == (name, step_name, arch)]
-    instructions += [promise[5] for promise in PROMISED_WHERE if promise[:3] == (name, step_name, arch)]
-    instructions += [TENSOR_CORES] if (name, step_name) in WITHOUT_TENSOR_CORES else []
-
-    def call(case: Case, odd: bool, config: Any = None, reference: bool = False) -> dict[str, Any]:
-        kernels = [
-            (each.name, each.metadata.shared, stack_bytes(each), held(each.asm["ptx"], instructions))
-            for each in aot.compiled(op, step, case, arch, config)
-        ]
-        settings = config.kwargs if config else {}
-        return {"case": case.slug, "odd": odd, "reference": reference, "settings": settings, "kernels": kernels}
-
-    calls = [
-        call(case, odd, config)
-        for odd, cases in ((False, aligned_cases(op, step)), (True, odd_cases(op, step)))
-        for case in cases
-        for config in aot.configs(op, step)
-    ]
-    return calls + [call(case, False, reference=True) for case in aligned_cases(op, step)]
-
-
-def held(ptx: str, instructions: list[str]) -> list[str]:
-    return [instruction for instruction in instructions if re.search(instruction, ptx)]
-
-
-def stack_bytes(kernel: Any) -> int:
-    """Bytes of local memory a thread, which is where registers spill to."""
-    with aot.cubin(kernel) as cubin:
-        return disassembly.resource_usage(cubin)[kernel.name].stack_bytes
-
-
-def of_list(op: str, step: str, arch: int, odd: bool = False) -> list[Compiled]:
-    """By every configuration that the step may be tuned to."""
-    return [call for call in compiled(op, step, arch) if not call.reference and call.odd == odd]
 
 
 @pytest.mark.parametrize(("op", "step", "arch"), CELLS)
@@ -237,7 +148,7 @@ def test_step_compiles_for_odd_sizes(op: str, step: str, arch: int) -> None:
 def test_step_holds_the_instruction_it_is_about(op: str, step: str, arch: int, instruction: str) -> None:
     for call in of_list(op, step, arch):
         for kernel in call.kernels:
-            assert instruction in kernel.promises, f"{call.case}: no {instruction}"
+            assert instruction in kernel.instructions, f"{call.case}: no {instruction}"
 
 
 @pytest.mark.parametrize(("op", "step", "arch", "name", "values", "instruction"), PROMISED_WHERE)
@@ -249,7 +160,7 @@ def test_configuration_holds_the_instruction_it_is_about(
     assert calls
     for call in calls:
         (kernel,) = call.kernels
-        assert instruction in kernel.promises, f"{call.case}: no {instruction} in {call.settings}"
+        assert instruction in kernel.instructions, f"{call.case}: no {instruction} in {call.settings}"
 
 
 @pytest.mark.parametrize(
@@ -270,4 +181,4 @@ def test_step_leaves_the_tensor_cores_alone(op: str, step: str) -> None:
     calls = of_list(op, step, 90)
     assert calls
     for call in calls:
-        assert all(TENSOR_CORES not in kernel.promises for kernel in call.kernels), call.case
+        assert all(TENSOR_CORES not in kernel.instructions for kernel in call.kernels), call.case

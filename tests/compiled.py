@@ -1,0 +1,163 @@
+"""The Triton steps, compiled ahead of time for both architectures, each kernel once: what the tests ask of them.
+
+A step is compiled in a process of its own (forks.py), as the compiler keeps its memory. What comes back are facts, not
+kernels, and these are kept in the user's cache until a file that they come from changes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from kernel_twins import aot, disassembly, ops, wgmma_hazards
+from kernel_twins.spec import Case, Op, Step
+from tests import forks
+from tests.hazards import Overwrites
+
+SHARED_LIMIT = {80: 166_912, 90: 232_448}  # bytes of shared memory that a block can have, by architecture
+EVERY_PAIR = os.environ.get("EVERY_PAIR") == "1"
+"""``make portability``: each configuration with each case; else the first with each, and each other one with one."""
+
+TENSOR_CORES = "mma"
+WGMMA = r"wgmma\.mma_async"
+TMA_LOAD = r"cp\.async\.bulk\.tensor\S*\.mbarrier"
+TMA_STORE = r"cp\.async\.bulk\.tensor\S*\.bulk_group"
+# The next kernel is let in, the one before waited for, and only then is anything touched.
+_UNTOUCHED = r"(?:(?!cp\.async\.bulk|(?:ld|st|atom|red)\.global).)*"
+EARLY = rf"(?s)\A{_UNTOUCHED}launch_dependents{_UNTOUCHED}griddepcontrol\.wait"
+INSTRUCTIONS = (
+    TENSOR_CORES,
+    WGMMA,
+    TMA_LOAD,
+    TMA_STORE,
+    EARLY,
+    r"atom\.global\.gpu\.acq_rel\.add\.u32",
+    r"atom\.global\.gpu\.relaxed\.add\.f32",
+    r"cp\.async\.c[ag]",
+    r"cp\.async\.cg",
+    r"fence\.proxy\.async",
+    r"ld\.global\.L1::evict_first\S*\.v4\.b32",
+    r"ld\.global\.cg\.b32",
+    r"ld\.global\.v4\.b32",
+    r"ld\.global\S*\.v4\.b32",
+    r"ld\.shared",
+    r"ld\.shared\.v4",
+    r"mbarrier\.try_wait",
+    r"mma\.sync",
+    r"mma\.sync\S*\.tf32",
+    r"setmaxnreg\.inc",
+    r"stmatrix",
+    r"wgmma\.mma_async\S*\.m64n256k16",
+    r"wgmma\.mma_async\S*\.tf32",
+)
+"""Patterns that are looked for in the PTX."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """``stack_bytes`` are a thread's, which is where registers spill to.
+
+    ``instructions`` are those of INSTRUCTIONS that the PTX holds, ``overwrites`` what becomes of registers that a wgmma
+    reads: None where none reads any.
+    """
+
+    name: str
+    shared_bytes: int
+    stack_bytes: int
+    instructions: tuple[str, ...]
+    overwrites: Overwrites | None
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What one call launches, by a configuration, or by what the reference GPU runs."""
+
+    case: str
+    odd: bool
+    reference: bool
+    settings: dict[str, Any]
+    kernels: tuple[Kernel, ...]
+
+
+def aligned_cases(op: Op, step: Step) -> list[Case]:
+    """For every dtype and variant that a step is timed on, the last case whose sizes all tiles divide.
+
+    Of the wide cases that is one with few tiles, among which every split of K is possible.
+    """
+    even = [case for case in op.timed_cases if op.times(step, case) and all(n % 512 == 0 for n in case.shape)]
+    return list({(case.dtype, case.variant): case for case in even}.values())
+
+
+def odd_cases(op: Op, step: Step) -> list[Case]:
+    """The timed cases with an odd size that a step serves, or the largest such test case."""
+    timed, tested = (
+        [case for case in cases if op.serves(step, case) and any(n % 2 for n in case.shape)]
+        for cases in (op.bench_cases, op.test_cases)
+    )
+    return timed or [max(tested, key=op.bytes)]
+
+
+@cache
+def compiled(op: str, step: str, arch: int) -> list[Compiled]:
+    """All calls of a step that are compiled, first those by a configuration, in the order of the step's list."""
+    calls = forks.call("tests.compiled", "compile_all", op, step, arch, EVERY_PAIR)
+    return [Compiled(**call | {"kernels": tuple(_kernel(**each) for each in call["kernels"])}) for call in calls]
+
+
+def of_list(op: str, step: str, arch: int, odd: bool = False) -> list[Compiled]:
+    """By every configuration that the step may be tuned to."""
+    return [call for call in compiled(op, step, arch) if not call.reference and call.odd == odd]
+
+
+def _kernel(instructions: list[str], overwrites: list[int] | None, **others: Any) -> Kernel:
+    return Kernel(
+        **others, instructions=tuple(instructions), overwrites=None if overwrites is None else Overwrites(*overwrites)
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# In the fork
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def compile_all(op_name: str, step_name: str, arch: int, every_pair: bool) -> list[dict[str, Any]]:
+    op = ops.get(op_name)
+    step = op.step(step_name)
+    configs, aligned = aot.configs(op, step), aligned_cases(op, step)
+    known: dict[str, dict[str, Any]] = {}  # by hash: the same kernel serves cases of one alignment
+
+    def call(case: Case, odd: bool, config: Any = None, reference: bool = False) -> dict[str, Any]:
+        kernels = aot.compiled(op, step, case, arch, config)
+        for kernel in kernels:
+            if kernel.hash not in known:
+                known[kernel.hash] = _facts(kernel)
+        settings = config.kwargs if config else {}
+        facts = [known[kernel.hash] for kernel in kernels]
+        return {"case": case.slug, "odd": odd, "reference": reference, "settings": settings, "kernels": facts}
+
+    odd = odd_cases(op, step)
+    if every_pair:
+        pairs = [(config, case, case in odd) for case in (*aligned, *odd) for config in configs]
+    else:
+        # The first configuration runs where nothing can be searched. The splits of K are in the wide cases alone.
+        pairs = [(configs[0], case, case in odd) for case in (*aligned, *odd)]
+        turns = [case for case in aligned if case in op.wide_cases] or aligned
+        pairs += [(config, turns[i % len(turns)], False) for i, config in enumerate(configs[1:])]
+    calls = [call(case, is_odd, config) for config, case, is_odd in pairs]
+    return calls + [call(case, False, reference=True) for case in aligned]
+
+
+def _facts(kernel: Any) -> dict[str, Any]:
+    with aot.cubin(kernel) as cubin:
+        listings = wgmma_hazards.kernels(cubin)
+        stack_bytes = disassembly.resource_usage(cubin)[kernel.name].stack_bytes
+    return {
+        "name": kernel.name,
+        "shared_bytes": kernel.metadata.shared,
+        "stack_bytes": stack_bytes,
+        "instructions": [pattern for pattern in INSTRUCTIONS if re.search(pattern, kernel.asm["ptx"])],
+        "overwrites": Overwrites.of(listings[kernel.name]) if listings else None,
+    }

@@ -1,0 +1,37 @@
+"""Overwrites of registers that a wgmma reads, in a kernel as it is, and as it would be with its waits broken."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple, Self
+
+from kernel_twins.wgmma_hazards import Listing, overwrites
+
+
+class Overwrites(NamedTuple):
+    """How many there are in a listing, and how many there would be without its waits, or with waits one group laxer."""
+
+    as_it_is: int
+    without_waits: int
+    a_group_too_lax: int
+
+    @classmethod
+    def of(cls, listing: Listing) -> Self:
+        return cls(*(len(overwrites(each)) for each in (listing, without_waits(listing), a_group_too_lax(listing))))
+
+    def require_none(self, kernel: str) -> None:
+        """None; and the kernel would be found out if a wait were missing, or waited for a group less."""
+        assert self.as_it_is == 0, kernel
+        assert self.without_waits > 0, kernel
+        assert self.a_group_too_lax > 0, kernel
+
+
+def without_waits(given: Listing) -> Listing:
+    return [(address, "NOP" if "WARPGROUP.DEPBAR" in text else text) for address, text in given]
+
+
+def a_group_too_lax(given: Listing) -> Listing:
+    def laxer(match: re.Match[str]) -> str:
+        return f"{match[1]}{int(match[2], 16) + 1:#x}"
+
+    return [(address, re.sub(r"(DEPBAR\.LE gsb0, )(0x[0-9a-f]+)", laxer, text)) for address, text in given]
