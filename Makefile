@@ -33,9 +33,10 @@ BUILD_INPUTS := $(CUDA_SOURCES) $(wildcard kernel_twins/ops/*.py build_support/*
 all: build
 	$(RUN) profiling/ncu_report.py
 
+# Modules are compiled when they are imported, which few of torch's are.
 .venv/.installed: requirements.txt
 	python=$$(PYTHON='$(PYTHON)' sh build_support/preflight.sh) && $$python -m venv --clear .venv
-	.venv/bin/python -m pip install --disable-pip-version-check -r requirements.txt
+	.venv/bin/python -m pip install --disable-pip-version-check --no-compile -r requirements.txt
 	touch $@
 
 build: build/.built

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Collection
 
 from kernel_twins.spec import Case
 
@@ -26,13 +27,10 @@ def with_shorter_rows(case: Case, longest: int) -> Case:
     return dataclasses.replace(case, shape=(m, min(n, longest + n % 1024)))
 
 
-def with_fewer_terms(case: Case, elements: int) -> Case:
-    """Sizes below 256, as far past 128 as they were past a multiple of it.
-
-    And of three axes or more the longest, but the last, is halved down to that many elements.
-    """
-    shape = [min(size, 128 + size % 128) for size in case.shape]
-    while len(shape) > 2 and math.prod(shape) > elements and max(shape[:-1]) > 1:
-        longest = shape.index(max(shape[:-1]))
+def with_axes_halved(case: Case, axes: Collection[int], elements: int) -> Case:
+    """With the longest of these axes halved, again and again, until they hold no more than that many elements."""
+    shape = list(case.shape)
+    while math.prod(shape[axis] for axis in axes) > elements:
+        longest = max(axes, key=lambda axis: shape[axis])
         shape[longest] = (shape[longest] + 1) // 2
     return dataclasses.replace(case, shape=tuple(shape))

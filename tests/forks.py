@@ -31,6 +31,7 @@ from build_support import kept
 LIBRARIES = ("numpy", "torch", "triton")
 _IMPORTED = (*LIBRARIES, "torch._dynamo", "triton.experimental.gluon")  # what most calls come to import
 _READ = re.compile(r"(?!TRITON_CACHE_DIR$|TRITON_HOME$)(TRITON|CUDA|ONEDNN|OPENBLAS|DISABLE_PTXAS)_")
+_ENVIRONMENT = dict(os.environ)  # before any test: Triton's switches stay variables when a test has put them back
 _NAMED = (".py", ".json", ".cu", ".cuh", ".h", ".cpp")
 
 
@@ -75,7 +76,7 @@ def _surroundings() -> tuple[str, ...]:
     """Versions, the processor, variables that compilers and libraries read, and which files may be looked for."""
     versions = [sys.version, *(f"{name} {metadata.version(name)}" for name in LIBRARIES)]
     processor = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-    variables = [f"{name}={value}" for name, value in sorted(os.environ.items()) if _READ.match(name)]
+    variables = [f"{name}={value}" for name, value in sorted(_ENVIRONMENT.items()) if _READ.match(name)]
     folders = ("kernel_twins", "triton-kernels", "cuda-kernels", "profiling")
     files = [path for folder in folders for path in (kept.ROOT / folder).rglob("*.*") if path.suffix in _NAMED]
     names = "\n".join(sorted(str(path.relative_to(kept.ROOT)) for path in files))
@@ -90,7 +91,7 @@ class _Zygote:
             [sys.executable, __file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=os.environ | {"PYTHONPATH": str(kept.ROOT), "OMP_NUM_THREADS": "1"} | dict(environment),
+            env=_ENVIRONMENT | {"PYTHONPATH": str(kept.ROOT), "OMP_NUM_THREADS": "1"} | dict(environment),
             cwd=kept.ROOT,
             text=True,
         )

@@ -18,7 +18,7 @@ import pytest
 from kernel_twins import OPS, load, ops
 from kernel_twins.spec import Case, Op, Step
 from tests import forks
-from tests.cases import with_fewer_rows, with_fewer_terms, with_shorter_rows
+from tests.cases import with_axes_halved, with_fewer_rows, with_shorter_rows
 
 ROOT = Path(__file__).resolve().parents[1]
 # The interpreter takes some ten microseconds an operation, however large its blocks: products of sizes up to which a
@@ -29,10 +29,10 @@ LARGEST_IN_PARTS = 2**15
 # Rows of one length: as many as make some full programs, and a last one that is not. One case of each dtype keeps its
 # many rows, so that programs which stay take several. Rows are little longer than what any program takes in parts.
 ELEMENTS_OF_ROWS = 2**12
-LONG_ROW = 3 * 2**11
-# Of these a loop takes a term at a time, and all of a tensor may be one sum.
-ONE_TERM_AT_A_TIME = [("reduction_nd", "v01_thread_per_output")]
-ELEMENTS_OF_TERMS = 2**11
+LONG_ROW = 2**12
+# Reductions of which a loop takes a term at a time, and of which each output has a program of its own.
+MOST_TERMS = {"v01_thread_per_output": 2**6}
+MOST_OUTPUTS = {"v02_block_per_output": 2**4}
 
 
 def source(op: str, step: str) -> str:
@@ -79,15 +79,28 @@ def small_cases(op: Op, step: Step, dtype: str, largest: int) -> list[Case]:
     # The interpreter truncates to bf16. That is within the bound for what is stored, not for statistics of a sum that
     # is rounded first.
     known = [case for case in cases if not (dtype == "bf16" and case.get("residual") == "yes")]
-    most = max((case for case in known if len(case.shape) == 2), key=lambda case: case.shape[0], default=None)
-    fewer = [case if case == most else smaller(op, step, case) for case in known]
-    return [case for case in dict.fromkeys(fewer) if math.prod(case.shape) <= largest and op.serves(step, case)]
+    smaller = [reduced(step, case) for case in known] if op.name == "reduction_nd" else with_small_rows(known)
+    served = [case for case in dict.fromkeys(smaller) if math.prod(case.shape) <= largest and op.serves(step, case)]
+    if dtype == "fp16" and not by_tiles(op.name, step.name):  # other than bf16 in conversions alone
+        return list({case.variant: case for case in served}.values())
+    return served
 
 
-def smaller(op: Op, step: Step, case: Case) -> Case:
-    if (op.name, step.name) in ONE_TERM_AT_A_TIME:
-        case = with_fewer_terms(case, ELEMENTS_OF_TERMS)
-    return with_fewer_rows(with_shorter_rows(case, LONG_ROW), ELEMENTS_OF_ROWS)
+def with_small_rows(cases: list[Case]) -> list[Case]:
+    most = max((case for case in cases if len(case.shape) == 2), key=lambda case: case.shape[0], default=None)
+    return [
+        case if case == most else with_fewer_rows(with_shorter_rows(case, LONG_ROW), ELEMENTS_OF_ROWS) for case in cases
+    ]
+
+
+def reduced(step: Step, case: Case) -> Case:
+    axes = [int(axis) for axis in case.get("axes", str(len(case.shape) - 1))]
+    if step.name in MOST_TERMS:
+        return with_axes_halved(case, axes, MOST_TERMS[step.name])
+    if step.name in MOST_OUTPUTS:
+        kept = [axis for axis in range(len(case.shape)) if axis not in axes]
+        return with_axes_halved(case, kept, MOST_OUTPUTS[step.name])
+    return with_fewer_rows(case, ELEMENTS_OF_ROWS)
 
 
 def interpret(function: str, *arguments: str) -> None:
