@@ -263,7 +263,10 @@ def test_frozen_weights(backend, name) -> None:
         y = called(name, backend, x.detach(), shape[1:], affine)
         got = torch.autograd.grad(y, affine, dout)
         y = called(name, backend, x, shape[1:], affine)
-        torch.testing.assert_close(torch.autograd.grad(y, affine, dout), got, rtol=1e-2, atol=1e-2)
+        again = torch.autograd.grad(y, affine, dout)
+        torch.testing.assert_close(again, got, rtol=1e-2, atol=1e-2)
+        # A node in Python is not told what a pass wants, and sums by another kernel where x wants a gradient.
+        assert backend == "triton" or all(map(torch.equal, again, got))
 
 
 @ALL
