@@ -126,28 +126,26 @@ def _kernel(instructions: list[str], overwrites: list[int] | None, **others: Any
 def compile_all(op_name: str, step_name: str, arch: int, every_pair: bool) -> list[dict[str, Any]]:
     op = ops.get(op_name)
     step = op.step(step_name)
-    configs, aligned = aot.configs(op, step), aligned_cases(op, step)
+    configs, aligned, odd = aot.configs(op, step), aligned_cases(op, step), odd_cases(op, step)
     known: dict[str, dict[str, Any]] = {}  # by hash: the same kernel serves cases of one alignment
 
-    def call(case: Case, odd: bool, config: Any = None, reference: bool = False) -> dict[str, Any]:
+    def call(case: Case, config: Any = None, reference: bool = False) -> dict[str, Any]:
         kernels = aot.compiled(op, step, case, arch, config)
         for kernel in kernels:
             if kernel.hash not in known:
                 known[kernel.hash] = _facts(kernel)
         settings = config.kwargs if config else {}
         facts = [known[kernel.hash] for kernel in kernels]
-        return {"case": case.slug, "odd": odd, "reference": reference, "settings": settings, "kernels": facts}
+        return {"case": case.slug, "odd": case in odd, "reference": reference, "settings": settings, "kernels": facts}
 
-    odd = odd_cases(op, step)
     if every_pair:
-        pairs = [(config, case, case in odd) for case in (*aligned, *odd) for config in configs]
+        pairs = [(config, case) for case in (*aligned, *odd) for config in configs]
     else:
         # The first configuration runs where nothing can be searched. The splits of K are in the wide cases alone.
-        pairs = [(configs[0], case, case in odd) for case in (*aligned, *odd)]
+        pairs = [(configs[0], case) for case in (*aligned, *odd)]
         turns = [case for case in aligned if case in op.wide_cases] or aligned
-        pairs += [(config, turns[i % len(turns)], False) for i, config in enumerate(configs[1:])]
-    calls = [call(case, is_odd, config) for config, case, is_odd in pairs]
-    return calls + [call(case, False, reference=True) for case in aligned]
+        pairs += [(config, turns[i % len(turns)]) for i, config in enumerate(configs[1:])]
+    return [call(case, config) for config, case in pairs] + [call(case, reference=True) for case in aligned]
 
 
 def _facts(kernel: Any) -> dict[str, Any]:

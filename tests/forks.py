@@ -22,6 +22,7 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import pytest
@@ -115,6 +116,8 @@ def _zygote(setting: tuple[tuple[str, str], ...]) -> _Zygote:
 def _serve() -> None:
     for name in _IMPORTED:
         importlib.import_module(name)
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        _patch_once()
     answers = os.dup(1)
     for line in sys.stdin:
         with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as result:
@@ -127,6 +130,15 @@ def _serve() -> None:
             answer = json.loads(said) if said else {}
             answer["output"] = f"exit status {os.waitstatus_to_exitcode(status)}\n{output.read()}"
         os.write(answers, (json.dumps(answer) + "\n").encode())
+
+
+def _patch_once() -> None:
+    """Give triton.language its interpreted functions for good: the interpreter does in every call of every helper."""
+    import triton.language as tl
+
+    interpreter = importlib.import_module("triton.runtime.interpreter")
+    interpreter._patch_lang(FunctionType(_patch_once.__code__, {"tl": tl, "core": tl.core}))
+    setattr(interpreter, "_patch_lang", lambda fn: interpreter._LangPatchScope())  # noqa: B010
 
 
 def _run(call: list[Any], output: Any, result: Any) -> None:

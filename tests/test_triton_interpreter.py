@@ -10,7 +10,6 @@ import importlib
 import math
 from functools import partial
 from pathlib import Path
-from types import FunctionType
 from typing import Any
 
 import pytest
@@ -161,15 +160,6 @@ def branches(op: Op, step: Step) -> list[Any]:
     return list(found.values())
 
 
-def patch_once() -> None:
-    """Give triton.language its interpreted functions for good: the interpreter does in every call of every helper."""
-    import triton.language as tl
-
-    interpreter = importlib.import_module("triton.runtime.interpreter")
-    interpreter._patch_lang(FunctionType(patch_once.__code__, {"tl": tl, "core": tl.core}))
-    setattr(interpreter, "_patch_lang", lambda fn: interpreter._LangPatchScope())  # noqa: B010
-
-
 def chosen(config: Any, kernel: Any, *_: Any) -> tuple[Any, dict[str, Any]]:
     """What ``tuning.choose`` returns where ``config`` has won."""
     return kernel.fn, config.all_kwargs()
@@ -199,7 +189,6 @@ def judge(op_name: str, step_name: str, dtype: str, most_rows: str = "", residen
         cases = [Case.of(m, n, dtype=dtype) for m, n in ((5, 1027), (40, 1027), (40, 1030))]
         configs = staying(op, op.step(step_name))
     assert cases, "no case is small enough"
-    patch_once()
     call = load(op_name, step_name, "triton")
     wrong = []
     for turn, config in enumerate(configs):
