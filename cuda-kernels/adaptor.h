@@ -69,7 +69,14 @@ inline void require_same_dtype(const char* name, const Tensor& tensor, const cha
                                const Tensor& other) {
   TORCH_CHECK_TYPE(tensor.scalar_type() == other.scalar_type(), name, " is ",
                    dtype_name(tensor.scalar_type()), ", must be ", dtype_name(other.scalar_type()), " like ",
-                   other_name);
+                   other_name, ": call ", name, ".to(", other_name, ".dtype)");
+}
+
+inline void require_same_device(const char* name, const Tensor& tensor, const char* other_name,
+                                const Tensor& other) {
+  TORCH_CHECK_VALUE(tensor.device() == other.device(), name, " is on ", tensor.device().str(),
+                    ", must be on ", other.device().str(), " like ", other_name, ": call ", name, ".to(",
+                    other_name, ".device)");
 }
 
 // What a step reads through a pointer: values that lie in a GPU's memory as they are.
@@ -84,8 +91,7 @@ inline void require_cuda(const char* name, const Tensor& tensor) {
 
 inline void require_device(const char* name, const Tensor& tensor, const char* like_name,
                            const Tensor& like) {
-  TORCH_CHECK_VALUE(tensor.device() == like.device(), name, " is on ", tensor.device().str(), ", must be on ",
-                    like.device().str(), " like ", like_name);
+  require_same_device(name, tensor, like_name, like);
   require_cuda(name, tensor);
 }
 

@@ -46,10 +46,8 @@ at::ScalarType check_operands(const Tensor& a, const Tensor& b, OptionalDtype ou
   };
   check("a", a);
   check("b", b);
-  TORCH_CHECK_TYPE(a.scalar_type() == b.scalar_type(), "b is ", dtype_name(b.scalar_type()), ", must be ",
-                   dtype_name(a.scalar_type()), " like a: call b.to(a.dtype)");
-  TORCH_CHECK_VALUE(a.device() == b.device(), "b is on ", b.device().str(), ", must be on ", a.device().str(),
-                    " like a: call b.to(a.device)");
+  require_same_dtype("b", b, "a", a);
+  require_same_device("b", b, "a", a);
   const at::ScalarType given = a.scalar_type();
   const at::ScalarType out = out_dtype.value_or(given);
   const bool half = given == at::kBFloat16 || given == at::kHalf;
@@ -348,10 +346,8 @@ void check_linear(const Tensor& x, const Tensor& weight, const OptionalTensor& b
     if (!(wide && tensor.scalar_type() == at::kDouble)) {
       require_dtype(name, tensor, {at::kFloat, at::kBFloat16, at::kHalf});
     }
-    TORCH_CHECK_TYPE(tensor.scalar_type() == x.scalar_type(), name, " is ", dtype_name(tensor.scalar_type()),
-                     ", must be ", dtype_name(x.scalar_type()), " like x: call ", name, ".to(x.dtype)");
-    TORCH_CHECK_VALUE(tensor.device() == x.device(), name, " is on ", tensor.device().str(), ", must be on ",
-                      x.device().str(), " like x: call ", name, ".to(x.device)");
+    require_same_dtype(name, tensor, "x", x);
+    require_same_device(name, tensor, "x", x);
   };
   check("x", x);
   check("weight", weight);
@@ -452,8 +448,7 @@ Activation check_backward(const Tensor& dout, const Tensor& saved, c10::string_v
   TORCH_CHECK_VALUE(chosen != Activation::none, "activation is 'none', whose dz is dout");
   require_dtype("dout", dout, {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble});
   require_same_dtype("saved", saved, "dout", dout);
-  TORCH_CHECK_VALUE(saved.device() == dout.device(), "saved is on ", saved.device().str(), ", must be on ",
-                    dout.device().str(), " like dout");
+  require_same_device("saved", saved, "dout", dout);
   TORCH_CHECK_VALUE(dout.dim() > 0 && saved.sym_sizes() == dout.sym_sizes(), "saved has shape ",
                     tuple(saved.sym_sizes()), ", must have that of dout, ", tuple(dout.sym_sizes()));
   return chosen;

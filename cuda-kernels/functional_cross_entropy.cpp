@@ -56,8 +56,7 @@ void check(const Tensor& input, const Tensor& target, int64_t reduction, double 
                       " classes, must have ", text(MOST_CLASSES), " or fewer: pass backend='torch'");
   }
   require_dtype("target", target, {at::kLong});
-  TORCH_CHECK_VALUE(target.device() == input.device(), "target is on ", target.device().str(),
-                    ", must be on ", input.device().str(), " like input");
+  require_same_device("target", target, "input", input);
   const auto shape = row_shape(input);
   TORCH_CHECK_VALUE(target.sym_sizes() == c10::SymIntArrayRef(shape), "target has shape ",
                     tuple(target.sym_sizes()), ", must have ", tuple(c10::SymIntArrayRef(shape)),
@@ -169,8 +168,7 @@ void check_backward(const Tensor& dout, const Tensor& input, const Tensor& targe
   require_dtype("scale", scale, {at::toOpMathType(input.scalar_type())});
   for (const auto& [name, tensor] :
        {std::pair{"dout", &dout}, std::pair{"lse", &lse}, std::pair{"scale", &scale}}) {
-    TORCH_CHECK_VALUE(tensor->device() == input.device(), name, " is on ", tensor->device().str(),
-                      ", must be on ", input.device().str(), " like input");
+    require_same_device(name, *tensor, "input", input);
   }
 }
 

@@ -43,8 +43,7 @@ void require_like(const char* name, const Tensor& tensor, const char* like_name,
   TORCH_CHECK_TYPE(tensor.scalar_type() == like.scalar_type(), name, " is ", dtype_name(tensor.scalar_type()),
                    ", must be ", dtype_name(like.scalar_type()), " like ", like_name, ": call ", name, ".to(",
                    like_name, ".dtype), or pass backend='torch'");
-  TORCH_CHECK_VALUE(tensor.device() == like.device(), name, " is on ", tensor.device().str(), ", must be on ",
-                    like.device().str(), " like ", like_name, ": call ", name, ".to(", like_name, ".device)");
+  require_same_device(name, tensor, like_name, like);
 }
 
 void require_matrix_like(const char* name, const OptionalTensor& tensor, const char* like_name,
@@ -92,8 +91,7 @@ Activation check_backward(const Tensor& dout, const OptionalTensor& x, const Opt
   require_dtype("state", state, {at::kLong});
   TORCH_CHECK_VALUE(state.dim() == 1 && state.sym_size(0) == 2, "state has shape ", tuple(state.sym_sizes()),
                     ", must have (2,): a seed and an offset");
-  TORCH_CHECK_VALUE(state.device() == dout.device(), "state is on ", state.device().str(), ", must be on ",
-                    dout.device().str(), " like dout");
+  require_same_device("state", state, "dout", dout);
   return chosen;
 }
 

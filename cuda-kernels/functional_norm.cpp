@@ -73,8 +73,7 @@ void require_like(const char* name, const Tensor& tensor, const char* like_name,
   TORCH_CHECK_TYPE(tensor.scalar_type() == like.scalar_type(), name, " is ", dtype_name(tensor.scalar_type()),
                    ", must be ", dtype_name(like.scalar_type()), " like ", like_name, ": call ", name, ".to(",
                    like_name, ".dtype), or pass backend='torch'");
-  TORCH_CHECK_VALUE(tensor.device() == like.device(), name, " is on ", tensor.device().str(), ", must be on ",
-                    like.device().str(), " like ", like_name, ": call ", name, ".to(", like_name, ".device)");
+  require_same_device(name, tensor, like_name, like);
 }
 
 void require_shape_of(const char* name, const Tensor& tensor, const char* like_name, Shape shape) {
@@ -118,8 +117,7 @@ int64_t check_backward(const Tensor& dout, const Tensor& x, const OptionalTensor
                     "rstd has shape ", tuple(rstd.sym_sizes()),
                     ", must hold the sizes of x's first dimensions: x has shape ", tuple(x.sym_sizes()));
   require_dtype("rstd", rstd, {is_double ? at::kDouble : at::kFloat});
-  TORCH_CHECK_VALUE(rstd.device() == x.device(), "rstd is on ", rstd.device().str(), ", must be on ",
-                    x.device().str(), " like x");
+  require_same_device("rstd", rstd, "x", x);
   if (mean) {
     require_like("mean", *mean, "rstd", rstd);
     require_shape_of("mean", *mean, "rstd", rstd.sym_sizes());

@@ -90,8 +90,7 @@ int64_t check_backward(const Tensor& dout, const Tensor& y, int64_t dim, bool wi
     require_dtype("dout", dout, {at::kFloat, at::kBFloat16, at::kHalf});
   }
   require_same_dtype("y", y, "dout", dout);
-  TORCH_CHECK_VALUE(y.device() == dout.device(), "y is on ", y.device().str(), ", must be on ",
-                    dout.device().str(), " like dout");
+  require_same_device("y", y, "dout", dout);
   TORCH_CHECK_VALUE(y.sym_sizes() == dout.sym_sizes(), "y has shape ", tuple(y.sym_sizes()),
                     ", must have that of dout, ", tuple(dout.sym_sizes()));
   return counted(dim, "dout", dout.dim());

@@ -66,7 +66,8 @@ def require_dtype(name: str, tensor: Tensor, *dtypes: str) -> None:
 
 def require_same_dtype(name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
     if tensor.dtype != other.dtype:
-        raise TypeError(f"{name} is {tensor.dtype}, must be {other.dtype} like {other_name}")
+        remedy = f"call {name}.to({other_name}.dtype)"
+        raise TypeError(f"{name} is {tensor.dtype}, must be {other.dtype} like {other_name}: {remedy}")
 
 
 def require_contiguous(name: str, tensor: Tensor) -> None:
@@ -92,4 +93,5 @@ def _extent(tensor: Tensor) -> tuple[int, int]:
 
 def require_device(name: str, tensor: Tensor, like_name: str, like: Tensor) -> None:
     if tensor.device != like.device:
-        raise ValueError(f"{name} is on {tensor.device}, must be on {like.device} like {like_name}")
+        remedy = f"call {name}.to({like_name}.device)"
+        raise ValueError(f"{name} is on {tensor.device}, must be on {like.device} like {like_name}: {remedy}")

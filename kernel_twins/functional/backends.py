@@ -55,7 +55,7 @@ def cuda_operator(name: str) -> tuple[Function | None, str]:
 def triton_functions() -> dict[str, Function]:
     """The Triton sides, by family of functions; UnavailableError where Triton is not installed."""
     # Dynamo warns of a cache, which it would not use.
-    return _import_triton() if torch.compiler.is_compiling() else _triton_functions()
+    return _import_triton() if torch.compiler.is_dynamo_compiling() else _triton_functions()
 
 
 def _import_triton() -> dict[str, Function]:

@@ -34,7 +34,7 @@ from kernel_twins.functional.backends import (
 from kernel_twins.functional.choice import nearest
 from kernel_twins.products import allows_tf32
 from kernel_twins.spec import Backend, Case
-from kernel_twins.tensors import DTYPE, name_of
+from kernel_twins.tensors import DTYPE, name_of, require_same_dtype
 
 STEPS: dict[Backend, dict[str, tuple[str, ...]]] = {
     "cuda": {"matmul_fp32": ("v12_short_loop", "v09_pipelined"), "matmul_bf16": ("v15_dispatch", "v05_grouped")},
@@ -88,8 +88,7 @@ def _torch(a: Tensor, b: Tensor, out_dtype: torch.dtype | None) -> Tensor:
             raise TypeError(
                 f"{name} is a {type(tensor).__name__}, must be a torch.Tensor: call torch.as_tensor({name})"
             )
-    if a.dtype != b.dtype:
-        raise TypeError(f"b is {b.dtype}, must be {a.dtype} like a: call b.to(a.dtype)")
+    require_same_dtype("b", b, "a", a)
     if a.device.type != "meta" and torch.is_autocast_enabled(a.device.type):  # which knows no such device
         with torch.autocast(a.device.type, enabled=False):
             return _torch(a, b, out_dtype)

@@ -33,7 +33,7 @@ from kernel_twins.functional.cross_entropy import (
     in_place_batching_rule,
 )
 from kernel_twins.functional.rows import empty_rows, in_rows, rows_of
-from kernel_twins.tensors import DTYPE, require_dtype
+from kernel_twins.tensors import DTYPE, require_device, require_dtype
 
 Losses = tuple[Tensor, Tensor, Tensor]
 """The loss of rows or of all; of each row the logarithm of its sum of exponentials; and what a row's loss counts in
@@ -193,8 +193,7 @@ def _check(input: Tensor, target: Tensor, reduction: int, label_smoothing: float
         raise ValueError("input has 0 dimensions, must have 1 or more: the classes' is the second, or the only one")
     if target.dtype != torch.int64:
         raise TypeError(f"target is {target.dtype}, must be torch.int64: convert it with target.to(...)")
-    if target.device != input.device:
-        raise ValueError(f"target is on {target.device}, must be on {input.device} like input")
+    require_device("target", target, "input", input)
     dim = 0 if input.dim() == 1 else 1
     shape = (*input.shape[:dim], *input.shape[dim + 1 :])
     if target.shape != shape:
@@ -242,8 +241,7 @@ def _check_backward(
     for name, tensor in (("lse", lse), ("scale", scale)):
         require_dtype(name, tensor, "fp32")
     for name, tensor in (("dout", dout), ("lse", lse), ("scale", scale)):
-        if tensor.device != input.device:
-            raise ValueError(f"{name} is on {tensor.device}, must be on {input.device} like input")
+        require_device(name, tensor, "input", input)
     return dim
 
 

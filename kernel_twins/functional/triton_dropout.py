@@ -30,7 +30,7 @@ from kernel_twins.functional.dropout import STEPS, batching_rule
 from kernel_twins.functional.norm import one_by_one, require_tensors
 from kernel_twins.functional.rows import in_rows
 from kernel_twins.functional.triton_linear import _differentiable_dz as differentiable_dz
-from kernel_twins.tensors import DTYPE, require_dtype
+from kernel_twins.tensors import DTYPE, require_device, require_dtype
 
 State = Tensor | tuple[int, int]
 
@@ -214,11 +214,7 @@ def _require_like(name: str, tensor: Tensor, like_name: str, like: Tensor) -> No
             f"{name} is {tensor.dtype}, must be {like.dtype} like {like_name}: "
             f"call {name}.to({like_name}.dtype), or pass backend='torch'"
         )
-    if tensor.device != like.device:
-        raise ValueError(
-            f"{name} is on {tensor.device}, must be on {like.device} like {like_name}: "
-            f"call {name}.to({like_name}.device)"
-        )
+    require_device(name, tensor, like_name, like)
 
 
 def _require_shape(name: str, tensor: Tensor, like_name: str, like: Tensor) -> None:

@@ -24,7 +24,7 @@ from kernel_twins.functional.backends import (
     wants_gradient,
 )
 from kernel_twins.functional.linear import STEP
-from kernel_twins.tensors import require_dtype, require_same_dtype
+from kernel_twins.tensors import require_device, require_dtype, require_same_dtype
 
 SAVES_NOTHING = ("none", "relu")  # relu's gradient needs its result alone
 
@@ -157,12 +157,10 @@ def _check(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> t
 
 def _check_operand(name: str, tensor: Tensor, x: Tensor) -> None:
     require_dtype(name, tensor, "fp32", "bf16", "fp16")
-    if tensor.dtype != x.dtype:
-        raise TypeError(f"{name} is {tensor.dtype}, must be {x.dtype} like x: call {name}.to(x.dtype)")
+    require_same_dtype(name, tensor, "x", x)
     if tensor.layout != torch.strided:
         raise ValueError(f"{name} has another layout than torch.strided: call {name}.to_dense()")
-    if tensor.device != x.device:
-        raise ValueError(f"{name} is on {tensor.device}, must be on {x.device} like x: call {name}.to(x.device)")
+    require_device(name, tensor, "x", x)
 
 
 def _check_activation(activation: str) -> None:
@@ -179,8 +177,7 @@ def _check_backward(dout: Tensor, saved: Tensor, activation: str) -> None:
         raise ValueError("activation is 'none', whose dz is dout")
     require_dtype("dout", dout, "fp32", "bf16", "fp16")
     require_same_dtype("saved", saved, "dout", dout)
-    if saved.device != dout.device:
-        raise ValueError(f"saved is on {saved.device}, must be on {dout.device} like dout")
+    require_device("saved", saved, "dout", dout)
     if dout.dim() == 0 or saved.shape != dout.shape:
         raise ValueError(f"saved has shape {tuple(saved.shape)}, must have that of dout, {tuple(dout.shape)}")
 

@@ -21,7 +21,7 @@ from kernel_twins.functional.backends import (
     wants_gradient,
 )
 from kernel_twins.functional.matmul import STEPS, require_out_dtype
-from kernel_twins.tensors import require_dtype
+from kernel_twins.tensors import require_device, require_dtype, require_same_dtype
 
 LEAST_K = 1024  # from which on a product of a batch hides the next one's launch; functional.cpp has the same
 
@@ -98,10 +98,8 @@ def _check(a: Tensor, b: Tensor, out_dtype: torch.dtype | None) -> torch.dtype:
         require_dtype(name, tensor, "fp32", "bf16", "fp16")
         if tensor.dim() == 0:
             raise ValueError(f"{name} has 0 dimensions, must have 1 or more: multiply by it with *")
-    if b.dtype != a.dtype:
-        raise TypeError(f"b is {b.dtype}, must be {a.dtype} like a: call b.to(a.dtype)")
-    if a.device != b.device:
-        raise ValueError(f"b is on {b.device}, must be on {a.device} like a: call b.to(a.device)")
+    require_same_dtype("b", b, "a", a)
+    require_device("b", b, "a", a)
     if out_dtype is None:
         return a.dtype
     require_out_dtype(a, out_dtype)

@@ -27,7 +27,7 @@ from kernel_twins.functional.backends import (
 )
 from kernel_twins.functional.norm import STEPS, Affine, Result, batching_rule, no_row, one_by_one, require_tensors
 from kernel_twins.functional.rows import in_rows
-from kernel_twins.tensors import DTYPE, require_dtype
+from kernel_twins.tensors import DTYPE, require_device, require_dtype
 
 _DTYPES = tuple(DTYPE.values())
 
@@ -143,11 +143,7 @@ def _require_like(
             f"{name} is {tensor.dtype}, must be {like.dtype} like {like_name}: "
             f"call {name}.to({like_name}.dtype), or pass backend='torch'"
         )
-    if tensor.device != like.device:
-        raise ValueError(
-            f"{name} is on {tensor.device}, must be on {like.device} like {like_name}: "
-            f"call {name}.to({like_name}.device)"
-        )
+    require_device(name, tensor, like_name, like)
     if tensor.shape != shape:
         raise ValueError(f"{name} has shape {tuple(tensor.shape)}, must have that of {shape_name}, {tuple(shape)}")
 
@@ -221,8 +217,7 @@ def _check_backward(
             f"x has shape {tuple(x.shape)}"
         )
     require_dtype("rstd", rstd, "fp32")
-    if rstd.device != x.device:
-        raise ValueError(f"rstd is on {rstd.device}, must be on {x.device} like x")
+    require_device("rstd", rstd, "x", x)
     if mean is not None:
         _require_like("mean", mean, "rstd", rstd, "rstd", rstd.shape)
     if weight is not None:

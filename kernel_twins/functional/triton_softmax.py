@@ -20,7 +20,7 @@ from kernel_twins.functional.backends import (
 )
 from kernel_twins.functional.rows import batching_rule, counted, empty_rows, in_rows
 from kernel_twins.functional.softmax import STEPS
-from kernel_twins.tensors import DTYPE, require_dtype, require_same_dtype
+from kernel_twins.tensors import DTYPE, require_device, require_dtype, require_same_dtype
 
 _DTYPES = tuple(DTYPE.values())
 
@@ -69,8 +69,7 @@ def _check_backward(dout: Tensor, y: Tensor, dim: int) -> int:
     if dout.dtype not in _DTYPES:
         require_dtype("dout", dout, *DTYPE)
     require_same_dtype("y", y, "dout", dout)
-    if y.device != dout.device:
-        raise ValueError(f"y is on {y.device}, must be on {dout.device} like dout")
+    require_device("y", y, "dout", dout)
     if y.shape != dout.shape:
         raise ValueError(f"y has shape {tuple(y.shape)}, must have that of dout, {tuple(dout.shape)}")
     return counted(dim, "dout", dout.dim())
