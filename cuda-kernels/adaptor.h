@@ -343,22 +343,26 @@ class ZeroedPieces {
   std::vector<void*> free_;
 };
 
-// Whether a stream is somebody else's, who may destroy it. Torch's are never destroyed, and their ids are no
-// handles, but for the default stream's, which has 0 for both.
+// Whether a stream is somebody else's, who may destroy it while it works. Torch's are never destroyed, and
+// their ids are no handles, but for the default stream's, which has 0 for both.
+//
+// Nobody says when such a stream is gone, and its handle comes back as another stream's. So nothing is kept
+// for it, and what it works with comes from the driver: torch's allocator knows a stream by its handle, and
+// would hand out to the new stream what the old one still uses. While it captures, memory is the graph's.
 inline bool is_external(c10::cuda::CUDAStream stream) {
   const auto handle = reinterpret_cast<uintptr_t>(stream.stream());
-  return handle != 0 && static_cast<uintptr_t>(stream.id()) == handle;
+  if (handle == 0 || static_cast<uintptr_t>(stream.id()) != handle) return false;
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  C10_CUDA_CHECK(cudaStreamIsCapturing(stream, &status));
+  return status == cudaStreamCaptureStatusNone;
 }
 
-// That memory for a launch on that stream, or nullptr where none is kept.
+// That memory for a launch on that stream, which is not external.
 //
 // Each stream of torch's has its own, as launches on one stream do not overlap. So has each capture of a
 // stream: graphs may run beside each other and beside eager calls, and so theirs is zeroed inside the graph
 // and belongs to it. Only the newest capture's is remembered. The id of a capture is unique: one that was
 // given up has never zeroed its memory, and the next one must not take that over.
-//
-// An external stream has none, as nobody says when it is gone: its handle comes back as another stream's,
-// and what it launched last may still be running.
 inline Zeroed* zeroed_of(c10::cuda::CUDAStream stream) {
   // By device, stream and whether it is capturing. Never destroyed, since the driver may be gone by then.
   static auto& mutex = *new std::mutex;
@@ -369,7 +373,6 @@ inline Zeroed* zeroed_of(c10::cuda::CUDAStream stream) {
   cudaGraph_t graph = nullptr;
   C10_CUDA_CHECK(cudaStreamGetCaptureInfo(stream, &status, &capture, &graph));
   const bool capturing = status == cudaStreamCaptureStatusActive;
-  if (!capturing && is_external(stream)) return nullptr;
   if (!capturing) capture = 0;
 
   // Where two threads launch on one stream, torch leaves their order open, but what is kept must not break.
@@ -390,21 +393,33 @@ inline Zeroed* zeroed_of(c10::cuda::CUDAStream stream) {
 
 // Lends a launcher memory for the call that it is made for, on the current stream.
 //
-// Torch's allocator hands memory back in stream order and from a graph's own pool, so a workspace may be
-// freed once everything that uses it is launched.
+// Torch's allocator, and the driver for an external stream, hand memory back in stream order and from a
+// graph's own pool, so a workspace may be freed once everything that uses it is launched.
 class Lender {
  public:
+  Lender() = default;
+  Lender(const Lender&) = delete;
+  Lender& operator=(const Lender&) = delete;
+  ~Lender() {
+    for (void* memory : from_driver_) C10_CUDA_IGNORE_ERROR(cudaFreeAsync(memory, stream_));
+  }
+
   cudaStream_t stream() const { return stream_; }
 
-  void* workspace(size_t bytes) { return workspaces_.emplace_back(allocate(bytes)).get(); }
+  void* workspace(size_t bytes) {
+    if (!external_) return workspaces_.emplace_back(allocate(bytes)).get();
+    void*& memory = from_driver_.emplace_back();
+    C10_CUDA_CHECK(cudaMallocAsync(&memory, std::max(bytes, size_t{1}), stream_));
+    return memory;
+  }
 
   void* zeroed() {
-    if (!zeroed_) zeroed_ = zeroed_of(stream_);
-    if (!zeroed_) {
+    if (!zeroed_ && external_) {
+      zeroed_ = &own_;
       own_.memory = workspace(ZEROED_BYTES);
       C10_CUDA_CHECK(cudaMemsetAsync(own_.memory, 0, ZEROED_BYTES, stream_));
-      zeroed_ = &own_;
     }
+    if (!zeroed_) zeroed_ = zeroed_of(stream_);
     return zeroed_->memory;
   }
 
@@ -429,9 +444,11 @@ class Lender {
 
  private:
   c10::cuda::CUDAStream stream_ = c10::cuda::getCurrentCUDAStream();
+  bool external_ = is_external(stream_);
   std::vector<at::DataPtr> workspaces_;
+  std::vector<void*> from_driver_;  // an external stream's workspaces
   Zeroed* zeroed_ = nullptr;
-  Zeroed own_;  // where none is kept for the stream
+  Zeroed own_;  // an external stream's
 };
 
 }  // namespace kernel_twins

@@ -167,7 +167,7 @@ def test_calls_on_two_streams_run_at_once(step: str, backend: Backend) -> None:
 
 
 @pytest.mark.parametrize(("step", "backend"), [each for each in SINGLE_LAUNCH if each[1] == "cuda"])
-def test_streams_of_others_leave_no_memory_behind(step: str, backend: Backend) -> None:
+def test_streams_of_others_leave_no_memory_behind(alone, step: str, backend: Backend) -> None:
     """Made and destroyed with work on them, so that handles come back as those of other streams."""
     runtime = pytest.importorskip("cuda.bindings.runtime")
     call, x, outs = ready(step, backend), vector(0), nans(3000)

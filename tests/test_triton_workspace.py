@@ -229,3 +229,20 @@ def test_external_streams_at_once_do_not_meet(rows) -> None:
     assert all(torch.equal(out, right) for out in outs)
     for handle in handles:
         runtime.cudaStreamDestroy(handle)
+
+
+@pytest.mark.gpu
+def test_external_streams_may_be_destroyed_at_work(rows) -> None:
+    """Their handles come back as those of others, which run beside what the first ones still work at."""
+    runtime = importlib.import_module("cuda.bindings.runtime")
+    right, outs = softmax(rows), []
+    torch.cuda.synchronize()
+    for _ in range(100):
+        handles = [runtime.cudaStreamCreateWithFlags(runtime.cudaStreamNonBlocking)[1] for _ in range(8)]
+        for handle in handles:
+            with torch.cuda.stream(torch.cuda.ExternalStream(int(handle))):
+                outs.append(softmax(rows))
+        for handle in handles:
+            runtime.cudaStreamDestroy(handle)
+    torch.cuda.synchronize()
+    assert all(torch.equal(out, right) for out in outs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import threading
+import weakref
 from collections.abc import Iterator
 from functools import cache
 
@@ -27,9 +28,9 @@ _lending = threading.Lock()
 def counter(device: torch.device) -> Tensor:
     """SIZE int32 that are 0 when a kernel on the current stream starts, if every kernel leaves them so.
 
-    Each stream has its own, so that kernels under way at the same time never share one; of a stream that is not
-    torch's, which may be destroyed, and its handle another's, each call has its own. So has each graph: under capture
-    they are zeroed inside the graph, once for a stream, and lent until the graph and all that was made of it are gone.
+    Each stream has its own, so that kernels under way at the same time never share one; on a stream that is not
+    torch's, which may be destroyed while it works, and its handle another's, each call has. So has each graph: under
+    capture they are zeroed inside it, once for a stream, and lent until it and all that was made of it are gone.
 
     What is kept comes from the driver: memory of torch's that is kept makes its graph trees refuse the graph, or is
     handed out again with it.
@@ -43,7 +44,7 @@ def counter(device: torch.device) -> Tensor:
     if known is None:
         current = torch.cuda.current_stream(device)
         if current.stream_id == stream != 0:  # torch numbers its own, and takes another's handle for its number
-            return torch.zeros(SIZE, dtype=torch.int32, device=device)
+            return torch.as_tensor(_Passing(stream), device=device).zero_()
         known = torch.as_tensor(_Piece(), device=device).zero_()
         current.synchronize()  # a search goes on on a stream of its own
         _counters[device.index, stream] = known
@@ -100,9 +101,7 @@ class _Piece:
             error, pointer = runtime.cudaMalloc(4 * SIZE)
         _require(error, "cudaMalloc")
         self._returned = _semaphore()
-        self.__cuda_array_interface__ = {
-            "shape": (SIZE,), "typestr": "<i4", "data": (int(pointer), False), "strides": None, "version": 3,
-        }  # fmt: skip
+        self.__cuda_array_interface__ = _interface(int(pointer))
 
     def lend(self, graph: object) -> None:
         """For as long as the graph, or anything made from it, may run."""
@@ -119,6 +118,26 @@ class _Piece:
     def is_back(self) -> bool:
         """Whether what it was lent to is gone; asked once, it is taken."""
         return _libc().sem_trywait(ctypes.c_void_p(self._returned)) == 0
+
+
+class _Passing:
+    """The same for one call, given back in the order of its stream, which may be destroyed while it works.
+
+    Torch's allocator knows a stream by its handle, and would hand out to a new one what the old one still uses.
+    """
+
+    def __init__(self, stream: int) -> None:
+        from cuda.bindings import runtime
+
+        error, pointer = runtime.cudaMallocAsync(4 * SIZE, stream)
+        _require(error, "cudaMallocAsync")
+        weakref.finalize(self, runtime.cudaFreeAsync, pointer, stream)
+        self.__cuda_array_interface__ = _interface(int(pointer))
+
+
+def _interface(pointer: int) -> dict[str, object]:
+    """What torch takes that memory over by."""
+    return {"shape": (SIZE,), "typestr": "<i4", "data": (pointer, False), "strides": None, "version": 3}
 
 
 def _semaphore() -> int:
