@@ -56,35 +56,41 @@ std::string tuple(at::ArrayRef<Int> values) {
 // As Python prints it: torch.float32. Without Python, as operators run without its lock.
 inline std::string dtype_name(at::ScalarType dtype) { return "torch." + c10::getDtypeNames(dtype).first; }
 
+// How to mend an argument. A converted copy of a result would be written to in its place, and lost.
+inline std::string remedy(std::string_view name, const std::string& method) {
+  const bool result = name == "out" || name.substr(0, 4) == "out[";
+  return result ? "allocate it so with torch.empty" : "call " + std::string(name) + "." + method;
+}
+
 inline void require_dtype(const char* name, const Tensor& tensor,
                           std::initializer_list<at::ScalarType> accepted) {
   if (std::find(accepted.begin(), accepted.end(), tensor.scalar_type()) != accepted.end()) return;
   std::string names;
   for (at::ScalarType dtype : accepted) names += (names.empty() ? "" : " or ") + dtype_name(dtype);
-  TORCH_CHECK_TYPE(false, name, " is ", dtype_name(tensor.scalar_type()), ", must be ", names,
-                   ": convert it with ", name, ".to(...)");
+  TORCH_CHECK_TYPE(false, name, " is ", dtype_name(tensor.scalar_type()), ", must be ", names, ": ",
+                   remedy(name, "to(...)"));
 }
 
 inline void require_same_dtype(const char* name, const Tensor& tensor, const char* other_name,
                                const Tensor& other) {
   TORCH_CHECK_TYPE(tensor.scalar_type() == other.scalar_type(), name, " is ",
                    dtype_name(tensor.scalar_type()), ", must be ", dtype_name(other.scalar_type()), " like ",
-                   other_name, ": call ", name, ".to(", other_name, ".dtype)");
+                   other_name, ": ", remedy(name, std::string("to(") + other_name + ".dtype)"));
 }
 
 inline void require_same_device(const char* name, const Tensor& tensor, const char* other_name,
                                 const Tensor& other) {
   TORCH_CHECK_VALUE(tensor.device() == other.device(), name, " is on ", tensor.device().str(),
-                    ", must be on ", other.device().str(), " like ", other_name, ": call ", name, ".to(",
-                    other_name, ".device)");
+                    ", must be on ", other.device().str(), " like ", other_name, ": ",
+                    remedy(name, std::string("to(") + other_name + ".device)"));
 }
 
 // What a step reads through a pointer: values that lie in a GPU's memory as they are.
 inline void require_cuda(const char* name, const Tensor& tensor) {
   TORCH_CHECK_VALUE(tensor.is_cuda(), name, " is on ", tensor.device().str(),
-                    ", must be on a CUDA device: call ", name, ".cuda()");
+                    ", must be on a CUDA device: ", remedy(name, "cuda()"));
   TORCH_CHECK_VALUE(tensor.layout() == at::kStrided, name, " has layout ", tensor.layout(),
-                    ", must be strided: call ", name, ".to_dense()");
+                    ", must be strided: ", remedy(name, "to_dense()"));
   TORCH_CHECK_VALUE(!tensor.is_neg(), name, " is negated lazily, must hold its values: call ", name,
                     ".resolve_neg()");
 }
@@ -107,7 +113,7 @@ inline void require_rank(const char* name, const Tensor& tensor, int64_t rank) {
 
 inline void require_contiguous(const char* name, const Tensor& tensor) {
   TORCH_CHECK_VALUE(tensor.is_contiguous(), name, " has strides ", tuple(tensor.strides()),
-                    ", must be contiguous: call ", name, ".contiguous()");
+                    ", must be contiguous: ", remedy(name, "contiguous()"));
 }
 
 // The first byte of a tensor and the one past its last.

@@ -138,7 +138,7 @@ def require_inputs(logits: Tensor, target: Tensor, label_smoothing: float) -> No
 
     rows.require_rows("logits", logits)
     if target.dtype != torch.int64:
-        raise TypeError(f"target is {target.dtype}, must be torch.int64: convert it with target.to(...)")
+        raise TypeError(f"target is {target.dtype}, must be torch.int64: call target.to(...)")
     require_device("target", target, "logits", logits)
     require_shape("target", target, tuple(logits.shape[:1]), "one class for each row of logits")
     require_contiguous("target", target)

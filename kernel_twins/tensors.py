@@ -46,6 +46,12 @@ def empty_outputs(op: Op, case: Case, device: str | torch.device) -> Tensor | tu
     return outputs[0] if len(outputs) == 1 else outputs
 
 
+def _remedy(name: str, method: str) -> str:
+    """How to mend an argument. A converted copy of a result would be written to in its place, and lost."""
+    is_result = name == "out" or name.startswith("out[")
+    return "allocate it so with torch.empty" if is_result else f"call {name}.{method}"
+
+
 def require_shape(name: str, tensor: Tensor, shape: tuple[int, ...], remedy: str) -> None:
     if tuple(tensor.shape) != shape:
         raise ValueError(f"{name} has shape {tuple(tensor.shape)}, must have {shape}: {remedy}")
@@ -61,18 +67,18 @@ def require_dtype(name: str, tensor: Tensor, *dtypes: str) -> None:
         raise TypeError(f"{name} is a {type(tensor).__name__}, must be a torch.Tensor: call torch.as_tensor({name})")
     if tensor.dtype not in [OUT_DTYPE[dtype] for dtype in dtypes]:
         accepted = " or ".join(str(OUT_DTYPE[dtype]) for dtype in dtypes)
-        raise TypeError(f"{name} is {tensor.dtype}, must be {accepted}: convert it with {name}.to(...)")
+        raise TypeError(f"{name} is {tensor.dtype}, must be {accepted}: {_remedy(name, 'to(...)')}")
 
 
 def require_same_dtype(name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
     if tensor.dtype != other.dtype:
-        remedy = f"call {name}.to({other_name}.dtype)"
+        remedy = _remedy(name, f"to({other_name}.dtype)")
         raise TypeError(f"{name} is {tensor.dtype}, must be {other.dtype} like {other_name}: {remedy}")
 
 
 def require_contiguous(name: str, tensor: Tensor) -> None:
     if not tensor.is_contiguous():
-        raise ValueError(f"{name} has strides {tensor.stride()}, must be contiguous: call {name}.contiguous()")
+        raise ValueError(f"{name} has strides {tensor.stride()}, must be contiguous: {_remedy(name, 'contiguous()')}")
 
 
 def require_apart(out: Tensor, name: str, tensor: Tensor) -> None:
@@ -93,5 +99,5 @@ def _extent(tensor: Tensor) -> tuple[int, int]:
 
 def require_device(name: str, tensor: Tensor, like_name: str, like: Tensor) -> None:
     if tensor.device != like.device:
-        remedy = f"call {name}.to({like_name}.device)"
+        remedy = _remedy(name, f"to({like_name}.device)")
         raise ValueError(f"{name} is on {tensor.device}, must be on {like.device} like {like_name}: {remedy}")

@@ -557,9 +557,7 @@ def test_pytorchs_gradient_in_place_is_its_own_bit_by_bit_wherever_it_is_called(
 def test_what_pytorchs_gradient_in_place_refuses_is_named() -> None:
     x, target = values((3, 5)), classes((3, 5))
     for backend in ("auto", "torch"):
-        with pytest.raises(
-            TypeError, match=r"^input is torch.int32, must be a floating-point dtype: convert it with i"
-        ):
+        with pytest.raises(TypeError, match=r"^input is torch.int32, must be a floating-point dtype: call i"):
             kernel_twins.cross_entropy_gradient_(x.int(), target, backend=backend)
         with pytest.raises(
             TypeError, match=r"^input is a list, must be a torch.Tensor: call torch.as_tensor\(input\)$"
@@ -735,9 +733,9 @@ def test_autocast_of_the_cpu_changes_no_dtype(operators) -> None:
 
 def test_what_is_refused_is_named(operators) -> None:
     x, target = values((3, 5)), classes((3, 5))
-    with pytest.raises(TypeError, match=r"^input is torch.int32, must be torch.float32 or .* convert it with input.to"):
+    with pytest.raises(TypeError, match=r"^input is torch.int32, must be torch.float32 or .* call input.to"):
         operators.forward(x.int(), target)
-    with pytest.raises(TypeError, match=r"^target is torch.int32, must be torch.int64: convert it with target.to"):
+    with pytest.raises(TypeError, match=r"^target is torch.int32, must be torch.int64: call target.to"):
         operators.forward(x, target.int())
     with pytest.raises(
         ValueError, match=r"^target has shape \(5,\), must have \(3,\): one class for each row of input"

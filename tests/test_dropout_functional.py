@@ -577,7 +577,7 @@ def test_gradients_are_batched(operators) -> None:
 def test_what_is_refused_is_named(operators) -> None:
     x, residual, bias = operands((3, 5))
     for error, told, changes in (
-        (TypeError, r"^x is torch.int32, must be torch.float32 or .* convert it with x.to", {"x": x.int()}),
+        (TypeError, r"^x is torch.int32, must be torch.float32 or .* call x.to", {"x": x.int()}),
         (TypeError, r"^residual is torch.float16, must be torch.float32 like x: ", {"residual": residual.half()}),
         (ValueError, r"^residual has shape \(5,\), must have that of x, \(3, 5\)$", {"residual": residual[0]}),
         (ValueError, r"^residual is on meta, must be on cpu like x: ", {"residual": residual.to("meta")}),
@@ -631,6 +631,9 @@ def test_what_a_backward_pass_refuses_is_named(operators) -> None:
             {"bias": bias[:3]},
         ),
         (ValueError, r"^p is -1, must be from 0 to 1|^p is -1.0, must be from 0 to 1", {"p": -1.0}),
+        (TypeError, r"^state is torch.int32, must be torch.int64: call state.to", {"state": state.int()}),
+        (ValueError, r"^state has shape \(1,\), must have \(2,\): a seed and an offset$", {"state": state[:1]}),
+        (ValueError, r"^state is on meta, must be on cpu like dout: call state.to", {"state": state.to("meta")}),
     ):
         given: dict[str, Any] = {"dout": dout, "x": x, "bias": bias, "state": state, "p": P, "activation": "gelu"}
         with pytest.raises(error, match=told):

@@ -350,7 +350,7 @@ def test_other_dtypes_are_pytorchs_or_refused(backend) -> None:
     assert called("auto", double, p=0.0).dtype == torch.float64
     assert called("auto", x, residual.float(), p=0.0).dtype == torch.float32
     assert called("auto", x, residual[0], p=0.0).shape == (3, 5)
-    with pytest.raises(TypeError, match=r"^x is torch.float64, must be torch.float32 or .* convert it with x.to"):
+    with pytest.raises(TypeError, match=r"^x is torch.float64, must be torch.float32 or .* call x.to"):
         called(backend, double)
     with pytest.raises(TypeError, match=r"^residual is torch.float32, must be torch.bfloat16 like x: call residual.to"):
         called(backend, x, residual.float())

@@ -53,11 +53,11 @@ def test_what_out_may_be() -> None:
     a, b = torch.ones(4, 5, dtype=torch.bfloat16), torch.ones(5, 3, dtype=torch.bfloat16)
     for dtype in (torch.bfloat16, torch.float32):
         OP.check(a, b, out=torch.empty(4, 3, dtype=dtype))
-    with pytest.raises(TypeError, match=r"^out is torch.float16, must be torch.bfloat16 or torch.float32: convert"):
+    with pytest.raises(TypeError, match=r"^out is torch.float16, must be torch.bfloat16 or torch.float32: allocate it"):
         OP.check(a, b, out=torch.empty(4, 3, dtype=torch.float16))
     with pytest.raises(TypeError, match=r"^b is torch.float16, must be torch.bfloat16 like a"):
         OP.check(a, b.half(), out=torch.empty(4, 3))
-    with pytest.raises(TypeError, match=r"^out is torch.float64, must be torch.float32: convert"):
+    with pytest.raises(TypeError, match=r"^out is torch.float64, must be torch.float32: allocate it"):
         OPS["matmul_fp32"].check(a.float(), b.float(), out=torch.empty(4, 3, dtype=torch.float64))
 
 

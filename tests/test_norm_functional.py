@@ -702,7 +702,7 @@ def test_what_is_refused_is_named(operators, name) -> None:
     x, row = values((3, 5)), values((5,))
     remedy = r"call {0}.to\({1}.dtype\), or pass backend='torch'$"
     wrong = [
-        (TypeError, r"^x is torch.int32, must be torch.float32 or .* convert it with x.to", {"x": x.int()}),
+        (TypeError, r"^x is torch.int32, must be torch.float32 or .* call x.to", {"x": x.int()}),
         (ValueError, r"^normalized_shape is \(\), must hold 1 or more sizes", {"shape": ()}),
         (
             ValueError,
@@ -785,7 +785,7 @@ def test_what_a_backward_pass_refuses_is_named(operators, name) -> None:
         (ValueError, r"^x has shape \(5, 3\), must have that of dout, \(3, 5\)$", {"x": x.t()}),
         (ValueError, r"^rstd has shape \(5,\), must hold the sizes of x's first dimensions: x has ", {"rstd": row}),
         (ValueError, r"^rstd has shape \(3, 5\), must hold the sizes of x's first dimensions: x has ", {"rstd": x}),
-        (TypeError, r"^rstd is torch.bfloat16, must be torch.float32: convert it", {"rstd": statistic.bfloat16()}),
+        (TypeError, r"^rstd is torch.bfloat16, must be torch.float32: call rstd.to", {"rstd": statistic.bfloat16()}),
         (ValueError, r"^rstd is on meta, must be on cpu like x: call rstd.to", {"rstd": statistic.to("meta")}),
         (ValueError, r"^weight has shape \(3,\), must have that of a row of x, \(5,\)$", {"weight": statistic}),
         (ValueError, r"^dadded has shape \(5,\), must have that of x, \(3, 5\)$", {"dadded": row}),

@@ -331,7 +331,7 @@ def test_other_dtypes_are_pytorchs_or_refused(backend, name) -> None:
             else:
                 assert torch.equal(called(name, backend, x, (5,), (weight,)), right)
         return
-    with pytest.raises(TypeError, match=r"^x is torch.float64, must be torch.float32 or .* convert it with x.to"):
+    with pytest.raises(TypeError, match=r"^x is torch.float64, must be torch.float32 or .* call x.to"):
         called(name, backend, double, (5,))
     remedy = r"call weight.to\(x.dtype\), or pass backend='torch'$"
     with pytest.raises(TypeError, match=rf"^weight is torch.float32, must be torch.bfloat16 like x: {remedy}"):

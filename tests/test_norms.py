@@ -368,7 +368,7 @@ def test_wrong_outs_are_refused_by_their_place(name) -> None:
         refuses(**FORWARD, out=(out[0], out[1].bfloat16(), *out[2:]))
     with pytest.raises(ValueError, match=r"out\[1\] has shape \(4,\), must have \(3,\): one number for each row of x"):
         refuses(**FORWARD, out=(out[0], x(4), *out[2:]))
-    with pytest.raises(ValueError, match=r"out\[0\] has strides .*, must be contiguous"):
+    with pytest.raises(ValueError, match=r"out\[0\] has strides .*, must be contiguous: allocate it so with"):
         refuses(**FORWARD, out=(x(3, 16)[:, :8], *out[1:]))
     with pytest.raises(ValueError, match="out overlaps x in memory"):
         refuses(**FORWARD, out=(FORWARD["x"], *out[1:]))

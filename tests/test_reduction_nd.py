@@ -260,9 +260,9 @@ def test_the_largest_of_nothing_and_too_many_axes_are_refused() -> None:
         (x, {"dims": (1, -1)}, out, ValueError, r"dims is \(1, -1\), must name no axis twice"),
         (x[:, :0], {"kind": "argmax"}, out.long(), IndexError, r"x has shape \(3, 0\), must have elements along dims"),
         (x, {"kind": "argmax"}, out, TypeError, "out is torch.float32, must be torch.int64"),
-        (x, {}, out.half(), TypeError, "out is torch.float16, must be torch.float32 like x"),
+        (x, {}, out.half(), TypeError, "out is torch.float16, must be torch.float32 like x: allocate it"),
         (x, {"dims": (0,)}, out, ValueError, r"out has shape \(3,\), must have \(8,\): the axes of x that are not in"),
-        (x, {}, torch.zeros(6)[::2], ValueError, "out has strides .*, must be contiguous"),
+        (x, {}, torch.zeros(6)[::2], ValueError, "out has strides .*, must be contiguous: allocate it so with"),
         (x, {}, x.view(-1)[:3], ValueError, "out overlaps x in memory"),
     ):
         with pytest.raises(error, match=message):

@@ -324,7 +324,7 @@ def test_what_is_refused_is_named(operators) -> None:
         operators.forward(x, 2)
     with pytest.raises(IndexError, match=r"^dim is -2, must be from -1 to 0: x has 0 dimensions$"):
         operators.forward(x[0, 0], -2)
-    with pytest.raises(TypeError, match=r"^x is torch.int32, must be torch.float32 or .* convert it with x.to"):
+    with pytest.raises(TypeError, match=r"^x is torch.int32, must be torch.float32 or .* call x.to"):
         operators.forward(x.int())
     with pytest.raises(TypeError, match=r"^dout is torch.int32, must be torch.float32 or "):
         operators.backward(x.int(), x, -1)

@@ -206,7 +206,7 @@ def test_other_dtypes_are_pytorchs_or_refused(backend) -> None:
             kernel_twins.softmax(whole, backend=backend)
         return
     for x in (double, whole):
-        with pytest.raises(TypeError, match=rf"^x is {x.dtype}, must be torch.float32 or .* convert it with x.to"):
+        with pytest.raises(TypeError, match=rf"^x is {x.dtype}, must be torch.float32 or .* call x.to"):
             kernel_twins.softmax(x, backend=backend)
 
 

@@ -221,7 +221,7 @@ def _gradient_by_torch(
     if not isinstance(input, Tensor):
         raise TypeError(f"input is a {type(input).__name__}, must be a torch.Tensor: call torch.as_tensor(input)")
     if not input.is_floating_point():
-        raise TypeError(f"input is {input.dtype}, must be a floating-point dtype: convert it with input.to(...)")
+        raise TypeError(f"input is {input.dtype}, must be a floating-point dtype: call input.to(...)")
 
     def loss_of(logits: Tensor) -> Tensor:
         return _by_torch(logits, target, None, options, any_target)

@@ -192,7 +192,7 @@ def _check(input: Tensor, target: Tensor, reduction: int, label_smoothing: float
     if input.dim() == 0:
         raise ValueError("input has 0 dimensions, must have 1 or more: the classes' is the second, or the only one")
     if target.dtype != torch.int64:
-        raise TypeError(f"target is {target.dtype}, must be torch.int64: convert it with target.to(...)")
+        raise TypeError(f"target is {target.dtype}, must be torch.int64: call target.to(...)")
     require_device("target", target, "input", input)
     dim = 0 if input.dim() == 1 else 1
     shape = (*input.shape[:dim], *input.shape[dim + 1 :])

@@ -30,7 +30,7 @@ from kernel_twins.functional.dropout import STEPS, batching_rule
 from kernel_twins.functional.norm import one_by_one, require_tensors
 from kernel_twins.functional.rows import in_rows
 from kernel_twins.functional.triton_linear import _differentiable_dz as differentiable_dz
-from kernel_twins.tensors import DTYPE, require_device, require_dtype
+from kernel_twins.tensors import DTYPE, require_device, require_dtype, require_shape
 
 State = Tensor | tuple[int, int]
 
@@ -148,7 +148,7 @@ def _compute_backward(
     bias_grad: bool,
 ) -> tuple[Tensor, Tensor]:
     """dx and dbias, each of no elements where nobody asks."""
-    _check_backward(dout, x, bias, p, activation, bias_grad)
+    _check_backward(dout, x, bias, state, p, activation, bias_grad)
     dx, dbias = _empty_backward(dout, x_grad, bias_grad)
     if dout.numel() == 0:
         return dx, dbias.zero_()
@@ -191,7 +191,13 @@ def _check(x: Tensor, residual: Tensor | None, bias: Tensor | None, p: float, ac
 
 
 def _check_backward(
-    dout: Tensor, x: Tensor | None, bias: Tensor | None, p: float, activation: str, bias_grad: bool
+    dout: Tensor,
+    x: Tensor | None,
+    bias: Tensor | None,
+    state: State,
+    p: float,
+    activation: str,
+    bias_grad: bool,
 ) -> None:
     if dout.dtype not in _DTYPES:
         require_dtype("dout", dout, *DTYPE)
@@ -206,6 +212,10 @@ def _check_backward(
     _require_bias(bias, "dout", dout)
     if bias_grad and dout.dim() == 0:
         raise ValueError("dout has 0 dimensions, must have 1 or more where there is a bias")
+    if isinstance(state, Tensor):
+        require_dtype("state", state, "int64")
+        require_shape("state", state, (2,), "a seed and an offset")
+        require_device("state", state, "dout", dout)
 
 
 def _require_like(name: str, tensor: Tensor, like_name: str, like: Tensor) -> None:
@@ -349,7 +359,7 @@ def _fake_backward(
     x_grad: bool,
     bias_grad: bool,
 ) -> tuple[Tensor, Tensor]:
-    _check_backward(dout, x, bias, p, activation, bias_grad)
+    _check_backward(dout, x, bias, state, p, activation, bias_grad)
     return _empty_backward(dout, x_grad, bias_grad)
 
 
