@@ -295,6 +295,18 @@ struct Zeroed {
   bool clean = false;
 };
 
+// The driver neither allocates nor frees while any thread captures, unless this one says that it knows.
+class UnrestrictedCapture {
+ public:
+  UnrestrictedCapture() { C10_CUDA_IGNORE_ERROR(cudaThreadExchangeStreamCaptureMode(&mode_)); }
+  ~UnrestrictedCapture() { C10_CUDA_IGNORE_ERROR(cudaThreadExchangeStreamCaptureMode(&mode_)); }
+  UnrestrictedCapture(const UnrestrictedCapture&) = delete;
+  UnrestrictedCapture& operator=(const UnrestrictedCapture&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;  // then the one before
+};
+
 // Pieces of such memory on one device.
 //
 // They come from the driver: what torch's allocator hands out and is never given back makes torch's graph
@@ -335,13 +347,9 @@ class ZeroedPieces {
   };
 
   static void* make() {
-    // The driver refuses to allocate while any thread captures, unless this thread says that it knows.
-    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-    C10_CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&mode));
+    const UnrestrictedCapture unrestricted;
     void* piece = nullptr;
-    const cudaError_t error = cudaMalloc(&piece, ZEROED_BYTES);
-    C10_CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&mode));
-    C10_CUDA_CHECK(error);
+    C10_CUDA_CHECK(cudaMalloc(&piece, ZEROED_BYTES));
     return piece;
   }
 
@@ -349,13 +357,14 @@ class ZeroedPieces {
   std::vector<void*> free_;
 };
 
-// Whether a stream is somebody else's, who may destroy it while it works. Torch's are never destroyed, and
-// their ids are no handles, but for the default stream's, which has 0 for both.
+// Whether a stream is somebody else's, and does not capture. Torch's ids are no handles, but for the default
+// stream's, which has 0 for both.
 //
-// Nobody says when such a stream is gone, and its handle comes back as another stream's. So nothing is kept
-// for it, and what it works with comes from the driver: torch's allocator knows a stream by its handle, and
-// would hand out to the new stream what the old one still uses. While it captures, memory is the graph's.
-inline bool is_external(c10::cuda::CUDAStream stream) {
+// Its owner may destroy it while it works, tells nobody, and its handle comes back as another stream's. So
+// nothing is kept for it, and launchers' memory comes from the driver: torch's allocator knows a stream by
+// its handle, and would hand out to the new stream what the old one still uses. A capture has its graph's
+// memory.
+inline bool may_be_destroyed_at_work(c10::cuda::CUDAStream stream) {
   const auto handle = reinterpret_cast<uintptr_t>(stream.stream());
   if (handle == 0 || static_cast<uintptr_t>(stream.id()) != handle) return false;
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
@@ -363,7 +372,7 @@ inline bool is_external(c10::cuda::CUDAStream stream) {
   return status == cudaStreamCaptureStatusNone;
 }
 
-// That memory for a launch on that stream, which is not external.
+// The zeroed memory that is kept for launches on a stream; not for one that may be destroyed at work.
 //
 // Each stream of torch's has its own, as launches on one stream do not overlap. So has each capture of a
 // stream: graphs may run beside each other and beside eager calls, and so theirs is zeroed inside the graph
@@ -399,31 +408,38 @@ inline Zeroed* zeroed_of(c10::cuda::CUDAStream stream) {
 
 // Lends a launcher memory for the call that it is made for, on the current stream.
 //
-// Torch's allocator, and the driver for an external stream, hand memory back in stream order and from a
-// graph's own pool, so a workspace may be freed once everything that uses it is launched.
+// Torch's allocator, or the driver, hands memory back in stream order and from a graph's own pool, so a
+// workspace may be freed once everything that uses it is launched.
 class Lender {
  public:
   Lender() = default;
   Lender(const Lender&) = delete;
   Lender& operator=(const Lender&) = delete;
   ~Lender() {
+    if (from_driver_.empty()) return;
+    const UnrestrictedCapture unrestricted;
     for (void* memory : from_driver_) C10_CUDA_IGNORE_ERROR(cudaFreeAsync(memory, stream_));
   }
 
   cudaStream_t stream() const { return stream_; }
 
   void* workspace(size_t bytes) {
-    if (!external_) return workspaces_.emplace_back(allocate(bytes)).get();
-    void*& memory = from_driver_.emplace_back();
-    C10_CUDA_CHECK(cudaMallocAsync(&memory, std::max(bytes, size_t{1}), stream_));
-    return memory;
+    if (passing_) {
+      const UnrestrictedCapture unrestricted;
+      void* memory = nullptr;
+      if (cudaMallocAsync(&memory, std::max(bytes, size_t{1}), stream_) == cudaSuccess) {
+        return from_driver_.emplace_back(memory);
+      }
+      (void)cudaGetLastError();  // torch may have memory where the driver has none, and says so if not
+    }
+    return workspaces_.emplace_back(allocate(bytes)).get();
   }
 
   void* zeroed() {
-    if (!zeroed_ && external_) {
-      zeroed_ = &own_;
+    if (!zeroed_ && passing_) {
       own_.memory = workspace(ZEROED_BYTES);
       C10_CUDA_CHECK(cudaMemsetAsync(own_.memory, 0, ZEROED_BYTES, stream_));
+      zeroed_ = &own_;
     }
     if (!zeroed_) zeroed_ = zeroed_of(stream_);
     return zeroed_->memory;
@@ -450,11 +466,11 @@ class Lender {
 
  private:
   c10::cuda::CUDAStream stream_ = c10::cuda::getCurrentCUDAStream();
-  bool external_ = is_external(stream_);
+  bool passing_ = may_be_destroyed_at_work(stream_);
   std::vector<at::DataPtr> workspaces_;
-  std::vector<void*> from_driver_;  // an external stream's workspaces
+  std::vector<void*> from_driver_;  // workspaces, too
   Zeroed* zeroed_ = nullptr;
-  Zeroed own_;  // an external stream's
+  Zeroed own_;  // where none is kept for the stream
 };
 
 }  // namespace kernel_twins

@@ -14,9 +14,10 @@ constexpr size_t ZEROED_BYTES = 8192;
 // What a launcher asks its caller for, as it allocates nothing itself.
 //
 // The workspace is the call's own and holds anything; asked for twice, it is two pieces. The zeroed memory
-// outlives the call: it is zero when a launch begins to run, no launch that may run at the same time has the
-// same, and a launcher that uses it must leave it zero when all that it launched is done. Every stream has
-// its own, and so has every capture of one, where it is zeroed inside the graph.
+// may outlive the call: it is zero when a launch begins to run, no launch that may run at the same time has
+// the same, and a launcher that uses it must leave it zero when all that it launched is done. Every stream of
+// torch's has its own, so has every capture of a stream, where it is zeroed inside the graph, and so has
+// every other call on somebody else's stream.
 struct Memory {
   void* caller;
   void* (*workspace_of)(void* caller, size_t bytes);

@@ -197,6 +197,27 @@ def test_streams_of_others_leave_no_memory_behind(alone, step: str, backend: Bac
 
 
 @pytest.mark.parametrize(("step", "backend"), SINGLE_LAUNCH)
+def test_streams_of_others_work_while_another_is_captured(step: str, backend: Backend) -> None:
+    runtime = pytest.importorskip("cuda.bindings.runtime")
+    call, x, outs = ready(step, backend), vector(0), nans(2)
+    torch.cuda.synchronize()
+    error, handle = runtime.cudaStreamCreateWithFlags(runtime.cudaStreamNonBlocking)
+    assert error == runtime.cudaError_t.cudaSuccess
+    stream, graph = torch.cuda.ExternalStream(int(handle)), torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        kept = torch.empty(1, device="cuda")  # so that torch has memory for the stream, which it must not allocate then
+    with torch.cuda.graph(graph):
+        call(x, out=outs[0])
+        with torch.cuda.stream(stream):
+            call(x, out=outs[1])
+    graph.replay()
+    torch.cuda.synchronize()
+    assert_right(x, outs)
+    del kept
+    runtime.cudaStreamDestroy(handle)
+
+
+@pytest.mark.parametrize(("step", "backend"), SINGLE_LAUNCH)
 def test_two_calls_in_one_graph(step: str, backend: Backend) -> None:
     call, xs, outs = ready(step, backend), (vector(0), vector(1, 1000)), nans(2)
     call(xs[1], out=outs[1])  # compiled before it is captured

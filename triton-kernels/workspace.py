@@ -28,9 +28,9 @@ _lending = threading.Lock()
 def counter(device: torch.device) -> Tensor:
     """SIZE int32 that are 0 when a kernel on the current stream starts, if every kernel leaves them so.
 
-    Each stream has its own, so that kernels under way at the same time never share one; on a stream that is not
-    torch's, which may be destroyed while it works, and its handle another's, each call has. So has each graph: under
-    capture they are zeroed inside it, once for a stream, and lent until it and all that was made of it are gone.
+    Each stream has its own, so that kernels under way at the same time never share one. So has each call on a stream
+    that is not torch's, which may be destroyed while it works, its handle becoming another's; and so has each graph:
+    under capture they are zeroed inside it, once for a stream, and lent until it and all that was made of it are gone.
 
     What is kept comes from the driver: memory of torch's that is kept makes its graph trees refuse the graph, or is
     handed out again with it.
@@ -44,7 +44,7 @@ def counter(device: torch.device) -> Tensor:
     if known is None:
         current = torch.cuda.current_stream(device)
         if current.stream_id == stream != 0:  # torch numbers its own, and takes another's handle for its number
-            return torch.as_tensor(_Passing(stream), device=device).zero_()
+            return torch.as_tensor(_OfOneCall(stream), device=device).zero_()
         known = torch.as_tensor(_Piece(), device=device).zero_()
         current.synchronize()  # a search goes on on a stream of its own
         _counters[device.index, stream] = known
@@ -120,8 +120,8 @@ class _Piece:
         return _libc().sem_trywait(ctypes.c_void_p(self._returned)) == 0
 
 
-class _Passing:
-    """The same for one call, given back in the order of its stream, which may be destroyed while it works.
+class _OfOneCall:
+    """Memory from the driver that is given back in the order of a stream, as torch takes it over: int32.
 
     Torch's allocator knows a stream by its handle, and would hand out to a new one what the old one still uses.
     """
@@ -129,10 +129,18 @@ class _Passing:
     def __init__(self, stream: int) -> None:
         from cuda.bindings import runtime
 
-        error, pointer = runtime.cudaMallocAsync(4 * SIZE, stream)
+        with unrestricted():
+            error, pointer = runtime.cudaMallocAsync(4 * SIZE, stream)
         _require(error, "cudaMallocAsync")
-        weakref.finalize(self, runtime.cudaFreeAsync, pointer, stream)
+        weakref.finalize(self, _free, int(pointer), stream).atexit = False  # the stream may be gone by then
         self.__cuda_array_interface__ = _interface(int(pointer))
+
+
+def _free(pointer: int, stream: int) -> None:
+    from cuda.bindings import runtime
+
+    with unrestricted():
+        runtime.cudaFreeAsync(pointer, stream)
 
 
 def _interface(pointer: int) -> dict[str, object]:
