@@ -741,7 +741,9 @@ def test_what_is_refused_is_named(operators) -> None:
         ValueError, match=r"^target has shape \(5,\), must have \(3,\): one class for each row of input"
     ):
         operators.forward(x, classes((5, 3)))
-    with pytest.raises(ValueError, match=r"^target is on meta, must be on cpu like input: call target.to"):
+    with pytest.raises(
+        ValueError, match=r"^target is on meta, must be on cpu like input: call target.to\(input.device\)$"
+    ):
         operators.forward(x, target.to("meta"))
     with pytest.raises(ValueError, match=r"^input has 0 dimensions, must have 1 or more"):
         operators.forward(x[0, 0], target[0])

@@ -351,12 +351,16 @@ def test_what_is_saved_is_what_the_activation_was_applied_to(activation, shape) 
 @pytest.mark.parametrize(
     ("saved", "error", "said"),
     [
-        (torch.ones(2, 4), TypeError, r"^saved is torch.float32, must be torch.bfloat16 like dout: call saved.to"),
+        (
+            torch.ones(2, 4),
+            TypeError,
+            r"^saved is torch.float32, must be torch.bfloat16 like dout: call saved.to\(dout.dtype\)$",
+        ),
         (torch.ones(4, 2).bfloat16(), ValueError, r"^saved has shape \(4, 2\), must have that of dout, \(2, 4\)$"),
         (
             torch.ones(2, 4).bfloat16().to("meta"),
             ValueError,
-            r"^saved is on meta, must be on cpu like dout: call saved.to",
+            r"^saved is on meta, must be on cpu like dout: call saved.to\(dout.device\)$",
         ),
     ],
 )
