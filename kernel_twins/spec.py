@@ -85,7 +85,8 @@ class Prediction:
 
     ``quantity`` is a name from the profiler's registry. ``value`` is absolute in that quantity's unit, or, where
     ``relative``, a multiple of the previous step's measurement. ``==`` means within ``tolerance`` (a fraction).
-    ``case`` names another one of the timed cases; there, nothing but the time is known.
+    ``case`` names another one of the timed cases; but for the step's own profile case, nothing but the time is known
+    there. Where a step has a profile case of its own, what it predicts without a ``case`` is void.
     """
 
     quantity: str
@@ -95,12 +96,6 @@ class Prediction:
     tolerance: float = 0.1
     backends: tuple[Backend, ...] = BACKENDS
     case: Case | None = None
-
-    def __post_init__(self) -> None:
-        if self.case and self.quantity != "time":
-            raise ValueError(
-                f"quantity is {self.quantity!r}; at {self.case.slug} it must be time, all that is known there"
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +114,12 @@ class Step:
     a refusal, or an empty string. With ``fp32_out`` it also takes an fp32 ``out`` where the operation's usual one is
     narrower (cases with ``out.fp32``). ``wide`` has it timed on the op's wide cases too. ``gap`` says why one language
     has no such step. ``launches`` counts the kernels of one call at the profile case; 0 leaves it open, where the
-    languages differ. A step that is not ``deterministic`` may give other last bits in every run. A step that is not
-    ``finished`` may spill registers.
+    languages differ. ``helpers`` are kernels that the step launches beside its own, by name. A step that is not
+    ``deterministic`` may give other last bits in every run. A step that is not ``finished`` may spill registers.
+
+    ``profile_case`` holds, by language, a timed case at which the step's own kernel runs and its idea shows, where
+    it leaves the op's profile case to another step's kernel; None stands where the step is profiled nowhere.
+    ``replaces`` names the step whose kernel had the profile case before, where that is not the step before.
     """
 
     name: str
@@ -134,6 +133,9 @@ class Step:
     backends: tuple[Backend, ...] = BACKENDS
     gap: str = ""
     launches: int = 1
+    helpers: tuple[str, ...] = ()
+    profile_case: Mapping[Backend, Case | None] = field(default_factory=dict, hash=False)
+    replaces: str = ""
     deterministic: bool = True
     finished: bool = True
 
@@ -144,6 +146,13 @@ class Step:
             raise ValueError(f"arch is {self.arch!r}; it must be like >=8.0, >=9.0 or ==9.0a")
         if bool(self.gap) == (self.backends == BACKENDS):
             raise ValueError(f"{self.name}: gap must say why a backend is missing, exactly where one is")
+        for each in self.predictions:
+            backends = [backend for backend in each.backends if backend in self.backends]
+            if each.case and each.quantity != "time" and any(self.profile_case.get(b) != each.case for b in backends):
+                raise ValueError(
+                    f"quantity is {each.quantity!r}; at {each.case.slug} it must be time, all that is known there: "
+                    "predict others at the step's profile_case, and only in the backends that have it"
+                )
 
     def runs_on(self, capability: tuple[int, int]) -> bool:
         """Whether a GPU of this compute capability can run the step."""
@@ -224,6 +233,36 @@ class Op:
     def steps_of(self, backend: Backend) -> tuple[Step, ...]:
         """The ladder in one language, in reading order."""
         return tuple(step for step in self.steps if backend in step.backends)
+
+    def profile_case_of(self, step: Step, backend: Backend) -> Case | None:
+        """Where a step is profiled; None where it is not, because all such cases are another kernel's."""
+        return step.profile_case.get(backend, self.profile_case)
+
+    def before(self, step: Step, backend: Backend) -> Step | None:
+        """The step that one is compared with at its profile case, in the same language; None where that takes no part.
+
+        It is the step before, or the one that is replaced there. It takes no part where it is not timed at the case.
+        """
+        case, ladder = self.profile_case_of(step, backend), self.steps_of(backend)
+        earlier = [self.step(step.replaces)] if step.replaces else ladder[: ladder.index(step)]
+        return earlier[-1] if case and earlier and self.times(earlier[-1], case) else None
+
+    @property
+    def profiled_cells(self) -> tuple[tuple[Case, Name], ...]:
+        """Who is profiled where: baselines and steps at the profile case.
+
+        And at a step's own, the step, the one that it is compared with, and the first baseline.
+        """
+        cells = [(self.profile_case, Name(baseline)) for baseline in self.baselines]
+        for backend in BACKENDS:
+            for step in self.steps_of(backend):
+                case = self.profile_case_of(step, backend)
+                if case is None or not self.serves(step, case):
+                    continue
+                before = self.before(step, backend)
+                cells.append((case, Name(next(iter(self.baselines)))))
+                cells += [(case, Name(backend, each.name)) for each in (before, step) if each]
+        return tuple(dict.fromkeys(cells))
 
     @property
     def timed_cases(self) -> tuple[Case, ...]:

@@ -68,6 +68,52 @@ def test_a_loss_of_less_than_a_twentieth_is_none(folder: Path, ratio: str) -> No
     assert checks.run(release=False, audit=False).failures == []
 
 
+FOREIGN = [
+    "cross_entropy/v04_rows_per_block",
+    "cross_entropy/v05_cluster",
+    "cross_entropy_backward/v03_rows_per_block",
+    "layer_norm/v05_cluster",
+    "layer_norm/v07_rows_ahead",
+    "layer_norm/v09_rows_per_warp",
+    "layer_norm/v10_one_row",
+    "layer_norm/v11_laid_early",
+    "rms_norm/v04_rows_ahead",
+    "rms_norm/v06_rows_per_warp",
+    "softmax/v07_cluster",
+    "softmax/v10_cluster_registers",
+    "softmax_backward/v04_cluster",
+]
+
+
+def test_counters_of_another_steps_kernel_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that were recorded once, when all steps were profiled at one case, which some left to others."""
+    recorded = pd.read_csv(Path(__file__).parent / "fixtures" / "kernels.csv", dtype=str)
+    for op, rows in recorded.groupby("op"):
+        store.write(store.path(tmp_path, op, "counters"), rows[store.TABLES["counters"]])
+    monkeypatch.setattr(checks, "FOLDER", tmp_path)
+    monkeypatch.setattr(checks.documents, "disagreements", lambda folder, results: [])
+    monkeypatch.setattr(checks.static, "differences", lambda thorough: [])
+    monkeypatch.setattr(checks.static, "not_compared", str)
+    told = checks.run(release=False, audit=False).failures
+    assert sorted(line.partition("/cuda at ")[0] for line in told) == FOREIGN
+    assert (
+        "layer_norm/v05_cluster/cuda at 65536x4096-bf16: no launch is of the step's own kernel, but of "
+        "layer_norm_v04_rows_per_block_kernel: give" in " ".join(told)
+    )
+    assert cli.main(["check"], "") == 1
+
+
+def test_a_step_that_is_yet_to_be_profiled_is_told_and_keeps_a_release_back(folder: Path) -> None:
+    op = OPS["softmax"]
+    case = op.profile_case_of(op.step("v07_cluster"), "cuda")
+    assert case
+    row = timing("cuda", "v07_cluster", 90.0) | {"case": case.slug}
+    store.write(folder / "softmax.timings.csv", pd.DataFrame([row], columns=store.TABLES["timings"]))
+    line = f"softmax/v07_cluster/cuda was not profiled at {case.slug}: run `ncu_report.py --op softmax`"
+    assert line in checks.run(release=False, audit=False).warnings
+    assert line in checks.run(release=True, audit=False).failures
+
+
 def test_a_loss_can_be_accepted_with_its_reason(folder: Path) -> None:
     assert cli.main(["check", "--accept", "clears its output first"], "") == 0
     found = checks.run(release=False, audit=False)

@@ -58,9 +58,9 @@ FACTS = dict.fromkeys(store.PROVENANCE[2:], "1")
 Bench = Callable[..., list[Timing]]
 
 
-def launch(text: str, metrics: dict[str, float]) -> dict[str, Any]:
+def launch(text: str, kernel: str, metrics: dict[str, float]) -> dict[str, Any]:
     units = {name: METRICS[name].unit for name in metrics}
-    return {"label": text, "kernel": "k", "metrics": metrics, "units": units}
+    return {"label": text, "kernel": kernel, "metrics": metrics, "units": units}
 
 
 class Machine:
@@ -73,6 +73,7 @@ class Machine:
         self.shares = 1.0
         self.times_us = 100.0
         self.uninstalled = ""
+        self.launched: dict[str, str] = {}  # another step's kernel in place of a step's own
         self.facts = dict(FACTS)
 
     def bench(self, op: Any, case: Any, steps: Any, backends: Any) -> list[Timing]:
@@ -91,26 +92,26 @@ class Machine:
         if self.fault:
             raise self.fault
         _, _, _, op, calls, digests, *called = command
-        if any(labels.read(each)[1].backend == self.uninstalled for each in called):
+        if any(labels.read(OPS[op], each)[1].backend == self.uninstalled for each in called):
             raise InvalidDataError("the application crashed: it is not installed")
         Path(digests).write_text(json.dumps({step.name: "ptx" for step in OPS[op].steps}))
         values = {name: self.shares if METRICS[name].is_share else 1.0 for name in metrics}
         values |= {name: value for name, value in ((DURATION, 1e5), (CYCLES, 2e5)) if name in metrics}
         if "gpc__cycles_elapsed.avg.per_second" in metrics:
             values["gpc__cycles_elapsed.avg.per_second"] = 1.9e9
-        launches = [launch(each, values) for each in called for _ in range(int(calls))]
+        steps = {label: label.split(".")[3] for label in called}
+        kernels = {label: self.launched.get(step, f"{op}_{step}_kernel") for label, step in steps.items()}
+        launches = [launch(each, kernels[each], values) for each in called for _ in range(int(calls))]
         report.write_text(json.dumps(launches))
 
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     machine = Machine()
-    baselines = [Name(baseline) for baseline in OP.baselines]
     monkeypatch.setattr(stage, "_facts", lambda: dict(machine.facts))
     monkeypatch.setattr(stage, "_binaries", lambda: {f"{OP.name}/{name.step}": "sass" for name in NAMES})
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (9, 0))
     monkeypatch.setattr(collect, "bench", machine.bench)
-    monkeypatch.setattr(collect, "cells", lambda op: baselines + NAMES)
     monkeypatch.setattr(ncu, "find", lambda: Path("ncu"))
     monkeypatch.setattr(ncu, "profile", machine.profile)
     monkeypatch.setattr(
@@ -169,7 +170,10 @@ def test_a_baseline_that_is_not_installed_is_left_out_and_said_to_be(machine: Ma
     assert results.status(case, Name("torch")) == "skipped: it is not installed"
     assert results.accuracy(case, Name("torch")) == (None, None)
     assert results.best_baseline(case) == Name("cub")
-    assert Name("torch") not in results.recorded.calls and Name("cub") in results.recorded.calls
+    assert (case.slug, Name("torch")) not in results.recorded.calls and (
+        case.slug,
+        Name("cub"),
+    ) in results.recorded.calls
     assert losses.losses(results) == []
     text = log.render(runs.target, [results], NO_STATIC)
     assert f"- torch at {case.slug}: skipped: it is not installed.\n" in text
@@ -286,6 +290,29 @@ def test_an_impossible_share_is_quarantined(machine: Machine, runs: Runs) -> Non
     assert all("120" in line and "quarantined" in line for line in runs.publish())
     assert not len(store.read_table(runs.target, OP.name, "counters"))
     assert len(store.read_table(runs.target, OP.name, "quarantine")) == len(NAMES) + len(OP.baselines)
+
+
+def test_another_steps_kernel_is_quarantined_and_neither_counted_nor_confirmed(machine: Machine, runs: Runs) -> None:
+    machine.launched["v03_vectorized"] = "vector_add_v02_grid_stride_kernel"
+    runs.collect()
+    told = "is quarantined: no launch is of the step's own kernel, but of vector_add_v02_grid_stride_kernel"
+    assert runs.publish() == [f"{OP.name} v03_vectorized ({backend}) {told}" for backend in BACKENDS]
+    for table in ("counters", "cycles"):
+        assert "v03_vectorized" not in set(store.read_table(runs.target, OP.name, table)["step"])
+        assert "v02_grid_stride" in set(store.read_table(runs.target, OP.name, table)["step"])
+
+
+def test_a_step_is_profiled_at_its_own_case_beside_the_one_before_and_the_first_baseline(
+    machine: Machine, runs: Runs
+) -> None:
+    case, (*_, before, name) = OP.bench_cases[0], (each for each in NAMES if each.backend == "cuda")
+    own = dataclasses.replace(OP.step(name.step), profile_case={"cuda": case})
+    op = dataclasses.replace(OP, steps=tuple(own if step.name == name.step else step for step in OP.steps))
+    runs.collect(selection=Selection((op,)))
+    launches = json.loads((runs.stage / f"{op.name}.counters.ncu-rep").read_text())
+    called = [labels.read(op, each["label"]) for each in launches]
+    assert [each for where, each in called if where == case] == [Name("torch"), before, name]
+    assert {each for where, each in called if where == op.profile_case} == {*map(Name, op.baselines), *NAMES} - {name}
 
 
 def test_the_first_measurement_of_a_cell_is_noted_once(machine: Machine, runs: Runs) -> None:
@@ -507,16 +534,15 @@ def test_the_code_of_a_triton_step_is_that_of_all_kernels_that_its_first_call_la
             jit.JITFunction.run(kernel, warmup=False)
         known.append("launched from here on without JITFunction")
 
-    spec = SimpleNamespace(profile_case=OP.profile_case, inputs=lambda *_: (), options=lambda _: {})
+    spec = dataclasses.replace(OP, inputs=lambda *_: (), options=lambda _: {})
     cuda = SimpleNamespace(synchronize=lambda: None, cudart=mock.MagicMock(), nvtx=mock.MagicMock())
     monkeypatch.setattr(jit.JITFunction, "run", run)
     monkeypatch.setattr(worker, "torch", SimpleNamespace(cuda=cuda))
     monkeypatch.setattr(worker.ops, "get", lambda _: spec)
-    monkeypatch.setattr(worker, "cells", lambda _: [name])
     monkeypatch.setattr(worker, "load_named", lambda *_: call)
     monkeypatch.setattr(worker, "generator", lambda *_: None)
     monkeypatch.setattr(worker, "empty_outputs", lambda *_: None)
-    worker.main("vector_add", "3", str(tmp_path / "digests"), labels.write("vector_add", name))
+    worker.main("vector_add", "3", str(tmp_path / "digests"), labels.write(OP, OP.profile_case, name))
     assert len(known) == 4
     assert json.loads((tmp_path / "digests").read_text()) == {"v01_scalar": identity.ptx_digest(["sum", "step"])}
     assert jit.JITFunction.run is run

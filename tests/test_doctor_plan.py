@@ -192,11 +192,24 @@ def test_a_selection_plans_what_it_selects() -> None:
     assert whole.passes == whole.profiled_cells * 11
     (cuda,) = plan.plan(Selection.of(["vector_add"], None, "cuda", None), "T0", "ncu").operations
     assert cuda.profiled_cells == len(op.baselines) + len(op.steps)
-    (one,) = plan.plan(
-        Selection.of(["vector_add"], "v03_vectorized", "cuda", op.bench_cases[0].slug), "T0", "ncu"
-    ).operations
-    assert (one.timed_cells, one.profiled_cells) == (len(op.baselines) + 1,) * 2
+    for case, profiled in ((op.profile_case, len(op.baselines) + 1), (op.bench_cases[0], 0)):
+        (one,) = plan.plan(Selection.of([op.name], "v03_vectorized", "cuda", case.slug), "T0", "ncu").operations
+        assert (one.timed_cells, one.profiled_cells) == (len(op.baselines) + 1, profiled)
     assert one.timing_s < cuda.timing_s < whole.timing_s
+
+
+def test_a_step_is_planned_at_its_own_profile_case() -> None:
+    """Beside the step that it is compared with and the first baseline; one that is profiled nowhere costs nothing."""
+
+    def profiled(op: str, step: str | None) -> int:
+        (planned,) = plan.plan(Selection.of([op], step, "cuda", None), "T0", "ncu").operations
+        return planned.profiled_cells
+
+    assert profiled("layer_norm", "v05_cluster") == 0
+    assert profiled("softmax", "v07_cluster") == 2
+    op = OPS["softmax"]
+    extra = 2 + 3  # v07 at rows that v06 does not take, and v10 beside v09
+    assert profiled("softmax", None) == len(op.baselines) + len(op.steps_of("cuda")) - 2 + extra
 
 
 def test_wide_cases_are_planned_for_wide_steps_only() -> None:

@@ -11,11 +11,11 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from kernel_twins import OPS
-from kernel_twins._profiling.report import documents, extract, pages, store
+from kernel_twins._profiling.report import documents, extract, labels, pages, store
 from kernel_twins._profiling.report.analysis import Results, load
 from kernel_twins._profiling.report.drawings import DRAWINGS
 from kernel_twins._profiling.report.reader import Launch
-from kernel_twins.spec import Name, Op
+from kernel_twins.spec import Case, Name, Op
 
 FOLDER = store.DATA / store.REFERENCE_GPU
 DOCS = store.ROOT / "docs"
@@ -30,6 +30,10 @@ def test_documents_agree_with_the_data() -> None:
 def test_the_cases_that_documents_show_are_timed(op: Op) -> None:
     assert {*op.headline_cases} <= {*op.timed_cases}
     assert op.profile_case in op.bench_cases
+    for step in op.steps:
+        for backend in step.backends:
+            case = op.profile_case_of(step, backend)
+            assert case is None or op.times(step, case), f"{step.name} {backend}: {case}"
     assert len({*op.timed_cases}) == len(op.timed_cases)
 
 
@@ -44,11 +48,17 @@ def test_every_cell_of_the_ladders_was_tried_and_none_is_wrong(op: Op) -> None:
 
 
 @BY_OP
-def test_every_step_was_profiled(op: Op) -> None:
+def test_every_step_was_profiled_with_its_own_kernel_or_is_told_to_be_yet(op: Op) -> None:
     results = Results(op, FOLDER, None)
-    for step in op.steps:
-        for backend in step.backends:
-            assert results.quantities(Name(backend, step.name))["dram_bytes"], f"{step.name} {backend}"
+    assert results.recorded.foreign == {}
+    late = results.unprofiled()
+    for case, name in op.profiled_cells:
+        if name.step and (case, name) not in late:
+            assert results.quantities(name, case)["dram_bytes"], f"{name.step} {name.backend} at {case.slug}"
+            assert any(
+                kernel.startswith(f"{op.name}_{name.step}_") for kernel in results.recorded.kernels[case.slug, name]
+            )
+    assert all(op.step(name.step).profile_case for _, name in late if case != op.profile_case)
 
 
 @BY_OP
@@ -63,14 +73,14 @@ def test_recorded_counters_extract_to_the_rows_they_came_from(op: Op, monkeypatc
     recorded = list(table["metric"].unique())
     monkeypatch.setattr(extract, "names", lambda tier: recorded)
     launches, expected, codes = [], {}, {}
-    for (backend, step, _), rows in table.groupby(["backend", "step", "launch"], sort=False):
-        label = f"kl.{op.name}.{backend}.{step or 'baseline'}"
+    for (case, backend, step, _), rows in table.groupby(["case", "backend", "step", "launch"], sort=False):
+        label = labels.write(op, Case.parse(case), Name(backend, step))
         metrics = dict(zip(rows["metric"], rows["value"].astype(float), strict=True))
         units = dict(zip(rows["metric"], rows["unit"], strict=True))
         launches.append(Launch(label, rows["kernel"].iloc[0], metrics, units))
         expected[label] = op.step(step).launches if step else 0
         codes[label] = rows["code"].iloc[0]
-    again, refused = extract.counter_rows(launches, expected, op.profile_case.slug, table["run"].iloc[0], codes, "T3")
+    again, refused = extract.counter_rows(launches, expected, op, table["run"].iloc[0], codes, "T3")
     assert refused.empty
     assert list(again["value"].astype(float)) == list(table["value"].astype(float))
     assert again.drop(columns="value").equals(table.drop(columns="value"))

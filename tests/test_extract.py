@@ -25,18 +25,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernel_twins import OPS
-from kernel_twins._profiling.report import csv_page, extract, store
+from kernel_twins._profiling.report import csv_page, extract, labels, store
 from kernel_twins._profiling.report.errors import CannotRunError, InvalidDataError
 from kernel_twins._profiling.report.metrics import CYCLES, DURATION, METRICS, fold, names
 from kernel_twins._profiling.report.reader import Launch
 from kernel_twins._profiling.report.units import to_base
+from kernel_twins.spec import Case, Name
 
-LABEL = "kl.op.cuda.v01_step"
+OP = OPS["vector_add"]
+LABEL, KERNEL = "kl.vector_add.cuda.v01_scalar", "vector_add_v01_scalar_kernel"
 CLOCK, HITS, SECTORS = "gpc__cycles_elapsed.avg.per_second", "lts__t_sectors_lookup_hit.sum", "lts__t_sectors.sum"
 SHARE, FMAS = "lts__t_sector_hit_rate.pct", "smsp__sass_thread_inst_executed_op_ffma_pred_on.sum"
 
 
-def launch(label: str = LABEL, kernel: str = "k", /, **changes: float) -> Launch:
+def launch(label: str = LABEL, kernel: str = KERNEL, /, **changes: float) -> Launch:
     metrics = dict.fromkeys(METRICS, 1.0) | {DURATION: 1_000.0, CLOCK: 1.5e9}
     return Launch(label, kernel, metrics | changes, {name: metric.unit for name, metric in METRICS.items()})
 
@@ -448,7 +450,7 @@ def test_anybodys_page_is_read_like_a_report(tmp_path: Path) -> None:
         extract.foreign_table(tmp_path / "gone.csv")
 
 
-@pytest.mark.parametrize("ranges", [(), (LABEL, "kl.op.cuda.v02_other")])
+@pytest.mark.parametrize("ranges", [(), (LABEL, "kl.vector_add.cuda.v02_other")])
 def test_a_launch_must_lie_in_one_label(stub: Path, tmp_path: Path, ranges: tuple[str, ...]) -> None:
     with pytest.raises(InvalidDataError, match=f"k lies in {len(ranges)} labelled ranges"):
         extract.launches_of(report(tmp_path, [action("k", ranges)]))
@@ -540,10 +542,11 @@ def test_the_readers_process_imports_the_standard_library_only() -> None:
 # Rows
 
 CODES = {LABEL: "c0de"}
+CASE = OP.profile_case.slug
 
 
 def rows_of(*launches: Launch, expected: int = 1, tier: Any = "T3") -> tuple[Any, Any]:
-    return extract.counter_rows(launches, {LABEL: expected}, "case", "run", CODES, tier)
+    return extract.counter_rows(launches, {LABEL: expected}, OP, "run", CODES, tier)
 
 
 def test_rows_hold_every_metric_of_the_tier_with_all_digits() -> None:
@@ -552,18 +555,18 @@ def test_rows_hold_every_metric_of_the_tier_with_all_digits() -> None:
     assert refused.empty and list(counters["metric"]) == names("T3")
     values = dict(zip(counters["metric"], counters["value"], strict=True))
     assert (values[FMAS], float(values[SHARE]), values[DURATION]) == (str(flops), 1 / 3, "1000")
-    assert set(counters["code"]) == {"c0de"} and set(counters["step"]) == {"v01_step"}
+    assert set(counters["code"]) == {"c0de"} and set(counters["step"]) == {"v01_scalar"}
     assert list(rows_of(launch(), tier="T0")[0]["metric"]) == names("T0")
 
 
 def test_rows_stand_in_the_order_that_was_expected() -> None:
-    labels = ["kl.op.torch.baseline", LABEL, "kl.op.triton.v01_step"]
-    launches = [launch(label) for label in reversed(labels)] + [launch(labels[0], "second")]
-    expected = dict.fromkeys(labels, 1) | {labels[0]: 0}
-    counters, _ = extract.counter_rows(launches, expected, "case", "run", {}, "T0")
+    called = ["kl.vector_add.torch.baseline", LABEL, "kl.vector_add.triton.v01_scalar"]
+    launches = [launch(label) for label in reversed(called)] + [launch(called[0], "second")]
+    expected = dict.fromkeys(called, 1) | {called[0]: 0}
+    counters, _ = extract.counter_rows(launches, expected, OP, "run", {}, "T0")
     cells = counters[["backend", "step", "launch", "kernel"]].drop_duplicates().to_numpy().tolist()
-    steps = [[*each.split(".")[2:], "0", "k"] for each in labels[1:]]
-    assert cells == [["torch", "", "0", "k"], ["torch", "", "1", "second"], *steps]
+    steps = [[*each.split(".")[2:], "0", KERNEL] for each in called[1:]]
+    assert cells == [["torch", "", "0", KERNEL], ["torch", "", "1", "second"], *steps]
 
 
 def test_another_spelling_of_a_unit_is_converted() -> None:
@@ -591,11 +594,11 @@ FAULTS: dict[str, tuple[str, float, str]] = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_an_impossible_value_costs_its_cell_alone(fault: str) -> None:
     metric, value, reason = FAULTS[fault]
-    other = "kl.op.triton.v01_step"
+    other = "kl.vector_add.triton.v01_scalar"
     launches = [launch(**{metric: value}), launch(other)]
-    counters, refused = extract.counter_rows(launches, {LABEL: 1, other: 1}, "case", "run", CODES, "T3")
+    counters, refused = extract.counter_rows(launches, {LABEL: 1, other: 1}, OP, "run", CODES, "T3")
     assert set(counters["backend"]) == {"triton"} and len(counters) == len(names("T3"))
-    assert refused.to_numpy().tolist() == [["case", "cuda", "v01_step", f"{metric} is {reason}", "c0de", "run"]]
+    assert refused.to_numpy().tolist() == [[CASE, "cuda", "v01_scalar", f"{metric} is {reason}", "c0de", "run"]]
 
 
 @pytest.mark.parametrize(
@@ -622,7 +625,7 @@ def test_a_missing_metric_costs_the_cell_and_names_its_like() -> None:
 
 
 def test_a_cell_with_many_faults_tells_how_many() -> None:
-    _, refused = rows_of(Launch(LABEL, "k", {}, {}), tier="T3")
+    _, refused = rows_of(Launch(LABEL, KERNEL, {}, {}), tier="T3")
     assert refused["reason"][0].endswith(f"; and {len(names('T3')) - 3} more")
 
 
@@ -634,15 +637,53 @@ def test_another_number_of_launches_costs_the_cell(found: int, expected: int) ->
 
 
 def test_a_label_of_another_report_costs_the_report() -> None:
-    with pytest.raises(InvalidDataError, match=r"k has the label 'kl\.op\.cuda\.v09_other'"):
-        rows_of(launch("kl.op.cuda.v09_other"))
+    with pytest.raises(
+        InvalidDataError, match=r"vector_add_v01_scalar_kernel has the label 'kl\.vector_add\.cuda\.v09_other'"
+    ):
+        rows_of(launch("kl.vector_add.cuda.v09_other"))
+
+
+FOREIGN = (
+    (
+        ("vector_add_v02_grid_stride_kernel",),
+        "no launch is of the step's own kernel, but of vector_add_v02_grid_stride_kernel",
+    ),
+    ((KERNEL, "fill_kernel"), "fill_kernel ran beside the step's kernel and is no helper of its Step"),
+)
+
+
+@pytest.mark.parametrize(("kernels", "reason"), FOREIGN)
+def test_another_steps_kernel_costs_the_cell(kernels: tuple[str, ...], reason: str) -> None:
+    launches = [launch(LABEL, kernel) for kernel in kernels]
+    counters, refused = rows_of(*launches, expected=0)
+    assert counters.empty
+    assert list(refused["reason"]) == [reason]
+    assert extract.cycle_rows(launches, {LABEL: 0}, 1, OP, "run", CODES).empty
+
+
+def test_helpers_that_the_spec_names_are_the_steps() -> None:
+    op, label = OPS["reduction"], "kl.reduction.triton.v06_atomic"
+    launches = [launch(label, kernel) for kernel in ("vectorized_elementwise_kernel", "reduction_v06_atomic_kernel")]
+    counters, refused = extract.counter_rows(launches, {label: 0}, op, "run", {}, "T0")
+    assert refused.empty and set(counters["launch"]) == {"0", "1"}
+
+
+def test_a_label_tells_a_case_that_is_not_the_operations() -> None:
+    op, case = OPS["softmax"], Case.parse("8192x32768-bf16-log.yes")
+    name = Name("cuda", "v07_cluster")
+    label = labels.write(op, case, name)
+    assert label == "kl.softmax.cuda.v07_cluster.8192x32768-bf16-log.yes"
+    assert labels.read(op, label) == (case, name)
+    assert labels.read(op, "kl.softmax.torch.baseline") == (op.profile_case, Name("torch"))
+    counters, _ = extract.counter_rows([launch(label, "softmax_v07_cluster_kernel")], {label: 1}, op, "run", {}, "T0")
+    assert set(counters["case"]) == {case.slug}
 
 
 def calls_of(cycles: list[float], expected: int, repeats: int) -> str:
-    launches = [Launch(LABEL, "k", {CYCLES: each}, {CYCLES: "cycle"}) for each in cycles]
-    table = extract.cycle_rows(launches, {LABEL: expected}, repeats, "case", "run", CODES)
+    launches = [Launch(LABEL, KERNEL, {CYCLES: each}, {CYCLES: "cycle"}) for each in cycles]
+    table = extract.cycle_rows(launches, {LABEL: expected}, repeats, OP, "run", CODES)
     assert list(table.columns) == store.TABLES["cycles"]
-    assert table.drop(columns="cycles").to_numpy().tolist() == [["case", "cuda", "v01_step", "c0de", "run"]]
+    assert table.drop(columns="cycles").to_numpy().tolist() == [[CASE, "cuda", "v01_scalar", "c0de", "run"]]
     return str(table["cycles"][0])
 
 

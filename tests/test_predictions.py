@@ -13,10 +13,11 @@ import pandas as pd
 import pytest
 
 from kernel_twins import OPS
-from kernel_twins._profiling.report import history, log, pages, static, store
+from kernel_twins._profiling.report import history, labels, log, pages, static, store
 from kernel_twins._profiling.report.analysis import Results
+from kernel_twins._profiling.report.extract import counter_rows
 from kernel_twins._profiling.report.judgement import Judgement, explained, judge, score
-from kernel_twins._profiling.report.metrics import CYCLES, stall_metric
+from kernel_twins._profiling.report.metrics import CYCLES, DURATION, METRICS, stall_metric
 from kernel_twins._profiling.report.predictions import (
     Cell,
     Marks,
@@ -29,8 +30,9 @@ from kernel_twins._profiling.report.predictions import (
     violations,
     withdrawn,
 )
+from kernel_twins._profiling.report.reader import Launch
 from kernel_twins._profiling.report.verdict import Ratio
-from kernel_twins.spec import Case, Name, Op, Prediction
+from kernel_twins.spec import Backend, Case, Name, Op, Prediction
 
 OP = OPS["vector_add"]
 TIME = Prediction("time", "<=", 0.98, relative=True)
@@ -72,9 +74,13 @@ def test_only_a_prediction_at_another_case_is_another_prediction(tmp_path: Path)
     assert Marks(tmp_path).mark(*cell, ELSEWHERE) == "not frozen"
 
 
-def test_at_another_case_nothing_but_the_time_can_be_predicted() -> None:
-    with pytest.raises(ValueError, match=f"quantity is 'dram_share'; at {OTHER.slug} it must be time"):
-        Prediction("dram_share", ">=", 80, case=OTHER)
+def test_but_at_its_own_profile_case_nothing_but_the_time_can_be_predicted_of_a_step_elsewhere() -> None:
+    step, share = OP.step("v03_vectorized"), Prediction("dram_share", ">=", 80, case=OTHER)
+    dataclasses.replace(step, predictions=(share,), profile_case=dict.fromkeys(step.backends, OTHER))
+    others: tuple[dict[Backend, Case | None], ...] = ({}, {"cuda": OTHER}, {"cuda": None, "triton": None})
+    for profile_case in others:
+        with pytest.raises(ValueError, match=f"quantity is 'dram_share'; at {OTHER.slug} it must be time"):
+            dataclasses.replace(step, predictions=(share,), profile_case=profile_case)
 
 
 def test_predictions_at_another_case_can_be_judged() -> None:
@@ -267,6 +273,94 @@ def test_time_at_another_case_is_not_judged_where_it_is_not_measured(tmp_path: P
     assert (measured.judged()[1].verdict, measured.judged()[1].by) == ("not judged", "the step before was not measured")
 
 
+SHARE = Prediction("dram_share", "<=", 0.9, relative=True, case=OTHER)
+
+
+@dataclasses.dataclass
+class Elsewhere(Measured):
+    """v03 leaves the profile case to v02's kernel, and is profiled at another one beside v01, whose kernel it replaces.
+
+    One that is ``nowhere`` profiled leaves all cases to others.
+    """
+
+    nowhere: bool = False
+
+    @property
+    def results(self) -> Results:
+        steps = [OP.step(name) for name in ("v01_scalar", "v02_grid_stride", "v03_vectorized")]
+        predictions = (TIME, ELSEWHERE) if self.nowhere else (TIME, ELSEWHERE, SHARE)
+        steps[2] = dataclasses.replace(
+            steps[2],
+            predictions=predictions,
+            backends=("cuda",),
+            gap="none",
+            profile_case={"cuda": None if self.nowhere else OTHER},
+            replaces="v01_scalar",
+        )
+        return Results(dataclasses.replace(OP, steps=tuple(steps)), self.folder, None)
+
+    def profile(self, **shares: float) -> None:
+        """Counters of the other case, of whichever kernel."""
+        op, launches = self.results.op, []
+        for step, share in shares.items():
+            metrics = dict.fromkeys(METRICS, 1.0) | {DURATION: 1e3, "gpc__cycles_elapsed.avg.per_second": 1.5e9}
+            metrics["gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed"] = share
+            label = labels.write(op, OTHER, Name("cuda", step))
+            units = {name: metric.unit for name, metric in METRICS.items()}
+            launches.append(Launch(label, f"vector_add_{step}_kernel", metrics, units))
+        counters, _ = counter_rows(launches, {each.label: 1 for each in launches}, op, "r1", {}, "T3")
+        store.write(store.path(self.folder, OP.name, "counters"), counters)
+
+
+def test_what_was_predicted_of_another_steps_kernel_is_void_and_in_no_score(tmp_path: Path) -> None:
+    measured = Elsewhere(tmp_path)
+    measured.time(OP.profile_case, v01_scalar=300.0, v02_grid_stride=200.0, v03_vectorized=100.0)
+    measured.time(OTHER, v01_scalar=100.0, v02_grid_stride=100.0, v03_vectorized=90.0)
+    measured.profile(v01_scalar=50.0, v03_vectorized=40.0)
+    void, time, share = measured.judged()
+    assert (void.verdict, void.actual) == ("void", None)
+    assert (time.verdict, share.verdict, share.actual) == ("hit", "hit", pytest.approx(0.8))
+    (found,) = score([("ladder", "pre-registered", each) for each in (void, time, share)])
+    assert (found.hit, found.miss, found.wrong_direction, found.not_judged, found.void) == (2, 0, 0, 0, 1)
+    text = log.render(tmp_path, [measured.results], pd.DataFrame(columns=static.STATIC))
+    assert "Predicted time ≤ 0.98 ×: **void**, not frozen; " in text
+    assert f"| at {OTHER.slug} | CUDA v01 → v03 |" in text
+    assert "| kernels | `vector_add_v01_scalar_kernel` → `vector_add_v03_vectorized_kernel` |" in text
+    assert f"- CUDA: Leaves `{OP.profile_case.slug}` to another step's kernel. 1.111 × as fast as v01, FAST. " in text
+
+
+def test_a_step_is_told_to_be_profiled_where_that_is_yet_to_be_recorded(tmp_path: Path) -> None:
+    measured = Elsewhere(tmp_path)
+    measured.time(OTHER, v01_scalar=100.0, v03_vectorized=90.0)
+    text = log.render(tmp_path, [measured.results], pd.DataFrame(columns=static.STATIC))
+    assert f"Profiled at `{OTHER.slug}`: not recorded yet." in text
+    assert (OTHER, Name("cuda", "v03_vectorized")) in measured.results.unprofiled()
+
+
+def test_a_step_that_is_profiled_nowhere_shows_times_alone(tmp_path: Path) -> None:
+    measured = Elsewhere(tmp_path, nowhere=True)
+    measured.time(OP.profile_case, v01_scalar=300.0, v02_grid_stride=200.0, v03_vectorized=100.0)
+    measured.time(OTHER, v01_scalar=100.0, v02_grid_stride=100.0, v03_vectorized=90.0)
+    assert [each.verdict for each in measured.judged()] == ["void", "hit"]
+    text = log.render(tmp_path, [measured.results], pd.DataFrame(columns=static.STATIC))
+    assert f"- CUDA: Not profiled: leaves `{OP.profile_case.slug}` to another step's kernel.\n" in text
+    page = pages.render(
+        "<!-- counters:v03_vectorized:begin -->\n<!-- counters:v03_vectorized:end -->\n", measured.results
+    )
+    assert "| time, µs |" not in page
+    assert f"| time at {OTHER.slug}, µs | v02: " in page
+
+
+def test_where_the_step_before_does_not_take_the_case_values_stand_alone(tmp_path: Path) -> None:
+    op, name = OPS["softmax_backward"], Name("cuda", "v04_cluster")
+    step = op.step(name.step)
+    case = op.profile_case_of(step, "cuda")
+    assert case and op.before(step, "cuda") is None
+    assert [each for where, each in op.profiled_cells if where == case] == [Name("torch"), name]
+    text = log.render(tmp_path, [Results(op, tmp_path, None)], pd.DataFrame(columns=static.STATIC))
+    assert f"v03 does not take `{case.slug}`. " in text
+
+
 def test_documents_tell_at_which_case_a_prediction_was_judged(tmp_path: Path) -> None:
     measured = Measured(tmp_path)
     measured.time(OP.profile_case, v01_scalar=300.0, v02_grid_stride=200.0, v03_vectorized=100.0)
@@ -277,7 +371,7 @@ def test_documents_tell_at_which_case_a_prediction_was_judged(tmp_path: Path) ->
     page = pages.render(
         "<!-- counters:v03_vectorized:begin -->\n<!-- counters:v03_vectorized:end -->\n", measured.results
     )
-    assert f"| time at {OTHER.slug}, µs | – → " in page
+    assert f"| time at {OTHER.slug}, µs | v01: 150 → " in page
 
 
 def test_scores_keep_marks_apart() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kernel_twins import OPS
-from kernel_twins._profiling.report import proton, store
+from kernel_twins._profiling.report import proton, publish, store
 from kernel_twins._profiling.report.errors import InvalidDataError
 from kernel_twins.spec import Name
 
@@ -63,7 +63,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 def test_every_kernel_below_a_label_becomes_a_row(tree: Path) -> None:
-    rows = proton.rows(tree, OP, CASE.slug, "r1", {POLLING: "12345678:9"})
+    rows = proton.rows(tree, OP, "r1", {POLLING: "12345678:9"})
     assert list(rows.columns) == store.TABLES["proton"]
     assert list(rows["kernel"]) == [
         "reduction_v08_polling_kernel", "reduction_v05_grid_stride_kernel", "reduce_kernel", "tail",
@@ -76,39 +76,50 @@ def test_every_kernel_below_a_label_becomes_a_row(tree: Path) -> None:
 
 
 def test_instances_of_one_template_are_one_kernel(tree: Path) -> None:
-    rows = proton.rows(tree, OP, CASE.slug, "r1", {})
+    rows = proton.rows(tree, OP, "r1", {})
     (row,) = rows[rows["step"] == "v05_grid_stride"].to_dict("records")
     assert (row["count"], row["time_ns"]) == ("20", "930000")
 
 
 def test_rows_survive_the_way_through_the_file(tree: Path, tmp_path: Path) -> None:
-    rows = proton.rows(tree, OP, CASE.slug, "r1", {})
+    rows = proton.rows(tree, OP, "r1", {})
     store.write(store.path(tmp_path, "reduction", "proton"), rows)
     again = store.read_table(tmp_path, "reduction", "proton")
     assert again.equals(rows.astype(str))
-    assert proton.told(again, OP, Name("triton", "v08_polling")) == proton.told(rows, OP, Name("triton", "v08_polling"))
+    assert proton.told(again, OP, CASE, Name("triton", "v08_polling")) == proton.told(
+        rows, OP, CASE, Name("triton", "v08_polling")
+    )
 
 
 def test_the_log_is_told_times_rates_and_what_is_missing(tree: Path) -> None:
-    rows = proton.rows(tree, OP, CASE.slug, "r1", {})
-    (line,) = proton.told(rows, OP, Name("triton", "v08_polling"))
+    rows = proton.rows(tree, OP, "r1", {})
+    (line,) = proton.told(rows, OP, CASE, Name("triton", "v08_polling"))
     gbps = OP.bytes(CASE) / 91_200
     assert line.startswith("Proton: reduction_v08_polling_kernel 91.2 µs a call, ")
     told = re.search(r"([\d,]+) GB/s of the minimum bytes", line)
     assert told is not None
     assert int(told[1].replace(",", "")) == pytest.approx(gbps, abs=0.5)
     assert line.endswith("counters were not collected")
-    (line,) = proton.told(rows, OP, Name("torch"))
+    (line,) = proton.told(rows, OP, CASE, Name("torch"))
     assert "2 kernels 100 µs a call (reduce_kernel 90 µs, tail 10 µs)" in line
-    assert proton.told(rows, OP, Name("cub")) == []
+    assert proton.told(rows, OP, CASE, Name("cub")) == []
+
+
+def test_another_steps_kernel_is_refused(tmp_path: Path) -> None:
+    foreign = scope(POLLING, kernel("reduction_v07_last_block_kernel", 10, 912_000))
+    own = scope(SEVERAL, kernel("reduction_v05_grid_stride_kernel", 20, 900_000))
+    kept, refused = publish._without_foreign(OP, proton.rows(write(tmp_path, foreign, own), OP, "r1", {}))
+    assert list(kept["step"]) == ["v05_grid_stride"]
+    told = "no launch is of the step's own kernel, but of reduction_v07_last_block_kernel"
+    assert refused.to_numpy().tolist() == [[CASE.slug, "triton", "v08_polling", told, "", "r1"]]
 
 
 def test_products_are_told_in_flop(tmp_path: Path) -> None:
     op = OPS["matmul_bf16"]
     metrics = {"bytes": 10.0 * op.bytes(op.profile_case), "flops": 10.0 * op.flops(op.profile_case)}
     cell = frame("kl.matmul_bf16.torch.baseline", metrics, [kernel("nvjet_sm90", 10, 2_000_000)])
-    rows = proton.rows(write(tmp_path, cell), op, op.profile_case.slug, "r1", {})
-    (line,) = proton.told(rows, op, Name("torch"))
+    rows = proton.rows(write(tmp_path, cell), op, "r1", {})
+    (line,) = proton.told(rows, op, op.profile_case, Name("torch"))
     assert "nvjet_sm90 200 µs a call, 687 TFLOP/s" in line
 
 
@@ -116,48 +127,48 @@ def test_products_are_told_in_flop(tmp_path: Path) -> None:
 def test_a_tree_that_is_cut_short_is_refused(tree: Path, length: int) -> None:
     tree.write_text(tree.read_text()[:length])
     with pytest.raises(InvalidDataError, match=r"reduction\.proton\.hatchet is not a tree.*--tool proton"):
-        proton.rows(tree, OP, CASE.slug, "r1", {})
+        proton.rows(tree, OP, "r1", {})
 
 
 @pytest.mark.parametrize("content", ["[1]", '{"a": 1}', '[{"frame": {}, "children": [], "metrics": {}}]', "\ufeff[]"])
 def test_another_files_content_is_refused(tree: Path, content: str) -> None:
     tree.write_text(content)
     with pytest.raises(InvalidDataError, match="is not a tree"):
-        proton.rows(tree, OP, CASE.slug, "r1", {})
+        proton.rows(tree, OP, "r1", {})
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidDataError, match="gone"):
-        proton.rows(tmp_path / "gone.hatchet", OP, CASE.slug, "r1", {})
+        proton.rows(tmp_path / "gone.hatchet", OP, "r1", {})
 
 
 def test_a_cell_that_is_missing_is_noticed(tree: Path) -> None:
     missing = "kl.reduction.cuda.v01_interleaved"
     with pytest.raises(InvalidDataError, match=f"holds no {missing}: "):
-        proton.rows(tree, OP, CASE.slug, "r1", {POLLING: "", missing: ""})
+        proton.rows(tree, OP, "r1", {POLLING: "", missing: ""})
 
 
 def test_a_scope_without_kernels_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidDataError, match=f"{POLLING}: Proton saw 0 kernels, 10 expected"):
-        proton.rows(write(tmp_path, scope(POLLING)), OP, CASE.slug, "r1", {})
+        proton.rows(write(tmp_path, scope(POLLING)), OP, "r1", {})
 
 
 def test_lost_launches_are_noticed(tmp_path: Path) -> None:
     """CUPTI drops records when its buffers run over; a sum that lacks some would be too fast a time."""
     short = write(tmp_path, scope(POLLING, kernel("reduction_v08_polling_kernel", 9, 820_000)))
     with pytest.raises(InvalidDataError, match="Proton saw 9 kernels, 10 expected"):
-        proton.rows(short, OP, CASE.slug, "r1", {})
+        proton.rows(short, OP, "r1", {})
 
 
 def test_another_number_of_calls_is_noticed(tmp_path: Path) -> None:
     twice = write(tmp_path, scope(POLLING, kernel("reduction_v08_polling_kernel", 10, 912_000), calls=20))
     with pytest.raises(InvalidDataError, match="10 calls have"):
-        proton.rows(twice, OP, CASE.slug, "r1", {})
+        proton.rows(twice, OP, "r1", {})
 
 
 def test_a_kernel_without_time_is_noticed(tmp_path: Path) -> None:
     with pytest.raises(InvalidDataError, match=POLLING):
-        proton.rows(write(tmp_path, scope(POLLING, kernel("k", 10, 0))), OP, CASE.slug, "r1", {})
+        proton.rows(write(tmp_path, scope(POLLING, kernel("k", 10, 0))), OP, "r1", {})
 
 
 @pytest.mark.parametrize(
@@ -179,9 +190,9 @@ def test_kernels_are_called_as_ncu_calls_them(called: str, name: str) -> None:
 
 def test_a_tree_that_proton_wrote_on_an_h100(tmp_path: Path) -> None:
     recorded = Path(__file__).parent / "fixtures" / "proton" / "reduction.json"
-    rows = proton.rows(recorded, OP, CASE.slug, "r1", {})
+    rows = proton.rows(recorded, OP, "r1", {})
     assert len(set(zip(rows["backend"], rows["step"], strict=True))) == 15
     polling = rows[rows["step"] == "v08_polling"].iloc[0]
     assert (polling["kernel"], polling["count"], polling["time_ns"]) == ("reduction_v08_polling_kernel", "10", "876690")
-    (line,) = proton.told(rows, OP, Name("cub"))
+    (line,) = proton.told(rows, OP, CASE, Name("cub"))
     assert "2 kernels 88.5 µs a call" in line

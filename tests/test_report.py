@@ -27,12 +27,12 @@ CASE_GBPS = OP.bytes(CASE) / 300e3  # of a call of 300 µs
 LABEL = "kl.vector_add.cuda.v01_scalar"
 
 
-def launch(label: str = LABEL, **changes: float) -> Launch:
+def launch(label: str = LABEL, kernel: str = "vector_add_v01_scalar_kernel", /, **changes: float) -> Launch:
     metrics = dict.fromkeys(METRICS, 1.0) | {DURATION: 1_000.0, "gpc__cycles_elapsed.avg.per_second": 1.5e9}
     for name, value in changes.items():
         (full,) = [metric for metric in METRICS if name in metric]
         metrics[full] = value
-    return Launch(label, "some_kernel", metrics, {name: metric.unit for name, metric in METRICS.items()})
+    return Launch(label, kernel, metrics, {name: metric.unit for name, metric in METRICS.items()})
 
 
 def timing(backend: str, step: str, times: list[float], status: str = "ok", case: str = CASE.slug) -> dict[str, str]:
@@ -68,11 +68,11 @@ def folder(tmp_path: Path) -> Path:
     ]
     launches = [
         launch(gpu__dram_throughput=85.0),
-        launch("kl.vector_add.cuda.v02_grid_stride", gpu__dram_throughput=91.0),
+        launch("kl.vector_add.cuda.v02_grid_stride", "vector_add_v02_grid_stride_kernel", gpu__dram_throughput=91.0),
     ]
     expected = {each.label: 1 for each in launches}
     store.write(tmp_path / "vector_add.timings.csv", pd.DataFrame(timings, columns=store.TABLES["timings"]))
-    counters, _ = counter_rows(launches, expected, CASE.slug, "r1", {}, "T3")
+    counters, _ = counter_rows(launches, expected, OP, "r1", {}, "T3")
     store.write(tmp_path / "vector_add.counters.csv", counters)
     return tmp_path
 
@@ -81,9 +81,9 @@ def test_counters_survive_the_way_through_the_file(folder: Path) -> None:
     table = store.read_table(folder, "vector_add", "counters")
     assert len(table) == 2 * len(METRICS)
     results = Results(OP, folder, None)
-    assert results.quantities(Name("cuda", "v01_scalar"))["dram_share"] == 85.0
-    assert results.quantities(Name("cuda", "v02_grid_stride"))["dram_share"] == 91.0
-    assert results.quantities(Name("triton", "v01_scalar"))["dram_share"] is None
+    assert results.quantities(Name("cuda", "v01_scalar"), CASE)["dram_share"] == 85.0
+    assert results.quantities(Name("cuda", "v02_grid_stride"), CASE)["dram_share"] == 91.0
+    assert results.quantities(Name("triton", "v01_scalar"), CASE)["dram_share"] is None
 
 
 def test_launches_of_one_call_fold_by_kind() -> None:
@@ -109,10 +109,10 @@ def test_predictions_are_judged(folder: Path) -> None:
 
 
 def test_limiter_names_the_saturated_unit(folder: Path) -> None:
-    limit = Results(OP, folder, None).limiter(Name("cuda", "v02_grid_stride"))
+    limit = Results(OP, folder, None).limiter(Name("cuda", "v02_grid_stride"), CASE)
     assert limit is not None
     assert limit.told().startswith("device memory, 91 % busy")
-    assert Results(OP, folder, None).limiter(Name("triton", "v02_grid_stride")) is None
+    assert Results(OP, folder, None).limiter(Name("triton", "v02_grid_stride"), CASE) is None
 
 
 def test_log_tells_wrong_steps_and_ratios(folder: Path) -> None:
@@ -200,7 +200,7 @@ def test_a_verdict_that_cycles_do_not_confirm_is_ambiguous(folder: Path) -> None
 def test_counters_of_another_run_are_not_shown_beside_new_times(folder: Path) -> None:
     table = store.read_table(folder, "vector_add", "timings")
     store.write(folder / "vector_add.timings.csv", table.assign(run="r2"))
-    assert Results(OP, folder, None).quantities(Name("cuda", "v01_scalar"))["dram_share"] is None
+    assert Results(OP, folder, None).quantities(Name("cuda", "v01_scalar"), CASE)["dram_share"] is None
 
 
 def test_quarantined_cells_say_why(folder: Path) -> None:
@@ -250,7 +250,7 @@ def test_log_tells_error_and_extra_memory(folder: Path) -> None:
 def test_a_rate_above_its_ceiling_is_told_as_it_is(folder: Path) -> None:
     """The ceiling of fp32 products is that of the FMA pipes, which tensor cores pass."""
     ceilings = Ceilings("H100", 1_000, 1_000, CASE_GBPS / 2, 1_000, 1_000, 1, 1, 132)
-    share = Results(OP, folder, ceilings).quantities(Name("cuda", "v01_scalar"))["ceiling_share"]
+    share = Results(OP, folder, ceilings).quantities(Name("cuda", "v01_scalar"), CASE)["ceiling_share"]
     assert share == pytest.approx(200 * 300 / 330)
     assert f"330 · {write.number(share)}" in rendered(folder, ceilings)
 

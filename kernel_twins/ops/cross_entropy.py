@@ -243,7 +243,11 @@ OP = Op(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02, backends=("cuda",)),
                 Prediction("dram_share", ">=", 86),
                 Prediction("time", "<=", 196, case=_SHORT),
+                Prediction("instructions", "<=", 0.35, relative=True, backends=("cuda",), case=_SHORT),
+                Prediction("load_requests", "==", 0.46, relative=True, backends=("cuda",), case=_SHORT),
+                Prediction("dram_share", ">=", 89, backends=("cuda",), case=_SHORT),
             ),
+            profile_case={"cuda": _SHORT},
         ),
         Step(
             name="v05_cluster",
@@ -254,10 +258,15 @@ OP = Op(
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.01),
                 Prediction("time", "<=", 57, case=_FEW),
+                Prediction("instructions", "==", 1.2, relative=True, tolerance=0.08, case=_FEW),
+                Prediction("occupancy", ">=", 1.2, relative=True, case=_FEW),
+                Prediction("dram_share", "<=", 1.0, relative=True, case=_FEW),
             ),
             arch=">=9.0",
             backends=("cuda",),
             gap="Triton 3.6 gives a program no access to another one's shared memory.",
+            profile_case={"cuda": _FEW},
+            replaces="v03_vectorized",
         ),
     ),
 )

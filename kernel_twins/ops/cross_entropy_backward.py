@@ -191,7 +191,11 @@ OP = Op(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02, backends=("cuda",)),
                 Prediction("dram_share", ">=", 86),
                 Prediction("time", "<=", 385, case=_SHORT),
+                Prediction("instructions", "<=", 0.25, relative=True, backends=("cuda",), case=_SHORT),
+                Prediction("load_requests", "==", 0.25, relative=True, backends=("cuda",), case=_SHORT),
+                Prediction("dram_share", ">=", 88, backends=("cuda",), case=_SHORT),
             ),
+            profile_case={"cuda": _SHORT},
         ),
     ),
 )

@@ -266,6 +266,7 @@ OP = Op(
                 Prediction("dram_share", "<=", 70),
             ),
             launches=3,
+            helpers=("norm_backward_sum_kernel",),
         ),
         Step(
             name="v02_persistent",
@@ -282,6 +283,7 @@ OP = Op(
                 Prediction("time", "<=", 14, case=_SMALL),
             ),
             launches=2,
+            helpers=("norm_backward_sum_kernel",),
         ),
         Step(
             name="v03_rows_ahead",

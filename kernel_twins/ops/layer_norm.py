@@ -184,6 +184,7 @@ OP = Op(
             arch=">=9.0",
             backends=("cuda",),
             gap="Triton 3.6 gives a program no access to another one's shared memory; v06_cooperative goes through L2.",
+            profile_case={"cuda": None},
         ),
         Step(
             name="v06_cooperative",
@@ -222,6 +223,7 @@ OP = Op(
             backends=("cuda",),
             gap="Triton 3.6 gives a program no access to another one's shared memory; v06_cooperative's programs stay, "
             "too, and exchange through L2.",
+            profile_case={"cuda": None},
         ),
         Step(
             name="v08_cluster_registers",
@@ -248,6 +250,7 @@ OP = Op(
             backends=("cuda",),
             gap="Triton 3.6 gives a program no access to another one's shared memory; v06_cooperative's programs hold "
             "their parts in registers, too, and exchange through L2.",
+            replaces="v04_rows_per_block",
         ),
         Step(
             name="v09_rows_per_warp",
@@ -268,6 +271,7 @@ OP = Op(
             backends=("cuda",),
             gap="Triton leaves it to its compiler where weights lie; short rows of v06_cooperative's tiles have them "
             "in registers.",
+            profile_case={"cuda": None},
         ),
         Step(
             name="v10_one_row",
@@ -286,6 +290,7 @@ OP = Op(
             backends=("cuda",),
             gap="Triton 3.6 gives a program no access to another one's shared memory; v06_cooperative's programs "
             "exchange through L2.",
+            profile_case={"cuda": None},
         ),
         Step(
             name="v11_laid_early",
@@ -304,6 +309,7 @@ OP = Op(
             arch=">=9.0",
             backends=("cuda",),
             gap="Triton leaves it to its compiler where weights lie and when they are asked for.",
+            profile_case={"cuda": None},
         ),
     ),
 )

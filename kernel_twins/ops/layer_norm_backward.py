@@ -133,6 +133,7 @@ OP = Op(
                 Prediction("dram_share", "<=", 80),
             ),
             launches=3,
+            helpers=("norm_backward_sum_kernel",),
         ),
         Step(
             name="v02_persistent",
@@ -147,6 +148,7 @@ OP = Op(
             ),
             accepts=rows.fits(16 * 1_024, "registers hold"),
             launches=2,
+            helpers=("norm_backward_sum_kernel",),
         ),
         Step(
             name="v03_pipelined",
@@ -162,6 +164,7 @@ OP = Op(
             ),
             accepts=rows.fits(16 * 1_024, "registers hold"),
             launches=2,
+            helpers=("norm_backward_sum_kernel",),
         ),
         Step(
             name="v04_cluster",
@@ -191,6 +194,7 @@ OP = Op(
             launches=2,
             backends=("triton",),
             gap="CUDA's v04_cluster does the same within a cluster, without going through L2.",
+            helpers=("norm_backward_sum_kernel",),
         ),
         Step(
             name="v06_rows_ahead",

@@ -166,6 +166,7 @@ OP = Op(
             predictions=(Prediction("time", "<=", 0.995, relative=True),),
             launches=0,
             deterministic=False,
+            helpers=("vectorized_elementwise_kernel",),  # PyTorch's, which clears Triton's result
         ),
         Step(
             name="v07_last_block",

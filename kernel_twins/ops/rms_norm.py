@@ -163,11 +163,16 @@ OP = Op(
                 Prediction("time", "<=", 367, case=_LONG),
                 Prediction("time", "<=", 372, case=_LONGEST),
                 Prediction("time", "<=", 6.7, case=_FEW),
+                Prediction("l2_bytes", "==", 0.8, relative=True, tolerance=0.04, case=_LONGEST),
+                Prediction("load_requests", "<=", 0.1, relative=True, case=_LONGEST),
+                Prediction("occupancy", "<=", 27, case=_LONGEST),
+                Prediction("dram_share", ">=", 86, case=_LONGEST),
             ),
             arch=">=9.0",
             backends=("cuda",),
             gap="Triton 3.6 gives a program no access to another one's shared memory; v03_cooperative's programs stay, "
             "too, and exchange through L2.",
+            profile_case={"cuda": _LONGEST},
         ),
         Step(
             name="v05_cluster_registers",
@@ -190,6 +195,7 @@ OP = Op(
             backends=("cuda",),
             gap="Triton 3.6 gives a program no access to another one's shared memory; v03_cooperative's programs hold "
             "their parts in registers, too, and exchange through L2.",
+            replaces="v02_cluster",
         ),
         Step(
             name="v06_rows_per_warp",
@@ -202,6 +208,9 @@ OP = Op(
             "before all.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
+                Prediction("load_requests", "==", 0.5, relative=True, tolerance=0.03, case=_SHORT),
+                Prediction("occupancy", "<=", 50, case=_SHORT),
+                Prediction("dram_share", ">=", 89, case=_SHORT),
                 Prediction("time", "<=", 361, case=_SHORT),
                 Prediction("time", "<=", 0.997, relative=True, case=_SHORTEST),
                 Prediction("time", "<=", 0.995, relative=True, case=_SHORT_RAGGED),
@@ -212,6 +221,8 @@ OP = Op(
             backends=("cuda",),
             gap="Triton leaves it to its compiler where weights lie; short rows of v03_cooperative's tiles have them "
             "in registers.",
+            profile_case={"cuda": _SHORT},
+            replaces="v02_cluster",
         ),
     ),
 )

@@ -137,6 +137,7 @@ OP = Op(
                 Prediction("dram_share", "<=", 80),
             ),
             launches=3,
+            helpers=("norm_backward_sum_kernel",),
         ),
         Step(
             name="v02_cluster",
@@ -168,6 +169,7 @@ OP = Op(
             launches=2,
             backends=("triton",),
             gap="CUDA's v02_cluster does the same within a cluster, without going through L2.",
+            helpers=("norm_backward_sum_kernel",),
         ),
         Step(
             name="v04_rows_ahead",

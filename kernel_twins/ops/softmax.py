@@ -200,10 +200,15 @@ OP = Op(
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
                 Prediction("time", "<=", 0.95, relative=True, case=_LONG),
+                Prediction("l2_bytes", "==", 1_074, tolerance=0.02, case=_LONGEST),
+                Prediction("bytes_over_minimum", "==", 1.0, tolerance=0.03, case=_LONGEST),
+                Prediction("dram_share", "==", 84, tolerance=0.04, case=_LONGEST),
+                Prediction("occupancy", "==", 70, tolerance=0.08, case=_LONGEST),
             ),
             arch=">=9.0",
             backends=("cuda",),
             gap="Triton 3.6 gives a program no access to another one's shared memory; v08_cooperative goes through L2.",
+            profile_case={"cuda": _LONGEST},
         ),
         Step(
             name="v08_cooperative",
@@ -235,6 +240,7 @@ OP = Op(
             backends=("cuda",),
             gap="Triton's v08_cooperative takes elements before a row's first 16 bytes one by one; up to a line there "
             "would be eight times as many.",
+            replaces="v05_rows_per_block",
         ),
         Step(
             name="v10_cluster_registers",
@@ -248,11 +254,16 @@ OP = Op(
                 Prediction("time", "<=", 363, case=_LONG_RAGGED),
                 Prediction("time", "<=", 363, case=_LONG),
                 Prediction("time", "<=", 363, case=_LONGEST),
+                Prediction("shared_memory", "<=", 0.02, relative=True, case=_LONG),
+                Prediction("load_requests", "==", 1.05, tolerance=0.02, case=_LONG),
+                Prediction("instructions", "<=", 0.9, relative=True, case=_LONG),
+                Prediction("dram_share", ">=", 89, case=_LONG),
             ),
             arch=">=9.0",
             backends=("cuda",),
             gap="Triton 3.6 gives a program no access to another one's shared memory; v08_cooperative's programs hold "
             "their parts in registers, too, and exchange through L2.",
+            profile_case={"cuda": _LONG},
         ),
         Step(
             name="v11_rows_per_warp",
@@ -271,6 +282,7 @@ OP = Op(
             backends=("cuda",),
             gap="Triton gives lanes no elements of their own; v08_cooperative takes short rows of odd lengths element "
             "by element.",
+            replaces="v09_lines",
         ),
         Step(
             name="v12_small_l1",

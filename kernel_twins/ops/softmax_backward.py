@@ -172,10 +172,17 @@ OP = Op(
             change="A cluster of blocks shares a row; they exchange the sum by distributed shared memory.",
             why="Two rows of 256 K elements are 1 MiB, more than an SM holds and little for eight. Rows of up to "
             "32 KiB keep v03's kernel.",
-            predictions=(Prediction("time", "==", 1.0, relative=True, tolerance=0.02),),
+            predictions=(
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
+                Prediction("l2_bytes", "==", 1_611, tolerance=0.02, case=_LONGEST),
+                Prediction("bytes_over_minimum", "==", 1.0, tolerance=0.03, case=_LONGEST),
+                Prediction("dram_share", "==", 85, tolerance=0.04, case=_LONGEST),
+                Prediction("occupancy", "==", 25, tolerance=0.05, case=_LONGEST),
+            ),
             arch=">=9.0",
             backends=("cuda",),
             gap="Triton 3.6 gives a program no access to another one's shared memory; v05_cooperative goes through L2.",
+            profile_case={"cuda": _LONGEST},
         ),
         Step(
             name="v05_cooperative",
@@ -202,6 +209,7 @@ OP = Op(
             backends=("cuda",),
             gap="Triton's v05_cooperative takes elements before a row's first 16 bytes one by one; up to a line there "
             "would be eight times as many.",
+            replaces="v03_rows_per_block",
         ),
     ),
 )

@@ -39,7 +39,7 @@ class Results:
         self.ceiling = getattr(ceilings, op.ceiling) if ceilings else None
         self.recorded = Recorded(op, folder)
         self._ratios: dict[tuple[str, Name, Name], Ratio | None] = {}
-        self._quantities: dict[Name, dict[str, float | None]] = {}
+        self._quantities: dict[tuple[Case, Name], dict[str, float | None]] = {}
 
     @property
     def measured(self) -> bool:
@@ -81,10 +81,8 @@ class Results:
         ratio = self.ratio(case, name, against)
         if ratio is None:
             return None
-        cycles = None
-        if case == self.op.profile_case and name in self.recorded.cycles and against in self.recorded.cycles:
-            cycles = cycle_ratio(self.recorded.cycles[against], self.recorded.cycles[name])
-        return confirmed(ratio, cycles)
+        ours, theirs = (self.recorded.cycles.get((case.slug, each)) for each in (name, against))
+        return confirmed(ratio, None if ours is None or theirs is None else cycle_ratio(theirs, ours))
 
     def accuracy(self, case: Case, name: Name) -> tuple[float | None, int | None]:
         """The largest absolute error against float64, and the bytes that a call allocates for itself."""
@@ -112,23 +110,22 @@ class Results:
         """What rates are of: the rate times µs."""
         return self.op.bytes(case) / 1e3 if self.rate_unit == "GB/s" else self.op.flops(case) / 1e6
 
-    @property
-    def ceiling_us(self) -> float | None:
-        """The time that the surveyed ceiling allows at the profile case."""
-        return self._work(self.op.profile_case) / self.ceiling if self.ceiling else None
+    def ceiling_us(self, case: Case) -> float | None:
+        """The time that the surveyed ceiling allows."""
+        return self._work(case) / self.ceiling if self.ceiling else None
 
     @property
     def rate_unit(self) -> str:
         return "GB/s" if self.op.ceiling.startswith("dram") else "TFLOP/s"
 
-    def quantities(self, name: Name) -> dict[str, float | None]:
-        """Everything the log speaks of, at the profile case; None where it was not measured."""
-        if name not in self._quantities:
-            self._quantities[name] = self._computed(name)
-        return self._quantities[name]
+    def quantities(self, name: Name, case: Case) -> dict[str, float | None]:
+        """Everything the log speaks of; None where it was not measured."""
+        if (case, name) not in self._quantities:
+            self._quantities[case, name] = self._computed(name, case)
+        return self._quantities[case, name]
 
-    def _computed(self, name: Name) -> dict[str, float | None]:
-        case, counters = self.op.profile_case, self.recorded.calls.get(name, {})
+    def _computed(self, name: Name, case: Case) -> dict[str, float | None]:
+        counters = self.counters(name, case)
         values = {key: quantity.compute(counters) for key, quantity in QUANTITIES.items()}
         values["time"] = self.time_us(case, name)
         rate = values["rate"] = self.rate(case, name)
@@ -140,37 +137,50 @@ class Results:
         values["bytes_over_minimum"] = 1e6 * moved / self.op.bytes(case) if moved is not None else None
         return values
 
-    def longest_launch(self, name: Name) -> dict[str, float]:
-        """The counters of the call's longest kernel at the profile case; empty where it was not profiled."""
-        return max(self.recorded.launches.get(name, [{}]), key=lambda launch: launch.get(CYCLES, 0.0))
+    def counters(self, name: Name, case: Case) -> dict[str, float]:
+        """One call's; empty where it was not profiled."""
+        return self.recorded.calls.get((case.slug, name), {})
 
-    def stalls(self, name: Name) -> list[tuple[str, float]]:
-        return top_stalls(self.recorded.calls[name]) if name in self.recorded.calls else []
+    def longest_launch(self, name: Name, case: Case) -> dict[str, float]:
+        """The counters of the call's longest kernel; empty where it was not profiled."""
+        launches = self.recorded.launches.get((case.slug, name), [{}])
+        return max(launches, key=lambda launch: launch.get(CYCLES, 0.0))
+
+    def unprofiled(self) -> list[tuple[Case, Name]]:
+        """The cells whose counters are yet to be recorded: of steps that were timed there, and not quarantined."""
+        known = self.recorded.calls.keys() | self.recorded.quarantined.keys()
+        return [
+            (case, name)
+            for case, name in self.op.profiled_cells
+            if name.step and self.status(case, name) == "ok" and (case.slug, name) not in known
+        ]
 
     def judge(self, step: Step, backend: Backend) -> list[Judgement]:
         """The step's predictions for one language, against what was measured."""
         return [self._judged(each, step, backend) for each in step.predictions if backend in each.backends]
 
     def _judged(self, prediction: Prediction, step: Step, backend: Backend) -> Judgement:
-        case, name = prediction.case, Name(backend, step.name)
+        name, profiled = Name(backend, step.name), self.op.profile_case_of(step, backend)
+        if prediction.case is None and profiled != self.op.profile_case:
+            return Judgement(prediction, "void", None, "another step's kernel runs there")
+        case = prediction.case or self.op.profile_case
+
+        def known(name: Name) -> dict[str, float | None]:
+            """The time, and where the step is profiled all quantities."""
+            return self.quantities(name, case) if case == profiled else {"time": self.time_us(case, name)}
+
         previous = self.previous(step, backend, case)
         if previous is None:
-            return judge(prediction, {}, self._known(name, case))
+            return judge(prediction, {}, known(name))
         before = Name(backend, previous.name)
-        ratio = self.ratio(case or self.op.profile_case, name, before)
-        return judge(prediction, self._known(before, case), self._known(name, case), ratio)
+        return judge(prediction, known(before), known(name), self.ratio(case, name, before))
 
-    def _known(self, name: Name, case: Case | None) -> dict[str, float | None]:
-        """What predictions of a case are held against: the time, and at the profile case (None) all quantities."""
-        return {"time": self.time_us(case, name)} if case else self.quantities(name)
-
-    def explained(self, step: Step, backend: Backend, missed: Iterable[str]) -> str:
-        """The counters that stand beside missed predictions; of a ladder's first step, what its warps wait for."""
-        previous, calls = self.previous(step, backend), self.recorded.calls
-        after = calls.get(Name(backend, step.name), {})
+    def explained(self, step: Step, backend: Backend, case: Case, missed: Iterable[str]) -> str:
+        """The counters that stand beside missed predictions; without a step before, what the warps wait for."""
+        previous, after = self.previous(step, backend, case), self.counters(Name(backend, step.name), case)
         if previous is None:
             return "; ".join(f"{stall} {cycles:.1f} cycles an issue" for stall, cycles in top_stalls(after))
-        return explained(calls.get(Name(backend, previous.name), {}), after, missed)
+        return explained(self.counters(Name(backend, previous.name), case), after, missed)
 
     def withdrawn(self) -> list[predictions.Mark]:
         """The marks of predictions that were frozen and that the spec does not make any more."""
@@ -184,27 +194,26 @@ class Results:
     def _marks(self) -> predictions.Marks:
         return predictions.Marks(self.recorded.folder)
 
-    def previous(self, step: Step, backend: Backend, case: Case | None = None) -> Step | None:
-        """The step before this one in the same language; with a case, the last before it that is timed there."""
-        ladder = [each for each in self.op.steps_of(backend) if each == step or not case or self.op.times(each, case)]
+    def previous(self, step: Step, backend: Backend, case: Case) -> Step | None:
+        """What a step is compared with: at its profile case ``Op.before``, else the last before it that is timed."""
+        if case == self.op.profile_case_of(step, backend):
+            return self.op.before(step, backend)
+        ladder = [each for each in self.op.steps_of(backend) if each == step or self.op.times(each, case)]
         index = ladder.index(step)
         return ladder[index - 1] if index else None
 
-    def limiter(self, name: Name) -> Limit | None:
-        """What holds the call back at the profile case; None where it was not profiled."""
-        time_us = self.time_us(self.op.profile_case, name)
-        counters = self.recorded.calls.get(name, {})
-        return limiter(counters, time_us=time_us, ceilings=self.ceilings, floor_us=self._floor_us)
+    def limiter(self, name: Name, case: Case) -> Limit | None:
+        """What holds the call back; None where it was not profiled."""
+        time_us, floor_us = self.time_us(case, name), self._floor_us(case)
+        return limiter(self.counters(name, case), time_us=time_us, ceilings=self.ceilings, floor_us=floor_us)
 
-    @cached_property
-    def _floor_us(self) -> float | None:
+    def _floor_us(self, case: Case) -> float | None:
         """The ceiling's time, None where somebody passed it by far.
 
         An fp32 product by tensor cores does: the rate of the FMA pipes is what it is compared with, and no floor.
         """
-        case = self.op.profile_case
         times = [time for slug, name in self.recorded.rows if slug == case.slug and (time := self.time_us(case, name))]
-        floor_us = self.ceiling_us
+        floor_us = self.ceiling_us(case)
         return floor_us if floor_us and times and min(times) > _PASSED * floor_us else None
 
     def stale(self, name: Name) -> bool:

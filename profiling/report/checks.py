@@ -31,6 +31,7 @@ def run(release: bool, audit: bool) -> Findings:
     if reason := static.not_compared():
         late.append(f"the static data was not compared with a build: {reason}")
     for each in results:
+        found.failures += _foreign(each)
         late += _late(each)
     late += functions_table.stale(store.REFERENCE_GPU, FOLDER)
     slower = _regressions(results)
@@ -43,11 +44,24 @@ def run(release: bool, audit: bool) -> Findings:
     return found
 
 
+def _foreign(results: Results) -> list[str]:
+    """The recorded cells that show another step's kernel, a line each."""
+    return [
+        f"{results.op.name}/{name.step}/{name.backend} at {case}: {reason}: give the step a profile_case that its own "
+        f"kernel serves, and run `ncu_report.py --op {results.op.name}`"
+        for (case, name), reason in results.recorded.foreign.items()
+    ]
+
+
 def _late(results: Results) -> list[str]:
-    """What was never measured, steps that changed since, and those whose predictions are not frozen, a line each."""
+    """What was never measured or profiled, what changed since, and predictions that are not frozen, a line each."""
     op, lines = results.op, []
     if not results.measured:
         lines.append(f"{op.name} was never measured: run `ncu_report.py --op {op.name}`")
+    lines += [
+        f"{op.name}/{name.step}/{name.backend} was not profiled at {case.slug}: run `ncu_report.py --op {op.name}`"
+        for case, name in results.unprofiled()
+    ]
     for step in op.steps:
         for backend in step.backends:
             cell = f"{op.name}/{step.name}/{backend}"

@@ -21,7 +21,6 @@ from kernel_twins._profiling.report.errors import InvalidDataError
 from kernel_twins._profiling.report.metrics import CYCLES, DURATION, Tier, names
 from kernel_twins._profiling.report.selection import Selection
 from kernel_twins._profiling.report.stage import Profiled, Stage
-from kernel_twins._profiling.report.worker import cells
 from kernel_twins.bench import Timing, bench
 from kernel_twins.spec import BACKENDS, Case, Name, Op, Step
 
@@ -82,10 +81,8 @@ def collect(selection: Selection, stage: Stage, ledger: Path, settings: Settings
         progress.update(task, description=f"{op.name} under {settings.tool}")
         if stage.profiled(op) is None:
             try:
-                if op.profile_case in selection.cases(op):
-                    _profile(op, chosen, timings, stage, settings)
-                else:  # a part of a ladder, at other cases than the profiled one
-                    stage.note_profiled(op, Profiled("none", settings.tier, {}, {}))
+                meant = [cell for cell in selection.profiled(op) if not cell[1].step or cell[1] in chosen]
+                _profile(op, meant, timings, stage, settings)
             except InvalidDataError as error:  # of this operation alone
                 problems.broken.append(f"{op.name}: {error}")
         progress.advance(task)
@@ -120,16 +117,15 @@ def _timing_row(stage: Stage, op: Op, case: Case, timing: Timing) -> dict[str, s
     }
 
 
-def _profile(op: Op, chosen: list[Name], timings: pd.DataFrame, stage: Stage, settings: Settings) -> None:
-    """Every right step that was chosen, and the baselines that were timed, under the profiler."""
-    at_profile = timings[timings["case"] == op.profile_case.slug]
-    status = {Name(row.backend, row.step): row.status for row in at_profile.itertuples()}
-    profiled = [
-        name
-        for name in cells(op.name)
-        if (name in chosen and not status.get(name, "").startswith("wrong") if name.step else status.get(name) == "ok")
-    ]
-    labelled = {labels.write(op.name, name): name for name in profiled}
+def _profile(op: Op, meant: list[tuple[Case, Name]], timings: pd.DataFrame, stage: Stage, settings: Settings) -> None:
+    """Of the cells that are meant, every step that is right and the baselines that were timed, under the profiler."""
+    status = {(row.case, Name(row.backend, row.step)): row.status for row in timings.itertuples()}
+    told = {(case, name): status.get((case.slug, name), "") for case, name in meant}
+    fit = [cell for cell in meant if (not told[cell].startswith("wrong") if cell[1].step else told[cell] == "ok")]
+    labelled = {labels.write(op, case, name): name for case, name in fit}
+    if not any(name.step for name in labelled.values()):  # a part of a ladder, at other cases than the profiled ones
+        stage.note_profiled(op, Profiled("none", settings.tier, {}, {}))
+        return
     with tempfile.TemporaryDirectory() as folder:
         digests = Path(folder) / "digests.json"
 

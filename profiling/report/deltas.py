@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from kernel_twins._profiling.report import write
 from kernel_twins._profiling.report.analysis import Results
 from kernel_twins._profiling.report.quantities import QUANTITIES
-from kernel_twins.spec import Backend, Name, Step
+from kernel_twins.spec import Backend, Case, Name, Step
 
 TITLES = {"cuda": "CUDA", "triton": "Triton"}
 
@@ -15,13 +15,19 @@ TITLES = {"cuda": "CUDA", "triton": "Triton"}
 def before_and_after(
     results: Results, step: Step, backends: Sequence[Backend], quantities: Sequence[tuple[str, ...]]
 ) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of a table; each of ``quantities`` names those that share a row, left out if none is known."""
-    header, columns = [f"at {results.op.profile_case.slug}"], []
-    for backend in backends:
-        previous = results.previous(step, backend)
-        before = results.quantities(Name(backend, previous.name)) if previous else None
-        columns.append((before, results.quantities(Name(backend, step.name))))
-        header.append(f"{TITLES[backend]} {previous.name[:3] + ' → ' if previous else ''}{step.name[:3]}")
+    """Header and rows of a table; each of ``quantities`` names those that share a row, left out if none is known.
+
+    A language's column is of the case at which the step is profiled, and without quantities where it is not.
+    """
+    cases = {backend: results.op.profile_case_of(step, backend) for backend in backends}
+    header, columns = [_place(cases.values())], []
+    for backend, case in cases.items():
+        previous = results.op.before(step, backend)
+        before = results.quantities(Name(backend, previous.name), case) if previous and case else None
+        after = results.quantities(Name(backend, step.name), case) if case else dict.fromkeys(QUANTITIES)
+        columns.append((before, after))
+        place = "" if header[0] else f" {_place([case])}".rstrip()
+        header.append(f"{TITLES[backend]} {previous.name[:3] + ' → ' if previous else ''}{step.name[:3]}{place}")
     rows = []
     for keys in quantities:
         cells = [_cell(keys, before, after) for before, after in columns]
@@ -31,16 +37,28 @@ def before_and_after(
 
 
 def at_other_cases(results: Results, step: Step, backends: Sequence[Backend]) -> list[list[str]]:
-    """Rows for the same header: the times at each other case that the step's predictions name."""
+    """Rows for the same header: the times at each other case that the step's predictions name.
+
+    A time before that is of another step than the header's has its number.
+    """
     rows = []
     for case in dict.fromkeys(each.case for each in step.predictions if each.case):
+        if all(case == results.op.profile_case_of(step, backend) for backend in backends):
+            continue
         cells = []
         for backend in backends:
-            previous = results.previous(step, backend)
+            previous = results.previous(step, backend, case)
             before = {"time": results.time_us(case, Name(backend, previous.name))} if previous else None
-            cells.append(_cell(("time",), before, {"time": results.time_us(case, Name(backend, step.name))}))
+            who = f"{previous.name[:3]}: " if previous and previous != results.op.before(step, backend) else ""
+            cells.append(who + _cell(("time",), before, {"time": results.time_us(case, Name(backend, step.name))}))
         rows.append([f"time at {case.slug}, µs", *cells])
     return rows
+
+
+def _place(cases: Iterable[Case | None]) -> str:
+    """The one case of all columns, empty where there is none or there are several."""
+    (case, *others) = set(cases)
+    return f"at {case.slug}" if case and not others else ""
 
 
 def _heading(results: Results, key: str) -> str:

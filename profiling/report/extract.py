@@ -14,13 +14,14 @@ from pathlib import Path
 import pandas as pd
 
 import kernel_twins
-from kernel_twins._profiling.report import csv_page, labels
+from kernel_twins._profiling.report import csv_page, kernels, labels
 from kernel_twins._profiling.report.errors import CANNOT_RUN, INVALID_DATA, OK, CannotRunError, InvalidDataError
 from kernel_twins._profiling.report.metrics import CYCLES, DURATION, METRICS, Tier, names
 from kernel_twins._profiling.report.ncu import find
 from kernel_twins._profiling.report.reader import Launch, missing
 from kernel_twins._profiling.report.store import TABLES
 from kernel_twins._profiling.report.units import to_base
+from kernel_twins.spec import Op
 
 _TIMEOUT_S = 300  # a report of a hundred launches takes some seconds
 _MAX_SHARE = 102.0  # percent; counters of two passes disagree a little: 100.7 % of L2's sectors were seen to hit
@@ -103,19 +104,21 @@ def _last(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def counter_rows(
-    launches: Iterable[Launch], expected: dict[str, int], case: str, run: str, codes: dict[str, str], tier: Tier
+    launches: Iterable[Launch], expected: dict[str, int], op: Op, run: str, codes: dict[str, str], tier: Tier
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Rows of the counters table, of every metric of the tier, and of the quarantine table; in ``expected``'s order.
 
     ``expected`` says how many launches each label must have; 0 leaves the number open, but for none (baselines). A
-    cell with a fault goes to quarantine as a whole. InvalidDataError where a label is none of those expected: then
-    the report is another one.
+    cell with a fault goes to quarantine as a whole, and so does one of another step's kernel. InvalidDataError where a
+    label is none of those expected: then the report is another one.
     """
     rows, refused = [], []
     for label, found in _by_label(launches, expected).items():
-        _, name = labels.read(label)
-        cell = (case, name.backend, name.step)
-        seen = [*_wrong_count(found, expected[label]), *(fault for each in found for fault in _faults(each, tier))]
+        case, name = labels.read(op, label)
+        cell = (case.slug, name.backend, name.step)
+        foreign = kernels.foreign(op, name, [each.kernel for each in found])
+        seen = [*([foreign] if foreign else []), *_wrong_count(found, expected[label])]
+        seen += [fault for each in found for fault in _faults(each, tier)]
         faults = list(dict.fromkeys(seen))  # a fault that all launches share is told once
         if faults:
             more = f"; and {len(faults) - _FAULTS_TOLD} more" if len(faults) > _FAULTS_TOLD else ""
@@ -129,15 +132,19 @@ def counter_rows(
 
 
 def cycle_rows(
-    launches: Iterable[Launch], expected: dict[str, int], repeats: int, case: str, run: str, codes: dict[str, str]
+    launches: Iterable[Launch], expected: dict[str, int], repeats: int, op: Op, run: str, codes: dict[str, str]
 ) -> pd.DataFrame:
     """Rows of the cycles table, from a report in which every label was called ``repeats`` times in a row.
 
     A call's cycles are the sum over its launches; how many those are is in ``expected``, where 0 means the number
-    found divided by ``repeats``. InvalidDataError names the label whose launches or cycles cannot be those.
+    found divided by ``repeats``. Of another step's kernel there is no row. InvalidDataError names the label whose
+    launches or cycles cannot be those.
     """
     rows = []
     for label, found in _by_label(launches, expected).items():
+        case, name = labels.read(op, label)
+        if kernels.foreign(op, name, [launch.kernel for launch in found]):
+            continue
         size = expected[label] or len(found) // repeats
         if not found or len(found) != size * repeats:
             wanted = f"{size} times {repeats}" if expected[label] else f"a multiple of {repeats}"
@@ -146,8 +153,7 @@ def cycle_rows(
             raise InvalidDataError(f"{label}: {faults[0]}")
         cycles = [launch.metrics[CYCLES] for launch in found]
         calls = [_exact(sum(cycles[start : start + size])) for start in range(0, len(cycles), size)]
-        _, name = labels.read(label)
-        rows.append((case, name.backend, name.step, " ".join(calls), codes.get(label, ""), run))
+        rows.append((case.slug, name.backend, name.step, " ".join(calls), codes.get(label, ""), run))
     return pd.DataFrame(rows, columns=TABLES["cycles"])
 
 

@@ -1,4 +1,4 @@
-"""Predictions held against what was measured: hit, miss, wrong direction or not judged; the score; why one missed."""
+"""Predictions held against what was measured: the verdicts, the score, and why one missed."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from kernel_twins._profiling.report.metrics import CYCLES, STALLS, top_stalls
 from kernel_twins._profiling.report.predictions import Mark
 from kernel_twins._profiling.report.verdict import Ratio
 from kernel_twins.spec import Prediction
 
-Outcome = Literal["hit", "miss", "wrong direction", "not judged"]
+Outcome = Literal["hit", "miss", "wrong direction", "not judged", "void"]
 
 _INSTRUCTIONS = "smsp__inst_executed.sum"
 _L2_HIT = "lts__t_sector_hit_rate.pct"
@@ -27,7 +27,7 @@ class Judgement:
     """A prediction beside what was measured.
 
     ``actual`` is in the quantity's unit, or, for a relative prediction, the multiple of the step before. ``by`` says
-    what it was judged by, or why it was not judged.
+    what it was judged by, or why it was not. It is void where it is of a case that is another step's kernel's.
     """
 
     prediction: Prediction
@@ -101,6 +101,7 @@ class Score:
     miss: int
     wrong_direction: int
     not_judged: int
+    void: int
 
 
 def score(judged: Iterable[tuple[str, Mark, Judgement]]) -> list[Score]:
@@ -110,7 +111,7 @@ def score(judged: Iterable[tuple[str, Mark, Judgement]]) -> list[Score]:
         counts.setdefault(ladder, {}).setdefault(mark, Counter())[judgement.verdict] += 1
     marks: tuple[Mark, ...] = ("pre-registered", "post hoc", "not frozen")
     return [
-        Score(ladder, mark, found["hit"], found["miss"], found["wrong direction"], found["not judged"])
+        Score(ladder, mark, *(found[outcome] for outcome in get_args(Outcome)))
         for ladder, by_mark in counts.items()
         for mark in marks
         if (found := by_mark.get(mark))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from statistics import geometric_mean
 
@@ -12,6 +13,7 @@ from kernel_twins._profiling.report import functions_table, predictions, proton,
 from kernel_twins._profiling.report.analysis import Results
 from kernel_twins._profiling.report.deltas import TITLES, before_and_after
 from kernel_twins._profiling.report.judgement import Judgement, score
+from kernel_twins._profiling.report.metrics import top_stalls
 from kernel_twins._profiling.report.places import shown
 from kernel_twins._profiling.report.quantities import QUANTITIES
 from kernel_twins.spec import BACKENDS, Backend, Case, Name, Step
@@ -144,24 +146,31 @@ def _calibration(results: list[Results]) -> list[str]:
     ]
     gone = Counter((each.op.name, mark) for each in results for mark in each.withdrawn())
     rows = [
-        [*key, *map(str, (each.hit, each.miss, each.wrong_direction, each.not_judged)), str(gone.pop(key, 0))]
+        [
+            *key,
+            *map(str, (each.hit, each.miss, each.wrong_direction, each.not_judged, each.void, gone.pop(key, 0))),
+        ]
         for each in score(judged)
         for key in [(each.ladder, each.mark)]
     ]
-    rows += [[*key, "0", "0", "0", "0", str(count)] for key, count in gone.items()]
+    rows += [[*key, *["0"] * 5, str(count)] for key, count in gone.items()]
     return [
         "A prediction is pre-registered where it was frozen before the first measurement of its cell, trials and "
-        "tuning included; everything else is post hoc. To measure again changes nothing.",
+        "tuning included; everything else is post hoc. To measure again changes nothing. It is void, and neither hit "
+        "nor miss, where it is of a case that the step leaves to another step's kernel.",
         "",
-        *write.table(["ladder", "made", "hit", "miss", "wrong direction", "not judged", "withdrawn"], rows, right=2),
+        *write.table(
+            ["ladder", "made", "hit", "miss", "wrong direction", "not judged", "void", "withdrawn"], rows, right=2
+        ),
     ]
 
 
 def _ladder_note(results: Results) -> list[str]:
     op = results.op
     ceiling = write.number(results.ceiling) if results.ceiling else "–"
+    other = ", where their tables name no other case" if any(step.profile_case for step in op.steps) else ""
     told = (
-        f"Entries are of `{op.profile_case.slug}`. The ceiling is the survey's {op.ceiling.replace('_', ' ')}, "
+        f"Entries are of `{op.profile_case.slug}`{other}. The ceiling is the survey's {op.ceiling.replace('_', ' ')}, "
         f"{ceiling} {results.rate_unit}."
     )
     sensors = results.sensors(op.profile_case)
@@ -249,16 +258,21 @@ def _accuracy(results: Results) -> list[str]:
         return []
     op = results.op
 
-    def cell(name: Name) -> str:
+    def cell(step: Step, backend: Backend) -> str:
+        if op.profile_case_of(step, backend) != op.profile_case:
+            return "another step's kernel"
+        return of(Name(backend, step.name))
+
+    def of(name: Name) -> str:
         error, extra_bytes = results.accuracy(op.profile_case, name)
         if error is None or extra_bytes is None:
             return "wrong" if results.status(op.profile_case, name).startswith("wrong") else "–"
-        multiple = write.number(results.quantities(name)["error_over_torch"])
+        multiple = write.number(results.quantities(name, op.profile_case)["error_over_torch"])
         return f"{write.number(error)} · {multiple} · {write.number(extra_bytes)}"
 
-    rows = [[baseline, cell(Name(baseline)), "", ""] for baseline in op.baselines]
+    rows = [[baseline, of(Name(baseline)), "", ""] for baseline in op.baselines]
     rows += [
-        [step.name, "", *(cell(Name(backend, step.name)) if backend in step.backends else "" for backend in BACKENDS)]
+        [step.name, "", *(cell(step, backend) if backend in step.backends else "" for backend in BACKENDS)]
         for step in op.steps
     ]
     return [
@@ -278,20 +292,32 @@ def _entry(results: Results, step: Step, static_rows: pd.DataFrame) -> list[str]
         lines[-1] += f" *{step.gap}*"
     lines += ["", *_counters(results, step, static_rows), ""]
     for backend in step.backends:
-        name = Name(backend, step.name)
-        lines.append(f"- {TITLES[backend]}: {_against_previous(results, step, backend)}{_limit(results, name)}")
-        lines.append(f"  {_verdict(results, step, backend)}")
-        lines += [f"- {TITLES[backend]}, {line}." for line in proton.told(results.recorded.proton, results.op, name)]
-        for case in results.op.timed_cases:
-            if (status := results.status(case, name)) not in ("", "ok"):
-                lines.append(f"- {TITLES[backend]} at {case.slug}: {status}.")
+        name, case = Name(backend, step.name), results.op.profile_case_of(step, backend)
+        told = proton.told(results.recorded.proton, results.op, case, name) if case else []
+        profiled = _left(results, case)
+        if case:
+            profiled += _against_previous(results, step, backend, case) + _limit(results, name, case, bool(told))
+        lines += [f"- {TITLES[backend]}: {profiled}", f"  {_verdict(results, step, backend)}"]
+        lines += [f"- {TITLES[backend]}, {line}." for line in told]
+        for each in results.op.timed_cases:
+            if (status := results.status(each, name)) not in ("", "ok"):
+                lines.append(f"- {TITLES[backend]} at {each.slug}: {status}.")
     return lines
 
 
-def _against_previous(results: Results, step: Step, backend: Backend) -> str:
-    previous, case = results.previous(step, backend), results.op.profile_case
+def _left(results: Results, case: Case | None) -> str:
+    """That the operation's profile case is another step's kernel's, for a step that is profiled at ``case``."""
+    slug = results.op.profile_case.slug
+    if case is None:
+        return f"Not profiled: leaves `{slug}` to another step's kernel."
+    return "" if case == results.op.profile_case else f"Leaves `{slug}` to another step's kernel. "
+
+
+def _against_previous(results: Results, step: Step, backend: Backend, case: Case) -> str:
+    previous, ladder = results.op.before(step, backend), results.op.steps_of(backend)
     if previous is None:
-        return ""
+        first = step == ladder[0]
+        return "" if first else f"{ladder[ladder.index(step) - 1].name[:3]} does not take `{case.slug}`. "
     name, before = Name(backend, step.name), Name(backend, previous.name)
     ratio = results.ratio(case, name, before)
     if ratio is None:
@@ -299,35 +325,45 @@ def _against_previous(results: Results, step: Step, backend: Backend) -> str:
     return f"{ratio.value:.3f} × as fast as {previous.name[:3]}, {results.standing(case, name, before)}. "
 
 
-def _limit(results: Results, name: Name) -> str:
-    if reason := results.recorded.quarantined.get(name):
+def _limit(results: Results, name: Name, case: Case, otherwise: bool) -> str:
+    """What limits it, or why that is not known; ``otherwise``: another tool than ncu saw it."""
+    if reason := results.recorded.quarantined.get((case.slug, name)):
         return f"Counters quarantined: {reason}."
-    limit = results.limiter(name)
-    if limit:
+    if limit := results.limiter(name, case):
         return f"Limited by {limit.told()}."
-    return "" if proton.told(results.recorded.proton, results.op, name) else "Not profiled."
+    if case != results.op.profile_case and not otherwise:
+        return f"Profiled at `{case.slug}`: not recorded yet."
+    return "" if otherwise else "Not profiled."
 
 
 def _counters(results: Results, step: Step, static_rows: pd.DataFrame) -> list[str]:
     header, rows = before_and_after(results, step, step.backends, _ROWS)
-    stalls = [_stalls(results, step, backend) for backend in step.backends]
-    if any(each.strip("– →") for each in stalls):
-        rows.append(["top stalls, cycles an issue", *stalls])
-    sass = [
-        static.told(static_rows, results.op.name, step.name, b, results.longest_launch(Name(b, step.name)))
-        for b in step.backends
-    ]
+    for title, told in (("top stalls, cycles an issue", _stalls), ("kernels", _kernels)):
+        cells = [_before_after(results, step, backend, told) for backend in step.backends]
+        if any(each.strip("– →") for each in cells):
+            rows.append([title, *cells])
+    cases = {backend: results.op.profile_case_of(step, backend) for backend in step.backends}
+    longest = {b: results.longest_launch(Name(b, step.name), case) if case else {} for b, case in cases.items()}
+    sass = [static.told(static_rows, results.op.name, step.name, b, longest[b]) for b in step.backends]
     return write.table(header, [*rows, ["SASS", *sass]] if any(sass) else rows)
 
 
-def _stalls(results: Results, step: Step, backend: Backend) -> str:
-    previous = results.previous(step, backend)
-    told = [
-        " · ".join(f"{stall} {cycles:.1f}" for stall, cycles in results.stalls(Name(backend, each.name))) or "–"
-        for each in (previous, step)
-        if each
-    ]
-    return " → ".join(told)
+def _before_after(results: Results, step: Step, backend: Backend, told: Callable[[Results, Case, Name], str]) -> str:
+    case = results.op.profile_case_of(step, backend)
+    if case is None:
+        return "–"
+    both = (each for each in (results.op.before(step, backend), step) if each)
+    return " → ".join(told(results, case, Name(backend, each.name)) or "–" for each in both)
+
+
+def _stalls(results: Results, case: Case, name: Name) -> str:
+    return " · ".join(f"{stall} {cycles:.1f}" for stall, cycles in top_stalls(results.counters(name, case)))
+
+
+def _kernels(results: Results, case: Case, name: Name) -> str:
+    """Whose code the counters are of; helpers among them."""
+    launched = results.recorded.kernels.get((case.slug, name), {})
+    return " · ".join(f"`{kernel}`" + (f" × {count}" if count > 1 else "") for kernel, count in launched.items())
 
 
 def _verdict(results: Results, step: Step, backend: Backend) -> str:
@@ -335,12 +371,13 @@ def _verdict(results: Results, step: Step, backend: Backend) -> str:
     if not judgements:
         return "No prediction."
     told = "; ".join(_told(judgement, results.mark(step, backend, judgement)) for judgement in judgements)
+    case = results.op.profile_case_of(step, backend)
     missed = [  # counters are those of the profile case, and explain no miss at another one
         each.prediction.quantity
         for each in judgements
-        if each.verdict in ("miss", "wrong direction") and each.prediction.case is None
+        if each.verdict in ("miss", "wrong direction") and each.prediction.case in (None, case)
     ]
-    beside = results.explained(step, backend, missed) if missed else ""
+    beside = results.explained(step, backend, case, missed) if case and missed else ""
     return f"Predicted {told}." + (f" Beside it: {beside}." if beside else "")
 
 

@@ -41,7 +41,7 @@ def _limit(results: Results) -> str:
         f"{write.number(op.bytes(case) / 1e6)} MB, {write.number(intensity)} FLOP a byte."
     )
     ceilings = results.ceilings
-    if ceilings is None or not results.ceiling_us:
+    if ceilings is None or not (floor_us := results.ceiling_us(case)):
         return f"{told} This GPU has not been surveyed yet."
     pipe = "bf16" if op.ceiling == "bf16" else "fp32"
     balance = ceilings.balance_points()[f"{pipe}_dram"]
@@ -49,22 +49,31 @@ def _limit(results: Results) -> str:
     return (
         f"{told} The survey's balance point for {pipe} is {write.number(balance)} FLOP a byte read from device memory, "
         f"so {bound} is the limit: at the surveyed {op.ceiling.replace('_', ' ')} rate of "
-        f"{write.number(results.ceiling)} {results.rate_unit} it takes {write.number(results.ceiling_us)} µs."
+        f"{write.number(results.ceiling)} {results.rate_unit} it takes {write.number(floor_us)} µs."
     )
 
 
 def _counters(results: Results, step: Step) -> list[str]:
-    case = results.op.profile_case
-    status = {backend: results.status(case, Name(backend, step.name)) for backend in step.backends}
+    op = results.op
+    cases = {backend: op.profile_case_of(step, backend) for backend in step.backends}
+    status = {b: results.status(case or op.profile_case, Name(b, step.name)) for b, case in cases.items()}
     measured = [backend for backend, each in status.items() if each]
     if not measured:
         return ["Not measured yet."]
-    predicted = dict.fromkeys(each.quantity for each in step.predictions)
+    predicted = dict.fromkeys(
+        each.quantity
+        for each in step.predictions
+        if any((each.case or op.profile_case) == cases.get(backend) for backend in each.backends)
+    )
     keys = [("time",), ("rate",), *((key,) for key in predicted if key not in ("time", "rate"))]
     notes = []
     for backend, each in status.items():
         if each != "ok":
             notes.append(f"{TITLES[backend]}: {each or 'not measured yet'}.")
+        if (case := cases[backend]) != op.profile_case:
+            notes.append(f"{TITLES[backend]}: leaves `{op.profile_case.slug}` to another step's kernel.")
+        if case and (case, Name(backend, step.name)) in results.unprofiled():
+            notes.append(f"{TITLES[backend]}: counters not recorded yet.")
         if results.stale(Name(backend, step.name)):
             notes.append(f"{TITLES[backend]}: changed since it was measured.")
     header, rows = before_and_after(results, step, measured, keys)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import cast
 
 from kernel_twins._profiling.report import publish, write
 from kernel_twins._profiling.report.analysis import load
 from kernel_twins._profiling.report.selection import Selection
+from kernel_twins.spec import Backend
 
 
 def show(selection: Selection, stage: Path, as_json: bool) -> list[str]:
@@ -25,7 +27,8 @@ def show(selection: Selection, stage: Path, as_json: bool) -> list[str]:
             baseline = results.best_baseline(case)
             for name in (each for each in selection.names(op) if op.times(op.step(each.step), case)):
                 ratio = results.ratio(case, name, baseline) if baseline else None
-                limit = results.limiter(name) if case == op.profile_case else None
+                profiled = case == op.profile_case_of(op.step(name.step), cast(Backend, name.backend))
+                limit = results.limiter(name, case) if profiled else None
                 rows.append(
                     {
                         "op": op.name,

@@ -98,7 +98,7 @@ def _operation(op: Op, selection: Selection, tier: Tier, tool: str) -> OpPlan:
     ]
     cells = [(case, name) for case in selection.cases(op) for name in names if _times(op, name, case)]
     rows = {cell: _replays_s(op, *cell, table) for cell in cells}
-    profiled = [name for name in names if name.backend not in op.references and _times(op, name, op.profile_case)]
+    profiled = [name for _, name in selection.profiled(op) if name in names]
     launches = sum(op.step(name.step).launches or 1 if name.step else 1 for name in profiled)
     passes = launches * (PASSES[tier] + T0_CALLS * PASSES["T0"] if tool == "ncu" else PROTON_CALLS)
     return OpPlan(

@@ -29,6 +29,7 @@ _TITLES = {"cuda": "CUDA", "triton": "Triton"}
 # In the order of an operation's baselines.
 _BASELINE_LINES: tuple[Any, ...] = ("--", ":", "-.", (0, (4, 1, 1, 1, 1, 1)))
 _BASELINE_SHADES = (0.9, 0.7, 0.5, 0.3)
+_PALE = 0.35
 _MARKERS = "osD^vPX*"
 _STYLE: dict[Any, Any] = {
     "figure.facecolor": "white",  # its own ground, so that it reads on a light page and on a dark one
@@ -170,14 +171,22 @@ def _size(case: Case) -> int:
 
 
 def _ladder(results: Results) -> Figure:
-    """The climb: each step's rate at the profile case, both languages side by side, and the best baseline's."""
+    """The climb: each step's rate at the profile case, both languages side by side, and the best baseline's.
+
+    Where a step leaves the case to another step's kernel, its bar is pale.
+    """
     op, case = results.op, results.op.profile_case
     figure, axis = plt.subplots(figsize=(1.6 + 1.3 * len(op.steps), 3.2))
+    pale: list[Any] = []
     for offset, backend in ((-0.2, "cuda"), (0.2, "triton")):
         positions = [index + offset for index, step in enumerate(op.steps) if backend in step.backends]
         rates = [results.rate(case, Name(backend, step.name)) or 0 for step in op.steps_of(backend)]
         bars = axis.bar(positions, rates, 0.38, color=_COLOUR[backend], label=_TITLES[backend])
+        own = [op.profile_case_of(step, backend) == case for step in op.steps_of(backend)]
+        pale += [bar for bar, its in zip(bars, own, strict=True) if not its]
         axis.bar_label(bars, [f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}" for rate in rates], fontsize=7)
+    for index, bar in enumerate(pale):
+        bar.set(alpha=_PALE, label="" if index else "another step's kernel")
     _line(axis, results, case)
     axis.set_xticks(range(len(op.steps)), [step.name for step in op.steps], fontsize=7)
     axis.set_ylabel(results.rate_unit)
@@ -203,11 +212,12 @@ def _roofline(results: list[Results], ceilings: Ceilings) -> Figure:
         axis.plot(corners, heights, color=_COLOUR["ceiling"], linewidth=1)
         axis.annotate(text, (highest, roof), ha="right", va="bottom", fontsize=7)
     for each in results:
-        case = each.op.profile_case
         for backend in BACKENDS:
             for index, step in enumerate(each.op.steps_of(backend)):
-                name = Name(backend, step.name)
-                time, moved = each.time_us(case, name), each.quantities(name)["dram_bytes"]
+                name, case = Name(backend, step.name), each.op.profile_case_of(step, backend)
+                if case is None:
+                    continue
+                time, moved = each.time_us(case, name), each.quantities(name, case)["dram_bytes"]
                 if time and moved:
                     axis.plot(
                         each.op.flops(case) / (1e6 * moved),

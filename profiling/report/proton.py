@@ -1,7 +1,7 @@
 """Triton's own profiler, Proton, for machines that forbid counters: time of every kernel, by activity tracing alone.
 
 As a process, ``python -m kernel_twins._profiling.report.proton OP OUT.hatchet LABEL...``, it calls each labelled cell
-ten times at the profile case and leaves Proton's tree. Calls run back to back on the same inputs, warm, so that a time
+ten times and leaves Proton's tree. Calls run back to back on the same inputs, warm, so that a time
 is neither the bench's nor ncu's; it is told as Proton's.
 
 A scope is entered once for every call and given the operation's minimum bytes and FLOP; Proton adds them up, as it
@@ -15,6 +15,7 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,26 +42,30 @@ def main(op: str, out: str, *chosen: str) -> None:
     from kernel_twins.tensors import empty_outputs
 
     spec = ops.get(op)
-    case = spec.profile_case
-    inputs, output = spec.inputs(case, generator(case, "cuda")), empty_outputs(spec, case, "cuda")
-    options = spec.options(case)
-    calls = {label: load_named(op, labels.read(label)[1]) for label in chosen}
+    cells = {label: labels.read(spec, label) for label in chosen}
+    calls = {}
+    for case in dict.fromkeys(case for case, _ in cells.values()):
+        inputs, output = spec.inputs(case, generator(case, "cuda")), empty_outputs(spec, case, "cuda")
+        for label, (its, name) in cells.items():
+            if its == case:
+                calls[label] = partial(load_named(op, name), *inputs, **spec.options(case), out=output)
     for call in calls.values():
-        call(*inputs, **options, out=output)  # compiles and tunes
+        call()  # compiles and tunes
     torch.cuda.synchronize()
 
     triton.profiler.start(out.removesuffix(".hatchet"), context="shadow", data="tree")  # which adds .hatchet
     for label, call in calls.items():
+        minimum = {"bytes": float(spec.bytes(cells[label][0])), "flops": float(spec.flops(cells[label][0]))}
         for _ in range(CALLS):
-            with triton.profiler.scope(label, {"bytes": float(spec.bytes(case)), "flops": float(spec.flops(case))}):
-                call(*inputs, **options, out=output)
+            with triton.profiler.scope(label, minimum):
+                call()
         torch.cuda.synchronize()
     triton.profiler.finalize()
     if not Path(out).exists():
         raise OSError(f"Proton wrote no {out}")
 
 
-def rows(hatchet: Path, op: Op, case: str, run: str, codes: Mapping[str, str]) -> pd.DataFrame:
+def rows(hatchet: Path, op: Op, run: str, codes: Mapping[str, str]) -> pd.DataFrame:
     """Proton's tree as rows: one for every kernel below a label of ``op``, in the tree's order.
 
     ``count`` and ``time_ns`` are the kernel's totals over a cell's ten calls; ``bytes`` and ``flops`` the operation's
@@ -82,10 +87,10 @@ def rows(hatchet: Path, op: Op, case: str, run: str, codes: Mapping[str, str]) -
             raise InvalidDataError(f"{hatchet.name} holds no {', '.join(missing)}: {_AGAIN}")
         return pd.DataFrame(
             [
-                (case, name.backend, name.step, *row, codes.get(label, ""), run)
+                (case.slug, name.backend, name.step, *row, codes.get(label, ""), run)
                 for label, scope in scopes.items()
-                for _, name in [labels.read(label)]
-                for row in _kernels(label, scope, op, Case.parse(case))
+                for case, name in [labels.read(op, label)]
+                for row in _kernels(label, scope, op, case, name)
             ],
             columns=TABLES["proton"],
         )
@@ -102,7 +107,7 @@ def _below(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from _below(child)
 
 
-def _kernels(label: str, scope: dict[str, Any], op: Op, case: Case) -> list[tuple[str, str, str, str, str]]:
+def _kernels(label: str, scope: dict[str, Any], op: Op, case: Case, name: Name) -> list[tuple[str, str, str, str, str]]:
     minimum = {"bytes": op.bytes(case), "flops": op.flops(case)}
     for metric, value in minimum.items():
         if round(scope["metrics"][metric]) != CALLS * value:
@@ -116,7 +121,6 @@ def _kernels(label: str, scope: dict[str, Any], op: Op, case: Case) -> list[tupl
             total = totals[kernel_name(node["frame"]["name"])]
             total[0] += node["metrics"][_COUNT]
             total[1] += node["metrics"][_TIME]
-    _, name = labels.read(label)
     launches = sum(count for count, _ in totals.values())
     expected = CALLS * op.step(name.step).launches if name.step else 0
     if not launches or (expected and launches != expected) or not all(time > 0 for _, time in totals.values()):
@@ -143,11 +147,11 @@ def kernel_name(name: str) -> str:
     return bare.split("::")[-1].split()[-1] if bare.strip() else name
 
 
-def told(rows: pd.DataFrame, op: Op, name: Name) -> list[str]:
+def told(rows: pd.DataFrame, op: Op, case: Case, name: Name) -> list[str]:
     """What the log says of a step or a baseline where only Proton could be had; nothing where it was not."""
     from kernel_twins._profiling.report.write import number  # here, because a profiled process must not load it
 
-    ours = rows[(rows["backend"] == name.backend) & (rows["step"] == name.step)]
+    ours = rows[(rows["case"] == case.slug) & (rows["backend"] == name.backend) & (rows["step"] == name.step)]
     if not len(ours):
         return []
     times = {row.kernel: int(row.time_ns) for row in ours.itertuples()}

@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 
 from kernel_twins import OPS
-from kernel_twins._profiling.report import extract, functions_table, labels, losses, proton, store
+from kernel_twins._profiling.report import extract, functions_table, kernels, labels, losses, proton, store
 from kernel_twins._profiling.report.analysis import Results
 from kernel_twins._profiling.report.collect import CYCLE_CALLS
 from kernel_twins._profiling.report.errors import CannotRunError, InvalidDataError
@@ -79,9 +79,9 @@ def forget_unnamed_runs(folder: Path) -> None:
 
 
 def _tables(stage: Stage, op: Op, profiled: Profiled) -> dict[str, pd.DataFrame]:
-    run, case, codes = stage.run["run"], op.profile_case.slug, profiled.codes
+    run, codes = stage.run["run"], profiled.codes
     timings = store.read_table(stage.folder, op.name, "timings")
-    by_name = {labels.read(label)[1]: code for label, code in codes.items()}
+    by_name = {labels.read(op, label)[1]: code for label, code in codes.items()}
     whole = [by_name.get(Name(row.backend, row.step), row.code) for row in timings.itertuples()]
     if changed := {
         row.step for row, code in zip(timings.itertuples(), whole, strict=True) if _source(row.code) != _source(code)
@@ -92,13 +92,14 @@ def _tables(stage: Stage, op: Op, profiled: Profiled) -> dict[str, pd.DataFrame]
     if profiled.tool == "none":
         return tables
     if profiled.tool == "proton":
-        tables["proton"] = proton.rows(stage.report(op, "proton"), op, case, run, codes)
+        seen = proton.rows(stage.report(op, "proton"), op, run, codes)
+        tables["proton"], tables["quarantine"] = _without_foreign(op, seen)
         return tables
     launches = extract.launches_of(stage.report(op, "counters"))
     if fault := suspicious(launches, names(profiled.tier), stage.run["ncu"], stage.run["driver"]):
         raise fault
     tables["counters"], tables["quarantine"] = extract.counter_rows(
-        launches, profiled.launches, case, run, codes, profiled.tier
+        launches, profiled.launches, op, run, codes, profiled.tier
     )
     return tables
 
@@ -107,8 +108,16 @@ def _cycles(stage: Stage, op: Op, profiled: Profiled) -> pd.DataFrame:
     if profiled.tool != "ncu":
         return pd.DataFrame(columns=store.TABLES["cycles"])
     launches = extract.launches_of(stage.report(op, "cycles"))
-    case, run = op.profile_case.slug, stage.run["run"]
-    return extract.cycle_rows(launches, profiled.launches, CYCLE_CALLS, case, run, profiled.codes)
+    return extract.cycle_rows(launches, profiled.launches, CYCLE_CALLS, op, stage.run["run"], profiled.codes)
+
+
+def _without_foreign(op: Op, seen: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Proton's rows but for those of cells of another step's kernel, and the quarantine's."""
+    reasons = kernels.refused(op, seen)
+    refused = [(row.case, Name(row.backend, row.step)) in reasons for row in seen.itertuples()]
+    cells = seen[refused].drop_duplicates(store.KEY)
+    told = cells.assign(reason=[reasons[row.case, Name(row.backend, row.step)] for row in cells.itertuples()])
+    return seen[[not each for each in refused]], told[store.TABLES["quarantine"]]
 
 
 def _source(code: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from kernel_twins._profiling.report import store
+from kernel_twins._profiling.report import kernels, store
 from kernel_twins._profiling.report.metrics import fold
 from kernel_twins.spec import Case, Name, Op
 
@@ -17,7 +18,7 @@ Cell = tuple[str, Name]  # a case's slug, and who was measured
 
 
 class Recorded:
-    """The tables of an operation in a folder; counters, cycles and the like are those of the profile case."""
+    """The tables of an operation in a folder. What was counted of another step's kernel is as if it were not there."""
 
     def __init__(self, op: Op, folder: Path) -> None:
         self.op = op
@@ -43,31 +44,40 @@ class Recorded:
         return self.table("counters")
 
     @cached_property
-    def calls(self) -> dict[Name, dict[str, float]]:
+    def foreign(self) -> dict[Cell, str]:
+        """The cells whose counters are not those of the step's kernel, and why."""
+        return kernels.refused(self.op, self.counters)
+
+    @cached_property
+    def calls(self) -> dict[Cell, dict[str, float]]:
         """Counters by call."""
-        return {name: fold(launches) for name, launches in self.launches.items()}
+        return {cell: fold(launches) for cell, launches in self.launches.items()}
 
     @cached_property
-    def launches(self) -> dict[Name, list[dict[str, float]]]:
+    def launches(self) -> dict[Cell, list[dict[str, float]]]:
         """Counters by call and launch."""
-        table = self.counters[self.counters["case"] == self.op.profile_case.slug]
-        launches: dict[Name, dict[str, dict[str, float]]] = {}
-        for row in self._current(table):
-            name = Name(row.backend, row.step)
-            launches.setdefault(name, {}).setdefault(row.launch, {})[row.metric] = float(row.value)
-        return {name: list(found.values()) for name, found in launches.items()}
+        launches: dict[Cell, dict[str, dict[str, float]]] = {}
+        for row in self._own(self.counters):
+            launches.setdefault(_cell(row), {}).setdefault(row.launch, {})[row.metric] = float(row.value)
+        return {cell: list(found.values()) for cell, found in launches.items()}
 
     @cached_property
-    def cycles(self) -> dict[Name, np.ndarray]:
+    def kernels(self) -> dict[Cell, Counter[str]]:
+        """The kernels of a call, by name, and how often each was launched."""
+        launched: dict[Cell, Counter[str]] = {}
+        for row in self._own(self.counters.drop_duplicates([*store.KEY, "launch"])):
+            launched.setdefault(_cell(row), Counter())[row.kernel] += 1
+        return launched
+
+    @cached_property
+    def cycles(self) -> dict[Cell, np.ndarray]:
         """Cycles of ten calls."""
-        table = self.table("cycles")
-        table = table[table["case"] == self.op.profile_case.slug]
-        return {Name(row.backend, row.step): np.array(row.cycles.split(), dtype=float) for row in self._current(table)}
+        return {_cell(row): np.array(row.cycles.split(), dtype=float) for row in self._own(self.table("cycles"))}
 
     @cached_property
-    def quarantined(self) -> dict[Name, str]:
+    def quarantined(self) -> dict[Cell, str]:
         """Why a call's counters were refused."""
-        return {Name(row.backend, row.step): row.reason for row in self._current(self.table("quarantine"))}
+        return {_cell(row): row.reason for row in self._current(self.table("quarantine"))}
 
     @cached_property
     def proton(self) -> pd.DataFrame:
@@ -75,10 +85,17 @@ class Recorded:
         table = self.table("proton")
         return table.loc[[row.Index for row in self._current(table)]]
 
+    def _own(self, table: pd.DataFrame) -> list[Any]:
+        return [row for row in self._current(table) if _cell(row) not in self.foreign]
+
     def _current(self, table: pd.DataFrame) -> list[Any]:
         """The rows that belong to the code that was timed, and to its run."""
         timed = {name: (row.code, row.run) for (_, name), rows in self.rows.items() for row in rows.values()}
         return [row for row in table.itertuples() if timed.get(Name(row.backend, row.step)) == (row.code, row.run)]
+
+
+def _cell(row: Any) -> Cell:
+    return row.case, Name(row.backend, row.step)
 
 
 def times_us(row: Any) -> np.ndarray:

@@ -58,6 +58,13 @@ class Selection:
             if self.step in ("", step.name)
         ]
 
+    def profiled(self, op: Op) -> list[tuple[Case, Name]]:
+        """Those of ``Op.profiled_cells`` that are meant, and the baselines where any of these steps is profiled."""
+        names, cases = self.names(op), self.cases(op)
+        steps = [(case, name) for case, name in op.profiled_cells if case in cases and name in names]
+        places = {case for case, _ in steps}
+        return [cell for cell in op.profiled_cells if cell in steps or (not cell[1].step and cell[0] in places)]
+
 
 def _why_none(chosen: tuple[Op, ...], step: str | None, case: str) -> str:
     """What keeps a step from being timed on a case, to be appended to a message."""

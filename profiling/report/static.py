@@ -195,14 +195,15 @@ def _built(usages: Mapping[str, Usage]) -> Iterator[tuple[str, str, dict[str, st
     """Every CUDA step with its kernels for the profile case's dtype: names by symbol."""
     for op in OPS.values():
         for step in op.steps_of("cuda"):
-            yield op.name, step.name, disassembly.step_kernels(usages, op.name, step.name, op.profile_case.dtype)
+            dtype = (op.profile_case_of(step, "cuda") or op.profile_case).dtype
+            yield op.name, step.name, disassembly.step_kernels(usages, op.name, step.name, dtype)
 
 
 def _triton_rows(progress: Progress) -> Iterator[dict[str, str]]:
     for op in OPS.values():
         for step in op.steps_of("triton"):
             progress(f"{op.name} {step.name} triton")
-            kernels = aot.compiled(op, step, op.profile_case)
+            kernels = aot.compiled(op, step, op.profile_case_of(step, "triton") or op.profile_case)
             code = identity.ptx_digest(kernel.asm["ptx"] for kernel in kernels)
             for index, kernel in enumerate(kernels, 1):
                 # One call may launch a kernel twice, compiled apart because another argument is a multiple of 16.
