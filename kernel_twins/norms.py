@@ -62,7 +62,7 @@ class Norm:
 
     def inputs(self, case: Case, generator: Generator) -> tuple[Tensor, ...]:
         """x with the case's layout and values; weight and bias, as far as there are; a residual laid out as x."""
-        x = rows.matrix(case, generator, case.get("x"))
+        x = rows.weighted(rows.matrix(case, generator, case.get("x")), case)
         affine = _affine(case, generator, self.centered)
         if case.get("residual") == "yes":
             return x, *affine, rows.matrix(_without_values(case), generator, case.get("x"))
@@ -87,7 +87,7 @@ class Norm:
         mean, rstd, kappa = self._moments(x)
         scale = rstd if weight is None else rstd * weight.double()
         y = (x - mean) * scale
-        terms = y.abs() * self._lost(kappa)
+        terms = y.abs() * self._lost(kappa, case.shape[1])
         if self.centered:
             terms += scale.abs() * (x.abs() + x.abs().mean(dim=1, keepdim=True))
         return (y, terms) if bias is None else (y + bias.double(), terms + bias.double().abs())
@@ -101,7 +101,7 @@ class Norm:
 
         def of(x: Tensor) -> tuple[Tensor, Tensor]:
             _, rstd, kappa = self._moments(x)
-            return rstd[:, 0], (rstd * self._lost(kappa))[:, 0]
+            return rstd[:, 0], (rstd * self._lost(kappa, case.shape[1]))[:, 0]
 
         return self._over_rows(x, residual, part, of)
 
@@ -127,18 +127,29 @@ class Norm:
     # ------------------------------------------------------------------------------------------------------------------
 
     def backward_inputs(self, case: Case, generator: Generator) -> tuple[Tensor, ...]:
-        """dout with the case's layout and values; x and its statistics; weight; the gradient of the sum."""
+        """dout with the case's layout and values; x and its statistics; weight; the gradient of the sum.
+
+        Hostile, dout grows with x and has a mean of its own, so that both sums over a row are as large as their terms,
+        and the rows at borders weigh most in those over a column.
+        """
         import torch
+
+        from kernel_twins.tensors import borders
 
         dout = rows.matrix(case, generator, case.get("dout"))
         plain = _without_values(case)
-        x = rows.matrix(case if case.get("values") in _ORDINARY else plain, generator, case.get("x"))
+        x = rows.weighted(
+            rows.matrix(case if case.get("values") in _ORDINARY else plain, generator, case.get("x")), case
+        )
 
         def of(x: Tensor) -> tuple[Tensor, Tensor]:
             mean, rstd, _ = self._moments(x)
             return mean[:, 0], rstd[:, 0]
 
         mean, rstd = (each.to(torch.float32) for each in self._over_rows(x, None, slice(0, case.shape[0]), of))
+        if case.get("values") == "hostile":
+            dout += (x - mean[:, None].to(x.dtype)) * rstd[:, None].to(x.dtype) + 0.5
+            dout[borders(case.shape[0])] *= 4
         weight = _affine(case, generator, False)
         dadded = (rows.matrix(plain, generator, case.get("dout")),) if case.get("residual") == "yes" else ()
         return dout, x, *((mean,) if self.centered else ()), rstd, *weight, *dadded
@@ -159,7 +170,8 @@ class Norm:
         dout, xhat = self._dout_xhat(inputs, part, slice(None))
         g = dout if weight is None else dout * weight.double()
         c1 = (g * xhat).mean(dim=1, keepdim=True)
-        terms = g.abs() + xhat.abs() * (g * xhat).abs().mean(dim=1, keepdim=True)
+        summed = (g * xhat).abs().mean(dim=1, keepdim=True) + rows.chain(case.shape[1]) * c1.abs()
+        terms = g.abs() + xhat.abs() * summed
         dx = g - xhat * c1
         if self.centered:
             dx = g - g.mean(dim=1, keepdim=True) - xhat * c1
@@ -274,9 +286,13 @@ class Norm:
         rstd = ((x - mean).square().mean(dim=1, keepdim=True) + self.eps).rsqrt()
         return mean, rstd, magnitude * rstd
 
-    def _lost(self, kappa: Tensor) -> Tensor | int:
-        """The terms of rstd over its value: Welford's formula errs by eps(fp32) * kappa, two passes by its square."""
-        return 2 + kappa + 2.0**-23 * kappa.square() if self.centered else 2
+    def _lost(self, kappa: Tensor, n: int) -> Tensor | float:
+        """The terms of rstd over its value, which errs by half of what the sum of squares does.
+
+        Welford's formula errs by eps(fp32) * kappa besides, two passes by its square.
+        """
+        summed = 2 + rows.chain(n) / 2
+        return summed + kappa + 2.0**-23 * kappa.square() if self.centered else summed
 
     def _over_rows(self, x: Tensor, residual: Tensor | None, part: slice, of: Any) -> tuple[Tensor, Tensor]:
         """Two numbers of every row of x + residual, by ``of``, which is given some rows at a time."""

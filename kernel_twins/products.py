@@ -18,7 +18,18 @@ def inputs(case: Case, generator: Generator) -> tuple[Tensor, ...]:
     repeats. With ``pitch``, rows (or columns) lie that many elements further apart than they must.
     """
     m, n, k = case.shape
-    return _matrix(case, "a", m, k, generator), _matrix(case, "b", k, n, generator)
+    a, b = _matrix(case, "a", m, k, generator), _matrix(case, "b", k, n, generator)
+    if case.get("values") == "hostile":
+        weigh(a, b)
+    return a, b
+
+
+def weigh(a: Tensor, b: Tensor) -> None:
+    """In [M, K] and [K, N]: the last 8 of K weigh as much as a thousand others, and sums have means of their own."""
+    for each in (a[:, -8:], b[-8:]):
+        each *= 4
+    a += 0.25
+    b += 0.25
 
 
 def _matrix(case: Case, name: str, rows: int, cols: int, generator: Generator) -> Tensor:
@@ -42,8 +53,11 @@ def _out_dtype(case: Case) -> str:
 
 
 def reference(case: Case, inputs: tuple[Tensor, ...], rows: slice) -> tuple[Tensor, Tensor]:
+    from kernel_twins.tensors import chain
+
     a, b = inputs[0][rows].double(), inputs[1].double()
-    return a @ b, a.abs() @ b.abs()
+    product = a @ b
+    return product, a.abs() @ b.abs() + chain(a.shape[1]) * product.abs()
 
 
 def check_of(*dtypes: str) -> Callable[..., None]:

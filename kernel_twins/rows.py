@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 _BYTES = 2**29  # of a tensor in the bandwidth cases: ten times the L2 cache
 _OUTLIER_EVERY, _OUTLIER = 1_000, 100.0
 _SHIFT = 1_000.0
+_BORDER = 16.0
+_SHARED_BY = 128  # threads, the smallest block that a long row has to itself
 
 
 def bandwidth_case(n: int, dtype: str = "bf16", **variant: str) -> Case:
@@ -54,6 +57,32 @@ def matrix(case: Case, generator: Generator, layout: str = "") -> Tensor:
     if case.get("values") == "masked":
         x[:1] = x[1:, n // 2 :] = -float("inf")
     return x
+
+
+def lifted(x: Tensor, case: Case) -> Tensor:
+    """x; in hostile cases, with most of each row's exponentials at its borders (tensors.borders)."""
+    from kernel_twins.tensors import borders
+
+    if case.get("values") == "hostile" and (places := borders(x.shape[1])):
+        x[:, places] += 1 + math.log(x.shape[1] / len(places))
+    return x
+
+
+def weighted(x: Tensor, case: Case) -> Tensor:
+    """x; in hostile cases, with a mean of its own and most of each row's squares at its borders."""
+    from kernel_twins.tensors import borders
+
+    if case.get("values") == "hostile":
+        x[:, borders(x.shape[1])] *= _BORDER
+        x += 3
+    return x
+
+
+def chain(n: int) -> float:
+    """tensors.chain of a row, which a block of threads adds up together in every step."""
+    from kernel_twins import tensors
+
+    return tensors.chain(n / _SHARED_BY)
 
 
 def require_rows(name: str, tensor: Tensor) -> None:

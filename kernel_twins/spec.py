@@ -64,6 +64,13 @@ class Case:
         return dict(self.variant).get(key, default)
 
     @property
+    def hostile(self) -> Case | None:
+        """The same with ``values.hostile``; None where values are special, or one row is seen many times."""
+        if self.get("values") or "expanded" in dict(self.variant).values():
+            return None
+        return Case(self.shape, self.dtype, (*self.variant, ("values", "hostile")))
+
+    @property
     def slug(self) -> str:
         """The case's one spelling, in the characters that NVTX filters take literally."""
         return "-".join(
@@ -183,9 +190,9 @@ class Op:
     what it returns may return that instead. ``options`` are arguments that are no tensors.
 
     ``reference(case, inputs, rows)`` returns, for those rows of the output's first dimension, the float64 result
-    and the float64 sum of the absolute terms behind each element (the scale of fp32 rounding). Where there are several
-    outputs it describes the first one, and ``more_references`` the others in their order. ``check`` raises
-    TypeError or ValueError, naming the argument. ``accepts`` returns the reason for refusing a case, or an empty
+    and the float64 sum of the absolute terms behind each element (the scale of fp32 rounding, see check.py). Where
+    there are several outputs it describes the first one, and ``more_references`` the others in their order. ``check``
+    raises TypeError or ValueError, naming the argument. ``accepts`` returns the reason for refusing a case, or an empty
     string. ``flops`` and ``bytes`` are the operation's minimum, never a step's traffic, so that steps compare;
     ``ceiling`` names the measured limit of the hardware survey that its rate is set against. ``bench_cases`` are timed
     for every step, ``wide_cases`` for those alone that are ``wide``; ``headline_cases`` are those of the timed ones
@@ -194,7 +201,10 @@ class Op:
     ``references`` are timed beside them and compute less (a step's extra cost is told against them): nobody checks
     what they leave in ``out``, and no step competes with them. Where baselines draw random numbers of their own, they
     are judged at ``settled(case)``, in which none has a say, and ``exemplar`` is PyTorch's computation with the numbers
-    that the options ask for: the accuracy that is asked of the steps.
+    that the options ask for: the accuracy that is asked of the steps. ``rounds`` tells where PyTorch loses
+    more than fp32 does before it rounds the result, and steps may, too; empty where it does not. Where
+    ``hostile``, inputs know ``values.hostile``, of the same shape, and each check judges these besides: what is
+    easily lost, such as the ends of rows, weighs most.
     """
 
     name: str
@@ -222,6 +232,8 @@ class Op:
     references: Mapping[str, Reference] = field(default_factory=dict)
     exemplar: Callable[..., Any] | None = None
     settled: Callable[[Case], Case] = lambda case: case
+    rounds: str = ""
+    hostile: bool = False
 
     def step(self, name: str) -> Step:
         """The step of that name; ValueError lists the names there are."""

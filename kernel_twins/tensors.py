@@ -40,6 +40,17 @@ def normal(case: Case, shape: tuple[int, ...], generator: Generator) -> Tensor:
     return flat.view(shape)
 
 
+def borders(size: int) -> list[int]:
+    """Places beside which work may be divided: both ends, multiples of 256, and shares of a 16th."""
+    edges = {*range(0, size, 256), *(size * part // 16 for part in range(17))}
+    return sorted({place for edge in edges for place in (edge - 1, edge) if 0 <= place < size})
+
+
+def chain(additions: float) -> float:
+    """What a sum's magnitude counts for among its terms if a loop adds up so many: see check.py."""
+    return math.sqrt(additions) / 4
+
+
 def empty_outputs(op: Op, case: Case, device: str | torch.device) -> Tensor | tuple[Tensor, ...]:
     """What a call takes as ``out``, not initialised: a tensor, or a tuple where the op has several."""
     outputs = tuple(torch.empty(each.shape, dtype=OUT_DTYPE[each.dtype], device=device) for each in op.outputs(case))

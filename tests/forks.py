@@ -133,12 +133,24 @@ def _serve() -> None:
 
 
 def _patch_once() -> None:
-    """Give triton.language its interpreted functions for good: the interpreter does in every call of every helper."""
+    """Give triton.language its interpreted functions for good: the interpreter does in every call of every helper.
+
+    And round to bf16 as GPUs do: the interpreter cuts off.
+    """
+    import torch
     import triton.language as tl
 
     interpreter = importlib.import_module("triton.runtime.interpreter")
     interpreter._patch_lang(FunctionType(_patch_once.__code__, {"tl": tl, "core": tl.core}))
     setattr(interpreter, "_patch_lang", lambda fn: interpreter._LangPatchScope())  # noqa: B010
+    convert = interpreter._convert_float
+
+    def rounded(data: Any, source: Any, target: Any, mode: Any) -> Any:
+        if (source, target) != (tl.float32, tl.bfloat16):
+            return convert(data, source, target, mode)
+        return torch.tensor(data).bfloat16().view(torch.int16).numpy()
+
+    setattr(interpreter, "_convert_float", rounded)  # noqa: B010
 
 
 def _run(call: list[Any], output: Any, result: Any) -> None:

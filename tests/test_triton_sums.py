@@ -33,12 +33,9 @@ def matrix(shape: tuple[int, int], seed: int, dtype: Any, device: str, layout: s
 
 
 def assert_near(found: Any, right: Any, terms: Any) -> None:
-    """Rounded once from an fp32 sum of such terms; interpreted, bf16 is cut off instead, by as much as one place.
-
-    A place of fp16 is no smaller than its smallest number.
-    """
+    """Rounded once, to nearest, from an fp32 sum of such terms; fp16 has no place below its smallest number."""
     about = torch.finfo(found.dtype)
-    rounding = about.eps * right.abs().clamp_min(about.smallest_normal)
+    rounding = about.eps / 2 * right.abs().clamp_min(about.smallest_normal)
     bound = rounding + 4 * torch.finfo(torch.float32).eps * terms
     assert bool(((found.double() - right).abs() <= bound).all())
 

@@ -172,6 +172,7 @@ OP = Op(
     summary="`loss = log(sum(exp(x))) - x[target]` for every row of a matrix of logits, as many as a vocabulary "
     "has words: all are read, and one number a row is written.",
     inputs=_inputs,
+    hostile=True,
     outputs=_outputs,
     reference=_losses,
     more_references=(_lse,),

@@ -138,6 +138,7 @@ OP = Op(
     summary="`dx = (exp(x - lse) - (1 if target else 0)) * dout` for every logit: as the forward pass kept a number of "
     "each row, no sum is needed, and reading and writing are all there is.",
     inputs=_inputs,
+    hostile=True,
     outputs=lambda case: (Output(case.shape, case.dtype),),
     reference=_reference,
     check=_check,

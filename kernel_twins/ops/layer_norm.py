@@ -98,6 +98,7 @@ OP = Op(
     summary="`y = (x - mean) * rstd * weight + bias` over the rows of a matrix, `rstd = 1 / sqrt(variance + eps)`: the "
     "second number of a row needs the first one, and a sum of squares would cancel.",
     inputs=_NORM.inputs,
+    hostile=True,
     outputs=_NORM.outputs,
     reference=_NORM.y,
     more_references=(_NORM.mean, _NORM.rstd, _NORM.added),

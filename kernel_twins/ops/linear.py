@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from kernel_twins import baselines
+from kernel_twins import baselines, products
 from kernel_twins.spec import BACKENDS, Backend, Case, Op, Output, Prediction, Reference, Step
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ def _inputs(case: Case, generator: Generator) -> tuple[Tensor, ...]:
     m, n, k = case.shape
     x = normal(case, (m, k), generator)
     weight = normal(case, (k, n), generator).t() if case.get("w") == "col" else normal(case, (n, k), generator)
+    if case.get("values") == "hostile":
+        products.weigh(x, weight.t())
     return x, weight.mul_(max(1, k) ** -0.5), normal(case, (n,), generator)
 
 
@@ -39,10 +41,12 @@ def _reference(case: Case, inputs: tuple[Tensor, ...], rows: slice) -> tuple[Ten
     from torch.nn import functional
 
     from kernel_twins.functional.activations import ACTIVATIONS
+    from kernel_twins.tensors import chain
 
     x, weight, bias = (tensor.double() for tensor in (inputs[0][rows], *inputs[1:]))
-    terms = x.abs() @ weight.abs().t() + bias.abs()
-    return ACTIVATIONS[case.get("act", "none")](functional.linear(x, weight, bias)), 1.13 * terms
+    pre = functional.linear(x, weight, bias)
+    terms = x.abs() @ weight.abs().t() + bias.abs() + chain(x.shape[1]) * pre.abs()
+    return ACTIVATIONS[case.get("act", "none")](pre), 1.13 * terms
 
 
 def _check(x: Tensor, weight: Tensor, bias: Tensor, *, out: Tensor, activation: str = "none") -> None:
@@ -148,7 +152,9 @@ OP = Op(
     chapter=6,
     title="Linear layer with its activation",
     summary="`out = activation(x @ weight.T + bias)` for bf16 or fp16 with fp32 sums: what an epilogue can hold.",
+    rounds="The sum, before the activation; tensor cores add to it, and cut off what it has no places for.",
     inputs=_inputs,
+    hostile=True,
     outputs=_outputs,
     reference=_reference,
     check=_check,

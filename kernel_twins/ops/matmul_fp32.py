@@ -20,6 +20,7 @@ OP = Op(
     title="Matmul, fp32",
     summary="`out = a @ b` with fp32 products and sums. Each element is used N or M times: the ladder is about reuse.",
     inputs=products.inputs,
+    hostile=True,
     outputs=products.outputs,
     reference=products.reference,
     check=products.check_of("fp32"),

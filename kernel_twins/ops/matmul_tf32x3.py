@@ -16,6 +16,7 @@ OP = Op(
     summary="`out = a @ b` in fp32, on the tensor cores: the ladder is about speed without losing fp32's accuracy. "
     "The ceiling is that of the FMA pipes, which it may pass.",
     inputs=products.inputs,
+    hostile=True,
     outputs=products.outputs,
     reference=products.reference,
     check=products.check_of("fp32"),

@@ -15,9 +15,14 @@ _CHUNK = 2**26  # elements converted to float64 at a time, so that the reference
 
 
 def inputs(case: Case, generator: Generator) -> tuple[Tensor, ...]:
-    from kernel_twins.tensors import normal
+    from kernel_twins.tensors import borders, normal
 
-    return (normal(case, case.shape, generator),)
+    x = normal(case, case.shape, generator)
+    if case.get("values") == "hostile" and x.dim() == 1 and len(x):
+        x[borders(len(x))] *= 16
+        x += 0.25
+        x[[0, -1]] = max(16.0, len(x) / 2**16)  # far more than rounding may do to the sum of all
+    return (x,)
 
 
 def reference(case: Case, inputs: tuple[Tensor, ...], rows: slice) -> tuple[Tensor, Tensor]:
@@ -55,6 +60,7 @@ OP = Op(
     title="Reduction",
     summary="The sum of a vector in fp32. One addition for every element read, and a result that all threads share.",
     inputs=inputs,
+    hostile=True,
     outputs=lambda case: (Output((), "fp32"),),
     reference=reference,
     check=check,

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 MOST_AXES = 5
 KINDS = ("sum", "mean", "max", "argmax")
+_MOST_OF_A_THREAD = 2**16  # elements, where a thread has an output to itself
 _CHUNK = 2**26  # elements converted to float64 at a time, so that the reference of a huge tensor fits
 
 
@@ -42,7 +43,7 @@ def _inputs(case: Case, generator: Generator) -> tuple[Tensor, ...]:
     along which all is the same. ``values``: what tensors.normal knows; ``ties`` for whole numbers of which many are
     equal; ``masked`` for minus infinity in half of all places, and in all where the first axis is 0; ``nans`` for many.
     """
-    from kernel_twins.tensors import normal
+    from kernel_twins.tensors import borders, normal
 
     shape, layout = case.shape, case.get("x")
     if layout == "permuted":
@@ -55,6 +56,14 @@ def _inputs(case: Case, generator: Generator) -> tuple[Tensor, ...]:
         x = normal(case, (1, *shape[1:]), generator).expand(shape)
     else:
         x = normal(case, shape, generator)
+    if case.get("values") == "hostile":
+        for axis, size in enumerate(shape):
+            x.movedim(axis, 0)[borders(size)] *= 4
+        x += 0.25
+        if x.numel() and case.get("kind", "sum") in ("sum", "mean"):
+            reduced, most = _axes(case), max(16.0, _reduced_count(case) / 2**14)
+            for end in (0, -1):  # of what is reduced: far more than rounding may do to the sum of all
+                x[tuple(end if axis in reduced else slice(None) for axis in range(x.dim()))] = most
     if case.get("values") == "ties":
         x.round_()
     if case.get("values") == "masked":
@@ -85,6 +94,8 @@ def _reference(case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Ten
     """The place of a maximum is a whole number, to which there are no terms."""
     import torch
 
+    from kernel_twins.tensors import chain
+
     (x,), axes, kind = inputs, _axes(case), case.get("kind", "sum")
     whole = [axis for axis in range(x.dim()) if axis not in axes]
     x = x.permute(*whole, *axes)
@@ -103,6 +114,7 @@ def _reference(case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Ten
         wide = chunk.double().flatten(len(whole))
         values += wide.sum(-1)
         terms += wide.abs().sum(-1)
+    terms += chain(min(count, _MOST_OF_A_THREAD)) * values.abs()
     if kind == "mean":
         values, terms = values / count if count else values / 0.0, terms / max(count, 1)
     return values.view(kept or (1,)), terms.view(kept or (1,))
@@ -235,6 +247,7 @@ OP = Op(
     summary="Sum, mean, maximum or its place over any axes of a tensor of up to five, whatever its strides. What is "
     "added costs nothing; where it lies is all there is to it.",
     inputs=_inputs,
+    hostile=True,
     outputs=lambda case: (Output(_kept(case), "int64" if case.get("kind") == "argmax" else case.dtype),),
     reference=_reference,
     check=_check,
@@ -308,7 +321,7 @@ OP = Op(
                 Prediction("dram_share", "<=", 30),
                 Prediction("sectors_per_load", "==", 32, tolerance=0.1, backends=("cuda",)),
             ),
-            accepts=at_most(2**16),
+            accepts=at_most(_MOST_OF_A_THREAD),
         ),
         Step(
             name="v02_block_per_output",

@@ -86,6 +86,7 @@ OP = Op(
     summary="`y = x * rstd * weight` over the rows of a matrix, `rstd = 1 / sqrt(mean(x^2) + eps)`: a LayerNorm "
     "without the mean, and a ladder of the definition and of what LayerNorm's has found.",
     inputs=_NORM.inputs,
+    hostile=True,
     outputs=_NORM.outputs,
     reference=_NORM.y,
     more_references=(_NORM.rstd, _NORM.added),

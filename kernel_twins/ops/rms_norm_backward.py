@@ -105,6 +105,7 @@ OP = Op(
     summary="`dx = rstd * (g - xhat * mean(g * xhat))`, `g = dout * weight`, over the rows of two matrices, and "
     "`dweight = sum(dout * xhat)` over their columns.",
     inputs=_NORM.backward_inputs,
+    hostile=True,
     outputs=_NORM.backward_outputs,
     reference=_NORM.dx,
     more_references=(_NORM.dweight,),

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def _inputs(case: Case, generator: Generator) -> tuple[Tensor, ...]:
-    return (rows.matrix(case, generator, case.get("x")),)
+    return (rows.lifted(rows.matrix(case, generator, case.get("x")), case),)
 
 
 def _options(case: Case) -> dict[str, Any]:
@@ -96,6 +96,7 @@ OP = Op(
     summary="`out = exp(x - max) / sum(exp(x - max))` over the rows of a matrix: two numbers of a whole row stand "
     "between its elements and the result.",
     inputs=_inputs,
+    hostile=True,
     outputs=lambda case: (Output(case.shape, case.dtype),),
     reference=_reference,
     check=_check,

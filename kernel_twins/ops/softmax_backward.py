@@ -13,11 +13,16 @@ if TYPE_CHECKING:
 
 
 def _inputs(case: Case, generator: Generator) -> tuple[Tensor, ...]:
-    """dout, with the case's layout and values, and y as the forward pass returns it: contiguous."""
+    """dout, with the case's layout and values, and y as the forward pass returns it: contiguous.
+
+    Hostile, dout grows with x, and so the sum over a row is as large as its terms.
+    """
     import torch
 
     dout = rows.matrix(case, generator, case.get("dout"))
-    x = rows.matrix(Case.of(*case.shape, dtype=case.dtype), generator)
+    x = rows.lifted(rows.matrix(Case.of(*case.shape, dtype=case.dtype), generator), case)
+    if case.get("values") == "hostile":
+        dout += x
     return dout, (torch.log_softmax if case.get("log") == "yes" else torch.softmax)(x, dim=1)
 
 
@@ -27,13 +32,13 @@ def _options(case: Case) -> dict[str, Any]:
 
 def _reference(case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Tensor, Tensor]:
     dout, y = (tensor[part].double() for tensor in inputs)
+    products = dout if case.get("log") == "yes" else dout * y
+    sums = products.sum(dim=1, keepdim=True)
+    of_sums = products.abs().sum(dim=1, keepdim=True) + rows.chain(case.shape[1]) * sums.abs()
     if case.get("log") == "yes":
         p = y.exp()
-        terms = dout.abs() + p * (1 + y.abs()) * dout.abs().sum(dim=1, keepdim=True)
-        return dout - p * dout.sum(dim=1, keepdim=True), terms
-    products = dout * y
-    sums = products.sum(dim=1, keepdim=True)
-    return y * (dout - sums), y * (dout.abs() + products.abs().sum(dim=1, keepdim=True))
+        return dout - p * sums, dout.abs() + p * (1 + y.abs()) * of_sums
+    return y * (dout - sums), y * (dout.abs() + of_sums)
 
 
 def _check(dout: Tensor, y: Tensor, *, out: Tensor, log: bool = False) -> None:
@@ -108,6 +113,7 @@ OP = Op(
     summary="`dx = y * (dout - sum(dout * y))` over the rows of two matrices, or `dout - exp(y) * sum(dout)` for the "
     "logarithm: one number of a row, from twice as much to read.",
     inputs=_inputs,
+    hostile=True,
     outputs=lambda case: (Output(case.shape, case.dtype),),
     reference=_reference,
     check=_check,
