@@ -1,0 +1,165 @@
+"""Trials of wrong kernels: at a case, what each of them computes, whether that counts, and what the checker says.
+
+``python -m tests.trials tests/records/wrong_kernels.csv`` tries all of them on a GPU at full size; ``--op`` names those
+of which rows are made anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from kernel_twins import OPS
+from kernel_twins._load import load_baseline
+from kernel_twins.check import compare, generator
+from kernel_twins.spec import Case, Op
+from kernel_twins.tensors import OUT_DTYPE
+from tests import wrong
+from tests.cases import with_axes_halved, with_fewer_rows
+
+DTYPES = ("fp32", "bf16", "fp16")
+_CHUNK = 2**26  # elements compared at a time
+_MOST_ROWS = 64
+_MOST_ELEMENTS = 2**16
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One set of inputs of a case, with float64's and PyTorch's results, which all wrong kernels share."""
+
+    op: Op
+    case: Case
+    inputs: tuple[Tensor, ...]
+    exact: tuple[Tensor, ...]
+
+    def results(self, fault: wrong.Fault) -> tuple[Tensor, ...]:
+        """What a kernel with the fault computes."""
+        device = self.inputs[0].device
+        outs = tuple(
+            torch.empty(each.shape, dtype=OUT_DTYPE[each.dtype], device=device) for each in self.op.outputs(self.case)
+        )
+        call = wrong.call_of(self.op.name, fault)
+        call(*self.inputs, **self.op.options(self.case), out=outs if len(outs) > 1 else outs[0])
+        return outs
+
+    def counts(self, results: tuple[Tensor, ...]) -> bool:
+        """Whether an element is further than a unit in the last place from the right result."""
+        return any(map(_differs, results, self.exact))
+
+    def refusal(self, results: tuple[Tensor, ...]) -> str:
+        """What the checker says, or nothing."""
+        return compare(self.op, self.case, self.inputs, results).reason
+
+
+def _differs(result: Tensor, exact: Tensor) -> bool:
+    rows = max(1, _CHUNK * max(1, len(exact)) // max(1, exact.numel()))
+    pairs = zip(result.reshape(exact.shape).split(rows), exact.split(rows), strict=True)
+    return any(map(_differs_here, *zip(*pairs, strict=True)))
+
+
+def _differs_here(result: Tensor, exact: Tensor) -> bool:
+    if not result.is_floating_point():
+        return not torch.equal(result, exact)
+    numbers = torch.finfo(result.dtype)
+    right = exact.to(result.dtype).double()
+    exponent = torch.frexp(right).exponent + int(math.log2(numbers.eps)) - 1
+    unit = torch.ldexp(torch.ones_like(right), exponent).clamp_min(numbers.smallest_normal * numbers.eps)
+    return bool(((result.double() - right).abs() > unit)[exact.isfinite()].any())
+
+
+def trials(op: Op, case: Case, device: str) -> Iterator[Trial]:
+    """On plain inputs, and on hostile ones."""
+    for each in filter(None, (case, case.hostile if op.hostile else None)):
+        inputs = op.inputs(each, generator(each, device))
+        outputs = op.outputs(each)
+        references = (op.reference, *op.more_references)[: len(outputs)]
+        whole = [slice(0, output.shape[0] if output.shape else 1) for output in outputs]
+        known = [reference(each, inputs, rows) for reference, rows in zip(references, whole, strict=True)]
+        torchs = tuple(torch.empty(o.shape, dtype=OUT_DTYPE[o.dtype], device=device) for o in outputs)
+        call = op.exemplar or load_baseline(op.name, next(iter(op.baselines)))
+        returned = call(*inputs, **op.options(each), out=torchs if len(torchs) > 1 else torchs[0])
+        returned = torchs if returned is None else returned if isinstance(returned, tuple) else (returned,)
+        described, *more = (partial(_rows_of, numbers) for numbers in known)
+        kept = replace(op, reference=described, more_references=tuple(more), exemplar=partial(_given, returned))
+        yield Trial(kept, each, inputs, tuple(exact for exact, _ in known))
+
+
+def _rows_of(numbers: tuple[Tensor, Tensor], case: Case, inputs: tuple[Tensor, ...], rows: slice) -> tuple[Tensor, ...]:
+    return tuple(each[rows] for each in numbers)
+
+
+def _given(results: tuple[Tensor, ...], *inputs: Tensor, out: object, **options: object) -> tuple[Tensor, ...]:
+    return results
+
+
+def judged(op: Op, case: Case, faults: Iterable[wrong.Fault], device: str) -> dict[wrong.Fault, str | None]:
+    """Of each fault that counts at the case, what the checker says on its plain inputs or its hostile ones."""
+    faults = tuple(faults)
+    verdicts: dict[wrong.Fault, str | None] = {}
+    for trial in trials(op, case, device):
+        for fault in faults:
+            if verdicts.get(fault):
+                continue
+            results = trial.results(fault)
+            if fault in verdicts or trial.counts(results):
+                verdicts[fault] = trial.refusal(results)
+            del results
+    return verdicts
+
+
+def cases(op: Op, dtype: str) -> list[Case]:
+    """The timed cases in that dtype, but for options that the formulas of wrong kernels do not know."""
+    timed = [dataclasses.replace(case, dtype=dtype) for case in op.timed_cases if wrong.knows(op.name, case)]
+    return [case for case in dict.fromkeys(timed) if not op.accepts(case)]
+
+
+def cut(op: Op, case: Case) -> Case:
+    """With as many rows (and columns, of products) as a CPU has time for; what is summed stays as long as it is."""
+    if op.name == "reduction_nd":
+        reduced = set(op.options(case)["dims"])
+        kept = set(range(len(case.shape))) - reduced
+        return with_axes_halved(with_axes_halved(case, kept, _MOST_ROWS), reduced, _MOST_ELEMENTS)
+    if len(case.shape) == 3:
+        m, n, k = case.shape
+        return dataclasses.replace(case, shape=(min(m, _MOST_ROWS), min(n, _MOST_ROWS), k))
+    if len(case.shape) == 1:
+        return dataclasses.replace(case, shape=(min(case.shape[0], _MOST_ELEMENTS),))
+    return with_fewer_rows(case, min(_MOST_ELEMENTS, _MOST_ROWS * case.shape[1]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Whether the checker refuses wrong kernels at full size, on this GPU.")
+    parser.add_argument("table", type=Path)
+    parser.add_argument("--op", action="append", choices=list(wrong.FORMULAS), help="may be given several times")
+    asked = parser.parse_args()
+    ops = asked.op or list(wrong.FORMULAS)
+    rows = [row for op in ops for dtype in DTYPES for row in _tried(OPS[op], dtype)]
+    table = pd.DataFrame(rows, columns=["op", "place", "fault", "dtype", "cases", "counts", "refused", "gpu"])
+    if asked.table.exists():
+        before = pd.read_csv(asked.table)
+        table = pd.concat([before[~before["op"].isin(ops)], table])
+    table.to_csv(asked.table, index=False, lineterminator="\n")
+
+
+def _tried(op: Op, dtype: str) -> Iterator[tuple[str | int, ...]]:
+    """A row for each fault: at how many of the headline cases it counts, and at how many of these it is refused."""
+    shown = {dataclasses.replace(case, dtype=dtype) for case in (*op.headline_cases, op.profile_case)}
+    tried = [case for case in cases(op, dtype) if case in shown]
+    verdicts = [judged(op, case, wrong.faults(op.name), "cuda") for case in tried]
+    for fault in wrong.faults(op.name) if tried else ():
+        said = [verdict[fault] for verdict in verdicts if fault in verdict]
+        gpu = torch.cuda.get_device_name()
+        yield op.name, fault.place, fault.name, dtype, len(tried), len(said), sum(map(bool, said)), gpu
+
+
+if __name__ == "__main__":
+    main()
