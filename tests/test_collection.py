@@ -13,7 +13,7 @@ from kernel_twins import OPS
 from kernel_twins._load import why_no_gpu
 
 ROOT = Path(__file__).resolve().parents[1]
-FILES = sorted(path.name for path in (ROOT / "tests").glob("test_*_gpu.py"))
+FILES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*_gpu.py"))
 
 
 def collected(*arguments: str) -> str:
@@ -22,11 +22,13 @@ def collected(*arguments: str) -> str:
 
 
 def test_every_step_has_its_cases_on_a_gpu() -> None:
-    said = collected("--collect-gpu", *(f"tests/{name}" for name in FILES))
-    counts = {name: int(count) for name, count in re.findall(r"^tests/(\w+\.py): (\d+)$", said, re.MULTILINE)}
+    said = collected("--collect-gpu", *FILES)
+    counts = {name: int(count) for name, count in re.findall(r"^(tests/[\w/]+\.py): (\d+)$", said, re.MULTILINE)}
     assert sorted(counts) == FILES
     cells = [(op, step) for op in OPS.values() for step in op.steps for _ in step.backends]
-    assert counts["test_steps_gpu.py"] > sum(op.serves(step, case) for op, step in cells for case in op.test_cases)
+    assert counts["tests/test_steps_gpu.py"] > sum(
+        op.serves(step, case) for op, step in cells for case in op.test_cases
+    )
 
 
 @pytest.mark.skipif(not why_no_gpu(), reason="there is a GPU")
