@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from kernel_twins._load import Call, UnavailableError, load_named
-from kernel_twins.check import Verdict, check, check_baseline, generator
+from kernel_twins.check import Judge, Verdict, generator
 from kernel_twins.sensors import Sampler
 from kernel_twins.spec import BACKENDS, Backend, Case, Name, Op, Step
 from kernel_twins.tensors import empty_outputs
@@ -69,7 +69,7 @@ def bench(op: Op, case: Case, steps: tuple[Step, ...], backends: tuple[Backend, 
     ]
     names = [Name(baseline) for baseline in op.baselines] + references + ours
     calls = {name: load_named(op.name, name) for name in names}
-    timings = {name: _gate(op, case, name, call) for name, call in calls.items()}
+    timings = _gated(op, case, calls)
     ready = {
         name: partial(calls[name], **op.options(case)) for name, timing in timings.items() if timing.status == "ok"
     }
@@ -96,16 +96,24 @@ def bench(op: Op, case: Case, steps: tuple[Step, ...], backends: tuple[Backend, 
     return results + [timing for timing in timings.values() if timing.status != "ok"]
 
 
-def _gate(op: Op, case: Case, name: Name, call: Call) -> Timing:
-    """Run a call for the first time, and judge what it did, but for a reference, which computes something else.
+def _gated(op: Op, case: Case, calls: Mapping[Name, Call]) -> dict[Name, Timing]:
+    """Run each call for the first time, and judge what it did, but for references, which compute something else.
 
     A baseline may be somebody else's library, which is not installed or does not take the case: it is skipped.
     """
+    judge = Judge(op, case)
+    settled = op.settled(case)
+    baselines = partial(judge if settled == case else Judge(op, settled), is_baseline=True)
+    judges = {name: judge if name.step else baselines for name in calls if name.backend not in op.references}
+    timings = {name: _gate(judges.get(name, partial(_run, op, case)), name, call) for name, call in calls.items()}
+    del judge, baselines, judges
+    torch.cuda.empty_cache()  # what they kept is as large as many sets of inputs
+    return timings
+
+
+def _gate(judge: Callable[[Call], Verdict], name: Name, call: Call) -> Timing:
     try:
-        if name.backend in op.references:
-            verdict = _run(op, call, case)
-        else:
-            verdict = (check if name.step else check_baseline)(op, call, case)
+        verdict = judge(call)
     except UnavailableError as error:
         return Timing(name, raised(error) if name.step else f"skipped: {error}")
     except (RuntimeError, TypeError, ValueError) as error:
@@ -119,7 +127,7 @@ def raised(error: Exception) -> str:
     return f"wrong: raised {str(error).splitlines()[0] if str(error) else type(error).__name__}"
 
 
-def _run(op: Op, call: Call, case: Case) -> Verdict:
+def _run(op: Op, case: Case, call: Call) -> Verdict:
     call(*op.inputs(case, generator(case, "cuda")), **op.options(case), out=empty_outputs(op, case, "cuda"))
     torch.cuda.synchronize()
     return Verdict(True)

@@ -33,9 +33,8 @@ missed tail, a write past the end and a changed input are all found.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -53,6 +52,7 @@ _DEVIATIONS = 6  # of PyTorch's errors
 _STANDARD_ERRORS = 4  # of the mean of PyTorch's errors
 _SUBNORMAL = 2.0**-122  # 16 times fp32's smallest normal number
 _CHUNK = 2**26  # output elements held in float64 at a time
+_MOST_KEPT = 2**30  # elements of an output whose description is kept for the next call
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,60 +89,49 @@ def generator(case: Case, device: str | torch.device, seed: int = 0) -> torch.Ge
     return torch.Generator(device=device).manual_seed(seed)
 
 
-def check(op: Op, call: Call, case: Case, *, device: str = "cuda", seed: int = 0, is_baseline: bool = False) -> Verdict:
+class Judge:
+    """Judges calls of one case, on its plain inputs and its hostile ones.
+
+    What float64 and PyTorch make of these is computed at the first call, and serves the others, where it is not too
+    much to be kept.
+    """
+
+    def __init__(self, op: Op, case: Case, *, device: str = "cuda", seed: int = 0) -> None:
+        self._op = op
+        self._cases = [case, *([case.hostile] if op.hostile and case.hostile else [])]
+        self._draw = lambda each: op.inputs(each, generator(each, device, seed))
+        self._problems: list[Problem] = []
+
+    def __call__(self, call: Call, *, is_baseline: bool = False) -> Verdict:
+        """Run a call on all inputs, and judge everything it did. Exceptions of the call pass through."""
+        verdict = Verdict(True)
+        for index, case in enumerate(self._cases):
+            if index == len(self._problems):
+                self._problems.append(Problem(self._op, case, self._draw(case)))
+            found = self._problems[index].run(call, is_baseline=is_baseline)
+            if not found.ok:
+                self._problems.clear()  # whatever it did to them
+                return replace(found, reason=f"values.hostile: {found.reason}") if index else found
+            verdict = replace(verdict if index else found, margin=max(verdict.margin, found.margin))
+        return verdict
+
+
+def check(op: Op, call: Call, case: Case, *, device: str = "cuda", seed: int = 0) -> Verdict:
     """Run ``call`` on one case, and on its hostile inputs, and judge everything it did.
 
     Exceptions of the call pass through.
     """
-    verdict = _check_values(op, call, case, device, seed, is_baseline)
-    hostile = case.hostile if op.hostile and verdict.ok else None
-    if hostile is None:
-        return verdict
-    other = _check_values(op, call, hostile, device, seed, is_baseline)
-    if not other.ok:
-        return replace(other, reason=f"values.hostile: {other.reason}")
-    return replace(verdict, margin=max(verdict.margin, other.margin))
-
-
-def _check_values(op: Op, call: Call, case: Case, device: str, seed: int, is_baseline: bool) -> Verdict:
-    inputs = op.inputs(case, generator(case, device, seed))
-    offset = int(case.get("offset", "0"))
-    guarded = [GuardedOutput(output, inputs[0].device, offset) for output in op.outputs(case)]
-    before = tuple(tensor.clone() for tensor in inputs)
-    outputs = _results(op, call, case, inputs, tuple(each.tensor for each in guarded))
-    if not all(each.intact() for each in guarded):
-        return Verdict(False, "wrote outside its output")
-    for index, (tensor, copy) in enumerate(zip(inputs, before, strict=True)):
-        if not _same_bits(tensor, copy):
-            return Verdict(False, f"changed its input {index}")
-    for each, wanted in zip(outputs, op.outputs(case), strict=True):
-        if (tuple(each.shape), each.dtype) != (wanted.shape, OUT_DTYPE[wanted.dtype]):
-            shape, dtype = tuple(each.shape), each.dtype
-            return Verdict(False, f"returned {shape} of {dtype}, must be {wanted.shape} of {OUT_DTYPE[wanted.dtype]}")
-    return compare(op, case, inputs, outputs, is_baseline=is_baseline)
+    return Judge(op, case, device=device, seed=seed)(call)
 
 
 def check_baseline(op: Op, call: Call, case: Case, *, device: str = "cuda") -> Verdict:
     """The same of a baseline, whose random numbers are its own: at the case without any."""
-    return check(op, call, op.settled(case), device=device, is_baseline=True)
+    return Judge(op, op.settled(case), device=device)(call, is_baseline=True)
 
 
-def compare(
-    op: Op, case: Case, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], *, is_baseline: bool = False
-) -> Verdict:
+def compare(op: Op, case: Case, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> Verdict:
     """Judge outputs against float64 and against PyTorch at the same dtype."""
-    torch_call = op.exemplar or load_baseline(op.name, next(iter(op.baselines)))
-    torch_outs = _results(op, torch_call, case, inputs, tuple(torch.empty_like(each) for each in outputs))
-    references = (op.reference, *op.more_references)
-    verdicts = []
-    for index, (out, torch_out) in enumerate(zip(outputs, torch_outs, strict=True)):
-        rule = _of_baselines if is_baseline else partial(_of_steps, rounds=bool(op.rounds))
-        verdict = _judge(partial(references[index], case, inputs), out, torch_out, rule)
-        if not verdict.ok:
-            of = f"out[{index}]: " if len(outputs) > 1 else ""
-            return replace(verdict, reason=of + verdict.reason)
-        verdicts.append(verdict)
-    return Verdict(True, "", verdicts[0].error, max(verdict.margin for verdict in verdicts))
+    return Problem(op, case, inputs).compare(outputs)
 
 
 def _results(
@@ -157,120 +146,179 @@ def _results(
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Some rows of an output, in float64; what is infinite or NaN counts as 0 there."""
+    """Some rows of an output, in float64, as they must be; what is infinite or NaN counts as 0 there."""
 
+    rows: slice
+    expected: Tensor  # rounded to the output's dtype
+    special: Tensor
     exact: Tensor
-    error: Tensor
-    torch_error: Tensor
     noise: Tensor
+    torch_out: Tensor
     counts: Tensor  # [rows], of the elements that count
-    dtype: torch.dtype  # the output's
+    most: Tensor  # [rows], of the RMS error
+    lowest: Tensor  # [rows], of the mean error
+    highest: Tensor
 
-    def rounding(self) -> Tensor:
-        numbers = torch.finfo(self.dtype)
-        return numbers.eps * (self.exact.abs() + numbers.tiny)
+    def error(self, out: Tensor) -> Tensor:
+        return (out.double() - self.exact).masked_fill_(self.special, 0.0)
 
-    def mean(self, values: Tensor) -> Tensor:
-        """[rows]; an output of one dimension is one row."""
-        return values.reshape(len(self.counts), -1).sum(1) / self.counts
+    def bound(self, *, rounds: bool, is_baseline: bool) -> Tensor:
+        """Of each element's error; see above."""
+        numbers = torch.finfo(self.expected.dtype)
+        bound = numbers.eps * (self.exact.abs() + numbers.tiny) + self.noise
+        if rounds or is_baseline:
+            torch_error = self.error(self.torch_out).nan_to_num_(0.0)  # where PyTorch makes NaN of what is none
+            bound += _ROUNDED * torch_error.abs()
+            if is_baseline:
+                usual = _rms(torch_error, self.counts)
+                bound += _DEVIATIONS * usual.reshape(-1, *[1] * (bound.dim() - 1))
+        return bound
 
-    def rms(self, values: Tensor) -> Tensor:
-        return self.mean(values.square()).sqrt()
-
-
-def _of_steps(rows: _Rows, *, rounds: bool) -> tuple[Tensor, str]:
-    """The bound of each element's error, and which of the rows' conditions fails; see above."""
-    bound = rows.rounding() + rows.noise
-    lowest, highest = (
-        rows.mean((rows.exact + noise).to(rows.dtype).double() - rows.exact) for noise in (-rows.noise, rows.noise)
-    )
-    if rounds:
-        bound = bound + _ROUNDED * rows.torch_error.abs()
-        usual = _ROUNDED * rows.mean(rows.torch_error).abs()
-        usual += _STANDARD_ERRORS * rows.rms(rows.torch_error) / rows.counts.sqrt()
-        lowest, highest = lowest - usual, highest + usual
-    rms, mean = rows.rms(rows.error), rows.mean(rows.error)
-    most = _RMS * rows.rms(rows.torch_error) + rows.rms(rows.noise)
-    if bool((beyond := rms > most).any()):
-        row = _first(beyond)[0]
-        return bound, f"row {row} has an RMS error of {rms[row].item():.3g}, must be up to {most[row].item():.3g}"
-    if bool((beyond := (mean < lowest) | (mean > highest)).any()):
-        row = _first(beyond)[0]
-        told = f"from {lowest[row].item():.3g} to {highest[row].item():.3g}"
-        return bound, f"row {row} has a mean error of {mean[row].item():.3g}, must be {told}"
-    return bound, ""
+    def failing(self, error: Tensor) -> str:
+        """Which of the rows' conditions fails."""
+        rms, mean = _rms(error, self.counts), _mean(error, self.counts)
+        if bool((beyond := rms > self.most).any()):
+            row = _first(beyond)[0]
+            told = f"an RMS error of {rms[row].item():.3g}, must be up to {self.most[row].item():.3g}"
+        elif bool((beyond := (mean < self.lowest) | (mean > self.highest)).any()):
+            row = _first(beyond)[0]
+            told = f"a mean error of {mean[row].item():.3g}, must be from {self.lowest[row].item():.3g} to "
+            told += f"{self.highest[row].item():.3g}"
+        else:
+            return ""
+        return f"row {row + self.rows.start} has {told}"
 
 
-def _of_baselines(rows: _Rows) -> tuple[Tensor, str]:
-    torch_error = rows.torch_error.nan_to_num(0.0)  # where PyTorch makes NaN of what is none
-    usual = rows.rms(torch_error).reshape(-1, *[1] * (rows.exact.dim() - 1))
-    of_torch = _ROUNDED * torch_error.abs() + _DEVIATIONS * usual
-    return rows.rounding() + rows.noise + of_torch, ""
+def _mean(values: Tensor, counts: Tensor) -> Tensor:
+    """[rows]; an output of one dimension is one row."""
+    return values.reshape(len(counts), -1).sum(1) / counts
 
 
-def _judge(
-    reference: Callable[[slice], tuple[Tensor, Tensor]],
-    out: Tensor,
-    torch_out: Tensor,
-    rule: Callable[[_Rows], tuple[Tensor, str]],
-) -> Verdict:
-    """Of one output."""
-    out, torch_out = (tensor.reshape(1) if tensor.dim() == 0 else tensor for tensor in (out, torch_out))
-    if out.numel() == 0:
-        return Verdict(True)
-
-    if not out.is_floating_point():  # places, of which none is nearly right
-        exact = reference(slice(0, out.shape[0]))[0]
-        if bool((unlike := out != exact).any()):
-            at = _first(unlike)
-            place = _place(at, slice(0, out.shape[0]))
-            return Verdict(False, f"{place} is {out[at].item()}, must be {exact[at].item()}")
-        return Verdict(True)
-
-    step = max(1, _CHUNK // max(1, out.numel() // out.shape[0]))
-    error = margin = 0.0
-    for start in range(0, out.shape[0], step):
-        part = slice(start, min(start + step, out.shape[0]))
-        verdict = _judge_rows(*reference(part), out[part], torch_out[part], part, rule)
-        if not verdict.ok:
-            return verdict
-        error, margin = max(error, verdict.error), max(margin, verdict.margin)
-    return Verdict(True, "", error, margin)
+def _rms(values: Tensor, counts: Tensor) -> Tensor:
+    return _mean(values.square(), counts).sqrt()
 
 
-def _judge_rows(
-    exact: Tensor,
-    terms: Tensor,
-    ours: Tensor,
-    torchs: Tensor,
-    part: slice,
-    rule: Callable[[_Rows], tuple[Tensor, str]],
-) -> Verdict:
-    """Of some rows of an output."""
-    expected = exact.to(ours.dtype)
+class Problem:
+    """One set of inputs of a case, with what float64 and PyTorch make of it."""
+
+    def __init__(self, op: Op, case: Case, inputs: tuple[Tensor, ...]) -> None:
+        self.case, self.inputs = case, inputs
+        self._op = op
+        self._torch_outs: tuple[Tensor, ...] = ()
+        self._kept: dict[int, list[_Rows]] = {}
+
+    def run(self, call: Call, *, is_baseline: bool = False) -> Verdict:
+        """Judge everything that a call does."""
+        op, case, inputs = self._op, self.case, self.inputs
+        offset = int(case.get("offset", "0"))
+        guarded = [GuardedOutput(output, inputs[0].device, offset) for output in op.outputs(case)]
+        before = tuple(tensor.clone() for tensor in inputs)
+        outputs = _results(op, call, case, inputs, tuple(each.tensor for each in guarded))
+        if not all(each.intact() for each in guarded):
+            return Verdict(False, "wrote outside its output")
+        for index, (tensor, copy) in enumerate(zip(inputs, before, strict=True)):
+            if not _same_bits(tensor, copy):
+                return Verdict(False, f"changed its input {index}")
+        for each, wanted in zip(outputs, op.outputs(case), strict=True):
+            if (tuple(each.shape), each.dtype) != (wanted.shape, OUT_DTYPE[wanted.dtype]):
+                shape, dtype = tuple(each.shape), each.dtype
+                return Verdict(
+                    False, f"returned {shape} of {dtype}, must be {wanted.shape} of {OUT_DTYPE[wanted.dtype]}"
+                )
+        return self.compare(outputs, is_baseline=is_baseline)
+
+    def compare(self, outputs: tuple[Tensor, ...], *, is_baseline: bool = False) -> Verdict:
+        """Judge outputs."""
+        verdicts = []
+        for index, out in enumerate(outputs):
+            verdict = self._judge(index, out, is_baseline)
+            if not verdict.ok:
+                of = f"out[{index}]: " if len(outputs) > 1 else ""
+                return replace(verdict, reason=of + verdict.reason)
+            verdicts.append(verdict)
+        return Verdict(True, "", verdicts[0].error, max(verdict.margin for verdict in verdicts))
+
+    def exact(self, index: int, rows: slice) -> Tensor:
+        """What an output must be in those rows, in float64 (whole numbers where it has these)."""
+        return (self._op.reference, *self._op.more_references)[index](self.case, self.inputs, rows)[0]
+
+    def _judge(self, index: int, out: Tensor, is_baseline: bool) -> Verdict:
+        out = out.reshape(1) if out.dim() == 0 else out
+        if out.numel() == 0:
+            return Verdict(True)
+        if not out.is_floating_point():  # places, of which none is nearly right
+            exact = self.exact(index, slice(0, out.shape[0]))
+            if bool((unlike := out != exact).any()):
+                at = _first(unlike)
+                return Verdict(False, f"{_place(at, 0)} is {out[at].item()}, must be {exact[at].item()}")
+            return Verdict(True)
+
+        error = margin = 0.0
+        for rows in self._rows(index, out):
+            verdict = _judge_rows(rows, out[rows.rows], bool(self._op.rounds), is_baseline)
+            if not verdict.ok:
+                return verdict
+            error, margin = max(error, verdict.error), max(margin, verdict.margin)
+        return Verdict(True, "", error, margin)
+
+    def _rows(self, index: int, out: Tensor) -> Iterable[_Rows]:
+        """Of an output like this, so many at a time as fit; all of them are kept, unless it is too large."""
+        if out.numel() > _MOST_KEPT:
+            return self._described(index, out)
+        if index not in self._kept:
+            self._kept[index] = list(self._described(index, out))
+        return self._kept[index]
+
+    def _described(self, index: int, out: Tensor) -> Iterator[_Rows]:
+        if not self._torch_outs:
+            call = self._op.exemplar or load_baseline(self._op.name, next(iter(self._op.baselines)))
+            like = tuple(
+                torch.empty(each.shape, dtype=OUT_DTYPE[each.dtype], device=out.device)
+                for each in self._op.outputs(self.case)
+            )
+            self._torch_outs = _results(self._op, call, self.case, self.inputs, like)
+        torch_out = self._torch_outs[index]
+        torch_out = torch_out.reshape(1) if torch_out.dim() == 0 else torch_out
+        step = max(1, _CHUNK // max(1, out.numel() // out.shape[0]))
+        for start in range(0, out.shape[0], step):
+            part = slice(start, min(start + step, out.shape[0]))
+            exact, terms = (self._op.reference, *self._op.more_references)[index](self.case, self.inputs, part)
+            yield _described_rows(part, exact, terms, torch_out[part], bool(self._op.rounds))
+
+
+def _described_rows(part: slice, exact: Tensor, terms: Tensor, torch_out: Tensor, rounds: bool) -> _Rows:
+    expected = exact.to(torch_out.dtype)
     special = ~expected.isfinite()
-    unlike = special & ~((ours == expected) | (ours.isnan() & expected.isnan()))
+    noise = _FP32_LOOP * torch.finfo(torch.float32).eps * terms + _SUBNORMAL
+    exact, torch_error, noise = (each.masked_fill(special, 0.0) for each in (exact, torch_out.double() - exact, noise))
+    counts = (~special).reshape(len(exact) if exact.dim() > 1 else 1, -1).sum(1).clamp_min(1)
+    lowest, highest = (_mean((exact + sign * noise).to(expected.dtype).double() - exact, counts) for sign in (-1, 1))
+    usual = _rms(torch_error, counts)
+    if rounds:
+        by_chance = _ROUNDED * _mean(torch_error, counts).abs() + _STANDARD_ERRORS * usual / counts.sqrt()
+        lowest, highest = lowest - by_chance, highest + by_chance
+    most = _RMS * usual + _rms(noise, counts)
+    return _Rows(part, expected, special, exact, noise, torch_out, counts, most, lowest, highest)
+
+
+def _judge_rows(rows: _Rows, out: Tensor, rounds: bool, is_baseline: bool) -> Verdict:
+    unlike = rows.special & ~((out == rows.expected) | (out.isnan() & rows.expected.isnan()))
     if bool(unlike.any()):
         at = _first(unlike)
-        return Verdict(False, f"{_place(at, part)} is {ours[at].item()}, must be {expected[at].item()}")
-
-    noise = _FP32_LOOP * torch.finfo(torch.float32).eps * terms + _SUBNORMAL
-    exact, error, torch_error, noise = (
-        each.masked_fill(special, 0.0) for each in (exact, ours.double() - exact, torchs.double() - exact, noise)
-    )
-    counts = (~special).reshape(len(exact) if exact.dim() > 1 else 1, -1).sum(1).clamp_min(1)
-    rows = _Rows(exact, error, torch_error, noise, counts, ours.dtype)
-    bound, failing = rule(rows)
-    difference = rows.error.abs()
+        place = _place(at, rows.rows.start)
+        return Verdict(False, f"{place} is {out[at].item()}, must be {rows.expected[at].item()}")
+    error = rows.error(out)
+    bound = rows.bound(rounds=rounds, is_baseline=is_baseline)
+    difference = error.abs()
     largest = float(difference.max())
     # Written so that a NaN anywhere fails: NaN <= bound is False.
     within = difference <= bound
     if not bool(within.all()):
         at = _first(~within)
-        must = f"{exact[at].item():.8g} ± {bound[at].item():.3g}"
-        return Verdict(False, f"{_place(at, part)} is {ours[at].item():.8g}, must be {must}", largest, math.inf)
-    if failing:
-        return Verdict(False, failing if part.start == 0 else f"from row {part.start} on, {failing}", largest, math.inf)
+        place, must = _place(at, rows.rows.start), f"{rows.exact[at].item():.8g} ± {bound[at].item():.3g}"
+        return Verdict(False, f"{place} is {out[at].item():.8g}, must be {must}", largest, math.inf)
+    if not is_baseline and (failing := rows.failing(error)):
+        return Verdict(False, failing, largest, math.inf)
     return Verdict(True, "", largest, float((difference / bound).max()))
 
 
@@ -278,8 +326,8 @@ def _first(mask: Tensor) -> tuple[int, ...]:
     return tuple(int(index) for index in mask.nonzero()[0])
 
 
-def _place(at: tuple[int, ...], rows: slice) -> str:
-    return f"element {(at[0] + rows.start, *at[1:])}"
+def _place(at: tuple[int, ...], first_row: int) -> str:
+    return f"element {(at[0] + first_row, *at[1:])}"
 
 
 def _same_bits(tensor: Tensor, copy: Tensor) -> bool:

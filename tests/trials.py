@@ -10,8 +10,7 @@ import argparse
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
@@ -19,8 +18,7 @@ import torch
 from torch import Tensor
 
 from kernel_twins import OPS
-from kernel_twins._load import load_baseline
-from kernel_twins.check import compare, generator
+from kernel_twins.check import Problem, generator
 from kernel_twins.spec import Case, Op
 from kernel_twins.tensors import OUT_DTYPE
 from tests import wrong
@@ -34,21 +32,27 @@ _MOST_ELEMENTS = 2**16
 
 @dataclass(frozen=True)
 class Trial:
-    """One set of inputs of a case, with float64's and PyTorch's results, which all wrong kernels share."""
+    """Inputs of a case, with what float64 and PyTorch make of them, which all wrong kernels share."""
 
     op: Op
-    case: Case
-    inputs: tuple[Tensor, ...]
+    problem: Problem
     exact: tuple[Tensor, ...]
+
+    @classmethod
+    def of(cls, op: Op, case: Case, device: str) -> Trial:
+        problem = Problem(op, case, op.inputs(case, generator(case, device)))
+        sizes = [each.shape[0] if each.shape else 1 for each in op.outputs(case)]
+        return cls(op, problem, tuple(problem.exact(index, slice(0, size)) for index, size in enumerate(sizes)))
 
     def results(self, fault: wrong.Fault) -> tuple[Tensor, ...]:
         """What a kernel with the fault computes."""
-        device = self.inputs[0].device
+        case, inputs = self.problem.case, self.problem.inputs
         outs = tuple(
-            torch.empty(each.shape, dtype=OUT_DTYPE[each.dtype], device=device) for each in self.op.outputs(self.case)
+            torch.empty(each.shape, dtype=OUT_DTYPE[each.dtype], device=inputs[0].device)
+            for each in self.op.outputs(case)
         )
         call = wrong.call_of(self.op.name, fault)
-        call(*self.inputs, **self.op.options(self.case), out=outs if len(outs) > 1 else outs[0])
+        call(*inputs, **self.op.options(case), out=outs if len(outs) > 1 else outs[0])
         return outs
 
     def counts(self, results: tuple[Tensor, ...]) -> bool:
@@ -57,7 +61,7 @@ class Trial:
 
     def refusal(self, results: tuple[Tensor, ...]) -> str:
         """What the checker says, or nothing."""
-        return compare(self.op, self.case, self.inputs, results).reason
+        return self.problem.compare(results).reason
 
 
 def _differs(result: Tensor, exact: Tensor) -> bool:
@@ -78,27 +82,9 @@ def _differs_here(result: Tensor, exact: Tensor) -> bool:
 
 def trials(op: Op, case: Case, device: str) -> Iterator[Trial]:
     """On plain inputs, and on hostile ones."""
-    for each in filter(None, (case, case.hostile if op.hostile else None)):
-        inputs = op.inputs(each, generator(each, device))
-        outputs = op.outputs(each)
-        references = (op.reference, *op.more_references)[: len(outputs)]
-        whole = [slice(0, output.shape[0] if output.shape else 1) for output in outputs]
-        known = [reference(each, inputs, rows) for reference, rows in zip(references, whole, strict=True)]
-        torchs = tuple(torch.empty(o.shape, dtype=OUT_DTYPE[o.dtype], device=device) for o in outputs)
-        call = op.exemplar or load_baseline(op.name, next(iter(op.baselines)))
-        returned = call(*inputs, **op.options(each), out=torchs if len(torchs) > 1 else torchs[0])
-        returned = torchs if returned is None else returned if isinstance(returned, tuple) else (returned,)
-        described, *more = (partial(_rows_of, numbers) for numbers in known)
-        kept = replace(op, reference=described, more_references=tuple(more), exemplar=partial(_given, returned))
-        yield Trial(kept, each, inputs, tuple(exact for exact, _ in known))
-
-
-def _rows_of(numbers: tuple[Tensor, Tensor], case: Case, inputs: tuple[Tensor, ...], rows: slice) -> tuple[Tensor, ...]:
-    return tuple(each[rows] for each in numbers)
-
-
-def _given(results: tuple[Tensor, ...], *inputs: Tensor, out: object, **options: object) -> tuple[Tensor, ...]:
-    return results
+    yield Trial.of(op, case, device)
+    if op.hostile and case.hostile:
+        yield Trial.of(op, case.hostile, device)
 
 
 def judged(op: Op, case: Case, faults: Iterable[wrong.Fault], device: str) -> dict[wrong.Fault, str | None]:
