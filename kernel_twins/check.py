@@ -5,29 +5,32 @@ One accuracy rule for all operations, of errors against float64. Each element mu
     |error| <= eps(output) * |ref| + the output's smallest step + noise,  noise = 4 * eps(fp32) * sum|terms| + 2^-122
 
 and where PyTorch loses more than that on the way (``Op.rounds`` names where), + 2 * |PyTorch's error| at that element.
-A result that is rounded once is within half of the first term. ``noise`` admits a plain fp32 loop: over random terms
-it errs by 0.24 eps * sum|terms| (standard deviation) and by up to 2.3 in 200,000 sums, whatever their length. Where a
-sum has a sign, its partial sums grow with it, and L additions err by up to eps / 2 of each: by sqrt(L) / 6 eps * |sum|
-(standard deviation), so sqrt(L) / 4 * |sum| counts among the terms, six times as much (tensors.chain). cuBLAS needs
-that as our products do. ``noise`` admits kernels besides that take fp32's subnormal numbers for zero, also before they
-multiply them. Products of random terms in TF32 or bf16 stay a hundred times outside.
+A result that is rounded once is within half of the first term. ``noise`` admits a plain fp32 loop. Over random terms,
+whose partial sums stay small, that errs by less than half of 4 eps * sum|terms|, whatever its length. Where a sum has a
+sign, its partial sums grow with it, and L additions err by up to eps / 2 of each: by sqrt(L) / 6 eps * |sum| (standard
+deviation), so sqrt(L) / 4 * |sum| counts among the terms, six times as much (tensors.chain). L is K for products, what
+a thread takes for reductions, and for sums along rows what a thread of the smallest block takes; cuBLAS needs this as
+our products do. Products of random terms in TF32 or bf16 stay well outside, but a product of bf16 in three parts, as
+accurate as a long fp32 loop, does not. ``noise`` admits kernels besides that take fp32's subnormal numbers for zero,
+also before they multiply them.
 
-What stays within a place everywhere may still be wrong everywhere alike. So in each row (of an output of one dimension,
-in the whole)::
+A bias that is smaller than a place of the output shows only over a row, where roundings average out and a bias does
+not. So in each row (of an output of one dimension, in each part of 2^26 elements)::
 
     RMS(error) <= 1.25 * PyTorch's + RMS(noise)
     mean(round(ref - noise)) <= mean(result) <= mean(round(ref + noise))
 
-The second holds for whatever errs by up to noise and is rounded once: no chance is in it, and no share of an element's
-own rounding, which takes itself away over a row. With ``Op.rounds``, + 2 * |PyTorch's mean error| and + 4 standard
-errors of such a mean, RMS(PyTorch's error) / sqrt(the row's length), on either side: where roundings are independent,
-PyTorch's own may come to nothing by chance. No maximum over a row or an output has a say.
+The second holds for whatever errs by up to noise and is rounded once, since rounding keeps order: no chance is in it.
+With ``Op.rounds``, + 2 * |PyTorch's mean error| and + 4 standard errors of such a mean, RMS(PyTorch's error) /
+sqrt(the row's length), on either side: where roundings are independent, PyTorch's own may come to nothing by chance.
+No maximum over a row or an output has a say.
 
 Baselines are other people's, and round where they like. Of an element they are allowed what PyTorch's accuracy makes
 likely, 2 * |PyTorch's error| + 6 * RMS(PyTorch's error) in its row, besides; and rows are not judged.
 
-Outputs are poisoned and guarded before the call and inputs compared with a copy after it, so that a stale value, a
-missed tail, a write past the end and a changed input are all found.
+A case is judged on its plain inputs and, where the operation has them, on hostile ones. Outputs are poisoned and
+guarded before the call and inputs compared with a copy after it, so that a stale value, a missed tail, a write past the
+end and a changed input are all found.
 """
 
 from __future__ import annotations
@@ -52,7 +55,7 @@ _DEVIATIONS = 6  # of PyTorch's errors
 _STANDARD_ERRORS = 4  # of the mean of PyTorch's errors
 _SUBNORMAL = 2.0**-122  # 16 times fp32's smallest normal number
 _CHUNK = 2**26  # output elements held in float64 at a time
-_MOST_KEPT = 2**30  # elements of an output whose description is kept for the next call
+_MOST_KEPT = 2**28  # elements of an output of which all this is kept for the next call
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +111,13 @@ class Judge:
         for index, case in enumerate(self._cases):
             if index == len(self._problems):
                 self._problems.append(Problem(self._op, case, self._draw(case)))
-            found = self._problems[index].run(call, is_baseline=is_baseline)
-            if not found.ok:
+            try:
+                found = self._problems[index].run(call, is_baseline=is_baseline)
+            except BaseException:
                 self._problems.clear()  # whatever it did to them
+                raise
+            if not found.ok:
+                self._problems.clear()
                 return replace(found, reason=f"values.hostile: {found.reason}") if index else found
             verdict = replace(verdict if index else found, margin=max(verdict.margin, found.margin))
         return verdict
@@ -167,7 +174,7 @@ class _Rows:
         numbers = torch.finfo(self.expected.dtype)
         bound = numbers.eps * (self.exact.abs() + numbers.tiny) + self.noise
         if rounds or is_baseline:
-            torch_error = self.error(self.torch_out).nan_to_num_(0.0)  # where PyTorch makes NaN of what is none
+            torch_error = _finite(self.error(self.torch_out))
             bound += _ROUNDED * torch_error.abs()
             if is_baseline:
                 usual = _rms(torch_error, self.counts)
@@ -186,7 +193,12 @@ class _Rows:
             told += f"{self.highest[row].item():.3g}"
         else:
             return ""
-        return f"row {row + self.rows.start} has {told}"
+        return f"row {row + self.rows.start} has {told}" if self.exact.dim() > 1 else f"the output has {told}"
+
+
+def _finite(torch_error: Tensor) -> Tensor:
+    """0 where PyTorch makes NaN or an infinity of what is none."""
+    return torch_error.nan_to_num_(0.0, 0.0, 0.0)
 
 
 def _mean(values: Tensor, counts: Tensor) -> Tensor:
@@ -290,7 +302,10 @@ def _described_rows(part: slice, exact: Tensor, terms: Tensor, torch_out: Tensor
     expected = exact.to(torch_out.dtype)
     special = ~expected.isfinite()
     noise = _FP32_LOOP * torch.finfo(torch.float32).eps * terms + _SUBNORMAL
-    exact, torch_error, noise = (each.masked_fill(special, 0.0) for each in (exact, torch_out.double() - exact, noise))
+    exact, torch_error, noise = (
+        each.masked_fill(special, 0.0).contiguous() for each in (exact, torch_out.double() - exact, noise)
+    )
+    torch_error = _finite(torch_error)
     counts = (~special).reshape(len(exact) if exact.dim() > 1 else 1, -1).sum(1).clamp_min(1)
     lowest, highest = (_mean((exact + sign * noise).to(expected.dtype).double() - exact, counts) for sign in (-1, 1))
     usual = _rms(torch_error, counts)

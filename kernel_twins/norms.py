@@ -170,7 +170,7 @@ class Norm:
         dout, xhat = self._dout_xhat(inputs, part, slice(None))
         g = dout if weight is None else dout * weight.double()
         c1 = (g * xhat).mean(dim=1, keepdim=True)
-        summed = (g * xhat).abs().mean(dim=1, keepdim=True) + rows.chain(case.shape[1]) * c1.abs()
+        summed = (g * xhat).abs().mean(dim=1, keepdim=True) + rows.row_chain(case.shape[1]) * c1.abs()
         terms = g.abs() + xhat.abs() * summed
         dx = g - xhat * c1
         if self.centered:
@@ -291,7 +291,7 @@ class Norm:
 
         Welford's formula errs by eps(fp32) * kappa besides, two passes by its square.
         """
-        summed = 2 + rows.chain(n) / 2
+        summed = 2 + rows.row_chain(n) / 2
         return summed + kappa + 2.0**-23 * kappa.square() if self.centered else summed
 
     def _over_rows(self, x: Tensor, residual: Tensor | None, part: slice, of: Any) -> tuple[Tensor, Tensor]:

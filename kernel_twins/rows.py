@@ -63,7 +63,8 @@ def lifted(x: Tensor, case: Case) -> Tensor:
     """x; in hostile cases, with most of each row's exponentials at its borders (tensors.borders)."""
     from kernel_twins.tensors import borders
 
-    if case.get("values") == "hostile" and (places := borders(x.shape[1])):
+    if case.get("values") == "hostile" and x.shape[1]:
+        places = borders(x.shape[1])
         x[:, places] += 1 + math.log(x.shape[1] / len(places))
     return x
 
@@ -78,11 +79,11 @@ def weighted(x: Tensor, case: Case) -> Tensor:
     return x
 
 
-def chain(n: int) -> float:
-    """tensors.chain of a row, which a block of threads adds up together in every step."""
-    from kernel_twins import tensors
+def row_chain(n: int) -> float:
+    """tensors.chain of a thread's part of a row of n elements, which a block of threads adds up in every step."""
+    from kernel_twins.tensors import chain
 
-    return tensors.chain(n / _SHARED_BY)
+    return chain(n / _SHARED_BY)
 
 
 def require_rows(name: str, tensor: Tensor) -> None:

@@ -40,10 +40,11 @@ def normal(case: Case, shape: tuple[int, ...], generator: Generator) -> Tensor:
     return flat.view(shape)
 
 
-def borders(size: int) -> list[int]:
+def borders(size: int) -> Tensor:
     """Places beside which work may be divided: both ends, multiples of 256, and shares of a 16th."""
-    edges = {*range(0, size, 256), *(size * part // 16 for part in range(17))}
-    return sorted({place for edge in edges for place in (edge - 1, edge) if 0 <= place < size})
+    edges = torch.cat([torch.arange(0, size, 256), torch.arange(17) * size // 16])
+    places = torch.cat([edges - 1, edges]).unique()
+    return places[(places >= 0) & (places < size)]
 
 
 def chain(additions: float) -> float:

@@ -118,6 +118,7 @@ def _serve() -> None:
         importlib.import_module(name)
     if os.environ.get("TRITON_INTERPRET") == "1":
         _patch_once()
+        _round_to_nearest()
     answers = os.dup(1)
     for line in sys.stdin:
         with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as result:
@@ -133,16 +134,20 @@ def _serve() -> None:
 
 
 def _patch_once() -> None:
-    """Give triton.language its interpreted functions for good: the interpreter does in every call of every helper.
-
-    And round to bf16 as GPUs do: the interpreter cuts off.
-    """
-    import torch
+    """Give triton.language its interpreted functions for good: the interpreter does in every call of every helper."""
     import triton.language as tl
 
     interpreter = importlib.import_module("triton.runtime.interpreter")
     interpreter._patch_lang(FunctionType(_patch_once.__code__, {"tl": tl, "core": tl.core}))
     setattr(interpreter, "_patch_lang", lambda fn: interpreter._LangPatchScope())  # noqa: B010
+
+
+def _round_to_nearest() -> None:
+    """Have the interpreter round fp32 to bf16 as GPUs do: it cuts off."""
+    import torch
+    import triton.language as tl
+
+    interpreter = importlib.import_module("triton.runtime.interpreter")
     convert = interpreter._convert_float
 
     def rounded(data: Any, source: Any, target: Any, mode: Any) -> Any:

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from kernel_twins import OPS, load_baseline  # noqa: E402
-from kernel_twins.check import check, check_baseline  # noqa: E402
+from kernel_twins.check import Judge, check, check_baseline  # noqa: E402
 from kernel_twins.spec import Case  # noqa: E402
 from tests import forks  # noqa: E402
 from tests.cases import with_fewer_rows  # noqa: E402
@@ -214,6 +214,21 @@ def misjudged(name: str) -> list[str]:
             verdict = check_baseline(op, call, case, device="cpu")
         wrong += [] if verdict.ok else [f"{case.slug}: {verdict.reason}"]
     return wrong
+
+
+def test_a_call_that_changed_its_inputs_spoils_no_other() -> None:
+    judge = Judge(ADD, CASE, device="cpu")
+
+    def change_and_raise(a, b, *, out):
+        a.zero_()
+        raise RuntimeError("no more memory")
+
+    assert judge(right).ok
+    assert not judge(changed_input).ok
+    assert judge(right).ok
+    with pytest.raises(RuntimeError, match="no more memory"):
+        judge(change_and_raise)
+    assert judge(right).ok
 
 
 def test_what_pytorch_rounds_on_the_way_is_forgiven_baselines_alone() -> None:

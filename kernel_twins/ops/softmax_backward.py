@@ -34,7 +34,7 @@ def _reference(case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Ten
     dout, y = (tensor[part].double() for tensor in inputs)
     products = dout if case.get("log") == "yes" else dout * y
     sums = products.sum(dim=1, keepdim=True)
-    of_sums = products.abs().sum(dim=1, keepdim=True) + rows.chain(case.shape[1]) * sums.abs()
+    of_sums = products.abs().sum(dim=1, keepdim=True) + rows.row_chain(case.shape[1]) * sums.abs()
     if case.get("log") == "yes":
         p = y.exp()
         return dout - p * sums, dout.abs() + p * (1 + y.abs()) * of_sums
