@@ -162,6 +162,12 @@ def chosen(config: Any, kernel: Any, *_: Any) -> tuple[Any, dict[str, Any]]:
     return kernel.fn, config.all_kwargs()
 
 
+def hostile(op: Op, cases: list[Case]) -> list[Case]:
+    """The hostile inputs of the largest case that has some; a GPU has time for all of them."""
+    largest = max(cases, key=lambda case: (case.hostile is not None, math.prod(case.shape)))
+    return [largest.hostile] if op.hostile and largest.hostile else []
+
+
 def staying(op: Op, step: Step) -> list[Any]:
     kernels = importlib.import_module(f"kernel_twins._triton.{op.name}.{step.name}")
     return [
@@ -170,7 +176,7 @@ def staying(op: Op, step: Step) -> list[Any]:
 
 
 def judge(op_name: str, step_name: str, dtype: str, most_rows: str = "", resident: str = "") -> None:
-    from kernel_twins.check import check
+    from kernel_twins.check import Problem, generator
 
     tuning = importlib.import_module("kernel_twins._triton.tuning")
     op = ops.get(op_name)
@@ -191,8 +197,9 @@ def judge(op_name: str, step_name: str, dtype: str, most_rows: str = "", residen
     for turn, config in enumerate(configs):
         if config is not None:
             setattr(tuning, "choose", partial(chosen, config))  # noqa: B010
-        for case in cases if turn == 0 else [case for case in cases if math.prod(case.shape) <= LARGEST_BY_TERMS]:
-            verdict = check(op, call, case, device="cpu")
+        judged = [*cases, *hostile(op, cases)]
+        for case in judged if turn == 0 else [case for case in judged if math.prod(case.shape) <= LARGEST_BY_TERMS]:
+            verdict = Problem(op, case, op.inputs(case, generator(case, "cpu"))).run(call)
             wrong += [] if verdict.ok else [f"{case.slug} {config or ''}: {verdict.reason}"]
     assert not wrong, "\n".join(wrong)
 
