@@ -70,6 +70,7 @@ def bench(op: Op, case: Case, steps: tuple[Step, ...], backends: tuple[Backend, 
     names = [Name(baseline) for baseline in op.baselines] + references + ours
     calls = {name: load_named(op.name, name) for name in names}
     timings = _gated(op, case, calls)
+    torch.cuda.empty_cache()  # what the judges kept is as large as many sets of inputs
     ready = {
         name: partial(calls[name], **op.options(case)) for name, timing in timings.items() if timing.status == "ok"
     }
@@ -105,10 +106,7 @@ def _gated(op: Op, case: Case, calls: Mapping[Name, Call]) -> dict[Name, Timing]
     settled = op.settled(case)
     baselines = partial(judge if settled == case else Judge(op, settled), is_baseline=True)
     judges = {name: judge if name.step else baselines for name in calls if name.backend not in op.references}
-    timings = {name: _gate(judges.get(name, partial(_run, op, case)), name, call) for name, call in calls.items()}
-    del judge, baselines, judges
-    torch.cuda.empty_cache()  # what they kept is as large as many sets of inputs
-    return timings
+    return {name: _gate(judges.get(name, partial(_run, op, case)), name, call) for name, call in calls.items()}
 
 
 def _gate(judge: Callable[[Call], Verdict], name: Name, call: Call) -> Timing:

@@ -44,7 +44,7 @@ from torch import Tensor
 
 from kernel_twins._load import Call, load_baseline
 from kernel_twins.spec import Case, Op, Output
-from kernel_twins.tensors import OUT_DTYPE
+from kernel_twins.tensors import OUT_DTYPE, empty_outputs
 
 _GUARD = 256  # bytes before and behind every output; also keeps its address as aligned as torch's own
 _POISON = 0xFF  # in every byte: NaN in each of our dtypes, and no place
@@ -100,27 +100,25 @@ class Judge:
     """
 
     def __init__(self, op: Op, case: Case, *, device: str = "cuda", seed: int = 0) -> None:
-        self._op = op
-        self._cases = [case, *([case.hostile] if op.hostile and case.hostile else [])]
+        self._op, self._cases = op, op.judged_cases(case)
         self._draw = lambda each: op.inputs(each, generator(each, device, seed))
-        self._problems: list[Problem] = []
+        self._problems: dict[Case, Problem] = {}
 
     def __call__(self, call: Call, *, is_baseline: bool = False) -> Verdict:
         """Run a call on all inputs, and judge everything it did. Exceptions of the call pass through."""
-        verdict = Verdict(True)
-        for index, case in enumerate(self._cases):
-            if index == len(self._problems):
-                self._problems.append(Problem(self._op, case, self._draw(case)))
-            try:
-                found = self._problems[index].run(call, is_baseline=is_baseline)
-            except BaseException:
-                self._problems.clear()  # whatever it did to them
-                raise
-            if not found.ok:
-                self._problems.clear()
-                return replace(found, reason=f"values.hostile: {found.reason}") if index else found
-            verdict = replace(verdict if index else found, margin=max(verdict.margin, found.margin))
-        return verdict
+        verdicts: list[Verdict] = []
+        try:
+            for case in self._cases:
+                if case not in self._problems:
+                    self._problems[case] = Problem(self._op, case, self._draw(case))
+                found = self._problems[case].run(call, is_baseline=is_baseline)
+                if not found.ok:
+                    return replace(found, reason=f"values.hostile: {found.reason}") if verdicts else found
+                verdicts.append(found)
+        finally:
+            if len(verdicts) < len(self._cases):
+                self._problems.clear()  # whatever a wrong call did to them
+        return replace(verdicts[0], margin=max(verdict.margin for verdict in verdicts))
 
 
 def check(op: Op, call: Call, case: Case, *, device: str = "cuda", seed: int = 0) -> Verdict:
@@ -252,7 +250,10 @@ class Problem:
 
     def exact(self, index: int, rows: slice) -> Tensor:
         """What an output must be in those rows, in float64 (whole numbers where it has these)."""
-        return (self._op.reference, *self._op.more_references)[index](self.case, self.inputs, rows)[0]
+        return self._reference(index, rows)[0]
+
+    def _reference(self, index: int, rows: slice) -> tuple[Tensor, Tensor]:
+        return (self._op.reference, *self._op.more_references)[index](self.case, self.inputs, rows)
 
     def _judge(self, index: int, out: Tensor, is_baseline: bool) -> Verdict:
         out = out.reshape(1) if out.dim() == 0 else out
@@ -284,17 +285,15 @@ class Problem:
     def _described(self, index: int, out: Tensor) -> Iterator[_Rows]:
         if not self._torch_outs:
             call = self._op.exemplar or load_baseline(self._op.name, next(iter(self._op.baselines)))
-            like = tuple(
-                torch.empty(each.shape, dtype=OUT_DTYPE[each.dtype], device=out.device)
-                for each in self._op.outputs(self.case)
-            )
-            self._torch_outs = _results(self._op, call, self.case, self.inputs, like)
+            like = empty_outputs(self._op, self.case, out.device)
+            given = like if isinstance(like, tuple) else (like,)
+            self._torch_outs = _results(self._op, call, self.case, self.inputs, given)
         torch_out = self._torch_outs[index]
         torch_out = torch_out.reshape(1) if torch_out.dim() == 0 else torch_out
         step = max(1, _CHUNK // max(1, out.numel() // out.shape[0]))
         for start in range(0, out.shape[0], step):
             part = slice(start, min(start + step, out.shape[0]))
-            exact, terms = (self._op.reference, *self._op.more_references)[index](self.case, self.inputs, part)
+            exact, terms = self._reference(index, part)
             yield _described_rows(part, exact, terms, torch_out[part], bool(self._op.rounds))
 
 

@@ -235,6 +235,11 @@ class Op:
     rounds: str = ""
     hostile: bool = False
 
+    def judged_cases(self, case: Case) -> tuple[Case, ...]:
+        """What a call is judged at: the case, and its hostile inputs where there are any."""
+        hostile = case.hostile if self.hostile else None
+        return (case, hostile) if hostile else (case,)
+
     def step(self, name: str) -> Step:
         """The step of that name; ValueError lists the names there are."""
         for step in self.steps:

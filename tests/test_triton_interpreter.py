@@ -162,10 +162,9 @@ def chosen(config: Any, kernel: Any, *_: Any) -> tuple[Any, dict[str, Any]]:
     return kernel.fn, config.all_kwargs()
 
 
-def hostile(op: Op, cases: list[Case]) -> list[Case]:
+def hostile(op: Op, cases: list[Case]) -> tuple[Case, ...]:
     """The hostile inputs of the largest case that has some; a GPU has time for all of them."""
-    largest = max(cases, key=lambda case: (case.hostile is not None, math.prod(case.shape)))
-    return [largest.hostile] if op.hostile and largest.hostile else []
+    return op.judged_cases(max(cases, key=lambda case: (case.hostile is not None, math.prod(case.shape))))[1:]
 
 
 def staying(op: Op, step: Step) -> list[Any]:

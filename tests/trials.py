@@ -20,7 +20,7 @@ from torch import Tensor
 from kernel_twins import OPS
 from kernel_twins.check import Problem, generator
 from kernel_twins.spec import Case, Op
-from kernel_twins.tensors import OUT_DTYPE
+from kernel_twins.tensors import empty_outputs
 from tests import wrong
 from tests.cases import with_axes_halved, with_fewer_rows
 
@@ -47,13 +47,9 @@ class Trial:
     def results(self, fault: wrong.Fault) -> tuple[Tensor, ...]:
         """What a kernel with the fault computes."""
         case, inputs = self.problem.case, self.problem.inputs
-        outs = tuple(
-            torch.empty(each.shape, dtype=OUT_DTYPE[each.dtype], device=inputs[0].device)
-            for each in self.op.outputs(case)
-        )
-        call = wrong.call_of(self.op.name, fault)
-        call(*inputs, **self.op.options(case), out=outs if len(outs) > 1 else outs[0])
-        return outs
+        out = empty_outputs(self.op, case, inputs[0].device)
+        wrong.call_of(self.op.name, fault)(*inputs, **self.op.options(case), out=out)
+        return out if isinstance(out, tuple) else (out,)
 
     def counts(self, results: tuple[Tensor, ...]) -> bool:
         """Whether an element is further than a unit in the last place from the right result."""
@@ -83,9 +79,7 @@ def _differs_here(result: Tensor, exact: Tensor) -> bool:
 
 def trials(op: Op, case: Case, device: str) -> Iterator[Trial]:
     """On plain inputs, and on hostile ones."""
-    yield Trial.of(op, case, device)
-    if op.hostile and case.hostile:
-        yield Trial.of(op, case.hostile, device)
+    return (Trial.of(op, each, device) for each in op.judged_cases(case))
 
 
 def judged(op: Op, case: Case, faults: Iterable[wrong.Fault], device: str) -> dict[wrong.Fault, str | None]:
