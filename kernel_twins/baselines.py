@@ -7,8 +7,10 @@ import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from kernel_twins import products
+
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, dtype
 
 
 def compiled(function: Callable[..., Tensor]) -> Callable[..., None]:
@@ -20,18 +22,55 @@ def compiled(function: Callable[..., Tensor]) -> Callable[..., None]:
     return _compiled(into)
 
 
-def compiled_results(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same of a function with several results: it returns them as it allocates them, and leaves ``out`` alone."""
-    made = _compiled(function)
+def compiled_results(function: Callable[..., Any], mode: str = "default") -> Callable[..., Any]:
+    """The same, but what it computes is returned as torch.compile allocates it, and ``out`` left alone.
+
+    That is the form of a function with several results, and of one that ends in a library's kernel, whose result would
+    be copied into ``out``. ``mode`` is torch.compile's; what its search finds is not printed.
+    """
+    made = _compiled(function, mode)
     return lambda *inputs, out, **options: made(*inputs, **options)
 
 
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+def compiled_product(mode: str = "default") -> Callable[..., Tensor]:
+    """What torch.compile makes of the product of operands as they lie: it pads odd sizes where that is faster.
+
+    Of fp32 it is true fp32; RuntimeError where TF32 has been allowed.
+    """
+    made = compiled_results(_product, mode)
+
+    def product(a: Tensor, b: Tensor, *, out: Tensor) -> Tensor:
+        import torch
+
+        if a.dtype == torch.float32 and products.allows_tf32():
+            raise RuntimeError("TF32 is on; this baseline is true fp32: torch.set_float32_matmul_precision('highest')")
+        result: Tensor = made(a, b, out=out, out_dtype=out.dtype)
+        return result
+
+    return product
+
+
+def _product(a: Tensor, b: Tensor, *, out_dtype: dtype) -> Tensor:
+    import torch
+
+    if a.dtype == out_dtype:
+        return torch.mm(a, b)
+    if not a.is_cuda:  # where there is no product whose result is wider than its operands
+        return torch.mm(a.to(out_dtype), b.to(out_dtype))
+    return torch.mm(a, b, out_dtype=out_dtype)
+
+
+_QUIET = {"autotune_num_choices_displayed": 0, "max_autotune_report_choices_stats": False}
+
+
+def _compiled(function: Callable[..., Any], mode: str = "default") -> Callable[..., Any]:
     @functools.cache
     def build() -> Callable[..., Any]:
         import torch
 
-        return torch.compile(function, dynamic=False)
+        # A mode is these options, and torch.compile takes no others beside its name.
+        options = torch._inductor.list_mode_options(mode, dynamic=False)
+        return torch.compile(function, dynamic=False, options={**options, **_QUIET})
 
     def call(*inputs: Tensor, **arguments: Any) -> Any:
         import torch

@@ -198,6 +198,7 @@ class Op:
     for every step, ``wide_cases`` for those alone that are ``wide``; ``headline_cases`` are those of the timed ones
     that the README's table shows. ``baselines`` maps a name to a call, or to None where the baseline is compiled into
     the extension beside the steps; the first one is PyTorch's own, and also the accuracy that is asked for.
+    ``baseline_cases`` limits a baseline to some of the timed cases, where another one would cost a search.
     ``references`` are timed beside them and compute less (a step's extra cost is told against them): nobody checks
     what they leave in ``out``, and no step competes with them. Where baselines draw random numbers of their own, they
     are judged at ``settled(case)``, in which none has a say, and ``exemplar`` is PyTorch's computation with the numbers
@@ -227,6 +228,7 @@ class Op:
     flops: Callable[[Case], int]
     bytes: Callable[[Case], int]
     baselines: Mapping[str, Callable[..., Any] | None]
+    baseline_cases: Mapping[str, tuple[Case, ...]] = field(default_factory=dict)
     steps: tuple[Step, ...]
     options: Callable[[Case], Mapping[str, Any]] = lambda case: {}
     references: Mapping[str, Reference] = field(default_factory=dict)
@@ -270,7 +272,7 @@ class Op:
 
         And at a step's own, the step, the one that it is compared with, and the first baseline.
         """
-        cells = [(self.profile_case, Name(baseline)) for baseline in self.baselines]
+        cells = [(self.profile_case, Name(baseline)) for baseline in self.baselines_at(self.profile_case)]
         for backend in BACKENDS:
             for step in self.steps_of(backend):
                 case = self.profile_case_of(step, backend)
@@ -285,6 +287,19 @@ class Op:
     def timed_cases(self) -> tuple[Case, ...]:
         """All cases that any step is timed on."""
         return self.bench_cases + self.wide_cases
+
+    @property
+    def condition_cases(self) -> tuple[Case, ...]:
+        """What is timed rested and in a chain, too: headlines of what arithmetic bounds, and so the power it takes."""
+        return () if self.ceiling.startswith("dram") else self.headline_cases
+
+    def baselines_at(self, case: Case) -> tuple[str, ...]:
+        """The baselines that are timed on a case."""
+        return tuple(name for name in self.baselines if case in self.baseline_cases.get(name, (case,)))
+
+    def last_step(self, backend: Backend, case: Case) -> Step | None:
+        """The last step of a language that is timed on a case; None where none is."""
+        return next((step for step in reversed(self.steps_of(backend)) if self.times(step, case)), None)
 
     def refusal(self, step: Step, case: Case) -> str:
         """Why a step does not take a case, by the op's rule or by its own; an empty string where it does."""

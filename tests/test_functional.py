@@ -246,6 +246,25 @@ def test_the_fastest_backends_are_those_of_the_committed_timings() -> None:
     assert json.loads(choice.FILE.read_text()) == fastest.derive(), f"stale: run python -m {fastest.__name__}"
 
 
+def test_auto_chooses_among_two_languages_and_pytorchs_own_call() -> None:
+    """Whatever else would be faster: torch.compile and other libraries are baselines in documents alone."""
+    chosen = {
+        backend
+        for by_function in json.loads(choice.FILE.read_text()).values()
+        for by_case in by_function.values()
+        for backend in by_case.values()
+    }
+    assert chosen <= {"cuda", "triton", "torch"}
+    times = {("torch", "", "fast"): 30, ("cuda", "c", "fast"): 20, ("compile", "", "fast"): 10}
+    times |= {("max_autotune", "", "fast"): 5, ("torch", "", "rested"): 1, ("torch", "", "chain"): 1}
+    rows = [
+        {"case": "64x64x64-bf16", "backend": backend, "step": step, "status": "ok", "contest": contest}
+        | {"times_us": " ".join([str(time)] * 3)}
+        for (backend, step, contest), time in times.items()
+    ]
+    assert fastest.fastest(pandas.DataFrame(rows), {"cuda": "c"}, {}) == {"64x64x64-bf16": "cuda"}
+
+
 def test_a_call_takes_as_long_as_its_host_where_the_gpu_is_faster() -> None:
     on_gpu = [("64x64x64-bf16", "10 11 12", "15 16 17", "4 5 6"), ("4096x4096x4096-bf16", "200", "220", "190")]
     rows = [

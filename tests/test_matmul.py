@@ -11,8 +11,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kernel_twins import OPS, products  # noqa: E402
-from kernel_twins.check import generator  # noqa: E402
+from kernel_twins import OPS, baselines, products  # noqa: E402
+from kernel_twins.check import check_baseline, generator  # noqa: E402
 from kernel_twins.spec import Case, Step  # noqa: E402
 from kernel_twins.tensors import empty_outputs  # noqa: E402
 
@@ -166,3 +166,57 @@ def test_a_baseline_calls_its_own_library_and_leaves_the_preference_as_it_was(
         assert broken
     assert used == [names[library]]
     assert set_to[-1] == names[preferred]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
+    """What torch.compile is asked for, which gives back the function as it is."""
+    asked: list[dict[str, object]] = []
+
+    def compile_nothing(function: object, **wanted: object) -> object:
+        asked.append(wanted)
+        return function
+
+    monkeypatch.setattr(torch, "compile", compile_nothing)
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("name", "slug"),
+    [
+        ("matmul_bf16", "129x127x65-bf16"),
+        ("matmul_bf16", "136x264x72-fp16-b.col"),
+        ("matmul_bf16", "129x127x65-bf16-out.fp32"),
+        ("matmul_fp32", "129x127x65-fp32-a.col-pitch.1"),
+    ],
+)
+def test_torch_compile_is_given_the_product_as_it_lies(asked: list[dict[str, object]], name: str, slug: str) -> None:
+    verdict = check_baseline(OPS[name], baselines.compiled_product(), Case.parse(slug), device="cpu")
+    assert verdict.ok, verdict.reason
+    assert [each["dynamic"] for each in asked] == [False]
+
+
+def test_the_search_of_torch_compile_is_its_own_mode_and_prints_nothing(asked: list[dict[str, object]]) -> None:
+    a = torch.ones(4, 4, dtype=torch.bfloat16)
+    baselines.compiled_product("max-autotune-no-cudagraphs")(a, a, out=torch.empty_like(a))
+    (wanted,) = asked
+    mode = torch._inductor.list_mode_options("max-autotune-no-cudagraphs")
+    quiet = {"autotune_num_choices_displayed": 0, "max_autotune_report_choices_stats": False}
+    assert wanted == {"dynamic": False, "options": {**mode, **quiet}}
+
+
+def test_a_search_is_made_for_three_headline_products_alone() -> None:
+    cases = OP.baseline_cases["max_autotune"]
+    assert [case.slug for case in cases] == ["4096x4096x4096-bf16", "8192x8192x8192-bf16", "4095x4097x4096-bf16"]
+    assert {*cases} <= {*OP.headline_cases}
+    for case in OP.timed_cases:
+        assert OP.baselines_at(case) == tuple(OP.baselines)[: 4 if case in cases else 3]
+
+
+def test_compiled_fp32_is_true_fp32(asked: list[dict[str, object]], monkeypatch: pytest.MonkeyPatch) -> None:
+    call, a = baselines.compiled_product(), torch.ones(4, 4)
+    monkeypatch.setattr(products, "allows_tf32", lambda: True)
+    with pytest.raises(RuntimeError, match=r"^TF32 is on; this baseline is true fp32: torch.set_float32_matmul"):
+        call(a, a, out=torch.empty_like(a))
+    half = a.bfloat16()
+    assert call(half, half, out=torch.empty_like(half)).equal(4 * half)

@@ -187,7 +187,7 @@ OP = Op(
     ceiling="bf16",
     flops=_flops,
     bytes=_bytes,
-    baselines={"torch": _torch, "compile": baselines.compiled(_function)},
+    baselines={"torch": _torch, "compile": baselines.compiled_results(_function)},
     references={f"product_{backend}": Reference(backend, _product_of(backend)) for backend in BACKENDS},
     steps=(
         Step(

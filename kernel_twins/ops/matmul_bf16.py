@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernel_twins import products
+from kernel_twins import baselines, products
 from kernel_twins.spec import Case, Op, Prediction, Step
 
 _LAYOUT_GAP = "Triton's compiler swizzles shared memory and picks the instruction that reads it by itself."
@@ -88,7 +88,18 @@ OP = Op(
     ceiling="bf16",
     flops=products.flops,
     bytes=products.bytes_moved,
-    baselines={"torch": products.torch_mm("cublas"), "cublaslt": products.torch_mm("cublaslt")},
+    baselines={
+        "torch": products.torch_mm("cublas"),
+        "cublaslt": products.torch_mm("cublaslt"),
+        "compile": baselines.compiled_product(),
+        "max_autotune": baselines.compiled_product("max-autotune-no-cudagraphs"),
+    },
+    baseline_cases={
+        "max_autotune": tuple(
+            Case.of(m, n, k, dtype="bf16")
+            for m, n, k in ((4_096, 4_096, 4_096), (8_192, 8_192, 8_192), (4_095, 4_097, 4_096))
+        )
+    },
     steps=(
         Step(
             name="v01_naive",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernel_twins import products
+from kernel_twins import baselines, products
 from kernel_twins.spec import Case, Op, Prediction, Step
 
 _REGISTER_GAP = (
@@ -32,7 +32,7 @@ OP = Op(
     ceiling="fp32",
     flops=products.flops,
     bytes=products.bytes_moved,
-    baselines={"torch": products.torch_mm_fp32},
+    baselines={"torch": products.torch_mm_fp32, "compile": baselines.compiled_product()},
     steps=(
         Step(
             name="v01_naive",

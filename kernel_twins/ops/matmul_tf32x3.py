@@ -6,7 +6,7 @@ two such sums, three matter: big * big, and the two of a big with a small.
 
 from __future__ import annotations
 
-from kernel_twins import products
+from kernel_twins import baselines, products
 from kernel_twins.spec import Case, Op, Prediction, Step
 
 OP = Op(
@@ -28,7 +28,7 @@ OP = Op(
     ceiling="fp32",
     flops=products.flops,
     bytes=products.bytes_moved,
-    baselines={"torch": products.torch_mm_fp32},
+    baselines={"torch": products.torch_mm_fp32, "compile": baselines.compiled_product()},
     steps=(
         Step(
             name="v01_split",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from kernel_twins import baselines
 from kernel_twins.spec import ITEMSIZE, Case, Op, Output, Prediction, Step
 
 if TYPE_CHECKING:
@@ -54,6 +55,12 @@ def torch_sum(x: Tensor, *, out: Tensor) -> None:
     torch.sum(x.flatten(), dim=0, dtype=torch.float32, out=out)
 
 
+def _function(x: Tensor) -> Tensor:
+    import torch
+
+    return torch.sum(x, dtype=torch.float32)
+
+
 OP = Op(
     name="reduction",
     chapter=2,
@@ -99,7 +106,7 @@ OP = Op(
     ceiling="dram_read",
     flops=lambda case: math.prod(case.shape),
     bytes=lambda case: math.prod(case.shape) * ITEMSIZE[case.dtype] + 4,
-    baselines={"torch": torch_sum, "cub": None},
+    baselines={"torch": torch_sum, "compile": baselines.compiled(_function), "cub": None},
     steps=(
         Step(
             name="v01_interleaved",

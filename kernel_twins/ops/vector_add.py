@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from kernel_twins import baselines
 from kernel_twins.spec import ITEMSIZE, Case, Op, Output, Prediction, Step
 
 if TYPE_CHECKING:
@@ -52,6 +53,10 @@ def torch_add(a: Tensor, b: Tensor, *, out: Tensor) -> None:
     torch.add(a, b, out=out)
 
 
+def _function(a: Tensor, b: Tensor) -> Tensor:
+    return a + b
+
+
 OP = Op(
     name="vector_add",
     chapter=1,
@@ -96,7 +101,7 @@ OP = Op(
     ceiling="dram_copy",
     flops=lambda case: math.prod(case.shape),
     bytes=lambda case: 3 * math.prod(case.shape) * ITEMSIZE[case.dtype],
-    baselines={"torch": torch_add, "cub": None},
+    baselines={"torch": torch_add, "compile": baselines.compiled(_function), "cub": None},
     steps=(
         Step(
             name="v01_scalar",
