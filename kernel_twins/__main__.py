@@ -103,7 +103,7 @@ def _bench(arguments: argparse.Namespace) -> int:
     for timing in bench(op, case, steps):
         wrong |= timing.status.startswith("wrong")
         what = f"{statistics.median(timing.times_us):12.2f} µs" if timing.times_us else timing.status
-        print(f"  {timing.name.backend:<8} {timing.name.step:<20} {what}")
+        print(f"  {timing.name.backend:<12} {timing.name.step:<20} {timing.contest:<6} {what}")
     return 1 if wrong else 0
 
 

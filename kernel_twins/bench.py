@@ -4,12 +4,19 @@ What is compared runs side by side: the calls take turns in a random order, roun
 power-limited and its clocks drift by more than the differences that matter. Each sample replays a CUDA graph of
 several calls, so that no host time is measured, over enough sets of inputs and outputs to leave nothing in L2
 (rotation past three times its size), on random normal data. A wrong call gets no time.
+
+That is *sustained*: samples follow each other, and products make the chip hot and slow. At the op's ``condition_cases``
+the last step of each language and the fastest baseline are timed *rested* and *in a chain* as well: each in rounds of
+its own, whose times pair with no others.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
+import statistics
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -20,28 +27,33 @@ from torch import Tensor
 
 from kernel_twins._load import Call, UnavailableError, load_named
 from kernel_twins.check import Judge, Verdict, generator
-from kernel_twins.sensors import Sampler
+from kernel_twins.sensors import Readings, Sampler
 from kernel_twins.spec import BACKENDS, Backend, Case, Name, Op, Step
 from kernel_twins.tensors import empty_outputs
 
 CallSet = tuple[tuple[Tensor, ...], Tensor | tuple[Tensor, ...]]  # inputs and out of one call
 
 ROUNDS = 20
+CONDITION_ROUNDS = 10  # rested, and in a chain
 _SAMPLE_MS = 1.0  # a sample lasts at least this long, a thousand times the resolution of an event
 _SETTLED_MS = 20.0  # a sample longer than this does not notice what ran before it
 _L2_MULTIPLE = 3
 _CONTENDER = 4.0  # a call within this factor of the fastest baseline is timed beside the other fast ones
 _LONGEST_MS = 500.0  # a call longer than this is not timed
+_REST_MS = 20.0  # before a rested sample, at least
+_REST = 5.0  # times a sample's own length, at least
+_BETWEEN = 2**18  # fp32 elements, of which every SM gets some, and which take no longer than a launch does
 
 
 @dataclass(slots=True)
 class Timing:
     """One cell: ``status`` is ``ok`` or says why there are no times; ``times_us`` has one value a round.
 
-    Ratios pair rounds of the same ``contest``: calls far slower than the baseline are timed in a contest of their
-    own, so that their long idle-power launches do not disturb the fast ones. ``extra_bytes`` is the peak of memory
-    allocated during a call beyond inputs and outputs; ``error`` and ``margin`` are the gate's (see check.Verdict). All
-    three are None where nothing was computed.
+    Ratios pair rounds of the same ``contest``: calls far slower than the baseline are timed in one of their own,
+    ``slow``, so that their long idle-power launches do not disturb those in ``fast``. Both are sustained; ``rested``
+    and ``chain`` are the other conditions, and a time of ``chain`` is that of the call and the small kernel behind it.
+    ``extra_bytes`` is the peak of memory allocated during a call beyond inputs and outputs; ``error`` and ``margin``
+    are the gate's (see check.Verdict). All three are None where nothing was computed.
     """
 
     name: Name
@@ -67,7 +79,7 @@ def bench(op: Op, case: Case, steps: tuple[Step, ...], backends: tuple[Backend, 
         for backend in backends
         if backend in step.backends and op.serves(step, case) and step.runs_on(capability)
     ]
-    names = [Name(baseline) for baseline in op.baselines] + references + ours
+    names = [Name(baseline) for baseline in op.baselines_at(case)] + references + ours
     calls = {name: load_named(op.name, name) for name in names}
     timings = _gated(op, case, calls)
     torch.cuda.empty_cache()  # what the judges kept is as large as many sets of inputs
@@ -89,12 +101,51 @@ def bench(op: Op, case: Case, steps: tuple[Step, ...], backends: tuple[Backend, 
     bar = _CONTENDER * min((milliseconds[name] for name in baselines), default=math.inf)
     fast = {name: call for name, call in ready.items() if milliseconds[name] <= bar or not name.step}
     slow = {name: call for name, call in ready.items() if name not in fast}
-    results = []
-    for contest, entrants in (("fast", fast), ("slow", baselines | slow if slow else {})):
-        for name, times, sensors in _interleave(entrants, milliseconds, sets):
+    results: list[Timing] = []
+
+    def compete(contest: str, entrants: Mapping[Name, Call], rounds: int) -> None:
+        for name, times, sensors in _interleave(entrants, milliseconds, sets, rounds, rested=contest == "rested"):
             timing = timings[name]
             results.append(Timing(name, "ok", contest, times, timing.extra_bytes, timing.error, timing.margin, sensors))
+
+    compete("fast", fast, ROUNDS)
+    if slow:
+        compete("slow", baselines | slow, ROUNDS)
+    if finalists := _finalists(op, case, results):
+        chosen = {name: ready[name] for name in finalists}
+        compete("rested", chosen, CONDITION_ROUNDS)
+        compete("chain", {name: _before_another(call) for name, call in chosen.items()}, CONDITION_ROUNDS)
     return results + [timing for timing in timings.values() if timing.status != "ok"]
+
+
+def _finalists(op: Op, case: Case, timed: list[Timing]) -> list[Name]:
+    """The fastest baseline and each language's last step, where the case is timed under other conditions as well.
+
+    Without one of these steps, such as when an earlier one is tried, there is nothing to be told of conditions.
+    """
+    if case not in op.condition_cases:
+        return []
+    lasts = [Name(backend, step.name) for backend in BACKENDS if (step := op.last_step(backend, case))]
+    ours = [name for name in lasts if any(each.name == name for each in timed)]
+    baselines = [each for each in timed if each.name.backend in op.baselines and each.contest == "fast"]
+    best = min(baselines, key=lambda each: statistics.median(each.times_us), default=None)
+    return [best.name, *ours] if best and ours else []
+
+
+def _before_another(call: Call) -> Call:
+    """The call and a small kernel behind it, which reads and writes memory of its own, and the next call waits for.
+
+    That kernel neither starts early nor lets another: what is set up while the kernel before it ends, as products in a
+    row are, begins when all before it is done.
+    """
+    memory = torch.zeros(_BETWEEN, device="cuda").add_(1)  # which loads the kernel, as a capture might not
+
+    def both(*inputs: Tensor, out: Tensor | tuple[Tensor, ...]) -> object:
+        result = call(*inputs, out=out)
+        memory.add_(1)
+        return result
+
+    return both
 
 
 def _gated(op: Op, case: Case, calls: Mapping[Name, Call]) -> dict[Name, Timing]:
@@ -176,29 +227,44 @@ def _without_host(call: Call, sets: list[CallSet]) -> float:
 
 
 def _interleave(
-    calls: Mapping[Name, Call], milliseconds: Mapping[Name, float], sets: list[CallSet]
+    calls: Mapping[Name, Call], milliseconds: Mapping[Name, float], sets: list[CallSet], rounds: int, rested: bool
 ) -> list[tuple[Name, list[float], dict[str, float | str | None]]]:
-    """Time the calls in turns: (name, microseconds a call for every round, sensors) for each."""
-    samples = {name: max(len(sets), math.ceil(_SAMPLE_MS / max(milliseconds[name], 1e-3))) for name in calls}
-    graphs = {name: _capture(call, sets, samples[name]) for name, call in calls.items()}
+    """Time the calls in turns: (name, microseconds a call for every round, sensors) for each.
+
+    ``rested`` has every sample begin at full clock, after a rest that is long against the sample. Sensors are then
+    read while a sample runs and at no other time, as mostly nothing does.
+    """
+    graphs = {name: _capture(call, sets, _calls(milliseconds[name], sets)) for name, call in calls.items()}
     times: dict[Name, list[float]] = {name: [] for name in calls}
     order = list(calls)
     shuffle = random.Random(0).shuffle
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    with Sampler() as sampler:
-        for _ in range(ROUNDS):
+    with contextlib.nullcontext(Readings()) if rested else Sampler() as sensors:
+        for _ in range(rounds):
             shuffle(order)
             for name in order:
                 graph, count = graphs[name]
-                if count * milliseconds[name] < _SETTLED_MS:
+                sample_ms = count * milliseconds[name]
+                if rested:
+                    time.sleep(max(_REST_MS, _REST * sample_ms) / 1e3)
+                    sensors.wait_for_full_clock()
+                if sample_ms < _SETTLED_MS:
                     graph.replay()  # untimed: the same predecessor for everybody
                 start.record()
                 graph.replay()
                 end.record()
+                while rested and not end.query():
+                    sensors.take()
+                    time.sleep(_SAMPLE_MS / 1e3)
                 end.synchronize()
                 times[name].append(1e3 * start.elapsed_time(end) / count)
-    sensors = sampler.summary()
-    return [(name, values, sensors) for name, values in times.items()]
+    read = sensors.summary()
+    return [(name, values, read) for name, values in times.items()]
+
+
+def _calls(call_ms: float, sets: list[CallSet]) -> int:
+    """How many calls a sample has: enough to be long and to go round the sets, or one that notices neither."""
+    return 1 if call_ms >= _SETTLED_MS else max(len(sets), math.ceil(_SAMPLE_MS / max(call_ms, 1e-3)))
 
 
 def _capture(call: Call, sets: list[CallSet], count: int) -> tuple[torch.cuda.CUDAGraph, int]:

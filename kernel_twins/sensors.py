@@ -10,6 +10,7 @@ import hashlib
 import os
 import statistics
 import threading
+import time
 from collections.abc import Callable
 from types import ModuleType, TracebackType
 from typing import Any
@@ -25,39 +26,35 @@ _THROTTLE = {
     0x100: "display_clocks",
 }
 """Bits of NVML's clock event reasons; bit 0, an idle GPU, is no throttling and left out."""
+_POLL_S = 0.002
 
 
-class Sampler:
-    """Samples the sensors of one GPU in a thread while the body of a ``with`` runs.
+class Readings:
+    """Samples of the sensors of one GPU, each taken when ``take`` is called.
 
-    ``device_index`` counts as CUDA does, within CUDA_VISIBLE_DEVICES. A sample is taken at once and then every
-    ``period_s`` seconds.
+    ``device_index`` counts as CUDA does, within CUDA_VISIBLE_DEVICES.
     """
 
-    def __init__(self, device_index: int = 0, period_s: float = 0.02) -> None:
-        self._period_s = period_s
+    def __init__(self, device_index: int = 0) -> None:
         self._gpu = _Gpu(device_index)
         self._samples: list[dict[str, Any]] = []
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._sample, daemon=True)
+        self._full_mhz: float = self._gpu.sm_clock_max_mhz() or 0.0
 
-    def __enter__(self) -> Sampler:
-        if self._gpu.handle is not None:
-            self._thread.start()
-        return self
+    def take(self) -> None:
+        self._samples.append(self._gpu.readings())
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop.set()
-        if self._gpu.handle is not None:
-            self._thread.join()
+    def wait_for_full_clock(self, timeout_s: float = 2.0) -> None:
+        """Return when the SM clock is at its maximum, at once where NVML does not say, or after the timeout.
 
-    def _sample(self) -> None:
-        while True:
-            self._samples.append(self._gpu.readings())
-            if self._stop.wait(self._period_s):
+        A clock that did not get there in time, as where it is locked below, counts as full from then on.
+        """
+        deadline, highest = time.monotonic() + timeout_s, 0.0
+        while (clock := self._gpu.sm_clock_mhz()) is not None and clock < self._full_mhz:
+            highest = max(highest, clock)
+            if time.monotonic() > deadline:
+                self._full_mhz = highest
                 return
+            time.sleep(_POLL_S)
 
     def summary(self) -> dict[str, float | str | None]:
         """Medians of the samples, the highest power, and all throttle reasons seen, joined by ``+``, or ``none``."""
@@ -78,6 +75,34 @@ class Sampler:
         }
 
 
+class Sampler(Readings):
+    """Takes samples in a thread while the body of a ``with`` runs: at once, and then every ``period_s`` seconds."""
+
+    def __init__(self, device_index: int = 0, period_s: float = 0.02) -> None:
+        super().__init__(device_index)
+        self._period_s = period_s
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+
+    def __enter__(self) -> Sampler:
+        if self._gpu.handle is not None:
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        if self._gpu.handle is not None:
+            self._thread.join()
+
+    def _sample(self) -> None:
+        while True:
+            self.take()
+            if self._stop.wait(self._period_s):
+                return
+
+
 def identity(device_index: int = 0) -> dict[str, Any]:
     """What NVML knows about a GPU apart from its momentary state; a value is None where NVML does not say.
 
@@ -92,7 +117,7 @@ def identity(device_index: int = 0) -> dict[str, Any]:
         "power_limit_w": read(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(gpu.handle) / 1e3),
         "pcie_generation": read(lambda: nvml.nvmlDeviceGetMaxPcieLinkGeneration(gpu.handle)),
         "pcie_width": read(lambda: nvml.nvmlDeviceGetMaxPcieLinkWidth(gpu.handle)),
-        "sm_clock_max_mhz": read(lambda: nvml.nvmlDeviceGetMaxClockInfo(gpu.handle, nvml.NVML_CLOCK_SM)),
+        "sm_clock_max_mhz": gpu.sm_clock_max_mhz(),
         "memory_clock_max_mhz": read(lambda: nvml.nvmlDeviceGetMaxClockInfo(gpu.handle, nvml.NVML_CLOCK_MEM)),
         "memory_bus_bits": read(lambda: nvml.nvmlDeviceGetMemoryBusWidth(gpu.handle)),
         "mig": read(lambda: bool(nvml.nvmlDeviceGetMigMode(gpu.handle)[0])),
@@ -122,10 +147,16 @@ class _Gpu:
         except (self.nvml.NVMLError, AttributeError):
             return None
 
+    def sm_clock_mhz(self) -> Any:
+        return self.read(lambda: self.nvml.nvmlDeviceGetClockInfo(self.handle, self.nvml.NVML_CLOCK_SM))
+
+    def sm_clock_max_mhz(self) -> Any:
+        return self.read(lambda: self.nvml.nvmlDeviceGetMaxClockInfo(self.handle, self.nvml.NVML_CLOCK_SM))
+
     def readings(self) -> dict[str, Any]:
         nvml, handle = self.nvml, self.handle
         return {
-            "sm_clock_mhz": self.read(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
+            "sm_clock_mhz": self.sm_clock_mhz(),
             "memory_clock_mhz": self.read(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)),
             "power_w": self.read(self._power_w),
             "temperature_c": self.read(lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),

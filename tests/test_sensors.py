@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from kernel_twins.sensors import Sampler, identity
+from kernel_twins import sensors
+from kernel_twins.sensors import Readings, Sampler, identity
 
 SENSORS = {"sm_clock_mhz", "memory_clock_mhz", "power_w", "power_max_w", "temperature_c", "throttle"}
 
@@ -54,6 +55,40 @@ class FakeNvml:
 
     def nvmlDeviceGetEnforcedPowerLimit(self, handle: int) -> int:  # noqa: N802
         return 700_000
+
+
+class Locked(FakeNvml):
+    """A GPU whose SM clock is, in turns, what is given, and stays at the last of it; its maximum is 1980."""
+
+    def __init__(self, *clocks: int) -> None:
+        super().__init__()
+        self.clocks = list(clocks)
+
+    def nvmlDeviceGetMaxClockInfo(self, handle: int, clock: int) -> int:  # noqa: N802
+        return 1980
+
+    def nvmlDeviceGetClockInfo(self, handle: int, clock: int) -> int:  # noqa: N802
+        return self.clocks.pop(0) if len(self.clocks) > 1 else self.clocks[0]
+
+
+class Clockwork:
+    """The time, which goes on when somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clockwork(monkeypatch: pytest.MonkeyPatch) -> Clockwork:
+    clockwork = Clockwork()
+    monkeypatch.setattr(sensors, "time", clockwork)
+    return clockwork
 
 
 @pytest.fixture(autouse=True)
@@ -130,6 +165,35 @@ def test_the_device_is_counted_as_cuda_counts(visible: str, monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert identity(0)["uuid_sha256_12"] == hashlib.sha256(b"GPU-second").hexdigest()[:12]
+
+
+def test_a_rest_ends_when_the_clock_is_back(monkeypatch: pytest.MonkeyPatch, clockwork: Clockwork) -> None:
+    nvml = Locked(1500, 1700, 1965, 1980)
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    readings = Readings()
+    readings.wait_for_full_clock()
+    assert nvml.clocks == [1980]
+    assert 0 < clockwork.now < 0.1
+    readings.take()
+    assert readings.summary()["sm_clock_mhz"] == 1980
+
+
+def test_a_clock_that_is_locked_is_waited_for_once(monkeypatch: pytest.MonkeyPatch, clockwork: Clockwork) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", Locked(1200, 1410))
+    readings = Readings()
+    readings.wait_for_full_clock(timeout_s=2.0)
+    assert 2.0 < clockwork.now < 2.1
+    before = clockwork.now
+    readings.wait_for_full_clock(timeout_s=2.0)
+    assert clockwork.now == before
+
+
+def test_without_sensors_nobody_waits(monkeypatch: pytest.MonkeyPatch, clockwork: Clockwork) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    Readings().wait_for_full_clock()
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())  # which does not say what its maximum is
+    Readings().wait_for_full_clock()
+    assert clockwork.now == 0
 
 
 @pytest.mark.gpu
