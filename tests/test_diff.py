@@ -92,6 +92,30 @@ def test_steps_of_one_run_are_compared_round_by_round(folder: Path) -> None:
     ]
 
 
+def test_only_sustained_times_are_compared(folder: Path) -> None:
+    """Whatever other contests both were in; where none of these is one of both, nothing is paired."""
+    file = store.path(folder, "vector_add", "timings")
+    table = store.read_table(folder, "vector_add", "timings")
+    rested = table.assign(contest="rested", times_us=" ".join(["70"] * 10))
+    slow = table.assign(contest=["slow" if step == "v01_scalar" else "fast" for step in table["step"]])
+    for rows, paired in ((table, True), (slow, False)):
+        store.write(file, pd.concat([rested, rows]))
+        (time,) = diff.difference("vector_add/v01_scalar/cuda", "vector_add/v02_wide").times
+        assert (time.before_us, time.after_us, time.paired) == (100.0, 80.0, paired)
+
+
+def test_a_verdict_that_is_not_believed_is_explained(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert diff.run("vector_add/v01_scalar/cuda", "vector_add/v02_wide", as_json=False) == 0
+    assert "AMBIGUOUS" not in capsys.readouterr().out
+    cycles = [
+        {"case": CASE, "backend": "cuda", "step": step, "cycles": " ".join(["100"] * 10), "code": "", "run": "x"}
+        for step in ("v01_scalar", "v02_wide")
+    ]
+    store.write(store.path(folder, "vector_add", "cycles"), pd.DataFrame(cycles))
+    diff.run("vector_add/v01_scalar/cuda", "vector_add/v02_wide", as_json=False)
+    assert "AMBIGUOUS: ncu's cycles do not say what the times say, or " in capsys.readouterr().out
+
+
 def test_languages_and_baselines_are_compared_too(folder: Path) -> None:
     (time,) = diff.difference("vector_add/v02_wide/cuda", "vector_add/triton").times
     assert (time.after_us, time.verdict) == (90.0, "SLOW")

@@ -12,7 +12,7 @@ from kernel_twins._profiling.report.judgement import Judgement, explained, judge
 from kernel_twins._profiling.report.limiter import Limit, limiter
 from kernel_twins._profiling.report.metrics import CYCLES, top_stalls
 from kernel_twins._profiling.report.quantities import QUANTITIES
-from kernel_twins._profiling.report.recorded import Recorded, median_us, times_us
+from kernel_twins._profiling.report.recorded import CONDITIONS, Recorded, median_us, times_us
 from kernel_twins._profiling.report.verdict import Ratio, confirmed, cycle_ratio, paired_ratio
 from kernel_twins.ceilings import Ceilings, gpu_slug
 from kernel_twins.ceilings import load as load_ceilings
@@ -38,7 +38,7 @@ class Results:
         self.ceilings = ceilings
         self.ceiling = getattr(ceilings, op.ceiling) if ceilings else None
         self.recorded = Recorded(op, folder)
-        self._ratios: dict[tuple[str, Name, Name], Ratio | None] = {}
+        self._ratios: dict[tuple[str, Name, Name, str], Ratio | None] = {}
         self._quantities: dict[tuple[Case, Name], dict[str, float | None]] = {}
 
     @property
@@ -50,37 +50,37 @@ class Results:
         row = self.recorded.row(case, name)
         return row.status if row else ""
 
-    def time_us(self, case: Case, name: Name) -> float | None:
-        """The median over the rounds."""
-        row = self.recorded.row(case, name)
+    def time_us(self, case: Case, name: Name, condition: str = "sustained") -> float | None:
+        """The median over the rounds, under one of recorded.CONDITIONS."""
+        row = self.recorded.row(case, name, condition)
         return median_us(row) if row and row.status == "ok" else None
 
-    def best_baseline(self, case: Case) -> Name | None:
-        """The fastest of what a user would call instead."""
-        timed = [(self.time_us(case, Name(baseline)), baseline) for baseline in self.op.baselines]
+    def best_baseline(self, case: Case, condition: str = "sustained") -> Name | None:
+        """The fastest of what a user would call instead; of those timed under the condition."""
+        timed = [(self.time_us(case, Name(baseline), condition), baseline) for baseline in self.op.baselines]
         known = [(time, baseline) for time, baseline in timed if time is not None]
         return Name(min(known)[1]) if known else None
 
-    def ratio(self, case: Case, name: Name, against: Name) -> Ratio | None:
+    def ratio(self, case: Case, name: Name, against: Name, condition: str = "sustained") -> Ratio | None:
         """How many times faster ``name`` is than ``against``, where both were timed in one contest of one run."""
-        key = (case.slug, name, against)
+        key = (case.slug, name, against, condition)
         if key not in self._ratios:
-            self._ratios[key] = self._paired(case, name, against)
+            self._ratios[key] = self._paired(*key)
         return self._ratios[key]
 
-    def _paired(self, case: Case, name: Name, against: Name) -> Ratio | None:
-        ours, theirs = (self.recorded.rows.get((case.slug, each), {}) for each in (name, against))
-        for contest in ("fast", "slow"):
+    def _paired(self, slug: str, name: Name, against: Name, condition: str) -> Ratio | None:
+        ours, theirs = (self.recorded.rows.get((slug, each), {}) for each in (name, against))
+        for contest in CONDITIONS[condition]:
             row, other = ours.get(contest), theirs.get(contest)
             if row and other and row.status == other.status == "ok" and row.run == other.run:
                 return paired_ratio(times_us(other), times_us(row))
         return None
 
-    def standing(self, case: Case, name: Name, against: Name) -> str | None:
-        """The ratio's verdict, confirmed by ncu's cycles where the case was profiled."""
-        ratio = self.ratio(case, name, against)
-        if ratio is None:
-            return None
+    def standing(self, case: Case, name: Name, against: Name, condition: str = "sustained") -> str | None:
+        """The ratio's verdict; of sustained times, confirmed by ncu's cycles where the case was profiled."""
+        ratio = self.ratio(case, name, against, condition)
+        if ratio is None or condition != "sustained":
+            return ratio.verdict if ratio else None
         ours, theirs = (self.recorded.cycles.get((case.slug, each)) for each in (name, against))
         return confirmed(ratio, None if ours is None or theirs is None else cycle_ratio(theirs, ours))
 
@@ -91,12 +91,11 @@ class Results:
             return None, None
         return float(row.error) if row.error else None, int(row.extra_bytes) if row.extra_bytes else None
 
-    def sensors(self, case: Case) -> str:
+    def sensors(self, case: Case, condition: str = "sustained") -> str:
         """The chip's state while a case was timed, such as ``1,980 MHz, 511 W, 45 °C, throttle none``."""
-        row = next(
-            (row for (slug, _), rows in self.recorded.rows.items() if slug == case.slug for row in rows.values()), None
-        )
-        if row is None or not row.sm_clock_mhz:
+        rows = (self.recorded.row(case, name, condition) for slug, name in self.recorded.rows if slug == case.slug)
+        row = next((row for row in rows if row and row.sm_clock_mhz), None)
+        if row is None:
             return ""
         clock, power = float(row.sm_clock_mhz), float(row.power_w or "nan")
         return f"{clock:,.0f} MHz, {power:.0f} W, {row.temperature_c} °C, throttle {row.throttle}"

@@ -15,9 +15,11 @@ from kernel_twins import OPS
 from kernel_twins._profiling.report import write
 from kernel_twins._profiling.report.metrics import METRICS, KernelClass
 from kernel_twins._profiling.report.operands import Measured
+from kernel_twins._profiling.report.recorded import CONDITIONS
 from kernel_twins._profiling.report.verdict import Floats, confirmed, cycle_ratio, paired_ratio
 
 _UNPAIRED = math.log(1.05)  # differences of medians from different runs that are smaller say nothing
+_CONTESTS = CONDITIONS["sustained"]
 _CLASSES: tuple[KernelClass, ...] = ("memory", "arithmetic")
 
 Effect = Literal["better", "worse", ""]
@@ -76,13 +78,13 @@ class CounterChange:
 
 
 def time_changes(where: str, before: Measured, after: Measured, same_data: bool) -> list[TimeChange]:
-    """A row a case. Times of one contest of one operation in one data set are paired; others are not."""
+    """A row a case. Sustained times of one contest of one operation in one data set are paired; others are not."""
     changes = []
     for case in dict.fromkeys(case for case, _ in before.times):
-        was, now = ({c: each for (k, c), each in side.times.items() if k == case} for side in (before, after))
-        if not now:
+        was, now = ({c: side.times[case, c] for c in _CONTESTS if (case, c) in side.times} for side in (before, after))
+        if not (was and now):
             continue
-        both = [contest for contest in ("fast", "slow") if contest in was and contest in now]
+        both = [contest for contest in was if contest in now]
         paired = [contest for contest in both if same_data and _same_rounds(was[contest], now[contest])]
         (_, first), (_, second) = (side[(paired or both or list(side))[0]] for side in (was, now))
         medians = float(np.median(first)), float(np.median(second))

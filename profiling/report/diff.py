@@ -165,6 +165,8 @@ def _show(found: Difference) -> None:
     if found.times:
         header = ["case", "A, µs", "B, µs", "B is × faster", "99 % interval", "verdict"]
         _table(header, [_time_cells(each) for each in found.times])
+    if any(each.verdict == "AMBIGUOUS" for each in found.times):
+        print("AMBIGUOUS: ncu's cycles do not say what the times say, or times of different runs are within 5 %\n")
     changed = [each for each in found.counters if each.told != "="]
     if changed:
         places = {each.where for each in found.counters}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,12 @@ from kernel_twins.spec import Case, Name, Op
 
 Cell = tuple[str, Name]  # a case's slug, and who was measured
 
+CONDITIONS: Mapping[str, tuple[str, ...]] = {"sustained": ("fast", "slow"), "rested": ("rested",), "chain": ("chain",)}
+"""The contests under each condition, of which none is compared with another.
+
+Sustained times are those that are meant where no condition is named.
+"""
+
 
 class Recorded:
     """The tables of an operation in a folder. What was counted of another step's kernel is as if it were not there."""
@@ -23,17 +30,18 @@ class Recorded:
     def __init__(self, op: Op, folder: Path) -> None:
         self.op = op
         self.folder = folder
-        self.rows: dict[Cell, dict[str, Any]] = {}  # by contest: baselines are timed beside the slow steps too
+        # By contest: baselines are timed beside the slow steps too, and some calls under other conditions.
+        self.rows: dict[Cell, dict[str, Any]] = {}
         for row in self.table("timings").itertuples():
             self.rows.setdefault((row.case, Name(row.backend, row.step)), {})[row.contest] = row
 
     def table(self, table: str) -> pd.DataFrame:
         return store.read_table(self.folder, self.op.name, table)
 
-    def row(self, case: Case, name: Name) -> Any:
+    def row(self, case: Case, name: Name, condition: str = "sustained") -> Any:
         """The cell's row, of the fast contest where it was in both; None where it was never tried."""
         rows = self.rows.get((case.slug, name), {})
-        return rows.get("fast") or next(iter(rows.values()), None)
+        return next((rows[contest] for contest in (*CONDITIONS[condition], "") if contest in rows), None)
 
     @property
     def runs(self) -> list[str]:

@@ -1,12 +1,13 @@
 """The committed measurements: plain CSV tables, one folder a GPU, the latest run of every operation.
 
-``<op>.timings.csv`` has a row a cell (case, backend, step) with the time of every round; ``<op>.counters.csv`` a row
-for every metric of every profiled launch; ``<op>.cycles.csv`` the cycles of ten more calls of each profiled cell;
-``<op>.quarantine.csv`` the cells whose counters were refused, and why; ``<op>.proton.csv`` what Triton's Proton saw
-where counters are forbidden; ``<op>.previous.csv`` the ratios to the best baseline that the run before had, so that a
-step that lost is noticed, with the reason for which a loss was accepted. ``functions.csv`` has the times of the public
-functions (see functions_table.py). ``runs.csv`` says on what and with what each run was made. Nothing that can be
-derived is stored: rates, shares and ratios are computed when the documents are rendered.
+``<op>.timings.csv`` has a row a cell (case, backend, step) and contest (see kernel_twins/bench.py) with the time of
+every round; ``<op>.counters.csv`` a row for every metric of every profiled launch; ``<op>.cycles.csv`` the cycles of
+ten more calls of each profiled cell; ``<op>.quarantine.csv`` the cells whose counters were refused, and why;
+``<op>.proton.csv`` what Triton's Proton saw where counters are forbidden; ``<op>.previous.csv`` the ratios to the best
+baseline that the run before had, so that a step that lost is noticed, with the reason for which a loss was accepted.
+``functions.csv`` has the times of the public functions (see functions_table.py). ``runs.csv`` says on what and with
+what each run was made. Nothing that can be derived is stored: rates, shares and ratios are computed when the documents
+are rendered.
 
 Every file ends in a footer with the number of its rows and their digest, so that one cut short is noticed.
 """
