@@ -17,6 +17,7 @@ from kernel_twins import OPS
 from kernel_twins._profiling.report import doctor, faults, ncu, plan, store
 from kernel_twins._profiling.report.doctor import Finding
 from kernel_twins._profiling.report.selection import Selection
+from kernel_twins.spec import Case, Name
 
 EVERYTHING = Selection.of(None, None, None, None)
 
@@ -177,11 +178,27 @@ def test_doctor_needs_neither_pandas_nor_rich() -> None:
     assert "can be rendered" not in done.stdout
 
 
-def test_the_last_full_run_comes_out_as_it_was() -> None:
-    """357 s on the reference GPU, the build of 27 s not among them; of the operations that there were."""
+def test_the_last_full_run_comes_out_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """357 s on the reference GPU, the build of 27 s not among them; of the operations and baselines that there were."""
     there_were = ["vector_add", "reduction", "matmul_fp32", "matmul_tf32x3", "matmul_bf16"]
-    planned = plan.plan(Selection.of(there_were, None, None, None), "T3", "ncu")
-    assert planned.seconds == pytest.approx(357, rel=0.2)
+    later = {"compile", "max_autotune"}
+    ops = tuple(
+        dataclasses.replace(op, baselines={name: call for name, call in op.baselines.items() if name not in later})
+        for op in map(OPS.__getitem__, there_were)
+    )
+    monkeypatch.setattr(plan, "_conditions_s", lambda *_: 0.0)
+    assert plan.plan(Selection(ops), "T3", "ncu").seconds == pytest.approx(357, rel=0.2)
+
+
+def test_what_torch_compile_takes_is_planned() -> None:
+    """A baseline that was never timed is taken to be as fast as the fastest that was."""
+    op, seconds = OPS["matmul_bf16"], []
+    for names in (["cublaslt"], ["cublaslt", "new"], ["cublaslt", "compile"], ["cublaslt", "max_autotune"]):
+        changed = dataclasses.replace(op, baselines=dict.fromkeys(names), baseline_cases={})
+        selection = Selection((changed,), op.steps[0].name, "cuda", op.profile_case.slug)
+        (planned,) = plan.plan(selection, "T0", "ncu").operations
+        seconds.append(planned.timing_s)
+    assert seconds == sorted(seconds)
 
 
 def test_a_selection_plans_what_it_selects() -> None:
@@ -216,18 +233,30 @@ def test_wide_cases_are_planned_for_wide_steps_only() -> None:
     op = OPS["matmul_bf16"]
     wide = [step for step in op.steps if step.wide]
     others = [step for step in op.steps if not step.wide and step.arch == ">=8.0"]
-    both = len(op.baselines)
+
+    def baselines(*cases: Case) -> int:
+        return sum(len(op.baselines_at(case)) for case in cases)
 
     def cells(step: str, shape: str | None) -> int:
         (planned,) = plan.plan(Selection.of([op.name], step, None, shape), "T0", "ncu").operations
         return planned.timed_cells
 
-    served = sum(op.serves(wide[0], case) for case in op.timed_cases)
-    assert cells(wide[0].name, None) == served * (both + len(wide[0].backends))
-    assert cells(others[0].name, None) == len(op.bench_cases) * (both + len(others[0].backends))
-    assert cells(wide[0].name, op.wide_cases[0].slug) == both + len(wide[0].backends)
+    served = [case for case in op.timed_cases if op.serves(wide[0], case)]
+    assert cells(wide[0].name, None) == baselines(*served) + len(served) * len(wide[0].backends)
+    assert cells(others[0].name, None) == baselines(*op.bench_cases) + len(op.bench_cases) * len(others[0].backends)
+    assert cells(wide[0].name, op.wide_cases[0].slug) == baselines(op.wide_cases[0]) + len(wide[0].backends)
     with pytest.raises(ValueError, match="no cell in common"):
         cells(others[0].name, op.wide_cases[0].slug)
+
+
+def test_other_conditions_are_planned_for_the_last_steps_of_products() -> None:
+    op = OPS["matmul_fp32"]
+    case, last = op.profile_case, Name("cuda", op.steps_of("cuda")[-1].name)
+    known = {(case, Name("torch")): [2.0], (case, Name("cuda", "v01_naive")): [50.0]}
+    assert plan._conditions_s(op, case, known) == 0
+    known[case, last] = [2.0]
+    rests, replays = 2 * plan.CONDITION_ROUNDS * plan.REST_MS, 2 * 2 * plan.CONDITION_ROUNDS * 2 * 2.0
+    assert plan._conditions_s(op, case, known) == pytest.approx((rests + replays) / 1e3)
 
 
 def test_a_higher_tier_takes_more_passes_and_proton_none_of_ncus() -> None:
@@ -279,3 +308,4 @@ def test_the_plan_counts_rounds_as_the_bench_does() -> None:
     assert (plan.ROUNDS, plan.SAMPLE_MS, plan.SETTLED_MS, plan.L2_MULTIPLE) == (
         bench.ROUNDS, bench._SAMPLE_MS, bench._SETTLED_MS, bench._L2_MULTIPLE,
     )  # fmt: skip
+    assert (plan.CONDITION_ROUNDS, plan.REST_MS, plan.REST) == (bench.CONDITION_ROUNDS, bench._REST_MS, bench._REST)

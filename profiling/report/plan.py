@@ -1,13 +1,15 @@
 """What a run would measure and how long it would take, told before any of it is measured.
 
 No GPU and no torch are needed: times a call come from the committed measurements of the reference GPU, so the
-prediction is for that GPU; a cell without one is taken to run at a fraction of its operation's ceiling.
+prediction is for that GPU. A baseline without one is taken to run as the fastest other one does, any other cell at a
+fraction of its operation's ceiling.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -18,11 +20,15 @@ from kernel_twins._profiling.report import store
 from kernel_twins._profiling.report.errors import OK
 from kernel_twins._profiling.report.metrics import PASSES, Tier
 from kernel_twins._profiling.report.proton import CALLS as PROTON_CALLS
+from kernel_twins._profiling.report.recorded import CONDITIONS
 from kernel_twins._profiling.report.selection import Selection
-from kernel_twins.spec import Case, Name, Op
+from kernel_twins.spec import BACKENDS, Case, Name, Op
 
 # How bench.py spends its time; it imports torch, so they are written down again here, and a test compares.
 ROUNDS = 20
+CONDITION_ROUNDS = 10
+REST_MS = 20.0
+REST = 5.0
 SAMPLE_MS = 1.0
 SETTLED_MS = 20.0
 L2_MULTIPLE = 3
@@ -38,6 +44,8 @@ _PROCESS_S = 8.0
 _REPLAY_S = 0.03  # one pass over one launch: flush, restore, counters in and out
 _START_S = 12.0  # torch, and the digests of all CUDA steps
 _GUESSED_SHARE = 0.3  # of the ceiling, for a cell that was never timed
+# What torch.compile takes for one more shape, by the baseline. That run had none, so these are estimates.
+_MAKING_S = {"compile": 0.2, "max_autotune": 6.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +101,21 @@ def run(selection: Selection, tier: Tier, tool: str, as_json: bool) -> int:
 
 def _operation(op: Op, selection: Selection, tier: Tier, tool: str) -> OpPlan:
     table = store.read_table(store.DATA / store.REFERENCE_GPU, op.name, "timings")
+    table = table[table["contest"].isin((*CONDITIONS["sustained"], ""))]
     names = [Name(other) for other in (*op.baselines, *op.references)] + [
         name for name in selection.names(op) if op.step(name.step).runs_on(_CAPABILITY)
     ]
     cells = [(case, name) for case in selection.cases(op) for name in names if _times(op, name, case)]
-    rows = {cell: _replays_s(op, *cell, table) for cell in cells}
+    rows = {cell: _recorded_ms(*cell, table) for cell in cells}
+    known = {
+        (case, name): [_guess_ms(op, case, name, rows)] if found is None else found
+        for (case, name), found in rows.items()
+    }
+    sustained_s = sum(
+        _CELL_S + _MAKING_S.get(name.backend, 0.0) + sum(_rounds_s(op, case, each) for each in found)
+        for (case, name), found in known.items()
+    )
+    conditions_s = sum(_conditions_s(op, case, known) for case in selection.cases(op) if case in op.condition_cases)
     profiled = [name for _, name in selection.profiled(op) if name in names]
     launches = sum(op.step(name.step).launches or 1 if name.step else 1 for name in profiled)
     passes = launches * (PASSES[tier] + T0_CALLS * PASSES["T0"] if tool == "ncu" else PROTON_CALLS)
@@ -107,33 +125,55 @@ def _operation(op: Op, selection: Selection, tier: Tier, tool: str) -> OpPlan:
         sum(found is None for found in rows.values()),
         len(profiled),
         passes,
-        round(sum(_CELL_S + (_guess_s(op, case) if found is None else found) for (case, _), found in rows.items()), 1),
+        round(sustained_s + conditions_s, 1),
         round(PROCESSES * _PROCESS_S + passes * (_REPLAY_S if tool == "ncu" else 0), 1) if profiled else 0.0,
     )
 
 
 def _times(op: Op, name: Name, case: Case) -> bool:
-    return not name.step or op.times(op.step(name.step), case)
+    return op.times(op.step(name.step), case) if name.step else name.backend in (*op.baselines_at(case), *op.references)
 
 
-def _replays_s(op: Op, case: Case, name: Name, table: pd.DataFrame) -> float | None:
-    """Seconds of the timed graphs of one cell, in all its contests; None where nothing is recorded of it."""
+def _recorded_ms(case: Case, name: Name, table: pd.DataFrame) -> list[float] | None:
+    """Milliseconds of a call in each of its contests; None where nothing is recorded of it."""
     rows = table[(table["case"] == case.slug) & (table["backend"] == name.backend) & (table["step"] == name.step)]
     if not len(rows):
         return None
-    times = [np.median([float(time) for time in text.split()]) / 1e3 for text in rows["times_us"] if text]
-    return sum(_rounds_s(op, case, float(time)) for time in times)
+    return [float(np.median([float(time) for time in text.split()])) / 1e3 for text in rows["times_us"] if text]
 
 
-def _guess_s(op: Op, case: Case) -> float:
+def _guess_ms(op: Op, case: Case, name: Name, rows: Mapping[tuple[Case, Name], list[float] | None]) -> float:
+    """Of a new baseline what the fastest known one takes; of anything else a fraction of the ceiling."""
+    others = [found[0] for other in op.baselines if (found := rows.get((case, Name(other))))]
+    if others and not name.step:
+        return min(others)
     limits = ceilings.load(store.REFERENCE_GPU)
     memory_ms = op.bytes(case) / limits.dram_copy / 1e6
     arithmetic_ms = op.flops(case) / (limits.bf16 if op.ceiling == "bf16" else limits.fp32) / 1e9
-    return _rounds_s(op, case, max(memory_ms, arithmetic_ms) / _GUESSED_SHARE)
+    return max(memory_ms, arithmetic_ms) / _GUESSED_SHARE
 
 
 def _rounds_s(op: Op, case: Case, call_ms: float) -> float:
     """Seconds of all rounds of a call: each replays a sample's graph, and before it once more where it is short."""
-    sets = math.ceil(L2_MULTIPLE * _L2_BYTES / max(1, op.bytes(case)))
-    sample_ms = call_ms * max(sets, math.ceil(SAMPLE_MS / max(call_ms, 1e-3)))
+    sample_ms = _sample_ms(op, case, call_ms)
     return ROUNDS * sample_ms * (2 if sample_ms < SETTLED_MS else 1) / 1e3
+
+
+def _sample_ms(op: Op, case: Case, call_ms: float) -> float:
+    if call_ms >= SETTLED_MS:
+        return call_ms
+    sets = math.ceil(L2_MULTIPLE * _L2_BYTES / max(1, op.bytes(case)))
+    return call_ms * max(sets, math.ceil(SAMPLE_MS / max(call_ms, 1e-3)))
+
+
+def _conditions_s(op: Op, case: Case, known: Mapping[tuple[Case, Name], list[float]]) -> float:
+    """Seconds of the last steps and the fastest baseline, rested and in a chain."""
+    at_case = {name: found[0] for (each, name), found in known.items() if each == case and found}
+    lasts = [Name(backend, step.name) for backend in BACKENDS if (step := op.last_step(backend, case))]
+    ours = [at_case[name] for name in lasts if name in at_case]
+    if not ours:
+        return 0.0
+    best = min(time for name, time in at_case.items() if name.backend in op.baselines)
+    rests_ms = sum(max(REST_MS, REST * _sample_ms(op, case, time)) for time in (best, *ours))
+    replays_s = sum(_rounds_s(op, case, time) for time in (best, *ours)) * CONDITION_ROUNDS / ROUNDS
+    return 2 * replays_s + CONDITION_ROUNDS * rests_ms / 1e3
