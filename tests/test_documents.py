@@ -38,6 +38,33 @@ def test_the_cases_that_documents_show_are_timed(op: Op) -> None:
 
 
 @BY_OP
+def test_torch_compile_is_what_a_user_would_call_instead(op: Op) -> None:
+    assert "compile" in op.baselines_at(op.profile_case)
+    for name, cases in op.baseline_cases.items():
+        assert name in op.baselines and {*cases} <= {*op.timed_cases}
+
+
+@pytest.mark.parametrize(
+    "page",
+    [*sorted(DOCS.glob("*.md")), store.ROOT / "README.md", store.ROOT / "KERNEL_LOG.md"],
+    ids=lambda page: page.name,
+)
+def test_a_page_that_has_an_ambiguous_verdict_says_what_it_is(page: Path) -> None:
+    text = page.read_text()
+    prose = " ".join(line for line in text.splitlines() if not line.startswith("|"))
+    explained = re.search(r"AMBIGUOUS[^|]{0,200}\bcycles\b|\bcycles\b[^|]{0,200}AMBIGUOUS", prose)
+    assert explained or "AMBIGUOUS" not in text
+
+
+def test_readme_says_what_its_conditions_are() -> None:
+    text = (store.ROOT / "README.md").read_text()
+    legend, table = text[: text.index("<!-- conditions:begin -->")], text[text.index("<!-- conditions:begin -->") :]
+    for condition in ("Sustained", "Rested", "In a chain"):
+        assert f"- *{condition}*: " in legend
+    assert "| rested |" in table or "nothing has been recorded yet" in table
+
+
+@BY_OP
 def test_every_cell_of_the_ladders_was_tried_and_none_is_wrong(op: Op) -> None:
     results = Results(op, FOLDER, None)
     for case in op.timed_cases:

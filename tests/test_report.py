@@ -131,7 +131,8 @@ def test_log_tells_ratios_by_shape(tmp_path: Path) -> None:
     rows = []
     for case, ours in times.items():
         rows += [
-            timing(baseline, "", [90.0 if baseline == "torch" else 50.0] * 20, case=case) for baseline in op.baselines
+            timing(baseline, "", [50.0 if baseline == "cublaslt" else 90.0] * 20, case=case)
+            for baseline in op.baselines
         ]
         rows.append(timing(first.backend, first.step, [ours] * 20, case=case))
     store.write(tmp_path / "matmul_bf16.timings.csv", pd.DataFrame(rows, columns=store.TABLES["timings"]))
@@ -182,6 +183,88 @@ def test_operations_without_a_series_of_sizes_are_drawn_case_by_case(tmp_path: P
     assert not (tmp_path / "reduction_nd-sizes.svg").exists()
     told = re.findall(r"<!-- (.*) -->", (tmp_path / "reduction_nd-cases.svg").read_text())
     assert {*(case.slug for case in op.bench_cases), *op.baselines, "CUDA v05_split", "Triton v05_split"} <= set(told)
+
+
+def under_conditions(folder: Path) -> None:
+    """A product: sustained 200 against 190 µs at 1,590 MHz, rested 180 each at 1,980, in a chain 205 and 210."""
+    op, case = OPS["matmul_bf16"], OPS["matmul_bf16"].profile_case
+    last = op.steps_of("cuda")[-1].name
+    times = {
+        "fast": (200.0, 190.0, 20, "1590"),
+        "rested": (180.0, 180.0, 10, "1980"),
+        "chain": (205.0, 210.0, 10, "1620"),
+    }
+    chip = {"power_w": "700", "temperature_c": "58", "throttle": "none"}
+    rows = [
+        timing(*cell, [time] * rounds, case=case.slug) | {"contest": contest, "sm_clock_mhz": clock} | chip
+        for contest, (theirs, ours, rounds, clock) in times.items()
+        for cell, time in ((("cublaslt", ""), theirs), (("cuda", last), ours))
+    ]
+    rows.append(timing("torch", "", [210.0] * 20, case=case.slug))
+    store.write(folder / "matmul_bf16.timings.csv", pd.DataFrame(rows, columns=store.TABLES["timings"]))
+
+
+CONDITIONS = (
+    "| matmul_bf16 4096x4096x4096-bf16 | sustained | 1,590 MHz, 700 W, 58 °C, throttle none | 200 cublaslt | 190 † | "
+    "1.053 × [1.053, 1.053] FAST | – | – |",
+    "|  | rested | 1,980 MHz, 700 W, 58 °C, throttle none | 180 cublaslt | 180 † | 1.000 × [1.000, 1.000] SAME | "
+    "– | – |",
+    "|  | in a chain | 1,620 MHz, 700 W, 58 °C, throttle none | 205 cublaslt | 210 † | 0.976 × [0.976, 0.976] SLOW | "
+    "– | – |",
+)
+
+
+def test_products_are_told_under_every_condition(tmp_path: Path) -> None:
+    marked = "".join(f"<!-- {name}:begin -->\nold\n<!-- {name}:end -->\n" for name in ("results", "conditions"))
+    under_conditions(tmp_path)
+    results = [Results(op, tmp_path, None) for op in OPS.values()]
+    readme_text, log_text = readme.render(marked, results), rendered(tmp_path)
+    for text in (readme_text, log_text):
+        assert "\n".join(CONDITIONS) in text
+        assert write.STALE_NOTE in text
+    assert "*rested*, each sample begins when the SM clock is back at its maximum" in log_text
+    table = store.read_table(tmp_path, "matmul_bf16", "timings")
+    sustained = table[table["contest"] == "fast"]
+    store.write(tmp_path / "matmul_bf16.timings.csv", sustained)
+    results = [Results(op, tmp_path, None) for op in OPS.values()]
+    assert "Rested and in a chain, nothing has been recorded yet." in readme.render(marked, results)
+    assert "rested" not in rendered(tmp_path)
+
+
+def test_no_other_condition_is_taken_for_a_sustained_time(tmp_path: Path) -> None:
+    under_conditions(tmp_path)
+    op, case = OPS["matmul_bf16"], OPS["matmul_bf16"].profile_case
+    results = Results(op, tmp_path, None)
+    ours, theirs = Name("cuda", op.steps_of("cuda")[-1].name), Name("cublaslt")
+    assert results.time_us(case, ours) == 190
+    assert [results.time_us(case, ours, each) for each in ("sustained", "rested", "chain")] == [190, 180, 210]
+    ratios = [results.ratio(case, ours, theirs, each) for each in ("sustained", "rested", "chain")]
+    assert [each and each.verdict for each in ratios] == ["FAST", "SAME", "SLOW"]
+    assert results.ratio(case, ours, theirs) == ratios[0]
+    assert results.ratio(case, ours, Name("torch"), "rested") is None  # which was not timed rested
+    assert results.best_baseline(case) == theirs
+    assert results.sensors(case) == "1,590 MHz, 700 W, 58 °C, throttle none"
+    table = store.read_table(tmp_path, op.name, "timings")
+    store.write(tmp_path / f"{op.name}.timings.csv", table.iloc[::-1])  # in whatever order they lie
+    again = Results(op, tmp_path, None)
+    assert again.time_us(case, ours) == 190 and again.sensors(case).startswith("1,590 MHz")
+    store.write(tmp_path / f"{op.name}.timings.csv", table[table["contest"] != "fast"])
+    assert Results(op, tmp_path, None).time_us(case, ours) is None
+
+
+def test_cycles_are_asked_about_sustained_times_alone(tmp_path: Path) -> None:
+    under_conditions(tmp_path)
+    op, case = OPS["matmul_bf16"], OPS["matmul_bf16"].profile_case
+    ours, theirs = Name("cuda", op.steps_of("cuda")[-1].name), Name("cublaslt")
+    rows = [
+        {"case": case.slug, "backend": name.backend, "step": name.step, "cycles": " ".join(["100"] * 10)}
+        | {"code": "", "run": "r1"}
+        for name in (ours, theirs)
+    ]
+    store.write(tmp_path / f"{op.name}.cycles.csv", pd.DataFrame(rows, columns=store.TABLES["cycles"]))
+    results = Results(op, tmp_path, None)
+    standings = [results.standing(case, ours, theirs, each) for each in ("sustained", "rested", "chain")]
+    assert standings == ["AMBIGUOUS", "SAME", "SLOW"]
 
 
 def test_a_verdict_that_cycles_do_not_confirm_is_ambiguous(folder: Path) -> None:
@@ -256,15 +339,18 @@ def test_a_rate_above_its_ceiling_is_told_as_it_is(folder: Path) -> None:
 
 
 def test_rendering_is_a_fixed_point(folder: Path) -> None:
-    text = "before\n<!-- results:begin -->\nold\n<!-- results:end -->\nafter\n"
+    table = "<!-- results:begin -->\nold\n<!-- results:end -->\n"
+    text = f"before\n{table}<!-- conditions:begin -->\nold\n<!-- conditions:end -->\nafter\n"
     results = [Results(op, folder, None) for op in OPS.values()]
     once = readme.render(text, results)
     assert readme.render(once, results) == once
     assert once.startswith("before\n")
     assert once.endswith("after\n")
     assert "old" not in once
-    with pytest.raises(ValueError, match="markers"):
+    with pytest.raises(ValueError, match="one pair of markers: <!-- results:begin -->"):
         readme.render("no markers", results)
+    with pytest.raises(ValueError, match="one pair of markers: <!-- conditions:begin -->"):
+        readme.render(table, results)
 
 
 PAGE = "".join(

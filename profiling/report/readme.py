@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from kernel_twins._profiling.report import marked
+from kernel_twins._profiling.report import conditions, marked
 from kernel_twins._profiling.report.analysis import Results
 from kernel_twins._profiling.report.log import scoreboard
 
 
 def render(text: str, results: list[Results]) -> str:
-    """``text`` with its result table renewed; ValueError where the markers are missing."""
-    if marked.names(text)["results"] != 1:
-        raise ValueError("README.md must hold one pair of markers: <!-- results:begin --> and <!-- results:end -->")
+    """``text`` with its tables renewed; ValueError where their markers are missing."""
+    for name in ("results", "conditions"):
+        if marked.names(text)[name] != 1:
+            raise ValueError(f"README.md must hold one pair of markers: <!-- {name}:begin --> and <!-- {name}:end -->")
     measured = [each for each in results if each.measured]
     rows = scoreboard(measured, {each.op.name: list(each.op.headline_cases) for each in measured})
-    return marked.renew(text, {"results": rows})
+    others = conditions.table(measured) or ["Rested and in a chain, nothing has been recorded yet."]
+    return marked.renew(text, {"results": rows, "conditions": others})

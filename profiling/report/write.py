@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from kernel_twins._profiling.report.verdict import Ratio
 
+STALE = "†"
+STALE_NOTE = f"{STALE}: the step's code changed since it was measured."
+
 
 def number(value: float | None, digits: int = 3) -> str:
     """Three significant digits, thousands separated; a dash where nothing was measured."""
