@@ -231,6 +231,16 @@ def test_products_are_told_under_every_condition(tmp_path: Path) -> None:
     assert "rested" not in rendered(tmp_path)
 
 
+def test_a_baseline_that_was_never_timed_is_said_to_be(folder: Path) -> None:
+    results = Results(OP, folder, None)
+    assert results.new == ["compile"]
+    assert "\n- compile: not timed yet; the best baseline is that of the others.\n" in rendered(folder)
+    rows = store.read_table(folder, "vector_add", "timings")
+    skipped = pd.DataFrame([timing("compile", "", [], status="skipped: no")], columns=store.TABLES["timings"])
+    store.write(folder / "vector_add.timings.csv", pd.concat([rows, skipped]))
+    assert "not timed yet" not in rendered(folder)
+
+
 def test_no_other_condition_is_taken_for_a_sustained_time(tmp_path: Path) -> None:
     under_conditions(tmp_path)
     op, case = OPS["matmul_bf16"], OPS["matmul_bf16"].profile_case

@@ -45,6 +45,12 @@ class Results:
     def measured(self) -> bool:
         return bool(self.recorded.rows)
 
+    @property
+    def new(self) -> list[str]:
+        """The baselines that came after the operation was measured."""
+        tried = {name.backend for _, name in self.recorded.rows}
+        return [baseline for baseline in self.op.baselines if self.measured and baseline not in tried]
+
     def status(self, case: Case, name: Name) -> str:
         """``ok``, the reason why there is no time, or an empty string where the cell was never tried."""
         row = self.recorded.row(case, name)

@@ -62,6 +62,7 @@ def _late(results: Results) -> list[str]:
         f"{op.name}/{name.step}/{name.backend} was not profiled at {case.slug}: run `ncu_report.py --op {op.name}`"
         for case, name in results.unprofiled()
     ]
+    lines += [f"{op.name}/{name} was never timed: run `ncu_report.py --op {op.name}`" for name in results.new]
     for step in op.steps:
         for backend in step.backends:
             cell = f"{op.name}/{step.name}/{backend}"

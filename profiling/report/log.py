@@ -184,6 +184,7 @@ def _untimed(results: Results) -> list[str]:
         for case in results.op.timed_cases
         if (status := results.status(case, Name(baseline))) not in ("", "ok")
     ]
+    lines += [f"- {baseline}: not timed yet; the best baseline is that of the others." for baseline in results.new]
     return ["", *lines] if lines else []
 
 
