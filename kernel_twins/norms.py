@@ -45,6 +45,9 @@ _CLUSTER_ROWS = (
 _LONG_RUNS = ((9_000, 5_003), (1_200, 65_536))  # forward, where a block has more places
 
 
+DRAWN_OPTIONS: tuple[Mapping[str, str], ...] = ({}, {}, {"residual": "yes"}, {"affine": "none"})
+
+
 @dataclass(frozen=True, slots=True)
 class Norm:
     """One of the two: layer_norm is ``centered``, which means that a row's mean is subtracted first.

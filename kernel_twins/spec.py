@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
+    from kernel_twins.sampling import Drawn, Draws
+
 Backend = Literal["cuda", "triton"]
 BACKENDS: tuple[Backend, ...] = ("cuda", "triton")
 ITEMSIZE: Mapping[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -205,7 +207,8 @@ class Op:
     that the options ask for: the accuracy that is asked of the steps. ``rounds`` tells where PyTorch loses
     more than fp32 does before it rounds the result, and steps may, too; empty where it does not. Where
     ``hostile``, inputs know ``values.hostile``, of the same shape, and each check judges these besides: what is
-    easily lost, such as the ends of rows, weighs most.
+    easily lost, such as the ends of rows, weighs most. ``draw`` makes a case by chance of what it is given, and is None
+    where no public function is called with the operation's cases; ``sample`` draws until a case is worth timing.
     """
 
     name: str
@@ -236,6 +239,13 @@ class Op:
     settled: Callable[[Case], Case] = lambda case: case
     rounds: str = ""
     hostile: bool = False
+    draw: Callable[[Draws], Drawn] | None = None
+
+    def sample(self, generator: Draws) -> Case:
+        """The next case that nobody chose, see sampling.py; ValueError where the operation draws none."""
+        from kernel_twins import sampling
+
+        return sampling.case(self, generator)
 
     def judged_cases(self, case: Case) -> tuple[Case, ...]:
         """What a call is judged at: the case, and its hostile inputs where there are any."""

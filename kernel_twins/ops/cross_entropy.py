@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from kernel_twins import baselines, losses, rows
+from kernel_twins import baselines, draws, losses, rows
 from kernel_twins.spec import ITEMSIZE, Case, Op, Output, Prediction, Step
 
 if TYPE_CHECKING:
@@ -173,6 +173,7 @@ OP = Op(
     "has words: all are read, and one number a row is written.",
     inputs=_inputs,
     hostile=True,
+    draw=draws.rows_of("logits", ({}, {"target": "ignored"}, {"smoothing": "tenth"}), draws.VOCABULARIES),
     outputs=_outputs,
     reference=_losses,
     more_references=(_lse,),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from kernel_twins import baselines, dropout, norms, rows
+from kernel_twins import baselines, draws, dropout, norms, rows
 from kernel_twins.spec import ITEMSIZE, Case, Op, Output, Prediction, Step
 
 if TYPE_CHECKING:
@@ -136,6 +136,11 @@ def _bytes(case: Case) -> int:
 
 _BOTH = {"residual": "yes", "bias": "yes"}
 _GELU = {**_BOTH, "act": "gelu"}
+_DRAWN_OPTIONS = tuple(
+    {"p": "10", **operands, **({"act": activation} if activation != "none" else {})}
+    for activation in ("none", "gelu", "none", "silu", "relu", "gelu_tanh")
+    for operands in ({}, {"residual": "yes"}, _BOTH)
+)
 _PROFILE_CASE = rows.bandwidth_case(4_096, p="10", **_BOTH)
 _PLAIN = rows.bandwidth_case(4_096, p="10")
 _GELU_CASE = rows.bandwidth_case(4_096, p="10", **_GELU)
@@ -149,6 +154,7 @@ OP = Op(
     "may take no longer than the memory takes anyway.",
     rounds="The activation's result, which may be larger than what is left with the residual.",
     inputs=_inputs,
+    draw=draws.rows_of("x", _DRAWN_OPTIONS, a_block_each=False),
     outputs=lambda case: (Output(case.shape, case.dtype),),
     reference=_reference,
     check=_check,

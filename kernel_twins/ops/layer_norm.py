@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from kernel_twins import baselines, norms, rows
+from kernel_twins import baselines, draws, norms, rows
 from kernel_twins.spec import Case, Op, Prediction, Step
 
 if TYPE_CHECKING:
@@ -99,6 +99,7 @@ OP = Op(
     "second number of a row needs the first one, and a sum of squares would cancel.",
     inputs=_NORM.inputs,
     hostile=True,
+    draw=draws.rows_of("x", norms.DRAWN_OPTIONS),
     outputs=_NORM.outputs,
     reference=_NORM.y,
     more_references=(_NORM.mean, _NORM.rstd, _NORM.added),

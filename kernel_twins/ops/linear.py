@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kernel_twins import baselines, products
+from kernel_twins.draws import product_sizes
+from kernel_twins.sampling import Drawn, Draws
 from kernel_twins.spec import BACKENDS, Backend, Case, Op, Output, Prediction, Reference, Step
 
 if TYPE_CHECKING:
@@ -130,6 +132,13 @@ def _product_of(backend: Backend) -> Callable[..., None]:
     return product
 
 
+def _draw(draws: Draws) -> Drawn:
+    variant = {"act": draws.deal("act", _ACTIVATIONS)}
+    if draws.deal("layout", ("row", "row", "col")) == "col":
+        variant["w"] = "col"
+    return Drawn(Case.of(*product_sizes(draws), dtype=draws.deal("dtype", _DTYPES), **variant))
+
+
 _SQUARE = (4_096, 4_096, 4_096)
 _BENCH_CASES = (
     *(Case.of(*_SQUARE, dtype="bf16", act=activation) for activation in _ACTIVATIONS[1:]),
@@ -155,6 +164,7 @@ OP = Op(
     rounds="The sum, before the activation; tensor cores add to it, and cut off what it has no places for.",
     inputs=_inputs,
     hostile=True,
+    draw=_draw,
     outputs=_outputs,
     reference=_reference,
     check=_check,

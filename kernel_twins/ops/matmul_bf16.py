@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernel_twins import baselines, products
+from kernel_twins import baselines, draws, products
 from kernel_twins.spec import Case, Op, Prediction, Step
 
 _LAYOUT_GAP = "Triton's compiler swizzles shared memory and picks the instruction that reads it by itself."
@@ -71,6 +71,7 @@ OP = Op(
     rounds="Tensor cores add to their fp32 sums, and cut off what these have no places for.",
     inputs=products.inputs,
     hostile=True,
+    draw=draws.products_of("bf16", "fp16"),
     outputs=products.outputs,
     reference=products.reference,
     check=products.check_of("bf16", "fp16"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernel_twins import baselines, products
+from kernel_twins import baselines, draws, products
 from kernel_twins.spec import Case, Op, Prediction, Step
 
 _REGISTER_GAP = (
@@ -21,6 +21,7 @@ OP = Op(
     summary="`out = a @ b` with fp32 products and sums. Each element is used N or M times: the ladder is about reuse.",
     inputs=products.inputs,
     hostile=True,
+    draw=draws.products_of("fp32"),
     outputs=products.outputs,
     reference=products.reference,
     check=products.check_of("fp32"),

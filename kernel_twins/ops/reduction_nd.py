@@ -6,6 +6,8 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from kernel_twins import baselines
+from kernel_twins.draws import long_rows
+from kernel_twins.sampling import Drawn, Draws
 from kernel_twins.spec import ITEMSIZE, Case, Op, Output, Prediction, Step
 
 if TYPE_CHECKING:
@@ -199,6 +201,31 @@ def _reduced_last(x: Tensor, dims: tuple[int, ...]) -> Tensor:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
+# Cases by chance
+# ----------------------------------------------------------------------------------------------------------------------
+
+# By the number of axes: rows, columns, one in the middle, the outer ones, statistics of channels, all.
+_PLACES = ((2, "1"), (2, "0"), (3, "1"), (3, "02"), (4, "023"), (2, "01"))
+_SINGLE = ((2, "1"), (2, "0"), (3, "1"), (2, "01"))  # argmax knows one axis, or all
+
+
+def _draw(draws: Draws) -> Drawn:
+    """Rows are few and very long in one case of six."""
+    kind = draws.deal("kind", KINDS)
+    rank, axes = draws.deal("axis", _SINGLE) if kind == "argmax" else draws.deal("axes", _PLACES)
+    is_long = draws.deal("rows", ("any", "any", "any", "any", "any", "long")) == "long"
+    if is_long:
+        rank, axes = 2, "1"
+        sizes = [*long_rows(draws)]
+    else:
+        sizes = [*(draws.number(2, 2**20) for _ in range(rank - 1)), draws.size(16, 2**17)]
+    variant = {"axes": axes, "kind": kind}
+    if layout := draws.deal("layout", ("", "permuted", "", "pitched")):
+        variant["x"] = layout
+    return Drawn(Case.of(*sizes, dtype=draws.deal("dtype", tuple(ITEMSIZE)), **variant))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 # The ladder
 # ----------------------------------------------------------------------------------------------------------------------
 
@@ -250,6 +277,7 @@ OP = Op(
     "added costs nothing; where it lies is all there is to it.",
     inputs=_inputs,
     hostile=True,
+    draw=_draw,
     outputs=lambda case: (Output(_kept(case), "int64" if case.get("kind") == "argmax" else case.dtype),),
     reference=_reference,
     check=_check,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from kernel_twins import baselines, norms, rows
+from kernel_twins import baselines, draws, norms, rows
 from kernel_twins.spec import Case, Op, Prediction, Step
 
 if TYPE_CHECKING:
@@ -87,6 +87,7 @@ OP = Op(
     "without the mean, and a ladder of the definition and of what LayerNorm's has found.",
     inputs=_NORM.inputs,
     hostile=True,
+    draw=draws.rows_of("x", norms.DRAWN_OPTIONS),
     outputs=_NORM.outputs,
     reference=_NORM.y,
     more_references=(_NORM.rstd, _NORM.added),

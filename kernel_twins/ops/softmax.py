@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from kernel_twins import baselines, rows
+from kernel_twins import baselines, draws, rows
 from kernel_twins.spec import ITEMSIZE, Case, Op, Output, Prediction, Step
 
 if TYPE_CHECKING:
@@ -97,6 +97,7 @@ OP = Op(
     "between its elements and the result.",
     inputs=_inputs,
     hostile=True,
+    draw=draws.rows_of("x", ({}, {"log": "yes"})),
     outputs=lambda case: (Output(case.shape, case.dtype),),
     reference=_reference,
     check=_check,
