@@ -1,0 +1,243 @@
+"""A public function at one sampled case: what is called, and what a result must be, on PyTorch's side of each."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+import kernel_twins  # noqa: E402
+from kernel_twins import OPS  # noqa: E402
+from kernel_twins._load import UnavailableError  # noqa: E402
+from kernel_twins._profiling.report import sampled_contests, sampled_timing  # noqa: E402
+from kernel_twins._profiling.report.sampled_cases import CONTESTS, FUNCTIONS  # noqa: E402
+from kernel_twins._profiling.report.sampled_checks import backward_fault, forward_fault  # noqa: E402
+from kernel_twins._profiling.report.sampled_contests import Problem, contest  # noqa: E402
+from kernel_twins._profiling.report.sampled_timing import LostGpuError, Times  # noqa: E402
+from kernel_twins.spec import Case  # noqa: E402
+
+SMALL = {
+    "matmul": ["33x40x72-bf16-b.col", "16x24x40-fp32-a.col", "9x33x65-fp16-pitch.8"],
+    "linear": ["33x40x72-bf16-act.gelu", "16x24x40-fp16-act.none-w.col", "300x64x64-bf16-act.relu"],
+    "softmax": ["33x257-bf16-x.pitched", "7x64-fp32"],
+    "log_softmax": ["33x257-fp16-log.yes-x.spaced", "7x64-fp32-log.yes"],
+    "layer_norm": ["33x257-bf16-residual.yes-x.pitched", "65x64-fp32", "9x72-fp16-affine.none"],
+    "rms_norm": ["33x257-bf16-residual.yes-x.spaced", "65x64-fp32", "9x72-fp16-affine.none"],
+    "cross_entropy": ["33x257-bf16-logits.pitched-target.ignored", "65x64-fp32-smoothing.tenth", "9x72-fp16"],
+    "cross_entropy_gradient_": ["33x257-bf16-logits.pitched-target.ignored", "65x64-fp32-smoothing.tenth"],
+    "dropout_add": [
+        *("33x257-bf16-bias.yes-p.0-residual.yes-x.pitched", "65x64-fp32-act.silu-p.0", "9x72-fp16-p.0-residual.yes"),
+        "33x72-fp32-act.gelu-bias.yes-p.0-residual.yes",
+    ],
+    "sum": ["33x257-bf16-axes.1-kind.sum-x.permuted", "3x5x64-fp32-axes.02-kind.sum"],
+    "mean": [
+        *("33x257-bf16-axes.0-kind.mean-x.pitched", "3x5x2x64-fp16-axes.023-kind.mean"),
+        "9x8-fp32-axes.01-kind.mean",
+    ],
+    "amax": ["33x257-bf16-axes.0-kind.max-x.permuted", "3x5x64-fp16-axes.1-kind.max", "9x8-fp32-axes.01-kind.max"],
+    "argmax": [
+        *("33x257-bf16-axes.0-kind.argmax-x.permuted", "3x5x64-fp16-axes.1-kind.argmax"),
+        "9x8-fp32-axes.01-kind.argmax",
+    ],
+}
+CELLS = [
+    pytest.param(function, direction, Case.parse(slug), id=f"{function}-{direction}-{slug}")
+    for function, direction in CONTESTS
+    for slug in SMALL[function]
+]
+BY_CELL = pytest.mark.parametrize(("function", "direction", "case"), CELLS)
+
+
+def douts_of(problem, out):
+    """Gradients of the results, the same every time."""
+    source = torch.Generator().manual_seed(1)
+    if problem.function == "cross_entropy":
+        return tuple(torch.ones_like(each) for each in out)
+    return tuple(torch.randn(each.shape, generator=source).to(each.dtype) for each in out)
+
+
+def exact(problem, direction):
+    """Results or gradients in float64, rounded once."""
+    operands, dtype = problem.operands[0], problem.operands[0][0].dtype
+    if problem.op.name == "softmax" and direction == "backward":  # from results as they are rounded
+        (y,) = exact(problem, "forward")
+        op, case = problem.calls.backward
+        return (op.reference(case, (*douts_of(problem, (y,)), y), slice(0, len(y)))[0].to(dtype),)
+    if problem.function.endswith("_norm") and problem.case.get("residual"):  # the sum is rounded before
+        *others, residual = operands
+        operands = (others[0] + residual, *others[1:], torch.zeros_like(residual))
+    leaves = problem.calls.leaves if direction == "backward" else ()
+    wide = tuple(each.double() if each.is_floating_point() else each for each in operands)
+    wide = tuple(each.requires_grad_() if index in leaves else each for index, each in enumerate(wide))
+    out = sampled_contests._tuple(problem.calls.eager(*wide))
+    if direction == "backward":
+        douts = douts_of(problem, tuple(each.detach().to(dtype) for each in out))
+        out = torch.autograd.grad(out, [wide[index] for index in leaves], [each.double() for each in douts])
+    return tuple(each.detach().to(dtype) if each.is_floating_point() else each for each in out)
+
+
+def fault(problem, direction, found) -> str:
+    operands = problem.operands[0]
+    if direction == "forward":
+        return forward_fault(problem.function, problem.case, operands, found, "torch")
+    out = exact(problem, "forward")
+    return backward_fault(problem.function, problem.case, problem.calls, operands, douts_of(problem, out), out, found)
+
+
+@BY_CELL
+def test_what_is_right_passes_and_what_is_off_in_one_element_does_not(function, direction, case, monkeypatch) -> None:
+    problem = Problem(function, case, 1, device="cpu", sets=1)
+    if function.startswith("cross"):  # the rows' losses, which the same call must give
+        rows = OPS["cross_entropy"].reference(case, problem.operands[0], slice(0, case.shape[0]))[0]
+        monkeypatch.setattr(kernel_twins, "cross_entropy", lambda logits, *_, **__: rows.to(logits.dtype))
+    found = exact(problem, direction)
+    assert fault(problem, direction, found) == ""
+    for index, each in enumerate(found):
+        wrong = each.clone()
+        last = (-1,) * each.dim()
+        wrong[last] = wrong[last] + 1 if not each.is_floating_point() else 3 * each.abs().max() + 1
+        assert fault(problem, direction, (*found[:index], wrong, *found[index + 1 :])) != ""
+
+
+@BY_CELL
+def test_no_infinity_or_nan_passes(function, direction, case) -> None:
+    problem = Problem(function, case, 1, device="cpu", sets=1)
+    found = exact(problem, direction)
+    for index, each in enumerate(found):
+        for value in (math.nan, math.inf) if each.is_floating_point() else ():
+            wrong = each.clone()
+            wrong[(-1,) * each.dim()] = value
+            assert fault(problem, direction, (*found[:index], wrong, *found[index + 1 :])) != ""
+
+
+@BY_CELL
+def test_ours_take_what_the_case_holds(function, direction, case) -> None:
+    """With PyTorch for a backend; the very calls that are timed."""
+    problem = Problem(function, case, 1, device="cpu", sets=1)
+    right = sampled_contests._tuple(problem.calls.eager(*problem.operands[0]))
+    found = sampled_contests._tuple(problem.calls.ours(*problem.operands[0], backend="torch"))
+    assert len(found) == len(right)
+    torch.testing.assert_close(found, right)
+    assert problem.chosen() == "torch"  # off the GPU
+
+
+@BY_CELL
+def test_a_backward_call_gives_a_gradient_for_each_leaf(function, direction, case) -> None:
+    if direction == "backward":
+        problem = Problem(function, case, 1, device="cpu", sets=1)
+        call, _ = problem.entrant("torch", direction, 0)
+        for _ in range(2):  # again and again, as in a graph
+            found = call()
+            leaves = [problem.operands[0][index] for index in problem.calls.leaves]
+            assert [each.shape for each in found] == [each.shape for each in leaves]
+
+
+def test_every_backward_pass_is_of_a_function_with_leaves() -> None:
+    for function, direction in CONTESTS:
+        if direction == "backward":
+            assert Problem(function, Case.parse(SMALL[function][0]), 1, "cpu", 1).calls.leaves
+    assert {*SMALL} == {*FUNCTIONS}
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_libraries_kernels_are_given_what_their_operation_takes(direction, monkeypatch) -> None:
+    """PyTorch's baseline under another name, whose results are judged like any library's."""
+    for function in ("softmax", "layer_norm", "rms_norm", "cross_entropy"):
+        for slug in SMALL[function]:
+            problem = Problem(function, Case.parse(slug), 1, device="cpu", sets=1)
+            op = problem.op if direction == "forward" else problem.calls.backward[0]
+            monkeypatch.setitem(op.baselines, "liger", op.baselines["torch"])
+            call, judge = problem.entrant("liger", direction, 0)
+            assert judge(call()) == "", slug
+
+
+def test_a_kernel_that_a_library_does_not_have_is_skipped() -> None:
+    problem = Problem("cross_entropy", Case.parse(SMALL["cross_entropy"][0]), 1, "cpu", 1)
+    with pytest.raises(UnavailableError, match=r"^liger has no cross_entropy_backward$"):
+        problem.entrant("liger", "backward", 0)
+
+
+@pytest.fixture
+def timed_on_cpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Contests without a GPU; the names of those that were timed."""
+    names: list[str] = []
+
+    def timed(calls, call_us):
+        names.extend(calls)
+        return {name: Times(times_us=[2.0, 1.0, 3.0, 2.0]) for name in calls}, {"power_w": 700.0}
+
+    monkeypatch.setattr(sampled_timing, "timed", timed)
+    monkeypatch.setattr(torch.cuda, "manual_seed", lambda seed: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    return names
+
+
+def with_ours(problem: Problem, monkeypatch: pytest.MonkeyPatch, **ours) -> Problem:
+    calls = dataclasses.replace(
+        problem.calls, ours=lambda x, backend: ours.get(backend, torch.softmax)(x, -1), chosen=lambda x: "triton"
+    )
+    monkeypatch.setattr(problem, "calls", calls)
+    return problem
+
+
+def test_a_wrong_call_gets_no_time_nor_auto_where_it_chooses_that(timed_on_cpu, monkeypatch) -> None:
+    def refuse(x, dim):
+        raise ValueError("no such rows")
+
+    def off(x, dim):
+        return torch.softmax(x, dim) * 1.1
+
+    problem = Problem("softmax", Case.parse("33x257-bf16"), 1, device="cpu", sets=2)
+    rows = contest(with_ours(problem, monkeypatch, cuda=refuse, triton=off), "forward", {"quack": "wrong: lost"})
+    statuses = {row["backend"]: row["status"] for row in rows}
+    assert statuses["torch"] == "ok"
+    assert statuses["liger"].startswith("skipped: ")
+    assert statuses["quack"] == "wrong: lost"
+    assert statuses["cuda"] == "wrong: raised no such rows"
+    assert statuses["triton"].startswith("wrong: ")
+    assert statuses["auto"] == statuses["triton"]
+    assert timed_on_cpu == ["torch"]
+    (torchs,) = [row for row in rows if row["backend"] == "torch"]
+    assert (torchs["us"], torchs["spread_pct"], torchs["power_w"]) == ("2", "12", "700")
+    assert {row["backend"]: row["chosen"] for row in rows if row["chosen"]} == {"auto": "triton"}
+
+
+def test_a_gpu_that_is_lost_is_told_with_the_call_that_lost_it(timed_on_cpu, monkeypatch) -> None:
+    gone = []
+
+    def destroy(x, dim):
+        gone.append(True)
+        raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore")
+
+    def synchronize() -> None:
+        if gone:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    problem = Problem("softmax", Case.parse("33x257-bf16"), 1, device="cpu", sets=1)
+    with pytest.raises(LostGpuError) as error:
+        contest(with_ours(problem, monkeypatch, cuda=destroy), "forward", {})
+    assert (error.value.backend, error.value.status) == (
+        "cuda", "wrong: raised CUDA error: an illegal memory access was encountered",
+    )  # fmt: skip
+
+
+def test_a_backend_that_is_missing_ends_the_recording(timed_on_cpu, monkeypatch) -> None:
+    def missing(x, dim):
+        raise UnavailableError("the CUDA side is missing")
+
+    problem = Problem("softmax", Case.parse("33x257-bf16"), 1, device="cpu", sets=1)
+    with pytest.raises(UnavailableError, match=r"^the CUDA side is missing$"):
+        contest(with_ours(problem, monkeypatch, cuda=missing), "forward", {})
+
+
+def test_every_third_case_is_compiled_too() -> None:
+    names = [Problem("matmul", Case.parse("8x8x8-bf16"), index, "cpu", 1).names() for index in range(3)]
+    assert ["compile" in each for each in names] == [True, False, False]
+    assert names[1] == ["torch", "cuda", "triton", "auto"]
+    assert Problem("softmax", Case.parse("8x8-bf16"), 0, "cpu", 1).names()[:4] == ["torch", "compile", "liger", "quack"]
+    assert OPS["softmax"].baselines.keys() >= {"liger", "quack"}
