@@ -349,18 +349,17 @@ def test_a_rate_above_its_ceiling_is_told_as_it_is(folder: Path) -> None:
 
 
 def test_rendering_is_a_fixed_point(folder: Path) -> None:
-    table = "<!-- results:begin -->\nold\n<!-- results:end -->\n"
-    text = f"before\n{table}<!-- conditions:begin -->\nold\n<!-- conditions:end -->\nafter\n"
+    tables = [f"<!-- {name}:begin -->\nold\n<!-- {name}:end -->\n" for name in ("sampled", "results", "conditions")]
+    text = "".join(["before\n", *tables, "after\n"])
     results = [Results(op, folder, None) for op in OPS.values()]
-    once = readme.render(text, results)
-    assert readme.render(once, results) == once
+    once = readme.render(text, folder, results)
+    assert readme.render(once, folder, results) == once
     assert once.startswith("before\n")
     assert once.endswith("after\n")
     assert "old" not in once
-    with pytest.raises(ValueError, match="one pair of markers: <!-- results:begin -->"):
-        readme.render("no markers", results)
-    with pytest.raises(ValueError, match="one pair of markers: <!-- conditions:begin -->"):
-        readme.render(table, results)
+    for missing, name in enumerate(("sampled", "results", "conditions")):
+        with pytest.raises(ValueError, match=f"one pair of markers: <!-- {name}:begin -->"):
+            readme.render("".join(tables[:missing]), folder, results)
 
 
 PAGE = "".join(

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kernel_twins._profiling.report import documents, functions_table, history, losses, predictions, static, store
+from kernel_twins._profiling.report import (
+    documents,
+    functions_table,
+    history,
+    losses,
+    predictions,
+    sampled_table,
+    static,
+    store,
+)
 from kernel_twins._profiling.report.analysis import Results, load
 from kernel_twins.spec import Name
 
@@ -33,7 +42,7 @@ def run(release: bool, audit: bool) -> Findings:
     for each in results:
         found.failures += _foreign(each)
         late += _late(each)
-    late += functions_table.stale(store.REFERENCE_GPU, FOLDER)
+    late += functions_table.stale(store.REFERENCE_GPU, FOLDER) + sampled_table.late(store.REFERENCE_GPU, FOLDER)
     slower = _regressions(results)
     found.failures += slower.failures + predictions.violations(FOLDER)
     found.warnings += slower.warnings

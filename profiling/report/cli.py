@@ -36,6 +36,8 @@ _EXAMPLES = """examples:
   ncu_report.py collect --op reduction --resume        go on with an interrupted run
   ncu_report.py collect --op matmul_bf16 --step v05_grouped --shape 4096x4096x4096-fp16
   ncu_report.py functions                              the public functions alone, in a minute
+  ncu_report.py sampled --compile && ncu_report.py sampled
+                                                       the same at cases that nobody chose, in ten
   ncu_report.py extract kernel.ncu-rep > kernel.csv    anybody's report as a table
   ncu_report.py diff matmul_bf16/v04_pipelined/cuda matmul_bf16/v05_grouped/cuda
   ncu_report.py diff before.ncu-rep after.ncu-rep
@@ -154,6 +156,10 @@ def _parser(description: str) -> argparse.ArgumentParser:
     functions = verb("functions", "time the public functions as a user calls them: the host, forward and backward")
     functions.add_argument("--publish", action="store_true", help="put a new GPU's data beside the committed ones")
     functions.add_argument("--quiet", action="store_true", help="no progress")
+    sampled = verb("sampled", "time the public functions at cases that nobody chose; an interrupted one goes on")
+    sampled.add_argument("--compile", action="store_true", help="begin a recording, and compile what its cases need")
+    sampled.add_argument("--publish", action="store_true", help="put a new GPU's data beside the committed ones")
+    sampled.add_argument("--quiet", action="store_true", help="no progress")
     static = verb("static", "record registers, shared memory, spills and instructions of every step; no GPU needed")
     static.add_argument("--reason", default="", help="why recorded rows may change")
     diff = verb("diff", "compare two steps, languages, commits, runs, or two .ncu-rep files", as_json)

@@ -123,6 +123,28 @@ def functions(arguments: argparse.Namespace, console: Console) -> int:
     return FAILED if wrong else OK
 
 
+def sampled(arguments: argparse.Namespace, console: Console) -> int:
+    """Time the public functions at cases that nobody chose; `log` renders what is recorded."""
+    if reason := why_no_gpu():
+        raise CannotRunError(f"cannot measure here: {reason}; `doctor` says what is missing, `log` renders without")
+    from kernel_twins._profiling.report import sampled as recorder
+
+    gpu, target = _target(arguments.publish)
+    recording = recorder.opened(store.RUNS / gpu / "sampled", target, gpu, arguments.compile)
+
+    def progress(line: str) -> None:
+        if not arguments.quiet:
+            console.print(line, markup=False)
+
+    wrong = (recorder.compile_all if arguments.compile else recorder.record)(recording, progress)
+    for line in wrong:
+        console.print(line, style="red", markup=False)
+    if not arguments.compile:
+        recording.publish(target)
+        console.print(f"wrote {shown(target)}/sampled/{recording.run['run']}.csv", markup=False)
+    return FAILED if wrong else OK
+
+
 def static(arguments: argparse.Namespace, console: Console) -> int:
     from kernel_twins._profiling.report.static import record
 

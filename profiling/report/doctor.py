@@ -235,7 +235,7 @@ def _survey() -> Answer:
 
 
 def _data() -> Answer:
-    from kernel_twins._profiling.report import functions_table, store
+    from kernel_twins._profiling.report import functions_table, sampled_table, store
 
     folders = sorted(folder for folder in store.DATA.glob("*") if folder.is_dir())
     remedy = "git checkout -- profiling/data"
@@ -243,6 +243,7 @@ def _data() -> Answer:
         for folder in folders:
             store.read_runs(folder)
             functions_table.read(folder)
+            sampled_table.read(folder)
             for op in OPS:
                 for table in store.TABLES:
                     store.read_table(folder, op, table)

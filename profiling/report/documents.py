@@ -71,7 +71,7 @@ def _texts(folder: Path, results: list[Results]) -> dict[Path, str]:
     """The reference GPU's documents, the drawings among them, as they should read."""
     texts = {
         _LOG: log.render(folder, results, store.read(static.FILE, static.STATIC)),
-        _README: readme.render(_README.read_text(), results),
+        _README: readme.render(_README.read_text(), folder, results),
     }
     for each in results:
         if (page := _DOCS / f"{each.op.name}.md").exists():

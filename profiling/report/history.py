@@ -22,7 +22,7 @@ from typing import Any
 
 import pandas as pd
 
-from kernel_twins._profiling.report import store
+from kernel_twins._profiling.report import sampled_table, store
 from kernel_twins._profiling.report.predictions import Cell, canonical, read_frozen, read_measured
 from kernel_twins.spec import Case, Prediction
 
@@ -155,6 +155,7 @@ def audit(folder: Path) -> tuple[list[str], list[str]]:
     except NoHistoryError as reason:
         return [], [f"{folder.name}: predictions not audited: {reason}"]
     violations = [*_lost(folder, "predictions.csv", frozen), *_lost(folder, "measured.csv", read_measured(folder))]
+    violations += _lost(folder, "sampled.csv", sampled_table.ledger(folder))
     recorded = read_measured(folder)
     measured = {Cell(*row) for row in recorded[["op", "step", "backend"]].itertuples(index=False)}
     for row in frozen.itertuples():

@@ -9,7 +9,16 @@ from statistics import geometric_mean
 
 import pandas as pd
 
-from kernel_twins._profiling.report import conditions, functions_table, predictions, proton, static, store, write
+from kernel_twins._profiling.report import (
+    conditions,
+    functions_table,
+    predictions,
+    proton,
+    sampled_table,
+    static,
+    store,
+    write,
+)
 from kernel_twins._profiling.report.analysis import Results
 from kernel_twins._profiling.report.deltas import TITLES, before_and_after
 from kernel_twins._profiling.report.judgement import Judgement, score
@@ -38,6 +47,8 @@ def render(folder: Path, results: list[Results], static_rows: pd.DataFrame) -> s
     """The whole log for one GPU's measurements; ``static_rows`` are those of its architecture, or none."""
     lines = ["# Kernel log", "", *_preamble(folder, results)]
     lines += ["", "## Predictions", "", *_calibration(results)]
+    if sampled := sampled_table.section(folder):
+        lines += ["", *sampled]
     lines += ["", "## Scoreboard", "", *scoreboard(results, None)]
     if functions := functions_table.section(folder):
         lines += ["", *functions]
@@ -52,7 +63,8 @@ def render(folder: Path, results: list[Results], static_rows: pd.DataFrame) -> s
 
 def _preamble(folder: Path, results: list[Results]) -> list[str]:
     runs = store.read_runs(folder)
-    used = {run for each in results for run in each.recorded.runs} | functions_table.runs(folder)
+    used = {run for each in results for run in each.recorded.runs}
+    used |= functions_table.runs(folder) | sampled_table.runs(folder)
     told = [
         f"- `{run.run}`: {run.gpu}, driver {run.driver}, {run.power_limit_w} W; CUDA {run.cuda}, nvcc {run.nvcc}, "
         f"torch {run.torch}, Triton {run.triton}, ncu {run.ncu}, Python {run.python}"

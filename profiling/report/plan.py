@@ -21,6 +21,7 @@ from kernel_twins._profiling.report.errors import OK
 from kernel_twins._profiling.report.metrics import PASSES, Tier
 from kernel_twins._profiling.report.proton import CALLS as PROTON_CALLS
 from kernel_twins._profiling.report.recorded import CONDITIONS
+from kernel_twins._profiling.report.sampled_cases import CASES, CONTESTS, FUNCTIONS
 from kernel_twins._profiling.report.selection import Selection
 from kernel_twins.spec import BACKENDS, Case, Name, Op
 
@@ -43,6 +44,9 @@ _CELL_S = 0.11  # the gate against float64, compilation, capture
 _PROCESS_S = 8.0
 _REPLAY_S = 0.03  # one pass over one launch: flush, restore, counters in and out
 _START_S = 12.0  # torch, and the digests of all CUDA steps
+# Guessed, of cases that nobody chose: nothing of them is recorded yet.
+_COMPILED_S = 0.7  # a case, in many processes at once
+_SAMPLED_S = 0.6  # a contest: checks against float64, graphs, rounds
 _GUESSED_SHARE = 0.3  # of the ceiling, for a cell that was never timed
 # What torch.compile takes for one more shape, by the baseline. That run had none, so these are estimates.
 _MAKING_S = {"compile": 0.2, "max_autotune": 6.0}
@@ -70,6 +74,14 @@ class Plan:
     start_s: float = _START_S
 
     @property
+    def sampled_s(self) -> tuple[float, float]:
+        """Apart from all else: of `sampled --compile`, and of `sampled`."""
+        return (
+            _START_S + _COMPILED_S * len(FUNCTIONS) * CASES,
+            _START_S + _SAMPLED_S * len(CONTESTS) * CASES,
+        )
+
+    @property
     def seconds(self) -> float:
         return self.start_s + sum(each.timing_s + each.profiling_s for each in self.operations)
 
@@ -83,7 +95,8 @@ def run(selection: Selection, tier: Tier, tool: str, as_json: bool) -> int:
     """Print the plan to stdout, as a table or as JSON."""
     planned = plan(selection, tier, tool)
     if as_json:
-        print(json.dumps(asdict(planned) | {"seconds": round(planned.seconds, 1)}, indent=2))
+        sums = {"seconds": round(planned.seconds, 1), "sampled_s": [round(each, 1) for each in planned.sampled_s]}
+        print(json.dumps(asdict(planned) | sums, indent=2))
         return OK
     rows = [
         (each.op, each.timed_cells, each.profiled_cells, each.passes, f"{each.timing_s:.0f}", f"{each.profiling_s:.0f}")
@@ -95,6 +108,11 @@ def run(selection: Selection, tier: Tier, tool: str, as_json: bool) -> int:
     print(
         f"\n{'tier ' + tier + ' with ncu' if tool == 'ncu' else tool}: about {planned.seconds / 60:.1f} minutes on one "
         f"{planned.gpu}" + (f"; {guessed} cells were never timed there and are guessed" if guessed else "")
+    )
+    compiling, timing = (each / 60 for each in planned.sampled_s)
+    print(
+        f"apart from it, cases that nobody chose: `sampled --compile` about {compiling:.1f} minutes, `sampled` about "
+        f"{timing:.1f}, both guessed"
     )
     return OK
 

@@ -12,7 +12,16 @@ from pathlib import Path
 import pandas as pd
 
 from kernel_twins import OPS
-from kernel_twins._profiling.report import extract, functions_table, kernels, labels, losses, proton, store
+from kernel_twins._profiling.report import (
+    extract,
+    functions_table,
+    kernels,
+    labels,
+    losses,
+    proton,
+    sampled_table,
+    store,
+)
 from kernel_twins._profiling.report.analysis import Results
 from kernel_twins._profiling.report.collect import CYCLE_CALLS
 from kernel_twins._profiling.report.errors import CannotRunError, InvalidDataError
@@ -75,7 +84,9 @@ def forget_unnamed_runs(folder: Path) -> None:
     """Drop the runs that no recorded time is of any more."""
     named = {run for each in OPS for run in store.read_table(folder, each, "timings")["run"]}
     runs = store.read_runs(folder)
-    store.write(folder / "runs.csv", runs[runs["run"].isin(named | functions_table.runs(folder))])
+    store.write(
+        folder / "runs.csv", runs[runs["run"].isin(named | functions_table.runs(folder) | sampled_table.runs(folder))]
+    )
 
 
 def _tables(stage: Stage, op: Op, profiled: Profiled) -> dict[str, pd.DataFrame]:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from kernel_twins._profiling.report import conditions, marked
+from pathlib import Path
+
+from kernel_twins._profiling.report import conditions, marked, sampled_table
 from kernel_twins._profiling.report.analysis import Results
 from kernel_twins._profiling.report.log import scoreboard
 
 
-def render(text: str, results: list[Results]) -> str:
-    """``text`` with its tables renewed; ValueError where their markers are missing."""
-    for name in ("results", "conditions"):
+def render(text: str, folder: Path, results: list[Results]) -> str:
+    """``text`` with its tables renewed, of cases by chance and of chosen ones; ValueError where their markers lack."""
+    for name in ("sampled", "results", "conditions"):
         if marked.names(text)[name] != 1:
             raise ValueError(f"README.md must hold one pair of markers: <!-- {name}:begin --> and <!-- {name}:end -->")
     measured = [each for each in results if each.measured]
     rows = scoreboard(measured, {each.op.name: list(each.op.headline_cases) for each in measured})
     others = conditions.table(measured) or ["Rested and in a chain, nothing has been recorded yet."]
-    return marked.renew(text, {"results": rows, "conditions": others})
+    return marked.renew(text, {"sampled": sampled_table.headline(folder), "results": rows, "conditions": others})

@@ -5,9 +5,10 @@ every round; ``<op>.counters.csv`` a row for every metric of every profiled laun
 ten more calls of each profiled cell; ``<op>.quarantine.csv`` the cells whose counters were refused, and why;
 ``<op>.proton.csv`` what Triton's Proton saw where counters are forbidden; ``<op>.previous.csv`` the ratios to the best
 baseline that the run before had, so that a step that lost is noticed, with the reason for which a loss was accepted.
-``functions.csv`` has the times of the public functions (see functions_table.py). ``runs.csv`` says on what and with
-what each run was made. Nothing that can be derived is stored: rates, shares and ratios are computed when the documents
-are rendered.
+``functions.csv`` has the times of the public functions (see functions_table.py), ``sampled/<run>.csv`` those at cases
+that nobody chose, and ``sampled.csv`` all such runs that were ever begun (see sampled_table.py). ``runs.csv`` says on
+what and with what each run was made. Nothing that can be derived is stored: rates, shares and ratios are computed when
+the documents are rendered.
 
 Every file ends in a footer with the number of its rows and their digest, so that one cut short is noticed.
 """

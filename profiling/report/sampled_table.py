@@ -1,0 +1,282 @@
+"""The recorded rows of the public functions at cases that nobody chose, and what is rendered of them.
+
+``sampled/<run>.csv`` is one recording: a row is a call (function, pass and case) in a backend, with the median of its
+rounds, the rounds' spread, and of "auto" the backend that it chose. ``sampled.csv`` is the ledger: every recording that
+was begun, in order, with its seed; no row ever leaves it. Figures pool the last recordings that are whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import geometric_mean
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from kernel_twins._profiling.report import functions_table, identity, store, write
+from kernel_twins._profiling.report.errors import InvalidDataError
+from kernel_twins._profiling.report.sampled_cases import CASES, CONTESTS, seed_of
+from kernel_twins.spec import Case
+
+KEY = ["function", "pass", "case", "backend"]
+COLUMNS = [*KEY, "status", "chosen", "us", "spread_pct", *store.SENSORS, "seed", "run"]
+LEDGER = ["run", "seed", "code"]
+
+POOLED = 3  # recordings
+OURS = {"cuda": "CUDA", "triton": "Triton", "auto": "auto"}
+BASELINES = ("torch", "compile", "liger", "quack")
+LEAST = 0.95
+_WORST = 5
+
+_SOURCES = ("kernel_twins/sampling.py", "kernel_twins/draws.py", "profiling/report/sampled*.py")
+
+
+def file(folder: Path, run: str) -> Path:
+    return folder / "sampled" / f"{run}.csv"
+
+
+def ledger(folder: Path) -> pd.DataFrame:
+    """Every recording that was begun, in order; InvalidDataError where a seed is not its run's."""
+    table = store.read(folder / "sampled.csv", LEDGER)
+    for row in table.itertuples():
+        if row.seed != str(seed_of(row.run)):
+            raise InvalidDataError(f"sampled.csv: the seed of {row.run} is {row.seed}, must be {seed_of(row.run)}")
+    if table["run"].duplicated().any():
+        raise InvalidDataError(f"sampled.csv: {table['run'][table['run'].duplicated()].iloc[0]} stands there twice")
+    return table
+
+
+def enter(folder: Path, run: str, code: str) -> None:
+    """Add a recording that begins now."""
+    added = pd.DataFrame([[run, str(seed_of(run)), code]], columns=LEDGER)
+    store.write(folder / "sampled.csv", pd.concat([ledger(folder), added], ignore_index=True))
+
+
+def recorded(folder: Path) -> list[str]:
+    """The last runs that are whole, in the ledger's order."""
+    known = list(ledger(folder)["run"])
+    if strangers := {path.stem for path in folder.glob("sampled/*.csv")} - {*known}:
+        raise InvalidDataError(f"sampled/{min(strangers)}.csv is of a run that sampled.csv does not name")
+    return [run for run in known if file(folder, run).exists()][-POOLED:]
+
+
+def forget_older(folder: Path) -> None:
+    """Drop the rows of all recordings but the last ones; their seeds stay in the ledger."""
+    kept = set(recorded(folder))
+    for path in folder.glob("sampled/*.csv"):
+        if path.stem not in kept:
+            path.unlink()
+
+
+def read(folder: Path) -> pd.DataFrame:
+    """The pooled rows, in order; InvalidDataError says what is not as it should be."""
+    tables = [_read(folder, run) for run in recorded(folder)]
+    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=COLUMNS)
+
+
+def _read(folder: Path, run: str) -> pd.DataFrame:
+    table, name = store.read(file(folder, run), COLUMNS), f"sampled/{run}.csv"
+    if run not in set(store.read_runs(folder)["run"]):
+        raise InvalidDataError(f"{name}: its run is not in runs.csv")
+    for row in table.itertuples():
+        if problem := _problem(row, run):
+            raise InvalidDataError(f"{name}: {row.function} {row.case} {row.backend}: {problem}")
+    if table.duplicated(KEY).any():
+        raise InvalidDataError(f"{name}: {' '.join(table[table.duplicated(KEY)].iloc[0][KEY])} stands there twice")
+    for contest in CONTESTS:
+        rows = table[(table["function"] == contest[0]) & (table["pass"] == contest[1])]
+        for backend in OURS:
+            if (found := int((rows["backend"] == backend).sum())) != CASES:
+                raise InvalidDataError(f"{name}: {' '.join(contest)} has {found} cases of {backend}, must have {CASES}")
+    return table
+
+
+def _problem(row: Any, run: str) -> str:
+    """What is wrong with a row, empty if nothing is."""
+    if (row.run, row.seed) != (run, str(seed_of(run))):
+        return f"its run and seed are {row.run} and {row.seed}, must be {run} and {seed_of(run)}"
+    if (row.function, row[2]) not in CONTESTS or row.backend not in (*OURS, *BASELINES):
+        return "there is no such function, pass or backend"
+    try:
+        slug, us = Case.parse(row.case).slug, float(row.us or "nan")
+    except ValueError as error:
+        return str(error)
+    if slug != row.case:
+        return "the case is not in its one spelling"
+    if (row.status == "ok") != (math.isfinite(us) and us > 0):
+        return f"status is {row.status!r}, with a time of {row.us!r}"
+    return ""
+
+
+def is_wrong(row: Mapping[str, str]) -> bool:
+    """Whether one of ours gave no time."""
+    return row["backend"] in OURS and row["status"] != "ok"
+
+
+def runs(folder: Path) -> set[str]:
+    """The runs that rows are of."""
+    return set(recorded(folder))
+
+
+def code(gpu: str) -> str:
+    """Digest of everything that stands behind these rows, as it is now."""
+    files = sorted(path for pattern in _SOURCES for path in store.ROOT.glob(pattern))
+    told = (f"{path.relative_to(store.ROOT)} {identity.file_digest(path)}" for path in files)
+    return identity.digest("\n".join([functions_table.code(gpu), *told]))
+
+
+def late(gpu: str, folder: Path) -> list[str]:
+    """A line where nothing is recorded, or where the functions changed since, or a recording was not finished."""
+    known = ledger(folder)
+    whole = recorded(folder)
+    if not whole:
+        return ["the public functions were never sampled: run `ncu_report.py sampled --compile`, then `sampled`"]
+    if list(known["code"][known["run"] == whole[-1]]) != [code(gpu)]:
+        return ["the public functions changed since they were sampled: run `ncu_report.py sampled --compile`"]
+    return []
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What the rows say
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One of ours at one case: how many times as fast as the best of the others, 0 where it gave no time."""
+
+    ratio: float
+    case: str
+    against: str
+    chosen: str
+    status: str
+
+    def told(self) -> str:
+        speed = f"{self.ratio:.3f} × {self.against}" if self.ratio else self.status
+        return f"`{self.case}` {speed}" + (f", auto chose {self.chosen}" if self.chosen else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a backend's cells come to. Those without a time count as worst, and for nothing in the mean."""
+
+    cells: tuple[Cell, ...]
+
+    @property
+    def mean(self) -> float | None:
+        timed = [cell.ratio for cell in self.cells if cell.ratio]
+        return geometric_mean(timed) if timed else None
+
+    @property
+    def tenth(self) -> float:
+        return float(np.quantile([cell.ratio for cell in self.cells], 0.1))
+
+    @property
+    def below(self) -> float:
+        return sum(cell.ratio < LEAST for cell in self.cells) / len(self.cells)
+
+    def worst(self, count: int) -> list[Cell]:
+        return sorted(self.cells, key=lambda cell: (cell.ratio, cell.case))[:count]
+
+    def told(self) -> list[str]:
+        """Geometric mean, 10th percentile, worst, share below the least."""
+        worst = self.worst(1)[0].ratio
+        mean = "–" if self.mean is None else f"{self.mean:.3f}"
+        return [mean, f"{self.tenth:.3f}", f"{worst:.3f}" if worst else "wrong", f"{100 * self.below:.0f} %"]
+
+
+def summaries(table: pd.DataFrame) -> dict[tuple[str, str], dict[str, Summary]]:
+    """By function and pass, then by backend of ours; cases that no other call has a time at count for nothing."""
+    cells: dict[tuple[str, str], dict[str, list[Cell]]] = {}
+    for (_, function, direction, case), rows in table.groupby(["run", *KEY[:3]], sort=False):
+        by_backend = {row.backend: row for row in rows.itertuples()}
+        others = {name: float(by_backend[name].us) for name in BASELINES if name in by_backend and by_backend[name].us}
+        if not others:
+            continue
+        best = min(others, key=lambda name: others[name])
+        for backend in OURS:
+            row = by_backend[backend]
+            ratio = others[best] / float(row.us) if row.status == "ok" else 0.0
+            cell = Cell(ratio, case, best, by_backend["auto"].chosen, row.status)
+            cells.setdefault((function, direction), {}).setdefault(backend, []).append(cell)
+    return {
+        contest: {backend: Summary(tuple(found)) for backend, found in cells[contest].items()}
+        for contest in CONTESTS
+        if contest in cells
+    }
+
+
+def _pooled(found: Mapping[Any, Mapping[str, Summary]]) -> dict[str, Summary]:
+    """All functions' cells together."""
+    return {
+        backend: Summary(tuple(cell for each in found.values() for cell in each[backend].cells)) for backend in OURS
+    }
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What is rendered
+# ----------------------------------------------------------------------------------------------------------------------
+
+_NAMES = "geometric mean · 10th percentile · worst · share below 0.95"
+
+
+def headline(folder: Path) -> list[str]:
+    """The README's: a line a function and pass."""
+    table = read(folder)
+    if table.empty:
+        return ["No recording of sampled cases is published yet; what follows was measured at cases that we chose."]
+    found = summaries(table)
+    rows = [[f"{name} {direction}", *_line(each)] for (name, direction), each in found.items()]
+    rows.append(["all", *_line(_pooled(found))])
+    told = _told(folder)
+    return [f"{told} A cell has {_NAMES}.", "", *write.table(["function", *OURS.values()], rows)]
+
+
+def _line(of: Mapping[str, Summary]) -> Iterator[str]:
+    return (" · ".join(of[backend].told()) for backend in OURS)
+
+
+def section(folder: Path) -> list[str]:
+    """The log's section; nothing where there are no rows."""
+    table = read(folder)
+    if table.empty:
+        return []
+    rows = [
+        [f"{function} {direction}", title, *each[backend].told()]
+        for (function, direction), each in summaries(table).items()
+        for backend, title in OURS.items()
+    ]
+    lines = [
+        "## Sampled cases",
+        "",
+        _told(folder),
+        "",
+        *write.table(["function", "backend", *_NAMES.split(" · ")], rows, right=2),
+        "",
+        'The worst of each, with the best of the others and what "auto" chose there:',
+        "",
+    ]
+    for (function, direction), each in summaries(table).items():
+        for backend, title in OURS.items():
+            worst = "; ".join(cell.told() for cell in each[backend].worst(_WORST))
+            lines.append(f"- {function} {direction}, {title}: {worst}.")
+    return lines
+
+
+def _told(folder: Path) -> str:
+    """Where the figures are from."""
+    known, whole = ledger(folder), recorded(folder)
+    seeds = dict(zip(known["run"], known["seed"], strict=True))
+    told = ", ".join(f"`{run}` (seed {seeds[run]})" for run in whole)
+    gone = len(known) - len(whole)
+    older = f" {gone} more in the ledger are older or were not finished." if gone else ""
+    return (
+        f"The GPU's time of the public functions at {CASES} cases a function and recording, drawn by a seed that the "
+        f"run's id gives: {told}.{older} A figure is how many times as fast as the best of PyTorch, torch.compile (in "
+        "a third of the cases), Liger-Kernel and quack-kernels. Each result was compared with float64 first; one that "
+        "is wrong has no time, and counts as the worst."
+    )

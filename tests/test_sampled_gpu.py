@@ -1,0 +1,93 @@
+"""Contests at sampled cases on a GPU: everybody who serves a case is right there, and has a time."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from kernel_twins._profiling.report import sampled, sampled_table, sampled_timing, store  # noqa: E402
+from kernel_twins._profiling.report.sampled import Recording  # noqa: E402
+from kernel_twins._profiling.report.sampled_cases import CONTESTS  # noqa: E402
+from kernel_twins._profiling.report.sampled_contests import Problem, contest  # noqa: E402
+from kernel_twins.spec import Case  # noqa: E402
+
+pytestmark = [pytest.mark.gpu, pytest.mark.sm90]
+
+SMALL = {
+    "matmul": ["640x512x1024-bf16-b.col", "333x777x555-fp32-a.col"],
+    "linear": ["640x512x1024-bf16-act.gelu", "333x776x555-fp16-act.relu-w.col"],
+    "softmax": ["4096x1024-bf16", "3x200003-fp16-x.pitched"],
+    "log_softmax": ["4096x1024-bf16-log.yes", "3x200003-fp32-log.yes-x.spaced"],
+    "layer_norm": ["4096x1024-bf16-residual.yes", "517x1003-fp32-affine.none-x.pitched"],
+    "rms_norm": ["4096x1024-bf16-residual.yes", "517x1003-fp16-x.spaced"],
+    "cross_entropy": ["1024x32000-bf16-target.ignored", "517x1003-fp32-logits.pitched-smoothing.tenth"],
+    "cross_entropy_gradient_": ["1024x32000-bf16-target.ignored", "517x1003-fp32-logits.pitched-smoothing.tenth"],
+    "dropout_add": ["4096x1024-bf16-act.gelu-bias.yes-p.10-residual.yes", "517x1003-fp32-p.10-x.pitched"],
+    "sum": ["64x1024x512-bf16-axes.02-kind.sum", "517x1003-fp32-axes.0-kind.sum-x.permuted"],
+    "mean": ["64x1024x512-bf16-axes.1-kind.mean", "517x1003-fp32-axes.01-kind.mean-x.pitched"],
+    "amax": ["64x1024x512-bf16-axes.1-kind.max", "517x1003-fp32-axes.1-kind.max-x.permuted"],
+    "argmax": ["64x1024x512-bf16-axes.1-kind.argmax", "517x1003-fp32-axes.01-kind.argmax"],
+}
+
+
+@pytest.fixture(autouse=True)
+def on_a_stream_of_its_own():
+    with torch.cuda.stream(torch.cuda.Stream()), torch._functorch.config.patch(donated_buffer=False):
+        yield
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize(("function", "direction"), CONTESTS)
+def test_all_of_ours_are_right_and_timed(function, direction, number) -> None:
+    problem = Problem(function, Case.parse(SMALL[function][number]), number)
+    rows = {row["backend"]: row for row in contest(problem, direction, {})}
+    assert {*rows} == {*problem.names()} and ("compile" in rows) is (number == 0)
+    for name, row in rows.items():
+        assert row["status"] == "ok" or row["status"].startswith("skipped: "), f"{name}: {row['status']}"
+        if row["status"] == "ok":
+            assert 0.5 < float(row["us"]) < 100_000
+    assert all(rows[name]["status"] == "ok" for name in ("torch", *sampled_table.OURS))
+    assert rows["auto"]["chosen"] in ("cuda", "triton", "torch")
+    if number == 0:
+        assert rows["compile"]["status"] == "ok"
+
+
+def test_graphs_hold_as_many_calls_as_are_asked_for() -> None:
+    x = torch.zeros(1000, device="cuda")
+    graph = sampled_timing.captured([lambda: x.add_(1), lambda: x.add_(10)], 5, torch.cuda.graph_pool_handle())
+    graph.replay()
+    torch.cuda.synchronize()
+    assert x.unique().tolist() == [23.0]
+
+
+def test_a_call_that_cannot_be_captured_is_told_and_the_others_are_timed() -> None:
+    x = torch.ones(2**20, device="cuda")
+    calls = {"fine": [lambda: x * 2], "waits": [lambda: x.sum().item()]}
+    times, _ = sampled_timing.timed(calls, 10.0)
+    assert times["waits"].status.startswith("not captured: ") and not times["waits"].times_us
+    assert times["fine"].status == "ok" and len(times["fine"].times_us) == sampled_timing.ROUNDS
+
+
+def test_a_recording_of_two_cases_is_compiled_measured_and_gone_on_with(tmp_path: Path) -> None:
+    run = {"run": "2026-12-01-abc1", "date": "2026-12-01T00:00:00Z", **dict.fromkeys(store.PROVENANCE[2:], "1")}
+    folder = Recording.begin(tmp_path / "stage", run, "0").folder
+    told = json.loads((folder / "sampled.json").read_text())
+    cases = {"softmax": SMALL["softmax"][:1], "rms_norm": SMALL["rms_norm"][1:]}
+    (folder / "sampled.json").write_text(json.dumps({**told, "cases": cases}))
+    (folder / "compile.json").write_text(json.dumps([["softmax", 0], ["rms_norm", 0]]))
+    command = [sys.executable, "-m", "kernel_twins._profiling.report.sampled_compile", str(folder), "0", "1"]
+    subprocess.run(command, check=True, cwd=store.ROOT)
+    recording = Recording(folder)
+    assert recording.compiled() == {("softmax", 0), ("rms_norm", 0)}
+    assert sampled.record(recording, lambda line: None) == []
+    rows = pd.concat([Recording(folder).rows(function) for function in cases])
+    assert len(rows[rows["status"] == "ok"]) >= 2 * 2 * 4
+    assert Recording(folder).waiting() == []
