@@ -256,6 +256,25 @@ def test_a_committed_seed_that_is_gone_is_noticed(tmp_path: Path) -> None:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
+def test_a_recording_is_published_beside_any_data(tmp_path: Path) -> None:
+    """Its seed enters the ledger once, also where that is not the one that it began in."""
+    for _ in range(2):
+        filled(recording_of(tmp_path / "stage", RUNS[0])).publish(tmp_path / "target")
+    assert list(sampled_table.ledger(tmp_path / "target")["run"]) == [RUNS[0]]
+    assert sampled_table.recorded(tmp_path / "target") == [RUNS[0]]
+
+
+def test_an_interrupted_recording_tells_that_the_same_command_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(commands, "sampled", interrupt)
+    assert cli.main(["sampled"], "") == 130
+    assert capsys.readouterr().err.endswith("what was measured is kept: the same command goes on from there\n")
+
+
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """One with a GPU, of which the runs are those above, one after the other."""

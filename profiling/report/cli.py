@@ -73,7 +73,8 @@ def main(argv: list[str], description: str) -> int:
             message += ": free some space, or write elsewhere (TMPDIR, TRITON_CACHE_DIR); collect goes on by --resume"
     except KeyboardInterrupt:
         code = INTERRUPTED
-        message = "interrupted; what was measured is kept: the same command with --resume goes on from there"
+        resumed = "" if arguments.verb == "sampled" else " with --resume"
+        message = f"interrupted; what was measured is kept: the same command{resumed} goes on from there"
     print(f"ncu_report.py: {message}", file=sys.stderr)
     return code
 

@@ -105,6 +105,7 @@ class Recording:
         rows = pd.concat([self.rows(function) for function in FUNCTIONS], ignore_index=True)
         runs = pd.concat([store.read_runs(target), pd.DataFrame([self.run], columns=store.PROVENANCE)])
         store.write(target / "runs.csv", runs.drop_duplicates("run"))  # with the new one before any table names it
+        sampled_table.enter(target, self.run["run"], self.code)  # where the folder is another than that it began with
         store.write(sampled_table.file(target, self.run["run"]), rows)
         sampled_table.forget_older(target)
         publish.forget_unnamed_runs(target)

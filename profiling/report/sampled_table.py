@@ -32,7 +32,10 @@ BASELINES = ("torch", "compile", "liger", "quack")
 LEAST = 0.95
 _WORST = 5
 
-_SOURCES = ("kernel_twins/sampling.py", "kernel_twins/draws.py", "profiling/report/sampled*.py")
+_SOURCES = (
+    *("kernel_twins/sampling.py", "kernel_twins/draws.py", "kernel_twins/functional/fastest.json"),
+    *("profiling/report/sampled_c*.py", "profiling/report/sampled_timing.py"),
+)
 
 
 def file(folder: Path, run: str) -> Path:
@@ -51,9 +54,11 @@ def ledger(folder: Path) -> pd.DataFrame:
 
 
 def enter(folder: Path, run: str, code: str) -> None:
-    """Add a recording that begins now."""
-    added = pd.DataFrame([[run, str(seed_of(run)), code]], columns=LEDGER)
-    store.write(folder / "sampled.csv", pd.concat([ledger(folder), added], ignore_index=True))
+    """Add a recording that begins now; one that stands there already stays as it is."""
+    known = ledger(folder)
+    if run not in set(known["run"]):
+        added = pd.DataFrame([[run, str(seed_of(run)), code]], columns=LEDGER)
+        store.write(folder / "sampled.csv", pd.concat([known, added], ignore_index=True))
 
 
 def recorded(folder: Path) -> list[str]:
