@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernel_twins import OPS, environment, sampling
+from kernel_twins import OPS, check, environment, sampling
 from kernel_twins._load import UnavailableError
 from kernel_twins._profiling.report import sampled_timing, store
 from kernel_twins._profiling.report.sampled_calls import (
@@ -23,7 +23,7 @@ from kernel_twins._profiling.report.sampled_calls import (
 from kernel_twins._profiling.report.sampled_cases import Pass, is_compiled, op_of
 from kernel_twins._profiling.report.sampled_checks import backward_fault, forward_fault
 from kernel_twins.bench import raised
-from kernel_twins.check import compare, generator
+from kernel_twins.check import generator
 from kernel_twins.spec import Case, Op
 from kernel_twins.tensors import empty_outputs
 
@@ -118,7 +118,7 @@ class Problem:
 
         def fault(returned: Any) -> str:
             results = returned if isinstance(returned, (Tensor, tuple)) and op.name != "cross_entropy" else out
-            return compare(op, case, inputs, _tuple(results), is_baseline=True).reason
+            return check.Problem(op, case, inputs).compare(_tuple(results), is_baseline=True).reason
 
         return with_mean if op.name == "cross_entropy" else call, fault
 
