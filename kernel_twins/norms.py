@@ -66,6 +66,7 @@ class Norm:
     def inputs(self, case: Case, generator: Generator) -> tuple[Tensor, ...]:
         """x with the case's layout and values; weight and bias, as far as there are; a residual laid out as x."""
         x = rows.weighted(rows.matrix(case, generator, case.get("x")), case)
+        x = rows.shifted(x, case) if self.centered else x
         affine = _affine(case, generator, self.centered)
         if case.get("residual") == "yes":
             return x, *affine, rows.matrix(_without_values(case), generator, case.get("x"))

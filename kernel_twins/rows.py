@@ -15,6 +15,7 @@ _BYTES = 2**29  # of a tensor in the bandwidth cases: ten times the L2 cache
 _OUTLIER_EVERY, _OUTLIER = 1_000, 100.0
 _SHIFT = 1_000.0
 _BORDER = 16.0
+_OVERFLOWING = 100.0  # an exponent, of e
 _SHARED_BY = 128  # threads, the smallest block that a long row has to itself
 
 
@@ -60,12 +61,16 @@ def matrix(case: Case, generator: Generator, layout: str = "") -> Tensor:
 
 
 def lifted(x: Tensor, case: Case) -> Tensor:
-    """x; in hostile cases, with most of each row's exponentials at its borders (tensors.borders)."""
+    """x; in hostile cases, with most of each row's exponentials at its borders (tensors.borders).
+
+    Those of every other row overflow fp32 unless the row's maximum is taken away first.
+    """
     from kernel_twins.tensors import borders
 
     if case.get("values") == "hostile" and x.shape[1]:
         places = borders(x.shape[1])
         x[:, places] += 1 + math.log(x.shape[1] / len(places))
+        x[::2] += _OVERFLOWING
     return x
 
 
@@ -76,6 +81,13 @@ def weighted(x: Tensor, case: Case) -> Tensor:
     if case.get("values") == "hostile":
         x[:, borders(x.shape[1])] *= _BORDER
         x += 3
+    return x
+
+
+def shifted(x: Tensor, case: Case) -> Tensor:
+    """x; in hostile cases, with every other row so far from zero that the mean of its squares tells no variance."""
+    if case.get("values") == "hostile":
+        x[::2] += _SHIFT
     return x
 
 

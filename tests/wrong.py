@@ -119,9 +119,14 @@ Outputs = tuple[Tensor, ...]
 Formula = Callable[..., Outputs]  # of a fault, the inputs in float64 and the options
 
 
+def exponential(x: Tensor) -> Tensor:
+    """As in fp32, which overflows where float64 does not."""
+    return x.float().exp().double()
+
+
 def softmax(fault: Fault, x: Tensor, *, log: bool) -> Outputs:
-    distance = x - x.amax(-1, keepdim=True)
-    total = fault.at("sum", distance.exp()).sum(-1, keepdim=True)
+    distance = x - fault.at("maximum", x.amax(-1, keepdim=True))
+    total = fault.at("sum", exponential(distance)).sum(-1, keepdim=True)
     return (distance - total.log() if log else distance.exp() / total,)
 
 
@@ -131,17 +136,38 @@ def softmax_backward(fault: Fault, dout: Tensor, y: Tensor, *, log: bool) -> Out
     return (y * (dout - fault.at("sum", dout * y).sum(-1, keepdim=True)),)
 
 
-def layer_norm(fault: Fault, x: Tensor, weight: Tensor, bias: Tensor, *, eps: float) -> Outputs:
+def added(fault: Fault, x: Tensor, residual: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """What a norm is of, rounded as it is returned."""
+    return x if residual is None else (x + fault.at("residual", residual)).to(dtype).double()
+
+
+def layer_norm(
+    fault: Fault,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    residual: Tensor | None = None,
+    *,
+    eps: float,
+    dtype: torch.dtype,
+) -> Outputs:
+    x = added(fault, x, residual, dtype)
     mean = fault.at("sum", x).sum(-1, keepdim=True) / x.shape[-1]
-    squares = fault.at("squares", (x - mean).square()).sum(-1, keepdim=True) / x.shape[-1]
-    rstd = (squares + eps).rsqrt()
+    variance = fault.at("squares", (x - mean).square()).sum(-1, keepdim=True) / x.shape[-1]
+    if fault.place == "variance":
+        wide = x.float()
+        variance = (wide.square().mean(-1, keepdim=True) - wide.mean(-1, keepdim=True).square()).clamp_min(0).double()
+    rstd = (variance + eps).rsqrt()
     shift = fault.at("bias", bias[None])
-    return (x - mean) * rstd * fault.at("weight", weight[None]) + shift, mean[:, 0], rstd[:, 0]
+    return (x - mean) * rstd * fault.at("weight", weight[None]) + shift, mean[:, 0], rstd[:, 0], x
 
 
-def rms_norm(fault: Fault, x: Tensor, weight: Tensor, *, eps: float) -> Outputs:
+def rms_norm(
+    fault: Fault, x: Tensor, weight: Tensor, residual: Tensor | None = None, *, eps: float, dtype: torch.dtype
+) -> Outputs:
+    x = added(fault, x, residual, dtype)
     rstd = (fault.at("squares", x.square()).sum(-1, keepdim=True) / x.shape[-1] + eps).rsqrt()
-    return x * rstd * fault.at("weight", weight[None]), rstd[:, 0]
+    return x * rstd * fault.at("weight", weight[None]), rstd[:, 0], x
 
 
 def norm_backward(fault: Fault, dout: Tensor, x: Tensor, mean: Tensor | None, rstd: Tensor, weight: Tensor) -> Outputs:
@@ -165,8 +191,8 @@ def rms_norm_backward(fault: Fault, dout: Tensor, x: Tensor, rstd: Tensor, weigh
 def cross_entropy(
     fault: Fault, logits: Tensor, target: Tensor, *, ignore_index: int, label_smoothing: float
 ) -> Outputs:
-    most = logits.amax(-1, keepdim=True)
-    lse = fault.at("sum", (logits - most).exp()).sum(-1).log() + most[:, 0]
+    most = fault.at("maximum", logits.amax(-1, keepdim=True))
+    lse = fault.at("sum", exponential(logits - most)).sum(-1).log() + most[:, 0]
     chosen = fault.at("target", logits).gather(1, target[:, None])[:, 0]
     mean = fault.at("smoothing", logits).mean(-1)
     losses = lse - (1 - label_smoothing) * chosen - label_smoothing * mean
@@ -267,13 +293,26 @@ MASKS: dict[str, Change] = {
     "missing": torch.ones_like,
 }
 FORMULAS: dict[str, tuple[Formula, dict[str, dict[str, Change]]]] = {
-    "softmax": (softmax, {"sum": SUMS}),
+    "softmax": (softmax, {"sum": SUMS, "maximum": {"missing": torch.zeros_like}}),
     "softmax_backward": (softmax_backward, {"sum": SUMS}),
-    "layer_norm": (layer_norm, {"sum": SUMS, "squares": SUMS, "bias": OTHERS, "weight": OTHERS}),
+    "layer_norm": (
+        layer_norm,
+        {
+            "sum": SUMS,
+            "squares": SUMS,
+            "variance": {"in one pass of fp32": same},
+            "bias": OTHERS,
+            "weight": OTHERS,
+            "residual": OTHERS,
+        },
+    ),
     "layer_norm_backward": (layer_norm_backward, {"sum": SUMS, "products": SUMS, "columns": SUMS, "weight": OTHERS}),
-    "rms_norm": (rms_norm, {"squares": SUMS, "weight": OTHERS}),
+    "rms_norm": (rms_norm, {"squares": SUMS, "weight": OTHERS, "residual": OTHERS}),
     "rms_norm_backward": (rms_norm_backward, {"products": SUMS, "columns": SUMS, "weight": OTHERS}),
-    "cross_entropy": (cross_entropy, {"sum": SUMS, "smoothing": SUMS, "target": OTHERS}),
+    "cross_entropy": (
+        cross_entropy,
+        {"sum": SUMS, "maximum": {"missing": torch.zeros_like}, "smoothing": SUMS, "target": OTHERS},
+    ),
     "cross_entropy_backward": (cross_entropy_backward, {"softmax": OTHERS, "target": OTHERS, "dout": OTHERS}),
     "matmul_fp32": (matmul, {"a": SUMS}),
     "matmul_tf32x3": (matmul, {"a": SUMS}),
@@ -292,8 +331,8 @@ FORMULAS: dict[str, tuple[Formula, dict[str, dict[str, Change]]]] = {
 
 def knows(op: str, case: Case) -> bool:
     """Whether the formula of the operation is the case's."""
-    is_dropout = op.startswith("dropout")
-    return (is_dropout or not case.get("residual")) and case.get("affine") != "none" and not case.get("lse")
+    is_backward = op.endswith("norm_backward")
+    return not (is_backward and case.get("residual")) and case.get("affine") != "none" and not case.get("lse")
 
 
 def faults(op: str) -> Iterator[Fault]:
@@ -312,6 +351,8 @@ def call_of(op: str, fault: Fault) -> Callable[..., None]:
 
     def call(*inputs: Tensor, out: Any, **options: Any) -> None:
         wide = (each.double() if each.is_floating_point() else each for each in inputs)
+        if formula in (layer_norm, rms_norm):
+            options["dtype"] = inputs[0].dtype
         results = tuple(each.double() for each in formula(fault, *wide, **options))
         outs = out if isinstance(out, tuple) else (out,)
         for index, (each, values) in enumerate(zip(outs, results[: len(outs)], strict=True)):

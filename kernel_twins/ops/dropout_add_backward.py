@@ -25,8 +25,16 @@ def _has_bias(case: Case) -> bool:
 
 
 def _inputs(case: Case, generator: Generator) -> tuple[Tensor, ...]:
-    """dout, with the case's layout and values, and what an activation's slope is taken at: x, and the bias."""
+    """dout, with the case's layout and values, and what an activation's slope is taken at: x, and the bias.
+
+    Hostile, sums over a column have a mean, and the rows at borders (tensors.borders) weigh most in them.
+    """
+    from kernel_twins.tensors import borders
+
     dout = rows.matrix(case, generator, case.get("dout"))
+    if case.get("values") == "hostile":
+        dout[borders(case.shape[0])] *= 4
+        dout += 0.25
     if case.get("act", "none") == "none":
         return (dout,)
     plain = dropout.without_values(case)
@@ -211,6 +219,7 @@ OP = Op(
     summary="`dx = dout * mask / (1 - p) * activation'(x + bias)` and `dbias = sum(dx)` over the columns: the mask is "
     "computed a second time, which is cheaper than to have stored it.",
     inputs=_inputs,
+    hostile=True,
     outputs=_outputs,
     reference=_dx,
     more_references=(_dbias,),
