@@ -93,12 +93,19 @@ class Norm:
         y = (x - mean) * scale
         terms = y.abs() * self._lost(kappa, case.shape[1])
         if self.centered:
-            terms += scale.abs() * (x.abs() + x.abs().mean(dim=1, keepdim=True))
+            of_mean = x.abs().mean(dim=1, keepdim=True) + rows.row_chain(case.shape[1]) * mean.abs()
+            terms += scale.abs() * (x.abs() + of_mean)
         return (y, terms) if bias is None else (y + bias.double(), terms + bias.double().abs())
 
     def mean(self, case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Tensor, Tensor]:
         x, _, _, residual = self._operands(inputs)
-        return self._over_rows(x, residual, part, lambda x: (x.mean(dim=1), x.abs().mean(dim=1)))
+        chain = rows.row_chain(case.shape[1])
+
+        def of(x: Tensor) -> tuple[Tensor, Tensor]:
+            mean = x.mean(dim=1)
+            return mean, x.abs().mean(dim=1) + chain * mean.abs()
+
+        return self._over_rows(x, residual, part, of)
 
     def rstd(self, case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Tensor, Tensor]:
         x, _, _, residual = self._operands(inputs)
