@@ -215,10 +215,11 @@ CONDITIONS = (
 
 
 def test_products_are_told_under_every_condition(tmp_path: Path) -> None:
-    marked = "".join(f"<!-- {name}:begin -->\nold\n<!-- {name}:end -->\n" for name in ("results", "conditions"))
+    tables = ("sampled", "results", "conditions")
+    marked = "".join(f"<!-- {name}:begin -->\nold\n<!-- {name}:end -->\n" for name in tables)
     under_conditions(tmp_path)
     results = [Results(op, tmp_path, None) for op in OPS.values()]
-    readme_text, log_text = readme.render(marked, results), rendered(tmp_path)
+    readme_text, log_text = readme.render(marked, tmp_path, results), rendered(tmp_path)
     for text in (readme_text, log_text):
         assert "\n".join(CONDITIONS) in text
         assert write.STALE_NOTE in text
@@ -227,7 +228,7 @@ def test_products_are_told_under_every_condition(tmp_path: Path) -> None:
     sustained = table[table["contest"] == "fast"]
     store.write(tmp_path / "matmul_bf16.timings.csv", sustained)
     results = [Results(op, tmp_path, None) for op in OPS.values()]
-    assert "Rested and in a chain, nothing has been recorded yet." in readme.render(marked, results)
+    assert "Rested and in a chain, nothing has been recorded yet." in readme.render(marked, tmp_path, results)
     assert "rested" not in rendered(tmp_path)
 
 

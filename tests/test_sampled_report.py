@@ -129,8 +129,9 @@ def test_the_log_names_the_five_worst_of_each(recorded: Path) -> None:
     assert f"- `{RUNS[0]}`: 1, driver 1" in text
 
 
-def test_the_readme_holds_both_tables(recorded: Path) -> None:
-    text = "".join(f"<!-- {name}:begin -->\nold\n<!-- {name}:end -->\n" for name in ("sampled", "results"))
+def test_the_readme_holds_all_tables(recorded: Path) -> None:
+    tables = ("sampled", "results", "conditions")
+    text = "".join(f"<!-- {name}:begin -->\nold\n<!-- {name}:end -->\n" for name in tables)
     once = readme.render(text, recorded, [])
     assert "| matmul forward |" in once and "old" not in once
     assert readme.render(once, recorded, []) == once

@@ -72,7 +72,7 @@ def _without_statistics(op: Op, case: Case) -> Op:
 
 
 def _loss_fault(case: Case, operands: Operands, loss: Tensor, backend: str) -> str:
-    """Of a mean; and of the rows' losses, which the same call gives without the mean."""
+    """Of a mean; and of the rows' losses, which the same call gives without the mean, under autocast unrounded."""
     op, options = OPS["cross_entropy"], losses.options(case)
     exact, terms = op.reference(case, operands, slice(0, case.shape[0]))
     count = (operands[1] != options["ignore_index"]).sum()
@@ -80,7 +80,8 @@ def _loss_fault(case: Case, operands: Operands, loss: Tensor, backend: str) -> s
     bound = torch.finfo(loss.dtype).eps * mean.abs() + _FP32_LOOP * terms.sum() / count
     if not bool((loss.double() - mean).abs() <= bound):
         return f"the loss is {loss.item():.8g}, must be {mean.item():.8g} ± {bound.item():.3g}"
-    rows = kernel_twins.cross_entropy(*operands, reduction="none", backend=backend, **options)
+    with torch.autocast(operands[0].device.type):
+        rows = kernel_twins.cross_entropy(*operands, reduction="none", backend=backend, **options)
     return compare(op, case, operands, (rows,)).reason
 
 
