@@ -146,10 +146,11 @@ def _execute(command: list[str], timeout_s: float) -> _Ended:
     """Run a command in a process group of its own, all of which is gone when this returns or raises.
 
     Output goes to files: a pipe would stay open for as long as a grandchild lives. LC_ALL=C, because ncu writes
-    numbers as the locale does.
+    numbers as the locale does. One thread of torch.compile, since it starts processes for more, which takes longer
+    than the one kernel that there is to compile.
     """
     path = os.pathsep.join(filter(None, [str(ROOT), os.getenv("PYTHONPATH")]))
-    environment = os.environ | {"LC_ALL": "C", "PYTHONPATH": path}
+    environment = os.environ | {"LC_ALL": "C", "PYTHONPATH": path, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment, start_new_session=True
