@@ -7,7 +7,7 @@ several calls, so that no host time is measured, over enough sets of inputs and 
 
 That is *sustained*: samples follow each other, and products make the chip hot and slow. At the op's ``condition_cases``
 the last step of each language and the fastest baseline are timed *rested* and *in a chain* as well: each in rounds of
-its own, whose times pair with no others.
+its own, whose times pair with no others. A chain has run for a while before its first sample.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ _CONTENDER = 4.0  # a call within this factor of the fastest baseline is timed b
 _LONGEST_MS = 500.0  # a call longer than this is not timed
 _REST_MS = 20.0  # before a rested sample, at least
 _REST = 5.0  # times a sample's own length, at least
+_CHAIN_S = 1.0  # of a chain before its first sample: longer than a sensor takes to tell of it
 _BETWEEN = 2**18  # fp32 elements, of which every SM gets some, and which take no longer than a launch does
 
 
@@ -104,7 +105,7 @@ def bench(op: Op, case: Case, steps: tuple[Step, ...], backends: tuple[Backend, 
     results: list[Timing] = []
 
     def compete(contest: str, entrants: Mapping[Name, Call], rounds: int) -> None:
-        for name, times, sensors in _interleave(entrants, milliseconds, sets, rounds, rested=contest == "rested"):
+        for name, times, sensors in _interleave(entrants, milliseconds, sets, rounds, contest):
             timing = timings[name]
             results.append(Timing(name, "ok", contest, times, timing.extra_bytes, timing.error, timing.margin, sensors))
 
@@ -227,18 +228,21 @@ def _without_host(call: Call, sets: list[CallSet]) -> float:
 
 
 def _interleave(
-    calls: Mapping[Name, Call], milliseconds: Mapping[Name, float], sets: list[CallSet], rounds: int, rested: bool
+    calls: Mapping[Name, Call], milliseconds: Mapping[Name, float], sets: list[CallSet], rounds: int, contest: str
 ) -> list[tuple[Name, list[float], dict[str, float | str | None]]]:
     """Time the calls in turns: (name, microseconds a call for every round, sensors) for each.
 
-    ``rested`` has every sample begin at full clock, after a rest that is long against the sample. Sensors are then
+    In ``rested`` every sample begins at full clock, after a rest that is long against the sample. Sensors are then
     read while a sample runs and at no other time, as mostly nothing does.
     """
+    rested = contest == "rested"
     graphs = {name: _capture(call, sets, _calls(milliseconds[name], sets)) for name, call in calls.items()}
     times: dict[Name, list[float]] = {name: [] for name in calls}
     order = list(calls)
     shuffle = random.Random(0).shuffle
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    if contest == "chain":
+        _run_for(_CHAIN_S, [graph for graph, _ in graphs.values()])
     with contextlib.nullcontext(Readings()) if rested else Sampler() as sensors:
         for _ in range(rounds):
             shuffle(order)
@@ -260,6 +264,15 @@ def _interleave(
                 times[name].append(1e3 * start.elapsed_time(end) / count)
     read = sensors.summary()
     return [(name, values, read) for name, values in times.items()]
+
+
+def _run_for(seconds: float, graphs: list[torch.cuda.CUDAGraph]) -> None:
+    """Replay the graphs in turns, untimed."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        for graph in graphs:
+            graph.replay()
+        torch.cuda.synchronize()  # or far more would be queued than that time holds
 
 
 def _calls(call_ms: float, sets: list[CallSet]) -> int:

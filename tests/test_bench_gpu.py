@@ -90,7 +90,7 @@ def test_a_rested_sample_is_read_while_it_runs() -> None:
     x = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
     sets: list[bench.CallSet] = [((x,), torch.empty_like(x))]
     call(x, out=x.clone())
-    ((timed, times, sensors),) = bench._interleave({name: call}, {name: 0.2}, sets, 3, rested=True)
+    ((timed, times, sensors),) = bench._interleave({name: call}, {name: 0.2}, sets, 3, "rested")
     assert (timed, len(times)) == (name, 3)
     clock, highest = sensors["sm_clock_mhz"], identity()["sm_clock_max_mhz"]
     assert isinstance(clock, int | float) and 0 < clock <= highest

@@ -256,7 +256,7 @@ def test_other_conditions_are_planned_for_the_last_steps_of_products() -> None:
     assert plan._conditions_s(op, case, known) == 0
     known[case, last] = [2.0]
     rests, replays = 2 * plan.CONDITION_ROUNDS * plan.REST_MS, 2 * 2 * plan.CONDITION_ROUNDS * 2 * 2.0
-    assert plan._conditions_s(op, case, known) == pytest.approx((rests + replays) / 1e3)
+    assert plan._conditions_s(op, case, known) == pytest.approx((rests + replays) / 1e3 + plan.CHAIN_S)
 
 
 def test_a_higher_tier_takes_more_passes_and_proton_none_of_ncus() -> None:
@@ -308,4 +308,6 @@ def test_the_plan_counts_rounds_as_the_bench_does() -> None:
     assert (plan.ROUNDS, plan.SAMPLE_MS, plan.SETTLED_MS, plan.L2_MULTIPLE) == (
         bench.ROUNDS, bench._SAMPLE_MS, bench._SETTLED_MS, bench._L2_MULTIPLE,
     )  # fmt: skip
-    assert (plan.CONDITION_ROUNDS, plan.REST_MS, plan.REST) == (bench.CONDITION_ROUNDS, bench._REST_MS, bench._REST)
+    assert (plan.CONDITION_ROUNDS, plan.REST_MS, plan.REST, plan.CHAIN_S) == (
+        bench.CONDITION_ROUNDS, bench._REST_MS, bench._REST, bench._CHAIN_S,
+    )  # fmt: skip

@@ -30,6 +30,7 @@ ROUNDS = 20
 CONDITION_ROUNDS = 10
 REST_MS = 20.0
 REST = 5.0
+CHAIN_S = 1.0
 SAMPLE_MS = 1.0
 SETTLED_MS = 20.0
 L2_MULTIPLE = 3
@@ -194,4 +195,4 @@ def _conditions_s(op: Op, case: Case, known: Mapping[tuple[Case, Name], list[flo
     best = min(time for name, time in at_case.items() if name.backend in op.baselines)
     rests_ms = sum(max(REST_MS, REST * _sample_ms(op, case, time)) for time in (best, *ours))
     replays_s = sum(_rounds_s(op, case, time) for time in (best, *ours)) * CONDITION_ROUNDS / ROUNDS
-    return 2 * replays_s + CONDITION_ROUNDS * rests_ms / 1e3
+    return 2 * replays_s + CONDITION_ROUNDS * rests_ms / 1e3 + CHAIN_S
