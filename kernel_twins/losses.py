@@ -104,7 +104,7 @@ def log_sums(logits: Tensor, target: Tensor, ignore_index: int) -> tuple[Tensor,
     left of it without the maximum.
 
     Plus infinity minus itself is NaN in PyTorch's log_softmax, so it is here. An exponential errs by as much as its
-    argument is rounded by, so the distance to the maximum counts among the terms.
+    argument is rounded by, so the distance to the maximum counts among the terms, and so does the sum, of one sign.
     """
     import torch
 
@@ -114,7 +114,8 @@ def log_sums(logits: Tensor, target: Tensor, ignore_index: int) -> tuple[Tensor,
     lse = torch.where(lse == float("inf"), float("nan"), lse)
     most = logits.amax(dim=1)
     distance = (most[:, None] - logits).nan_to_num(0.0, 0.0, 0.0)
-    weighted = ((1 + distance) * torch.exp(logits - lse[:, None])).sum(dim=1)
+    of_sum = 1 + rows.row_chain(logits.shape[1])
+    weighted = ((of_sum + distance) * torch.exp(logits - lse[:, None])).sum(dim=1)
     ignored = target == ignore_index
     return lse.masked_fill(ignored, 0.0), (weighted + (lse - most).abs()).masked_fill(ignored, 0.0)
 

@@ -40,7 +40,8 @@ def matrix(case: Case, generator: Generator, layout: str = "") -> Tensor:
     at every alignment), ``spaced`` for N + 8 (so that they start as those of a contiguous matrix do), or ``expanded``
     for one row seen M times. ``values`` in the variant: what tensors.normal knows;
     ``outliers`` makes every thousandth value 100 times as wide; ``shifted`` adds 1000 to each; ``masked`` makes the
-    first row and the second half of the others minus infinity.
+    first row and the second half of the others minus infinity; ``coarse`` takes multiples of a 16th below 4, of which
+    a sum of two is exact in every dtype.
     """
     from kernel_twins.tensors import normal
 
@@ -55,6 +56,8 @@ def matrix(case: Case, generator: Generator, layout: str = "") -> Tensor:
         x.view(-1)[::_OUTLIER_EVERY] *= _OUTLIER
     if case.get("values") == "shifted":
         x += _SHIFT
+    if case.get("values") == "coarse":
+        x.mul_(16).round_().clamp_(-63, 63).div_(16)
     if case.get("values") == "masked":
         x[:1] = x[1:, n // 2 :] = -float("inf")
     return x

@@ -202,10 +202,11 @@ class Op:
     the extension beside the steps; the first one is PyTorch's own, and also the accuracy that is asked for.
     ``baseline_cases`` limits a baseline to some of the timed cases, where another one would cost a search.
     ``references`` are timed beside them and compute less (a step's extra cost is told against them): nobody checks
-    what they leave in ``out``, and no step competes with them. Where baselines draw random numbers of their own, they
-    are judged at ``settled(case)``, in which none has a say, and ``exemplar`` is PyTorch's computation with the numbers
-    that the options ask for: the accuracy that is asked of the steps. ``rounds`` tells where PyTorch loses
-    more than fp32 does before it rounds the result, and steps may, too; empty where it does not. Where
+    what they leave in ``out``, and no step competes with them. Where baselines draw random numbers of their own, or
+    round elsewhere on the way, they are judged at ``settled(case)``, in which that has no say. ``exemplar`` is
+    PyTorch's computation with the numbers that the options ask for: the accuracy that is asked of the steps. ``rounds``
+    tells where PyTorch loses more than fp32 does before it rounds the result, and steps may, too; empty where it does
+    not. Where
     ``hostile``, inputs know ``values.hostile``, of the same shape, and each check judges these besides: what is
     easily lost, such as the ends of rows, weighs most. ``draw`` makes a case by chance of what it is given, and is None
     where no public function is called with the operation's cases; ``sample`` draws until a case is worth timing.

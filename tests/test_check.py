@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -235,3 +236,21 @@ def test_what_pytorch_rounds_on_the_way_is_forgiven_baselines_alone() -> None:
     op, case = OPS["cross_entropy"], Case.of(9, 1_003, dtype="bf16")
     assert check_baseline(op, load_baseline("cross_entropy", "torch"), case, device="cpu").ok
     assert not check(op, load_baseline("cross_entropy", "torch"), case, device="cpu").ok
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+def test_baselines_may_normalise_a_sum_before_it_is_rounded(dtype: str) -> None:
+    """As torch.compile's kernel does; a step may not, and a baseline must still be right."""
+    op, case = OPS["layer_norm"], Case.of(37, 1_003, dtype=dtype, residual="yes")
+
+    def unrounded(x, weight, bias, residual, *, out, eps, factor=1.0):
+        wide = x.double() + residual.double()
+        deviation = wide - wide.mean(1, keepdim=True)
+        rstd = (deviation.square().mean(1, keepdim=True) + eps).rsqrt()
+        y = factor * deviation * rstd * weight.double() + bias.double()
+        for each, value in zip(out, (y, wide.mean(1), rstd[:, 0], wide), strict=True):
+            each.copy_(value)
+
+    assert check_baseline(op, unrounded, case, device="cpu").ok
+    assert check(op, unrounded, case, device="cpu").ok is (dtype == "fp32")
+    assert not check_baseline(op, partial(unrounded, factor=1.02), case, device="cpu").ok

@@ -99,6 +99,7 @@ OP = Op(
     "second number of a row needs the first one, and a sum of squares would cancel.",
     inputs=_NORM.inputs,
     hostile=True,
+    settled=norms.settled,
     draw=draws.rows_of("x", norms.DRAWN_OPTIONS),
     outputs=_NORM.outputs,
     reference=_NORM.y,

@@ -87,6 +87,7 @@ OP = Op(
     "without the mean, and a ladder of the definition and of what LayerNorm's has found.",
     inputs=_NORM.inputs,
     hostile=True,
+    settled=norms.settled,
     draw=draws.rows_of("x", norms.DRAWN_OPTIONS),
     outputs=_NORM.outputs,
     reference=_NORM.y,
