@@ -68,8 +68,8 @@ def _inputs(case: Case, generator: Generator) -> tuple[Tensor, ...]:
             x *= math.sqrt(_MOST_OF_A_THREAD / count)
         if x.numel() and case.get("kind", "sum") in ("sum", "mean"):
             reduced, most = _axes(case), max(16.0, count / 2**14)
-            for end in (0, -1):  # of what is reduced: far more than rounding may do to the sum of all
-                x[tuple(end if axis in reduced else slice(None) for axis in range(x.dim()))] = most
+            for end, value in ((0, most), (-1, -most)):  # of what is reduced: more than rounding may do to all others
+                x[tuple(end if axis in reduced else slice(None) for axis in range(x.dim()))] = value
     if case.get("values") == "ties":
         x.round_()
     if case.get("values") == "masked":
