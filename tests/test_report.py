@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from kernel_twins import OPS
-from kernel_twins._profiling.report import log, pages, readme, static, store, write
+from kernel_twins._profiling.report import libraries, log, pages, readme, static, store, write
 from kernel_twins._profiling.report.analysis import Results
 from kernel_twins._profiling.report.deltas import TITLES
 from kernel_twins._profiling.report.errors import InvalidDataError
@@ -530,3 +530,17 @@ def test_the_script_does_not_shadow_nvidias_reader() -> None:
         "assert spec is None or 'profiling' not in spec.origin, spec"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=store.ROOT)
+
+
+def test_a_run_that_will_lack_a_recorded_librarys_times_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    op = OPS["softmax"]
+    rows = [timing("liger", "", [50.0]), timing("quack", "", [], status="skipped: no")]
+    store.write(store.path(tmp_path, op.name, "timings"), pd.DataFrame(rows, columns=store.TABLES["timings"]))
+    monkeypatch.setattr(libraries.importlib.util, "find_spec", lambda name: None)
+    told = libraries.missed([op], tmp_path)
+    assert told.startswith("Liger-Kernel not installed here") and "`pip install liger-kernel` first" in told
+    assert libraries.missed([OPS["vector_add"]], tmp_path) == ""
+    monkeypatch.setattr(libraries.importlib.util, "find_spec", lambda name: name)
+    assert libraries.missed([op], tmp_path) == ""

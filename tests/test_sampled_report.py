@@ -406,3 +406,7 @@ def test_a_table_that_was_changed_is_invalid_data_to_check(
     monkeypatch.setattr(checks, "FOLDER", tmp_path)
     assert cli.main(["check"], "") == 4
     assert f"{RUNS[0]}.csv does not have the digest in its footer" in capsys.readouterr().err
+
+
+def test_libraries_that_took_no_part_are_named(recorded: Path) -> None:
+    assert f"In `{RUNS[0]}`, quack-kernels took no part." in sampled_table.headline(recorded)[0]

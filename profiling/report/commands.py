@@ -13,7 +13,7 @@ from rich.console import Console
 
 from kernel_twins import OPS
 from kernel_twins._load import UnavailableError, why_no_gpu
-from kernel_twins._profiling.report import checks, documents, store
+from kernel_twins._profiling.report import checks, documents, libraries, store
 from kernel_twins._profiling.report.errors import FAILED, INVALID_DATA, OK, CannotRunError
 from kernel_twins._profiling.report.places import shown
 from kernel_twins._profiling.report.selection import Selection
@@ -130,6 +130,8 @@ def sampled(arguments: argparse.Namespace, console: Console) -> int:
     from kernel_twins._profiling.report import sampled as recorder
 
     gpu, target = _target(arguments.publish)
+    if told := libraries.missed(OPS.values(), target):
+        console.print(told, style="yellow", markup=False)
     recording = recorder.opened(store.RUNS / gpu / "sampled", target, gpu, arguments.compile)
 
     def progress(line: str) -> None:

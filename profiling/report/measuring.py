@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from kernel_twins._profiling.report import ncu, predictions, shards, store
+from kernel_twins._profiling.report import libraries, ncu, predictions, shards, store
 from kernel_twins._profiling.report.collect import Problems, Settings, collect
 from kernel_twins._profiling.report.errors import CANNOT_RUN, FAILED, OK, CannotRunError
 from kernel_twins._profiling.report.selection import Selection
@@ -31,6 +31,8 @@ def measure(
     stage = Stage.open(folder, arguments.resume, about)
     if target.parent == store.DATA and not arguments.quiet:
         _warn_of_unfrozen(selection, predictions.Marks(target), console)
+    if selection.whole and (told := libraries.missed(selection.ops, target)):
+        console.print(told, style="yellow", markup=False)
     gpus = torch.cuda.device_count()
     if gpus > 1 and len(selection.ops) > 1 and selection.whole:
         codes = shards.run([op.name for op in selection.ops], shards.visible(gpus), _arguments(arguments))

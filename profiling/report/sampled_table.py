@@ -19,6 +19,7 @@ import pandas as pd
 
 from kernel_twins._profiling.report import functions_table, identity, store, write
 from kernel_twins._profiling.report.errors import InvalidDataError
+from kernel_twins._profiling.report.libraries import LIBRARIES
 from kernel_twins._profiling.report.sampled_cases import CASES, CONTESTS, seed_of
 from kernel_twins.spec import Case
 
@@ -28,7 +29,7 @@ LEDGER = ["run", "seed", "code"]
 
 POOLED = 3  # recordings
 OURS = {"cuda": "CUDA", "triton": "Triton", "auto": "auto"}
-BASELINES = ("torch", "compile", "liger", "quack")
+BASELINES = ("torch", "compile", *LIBRARIES)
 LEAST = 0.95
 _WORST = 5
 
@@ -282,6 +283,16 @@ def _told(folder: Path) -> str:
     return (
         f"The GPU's time of the public functions at {CASES} cases a function and recording, drawn by a seed that the "
         f"run's id gives: {told}.{older} A figure is how many times as fast as the best of PyTorch, torch.compile (in "
-        "a third of the cases), Liger-Kernel and quack-kernels. Each result was compared with float64 first; one that "
-        "is wrong has no time, and counts as the worst."
+        f"a third of the cases), Liger-Kernel and quack-kernels.{_absent(read(folder))} Each result was compared with "
+        "float64 first; one that is wrong has no time, and counts as the worst."
     )
+
+
+def _absent(table: pd.DataFrame) -> str:
+    """The libraries that had a time nowhere in a recording."""
+    told = ""
+    for run, rows in table.groupby("run", sort=False):
+        timed = set(rows["backend"][rows["status"] == "ok"])
+        if absent := [library.title for name, library in LIBRARIES.items() if name not in timed]:
+            told += f" In `{run}`, {' and '.join(absent)} took no part."
+    return told

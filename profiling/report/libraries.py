@@ -1,0 +1,44 @@
+"""Other people's libraries of kernels, which are baselines where they are installed."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from kernel_twins._profiling.report import store
+from kernel_twins.spec import Op
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    title: str
+    module: str
+    package: str
+
+
+LIBRARIES = {
+    "liger": Library("Liger-Kernel", "liger_kernel", "liger-kernel"),
+    "quack": Library("quack-kernels", "quack", "quack-kernels"),
+}
+"""By the name of their baselines."""
+
+
+def missed(ops: Iterable[Op], folder: Path) -> str:
+    """What a run without them lacks that is recorded of these operations, with the remedy; empty where nothing is."""
+    timed: set[str] = set()
+    for op in ops:
+        table = store.read_table(folder, op.name, "timings")
+        timed |= set(table["backend"][table["status"] == "ok"])
+    absent = [each for name, each in LIBRARIES.items() if name in timed and not _is_installed(each)]
+    if not absent:
+        return ""
+    return (
+        f"{' and '.join(each.title for each in absent)} not installed here: what is recorded has times of their "
+        f"kernels, and this run will have none; `pip install {' '.join(each.package for each in absent)}` first"
+    )
+
+
+def _is_installed(library: Library) -> bool:
+    return importlib.util.find_spec(library.module) is not None
