@@ -241,3 +241,11 @@ def test_every_third_case_is_compiled_too() -> None:
     assert names[1] == ["torch", "cuda", "triton", "auto"]
     assert Problem("softmax", Case.parse("8x8-bf16"), 0, "cpu", 1).names()[:4] == ["torch", "compile", "liger", "quack"]
     assert OPS["softmax"].baselines.keys() >= {"liger", "quack"}
+
+
+@pytest.mark.parametrize("function", ["layer_norm", "rms_norm"])
+def test_a_norms_gradient_may_err_as_the_forward_passs_statistics_do(function) -> None:
+    problem = Problem(function, Case.parse("2x1048576-fp32"), 1, device="cpu", sets=1)
+    dx, *others = exact(problem, "backward")
+    assert fault(problem, "backward", (dx * (1 + 3e-6), *others)) == ""
+    assert fault(problem, "backward", (dx * (1 + 3e-4), *others)) != ""

@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.nn import functional
 
 import kernel_twins
-from kernel_twins import OPS, dropout, losses
+from kernel_twins import OPS, dropout, losses, rows
 from kernel_twins._profiling.report.sampled_calls import Calls, Operands, gradient_operands
 from kernel_twins._profiling.report.sampled_cases import op_of
 from kernel_twins.check import compare
-from kernel_twins.spec import Case, Op
+from kernel_twins.spec import Case, Description, Op
 
 _CHUNK = 2**26  # elements held in float64 at a time, in each of a few tensors
 _FP32_LOOP = 4 * torch.finfo(torch.float32).eps  # of the terms of a sum, as in check.py
@@ -56,7 +56,23 @@ def backward_fault(
         if not torch.equal(gradients[residual], same):
             return "residual's gradient is another one"
     op, backward_case = calls.backward
+    if function in ("layer_norm", "rms_norm"):
+        op = _of_computed_statistics(op)
     return compare(op, backward_case, gradient_operands(case, calls, operands, douts, out), wanted).reason
+
+
+def _of_computed_statistics(op: Op) -> Op:
+    """A norm's gradient where rstd is the forward pass's, whose error, that of a sum of squares, is in every term."""
+
+    def with_its_error(reference: Description) -> Description:
+        def described(case: Case, inputs: Operands, part: slice) -> tuple[Tensor, Tensor]:
+            value, terms = reference(case, inputs, part)
+            return value, terms * (3 + rows.row_chain(case.shape[1]) / 2)
+
+        return described
+
+    more = tuple(with_its_error(each) for each in op.more_references)
+    return replace(op, reference=with_its_error(op.reference), more_references=more)
 
 
 def _without_statistics(op: Op, case: Case) -> Op:
@@ -81,8 +97,8 @@ def _loss_fault(case: Case, operands: Operands, loss: Tensor, backend: str) -> s
     if not bool((loss.double() - mean).abs() <= bound):
         return f"the loss is {loss.item():.8g}, must be {mean.item():.8g} ± {bound.item():.3g}"
     with torch.autocast(operands[0].device.type):
-        rows = kernel_twins.cross_entropy(*operands, reduction="none", backend=backend, **options)
-    return compare(op, case, operands, (rows,)).reason
+        of_rows = kernel_twins.cross_entropy(*operands, reduction="none", backend=backend, **options)
+    return compare(op, case, operands, (of_rows,)).reason
 
 
 def _loss_gradient_fault(case: Case, operands: Operands, gradient: Tensor) -> str:
@@ -112,12 +128,12 @@ def _linear_fault(case: Case, operands: Operands, dout: Tensor, gradients: Opera
     wide = weight.double()
     exact_dweight, exact_dbias = torch.zeros_like(wide), torch.zeros_like(bias, dtype=torch.float64)
     for part in _parts(len(x), max(case.shape[1:])):
-        rows = x[part].double()
-        slope = dropout.slope(functional.linear(rows, wide, bias.double()), case.get("act", "none"))
+        some = x[part].double()
+        slope = dropout.slope(functional.linear(some, wide, bias.double()), case.get("act", "none"))
         dz = dout[part].double() * slope
         if fault := _rows_fault("x", dx[part], dz @ wide):
             return fault
-        exact_dweight.addmm_(dz.t(), rows)
+        exact_dweight.addmm_(dz.t(), some)
         exact_dbias += dz.sum(0)
     for part in _parts(*weight.shape):
         if fault := _rows_fault("weight", dweight[part], exact_dweight[part]):
@@ -159,7 +175,7 @@ def _reduction_fault(case: Case, x: Tensor, dout: Tensor, out: Tensor, dx: Tenso
     return ""
 
 
-def _parts(rows: int, length: int) -> Iterator[slice]:
+def _parts(count: int, length: int) -> Iterator[slice]:
     step = max(1, _CHUNK // max(1, length))
-    for start in range(0, rows, step):
-        yield slice(start, min(start + step, rows))
+    for start in range(0, count, step):
+        yield slice(start, min(start + step, count))
