@@ -207,7 +207,7 @@ def test_pytorch_passes_on_every_case(op: str) -> None:
 def misjudged(name: str) -> list[str]:
     op, call = OPS[name], load_baseline(name, "torch")
     wrong = []
-    for case in dict.fromkeys(with_fewer_rows(case, 2**18) for case in op.test_cases):
+    for case in dict.fromkeys(with_fewer_rows(case, 2**16) for case in op.test_cases):
         if math.prod(case.shape) > 2**26:
             continue  # seconds without a GPU
         # oneDNN's gelu, which some processors get, makes infinity NaN: pytorch/pytorch#185770.
