@@ -410,3 +410,10 @@ def test_a_table_that_was_changed_is_invalid_data_to_check(
 
 def test_libraries_that_took_no_part_are_named(recorded: Path) -> None:
     assert f"In `{RUNS[0]}`, quack-kernels took no part." in sampled_table.headline(recorded)[0]
+
+
+def test_a_recording_of_other_code_is_said_to_be(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = "The functions, or how they are judged, changed since."
+    assert told in sampled_table.headline(recorded)[0]
+    monkeypatch.setattr(sampled_table, "code", lambda gpu: "00000000")
+    assert told not in sampled_table.headline(recorded)[0]

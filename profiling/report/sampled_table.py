@@ -21,6 +21,7 @@ from kernel_twins._profiling.report import functions_table, identity, store, wri
 from kernel_twins._profiling.report.errors import InvalidDataError
 from kernel_twins._profiling.report.libraries import LIBRARIES
 from kernel_twins._profiling.report.sampled_cases import CASES, CONTESTS, seed_of
+from kernel_twins.ceilings import gpu_slug
 from kernel_twins.spec import Case
 
 KEY = ["function", "pass", "case", "backend"]
@@ -283,9 +284,18 @@ def _told(folder: Path) -> str:
     return (
         f"The GPU's time of the public functions at {CASES} cases a function and recording, drawn by a seed that the "
         f"run's id gives: {told}.{older} A figure is how many times as fast as the best of PyTorch, torch.compile (in "
-        f"a third of the cases), Liger-Kernel and quack-kernels.{_absent(read(folder))} Each result was compared with "
-        "float64 first; one that is wrong has no time, and counts as the worst."
+        f"a third of the cases), Liger-Kernel and quack-kernels.{_absent(read(folder))} Each of our results was "
+        "compared with float64 first; one that is wrong has no time, counts as the worst, and is not in the mean."
+        f"{_changed(folder)}"
     )
+
+
+def _changed(folder: Path) -> str:
+    runs, last = store.read_runs(folder).set_index("run"), recorded(folder)[-1]
+    known = ledger(folder).set_index("run")
+    if known.loc[last, "code"] == code(gpu_slug(runs.loc[last, "gpu"])):
+        return ""
+    return " The functions, or how they are judged, changed since."
 
 
 def _absent(table: pd.DataFrame) -> str:
