@@ -138,13 +138,17 @@ def code(gpu: str) -> str:
 
 def late(gpu: str, folder: Path) -> list[str]:
     """A line where nothing is recorded, or where the functions changed since, or a recording was not finished."""
-    known = ledger(folder)
-    whole = recorded(folder)
-    if not whole:
+    if not recorded(folder):
         return ["the public functions were never sampled: run `ncu_report.py sampled --compile`, then `sampled`"]
-    if list(known["code"][known["run"] == whole[-1]]) != [code(gpu)]:
+    if _is_stale(gpu, folder):
         return ["the public functions changed since they were sampled: run `ncu_report.py sampled --compile`"]
     return []
+
+
+def _is_stale(gpu: str, folder: Path) -> bool:
+    """Whether the last recording was made by other code."""
+    known = ledger(folder)
+    return list(known["code"][known["run"] == recorded(folder)[-1]]) != [code(gpu)]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -239,7 +243,7 @@ def headline(folder: Path) -> list[str]:
     found = summaries(table)
     rows = [[f"{name} {direction}", *_line(each)] for (name, direction), each in found.items()]
     rows.append(["all", *_line(_pooled(found))])
-    told = _told(folder)
+    told = _told(folder, table)
     return [f"{told} A cell has {_NAMES}.", "", *write.table(["function", *OURS.values()], rows)]
 
 
@@ -252,29 +256,30 @@ def section(folder: Path) -> list[str]:
     table = read(folder)
     if table.empty:
         return []
+    found = summaries(table)
     rows = [
         [f"{function} {direction}", title, *each[backend].told()]
-        for (function, direction), each in summaries(table).items()
+        for (function, direction), each in found.items()
         for backend, title in OURS.items()
     ]
     lines = [
         "## Sampled cases",
         "",
-        _told(folder),
+        _told(folder, table),
         "",
         *write.table(["function", "backend", *_NAMES.split(" · ")], rows, right=2),
         "",
         'The worst of each, with the best of the others and what "auto" chose there:',
         "",
     ]
-    for (function, direction), each in summaries(table).items():
+    for (function, direction), each in found.items():
         for backend, title in OURS.items():
             worst = "; ".join(cell.told() for cell in each[backend].worst(_WORST))
             lines.append(f"- {function} {direction}, {title}: {worst}.")
     return lines
 
 
-def _told(folder: Path) -> str:
+def _told(folder: Path, table: pd.DataFrame) -> str:
     """Where the figures are from."""
     known, whole = ledger(folder), recorded(folder)
     seeds = dict(zip(known["run"], known["seed"], strict=True))
@@ -284,18 +289,15 @@ def _told(folder: Path) -> str:
     return (
         f"The GPU's time of the public functions at {CASES} cases a function and recording, drawn by a seed that the "
         f"run's id gives: {told}.{older} A figure is how many times as fast as the best of PyTorch, torch.compile (in "
-        f"a third of the cases), Liger-Kernel and quack-kernels.{_absent(read(folder))} Each of our results was "
+        f"a third of the cases), Liger-Kernel and quack-kernels.{_absent(table)} Each of our results was "
         "compared with float64 first; one that is wrong has no time, counts as the worst, and is not in the mean."
         f"{_changed(folder)}"
     )
 
 
 def _changed(folder: Path) -> str:
-    runs, last = store.read_runs(folder).set_index("run"), recorded(folder)[-1]
-    known = ledger(folder).set_index("run")
-    if known.loc[last, "code"] == code(gpu_slug(runs.loc[last, "gpu"])):
-        return ""
-    return " The functions, or how they are judged, changed since."
+    gpu = store.read_runs(folder).set_index("run").loc[recorded(folder)[-1], "gpu"]
+    return " The functions, or how they are judged, changed since." if _is_stale(gpu_slug(gpu), folder) else ""
 
 
 def _absent(table: pd.DataFrame) -> str:
