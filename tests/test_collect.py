@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
+import fcntl
 import json
 import os
 import signal
 import subprocess
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,6 +39,7 @@ from kernel_twins._profiling.report import (
     measuring,
     ncu,
     partial,
+    profilers,
     publish,
     shards,
     stage,
@@ -75,11 +79,14 @@ class Machine:
         self.uninstalled = ""
         self.launched: dict[str, str] = {}  # another step's kernel in place of a step's own
         self.conditions: tuple[str, ...] = ()
+        self.waiting = 0  # processes under ncu
+        self.waited: set[int] = set()  # how many did while something was timed
         self.facts = dict(FACTS)
 
     def bench(self, op: Any, case: Any, steps: Any, backends: Any) -> list[Timing]:
         if case.slug == self.interrupt_at:
             raise KeyboardInterrupt
+        self.waited.add(self.waiting)
         self.benched.append(case.slug)
         chosen = [Name(b) for b in op.baselines] + [
             Name(backend, step.name) for backend in backends for step in steps if backend in step.backends
@@ -92,10 +99,19 @@ class Machine:
             *(Timing(name, "skipped: it is not installed") for name in chosen if name not in timed),
         ]
 
+    @contextlib.contextmanager
+    def started(self, command: list[str], report: Path, metrics: list[str]) -> Iterator[Any]:
+        self.waiting += 1
+        try:
+            yield SimpleNamespace(finish=lambda timeout_s: self.profile(command, report, metrics, timeout_s))
+        finally:
+            self.waiting -= 1
+
     def profile(self, command: list[str], report: Path, metrics: list[str], timeout_s: float) -> None:
         if self.fault:
             raise self.fault
-        _, _, _, op, calls, digests, *called = command
+        _, _, _, op, calls, digests, awaited = command
+        called = Path(awaited).read_text().split()
         if any(labels.read(OPS[op], each)[1].backend == self.uninstalled for each in called):
             raise InvalidDataError("the application crashed: it is not installed")
         Path(digests).write_text(json.dumps({step.name: "ptx" for step in OPS[op].steps}))
@@ -117,7 +133,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (9, 0))
     monkeypatch.setattr(collect, "bench", machine.bench)
     monkeypatch.setattr(ncu, "find", lambda: Path("ncu"))
-    monkeypatch.setattr(ncu, "profile", machine.profile)
+    monkeypatch.setattr(ncu, "started", machine.started)
     monkeypatch.setattr(
         extract, "launches_of", lambda path, everything=False: [Launch(**each) for each in json.loads(path.read_text())]
     )
@@ -157,8 +173,23 @@ def test_a_run_becomes_tables(machine: Machine, runs: Runs) -> None:
     counters = store.read_table(runs.target, OP.name, "counters")
     assert set(counters["metric"]) == set(names("T3"))
     cycles = store.read_table(runs.target, OP.name, "cycles")
-    assert list(cycles["cycles"]) == [" ".join(["200000"] * collect.CYCLE_CALLS)] * (len(NAMES) + len(OP.baselines))
+    assert list(cycles["cycles"]) == [" ".join(["200000"] * profilers.CYCLE_CALLS)] * (len(NAMES) + len(OP.baselines))
     assert not runs.stage.exists()
+
+
+def test_profiled_processes_get_ready_while_the_operation_is_timed(machine: Machine, runs: Runs) -> None:
+    machine.interrupt_at = OP.bench_cases[-1].slug
+    with pytest.raises(KeyboardInterrupt):
+        runs.collect()
+    assert (machine.waited, machine.waiting) == ({2}, 0)
+    machine.interrupt_at, machine.waited = "", set()
+    machine.fault = InvalidDataError("the application crashed")
+    assert runs.collect(resume=True).broken
+    assert (machine.waited, machine.waiting) == ({2}, 0)
+    machine.fault, machine.waited = None, set()
+    assert not runs.collect(resume=True).broken
+    assert (machine.waited, machine.waiting) == (set(), 0)
+    assert runs.publish() == []
 
 
 def test_a_baseline_that_is_not_installed_is_left_out_and_said_to_be(machine: Machine, runs: Runs) -> None:
@@ -401,7 +432,7 @@ def test_code_that_changed_between_timing_and_profiling_is_not_published(
         profile(*arguments)
         monkeypatch.setattr(stage.identity, "source_digest", lambda *_: "edited")
 
-    monkeypatch.setattr(ncu, "profile", edit_meanwhile)
+    monkeypatch.setattr(machine, "profile", edit_meanwhile)
     runs.collect()
     (problem,) = runs.publish()
     assert "changed while the run was under way" in problem
@@ -501,6 +532,7 @@ def test_a_part_without_the_profiled_case_is_not_profiled(machine: Machine, runs
     other = next(case for case in OP.bench_cases if case != OP.profile_case)
     machine.fault = InvalidDataError("must not be called")
     assert not runs.collect(selection=Selection.of([OP.name], None, None, other.slug)).broken
+    assert machine.waited == {0}
 
 
 @pytest.mark.parametrize(
@@ -539,6 +571,61 @@ def test_without_a_gpu_and_a_verb_the_log_is_rendered_and_that_is_said(
     assert "no NVIDIA GPU is visible: rendering from the committed measurements" in capsys.readouterr().err
 
 
+@pytest.fixture
+def ready(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], None]:
+    """A worker for an operation whose imports are quick, and nothing that it is told of is called."""
+    monkeypatch.setattr(worker, "torch", SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: False)))
+    monkeypatch.setattr(worker.ops, "get", lambda _: dataclasses.replace(OP, baselines={}))
+    return lambda: worker.main(OP.name, "1", str(tmp_path / "digests"), str(tmp_path / "labels"))
+
+
+def test_a_worker_that_nobody_will_tell_what_to_call_ends(ready: Callable[[], None], tmp_path: Path) -> None:
+    """Though the number of who should is still there: a zombie's, or another process's by now."""
+    holds = "import fcntl, sys, time; file = open(sys.argv[1], 'w'); fcntl.flock(file, fcntl.LOCK_EX); print()"
+    command = [sys.executable, "-c", f"{holds}; sys.stdout.flush(); time.sleep(600)", str(tmp_path / "labels")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout
+        holder.stdout.readline()
+        os.kill(holder.pid, signal.SIGKILL)
+        with pytest.raises(SystemExit, match="the process that says what to call is gone"):
+            ready()
+    assert not (tmp_path / "digests").exists()
+
+
+def test_a_worker_waits_to_be_told_what_to_call(
+    ready: Callable[[], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, told = [], threading.Event()
+
+    def label(_: object, text: str) -> None:
+        read.append((text, told.is_set()))
+        raise InvalidDataError(text)
+
+    monkeypatch.setattr(labels, "read", label)
+
+    def work() -> None:
+        with contextlib.suppress(InvalidDataError):
+            ready()
+
+    with (tmp_path / "labels").open("w") as locked:
+        fcntl.flock(locked, fcntl.LOCK_EX)
+        waits = threading.Thread(target=work)
+        waits.start()
+        (tmp_path / "labels").write_text("kl.told")
+        told.set()
+        fcntl.flock(locked, fcntl.LOCK_UN)
+        waits.join()
+    assert read == [("kl.told", True)]
+
+
+def test_a_worker_whose_imports_touched_the_gpu_says_so_and_ends(
+    ready: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker.torch.cuda, "is_initialized", lambda: True)
+    with pytest.raises(SystemExit, match=r"vector_add have set up CUDA .* may touch the GPU when it is imported$"):
+        ready()
+
+
 def test_the_code_of_a_triton_step_is_that_of_all_kernels_that_its_first_call_launches(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -557,13 +644,15 @@ def test_the_code_of_a_triton_step_is_that_of_all_kernels_that_its_first_call_la
 
     spec = dataclasses.replace(OP, inputs=lambda *_: (), options=lambda _: {})
     cuda = SimpleNamespace(synchronize=lambda: None, cudart=mock.MagicMock(), nvtx=mock.MagicMock())
+    cuda.is_initialized = lambda: False
     monkeypatch.setattr(jit.JITFunction, "run", run)
     monkeypatch.setattr(worker, "torch", SimpleNamespace(cuda=cuda))
     monkeypatch.setattr(worker.ops, "get", lambda _: spec)
     monkeypatch.setattr(worker, "load_named", lambda *_: call)
     monkeypatch.setattr(worker, "generator", lambda *_: None)
     monkeypatch.setattr(worker, "empty_outputs", lambda *_: None)
-    worker.main("vector_add", "3", str(tmp_path / "digests"), labels.write(OP, OP.profile_case, name))
+    (tmp_path / "labels").write_text(labels.write(OP, OP.profile_case, name))
+    worker.main("vector_add", "3", str(tmp_path / "digests"), str(tmp_path / "labels"))
     assert len(known) == 4
     assert json.loads((tmp_path / "digests").read_text()) == {"v01_scalar": identity.ptx_digest(["sum", "step"])}
     assert jit.JITFunction.run is run

@@ -297,7 +297,7 @@ def test_planning_loads_no_torch() -> None:
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="bench imports torch")
 def test_the_plan_counts_rounds_as_the_bench_does() -> None:
     from kernel_twins import bench
-    from kernel_twins._profiling.report.collect import CYCLE_CALLS
+    from kernel_twins._profiling.report.profilers import CYCLE_CALLS
 
     assert plan.T0_CALLS == CYCLE_CALLS
     assert (plan.ROUNDS, plan.SAMPLE_MS, plan.SETTLED_MS, plan.L2_MULTIPLE) == (

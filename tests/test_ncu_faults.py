@@ -12,10 +12,13 @@ import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from kernel_twins._profiling.report import faults, ncu
+from kernel_twins import OPS
+from kernel_twins._profiling.report import faults, ncu, profilers
 from kernel_twins._profiling.report.errors import CANNOT_RUN, INVALID_DATA, CannotRunError, InvalidDataError
 from kernel_twins._profiling.report.faults import Circumstances, DataFault, EnvironmentFault, Fault, diagnose
 
@@ -283,6 +286,73 @@ def test_ctrl_c_ends_all_children_and_leaves_no_half_report(folder: Path) -> Non
         profile(folder)
     presser.join()
     assert_ended(pids)
+    assert_intact(folder)
+
+
+def test_a_run_that_is_not_finished_leaves_nothing(folder: Path) -> None:
+    pids = hanging(folder)
+    with ncu.started(["application"], folder / "cell.ncu-rep", METRICS):
+        while not pids.exists():
+            time.sleep(0.01)
+    assert_ended(pids)
+    assert_intact(folder)
+
+
+def test_what_gets_ready_beside_our_work_goes_behind_it(folder: Path) -> None:
+    pids = hanging(folder)
+    ours = os.getpriority(os.PRIO_PROCESS, 0)
+    with ncu.started(["application"], folder / "cell.ncu-rep", METRICS):
+        while not pids.exists():
+            time.sleep(0.01)
+        for pid in pids.read_text().split():
+            assert os.getpriority(os.PRIO_PROCESS, int(pid)) == min(ours + 10, 19)
+            assert os.getsid(int(pid)) == os.getsid(0)
+
+
+def waiting(folder: Path) -> profilers.Profilers:
+    """Of an operation, under an ncu that never ends and leaves its number in a folder."""
+    (folder / "pids").mkdir()
+    script = f"Path({str(folder / 'pids')!r}, str(os.getpid())).touch()\ntime.sleep(600)"
+    install(folder / "bin" / "ncu", script)
+    stage = SimpleNamespace(report=lambda _, kind: folder / f"{kind}.ncu-rep")
+    return profilers.Profilers(OPS["vector_add"], cast("Any", stage), "T0")
+
+
+def test_ctrl_c_while_the_second_process_is_started_leaves_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = profilers.worker_command
+
+    def interrupted(*arguments: Any) -> list[str]:
+        if arguments[1] == profilers.CYCLE_CALLS:
+            while not list((folder / "pids").iterdir()):
+                time.sleep(0.01)
+            raise KeyboardInterrupt
+        return command(*arguments)
+
+    monkeypatch.setattr(profilers, "worker_command", interrupted)
+    with pytest.raises(KeyboardInterrupt), waiting(folder) as started:
+        started.start()
+    (pid,) = (folder / "pids").iterdir()
+    assert _state(pid.name) == "gone"
+    assert_intact(folder)
+
+
+def test_a_full_disk_where_processes_wait_is_named_and_ends_them(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, *_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    def tell(started: profilers.Profilers) -> None:
+        with started:
+            started.start()
+            while len(list((folder / "pids").iterdir())) < 2:
+                time.sleep(0.01)
+            monkeypatch.setattr(Path, "write_text", full)
+            started.profile(["kl.vector_add.cuda.v01_scalar"], 30)
+
+    started = waiting(folder)
+    with pytest.raises(EnvironmentFault, match="disk is full") as caught:
+        tell(started)
+    assert caught.value.name == "disk_full"
+    assert [_state(pid.name) for pid in (folder / "pids").iterdir()] == ["gone", "gone"]
     assert_intact(folder)
 
 

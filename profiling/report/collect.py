@@ -18,14 +18,12 @@ from rich.progress import Progress
 
 from kernel_twins._profiling.report import labels, ncu, predictions, store
 from kernel_twins._profiling.report.errors import InvalidDataError
-from kernel_twins._profiling.report.metrics import CYCLES, DURATION, Tier, names
+from kernel_twins._profiling.report.metrics import Tier
+from kernel_twins._profiling.report.profilers import Profilers, worker_command
 from kernel_twins._profiling.report.selection import Selection
 from kernel_twins._profiling.report.stage import Profiled, Stage
 from kernel_twins.bench import Timing, bench
 from kernel_twins.spec import BACKENDS, Case, Name, Op, Step
-
-CYCLE_CALLS = 10
-"""Calls whose cycles confirm or question the bench's verdict; a single pass each, so that nothing is replayed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,34 +56,37 @@ def collect(selection: Selection, stage: Stage, ledger: Path, settings: Settings
         if stage.published(op):
             progress.advance(task, len(selection.cases(op)) + 1)
             continue
-        chosen = [name for name in selection.names(op) if op.step(name.step).runs_on(capability)]
-        backends = tuple(backend for backend in BACKENDS if any(name.backend == backend for name in chosen))
-        timings = store.read_table(stage.folder, op.name, "timings")
-        predictions.note_measured(ledger, op.name, chosen, datetime.datetime.now(datetime.UTC), "collect")
-        for case in selection.cases(op):
-            progress.update(task, description=f"{op.name} {case.slug}")
-            timed = [name for name in chosen if op.times(op.step(name.step), case)]
-            if not _recorded(timings, case, {name: stage.code(op, name) for name in timed}):
-                stage.forget_profile(op)
-                rows = [_timing_row(stage, op, case, each) for each in bench(op, case, _steps(op, timed), backends)]
-                timings = timings[timings["case"] != case.slug]
-                timings = pd.concat([timings, pd.DataFrame(rows, columns=store.TABLES["timings"])])
-                store.write(store.path(stage.folder, op.name, "timings"), timings)
-                torch.cuda.empty_cache()
+        with Profilers(op, stage, settings.tier) as profilers:
+            chosen = [name for name in selection.names(op) if op.step(name.step).runs_on(capability)]
+            backends = tuple(backend for backend in BACKENDS if any(name.backend == backend for name in chosen))
+            timings = store.read_table(stage.folder, op.name, "timings")
+            predictions.note_measured(ledger, op.name, chosen, datetime.datetime.now(datetime.UTC), "collect")
+            meant = [cell for cell in selection.profiled(op) if not cell[1].step or cell[1] in chosen]
+            if settings.tool == "ncu" and stage.profiled(op) is None and any(name.step for _, name in meant):
+                profilers.start()
+            for case in selection.cases(op):
+                progress.update(task, description=f"{op.name} {case.slug}")
+                timed = [name for name in chosen if op.times(op.step(name.step), case)]
+                if not _recorded(timings, case, {name: stage.code(op, name) for name in timed}):
+                    stage.forget_profile(op)
+                    rows = [_timing_row(stage, op, case, each) for each in bench(op, case, _steps(op, timed), backends)]
+                    timings = timings[timings["case"] != case.slug]
+                    timings = pd.concat([timings, pd.DataFrame(rows, columns=store.TABLES["timings"])])
+                    store.write(store.path(stage.folder, op.name, "timings"), timings)
+                    torch.cuda.empty_cache()
+                progress.advance(task)
+            problems.wrong += [
+                f"{op.name} {row.step or 'baseline'} ({row.backend}) at {row.case}: {row.status}"
+                for row in timings.itertuples()
+                if row.status.startswith("wrong")
+            ]
+            progress.update(task, description=f"{op.name} under {settings.tool}")
+            if stage.profiled(op) is None:
+                try:
+                    _profile(op, meant, timings, stage, settings, profilers)
+                except InvalidDataError as error:  # of this operation alone
+                    problems.broken.append(f"{op.name}: {error}")
             progress.advance(task)
-        problems.wrong += [
-            f"{op.name} {row.step or 'baseline'} ({row.backend}) at {row.case}: {row.status}"
-            for row in timings.itertuples()
-            if row.status.startswith("wrong")
-        ]
-        progress.update(task, description=f"{op.name} under {settings.tool}")
-        if stage.profiled(op) is None:
-            try:
-                meant = [cell for cell in selection.profiled(op) if not cell[1].step or cell[1] in chosen]
-                _profile(op, meant, timings, stage, settings)
-            except InvalidDataError as error:  # of this operation alone
-                problems.broken.append(f"{op.name}: {error}")
-        progress.advance(task)
     return problems
 
 
@@ -117,7 +118,14 @@ def _timing_row(stage: Stage, op: Op, case: Case, timing: Timing) -> dict[str, s
     }
 
 
-def _profile(op: Op, meant: list[tuple[Case, Name]], timings: pd.DataFrame, stage: Stage, settings: Settings) -> None:
+def _profile(
+    op: Op,
+    meant: list[tuple[Case, Name]],
+    timings: pd.DataFrame,
+    stage: Stage,
+    settings: Settings,
+    profilers: Profilers,
+) -> None:
     """Of the cells that are meant, every step that is right and the baselines that were timed, under the profiler."""
     status = {(row.case, Name(row.backend, row.step)): row.status for row in timings.itertuples()}
     told = {(case, name): status.get((case.slug, name), "") for case, name in meant}
@@ -126,24 +134,24 @@ def _profile(op: Op, meant: list[tuple[Case, Name]], timings: pd.DataFrame, stag
     if not any(name.step for name in labelled.values()):  # a part of a ladder, at other cases than the profiled ones
         stage.note_profiled(op, Profiled("none", settings.tier, {}, {}))
         return
-    with tempfile.TemporaryDirectory() as folder:
-        digests = Path(folder) / "digests.json"
-
-        def worker(module: str, *arguments: str) -> list[str]:
-            return [sys.executable, "-m", f"kernel_twins._profiling.report.{module}", op.name, *arguments, *labelled]
-
-        if settings.tool == "proton":
-            ncu.run(worker("proton", str(stage.report(op, "proton"))), settings.timeout_s)
-            ncu.run(worker("worker", "1", str(digests)), settings.timeout_s)
-        else:
-            command = worker("worker", "1", str(digests))
-            ncu.profile(command, stage.report(op, "counters"), names(settings.tier), settings.timeout_s)
-            command = worker("worker", str(CYCLE_CALLS), str(digests))
-            ncu.profile(command, stage.report(op, "cycles"), [DURATION, CYCLES], settings.timeout_s)
-        compiled = json.loads(digests.read_text())
+    if settings.tool == "proton":
+        compiled = _proton(op, list(labelled), stage, settings.timeout_s)
+    else:
+        compiled = profilers.profile(labelled, settings.timeout_s)
     codes = {label: stage.code(op, name) for label, name in labelled.items()}
     for label, name in labelled.items():
         if name.backend == "triton":
             codes[label] += compiled.get(name.step, "-")
     launches = {label: op.step(name.step).launches if name.step else 0 for label, name in labelled.items()}
     stage.note_profiled(op, Profiled(settings.tool, settings.tier, launches, codes))
+
+
+def _proton(op: Op, called: list[str], stage: Stage, timeout_s: float) -> dict[str, str]:
+    """Leave Proton's report; the digests of the Triton code that the calls launch are another process's."""
+    module = "kernel_twins._profiling.report.proton"
+    ncu.run([sys.executable, "-m", module, op.name, str(stage.report(op, "proton")), *called], timeout_s)
+    with tempfile.TemporaryDirectory() as folder:
+        digests, awaited = Path(folder) / "digests.json", Path(folder) / "labels"
+        awaited.write_text(" ".join(called))
+        ncu.run(worker_command(op, 1, digests, awaited), timeout_s)
+        return dict(json.loads(digests.read_text()))

@@ -14,10 +14,10 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+from typing import IO
 
 from kernel_twins._profiling.report import faults
 from kernel_twins._profiling.report.places import ROOT
@@ -26,6 +26,7 @@ _PLACES = ("/usr/local/cuda/bin/ncu", "/opt/nvidia/nsight-compute/*/ncu")
 _PARAMS = Path("/proc/driver/nvidia/params")
 _DRIVER = Path("/proc/driver/nvidia/version")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_NICE = 10  # so much lower a priority than ours, for a process that gets ready while something is timed
 VERSION = r"Version ([\d.]+)"
 """What ``ncu --version`` says, for ``version``."""
 
@@ -95,8 +96,19 @@ def profile(
     Clocks are free and caches flushed before every replay. On any failure a faults.Fault says what happened; then, as
     on KeyboardInterrupt, no process of it is left and ``report`` is as it was before.
     """
+    with started(command, report, metrics, nvtx_include) as run:
+        run.finish(timeout_s)
+
+
+@contextlib.contextmanager
+def started(
+    command: list[str], report: Path, metrics: Sequence[str], nvtx_include: str = r"regex:kl\..*"
+) -> Iterator[Started]:
+    """The same of a command that waits for something, which is to be done before it is finished.
+
+    It runs at a lower priority than this process, whose work it must not disturb meanwhile.
+    """
     ncu = find()
-    around = partial(_circumstances, report, timeout_s, nvtx_include, ncu)  # asked for only where something failed
     try:
         report.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=report.parent, prefix=".ncu-", ignore_cleanup_errors=True) as folder:
@@ -106,21 +118,43 @@ def profile(
                 "--nvtx", "--nvtx-include", nvtx_include, "--metrics", ",".join(metrics),
                 "--log-file", str(log), "-f", "-o", str(half), "--",
             ]  # fmt: skip
-            ended = _execute([str(ncu), *options, *command], timeout_s)
-            if ended.returncode != 0 or not half.exists() or not half.stat().st_size:
-                raise faults.diagnose(f"{_read(log)}\n{ended.printed}", ended.returncode, around(), ended.stderr)
-            os.replace(half, report)
+            with _running([str(ncu), *options, *command]) as running:
+                ours = os.getpriority(os.PRIO_PROCESS, 0)
+                os.setpriority(os.PRIO_PGRP, running.process.pid, min(ours + _NICE, 19))
+                yield Started(running, report, half, log, nvtx_include, ncu)
     except OSError as error:
         if error.errno not in _FULL:
             raise
-        raise faults.diagnose(str(error), 1, around()) from error
+        around = _circumstances(report, 0, nvtx_include, ncu)
+        raise faults.diagnose(str(error), 1, around) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """ncu, and the command under it."""
+
+    running: _Running
+    report: Path
+    half: Path
+    log: Path
+    nvtx_include: str
+    ncu: Path
+
+    def finish(self, timeout_s: float) -> None:
+        """Wait for the end, at most so long from now on, and give the report its name."""
+        ended = self.running.end(timeout_s)
+        if ended.returncode != 0 or not self.half.exists() or not self.half.stat().st_size:
+            around = _circumstances(self.report, timeout_s, self.nvtx_include, self.ncu)
+            raise faults.diagnose(f"{_read(self.log)}\n{ended.printed}", ended.returncode, around, ended.stderr)
+        os.replace(self.half, self.report)
 
 
 def run(command: list[str], timeout_s: float) -> str:
     """Run a command without ncu, with the same care; return what it wrote to stdout, or raise a faults.Fault."""
     around = faults.Circumstances(report=tempfile.gettempdir(), timeout_s=timeout_s)
     try:
-        ended = _execute(command, timeout_s)
+        with _running(command) as running:
+            ended = running.end(timeout_s)
     except OSError as error:
         if error.errno not in _FULL:
             raise
@@ -142,9 +176,29 @@ class _Ended:
         return f"{self.stdout}\n{self.stderr}"
 
 
-def _execute(command: list[str], timeout_s: float) -> _Ended:
-    """Run a command in a process group of its own, all of which is gone when this returns or raises.
+@dataclass(frozen=True, slots=True)
+class _Running:
+    process: subprocess.Popen[bytes]
+    out: IO[bytes]
+    err: IO[bytes]
 
+    def end(self, timeout_s: float) -> _Ended:
+        """Wait for the end, which comes after so long at the latest, of all that the command has started, too."""
+        returncode: int | None = None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            returncode = self.process.wait(timeout_s)
+        _end_group(self.process)
+        self.out.seek(0)
+        self.err.seek(0)
+        out, err = (stream.read().decode(errors="replace") for stream in (self.out, self.err))
+        return _Ended(returncode, out, err)
+
+
+@contextlib.contextmanager
+def _running(command: list[str]) -> Iterator[_Running]:
+    """Start a command in a process group of its own, all of which is gone at the end of the context.
+
+    The session stays ours, since Linux may share a processor among sessions first, whatever the priority of a process.
     Output goes to files: a pipe would stay open for as long as a grandchild lives. LC_ALL=C, because ncu writes
     numbers as the locale does. One thread of torch.compile, since it starts processes for more, which takes longer
     than the one kernel that there is to compile.
@@ -153,17 +207,12 @@ def _execute(command: list[str], timeout_s: float) -> _Ended:
     environment = os.environ | {"LC_ALL": "C", "PYTHONPATH": path, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment, start_new_session=True
+            command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment, process_group=0
         )
-        returncode: int | None = None
         try:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                returncode = process.wait(timeout_s)
+            yield _Running(process, out, err)
         finally:
             _end_group(process)
-        out.seek(0)
-        err.seek(0)
-        return _Ended(returncode, out.read().decode(errors="replace"), err.read().decode(errors="replace"))
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:

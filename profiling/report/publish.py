@@ -23,10 +23,10 @@ from kernel_twins._profiling.report import (
     store,
 )
 from kernel_twins._profiling.report.analysis import Results
-from kernel_twins._profiling.report.collect import CYCLE_CALLS
 from kernel_twins._profiling.report.errors import CannotRunError, InvalidDataError
 from kernel_twins._profiling.report.faults import suspicious
 from kernel_twins._profiling.report.metrics import names
+from kernel_twins._profiling.report.profilers import CYCLE_CALLS
 from kernel_twins._profiling.report.stage import Profiled, Stage
 from kernel_twins.spec import BACKENDS, Name, Op
 

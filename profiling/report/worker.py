@@ -1,12 +1,17 @@
 """The process that ncu watches: calls the labelled steps and baselines of one operation, where they are profiled.
 
-Run by collect.py as ``python -m kernel_twins._profiling.report.worker OP CALLS FILE LABEL...``. Warm-up, compilation
-and autotuning happen outside ``cudaProfilerStart``; the CALLS calls that count lie in an NVTX range named after their
-cell. FILE receives the digests of the Triton code that was launched, by step: of a step's own profile case.
+Run by profilers.py as ``python -m kernel_twins._profiling.report.worker OP CALLS FILE LABELS``. It gets ready without
+touching the GPU and then reads the file LABELS, once nobody holds a lock of it: who is still to write it does, and lets
+go of it by ending, too. Warm-up, compilation and autotuning happen outside ``cudaProfilerStart``; the CALLS calls that
+count lie in an NVTX range named after their cell. FILE receives the digests of the Triton code that was launched, by
+step: of a step's own profile case.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import importlib
 import json
 import sys
 from collections.abc import Callable
@@ -16,17 +21,26 @@ from pathlib import Path
 import torch
 
 from kernel_twins import aot, ops
-from kernel_twins._load import load_named
+from kernel_twins._load import UnavailableError, extension, load_named
 from kernel_twins._profiling.report import labels
 from kernel_twins._profiling.report.identity import ptx_digest
 from kernel_twins.check import generator
 from kernel_twins.tensors import empty_outputs
 
 
-def main(op: str, calls: str, digests_file: str, *chosen: str) -> None:
+def main(op: str, calls: str, digests_file: str, labels_file: str) -> None:
     spec = ops.get(op)
+    with contextlib.suppress(UnavailableError):  # whose steps are then not among the called
+        extension()
+    if "compile" in spec.baselines:
+        importlib.import_module("torch._inductor.compile_fx")  # which takes longer than all else
+    if torch.cuda.is_initialized():
+        sys.exit(
+            f"imports for {op} have set up CUDA in the process to be profiled, which disturbs what is timed meanwhile: "
+            "none of its modules may touch the GPU when it is imported"
+        )
     digests: dict[str, str] = {}
-    called = [labels.read(spec, label) for label in chosen]
+    called = [labels.read(spec, label) for label in _awaited(Path(labels_file))]
     for case in dict.fromkeys(case for case, _ in called):
         inputs = spec.inputs(case, generator(case, "cuda"))
         out, options = empty_outputs(spec, case, "cuda"), spec.options(case)
@@ -41,6 +55,15 @@ def main(op: str, calls: str, digests_file: str, *chosen: str) -> None:
                 call()
             _profiled(call, int(calls), labels.write(spec, case, name))
     Path(digests_file).write_text(json.dumps(digests))
+
+
+def _awaited(file: Path) -> list[str]:
+    with file.open() as stream:
+        fcntl.flock(stream, fcntl.LOCK_SH)
+        called = stream.read().split()
+    if not called:
+        sys.exit("the process that says what to call is gone")
+    return called
 
 
 def _profiled(call: Callable[[], object], calls: int, label: str) -> None:
