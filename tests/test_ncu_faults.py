@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
 import os
@@ -307,6 +308,25 @@ def test_what_gets_ready_beside_our_work_goes_behind_it(folder: Path) -> None:
         for pid in pids.read_text().split():
             assert os.getpriority(os.PRIO_PROCESS, int(pid)) == min(ours + 10, 19)
             assert os.getsid(int(pid)) == os.getsid(0)
+
+
+@pytest.mark.parametrize("seconds", [0, 600])
+def test_no_group_is_ended_whose_number_may_be_anothers(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, seconds: int
+) -> None:
+    """A process keeps its number until it is waited for, and that is its group's, too."""
+    install(folder / "bin" / "ncu", f"report.write_text('whole')\ntime.sleep({seconds})")
+    killed = []
+
+    def killpg(number: int, signal: int) -> None:
+        os.waitid(os.P_PID, number, os.WEXITED | os.WNOWAIT | os.WNOHANG)  # ChildProcessError once it is collected
+        killed.append(number)
+        os.kill(-number, signal)
+
+    monkeypatch.setattr(os, "killpg", killpg)
+    with contextlib.suppress(DataFault):
+        profile(folder, timeout_s=5 if not seconds else 0)
+    assert len(killed) == 1
 
 
 def waiting(folder: Path) -> profilers.Profilers:

@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ _PLACES = ("/usr/local/cuda/bin/ncu", "/opt/nvidia/nsight-compute/*/ncu")
 _PARAMS = Path("/proc/driver/nvidia/params")
 _DRIVER = Path("/proc/driver/nvidia/version")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_POLL_S = 0.05
 _NICE = 10  # so much lower a priority than ours, for a process that gets ready while something is timed
 VERSION = r"Version ([\d.]+)"
 """What ``ncu --version`` says, for ``version``."""
@@ -184,14 +186,14 @@ class _Running:
 
     def end(self, timeout_s: float) -> _Ended:
         """Wait for the end, which comes after so long at the latest, of all that the command has started, too."""
-        returncode: int | None = None
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            returncode = self.process.wait(timeout_s)
+        deadline = time.monotonic() + timeout_s
+        while not (by_itself := _has_ended(self.process)) and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
         _end_group(self.process)
         self.out.seek(0)
         self.err.seek(0)
         out, err = (stream.read().decode(errors="replace") for stream in (self.out, self.err))
-        return _Ended(returncode, out, err)
+        return _Ended(self.process.returncode if by_itself else None, out, err)
 
 
 @contextlib.contextmanager
@@ -215,10 +217,15 @@ def _running(command: list[str]) -> Iterator[_Running]:
             _end_group(process)
 
 
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Without collecting it: until then no other process, nor another's group, is given its number."""
+    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+
+
 def _end_group(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):  # where all of it has ended by itself
+    if process.returncode is None:  # it has not been collected, so that the number is its own group's
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+        process.wait()
 
 
 def _circumstances(report: Path, timeout_s: float, nvtx_include: str, ncu: Path) -> faults.Circumstances:
