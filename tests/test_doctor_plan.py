@@ -179,10 +179,30 @@ def test_doctor_needs_neither_pandas_nor_rich() -> None:
 
 
 def test_the_last_runs_come_out_as_they_were() -> None:
-    """Six commands of an operation each, which took 670 s on the reference GPU, the build not among them."""
+    """Six commands of an operation each, which took 670 s on the reference GPU, the build not among them.
+
+    Their profiled processes got ready after the timing, not beside it.
+    """
     names = ("softmax", "softmax_backward", "rms_norm", "cross_entropy", "matmul_bf16", "linear")
     planned = [plan.plan(Selection((OPS[name],)), "T3", "ncu").seconds for name in names]
-    assert sum(planned) == pytest.approx(670, rel=0.1)
+    assert sum(planned) + len(names) * plan.PROCESSES * plan._READY_S == pytest.approx(670, rel=0.1)
+
+
+def test_a_profiled_process_costs_what_the_timing_leaves_of_it() -> None:
+    """With ncu both get ready while the operation is timed; with Proton one after the other, when it has been."""
+    op = OPS["vector_add"]
+
+    def planned(shape: str | None, tool: str) -> tuple[plan.OpPlan, float]:
+        (each,) = plan.plan(Selection.of([op.name], None, None, shape), "T0", tool).operations
+        return each, each.profiling_s - plan.PROCESSES * plan._LOADING_S
+
+    long, rest = planned(None, "ncu")
+    assert long.timing_s > plan._READY_S
+    assert rest == pytest.approx(long.passes * plan._REPLAY_S, abs=0.1)
+    short, rest = planned(op.profile_case.slug, "ncu")
+    assert short.timing_s < plan._READY_S
+    assert rest == pytest.approx(plan._READY_S - short.timing_s + short.passes * plan._REPLAY_S, abs=0.15)
+    assert planned(None, "proton")[1] == pytest.approx(plan.PROCESSES * plan._READY_S, abs=0.1)
 
 
 def test_what_torch_compile_takes_is_planned() -> None:
@@ -255,9 +275,12 @@ def test_other_conditions_are_planned_for_the_last_steps_of_products() -> None:
 
 
 def test_a_higher_tier_takes_more_passes_and_proton_none_of_ncus() -> None:
-    seconds = [plan.plan(EVERYTHING, tier, "ncu").seconds for tier in ("T0", "T1", "T2", "T3")]
-    assert seconds == sorted(seconds) and len(set(seconds)) == 4
-    assert plan.plan(EVERYTHING, "T3", "proton").seconds < seconds[0]
+    seconds = {
+        tool: [plan.plan(EVERYTHING, tier, tool).seconds for tier in ("T0", "T1", "T2", "T3")]
+        for tool in ("ncu", "proton")
+    }
+    assert seconds["ncu"] == sorted(seconds["ncu"]) and len(set(seconds["ncu"])) == 4
+    assert len(set(seconds["proton"])) == 1
 
 
 def test_cells_that_were_never_timed_are_guessed_and_said_to_be(
