@@ -18,9 +18,10 @@ import random
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,9 +36,10 @@ CallSet = tuple[tuple[Tensor, ...], Tensor | tuple[Tensor, ...]]  # inputs and o
 
 ROUNDS = 20
 CONDITION_ROUNDS = 10  # rested, and in a chain
-_SAMPLE_MS = 1.0  # a sample lasts at least this long, a thousand times the resolution of an event
-_SETTLED_MS = 20.0  # a sample longer than this does not notice what ran before it
+SAMPLE_MS = 1.0  # a sample lasts at least this long, a thousand times the resolution of an event
+SETTLED_MS = 20.0  # a sample longer than this does not notice what ran before it
 _L2_MULTIPLE = 3
+_FEW = 32
 _CONTENDER = 4.0  # a call within this factor of the fastest baseline is timed beside the other fast ones
 _LONGEST_MS = 500.0  # a call longer than this is not timed
 _REST_MS = 20.0  # before a rested sample, at least
@@ -92,7 +94,7 @@ def bench(op: Op, case: Case, steps: tuple[Step, ...], backends: tuple[Backend, 
     milliseconds: dict[Name, float] = {}
     for name, call in ready.items():
         milliseconds[name], timings[name].extra_bytes = _once(call, sets)
-        if milliseconds[name] < _SETTLED_MS:
+        if milliseconds[name] < SETTLED_MS:
             milliseconds[name] = _without_host(call, sets)
         if milliseconds[name] > _LONGEST_MS:
             timings[name].status = f"skipped: {milliseconds[name]:.0f} ms a call, the limit is {_LONGEST_MS:.0f} ms"
@@ -185,14 +187,18 @@ def _run(op: Op, case: Case, call: Call) -> Verdict:
 
 def _input_sets(op: Op, case: Case) -> list[CallSet]:
     """Inputs and outputs, as often as it takes for them to exceed L2 several times."""
-    l2_bytes = torch.cuda.get_device_properties().L2_cache_size
-    count = math.ceil(_L2_MULTIPLE * l2_bytes / max(1, op.bytes(case)))
     source = generator(case, "cuda")
     sets = []
-    for _ in range(count):
+    for _ in range(sets_of(op.bytes(case))):
         inputs = op.inputs(case, source)
         sets.append((inputs, empty_outputs(op, case, "cuda")))
     return sets
+
+
+def sets_of(operand_bytes: int) -> int:
+    """How many sets of operands exceed L2 several times."""
+    l2_bytes = torch.cuda.get_device_properties().L2_cache_size
+    return math.ceil(_L2_MULTIPLE * l2_bytes / max(1, operand_bytes))
 
 
 def _once(call: Call, sets: list[CallSet]) -> tuple[float, int]:
@@ -217,14 +223,24 @@ def _once(call: Call, sets: list[CallSet]) -> tuple[float, int]:
 
 def _without_host(call: Call, sets: list[CallSet]) -> float:
     """Milliseconds of one call by the GPU alone: a short graph's, replayed warm."""
-    graph, count = _capture(call, sets, min(len(sets), 32))
+    graph, count = _capture(call, sets, few(len(sets)))
+    return warm_ms(graph) / count
+
+
+def few(sets: int) -> int:
+    """How many calls the graph has by which others are sized."""
+    return min(sets, _FEW)
+
+
+def warm_ms(graph: torch.cuda.CUDAGraph) -> float:
+    """Milliseconds of a graph's second replay."""
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     graph.replay()
     start.record()
     graph.replay()
     end.record()
     end.synchronize()
-    return start.elapsed_time(end) / count
+    return start.elapsed_time(end)
 
 
 def _interleave(
@@ -236,7 +252,7 @@ def _interleave(
     read while a sample runs and at no other time, as mostly nothing does.
     """
     rested = contest == "rested"
-    graphs = {name: _capture(call, sets, _calls(milliseconds[name], sets)) for name, call in calls.items()}
+    graphs = {name: _capture(call, sets, calls_of(milliseconds[name], len(sets))) for name, call in calls.items()}
     times: dict[Name, list[float]] = {name: [] for name in calls}
     order = list(calls)
     shuffle = random.Random(0).shuffle
@@ -252,14 +268,14 @@ def _interleave(
                 if rested:
                     time.sleep(max(_REST_MS, _REST * sample_ms) / 1e3)
                     sensors.wait_for_full_clock()
-                if sample_ms < _SETTLED_MS:
+                if sample_ms < SETTLED_MS:
                     graph.replay()  # untimed: the same predecessor for everybody
                 start.record()
                 graph.replay()
                 end.record()
                 while rested and not end.query():
                     sensors.take()
-                    time.sleep(_SAMPLE_MS / 1e3)
+                    time.sleep(SAMPLE_MS / 1e3)
                 end.synchronize()
                 times[name].append(1e3 * start.elapsed_time(end) / count)
     read = sensors.summary()
@@ -275,23 +291,36 @@ def _run_for(seconds: float, graphs: list[torch.cuda.CUDAGraph]) -> None:
         torch.cuda.synchronize()  # or far more would be queued than that time holds
 
 
-def _calls(call_ms: float, sets: list[CallSet]) -> int:
+def calls_of(call_ms: float, sets: int) -> int:
     """How many calls a sample has: enough to be long and to go round the sets, or one that notices neither."""
-    return 1 if call_ms >= _SETTLED_MS else max(len(sets), math.ceil(_SAMPLE_MS / max(call_ms, 1e-3)))
+    return 1 if call_ms >= SETTLED_MS else max(sets, math.ceil(SAMPLE_MS / max(call_ms, 1e-3)))
 
 
 def _capture(call: Call, sets: list[CallSet], count: int) -> tuple[torch.cuda.CUDAGraph, int]:
     """A graph of ``count`` calls, going round the sets; and their number."""
+    with torch.cuda.stream(torch.cuda.Stream()):
+        return captured([partial(call, *inputs, out=out) for inputs, out in sets], count), count
+
+
+def captured(calls: Sequence[Callable[[], object]], count: int, pool: Any = None) -> torch.cuda.CUDAGraph:
+    """A graph of ``count`` calls on the current stream, which is not the default one, going round those that there are.
+
+    ``pool`` is of graphs that take turns, whose results nobody reads. Where a call raises, the stream is as it was.
+    """
     # Results that a call allocates rotate as ``out`` does. Freed at once, they would lie in the same memory call after
     # call, which stays in L2; those of the last calls are kept, so that as many places are written as there are sets.
-    kept: deque[object] = deque(maxlen=len(sets) - 1)
-    graph = torch.cuda.CUDAGraph()
-    stream = torch.cuda.Stream()
+    kept: deque[object] = deque(maxlen=len(calls) - 1)
+    graph, pool = torch.cuda.CUDAGraph(), pool or torch.cuda.graph_pool_handle()
     torch.cuda.synchronize()
-    with torch.cuda.stream(stream):
-        graph.capture_begin()
+    graph.capture_begin(pool=pool)
+    try:
         for index in range(count):
-            inputs, out = sets[index % len(sets)]
-            kept.append(call(*inputs, out=out))
-        graph.capture_end()
-    return graph, count
+            kept.append(calls[index % len(calls)]())
+    except BaseException:
+        with contextlib.suppress(RuntimeError):  # which would say no more than that the capture failed
+            graph.capture_end()
+        with contextlib.suppress(RuntimeError):  # unless it got as far as this itself
+            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
+        raise
+    graph.capture_end()
+    return graph

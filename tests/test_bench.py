@@ -6,8 +6,6 @@ import pytest
 
 pytest.importorskip("torch")
 
-import torch
-
 from kernel_twins import OPS, bench
 from kernel_twins.bench import Timing
 from kernel_twins.spec import BACKENDS, Name
@@ -45,8 +43,7 @@ def test_other_conditions_are_for_headlines_of_what_arithmetic_bounds() -> None:
 
 
 def test_a_sample_is_long_and_goes_round_the_sets_or_is_one_long_call() -> None:
-    sets: list[bench.CallSet] = [((), torch.empty(0))] * 3
-    assert bench._calls(0.01, sets) == 100
-    assert bench._calls(0.9, sets) == 3
-    assert bench._calls(19.0, sets) == 3
-    assert bench._calls(20.0, sets) == 1
+    assert bench.calls_of(0.01, 3) == 100
+    assert bench.calls_of(0.9, 3) == 3
+    assert bench.calls_of(19.0, 3) == 3
+    assert bench.calls_of(20.0, 3) == 1

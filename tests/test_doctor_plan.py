@@ -324,7 +324,7 @@ def test_the_plan_counts_rounds_as_the_bench_does() -> None:
 
     assert plan.T0_CALLS == CYCLE_CALLS
     assert (plan.ROUNDS, plan.SAMPLE_MS, plan.SETTLED_MS, plan.L2_MULTIPLE) == (
-        bench.ROUNDS, bench._SAMPLE_MS, bench._SETTLED_MS, bench._L2_MULTIPLE,
+        bench.ROUNDS, bench.SAMPLE_MS, bench.SETTLED_MS, bench._L2_MULTIPLE,
     )  # fmt: skip
     assert (plan.CONDITION_ROUNDS, plan.REST_MS, plan.REST, plan.CHAIN_S) == (
         bench.CONDITION_ROUNDS, bench._REST_MS, bench._REST, bench._CHAIN_S,

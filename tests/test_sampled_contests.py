@@ -166,7 +166,7 @@ def timed_on_cpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Contests without a GPU; the names of those that were timed."""
     names: list[str] = []
 
-    def timed(calls, call_us):
+    def timed(calls):
         names.extend(calls)
         return {name: Times(times_us=[2.0, 1.0, 3.0, 2.0]) for name in calls}, {"power_w": 700.0}
 
@@ -249,3 +249,22 @@ def test_a_norms_gradient_may_err_as_the_forward_passs_statistics_do(function) -
     dx, *others = exact(problem, "backward")
     assert fault(problem, "backward", (dx * (1 + 3e-6), *others)) == ""
     assert fault(problem, "backward", (dx * (1 + 3e-4), *others)) != ""
+
+
+@pytest.mark.parametrize(
+    ("call_ms", "sets", "captures", "is_short"),
+    [(0.01, 3, [3, 100], True), (0.01, 200, [32, 200], True), (0.9, 3, [3], True), (7.0, 3, [3], False),
+     (30.0, 1, [1], False), (30.0, 3, [3, 1], False)],
+)  # fmt: skip
+def test_a_sample_is_as_long_as_the_gpus_own_time_asks(call_ms, sets, captures, is_short, monkeypatch) -> None:
+    """And what is shorter than a while has an untimed one before it, however long the host takes."""
+    counts: list[int] = []
+
+    def captured(calls, count, pool):
+        counts.append(count)
+        return count
+
+    monkeypatch.setattr(sampled_timing, "captured", captured)
+    monkeypatch.setattr(sampled_timing, "warm_ms", lambda count: count * call_ms)
+    sample = sampled_timing._sample("cuda", [lambda: None] * sets, None)
+    assert (counts, sample.calls, sample.is_short) == (captures, captures[-1], is_short)

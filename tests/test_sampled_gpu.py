@@ -13,6 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from kernel_twins import bench  # noqa: E402
 from kernel_twins._profiling.report import sampled, sampled_table, sampled_timing, store  # noqa: E402
 from kernel_twins._profiling.report.sampled import Recording  # noqa: E402
 from kernel_twins._profiling.report.sampled_cases import CONTESTS  # noqa: E402
@@ -62,7 +63,7 @@ def test_all_of_ours_are_right_and_timed(function, direction, number) -> None:
 
 def test_graphs_hold_as_many_calls_as_are_asked_for() -> None:
     x = torch.zeros(1000, device="cuda")
-    graph = sampled_timing.captured([lambda: x.add_(1), lambda: x.add_(10)], 5, torch.cuda.graph_pool_handle())
+    graph = bench.captured([lambda: x.add_(1), lambda: x.add_(10)], 5, torch.cuda.graph_pool_handle())
     graph.replay()
     torch.cuda.synchronize()
     assert x.unique().tolist() == [23.0]
@@ -71,7 +72,7 @@ def test_graphs_hold_as_many_calls_as_are_asked_for() -> None:
 def test_a_call_that_cannot_be_captured_is_told_and_the_others_are_timed() -> None:
     x = torch.ones(2**20, device="cuda")
     calls = {"fine": [lambda: x * 2], "waits": [lambda: x.sum().item()]}
-    times, _ = sampled_timing.timed(calls, 10.0)
+    times, _ = sampled_timing.timed(calls)
     assert times["waits"].status.startswith("not captured: ") and not times["waits"].times_us
     assert times["fine"].status == "ok" and len(times["fine"].times_us) == sampled_timing.ROUNDS
 

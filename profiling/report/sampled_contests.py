@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernel_twins import OPS, check, environment, sampling
+from kernel_twins import OPS, check, environment
 from kernel_twins._load import UnavailableError
 from kernel_twins._profiling.report import sampled_timing, store
 from kernel_twins._profiling.report.sampled_calls import (
@@ -22,7 +22,7 @@ from kernel_twins._profiling.report.sampled_calls import (
 )
 from kernel_twins._profiling.report.sampled_cases import Pass, is_compiled, op_of
 from kernel_twins._profiling.report.sampled_checks import backward_fault, forward_fault
-from kernel_twins.bench import raised
+from kernel_twins.bench import raised, sets_of
 from kernel_twins.check import generator
 from kernel_twins.spec import Case, Op
 from kernel_twins.tensors import empty_outputs
@@ -44,7 +44,7 @@ class Problem:
         self.op = OPS[op_of(function, case)]
         self.calls = calls(function, case)
         source = generator(case, device)
-        count = sampled_timing.sets_of(self.op.bytes(case)) if sets is None else sets
+        count = sets_of(self.op.bytes(case)) if sets is None else sets
         self.operands: list[Operands] = [self.op.inputs(case, source) for _ in range(count)]
         self._source = source
         self._compiled: Function | None = None
@@ -172,8 +172,7 @@ def contest(problem: Problem, direction: Pass, lost: dict[str, str]) -> list[dic
             statuses[name] = statuses[chosen]  # whose calls its are
         if statuses[name] == "ok":
             ready[name] = made
-    floor_us = max(sampling.LEAST_US, sampling.least_us(problem.op, sampling.Drawn(problem.case)))
-    times, sensors = sampled_timing.timed(ready, floor_us)
+    times, sensors = sampled_timing.timed(ready)
     return [
         {
             "function": problem.function,
