@@ -7,6 +7,7 @@ and launches have no say in it.
 from __future__ import annotations
 
 import functools
+import math
 from typing import TYPE_CHECKING, Any
 
 from kernel_twins.spec import Case
@@ -52,21 +53,20 @@ def scale(p: float) -> float:
 
 def kept(shape: tuple[int, ...], part: slice, device: torch.device, *, p: float, seed: int, offset: int) -> Tensor:
     """Which elements of those rows of a matrix are kept, [rows, N]."""
-    _, n = shape
-    return _kept(part.start * n, part.stop * n, device, threshold(p), seed, offset).view(part.stop - part.start, n)
+    return _kept(shape, device, threshold(p), seed, offset)[part]
 
 
-@functools.lru_cache(maxsize=1)  # all who judge one call ask for the same ones
-def _kept(start: int, stop: int, device: torch.device, least: int, seed: int, offset: int) -> Tensor:
+@functools.lru_cache(maxsize=1)  # all who judge one call ask for rows of the same one
+def _kept(shape: tuple[int, ...], device: torch.device, least: int, seed: int, offset: int) -> Tensor:
     import torch
 
     from kernel_twins import philox
 
-    mask = torch.empty(stop - start, dtype=torch.bool, device=device)
-    for first in range(start, stop, _CHUNK):
-        last = min(first + _CHUNK, stop)
-        mask[first - start : last - start] = philox.words(seed, offset, first, last, device) >= least
-    return mask
+    mask = torch.empty(math.prod(shape), dtype=torch.bool, device=device)
+    for first in range(0, len(mask), _CHUNK):
+        last = min(first + _CHUNK, len(mask))
+        mask[first:last] = philox.words(seed, offset, first, last, device) >= least
+    return mask.view(shape)
 
 
 def slope(z: Tensor, activation: str) -> Tensor:

@@ -71,6 +71,21 @@ def test_p_of_0_and_1_are_exact() -> None:
         assert kept.shape == (2, 1_003) and bool((kept == expected).all())
 
 
+def test_words_are_drawn_once_for_all_rows_that_a_judge_asks_for(monkeypatch) -> None:
+    drawn: list[int] = []
+    right = philox.words
+
+    def words(seed, offset, start, stop, device):
+        drawn.append(stop - start)
+        return right(seed, offset, start, stop, device)
+
+    monkeypatch.setattr(philox, "words", words)
+    parts = [slice(0, 9), slice(0, 5), slice(5, 9), slice(0, 9)]
+    first, *others = (dropout.kept((9, 77), part, torch.device("cpu"), p=0.3, seed=5, offset=8) for part in parts)
+    assert all(torch.equal(each, first[part]) for part, each in zip(parts[1:], others, strict=True))
+    assert drawn == [9 * 77]
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # The rule
 # ----------------------------------------------------------------------------------------------------------------------
