@@ -13,6 +13,8 @@ from kernel_twins.spec import ITEMSIZE, Case, Output
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
+    Rows = Tensor | float  # [M, 1], or the same for all
+
 _CHUNK = 2**26  # elements held in float64 at a time, in each of a few tensors
 _ORDINARY = ("outliers", "shifted")  # values that x may have, too, in a backward pass: its statistics are finite
 
@@ -144,8 +146,6 @@ class Norm:
         Hostile, dout grows with x and has a mean of its own, so that both sums over a row are as large as their terms,
         and the rows at borders weigh most in those over a column.
         """
-        import torch
-
         from kernel_twins.tensors import borders
 
         dout = rows.matrix(case, generator, case.get("dout"))
@@ -154,11 +154,7 @@ class Norm:
             rows.matrix(case if case.get("values") in _ORDINARY else plain, generator, case.get("x")), case
         )
 
-        def of(x: Tensor) -> tuple[Tensor, Tensor]:
-            mean, rstd, _ = self._moments(x)
-            return mean[:, 0], rstd[:, 0]
-
-        mean, rstd = (each.to(torch.float32) for each in self._over_rows(x, None, slice(0, case.shape[0]), of))
+        mean, rstd = self._rounded_moments(x)
         if case.get("values") == "hostile":
             dout += (x - mean[:, None].to(x.dtype)) * rstd[:, None].to(x.dtype) + 0.5
             dout[borders(case.shape[0])] *= 4
@@ -177,34 +173,81 @@ class Norm:
         """Of dout, x and dx, and of the sum's gradient."""
         return (4 if case.get("residual") == "yes" else 3) * math.prod(case.shape) * ITEMSIZE[case.dtype]
 
+    def statistics(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Of float64, rounded to fp32: mean, where it is subtracted, and rstd."""
+        mean, rstd = self._rounded_moments(x)
+        return (mean, rstd) if self.centered else (rstd,)
+
     def dx(self, case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Tensor, Tensor]:
+        return self._dx(case, inputs, part, None)
+
+    def dweight(self, case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Tensor, Tensor]:
+        """``part`` is of columns, as for dbias."""
+        return self._dweight(inputs, part, None)
+
+    # Of statistics that the forward pass computed, which may err as it may. To first order, rstd (1 + d) makes of dx
+    #     dx + d rstd (g - mean(g) - 3 xhat c1),  c1 = mean(g xhat),
+    # since rstd stands once in the first terms and three times in the last, and mean + e makes of it
+    #     dx + e rstd^2 (c1 + xhat mean(g)).
+    # Of a row's part in dweight, dout xhat, they make (1 + d) dout xhat and dout xhat - e rstd dout.
+
+    def computed_dx(self, case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Tensor, Tensor]:
+        return self._dx(case, inputs, part, self._of_statistics(case, inputs, part))
+
+    def computed_dweight(self, case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Tensor, Tensor]:
+        return self._dweight(inputs, part, self._of_statistics(case, inputs, slice(0, case.shape[0])))
+
+    def _of_statistics(self, case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Rows, Rows]:
+        """The terms of d and of e rstd in those rows."""
+        _, x, mean, rstd, _, _ = self._backward_operands(inputs)
+        chain, scale = rows.row_chain(case.shape[1]), rstd[part, None].double()
+        if mean is None:
+            return self._lost(scale, case.shape[1]), 0.0
+        magnitude, _ = self._over_rows(x, None, part, lambda some: (some.abs().mean(dim=1),) * 2)
+        kappa = magnitude[:, None] * scale
+        return self._lost(kappa, case.shape[1]), kappa + chain * mean[part, None].double().abs() * scale
+
+    def _dx(
+        self, case: Case, inputs: tuple[Tensor, ...], part: slice, of_statistics: tuple[Rows, Rows] | None
+    ) -> tuple[Tensor, Tensor]:
         *_, rstd, weight, dadded = self._backward_operands(inputs)
         dout, xhat = self._dout_xhat(inputs, part, slice(None))
         g = dout if weight is None else dout * weight.double()
         c1 = (g * xhat).mean(dim=1, keepdim=True)
         summed = (g * xhat).abs().mean(dim=1, keepdim=True) + rows.row_chain(case.shape[1]) * c1.abs()
         terms = g.abs() + xhat.abs() * summed
-        dx = g - xhat * c1
         if self.centered:
-            dx = g - g.mean(dim=1, keepdim=True) - xhat * c1
             terms += g.abs().mean(dim=1, keepdim=True)
+        mean = g.mean(dim=1, keepdim=True) if self.centered else 0.0
+        dx = g - mean - xhat * c1
+        if of_statistics is not None:
+            of_rstd, of_mean = of_statistics
+            terms += of_rstd * ((g - mean).abs() + 3 * (xhat * c1).abs()) + of_mean * (c1.abs() + (xhat * mean).abs())
         scale = rstd[part, None].double()
         dx, terms = dx * scale, terms * scale
         if dadded is None:
             return dx, terms
         return dx + dadded[part].double(), terms + dadded[part].double().abs()
 
-    def dweight(self, case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Tensor, Tensor]:
-        """``part`` is of columns, as for dbias."""
-
-        def of(some: slice) -> Tensor:
+    def _dweight(
+        self, inputs: tuple[Tensor, ...], part: slice, of_statistics: tuple[Rows, Rows] | None
+    ) -> tuple[Tensor, Tensor]:
+        def of(some: slice) -> tuple[Tensor, Tensor]:
             dout, xhat = self._dout_xhat(inputs, some, part)
-            return dout * xhat
+            values = dout * xhat
+            if of_statistics is None:
+                return values, values.abs()
+            of_rstd, of_mean = (each if isinstance(each, float) else each[some] for each in of_statistics)
+            return values, values.abs() * (1 + of_rstd) + dout.abs() * of_mean
 
         return _over_columns(inputs[0], part, of)
 
     def dbias(self, case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Tensor, Tensor]:
-        return _over_columns(inputs[0], part, lambda some: inputs[0][some, part].double())
+        def of(some: slice) -> tuple[Tensor, Tensor]:
+            dout = inputs[0][some, part].double()
+            return dout, dout.abs()
+
+        return _over_columns(inputs[0], part, of)
 
     def check_backward(
         self,
@@ -306,6 +349,16 @@ class Norm:
         summed = 2 + rows.row_chain(n) / 2
         return summed + kappa + 2.0**-23 * kappa.square() if self.centered else summed
 
+    def _rounded_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """mean (0 where nothing is subtracted) and rstd of every row, rounded to fp32."""
+
+        def of(x: Tensor) -> tuple[Tensor, Tensor]:
+            mean, rstd, _ = self._moments(x)
+            return mean[:, 0], rstd[:, 0]
+
+        mean, rstd = self._over_rows(x, None, slice(0, x.shape[0]), of)
+        return mean.float(), rstd.float()
+
     def _over_rows(self, x: Tensor, residual: Tensor | None, part: slice, of: Any) -> tuple[Tensor, Tensor]:
         """Two numbers of every row of x + residual, by ``of``, which is given some rows at a time."""
         import torch
@@ -363,14 +416,14 @@ def _parts(part: slice, n: int) -> Iterator[slice]:
 
 
 def _over_columns(dout: Tensor, part: slice, of: Any) -> tuple[Tensor, Tensor]:
-    """The sums of those columns and of their magnitudes, of [M, N] values that ``of`` gives for some rows."""
+    """The sums of those columns and of their terms, both [M, N], which ``of`` gives for some rows."""
     import torch
 
     columns = dout[:1, part].shape[1]
     total = torch.zeros(2, columns, dtype=torch.float64, device=dout.device)
     for some in _parts(slice(0, dout.shape[0]), columns):
-        values = of(some)
-        total += torch.stack([values.sum(dim=0), values.abs().sum(dim=0)])
+        values, terms = of(some)
+        total += torch.stack([values.sum(dim=0), terms.sum(dim=0)])
     return total[0], total[1]
 
 

@@ -13,11 +13,12 @@ from torch import Tensor
 from torch.nn import functional
 
 import kernel_twins
-from kernel_twins import OPS, dropout, losses, rows
-from kernel_twins._profiling.report.sampled_calls import Calls, Operands, gradient_operands
+from kernel_twins import OPS, dropout, losses
+from kernel_twins._profiling.report.sampled_calls import NORMS, Calls, Operands, gradient_operands
 from kernel_twins._profiling.report.sampled_cases import op_of
 from kernel_twins.check import compare
-from kernel_twins.spec import Case, Description, Op
+from kernel_twins.norms import Norm
+from kernel_twins.spec import Case, Op
 
 _CHUNK = 2**26  # elements held in float64 at a time, in each of a few tensors
 _FP32_LOOP = 4 * torch.finfo(torch.float32).eps  # of the terms of a sum, as in check.py
@@ -33,7 +34,7 @@ def forward_fault(function: str, case: Case, operands: Operands, results: Operan
         loss, *gradient = results
         fault = _loss_fault(case, operands, loss, backend)
         return fault or (_loss_gradient_fault(case, operands, gradient[0]) if gradient else "")
-    if op.name in ("layer_norm", "rms_norm"):
+    if op.name in NORMS:
         op = _without_statistics(op, case)
     return compare(op, case, operands, results).reason
 
@@ -56,23 +57,15 @@ def backward_fault(
         if not torch.equal(gradients[residual], same):
             return "residual's gradient is another one"
     op, backward_case = calls.backward
-    if function in ("layer_norm", "rms_norm"):
-        op = _of_computed_statistics(op)
+    if function in NORMS:
+        op = _of_computed_statistics(op, NORMS[function])
     return compare(op, backward_case, gradient_operands(case, calls, operands, douts, out), wanted).reason
 
 
-def _of_computed_statistics(op: Op) -> Op:
-    """A norm's gradient where rstd is the forward pass's, whose error, that of a sum of squares, is in every term."""
-
-    def with_its_error(reference: Description) -> Description:
-        def described(case: Case, inputs: Operands, part: slice) -> tuple[Tensor, Tensor]:
-            value, terms = reference(case, inputs, part)
-            return value, terms * (3 + rows.row_chain(case.shape[1]) / 2)
-
-        return described
-
-    more = tuple(with_its_error(each) for each in op.more_references)
-    return replace(op, reference=with_its_error(op.reference), more_references=more)
+def _of_computed_statistics(op: Op, norm: Norm) -> Op:
+    """A norm's gradient where the statistics are the forward pass's, which may err as it may."""
+    more = (norm.computed_dweight, *op.more_references[1:]) if op.more_references else ()
+    return replace(op, reference=norm.computed_dx, more_references=more)
 
 
 def _without_statistics(op: Op, case: Case) -> Op:
