@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from functools import partial
 
 import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-import kernel_twins  # noqa: E402
 from kernel_twins import OPS  # noqa: E402
 from kernel_twins._load import UnavailableError  # noqa: E402
 from kernel_twins._profiling.report import sampled_contests, sampled_timing  # noqa: E402
+from kernel_twins._profiling.report.sampled_calls import gradient_operands  # noqa: E402
 from kernel_twins._profiling.report.sampled_cases import CONTESTS, FUNCTIONS  # noqa: E402
-from kernel_twins._profiling.report.sampled_checks import backward_fault, forward_fault  # noqa: E402
+from kernel_twins._profiling.report.sampled_checks import Backward, Forward  # noqa: E402
 from kernel_twins._profiling.report.sampled_contests import Problem, contest  # noqa: E402
 from kernel_twins._profiling.report.sampled_timing import LostGpuError, Times  # noqa: E402
 from kernel_twins.spec import Case  # noqa: E402
@@ -77,41 +78,46 @@ def exact(problem, direction):
     if direction == "backward":
         douts = douts_of(problem, tuple(each.detach().to(dtype) for each in out))
         out = torch.autograd.grad(out, [wide[index] for index in leaves], [each.double() for each in douts])
-    return tuple(each.detach().to(dtype) if each.is_floating_point() else each for each in out)
+    found = tuple(each.detach().to(dtype) if each.is_floating_point() else each for each in out)
+    if problem.op.name == "cross_entropy" and direction == "forward":  # and the rows' losses
+        rows = problem.op.reference(problem.case, problem.operands[0], slice(0, problem.case.shape[0]))[0]
+        return (*found, rows.float())
+    return found
 
 
-def fault(problem, direction, found) -> str:
-    operands = problem.operands[0]
+def judge(problem, direction):
+    """What tells a fault of results or gradients."""
+    of, operands = (problem.function, problem.case), problem.operands[0]
     if direction == "forward":
-        return forward_fault(problem.function, problem.case, operands, found, "torch")
+        return Forward(*of, operands).fault
     out = exact(problem, "forward")
-    return backward_fault(problem.function, problem.case, problem.calls, operands, douts_of(problem, out), out, found)
+    douts = douts_of(problem, out)
+    given = partial(gradient_operands, problem.case, problem.calls, operands, douts)
+    return partial(Backward(*of, problem.calls, operands, douts, given).fault, out)
 
 
 @BY_CELL
-def test_what_is_right_passes_and_what_is_off_in_one_element_does_not(function, direction, case, monkeypatch) -> None:
+def test_what_is_right_passes_and_what_is_off_in_one_element_does_not(function, direction, case) -> None:
     problem = Problem(function, case, 1, device="cpu", sets=1)
-    if function.startswith("cross"):  # the rows' losses, which the same call must give
-        rows = OPS["cross_entropy"].reference(case, problem.operands[0], slice(0, case.shape[0]))[0]
-        monkeypatch.setattr(kernel_twins, "cross_entropy", lambda *_, **__: rows.float())
-    found = exact(problem, direction)
-    assert fault(problem, direction, found) == ""
+    found, fault = exact(problem, direction), judge(problem, direction)
+    assert fault(found) == ""
     for index, each in enumerate(found):
         wrong = each.clone()
         last = (-1,) * each.dim()
         wrong[last] = wrong[last] + 1 if not each.is_floating_point() else 3 * each.abs().max() + 1
-        assert fault(problem, direction, (*found[:index], wrong, *found[index + 1 :])) != ""
+        assert fault((*found[:index], wrong, *found[index + 1 :])) != ""
+    assert fault(found) == ""  # still
 
 
 @BY_CELL
 def test_no_infinity_or_nan_passes(function, direction, case) -> None:
     problem = Problem(function, case, 1, device="cpu", sets=1)
-    found = exact(problem, direction)
+    found, fault = exact(problem, direction), judge(problem, direction)
     for index, each in enumerate(found):
         for value in (math.nan, math.inf) if each.is_floating_point() else ():
             wrong = each.clone()
             wrong[(-1,) * each.dim()] = value
-            assert fault(problem, direction, (*found[:index], wrong, *found[index + 1 :])) != ""
+            assert fault((*found[:index], wrong, *found[index + 1 :])) != ""
 
 
 @BY_CELL
@@ -129,7 +135,7 @@ def test_ours_take_what_the_case_holds(function, direction, case) -> None:
 def test_a_backward_call_gives_a_gradient_for_each_leaf(function, direction, case) -> None:
     if direction == "backward":
         problem = Problem(function, case, 1, device="cpu", sets=1)
-        call, _ = problem.entrant("torch", direction, 0)
+        call = problem.entrant("torch", direction, 0).call
         for _ in range(2):  # again and again, as in a graph
             found = call()
             leaves = [problem.operands[0][index] for index in problem.calls.leaves]
@@ -151,8 +157,9 @@ def test_libraries_kernels_are_given_what_their_operation_takes(direction, monke
             problem = Problem(function, Case.parse(slug), 1, device="cpu", sets=1)
             op = problem.op if direction == "forward" else problem.calls.backward[0]
             monkeypatch.setitem(op.baselines, "liger", op.baselines["torch"])
-            call, judge = problem.entrant("liger", direction, 0)
-            assert judge(call()) == "", slug
+            entrant = problem.entrant("liger", direction, 0)
+            assert sampled_contests.judged(entrant, sampled_contests._tuple(entrant.trial())) == "ok", slug
+            entrant.call()
 
 
 def test_a_kernel_that_a_library_does_not_have_is_skipped() -> None:
@@ -246,13 +253,13 @@ def test_every_third_case_is_compiled_too() -> None:
 @pytest.mark.parametrize("function", ["layer_norm", "rms_norm"])
 def test_a_norms_gradient_may_err_as_the_forward_passs_statistics_do(function) -> None:
     problem = Problem(function, Case.parse("2x1048576-fp32"), 1, device="cpu", sets=1)
-    dx, dweight, *dbias = exact(problem, "backward")
+    (dx, dweight, *dbias), fault = exact(problem, "backward"), judge(problem, "backward")
     for found in ((dx * (1 + 3e-6), dweight, *dbias), (dx, dweight * (1 + 3e-6), *dbias)):
-        assert fault(problem, "backward", found) == ""
+        assert fault(found) == ""
     for found in ((dx * (1 + 3e-5), dweight, *dbias), (dx, dweight * (1 + 3e-5), *dbias)):
-        assert fault(problem, "backward", found) != ""
+        assert fault(found) != ""
     if dbias:  # in which they have no part
-        assert fault(problem, "backward", (dx, dweight, dbias[0] * (1 + 3e-6))) != ""
+        assert fault((dx, dweight, dbias[0] * (1 + 3e-6))) != ""
 
 
 @pytest.mark.parametrize(
@@ -272,3 +279,75 @@ def test_a_sample_is_as_long_as_the_gpus_own_time_asks(call_ms, sets, captures, 
     monkeypatch.setattr(sampled_timing, "warm_ms", lambda count: count * call_ms)
     sample = sampled_timing._sample("cuda", [lambda: None] * sets, None)
     assert (counts, sample.calls, sample.is_short) == (captures, captures[-1], is_short)
+
+
+@pytest.mark.parametrize(("function", "kind"), [("softmax", Forward), ("softmax", Backward)])
+def test_memory_that_the_judge_lacks_is_nobodys_fault(function, kind, timed_on_cpu, monkeypatch) -> None:
+    def fault(*_: object, **__: object) -> str:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 60.00 GiB")
+
+    monkeypatch.setattr(kind, "fault", fault)
+    problem = Problem(function, Case.parse("33x257-bf16"), 1, device="cpu", sets=1)
+    rows = contest(with_ours(problem, monkeypatch), "forward" if kind is Forward else "backward", {})
+    statuses = {row["backend"]: row["status"] for row in rows}
+    assert statuses["torch"] == "ok"
+    assert {statuses[name] for name in ("cuda", "triton", "auto")} == {"not judged: the judge ran out of memory"}
+    assert timed_on_cpu == ["torch"]
+
+
+def test_memory_that_a_call_lacks_is_its_own_fault(timed_on_cpu, monkeypatch) -> None:
+    def greedy(x, dim):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 60.00 GiB")
+
+    problem = Problem("softmax", Case.parse("33x257-bf16"), 1, device="cpu", sets=1)
+    rows = contest(with_ours(problem, monkeypatch, cuda=greedy), "forward", {})
+    (status,) = [row["status"] for row in rows if row["backend"] == "cuda"]
+    assert status == "wrong: raised CUDA out of memory. Tried to allocate 60.00 GiB"
+
+
+def test_what_float64_makes_of_a_case_serves_all_of_ours(timed_on_cpu, monkeypatch) -> None:
+    asked = []
+    right = OPS["softmax"].reference
+
+    def reference(case, inputs, rows):
+        asked.append(rows)
+        return right(case, inputs, rows)
+
+    monkeypatch.setitem(OPS, "softmax", dataclasses.replace(OPS["softmax"], reference=reference))
+    problem = Problem("softmax", Case.parse("33x257-bf16"), 1, device="cpu", sets=2)
+    rows = contest(with_ours(problem, monkeypatch), "forward", {})
+    assert [row["status"] for row in rows if row["backend"] in ("cuda", "triton")] == ["ok", "ok"]
+    assert asked == [slice(0, 33)]
+
+
+def test_everybody_is_given_the_same_gradients_of_results() -> None:
+    problem = Problem("layer_norm", Case.parse("33x257-bf16-residual.yes"), 1, device="cpu", sets=2)
+    first, again = ([problem.entrant("torch", "backward", number).call.args[2] for number in (0, 1)] for _ in range(2))
+    assert all(one is other for one, other in zip(first, again, strict=True))
+    assert not torch.equal(first[0][0], first[1][0])
+
+
+def test_a_library_that_normalises_a_sum_before_it_is_rounded_is_judged_where_that_makes_no_difference(
+    monkeypatch,
+) -> None:
+    def unrounded(x, weight, residual, *, out, eps):
+        added = x.float() + residual.float()
+        rstd = (added.square().mean(1, keepdim=True) + eps).rsqrt()
+        y = (added * rstd * weight.float()).to(x.dtype)
+        return y, rstd[:, 0], added.to(x.dtype)
+
+    problem = Problem("rms_norm", Case.parse("33x257-bf16-residual.yes-x.spaced"), 1, device="cpu", sets=1)
+    monkeypatch.setitem(problem.op.baselines, "liger", unrounded)
+    entrant = problem.entrant("liger", "forward", 0)
+    assert sampled_contests.judged(entrant, entrant.trial()) == "ok"
+    assert entrant.fault(entrant.call()) != ""  # at the case itself, which is timed
+
+
+def test_the_mean_of_no_loss_at_all_is_nan() -> None:
+    problem = Problem("cross_entropy", Case.parse("1x257-bf16-target.ignored"), 1, device="cpu", sets=1)
+    fault, of_rows = judge(problem, "forward"), torch.zeros(1)
+    right = problem.calls.eager(*problem.operands[0])
+    assert right.isnan()
+    assert fault((right, of_rows)) == ""
+    assert fault((torch.zeros_like(right), of_rows)) != ""
+    assert judge(problem, "backward")((torch.zeros_like(problem.operands[0][0]),)) == ""

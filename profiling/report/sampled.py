@@ -24,8 +24,8 @@ from kernel_twins._profiling.report.errors import CannotRunError
 from kernel_twins._profiling.report.sampled_cases import CASES, FUNCTIONS, Pass, cases, is_compiled, seed_of
 from kernel_twins.spec import Case
 
-_PROCESSES = 12  # that compile: as many as one GPU's memory has room for the operands of
 _THREADS = "1"  # of each, of torch.compile's
+_PROCESSES = 12  # that compile: as many as one GPU's memory has room for the operands of
 
 Progress = Callable[[str], None]
 Work = tuple[str, int]  # a function, and the number of one of its cases
@@ -182,8 +182,7 @@ def record(recording: Recording, progress: Progress) -> list[str]:
                     ) from None
                 recording.add(function, rows)
                 wrong += [f"{cell} ({row['backend']}): {row['status']}" for row in rows if sampled_table.is_wrong(row)]
-            del problem
-            torch.cuda.empty_cache()
+            del problem  # before the next one's operands are made
     return wrong
 
 

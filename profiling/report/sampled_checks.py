@@ -1,65 +1,135 @@
 """Whether a public function is right at a sampled case: by the one rule of accuracy, and where no operation has a
-reference for its gradient, by a definition here. Each answers with what is wrong, empty where nothing is.
+reference for its gradient, by a definition here.
+
+A judge is of one set of operands, and answers with what is wrong, empty where nothing is. What float64 makes of the
+operands is computed at its first answer, and serves the others where check.py keeps it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-import kernel_twins
-from kernel_twins import OPS, dropout, losses
-from kernel_twins._profiling.report.sampled_calls import NORMS, Calls, Operands, gradient_operands
+from kernel_twins import OPS, check, dropout, losses
+from kernel_twins._profiling.report.sampled_calls import NORMS, Calls, Operands, calls, gradient_operands
 from kernel_twins._profiling.report.sampled_cases import op_of
-from kernel_twins.check import compare
 from kernel_twins.norms import Norm
 from kernel_twins.spec import Case, Op
 
+Given = Callable[[Operands], Operands]  # from results, the inputs of the gradient's operation
+
 _CHUNK = 2**26  # elements held in float64 at a time, in each of a few tensors
 _FP32_LOOP = 4 * torch.finfo(torch.float32).eps  # of the terms of a sum, as in check.py
-_LIMIT = (
-    0.03  # of a row's norm: what is rounded to bf16 on the way errs by 0.4 %, a row without one of its tiles by 9 %
-)
+_LIMIT = 0.03  # of a row's norm: what is rounded to bf16 on the way errs by 0.4 %, a row without a tile by 9 %
 
 
-def forward_fault(function: str, case: Case, operands: Operands, results: Operands, backend: str) -> str:
-    """Of a call that gave these results; a mask that was drawn must be the first one of seed 0."""
-    op = OPS[op_of(function, case)]
-    if function.startswith("cross_entropy"):
-        loss, *gradient = results
-        fault = _loss_fault(case, operands, loss, backend)
-        return fault or (_loss_gradient_fault(case, operands, gradient[0]) if gradient else "")
-    if op.name in NORMS:
-        op = _without_statistics(op, case)
-    return compare(op, case, operands, results).reason
+class Forward:
+    """Of results. Those of cross_entropy are the mean, the gradient where the call gives it, and the rows' losses."""
+
+    def __init__(self, function: str, case: Case, operands: Operands) -> None:
+        self._case, self.operands = case, operands
+        self._op = OPS[op_of(function, case)]
+        self._problem = check.Problem(self._of_function(), case, operands)
+
+    def fault(self, results: Operands, *, is_baseline: bool = False) -> str:
+        if self._op.name == "cross_entropy":
+            loss, *gradients, of_rows = results
+            return (
+                self._mean_fault(loss)
+                or self._problem.compare((of_rows,)).reason
+                or (self._gradient.fault((), tuple(gradients)) if gradients else "")
+            )
+        return self._problem.compare(results, is_baseline=is_baseline).reason
+
+    def _of_function(self) -> Op:
+        """The operation with the outputs that its public function has."""
+        if self._op.name in NORMS:
+            return _without_statistics(self._op, self._case)
+        if self._op.name == "cross_entropy":
+            return replace(
+                self._op, reference=lambda case, inputs, rows: (self._losses[0][rows], self._losses[1][rows])
+            )
+        return self._op
+
+    @cached_property
+    def _losses(self) -> tuple[Tensor, Tensor]:
+        """The rows', and their terms."""
+        return self._op.reference(self._case, self.operands, slice(0, self._case.shape[0]))
+
+    def _mean_fault(self, loss: Tensor) -> str:
+        """NaN where all rows are ignored."""
+        exact, terms = self._losses
+        count = (self.operands[1] != losses.options(self._case)["ignore_index"]).sum()
+        mean = exact.sum() / count
+        bound = torch.finfo(loss.dtype).eps * mean.abs() + _FP32_LOOP * terms.sum() / count
+        if bool((loss.double() - mean).abs() <= bound) or bool(loss.isnan() & mean.isnan()):
+            return ""
+        return f"the loss is {loss.item():.8g}, must be {mean.item():.8g} ± {bound.item():.3g}"
+
+    @cached_property
+    def _gradient(self) -> Backward:
+        of, one = calls("cross_entropy", self._case), torch.ones((), device=self.operands[0].device)
+        given = partial(gradient_operands, self._case, of, self.operands, (one,))
+        return Backward("cross_entropy", self._case, of, self.operands, (one,), given)
 
 
-def backward_fault(
-    function: str, case: Case, calls: Calls, operands: Operands, douts: Operands, out: Operands, gradients: Operands
-) -> str:
-    """Of the operands' gradients, given the results of the forward pass and their gradients."""
-    if function == "matmul":
-        return _product_fault(case, operands, douts[0], gradients)
-    if function == "linear":
-        return _linear_fault(case, operands, douts[0], gradients)
-    if calls.backward is None:
-        return _reduction_fault(case, operands[0], douts[0], out[0], gradients[0])
-    # A residual's gradient is x's, or, where it is added last, the result's.
-    residual = {"dropout_add": 1}.get(function, len(operands) - 1) if case.get("residual") == "yes" else None
-    wanted = tuple(gradient for index, gradient in enumerate(gradients) if index != residual)
-    if residual is not None:
-        same = douts[0] if function == "dropout_add" else gradients[0]
-        if not torch.equal(gradients[residual], same):
-            return "residual's gradient is another one"
-    op, backward_case = calls.backward
-    if function in NORMS:
-        op = _of_computed_statistics(op, NORMS[function])
-    return compare(op, backward_case, gradient_operands(case, calls, operands, douts, out), wanted).reason
+class Backward:
+    """Of the operands' gradients, given the results of the same caller's forward pass; ``douts`` are their gradients.
+
+    A mask that was drawn must be the first one of seed 0.
+    """
+
+    def __init__(self, function: str, case: Case, of: Calls, operands: Operands, douts: Operands, given: Given) -> None:
+        self._function, self._case, self._calls = function, case, of
+        self._operands, self._douts, self._given = operands, douts, given
+        self._known: check.Problem | None = None
+
+    def fault(self, out: Operands, gradients: Operands) -> str:
+        if self._function == "matmul":
+            return self._product_fault(gradients)
+        if self._function == "linear":
+            return _linear_fault(self._case, self._operands, self._douts[0], gradients)
+        if self._calls.backward is None:
+            return _reduction_fault(self._case, self._operands[0], self._douts[0], gradients[0])
+        wanted = gradients
+        if self._case.get("residual") == "yes":  # whose gradient is x's, or, where it is added last, the result's
+            residual = 1 if self._function == "dropout_add" else len(self._operands) - 1
+            same = self._douts[0] if self._function == "dropout_add" else gradients[0]
+            if not torch.equal(gradients[residual], same):
+                return "residual's gradient is another one"
+            wanted = tuple(each for index, each in enumerate(gradients) if index != residual)
+        of_result = "softmax" in self._function  # the gradient is of the caller's own
+        if self._known is None or (of_result and not torch.equal(self._known.inputs[1], out[0])):
+            if of_result and (told := Forward(self._function, self._case, self._operands).fault(out)):
+                return f"the result: {told}"
+            op, case = self._calls.backward
+            if self._function in NORMS:
+                op = _of_computed_statistics(op, NORMS[self._function])
+            self._known = check.Problem(op, case, self._given(out))
+        return self._known.compare(wanted).reason
+
+    def _product_fault(self, gradients: Operands) -> str:
+        for (name, problem), gradient in zip(self._products.items(), gradients, strict=True):
+            if reason := problem.compare((gradient,)).reason:
+                return f"{name}'s gradient: {reason}"
+        return ""
+
+    @cached_property
+    def _products(self) -> dict[str, check.Problem]:
+        """Gradients of a product are products."""
+        (m, n, k), (a, b), dout = self._case.shape, self._operands, self._douts[0]
+        op = OPS[op_of("matmul", self._case)]
+        given = {"a": ((m, k, n), (dout, b.t())), "b": ((k, n, m), (a.t(), dout))}
+        return {
+            name: check.Problem(op, Case.of(*shape, dtype=self._case.dtype), both)
+            for name, (shape, both) in given.items()
+        }
 
 
 def _of_computed_statistics(op: Op, norm: Norm) -> Op:
@@ -80,39 +150,9 @@ def _without_statistics(op: Op, case: Case) -> Op:
     return replace(op, exemplar=exemplar, more_references=op.more_references[-1:] if adds else ())
 
 
-def _loss_fault(case: Case, operands: Operands, loss: Tensor, backend: str) -> str:
-    """Of a mean; and of the rows' losses, which the same call gives without the mean, under autocast unrounded."""
-    op, options = OPS["cross_entropy"], losses.options(case)
-    exact, terms = op.reference(case, operands, slice(0, case.shape[0]))
-    count = (operands[1] != options["ignore_index"]).sum()
-    mean = exact.sum() / count
-    bound = torch.finfo(loss.dtype).eps * mean.abs() + _FP32_LOOP * terms.sum() / count
-    if not bool((loss.double() - mean).abs() <= bound):
-        return f"the loss is {loss.item():.8g}, must be {mean.item():.8g} ± {bound.item():.3g}"
-    with torch.autocast(operands[0].device.type):
-        of_rows = kernel_twins.cross_entropy(*operands, reduction="none", backend=backend, **options)
-    return compare(op, case, operands, (of_rows,)).reason
-
-
-def _loss_gradient_fault(case: Case, operands: Operands, gradient: Tensor) -> str:
-    from kernel_twins._profiling.report.sampled_calls import calls
-
-    of = calls("cross_entropy", case)
-    assert of.backward is not None
-    one = torch.ones((), device=gradient.device)
-    op, backward_case = of.backward
-    return compare(op, backward_case, gradient_operands(case, of, operands, (one,), ()), (gradient,)).reason
-
-
-def _product_fault(case: Case, operands: Operands, dout: Tensor, gradients: Operands) -> str:
-    """Gradients of a product are products."""
-    (m, n, k), (a, b) = case.shape, operands
-    op = OPS[op_of("matmul", case)]
-    products = (("a", (m, k, n), (dout, b.t())), ("b", (k, n, m), (a.t(), dout)))
-    for (name, shape, given), gradient in zip(products, gradients, strict=True):
-        if reason := compare(op, Case.of(*shape, dtype=case.dtype), given, (gradient,)).reason:
-            return f"{name}'s gradient: {reason}"
-    return ""
+# ----------------------------------------------------------------------------------------------------------------------
+# Linear
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 def _linear_fault(case: Case, operands: Operands, dout: Tensor, gradients: Operands) -> str:
@@ -145,14 +185,22 @@ def _rows_fault(name: str, found: Tensor, exact: Tensor) -> str:
     return f"{name}'s gradient has a row that is off by {off}, the limit is {100 * _LIMIT:g} % of its norm"
 
 
-def _reduction_fault(case: Case, x: Tensor, dout: Tensor, out: Tensor, dx: Tensor) -> str:
+# ----------------------------------------------------------------------------------------------------------------------
+# Reductions
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def _reduction_fault(case: Case, x: Tensor, dout: Tensor, dx: Tensor) -> str:
     """Of a mean or a maximum; elements are rounded twice at most."""
     axes = tuple(map(int, case.get("axes")))
     for axis in axes:
-        dout, out = dout.unsqueeze(axis), out.unsqueeze(axis)
+        dout = dout.unsqueeze(axis)
     count: Tensor | float = 1.0
+    largest = None
     if case.get("kind") == "max":
-        count = (x == out).sum(axes, keepdim=True)
+        largest = x.amax(axes, keepdim=True)
+        count = (x == largest).sum(axes, keepdim=True)
+        largest = largest.expand(x.shape)
     else:
         for axis in axes:
             count *= x.shape[axis]
@@ -160,8 +208,8 @@ def _reduction_fault(case: Case, x: Tensor, dout: Tensor, out: Tensor, dx: Tenso
     numbers = torch.finfo(dx.dtype)
     for part in _parts(len(x), x[0].numel()):
         exact = share[part]
-        if case.get("kind") == "max":
-            exact = exact.where(x[part] == out.expand(x.shape)[part], 0.0)
+        if largest is not None:
+            exact = exact.where(x[part] == largest[part], 0.0)
         bound = 2 * numbers.eps * (exact.abs() + numbers.tiny)
         if not bool(((dx[part].double() - exact).abs() <= bound).all()):
             return "x's gradient has an element that is off by more than two roundings"

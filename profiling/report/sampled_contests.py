@@ -1,16 +1,23 @@
-"""A public function at one sampled case, forward or backward: who takes part, who is right, how long each takes."""
+"""A public function at one sampled case, forward or backward: who takes part, who is right, how long each takes.
+
+PyTorch is taken at its word, and so is "auto", which is one of those that are judged; of torch.compile, gradients are,
+what is drawn by chance, and a loss.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import statistics
-from collections.abc import Callable
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from kernel_twins import OPS, check, environment
+import kernel_twins
+from kernel_twins import OPS, check, environment, losses
 from kernel_twins._load import UnavailableError
 from kernel_twins._profiling.report import sampled_timing, store
 from kernel_twins._profiling.report.sampled_calls import (
@@ -21,26 +28,50 @@ from kernel_twins._profiling.report.sampled_calls import (
     loss_and_gradient,
 )
 from kernel_twins._profiling.report.sampled_cases import Pass, is_compiled, op_of
-from kernel_twins._profiling.report.sampled_checks import backward_fault, forward_fault
+from kernel_twins._profiling.report.sampled_checks import Backward, Forward
 from kernel_twins.bench import raised, sets_of
 from kernel_twins.check import generator
-from kernel_twins.spec import Case, Op
-from kernel_twins.tensors import empty_outputs
+from kernel_twins.spec import Case
+from kernel_twins.tensors import OUT_DTYPE, empty_outputs
 
 OURS = ("cuda", "triton")
 OTHERS = ("liger", "quack")
+NOT_JUDGED = "not judged: the judge ran out of memory"
 
 _LONGEST = 160  # characters of a status
+_POISON = 0xFF  # in every byte: NaN in each of our dtypes, and no place
 
+T = TypeVar("T")
 Call = Callable[[], Any]
-Fault = Callable[[Any], str]  # what is wrong with a call's result, empty where nothing is
+Form = tuple[tuple[int, ...], torch.dtype]  # of a result
+
+
+@dataclass(frozen=True, slots=True)
+class Entrant:
+    """A call with one set of operands; ``trial`` is what is called first.
+
+    ``fault`` tells what is wrong with what the trial gave, which must be of these ``forms``; without one it is taken at
+    its word.
+    """
+
+    call: Call
+    trial: Call
+    forms: tuple[Form, ...] = ()
+    fault: Callable[[Operands], str] | None = None
+
+
+class NotJudgedError(RuntimeError):
+    """Memory that the judge needs is not to be had; nobody's call is to blame."""
 
 
 class Problem:
-    """A function's case of that number, and its operands, as often as it takes for them to exceed L2 several times."""
+    """A function's case of that number, and its operands, as often as it takes for them to exceed L2 several times.
+
+    What several entrants need is made once: gradients of results, operands of the gradient's operation, judges.
+    """
 
     def __init__(self, function: str, case: Case, index: int, device: str = "cuda", sets: int | None = None) -> None:
-        self.function, self.case, self.index = function, case, index
+        self.function, self.case, self.index, self.device = function, case, index, device
         self.op = OPS[op_of(function, case)]
         self.calls = calls(function, case)
         source = generator(case, device)
@@ -48,6 +79,11 @@ class Problem:
         self.operands: list[Operands] = [self.op.inputs(case, source) for _ in range(count)]
         self._source = source
         self._compiled: Function | None = None
+        self._douts: dict[int, Operands] = {}
+        self._given: dict[int, Operands] = {}
+        self._forward_judges: dict[Case, Forward] = {}
+        self._backward_judge: Backward | None = None
+        self._others_problems: dict[str, check.Problem] = {}
 
     def names(self) -> list[str]:
         """Who takes part, PyTorch first."""
@@ -58,56 +94,139 @@ class Problem:
         """The backend that "auto" takes."""
         return self.calls.chosen(*self.operands[0])
 
-    def entrant(self, name: str, direction: Pass, number: int) -> tuple[Call, Fault]:
-        """A call with that set of operands, and what judges its result where it is the first set."""
-        operands = self.operands[number]
+    def forget(self) -> None:
+        """What judges kept, which is as large as many sets of operands."""
+        self._given, self._forward_judges, self._backward_judge, self._others_problems = {}, {}, None, {}
+
+    def entrant(self, name: str, direction: Pass, number: int) -> Entrant:
+        """A call with that set of operands, of which the first one's is tried and judged."""
         if name in OTHERS:
-            if direction == "forward":
-                return self._of_library(self.op, self.case, name, operands)
+            return self._of_library(name, direction, number)
+        function = self._function(name)
+        if direction == "forward":
+            return self._forward_entrant(name, function, number)
+        return self._backward_entrant(name, function, number)
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Forward
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def _forward_entrant(self, name: str, function: Function, number: int) -> Entrant:
+        call = partial(_forward, function, self.operands[number])
+        if name == "compile" and self.op.name not in ("cross_entropy", "dropout_add"):
+            settled = self.op.settled(self.case)
+            return Entrant(
+                call,
+                lambda: _forward(function, self.judge(settled).operands),
+                self._forms,
+                lambda found: self.judge(settled).fault(found, is_baseline=True),
+            )
+        if name not in (*OURS, "auto"):
+            return Entrant(call, call)
+        operands = self.operands[number]
+        if self.function == "cross_entropy_gradient_" and number == 0:  # what is written to is judged by, and tried
+            operands = self.op.inputs(self.case, generator(self.case, self.device))
+        trial = partial(_forward, function, operands)
+        if name == "auto":
+            return Entrant(call, trial)
+        if self.op.name != "cross_entropy":
+            return Entrant(call, trial, self._forms, lambda found: self.judge(self.case).fault(found))
+
+        def with_rows() -> Operands:
+            """The losses of the rows, of which a mean tells little: without it, and under autocast unrounded."""
+            with torch.autocast(operands[0].device.type):
+                options = losses.options(self.case)
+                of_rows = kernel_twins.cross_entropy(*operands, reduction="none", backend=name, **options)
+            return (*_tuple(trial()), of_rows)
+
+        forms = (*self._forms, ((self.case.shape[0],), torch.float32))
+        return Entrant(call, with_rows, forms, lambda found: self.judge(self.case).fault(found))
+
+    def judge(self, case: Case) -> Forward:
+        """Of results, at the case or where it is settled."""
+        if case not in self._forward_judges:
+            operands = self.operands[0]
+            if case != self.case:
+                operands = self.op.inputs(case, generator(case, self.device))
+            self._forward_judges[case] = Forward(self.function, case, operands)
+        return self._forward_judges[case]
+
+    @cached_property
+    def _forms(self) -> tuple[Form, ...]:
+        """Of the results, as PyTorch's are: it is asked about tensors without memory."""
+        like = (each.to("meta") for each in self.operands[0])
+        return tuple((tuple(each.shape), each.dtype) for each in _tuple(_forward(self.calls.eager, tuple(like))))
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Backward
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def _backward_entrant(self, name: str, function: Function, number: int) -> Entrant:
+        leaves = self.calls.leaves
+        given = tuple(
+            each.detach().requires_grad_() if index in leaves else each
+            for index, each in enumerate(self.operands[number])
+        )
+        with torch.enable_grad():
+            out = _tuple(function(*given))
+        differentiated = [given[index] for index in leaves]
+        call = partial(torch.autograd.grad, out, differentiated, self.douts(number, out), retain_graph=True)
+        if name not in OURS:
+            return Entrant(call, call)
+        kept = tuple(each.detach() for each in out)
+        forms = tuple((tuple(each.shape), each.dtype) for each in differentiated)
+        return Entrant(call, call, forms, lambda gradients: self._gradients_judge().fault(kept, gradients))
+
+    def douts(self, number: int, out: Operands) -> Operands:
+        """The gradients of results, everybody's the same. Of a mean, one; of all else, random."""
+        if number not in self._douts:
+            with judging():
+                self._douts[number] = tuple(
+                    torch.empty_like(each, memory_format=torch.contiguous_format, requires_grad=False).normal_(
+                        generator=self._source
+                    )
+                    if each.dim() or not self.function.startswith("cross_entropy")
+                    else torch.ones_like(each, requires_grad=False)
+                    for each in out
+                )
+        return self._douts[number]
+
+    def given(self, number: int, out: Operands | None = None) -> Operands:
+        """The inputs of the gradient's operation; of softmax's, with the result told, or PyTorch's."""
+        is_of_result = self.op.name == "softmax" and out is not None
+        if number in self._given and not is_of_result:
+            return self._given[number]
+        operands = self.operands[number]
+        out = out or _tuple(_forward(self.calls.eager, operands))
+        given = gradient_operands(self.case, self.calls, operands, self.douts(number, out), out)
+        if not is_of_result:
+            self._given[number] = given
+        return given
+
+    def _gradients_judge(self) -> Backward:
+        if self._backward_judge is None:
+            self._backward_judge = Backward(
+                self.function, self.case, self.calls, self.operands[0], self._douts[0], partial(self.given, 0)
+            )
+        return self._backward_judge
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Others
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def _of_library(self, name: str, direction: Pass, number: int) -> Entrant:
+        """Of a library's kernel, in the form of an operation's baseline; of rows' losses the mean, too.
+
+        It is judged as in every gate: where a sum with a residual needs no rounding.
+        """
+        if direction == "forward":
+            op, case, inputs = self.op, self.case, self.operands[number]
+        else:
             assert self.calls.backward is not None  # or the library would have no baseline there
             op, case = self.calls.backward
             if name not in op.baselines:
                 raise UnavailableError(f"{name} has no {op.name}")
-            out = _tuple(self._forward(self.calls.eager, operands, False))
-            given = gradient_operands(self.case, self.calls, operands, self._douts(out), out)
-            return self._of_library(op, case, name, given)
-        function = self._function(name)
-        if direction == "forward":
-            return self._forward_entrant(name, function, operands, number == 0)
-        leaves = self.calls.leaves
-        given = tuple(
-            each.detach().requires_grad_() if index in leaves else each for index, each in enumerate(operands)
-        )
-        out = _tuple(self._forward(function, given, True))
-        douts = self._douts(out)
-        call = partial(torch.autograd.grad, out, [given[index] for index in leaves], douts, retain_graph=True)
-
-        def fault(gradients: Any) -> str:
-            kept = tuple(each.detach() for each in out)
-            return backward_fault(self.function, self.case, self.calls, operands, douts, kept, gradients)
-
-        return call, fault if name in OURS else _trusted
-
-    def _forward_entrant(
-        self, name: str, function: Function, operands: Operands, is_judged: bool
-    ) -> tuple[Call, Fault]:
-        call = partial(self._forward, function, operands, False)
-        if name not in OURS:
-            return call, _trusted
-        if self.function != "cross_entropy_gradient_":
-            return call, lambda results: forward_fault(self.function, self.case, operands, _tuple(results), name)
-        logits, target = operands
-        before = logits.clone() if is_judged else logits
-
-        def fault(results: Any) -> str:
-            told = forward_fault(self.function, self.case, (before, target), _tuple(results), name)
-            logits.copy_(before)  # for who comes next
-            return told
-
-        return call, fault
-
-    def _of_library(self, op: Op, case: Case, name: str, inputs: Operands) -> tuple[Call, Fault]:
-        """Of a library's kernel, in the form of an operation's baseline; of rows' losses the mean, too."""
+            inputs = self.given(number)
         baseline = op.baselines[name]
         assert baseline is not None  # no library's is compiled into our extension
         out = empty_outputs(op, case, inputs[0].device)
@@ -116,11 +235,24 @@ class Problem:
         def with_mean() -> Any:
             return call(), out.mean()  # type: ignore[union-attr]  # one tensor
 
-        def fault(returned: Any) -> str:
-            results = returned if isinstance(returned, (Tensor, tuple)) and op.name != "cross_entropy" else out
-            return check.Problem(op, case, inputs).compare(_tuple(results), is_baseline=True).reason
+        settled = op.settled(case)
 
-        return with_mean if op.name == "cross_entropy" else call, fault
+        def problem() -> check.Problem:
+            if op.name not in self._others_problems:
+                given = inputs if settled == case else op.inputs(settled, generator(settled, self.device))
+                self._others_problems[op.name] = check.Problem(op, settled, given)
+            return self._others_problems[op.name]
+
+        def trial() -> Any:
+            into = empty_outputs(op, settled, inputs[0].device)
+            for each in _tuple(into):
+                each.view(torch.uint8).fill_(_POISON)
+            returned = baseline(*problem().inputs, **op.options(settled), out=into)
+            return returned if isinstance(returned, (Tensor, tuple)) and op.name != "cross_entropy" else into
+
+        forms = tuple((each.shape, OUT_DTYPE[each.dtype]) for each in op.outputs(settled))
+        fault: Callable[[Operands], str] = lambda found: problem().compare(found, is_baseline=True).reason  # noqa: E731
+        return Entrant(with_mean if op.name == "cross_entropy" else call, trial, forms, fault)
 
     def _function(self, name: str) -> Function:
         if name == "torch":
@@ -138,21 +270,6 @@ class Problem:
             made: Function = torch.compile(function, fullgraph=True, dynamic=False)
             self._compiled = loss_and_gradient(made) if in_place else made
         return self._compiled
-
-    def _forward(self, function: Function, operands: Operands, differentiated: bool) -> Any:
-        with torch.set_grad_enabled(differentiated):
-            return function(*operands)
-
-    def _douts(self, out: Operands) -> Operands:
-        """Of a mean, one; of all else, random."""
-        return tuple(
-            torch.empty_like(each, memory_format=torch.contiguous_format, requires_grad=False).normal_(
-                generator=self._source
-            )
-            if each.dim() or not self.function.startswith("cross_entropy")
-            else torch.ones_like(each, requires_grad=False)
-            for each in out
-        )
 
 
 def contest(problem: Problem, direction: Pass, lost: dict[str, str]) -> list[dict[str, str]]:
@@ -172,6 +289,8 @@ def contest(problem: Problem, direction: Pass, lost: dict[str, str]) -> list[dic
             statuses[name] = statuses[chosen]  # whose calls its are
         if statuses[name] == "ok":
             ready[name] = made
+    problem.forget()
+    torch.cuda.empty_cache()  # graphs have memory of their own
     times, sensors = sampled_timing.timed(ready)
     return [
         {
@@ -190,35 +309,77 @@ def contest(problem: Problem, direction: Pass, lost: dict[str, str]) -> list[dic
 
 def prepare(problem: Problem, direction: Pass, name: str) -> None:
     """Have compiled what a call needs; whatever it raises is for the contest to tell."""
-    call, _ = problem.entrant(name, direction, 0)
     with environment.kept():
-        call()
+        problem.entrant(name, direction, 0).call()
     torch.cuda.synchronize()
 
 
 def _admitted(problem: Problem, direction: Pass, name: str) -> tuple[str, list[Call]]:
     """The status of the first call, and a call a set of operands where it is ok."""
-    try:
+
+    def tried() -> tuple[Entrant, Operands]:
         torch.cuda.manual_seed(0)  # which masks are judged by
-        with environment.kept():  # torch.compile compiles now, and in the first call
-            first, fault = problem.entrant(name, direction, 0)
-            results = first()
+        entrant = problem.entrant(name, direction, 0)
+        return entrant, _tuple(entrant.trial())
+
+    status, made = _attempted(name, tried)
+    if made is None:
+        return status, []
+    entrant, results = made
+    if (status := judged(entrant, results)) != "ok":
+        return status, []
+    del made, results
+    status, others = _attempted(
+        name, lambda: [problem.entrant(name, direction, number).call for number in range(1, len(problem.operands))]
+    )
+    return status, [entrant.call, *(others or [])]
+
+
+def _attempted(name: str, attempt: Callable[[], T]) -> tuple[str, T | None]:
+    """``ok`` and what an attempt gives, or a status that says why it gives nothing."""
+    try:
+        with environment.kept():  # torch.compile compiles at the first call
+            made = attempt()
         torch.cuda.synchronize()
-        if told := fault(results):
-            return f"wrong: {told}", []
-        del results
-        return "ok", [first, *(problem.entrant(name, direction, i)[0] for i in range(1, len(problem.operands)))]
+        return "ok", made
+    except NotJudgedError as error:
+        return str(error), None
     except UnavailableError as error:
         if name in OURS:  # nothing of a backend can be measured here, which is for the user to mend
             raise
-        return f"skipped: {error}", []
+        return f"skipped: {error}", None
     except Exception as error:  # of anybody's compiler or library
         status = raised(error) if name in (*OURS, "auto") else f"skipped: {raised(error).removeprefix('wrong: ')}"
     try:
         torch.cuda.synchronize()
     except RuntimeError:
         raise sampled_timing.LostGpuError(name, status[:_LONGEST]) from None
-    return status, []
+    return status, None
+
+
+def judged(entrant: Entrant, results: Operands) -> str:
+    """``ok``, what is wrong with a trial's results, or that this could not be found out."""
+    if entrant.fault is None:
+        return "ok"
+    try:
+        with judging():
+            told = entrant.fault(results)
+    except NotJudgedError as error:
+        return str(error)
+    return f"wrong: {told}" if told else "ok"
+
+
+@contextlib.contextmanager
+def judging() -> Iterator[None]:
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise NotJudgedError(NOT_JUDGED) from error
+
+
+def _forward(function: Function, operands: Operands) -> Any:
+    with torch.no_grad():
+        return function(*operands)
 
 
 def _summary(times_us: list[float]) -> dict[str, str]:
@@ -231,8 +392,3 @@ def _summary(times_us: list[float]) -> dict[str, str]:
 
 def _tuple(results: Any) -> Operands:
     return results if isinstance(results, tuple) else (results,)
-
-
-def _trusted(results: Any) -> str:
-    """PyTorch, and what it compiles, is taken at its word; so is "auto", which is one of those that are judged."""
-    return ""
