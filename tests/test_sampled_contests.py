@@ -281,6 +281,28 @@ def test_a_sample_is_as_long_as_the_gpus_own_time_asks(call_ms, sets, captures, 
     assert (counts, sample.calls, sample.is_short) == (captures, captures[-1], is_short)
 
 
+def test_a_result_of_another_number_shape_or_dtype_is_wrong(timed_on_cpu, monkeypatch) -> None:
+    def half(x, dim):
+        return torch.softmax(x, dim)[:20]
+
+    def wide(x, dim):
+        return torch.softmax(x, dim).float()
+
+    def both(x, dim):
+        return torch.softmax(x, dim), x
+
+    problem = Problem("softmax", Case.parse("33x257-bf16"), 1, device="cpu", sets=1)
+    told = []
+    for ours in (half, wide, both):
+        rows = contest(with_ours(problem, monkeypatch, cuda=ours), "forward", {})
+        told += [row["status"] for row in rows if row["backend"] == "cuda"]
+    assert told == [
+        "wrong: result 0 is (20, 257) of torch.bfloat16, must be (33, 257) of torch.bfloat16",
+        "wrong: result 0 is (33, 257) of torch.float32, must be (33, 257) of torch.bfloat16",
+        "wrong: returned 2 results, must be 1",
+    ]
+
+
 @pytest.mark.parametrize(("function", "kind"), [("softmax", Forward), ("softmax", Backward)])
 def test_memory_that_the_judge_lacks_is_nobodys_fault(function, kind, timed_on_cpu, monkeypatch) -> None:
     def fault(*_: object, **__: object) -> str:

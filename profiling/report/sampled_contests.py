@@ -7,6 +7,7 @@ what is drawn by chance, and a loss.
 from __future__ import annotations
 
 import contextlib
+import math
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ NOT_JUDGED = "not judged: the judge ran out of memory"
 
 _LONGEST = 160  # characters of a status
 _POISON = 0xFF  # in every byte: NaN in each of our dtypes, and no place
+_BLOCKS = 4  # of a result's size are poisoned: more than a call allocates before that
 
 T = TypeVar("T")
 Call = Callable[[], Any]
@@ -320,6 +322,7 @@ def _admitted(problem: Problem, direction: Pass, name: str) -> tuple[str, list[C
     def tried() -> tuple[Entrant, Operands]:
         torch.cuda.manual_seed(0)  # which masks are judged by
         entrant = problem.entrant(name, direction, 0)
+        poison(entrant.forms, problem.device)
         return entrant, _tuple(entrant.trial())
 
     status, made = _attempted(name, tried)
@@ -361,6 +364,8 @@ def judged(entrant: Entrant, results: Operands) -> str:
     """``ok``, what is wrong with a trial's results, or that this could not be found out."""
     if entrant.fault is None:
         return "ok"
+    if told := _misformed(entrant.forms, results):
+        return f"wrong: {told}"
     try:
         with judging():
             told = entrant.fault(results)
@@ -375,6 +380,24 @@ def judging() -> Iterator[None]:
         yield
     except torch.OutOfMemoryError as error:
         raise NotJudgedError(NOT_JUDGED) from error
+
+
+def poison(forms: tuple[Form, ...], device: str) -> None:
+    """Fill freed memory of these results' sizes, in which right ones may lie, with what no result is."""
+    held = []
+    for shape, dtype in forms:
+        size = math.prod(shape) * dtype.itemsize
+        with contextlib.suppress(torch.OutOfMemoryError):  # where none is left, all that was freed is filled
+            held += [torch.full((size,), _POISON, dtype=torch.uint8, device=device) for _ in range(_BLOCKS)]
+
+
+def _misformed(forms: tuple[Form, ...], results: Operands) -> str:
+    if len(results) != len(forms):
+        return f"returned {len(results)} results, must be {len(forms)}"
+    for index, (each, (shape, dtype)) in enumerate(zip(results, forms, strict=True)):
+        if (tuple(each.shape), each.dtype) != (shape, dtype):
+            return f"result {index} is {tuple(each.shape)} of {each.dtype}, must be {shape} of {dtype}"
+    return ""
 
 
 def _forward(function: Function, operands: Operands) -> Any:
