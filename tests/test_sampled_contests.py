@@ -373,3 +373,41 @@ def test_the_mean_of_no_loss_at_all_is_nan() -> None:
     assert fault((right, of_rows)) == ""
     assert fault((torch.zeros_like(right), of_rows)) != ""
     assert judge(problem, "backward")((torch.zeros_like(problem.operands[0][0]),)) == ""
+
+
+LINEAR = [
+    *("1x512x512-bf16-act.silu", "1x4096x16-fp16-act.gelu", "333x16x40-bf16-act.gelu_tanh", "257x130x66-fp16-act.relu"),
+    *("64x2048x16-bf16-act.relu", "1024x24x24-fp16-act.none", "17x40x2048-bf16-act.gelu-w.col"),
+]
+
+
+@pytest.mark.parametrize("slug", LINEAR)
+def test_linears_gradients_are_those_of_pytorch_and_off_in_no_element(slug) -> None:
+    """By a few times what is rounded on the way: far less than the row's norm would tell."""
+    problem = Problem("linear", Case.parse(slug), 1, device="cpu", sets=1)
+    found, operands, douts = problem.entrant("torch", "backward", 0).call(), problem.operands[0], problem.douts(0, ())
+    fault = partial(Backward("linear", problem.case, problem.calls, operands, douts, lambda out: out).fault, ())
+    assert fault(found) == ""
+    for index, each in enumerate(found):
+        wrong = each.clone().float()
+        wrong[(-1,) * each.dim()] += 0.25 * wrong.square().mean().sqrt() + 0.05 * wrong[(-1,) * each.dim()].abs()
+        assert fault((*found[:index], wrong.to(each.dtype), *found[index + 1 :])) != ""
+        biased = (each.float() * 1.04).to(each.dtype)
+        assert fault((*found[:index], biased, *found[index + 1 :])) != ""
+
+
+def test_a_gradient_of_relu_may_be_on_either_side_of_0() -> None:
+    """Where fp32 cannot tell the sum from 0, and nowhere else."""
+    problem = Problem("linear", Case.parse("64x16x32-bf16-act.relu"), 1, device="cpu", sets=1)
+    x, weight, bias = problem.operands[0]
+    x.zero_()
+    bias.fill_(1)
+    bias[3] = 0
+    out = problem.calls.eager(x, weight, bias)
+    (dout,) = problem.douts(0, (out,))
+    fault = Backward("linear", problem.case, problem.calls, (x, weight, bias), (dout,), lambda out: out).fault
+    for at, wrong in ((3, False), (4, True)):
+        dz = dout * (out > 0)
+        dz[:, at] = dout[:, at] - dz[:, at]
+        found = ((dz.float() @ weight.float()).to(x.dtype), (dz.t().float() @ x.float()).to(x.dtype), dz.float().sum(0))
+        assert bool(fault((), (*found[:2], found[2].to(x.dtype)))) is wrong
