@@ -411,3 +411,9 @@ def test_a_gradient_of_relu_may_be_on_either_side_of_0() -> None:
         dz[:, at] = dout[:, at] - dz[:, at]
         found = ((dz.float() @ weight.float()).to(x.dtype), (dz.t().float() @ x.float()).to(x.dtype), dz.float().sum(0))
         assert bool(fault((), (*found[:2], found[2].to(x.dtype)))) is wrong
+
+
+def test_as_many_shapes_are_compiled_as_there_are() -> None:
+    with sampled_contests.compiling():
+        made = torch.compile(lambda x: x + 1, backend="eager", fullgraph=True, dynamic=False)
+        assert [len(made(torch.zeros(size))) for size in range(2, 20)] == [*range(2, 20)]

@@ -24,7 +24,6 @@ from kernel_twins._profiling.report.errors import CannotRunError
 from kernel_twins._profiling.report.sampled_cases import CASES, FUNCTIONS, Pass, cases, is_compiled, seed_of
 from kernel_twins.spec import Case
 
-_THREADS = "1"  # of each, of torch.compile's
 _PROCESSES = 12  # that compile: as many as one GPU's memory has room for the operands of
 
 Progress = Callable[[str], None]
@@ -139,7 +138,7 @@ def compile_all(recording: Recording, progress: Progress) -> list[str]:
     count = min(_PROCESSES, os.cpu_count() or 1)
     progress(f"{len(waiting)} of {len(every)} cases to compile for, in {count} processes")
     command = [sys.executable, "-m", "kernel_twins._profiling.report.sampled_compile", str(recording.folder)]
-    environment = os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": _THREADS}
+    environment = os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": "1"}  # or each starts processes of its own
     workers = [
         subprocess.Popen([*command, str(number), str(count)], env=environment, cwd=store.ROOT)
         for number in range(count)
@@ -160,12 +159,12 @@ def record(recording: Recording, progress: Progress) -> list[str]:
     """
     import torch
 
-    from kernel_twins._profiling.report.sampled_contests import Problem, contest
+    from kernel_twins._profiling.report.sampled_contests import Problem, compiling, contest
     from kernel_twins._profiling.report.sampled_timing import LostGpuError
 
     lost = recording.lost()
     wrong = []
-    with torch.cuda.stream(torch.cuda.Stream()), torch._functorch.config.patch(donated_buffer=False):
+    with torch.cuda.stream(torch.cuda.Stream()), compiling():
         for function, index, passes in recording.waiting():
             case = recording.cases[function][index]
             progress(f"{function} {index + 1}/{CASES} {case.slug}")

@@ -19,7 +19,7 @@ from triton.runtime import Autotuner
 
 from kernel_twins._profiling.report.sampled import Recording
 from kernel_twins._profiling.report.sampled_cases import FUNCTIONS
-from kernel_twins._profiling.report.sampled_contests import Problem, prepare
+from kernel_twins._profiling.report.sampled_contests import Problem, compiling, prepare
 
 _READY_MADE = ("torch", "cuda", "auto")
 
@@ -30,7 +30,7 @@ def main(folder: str, number: str, count: str) -> None:
     waiting = json.loads((recording.folder / "compile.json").read_text())
     with (
         (recording.folder / f"compiled-{number}.txt").open("a") as done,
-        torch._functorch.config.patch(donated_buffer=False),
+        compiling(),
         config.patch(autotune_local_cache=False),
     ):
         for function, index in waiting[int(number) :: int(count)]:

@@ -42,6 +42,7 @@ NOT_JUDGED = "not judged: the judge ran out of memory"
 _LONGEST = 160  # characters of a status
 _POISON = 0xFF  # in every byte: NaN in each of our dtypes, and no place
 _BLOCKS = 4  # of a result's size are poisoned: more than a call allocates before that
+_SHAPES = 1024  # that are compiled in a recording, and more
 
 T = TypeVar("T")
 Call = Callable[[], Any]
@@ -64,6 +65,22 @@ class Entrant:
 
 class NotJudgedError(RuntimeError):
     """Memory that the judge needs is not to be had; nobody's call is to blame."""
+
+
+@contextlib.contextmanager
+def compiling() -> Iterator[None]:
+    """How torch.compile is set while a recording is compiled for or measured.
+
+    Gradients are taken again and again. A new shape is compiled without forgetting those before. No other processes
+    are started to compile, of which there is one for each core already, or what is compiled lies in the caches.
+    """
+    limits = {"recompile_limit": _SHAPES, "accumulated_recompile_limit": _SHAPES}
+    with (
+        torch._functorch.config.patch(donated_buffer=False),
+        torch._dynamo.config.patch(limits),
+        torch._inductor.config.patch(compile_threads=1),
+    ):
+        yield
 
 
 class Problem:
@@ -262,7 +279,6 @@ class Problem:
         if name != "compile":
             return partial(self.calls.ours, backend=name)
         if self._compiled is None:
-            torch.compiler.reset()  # else a new shape is compiled for any shape
             in_place = self.function == "cross_entropy_gradient_"
             eager = calls("cross_entropy", self.case).eager if in_place else self.calls.eager
 
