@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -14,6 +15,7 @@ from kernel_twins._profiling.report import (
     checks,
     cli,
     commands,
+    functions_table,
     history,
     log,
     publish,
@@ -155,14 +157,43 @@ def test_figures_pool_the_last_three_recordings(tmp_path: Path) -> None:
     assert list(sampled_table.ledger(target)["run"]) == RUNS[:4]
     assert sorted(path.stem for path in (target / "sampled").iterdir()) == RUNS[1:4]
     assert set(store.read_runs(target)["run"]) == {*RUNS[1:4]}
-    assert "1 more in the ledger are older or were not finished" in sampled_table.headline(target)[0]
+    assert "The ledger names more: 1 older or of other code." in sampled_table.headline(target)[0]
     assert all(
         len(each["auto"].cells) == 3 * CASES for each in sampled_table.summaries(sampled_table.read(target)).values()
     )
     sampled_table.enter(target, RUNS[4], "00000000")  # which nobody finishes
     assert sampled_table.recorded(target) == RUNS[1:4]
-    assert "2 more in the ledger" in sampled_table.headline(target)[0]
+    assert "The ledger names more: 1 older or of other code, 1 not finished." in sampled_table.headline(target)[0]
+    assert list(sampled_table.ledger(target)["finished"]) == ["yes"] * 4 + [""]
     assert all(path.stat().st_size < 2**20 for path in target.rglob("*.csv"))
+
+
+def test_recordings_of_other_code_are_not_pooled(tmp_path: Path) -> None:
+    target = written(tmp_path, *RUNS[:2])
+    sampled_table.enter(target, RUNS[2], "11111111")
+    filled(recording_of(tmp_path / "stage", RUNS[2])).publish(target)
+    assert sampled_table.recorded(target) == RUNS[2:3]
+    assert [path.stem for path in (target / "sampled").iterdir()] == RUNS[2:3]
+    assert "The ledger names more: 2 older or of other code." in sampled_table.headline(target)[0]
+    assert list(sampled_table.ledger(target)["finished"]) == ["yes"] * 3
+
+
+def test_a_ledger_that_does_not_say_what_was_finished_is_read(tmp_path: Path) -> None:
+    target = written(tmp_path, RUNS[0])
+    sampled_table.enter(target, RUNS[1], "00000000")
+    store.write(target / "sampled.csv", sampled_table.ledger(target)[sampled_table.BEGUN])
+    assert list(sampled_table.ledger(target)["finished"]) == ["yes", ""]
+
+
+def test_what_could_not_be_judged_has_no_time_and_is_not_called_wrong(recorded: Path, tmp_path: Path) -> None:
+    def change(table: pd.DataFrame) -> pd.DataFrame:
+        lacking = (table["function"] == "softmax") & table["status"].str.startswith("wrong")
+        table.loc[lacking, "status"] = "not judged: the judge ran out of memory"
+        return table
+
+    lines = sampled_table.headline(changed(recorded, tmp_path, change))
+    (line,) = [line for line in lines if line.startswith("| softmax forward ")]
+    assert " · 0.400 · no time · 100 % |" in line
 
 
 def test_changed_functions_are_told(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,6 +206,22 @@ def test_changed_functions_are_told(recorded: Path, monkeypatch: pytest.MonkeyPa
 def test_every_source_that_stands_behind_the_rows_exists() -> None:
     for pattern in sampled_table._SOURCES:
         assert list(store.ROOT.glob(pattern)), pattern
+
+
+def test_whatever_draws_judges_or_times_stands_behind_the_rows() -> None:
+    pytest.importorskip("triton")
+    loaded = (
+        "import sys\n"
+        "from kernel_twins._profiling.report import sampled_contests\n"
+        "print(*(getattr(each, '__file__', None) for name, each in sys.modules.items() if name.startswith('kernel_')))"
+    )
+    told = subprocess.run([sys.executable, "-c", loaded], cwd=store.ROOT, capture_output=True, text=True, check=True)
+    paths = {Path(each).resolve() for each in told.stdout.split() if each.endswith(".py")}
+    patterns = (*sampled_table._SOURCES, *functions_table._SOURCES)
+    known = {path.resolve() for pattern in patterns for path in store.ROOT.glob(pattern)}
+    elsewhere = {"__init__.py", "disassembly.py"}  # which only pass names on, or tell of kernels
+    lacking = {path for path in paths - known if "report" not in path.parts and path.name not in elsewhere}
+    assert not lacking and len(paths & known) > 40
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -220,7 +267,7 @@ def test_a_case_that_is_left_out_is_noticed(recorded: Path, tmp_path: Path) -> N
 
 
 def test_a_seed_is_its_runs(tmp_path: Path) -> None:
-    store.write(tmp_path / "sampled.csv", pd.DataFrame([[RUNS[0], "7", "0"]], columns=sampled_table.LEDGER))
+    store.write(tmp_path / "sampled.csv", pd.DataFrame([[RUNS[0], "7", "0", ""]], columns=sampled_table.LEDGER))
     with pytest.raises(InvalidDataError, match=f"the seed of {RUNS[0]} is 7, must be {seed_of(RUNS[0])}$"):
         sampled_table.ledger(tmp_path)
 

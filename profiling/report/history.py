@@ -155,7 +155,7 @@ def audit(folder: Path) -> tuple[list[str], list[str]]:
     except NoHistoryError as reason:
         return [], [f"{folder.name}: predictions not audited: {reason}"]
     violations = [*_lost(folder, "predictions.csv", frozen), *_lost(folder, "measured.csv", read_measured(folder))]
-    violations += _lost(folder, "sampled.csv", sampled_table.ledger(folder))
+    violations += _lost(folder, "sampled.csv", sampled_table.ledger(folder)[sampled_table.BEGUN])
     recorded = read_measured(folder)
     measured = {Cell(*row) for row in recorded[["op", "step", "backend"]].itertuples(index=False)}
     for row in frozen.itertuples():

@@ -2,7 +2,8 @@
 
 ``sampled/<run>.csv`` is one recording: a row is a call (function, pass and case) in a backend, with the median of its
 rounds, the rounds' spread, and of "auto" the backend that it chose. ``sampled.csv`` is the ledger: every recording that
-was begun, in order, with its seed; no row ever leaves it. Figures pool the last recordings that are whole.
+was begun, in order, with its seed, its code, and whether it was finished; no row ever leaves it. Figures pool the last
+recordings that are whole, of one code: those of several would be of none.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ from kernel_twins._profiling.report import functions_table, identity, store, wri
 from kernel_twins._profiling.report.errors import InvalidDataError
 from kernel_twins._profiling.report.libraries import LIBRARIES
 from kernel_twins._profiling.report.sampled_cases import CASES, CONTESTS, seed_of
-from kernel_twins.ceilings import gpu_slug
+from kernel_twins.ceilings import REFERENCE_GPU, gpu_slug
 from kernel_twins.spec import Case
 
 KEY = ["function", "pass", "case", "backend"]
 COLUMNS = [*KEY, "status", "chosen", "us", "spread_pct", *store.SENSORS, "seed", "run"]
-LEDGER = ["run", "seed", "code"]
+BEGUN = ["run", "seed", "code"]
+LEDGER = [*BEGUN, "finished"]
 
 POOLED = 3  # recordings
 OURS = {"cuda": "CUDA", "triton": "Triton", "auto": "auto"}
@@ -34,8 +36,12 @@ BASELINES = ("torch", "compile", *LIBRARIES)
 LEAST = 0.95
 _WORST = 5
 
+# What is drawn, judged and timed, besides the functions themselves.
 _SOURCES = (
-    *("kernel_twins/sampling.py", "kernel_twins/draws.py", "kernel_twins/functional/fastest.json"),
+    *("kernel_twins/ops/*.py", "kernel_twins/functional/fastest.json", f"hardware-survey/results/{REFERENCE_GPU}.json"),
+    *(f"kernel_twins/{name}.py" for name in ("ceilings", "draws", "sampling", "spec")),
+    *(f"kernel_twins/{name}.py" for name in ("check", "dropout", "losses", "norms", "philox", "rows")),
+    *(f"kernel_twins/{name}.py" for name in ("_load", "baselines", "bench", "environment", "sensors")),
     *("profiling/report/sampled_c*.py", "profiling/report/sampled_timing.py"),
 )
 
@@ -46,7 +52,9 @@ def file(folder: Path, run: str) -> Path:
 
 def ledger(folder: Path) -> pd.DataFrame:
     """Every recording that was begun, in order; InvalidDataError where a seed is not its run's."""
-    table = store.read(folder / "sampled.csv", LEDGER)
+    table = store.read(folder / "sampled.csv", LEDGER, later=["finished"])
+    told = zip(table["run"], table["finished"], strict=True)
+    table["finished"] = ["yes" if file(folder, run).exists() else finished for run, finished in told]
     for row in table.itertuples():
         if row.seed != str(seed_of(row.run)):
             raise InvalidDataError(f"sampled.csv: the seed of {row.run} is {row.seed}, must be {seed_of(row.run)}")
@@ -59,21 +67,23 @@ def enter(folder: Path, run: str, code: str) -> None:
     """Add a recording that begins now; one that stands there already stays as it is."""
     known = ledger(folder)
     if run not in set(known["run"]):
-        added = pd.DataFrame([[run, str(seed_of(run)), code]], columns=LEDGER)
+        added = pd.DataFrame([[run, str(seed_of(run)), code, ""]], columns=LEDGER)
         store.write(folder / "sampled.csv", pd.concat([known, added], ignore_index=True))
 
 
 def recorded(folder: Path) -> list[str]:
-    """The last runs that are whole, in the ledger's order."""
-    known = list(ledger(folder)["run"])
-    if strangers := {path.stem for path in folder.glob("sampled/*.csv")} - {*known}:
+    """The last runs that are whole, and of the last one's code, in the ledger's order."""
+    known = ledger(folder)
+    if strangers := {path.stem for path in folder.glob("sampled/*.csv")} - {*known["run"]}:
         raise InvalidDataError(f"sampled/{min(strangers)}.csv is of a run that sampled.csv does not name")
-    return [run for run in known if file(folder, run).exists()][-POOLED:]
+    whole = {row.run: row.code for row in known.itertuples() if file(folder, row.run).exists()}
+    return [run for run, code in whole.items() if code == list(whole.values())[-1]][-POOLED:]
 
 
 def forget_older(folder: Path) -> None:
-    """Drop the rows of all recordings but the last ones; their seeds stay in the ledger."""
+    """Drop the rows of all recordings but those that are pooled, after the ledger says that they were finished."""
     kept = set(recorded(folder))
+    store.write(folder / "sampled.csv", ledger(folder))
     for path in folder.glob("sampled/*.csv"):
         if path.stem not in kept:
             path.unlink()
@@ -137,7 +147,7 @@ def code(gpu: str) -> str:
 
 
 def late(gpu: str, folder: Path) -> list[str]:
-    """A line where nothing is recorded, or where the functions changed since, or a recording was not finished."""
+    """A line where nothing is recorded, or where the functions changed since."""
     if not recorded(folder):
         return ["the public functions were never sampled: run `ncu_report.py sampled --compile`, then `sampled`"]
     if _is_stale(gpu, folder):
@@ -196,8 +206,9 @@ class Summary:
     def told(self) -> list[str]:
         """Geometric mean, 10th percentile, worst, share below the least."""
         worst = self.worst(1)[0].ratio
+        without = "wrong" if any(cell.status.startswith("wrong") for cell in self.cells) else "no time"
         mean = "–" if self.mean is None else f"{self.mean:.3f}"
-        return [mean, f"{self.tenth:.3f}", f"{worst:.3f}" if worst else "wrong", f"{100 * self.below:.0f} %"]
+        return [mean, f"{self.tenth:.3f}", f"{worst:.3f}" if worst else without, f"{100 * self.below:.0f} %"]
 
 
 def summaries(table: pd.DataFrame) -> dict[tuple[str, str], dict[str, Summary]]:
@@ -284,13 +295,16 @@ def _told(folder: Path, table: pd.DataFrame) -> str:
     known, whole = ledger(folder), recorded(folder)
     seeds = dict(zip(known["run"], known["seed"], strict=True))
     told = ", ".join(f"`{run}` (seed {seeds[run]})" for run in whole)
-    gone = len(known) - len(whole)
-    older = f" {gone} more in the ledger are older or were not finished." if gone else ""
+    finished = {*known["run"][known["finished"] == "yes"]}
+    gone, begun = len(finished - {*whole}), len(known) - len(finished)
+    more = [f"{gone} older or of other code"] * (gone > 0) + [f"{begun} not finished"] * (begun > 0)
+    older = f" The ledger names more: {', '.join(more)}." if more else ""
     return (
         f"The GPU's time of the public functions at {CASES} cases a function and recording, drawn by a seed that the "
         f"run's id gives: {told}.{older} A figure is how many times as fast as the best of PyTorch, torch.compile (in "
         f"a third of the cases), Liger-Kernel and quack-kernels.{_absent(table)} Each of our results was "
-        "compared with float64 first; one that is wrong has no time, counts as the worst, and is not in the mean."
+        "compared with float64 first; one that is wrong, or could not be judged, has no time, counts as the worst, and "
+        "is not in the mean."
         f"{_changed(folder)}"
     )
 

@@ -22,7 +22,7 @@ import io
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -80,17 +80,18 @@ def read_runs(folder: Path) -> pd.DataFrame:
     return read(folder / "runs.csv", PROVENANCE)
 
 
-def read(file: Path, columns: list[str]) -> pd.DataFrame:
+def read(file: Path, columns: list[str], later: Sequence[str] = ()) -> pd.DataFrame:
     """A table as text (no guessing of types), empty where there is no file.
 
+    Of the columns, those that came ``later`` are empty in tables that were written before.
     InvalidDataError if it is cut short, was changed by another hand or lacks a column.
     """
     if not file.exists():
         return pd.DataFrame(columns=columns)
-    return parse(file.read_bytes(), columns, file.name)
+    return parse(file.read_bytes(), columns, file.name, later)
 
 
-def parse(content: bytes, columns: list[str], name: str) -> pd.DataFrame:
+def parse(content: bytes, columns: list[str], name: str, later: Sequence[str] = ()) -> pd.DataFrame:
     """What ``read`` does, for content that comes from elsewhere, such as from git's history."""
     try:
         text = content.decode()
@@ -104,6 +105,9 @@ def parse(content: bytes, columns: list[str], name: str) -> pd.DataFrame:
     if _digest(body) != footer[2]:
         raise InvalidDataError(f"{name} does not have the digest in its footer: take it from git, or measure again")
     table = pd.read_csv(io.StringIO(body), dtype=str, keep_default_na=False)
+    for column in later:
+        if column not in table.columns:
+            table[column] = ""
     if missing := [column for column in columns if column not in table.columns]:
         raise InvalidDataError(f"{name}: column {', '.join(missing)} is missing: it is from another version")
     if len(table) != int(footer[1]):
