@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -14,7 +15,13 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from kernel_twins import bench  # noqa: E402
-from kernel_twins._profiling.report import sampled, sampled_table, sampled_timing, store  # noqa: E402
+from kernel_twins._profiling.report import (  # noqa: E402
+    sampled,
+    sampled_contests,
+    sampled_table,
+    sampled_timing,
+    store,
+)
 from kernel_twins._profiling.report.sampled import Recording  # noqa: E402
 from kernel_twins._profiling.report.sampled_cases import CONTESTS  # noqa: E402
 from kernel_twins._profiling.report.sampled_contests import Problem, contest  # noqa: E402
@@ -41,7 +48,7 @@ SMALL = {
 
 @pytest.fixture(autouse=True)
 def on_a_stream_of_its_own():
-    with torch.cuda.stream(torch.cuda.Stream()), torch._functorch.config.patch(donated_buffer=False):
+    with torch.cuda.stream(torch.cuda.Stream()), sampled_contests.compiling():
         yield
 
 
@@ -59,6 +66,74 @@ def test_all_of_ours_are_right_and_timed(function, direction, number) -> None:
     assert rows["auto"]["chosen"] in ("cuda", "triton", "torch")
     if number == 0:
         assert rows["compile"]["status"] == "ok"
+
+
+@pytest.mark.parametrize("function", ["softmax", "rms_norm", "linear", "cross_entropy", "argmax"])
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_a_result_that_nobody_writes_is_not_the_right_one_of_before(function, direction) -> None:
+    """Memory that other results have just left is not taken for a call's own."""
+    if (function, direction) not in CONTESTS:
+        pytest.skip("it has no gradient")
+    problem = Problem(function, Case.parse(SMALL[function][0]), 1)
+    forms = problem.entrant("cuda", direction, 0).forms
+
+    def allocated():
+        return [torch.empty(shape, dtype=dtype, device="cuda") for shape, dtype in forms]
+
+    left = allocated()
+    for each in left:
+        each.fill_(1)
+    del left, each
+    sampled_contests.poison(forms, "cuda")
+    for each in allocated():
+        assert bool((each.isnan() if each.is_floating_point() else each == -1).all())
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_call_that_misses_its_tail_is_wrong(number, monkeypatch) -> None:
+    problem = Problem("softmax", Case.parse(SMALL["softmax"][number]), 1)
+
+    def ours(x, backend):
+        y, right = torch.empty(x.shape, dtype=x.dtype, device="cuda"), torch.softmax(x, -1)
+        y.view(-1)[:-1] = right.view(-1)[:-1]
+        return y
+
+    monkeypatch.setattr(problem, "calls", dataclasses.replace(problem.calls, ours=ours))
+    rows = {row["backend"]: row["status"] for row in contest(problem, "forward", {})}
+    assert rows["cuda"].startswith("wrong: element") and rows["triton"].startswith("wrong: element")
+
+
+def test_one_wrong_element_of_linears_gradients_is_found() -> None:
+    problem = Problem("linear", Case.parse(SMALL["linear"][0]), 1)
+    entrant = problem.entrant("cuda", "backward", 0)
+    right = entrant.trial()
+    assert entrant.fault(right) == ""
+    for index, each in enumerate(right):
+        wrong = each.clone()
+        wrong[(-1,) * each.dim()] += each.float().square().mean().sqrt() / 4 + each[(-1,) * each.dim()].abs() / 16
+        assert entrant.fault((*right[:index], wrong, *right[index + 1 :])) != ""
+
+
+def test_a_loss_whose_rows_are_all_ignored_is_nan_and_timed() -> None:
+    for direction in ("forward", "backward"):
+        problem = Problem("cross_entropy", Case.parse("1x500000-bf16-target.ignored"), 1)
+        rows = {row["backend"]: row["status"] for row in contest(problem, direction, {})}
+        assert [rows[name] for name in ("torch", *sampled_table.OURS)] == ["ok"] * 4
+
+
+def test_what_is_compiled_is_right_and_is_compiled_for_every_shape() -> None:
+    for m in range(2, 13):
+        problem = Problem("rms_norm", Case.parse(f"{m}x2048-bf16-residual.yes"), 0, sets=1)
+        entrant = problem.entrant("compile", "forward", 0)
+        assert sampled_contests.judged(entrant, entrant.trial()) == "ok"
+
+
+def test_a_sample_goes_round_the_sets_however_long_the_host_takes() -> None:
+    x = [torch.zeros(1000, device="cuda") for _ in range(2)]
+    sample = sampled_timing._sample(
+        "fine", [lambda each=each: each.add_(1) for each in x], torch.cuda.graph_pool_handle()
+    )
+    assert sample.is_short and sample.calls > bench.few(2)
 
 
 def test_graphs_hold_as_many_calls_as_are_asked_for() -> None:

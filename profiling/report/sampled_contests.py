@@ -1,7 +1,7 @@
 """A public function at one sampled case, forward or backward: who takes part, who is right, how long each takes.
 
-PyTorch is taken at its word, and so is "auto", which is one of those that are judged; of torch.compile, gradients are,
-what is drawn by chance, and a loss.
+PyTorch is taken at its word, and so is "auto", which is one of those that are judged. Of torch.compile, gradients, what
+is drawn by chance and a loss are.
 """
 
 from __future__ import annotations
