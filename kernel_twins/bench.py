@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from kernel_twins._load import Call, UnavailableError, load_named
-from kernel_twins.check import Judge, Verdict, generator
+from kernel_twins.check import Judge, NotJudgedError, Verdict, generator
 from kernel_twins.sensors import Readings, Sampler
 from kernel_twins.spec import BACKENDS, Backend, Case, Name, Op, Step
 from kernel_twins.tensors import empty_outputs
@@ -166,6 +166,8 @@ def _gated(op: Op, case: Case, calls: Mapping[Name, Call]) -> dict[Name, Timing]
 def _gate(judge: Callable[[Call], Verdict], name: Name, call: Call) -> Timing:
     try:
         verdict = judge(call)
+    except NotJudgedError as error:
+        return Timing(name, f"skipped: {error}")
     except UnavailableError as error:
         return Timing(name, raised(error) if name.step else f"skipped: {error}")
     except (RuntimeError, TypeError, ValueError) as error:

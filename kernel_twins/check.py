@@ -35,6 +35,7 @@ end and a changed input are all found.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -70,6 +71,19 @@ class Verdict:
     reason: str = ""
     error: float = 0.0
     margin: float = 0.0
+
+
+class NotJudgedError(RuntimeError):
+    """Memory that the judge needs is not to be had; no call is to blame."""
+
+
+@contextlib.contextmanager
+def judging() -> Iterator[None]:
+    """Tells memory that runs out within from what a call lacks."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise NotJudgedError("the judge ran out of memory") from error
 
 
 class GuardedOutput:
@@ -238,10 +252,11 @@ class Problem:
         return self.compare(outputs, is_baseline=is_baseline)
 
     def compare(self, outputs: tuple[Tensor, ...], *, is_baseline: bool = False) -> Verdict:
-        """Judge outputs."""
+        """Judge outputs; NotJudgedError where memory does not suffice for that."""
         verdicts = []
         for index, out in enumerate(outputs):
-            verdict = self._judge(index, out, is_baseline)
+            with judging():
+                verdict = self._judge(index, out, is_baseline)
             if not verdict.ok:
                 of = f"out[{index}]: " if len(outputs) > 1 else ""
                 return replace(verdict, reason=of + verdict.reason)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from functools import partial
@@ -12,8 +13,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from kernel_twins import OPS, load_baseline  # noqa: E402
+from kernel_twins.bench import _gate  # noqa: E402
 from kernel_twins.check import Judge, check, check_baseline  # noqa: E402
-from kernel_twins.spec import Case  # noqa: E402
+from kernel_twins.spec import Case, Name  # noqa: E402
 from tests import forks  # noqa: E402
 from tests.cases import with_fewer_rows  # noqa: E402
 
@@ -254,3 +256,18 @@ def test_baselines_may_normalise_a_sum_before_it_is_rounded(dtype: str) -> None:
     assert check_baseline(op, unrounded, case, device="cpu").ok
     assert check(op, unrounded, case, device="cpu").ok is (dtype == "fp32")
     assert not check_baseline(op, partial(unrounded, factor=1.02), case, device="cpu").ok
+
+
+def test_memory_that_the_judge_lacks_is_no_wrong_result() -> None:
+    def lacking(*_: object) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 60.00 GiB")
+
+    def greedy(*_: object, **__: object) -> None:
+        lacking()
+
+    op, case, right = OPS["vector_add"], CASE, load_baseline("vector_add", "torch")
+    without_memory = Judge(dataclasses.replace(op, reference=lacking), case, device="cpu")
+    step = Name("cuda", op.steps[0].name)
+    assert _gate(without_memory, step, right).status == "skipped: the judge ran out of memory"
+    assert _gate(Judge(op, case, device="cpu"), step, greedy).status.startswith("wrong: raised CUDA out of memory")
+    assert _gate(Judge(op, case, device="cpu"), step, right).status == "ok"

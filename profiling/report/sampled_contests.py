@@ -31,13 +31,12 @@ from kernel_twins._profiling.report.sampled_calls import (
 from kernel_twins._profiling.report.sampled_cases import Pass, is_compiled, op_of
 from kernel_twins._profiling.report.sampled_checks import Backward, Forward
 from kernel_twins.bench import raised, sets_of
-from kernel_twins.check import generator
+from kernel_twins.check import NotJudgedError, generator, judging
 from kernel_twins.spec import Case
 from kernel_twins.tensors import OUT_DTYPE, empty_outputs
 
 OURS = ("cuda", "triton")
 OTHERS = ("liger", "quack")
-NOT_JUDGED = "not judged: the judge ran out of memory"
 
 _LONGEST = 160  # characters of a status
 _POISON = 0xFF  # in every byte: NaN in each of our dtypes, and no place
@@ -61,10 +60,6 @@ class Entrant:
     trial: Call
     forms: tuple[Form, ...] = ()
     fault: Callable[[Operands], str] | None = None
-
-
-class NotJudgedError(RuntimeError):
-    """Memory that the judge needs is not to be had; nobody's call is to blame."""
 
 
 @contextlib.contextmanager
@@ -362,7 +357,7 @@ def _attempted(name: str, attempt: Callable[[], T]) -> tuple[str, T | None]:
         torch.cuda.synchronize()
         return "ok", made
     except NotJudgedError as error:
-        return str(error), None
+        return f"not judged: {error}", None
     except UnavailableError as error:
         if name in OURS:  # nothing of a backend can be measured here, which is for the user to mend
             raise
@@ -386,16 +381,8 @@ def judged(entrant: Entrant, results: Operands) -> str:
         with judging():
             told = entrant.fault(results)
     except NotJudgedError as error:
-        return str(error)
+        return f"not judged: {error}"
     return f"wrong: {told}" if told else "ok"
-
-
-@contextlib.contextmanager
-def judging() -> Iterator[None]:
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        raise NotJudgedError(NOT_JUDGED) from error
 
 
 def poison(forms: tuple[Form, ...], device: str) -> None:
