@@ -13,11 +13,9 @@ MEANING = (
     "*sustained*, samples follow each other, so that products run at the power limit and below the full clock; "
     "*rested*, each sample begins when the SM clock is back at its maximum, with an untimed one just before it; *in a "
     "chain*, a small kernel stands between two calls, so that none begins while the one before it ends, and its time "
-    "is in theirs. Clock and watts "
-    "are medians over readings while samples ran; the sensor of watts is slower than a rested sample, and has the rest "
-    "in it. Chains recorded before a chain ran for a second first were too short to make the chip as hot as sustained "
-    "samples do, and their clock and watts are of the rest before them. A verdict is of paired rounds under one "
-    "condition; ncu's cycles are asked about sustained ones alone."
+    "is in theirs. Clock and watts are medians over readings while samples ran; the sensor of watts is slower than a "
+    "rested sample, and has the rest in it. A verdict is of paired rounds under one condition; ncu's cycles are asked "
+    "about sustained ones alone."
 )
 
 _TITLES = {"sustained": "sustained", "rested": "rested", "chain": "in a chain"}
