@@ -71,6 +71,10 @@ def known_difference(op: Op, name: str, case: Case) -> str:
         return "quack makes NaN of rows of which a warp's part is all minus infinity"
     if (op.name, name, case.get("values")) == ("softmax", "quack", "outliers"):
         return "quack makes NaN of half precision's outliers, and misses fp32's by more than rounding"
+    if (op.name, name, case.shape[-1]) == ("softmax", "quack", 81_984):
+        return "quack makes NaN of rows that end so early in the last block's part that some warp has none of it"
+    if (op.name, name) == ("rms_norm_backward", "liger") and case.dtype != "fp32":
+        return "Liger rounds x * rstd, and its product with dout, to half precision before it sums"
     norm = op.name in ("layer_norm", "rms_norm")
     if norm and name in ("compile", "quack") and case.get("residual") and case.get("values") and case.dtype != "fp32":
         return f"what {name} runs normalises the sum before it is rounded"
