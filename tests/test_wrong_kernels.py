@@ -44,22 +44,7 @@ def test_right_results_pass(op: str, dtype: str) -> None:
             assert trial.refusal(trial.results(wrong.RIGHT)) == ""
 
 
-@pytest.mark.parametrize(
-    ("op", "dtype"),
-    [
-        pytest.param(
-            op,
-            dtype,
-            marks=pytest.mark.xfail(
-                (op, dtype) == ("reduction_nd", "fp16"),
-                strict=True,
-                reason="the recorded trial of a sum of all in half precision is of hostile inputs whose ends had one "
-                "sign, which hid it: it is to be made again",
-            ),
-        )
-        for op, dtype in CELLS
-    ],
-)
+@pytest.mark.parametrize(("op", "dtype"), CELLS)
 def test_all_were_refused_at_full_size(op: str, dtype: str) -> None:
     """As the committed table of an H100 has it (tests/trials.py)."""
     table = pd.read_csv(RECORDED)
