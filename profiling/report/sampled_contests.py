@@ -386,12 +386,30 @@ def judged(entrant: Entrant, results: Operands) -> str:
 
 
 def poison(forms: tuple[Form, ...], device: str) -> None:
-    """Fill freed memory of these results' sizes, in which right ones may lie, with what no result is."""
+    """Fill freed memory, in which right results may lie, with what no result is: all that the allocator keeps.
+
+    Before that, it keeps enough for results of these forms.
+    """
+    sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in forms for _ in range(_BLOCKS)]
+    _fill(sizes, device)
+    if device != "cpu":
+        _fill(_free(), device)
+
+
+def _fill(sizes: list[int], device: str) -> None:
+    """As many bytes as that at a time, the largest first, so that none lies where a larger one would have fitted."""
     held = []
-    for shape, dtype in forms:
-        size = math.prod(shape) * dtype.itemsize
+    for size in sorted(sizes, reverse=True):
         with contextlib.suppress(torch.OutOfMemoryError):  # where none is left, all that was freed is filled
-            held += [torch.full((size,), _POISON, dtype=torch.uint8, device=device) for _ in range(_BLOCKS)]
+            held.append(torch.full((size,), _POISON, dtype=torch.uint8, device=device))
+
+
+def _free() -> list[int]:
+    """The sizes of the blocks that the next allocations on the current stream are served from."""
+    stream = torch.cuda.current_stream().cuda_stream
+    segments = [each for each in torch.cuda.memory_snapshot() if each["stream"] == stream]
+    blocks = [block for each in segments if each["segment_pool_id"] == (0, 0) for block in each["blocks"]]  # no graph's
+    return [block["size"] for block in blocks if block["state"] == "inactive"]
 
 
 def _misformed(forms: tuple[Form, ...], results: Operands) -> str:
