@@ -415,7 +415,7 @@ def test_only_what_is_not_compiled_yet_is_compiled(tmp_path: Path, monkeypatch: 
     started = []
 
     class Worker:
-        def __init__(self, command, env, cwd):
+        def __init__(self, command, env, **_):
             started.append((command[-3:], env["TORCHINDUCTOR_COMPILE_THREADS"]))
 
         def wait(self):

@@ -9,21 +9,24 @@ import datetime
 import json
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pandas as pd
 import torch
 from rich.progress import Progress
+from torch._inductor import config
 
 from kernel_twins._profiling.report import labels, ncu, predictions, store
+from kernel_twins._profiling.report.collect_compile import Work, compile_all
 from kernel_twins._profiling.report.errors import InvalidDataError
 from kernel_twins._profiling.report.metrics import Tier
 from kernel_twins._profiling.report.profilers import Profilers, worker_command
 from kernel_twins._profiling.report.selection import Selection
 from kernel_twins._profiling.report.stage import Profiled, Stage
 from kernel_twins.bench import Timing, bench
-from kernel_twins.spec import BACKENDS, Case, Name, Op, Step
+from kernel_twins.spec import BACKENDS, Backend, Case, Name, Op
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,27 +52,30 @@ def collect(selection: Selection, stage: Stage, ledger: Path, settings: Settings
     ``ledger`` is the folder in which the first measurement of every cell is noted. CannotRunError where no operation
     could be profiled here; what was measured until then stays in the stage.
     """
-    capability = torch.cuda.get_device_capability()
     problems = Problems()
     task = progress.add_task("measuring", total=sum(len(selection.cases(op)) + 1 for op in selection.ops))
+    progress.update(task, description="compiling")
+    work = [Work.of(op, *each) for op in selection.ops for each in _untimed(selection, op, stage)]
+    for line in compile_all(work):
+        progress.console.print(f"{line}: what it has not compiled, the bench does", style="yellow", markup=False)
     for op in selection.ops:
         if stage.published(op):
             progress.advance(task, len(selection.cases(op)) + 1)
             continue
         with Profilers(op, stage, settings.tier) as profilers:
-            chosen = [name for name in selection.names(op) if op.step(name.step).runs_on(capability)]
+            chosen = _runnable(selection, op)
             backends = tuple(backend for backend in BACKENDS if any(name.backend == backend for name in chosen))
             timings = store.read_table(stage.folder, op.name, "timings")
             predictions.note_measured(ledger, op.name, chosen, datetime.datetime.now(datetime.UTC), "collect")
             meant = [cell for cell in selection.profiled(op) if not cell[1].step or cell[1] in chosen]
             if settings.tool == "ncu" and stage.profiled(op) is None and any(name.step for _, name in meant):
                 profilers.start()
+            untimed = dict(_untimed(selection, op, stage))
             for case in selection.cases(op):
                 progress.update(task, description=f"{op.name} {case.slug}")
-                timed = [name for name in chosen if op.times(op.step(name.step), case)]
-                if not _recorded(timings, case, {name: stage.code(op, name) for name in timed}):
+                if timed := untimed.get(case):
                     stage.forget_profile(op)
-                    rows = [_timing_row(stage, op, case, each) for each in bench(op, case, _steps(op, timed), backends)]
+                    rows = [_timing_row(stage, op, case, each) for each in _bench(op, case, timed, backends)]
                     timings = timings[timings["case"] != case.slug]
                     timings = pd.concat([timings, pd.DataFrame(rows, columns=store.TABLES["timings"])])
                     store.write(store.path(stage.folder, op.name, "timings"), timings)
@@ -90,9 +96,27 @@ def collect(selection: Selection, stage: Stage, ledger: Path, settings: Settings
     return problems
 
 
-def _steps(op: Op, names: list[Name]) -> tuple[Step, ...]:
-    """Those of the names, in reading order."""
-    return tuple(step for step in op.steps if any(name.step == step.name for name in names))
+def _runnable(selection: Selection, op: Op) -> list[Name]:
+    """The steps that are meant and that this GPU can run."""
+    capability = torch.cuda.get_device_capability()
+    return [name for name in selection.names(op) if op.step(name.step).runs_on(capability)]
+
+
+def _untimed(selection: Selection, op: Op, stage: Stage) -> Iterator[tuple[Case, list[Name]]]:
+    """The cases that the stage does not hold as the code is now, with the steps that are timed on them."""
+    timings = store.read_table(stage.folder, op.name, "timings")
+    for case in () if stage.published(op) else selection.cases(op):
+        timed = [name for name in _runnable(selection, op) if op.times(op.step(name.step), case)]
+        if not _recorded(timings, case, {name: stage.code(op, name) for name in timed}):
+            yield case, timed
+
+
+def _bench(op: Op, case: Case, timed: list[Name], backends: tuple[Backend, ...]) -> list[Timing]:
+    """The bench's. Processes that compile are left to a search: all else is compiled, or one kernel at a time."""
+    steps = tuple(step for step in op.steps if any(name.step == step.name for name in timed))
+    searches = "max_autotune" in op.baselines_at(case)
+    with config.patch(compile_threads=config.decide_compile_threads() if searches else 1):
+        return bench(op, case, steps, backends)
 
 
 def _recorded(timings: pd.DataFrame, case: Case, codes: dict[Name, str]) -> bool:

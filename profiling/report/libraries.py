@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import importlib.util
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -23,6 +25,17 @@ LIBRARIES = {
     "quack": Library("quack-kernels", "quack", "quack-kernels"),
 }
 """By the name of their baselines."""
+
+# What takes long to import of what baselines need. quack's own modules ask for the GPU; its compiler's do not.
+_IMPORTS = {"compile": "torch._inductor.compile_fx", "liger": "liger_kernel.ops", "quack": "cutlass.cute"}
+
+
+def load(op: Op) -> None:
+    """Import what an operation's baselines need, as far as it is installed and leaves the GPU alone."""
+    for baseline, module in _IMPORTS.items():
+        if baseline in op.baselines:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(module)
 
 
 def missed(ops: Iterable[Op], folder: Path) -> str:

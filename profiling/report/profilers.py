@@ -1,6 +1,6 @@
 """The two profiled processes of an operation: one counts what a call does, one takes the cycles of several calls.
 
-Most of their time goes by in imports, torch.compile's above all. So both are started before the operation is timed, get
+Most of their time goes by in imports, of compilers above all. So both are started before the operation is timed, get
 ready beside it without touching the GPU, and wait (see worker.py) to be told what to call: what turned out to be right.
 They wait for a lock, since the system lets go of it for us, however we end, and nobody is left waiting.
 """

@@ -11,15 +11,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from kernel_twins._profiling.report import publish, sampled_table, stage, store
+from kernel_twins._profiling.report import ahead, publish, sampled_table, stage, store
 from kernel_twins._profiling.report.errors import CannotRunError
 from kernel_twins._profiling.report.sampled_cases import CASES, FUNCTIONS, Pass, cases, is_compiled, seed_of
 from kernel_twins.spec import Case
@@ -137,19 +135,7 @@ def compile_all(recording: Recording, progress: Progress) -> list[str]:
     _write_json(recording.folder / "compile.json", waiting)
     count = min(_PROCESSES, os.cpu_count() or 1)
     progress(f"{len(waiting)} of {len(every)} cases to compile for, in {count} processes")
-    command = [sys.executable, "-m", "kernel_twins._profiling.report.sampled_compile", str(recording.folder)]
-    environment = os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": "1"}  # or each starts processes of its own
-    workers = [
-        subprocess.Popen([*command, str(number), str(count)], env=environment, cwd=store.ROOT)
-        for number in range(count)
-    ]
-    try:
-        codes = [worker.wait() for worker in workers]
-    except BaseException:
-        for worker in workers:
-            worker.kill()
-        raise
-    return [f"process {number} of those that compile ended with {code}" for number, code in enumerate(codes) if code]
+    return ahead.run("kernel_twins._profiling.report.sampled_compile", recording.folder, count)
 
 
 def record(recording: Recording, progress: Progress) -> list[str]:

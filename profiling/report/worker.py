@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import importlib
 import json
 import sys
 from collections.abc import Callable
@@ -22,7 +21,7 @@ import torch
 
 from kernel_twins import aot, ops
 from kernel_twins._load import UnavailableError, extension, load_named
-from kernel_twins._profiling.report import labels
+from kernel_twins._profiling.report import labels, libraries
 from kernel_twins._profiling.report.identity import ptx_digest
 from kernel_twins.check import generator
 from kernel_twins.tensors import empty_outputs
@@ -32,8 +31,7 @@ def main(op: str, calls: str, digests_file: str, labels_file: str) -> None:
     spec = ops.get(op)
     with contextlib.suppress(UnavailableError):  # whose steps are then not among the called
         extension()
-    if "compile" in spec.baselines:
-        importlib.import_module("torch._inductor.compile_fx")  # which takes longer than all else
+    libraries.load(spec)
     if torch.cuda.is_initialized():
         sys.exit(
             f"imports for {op} have set up CUDA in the process to be profiled, which disturbs what is timed meanwhile: "

@@ -1,0 +1,61 @@
+"""Compilation ahead of a measurement, in many processes at once: what they leave in the caches, the measurement finds.
+
+That is what is compiled at its first call: Triton's kernels, ours and others', quack's, and what torch.compile makes.
+Which of several configurations is fastest is found out when the GPU has nothing else to do: here, no such result is
+kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from kernel_twins._profiling.report import store
+
+
+def run(module: str, folder: Path, count: int, meanwhile: Callable[[], object] = lambda: None) -> list[str]:
+    """Run ``python -m MODULE FOLDER NUMBER COUNT`` for every number below the count; returns who failed, a line each.
+
+    None of them is left when this returns or raises. ``meanwhile`` is called while they run.
+    """
+    environment = os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": "1"}  # or each starts processes of its own
+    workers: list[subprocess.Popen[bytes]] = []
+    try:
+        for number in range(count):
+            command = [sys.executable, "-m", module, str(folder), str(number), str(count)]
+            worker = subprocess.Popen(command, env=environment, cwd=store.ROOT, stdout=subprocess.DEVNULL)
+            workers.append(worker)
+        meanwhile()
+        codes = [worker.wait() for worker in workers]
+    except BaseException:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+        raise
+    return [f"process {number} of those that compile ended with {code}" for number, code in enumerate(codes) if code]
+
+
+@contextlib.contextmanager
+def searches_forgotten() -> Iterator[None]:
+    """No search among configurations, Triton's or torch.compile's, leaves its result on disk."""
+    from torch._inductor import config
+    from triton.runtime import Autotuner
+
+    kept = Autotuner.check_disk_cache
+    Autotuner.check_disk_cache = _search
+    try:
+        with config.patch(autotune_local_cache=False):
+            yield
+    finally:
+        Autotuner.check_disk_cache = kept
+
+
+def _search(tuner: Any, key: Any, configs: Any, search: Callable[[], None]) -> bool:
+    """In the place of what keeps a search's result on disk."""
+    search()
+    return False

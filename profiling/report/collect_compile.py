@@ -1,0 +1,99 @@
+"""What a run times is compiled before it, in many processes at once, see ahead.py: a case after the other in each.
+
+Each is ``python -m kernel_twins._profiling.report.collect_compile FOLDER NUMBER COUNT``. It calls what is to be timed
+as the gate does, and judges nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+
+import torch
+from torch._inductor import config
+
+from kernel_twins import ops
+from kernel_twins._load import load_named
+from kernel_twins._profiling.report import ahead, labels, libraries
+from kernel_twins.check import GuardedOutput, generator
+from kernel_twins.spec import Case, Name, Op
+
+_COMPILED = ("compile", "liger", "quack")  # baselines; what max_autotune compiles depends on times
+_LARGEST = 2  # times a call's operands, with what it allocates
+_CONTEXT_BYTES = 2**30  # of a process, before it has any operands
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A case that is to be timed, and what there is to compile for it."""
+
+    op: Op
+    case: Case
+    names: tuple[Name, ...]
+
+    @classmethod
+    def of(cls, op: Op, case: Case, steps: Iterable[Name]) -> Work:
+        """For those steps, and the baselines and references that are timed beside them."""
+        triton = [name for name in steps if name.backend == "triton"]
+        references = [Name(name) for name, each in op.references.items() if triton and each.backend == "triton"]
+        baselines = [Name(name) for name in op.baselines_at(case) if name in _COMPILED]
+        return cls(op, case, (*baselines, *references, *triton))
+
+
+def compile_all(work: Iterable[Work]) -> list[str]:
+    """Compile for these cases; returns which processes failed, a line each. The bench makes up for what stays undone.
+
+    One process would take longer than the bench does for the same, which has to load as much: nothing is done then.
+    """
+    waiting = sorted((each for each in work if each.names), key=lambda each: -len(each.names))
+    if (count := _processes(waiting)) < 2:
+        return []
+    with tempfile.TemporaryDirectory() as folder, config.patch(compile_threads=1):
+        called = [(each.op.name, [labels.write(each.op, each.case, name) for name in each.names]) for each in waiting]
+        (Path(folder) / "compile.json").write_text(json.dumps(called))
+        return ahead.run(__name__, Path(folder), count, lambda: [libraries.load(each.op) for each in waiting])
+
+
+def _processes(waiting: Sequence[Work]) -> int:
+    """At most one for each case and core, and so many that the GPU has room for the largest cases at once."""
+    if not waiting:
+        return 0
+    free, _ = torch.cuda.mem_get_info()
+    needed = sorted((_LARGEST * each.op.bytes(each.case) + _CONTEXT_BYTES for each in waiting), reverse=True)
+    return min(sum(total <= free for total in accumulate(needed)), os.cpu_count() or 1)
+
+
+def main(folder: str, number: str, count: str) -> None:
+    waiting = json.loads((Path(folder) / "compile.json").read_text())
+    with ahead.searches_forgotten():
+        for op, called in waiting[int(number) :: int(count)]:
+            _compile(ops.get(op), called)
+
+
+def _compile(op: Op, called: list[str]) -> None:
+    """Call what these labels of one case name. An error is the bench's to tell, which meets it again, alone."""
+    cells = [labels.read(op, label) for label in called]
+    case, _ = cells[0]
+    try:
+        inputs = op.inputs(case, generator(case, "cuda"))
+        offset = int(case.get("offset", "0"))
+        outs = tuple(GuardedOutput(each, inputs[0].device, offset).tensor for each in op.outputs(case))
+    except torch.OutOfMemoryError:
+        return
+    for label, (_, name) in zip(called, cells, strict=True):
+        try:
+            load_named(op.name, name)(*inputs, **op.options(case), out=outs[0] if len(outs) == 1 else outs)
+            torch.cuda.synchronize()
+        except Exception as error:
+            print(f"{label} was not compiled ahead: {error}"[:300], file=sys.stderr)
+        torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
