@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from build_support import compiler, sources, toolkit
+from build_support import compiler, kept, sources, toolkit
 from kernel_twins import OPS, aot, disassembly
 from kernel_twins._profiling.report import identity, static, store
 from kernel_twins._profiling.report.analysis import Results
@@ -110,6 +110,26 @@ def test_cubins_of_one_name_are_all_read(
     cubins = [elf + b"\xbe\0" + f"Function : {name}\n/*0000*/ EXIT;\n".encode() for name in ("first", "second")]
     library.write_bytes(elf + b"\x3e\0" + b"".join(cubins))
     assert list(disassembly.sass(library)) == found
+
+
+def test_an_extension_is_disassembled_once_for_as_long_as_it_stays_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library, tool, read = tmp_path / "_C.so", tmp_path / "cuobjdump", []
+
+    def sass(binary: Path, arch: str = "") -> dict[str, list[tuple[int, str]]]:
+        read.append(binary.read_text())
+        return {"kernel": [(0, read[-1])]}
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv(kept.OFF, raising=False)
+    monkeypatch.setattr(disassembly, "find_cuobjdump", lambda: tool)
+    monkeypatch.setattr(disassembly, "sass", sass)
+    tool.touch()
+    for code, times in (("EXIT", 1), ("NOP", 2)):
+        library.write_text(code)
+        assert identity.sass_digests(library) == identity.sass_digests(library) == {"kernel": identity.digest(code)}
+        assert len(read) == times
 
 
 def test_bounds_on_threads_are_read_where_there_are_any() -> None:

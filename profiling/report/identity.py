@@ -12,6 +12,7 @@ import functools
 import hashlib
 import io
 import re
+import time
 import tokenize
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -106,11 +107,20 @@ def _whole_strings(text: str) -> Iterable[tokenize.TokenInfo]:
 def sass_digests(library: Path) -> dict[str, str]:
     """Digest of the instructions of every kernel in a compiled extension, by mangled name; {} without cuobjdump.
 
-    Of an extension for several architectures it is that of the static rows', where it is among them.
+    Of an extension for several architectures it is that of the static rows', where it is among them. They are kept for
+    as long as the extension, and what reads it, stays the same, since reading all of it keeps every core busy.
     """
-    if disassembly.find_cuobjdump() is None:
+    from build_support import kept
+
+    if (tool := disassembly.find_cuobjdump()) is None:
         return {}
-    return kernel_digests(disassembly.sass(library, arch=disassembly.ARCH) or disassembly.sass(library))
+    if entry := kept.find("sass", [library.name]):
+        return dict(entry[0])
+    began = time.time_ns()
+    digests = kernel_digests(disassembly.sass(library, arch=disassembly.ARCH) or disassembly.sass(library))
+    read = [library, tool, Path(disassembly.__file__), Path(__file__)]
+    kept.keep("sass", [library.name], read, digests, {}, since=began)
+    return digests
 
 
 def kernel_digests(kernels: Mapping[str, Iterable[tuple[int, str]]]) -> dict[str, str]:
