@@ -161,6 +161,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr(ncu, "_PLACES", ())
     monkeypatch.setattr(stage, "_facts", lambda: dict.fromkeys(store.PROVENANCE[2:], "1"))
     monkeypatch.setattr(stage, "_binaries", lambda: {f"{OP.name}/{step.name}": "sass" for step in OP.steps})
+    monkeypatch.setattr(collect, "compile_all", lambda work: [])
     monkeypatch.setattr(collect, "bench", machine.bench)
     monkeypatch.setattr(extract, "launches_of", launches_of)
     monkeypatch.setattr(identity, "source_digest", _source_digest)  # half of the time that this file takes

@@ -29,11 +29,14 @@ from rich.progress import Progress
 from kernel_twins import OPS, bench
 from kernel_twins._load import UnavailableError
 from kernel_twins._profiling.report import (
+    ahead,
     cli,
     collect,
+    collect_compile,
     extract,
     identity,
     labels,
+    libraries,
     log,
     losses,
     measuring,
@@ -79,9 +82,15 @@ class Machine:
         self.uninstalled = ""
         self.launched: dict[str, str] = {}  # another step's kernel in place of a step's own
         self.conditions: tuple[str, ...] = ()
+        self.compiled: list[str] = []  # cases, ahead of all timing
         self.waiting = 0  # processes under ncu
         self.waited: set[int] = set()  # how many did while something was timed
         self.facts = dict(FACTS)
+
+    def compile_all(self, work: list[collect_compile.Work]) -> list[str]:
+        assert self.waiting == 0
+        self.compiled = [each.case.slug for each in work]
+        return ["process 1 of those that compile ended with -11"]
 
     def bench(self, op: Any, case: Any, steps: Any, backends: Any) -> list[Timing]:
         if case.slug == self.interrupt_at:
@@ -131,6 +140,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr(stage, "_facts", lambda: dict(machine.facts))
     monkeypatch.setattr(stage, "_binaries", lambda: {f"{OP.name}/{name.step}": "sass" for name in NAMES})
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(collect, "compile_all", machine.compile_all)
     monkeypatch.setattr(collect, "bench", machine.bench)
     monkeypatch.setattr(ncu, "find", lambda: Path("ncu"))
     monkeypatch.setattr(ncu, "started", machine.started)
@@ -190,6 +200,136 @@ def test_profiled_processes_get_ready_while_the_operation_is_timed(machine: Mach
     assert not runs.collect(resume=True).broken
     assert (machine.waited, machine.waiting) == (set(), 0)
     assert runs.publish() == []
+
+
+Started = tuple[int, list[Any]]
+
+
+@pytest.fixture
+def pool(monkeypatch: pytest.MonkeyPatch) -> list[Started]:
+    """What is compiled in how many processes, on a GPU with 9 GiB and a machine of 12 cores."""
+    started: list[Started] = []
+
+    def run(module: str, folder: Path, count: int, meanwhile: Callable[[], object]) -> list[str]:
+        assert module == "kernel_twins._profiling.report.collect_compile"
+        started.append((count, json.loads((folder / "compile.json").read_text())))
+        return []
+
+    monkeypatch.setattr(ahead, "run", run)
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (9 * 2**30, 9 * 2**30))
+    monkeypatch.setattr(os, "cpu_count", lambda: 12)
+    return started
+
+
+def work_of(op: str, shape: int, *steps: str) -> collect_compile.Work:
+    return collect_compile.Work.of(OPS[op], Case.of(shape, dtype="fp32"), [Name(*each.split("/")) for each in steps])
+
+
+def test_cases_are_compiled_in_as_many_processes_as_there_are_or_have_room_the_largest_first(
+    pool: list[Started],
+) -> None:
+    small, large = work_of("vector_add", 2**10, "cuda/v01_scalar"), work_of("vector_add", 2**10, "triton/v01_scalar")
+    assert collect_compile.compile_all([small] * 2 + [large]) == []
+    ((count, called),) = pool
+    assert count == 3
+    case = small.case.slug
+    baseline = f"kl.vector_add.compile.baseline.{case}"
+    assert [each for _, each in called] == [
+        [baseline, f"kl.vector_add.triton.v01_scalar.{case}"],
+        [baseline],
+        [baseline],
+    ]
+    collect_compile.compile_all([small] * 20)
+    huge = work_of("vector_add", 2**28, "triton/v01_scalar")  # of 3 GiB, which leave 2 if as many are allocated
+    collect_compile.compile_all([small, small, huge])
+    assert [count for count, _ in pool[1:]] == [8, 2]
+
+
+def test_one_case_is_left_to_the_bench(pool: list[Started]) -> None:
+    collect_compile.compile_all([])
+    collect_compile.compile_all([work_of("vector_add", 2**10, "triton/v01_scalar")])
+    assert pool == []
+
+
+def test_searches_are_left_to_the_bench_and_what_is_compiled_beside_steps_is_not() -> None:
+    op = OPS["matmul_bf16"]
+    (case, *_) = op.baseline_cases["max_autotune"]
+    assert collect_compile.Work.of(op, case, [Name("cuda", "v01_naive")]).names == (Name("compile"),)
+    op, step = OPS["linear"], Name("triton", OPS["linear"].steps_of("triton")[-1].name)
+    assert collect_compile.Work.of(op, op.profile_case, [step]).names == (
+        Name("compile"), Name("product_triton"), step,
+    )  # fmt: skip
+
+
+def test_what_does_not_compile_keeps_nothing_else_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    called = []
+
+    def load(op: str, name: Name) -> Callable[..., None]:
+        def call(*inputs: Any, out: Any) -> None:
+            called.append((name, out.shape))
+            if name.backend == "compile":
+                raise RuntimeError("ptxas died")
+
+        return call
+
+    monkeypatch.setattr(collect_compile, "load_named", load)
+    monkeypatch.setattr(collect_compile, "generator", lambda case, device: bench.generator(case, "cpu"))
+    for name in ("synchronize", "empty_cache"):
+        monkeypatch.setattr(f"torch.cuda.{name}", lambda: None)
+    case = Case.of(5, dtype="fp32")
+    names = [Name("compile"), Name("triton", "v01_scalar")]
+    other = ["vector_add", [labels.write(OP, Case.of(7, dtype="fp32"), names[1])]]
+    (tmp_path / "compile.json").write_text(
+        json.dumps([["vector_add", [labels.write(OP, case, name) for name in names]], other])
+    )
+    collect_compile.main(str(tmp_path), "0", "2")
+    assert called == [(name, (5,)) for name in names]
+    assert "kl.vector_add.compile.baseline.5-fp32 was not compiled ahead: ptxas died" in capsys.readouterr().err
+
+
+def test_no_search_leaves_its_result_where_others_find_it() -> None:
+    autotuner = pytest.importorskip("triton.runtime").Autotuner
+    kept, searched = autotuner.check_disk_cache, []
+    with ahead.searches_forgotten():
+        assert autotuner.check_disk_cache is not kept
+        assert not autotuner.check_disk_cache(None, "key", [], lambda: searched.append("all"))
+    assert searched == ["all"]
+    assert autotuner.check_disk_cache is kept
+
+
+def test_who_compiles_leaves_the_others_alone_and_none_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a module that ends with its number, and of one that a Ctrl-C finds waiting."""
+    (tmp_path / "ends.py").write_text("import sys; sys.exit(int(sys.argv[2]))")
+    (tmp_path / "waits.py").write_text("import time; time.sleep(600)")
+    monkeypatch.setattr(store, "ROOT", tmp_path)
+    assert ahead.run("ends", tmp_path, 3) == [
+        f"process {each} of those that compile ended with {each}" for each in (1, 2)
+    ]
+    started, popen = [], subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda *a, **k: started.append(popen(*a, **k)) or started[-1])
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ahead.run("waits", tmp_path, 2, interrupted)
+    assert [each.returncode for each in started] == [-signal.SIGKILL] * 2
+
+
+def test_a_worker_imports_what_baselines_need_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def imported(module: str) -> None:
+        asked.append(module)
+        raise ImportError(module)
+
+    monkeypatch.setattr(libraries.importlib, "import_module", imported)
+    libraries.load(OPS["softmax"])
+    libraries.load(OPS["matmul_fp32"])
+    compiler = "torch._inductor.compile_fx"
+    assert asked == [compiler, "liger_kernel.ops", "cutlass.cute", compiler]
 
 
 def test_a_baseline_that_is_not_installed_is_left_out_and_said_to_be(machine: Machine, runs: Runs) -> None:
@@ -262,9 +402,13 @@ def test_an_interrupted_run_goes_on(machine: Machine, runs: Runs) -> None:
     machine.interrupt_at = OP.bench_cases[3].slug
     with pytest.raises(KeyboardInterrupt):
         runs.collect()
+    assert machine.compiled == [case.slug for case in OP.bench_cases]
     machine.interrupt_at = ""
     runs.collect(resume=True)
     assert machine.benched == [case.slug for case in OP.bench_cases]
+    assert machine.compiled == machine.benched[3:]
+    runs.collect(resume=True)
+    assert machine.compiled == []
 
 
 def test_a_run_that_is_not_resumed_is_kept_aside(machine: Machine, runs: Runs) -> None:

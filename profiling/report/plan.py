@@ -39,20 +39,24 @@ _L2_BYTES = 50 * 2**20
 _CAPABILITY = (9, 0)
 PROCESSES = 2  # an operation: counters, then cycles; with Proton its own, then one that tells Triton's code
 T0_CALLS = 10  # calls a cell whose cycles are recorded, beside the one with the tier's counters
-# Fitted to runs of six operations on the reference GPU at tier T3, 1,036 timed and 102 profiled cells in 526 s, when
-# nothing got ready meanwhile. A profiled process takes most of its time to import torch.compile and to load what it
-# makes, whatever the tier; how that time divides between the two is expected, and not fitted.
-_CELL_S = 0.11  # the gate against float64, compilation, capture
-_READY_S = 9.0  # imports of a profiled process: beside the timing with ncu, after it with Proton
-_LOADING_S = 4.3  # of a profiled process that is ready, until it has called everything once
+# Fitted to runs of eight operations on the reference GPU at tier T3, a command each, when nothing was compiled ahead.
+_START_S = 17.0  # torch, and the digests of all CUDA steps, which are kept from then on
+_CELL_S = 0.118  # the gate against float64, Triton's compilation, capture
+_MAKING_S = {"compile": 1.25, "quack": 1.0}  # a case, by the baseline
+_LOADING_S = 4.0  # of a profiled process that is ready, until it has called everything once
 _REPLAY_S = 0.03  # one pass over one launch: flush, restore, counters in and out
-_START_S = 23.0  # torch, torch.compile, and the digests of all CUDA steps
+# Expected, and not fitted: what is different since cases are compiled ahead, and since quack's compiler is imported by
+# processes that wait.
+_READY_S = 9.0  # imports of a profiled process: beside the timing with ncu, after it with Proton
+_QUACK_S = 1.5  # more of loading where quack is a baseline
+_AHEAD_S = 15.0  # imports of the processes that compile
+_COMPILERS = 12  # of them
+_KEPT_S = {"compile": 0.2, "quack": 0.05}  # a case that lies in the caches, by the baseline
+_SEARCH_S = {"max_autotune": 6.0}  # of configurations, for one more shape
 # Fitted to one recording of cases that nobody chose.
 _COMPILED_S = 0.24  # a case, in many processes at once
 _SAMPLED_S = 1.05  # a contest: checks against float64, graphs, rounds
 _GUESSED_SHARE = 0.3  # of the ceiling, for a cell that was never timed
-# What torch.compile takes for one more shape, by the baseline.
-_MAKING_S = {"compile": 0.2, "max_autotune": 6.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,7 @@ class Plan:
     tool: str
     gpu: str
     operations: tuple[OpPlan, ...]
+    compiling_s: float
     start_s: float = _START_S
 
     @property
@@ -86,12 +91,21 @@ class Plan:
 
     @property
     def seconds(self) -> float:
-        return self.start_s + sum(each.timing_s + each.profiling_s for each in self.operations)
+        return self.start_s + self.compiling_s + sum(each.timing_s + each.profiling_s for each in self.operations)
 
 
 def plan(selection: Selection, tier: Tier, tool: str) -> Plan:
     """What collecting the selection would do with ``tool`` (``ncu`` or ``proton``)."""
-    return Plan(tier, tool, store.REFERENCE_GPU, tuple(_operation(op, selection, tier, tool) for op in selection.ops))
+    cases = [(op, case) for op in selection.ops for case in selection.cases(op)]
+    ahead = len(cases) > 1  # as collect_compile.py has it
+    making_s = sum(_MAKING_S.get(name, 0.0) for op, case in cases for name in op.baselines_at(case))
+    return Plan(
+        tier,
+        tool,
+        store.REFERENCE_GPU,
+        tuple(_operation(op, selection, tier, tool, ahead) for op in selection.ops),
+        round(_AHEAD_S + making_s / min(len(cases), _COMPILERS), 1) if ahead else 0.0,
+    )
 
 
 def run(selection: Selection, tier: Tier, tool: str, as_json: bool) -> int:
@@ -110,7 +124,8 @@ def run(selection: Selection, tier: Tier, tool: str, as_json: bool) -> int:
     guessed = sum(each.guessed for each in planned.operations)
     print(
         f"\n{'tier ' + tier + ' with ncu' if tool == 'ncu' else tool}: about {planned.seconds / 60:.1f} minutes on one "
-        f"{planned.gpu}" + (f"; {guessed} cells were never timed there and are guessed" if guessed else "")
+        f"{planned.gpu}, {planned.start_s + planned.compiling_s:.0f} s of it before the first operation"
+        + (f"; {guessed} cells were never timed there and are guessed" if guessed else "")
     )
     compiling, timing = (each / 60 for each in planned.sampled_s)
     print(
@@ -120,7 +135,8 @@ def run(selection: Selection, tier: Tier, tool: str, as_json: bool) -> int:
     return OK
 
 
-def _operation(op: Op, selection: Selection, tier: Tier, tool: str) -> OpPlan:
+def _operation(op: Op, selection: Selection, tier: Tier, tool: str, ahead: bool) -> OpPlan:
+    making_s = (_KEPT_S if ahead else _MAKING_S) | _SEARCH_S
     table = store.read_table(store.DATA / store.REFERENCE_GPU, op.name, "timings")
     table = table[table["contest"].isin((*CONDITIONS["sustained"], ""))]
     names = [Name(other) for other in (*op.baselines, *op.references)] + [
@@ -133,7 +149,7 @@ def _operation(op: Op, selection: Selection, tier: Tier, tool: str) -> OpPlan:
         for (case, name), found in rows.items()
     }
     sustained_s = sum(
-        _CELL_S + _MAKING_S.get(name.backend, 0.0) + sum(_rounds_s(op, case, each) for each in found)
+        _CELL_S + making_s.get(name.backend, 0.0) + sum(_rounds_s(op, case, each) for each in found)
         for (case, name), found in known.items()
     )
     conditions_s = sum(_conditions_s(op, case, known) for case in selection.cases(op) if case in op.condition_cases)
@@ -142,7 +158,7 @@ def _operation(op: Op, selection: Selection, tier: Tier, tool: str) -> OpPlan:
     passes = launches * (PASSES[tier] + T0_CALLS * PASSES["T0"] if tool == "ncu" else PROTON_CALLS)
     timing_s = sustained_s + conditions_s
     processes_s = max(0.0, _READY_S - timing_s) if tool == "ncu" else PROCESSES * _READY_S
-    processes_s += PROCESSES * _LOADING_S
+    processes_s += PROCESSES * (_LOADING_S + (_QUACK_S if "quack" in op.baselines else 0.0))
     return OpPlan(
         op.name,
         len(cells),

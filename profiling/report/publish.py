@@ -145,6 +145,7 @@ def _ratios(op: Op, folder: Path) -> pd.DataFrame:
     recorded = store.read_table(folder, op.name, "previous")
     lost = {(loss.case, loss.name) for loss in losses.losses(results) if not loss.reason}
     keys = [(row.case, Name(row.backend, row.step)) for row in recorded.itertuples()]
+    run = results.recorded.runs[-1] if results.recorded.runs else ""
     rows = [tuple(row) for row, key in zip(recorded.itertuples(index=False), keys, strict=True) if key in lost]
     for case in op.timed_cases:
         baseline = results.best_baseline(case)
@@ -154,5 +155,5 @@ def _ratios(op: Op, folder: Path) -> pd.DataFrame:
                 ratio = results.ratio(case, name, baseline) if baseline else None
                 if ratio and baseline and (case.slug, name) not in lost:
                     cell = (case.slug, backend, step.name)
-                    rows.append((*cell, baseline.backend, f"{ratio.value:.4f}", results.recorded.runs[-1], ""))
+                    rows.append((*cell, baseline.backend, f"{ratio.value:.4f}", run, ""))
     return pd.DataFrame(rows, columns=store.TABLES["previous"])
