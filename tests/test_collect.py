@@ -56,6 +56,7 @@ from kernel_twins._profiling.report.metrics import CYCLES, DURATION, METRICS, na
 from kernel_twins._profiling.report.reader import Launch
 from kernel_twins._profiling.report.selection import Selection
 from kernel_twins.bench import Timing
+from kernel_twins.check import generator
 from kernel_twins.spec import BACKENDS, Case, Name
 
 OP = OPS["vector_add"]
@@ -275,7 +276,7 @@ def test_what_does_not_compile_keeps_nothing_else_from_it(
         return call
 
     monkeypatch.setattr(collect_compile, "load_named", load)
-    monkeypatch.setattr(collect_compile, "generator", lambda case, device: bench.generator(case, "cpu"))
+    monkeypatch.setattr(collect_compile, "generator", lambda case, device: generator(case, "cpu"))
     for name in ("synchronize", "empty_cache"):
         monkeypatch.setattr(f"torch.cuda.{name}", lambda: None)
     case = Case.of(5, dtype="fp32")
@@ -307,8 +308,14 @@ def test_who_compiles_leaves_the_others_alone_and_none_behind(tmp_path: Path, mo
     assert ahead.run("ends", tmp_path, 3) == [
         f"process {each} of those that compile ended with {each}" for each in (1, 2)
     ]
-    started, popen = [], subprocess.Popen
-    monkeypatch.setattr(subprocess, "Popen", lambda *a, **k: started.append(popen(*a, **k)) or started[-1])
+    started: list[subprocess.Popen[bytes]] = []
+    popen = subprocess.Popen
+
+    def start(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        started.append(popen(*arguments, **options))
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", start)
 
     def interrupted() -> None:
         raise KeyboardInterrupt
