@@ -40,14 +40,17 @@ _EARLIER: dict[str, bytes] = {}
 
 _HEAD = f"""\
 #!{sys.executable} -IS
-import json, os, signal, sys, time
+import fcntl, json, os, signal, sys, time
 from pathlib import Path
 arguments = sys.argv[1:]
 if arguments == ["--version"]:
     sys.exit(print("NVIDIA (R) Nsight Compute Command Line Profiler\\nVersion 2025.3.1.0 (build 1)"))
 if arguments[0] == "--import":  # where NVIDIA's module is not installed
     sys.exit("==ERROR== The file could not be opened")
-_, _, _, op, calls, digests, *labels = arguments[arguments.index("--") + 1:]
+_, _, _, op, calls, digests, awaited = arguments[arguments.index("--") + 1:]
+with open(awaited) as stream:
+    fcntl.flock(stream, fcntl.LOCK_SH)
+    labels = stream.read().split()
 metrics = arguments[arguments.index("--metrics") + 1].split(",")
 report = Path(arguments[arguments.index("-o") + 1])
 log = Path(arguments[arguments.index("--log-file") + 1])
@@ -87,6 +90,7 @@ time.sleep(600)
 """
 GARBAGE = HEALTHY + "report.write_bytes(bytes(range(256)) * 40)"
 FULL = (3, ("No space left", "resume"))
+FULL_MEANWHILE = (3, ("No space left", "free some"))  # while processes under ncu wait or run
 
 
 class Machine:
@@ -227,9 +231,9 @@ SCENARIOS = [
     Scenario("crash", CRASHING, 4, (OP.name, "exit code 1: RuntimeError: CUDA error: an illegal memory access")),
     Scenario("hang", HANGING, 4, (OP.name, "no end after 0.5 s", "raise --timeout"), options=("--timeout", "0.5")),
     Scenario("ctrl_c", INTERRUPTING, 130, ("interrupted", "--resume")),
-    Scenario("disk_full_of_timings", HEALTHY, *FULL, timed=3, full=(f"{OP.name}.timings.csv", 2), lost=1),
-    Scenario("disk_full_of_reports", HEALTHY, 3, ("No space left", "free some"), full=("cycles.ncu-rep", 0)),
-    Scenario("disk_full_of_notes", HEALTHY, *FULL, full=("profiled.json", 0)),
+    Scenario("disk_full_of_timings", HEALTHY, *FULL_MEANWHILE, timed=3, full=(f"{OP.name}.timings.csv", 2), lost=1),
+    Scenario("disk_full_of_reports", HEALTHY, *FULL_MEANWHILE, full=("cycles.ncu-rep", 0)),
+    Scenario("disk_full_of_notes", HEALTHY, *FULL_MEANWHILE, full=("profiled.json", 0)),
     Scenario("disk_full_at_the_start", HEALTHY, *FULL, timed=0, full=("stage.json", 0)),
 ]
 
