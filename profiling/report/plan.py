@@ -54,8 +54,8 @@ _COMPILERS = 12  # of them
 _KEPT_S = {"compile": 0.2, "quack": 0.05}  # a case that lies in the caches, by the baseline
 _SEARCH_S = {"max_autotune": 6.0}  # of configurations, for one more shape
 # Fitted to one recording of cases that nobody chose.
-_COMPILED_S = 0.24  # a case, in many processes at once
-_SAMPLED_S = 1.05  # a contest: checks against float64, graphs, rounds
+_COMPILED_S = 0.55  # a case, in many processes at once
+_SAMPLED_S = 0.6  # a contest: checks against float64, graphs, rounds
 _GUESSED_SHARE = 0.3  # of the ceiling, for a cell that was never timed
 
 

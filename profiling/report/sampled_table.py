@@ -2,8 +2,8 @@
 
 ``sampled/<run>.csv`` is one recording: a row is a call (function, pass and case) in a backend, with the median of its
 rounds, the rounds' spread, and of "auto" the backend that it chose. ``sampled.csv`` is the ledger: every recording that
-was begun, in order, with its seed, its code, and whether it was finished; no row ever leaves it. Figures pool the last
-recordings that are whole, of one code: those of several would be of none.
+was begun, in order, with its seed, its code, and whether it was finished; no row ever leaves it. Of the last recordings
+that are whole the rows stay; figures pool those of one code: what is pooled of several would be of none.
 """
 
 from __future__ import annotations
@@ -72,17 +72,23 @@ def enter(folder: Path, run: str, code: str) -> None:
 
 
 def recorded(folder: Path) -> list[str]:
-    """The last runs that are whole, and of the last one's code, in the ledger's order."""
+    """The last runs that are whole, as far as they are of the last one's code, in the ledger's order."""
+    whole = _whole(folder)
+    return [run for run, code in whole.items() if code == list(whole.values())[-1]]
+
+
+def _whole(folder: Path) -> dict[str, str]:
+    """The codes of the last runs that are whole, in the ledger's order."""
     known = ledger(folder)
     if strangers := {path.stem for path in folder.glob("sampled/*.csv")} - {*known["run"]}:
         raise InvalidDataError(f"sampled/{min(strangers)}.csv is of a run that sampled.csv does not name")
-    whole = {row.run: row.code for row in known.itertuples() if file(folder, row.run).exists()}
-    return [run for run, code in whole.items() if code == list(whole.values())[-1]][-POOLED:]
+    whole = [(row.run, row.code) for row in known.itertuples() if file(folder, row.run).exists()]
+    return dict(whole[-POOLED:])
 
 
 def forget_older(folder: Path) -> None:
-    """Drop the rows of all recordings but those that are pooled, after the ledger says that they were finished."""
-    kept = set(recorded(folder))
+    """Drop the rows of all recordings but the last ones, after the ledger says that they were finished."""
+    kept = _whole(folder)
     store.write(folder / "sampled.csv", ledger(folder))
     for path in folder.glob("sampled/*.csv"):
         if path.stem not in kept:
@@ -136,7 +142,7 @@ def is_wrong(row: Mapping[str, str]) -> bool:
 
 def runs(folder: Path) -> set[str]:
     """The runs that rows are of."""
-    return set(recorded(folder))
+    return set(_whole(folder))
 
 
 def code(gpu: str) -> str:
