@@ -200,7 +200,9 @@ def test_what_is_compiled_ahead_is_planned_once_for_all_and_one_case_not_at_all(
     assert plan._AHEAD_S < alone.compiling_s < both.compiling_s < 2 * alone.compiling_s
     late = plan._operation(op, Selection((op,)), "T0", "ncu", ahead=False)
     saved = late.timing_s - alone.operations[0].timing_s
-    assert saved == pytest.approx(len(op.timed_cases) * (1.25 + 1.0 - 0.2 - 0.05), abs=0.2)
+    assert saved == pytest.approx(
+        len(op.timed_cases) * (sum(plan._MAKING_S.values()) - sum(plan._KEPT_S.values())), abs=0.2
+    )
 
 
 def test_a_profiled_process_costs_what_the_timing_leaves_of_it() -> None:

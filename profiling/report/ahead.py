@@ -35,6 +35,7 @@ def run(module: str, folder: Path, count: int, meanwhile: Callable[[], object] =
     except BaseException:
         for worker in workers:
             worker.kill()
+        for worker in workers:
             worker.wait()
         raise
     return [f"process {number} of those that compile ended with {code}" for number, code in enumerate(codes) if code]
@@ -43,16 +44,23 @@ def run(module: str, folder: Path, count: int, meanwhile: Callable[[], object] =
 @contextlib.contextmanager
 def searches_forgotten() -> Iterator[None]:
     """No search among configurations, Triton's or torch.compile's, leaves its result on disk."""
-    from torch._inductor import config
+    from torch._inductor.runtime.autotune_cache import AutotuneCache
     from triton.runtime import Autotuner
 
-    kept = Autotuner.check_disk_cache
-    Autotuner.check_disk_cache = _search
+    # Not by torch.compile's own setting: it is written into the code that is compiled, whose callers would search, too.
+    instead = ((AutotuneCache, "save", _forget), (Autotuner, "check_disk_cache", _search))
+    kept = [getattr(owner, method) for owner, method, _ in instead]
+    for owner, method, other in instead:
+        setattr(owner, method, other)
     try:
-        with config.patch(autotune_local_cache=False):
-            yield
+        yield
     finally:
-        Autotuner.check_disk_cache = kept
+        for (owner, method, _), own in zip(instead, kept, strict=True):
+            setattr(owner, method, own)
+
+
+def _forget(*_: object, **__: object) -> None:
+    """In the place of what keeps a winner of torch.compile's on disk."""
 
 
 def _search(tuner: Any, key: Any, configs: Any, search: Callable[[], None]) -> bool:

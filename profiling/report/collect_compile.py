@@ -66,7 +66,7 @@ def _processes(waiting: Sequence[Work]) -> int:
         return 0
     free, _ = torch.cuda.mem_get_info()
     needed = sorted((_LARGEST * each.op.bytes(each.case) + _CONTEXT_BYTES for each in waiting), reverse=True)
-    return min(sum(total <= free for total in accumulate(needed)), os.cpu_count() or 1)
+    return min(sum(total <= free for total in accumulate(needed)), len(os.sched_getaffinity(0)))
 
 
 def main(folder: str, number: str, count: str) -> None:

@@ -34,7 +34,7 @@ def load(op: Op) -> None:
     """Import what an operation's baselines need, as far as it is installed and leaves the GPU alone."""
     for baseline, module in _IMPORTS.items():
         if baseline in op.baselines:
-            with contextlib.suppress(ImportError):
+            with contextlib.suppress(Exception):  # which the baseline's own loading meets again, and tells
                 importlib.import_module(module)
 
 
