@@ -90,7 +90,6 @@ time.sleep(600)
 """
 GARBAGE = HEALTHY + "report.write_bytes(bytes(range(256)) * 40)"
 FULL = (3, ("No space left", "resume"))
-FULL_MEANWHILE = (3, ("No space left", "free some"))  # while processes under ncu wait or run
 
 
 class Machine:
@@ -231,9 +230,9 @@ SCENARIOS = [
     Scenario("crash", CRASHING, 4, (OP.name, "exit code 1: RuntimeError: CUDA error: an illegal memory access")),
     Scenario("hang", HANGING, 4, (OP.name, "no end after 0.5 s", "raise --timeout"), options=("--timeout", "0.5")),
     Scenario("ctrl_c", INTERRUPTING, 130, ("interrupted", "--resume")),
-    Scenario("disk_full_of_timings", HEALTHY, *FULL_MEANWHILE, timed=3, full=(f"{OP.name}.timings.csv", 2), lost=1),
-    Scenario("disk_full_of_reports", HEALTHY, *FULL_MEANWHILE, full=("cycles.ncu-rep", 0)),
-    Scenario("disk_full_of_notes", HEALTHY, *FULL_MEANWHILE, full=("profiled.json", 0)),
+    Scenario("disk_full_of_timings", HEALTHY, *FULL, timed=3, full=(f"{OP.name}.timings.csv", 2), lost=1),
+    Scenario("disk_full_of_reports", HEALTHY, *FULL, full=("cycles.ncu-rep", 0)),
+    Scenario("disk_full_of_notes", HEALTHY, *FULL, full=("profiled.json", 0)),
     Scenario("disk_full_at_the_start", HEALTHY, *FULL, timed=0, full=("stage.json", 0)),
 ]
 

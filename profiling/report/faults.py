@@ -173,7 +173,8 @@ def _disk_full(told: str, around: Circumstances) -> Fault:
     return EnvironmentFault(
         "disk_full",
         f"a disk is full ({told}); {free} bytes are free beside {around.report}",
-        "free some, or write elsewhere (TMPDIR, TRITON_CACHE_DIR); what was recorded before is kept",
+        "free some, or write elsewhere (TMPDIR, TRITON_CACHE_DIR); what was recorded before is kept, and collect goes "
+        "on by --resume",
     )
 
 
