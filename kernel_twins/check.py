@@ -26,8 +26,8 @@ sqrt(the row's length), on either side: where roundings are independent, PyTorch
 No maximum over a row or an output has a say.
 
 Baselines are other people's, and round where they like. Of an element they are allowed what PyTorch's accuracy makes
-likely, 2 * |PyTorch's error| + 6 * RMS(PyTorch's error) in its row, besides; and rows are not judged. Neither are they
-on hostile inputs: what is right on ordinary ones is what people use, and its time counts.
+likely, 2 * |PyTorch's error| + 6 * RMS(PyTorch's error) in its row, besides; and rows are not judged. On hostile inputs
+baselines are not judged either: what is right on ordinary ones is what people use, and its time counts.
 
 A case of ours is judged on its plain inputs and, where the operation has them, on hostile ones. Outputs are poisoned
 and guarded before the call and inputs compared with a copy after it, so that a stale value, a missed tail, a write past
@@ -108,7 +108,7 @@ def generator(case: Case, device: str | torch.device, seed: int = 0) -> torch.Ge
 
 
 class Judge:
-    """Judges calls of one case, on its plain inputs and its hostile ones.
+    """Judges calls of one case, on its plain inputs and its hostile ones, a baseline on the plain ones alone.
 
     What float64 and PyTorch make of these is computed at the first call, and serves the others, where it is not too
     much to be kept.

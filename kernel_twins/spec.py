@@ -206,7 +206,7 @@ class Op:
     round elsewhere on the way, they are judged at ``settled(case)``, in which that has no say. ``exemplar`` is
     PyTorch's computation with the numbers that the options ask for: the accuracy that is asked of the steps. ``rounds``
     tells where PyTorch loses more than fp32 does before it rounds the result, and steps may, too; empty where it does
-    not. Where ``hostile``, inputs know ``values.hostile``, of the same shape, and each check judges these besides: what
+    not. Where ``hostile``, inputs know ``values.hostile``, of the same shape, and steps are judged by these, too: what
     is easily lost, such as the ends of rows, weighs most. ``draw`` makes a case by chance of what it is given, and is
     None where no public function is called with the operation's cases; ``sample`` draws until a case is worth timing.
     """

@@ -43,7 +43,8 @@ def _inputs(case: Case, generator: Generator) -> tuple[Tensor, ...]:
     ``x`` in the variant: ``permuted`` for axes that lie in memory the other way round, ``pitched`` for a last one with
     3 elements left out behind it, ``sliced`` for every second element along every axis, ``expanded`` for a first axis
     along which all is the same. ``values``: what tensors.normal knows; ``ties`` for whole numbers of which many are
-    equal; ``masked`` for minus infinity in half of all places, and in all where the first axis is 0; ``nans`` for many.
+    equal; ``masked`` for minus infinity in half of all places, and in all where the first axis is 0; ``nans`` for many;
+    ``hostile`` for what is easily lost, at ends and borders.
     """
     from kernel_twins.tensors import borders, normal
 
@@ -67,8 +68,9 @@ def _inputs(case: Case, generator: Generator) -> tuple[Tensor, ...]:
         else:  # or so much may be lost of fp32's sum that half precision loses less
             x *= max(math.sqrt(_MOST_OF_A_THREAD / count), 2.0**-6)
         if x.numel() and case.get("kind", "sum") in ("sum", "mean"):
-            # At both ends, more than rounding may do to all others. What is left of the four is a sum that a bias shows
-            # in; and of the longest rows, the first two are together more than half precision holds.
+            # The first two elements along the last of the reduced axes are most and a little, the last two -most: who
+            # leaves one out is off by more than rounding. They nearly cancel, so that a bias shows in the sum; and of
+            # the longest rows, the first two alone are more than half precision holds.
             most = min(max(16.0, count / 2**13), 2.0**15)
             firsts, lasts = (slice(1), slice(2)), (slice(-1, None), slice(-2, None))
             for (one, two), value in ((firsts, most + most / 64), (lasts, -most)):

@@ -106,7 +106,7 @@ def profile(
 def started(
     command: list[str], report: Path, metrics: Sequence[str], nvtx_include: str = r"regex:kl\..*"
 ) -> Iterator[Started]:
-    """The same of a command that waits for something, which is to be done before it is finished.
+    """As ``profile``, of a command that waits to be told what to do: who enters tells it, and then calls ``finish``.
 
     It runs at a lower priority than this process, whose work it must not disturb meanwhile.
     """
