@@ -143,7 +143,8 @@ def _operation(op: Op, selection: Selection, tier: Tier, tool: str, ahead: bool)
         name for name in selection.names(op) if op.step(name.step).runs_on(_CAPABILITY)
     ]
     cells = [(case, name) for case in selection.cases(op) for name in names if _times(op, name, case)]
-    rows = {cell: _recorded_ms(*cell, table) for cell in cells}
+    recorded = _recorded_ms(table)
+    rows = {(case, name): recorded.get((case.slug, name)) for case, name in cells}
     known = {
         (case, name): [_guess_ms(op, case, name, rows)] if found is None else found
         for (case, name), found in rows.items()
@@ -174,12 +175,14 @@ def _times(op: Op, name: Name, case: Case) -> bool:
     return op.times(op.step(name.step), case) if name.step else name.backend in (*op.baselines_at(case), *op.references)
 
 
-def _recorded_ms(case: Case, name: Name, table: pd.DataFrame) -> list[float] | None:
-    """Milliseconds of a call in each of its contests; None where nothing is recorded of it."""
-    rows = table[(table["case"] == case.slug) & (table["backend"] == name.backend) & (table["step"] == name.step)]
-    if not len(rows):
-        return None
-    return [float(np.median([float(time) for time in text.split()])) / 1e3 for text in rows["times_us"] if text]
+def _recorded_ms(table: pd.DataFrame) -> dict[tuple[str, Name], list[float]]:
+    """Milliseconds of the calls that something is recorded of, in each of their contests."""
+    recorded: dict[tuple[str, Name], list[float]] = {}
+    for row in table.itertuples():
+        found = recorded.setdefault((row.case, Name(row.backend, row.step)), [])
+        if row.times_us:
+            found.append(float(np.median([float(time) for time in row.times_us.split()])) / 1e3)
+    return recorded
 
 
 def _guess_ms(op: Op, case: Case, name: Name, rows: Mapping[tuple[Case, Name], list[float] | None]) -> float:
