@@ -133,7 +133,7 @@ def compile_all(recording: Recording, progress: Progress) -> list[str]:
     done = recording.compiled()
     waiting = sorted((each for each in every if each not in done), key=lambda each: not is_compiled(each[1]))
     _write_json(recording.folder / "compile.json", waiting)
-    count = min(_PROCESSES, os.cpu_count() or 1)
+    count = min(_PROCESSES, len(os.sched_getaffinity(0)))
     progress(f"{len(waiting)} of {len(every)} cases to compile for, in {count} processes")
     return ahead.run("kernel_twins._profiling.report.sampled_compile", recording.folder, count)
 
