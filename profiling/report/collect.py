@@ -104,9 +104,9 @@ def _runnable(selection: Selection, op: Op) -> list[Name]:
 
 def _untimed(selection: Selection, op: Op, stage: Stage) -> Iterator[tuple[Case, list[Name]]]:
     """The cases that the stage does not hold as the code is now, with the steps that are timed on them."""
-    timings = store.read_table(stage.folder, op.name, "timings")
+    timings, runnable = store.read_table(stage.folder, op.name, "timings"), _runnable(selection, op)
     for case in () if stage.published(op) else selection.cases(op):
-        timed = [name for name in _runnable(selection, op) if op.times(op.step(name.step), case)]
+        timed = [name for name in runnable if op.times(op.step(name.step), case)]
         if not _recorded(timings, case, {name: stage.code(op, name) for name in timed}):
             yield case, timed
 
