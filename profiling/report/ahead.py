@@ -48,22 +48,27 @@ def searches_forgotten() -> Iterator[None]:
     from triton.runtime import Autotuner
 
     # Not by torch.compile's own setting: it is written into the code that is compiled, whose callers would search, too.
-    instead = ((AutotuneCache, "save", _forget), (Autotuner, "check_disk_cache", _search))
-    kept = [getattr(owner, method) for owner, method, _ in instead]
-    for owner, method, other in instead:
-        setattr(owner, method, other)
+    instead = ((AutotuneCache, "save"), (Autotuner, "check_disk_cache"))
+    kept = [getattr(owner, method) for owner, method in instead]
+    for owner, method in instead:
+        setattr(owner, method, getattr(_Forgetful, method))
     try:
         yield
     finally:
-        for (owner, method, _), own in zip(instead, kept, strict=True):
+        for (owner, method), own in zip(instead, kept, strict=True):
             setattr(owner, method, own)
 
 
-def _forget(*_: object, **__: object) -> None:
-    """In the place of what keeps a winner of torch.compile's on disk."""
+class _Forgetful:
+    """Methods in the place of those that keep a search's result on disk.
 
+    They have the others' names: the code that torch.compile keeps names the method, and finds it there when it is read.
+    """
 
-def _search(tuner: Any, key: Any, configs: Any, search: Callable[[], None]) -> bool:
-    """In the place of what keeps a search's result on disk."""
-    search()
-    return False
+    def save(self, *_: object, **__: object) -> None:
+        """torch.compile's."""
+
+    def check_disk_cache(self, key: Any, configs: Any, search: Callable[[], None]) -> bool:
+        """Triton's."""
+        search()
+        return False
