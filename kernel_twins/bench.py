@@ -167,7 +167,7 @@ def _gate(judge: Callable[[Call], Verdict], name: Name, call: Call) -> Timing:
     try:
         verdict = judge(call)
     except NotJudgedError as error:
-        return Timing(name, f"skipped: {error}")
+        return Timing(name, f"not judged: {error}")
     except UnavailableError as error:
         return Timing(name, raised(error) if name.step else f"skipped: {error}")
     except (RuntimeError, TypeError, ValueError) as error:
@@ -225,8 +225,8 @@ def _once(call: Call, sets: list[CallSet]) -> tuple[float, int]:
 
 def _without_host(call: Call, sets: list[CallSet]) -> float:
     """Milliseconds of one call by the GPU alone: a short graph's, replayed warm."""
-    graph, count = _capture(call, sets, few(len(sets)))
-    return warm_ms(graph) / count
+    count = few(len(sets))
+    return warm_ms(_capture(call, sets, count)) / count
 
 
 def few(sets: int) -> int:
@@ -254,18 +254,19 @@ def _interleave(
     read while a sample runs and at no other time, as mostly nothing does.
     """
     rested = contest == "rested"
-    graphs = {name: _capture(call, sets, calls_of(milliseconds[name], len(sets))) for name, call in calls.items()}
+    counts = {name: calls_of(milliseconds[name], len(sets)) for name in calls}
+    graphs = {name: _capture(call, sets, counts[name]) for name, call in calls.items()}
     times: dict[Name, list[float]] = {name: [] for name in calls}
     order = list(calls)
     shuffle = random.Random(0).shuffle
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     if contest == "chain":
-        _run_for(_CHAIN_S, [graph for graph, _ in graphs.values()])
+        _run_for(_CHAIN_S, [*graphs.values()])
     with contextlib.nullcontext(Readings()) if rested else Sampler() as sensors:
         for _ in range(rounds):
             shuffle(order)
             for name in order:
-                graph, count = graphs[name]
+                graph, count = graphs[name], counts[name]
                 sample_ms = count * milliseconds[name]
                 if rested:
                     time.sleep(max(_REST_MS, _REST * sample_ms) / 1e3)
@@ -298,10 +299,10 @@ def calls_of(call_ms: float, sets: int) -> int:
     return 1 if call_ms >= SETTLED_MS else max(sets, math.ceil(SAMPLE_MS / max(call_ms, 1e-3)))
 
 
-def _capture(call: Call, sets: list[CallSet], count: int) -> tuple[torch.cuda.CUDAGraph, int]:
-    """A graph of ``count`` calls, going round the sets; and their number."""
+def _capture(call: Call, sets: list[CallSet], count: int) -> torch.cuda.CUDAGraph:
+    """A graph of ``count`` calls, going round the sets."""
     with torch.cuda.stream(torch.cuda.Stream()):
-        return captured([partial(call, *inputs, out=out) for inputs, out in sets], count), count
+        return captured([partial(call, *inputs, out=out) for inputs, out in sets], count)
 
 
 def captured(calls: Sequence[Callable[[], object]], count: int, pool: Any = None) -> torch.cuda.CUDAGraph:

@@ -84,7 +84,7 @@ def judging() -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
-        raise NotJudgedError("the judge ran out of memory") from error
+        raise NotJudgedError("the judge ran out of memory: end what else uses this GPU, and try again") from error
 
 
 class GuardedOutput:
@@ -126,7 +126,8 @@ class Judge:
         try:
             for case in cases:
                 if case not in self._problems:
-                    self._problems[case] = Problem(self._op, case, self._draw(case))
+                    with judging():
+                        self._problems[case] = Problem(self._op, case, self._draw(case))
                 found = self._problems[case].run(call, is_baseline=is_baseline)
                 if not found.ok:
                     return replace(found, reason=f"values.hostile: {found.reason}") if verdicts else found
@@ -237,14 +238,16 @@ class Problem:
         """Judge everything that a call does."""
         op, case, inputs = self._op, self.case, self.inputs
         offset = int(case.get("offset", "0"))
-        guarded = [GuardedOutput(output, inputs[0].device, offset) for output in op.outputs(case)]
-        before = tuple(tensor.clone() for tensor in inputs)
+        with judging():
+            guarded = [GuardedOutput(output, inputs[0].device, offset) for output in op.outputs(case)]
+            before = tuple(tensor.clone() for tensor in inputs)
         outputs = _results(op, call, case, inputs, tuple(each.tensor for each in guarded))
-        if not all(each.intact() for each in guarded):
-            return Verdict(False, "wrote outside its output")
-        for index, (tensor, copy) in enumerate(zip(inputs, before, strict=True)):
-            if not _same_bits(tensor, copy):
-                return Verdict(False, f"changed its input {index}")
+        with judging():
+            if not all(each.intact() for each in guarded):
+                return Verdict(False, "wrote outside its output")
+            for index, (tensor, copy) in enumerate(zip(inputs, before, strict=True)):
+                if not _same_bits(tensor, copy):
+                    return Verdict(False, f"changed its input {index}")
         for each, wanted in zip(outputs, op.outputs(case), strict=True):
             if (tuple(each.shape), each.dtype) != (wanted.shape, OUT_DTYPE[wanted.dtype]):
                 shape, dtype = tuple(each.shape), each.dtype

@@ -271,6 +271,9 @@ def test_baselines_may_normalise_a_sum_before_it_is_rounded(dtype: str) -> None:
     assert not check_baseline(op, partial(unrounded, factor=1.02), case, device="cpu").ok
 
 
+NOT_JUDGED = "not judged: the judge ran out of memory: end what else uses this GPU, and try again"
+
+
 def test_memory_that_the_judge_lacks_is_no_wrong_result() -> None:
     def lacking(*_: object) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 60.00 GiB")
@@ -281,6 +284,10 @@ def test_memory_that_the_judge_lacks_is_no_wrong_result() -> None:
     op, case, right = OPS["vector_add"], CASE, load_baseline("vector_add", "torch")
     without_memory = Judge(dataclasses.replace(op, reference=lacking), case, device="cpu")
     step = Name("cuda", op.steps[0].name)
-    assert _gate(without_memory, step, right).status == "skipped: the judge ran out of memory"
+    assert _gate(without_memory, step, right).status == NOT_JUDGED
+    cannot_draw = Judge(dataclasses.replace(op, inputs=lacking), case, device="cpu")
+    assert _gate(cannot_draw, step, right).status == NOT_JUDGED
+    cannot_copy = Judge(dataclasses.replace(op, outputs=lacking), case, device="cpu")
+    assert _gate(cannot_copy, step, right).status == NOT_JUDGED
     assert _gate(Judge(op, case, device="cpu"), step, greedy).status.startswith("wrong: raised CUDA out of memory")
     assert _gate(Judge(op, case, device="cpu"), step, right).status == "ok"

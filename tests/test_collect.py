@@ -8,6 +8,7 @@ import dataclasses
 import fcntl
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -81,6 +82,7 @@ class Machine:
         self.shares = 1.0
         self.times_us = 100.0
         self.uninstalled = ""
+        self.not_judged = ""  # the backend of a step
         self.launched: dict[str, str] = {}  # another step's kernel in place of a step's own
         self.conditions: tuple[str, ...] = ()
         self.compiled: list[str] = []  # cases, ahead of all timing
@@ -101,12 +103,13 @@ class Machine:
         chosen = [Name(b) for b in op.baselines] + [
             Name(backend, step.name) for backend in backends for step in steps if backend in step.backends
         ]
-        timed = [name for name in chosen if name.backend != self.uninstalled]
+        timed = [name for name in chosen if name.backend not in (self.uninstalled, self.not_judged)]
         others = [Timing(name, "ok", each, [50.0] * 10, 0, 1e-7) for each in self.conditions for name in timed[-2:]]
         return [
             *(Timing(name, "ok", "fast", [self.times_us if name.step else 100.0] * 20, 0, 1e-7) for name in timed),
             *others,
-            *(Timing(name, "skipped: it is not installed") for name in chosen if name not in timed),
+            *(Timing(name, "skipped: it is not installed") for name in chosen if name.backend == self.uninstalled),
+            *(Timing(name, "not judged: no memory") for name in chosen if name.backend == self.not_judged),
         ]
 
     @contextlib.contextmanager
@@ -306,7 +309,9 @@ def test_no_winner_of_torch_compiles_is_kept_and_its_code_says_as_ever_that_call
     with ahead.searches_forgotten():
         cache.save(None, None, 0)  # which reads both otherwise
         assert pytest.importorskip("torch._inductor.config").autotune_local_cache
+        compiled = pickle.dumps(cache("hash").save)  # as it stands in the code that is compiled
     assert cache.save is keeps
+    assert pickle.loads(compiled).__func__ is keeps
 
 
 def test_who_compiles_leaves_the_others_alone_and_none_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -367,6 +372,39 @@ def test_a_baseline_that_is_not_installed_is_left_out_and_said_to_be(machine: Ma
     text = log.render(runs.target, [results], NO_STATIC)
     assert f"- torch at {case.slug}: skipped: it is not installed.\n" in text
     assert "| torch | – |" in text
+
+
+def test_a_step_that_could_not_be_judged_is_told_and_neither_profiled_nor_passed_over(
+    machine: Machine, runs: Runs
+) -> None:
+    machine.not_judged = "triton"
+    problems = runs.collect()
+    steps = [step.name for step in OP.steps_of("triton")]
+    told = [
+        f"{OP.name} {step} (triton) at {each.slug}: not judged: no memory" for each in OP.bench_cases for step in steps
+    ]
+    assert sorted(problems.wrong) == sorted(told)
+    assert runs.publish() == []
+    assert {row.backend for row in store.read_table(runs.target, OP.name, "counters").itertuples()} == {
+        *OP.baselines,
+        "cuda",
+    }
+    finished = {step.name for step in OP.steps if step.finished}
+    assert len(losses.wrong(Results(OP, runs.target, None))) == len(finished & {*steps}) * len(OP.bench_cases)
+
+
+def test_a_run_tells_the_versions_of_other_peoples_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(package: str) -> str:
+        if package == "quack-kernels":
+            raise libraries.importlib.metadata.PackageNotFoundError(package)
+        return "0.8.5"
+
+    monkeypatch.setattr(libraries.importlib.util, "find_spec", lambda module: module)
+    monkeypatch.setattr(libraries.importlib.metadata, "version", version)
+    assert libraries.versions() == {"liger": "0.8.5", "quack": "unknown"}
+    monkeypatch.setattr(libraries.importlib.util, "find_spec", lambda module: None)
+    assert libraries.versions() == {"liger": "", "quack": ""}
+    assert {*libraries.LIBRARIES} <= {*store.FACTS}
 
 
 def test_only_a_baseline_may_be_unavailable() -> None:

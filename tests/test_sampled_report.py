@@ -157,24 +157,28 @@ def test_figures_pool_the_last_three_recordings(tmp_path: Path) -> None:
     assert list(sampled_table.ledger(target)["run"]) == RUNS[:4]
     assert sorted(path.stem for path in (target / "sampled").iterdir()) == RUNS[1:4]
     assert set(store.read_runs(target)["run"]) == {*RUNS[1:4]}
-    assert "The ledger names more: 1 older or of other code." in sampled_table.headline(target)[0]
+    assert "The ledger names more: 1 older, or of other code or versions." in sampled_table.headline(target)[0]
     assert all(
         len(each["auto"].cells) == 3 * CASES for each in sampled_table.summaries(sampled_table.read(target)).values()
     )
     sampled_table.enter(target, RUNS[4], "00000000")  # which nobody finishes
     assert sampled_table.recorded(target) == RUNS[1:4]
-    assert "The ledger names more: 1 older or of other code, 1 not finished." in sampled_table.headline(target)[0]
+    assert (
+        "The ledger names more: 1 older, or of other code or versions, 1 not finished."
+        in sampled_table.headline(target)[0]
+    )
     assert list(sampled_table.ledger(target)["finished"]) == ["yes"] * 4 + [""]
     assert all(path.stat().st_size < 2**20 for path in target.rglob("*.csv"))
 
 
-def test_recordings_of_other_code_are_not_pooled(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("code", "facts"), [("11111111", {}), ("00000000", {"quack": "0.7.0"})])
+def test_recordings_of_other_code_or_versions_are_not_pooled(tmp_path: Path, code: str, facts: dict[str, str]) -> None:
     target = written(tmp_path, *RUNS[:2])
-    sampled_table.enter(target, RUNS[2], "11111111")
-    filled(recording_of(tmp_path / "stage", RUNS[2])).publish(target)
+    sampled_table.enter(target, RUNS[2], code)
+    filled(Recording.begin(tmp_path / "stage", made(RUNS[2]) | facts, code)).publish(target)
     assert sampled_table.recorded(target) == RUNS[2:3]
     assert sorted(path.stem for path in (target / "sampled").iterdir()) == RUNS[:3]  # to be read by whoever doubts
-    assert "The ledger names more: 2 older or of other code." in sampled_table.headline(target)[0]
+    assert "The ledger names more: 2 older, or of other code or versions." in sampled_table.headline(target)[0]
     assert list(sampled_table.ledger(target)["finished"]) == ["yes"] * 3
 
 

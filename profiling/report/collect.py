@@ -40,7 +40,7 @@ class Settings:
 
 @dataclass(slots=True)
 class Problems:
-    """What went wrong, a line each: kernels that gave wrong results, and operations that could not be profiled."""
+    """What went wrong, a line each: kernels that are wrong or not judged, and operations that could not be profiled."""
 
     wrong: list[str] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
@@ -84,7 +84,7 @@ def collect(selection: Selection, stage: Stage, ledger: Path, settings: Settings
             problems.wrong += [
                 f"{op.name} {row.step or 'baseline'} ({row.backend}) at {row.case}: {row.status}"
                 for row in timings.itertuples()
-                if row.status.startswith("wrong")
+                if row.status.startswith(store.FAULTY)
             ]
             progress.update(task, description=f"{op.name} under {settings.tool}")
             if stage.profiled(op) is None:
@@ -153,7 +153,7 @@ def _profile(
     """Of the cells that are meant, every step that is right and the baselines that were timed, under the profiler."""
     status = {(row.case, Name(row.backend, row.step)): row.status for row in timings.itertuples()}
     told = {(case, name): status.get((case.slug, name), "") for case, name in meant}
-    fit = [cell for cell in meant if (not told[cell].startswith("wrong") if cell[1].step else told[cell] == "ok")]
+    fit = [cell for cell in meant if (not told[cell].startswith(store.FAULTY) if cell[1].step else told[cell] == "ok")]
     labelled = {labels.write(op, case, name): name for case, name in fit}
     if not any(name.step for name in labelled.values()):  # a part of a ladder, at other cases than the profiled ones
         stage.note_profiled(op, Profiled("none", settings.tier, {}, {}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.metadata
 import importlib.util
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -38,6 +39,11 @@ def load(op: Op) -> None:
                 importlib.import_module(module)
 
 
+def versions() -> dict[str, str]:
+    """By the name of their baselines, empty of what is not installed."""
+    return {name: _version(each) for name, each in LIBRARIES.items()}
+
+
 def missed(ops: Iterable[Op], folder: Path) -> str:
     """What a run without them lacks that is recorded of these operations, with the remedy; empty where nothing is."""
     timed: set[str] = set()
@@ -51,6 +57,15 @@ def missed(ops: Iterable[Op], folder: Path) -> str:
         f"{' and '.join(each.title for each in absent)} not installed here: what is recorded has times of their "
         f"kernels, and this run will have none; `pip install {' '.join(each.package for each in absent)}` first"
     )
+
+
+def _version(library: Library) -> str:
+    if not _is_installed(library):
+        return ""
+    try:
+        return importlib.metadata.version(library.package)
+    except importlib.metadata.PackageNotFoundError:  # it lies on the path, and nobody installed it
+        return "unknown"
 
 
 def _is_installed(library: Library) -> bool:

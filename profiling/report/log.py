@@ -22,6 +22,7 @@ from kernel_twins._profiling.report import (
 from kernel_twins._profiling.report.analysis import Results
 from kernel_twins._profiling.report.deltas import TITLES, before_and_after
 from kernel_twins._profiling.report.judgement import Judgement, score
+from kernel_twins._profiling.report.libraries import LIBRARIES
 from kernel_twins._profiling.report.metrics import top_stalls
 from kernel_twins._profiling.report.places import shown
 from kernel_twins._profiling.report.quantities import QUANTITIES
@@ -68,6 +69,7 @@ def _preamble(folder: Path, results: list[Results]) -> list[str]:
     told = [
         f"- `{run.run}`: {run.gpu}, driver {run.driver}, {run.power_limit_w} W; CUDA {run.cuda}, nvcc {run.nvcc}, "
         f"torch {run.torch}, Triton {run.triton}, ncu {run.ncu}, Python {run.python}"
+        + "".join(f", {each.title} {told}" for name, each in LIBRARIES.items() if (told := getattr(run, name)))
         for run in runs.itertuples()
         if run.run in used
     ]

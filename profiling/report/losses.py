@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kernel_twins._profiling.report import store
 from kernel_twins._profiling.report.analysis import Results
 from kernel_twins.spec import Case, Name
 
@@ -42,11 +43,11 @@ def losses(results: Results) -> list[Loss]:
 
 
 def wrong(results: Results) -> list[str]:
-    """Finished steps that gave wrong results in the recorded run, a line each."""
+    """Finished steps that gave wrong results in the recorded run, or whose results were not judged, a line each."""
     finished = {step.name for step in results.op.steps if step.finished}
     return [
         f"{name.step}/{name.backend} at {case}: {row.status}"
         for (case, name), rows in results.recorded.rows.items()
         for row in rows.values()
-        if name.step in finished and row.status.startswith("wrong")
+        if name.step in finished and row.status.startswith(store.FAULTY)
     ]

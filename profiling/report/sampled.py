@@ -58,8 +58,8 @@ class Recording:
 
     def changed(self, run: Mapping[str, str], code: str) -> list[str]:
         """In what a run that began now would be another one, a line each."""
-        facts = [name for name in store.PROVENANCE if name not in ("run", "date")]
-        lines = [f"{name} was {self.run[name]!r}, is {run[name]!r}" for name in facts if self.run[name] != run[name]]
+        differ = [name for name in store.FACTS if self.run[name] != run[name]]
+        lines = [f"{name} was {self.run[name]!r}, is {run[name]!r}" for name in differ]
         return lines + ([] if code == self.code else [f"code was {self.code}, is {code}"])
 
     def rows(self, function: str) -> pd.DataFrame:

@@ -3,7 +3,8 @@
 ``sampled/<run>.csv`` is one recording: a row is a call (function, pass and case) in a backend, with the median of its
 rounds, the rounds' spread, and of "auto" the backend that it chose. ``sampled.csv`` is the ledger: every recording that
 was begun, in order, with its seed, its code, and whether it was finished; no row ever leaves it. Of the last recordings
-that are whole the rows stay; figures pool those of one code: what is pooled of several would be of none.
+that are whole the rows stay; figures pool those of one code and the same versions: what is pooled of several would be
+of none.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _SOURCES = (
     *(f"kernel_twins/{name}.py" for name in ("ceilings", "draws", "sampling", "spec")),
     *(f"kernel_twins/{name}.py" for name in ("check", "dropout", "losses", "norms", "philox", "rows")),
     *(f"kernel_twins/{name}.py" for name in ("_load", "baselines", "bench", "environment", "sensors")),
-    *("profiling/report/sampled_c*.py", "profiling/report/sampled_timing.py"),
+    *(f"profiling/report/sampled_{name}.py" for name in ("calls", "cases", "checks", "contests", "timing")),
 )
 
 
@@ -72,9 +73,10 @@ def enter(folder: Path, run: str, code: str) -> None:
 
 
 def recorded(folder: Path) -> list[str]:
-    """The last runs that are whole, as far as they are of the last one's code, in the ledger's order."""
-    whole = _whole(folder)
-    return [run for run, code in whole.items() if code == list(whole.values())[-1]]
+    """The last runs that are whole, as far as code, machine and versions are the last one's, in the ledger's order."""
+    facts = {row["run"]: [row[name] for name in store.FACTS] for row in store.read_runs(folder).to_dict("records")}
+    about = {run: (code, facts.get(run)) for run, code in _whole(folder).items()}
+    return [run for run, told in about.items() if told == list(about.values())[-1]]
 
 
 def _whole(folder: Path) -> dict[str, str]:
@@ -303,7 +305,7 @@ def _told(folder: Path, table: pd.DataFrame) -> str:
     told = ", ".join(f"`{run}` (seed {seeds[run]})" for run in whole)
     finished = {*known["run"][known["finished"] == "yes"]}
     gone, begun = len(finished - {*whole}), len(known) - len(finished)
-    more = [f"{gone} older or of other code"] * (gone > 0) + [f"{begun} not finished"] * (begun > 0)
+    more = [f"{gone} older, or of other code or versions"] * (gone > 0) + [f"{begun} not finished"] * (begun > 0)
     older = f" The ledger names more: {', '.join(more)}." if more else ""
     return (
         f"The GPU's time of the public functions at {CASES} cases a function and recording, drawn by a seed that the "

@@ -20,7 +20,7 @@ from typing import Any
 import pandas as pd
 
 from kernel_twins._load import extension
-from kernel_twins._profiling.report import identity, ncu, store
+from kernel_twins._profiling.report import identity, libraries, ncu, store
 from kernel_twins._profiling.report.errors import CannotRunError, InvalidDataError
 from kernel_twins._profiling.report.metrics import Tier
 from kernel_twins.spec import Name, Op
@@ -177,6 +177,7 @@ def _facts() -> dict[str, str]:
         "nvcc": ncu.version("nvcc", r"release [\d.]+, V([\d.]+)"),
         "ncu": _ncu_version(),
         "python": platform.python_version(),
+        **libraries.versions(),
     }
 
 

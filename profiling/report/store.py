@@ -46,9 +46,13 @@ TABLES: dict[str, list[str]] = {
     "previous": [*KEY, "baseline", "ratio", "run", "reason"],
 }  # fmt: skip
 """Columns of an operation's tables. ``cycles`` and ``times_us`` hold several numbers, blanks between them."""
-PROVENANCE = [
-    "run", "date", "gpu", "driver", "power_limit_w", "cuda", "torch", "triton", "nvcc", "ncu", "python",
+FACTS = [
+    "gpu", "driver", "power_limit_w", "cuda", "torch", "triton", "nvcc", "ncu", "python", "liger", "quack",
 ]  # fmt: skip
+"""Machine and versions; empty where something is not installed, or where a run did not tell yet."""
+PROVENANCE = ["run", "date", *FACTS]
+FAULTY = ("wrong", "not judged")
+"""How the status of a call begins that is not known to be right."""
 
 _FOOTER = re.compile(r"# (\d+) rows,sha256 ([0-9a-f]{16}),*")
 
@@ -77,7 +81,7 @@ def read_table(folder: Path, op: str, table: str) -> pd.DataFrame:
 
 
 def read_runs(folder: Path) -> pd.DataFrame:
-    return read(folder / "runs.csv", PROVENANCE)
+    return read(folder / "runs.csv", PROVENANCE, later=["liger", "quack"])
 
 
 def read(file: Path, columns: list[str], later: Sequence[str] = ()) -> pd.DataFrame:
