@@ -7,7 +7,7 @@ operands is computed at its first answer, and serves the others where check.py k
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
@@ -26,7 +26,8 @@ Given = Callable[[Operands], Operands]  # from results, the inputs of the gradie
 
 _CHUNK = 2**26  # elements held in float64 at a time, in each of a few tensors
 _FP32_LOOP = 4 * torch.finfo(torch.float32).eps  # of the terms of a sum, as in check.py
-# How linear's gradients may err, see _dz_and_errors. So many independent errors, each within its own, come to no more:
+# How linear's gradients may err with a smooth activation, see _dz_and_errors. So many independent errors, each within
+# its own, come to no more:
 _DEVIATIONS = 6.0  # at an element
 _RMS = 1.5  # in a row
 _BEND = 0.34  # of gelu, gelu_tanh and silu, the largest |z| times the slope's slope
@@ -92,12 +93,13 @@ class Backward:
         self._function, self._case, self._calls = function, case, of
         self._operands, self._douts, self._given = operands, douts, given
         self._known: check.Problem | None = None
+        self._of_dz: tuple[Tensor, dict[str, check.Problem]] | None = None
 
     def fault(self, out: Operands, gradients: Operands) -> str:
         if self._function == "matmul":
-            return self._product_fault(gradients)
+            return _fault_of(self._products, gradients)
         if self._function == "linear":
-            return _linear_fault(self._case, self._operands, self._douts[0], gradients)
+            return self._linear_fault(out, gradients)
         if self._calls.backward is None:
             return _reduction_fault(self._case, self._operands[0], self._douts[0], gradients[0])
         wanted = gradients
@@ -117,22 +119,45 @@ class Backward:
             self._known = check.Problem(op, case, self._given(out))
         return self._known.compare(wanted).reason
 
-    def _product_fault(self, gradients: Operands) -> str:
-        for (name, problem), gradient in zip(self._products.items(), gradients, strict=True):
-            if reason := problem.compare((gradient,)).reason:
-                return f"{name}'s gradient: {reason}"
-        return ""
-
     @cached_property
     def _products(self) -> dict[str, check.Problem]:
         """Gradients of a product are products."""
-        (m, n, k), (a, b), dout = self._case.shape, self._operands, self._douts[0]
-        op = OPS[op_of("matmul", self._case)]
-        given = {"a": ((m, k, n), (dout, b.t())), "b": ((k, n, m), (a.t(), dout))}
-        return {
-            name: check.Problem(op, Case.of(*shape, dtype=self._case.dtype), both)
-            for name, (shape, both) in given.items()
-        }
+        (a, b), dout = self._operands, self._douts[0]
+        return {"a": self._product(dout, b.t()), "b": self._product(a.t(), dout)}
+
+    def _linear_fault(self, out: Operands, gradients: Operands) -> str:
+        """Without an activation and with relu, the gradients are sums of what is exact: as it is, or nothing.
+
+        relu's is nothing where the caller's own result is, which is on either side of 0 where fp32 cannot tell.
+        """
+        activation = self._case.get("act", "none")
+        (x, weight, _), dz = self._operands, self._douts[0]
+        if activation not in ("none", "relu"):
+            return _smooth_fault(self._case, self._operands, dz, gradients)
+        if activation == "relu":
+            if told := Forward(self._function, self._case, self._operands).fault(out):
+                return f"the result: {told}"
+            dz = dz.masked_fill(out[0] <= 0, 0)
+        if self._of_dz is None or not torch.equal(self._of_dz[0], dz):
+            columns = Case.of(*dz.shape, dtype=self._case.dtype, axes="0")
+            problems = {
+                "x": self._product(dz, weight),
+                "weight": self._product(dz.t(), x),
+                "bias": check.Problem(OPS["reduction_nd"], columns, (dz,)),
+            }
+            self._of_dz = dz, problems
+        return _fault_of(self._of_dz[1], gradients)
+
+    def _product(self, a: Tensor, b: Tensor) -> check.Problem:
+        case = Case.of(len(a), b.shape[1], len(b), dtype=self._case.dtype)
+        return check.Problem(OPS[op_of("matmul", case)], case, (a, b))
+
+
+def _fault_of(problems: Mapping[str, check.Problem], gradients: Operands) -> str:
+    for (name, problem), gradient in zip(problems.items(), gradients, strict=True):
+        if reason := problem.compare((gradient,)).reason:
+            return f"{name}'s gradient: {reason}"
+    return ""
 
 
 def _of_computed_statistics(op: Op, norm: Norm) -> Op:
@@ -154,13 +179,13 @@ def _without_statistics(op: Op, case: Case) -> Op:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Linear
+# Linear with a smooth activation
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def _linear_fault(case: Case, operands: Operands, dout: Tensor, gradients: Operands) -> str:
+def _smooth_fault(case: Case, operands: Operands, dout: Tensor, gradients: Operands) -> str:
     (x, weight, bias), (dx, dweight, dbias) = operands, gradients
-    activation = case.get("act", "none")
+    activation = case.get("act")
     for part in _parts(len(x), max(case.shape[1:])):
         dz, errors = _dz_and_errors(x[part], weight, bias, dout[part], activation)
         if fault := _sums_fault("x", dx[part], dz @ weight.double(), errors.square() @ weight.float().square()):
@@ -179,19 +204,12 @@ def _dz_and_errors(x: Tensor, weight: Tensor, bias: Tensor, dout: Tensor, activa
     """The activation's gradient dz, in float64, and by how much an element of PyTorch's and of ours may be off.
 
     Both are rounded to the operands' dtype, as z is, at which the slope is taken. So dz errs by half an eps of itself,
-    and by the slope's slope times half an eps of z, times dout. relu's slope is 0 or 1 where fp32 does not tell z from
-    0; tensor cores cut off besides what they have no places for, which doubles a loop's noise.
+    and by the slope's slope times half an eps of z, times dout.
     """
-    wide = x.double()
-    z = functional.linear(wide, weight.double(), bias.double())
+    z = functional.linear(x.double(), weight.double(), bias.double())
     slope, dout = dropout.slope(z, activation), dout.double()
     numbers = torch.finfo(x.dtype)
-    bend = 0.0 if activation in ("none", "relu") else _BEND
-    errors = numbers.eps / 2 * (dout.abs() * (slope.abs() + bend) + numbers.tiny)
-    if activation == "relu":
-        sizes = wide.norm(dim=1)[:, None] * weight.double().norm(dim=1)  # of the terms' sums, by Cauchy and Schwarz
-        unclear = z.abs() <= 2 * _FP32_LOOP * (sizes + bias.double().abs())
-        errors = torch.where(unclear, dout.abs(), errors)
+    errors = numbers.eps / 2 * (dout.abs() * (slope.abs() + _BEND) + numbers.tiny)
     return dout * slope, errors.float()
 
 
