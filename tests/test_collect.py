@@ -229,24 +229,31 @@ def work_of(op: str, shape: int, *steps: str) -> collect_compile.Work:
     return collect_compile.Work.of(OPS[op], Case.of(shape, dtype="fp32"), [Name(*each.split("/")) for each in steps])
 
 
-def test_cases_are_compiled_in_as_many_processes_as_there_are_or_have_room_the_largest_first(
-    pool: list[Started],
-) -> None:
+def test_cases_are_compiled_in_as_many_processes_as_there_are_or_have_room(pool: list[Started]) -> None:
     small, large = work_of("vector_add", 2**10, "cuda/v01_scalar"), work_of("vector_add", 2**10, "triton/v01_scalar")
     assert collect_compile.compile_all([small] * 2 + [large]) == []
     ((count, called),) = pool
     assert count == 3
     case = small.case.slug
     baseline = f"kl.vector_add.compile.baseline.{case}"
-    assert [each for _, each in called] == [
-        [baseline, f"kl.vector_add.triton.v01_scalar.{case}"],
-        [baseline],
-        [baseline],
+    assert [[each for _, each in share] for share in called] == [
+        [[baseline]],
+        [[baseline]],
+        [[baseline, f"kl.vector_add.triton.v01_scalar.{case}"]],
     ]
     collect_compile.compile_all([small] * 20)
     huge = work_of("vector_add", 2**28, "triton/v01_scalar")  # of 3 GiB, which leave 2 if as many are allocated
     collect_compile.compile_all([small, small, huge])
     assert [count for count, _ in pool[1:]] == [8, 2]
+
+
+def test_large_cases_are_compiled_by_few_processes_so_that_there_is_room_for_many(pool: list[Started]) -> None:
+    large = work_of("vector_add", 2**26)  # of 768 MiB, or twice that: with a process's own, two and a half GiB
+    small = work_of("vector_add", 2**10, "triton/v01_scalar")
+    collect_compile.compile_all([large, small, large, small, small, large])
+    ((count, called),) = pool
+    assert count == 5  # six would need ten and a half GiB
+    assert [len(share) for share in called] == [2, 1, 1, 1, 1]
 
 
 def test_one_case_is_left_to_the_bench(pool: list[Started]) -> None:
@@ -286,7 +293,7 @@ def test_what_does_not_compile_keeps_nothing_else_from_it(
     names = [Name("compile"), Name("triton", "v01_scalar")]
     other = ["vector_add", [labels.write(OP, Case.of(7, dtype="fp32"), names[1])]]
     (tmp_path / "compile.json").write_text(
-        json.dumps([["vector_add", [labels.write(OP, case, name) for name in names]], other])
+        json.dumps([[["vector_add", [labels.write(OP, case, name) for name in names]]], [other]])
     )
     collect_compile.main(str(tmp_path), "0", "2")
     assert called == [(name, (5,)) for name in names]

@@ -12,7 +12,8 @@ import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, groupby
+from operator import itemgetter
 from pathlib import Path
 
 import torch
@@ -45,34 +46,55 @@ class Work:
         baselines = [Name(name) for name in op.baselines_at(case) if name in _COMPILED]
         return cls(op, case, (*baselines, *references, *triton))
 
+    def labels(self) -> list[str]:
+        return [labels.write(self.op, self.case, name) for name in self.names]
+
+    def bytes(self) -> int:
+        """Of the GPU's memory, that a process needs which calls these."""
+        return _LARGEST * self.op.bytes(self.case) + _CONTEXT_BYTES
+
 
 def compile_all(work: Iterable[Work]) -> list[str]:
     """Compile for these cases; returns which processes failed, a line each. The bench makes up for what stays undone.
 
     One process would take longer than the bench does for the same, which has to load as much: nothing is done then.
     """
-    waiting = sorted((each for each in work if each.names), key=lambda each: -len(each.names))
-    if (count := _processes(waiting)) < 2:
+    waiting = [each for each in work if each.names]
+    shares = _shares(waiting)
+    if len(shares) < 2:
         return []
     with tempfile.TemporaryDirectory() as folder, config.patch(compile_threads=1):
-        called = [(each.op.name, [labels.write(each.op, each.case, name) for name in each.names]) for each in waiting]
+        called = [[(each.op.name, each.labels()) for each in share] for share in shares]
         (Path(folder) / "compile.json").write_text(json.dumps(called))
-        return ahead.run(__name__, Path(folder), count, lambda: [libraries.load(each.op) for each in waiting])
+        return ahead.run(__name__, Path(folder), len(shares), lambda: [libraries.load(each.op) for each in waiting])
 
 
-def _processes(waiting: Sequence[Work]) -> int:
-    """At most one for each case and core, and so many that the GPU has room for the largest cases at once."""
-    if not waiting:
-        return 0
+def _shares(waiting: Iterable[Work]) -> list[list[Work]]:
+    """One for each process, about as much to compile in each: as many as cores, or as the GPU has room for at once.
+
+    Cases of about one size are one process's, so that few processes need the room of the largest.
+    """
+    by_size = sorted(waiting, key=Work.bytes, reverse=True)
     free, _ = torch.cuda.mem_get_info()
-    needed = sorted((_LARGEST * each.op.bytes(each.case) + _CONTEXT_BYTES for each in waiting), reverse=True)
-    return min(sum(total <= free for total in accumulate(needed)), len(os.sched_getaffinity(0)))
+    for count in range(len(os.sched_getaffinity(0)), 1, -1):
+        shares = _cut(by_size, count)
+        if sum(share[0].bytes() for share in shares) <= free:
+            return shares
+    return [by_size]
 
 
-def main(folder: str, number: str, count: str) -> None:
-    waiting = json.loads((Path(folder) / "compile.json").read_text())
+def _cut(works: Sequence[Work], count: int) -> list[list[Work]]:
+    """Into runs of about as many names each; none is empty."""
+    before = accumulate((len(each.names) for each in works), initial=0)
+    total = sum(len(each.names) for each in works)
+    numbered = zip(works, (names * count // total for names in before), strict=False)  # the last sum is before nobody
+    return [[each for each, _ in share] for _, share in groupby(numbered, key=itemgetter(1))]
+
+
+def main(folder: str, number: str, _: str) -> None:
+    shares = json.loads((Path(folder) / "compile.json").read_text())
     with ahead.searches_forgotten():
-        for op, called in waiting[int(number) :: int(count)]:
+        for op, called in shares[int(number)]:
             _compile(ops.get(op), called)
 
 
