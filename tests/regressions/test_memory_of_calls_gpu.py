@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -55,5 +56,7 @@ def test_captured_triton_calls_leak(backend: str) -> None:
         torch.cuda.empty_cache()
         return torch.cuda.mem_get_info()[0]
 
-    before = free_after(40)
-    assert before - free_after(320) <= 4 * 2**20
+    free = [free_after(40), *(free_after(320) for _ in range(3))]
+    assert (
+        min(earlier - later for earlier, later in pairwise(free)) <= 4 * 2**20
+    )  # what others take meanwhile, they take once
