@@ -12,7 +12,7 @@ from kernel_twins._load import UnavailableError, load, why_no_gpu
 from kernel_twins.ceilings import gpu_slug
 from kernel_twins.ops import OPS, get
 from kernel_twins.show import STAGES
-from kernel_twins.spec import BACKENDS, Case, Name, Op, Step
+from kernel_twins.spec import BACKENDS, UNPROVEN, Case, Name, Op, Step
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -99,12 +99,12 @@ def _bench(arguments: argparse.Namespace) -> int:
     steps = (op.step(arguments.step),) if arguments.step else tuple(s for s in op.steps if op.times(s, case))
     _note(op, steps)
     print(f"{op.name} {case.slug}")
-    wrong = False
+    unproven = False
     for timing in bench(op, case, steps):
-        wrong |= timing.status.startswith("wrong")
+        unproven |= timing.status.startswith(UNPROVEN)
         what = f"{statistics.median(timing.times_us):12.2f} µs" if timing.times_us else timing.status
         print(f"  {timing.name.backend:<12} {timing.name.step:<20} {timing.contest:<6} {what}")
-    return 1 if wrong else 0
+    return 1 if unproven else 0
 
 
 def _show(arguments: argparse.Namespace) -> int:

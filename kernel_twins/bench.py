@@ -27,9 +27,9 @@ import torch
 from torch import Tensor
 
 from kernel_twins._load import Call, UnavailableError, load_named
-from kernel_twins.check import Judge, NotJudgedError, Verdict, generator
+from kernel_twins.check import Judge, NotJudgedError, Verdict, generator, judging
 from kernel_twins.sensors import Readings, Sampler
-from kernel_twins.spec import BACKENDS, Backend, Case, Name, Op, Step
+from kernel_twins.spec import BACKENDS, NOT_JUDGED, Backend, Case, Name, Op, Step
 from kernel_twins.tensors import empty_outputs
 
 CallSet = tuple[tuple[Tensor, ...], Tensor | tuple[Tensor, ...]]  # inputs and out of one call
@@ -167,7 +167,7 @@ def _gate(judge: Callable[[Call], Verdict], name: Name, call: Call) -> Timing:
     try:
         verdict = judge(call)
     except NotJudgedError as error:
-        return Timing(name, f"not judged: {error}")
+        return Timing(name, f"{NOT_JUDGED}: {error}")
     except UnavailableError as error:
         return Timing(name, raised(error) if name.step else f"skipped: {error}")
     except (RuntimeError, TypeError, ValueError) as error:
@@ -182,7 +182,9 @@ def raised(error: Exception) -> str:
 
 
 def _run(op: Op, case: Case, call: Call) -> Verdict:
-    call(*op.inputs(case, generator(case, "cuda")), **op.options(case), out=empty_outputs(op, case, "cuda"))
+    with judging():
+        inputs, out = op.inputs(case, generator(case, "cuda")), empty_outputs(op, case, "cuda")
+    call(*inputs, **op.options(case), out=out)
     torch.cuda.synchronize()
     return Verdict(True)
 
@@ -206,9 +208,11 @@ def sets_of(operand_bytes: int) -> int:
 def _once(call: Call, sets: list[CallSet]) -> tuple[float, int]:
     """Milliseconds of one call, the host's included where it is slower, and the bytes that it allocates for itself.
 
-    Those of results that it returns are not among them: others were given them as ``out``.
+    Those of results that it returns are not among them: others were given them as ``out``. It has been called before,
+    since the first call may compile: what was judged elsewhere, where its case is settled, has not been until now.
     """
     inputs, out = sets[0]
+    call(*inputs, out=out)
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()

@@ -84,7 +84,7 @@ def judging() -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
-        raise NotJudgedError("the judge ran out of memory: end what else uses this GPU, and try again") from error
+        raise NotJudgedError("the judge ran out of memory") from error
 
 
 class GuardedOutput:

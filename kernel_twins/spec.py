@@ -21,6 +21,10 @@ Backend = Literal["cuda", "triton"]
 BACKENDS: tuple[Backend, ...] = ("cuda", "triton")
 ITEMSIZE: Mapping[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
 
+NOT_JUDGED = "not judged"
+UNPROVEN = ("wrong", NOT_JUDGED)
+"""How the status of a call begins that is not known to be right, though it was called."""
+
 _STEP_NAME = re.compile(r"v\d\d_[a-z0-9_]+")
 _ARCH = re.compile(r"(>=|==)(\d+)\.(\d+)(a?)")
 

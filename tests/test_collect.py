@@ -177,7 +177,7 @@ def runs(tmp_path: Path) -> Runs:
 
 def test_a_run_becomes_tables(machine: Machine, runs: Runs) -> None:
     problems = runs.collect()
-    assert not problems.wrong and not problems.broken
+    assert not problems.unproven and not problems.broken
     assert machine.benched == [case.slug for case in OP.bench_cases]
     assert runs.publish() == []
     timings = store.read_table(runs.target, OP.name, "timings")
@@ -366,7 +366,7 @@ def test_a_baseline_that_is_not_installed_is_left_out_and_said_to_be(machine: Ma
     assert "not installed" not in log.render(runs.target, [Results(OP, runs.target, None)], NO_STATIC)
     machine.uninstalled = "torch"
     problems = runs.collect()
-    assert not problems.wrong and not problems.broken
+    assert not problems.unproven and not problems.broken
     assert runs.publish() == []
     results = Results(OP, runs.target, None)
     case = OP.profile_case
@@ -387,17 +387,29 @@ def test_a_step_that_could_not_be_judged_is_told_and_neither_profiled_nor_passed
     machine.not_judged = "triton"
     problems = runs.collect()
     steps = [step.name for step in OP.steps_of("triton")]
-    told = [
-        f"{OP.name} {step} (triton) at {each.slug}: not judged: no memory" for each in OP.bench_cases for step in steps
-    ]
-    assert sorted(problems.wrong) == sorted(told)
+    status = "not judged: no memory; end what else uses this GPU, and go on by `collect --resume`"
+    told = [f"{OP.name} {step} (triton) at {each.slug}: {status}" for each in OP.bench_cases for step in steps]
+    assert sorted(problems.unproven) == sorted(told)
     assert runs.publish() == []
     assert {row.backend for row in store.read_table(runs.target, OP.name, "counters").itertuples()} == {
         *OP.baselines,
         "cuda",
     }
     finished = {step.name for step in OP.steps if step.finished}
-    assert len(losses.wrong(Results(OP, runs.target, None))) == len(finished & {*steps}) * len(OP.bench_cases)
+    assert len(losses.unproven(Results(OP, runs.target, None))) == len(finished & {*steps}) * len(OP.bench_cases)
+
+
+def test_what_could_not_be_judged_is_measured_again_by_whoever_goes_on(machine: Machine, runs: Runs) -> None:
+    machine.not_judged = "cub"
+    assert len(runs.collect().unproven) == len(OP.bench_cases)
+    machine.not_judged, machine.benched = "", []
+    assert runs.collect(resume=True).unproven == []
+    assert machine.benched == [case.slug for case in OP.bench_cases]
+    machine.not_judged = "cub"
+    runs.publish()
+    runs.collect()
+    runs.publish()
+    assert len(losses.unproven(Results(OP, runs.target, None))) == len(OP.bench_cases)
 
 
 def test_a_run_tells_the_versions_of_other_peoples_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

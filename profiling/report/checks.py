@@ -90,7 +90,7 @@ def regressions() -> list[str]:
 def _regressions(results: list[Results]) -> Findings:
     found = Findings()
     for each in results:
-        found.failures += [f"{each.op.name}/{line}" for line in losses.wrong(each)]
+        found.failures += [f"{each.op.name}/{line}" for line in losses.unproven(each)]
         for loss in losses.losses(each):
             line = f"{each.op.name}/{loss.name.step}/{loss.name.backend} at {loss.case}: {loss.told}"
             if loss.reason:

@@ -26,7 +26,7 @@ from kernel_twins._profiling.report.profilers import Profilers, worker_command
 from kernel_twins._profiling.report.selection import Selection
 from kernel_twins._profiling.report.stage import Profiled, Stage
 from kernel_twins.bench import Timing, bench
-from kernel_twins.spec import BACKENDS, Backend, Case, Name, Op
+from kernel_twins.spec import BACKENDS, NOT_JUDGED, UNPROVEN, Backend, Case, Name, Op
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +40,9 @@ class Settings:
 
 @dataclass(slots=True)
 class Problems:
-    """What went wrong, a line each: kernels that are wrong or not judged, and operations that could not be profiled."""
+    """What went wrong, a line each: calls that are wrong or not judged, and operations that could not be profiled."""
 
-    wrong: list[str] = field(default_factory=list)
+    unproven: list[str] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
 
 
@@ -81,10 +81,10 @@ def collect(selection: Selection, stage: Stage, ledger: Path, settings: Settings
                     store.write(store.path(stage.folder, op.name, "timings"), timings)
                     torch.cuda.empty_cache()
                 progress.advance(task)
-            problems.wrong += [
-                f"{op.name} {row.step or 'baseline'} ({row.backend}) at {row.case}: {row.status}"
+            problems.unproven += [
+                f"{op.name} {row.step or 'baseline'} ({row.backend}) at {row.case}: {row.status}{_remedy(row.status)}"
                 for row in timings.itertuples()
-                if row.status.startswith(store.FAULTY)
+                if row.status.startswith(UNPROVEN)
             ]
             progress.update(task, description=f"{op.name} under {settings.tool}")
             if stage.profiled(op) is None:
@@ -120,9 +120,17 @@ def _bench(op: Op, case: Case, timed: list[Name], backends: tuple[Backend, ...])
 
 
 def _recorded(timings: pd.DataFrame, case: Case, codes: dict[Name, str]) -> bool:
-    """Whether the stage holds this case, measured with the code as it is now."""
-    rows = timings[(timings["case"] == case.slug) & (timings["step"] != "")]
+    """Whether the stage holds this case, measured with the code as it is now, and judged."""
+    rows = timings[timings["case"] == case.slug]
+    if rows["status"].str.startswith(NOT_JUDGED).any():
+        return False
+    rows = rows[rows["step"] != ""]
     return dict(zip(map(Name, rows["backend"], rows["step"]), rows["code"], strict=True)) == codes
+
+
+def _remedy(status: str) -> str:
+    again = "; end what else uses this GPU, and go on by `collect --resume`"
+    return again if status.startswith(NOT_JUDGED) else ""
 
 
 def _timing_row(stage: Stage, op: Op, case: Case, timing: Timing) -> dict[str, str]:
@@ -153,7 +161,7 @@ def _profile(
     """Of the cells that are meant, every step that is right and the baselines that were timed, under the profiler."""
     status = {(row.case, Name(row.backend, row.step)): row.status for row in timings.itertuples()}
     told = {(case, name): status.get((case.slug, name), "") for case, name in meant}
-    fit = [cell for cell in meant if (not told[cell].startswith(store.FAULTY) if cell[1].step else told[cell] == "ok")]
+    fit = [cell for cell in meant if (not told[cell].startswith(UNPROVEN) if cell[1].step else told[cell] == "ok")]
     labelled = {labels.write(op, case, name): name for case, name in fit}
     if not any(name.step for name in labelled.values()):  # a part of a ladder, at other cases than the profiled ones
         stage.note_profiled(op, Profiled("none", settings.tier, {}, {}))

@@ -83,9 +83,9 @@ def collect(arguments: argparse.Namespace, console: Console) -> int:
     problems = measuring.measure(selection, stage, target, arguments, console)
     if not (selection.whole or problems.broken):
         problems.broken += partial.show(selection, stage, arguments.json)
-    for line in problems.wrong + problems.broken:
+    for line in problems.unproven + problems.broken:
         console.print(line, style="red", markup=False)
-    return INVALID_DATA if problems.broken else FAILED if problems.wrong else OK
+    return INVALID_DATA if problems.broken else FAILED if problems.unproven else OK
 
 
 def extract(arguments: argparse.Namespace, console: Console) -> int:

@@ -1,12 +1,11 @@
-"""What a recorded run lost against the one before: speed, or right results."""
+"""What a recorded run lost against the one before: speed, or results that are known to be right."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kernel_twins._profiling.report import store
 from kernel_twins._profiling.report.analysis import Results
-from kernel_twins.spec import Case, Name
+from kernel_twins.spec import NOT_JUDGED, UNPROVEN, Case, Name
 
 _LOST = 0.95  # of the ratio before
 
@@ -42,12 +41,15 @@ def losses(results: Results) -> list[Loss]:
     return lost
 
 
-def wrong(results: Results) -> list[str]:
-    """Finished steps that gave wrong results in the recorded run, or whose results were not judged, a line each."""
+def unproven(results: Results) -> list[str]:
+    """Finished steps that are not known to be right in the recorded run, and baselines not judged, a line each.
+
+    A baseline that is wrong is other people's.
+    """
     finished = {step.name for step in results.op.steps if step.finished}
     return [
-        f"{name.step}/{name.backend} at {case}: {row.status}"
+        f"{name.step or 'baseline'}/{name.backend} at {case}: {row.status}"
         for (case, name), rows in results.recorded.rows.items()
         for row in rows.values()
-        if name.step in finished and row.status.startswith(store.FAULTY)
+        if row.status.startswith(UNPROVEN if name.step in finished else NOT_JUDGED)
     ]

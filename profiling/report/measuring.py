@@ -39,7 +39,11 @@ def measure(
         if lost := sorted(op for op, code in codes.items() if code == CANNOT_RUN):
             raise CannotRunError(f"{', '.join(lost)} could not be measured here (see above)")
         return Problems(
-            wrong=[f"{op} failed or has a wrong step (see above)" for op, code in codes.items() if code == FAILED],
+            unproven=[
+                f"{op} failed or has a step that is not known to be right (see above)"
+                for op, code in codes.items()
+                if code == FAILED
+            ],
             broken=[f"{op} was not measured (see above)" for op, code in codes.items() if code not in (OK, FAILED)],
         )
     silent = arguments.quiet or not console.is_terminal or "NO_COLOR" in os.environ

@@ -51,8 +51,6 @@ FACTS = [
 ]  # fmt: skip
 """Machine and versions; empty where something is not installed, or where a run did not tell yet."""
 PROVENANCE = ["run", "date", *FACTS]
-FAULTY = ("wrong", "not judged")
-"""How the status of a call begins that is not known to be right."""
 
 _FOOTER = re.compile(r"# (\d+) rows,sha256 ([0-9a-f]{16}),*")
 
