@@ -313,8 +313,7 @@ def test_memory_that_the_judge_lacks_is_nobodys_fault(function, kind, timed_on_c
     rows = contest(with_ours(problem, monkeypatch), "forward" if kind is Forward else "backward", {})
     statuses = {row["backend"]: row["status"] for row in rows}
     assert statuses["torch"] == "ok"
-    told = "not judged: the judge ran out of memory: end what else uses this GPU, and try again"
-    assert {statuses[name] for name in ("cuda", "triton", "auto")} == {told}
+    assert {statuses[name] for name in ("cuda", "triton", "auto")} == {"not judged: the judge ran out of memory"}
     assert timed_on_cpu == ["torch"]
 
 
@@ -418,9 +417,8 @@ def test_a_gradient_of_relu_is_on_the_side_of_0_that_the_result_is() -> None:
     for out, other in ((right, above), (above, right)):
         assert backward.fault((out,), gradients(out)) == ""
         assert "gradient: " in backward.fault((out,), gradients(other))
-    wrong = right.clone()
-    wrong[:, 3] = 4e-3
-    assert backward.fault((wrong,), gradients(wrong)).startswith("the result: ")
+    everywhere = right.clamp_min(4e-7)  # as if nothing were masked, and the result as good as 0
+    assert backward.fault((everywhere,), gradients(everywhere)) == "the result is on the other side of 0 than its sum"
 
 
 @pytest.mark.parametrize("activation", ["none", "relu"])

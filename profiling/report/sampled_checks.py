@@ -126,19 +126,17 @@ class Backward:
         return {"a": self._product(dout, b.t()), "b": self._product(a.t(), dout)}
 
     def _linear_fault(self, out: Operands, gradients: Operands) -> str:
-        """Without an activation and with relu, the gradients are sums of what is exact: as it is, or nothing.
-
-        relu's is nothing where the caller's own result is, which is on either side of 0 where fp32 cannot tell.
-        """
+        """dz is dout, and with relu 0 where the result is 0; gradients are products and sums of dz, if it is exact."""
         activation = self._case.get("act", "none")
         (x, weight, _), dz = self._operands, self._douts[0]
         if activation not in ("none", "relu"):
             return _smooth_fault(self._case, self._operands, dz, gradients)
         if activation == "relu":
-            if told := Forward(self._function, self._case, self._operands).fault(out):
-                return f"the result: {told}"
+            if told := _side_fault(self._case, self._operands, out[0]):
+                return told
             dz = dz.masked_fill(out[0] <= 0, 0)
         if self._of_dz is None or not torch.equal(self._of_dz[0], dz):
+            self._of_dz = None  # which is as large as what takes its place
             columns = Case.of(*dz.shape, dtype=self._case.dtype, axes="0")
             problems = {
                 "x": self._product(dz, weight),
@@ -151,6 +149,17 @@ class Backward:
     def _product(self, a: Tensor, b: Tensor) -> check.Problem:
         case = Case.of(len(a), b.shape[1], len(b), dtype=self._case.dtype)
         return check.Problem(OPS[op_of("matmul", case)], case, (a, b))
+
+
+def _side_fault(case: Case, operands: Operands, out: Tensor) -> str:
+    """Of relu's result, the caller's own: above 0 where the sum is, and on either side where fp32 cannot tell."""
+    linear, (x, weight, _) = OPS["linear"], operands
+    before = Case.of(*case.shape, dtype=case.dtype)
+    for part in _parts(len(x), max(len(weight), x.shape[1])):
+        z, terms = linear.reference(before, operands, part)
+        if bool((((out[part] > 0) != (z > 0)) & (z.abs() > _FP32_LOOP * terms)).any()):
+            return "the result is on the other side of 0 than its sum"
+    return ""
 
 
 def _fault_of(problems: Mapping[str, check.Problem], gradients: Operands) -> str:
