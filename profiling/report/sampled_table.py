@@ -3,8 +3,8 @@
 ``sampled/<run>.csv`` is one recording: a row is a call (function, pass and case) in a backend, with the median of its
 rounds, the rounds' spread, and of "auto" the backend that it chose. ``sampled.csv`` is the ledger: every recording that
 was begun, in order, with its seed, its code, and whether it was finished; no row ever leaves it. Of the last recordings
-that are whole the rows stay; figures pool those of one code and the same versions: what is pooled of several would be
-of none.
+that are whole the rows stay; figures pool those of one code, machine and set of versions, so that they are of something
+that can be run.
 """
 
 from __future__ import annotations
@@ -75,7 +75,10 @@ def enter(folder: Path, run: str, code: str) -> None:
 def recorded(folder: Path) -> list[str]:
     """The last runs that are whole, as far as code, machine and versions are the last one's, in the ledger's order."""
     facts = {row["run"]: [row[name] for name in store.FACTS] for row in store.read_runs(folder).to_dict("records")}
-    about = {run: (code, facts.get(run)) for run, code in _whole(folder).items()}
+    whole = _whole(folder)
+    if strangers := {*whole} - {*facts}:
+        raise InvalidDataError(f"sampled/{min(strangers)}.csv: its run is not in runs.csv")
+    about = {run: (code, facts[run]) for run, code in whole.items()}
     return [run for run, told in about.items() if told == list(about.values())[-1]]
 
 
@@ -105,8 +108,6 @@ def read(folder: Path) -> pd.DataFrame:
 
 def _read(folder: Path, run: str) -> pd.DataFrame:
     table, name = store.read(file(folder, run), COLUMNS), f"sampled/{run}.csv"
-    if run not in set(store.read_runs(folder)["run"]):
-        raise InvalidDataError(f"{name}: its run is not in runs.csv")
     for row in table.itertuples():
         if problem := _problem(row, run):
             raise InvalidDataError(f"{name}: {row.function} {row.case} {row.backend}: {problem}")
@@ -305,7 +306,9 @@ def _told(folder: Path, table: pd.DataFrame) -> str:
     told = ", ".join(f"`{run}` (seed {seeds[run]})" for run in whole)
     finished = {*known["run"][known["finished"] == "yes"]}
     gone, begun = len(finished - {*whole}), len(known) - len(finished)
-    more = [f"{gone} older, or of other code or versions"] * (gone > 0) + [f"{begun} not finished"] * (begun > 0)
+    more = [f"{gone} older, or of other code, machine or versions"] * (gone > 0) + [f"{begun} not finished"] * (
+        begun > 0
+    )
     older = f" The ledger names more: {', '.join(more)}." if more else ""
     return (
         f"The GPU's time of the public functions at {CASES} cases a function and recording, drawn by a seed that the "
