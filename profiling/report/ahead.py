@@ -62,7 +62,7 @@ def searches_forgotten() -> Iterator[None]:
 class _Forgetful:
     """Methods in the place of those that keep a search's result on disk.
 
-    They have the others' names: the code that torch.compile keeps names the method, and finds it there when it is read.
+    Named alike, because the code that torch.compile keeps is pickled with the method's name.
     """
 
     def save(self, *_: object, **__: object) -> None:

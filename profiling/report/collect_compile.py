@@ -76,9 +76,9 @@ def _shares(waiting: Iterable[Work]) -> list[list[Work]]:
     """
     by_size = sorted(waiting, key=Work.bytes, reverse=True)
     free, _ = torch.cuda.mem_get_info()
-    for count in range(len(os.sched_getaffinity(0)), 1, -1):
+    for count in range(sum(len(each.names) for each in by_size), 1, -1):  # a cut may give fewer runs than that
         shares = _cut(by_size, count)
-        if sum(share[0].bytes() for share in shares) <= free:
+        if len(shares) <= len(os.sched_getaffinity(0)) and sum(share[0].bytes() for share in shares) <= free:
             return shares
     return [by_size]
 
@@ -87,7 +87,7 @@ def _cut(works: Sequence[Work], count: int) -> list[list[Work]]:
     """Into runs of about as many names each; none is empty."""
     before = accumulate((len(each.names) for each in works), initial=0)
     total = sum(len(each.names) for each in works)
-    numbered = zip(works, (names * count // total for names in before), strict=False)  # the last sum is before nobody
+    numbered = zip(works, (names * count // total for names in before), strict=False)  # the total is left over
     return [[each for each, _ in share] for _, share in groupby(numbered, key=itemgetter(1))]
 
 
