@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import statistics
 from itertools import pairwise
 from typing import Any
 
@@ -57,6 +58,5 @@ def test_captured_triton_calls_leak(backend: str) -> None:
         return torch.cuda.mem_get_info()[0]
 
     free = [free_after(40), *(free_after(320) for _ in range(3))]
-    assert (
-        min(earlier - later for earlier, later in pairwise(free)) <= 4 * 2**20
-    )  # what others take meanwhile, they take once
+    taken = statistics.median(earlier - later for earlier, later in pairwise(free))  # other processes take some, once
+    assert taken <= 4 * 2**20
