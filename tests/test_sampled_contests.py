@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,7 +14,7 @@ pytest.importorskip("triton")
 
 from kernel_twins import OPS  # noqa: E402
 from kernel_twins._load import UnavailableError  # noqa: E402
-from kernel_twins._profiling.report import sampled_contests, sampled_timing  # noqa: E402
+from kernel_twins._profiling.report import sampled_checks, sampled_contests, sampled_timing  # noqa: E402
 from kernel_twins._profiling.report.sampled_calls import gradient_operands  # noqa: E402
 from kernel_twins._profiling.report.sampled_cases import CONTESTS, FUNCTIONS  # noqa: E402
 from kernel_twins._profiling.report.sampled_checks import Backward, Forward  # noqa: E402
@@ -419,6 +420,27 @@ def test_a_gradient_of_relu_is_on_the_side_of_0_that_the_result_is() -> None:
         assert "gradient: " in backward.fault((out,), gradients(other))
     everywhere = right.clamp_min(4e-7)  # as if nothing were masked, and the result as good as 0
     assert backward.fault((everywhere,), gradients(everywhere)) == "the result is on the other side of 0 than its sum"
+
+
+def test_a_result_of_relu_may_be_on_the_side_that_pytorchs_sum_is_on(monkeypatch) -> None:
+    """Tensor cores cut off what their sums have no places for, in PyTorch's products as in ours."""
+    case = Case.parse("64x16x32-bf16-act.relu")
+    x, weight, bias = operands = Problem("linear", case, 1, device="cpu", sets=1).operands[0]
+    x[:, 0], x[:, 1] = 1, -1
+    weight[3, :2], weight[3, 2:], bias[3] = 1, 0, 1e-4
+    out = torch.relu(torch.nn.functional.linear(*operands))
+    assert sampled_checks._side_fault(case, operands, out) == ""
+    out[:, 3] = 0
+    assert sampled_checks._side_fault(case, operands, out) != ""
+
+    def cut_off(*given):
+        found = torch.nn.functional.linear(*given)
+        found[:, 3] -= 2e-4
+        return found
+
+    monkeypatch.setattr(sampled_checks, "functional", SimpleNamespace(linear=cut_off))
+    assert sampled_checks._side_fault(case, operands, out) == ""
+    assert sampled_checks._side_fault(case, operands, torch.zeros_like(out)) != ""
 
 
 @pytest.mark.parametrize("activation", ["none", "relu"])
