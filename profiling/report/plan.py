@@ -39,23 +39,23 @@ _L2_BYTES = 50 * 2**20
 _CAPABILITY = (9, 0)
 PROCESSES = 2  # an operation: counters, then cycles; with Proton its own, then one that tells Triton's code
 T0_CALLS = 10  # calls a cell whose cycles are recorded, beside the one with the tier's counters
-# Fitted to runs of eight operations on the reference GPU at tier T3, a command each, when nothing was compiled ahead.
-_START_S = 17.0  # torch, and the digests of all CUDA steps, which are kept from then on
+# Fitted to three commands on the reference GPU at tier T3, which recorded all operations.
+_START_S = 20.0  # torch, and the digests of all CUDA steps, which are kept from then on
+_AHEAD_S = 15.0  # imports of the processes that compile
+_COMPILERS = 16  # of them: the cores of that machine
+_COMPILED = ("triton", "compile", "liger", "quack")  # backends and baselines for which there is something to compile
+_COMPILED_S = 1.0  # a cell that there is something to compile for, in one of them
+_KEPT_S = {"compile": 1.28, "quack": 0.32}  # a case: the gate, loading from the caches, torch.compile's searches
+_SEARCH_S = {"max_autotune": 3.0}  # of configurations, for one more shape
+_READY_S = 9.0  # imports of a profiled process: beside the timing with ncu, after it with Proton
+_LOADING_S = 6.0  # of a profiled process that is ready: set-up, all first calls, the report
+_REPLAY_S = 0.0295  # one pass over one launch: flush, restore, counters in and out
+# Fitted to runs of eight operations when nothing was compiled ahead, as for a single case.
 _CELL_S = 0.118  # the gate against float64, Triton's compilation, capture
 _MAKING_S = {"compile": 1.25, "quack": 1.0}  # a case, by the baseline
-_LOADING_S = 4.0  # of a profiled process that is ready, until it has called everything once
-_REPLAY_S = 0.03  # one pass over one launch: flush, restore, counters in and out
-# Expected, and not fitted: what is different since cases are compiled ahead, and since quack's compiler is imported by
-# processes that wait.
-_READY_S = 9.0  # imports of a profiled process: beside the timing with ncu, after it with Proton
-_QUACK_S = 1.5  # more of loading where quack is a baseline
-_AHEAD_S = 15.0  # imports of the processes that compile
-_COMPILERS = 12  # of them
-_KEPT_S = {"compile": 0.2, "quack": 0.05}  # a case that lies in the caches, by the baseline
-_SEARCH_S = {"max_autotune": 6.0}  # of configurations, for one more shape
-# Fitted to one recording of cases that nobody chose.
-_COMPILED_S = 0.55  # a case, in many processes at once
-_SAMPLED_S = 0.6  # a contest: checks against float64, graphs, rounds
+# Fitted to two recordings of cases that nobody chose.
+_CASE_COMPILED_S = 0.45  # a case, in many processes at once
+_SAMPLED_S = 0.55  # a contest: checks against float64, graphs, rounds
 _GUESSED_SHARE = 0.3  # of the ceiling, for a cell that was never timed
 
 
@@ -85,7 +85,7 @@ class Plan:
     def sampled_s(self) -> tuple[float, float]:
         """Apart from all else: of `sampled --compile`, and of `sampled`."""
         return (
-            _START_S + _COMPILED_S * len(FUNCTIONS) * CASES,
+            _START_S + _CASE_COMPILED_S * len(FUNCTIONS) * CASES,
             _START_S + _SAMPLED_S * len(CONTESTS) * CASES,
         )
 
@@ -98,13 +98,13 @@ def plan(selection: Selection, tier: Tier, tool: str) -> Plan:
     """What collecting the selection would do with ``tool`` (``ncu`` or ``proton``)."""
     cases = [(op, case) for op in selection.ops for case in selection.cases(op)]
     ahead = len(cases) > 1  # as collect_compile.py has it
-    making_s = sum(_MAKING_S.get(name, 0.0) for op, case in cases for name in op.baselines_at(case))
+    compiled = sum(name.backend in _COMPILED for op in selection.ops for _, name in _cells(op, selection))
     return Plan(
         tier,
         tool,
         store.REFERENCE_GPU,
         tuple(_operation(op, selection, tier, tool, ahead) for op in selection.ops),
-        round(_AHEAD_S + making_s / min(len(cases), _COMPILERS), 1) if ahead else 0.0,
+        round(_AHEAD_S + _COMPILED_S * compiled / min(len(cases), _COMPILERS), 1) if ahead else 0.0,
     )
 
 
@@ -136,13 +136,10 @@ def run(selection: Selection, tier: Tier, tool: str, as_json: bool) -> int:
 
 
 def _operation(op: Op, selection: Selection, tier: Tier, tool: str, ahead: bool) -> OpPlan:
-    making_s = (_KEPT_S if ahead else _MAKING_S) | _SEARCH_S
+    making_s, cell_s = (_KEPT_S | _SEARCH_S, 0.0) if ahead else (_MAKING_S | _SEARCH_S, _CELL_S)
     table = store.read_table(store.DATA / store.REFERENCE_GPU, op.name, "timings")
     table = table[table["contest"].isin((*CONDITIONS["sustained"], ""))]
-    names = [Name(other) for other in (*op.baselines, *op.references)] + [
-        name for name in selection.names(op) if op.step(name.step).runs_on(_CAPABILITY)
-    ]
-    cells = [(case, name) for case in selection.cases(op) for name in names if _times(op, name, case)]
+    cells = _cells(op, selection)
     recorded = _recorded_ms(table)
     rows = {(case, name): recorded.get((case.slug, name)) for case, name in cells}
     known = {
@@ -150,16 +147,16 @@ def _operation(op: Op, selection: Selection, tier: Tier, tool: str, ahead: bool)
         for (case, name), found in rows.items()
     }
     sustained_s = sum(
-        _CELL_S + making_s.get(name.backend, 0.0) + sum(_rounds_s(op, case, each) for each in found)
+        cell_s + making_s.get(name.backend, 0.0) + sum(_rounds_s(op, case, each) for each in found)
         for (case, name), found in known.items()
     )
     conditions_s = sum(_conditions_s(op, case, known) for case in selection.cases(op) if case in op.condition_cases)
-    profiled = [name for _, name in selection.profiled(op) if name in names]
+    profiled = [name for _, name in selection.profiled(op) if name in _names(op, selection)]
     launches = sum(op.step(name.step).launches or 1 if name.step else 1 for name in profiled)
     passes = launches * (PASSES[tier] + T0_CALLS * PASSES["T0"] if tool == "ncu" else PROTON_CALLS)
     timing_s = sustained_s + conditions_s
     processes_s = max(0.0, _READY_S - timing_s) if tool == "ncu" else PROCESSES * _READY_S
-    processes_s += PROCESSES * (_LOADING_S + (_QUACK_S if "quack" in op.baselines else 0.0))
+    processes_s += PROCESSES * _LOADING_S
     return OpPlan(
         op.name,
         len(cells),
@@ -169,6 +166,19 @@ def _operation(op: Op, selection: Selection, tier: Tier, tool: str, ahead: bool)
         round(timing_s, 1),
         round(processes_s + passes * (_REPLAY_S if tool == "ncu" else 0), 1) if profiled else 0.0,
     )
+
+
+def _names(op: Op, selection: Selection) -> list[Name]:
+    """The baselines and references, and the steps that are meant and that the reference GPU runs."""
+    return [Name(other) for other in (*op.baselines, *op.references)] + [
+        name for name in selection.names(op) if op.step(name.step).runs_on(_CAPABILITY)
+    ]
+
+
+def _cells(op: Op, selection: Selection) -> list[tuple[Case, Name]]:
+    """What is timed."""
+    names = _names(op, selection)
+    return [(case, name) for case in selection.cases(op) for name in names if _times(op, name, case)]
 
 
 def _times(op: Op, name: Name, case: Case) -> bool:
