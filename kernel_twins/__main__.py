@@ -56,7 +56,8 @@ def main(argv: list[str] | None = None) -> int:
 
     arguments = parser.parse_args(argv)
     if arguments.verb in ("run", "bench") and (reason := why_no_gpu()):
-        print(f"kernel_twins: cannot {arguments.verb} here: {reason}", file=sys.stderr)
+        remedy = "`python profiling/ncu_report.py doctor` says what is missing"
+        print(f"kernel_twins: cannot {arguments.verb} here: {reason}; {remedy}", file=sys.stderr)
         return 3
     try:
         code = {"list": _list, "run": _run, "bench": _bench, "show": _show}[arguments.verb](arguments)

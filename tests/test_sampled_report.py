@@ -157,14 +157,14 @@ def test_figures_pool_the_last_three_recordings(tmp_path: Path) -> None:
     assert list(sampled_table.ledger(target)["run"]) == RUNS[:4]
     assert sorted(path.stem for path in (target / "sampled").iterdir()) == RUNS[1:4]
     assert set(store.read_runs(target)["run"]) == {*RUNS[1:4]}
-    assert "The ledger names more: 1 older, or of other code, machine or versions." in sampled_table.headline(target)[0]
+    assert "Not pooled: 1 older, or of other code, machine or versions." in sampled_table.headline(target)[0]
     assert all(
         len(each["auto"].cells) == 3 * CASES for each in sampled_table.summaries(sampled_table.read(target)).values()
     )
     sampled_table.enter(target, RUNS[4], "00000000")  # which nobody finishes
     assert sampled_table.recorded(target) == RUNS[1:4]
     assert (
-        "The ledger names more: 1 older, or of other code, machine or versions, 1 not finished."
+        "Not pooled: 1 older, or of other code, machine or versions, 1 not finished."
         in sampled_table.headline(target)[0]
     )
     assert list(sampled_table.ledger(target)["finished"]) == ["yes"] * 4 + [""]
@@ -178,7 +178,7 @@ def test_recordings_of_other_code_or_versions_are_not_pooled(tmp_path: Path, cod
     filled(Recording.begin(tmp_path / "stage", made(RUNS[2]) | facts, code)).publish(target)
     assert sampled_table.recorded(target) == RUNS[2:3]
     assert sorted(path.stem for path in (target / "sampled").iterdir()) == RUNS[:3]  # to be read by whoever doubts
-    assert "The ledger names more: 2 older, or of other code, machine or versions." in sampled_table.headline(target)[0]
+    assert "Not pooled: 2 older, or of other code, machine or versions." in sampled_table.headline(target)[0]
     assert list(sampled_table.ledger(target)["finished"]) == ["yes"] * 3
 
 

@@ -169,6 +169,8 @@ def _parser(description: str) -> argparse.ArgumentParser:
     verb("log", "render KERNEL_LOG.md, README's table, the pages' tables and the plots from the recorded rows", of_gpu)
     check = verb("check", "fail where documents, data and code disagree, or where a step got slower", as_json)
     check.add_argument("--release", action="store_true", help="fail on stale rows and unfrozen predictions too")
-    check.add_argument("--audit", action="store_true", help="compare the predictions' marks with git's history")
+    check.add_argument(
+        "--audit", action="store_true", help="compare predictions, measurements, recordings with git's history"
+    )
     check.add_argument("--accept", metavar="REASON", default="", help="accept losses of speed that have no reason yet")
     return parser

@@ -65,7 +65,8 @@ def predict(arguments: argparse.Namespace, console: Console) -> int:
     for line in frozen:
         print(line)
     if frozen:
-        console.print(f"{len(frozen)} predictions frozen; commit {shown(folder)}/predictions.csv before you measure")
+        told = f"; commit {shown(folder)}/predictions.csv before you measure" if folder.parent == store.DATA else ""
+        console.print(f"{len(frozen)} predictions of {arguments.gpu} frozen{told}")
     else:
         console.print("every prediction is frozen already")
     return OK

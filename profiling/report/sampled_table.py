@@ -309,7 +309,7 @@ def _told(folder: Path, table: pd.DataFrame) -> str:
     more = [f"{gone} older, or of other code, machine or versions"] * (gone > 0) + [f"{begun} not finished"] * (
         begun > 0
     )
-    older = f" The ledger names more: {', '.join(more)}." if more else ""
+    older = f" Not pooled: {', '.join(more)}." if more else ""
     return (
         f"The GPU's time of the public functions at {CASES} cases a function and recording, drawn by a seed that the "
         f"run's id gives: {told}.{older} A figure is how many times as fast as the best of PyTorch, torch.compile (in "
