@@ -186,7 +186,10 @@ def _lost(folder: Path, name: str, table: pd.DataFrame) -> list[str]:
         for row in store.parse(content, list(table.columns), name).itertuples(index=False):
             if tuple(row) not in rows:
                 lost.setdefault(tuple(row), commit)
-    return [f"{name} lacks the row {', '.join(row)} of {commit.short}" for row, commit in lost.items()]
+    return [
+        f"{name} lacks the row {', '.join(row)} of {commit.short}: put it back, rows are only ever added"
+        for row, commit in lost.items()
+    ]
 
 
 def _commits(repo: Path, *paths: str) -> list[Commit]:
