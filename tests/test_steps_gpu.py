@@ -75,6 +75,9 @@ LIGER_ROUNDS = {
 """The cases at which what Liger rounds to half precision, before it sums it, does not average out."""
 
 
+LAUNCH_FAILS = "quack launches two blocks, which do not hold such a row and its residual: the launch fails"
+
+
 def known_difference(op: Op, name: str, case: Case) -> str:
     """Where a baseline computes something else than PyTorch's formula, and what."""
     if name == "liger" and case.slug in LIGER_ROUNDS.get(op.name, ()):
@@ -90,15 +93,10 @@ def known_difference(op: Op, name: str, case: Case) -> str:
     if norm and name in ("compile", "quack") and case.get("residual") and case.get("values") and case.dtype != "fp32":
         return f"what {name} runs normalises the sum before it is rounded"
     if norm and name == "quack" and case.get("residual") and case.dtype == "fp32" and case.shape[1] == 65_536:
-        return "quack launches two blocks, which do not hold such a row and its residual: the launch fails"
+        return LAUNCH_FAILS
     if (op.name, name) == ("rms_norm", "torch") and case.get("values") in ("inf", "infs"):
         return "PyTorch's fused kernel makes all of a row NaN, its formula what the infinity meets"
     return ""
-
-
-def _told(reason: str) -> type[Exception]:
-    """What a test fails by that meets it."""
-    return Exception if "fails" in reason else AssertionError
 
 
 BASELINES = [
@@ -106,7 +104,11 @@ BASELINES = [
         op,
         name,
         case,
-        marks=[pytest.mark.xfail(reason=reason, raises=_told(reason), strict=True)]
+        marks=[
+            pytest.mark.xfail(
+                reason=reason, raises=Exception if reason is LAUNCH_FAILS else AssertionError, strict=True
+            )
+        ]
         if (reason := known_difference(op, name, case))
         else [],
         id=f"{op.name}-{name}-{case.slug}",

@@ -25,7 +25,6 @@ from kernel_twins._profiling.report import ahead, labels, libraries
 from kernel_twins.check import GuardedOutput, generator
 from kernel_twins.spec import Case, Name, Op
 
-_COMPILED = ("compile", "liger", "quack")  # baselines; what max_autotune compiles depends on times
 _LARGEST = 2  # times a call's operands, with what it allocates
 _CONTEXT_BYTES = 2**30  # of a process, before it has any operands
 
@@ -43,7 +42,7 @@ class Work:
         """For those steps, and the baselines and references that are timed beside them."""
         triton = [name for name in steps if name.backend == "triton"]
         references = [Name(name) for name, each in op.references.items() if triton and each.backend == "triton"]
-        baselines = [Name(name) for name in op.baselines_at(case) if name in _COMPILED]
+        baselines = [Name(name) for name in op.baselines_at(case) if name in libraries.COMPILED]
         return cls(op, case, (*baselines, *references, *triton))
 
     def labels(self) -> list[str]:
@@ -76,9 +75,10 @@ def _shares(waiting: Iterable[Work]) -> list[list[Work]]:
     """
     by_size = sorted(waiting, key=Work.bytes, reverse=True)
     free, _ = torch.cuda.mem_get_info()
+    cores = len(os.sched_getaffinity(0))
     for count in range(sum(len(each.names) for each in by_size), 1, -1):  # a cut may give fewer runs than that
         shares = _cut(by_size, count)
-        if len(shares) <= len(os.sched_getaffinity(0)) and sum(share[0].bytes() for share in shares) <= free:
+        if len(shares) <= cores and sum(share[0].bytes() for share in shares) <= free:
             return shares
     return [by_size]
 

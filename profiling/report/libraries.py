@@ -30,6 +30,9 @@ LIBRARIES = {
 # What takes long to import of what baselines need. quack's own modules ask for the GPU; its compiler's do not.
 _IMPORTS = {"compile": "torch._inductor.compile_fx", "liger": "liger_kernel.ops", "quack": "cutlass.cute"}
 
+COMPILED = tuple(_IMPORTS)
+"""The baselines that compile a kernel at its first call; what max_autotune compiles depends on times."""
+
 
 def load(op: Op) -> None:
     """Import what an operation's baselines need, as far as it is installed and leaves the GPU alone."""

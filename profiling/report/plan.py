@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from kernel_twins import ceilings
-from kernel_twins._profiling.report import store
+from kernel_twins._profiling.report import libraries, store
 from kernel_twins._profiling.report.errors import OK
 from kernel_twins._profiling.report.metrics import PASSES, Tier
 from kernel_twins._profiling.report.proton import CALLS as PROTON_CALLS
@@ -43,7 +43,6 @@ T0_CALLS = 10  # calls a cell whose cycles are recorded, beside the one with the
 _START_S = 20.0  # torch, and the digests of all CUDA steps, which are kept from then on
 _AHEAD_S = 15.0  # imports of the processes that compile
 _COMPILERS = 16  # of them: the cores of that machine
-_COMPILED = ("triton", "compile", "liger", "quack")  # backends and baselines for which there is something to compile
 _COMPILED_S = 1.0  # a cell that there is something to compile for, in one of them
 _KEPT_S = {"compile": 1.28, "quack": 0.32}  # a case: the gate, loading from the caches, torch.compile's searches
 _SEARCH_S = {"max_autotune": 3.0}  # of configurations, for one more shape
@@ -98,7 +97,9 @@ def plan(selection: Selection, tier: Tier, tool: str) -> Plan:
     """What collecting the selection would do with ``tool`` (``ncu`` or ``proton``)."""
     cases = [(op, case) for op in selection.ops for case in selection.cases(op)]
     ahead = len(cases) > 1  # as collect_compile.py has it
-    compiled = sum(name.backend in _COMPILED for op in selection.ops for _, name in _cells(op, selection))
+    compiled = sum(
+        name.backend in ("triton", *libraries.COMPILED) for op in selection.ops for _, name in _cells(op, selection)
+    )
     return Plan(
         tier,
         tool,
@@ -136,10 +137,11 @@ def run(selection: Selection, tier: Tier, tool: str, as_json: bool) -> int:
 
 
 def _operation(op: Op, selection: Selection, tier: Tier, tool: str, ahead: bool) -> OpPlan:
-    making_s, cell_s = (_KEPT_S | _SEARCH_S, 0.0) if ahead else (_MAKING_S | _SEARCH_S, _CELL_S)
+    making_s = (_KEPT_S if ahead else _MAKING_S) | _SEARCH_S
+    cell_s = 0.0 if ahead else _CELL_S
     table = store.read_table(store.DATA / store.REFERENCE_GPU, op.name, "timings")
     table = table[table["contest"].isin((*CONDITIONS["sustained"], ""))]
-    cells = _cells(op, selection)
+    names, cells = _names(op, selection), _cells(op, selection)
     recorded = _recorded_ms(table)
     rows = {(case, name): recorded.get((case.slug, name)) for case, name in cells}
     known = {
@@ -151,7 +153,7 @@ def _operation(op: Op, selection: Selection, tier: Tier, tool: str, ahead: bool)
         for (case, name), found in known.items()
     )
     conditions_s = sum(_conditions_s(op, case, known) for case in selection.cases(op) if case in op.condition_cases)
-    profiled = [name for _, name in selection.profiled(op) if name in _names(op, selection)]
+    profiled = [name for _, name in selection.profiled(op) if name in names]
     launches = sum(op.step(name.step).launches or 1 if name.step else 1 for name in profiled)
     passes = launches * (PASSES[tier] + T0_CALLS * PASSES["T0"] if tool == "ncu" else PROTON_CALLS)
     timing_s = sustained_s + conditions_s

@@ -32,7 +32,7 @@ from kernel_twins._profiling.report.sampled_cases import Pass, is_compiled, op_o
 from kernel_twins._profiling.report.sampled_checks import Backward, Forward
 from kernel_twins.bench import raised, sets_of
 from kernel_twins.check import NotJudgedError, generator, judging
-from kernel_twins.spec import Case
+from kernel_twins.spec import NOT_JUDGED, Case
 from kernel_twins.tensors import OUT_DTYPE, empty_outputs
 
 OURS = ("cuda", "triton")
@@ -357,7 +357,7 @@ def _attempted(name: str, attempt: Callable[[], T]) -> tuple[str, T | None]:
         torch.cuda.synchronize()
         return "ok", made
     except NotJudgedError as error:
-        return f"not judged: {error}", None
+        return f"{NOT_JUDGED}: {error}", None
     except UnavailableError as error:
         if name in OURS:  # nothing of a backend can be measured here, which is for the user to mend
             raise
@@ -381,7 +381,7 @@ def judged(entrant: Entrant, results: Operands) -> str:
         with judging():
             told = entrant.fault(results)
     except NotJudgedError as error:
-        return f"not judged: {error}"
+        return f"{NOT_JUDGED}: {error}"
     return f"wrong: {told}" if told else "ok"
 
 

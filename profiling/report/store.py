@@ -46,9 +46,8 @@ TABLES: dict[str, list[str]] = {
     "previous": [*KEY, "baseline", "ratio", "run", "reason"],
 }  # fmt: skip
 """Columns of an operation's tables. ``cycles`` and ``times_us`` hold several numbers, blanks between them."""
-FACTS = [
-    "gpu", "driver", "power_limit_w", "cuda", "torch", "triton", "nvcc", "ncu", "python", "liger", "quack",
-]  # fmt: skip
+_LATER = ["liger", "quack"]  # facts that the first runs did not tell
+FACTS = ["gpu", "driver", "power_limit_w", "cuda", "torch", "triton", "nvcc", "ncu", "python", *_LATER]
 """Machine and versions; empty where something is not installed, or where a run did not tell yet."""
 PROVENANCE = ["run", "date", *FACTS]
 
@@ -79,7 +78,7 @@ def read_table(folder: Path, op: str, table: str) -> pd.DataFrame:
 
 
 def read_runs(folder: Path) -> pd.DataFrame:
-    return read(folder / "runs.csv", PROVENANCE, later=["liger", "quack"])
+    return read(folder / "runs.csv", PROVENANCE, later=_LATER)
 
 
 def read(file: Path, columns: list[str], later: Sequence[str] = ()) -> pd.DataFrame:
