@@ -158,7 +158,9 @@ def _gated(op: Op, case: Case, calls: Mapping[Name, Call]) -> dict[Name, Timing]
     """
     judge = Judge(op, case)
     settled = op.settled(case)
-    baselines = partial(judge if settled == case else Judge(op, settled), is_baseline=True)
+    baselines = partial(judge, is_baseline=True)
+    if settled != case:
+        baselines = partial(_judged_elsewhere, Judge(op, settled), op, case)
     judges = {name: judge if name.step else baselines for name in calls if name.backend not in op.references}
     return {name: _gate(judges.get(name, partial(_run, op, case)), name, call) for name, call in calls.items()}
 
@@ -179,6 +181,13 @@ def _gate(judge: Callable[[Call], Verdict], name: Name, call: Call) -> Timing:
 def raised(error: Exception) -> str:
     """The status of a call that raised instead of computing anything."""
     return f"wrong: raised {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+
+
+def _judged_elsewhere(judge: Judge, op: Op, case: Case, call: Call) -> Verdict:
+    """Judge a baseline where its case is settled, and call it at the case itself, for which it may have to compile."""
+    verdict = judge(call, is_baseline=True)
+    _run(op, case, call)
+    return verdict
 
 
 def _run(op: Op, case: Case, call: Call) -> Verdict:
@@ -209,11 +218,9 @@ def _once(call: Call, sets: list[CallSet]) -> tuple[float, int]:
     """Milliseconds of one call, the host's included where it is slower, and the bytes that it allocates for itself.
 
     Those of results that it returns are not among them: others were given them as ``out``. It has been called before,
-    since the first call may compile: what was judged elsewhere, where its case is settled, has not been until now.
+    since the first call may compile.
     """
     inputs, out = sets[0]
-    call(*inputs, out=out)
-    torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

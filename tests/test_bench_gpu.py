@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from kernel_twins import OPS, bench, load_baseline  # noqa: E402
+from kernel_twins._load import load_named  # noqa: E402
 from kernel_twins.check import check_baseline  # noqa: E402
 from kernel_twins.sensors import identity  # noqa: E402
 from kernel_twins.spec import BACKENDS, Case, Name  # noqa: E402
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from kernel_twins._load import Call
 
 pytestmark = pytest.mark.gpu
 
@@ -93,6 +96,37 @@ def test_a_rested_sample_is_read_while_it_runs() -> None:
     clock, highest = sensors["sm_clock_mhz"], identity()["sm_clock_max_mhz"]
     assert isinstance(clock, int | float) and 0 < clock <= highest
     assert sensors["power_w"]
+
+
+def test_a_baseline_that_is_judged_elsewhere_is_called_where_it_is_timed_before_it_is_timed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else what it compiles for the case would be taken for its time."""
+    op, case = OPS["dropout_add"], Case.parse("1024x1024-bf16-p.50")
+    probabilities: list[float] = []
+    before_timing: list[list[float]] = []
+    once = bench._once
+
+    def load(op: str, name: Name) -> Call:
+        call = load_named(op, name)
+
+        def noted(*inputs: Tensor, p: float, **rest: Any) -> object:
+            probabilities.append(p)
+            return call(*inputs, p=p, **rest)
+
+        return noted
+
+    def timed(call: Call, sets: list[bench.CallSet]) -> tuple[float, int]:
+        before_timing.append(list(probabilities))
+        return once(call, sets)
+
+    monkeypatch.setattr(bench, "load_named", load)
+    monkeypatch.setattr(bench, "_once", timed)
+    (timing,) = bench.bench(dataclasses.replace(op, baselines={"torch": op.baselines["torch"]}), case, ())
+    assert timing.status == "ok"
+    ((*judged, last),) = before_timing
+    assert set(judged) == {0.0}  # where no random number has a say
+    assert last == 0.5
 
 
 @pytest.mark.slow
