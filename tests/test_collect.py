@@ -116,7 +116,10 @@ class Machine:
     def started(self, command: list[str], report: Path, metrics: list[str]) -> Iterator[Any]:
         self.waiting += 1
         try:
-            yield SimpleNamespace(finish=lambda timeout_s: self.profile(command, report, metrics, timeout_s))
+            yield SimpleNamespace(
+                reaches=lambda file, timeout_s: None,
+                finish=lambda timeout_s: self.profile(command, report, metrics, timeout_s),
+            )
         finally:
             self.waiting -= 1
 

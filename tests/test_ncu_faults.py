@@ -299,6 +299,23 @@ def test_a_run_that_is_not_finished_leaves_nothing(folder: Path) -> None:
     assert_intact(folder)
 
 
+def test_who_is_done_with_the_gpu_is_not_waited_for_any_longer(folder: Path) -> None:
+    """Nor who ends before it is, or never is."""
+    left, never = folder / "bin" / "left", folder / "bin" / "never"
+    install(folder / "bin" / "ncu", f"Path({str(left)!r}).touch(); time.sleep(60)")
+    with ncu.started(["application"], folder / "cell.ncu-rep", METRICS) as run:
+        run.reaches(left, 30)
+        assert left.exists() and run.running.process.poll() is None
+        run.reaches(never, 0.1)
+        assert run.running.process.poll() is None
+    install(folder / "bin" / "ncu", "sys.exit(1)")
+    with ncu.started(["application"], folder / "cell.ncu-rep", METRICS) as run:
+        run.reaches(never, 30)
+        with pytest.raises(Fault):
+            run.finish(30)
+    assert_intact(folder)
+
+
 def test_what_gets_ready_beside_our_work_goes_behind_it(folder: Path) -> None:
     pids = hanging(folder)
     ours = os.getpriority(os.PRIO_PROCESS, 0)

@@ -142,6 +142,12 @@ class Started:
     nvtx_include: str
     ncu: Path
 
+    def reaches(self, file: Path, timeout_s: float) -> None:
+        """Wait until the command has made the file, or has ended without it, at most so long."""
+        deadline = time.monotonic() + timeout_s
+        while not (file.exists() or _has_ended(self.running.process)) and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+
     def finish(self, timeout_s: float) -> None:
         """Wait for the end, at most so long from now on, and give the report its name."""
         ended = self.running.end(timeout_s)

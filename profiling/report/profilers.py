@@ -59,6 +59,8 @@ class Profilers:
         for awaited, locked, run in self._waiting:  # one after the other, since each must have the GPU to itself
             awaited.write_text(text)
             fcntl.flock(locked, fcntl.LOCK_UN)
+            run.reaches(left(awaited), timeout_s)  # what ncu does after that, it does without the GPU
+        for _, _, run in self._waiting:
             run.finish(timeout_s)
         return dict(json.loads(self._digests.read_text()))
 
@@ -69,6 +71,11 @@ class Profilers:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._contexts.__exit__(kind, error, trace)  # a full disk, whoever met it, becomes a faults.Fault there
+
+
+def left(awaited: Path) -> Path:
+    """What a process makes when it has called everything and waited for the GPU."""
+    return awaited.with_suffix(".left")
 
 
 def worker_command(op: Op, calls: int, digests: Path, awaited: Path) -> list[str]:

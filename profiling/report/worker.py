@@ -4,7 +4,7 @@ Run by profilers.py as ``python -m kernel_twins._profiling.report.worker OP CALL
 touching the GPU and then reads the file LABELS, once nobody holds a lock of it: who is still to write it does, and lets
 go of it by ending, too. Warm-up, compilation and autotuning happen outside ``cudaProfilerStart``; the CALLS calls that
 count lie in an NVTX range named after their cell. FILE receives the digests of the Triton code that was launched, by
-step: of a step's own profile case.
+step: of a step's own profile case. What ``profilers.left`` names is made when the GPU is needed no more.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from kernel_twins import aot, ops
 from kernel_twins._load import UnavailableError, extension, load_named
 from kernel_twins._profiling.report import labels, libraries
 from kernel_twins._profiling.report.identity import ptx_digest
+from kernel_twins._profiling.report.profilers import left
 from kernel_twins.check import generator
 from kernel_twins.tensors import empty_outputs
 
@@ -53,6 +54,7 @@ def main(op: str, calls: str, digests_file: str, labels_file: str) -> None:
                 call()
             _profiled(call, int(calls), labels.write(spec, case, name))
     Path(digests_file).write_text(json.dumps(digests))
+    left(Path(labels_file)).touch()
 
 
 def _awaited(file: Path) -> list[str]:
