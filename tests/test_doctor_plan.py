@@ -178,23 +178,27 @@ def test_doctor_needs_neither_pandas_nor_rich() -> None:
     assert "can be rendered" not in done.stdout
 
 
-MEASURED = {
-    "softmax": (32, 24), "softmax_backward": (25, 19), "cross_entropy": (23, 25), "cross_entropy_backward": (15, 29),
-    "layer_norm": (35, 20), "layer_norm_backward": (26, 33), "matmul_bf16": (116, 29), "matmul_fp32": (78, 42),
-    "matmul_tf32x3": (24, 15), "linear": (18, 13), "vector_add": (35, 17), "reduction": (28, 29), "rms_norm": (29, 19),
-    "rms_norm_backward": (26, 25), "dropout_add": (16, 12), "dropout_add_backward": (16, 20), "reduction_nd": (31, 16),
+TIMED = {
+    "softmax": 32, "softmax_backward": 25, "cross_entropy": 23, "cross_entropy_backward": 15, "layer_norm": 35,
+    "layer_norm_backward": 26, "matmul_bf16": 116, "matmul_fp32": 78, "matmul_tf32x3": 24, "linear": 18,
+    "vector_add": 35, "reduction": 28, "rms_norm": 29, "rms_norm_backward": 26, "dropout_add": 16,
+    "dropout_add_backward": 16, "reduction_nd": 31,
 }  # fmt: skip
-"""Seconds of timing, and of profiled processes after it, in three commands on the reference GPU."""
+"""Seconds, in three commands on the reference GPU that recorded everything."""
+PROFILED = {
+    "rms_norm": 16, "reduction": 27, "layer_norm_backward": 28, "matmul_tf32x3": 14, "linear": 11,
+    "rms_norm_backward": 21, "dropout_add_backward": 18,
+}  # fmt: skip
+"""Seconds of profiled processes after the timing, in two commands there, of the first two and of the others."""
 
 
 def test_the_last_runs_come_out_as_they_were() -> None:
     planned = {each.op: each for each in plan.plan(EVERYTHING, "T3", "ncu").operations}
-    assert planned.keys() == MEASURED.keys()
-    for kind in (0, 1):
-        told = [(each.timing_s, each.profiling_s)[kind] for each in planned.values()]
-        assert sum(told) == pytest.approx(sum(each[kind] for each in MEASURED.values()), rel=0.05)
-    names = list(MEASURED)
-    for part, seconds in ((names[:6], 378), (names[6:10], 390), (names[10:], 388)):
+    assert planned.keys() == TIMED.keys()
+    assert sum(each.timing_s for each in planned.values()) == pytest.approx(sum(TIMED.values()), rel=0.05)
+    assert sum(planned[op].profiling_s for op in PROFILED) == pytest.approx(sum(PROFILED.values()), rel=0.1)
+    names = list(PROFILED)
+    for part, seconds in ((names[:2], 152), (names[2:], 261)):
         selection = Selection(tuple(OPS[name] for name in part))
         assert plan.plan(selection, "T3", "ncu").seconds == pytest.approx(seconds, rel=0.1)
 

@@ -39,7 +39,7 @@ _L2_BYTES = 50 * 2**20
 _CAPABILITY = (9, 0)
 PROCESSES = 2  # an operation: counters, then cycles; with Proton its own, then one that tells Triton's code
 T0_CALLS = 10  # calls a cell whose cycles are recorded, beside the one with the tier's counters
-# Fitted to three commands on the reference GPU at tier T3, which recorded all operations.
+# Fitted to three commands on the reference GPU at tier T3, which recorded all operations, and to two of seven of them.
 _START_S = 20.0  # torch, and the digests of all CUDA steps, which are kept from then on
 _AHEAD_S = 15.0  # imports of the processes that compile
 _COMPILERS = 16  # of them: the cores of that machine
@@ -47,7 +47,7 @@ _COMPILED_S = 1.0  # a cell that there is something to compile for, in one of th
 _KEPT_S = {"compile": 1.28, "quack": 0.32}  # a case: the gate, loading from the caches, torch.compile's searches
 _SEARCH_S = {"max_autotune": 3.0}  # of configurations, for one more shape
 _READY_S = 9.0  # imports of a profiled process: beside the timing with ncu, after it with Proton
-_LOADING_S = 6.0  # of a profiled process that is ready: set-up, all first calls, the report
+_LOADING_S = 4.6  # of a profiled process that is ready: set-up, all first calls, what is left of its report
 _REPLAY_S = 0.0295  # one pass over one launch: flush, restore, counters in and out
 # Fitted to runs of eight operations when nothing was compiled ahead, as for a single case.
 _CELL_S = 0.118  # the gate against float64, Triton's compilation, capture
