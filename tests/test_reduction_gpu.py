@@ -16,6 +16,7 @@ from kernel_twins import OPS, load  # noqa: E402
 from kernel_twins.check import compare  # noqa: E402
 from kernel_twins.spec import Backend, Case  # noqa: E402
 from kernel_twins.tensors import DTYPE  # noqa: E402
+from tests.gpu_memory import held_bytes  # noqa: E402
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -167,16 +168,10 @@ def test_calls_on_two_streams_run_at_once(step: str, backend: Backend) -> None:
 
 
 @pytest.mark.parametrize(("step", "backend"), [each for each in SINGLE_LAUNCH if each[1] == "cuda"])
-def test_streams_of_others_leave_no_memory_behind(alone, step: str, backend: Backend) -> None:
+def test_streams_of_others_leave_no_memory_behind(step: str, backend: Backend) -> None:
     """Made and destroyed with work on them, so that handles come back as those of other streams."""
     runtime = pytest.importorskip("cuda.bindings.runtime")
     call, x, outs = ready(step, backend), vector(0), nans(3000)
-    torch.cuda.synchronize()
-
-    def free() -> int:
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-        return torch.cuda.mem_get_info()[0]
 
     def use(part: Tensor) -> None:
         """On streams that are there at once, and make no other wait."""
@@ -189,10 +184,10 @@ def test_streams_of_others_leave_no_memory_behind(alone, step: str, backend: Bac
             runtime.cudaStreamDestroy(stream)
 
     use(outs[:10])
-    before = free()
+    before = held_bytes()
     for part in outs.split(10):
         use(part)
-    assert before - free() <= 2**22  # a few pieces come in blocks of the driver's
+    assert held_bytes() - before <= 2**22  # a few pieces come in blocks of the driver's
     assert_right(x, outs)
 
 

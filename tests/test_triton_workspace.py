@@ -16,6 +16,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 import kernel_twins  # noqa: E402
+from tests.gpu_memory import held_bytes  # noqa: E402
 
 workspace: Any = importlib.import_module("kernel_twins._triton.workspace")
 
@@ -110,21 +111,17 @@ def piece() -> Any:
 
 
 def lost_mib(work: Any, times: int, warm: int) -> int:
-    """What the driver has less after so many times than after the first ones."""
+    """What this process holds more after so many times than after the first ones."""
     for _ in range(warm):
         work()
-    gc.collect()
-    torch.cuda.empty_cache()
-    before = torch.cuda.mem_get_info()[0]
+    before = held_bytes()
     for _ in range(times):
         work()
-    gc.collect()
-    torch.cuda.empty_cache()
-    return (before - torch.cuda.mem_get_info()[0]) >> 20
+    return (held_bytes() - before) >> 20
 
 
 @pytest.mark.gpu
-def test_captures_that_are_given_up_cost_nothing(alone, rows) -> None:
+def test_captures_that_are_given_up_cost_nothing(rows) -> None:
     def work() -> None:
         with contextlib.suppress(KeyError), torch.cuda.graph(torch.cuda.CUDAGraph()):
             softmax(rows)
@@ -183,7 +180,7 @@ def test_a_graph_keeps_its_memory_when_nobody_remembers_it(rows) -> None:
 
 
 @pytest.mark.gpu
-def test_streams_that_are_made_and_destroyed_cost_nothing(alone, rows) -> None:
+def test_streams_that_are_made_and_destroyed_cost_nothing(rows) -> None:
     runtime = importlib.import_module("cuda.bindings.runtime")
     right = softmax(rows)
     torch.cuda.synchronize()

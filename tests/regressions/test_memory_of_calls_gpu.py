@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import gc
-import statistics
-from itertools import pairwise
-from typing import Any
-
 import pytest
 
 torch = pytest.importorskip("torch")
 
 import kernel_twins as kt  # noqa: E402
+from tests.gpu_memory import held_bytes  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -36,7 +32,6 @@ def test_norm_backward_computes_dx_for_nobody(backend: str) -> None:
 
 
 @OURS
-@pytest.mark.usefixtures("alone")
 def test_captured_triton_calls_leak(backend: str) -> None:
     """What a graph has for rows that several programs share comes back when the graph is gone."""
     x = torch.randn(8, 262_144, device="cuda", dtype=torch.bfloat16)
@@ -50,13 +45,10 @@ def test_captured_triton_calls_leak(backend: str) -> None:
         graph.replay()
         assert torch.equal(y, right)
 
-    def free_after(times: int) -> Any:
+    def held_after(times: int) -> int:
         for _ in range(times):
             capture()
-        gc.collect()
-        torch.cuda.empty_cache()
-        return torch.cuda.mem_get_info()[0]
+        return held_bytes()
 
-    free = [free_after(40), *(free_after(320) for _ in range(3))]
-    taken = statistics.median(earlier - later for earlier, later in pairwise(free))  # other processes take some, once
-    assert taken <= 4 * 2**20
+    before = held_after(40)
+    assert held_after(320) - before <= 4 * 2**20
