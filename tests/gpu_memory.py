@@ -7,6 +7,8 @@ import os
 
 import pytest
 
+from kernel_twins import sensors
+
 
 def held_bytes() -> int:
     """Of torch's allocator and everybody else in this process, without what the allocator only keeps for later."""
@@ -16,8 +18,7 @@ def held_bytes() -> int:
     gc.collect()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
-    nvml.nvmlInit()
-    gpu = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties().uuid}")
+    gpu = sensors._handle(nvml, torch.cuda.current_device())
     held = {each.pid: each.usedGpuMemory for each in nvml.nvmlDeviceGetComputeRunningProcesses(gpu)}
     if not held.get(os.getpid()):
         pytest.skip("NVML does not tell this process's memory, as in a container with process numbers of its own")

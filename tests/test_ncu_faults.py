@@ -300,19 +300,21 @@ def test_a_run_that_is_not_finished_leaves_nothing(folder: Path) -> None:
 
 
 def test_who_is_done_with_the_gpu_is_not_waited_for_any_longer(folder: Path) -> None:
-    """Nor who ends before it is, or never is."""
-    left, never = folder / "bin" / "left", folder / "bin" / "never"
+    left = folder / "bin" / "left"
     install(folder / "bin" / "ncu", f"Path({str(left)!r}).touch(); time.sleep(60)")
     with ncu.started(["application"], folder / "cell.ncu-rep", METRICS) as run:
         run.reaches(left, 30)
-        assert left.exists() and run.running.process.poll() is None
-        run.reaches(never, 0.1)
         assert run.running.process.poll() is None
-    install(folder / "bin" / "ncu", "sys.exit(1)")
+    assert_intact(folder)
+
+
+@pytest.mark.parametrize(("does", "name"), [("time.sleep(60)", "hang"), ("sys.exit('no device')", "crash")])
+def test_who_is_never_done_with_the_gpu_fails_before_another_begins(folder: Path, does: str, name: str) -> None:
+    install(folder / "bin" / "ncu", does)
     with ncu.started(["application"], folder / "cell.ncu-rep", METRICS) as run:
-        run.reaches(never, 30)
-        with pytest.raises(Fault):
-            run.finish(30)
+        with pytest.raises(Fault) as caught:
+            run.reaches(folder / "never", 1)
+        assert caught.value.name == name
     assert_intact(folder)
 
 

@@ -143,18 +143,23 @@ class Started:
     ncu: Path
 
     def reaches(self, file: Path, timeout_s: float) -> None:
-        """Wait until the command has made the file, or has ended without it, at most so long."""
+        """Wait until the command has made the file; it fails as at the end, if it ends or so long passes before."""
         deadline = time.monotonic() + timeout_s
-        while not (file.exists() or _has_ended(self.running.process)) and time.monotonic() < deadline:
+        while not file.exists():
+            if _has_ended(self.running.process) or time.monotonic() >= deadline:
+                raise self._fault(self.running.end(0), timeout_s)
             time.sleep(_POLL_S)
 
     def finish(self, timeout_s: float) -> None:
         """Wait for the end, at most so long from now on, and give the report its name."""
         ended = self.running.end(timeout_s)
         if ended.returncode != 0 or not self.half.exists() or not self.half.stat().st_size:
-            around = _circumstances(self.report, timeout_s, self.nvtx_include, self.ncu)
-            raise faults.diagnose(f"{_read(self.log)}\n{ended.printed}", ended.returncode, around, ended.stderr)
+            raise self._fault(ended, timeout_s)
         os.replace(self.half, self.report)
+
+    def _fault(self, ended: _Ended, timeout_s: float) -> faults.Fault:
+        around = _circumstances(self.report, timeout_s, self.nvtx_include, self.ncu)
+        return faults.diagnose(f"{_read(self.log)}\n{ended.printed}", ended.returncode, around, ended.stderr)
 
 
 def run(command: list[str], timeout_s: float) -> str:
