@@ -177,13 +177,17 @@ def _is_stale(gpu: str, folder: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One of ours at one case: how many times as fast as the best of the others, 0 where it gave no time."""
+    """One of ours at one case: how many times as fast as the best of the others, 0 where it gave no time.
+
+    ``compiled``: torch.compile was one of the others.
+    """
 
     ratio: float
     case: str
     against: str
     chosen: str
     status: str
+    compiled: bool
 
     def told(self) -> str:
         speed = f"{self.ratio:.3f} × {self.against}" if self.ratio else self.status
@@ -213,9 +217,10 @@ class Summary:
         return sorted(self.cells, key=lambda cell: (cell.ratio, cell.case))[:count]
 
     def told(self) -> list[str]:
-        """Geometric mean, 10th percentile, worst, share below the least."""
+        """Geometric mean, 10th percentile, worst, or how many are wrong, and share below the least."""
         worst = self.worst(1)[0].ratio
-        without = "wrong" if any(cell.status.startswith("wrong") for cell in self.cells) else "no time"
+        wrong = sum(cell.status.startswith("wrong") for cell in self.cells)
+        without = f"{wrong} wrong" if wrong else "no time"
         mean = "–" if self.mean is None else f"{self.mean:.3f}"
         return [mean, f"{self.tenth:.3f}", f"{worst:.3f}" if worst else without, f"{100 * self.below:.0f} %"]
 
@@ -232,7 +237,7 @@ def summaries(table: pd.DataFrame) -> dict[tuple[str, str], dict[str, Summary]]:
         for backend in OURS:
             row = by_backend[backend]
             ratio = others[best] / float(row.us) if row.status == "ok" else 0.0
-            cell = Cell(ratio, case, best, by_backend["auto"].chosen, row.status)
+            cell = Cell(ratio, case, best, by_backend["auto"].chosen, row.status, "compile" in others)
             cells.setdefault((function, direction), {}).setdefault(backend, []).append(cell)
     return {
         contest: {backend: Summary(tuple(found)) for backend, found in cells[contest].items()}
@@ -241,10 +246,14 @@ def summaries(table: pd.DataFrame) -> dict[tuple[str, str], dict[str, Summary]]:
     }
 
 
-def _pooled(found: Mapping[Any, Mapping[str, Summary]]) -> dict[str, Summary]:
-    """All functions' cells together."""
+def _pooled(found: Mapping[Any, Mapping[str, Summary]]) -> dict[str, dict[str, Summary]]:
+    """All functions' cells together, and those apart whose others torch.compile is one of: it is hard to beat."""
+    cells = {backend: [cell for each in found.values() for cell in each[backend].cells] for backend in OURS}
+    parts = {"all": (True, False), "all, with torch.compile": (True,), "all, without it": (False,)}
     return {
-        backend: Summary(tuple(cell for each in found.values() for cell in each[backend].cells)) for backend in OURS
+        title: {backend: Summary(tuple(cell for cell in cells[backend] if cell.compiled in part)) for backend in OURS}
+        for title, part in parts.items()
+        if any(cell.compiled in part for cell in cells["auto"])
     }
 
 
@@ -262,9 +271,8 @@ def headline(folder: Path) -> list[str]:
         return ["No recording of sampled cases is published yet; what follows was measured at cases that we chose."]
     found = summaries(table)
     rows = [[f"{name} {direction}", *_line(each)] for (name, direction), each in found.items()]
-    rows.append(["all", *_line(_pooled(found))])
-    told = _told(folder, table)
-    return [f"{told} A cell has {_NAMES}.", "", *write.table(["function", *OURS.values()], rows)]
+    rows += [[title, *_line(each)] for title, each in _pooled(found).items()]
+    return [*_told(folder, table), "", f"An entry has {_NAMES}.", "", *write.table(["function", *OURS.values()], rows)]
 
 
 def _line(of: Mapping[str, Summary]) -> Iterator[str]:
@@ -282,10 +290,13 @@ def section(folder: Path) -> list[str]:
         for (function, direction), each in found.items()
         for backend, title in OURS.items()
     ]
+    rows += [
+        [part, title, *each[backend].told()] for part, each in _pooled(found).items() for backend, title in OURS.items()
+    ]
     lines = [
         "## Sampled cases",
         "",
-        _told(folder, table),
+        *_told(folder, table),
         "",
         *write.table(["function", "backend", *_NAMES.split(" · ")], rows, right=2),
         "",
@@ -299,25 +310,35 @@ def section(folder: Path) -> list[str]:
     return lines
 
 
-def _told(folder: Path, table: pd.DataFrame) -> str:
-    """Where the figures are from."""
+def _told(folder: Path, table: pd.DataFrame) -> list[str]:
+    """How the figures are read, and where they are from."""
     known, whole = ledger(folder), recorded(folder)
     seeds = dict(zip(known["run"], known["seed"], strict=True))
     told = ", ".join(f"`{run}` (seed {seeds[run]})" for run in whole)
     finished = {*known["run"][known["finished"] == "yes"]}
     gone, begun = len(finished - {*whole}), len(known) - len(finished)
-    more = [f"{gone} older, or of other code, machine or versions"] * (gone > 0) + [f"{begun} not finished"] * (
-        begun > 0
-    )
-    older = f" Not pooled: {', '.join(more)}." if more else ""
-    return (
-        f"The GPU's time of the public functions at {CASES} cases a function and recording, drawn by a seed that the "
-        f"run's id gives: {told}.{older} A figure is how many times as fast as the best of PyTorch, torch.compile (in "
-        f"a third of the cases), Liger-Kernel and quack-kernels.{_absent(table)} Each of our results was "
-        "compared with float64 first; one that is wrong, or could not be judged, has no time, counts as the worst, and "
-        "is not in the mean."
-        f"{_changed(folder)}"
-    )
+    more = [f"{gone} older, or of other code, machine or versions"] * (gone > 0)
+    more += [f"{begun} not finished"] * (begun > 0)
+    older = f" Recordings that are not shown: {', '.join(more)}." if more else ""
+    return [
+        "A line is a public function (README, [Use the functions](README.md#use-the-functions)) and a pass, a column "
+        f"the `backend` that was asked for. A figure is how many times as fast it was, at {CASES} cases that a seed "
+        "drew, as the best of the others: PyTorch, Liger-Kernel and quack-kernels, where they serve the case, and at "
+        "every third case torch.compile. It is the GPU's time. Each of our results was compared with float64 first: "
+        "one that is wrong, or could not be judged, has no time, counts as the worst, and is not in the mean."
+        f"{_refused(table)}",
+        "",
+        f"Recorded in {told}, whose id gives the seed.{older}{_absent(table)}{_changed(folder)}",
+    ]
+
+
+def _refused(table: pd.DataFrame) -> str:
+    """How many results of others are wrong, and so in no comparison."""
+    wrong = table[table["status"].str.startswith("wrong")]["backend"]
+    counts = {library.title: int((wrong == name).sum()) for name, library in LIBRARIES.items()}
+    counts["torch.compile"] = int((wrong == "compile").sum())
+    told = ", ".join(f"{title} {count}" for title, count in counts.items() if count)
+    return f" Wrong results of others are left out: {told}." if told else ""
 
 
 def _changed(folder: Path) -> str:
