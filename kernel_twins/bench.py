@@ -186,7 +186,8 @@ def raised(error: Exception) -> str:
 def _judged_elsewhere(judge: Judge, op: Op, case: Case, call: Call) -> Verdict:
     """Judge a baseline where its case is settled, and call it at the case itself, for which it may have to compile."""
     verdict = judge(call, is_baseline=True)
-    _run(op, case, call)
+    if verdict.ok:
+        _run(op, case, call)
     return verdict
 
 
@@ -221,6 +222,7 @@ def _once(call: Call, sets: list[CallSet]) -> tuple[float, int]:
     since the first call may compile.
     """
     inputs, out = sets[0]
+    torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

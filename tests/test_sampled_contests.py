@@ -418,6 +418,9 @@ def test_a_gradient_of_relu_is_on_the_side_of_0_that_the_result_is() -> None:
     for out, other in ((right, above), (above, right)):
         assert backward.fault((out,), gradients(out)) == ""
         assert "gradient: " in backward.fault((out,), gradients(other))
+    stale = right.masked_fill(right == 0, math.nan)  # which is not above 0
+    assert backward.fault((stale,), gradients(stale)) == ""
+    assert "gradient: " in backward.fault((stale,), gradients(torch.ones_like(right)))
     everywhere = right.clamp_min(4e-7)  # as if nothing were masked, and the result as good as 0
     assert backward.fault((everywhere,), gradients(everywhere)) == "the result is on the other side of 0 than its sum"
 

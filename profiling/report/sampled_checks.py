@@ -126,7 +126,7 @@ class Backward:
         return {"a": self._product(dout, b.t()), "b": self._product(a.t(), dout)}
 
     def _linear_fault(self, out: Operands, gradients: Operands) -> str:
-        """dz is dout, and with relu 0 where the result is 0; gradients are products and sums of dz, if it is exact."""
+        """dz is dout, with relu only where the result is above 0; where it is exact, gradients are its products and sums."""
         activation = self._case.get("act", "none")
         (x, weight, _), dz = self._operands, self._douts[0]
         if activation not in ("none", "relu"):
@@ -134,7 +134,7 @@ class Backward:
         if activation == "relu":
             if told := _side_fault(self._case, self._operands, out[0]):
                 return told
-            dz = dz.masked_fill(out[0] <= 0, 0)
+            dz = dz.where(out[0] > 0, 0)
         if self._of_dz is None or not torch.equal(self._of_dz[0], dz):
             self._of_dz = None  # which is as large as what takes its place
             columns = Case.of(*dz.shape, dtype=self._case.dtype, axes="0")
