@@ -63,7 +63,7 @@ from kernel_twins.spec import BACKENDS, Case, Name
 OP = OPS["vector_add"]
 NAMES = [Name(backend, step.name) for backend in BACKENDS for step in OP.steps_of(backend)]
 NO_STATIC = pd.DataFrame(columns=static.STATIC)
-FACTS = dict.fromkeys(store.PROVENANCE[2:], "1")
+FACTS = dict.fromkeys(store.FACTS, "1")
 Bench = Callable[..., list[Timing]]
 
 
@@ -85,6 +85,8 @@ class Machine:
         self.not_judged = ""  # the backend of a step
         self.launched: dict[str, str] = {}  # another step's kernel in place of a step's own
         self.conditions: tuple[str, ...] = ()
+        self.awaited: list[Path] = []  # what processes wait for that are to be profiled
+        self.told: list[tuple[str, list[str]]] = []  # who is to leave the GPU, and who was told what to call by then
         self.compiled: list[str] = []  # cases, ahead of all timing
         self.waiting = 0  # processes under ncu
         self.waited: set[int] = set()  # how many did while something was timed
@@ -115,13 +117,18 @@ class Machine:
     @contextlib.contextmanager
     def started(self, command: list[str], report: Path, metrics: list[str]) -> Iterator[Any]:
         self.waiting += 1
+        self.awaited.append(Path(command[-1]))
         try:
             yield SimpleNamespace(
-                reaches=lambda file, timeout_s: None,
+                reaches=lambda file, timeout_s: self.reaches(file),
                 finish=lambda timeout_s: self.profile(command, report, metrics, timeout_s),
             )
         finally:
             self.waiting -= 1
+
+    def reaches(self, file: Path) -> None:
+        told = [each.name for each in self.awaited if each.exists() and each.stat().st_size]
+        self.told.append((next(each.name for each in self.awaited if profilers.left(each) == file), told))
 
     def profile(self, command: list[str], report: Path, metrics: list[str], timeout_s: float) -> None:
         if self.fault:
@@ -182,6 +189,7 @@ def test_a_run_becomes_tables(machine: Machine, runs: Runs) -> None:
     problems = runs.collect()
     assert not problems.unproven and not problems.broken
     assert machine.benched == [case.slug for case in OP.bench_cases]
+    assert machine.told == [("counters", ["counters"]), ("cycles", ["counters", "cycles"])]  # one at a time on the GPU
     assert runs.publish() == []
     timings = store.read_table(runs.target, OP.name, "timings")
     assert len(timings) == len(OP.bench_cases) * (len(NAMES) + len(OP.baselines))
@@ -390,7 +398,8 @@ def test_a_step_that_could_not_be_judged_is_told_and_neither_profiled_nor_passed
     machine.not_judged = "triton"
     problems = runs.collect()
     steps = [step.name for step in OP.steps_of("triton")]
-    status = "not judged: no memory; end what else uses this GPU, and go on by `collect --resume`"
+    again = "`python profiling/ncu_report.py --op vector_add`"
+    status = f"not judged: no memory; end what else uses this GPU, and measure it again: {again}"
     told = [f"{OP.name} {step} (triton) at {each.slug}: {status}" for each in OP.bench_cases for step in steps]
     assert sorted(problems.unproven) == sorted(told)
     assert runs.publish() == []
@@ -856,8 +865,8 @@ def test_the_code_of_a_triton_step_is_that_of_all_kernels_that_its_first_call_la
         known.append("launched from here on without JITFunction")
 
     spec = dataclasses.replace(OP, inputs=lambda *_: (), options=lambda _: {})
-    cuda = SimpleNamespace(synchronize=lambda: None, cudart=mock.MagicMock(), nvtx=mock.MagicMock())
-    cuda.is_initialized = lambda: False
+    cuda = mock.MagicMock()
+    cuda.is_initialized.return_value = False
     monkeypatch.setattr(jit.JITFunction, "run", run)
     monkeypatch.setattr(worker, "torch", SimpleNamespace(cuda=cuda))
     monkeypatch.setattr(worker.ops, "get", lambda _: spec)
@@ -867,5 +876,6 @@ def test_the_code_of_a_triton_step_is_that_of_all_kernels_that_its_first_call_la
     (tmp_path / "labels").write_text(labels.write(OP, OP.profile_case, name))
     worker.main("vector_add", "3", str(tmp_path / "digests"), str(tmp_path / "labels"))
     assert len(known) == 4
+    assert profilers.left(tmp_path / "labels").exists()
     assert json.loads((tmp_path / "digests").read_text()) == {"v01_scalar": identity.ptx_digest(["sum", "step"])}
     assert jit.JITFunction.run is run

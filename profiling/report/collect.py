@@ -82,7 +82,7 @@ def collect(selection: Selection, stage: Stage, ledger: Path, settings: Settings
                     torch.cuda.empty_cache()
                 progress.advance(task)
             problems.unproven += [
-                f"{op.name} {row.step or 'baseline'} ({row.backend}) at {row.case}: {row.status}{_remedy(row.status)}"
+                f"{op.name} {row.step or 'baseline'} ({row.backend}) at {row.case}: {_told(op, row.status)}"
                 for row in timings.itertuples()
                 if row.status.startswith(UNPROVEN)
             ]
@@ -128,9 +128,9 @@ def _recorded(timings: pd.DataFrame, case: Case, codes: dict[Name, str]) -> bool
     return dict(zip(map(Name, rows["backend"], rows["step"]), rows["code"], strict=True)) == codes
 
 
-def _remedy(status: str) -> str:
-    again = "; end what else uses this GPU, and go on by `collect --resume`"
-    return again if status.startswith(NOT_JUDGED) else ""
+def _told(op: Op, status: str) -> str:
+    again = f"; end what else uses this GPU, and measure it again: `python profiling/ncu_report.py --op {op.name}`"
+    return status + again if status.startswith(NOT_JUDGED) else status
 
 
 def _timing_row(stage: Stage, op: Op, case: Case, timing: Timing) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """What a run times is compiled before it, in many processes at once, see ahead.py: a case after the other in each.
 
-Each is ``python -m kernel_twins._profiling.report.collect_compile FOLDER NUMBER COUNT``. It calls what is to be timed
-as the gate does, and judges nothing.
+Each is ``python -m kernel_twins._profiling.report.collect_compile FOLDER NUMBER COUNT``, as ahead.py starts them; its
+share is the one of that number in compile.json. It calls what is to be timed as the gate does, and judges nothing.
 """
 
 from __future__ import annotations
@@ -71,10 +71,11 @@ def compile_all(work: Iterable[Work]) -> list[str]:
 def _shares(waiting: Iterable[Work]) -> list[list[Work]]:
     """One for each process, about as much to compile in each: as many as cores, or as the GPU has room for at once.
 
-    Cases of about one size are one process's, so that few processes need the room of the largest.
+    Cases of about one size are one process's, so that few processes need the room of the largest. A case that the GPU
+    has no room for is left out.
     """
-    by_size = sorted(waiting, key=Work.bytes, reverse=True)
     free, _ = torch.cuda.mem_get_info()
+    by_size = sorted((each for each in waiting if each.bytes() <= free), key=Work.bytes, reverse=True)
     cores = len(os.sched_getaffinity(0))
     for count in range(sum(len(each.names) for each in by_size), 1, -1):  # a cut may give fewer runs than that
         shares = _cut(by_size, count)

@@ -26,7 +26,7 @@ from kernel_twins._profiling.report.libraries import LIBRARIES
 from kernel_twins._profiling.report.metrics import top_stalls
 from kernel_twins._profiling.report.places import shown
 from kernel_twins._profiling.report.quantities import QUANTITIES
-from kernel_twins.spec import BACKENDS, Backend, Case, Name, Step
+from kernel_twins.spec import BACKENDS, UNPROVEN, Backend, Case, Name, Step
 
 # An entry's rows; quantities that belong together share one.
 _ROWS: list[tuple[str, ...]] = [
@@ -286,7 +286,8 @@ def _accuracy(results: Results) -> list[str]:
     def of(name: Name) -> str:
         error, extra_bytes = results.accuracy(op.profile_case, name)
         if error is None or extra_bytes is None:
-            return "wrong" if results.status(op.profile_case, name).startswith("wrong") else "–"
+            status = results.status(op.profile_case, name)
+            return next((each for each in UNPROVEN if status.startswith(each)), "–")
         multiple = write.number(results.quantities(name, op.profile_case)["error_over_torch"])
         return f"{write.number(error)} · {multiple} · {write.number(extra_bytes)}"
 

@@ -51,5 +51,6 @@ def unproven(results: Results) -> list[str]:
         f"{name.step or 'baseline'}/{name.backend} at {case}: {row.status}"
         for (case, name), rows in results.recorded.rows.items()
         for row in rows.values()
-        if row.status.startswith(UNPROVEN if name.step in finished else NOT_JUDGED)
+        if (name.step in finished and row.status.startswith(UNPROVEN))
+        or (not name.step and row.status.startswith(NOT_JUDGED))
     ]

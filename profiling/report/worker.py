@@ -13,7 +13,7 @@ import contextlib
 import fcntl
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from kernel_twins._profiling.report import labels, libraries
 from kernel_twins._profiling.report.identity import ptx_digest
 from kernel_twins._profiling.report.profilers import left
 from kernel_twins.check import generator
+from kernel_twins.spec import Case, Name, Op
 from kernel_twins.tensors import empty_outputs
 
 
@@ -38,23 +39,30 @@ def main(op: str, calls: str, digests_file: str, labels_file: str) -> None:
             f"imports for {op} have set up CUDA in the process to be profiled, which disturbs what is timed meanwhile: "
             "none of its modules may touch the GPU when it is imported"
         )
-    digests: dict[str, str] = {}
     called = [labels.read(spec, label) for label in _awaited(Path(labels_file))]
+    digests = _call(spec, called, int(calls))
+    torch.cuda.empty_cache()  # whoever comes next may need it
+    Path(digests_file).write_text(json.dumps(digests))
+    left(Path(labels_file)).touch()
+
+
+def _call(spec: Op, called: Sequence[tuple[Case, Name]], calls: int) -> dict[str, str]:
+    """All of them, case by case; returns the digests."""
+    digests: dict[str, str] = {}
     for case in dict.fromkeys(case for case, _ in called):
         inputs = spec.inputs(case, generator(case, "cuda"))
         out, options = empty_outputs(spec, case, "cuda"), spec.options(case)
         for name in (name for its, name in called if its == case):
-            call = partial(load_named(op, name), *inputs, **options, out=out)
+            call = partial(load_named(spec.name, name), *inputs, **options, out=out)
             if name.backend == "triton":
                 with aot.noted() as kernels:
                     call()
-                if case == spec.profile_case_of(spec.step(name.step), name.backend):
+                if case == spec.profile_case_of(spec.step(name.step), "triton"):
                     digests[name.step] = ptx_digest(kernel.asm["ptx"] for kernel in kernels.values())
             else:
                 call()
-            _profiled(call, int(calls), labels.write(spec, case, name))
-    Path(digests_file).write_text(json.dumps(digests))
-    left(Path(labels_file)).touch()
+            _profiled(call, calls, labels.write(spec, case, name))
+    return digests
 
 
 def _awaited(file: Path) -> list[str]:
