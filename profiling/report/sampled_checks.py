@@ -126,7 +126,7 @@ class Backward:
         return {"a": self._product(dout, b.t()), "b": self._product(a.t(), dout)}
 
     def _linear_fault(self, out: Operands, gradients: Operands) -> str:
-        """dz is dout, with relu only where the result is above 0; gradients of an exact dz are its products and sums."""
+        """dz is dout, with relu only where the result is above 0; where it is exact, gradients are sums of it."""
         activation = self._case.get("act", "none")
         (x, weight, _), dz = self._operands, self._douts[0]
         if activation not in ("none", "relu"):
