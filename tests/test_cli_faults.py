@@ -58,6 +58,7 @@ log = Path(arguments[arguments.index("--log-file") + 1])
 HEALTHY = f"""
 Path(digests).write_text(json.dumps({dict.fromkeys((step.name for step in OP.steps), "ptx")}))
 report.write_text(json.dumps([[label, metrics] for label in labels for _ in range(int(calls))]))
+Path(awaited).with_suffix(".left").touch()
 """
 FORBIDDEN = """
 log.write_text("==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access NVIDIA GPU Performance "
