@@ -8,11 +8,21 @@ import pandas as pd
 import pytest
 
 from kernel_twins import OPS
-from kernel_twins._profiling.report import checks, cli, functions_table, log, publish, static, store
+from kernel_twins._profiling.report import (
+    checks,
+    cli,
+    functions_code,
+    functions_table,
+    identity,
+    log,
+    publish,
+    static,
+    store,
+)
 from kernel_twins._profiling.report.analysis import Results
 from kernel_twins._profiling.report.errors import InvalidDataError
 from kernel_twins._profiling.report.verdict import paired_ratio
-from kernel_twins.spec import Case
+from kernel_twins.spec import BACKENDS, Case
 
 RUN = dict.fromkeys(store.PROVENANCE, "1") | {"run": "r1"}
 SMALL = "256x256x256-bf16"
@@ -125,25 +135,40 @@ def test_a_table_that_was_changed_is_invalid_data_to_check(
     assert "functions.csv does not have the digest in its footer" in capsys.readouterr().err
 
 
-def test_changed_functions_make_the_rows_stale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = functions_table.code("h100-sxm")
-    written(tmp_path, [ROWS[3], row("gpu", "cuda", DRIFTING, code=now)])
-    assert functions_table.stale("h100-sxm", tmp_path) == []
-    monkeypatch.setattr(functions_table, "_SOURCES", ("kernel_twins/functional/*.py",))
-    (line,) = functions_table.stale("h100-sxm", tmp_path)
-    assert "`ncu_report.py functions`" in line
+def test_a_changed_function_makes_its_own_rows_stale(tmp_path: Path) -> None:
+    now = functions_code.codes("h100-sxm")
+    fresh = [ROWS[3], row("gpu", "cuda", DRIFTING, code=now["linear"])]
+    assert functions_table.stale("h100-sxm", written(tmp_path, fresh)) == []
+    other = row("gpu", "cuda", DRIFTING, code="00000000", function="softmax", case="64x64-bf16")
+    (line,) = functions_table.stale("h100-sxm", written(tmp_path, [*fresh, other]))
+    assert line == "softmax changed since measured: run `ncu_report.py functions`"
 
 
 @pytest.mark.parametrize("changed", [False, True])
-def test_the_log_says_where_the_functions_changed(tmp_path: Path, changed: bool) -> None:
-    code = "00000000" if changed else functions_table.code("1")
+def test_the_log_says_which_functions_changed(tmp_path: Path, changed: bool) -> None:
+    code = "00000000" if changed else functions_code.code("1", "linear")
     text = rendered(written(tmp_path, [ROWS[3], row("gpu", "cuda", DRIFTING, code=code)]))
-    assert ("They changed since." in text) is changed
+    assert ("Changed since: linear." in text) is changed
 
 
-def test_every_source_that_stands_behind_them_exists() -> None:
-    for pattern in functions_table._SOURCES:
-        assert list(store.ROOT.glob(pattern)), pattern
+def test_a_function_stands_on_its_ladders_its_operators_and_its_modules_alone() -> None:
+    found = {path.relative_to(store.ROOT).as_posix() for path in functions_code.sources("softmax")}
+    last = {OPS["softmax"].steps_of(backend)[-1].name for backend in BACKENDS}
+    assert {step for step in last if any(step in path for path in found)} == last
+    assert {path.rpartition("/")[2] for path in found} >= {"softmax.py", "triton_softmax.py", "backends.py", "step.h"}
+    assert not [path for path in found if "dropout" in path or "norm" in path or "kernel_twins/ops" in path]
+
+
+def test_a_function_is_digested_wherever_its_files_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same text in other folders, found by other paths, is the same code; another text is not."""
+    digests = []
+    for folder, line in (("one", "int x;"), ("two/deep", "int x;"), ("three", "int y;")):
+        there = tmp_path / folder
+        there.mkdir(parents=True)
+        (there / "shared.h").write_text(line)
+        (there / "function.cpp").write_text(f'#include "{there}/shared.h"\n#include <vector>\nint f();')
+        digests.append(identity.files_digest(identity.reached([there / "function.cpp"])))
+    assert digests[0] == digests[1] != digests[2]
 
 
 def test_the_run_of_the_rows_is_kept_while_others_go(tmp_path: Path) -> None:

@@ -54,7 +54,6 @@ def with_predictions(*predictions: Prediction, step: str = "v03_vectorized") -> 
         (Prediction("sectors_per_load", "==", 16, tolerance=0.01), "sectors_per_load = 16 ± 1 %"),
         (Prediction("dram_share", ">=", 80), "dram_share >= 80 %"),
         (Prediction("time", "==", 1.0, relative=True, tolerance=0.015), "time = 1 x ± 1.5 %"),
-        (Prediction("gone_since", "<=", 3), "gone_since <= 3"),
         (ELSEWHERE, f"time <= 0.98 x at {OTHER.slug}"),
         (
             Prediction("time", "==", 1.0, relative=True, tolerance=0.03, case=Case.of(4_096, 65_536, dtype="bf16")),
@@ -434,12 +433,14 @@ class Repository:
         self.git("init", "-q")
         self.write("kernel_twins/spec.py", SPEC)
 
-    def git(self, *arguments: str) -> None:
+    def git(self, *arguments: str) -> str:
         identity = ("-c", "user.name=t", "-c", "user.email=t@example.com", "-c", "commit.gpgsign=false")
         self._day += 1
         date = f"2026-01-{self._day:02}T00:00:00Z"
         environment = os.environ | {"GIT_COMMITTER_DATE": date, "GIT_AUTHOR_DATE": date}
-        subprocess.run(["git", *identity, *arguments], cwd=self.root, check=True, capture_output=True, env=environment)
+        command = ["git", *identity, *arguments]
+        done = subprocess.run(command, cwd=self.root, check=True, capture_output=True, text=True, env=environment)
+        return done.stdout
 
     def write(self, path: str, text: str) -> None:
         file = self.root / path
@@ -450,21 +451,12 @@ class Repository:
         self.git("add", "-A")
         self.git("commit", "-q", "-m", "x")
 
-    def predict(self, *values: float, step: str = "v03_vectorized") -> None:
-        predictions = "".join(f"Prediction('time', '<=', {value}, True), " for value in values)
-        self.write(
-            "kernel_twins/ops/__init__.py",
-            "from kernel_twins.spec import Op, Prediction, Step\n"
-            f"OPS = {{'vector_add': Op('vector_add', (Step('{step}', ({predictions})),))}}\n",
-        )
+    def freeze(self, *values: float, at: datetime.datetime = EARLY) -> list[str]:
+        op = with_predictions(*(Prediction("time", "<=", value, relative=True) for value in values))
+        return freeze(self.folder, [op], at)
 
-    def measure(self, *backends: str, step: str = "v03_vectorized") -> None:
-        rows = "".join(f"c,{backend},{step},ok,1.0\n" for backend in backends)
-        self.write(f"{self.folder}/vector_add.timings.csv", f"case,backend,step,status,times_us\n{rows}")
-
-    def freeze(self, *values: float, step: str = "v03_vectorized") -> list[str]:
-        op = with_predictions(*(Prediction("time", "<=", value, relative=True) for value in values), step=step)
-        return freeze(self.folder, [op], LATE, history.known)
+    def measure(self, backend: str = "cuda", by: str = "run r1") -> None:
+        note_measured(self.folder, "vector_add", [Name(backend, "v03_vectorized")], LATE, by)
 
 
 @pytest.fixture
@@ -472,111 +464,76 @@ def repository(tmp_path: Path) -> Repository:
     return Repository(tmp_path)
 
 
-def test_ladders_that_are_older_than_the_tables_get_the_mark_they_earned(repository: Repository) -> None:
-    repository.predict(0.98)
+def test_a_prediction_that_was_committed_first_is_borne_out(repository: Repository) -> None:
+    repository.freeze(0.98)
     repository.commit()
-    repository.measure("cuda")
+    repository.measure()
+    assert history.audit(repository.folder) == ([], [])  # not committed yet, and so later than what is
     repository.commit()
-    repository.predict(0.98, 0.9)
-    repository.commit()
-    repository.freeze(0.98, 0.9)
-    frozen = read_frozen(repository.folder)
-    assert {(row.backend, row.prediction): row.mark for row in frozen.itertuples()} == {
-        ("cuda", "time <= 0.98 x"): "pre-registered",
-        ("cuda", "time <= 0.9 x"): "post hoc",
-        ("triton", "time <= 0.98 x"): "pre-registered",
-        ("triton", "time <= 0.9 x"): "pre-registered",
-    }
-    assert set(frozen["commit"]) != {""}
-    assert frozen["frozen"].iloc[0].startswith("2026-01-0")
-    assert list(read_measured(repository.folder)["backend"]) == ["cuda"]
     assert history.audit(repository.folder) == ([], [])
 
 
-def test_history_knows_predictions_at_another_case(repository: Repository) -> None:
-    repository.write("kernel_twins/spec.py", (store.ROOT / "kernel_twins" / "spec.py").read_text())
-    repository.write(
-        "kernel_twins/ops/__init__.py",
-        "from types import SimpleNamespace as Made\n"
-        "from kernel_twins.spec import Case, Prediction\n"
-        f"case = Case.parse({OTHER.slug!r})\n"
-        "predictions = (Prediction('time', '<=', 0.98, True), Prediction('time', '<=', 0.98, True, case=case))\n"
-        "OPS = {'vector_add': Made(name='vector_add', steps=[Made(name='v03', predictions=predictions)])}\n",
-    )
-    repository.commit()
-    predicted = history.evidence(repository.root).predicted
-    assert {text for cell, text in predicted if cell.backend == "cuda"} == {canonical(TIME), canonical(ELSEWHERE)}
-
-
-def test_prediction_and_measurement_in_one_commit_are_post_hoc(repository: Repository) -> None:
-    repository.predict(0.98)
-    repository.measure("cuda")
-    repository.commit()
+def test_prediction_and_measurement_in_one_commit_are_found(repository: Repository) -> None:
     repository.freeze(0.98)
-    assert read_frozen(repository.folder)["mark"].tolist() == ["post hoc", "pre-registered"]
-
-
-def test_a_search_for_configurations_is_a_measurement(repository: Repository) -> None:
-    repository.write("triton-kernels/tuned/h100-sxm.json", '{"vector_add/v03_vectorized": {"64-fp32": {"BLOCK": 1}}}')
+    repository.measure()
     repository.commit()
-    repository.predict(0.98)
-    repository.commit()
-    repository.freeze(0.98)
-    assert read_frozen(repository.folder)["mark"].tolist() == ["pre-registered", "post hoc"]
-
-
-def test_a_renamed_step_stays_measured(repository: Repository) -> None:
-    source = "".join(f"int line_{number};\n" for number in range(50))
-    repository.write("cuda-kernels/vector_add/v02_wide.cu", source)
-    repository.measure("cuda", step="v02_wide")
-    repository.commit()
-    repository.predict(0.98)
-    repository.git("mv", "cuda-kernels/vector_add/v02_wide.cu", "cuda-kernels/vector_add/v03_vectorized.cu")
-    repository.commit()
-    repository.freeze(0.98)
-    assert read_frozen(repository.folder)["mark"].tolist() == ["post hoc", "pre-registered"]
-
-
-def test_a_skipped_cell_and_specs_that_do_not_import_prove_nothing(repository: Repository) -> None:
-    repository.write(
-        f"{repository.folder}/vector_add.timings.csv", "case,backend,step,status\nc,cuda,v03_vectorized,no\n"
-    )
-    repository.write("kernel_twins/ops/__init__.py", "raise RuntimeError")
-    repository.commit()
-    found = history.evidence(repository.root)
-    assert (found.predicted, found.measured) == ({}, {})
-
-
-def test_audit_finds_marks_that_history_does_not_bear_out(repository: Repository) -> None:
-    repository.predict(0.98)
-    repository.measure("cuda")
-    repository.commit()
-    freeze(repository.folder, [with_predictions(TIME)], EARLY)  # without a look at the history
-    found, notes = history.audit(repository.folder)
+    (line,), notes = history.audit(repository.folder)
     assert notes == []
-    assert len(found) == 1
-    assert (
-        "vector_add/v03_vectorized/cuda `time <= 0.98 x` is marked pre-registered, but was first committed" in found[0]
+    assert line.startswith(
+        "vector_add/v03_vectorized/cuda `time <= 0.98 x` is marked pre-registered, but was first committed in "
     )
 
 
-def test_audit_finds_rows_changed_by_hand_and_measurements_that_came_first(repository: Repository) -> None:
-    repository.predict(0.98)
+def test_a_prediction_that_was_never_committed_is_found(repository: Repository) -> None:
     repository.commit()
+    repository.freeze(0.5)
+    repository.measure()
+    (line,), _ = history.audit(repository.folder)
+    assert line.endswith("`time <= 0.5 x` is marked pre-registered, but was measured before it was committed")
+
+
+@pytest.mark.parametrize("borne_out", [True, False])
+def test_rows_that_are_older_than_their_tables_name_their_commits(repository: Repository, borne_out: bool) -> None:
+    repository.commit()
+    repository.write("later", "")
+    repository.commit()
+    one, two = repository.git("log", "--reverse", "--format=%h").split()
+    predicted, measured = (one, two) if borne_out else (two, one)
+    repository.freeze(0.98)
+    store.write(repository.folder / "predictions.csv", read_frozen(repository.folder).assign(commit=predicted))
+    repository.measure(by=f"commit {measured}")
+    repository.commit()
+    found, _ = history.audit(repository.folder)
+    assert len(found) == (not borne_out)
+
+
+def test_a_commit_that_is_gone_proves_nothing_and_the_row_still_does(repository: Repository) -> None:
+    repository.freeze(0.98)
+    store.write(repository.folder / "predictions.csv", read_frozen(repository.folder).assign(commit="0123456"))
+    repository.commit()
+    repository.measure()
+    repository.commit()
+    assert history.audit(repository.folder) == ([], [])
+
+
+def test_a_measured_cell_is_post_hoc_for_every_prediction_after(repository: Repository) -> None:
+    repository.measure()
+    repository.freeze(0.98)
+    assert read_frozen(repository.folder)["mark"].tolist() == ["post hoc", "pre-registered"]
+
+
+def test_rows_changed_by_hand_are_found(repository: Repository) -> None:
     assert repository.freeze(0.98, 0.5)
     table = read_frozen(repository.folder)
     table.loc[table["prediction"] == "time <= 0.98 x", "prediction"] = "time <= 1 x"
     store.write(repository.folder / "predictions.csv", table)
-    note_measured(repository.folder, "vector_add", [Name("cuda", "v03_vectorized")], LATE, "run r1")
     assert sum("changed by another hand" in line for line in violations(repository.folder)) == 2
-    found, _ = history.audit(repository.folder)
-    assert any("cuda `time <= 0.5 x`" in line and "before it was committed" in line for line in found)
 
 
 def test_without_history_nothing_is_audited_and_nothing_fails(repository: Repository, tmp_path: Path) -> None:
-    repository.predict(0.98)
+    repository.freeze(0.98)
     repository.commit()
-    repository.measure("cuda")
+    repository.measure()
     repository.commit()
     shallow = tmp_path / "shallow"
     repository.git("clone", "-q", "--depth=1", f"file://{repository.root}", str(shallow))
@@ -584,11 +541,9 @@ def test_without_history_nothing_is_audited_and_nothing_fails(repository: Reposi
     violations, notes = history.audit(folder)
     assert violations == []
     assert "not audited" in notes[0] and "shallow" in notes[0]
-    assert history.known(folder) is None
 
 
 def test_a_wheel_inside_somebody_elses_repository_is_not_audited_by_it(repository: Repository) -> None:
-    repository.predict(0.98)
     repository.freeze(0.98)
     (repository.root / "kernel_twins" / "spec.py").unlink()
     repository.commit()
@@ -654,10 +609,8 @@ def test_a_mark_that_the_dates_do_not_bear_out_is_found_without_git(tmp_path: Pa
 
 
 def test_audit_finds_rows_that_were_taken_away(repository: Repository) -> None:
-    repository.predict(0.98)
-    repository.commit()
     assert repository.freeze(0.98)
-    note_measured(repository.folder, "vector_add", [Name("cuda", "v03_vectorized")], LATE, "trials")
+    repository.measure()
     repository.commit()
     for name in ("predictions.csv", "measured.csv"):
         (repository.folder / name).unlink()

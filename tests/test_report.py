@@ -486,6 +486,80 @@ def test_a_row_from_before_other_steps_were_covered_counts_by_its_own_file(folde
         assert Results(op, folder, None).stale(Name("cuda", "v04_rows_ahead")) is stale
 
 
+@pytest.mark.parametrize(
+    ("backend", "texts", "same"),
+    [
+        (
+            "cuda",
+            ('#include "../common.cuh"\nint x;', '#include "lib/common.cuh"\n#include "lib/step.h"\nint x;'),
+            True,
+        ),
+        ("cuda", ("#include <cmath>\nint x;", "#include <mma.h>\nint x;"), False),
+        ("cuda", ('const char* s = "#include";', 'const char* s = "#define";'), False),
+        (
+            "triton",
+            (
+                "import triton\nfrom kernel_twins._triton.device import sms\nfrom kernel_twins.spec import A, B\nx = 1",
+                "import triton\nfrom kernel_twins.spec import (\n    A,\n    B,\n)\n"
+                "from kernel_twins._triton.lib.device import sms  # of the GPU\nx = 1",
+            ),
+            True,
+        ),
+        ("triton", ("from kernel_twins.a import f", "from kernel_twins.a import g"), False),
+        ("triton", ("from kernel_twins.a import f", "from kernel_twins.a import g as f"), False),
+        ("triton", ("from triton.a import f", "from triton.b import f"), False),
+        (
+            "triton",
+            ("def f():\n  from kernel_twins.a import g\n  g()", "def f():\n  from kernel_twins.b import g\n  g()"),
+            True,
+        ),
+        ("triton", ("@triton.jit\ndef f(x, N): x", "@triton.jit\ndef f(x: Tensor, N: Any): x"), True),
+        ("triton", ("@triton.jit\ndef f(x, N): x", "@triton.jit\ndef f(x, N: tl.constexpr): x"), False),
+        ("triton", ("@triton.jit\ndef f(x, N): x", "@triton.jit\ndef f(x, N: tl.int64): x"), False),
+        ("triton", ("def f(x, N): x", "def f(x: Tensor, N): x"), False),
+    ],
+)
+def test_a_move_changes_no_source_digest_and_a_change_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str, texts: tuple[str, str], same: bool
+) -> None:
+    from kernel_twins._profiling.report import identity
+
+    digests = []
+    for folder, text in zip(("here", "there/deep"), texts, strict=True):
+        file = tmp_path / folder / "v01_step"
+        file.parent.mkdir(parents=True)
+        file.write_text(text + "\n")
+        monkeypatch.setattr(identity, "step_file", lambda *_, file=file: file)
+        digests.append(identity.source_digest("op", "step", backend))
+    assert (digests[0] == digests[1]) is same
+
+
+def test_the_order_of_other_steps_is_that_of_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kernel_twins._profiling.report import identity
+
+    digests = []
+    for one, two in (("a", "b"), ("z/a", "b")):  # by their paths they would change places
+        files = {"first": tmp_path / one / "a", "second": tmp_path / two / "b", "last": tmp_path / two / "c"}
+        for op, folder in files.items():
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "v01_step.cu").write_text(
+                "second_v01_step(); first_v01_step();" if op == "last" else f"int {op};"
+            )
+        monkeypatch.setattr(identity, "step_file", lambda op, step, backend, files=files: files[op] / "v01_step.cu")
+        digests.append(identity.source_digest("last", "v01_step", "cuda"))
+    assert digests[0] == digests[1]
+
+
+def test_every_recorded_code_of_the_first_digest_was_translated() -> None:
+    """None is left in the tables; the committed pairs say what each became."""
+    pairs = store.read(store.DATA / "rekeyed.csv", ["name", "step", "backend", "before", "after"])
+    changed = pairs[pairs["before"] != pairs["after"]]
+    before = {(row.name, row.step, row.backend): row.before for row in changed.itertuples(index=False)}
+    for op in OPS:
+        for row in store.read_table(store.DATA / store.REFERENCE_GPU, op, "timings").itertuples():
+            assert row.code.partition(":")[0] != before.get((op, row.step, row.backend))
+
+
 def test_what_is_moved_out_of_a_loop_changes_the_source_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from kernel_twins._profiling.report import identity
 

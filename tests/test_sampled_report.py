@@ -15,7 +15,7 @@ from kernel_twins._profiling.report import (
     checks,
     cli,
     commands,
-    functions_table,
+    functions_code,
     history,
     log,
     publish,
@@ -245,8 +245,8 @@ def test_whatever_draws_judges_or_times_stands_behind_the_rows() -> None:
     )
     told = subprocess.run([sys.executable, "-c", loaded], cwd=store.ROOT, capture_output=True, text=True, check=True)
     paths = {Path(each).resolve() for each in told.stdout.split() if each.endswith(".py")}
-    patterns = (*sampled_table._SOURCES, *functions_table._SOURCES)
-    known = {path.resolve() for pattern in patterns for path in store.ROOT.glob(pattern)}
+    known = {path.resolve() for pattern in sampled_table._SOURCES for path in store.ROOT.glob(pattern)}
+    known |= {path for function in functions_code.FUNCTIONS for path in functions_code.sources(function)}
     elsewhere = {"__init__.py", "disassembly.py"}  # which only pass names on, or tell of kernels
     lacking = {path for path in paths - known if "report" not in path.parts and path.name not in elsewhere}
     assert not lacking and len(paths & known) > 40
@@ -324,7 +324,7 @@ def test_a_committed_seed_that_is_gone_is_noticed(tmp_path: Path) -> None:
     table = sampled_table.ledger(folder)
     store.write(folder / "sampled.csv", table[table["run"] != RUNS[0]])
     (line,) = history.audit(folder)[0]
-    assert line.startswith(f"sampled.csv lacks the row {RUNS[0]}, {seed_of(RUNS[0])}, 00000000 of ")
+    assert line.startswith(f"sampled.csv lacks the row {RUNS[0]}, {seed_of(RUNS[0])} of ")
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -58,10 +58,10 @@ def plan(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def predict(arguments: argparse.Namespace, console: Console) -> int:
-    from kernel_twins._profiling.report import history, predictions
+    from kernel_twins._profiling.report import predictions
 
     folder = store.ledger(arguments.gpu)
-    frozen = predictions.freeze(folder, OPS.values(), datetime.datetime.now(datetime.UTC), history.known)
+    frozen = predictions.freeze(folder, OPS.values(), datetime.datetime.now(datetime.UTC))
     for line in frozen:
         print(line)
     if frozen:

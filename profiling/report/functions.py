@@ -23,7 +23,7 @@ from torch import Tensor
 
 from kernel_twins import environment
 from kernel_twins._load import UnavailableError
-from kernel_twins._profiling.report import functions_table, publish, stage, store
+from kernel_twins._profiling.report import functions_code, functions_table, publish, stage, store
 from kernel_twins._profiling.report.functions_contests import OURS, Contest, Result, contests
 from kernel_twins.bench import raised
 from kernel_twins.sensors import Sampler
@@ -43,12 +43,12 @@ _LIMIT = 0.01  # of the norm: PyTorch's roundings to bf16 are 0.3 %, a missing t
 
 def record(gpu: str, target: Path, progress: Callable[[str], None]) -> list[str]:
     """Measure, and replace the recorded rows in a folder; returns what was wrong, a line each."""
-    run, code = stage.new_run(), functions_table.code(gpu)
+    run, codes = stage.new_run(), functions_code.codes(gpu)
     rows = []
     for contest in contests():
         progress(f"{contest.kind} {contest.function} {contest.case.slug}")
         for row in timed(contest):
-            rows.append(row | {"code": code if row["backend"] in OURS else "", "run": run["run"]})
+            rows.append(row | {"code": codes[contest.function] if row["backend"] in OURS else "", "run": run["run"]})
         torch.cuda.empty_cache()
     runs = pd.concat([store.read_runs(target), pd.DataFrame([run], columns=store.PROVENANCE)])
     store.write(target / "runs.csv", runs)  # with the new one before any table names it

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from kernel_twins._profiling.report import identity, store, write
+from kernel_twins._profiling.report import functions_code, store, write
 from kernel_twins._profiling.report.errors import InvalidDataError
 from kernel_twins._profiling.report.recorded import median_us, times_us
 from kernel_twins._profiling.report.verdict import paired_ratio
@@ -49,29 +49,6 @@ _MEASURED = {
     "backward": "The wall time of one backward pass alone: by the host's clock, from the start of a batch, whose "
     "forward passes were made before, to the end of the GPU's work for it.",
 }
-_FUNCTIONS = (
-    *("matmul", "linear", "softmax", "layer_norm", "rms_norm", "cross_entropy", "dropout_add"),
-    *("sum", "mean", "amax", "argmax"),
-)
-_OPS = (
-    *("linear", "matmul_bf16", "matmul_fp32", "softmax", "softmax_backward"),
-    *("layer_norm", "layer_norm_backward", "rms_norm", "rms_norm_backward"),
-    *("cross_entropy", "cross_entropy_backward", "dropout_add", "dropout_add_backward", "reduction_nd"),
-)
-_SOURCES = (
-    "kernel_twins/functional/*.py",
-    "kernel_twins/tensors.py",
-    "kernel_twins/products.py",
-    "profiling/report/functions.py",
-    "profiling/report/functions_contests.py",
-    "cuda-kernels/functional*.cpp",
-    "cuda-kernels/*.h",
-    "cuda-kernels/*.cuh",
-    "triton-kernels/*.py",
-    *(f"cuda-kernels/{op}/*.*" for op in _OPS),
-    *(f"triton-kernels/{op}/*.py" for op in _OPS),
-)
-
 Calls = dict[tuple[str, str], dict[str, Any]]  # the rows of each function and case, by backend
 
 
@@ -107,7 +84,7 @@ def _refused(what: str) -> InvalidDataError:
 
 def _problem(row: Any, known: set[str]) -> str:
     """What is wrong with a row, empty if nothing is."""
-    if row.backend not in _COLUMNS.get(row.kind, {}) or row.function not in _FUNCTIONS:
+    if row.backend not in _COLUMNS.get(row.kind, {}) or row.function not in functions_code.FUNCTIONS:
         return "there is no such kind, function or backend"
     if row.run not in known:
         return f"its run, {row.run!r}, is not in runs.csv"
@@ -126,18 +103,16 @@ def _problem(row: Any, known: set[str]) -> str:
     return "" if calls > 0 and wrong >= 0 else "calls or error is missing"
 
 
-def code(gpu: str) -> str:
-    """Digest of everything that stands behind the public functions as they are measured, as it is now."""
-    patterns = (*_SOURCES, f"triton-kernels/tuned/{gpu}.json")
-    files = sorted(path for pattern in patterns for path in store.ROOT.glob(pattern))
-    return identity.digest("\n".join(f"{path.relative_to(store.ROOT)} {identity.file_digest(path)}" for path in files))
-
-
 def stale(gpu: str, folder: Path) -> list[str]:
-    """A line where the functions changed since they were measured."""
-    if {row.code for row in read(folder).itertuples() if row.code} <= {code(gpu)}:
-        return []
-    return ["the public functions changed since they were measured: run `ncu_report.py functions`"]
+    """A line where functions changed since they were measured."""
+    changed = _changed(gpu, read(folder))
+    return [f"{', '.join(changed)} changed since measured: run `ncu_report.py functions`"] if changed else []
+
+
+def _changed(gpu: str, table: pd.DataFrame) -> list[str]:
+    """The functions that have rows of other code than today's."""
+    measured = table[table["code"] != ""].groupby("function", sort=False)["code"].agg(set)
+    return [str(function) for function, codes in measured.items() if codes != {functions_code.code(gpu, str(function))}]
 
 
 def section(folder: Path) -> list[str]:
@@ -147,12 +122,13 @@ def section(folder: Path) -> list[str]:
         return []
     run = table["run"].iloc[0]
     runs = store.read_runs(folder).set_index("run")
-    changed = " They changed since." if stale(gpu_slug(runs.loc[run, "gpu"]), folder) else ""
+    changed = _changed(gpu_slug(runs.loc[run, "gpu"]), table)
+    since = f" Changed since: {', '.join(changed)}." if changed else ""
     lines = [
         "## The public functions",
         "",
         f"{_called(table)} as a user calls them, beside PyTorch and PyTorch under `torch.compile` (run `{run}`)."
-        f"{changed} No call was timed before its result, and its gradients where they are timed, agreed with those in "
+        f"{since} No call was timed before its result, and its gradients where they are timed, agreed with those in "
         "fp32. A time is the median over rounds, in which the calls took turns in random order; × is how many times "
         "faster, the median over paired rounds with its 99 % interval.",
     ]

@@ -24,6 +24,9 @@ from kernel_twins._profiling.report.analysis import Results
 from kernel_twins.ceilings import Ceilings
 from kernel_twins.spec import BACKENDS, Case, Name, Op
 
+_VERSION = 1
+"""Of how figures look: one more wherever that changes, so that they are drawn anew."""
+
 _COLOUR = {"cuda": "#4c8c00", "triton": "#7a4fbf", "baseline": "#c2541b", "ceiling": "#777777"}
 _TITLES = {"cuda": "CUDA", "triton": "Triton"}
 # In the order of an operation's baselines.
@@ -88,8 +91,8 @@ def _figures(folder: Path, loaded: list[Results]) -> dict[str, tuple[str, Callab
 
 
 def _data_digest(folder: Path, ops: list[Op], ceilings: Ceilings | None) -> str:
-    """Of all that a figure shows: the rows, the ceilings, and the code that draws."""
-    content = hashlib.sha256(repr(ceilings).encode() + Path(__file__).read_bytes())
+    """Of all that a figure shows: the rows, the ceilings, and the version of the code that draws."""
+    content = hashlib.sha256(f"{_VERSION} {ceilings!r}".encode())
     for op in ops:
         for kind in ("timings", "counters"):
             path = folder / f"{op.name}.{kind}.csv"

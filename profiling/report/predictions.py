@@ -1,28 +1,25 @@
 """What a step is expected to do, frozen before it is measured; judgement.py holds it against what came.
 
 Two tables lie beside a GPU's data, so that a tarball or a shallow clone renders the same log. ``predictions.csv`` has a
-row for every prediction that was ever frozen, ``measured.csv`` the first measurement of every cell, tuning runs and
-trials included. Neither is ever changed, only added to. A prediction is *pre-registered* if it was frozen before its
-cell was first measured, and *post hoc* otherwise; to measure again changes nothing, and a prediction that is worded
-anew is a new one. Git's history bears the tables out (history.py).
+row for every prediction that was ever frozen (with its commit where it is older than the table), ``measured.csv`` the
+first measurement of every cell, tuning runs and trials included. Neither is ever changed, only added to. A prediction
+is *pre-registered* if it was frozen before its cell was first measured, and *post hoc* otherwise; to measure again
+changes nothing, and a prediction that is worded anew is a new one. Git's history bears the tables out (history.py).
 """
 
 from __future__ import annotations
 
 import datetime
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import pandas as pd
 
 from kernel_twins._profiling.report import store
 from kernel_twins._profiling.report.quantities import QUANTITIES
 from kernel_twins.spec import BACKENDS, Backend, Name, Op, Prediction
-
-if TYPE_CHECKING:
-    from kernel_twins._profiling.report.history import Evidence
 
 Mark = Literal["pre-registered", "post hoc", "not frozen"]
 FROZEN_COLUMNS = ["op", "step", "backend", "prediction", "digest", "frozen", "commit", "mark"]
@@ -41,8 +38,7 @@ class Cell(NamedTuple):
 
 def canonical(prediction: Prediction) -> str:
     """A prediction's one spelling, such as ``sectors_per_load = 16 ± 1 %`` or ``time <= 0.9 x at 1024x256-bf16``."""
-    quantity = QUANTITIES.get(prediction.quantity)  # one of an old commit may be unknown by now
-    unit = "x" if prediction.relative else quantity.unit if quantity else ""
+    unit = "x" if prediction.relative else QUANTITIES[prediction.quantity].unit
     compare = "=" if prediction.compare == "==" else prediction.compare
     tolerance = f"± {100 * prediction.tolerance:.10g} %" if prediction.compare == "==" else ""
     place = f"at {prediction.case.slug}" if prediction.case else ""
@@ -72,40 +68,20 @@ def read_measured(folder: Path) -> pd.DataFrame:
     return store.read(folder / "measured.csv", MEASURED_COLUMNS)
 
 
-def freeze(
-    folder: Path,
-    ops: Iterable[Op],
-    now: datetime.datetime,
-    evidence: Callable[[Path], Evidence | None] = lambda folder: None,
-) -> list[str]:
+def freeze(folder: Path, ops: Iterable[Op], now: datetime.datetime) -> list[str]:
     """Add what the specs predict and what is not frozen yet; return a line for each prediction that was added.
 
-    ``evidence``, history.known, is asked only when there is something to add. A prediction that git knows is frozen by
-    the commit that first held it, and a cell that git knows as measured is entered as that. So ladders that are older
-    than these tables get the mark that they earned. ``now`` must know its time zone.
+    ``now`` must know its time zone.
     """
     with store.locked(folder):
-        frozen, measured = read_frozen(folder), read_measured(folder)
+        frozen, first = read_frozen(folder), _first(folder)
         known = set(frozen["digest"])
         new = [(cell, text) for op in ops for cell, text in standing(op) if digest(cell, text) not in known]
-        if not new:
-            return []
-        found, first = evidence(folder), _first(folder)
         rows = []
         for cell, text in dict.fromkeys(new):
-            commit = found.predicted.get((cell, text)) if found else None
-            date = commit.date if commit else _stamp(now)
-            # Dates decide about measurements that only the tables know; about those in git, the order of commits does.
-            early = (cell not in first or (commit is not None and date < first[cell])) and (
-                found is None or cell not in found.measured or found.precedes(commit, found.measured[cell])
-            )
-            mark: Mark = "pre-registered" if early else "post hoc"
-            rows.append([*cell, text, digest(cell, text), date, commit.short if commit else "", mark])
+            mark: Mark = "post hoc" if cell in first else "pre-registered"
+            rows.append([*cell, text, digest(cell, text), _stamp(now), "", mark])
         _add(folder / "predictions.csv", frozen, rows)
-        if found:
-            entered = set(_cells(measured))
-            from_git = [[*cell, commit.date, f"commit {commit.short}"] for cell, commit in found.measured.items()]
-            _add(folder / "measured.csv", measured, [row for row in from_git if Cell(*row[:3]) not in entered])
     return [f"{op} {step} {backend}: {text} ({mark})" for op, step, backend, text, _, _, _, mark in rows]
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from kernel_twins._profiling.report import functions_table, identity, store, write
+from kernel_twins._profiling.report import functions_code, identity, store, write
 from kernel_twins._profiling.report.errors import InvalidDataError
 from kernel_twins._profiling.report.libraries import LIBRARIES
 from kernel_twins._profiling.report.sampled_cases import CASES, CONTESTS, seed_of
@@ -150,9 +150,8 @@ def runs(folder: Path) -> set[str]:
 
 def code(gpu: str) -> str:
     """Digest of everything that stands behind these rows, as it is now."""
-    files = sorted(path for pattern in _SOURCES for path in store.ROOT.glob(pattern))
-    told = (f"{path.relative_to(store.ROOT)} {identity.file_digest(path)}" for path in files)
-    return identity.digest("\n".join([functions_table.code(gpu), *told]))
+    files = [path for pattern in _SOURCES for path in store.ROOT.glob(pattern)]
+    return identity.digest(f"{sorted(functions_code.codes(gpu).values())} {identity.files_digest(files)}")
 
 
 def late(gpu: str, folder: Path) -> list[str]:
