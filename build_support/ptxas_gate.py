@@ -44,7 +44,7 @@ def main() -> int:
         return 1
     failures = []
     for op, step in ladders:
-        source = Path(f"cuda-kernels/{op.name}/{step.name}.cu")
+        source = Path(op.file(step.name, "cuda"))
         log = compiler.log_of(sources.object_of(source))
         said = log.read_text() if log.exists() else ""
         if "for 'sm_90a'" not in said:

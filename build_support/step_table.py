@@ -6,25 +6,21 @@ never the bindings.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 from build_support.toolkit import BuildError
 from kernel_twins.spec import Backend, Op
 
-SUFFIX: Mapping[Backend, str] = {"cuda": ".cu", "triton": ".py"}
-FOLDER: Mapping[Backend, str] = {"cuda": "cuda-kernels", "triton": "triton-kernels"}
 BASELINE_ARCH = ">=8.0"
 
 
 def disagreements(op: Op, backend: Backend, root: Path) -> list[str]:
     """Where an operation's ladder and the files of one language differ, one sentence each."""
-    folder = root / FOLDER[backend] / op.name
-    wanted = {step.name for step in op.steps_of(backend)}
-    found = {path.stem for path in folder.glob(f"v*{SUFFIX[backend]}")}
-    place = f"{FOLDER[backend]}/{op.name}"
-    missing = [f"{place}/{name}{SUFFIX[backend]} is missing, the spec has the step" for name in wanted - found]
-    extra = [f"{place}/{name}{SUFFIX[backend]} has no step in the spec" for name in found - wanted]
+    wanted = {op.file(step.name, backend) for step in op.steps_of(backend)}
+    found = {path.relative_to(root).as_posix() for path in root.glob(op.file("v*", backend))}
+    missing = [f"{file} is missing, the spec has the step" for file in wanted - found]
+    extra = [f"{file} has no step in the spec" for file in found - wanted]
     return sorted(missing + extra)
 
 

@@ -98,7 +98,7 @@ def _load_triton(op: str, step: str) -> Call:
 
     spec = ops.get(op)
     chosen = spec.step(step)
-    launch = getattr(importlib.import_module(f"kernel_twins._triton.{op}.{step}"), f"{op}_{step}")
+    launch = getattr(importlib.import_module(spec.module(step)), f"{op}_{step}")
     interpreted = triton.knobs.runtime.interpret
     # Of a step's other outputs, such as the place of a maximum, the spec's own check knows the dtype.
     narrow = not chosen.fp32_out and any(each.fp32_out for each in spec.steps_of("triton"))

@@ -117,7 +117,7 @@ def _module(op: Op, step: Step) -> Any:
         raise UnavailableError(f"a Triton step cannot be compiled: pip install {error.name}") from error
     if triton.knobs.runtime.interpret:
         raise UnavailableError("a Triton step is not compiled in the interpreter: unset TRITON_INTERPRET")
-    return importlib.import_module(f"kernel_twins._triton.{op.name}.{step.name}")
+    return importlib.import_module(op.module(step.name))
 
 
 def _kernel(op: Op, step: Step) -> Any:

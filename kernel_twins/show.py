@@ -152,7 +152,7 @@ def _cuda_ptx(op: Op, step: Step, case: Case) -> str:
         cuda = toolkit.find(os.environ, built_with or "13.0")
     except toolkit.BuildError as error:
         raise UnavailableError(str(error)) from error
-    source = sources.ROOT / "cuda-kernels" / op.name / f"{step.name}.cu"
+    source = sources.ROOT / op.file(step.name, "cuda")
     arch = disassembly.ARCH.replace("sm", "compute")
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "step.ptx"

@@ -21,6 +21,9 @@ Backend = Literal["cuda", "triton"]
 BACKENDS: tuple[Backend, ...] = ("cuda", "triton")
 ITEMSIZE: Mapping[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
 
+_FOLDERS: Mapping[Backend, str] = {"cuda": "cuda-kernels", "triton": "triton-kernels"}
+_SUFFIXES: Mapping[Backend, str] = {"cuda": "cu", "triton": "py"}
+
 NOT_JUDGED = "not judged"
 UNPROVEN = ("wrong", NOT_JUDGED)
 """How the status of a call begins that is not known to be right, though it was called."""
@@ -191,6 +194,8 @@ Description = Callable[[Case, "tuple[Tensor, ...]", slice], "tuple[Tensor, Tenso
 class Op:
     """One operation: what it computes, on what it is tested and timed, and its ladder of steps.
 
+    ``family`` names the folder that holds it in every tree, beside its kin.
+
     A step, a baseline and a user's kernel are all called alike: ``call(*inputs, **options(case), out=tensor)``, or a
     tuple of tensors where there are several outputs, and they write into ``out``. A baseline whose library allocates
     what it returns may return that instead. ``options`` are arguments that are no tensors.
@@ -216,6 +221,7 @@ class Op:
     """
 
     name: str
+    family: str
     chapter: int
     title: str
     summary: str
@@ -244,6 +250,18 @@ class Op:
     rounds: str = ""
     hostile: bool = False
     draw: Callable[[Draws], Drawn] | None = None
+
+    def folder(self, backend: Backend) -> str:
+        """Where the ladder lies in one language, such as ``cuda-kernels/softmax``, from the repository's root."""
+        return f"{_FOLDERS[backend]}/{self.name}"
+
+    def file(self, step: str, backend: Backend) -> str:
+        """A step's file, from the repository's root."""
+        return f"{self.folder(backend)}/{step}.{_SUFFIXES[backend]}"
+
+    def module(self, step: str) -> str:
+        """The module that a Triton step is imported as."""
+        return f"kernel_twins._triton.{self.name}.{step}"
 
     def sample(self, generator: Draws) -> Case:
         """The next case that nobody chose, see sampling.py; ValueError where the operation draws none."""

@@ -331,15 +331,12 @@ class TestStepTable:
     @pytest.mark.parametrize("backend", BACKENDS)
     def test_missing_and_extra_files_are_named(self, tmp_path: Path, backend: Backend) -> None:
         op = OPS["vector_add"]
-        suffix = step_table.SUFFIX[backend]
-        folder = tmp_path / step_table.FOLDER[backend] / op.name
-        folder.mkdir(parents=True)
-        for step in op.steps_of(backend)[1:]:
-            (folder / f"{step.name}{suffix}").touch()
-        (folder / f"v99_surplus{suffix}").touch()
+        (tmp_path / op.folder(backend)).mkdir(parents=True)
+        for name in [*(step.name for step in op.steps_of(backend)[1:]), "v99_surplus"]:
+            (tmp_path / op.file(name, backend)).touch()
         missing, extra = step_table.disagreements(op, backend, tmp_path)
-        assert f"v01_scalar{suffix} is missing" in missing
-        assert f"v99_surplus{suffix} has no step" in extra
+        assert missing == f"{op.file('v01_scalar', backend)} is missing, the spec has the step"
+        assert extra == f"{op.file('v99_surplus', backend)} has no step in the spec"
 
     def test_every_cuda_file_is_some_operations(self) -> None:
         assert {path.parent.name for path in sources.step_files()} <= OPS.keys()

@@ -18,7 +18,7 @@ from build_support import packages
 from kernel_twins import OPS
 
 ROOT = Path(__file__).resolve().parents[1]
-TRITON_STEPS = [f"kernel_twins._triton.{op.name}.{step.name}" for op in OPS.values() for step in op.steps_of("triton")]
+TRITON_STEPS = [op.module(step.name) for op in OPS.values() for step in op.steps_of("triton")]
 
 
 def test_the_clone_finds_its_own_folders() -> None:

@@ -254,7 +254,7 @@ def test_two_branches_of_one_graph(step: str, backend: Backend) -> None:
 @pytest.mark.parametrize(("step", "backend"), COMPENSATED)
 def test_error_stays_within_what_the_step_states(step: str, backend: Backend, dtype: str, values: str) -> None:
     """On positive numbers, whose sum is sum|x|; "a tenth" in fp32 rounds each running total the same way."""
-    path = {"cuda": f"cuda-kernels/reduction/{step}.cu", "triton": f"triton-kernels/reduction/{step}.py"}[backend]
+    path = OP.file(step, backend)
     text = " ".join((ROOT / path).read_text().replace("//", "").split())
     stated = re.search(r"at most (\d+) eps sum\|x\|, eps = 2\^-23, for any n", text)
     assert stated, f"{path} states no bound"

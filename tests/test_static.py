@@ -503,7 +503,7 @@ OF_ANY_GPU = {
 
 def ptx_of_the_build(op: Op, step: Step) -> str:
     """What ptxas got; compiled again where the build kept none, or is older."""
-    source = Path(f"cuda-kernels/{op.name}/{step.name}.cu")
+    source = Path(op.file(step.name, "cuda"))
     library, ptx = disassembly.find_extension(), compiler.ptx_of(sources.object_of(source))
     if library is None or not ptx.exists() or disassembly.newer_sources(library, store.ROOT):
         return show(op, step, "cuda", "ptx", op.profile_case)

@@ -147,7 +147,7 @@ def test_step_is_right(op: Op, step: Step, backend: Backend, case: Case) -> None
 def test_every_configuration_is_right(op: Op, step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each that a search may choose on another GPU, or for a problem of which no winner is committed."""
     call = loaded(op, step, "triton")
-    module = importlib.import_module(f"kernel_twins._triton.{op.name}.{step.name}")
+    module = importlib.import_module(op.module(step.name))
     served = [case for case in op.test_cases if op.serves(step, case) and op.bytes(case) > 0]
     cases = [ordinary(op, step)]
     for dtype in ("fp32", "bf16"):

@@ -148,7 +148,7 @@ def test_parts_are_all_rows_and_each_is_what_a_launch_takes() -> None:
 
 def branches(op: Op, step: Step) -> list[Any]:
     """The configurations of a searched step that take another way through its kernel; [None] of any other step."""
-    kernels = importlib.import_module(f"kernel_twins._triton.{op.name}.{step.name}")
+    kernels = importlib.import_module(op.module(step.name))
     found: dict[tuple[bool, bool], Any] = {}
     searched = is_searched(op.name, step.name)
     for config in getattr(kernels, f"{op.name}_{step.name}_kernel").configs if searched else [None]:
@@ -168,7 +168,7 @@ def hostile(op: Op, cases: list[Case]) -> tuple[Case, ...]:
 
 
 def staying(op: Op, step: Step) -> list[Any]:
-    kernels = importlib.import_module(f"kernel_twins._triton.{op.name}.{step.name}")
+    kernels = importlib.import_module(op.module(step.name))
     return [
         config for config in getattr(kernels, f"{op.name}_{step.name}_kernel").configs if config.kwargs["STAGES"] > 1
     ]

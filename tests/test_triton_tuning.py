@@ -16,6 +16,7 @@ torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
 tuning = importlib.import_module("kernel_twins._triton.tuning")
+from kernel_twins import OPS  # noqa: E402
 from kernel_twins._triton.matmul_bf16.v06_autotuned import matmul_bf16_v06_autotuned_kernel as kernel  # noqa: E402
 
 STEP = "matmul_bf16/v06_autotuned"
@@ -100,7 +101,7 @@ def test_committed_winners_are_among_the_configurations() -> None:
     for path in tuning.FOLDER.glob("*.json"):
         for step, winners in json.loads(path.read_text()).items():
             op, name = step.split("/")
-            module = importlib.import_module(f"kernel_twins._triton.{op}.{name}")
+            module = importlib.import_module(OPS[op].module(name))
             searched = [config.all_kwargs() for config in getattr(module, f"{op}_{name}_kernel").configs]
             for slug, winner in winners.items():
                 assert winner in searched, f"{path.name}: {step}, {slug}"

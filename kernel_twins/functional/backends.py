@@ -95,9 +95,8 @@ def triton_launcher(op: str, names: tuple[str, ...], device: int | None) -> Call
     """
     for name in names:
         if device is None or ops.get(op).step(name).runs_on(torch.cuda.get_device_capability(device)):
-            launch: Callable[..., None] = getattr(
-                importlib.import_module(f"kernel_twins._triton.{op}.{name}"), f"{op}_{name}"
-            )
+            module = importlib.import_module(ops.get(op).module(name))
+            launch: Callable[..., None] = getattr(module, f"{op}_{name}")
             return launch
     raise RuntimeError(f"no Triton step of {op} runs on this GPU: pass backend='torch'")
 

@@ -167,6 +167,7 @@ _SMOOTHED = rows.bandwidth_case(131_072, smoothing="tenth")
 
 OP = Op(
     name="cross_entropy",
+    family="loss",
     chapter=13,
     title="Cross entropy",
     summary="`loss = log(sum(exp(x))) - x[target]` for every row of a matrix of logits, as many as a vocabulary "

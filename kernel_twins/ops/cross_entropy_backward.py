@@ -133,6 +133,7 @@ _SHORT = rows.bandwidth_case(1_024)
 
 OP = Op(
     name="cross_entropy_backward",
+    family="loss",
     chapter=14,
     title="Cross entropy, backward",
     summary="`dx = (exp(x - lse) - (1 if target else 0)) * dout` for every logit: as the forward pass kept a number of "

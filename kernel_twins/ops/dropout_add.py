@@ -148,6 +148,7 @@ _ODD = rows.bandwidth_case(5_003, p="10", **_BOTH)
 
 OP = Op(
     name="dropout_add",
+    family="dropout",
     chapter=15,
     title="Dropout and residual",
     summary="`out = dropout(activation(x + bias)) + residual`: random numbers are computed where they are needed, and "

@@ -214,6 +214,7 @@ _MANY_ROWS = ((2_000, 257), (1_500, 1_024), (100, 5_003), (3_000, 9), (5_000, 3)
 
 OP = Op(
     name="dropout_add_backward",
+    family="dropout",
     chapter=16,
     title="Dropout and residual, backward",
     summary="`dx = dout * mask / (1 - p) * activation'(x + bias)` and `dbias = sum(dx)` over the columns: the mask is "

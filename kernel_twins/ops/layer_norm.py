@@ -93,6 +93,7 @@ _FEW = Case.of(4_096, 1_024, dtype="bf16")
 
 OP = Op(
     name="layer_norm",
+    family="norm",
     chapter=9,
     title="LayerNorm",
     summary="`y = (x - mean) * rstd * weight + bias` over the rows of a matrix, `rstd = 1 / sqrt(variance + eps)`: the "

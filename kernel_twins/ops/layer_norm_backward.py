@@ -100,6 +100,7 @@ _SMALL, _SQUARE = (Case.of(4_096, n, dtype="bf16") for n in (1_024, 4_096))
 
 OP = Op(
     name="layer_norm_backward",
+    family="norm",
     chapter=10,
     title="LayerNorm, backward",
     summary="`dx = rstd * (g - mean(g) - xhat * mean(g * xhat))`, `g = dout * weight`, over the rows of two matrices, "

@@ -158,6 +158,7 @@ _PROFILE_CASE = Case.of(*_SQUARE, dtype="bf16", act="gelu")
 
 OP = Op(
     name="linear",
+    family="matmul",
     chapter=6,
     title="Linear layer with its activation",
     summary="`out = activation(x @ weight.T + bias)` for bf16 or fp16 with fp32 sums: what an epilogue can hold.",

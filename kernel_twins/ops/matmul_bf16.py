@@ -65,6 +65,7 @@ _WIDE_CASES = tuple(
 
 OP = Op(
     name="matmul_bf16",
+    family="matmul",
     chapter=5,
     title="Matmul, bf16",
     summary="`out = a @ b` for bf16 or fp16 with fp32 sums. The ladder is about keeping the tensor cores fed.",

@@ -16,6 +16,7 @@ _TUNING_GAP = "The constants of v09_pipelined were chosen by the same search, by
 
 OP = Op(
     name="matmul_fp32",
+    family="matmul",
     chapter=3,
     title="Matmul, fp32",
     summary="`out = a @ b` with fp32 products and sums. Each element is used N or M times: the ladder is about reuse.",

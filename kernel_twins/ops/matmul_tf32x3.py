@@ -11,6 +11,7 @@ from kernel_twins.spec import Case, Op, Prediction, Step
 
 OP = Op(
     name="matmul_tf32x3",
+    family="matmul",
     chapter=4,
     title="Matmul, fp32 by three TF32 products",
     summary="`out = a @ b` in fp32, on the tensor cores: the ladder is about speed without losing fp32's accuracy. "

@@ -63,6 +63,7 @@ def _function(x: Tensor) -> Tensor:
 
 OP = Op(
     name="reduction",
+    family="reduction",
     chapter=2,
     title="Reduction",
     summary="The sum of a vector in fp32. One addition for every element read, and a result that all threads share.",

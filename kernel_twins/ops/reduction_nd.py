@@ -281,6 +281,7 @@ _SMALL = (
 
 OP = Op(
     name="reduction_nd",
+    family="reduction",
     chapter=17,
     title="Reduction over axes",
     summary="Sum, mean, maximum or its place over any axes of a tensor of up to five, whatever its strides. What is "

@@ -81,6 +81,7 @@ _FEW = Case.of(4_096, 1_024, dtype="bf16")
 
 OP = Op(
     name="rms_norm",
+    family="norm",
     chapter=11,
     title="RMSNorm",
     summary="`y = x * rstd * weight` over the rows of a matrix, `rstd = 1 / sqrt(mean(x^2) + eps)`: a LayerNorm "

@@ -100,6 +100,7 @@ _ODD, _LONG, _LONGEST = (rows.bandwidth_case(n) for n in (5_003, 65_536, 262_144
 
 OP = Op(
     name="rms_norm_backward",
+    family="norm",
     chapter=12,
     title="RMSNorm, backward",
     summary="`dx = rstd * (g - xhat * mean(g * xhat))`, `g = dout * weight`, over the rows of two matrices, and "

@@ -95,6 +95,7 @@ _WARP, _SHORT_RAGGED = (rows.bandwidth_case(n) for n in (1_024, 515))
 
 OP = Op(
     name="softmax",
+    family="softmax",
     chapter=7,
     title="Softmax",
     summary="`out = exp(x - max) / sum(exp(x - max))` over the rows of a matrix: two numbers of a whole row stand "

@@ -108,6 +108,7 @@ _SHORT, _RAGGED, _LONG_RAGGED, _LONGEST = (rows.bandwidth_case(n) for n in (256,
 
 OP = Op(
     name="softmax_backward",
+    family="softmax",
     chapter=8,
     title="Softmax, backward",
     summary="`dx = y * (dout - sum(dout * y))` over the rows of two matrices, or `dout - exp(y) * sum(dout)` for the "

@@ -59,6 +59,7 @@ def _function(a: Tensor, b: Tensor) -> Tensor:
 
 OP = Op(
     name="vector_add",
+    family="elementwise",
     chapter=1,
     title="Vector add",
     summary="`out = a + b`. One addition for every three memory accesses: the whole ladder is about moving bytes.",
