@@ -447,7 +447,10 @@ def test_a_comment_does_not_change_the_source_digest(tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize(
     ("backend", "uses"),
-    [("cuda", "void op_v01_first(const Args&);\n"), ("triton", "from kernel_twins._triton.op.v01_first import f\n")],
+    [
+        ("cuda", "void softmax_v01_first(const Args&);\n"),
+        ("triton", "from kernel_twins._triton.softmax.v01_first import f\n"),
+    ],
 )
 def test_the_source_digest_covers_the_steps_that_code_is_taken_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str, uses: str
@@ -469,21 +472,6 @@ def test_the_source_digest_covers_the_steps_that_code_is_taken_from(
     assert changed.partition("+")[0] == through.partition("+")[0]
     first.write_text(uses.replace("v01_first", "v03_third"))
     assert "+" in identity.source_digest("op", "v01_first", backend)
-
-
-def test_a_row_from_before_other_steps_were_covered_counts_by_its_own_file(folder: Path) -> None:
-    from kernel_twins._profiling.report.identity import source_digest
-
-    op = OPS["rms_norm_backward"]
-    source = source_digest(op.name, "v04_rows_ahead", "cuda")
-    own, _, _ = source.partition("+")
-    for codes, stale in (([source], False), ([own], False), ([own, source], False), ([f"{source}0"], True)):
-        row = dict.fromkeys(store.TABLES["timings"], "") | {"backend": "cuda", "step": "v04_rows_ahead", "run": "r"}
-        row["contest"] = "fast"
-        cases = zip(op.bench_cases, codes, strict=False)
-        rows = [row | {"case": case.slug, "code": f"{code}:-"} for case, code in cases]
-        store.write(store.path(folder, op.name, "timings"), pd.DataFrame(rows, columns=store.TABLES["timings"]))
-        assert Results(op, folder, None).stale(Name("cuda", "v04_rows_ahead")) is stale
 
 
 @pytest.mark.parametrize(
@@ -539,11 +527,11 @@ def test_the_order_of_other_steps_is_that_of_their_names(tmp_path: Path, monkeyp
 
     digests = []
     for one, two in (("a", "b"), ("z/a", "b")):  # by their paths they would change places
-        files = {"first": tmp_path / one / "a", "second": tmp_path / two / "b", "last": tmp_path / two / "c"}
+        files = {"linear": tmp_path / one / "a", "softmax": tmp_path / two / "b", "last": tmp_path / two / "c"}
         for op, folder in files.items():
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "v01_step.cu").write_text(
-                "second_v01_step(); first_v01_step();" if op == "last" else f"int {op};"
+                "softmax_v01_step(); linear_v01_step();" if op == "last" else f"int {op};"
             )
         monkeypatch.setattr(identity, "step_file", lambda op, step, backend, files=files: files[op] / "v01_step.cu")
         digests.append(identity.source_digest("last", "v01_step", "cuda"))

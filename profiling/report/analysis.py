@@ -231,10 +231,8 @@ class Results:
         toolchain, compiled = self._compiled.get((self.op.name, name.step, name.backend), ("", ""))
         for row in (row for (_, each), rows in self.recorded.rows.items() if each == name for row in rows.values()):
             measured, _, binary = row.code.partition(":")
-            # Without "+" it is of a run when the digest did not cover other steps yet.
-            expected = source if "+" in measured else source.partition("+")[0]
             comparable = binary not in ("", "-") and self._toolchains.get((row.run, name.backend)) == toolchain
-            if measured != expected or (comparable and binary != compiled):
+            if measured != source or (comparable and binary != compiled):
                 return True
         return False
 

@@ -10,7 +10,9 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from kernel_twins import OPS
 from kernel_twins._profiling.report import identity, store
+from kernel_twins.spec import BACKENDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +47,8 @@ def sources(function: str) -> set[Path]:
     ladders = [
         path
         for op in sides.ops
-        for backend in ("cuda", "triton")
-        for path in identity.step_file(op, "v", backend).parent.iterdir()
+        for backend in BACKENDS
+        for path in (store.ROOT / OPS[op].folder(backend)).iterdir()
         if path.is_file()
     ]
     return identity.reached([*modules, store.ROOT / "cuda-kernels" / sides.operators, *ladders])

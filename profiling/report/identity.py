@@ -20,9 +20,11 @@ import time
 import tokenize
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import cast
 
 from kernel_twins import OPS, disassembly
 from kernel_twins._profiling.report.store import ROOT
+from kernel_twins.spec import Backend
 
 Span = tuple[tuple[int, int], tuple[int, int]]  # from a line and column to others
 
@@ -43,8 +45,7 @@ def digest(text: str) -> str:
 
 
 def step_file(op: str, step: str, backend: str) -> Path:
-    folder, suffix = ("cuda-kernels", "cu") if backend == "cuda" else ("triton-kernels", "py")
-    return ROOT / folder / op / f"{step}.{suffix}"
+    return ROOT / OPS[op].file(step, cast(Backend, backend))
 
 
 def source_digest(op: str, step: str, backend: str) -> str:
@@ -62,12 +63,17 @@ def _with_others(file: Path, backend: str) -> set[Path]:
     """The file, and those of other steps that it takes code from."""
     files, ahead = {file}, [file]
     while ahead:
-        for op, step in _OTHER_STEP[backend].findall(ahead.pop().read_text()):
-            other = step_file(op, step, backend)
-            if other not in files and other.exists():
+        for other in _named(ahead.pop().read_text(), backend):
+            if other not in files:
                 files.add(other)
                 ahead.append(other)
     return files
+
+
+def _named(text: str, backend: str) -> Iterator[Path]:
+    """The files of other steps that a text takes code from."""
+    files = (step_file(op, step, backend) for op, step in _OTHER_STEP[backend].findall(text) if op in OPS)
+    return (file for file in files if file.exists())
 
 
 def reached(files: Iterable[Path]) -> set[Path]:
@@ -89,8 +95,7 @@ def _includes(file: Path) -> Iterator[Path]:
     folders = (file.parent, ROOT / "cuda-kernels", ROOT / "hardware-survey")
     for name in _INCLUDE.findall(text):
         yield next(path for folder in folders if (path := (folder / name).resolve()).exists())
-    launched = (step_file(op, step, "cuda") for op, step in _OTHER_STEP["cuda"].findall(text))
-    yield from (path for path in launched if path.exists())
+    yield from _named(text, "cuda")
 
 
 def _imports(text: str) -> Iterator[Path]:
