@@ -9,7 +9,7 @@ from setuptools import find_packages
 from setuptools.command.build_py import build_py
 
 # Folders whose names cannot be imported, and the package that each is found under.
-MAPPED = {"kernel_twins._triton": "triton-kernels", "kernel_twins._profiling": "profiling"}
+MAPPED = {"kernel_twins._triton": "triton-kernels"}
 
 
 def describe(root: Path) -> dict[str, Any]:

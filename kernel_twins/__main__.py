@@ -134,8 +134,8 @@ def _note(op: Op, steps: tuple[Step, ...]) -> None:
     """A trial is a measurement, too: what is predicted after it counts as post hoc."""
     import torch
 
-    from kernel_twins._profiling.report.predictions import note_measured
-    from kernel_twins._profiling.report.store import DATA, ledger
+    from kernel_twins.report.meaning.predictions import note_measured
+    from kernel_twins.report.rows.store import DATA, ledger
 
     if not DATA.is_dir():
         return  # an installed package, where nobody predicts

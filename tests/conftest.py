@@ -104,8 +104,8 @@ class _Record:
         import triton
 
         from kernel_twins import OPS
-        from kernel_twins._profiling.report import identity
         from kernel_twins.ceilings import gpu_slug
+        from kernel_twins.report.rows import identity
         from kernel_twins.sensors import identity as gpu_identity
 
         gpu = torch.cuda.get_device_name()

@@ -10,7 +10,9 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from kernel_twins import OPS
-from kernel_twins._profiling.report import checks, cli, store
+from kernel_twins.report import cli
+from kernel_twins.report.pages import checks
+from kernel_twins.report.rows import store
 
 OP = OPS["vector_add"]
 CASE = OP.bench_cases[0]

@@ -24,11 +24,14 @@ pytest.importorskip("torch")
 import torch
 
 from kernel_twins import OPS
-from kernel_twins._profiling.report import cli, collect, commands, extract, identity, ncu, stage, store
-from kernel_twins._profiling.report.faults import FORBIDDEN_REMEDY
-from kernel_twins._profiling.report.metrics import CYCLES, DURATION, METRICS
-from kernel_twins._profiling.report.reader import Launch
 from kernel_twins.bench import Timing
+from kernel_twins.report import cli, commands
+from kernel_twins.report.measure import collect, stage
+from kernel_twins.report.ncu import extract, ncu
+from kernel_twins.report.ncu.faults import FORBIDDEN_REMEDY
+from kernel_twins.report.ncu.reader import Launch
+from kernel_twins.report.rows import identity, store
+from kernel_twins.report.rows.metrics import CYCLES, DURATION, METRICS
 from kernel_twins.spec import BACKENDS, Name
 
 OP = OPS["matmul_fp32"]

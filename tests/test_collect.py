@@ -29,35 +29,30 @@ from rich.progress import Progress
 
 from kernel_twins import OPS, bench
 from kernel_twins._load import UnavailableError
-from kernel_twins._profiling.report import (
+from kernel_twins.bench import Timing
+from kernel_twins.check import generator
+from kernel_twins.report import cli
+from kernel_twins.report.meaning import regressions, static
+from kernel_twins.report.meaning.analysis import Results
+from kernel_twins.report.measure import (
     ahead,
-    cli,
     collect,
     collect_compile,
-    extract,
-    identity,
-    labels,
-    libraries,
-    log,
-    losses,
     measuring,
-    ncu,
     partial,
     profilers,
     publish,
     shards,
     stage,
-    static,
-    store,
     worker,
 )
-from kernel_twins._profiling.report.analysis import Results
-from kernel_twins._profiling.report.errors import CannotRunError, InvalidDataError
-from kernel_twins._profiling.report.metrics import CYCLES, DURATION, METRICS, names
-from kernel_twins._profiling.report.reader import Launch
-from kernel_twins._profiling.report.selection import Selection
-from kernel_twins.bench import Timing
-from kernel_twins.check import generator
+from kernel_twins.report.measure.selection import Selection
+from kernel_twins.report.ncu import extract, ncu
+from kernel_twins.report.ncu.reader import Launch
+from kernel_twins.report.pages import log
+from kernel_twins.report.rows import identity, labels, libraries, store
+from kernel_twins.report.rows.errors import CannotRunError, InvalidDataError
+from kernel_twins.report.rows.metrics import CYCLES, DURATION, METRICS, names
 from kernel_twins.spec import BACKENDS, Case, Name
 
 OP = OPS["vector_add"]
@@ -226,7 +221,7 @@ def pool(monkeypatch: pytest.MonkeyPatch) -> list[Started]:
     started: list[Started] = []
 
     def run(module: str, folder: Path, count: int, meanwhile: Callable[[], object]) -> list[str]:
-        assert module == "kernel_twins._profiling.report.collect_compile"
+        assert module == "kernel_twins.report.measure.collect_compile"
         started.append((count, json.loads((folder / "compile.json").read_text())))
         return []
 
@@ -386,7 +381,7 @@ def test_a_baseline_that_is_not_installed_is_left_out_and_said_to_be(machine: Ma
     assert results.best_baseline(case) in [Name(each) for each in OP.baselines if each != "torch"]
     assert (case.slug, Name("torch")) not in results.recorded.calls
     assert (case.slug, Name("cub")) in results.recorded.calls
-    assert losses.losses(results) == []
+    assert regressions.losses(results) == []
     text = log.render(runs.target, [results], NO_STATIC)
     assert f"- torch at {case.slug}: skipped: it is not installed.\n" in text
     assert "| torch | – |" in text
@@ -408,7 +403,7 @@ def test_a_step_that_could_not_be_judged_is_told_and_neither_profiled_nor_passed
         "cuda",
     }
     finished = {step.name for step in OP.steps if step.finished}
-    assert len(losses.unproven(Results(OP, runs.target, None))) == len(finished & {*steps}) * len(OP.bench_cases)
+    assert len(regressions.unproven(Results(OP, runs.target, None))) == len(finished & {*steps}) * len(OP.bench_cases)
 
 
 def test_what_could_not_be_judged_is_measured_again_by_whoever_goes_on(machine: Machine, runs: Runs) -> None:
@@ -421,7 +416,7 @@ def test_what_could_not_be_judged_is_measured_again_by_whoever_goes_on(machine: 
     runs.publish()
     runs.collect()
     runs.publish()
-    assert len(losses.unproven(Results(OP, runs.target, None))) == len(OP.bench_cases)
+    assert len(regressions.unproven(Results(OP, runs.target, None))) == len(OP.bench_cases)
 
 
 def test_a_run_tells_the_versions_of_other_peoples_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -597,7 +592,7 @@ def test_a_step_is_profiled_at_its_own_case_beside_the_one_before_and_the_first_
 
 
 def test_the_first_measurement_of_a_cell_is_noted_once(machine: Machine, runs: Runs) -> None:
-    from kernel_twins._profiling.report.predictions import read_measured
+    from kernel_twins.report.meaning.predictions import read_measured
 
     runs.collect()
     noted = read_measured(runs.target)
@@ -626,11 +621,11 @@ def test_a_loss_stays_one_however_often_it_is_measured(machine: Machine, runs: R
         runs.publish()
     previous = store.read_table(runs.target, OP.name, "previous")
     assert set(previous["ratio"]) == {"1.0000"}
-    assert len(losses.losses(Results(OP, runs.target, None))) == len(previous)
+    assert len(regressions.losses(Results(OP, runs.target, None))) == len(previous)
     machine.times_us = 100.0
     runs.collect()
     runs.publish()
-    assert losses.losses(Results(OP, runs.target, None)) == []
+    assert regressions.losses(Results(OP, runs.target, None)) == []
 
 
 def test_a_collected_run_is_extracted_before_the_next_begins(machine: Machine, runs: Runs) -> None:
@@ -778,7 +773,7 @@ def test_a_part_without_the_profiled_case_is_not_profiled(machine: Machine, runs
 def test_exit_codes(
     argv: list[str], code: int, told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kernel_twins._profiling.report import commands
+    from kernel_twins.report import commands
 
     monkeypatch.setattr(commands, "why_no_gpu", lambda: "no NVIDIA GPU is visible")
     assert cli.main(argv, "") == code
@@ -790,7 +785,7 @@ def test_exit_codes(
 def test_without_a_gpu_and_a_verb_the_log_is_rendered_and_that_is_said(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kernel_twins._profiling.report import commands
+    from kernel_twins.report import commands
 
     rendered = []
     monkeypatch.setattr(commands, "why_no_gpu", lambda: "no NVIDIA GPU is visible")

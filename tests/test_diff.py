@@ -16,10 +16,13 @@ pytest.importorskip("hypothesis")
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernel_twins._profiling.report import cli, diff, extract, store
-from kernel_twins._profiling.report.changes import counter_change, counter_changes, time_changes
-from kernel_twins._profiling.report.metrics import CYCLES, METRICS
-from kernel_twins._profiling.report.operands import Measured, Operand, OperandError
+from kernel_twins.report import cli
+from kernel_twins.report.compare import diff
+from kernel_twins.report.compare.changes import counter_change, counter_changes, time_changes
+from kernel_twins.report.compare.operands import Measured, Operand, OperandError
+from kernel_twins.report.ncu import extract
+from kernel_twins.report.rows import store
+from kernel_twins.report.rows.metrics import CYCLES, METRICS
 
 CASE = "67108864-fp32"
 DRAM = "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed"

@@ -14,9 +14,12 @@ from pathlib import Path
 import pytest
 
 from kernel_twins import OPS
-from kernel_twins._profiling.report import doctor, faults, ncu, plan, store
-from kernel_twins._profiling.report.doctor import Finding
-from kernel_twins._profiling.report.selection import Selection
+from kernel_twins.report import doctor
+from kernel_twins.report.doctor import Finding
+from kernel_twins.report.measure import plan
+from kernel_twins.report.measure.selection import Selection
+from kernel_twins.report.ncu import faults, ncu
+from kernel_twins.report.rows import store
 from kernel_twins.spec import Case, Name
 
 EVERYTHING = Selection.of(None, None, None, None)
@@ -168,7 +171,7 @@ def test_doctor_needs_neither_pandas_nor_rich() -> None:
         "real = util.find_spec\n"
         "util.find_spec = lambda name, *rest: None if name in gone else real(name, *rest)\n"
         "sys.modules.update(dict.fromkeys(gone))\n"
-        "from kernel_twins._profiling.report import doctor\n"
+        "from kernel_twins.report import doctor\n"
         "sys.exit(doctor.run(False))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=store.ROOT, check=False)
@@ -332,8 +335,8 @@ def test_planning_loads_no_torch() -> None:
     code = (
         "import sys\n"
         "sys.modules.update(dict.fromkeys(('torch', 'triton', 'rich')))\n"
-        "from kernel_twins._profiling.report import plan\n"
-        "from kernel_twins._profiling.report.selection import Selection\n"
+        "from kernel_twins.report.measure import plan\n"
+        "from kernel_twins.report.measure.selection import Selection\n"
         "sys.exit(plan.run(Selection.of(None, None, None, None), 'T3', 'ncu', False))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=store.ROOT, check=False)
@@ -344,7 +347,7 @@ def test_planning_loads_no_torch() -> None:
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="bench imports torch")
 def test_the_plan_counts_rounds_as_the_bench_does() -> None:
     from kernel_twins import bench
-    from kernel_twins._profiling.report.profilers import CYCLE_CALLS
+    from kernel_twins.report.measure.profilers import CYCLE_CALLS
 
     assert plan.T0_CALLS == CYCLE_CALLS
     assert (plan.ROUNDS, plan.SAMPLE_MS, plan.SETTLED_MS, plan.L2_MULTIPLE) == (

@@ -11,10 +11,12 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from kernel_twins import OPS
-from kernel_twins._profiling.report import documents, extract, labels, pages, store
-from kernel_twins._profiling.report.analysis import Results, load
-from kernel_twins._profiling.report.drawings import DRAWINGS
-from kernel_twins._profiling.report.reader import Launch
+from kernel_twins.report.drawings import DRAWINGS
+from kernel_twins.report.meaning.analysis import Results, load
+from kernel_twins.report.ncu import extract
+from kernel_twins.report.ncu.reader import Launch
+from kernel_twins.report.pages import documents, ladder_page
+from kernel_twins.report.rows import labels, store
 from kernel_twins.spec import Case, Name, Op
 
 FOLDER = store.DATA / store.REFERENCE_GPU
@@ -122,7 +124,7 @@ def section(op: Op, step: str) -> str:
 
 @BY_OP
 def test_every_step_is_explained_with_a_drawing(op: Op) -> None:
-    assert pages.gaps((DOCS / f"{op.name}.md").read_text(), op) == []
+    assert ladder_page.gaps((DOCS / f"{op.name}.md").read_text(), op) == []
     for step in op.steps:
         text = section(op, step.name)
         assert f"<!-- counters:{step.name}:begin -->" in text

@@ -24,10 +24,10 @@ torch = pytest.importorskip("torch")
 import kernel_twins  # noqa: E402
 from kernel_twins import OPS, dropout  # noqa: E402
 from kernel_twins._load import UnavailableError, extension  # noqa: E402
-from kernel_twins._profiling.report import fastest  # noqa: E402
 from kernel_twins.functional import dropout as functional_dropout  # noqa: E402
 from kernel_twins.functional.activations import ACTIVATIONS  # noqa: E402
 from kernel_twins.functional.dropout import STEPS  # noqa: E402
+from kernel_twins.report.calls import fastest  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
 P = 0.3

@@ -25,11 +25,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernel_twins import OPS
-from kernel_twins._profiling.report import csv_page, extract, labels, store
-from kernel_twins._profiling.report.errors import CannotRunError, InvalidDataError
-from kernel_twins._profiling.report.metrics import CYCLES, DURATION, METRICS, fold, names
-from kernel_twins._profiling.report.reader import Launch
-from kernel_twins._profiling.report.units import to_base
+from kernel_twins.report.ncu import csv_page, extract
+from kernel_twins.report.ncu.reader import Launch
+from kernel_twins.report.ncu.units import to_base
+from kernel_twins.report.rows import labels, store
+from kernel_twins.report.rows.errors import CannotRunError, InvalidDataError
+from kernel_twins.report.rows.metrics import CYCLES, DURATION, METRICS, fold, names
 from kernel_twins.spec import Case, Name
 
 OP = OPS["vector_add"]
@@ -531,7 +532,7 @@ def test_nvidias_module_does_not_pass_off_garbage_as_a_report(content: bytes, tm
 
 def test_the_readers_process_imports_the_standard_library_only() -> None:
     code = (
-        "import sys, kernel_twins._profiling.report.reader\n"
+        "import sys, kernel_twins.report.ncu.reader\n"
         "print(*{name.partition('.')[0] for name in sys.modules} - sys.stdlib_module_names - {'kernel_twins'})"
     )
     command = [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {str(store.ROOT)!r})\n{code}"]

@@ -8,20 +8,15 @@ import pandas as pd
 import pytest
 
 from kernel_twins import OPS
-from kernel_twins._profiling.report import (
-    checks,
-    cli,
-    functions_code,
-    functions_table,
-    identity,
-    log,
-    publish,
-    static,
-    store,
-)
-from kernel_twins._profiling.report.analysis import Results
-from kernel_twins._profiling.report.errors import InvalidDataError
-from kernel_twins._profiling.report.verdict import paired_ratio
+from kernel_twins.report import cli
+from kernel_twins.report.calls import functions_code, functions_table
+from kernel_twins.report.meaning import static
+from kernel_twins.report.meaning.analysis import Results
+from kernel_twins.report.meaning.verdict import paired_ratio
+from kernel_twins.report.measure import publish
+from kernel_twins.report.pages import checks, log
+from kernel_twins.report.rows import identity, store
+from kernel_twins.report.rows.errors import InvalidDataError
 from kernel_twins.spec import BACKENDS, Case
 
 RUN = dict.fromkeys(store.PROVENANCE, "1") | {"run": "r1"}
@@ -181,7 +176,7 @@ def test_the_run_of_the_rows_is_kept_while_others_go(tmp_path: Path) -> None:
 def test_without_a_gpu_the_verb_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from kernel_twins._profiling.report import commands
+    from kernel_twins.report import commands
 
     monkeypatch.setattr(commands, "why_no_gpu", lambda: "no NVIDIA GPU is visible")
     assert cli.main(["functions"], "") == 3
@@ -191,8 +186,8 @@ def test_without_a_gpu_the_verb_says_so(
 def test_backward_passes_are_timed_after_all_forward_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("triton")
-    from kernel_twins._profiling.report import functions
-    from kernel_twins._profiling.report.functions_contests import Contest
+    from kernel_twins.report.calls.functions_contests import Contest
+    from kernel_twins.report.measure import functions
 
     x = torch.ones(8, requires_grad=True)
     events: list[str] = []
@@ -232,8 +227,8 @@ def test_backward_passes_are_timed_after_all_forward_passes(monkeypatch: pytest.
 def test_a_wrong_call_gets_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("triton")
-    from kernel_twins._profiling.report import functions, stage
-    from kernel_twins._profiling.report.functions_contests import Contest
+    from kernel_twins.report.calls.functions_contests import Contest
+    from kernel_twins.report.measure import functions, stage
 
     a = torch.randn(8, 8, generator=torch.Generator().manual_seed(0))
     timed = []

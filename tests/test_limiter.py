@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from kernel_twins._profiling.report import store
-from kernel_twins._profiling.report.limiter import Limit, limiter
-from kernel_twins._profiling.report.metrics import DURATION, fold, stall_metric
 from kernel_twins.ceilings import Ceilings, load
+from kernel_twins.report.meaning.limiter import Limit, limiter
+from kernel_twins.report.rows import store
+from kernel_twins.report.rows.metrics import DURATION, fold, stall_metric
 
 # With a duration of 100 ns, a sector is 0.32 GB/s and a wavefront 1.28 GB/s: 1 % of these ceilings.
 CEILINGS = Ceilings(

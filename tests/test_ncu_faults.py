@@ -19,9 +19,10 @@ from typing import Any, cast
 import pytest
 
 from kernel_twins import OPS
-from kernel_twins._profiling.report import faults, ncu, profilers
-from kernel_twins._profiling.report.errors import CANNOT_RUN, INVALID_DATA, CannotRunError, InvalidDataError
-from kernel_twins._profiling.report.faults import Circumstances, DataFault, EnvironmentFault, Fault, diagnose
+from kernel_twins.report.measure import profilers
+from kernel_twins.report.ncu import faults, ncu
+from kernel_twins.report.ncu.faults import Circumstances, DataFault, EnvironmentFault, Fault, diagnose
+from kernel_twins.report.rows.errors import CANNOT_RUN, INVALID_DATA, CannotRunError, InvalidDataError
 
 EARLIER = b"the report of an earlier run"
 METRICS = ["gpu__time_duration.sum", "dram__bytes_read.sum"]
@@ -188,7 +189,7 @@ def test_a_report_appears_whole_and_under_its_name(folder: Path) -> None:
     profile(folder, ["application", "--flag"])
     locale, path, *arguments = (folder / "cell.ncu-rep").read_text().splitlines()
     assert locale == "C"
-    assert str(Path(ncu.__file__).parents[2]) in path.split(os.pathsep)
+    assert str(Path(ncu.__file__).parents[3]) in path.split(os.pathsep)
     options = " ".join(arguments)
     assert f"--metrics {','.join(METRICS)}" in options
     assert r"--nvtx-include regex:kl\..*" in options

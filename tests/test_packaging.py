@@ -33,8 +33,8 @@ def test_the_clone_finds_its_own_folders() -> None:
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The Python part as a wheel would install it, from a clone that is gone afterwards."""
     clone, site = tmp_path_factory.mktemp("clone"), tmp_path_factory.mktemp("site")
-    for name in ("kernel_twins", "triton-kernels", "profiling", "build_support"):
-        shutil.copytree(ROOT / name, clone / name, ignore=shutil.ignore_patterns("__pycache__", "*.so", "data"))
+    for name in ("kernel_twins", "triton-kernels", "build_support"):
+        shutil.copytree(ROOT / name, clone / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, clone / name)
     (clone / "torch.py").write_text("raise ImportError('hidden: nothing is to be compiled here')\n")
@@ -53,8 +53,8 @@ def run_installed(site: Path, *arguments: str) -> str:
 
 def test_installed_modules_are_found_where_they_were_installed(installed: Path) -> None:
     script = "import importlib.util, sys\nfor name in sys.argv[1:]: print(importlib.util.find_spec(name).origin)"
-    modules = [path.relative_to(ROOT / "profiling").with_suffix("") for path in ROOT.glob("profiling/*/**/[a-z]*.py")]
-    report = [".".join(["kernel_twins._profiling", *module.parts]) for module in modules]
+    modules = [path.relative_to(ROOT).with_suffix("") for path in ROOT.glob("kernel_twins/report/**/[a-z]*.py")]
+    report = [".".join(module.parts) for module in modules]
     shared = [f"kernel_twins._triton.{path.stem}" for path in ROOT.glob("triton-kernels/*.py")]
     names = ["kernel_twins", *TRITON_STEPS, *shared, *report]
     origins = run_installed(installed, "-c", script, *names).split("\n")[:-1]

@@ -13,12 +13,11 @@ import pandas as pd
 import pytest
 
 from kernel_twins import OPS
-from kernel_twins._profiling.report import history, labels, log, pages, static, store
-from kernel_twins._profiling.report.analysis import Results
-from kernel_twins._profiling.report.extract import counter_rows
-from kernel_twins._profiling.report.judgement import Judgement, explained, judge, score
-from kernel_twins._profiling.report.metrics import CYCLES, DURATION, METRICS, stall_metric
-from kernel_twins._profiling.report.predictions import (
+from kernel_twins.report.compare import history
+from kernel_twins.report.meaning import static
+from kernel_twins.report.meaning.analysis import Results
+from kernel_twins.report.meaning.judgement import Judgement, explained, judge, score
+from kernel_twins.report.meaning.predictions import (
     Cell,
     Marks,
     canonical,
@@ -30,8 +29,12 @@ from kernel_twins._profiling.report.predictions import (
     violations,
     withdrawn,
 )
-from kernel_twins._profiling.report.reader import Launch
-from kernel_twins._profiling.report.verdict import Ratio
+from kernel_twins.report.meaning.verdict import Ratio
+from kernel_twins.report.ncu.extract import counter_rows
+from kernel_twins.report.ncu.reader import Launch
+from kernel_twins.report.pages import ladder_page, log
+from kernel_twins.report.rows import labels, store
+from kernel_twins.report.rows.metrics import CYCLES, DURATION, METRICS, stall_metric
 from kernel_twins.spec import Backend, Case, Name, Op, Prediction
 
 OP = OPS["vector_add"]
@@ -343,7 +346,7 @@ def test_a_step_that_is_profiled_nowhere_shows_times_alone(tmp_path: Path) -> No
     assert [each.verdict for each in measured.judged()] == ["void", "hit"]
     text = log.render(tmp_path, [measured.results], pd.DataFrame(columns=static.STATIC))
     assert f"- CUDA: Not profiled: leaves `{OP.profile_case.slug}` to another step's kernel.\n" in text
-    page = pages.render(
+    page = ladder_page.render(
         "<!-- counters:v03_vectorized:begin -->\n<!-- counters:v03_vectorized:end -->\n", measured.results
     )
     assert "| time, µs |" not in page
@@ -367,7 +370,7 @@ def test_documents_tell_at_which_case_a_prediction_was_judged(tmp_path: Path) ->
     text = log.render(tmp_path, [measured.results], pd.DataFrame(columns=static.STATIC))
     assert "Predicted time ≤ 0.98 ×: **hit** (0.5 ×)" in text
     assert f"; time ≤ 0.98 × at {OTHER.slug}: **miss** (0.99 ×)" in text
-    page = pages.render(
+    page = ladder_page.render(
         "<!-- counters:v03_vectorized:begin -->\n<!-- counters:v03_vectorized:end -->\n", measured.results
     )
     assert f"| time at {OTHER.slug}, µs | v01: 150 → " in page

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from kernel_twins import OPS
-from kernel_twins._profiling.report import proton, publish, store
-from kernel_twins._profiling.report.errors import InvalidDataError
+from kernel_twins.report.measure import proton, publish
+from kernel_twins.report.rows import store
+from kernel_twins.report.rows.errors import InvalidDataError
 from kernel_twins.spec import Name
 
 OP = OPS["reduction"]

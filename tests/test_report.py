@@ -11,14 +11,16 @@ import pandas as pd
 import pytest
 
 from kernel_twins import OPS
-from kernel_twins._profiling.report import libraries, log, pages, readme, static, store, write
-from kernel_twins._profiling.report.analysis import Results
-from kernel_twins._profiling.report.deltas import TITLES
-from kernel_twins._profiling.report.errors import InvalidDataError
-from kernel_twins._profiling.report.extract import counter_rows
-from kernel_twins._profiling.report.metrics import DURATION, METRICS, fold
-from kernel_twins._profiling.report.reader import Launch
 from kernel_twins.ceilings import Ceilings
+from kernel_twins.report.meaning import static, write
+from kernel_twins.report.meaning.analysis import Results
+from kernel_twins.report.ncu.extract import counter_rows
+from kernel_twins.report.ncu.reader import Launch
+from kernel_twins.report.pages import ladder_page, log, readme
+from kernel_twins.report.pages.deltas import TITLES
+from kernel_twins.report.rows import libraries, store
+from kernel_twins.report.rows.errors import InvalidDataError
+from kernel_twins.report.rows.metrics import DURATION, METRICS, fold
 from kernel_twins.spec import BACKENDS, Name
 
 OP = OPS["vector_add"]
@@ -153,7 +155,7 @@ def test_log_tells_ratios_by_shape(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:No artists with labels")  # nothing was profiled: the roofline is empty
 @pytest.mark.parametrize("name", ["softmax", "softmax_backward"])
 def test_operations_over_rows_are_drawn_against_their_length(tmp_path: Path, name: str) -> None:
-    plots = pytest.importorskip("kernel_twins._profiling.report.plots")
+    plots = pytest.importorskip("kernel_twins.report.pages.plots")
     op = OPS[name]
     last = [(backend, op.steps_of(backend)[-1].name) for backend in BACKENDS]
     names = [*((baseline, "") for baseline in op.baselines), *last]
@@ -173,7 +175,7 @@ def test_operations_over_rows_are_drawn_against_their_length(tmp_path: Path, nam
 
 @pytest.mark.filterwarnings("ignore:No artists with labels")
 def test_operations_without_a_series_of_sizes_are_drawn_case_by_case(tmp_path: Path) -> None:
-    plots = pytest.importorskip("kernel_twins._profiling.report.plots")
+    plots = pytest.importorskip("kernel_twins.report.pages.plots")
     op = OPS["reduction_nd"]
     rows = [timing("torch", "", [100.0] * 20, case=case.slug) for case in op.bench_cases]
     store.write(tmp_path / "reduction_nd.timings.csv", pd.DataFrame(rows, columns=store.TABLES["timings"]))
@@ -371,8 +373,8 @@ PAGE = "".join(
 
 def test_pages_tell_what_was_measured_and_what_was_not(folder: Path) -> None:
     results = Results(OP, folder, None)
-    text = pages.render(PAGE, results)
-    assert pages.render(text, results) == text
+    text = ladder_page.render(PAGE, results)
+    assert ladder_page.render(text, results) == text
     assert "old" not in text
     assert all(f"prose on counters:{step.name}\n" in text for step in OP.steps)
     parts = {step.name: text.partition(f"counters:{step.name}:begin")[2].partition(":end")[0] for step in OP.steps}
@@ -383,14 +385,14 @@ def test_pages_tell_what_was_measured_and_what_was_not(folder: Path) -> None:
 
 
 def test_a_page_that_lacks_a_step_is_found(folder: Path) -> None:
-    assert pages.gaps(PAGE, OP) == []
+    assert ladder_page.gaps(PAGE, OP) == []
     gone = PAGE.replace("counters:v03_vectorized", "counters:v03_gone")
-    assert [line.split()[0] for line in pages.gaps(gone, OP)] == ["docs/vector_add.md"] * 2
-    assert "v03_gone" in pages.gaps(gone, OP)[1]
+    assert [line.split()[0] for line in ladder_page.gaps(gone, OP)] == ["docs/vector_add.md"] * 2
+    assert "v03_gone" in ladder_page.gaps(gone, OP)[1]
 
 
 def test_changed_source_makes_rows_stale(folder: Path) -> None:
-    from kernel_twins._profiling.report.identity import source_digest
+    from kernel_twins.report.rows.identity import source_digest
 
     table = store.read_table(folder, "vector_add", "timings")
     fresh = source_digest("vector_add", "v01_scalar", "cuda")
@@ -402,7 +404,7 @@ def test_changed_source_makes_rows_stale(folder: Path) -> None:
 
 
 def test_the_scoreboard_marks_what_changed_since_it_was_measured(tmp_path: Path) -> None:
-    from kernel_twins._profiling.report.identity import source_digest
+    from kernel_twins.report.rows.identity import source_digest
 
     step, case = OP.steps_of("cuda")[-1].name, OP.profile_case
     for code, marked in ((source_digest("vector_add", step, "cuda"), False), ("00000000", True)):
@@ -415,7 +417,7 @@ def test_the_scoreboard_marks_what_changed_since_it_was_measured(tmp_path: Path)
 
 
 def test_the_source_digest_is_the_same_on_every_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kernel_twins._profiling.report import identity
+    from kernel_twins.report.rows import identity
 
     # From Python 3.12 on the tokenizer takes f-strings apart; this digest is 3.11's.
     file = tmp_path / "step.py"
@@ -425,7 +427,7 @@ def test_the_source_digest_is_the_same_on_every_python(tmp_path: Path, monkeypat
 
 
 def test_a_comment_does_not_change_the_source_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kernel_twins._profiling.report import identity
+    from kernel_twins.report.rows import identity
 
     texts = {
         "cuda": ['int x = 1;  // one\n/* two */ const char* s = "// kept";\n', 'int x = 1; const char* s = "// kept";'],
@@ -456,7 +458,7 @@ def test_the_source_digest_covers_the_steps_that_code_is_taken_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str, uses: str
 ) -> None:
     """Directly or through another, and back; without any it is what it was before others were covered."""
-    from kernel_twins._profiling.report import identity
+    from kernel_twins.report.rows import identity
 
     suffix = "cu" if backend == "cuda" else "py"
     first, second, third = (tmp_path / f"{step}.{suffix}" for step in ("v01_first", "v02_second", "v03_third"))
@@ -510,7 +512,7 @@ def test_the_source_digest_covers_the_steps_that_code_is_taken_from(
 def test_a_move_changes_no_source_digest_and_a_change_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str, texts: tuple[str, str], same: bool
 ) -> None:
-    from kernel_twins._profiling.report import identity
+    from kernel_twins.report.rows import identity
 
     digests = []
     for folder, text in zip(("here", "there/deep"), texts, strict=True):
@@ -523,7 +525,7 @@ def test_a_move_changes_no_source_digest_and_a_change_does(
 
 
 def test_the_order_of_other_steps_is_that_of_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kernel_twins._profiling.report import identity
+    from kernel_twins.report.rows import identity
 
     digests = []
     for one, two in (("a", "b"), ("z/a", "b")):  # by their paths they would change places
@@ -549,7 +551,7 @@ def test_every_recorded_code_of_the_first_digest_was_translated() -> None:
 
 
 def test_what_is_moved_out_of_a_loop_changes_the_source_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kernel_twins._profiling.report import identity
+    from kernel_twins.report.rows import identity
 
     file = tmp_path / "step.py"
     monkeypatch.setattr(identity, "step_file", lambda *_: file)

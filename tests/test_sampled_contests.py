@@ -14,12 +14,12 @@ pytest.importorskip("triton")
 
 from kernel_twins import OPS  # noqa: E402
 from kernel_twins._load import UnavailableError  # noqa: E402
-from kernel_twins._profiling.report import sampled_checks, sampled_contests, sampled_timing  # noqa: E402
-from kernel_twins._profiling.report.sampled_calls import gradient_operands  # noqa: E402
-from kernel_twins._profiling.report.sampled_cases import CONTESTS, FUNCTIONS  # noqa: E402
-from kernel_twins._profiling.report.sampled_checks import Backward, Forward  # noqa: E402
-from kernel_twins._profiling.report.sampled_contests import Problem, contest  # noqa: E402
-from kernel_twins._profiling.report.sampled_timing import LostGpuError, Times  # noqa: E402
+from kernel_twins.report.calls import sampled_checks, sampled_contests, sampled_timing  # noqa: E402
+from kernel_twins.report.calls.sampled_calls import gradient_operands  # noqa: E402
+from kernel_twins.report.calls.sampled_cases import CONTESTS, FUNCTIONS  # noqa: E402
+from kernel_twins.report.calls.sampled_checks import Backward, Forward  # noqa: E402
+from kernel_twins.report.calls.sampled_contests import Problem, contest  # noqa: E402
+from kernel_twins.report.calls.sampled_timing import LostGpuError, Times  # noqa: E402
 from kernel_twins.spec import Case  # noqa: E402
 
 SMALL = {

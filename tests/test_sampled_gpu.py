@@ -15,16 +15,12 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from kernel_twins import bench  # noqa: E402
-from kernel_twins._profiling.report import (  # noqa: E402
-    sampled,
-    sampled_contests,
-    sampled_table,
-    sampled_timing,
-    store,
-)
-from kernel_twins._profiling.report.sampled import Recording  # noqa: E402
-from kernel_twins._profiling.report.sampled_cases import CONTESTS  # noqa: E402
-from kernel_twins._profiling.report.sampled_contests import Problem, contest  # noqa: E402
+from kernel_twins.report.calls import sampled_contests, sampled_table, sampled_timing  # noqa: E402
+from kernel_twins.report.calls.sampled_cases import CONTESTS  # noqa: E402
+from kernel_twins.report.calls.sampled_contests import Problem, contest  # noqa: E402
+from kernel_twins.report.measure import sampled  # noqa: E402
+from kernel_twins.report.measure.sampled import Recording  # noqa: E402
+from kernel_twins.report.rows import store  # noqa: E402
 from kernel_twins.spec import Case  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.sm90]
@@ -159,7 +155,7 @@ def test_a_recording_of_two_cases_is_compiled_measured_and_gone_on_with(tmp_path
     cases = {"softmax": SMALL["softmax"][:1], "rms_norm": SMALL["rms_norm"][1:]}
     (folder / "sampled.json").write_text(json.dumps({**told, "cases": cases}))
     (folder / "compile.json").write_text(json.dumps([["softmax", 0], ["rms_norm", 0]]))
-    command = [sys.executable, "-m", "kernel_twins._profiling.report.sampled_compile", str(folder), "0", "1"]
+    command = [sys.executable, "-m", "kernel_twins.report.measure.sampled_compile", str(folder), "0", "1"]
     subprocess.run(command, check=True, cwd=store.ROOT)
     recording = Recording(folder)
     assert recording.compiled() == {("softmax", 0), ("rms_norm", 0)}

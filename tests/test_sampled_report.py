@@ -11,25 +11,17 @@ import pandas as pd
 import pytest
 
 from kernel_twins import OPS
-from kernel_twins._profiling.report import (
-    checks,
-    cli,
-    commands,
-    functions_code,
-    history,
-    log,
-    publish,
-    readme,
-    sampled,
-    sampled_table,
-    stage,
-    static,
-    store,
-)
-from kernel_twins._profiling.report.analysis import Results
-from kernel_twins._profiling.report.errors import CannotRunError, InvalidDataError
-from kernel_twins._profiling.report.sampled import Recording
-from kernel_twins._profiling.report.sampled_cases import CASES, CONTESTS, FUNCTIONS, cases, is_compiled, seed_of
+from kernel_twins.report import cli, commands
+from kernel_twins.report.calls import functions_code, sampled_table
+from kernel_twins.report.calls.sampled_cases import CASES, CONTESTS, FUNCTIONS, cases, is_compiled, seed_of
+from kernel_twins.report.compare import history
+from kernel_twins.report.meaning import static
+from kernel_twins.report.meaning.analysis import Results
+from kernel_twins.report.measure import publish, sampled, stage
+from kernel_twins.report.measure.sampled import Recording
+from kernel_twins.report.pages import checks, log, readme
+from kernel_twins.report.rows import store
+from kernel_twins.report.rows.errors import CannotRunError, InvalidDataError
 
 FACTS = dict.fromkeys(store.PROVENANCE[2:], "1")
 RUNS = [f"2026-12-0{day}-abc{day}" for day in range(1, 6)]
@@ -240,7 +232,7 @@ def test_whatever_draws_judges_or_times_stands_behind_the_rows() -> None:
     pytest.importorskip("triton")
     loaded = (
         "import sys\n"
-        "from kernel_twins._profiling.report import sampled_contests\n"
+        "from kernel_twins.report.calls import sampled_contests\n"
         "print(*(getattr(each, '__file__', None) for name, each in sys.modules.items() if name.startswith('kernel_')))"
     )
     told = subprocess.run([sys.executable, "-c", loaded], cwd=store.ROOT, capture_output=True, text=True, check=True)
@@ -394,8 +386,8 @@ def test_rows_are_written_after_every_contest_and_a_lost_call_is_not_made_again(
     pytest.importorskip("triton")
     import contextlib
 
-    from kernel_twins._profiling.report import sampled_contests
-    from kernel_twins._profiling.report.sampled_timing import LostGpuError
+    from kernel_twins.report.calls import sampled_contests
+    from kernel_twins.report.calls.sampled_timing import LostGpuError
 
     monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernel_twins import OPS, sampling
-from kernel_twins._profiling.report.sampled_cases import CASES, FUNCTIONS, cases, is_compiled, op_of, seed_of
+from kernel_twins.report.calls.sampled_cases import CASES, FUNCTIONS, cases, is_compiled, op_of, seed_of
 from kernel_twins.sampling import Drawn, Draws
 from kernel_twins.spec import Case
 
@@ -134,7 +134,7 @@ def test_sampling_loads_no_torch() -> None:
     code = (
         "import sys\n"
         "sys.modules.update(dict.fromkeys(('torch', 'triton')))\n"
-        "from kernel_twins._profiling.report.sampled_cases import cases\n"
+        "from kernel_twins.report.calls.sampled_cases import cases\n"
         "print(len(cases('matmul', 1)))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)

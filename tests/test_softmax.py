@@ -24,9 +24,9 @@ torch = pytest.importorskip("torch")
 import kernel_twins  # noqa: E402
 from kernel_twins import OPS  # noqa: E402
 from kernel_twins._load import UnavailableError, extension  # noqa: E402
-from kernel_twins._profiling.report import fastest  # noqa: E402
 from kernel_twins.functional import choice  # noqa: E402
 from kernel_twins.functional.backends import cuda_operator  # noqa: E402
+from kernel_twins.report.calls import fastest  # noqa: E402
 from kernel_twins.spec import Case  # noqa: E402
 
 softmax = importlib.import_module("kernel_twins.functional.softmax")  # the module, which a function hides

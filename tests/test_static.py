@@ -14,11 +14,12 @@ import pytest
 
 from build_support import compiler, kept, sources, toolkit
 from kernel_twins import OPS, aot, disassembly
-from kernel_twins._profiling.report import identity, static, store
-from kernel_twins._profiling.report.analysis import Results
-from kernel_twins._profiling.report.errors import CannotRunError
-from kernel_twins._profiling.report.occupancy import occupancy
 from kernel_twins.disassembly import Usage
+from kernel_twins.report.meaning import static
+from kernel_twins.report.meaning.analysis import Results
+from kernel_twins.report.meaning.occupancy import occupancy
+from kernel_twins.report.rows import identity, store
+from kernel_twins.report.rows.errors import CannotRunError
 from kernel_twins.show import show
 from kernel_twins.spec import Name, Op, Step
 from tests import forks

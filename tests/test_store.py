@@ -12,8 +12,8 @@ pytest.importorskip("hypothesis")
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernel_twins._profiling.report import store
-from kernel_twins._profiling.report.errors import InvalidDataError
+from kernel_twins.report.rows import store
+from kernel_twins.report.rows.errors import InvalidDataError
 
 COLUMNS = store.TABLES["quarantine"]
 CELLS = st.one_of(

@@ -12,7 +12,7 @@ pytest.importorskip("hypothesis")
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernel_twins._profiling.report.verdict import Ratio, confirmed, cycle_ratio, paired_ratio
+from kernel_twins.report.meaning.verdict import Ratio, confirmed, cycle_ratio, paired_ratio
 
 TIMES = st.floats(0.5, 1e5)
 FAST, SLOW, SAME = Ratio(1.2, 1.1, 1.3), Ratio(0.8, 0.7, 0.9), Ratio(1.0, 0.999, 1.001)

@@ -138,8 +138,8 @@ def record(op: str, step: str, cases: Iterable[Case]) -> dict[str, Config]:
     A case takes about a second of the GPU, plus compilation. What Triton has kept on disk is not timed again:
     remove its cache to search anew. A search is a measurement: predictions frozen after it count as post hoc.
     """
-    from kernel_twins._profiling.report.predictions import note_measured  # pandas, which launching does not need
-    from kernel_twins._profiling.report.store import ledger
+    from kernel_twins.report.meaning.predictions import note_measured  # pandas, which launching does not need
+    from kernel_twins.report.rows.store import ledger
 
     global _recording
     gpu = gpu_slug(torch.cuda.get_device_name())

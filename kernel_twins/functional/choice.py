@@ -2,7 +2,7 @@
 
 A call takes as long as the GPU works or, where that is longer, as the host needs to ask for it.
 ``fastest.json`` holds it by GPU, function and measured case. It is derived from ``profiling/data`` by
-``python -m kernel_twins._profiling.report.fastest``, and a test compares the two.
+``python -m kernel_twins.report.calls.fastest``, and a test compares the two.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import pandas
 import pytest
 
 from kernel_twins import OPS
-from kernel_twins._profiling.report import store
+from kernel_twins.report.rows import store
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = store.DATA / store.REFERENCE_GPU

@@ -1,1 +1,0 @@
-__path__ += [__file__.removesuffix("kernel_twins/_profiling/__init__.py") + "profiling"]

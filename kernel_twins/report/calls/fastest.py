@@ -1,0 +1,96 @@
+"""What ``backend="auto"`` reads, from the committed timings: ``python -m kernel_twins.report.calls.fastest``.
+
+Run it after a measurement is published; a test compares the file with the data.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+
+from kernel_twins.functional.choice import FILE
+from kernel_twins.report.calls import functions_table
+from kernel_twins.report.rows import store
+from kernel_twins.report.rows.places import DATA
+from kernel_twins.report.rows.recorded import median_us
+from kernel_twins.spec import ITEMSIZE, Backend, Case
+
+FUNCTIONS: dict[str, dict[str, dict[Backend, str]]] = {
+    "matmul": {
+        "matmul_bf16": {"cuda": "v15_dispatch", "triton": "v17_prologue"},
+        "matmul_fp32": {"cuda": "v12_short_loop", "triton": "v10_autotuned"},
+    },
+    "linear": {"linear": {"cuda": "v01_fused", "triton": "v01_fused"}},
+    "softmax": {"softmax": {"cuda": "v12_small_l1", "triton": "v08_cooperative"}},
+    "layer_norm": {"layer_norm": {"cuda": "v11_laid_early", "triton": "v06_cooperative"}},
+    "rms_norm": {"rms_norm": {"cuda": "v06_rows_per_warp", "triton": "v03_cooperative"}},
+    "cross_entropy": {"cross_entropy": {"cuda": "v05_cluster", "triton": "v04_rows_per_block"}},
+    "dropout_add": {"dropout_add": {"cuda": "v05_more_warps", "triton": "v02_four_words"}},
+}
+"""The operations behind a public function, and the step of each that a backend takes on the GPU that was measured.
+
+log_softmax takes what softmax does.
+"""
+
+NOISE = 1.01
+"""Within this factor of the fastest, the first of cuda, torch and triton is taken: in the order of a call's cost."""
+
+
+def derive() -> dict[str, dict[str, dict[str, str]]]:
+    """The fastest backend by GPU, function and case; of the functions whose calls were timed on the host too."""
+    derived = {}
+    for folder in sorted(path for path in DATA.iterdir() if path.is_dir()):
+        calls = functions_table.read(folder)
+        hosts = {name: host_times(calls, name) for name in FUNCTIONS}
+        by_function = {name: _by_case(folder, host, name) for name, host in hosts.items() if host}
+        derived[folder.name] = {name: cases for name, cases in by_function.items() if cases}
+    return derived
+
+
+def _by_case(folder: Path, host: dict[int, dict[str, float]], function: str) -> dict[str, str]:
+    best: dict[str, str] = {}
+    for op, steps in FUNCTIONS[function].items():
+        best |= sorted(fastest(store.read_table(folder, op, "timings"), steps, host).items())
+    return best
+
+
+def host_times(calls: pd.DataFrame, function: str) -> dict[int, dict[str, float]]:
+    """The host's time of a call, in microseconds and without gradients, by the elements' size and the backend."""
+    times: dict[int, dict[str, float]] = {}
+    for row in calls[(calls.kind == "host") & (calls.function == function) & (calls.status == "ok")].itertuples():
+        case = Case.parse(row.case)
+        if not case.get("grad"):
+            times.setdefault(ITEMSIZE[case.dtype], {})[row.backend] = median_us(row)
+    return times
+
+
+def fastest(timings: pd.DataFrame, steps: dict[Backend, str], host: dict[int, dict[str, float]]) -> dict[str, str]:
+    """The fastest backend by case, of what was timed in the same contest.
+
+    A call takes as long as the GPU does or, where that is longer and known of all backends, as its host.
+    """
+    on_gpu: dict[str, dict[str, float]] = {}
+    for row in timings[(timings.status == "ok") & (timings.contest == "fast")].itertuples():
+        if row.step == steps.get(row.backend, "" if row.backend == "torch" else None):
+            on_gpu.setdefault(row.case, {})[row.backend] = median_us(row)
+    best = {}
+    for slug, times in on_gpu.items():
+        asked = host.get(ITEMSIZE[Case.parse(slug).dtype], {})
+        if times.keys() <= asked.keys():
+            times = {backend: max(time, asked[backend]) for backend, time in times.items()}
+        if "torch" in times:
+            least = min(times.values())
+            best[slug] = next(
+                name for name in ("cuda", "torch", "triton") if times.get(name, float("inf")) <= NOISE * least
+            )
+    return best
+
+
+def render() -> str:
+    return json.dumps(derive(), indent=1) + "\n"
+
+
+if __name__ == "__main__":
+    FILE.write_text(render())

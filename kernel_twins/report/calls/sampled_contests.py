@@ -1,0 +1,439 @@
+"""A public function at one sampled case, forward or backward: who takes part, who is right, how long each takes.
+
+PyTorch is taken at its word, and so is "auto", which is one of those that are judged. Of torch.compile, gradients, what
+is drawn by chance and a loss are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+import kernel_twins
+from kernel_twins import OPS, check, environment, losses
+from kernel_twins._load import UnavailableError
+from kernel_twins.bench import raised, sets_of
+from kernel_twins.check import NotJudgedError, generator, judging
+from kernel_twins.report.calls import sampled_timing
+from kernel_twins.report.calls.sampled_calls import (
+    Function,
+    Operands,
+    calls,
+    gradient_operands,
+    loss_and_gradient,
+)
+from kernel_twins.report.calls.sampled_cases import Pass, is_compiled, op_of
+from kernel_twins.report.calls.sampled_checks import Backward, Forward
+from kernel_twins.report.rows import store
+from kernel_twins.spec import NOT_JUDGED, Case
+from kernel_twins.tensors import OUT_DTYPE, empty_outputs
+
+OURS = ("cuda", "triton")
+OTHERS = ("liger", "quack")
+
+_LONGEST = 160  # characters of a status
+_POISON = 0xFF  # in every byte: NaN in each of our dtypes, and no place
+_BLOCKS = 4  # of a result's size are poisoned: more than a call allocates before that
+_SHAPES = 1024  # that are compiled in a recording, and more
+
+T = TypeVar("T")
+Call = Callable[[], Any]
+Form = tuple[tuple[int, ...], torch.dtype]  # of a result
+
+
+@dataclass(frozen=True, slots=True)
+class Entrant:
+    """A call with one set of operands; ``trial`` is what is called first.
+
+    ``fault`` tells what is wrong with what the trial gave, which must be of these ``forms``; without one it is taken at
+    its word.
+    """
+
+    call: Call
+    trial: Call
+    forms: tuple[Form, ...] = ()
+    fault: Callable[[Operands], str] | None = None
+
+
+@contextlib.contextmanager
+def compiling() -> Iterator[None]:
+    """How torch.compile is set while a recording is compiled for or measured.
+
+    Gradients are taken again and again. A new shape is compiled without forgetting those before. No other processes
+    are started to compile, of which there is one for each core already, or what is compiled lies in the caches.
+    """
+    limits = {"recompile_limit": _SHAPES, "accumulated_recompile_limit": _SHAPES}
+    with (
+        torch._functorch.config.patch(donated_buffer=False),
+        torch._dynamo.config.patch(limits),
+        torch._inductor.config.patch(compile_threads=1),
+    ):
+        yield
+
+
+class Problem:
+    """A function's case of that number, and its operands, as often as it takes for them to exceed L2 several times.
+
+    What several entrants need is made once: gradients of results, operands of the gradient's operation, judges.
+    """
+
+    def __init__(self, function: str, case: Case, index: int, device: str = "cuda", sets: int | None = None) -> None:
+        self.function, self.case, self.index, self.device = function, case, index, device
+        self.op = OPS[op_of(function, case)]
+        self.calls = calls(function, case)
+        source = generator(case, device)
+        count = sets_of(self.op.bytes(case)) if sets is None else sets
+        self.operands: list[Operands] = [self.op.inputs(case, source) for _ in range(count)]
+        self._source = source
+        self._compiled: Function | None = None
+        self._douts: dict[int, Operands] = {}
+        self._given: dict[int, Operands] = {}
+        self._forward_judges: dict[Case, Forward] = {}
+        self._backward_judge: Backward | None = None
+        self._others_problems: dict[str, check.Problem] = {}
+
+    def names(self) -> list[str]:
+        """Who takes part, PyTorch first."""
+        others = [name for name in OTHERS if name in self.op.baselines and self.function != "cross_entropy_gradient_"]
+        return ["torch", *(["compile"] if is_compiled(self.index) else []), *others, *OURS, "auto"]
+
+    def chosen(self) -> str:
+        """The backend that "auto" takes."""
+        return self.calls.chosen(*self.operands[0])
+
+    def forget(self) -> None:
+        """What judges kept, which is as large as many sets of operands."""
+        self._given, self._forward_judges, self._backward_judge, self._others_problems = {}, {}, None, {}
+
+    def entrant(self, name: str, direction: Pass, number: int) -> Entrant:
+        """A call with that set of operands, of which the first one's is tried and judged."""
+        if name in OTHERS:
+            return self._of_library(name, direction, number)
+        function = self._function(name)
+        if direction == "forward":
+            return self._forward_entrant(name, function, number)
+        return self._backward_entrant(name, function, number)
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Forward
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def _forward_entrant(self, name: str, function: Function, number: int) -> Entrant:
+        call = partial(_forward, function, self.operands[number])
+        if name == "compile" and self.op.name not in ("cross_entropy", "dropout_add"):
+            settled = self.op.settled(self.case)
+            return Entrant(
+                call,
+                lambda: _forward(function, self.judge(settled).operands),
+                self._forms,
+                lambda found: self.judge(settled).fault(found, is_baseline=True),
+            )
+        if name not in (*OURS, "auto"):
+            return Entrant(call, call)
+        operands = self.operands[number]
+        if self.function == "cross_entropy_gradient_" and number == 0:  # what is written to is judged by, and tried
+            operands = self.op.inputs(self.case, generator(self.case, self.device))
+        trial = partial(_forward, function, operands)
+        if name == "auto":
+            return Entrant(call, trial)
+        if self.op.name != "cross_entropy":
+            return Entrant(call, trial, self._forms, lambda found: self.judge(self.case).fault(found))
+
+        def with_rows() -> Operands:
+            """The losses of the rows, of which a mean tells little: without it, and under autocast unrounded."""
+            with torch.autocast(operands[0].device.type):
+                options = losses.options(self.case)
+                of_rows = kernel_twins.cross_entropy(*operands, reduction="none", backend=name, **options)
+            return (*_tuple(trial()), of_rows)
+
+        forms = (*self._forms, ((self.case.shape[0],), torch.float32))
+        return Entrant(call, with_rows, forms, lambda found: self.judge(self.case).fault(found))
+
+    def judge(self, case: Case) -> Forward:
+        """Of results, at the case or where it is settled."""
+        if case not in self._forward_judges:
+            operands = self.operands[0]
+            if case != self.case:
+                operands = self.op.inputs(case, generator(case, self.device))
+            self._forward_judges[case] = Forward(self.function, case, operands)
+        return self._forward_judges[case]
+
+    @cached_property
+    def _forms(self) -> tuple[Form, ...]:
+        """Of the results, as PyTorch's are: it is asked about tensors without memory."""
+        like = (each.to("meta") for each in self.operands[0])
+        return tuple((tuple(each.shape), each.dtype) for each in _tuple(_forward(self.calls.eager, tuple(like))))
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Backward
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def _backward_entrant(self, name: str, function: Function, number: int) -> Entrant:
+        leaves = self.calls.leaves
+        given = tuple(
+            each.detach().requires_grad_() if index in leaves else each
+            for index, each in enumerate(self.operands[number])
+        )
+        with torch.enable_grad():
+            out = _tuple(function(*given))
+        differentiated = [given[index] for index in leaves]
+        call = partial(torch.autograd.grad, out, differentiated, self.douts(number, out), retain_graph=True)
+        if name not in OURS:
+            return Entrant(call, call)
+        kept = tuple(each.detach() for each in out)
+        forms = tuple((tuple(each.shape), each.dtype) for each in differentiated)
+        return Entrant(call, call, forms, lambda gradients: self._gradients_judge().fault(kept, gradients))
+
+    def douts(self, number: int, out: Operands) -> Operands:
+        """The gradients of results, everybody's the same. Of a mean, one; of all else, random."""
+        if number not in self._douts:
+            with judging():
+                self._douts[number] = tuple(
+                    torch.empty_like(each, memory_format=torch.contiguous_format, requires_grad=False).normal_(
+                        generator=self._source
+                    )
+                    if each.dim() or not self.function.startswith("cross_entropy")
+                    else torch.ones_like(each, requires_grad=False)
+                    for each in out
+                )
+        return self._douts[number]
+
+    def given(self, number: int, out: Operands | None = None) -> Operands:
+        """The inputs of the gradient's operation; of softmax's, with the result told, or PyTorch's."""
+        is_of_result = self.op.name == "softmax" and out is not None
+        if number in self._given and not is_of_result:
+            return self._given[number]
+        operands = self.operands[number]
+        out = out or _tuple(_forward(self.calls.eager, operands))
+        given = gradient_operands(self.case, self.calls, operands, self.douts(number, out), out)
+        if not is_of_result:
+            self._given[number] = given
+        return given
+
+    def _gradients_judge(self) -> Backward:
+        if self._backward_judge is None:
+            self._backward_judge = Backward(
+                self.function, self.case, self.calls, self.operands[0], self._douts[0], partial(self.given, 0)
+            )
+        return self._backward_judge
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Others
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def _of_library(self, name: str, direction: Pass, number: int) -> Entrant:
+        """Of a library's kernel, in the form of an operation's baseline; of rows' losses the mean, too.
+
+        It is judged as in every gate: where a sum with a residual needs no rounding.
+        """
+        if direction == "forward":
+            op, case, inputs = self.op, self.case, self.operands[number]
+        else:
+            assert self.calls.backward is not None  # or the library would have no baseline there
+            op, case = self.calls.backward
+            if name not in op.baselines:
+                raise UnavailableError(f"{name} has no {op.name}")
+            inputs = self.given(number)
+        baseline = op.baselines[name]
+        assert baseline is not None  # no library's is compiled into our extension
+        out = empty_outputs(op, case, inputs[0].device)
+        call = partial(baseline, *inputs, **op.options(case), out=out)
+
+        def with_mean() -> Any:
+            return call(), out.mean()  # type: ignore[union-attr]  # one tensor
+
+        settled = op.settled(case)
+
+        def problem() -> check.Problem:
+            if op.name not in self._others_problems:
+                given = inputs if settled == case else op.inputs(settled, generator(settled, self.device))
+                self._others_problems[op.name] = check.Problem(op, settled, given)
+            return self._others_problems[op.name]
+
+        def trial() -> Any:
+            into = empty_outputs(op, settled, inputs[0].device)
+            for each in _tuple(into):
+                each.view(torch.uint8).fill_(_POISON)
+            returned = baseline(*problem().inputs, **op.options(settled), out=into)
+            return returned if isinstance(returned, (Tensor, tuple)) and op.name != "cross_entropy" else into
+
+        forms = tuple((each.shape, OUT_DTYPE[each.dtype]) for each in op.outputs(settled))
+        fault: Callable[[Operands], str] = lambda found: problem().compare(found, is_baseline=True).reason  # noqa: E731
+        return Entrant(with_mean if op.name == "cross_entropy" else call, trial, forms, fault)
+
+    def _function(self, name: str) -> Function:
+        if name == "torch":
+            return self.calls.eager
+        if name != "compile":
+            return partial(self.calls.ours, backend=name)
+        if self._compiled is None:
+            in_place = self.function == "cross_entropy_gradient_"
+            eager = calls("cross_entropy", self.case).eager if in_place else self.calls.eager
+
+            def function(*operands: Tensor) -> Any:
+                return eager(*operands)
+
+            made: Function = torch.compile(function, fullgraph=True, dynamic=False)
+            self._compiled = loss_and_gradient(made) if in_place else made
+        return self._compiled
+
+
+def contest(problem: Problem, direction: Pass, lost: dict[str, str]) -> list[dict[str, str]]:
+    """A row for everybody who takes part; ``lost`` has the statuses of those who are not to be called again.
+
+    LostGpuError where a call left the GPU in a state in which nothing can be measured.
+    """
+    statuses: dict[str, str] = {}
+    ready: dict[str, list[Call]] = {}
+    chosen = problem.chosen()
+    for name in problem.names():
+        if name in lost:
+            statuses[name] = lost[name]
+            continue
+        statuses[name], made = _admitted(problem, direction, name)
+        if name == "auto" and chosen in OURS and statuses[name] == "ok":
+            statuses[name] = statuses[chosen]  # whose calls its are
+        if statuses[name] == "ok":
+            ready[name] = made
+    problem.forget()
+    torch.cuda.empty_cache()  # graphs have memory of their own
+    times, sensors = sampled_timing.timed(ready)
+    return [
+        {
+            "function": problem.function,
+            "pass": direction,
+            "case": problem.case.slug,
+            "backend": name,
+            "status": (times[name].status if name in times else status)[:_LONGEST],
+            "chosen": chosen if name == "auto" else "",
+            **_summary(times[name].times_us if name in times else []),
+            **store.sensor_fields(sensors),
+        }
+        for name, status in statuses.items()
+    ]
+
+
+def prepare(problem: Problem, direction: Pass, name: str) -> None:
+    """Have compiled what a call needs; whatever it raises is for the contest to tell."""
+    with environment.kept():
+        problem.entrant(name, direction, 0).call()
+    torch.cuda.synchronize()
+
+
+def _admitted(problem: Problem, direction: Pass, name: str) -> tuple[str, list[Call]]:
+    """The status of the first call, and a call a set of operands where it is ok."""
+
+    def tried() -> tuple[Entrant, Operands]:
+        torch.cuda.manual_seed(0)  # which masks are judged by
+        entrant = problem.entrant(name, direction, 0)
+        poison(entrant.forms, problem.device)
+        return entrant, _tuple(entrant.trial())
+
+    status, made = _attempted(name, tried)
+    if made is None:
+        return status, []
+    entrant, results = made
+    if (status := judged(entrant, results)) != "ok":
+        return status, []
+    del made, results
+    status, others = _attempted(
+        name, lambda: [problem.entrant(name, direction, number).call for number in range(1, len(problem.operands))]
+    )
+    return status, [entrant.call, *(others or [])]
+
+
+def _attempted(name: str, attempt: Callable[[], T]) -> tuple[str, T | None]:
+    """``ok`` and what an attempt gives, or a status that says why it gives nothing."""
+    try:
+        with environment.kept():  # torch.compile compiles at the first call
+            made = attempt()
+        torch.cuda.synchronize()
+        return "ok", made
+    except NotJudgedError as error:
+        return f"{NOT_JUDGED}: {error}", None
+    except UnavailableError as error:
+        if name in OURS:  # nothing of a backend can be measured here, which is for the user to mend
+            raise
+        return f"skipped: {error}", None
+    except Exception as error:  # of anybody's compiler or library
+        status = raised(error) if name in (*OURS, "auto") else f"skipped: {raised(error).removeprefix('wrong: ')}"
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        raise sampled_timing.LostGpuError(name, status[:_LONGEST]) from None
+    return status, None
+
+
+def judged(entrant: Entrant, results: Operands) -> str:
+    """``ok``, what is wrong with a trial's results, or that this could not be found out."""
+    if entrant.fault is None:
+        return "ok"
+    if told := _misformed(entrant.forms, results):
+        return f"wrong: {told}"
+    try:
+        with judging():
+            told = entrant.fault(results)
+    except NotJudgedError as error:
+        return f"{NOT_JUDGED}: {error}"
+    return f"wrong: {told}" if told else "ok"
+
+
+def poison(forms: tuple[Form, ...], device: str) -> None:
+    """Fill freed memory, in which right results may lie, with what no result is: all that the allocator keeps.
+
+    Before that, it keeps enough for results of these forms.
+    """
+    sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in forms for _ in range(_BLOCKS)]
+    _fill(sizes, device)
+    if device != "cpu":
+        _fill(_free(), device)
+
+
+def _fill(sizes: list[int], device: str) -> None:
+    """As many bytes as that at a time, the largest first, so that none lies where a larger one would have fitted."""
+    held = []
+    for size in sorted(sizes, reverse=True):
+        with contextlib.suppress(torch.OutOfMemoryError):  # where none is left, all that was freed is filled
+            held.append(torch.full((size,), _POISON, dtype=torch.uint8, device=device))
+
+
+def _free() -> list[int]:
+    """The sizes of the blocks that the next allocations on the current stream are served from."""
+    stream = torch.cuda.current_stream().cuda_stream
+    segments = [each for each in torch.cuda.memory_snapshot() if each["stream"] == stream]
+    blocks = [block for each in segments if each["segment_pool_id"] == (0, 0) for block in each["blocks"]]  # no graph's
+    return [block["size"] for block in blocks if block["state"] == "inactive"]
+
+
+def _misformed(forms: tuple[Form, ...], results: Operands) -> str:
+    if len(results) != len(forms):
+        return f"returned {len(results)} results, must be {len(forms)}"
+    for index, (each, (shape, dtype)) in enumerate(zip(results, forms, strict=True)):
+        if (tuple(each.shape), each.dtype) != (shape, dtype):
+            return f"result {index} is {tuple(each.shape)} of {each.dtype}, must be {shape} of {dtype}"
+    return ""
+
+
+def _forward(function: Function, operands: Operands) -> Any:
+    with torch.no_grad():
+        return function(*operands)
+
+
+def _summary(times_us: list[float]) -> dict[str, str]:
+    """The median of the rounds, and half the distance of their quartiles as a share of it."""
+    if not times_us:
+        return {"us": "", "spread_pct": ""}
+    low, median, high = statistics.quantiles(times_us, n=4, method="inclusive")
+    return {"us": f"{median:.5g}", "spread_pct": f"{50 * (high - low) / median:.2g}"}
+
+
+def _tuple(results: Any) -> Operands:
+    return results if isinstance(results, tuple) else (results,)

@@ -1,0 +1,357 @@
+"""The recorded rows of the public functions at cases that nobody chose, and what is rendered of them.
+
+``sampled/<run>.csv`` is one recording: a row is a call (function, pass and case) in a backend, with the median of its
+rounds, the rounds' spread, and of "auto" the backend that it chose. ``sampled.csv`` is the ledger: every recording that
+was begun, in order, with its seed, its code, and whether it was finished; no row ever leaves it. Of the last recordings
+that are whole the rows stay; figures pool those of one code, machine and set of versions, so that they are of something
+that can be run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import geometric_mean
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from kernel_twins.ceilings import REFERENCE_GPU, gpu_slug
+from kernel_twins.report.calls import functions_code
+from kernel_twins.report.calls.sampled_cases import CASES, CONTESTS, seed_of
+from kernel_twins.report.meaning import write
+from kernel_twins.report.rows import identity, store
+from kernel_twins.report.rows.errors import InvalidDataError
+from kernel_twins.report.rows.libraries import LIBRARIES
+from kernel_twins.spec import Case
+
+KEY = ["function", "pass", "case", "backend"]
+COLUMNS = [*KEY, "status", "chosen", "us", "spread_pct", *store.SENSORS, "seed", "run"]
+BEGUN = ["run", "seed", "code"]
+LEDGER = [*BEGUN, "finished"]
+
+POOLED = 3  # recordings
+OURS = {"cuda": "CUDA", "triton": "Triton", "auto": "auto"}
+BASELINES = ("torch", "compile", *LIBRARIES)
+LEAST = 0.95
+_WORST = 5
+
+# What is drawn, judged and timed, besides the functions themselves.
+_SOURCES = (
+    *("kernel_twins/ops/*.py", "kernel_twins/functional/fastest.json", f"hardware-survey/results/{REFERENCE_GPU}.json"),
+    *(f"kernel_twins/{name}.py" for name in ("ceilings", "draws", "sampling", "spec")),
+    *(f"kernel_twins/{name}.py" for name in ("check", "dropout", "losses", "norms", "philox", "rows")),
+    *(f"kernel_twins/{name}.py" for name in ("_load", "baselines", "bench", "environment", "sensors")),
+    *(f"kernel_twins/report/calls/sampled_{name}.py" for name in ("calls", "cases", "checks", "contests", "timing")),
+)
+
+
+def file(folder: Path, run: str) -> Path:
+    return folder / "sampled" / f"{run}.csv"
+
+
+def ledger(folder: Path) -> pd.DataFrame:
+    """Every recording that was begun, in order; InvalidDataError where a seed is not its run's."""
+    table = store.read(folder / "sampled.csv", LEDGER, later=["finished"])
+    told = zip(table["run"], table["finished"], strict=True)
+    table["finished"] = ["yes" if file(folder, run).exists() else finished for run, finished in told]
+    for row in table.itertuples():
+        if row.seed != str(seed_of(row.run)):
+            raise InvalidDataError(f"sampled.csv: the seed of {row.run} is {row.seed}, must be {seed_of(row.run)}")
+    if table["run"].duplicated().any():
+        raise InvalidDataError(f"sampled.csv: {table['run'][table['run'].duplicated()].iloc[0]} stands there twice")
+    return table
+
+
+def enter(folder: Path, run: str, code: str) -> None:
+    """Add a recording that begins now; one that stands there already stays as it is."""
+    known = ledger(folder)
+    if run not in set(known["run"]):
+        added = pd.DataFrame([[run, str(seed_of(run)), code, ""]], columns=LEDGER)
+        store.write(folder / "sampled.csv", pd.concat([known, added], ignore_index=True))
+
+
+def recorded(folder: Path) -> list[str]:
+    """The last runs that are whole, as far as code, machine and versions are the last one's, in the ledger's order."""
+    facts = {row["run"]: [row[name] for name in store.FACTS] for row in store.read_runs(folder).to_dict("records")}
+    whole = _whole(folder)
+    if strangers := {*whole} - {*facts}:
+        raise InvalidDataError(f"sampled/{min(strangers)}.csv: its run is not in runs.csv")
+    about = {run: (code, facts[run]) for run, code in whole.items()}
+    return [run for run, told in about.items() if told == list(about.values())[-1]]
+
+
+def _whole(folder: Path) -> dict[str, str]:
+    """The codes of the last runs that are whole, in the ledger's order."""
+    known = ledger(folder)
+    if strangers := {path.stem for path in folder.glob("sampled/*.csv")} - {*known["run"]}:
+        raise InvalidDataError(f"sampled/{min(strangers)}.csv is of a run that sampled.csv does not name")
+    whole = [(row.run, row.code) for row in known.itertuples() if file(folder, row.run).exists()]
+    return dict(whole[-POOLED:])
+
+
+def forget_older(folder: Path) -> None:
+    """Drop the rows of all recordings but the last ones, after the ledger says that they were finished."""
+    kept = _whole(folder)
+    store.write(folder / "sampled.csv", ledger(folder))
+    for path in folder.glob("sampled/*.csv"):
+        if path.stem not in kept:
+            path.unlink()
+
+
+def read(folder: Path) -> pd.DataFrame:
+    """The pooled rows, in order; InvalidDataError says what is not as it should be."""
+    tables = [_read(folder, run) for run in recorded(folder)]
+    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=COLUMNS)
+
+
+def _read(folder: Path, run: str) -> pd.DataFrame:
+    table, name = store.read(file(folder, run), COLUMNS), f"sampled/{run}.csv"
+    for row in table.itertuples():
+        if problem := _problem(row, run):
+            raise InvalidDataError(f"{name}: {row.function} {row.case} {row.backend}: {problem}")
+    if table.duplicated(KEY).any():
+        raise InvalidDataError(f"{name}: {' '.join(table[table.duplicated(KEY)].iloc[0][KEY])} stands there twice")
+    for contest in CONTESTS:
+        rows = table[(table["function"] == contest[0]) & (table["pass"] == contest[1])]
+        for backend in OURS:
+            if (found := int((rows["backend"] == backend).sum())) != CASES:
+                raise InvalidDataError(f"{name}: {' '.join(contest)} has {found} cases of {backend}, must have {CASES}")
+    return table
+
+
+def _problem(row: Any, run: str) -> str:
+    """What is wrong with a row, empty if nothing is."""
+    if (row.run, row.seed) != (run, str(seed_of(run))):
+        return f"its run and seed are {row.run} and {row.seed}, must be {run} and {seed_of(run)}"
+    if (row.function, row[2]) not in CONTESTS or row.backend not in (*OURS, *BASELINES):
+        return "there is no such function, pass or backend"
+    try:
+        slug, us = Case.parse(row.case).slug, float(row.us or "nan")
+    except ValueError as error:
+        return str(error)
+    if slug != row.case:
+        return "the case is not in its one spelling"
+    if (row.status == "ok") != (math.isfinite(us) and us > 0):
+        return f"status is {row.status!r}, with a time of {row.us!r}"
+    return ""
+
+
+def is_wrong(row: Mapping[str, str]) -> bool:
+    """Whether one of ours gave no time."""
+    return row["backend"] in OURS and row["status"] != "ok"
+
+
+def runs(folder: Path) -> set[str]:
+    """The runs that rows are of."""
+    return set(_whole(folder))
+
+
+def code(gpu: str) -> str:
+    """Digest of everything that stands behind these rows, as it is now."""
+    files = [path for pattern in _SOURCES for path in store.ROOT.glob(pattern)]
+    return identity.digest(f"{sorted(functions_code.codes(gpu).values())} {identity.files_digest(files)}")
+
+
+def late(gpu: str, folder: Path) -> list[str]:
+    """A line where nothing is recorded, or where the functions changed since."""
+    if not recorded(folder):
+        return ["the public functions were never sampled: run `ncu_report.py sampled --compile`, then `sampled`"]
+    if _is_stale(gpu, folder):
+        return ["the public functions changed since they were sampled: run `ncu_report.py sampled --compile`"]
+    return []
+
+
+def _is_stale(gpu: str, folder: Path) -> bool:
+    """Whether the last recording was made by other code."""
+    known = ledger(folder)
+    return list(known["code"][known["run"] == recorded(folder)[-1]]) != [code(gpu)]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What the rows say
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One of ours at one case: how many times as fast as the best of the others, 0 where it gave no time.
+
+    ``compiled``: torch.compile was one of the others.
+    """
+
+    ratio: float
+    case: str
+    against: str
+    chosen: str
+    status: str
+    compiled: bool
+
+    def told(self) -> str:
+        speed = f"{self.ratio:.3f} × {self.against}" if self.ratio else self.status
+        return f"`{self.case}` {speed}" + (f", auto chose {self.chosen}" if self.chosen else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a backend's cells come to. Those without a time count as worst, and for nothing in the mean."""
+
+    cells: tuple[Cell, ...]
+
+    @property
+    def mean(self) -> float | None:
+        timed = [cell.ratio for cell in self.cells if cell.ratio]
+        return geometric_mean(timed) if timed else None
+
+    @property
+    def tenth(self) -> float:
+        return float(np.quantile([cell.ratio for cell in self.cells], 0.1))
+
+    @property
+    def below(self) -> float:
+        return sum(cell.ratio < LEAST for cell in self.cells) / len(self.cells)
+
+    def worst(self, count: int) -> list[Cell]:
+        return sorted(self.cells, key=lambda cell: (cell.ratio, cell.case))[:count]
+
+    def told(self) -> list[str]:
+        """Geometric mean, 10th percentile, worst, or how many are wrong, and share below the least."""
+        worst = self.worst(1)[0].ratio
+        wrong = sum(cell.status.startswith("wrong") for cell in self.cells)
+        without = f"{wrong} wrong" if wrong else "no time"
+        mean = "–" if self.mean is None else f"{self.mean:.3f}"
+        return [mean, f"{self.tenth:.3f}", f"{worst:.3f}" if worst else without, f"{100 * self.below:.0f} %"]
+
+
+def summaries(table: pd.DataFrame) -> dict[tuple[str, str], dict[str, Summary]]:
+    """By function and pass, then by backend of ours; cases that no other call has a time at count for nothing."""
+    cells: dict[tuple[str, str], dict[str, list[Cell]]] = {}
+    for (_, function, direction, case), rows in table.groupby(["run", *KEY[:3]], sort=False):
+        by_backend = {row.backend: row for row in rows.itertuples()}
+        others = {name: float(by_backend[name].us) for name in BASELINES if name in by_backend and by_backend[name].us}
+        if not others:
+            continue
+        best = min(others, key=lambda name: others[name])
+        for backend in OURS:
+            row = by_backend[backend]
+            ratio = others[best] / float(row.us) if row.status == "ok" else 0.0
+            cell = Cell(ratio, case, best, by_backend["auto"].chosen, row.status, "compile" in others)
+            cells.setdefault((function, direction), {}).setdefault(backend, []).append(cell)
+    return {
+        contest: {backend: Summary(tuple(found)) for backend, found in cells[contest].items()}
+        for contest in CONTESTS
+        if contest in cells
+    }
+
+
+def _pooled(found: Mapping[Any, Mapping[str, Summary]]) -> dict[str, dict[str, Summary]]:
+    """All functions' cells together, and those apart whose others torch.compile is one of: it is hard to beat."""
+    cells = {backend: [cell for each in found.values() for cell in each[backend].cells] for backend in OURS}
+    parts = {"all": (True, False), "all, with torch.compile": (True,), "all, without it": (False,)}
+    return {
+        title: {backend: Summary(tuple(cell for cell in cells[backend] if cell.compiled in part)) for backend in OURS}
+        for title, part in parts.items()
+        if any(cell.compiled in part for cell in cells["auto"])
+    }
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What is rendered
+# ----------------------------------------------------------------------------------------------------------------------
+
+_NAMES = "geometric mean · 10th percentile · worst · share below 0.95"
+
+
+def headline(folder: Path) -> list[str]:
+    """The README's: a line a function and pass."""
+    table = read(folder)
+    if table.empty:
+        return ["No recording of sampled cases is published yet; what follows was measured at cases that we chose."]
+    found = summaries(table)
+    rows = [[f"{name} {direction}", *_line(each)] for (name, direction), each in found.items()]
+    rows += [[title, *_line(each)] for title, each in _pooled(found).items()]
+    return [*_told(folder, table), "", f"An entry has {_NAMES}.", "", *write.table(["function", *OURS.values()], rows)]
+
+
+def _line(of: Mapping[str, Summary]) -> Iterator[str]:
+    return (" · ".join(of[backend].told()) for backend in OURS)
+
+
+def section(folder: Path) -> list[str]:
+    """The log's section; nothing where there are no rows."""
+    table = read(folder)
+    if table.empty:
+        return []
+    found = summaries(table)
+    rows = [
+        [f"{function} {direction}", title, *each[backend].told()]
+        for (function, direction), each in found.items()
+        for backend, title in OURS.items()
+    ]
+    rows += [
+        [part, title, *each[backend].told()] for part, each in _pooled(found).items() for backend, title in OURS.items()
+    ]
+    lines = [
+        "## Sampled cases",
+        "",
+        *_told(folder, table),
+        "",
+        *write.table(["function", "backend", *_NAMES.split(" · ")], rows, right=2),
+        "",
+        'The worst of each, with the best of the others and what "auto" chose there:',
+        "",
+    ]
+    for (function, direction), each in found.items():
+        for backend, title in OURS.items():
+            worst = "; ".join(cell.told() for cell in each[backend].worst(_WORST))
+            lines.append(f"- {function} {direction}, {title}: {worst}.")
+    return lines
+
+
+def _told(folder: Path, table: pd.DataFrame) -> list[str]:
+    """How the figures are read, and where they are from."""
+    known, whole = ledger(folder), recorded(folder)
+    seeds = dict(zip(known["run"], known["seed"], strict=True))
+    told = ", ".join(f"`{run}` (seed {seeds[run]})" for run in whole)
+    finished = {*known["run"][known["finished"] == "yes"]}
+    gone, begun = len(finished - {*whole}), len(known) - len(finished)
+    more = [f"{gone} older, or of other code, machine or versions"] * (gone > 0)
+    more += [f"{begun} not finished"] * (begun > 0)
+    older = f" Recordings that are not shown: {', '.join(more)}." if more else ""
+    return [
+        "A line is a public function (README, [Use the functions](README.md#use-the-functions)) and a pass, a column "
+        f"the `backend` that was asked for. A figure is how many times as fast it was, at {CASES} cases that a seed "
+        "drew, as the best of the others: PyTorch, Liger-Kernel and quack-kernels, where they serve the case, and at "
+        "every third case torch.compile. It is the GPU's time. Each of our results was compared with float64 first: "
+        "one that is wrong, or could not be judged, has no time, counts as the worst, and is not in the mean."
+        f"{_refused(table)}",
+        "",
+        f"Recorded in {told}, whose id gives the seed.{older}{_absent(table)}{_changed(folder)}",
+    ]
+
+
+def _refused(table: pd.DataFrame) -> str:
+    """How many results of others are wrong, and so in no comparison."""
+    wrong = table[table["status"].str.startswith("wrong")]["backend"]
+    counts = {library.title: int((wrong == name).sum()) for name, library in LIBRARIES.items()}
+    counts["torch.compile"] = int((wrong == "compile").sum())
+    told = ", ".join(f"{title} {count}" for title, count in counts.items() if count)
+    return f" Wrong results of others are left out: {told}." if told else ""
+
+
+def _changed(folder: Path) -> str:
+    gpu = store.read_runs(folder).set_index("run").loc[recorded(folder)[-1], "gpu"]
+    return " The functions, or how they are judged, changed since." if _is_stale(gpu_slug(gpu), folder) else ""
+
+
+def _absent(table: pd.DataFrame) -> str:
+    """The libraries that had a time nowhere in a recording."""
+    told = ""
+    for run, rows in table.groupby("run", sort=False):
+        timed = set(rows["backend"][rows["status"] == "ok"])
+        if absent := [library.title for name, library in LIBRARIES.items() if name not in timed]:
+            told += f" In `{run}`, {' and '.join(absent)} took no part."
+    return told

@@ -1,0 +1,176 @@
+"""The command line of ncu_report.py: its verbs, their options, and the exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import os
+import sys
+
+from kernel_twins import OPS
+from kernel_twins._load import UnavailableError
+from kernel_twins.report.rows.errors import (
+    CANNOT_RUN,
+    INTERRUPTED,
+    INVALID_DATA,
+    OK,
+    USAGE,
+    CannotRunError,
+    InvalidDataError,
+)
+from kernel_twins.report.rows.metrics import TIERS
+from kernel_twins.report.rows.places import REFERENCE_GPU
+from kernel_twins.spec import BACKENDS
+
+_CODES = """Without a verb the options of `all` are taken: see `ncu_report.py all --help`.
+
+exit codes:
+  0 fine   1 a check failed, or a step got slower or wrong   2 usage   3 cannot run here   4 invalid data
+  130 interrupted
+"""
+_EXAMPLES = """examples:
+  ncu_report.py                                        all that this machine can do
+  ncu_report.py doctor                                 what is missing here, and the command that mends it
+  ncu_report.py plan --tier T1                         what a run would measure, and how long it would take
+  ncu_report.py predict                                freeze the specs' predictions, before measuring
+  ncu_report.py collect --op reduction --resume        go on with an interrupted run
+  ncu_report.py collect --op matmul_bf16 --step v05_grouped --shape 4096x4096x4096-fp16
+  ncu_report.py functions                              the public functions alone, in a minute
+  ncu_report.py sampled --compile && ncu_report.py sampled
+                                                       the same at cases that nobody chose, in ten
+  ncu_report.py extract kernel.ncu-rep > kernel.csv    anybody's report as a table
+  ncu_report.py diff matmul_bf16/v04_pipelined/cuda matmul_bf16/v05_grouped/cuda
+  ncu_report.py diff before.ncu-rep after.ncu-rep
+  ncu_report.py check --release --audit
+
+"""
+
+
+def main(argv: list[str], description: str) -> int:
+    """Parse and obey; returns the exit code."""
+    if not argv or (argv[0].startswith("-") and argv[0] not in ("-h", "--help")):
+        argv = ["all", *argv]
+    parser = _parser(description)
+    arguments = parser.parse_args(argv)
+    try:
+        return _obey(arguments)
+    except (CannotRunError, UnavailableError) as error:
+        code = CANNOT_RUN
+        message = str(error)
+    except InvalidDataError as error:
+        code = INVALID_DATA
+        message = str(error)
+    except ValueError as error:
+        code = USAGE
+        message = str(error)
+    except BrokenPipeError:  # the reader of our output has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
+    except OSError as error:
+        code = CANNOT_RUN
+        message = f"{error}; what was recorded before is kept"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            message += ": free some space, or write elsewhere (TMPDIR, TRITON_CACHE_DIR); collect goes on by --resume"
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+        resumed = "" if arguments.verb == "sampled" else " with --resume"
+        message = f"interrupted; what was measured is kept: the same command{resumed} goes on from there"
+    print(f"ncu_report.py: {message}", file=sys.stderr)
+    return code
+
+
+def _obey(arguments: argparse.Namespace) -> int:
+    if arguments.verb == "doctor":  # which is to tell that pandas or rich is missing, and so must do without
+        from kernel_twins.report import doctor
+
+        return doctor.run(arguments.json)
+    from rich.console import Console
+
+    from kernel_twins.report import commands
+
+    console = Console(stderr=True, soft_wrap=True, force_terminal=False if os.environ.get("CI") else None)
+    return int(getattr(commands, arguments.verb)(arguments, console))
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not seconds > 0:
+        raise argparse.ArgumentTypeError(f"{text} must be more than 0")
+    return seconds
+
+
+def _parser(description: str) -> argparse.ArgumentParser:
+    style = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        prog="ncu_report.py", description=description, epilog=_EXAMPLES + _CODES, formatter_class=style
+    )
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+
+    selection = argparse.ArgumentParser(add_help=False)
+    selection.add_argument("--op", choices=OPS, action="append", help="this operation only (may be repeated)")
+    selection.add_argument("--step", help="this step only, such as v03_vectorized")
+    selection.add_argument("--backend", choices=BACKENDS, help="this language only")
+    selection.add_argument("--shape", metavar="CASE", help="this timed case only, such as 4096x4096x4096-bf16-b.col")
+    profiler = argparse.ArgumentParser(add_help=False)
+    profiler.add_argument(
+        "--tier",
+        choices=TIERS,
+        default="T3",
+        help="how many counters: T0 time and bytes (1 pass), T1 units and accesses (6), T2 stalls (9), T3 arithmetic "
+        "by kind and TMA (12; default)",
+    )
+    profiler.add_argument(
+        "--tool", choices=("ncu", "proton"), default="ncu", help="proton needs no permission, and gives no counters"
+    )
+    running = argparse.ArgumentParser(add_help=False)
+    running.add_argument("--resume", action="store_true", help="go on with the run that was interrupted")
+    running.add_argument(
+        "--timeout", type=_seconds, default=300.0, metavar="S", help="seconds for a profiled process (default: 300)"
+    )
+    running.add_argument("--publish", action="store_true", help="put a new GPU's data beside the committed ones")
+    running.add_argument("--quiet", action="store_true", help="no progress and no warnings")
+    as_json = argparse.ArgumentParser(add_help=False)
+    as_json.add_argument("--json", action="store_true", help="what is printed to stdout as JSON")
+    of_gpu = argparse.ArgumentParser(add_help=False)
+    of_gpu.add_argument(
+        "--gpu", default=REFERENCE_GPU, metavar="SLUG", help=f"the data of this GPU (default: {REFERENCE_GPU})"
+    )
+
+    def verb(name: str, help_: str, *parents: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        return verbs.add_parser(name, help=help_, description=help_, parents=list(parents), formatter_class=style)
+
+    verb(
+        "all",
+        "collect, extract, functions and log with a GPU, else log (what is done without a verb)",
+        selection,
+        profiler,
+        running,
+        as_json,
+    )
+    verb("doctor", "what is here, what is missing, and the command that mends it", as_json)
+    verb("plan", "what a run would measure: cells, passes, predicted minutes", selection, profiler, as_json)
+    verb("predict", "freeze the specs' predictions, with date and digest; what is measured already is post hoc", of_gpu)
+    verb("collect", "time and profile; the results wait for extract", selection, profiler, running, as_json)
+    extract = verb("extract", "make rows of what collect measured, or print anybody's reports as a table", as_json)
+    extract.add_argument("file", nargs="*", help=".ncu-rep files, or CSV that ncu printed with --page raw")
+    extract.add_argument("--publish", action="store_true", help="put a new GPU's data beside the committed ones")
+    functions = verb("functions", "time the public functions as a user calls them: the host, forward and backward")
+    functions.add_argument("--publish", action="store_true", help="put a new GPU's data beside the committed ones")
+    functions.add_argument("--quiet", action="store_true", help="no progress")
+    sampled = verb("sampled", "time the public functions at cases that nobody chose; an interrupted one goes on")
+    sampled.add_argument("--compile", action="store_true", help="begin a recording, and compile what its cases need")
+    sampled.add_argument("--publish", action="store_true", help="put a new GPU's data beside the committed ones")
+    sampled.add_argument("--quiet", action="store_true", help="no progress")
+    static = verb("static", "record registers, shared memory, spills and instructions of every step; no GPU needed")
+    static.add_argument("--reason", default="", help="why recorded rows may change")
+    diff = verb("diff", "compare two steps, languages, commits, runs, or two .ncu-rep files", as_json)
+    diff.add_argument("a", metavar="A", help="OP/STEP/BACKEND, also with @COMMIT or @RUN; @COMMIT; @RUN; FILE.ncu-rep")
+    diff.add_argument("b", metavar="B", help="what is left out here is taken from A")
+    verb("log", "render KERNEL_LOG.md, README's table, the pages' tables and the plots from the recorded rows", of_gpu)
+    check = verb("check", "fail where documents, data and code disagree, or where a step got slower", as_json)
+    check.add_argument("--release", action="store_true", help="fail on stale rows and unfrozen predictions too")
+    check.add_argument(
+        "--audit", action="store_true", help="compare predictions, measurements, recordings with git's history"
+    )
+    check.add_argument("--accept", metavar="REASON", default="", help="accept losses of speed that have no reason yet")
+    return parser

@@ -1,0 +1,204 @@
+"""What each verb of ncu_report.py does. Data goes to stdout, progress and messages to the console on stderr."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import sys
+from pathlib import Path
+
+import pandas as pd
+from rich.console import Console
+
+from kernel_twins import OPS
+from kernel_twins._load import UnavailableError, why_no_gpu
+from kernel_twins.ceilings import gpu_slug
+from kernel_twins.report.measure.selection import Selection
+from kernel_twins.report.pages import checks, documents
+from kernel_twins.report.rows import libraries, store
+from kernel_twins.report.rows.errors import FAILED, INVALID_DATA, OK, CannotRunError
+from kernel_twins.report.rows.places import shown
+
+
+def all(arguments: argparse.Namespace, console: Console) -> int:  # noqa: A001
+    """Without a verb: everything that this machine can do."""
+    reason = why_no_gpu()
+    if reason:
+        console.print(f"{reason}: rendering from the committed measurements of {store.REFERENCE_GPU}")
+        documents.render(store.REFERENCE_GPU, store.DATA / store.REFERENCE_GPU, console)
+        return OK
+    code = collect(arguments, console)
+    if not _selection(arguments).whole:
+        return code
+    gpu, target = _target(arguments.publish)
+    try:
+        code = max(code, _extract(gpu, target, console))
+    except CannotRunError:
+        if code == OK:  # else it has been said why nothing waits for extraction
+            raise
+    if not arguments.op:
+        try:
+            code = max(code, functions(arguments, console))
+        except UnavailableError as error:  # what was collected is rendered all the same
+            console.print(str(error), style="red", markup=False)
+            code = FAILED
+    documents.render(gpu, target, console)
+    if gpu == store.REFERENCE_GPU:
+        slower = checks.regressions()
+        for line in slower:
+            console.print(line, style="red", markup=False)
+        code = max(code, FAILED if slower else OK)
+    return code
+
+
+def plan(arguments: argparse.Namespace, console: Console) -> int:
+    from kernel_twins.report.measure.plan import run
+
+    return run(_selection(arguments), arguments.tier, arguments.tool, arguments.json)
+
+
+def predict(arguments: argparse.Namespace, console: Console) -> int:
+    from kernel_twins.report.meaning import predictions
+
+    folder = store.ledger(arguments.gpu)
+    frozen = predictions.freeze(folder, OPS.values(), datetime.datetime.now(datetime.UTC))
+    for line in frozen:
+        print(line)
+    if frozen:
+        told = f"; commit {shown(folder)}/predictions.csv before you measure" if folder.parent == store.DATA else ""
+        console.print(f"{len(frozen)} predictions of {arguments.gpu} frozen{told}")
+    else:
+        console.print("every prediction is frozen already")
+    return OK
+
+
+def collect(arguments: argparse.Namespace, console: Console) -> int:
+    """Measure; a selection of less than whole operations goes to a folder of its own and is printed."""
+    if reason := why_no_gpu():
+        raise CannotRunError(f"cannot measure here: {reason}; `doctor` says what is missing, `log` renders without")
+    from kernel_twins.report.measure import measuring, partial
+
+    selection = _selection(arguments)
+    gpu, target = _target(arguments.publish)
+    stage = store.RUNS / gpu / ("unfinished" if selection.whole else "partial")
+    problems = measuring.measure(selection, stage, target, arguments, console)
+    if not (selection.whole or problems.broken):
+        problems.broken += partial.show(selection, stage, arguments.json)
+    for line in problems.unproven + problems.broken:
+        console.print(line, style="red", markup=False)
+    return INVALID_DATA if problems.broken else FAILED if problems.unproven else OK
+
+
+def extract(arguments: argparse.Namespace, console: Console) -> int:
+    if arguments.file:
+        from kernel_twins.report.ncu.extract import foreign_table
+
+        table = pd.concat([foreign_table(Path(file)).assign(file=file) for file in arguments.file])
+        _print(table, arguments.json)
+        return OK
+    if reason := why_no_gpu():
+        raise CannotRunError(f"nothing was collected here: {reason}; give the FILE.ncu-rep that you want to read")
+    return _extract(*_target(arguments.publish), console)
+
+
+def _extract(gpu: str, target: Path, console: Console) -> int:
+    from kernel_twins.report.measure import publish
+
+    problems = publish.publish(store.RUNS / gpu / "unfinished", target)
+    for line in problems:
+        console.print(line, style="red", markup=False)
+    return INVALID_DATA if problems else OK
+
+
+def functions(arguments: argparse.Namespace, console: Console) -> int:
+    """Time the public functions as a user calls them; `log` renders what is recorded."""
+    if reason := why_no_gpu():
+        raise CannotRunError(f"cannot measure here: {reason}; `doctor` says what is missing, `log` renders without")
+    from kernel_twins.report.measure.functions import record
+
+    gpu, target = _target(arguments.publish)
+    wrong = record(gpu, target, lambda line: None if arguments.quiet else console.print(line, markup=False))
+    for line in wrong:
+        console.print(line, style="red", markup=False)
+    console.print(f"wrote {shown(target)}/functions.csv", markup=False)
+    return FAILED if wrong else OK
+
+
+def sampled(arguments: argparse.Namespace, console: Console) -> int:
+    """Time the public functions at cases that nobody chose; `log` renders what is recorded."""
+    if reason := why_no_gpu():
+        raise CannotRunError(f"cannot measure here: {reason}; `doctor` says what is missing, `log` renders without")
+    from kernel_twins.report.measure import sampled as recorder
+
+    gpu, target = _target(arguments.publish)
+    if told := libraries.missed(OPS.values(), target):
+        console.print(told, style="yellow", markup=False)
+    recording = recorder.opened(store.RUNS / gpu / "sampled", target, gpu, arguments.compile)
+
+    def progress(line: str) -> None:
+        if not arguments.quiet:
+            console.print(line, markup=False)
+
+    wrong = (recorder.compile_all if arguments.compile else recorder.record)(recording, progress)
+    for line in wrong:
+        console.print(line, style="red", markup=False)
+    if not arguments.compile:
+        recording.publish(target)
+        console.print(f"wrote {shown(target)}/sampled/{recording.run['run']}.csv", markup=False)
+    return FAILED if wrong else OK
+
+
+def static(arguments: argparse.Namespace, console: Console) -> int:
+    from kernel_twins.report.meaning.static import record
+
+    changed = record(arguments.reason, lambda line: console.print(line, markup=False))
+    console.print(f"{changed} rows changed")
+    return OK
+
+
+def diff(arguments: argparse.Namespace, console: Console) -> int:
+    from kernel_twins.report.compare.diff import run
+
+    return run(arguments.a, arguments.b, arguments.json)
+
+
+def log(arguments: argparse.Namespace, console: Console) -> int:
+    documents.render(arguments.gpu, store.ledger(arguments.gpu), console)
+    return OK
+
+
+def check(arguments: argparse.Namespace, console: Console) -> int:
+    if arguments.accept:
+        checks.accept(arguments.accept)
+    found = checks.run(arguments.release, arguments.audit)
+    if arguments.json:
+        print(json.dumps({"failures": found.failures, "warnings": found.warnings}, indent=2))
+    for line in found.warnings:
+        console.print(line, style="yellow", markup=False)
+    for line in found.failures:
+        console.print(line, style="red", markup=False)
+    if found.failures:
+        return FAILED
+    console.print("documents, data and code agree")
+    return OK
+
+
+def _selection(arguments: argparse.Namespace) -> Selection:
+    return Selection.of(arguments.op, arguments.step, arguments.backend, arguments.shape)
+
+
+def _target(publish: bool) -> tuple[str, Path]:
+    """This machine's GPU and the folder that its data belongs in."""
+    import torch
+
+    gpu = gpu_slug(torch.cuda.get_device_name())
+    published = publish or gpu == store.REFERENCE_GPU
+    return gpu, (store.DATA if published else store.RUNS) / gpu
+
+
+def _print(table: pd.DataFrame, as_json: bool) -> None:
+    if as_json:
+        print(table.to_json(orient="records", indent=2))
+    else:
+        table.to_csv(sys.stdout, index=False, lineterminator="\n")

@@ -1,0 +1,1 @@
+"""What changed: between any two, and since it was committed."""

@@ -1,0 +1,204 @@
+"""``diff A B``: what changed between any two: steps, languages, commits, runs, or reports that others recorded.
+
+Times of one run and contest are compared round by round, with an interval and a verdict. Times of different runs are
+compared by their medians: the chip may have been warmer, so nothing is claimed of them, and within 5 % they are called
+AMBIGUOUS.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from kernel_twins.report.compare.changes import (
+    CounterChange,
+    TimeChange,
+    counter_change,
+    counter_changes,
+    time_changes,
+)
+from kernel_twins.report.compare.operands import FORMS, Operand, OperandError, Source, source
+from kernel_twins.report.meaning import write
+from kernel_twins.report.rows.errors import OK
+from kernel_twins.spec import Name
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """All that two operands have in common, the largest changes first; ``notes`` on what was left out."""
+
+    a: str
+    b: str
+    times: list[TimeChange]
+    counters: list[CounterChange]
+    notes: list[str]
+
+
+def run(a: str, b: str, as_json: bool) -> int:
+    """Print the difference to stdout; errors as ``difference`` raises them."""
+    found = difference(a, b)
+    if as_json:
+        print(json.dumps(_plain(found), indent=2, ensure_ascii=False))
+    else:
+        _show(found)
+    return OK
+
+
+def difference(a: str, b: str) -> Difference:
+    """OperandError where an operand names nothing or both have nothing in common; InvalidDataError."""
+    reports = [text.endswith(".ncu-rep") for text in (a, b)]
+    if any(reports) and not all(reports):
+        raise OperandError(f"{a!r} and {b!r}: a report can only be compared with a report")
+    times: list[TimeChange] = []
+    notes: list[str] = []
+    if all(reports):
+        counters, notes = _of_reports(Path(a), Path(b))
+    else:
+        times, counters = _of_names(Operand.parse(a), Operand.parse(b))
+    if not times and not counters:
+        raise OperandError(f"{a!r} and {b!r} have neither a timed case nor a profiled call in common")
+    times.sort(key=lambda each: (-abs(each.log_ratio), each.where))
+    counters.sort(key=lambda each: (-abs(each.log_ratio), each.where, each.metric))
+    return Difference(a, b, times, counters, notes)
+
+
+def _of_names(a: Operand, b: Operand) -> tuple[list[TimeChange], list[CounterChange]]:
+    if bool(a.op) != bool(b.op):
+        raise OperandError(f"{a.text!r} and {b.text!r}: one names a cell, the other a whole data set; {FORMS}")
+    before, after = source(a.ref), source(b.ref)
+    if a.op:
+        first, second = (
+            side.cell(operand.op, operand.name, operand.text)
+            for operand, side in ((a.filled_from(b), before), (b.filled_from(a), after))
+        )
+        paired = a.op == b.op and _same_rows(before, after, a.op)
+        return time_changes("", first, second, paired), counter_changes("", b.op, first, second)
+    times, counters = [], []
+    for op in [op for op in before.ops if op in after.ops]:
+        was, now = before.cells(op), after.cells(op)
+        for name in [name for name in was if name in now]:
+            where = f"{_told(op, name)} "
+            times += time_changes(where, was[name], now[name], _same_rows(before, after, op))
+            counters += counter_changes(where, op, was[name], now[name])
+    return times, counters
+
+
+def _same_rows(before: Source, after: Source, op: str) -> bool:
+    """Whether both are one data set, in which alone rounds pair: a resumed run has one name for rounds of two days."""
+    file = f"{op}.timings.csv"
+    return before.content(file) == after.content(file)
+
+
+def _told(op: str, name: Name) -> str:
+    return "/".join(filter(None, (op, name.step, name.backend)))
+
+
+def _of_reports(a: Path, b: Path) -> tuple[list[CounterChange], list[str]]:
+    """Launches paired by kernel and ordinal; where no kernel is in both, by order, if they are equally many."""
+    before, after = _launches(a), _launches(b)
+    pairs = [(f"{kernel} #{n}", before[kernel, n], after[kernel, n]) for kernel, n in before if (kernel, n) in after]
+    notes = []
+    if pairs:
+        lone = sorted(f"{kernel} #{n}" for kernel, n in before.keys() ^ after.keys())
+        notes += [f"in one report only: {', '.join(lone)}"] if lone else []
+    elif len(before) == len(after):
+        pairs = [
+            (f"{first.kernel} → {second.kernel}", first, second)
+            for first, second in zip(before.values(), after.values(), strict=True)
+        ]
+    else:
+        kernels = [", ".join(sorted({kernel for kernel, _ in side})) for side in (before, after)]
+        raise OperandError(f"no kernel is in both reports: {a.name} has {kernels[0]}, {b.name} has {kernels[1]}")
+    counters, other_units, no_numbers = [], set(), set()
+    for where, first, second in pairs:
+        for metric in [metric for metric in first.metrics if metric in second.metrics]:
+            unit = second.units.get(metric, "")
+            if not (math.isfinite(first.metrics[metric]) and math.isfinite(second.metrics[metric])):
+                no_numbers.add(metric)
+            elif first.units.get(metric, "") == unit:
+                counters.append(counter_change(where, metric, unit, first.metrics[metric], second.metrics[metric]))
+            else:
+                other_units.add(metric)
+    notes += [f"{metric} is left out: its units differ" for metric in sorted(other_units)]
+    return counters, notes + [f"{metric} is left out: it is no number" for metric in sorted(no_numbers)]
+
+
+def _launches(path: Path) -> dict[tuple[str, int], Any]:
+    """A report's launches by kernel and ordinal, which counts the launches of that kernel from 1 on."""
+    from kernel_twins.report.ncu.extract import launches_of
+
+    if not path.is_file():
+        raise OperandError(f"there is no file {str(path)!r}; {FORMS}")
+    seen: Counter[str] = Counter()
+    launches = {}
+    for launch in launches_of(path, everything=True):
+        seen[launch.kernel] += 1
+        launches[launch.kernel, seen[launch.kernel]] = launch
+    return launches
+
+
+def _plain(found: Difference) -> dict[str, Any]:
+    """For JSON, which has no infinity: a logarithm from or to zero is null."""
+
+    def row(change: TimeChange | CounterChange) -> dict[str, Any]:
+        log_ratio = change.log_ratio
+        return dataclasses.asdict(change) | {"log_ratio": log_ratio if math.isfinite(log_ratio) else None}
+
+    return dataclasses.asdict(found) | {
+        "times": [row(each) for each in found.times],
+        "counters": [row(each) | {"change": each.told} for each in found.counters],
+    }
+
+
+def _show(found: Difference) -> None:
+    print(f"A = {found.a}, B = {found.b}\n")
+    if found.times:
+        header = ["case", "A, µs", "B, µs", "B is × faster", "99 % interval", "verdict"]
+        _table(header, [_time_cells(each) for each in found.times])
+    if any(each.verdict == "AMBIGUOUS" for each in found.times):
+        print("AMBIGUOUS: ncu's cycles do not say what the times say, or times of different runs are within 5 %\n")
+    changed = [each for each in found.counters if each.told != "="]
+    if changed:
+        places = {each.where for each in found.counters}
+        alone = len(places) == 1
+        header = [f"counter at {min(places)}" if alone else "counter", "unit", "A", "B", "change", ""]
+        _table(header, [_counter_cells(each, "" if alone else f"{each.where} ") for each in changed])
+    if same := len(found.counters) - len(changed):
+        print(f"{same} counters did not change")
+    for note in found.notes:
+        print(note)
+
+
+def _time_cells(change: TimeChange) -> list[str]:
+    interval = "unpaired" if change.low is None else f"[{change.low:.3f}, {change.high:.3f}]"
+    times = [write.number(change.before_us, 4), write.number(change.after_us, 4)]
+    return [change.where, *times, f"{change.ratio:.3f}", interval, change.verdict]
+
+
+def _counter_cells(change: CounterChange, where: str) -> list[str]:
+    values = [write.number(change.before, 4), write.number(change.after, 4)]
+    return [where + change.metric, change.unit, *values, change.told, change.effect]
+
+
+def _table(header: Iterable[str], rows: list[list[str]]) -> None:
+    """Set by rich on a terminal; elsewhere as aligned text of whatever width it needs."""
+    if sys.stdout.isatty():
+        table = Table(*header)
+        for row in rows:
+            table.add_row(*row)
+        Console(markup=False).print(table)
+        return
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    for row in [list(header), *rows]:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    print()

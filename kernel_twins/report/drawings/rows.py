@@ -1,0 +1,352 @@
+"""Drawings of the ladders along a matrix's rows: softmax and its backward pass."""
+
+from __future__ import annotations
+
+from kernel_twins.report.drawings.primitives import ALARM, SOFT, Drawing, Level
+
+
+def three_passes() -> Drawing:
+    drawing = Drawing("A row is read three times: for its maximum, for its sum, and to write", 226)
+    drawing.text(16, 18, "a row of x, and what a block does with it")
+    walk(drawing, 34, "pass 1", ("x",), "device", "from device memory", "maximum")
+    walk(drawing, 88, "pass 2", ("x",), "shared", "from L1, where it is still there", "sum of exp(x - max)")
+    walk(drawing, 142, "pass 3", ("x",), "shared", "from L1, where it is still there", "exp(x - max) / sum", True)
+    drawing.text(16, 208, "a pass waits for every one of its loads, and at its end for the block's slowest warp", 11)
+    return drawing
+
+
+def lines() -> Drawing:
+    drawing = Drawing("16 bytes of each of a warp's lanes: parts of five lines of 128 bytes, or four lines", 212)
+    drawing.text(16, 18, "a row that starts anywhere, in lines of 128 bytes")
+    for line in range(6):
+        drawing.box(64 + 88 * line, 30, 88, 24, "device", f"line {line}", 11)
+    drawing.line((141, 24), (141, 184), colour=ALARM, dashed=True)
+    for y, start, text in (
+        (64, 141, "counted from the row's first 16 bytes on"),
+        (124, 64, "counted from its first line on"),
+    ):
+        for warp in range(2):
+            width = min(352.0, 592 - start - 352 * warp)
+            drawing.box(start + 352 * warp, y, width, 24, "registers", f"warp {warp}", 11)
+        drawing.text(150, y + 36, text, 11, colour=SOFT)
+    drawing.text(16, 196, "lanes whose 16 bytes lie before the row have nothing to do", 11)
+    return drawing
+
+
+def warps_of_a_cluster() -> Drawing:
+    drawing = Drawing("Every warp of a cluster holds a part of a row, and tells all blocks its maximum and sum", 214)
+    drawing.text(16, 29, "x", 11)
+    drawing.frame(42, 48, 586, 118, SOFT)
+    drawing.text(52, 156, "a cluster", 11, colour=SOFT)
+    drawing.text(335, 156, "each warp writes its own into the shared memory of all", 11, "middle", ALARM)
+    for block in range(2):
+        left = 52 + 290 * block
+        drawing.text(left, 62, f"block {block}", 11, colour=SOFT)
+        for warp in range(4):
+            x = left + 70 * warp
+            drawing.box(x, 18, 66, 22, "device", f"part {4 * block + warp}", 11)
+            drawing.arrow((x + 33, 40), (x + 33, 70))
+            drawing.box(x, 70, 66, 24, "registers", f"warp {warp}", 11)
+            drawing.arrow((x + 33, 94), (x + 33, 116), colour=ALARM)
+        drawing.box(left, 116, 276, 24, "shared", "8 x (max, sum)", 11)
+    drawing.arrow((328, 124), (342, 124), colour=ALARM)
+    drawing.arrow((342, 132), (328, 132), colour=ALARM)
+    drawing.text(16, 188, "a warp waits for its own loads, and then for all numbers: no barrier between;", 11)
+    drawing.text(16, 204, "a block ends with its last store, and makes room for a block of the next cluster", 11)
+    return drawing
+
+
+def single_elements() -> Drawing:
+    drawing = Drawing("A short row in a warp: whole packs for the lanes, and its ends an element each", 178)
+    drawing.text(16, 18, "a row that starts anywhere, in packs of 16 bytes")
+    drawing.box(42, 30, 22, 24, "shared", "", 11)
+    for pack in range(6):
+        drawing.box(64 + 88 * pack, 30, 88, 24, "device", f"pack {pack + 1}", 11)
+        drawing.arrow((108 + 88 * pack, 54), (108 + 88 * pack, 74))
+        drawing.box(64 + 88 * pack, 74, 88, 24, "registers", f"lane {pack + 1}", 11)
+    drawing.box(592, 30, 36, 24, "shared", "", 11)
+    drawing.text(
+        16, 122, "head and tail: up to seven elements each, of which single lanes load, keep and store one;", 11
+    )
+    drawing.text(16, 138, "by one instruction all heads, where one lane with its pack's elements takes seven,", 11)
+    drawing.text(16, 154, "and has the others wait", 11)
+    return drawing
+
+
+def small_l1() -> Drawing:
+    drawing = Drawing("256 KiB of an SM, between L1 and shared memory, and the rows that are under way in L1", 214)
+    for y, l1, title in ((34, 560, "as the driver has it"), (122, 61, "as much set aside for shared memory as can be")):
+        drawing.text(16, y - 8, title, 11)
+        drawing.box(42, y, l1, 26, "device", "L1" if l1 < 100 else "L1, 228 KiB and more", 11)
+        if l1 < 100:
+            drawing.box(42 + l1, y, 560 - l1, 26, "shared", "shared memory, which nobody uses", 11)
+        for row in range(2 if l1 < 100 else 5):
+            drawing.box(
+                42 + 31 * row if l1 < 100 else 42 + 56 * row, y + 32, 29 if l1 < 100 else 54, 20, "registers", "", 11
+            )
+    drawing.text(340, 82, "what loads have asked for, 64 KiB and more", 11, colour=SOFT)
+    drawing.text(116, 170, "28 KiB: others ask when these are there", 11, colour=SOFT)
+    drawing.text(16, 202, "fewer rows at once, which device memory finds in fewer of its pages", 11)
+    return drawing
+
+
+def two_rows() -> Drawing:
+    drawing = Drawing("Two rows are read twice: for the sum of their products, and to write", 218)
+    drawing.text(16, 18, "a row of dout and one of y, and what a block does with them")
+    walk(drawing, 34, "pass 1", ("dout", "y"), "device", "from device memory", "sum of dout y")
+    walk(drawing, 114, "pass 2", ("dout", "y"), "shared", "from L1, where they are still there", "y (dout - sum)", True)
+    drawing.text(16, 200, "one number a row instead of two, but from twice as much to read", 11)
+    return drawing
+
+
+def walk(
+    drawing: Drawing,
+    y: float,
+    title: str,
+    rows: tuple[str, ...],
+    level: Level,
+    source: str,
+    work: str,
+    writes: bool = False,
+) -> None:
+    """One walk over a row, or over two side by side: where it comes from, and what comes of it."""
+    height = 24 * len(rows)
+    middle = y + height / 2
+    drawing.text(16, middle, title, 11)
+    for index, name in enumerate(rows):
+        if len(rows) > 1:
+            drawing.text(100, y + 24 * index + 12, name, 11, "end", SOFT)
+        drawing.cells(106, y + 24 * index, 14, 15, 24, level)
+    drawing.text(106, y + height + 12, source, 11, colour=SOFT)
+    drawing.arrow((316, middle), (352, middle))
+    drawing.box(352, middle - 12, 150, 24, "registers", work, 11)
+    if writes:
+        drawing.arrow((502, middle), (536, middle))
+        drawing.box(536, middle - 12, 88, 24, "device", "out", 11)
+    else:
+        drawing.text(516, middle, "then a barrier", 11, colour=SOFT)
+
+
+def online_sum() -> Drawing:
+    drawing = Drawing("One pass: a running maximum, and the sum of exponentials relative to it", 264)
+    drawing.text(16, 18, "one thread's elements, one after the other")
+    for row, title in enumerate(("x", "maximum m", "sum s")):
+        drawing.text(16, 46 + 34 * row, title, 11)
+    steps = (("1", "1", "1"), ("3", "3", "s e^-2 + 1"), ("2", "3", "s + e^-1"), ("5", "5", "s e^-2 + 1"))
+    for index, (x, maximum, total) in enumerate(steps):
+        left = 104 + 132 * index
+        drawing.box(left, 34, 112, 24, "device", x, 11)
+        drawing.box(left, 68, 112, 24, "registers", maximum, 11)
+        drawing.box(left, 102, 112, 24, "registers", total, 11)
+        if index:
+            drawing.arrow((left - 20, 114), (left, 114))
+        if total.startswith("s e"):
+            drawing.frame(left, 68, 112, 58, ALARM)
+            drawing.text(left + 56, 140, "m grew by 2", 11, "middle", ALARM)
+    drawing.text(16, 170, "two threads' pairs become one in the same way")
+    for left, width, text in (
+        (16, 120, "m = 5, sum s"),
+        (156, 120, "m = 7, sum t"),
+        (340, 200, "m = 7, sum s e^-2 + t"),
+    ):
+        drawing.box(left, 182, width, 26, "registers", text, 11)
+    drawing.arrow((276, 195), (340, 195))
+    drawing.text(16, 230, "a pair that has seen nothing but -inf keeps the sum 0: -inf - -inf would be NaN,", 11)
+    drawing.text(16, 246, "and 0 times NaN is NaN for good", 11)
+    return drawing
+
+
+def row_in_registers() -> Drawing:
+    drawing = Drawing("A row is loaded once, and all passes run over registers", 230)
+    held_row(drawing, ("maximum", "exp(x - max), and their sum", "times 1 / sum"))
+    return drawing
+
+
+def held_row(drawing: Drawing, passes: tuple[str, str, str]) -> None:
+    """A row that comes to registers once, and what is then done with it, one after the other."""
+    drawing.text(16, 18, "a row of x")
+    _row(drawing, 16, 30, "device")
+    drawing.text(392, 18, "registers of the block")
+    drawing.text(392, 136, "passes over registers")
+    _keep(drawing, 392, 30)
+    drawing.arrow((272, 41), (384, 70))
+    drawing.text(290, 36, "once", 11, colour=SOFT)
+    for index, text in enumerate(passes):
+        drawing.box(392, 146 + 26 * index, 232, 22, "registers", text, 11)
+    drawing.arrow((392, 209), (272, 189))
+    drawing.text(16, 166, "the row of out")
+    _row(drawing, 16, 178, "device")
+    drawing.text(16, 84, "green: what one thread holds. All of its", 11)
+    drawing.text(16, 100, "loads are on their way before the first", 11)
+    drawing.text(16, 116, "value is needed", 11)
+
+
+def two_rows_in_registers() -> Drawing:
+    drawing = Drawing("Two rows are loaded once; twice as many registers hold them", 230)
+    drawing.text(16, 18, "a row of dout, and one of y")
+    for y in (30, 56):
+        _row(drawing, 16, y, "device")
+    drawing.text(392, 18, "registers of the block")
+    for left in (392, 512):
+        _keep(drawing, left, 30, 8, 14)
+    drawing.text(448, 126, "dout", 11, "middle", SOFT)
+    drawing.text(568, 126, "y", 11, "middle", SOFT)
+    drawing.arrow((272, 41), (384, 60))
+    drawing.arrow((272, 67), (384, 84))
+    drawing.text(290, 36, "once", 11, colour=SOFT)
+    for index, text in enumerate(("sum of dout y", "y (dout - sum)")):
+        drawing.box(392, 148 + 28 * index, 232, 24, "registers", text, 11)
+    drawing.arrow((392, 188), (272, 181))
+    drawing.text(16, 158, "the row of dx")
+    _row(drawing, 16, 170, "device")
+    drawing.text(16, 104, "green: what one thread holds of both;", 11)
+    drawing.text(16, 120, "all of its loads wait together", 11)
+    drawing.text(16, 214, "the same registers hold rows of half the length", 11)
+    return drawing
+
+
+def _row(drawing: Drawing, x: float, y: float, level: Level) -> None:
+    """A row of 32 elements, of which those of one thread, every eighth, are marked."""
+    drawing.cells(x, y, 32, 8, 22, lambda element: "registers" if element % 8 == 2 else level)
+
+
+def _keep(drawing: Drawing, x: float, y: float, threads: int = 8, width: float = 29) -> None:
+    """The same elements in registers: a column a thread."""
+    for turn in range(4):
+        drawing.cells(x, y + 22 * turn, threads, width, 22, lambda thread: "registers" if thread == 2 else "idle")
+
+
+def ragged_edges() -> Drawing:
+    drawing = Drawing("Rows of 13 elements: each starts at another place within its 16 bytes", 244)
+    side = 15.0
+    drawing.text(16, 18, "rows of 13 elements of 2 bytes, one behind the other")
+    for row in range(3):
+        drawing.bracket(20 + 13 * side * row + 2, 50, 13 * side - 4, f"row {row}", below=False)
+    drawing.cells(20, 58, 39, side, 26, lambda element: "registers" if 13 <= element < 26 else "device")
+    for pack in range(5):
+        drawing.bracket(20 + 8 * side * pack + 2, 94, 8 * side - 4, "16 bytes")
+    drawing.text(16, 132, "what row 1 is made of")
+    for left, first, last, text in ((60, 13, 16, "3 loads of 2 bytes"), (236, 16, 24, "one load of 16 bytes"),
+                                    (474, 24, 26, "2 loads of 2 bytes")):  # fmt: skip
+        drawing.cells(left, 146, last - first, side, 26, "registers", range(first - 13, last - 13))
+        whole = last - first == 8
+        drawing.frame(left, 146, side * (last - first), 26, SOFT if whole else ALARM, dashed=not whole)
+        drawing.text(left, 186, text, 11, colour=SOFT if whole else ALARM)
+    drawing.text(16, 214, "only the first and the last piece of a row are taken element by element; the longer", 11)
+    drawing.text(16, 230, "the row, the less they weigh", 11)
+    return drawing
+
+
+def rows_per_block() -> Drawing:
+    drawing = Drawing("As many threads for a row as it needs: part of a warp, a warp, or several", 250)
+    for row, (title, lanes, note) in enumerate(
+        (
+            ("a block for a short row", 0, "three of four warps have nothing to do, and barriers wait for them"),
+            ("four lanes a row", 4, "two shuffles inside a warp, and no barrier at all"),
+            ("a warp a row", 8, "the same, with five shuffles"),
+            ("two warps a row", 16, "a value a warp through shared memory, and a barrier"),
+        )
+    ):
+        y = 20 + 52 * row
+        drawing.text(16, y + 11, title, 11)
+        drawing.text(182, y + 33, note, 11, colour=SOFT)
+        for warp in range(4):
+            level: Level = "idle" if warp and not lanes else "registers"
+            labels = [(8 * warp + lane) // lanes if lanes else 0 for lane in range(8)]
+            drawing.cells(182 + 110 * warp, y, 8, 13, 22, level, labels if level == "registers" else ())
+    drawing.text(16, 234, "a cell is a lane with the number of its row; eight lanes are drawn for a warp's 32", 11)
+    return drawing
+
+
+def row_pipeline() -> Drawing:
+    drawing = Drawing("Load, compute and store in turns, and rows that come ahead of time", 262)
+    drawing.text(16, 18, "a row a block: nothing is loaded while it computes, unless other blocks fill in")
+    left = 96.0
+    parts: tuple[tuple[int, Level, str], ...] = (
+        (92, "device", "load"), (64, "registers", "compute"), (64, "device", "store"), (32, "idle", "end"),
+    )  # fmt: skip
+    for _ in range(2):
+        for width, level, text in parts:
+            drawing.box(left, 30, width, 24, level, text, 11)
+            left += width
+    drawing.text(16, 42, "one block", 11)
+    drawing.text(16, 80, "a block that stays: rows come to three stages of shared memory")
+    drawing.text(16, 104, "copies", 11)
+    drawing.text(16, 136, "threads", 11)
+    width = 84
+    for row in range(6):
+        drawing.box(96 + width * row, 92, width, 24, "shared", f"row {row}", 11)
+        drawing.text(96 + width * (row + 0.5), 162, f"stage {row % 3}", 11, "middle", SOFT)
+        if row < 5:
+            x = 96 + width * (row + 1)
+            drawing.box(x, 124, 52, 24, "registers", f"row {row}", 11)
+            drawing.box(x + 52, 124, width - 52, 24, "device", "", 11)
+    drawing.arrow((96, 182), (604, 182))
+    drawing.text(612, 182, "t", 11)
+    drawing.text(16, 206, "green: computed in registers; blue: stored. One thread asks for a row, the copy engine", 11)
+    drawing.text(16, 222, "brings it, and an mbarrier tells when its bytes are there. A stage is filled again", 11)
+    drawing.text(16, 238, "once every thread has read what was in it", 11)
+    return drawing
+
+
+def cluster_row() -> Drawing:
+    return cluster("A cluster of four blocks shares a row, and its maximum and sum", ("x",), "4 x (max, sum)")
+
+
+def cluster_two_rows() -> Drawing:
+    return cluster("A cluster of four blocks shares two rows, and their sum", ("dout", "y"), "4 sums")
+
+
+def cluster(title: str, rows: tuple[str, ...], numbers: str) -> Drawing:
+    """Four blocks, each with its part of these rows, and the numbers that they exchange."""
+    top = 18.0 + 26 * len(rows)
+    drawing = Drawing(title, int(top) + 228)
+    for index, row in enumerate(rows):
+        drawing.text(16, 29 + 26 * index, row, 11)
+    drawing.text(16, top + 171, "out", 11)
+    drawing.frame(66, top + 12, 562, 128, dashed=True)
+    drawing.text(76, top + 128, "a cluster", 11, colour=SOFT)
+    drawing.text(347, top + 128, "each writes its own into the shared memory of all", 11, "middle", ALARM)
+    for block in range(4):
+        left = 76.0 + 138 * block
+        for index in range(len(rows)):
+            drawing.box(left, 18 + 26 * index, 130, 22, "device", f"part {block}", 11)
+        drawing.arrow((left + 65, top - 4), (left + 65, top + 22))
+        drawing.box(left, top + 22, 130, 40, "registers", f"block {block}:\nits part", 11)
+        drawing.arrow((left + 65, top + 62), (left + 65, top + 80))
+        drawing.box(left, top + 80, 130, 24, "shared", numbers, 11)
+        if block:
+            drawing.arrow((left - 8, top + 88), (left, top + 88), colour=ALARM)
+            drawing.arrow((left, top + 96), (left - 8, top + 96), colour=ALARM)
+        drawing.arrow((left + 20, top + 140), (left + 20, top + 160))
+        drawing.box(left, top + 160, 130, 22, "device", f"part {block}", 11)
+    drawing.text(
+        16, top + 200, "every element is read once, by one SM; nothing but those numbers passes between SMs,", 11
+    )
+    drawing.text(16, top + 216, "and a barrier in each one's shared memory counts them", 11)
+    return drawing
+
+
+def cooperative_row() -> Drawing:
+    drawing = Drawing("Programs that are all resident share a row, and exchange numbers through L2", 276)
+    drawing.text(76, 18, "a row, or two of them", 11, colour=SOFT)
+    drawing.text(16, 158, "L2", 11)
+    drawing.text(16, 199, "out", 11)
+    for program in range(4):
+        left = 76 + 138 * program
+        drawing.box(left, 30, 130, 22, "device", f"part {program}", 11)
+        drawing.arrow((left + 65, 52), (left + 65, 70))
+        drawing.box(left, 70, 130, 40, "registers", f"program {program}:\nits part", 11)
+        drawing.arrow((left + 25, 110), (left + 25, 146), colour=ALARM)
+        drawing.arrow((left + 75, 146), (left + 75, 110))
+        drawing.box(left, 146, 100, 24, "l2", f"numbers of {program}", 11)
+        drawing.arrow((left + 115, 110), (left + 115, 188))
+        drawing.box(left, 188, 130, 22, "device", f"part {program}", 11)
+        drawing.text(left + 8, 128, "1.", 11, colour=ALARM)
+        drawing.text(left + 82, 128, "2.", 11)
+    drawing.text(
+        16, 232, "1. each leaves the numbers of its part; 2. each waits until all have come, and reads them.", 11
+    )
+    drawing.text(16, 248, "A cooperative launch starts all programs at once or none, so nobody waits for one that", 11)
+    drawing.text(16, 264, "has not begun", 11)
+    return drawing

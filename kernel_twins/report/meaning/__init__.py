@@ -1,0 +1,1 @@
+"""What rows mean: ratios, limits, predictions and what came of them."""

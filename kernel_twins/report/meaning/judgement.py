@@ -1,0 +1,142 @@
+"""Predictions held against what was measured: the verdicts, the score, and why one missed."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from kernel_twins.report.meaning.predictions import Mark
+from kernel_twins.report.meaning.verdict import Ratio
+from kernel_twins.report.rows.metrics import CYCLES, STALLS, top_stalls
+from kernel_twins.spec import Prediction
+
+Outcome = Literal["hit", "miss", "wrong direction", "not judged", "void"]
+
+_INSTRUCTIONS = "smsp__inst_executed.sum"
+_L2_HIT = "lts__t_sector_hit_rate.pct"
+_TRAFFIC = {"dram_bytes", "dram_share", "bytes_over_minimum"}
+_TIMED = ("time", "rate", "ceiling_share")  # what the bench gives
+_NOISE = {True: 0.005, False: 0.01}  # of what the bench gives, and of counters: less than that is no change
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """A prediction beside what was measured.
+
+    ``actual`` is in the quantity's unit, or, for a relative prediction, the multiple of the step before. ``by`` says
+    what it was judged by, or why it was not. It is void where it is of a case that is another step's kernel's.
+    """
+
+    prediction: Prediction
+    verdict: Outcome
+    actual: float | None
+    by: str
+
+
+def judge(
+    prediction: Prediction,
+    before: Mapping[str, float | None],
+    after: Mapping[str, float | None],
+    time_ratio: Ratio | None = None,
+) -> Judgement:
+    """A prediction against the quantities of the step before and of the step itself, at the prediction's case.
+
+    ``time_ratio`` says how many times faster the step is than the one before, from paired rounds; a prediction of the
+    time is judged by it, else by the medians. A mere direction (a multiple of at most or at least 1) is hit when the
+    change exceeds the noise: the verdict on the paired rounds, 0.5 % of a time without them, 1 % of a counter. A change
+    by more than the noise in the other direction than predicted is told apart from a miss.
+    """
+    name = prediction.quantity
+    actual, base = after.get(name), before.get(name)
+    if actual is None or not math.isfinite(actual):
+        return Judgement(prediction, "not judged", None, "not measured")
+    if not prediction.relative:
+        return Judgement(prediction, "hit" if _holds(prediction, actual) else "miss", actual, "the value measured")
+    if base is None or not math.isfinite(base):
+        return Judgement(prediction, "not judged", None, "the step before was not measured")
+    if base == 0:
+        return Judgement(prediction, "not judged", None, f"it was 0 before, {actual:.4g} after")
+    factor, noise = actual / base, _NOISE[name in _TIMED]
+    fell, rose = factor < 1 - noise, factor > 1 + noise
+    by = f"{base:.4g} before, {actual:.4g} after"
+    if name == "time" and time_ratio:
+        factor, fell, rose = 1 / time_ratio.value, time_ratio.verdict == "FAST", time_ratio.verdict == "SLOW"
+        by = f"paired rounds, {factor:.4g} [{1 / time_ratio.high:.4g}, {1 / time_ratio.low:.4g}]"
+    fall, rise = _direction(prediction)
+    mere_direction = prediction.value == 1 and (fall or rise)
+    hit = (fell if fall else rose) if mere_direction else _holds(prediction, factor)
+    wrong = not hit and ((fall and rose) or (rise and fell))
+    return Judgement(prediction, "hit" if hit else "wrong direction" if wrong else "miss", factor, by)
+
+
+def _direction(prediction: Prediction) -> tuple[bool, bool]:
+    """Whether a relative prediction says that its quantity falls, and whether that it rises."""
+    reach = prediction.tolerance * prediction.value if prediction.compare == "==" else 0.0
+    return (
+        (prediction.compare == "<=" and prediction.value <= 1)
+        or (prediction.compare == "==" and prediction.value + reach < 1),
+        (prediction.compare == ">=" and prediction.value >= 1)
+        or (prediction.compare == "==" and prediction.value - reach > 1),
+    )
+
+
+def _holds(prediction: Prediction, actual: float) -> bool:
+    if prediction.compare == "<=":
+        return actual <= prediction.value
+    if prediction.compare == ">=":
+        return actual >= prediction.value
+    return abs(actual - prediction.value) <= prediction.tolerance * abs(prediction.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """How a ladder's predictions of one mark turned out."""
+
+    ladder: str
+    mark: Mark
+    hit: int
+    miss: int
+    wrong_direction: int
+    not_judged: int
+    void: int
+
+
+def score(judged: Iterable[tuple[str, Mark, Judgement]]) -> list[Score]:
+    """From (ladder, mark, judgement), a score for each ladder and mark that occurs; ladders in the order given."""
+    counts: dict[str, dict[Mark, Counter[Outcome]]] = {}
+    for ladder, mark, judgement in judged:
+        counts.setdefault(ladder, {}).setdefault(mark, Counter())[judgement.verdict] += 1
+    marks: tuple[Mark, ...] = ("pre-registered", "post hoc", "not frozen")
+    return [
+        Score(ladder, mark, *(found[outcome] for outcome in get_args(Outcome)))
+        for ladder, by_mark in counts.items()
+        for mark in marks
+        if (found := by_mark.get(mark))
+    ]
+
+
+def explained(before: Mapping[str, float], after: Mapping[str, float], missed: Iterable[str] = ()) -> str:
+    """Why the cycles moved as they did, in a sentence; empty where the counters do not say.
+
+    From the folded counters of two calls (names of metrics.py). The change of cycles is that of instructions times that
+    of cycles an instruction; beside it stands the reason whose wait changed most, if one did. Where one of the
+    ``missed`` quantities is of device memory's traffic, L2's hits come first: what L2 holds is not fetched.
+    """
+    parts = []
+    if _TRAFFIC & {*missed} and all(_L2_HIT in each for each in (before, after)):
+        parts.append(f"L2 hits {before[_L2_HIT]:.1f} → {after[_L2_HIT]:.1f} %")
+    if all(each.get(CYCLES) and each.get(_INSTRUCTIONS) for each in (before, after)):
+        cycles, instructions = (after[name] / before[name] for name in (CYCLES, _INSTRUCTIONS))
+        parts.append(
+            f"cycles × {cycles:.3g} = instructions × {instructions:.3g} · cycles an instruction × "
+            f"{cycles / instructions:.3g}"
+        )
+    was, now = (dict(top_stalls(counters, len(STALLS))) for counters in (before, after))
+    if both := was.keys() & now.keys():
+        moved = max(sorted(both), key=lambda reason: abs(now[reason] - was[reason]))
+        told = f"{was[moved]:.1f}", f"{now[moved]:.1f}"
+        parts += [f"{moved} {told[0]} → {told[1]} cycles an issue"] if told[0] != told[1] else []
+    return "; ".join(parts)

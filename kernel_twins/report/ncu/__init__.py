@@ -1,0 +1,1 @@
+"""Running ncu, and reading what it leaves."""

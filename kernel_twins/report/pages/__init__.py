@@ -1,0 +1,1 @@
+"""What is written from the rows: the log, the README, the ladders' pages, the plots; and whether it is up to date."""

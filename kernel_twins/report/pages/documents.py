@@ -1,0 +1,92 @@
+"""The documents that are made from data, and whether they still agree with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+from rich.console import Console
+
+from kernel_twins import OPS
+from kernel_twins.report.drawings import DRAWINGS
+from kernel_twins.report.meaning import static, write
+from kernel_twins.report.meaning.analysis import Results, load
+from kernel_twins.report.pages import ladder_page, log, marked, readme
+from kernel_twins.report.rows import store
+from kernel_twins.report.rows.metrics import STALLS
+from kernel_twins.report.rows.places import shown
+
+_LOG = store.ROOT / "KERNEL_LOG.md"
+_README = store.ROOT / "README.md"
+_PLOTS = store.ROOT / "profiling" / "plots"
+_DOCS = store.ROOT / "docs"
+_PROFILER = _DOCS / "profiler.md"
+
+
+def render(gpu: str, folder: Path, console: Console) -> None:
+    """Write the reference GPU's documents in place, another GPU's log and plots beside its data."""
+    results = load(gpu, folder)
+    if gpu == store.REFERENCE_GPU:
+        texts, plots_path = _texts(folder, results), _PLOTS
+        for line in _gaps():
+            console.print(f"[yellow]{line}")
+    else:
+        texts, plots_path = (
+            {folder / "KERNEL_LOG.md": log.render(folder, results, pd.DataFrame(columns=static.STATIC))},
+            folder / "plots",
+        )
+    for path, text in texts.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    written = ", ".join(shown(path) for path in texts if path.suffix == ".md")
+    try:
+        from kernel_twins.report.pages import plots
+    except ImportError as error:
+        console.print(f"wrote {written}; no figures: {error} (pip install matplotlib)", style="yellow")
+        return
+    plots.draw(folder, plots_path, results)
+    console.print(f"wrote {written} and {shown(plots_path)}/")
+
+
+def disagreements(folder: Path, results: list[Results]) -> list[str]:
+    """What the reference GPU's documents say other than its data in ``folder`` does, a line each."""
+    texts = _texts(folder, results)
+    lines = [
+        f"{shown(path)} is not what the data and the code make it"
+        for path, text in texts.items()
+        if not path.exists() or path.read_text() != text
+    ]
+    lines += [f"{shown(path)} is drawn by no code" for path in _DOCS.glob("drawings/*") if path not in texts]
+    return lines + _gaps() + _outdated_figures(folder, results)
+
+
+def _outdated_figures(folder: Path, results: list[Results]) -> list[str]:
+    try:
+        from kernel_twins.report.pages import plots
+    except ImportError:  # without matplotlib nobody here can have drawn any
+        return []
+    old = plots.outdated(folder, _PLOTS, results)
+    return [f"{shown(_PLOTS)}/{name}.svg is not drawn from the data" for name in old]
+
+
+def _texts(folder: Path, results: list[Results]) -> dict[Path, str]:
+    """The reference GPU's documents, the drawings among them, as they should read."""
+    texts = {
+        _LOG: log.render(folder, results, store.read(static.FILE, static.STATIC)),
+        _README: readme.render(_README.read_text(), folder, results),
+    }
+    for each in results:
+        if (page := _DOCS / f"{each.op.name}.md").exists():
+            texts[page] = ladder_page.render(page.read_text(), each)
+    stalls = write.table(["stall", "a warp waited for"], [[f"`{name}`", waits] for name, waits in STALLS.items()])
+    texts[_PROFILER] = marked.renew(_PROFILER.read_text(), {"stalls": stalls})
+    return texts | {_DOCS / "drawings" / f"{name}.svg": draw().svg() for name, draw in DRAWINGS.items()}
+
+
+def _gaps() -> list[str]:
+    """What the pages do not tell of the ladders, a line each."""
+    lines: list[str] = []
+    for op in OPS.values():
+        page = _DOCS / f"{op.name}.md"
+        lines += ladder_page.gaps(page.read_text(), op) if page.exists() else [f"{shown(page)} is missing"]
+    return lines
