@@ -92,11 +92,12 @@ def time_changes(where: str, before: Measured, after: Measured, same_data: bool)
             ratio = paired_ratio(first, second)
             cycles = [side.cycles[case] for side in (before, after) if case in side.cycles]
             verdict = confirmed(ratio, cycle_ratio(*cycles) if len(cycles) == 2 else None)
-            numbers = (ratio.value, ratio.low, ratio.high, True, verdict)
+            change = TimeChange(where + case, *medians, ratio.value, ratio.low, ratio.high, True, verdict)
         else:
             value = medians[0] / medians[1]
-            numbers = (value, None, None, False, "AMBIGUOUS" if abs(math.log(value)) <= _UNPAIRED else "")
-        changes.append(TimeChange(where + case, *medians, *numbers))
+            told = "AMBIGUOUS" if abs(math.log(value)) <= _UNPAIRED else ""
+            change = TimeChange(where + case, *medians, value, None, None, False, told)
+        changes.append(change)
     return changes
 
 

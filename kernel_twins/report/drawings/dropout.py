@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from kernel_twins.report.drawings.primitives import SOFT, Drawing
+from collections.abc import Callable
+
+from kernel_twins.report.drawings.primitives import SOFT, Drawing, Level
 
 
 def four_words() -> Drawing:
@@ -12,9 +14,7 @@ def four_words() -> Drawing:
     drawing.text(16, 20, "a call for every element: one word of four is used")
     for element in range(4):
         x = 16 + 152 * element
-        drawing.cells(
-            x, 34, 4, 30, 24, lambda word, element=element: "registers" if word == element else "idle", range(4)
-        )
+        drawing.cells(x, 34, 4, 30, 24, _used(element), range(4))
         drawing.arrow((x + 30 * element + 15, 58), (x + 30 * element + 15, 78))
         drawing.cells(x + 30 * element, 78, 1, 30, 24, "device", [element])
     drawing.text(16, 130, "a call for four neighbours: every word is used")
@@ -25,3 +25,8 @@ def four_words() -> Drawing:
     drawing.text(160, 161, "green: the words of block i / 4 that are used", 11, colour=SOFT)
     drawing.text(160, 195, "blue: elements i, each with word i % 4", 11, colour=SOFT)
     return drawing
+
+
+def _used(element: int) -> Callable[[int], Level]:
+    """The levels of a call's words, of which one is used."""
+    return lambda word: "registers" if word == element else "idle"

@@ -63,10 +63,15 @@ def compile_all(work: Iterable[Work]) -> list[str]:
     shares = _shares(waiting)
     if len(shares) < 2:
         return []
+
+    def load() -> None:
+        for each in waiting:
+            libraries.load(each.op)
+
     with tempfile.TemporaryDirectory() as folder, config.patch(compile_threads=1):
         called = [[(each.op.name, each.labels()) for each in share] for share in shares]
         (Path(folder) / "compile.json").write_text(json.dumps(called))
-        return ahead.run(__name__, Path(folder), len(shares), lambda: [libraries.load(each.op) for each in waiting])
+        return ahead.run(__name__, Path(folder), len(shares), meanwhile=load)
 
 
 def _shares(waiting: Iterable[Work]) -> list[list[Work]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import cast
+from typing import TypedDict, cast
 
 from kernel_twins.report.meaning import write
 from kernel_twins.report.meaning.analysis import load
@@ -14,12 +14,24 @@ from kernel_twins.report.measure.selection import Selection
 from kernel_twins.spec import Backend
 
 
+class _Cell(TypedDict):
+    op: str
+    step: str
+    backend: str
+    case: str
+    status: str
+    time_us: float | None
+    ratio: float | None
+    baseline: str | None
+    limit: str | None
+
+
 def show(selection: Selection, stage: Path, as_json: bool) -> list[str]:
     """Extract the stage and print its cells to stdout; returns what could not be used, a line each."""
     folder = stage.with_name(f"{stage.name}-results")
     shutil.rmtree(folder, ignore_errors=True)  # or an earlier part's numbers would pass for this one's
     problems = publish.publish(stage, folder)
-    rows = []
+    rows: list[_Cell] = []
     for results in load(stage.parent.name, folder):
         op = results.op
         if op not in selection.ops or not results.measured:
@@ -47,8 +59,8 @@ def show(selection: Selection, stage: Path, as_json: bool) -> list[str]:
         print(json.dumps(rows, indent=2))
         return problems
     for row in rows:
-        time, ratio = write.number(row["time_us"]), write.number(row["ratio"])
-        told = f"{time} µs, {ratio} × {row['baseline']}" if row["status"] == "ok" else row["status"] or "not served"
+        time, faster = write.number(row["time_us"]), write.number(row["ratio"])
+        told = f"{time} µs, {faster} × {row['baseline']}" if row["status"] == "ok" else row["status"] or "not served"
         print(f"{row['op']} {row['step']} {row['backend']} {row['case']}: {told}")
         if row["limit"]:
             print(f"  limited by {row['limit']}")

@@ -378,7 +378,7 @@ def _stalls(results: Results, case: Case, name: Name) -> str:
 
 def _kernels(results: Results, case: Case, name: Name) -> str:
     """Whose code the counters are of; helpers among them."""
-    launched = results.recorded.kernels.get((case.slug, name), {})
+    launched = results.recorded.kernels.get((case.slug, name), Counter())
     return " · ".join(f"`{kernel}`" + (f" × {count}" if count > 1 else "") for kernel, count in launched.items())
 
 

@@ -181,7 +181,7 @@ def _ladder(results: Results) -> Figure:
     op, case = results.op, results.op.profile_case
     figure, axis = plt.subplots(figsize=(1.6 + 1.3 * len(op.steps), 3.2))
     pale: list[Any] = []
-    for offset, backend in ((-0.2, "cuda"), (0.2, "triton")):
+    for offset, backend in zip((-0.2, 0.2), BACKENDS, strict=True):
         positions = [index + offset for index, step in enumerate(op.steps) if backend in step.backends]
         rates = [results.rate(case, Name(backend, step.name)) or 0 for step in op.steps_of(backend)]
         bars = axis.bar(positions, rates, 0.38, color=_COLOUR[backend], label=_TITLES[backend])

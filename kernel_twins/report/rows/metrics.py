@@ -7,7 +7,7 @@ and its like are left out: one of them alone costs eight passes, and the limiter
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -156,7 +156,7 @@ def names(tier: Tier) -> list[str]:
     return [metric.name for metric in METRICS.values() if metric.tier <= tier]
 
 
-def fold(launches: list[Mapping[str, float]]) -> dict[str, float]:
+def fold(launches: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """One call's metrics from those of its launches; a metric that a launch lacks is left out."""
     if not launches:
         return {}
