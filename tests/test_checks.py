@@ -11,7 +11,8 @@ pytest.importorskip("matplotlib")
 
 from kernel_twins import OPS
 from kernel_twins.report import cli
-from kernel_twins.report.pages import checks
+from kernel_twins.report.meaning import static
+from kernel_twins.report.pages import checks, documents
 from kernel_twins.report.rows import store
 
 OP = OPS["vector_add"]
@@ -42,9 +43,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     store.write(tmp_path / "vector_add.timings.csv", pd.DataFrame(timings, columns=store.TABLES["timings"]))
     store.write(tmp_path / "vector_add.previous.csv", pd.DataFrame([previous], columns=store.TABLES["previous"]))
     monkeypatch.setattr(checks, "FOLDER", tmp_path)
-    monkeypatch.setattr(checks.documents, "disagreements", lambda folder, results: [])
-    monkeypatch.setattr(checks.static, "differences", lambda thorough: [])
-    monkeypatch.setattr(checks.static, "not_compared", str)
+    monkeypatch.setattr(documents, "disagreements", lambda folder, results: [])
+    monkeypatch.setattr(static, "differences", lambda thorough: [])
+    monkeypatch.setattr(static, "not_compared", str)
     return tmp_path
 
 
@@ -93,9 +94,9 @@ def test_counters_of_another_steps_kernel_fail(tmp_path: Path, monkeypatch: pyte
     for op, rows in recorded.groupby("op"):
         store.write(store.path(tmp_path, op, "counters"), rows[store.TABLES["counters"]])
     monkeypatch.setattr(checks, "FOLDER", tmp_path)
-    monkeypatch.setattr(checks.documents, "disagreements", lambda folder, results: [])
-    monkeypatch.setattr(checks.static, "differences", lambda thorough: [])
-    monkeypatch.setattr(checks.static, "not_compared", str)
+    monkeypatch.setattr(documents, "disagreements", lambda folder, results: [])
+    monkeypatch.setattr(static, "differences", lambda thorough: [])
+    monkeypatch.setattr(static, "not_compared", str)
     told = checks.run(release=False, audit=False).failures
     assert sorted(line.partition("/cuda at ")[0] for line in told) == FOREIGN
     assert (
@@ -148,7 +149,7 @@ def test_what_was_never_measured_fails_a_release_only(folder: Path) -> None:
 
 def test_that_nothing_was_compared_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checks.accept("known")
-    monkeypatch.setattr(checks.static, "not_compared", lambda: "there is no built extension")
+    monkeypatch.setattr(static, "not_compared", lambda: "there is no built extension")
     assert any("no built extension" in line for line in checks.run(release=False, audit=False).warnings)
     assert any("no built extension" in line for line in checks.run(release=True, audit=False).failures)
 
@@ -156,9 +157,9 @@ def test_that_nothing_was_compared_is_said(folder: Path, monkeypatch: pytest.Mon
 def test_documents_and_binaries_that_disagree_fail(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checks.accept("known")
     monkeypatch.setattr(
-        checks.documents, "disagreements", lambda folder, results: ["KERNEL_LOG.md is not what the data make it"]
+        documents, "disagreements", lambda folder, results: ["KERNEL_LOG.md is not what the data make it"]
     )
-    monkeypatch.setattr(checks.static, "differences", lambda thorough: ["31 registers, were 30"])
+    monkeypatch.setattr(static, "differences", lambda thorough: ["31 registers, were 30"])
     failures = checks.run(release=False, audit=False).failures
     assert any("KERNEL_LOG.md" in line for line in failures)
     assert any("31 registers" in line for line in failures)

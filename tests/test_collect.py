@@ -6,6 +6,9 @@ import argparse
 import contextlib
 import dataclasses
 import fcntl
+import importlib
+import importlib.metadata
+import importlib.util
 import json
 import os
 import pickle
@@ -27,7 +30,7 @@ pytest.importorskip("torch")
 from rich.console import Console
 from rich.progress import Progress
 
-from kernel_twins import OPS, bench
+from kernel_twins import OPS, bench, ops
 from kernel_twins._load import UnavailableError
 from kernel_twins.bench import Timing
 from kernel_twins.check import generator
@@ -49,7 +52,7 @@ from kernel_twins.report.measure import (
 from kernel_twins.report.measure.selection import Selection
 from kernel_twins.report.ncu import extract, ncu
 from kernel_twins.report.ncu.reader import Launch
-from kernel_twins.report.pages import log
+from kernel_twins.report.pages import documents, log
 from kernel_twins.report.rows import identity, labels, libraries, store
 from kernel_twins.report.rows.errors import CannotRunError, InvalidDataError
 from kernel_twins.report.rows.metrics import CYCLES, DURATION, METRICS, names
@@ -359,7 +362,7 @@ def test_a_worker_imports_what_baselines_need_where_it_is_installed(monkeypatch:
         asked.append(module)
         raise ImportError(module)
 
-    monkeypatch.setattr(libraries.importlib, "import_module", imported)
+    monkeypatch.setattr(importlib, "import_module", imported)
     libraries.load(OPS["softmax"])
     libraries.load(OPS["matmul_fp32"])
     compiler = "torch._inductor.compile_fx"
@@ -422,13 +425,13 @@ def test_what_could_not_be_judged_is_measured_again_by_whoever_goes_on(machine: 
 def test_a_run_tells_the_versions_of_other_peoples_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     def version(package: str) -> str:
         if package == "quack-kernels":
-            raise libraries.importlib.metadata.PackageNotFoundError(package)
+            raise importlib.metadata.PackageNotFoundError(package)
         return "0.8.5"
 
-    monkeypatch.setattr(libraries.importlib.util, "find_spec", lambda module: module)
-    monkeypatch.setattr(libraries.importlib.metadata, "version", version)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda module: module)
+    monkeypatch.setattr(importlib.metadata, "version", version)
     assert libraries.versions() == {"liger": "0.8.5", "quack": "unknown"}
-    monkeypatch.setattr(libraries.importlib.util, "find_spec", lambda module: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda module: None)
     assert libraries.versions() == {"liger": "", "quack": ""}
     assert {*libraries.LIBRARIES} <= {*store.FACTS}
 
@@ -654,7 +657,7 @@ def test_code_that_changed_between_timing_and_profiling_is_not_published(
 
     def edit_meanwhile(*arguments: Any) -> None:
         profile(*arguments)
-        monkeypatch.setattr(stage.identity, "source_digest", lambda *_: "edited")
+        monkeypatch.setattr(identity, "source_digest", lambda *_: "edited")
 
     monkeypatch.setattr(machine, "profile", edit_meanwhile)
     runs.collect()
@@ -705,7 +708,7 @@ def test_after_ctrl_c_no_gpu_takes_another_operation(monkeypatch: pytest.MonkeyP
         if while_starting:
             released.wait(10)  # where the signal finds the main thread
 
-    monkeypatch.setattr(shards.subprocess, "run", child)
+    monkeypatch.setattr(subprocess, "run", child)
     monkeypatch.setattr(threading.Thread, "start", started)
     with pytest.raises(KeyboardInterrupt):
         shards.run(list("abcdef"), ["0"], [])
@@ -789,7 +792,7 @@ def test_without_a_gpu_and_a_verb_the_log_is_rendered_and_that_is_said(
 
     rendered = []
     monkeypatch.setattr(commands, "why_no_gpu", lambda: "no NVIDIA GPU is visible")
-    monkeypatch.setattr(commands.documents, "render", lambda gpu, folder, console: rendered.append(gpu))
+    monkeypatch.setattr(documents, "render", lambda gpu, folder, console: rendered.append(gpu))
     assert cli.main([], "") == 0
     assert rendered == [store.REFERENCE_GPU]
     assert "no NVIDIA GPU is visible: rendering from the committed measurements" in capsys.readouterr().err
@@ -799,7 +802,7 @@ def test_without_a_gpu_and_a_verb_the_log_is_rendered_and_that_is_said(
 def ready(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], None]:
     """A worker for an operation whose imports are quick, and nothing that it is told of is called."""
     monkeypatch.setattr(worker, "torch", SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: False)))
-    monkeypatch.setattr(worker.ops, "get", lambda _: dataclasses.replace(OP, baselines={}))
+    monkeypatch.setattr(ops, "get", lambda _: dataclasses.replace(OP, baselines={}))
     return lambda: worker.main(OP.name, "1", str(tmp_path / "digests"), str(tmp_path / "labels"))
 
 
@@ -829,7 +832,7 @@ def test_a_worker_waits_to_be_told_what_to_call(
     def label(_: object, text: str) -> None:
         raise InvalidDataError(text)
 
-    monkeypatch.setattr(worker.fcntl, "flock", lock)
+    monkeypatch.setattr(fcntl, "flock", lock)
     monkeypatch.setattr(labels, "read", label)
     with pytest.raises(InvalidDataError, match=r"^kl\.told$"):
         ready()
@@ -838,7 +841,7 @@ def test_a_worker_waits_to_be_told_what_to_call(
 def test_a_worker_whose_imports_touched_the_gpu_says_so_and_ends(
     ready: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker.torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(worker, "torch", SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: True)))
     with pytest.raises(SystemExit, match=r"vector_add have set up CUDA .* may touch the GPU when it is imported$"):
         ready()
 
@@ -864,7 +867,7 @@ def test_the_code_of_a_triton_step_is_that_of_all_kernels_that_its_first_call_la
     cuda.is_initialized.return_value = False
     monkeypatch.setattr(jit.JITFunction, "run", run)
     monkeypatch.setattr(worker, "torch", SimpleNamespace(cuda=cuda))
-    monkeypatch.setattr(worker.ops, "get", lambda _: spec)
+    monkeypatch.setattr(ops, "get", lambda _: spec)
     monkeypatch.setattr(worker, "load_named", lambda *_: call)
     monkeypatch.setattr(worker, "generator", lambda *_: None)
     monkeypatch.setattr(worker, "empty_outputs", lambda *_: None)

@@ -6,6 +6,7 @@ import dataclasses
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections import namedtuple
@@ -111,7 +112,7 @@ def test_an_unfinished_run_is_found(bare: Path, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.usefixtures("bare")
 def test_a_full_disk_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: usage(10**12, 10**12, 10**6))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**12, 10**12, 10**6))
     assert examined()["free disk space"].state == "warning"
 
 

@@ -71,7 +71,7 @@ def test_units_go_to_base_units_and_back(spelling: tuple[str, str, int], value: 
     base, unit, exponent = spelling
     assert to_base(value.scaleb(-exponent), unit, "m") == (float(value), base)
     again, same = to_base(float(value.scaleb(-exponent)), unit, "m")
-    assert (again, same) == (pytest.approx(float(value), rel=1e-15, abs=0), base)
+    assert again == pytest.approx(float(value), rel=1e-15, abs=0) and same == base
     assert to_base(again, base, "m") == (again, base)
 
 

@@ -27,7 +27,7 @@ from kernel_twins._load import UnavailableError, extension  # noqa: E402
 from kernel_twins.functional import backends, choice, linear  # noqa: E402
 from kernel_twins.functional.backends import cuda_operator, is_on_gpu, is_plain, triton_functions  # noqa: E402
 from kernel_twins.report.calls import fastest  # noqa: E402
-from kernel_twins.spec import BACKENDS, Case  # noqa: E402
+from kernel_twins.spec import BACKENDS, Backend, Case  # noqa: E402
 
 matmul = importlib.import_module("kernel_twins.functional.matmul")  # the module, which a function hides
 ROOT = Path(__file__).resolve().parents[1]
@@ -272,7 +272,8 @@ def test_a_call_takes_as_long_as_its_host_where_the_gpu_is_faster() -> None:
         for case, *by_backend in on_gpu
         for (backend, step), times in zip((("cuda", "c"), ("torch", ""), ("triton", "t")), by_backend, strict=True)
     ]
-    steps, host = {"cuda": "c", "triton": "t"}, {"cuda": 14.0, "torch": 18.0, "triton": 70.0}
+    steps: dict[Backend, str] = {"cuda": "c", "triton": "t"}
+    host = {"cuda": 14.0, "torch": 18.0, "triton": 70.0}
     for known, best in ((host, "cuda"), ({}, "triton"), ({"cuda": 14.0, "torch": 18.0}, "triton")):
         assert list(fastest.fastest(pandas.DataFrame(rows), steps, {2: known}).values()) == [best, "triton"]
     assert list(fastest.fastest(pandas.DataFrame(rows), steps, {4: host}).values()) == ["triton", "triton"]

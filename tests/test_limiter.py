@@ -42,7 +42,7 @@ def limit(folded: dict[str, float], time_us: float | None = 100.0, ceilings: Cei
 @pytest.mark.parametrize("unit", COUNTER)
 def test_a_unit_is_the_limit_from_80_percent_on(unit: str) -> None:
     at = limit(counters(**{unit.replace(" ", "_"): 80.0}))
-    assert (at.kind, at.share) == (unit, pytest.approx(80))
+    assert at.kind == unit and at.share == pytest.approx(80)
     assert at.told().startswith(f"{unit}, 80 % busy (next: ")
     assert limit(counters(**{unit.replace(" ", "_"): 79.9})).kind == "latency"
 
@@ -59,7 +59,7 @@ def test_two_within_ten_points_are_balanced_unless_both_are_low() -> None:
 
 def test_conflicts_count_from_a_fifth_of_the_wavefronts_on() -> None:
     at = limit(counters(conflicts=20.0, shared_memory=60.0))
-    assert (at.kind, at.share) == ("bank conflicts", pytest.approx(20))
+    assert at.kind == "bank conflicts" and at.share == pytest.approx(20)
     assert limit(counters(conflicts=19.9, shared_memory=60.0)).kind == "latency"
     assert limit(counters(conflicts=50.0, shared_memory=95.0)).kind == "bank conflicts"
     assert limit(counters(conflicts=19.9, shared_memory=95.0)).kind == "shared memory"

@@ -8,6 +8,7 @@ import math
 import os
 import signal
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -420,7 +421,7 @@ def test_a_disk_that_is_full_for_us_is_named(folder: Path, monkeypatch: pytest.M
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
 
-    monkeypatch.setattr(ncu.tempfile, "TemporaryDirectory", full)
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", full)
     with pytest.raises(EnvironmentFault, match="disk is full") as caught:
         profile(folder)
     assert caught.value.name == "disk_full"

@@ -72,8 +72,8 @@ def test_only_a_prediction_at_another_case_is_another_prediction(tmp_path: Path)
     cell = Cell("vector_add", "v03_vectorized", "cuda")
     assert digest(cell, canonical(TIME)) == "05e46702c5f0"  # as it was before predictions could name a case
     freeze(tmp_path, [with_predictions(TIME)], EARLY)
-    assert Marks(tmp_path).mark(*cell, TIME) == "pre-registered"
-    assert Marks(tmp_path).mark(*cell, ELSEWHERE) == "not frozen"
+    assert Marks(tmp_path).mark(cell.op, cell.step, "cuda", TIME) == "pre-registered"
+    assert Marks(tmp_path).mark(cell.op, cell.step, "cuda", ELSEWHERE) == "not frozen"
 
 
 def test_but_at_its_own_profile_case_nothing_but_the_time_can_be_predicted_of_a_step_elsewhere() -> None:
@@ -202,7 +202,7 @@ def test_a_direction_of_time_must_exceed_the_noise_of_the_paired_rounds(ratio: R
 
 def test_time_is_judged_by_paired_rounds_where_there_are_some() -> None:
     judgement = judge(relative("<=", 0.98, "time"), {"time": 100.0}, {"time": 99.0}, Ratio(1.25, 1.2, 1.3))
-    assert (judgement.verdict, judgement.actual) == ("hit", pytest.approx(0.8))
+    assert judgement.verdict == "hit" and judgement.actual == pytest.approx(0.8)
     assert judgement.by == "paired rounds, 0.8 [0.7692, 0.8333]"
     # Time's pairs say nothing of another quantity.
     assert judged(relative("<=", 0.5), 100.0, 100.0, Ratio(3, 2.9, 3.1)) == "miss"
@@ -262,8 +262,8 @@ def test_time_at_another_case_is_judged_there(tmp_path: Path, time: float, verdi
     measured.time(OP.profile_case, v01_scalar=300.0, v02_grid_stride=200.0, v03_vectorized=100.0)
     measured.time(OTHER, v01_scalar=100.0, v03_vectorized=time)
     here, elsewhere = measured.judged()
-    assert (here.verdict, here.actual) == ("hit", pytest.approx(0.5))
-    assert (elsewhere.verdict, elsewhere.actual) == (verdict, pytest.approx(time / 100))
+    assert here.verdict == "hit" and here.actual == pytest.approx(0.5)
+    assert elsewhere.verdict == verdict and elsewhere.actual == pytest.approx(time / 100)
     assert elsewhere.by.startswith("paired rounds")
 
 
@@ -321,7 +321,7 @@ def test_what_was_predicted_of_another_steps_kernel_is_void_and_in_no_score(tmp_
     measured.profile(v01_scalar=50.0, v03_vectorized=40.0)
     void, time, share = measured.judged()
     assert (void.verdict, void.actual) == ("void", None)
-    assert (time.verdict, share.verdict, share.actual) == ("hit", "hit", pytest.approx(0.8))
+    assert time.verdict == share.verdict == "hit" and share.actual == pytest.approx(0.8)
     (found,) = score([("ladder", "pre-registered", each) for each in (void, time, share)])
     assert (found.hit, found.miss, found.wrong_direction, found.not_judged, found.void) == (2, 0, 0, 0, 1)
     text = log.render(tmp_path, [measured.results], pd.DataFrame(columns=static.STATIC))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -602,9 +603,9 @@ def test_a_run_that_will_lack_a_recorded_librarys_times_says_so(
     op = OPS["softmax"]
     rows = [timing("liger", "", [50.0]), timing("quack", "", [], status="skipped: no")]
     store.write(store.path(tmp_path, op.name, "timings"), pd.DataFrame(rows, columns=store.TABLES["timings"]))
-    monkeypatch.setattr(libraries.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     told = libraries.missed([op], tmp_path)
     assert told.startswith("Liger-Kernel not installed here") and "`pip install liger-kernel` first" in told
     assert libraries.missed([OPS["vector_add"]], tmp_path) == ""
-    monkeypatch.setattr(libraries.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     assert libraries.missed([op], tmp_path) == ""

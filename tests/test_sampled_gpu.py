@@ -6,6 +6,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -103,6 +104,7 @@ def test_one_wrong_element_of_linears_gradients_is_found() -> None:
     problem = Problem("linear", Case.parse(SMALL["linear"][0]), 1)
     entrant = problem.entrant("cuda", "backward", 0)
     right = entrant.trial()
+    assert entrant.fault is not None
     assert entrant.fault(right) == ""
     for index, each in enumerate(right):
         wrong = each.clone()
@@ -126,9 +128,7 @@ def test_what_is_compiled_is_right_and_is_compiled_for_every_shape() -> None:
 
 def test_a_sample_goes_round_the_sets_however_long_the_host_takes() -> None:
     x = [torch.zeros(1000, device="cuda") for _ in range(2)]
-    sample = sampled_timing._sample(
-        "fine", [lambda each=each: each.add_(1) for each in x], torch.cuda.graph_pool_handle()
-    )
+    sample = sampled_timing._sample("fine", [partial(each.add_, 1) for each in x], torch.cuda.graph_pool_handle())
     assert sample.is_short and sample.calls > bench.few(2)
 
 

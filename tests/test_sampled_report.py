@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -442,7 +443,7 @@ def test_only_what_is_not_compiled_yet_is_compiled(tmp_path: Path, monkeypatch: 
             return len(started) - 1
 
     monkeypatch.setattr(subprocess, "Popen", Worker)
-    monkeypatch.setattr(sampled.os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     wrong = sampled.compile_all(recording, lambda line: None)
     assert started == [([str(recording.folder), str(number), "2"], "1") for number in range(2)]
     assert wrong == ["process 0 of those that compile ended with 1", "process 1 of those that compile ended with 1"]

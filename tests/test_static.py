@@ -355,7 +355,7 @@ def built(committed: pd.DataFrame) -> pd.DataFrame:
         pytest.skip("the extension is not built, or there is no cuobjdump")
     toolchains = set(committed.loc[committed["backend"] == "cuda", "toolchain"])
     if toolchains != {f"nvcc {disassembly.compiler_version(library)}"} or not disassembly.resource_usage(
-        library, static.ARCH
+        library, disassembly.ARCH
     ):
         pytest.skip(f"the extension was built with another compiler than {', '.join(toolchains)}, or for another GPU")
     return committed

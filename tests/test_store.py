@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pandas as pd
@@ -68,7 +69,7 @@ def test_an_interrupted_write_leaves_the_table_as_it_was(tmp_path: Path, monkeyp
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(store.os, "replace", full)
+    monkeypatch.setattr(os, "replace", full)
     with pytest.raises(OSError, match="No space"):
         store.write(file, old.assign(reason="new"))
     assert store.read(file, COLUMNS).equals(old)
