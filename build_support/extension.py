@@ -120,7 +120,10 @@ def _cuda_extension(cuda: toolkit.Toolkit) -> dict[str, Any]:
 
     extension = CUDAExtension(
         NAME,
-        [str(path) for path in (sources.BINDINGS, *sources.FUNCTIONAL, sources.STEP_TABLE, *sources.cuda_files())],
+        [
+            str(path)
+            for path in (sources.BINDINGS, *sources.operator_files(), sources.STEP_TABLE, *sources.cuda_files())
+        ],
         include_dirs=[*(str(sources.ROOT / path) for path in sources.INCLUDE_DIRS), str(cuda.include_dir)],
         library_dirs=[str(toolkit.linkable_cudart(cuda, sources.ROOT / "build" / "lib"))],
         extra_compile_args={

@@ -13,11 +13,7 @@ from build_support.toolkit import BuildError
 ROOT = Path(__file__).resolve().parent.parent
 GENERATED = Path("build/generated")
 STEP_TABLE = GENERATED / "step_table.cpp"
-BINDINGS = Path("cuda-kernels/bindings.cpp")
-FUNCTIONAL = tuple(
-    Path("cuda-kernels") / f"functional{family}.cpp"
-    for family in ("", "_softmax", "_norm", "_cross_entropy", "_dropout", "_reduction")
-)
+BINDINGS = Path("cuda-kernels/torch/bindings.cpp")
 INCLUDE_DIRS = (Path("cuda-kernels"), Path("hardware-survey"))
 
 DEFAULT_ARCH = "9.0a"
@@ -55,20 +51,22 @@ def object_of(source: Path, root: Path = ROOT) -> Path:
 
 def step_files(root: Path = ROOT) -> list[Path]:
     """The CUDA steps, relative to the root."""
-    return sorted(path.relative_to(root) for path in root.glob("cuda-kernels/*/v*.cu"))
+    return sorted(path.relative_to(root) for path in root.glob("cuda-kernels/*/*/v*.cu"))
 
 
 def cuda_files(root: Path = ROOT) -> list[Path]:
     """All .cu files of the extension, relative to the root: steps, what functions add, built-in baselines, probes."""
     others = [
-        *root.glob("cuda-kernels/baselines/*.cu"),
-        *root.glob("cuda-kernels/*/backward.cu"),
-        *root.glob("cuda-kernels/*/bias.cu"),
-        *root.glob("cuda-kernels/*/mean.cu"),
-        *root.glob("cuda-kernels/*/parameters.cu"),
+        *root.glob("cuda-kernels/*/*/function_*.cu"),
+        *root.glob("cuda-kernels/lib/baseline_*.cu"),
         *root.glob("hardware-survey/probes.cu"),
     ]
     return step_files(root) + sorted(path.relative_to(root) for path in others)
+
+
+def operator_files(root: Path = ROOT) -> list[Path]:
+    """The families' operators behind the public functions, relative to the root."""
+    return sorted(path.relative_to(root) for path in root.glob("cuda-kernels/*/torch.cpp"))
 
 
 def architectures(

@@ -32,9 +32,9 @@ def compiled_baselines(op: Op) -> list[str]:
 def render(ops: Iterable[Op]) -> str:
     """The C++ text: for each operation its launchers' declarations and ``<op>_steps``."""
     tables = [table for op in ops if (table := _table(op))]
-    includes = [f'#include "{op.name}/args.h"' for op in ops if _entries(op)]
+    includes = [f'#include "{op.family}/{op.name}/args.h"' for op in ops if _entries(op)]
     head = ["// Generated from kernel_twins/ops by build_support/step_table.py.", "", "#include <iterator>", ""]
-    return "\n".join([*head, *includes, '#include "step.h"', "", *tables])
+    return "\n".join([*head, *includes, '#include "lib/step.h"', "", *tables])
 
 
 def write(ops: Iterable[Op], root: Path, path: Path) -> None:

@@ -3,7 +3,7 @@
 
 #include <iterator>
 
-#include "common.cuh"
+#include "lib/common.cuh"
 #include "probes_compute.cuh"
 #include "probes_memory.cuh"
 

@@ -22,7 +22,7 @@
 
 #include <cstdint>
 
-#include "step.h"
+#include "lib/step.h"
 
 struct ProbeArgs {
   void* buffer;        // 16-byte aligned; RESULT_BYTES of results, then the data

@@ -7,7 +7,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "common.cuh"
+#include "lib/common.cuh"
 #include "probes.h"
 
 struct Data {

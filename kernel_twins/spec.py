@@ -252,8 +252,9 @@ class Op:
     draw: Callable[[Draws], Drawn] | None = None
 
     def folder(self, backend: Backend) -> str:
-        """Where the ladder lies in one language, such as ``cuda-kernels/softmax``, from the repository's root."""
-        return f"{_FOLDERS[backend]}/{self.name}"
+        """A ladder's place in one language, from the repository's root, such as ``cuda-kernels/softmax/softmax``."""
+        place = f"{self.family}/{self.name}" if backend == "cuda" else self.name
+        return f"{_FOLDERS[backend]}/{place}"
 
     def file(self, step: str, backend: Backend) -> str:
         """A step's file, from the repository's root."""

@@ -802,7 +802,7 @@ def test_backends_that_are_not_there_are_named() -> None:
 
 
 def test_the_steps_behind_the_functions_are_those_of_the_operators() -> None:
-    source = (ROOT / "cuda-kernels" / "functional_cross_entropy.cpp").read_text()
+    source = (ROOT / "cuda-kernels" / "loss" / "torch.cpp").read_text()
     for op, names in functional.STEPS["cuda"].items():
         (listed,) = re.findall(rf'"{op}", {{("[^}}]*)}}', source)
         assert tuple(re.findall(r'"(\w+)"', listed)) == names

@@ -17,7 +17,7 @@ from kernel_twins.report.ncu import extract
 from kernel_twins.report.ncu.reader import Launch
 from kernel_twins.report.pages import documents, ladder_page
 from kernel_twins.report.rows import labels, store
-from kernel_twins.spec import Case, Name, Op
+from kernel_twins.spec import BACKENDS, Case, Name, Op
 
 FOLDER = store.DATA / store.REFERENCE_GPU
 DOCS = store.ROOT / "docs"
@@ -129,8 +129,8 @@ def test_every_step_is_explained_with_a_drawing(op: Op) -> None:
         text = section(op, step.name)
         assert f"<!-- counters:{step.name}:begin -->" in text
         assert set(re.findall(r"\(drawings/([\w-]+)\.svg\)", text)) & DRAWINGS.keys(), f"{step.name} has no drawing"
-        for backend, suffix in (("cuda", "cu"), ("triton", "py")):
-            file = f"(../{backend}-kernels/{op.name}/{step.name}.{suffix})"
+        for backend in BACKENDS:
+            file = f"(../{op.file(step.name, backend)})"
             assert (file in text) == (backend in step.backends), f"{step.name}: {file}"
 
 

@@ -708,7 +708,7 @@ def test_the_function_is_found_lazily() -> None:
 
 
 def test_every_backend_names_steps_that_there_are() -> None:
-    source = (ROOT / "cuda-kernels" / "functional_dropout.cpp").read_text()
+    source = (ROOT / "cuda-kernels" / "dropout" / "torch.cpp").read_text()
     for backend, by_op in STEPS.items():
         for op, names in by_op.items():
             assert all(backend in OPS[op].step(name).backends for name in names)

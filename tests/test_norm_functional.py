@@ -892,7 +892,7 @@ def test_functions_and_modules_are_found_lazily() -> None:
 
 
 def test_every_backend_names_steps_that_there_are() -> None:
-    source = (ROOT / "cuda-kernels" / "functional_norm.cpp").read_text()
+    source = (ROOT / "cuda-kernels" / "norm" / "torch.cpp").read_text()
     for backend, by_op in norm.STEPS.items():
         for op, names in by_op.items():
             assert all(backend in OPS[op].step(name).backends for name in names)

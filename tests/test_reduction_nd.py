@@ -151,7 +151,7 @@ def test_both_languages_find_the_same_axes(tmp_path: Path) -> None:
         pytest.skip("there is no C++ compiler")
     source, program = tmp_path / "axes.cpp", tmp_path / "axes"
     source.write_text(PROGRAM)
-    include = ROOT / "cuda-kernels" / "reduction_nd"
+    include = ROOT / "cuda-kernels" / "reduction" / "reduction_nd"
     subprocess.run([compiler, "-std=c++20", "-Wall", "-Werror", f"-I{include}", source, "-o", program], check=True)
     lines, expected = [], []
 

@@ -31,7 +31,7 @@ USAGE = f"""
 Fatbin elf code:
 ================
 arch = sm_90a
-identifier = cuda-kernels/vector_add/v01_scalar.cu
+identifier = cuda-kernels/elementwise/vector_add/v01_scalar.cu
 
 Resource usage:
  Common:
@@ -386,9 +386,9 @@ def test_the_gate_notices_every_change(built: pd.DataFrame, monkeypatch: pytest.
     (line,) = static.differences()
     assert "vector_add_v03_vectorized_kernel<double> is recorded and no longer compiled" in line
 
-    monkeypatch.setattr(disassembly, "newer_sources", lambda library, root: ["cuda-kernels/common.cuh"])
+    monkeypatch.setattr(disassembly, "newer_sources", lambda library, root: ["cuda-kernels/lib/common.cuh"])
     (line,) = static.differences()
-    assert line.endswith("cuda-kernels/common.cuh is newer than the build: run `python setup.py build_ext`")
+    assert line.endswith("cuda-kernels/lib/common.cuh is newer than the build: run `python setup.py build_ext`")
 
 
 def test_a_release_is_not_judged_by_a_build_that_lacks_a_change(
@@ -396,10 +396,10 @@ def test_a_release_is_not_judged_by_a_build_that_lacks_a_change(
 ) -> None:
     monkeypatch.setattr(static, "FILE", tmp_path / "static.csv")
     store.write(static.FILE, built[built["backend"] == "cuda"])
-    monkeypatch.setattr(disassembly, "newer_sources", lambda library, root: ["cuda-kernels/ampere.cuh"])
+    monkeypatch.setattr(disassembly, "newer_sources", lambda library, root: ["cuda-kernels/lib/ptx/ampere.cuh"])
     assert static.differences() == []
     (line,) = static.differences(thorough=True)
-    assert line == "cuda-kernels/ampere.cuh is newer than the build: run `python setup.py build_ext`"
+    assert line == "cuda-kernels/lib/ptx/ampere.cuh is newer than the build: run `python setup.py build_ext`"
 
 
 def test_the_gate_is_silent_where_nothing_can_be_compared(

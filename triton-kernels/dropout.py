@@ -2,7 +2,7 @@
 
 Element i of a matrix, counted row by row, is kept where its word is at least ``threshold``: word i % 4 of block i / 4.
 Philox4x32-10 makes four words from a counter, a fourth of the offset and the block, and a key, the seed; see
-cuda-kernels/philox.h.
+cuda-kernels/dropout/philox.h.
 """
 
 from __future__ import annotations

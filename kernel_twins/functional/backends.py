@@ -39,7 +39,7 @@ _BATCHED: Any = torch._C._parse_dispatch_key("Batched")
 
 
 def cuda_operator(name: str) -> tuple[Function | None, str]:
-    """The operator of cuda-kernels/functional*.cpp, or None and why it is not there."""
+    """The operator of cuda-kernels/*/torch.cpp, or None and why it is not there."""
     try:
         known = extension()
     except UnavailableError as error:

@@ -1,6 +1,6 @@
 """``kernel_twins.cross_entropy`` and its gradient in place: by the last step of a ladder, or by PyTorch.
 
-The CUDA side is an operator in C++ (cuda-kernels/functional_cross_entropy.cpp), the Triton side one in Python. Nothing
+The CUDA side is an operator in C++ (cuda-kernels/loss/torch.cpp), the Triton side one in Python. Nothing
 here imports Triton before it is asked for.
 """
 
@@ -48,7 +48,7 @@ STEPS: dict[Backend, dict[str, tuple[str, ...]]] = {
 }
 """What stands behind a backend: the first that the GPU runs and that takes the rows.
 
-cuda-kernels/functional_cross_entropy.cpp has the same names.
+cuda-kernels/loss/torch.cpp has the same names.
 """
 
 _TARGET_DTYPES = (torch.int64, torch.uint8)  # PyTorch's, of classes

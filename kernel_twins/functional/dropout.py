@@ -1,6 +1,6 @@
 """``kernel_twins.dropout_add``: by the last step of a ladder, or by PyTorch.
 
-The CUDA side is an operator in C++ (cuda-kernels/functional_dropout.cpp), the Triton side one in Python. Nothing here
+The CUDA side is an operator in C++ (cuda-kernels/dropout/torch.cpp), the Triton side one in Python. Nothing here
 imports Triton before it is asked for.
 """
 
@@ -39,7 +39,7 @@ STEPS: dict[Backend, dict[str, tuple[str, ...]]] = {
     "cuda": {"dropout_add": ("v05_more_warps",), "dropout_add_backward": ("v04_rows_abreast",)},
     "triton": {"dropout_add": ("v02_four_words",), "dropout_add_backward": ("v02_persistent",)},
 }
-"""What stands behind a backend; cuda-kernels/functional_dropout.cpp has the same names."""
+"""What stands behind a backend; cuda-kernels/dropout/torch.cpp has the same names."""
 
 _DTYPES = tuple(DTYPE.values())
 

@@ -33,7 +33,7 @@ from kernel_twins.functional.norm import require_tensors
 from kernel_twins.spec import Backend, Case
 from kernel_twins.tensors import name_of
 
-STEP = "v01_fused"  # what stands behind both languages; cuda-kernels/functional.cpp has the same name
+STEP = "v01_fused"  # what stands behind both languages; cuda-kernels/matmul/torch.cpp has the same name
 
 _cuda_operator, _no_cuda = cuda_operator("linear")
 

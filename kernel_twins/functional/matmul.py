@@ -1,6 +1,6 @@
 """``kernel_twins.matmul``: the product of tensors by the last step of a ladder, or by PyTorch.
 
-The CUDA side is an operator in C++ (cuda-kernels/functional.cpp), the Triton side one in Python. Nothing here imports
+The CUDA side is an operator in C++ (cuda-kernels/matmul/torch.cpp), the Triton side one in Python. Nothing here imports
 Triton before it is asked for.
 """
 
@@ -40,7 +40,7 @@ STEPS: dict[Backend, dict[str, tuple[str, ...]]] = {
     "cuda": {"matmul_fp32": ("v12_short_loop", "v09_pipelined"), "matmul_bf16": ("v15_dispatch", "v05_grouped")},
     "triton": {"matmul_fp32": ("v10_autotuned",), "matmul_bf16": ("v17_prologue",)},
 }
-"""What stands behind a backend: the first that the GPU runs. cuda-kernels/functional.cpp has the same names."""
+"""What stands behind a backend: the first that the GPU runs. cuda-kernels/matmul/torch.cpp has the same names."""
 
 _cuda_operator, _no_cuda = cuda_operator("matmul")
 

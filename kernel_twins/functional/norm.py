@@ -1,6 +1,6 @@
 """``kernel_twins.layer_norm`` and ``kernel_twins.rms_norm``: by the last step of a ladder, or by PyTorch.
 
-The CUDA side is operators in C++ (cuda-kernels/functional_norm.cpp), the Triton side some in Python. Nothing here
+The CUDA side is operators in C++ (cuda-kernels/norm/torch.cpp), the Triton side some in Python. Nothing here
 imports Triton before it is asked for.
 """
 
@@ -56,7 +56,7 @@ STEPS: dict[Backend, dict[str, tuple[str, ...]]] = {
 }
 """What stands behind a backend: the first that the GPU runs and that takes the rows.
 
-cuda-kernels/functional_norm.cpp has the same names.
+cuda-kernels/norm/torch.cpp has the same names.
 """
 
 _DTYPES = tuple(DTYPE.values())

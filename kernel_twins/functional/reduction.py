@@ -1,6 +1,6 @@
 """``kernel_twins.sum``, ``mean``, ``amax`` and ``argmax`` over any axes: by the last step of a ladder, or by PyTorch.
 
-The CUDA side is an operator in C++ (cuda-kernels/functional_reduction.cpp), the Triton side one in Python. Nothing here
+The CUDA side is an operator in C++ (cuda-kernels/reduction/torch.cpp), the Triton side one in Python. Nothing here
 imports Triton before it is asked for.
 """
 
@@ -36,7 +36,7 @@ from kernel_twins.tensors import DTYPE
 Dims = int | Sequence[int] | None
 
 STEPS: dict[Backend, tuple[str, ...]] = {"cuda": ("v05_split",), "triton": ("v05_split",)}
-"""What stands behind a backend; cuda-kernels/functional_reduction.cpp has the same name."""
+"""What stands behind a backend; cuda-kernels/reduction/torch.cpp has the same name."""
 
 _cuda_operator, _no_cuda = cuda_operator("reduction_nd")
 _PYTORCHS: dict[str, Callable[..., Tensor]] = {

@@ -1,6 +1,6 @@
 """``kernel_twins.softmax`` and ``kernel_twins.log_softmax``: by the last step of a ladder, or by PyTorch.
 
-The CUDA side is an operator in C++ (cuda-kernels/functional_softmax.cpp), the Triton side one in Python. Nothing here
+The CUDA side is an operator in C++ (cuda-kernels/softmax/torch.cpp), the Triton side one in Python. Nothing here
 imports Triton before it is asked for.
 """
 
@@ -41,7 +41,7 @@ STEPS: dict[Backend, dict[str, tuple[str, ...]]] = {
 }
 """What stands behind a backend: the first that the GPU runs and that takes the rows.
 
-cuda-kernels/functional_softmax.cpp has the same names.
+cuda-kernels/softmax/torch.cpp has the same names.
 """
 
 _cuda_operator, _no_cuda = cuda_operator("softmax")

@@ -23,7 +23,7 @@ from kernel_twins.functional.backends import (
 from kernel_twins.functional.matmul import STEPS, require_out_dtype
 from kernel_twins.tensors import require_device, require_dtype, require_same_dtype
 
-LEAST_K = 1024  # from which on a product of a batch hides the next one's launch; functional.cpp has the same
+LEAST_K = 1024  # from which on a product of a batch hides the next one's launch; matmul/torch.cpp has the same
 
 
 def matmul(a: Tensor, b: Tensor, out_dtype: torch.dtype | None) -> Tensor:

@@ -22,7 +22,7 @@ def _inputs(case: Case, generator: Generator) -> tuple[Tensor, ...]:
 
 
 # What gelu's short form errs by in half precision, over its distance to relu, and over 4 eps(fp32): 3e-5
-# (cuda-kernels/activation.cuh). That is little of a rounded result, but the residual may take the most of it away.
+# (cuda-kernels/lib/activation.cuh). That is little of a rounded result, but the residual may take the most of it away.
 _SHORT_FORM = 64
 
 

@@ -3,7 +3,7 @@
 A program adds up a share of the rows; where there are several, whoever takes the last ticket adds up what all have
 written, as in reduction's v07. Mean of no rows at all: NaN, as PyTorch's.
 
-Twin: cuda-kernels/cross_entropy/mean.cu
+Twin: cuda-kernels/loss/cross_entropy/function_mean.cu
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Why:      the definition, word for word: loss = log(sum(exp(x - max))) + max - x
 Counter:  bytes_over_minimum is 2.
 Requires: rows whose elements are contiguous, at any distance from each other. Where N and that distance are multiples
           of 16, loads take 16 bytes; elsewhere the compiler cannot know where a row starts, and takes one element.
-Twin:     cuda-kernels/cross_entropy/v01_two_passes.cu
+Twin:     cuda-kernels/loss/cross_entropy/v01_two_passes.cu
 """
 
 from __future__ import annotations

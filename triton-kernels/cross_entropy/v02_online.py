@@ -7,7 +7,7 @@ Counter:  bytes_over_minimum falls to 1, time to 0.54 of v01's.
 Requires: rows whose elements are contiguous, at any distance from each other. Where N and that distance are multiples
           of 16, loads take 16 bytes; elsewhere the compiler cannot know where a row starts, and takes one element.
 Source:   Milakov and Gimelshein, "Online normalizer calculation for softmax" (arXiv 1805.02867).
-Twin:     cuda-kernels/cross_entropy/v02_online.cu
+Twin:     cuda-kernels/loss/cross_entropy/v02_online.cu
 """
 
 from __future__ import annotations

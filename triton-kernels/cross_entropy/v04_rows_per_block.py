@@ -8,7 +8,7 @@ Why:      what v02 computes for each element, an exponential to rescale by, is a
 Counter:  dram_share is 90 %.
 Requires: rows whose elements are contiguous, at any distance from each other. Where N and that distance are multiples
           of 16, loads take 16 bytes; elsewhere the compiler cannot know where a row starts, and takes one element.
-Twin:     cuda-kernels/cross_entropy/v04_rows_per_block.cu
+Twin:     cuda-kernels/loss/cross_entropy/v04_rows_per_block.cu
 """
 
 from __future__ import annotations

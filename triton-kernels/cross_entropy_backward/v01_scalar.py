@@ -7,7 +7,7 @@ Counter:  dram_bytes are the least possible; dram_share is as high as a program 
           block of the row.
 Requires: rows whose elements are contiguous, at any distance from each other. Where N and that distance are multiples
           of 16, accesses take 16 bytes; elsewhere the compiler cannot know where a row starts, and takes one element.
-Twin:     cuda-kernels/cross_entropy_backward/v01_scalar.cu
+Twin:     cuda-kernels/loss/cross_entropy_backward/v01_scalar.cu
 """
 
 from __future__ import annotations

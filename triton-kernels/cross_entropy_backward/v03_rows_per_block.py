@@ -8,7 +8,7 @@ Counter:  dram_share is 89 %.
 Requires: rows whose elements are contiguous, at any distance from each other; out may be the logits. Where N and that
           distance are multiples of 16, accesses take 16 bytes; elsewhere the compiler cannot know where a row starts,
           and takes one element.
-Twin:     cuda-kernels/cross_entropy_backward/v03_rows_per_block.cu
+Twin:     cuda-kernels/loss/cross_entropy_backward/v03_rows_per_block.cu
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Why:      the definition, word for word: an element's number says which block of
 Counter:  dram_share is above 90 % for all that: the compiler gives a thread eight neighbours and makes one call of
           every four equal ones, where it knows that rows begin at multiples of 16 bytes.
 Requires: rows whose elements are contiguous, at any distance from each other.
-Twin:     cuda-kernels/dropout_add/v01_scalar.cu
+Twin:     cuda-kernels/dropout/dropout_add/v01_scalar.cu
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Why:      a quarter of the random numbers' work, whatever the compiler sees. Num
 Counter:  in rows of odd length time falls to 0.4 x; elsewhere the compiler did most of it in v01, and time rises
           by 3 %.
 Requires: rows whose elements are contiguous, at any distance from each other; end to end, loads take 16 bytes.
-Twin:     cuda-kernels/dropout_add/v02_four_words.cu
+Twin:     cuda-kernels/dropout/dropout_add/v02_four_words.cu
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Why:      the definition, word for word: dbias sums what dx was before it was ro
           order. The words that the forward pass drew are drawn again, by both, one element at a time.
 Counter:  bytes_over_minimum is about 1.5 without an activation; dram_share is 21 %.
 Requires: rows whose elements are contiguous, at any distance from each other.
-Twin:     cuda-kernels/dropout_add_backward/v01_rows_then_columns.cu
+Twin:     cuda-kernels/dropout/dropout_add_backward/v01_rows_then_columns.cu
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Why:      a thread has the same columns of every row, so that their sums cost an
 Counter:  bytes_over_minimum falls to 1; time falls to 0.17 of v01's.
 Requires: rows whose elements are contiguous, at any distance from each other. Where N and those distances are multiples
           of 16, loads take 16 bytes; where N is no multiple of 4, every four elements take two calls.
-Twin:     cuda-kernels/dropout_add_backward/v02_persistent.cu
+Twin:     cuda-kernels/dropout/dropout_add_backward/v02_persistent.cu
 """
 
 from __future__ import annotations

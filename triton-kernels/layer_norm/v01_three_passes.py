@@ -8,7 +8,7 @@ Counter:  dram_share is 83 %; 3 % more is read than each element once, so not ev
           same code took 483, 517, 400, 476 and 519 us in five runs, and dram_share was 69 to 87 %.
 Requires: rows whose elements are contiguous, at any distance from each other. Where N and that distance are multiples
           of 16, loads take 16 bytes; elsewhere the compiler cannot know where a row starts, and takes one element.
-Twin:     cuda-kernels/layer_norm/v01_three_passes.cu
+Twin:     cuda-kernels/norm/layer_norm/v01_three_passes.cu
 """
 
 from __future__ import annotations

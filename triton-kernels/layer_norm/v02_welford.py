@@ -11,7 +11,7 @@ Requires: rows whose elements are contiguous, at any distance from each other. W
 Source:   Welford, "Note on a Method for Calculating Corrected Sums of Squares and Products" (Technometrics 4, 1962);
           to combine: Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample
           Variances" (Stanford CS-79-773).
-Twin:     cuda-kernels/layer_norm/v02_welford.cu
+Twin:     cuda-kernels/norm/layer_norm/v02_welford.cu
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Counter:  time falls by 13 %; dram_share rises to 89 %.
 Requires: rows of at most 16,384 elements, contiguous, at any distance from each other. Where N and that distance are
           multiples of 16, loads take 16 bytes; elsewhere the compiler cannot know where a row starts, and takes one
           element.
-Twin:     cuda-kernels/layer_norm/v03_registers.cu
+Twin:     cuda-kernels/norm/layer_norm/v03_registers.cu
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ Counter:  time falls to 0.4 for rows of 256, and rises by 6 % for rows of 4096.
 Requires: rows of at most 64 KiB whose elements are contiguous, at any distance from each other. Where N and that
           distance are multiples of 16, loads take 16 bytes; elsewhere the compiler cannot know where a row starts, and
           takes one element.
-Twin:     cuda-kernels/layer_norm/v04_rows_per_block.cu
+Twin:     cuda-kernels/norm/layer_norm/v04_rows_per_block.cu
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Why:      dx needs two sums of each row, and dweight and dbias one sum of each c
 Counter:  dram_share stays below what memory gives; bytes_over_minimum is about 1.67, as x and dout are read by both.
 Requires: rows whose elements are contiguous, at any distance from each other. Where N and those distances are multiples
           of 16, loads take 16 bytes; elsewhere the compiler cannot know where a row starts, and takes one element.
-Twin:     cuda-kernels/layer_norm_backward/v01_rows_then_columns.cu
+Twin:     cuda-kernels/norm/layer_norm_backward/v01_rows_then_columns.cu
 """
 
 from __future__ import annotations

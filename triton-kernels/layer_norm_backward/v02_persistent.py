@@ -10,7 +10,7 @@ Counter:  bytes_over_minimum falls to 1; time falls by 43 %.
 Requires: rows of at most 16 KiB whose elements are contiguous, at any distance from each other. Where N and those
           distances are multiples of 16, loads take 16 bytes; elsewhere the compiler cannot know where a row starts, and
           takes one element.
-Twin:     cuda-kernels/layer_norm_backward/v02_persistent.cu
+Twin:     cuda-kernels/norm/layer_norm_backward/v02_persistent.cu
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Requires: compute capability 9.0, for the shared memory. Rows of at most 16 KiB 
           distance from each other. Where N or those distances are no multiples of 16, the compiler cannot know where a
           row starts: elements are loaded one by one, and nothing travels ahead, as an asynchronous copy takes 4 bytes
           at least.
-Twin:     cuda-kernels/layer_norm_backward/v03_pipelined.cu
+Twin:     cuda-kernels/norm/layer_norm_backward/v03_pipelined.cu
 """
 
 from __future__ import annotations

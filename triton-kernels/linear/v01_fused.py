@@ -5,7 +5,7 @@ Change:   a tile's sums get their bias and go through the activation in register
 Why:      on its own, bias and activation read and write the whole result once more, and round it in between.
 Counter:  dram_bytes of the product alone; instructions rise by bias and activation.
 Requires: compute capability 9.0; M, N and K below 2^31; nothing of strides.
-Twin:     cuda-kernels/linear/v01_fused.cu
+Twin:     cuda-kernels/matmul/linear/v01_fused.cu
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Why:      the formula as it is written, with the lanes along the columns so that
           cores, which hold nearly all of this chip's arithmetic, stay idle.
 Counter:  tensor_pipe is 0; ceiling_share stays below 2 %.
 Requires: nothing of sizes and strides.
-Twin:     cuda-kernels/matmul_bf16/v01_naive.cu
+Twin:     cuda-kernels/matmul/matmul_bf16/v01_naive.cu
 """
 
 from __future__ import annotations

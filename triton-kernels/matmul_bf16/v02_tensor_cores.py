@@ -7,7 +7,7 @@ Why:      the product runs on the tensor cores, and each tile fetched serves 128
           ahead (num_stages=1): the tensor cores wait for every fetch.
 Counter:  time falls to a few percent; tensor_pipe rises, but stays below half.
 Requires: nothing of sizes and strides. K that is no multiple of 64 costs a mask.
-Twin:     cuda-kernels/matmul_bf16/v02_tensor_cores.cu
+Twin:     cuda-kernels/matmul/matmul_bf16/v02_tensor_cores.cu
 """
 
 from __future__ import annotations

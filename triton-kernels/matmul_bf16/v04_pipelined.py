@@ -6,7 +6,7 @@ Why:      a fetch needs no registers and nobody waits for it: the products of tw
           memory.
 Counter:  time falls; tensor_pipe rises.
 Requires: nothing of sizes and strides. K that is no multiple of 64 costs a mask.
-Twin:     cuda-kernels/matmul_bf16/v04_pipelined.cu
+Twin:     cuda-kernels/matmul/matmul_bf16/v04_pipelined.cu
 """
 
 from __future__ import annotations

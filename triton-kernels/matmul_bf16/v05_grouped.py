@@ -6,7 +6,7 @@ Why:      programs that run at the same time then touch a near-square patch of t
           moment cover eight rows of 32 tiles in either order, little should move; it is kept for larger products.
 Counter:  dram_bytes rises by 14 %, and the time by 11 %.
 Requires: nothing of sizes and strides. K that is no multiple of 64 costs a mask.
-Twin:     cuda-kernels/matmul_bf16/v05_grouped.cu
+Twin:     cuda-kernels/matmul/matmul_bf16/v05_grouped.cu
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Counter:  instructions fall by a third; time rises by 4 % over v06's, and tensor
 Requires: as its twin, in the ladder. The kernel serves more: an operand that descriptors cannot take (neighbours along
           neither rows nor columns, an address or a pitch that is no multiple of 16 bytes) is fetched through masked
           pointers.
-Twin:     cuda-kernels/matmul_bf16/v07_tma.cu
+Twin:     cuda-kernels/matmul/matmul_bf16/v07_tma.cu
 """
 
 from __future__ import annotations

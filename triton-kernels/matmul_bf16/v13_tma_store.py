@@ -8,7 +8,7 @@ Counter:  time falls a little; tensor_pipe rises.
 Requires: as its twin, in the ladder. The kernel serves more: an operand that descriptors cannot take (neighbours along
           neither rows nor columns, an address or a pitch that is no multiple of 16 bytes) is fetched through masked
           pointers; such an output is written through them.
-Twin:     cuda-kernels/matmul_bf16/v13_tma_store.cu
+Twin:     cuda-kernels/matmul/matmul_bf16/v13_tma_store.cu
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Why:      16 x 14336 or 4096 x 512 has fewer large tiles than the chip has SMs. 
           bytes at a time, for every tile again; the copy does so once, and the product runs as for even sizes.
 Counter:  time at small, flat and odd sizes falls; at 4096 x 4096 all stays.
 Requires: compute capability 9.0; nothing of sizes and strides.
-Twin:     cuda-kernels/matmul_bf16/v15_dispatch.cu
+Twin:     cuda-kernels/matmul/matmul_bf16/v15_dispatch.cu
 """
 
 from __future__ import annotations

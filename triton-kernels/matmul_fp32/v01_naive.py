@@ -6,7 +6,7 @@ Change:   none yet, this is where the ladder starts. A program of 256 threads co
 Why:      the formula as it is written: two loads for every FMA, and nothing is reused but through the caches.
 Counter:  fma_pipe stays low.
 Requires: nothing of sizes and strides.
-Twin:     cuda-kernels/matmul_fp32/v01_naive.cu
+Twin:     cuda-kernels/matmul/matmul_fp32/v01_naive.cu
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Change:   a step takes 32 columns of A and 32 rows of B and multiplies the tiles
 Why:      each element fetched serves a whole row or column of the tile, so global traffic falls by the tile's width.
 Counter:  time and load_requests fall.
 Requires: nothing of sizes and strides.
-Twin:     cuda-kernels/matmul_fp32/v03_shared_tile.cu
+Twin:     cuda-kernels/matmul/matmul_fp32/v03_shared_tile.cu
 """
 
 from __future__ import annotations

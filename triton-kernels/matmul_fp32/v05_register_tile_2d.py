@@ -7,7 +7,7 @@ Why:      20 elements from shared memory serve 64 FMAs, where 4 served 4; and ea
           use the time.
 Counter:  time falls; fma_pipe rises.
 Requires: nothing of sizes and strides.
-Twin:     cuda-kernels/matmul_fp32/v05_register_tile_2d.cu
+Twin:     cuda-kernels/matmul/matmul_fp32/v05_register_tile_2d.cu
 """
 
 from __future__ import annotations

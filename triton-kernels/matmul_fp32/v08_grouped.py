@@ -7,7 +7,7 @@ Why:      programs that run at the same time then touch a near-square patch of t
           larger products.
 Counter:  dram_bytes falls by 27 %; time stays.
 Requires: nothing of sizes and strides.
-Twin:     cuda-kernels/matmul_fp32/v08_grouped.cu
+Twin:     cuda-kernels/matmul/matmul_fp32/v08_grouped.cu
 """
 
 from __future__ import annotations

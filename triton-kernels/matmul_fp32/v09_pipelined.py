@@ -5,7 +5,7 @@ Change:   num_stages=3: the compiler fetches by cp.async, two steps ahead of the
 Why:      a fetch needs no registers and nobody waits for it: the FMAs of two steps cover the latency of device memory.
 Counter:  time falls; fma_pipe rises.
 Requires: nothing of sizes and strides.
-Twin:     cuda-kernels/matmul_fp32/v09_pipelined.cu
+Twin:     cuda-kernels/matmul/matmul_fp32/v09_pipelined.cu
 """
 
 from __future__ import annotations

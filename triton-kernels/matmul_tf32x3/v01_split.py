@@ -10,7 +10,7 @@ Why:      TF32 keeps 11 of fp32's 24 bits, so two of them hold a value but for i
 Counter:  tensor_pipe rises above 0. The error is like fp32's: the tensor cores round toward zero when they add, so
           Triton's tf32x3 starts every step's sums from zero and adds them to running sums outside.
 Requires: nothing of sizes and strides. Infinities and NaNs come out as in fp32, by a slow loop for their tile.
-Twin:     cuda-kernels/matmul_tf32x3/v01_split.cu
+Twin:     cuda-kernels/matmul/matmul_tf32x3/v01_split.cu
 """
 
 from __future__ import annotations

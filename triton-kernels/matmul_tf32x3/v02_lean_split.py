@@ -9,7 +9,7 @@ Why:      what is issued beside the tensor cores' instructions takes time from t
           from Tensor Cores while surpassing the FP32 theoretical peak performance", IJHPCA 2022.)
 Counter:  instructions and time fall; the error does not move.
 Requires: nothing of sizes and strides. Infinities and NaNs come out as in fp32, by a slow loop for their tile.
-Twin:     cuda-kernels/matmul_tf32x3/v02_lean_split.cu
+Twin:     cuda-kernels/matmul/matmul_tf32x3/v02_lean_split.cu
 """
 
 from __future__ import annotations

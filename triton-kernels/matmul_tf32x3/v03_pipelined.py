@@ -7,7 +7,7 @@ Why:      nobody waits for device memory any more; and programs that run at the 
           every element, and a way through registers and back to shared memory for both halves of a.
 Counter:  time falls; tensor_pipe rises.
 Requires: nothing of sizes and strides. Infinities and NaNs come out as in fp32, by a slow loop for their tile.
-Twin:     cuda-kernels/matmul_tf32x3/v03_pipelined.cu
+Twin:     cuda-kernels/matmul/matmul_tf32x3/v03_pipelined.cu
 """
 
 from __future__ import annotations

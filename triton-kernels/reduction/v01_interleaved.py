@@ -7,7 +7,7 @@ Why:      the textbook's first step: a tree in every block, a barrier at every l
           blocks and the launches, and starts ahead.
 Counter:  dram_share stays low; launches is 4 for 2^26 elements.
 Requires: a contiguous tensor of any size and alignment.
-Twin:     cuda-kernels/reduction/v01_interleaved.cu
+Twin:     cuda-kernels/reduction/reduction/v01_interleaved.cu
 """
 
 from __future__ import annotations

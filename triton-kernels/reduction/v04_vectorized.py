@@ -8,7 +8,7 @@ Why:      by Little's law the bytes in flight, not the additions, set the rate. 
 Counter:  dram_share rises to 86 %; sectors_per_load to 16; launches is 3 for 2^26 elements.
 Requires: a contiguous tensor of any size; an address that is a multiple of 16 bytes gets the wide loads (the
           launcher tells the compiler), others are read one element at a time.
-Twin:     cuda-kernels/reduction/v04_vectorized.cu
+Twin:     cuda-kernels/reduction/reduction/v04_vectorized.cu
 """
 
 from __future__ import annotations

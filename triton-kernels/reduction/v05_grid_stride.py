@@ -15,7 +15,7 @@ Error:    at most 18 eps sum|x|, eps = 2^-23, for any n. To first order a sum er
 Counter:  time falls a little, dram_share should pass 85 %; launches falls to 2.
 Requires: a contiguous tensor of any size; an address that is a multiple of 16 bytes gets the wide loads (the
           launcher tells the compiler), others are read one element at a time.
-Twin:     cuda-kernels/reduction/v05_grid_stride.cu
+Twin:     cuda-kernels/reduction/reduction/v05_grid_stride.cu
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Error:    19 roundings as in v05's first launch, and one for each of the program
 Counter:  time falls by 1 % at 2^26 elements and by 9 % at 2^16.
 Requires: a contiguous tensor of any size; an address that is a multiple of 16 bytes gets the wide loads (the
           launcher tells the compiler), others are read one element at a time.
-Twin:     cuda-kernels/reduction/v06_atomic.cu
+Twin:     cuda-kernels/reduction/reduction/v06_atomic.cu
 """
 
 from __future__ import annotations

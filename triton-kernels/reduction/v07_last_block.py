@@ -11,7 +11,7 @@ Error:    at most 21 eps sum|x|, eps = 2^-23, for any n, as in v05: 19 roundings
 Counter:  time at 2^26 elements stays v06's, and falls at 2^16; launches is 1.
 Requires: a contiguous tensor of any size; an address that is a multiple of 16 bytes gets the wide loads (the
           launcher tells the compiler), others are read one element at a time.
-Twin:     cuda-kernels/reduction/v07_last_block.cu
+Twin:     cuda-kernels/reduction/reduction/v07_last_block.cu
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The axes of a tensor as kernels walk them: kept and reduced ones apart, each in the order of memory.
 
-cuda-kernels/reduction_nd/axes.h does the same.
+cuda-kernels/reduction/reduction_nd/axes.h does the same.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Why:      the definition, word for word, for any strides. The number of an eleme
 Error:    a running sum in fp32: at most R eps/2 sum|x|, and for random terms a quarter eps.
 Counter:  dram_share stays low.
 Requires: outputs of up to 2^16 elements each, which take a program tens of milliseconds.
-Twin:     cuda-kernels/reduction_nd/v01_thread_per_output.cu
+Twin:     cuda-kernels/reduction/reduction_nd/v01_thread_per_output.cu
 """
 
 from __future__ import annotations

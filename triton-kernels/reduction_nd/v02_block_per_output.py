@@ -8,7 +8,7 @@ Why:      along rows, neighbouring threads now read neighbouring elements, a lin
 Error:    at most (R / 1024 + 11) eps/2 sum|x|.
 Counter:  along rows the time falls to 0.18; over the middle axis it is four times v01's.
 Requires: nothing. An output of few elements leaves most of its program idle.
-Twin:     cuda-kernels/reduction_nd/v02_block_per_output.cu
+Twin:     cuda-kernels/reduction/reduction_nd/v02_block_per_output.cu
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ Why:      either way a warp reads whole lines, and outputs of few elements lie s
 Error:    at most (R / 16 + 16) eps/2 sum|x| down columns, less along rows.
 Counter:  time falls by a tenth along rows, and to an eighth over the middle axis; down columns alone it rises by 80 %.
 Requires: nothing. Where no axis is contiguous, the tile's last dimension is the one whose elements are nearest.
-Twin:     cuda-kernels/reduction_nd/v03_by_layout.cu
+Twin:     cuda-kernels/reduction/reduction_nd/v03_by_layout.cu
 """
 
 from __future__ import annotations

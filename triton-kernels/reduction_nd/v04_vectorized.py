@@ -11,7 +11,7 @@ Error:    at most (R / 32 + 16) eps/2 sum|x| down columns, less along rows.
 Counter:  time stays along rows; dram_share is 93 %. Down 4,096 columns, which are 16 programs, it rises by 77 %, and
           over the middle axis by 76 %, which v05 mends.
 Requires: nothing. Without a contiguous axis, tiles lie along the one whose elements are nearest.
-Twin:     cuda-kernels/reduction_nd/v04_vectorized.cu
+Twin:     cuda-kernels/reduction/reduction_nd/v04_vectorized.cu
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Why:      the statistics of 64 channels are 64 outputs for 132 SMs, and a sum ov
 Error:    as v04's for the elements of a part, and a rounding more for every 32 parts, and five.
 Counter:  time rises by 3 % where there are tiles enough, and falls to 0.003 of v04's where there is one.
 Requires: nothing. Without a contiguous axis, tiles lie along the one whose elements are nearest.
-Twin:     cuda-kernels/reduction_nd/v05_split.cu
+Twin:     cuda-kernels/reduction/reduction_nd/v05_split.cu
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Counter:  dram_share stays below what memory gives; bytes_over_minimum is 1.1, s
 Requires: rows whose elements are contiguous, at any distance from each other. Where N and that distance are multiples
           of 16, loads take 16 bytes; elsewhere the compiler cannot know where a row starts, and takes one element.
 Source:   Zhang and Sennrich, "Root Mean Square Layer Normalization" (arXiv 1910.07467).
-Twin:     cuda-kernels/rms_norm/v01_two_passes.cu
+Twin:     cuda-kernels/norm/rms_norm/v01_two_passes.cu
 """
 
 from __future__ import annotations

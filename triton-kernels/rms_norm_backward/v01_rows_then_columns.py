@@ -8,7 +8,7 @@ Counter:  dram_share stays below what memory gives; bytes_over_minimum is 1.83: 
           the first finds not all of its rows in L1 the second time.
 Requires: rows whose elements are contiguous, at any distance from each other. Where N and those distances are multiples
           of 16, loads take 16 bytes; elsewhere the compiler cannot know where a row starts, and takes one element.
-Twin:     cuda-kernels/rms_norm_backward/v01_rows_then_columns.cu
+Twin:     cuda-kernels/norm/rms_norm_backward/v01_rows_then_columns.cu
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Counter:  dram_share is 61 %; bytes_over_minimum is 1.18, so not every row stays
           582, 642, 569 and 619 us in four runs.
 Requires: rows whose elements are contiguous, at any distance from each other. Where N and that distance are multiples
           of 16, loads take 16 bytes; elsewhere the compiler cannot know where a row starts, and takes one element.
-Twin:     cuda-kernels/softmax/v01_three_passes.cu
+Twin:     cuda-kernels/softmax/softmax/v01_three_passes.cu
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Counter:  time falls by 17 %, and by 11, 18 and 9 % in the runs before, as v01's
 Requires: rows whose elements are contiguous, at any distance from each other. Where N and that distance are multiples
           of 16, loads take 16 bytes; elsewhere the compiler cannot know where a row starts, and takes one element.
 Source:   Milakov and Gimelshein, "Online normalizer calculation for softmax" (arXiv 1805.02867).
-Twin:     cuda-kernels/softmax/v02_online.cu
+Twin:     cuda-kernels/softmax/softmax/v02_online.cu
 """
 
 from __future__ import annotations

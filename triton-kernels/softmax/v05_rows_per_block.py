@@ -9,7 +9,7 @@ Counter:  time stays where a row fills a program, and falls by 40 % and more for
 Requires: rows of at most 64 KiB whose elements are contiguous, at any distance from each other. Where N and that
           distance are multiples of 16, loads take 16 bytes; elsewhere the compiler cannot know where a row starts, and
           takes one element.
-Twin:     cuda-kernels/softmax/v05_rows_per_block.cu
+Twin:     cuda-kernels/softmax/softmax/v05_rows_per_block.cu
 """
 
 from __future__ import annotations

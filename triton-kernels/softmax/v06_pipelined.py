@@ -10,7 +10,7 @@ Requires: compute capability 9.0, for the shared memory. Rows of at most 220 KiB
           distance from each other. Where N or that distance is no multiple of 16, the compiler cannot know where a row
           starts: elements are loaded one by one, and nothing travels ahead, as an asynchronous copy takes 4 bytes at
           least.
-Twin:     cuda-kernels/softmax/v06_pipelined.cu
+Twin:     cuda-kernels/softmax/softmax/v06_pipelined.cu
 """
 
 from __future__ import annotations

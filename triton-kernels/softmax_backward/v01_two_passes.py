@@ -6,7 +6,7 @@ Why:      one number of a row is needed instead of softmax's two, from two matri
 Counter:  dram_share is 77 %; bytes_over_minimum is 1.35, so not every row stays in L1.
 Requires: rows whose elements are contiguous, at any distance from each other. Where N and those distances are multiples
           of 16, loads take 16 bytes; elsewhere the compiler cannot know where a row starts, and takes one element.
-Twin:     cuda-kernels/softmax_backward/v01_two_passes.cu
+Twin:     cuda-kernels/softmax/softmax_backward/v01_two_passes.cu
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Counter:  time falls by 39 %; dram_share is 91 %.
 Requires: rows of at most 8,192 elements, contiguous, at any distance from each other. Where N and those distances are
           multiples of 16, loads take 16 bytes; elsewhere the compiler cannot know where a row starts, and takes one
           element.
-Twin:     cuda-kernels/softmax_backward/v02_registers.cu
+Twin:     cuda-kernels/softmax/softmax_backward/v02_registers.cu
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Counter:  dram_share is 92 %; time falls by 18 % for rows of 256.
 Requires: rows of at most 32 KiB whose elements are contiguous, at any distance from each other. Where N and those
           distances are multiples of 16, loads take 16 bytes; elsewhere the compiler cannot know where a row starts, and
           takes one element.
-Twin:     cuda-kernels/softmax_backward/v03_rows_per_block.cu
+Twin:     cuda-kernels/softmax/softmax_backward/v03_rows_per_block.cu
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Change:   none yet, this is where the ladder starts. A program of 128 threads ad
 Why:      the grid alone covers the vector; a warp's 32 loads are neighbours, so access is coalesced already.
 Counter:  sectors_per_load is 4 (fp32): 32 lanes of 4 bytes are four sectors of 32 bytes.
 Requires: contiguous tensors of any size and alignment.
-Twin:     cuda-kernels/vector_add/v01_scalar.cu
+Twin:     cuda-kernels/elementwise/vector_add/v01_scalar.cu
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Why:      set-up is paid once a thread, not once an element, and the grid no lon
           system sees the same requests.
 Counter:  time falls by 9 %; sectors_per_load stays 4.
 Requires: contiguous tensors of any size and alignment.
-Twin:     cuda-kernels/vector_add/v02_grid_stride.cu
+Twin:     cuda-kernels/elementwise/vector_add/v02_grid_stride.cu
 """
 
 from __future__ import annotations

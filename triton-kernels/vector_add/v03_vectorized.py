@@ -6,7 +6,7 @@ Why:      a quarter of the load and store instructions for the same bytes, an ei
 Counter:  sectors_per_load rises from 4 to 16; instructions fall.
 Requires: contiguous tensors of any size; addresses that are multiples of 16 bytes get the wide accesses (the
           launcher tells the compiler which are), others are served one element at a time.
-Twin:     cuda-kernels/vector_add/v03_vectorized.cu
+Twin:     cuda-kernels/elementwise/vector_add/v03_vectorized.cu
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Why:      all four loads are issued before the first add needs one, so one memor
 Counter:  time falls by 5 %; dram_share is 89 %.
 Requires: contiguous tensors of any size; addresses that are multiples of 16 bytes get the wide accesses (the
           launcher tells the compiler which are), others are served one element at a time.
-Twin:     cuda-kernels/vector_add/v04_streaming.cu
+Twin:     cuda-kernels/elementwise/vector_add/v04_streaming.cu
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Why:      one thread asks for kilobytes at a time and registers hold nothing whi
 Counter:  load_requests vanish; time rises by 6 %.
 Requires: compute capability 9.0. Contiguous tensors of any size; where an address is no multiple of 16 bytes, which
           the copy engine asks for, and for the last few elements, plain masked loads take over.
-Twin:     cuda-kernels/vector_add/v05_bulk_ring.cu
+Twin:     cuda-kernels/elementwise/vector_add/v05_bulk_ring.cu
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Why:      looping programs drift apart, so the memory works on many places at on
 Counter:  time and dram_share are those of v04 again, without its load requests.
 Requires: compute capability 9.0. Contiguous tensors of any size; where an address is no multiple of 16 bytes, which
           the copy engine asks for, and for the last few elements, plain masked loads take over.
-Twin:     cuda-kernels/vector_add/v06_bulk_tile.cu
+Twin:     cuda-kernels/elementwise/vector_add/v06_bulk_tile.cu
 """
 
 from __future__ import annotations

@@ -24,17 +24,15 @@ class _Sides:
     ops: tuple[str, ...]
 
 
-_REDUCTION = _Sides("reduction", "functional_reduction.cpp", ("reduction_nd",))
+_REDUCTION = _Sides("reduction", "reduction/torch.cpp", ("reduction_nd",))
 _FUNCTIONS = {
-    "matmul": _Sides("matmul", "functional.cpp", ("matmul_bf16", "matmul_fp32")),
-    "linear": _Sides("linear", "functional.cpp", ("linear", "matmul_bf16", "matmul_fp32")),
-    "softmax": _Sides("softmax", "functional_softmax.cpp", ("softmax", "softmax_backward")),
-    "layer_norm": _Sides("norm", "functional_norm.cpp", ("layer_norm", "layer_norm_backward")),
-    "rms_norm": _Sides("norm", "functional_norm.cpp", ("rms_norm", "rms_norm_backward")),
-    "cross_entropy": _Sides(
-        "cross_entropy", "functional_cross_entropy.cpp", ("cross_entropy", "cross_entropy_backward")
-    ),
-    "dropout_add": _Sides("dropout", "functional_dropout.cpp", ("dropout_add", "dropout_add_backward")),
+    "matmul": _Sides("matmul", "matmul/torch.cpp", ("matmul_bf16", "matmul_fp32")),
+    "linear": _Sides("linear", "matmul/torch.cpp", ("linear", "matmul_bf16", "matmul_fp32")),
+    "softmax": _Sides("softmax", "softmax/torch.cpp", ("softmax", "softmax_backward")),
+    "layer_norm": _Sides("norm", "norm/torch.cpp", ("layer_norm", "layer_norm_backward")),
+    "rms_norm": _Sides("norm", "norm/torch.cpp", ("rms_norm", "rms_norm_backward")),
+    "cross_entropy": _Sides("cross_entropy", "loss/torch.cpp", ("cross_entropy", "cross_entropy_backward")),
+    "dropout_add": _Sides("dropout", "dropout/torch.cpp", ("dropout_add", "dropout_add_backward")),
     **dict.fromkeys(("sum", "mean", "amax", "argmax"), _REDUCTION),
 }
 FUNCTIONS = tuple(_FUNCTIONS)

@@ -1,0 +1,297 @@
+// dropout_add_backward v04_rows_abreast: all blocks are at neighbouring rows, of any length.
+//
+// Change:   rows are dealt out in turn, where v02 and v03 give every block a run of its own. A block's rows
+//           are all skewed alike, so that the packs of memory that a thread takes have the same columns in
+//           every one, whatever the rows' length; as packs of the matrix, they take no call for words twice.
+//           A thread takes two rows and asks for the next two; with an activation it takes one when its words
+//           are drawn, and then asks for the next one. The loop is the same for all threads, so that a warp
+//           has the keys of ten rounds once, in uniform registers. Where nobody asks for dbias, dx is made of
+//           packs that are counted through the matrix, two of a thread (take_packs in
+//           dropout/dropout_packs.cuh).
+// Why:      rows of 5,003 elements have accesses of one element in v02, and three calls for 8. Elsewhere v03
+//           has more loads of a thread under way than v02 and is no faster. What both have is 528 or 396
+//           blocks that read and write a run of rows apart, in as many pages of memory; a sweep needs few at
+//           a time. That the pages are the limit is a guess, which nothing has measured.
+// Counter:  dram_share rises from 78 to 83 %, where 85 were expected; the time falls to 0.96, to 0.89 without
+//           dbias, to 0.88 with GELU, to 0.38 in rows of 5,003 elements.
+// Requires: rows that are contiguous, at any distance; any length. An access has 16 bytes where addresses are
+//           multiples of that, and rows lie end to end or a multiple of 16 bytes farther apart; elsewhere it
+//           has one element, as it has at the ends of rows that are no whole packs.
+// Gap:      Triton takes 16 bytes an access only where it knows that all rows begin at multiples of that, and
+//           a thread's columns are the same in every row.
+#include "args.h"
+#include "dropout/dropout_packs.cuh"
+
+namespace {
+
+constexpr int THREADS = 256;                 // of a block, at most
+constexpr int PACKS = 2, BLOCKS_PER_SM = 5;  // dx alone: packs of a thread, blocks of an SM
+constexpr int AHEAD = 2, SUM_BLOCKS = 3;     // with sums: its rows under way, with slopes half; blocks
+
+// A pack of dx before it is rounded.
+template <typename T, Activation ACTIVATION, bool BIAS>
+struct Gradients {
+  float of[Pack<T>::SIZE];
+
+  __device__ Gradients(const bool (&kept)[Pack<T>::SIZE], Pack<T> dout, Pack<T> x, Pack<T> bias,
+                       float scale) {
+    const Values<T> douts(dout), xs(x), shifts(bias);
+#pragma unroll
+    for (int j = 0; j < Pack<T>::SIZE; ++j) {
+      const float z = BIAS ? xs.of[j] + shifts.of[j] : xs.of[j];
+      // Of all elements, and then a choice: asked for where it is kept, each would have a branch.
+      const float passed = gradient<ACTIVATION>(douts.of[j], z, scale);
+      of[j] = kept[j] ? passed : 0.0f;
+    }
+  }
+
+  __device__ Pack<T> rounded() const {
+    Pack<T> pack;
+#pragma unroll
+    for (int j = 0; j < Pack<T>::SIZE; ++j) set(pack, j, from_float<T>(of[j]));
+    return pack;
+  }
+};
+
+template <typename T, Activation ACTIVATION, bool BIAS>
+struct Backward {
+  float scale;
+
+  __device__ Pack<T> operator()(const bool (&kept)[Pack<T>::SIZE], Pack<T> dout, Pack<T> x,
+                                Pack<T> bias) const {
+    return Gradients<T, ACTIVATION, BIAS>(kept, dout, x, bias, scale).rounded();
+  }
+};
+
+// How rows are dealt out, where columns are summed. `lanes` threads stand side by side in a strip, of which
+// there are `strips`, and as many groups of them below each other as a block has room for. Of the chunks, the
+// sets of rows of which each has a partial sum, `period` neighbours take rows that are skewed otherwise: a
+// chunk's are all alike, so that a thread's packs have the same columns in every one.
+struct RowLayout {
+  int lanes, groups, strips, period, chunks;
+  int turns;      // rows of a thread; some have one fewer
+  uint32_t zero;  // 0, which the compiler does not know: see add_nothing
+
+  __device__ int64_t first_row(int chunk, int group) const {
+    return chunk % period + static_cast<int64_t>(period) * (chunk / period * groups + group);
+  }
+};
+
+// ROWS of a thread are under way. partials: [chunks, N]. WIDE: see Requires.
+template <typename T, Activation ACTIVATION, bool WIDE, int ROWS>
+__global__ void __launch_bounds__(THREADS, SUM_BLOCKS)
+    dropout_add_backward_v04_rows_abreast_kernel(const DropoutAddBackwardArgs args, const RowLayout layout,
+                                                 float* partials) {
+  constexpr int SIZE = Pack<T>::SIZE;
+  constexpr bool SLOPES = ACTIVATION != Activation::none;
+  __shared__ float totals[THREADS * SIZE];
+  const int lane = threadIdx.x % layout.lanes, group = threadIdx.x / layout.lanes;
+  const int strip = blockIdx.x % layout.strips, chunk = blockIdx.x / layout.strips;
+  const int64_t row = layout.first_row(chunk, group),
+                step = static_cast<int64_t>(layout.chunks) * layout.groups;
+  const int skew = static_cast<int>(chunk % layout.period * args.N % SIZE);
+  const int64_t strip_col = static_cast<int64_t>(strip) * layout.lanes * SIZE - skew,
+                col = strip_col + lane * SIZE;
+  // The row's elements of this pack are those from `begin` on, `count` of them.
+  const int begin = static_cast<int>(max(-col, int64_t{0}));
+  const int count = static_cast<int>(min(args.N - col, int64_t{SIZE})) - begin;
+  const int most = layout.turns;
+  const int turns = count <= 0 ? 0 : row + (most - 1) * step < args.M ? most : most - 1;
+
+  const T* dout_at = static_cast<const T*>(args.dout) + row * args.stride_dm + col;
+  const T* x_at = static_cast<const T*>(args.x) + row * args.stride_xm + col;
+  Pack<T> douts[ROWS] = {}, xs[ROWS] = {};
+  const auto load = [&](int i, bool is_row) {
+    if (WIDE) {
+      load_if(is_row, reinterpret_cast<const uint4*>(dout_at), douts[i]);
+      if (SLOPES) load_if(is_row, reinterpret_cast<const uint4*>(x_at), xs[i]);
+    } else if (is_row) {
+      douts[i] = load_ragged(dout_at + begin, -begin, count, 0.0f);
+      if (SLOPES) xs[i] = load_ragged(x_at + begin, -begin, count, 0.0f);
+    }
+    dout_at += step * args.stride_dm;
+    x_at += step * args.stride_xm;
+  };
+#pragma unroll
+  for (int i = 0; i < ROWS; ++i) load(i, i < turns);
+
+  const Mask mask(args.dropout);
+  Pack<T> bias = {};
+  if (SLOPES && args.bias && turns > 0) {
+    bias = load_ragged(static_cast<const T*>(args.bias) + col + begin, -begin, count, 0.0f);
+  }
+  float sums[SIZE] = {};
+  T* dx_at = static_cast<T*>(args.dx) + row * args.N + col;
+  int64_t at = row * args.N + col;
+  // All threads take as many turns, the last one's rows be there or not: in a loop that they leave apart, the
+  // keys of the generator's rounds would take registers of every thread.
+  for (int turn = 0; turn < most; turn += ROWS) {
+    Pack<T> taken_douts[ROWS], taken_xs[ROWS];
+    const auto take = [&](int i) {
+      taken_douts[i] = douts[i], taken_xs[i] = xs[i];
+      load(i, turn + ROWS + i < turns);
+    };
+    // All rows at once: their loads count as one, and who waits for a row waits for the next one as well.
+    if (!SLOPES) {
+#pragma unroll
+      for (int i = 0; i < ROWS; ++i) take(i);
+    }
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i) {
+      const bool is_row = turn + i < turns;
+      bool kept[SIZE];
+      if (WIDE) {
+        mask.keeps(kept, at, 0);
+      } else {
+        mask.keeps_anywhere(kept, at);
+      }
+      // A row is waited for as late as can be, and the next one asked for behind that.
+      if (SLOPES) {
+        take_after(kept, layout.zero, douts[i]);
+        take_after(kept, layout.zero, xs[i]);
+        take(i);
+      }
+      const Gradients<T, ACTIVATION, SLOPES> dx(kept, taken_douts[i], taken_xs[i], bias, args.dropout.scale);
+      if (is_row) {
+#pragma unroll
+        for (int j = 0; j < SIZE; ++j) sums[j] += dx.of[j];
+      }
+      store_if(WIDE && is_row && count == SIZE, reinterpret_cast<uint4*>(dx_at), dx.rounded());
+      if (is_row && !(WIDE && count == SIZE)) {
+        int behind = begin;
+        asm volatile("" : "+r"(behind));  // what eight stores ask for is not kept from row to row
+        store_pack(dx_at + behind, -behind, count, false, dx.rounded());
+      }
+      at += step * args.N;
+      dx_at += step * args.N;
+    }
+  }
+
+#pragma unroll
+  for (int j = 0; j < SIZE; ++j) totals[threadIdx.x * SIZE + j] = sums[j];
+  __syncthreads();  // for the sums of all groups
+  const int width = layout.lanes * SIZE;
+  for (int i = threadIdx.x; i < width; i += blockDim.x) {
+    if (strip_col + i < 0 || strip_col + i >= args.N) continue;
+    float total = 0.0f;
+    for (int other = 0; other < layout.groups; ++other) total += totals[other * width + i];
+    partials[chunk * args.N + strip_col + i] = total;
+  }
+}
+
+constexpr int SUM_WARPS = 32;
+
+// dbias: the sums of all chunks' partial sums, always in the same order. A block adds those of 32 columns.
+template <typename T>
+__global__ void __launch_bounds__(32 * SUM_WARPS)
+    dropout_add_backward_v04_rows_abreast_sum_kernel(const float* partials, int chunks, int64_t N, T* dbias) {
+  __shared__ float sums[SUM_WARPS][33];  // columns and rows are read without conflicts
+  const int lane_id = threadIdx.x % 32, warp_id = threadIdx.x / 32;
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * 32, col = first + lane_id;
+  float sum = 0.0f;
+  if (col < N) {
+#pragma unroll 4
+    for (int chunk = warp_id; chunk < chunks; chunk += SUM_WARPS) sum += partials[chunk * N + col];
+  }
+  sums[warp_id][lane_id] = sum;
+  __syncthreads();  // for every warp's chunks
+  const float total = lanes_sum(sums[lane_id][warp_id]);
+  if (lane_id == 0 && first + warp_id < N) dbias[first + warp_id] = from_float<T>(total);
+}
+
+template <typename T, Activation ACTIVATION, bool BIAS>
+__global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
+    dropout_add_backward_v04_rows_abreast_packs_kernel(const PackArgs args, const PackLayout layout) {
+  const Backward<T, ACTIVATION, BIAS> backward{args.dropout.scale};
+  take_packs<T, ACTIVATION != Activation::none, BIAS, PACKS, THREADS>(args, layout, backward);
+}
+
+// Where accesses of 16 bytes are not to be had.
+template <typename T, Activation ACTIVATION>
+__global__ void __launch_bounds__(THREADS)
+    dropout_add_backward_v04_rows_abreast_elements_kernel(const PackArgs args) {
+  take_single_elements<T, THREADS>(args, Backward<T, ACTIVATION, true>{args.dropout.scale});
+}
+
+// dx alone.
+template <typename T, Activation ACTIVATION>
+void launch_without_sums(const DropoutAddBackwardArgs& args) {
+  constexpr bool SLOPES = ACTIVATION != Activation::none;
+  constexpr int64_t STEP = THREADS * Pack<T>::SIZE;
+  const PackArgs packs = {.first = args.dout,
+                          .second = args.x,
+                          .bias = SLOPES ? args.bias : nullptr,
+                          .out = args.dx,
+                          .M = args.M,
+                          .N = args.N,
+                          .stride_first = args.stride_dm,
+                          .stride_second = args.stride_xm,
+                          .dropout = args.dropout};
+  const PackLayout layout = layout_of<T, THREADS>(packs);
+  const int64_t elements = args.M * args.N;
+  if (elements == 0) return;
+  if (!layout.wide) {
+    dropout_add_backward_v04_rows_abreast_elements_kernel<T, ACTIVATION>
+        <<<cdiv(elements, STEP), THREADS, 0, args.stream>>>(packs);
+    return;
+  }
+  const auto kernel = packs.bias ? dropout_add_backward_v04_rows_abreast_packs_kernel<T, ACTIVATION, SLOPES>
+                                 : dropout_add_backward_v04_rows_abreast_packs_kernel<T, ACTIVATION, false>;
+  kernel<<<cdiv(elements, PACKS * STEP), THREADS, 0, args.stream>>>(packs, layout);
+}
+
+// Whether all rows of dout and x are skewed like dx's, so that a pack of one is a pack of all.
+template <typename T>
+bool are_skewed_alike(const DropoutAddBackwardArgs& args) {
+  const auto like_dx = [&](int64_t stride) { return args.M == 1 || (stride - args.N) % Pack<T>::SIZE == 0; };
+  return aligned_to_16_bytes(args.dout, args.x, args.dx) && like_dx(args.stride_dm) &&
+         (args.x == nullptr || like_dx(args.stride_xm));
+}
+
+// As many chunks as give every block that runs at once one of them, and every thread as many rows.
+template <typename T>
+RowLayout row_layout(int64_t M, int64_t N, bool wide) {
+  RowLayout layout = {.period = 1};
+  while (wide && M > 1 && N * layout.period % Pack<T>::SIZE != 0) layout.period *= 2;
+  const int64_t packs = layout.period > 1 ? most_packs<T>(N) : cdiv(N, Pack<T>::SIZE);
+  layout.strips = static_cast<int>(cdiv(packs, THREADS));
+  layout.lanes = static_cast<int>(cdiv(packs, layout.strips));
+  layout.groups = THREADS / layout.lanes;
+  const int64_t warps = cdiv(layout.lanes * layout.groups, 32);
+  const int64_t resident = multiprocessor_count() * (SUM_BLOCKS * THREADS / 32 / warps);
+  const int64_t most = std::max<int64_t>(1, resident / layout.strips / layout.period) * layout.period;
+  layout.turns = static_cast<int>(std::max<int64_t>(1, cdiv(M, most * layout.groups)));
+  const int64_t kinds = cdiv(M, layout.turns * layout.groups * layout.period);
+  layout.chunks = static_cast<int>(std::max<int64_t>(1, kinds) * layout.period);
+  return layout;
+}
+
+// dx and dbias.
+template <typename T, Activation ACTIVATION, int ROWS>
+void launch_with_sums(const DropoutAddBackwardArgs& args) {
+  const bool wide = are_skewed_alike<T>(args);
+  const RowLayout layout = row_layout<T>(args.M, args.N, wide);
+  auto* partials = static_cast<float*>(args.memory->workspace(layout.chunks * args.N * sizeof(float)));
+  const auto kernel = wide ? dropout_add_backward_v04_rows_abreast_kernel<T, ACTIVATION, true, ROWS>
+                           : dropout_add_backward_v04_rows_abreast_kernel<T, ACTIVATION, false, 1>;
+  kernel<<<layout.strips * layout.chunks, layout.lanes * layout.groups, 0, args.stream>>>(args, layout,
+                                                                                          partials);
+  dropout_add_backward_v04_rows_abreast_sum_kernel<T><<<cdiv(args.N, 32), 32 * SUM_WARPS, 0, args.stream>>>(
+      partials, layout.chunks, args.N, static_cast<T*>(args.dbias));
+}
+
+}  // namespace
+
+void dropout_add_backward_v04_rows_abreast(const DropoutAddBackwardArgs& args) {
+  if (args.N == 0) return;
+  dispatch(args.dtype, args.activation, [&]<typename T, Activation ACTIVATION>() {
+    if (args.dbias == nullptr) {
+      launch_without_sums<T, ACTIVATION>(args);
+    } else if constexpr (ACTIVATION == Activation::none) {
+      launch_with_sums<T, ACTIVATION, AHEAD>(args);
+    } else {
+      launch_with_sums<T, ACTIVATION, AHEAD / 2>(args);
+    }
+  });
+  CUDA_CHECK(cudaGetLastError());
+}

@@ -1,0 +1,19 @@
+// out = a + b over contiguous vectors.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "lib/step.h"
+
+struct VectorAddArgs {
+  const void* a;  // [n]
+  const void* b;  // [n]
+  void* out;      // [n]; a or b themselves, or apart from both
+  int64_t n;
+  Dtype dtype;  // of all three
+  cudaStream_t stream;
+};
+
+extern const StepTable<VectorAddArgs> vector_add_steps;

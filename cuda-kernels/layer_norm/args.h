@@ -1,8 +1,0 @@
-// out = (x - mean) * rstd * weight + bias over the rows of a matrix.
-#pragma once
-
-#include "../norm_args.h"
-
-using LayerNormArgs = NormArgs;
-
-extern const StepTable<LayerNormArgs> layer_norm_steps;

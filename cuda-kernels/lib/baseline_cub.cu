@@ -1,0 +1,42 @@
+// What CUDA's own library offers, called as its documentation shows.
+//
+// DeviceTransform picks its tile in a process's first call for a type and keeps it, and it picks a small one
+// where that call's vector is small: whoever times it makes the first call with a large vector.
+#include <cub/device/device_reduce.cuh>
+#include <cub/device/device_transform.cuh>
+#include <cuda/std/functional>
+#include <cuda/std/tuple>
+
+#include "common.cuh"
+#include "elementwise/vector_add/args.h"
+#include "reduction/reduction/args.h"
+
+template <typename T>
+struct Add {
+  __device__ T operator()(T a, T b) const { return from_float<T>(to_float(a) + to_float(b)); }
+};
+
+struct ToFloat {
+  template <typename T>
+  __device__ float operator()(T value) const {
+    return to_float(value);
+  }
+};
+
+void vector_add_cub(const VectorAddArgs& args) {
+  dispatch(args.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    const auto inputs = cuda::std::make_tuple(static_cast<const T*>(args.a), static_cast<const T*>(args.b));
+    CUDA_CHECK(
+        cub::DeviceTransform::Transform(inputs, static_cast<T*>(args.out), args.n, Add<T>{}, args.stream));
+  });
+}
+
+void reduction_cub(const ReductionArgs& args) {
+  dispatch(args.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    CUDA_CHECK(cub::DeviceReduce::TransformReduce(args.workspace, *args.workspace_bytes,
+                                                  static_cast<const T*>(args.x), args.out, args.n,
+                                                  cuda::std::plus<float>{}, ToFloat{}, 0.0f, args.stream));
+  });
+}

@@ -1,0 +1,89 @@
+// The mean of the rows' losses, or their sum, always added up in the same order: runs agree bit by bit.
+//
+// A block adds up a share of the rows; where there are several, whoever takes the last ticket adds up what
+// all have written, as in reduction's v07. Mean of no rows at all: NaN, as PyTorch's.
+#include <algorithm>
+
+#include "lib/common.cuh"
+#include "mean.h"
+
+namespace {
+
+constexpr int THREADS = 512;
+constexpr int WARPS = THREADS / 32;
+constexpr int64_t ROWS_PER_BLOCK = 8 * THREADS;
+constexpr int64_t MOST_BLOCKS = 64;
+
+struct Part {
+  double sum = 0.0;
+  long long count = 0;
+
+  __device__ void operator+=(Part other) {
+    sum += other.sum;
+    count += other.count;
+  }
+};
+
+// Of all threads of the block; the first one gets the result. `parts` are WARPS that nobody still reads.
+__device__ Part block_sum(Part part, Part* parts) {
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2) {
+    part +=
+        {__shfl_xor_sync(0xffffffff, part.sum, distance), __shfl_xor_sync(0xffffffff, part.count, distance)};
+  }
+  if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = part;
+  __syncthreads();  // for every warp's part
+  Part sum;
+  for (int warp_id = 0; warp_id < WARPS; ++warp_id) sum += parts[warp_id];
+  return sum;
+}
+
+// losses, target: [M]; loss, scale: one number; written: [blocks], of all blocks; counter: 0, and left so.
+template <typename T>
+__global__ void __launch_bounds__(THREADS)
+    cross_entropy_mean_kernel(const float* losses, const int64_t* target, T* loss, float* scale, int64_t M,
+                              int64_t ignore_index, bool mean, Part* written, unsigned* counter) {
+  __shared__ Part parts[2][WARPS];
+  __shared__ bool is_last;
+  Part part;
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * THREADS;
+  for (int64_t row = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x; row < M; row += stride) {
+    part += {losses[row], target[row] != ignore_index};
+  }
+  part = block_sum(part, parts[0]);
+
+  if (gridDim.x > 1) {
+    if (threadIdx.x == 0) {
+      written[blockIdx.x] = part;
+      __threadfence();  // what was written is seen before the ticket
+      is_last = atomicInc(counter, gridDim.x - 1) == gridDim.x - 1;
+    }
+    __syncthreads();  // for the ticket
+    if (!is_last) return;
+    __threadfence();  // what others wrote before their tickets is seen after this one
+    part = {};
+    if (threadIdx.x < gridDim.x)
+      part = {__ldcg(&written[threadIdx.x].sum), __ldcg(&written[threadIdx.x].count)};
+    part = block_sum(part, parts[1]);
+  }
+  if (threadIdx.x > 0) return;
+  const double rows = mean ? static_cast<double>(part.count) : 1.0;
+  *loss = from_float<T>(static_cast<float>(part.sum / rows));
+  *scale = static_cast<float>(1.0 / rows);
+}
+
+}  // namespace
+
+void cross_entropy_mean(const CrossEntropyMeanArgs& args) {
+  const int64_t blocks = std::clamp(cdiv(args.M, ROWS_PER_BLOCK), int64_t{1}, MOST_BLOCKS);
+  const bool shared = blocks > 1;
+  auto* written = shared ? static_cast<Part*>(args.memory->workspace(blocks * sizeof(Part))) : nullptr;
+  auto* counter = shared ? static_cast<unsigned*>(args.memory->zeroed()) : nullptr;
+  dispatch(args.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    cross_entropy_mean_kernel<T><<<static_cast<unsigned>(blocks), THREADS, 0, args.stream>>>(
+        args.losses, args.target, static_cast<T*>(args.loss), args.scale, args.M, args.ignore_index,
+        args.mean, written, counter);
+  });
+  CUDA_CHECK(cudaGetLastError());
+}

@@ -1,0 +1,160 @@
+// What a row's loss is made of, and how parts of a row are put together.
+#pragma once
+
+#include "args.h"
+#include "lib/packs.cuh"
+
+// The sum of exponentials is taken relative to the maximum, which grows: Milakov and Gimelshein, "Online
+// normalizer calculation for softmax", arXiv:1805.02867.
+struct RowSums {
+  float max = -INFINITY;
+  float sum = 0.0f;    // of exp(x - origin(max))
+  float total = 0.0f;  // of x; 0 without smoothing, which must not look at it: masked logits are -inf
+};
+
+// What exponents are taken from. A part that holds nothing but minus infinity adds nothing, where minus
+// infinity minus itself would be NaN.
+__device__ inline float origin(float max) { return max == -INFINITY ? 0.0f : max; }
+
+// The sum as it is from a larger maximum.
+__device__ inline float rescaled(const RowSums& part, float max) {
+  return part.sum * exp_of(part.max - origin(max));
+}
+
+// Of LANES neighbouring lanes; every one gets the result.
+template <bool SMOOTHED, int LANES = 32>
+__device__ RowSums lanes_merge(const RowSums& part) {
+  const float max = lanes_max<LANES>(part.max);
+  return {max, lanes_sum<LANES>(rescaled(part, max)), SMOOTHED ? lanes_sum<LANES>(part.total) : 0.0f};
+}
+
+// Of all threads of the block, of which there are whole warps; the first warp gets the result. `parts` are 32
+// that nobody still reads.
+template <bool SMOOTHED>
+__device__ RowSums block_merge(RowSums part, RowSums* parts) {
+  const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
+  part = lanes_merge<SMOOTHED>(part);
+  if (lane_id == 0) parts[warp_id] = part;
+  __syncthreads();  // for every warp's part
+  if (warp_id > 0) return part;
+  return lanes_merge<SMOOTHED>(lane_id < blockDim.x / 32 ? parts[lane_id] : RowSums{});
+}
+
+// Adds packs, in which minus infinity stands where there is nothing. One maximum of them all, so that the sum
+// so far is rescaled once.
+template <typename T, int PACKS>
+__device__ void add_packs(RowSums& mine, const Pack<T> (&packs)[PACKS]) {
+  float max = mine.max;
+#pragma unroll
+  for (int i = 0; i < PACKS; ++i) max = fmaxf(max, max_of(packs[i]));
+  mine.sum = rescaled(mine, max);
+  mine.max = max;
+  const float from = origin(max);
+#pragma unroll
+  for (int i = 0; i < PACKS; ++i) {
+#pragma unroll
+    for (int j = 0; j < Pack<T>::SIZE; ++j) mine.sum += exp_of(to_float(packs[i][j]) - from);
+  }
+}
+
+template <typename T>
+__device__ Pack<T> pack_of(float value) {
+  Pack<T> pack;
+#pragma unroll
+  for (int j = 0; j < Pack<T>::SIZE; ++j) set(pack, j, from_float<T>(value));
+  return pack;
+}
+
+template <typename T>
+__device__ float total_of(const Pack<T>& pack) {
+  float total = 0.0f;
+#pragma unroll
+  for (int j = 0; j < Pack<T>::SIZE; ++j) total += to_float(pack[j]);
+  return total;
+}
+
+// Whole packs [begin, end) of a row, PACKS at a time for each of THREADS threads. Nobody reads a row again:
+// L2 gives its lines up first.
+template <bool SMOOTHED, int THREADS, int PACKS, typename T>
+__device__ void add_row(RowSums& mine, const Pack<T>* row_packs, int begin, int end) {
+  constexpr int CHUNK = THREADS * PACKS;
+  const auto load = [&](int pack) { return Pack<T>{__ldcs(&row_packs[pack].words)}; };
+  Pack<T> packs[PACKS];
+  int pack = begin + static_cast<int>(threadIdx.x);
+#pragma unroll 1
+  for (; pack + CHUNK - THREADS < end; pack += CHUNK) {
+#pragma unroll
+    for (int i = 0; i < PACKS; ++i) packs[i] = load(pack + i * THREADS);
+    add_packs(mine, packs);
+#pragma unroll
+    for (int i = 0; SMOOTHED && i < PACKS; ++i) mine.total += total_of(packs[i]);
+  }
+  if (pack >= end) return;
+  // What is left of the row is not enough for all packs of this thread.
+#pragma unroll
+  for (int i = 0; i < PACKS; ++i) {
+    packs[i] = pack + i * THREADS < end ? load(pack + i * THREADS) : pack_of<T>(-INFINITY);
+  }
+  add_packs(mine, packs);
+#pragma unroll
+  for (int i = 0; SMOOTHED && i < PACKS; ++i) {
+    if (pack + i * THREADS < end) mine.total += total_of(packs[i]);
+  }
+}
+
+// What whole packs do not hold of a row that starts anywhere: fewer elements than a pack has at either end,
+// one for each of the first threads.
+template <typename T>
+struct Edges {
+  int first_pack, end_pack;  // the whole ones, counted from the pack in which the row starts
+  const Pack<T>* row_packs;
+  bool has_before, has_behind;
+  float before, behind;  // minus infinity where there is none
+
+  __device__ Edges(const T* row, int n) {
+    constexpr int SIZE = Pack<T>::SIZE;
+    const int skew = skew_of(row), thread = static_cast<int>(threadIdx.x);
+    first_pack = skew > 0;
+    end_pack = (n + skew) / SIZE;
+    row_packs = reinterpret_cast<const Pack<T>*>(row - skew);
+    const int head = skew > 0 ? min(n, SIZE - skew) : 0;
+    const int tail = max(head, end_pack * SIZE - skew);
+    has_before = thread < head;
+    has_behind = tail + thread < n;
+    before = has_before ? to_float(row[thread]) : -INFINITY;
+    behind = has_behind ? to_float(row[tail + thread]) : -INFINITY;
+  }
+
+  template <bool SMOOTHED>
+  __device__ void add_to(RowSums& mine) const {
+    const float max = fmaxf(mine.max, fmaxf(before, behind)), from = origin(max);
+    mine.sum = rescaled(mine, max) + exp_of(before - from) + exp_of(behind - from);
+    mine.max = max;
+    if (SMOOTHED && has_before) mine.total += before;
+    if (SMOOTHED && has_behind) mine.total += behind;
+  }
+};
+
+// What stays of a row whose target is ignored.
+__device__ inline void write_ignored(const CrossEntropyArgs& args, int64_t row) {
+  args.losses[row] = 0.0f;
+  if (args.lse) args.lse[row] = 0.0f;
+}
+
+// A row's numbers, of which `logit` is the target's and NaN where the target is no class.
+__device__ inline void write_loss(const CrossEntropyArgs& args, int64_t row, const RowSums& sums,
+                                  float logit) {
+  // The differences are taken first: they are exact where it matters, and a large maximum takes digits.
+  const float log_sum = logf(sums.sum);
+  float loss = log_sum + (1.0f - args.smoothing) * (sums.max - logit);
+  if (args.smoothing > 0.0f) {
+    loss += args.smoothing * (sums.max - sums.total / static_cast<float>(args.N));
+  }
+  args.losses[row] = loss;
+  if (args.lse) args.lse[row] = sums.max + log_sum;
+}
+
+template <typename T>
+__device__ float logit_of(const T* row_logits, int64_t target, int64_t n) {
+  return target >= 0 && target < n ? to_float(row_logits[target]) : NAN;
+}

@@ -1,0 +1,23 @@
+// What becomes one number of the rows' losses: their sum, or their mean over the rows that are not ignored.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "lib/step.h"
+
+struct CrossEntropyMeanArgs {
+  const float* losses;    // [M], 0 where ignored
+  const int64_t* target;  // [M]
+  void* loss;             // one number
+  float* scale;           // what a row's loss counts in it: 1, or 1 / rows that are not ignored
+  int64_t M;
+  int64_t ignore_index;
+  Dtype dtype;  // of loss
+  bool mean;
+  const Memory* memory;
+  cudaStream_t stream;
+};
+
+void cross_entropy_mean(const CrossEntropyMeanArgs& args);

@@ -1,0 +1,48 @@
+// A row's gradient, and the packs of it that a thread writes.
+#pragma once
+
+#include "args.h"
+#include "lib/packs.cuh"
+
+// What stands at logit x of a row, `hit` telling whether that is the target's.
+struct RowGradient {
+  float lse, dout, shared, all;  // the last two: what every class, and the target, is to have
+
+  // A target that is no class makes all of the row NaN, as it made the loss.
+  __device__ RowGradient(const CrossEntropyBackwardArgs& args, int64_t target, float lse, float dout)
+      : lse(lse),
+        dout(target >= 0 && target < args.N ? dout : NAN),
+        shared(args.smoothing / static_cast<float>(args.N)),
+        all(shared + (1.0f - args.smoothing)) {}
+
+  __device__ float operator()(float x, bool hit) const {
+    return (exp_of(x - lse) - (hit ? all : shared)) * dout;
+  }
+};
+
+// The gradient of those packs of a row that start at first_of(i). `row_out` may be `row_logits`: a thread has
+// loaded all of its packs before it writes the first, and no other thread reads or writes them.
+template <int PACKS, typename T, typename First>
+__device__ void write_gradient(const CrossEntropyBackwardArgs& args, int64_t row, const T* row_logits,
+                               T* row_out, First first_of) {
+  const int N = static_cast<int>(args.N);
+  const bool aligned = skew_of(row_out) == skew_of(row_logits);
+  Pack<T> packs[PACKS];
+  load_whole_packs(packs, row_logits, N, true, 0.0f, first_of);
+  const int64_t target = args.target[row];
+  const float lse = args.lse[row], dout = args.dout[row * args.stride_dm];
+  load_other_packs(packs, row_logits, N, true, 0.0f, first_of);
+  const bool ignored = target == args.ignore_index;
+  const RowGradient gradient(args, target, lse, dout);
+#pragma unroll
+  for (int i = 0; i < PACKS; ++i) {
+    const int first = first_of(i);
+    Pack<T> result;
+#pragma unroll
+    for (int j = 0; j < Pack<T>::SIZE; ++j) {
+      const float value = gradient(to_float(packs[i][j]), first + j == target);
+      set(result, j, from_float<T>(ignored ? 0.0f : value));
+    }
+    store_pack(row_out, first, N, aligned, result);
+  }
+}

@@ -1,0 +1,49 @@
+// cross_entropy_backward v01_scalar: a block walks along its row, an element a thread.
+//
+// Change:   none yet, this is where the ladder starts.
+// Why:      the definition, word for word: the probability is exp(x - lse), as the forward pass kept lse, and
+//           the target's is off by one. An access of 2 bytes a thread has too little on its way.
+// Counter:  dram_share is 78 %, although dram_bytes are the least possible.
+// Requires: rows that are contiguous; any length. out is apart from all inputs.
+// Source:   the derivative of cross entropy
+// Twin:     triton-kernels/cross_entropy_backward/v01_scalar.py
+#include "args.h"
+#include "lib/common.cuh"
+
+namespace {
+
+constexpr int THREADS = 256;
+
+// logits, out: [M, N], rows stride_lm and stride_om apart; target, lse: [M]; dout: [M], stride_dm apart.
+template <typename T>
+__global__ void __launch_bounds__(THREADS)
+    cross_entropy_backward_v01_scalar_kernel(const CrossEntropyBackwardArgs args) {
+  const int64_t row = blockIdx.x;
+  const T* __restrict__ row_logits = static_cast<const T*>(args.logits) + row * args.stride_lm;
+  T* __restrict__ row_out = static_cast<T*>(args.out) + row * args.stride_om;
+  const int64_t target = args.target[row];
+  if (target == args.ignore_index) {
+    for (int64_t col = threadIdx.x; col < args.N; col += THREADS) row_out[col] = from_float<T>(0.0f);
+    return;
+  }
+
+  // A target that is no class makes all of the row NaN, as it made the loss.
+  const float dout = target >= 0 && target < args.N ? args.dout[row * args.stride_dm] : NAN;
+  const float lse = args.lse[row], shared = args.smoothing / static_cast<float>(args.N);
+  for (int64_t col = threadIdx.x; col < args.N; col += THREADS) {
+    const float wanted = col == target ? shared + (1.0f - args.smoothing) : shared;
+    row_out[col] = from_float<T>((expf(to_float(row_logits[col]) - lse) - wanted) * dout);
+  }
+}
+
+}  // namespace
+
+void cross_entropy_backward_v01_scalar(const CrossEntropyBackwardArgs& args) {
+  if (args.M == 0 || args.N == 0) return;
+  dispatch(args.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    cross_entropy_backward_v01_scalar_kernel<T>
+        <<<static_cast<unsigned>(args.M), THREADS, 0, args.stream>>>(args);
+  });
+  CUDA_CHECK(cudaGetLastError());
+}

@@ -1,0 +1,76 @@
+// layer_norm v04_rows_per_block: 16 bytes an access, and as many threads for a row as it needs.
+//
+// Change:   a thread holds packs of 16 bytes instead of single elements, wherever a row starts: packs that
+//           touch the row are loaded whole, and what lies beside it is masked. A row of up to 128 packs gets
+//           up to a warp, so that a warp may hold several rows; a longer one just enough warps for a few
+//           packs a thread.
+// Why:      an eighth of the loads and stores in bf16. A block of 256 for a row of 256 elements has most of
+//           its threads idle and waits at two barriers all the same; lanes of a warp need shuffles alone.
+// Counter:  sectors_per_load becomes 16, instructions fall to half, dram_share passes 88 %; at a row of 256
+//           the time falls to 0.03.
+// Requires: contiguous rows of up to 64 KiB; out's rows take wide stores where they are skewed like x's.
+// Source:   rows by warps of PyTorch, aten/src/ATen/native/cuda/PersistentSoftmax.cuh
+// Twin:     triton-kernels/layer_norm/v04_rows_per_block.py
+#include "args.h"
+#include "norm/norm.cuh"
+
+namespace {
+
+constexpr int LANES_THREADS = 128;               // of a block for rows of a warp or less
+constexpr int FEW_PACKS = 4, FEW_THREADS = 512;  // for rows of several warps
+constexpr int MANY_PACKS = 5, MANY_THREADS = 832;
+constexpr int64_t LARGEST_ROW = 64 * 1024;  // bytes
+static_assert(MANY_THREADS * MANY_PACKS >= LARGEST_ROW / 16 + 1, "a skewed row needs a pack more");
+
+// A row for every LANES lanes, of at most LANES * PACKS packs.
+template <typename T, int LANES, int PACKS, bool WHOLE>
+__global__ void __launch_bounds__(LANES_THREADS)
+    layer_norm_v04_rows_per_block_lanes_kernel(const LayerNormArgs args) {
+  normalise_by_lanes<T, LANES_THREADS, LANES, PACKS, true, WHOLE>(args);
+}
+
+// A row for every block, of at most blockDim.x * PACKS packs.
+template <typename T, int PACKS, int THREADS, bool WHOLE>
+__global__ void __launch_bounds__(THREADS) layer_norm_v04_rows_per_block_kernel(const LayerNormArgs args) {
+  normalise_by_block<T, PACKS, true, WHOLE>(args);
+}
+
+template <typename T, int PACKS, int THREADS, bool WHOLE>
+void launch_block(const LayerNormArgs& args) {
+  const int64_t threads = cdiv(cdiv(packs_of<T>(args), PACKS), 32) * 32;
+  layer_norm_v04_rows_per_block_kernel<T, PACKS, THREADS, WHOLE>
+      <<<static_cast<unsigned>(args.M), static_cast<unsigned>(threads), 0, args.stream>>>(args);
+}
+
+template <typename T, bool WHOLE>
+void launch(const LayerNormArgs& args) {
+  const int64_t packs = packs_of<T>(args);
+  const bool launched = choose_lanes(packs, [&](auto lanes, auto each) {
+    layer_norm_v04_rows_per_block_lanes_kernel<T, lanes, each, WHOLE>
+        <<<static_cast<unsigned>(cdiv(args.M, LANES_THREADS / lanes)), LANES_THREADS, 0, args.stream>>>(args);
+  });
+  if (launched) return;
+  // Few packs a thread where four warps' worth comes out even; else more, so that fewer threads have none.
+  if (packs <= FEW_PACKS * FEW_THREADS && packs % (128 * FEW_PACKS) == 0) {
+    launch_block<T, FEW_PACKS, FEW_THREADS, WHOLE>(args);
+  } else {
+    launch_block<T, MANY_PACKS, MANY_THREADS, WHOLE>(args);
+  }
+}
+
+}  // namespace
+
+void layer_norm_v04_rows_per_block(const LayerNormArgs& args) {
+  if (args.M == 0) return;
+  dispatch(args.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    const int64_t bytes = args.N * sizeof(T);
+    if (bytes > LARGEST_ROW) {
+      throw std::runtime_error("x has rows of " + std::to_string(bytes) +
+                               " bytes, v04_rows_per_block holds " + std::to_string(LARGEST_ROW) +
+                               ": take v02_welford or v05_cluster");
+    }
+    are_whole<T>(args) ? launch<T, true>(args) : launch<T, false>(args);
+  });
+  CUDA_CHECK(cudaGetLastError());
+}

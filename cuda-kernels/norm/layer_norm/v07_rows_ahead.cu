@@ -1,0 +1,99 @@
+// layer_norm v07_rows_ahead: the next rows are on their way, and nobody waits for the exchange.
+//
+// Change:   clusters stay for many rows, which they draw from a counter, with weights and biases in
+//           registers. The next rows travel to a ring of stages in shared memory meanwhile, and the blocks
+//           send each other their numbers of one row before they write the one before. Where rows start
+//           anywhere, the elements at their ends are single lanes' instead of packs that are masked. Where
+//           short rows are few, weights and biases travel to shared memory while a row's numbers are found.
+// Why:      v05's clusters load, exchange, write and end, and weights and biases come from L2 for every four
+//           rows; while a cluster waits, its part of the SM loads nothing. Where rows are skewed, it puts
+//           each of their packs of weights and biases together from two. With a short row, a warp of v04 asks
+//           for them one by one.
+// Counter:  at a row of 4096 or 5003 nothing; the time falls to 0.70 of v05's at one of 50257, to 0.89 at one
+//           of 65536, to 0.82 at one of 262144; to 0.91 where rows of 1024 are few.
+// Requires: compute capability 9.0; contiguous rows. Rows of up to 32 KiB, others than whole packs of up
+//           to 48 KiB, are v04's; those of which a block's part is beyond 32 KiB v05's, and those with a
+//           residual that is skewed otherwise.
+// Source:   see v05; the ring is that of CUTLASS's asynchronous pipelines
+// Gap:      Triton gives a program no access to another one's shared memory, nor to barriers there.
+#include "args.h"
+#include "lib/ptx/ampere.cuh"
+#include "norm/norm_ahead.cuh"
+
+void layer_norm_v05_cluster(const LayerNormArgs& args);
+
+namespace {
+
+// Bytes of rows up to which a block each is faster: of whole packs, and others.
+constexpr int64_t SHORT_WHOLE = 32 * 1024, SHORT_RAGGED = 48 * 1024;
+constexpr int SHORT_THREADS = 128;  // of a block for rows of a warp
+constexpr int SHORT_BLOCKS = 8;     // that run at once on an SM
+
+template <typename T, bool WHOLE>
+__global__ void __launch_bounds__(AHEAD_THREADS, 1)
+    layer_norm_v07_rows_ahead_kernel(const LayerNormArgs args, const Draws draws, int blocks, int each) {
+  normalise_ahead<T, AHEAD_PACKS, true, WHOLE>(args, draws, blocks, each);
+}
+
+// A row of at most 32 * PACKS whole packs for every warp. Weights and biases travel to shared memory while
+// the row's numbers are found; asked for after that, pack by pack, they take as many trips to L2.
+template <typename T, int PACKS>
+__global__ void __launch_bounds__(SHORT_THREADS)
+    layer_norm_v07_rows_ahead_warps_kernel(const LayerNormArgs args) {
+  constexpr int SIZE = Pack<T>::SIZE;
+  __shared__ uint4 weights[32 * PACKS], biases[32 * PACKS];
+  const int N = static_cast<int>(args.N);
+  const int64_t index = static_cast<int64_t>(blockIdx.x) * (SHORT_THREADS / 32) + threadIdx.x / 32;
+  // Warps past the last row stay for the barrier, with the last row's values.
+  const NormRow<T> row(args, min(index, args.M - 1));
+  HeldRow<T, PACKS, true, true> held(N, 0, threadIdx.x % 32, 32);
+  held.load(row.x);
+  for (int pack = threadIdx.x; pack < N / SIZE; pack += SHORT_THREADS) {
+    if (row.weight) cp_async<16>(&weights[pack], row.weight + pack * SIZE, true);
+    if (row.bias) cp_async<16>(&biases[pack], row.bias + pack * SIZE, true);
+  }
+  cp_async_commit_group();
+  held.finish_load(row);
+  const float mean = lanes_sum(held.sum()) / static_cast<float>(N);
+  const float rstd = rstd_of(lanes_sum(held.squares(mean)), N, args.eps);
+  cp_async_wait_group<0>();
+  __syncthreads();  // for every thread's weights and biases
+  if (index >= args.M) return;
+  if (threadIdx.x % 32 == 0) {
+    args.mean[index] = mean;
+    args.rstd[index] = rstd;
+  }
+  held.write(
+      row, mean, rstd, [&](int, int first) { return Pack<T>{weights[first / SIZE]}; },
+      [&](int, int first) { return Pack<T>{biases[first / SIZE]}; });
+}
+
+// Launches it, with two or four packs a lane, where so few rows would all wait at once. Whether it did.
+template <typename T>
+bool launch_by_warps(const LayerNormArgs& args) {
+  const int64_t packs = packs_of<T>(args), blocks = cdiv(args.M, SHORT_THREADS / 32);
+  if (!are_whole<T>(args) || packs <= 32 || packs > 128 || blocks > SHORT_BLOCKS * multiprocessor_count())
+    return false;
+  const auto kernel = packs <= 64 ? layer_norm_v07_rows_ahead_warps_kernel<T, 2>
+                                  : layer_norm_v07_rows_ahead_warps_kernel<T, 4>;
+  kernel<<<static_cast<unsigned>(blocks), SHORT_THREADS, 0, args.stream>>>(args);
+  CUDA_CHECK(cudaGetLastError());
+  return true;
+}
+
+template <typename T>
+bool launch(const LayerNormArgs& args) {
+  const int64_t bytes = args.N * static_cast<int64_t>(sizeof(T));
+  if (bytes <= (are_whole<T>(args) ? SHORT_WHOLE : SHORT_RAGGED)) return launch_by_warps<T>(args);
+  return are_whole<T>(args) ? launch_ahead<T>(args, layer_norm_v07_rows_ahead_kernel<T, true>)
+                            : launch_ahead<T>(args, layer_norm_v07_rows_ahead_kernel<T, false>);
+}
+
+}  // namespace
+
+void layer_norm_v07_rows_ahead(const LayerNormArgs& args) {
+  if (args.M == 0) return;
+  dispatch(args.dtype, [&](auto zero) {
+    if (!launch<decltype(zero)>(args)) layer_norm_v05_cluster(args);
+  });
+}

@@ -1,0 +1,95 @@
+// layer_norm_backward v04_cluster: several SMs share a row.
+//
+// Change:   a row of more than 16 KiB is divided among the blocks of a cluster, which send each other their
+//           two sums by distributed shared memory. Each block keeps the sums of its own columns for dweight
+//           and dbias.
+// Why:      two rows of 256 K elements and the sums of as many columns are 3 MiB: the registers of sixteen
+//           SMs hold that, one's do not. Every element is read once, and two numbers a block are exchanged.
+// Counter:  at a row of 4096 nothing; at one of 65536 the time falls to 0.31 of v01's.
+// Requires: compute capability 9.0; contiguous rows. Those beyond a cluster's registers are v01's: of more
+//           than 256 KiB where rows do not all start and end at multiples of 16 bytes, else of 512 KiB.
+// Source:   CUDA C++ Programming Guide, "Distributed Shared Memory"; PTX ISA, "st.async"
+// Gap:      Triton gives a program no access to another one's shared memory.
+#include "args.h"
+#include "norm/norm_backward.cuh"
+
+void layer_norm_backward_v01_rows_then_columns(const LayerNormBackwardArgs& args);
+
+namespace {
+
+// A row of up to SHORT_ROW packs has a block to itself; of a longer one a block has up to PART packs. Where a
+// cluster of the most blocks needs more than that, its threads have no registers left for the next row.
+constexpr int SHORT_PACKS = 2, SHORT_THREADS = 544, SHORT_ROW = 1025;
+constexpr int PACKS = 4, PART_THREADS = 256, PART = PACKS * PART_THREADS, LONG_THREADS = 512;
+static_assert(SHORT_PACKS * SHORT_THREADS >= SHORT_ROW);
+
+// A row for every LANES lanes, of at most LANES * PACKS packs.
+template <typename T, int LANES, int PACKS, bool WHOLE>
+__global__ void __launch_bounds__(LANES_THREADS)
+    layer_norm_backward_v04_cluster_lanes_kernel(const LayerNormBackwardArgs args, float* workspace) {
+  backward_by_lanes<T, LANES_THREADS, LANES, PACKS, true, WHOLE, true>(args, workspace);
+}
+
+// A row for every cluster; a block has at most blockDim.x * PACKS packs of it.
+template <typename T, int PACKS, int THREADS, bool WHOLE, bool PREFETCH>
+__global__ void __launch_bounds__(THREADS)
+    layer_norm_backward_v04_cluster_kernel(const LayerNormBackwardArgs args, int period, int blocks, int each,
+                                           float* workspace) {
+  backward_by_cluster<T, PACKS, true, WHOLE, PREFETCH>(args, period, blocks, each, workspace);
+}
+
+template <typename T>
+__global__ void __launch_bounds__(SUM_COLUMNS* SUM_GROUPS)
+    layer_norm_backward_v04_cluster_sum_kernel(const float* workspace, int groups, int64_t N, T* dweight,
+                                               T* dbias) {
+  add_partial_sums(workspace, groups, N, dweight, dbias);
+}
+
+template <typename T, bool WHOLE>
+bool launch_lanes(const LayerNormBackwardArgs& args) {
+  return choose_lanes(packs_of<T>(args), [&](auto lanes, auto each) {
+    const auto kernel = layer_norm_backward_v04_cluster_lanes_kernel<T, lanes, each, WHOLE>;
+    const int blocks = lanes_blocks<T>(args, kernel, LANES_THREADS / lanes);
+    launch_with_sums<T>(
+        args, blocks, true,
+        [&](float* workspace) { kernel<<<blocks, LANES_THREADS, 0, args.stream>>>(args, workspace); },
+        layer_norm_backward_v04_cluster_sum_kernel<T>);
+  });
+}
+
+template <typename T, bool WHOLE>
+bool launch(const LayerNormBackwardArgs& args) {
+  if (launch_lanes<T, WHOLE>(args)) return true;
+  const auto sum_kernel = layer_norm_backward_v04_cluster_sum_kernel<T>;
+  const int64_t packs = packs_of<T>(args);
+  if (packs <= SHORT_ROW) {
+    return launch_parts<T>(args,
+                           layer_norm_backward_v04_cluster_kernel<T, SHORT_PACKS, SHORT_THREADS, WHOLE, true>,
+                           1, SHORT_PACKS, true, sum_kernel);
+  }
+  int blocks = 2;
+  while (blocks < MOST_CLUSTER_BLOCKS && packs > blocks * PART) blocks *= 2;
+  if (packs <= blocks * PART) {
+    return launch_parts<T>(args, layer_norm_backward_v04_cluster_kernel<T, PACKS, PART_THREADS, WHOLE, true>,
+                           blocks, PACKS, true, sum_kernel);
+  }
+  // With masks for what lies beside a row, the sums of so many columns do not fit the registers.
+  if constexpr (WHOLE) {
+    if (packs > blocks * PACKS * LONG_THREADS) return false;
+    return launch_parts<T>(args, layer_norm_backward_v04_cluster_kernel<T, PACKS, LONG_THREADS, WHOLE, false>,
+                           blocks, PACKS, true, sum_kernel);
+  }
+  return false;
+}
+
+}  // namespace
+
+void layer_norm_backward_v04_cluster(const LayerNormBackwardArgs& args) {
+  if (args.N == 0) return;
+  dispatch(args.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    if (!(are_whole<T>(args) ? launch<T, true>(args) : launch<T, false>(args)))
+      layer_norm_backward_v01_rows_then_columns(args);
+  });
+  CUDA_CHECK(cudaGetLastError());
+}

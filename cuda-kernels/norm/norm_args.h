@@ -1,0 +1,43 @@
+// What the launchers of layer_norm and rms_norm take, forward and backward.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "lib/step.h"
+
+// Row strides count elements; 0 where one row is seen M times.
+struct NormArgs {
+  const void* x;         // [M, N], rows contiguous
+  const void* residual;  // [M, N], rows contiguous, added first; or null
+  const void* weight;    // [N], or null for ones
+  const void* bias;      // [N], or null for zeros
+  void* out;             // [M, N], contiguous
+  void* added;           // [M, N], contiguous: x + residual; null exactly where residual is
+  float* mean;           // [M]; null for rms_norm
+  float* rstd;           // [M], one over the root of what the rows are divided by
+  int64_t M, N;
+  int64_t stride_xm, stride_rm;
+  Dtype dtype;  // of all but mean and rstd
+  float eps;
+  const Memory* memory;
+  cudaStream_t stream;
+};
+
+struct NormBackwardArgs {
+  const void* dout;    // [M, N], rows contiguous
+  const void* x;       // [M, N], rows contiguous: what was normalised
+  const void* weight;  // [N], or null for ones
+  const void* dadded;  // [M, N], rows contiguous, the sum's own gradient; or null
+  const float* mean;   // [M]; null for rms_norm
+  const float* rstd;   // [M]
+  void* dx;            // [M, N], contiguous
+  void* dweight;       // [N], or null where nobody asks
+  void* dbias;         // [N], or null where nobody asks
+  int64_t M, N;
+  int64_t stride_dm, stride_xm, stride_am;  // of dout, x and dadded
+  Dtype dtype;                              // of all but mean and rstd
+  const Memory* memory;
+  cudaStream_t stream;
+};

@@ -1,0 +1,349 @@
+// The kernel of layer_norm's v08, v10 and v11 and rms_norm's v05: one row or two in the registers of a
+// cluster, weights and biases in its shared memory.
+#pragma once
+
+#include "lib/held.cuh"
+#include "lib/ptx/ampere.cuh"
+#include "norm_cluster.cuh"
+
+// A part of weights or biases, a warp's or as long as a short row, in shared memory as it lies in memory: the
+// `index`-th such part there. Where rows are not LINED it begins a line before the part does, since rows'
+// parts begin up to a line before their columns, and has a pack more, since packs that lie like a row's are
+// put together from two.
+template <typename T, int PACKS, bool LINED>
+struct HeldFactors {
+  static constexpr int SIZE = Pack<T>::SIZE, LINE = LINED ? 0 : LINE_ELEMENTS<T>;
+  static constexpr int COUNT = 32 * PACKS + (LINED ? 0 : LINE / SIZE + 1);
+  uint4* packs;
+  const T* factors;  // or null
+  int skew;
+
+  __device__ HeldFactors(char* memory, int index, const T* factors)
+      : packs(reinterpret_cast<uint4*>(memory) + index * COUNT),
+        factors(factors),
+        skew(LINED || !factors ? 0 : skew_of(factors)) {}
+
+  // The column of the first of them, which may lie before the row's first.
+  __device__ int start(const HeldPart<T, PACKS>& part) const {
+    return part.own * part.ELEMENTS - LINE - skew;
+  }
+
+  // Asks for them, as one of THREADS threads. Where there are none, `value` stands for each.
+  template <int THREADS>
+  __device__ void load(const HeldPart<T, PACKS>& part, int thread, float value) {
+    Pack<T> same;
+#pragma unroll
+    for (int i = 0; i < SIZE; ++i) set(same, i, from_float<T>(value));
+    const int first = start(part) + thread * SIZE;
+    const T* const place = factors + first;
+#pragma unroll
+    for (int i = 0; i < (COUNT + THREADS - 1) / THREADS; ++i) {
+      uint4* const pack = &packs[THREADS * i + thread];
+      if (THREADS * (i + 1) > COUNT && THREADS * i + thread >= COUNT) break;
+      // Of 16 bytes in which something is the factors', all can be read.
+      const bool touches = static_cast<unsigned>(first + THREADS * i * SIZE + SIZE - 1) <
+                           static_cast<unsigned>(part.N + SIZE - 1);
+      // L1 has them for the SM's next rows: all SMs ask for the same few lines, of a few of L2's slices.
+      if (factors) cp_async<16, true>(pack, place + THREADS * i * SIZE, touches);
+      if (!factors) *pack = same.words;
+    }
+  }
+
+  // Those for this lane's i-th pack of a row, once all threads' copies are there. Elements beside the row are
+  // anything.
+  __device__ Pack<T> operator()(const HeldPart<T, PACKS>& part, int i) const {
+    const int pack = 32 * i + part.lane_id;
+    if (LINED) return {packs[pack]};
+    const int offset = LINE + skew - part.skew + pack * SIZE;
+    return put_together<T>(packs[offset / SIZE], packs[offset / SIZE + 1], offset % SIZE);
+  }
+
+  // That for a column of the part, then, too.
+  __device__ float at(const HeldPart<T, PACKS>& part, int column) const {
+    return to_float(reinterpret_cast<const T*>(packs)[column - start(part)]);
+  }
+};
+
+// Those of a warp, put together ahead of their use: in place, packs as the row has them. Each is made of two
+// that lie where it is put or further on. So a pack that is replaced is needed for packs of the same 32
+// alone, which have been read by then, or of earlier ones, which are done.
+template <typename T, int PACKS>
+class LaidFactors {
+ public:
+  // Once all lanes' copies are there; all lanes call it.
+  __device__ LaidFactors(const HeldFactors<T, PACKS, false>& factors, const HeldPart<T, PACKS>& part,
+                         int single)
+      : packs_(factors.packs), at_single_(single != part.NONE ? factors.at(part, single) : 0.0f) {
+#pragma unroll
+    for (int i = 0; i < PACKS; ++i) {
+      const Pack<T> laid = factors(part, i);
+      __syncwarp();  // for all lanes to have read what these 32 packs replace
+      packs_[32 * i + part.lane_id] = laid.words;
+    }
+  }
+
+  __device__ Pack<T> operator()(const HeldPart<T, PACKS>& part, int i) const {
+    return {packs_[32 * i + part.lane_id]};
+  }
+  // Of the single element's column alone.
+  __device__ float at(const HeldPart<T, PACKS>&, int) const { return at_single_; }
+
+ private:
+  uint4* packs_;
+  float at_single_;
+};
+
+// What a warp finds of its part of a row; `element` is the single one, 0 where a lane has none.
+template <bool CENTERED, typename T, int PACKS>
+__device__ MeanSquares moments_of(Pack<T> (&held)[PACKS], const HeldPart<T, PACKS>& part, bool has_single,
+                                  float element) {
+  constexpr int SIZE = Pack<T>::SIZE;
+  MeanSquares mine = {};
+  if (CENTERED) {
+    float sum = element;
+#pragma unroll
+    for (int i = 0; i < PACKS; ++i) {
+      float pack_sum = 0.0f;  // so that additions wait for few others
+      keep_packed(held[i]);
+#pragma unroll
+      for (int j = 0; j < SIZE; ++j) pack_sum += float_of(held[i], j);
+      sum += pack_sum;
+    }
+    mine.mean = lanes_sum(sum) / static_cast<float>(max(part.elements_of(part.own), 1));
+  }
+  if (has_single) mine.squares = (element - mine.mean) * (element - mine.mean);
+#pragma unroll
+  for (int i = 0; i < PACKS; ++i) {
+    const float from = part.holds(i) ? mine.mean : 0.0f;  // those beside the row are 0
+    float squares = 0.0f;
+    keep_packed(held[i]);
+#pragma unroll
+    for (int j = 0; j < SIZE; ++j) {
+      const float distance = CENTERED ? float_of(held[i], j) - from : float_of(held[i], j);
+      squares = fmaf(distance, distance, squares);
+    }
+    mine.squares += squares;
+  }
+  mine.squares = lanes_sum(mine.squares);
+  return mine;
+}
+
+// A row's mean and squares from those of its parts, by Chan's formula for all at once.
+template <bool CENTERED, typename T, int PACKS, typename Of>
+__device__ MeanSquares merged_parts(const HeldPart<T, PACKS>& part, int parts, Of of) {
+  constexpr int EACH = MOST_PARTS / 32;
+  MeanSquares its[EACH], whole = {};
+  float elements[EACH];
+#pragma unroll
+  for (int i = 0; i < EACH; ++i) {
+    const int other = 32 * i + part.lane_id;
+    its[i] = other < parts ? of(other) : MeanSquares{};
+    elements[i] = static_cast<float>(part.elements_of(other));  // 0 beyond the row
+    if (CENTERED) whole.mean = fmaf(elements[i], its[i].mean, whole.mean);
+  }
+  if (CENTERED) whole.mean = lanes_sum(whole.mean) / static_cast<float>(part.N);
+#pragma unroll
+  for (int i = 0; i < EACH; ++i) {
+    const float distance = its[i].mean - whole.mean;
+    whole.squares += its[i].squares;
+    if (CENTERED) whole.squares = fmaf(elements[i] * distance, distance, whole.squares);
+  }
+  whole.squares = lanes_sum(whole.squares);
+  return whole;
+}
+
+// Adds the residual to a row, rounded as the sum is returned, which is stored as well.
+template <typename T, int PACKS>
+__device__ void add_residual(Pack<T> (&held)[PACKS], T& raw, const T* residual, T* added,
+                             const HeldPart<T, PACKS>& part, int single) {
+  constexpr int SIZE = Pack<T>::SIZE;
+  Pack<T> more[PACKS];
+  load_held(more, residual, part, 0.0f);
+  if (single != part.NONE) {
+    raw = from_float<T>(to_float(raw) + to_float(residual[single]));
+    added[single] = raw;
+  }
+#pragma unroll
+  for (int i = 0; i < PACKS; ++i) {
+    float values[SIZE];
+#pragma unroll
+    for (int j = 0; j < SIZE; ++j) values[j] = float_of(held[i], j) + float_of(more[i], j);
+    round_to(held[i], values);
+    if (part.holds(i)) __stwb(reinterpret_cast<uint4*>(added + part.first_of(i)), held[i].words);
+  }
+}
+
+// ROWS rows at once: of each what a thread holds, PACKS packs and perhaps a single element. They lie `period`
+// rows apart, a power of two, so that they are skewed alike.
+template <typename T, int ROWS, int PACKS>
+struct HeldRows {
+  Pack<T> packs[ROWS][PACKS];
+  T raw[ROWS];
+  float means[ROWS], rstds[ROWS];
+  int64_t first_index, M;
+  int period;
+
+  // Those that come `which`-th.
+  __device__ HeldRows(const NormArgs& args, int64_t which, int period) : M(args.M), period(period) {
+    const int64_t kind = ROWS > 1 ? which & (period - 1) : 0;
+    first_index = (which - kind) * ROWS + kind;
+  }
+
+  // Whether the r-th is one of the matrix's, where the first is.
+  __device__ bool is_row(int r) const { return r == 0 || first_index + r * period < M; }
+
+  // Only asks for them; `first` is the first one's. Where there is no such row the first stands for it.
+  __device__ void load(const T* first, int64_t stride, const HeldPart<T, PACKS>& part, int single) {
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+      const T* const row = first + (is_row(r) ? r * period : 0) * stride;
+      load_held(packs[r], row, part, 0.0f);
+      raw[r] = single != part.NONE ? row[single] : from_float<T>(0.0f);
+    }
+  }
+
+  // A row's mean and rstd, by one lane.
+  template <bool CENTERED>
+  __device__ void write_numbers(const NormArgs& args, int r) const {
+    if (!is_row(r)) return;
+    if (CENTERED) args.mean[first_index + r * period] = means[r];
+    args.rstd[first_index + r * period] = rstds[r];
+  }
+
+  // Once copies of weights and biases are there. Without CENTERED means and biases are not looked at.
+  template <bool CENTERED, typename Factors>
+  __device__ void write(T* out, const HeldPart<T, PACKS>& part, int single, const Factors& weights,
+                        const Factors& biases) {
+    constexpr int SIZE = Pack<T>::SIZE;
+    out += first_index * part.N;
+    const auto result = [&](int r, float value, float its_weight, float its_bias) {
+      const float unit = (CENTERED ? value - means[r] : value) * rstds[r];
+      return CENTERED ? fmaf(unit, its_weight, its_bias) : unit * its_weight;
+    };
+#pragma unroll
+    for (int i = 0; i < PACKS; ++i) {
+      const Pack<T> its_weights = weights(part, i);
+      const Pack<T> its_biases = CENTERED ? biases(part, i) : Pack<T>{};
+#pragma unroll
+      for (int r = 0; r < ROWS; ++r) {
+        keep_packed(packs[r][i]);
+        float values[SIZE];
+#pragma unroll
+        for (int j = 0; j < SIZE; ++j)
+          values[j] = result(r, float_of(packs[r][i], j), float_of(its_weights, j), float_of(its_biases, j));
+        Pack<T> results;
+        round_to(results, values);
+        // In one piece, which the compiler would otherwise take apart.
+        T* const place = out + static_cast<int64_t>(r) * period * part.N + part.first_of(i);
+        if (part.holds(i) && is_row(r)) __stwb(reinterpret_cast<uint4*>(place), results.words);
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+      if (single == part.NONE || !is_row(r)) continue;
+      const float its_bias = CENTERED ? biases.at(part, single) : 0.0f;
+      out[static_cast<int64_t>(r) * period * part.N + single] =
+          from_float<T>(result(r, to_float(raw[r]), weights.at(part, single), its_bias));
+    }
+  }
+};
+
+// ROWS rows for every cluster of `blocks` blocks, of each of which a thread holds PACKS packs. Every warp
+// sends what it finds of its part of them to all blocks, and waits for what the others find; weights and
+// biases travel to shared memory meanwhile. Without CENTERED the mean is taken to be 0. LINED: x's rows start
+// with lines, the result's, weights and biases at multiples of 16 bytes, and rows have only whole packs.
+// RESIDUAL: there is one, which takes the registers of a second row. LAID: where rows are not LINED, weights
+// and biases are put together while the rows are on their way.
+template <typename T, int ROWS, int PACKS, bool CENTERED, bool LINED, bool RESIDUAL, bool LAID = false>
+__device__ void normalise_held(const NormArgs& args, int blocks, int period) {
+#if __CUDA_ARCH__ >= 900
+  extern __shared__ __align__(128) char memory[];
+  __shared__ WarpExchange<MeanSquares, ROWS> exchange;
+
+  const int N = static_cast<int>(args.N), lane_id = threadIdx.x % 32, warp_id = threadIdx.x / 32;
+  const int warps = blockDim.x / 32, parts = blocks * warps, own = blockIdx.y * warps + warp_id;
+  HeldRows<T, ROWS, PACKS> rows(args, blockIdx.x, period);
+  if (rows.first_index >= args.M) return;  // the same for all blocks of a cluster
+  const T* const x = static_cast<const T*>(args.x) + rows.first_index * args.stride_xm;
+  const HeldPart<T, PACKS> part{N, LINED ? 0 : skew_of<LINE_BYTES>(x), own, lane_id};
+  HeldFactors<T, PACKS, LINED> weights(memory, warp_id, static_cast<const T*>(args.weight));
+  HeldFactors<T, PACKS, LINED> biases(memory, warps + warp_id,
+                                      CENTERED ? static_cast<const T*>(args.bias) : nullptr);
+
+  weights.template load<32>(part, lane_id, 1.0f);
+  if (CENTERED) biases.template load<32>(part, lane_id, 0.0f);
+  cp_async_commit_group();
+  const int single = LINED ? part.NONE : part.single();
+  rows.load(x, args.stride_xm, part, single);
+  exchange.begin(parts);
+  if constexpr (RESIDUAL) {
+    static_assert(ROWS == 1);
+    add_residual(rows.packs[0], rows.raw[0],
+                 static_cast<const T*>(args.residual) + rows.first_index * args.stride_rm,
+                 static_cast<T*>(args.added) + rows.first_index * N, part, single);
+  }
+
+  const auto find_numbers = [&] {
+    MeanSquares mine[ROWS];
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r)
+      mine[r] = moments_of<CENTERED>(rows.packs[r], part, single != part.NONE, to_float(rows.raw[r]));
+    if (!LAID) exchange.meet();
+    exchange.swap(mine, own, blocks);
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+      const MeanSquares whole =
+          merged_parts<CENTERED>(part, parts, [&](int other) { return exchange.at(other, r); });
+      rows.means[r] = whole.mean;
+      rows.rstds[r] = rstd_of(whole.squares, N, args.eps);
+      if (own == 0 && lane_id == 0) rows.template write_numbers<CENTERED>(args, r);
+    }
+  };
+  const auto wait_for_factors = [] {
+    cp_async_wait_group<0>();
+    __syncwarp();  // for other lanes' copies
+  };
+  T* const out = static_cast<T*>(args.out);
+  if constexpr (LAID) {
+    static_assert(CENTERED && !LINED);  // there are biases, and something to put together
+    wait_for_factors();                 // which are nearer than the rows
+    const LaidFactors<T, PACKS> laid_weights(weights, part, single), laid_biases(biases, part, single);
+    // Here, not after the sums: the compiler moves no sum, which waits for the rows, before a barrier that
+    // comes after all of the laying.
+    exchange.meet();
+    find_numbers();
+    rows.template write<CENTERED>(out, part, single, laid_weights, laid_biases);
+  } else {
+    find_numbers();
+    wait_for_factors();
+    rows.template write<CENTERED>(out, part, single, weights, biases);
+  }
+#endif
+}
+
+// Whether the kernels for LINED rows take these. A residual and its sum are aligned where they are skewed
+// like x, which launch_held asks.
+template <typename T>
+bool are_lined(const NormArgs& args) {
+  const auto starts = [](const void* rows) { return reinterpret_cast<uintptr_t>(rows) % LINE_BYTES == 0; };
+  return args.N % Pack<T>::SIZE == 0 && args.stride_xm % LINE_ELEMENTS<T> == 0 && starts(args.x) &&
+         aligned_to_16_bytes(args.weight, args.bias, args.out);
+}
+
+// Launches it, as kernel(args, blocks, period). False where the GPU has no room for the cluster, a row is too
+// long or too short for one, or another matrix is skewed otherwise than x. A block has WARPS at most.
+template <typename T, int ROWS, int PACKS, bool CENTERED, bool LINED, int WARPS = HELD_WARPS, typename Kernel>
+bool launch_held(const NormArgs& args, Kernel* kernel) {
+  constexpr int WARP_BYTES = HeldFactors<T, PACKS, LINED>::COUNT * 16 * (CENTERED ? 2 : 1);
+  const auto like_x = [&](const void* rows, int64_t stride) {
+    return skewed_alike<T>(args.x, args.stride_xm, rows, stride);
+  };
+  if (args.N < 2 * Pack<T>::SIZE || !like_x(args.out, args.N)) return false;
+  if (args.residual && !(like_x(args.residual, args.stride_rm) && like_x(args.added, args.N))) return false;
+  if constexpr (WARPS * WARP_BYTES + sizeof(WarpExchange<MeanSquares, ROWS>) > 48 * 1024)
+    allow_shared_memory(kernel, WARPS * WARP_BYTES);
+  const HeldShape shape(most_packs<T, LINE_BYTES>(args.x, args.N, args.stride_xm), PACKS, WARPS);
+  const int period = ROWS > 1 ? skew_period<T, LINE_BYTES>(args.stride_xm) : 1;
+  return launch_by_rows(cdiv(args.M, int64_t{ROWS} * period) * period, shape, shape.threads / 32 * WARP_BYTES,
+                        args.stream, kernel, args, shape.blocks, period);
+}

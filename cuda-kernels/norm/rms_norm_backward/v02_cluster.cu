@@ -1,0 +1,89 @@
+// rms_norm_backward v02_cluster: layer_norm_backward's v04, without a mean.
+//
+// Change:   blocks stay, keep the sums of their columns in registers, ask for the next row before they work
+//           on one, and share rows of more than 16 KiB, as in layer_norm_backward's v02 to v04.
+// Why:      what that ladder found. One sum a row is enough, and there is no dbias, so half as many registers
+//           hold sums.
+// Counter:  dram_bytes fall to 0.6; dram_share is 86 %.
+// Requires: compute capability 9.0; contiguous rows. Those beyond a cluster's registers are v01's.
+// Source:   see layer_norm_backward's v02 to v04
+// Gap:      Triton gives a program no access to another one's shared memory.
+#include "args.h"
+#include "norm/norm_backward.cuh"
+
+void rms_norm_backward_v01_rows_then_columns(const RmsNormBackwardArgs& args);
+
+namespace {
+
+// A row of up to SHORT_ROW packs has a block to itself; of a longer one a block has up to PART packs. Where a
+// cluster of the most blocks needs more than that, its threads have no registers left for the next row.
+constexpr int SHORT_PACKS = 2, SHORT_THREADS = 544, SHORT_ROW = 1025;
+constexpr int PACKS = 4, PART_THREADS = 256, PART = PACKS * PART_THREADS, LONG_THREADS = 512;
+static_assert(SHORT_PACKS * SHORT_THREADS >= SHORT_ROW);
+
+// A row for every LANES lanes, of at most LANES * PACKS packs.
+template <typename T, int LANES, int PACKS, bool WHOLE>
+__global__ void __launch_bounds__(LANES_THREADS)
+    rms_norm_backward_v02_cluster_lanes_kernel(const RmsNormBackwardArgs args, float* workspace) {
+  backward_by_lanes<T, LANES_THREADS, LANES, PACKS, false, WHOLE, true>(args, workspace);
+}
+
+// A row for every cluster; a block has at most blockDim.x * PACKS packs of it.
+template <typename T, int PACKS, int THREADS, bool WHOLE, bool PREFETCH>
+__global__ void __launch_bounds__(THREADS)
+    rms_norm_backward_v02_cluster_kernel(const RmsNormBackwardArgs args, int period, int blocks, int each,
+                                         float* workspace) {
+  backward_by_cluster<T, PACKS, false, WHOLE, PREFETCH>(args, period, blocks, each, workspace);
+}
+
+template <typename T>
+__global__ void __launch_bounds__(SUM_COLUMNS* SUM_GROUPS)
+    rms_norm_backward_v02_cluster_sum_kernel(const float* workspace, int groups, int64_t N, T* dweight,
+                                             T* dbias) {
+  add_partial_sums(workspace, groups, N, dweight, dbias);
+}
+
+template <typename T, bool WHOLE>
+bool launch_lanes(const RmsNormBackwardArgs& args) {
+  return choose_lanes(packs_of<T>(args), [&](auto lanes, auto each) {
+    const auto kernel = rms_norm_backward_v02_cluster_lanes_kernel<T, lanes, each, WHOLE>;
+    const int blocks = lanes_blocks<T>(args, kernel, LANES_THREADS / lanes);
+    launch_with_sums<T>(
+        args, blocks, false,
+        [&](float* workspace) { kernel<<<blocks, LANES_THREADS, 0, args.stream>>>(args, workspace); },
+        rms_norm_backward_v02_cluster_sum_kernel<T>);
+  });
+}
+
+template <typename T, bool WHOLE>
+bool launch(const RmsNormBackwardArgs& args) {
+  if (launch_lanes<T, WHOLE>(args)) return true;
+  const auto sum_kernel = rms_norm_backward_v02_cluster_sum_kernel<T>;
+  const int64_t packs = packs_of<T>(args);
+  if (packs <= SHORT_ROW) {
+    return launch_parts<T>(args,
+                           rms_norm_backward_v02_cluster_kernel<T, SHORT_PACKS, SHORT_THREADS, WHOLE, true>,
+                           1, SHORT_PACKS, false, sum_kernel);
+  }
+  int blocks = 2;
+  while (blocks < MOST_CLUSTER_BLOCKS && packs > blocks * PART) blocks *= 2;
+  if (packs <= blocks * PART) {
+    return launch_parts<T>(args, rms_norm_backward_v02_cluster_kernel<T, PACKS, PART_THREADS, WHOLE, true>,
+                           blocks, PACKS, false, sum_kernel);
+  }
+  if (packs > blocks * PACKS * LONG_THREADS) return false;
+  return launch_parts<T>(args, rms_norm_backward_v02_cluster_kernel<T, PACKS, LONG_THREADS, WHOLE, false>,
+                         blocks, PACKS, false, sum_kernel);
+}
+
+}  // namespace
+
+void rms_norm_backward_v02_cluster(const RmsNormBackwardArgs& args) {
+  if (args.N == 0) return;
+  dispatch(args.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    if (!(are_whole<T>(args) ? launch<T, true>(args) : launch<T, false>(args)))
+      rms_norm_backward_v01_rows_then_columns(args);
+  });
+  CUDA_CHECK(cudaGetLastError());
+}

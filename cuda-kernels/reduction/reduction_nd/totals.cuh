@@ -1,0 +1,165 @@
+// What is made of elements one after the other: a sum, a maximum, or its place; and what threads tell each
+// other about it.
+#pragma once
+
+#include "args.h"
+#include "lib/common.cuh"
+
+// The larger of two, NaN where one is.
+__device__ inline float larger(float a, float b) {
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+
+// The largest element of a pack, NaN where one is; two at a time where two fit a register.
+__device__ inline float largest(const Pack<float>& pack) {
+  return larger(larger(pack[0], pack[1]), larger(pack[2], pack[3]));
+}
+__device__ inline float largest(const Pack<__nv_bfloat16>& pack) {
+  const auto* pairs = reinterpret_cast<const __nv_bfloat162*>(&pack.words);
+  const __nv_bfloat162 most = __hmax2_nan(__hmax2_nan(pairs[0], pairs[1]), __hmax2_nan(pairs[2], pairs[3]));
+  return larger(__low2float(most), __high2float(most));
+}
+__device__ inline float largest(const Pack<__half>& pack) {
+  const auto* pairs = reinterpret_cast<const __half2*>(&pack.words);
+  const __half2 most = __hmax2_nan(__hmax2_nan(pairs[0], pairs[1]), __hmax2_nan(pairs[2], pairs[3]));
+  return larger(__low2float(most), __high2float(most));
+}
+
+// All have: none(), add(element, its place), add(pack, the place of its first element, the step to the next),
+// merge(another), of_lane(the value of the lane whose number differs by `mask`), and store.
+
+struct Sum {
+  float value;
+
+  __device__ static Sum none() { return {0.0f}; }
+  template <typename T>
+  __device__ void add(T element, int64_t) {
+    value += to_float(element);
+  }
+  template <typename T>
+  __device__ void add(const Pack<T>& pack, int64_t, int64_t) {
+    value += tree<0, Pack<T>::SIZE>(pack);
+  }
+  __device__ void merge(const Sum& other) { value += other.value; }
+  __device__ Sum of_lane(int mask) const { return {__shfl_xor_sync(0xffffffff, value, mask)}; }
+  template <typename T>
+  __device__ void store(void* out, int64_t at, float divisor) const {
+    static_cast<T*>(out)[at] = from_float<T>(value / divisor);
+  }
+
+  // Fewer additions one after the other than in a row, and fewer roundings on the way of each.
+  template <int BEGIN, int COUNT, typename T>
+  __device__ static float tree(const Pack<T>& pack) {
+    if constexpr (COUNT == 1) {
+      return to_float(pack[BEGIN]);
+    } else {
+      return tree<BEGIN, COUNT / 2>(pack) + tree<BEGIN + COUNT / 2, COUNT / 2>(pack);
+    }
+  }
+};
+
+struct Max {
+  float value;
+
+  __device__ static Max none() { return {-INFINITY}; }
+  template <typename T>
+  __device__ void add(T element, int64_t) {
+    value = larger(value, to_float(element));
+  }
+  template <typename T>
+  __device__ void add(const Pack<T>& pack, int64_t, int64_t) {
+    value = larger(value, largest(pack));
+  }
+  __device__ void merge(const Max& other) { value = larger(value, other.value); }
+  __device__ Max of_lane(int mask) const { return {__shfl_xor_sync(0xffffffff, value, mask)}; }
+  template <typename T>
+  __device__ void store(void* out, int64_t at, float) const {
+    static_cast<T*>(out)[at] = from_float<T>(value);
+  }
+};
+
+// Of equal elements the first place, of NaNs that of the first one: whatever order they come in.
+struct ArgMax {
+  float value;
+  int64_t place;
+
+  __device__ static ArgMax none() { return {-INFINITY, INT64_MAX}; }
+  __device__ void take(float other, int64_t at) {
+    const bool first = at < place;
+    if (other > value || (other == value && first) || (isnan(other) && (first || !isnan(value)))) {
+      value = other;
+      place = at;
+    }
+  }
+  template <typename T>
+  __device__ void add(T element, int64_t at) {
+    take(to_float(element), at);
+  }
+  // Few packs change anything, but of a warp's 32 lanes one often has one that does, and then all wait. So
+  // the pack's largest is compared first, and its place is looked for once. No place of a pack is before its
+  // first, so an equal one at or behind `place` is no news. NaN passes both tests, and so does -inf where
+  // nothing was added, as that place is beyond all others.
+  template <typename T>
+  __device__ void add(const Pack<T>& pack, int64_t at, int64_t step) {
+    const float most = largest(pack);
+    if (most < value || (most == value && at >= place)) return;
+    int first = 0;  // of those that equal it, or are NaN as it is
+#pragma unroll
+    for (int i = Pack<T>::SIZE - 1; i >= 0; --i) {
+      const float element = to_float(pack[i]);
+      if (element == most || isnan(element)) first = i;
+    }
+    take(most, at + first * step);
+  }
+  __device__ void merge(const ArgMax& other) { take(other.value, other.place); }
+  __device__ ArgMax of_lane(int mask) const {
+    return {__shfl_xor_sync(0xffffffff, value, mask), __shfl_xor_sync(0xffffffff, place, mask)};
+  }
+  template <typename T>
+  __device__ void store(void* out, int64_t at, float) const {
+    static_cast<int64_t*>(out)[at] = place;
+  }
+};
+
+// Of `lanes` neighbouring lanes, a power of two up to 32; every one gets it. All 32 must take part.
+template <typename Total>
+__device__ Total merge_lanes(Total total, int lanes) {
+  for (int mask = lanes / 2; mask > 0; mask /= 2) total.merge(total.of_lane(mask));
+  return total;
+}
+
+// Of all threads of a block of THREADS; only the first gets it. `parts` are THREADS / 32 that no thread still
+// reads.
+template <int THREADS, typename Total>
+__device__ Total merge_block(Total total, Total* parts) {
+  total = merge_lanes(total, 32);
+  if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = total;
+  __syncthreads();  // for every warp's part
+  if (threadIdx.x == 0) {
+    for (int warp_id = 1; warp_id < THREADS / 32; ++warp_id) total.merge(parts[warp_id]);
+  }
+  return total;
+}
+
+// A mean is a sum that is divided.
+inline float divisor_of(const ReductionNdArgs& args, const Axes& reduced) {
+  return args.kind == ReductionKind::mean ? static_cast<float>(reduced.count) : 1.0f;
+}
+
+// Calls function(T{}, Total{}) with the types that the dtype and the kind stand for.
+template <typename Function>
+void dispatch_totals(const ReductionNdArgs& args, Function function) {
+  dispatch(args.dtype, [&](auto zero) {
+    switch (args.kind) {
+      case ReductionKind::sum:
+      case ReductionKind::mean:
+        return function(zero, Sum{});
+      case ReductionKind::max:
+        return function(zero, Max{});
+      case ReductionKind::argmax:
+        return function(zero, ArgMax{});
+    }
+  });
+}

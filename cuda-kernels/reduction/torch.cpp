@@ -1,0 +1,171 @@
+// The operator behind kernel_twins.sum, mean, amax and argmax; see matmul/torch.cpp for why in C++.
+#include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
+#include <torch/library.h>
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "reduction/reduction_nd/args.h"
+#include "torch/adaptor.h"
+#include "torch/autograd_graph.h"
+#include "torch/axes.h"
+#include "torch/operator.h"
+
+namespace {
+
+using at::Tensor;
+using namespace kernel_twins;
+
+// What a call asks for, with its axes counted from the front; no dims are all.
+struct Request {
+  ReductionKind kind;
+  Reduced reduced;
+  std::vector<int64_t> axes;
+};
+
+// `wide`: PyTorch computes, which takes float64 too.
+Request check(const Tensor& x, at::IntArrayRef dims, std::string_view kind, bool wide) {
+  if (!(wide && x.scalar_type() == at::kDouble)) {
+    require_dtype("x", x, {at::kFloat, at::kBFloat16, at::kHalf});
+  }
+  TORCH_CHECK_VALUE(x.dim() <= MOST_AXES, "x has ", text(x.dim()), " dimensions, must have up to ",
+                    text(MOST_AXES), ": pass backend='torch'");
+  Request request{reduction_kind_of(kind), reduced_of(dims, x.dim()), {}};
+  if (dims.empty()) request.reduced.set();
+  for (int64_t axis = 0; axis < x.dim(); ++axis) {
+    if (request.reduced[axis]) request.axes.push_back(axis);
+  }
+  require_elements(x.sym_sizes(), request.reduced, request.kind);
+  return request;
+}
+
+at::ScalarType dtype_of_result(const Tensor& x, ReductionKind kind) {
+  return kind == ReductionKind::argmax ? at::kLong : x.scalar_type();
+}
+
+Tensor reduction_cuda(const Tensor& x, at::IntArrayRef dims, bool keepdim, std::string_view kind) {
+  const Request request = check(x, dims, kind, false);
+  const c10::cuda::CUDAGuard guard(x.device());
+  const Tensor out =
+      empty(reduced_sizes(x.sizes(), request.reduced, keepdim), dtype_of_result(x, request.kind), x.device());
+  if (out.numel() == 0) return out;
+  const auto& step =
+      first_that_runs<reduction_nd_steps>("reduction_nd", {"v05_split"}, false, x.get_device());
+  Lender lender;
+  const Memory memory = lender.memory();
+  // Of 0 dimensions, it is one axis of one element.
+  lender.launch(step, reduction_args(x.dim() == 0 ? x.view(1) : x, out, request.reduced, request.kind, memory,
+                                     lender.stream()));
+  return out;
+}
+
+// PyTorch's own: what was written for a GPU can be tried, traced and differentiated without one.
+Tensor reduction_cpu(const Tensor& x, at::IntArrayRef dims, bool keepdim, std::string_view kind) {
+  const Request request = check(x, dims, kind, true);
+  if (x.dim() == 0) return request.kind == ReductionKind::argmax ? at::zeros_like(x, at::kLong) : x.clone();
+  switch (request.kind) {
+    case ReductionKind::sum:
+      return at::sum(x, request.axes, keepdim);
+    case ReductionKind::mean:
+      return at::mean(x, request.axes, keepdim);
+    case ReductionKind::max:
+      return at::amax(x, request.axes, keepdim);
+    case ReductionKind::argmax:
+      break;
+  }
+  // It knows one dimension or all: several are made one.
+  std::vector<int64_t> order;
+  for (int64_t axis = 0; axis < x.dim(); ++axis) {
+    if (!request.reduced[axis]) order.push_back(axis);
+  }
+  const auto kept = static_cast<int64_t>(order.size());
+  order.insert(order.end(), request.axes.begin(), request.axes.end());
+  return at::argmax(x.permute(order).flatten(kept), -1)
+      .view(reduced_sizes(x.sizes(), request.reduced, keepdim));
+}
+
+Tensor reduction_meta(const Tensor& x, at::IntArrayRef dims, bool keepdim, std::string_view kind) {
+  const Request request = check(x, dims, kind, is_wide(x));
+  return at::empty_symint(reduced_sizes(x.sym_sizes(), request.reduced, keepdim),
+                          x.options().dtype(dtype_of_result(x, request.kind)));
+}
+
+// -----------------------------------------------------------------------------------------------------------
+// Gradients and autocast
+// -----------------------------------------------------------------------------------------------------------
+
+Tensor call_reduction(const Tensor& x, at::IntArrayRef dims, bool keepdim, std::string_view kind) {
+  static const auto op = find_operator<decltype(call_reduction)>("kernel_twins::reduction_nd");
+  return op.call(x, dims, keepdim, kind);
+}
+
+// With the reduced axes in their places.
+Tensor restored(Tensor tensor, const std::vector<int64_t>& axes, bool keepdim) {
+  if (keepdim) return tensor;
+  for (const int64_t axis : axes) tensor = tensor.unsqueeze(axis);
+  return tensor;
+}
+
+class ReductionFunction : public torch::autograd::Function<ReductionFunction> {
+ public:
+  static constexpr const char* NAME = "ReductionBackward";
+
+  // In operations that can be differentiated again. A sum's gradient is one that is seen many times.
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    if (!gradients[0].defined()) return {Tensor()};
+    const std::vector<c10::SymInt> sizes = context->saved_data["sizes"].toSymIntVector();
+    const std::vector<int64_t> axes = context->saved_data["axes"].toIntVector();
+    const bool keepdim = context->saved_data["keepdim"].toBool();
+    const auto kind = reduction_kind_of(context->saved_data["kind"].toStringRef());
+    const Tensor dout = restored(gradients[0], axes, keepdim);
+    if (kind == ReductionKind::max) {  // PyTorch's rule: shared evenly among those that are the largest
+      const auto saved = context->get_saved_variables();
+      const Tensor is_largest = restored(saved[1], axes, keepdim) == saved[0];
+      return {dout * is_largest / is_largest.sum(axes, /*keepdim=*/true)};
+    }
+    const Tensor dx = dout.expand_symint(sizes);
+    if (kind == ReductionKind::sum) return {dx};
+    c10::SymInt count = 1;
+    for (const int64_t axis : axes) count *= sizes[axis];
+    return {dx / at::Scalar(count)};
+  }
+};
+
+Tensor reduction_autograd(const Tensor& x, at::IntArrayRef dims, bool keepdim, std::string_view kind) {
+  const Tensor none;
+  const Tensor& input = kind == "argmax" ? none : x;  // of a place there is no derivative
+  const Tensor out =
+      below_autograd("reduction_nd", {&input}, [&] { return call_reduction(x, dims, keepdim, kind); });
+  if (compute_requires_grad(input)) {
+    record<ReductionFunction>({&input}, {&out}, [&](AutogradContext& context) {
+      const Request request = check(x, dims, kind, true);
+      if (request.kind == ReductionKind::max) context.save_for_backward({x, out});
+      context.saved_data["sizes"] = x.sym_sizes();
+      context.saved_data["axes"] = request.axes;
+      context.saved_data["keepdim"] = keepdim;
+      context.saved_data["kind"] = std::string(kind);
+    });
+  }
+  return out;
+}
+
+// As PyTorch's: on a GPU, a sum of half precision is widened, and so is the result.
+Tensor reduction_autocast(const Tensor& x, at::IntArrayRef dims, bool keepdim, std::string_view kind) {
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::DispatchKey::AutocastCUDA);
+  if (kind != "sum") return call_reduction(x, dims, keepdim, kind);
+  return call_reduction(at::autocast::cached_cast(at::kFloat, x, c10::DeviceType::CUDA), dims, keepdim, kind);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(kernel_twins, library) {
+  library.def("reduction_nd(Tensor x, int[] dims, bool keepdim, str kind) -> Tensor",
+              {at::Tag::pt2_compliant_tag});
+}
+TORCH_LIBRARY_IMPL(kernel_twins, CUDA, library) { library.impl("reduction_nd", reduction_cuda); }
+TORCH_LIBRARY_IMPL(kernel_twins, CPU, library) { library.impl("reduction_nd", reduction_cpu); }
+TORCH_LIBRARY_IMPL(kernel_twins, Meta, library) { library.impl("reduction_nd", reduction_meta); }
+TORCH_LIBRARY_IMPL(kernel_twins, Autograd, library) { library.impl("reduction_nd", reduction_autograd); }
+TORCH_LIBRARY_IMPL(kernel_twins, AutocastCUDA, library) { library.impl("reduction_nd", reduction_autocast); }

@@ -1,0 +1,20 @@
+// What a softmax launcher gets: out = softmax(x) over the rows of a matrix, or its logarithm.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "lib/step.h"
+
+struct SoftmaxArgs {
+  const void* x;  // [M, N], rows contiguous
+  void* out;      // [M, N], contiguous, of x's dtype
+  int64_t M, N;
+  int64_t stride_xm;  // in elements; 0 where one row is seen M times
+  Dtype dtype;
+  bool log;
+  cudaStream_t stream;
+};
+
+extern const StepTable<SoftmaxArgs> softmax_steps;

@@ -1,0 +1,109 @@
+// Rows of up to 16 KiB in registers, of a warp or of a block's warps: the kernel of softmax's v11 and v12.
+#pragma once
+
+#include <utility>
+
+#include "args.h"
+#include "lib/held.cuh"
+#include "online.cuh"
+
+// Packs a lane of rows that are a warp's, at most: for longer ones a block was faster in trials. And of rows
+// that are a block's, of up to four warps or eight.
+constexpr int MOST_ALONE_PACKS = 7, FEW_BLOCK_PACKS = 3, BLOCK_PACKS = 4;
+constexpr int FEW_BLOCK_THREADS = 128, BLOCK_THREADS = 256;  // at most
+constexpr int ALONE_THREADS = 128;                           // of a block whose warps have a row each
+// Blocks that an SM is to have room for, which bounds a thread's registers: 40 for two packs, 48 for three,
+// 64 for four or five, 80 for more.
+template <int PACKS>
+constexpr int ALONE_BLOCKS = PACKS == 1   ? 16
+                             : PACKS == 2 ? 12
+                             : PACKS == 3 ? 10
+                             : PACKS <= 5 ? 8
+                                          : 6;
+
+// How a row lies in registers. ALONE: a warp has it, otherwise a block.
+template <int PACKS_A_LANE, bool ALONE_IN_WARP>
+struct HeldAs {
+  static constexpr int PACKS = PACKS_A_LANE;
+  static constexpr bool ALONE = ALONE_IN_WARP;
+  static constexpr bool FEW = PACKS == FEW_BLOCK_PACKS;
+  static constexpr int THREADS = ALONE ? ALONE_THREADS : FEW ? FEW_BLOCK_THREADS : BLOCK_THREADS;
+  static constexpr int BLOCKS = ALONE ? ALONE_BLOCKS<PACKS> : FEW ? 10 : 4;  // 48 registers, or 64
+};
+
+// x: [M, N], rows stride_xm apart; out: [M, N]. Every warp or block has a row of at most PACKS packs a lane.
+// LINED: rows start with lines and have whole packs only, as those do that launch_held_rows takes.
+template <typename T, bool LOG, typename As, bool LINED>
+__device__ void softmax_of_held_row(const T* __restrict__ x, T* __restrict__ out, int64_t M, int N,
+                                    int64_t stride_xm) {
+  constexpr int SIZE = Pack<T>::SIZE, COUNT = As::PACKS;
+  __shared__ MaxSum parts[32];
+  const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
+  const int64_t row =
+      As::ALONE ? static_cast<int64_t>(blockIdx.x) * (As::THREADS / 32) + warp_id : blockIdx.x;
+  if (As::ALONE && row >= M) return;
+  const T* const row_x = x + row * stride_xm;
+  T* const row_out = out + row * N;
+  const HeldPart<T, COUNT> part{N, LINED ? 0 : skew_of<LINE_BYTES>(row_x), As::ALONE ? 0 : warp_id, lane_id};
+
+  Pack<T> held[COUNT];
+  load_held(held, row_x, part, -INFINITY);
+  const int single = LINED ? part.NONE : part.single();
+  const float element = single != part.NONE ? to_float(row_x[single]) : -INFINITY;
+
+  float max = element;  // the thread's, from which exponents are taken
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) max = fmaxf(max, max_of(held[i]));
+  float sum = exp_of(element - origin(max));
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) {
+    float pack_sum = 0.0f;  // so that additions wait for few others
+    keep_packed(held[i]);
+#pragma unroll
+    for (int j = 0; j < SIZE; ++j) pack_sum += exp_of(float_of(held[i], j) - origin(max));
+    sum += pack_sum;
+  }
+  const MaxSum mine{max, sum};
+  const MaxSum whole = As::ALONE ? lanes_merge(mine) : block_merge(mine, parts);
+
+  const std::conditional_t<LOG, LogSoftmax, Softmax> result(whole);
+  T* const first_out = row_out + part.first_of(0);
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) {
+    float values[SIZE];
+    keep_packed(held[i]);
+#pragma unroll
+    for (int j = 0; j < SIZE; ++j) values[j] = result(to_float(held[i][j]));  // float_of takes registers more
+    Pack<T> results;
+    round_to(results, values);
+    // In one piece, which the compiler would otherwise take apart.
+    if (part.holds(i)) __stwb(reinterpret_cast<uint4*>(first_out + 32 * i * SIZE), results.words);
+  }
+  if (single != part.NONE) row_out[single] = from_float<T>(result(element));
+}
+
+// Calls launch(HeldAs, blocks, threads) with as few packs a lane as hold a row. False where it is too long or
+// too short, out is skewed otherwise than x within 16 bytes, or a grid has not as many blocks.
+template <typename T, typename Launch>
+bool launch_held_rows(const SoftmaxArgs& args, Launch launch) {
+  const int64_t packs = most_packs<T, LINE_BYTES>(args.x, args.N, args.stride_xm);
+  if (packs < LEAST_WARP_PACKS || args.M > INT32_MAX) return false;
+  if (!skewed_alike<T>(args.x, args.stride_xm, args.out, args.N)) return false;
+  const auto by_warp = [&](auto count) {
+    if (packs > 32 * count) return false;
+    launch(HeldAs<count, true>(), cdiv(args.M, ALONE_THREADS / 32), ALONE_THREADS);
+    return true;
+  };
+  const auto by_block = [&](auto count) {
+    using As = HeldAs<count, false>;
+    if (packs > count * As::THREADS) return false;
+    launch(As(), args.M, 32 * cdiv(packs, 32 * count));
+    return true;
+  };
+  const auto by_warps = [&]<int... COUNTS>(std::integer_sequence<int, COUNTS...>) {
+    return (by_warp(std::integral_constant<int, COUNTS + 1>{}) || ...);
+  };
+  return by_warps(std::make_integer_sequence<int, MOST_ALONE_PACKS>{}) ||
+         by_block(std::integral_constant<int, FEW_BLOCK_PACKS>{}) ||
+         by_block(std::integral_constant<int, BLOCK_PACKS>{});
+}

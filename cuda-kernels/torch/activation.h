@@ -1,0 +1,50 @@
+// The activations in PyTorch's operations, for operators that compute off the GPU or are differentiated
+// again.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include "lib/activation.h"
+
+namespace kernel_twins {
+
+using at::Tensor;
+
+inline Tensor activated(const Tensor& pre, Activation activation) {
+  switch (activation) {
+    case Activation::none:
+      return pre;
+    case Activation::relu:
+      return at::relu(pre);
+    case Activation::gelu:
+      return at::gelu(pre);
+    case Activation::gelu_tanh:
+      return at::gelu(pre, "tanh");
+    case Activation::silu:
+      return at::silu(pre);
+  }
+  TORCH_INTERNAL_ASSERT(false);
+}
+
+// dout * activation'(saved), in operations that can be differentiated again. `saved` is what the activation
+// was applied to, or relu's result.
+inline Tensor differentiable_dz(const Tensor& dout, const Tensor& saved, Activation activation) {
+  switch (activation) {
+    case Activation::none:
+      return dout;
+    case Activation::relu:
+      return at::threshold_backward(dout, saved, 0);
+    case Activation::gelu:
+      return at::gelu_backward(dout, saved);
+    case Activation::gelu_tanh:
+      return at::gelu_backward(dout, saved, "tanh");
+    case Activation::silu: {
+      if (!at::GradMode::is_enabled()) return at::silu_backward(dout, saved);  // has no derivative of its own
+      const Tensor s = at::sigmoid(saved);
+      return dout * s * (1 + saved * (1 - s));
+    }
+  }
+  TORCH_INTERNAL_ASSERT(false);
+}
+
+}  // namespace kernel_twins

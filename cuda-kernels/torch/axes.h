@@ -1,0 +1,89 @@
+// How operators over any axes of a tensor say which ones, and what comes of it: the counterpart of
+// kernel_twins/ops/reduction_nd.py's checks.
+#pragma once
+
+#include <c10/core/SymBool.h>
+#include <c10/core/SymInt.h>
+
+#include <bitset>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "adaptor.h"
+#include "reduction/reduction_nd/args.h"
+
+namespace kernel_twins {
+
+using Reduced = std::bitset<64>;  // by axis; PyTorch's tensors have 64 at most
+
+inline ReductionKind reduction_kind_of(std::string_view name) {
+  constexpr std::pair<std::string_view, ReductionKind> NAMES[] = {{"sum", ReductionKind::sum},
+                                                                  {"mean", ReductionKind::mean},
+                                                                  {"max", ReductionKind::max},
+                                                                  {"argmax", ReductionKind::argmax}};
+  for (const auto& [known, kind] : NAMES) {
+    if (name == known) return kind;
+  }
+  TORCH_CHECK_VALUE(false, "kind is '", std::string(name), "', must be one of sum, mean, max, argmax");
+}
+
+// A tensor of 0 dimensions has one axis of one element to PyTorch.
+inline Reduced reduced_of(at::IntArrayRef dims, int64_t rank) {
+  const int64_t axes = std::max(rank, int64_t{1});
+  Reduced reduced;
+  for (const int64_t dim : dims) {
+    TORCH_CHECK_INDEX(-axes <= dim && dim < axes, "dims is ", tuple(dims), ", each must be from ",
+                      text(-axes), " to ", text(axes - 1), ": x has ", text(rank), " dimensions");
+    const int64_t axis = dim < 0 ? dim + axes : dim;
+    TORCH_CHECK_VALUE(!reduced[axis], "dims is ", tuple(dims), ", must name no axis twice");
+    reduced[axis] = true;
+  }
+  return reduced;
+}
+
+// PyTorch's rule: the largest of nothing is an error even where there are no outputs.
+template <typename Int>
+void require_elements(at::ArrayRef<Int> sizes, Reduced reduced, ReductionKind kind) {
+  if (kind != ReductionKind::max && kind != ReductionKind::argmax) return;
+  for (size_t axis = 0; axis < sizes.size(); ++axis) {
+    // An unbacked size of a graph that is being made is not known: the call that is made of it asks again.
+    const bool is_empty = reduced[axis] && TORCH_GUARD_OR_FALSE(c10::sym_eq(sizes[axis], 0));
+    TORCH_CHECK_INDEX(!is_empty, "x has shape ", tuple(sizes), ", must have elements along dims for ",
+                      kind == ReductionKind::max ? "max" : "argmax");
+  }
+}
+
+template <typename Int>
+std::vector<Int> reduced_sizes(at::ArrayRef<Int> sizes, Reduced reduced, bool keepdim) {
+  std::vector<Int> kept;
+  for (size_t axis = 0; axis < sizes.size(); ++axis) {
+    if (!reduced[axis]) {
+      kept.push_back(sizes[axis]);
+    } else if (keepdim) {
+      kept.push_back(Int(1));
+    }
+  }
+  return kept;
+}
+
+// x has up to MOST_AXES dimensions.
+inline ReductionNdArgs reduction_args(const Tensor& x, const Tensor& out, Reduced reduced, ReductionKind kind,
+                                      const Memory& memory, cudaStream_t stream) {
+  ReductionNdArgs args{.x = x.const_data_ptr(),
+                       .out = out.mutable_data_ptr(),
+                       .rank = static_cast<int>(x.dim()),
+                       .kind = kind,
+                       .dtype = dtype_of(x),
+                       .memory = &memory,
+                       .stream = stream};
+  for (int axis = 0; axis < args.rank; ++axis) {
+    args.sizes[axis] = x.size(axis);
+    args.strides[axis] = x.stride(axis);
+    args.reduced[axis] = reduced[axis];
+  }
+  return args;
+}
+
+}  // namespace kernel_twins
