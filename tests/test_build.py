@@ -322,6 +322,20 @@ class TestPreflight:
         assert answer == "ok\n" or re.fullmatch(r"3\.\d+\.\d+ \(no (venv module|headers)\)\n", answer)
 
 
+def test_every_file_of_kernels_is_compiled_and_none_lies_loose() -> None:
+    top = ROOT / "cuda-kernels"
+    assert {path.relative_to(ROOT) for path in top.rglob("*.cu")} <= {*sources.cuda_files()}
+    assert [path.name for path in top.iterdir() if path.is_file()] == []
+
+
+def test_no_header_takes_the_place_of_one_of_pytorchs() -> None:
+    """cuda-kernels/ comes before PyTorch's own folders where <torch/...> is looked for."""
+    cpp_extension = pytest.importorskip("torch.utils.cpp_extension")
+    own = {path.relative_to(ROOT / "cuda-kernels") for path in (ROOT / "cuda-kernels").rglob("*.*")}
+    folders = [Path(folder) for folder in cpp_extension.include_paths()]
+    assert [str(path) for path in sorted(own) for folder in folders if (folder / path).exists()] == []
+
+
 class TestStepTable:
     @pytest.mark.parametrize("backend", BACKENDS)
     @pytest.mark.parametrize("op", OPS.values(), ids=lambda op: op.name)
