@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from setuptools import find_packages
-from setuptools.command.build_py import build_py
 
 # Folders whose names cannot be imported, and the package that each is found under.
 MAPPED = {"kernel_twins._triton": "triton-kernels"}
@@ -30,14 +29,5 @@ def describe(root: Path) -> dict[str, Any]:
 
 
 def _is_package(path: Path) -> bool:
-    # A step's folder needs no __init__.py, and tuned/ holds the autotuner's winners and no code.
+    # A folder there needs no __init__.py, and tuned/ holds the autotuner's winners and no code.
     return path.is_dir() and path.name.isidentifier() and any([*path.glob("*.py"), *path.glob("*.json")])
-
-
-class BuildPython(build_py):
-    """Also takes the modules that lie directly in a mapped folder; its package's own folder is another one."""
-
-    def find_package_modules(self, package: str, package_dir: str) -> list[tuple[str, str, str]]:
-        modules: list[tuple[str, str, str]] = super().find_package_modules(package, package_dir)
-        folder = Path(MAPPED[package]) if package in MAPPED else None
-        return modules + [(package, path.stem, str(path)) for path in sorted(folder.glob("*.py") if folder else ())]

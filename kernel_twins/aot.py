@@ -41,7 +41,7 @@ def compiled(op: Op, step: Step, case: Case, arch: int = REFERENCE_ARCH, config:
 
     from kernel_twins.tensors import OUT_DTYPE
 
-    tuning = importlib.import_module("kernel_twins._triton.tuning")
+    tuning = importlib.import_module("kernel_twins._triton.lib.tuning")
 
     with FakeTensorMode():  # no memory is taken, whatever the case's size
         inputs = op.inputs(case, torch.Generator())

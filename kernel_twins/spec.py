@@ -253,8 +253,7 @@ class Op:
 
     def folder(self, backend: Backend) -> str:
         """A ladder's place in one language, from the repository's root, such as ``cuda-kernels/softmax/softmax``."""
-        place = f"{self.family}/{self.name}" if backend == "cuda" else self.name
-        return f"{_FOLDERS[backend]}/{place}"
+        return f"{_FOLDERS[backend]}/{self.family}/{self.name}"
 
     def file(self, step: str, backend: Backend) -> str:
         """A step's file, from the repository's root."""
@@ -262,7 +261,7 @@ class Op:
 
     def module(self, step: str) -> str:
         """The module that a Triton step is imported as."""
-        return f"kernel_twins._triton.{self.name}.{step}"
+        return f"kernel_twins._triton.{self.family}.{self.name}.{step}"
 
     def sample(self, generator: Draws) -> Case:
         """The next case that nobody chose, see sampling.py; ValueError where the operation draws none."""

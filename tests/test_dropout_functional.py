@@ -127,7 +127,7 @@ def operators(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     side = importlib.import_module("kernel_twins.functional.triton_dropout")
     monkeypatch.setattr(triton.knobs.runtime, "interpret", True)  # else the device is refused before all
     monkeypatch.setattr(side, "triton_launcher", replaced)
-    alone = importlib.import_module("kernel_twins._triton.dropout_add_backward.bias")
+    alone = importlib.import_module("kernel_twins._triton.dropout.dropout_add_backward.bias")
     monkeypatch.setattr(alone, "dropout_add_bias", replaced_bias)
     return Operators("triton", side.operator, side.backward_operator, torch.float32)
 

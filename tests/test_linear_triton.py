@@ -98,8 +98,8 @@ def test_interpreted(what: str) -> None:
 
 def interpret_step(turn: str) -> None:
     """One branch of the kernel: every activation with and without bias and pre, on ragged and on empty sizes."""
-    tuning = importlib.import_module("kernel_twins._triton.tuning")
-    step = importlib.import_module("kernel_twins._triton.linear.v01_fused")
+    tuning = importlib.import_module("kernel_twins._triton.lib.tuning")
+    step = importlib.import_module("kernel_twins._triton.matmul.linear.v01_fused")
     found: dict[bool, Any] = {}
     for config in step.CONFIGS:
         found.setdefault(config.kwargs["SPLIT_K"] > 1, config)
@@ -145,7 +145,7 @@ def chosen(config: Any, kernel: Any, *_: Any) -> tuple[Any, dict[str, Any]]:
 
 def interpret_backward() -> None:
     """Slopes and sums against float64, on shapes of one strip and several, one chunk and several."""
-    backward = importlib.import_module("kernel_twins._triton.linear.backward").linear_backward
+    backward = importlib.import_module("kernel_twins._triton.matmul.linear.backward").linear_backward
     for shape, activation in itertools.product(((1, 1), (5, 7), (300, 33), (2000, 3), (70, 600), (0, 5)), REAL):
         dout, pre = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0)).half()
         dz, dbias = backward(dout, pre, activation)
@@ -374,7 +374,7 @@ def test_backward_refuses_what_is_not_like_dout(saved, error, said) -> None:
 @pytest.mark.parametrize("activation", REAL)
 @pytest.mark.parametrize("shape", [(1, 1), (300, 33), (2000, 3), (2101, 2203), (4096, 4096), (64, 14336)], ids=str)
 def test_backward_is_pytorchs(activation, shape) -> None:
-    backward = importlib.import_module("kernel_twins._triton.linear.backward").linear_backward
+    backward = importlib.import_module("kernel_twins._triton.matmul.linear.backward").linear_backward
     generator = torch.Generator("cuda").manual_seed(0)
     bf16, fp16 = torch.bfloat16, torch.float16
     for dtype, offset in ((bf16, 0), (bf16, 0), (fp16, 0), (bf16, 1), (bf16, 0)):  # what was compiled is launched again
@@ -456,9 +456,9 @@ def test_graph_trees(activation) -> None:
 @pytest.mark.parametrize("parts", [2, 4])
 def test_shared_sums_are_right_and_the_same_every_time(monkeypatch, parts) -> None:
     """No committed winner shares sums, but a search on another GPU may choose so."""
-    tuning = importlib.import_module("kernel_twins._triton.tuning")
-    matmul = importlib.import_module("kernel_twins._triton.matmul_bf16.v17_prologue")
-    fused = importlib.import_module("kernel_twins._triton.linear.v01_fused")
+    tuning = importlib.import_module("kernel_twins._triton.lib.tuning")
+    matmul = importlib.import_module("kernel_twins._triton.matmul.matmul_bf16.v17_prologue")
+    fused = importlib.import_module("kernel_twins._triton.matmul.linear.v01_fused")
     config = next(config for config in matmul.CONFIGS if config.kwargs["SPLIT_K"] == parts)
     monkeypatch.setattr(tuning, "choose", partial(chosen, config))
     monkeypatch.setattr(matmul, "_plans", {})

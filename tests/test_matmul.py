@@ -72,7 +72,7 @@ def test_a_triton_step_refuses_an_fp32_out_in_its_call(monkeypatch: pytest.Monke
     triton = pytest.importorskip("triton")
     from kernel_twins import load
 
-    importlib.import_module("kernel_twins._triton.matmul_bf16.v01_naive")  # once the patch is gone, it must compile
+    importlib.import_module("kernel_twins._triton.matmul.matmul_bf16.v01_naive")  # must compile without the patch
     monkeypatch.setattr(triton.knobs.runtime, "interpret", True)
     call = load("matmul_bf16", "v01_naive", "triton")
     a, b = torch.ones(4, 5, dtype=torch.float16), torch.ones(5, 3, dtype=torch.float16)
@@ -104,7 +104,7 @@ def test_all_shapes_are_timed_in_both_layouts() -> None:
 def test_copyable_says_what_the_copy_engine_takes() -> None:
     """As Triton's launchers find out from the tensors themselves."""
     triton = pytest.importorskip("triton")
-    from kernel_twins._triton.device import layout_of
+    from kernel_twins._triton.lib.device import layout_of
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(triton.knobs.runtime, "interpret", True)

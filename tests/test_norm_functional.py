@@ -186,7 +186,7 @@ def operators(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     side = importlib.import_module("kernel_twins.functional.triton_norm")
     monkeypatch.setattr(triton.knobs.runtime, "interpret", True)  # else the device is refused before all
     monkeypatch.setattr(side, "triton_launcher", replaced)
-    sums = importlib.import_module("kernel_twins._triton.layer_norm_backward.weights")
+    sums = importlib.import_module("kernel_twins._triton.norm.layer_norm_backward.weights")
     monkeypatch.setattr(sums, "norm_weights", replaced_weights)
     return Operators("triton", side.OPERATORS, torch.float32)
 

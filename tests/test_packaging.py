@@ -55,7 +55,8 @@ def test_installed_modules_are_found_where_they_were_installed(installed: Path) 
     script = "import importlib.util, sys\nfor name in sys.argv[1:]: print(importlib.util.find_spec(name).origin)"
     modules = [path.relative_to(ROOT).with_suffix("") for path in ROOT.glob("kernel_twins/report/**/[a-z]*.py")]
     report = [".".join(module.parts) for module in modules]
-    shared = [f"kernel_twins._triton.{path.stem}" for path in ROOT.glob("triton-kernels/*.py")]
+    others = [path.relative_to(ROOT / "triton-kernels").with_suffix("") for path in ROOT.glob("triton-kernels/*/*.py")]
+    shared = [".".join(["kernel_twins._triton", *other.parts]) for other in others]
     names = ["kernel_twins", *TRITON_STEPS, *shared, *report]
     origins = run_installed(installed, "-c", script, *names).split("\n")[:-1]
     assert len(origins) == len(names)

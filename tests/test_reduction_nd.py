@@ -25,7 +25,7 @@ from kernel_twins.tensors import empty_outputs  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
 OP = OPS["reduction_nd"]
-axes = importlib.import_module("kernel_twins._triton.reduction_nd.axes")
+axes = importlib.import_module("kernel_twins._triton.reduction.reduction_nd.axes")
 
 # Prints, of every line of input (a rank, ordered, sizes, strides, and which are reduced), the kept and reduced axes.
 PROGRAM = """

@@ -527,7 +527,7 @@ def test_a_functions_fastest_backend_is_judged_by_gpu_and_host() -> None:
 def test_parts_and_pieces_are_the_row_without_its_edges(itemsize, wide) -> None:
     """Wherever the row starts in its first vector; of programs that share it, a whole piece needs no mask in any."""
     pytest.importorskip("triton")
-    step = importlib.import_module("kernel_twins._triton.softmax.v08_cooperative")
+    step = importlib.import_module("kernel_twins._triton.softmax.softmax.v08_cooperative")
     lengths = (1, 100, 1_000, 4_096, 5_003, 5_120, 8_191, 12_288, 16_385, 50_257, 65_536, 70_001, 262_147, 2**20)
     for config, n in itertools.product(step.CONFIGS, lengths):
         made = SimpleNamespace(**step.divided(n, itemsize, wide, config.all_kwargs()))

@@ -42,13 +42,13 @@ HUGE = [
     for case in op.huge_cases
     if op.serves(step, case)
 ]
-TRITON_KERNELS = Path(__file__).parents[1] / "triton-kernels"
+ROOT = Path(__file__).parents[1]
 SEARCHED = [  # but for products, whose long lists take minutes to compile
     pytest.param(op, step, id=f"{op.name}-{step.name}")
     for op in OPS.values()
     for step in op.steps
     if "triton" in step.backends
-    and "@triton.autotune" in (source := (TRITON_KERNELS / op.name / f"{step.name}.py").read_text())
+    and "@triton.autotune" in (source := (ROOT / op.file(step.name, "triton")).read_text())
     and "BLOCK_K" not in source
 ]
 

@@ -35,7 +35,7 @@ MOST_OUTPUTS = {"v02_block_per_output": 2**4}
 
 
 def source(op: str, step: str) -> str:
-    return (ROOT / "triton-kernels" / op / f"{step}.py").read_text()
+    return (ROOT / OPS[op].file(step, "triton")).read_text()
 
 
 def in_gluon(op: str, step: str) -> bool:
@@ -130,7 +130,7 @@ def test_places_are_right_in_rows_past_two_to_the_31_elements() -> None:
 
 def test_parts_are_all_rows_and_each_is_what_a_launch_takes() -> None:
     torch = pytest.importorskip("torch")
-    from kernel_twins._triton.parts import MOST_ROWS, in_parts
+    from kernel_twins._triton.lib.launch_rows import MOST_ROWS, in_parts
 
     seen: list[tuple[int, int, int]] = []
 
@@ -177,16 +177,16 @@ def staying(op: Op, step: Step) -> list[Any]:
 def judge(op_name: str, step_name: str, dtype: str, most_rows: str = "", resident: str = "") -> None:
     from kernel_twins.check import Problem, generator
 
-    tuning = importlib.import_module("kernel_twins._triton.tuning")
+    tuning = importlib.import_module("kernel_twins._triton.lib.tuning")
     op = ops.get(op_name)
     largest = LARGEST_BY_TILES if by_tiles(op_name, step_name) else LARGEST_BY_TERMS
     if most_rows:
-        parts = importlib.import_module("kernel_twins._triton.parts")
+        parts = importlib.import_module("kernel_twins._triton.lib.launch_rows")
         setattr(parts, "MOST_ROWS", int(most_rows))  # noqa: B010
         largest = LARGEST_IN_PARTS
     cases, configs = small_cases(op, op.step(step_name), dtype, largest), branches(op, op.step(step_name))
     if resident:
-        cooperative = importlib.import_module("kernel_twins._triton.layer_norm.v06_cooperative")
+        cooperative = importlib.import_module("kernel_twins._triton.norm.layer_norm.v06_cooperative")
         setattr(cooperative, "resident", lambda *_: int(resident))  # noqa: B010
         cases = [Case.of(m, n, dtype=dtype) for m, n in ((5, 1027), (40, 1027), (40, 1030))]
         configs = staying(op, op.step(step_name))
@@ -207,7 +207,7 @@ def mean_of_losses() -> None:
     """Of one program and of several, whose tickets are taken again and again."""
     import torch
 
-    cross_entropy = importlib.import_module("kernel_twins._triton.cross_entropy.mean").cross_entropy_mean
+    cross_entropy = importlib.import_module("kernel_twins._triton.loss.cross_entropy.mean").cross_entropy_mean
     for m in (0, 1, 1025, 4096, 4097, 70_000):
         for ignored in (0, m // 2, m):
             losses, target = torch.randn(m, generator=torch.Generator().manual_seed(m)), torch.arange(m)
@@ -231,7 +231,7 @@ def places_in_long_rows() -> None:
     import triton
 
     tl = triton.language
-    places = importlib.import_module("kernel_twins._triton.dropout").places
+    places = importlib.import_module("kernel_twins._triton.dropout.philox").places
 
     @triton.jit
     def kernel(rows, cols, first, n, block: tl.constexpr, ends_once: tl.constexpr):

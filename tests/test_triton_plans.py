@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
-plans = importlib.import_module("kernel_twins._triton.plans")
+plans = importlib.import_module("kernel_twins._triton.lib.plans")
 
 
 class Kernel:

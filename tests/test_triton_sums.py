@@ -42,7 +42,7 @@ def assert_near(found: Any, right: Any, terms: Any) -> None:
 
 def norms_are_right(shape: tuple[int, int], dtype: Any, device: str, layout: str = "contiguous") -> None:
     """Both norms' sums, together and each alone, within the bounds of float64's."""
-    weights = importlib.import_module("kernel_twins._triton.layer_norm_backward.weights").norm_weights
+    weights = importlib.import_module("kernel_twins._triton.norm.layer_norm_backward.weights").norm_weights
     dout, x = (matrix(shape, seed, dtype, device, layout) for seed in (0, 1))
     mean, rstd = torch.randn(2, shape[0], generator=torch.Generator().manual_seed(2)).to(device)
     for centers in (mean, None):
@@ -63,7 +63,7 @@ def biases_are_right(
     shape: tuple[int, int], activation: str, dtype: Any, device: str, layout: str = "contiguous", p: float = P
 ) -> None:
     """dropout_add's sum, with a bias and without, of a state that the host knows and of one on the GPU."""
-    compute = importlib.import_module("kernel_twins._triton.dropout_add_backward.bias").dropout_add_bias
+    compute = importlib.import_module("kernel_twins._triton.dropout.dropout_add_backward.bias").dropout_add_bias
     dout, x = (matrix(shape, seed, dtype, device, layout) for seed in (0, 1))
     kept = dropout.kept(shape, slice(0, shape[0]), torch.device(device), p=p, seed=SEED, offset=OFFSET)
     words = torch.tensor([SEED - 2**64, OFFSET], device=device)
@@ -118,8 +118,8 @@ def test_sums_of_dropout(activation, layout) -> None:
 
 @pytest.mark.gpu
 def test_sums_of_rows_past_two_to_the_31_elements(alone) -> None:
-    weights = importlib.import_module("kernel_twins._triton.layer_norm_backward.weights").norm_weights
-    compute = importlib.import_module("kernel_twins._triton.dropout_add_backward.bias").dropout_add_bias
+    weights = importlib.import_module("kernel_twins._triton.norm.layer_norm_backward.weights").norm_weights
+    compute = importlib.import_module("kernel_twins._triton.dropout.dropout_add_backward.bias").dropout_add_bias
     m, n = 2**31 // 1024 + 40, 1024
     dout = torch.zeros(m, n, dtype=torch.bfloat16, device="cuda")
     dout[-1], dout[0] = 1, 2
@@ -135,7 +135,7 @@ def test_sums_of_rows_past_two_to_the_31_elements(alone) -> None:
 
 @pytest.mark.gpu
 def test_sums_of_more_rows_than_32_bits_count() -> None:
-    weights = importlib.import_module("kernel_twins._triton.layer_norm_backward.weights").norm_weights
+    weights = importlib.import_module("kernel_twins._triton.norm.layer_norm_backward.weights").norm_weights
     m = 2**32 + 5
     dout = torch.ones(1, 2, dtype=torch.bfloat16, device="cuda").expand(m, 2)
     rstd = torch.ones(1, device="cuda").expand(m)  # nobody reads it for a bias alone
@@ -146,7 +146,7 @@ def test_sums_of_more_rows_than_32_bits_count() -> None:
 
 @pytest.mark.gpu
 def test_many_runs_agree_bit_by_bit() -> None:
-    weights = importlib.import_module("kernel_twins._triton.layer_norm_backward.weights").norm_weights
+    weights = importlib.import_module("kernel_twins._triton.norm.layer_norm_backward.weights").norm_weights
     dout, x = (matrix((8192, 1024), seed, torch.bfloat16, "cuda") for seed in (0, 1))
     mean, rstd = torch.randn(2, 8192, device="cuda")
     first, again = torch.empty(2, 2, 1024, dtype=torch.bfloat16, device="cuda")

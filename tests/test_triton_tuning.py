@@ -15,9 +15,9 @@ from kernel_twins.spec import Case
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
-tuning = importlib.import_module("kernel_twins._triton.tuning")
+tuning = importlib.import_module("kernel_twins._triton.lib.tuning")
 from kernel_twins import OPS  # noqa: E402
-from kernel_twins._triton.matmul_bf16.v06_autotuned import matmul_bf16_v06_autotuned_kernel as kernel  # noqa: E402
+from kernel_twins._triton.matmul.matmul_bf16.v06_autotuned import matmul_bf16_v06_autotuned_kernel as kernel  # noqa: E402
 
 STEP = "matmul_bf16/v06_autotuned"
 SMALL = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64, "GROUP_M": 8, "num_warps": 4, "num_stages": 4, "num_ctas": 1}

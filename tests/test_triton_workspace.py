@@ -18,7 +18,7 @@ pytest.importorskip("triton")
 import kernel_twins  # noqa: E402
 from tests.gpu_memory import held_bytes  # noqa: E402
 
-workspace: Any = importlib.import_module("kernel_twins._triton.workspace")
+workspace: Any = importlib.import_module("kernel_twins._triton.lib.workspace")
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Without a GPU: what is lent, by a driver that only keeps the books

@@ -13,7 +13,7 @@ import torch
 import triton
 from torch import Tensor
 
-from kernel_twins._triton.cross_entropy.mean import cross_entropy_mean
+from kernel_twins._triton.loss.cross_entropy.mean import cross_entropy_mean
 from kernel_twins.functional.backends import (
     HALF,
     is_batched,

@@ -105,7 +105,7 @@ def _seed_and_offset(state: State) -> dict[str, Any]:
 def _loading(state: State) -> contextlib.AbstractContextManager[Any]:
     """Lets kernels that read a state be loaded under graph capture: eager calls, which go first, have others."""
     if isinstance(state, Tensor) and state.is_cuda and torch.cuda.is_current_stream_capturing():
-        return importlib.import_module("kernel_twins._triton.workspace").unrestricted()
+        return importlib.import_module("kernel_twins._triton.lib.workspace").unrestricted()
     return contextlib.nullcontext()
 
 
@@ -165,7 +165,7 @@ def _compute_backward(
             rows = in_rows(_with_row(dx), dim)
             launch(*inputs, out=(rows, dbias) if bias_grad else rows, **options)
         elif bias_grad:
-            module = importlib.import_module("kernel_twins._triton.dropout_add_backward.bias")
+            module = importlib.import_module("kernel_twins._triton.dropout.dropout_add_backward.bias")
             module.dropout_add_bias(*inputs, dbias, **options)
     return dx, dbias
 

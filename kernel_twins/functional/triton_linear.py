@@ -90,7 +90,7 @@ def _compute_backward(dout: Tensor, saved: Tensor, activation: str) -> tuple[Ten
         dz = _differentiable_dz(dout, saved, activation)
         dbias = dz.reshape(matrix).sum(0)
     else:
-        module = importlib.import_module("kernel_twins._triton.linear.backward")
+        module = importlib.import_module("kernel_twins._triton.matmul.linear.backward")
         with on_device(dout.device):
             rows, values = (tensor.contiguous().view(matrix) for tensor in (dout, saved))
             dz, dbias = module.linear_backward(rows, values, activation)

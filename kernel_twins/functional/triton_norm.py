@@ -174,7 +174,7 @@ def _compute_backward(
     if not x_grad:
         if weight_grad or bias_grad:
             sums = _vector(dweight) if weight_grad else None, _vector(dbias) if bias_grad else None
-            module = importlib.import_module("kernel_twins._triton.layer_norm_backward.weights")
+            module = importlib.import_module("kernel_twins._triton.norm.layer_norm_backward.weights")
             matrices = in_rows(dout, leading, dims), in_rows(x, leading, dims)
             with on_device(x.device):
                 module.norm_weights(*matrices, _vector(mean), _vector(rstd), *sums)

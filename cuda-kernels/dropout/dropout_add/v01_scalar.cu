@@ -6,7 +6,7 @@
 // Counter:  instructions, 190 an element or so; the memory waits for them: dram_share is 24 %.
 // Requires: rows that are contiguous, at any distance; any length.
 // Source:   Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (SC'11)
-// Twin:     triton-kernels/dropout_add/v01_scalar.py
+// Twin:     triton-kernels/dropout/dropout_add/v01_scalar.py
 #include "args.h"
 #include "dropout/dropout.cuh"
 

@@ -4,7 +4,7 @@
 // Why:      a quarter of the random numbers' work, and a quarter of the divisions that find a row.
 // Counter:  instructions fall by half.
 // Requires: rows that are contiguous, at any distance; any length.
-// Twin:     triton-kernels/dropout_add/v02_four_words.py
+// Twin:     triton-kernels/dropout/dropout_add/v02_four_words.py
 #include "args.h"
 #include "dropout/dropout.cuh"
 

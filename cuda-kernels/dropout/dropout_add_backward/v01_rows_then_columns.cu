@@ -7,7 +7,7 @@
 // Counter:  everything is read twice, so dram_bytes are 1.5 times the least possible without an activation.
 // Requires: rows that are contiguous, at any distance; any length.
 // Source:   the derivative of dropout_add
-// Twin:     triton-kernels/dropout_add_backward/v01_rows_then_columns.py
+// Twin:     triton-kernels/dropout/dropout_add_backward/v01_rows_then_columns.py
 #include "args.h"
 #include "dropout/dropout.cuh"
 #include "norm/norm_backward.cuh"

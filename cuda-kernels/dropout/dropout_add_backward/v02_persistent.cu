@@ -10,7 +10,7 @@
 // Requires: rows that are contiguous, at any distance; any length. Where N and the distances are whole packs
 //           and the addresses multiples of 16 bytes, an access has 16 bytes; elsewhere it has one element, as
 //           columns that stay with a thread lie otherwise in every row.
-// Twin:     triton-kernels/dropout_add_backward/v02_persistent.py
+// Twin:     triton-kernels/dropout/dropout_add_backward/v02_persistent.py
 #include "args.h"
 #include "dropout/dropout.cuh"
 #include "norm/norm_backward.cuh"

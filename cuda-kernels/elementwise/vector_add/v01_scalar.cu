@@ -5,7 +5,7 @@
 //           already.
 // Counter:  sectors_per_load is 4 (fp32): 32 lanes of 4 bytes are four sectors of 32 bytes.
 // Requires: contiguous tensors of any size and alignment.
-// Twin:     triton-kernels/vector_add/v01_scalar.py
+// Twin:     triton-kernels/elementwise/vector_add/v01_scalar.py
 #include "args.h"
 #include "lib/common.cuh"
 

@@ -5,7 +5,7 @@
 //           memory system sees the same requests.
 // Counter:  time should not move; sectors_per_load stays 4.
 // Requires: contiguous tensors of any size and alignment.
-// Twin:     triton-kernels/vector_add/v02_grid_stride.py
+// Twin:     triton-kernels/elementwise/vector_add/v02_grid_stride.py
 #include <algorithm>
 
 #include "args.h"

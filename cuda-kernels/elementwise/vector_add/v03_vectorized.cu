@@ -6,7 +6,7 @@
 // Counter:  sectors_per_load rises from 4 to 16; instructions fall.
 // Requires: contiguous tensors of any size; unless all three addresses are multiples of 16 bytes, there are
 //           no whole vectors and every element is added as in v02.
-// Twin:     triton-kernels/vector_add/v03_vectorized.py
+// Twin:     triton-kernels/elementwise/vector_add/v03_vectorized.py
 #include <algorithm>
 
 #include "args.h"

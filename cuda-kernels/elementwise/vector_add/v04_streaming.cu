@@ -8,7 +8,7 @@
 // Counter:  time falls by 6 %; dram_share is 90 %.
 // Requires: contiguous tensors of any size; unless all three addresses are multiples of 16 bytes, there are
 //           no whole vectors and every element is added as in v02.
-// Twin:     triton-kernels/vector_add/v04_streaming.py
+// Twin:     triton-kernels/elementwise/vector_add/v04_streaming.py
 #include "args.h"
 #include "lib/common.cuh"
 

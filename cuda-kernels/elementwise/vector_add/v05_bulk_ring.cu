@@ -7,7 +7,7 @@
 // Counter:  load_requests vanish; time rises by 6 %.
 // Requires: compute capability 9.0. Contiguous tensors of any size; unless all three addresses are multiples
 //           of 16 bytes, which the copy engine asks for, every element is added as in v02.
-// Twin:     triton-kernels/vector_add/v05_bulk_ring.py
+// Twin:     triton-kernels/elementwise/vector_add/v05_bulk_ring.py
 #include <algorithm>
 
 #include "args.h"

@@ -8,7 +8,7 @@
 // Counter:  time and dram_share are those of v04 again, without its load requests.
 // Requires: compute capability 9.0. Contiguous tensors of any size; unless all three addresses are multiples
 //           of 16 bytes, which the copy engine asks for, every element is added as in v01.
-// Twin:     triton-kernels/vector_add/v06_bulk_tile.py
+// Twin:     triton-kernels/elementwise/vector_add/v06_bulk_tile.py
 #include "args.h"
 #include "lib/common.cuh"
 #include "lib/ptx/hopper.cuh"

@@ -6,7 +6,7 @@
 // Counter:  bytes_over_minimum is 2.
 // Requires: rows that are contiguous; any length.
 // Source:   the definition; the smoothed target is that of torch.nn.functional.cross_entropy
-// Twin:     triton-kernels/cross_entropy/v01_two_passes.py
+// Twin:     triton-kernels/loss/cross_entropy/v01_two_passes.py
 #include "args.h"
 #include "lib/common.cuh"
 

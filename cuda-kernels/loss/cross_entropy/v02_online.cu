@@ -8,7 +8,7 @@
 // Counter:  bytes_over_minimum falls to 1, time to 0.7 of v01's.
 // Requires: rows that are contiguous; any length.
 // Source:   Milakov and Gimelshein, arXiv:1805.02867, algorithm 3
-// Twin:     triton-kernels/cross_entropy/v02_online.py
+// Twin:     triton-kernels/loss/cross_entropy/v02_online.py
 #include "args.h"
 #include "lib/common.cuh"
 

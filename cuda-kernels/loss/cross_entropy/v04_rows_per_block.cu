@@ -7,7 +7,7 @@
 // Counter:  at a row of 131,072 nothing; at one of 1024 the time falls to a quarter.
 // Requires: rows that are contiguous, of fewer than 2^31 elements.
 // Source:   rows by warps of PyTorch, aten/src/ATen/native/cuda/PersistentSoftmax.cuh
-// Twin:     triton-kernels/cross_entropy/v04_rows_per_block.py
+// Twin:     triton-kernels/loss/cross_entropy/v04_rows_per_block.py
 #include <algorithm>
 
 #include "loss.cuh"

@@ -6,7 +6,7 @@
 // Counter:  dram_share is 78 %, although dram_bytes are the least possible.
 // Requires: rows that are contiguous; any length. out is apart from all inputs.
 // Source:   the derivative of cross entropy
-// Twin:     triton-kernels/cross_entropy_backward/v01_scalar.py
+// Twin:     triton-kernels/loss/cross_entropy_backward/v01_scalar.py
 #include "args.h"
 #include "lib/common.cuh"
 

@@ -8,7 +8,7 @@
 // Requires: rows that are contiguous, of fewer than 2^31 elements. out's rows take wide stores where they are
 //           skewed like the logits'; it may be the logits themselves.
 // Source:   rows by warps of PyTorch, aten/src/ATen/native/cuda/PersistentSoftmax.cuh
-// Twin:     triton-kernels/cross_entropy_backward/v03_rows_per_block.py
+// Twin:     triton-kernels/loss/cross_entropy_backward/v03_rows_per_block.py
 #include "gradient.cuh"
 
 void cross_entropy_backward_v02_vectorized(const CrossEntropyBackwardArgs& args);

@@ -7,7 +7,7 @@
 // Counter:  dram_bytes of the product alone; instructions rise by those of bias and activation.
 // Requires: compute capability 9.0 with its own features (sm_90a); M, N and K below 2^31 - 1024.
 // Source:   CUTLASS, "EpilogueWithBroadcast" and its visitor trees, for what an epilogue may hold.
-// Twin:     triton-kernels/linear/v01_fused.py
+// Twin:     triton-kernels/matmul/linear/v01_fused.py
 #include "args.h"
 #include "lib/activation.cuh"
 #include "matmul/matmul_bf16/kernel.cuh"

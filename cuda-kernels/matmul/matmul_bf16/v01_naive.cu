@@ -5,7 +5,7 @@
 //           tensor cores, which hold nearly all of this chip's arithmetic, stay idle.
 // Counter:  tensor_pipe is 0.
 // Requires: a and b of any strides, out row-major. Sums are fp32 and rounded once.
-// Twin:     triton-kernels/matmul_bf16/v01_naive.py
+// Twin:     triton-kernels/matmul/matmul_bf16/v01_naive.py
 #include "args.h"
 #include "lib/common.cuh"
 

@@ -10,7 +10,7 @@
 // Requires: compute capability 8.0. a and b of any strides, out row-major; fetched 16 bytes at a time where
 //           a's rows and b's rows or columns consist of aligned pieces of that size, else by the element.
 // Source:   PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type".
-// Twin:     triton-kernels/matmul_bf16/v02_tensor_cores.py
+// Twin:     triton-kernels/matmul/matmul_bf16/v02_tensor_cores.py
 #include "args.h"
 #include "lib/ptx/ampere.cuh"
 

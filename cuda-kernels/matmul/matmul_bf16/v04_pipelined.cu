@@ -9,7 +9,7 @@
 // Requires: as v02, and 144 KiB of shared memory a block: compute capability 8.0, 9.0 and 10.0 have that,
 //           8.6, 8.9 and 12.0 do not.
 // Source:   the loop is that of CUTLASS, "Efficient GEMM in CUDA", section "Software Pipelining".
-// Twin:     triton-kernels/matmul_bf16/v04_pipelined.py
+// Twin:     triton-kernels/matmul/matmul_bf16/v04_pipelined.py
 #include "args.h"
 #include "lib/ptx/ampere.cuh"
 

@@ -7,7 +7,7 @@
 // Counter:  dram_bytes falls by 11 %; time stays, and rises by 4 % at 8192 x 8192.
 // Requires: as v04.
 // Source:   Triton's tutorial "Matrix Multiplication", section "L2 Cache Optimizations".
-// Twin:     triton-kernels/matmul_bf16/v05_grouped.py
+// Twin:     triton-kernels/matmul/matmul_bf16/v05_grouped.py
 #include "args.h"
 #include "lib/ptx/ampere.cuh"
 

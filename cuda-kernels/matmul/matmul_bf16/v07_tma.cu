@@ -12,7 +12,7 @@
 //           columns, which are a multiple of 8 elements apart and start at multiples of 16 bytes; sizes below
 //           2^31. Others are refused. out as ever: row-major, of any size, at any address.
 // Source:   PTX ISA, "wgmma.mma_async" and "cp.async.bulk.tensor".
-// Twin:     triton-kernels/matmul_bf16/v07_tma.py
+// Twin:     triton-kernels/matmul/matmul_bf16/v07_tma.py
 #include "lib/ptx/hopper.cuh"
 #include "lib/ptx/wgmma.cuh"
 #include "operand.h"

@@ -7,7 +7,7 @@
 //           the producer knows the next tile as soon as it has fetched this one.
 // Counter:  time falls a little, tensor_pipe rises as much.
 // Requires: as v10.
-// Twin:     triton-kernels/matmul_bf16/v11_persistent.py
+// Twin:     triton-kernels/matmul/matmul_bf16/v11_persistent.py
 #include "lib/ptx/hopper.cuh"
 #include "lib/ptx/wgmma.cuh"
 #include "operand.h"

@@ -9,7 +9,7 @@
 // Counter:  sectors_per_store falls to 0, as no thread stores to global memory; time falls by 12 %.
 // Requires: as v12. Rows of out that the copy engine cannot take are stored from the pieces by the word.
 // Source:   CUTLASS's epilogues for compute capability 9.0, which stage and store like this.
-// Twin:     triton-kernels/matmul_bf16/v13_tma_store.py
+// Twin:     triton-kernels/matmul/matmul_bf16/v13_tma_store.py
 #include "lib/ptx/hopper.cuh"
 #include "lib/ptx/wgmma.cuh"
 #include "operand.h"

@@ -13,7 +13,7 @@
 // Source:   Osama et al., "Stream-K: Work-centric Parallel Decomposition for Dense Matrix-Matrix
 //           Multiplication on the GPU" (2023), for splitting what whole rounds leave over; CUDA C++
 //           Programming Guide, "Programmatic Dependent Launch and Synchronization".
-// Twin:     triton-kernels/matmul_bf16/v15_dispatch.py
+// Twin:     triton-kernels/matmul/matmul_bf16/v15_dispatch.py
 #include "kernel.cuh"
 #include "launch.cuh"
 

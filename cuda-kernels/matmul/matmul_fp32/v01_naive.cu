@@ -5,7 +5,7 @@
 //           of every sector fetched is thrown away, and nothing is reused but through the caches.
 // Counter:  sectors_per_load is 16.5: 32 for a, 1 for b, which all lanes share.
 // Requires: a and b of any strides, out row-major.
-// Twin:     triton-kernels/matmul_fp32/v01_naive.py
+// Twin:     triton-kernels/matmul/matmul_fp32/v01_naive.py
 #include "args.h"
 #include "lib/common.cuh"
 

@@ -7,7 +7,7 @@
 // Counter:  load_requests falls to a thirty-second; fma_pipe stays below 35 %.
 // Requires: a and b of any strides, out row-major. Access is coalesced where the rows of a and b are
 //           contiguous.
-// Twin:     triton-kernels/matmul_fp32/v03_shared_tile.py
+// Twin:     triton-kernels/matmul/matmul_fp32/v03_shared_tile.py
 #include "args.h"
 #include "lib/common.cuh"
 

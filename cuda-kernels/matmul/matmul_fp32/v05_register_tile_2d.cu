@@ -7,7 +7,7 @@
 // Counter:  load_requests fall to a half again, instructions by 38 %; fma_pipe rises.
 // Requires: a and b of any strides, out row-major. Access is coalesced where the rows of a and b are
 //           contiguous.
-// Twin:     triton-kernels/matmul_fp32/v05_register_tile_2d.py
+// Twin:     triton-kernels/matmul/matmul_fp32/v05_register_tile_2d.py
 #include "args.h"
 #include "lib/common.cuh"
 

@@ -8,7 +8,7 @@
 // Requires: a, b of any strides, out row-major. Unless the rows of all three are contiguous, aligned and
 //           whole multiples of 16 bytes, every element is fetched and stored by itself.
 // Source:   the order is that of Triton's tutorial "Matrix Multiplication", "L2 Cache Optimizations".
-// Twin:     triton-kernels/matmul_fp32/v08_grouped.py
+// Twin:     triton-kernels/matmul/matmul_fp32/v08_grouped.py
 #include "args.h"
 #include "lib/common.cuh"
 

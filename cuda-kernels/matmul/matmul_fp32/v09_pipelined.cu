@@ -13,7 +13,7 @@
 //           bytes at a time where the tile's lines lie side by side and its size and alignment allow, else
 //           4 bytes.
 // Source:   the loop is that of CUTLASS, "Efficient GEMM in CUDA", section "Software Pipelining".
-// Twin:     triton-kernels/matmul_fp32/v09_pipelined.py
+// Twin:     triton-kernels/matmul/matmul_fp32/v09_pipelined.py
 #include "args.h"
 #include "lib/common.cuh"
 #include "lib/ptx/ampere.cuh"

@@ -14,7 +14,7 @@
 //           bytes long and aligned, else 4, with neighbouring threads along the smaller stride. Infinities
 //           and NaNs come out as in fp32. An operand below 2^-114 keeps fewer bits, since its small part
 //           ends at 2^-136, TF32's smallest number; TF32's own 11 bits are left at 2^-126.
-// Twin:     triton-kernels/matmul_tf32x3/v03_pipelined.py
+// Twin:     triton-kernels/matmul/matmul_tf32x3/v03_pipelined.py
 #include "args.h"
 #include "lib/common.cuh"
 #include "lib/ptx/ampere.cuh"

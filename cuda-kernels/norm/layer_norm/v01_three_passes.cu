@@ -8,7 +8,7 @@
 //           its warps after every pass.
 // Requires: rows that are contiguous; any length.
 // Source:   Ba, Kiros and Hinton, "Layer Normalization", arXiv:1607.06450
-// Twin:     triton-kernels/layer_norm/v01_three_passes.py
+// Twin:     triton-kernels/norm/layer_norm/v01_three_passes.py
 #include "args.h"
 #include "norm/norm.cuh"
 

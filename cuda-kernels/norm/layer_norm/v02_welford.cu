@@ -10,7 +10,7 @@
 // Requires: rows that are contiguous; any length.
 // Source:   Welford, Technometrics 4(3), 1962; Chan, Golub and LeVeque, "Algorithms for computing the sample
 //           variance", The American Statistician 37(3), 1983
-// Twin:     triton-kernels/layer_norm/v02_welford.py
+// Twin:     triton-kernels/norm/layer_norm/v02_welford.py
 #include "args.h"
 #include "norm/norm.cuh"
 

@@ -8,7 +8,7 @@
 // Counter:  time falls by 9 %.
 // Requires: contiguous rows of up to 16384 elements.
 // Source:   "persistent" softmax of PyTorch, aten/src/ATen/native/cuda/PersistentSoftmax.cuh
-// Twin:     triton-kernels/layer_norm/v03_registers.py
+// Twin:     triton-kernels/norm/layer_norm/v03_registers.py
 #include "args.h"
 #include "norm/norm.cuh"
 

@@ -10,7 +10,7 @@
 //           the time falls to 0.03.
 // Requires: contiguous rows of up to 64 KiB; out's rows take wide stores where they are skewed like x's.
 // Source:   rows by warps of PyTorch, aten/src/ATen/native/cuda/PersistentSoftmax.cuh
-// Twin:     triton-kernels/layer_norm/v04_rows_per_block.py
+// Twin:     triton-kernels/norm/layer_norm/v04_rows_per_block.py
 #include "args.h"
 #include "norm/norm.cuh"
 

@@ -7,7 +7,7 @@
 // Counter:  both matrices are read from DRAM twice, so dram_bytes are 1.67 times the least possible.
 // Requires: rows that are contiguous; any length.
 // Source:   the derivative of layer normalisation
-// Twin:     triton-kernels/layer_norm_backward/v01_rows_then_columns.py
+// Twin:     triton-kernels/norm/layer_norm_backward/v01_rows_then_columns.py
 #include "args.h"
 #include "norm/norm_backward.cuh"
 

@@ -10,7 +10,7 @@
 //           bytes, blocks get equal shares of them, kind after kind, and begin their columns and sums anew
 //           where a share has rows of another kind.
 // Source:   partial sums of Triton's tutorial "Layer Normalization" and of Apex's ln_bwd_semi_cuda_kernel.cu
-// Twin:     triton-kernels/layer_norm_backward/v02_persistent.py
+// Twin:     triton-kernels/norm/layer_norm_backward/v02_persistent.py
 #include "args.h"
 #include "norm/norm_backward.cuh"
 

@@ -9,7 +9,7 @@
 // Source:   CUDA C++ Best Practices Guide, "Asynchronous Copy from Global Memory to Shared Memory", with
 //           registers instead: shared memory, filled by the copy engine, was slower here, as every element is
 //           read anew.
-// Twin:     triton-kernels/layer_norm_backward/v03_pipelined.py
+// Twin:     triton-kernels/norm/layer_norm_backward/v03_pipelined.py
 #include "args.h"
 #include "norm/norm_backward.cuh"
 

@@ -7,7 +7,7 @@
 //           L1 between the passes. Each thread asks for one element at a time.
 // Requires: rows that are contiguous; any length.
 // Source:   Zhang and Sennrich, "Root Mean Square Layer Normalization", arXiv:1910.07467
-// Twin:     triton-kernels/rms_norm/v01_two_passes.py
+// Twin:     triton-kernels/norm/rms_norm/v01_two_passes.py
 #include "args.h"
 #include "norm/norm.cuh"
 

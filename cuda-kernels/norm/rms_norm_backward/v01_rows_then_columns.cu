@@ -6,7 +6,7 @@
 // Counter:  both matrices are read from DRAM twice, so dram_bytes are 1.67 times the least possible.
 // Requires: rows that are contiguous; any length.
 // Source:   the derivative of x times rstd
-// Twin:     triton-kernels/rms_norm_backward/v01_rows_then_columns.py
+// Twin:     triton-kernels/norm/rms_norm_backward/v01_rows_then_columns.py
 #include "args.h"
 #include "norm/norm_backward.cuh"
 

@@ -8,7 +8,7 @@
 //           lanes, and a barrier follows each: the memory waits.
 // Counter:  dram_share stays low; launches is 4 for 2^26 elements.
 // Requires: a contiguous tensor of any size and alignment.
-// Twin:     triton-kernels/reduction/v01_interleaved.py
+// Twin:     triton-kernels/reduction/reduction/v01_interleaved.py
 #include <algorithm>
 #include <utility>
 

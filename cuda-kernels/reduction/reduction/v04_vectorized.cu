@@ -7,7 +7,7 @@
 // Counter:  time falls and dram_share rises; sectors_per_load is 16; launches falls to 3 for 2^26 elements.
 // Requires: a contiguous tensor of any size and alignment; the few elements before the first and after the
 //           last whole vector are added one by one.
-// Twin:     triton-kernels/reduction/v04_vectorized.py
+// Twin:     triton-kernels/reduction/reduction/v04_vectorized.py
 #include <algorithm>
 #include <utility>
 

@@ -15,7 +15,7 @@
 // Counter:  time falls a little, dram_share should pass 85 %; launches falls to 2.
 // Requires: a contiguous tensor of any size and alignment; the few elements before the first and after the
 //           last whole vector are added one by one.
-// Twin:     triton-kernels/reduction/v05_grid_stride.py
+// Twin:     triton-kernels/reduction/reduction/v05_grid_stride.py
 #include <algorithm>
 
 #include "args.h"

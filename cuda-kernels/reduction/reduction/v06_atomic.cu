@@ -9,7 +9,7 @@
 // Counter:  time stays at 2^26 elements; launches is 1 beside the memset.
 // Requires: a contiguous tensor of any size and alignment; the few elements before the first and after the
 //           last whole vector are added one by one.
-// Twin:     triton-kernels/reduction/v06_atomic.py
+// Twin:     triton-kernels/reduction/reduction/v06_atomic.py
 #include <algorithm>
 
 #include "args.h"

@@ -12,7 +12,7 @@
 // Counter:  time at 2^26 elements stays v06's and at 2^16 falls below it; launches is 1.
 // Requires: a contiguous tensor of any size and alignment; the few elements before the first and after the
 //           last whole vector are added one by one. The counter is 0 at the start and again at the end.
-// Twin:     triton-kernels/reduction/v07_last_block.py
+// Twin:     triton-kernels/reduction/reduction/v07_last_block.py
 #include <algorithm>
 
 #include "args.h"

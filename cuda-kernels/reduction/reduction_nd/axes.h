@@ -1,6 +1,6 @@
 // The axes of a tensor as kernels walk them: kept and reduced ones apart, each in the order of memory.
 //
-// No CUDA in it: tests compile it alone. triton-kernels/reduction_nd/axes.py does the same.
+// No CUDA in it: tests compile it alone. triton-kernels/reduction/reduction_nd/axes.py does the same.
 #pragma once
 
 #include <algorithm>

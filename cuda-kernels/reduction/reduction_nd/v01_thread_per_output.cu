@@ -8,7 +8,7 @@
 // Error:    a running sum in fp32: at most R eps/2 sum|x|, and for random terms a quarter eps.
 // Counter:  dram_share stays low; sectors_per_load is 32 along rows.
 // Requires: outputs of up to 2^16 elements each, which take a thread tens of milliseconds.
-// Twin:     triton-kernels/reduction_nd/v01_thread_per_output.py
+// Twin:     triton-kernels/reduction/reduction_nd/v01_thread_per_output.py
 #include "totals.cuh"
 
 namespace {

@@ -8,7 +8,7 @@
 // Error:    at most (R / 256 + 13) eps/2 sum|x|.
 // Counter:  along rows sectors_per_load fall to 2, and the time by 10 %; down columns by more.
 // Requires: nothing. An output of few elements leaves most of its block idle.
-// Twin:     triton-kernels/reduction_nd/v02_block_per_output.py
+// Twin:     triton-kernels/reduction/reduction_nd/v02_block_per_output.py
 #include <algorithm>
 
 #include "totals.cuh"

@@ -10,7 +10,7 @@
 // Error:    at most (R / 8 + 8) eps/2 sum|x| down columns, less along rows.
 // Counter:  time falls by a third along rows and down columns, and to 0.16 over a middle axis.
 // Requires: nothing. Where no axis is contiguous, threads lie along the one whose elements are nearest.
-// Twin:     triton-kernels/reduction_nd/v03_by_layout.py
+// Twin:     triton-kernels/reduction/reduction_nd/v03_by_layout.py
 #include <algorithm>
 
 #include "totals.cuh"

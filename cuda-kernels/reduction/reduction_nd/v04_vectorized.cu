@@ -11,7 +11,7 @@
 //           blocks read them all, which v05 mends.
 // Requires: nothing. Down columns, what is no multiple of 16 bytes or starts off one is read by v03, as is
 //           what has no contiguous axis, or runs too short to hold a few packs.
-// Twin:     triton-kernels/reduction_nd/v04_vectorized.py
+// Twin:     triton-kernels/reduction/reduction_nd/v04_vectorized.py
 #include "packs.cuh"
 
 void reduction_nd_v03_by_layout(const ReductionNdArgs& args);

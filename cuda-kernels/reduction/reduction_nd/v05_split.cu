@@ -13,7 +13,7 @@
 //           (R / (8 parts) + parts + 14) eps/2 sum|x|.
 // Counter:  time stays where there are tiles enough, and falls to 0.006 of v04's where there is one.
 // Requires: nothing. The counters are 0 at the start and again at the end.
-// Twin:     triton-kernels/reduction_nd/v05_split.py
+// Twin:     triton-kernels/reduction/reduction_nd/v05_split.py
 #include <type_traits>
 
 #include "packs.cuh"

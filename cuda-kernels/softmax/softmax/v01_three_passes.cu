@@ -7,7 +7,7 @@
 //           of its warps after every pass.
 // Requires: rows that are contiguous; any length.
 // Source:   the "safe softmax" of arXiv:1805.02867, algorithm 2
-// Twin:     triton-kernels/softmax/v01_three_passes.py
+// Twin:     triton-kernels/softmax/softmax/v01_three_passes.py
 #include "args.h"
 #include "lib/common.cuh"
 

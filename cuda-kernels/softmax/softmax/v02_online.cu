@@ -6,7 +6,7 @@
 // Counter:  a third fewer loads, but 38 % more instructions: the time rises by 28 %.
 // Requires: rows that are contiguous; any length.
 // Source:   Milakov and Gimelshein, arXiv:1805.02867, algorithm 3
-// Twin:     triton-kernels/softmax/v02_online.py
+// Twin:     triton-kernels/softmax/softmax/v02_online.py
 #include "args.h"
 #include "lib/common.cuh"
 

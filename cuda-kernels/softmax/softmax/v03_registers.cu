@@ -7,7 +7,7 @@
 // Counter:  time falls to 0.79 of v02's; dram_share is 54 %.
 // Requires: contiguous rows of up to 16384 elements.
 // Source:   "persistent" softmax of PyTorch, aten/src/ATen/native/cuda/PersistentSoftmax.cuh
-// Twin:     triton-kernels/softmax/v03_registers.py
+// Twin:     triton-kernels/softmax/softmax/v03_registers.py
 #include "args.h"
 #include "online.cuh"
 

@@ -8,7 +8,7 @@
 //           falls to 0.06.
 // Requires: contiguous rows of up to 64 KiB; out's rows take wide stores where they are skewed like x's.
 // Source:   rows by warps of PyTorch, aten/src/ATen/native/cuda/PersistentSoftmax.cuh
-// Twin:     triton-kernels/softmax/v05_rows_per_block.py
+// Twin:     triton-kernels/softmax/softmax/v05_rows_per_block.py
 #include "args.h"
 #include "online.cuh"
 

@@ -9,7 +9,7 @@
 // Requires: compute capability 9.0 with its 227 KiB of shared memory; contiguous rows of up to 220 KiB, two
 //           of which overlap up to 110 KiB.
 // Source:   PTX ISA, "cp.async.bulk" and "mbarrier"
-// Twin:     triton-kernels/softmax/v06_pipelined.py
+// Twin:     triton-kernels/softmax/softmax/v06_pipelined.py
 #include <algorithm>
 
 #include "args.h"

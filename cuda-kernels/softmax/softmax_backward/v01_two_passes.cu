@@ -6,7 +6,7 @@
 // Counter:  dram_share is 81 %, and dram_bytes are the least possible.
 // Requires: rows that are contiguous; any length.
 // Source:   the derivative of softmax
-// Twin:     triton-kernels/softmax_backward/v01_two_passes.py
+// Twin:     triton-kernels/softmax/softmax_backward/v01_two_passes.py
 #include "args.h"
 #include "lib/common.cuh"
 

@@ -6,7 +6,7 @@
 // Counter:  time falls to 0.91 of v01's; dram_share is 89 %.
 // Requires: contiguous rows of up to 8192 elements.
 // Source:   "persistent" softmax of PyTorch, aten/src/ATen/native/cuda/PersistentSoftmax.cuh
-// Twin:     triton-kernels/softmax_backward/v02_registers.py
+// Twin:     triton-kernels/softmax/softmax_backward/v02_registers.py
 #include "args.h"
 #include "gradient.cuh"
 

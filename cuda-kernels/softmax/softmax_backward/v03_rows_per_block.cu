@@ -9,7 +9,7 @@
 // Requires: contiguous rows of up to 32 KiB; dout's and out's rows take wide accesses where they are skewed
 //           like y's.
 // Source:   rows by warps of PyTorch, aten/src/ATen/native/cuda/PersistentSoftmax.cuh
-// Twin:     triton-kernels/softmax_backward/v03_rows_per_block.py
+// Twin:     triton-kernels/softmax/softmax_backward/v03_rows_per_block.py
 #include "args.h"
 #include "gradient.cuh"
 

@@ -1,0 +1,116 @@
+"""What the kernels of dropout_add and of its backward pass share: masks, places and activations.
+
+Element i of a matrix, counted row by row, is kept where its word is at least ``threshold``: word i % 4 of block i / 4.
+Philox4x32-10 makes four words from a counter, a fourth of the offset and the block, and a key, the seed; see
+cuda-kernels/dropout/philox.h.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from kernel_twins import dropout
+from kernel_twins._triton.matmul.linear.backward import _derivative
+from kernel_twins._triton.matmul.linear.v01_fused import _activate
+
+SQRT_HALF = tl.constexpr(0.7071067811865476)
+
+
+def numbers(p: float) -> tuple[int, float, bool]:
+    """What kernels take for p: the threshold, the scale of what is kept, and whether all is dropped."""
+    return (0, 0.0, True) if p == 1 else (dropout.threshold(p), dropout.scale(p), False)
+
+
+@triton.jit
+def _words(seed, offset, block):
+    # Of every block of four; block: int64. Two numbers, or where offset is None what both are read from: [2], int64.
+    if offset is None:
+        key, start = tl.load(seed), tl.load(seed + 1)
+    else:
+        key, start = seed, offset
+    start = start.to(tl.uint64) >> 2
+    return tl.philox(
+        key, start.to(tl.uint32), (start >> 32).to(tl.uint32), block.to(tl.uint32), (block >> 32).to(tl.uint32)
+    )
+
+
+@triton.jit
+def keeps_each(seed, offset, threshold, ALL: tl.constexpr, i):
+    # Elements i, in any order; every one makes four words, and takes one of them.
+    w0, w1, w2, w3 = _words(seed, offset, i >> 2)
+    of_pair = tl.where((i & 1) == 0, w0, w1), tl.where((i & 1) == 0, w2, w3)
+    return (tl.where((i & 2) == 0, of_pair[0], of_pair[1]) >= threshold) & (not ALL)
+
+
+@triton.jit
+def _each_of_four(seed, offset, threshold, ALL: tl.constexpr, block):
+    w0, w1, w2, w3 = _words(seed, offset, block)
+    return (
+        (w0 >= threshold) & (not ALL), (w1 >= threshold) & (not ALL), (w2 >= threshold) & (not ALL),
+        (w3 >= threshold) & (not ALL),
+    )  # fmt: skip
+
+
+@triton.jit
+def _side_by_side(k0, k1, k2, k3, BLOCK: tl.constexpr):
+    # [..., BLOCK / 4] of every four neighbours, as [..., BLOCK]. What joining adds are word / 2 and word % 2.
+    return tl.join(tl.join(k0, k2), tl.join(k1, k3)).reshape(k0.shape[:-1] + [BLOCK])
+
+
+@triton.jit
+def keeps(seed, offset, threshold, ALL: tl.constexpr, block, BLOCK: tl.constexpr):
+    # block: [..., BLOCK / 4], int64, neighbours along the last dimension. Returns [..., BLOCK].
+    k0, k1, k2, k3 = _each_of_four(seed, offset, threshold, ALL, block)
+    return _side_by_side(k0, k1, k2, k3, BLOCK)
+
+
+@triton.jit
+def keeps_anywhere(seed, offset, threshold, ALL: tl.constexpr, i, BLOCK: tl.constexpr):
+    # The same from elements i on, of which every four may begin within a block, and end in the next one: two calls.
+    k0, k1, k2, k3 = _each_of_four(seed, offset, threshold, ALL, i >> 2)
+    k4, k5, k6, _ = _each_of_four(seed, offset, threshold, ALL, (i >> 2) + 1)
+    by_two = (i & 2) != 0
+    k0, k1, k2 = tl.where(by_two, k2, k0), tl.where(by_two, k3, k1), tl.where(by_two, k4, k2)
+    k3, k4 = tl.where(by_two, k5, k3), tl.where(by_two, k6, k4)
+    by_one = (i & 1) != 0
+    k0, k1 = tl.where(by_one, k1, k0), tl.where(by_one, k2, k1)
+    k2, k3 = tl.where(by_one, k3, k2), tl.where(by_one, k4, k3)
+    return _side_by_side(k0, k1, k2, k3, BLOCK)
+
+
+@triton.jit
+def places(first, N, BLOCK: tl.constexpr, ENDS_ONCE: tl.constexpr):
+    # Rows and columns of BLOCK elements from first on; where one row ends among them at most, without divisions but
+    # for one of 64 bits. Several rows of N within BLOCK of 2^31 are none that 32 bits count.
+    row = first // N
+    along = tl.arange(0, BLOCK)
+    along += (first - row * N).to((along + N).dtype)  # of 64 bits where N is
+    if ENDS_ONCE:
+        ends = along >= N
+        rows, cols = row + ends.to(tl.int32), tl.where(ends, along - N, along)
+    else:
+        rows, cols = row + along // N, along % N
+    return rows, cols
+
+
+@triton.jit
+def activate(x, ACTIVATION: tl.constexpr, EXACT: tl.constexpr):
+    # fp32 would show what gelu's short form errs by.
+    if ACTIVATION == "gelu" and EXACT:  # noqa: SIM108
+        x = 0.5 * x * (1.0 + tl.erf(SQRT_HALF * x))
+    else:
+        x = _activate(x, ACTIVATION)
+    return x
+
+
+@triton.jit
+def gradient(dout, z, scale, ACTIVATION: tl.constexpr):
+    # What a kept element's gradient becomes on its way back through scale and activation, which was applied to z.
+    result = dout * scale
+    if ACTIVATION != "none":
+        slope = _derivative(z, ACTIVATION)
+        result *= slope
+        if ACTIVATION == "relu":  # what it holds back is nothing, even where the gradient is infinite
+            result = tl.where(slope == 0.0, 0.0, result)
+    return result

@@ -1,0 +1,108 @@
+"""cross_entropy_backward v03_rows_per_block: a program takes one tile, a part of a row or several short ones.
+
+Change:   a tile of TILE_BYTES for every program: a part of one row, or rows side by side where they are shorter than
+          that. Its size and the number of warps are searched over the list below (see tuning.py).
+Why:      a program that ends after a tile makes room for another, whose loads fill in while it stores, where one that
+          walks along a row waits at every step. A short row by itself leaves threads without work.
+Counter:  dram_share is 89 %.
+Requires: rows whose elements are contiguous, at any distance from each other; out may be the logits. Where N and that
+          distance are multiples of 16, accesses take 16 bytes; elsewhere the compiler cannot know where a row starts,
+          and takes one element.
+Twin:     cuda-kernels/loss/cross_entropy_backward/v03_rows_per_block.cu
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernel_twins._triton.lib import plans, tuning
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+CONFIGS = [
+    triton.Config({"TILE_BYTES": size}, num_warps=warps)
+    for size, warps in (
+        (8192, 4), (2048, 1), (4096, 2), (4096, 4), (8192, 2), (8192, 8), (16384, 4), (16384, 8), (32768, 8),
+        (32768, 16),
+    )
+]  # fmt: skip
+
+
+def tile_of(args: dict[str, Any]) -> int:
+    """Elements of a tile."""
+    return args["TILE_BYTES"] // args["logits"].element_size()
+
+
+@triton.autotune(CONFIGS, key=["N"], cache_results=True, do_bench=tuning.bench)
+@triton.heuristics(
+    {
+        "BLOCK_N": lambda args: min(triton.next_power_of_2(args["N"]), tile_of(args)),
+        "ROWS": lambda args: tile_of(args) // args["BLOCK_N"],
+    }
+)
+@triton.jit
+def cross_entropy_backward_v03_rows_per_block_kernel(
+    logits, target, lse, dout, out, M, N, stride_lm, stride_dm, stride_om, ignore_index: tl.int64, smoothing,
+    TILE_BYTES: tl.constexpr, BLOCK_N: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    # logits, out: [M, N]; target, lse, dout: [M]. Offsets of rows have 64 bits.
+    parts = tl.cdiv(N, BLOCK_N)
+    row = (tl.program_id(0) // parts).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    col = tl.program_id(0) % parts * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    mask = (row < M)[:, None] & (col < N)
+    values = tl.load(logits + (row * stride_lm)[:, None] + col, mask=mask).to(tl.float32)
+    row_class = tl.load(target + row, mask=row < M, other=0)
+    row_lse, scale = tl.load(lse + row, mask=row < M), tl.load(dout + row * stride_dm, mask=row < M)
+    # A target that is no class makes all of the row NaN, as it made the loss.
+    scale = tl.where((row_class >= 0) & (row_class < N), scale, float("nan"))
+    shared = smoothing / N
+    wanted = tl.where(col == row_class[:, None], shared + (1.0 - smoothing), shared)
+    values = (tl.exp2((values - row_lse[:, None]) * LOG2_E) - wanted) * scale[:, None]
+    values = tl.where((row_class == ignore_index)[:, None], 0.0, values)
+    tl.store(out + (row * stride_om)[:, None] + col, values.to(out.dtype.element_ty), mask=mask)
+
+
+_plans: dict[tuple[Any, ...], plans.Plan] = {}
+
+
+def cross_entropy_backward_v03_rows_per_block(
+    logits: Tensor,
+    target: Tensor,
+    lse: Tensor,
+    dout: Tensor,
+    *,
+    out: Tensor,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> None:
+    """out = the gradient of logits, [M, N], contiguous rows, from the losses': dout, [M]; target, lse: [M]."""
+    tensors, options = (logits, target, lse, dout, out), (ignore_index, label_smoothing)
+    strides, in_place = (logits.stride(0), dout.stride(0), out.stride(0)), out.data_ptr() == logits.data_ptr()
+    aligned, device = plans.alignment(*tensors), logits.get_device()
+    key = logits.shape, strides, logits.dtype, dout.dtype, aligned, options, in_place, device
+    plan = _plans.get(key)
+    if plan is not None and not tuning.is_recording():
+        plan(*tensors)
+        return
+    M, N = logits.shape
+    if M == 0 or N == 0:
+        return
+    problem = tuning.problem_of(M, N, dtype=logits.dtype)
+    step = "cross_entropy_backward/v03_rows_per_block"
+    searched = cross_entropy_backward_v03_rows_per_block_kernel
+    kernel, config = tuning.choose(searched, step, problem, logits.device)
+    grid = lambda args: (triton.cdiv(M, args["ROWS"]) * triton.cdiv(N, args["BLOCK_N"]),)  # noqa: E731
+    behind = M, N, *strides, *options
+    if not config and in_place:
+        # A search runs the kernel more than once, of which the first run would overwrite what the others read.
+        kernel, config = searched.fn, searched.configs[0].all_kwargs()
+    elif not config:
+        kernel[grid](*tensors, *behind)
+        kernel, config = kernel.fn, kernel.best_config.all_kwargs()
+    plan = plans.launch(kernel, grid, tensors, behind, config)
+    if plan is not None:
+        plans.keep(_plans, key, plan)

@@ -1,0 +1,603 @@
+"""layer_norm v06_cooperative: programs that are all resident share a row too long for one of them.
+
+Change:   a row longer than a program's tile is divided into PARTS. The program of each takes its mean and the squared
+          distances from it, publishes both in one word, waits for the words of the others, combines them, and writes
+          its part. Shorter rows are treated as in v04, or by programs that stay while rows travel ahead, whichever the
+          search finds faster. A row is as many blocks of 16 bytes a thread as it takes, not a power of 2. Where N is
+          odd, rows start at every alignment: elements at both ends are taken one by one, and 16 bytes at a time in
+          between. A program that stays takes rows that all start alike, which are sixteen apart where N is odd, and
+          has the same columns of them; where none stays, weight and bias are put together from two loads.
+Why:      a cooperative launch promises that all programs run at once, so one may wait for another's numbers. How long a
+          row may be is then bounded by the registers of the whole GPU. While a program waits, its next part travels to
+          shared memory. A program that stays has the same columns of every row: weight and bias stay in its registers,
+          where there is room.
+Counter:  time falls by 34 % where N is 65,536, by 48 and 51 % at 5,003 and 50,257, and by 4 % at 4,096, where it falls
+          by 1 % in fp32.
+Requires: rows whose elements are contiguous, at any distance from each other. Where the matrices' rows are not aligned
+          alike, and of short rows where N is odd, elements are taken one by one. Rows too long for all programs that
+          can run at once are v02's.
+Source:   to combine: as v02. A value and its flag in one word that others wait for: Merrill and Garland, "Single-pass
+          Parallel Prefix Scan with Decoupled Look-back" (NVIDIA technical report NVR-2016-002).
+Twin:     none, see the spec
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.runtime import Autotuner
+
+from kernel_twins._triton.lib import plans, tuning
+from kernel_twins._triton.lib.device import shared_bytes, sm_count
+from kernel_twins._triton.lib.workspace import SIZE, counter
+from kernel_twins._triton.norm.layer_norm.v02_welford import layer_norm_v02_welford
+
+VECTOR_BYTES = 16
+SECTOR_BYTES = 32  # in which memory is fetched
+WORD_BYTES = 4
+REGISTERS = 65_536  # of an SM
+OTHER_REGISTERS = 32  # of a thread, beside those of its elements, weight and bias
+
+# The word at an address, as soon as its bit 31 is as given; 0 for address 0.
+AWAIT = tl.constexpr("""{
+    .reg .pred %done;
+    .reg .b64 %unlike;
+    mov.b64 $0, 0;
+    setp.eq.b64 %done, $1, 0;
+AGAIN:
+    @%done bra END;
+    ld.relaxed.gpu.global.b64 $0, [$1];
+    xor.b64 %unlike, $0, $2;
+    and.b64 %unlike, %unlike, 0x80000000;
+    setp.eq.b64 %done, %unlike, 0;
+    bra AGAIN;
+END:
+}""")
+
+COMPILED = tl.constexpr(not triton.knobs.runtime.interpret)
+# Two bf16 to two fp32, in three ways: a compiler that recognises what has been done before keeps the result, in twice
+# the registers. Triton's does not look into asm; ptxas does, and knows a product or another logical operation again.
+WIDEN = tl.constexpr("prmt.b32 $0, 0, $2, 0x5400; prmt.b32 $1, 0, $2, 0x7600;")
+WIDEN_AGAIN = tl.constexpr("prmt.b32 $0, $2, 0, 0x1044; prmt.b32 $1, $2, 0, 0x3244;")
+WIDEN_LAST = tl.constexpr("shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;")
+
+# With several STAGES, PER_SM programs an SM stay, and rows travel ahead. With one, even rows that are not shared get
+# programs of their own. Registers are rationed for PER_SM programs; the hardware deals them out by 8.
+CONFIGS = [
+    triton.Config(
+        {"TILE_BYTES": size, "PER_SM": per_sm, "STAGES": stages},
+        num_warps=warps,
+        maxnreg=min(REGISTERS // (per_sm * warps * 32) // 8 * 8, 248),
+    )
+    for size, per_sm, stages, warps in (
+        (8192, 8, 1, 4), (2048, 16, 1, 1), (16384, 6, 1, 4), (16384, 4, 1, 8), (32768, 2, 1, 8), (32768, 2, 1, 16),
+        (8192, 6, 1, 4), (8192, 7, 1, 4),
+        (8192, 4, 3, 4), (16384, 2, 3, 4), (16384, 2, 3, 8),
+        (10240, 8, 1, 4), (12800, 4, 3, 4), (16384, 3, 3, 4),
+    )
+]  # fmt: skip
+
+
+def divided(
+    N: int, itemsize: int, wide: bool, vectors: int, matrices: int, config: dict[str, Any], device: torch.device
+) -> dict[str, int]:
+    """How rows of N elements become tiles: ROWS side by side, or PARTS of one, each of which is CHUNKS of BLOCK_N.
+
+    ``wide``: all rows of all matrices start as far from an address of whole vectors; ``vectors``: how many there are of
+    weight and bias; ``matrices``: of x and residual.
+    """
+    tile, threads, vector = config["TILE_BYTES"] // itemsize, 32 * config["num_warps"], VECTOR_BYTES // itemsize
+    block, chunk = triton.next_power_of_2(max(N, 1)), threads * vector
+    edges = wide and N % vector > 0
+    # Side by side, as far as half of the registers hold them in fp32.
+    several = min(tile, threads * config["maxnreg"] // 2) // block
+    if several > 1 and block <= chunk and (chunk > N or not edges):
+        return {
+            "ROWS": 1 << several.bit_length() - 1, "BLOCK_N": block, "AT_ONCE": chunk // block, "CHUNKS": 1, "PARTS": 1,
+            "SLOTS": 1, "VECTOR": vector if wide and not edges else 1, "EDGES": False, "FULL": int(block == N),
+            "HELD": True,
+        }  # fmt: skip
+    vector = vector if wide else 1
+    parts, least = triton.cdiv(max(N, 1), tile), N // vector
+    share = triton.cdiv(least, parts)
+    if edges:  # see _inside
+        least = (N - 2 * vector + 1) // vector - 1
+    registers = (1 + vectors) * triton.cdiv(share * vector, chunk) * VECTOR_BYTES // 4 + OTHER_REGISTERS
+    # With edges, weight and bias of a program that stays are those of all its rows if these start alike.
+    stays = parts > 1 or config["STAGES"] > 1
+    alike = not edges or (stays and resident(config, matrices, device) // parts >= period_of(N, itemsize))
+    return {
+        "ROWS": 1, "BLOCK_N": chunk, "AT_ONCE": 1, "CHUNKS": max(triton.cdiv(share * vector, chunk), 1), "PARTS": parts,
+        "SLOTS": triton.next_power_of_2(parts), "VECTOR": vector, "EDGES": edges,
+        # The last part has the fewest elements.
+        "FULL": max(least - (parts - 1) * share, 0) * vector // chunk,
+        "HELD": alike and (config["STAGES"] > 1 or registers <= config["maxnreg"]),
+    }  # fmt: skip
+
+
+def launched(args: dict[str, Any]) -> dict[str, int]:
+    vectors = (args["weight"] is not None) + (args.get("bias") is not None)
+    matrices = 1 + (args["residual"] is not None)
+    return divided(args["N"], args["x"].element_size(), args["WIDE"], vectors, matrices, args, args["x"].device)
+
+
+DIVIDED: dict[str, Any] = {
+    name: lambda args, name=name: launched(args)[name]
+    for name in ("ROWS", "BLOCK_N", "AT_ONCE", "CHUNKS", "PARTS", "SLOTS", "VECTOR", "EDGES", "FULL", "HELD")
+}
+if not triton.knobs.runtime.interpret:
+    DIVIDED["launch_cooperative_grid"] = lambda args: args["PARTS"] > 1
+
+
+def resident(config: dict[str, Any], matrices: int, device: torch.device) -> int:
+    """How many programs can run at once; 1 in the interpreter, where they run one after the other."""
+    if device.type == "cpu":
+        return 1
+    # Beside the stages of what is read, chunks may change their layout there, and CUDA reserves 1 KiB.
+    shared = (config["STAGES"] - 1) * config["TILE_BYTES"] * matrices + 10_240
+    per_sm = min(config["PER_SM"], shared_bytes(device) // shared)
+    return min(sm_count(device) * per_sm, SIZE // 5)  # a program has up to 5 of the counters
+
+
+def period_of(N: int, itemsize: int) -> int:
+    """How many rows apart those are that start alike within the bytes in which memory is fetched."""
+    sector = SECTOR_BYTES // itemsize
+    return sector // math.gcd(N, sector)
+
+
+def grid_of(x: Tensor, matrices: int, config: dict[str, Any]) -> tuple[int, int, int]:
+    """All programs that can run at once, in groups of PARTS; or where none stays, one for each tile."""
+    M, N = x.shape
+    tiles = triton.cdiv(M, config["ROWS"])
+    if config["PARTS"] == 1 and config["STAGES"] == 1:
+        return tiles, 1, 1
+    groups = resident(config, matrices, x.device) // config["PARTS"]
+    # A group with edges whose weight is held goes from a row to the next one that starts alike.
+    period = period_of(N, x.element_size()) if config["EDGES"] and config["HELD"] and tiles > groups else 1
+    # All groups take the same number of tiles, but for the last round: none ends a tile late.
+    rounds = triton.cdiv(tiles, groups // period * period)
+    return triton.cdiv(triton.cdiv(tiles, rounds), period) * period * config["PARTS"], 1, 1
+
+
+def fits(x: Tensor, matrices: int, config: dict[str, Any]) -> bool:
+    """Whether the programs that share a row can all run at once."""
+    parts = triton.cdiv(x.shape[1] * x.element_size(), config["TILE_BYTES"])
+    return parts <= resident(config, matrices, x.device)
+
+
+def fitting(configs: list[triton.Config], args: dict[str, Any], **meta: Any) -> list[triton.Config]:
+    # As if there were a residual: a search's key has dtypes alone, of which residual and sum in fp32 are like those of
+    # weight and bias, so one result serves both.
+    return [config for config in configs if fits(args["x"], 2, config.all_kwargs())]
+
+
+@triton.jit
+def _load(pointers, mask, FULL: tl.constexpr, POLICY: tl.constexpr):
+    if FULL:
+        return tl.load(pointers, eviction_policy=POLICY)
+    else:  # noqa: RET505  # Triton would compile what follows all the same
+        return tl.load(pointers, mask=mask, other=0.0, eviction_policy=POLICY)
+
+
+@triton.jit
+def _chunks(pointers, masks, FULL: tl.constexpr, POLICY: tl.constexpr):
+    # A tuple of as many tiles as there are masks, one behind the other.
+    tiles = ()
+    for chunk in tl.static_range(len(masks)):
+        tiles += (_load(pointers + chunk * pointers.shape[0], masks[chunk], chunk < FULL, POLICY),)
+    return tiles
+
+
+@triton.jit
+def _rows(x, residual, added, masks, FULL: tl.constexpr):
+    # What is normalised: x, or with a residual the sum, rounded as it is returned.
+    tiles = _chunks(x, masks, FULL, "")
+    if residual is not None:
+        terms = _chunks(residual, masks, FULL, "")
+        sums = ()
+        for chunk in tl.static_range(len(masks)):
+            total = (tiles[chunk].to(tl.float32) + terms[chunk].to(tl.float32)).to(x.dtype.element_ty)
+            tl.store(added + chunk * added.shape[0], total, mask=None if chunk < FULL else masks[chunk])
+            sums += (total,)
+        tiles = sums
+    return tiles
+
+
+@triton.jit
+def _wide(tile, HOW: tl.constexpr):
+    # In fp32, by other instructions than what has been in fp32 before.
+    if COMPILED and (tile.dtype == tl.bfloat16 and tile.shape[-1] > 1):
+        tile = tl.inline_asm_elementwise(HOW, "=r,=r,r", [tile], tl.float32, is_pure=False, pack=2)
+    return tile.to(tl.float32)
+
+
+@triton.jit
+def _rsqrt(x):
+    # Triton's takes what is below 1e-38 for 0.
+    if COMPILED:
+        return tl.inline_asm_elementwise("rsqrt.approx.f32 $0, $1;", "=r,r", [x], tl.float32, is_pure=True, pack=1)
+    else:  # noqa: RET505  # Triton would compile what follows all the same
+        return tl.rsqrt(x)
+
+
+@triton.jit
+def _total(tiles):
+    # Of each place's elements.
+    total = _wide(tiles[0], WIDEN)
+    for chunk in tl.static_range(1, len(tiles)):
+        total += _wide(tiles[chunk], WIDEN)
+    return total
+
+
+@triton.jit
+def _squares(tiles, mean, masks, FULL: tl.constexpr, CENTERED: tl.constexpr):
+    # The sum of each place's squared distances. What lies behind the row was read as 0, which has a distance, too.
+    squares = tl.zeros_like(tiles[0]).to(tl.float32)
+    for chunk in tl.static_range(len(tiles)):
+        distance = _wide(tiles[chunk], WIDEN_AGAIN) - mean
+        if CENTERED and chunk >= FULL:
+            distance = tl.where(masks[chunk], distance, 0.0)
+        squares += distance * distance
+    return squares
+
+
+@triton.jit
+def _masks(limit, CHUNKS: tl.constexpr, BLOCK_N: tl.constexpr, VECTOR: tl.constexpr):
+    masks = ()
+    for chunk in tl.static_range(CHUNKS):
+        # One comparison a vector, so that it is loaded as one.
+        masks += ((chunk * BLOCK_N + tl.arange(0, BLOCK_N)) // VECTOR < limit,)
+    return masks
+
+
+@triton.jit
+def _from_two(vector, start, limit, FULL: tl.constexpr, VECTOR: tl.constexpr, BLOCK_N: tl.constexpr):
+    # [BLOCK_N] elements in fp32, the first of which lies anywhere in 16 bytes, and so each 16 bytes of ours in two of
+    # memory's. Those are loaded, 4 words each, and put in place by two words, by one, and by half a one.
+    PER_WORD: tl.constexpr = VECTOR // 4
+    SHAPE: tl.constexpr = (BLOCK_N // VECTOR, 2, 2)
+    index = tl.arange(0, BLOCK_N // VECTOR)[:, None]
+    words = vector.to(tl.pointer_type(tl.uint32)) + (start // VECTOR + index) * 4 + tl.arange(0, 4)[None, :]
+    w02, w13 = tl.split(_load(words, index < limit, FULL, "evict_last").reshape(SHAPE))
+    w46, w57 = tl.split(_load(words + 4, index < limit, FULL, "evict_last").reshape(SHAPE))
+    w0, w2 = tl.split(w02)
+    w1, w3 = tl.split(w13)
+    w4, w6 = tl.split(w46)
+    w5, w7 = tl.split(w57)
+    two = start % VECTOR // PER_WORD >= 2
+    w0, w1, w2 = tl.where(two, w2, w0), tl.where(two, w3, w1), tl.where(two, w4, w2)
+    w3, w4, w5 = tl.where(two, w5, w3), tl.where(two, w6, w4), tl.where(two, w7, w5)
+    one = start % VECTOR // PER_WORD % 2 == 1
+    w0, w1, w2 = tl.where(one, w1, w0), tl.where(one, w2, w1), tl.where(one, w3, w2)
+    w3, w4 = tl.where(one, w4, w3), tl.where(one, w5, w4)
+    if PER_WORD == 2:
+        half = start % 2 == 1
+        w0, w1 = tl.where(half, w0 >> 16 | w1 << 16, w0), tl.where(half, w1 >> 16 | w2 << 16, w1)
+        w2, w3 = tl.where(half, w2 >> 16 | w3 << 16, w2), tl.where(half, w3 >> 16 | w4 << 16, w3)
+    values = tl.join(tl.join(w0, w2), tl.join(w1, w3))
+    if PER_WORD == 2:
+        values = tl.join(values.to(tl.uint16), (values >> 16).to(tl.uint16))
+    return values.reshape((BLOCK_N,)).to(vector.dtype.element_ty, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def _vector(
+    vector, chunk: tl.constexpr, start, limit, mask,
+    FULL: tl.constexpr, HELD: tl.constexpr, VECTOR: tl.constexpr, EDGES: tl.constexpr,
+):  # fmt: skip
+    # A chunk of weight or bias in fp32: of a tuple of chunks that are HELD, or from memory.
+    BLOCK_N: tl.constexpr = mask.shape[0]
+    if HELD:
+        return _wide(vector[chunk], WIDEN_AGAIN)
+    elif EDGES:  # noqa: RET505  # Triton would compile what follows all the same
+        limit -= chunk * (BLOCK_N // VECTOR)
+        return _from_two(vector, start + chunk * BLOCK_N, limit, chunk < FULL, VECTOR, BLOCK_N)
+    else:
+        pointers = vector + start + chunk * BLOCK_N + tl.arange(0, BLOCK_N)
+        return _load(pointers, mask, chunk < FULL, "evict_last").to(tl.float32)
+
+
+@triton.jit
+def _write(
+    out, tiles, mean, rstd, weight, bias, start, limit, masks,
+    FULL: tl.constexpr, HELD: tl.constexpr, VECTOR: tl.constexpr, EDGES: tl.constexpr,
+):  # fmt: skip
+    for chunk in tl.static_range(len(tiles)):
+        # The difference is taken first: it is exact where the mean is large beside it.
+        values = (_wide(tiles[chunk], WIDEN_LAST) - mean) * rstd
+        if weight is not None:
+            values *= _vector(weight, chunk, start, limit, masks[chunk], FULL, HELD, VECTOR, EDGES)
+        if bias is not None:
+            values += _vector(bias, chunk, start, limit, masks[chunk], FULL, HELD, VECTOR, EDGES)
+        values = values.to(out.dtype.element_ty)
+        tl.store(out + chunk * out.shape[0], values, mask=None if chunk < FULL else masks[chunk])
+
+
+@triton.jit
+def _exchange(
+    part_mean, part_squares, words, part, turn, share, vectors, N,
+    CENTERED: tl.constexpr, PARTS: tl.constexpr, SLOTS: tl.constexpr, VECTOR: tl.constexpr,
+):  # fmt: skip
+    # words: [2, PARTS], each a mean and, lower, the squared distances from it, whose sign says which turn the word is
+    # of: turns alternate between the two rows of words, and each row between the signs. At first all words are 0.
+    # Nobody is overtaken: who publishes for turn + 2 has seen the words of all for turn + 1, and they had by then read
+    # those of turn.
+    tag = ((turn // 2 + 1) % 2).to(tl.int64) << 31
+    words += turn % 2 * PARTS
+    word = part_mean.to(tl.uint32, bitcast=True).to(tl.int64) << 32
+    word |= (part_squares.to(tl.uint32, bitcast=True) & 0x7FFFFFFF).to(tl.int64) | tag
+    # The word is all that others need to see, so there is nothing to release or to acquire.
+    tl.atomic_xchg(words + part, word, sem="relaxed", scope="gpu")
+
+    # A thread waits for each part's word.
+    slot = tl.arange(0, SLOTS)
+    address = tl.where(slot < PARTS, (words + slot).to(tl.int64), 0)
+    word = tl.inline_asm_elementwise(AWAIT, "=&l,l,l", [address, tag], tl.int64, is_pure=False, pack=1)
+    squares = (word & 0x7FFFFFFF).to(tl.int32).to(tl.float32, bitcast=True)
+    row_mean = part_mean
+    if CENTERED:
+        # Chan's formula for all parts at once: to the distances within each come those of the parts' means.
+        counts = tl.where(slot < PARTS, _count(slot, share, vectors, N, VECTOR), 0.0)
+        means = (word >> 32).to(tl.int32).to(tl.float32, bitcast=True)
+        row_mean = tl.sum(counts * means) / N
+        squares += counts * (means - row_mean) * (means - row_mean)
+    return row_mean, tl.sum(squares)
+
+
+@triton.jit
+def _count(part, share, vectors, N, VECTOR: tl.constexpr):
+    # Elements of a part; the first one has those that are in no vector, too.
+    count = tl.maximum(tl.minimum(share, vectors - part * share), 0) * VECTOR
+    return (count + tl.where(part == 0, N - vectors * VECTOR, 0)).to(tl.float32)
+
+
+@triton.jit
+def _spread(vector, col, mask, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, AT_ONCE: tl.constexpr, FULL: tl.constexpr):
+    # As many times as there are threads to load 16 bytes each: then it is laid out as the tile is, and only repeated.
+    pointers = (vector + col).broadcast_to((AT_ONCE, BLOCK_N))
+    values = _load(pointers, mask.broadcast_to((AT_ONCE, BLOCK_N)), FULL, "evict_last").to(tl.float32)
+    return values[None, :, :].broadcast_to((ROWS // AT_ONCE, AT_ONCE, BLOCK_N)).reshape((ROWS, BLOCK_N))
+
+
+@triton.jit
+def _short_rows(
+    x, weight, bias, residual, out, mean, rstd, added, M, N, stride_xm, stride_rm, eps, CENTERED: tl.constexpr,
+    STAGES: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, AT_ONCE: tl.constexpr, VECTOR: tl.constexpr,
+    FULL: tl.constexpr,
+):  # fmt: skip
+    col = tl.arange(0, BLOCK_N)[None, :]
+    # One comparison a vector, so that it is loaded as one.
+    mask = col // VECTOR < N // VECTOR
+    weights = None if weight is None else (_spread(weight, col, mask, ROWS, BLOCK_N, AT_ONCE, FULL),)
+    biases = None if bias is None else (_spread(bias, col, mask, ROWS, BLOCK_N, AT_ONCE, FULL),)
+    # Numbers of rows, and their offsets, have 64 bits; within a tile, offsets in out have 32.
+    start, step = tl.program_id(0).to(tl.int64) * ROWS, tl.num_programs(0).to(tl.int64) * ROWS
+    for first in tl.range(start, start + 1 if STAGES == 1 else M, 1 if STAGES == 1 else step, num_stages=STAGES):
+        # Behind the last row comes the last row once more: it gets the same values again.
+        row = tl.minimum(tl.arange(0, ROWS)[:, None], tl.minimum(M - 1 - first, ROWS).to(tl.int32))
+        # The compiler sees that an offset is a multiple of VECTOR.
+        x_rows = x + (first + row) * stride_xm // VECTOR * VECTOR + col
+        place = row * N // VECTOR * VECTOR + col
+        residual_rows = None if residual is None else residual + (first + row) * stride_rm // VECTOR * VECTOR + col
+        added_rows = None if residual is None else added + first * N // VECTOR * VECTOR + place
+        tiles = _rows(x_rows, residual_rows, added_rows, (mask,), FULL)
+        row_mean = tl.sum(_total(tiles), axis=1, keep_dims=True) * (1.0 / N) if CENTERED else 0.0
+        squares = tl.sum(_squares(tiles, row_mean, (mask,), FULL, CENTERED), axis=1, keep_dims=True)
+        row_rstd = _rsqrt(squares * (1.0 / N) + eps)
+        out_rows = out + first * N // VECTOR * VECTOR + place
+        _write(out_rows, tiles, row_mean, row_rstd, weights, biases, 0, 0, (mask,), FULL, True, VECTOR, False)
+        if CENTERED:
+            tl.store(mean + first + row, row_mean)
+        tl.store(rstd + first + row, row_rstd)
+
+
+@triton.jit
+def _inside(row, N, EDGES: tl.constexpr, VECTOR: tl.constexpr):
+    # How many elements come before a row's first vector, and how many vectors are complete. With EDGES the last one is
+    # not among them, so that weight and bias are not read behind their ends.
+    ALIGN: tl.constexpr = 2 * VECTOR
+    start = tl.cast(row, tl.int64) * N
+    head = (tl.cdiv(start, ALIGN) * ALIGN - start).to(tl.int32) if EDGES else 0
+    return head, ((N - head) // VECTOR - 1 if EDGES else N // VECTOR)
+
+
+@triton.jit
+def _edges(head, vectors, part, N, VECTOR: tl.constexpr):
+    # The first ALIGN places are before the first vector, the others behind the last one; the first part has them.
+    ALIGN: tl.constexpr = 2 * VECTOR
+    edge = tl.arange(0, 2 * ALIGN)
+    col = tl.where(edge < ALIGN, edge, head + vectors * VECTOR + edge - ALIGN)
+    return col, ((col < tl.where(edge < ALIGN, head, N)) & (part == 0),)
+
+
+@triton.jit
+def norm_rows(
+    x, weight, bias, residual, out, mean, rstd, added, counters, M, N, stride_xm, stride_rm, eps,
+    CENTERED: tl.constexpr, STAGES: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, AT_ONCE: tl.constexpr,
+    CHUNKS: tl.constexpr, PARTS: tl.constexpr, SLOTS: tl.constexpr, VECTOR: tl.constexpr, EDGES: tl.constexpr,
+    FULL: tl.constexpr, HELD: tl.constexpr,
+):  # fmt: skip
+    # x, residual: [M, N]; weight, bias: [N]; out, added: [M, N] contiguous; mean, rstd: [M]. What is not there is None.
+    # counters: words [groups, 2, PARTS], of 64 bits, then tickets [groups], all 0.
+    if ROWS > 1:
+        _short_rows(
+            x, weight, bias, residual, out, mean, rstd, added, M, N, stride_xm, stride_rm, eps,
+            CENTERED, STAGES, ROWS, BLOCK_N, AT_ONCE, VECTOR, FULL,
+        )  # fmt: skip
+        return
+
+    # PARTS programs are a group, which has one row at a time.
+    part, group, groups = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS, tl.num_programs(0) // PARTS
+    words = counters.to(tl.pointer_type(tl.int64)) + group * (2 * PARTS) if PARTS > 1 else None
+    # Columns count from the row's first vector, which is a multiple of ALIGN: with EDGES, of the 32 bytes in which
+    # memory is fetched. All parts have `share` vectors, but for the last.
+    ALIGN: tl.constexpr = 2 * VECTOR if EDGES else VECTOR
+    share = tl.cdiv(N // VECTOR, PARTS)
+    start = part * (share * VECTOR)
+    col = start + tl.arange(0, BLOCK_N)
+    if HELD:  # all rows of the group have the first one's head
+        head, vectors = _inside(group, N, EDGES, VECTOR)
+        masks = _masks(tl.minimum(share, vectors - part * share), CHUNKS, BLOCK_N, VECTOR)
+        if EDGES:
+            edge_col, edge_masks = _edges(head, vectors, part, N, VECTOR)
+            edge_weight = None if weight is None else _chunks(weight + edge_col, edge_masks, 0, "evict_last")
+            edge_bias = None if bias is None else _chunks(bias + edge_col, edge_masks, 0, "evict_last")
+        weight = None if weight is None else _chunks(weight + head + col, masks, FULL, "evict_last")
+        bias = None if bias is None else _chunks(bias + head + col, masks, FULL, "evict_last")
+    turn = 0
+    ONE: tl.constexpr = PARTS == 1 and STAGES == 1
+    # Only x and residual are to travel ahead.
+    AHEAD: tl.constexpr = STAGES if HELD else 1
+    for index in tl.range(group, group + 1 if ONE else M, 1 if ONE else groups, num_stages=AHEAD):
+        # Offsets, of 64 bits, rounded up to whole vectors; the compiler sees that.
+        row = tl.cast(index, tl.int64)
+        place = tl.cdiv(row * N, ALIGN) * ALIGN
+        if not HELD:
+            head, vectors = _inside(row, N, EDGES, VECTOR)
+        limit = tl.minimum(share, vectors - part * share)
+        masks = _masks(limit, CHUNKS, BLOCK_N, VECTOR)
+        x_row = x + tl.cdiv(row * stride_xm, ALIGN) * ALIGN + col
+        residual_row = None if residual is None else residual + tl.cdiv(row * stride_rm, ALIGN) * ALIGN + col
+        added_row = None if residual is None else added + place + col
+        tiles = _rows(x_row, residual_row, added_row, masks, FULL)
+        total = tl.sum(_total(tiles)) if CENTERED else 0.0
+        if EDGES:
+            if not HELD:
+                edge_col, edge_masks = _edges(head, vectors, part, N, VECTOR)
+            residual_edges = None if residual is None else residual + row * stride_rm + edge_col
+            added_edges = None if residual is None else added + row * N + edge_col
+            edges = _rows(x + row * stride_xm + edge_col, residual_edges, added_edges, edge_masks, 0)
+            total += tl.sum(_total(edges)) if CENTERED else 0.0
+        row_mean = total / tl.maximum(_count(part, share, vectors, N, VECTOR), 1.0) if PARTS > 1 else total / N
+        squares = tl.sum(_squares(tiles, row_mean, masks, FULL, CENTERED))
+        if EDGES:
+            squares += tl.sum(_squares(edges, row_mean, edge_masks, 0, CENTERED))
+        if PARTS > 1:
+            row_mean, squares = _exchange(
+                row_mean, squares, words, part, turn, share, vectors, N, CENTERED, PARTS, SLOTS, VECTOR
+            )
+            turn += 1
+        row_rstd = _rsqrt(squares * (1.0 / N) + eps)
+        _write(
+            out + place + col, tiles, row_mean, row_rstd, weight, bias, head + start, limit, masks,
+            FULL, HELD, VECTOR, EDGES,
+        )  # fmt: skip
+        if EDGES:
+            if not HELD:
+                edge_weight = None if weight is None else _chunks(weight + edge_col, edge_masks, 0, "evict_last")
+                edge_bias = None if bias is None else _chunks(bias + edge_col, edge_masks, 0, "evict_last")
+            edges_out = out + row * N + edge_col
+            _write(
+                edges_out, edges, row_mean, row_rstd, edge_weight, edge_bias, 0, 0, edge_masks, 0, True, VECTOR, False
+            )
+        if CENTERED:
+            tl.store(mean + row, row_mean, mask=part == 0)
+        tl.store(rstd + row, row_rstd, mask=part == 0)
+
+    if PARTS > 1:
+        # All of this program's threads are done waiting. Whoever of its group leaves last puts everything back to 0.
+        tl.debug_barrier()
+        ticket = counters + 4 * tl.num_programs(0) + group
+        if tl.atomic_add(ticket, 1, sem="acq_rel", scope="gpu") == PARTS - 1:
+            slot = tl.arange(0, 2 * SLOTS)
+            tl.store(words + slot, tl.zeros_like(slot).to(tl.int64), mask=slot < 2 * PARTS)
+            tl.store(ticket, 0)
+
+
+@triton.autotune(
+    CONFIGS, key=["N"], prune_configs_by={"early_config_prune": fitting}, cache_results=True, do_bench=tuning.bench
+)
+@triton.heuristics(DIVIDED)
+@triton.jit
+def layer_norm_v06_cooperative_kernel(
+    x, weight, bias, residual, out, mean, rstd, added, counters, M, N, stride_xm, stride_rm, eps, WIDE: tl.constexpr,
+    TILE_BYTES: tl.constexpr, PER_SM: tl.constexpr, STAGES: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, AT_ONCE: tl.constexpr, CHUNKS: tl.constexpr, PARTS: tl.constexpr,
+    SLOTS: tl.constexpr, VECTOR: tl.constexpr, EDGES: tl.constexpr, FULL: tl.constexpr, HELD: tl.constexpr,
+):  # fmt: skip
+    norm_rows(
+        x, weight, bias, residual, out, mean, rstd, added, counters, M, N, stride_xm, stride_rm, eps, True,
+        STAGES, ROWS, BLOCK_N, AT_ONCE, CHUNKS, PARTS, SLOTS, VECTOR, EDGES, FULL, HELD,
+    )  # fmt: skip
+
+
+_plans: dict[tuple[Any, ...], tuple[plans.Plan, bool]] = {}  # and whether programs share rows, by counters
+
+
+def layer_norm_v06_cooperative(
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    *,
+    eps: float = 1e-5,
+    out: tuple[Tensor, ...],
+) -> None:
+    """out = y, mean, rstd, and with a residual x + residual, of which y is then the norm; fp32, bf16 or fp16.
+
+    x, residual: [M, N], contiguous rows; weight, bias: [N]; y and the sum: [M, N]; mean and rstd: [M], fp32.
+    """
+    y, mean, rstd, added = out if residual is not None else (*out, None)
+    tensors = x, weight, bias, residual, y, mean, rstd, added
+    if not launch(layer_norm_v06_cooperative_kernel, "layer_norm/v06_cooperative", x, residual, tensors, eps):
+        layer_norm_v02_welford(x, weight, bias, residual, eps=eps, out=out)
+
+
+def launch(
+    tuned: Autotuner, step: str, x: Tensor, residual: Tensor | None, tensors: tuple[Tensor | None, ...], eps: float
+) -> bool:
+    """Run a step's kernel on its tensors, x and residual among them; False if it cannot: rows are too long."""
+    stride_rm = None if residual is None else residual.stride(0)
+    aligned = tuple([None if each is None else each.data_ptr() % SECTOR_BYTES for each in tensors])
+    key = step, x.shape, x.stride(0), stride_rm, x.dtype, eps, aligned, x.get_device()
+    known = _plans.get(key)
+    if known is not None and not tuning.is_recording():
+        plan, shares = known
+        plan(*tensors, counter(x.device) if shares else None)
+        return True
+    M, N = x.shape
+    if M == 0:
+        return True
+    matrices = 1 if residual is None else 2
+    kernel, config = tuning.choose(tuned, step, tuning.problem_of(M, N, dtype=x.dtype), x.device)
+    if not (fits(x, matrices, config) if config else fitting(CONFIGS, {"x": x})):
+        return False
+    known = _first(kernel, config, x, residual, tensors, eps)
+    if known is not None:
+        plans.keep(_plans, key, known)
+    return True
+
+
+def _first(
+    kernel: Any,
+    config: dict[str, Any],
+    x: Tensor,
+    residual: Tensor | None,
+    tensors: tuple[Tensor | None, ...],
+    eps: float,
+) -> tuple[plans.Plan, bool] | None:
+    """Run a problem that has no plan, and make one, unless it is interpreted or captured."""
+    (M, N), matrices = x.shape, 1 if residual is None else 2
+    strides = (x.stride(0), residual.stride(0) if residual is not None else 0) if M > 1 else (N, N)
+    places = [each.data_ptr() for each in tensors if each is not None and each.dim() == 2]
+    places += [(stride - N) * x.element_size() for stride in strides[:matrices]]
+    unit = SECTOR_BYTES if N * x.element_size() % VECTOR_BYTES else VECTOR_BYTES
+    wide = all(place % unit == 0 for place in places)
+    if unit == SECTOR_BYTES:  # rows start anywhere, and meet weight and bias at every place: those are read in words
+        vectors = [each.data_ptr() for each in tensors if each is not None and each.dim() == 1]
+        wide = wide and all(place % WORD_BYTES == 0 for place in vectors)
+    constants: dict[str, Any] = {"WIDE": wide}
+    grid = lambda config: grid_of(x, matrices, config)  # noqa: E731
+    if not config:
+        kernel[grid](*tensors, counter(x.device), M, N, *strides, eps, **constants)
+        kernel, config = kernel.fn, kernel.best_config.all_kwargs()
+    constants |= config
+    shares = launched(dict(zip(kernel.arg_names, tensors, strict=False)) | constants | {"N": N})["PARTS"] > 1
+    counters = counter(x.device) if shares else None
+    plan = plans.launch(kernel, grid, (*tensors, counters), (M, N, *strides, eps), constants)
+    return None if plan is None else (plan, shares)

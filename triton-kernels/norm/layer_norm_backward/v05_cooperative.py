@@ -1,0 +1,534 @@
+"""layer_norm_backward v05_cooperative: programs that are all resident share a row too long for one of them.
+
+Change:   a row longer than a program's tile is divided into PARTS. The program of each publishes its two sums, and goes
+          on with the next row; only then it waits for the sums of the others, and writes its part of the row before.
+          Shorter rows are treated as in v03. Where N is odd, every group of programs takes rows that start at the same
+          place within 16 bytes, and a thread has the same columns of all of them: elements are taken 16 bytes at a
+          time, but for a few at both ends.
+Why:      as softmax_backward's v05: a cooperative launch promises that all programs run at once, so one may wait for
+          another's numbers. What v03 reads twice is read once, and rows may be as long as the registers of the whole
+          GPU allow. The way through L2 takes about as long as a program needs for a row, so it is hidden behind one.
+Counter:  time stays where rows are short, but rises by 13 % where they are few, and falls where they are long or odd.
+Requires: rows whose elements are contiguous, at any distance from each other. Where the rows of dout, x, dadded and dx
+          are not aligned alike, and of short rows where N is odd, elements are taken one by one. Rows too long for all
+          programs that can run at once are v01's.
+Source:   a value and its flag in one word that others wait for: Merrill and Garland, "Single-pass Parallel Prefix Scan
+          with Decoupled Look-back" (NVIDIA technical report NVR-2016-002).
+Twin:     none, see the spec
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.compiler import CompiledKernel
+
+from kernel_twins._triton.lib import tuning
+from kernel_twins._triton.lib.device import shared_bytes, sm_count
+from kernel_twins._triton.lib.workspace import SIZE, counter
+from kernel_twins._triton.norm.layer_norm_backward.v01_rows_then_columns import (
+    add_up,
+    layer_norm_backward_v01_rows_then_columns,
+    summing,
+)
+from kernel_twins._triton.norm.layer_norm_backward.v02_persistent import MOST_REGISTERS, REGISTERS, row_sums
+
+VECTOR_BYTES = 16
+PLANS = 4096  # that are kept
+
+# The word at an address, as soon as its lowest bit is as given; 0 for address 0.
+AWAIT = tl.constexpr("""{
+    .reg .pred %done;
+    .reg .b32 %low, %high;
+    mov.b64 $0, 0;
+    setp.eq.b64 %done, $1, 0;
+AGAIN:
+    @%done bra END;
+    ld.relaxed.gpu.global.b64 $0, [$1];
+    mov.b64 {%low, %high}, $0;
+    xor.b32 %low, %low, $2;
+    and.b32 %low, %low, 1;
+    setp.eq.b32 %done, %low, 0;
+    bra AGAIN;
+END:
+}""")
+TURNS = tl.constexpr(4)  # whose words are kept
+
+# Of elements of 16 bits, a thread has 16 or 32. Registers are rationed for PER_SM programs; they are dealt out by 8.
+CONFIGS = [
+    triton.Config(
+        {"TILE_BYTES": size, "PER_SM": per_sm, "STAGES": stages},
+        num_warps=warps,
+        maxnreg=min(REGISTERS // (per_sm * warps * 32) // 8 * 8, MOST_REGISTERS),
+    )
+    for size, per_sm, stages, warps in (
+        (8192, 2, 3, 8), (2048, 8, 3, 2), (4096, 4, 2, 4), (4096, 4, 3, 4), (8192, 2, 2, 8), (8192, 2, 4, 8),
+        (16384, 1, 2, 16), (16384, 1, 3, 16), (2048, 8, 3, 1), (4096, 4, 3, 2), (8192, 2, 3, 4), (16384, 1, 3, 8),
+        (2048, 12, 3, 1), (4096, 6, 3, 2),
+    )
+]  # fmt: skip
+OWN_CONFIGS = CONFIGS[:-2]  # the last two are rms_norm_backward's: the sums of two gradients do not fit their registers
+
+
+@triton.jit
+def _sums(gradient, xhat, CENTERED: tl.constexpr):
+    # Of every row: of gradient * xhat, and of gradient, for which only layer_norm asks.
+    product = gradient * xhat
+    if CENTERED:
+        product_sum, gradient_sum = row_sums(product, gradient)
+    else:
+        product_sum = tl.sum(product, axis=1, keep_dims=True)
+        gradient_sum = tl.zeros_like(product_sum)
+    return product_sum, gradient_sum
+
+
+@triton.jit
+def _weighted(gradient, xhat, weights, dweight, dbias, CENTERED: tl.constexpr):
+    # The gradient of xhat, and the sums of columns with what this tile adds.
+    if weights is not None:
+        dweight += gradient * xhat
+        if CENTERED:
+            dbias += gradient
+        gradient *= weights
+    return gradient, dweight, dbias
+
+
+@triton.jit
+def _store_sums(place, dweight, dbias, distance, mask, CENTERED: tl.constexpr):
+    tl.store(place, dweight, mask=mask)
+    if CENTERED:
+        tl.store(place + distance, dbias, mask=mask)
+
+
+@triton.jit
+def _rounded_up(start, VECTOR: tl.constexpr):
+    # To whole vectors; the compiler sees that.
+    return tl.cdiv(start, VECTOR) * VECTOR
+
+
+@triton.jit
+def _words(matrix, start, word, mask, PAIR: tl.constexpr):
+    # Of a row, words as they are in memory: with PAIR = 2, two elements of 16 bits in one of 32. From one row to the
+    # next, elements by themselves would take a register each.
+    if PAIR > 1:
+        matrix = matrix.to(tl.pointer_type(tl.uint32))
+    return tl.load(matrix + start // PAIR + word, mask=mask, other=0)
+
+
+@triton.jit
+def _values(words, dtype: tl.constexpr, PAIR: tl.constexpr):
+    # Their elements in fp32.
+    if PAIR == 1:
+        values = words.to(tl.float32)
+    elif dtype == tl.bfloat16:
+        even, odd = (words << 16).to(tl.float32, bitcast=True), (words & 0xFFFF0000).to(tl.float32, bitcast=True)
+        values = tl.reshape(tl.join(even, odd), (1, 2 * words.shape[1]))
+    else:
+        pairs = tl.join((words & 0xFFFF).to(tl.uint16), (words >> 16).to(tl.uint16))
+        values = tl.reshape(pairs, (1, 2 * words.shape[1])).to(dtype, bitcast=True).to(tl.float32)
+    return values
+
+
+@triton.jit
+def _edges(matrix, start, col, mask, VECTOR: tl.constexpr):
+    return tl.load(matrix + _rounded_up(start, VECTOR) + col, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _publish(product_sum, gradient_sum, words, part, turn, PARTS: tl.constexpr):
+    # words: [TURNS, PARTS], each a part's two sums. The last bit of the lower one says which turn the word is of: it
+    # alternates from one use of the word to the next, and at first all words are 0. The word is all that others need to
+    # see, so there is nothing to release or to acquire.
+    high = product_sum.to(tl.uint32, bitcast=True).to(tl.int64) << 32
+    low = (gradient_sum.to(tl.uint32, bitcast=True) & 0xFFFFFFFE).to(tl.int64)
+    place = words + turn % TURNS * PARTS + part + tl.zeros((1, 1), dtype=tl.int32)
+    tl.atomic_xchg(place, high | low | turn // TURNS % 2, sem="relaxed", scope="gpu")
+
+
+@triton.jit
+def _await(words, turn, PARTS: tl.constexpr, SLOTS: tl.constexpr):
+    # The sums of all parts. Nobody is overtaken: who publishes for turn + TURNS has had the words of all for turn + 2,
+    # and before those were published, everybody had read the words of turn.
+    slot = tl.arange(0, SLOTS)[None, :]
+    address = tl.where(slot < PARTS, (words + turn % TURNS * PARTS + slot).to(tl.int64), 0)
+    tag = turn // TURNS % 2
+    word = tl.inline_asm_elementwise(AWAIT, "=&l,l,r", [address, tag], tl.int64, is_pure=False, pack=1)
+    product_sums = (word >> 32).to(tl.int32).to(tl.float32, bitcast=True)
+    gradient_sums = (word & 0xFFFFFFFE).to(tl.int32).to(tl.float32, bitcast=True)
+    return row_sums(product_sums, gradient_sums)
+
+
+@triton.jit
+def _leave(counters, words, group, PARTS: tl.constexpr, SLOTS: tl.constexpr):
+    # All of this program's threads are done waiting. Whoever of its group leaves last puts everything back to 0.
+    tl.debug_barrier()
+    ticket = counters + 2 * TURNS * tl.num_programs(0) + group
+    if tl.atomic_add(ticket, 1, sem="acq_rel", scope="gpu") == PARTS - 1:
+        slot = tl.arange(0, TURNS * SLOTS)
+        tl.store(words + slot, tl.zeros_like(slot).to(tl.int64), mask=slot < TURNS * PARTS)
+        tl.store(ticket, 0)
+
+
+@triton.jit
+def _shared_rows(
+    dout, x, mean, rstd, weight, dadded, dx, partials, counters, M, N, stride_dm, stride_xm, stride_am,
+    STAGES: tl.constexpr, BLOCK_N: tl.constexpr, PARTS: tl.constexpr, SLOTS: tl.constexpr, VECTOR: tl.constexpr,
+    EDGES: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    CENTERED: tl.constexpr = mean is not None
+    dtype: tl.constexpr = x.dtype.element_ty
+    PAIR: tl.constexpr = 2 if dtype.primitive_bitwidth == 16 and VECTOR > 1 else 1
+    # PARTS programs are a group, which has one row at a time.
+    part, group = tl.program_id(0) % PARTS, (tl.program_id(0) // PARTS).to(tl.int64)
+    groups = (tl.num_programs(0) // PARTS).to(tl.int64)
+    words = counters.to(tl.pointer_type(tl.int64)) + group * (TURNS * PARTS)
+    # Columns count from the row's first whole vector of 16 bytes, before which it has `head` elements. All rows of the
+    # group start alike. All parts have `share` vectors, but for the last.
+    head = ((VECTOR - group * N % VECTOR) % VECTOR).to(tl.int32) if EDGES else 0
+    share, vectors = tl.cdiv(N // VECTOR, PARTS), (N - head) // VECTOR
+    mine, first = tl.minimum(share, vectors - part * share), part * (share * VECTOR)
+    place, word = tl.arange(0, BLOCK_N)[None, :], tl.arange(0, BLOCK_N // PAIR)[None, :]
+    # One comparison a vector, so that it is loaded as one.
+    held, held_words = place // VECTOR < mine, word // (VECTOR // PAIR) < mine
+    weights = None if weight is None else tl.load(weight + (head + first) + place, mask=held, other=0.0).to(tl.float32)
+    dweight, dbias = tl.zeros((1, BLOCK_N), dtype=tl.float32), tl.zeros((1, BLOCK_N), dtype=tl.float32)
+    if EDGES:
+        # The first part has the edges, too: VECTOR places before the first vector, and as many behind the last one.
+        # They are too narrow for a copy, and are loaded a row ahead.
+        edge = tl.arange(0, 2 * VECTOR)[None, :]
+        edge_col = tl.where(edge < VECTOR, edge - head, vectors * VECTOR + edge - VECTOR)
+        edge_held = (edge_col < tl.where(edge < VECTOR, 0, N - head)) & (part == 0)
+        at_edges = None if weight is None else weight + head + edge_col
+        edge_weights = None if weight is None else tl.load(at_edges, mask=edge_held, other=0.0).to(tl.float32)
+        edge_dout = _edges(dout, group * stride_dm, edge_col, edge_held & (group < M), VECTOR)
+        edge_x = _edges(x, group * stride_xm, edge_col, edge_held & (group < M), VECTOR)
+        nothing = tl.zeros((1, 2 * VECTOR), dtype=tl.float32)
+        edge_dweight, edge_dbias, edge_before, edge_xhat_before = nothing, nothing, nothing, nothing
+
+    # The row before: its result is due when the sums of all parts are there. Before the first one there is none.
+    nowhere = tl.zeros((1, BLOCK_N // PAIR), dtype=tl.uint32 if PAIR > 1 else dtype)
+    dout_before, x_before = nowhere, nowhere
+    mean_before, rstd_before = tl.zeros((1, 1), dtype=tl.float32), tl.zeros((1, 1), dtype=tl.float32)
+    turn = TURNS  # the turn before is that of words that are 0
+    for row in tl.range(group, M + groups, groups, num_stages=STAGES):
+        # Offsets have 64 bits. Behind the last row comes one of zeros, in the turn of which the last one is written.
+        inside = row < M
+        mask = inside if EVEN else held_words & inside
+        dout_words = _words(dout, first + _rounded_up(row * stride_dm, VECTOR), word, mask, PAIR)
+        x_words = _words(x, first + _rounded_up(row * stride_xm, VECTOR), word, mask, PAIR)
+        one = row + tl.zeros((1, 1), dtype=tl.int64)  # a tensor, of which a copy travels ahead, too
+        row_mean = tl.load(mean + one, mask=inside, other=0.0) if CENTERED else 0.0
+        row_rstd = tl.load(rstd + one, mask=inside, other=0.0)
+        xhat = (_values(x_words, dtype, PAIR) - row_mean) * row_rstd
+        gradient = _values(dout_words, dtype, PAIR)
+        gradient, dweight, dbias = _weighted(gradient, xhat, weights, dweight, dbias, CENTERED)
+        product_sum, gradient_sum = _sums(gradient, xhat, CENTERED)
+        if EDGES:
+            edge_xhat = (edge_x - row_mean) * row_rstd
+            edge_gradient, edge_dweight, edge_dbias = _weighted(
+                edge_dout, edge_xhat, edge_weights, edge_dweight, edge_dbias, CENTERED
+            )
+            product_sum += tl.sum(edge_gradient * edge_xhat)
+            if CENTERED:
+                gradient_sum += tl.sum(edge_gradient)
+            ahead = row + groups
+            edge_dout = _edges(dout, ahead * stride_dm, edge_col, edge_held & (ahead < M), VECTOR)
+            edge_x = _edges(x, ahead * stride_xm, edge_col, edge_held & (ahead < M), VECTOR)
+        _publish(product_sum, gradient_sum, words, part, turn, PARTS)
+
+        product_sum, gradient_sum = _await(words, turn - 1, PARTS, SLOTS)
+        product_mean, gradient_mean = product_sum / N, gradient_sum / N
+        xhat = (_values(x_before, dtype, PAIR) - mean_before) * rstd_before
+        gradient = _values(dout_before, dtype, PAIR)
+        if weight is not None:
+            gradient *= weights
+        result = rstd_before * (gradient - gradient_mean - xhat * product_mean)
+        before = row - groups
+        mask = before >= 0 if EVEN else held & (before >= 0)
+        if dadded is not None:
+            more = dadded + (first + _rounded_up(before * stride_am, VECTOR)) + place
+            result += tl.load(more, mask=mask, other=0.0).to(tl.float32)
+        tl.store(dx + (first + _rounded_up(before * N, VECTOR)) + place, result.to(dtype), mask=mask)
+        if EDGES:
+            mask = edge_held & (before >= 0)
+            result = rstd_before * (edge_before - gradient_mean - edge_xhat_before * product_mean)
+            if dadded is not None:
+                result += _edges(dadded, before * stride_am, edge_col, mask, VECTOR)
+            tl.store(dx + _rounded_up(before * N, VECTOR) + edge_col, result.to(dtype), mask=mask)
+            edge_before, edge_xhat_before = edge_gradient, edge_xhat
+        dout_before, x_before, rstd_before = dout_words, x_words, row_rstd
+        mean_before = row_mean if CENTERED else mean_before
+        turn += 1
+
+    if weight is not None:
+        partials += group * N + head
+        _store_sums(partials + first + place, dweight, dbias, groups * N, held, CENTERED)
+        if EDGES:
+            _store_sums(partials + edge_col, edge_dweight, edge_dbias, groups * N, edge_held, CENTERED)
+    _leave(counters, words, group, PARTS, SLOTS)
+
+
+@triton.jit
+def _whole_rows(
+    dout, x, mean, rstd, weight, dadded, dx, partials, M, N, stride_dm, stride_xm, stride_am,
+    STAGES: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, VECTOR: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    CENTERED: tl.constexpr = mean is not None
+    program, count = tl.program_id(0).to(tl.int64), tl.num_programs(0).to(tl.int64)
+    col = tl.broadcast_to(tl.arange(0, BLOCK_N)[None, :], (ROWS, BLOCK_N))
+    held = col // VECTOR < N // VECTOR
+    # Of every row of the tile, so that threads have it as they have the rows.
+    weights = None if weight is None else tl.load(weight + col, mask=held, other=0.0).to(tl.float32)
+    dweight, dbias = tl.zeros((ROWS, BLOCK_N), dtype=tl.float32), tl.zeros((ROWS, BLOCK_N), dtype=tl.float32)
+    for first in tl.range(program * ROWS, M, count * ROWS, num_stages=STAGES):
+        # Offsets, of 64 bits, in whole vectors; the compiler sees that.
+        row = first + tl.arange(0, ROWS)[:, None]
+        inside = row < M
+        mask = inside if EVEN else inside & held
+        gradient = tl.load(dout + row * stride_dm // VECTOR * VECTOR + col, mask=mask, other=0.0).to(tl.float32)
+        values = tl.load(x + row * stride_xm // VECTOR * VECTOR + col, mask=mask, other=0.0).to(tl.float32)
+        row_mean = tl.load(mean + row, mask=inside, other=0.0) if CENTERED else 0.0
+        row_rstd = tl.load(rstd + row, mask=inside, other=0.0)
+        xhat = (values - row_mean) * row_rstd
+        gradient, dweight, dbias = _weighted(gradient, xhat, weights, dweight, dbias, CENTERED)
+        product_sum, gradient_sum = _sums(gradient, xhat, CENTERED)
+        result = row_rstd * (gradient - gradient_sum / N - xhat * (product_sum / N))
+        if dadded is not None:
+            more = tl.load(dadded + row * stride_am // VECTOR * VECTOR + col, mask=mask, other=0.0)
+            result += more.to(tl.float32)
+        tl.store(dx + row * N // VECTOR * VECTOR + col, result.to(dx.dtype.element_ty), mask=mask)
+    if weight is not None:
+        place = tl.arange(0, BLOCK_N)
+        partials += program * N + place
+        _store_sums(partials, tl.sum(dweight, axis=0), tl.sum(dbias, axis=0), count * N, place < N, CENTERED)
+
+
+@triton.jit
+def _backward(
+    dout, x, mean, rstd, weight, dadded, dx, partials, counters, M, N, stride_dm, stride_xm, stride_am,
+    STAGES: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, PARTS: tl.constexpr, SLOTS: tl.constexpr,
+    VECTOR: tl.constexpr, EDGES: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    if PARTS > 1:
+        _shared_rows(
+            dout, x, mean, rstd, weight, dadded, dx, partials, counters, M, N, stride_dm, stride_xm, stride_am,
+            STAGES, BLOCK_N, PARTS, SLOTS, VECTOR, EDGES, EVEN,
+        )  # fmt: skip
+    else:
+        _whole_rows(
+            dout, x, mean, rstd, weight, dadded, dx, partials, M, N, stride_dm, stride_xm, stride_am,
+            STAGES, ROWS, BLOCK_N, VECTOR, EVEN,
+        )  # fmt: skip
+
+
+def resident(config: dict[str, Any], device: torch.device) -> int:
+    """How many programs can run at once."""
+    # The stages of three matrices, as dadded may be there; the reductions take a little, and CUDA reserves 1 KiB.
+    shared = 3 * (config["STAGES"] - 1) * config["TILE_BYTES"] + 4096
+    return sm_count(device) * min(config["PER_SM"], shared_bytes(device) // shared)
+
+
+def sharing(config: dict[str, Any], device: torch.device) -> int:
+    """How many of them can share rows: 1 in the interpreter, where they run one after the other."""
+    if device.type == "cpu":
+        return 1
+    return min(resident(config, device), SIZE // (2 * TURNS.value + 1))  # words of two counters, and a ticket
+
+
+def divided(N: int, itemsize: int, wide: bool, config: dict[str, Any], device: torch.device) -> dict[str, int]:
+    """How rows of N elements become tiles: ROWS side by side, or PARTS of one."""
+    tile, vector = config["TILE_BYTES"] // itemsize, VECTOR_BYTES // itemsize
+    parts = triton.cdiv(N, tile)
+    # A row that does not start with a vector may have a piece of one more. There must be a group for every such start.
+    ragged_parts = triton.cdiv(triton.cdiv(N, vector) + 1, tile // vector)
+    edges = wide and parts > 1 and N % vector > 0 and ragged_parts * vector <= sharing(config, device)
+    if edges:
+        parts = ragged_parts
+    block = min(triton.next_power_of_2(N), tile)
+    return {
+        "ROWS": tile // block, "BLOCK_N": block, "PARTS": parts, "SLOTS": triton.next_power_of_2(parts),
+        "VECTOR": vector if edges or (wide and N % vector == 0) else 1, "EDGES": edges, "EVEN": parts * block == N,
+    }  # fmt: skip
+
+
+def launched(args: dict[str, Any]) -> dict[str, int]:
+    return divided(args["N"], args["dout"].element_size(), args["WIDE"], args, args["dout"].device)
+
+
+DIVIDED: dict[str, Any] = {
+    name: lambda args, name=name: launched(args)[name]
+    for name in ("ROWS", "BLOCK_N", "PARTS", "SLOTS", "VECTOR", "EDGES", "EVEN")
+}
+if not triton.knobs.runtime.interpret:
+    DIVIDED["launch_cooperative_grid"] = lambda args: args["PARTS"] > 1
+
+
+def grid_of(M: int, config: dict[str, Any], device: torch.device) -> tuple[int, int, int]:
+    """All programs that can run at once, in groups of PARTS, or fewer that need as many rounds: none ends one late."""
+    tiles, parts, vector = triton.cdiv(M, config["ROWS"]), config["PARTS"], config["VECTOR"]
+    most = resident(config, device) if parts == 1 else sharing(config, device) // parts
+    if config["EDGES"]:
+        most = most // vector * vector
+    rounds = triton.cdiv(tiles, most)
+    groups = triton.cdiv(tiles, rounds)
+    if config["EDGES"] and rounds > 1:  # all rows of a group start alike
+        groups = triton.cdiv(groups, vector) * vector
+    return groups * parts, 1, 1
+
+
+def fits(N: int, itemsize: int, config: dict[str, Any], device: torch.device) -> bool:
+    """Whether the programs that share a row can all run at once."""
+    return triton.cdiv(N * itemsize, config["TILE_BYTES"]) <= sharing(config, device)
+
+
+def fitting(configs: list[triton.Config], args: dict[str, Any], **meta: Any) -> list[triton.Config]:
+    dout = args["dout"]
+    return [each for each in configs if fits(args["N"], dout.element_size(), each.all_kwargs(), dout.device)]
+
+
+@triton.autotune(
+    OWN_CONFIGS, key=["N"], prune_configs_by={"early_config_prune": fitting}, cache_results=True, do_bench=tuning.bench
+)
+@triton.heuristics(DIVIDED)
+@triton.jit
+def layer_norm_backward_v05_cooperative_kernel(
+    dout, x, mean, rstd, weight, dadded, dx, partials, counters, M, N, stride_dm, stride_xm, stride_am,
+    WIDE: tl.constexpr, TILE_BYTES: tl.constexpr, PER_SM: tl.constexpr, STAGES: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, PARTS: tl.constexpr, SLOTS: tl.constexpr,
+    VECTOR: tl.constexpr, EDGES: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    # dout, x, dadded: [M, N]; mean, rstd: [M]; weight: [N]; dx: [M, N] contiguous; partials: [2, groups, N], of dweight
+    # and dbias; counters: words [groups, TURNS, PARTS], of 64 bits, then tickets [groups], all 0. What is not there is
+    # None.
+    _backward(
+        dout, x, mean, rstd, weight, dadded, dx, partials, counters, M, N, stride_dm, stride_xm, stride_am,
+        STAGES, ROWS, BLOCK_N, PARTS, SLOTS, VECTOR, EDGES, EVEN,
+    )  # fmt: skip
+
+
+class Plan(NamedTuple):
+    """What a call does that differs from an earlier one in nothing but the values, and addresses as aligned."""
+
+    kernel: CompiledKernel
+    grid: tuple[int, int, int]
+    shares: bool  # rows among programs, for which it needs counters
+    arguments: tuple[Any, ...]  # those behind counters
+    groups: int
+    sum_kernel: CompiledKernel | None
+    sum_grid: tuple[int, int, int]
+    sum_arguments: tuple[Any, ...]  # those behind dbias
+
+
+_plans: dict[tuple[Any, ...], Plan] = {}
+
+
+def layer_norm_backward_v05_cooperative(
+    dout: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None = None,
+    dadded: Tensor | None = None,
+    *,
+    out: Tensor | tuple[Tensor, ...],
+) -> None:
+    """out = dx, dweight and dbias, or without a weight dx alone; fp32, bf16 or fp16.
+
+    dout, x, and dadded, the gradient of x + residual: [M, N], contiguous rows; mean, rstd: [M], fp32; weight, dweight,
+    dbias: [N]; dx: [M, N].
+    """
+    launch(
+        layer_norm_backward_v05_cooperative_kernel,
+        "layer_norm_backward/v05_cooperative",
+        lambda: layer_norm_backward_v01_rows_then_columns(dout, x, mean, rstd, weight, dadded, out=out),
+        (dout, x, mean, rstd, weight, dadded),
+        out,
+    )
+
+
+Inputs = tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None, Tensor | None]
+
+
+def launch(
+    kernel: Any, step: str, otherwise: Callable[[], None], inputs: Inputs, out: Tensor | tuple[Tensor, ...]
+) -> None:
+    """Compute the gradients of layer_norm, or without a mean those of rms_norm.
+
+    ``kernel`` is the autotuner of ``step``; ``otherwise`` is called where rows are too long for it.
+    """
+    dout, x, _, _, _, dadded = inputs
+    dx, *sums = out if isinstance(out, tuple) else (out,)
+    aligned = tuple(each is None or each.data_ptr() % VECTOR_BYTES == 0 for each in (*inputs, dx, *sums))
+    strides = dout.stride(0), x.stride(0), None if dadded is None else dadded.stride(0)
+    key = step, dout.shape, strides, dout.dtype, aligned, dout.get_device()
+    plan = _plans.get(key)
+    if plan is None or tuning.is_recording():
+        plan = _first(kernel, step, otherwise, inputs, dx, sums, aligned)
+        if plan is not None:
+            if len(_plans) == PLANS:
+                _plans.clear()
+            _plans[key] = plan
+        return
+    partials = _partials(dout, sums, plan.groups)
+    plan.kernel[plan.grid](*inputs, dx, partials, counter(dout.device) if plan.shares else None, *plan.arguments)
+    if plan.sum_kernel is not None:
+        dweight, dbias = sums if len(sums) == 2 else (sums[0], None)
+        plan.sum_kernel[plan.sum_grid](partials, dweight, dbias, *plan.sum_arguments)
+
+
+def _partials(dout: Tensor, sums: list[Tensor], groups: int) -> Tensor | None:
+    """What every group adds up, for each of the sums over all rows."""
+    return torch.empty((len(sums), groups, dout.shape[1]), dtype=torch.float32, device=dout.device) if sums else None
+
+
+def _first(
+    kernel: Any,
+    step: str,
+    otherwise: Callable[[], None],
+    inputs: Inputs,
+    dx: Tensor,
+    sums: list[Tensor],
+    aligned: tuple[bool, ...],
+) -> Plan | None:
+    """Run a problem that has no plan, and make one, unless it is empty, interpreted or captured."""
+    dout, x, _, _, _, dadded = inputs
+    (M, N), device, itemsize = dout.shape, dout.device, dout.element_size()
+    if M == 0 or N == 0:
+        for each in sums:
+            each.zero_()
+        return None
+    kernel, config = tuning.choose(kernel, step, tuning.problem_of(M, N, dtype=dout.dtype), device)
+    candidates = [config] if config else [each.all_kwargs() for each in kernel.configs]
+    fit = [each for each in candidates if fits(N, itemsize, each, device)]
+    if not fit:
+        otherwise()
+        return None
+    strides = tuple(0 if each is None else each.stride(0) if M > 1 else N for each in (dout, x, dadded))
+    matrices = ((dout, aligned[0]), (x, aligned[1]), (dadded, aligned[5]), (dx, aligned[6]))
+    wide = all(is_aligned for _, is_aligned in matrices) and all(
+        each is None or (stride - N) * itemsize % VECTOR_BYTES == 0
+        for each, stride in zip((dout, x, dadded), strides, strict=True)
+    )
+    tiles = lambda config: divided(N, itemsize, wide, config, device)  # noqa: E731
+    grid = lambda config: grid_of(M, config, device)  # noqa: E731
+    groups = lambda config: grid(config | tiles(config))[0] // tiles(config)["PARTS"]  # noqa: E731
+    behind = (M, N, *strides)
+    if not config:
+        partials = _partials(dout, sums, max(map(groups, fit)))
+        kernel[grid](*inputs, dx, partials, counter(device), *behind, WIDE=wide)
+        kernel, config = kernel.fn, kernel.best_config.all_kwargs()
+    constants = {"WIDE": wide} | config | tiles(config)
+    shares, partials = constants["PARTS"] > 1, _partials(dout, sums, groups(config))
+    compiled = kernel[grid](*inputs, dx, partials, counter(device) if shares else None, *behind, WIDE=wide, **config)
+    sum_kernel = None if partials is None else add_up(partials, *sums)
+    if not isinstance(compiled, CompiledKernel) or torch.cuda.is_current_stream_capturing():
+        return None
+    named = (constants[name] for name in compiled.src.fn.arg_names if name in constants)
+    sum_grid, sum_arguments = summing(len(sums), groups(config), N, sm_count(device))
+    arguments = (*behind, *named)
+    return Plan(compiled, grid(constants), shares, arguments, groups(config), sum_kernel, sum_grid, sum_arguments)

@@ -1,0 +1,327 @@
+"""softmax v08_cooperative: programs that are all resident share a row too long for one of them.
+
+Change:   a row longer than a program's tile is divided into PARTS. The program of each takes its maximum and sum,
+          publishes both in one word, waits for the words of the others, and writes its part. Shorter rows are treated
+          as in v05 or as in v06, whichever the search finds faster. A tile is made of PIECES, blocks of 16 bytes a
+          thread, as many as the row needs: one block of a power of 2 may be half empty. Where N is odd, rows start at
+          every alignment: a few elements at both ends are taken one by one, and 16 bytes at a time in between.
+Why:      a cooperative launch promises that all programs run at once, so one may wait for another's numbers. How long a
+          row may be is then bounded by the registers of the whole GPU. While a program waits, its next part travels to
+          shared memory.
+Counter:  time falls by 22 % and more where N is 65,536 or odd; at rows of 4096 it is v05's again.
+Requires: rows whose elements are contiguous, at any distance from each other. Where x's rows are not aligned as out's
+          are, and of short rows where N is odd, elements are taken one by one. Rows too long for all programs that
+          can run at once are v02's.
+Source:   a value and its flag in one word that others wait for: Merrill and Garland, "Single-pass Parallel Prefix Scan
+          with Decoupled Look-back" (NVIDIA technical report NVR-2016-002).
+Twin:     none, see the spec
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernel_twins._triton.lib import plans, tuning
+from kernel_twins._triton.lib.device import shared_bytes, sm_count
+from kernel_twins._triton.lib.launch_rows import in_parts
+from kernel_twins._triton.lib.workspace import SIZE, counter
+from kernel_twins._triton.softmax.softmax.v02_online import softmax_v02_online
+
+VECTOR_BYTES = 16
+REGISTERS = 65_536  # of an SM
+KEPT_CONVERTED = 32  # elements of a thread
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+# The word at an address, as soon as its bit 31 is as given; 0 for address 0.
+AWAIT = tl.constexpr("""{
+    .reg .pred %done;
+    .reg .b64 %unlike;
+    mov.b64 $0, 0;
+    setp.eq.b64 %done, $1, 0;
+AGAIN:
+    @%done bra END;
+    ld.relaxed.gpu.global.b64 $0, [$1];
+    xor.b64 %unlike, $0, $2;
+    and.b64 %unlike, %unlike, 0x80000000;
+    setp.eq.b64 %done, %unlike, 0;
+    bra AGAIN;
+END:
+}""")
+
+# With several STAGES, PER_SM programs an SM stay, and rows travel ahead. With one, rows that are not shared get
+# programs of their own. Registers are rationed for PER_SM programs; the hardware deals them out by 8.
+CONFIGS = [
+    triton.Config(
+        {"TILE_BYTES": size, "PER_SM": per_sm, "STAGES": stages},
+        num_warps=warps,
+        maxnreg=min(REGISTERS // (per_sm * warps * 32) // 8 * 8, 248),
+    )
+    for size, per_sm, stages, warps in (
+        (8192, 8, 1, 4), (2048, 16, 1, 1), (4096, 8, 1, 4), (16384, 4, 1, 8), (32768, 2, 1, 8), (32768, 2, 1, 16),
+        (65536, 2, 1, 16), (10240, 7, 1, 4),
+        (8192, 8, 3, 4), (16384, 4, 3, 8), (16384, 3, 4, 8), (32768, 2, 3, 16), (65536, 1, 3, 16),
+    )
+]  # fmt: skip
+
+
+def resident(config: dict[str, Any], device: torch.device) -> int:
+    """How many programs can run at once; 1 in the interpreter, where they run one after the other."""
+    if device.type == "cpu":
+        return 1
+    # Beside the row's stages, the reductions take a little, and CUDA reserves 1 KiB.
+    shared = (config["STAGES"] - 1) * config["TILE_BYTES"] + 4096
+    per_sm = min(config["PER_SM"], shared_bytes(device) // shared)
+    return min(sm_count(device) * per_sm, SIZE // 5)  # a program has up to 5 of the counters
+
+
+def divided(N: int, itemsize: int, wide: bool, config: dict[str, Any]) -> dict[str, int]:
+    """How rows of N elements become tiles: ROWS side by side, or PARTS of one, each in PIECES of BLOCK_N elements.
+
+    The first WHOLE pieces of every part are full.
+    """
+    tile, threads, vector = config["TILE_BYTES"] // itemsize, 32 * config["num_warps"], VECTOR_BYTES // itemsize
+    block, parts = min(triton.next_power_of_2(N), tile), triton.cdiv(N, tile)
+    if block < tile:
+        tile = max(block, min(1 << (tile.bit_length() - 1), KEPT_CONVERTED * threads))  # a power of 2
+    rows, wide = tile // block, wide and (N % vector == 0 or block == tile)
+    edges, unit = wide and N % vector > 0, vector if wide else 1
+    if rows == 1:
+        block = min(block, vector * threads)
+    share = triton.cdiv(N // unit, parts)
+    least = (N - edges * (unit - 1)) // unit - (parts - 1) * share  # of the last part; a row may start off a vector
+    pieces = triton.cdiv(share * unit, block)
+    return {
+        "ROWS": rows, "BLOCK_N": block, "PIECES": pieces, "WHOLE": max(least, 0) * unit // block, "PARTS": parts,
+        "SLOTS": max(triton.next_power_of_2(parts), threads), "VECTOR": unit, "EDGES": edges,
+        "ANEW": parts > 1 or rows * pieces * block > KEPT_CONVERTED * threads,
+    }  # fmt: skip
+
+
+def launched(args: dict[str, Any]) -> dict[str, int]:
+    return divided(args["N"], args["x"].element_size(), args["WIDE"], args)
+
+
+DIVIDED: dict[str, Any] = {
+    name: lambda args, name=name: launched(args)[name]
+    for name in ("ROWS", "BLOCK_N", "PIECES", "WHOLE", "PARTS", "SLOTS", "VECTOR", "EDGES", "ANEW")
+}
+if not triton.knobs.runtime.interpret:
+    DIVIDED["launch_cooperative_grid"] = lambda args: args["PARTS"] > 1
+
+
+def grid_of(M: int, config: dict[str, Any], device: torch.device) -> tuple[int, int, int]:
+    """All programs that can run at once, in groups of PARTS; or for rows that are not shared, one for each tile."""
+    tiles = triton.cdiv(M, config["ROWS"])
+    if config["PARTS"] == 1 and config["STAGES"] == 1:
+        return tiles, 1, 1
+    # All groups take the same number of tiles, but for the last round: none ends a tile late.
+    rounds = triton.cdiv(tiles, resident(config, device) // config["PARTS"])
+    return triton.cdiv(tiles, rounds) * config["PARTS"], 1, 1
+
+
+def fits(N: int, x: Tensor, config: dict[str, Any]) -> bool:
+    """Whether the programs that share a row can all run at once."""
+    return triton.cdiv(N * x.element_size(), config["TILE_BYTES"]) <= resident(config, x.device)
+
+
+def fitting(configs: list[triton.Config], args: dict[str, Any], **meta: Any) -> list[triton.Config]:
+    return [config for config in configs if fits(args["N"], args["x"], config.all_kwargs())]
+
+
+@triton.jit
+def _as_it_came(tile):
+    # The compiler does not see that this is the tile, so it converts the elements anew, instead of keeping what it
+    # converted to fp32 before: that would take twice the registers.
+    if tile.dtype.primitive_bitwidth == 16:
+        tile = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [tile], tile.dtype, is_pure=False, pack=2)
+    else:
+        tile = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [tile], tile.dtype, is_pure=False, pack=1)
+    return tile
+
+
+@triton.jit
+def _powers(tile, base, ANEW: tl.constexpr):
+    tile = _as_it_came(tile) if ANEW else tile
+    return tl.exp2((tile.to(tl.float32) - base) * LOG2_E)
+
+
+@triton.jit
+def _scale(row_sum, LOG: tl.constexpr):
+    return tl.log(row_sum) if LOG else 1.0 / row_sum
+
+
+@triton.jit
+def _result(values, row_max, scale, LOG: tl.constexpr):
+    return (values - row_max) - scale if LOG else tl.exp2((values - row_max) * LOG2_E) * scale
+
+
+@triton.jit
+def _exchange(part_max, part_sum, words, part, turn, PARTS: tl.constexpr, SLOTS: tl.constexpr):
+    # words: [2, PARTS], each a maximum and, lower, a sum, whose sign says which turn the word is of: turns alternate
+    # between the two rows of words, and each row between the signs. At first all words are 0. Nobody is overtaken: who
+    # publishes for turn + 2 has seen the words of all for turn + 1, and they had by then read those of turn.
+    tag = ((turn // 2 + 1) % 2).to(tl.int64) << 31
+    words += turn % 2 * PARTS
+    word = part_max.to(tl.uint32, bitcast=True).to(tl.int64) << 32
+    word |= (part_sum.to(tl.uint32, bitcast=True) & 0x7FFFFFFF).to(tl.int64) | tag
+    # The word is all that others need to see, so there is nothing to release or to acquire.
+    tl.atomic_xchg(words + part, word, sem="relaxed", scope="gpu")
+
+    # A thread waits for each part's word.
+    slot = tl.arange(0, SLOTS)
+    address = tl.where(slot < PARTS, (words + slot).to(tl.int64), 0)
+    word = tl.inline_asm_elementwise(AWAIT, "=&l,l,l", [address, tag], tl.int64, is_pure=False, pack=1)
+    maxima = tl.where(slot < PARTS, (word >> 32).to(tl.int32).to(tl.float32, bitcast=True), -float("inf"))
+    sums = (word & 0x7FFFFFFF).to(tl.int32).to(tl.float32, bitcast=True)
+    row_max = tl.max(maxima)
+    return row_max, tl.sum(sums * tl.exp2((maxima - row_max) * LOG2_E))
+
+
+@triton.jit
+def _short_rows(
+    x, out, M, N, stride_xm, LOG: tl.constexpr, STAGES: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, VECTOR: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    col = tl.arange(0, BLOCK_N)[None, :]
+    mask = None if EVEN else col // VECTOR < N // VECTOR
+    start = tl.program_id(0) * ROWS
+    for first in tl.range(start, start + 1 if STAGES == 1 else M, tl.num_programs(0) * ROWS, num_stages=STAGES):
+        # Behind the last row comes the last row once more: it gets the same values again. Offsets have 64 bits.
+        row = tl.minimum(first + tl.arange(0, ROWS)[:, None], M - 1).to(tl.int64)
+        # The compiler sees that an offset is a multiple of VECTOR.
+        x_rows, out_rows = x + row * stride_xm // VECTOR * VECTOR, out + row * N // VECTOR * VECTOR
+        values = tl.load(x_rows + col, mask=mask, other=None if EVEN else -float("inf")).to(tl.float32)
+        row_max = tl.max(values, axis=1, keep_dims=True)
+        row_sum = tl.sum(tl.exp2((values - row_max) * LOG2_E), axis=1, keep_dims=True)
+        result = _result(values, row_max, _scale(row_sum, LOG), LOG)
+        tl.store(out_rows + col, result.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.autotune(
+    CONFIGS, key=["N"], prune_configs_by={"early_config_prune": fitting}, cache_results=True, do_bench=tuning.bench
+)
+@triton.heuristics(DIVIDED)
+@triton.jit
+def softmax_v08_cooperative_kernel(
+    x, out, counters, M, N, stride_xm, LOG: tl.constexpr, WIDE: tl.constexpr,
+    TILE_BYTES: tl.constexpr, PER_SM: tl.constexpr, STAGES: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, PIECES: tl.constexpr, WHOLE: tl.constexpr, PARTS: tl.constexpr,
+    SLOTS: tl.constexpr, VECTOR: tl.constexpr, EDGES: tl.constexpr, ANEW: tl.constexpr,
+):  # fmt: skip
+    # x: [M, N], out: [M, N] contiguous; counters: words [groups, 2, PARTS], of 64 bits, then tickets [groups], all 0.
+    if ROWS > 1:
+        _short_rows(x, out, M, N, stride_xm, LOG, STAGES, ROWS, BLOCK_N, VECTOR, WHOLE == 1)
+        return
+
+    # PARTS programs are a group, which has one row at a time.
+    part, group, groups = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS, tl.num_programs(0) // PARTS
+    words = counters.to(tl.pointer_type(tl.int64)) + group * (2 * PARTS) if PARTS > 1 else None
+    # Columns count from the row's first vector of 16 bytes. All parts have `share` vectors, but for the last.
+    share = tl.cdiv(N // VECTOR, PARTS)
+    start = part * (share * VECTOR) + tl.arange(0, BLOCK_N)
+    turn = 0
+    ONE: tl.constexpr = PARTS == 1 and STAGES == 1
+    for index in tl.range(group, group + 1 if ONE else M, 1 if ONE else groups, num_stages=STAGES):
+        # Offsets, of 64 bits, rounded up to whole vectors; the compiler sees that.
+        row = tl.cast(index, tl.uint64)
+        x_row = x + tl.cdiv(row * stride_xm, VECTOR) * VECTOR
+        out_start = tl.cdiv(row * N, VECTOR) * VECTOR
+        head = (out_start - row * N).to(tl.int32) if EDGES else 0
+        out_row = out + out_start
+        vectors = (N - head) // VECTOR
+        if EDGES:
+            # The first VECTOR places are before the first vector, the others behind the last one. Asked for first and
+            # used first: else the compiler has the program wait for the rest of the row before it asks.
+            edge = tl.arange(0, 2 * VECTOR)
+            edge_col = tl.where(edge < VECTOR, edge - head, vectors * VECTOR + edge - VECTOR)
+            edge_mask = (edge_col < tl.where(edge < VECTOR, 0, N - head)) & (part == 0)
+            edges = tl.load(x_row + edge_col, mask=edge_mask, other=-float("inf")).to(tl.float32)
+        end = tl.minimum(part * share + share, vectors)
+        tiles = ()
+        for piece in tl.static_range(PIECES):
+            col = start + piece * BLOCK_N
+            # One comparison a vector, so that it is loaded as one.
+            mask = None if piece < WHOLE else col // VECTOR < end
+            tiles += (tl.load(x_row + col, mask=mask, other=None if piece < WHOLE else -float("inf")),)
+
+        most = tiles[0].to(tl.float32)
+        if EDGES:
+            most = tl.maximum(most, tl.max(edges))
+        for piece in tl.static_range(1, PIECES):
+            most = tl.maximum(most, tiles[piece].to(tl.float32))
+        row_max = tl.max(most)
+        # A part of nothing but -inf has the sum 0: -inf - -inf would make it NaN, as it does for a whole row.
+        base = tl.where(row_max == -float("inf"), 0.0, row_max) if PARTS > 1 else row_max
+        sums = _powers(tiles[0], base, ANEW)
+        for piece in tl.static_range(1, PIECES):
+            sums += _powers(tiles[piece], base, ANEW)
+        row_sum = tl.sum(sums)
+        if EDGES:
+            row_sum += tl.sum(tl.exp2((edges - base) * LOG2_E))
+        if PARTS > 1:
+            row_max, row_sum = _exchange(row_max, row_sum, words, part, turn, PARTS, SLOTS)
+            turn += 1
+        scale = _scale(row_sum, LOG)
+        for piece in tl.static_range(PIECES):
+            col = start + piece * BLOCK_N
+            tile = _as_it_came(tiles[piece]) if ANEW else tiles[piece]
+            result = _result(tile.to(tl.float32), row_max, scale, LOG).to(out.dtype.element_ty)
+            tl.store(out_row + col, result, mask=None if piece < WHOLE else col // VECTOR < end)
+        if EDGES:
+            result = _result(edges, row_max, scale, LOG)
+            tl.store(out_row + edge_col, result.to(out.dtype.element_ty), mask=edge_mask)
+
+    if PARTS > 1:
+        # All of this program's threads are done waiting. Whoever of its group leaves last puts everything back to 0.
+        tl.debug_barrier()
+        ticket = counters + 4 * tl.num_programs(0) + group
+        if tl.atomic_add(ticket, 1, sem="acq_rel", scope="gpu") == PARTS - 1:
+            slot = tl.arange(0, 2 * SLOTS)
+            tl.store(words + slot, tl.zeros_like(slot).to(tl.int64), mask=slot < 2 * PARTS)
+            tl.store(ticket, 0)
+
+
+# The launch, and whether programs share rows, for which they need counters.
+_plans: dict[tuple[Any, ...], tuple[plans.Plan, bool]] = {}
+
+
+def softmax_v08_cooperative(x: Tensor, *, out: Tensor, log: bool = False) -> None:
+    """out = softmax of x's rows, or its logarithm; x: [M, N], contiguous rows; out: [M, N]; fp32, bf16 or fp16."""
+    aligned = plans.alignment(x, out)
+    key = x.shape, x.stride(0), x.dtype, log, aligned, x.get_device()
+    known = _plans.get(key)
+    if known is None or tuning.is_recording():
+        known = _first(x, out, log, all(aligned))
+        if known is not None:
+            plans.keep(_plans, key, known)
+        return
+    plan, shares = known
+    plan(x, out, counter(x.device) if shares else None)
+
+
+def _first(x: Tensor, out: Tensor, log: bool, aligned: bool) -> tuple[plans.Plan, bool] | None:
+    """Run a problem that has no plan, and make one, unless it is empty, in parts, interpreted or captured."""
+    M, N = x.shape
+    if M == 0 or N == 0 or in_parts(softmax_v08_cooperative, x, out=out, log=log):
+        return None
+    problem = tuning.problem_of(M, N, dtype=x.dtype)
+    kernel, config = tuning.choose(softmax_v08_cooperative_kernel, "softmax/v08_cooperative", problem, x.device)
+    if not (fits(N, x, config) if config else fitting(CONFIGS, {"N": N, "x": x})):
+        softmax_v02_online(x, out=out, log=log)
+        return None
+    stride = x.stride(0) if M > 1 else N
+    constants = {"LOG": log, "WIDE": aligned and (stride - N) % (VECTOR_BYTES // x.element_size()) == 0}
+    grid = lambda config: grid_of(M, config, x.device)  # noqa: E731
+    if not config:
+        kernel[grid](x, out, counter(x.device), M, N, stride, **constants)
+        kernel, config = kernel.fn, kernel.best_config.all_kwargs()
+    constants |= config
+    shares = divided(N, x.element_size(), constants["WIDE"], config)["PARTS"] > 1
+    tensors = x, out, counter(x.device) if shares else None
+    plan = plans.launch(kernel, grid, tensors, (M, N, stride), constants)
+    return None if plan is None else (plan, shares)

@@ -1,0 +1,296 @@
+"""softmax_backward v05_cooperative: programs that are all resident share a row too long for one of them.
+
+Change:   a row longer than a program's tile is divided into PARTS. The program of each takes its sum, publishes it,
+          waits for the sums of the others, and writes its part. Shorter rows are treated as in v03, or by programs that
+          stay while rows travel ahead, as in softmax's v06, whichever the search finds faster. Where N is odd, rows
+          start at every alignment: a few elements at both ends are taken one by one, and 16 bytes at a time in between.
+Why:      as softmax's v08: a cooperative launch promises that all programs run at once, so one may wait for another's
+          number. How long a row may be is then bounded by the registers of the whole GPU. While a program waits, its
+          next part travels to shared memory.
+Counter:  time stays where rows are short, and falls where they are long or odd.
+Requires: rows whose elements are contiguous, at any distance from each other. Where the rows of dout, y and out are not
+          aligned alike, and of short rows where N is odd, elements are taken one by one. Rows too long for all programs
+          that can run at once are v01's.
+Source:   a value and its flag in one word that others wait for: Merrill and Garland, "Single-pass Parallel Prefix Scan
+          with Decoupled Look-back" (NVIDIA technical report NVR-2016-002).
+Twin:     none, see the spec
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernel_twins._triton.lib import plans, tuning
+from kernel_twins._triton.lib.device import shared_bytes, sm_count
+from kernel_twins._triton.lib.launch_rows import in_parts
+from kernel_twins._triton.lib.workspace import SIZE, counter
+from kernel_twins._triton.softmax.softmax_backward.v01_two_passes import softmax_backward_v01_two_passes
+
+VECTOR_BYTES = 16
+REGISTERS = 65_536  # of an SM
+KEPT_CONVERTED = 16  # elements of each matrix that a thread has
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+# The word at an address, as soon as its lower half is as given; 0 for address 0.
+AWAIT = tl.constexpr("""{
+    .reg .pred %done;
+    .reg .b32 %low, %high;
+    mov.b64 $0, 0;
+    setp.eq.b64 %done, $1, 0;
+AGAIN:
+    @%done bra END;
+    ld.relaxed.gpu.global.b64 $0, [$1];
+    mov.b64 {%low, %high}, $0;
+    setp.eq.b32 %done, %low, $2;
+    bra AGAIN;
+END:
+}""")
+
+# With several STAGES, PER_SM programs an SM stay, and rows travel ahead. With one, rows that are not shared get
+# programs of their own. Registers are rationed for PER_SM programs; the hardware deals them out by 8.
+CONFIGS = [
+    triton.Config(
+        {"TILE_BYTES": size, "PER_SM": per_sm, "STAGES": stages},
+        num_warps=warps,
+        maxnreg=min(REGISTERS // (per_sm * warps * 32) // 8 * 8, 248),
+    )
+    for size, per_sm, stages, warps in (
+        (4096, 8, 1, 4), (1024, 16, 1, 1), (2048, 16, 1, 1), (8192, 4, 1, 8), (8192, 4, 1, 4), (16384, 2, 1, 16),
+        (16384, 2, 1, 8), (32768, 2, 1, 16),
+        (4096, 8, 3, 4), (8192, 4, 3, 8), (8192, 4, 3, 4), (16384, 2, 3, 16), (16384, 2, 3, 8), (32768, 1, 3, 16),
+    )
+]  # fmt: skip
+
+
+def resident(config: dict[str, Any], device: torch.device) -> int:
+    """How many programs can run at once; 1 in the interpreter, where they run one after the other."""
+    if device.type == "cpu":
+        return 1
+    # Beside the stages of two rows, the reductions take a little, and CUDA reserves 1 KiB.
+    shared = 2 * (config["STAGES"] - 1) * config["TILE_BYTES"] + 4096
+    per_sm = min(config["PER_SM"], shared_bytes(device) // shared)
+    return min(sm_count(device) * per_sm, SIZE // 5)  # a program has up to 5 of the counters
+
+
+def divided(N: int, itemsize: int, wide: bool, config: dict[str, Any]) -> dict[str, int]:
+    """How rows of N elements become tiles: ROWS side by side, or PARTS of one."""
+    tile, threads, vector = config["TILE_BYTES"] // itemsize, 32 * config["num_warps"], VECTOR_BYTES // itemsize
+    block, parts = min(triton.next_power_of_2(N), tile), triton.cdiv(N, tile)
+    if block < tile:
+        tile = max(block, min(tile, KEPT_CONVERTED * threads))
+    wide = wide and (N % vector == 0 or block == tile)
+    return {
+        "ROWS": tile // block, "BLOCK_N": block, "PARTS": parts, "SLOTS": max(triton.next_power_of_2(parts), threads),
+        "VECTOR": vector if wide else 1, "EDGES": wide and N % vector > 0, "EVEN": parts * block == N,
+        "ANEW": parts > 1 or tile > KEPT_CONVERTED * threads,
+    }  # fmt: skip
+
+
+def launched(args: dict[str, Any]) -> dict[str, int]:
+    return divided(args["N"], args["dout"].element_size(), args["WIDE"], args)
+
+
+DIVIDED: dict[str, Any] = {
+    name: lambda args, name=name: launched(args)[name]
+    for name in ("ROWS", "BLOCK_N", "PARTS", "SLOTS", "VECTOR", "EDGES", "EVEN", "ANEW")
+}
+if not triton.knobs.runtime.interpret:
+    DIVIDED["launch_cooperative_grid"] = lambda args: args["PARTS"] > 1
+
+
+def grid_of(M: int, config: dict[str, Any], device: torch.device) -> tuple[int, int, int]:
+    """All programs that can run at once, in groups of PARTS; or for rows that are not shared, one for each tile."""
+    tiles = triton.cdiv(M, config["ROWS"])
+    if config["PARTS"] == 1 and config["STAGES"] == 1:
+        return tiles, 1, 1
+    # All groups take the same number of tiles, but for the last round: none ends a tile late.
+    rounds = triton.cdiv(tiles, resident(config, device) // config["PARTS"])
+    return triton.cdiv(tiles, rounds) * config["PARTS"], 1, 1
+
+
+def fits(N: int, dout: Tensor, config: dict[str, Any]) -> bool:
+    """Whether the programs that share a row can all run at once."""
+    return triton.cdiv(N * dout.element_size(), config["TILE_BYTES"]) <= resident(config, dout.device)
+
+
+def fitting(configs: list[triton.Config], args: dict[str, Any], **meta: Any) -> list[triton.Config]:
+    return [config for config in configs if fits(args["N"], args["dout"], config.all_kwargs())]
+
+
+@triton.jit
+def _as_it_came(tile):
+    # The compiler does not see that this is the tile, so it converts the elements anew, instead of keeping what it
+    # converted to fp32 before: that would take twice the registers.
+    if tile.dtype.primitive_bitwidth == 16:
+        tile = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [tile], tile.dtype, is_pure=False, pack=2)
+    else:
+        tile = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [tile], tile.dtype, is_pure=False, pack=1)
+    return tile
+
+
+@triton.jit
+def _terms(dout, y, LOG: tl.constexpr):
+    return dout.to(tl.float32) if LOG else dout.to(tl.float32) * y.to(tl.float32)
+
+
+@triton.jit
+def _result(dout, y, row_sum, LOG: tl.constexpr):
+    dout, y = dout.to(tl.float32), y.to(tl.float32)
+    return dout - tl.exp2(y * LOG2_E) * row_sum if LOG else y * (dout - row_sum)
+
+
+@triton.jit
+def _exchange(part_sum, words, part, turn, PARTS: tl.constexpr, SLOTS: tl.constexpr):
+    # words: [2, PARTS], each a sum and, lower, the number of its turn, counted from 1: at first all words are 0. Turns
+    # alternate between the two rows of words. Nobody is overtaken: who publishes for turn + 2 has seen the words of all
+    # for turn + 1, and they had by then read those of turn.
+    words += turn % 2 * PARTS
+    word = part_sum.to(tl.uint32, bitcast=True).to(tl.int64) << 32 | (turn + 1)
+    # The word is all that others need to see, so there is nothing to release or to acquire.
+    tl.atomic_xchg(words + part, word, sem="relaxed", scope="gpu")
+
+    # A thread waits for each part's word.
+    slot = tl.arange(0, SLOTS)
+    address = tl.where(slot < PARTS, (words + slot).to(tl.int64), 0)
+    word = tl.inline_asm_elementwise(AWAIT, "=&l,l,r", [address, turn + 1], tl.int64, is_pure=False, pack=1)
+    return tl.sum((word >> 32).to(tl.int32).to(tl.float32, bitcast=True))
+
+
+@triton.jit
+def _short_rows(
+    dout, y, out, M, N, stride_dm, stride_ym, LOG: tl.constexpr, STAGES: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, VECTOR: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    col = tl.arange(0, BLOCK_N)[None, :]
+    mask = None if EVEN else col // VECTOR < N // VECTOR
+    start = tl.program_id(0) * ROWS
+    for first in tl.range(start, start + 1 if STAGES == 1 else M, tl.num_programs(0) * ROWS, num_stages=STAGES):
+        # Behind the last row comes the last row once more: it gets the same values again. Offsets have 64 bits.
+        row = tl.minimum(first + tl.arange(0, ROWS)[:, None], M - 1).to(tl.int64)
+        # The compiler sees that an offset is a multiple of VECTOR.
+        dout_rows, y_rows = dout + row * stride_dm // VECTOR * VECTOR, y + row * stride_ym // VECTOR * VECTOR
+        dout_tile = tl.load(dout_rows + col, mask=mask, other=None if EVEN else 0.0)
+        y_tile = tl.load(y_rows + col, mask=mask, other=None if EVEN else 0.0)
+        row_sum = tl.sum(_terms(dout_tile, y_tile, LOG), axis=1, keep_dims=True)
+        result = _result(dout_tile, y_tile, row_sum, LOG)
+        tl.store(out + row * N // VECTOR * VECTOR + col, result.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.autotune(
+    CONFIGS, key=["N"], prune_configs_by={"early_config_prune": fitting}, cache_results=True, do_bench=tuning.bench
+)
+@triton.heuristics(DIVIDED)
+@triton.jit
+def softmax_backward_v05_cooperative_kernel(
+    dout, y, out, counters, M, N, stride_dm, stride_ym, LOG: tl.constexpr, WIDE: tl.constexpr,
+    TILE_BYTES: tl.constexpr, PER_SM: tl.constexpr, STAGES: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, PARTS: tl.constexpr, SLOTS: tl.constexpr,
+    VECTOR: tl.constexpr, EDGES: tl.constexpr, EVEN: tl.constexpr, ANEW: tl.constexpr,
+):  # fmt: skip
+    # dout, y: [M, N], out: [M, N] contiguous; counters: words [groups, 2, PARTS], of 64 bits, then tickets [groups],
+    # all 0.
+    if ROWS > 1:
+        _short_rows(dout, y, out, M, N, stride_dm, stride_ym, LOG, STAGES, ROWS, BLOCK_N, VECTOR, EVEN)
+        return
+
+    # PARTS programs are a group, which has one row at a time.
+    part, group, groups = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS, tl.num_programs(0) // PARTS
+    words = counters.to(tl.pointer_type(tl.int64)) + group * (2 * PARTS) if PARTS > 1 else None
+    # Columns count from the row's first vector of 16 bytes. All parts have `share` vectors, but for the last.
+    share = tl.cdiv(N // VECTOR, PARTS)
+    place = tl.arange(0, BLOCK_N)
+    col = part * (share * VECTOR) + place
+    turn = 0
+    ONE: tl.constexpr = PARTS == 1 and STAGES == 1
+    for index in tl.range(group, group + 1 if ONE else M, 1 if ONE else groups, num_stages=STAGES):
+        # Offsets, of 64 bits, rounded up to whole vectors; the compiler sees that.
+        row = tl.cast(index, tl.int64)
+        dout_row = dout + tl.cdiv(row * stride_dm, VECTOR) * VECTOR
+        y_row = y + tl.cdiv(row * stride_ym, VECTOR) * VECTOR
+        out_start = tl.cdiv(row * N, VECTOR) * VECTOR
+        head = (out_start - row * N).to(tl.int32) if EDGES else 0
+        vectors = (N - head) // VECTOR
+        if EDGES:
+            # The first VECTOR places are before the first vector, the others behind the last one. Asked for first:
+            # behind the reduction, which waits for the rest of the row, they would take as long once more.
+            edge = tl.arange(0, 2 * VECTOR)
+            edge_col = tl.where(edge < VECTOR, edge - head, vectors * VECTOR + edge - VECTOR)
+            edge_mask = (edge_col < tl.where(edge < VECTOR, 0, N - head)) & (part == 0)
+            dout_edges = tl.load(dout_row + edge_col, mask=edge_mask, other=0.0)
+            y_edges = tl.load(y_row + edge_col, mask=edge_mask, other=0.0)
+        # One comparison a vector, so that it is loaded as one.
+        mask = None if EVEN else place // VECTOR < tl.minimum(share, vectors - part * share)
+        dout_tile = tl.load(dout_row + col, mask=mask, other=None if EVEN else 0.0)
+        y_tile = tl.load(y_row + col, mask=mask, other=None if EVEN else 0.0)
+        row_sum = tl.sum(_terms(dout_tile, y_tile, LOG))
+        if EDGES:
+            row_sum += tl.sum(_terms(dout_edges, y_edges, LOG))
+        if PARTS > 1:
+            row_sum = _exchange(row_sum, words, part, turn, PARTS, SLOTS)
+            turn += 1
+        if ANEW:
+            dout_tile, y_tile = _as_it_came(dout_tile), _as_it_came(y_tile)
+        result = _result(dout_tile, y_tile, row_sum, LOG)
+        tl.store(out + out_start + col, result.to(out.dtype.element_ty), mask=mask)
+        if EDGES:
+            result = _result(dout_edges, y_edges, row_sum, LOG)
+            tl.store(out + out_start + edge_col, result.to(out.dtype.element_ty), mask=edge_mask)
+
+    if PARTS > 1:
+        # All of this program's threads are done waiting. Whoever of its group leaves last puts everything back to 0.
+        tl.debug_barrier()
+        ticket = counters + 4 * tl.num_programs(0) + group
+        if tl.atomic_add(ticket, 1, sem="acq_rel", scope="gpu") == PARTS - 1:
+            slot = tl.arange(0, 2 * SLOTS)
+            tl.store(words + slot, tl.zeros_like(slot).to(tl.int64), mask=slot < 2 * PARTS)
+            tl.store(ticket, 0)
+
+
+# The launch, and whether programs share rows, for which they need counters.
+_plans: dict[tuple[Any, ...], tuple[plans.Plan, bool]] = {}
+
+
+def softmax_backward_v05_cooperative(dout: Tensor, y: Tensor, *, out: Tensor, log: bool = False) -> None:
+    """out = gradient of softmax's input, or of log_softmax's; fp32, bf16 or fp16.
+
+    dout, its result's gradient, and y, its result: [M, N], contiguous rows; out: [M, N].
+    """
+    aligned = plans.alignment(dout, y, out)
+    key = dout.shape, dout.stride(0), y.stride(0), dout.dtype, log, aligned, dout.get_device()
+    known = _plans.get(key)
+    if known is None or tuning.is_recording():
+        known = _first(dout, y, out, log, all(aligned))
+        if known is not None:
+            plans.keep(_plans, key, known)
+        return
+    plan, shares = known
+    plan(dout, y, out, counter(dout.device) if shares else None)
+
+
+def _first(dout: Tensor, y: Tensor, out: Tensor, log: bool, aligned: bool) -> tuple[plans.Plan, bool] | None:
+    """Run a problem that has no plan, and make one, unless it is empty, in parts, interpreted or captured."""
+    M, N = dout.shape
+    if M == 0 or N == 0 or in_parts(softmax_backward_v05_cooperative, dout, y, out=out, log=log):
+        return None
+    problem, step = tuning.problem_of(M, N, dtype=dout.dtype), "softmax_backward/v05_cooperative"
+    kernel, config = tuning.choose(softmax_backward_v05_cooperative_kernel, step, problem, dout.device)
+    if not (fits(N, dout, config) if config else fitting(CONFIGS, {"N": N, "dout": dout})):
+        softmax_backward_v01_two_passes(dout, y, out=out, log=log)
+        return None
+    strides = (dout.stride(0), y.stride(0)) if M > 1 else (N, N)
+    vector = VECTOR_BYTES // dout.element_size()
+    constants = {"LOG": log, "WIDE": aligned and all((stride - N) % vector == 0 for stride in strides)}
+    grid = lambda config: grid_of(M, config, dout.device)  # noqa: E731
+    if not config:
+        kernel[grid](dout, y, out, counter(dout.device), M, N, *strides, **constants)
+        kernel, config = kernel.fn, kernel.best_config.all_kwargs()
+    constants |= config
+    shares = divided(N, dout.element_size(), constants["WIDE"], config)["PARTS"] > 1
+    tensors = dout, y, out, counter(dout.device) if shares else None
+    plan = plans.launch(kernel, grid, tensors, (M, N, *strides), constants)
+    return None if plan is None else (plan, shares)
