@@ -129,7 +129,7 @@ def _load_triton(op: str, step: str) -> Call:
 
 def _usual_out(op: Op) -> dict[torch.dtype, torch.dtype]:
     """The dtype of an operation's output by that of its inputs, where a case names no other."""
-    from kernel_twins.tensors import DTYPE
+    from kernel_twins.ops.tensors import DTYPE
 
     usual = (case for case in op.test_cases if not case.get("out"))
     return {DTYPE[case.dtype]: DTYPE[op.outputs(case)[0].dtype] for case in usual}

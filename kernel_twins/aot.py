@@ -39,7 +39,7 @@ def compiled(op: Op, step: Step, case: Case, arch: int = REFERENCE_ARCH, config:
     import triton
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from kernel_twins.tensors import OUT_DTYPE
+    from kernel_twins.ops.tensors import OUT_DTYPE
 
     tuning = importlib.import_module("kernel_twins._triton.lib.tuning")
 

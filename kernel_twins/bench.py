@@ -28,9 +28,9 @@ from torch import Tensor
 
 from kernel_twins._load import Call, UnavailableError, load_named
 from kernel_twins.check import Judge, NotJudgedError, Verdict, generator, judging
+from kernel_twins.ops.tensors import empty_outputs
 from kernel_twins.sensors import Readings, Sampler
 from kernel_twins.spec import BACKENDS, NOT_JUDGED, Backend, Case, Name, Op, Step
-from kernel_twins.tensors import empty_outputs
 
 CallSet = tuple[tuple[Tensor, ...], Tensor | tuple[Tensor, ...]]  # inputs and out of one call
 

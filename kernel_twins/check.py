@@ -45,8 +45,8 @@ import torch
 from torch import Tensor
 
 from kernel_twins._load import Call, load_baseline
+from kernel_twins.ops.tensors import OUT_DTYPE, empty_outputs
 from kernel_twins.spec import Case, Op, Output
-from kernel_twins.tensors import OUT_DTYPE, empty_outputs
 
 _GUARD = 256  # bytes before and behind every output; also keeps its address as aligned as torch's own
 _POISON = 0xFF  # in every byte: NaN in each of our dtypes, and no place

@@ -7,15 +7,17 @@ neither is needed to read a ladder.
 
 from __future__ import annotations
 
+import math
+import random
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
-    from kernel_twins.sampling import Drawn, Draws
+_T = TypeVar("_T")
 
 Backend = Literal["cuda", "triton"]
 BACKENDS: tuple[Backend, ...] = ("cuda", "triton")
@@ -187,6 +189,62 @@ class Reference:
     call: Callable[..., Any]
 
 
+MULTIPLES = (64, 64, 8, 1)
+"""What sizes are multiples of, in turn; of 1 are those that 8 does not divide."""
+
+
+class Drawn(NamedTuple):
+    """A case, and how many blocks PyTorch gives it where that is known to be few."""
+
+    case: Case
+    blocks: int | None = None
+
+
+class Draws:
+    """A source of cases. What is ``fixed`` by name is not dealt: the options that a public function has no choice of.
+
+    Options are dealt as cards are: each once, in random order, then all anew. An option is dealt once a case, however
+    often the case's sizes are drawn.
+    """
+
+    def __init__(self, seed: int | str, fixed: Mapping[str, object] | None = None) -> None:
+        self._random = random.Random(seed)
+        self._fixed = fixed or {}
+        self._decks: dict[str, list[int]] = {}
+        self._dealt: dict[str, object] = {}
+
+    def next(self) -> None:
+        """Go on to the next case."""
+        self._dealt = {}
+
+    def deal(self, name: str, options: Sequence[_T]) -> _T:
+        """One of the options, in turn."""
+        if name in self._fixed:
+            return self._fixed[name]  # type: ignore[return-value]  # one of the options
+        if name not in self._dealt:
+            deck = self._decks.setdefault(name, [])
+            if not deck:
+                deck += range(len(options))
+                self._random.shuffle(deck)
+            self._dealt[name] = options[deck.pop()]
+        return self._dealt[name]  # type: ignore[return-value]  # a name has the same options every time
+
+    def number(self, low: int, high: int) -> int:
+        """Log-uniform."""
+        return min(high, max(low, round(math.exp(self._random.uniform(math.log(low), math.log(high))))))
+
+    def size(self, low: int, high: int) -> int:
+        """Log-uniform, and of the multiples that the case has: of 64, of 8, or one that 8 does not divide."""
+        multiple = self.deal("multiple", MULTIPLES)
+        while True:
+            size = self.number(low, high)
+            if multiple == 1 and size % 8:
+                return size
+            size = round(size / multiple) * multiple
+            if multiple > 1 and low <= size <= high:
+                return size
+
+
 Description = Callable[[Case, "tuple[Tensor, ...]", slice], "tuple[Tensor, Tensor]"]  # what one output must be
 
 
@@ -217,7 +275,7 @@ class Op:
     tells where PyTorch loses more than fp32 does before it rounds the result, and steps may, too; empty where it does
     not. Where ``hostile``, inputs know ``values.hostile``, of the same shape, and steps are judged by these, too: what
     is easily lost, such as the ends of rows, weighs most. ``draw`` makes a case by chance of what it is given, and is
-    None where no public function is called with the operation's cases; ``sample`` draws until a case is worth timing.
+    None where no public function is called with the operation's cases; sampling.py draws until a case is worth timing.
     """
 
     name: str
@@ -262,12 +320,6 @@ class Op:
     def module(self, step: str) -> str:
         """The module that a Triton step is imported as."""
         return f"kernel_twins._triton.{self.family}.{self.name}.{step}"
-
-    def sample(self, generator: Draws) -> Case:
-        """The next case that nobody chose, see sampling.py; ValueError where the operation draws none."""
-        from kernel_twins import sampling
-
-        return sampling.case(self, generator)
 
     def judged_cases(self, case: Case) -> tuple[Case, ...]:
         """What a call is judged at: the case, and its hostile inputs where there are any."""

@@ -465,7 +465,7 @@ class TestExtension:
         """An operation's function, the name of its first input, and good arguments but for lying on the CPU."""
         import torch
 
-        from kernel_twins.tensors import empty_outputs
+        from kernel_twins.ops.tensors import empty_outputs
 
         op: Op = request.param
         case = next(case for case in op.test_cases if 0 not in case.shape)

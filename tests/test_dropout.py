@@ -9,10 +9,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kernel_twins import OPS, dropout, load_baseline, philox  # noqa: E402
+from kernel_twins import OPS, load_baseline  # noqa: E402
 from kernel_twins.check import check, check_baseline, generator  # noqa: E402
+from kernel_twins.ops.dropout import philox, shared  # noqa: E402
+from kernel_twins.ops.tensors import empty_outputs  # noqa: E402
 from kernel_twins.spec import Case  # noqa: E402
-from kernel_twins.tensors import empty_outputs  # noqa: E402
 
 FORWARD, BACKWARD = OPS["dropout_add"], OPS["dropout_add_backward"]
 assert FORWARD.exemplar is not None and BACKWARD.exemplar is not None
@@ -61,13 +62,13 @@ def test_all_bits_of_seed_and_offset_count() -> None:
 @pytest.mark.parametrize("p", [0.01, 0.1, 0.5, 0.99])
 def test_the_share_that_is_kept(p) -> None:
     n = 2**20
-    kept = dropout.kept((1, n), slice(0, 1), torch.device("cpu"), p=p, seed=3, offset=4)
+    kept = shared.kept((1, n), slice(0, 1), torch.device("cpu"), p=p, seed=3, offset=4)
     assert abs(int(kept.sum()) - (1 - p) * n) < 5 * math.sqrt(p * (1 - p) * n)
 
 
 def test_p_of_0_and_1_are_exact() -> None:
     for p, expected in ((0, True), (1, False)):
-        kept = dropout.kept((4, 1_003), slice(1, 3), torch.device("cpu"), p=p, seed=3, offset=4)
+        kept = shared.kept((4, 1_003), slice(1, 3), torch.device("cpu"), p=p, seed=3, offset=4)
         assert kept.shape == (2, 1_003) and bool((kept == expected).all())
 
 
@@ -81,7 +82,7 @@ def test_words_are_drawn_once_for_all_rows_that_a_judge_asks_for(monkeypatch) ->
 
     monkeypatch.setattr(philox, "words", words)
     parts = [slice(0, 9), slice(0, 5), slice(5, 9), slice(0, 9)]
-    first, *others = (dropout.kept((9, 77), part, torch.device("cpu"), p=0.3, seed=5, offset=8) for part in parts)
+    first, *others = (shared.kept((9, 77), part, torch.device("cpu"), p=0.3, seed=5, offset=8) for part in parts)
     assert all(torch.equal(each, first[part]) for part, each in zip(parts[1:], others, strict=True))
     assert drawn == [9 * 77]
 
@@ -117,7 +118,7 @@ def test_wrong_kernels_are_found(wrong, dtype) -> None:
 
 def test_one_element_that_is_kept_in_error_is_found() -> None:
     case = Case.of(9, 1_003, dtype="bf16", p="50")
-    mask = dropout.kept(case.shape, slice(0, 9), torch.device("cpu"), p=0.5, seed=0, offset=0)
+    mask = shared.kept(case.shape, slice(0, 9), torch.device("cpu"), p=0.5, seed=0, offset=0)
     row, col = (int(index[7]) for index in (~mask).nonzero(as_tuple=True))
 
     def wrong(x: Any, *, out: Any, **options: Any) -> None:
@@ -141,7 +142,7 @@ def test_sums_that_miss_a_row_are_found() -> None:
 
 def test_gradients_are_autograds() -> None:
     """Of what the forward pass's reference computes, with the same mask."""
-    for activation in dropout.ACTIVATIONS:
+    for activation in shared.ACTIVATIONS:
         case = Case.of(5, 33, dtype="fp32", act=activation, bias="yes", p="30")
         inputs = BACKWARD.inputs(case, generator(case, "cpu"))
         dout, *others = inputs

@@ -22,11 +22,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import kernel_twins  # noqa: E402
-from kernel_twins import OPS, dropout  # noqa: E402
+from kernel_twins import OPS  # noqa: E402
 from kernel_twins._load import UnavailableError, extension  # noqa: E402
 from kernel_twins.functional import dropout as functional_dropout  # noqa: E402
-from kernel_twins.functional.activations import ACTIVATIONS  # noqa: E402
 from kernel_twins.functional.dropout import STEPS  # noqa: E402
+from kernel_twins.ops.activations import ACTIVATIONS  # noqa: E402
+from kernel_twins.ops.dropout import shared  # noqa: E402
 from kernel_twins.report.calls import fastest  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -57,13 +58,13 @@ def present(*given):
 
 def mask_of(shape, state, p=P):
     seed, offset = (int(number) % 2**64 for number in state)
-    kept = dropout.kept((1, math.prod(shape)), slice(0, 1), torch.device("cpu"), p=p, seed=seed, offset=offset)
+    kept = shared.kept((1, math.prod(shape)), slice(0, 1), torch.device("cpu"), p=p, seed=seed, offset=offset)
     return kept.view(shape)
 
 
 def by_definition(mask, x, residual, bias, *, activation="none") -> Any:
     y = ACTIVATIONS[activation](x if bias is None else x + bias)
-    y = torch.where(mask, y * dropout.scale(P), torch.zeros((), dtype=x.dtype))
+    y = torch.where(mask, y * shared.scale(P), torch.zeros((), dtype=x.dtype))
     return y if residual is None else y + residual
 
 

@@ -15,11 +15,12 @@ torch = pytest.importorskip("torch")
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import kernel_twins  # noqa: E402
-from kernel_twins import OPS, dropout, load  # noqa: E402
+from kernel_twins import OPS, load  # noqa: E402
 from kernel_twins.check import generator  # noqa: E402
-from kernel_twins.functional.activations import ACTIVATIONS  # noqa: E402
+from kernel_twins.ops.activations import ACTIVATIONS  # noqa: E402
+from kernel_twins.ops.dropout import shared  # noqa: E402
+from kernel_twins.ops.tensors import empty_outputs  # noqa: E402
 from kernel_twins.spec import Case  # noqa: E402
-from kernel_twins.tensors import empty_outputs  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -62,14 +63,14 @@ def mask_like(x: Any, p: float = P) -> Any:
     """What the next call draws: it takes the generator's seed and offset, and moves it on."""
     random = torch.cuda.default_generators[x.device.index]
     given = {"seed": random.initial_seed(), "offset": random.get_offset()}
-    return dropout.kept((1, x.numel()), slice(0, 1), x.device, p=p, **given).view(x.shape)
+    return shared.kept((1, x.numel()), slice(0, 1), x.device, p=p, **given).view(x.shape)
 
 
 def by_definition(mask: Any, x: Any, residual: Any, bias: Any, *, activation: str = "none", p: float = P) -> Any:
     """In float64."""
     x, residual, bias = (None if each is None else each.double() for each in (x, residual, bias))
     y = ACTIVATIONS[activation](x if bias is None else x + bias)
-    y = torch.where(mask, y * dropout.scale(p), 0.0)
+    y = torch.where(mask, y * shared.scale(p), 0.0)
     return y if residual is None else y + residual
 
 
@@ -94,7 +95,7 @@ def operator(backend: str) -> Any:
 def test_both_languages_and_all_steps_draw_the_same_mask(shape) -> None:
     x = torch.ones(shape, device="cuda")
     for seed, offset in ((0, 0), (1, 4), (2**63 + 11, 2**40 + 8)):
-        kept = dropout.kept(shape, slice(0, shape[0]), x.device, p=P, seed=seed, offset=offset)
+        kept = shared.kept(shape, slice(0, shape[0]), x.device, p=P, seed=seed, offset=offset)
         for step in FORWARD.steps:
             for language in step.backends:
                 out = torch.empty_like(x)

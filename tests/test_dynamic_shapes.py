@@ -16,7 +16,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import kernel_twins  # noqa: E402
-from kernel_twins.functional.activations import ACTIVATIONS  # noqa: E402
+from kernel_twins.ops.activations import ACTIVATIONS  # noqa: E402
 from tests import forks  # noqa: E402
 
 N, K = 8, 16  # of a weight

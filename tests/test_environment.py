@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel_twins import environment
+from kernel_twins.ops import environment
 
 
 def test_what_was_set_within_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:

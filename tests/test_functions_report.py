@@ -151,7 +151,7 @@ def test_a_function_stands_on_its_ladders_its_operators_and_its_modules_alone() 
     last = {OPS["softmax"].steps_of(backend)[-1].name for backend in BACKENDS}
     assert {step for step in last if any(step in path for path in found)} == last
     assert {path.rpartition("/")[2] for path in found} >= {"softmax.py", "triton_softmax.py", "backends.py", "step.h"}
-    assert not [path for path in found if "dropout" in path or "norm" in path or "kernel_twins/ops" in path]
+    assert not [path for path in found if "dropout" in path or "norm" in path or "ops/softmax" in path]
 
 
 def test_a_function_is_digested_wherever_its_files_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 import kernel_twins  # noqa: E402
 from kernel_twins._load import UnavailableError, extension  # noqa: E402
-from kernel_twins.functional.activations import ACTIVATIONS  # noqa: E402
+from kernel_twins.ops.activations import ACTIVATIONS  # noqa: E402
 
 BY_ACTIVATION = pytest.mark.parametrize("activation", ACTIVATIONS)
 X_SHAPES = [(3, 5), (5,), (2, 3, 5), (0, 5)]

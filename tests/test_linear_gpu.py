@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import kernel_twins  # noqa: E402
-from kernel_twins.functional.activations import ACTIVATIONS  # noqa: E402
+from kernel_twins.ops.activations import ACTIVATIONS  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 

@@ -11,10 +11,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kernel_twins import OPS, baselines, products  # noqa: E402
+from kernel_twins import OPS  # noqa: E402
 from kernel_twins.check import check_baseline, generator  # noqa: E402
+from kernel_twins.ops.matmul import shared  # noqa: E402
+from kernel_twins.ops.matmul.compiled import compiled_product  # noqa: E402
+from kernel_twins.ops.tensors import empty_outputs  # noqa: E402
 from kernel_twins.spec import Case, Step  # noqa: E402
-from kernel_twins.tensors import empty_outputs  # noqa: E402
 
 OP = OPS["matmul_bf16"]
 PLAIN = Step(name="v98_plain", change="", why="")
@@ -112,9 +114,9 @@ def test_copyable_says_what_the_copy_engine_takes() -> None:
             if 0 in case.shape or case.get("offset") or math.prod(case.shape) > 2**26:
                 continue
             taken = {layout_of(matrix) for matrix in OP.inputs(case, generator(case, "cpu"))}
-            assert ("pointers" in taken) == bool(products.copyable(case)), case.slug
+            assert ("pointers" in taken) == bool(shared.copyable(case)), case.slug
             taken.add(layout_of(empty_outputs(OP, case, "cpu")))
-            assert ("pointers" in taken) == bool(products.copyable_with_out(case)), case.slug
+            assert ("pointers" in taken) == bool(shared.copyable_with_out(case)), case.slug
 
 
 @pytest.mark.parametrize(
@@ -133,7 +135,7 @@ def test_copyable_says_what_the_copy_engine_takes() -> None:
 )
 def test_copyable_says_why_not(slug: str, operands: str, with_out: str) -> None:
     case = Case.parse(slug)
-    assert (products.copyable(case), products.copyable_with_out(case)) == (operands, with_out)
+    assert (shared.copyable(case), shared.copyable_with_out(case)) == (operands, with_out)
 
 
 def test_only_a_step_whose_launcher_asks_for_it_refuses_an_out_that_cannot_be_copied() -> None:
@@ -161,7 +163,7 @@ def test_a_baseline_calls_its_own_library_and_leaves_the_preference_as_it_was(
     monkeypatch.setattr(torch, "mm", mm)
     on_gpu = SimpleNamespace(is_cuda=True, dtype=torch.bfloat16)
     try:
-        products.torch_mm(library)(on_gpu, on_gpu, out=on_gpu)
+        shared.torch_mm(library)(on_gpu, on_gpu, out=on_gpu)
     except RuntimeError:
         assert broken
     assert used == [names[library]]
@@ -191,14 +193,14 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
     ],
 )
 def test_torch_compile_is_given_the_product_as_it_lies(asked: list[dict[str, object]], name: str, slug: str) -> None:
-    verdict = check_baseline(OPS[name], baselines.compiled_product(), Case.parse(slug), device="cpu")
+    verdict = check_baseline(OPS[name], compiled_product(), Case.parse(slug), device="cpu")
     assert verdict.ok, verdict.reason
     assert [each["dynamic"] for each in asked] == [False]
 
 
 def test_the_search_of_torch_compile_is_its_own_mode_and_prints_nothing(asked: list[dict[str, object]]) -> None:
     a = torch.ones(4, 4, dtype=torch.bfloat16)
-    baselines.compiled_product("max-autotune-no-cudagraphs")(a, a, out=torch.empty_like(a))
+    compiled_product("max-autotune-no-cudagraphs")(a, a, out=torch.empty_like(a))
     (wanted,) = asked
     mode = torch._inductor.list_mode_options("max-autotune-no-cudagraphs")
     quiet = {"autotune_num_choices_displayed": 0, "max_autotune_report_choices_stats": False}
@@ -214,8 +216,8 @@ def test_a_search_is_made_for_three_headline_products_alone() -> None:
 
 
 def test_compiled_fp32_is_true_fp32(asked: list[dict[str, object]], monkeypatch: pytest.MonkeyPatch) -> None:
-    call, a = baselines.compiled_product(), torch.ones(4, 4)
-    monkeypatch.setattr(products, "allows_tf32", lambda: True)
+    call, a = compiled_product(), torch.ones(4, 4)
+    monkeypatch.setattr(shared, "allows_tf32", lambda: True)
     with pytest.raises(RuntimeError, match=r"^TF32 is on; this baseline is true fp32: torch.set_float32_matmul"):
         call(a, a, out=torch.empty_like(a))
     half = a.bfloat16()

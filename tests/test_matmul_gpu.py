@@ -12,8 +12,8 @@ torch = pytest.importorskip("torch")
 
 from kernel_twins import OPS, load, load_baseline  # noqa: E402
 from kernel_twins.check import compare, generator  # noqa: E402
+from kernel_twins.ops.tensors import empty_outputs  # noqa: E402
 from kernel_twins.spec import BACKENDS, Backend, Case, Step  # noqa: E402
-from kernel_twins.tensors import empty_outputs  # noqa: E402
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,10 +11,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kernel_twins import OPS, load_baseline, norms  # noqa: E402
+from kernel_twins import OPS, load_baseline  # noqa: E402
 from kernel_twins.check import check, generator  # noqa: E402
+from kernel_twins.ops.norm import shared  # noqa: E402
+from kernel_twins.ops.tensors import empty_outputs  # noqa: E402
 from kernel_twins.spec import Case  # noqa: E402
-from kernel_twins.tensors import empty_outputs  # noqa: E402
 
 functional = torch.nn.functional
 NAMES = ("layer_norm", "rms_norm")
@@ -75,8 +76,8 @@ def test_forward_references_are_pytorchs(name, variant) -> None:
     torch.testing.assert_close((row - mean[..., None]) * rstd[:, None], pytorchs(name, row, None, None, norm(name).eps))
 
 
-def norm(name: str) -> norms.Norm:
-    return norms.LAYER if name == "layer_norm" else norms.RMS
+def norm(name: str) -> shared.Norm:
+    return shared.LAYER if name == "layer_norm" else shared.RMS
 
 
 @BY_NAME
@@ -116,7 +117,7 @@ def test_references_are_the_same_in_pieces(name, monkeypatch) -> None:
         reference(case, inputs, slice(0, output.shape[0]))
         for reference, output in zip(references, op.outputs(case), strict=True)
     ]
-    monkeypatch.setattr(norms, "_CHUNK", 100)
+    monkeypatch.setattr(shared, "_CHUNK", 100)
     for reference, output, both in zip(references, op.outputs(case), before, strict=True):
         pieces = [slice(start, min(start + 7, output.shape[0])) for start in range(0, output.shape[0], 7)]
         for index in range(2):

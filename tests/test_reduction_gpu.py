@@ -14,8 +14,8 @@ torch = pytest.importorskip("torch")
 
 from kernel_twins import OPS, load  # noqa: E402
 from kernel_twins.check import compare  # noqa: E402
+from kernel_twins.ops.tensors import DTYPE  # noqa: E402
 from kernel_twins.spec import Backend, Case  # noqa: E402
-from kernel_twins.tensors import DTYPE  # noqa: E402
 from tests.gpu_memory import held_bytes  # noqa: E402
 
 if TYPE_CHECKING:

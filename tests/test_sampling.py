@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from kernel_twins import OPS, sampling
 from kernel_twins.report.calls.sampled_cases import CASES, FUNCTIONS, cases, is_compiled, op_of, seed_of
-from kernel_twins.sampling import Drawn, Draws
-from kernel_twins.spec import Case
+from kernel_twins.spec import Case, Drawn, Draws
 
 DRAWN = [op for op in OPS.values() if op.draw]
 BY_OP = pytest.mark.parametrize("op", DRAWN, ids=lambda op: op.name)
@@ -66,7 +65,7 @@ EXPECTED = {
 @BY_OP
 def test_layouts_options_and_dtypes_take_turns(op) -> None:
     draws = Draws(3)
-    drawn = [op.sample(draws) for _ in range(MANY)]
+    drawn = [sampling.case(op, draws) for _ in range(MANY)]
     dtypes = Counter(case.dtype for case in drawn)
     assert max(dtypes.values()) - min(dtypes.values()) <= 1
     variants = Counter(key for case in drawn for key, _ in case.variant)
@@ -77,11 +76,11 @@ def test_layouts_options_and_dtypes_take_turns(op) -> None:
 
 def test_half_the_sizes_are_multiples_of_64_a_quarter_of_8_and_a_quarter_of_neither() -> None:
     draws = Draws(3)
-    found = Counter(multiple(OPS["softmax"].sample(draws).shape[1]) for _ in range(MANY))
+    found = Counter(multiple(sampling.case(OPS["softmax"], draws).shape[1]) for _ in range(MANY))
     assert found[64] >= MANY / 2  # a multiple of 8 may be one of 64
     assert found[64] + found[8] == 3 * MANY / 4
     draws = Draws(4)
-    products = [OPS["matmul_bf16"].sample(draws).shape for _ in range(MANY)]
+    products = [sampling.case(OPS["matmul_bf16"], draws).shape for _ in range(MANY)]
     layers = [shape for shape in products if shape[0] <= 16_384 and shape[2] % 64 == 0]
     assert len(layers) >= MANY / 2
     assert sum((n >= 32_000 and n % 64 != 0) or n > 32_768 for _, n, _ in products) >= MANY / 20
@@ -91,7 +90,7 @@ def test_half_the_sizes_are_multiples_of_64_a_quarter_of_8_and_a_quarter_of_neit
 
 def test_a_sixth_of_the_rows_are_few_and_very_long() -> None:
     draws = Draws(5)
-    shapes = [OPS["softmax"].sample(draws).shape for _ in range(MANY)]
+    shapes = [sampling.case(OPS["softmax"], draws).shape for _ in range(MANY)]
     long = [(m, n) for m, n in shapes if n > 2**17]
     assert abs(len(long) - MANY / 6) <= 2
     assert all(m <= 64 and n <= 2**24 for m, n in long)
@@ -119,7 +118,7 @@ def test_operations_without_a_public_function_draw_none() -> None:
     with pytest.raises(
         ValueError, match=r"^op is 'softmax_backward', must be one that a public function is called with"
     ):
-        OPS["softmax_backward"].sample(Draws(0))
+        sampling.case(OPS["softmax_backward"], Draws(0))
 
 
 def test_every_public_function_is_sampled() -> None:

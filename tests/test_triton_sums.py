@@ -15,8 +15,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kernel_twins import dropout  # noqa: E402
-from kernel_twins.functional.activations import ACTIVATIONS  # noqa: E402
+from kernel_twins.ops.activations import ACTIVATIONS  # noqa: E402
+from kernel_twins.ops.dropout import shared  # noqa: E402
 from tests import forks  # noqa: E402
 
 P, SEED, OFFSET = 0.3, 2**63 + 11, 2**40 + 8
@@ -65,16 +65,16 @@ def biases_are_right(
     """dropout_add's sum, with a bias and without, of a state that the host knows and of one on the GPU."""
     compute = importlib.import_module("kernel_twins._triton.dropout.dropout_add_backward.bias").dropout_add_bias
     dout, x = (matrix(shape, seed, dtype, device, layout) for seed in (0, 1))
-    kept = dropout.kept(shape, slice(0, shape[0]), torch.device(device), p=p, seed=SEED, offset=OFFSET)
+    kept = shared.kept(shape, slice(0, shape[0]), torch.device(device), p=p, seed=SEED, offset=OFFSET)
     words = torch.tensor([SEED - 2**64, OFFSET], device=device)
     for shift in (matrix((1, shape[1]), 2, dtype, device)[0], None):
         given = (None, None) if activation == "none" else (x, shift)
         z = x.double() if shift is None else (x.float() + shift.float()).double()
         z.requires_grad_()
         (slope,) = torch.autograd.grad(ACTIVATIONS[activation](z).sum(), z)
-        dz = torch.where(kept, dout.double() * slope * dropout.scale(p), 0.0)
+        dz = torch.where(kept, dout.double() * slope * shared.scale(p), 0.0)
         # A slope errs by up to 1e-6 of its own, which is 0 where terms take each other away.
-        terms = torch.where(kept, dout.double().abs() * dropout.scale(p), 0.0).sum(0) * 4
+        terms = torch.where(kept, dout.double().abs() * shared.scale(p), 0.0).sum(0) * 4
         for state in ({"seed": SEED, "offset": OFFSET}, {"seed": words, "offset": None}):
             dbias = torch.full((shape[1],), math.nan, dtype=dtype, device=device)
             compute(dout, *given, dbias, p=p, activation=activation, **state)
@@ -127,7 +127,7 @@ def test_sums_of_rows_past_two_to_the_31_elements(alone) -> None:
     dweight, dbias = torch.empty(2, n, dtype=torch.bfloat16, device="cuda")
     weights(dout, dout, None, rstd, dweight, dbias)
     assert bool((dweight == 5).all()) and bool((dbias == 3).all())
-    kept = dropout.kept((m, n), slice(m - 1, m), dout.device, p=P, seed=SEED, offset=OFFSET)
+    kept = shared.kept((m, n), slice(m - 1, m), dout.device, p=P, seed=SEED, offset=OFFSET)
     dout[0] = 0
     compute(dout, None, None, dbias, p=P, activation="none", seed=SEED, offset=OFFSET)
     assert torch.equal(dbias != 0, kept[0])

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from kernel_twins import OPS
 from kernel_twins.check import Problem, generator
+from kernel_twins.ops.tensors import empty_outputs
 from kernel_twins.spec import Case, Op
-from kernel_twins.tensors import empty_outputs
 from tests import wrong
 from tests.cases import with_axes_halved, with_fewer_rows
 

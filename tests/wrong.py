@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernel_twins import dropout
-from kernel_twins.functional.activations import ACTIVATIONS
+from kernel_twins.ops.activations import ACTIVATIONS
+from kernel_twins.ops.dropout import shared
 from kernel_twins.spec import Case
 
 Change = Callable[[Tensor], Tensor]
@@ -253,9 +253,9 @@ def dropout_add(
     seed: int,
     offset: int,
 ) -> Outputs:
-    kept = dropout.kept(tuple(x.shape), slice(0, x.shape[0]), x.device, p=p, seed=seed, offset=offset)
+    kept = shared.kept(tuple(x.shape), slice(0, x.shape[0]), x.device, p=p, seed=seed, offset=offset)
     z = x if bias is None else x + fault.at("bias", bias[None])
-    out = ACTIVATIONS[activation](z) * fault.at("scale", torch.full_like(x, dropout.scale(p)))
+    out = ACTIVATIONS[activation](z) * fault.at("scale", torch.full_like(x, shared.scale(p)))
     out = torch.where(fault.at("mask", kept.double()) > 0, out, 0.0)
     return (out if residual is None else out + fault.at("residual", residual),)
 
@@ -271,11 +271,11 @@ def dropout_add_backward(
     seed: int,
     offset: int,
 ) -> Outputs:
-    kept = dropout.kept(tuple(dout.shape), slice(0, dout.shape[0]), dout.device, p=p, seed=seed, offset=offset)
-    dx = dout * fault.at("scale", torch.full_like(dout, dropout.scale(p)))
+    kept = shared.kept(tuple(dout.shape), slice(0, dout.shape[0]), dout.device, p=p, seed=seed, offset=offset)
+    dx = dout * fault.at("scale", torch.full_like(dout, shared.scale(p)))
     if x is not None:
         z = x if bias is None else x + fault.at("bias", bias[None])
-        dx = dx * fault.at("slope", dropout.slope(z, activation))
+        dx = dx * fault.at("slope", shared.slope(z, activation))
     dx = torch.where(fault.at("mask", kept.double()) > 0, dx, 0.0)
     return dx, fault.at("columns", dx.t()).sum(-1)  # the bias's, where there is one
 

@@ -33,7 +33,7 @@ namespace kernel_twins {
 using at::Tensor;
 
 // -----------------------------------------------------------------------------------------------------------
-// Arguments: the counterpart of kernel_twins/tensors.py
+// Arguments: the counterpart of kernel_twins/ops/tensors.py
 // -----------------------------------------------------------------------------------------------------------
 
 // Messages are put together from strings, and numbers through this: where a compiler links libstdc++

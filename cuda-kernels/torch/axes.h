@@ -1,5 +1,5 @@
 // How operators over any axes of a tensor say which ones, and what comes of it: the counterpart of
-// kernel_twins/ops/reduction_nd.py's checks.
+// kernel_twins/ops/reduction/reduction_nd.py's checks.
 #pragma once
 
 #include <c10/core/SymBool.h>

@@ -301,7 +301,7 @@ void softmax_backward(const std::string& step, const Tensor& dout, const Tensor&
 }
 
 // -----------------------------------------------------------------------------------------------------------
-// The norms: the counterpart of kernel_twins/norms.py
+// The norms: the counterpart of kernel_twins/ops/norm/shared.py
 // -----------------------------------------------------------------------------------------------------------
 
 using OptionalTensor = std::optional<Tensor>;
@@ -485,7 +485,7 @@ void rms_norm_backward(const std::string& step, const Tensor& dout, const Tensor
 }
 
 // -----------------------------------------------------------------------------------------------------------
-// Cross entropy: the counterpart of kernel_twins/losses.py
+// Cross entropy: the counterpart of kernel_twins/ops/loss/shared.py
 // -----------------------------------------------------------------------------------------------------------
 
 void require_classes(const Tensor& logits, const Tensor& target, double label_smoothing) {
@@ -559,7 +559,7 @@ void cross_entropy_backward(const std::string& step, const Tensor& logits, const
 }
 
 // -----------------------------------------------------------------------------------------------------------
-// Dropout: the counterpart of kernel_twins/dropout.py
+// Dropout: the counterpart of kernel_twins/ops/dropout/shared.py
 // -----------------------------------------------------------------------------------------------------------
 
 Dropout dropout_with(double p, uint64_t seed, uint64_t offset) {

@@ -12,7 +12,7 @@ import math
 from functools import cache
 from pathlib import Path
 
-from kernel_twins import products
+from kernel_twins.ops.matmul.shared import copyable_with_out
 from kernel_twins.spec import ITEMSIZE, Case
 
 FILE = Path(__file__).parent / "fastest.json"
@@ -36,7 +36,7 @@ def nearest(gpu: str, function: str, problem: Case, copyable: bool | None = None
         case
         for case in table(gpu, function)
         if ITEMSIZE[case.dtype] == ITEMSIZE[problem.dtype]
-        and (copyable is None or (products.copyable_with_out(case) == "") == copyable)
+        and (copyable is None or (copyable_with_out(case) == "") == copyable)
     ]
     alike = [case for case in known if case.variant == problem.variant] or known
     if not alike:

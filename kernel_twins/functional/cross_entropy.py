@@ -33,8 +33,8 @@ from kernel_twins.functional.backends import (
 )
 from kernel_twins.functional.choice import nearest
 from kernel_twins.functional.rows import rows_of, with_batch
+from kernel_twins.ops.tensors import DTYPE, name_of
 from kernel_twins.spec import Backend, Case
-from kernel_twins.tensors import DTYPE, name_of
 
 STEPS: dict[Backend, dict[str, tuple[str, ...]]] = {
     "cuda": {

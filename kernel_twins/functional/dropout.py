@@ -17,7 +17,6 @@ from torch.nn import functional
 
 from kernel_twins._load import UnavailableError
 from kernel_twins.ceilings import gpu_slug
-from kernel_twins.functional.activations import ACTIVATIONS
 from kernel_twins.functional.backends import (
     BACKENDS,
     Function,
@@ -32,8 +31,9 @@ from kernel_twins.functional.backends import (
 from kernel_twins.functional.choice import nearest
 from kernel_twins.functional.norm import Rule, one_by_one, require_tensors
 from kernel_twins.functional.rows import with_batch
+from kernel_twins.ops.activations import ACTIVATIONS
+from kernel_twins.ops.tensors import DTYPE, name_of
 from kernel_twins.spec import Backend, Case
-from kernel_twins.tensors import DTYPE, name_of
 
 STEPS: dict[Backend, dict[str, tuple[str, ...]]] = {
     "cuda": {"dropout_add": ("v05_more_warps",), "dropout_add_backward": ("v04_rows_abreast",)},

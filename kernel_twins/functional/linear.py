@@ -13,7 +13,6 @@ from torch.nn import functional
 
 from kernel_twins._load import UnavailableError
 from kernel_twins.ceilings import gpu_slug
-from kernel_twins.functional.activations import ACTIVATIONS
 from kernel_twins.functional.backends import (
     BACKENDS,
     HALF,
@@ -30,8 +29,9 @@ from kernel_twins.functional.backends import (
 )
 from kernel_twins.functional.choice import nearest
 from kernel_twins.functional.norm import require_tensors
+from kernel_twins.ops.activations import ACTIVATIONS
+from kernel_twins.ops.tensors import name_of
 from kernel_twins.spec import Backend, Case
-from kernel_twins.tensors import name_of
 
 STEP = "v01_fused"  # what stands behind both languages; cuda-kernels/matmul/torch.cpp has the same name
 

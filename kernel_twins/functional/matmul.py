@@ -32,9 +32,9 @@ from kernel_twins.functional.backends import (
     triton_functions,
 )
 from kernel_twins.functional.choice import nearest
-from kernel_twins.products import allows_tf32
+from kernel_twins.ops.matmul.shared import allows_tf32
+from kernel_twins.ops.tensors import DTYPE, name_of, require_same_dtype
 from kernel_twins.spec import Backend, Case
-from kernel_twins.tensors import DTYPE, name_of, require_same_dtype
 
 STEPS: dict[Backend, dict[str, tuple[str, ...]]] = {
     "cuda": {"matmul_fp32": ("v12_short_loop", "v09_pipelined"), "matmul_bf16": ("v15_dispatch", "v05_grouped")},

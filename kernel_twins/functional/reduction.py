@@ -29,9 +29,9 @@ from kernel_twins.functional.backends import (
     runs,
     triton_functions,
 )
-from kernel_twins.ops.reduction_nd import MOST_AXES
+from kernel_twins.ops.reduction.reduction_nd import MOST_AXES
+from kernel_twins.ops.tensors import DTYPE
 from kernel_twins.spec import Backend
-from kernel_twins.tensors import DTYPE
 
 Dims = int | Sequence[int] | None
 
@@ -150,7 +150,7 @@ def _runs(backend: Backend, device: int) -> bool:
 
 def axes_of(dims: Sequence[int], rank: int) -> tuple[int, ...]:
     """The reduced axes in their order, counted from the front; all where none is named. A rank of 0 is one axis."""
-    from kernel_twins.ops.reduction_nd import require_dims
+    from kernel_twins.ops.reduction.reduction_nd import require_dims
 
     return tuple(sorted(require_dims(tuple(dims), max(rank, 1)))) or tuple(range(rank))
 

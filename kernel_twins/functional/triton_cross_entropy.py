@@ -33,7 +33,7 @@ from kernel_twins.functional.cross_entropy import (
     in_place_batching_rule,
 )
 from kernel_twins.functional.rows import empty_rows, in_rows, rows_of
-from kernel_twins.tensors import DTYPE, require_device, require_dtype
+from kernel_twins.ops.tensors import DTYPE, require_device, require_dtype
 
 Losses = tuple[Tensor, Tensor, Tensor]
 """The loss of rows or of all; of each row the logarithm of its sum of exponentials; and what a row's loss counts in

@@ -16,7 +16,6 @@ import torch
 import triton
 from torch import Tensor
 
-from kernel_twins import dropout
 from kernel_twins.functional.backends import (
     is_batched,
     is_plain,
@@ -30,7 +29,8 @@ from kernel_twins.functional.dropout import STEPS, batching_rule
 from kernel_twins.functional.norm import one_by_one, require_tensors
 from kernel_twins.functional.rows import in_rows
 from kernel_twins.functional.triton_linear import _differentiable_dz as differentiable_dz
-from kernel_twins.tensors import DTYPE, require_device, require_dtype, require_shape
+from kernel_twins.ops.dropout.shared import check_options, scale
+from kernel_twins.ops.tensors import DTYPE, require_device, require_dtype, require_shape
 
 State = Tensor | tuple[int, int]
 
@@ -183,7 +183,7 @@ def _empty_backward(dout: Tensor, x_grad: bool, bias_grad: bool) -> tuple[Tensor
 def _check(x: Tensor, residual: Tensor | None, bias: Tensor | None, p: float, activation: str) -> None:
     if x.dtype not in _DTYPES:
         require_dtype("x", x, *DTYPE)
-    dropout.check_options(p, activation, 0, 0)
+    check_options(p, activation, 0, 0)
     if residual is not None:
         _require_like("residual", residual, "x", x)
         _require_shape("residual", residual, "x", x)
@@ -201,7 +201,7 @@ def _check_backward(
 ) -> None:
     if dout.dtype not in _DTYPES:
         require_dtype("dout", dout, *DTYPE)
-    dropout.check_options(p, activation, 0, 0)
+    check_options(p, activation, 0, 0)
     if activation == "none" and (x is not None or bias is not None):
         raise ValueError("activation is 'none', which has no use for x and bias: leave them out")
     if activation != "none" and x is None:
@@ -260,7 +260,7 @@ def _differentiable_backward(
         mask = backward_operator(ones, None, None, state, p, "none", True, False)[0] != 0
     else:
         mask = _compute_backward(ones, None, None, state, p, "none", True, False)[0] != 0
-    dx = dout.float() * dropout.scale(p)
+    dx = dout.float() * scale(p)
     if x is not None:
         dx = differentiable_dz(dx, x.float() if bias is None else x.float() + bias.float(), activation)
     dx = torch.where(mask, dx, 0.0)

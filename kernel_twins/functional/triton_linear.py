@@ -13,7 +13,6 @@ from torch import Tensor
 
 from kernel_twins import ops
 from kernel_twins.functional import triton_matmul
-from kernel_twins.functional.activations import ACTIVATIONS
 from kernel_twins.functional.backends import (
     is_batched,
     is_plain,
@@ -24,7 +23,8 @@ from kernel_twins.functional.backends import (
     wants_gradient,
 )
 from kernel_twins.functional.linear import STEP
-from kernel_twins.tensors import require_device, require_dtype, require_same_dtype
+from kernel_twins.ops.activations import ACTIVATIONS
+from kernel_twins.ops.tensors import require_device, require_dtype, require_same_dtype
 
 SAVES_NOTHING = ("none", "relu")  # relu's gradient needs its result alone
 

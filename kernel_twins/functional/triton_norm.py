@@ -27,7 +27,7 @@ from kernel_twins.functional.backends import (
 )
 from kernel_twins.functional.norm import STEPS, Affine, Result, batching_rule, no_row, one_by_one, require_tensors
 from kernel_twins.functional.rows import in_rows
-from kernel_twins.tensors import DTYPE, require_device, require_dtype
+from kernel_twins.ops.tensors import DTYPE, require_device, require_dtype
 
 _DTYPES = tuple(DTYPE.values())
 

@@ -21,8 +21,8 @@ from kernel_twins.functional.backends import (
     triton_launcher,
 )
 from kernel_twins.functional.reduction import STEPS, axes_of, batching_rule
-from kernel_twins.ops.reduction_nd import KINDS, MOST_AXES
-from kernel_twins.tensors import DTYPE, require_dtype
+from kernel_twins.ops.reduction.reduction_nd import KINDS, MOST_AXES
+from kernel_twins.ops.tensors import DTYPE, require_dtype
 
 _DTYPES = tuple(DTYPE.values())
 

@@ -1,16 +1,34 @@
-"""The specs: one module an operation, each with its ``OP``. A new module here is found by itself."""
+"""The specs: a folder a family, a module an operation, each with its ``OP``. A new one is found by itself."""
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
+from types import ModuleType
 
 from kernel_twins.spec import Op
 
 
 def _discover() -> dict[str, Op]:
-    modules = [importlib.import_module(f"{__name__}.{info.name}") for info in pkgutil.iter_modules(__path__)]
-    return {op.name: op for op in sorted((module.OP for module in modules), key=lambda op: op.chapter)}
+    families = [f"{__name__}.{info.name}" for info in pkgutil.iter_modules(__path__) if info.ispkg]
+    modules = [
+        importlib.import_module(f"{family}.{info.name}")
+        for family in families
+        for info in pkgutil.iter_modules(importlib.import_module(family).__path__)
+    ]
+    found = [_op_of(module) for module in modules if hasattr(module, "OP")]
+    return {op.name: op for op in sorted(found, key=lambda op: (op.chapter, op.name))}
+
+
+def _op_of(module: ModuleType) -> Op:
+    """A module's operation; ValueError where it has another family than its folder, or another name than its file."""
+    op: Op = module.OP
+    _, folder, file = module.__name__.rsplit(".", 2)
+    if op.family != folder:
+        raise ValueError(f"{module.__file__}: OP.family is {op.family!r}, must be {folder!r} like its folder")
+    if op.name != file:
+        raise ValueError(f"{module.__file__}: OP.name is {op.name!r}, must be {file!r} like its file")
+    return op
 
 
 OPS: dict[str, Op] = _discover()

@@ -10,9 +10,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernel_twins import dropout
 from kernel_twins._triton.matmul.linear.backward import _derivative
 from kernel_twins._triton.matmul.linear.v01_fused import _activate
+from kernel_twins.ops.dropout import shared as dropout
 
 SQRT_HALF = tl.constexpr(0.7071067811865476)
 

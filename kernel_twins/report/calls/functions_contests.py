@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn import functional
 
 import kernel_twins
-from kernel_twins.functional.activations import ACTIVATIONS
+from kernel_twins.ops.activations import ACTIVATIONS
+from kernel_twins.ops.tensors import DTYPE
 from kernel_twins.spec import Case
-from kernel_twins.tensors import DTYPE
 
 Function = Callable[..., Tensor]
 Result = Tensor | tuple[Tensor, ...]  # out, or out and the operands' gradients

@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import kernel_twins
-from kernel_twins import OPS, dropout, losses, norms
-from kernel_twins.functional.activations import ACTIVATIONS
+from kernel_twins import OPS
 from kernel_twins.functional.cross_entropy import _can_overwrite
 from kernel_twins.functional.cross_entropy import _choose as choose_cross_entropy
 from kernel_twins.functional.cross_entropy import _runs as runs_cross_entropy
@@ -23,6 +22,11 @@ from kernel_twins.functional.matmul import _choose as choose_matmul
 from kernel_twins.functional.norm import _choose as choose_norm
 from kernel_twins.functional.reduction import _choose as choose_reduction
 from kernel_twins.functional.softmax import _choose as choose_softmax
+from kernel_twins.ops.activations import ACTIVATIONS
+from kernel_twins.ops.dropout.shared import options as dropout_options
+from kernel_twins.ops.loss.shared import log_sums, over_rows
+from kernel_twins.ops.loss.shared import options as loss_options
+from kernel_twins.ops.norm.shared import LAYER, RMS, Norm
 from kernel_twins.spec import Case, Op
 
 Operands = tuple[Tensor, ...]  # the inputs of the operation, in its order
@@ -76,7 +80,7 @@ def _softmax(case: Case) -> Calls:
 _log_softmax = _softmax
 
 
-def _norm(name: str, norm: norms.Norm, case: Case) -> Calls:
+def _norm(name: str, norm: Norm, case: Case) -> Calls:
     """Operands are x, weight and, of layer_norm, bias; then the residual; of these, those that the case has."""
     n, adds, weighted = case.shape[1], case.get("residual") == "yes", case.get("affine") != "none"
     vectors = (1 + norm.centered) * weighted
@@ -105,12 +109,12 @@ def _norm(name: str, norm: norms.Norm, case: Case) -> Calls:
     return Calls(eager, ours, chosen, leaves, _backward(name, case, variant))
 
 
-NORMS = {"layer_norm": norms.LAYER, "rms_norm": norms.RMS}
+NORMS = {"layer_norm": LAYER, "rms_norm": RMS}
 _layer_norm, _rms_norm = (partial(_norm, name, norm) for name, norm in NORMS.items())
 
 
 def _cross_entropy(case: Case) -> Calls:
-    options = losses.options(case)
+    options = loss_options(case)
     eager = partial(functional.cross_entropy, **options)
     ours = partial(kernel_twins.cross_entropy, **options)
     chosen = partial(choose_cross_entropy, weight=None, reduction="mean")
@@ -123,7 +127,7 @@ def _cross_entropy_gradient(case: Case) -> Calls:
     separate = _cross_entropy(case)
 
     def ours(logits: Tensor, target: Tensor, backend: str) -> tuple[Tensor, Tensor]:
-        loss = kernel_twins.cross_entropy_gradient_(logits, target, **losses.options(case), backend=backend)
+        loss = kernel_twins.cross_entropy_gradient_(logits, target, **loss_options(case), backend=backend)
         return loss, logits
 
     def chosen(logits: Tensor, target: Tensor) -> str:
@@ -147,7 +151,7 @@ def loss_and_gradient(loss_of: Function) -> Function:
 
 def _dropout_add(case: Case) -> Calls:
     """Operands are x and, as far as the case has them, residual and bias."""
-    p, activation = dropout.options(case)["p"], case.get("act", "none")
+    p, activation = dropout_options(case)["p"], case.get("act", "none")
 
     def eager(x: Tensor, residual: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
         y = functional.dropout(ACTIVATIONS[activation](x if bias is None else x + bias), p)
@@ -190,12 +194,12 @@ def gradient_operands(case: Case, of: Calls, operands: Operands, douts: Operands
         return douts if case.get("act", "none") == "none" else (douts[0], operands[0], *operands[2:])
     if op == "cross_entropy":
         logits, target = operands
-        options = losses.options(case)
+        options = loss_options(case)
         ignored = target == options["ignore_index"]
-        lse, _ = losses.over_rows(
+        lse, _ = over_rows(
             slice(0, case.shape[0]),
             case.shape[1],
-            lambda part: losses.log_sums(logits[part].double(), target[part], options["ignore_index"]),
+            lambda part: log_sums(logits[part].double(), target[part], options["ignore_index"]),
         )
         dout = douts[0].float() / (~ignored).sum()
         return logits, target, lse.float(), dout.expand(case.shape[0]).contiguous()

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
-from kernel_twins import ops
-from kernel_twins.sampling import Draws
-from kernel_twins.spec import Case
+from kernel_twins import ops, sampling
+from kernel_twins.spec import Case, Draws
 
 Pass = Literal["forward", "backward"]
 
@@ -62,7 +61,7 @@ def cases(function: str, seed: int) -> list[Case]:
     found: dict[Case, None] = {}
     while len(found) < CASES:
         turns.next()
-        found.setdefault(ops.get(turns.deal("op", sampled.ops)).sample(draws))
+        found.setdefault(sampling.case(ops.get(turns.deal("op", sampled.ops)), draws))
     return list(found)
 
 

@@ -16,8 +16,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernel_twins import OPS, check, dropout, losses
-from kernel_twins.norms import Norm
+from kernel_twins import OPS, check
+from kernel_twins.ops.dropout.shared import slope as dropout_slope
+from kernel_twins.ops.loss.shared import options
+from kernel_twins.ops.norm.shared import Norm
 from kernel_twins.report.calls.sampled_calls import NORMS, Calls, Operands, calls, gradient_operands
 from kernel_twins.report.calls.sampled_cases import op_of
 from kernel_twins.spec import Case, Op
@@ -69,7 +71,7 @@ class Forward:
     def _mean_fault(self, loss: Tensor) -> str:
         """NaN where all rows are ignored."""
         exact, terms = self._losses
-        count = (self.operands[1] != losses.options(self._case)["ignore_index"]).sum()
+        count = (self.operands[1] != options(self._case)["ignore_index"]).sum()
         mean = exact.sum() / count
         bound = torch.finfo(loss.dtype).eps * mean.abs() + _FP32_LOOP * terms.sum() / count
         if bool((loss.double() - mean).abs() <= bound) or bool(loss.isnan() & mean.isnan()):
@@ -220,7 +222,7 @@ def _dz_and_errors(x: Tensor, weight: Tensor, bias: Tensor, dout: Tensor, activa
     and by the slope's slope times half an eps of z, times dout.
     """
     z = functional.linear(x.double(), weight.double(), bias.double())
-    slope, dout = dropout.slope(z, activation), dout.double()
+    slope, dout = dropout_slope(z, activation), dout.double()
     numbers = torch.finfo(x.dtype)
     errors = numbers.eps / 2 * (dout.abs() * (slope.abs() + _BEND) + numbers.tiny)
     return dout * slope, errors.float()

@@ -18,10 +18,13 @@ import torch
 from torch import Tensor
 
 import kernel_twins
-from kernel_twins import OPS, check, environment, losses
+from kernel_twins import OPS, check
 from kernel_twins._load import UnavailableError
 from kernel_twins.bench import raised, sets_of
 from kernel_twins.check import NotJudgedError, generator, judging
+from kernel_twins.ops import environment
+from kernel_twins.ops.loss import shared
+from kernel_twins.ops.tensors import OUT_DTYPE, empty_outputs
 from kernel_twins.report.calls import sampled_timing
 from kernel_twins.report.calls.sampled_calls import (
     Function,
@@ -34,7 +37,6 @@ from kernel_twins.report.calls.sampled_cases import Pass, is_compiled, op_of
 from kernel_twins.report.calls.sampled_checks import Backward, Forward
 from kernel_twins.report.rows import store
 from kernel_twins.spec import NOT_JUDGED, Case
-from kernel_twins.tensors import OUT_DTYPE, empty_outputs
 
 OURS = ("cuda", "triton")
 OTHERS = ("liger", "quack")
@@ -150,7 +152,7 @@ class Problem:
         def with_rows() -> Operands:
             """The losses of the rows, of which a mean tells little: without it, and under autocast unrounded."""
             with torch.autocast(operands[0].device.type):
-                options = losses.options(self.case)
+                options = shared.options(self.case)
                 of_rows = kernel_twins.cross_entropy(*operands, reduction="none", backend=name, **options)
             return (*_tuple(trial()), of_rows)
 

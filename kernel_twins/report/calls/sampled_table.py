@@ -41,10 +41,10 @@ _WORST = 5
 
 # What is drawn, judged and timed, besides the functions themselves.
 _SOURCES = (
-    *("kernel_twins/ops/*.py", "kernel_twins/functional/fastest.json", f"hardware-survey/results/{REFERENCE_GPU}.json"),
-    *(f"kernel_twins/{name}.py" for name in ("ceilings", "draws", "sampling", "spec")),
-    *(f"kernel_twins/{name}.py" for name in ("check", "dropout", "losses", "norms", "philox", "rows")),
-    *(f"kernel_twins/{name}.py" for name in ("_load", "baselines", "bench", "environment", "sensors")),
+    "kernel_twins/ops/**/*.py",
+    "kernel_twins/functional/fastest.json",
+    f"hardware-survey/results/{REFERENCE_GPU}.json",
+    *(f"kernel_twins/{name}.py" for name in ("_load", "bench", "ceilings", "check", "sampling", "sensors", "spec")),
     *(f"kernel_twins/report/calls/sampled_{name}.py" for name in ("calls", "cases", "checks", "contests", "timing")),
 )
 

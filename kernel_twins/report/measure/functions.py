@@ -21,9 +21,9 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from kernel_twins import environment
 from kernel_twins._load import UnavailableError
 from kernel_twins.bench import raised
+from kernel_twins.ops import environment
 from kernel_twins.report.calls import functions_code, functions_table
 from kernel_twins.report.calls.functions_contests import OURS, Contest, Result, contests
 from kernel_twins.report.measure import publish, stage

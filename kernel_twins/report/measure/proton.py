@@ -39,7 +39,7 @@ def main(op: str, out: str, *chosen: str) -> None:
 
     from kernel_twins._load import load_named
     from kernel_twins.check import generator
-    from kernel_twins.tensors import empty_outputs
+    from kernel_twins.ops.tensors import empty_outputs
 
     spec = ops.get(op)
     cells = {label: labels.read(spec, label) for label in chosen}

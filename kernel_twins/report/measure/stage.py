@@ -26,7 +26,7 @@ from kernel_twins.report.rows.errors import CannotRunError, InvalidDataError
 from kernel_twins.report.rows.metrics import Tier
 from kernel_twins.spec import Name, Op
 
-_SHARED = ("triton-kernels/*/*.py", "triton-kernels/tuned/*.json", "kernel_twins/*.py", "kernel_twins/ops/*.py")
+_SHARED = ("triton-kernels/*/*.py", "triton-kernels/tuned/*.json", "kernel_twins/*.py", "kernel_twins/ops/**/*.py")
 
 
 @dataclass(frozen=True, slots=True)

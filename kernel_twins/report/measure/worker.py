@@ -22,11 +22,11 @@ import torch
 from kernel_twins import aot, ops
 from kernel_twins._load import UnavailableError, extension, load_named
 from kernel_twins.check import generator
+from kernel_twins.ops.tensors import empty_outputs
 from kernel_twins.report.measure.profilers import left
 from kernel_twins.report.rows import labels, libraries
 from kernel_twins.report.rows.identity import ptx_digest
 from kernel_twins.spec import Case, Name, Op
-from kernel_twins.tensors import empty_outputs
 
 
 def main(op: str, calls: str, digests_file: str, labels_file: str) -> None:

@@ -1,0 +1,117 @@
+"""What a user would call instead of our kernels, where the specs of several operations need it in the same form."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def compiled(function: Callable[..., Tensor]) -> Callable[..., None]:
+    """``call(*inputs, **options, out=tensor)`` of what torch.compile makes of a function; it writes ``out`` itself."""
+
+    def into(*inputs: Tensor, out: Tensor, **options: Any) -> None:
+        out.copy_(function(*inputs, **options))
+
+    return _compiled(into)
+
+
+def compiled_results(function: Callable[..., Any], mode: str = "default") -> Callable[..., Any]:
+    """The same, but what it computes is returned as torch.compile allocates it, and ``out`` left alone.
+
+    That is the form of a function with several results, and of one that ends in a library's kernel, whose result would
+    be copied into ``out``. ``mode`` is torch.compile's; what its search finds is not printed.
+    """
+    made = _compiled(function, mode)
+    return lambda *inputs, out, **options: made(*inputs, **options)
+
+
+_QUIET = {"autotune_num_choices_displayed": 0, "max_autotune_report_choices_stats": False}
+
+
+def _compiled(function: Callable[..., Any], mode: str = "default") -> Callable[..., Any]:
+    @functools.cache
+    def build() -> Callable[..., Any]:
+        import torch
+
+        # A mode is these options, and torch.compile takes no others beside its name.
+        options = torch._inductor.list_mode_options(mode, dynamic=False)
+        return torch.compile(function, dynamic=False, options={**options, **_QUIET})
+
+    def call(*inputs: Tensor, **arguments: Any) -> Any:
+        import torch
+
+        from kernel_twins.ops import environment
+
+        # By default it gives up after eight shapes, and runs the rest as it finds it.
+        with torch._dynamo.config.patch(recompile_limit=256), environment.kept():
+            return build()(*inputs, **arguments)
+
+    return call
+
+
+def aten(name: str, x: Tensor, *arguments: Any) -> tuple[Any, ...]:
+    """What PyTorch's own operator of that name returns, which is given x first.
+
+    Off the GPU, where it lacks some or keeps statistics in half precision, and of no elements, of which a kernel finds
+    the mean to be 0, it is what PyTorch decomposes the operator into, in fp32.
+    """
+    import torch
+    from torch._decomp import decomposition_table
+
+    operator = getattr(torch.ops.aten, name).default
+    if x.is_cuda and x.numel() > 0:
+        return operator(x, *arguments)
+    wide = (each.float() if isinstance(each, torch.Tensor) else each for each in (x, *arguments))
+    return decomposition_table[operator](*wide)
+
+
+@functools.cache
+def liger(op: str, n: int) -> tuple[Any, dict[str, int]]:
+    """Liger's module of kernels, and the settings that it launches them with for rows of n elements.
+
+    UnavailableError where liger-kernel is not installed, or does not take such rows.
+    """
+    from kernel_twins._load import UnavailableError
+
+    if n == 0:
+        raise UnavailableError("liger-kernel takes no rows without elements")
+    try:
+        module = importlib.import_module(f"liger_kernel.ops.{op}")
+        utils = importlib.import_module("liger_kernel.ops.utils")
+    except ImportError as error:
+        raise UnavailableError("liger-kernel is not installed: pip install liger-kernel") from error
+    try:
+        block_size, num_warps = utils.calculate_settings(n)
+    except RuntimeError as error:
+        raise UnavailableError(f"liger-kernel takes no rows of {n} elements") from error
+    return module, {"BLOCK_SIZE": block_size, "num_warps": num_warps}
+
+
+_CLUSTER_BYTES = 16 * 227 * 1024  # the shared memory of Hopper's largest cluster
+
+
+def quack(module: str, *tensors: Tensor) -> Any:
+    """quack's module of that name, for tensors whose last dimension it can take 16 bytes at a time.
+
+    UnavailableError where quack-kernels is not installed, or where a tensor has no elements, is not contiguous, or does
+    not begin, and each of its rows with it, at a multiple of 16 bytes, or where no cluster holds a row of all: quack
+    checks no lengths, and its launch fails.
+    """
+    from kernel_twins._load import UnavailableError
+
+    for tensor in tensors:
+        if tensor.numel() == 0:
+            raise UnavailableError("quack-kernels leaves results without elements alone")
+        if not tensor.is_contiguous() or tensor.data_ptr() % 16 or tensor.shape[-1] * tensor.element_size() % 16:
+            raise UnavailableError("quack-kernels takes contiguous rows of whole multiples of 16 bytes")
+    if sum(tensor.shape[-1] * tensor.element_size() for tensor in tensors) > _CLUSTER_BYTES:
+        raise UnavailableError(f"quack-kernels takes rows of up to {_CLUSTER_BYTES} bytes")
+    try:
+        return importlib.import_module(f"quack.{module}")
+    except ImportError as error:
+        raise UnavailableError("quack-kernels is not installed: pip install quack-kernels") from error

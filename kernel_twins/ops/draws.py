@@ -1,0 +1,67 @@
+"""How the specs draw cases by chance: of products, and of operations along rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from kernel_twins.spec import ITEMSIZE, Case, Drawn, Draws
+
+VOCABULARIES = (32_000, 32_768, 50_257, 50_304, 65_024, 102_400, 128_256, 151_936, 202_048, 256_000, 262_144)
+"""How many words language models have."""
+
+_TOKENS, _WIDEST = 16_384, 32_768
+_LAYOUTS: tuple[dict[str, str], ...] = ({}, {"b": "col"}, {}, {"b": "col"}, {"a": "col"}, {"pitch": "8"})
+_MOST_ROWS, _LONG, _LONGEST = 2**24, 2**17, 2**24
+
+
+def product_sizes(draws: Draws) -> tuple[int, int, int]:
+    """M, N and K: of half the cases tokens, and widths of layers or a vocabulary; of the others any."""
+    source = draws.deal("source", ("layer", "any", "layer", "any", "layer", "any", "vocabulary", "any"))
+    if source == "any":
+        m, n, k = (draws.size(16, _WIDEST) for _ in range(3))
+        return m, n, k
+    n = 64 * draws.number(1, _WIDEST // 64) if source == "layer" else draws.deal("vocabulary", VOCABULARIES)
+    return draws.number(1, _TOKENS), n, 64 * draws.number(1, _WIDEST // 64)
+
+
+def products_of(*dtypes: str) -> Callable[[Draws], Drawn]:
+    """An op's ``draw`` for ``a @ b`` of operands of one of the dtypes."""
+
+    def draw(draws: Draws) -> Drawn:
+        dtype = draws.deal("dtype", dtypes) if len(dtypes) > 1 else dtypes[0]
+        layout = draws.deal("layout", _LAYOUTS)
+        return Drawn(Case.of(*product_sizes(draws), dtype=dtype, **layout))
+
+    return draw
+
+
+def long_rows(draws: Draws) -> tuple[int, int]:
+    """A few rows of very many elements."""
+    return draws.number(1, 64), draws.size(_LONG, _LONGEST)
+
+
+def rows_of(
+    layout: str, options: Sequence[Mapping[str, str]] = ({},), lengths: Sequence[int] = (), a_block_each: bool = True
+) -> Callable[[Draws], Drawn]:
+    """An op's ``draw`` over rows: of one case in six few and very long, of two others one of ``lengths``.
+
+    The input of that name is laid out in turn, contiguous every second time, and the options take turns. Lengths are
+    multiples of what the case's sizes are; how many rows there are is any number. ``a_block_each``: PyTorch gives a row
+    to one block of threads.
+    """
+
+    def draw(draws: Draws) -> Drawn:
+        variant = {**draws.deal("options", options)}
+        if found := draws.deal("layout", ("", "spaced", "", "pitched")):
+            variant[layout] = found
+        listed = "listed" if lengths else "any"
+        kind = draws.deal("rows", ("any", listed, "any", listed, "any", "long"))
+        if kind == "long":
+            m, n = long_rows(draws)
+        else:
+            n = draws.deal("length", lengths) if kind == "listed" else draws.size(16, _LONG)
+            m = draws.number(1, _MOST_ROWS)
+        case = Case.of(m, n, dtype=draws.deal("dtype", tuple(ITEMSIZE)), **variant)
+        return Drawn(case, m if a_block_each else None)
+
+    return draw

@@ -1,0 +1,270 @@
+"""``out = dropout(activation(x + bias)) + residual`` over the rows of a matrix; fp32 inside, and no mask is stored."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from kernel_twins.ops import baselines, draws, row_cases
+from kernel_twins.ops.dropout import shared
+from kernel_twins.ops.norm.shared import require_all_apart, require_matrix, require_out, require_vector
+from kernel_twins.spec import ITEMSIZE, Case, Op, Output, Prediction, Step
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
+
+
+def _inputs(case: Case, generator: Generator) -> tuple[Tensor, ...]:
+    """x, as far as there are any a residual, laid out as x, and a bias."""
+    x = row_cases.matrix(case, generator, case.get("x"))
+    if case.get("residual") != "yes":
+        return (x,)
+    residual = row_cases.matrix(shared.without_values(case), generator, case.get("x"))
+    return x, residual, *shared.bias(case, generator)
+
+
+# What gelu's short form errs by in half precision, over its distance to relu, and over 4 eps(fp32): 3e-5
+# (cuda-kernels/lib/activation.cuh). That is little of a rounded result, but the residual may take the most of it away.
+_SHORT_FORM = 64
+
+
+def _reference(case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Tensor, Tensor]:
+    """No activation's slope is beyond 1.13 either way, by which an error of x + bias may grow."""
+    import torch
+
+    from kernel_twins.ops.activations import ACTIVATIONS
+
+    given: list[Tensor | None] = [*inputs, None, None]
+    x, (residual, bias) = inputs[0], given[1:3]
+    options = shared.options(case)
+    p, activation = options["p"], options.pop("activation")
+    z, terms = x[part].double(), x[part].double().abs()
+    if bias is not None:
+        z, terms = z + bias.double(), terms + bias.double().abs()
+    kept = shared.kept(case.shape, part, x.device, **options)
+    zero = torch.zeros((), dtype=torch.float64, device=x.device)
+    out = torch.where(kept, ACTIVATIONS[activation](z) * shared.scale(p), zero)
+    terms = torch.where(kept, 1.13 * shared.scale(p) * terms, zero)
+    if activation == "gelu" and case.dtype != "fp32":
+        terms += _SHORT_FORM * (out - torch.where(kept, z.clamp_min(0) * shared.scale(p), zero)).abs()
+    if residual is None:
+        return out, terms
+    added = residual[part].double()
+    return out + added, terms + added.abs()
+
+
+def _check(
+    x: Tensor,
+    residual: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    out: Tensor,
+    p: float = shared.P,
+    activation: str = "none",
+    seed: int = 0,
+    offset: int = 0,
+) -> None:
+    """x, residual: [M, N], contiguous rows at any distance, fp32, bf16 or fp16; bias: [N]; out: [M, N], contiguous.
+
+    seed and offset are those of the random numbers, of 64 bits.
+    """
+    row_cases.require_rows("x", x)
+    require_matrix("residual", residual, "x", x)
+    require_vector("bias", bias, "x", x)
+    shared.check_options(p, activation, seed, offset)
+    require_out(out, ["out"], "x", x)
+    require_all_apart(out, {"x": x, "residual": residual, "bias": bias})
+
+
+def _torch(
+    x: Tensor,
+    residual: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    out: Tensor | None = None,
+    p: float = shared.P,
+    activation: str = "none",
+    seed: int = 0,
+    offset: int = 0,
+) -> Tensor:
+    """What a user would write; the mask is PyTorch's, of PyTorch's own seed."""
+    from torch.nn import functional
+
+    from kernel_twins.ops.activations import ACTIVATIONS
+
+    y = functional.dropout(ACTIVATIONS[activation](x if bias is None else x + bias), p)
+    return y if residual is None else y + residual
+
+
+def _function(
+    x: Tensor,
+    residual: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    p: float,
+    activation: str,
+    seed: int,
+    offset: int,
+) -> Tensor:
+    return _torch(x, residual, bias, p=p, activation=activation)
+
+
+def _exemplar(
+    x: Tensor,
+    residual: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    out: Tensor,
+    p: float = shared.P,
+    activation: str = "none",
+    seed: int = 0,
+    offset: int = 0,
+) -> None:
+    """The same operations at the same dtype, with the mask that was asked for."""
+    import torch
+
+    from kernel_twins.ops.activations import ACTIVATIONS
+
+    y = ACTIVATIONS[activation](x if bias is None else x + bias)
+    kept = shared.kept(tuple(x.shape), slice(0, x.shape[0]), x.device, p=p, seed=seed, offset=offset)
+    y = torch.where(kept, y * shared.scale(p), torch.zeros((), dtype=x.dtype, device=x.device))
+    out.copy_(y if residual is None else y + residual)
+
+
+def _bytes(case: Case) -> int:
+    """Of x and out, and of the residual; the bias counts for nothing beside them."""
+    return (3 if case.get("residual") == "yes" else 2) * math.prod(case.shape) * ITEMSIZE[case.dtype]
+
+
+_BOTH = {"residual": "yes", "bias": "yes"}
+_GELU = {**_BOTH, "act": "gelu"}
+_DRAWN_OPTIONS = tuple(
+    {"p": "10", **operands, **({"act": activation} if activation != "none" else {})}
+    for activation in ("none", "gelu", "none", "silu", "relu", "gelu_tanh")
+    for operands in ({}, {"residual": "yes"}, _BOTH)
+)
+_PROFILE_CASE = row_cases.bandwidth_case(4_096, p="10", **_BOTH)
+_PLAIN = row_cases.bandwidth_case(4_096, p="10")
+_GELU_CASE = row_cases.bandwidth_case(4_096, p="10", **_GELU)
+_ODD = row_cases.bandwidth_case(5_003, p="10", **_BOTH)
+
+OP = Op(
+    name="dropout_add",
+    family="dropout",
+    chapter=15,
+    title="Dropout and residual",
+    summary="`out = dropout(activation(x + bias)) + residual`: random numbers are computed where they are needed, and "
+    "may take no longer than the memory takes anyway.",
+    rounds="The activation's result, which may be larger than what is left with the residual.",
+    inputs=_inputs,
+    draw=draws.rows_of("x", _DRAWN_OPTIONS, a_block_each=False),
+    outputs=lambda case: (Output(case.shape, case.dtype),),
+    reference=_reference,
+    check=_check,
+    accepts=lambda case: "",
+    options=shared.options,
+    test_cases=row_cases.test_cases(
+        "x",
+        *row_cases.option_cases({"residual": "yes"}),
+        *row_cases.option_cases(_BOTH),
+        *((9, n, {**_BOTH, "act": activation}) for activation in shared.ACTIVATIONS[1:] for n in (1_000, 1_003)),
+        *((33, n, {**_BOTH, "p": p}) for p in ("0", "1", "10", "99", "100") for n in (264, 257)),
+        *((33, n, {**_GELU, "seed": "large"}) for n in (264, 257)),
+        *((19, n, {**_GELU, "x": layout}) for n in (40, 1_027) for layout in ("pitched", "expanded")),
+        *((9, n, {**_GELU, "offset": "1"}) for n in (8, 5_003)),
+        *((m, n, _BOTH) for m, n in ((1_000, 1), (700, 2), (500, 3), (300, 5), (300, 7), (200, 12))),
+        *((5, 1_003, {"values": values, "act": "relu", "p": p}) for values in ("infs", "nan") for p in ("0", "100")),
+    ),
+    huge_cases=(Case.of(2**21 + 3, 1_025, dtype="bf16", **_BOTH),),
+    bench_cases=(
+        _PROFILE_CASE,
+        _PLAIN,
+        _GELU_CASE,
+        row_cases.bandwidth_case(1_024, p="10", **_BOTH),
+        _ODD,
+        row_cases.bandwidth_case(4_096, "fp32", p="10", **_BOTH),
+        Case.of(4_096, 1_024, dtype="bf16", p="10", **_BOTH),
+    ),
+    headline_cases=(_PROFILE_CASE, _PLAIN, _GELU_CASE),
+    profile_case=_PROFILE_CASE,
+    ceiling="dram_copy",
+    flops=lambda case: 4 * math.prod(case.shape),  # two sums, a product, and a choice
+    bytes=_bytes,
+    baselines={"torch": _torch, "compile": baselines.compiled(_function)},
+    exemplar=_exemplar,
+    settled=shared.settled,
+    steps=(
+        Step(
+            name="v01_scalar",
+            change="A thread computes four random words for one element, and uses one of them.",
+            why="The definition, word for word: a counter says which block of four words an element's is in. Ten "
+            "rounds of two wide products each, for every element, are more than the memory leaves time for.",
+            predictions=(
+                Prediction("dram_share", "<=", 60),
+                Prediction("instructions", ">=", 1_000, backends=("cuda",)),
+                Prediction("bytes_over_minimum", "==", 1.0, tolerance=0.1),
+            ),
+        ),
+        Step(
+            name="v02_four_words",
+            change="A thread takes the four elements whose words one call of the generator gives.",
+            why="A quarter of the random numbers' work. What was 60 instructions an element is 15, so that memory is "
+            "the limit where accesses are wide; one element at a time, requests are still many.",
+            predictions=(
+                Prediction("instructions", "<=", 0.6, relative=True, backends=("cuda",)),
+                Prediction("time", "<=", 0.7, relative=True),
+                Prediction("dram_share", ">=", 85, backends=("triton",)),
+                Prediction("time", "<=", 410, case=_PLAIN, backends=("triton",)),
+            ),
+        ),
+        Step(
+            name="v03_vectorized",
+            change="Accesses of 16 bytes, marked as read once.",
+            why="Eight bf16 values an instruction, and no element is looked for on its own. The random numbers do not "
+            "depend on what is loaded: they are computed while it is on its way.",
+            predictions=(
+                Prediction("sectors_per_load", ">=", 12),
+                Prediction("dram_share", ">=", 88),
+                Prediction("instructions", "<=", 0.5, relative=True),
+                Prediction("time", "<=", 587),
+                Prediction("time", "<=", 395, case=_PLAIN),
+                Prediction("time", "<=", 610, case=_ODD),
+            ),
+            backends=("cuda",),
+            gap="Triton chooses the width of an access by itself: its v02 has 16 bytes wherever rows are aligned.",
+        ),
+        Step(
+            name="v04_several_packs",
+            change="A thread takes four packs, all of whose loads are under way before it draws a word.",
+            why="A pack cost 362 instructions, of which many found what is the same for every pack, or nearly: the "
+            "seed and the keys of ten rounds, where its row begins, and whether there is a bias. With issue slots two "
+            "thirds busy, memory waited for them.",
+            predictions=(
+                Prediction("instructions", "<=", 0.8, relative=True),
+                Prediction("dram_share", ">=", 88),
+                Prediction("time", "<=", 545),
+                Prediction("time", "<=", 375, case=_PLAIN),
+                Prediction("time", "<=", 560, case=_ODD),
+            ),
+            backends=("cuda",),
+            gap="A Triton program has several packs a thread where its block is larger: v02's list has both.",
+        ),
+        Step(
+            name="v05_more_warps",
+            change="A thread takes two packs, in 48 registers instead of 90; every choice of operands has a kernel, "
+            "without a branch between the words and their use.",
+            why="v04's registers leave room for 16 warps an SM, and half the issue slots were empty. Presumably warps "
+            "ask for much at once and then for nothing, so that memory waits; 40 warps take turns.",
+            predictions=(
+                Prediction("occupancy", ">=", 50),
+                Prediction("dram_share", ">=", 88),
+                Prediction("time", "<=", 545),
+                Prediction("time", "<=", 375, case=_PLAIN),
+                Prediction("time", "<=", 567, case=_GELU_CASE),
+                Prediction("time", "<=", 555, case=_ODD),
+            ),
+            backends=("cuda",),
+            gap="A Triton program of 128 threads has two packs a thread as well, and a kernel for each choice.",
+        ),
+    ),
+)

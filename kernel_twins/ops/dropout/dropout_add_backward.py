@@ -1,0 +1,336 @@
+"""``dx`` and ``dbias`` of dropout_add: the mask is drawn again, from the seed and the offset of the forward pass."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from typing import TYPE_CHECKING
+
+from kernel_twins.ops import baselines, row_cases
+from kernel_twins.ops.dropout import shared
+from kernel_twins.ops.norm.shared import require_all_apart, require_matrix, require_out, require_vector
+from kernel_twins.spec import ITEMSIZE, Case, Op, Output, Prediction, Step
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import torch
+    from torch import Generator, Tensor
+
+_CHUNK = 2**26  # elements held in float64 at a time
+_MOST_MASKS = 64
+
+
+def _has_bias(case: Case) -> bool:
+    return case.get("bias") == "yes"
+
+
+def _inputs(case: Case, generator: Generator) -> tuple[Tensor, ...]:
+    """dout, with the case's layout and values, and what an activation's slope is taken at: x, and the bias.
+
+    Hostile, sums over a column have a mean, and the rows at borders (tensors.borders) weigh most in them.
+    """
+    from kernel_twins.ops.tensors import borders
+
+    dout = row_cases.matrix(case, generator, case.get("dout"))
+    if case.get("values") == "hostile":
+        dout[borders(case.shape[0])] *= 4
+        dout += 0.25
+    if case.get("act", "none") == "none":
+        return (dout,)
+    plain = shared.without_values(case)
+    return dout, row_cases.matrix(plain, generator, case.get("x")), *shared.bias(case, generator)
+
+
+def _outputs(case: Case) -> tuple[Output, ...]:
+    dx = Output(case.shape, case.dtype)
+    return (dx, Output(case.shape[1:], case.dtype)) if _has_bias(case) else (dx,)
+
+
+def _dx(case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Tensor, Tensor]:
+    """An error of x + bias moves the slope by no more than itself."""
+    import torch
+
+    given: list[Tensor | None] = [*inputs, None, None]
+    dout, (x, bias) = inputs[0], given[1:3]
+    options = shared.options(case)
+    p, activation = options["p"], options.pop("activation")
+    dx = dout[part].double() * shared.scale(p)
+    terms = dx.abs()
+    if x is not None:
+        z, size = x[part].double(), x[part].double().abs()
+        if bias is not None:
+            z, size = z + bias.double(), size + bias.double().abs()
+        slope = shared.slope(z, activation)
+        # What relu holds back is nothing, even where the gradient is infinite.
+        dx = torch.where(slope == 0, torch.zeros_like(dx), dx * slope) if activation == "relu" else dx * slope
+        terms = terms * (1.13 + size)
+    kept = shared.kept(case.shape, part, dout.device, **options)
+    return torch.where(kept, dx, 0.0), torch.where(kept, terms, 0.0)
+
+
+def _dbias(case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Tensor, Tensor]:
+    """``part`` is of columns."""
+    import torch
+
+    dout = inputs[0]
+    m, n = case.shape
+    total = torch.zeros(2, n, dtype=torch.float64, device=dout.device)
+    step = max(1, _CHUNK // max(1, n))
+    for start in range(0, m, step):
+        dx, terms = _dx(case, inputs, slice(start, min(start + step, m)))
+        total += torch.stack([dx.sum(dim=0), terms.sum(dim=0)])
+    return total[0, part], total[1, part]
+
+
+def _check(
+    dout: Tensor,
+    x: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    out: Tensor | tuple[Tensor, ...],
+    p: float = shared.P,
+    activation: str = "none",
+    seed: int = 0,
+    offset: int = 0,
+) -> None:
+    """dout, x: [M, N], contiguous rows at any distance, fp32, bf16 or fp16 alike; bias: [N].
+
+    x and bias are what the slope is taken at, and not there without an activation. out: dx, or dx and dbias; [M, N] and
+    [N], contiguous.
+    """
+    row_cases.require_rows("dout", dout)
+    require_matrix("x", x, "dout", dout)
+    require_vector("bias", bias, "dout", dout)
+    shared.check_options(p, activation, seed, offset)
+    if activation == "none" and (x is not None or bias is not None):
+        raise ValueError("activation is 'none', which has no use for x and bias: leave them out")
+    if activation != "none" and x is None:
+        raise ValueError(f"x is missing, must be there: the slope of '{activation}' is taken at x + bias")
+    require_out(out, ["dx", "dbias"] if isinstance(out, tuple) else ["dx"], "dout", dout)
+    require_all_apart(out, {"dout": dout, "x": x, "bias": bias})
+
+
+def _chain(
+    dout: Tensor, x: Tensor | None, bias: Tensor | None, kept: Tensor, p: float, activation: str, summed: bool
+) -> tuple[Tensor, ...]:
+    """What PyTorch's autograd launches, given the mask that its forward pass has stored.
+
+    It has stored x + bias as well, which is added up here where there is a bias.
+    """
+    import torch
+
+    aten = torch.ops.aten
+    dx = aten.native_dropout_backward(dout, kept, shared.scale(p))
+    if x is not None:
+        z = x if bias is None else x + bias
+        if activation == "relu":
+            dx = aten.threshold_backward(dx, z, 0)
+        elif activation == "silu":
+            dx = aten.silu_backward(dx, z)
+        else:
+            dx = aten.gelu_backward(dx, z, approximate="tanh" if activation == "gelu_tanh" else "none")
+    return (dx, dx.sum(dim=0)) if summed else (dx,)
+
+
+@functools.lru_cache(maxsize=1)
+def _pytorchs_masks(shape: tuple[int, ...], p: float, device: torch.device) -> Iterator[Tensor]:
+    """What forward passes of PyTorch's would have stored, in turn: three times what L2 holds, or 64 small ones.
+
+    They are made at once, since a call that is captured in a graph would have its making captured, too.
+    """
+    import torch
+
+    l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size if device.type == "cuda" else 1
+    count = min(_MOST_MASKS, math.ceil(3 * l2_bytes / max(1, math.prod(shape))))
+    return itertools.cycle([torch.rand(shape, device=device) >= p for _ in range(count)])
+
+
+def _torch(
+    dout: Tensor,
+    x: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    out: Tensor | tuple[Tensor, ...],
+    p: float = shared.P,
+    activation: str = "none",
+    seed: int = 0,
+    offset: int = 0,
+) -> tuple[Tensor, ...]:
+    mask = next(_pytorchs_masks(tuple(dout.shape), p, dout.device))
+    return _chain(dout, x, bias, mask, p, activation, isinstance(out, tuple))
+
+
+_compiled = baselines.compiled_results(_chain)
+
+
+def _compile(
+    dout: Tensor,
+    x: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    out: Tensor | tuple[Tensor, ...],
+    p: float = shared.P,
+    activation: str = "none",
+    seed: int = 0,
+    offset: int = 0,
+) -> tuple[Tensor, ...]:
+    mask = next(_pytorchs_masks(tuple(dout.shape), p, dout.device))
+    results: tuple[Tensor, ...] = _compiled(dout, x, bias, mask, p, activation, isinstance(out, tuple), out=out)
+    return results
+
+
+def _exemplar(
+    dout: Tensor,
+    x: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    out: Tensor | tuple[Tensor, ...],
+    p: float = shared.P,
+    activation: str = "none",
+    seed: int = 0,
+    offset: int = 0,
+) -> tuple[Tensor, ...]:
+    """The same with the mask that was asked for."""
+    mask = shared.kept(tuple(dout.shape), slice(0, dout.shape[0]), dout.device, p=p, seed=seed, offset=offset)
+    dx, *sums = _chain(dout, x, bias, mask, p, activation, isinstance(out, tuple))
+    # Its product of a mask and an infinity is NaN, where a dropped element's gradient is nothing.
+    return dx.masked_fill_(~mask, 0), *sums
+
+
+def _bytes(case: Case) -> int:
+    """Of dout and dx, and of x where there is an activation; those of vectors count for nothing beside them."""
+    return (2 if case.get("act", "none") == "none" else 3) * math.prod(case.shape) * ITEMSIZE[case.dtype]
+
+
+_BIAS = {"bias": "yes"}
+_PROFILE_CASE = row_cases.bandwidth_case(4_096, p="10", **_BIAS)
+_PLAIN = row_cases.bandwidth_case(4_096, p="10")
+_GELU = row_cases.bandwidth_case(4_096, p="10", act="gelu")
+_ODD = row_cases.bandwidth_case(5_003, p="10", **_BIAS)
+_SMALL = Case.of(4_096, 1_024, dtype="bf16", p="10", **_BIAS)
+
+# Rows enough for every block of a GPU to have several, in which it adds up its part of dbias.
+_MANY_ROWS = ((2_000, 257), (1_500, 1_024), (100, 5_003), (3_000, 9), (5_000, 3))
+
+OP = Op(
+    name="dropout_add_backward",
+    family="dropout",
+    chapter=16,
+    title="Dropout and residual, backward",
+    summary="`dx = dout * mask / (1 - p) * activation'(x + bias)` and `dbias = sum(dx)` over the columns: the mask is "
+    "computed a second time, which is cheaper than to have stored it.",
+    inputs=_inputs,
+    hostile=True,
+    outputs=_outputs,
+    reference=_dx,
+    more_references=(_dbias,),
+    check=_check,
+    accepts=lambda case: "",
+    options=shared.options,
+    test_cases=row_cases.test_cases(
+        "dout",
+        *row_cases.option_cases(_BIAS),
+        *(
+            (9, n, {**bias, "act": act})
+            for act in shared.ACTIVATIONS[1:]
+            for n in (1_000, 1_003)
+            for bias in ({}, _BIAS)
+        ),
+        *((33, n, {**_BIAS, "p": p}) for p in ("0", "1", "10", "99", "100") for n in (264, 257)),
+        *((33, n, {**_BIAS, "act": "gelu", "seed": "large"}) for n in (264, 257)),
+        *((19, n, {**_BIAS, "act": "silu", "dout": "pitched"}) for n in (40, 1_027)),
+        *((19, n, {**_BIAS, "act": "silu", "x": layout}) for n in (40, 1_027) for layout in ("pitched", "expanded")),
+        *((9, n, {**_BIAS, "act": "gelu", "offset": "1"}) for n in (8, 5_003)),
+        *((m, n, {**_BIAS, "act": "relu"}) for m, n in _MANY_ROWS),
+        (0, 5, _BIAS),
+        (5, 0, _BIAS),
+    ),
+    huge_cases=(Case.of(2**21 + 3, 1_025, dtype="bf16", **_BIAS),),
+    bench_cases=(
+        _PROFILE_CASE,
+        _PLAIN,
+        _GELU,
+        row_cases.bandwidth_case(1_024, p="10", **_BIAS),
+        _ODD,
+        row_cases.bandwidth_case(4_096, "fp32", p="10", **_BIAS),
+        _SMALL,
+    ),
+    headline_cases=(_PROFILE_CASE, _PLAIN, _GELU),
+    profile_case=_PROFILE_CASE,
+    ceiling="dram_copy",
+    flops=lambda case: (2 + _has_bias(case)) * math.prod(case.shape),  # a product, a choice, and a sum
+    bytes=_bytes,
+    baselines={"torch": _torch, "compile": _compile},
+    exemplar=_exemplar,
+    settled=shared.settled,
+    steps=(
+        Step(
+            name="v01_rows_then_columns",
+            change="One kernel writes dx; a second one goes along the columns, draws every element's words again and "
+            "adds up dbias over a slice of the rows; a third one adds the slices.",
+            why="dx is every element's own, dbias a sum of a column. The sum is taken of what dx was before it was "
+            "rounded, so everything is read, and drawn, a second time.",
+            predictions=(
+                Prediction("bytes_over_minimum", "==", 1.5, tolerance=0.1, backends=("cuda",)),
+                Prediction("bytes_over_minimum", "<=", 1.8, backends=("triton",)),
+                Prediction("dram_share", "<=", 70),
+            ),
+            launches=3,
+            helpers=("norm_backward_sum_kernel",),
+        ),
+        Step(
+            name="v02_persistent",
+            change="Blocks stay on a strip of columns and take row after row of it, 16 bytes at a time; the sums of "
+            "their columns stay in registers. A second kernel adds the blocks' sums.",
+            why="A thread that keeps its columns has their sums for an addition each, and no memory. What it loads is "
+            "needed once: dx is written from the same registers, four words of a call for four neighbours.",
+            predictions=(
+                Prediction("bytes_over_minimum", "==", 1.0, tolerance=0.05),
+                Prediction("time", "<=", 0.6, relative=True),
+                Prediction("dram_share", ">=", 85, backends=("cuda",)),
+                Prediction("dram_share", ">=", 80, backends=("triton",)),
+                Prediction("time", "<=", 620, case=_GELU),
+                Prediction("time", "<=", 14, case=_SMALL),
+            ),
+            launches=2,
+            helpers=("norm_backward_sum_kernel",),
+        ),
+        Step(
+            name="v03_rows_ahead",
+            change="A thread asks for four packs of four rows, or with an activation for two packs each of dout and of "
+            "x, before it uses the first.",
+            why="v02 has 16 bytes under way in a thread, and waits for them before it asks for more: 16 KiB in an SM "
+            "are just what memory delivers while it answers, if every answer were as quick as the first.",
+            predictions=(
+                Prediction("time", "<=", 0.95, relative=True),
+                Prediction("dram_share", ">=", 88),
+                Prediction("time", "<=", 370, case=_PLAIN),
+                Prediction("time", "<=", 600, case=_GELU),
+            ),
+            launches=2,
+            backends=("cuda",),
+            gap="A Triton program has as many loads under way as its block has packs for a thread: v02 has several.",
+        ),
+        Step(
+            name="v04_rows_abreast",
+            change="Rows are dealt out in turn, a block's all skewed alike: rows of any length have accesses of 16 "
+            "bytes. Where nobody asks for dbias, dx is made pack by pack, as the forward pass' result is.",
+            why="Rows of 5,003 elements had accesses of one element. Elsewhere v03 had more of a thread's loads under "
+            "way and was no faster: blocks at hundreds of places, each with a page of memory of its own, are suspected "
+            "to be the limit.",
+            predictions=(
+                Prediction("dram_share", ">=", 85),
+                Prediction("time", "<=", 385),
+                Prediction("time", "<=", 375, case=_PLAIN),
+                Prediction("time", "<=", 567, case=_GELU),
+                Prediction("time", "<=", 420, case=_ODD),
+                Prediction("time", "<=", 13, case=_SMALL),
+            ),
+            launches=2,
+            backends=("cuda",),
+            gap="Triton has 16 bytes an access only where it knows that all rows begin at multiples of that.",
+        ),
+    ),
+)

@@ -1,0 +1,109 @@
+"""What the specs of dropout_add and its backward pass share: options and their checks, masks, slopes.
+
+Element i of a matrix, counted row by row, is kept where its word (see philox.py) is at least ``threshold(p)``; strides
+and launches have no say in it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import TYPE_CHECKING, Any
+
+from kernel_twins.spec import Case
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Generator, Tensor
+
+ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")  # those of kernel_twins.ops.activations
+
+P = 0.5
+"""Where nobody says otherwise."""
+
+_LARGE = {"seed": 0xFEDCBA9876543210, "offset": 0x8000000100000004}  # all 64 bits count
+_CHUNK = 2**24  # elements whose words are held at a time
+
+
+def options(case: Case) -> dict[str, Any]:
+    """``p`` in the variant is in percent; ``act`` names the activation; ``seed.large`` has 64 bits."""
+    large = case.get("seed") == "large"
+    return {
+        "p": int(case.get("p", "50")) / 100,
+        "activation": case.get("act", "none"),
+        "seed": _LARGE["seed"] if large else 0,
+        "offset": _LARGE["offset"] if large else 0,
+    }
+
+
+def settled(case: Case) -> Case:
+    """The same case with p = 0, where no random number has a say: what other generators' masks are judged at."""
+    return Case(case.shape, case.dtype, (*(each for each in case.variant if each[0] != "p"), ("p", "0")))
+
+
+def threshold(p: float) -> int:
+    """The smallest word that keeps its element; with p = 1, more than any."""
+    return int(p * 2**32)
+
+
+def scale(p: float) -> float:
+    """What a kept element is multiplied by."""
+    return 1 / (1 - p) if p < 1 else 0.0
+
+
+def kept(shape: tuple[int, ...], part: slice, device: torch.device, *, p: float, seed: int, offset: int) -> Tensor:
+    """Which elements of those rows of a matrix are kept, [rows, N]."""
+    return _kept(shape, device, threshold(p), seed, offset)[part]
+
+
+@functools.lru_cache(maxsize=1)  # all who judge one call ask for rows of the same one
+def _kept(shape: tuple[int, ...], device: torch.device, least: int, seed: int, offset: int) -> Tensor:
+    import torch
+
+    from kernel_twins.ops.dropout import philox
+
+    mask = torch.empty(math.prod(shape), dtype=torch.bool, device=device)
+    for first in range(0, len(mask), _CHUNK):
+        last = min(first + _CHUNK, len(mask))
+        mask[first:last] = philox.words(seed, offset, first, last, device) >= least
+    return mask.view(shape)
+
+
+def slope(z: Tensor, activation: str) -> Tensor:
+    """The activation's derivative, as PyTorch takes it."""
+    import torch
+
+    from kernel_twins.ops.activations import ACTIVATIONS as FUNCTIONS
+
+    if activation == "none":
+        return torch.ones_like(z)
+    with torch.enable_grad():
+        leaf = z.detach().requires_grad_()
+        (found,) = torch.autograd.grad(FUNCTIONS[activation](leaf).sum(), leaf)
+    return found
+
+
+def bias(case: Case, generator: Generator) -> tuple[Tensor, ...]:
+    """Where the case has one. It shares x's alignment, and none of its odd values."""
+    from kernel_twins.ops.tensors import normal
+
+    return (normal(without_values(case), case.shape[1:], generator),) if case.get("bias") == "yes" else ()
+
+
+def without_values(case: Case) -> Case:
+    return Case(case.shape, case.dtype, tuple(each for each in case.variant if each[0] != "values"))
+
+
+def check_options(p: float, activation: str, seed: int, offset: int) -> None:
+    """In the words of the adaptors in bindings.cpp."""
+    if not 0 <= p <= 1:
+        raise ValueError(f"p is {p}, must be from 0 to 1: the share of elements that are dropped")
+    if activation not in ACTIVATIONS:
+        raise ValueError(
+            f"activation is '{activation}', must be none, relu, gelu, gelu_tanh or silu: apply others before"
+        )
+    for name, value in (("seed", seed), ("offset", offset)):
+        if not 0 <= value < 2**64:
+            raise ValueError(f"{name} is {value}, must be from 0 to 2**64 - 1")
+    if offset % 4:
+        raise ValueError(f"offset is {offset}, must be a multiple of 4: it counts words, of which a call makes four")

@@ -1,0 +1,1 @@
+"""The specs of elementwise operations."""

@@ -1,0 +1,173 @@
+"""``out = a + b``, element by element: two reads and a write an element, one addition. Purely a matter of memory."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from kernel_twins.ops import baselines
+from kernel_twins.spec import ITEMSIZE, Case, Op, Output, Prediction, Step
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
+
+
+def inputs(case: Case, generator: Generator) -> tuple[Tensor, ...]:
+    from kernel_twins.ops.tensors import normal
+
+    return normal(case, case.shape, generator), normal(case, case.shape, generator)
+
+
+def reference(case: Case, inputs: tuple[Tensor, ...], rows: slice) -> tuple[Tensor, Tensor]:
+    a, b = (tensor[rows].double() for tensor in inputs)
+    return a + b, a.abs() + b.abs()
+
+
+def check(a: Tensor, b: Tensor, *, out: Tensor) -> None:
+    """a, b, out: contiguous, one shape, fp32, bf16 or fp16 alike, on one device."""
+    from kernel_twins.ops.tensors import (
+        require_apart,
+        require_contiguous,
+        require_device,
+        require_dtype,
+        require_same_dtype,
+        require_shape,
+    )
+
+    require_dtype("a", a, *ITEMSIZE)
+    require_contiguous("a", a)
+    for name, tensor in (("b", b), ("out", out)):
+        require_dtype(name, tensor, *ITEMSIZE)
+        require_same_dtype(name, tensor, "a", a)
+        require_device(name, tensor, "a", a)
+        require_shape(name, tensor, tuple(a.shape), "a, b and out are not broadcast")
+        require_contiguous(name, tensor)
+    for name, tensor in (("a", a), ("b", b)):
+        if out.data_ptr() != tensor.data_ptr():  # in place is fine, shifted is not
+            require_apart(out, name, tensor)
+
+
+def torch_add(a: Tensor, b: Tensor, *, out: Tensor) -> None:
+    import torch
+
+    torch.add(a, b, out=out)
+
+
+def _function(a: Tensor, b: Tensor) -> Tensor:
+    return a + b
+
+
+OP = Op(
+    name="vector_add",
+    family="elementwise",
+    chapter=1,
+    title="Vector add",
+    summary="`out = a + b`. One addition for every three memory accesses: the whole ladder is about moving bytes.",
+    inputs=inputs,
+    outputs=lambda case: (Output(case.shape, case.dtype),),
+    reference=reference,
+    check=check,
+    accepts=lambda case: "",
+    test_cases=(
+        *(
+            Case.of(n, dtype=dtype, **variant)
+            for dtype in ("fp32", "bf16", "fp16")
+            for n, variant in (
+                (0, {}),
+                (1, {}),
+                (127, {}),
+                (1_000, {}),
+                (4_096, {}),
+                (65_537, {}),
+                (1_000_003, {}),
+                (1_003, {"offset": "1"}),
+                (262_144, {"offset": "1"}),
+                (1_003, {"values": "inf"}),
+                (1_003, {"values": "nan"}),
+            )
+        ),
+        Case.of(17, 33, dtype="fp32"),
+        Case.of(0, 5, dtype="bf16"),
+    ),
+    huge_cases=(Case.of(2**31 + 5, dtype="bf16"), Case.of(2**31 + 5, dtype="bf16", offset="1")),
+    bench_cases=tuple(
+        Case.of(2**k, dtype=dtype) for dtype in ("fp32", "bf16") for k in (30, 28, 26, 24, 22, 20, 18, 16)
+    ),
+    headline_cases=(
+        Case.of(2**30, dtype="fp32"),
+        Case.of(2**24, dtype="fp32"),
+        Case.of(2**30, dtype="bf16"),
+    ),
+    profile_case=Case.of(2**26, dtype="fp32"),
+    ceiling="dram_copy",
+    flops=lambda case: math.prod(case.shape),
+    bytes=lambda case: 3 * math.prod(case.shape) * ITEMSIZE[case.dtype],
+    baselines={"torch": torch_add, "compile": baselines.compiled(_function), "cub": None},
+    steps=(
+        Step(
+            name="v01_scalar",
+            change="One thread adds one element.",
+            why="The grid alone covers the vector. A warp's 32 loads of 4 bytes fall into four 32-byte sectors, so "
+            "access is coalesced already; what may be short is bytes in flight per thread.",
+            predictions=(
+                Prediction("sectors_per_load", "==", 4, tolerance=0.01),
+                Prediction("dram_share", ">=", 80),
+                Prediction("bytes_over_minimum", "==", 1, tolerance=0.05),
+            ),
+        ),
+        Step(
+            name="v02_grid_stride",
+            change="A grid of one wave strides over the vector.",
+            why="Set-up is paid once a thread instead of once an element, and the grid no longer grows with n. The "
+            "memory system sees the same requests, so time should not move.",
+            predictions=(
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.04),
+                Prediction("sectors_per_load", "==", 4, tolerance=0.01),
+            ),
+        ),
+        Step(
+            name="v03_vectorized",
+            change="Each access is 16 bytes wide.",
+            why="A quarter of the load and store instructions for the same bytes (an eighth in bf16): more bytes in "
+            "flight for every slot of the load/store queue.",
+            predictions=(
+                Prediction("sectors_per_load", "==", 16, tolerance=0.01),
+                Prediction("instructions", "<=", 0.45, relative=True),
+                Prediction("time", "<=", 0.98, relative=True),
+            ),
+        ),
+        Step(
+            name="v04_streaming",
+            change="Several independent 16-byte loads in flight a thread instead of a loop, with streaming hints.",
+            why="All loads are issued before the first add needs one, so one memory latency is paid for several "
+            "accesses; evict-first tells L2 that nothing here is read twice. The grid covers the vector again: "
+            "looping blocks drift apart and the slowest is waited for, single tiles are dealt out in order.",
+            predictions=(
+                Prediction("time", "<=", 0.99, relative=True),
+                Prediction("dram_share", ">=", 90),
+            ),
+        ),
+        Step(
+            name="v05_bulk_ring",
+            change="Bulk asynchronous copies (cp.async.bulk) through a ring in shared memory.",
+            why="One thread asks for kilobytes at a time, registers hold nothing while data travels, and 32 KiB or "
+            "more stay in flight on every SM. v04 is at the memory's limit already, so it should only tie.",
+            predictions=(
+                Prediction("load_requests", "<=", 0.05, relative=True),
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
+            ),
+            arch=">=9.0",
+        ),
+        Step(
+            name="v06_bulk_tile",
+            change="Each block copies one tile and ends, without a ring.",
+            why="A ring needs looping blocks, and those drift apart. Blocks of one small tile keep the order of v04, "
+            "and the other blocks of the SM are all the overlap that is needed. (Predicted after trials.)",
+            predictions=(
+                Prediction("time", "<=", 0.97, relative=True),
+                Prediction("dram_share", ">=", 91),
+            ),
+            arch=">=9.0",
+        ),
+    ),
+)

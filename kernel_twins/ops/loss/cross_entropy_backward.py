@@ -1,0 +1,204 @@
+"""The gradient of the logits through cross_entropy, from the logits and what the forward pass kept; fp32 inside."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from kernel_twins.ops import baselines, row_cases
+from kernel_twins.ops.loss import shared
+from kernel_twins.spec import ITEMSIZE, Case, Op, Output, Prediction, Step
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
+
+
+def _inputs(case: Case, generator: Generator) -> tuple[Tensor, ...]:
+    """Logits and classes, the logarithms of the rows' sums, and the gradient of their losses: with ``dout.scalar``, of
+    their sum.
+    """
+    import torch
+
+    logits, target = shared.logits_and_target(case, generator)
+    ignore_index = shared.options(case)["ignore_index"]
+    lse, _ = shared.over_rows(
+        slice(0, case.shape[0]),
+        case.shape[1],
+        lambda chunk: shared.log_sums(logits[chunk].double(), target[chunk], ignore_index),
+    )
+    scalar = case.get("dout") == "scalar"
+    dout = torch.randn(() if scalar else case.shape[:1], generator=generator, device=generator.device)
+    return logits, target, lse.float(), dout.expand(case.shape[:1])
+
+
+def _reference(case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Tensor, Tensor]:
+    import torch
+
+    logits, target, lse, dout = inputs
+    x, classes, sums, scale = logits[part].double(), target[part], lse[part, None].double(), dout[part, None].double()
+    n, smoothing = x.shape[1], shared.options(case)["label_smoothing"]
+    ignored = (classes == shared.options(case)["ignore_index"])[:, None]
+    p = torch.exp(x - sums)
+    terms = p * (1 + (x - sums).abs() + x.abs()).nan_to_num(0.0, 0.0, 0.0)
+    if n == 0:
+        return p, terms
+    wanted = torch.full_like(x, smoothing / n)
+    wanted.scatter_add_(1, classes.masked_fill(ignored[:, 0], 0)[:, None], torch.full_like(sums, 1 - smoothing))
+    return ((p - wanted) * scale).masked_fill(ignored, 0.0), ((terms + wanted) * scale.abs()).masked_fill(ignored, 0.0)
+
+
+def _check(
+    logits: Tensor,
+    target: Tensor,
+    lse: Tensor,
+    dout: Tensor,
+    *,
+    out: Tensor,
+    ignore_index: int = shared.IGNORED,
+    label_smoothing: float = 0.0,
+) -> None:
+    """logits: [M, N], contiguous rows at any distance, fp32, bf16 or fp16; target: [M], int64, contiguous.
+
+    lse: [M], contiguous, dout: [M], any stride, fp32; out: [M, N], contiguous, of the logits' dtype. A row whose target
+    is ``ignore_index`` gets zeros; one whose target is no class, NaN.
+    """
+    from kernel_twins.ops.tensors import require_apart, require_contiguous
+
+    shared.require_inputs(logits, target, label_smoothing)
+    shared.require_numbers("lse", lse, logits)
+    require_contiguous("lse", lse)
+    shared.require_numbers("dout", dout, logits)
+    shared.require_gradient(logits, out)
+    for name, tensor in (("logits", logits), ("target", target), ("lse", lse), ("dout", dout)):
+        require_apart(out, name, tensor)
+
+
+def _torch(
+    logits: Tensor,
+    target: Tensor,
+    lse: Tensor,
+    dout: Tensor,
+    *,
+    out: Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+) -> Tensor:
+    """What PyTorch's autograd does, and before it log_softmax, whose result, as large as the logits, PyTorch keeps."""
+    import torch
+
+    if logits.shape[1] == 0:
+        return out
+    log_p = torch.log_softmax(logits, dim=1)
+    ignored = target == ignore_index
+    row_dout = dout.to(logits.dtype).masked_fill(ignored, 0.0)[:, None]
+    dlog_p = torch.zeros_like(log_p)
+    dlog_p.scatter_(1, target.masked_fill(ignored, 0)[:, None], (label_smoothing - 1) * row_dout)
+    if label_smoothing:
+        dlog_p -= label_smoothing / logits.shape[1] * row_dout
+    return torch._log_softmax_backward_data(dlog_p, log_p, 1, logits.dtype)
+
+
+def _function(
+    logits: Tensor, target: Tensor, lse: Tensor, dout: Tensor, *, ignore_index: int, label_smoothing: float
+) -> Tensor:
+    """The formula, of which torch.compile makes one kernel."""
+    import torch
+
+    n = logits.shape[1]
+    p = torch.exp(logits.float() - lse[:, None])
+    hit = torch.arange(n, device=logits.device) == target[:, None]
+    dx = (p - label_smoothing / max(1, n) - hit * (1 - label_smoothing)) * dout[:, None]
+    return dx.masked_fill((target == ignore_index)[:, None], 0.0).to(logits.dtype)
+
+
+def _quack(
+    logits: Tensor,
+    target: Tensor,
+    lse: Tensor,
+    dout: Tensor,
+    *,
+    out: Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+) -> None:
+    from kernel_twins._load import UnavailableError
+
+    if label_smoothing:
+        raise UnavailableError("quack-kernels has no label smoothing")
+    ops = baselines.quack("cross_entropy", logits)
+    ops.cross_entropy_bwd_out(logits, target, dout, lse, out, None, ignore_index)
+
+
+_PROFILE_CASE = shared.PROFILE_CASE
+_SHORT = row_cases.bandwidth_case(1_024)
+
+OP = Op(
+    name="cross_entropy_backward",
+    family="loss",
+    chapter=14,
+    title="Cross entropy, backward",
+    summary="`dx = (exp(x - lse) - (1 if target else 0)) * dout` for every logit: as the forward pass kept a number of "
+    "each row, no sum is needed, and reading and writing are all there is.",
+    inputs=_inputs,
+    hostile=True,
+    outputs=lambda case: (Output(case.shape, case.dtype),),
+    reference=_reference,
+    check=_check,
+    accepts=lambda case: "",
+    options=shared.options,
+    test_cases=shared.test_cases(
+        *((9, n, {"dout": "scalar"}) for n in (1_024, 5_003)),
+    ),
+    huge_cases=shared.HUGE_CASES,
+    bench_cases=shared.BENCH_CASES,
+    headline_cases=shared.HEADLINE_CASES,
+    profile_case=_PROFILE_CASE,
+    ceiling="dram_copy",
+    flops=lambda case: 4 * math.prod(case.shape),  # difference, exponential, difference, product
+    bytes=lambda case: 2 * math.prod(case.shape) * ITEMSIZE[case.dtype],
+    baselines={"torch": _torch, "compile": baselines.compiled(_function), "quack": _quack},
+    steps=(
+        Step(
+            name="v01_scalar",
+            change="A block walks along its row, a thread with one element at a time.",
+            why="Every element is computed by itself. But each iteration is a load of 2 bytes, waited for, and a "
+            "store: too few bytes are on their way, and too many instructions for each.",
+            predictions=(
+                Prediction("bytes_over_minimum", "==", 1.0, tolerance=0.05),
+                Prediction("dram_share", "<=", 75, backends=("cuda",)),
+                Prediction("dram_share", ">=", 75, backends=("triton",)),
+            ),
+            accepts=shared.in_one_grid,
+        ),
+        Step(
+            name="v02_vectorized",
+            change="A block takes a chunk of a row, a thread four packs of 16 bytes, all asked for before the first is "
+            "looked at; rows may start at any element.",
+            why="An eighth of the loads and stores, and 64 bytes of a thread on their way at once. Blocks that end "
+            "after a chunk make room for others, whose loads fill in while it stores.",
+            predictions=(
+                Prediction("instructions", "<=", 0.6, relative=True),
+                Prediction("time", "<=", 0.8, relative=True),
+                Prediction("dram_share", ">=", 86),
+                Prediction("time", "<=", 380),
+            ),
+            backends=("cuda",),
+            gap="Triton chooses the width of an access by itself; its v01 has 16 bytes wherever rows are aligned.",
+        ),
+        Step(
+            name="v03_rows_per_block",
+            change="A row of up to 128 packs gets up to a warp, so that a block has several; longer ones are v02's. "
+            "Triton's step takes a tile of a row, or of several short ones, and searches for its size.",
+            why="A chunk of 1024 packs for a row of 128 leaves seven threads of eight without work.",
+            predictions=(
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.02, backends=("cuda",)),
+                Prediction("dram_share", ">=", 86),
+                Prediction("time", "<=", 385, case=_SHORT),
+                Prediction("instructions", "<=", 0.25, relative=True, backends=("cuda",), case=_SHORT),
+                Prediction("load_requests", "==", 0.25, relative=True, backends=("cuda",), case=_SHORT),
+                Prediction("dram_share", ">=", 88, backends=("cuda",), case=_SHORT),
+            ),
+            profile_case={"cuda": _SHORT},
+        ),
+    ),
+)

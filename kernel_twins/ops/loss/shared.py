@@ -1,0 +1,181 @@
+"""What the specs of cross_entropy share, forward and backward: inputs, references, checks and cases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from kernel_twins.ops import row_cases
+from kernel_twins.spec import ITEMSIZE, Case
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
+
+IGNORED = -100  # PyTorch's ignore_index where nobody gives another
+
+_CHUNK = 2**26  # elements held in float64 at a time, in each of a few tensors
+_PEAK = 12.0
+_FAR = 1_000.0
+_SMOOTHING = {"": 0.0, "tenth": 0.1, "all": 1.0}
+
+BENCH_CASES = (
+    *(row_cases.bandwidth_case(n) for n in (1_024, 32_768, 50_257, 131_072, 151_936)),
+    row_cases.bandwidth_case(32_768, "fp32"),
+    row_cases.bandwidth_case(131_072, smoothing="tenth"),
+    Case.of(512, 151_936, dtype="bf16"),
+)
+HEADLINE_CASES = (
+    *(row_cases.bandwidth_case(n) for n in (32_768, 131_072, 151_936)),
+    Case.of(512, 151_936, dtype="bf16"),
+)
+PROFILE_CASE = row_cases.bandwidth_case(131_072)
+HUGE_CASES = (Case.of(2**21 + 3, 1_025, dtype="bf16"), Case.of(2_049, 2**20, dtype="bf16"))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Inputs
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def logits_and_target(case: Case, generator: Generator) -> tuple[Tensor, Tensor]:
+    """Logits with the case's layout and values, and classes.
+
+    ``values`` may also be ``edges``, which makes the first and the last logit of a row outweigh all others: who misses
+    one is far off. ``target`` is ``ignored`` for every third row, or ``first`` or ``last`` for the class of all.
+    """
+    import torch
+
+    from kernel_twins.ops.tensors import borders
+
+    m, n = case.shape
+    logits = row_cases.lifted(row_cases.matrix(case, generator, case.get("logits")), case)
+    if case.get("values") == "hostile":  # what smoothing takes the mean of
+        logits[1::2, borders(n)] -= _FAR
+    if case.get("values") == "edges":
+        logits[:, 0] = logits[:, n - 1] = _PEAK
+    target = torch.randint(0, max(1, n), (m,), generator=generator, device=generator.device)
+    if case.get("target") == "first":
+        target[:] = 0
+    if case.get("target") == "last":
+        target[:] = n - 1
+    if case.get("target") == "ignored":
+        target[::3] = options(case)["ignore_index"]
+    if n == 0:  # of which there is no class
+        target[:] = options(case)["ignore_index"]
+    return logits, target
+
+
+def options(case: Case) -> dict[str, Any]:
+    return {
+        "ignore_index": int(case.get("ignore", str(IGNORED))),
+        "label_smoothing": _SMOOTHING[case.get("smoothing")],
+    }
+
+
+def in_one_grid(case: Case) -> str:
+    """A step's ``accepts``: one block for each row, of which a grid has fewer than 2^31."""
+    most = 2**31 - 1
+    return "" if case.shape[0] <= most else f"there are {case.shape[0]} rows, a grid has {most} blocks"
+
+
+def test_cases(*more: row_cases.Sized) -> tuple[Case, ...]:
+    """Those of all operations along rows, and ``more``, each in every dtype."""
+    ignored, tenth = {"target": "ignored"}, {"smoothing": "tenth"}
+    return row_cases.test_cases(
+        "logits",
+        *row_cases.masked_cases(tenth),
+        *row_cases.option_cases(tenth),
+        *((9, n, {"values": "edges", "target": "first"}) for n in (33, 1_003, 5_003, 70_001)),
+        (9, 5_003, {"values": "edges", "target": "last", "logits": "pitched"}),
+        (2, 2**20, {}),
+        (67, 31, ignored),
+        *((9, n, ignored) for n in (1_024, 5_003, 70_000)),
+        (9, 1_003, {"target": "ignored", "ignore": "5", "smoothing": "tenth"}),
+        (9, 1_003, {"smoothing": "all"}),
+        *((5, 1_003, {"values": values, "smoothing": "tenth"}) for values in ("infs", "nan")),
+        *more,
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# References
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def log_sums(logits: Tensor, target: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
+    """Of each row of float64, the logarithm of its sum of exponentials, 0 where it is ignored; and the terms of what is
+    left of it without the maximum.
+
+    Plus infinity minus itself is NaN in PyTorch's log_softmax, so it is here. An exponential errs by as much as its
+    argument is rounded by, so the distance to the maximum counts among the terms, and so does the sum, of one sign.
+    """
+    import torch
+
+    if logits.shape[1] == 0:
+        return (torch.zeros_like(target, dtype=torch.float64),) * 2
+    lse = torch.logsumexp(logits, dim=1)
+    lse = torch.where(lse == float("inf"), float("nan"), lse)
+    most = logits.amax(dim=1)
+    distance = (most[:, None] - logits).nan_to_num(0.0, 0.0, 0.0)
+    of_sum = 1 + row_cases.row_chain(logits.shape[1])
+    weighted = ((of_sum + distance) * torch.exp(logits - lse[:, None])).sum(dim=1)
+    ignored = target == ignore_index
+    return lse.masked_fill(ignored, 0.0), (weighted + (lse - most).abs()).masked_fill(ignored, 0.0)
+
+
+def over_rows(part: slice, n: int, function: Callable[[slice], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """What a function makes of rows of n elements, a chunk of them at a time."""
+    import torch
+
+    step = max(1, _CHUNK // max(1, n))
+    starts = range(part.start, max(part.stop, part.start + 1), step)  # one chunk, if of no rows
+    chunks = [function(slice(start, min(start + step, part.stop))) for start in starts]
+    values, terms = zip(*chunks, strict=True)
+    return torch.cat(values), torch.cat(terms)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Checks
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def require_inputs(logits: Tensor, target: Tensor, label_smoothing: float) -> None:
+    """Logits: [M, N], contiguous rows at any distance, fp32, bf16 or fp16; target: [M] of int64, contiguous."""
+    import torch
+
+    from kernel_twins.ops.tensors import require_contiguous, require_device, require_shape
+
+    row_cases.require_rows("logits", logits)
+    if target.dtype != torch.int64:
+        raise TypeError(f"target is {target.dtype}, must be torch.int64: call target.to(...)")
+    require_device("target", target, "logits", logits)
+    require_shape("target", target, tuple(logits.shape[:1]), "one class for each row of logits")
+    require_contiguous("target", target)
+    if not 0 <= label_smoothing <= 1:
+        raise ValueError(f"label_smoothing is {label_smoothing}, must be from 0 to 1")
+
+
+def require_numbers(name: str, tensor: Tensor, logits: Tensor) -> None:
+    """[M] of fp32."""
+    from kernel_twins.ops.tensors import require_device, require_dtype, require_shape
+
+    require_dtype(name, tensor, "fp32")
+    require_device(name, tensor, "logits", logits)
+    require_shape(name, tensor, tuple(logits.shape[:1]), "one number for each row of logits")
+
+
+def require_gradient(logits: Tensor, out: Tensor) -> None:
+    """[M, N], contiguous, of the logits' dtype."""
+    from kernel_twins.ops.tensors import (
+        require_contiguous,
+        require_device,
+        require_dtype,
+        require_same_dtype,
+        require_shape,
+    )
+
+    require_dtype("out", out, *ITEMSIZE)
+    require_same_dtype("out", out, "logits", logits)
+    require_device("out", out, "logits", logits)
+    require_shape("out", out, tuple(logits.shape), "one element for each of logits")
+    require_contiguous("out", out)

@@ -1,0 +1,219 @@
+"""``out = activation(x @ weight.T + bias)`` for bf16 or fp16, accumulated in fp32: a linear layer, fused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from kernel_twins.ops import baselines
+from kernel_twins.ops.draws import product_sizes
+from kernel_twins.ops.matmul import shared
+from kernel_twins.spec import BACKENDS, Backend, Case, Drawn, Draws, Op, Output, Prediction, Reference, Step
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
+
+_ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")  # those of kernel_twins.ops.activations
+
+_DTYPES = ("bf16", "fp16")
+
+
+def _inputs(case: Case, generator: Generator) -> tuple[Tensor, ...]:
+    """x: [M, K], weight: [N, K] (``w.col`` makes it column-major), bias: [N]. Sums are of unit variance."""
+    from kernel_twins.ops.tensors import normal
+
+    m, n, k = case.shape
+    x = normal(case, (m, k), generator)
+    weight = normal(case, (k, n), generator).t() if case.get("w") == "col" else normal(case, (n, k), generator)
+    if case.get("values") == "hostile":
+        shared.weigh(x, weight.t())
+    return x, weight.mul_(max(1, k) ** -0.5), normal(case, (n,), generator)
+
+
+def _outputs(case: Case) -> tuple[Output, ...]:
+    return (Output(case.shape[:2], case.dtype),)
+
+
+def _options(case: Case) -> dict[str, Any]:
+    return {"activation": case.get("act", "none")}
+
+
+def _reference(case: Case, inputs: tuple[Tensor, ...], rows: slice) -> tuple[Tensor, Tensor]:
+    """No activation's slope is beyond 1.13 either way, by which an error of the sum may grow."""
+    from torch.nn import functional
+
+    from kernel_twins.ops.activations import ACTIVATIONS
+    from kernel_twins.ops.tensors import chain
+
+    x, weight, bias = (tensor.double() for tensor in (inputs[0][rows], *inputs[1:]))
+    pre = functional.linear(x, weight, bias)
+    terms = x.abs() @ weight.abs().t() + bias.abs() + chain(x.shape[1]) * pre.abs()
+    return ACTIVATIONS[case.get("act", "none")](pre), 1.13 * terms
+
+
+def _check(x: Tensor, weight: Tensor, bias: Tensor, *, out: Tensor, activation: str = "none") -> None:
+    """x: [M, K], weight: [N, K], any strides; bias: [N], out: [M, N], contiguous; one dtype, one device."""
+    from kernel_twins.ops.tensors import (
+        require_apart,
+        require_contiguous,
+        require_device,
+        require_dtype,
+        require_rank,
+        require_same_dtype,
+        require_shape,
+    )
+
+    for name, tensor, rank in (("x", x, 2), ("weight", weight, 2), ("bias", bias, 1), ("out", out, 2)):
+        require_dtype(name, tensor, *_DTYPES)
+        require_same_dtype(name, tensor, "x", x)
+        require_rank(name, tensor, rank)
+        require_device(name, tensor, "x", x)
+    require_shape("weight", weight, (weight.shape[0], x.shape[1]), "its columns are x's")
+    require_shape("bias", bias, (weight.shape[0],), "one element for each row of weight")
+    require_shape("out", out, (x.shape[0], weight.shape[0]), "x's rows by weight's rows")
+    require_contiguous("bias", bias)
+    require_contiguous("out", out)
+    for name, tensor in (("x", x), ("weight", weight), ("bias", bias)):
+        require_apart(out, name, tensor)
+    if activation not in _ACTIVATIONS:
+        raise ValueError(
+            f"activation is '{activation}', must be none, relu, gelu, gelu_tanh or silu: apply others to the result"
+        )
+
+
+def _accepts(case: Case) -> str:
+    return "" if case.dtype in _DTYPES else f"dtype is {case.dtype}, must be {' or '.join(_DTYPES)}"
+
+
+def _flops(case: Case) -> int:
+    m, n, k = case.shape
+    return 2 * m * n * k
+
+
+def _bytes(case: Case) -> int:
+    m, n, k = case.shape
+    return 2 * (m * k + n * k + n + m * n)
+
+
+def _torch(x: Tensor, weight: Tensor, bias: Tensor, *, out: Tensor, activation: str = "none") -> None:
+    """What F.linear and the activation launch, the last of them into ``out``."""
+    import torch
+
+    if activation == "none":
+        torch.addmm(bias, x, weight.t(), out=out)
+        return
+    pre = torch.nn.functional.linear(x, weight, bias)
+    if activation == "relu":
+        torch.ops.aten.relu.out(pre, out=out)
+    elif activation == "silu":
+        torch.ops.aten.silu.out(pre, out=out)
+    else:
+        torch.ops.aten.gelu.out(pre, approximate="tanh" if activation == "gelu_tanh" else "none", out=out)
+
+
+def _function(x: Tensor, weight: Tensor, bias: Tensor, *, activation: str = "none") -> Tensor:
+    from torch.nn import functional
+
+    from kernel_twins.ops.activations import ACTIVATIONS
+
+    return ACTIVATIONS[activation](functional.linear(x, weight, bias))
+
+
+def _product_of(backend: Backend) -> Callable[..., None]:
+    """The bare product by the last step of matmul_bf16: neither bias nor activation."""
+
+    def product(x: Tensor, weight: Tensor, bias: Tensor, *, out: Tensor, activation: str = "none") -> None:
+        from kernel_twins import ops
+        from kernel_twins._load import load
+
+        last = ops.get("matmul_bf16").steps_of(backend)[-1]
+        load("matmul_bf16", last.name, backend)(x, weight.t(), out=out)
+
+    return product
+
+
+def _draw(draws: Draws) -> Drawn:
+    variant = {"act": draws.deal("act", _ACTIVATIONS)}
+    if draws.deal("layout", ("row", "row", "col")) == "col":
+        variant["w"] = "col"
+    return Drawn(Case.of(*product_sizes(draws), dtype=draws.deal("dtype", _DTYPES), **variant))
+
+
+_SQUARE = (4_096, 4_096, 4_096)
+_BENCH_CASES = (
+    *(Case.of(*_SQUARE, dtype="bf16", act=activation) for activation in _ACTIVATIONS[1:]),
+    Case.of(*_SQUARE, dtype="bf16"),
+    *(
+        Case.of(*shape, dtype="bf16", act="gelu")
+        for shape in (
+            (8_192, 8_192, 8_192),
+            (4_096, 14_336, 4_096),
+            (4_096, 4_096, 14_336),
+            (64, 4_096, 4_096),
+            (3_333, 5_555, 7_777),
+        )
+    ),
+)
+_PROFILE_CASE = Case.of(*_SQUARE, dtype="bf16", act="gelu")
+
+OP = Op(
+    name="linear",
+    family="matmul",
+    chapter=6,
+    title="Linear layer with its activation",
+    summary="`out = activation(x @ weight.T + bias)` for bf16 or fp16 with fp32 sums: what an epilogue can hold.",
+    rounds="The sum, before the activation; tensor cores add to it, and cut off what it has no places for.",
+    inputs=_inputs,
+    hostile=True,
+    draw=_draw,
+    outputs=_outputs,
+    reference=_reference,
+    check=_check,
+    accepts=_accepts,
+    options=_options,
+    test_cases=tuple(
+        Case.of(m, n, k, dtype=dtype, **variant)
+        for dtype in _DTYPES
+        for m, n, k, variant in (
+            (0, 5, 7, {"act": "gelu"}),
+            (5, 0, 7, {"act": "gelu"}),
+            (5, 7, 0, {"act": "silu"}),
+            (1, 1, 1, {}),
+            *((136, 264, 72, {"act": activation}) for activation in _ACTIVATIONS[1:]),
+            *((65, 67, 72, {"act": activation}) for activation in _ACTIVATIONS[1:]),
+            (129, 127, 65, {"act": "gelu"}),
+            (136, 264, 72, {"act": "gelu", "w": "col"}),
+            (300, 200, 1_000, {}),
+            (65, 66, 67, {"act": "relu", "offset": "1"}),
+            (64, 64, 64, {"act": "gelu", "values": "inf"}),
+            (64, 64, 64, {"act": "relu", "values": "nan"}),
+            (64, 4_096, 4_096, {"act": "gelu_tanh"}),
+            (2_101, 2_203, 135, {"act": "silu"}),
+            (1_024, 768, 512, {}),
+        )
+    ),
+    bench_cases=_BENCH_CASES,
+    headline_cases=(_PROFILE_CASE, Case.of(8_192, 8_192, 8_192, dtype="bf16", act="gelu")),
+    profile_case=_PROFILE_CASE,
+    ceiling="bf16",
+    flops=_flops,
+    bytes=_bytes,
+    baselines={"torch": _torch, "compile": baselines.compiled_results(_function)},
+    references={f"product_{backend}": Reference(backend, _product_of(backend)) for backend in BACKENDS},
+    steps=(
+        Step(
+            name="v01_fused",
+            change="matmul_bf16's last step applies bias and activation before it rounds.",
+            why="On its own, the activation reads and writes the whole result once more. In the product's epilogue it "
+            "costs instructions alone.",
+            predictions=(
+                Prediction("time", "<=", 204, backends=("cuda",)),
+                Prediction("time", "<=", 214, backends=("triton",)),
+                Prediction("dram_bytes", "<=", 190, backends=("cuda",)),
+                Prediction("instructions", "==", 33, tolerance=0.1, backends=("cuda",)),
+                Prediction("tensor_pipe", ">=", 83, backends=("cuda",)),
+            ),
+            arch="==9.0a",
+        ),
+    ),
+)

@@ -1,0 +1,327 @@
+"""``out = a @ b`` for bf16 or fp16 operands, accumulated in fp32: the tensor cores' own product."""
+
+from __future__ import annotations
+
+from kernel_twins.ops import draws
+from kernel_twins.ops.matmul import shared
+from kernel_twins.ops.matmul.compiled import compiled_product
+from kernel_twins.spec import Case, Op, Prediction, Step
+
+_LAYOUT_GAP = "Triton's compiler swizzles shared memory and picks the instruction that reads it by itself."
+_TUNING_GAP = "The constants of v05_grouped were chosen by the same search, by hand."
+_TILE_GAP = "Triton's tiles have been as large since v05, and searched since v06."
+_SPECIALIZED_GAP = "Triton pipelines loads by itself; roles by hand are for Gluon, see v16_gluon."
+_CLUSTER_GAP = "Triton 3.6 has no multicast copy that a kernel could ask for."
+
+
+# More tiles than an H100 has SMs, and long sums behind few tiles.
+_MANY_TILES = tuple(
+    Case.of(m, n, k, dtype="bf16", **variant)
+    for m, n, k, variant in (
+        (2_104, 2_200, 136, {}),
+        (2_101, 2_203, 135, {"b": "col"}),
+        (64, 4_096, 4_096, {}),
+        (64, 4_096, 4_096, {"b": "col", "out": "fp32"}),
+        (16, 1_000, 8_200, {"a": "col"}),
+    )
+)
+# What every step is timed on, and what the last ones are besides: as many shapes as users have, in both layouts of b.
+_BENCH_CASES = tuple(
+    Case.of(m, n, k, dtype=dtype, **variant)
+    for m, n, k, dtype, variant in (
+        (1_024, 1_024, 1_024, "bf16", {}),
+        (2_048, 2_048, 2_048, "bf16", {}),
+        (4_096, 4_096, 4_096, "bf16", {}),
+        (8_192, 8_192, 8_192, "bf16", {}),
+        (4_096, 4_096, 4_096, "bf16", {"b": "col"}),
+        (8_192, 8_192, 8_192, "bf16", {"b": "col"}),
+        (4_096, 4_096, 4_096, "fp16", {}),
+        (4_095, 4_097, 4_096, "bf16", {}),
+        (3_333, 5_555, 7_777, "bf16", {}),
+    )
+)
+_WIDE_CASES = tuple(
+    case
+    for m, n, k in (
+        (1_024, 1_024, 1_024),
+        (2_048, 2_048, 2_048),
+        (4_096, 4_096, 4_096),
+        (6_144, 6_144, 6_144),
+        (8_192, 8_192, 8_192),
+        (16_384, 16_384, 16_384),
+        (4_096, 14_336, 4_096),
+        (4_096, 4_096, 14_336),
+        (8_192, 28_672, 8_192),
+        (8_192, 1_024, 8_192),
+        (64, 4_096, 4_096),
+        (128, 8_192, 8_192),
+        (16, 14_336, 4_096),
+        (4_096, 512, 16_384),
+        (1_000, 1_000, 1_000),
+        (4_095, 4_097, 4_096),
+        (3_333, 5_555, 7_777),
+    )
+    for case in (Case.of(m, n, k, dtype="bf16"), Case.of(m, n, k, dtype="bf16", b="col"))
+    if case not in _BENCH_CASES
+)
+
+OP = Op(
+    name="matmul_bf16",
+    family="matmul",
+    chapter=5,
+    title="Matmul, bf16",
+    summary="`out = a @ b` for bf16 or fp16 with fp32 sums. The ladder is about keeping the tensor cores fed.",
+    rounds="Tensor cores add to their fp32 sums, and cut off what these have no places for.",
+    inputs=shared.inputs,
+    hostile=True,
+    draw=draws.products_of("bf16", "fp16"),
+    outputs=shared.outputs,
+    reference=shared.reference,
+    check=shared.check_of("bf16", "fp16"),
+    accepts=shared.accepts_of("bf16", "fp16"),
+    test_cases=shared.test_cases("bf16", "fp16") + shared.fp32_out_test_cases("bf16", "fp16") + _MANY_TILES,
+    bench_cases=_BENCH_CASES,
+    wide_cases=_WIDE_CASES,
+    headline_cases=(
+        Case.of(4_096, 4_096, 4_096, dtype="bf16"),
+        Case.of(8_192, 8_192, 8_192, dtype="bf16"),
+        Case.of(4_096, 4_096, 4_096, dtype="fp16"),
+        Case.of(4_095, 4_097, 4_096, dtype="bf16"),
+    ),
+    profile_case=Case.of(4_096, 4_096, 4_096, dtype="bf16"),
+    ceiling="bf16",
+    flops=shared.flops,
+    bytes=shared.bytes_moved,
+    baselines={
+        "torch": shared.torch_mm("cublas"),
+        "cublaslt": shared.torch_mm("cublaslt"),
+        "compile": compiled_product(),
+        "max_autotune": compiled_product("max-autotune-no-cudagraphs"),
+    },
+    baseline_cases={
+        "max_autotune": tuple(
+            Case.of(m, n, k, dtype="bf16")
+            for m, n, k in ((4_096, 4_096, 4_096), (8_192, 8_192, 8_192), (4_095, 4_097, 4_096))
+        )
+    },
+    steps=(
+        Step(
+            name="v01_naive",
+            change="One element at a time, no tensor cores.",
+            why="The formula as it is written, with the lanes along the columns so that loads are coalesced. The "
+            "tensor cores, which hold nearly all of this chip's arithmetic, stay idle.",
+            predictions=(
+                Prediction("tensor_pipe", "<=", 0.1),
+                Prediction("ceiling_share", "<=", 2),
+            ),
+        ),
+        Step(
+            name="v02_tensor_cores",
+            change="Tiles of A and B in shared memory are multiplied by the tensor cores.",
+            why="One mma.sync of a warp does 2048 multiply-adds, and each tile fetched serves the whole block. Nothing "
+            "is fetched ahead, so the tensor cores wait for every tile; in CUDA, plainly stored tiles have bank "
+            "conflicts besides.",
+            predictions=(
+                Prediction("time", "<=", 0.05, relative=True),
+                Prediction("tensor_pipe", "<=", 50),
+                Prediction("bank_conflicts", ">=", 20, backends=("cuda",)),
+            ),
+        ),
+        Step(
+            name="v03_swizzled",
+            change="ldmatrix reads whole fragments, from tiles whose 16-byte pieces are permuted by XOR.",
+            why="One ldmatrix brings four 8 x 8 matrices where 32-bit loads took four instructions or more. Its eight "
+            "rows would lie in the same banks; the XOR of the piece's column with its row spreads them over all.",
+            predictions=(
+                Prediction("bank_conflicts", "<=", 3),
+                Prediction("time", "<=", 0.75, relative=True),
+            ),
+            backends=("cuda",),
+            gap=_LAYOUT_GAP,
+        ),
+        Step(
+            name="v04_pipelined",
+            change="Tiles arrive by cp.async several stages ahead.",
+            why="While the tensor cores work on one tile, the next ones are on their way without holding registers, "
+            "and one barrier a tile remains.",
+            predictions=(
+                Prediction("time", "<=", 0.7, relative=True),
+                Prediction("tensor_pipe", ">=", 45),
+            ),
+        ),
+        Step(
+            name="v05_grouped",
+            change="Blocks are numbered so that neighbours share rows and columns of tiles.",
+            why="Blocks that run together should touch a near-square patch of the output and find their operands in "
+            "L2. At 4096 x 4096 one wave covers eight whole rows of tiles as it is, so little should move here; it is "
+            "kept for larger products.",
+            predictions=(
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.04),
+                Prediction("dram_bytes", "==", 1.0, relative=True, tolerance=0.15),
+            ),
+        ),
+        Step(
+            name="v06_autotuned",
+            change="Tile shape, warps and stages are searched over a short list.",
+            why="A tile of 128 x 256 does more products per byte fetched than one of 128 x 128, and how many stages "
+            "and warps it takes to hide the fetch is quicker tried than argued.",
+            predictions=(
+                Prediction("time", "<=", 0.85, relative=True),
+                Prediction("tensor_pipe", ">=", 70),
+            ),
+            backends=("triton",),
+            gap=_TUNING_GAP,
+        ),
+        Step(
+            name="v07_tma",
+            change="Tiles come by the tensor memory accelerator and stay in shared memory, where wgmma reads them.",
+            why="One thread asks for a whole tile, addresses, edges and swizzle included, and a warpgroup multiplies "
+            "it from shared memory: no fragments are loaded and no thread copies. Triton has had wgmma since v02; "
+            "here its tiles come by descriptors. In CUDA the tile starts over at 64 x 64 with nothing fetched ahead, "
+            "so every element is fetched twice to four times as often as in v05 and L2 becomes the limit.",
+            predictions=(
+                Prediction("time", "==", 1.35, relative=True, tolerance=0.2, backends=("cuda",)),
+                Prediction("instructions", "<=", 0.3, relative=True, backends=("cuda",)),
+                Prediction("time", "<=", 0.97, relative=True, backends=("triton",)),
+                Prediction("instructions", "<=", 0.7, relative=True, backends=("triton",)),
+            ),
+            arch="==9.0a",
+            accepts=shared.copyable,
+        ),
+        Step(
+            name="v08_large_tile",
+            change="The block's tile grows from 64 x 64 to 128 x 128.",
+            why="Twice the products for every byte fetched, so L2 has half as much to deliver. The warpgroup holds "
+            "128 sums a thread.",
+            predictions=(
+                Prediction("time", "<=", 0.8, relative=True),
+                Prediction("l2_bytes", "==", 0.5, relative=True, tolerance=0.1),
+            ),
+            backends=("cuda",),
+            gap=_TILE_GAP,
+            arch="==9.0a",
+            accepts=shared.copyable,
+        ),
+        Step(
+            name="v09_warp_specialized",
+            change="A producer warp fetches tiles into a ring of stages, the warpgroup only multiplies.",
+            why="Until now a block waited for each tile before it multiplied it. A warp of its own runs ahead by "
+            "as many tiles as the ring holds; full and empty barriers are all that the two sides share.",
+            predictions=(
+                Prediction("time", "<=", 0.9, relative=True),
+                Prediction("tensor_pipe", ">=", 55),
+            ),
+            backends=("cuda",),
+            gap=_SPECIALIZED_GAP,
+            arch="==9.0a",
+            accepts=shared.copyable,
+        ),
+        Step(
+            name="v10_two_consumers",
+            change="Two warpgroups share a tile of 128 x 256, each with more registers and a wgmma under way.",
+            why="A quarter less is fetched for each product, and while one warpgroup waits or starts its next wgmma "
+            "the other one's is under way. setmaxnreg gives the consumers the registers that the producer does not "
+            "need.",
+            predictions=(
+                Prediction("time", "<=", 0.88, relative=True),
+                Prediction("l2_bytes", "==", 0.75, relative=True, tolerance=0.1),
+                Prediction("tensor_pipe", ">=", 65),
+            ),
+            backends=("cuda",),
+            gap=_SPECIALIZED_GAP,
+            arch="==9.0a",
+            accepts=shared.copyable,
+        ),
+        Step(
+            name="v11_persistent",
+            change="Blocks stay and walk over tiles, so that the next tile is fetched while this one is stored.",
+            why="A block that ends leaves its SM idle until the next one has set up its barriers and its first tiles "
+            "have come. One that stays has its ring full again by the time the sums are stored.",
+            predictions=(Prediction("time", "<=", 0.98, relative=True),),
+            arch="==9.0a",
+            accepts=shared.copyable,
+        ),
+        Step(
+            name="v12_multicast",
+            change="Blocks come in clusters of two and fetch the tile of B that they share once for both.",
+            why="Each of the two fetches half of B's tile and has it delivered to both. A third less comes from L2, "
+            "which is near its limit, and what is not moved needs no power either.",
+            predictions=(
+                Prediction("time", "<=", 0.98, relative=True),
+                Prediction("l2_bytes", "<=", 0.8, relative=True),
+            ),
+            backends=("cuda",),
+            gap=_CLUSTER_GAP,
+            arch="==9.0a",
+            accepts=shared.copyable,
+        ),
+        Step(
+            name="v13_tma_store",
+            change="The result leaves through shared memory and the copy engine, in parts.",
+            why="The threads write their sums into a small part of shared memory, in rows, and go on; the copy engine "
+            "takes it from there in whole lines while the next tile is multiplied. As only a part of a tile is "
+            "staged at a time, all four stages fit beside it, in Triton one more than before.",
+            predictions=(
+                Prediction("time", "<=", 0.985, relative=True, backends=("cuda",)),
+                Prediction("sectors_per_store", "==", 0, tolerance=0, backends=("cuda",)),
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.03, backends=("triton",)),
+            ),
+            arch="==9.0a",
+            accepts=shared.copyable,
+        ),
+        Step(
+            name="v14_hilbert",
+            change="Tiles are walked along a Hilbert curve instead of in groups of rows.",
+            why="Any run of neighbours on the curve covers a compact patch, whatever its length, where groups of rows "
+            "are compact at one length only. At 4096 x 4096 what the tiles at work need fits L2 in either order.",
+            predictions=(
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
+                Prediction("dram_bytes", "==", 1.0, relative=True, tolerance=0.15),
+            ),
+            backends=("cuda",),
+            gap="The order is arithmetic on the number of a tile, which is the same in both languages.",
+            arch="==9.0a",
+            accepts=shared.copyable,
+        ),
+        Step(
+            name="v15_dispatch",
+            change="The tile, and how often K is split, follow from the sizes; odd sizes are repacked first.",
+            why="A tile of 128 x 256 leaves most of the chip idle when the result is small or thin. Smaller tiles, and "
+            "several blocks along K whose sums are added in a fixed order, fill it again. Operands that the copy "
+            "engine cannot take are copied once into rows that it can. The profiled product runs as before, "
+            "but its stores leave beside the next tile's products.",
+            predictions=(Prediction("time", "==", 1.0, relative=True, tolerance=0.02),),
+            arch="==9.0a",
+            fp32_out=True,
+            wide=True,
+        ),
+        Step(
+            name="v16_gluon",
+            change="The CUDA ladder's structure by hand: Gluon's TMA, mbarriers, wgmma and warp specialisation.",
+            why="Triton's compiler decides where it waits and who copies. Gluon leaves that to the author, in the same "
+            "language: a producer warp, two consumer warpgroups, and a store that overlaps the next tile.",
+            predictions=(
+                Prediction("time", "==", 0.99, relative=True, tolerance=0.03),
+                Prediction("tensor_pipe", ">=", 88),
+            ),
+            backends=("triton",),
+            gap="In CUDA C++ every step is explicit.",
+            arch="==9.0a",
+            accepts=shared.copyable_with_out,
+            wide=True,
+        ),
+        Step(
+            name="v17_prologue",
+            change="Descriptors come with the launch, and a kernel is set up while the one before it ends.",
+            why="From v07 to v15 every program wrote its descriptors into device memory before it could fetch, and "
+            "nothing of a kernel began before all of the one before was done. Of a small product that is a good part "
+            "of the time; at 4096 x 4096, a hundredth. This goes on from v15.",
+            predictions=(Prediction("time", "==", 1.0, relative=True, tolerance=0.02),),
+            backends=("triton",),
+            gap="CUDA's maps come with the launch since v07_tma, and v15_dispatch is set up early.",
+            arch="==9.0a",
+            fp32_out=True,
+            wide=True,
+        ),
+    ),
+)

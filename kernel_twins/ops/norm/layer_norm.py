@@ -1,0 +1,320 @@
+"""``y = (x - mean) * rstd * weight + bias`` over the rows of a matrix, or of x + residual; fp32 inside."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from kernel_twins.ops import baselines, draws, row_cases
+from kernel_twins.ops.norm import shared
+from kernel_twins.spec import Case, Op, Prediction, Step
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_NORM = shared.LAYER
+
+
+def _check(
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    *,
+    out: tuple[Tensor, ...],
+    eps: float = _NORM.eps,
+) -> None:
+    """x, residual: [M, N], contiguous rows at any distance, fp32, bf16 or fp16; weight, bias: [N].
+
+    out: y, mean, rstd and, with a residual, the sum; [M, N] as x, [M] in fp32, contiguous.
+    """
+    _NORM.check(x, weight, bias, residual, out)
+
+
+def _function(
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    *,
+    eps: float = _NORM.eps,
+) -> tuple[Tensor, ...]:
+    added = x if residual is None else x + residual
+    y, mean, rstd = baselines.aten("native_layer_norm", added, added.shape[1:], weight, bias, eps)
+    results = y.to(x.dtype), mean.flatten(), rstd.flatten()
+    return results if residual is None else (*results, added)
+
+
+def _torch(*inputs: Tensor, out: tuple[Tensor, ...], eps: float = _NORM.eps) -> tuple[Tensor, ...]:
+    return _function(*inputs, eps=eps)
+
+
+def _liger(
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    *,
+    out: tuple[Tensor, ...],
+    eps: float = _NORM.eps,
+) -> tuple[Tensor, ...]:
+    from kernel_twins._load import UnavailableError
+
+    if weight is None or bias is None:
+        raise UnavailableError("liger-kernel has no layer norm without weight and bias")
+    if residual is not None:
+        raise UnavailableError("liger-kernel adds no residual before a layer norm")
+    ops, _ = baselines.liger("layer_norm", x.shape[1])
+    y, _, mean, rstd, *_ = ops.layer_norm_forward(x, weight, bias, eps)
+    return y, mean, rstd
+
+
+def _quack(
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    *,
+    out: tuple[Tensor, ...],
+    eps: float = _NORM.eps,
+) -> None:
+    """quack's kernel; its function for a layer norm takes weights in fp32 alone, and no residual."""
+    y, mean, rstd, *added = out
+    given = [each for each in (x, weight, bias, residual) if each is not None]
+    norm = baselines.quack("rmsnorm", *given)._rmsnorm_fwd
+    norm(x, weight, y, bias, rstd, mean, residual, added[0] if added else None, eps, True)
+
+
+_PROFILE_CASE = row_cases.bandwidth_case(4_096)
+_SHORTEST, _SHORT, _LONG, _LONGEST = (row_cases.bandwidth_case(n) for n in (256, 1_024, 65_536, 262_144))
+_THREE_BLOCKS, _FOUR_BLOCKS = (row_cases.bandwidth_case(n) for n in (12_288, 16_384))  # of v10's clusters
+_SHORT_RAGGED, _RAGGED, _LONG_RAGGED = (row_cases.bandwidth_case(n) for n in (1_027, 5_003, 50_257))
+_RESIDUAL = row_cases.bandwidth_case(4_096, residual="yes")
+_FEW = Case.of(4_096, 1_024, dtype="bf16")
+
+OP = Op(
+    name="layer_norm",
+    family="norm",
+    chapter=9,
+    title="LayerNorm",
+    summary="`y = (x - mean) * rstd * weight + bias` over the rows of a matrix, `rstd = 1 / sqrt(variance + eps)`: the "
+    "second number of a row needs the first one, and a sum of squares would cancel.",
+    inputs=_NORM.inputs,
+    hostile=True,
+    settled=shared.settled,
+    draw=draws.rows_of("x", shared.DRAWN_OPTIONS),
+    outputs=_NORM.outputs,
+    reference=_NORM.y,
+    more_references=(_NORM.mean, _NORM.rstd, _NORM.added),
+    check=_check,
+    accepts=lambda case: "",
+    options=_NORM.options,
+    test_cases=_NORM.test_cases(),
+    huge_cases=(Case.of(2**21 + 3, 1_025, dtype="bf16"), Case.of(2_049, 2**20, dtype="bf16")),
+    bench_cases=(
+        *row_cases.BANDWIDTH_CASES,
+        _SHORT_RAGGED,
+        _RESIDUAL,
+        _FEW,
+    ),
+    headline_cases=row_cases.HEADLINE_CASES,
+    profile_case=_PROFILE_CASE,
+    ceiling="dram_copy",
+    flops=lambda case: 7 * math.prod(case.shape),  # a sum, a difference, a square's sum, two products, a sum
+    bytes=_NORM.bytes,
+    baselines={"torch": _torch, "compile": baselines.compiled_results(_function), "liger": _liger, "quack": _quack},
+    steps=(
+        Step(
+            name="v01_three_passes",
+            change="A block reads its row three times: for the mean, for the squared distances from it, and to write.",
+            why="The definition, word for word: mean of squares less square of the mean would save a pass, and lose "
+            "every digit where the mean is large beside the deviation. A row of 4096 stays in L1 between the passes, "
+            "but each asks for one element at a time and ends with a wait for the block.",
+            predictions=(
+                Prediction("dram_share", "<=", 65),
+                Prediction("bytes_over_minimum", "==", 1.0, tolerance=0.1, backends=("cuda",)),
+                Prediction("bytes_over_minimum", "<=", 1.25, backends=("triton",)),
+            ),
+        ),
+        Step(
+            name="v02_welford",
+            change="Mean and squared distances in one pass, by Welford's formula; threads' parts are merged by Chan's.",
+            why="Every element moves the mean, and adds its distance from the old one times that from the new one: "
+            "one pass less to wait for, and nothing cancels, at the price of a division for each element.",
+            predictions=(
+                Prediction("load_requests", "==", 0.8, relative=True, tolerance=0.05),  # weight and bias are left
+                Prediction("instructions", ">=", 1.2, relative=True, backends=("cuda",)),
+                Prediction("time", "<=", 0.95, relative=True, backends=("triton",)),
+            ),
+        ),
+        Step(
+            name="v03_registers",
+            change="The row is read once and stays in the block's registers, where both statistics are taken in turn.",
+            why="The loads of a thread are all under way at once, and none is repeated. A second pass over registers "
+            "costs less than Welford's divisions. How long a row may be is now bounded by the registers of a block.",
+            predictions=(
+                Prediction("time", "<=", 0.8, relative=True),
+                Prediction("dram_share", ">=", 60, backends=("cuda",)),
+                Prediction("dram_share", ">=", 85, backends=("triton",)),
+            ),
+            accepts=row_cases.at_most(16_384, "registers hold"),
+        ),
+        Step(
+            name="v04_rows_per_block",
+            change="Accesses of 16 bytes, wherever a row starts, and as many threads for a row as it needs: part of a "
+            "warp, a warp, or several.",
+            why="An eighth of the loads and stores in bf16, of weight and bias too. A block for a row of 256 leaves "
+            "most of its threads idle and still pays for two barriers, where lanes of a warp need shuffles alone. "
+            "Trials of CUDA's v04 and v05 ran between these predictions and the recording.",
+            predictions=(
+                Prediction("instructions", "<=", 0.6, relative=True, backends=("cuda",)),
+                Prediction("dram_share", ">=", 86),
+                Prediction("time", "<=", 0.35, relative=True, backends=("cuda",), case=_SHORTEST),
+                Prediction("time", "<=", 0.7, relative=True, backends=("triton",), case=_SHORTEST),
+            ),
+            accepts=row_cases.fits(64 * 1_024, "registers hold"),
+        ),
+        Step(
+            name="v05_cluster",
+            change="A cluster of blocks shares a row, a part each; they exchange mean and squared distances of their "
+            "parts by distributed shared memory, once, and merge them by Chan's formula.",
+            why="A row of 256 K elements is longer than what an SM holds. In several it fits, every element is read "
+            "once, and two numbers a block are all that they must tell each other. Rows of up to 64 KiB keep v04's "
+            "kernels.",
+            predictions=(
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
+                Prediction("time", "<=", 365, case=_LONG),
+                Prediction("time", "<=", 370, case=_LONGEST),
+            ),
+            arch=">=9.0",
+            backends=("cuda",),
+            gap="Triton 3.6 gives a program no access to another one's shared memory; v06_cooperative goes through L2.",
+            profile_case={"cuda": None},
+        ),
+        Step(
+            name="v06_cooperative",
+            change="Programs that are all resident share a row; they exchange their parts' statistics through global "
+            "memory.",
+            why="The same division of labour without clusters: a cooperative launch promises that all programs run at "
+            "once, so one may wait for another's numbers. That costs a trip to L2 and back for every row. Trials ran "
+            "before the last prediction.",
+            predictions=(
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.03),
+                Prediction("time", "<=", 390, case=_LONG),
+                Prediction("time", "<=", 400, case=_LONGEST),
+                Prediction("time", "<=", 412, case=_LONG_RAGGED),
+            ),
+            backends=("triton",),
+            gap="CUDA's v05_cluster does the same within a cluster, without going through L2.",
+        ),
+        Step(
+            name="v07_rows_ahead",
+            change="Clusters stay, and draw their rows: the next ones travel to a ring of stages, weights and biases "
+            "stay in registers, and the blocks exchange their numbers of one row before they write the one before. "
+            "Elements at the ends of skewed rows are single lanes'. Short rows, where few, have weights and biases "
+            "under way while their numbers are found.",
+            why="A cluster that loads, exchanges, writes and ends has nothing under way while it waits, and reads "
+            "weights and biases anew for every four rows. Where rows are skewed, each pack of them is put together "
+            "from two. A warp with a short row asks for them pack by pack, eight trips to L2 one after the other.",
+            predictions=(
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
+                Prediction("time", "<=", 366, case=_RAGGED),
+                Prediction("time", "<=", 372, case=_LONG_RAGGED),
+                Prediction("time", "<=", 370, case=_LONG),
+                Prediction("time", "<=", 375, case=_LONGEST),
+                Prediction("time", "<=", 7.2, case=_FEW),
+            ),
+            arch=">=9.0",
+            backends=("cuda",),
+            gap="Triton 3.6 gives a program no access to another one's shared memory; v06_cooperative's programs stay, "
+            "too, and exchange through L2.",
+            profile_case={"cuda": None},
+        ),
+        Step(
+            name="v08_cluster_registers",
+            change="Two rows lie side by side in the registers of a cluster, 1.5 KiB to 4 of each a warp, and every "
+            "warp tells all blocks their means and squares by itself. Weights and biases for both go to shared memory, "
+            "as they lie in memory, by way of L1. With a residual a cluster has one row.",
+            why="v07 keeps weights and biases as packs that lie like a row's. Where rows start anywhere each lies "
+            "otherwise, and has its packs put together anew from L2. Put together from shared memory they cost no trip "
+            "to L2, two rows share them, and so do an SM's blocks through L1. The first three "
+            "predictions are for a form that takes rows which start anywhere alone, the next two for one that knows no "
+            "small parts and leaves residuals to v07, the next two for one without parts of 4 KiB, which leaves the "
+            "longest rows to v07, the last for this one. Trials ran before all.",
+            predictions=(
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
+                Prediction("time", "<=", 376, case=_LONG_RAGGED),
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.02, case=_LONG),
+                Prediction("time", "<=", 366, case=_RAGGED),
+                Prediction("time", "<=", 362, case=_LONG),
+                Prediction("time", "<=", 362),
+                Prediction("time", "<=", 0.99, relative=True, case=_RESIDUAL),
+                Prediction("time", "<=", 364, case=_LONGEST),
+            ),
+            arch=">=9.0",
+            backends=("cuda",),
+            gap="Triton 3.6 gives a program no access to another one's shared memory; v06_cooperative's programs hold "
+            "their parts in registers, too, and exchange through L2.",
+            replaces="v04_rows_per_block",
+        ),
+        Step(
+            name="v09_rows_per_warp",
+            change="A row of up to 4 KiB lies in the registers of a warp as v08's do in a cluster's, or two or four "
+            "short ones that are skewed alike; weights and biases travel to shared memory, by way of L1, for the rows "
+            "of a block.",
+            why="v04, which had these rows, asks for weights and biases pack by pack when a row's numbers are known. "
+            "Where rows start anywhere, it puts every pack of them together anew from two loads, masks what lies "
+            "beside a row, and stores the ends element by element. Trials ran before these predictions.",
+            predictions=(
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
+                Prediction("time", "<=", 362, case=_SHORT),
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.01, case=_SHORTEST),
+                Prediction("time", "<=", 0.8, relative=True, case=_SHORT_RAGGED),
+                Prediction("time", "<=", 0.97, relative=True, case=_FEW),
+            ),
+            arch=">=9.0",
+            backends=("cuda",),
+            gap="Triton leaves it to its compiler where weights lie; short rows of v06_cooperative's tiles have them "
+            "in registers.",
+            profile_case={"cuda": None},
+        ),
+        Step(
+            name="v10_one_row",
+            change="Rows of 12 to 80 KiB that start with lines and have no residual are one a cluster, four packs or "
+            "five a thread, whichever leaves fewer idle, in blocks of up to four warps.",
+            why="v08 holds two rows side by side so that they share weights and biases; by way of L1 few of these come "
+            "from L2 anyway. The second row's packs are registers with which more warps would run, and an SM has more "
+            "bytes under way than memory serves best. Clusters with one row come and go more finely. Trials ran before "
+            "these predictions.",
+            predictions=(
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
+                Prediction("time", "<=", 357, case=_THREE_BLOCKS),
+                Prediction("time", "<=", 357, case=_FOUR_BLOCKS),
+            ),
+            arch=">=9.0",
+            backends=("cuda",),
+            gap="Triton 3.6 gives a program no access to another one's shared memory; v06_cooperative's programs "
+            "exchange through L2.",
+            profile_case={"cuda": None},
+        ),
+        Step(
+            name="v11_laid_early",
+            change="Where rows start anywhere, a warp puts weights and biases together as soon as they have come to "
+            "shared memory, puts them back there as its rows will need them, and meets the cluster's barrier before "
+            "its first sum.",
+            why="They are nearer than the rows, for which a warp of v08 waits with nothing to do; it then puts every "
+            "pack together on its way to the result, with no memory request under way. The barrier keeps the "
+            "compiler from mixing this with sums that wait for the rows. Trials ran before these predictions.",
+            predictions=(
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.01),
+                Prediction("time", "<=", 1.0, relative=True, case=_LONG_RAGGED),
+                Prediction("time", "<=", 362.5, case=_LONG_RAGGED),
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.01, case=_RAGGED),
+            ),
+            arch=">=9.0",
+            backends=("cuda",),
+            gap="Triton leaves it to its compiler where weights lie and when they are asked for.",
+            profile_case={"cuda": None},
+        ),
+    ),
+)

@@ -1,0 +1,223 @@
+"""The gradients of x, weight and bias through layer_norm, from what the forward pass saved; fp32 inside."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from kernel_twins.ops import baselines, row_cases
+from kernel_twins.ops.norm import shared
+from kernel_twins.spec import Case, Op, Prediction, Step
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_NORM = shared.LAYER
+
+
+def _check(
+    dout: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None = None,
+    dadded: Tensor | None = None,
+    *,
+    out: Tensor | tuple[Tensor, ...],
+) -> None:
+    """dout, x, dadded: [M, N], contiguous rows at any distance, fp32, bf16 or fp16 alike; mean, rstd: [M], fp32.
+
+    weight: [N]. out: dx alone without a weight, and with one dx, dweight, dbias; [M, N] and [N], contiguous.
+    """
+    _NORM.check_backward(dout, x, mean, rstd, weight, dadded, out)
+
+
+def _function(
+    dout: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None = None,
+    dadded: Tensor | None = None,
+) -> Tensor | tuple[Tensor, ...]:
+    """What PyTorch's autograd calls; it looks no more at the bias than that it is like weight."""
+    statistics, has_weight = (mean[:, None], rstd[:, None]), weight is not None
+    mask = [True, has_weight, has_weight]
+    dx, *others = baselines.aten("native_layer_norm_backward", dout, x, x.shape[1:], *statistics, weight, weight, mask)
+    dx = dx.to(x.dtype) if dadded is None else dx.to(x.dtype) + dadded
+    return (dx, *(each.to(x.dtype) for each in others)) if has_weight else dx
+
+
+def _torch(*inputs: Tensor, out: Tensor | tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
+    return _function(*inputs)
+
+
+def _liger(
+    dout: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None = None,
+    dadded: Tensor | None = None,
+    *,
+    out: Tensor | tuple[Tensor, ...],
+) -> tuple[Tensor, ...]:
+    from kernel_twins._load import UnavailableError
+
+    if weight is None:
+        raise UnavailableError("liger-kernel has no layer norm without weight and bias")
+    if dadded is not None:
+        raise UnavailableError("liger-kernel adds no residual before a layer norm")
+    ops, _ = baselines.liger("layer_norm", x.shape[1])
+    gradients: tuple[Tensor, ...] = ops.layer_norm_backward(dout, x, weight, weight, mean, rstd)
+    return gradients
+
+
+def _quack(
+    dout: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None = None,
+    dadded: Tensor | None = None,
+    *,
+    out: Tensor | tuple[Tensor, ...],
+) -> tuple[Tensor, ...]:
+    from kernel_twins._load import UnavailableError
+
+    if weight is None:
+        raise UnavailableError("quack-kernels has no gradient of a layer norm without weight")
+    if dadded is not None:
+        raise UnavailableError("quack-kernels adds no residual before a layer norm")
+    ops = baselines.quack("rmsnorm", dout, x, weight)
+    gradients: tuple[Tensor, ...] = ops.layernorm_bwd(x, weight, dout, rstd, mean)
+    return gradients
+
+
+_PROFILE_CASE = row_cases.bandwidth_case(4_096)
+_SHORT, _LONG, _LONGEST = (row_cases.bandwidth_case(n) for n in (256, 65_536, 262_144))
+_ODD = row_cases.bandwidth_case(5_003)
+_SMALL, _SQUARE = (Case.of(4_096, n, dtype="bf16") for n in (1_024, 4_096))
+
+OP = Op(
+    name="layer_norm_backward",
+    family="norm",
+    chapter=10,
+    title="LayerNorm, backward",
+    summary="`dx = rstd * (g - mean(g) - xhat * mean(g * xhat))`, `g = dout * weight`, over the rows of two matrices, "
+    "and `dweight = sum(dout * xhat)` and `dbias = sum(dout)` over their columns.",
+    inputs=_NORM.backward_inputs,
+    hostile=True,
+    outputs=_NORM.backward_outputs,
+    reference=_NORM.dx,
+    more_references=(_NORM.dweight, _NORM.dbias),
+    check=_check,
+    accepts=lambda case: "",
+    test_cases=_NORM.backward_test_cases(),
+    huge_cases=(Case.of(2**21 + 3, 1_025, dtype="bf16"),),
+    bench_cases=(*row_cases.BANDWIDTH_CASES, _SMALL, _SQUARE),
+    headline_cases=row_cases.HEADLINE_CASES,
+    profile_case=_PROFILE_CASE,
+    ceiling="dram_copy",
+    # A difference and a product for xhat, one for g, three for the means, four for dx, three for dweight and dbias.
+    flops=lambda case: 13 * math.prod(case.shape),
+    bytes=_NORM.backward_bytes,
+    baselines={"torch": _torch, "compile": baselines.compiled_results(_function), "liger": _liger, "quack": _quack},
+    steps=(
+        Step(
+            name="v01_rows_then_columns",
+            change="One kernel gives every row a block, for dx; a second one lets every thread add up a column over a "
+            "slice of the rows; a third one adds the slices.",
+            why="dx needs sums along rows, dweight and dbias sums along columns. Each taken by itself is simple, but "
+            "both matrices travel from device memory twice: five matrices instead of three.",
+            predictions=(
+                Prediction("bytes_over_minimum", "==", 1.67, tolerance=0.1, backends=("cuda",)),
+                Prediction("bytes_over_minimum", "<=", 2.2, backends=("triton",)),
+                Prediction("dram_share", "<=", 80),
+            ),
+            launches=3,
+            helpers=("norm_backward_sum_kernel",),
+        ),
+        Step(
+            name="v02_persistent",
+            change="Blocks stay and take row after row, which they hold in registers, and add up dweight and dbias of "
+            "their columns there; a second kernel adds the blocks' sums.",
+            why="A thread has the same columns of every row, so the sums along columns cost two additions and no "
+            "memory, and no atomic. But a block waits for its row, then for its sums, before it asks for the next one.",
+            predictions=(
+                Prediction("bytes_over_minimum", "==", 1.0, tolerance=0.05),
+                Prediction("time", "<=", 0.75, relative=True),
+                Prediction("dram_share", "<=", 85),
+            ),
+            accepts=row_cases.fits(16 * 1_024, "registers hold"),
+            launches=2,
+            helpers=("norm_backward_sum_kernel",),
+        ),
+        Step(
+            name="v03_pipelined",
+            change="The next row is asked for before one is worked on: into registers in CUDA, into shared memory in "
+            "Triton.",
+            why="Blocks that stay have no others to fill in while they wait: what is under way must be their own next "
+            "rows. Trials of CUDA's step, of shared memory filled by the copy engine too, ran before it was recorded.",
+            predictions=(
+                Prediction("time", "<=", 0.95, relative=True),
+                Prediction("dram_share", ">=", 82, backends=("cuda",)),
+                Prediction("dram_share", ">=", 76, backends=("triton",)),
+                Prediction("time", "<=", 17, case=_SMALL),
+            ),
+            accepts=row_cases.fits(16 * 1_024, "registers hold"),
+            launches=2,
+            helpers=("norm_backward_sum_kernel",),
+        ),
+        Step(
+            name="v04_cluster",
+            change="A cluster of blocks shares a row and exchanges its two sums by distributed shared memory; each "
+            "block adds up dweight and dbias of its own columns.",
+            why="Two rows of 256 K elements are 1 MiB, more than an SM holds, and the sums of its columns are 2 MiB in "
+            "fp32. Rows of up to 16 KiB keep v03's kernels. Trials ran before.",
+            predictions=(
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
+                Prediction("time", "<=", 650, case=_LONG),
+                Prediction("time", "<=", 700, case=_LONGEST),
+            ),
+            arch=">=9.0",
+            launches=2,
+            backends=("cuda",),
+            gap="Triton 3.6 gives a program no access to another one's shared memory; v05_cooperative goes through L2.",
+        ),
+        Step(
+            name="v05_cooperative",
+            change="Programs that are all resident share a row and exchange its two sums through global memory.",
+            why="As layer_norm's v06: all programs of a cooperative launch run at once, so one may wait for another.",
+            predictions=(
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.03),
+                Prediction("time", "<=", 750, case=_LONG),
+                Prediction("time", "<=", 800, case=_LONGEST),
+            ),
+            launches=2,
+            backends=("triton",),
+            gap="CUDA's v04_cluster does the same within a cluster, without going through L2.",
+            helpers=("norm_backward_sum_kernel",),
+        ),
+        Step(
+            name="v06_rows_ahead",
+            change="Rows come into a ring in shared memory several ahead of time; a warp sends its sums of a row and "
+            "goes on, and writes the row before; the last kernel asks for many groups' sums at once, and starts early.",
+            why="v04 asks for one row ahead, with as many bytes as threads have registers, and for nothing while they "
+            "wait for block and cluster. Triton's v05, which waits for the sums a row later, is faster.",
+            predictions=(
+                Prediction("dram_share", ">=", 92),
+                Prediction("time", "<=", 0.96, relative=True),
+                Prediction("time", "<=", 42, case=_SQUARE),
+                Prediction("time", "<=", 17, case=_SMALL),
+                Prediction("time", "<=", 585, case=_ODD),
+                Prediction("time", "<=", 570, case=_LONG),
+                Prediction("time", "<=", 600, case=_LONGEST),
+            ),
+            arch=">=9.0",
+            launches=2,
+            backends=("cuda",),
+            gap="Triton 3.6 lets no warp run ahead of its program, nor a program write into another one's memory.",
+        ),
+    ),
+)

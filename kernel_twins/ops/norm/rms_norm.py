@@ -1,0 +1,233 @@
+"""``y = x * rstd * weight`` over the rows of a matrix, or of x + residual; fp32 inside."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from kernel_twins.ops import baselines, draws, row_cases
+from kernel_twins.ops.norm import shared
+from kernel_twins.spec import Case, Op, Prediction, Step
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_NORM = shared.RMS
+
+
+def _check(
+    x: Tensor,
+    weight: Tensor | None = None,
+    residual: Tensor | None = None,
+    *,
+    out: tuple[Tensor, ...],
+    eps: float = _NORM.eps,
+) -> None:
+    """x, residual: [M, N], contiguous rows at any distance, fp32, bf16 or fp16; weight: [N].
+
+    out: y, rstd and, with a residual, the sum; [M, N] as x, [M] in fp32, contiguous.
+    """
+    _NORM.check(x, weight, None, residual, out)
+
+
+def _function(
+    x: Tensor, weight: Tensor | None = None, residual: Tensor | None = None, *, eps: float = _NORM.eps
+) -> tuple[Tensor, ...]:
+    added = x if residual is None else x + residual
+    y, rstd = baselines.aten("_fused_rms_norm", added, added.shape[1:], weight, eps)
+    results = y.to(x.dtype), rstd.flatten()
+    return results if residual is None else (*results, added)
+
+
+def _torch(*inputs: Tensor, out: tuple[Tensor, ...], eps: float = _NORM.eps) -> tuple[Tensor, ...]:
+    return _function(*inputs, eps=eps)
+
+
+def _liger(
+    x: Tensor,
+    weight: Tensor | None = None,
+    residual: Tensor | None = None,
+    *,
+    out: tuple[Tensor, ...],
+    eps: float = _NORM.eps,
+) -> tuple[Tensor, ...]:
+    if residual is None:
+        ops, _ = baselines.liger("rms_norm", x.shape[1])
+        y, _, rstd, *_ = ops.rms_norm_forward(x, weight, eps, 0.0, "llama", None)
+        return y, rstd
+    ops, _ = baselines.liger("fused_add_rms_norm", x.shape[1])
+    y, added, rstd, *_ = ops.fused_add_rms_norm_forward(x, residual, weight, eps, 0.0, "llama")
+    return y, rstd, added
+
+
+def _quack(
+    x: Tensor,
+    weight: Tensor | None = None,
+    residual: Tensor | None = None,
+    *,
+    out: tuple[Tensor, ...],
+    eps: float = _NORM.eps,
+) -> None:
+    y, rstd, *added = out
+    given = [each for each in (x, weight, residual) if each is not None]
+    norm = baselines.quack("rmsnorm", *given)._rmsnorm_fwd
+    norm(x, weight, y, None, rstd, None, residual, added[0] if added else None, eps)
+
+
+_PROFILE_CASE = row_cases.bandwidth_case(4_096)
+_SHORTEST, _SHORT, _LONG, _LONGEST = (row_cases.bandwidth_case(n) for n in (256, 1_024, 65_536, 262_144))
+_SHORT_RAGGED, _RAGGED, _LONG_RAGGED = (row_cases.bandwidth_case(n) for n in (1_027, 5_003, 50_257))
+_RESIDUAL = row_cases.bandwidth_case(4_096, residual="yes")
+_FEW = Case.of(4_096, 1_024, dtype="bf16")
+
+OP = Op(
+    name="rms_norm",
+    family="norm",
+    chapter=11,
+    title="RMSNorm",
+    summary="`y = x * rstd * weight` over the rows of a matrix, `rstd = 1 / sqrt(mean(x^2) + eps)`: a LayerNorm "
+    "without the mean, and a ladder of the definition and of what LayerNorm's has found.",
+    inputs=_NORM.inputs,
+    hostile=True,
+    settled=shared.settled,
+    draw=draws.rows_of("x", shared.DRAWN_OPTIONS),
+    outputs=_NORM.outputs,
+    reference=_NORM.y,
+    more_references=(_NORM.rstd, _NORM.added),
+    check=_check,
+    accepts=lambda case: "",
+    options=_NORM.options,
+    test_cases=_NORM.test_cases(),
+    huge_cases=(Case.of(2**21 + 3, 1_025, dtype="bf16"),),
+    bench_cases=(
+        *row_cases.BANDWIDTH_CASES,
+        _SHORT_RAGGED,
+        _RESIDUAL,
+        _FEW,
+    ),
+    headline_cases=row_cases.HEADLINE_CASES,
+    profile_case=_PROFILE_CASE,
+    ceiling="dram_copy",
+    flops=lambda case: 4 * math.prod(case.shape),  # a square's sum, two products
+    bytes=_NORM.bytes,
+    baselines={"torch": _torch, "compile": baselines.compiled_results(_function), "liger": _liger, "quack": _quack},
+    steps=(
+        Step(
+            name="v01_two_passes",
+            change="A block reads its row twice: for the sum of squares, and to write.",
+            why="One number of a row is needed instead of LayerNorm's two, and nothing can cancel in a sum of squares: "
+            "a pass less than layer_norm's v01. Again it asks for one element at a time.",
+            predictions=(
+                Prediction("dram_share", "<=", 75),
+                Prediction("bytes_over_minimum", "==", 1.0, tolerance=0.1, backends=("cuda",)),
+                Prediction("bytes_over_minimum", "<=", 1.2, backends=("triton",)),
+            ),
+        ),
+        Step(
+            name="v02_cluster",
+            change="layer_norm's v05 without the mean: wide accesses, registers, as many threads for a row as it needs "
+            "and a cluster of blocks for a long one.",
+            why="What that ladder came to. With one number less to find, a block of several warps waits once instead "
+            "of twice. Trials of the kernel ran between these predictions and the recording.",
+            predictions=(
+                Prediction("time", "<=", 0.85, relative=True),
+                Prediction("dram_share", ">=", 88),
+                Prediction("time", "<=", 0.35, relative=True, case=_SHORTEST),
+                Prediction("time", "<=", 365, case=_LONG),
+                Prediction("time", "<=", 370, case=_LONGEST),
+            ),
+            arch=">=9.0",
+            backends=("cuda",),
+            gap="Triton 3.6 gives a program no access to another one's shared memory; v03_cooperative goes through L2.",
+        ),
+        Step(
+            name="v03_cooperative",
+            change="layer_norm's v06 without the mean: registers, several rows a program or, for a long row, several "
+            "programs that are all resident.",
+            why="The same kernel with one number to exchange instead of two. Trials ran before the last prediction.",
+            predictions=(
+                Prediction("time", "<=", 0.8, relative=True),
+                Prediction("dram_share", ">=", 88),
+                Prediction("time", "<=", 390, case=_LONG),
+                Prediction("time", "<=", 400, case=_LONGEST),
+                Prediction("time", "<=", 396, case=_LONG_RAGGED),
+            ),
+            backends=("triton",),
+            gap="CUDA's v02_cluster does the same within a cluster, without going through L2.",
+        ),
+        Step(
+            name="v04_rows_ahead",
+            change="layer_norm's v07 without the mean: clusters that stay, the next rows under way, weights in "
+            "registers, and an exchange that nobody waits for.",
+            why="What v02's clusters wait for, its part of an SM loads nothing meanwhile. With one number less to find "
+            "the rows are as long, and so is the wait.",
+            predictions=(
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
+                Prediction("time", "<=", 365, case=_RAGGED),
+                Prediction("time", "<=", 370, case=_LONG_RAGGED),
+                Prediction("time", "<=", 367, case=_LONG),
+                Prediction("time", "<=", 372, case=_LONGEST),
+                Prediction("time", "<=", 6.7, case=_FEW),
+                Prediction("l2_bytes", "==", 0.8, relative=True, tolerance=0.04, case=_LONGEST),
+                Prediction("load_requests", "<=", 0.1, relative=True, case=_LONGEST),
+                Prediction("occupancy", "<=", 27, case=_LONGEST),
+                Prediction("dram_share", ">=", 86, case=_LONGEST),
+            ),
+            arch=">=9.0",
+            backends=("cuda",),
+            gap="Triton 3.6 gives a program no access to another one's shared memory; v03_cooperative's programs stay, "
+            "too, and exchange through L2.",
+            profile_case={"cuda": _LONGEST},
+        ),
+        Step(
+            name="v05_cluster_registers",
+            change="softmax's v10 with a sum of squares: clusters come and go again, a row of 8 KiB or more lies in "
+            "their registers, 1.5 to 4 KiB a warp, and every warp tells all blocks its sum by itself.",
+            why="A ring that is always full keeps the memory no busier than small blocks that come and go, and "
+            "its large blocks meet at barriers for every row. Weights reach shared memory with the row, by way of "
+            "L1, since clusters that keep them in registers have to stay. Two predictions came when parts of 1.5 KiB "
+            "and rows with a residual did, the last when rows of 24 KiB became one block's. Trials ran before all.",
+            predictions=(
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
+                Prediction("time", "<=", 366, case=_LONG_RAGGED),
+                Prediction("time", "<=", 363, case=_LONG),
+                Prediction("time", "<=", 363, case=_LONGEST),
+                Prediction("time", "<=", 361),
+                Prediction("time", "<=", 0.99, relative=True, case=_RESIDUAL),
+                Prediction("time", "<=", 355.5, case=row_cases.bandwidth_case(12_288)),
+            ),
+            arch=">=9.0",
+            backends=("cuda",),
+            gap="Triton 3.6 gives a program no access to another one's shared memory; v03_cooperative's programs hold "
+            "their parts in registers, too, and exchange through L2.",
+            replaces="v02_cluster",
+        ),
+        Step(
+            name="v06_rows_per_warp",
+            change="layer_norm's v09 without the mean: a row of up to 4 KiB lies in the registers of a warp, or two or "
+            "four short ones that are skewed alike; weights travel to shared memory, by way of L1, for the rows of a "
+            "block. Whole rows leave L1 small, as softmax's v12 does.",
+            why="v02, which had these rows, asks for weights pack by pack when a row's sum is known. Where rows start "
+            "anywhere, it puts every pack of them together anew from two loads, masks what lies beside a row, and "
+            "stores the ends element by element. The last prediction is for whole rows that leave L1 small. Trials ran "
+            "before all.",
+            predictions=(
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
+                Prediction("load_requests", "==", 0.5, relative=True, tolerance=0.03, case=_SHORT),
+                Prediction("occupancy", "<=", 50, case=_SHORT),
+                Prediction("dram_share", ">=", 89, case=_SHORT),
+                Prediction("time", "<=", 361, case=_SHORT),
+                Prediction("time", "<=", 0.997, relative=True, case=_SHORTEST),
+                Prediction("time", "<=", 0.995, relative=True, case=_SHORT_RAGGED),
+                Prediction("time", "<=", 1.0, relative=True, case=_FEW),
+                Prediction("time", "<=", 358, case=_SHORT),
+            ),
+            arch=">=9.0",
+            backends=("cuda",),
+            gap="Triton leaves it to its compiler where weights lie; short rows of v03_cooperative's tiles have them "
+            "in registers.",
+            profile_case={"cuda": _SHORT},
+            replaces="v02_cluster",
+        ),
+    ),
+)

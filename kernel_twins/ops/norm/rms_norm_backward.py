@@ -1,0 +1,196 @@
+"""The gradients of x and weight through rms_norm, from what the forward pass saved; fp32 inside."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from kernel_twins.ops import baselines, row_cases
+from kernel_twins.ops.norm import shared
+from kernel_twins.spec import Case, Op, Prediction, Step
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_NORM = shared.RMS
+
+
+def _check(
+    dout: Tensor,
+    x: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None = None,
+    dadded: Tensor | None = None,
+    *,
+    out: Tensor | tuple[Tensor, ...],
+) -> None:
+    """dout, x, dadded: [M, N], contiguous rows at any distance, fp32, bf16 or fp16 alike; rstd: [M], fp32.
+
+    weight: [N]. out: dx alone without a weight, and with one dx, dweight; [M, N] and [N], contiguous.
+    """
+    _NORM.check_backward(dout, x, None, rstd, weight, dadded, out)
+
+
+def _function(
+    dout: Tensor, x: Tensor, rstd: Tensor, weight: Tensor | None = None, dadded: Tensor | None = None
+) -> Tensor | tuple[Tensor, ...]:
+    """What PyTorch's autograd calls."""
+    mask = [True, weight is not None]
+    dx, dweight = baselines.aten("_fused_rms_norm_backward", dout, x, x.shape[1:], rstd[:, None], weight, mask)
+    dx = dx.to(x.dtype) if dadded is None else dx.to(x.dtype) + dadded
+    return dx if weight is None else (dx, dweight.to(x.dtype))
+
+
+def _torch(*inputs: Tensor, out: Tensor | tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
+    return _function(*inputs)
+
+
+def _liger(
+    dout: Tensor,
+    x: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None = None,
+    dadded: Tensor | None = None,
+    *,
+    out: Tensor | tuple[Tensor, ...],
+) -> Tensor | tuple[Tensor, ...]:
+    """Liger's kernels with Liger's own settings; its function would clear dx first, or overwrite dout with it."""
+    import torch
+
+    if dadded is not None:
+        ops, settings = baselines.liger("fused_add_rms_norm", x.shape[1])
+        stages = 2
+        dx, _, dweight = ops.fused_add_rms_norm_backward(
+            dout, dadded, x, weight, rstd, 0.0, "llama", *settings.values(), stages, False
+        )
+        return dx, dweight
+
+    ops, settings = baselines.liger("rms_norm", x.shape[1])
+    dx, (m, n) = torch.empty_like(dout, memory_format=torch.contiguous_format), x.shape
+    programs = torch.cuda.get_device_properties(x.device).multi_processor_count
+    partial = None if weight is None else torch.empty(programs, n, dtype=torch.float32, device=x.device)
+    of_weight = (weight, 0 if weight is None else 1, rstd, 1, partial, 0 if weight is None else n)
+    dtype = ops.torch_to_triton_dtype[x.dtype]
+    arguments = (dout, dout.stride(0), dx, n, x, x.stride(0), dtype, *of_weight, m, n, 0.0)
+    affine = {"elementwise_affine": weight is not None, "COMPUTE_DW": weight is not None}
+    settings = {**settings, **affine, "casting_mode": ops._str_to_casting_mode["llama"]}
+    if settings["BLOCK_SIZE"] > 256 or m < 4_096 * 8:
+        rows_per_program = -(-m // programs)
+        ops._rms_norm_backward_kernel[(programs,)](*arguments, rows_per_program, **settings)
+    else:
+        ops._block_rms_norm_backward_kernel[(programs,)](*arguments, BLOCK_ROW=16, **settings)
+    return dx if partial is None else (dx, partial.sum(dim=0).to(dout.dtype))
+
+
+def _quack(
+    dout: Tensor,
+    x: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None = None,
+    dadded: Tensor | None = None,
+    *,
+    out: Tensor | tuple[Tensor, ...],
+) -> Tensor | tuple[Tensor, ...]:
+    given = [each for each in (dout, x, weight, dadded) if each is not None]
+    dx, dweight, *_ = baselines.quack("rmsnorm", *given).rmsnorm_bwd(x, weight, dout, rstd, dresidual_out=dadded)
+    return dx if weight is None else (dx, dweight)
+
+
+_PROFILE_CASE = row_cases.bandwidth_case(4_096)
+_ODD, _LONG, _LONGEST = (row_cases.bandwidth_case(n) for n in (5_003, 65_536, 262_144))
+
+OP = Op(
+    name="rms_norm_backward",
+    family="norm",
+    chapter=12,
+    title="RMSNorm, backward",
+    summary="`dx = rstd * (g - xhat * mean(g * xhat))`, `g = dout * weight`, over the rows of two matrices, and "
+    "`dweight = sum(dout * xhat)` over their columns.",
+    inputs=_NORM.backward_inputs,
+    hostile=True,
+    outputs=_NORM.backward_outputs,
+    reference=_NORM.dx,
+    more_references=(_NORM.dweight,),
+    check=_check,
+    accepts=lambda case: "",
+    test_cases=_NORM.backward_test_cases(),
+    huge_cases=(Case.of(2**21 + 3, 1_025, dtype="bf16"),),
+    bench_cases=(
+        *row_cases.BANDWIDTH_CASES,
+        Case.of(4_096, 1_024, dtype="bf16"),
+        Case.of(4_096, 4_096, dtype="bf16"),
+    ),
+    headline_cases=row_cases.HEADLINE_CASES,
+    profile_case=_PROFILE_CASE,
+    ceiling="dram_copy",
+    # A product each for xhat and g, two for the mean, three for dx, two for dweight.
+    flops=lambda case: 9 * math.prod(case.shape),
+    bytes=_NORM.backward_bytes,
+    baselines={"torch": _torch, "compile": baselines.compiled_results(_function), "liger": _liger, "quack": _quack},
+    steps=(
+        Step(
+            name="v01_rows_then_columns",
+            change="One kernel gives every row a block, for dx; a second one lets every thread add up a column over a "
+            "slice of the rows; a third one adds the slices.",
+            why="As layer_norm_backward's v01, with one sum along rows and one along columns instead of two each: both "
+            "matrices travel from device memory twice.",
+            predictions=(
+                Prediction("bytes_over_minimum", "==", 1.67, tolerance=0.1, backends=("cuda",)),
+                Prediction("bytes_over_minimum", "<=", 2.2, backends=("triton",)),
+                Prediction("dram_share", "<=", 80),
+            ),
+            launches=3,
+            helpers=("norm_backward_sum_kernel",),
+        ),
+        Step(
+            name="v02_cluster",
+            change="layer_norm_backward's v04 without the mean: blocks that stay, rows on their way while one is "
+            "worked on, sums of columns in registers, and a cluster for a long row.",
+            why="What that ladder came to. With half the sums of columns to hold, registers are left for more rows "
+            "under way. Trials of the kernel ran between these predictions and the recording.",
+            predictions=(
+                Prediction("bytes_over_minimum", "==", 1.0, tolerance=0.05),
+                Prediction("dram_share", ">=", 84),
+                Prediction("time", "<=", 620, case=_LONG),
+                Prediction("time", "<=", 680, case=_LONGEST),
+            ),
+            arch=">=9.0",
+            launches=2,
+            backends=("cuda",),
+            gap="Triton 3.6 gives a program no access to another one's shared memory; v03_cooperative goes through L2.",
+        ),
+        Step(
+            name="v03_cooperative",
+            change="layer_norm_backward's v05 without the mean.",
+            why="The same kernel, with half the sums along columns and one number to exchange instead of two.",
+            predictions=(
+                Prediction("bytes_over_minimum", "==", 1.0, tolerance=0.05),
+                Prediction("dram_share", ">=", 78),
+                Prediction("time", "<=", 720, case=_LONG),
+                Prediction("time", "<=", 780, case=_LONGEST),
+            ),
+            launches=2,
+            backends=("triton",),
+            gap="CUDA's v02_cluster does the same within a cluster, without going through L2.",
+            helpers=("norm_backward_sum_kernel",),
+        ),
+        Step(
+            name="v04_rows_ahead",
+            change="layer_norm_backward's v06 without the mean: rows come into shared memory several ahead of time, "
+            "and a row's sums travel while another one is worked on.",
+            why="v02 asks for one row ahead and stands still while it waits for block and cluster. With fewer sums to "
+            "hold than layer_norm's, nothing else is in the way.",
+            predictions=(
+                Prediction("dram_share", ">=", 93),
+                Prediction("time", "<=", 0.98, relative=True),
+                Prediction("time", "<=", 580, case=_ODD),
+                Prediction("time", "<=", 560, case=_LONG),
+                Prediction("time", "<=", 580, case=_LONGEST),
+            ),
+            arch=">=9.0",
+            launches=2,
+            backends=("cuda",),
+            gap="Triton 3.6 lets no warp run ahead of its program, nor a program write into another one's memory.",
+        ),
+    ),
+)

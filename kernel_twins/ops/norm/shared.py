@@ -1,0 +1,508 @@
+"""What the specs of layer_norm and rms_norm share, forward and backward: inputs, references, checks and cases."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kernel_twins.ops import row_cases
+from kernel_twins.spec import ITEMSIZE, Case, Output
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
+
+    Rows = Tensor | float  # [M, 1], or the same for all
+
+_CHUNK = 2**26  # elements held in float64 at a time, in each of a few tensors
+_ORDINARY = ("outliers", "shifted")  # values that x may have, too, in a backward pass: its statistics are finite
+
+# Rows enough for every block of a GPU to have several, in which it adds up its part of dweight and dbias.
+_MANY_ROWS = ((2_000, 257), (1_500, 1_024), (400, 5_003), (300, 8_192), (100, 40_000))
+_MORE_ROWS = ((3_000, 5_003), (600, 65_536))  # and for each of the places that a block has for rows to be used again
+# Rows of a warp: of whole packs; four, two and one where they start anywhere; and of the last kinds those that fill it.
+_WARP_ROWS = (
+    *((67, n) for n in (72, 136, 384, 512, 640, 768, 1_280, 1_536, 2_048)),
+    *((200, n) for n in (67, 131, 132)),
+    *((67, n) for n in (387, 515, 705, 771, 961, 993, 1_473, 1_985)),
+    (1, 257),
+)
+_WARP_LAYOUTS = (
+    *((200, 131, {key: value}) for key, value in (("offset", "1"), ("x", "spaced"), ("values", "nan"))),
+    (67, 136, {"offset": "1"}),
+    (67, 1_003, {"offset": "1"}),
+    (67, 136, {"x": "expanded"}),
+    (67, 136, {"x": "expanded", "offset": "1"}),
+    (67, 1_027, {"x": "spaced"}),
+    (67, 257, {"affine": "none"}),
+)
+# So few of these that all their blocks run at once if threads have fewer registers, on GPUs of 132 multiprocessors.
+_FEW_WARP_ROWS = ((4_000, 512), (4_000, 1_024))
+# Rows alone in a cluster, for fp32 or the others: the shortest and longest, just beyond, and with four packs or five.
+_CLUSTER_ROWS = (
+    *((1, n) for n in (3_040, 6_080, 7_168, 18_432, 20_480, 20_736, 36_864, 41_472)),
+    *((3, n) for n in (3_072, 5_120, 6_144, 10_240, 14_336, 16_384, 32_768, 40_960)),
+)
+_LONG_RUNS = ((9_000, 5_003), (1_200, 65_536))  # forward, where a block has more places
+
+
+DRAWN_OPTIONS: tuple[Mapping[str, str], ...] = ({}, {}, {"residual": "yes"}, {"affine": "none"})
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """One of the two: layer_norm is ``centered``, which means that a row's mean is subtracted first.
+
+    The methods called like an output are its float64 references, see ``spec.Op``. ``kappa`` in their terms is a row's
+    mean magnitude over its deviation: what is lost where the mean is large and the deviation small.
+    """
+
+    centered: bool
+    eps: float
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Forward
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def inputs(self, case: Case, generator: Generator) -> tuple[Tensor, ...]:
+        """x with the case's layout and values; weight and bias, as far as there are; a residual laid out as x."""
+        x = row_cases.weighted(row_cases.matrix(case, generator, case.get("x")), case)
+        x = row_cases.shifted(x, case) if self.centered else x
+        affine = _affine(case, generator, self.centered)
+        if case.get("residual") == "yes":
+            its = case if case.get("values") == "coarse" else _without_values(case)
+            return x, *affine, row_cases.matrix(its, generator, case.get("x"))
+        return x, *affine
+
+    def outputs(self, case: Case) -> tuple[Output, ...]:
+        """y, the statistics, and the sum where there is a residual."""
+        matrix, statistic = Output(case.shape, case.dtype), Output(case.shape[:1], "fp32")
+        statistics = (statistic, statistic) if self.centered else (statistic,)
+        return matrix, *statistics, *((matrix,) if case.get("residual") == "yes" else ())
+
+    def bytes(self, case: Case) -> int:
+        """Of x and y, and of the residual and the sum; those of vectors count for nothing beside them."""
+        return (4 if case.get("residual") == "yes" else 2) * math.prod(case.shape) * ITEMSIZE[case.dtype]
+
+    def options(self, case: Case) -> Mapping[str, Any]:
+        return {"eps": self.eps}
+
+    def y(self, case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Tensor, Tensor]:
+        x, weight, bias, residual = self._operands(inputs)
+        x = _added(x, residual, part).double()
+        mean, rstd, kappa = self._moments(x)
+        scale = rstd if weight is None else rstd * weight.double()
+        y = (x - mean) * scale
+        terms = y.abs() * self._lost(kappa, case.shape[1])
+        if self.centered:
+            of_mean = x.abs().mean(dim=1, keepdim=True) + row_cases.row_chain(case.shape[1]) * mean.abs()
+            terms += scale.abs() * (x.abs() + of_mean)
+        return (y, terms) if bias is None else (y + bias.double(), terms + bias.double().abs())
+
+    def mean(self, case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Tensor, Tensor]:
+        x, _, _, residual = self._operands(inputs)
+        chain = row_cases.row_chain(case.shape[1])
+
+        def of(x: Tensor) -> tuple[Tensor, Tensor]:
+            mean = x.mean(dim=1)
+            return mean, x.abs().mean(dim=1) + chain * mean.abs()
+
+        return self._over_rows(x, residual, part, of)
+
+    def rstd(self, case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Tensor, Tensor]:
+        x, _, _, residual = self._operands(inputs)
+
+        def of(x: Tensor) -> tuple[Tensor, Tensor]:
+            _, rstd, kappa = self._moments(x)
+            return rstd[:, 0], (rstd * self._lost(kappa, case.shape[1]))[:, 0]
+
+        return self._over_rows(x, residual, part, of)
+
+    def added(self, case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Tensor, Tensor]:
+        x, _, _, residual = self._operands(inputs)
+        assert residual is not None  # or there is no such output
+        x, residual = x[part].double(), residual[part].double()
+        return x + residual, x.abs() + residual.abs()
+
+    def check(
+        self, x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None, out: tuple[Tensor, ...]
+    ) -> None:
+        row_cases.require_rows("x", x)
+        require_vector("weight", weight, "x", x)
+        require_vector("bias", bias, "x", x)
+        require_matrix("residual", residual, "x", x)
+        names = ["y", *(["mean"] if self.centered else []), "rstd", *([] if residual is None else ["added"])]
+        require_out(out, names, "x", x)
+        require_all_apart(out, {"x": x, "weight": weight, "bias": bias, "residual": residual})
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Backward
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def backward_inputs(self, case: Case, generator: Generator) -> tuple[Tensor, ...]:
+        """dout with the case's layout and values; x and its statistics; weight; the gradient of the sum.
+
+        Hostile, dout grows with x and has a mean of its own, so that both sums over a row are as large as their terms,
+        and the rows at borders weigh most in those over a column.
+        """
+        from kernel_twins.ops.tensors import borders
+
+        dout = row_cases.matrix(case, generator, case.get("dout"))
+        plain = _without_values(case)
+        x = row_cases.weighted(
+            row_cases.matrix(case if case.get("values") in _ORDINARY else plain, generator, case.get("x")), case
+        )
+
+        mean, rstd = self._rounded_moments(x)
+        if case.get("values") == "hostile":
+            dout += (x - mean[:, None].to(x.dtype)) * rstd[:, None].to(x.dtype) + 0.5
+            dout[borders(case.shape[0])] *= 4
+        weight = _affine(case, generator, False)
+        dadded = (row_cases.matrix(plain, generator, case.get("dout")),) if case.get("residual") == "yes" else ()
+        return dout, x, *((mean,) if self.centered else ()), rstd, *weight, *dadded
+
+    def backward_outputs(self, case: Case) -> tuple[Output, ...]:
+        """dx, and dweight and dbias where there is a weight."""
+        dx, vector = Output(case.shape, case.dtype), Output(case.shape[1:], case.dtype)
+        if case.get("affine") == "none":
+            return (dx,)
+        return (dx, vector, vector) if self.centered else (dx, vector)
+
+    def backward_bytes(self, case: Case) -> int:
+        """Of dout, x and dx, and of the sum's gradient."""
+        return (4 if case.get("residual") == "yes" else 3) * math.prod(case.shape) * ITEMSIZE[case.dtype]
+
+    def statistics(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Of float64, rounded to fp32: mean, where it is subtracted, and rstd."""
+        mean, rstd = self._rounded_moments(x)
+        return (mean, rstd) if self.centered else (rstd,)
+
+    def dx(self, case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Tensor, Tensor]:
+        return self._dx(case, inputs, part, None)
+
+    def dweight(self, case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Tensor, Tensor]:
+        """``part`` is of columns, as for dbias."""
+        return self._dweight(inputs, part, None)
+
+    # Of statistics that the forward pass computed, which may err as it may. To first order, rstd (1 + d) makes of dx
+    #     dx + d rstd (g - mean(g) - 3 xhat c1),  c1 = mean(g xhat),
+    # since rstd stands once in the first terms and three times in the last, and mean + e makes of it
+    #     dx + e rstd^2 (c1 + xhat mean(g)).
+    # Of a row's part in dweight, dout xhat, they make (1 + d) dout xhat and dout xhat - e rstd dout.
+
+    def computed_dx(self, case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Tensor, Tensor]:
+        return self._dx(case, inputs, part, self._of_statistics(case, inputs, part))
+
+    def computed_dweight(self, case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Tensor, Tensor]:
+        return self._dweight(inputs, part, self._of_statistics(case, inputs, slice(0, case.shape[0])))
+
+    def _of_statistics(self, case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Rows, Rows]:
+        """The terms of d and of e rstd in those rows."""
+        _, x, mean, rstd, _, _ = self._backward_operands(inputs)
+        chain, scale = row_cases.row_chain(case.shape[1]), rstd[part, None].double()
+        if mean is None:
+            return self._lost(scale, case.shape[1]), 0.0
+        magnitude, _ = self._over_rows(x, None, part, lambda some: (some.abs().mean(dim=1),) * 2)
+        kappa = magnitude[:, None] * scale
+        return self._lost(kappa, case.shape[1]), kappa + chain * mean[part, None].double().abs() * scale
+
+    def _dx(
+        self, case: Case, inputs: tuple[Tensor, ...], part: slice, of_statistics: tuple[Rows, Rows] | None
+    ) -> tuple[Tensor, Tensor]:
+        *_, rstd, weight, dadded = self._backward_operands(inputs)
+        dout, xhat = self._dout_xhat(inputs, part, slice(None))
+        g = dout if weight is None else dout * weight.double()
+        c1 = (g * xhat).mean(dim=1, keepdim=True)
+        summed = (g * xhat).abs().mean(dim=1, keepdim=True) + row_cases.row_chain(case.shape[1]) * c1.abs()
+        terms = g.abs() + xhat.abs() * summed
+        if self.centered:
+            terms += g.abs().mean(dim=1, keepdim=True)
+        mean = g.mean(dim=1, keepdim=True) if self.centered else 0.0
+        dx = g - mean - xhat * c1
+        if of_statistics is not None:
+            of_rstd, of_mean = of_statistics
+            terms += of_rstd * ((g - mean).abs() + 3 * (xhat * c1).abs()) + of_mean * (c1.abs() + (xhat * mean).abs())
+        scale = rstd[part, None].double()
+        dx, terms = dx * scale, terms * scale
+        if dadded is None:
+            return dx, terms
+        return dx + dadded[part].double(), terms + dadded[part].double().abs()
+
+    def _dweight(
+        self, inputs: tuple[Tensor, ...], part: slice, of_statistics: tuple[Rows, Rows] | None
+    ) -> tuple[Tensor, Tensor]:
+        def of(some: slice) -> tuple[Tensor, Tensor]:
+            dout, xhat = self._dout_xhat(inputs, some, part)
+            values = dout * xhat
+            if of_statistics is None:
+                return values, values.abs()
+            of_rstd, of_mean = (each if isinstance(each, float) else each[some] for each in of_statistics)
+            return values, values.abs() * (1 + of_rstd) + dout.abs() * of_mean
+
+        return _over_columns(inputs[0], part, of)
+
+    def dbias(self, case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Tensor, Tensor]:
+        def of(some: slice) -> tuple[Tensor, Tensor]:
+            dout = inputs[0][some, part].double()
+            return dout, dout.abs()
+
+        return _over_columns(inputs[0], part, of)
+
+    def check_backward(
+        self,
+        dout: Tensor,
+        x: Tensor,
+        mean: Tensor | None,
+        rstd: Tensor,
+        weight: Tensor | None,
+        dadded: Tensor | None,
+        out: Tensor | tuple[Tensor, ...],
+    ) -> None:
+        row_cases.require_rows("dout", dout)
+        require_matrix("x", x, "dout", dout)
+        for name, statistic in [("mean", mean)] * self.centered + [("rstd", rstd)]:
+            assert statistic is not None
+            _require_statistic(name, statistic, "dout", dout)
+        require_vector("weight", weight, "dout", dout)
+        require_matrix("dadded", dadded, "dout", dout)
+        names = ["dx"] if weight is None else ["dx", "dweight", *(["dbias"] if self.centered else [])]
+        require_out(out, names, "dout", dout)
+        inputs = {"dout": dout, "x": x, "mean": mean, "rstd": rstd, "weight": weight, "dadded": dadded}
+        require_all_apart(out, inputs)
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Test cases
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def test_cases(self) -> tuple[Case, ...]:
+        more = (
+            *row_cases.option_cases({"residual": "yes"}),
+            (19, 1_027, {"residual": "yes", "x": "pitched"}),
+            (9, 5_003, {"residual": "yes", "offset": "1"}),
+            *row_cases.option_cases({"affine": "none"}),
+            *(row_cases.option_cases({"affine": "weight"}) if self.centered else ()),
+            *((9, n, {"values": "shifted"}) for n in (1, 1_000, 5_003, 70_000)),
+            *((m, n, {}) for m, n in (*_MANY_ROWS[:3], *_WARP_ROWS, *_FEW_WARP_ROWS, *_CLUSTER_ROWS, *_LONG_RUNS)),
+            *_WARP_LAYOUTS,
+            *((3, 10_240, {key: value}) for key, value in (("affine", "none"), ("values", "nan"), ("x", "expanded"))),
+            *((m, n, {"residual": "yes"}) for m, n in _LONG_RUNS),
+            (9_000, 5_003, {"x": "pitched"}),
+            *row_cases.long_cases("x"),
+            *((67, n, {"residual": "yes"}) for n in (2_048, 4_104, 65_536)),
+            *((2, n, {"residual": "yes"}) for n in (163_777, 163_778)),
+            (9, 50_257, {"values": "shifted"}),
+            *((9, n, {"affine": "none"}) for n in (50_257, 65_536)),
+            *(((m, n, {"affine": "weight"}) for m, n in ((67, 257), (9, 50_257))) if self.centered else ()),
+        )
+        cases = row_cases.test_cases("x", *more)
+        # The mean of one infinity and numbers is it by a sum, and NaN by Welford's formula: y and rstd are NaN anyway.
+        return tuple(case for case in cases if case.get("values") != "inf") if self.centered else cases
+
+    def backward_test_cases(self) -> tuple[Case, ...]:
+        more = (
+            *row_cases.option_cases({"residual": "yes"}),
+            (19, 1_027, {"residual": "yes", "dout": "pitched"}),
+            *row_cases.option_cases({"affine": "none"}),
+            *((19, n, {"x": "pitched"}) for n in (40, 1_027, 8_192, 70_000)),
+            *((9, n, {"values": "shifted"}) for n in (1_000, 5_003, 70_000)),
+            *((m, n, {}) for m, n in (*_MANY_ROWS, *_MORE_ROWS)),
+            *((m, n, {"values": "outliers"}) for m, n in _MANY_ROWS[1:3]),
+            (3_000, 5_003, {"residual": "yes"}),
+        )
+        return row_cases.test_cases("dout", *more)
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Of float64
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def _operands(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+        """x, weight, bias and residual."""
+        x, *rest = inputs
+        given: list[Tensor | None] = [*rest, None, None, None]
+        return (x, given[0], given[1], given[2]) if self.centered else (x, given[0], None, given[1])
+
+    def _backward_operands(
+        self, inputs: tuple[Tensor, ...]
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None, Tensor | None]:
+        """dout, x, mean, rstd, weight and dadded."""
+        dout, x, *rest = inputs
+        mean = rest.pop(0) if self.centered else None
+        rstd, weight, dadded, *_ = *rest, None, None
+        assert rstd is not None
+        return dout, x, mean, rstd, weight, dadded
+
+    def _moments(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """mean (0 where nothing is subtracted), rstd and kappa of every row: [M, 1]."""
+        import torch
+
+        magnitude = x.abs().mean(dim=1, keepdim=True)
+        mean = x.mean(dim=1, keepdim=True) if self.centered else torch.zeros_like(magnitude)
+        rstd = ((x - mean).square().mean(dim=1, keepdim=True) + self.eps).rsqrt()
+        return mean, rstd, magnitude * rstd
+
+    def _lost(self, kappa: Tensor, n: int) -> Tensor | float:
+        """The terms of rstd over its value, which errs by half of what the sum of squares does.
+
+        Welford's formula errs by eps(fp32) * kappa besides, two passes by its square.
+        """
+        summed = 2 + row_cases.row_chain(n) / 2
+        return summed + kappa + 2.0**-23 * kappa.square() if self.centered else summed
+
+    def _rounded_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """mean (0 where nothing is subtracted) and rstd of every row, rounded to fp32."""
+
+        def of(x: Tensor) -> tuple[Tensor, Tensor]:
+            mean, rstd, _ = self._moments(x)
+            return mean[:, 0], rstd[:, 0]
+
+        mean, rstd = self._over_rows(x, None, slice(0, x.shape[0]), of)
+        return mean.float(), rstd.float()
+
+    def _over_rows(self, x: Tensor, residual: Tensor | None, part: slice, of: Any) -> tuple[Tensor, Tensor]:
+        """Two numbers of every row of x + residual, by ``of``, which is given some rows at a time."""
+        import torch
+
+        empty = torch.empty(0, dtype=torch.float64, device=x.device)
+        numbers = [of(_added(x, residual, some).double()) for some in _parts(part, x.shape[1])] or [(empty, empty)]
+        first, second = (torch.cat(each) for each in zip(*numbers, strict=True))
+        return first, second
+
+    def _dout_xhat(self, inputs: tuple[Tensor, ...], part: slice, columns: slice) -> tuple[Tensor, Tensor]:
+        dout, x, mean, rstd, _, _ = self._backward_operands(inputs)
+        x = x[part, columns].double()
+        if mean is not None:
+            x = x - mean[part, None].double()
+        return dout[part, columns].double(), x * rstd[part, None].double()
+
+
+LAYER = Norm(centered=True, eps=1e-5)
+RMS = Norm(centered=False, eps=1e-6)
+
+
+def settled(case: Case) -> Case:
+    """The same case, but no sum with a residual needs rounding: others normalise it before they round it."""
+    if case.get("residual") != "yes" or case.get("values"):
+        return case
+    return Case(case.shape, case.dtype, (*case.variant, ("values", "coarse")))
+
+
+def _without_values(case: Case) -> Case:
+    """The same case but for special values, which some of its inputs do not have."""
+    return Case(case.shape, case.dtype, tuple((key, value) for key, value in case.variant if key != "values"))
+
+
+def _affine(case: Case, generator: Generator, bias: bool) -> tuple[Tensor, ...]:
+    """weight, about 1, and bias where it is asked for, less what ``affine`` leaves out."""
+    from kernel_twins.ops.tensors import normal
+
+    if case.get("affine") == "none":
+        return ()
+    vectors = [normal(_without_values(case), case.shape[1:], generator) for _ in range(1 + bias)]
+    vectors[0].mul_(0.1).add_(1)
+    return tuple(vectors[:1] if case.get("affine") == "weight" else vectors)
+
+
+def _added(x: Tensor, residual: Tensor | None, part: slice) -> Tensor:
+    """Those rows of what is normalised: the sum as it is returned, rounded."""
+    return x[part] if residual is None else x[part] + residual[part]
+
+
+def _parts(part: slice, n: int) -> Iterator[slice]:
+    """A range of rows of n elements, in pieces."""
+    step = max(1, _CHUNK // max(1, n))
+    for start in range(part.start, part.stop, step):
+        yield slice(start, min(start + step, part.stop))
+
+
+def _over_columns(dout: Tensor, part: slice, of: Any) -> tuple[Tensor, Tensor]:
+    """The sums of those columns and of their terms, both [M, N], which ``of`` gives for some rows."""
+    import torch
+
+    columns = dout[:1, part].shape[1]
+    total = torch.zeros(2, columns, dtype=torch.float64, device=dout.device)
+    for some in _parts(slice(0, dout.shape[0]), columns):
+        values, terms = of(some)
+        total += torch.stack([values.sum(dim=0), terms.sum(dim=0)])
+    return total[0], total[1]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Checks, in the words of the adaptors in bindings.cpp
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def require_matrix(name: str, tensor: Tensor | None, like_name: str, like: Tensor) -> None:
+    from kernel_twins.ops.tensors import require_device, require_same_dtype, require_shape
+
+    if tensor is None:
+        return
+    row_cases.require_rows(name, tensor)
+    require_same_dtype(name, tensor, like_name, like)
+    require_device(name, tensor, like_name, like)
+    require_shape(name, tensor, tuple(like.shape), f"one element for each of {like_name}")
+
+
+def require_vector(name: str, tensor: Tensor | None, like_name: str, like: Tensor) -> None:
+    from kernel_twins.ops.tensors import (
+        require_contiguous,
+        require_device,
+        require_dtype,
+        require_same_dtype,
+        require_shape,
+    )
+
+    if tensor is None:
+        return
+    require_dtype(name, tensor, *ITEMSIZE)
+    require_same_dtype(name, tensor, like_name, like)
+    require_device(name, tensor, like_name, like)
+    require_shape(name, tensor, (like.shape[1],), f"one element for each column of {like_name}")
+    require_contiguous(name, tensor)
+
+
+def _require_statistic(name: str, tensor: Tensor, like_name: str, like: Tensor) -> None:
+    from kernel_twins.ops.tensors import require_contiguous, require_device, require_dtype, require_shape
+
+    require_dtype(name, tensor, "fp32")
+    require_device(name, tensor, like_name, like)
+    require_shape(name, tensor, (like.shape[0],), f"one number for each row of {like_name}")
+    require_contiguous(name, tensor)
+
+
+def require_out(out: Tensor | tuple[Tensor, ...], names: list[str], like_name: str, like: Tensor) -> None:
+    """One tensor where there is one name; a tuple of tensors in that order where there are several."""
+    from kernel_twins.ops.tensors import require_contiguous
+
+    if len(names) > 1 and not isinstance(out, tuple):
+        raise TypeError(f"out is a {type(out).__name__}, must be a tuple of {len(names)} tensors: {', '.join(names)}")
+    if len(names) == 1 and isinstance(out, tuple):
+        raise TypeError(f"out is a tuple, must be one tensor: {names[0]}")
+    if isinstance(out, tuple) and len(out) != len(names):
+        raise ValueError(f"out has {len(out)} tensors, must have {len(names)}: {', '.join(names)}")
+    for index, (tensor, name) in enumerate(zip(_tensors(out), names, strict=True)):
+        label = f"out[{index}]" if isinstance(out, tuple) else "out"
+        if name in ("mean", "rstd"):
+            _require_statistic(label, tensor, like_name, like)
+        elif name in ("dweight", "dbias"):
+            require_vector(label, tensor, like_name, like)
+        else:
+            require_matrix(label, tensor, like_name, like)
+            require_contiguous(label, tensor)
+
+
+def require_all_apart(out: Tensor | tuple[Tensor, ...], inputs: Mapping[str, Tensor | None]) -> None:
+    """No output overlaps an input, or another output."""
+    from kernel_twins.ops.tensors import require_apart
+
+    outs = _tensors(out)
+    for index, tensor in enumerate(outs):
+        for name, other in inputs.items():
+            if other is not None:
+                require_apart(tensor, name, other)
+        for before in range(index):
+            require_apart(tensor, f"out[{before}]", outs[before])
+
+
+def _tensors(out: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return out if isinstance(out, tuple) else (out,)

@@ -1,0 +1,207 @@
+"""The sum of all elements, accumulated and returned in fp32: one read an element, one addition."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from kernel_twins.ops import baselines
+from kernel_twins.spec import ITEMSIZE, Case, Op, Output, Prediction, Step
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
+
+_TREE_GAP = "tl.sum lays out the tree by itself: shuffles in a warp, shared memory between warps."
+_CHUNK = 2**26  # elements converted to float64 at a time, so that the reference of a huge vector fits
+
+
+def inputs(case: Case, generator: Generator) -> tuple[Tensor, ...]:
+    from kernel_twins.ops.tensors import borders, normal
+
+    x = normal(case, case.shape, generator)
+    if case.get("values") == "hostile" and x.dim() == 1 and len(x):
+        x[borders(len(x))] *= 16
+        x += 0.25
+        x[[0, -1]] = max(16.0, len(x) / 2**16)  # far more than rounding may do to the sum of all
+    return (x,)
+
+
+def reference(case: Case, inputs: tuple[Tensor, ...], rows: slice) -> tuple[Tensor, Tensor]:
+    import torch
+
+    (x,) = inputs
+    total = torch.zeros(2, dtype=torch.float64, device=x.device)
+    for chunk in x.flatten().split(_CHUNK):
+        values = chunk.double()
+        total += torch.stack([values.sum(), values.abs().sum()])
+    return total[:1], total[1:]
+
+
+def check(x: Tensor, *, out: Tensor) -> None:
+    """x: contiguous, any shape, fp32, bf16 or fp16; out: fp32, no dimensions, on x's device."""
+    from kernel_twins.ops.tensors import require_apart, require_contiguous, require_device, require_dtype, require_shape
+
+    require_dtype("x", x, *ITEMSIZE)
+    require_contiguous("x", x)
+    require_dtype("out", out, "fp32")
+    require_device("out", out, "x", x)
+    require_shape("out", out, (), "the sum of everything is one number")
+    require_apart(out, "x", x)
+
+
+def torch_sum(x: Tensor, *, out: Tensor) -> None:
+    import torch
+
+    torch.sum(x.flatten(), dim=0, dtype=torch.float32, out=out)
+
+
+def _function(x: Tensor) -> Tensor:
+    import torch
+
+    return torch.sum(x, dtype=torch.float32)
+
+
+OP = Op(
+    name="reduction",
+    family="reduction",
+    chapter=2,
+    title="Reduction",
+    summary="The sum of a vector in fp32. One addition for every element read, and a result that all threads share.",
+    inputs=inputs,
+    hostile=True,
+    outputs=lambda case: (Output((), "fp32"),),
+    reference=reference,
+    check=check,
+    accepts=lambda case: "",
+    test_cases=(
+        *(
+            Case.of(n, dtype=dtype, **variant)
+            for dtype in ("fp32", "bf16", "fp16")
+            for n, variant in (
+                (0, {}),
+                (1, {}),
+                (127, {}),
+                (1_000, {}),
+                (4_096, {}),
+                (65_537, {}),
+                (1_000_003, {}),
+                (1_003, {"offset": "1"}),
+                (262_144, {"offset": "1"}),
+                (1_003, {"values": "inf"}),
+                (1_003, {"values": "infs"}),
+                (1_003, {"values": "nan"}),
+                (1_003, {"values": "tail"}),
+                (1_000_003, {"values": "tail"}),
+                (1_003, {"values": "tail", "offset": "1"}),
+            )
+        ),
+        Case.of(17, 33, dtype="fp32"),
+        Case.of(0, 5, dtype="bf16"),
+    ),
+    huge_cases=(Case.of(2**31 + 5, dtype="bf16"), Case.of(2**31 + 5, dtype="bf16", values="tail")),
+    bench_cases=tuple(
+        Case.of(2**k, dtype=dtype) for dtype in ("fp32", "bf16") for k in (30, 28, 26, 24, 22, 20, 18, 16)
+    ),
+    headline_cases=tuple(Case.of(2**k, dtype="fp32") for k in (30, 28, 20, 18, 16)) + (Case.of(2**30, dtype="bf16"),),
+    profile_case=Case.of(2**26, dtype="fp32"),
+    ceiling="dram_read",
+    flops=lambda case: math.prod(case.shape),
+    bytes=lambda case: math.prod(case.shape) * ITEMSIZE[case.dtype] + 4,
+    baselines={"torch": torch_sum, "compile": baselines.compiled(_function), "cub": None},
+    steps=(
+        Step(
+            name="v01_interleaved",
+            change="Each block sums its elements by a tree whose active threads are picked with a modulo.",
+            why="The textbook's first step. Active threads are scattered over all warps, so every warp executes "
+            "every level for a shrinking number of lanes, and a barrier follows each: the memory waits.",
+            predictions=(
+                Prediction("dram_share", "<=", 35),
+                Prediction("sectors_per_load", "==", 4, tolerance=0.05, backends=("cuda",)),
+            ),
+            launches=4,
+        ),
+        Step(
+            name="v02_sequential",
+            change="The tree's active threads are neighbours: the upper half is added onto the lower half.",
+            why="Whole warps fall idle instead of single lanes, so a level costs only the warps that still add; the "
+            "modulo, a slow instruction, is gone. Every level still waits for a barrier.",
+            predictions=(
+                Prediction("instructions", "<=", 0.75, relative=True),
+                Prediction("time", "<=", 0.9, relative=True),
+            ),
+            launches=4,
+            backends=("cuda",),
+            gap=_TREE_GAP,
+        ),
+        Step(
+            name="v03_shuffle",
+            change="Warps add by shuffles, from register to register; shared memory holds one sum a warp.",
+            why="Five of the eight levels need neither shared memory nor a barrier any more. What remains is one "
+            "4-byte load a thread and the latency of that load.",
+            predictions=(
+                Prediction("instructions", "<=", 0.8, relative=True),
+                Prediction("time", "<=", 0.85, relative=True),
+                Prediction("dram_share", "<=", 55),
+            ),
+            launches=4,
+            backends=("cuda",),
+            gap=_TREE_GAP,
+        ),
+        Step(
+            name="v04_vectorized",
+            change="A thread has four independent 16-byte loads in flight before it adds.",
+            why="A block now asks for 16 KiB at once instead of 1 KiB: by Little's law the bytes in flight, not the "
+            "additions, set the rate. A launch less is needed, as each block leaves one sum for 4096 elements.",
+            predictions=(
+                Prediction("time", "<=", 0.5, relative=True),
+                Prediction("dram_share", ">=", 80),
+                Prediction("sectors_per_load", "==", 16, tolerance=0.05),
+            ),
+            launches=3,
+        ),
+        Step(
+            name="v05_grid_stride",
+            change="A few blocks an SM stride over the vector, adding in registers; running totals are compensated.",
+            why="The tree is climbed once a block instead of once a tile, and a second launch of one block ends it. A "
+            "running total would lose more the longer the vector is; TwoSum keeps what each addition drops, so "
+            "that the error does not grow with n.",
+            predictions=(
+                Prediction("time", "<=", 0.97, relative=True),
+                Prediction("dram_share", ">=", 85),
+                Prediction("instructions", "<=", 1.5, relative=True),
+            ),
+            launches=2,
+        ),
+        Step(
+            name="v06_atomic",
+            change="Blocks add their sums to the result by an atomic: one launch instead of two.",
+            why="The second launch took a microsecond or two, most of the time of a short vector. But blocks add in "
+            "the order in which they end, and fp32 addition is not associative: the last bits differ from run to run.",
+            predictions=(Prediction("time", "<=", 0.995, relative=True),),
+            launches=0,
+            deterministic=False,
+            helpers=("vectorized_elementwise_kernel",),  # PyTorch's, which clears Triton's result
+        ),
+        Step(
+            name="v07_last_block",
+            change="The block that finishes last sums all blocks' sums, in a fixed order.",
+            why="One launch and the same bits every time: blocks take a ticket from a counter after they have written "
+            "their sum, and whoever holds the last ticket knows that all sums are there. It resets the counter for the "
+            "next launch.",
+            predictions=(
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.015),
+                Prediction("dram_share", ">=", 86),
+            ),
+        ),
+        Step(
+            name="v08_polling",
+            change="Blocks store sum and flag in one word; the first block reads the words until all are there.",
+            why="In v07 a store had to be confirmed before a ticket was fetched, and then the sums: three trips to L2 "
+            "one after the other. A flag that travels with its sum needs one store and one load. At 2^26 elements "
+            "that is nothing; below 2^20 it should be a tenth of the time.",
+            predictions=(Prediction("time", "==", 1.0, relative=True, tolerance=0.01),),
+            backends=("cuda",),
+            gap="Triton promises no progress to a program that waits for another one's store.",
+        ),
+    ),
+)

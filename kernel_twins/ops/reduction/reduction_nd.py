@@ -1,0 +1,422 @@
+"""``out = sum(x)`` over any axes of a tensor of up to five, or the mean, the maximum, or where that is."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from kernel_twins.ops import baselines
+from kernel_twins.ops.draws import long_rows
+from kernel_twins.spec import ITEMSIZE, Case, Drawn, Draws, Op, Output, Prediction, Step
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
+
+MOST_AXES = 5
+KINDS = ("sum", "mean", "max", "argmax")
+_MOST_OF_A_THREAD = 2**16  # elements, where a thread has an output to itself
+_CHUNK = 2**26  # elements converted to float64 at a time, so that the reference of a huge tensor fits
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Cases: axes.02 are those that are reduced, without it the last one; kind.max and others; x.permuted and others
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def _axes(case: Case) -> tuple[int, ...]:
+    """The reduced axes, counted from the front."""
+    return tuple(map(int, case.get("axes", str(len(case.shape) - 1))))
+
+
+def _kept(case: Case) -> tuple[int, ...]:
+    return tuple(size for axis, size in enumerate(case.shape) if axis not in _axes(case))
+
+
+def _reduced_count(case: Case) -> int:
+    return math.prod(case.shape[axis] for axis in _axes(case))
+
+
+def _inputs(case: Case, generator: Generator) -> tuple[Tensor, ...]:
+    """Standard normal values.
+
+    ``x`` in the variant: ``permuted`` for axes that lie in memory the other way round, ``pitched`` for a last one with
+    3 elements left out behind it, ``sliced`` for every second element along every axis, ``expanded`` for a first axis
+    along which all is the same. ``values``: what tensors.normal knows; ``ties`` for whole numbers of which many are
+    equal; ``masked`` for minus infinity in half of all places, and in all where the first axis is 0; ``nans`` for many;
+    ``hostile`` for what is easily lost, at ends and borders.
+    """
+    from kernel_twins.ops.tensors import borders, normal
+
+    shape, layout = case.shape, case.get("x")
+    if layout == "permuted":
+        x = normal(case, shape[::-1], generator).permute(*range(len(shape))[::-1])
+    elif layout == "pitched":
+        x = normal(case, (*shape[:-1], shape[-1] + 3), generator)[..., : shape[-1]]
+    elif layout == "sliced":
+        x = normal(case, tuple(2 * size for size in shape), generator)[tuple(slice(None, None, 2) for _ in shape)]
+    elif layout == "expanded":
+        x = normal(case, (1, *shape[1:]), generator).expand(shape)
+    else:
+        x = normal(case, shape, generator)
+    if case.get("values") == "hostile":
+        for axis, size in enumerate(shape):
+            x.movedim(axis, 0)[borders(size)] *= 4
+        count, reduced = _reduced_count(case), _axes(case)
+        if count <= _MOST_OF_A_THREAD:  # so that no sum of half precision is infinite
+            x += 0.25
+        else:  # or so much may be lost of fp32's sum that half precision loses less
+            x *= max(math.sqrt(_MOST_OF_A_THREAD / count), 2.0**-6)
+        if x.numel() and case.get("kind", "sum") in ("sum", "mean"):
+            # The first two elements along the last of the reduced axes are most and a little, the last two -most: who
+            # leaves one out is off by more than rounding. They nearly cancel, so that a bias shows in the sum; and of
+            # the longest rows, the first two alone are more than half precision holds.
+            most = min(max(16.0, count / 2**13), 2.0**15)
+            firsts, lasts = (slice(1), slice(2)), (slice(-1, None), slice(-2, None))
+            for (one, two), value in ((firsts, most + most / 64), (lasts, -most)):
+                ends = (
+                    two if axis == max(reduced) else one if axis in reduced else slice(None) for axis in range(x.dim())
+                )
+                x[tuple(ends)] = value
+    if case.get("values") == "ties":
+        x.round_()
+    if case.get("values") == "masked":
+        x[:1] = x[..., ::2] = -math.inf
+    if case.get("values") == "nans":
+        x[..., 3::7] = math.nan
+    return (x,)
+
+
+def _options(case: Case) -> dict[str, Any]:
+    return {"dims": _axes(case), "kind": case.get("kind", "sum")}
+
+
+def _accepts(case: Case) -> str:
+    if not 1 <= len(case.shape) <= MOST_AXES:
+        return f"x has {len(case.shape)} axes, must have 1 to {MOST_AXES}"
+    if case.get("kind") in ("max", "argmax") and _reduced_count(case) == 0:
+        return f"nothing has no {case.get('kind')}: the reduced axes hold no elements"
+    return ""
+
+
+def _bytes(case: Case) -> int:
+    itemsize = ITEMSIZE[case.dtype]
+    return math.prod(case.shape) * itemsize + math.prod(_kept(case)) * (8 if case.get("kind") == "argmax" else itemsize)
+
+
+def _reference(case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Tensor, Tensor]:
+    """The place of a maximum is a whole number, to which there are no terms."""
+    import torch
+
+    from kernel_twins.ops.tensors import chain
+
+    (x,), axes, kind = inputs, _axes(case), case.get("kind", "sum")
+    whole = [axis for axis in range(x.dim()) if axis not in axes]
+    x = x.permute(*whole, *axes)
+    if whole:  # the first of what is kept is the output's first dimension
+        x = x[part]
+    kept, count = x.shape[: len(whole)], _reduced_count(case)
+    if kind == "argmax":
+        return x.reshape(*kept, count).argmax(-1).view(kept or (1,)), torch.zeros(kept or (1,), device=x.device)
+    values = torch.zeros(kept, dtype=torch.float64, device=x.device)
+    terms = torch.zeros_like(values)
+    if kind == "max":
+        return x.double().amax(tuple(range(len(whole), x.dim()))).view(kept or (1,)), terms.view(kept or (1,))
+    # Along the first of what is reduced, so much at a time as fits.
+    slices = max(1, _CHUNK * x.shape[len(whole)] // max(1, x.numel()))
+    for chunk in x.split(slices, dim=len(whole)):
+        wide = chunk.double().flatten(len(whole))
+        values += wide.sum(-1)
+        terms += wide.abs().sum(-1)
+    terms += chain(min(count, _MOST_OF_A_THREAD)) * values.abs()
+    if kind == "mean":
+        values, terms = values / count if count else values / 0.0, terms / max(count, 1)
+    return values.view(kept or (1,)), terms.view(kept or (1,))
+
+
+def _check(x: Tensor, *, out: Tensor, dims: tuple[int, ...] = (-1,), kind: str = "sum") -> None:
+    """x: 1 to 5 axes with any strides, fp32, bf16 or fp16; out: the axes that are not in dims, contiguous, of x's dtype
+    or for argmax int64.
+    """
+    from kernel_twins.ops.tensors import (
+        require_apart,
+        require_contiguous,
+        require_device,
+        require_dtype,
+        require_same_dtype,
+        require_shape,
+    )
+
+    require_dtype("x", x, *ITEMSIZE)
+    if not 1 <= x.dim() <= MOST_AXES:
+        raise ValueError(f"x has {x.dim()} dimensions, must have 1 to {MOST_AXES}")
+    if kind not in KINDS:
+        raise ValueError(f"kind is {kind!r}, must be one of {', '.join(KINDS)}")
+    axes = require_dims(dims, x.dim())
+    if kind in ("max", "argmax") and math.prod(x.shape[axis] for axis in axes) == 0:
+        raise IndexError(f"x has shape {tuple(x.shape)}, must have elements along dims for {kind}")
+    if kind == "argmax":
+        require_dtype("out", out, "int64")
+    else:
+        require_dtype("out", out, *ITEMSIZE)
+        require_same_dtype("out", out, "x", x)
+    require_device("out", out, "x", x)
+    kept = tuple(size for axis, size in enumerate(x.shape) if axis not in axes)
+    require_shape("out", out, kept, "the axes of x that are not in dims")
+    require_contiguous("out", out)
+    require_apart(out, "x", x)
+
+
+def require_dims(dims: tuple[int, ...], rank: int) -> tuple[int, ...]:
+    """dims counted from the front; IndexError or ValueError where there is no such axis, or one twice."""
+    if any(not -rank <= dim < rank for dim in dims):
+        raise IndexError(f"dims is {tuple(dims)}, each must be from {-rank} to {rank - 1}: x has {rank} dimensions")
+    axes = tuple(dim % rank for dim in dims)
+    if len(set(axes)) < len(axes):
+        raise ValueError(f"dims is {tuple(dims)}, must name no axis twice")
+    return axes
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What a user would call instead
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+_PYTORCHS = {"sum": "sum", "mean": "mean", "max": "amax"}
+
+
+def _function(x: Tensor, *, dims: tuple[int, ...] = (-1,), kind: str = "sum") -> Tensor:
+    import torch
+
+    if kind == "argmax":
+        return torch.argmax(_reduced_last(x, dims), dim=-1)
+    result: Tensor = getattr(torch, _PYTORCHS[kind])(x, dim=dims)
+    return result
+
+
+def _torch(x: Tensor, *, out: Tensor, dims: tuple[int, ...] = (-1,), kind: str = "sum") -> None:
+    import torch
+
+    if kind == "argmax":
+        torch.argmax(_reduced_last(x, dims), dim=-1, out=out)
+    else:
+        getattr(torch, _PYTORCHS[kind])(x, dim=dims, out=out)
+
+
+def _reduced_last(x: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """torch.argmax knows one dimension or all: several are made one, by a copy where they do not lie so."""
+    axes = [dim % x.dim() for dim in dims]
+    kept = [axis for axis in range(x.dim()) if axis not in axes]
+    return x.permute(*kept, *axes).flatten(len(kept))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Cases by chance
+# ----------------------------------------------------------------------------------------------------------------------
+
+# By the number of axes: rows, columns, one in the middle, the outer ones, statistics of channels, all.
+_PLACES = ((2, "1"), (2, "0"), (3, "1"), (3, "02"), (4, "023"), (2, "01"))
+_SINGLE = ((2, "1"), (2, "0"), (3, "1"), (2, "01"))  # argmax knows one axis, or all
+
+
+def _draw(draws: Draws) -> Drawn:
+    """Rows are few and very long in one case of six."""
+    kind = draws.deal("kind", KINDS)
+    rank, axes = draws.deal("axis", _SINGLE) if kind == "argmax" else draws.deal("axes", _PLACES)
+    is_long = draws.deal("rows", ("any", "any", "any", "any", "any", "long")) == "long"
+    if is_long:
+        rank, axes = 2, "1"
+        sizes = [*long_rows(draws)]
+    else:
+        sizes = [*(draws.number(2, 2**20) for _ in range(rank - 1)), draws.size(16, 2**17)]
+    variant = {"axes": axes, "kind": kind}
+    if layout := draws.deal("layout", ("", "permuted", "", "pitched")):
+        variant["x"] = layout
+    return Drawn(Case.of(*sizes, dtype=draws.deal("dtype", tuple(ITEMSIZE)), **variant))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The ladder
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def at_most(count: int) -> Any:
+    """A step's ``accepts``: outputs of up to so many elements each."""
+
+    def accepts(case: Case) -> str:
+        found = _reduced_count(case)
+        return "" if found <= count else f"an output is made of {found} elements, a thread takes {count}"
+
+    return accepts
+
+
+_ROWS, _COLUMNS = Case.of(65_536, 4_096, dtype="bf16"), Case.of(65_536, 4_096, dtype="bf16", axes="0")
+_MIDDLE = Case.of(64, 4_096, 1_024, dtype="bf16", axes="1")
+_OUTER_INNER = Case.of(64, 4_096, 1_024, dtype="bf16", axes="02")
+_STATISTICS = Case.of(64, 64, 16, 64, 64, dtype="bf16", axes="0234", kind="mean")
+_ALL = Case.of(65_536, 4_096, dtype="bf16", axes="01")
+_PERMUTED = Case.of(64, 4_096, 1_024, dtype="bf16", axes="1", x="permuted")
+_VOCABULARY = Case.of(2_048, 131_072, dtype="bf16", kind="argmax")
+_FEW = Case.of(4_096, 1_024, dtype="bf16")
+
+_LAYOUTS = ("permuted", "pitched", "sliced", "expanded")
+_ODD_VALUES = ("inf", "infs", "nan", "ties", "masked", "nans")
+_SMALL = (
+    *(((5, n), "1") for n in (1, 2, 31, 32, 257, 1_027)),
+    *(((n, 72), "0") for n in (1, 3, 256, 301)),
+    ((300, 7), "0"),
+    ((300, 7), "1"),
+    ((1_003,), "0"),
+    ((70_001,), "0"),
+    ((7, 40, 24), "1"),
+    ((7, 41, 25), "1"),
+    ((7, 40, 24), "02"),
+    ((7, 41, 25), "02"),
+    ((7, 40, 24), "012"),
+    ((3, 1, 17, 1, 9), "1"),
+    ((4, 6, 3, 5, 8), "0234"),
+    ((4, 6, 3, 5, 8), "13"),
+    ((4, 6, 3, 5, 8), "024"),
+)
+
+OP = Op(
+    name="reduction_nd",
+    family="reduction",
+    chapter=17,
+    title="Reduction over axes",
+    summary="Sum, mean, maximum or its place over any axes of a tensor of up to five, whatever its strides. What is "
+    "added costs nothing; where it lies is all there is to it.",
+    inputs=_inputs,
+    hostile=True,
+    draw=_draw,
+    outputs=lambda case: (Output(_kept(case), "int64" if case.get("kind") == "argmax" else case.dtype),),
+    reference=_reference,
+    check=_check,
+    accepts=_accepts,
+    options=_options,
+    test_cases=tuple(
+        Case.of(*shape, dtype=dtype, **variant)
+        for dtype in ITEMSIZE
+        for shape, variant in (
+            ((67, 1_024), {}),
+            ((3, 70_003), {}),
+            ((0, 5), {"axes": "0"}),
+            ((0, 5), {"axes": "1"}),
+            ((0, 5), {"axes": "1", "kind": "max"}),
+            ((2, 0, 5), {"axes": "1", "kind": "mean"}),
+            *((shape, {"axes": axes, "kind": kind}) for shape, axes in _SMALL for kind in ("mean", "max", "argmax")),
+            *(
+                (shape, {"axes": axes, "kind": kind, "x": layout})
+                for layout in _LAYOUTS
+                for shape, axes in (((33, 70), "0"), ((33, 70), "1"), ((6, 40, 24), "1"), ((6, 40, 24), "02"))
+                for kind in ("sum", "argmax")
+            ),
+            ((4, 6, 3, 5, 8), {"axes": "13", "kind": "argmax", "x": "permuted"}),
+            *(
+                (shape, {"axes": axes, "kind": kind, "values": values})
+                for values in _ODD_VALUES
+                for shape, axes in (((33, 72), "0"), ((33, 71), "1"), ((6, 40, 24), "02"))
+                for kind in ("sum", "max", "argmax")
+                if not (kind == "sum" and values == "ties")
+            ),
+            ((9, 1_000), {"offset": "1"}),
+            ((9, 200), {"offset": "1", "axes": "0", "kind": "argmax"}),
+            ((70_001,), {"values": "tail"}),
+        )
+    )
+    # Enough for parts to take turns several times: one output, columns, rows that start anywhere, several runs.
+    + (
+        Case.of(40_000_011, dtype="bf16", values="tail"),
+        Case.of(9_000_011, dtype="bf16", kind="argmax"),
+        Case.of(203, 45_064, dtype="bf16", axes="0"),
+        Case.of(3, 11_000_017, dtype="bf16", kind="max"),
+        Case.of(90, 3, 120_000, dtype="bf16", axes="02"),
+        Case.of(14_001, 2_051, dtype="bf16"),
+    ),
+    huge_cases=(
+        Case.of(2**31 + 5, dtype="bf16"),
+        Case.of(2**31 - 5, dtype="bf16"),  # which counts of 32 bits hold, and no whole block more
+        Case.of(3, 2**30 + 8, dtype="bf16", axes="0"),
+        Case.of(2**17, 2**14 + 8, dtype="bf16", kind="argmax"),
+    ),
+    bench_cases=(
+        *(_ROWS, _COLUMNS, _MIDDLE, _OUTER_INNER, _STATISTICS, _ALL, _PERMUTED, _VOCABULARY),
+        Case.of(32_768, 4_096, dtype="fp32"),
+        Case.of(32_768, 4_096, dtype="fp32", axes="0", kind="max"),
+        _FEW,
+    ),
+    headline_cases=(_ROWS, _COLUMNS, _MIDDLE, _STATISTICS, _ALL, _VOCABULARY),
+    profile_case=_ROWS,
+    ceiling="dram_read",
+    flops=lambda case: math.prod(case.shape),
+    bytes=_bytes,
+    baselines={"torch": _torch, "compile": baselines.compiled(_function)},
+    steps=(
+        Step(
+            name="v01_thread_per_output",
+            change="A thread walks over all elements of its output, and finds each by dividing its number by the axes.",
+            why="The definition, word for word, for any strides. What neighbouring threads read lies side by side only "
+            "where the kept axis is contiguous; along rows every load of a warp touches 32 lines, and each waits for "
+            "a 64-bit division first.",
+            predictions=(
+                Prediction("dram_share", "<=", 30),
+                Prediction("sectors_per_load", "==", 32, tolerance=0.1, backends=("cuda",)),
+            ),
+            accepts=at_most(_MOST_OF_A_THREAD),
+        ),
+        Step(
+            name="v02_block_per_output",
+            change="The threads of a block share an output's elements, and then exchange what they have.",
+            why="Along rows, neighbours now read neighbours. Down columns it is the other way round: every element "
+            "brings a sector of 16, and only L2 remembers the others until their blocks come.",
+            predictions=(
+                Prediction("time", "<=", 0.5, relative=True),
+                Prediction("sectors_per_load", "==", 2, tolerance=0.1, backends=("cuda",)),
+                Prediction("time", ">=", 1.5, relative=True, case=_MIDDLE),
+            ),
+        ),
+        Step(
+            name="v03_by_layout",
+            change="Threads lie along the axis that is contiguous in memory: along what is reduced, or along what is "
+            "kept, where a thread has a column and a block's warps share the rows. Merged axes leave few divisions, "
+            "which are products with a reciprocal.",
+            why="Either way, a warp reads whole lines. An output of few elements is a few lanes' and needs no barrier. "
+            "Of a contiguous tensor one or two axes are left, however many there were.",
+            predictions=(
+                Prediction("time", "<=", 0.9, relative=True),
+                Prediction("time", "<=", 0.3, relative=True, case=_MIDDLE),
+            ),
+        ),
+        Step(
+            name="v04_vectorized",
+            change="Loads of 16 bytes in both directions, four of a thread's under way at once.",
+            why="Eight bf16 values an instruction instead of one, and by Little's law the bytes under way set the "
+            "rate. Rows that start off a multiple of 16 bytes have short first and last pieces.",
+            predictions=(
+                Prediction("time", "<=", 0.8, relative=True),
+                Prediction("instructions", "<=", 0.5, relative=True, backends=("cuda",)),
+                Prediction("dram_share", ">=", 85),
+            ),
+        ),
+        Step(
+            name="v05_split",
+            change="Where outputs are few, several blocks share one's elements; what they have is merged in a fixed "
+            "order. In CUDA they take turns, and along rows of a big x a thread has eight loads under way, but for "
+            "argmax.",
+            why="The statistics of 64 channels are 64 outputs for 132 SMs, and a sum over all axes is one. With as "
+            "many parts as fill the GPU these are as fast as any other, and without atomics every run gives the same "
+            "bits. Where a block has a stretch of its own, the slowest one is waited for; taking turns, in many short "
+            "blocks, they end together.",
+            predictions=(
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.03),
+                Prediction("time", "<=", 0.7, relative=True, case=_STATISTICS),
+                Prediction("time", "<=", 0.1, relative=True, case=_ALL),
+                Prediction("time", "<=", 177, case=_ALL, backends=("cuda",)),
+                Prediction("time", "<=", 178, case=_STATISTICS, backends=("cuda",)),
+                Prediction("time", "<=", 178, case=_MIDDLE, backends=("cuda",)),
+                Prediction("time", "<=", 190, case=_VOCABULARY, backends=("cuda",)),
+                Prediction("time", "<=", 5.6, case=_FEW, backends=("cuda",)),
+            ),
+            launches=0,
+        ),
+    ),
+)

@@ -1,0 +1,207 @@
+"""What the specs of operations along a matrix's rows share: inputs, checks and cases."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from kernel_twins.spec import ITEMSIZE, Case
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
+
+_BYTES = 2**29  # of a tensor in the bandwidth cases: ten times the L2 cache
+_OUTLIER_EVERY, _OUTLIER = 1_000, 100.0
+_SHIFT = 1_000.0
+_BORDER = 16.0
+_OVERFLOWING = 100.0  # an exponent, of e
+_SHARED_BY = 128  # threads, the smallest block that a long row has to itself
+
+
+def bandwidth_case(n: int, dtype: str = "bf16", **variant: str) -> Case:
+    """As many rows of n elements as 512 MiB hold."""
+    return Case.of(_BYTES // ITEMSIZE[dtype] // n, n, dtype=dtype, **variant)
+
+
+BANDWIDTH_CASES = (
+    *(bandwidth_case(n) for n in (256, 1_024, 4_096, 5_003, 12_288, 16_384, 50_257, 65_536, 262_144)),
+    *(bandwidth_case(n, "fp32") for n in (4_096, 65_536)),
+)
+MANY_ROWS = Case.of(2**31 + 5, 2, dtype="bf16"), Case.of(2**32 + 5, 1, dtype="bf16")
+"""More than a grid has blocks, and more than 32 bits count."""
+HEADLINE_CASES = tuple(bandwidth_case(n) for n in (1_024, 4_096, 16_384, 65_536, 262_144))
+
+
+def matrix(case: Case, generator: Generator, layout: str = "") -> Tensor:
+    """[M, N] standard normal values of the case's dtype.
+
+    ``layout`` is empty for a contiguous matrix, ``pitched`` for rows that lie N + 3 elements apart (so that they start
+    at every alignment), ``spaced`` for N + 8 (so that they start as those of a contiguous matrix do), or ``expanded``
+    for one row seen M times. ``values`` in the variant: what tensors.normal knows;
+    ``outliers`` makes every thousandth value 100 times as wide; ``shifted`` adds 1000 to each; ``masked`` makes the
+    first row and the second half of the others minus infinity; ``coarse`` takes multiples of a 16th below 4, of which
+    a sum of two is exact in every dtype.
+    """
+    from kernel_twins.ops.tensors import normal
+
+    m, n = case.shape
+    if layout in ("pitched", "spaced"):
+        x = normal(case, (m, n + (3 if layout == "pitched" else 8)), generator)[:, :n]
+    elif layout == "expanded":
+        x = normal(case, (1, n), generator).expand(m, n)
+    else:
+        x = normal(case, (m, n), generator)
+    if case.get("values") == "outliers":
+        x.view(-1)[::_OUTLIER_EVERY] *= _OUTLIER
+    if case.get("values") == "shifted":
+        x += _SHIFT
+    if case.get("values") == "coarse":
+        x.mul_(16).round_().clamp_(-63, 63).div_(16)
+    if case.get("values") == "masked":
+        x[:1] = x[1:, n // 2 :] = -float("inf")
+    return x
+
+
+def lifted(x: Tensor, case: Case) -> Tensor:
+    """x; in hostile cases, with most of each row's exponentials at its borders (tensors.borders).
+
+    Those of every other row overflow fp32 unless the row's maximum is taken away first.
+    """
+    from kernel_twins.ops.tensors import borders
+
+    if case.get("values") == "hostile" and x.shape[1]:
+        places = borders(x.shape[1])
+        x[:, places] += 1 + math.log(x.shape[1] / len(places))
+        x[::2] += _OVERFLOWING
+    return x
+
+
+def weighted(x: Tensor, case: Case) -> Tensor:
+    """x; in hostile cases, with a mean of its own and most of each row's squares at its borders."""
+    from kernel_twins.ops.tensors import borders
+
+    if case.get("values") == "hostile":
+        x[:, borders(x.shape[1])] *= _BORDER
+        x += 3
+    return x
+
+
+def shifted(x: Tensor, case: Case) -> Tensor:
+    """x; in hostile cases, with every other row so far from zero that the mean of its squares tells no variance."""
+    if case.get("values") == "hostile":
+        x[::2] += _SHIFT
+    return x
+
+
+def row_chain(n: int) -> float:
+    """tensors.chain of a thread's part of a row of n elements, which a block of threads adds up in every step."""
+    from kernel_twins.ops.tensors import chain
+
+    return chain(n / _SHARED_BY)
+
+
+def require_rows(name: str, tensor: Tensor) -> None:
+    """[M, N] of fp32, bf16 or fp16, whose rows are contiguous and lie at any distance."""
+    from kernel_twins.ops.tensors import require_dtype, require_rank
+
+    require_dtype(name, tensor, *ITEMSIZE)
+    require_rank(name, tensor, 2)
+    if tensor.shape[1] > 1 and tensor.stride(1) != 1:
+        raise ValueError(f"{name} has strides {tensor.stride()}, must have contiguous rows: call {name}.contiguous()")
+
+
+Sized = tuple[int, int, Mapping[str, str]]  # rows, their length, and the case's variant
+
+
+def test_cases(name: str, *more: Sized) -> tuple[Case, ...]:
+    """Rows of every length that a step may treat in its own way, every layout of the input of that name, odd values.
+
+    And ``more``, each in every dtype.
+    """
+    return tuple(
+        Case.of(m, n, dtype=dtype, **variant)
+        for dtype in ITEMSIZE
+        for m, n, variant in (
+            (0, 5, {}),
+            (5, 0, {}),
+            (1, 1, {}),
+            (3, 2, {}),
+            (300, 7, {}),
+            *((67, n, {}) for n in (31, 256, 257, 1_000, 1_024)),
+            (37, 4_099, {}),
+            (5, 12_288, {}),
+            (5, 16_387, {}),
+            (3, 50_257, {}),
+            (3, 65_536, {}),
+            (2, 131_072, {}),
+            (2, 262_147, {}),
+            (1, 2**20, {}),
+            *((19, n, {name: layout}) for n in (40, 1_027, 8_192) for layout in ("pitched", "expanded")),
+            (9, 33, {"offset": "1"}),
+            (9, 5_003, {"offset": "1"}),
+            (9, 65_536, {"offset": "1"}),
+            *((9, n, {"values": "outliers"}) for n in (1_000, 5_003, 70_000)),
+            *((5, 1_003, {"values": values}) for values in ("inf", "infs", "nan")),
+            *more,
+        )
+    )
+
+
+def long_cases(name: str) -> tuple[Sized, ...]:
+    """More test cases, of rows that a cluster's registers hold.
+
+    And of the last and the first, in bf16, that are held otherwise: by threads with few packs (whose rows lines start,
+    as those of 4,104 elements do not), in blocks of more warps, by threads with more packs, by no registers.
+    """
+    return (
+        (131, 20_003, {}),
+        (19, 40_000, {name: "expanded"}),
+        (19, 40_003, {name: "spaced"}),
+        *((67, n, {}) for n in (4_096, 4_104, 11_584, 12_288, 12_352)),
+        *((2, n, {}) for n in (81_857, 81_858, 81_984, 163_777, 163_778, 262_081, 262_082)),
+        (3, 262_144, {}),
+        *((5, 50_257, {"values": values}) for values in ("outliers", "inf", "infs", "nan")),
+    )
+
+
+def short_cases(name: str) -> tuple[Sized, ...]:
+    """More test cases, of rows that a warp's registers hold, or a few warps': of every number of packs a lane.
+
+    Rows start at every alignment, and their last ones end at every one. Some are many more than a block's, some lie
+    at a distance, and of some there are too few elements or too many.
+    """
+    lengths = (120, 121, 136, 137, 250, 383, 515, 777, 1_027, 1_280, 1_283, 1_539, 1_783, 1_792, 1_985, 2_051)
+    longer = (2_499, 3_001, 3_072, 3_075, 5_003, 6_144, 8_120, 8_123, 8_184, 8_192)
+    return (
+        *((19, n, {}) for n in (*lengths, *longer)),
+        *((19, n, {name: layout}) for n in (515, 1_536, 3_001) for layout in ("pitched", "spaced", "expanded")),
+        *((9, n, {"values": values}) for n in (515, 3_072) for values in ("outliers", "inf", "infs", "nan", "masked")),
+        (9, 515, {"offset": "1"}),
+    )
+
+
+def option_cases(option: Mapping[str, str]) -> tuple[Sized, ...]:
+    """More test cases, in which an option is another than usual."""
+    return *((9, n, option) for n in (200, 5_003, 70_000)), (9, 1_003, {**option, "values": "outliers"})
+
+
+def masked_cases(option: Mapping[str, str]) -> tuple[Sized, ...]:
+    """More test cases, in which values are minus infinity; the last one with that option."""
+    masked = {"values": "masked"}
+    return *((9, n, masked) for n in (64, 2_048, 70_000)), (9, 2_048, {**option, **masked})
+
+
+def at_most(n: int, who: str) -> Callable[[Case], str]:
+    """A step's ``accepts``: rows of up to n elements."""
+    return lambda case: "" if case.shape[1] <= n else f"rows have {case.shape[1]} elements, {who} {n}"
+
+
+def fits(size: int, who: str) -> Callable[[Case], str]:
+    """A step's ``accepts``: rows of up to that many bytes."""
+
+    def accepts(case: Case) -> str:
+        row = case.shape[1] * ITEMSIZE[case.dtype]
+        return "" if row <= size else f"rows have {row} bytes, {who} {size}"
+
+    return accepts

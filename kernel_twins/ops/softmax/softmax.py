@@ -1,0 +1,312 @@
+"""``out = softmax(x)`` over the rows of a matrix, or its logarithm; fp32 inside, out in x's dtype."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from kernel_twins.ops import baselines, draws, row_cases
+from kernel_twins.spec import ITEMSIZE, Case, Op, Output, Prediction, Step
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
+
+
+def _inputs(case: Case, generator: Generator) -> tuple[Tensor, ...]:
+    return (row_cases.lifted(row_cases.matrix(case, generator, case.get("x")), case),)
+
+
+def _options(case: Case) -> dict[str, Any]:
+    return {"log": case.get("log") == "yes"}
+
+
+def _reference(case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Tensor, Tensor]:
+    """An exponential errs by as much as its argument is rounded by, so the argument counts among the terms.
+
+    So does the sum of exponentials, which all have one sign.
+    """
+    import torch
+
+    x = inputs[0][part].double()
+    log_y = torch.log_softmax(x, dim=1)
+    distance = (x.amax(dim=1, keepdim=True) - x).nan_to_num(0.0, 0.0, 0.0) if x.shape[1] else x
+    of_sum = 1 + row_cases.row_chain(case.shape[1])
+    if case.get("log") == "yes":
+        return log_y, of_sum + distance + log_y.abs()
+    y = log_y.exp()
+    return y, y * (of_sum + distance)
+
+
+def _check(x: Tensor, *, out: Tensor, log: bool = False) -> None:
+    """x: [M, N], contiguous rows at any distance, fp32, bf16 or fp16; out: [M, N], contiguous, of x's dtype."""
+    from kernel_twins.ops.tensors import (
+        require_apart,
+        require_contiguous,
+        require_device,
+        require_dtype,
+        require_same_dtype,
+        require_shape,
+    )
+
+    row_cases.require_rows("x", x)
+    require_dtype("out", out, *ITEMSIZE)
+    require_same_dtype("out", out, "x", x)
+    require_device("out", out, "x", x)
+    require_shape("out", out, tuple(x.shape), "one element for each of x")
+    require_contiguous("out", out)
+    require_apart(out, "x", x)
+
+
+def _torch(x: Tensor, *, out: Tensor, log: bool = False) -> None:
+    import torch
+
+    (torch.log_softmax if log else torch.softmax)(x, dim=1, out=out)
+
+
+def _function(x: Tensor, *, log: bool = False) -> Tensor:
+    import torch
+
+    return torch.log_softmax(x, dim=1) if log else torch.softmax(x, dim=1)
+
+
+def _liger(x: Tensor, *, out: Tensor, log: bool = False) -> None:
+    """Liger's kernel with Liger's own settings; its function would allocate the result."""
+    from kernel_twins._load import UnavailableError
+
+    if log:
+        raise UnavailableError("liger-kernel has no log_softmax")
+    ops, settings = baselines.liger("softmax", x.shape[1])
+    ops._softmax_single_block_forward_kernel[(x.shape[0],)](out, out.stride(0), x, x.stride(0), x.shape[1], **settings)
+
+
+def _quack(x: Tensor, *, out: Tensor, log: bool = False) -> None:
+    from kernel_twins._load import UnavailableError
+
+    if log:
+        raise UnavailableError("quack-kernels has no log_softmax")
+    baselines.quack("softmax", x)._softmax_fwd(x, out)
+
+
+_LOG = {"log": "yes"}
+_PROFILE_CASE = row_cases.bandwidth_case(4_096)
+_SHORT, _RAGGED, _LONG_RAGGED = (row_cases.bandwidth_case(n) for n in (256, 5_003, 50_257))
+_LONG, _LONGEST = (row_cases.bandwidth_case(n) for n in (65_536, 262_144))
+_WARP, _SHORT_RAGGED = (row_cases.bandwidth_case(n) for n in (1_024, 515))
+
+OP = Op(
+    name="softmax",
+    family="softmax",
+    chapter=7,
+    title="Softmax",
+    summary="`out = exp(x - max) / sum(exp(x - max))` over the rows of a matrix: two numbers of a whole row stand "
+    "between its elements and the result.",
+    inputs=_inputs,
+    hostile=True,
+    draw=draws.rows_of("x", ({}, {"log": "yes"})),
+    outputs=lambda case: (Output(case.shape, case.dtype),),
+    reference=_reference,
+    check=_check,
+    accepts=lambda case: "",
+    options=_options,
+    test_cases=row_cases.test_cases(
+        "x",
+        *row_cases.masked_cases(_LOG),
+        *row_cases.option_cases(_LOG),
+        *((9, n, _LOG) for n in (515, 1_024, 3_001, 4_096)),
+        *row_cases.short_cases("x"),
+        *row_cases.long_cases("x"),
+    ),
+    huge_cases=(
+        Case.of(2**21 + 3, 1_025, dtype="bf16"),
+        Case.of(2_049, 2**20, dtype="bf16"),
+        *row_cases.MANY_ROWS,
+    ),
+    bench_cases=(
+        *row_cases.BANDWIDTH_CASES,
+        _SHORT_RAGGED,
+        row_cases.bandwidth_case(32_768, log="yes"),
+        Case.of(4_096, 1_024, dtype="bf16"),
+    ),
+    headline_cases=row_cases.HEADLINE_CASES,
+    profile_case=_PROFILE_CASE,
+    ceiling="dram_copy",
+    flops=lambda case: 5 * math.prod(case.shape),  # maximum, difference, exponential, sum, product
+    bytes=lambda case: 2 * math.prod(case.shape) * ITEMSIZE[case.dtype],
+    baselines={"torch": _torch, "compile": baselines.compiled(_function), "liger": _liger, "quack": _quack},
+    steps=(
+        Step(
+            name="v01_three_passes",
+            change="A block reads its row three times: for the maximum, for the sum, and to write.",
+            why="The definition, word for word. A row of 4096 stays in L1 between the passes, so device memory sees it "
+            "once; but every pass asks for one element at a time and waits for the block at its end.",
+            predictions=(
+                Prediction("dram_share", "<=", 60, backends=("cuda",)),
+                Prediction("dram_share", "<=", 80, backends=("triton",)),
+                Prediction("bytes_over_minimum", "==", 1.0, tolerance=0.1),
+            ),
+        ),
+        Step(
+            name="v02_online",
+            change="Maximum and sum in one pass: when the maximum grows, the sum so far is scaled down.",
+            why="One pass less to wait for, at the price of an exponential more for each element that is read.",
+            predictions=(Prediction("time", "<=", 0.95, relative=True),),
+        ),
+        Step(
+            name="v03_registers",
+            change="The row is read once and stays in the block's registers.",
+            why="The passes over the row become passes over registers, and the loads of a thread are all under way at "
+            "once. How long a row may be is now bounded by the registers of a block.",
+            predictions=(
+                Prediction("time", "<=", 0.8, relative=True),
+                Prediction("dram_share", ">=", 60, backends=("cuda",)),
+                Prediction("dram_share", ">=", 85, backends=("triton",)),
+            ),
+            accepts=row_cases.at_most(16_384, "registers hold"),
+        ),
+        Step(
+            name="v04_vectorized",
+            change="A thread loads and stores 16 bytes at a time; rows may start at any element.",
+            why="Eight bf16 values an instruction instead of one. A row that starts off a multiple of 16 bytes has a "
+            "short first and last piece, and wide ones between.",
+            predictions=(
+                Prediction("instructions", "<=", 0.7, relative=True),
+                Prediction("sectors_per_load", "==", 16, tolerance=0.05),
+                Prediction("dram_share", ">=", 85),
+            ),
+            accepts=row_cases.fits(64 * 1_024, "registers hold"),
+            backends=("cuda",),
+            gap="Triton chooses the width of an access by itself; its v03 has 16 bytes wherever rows are aligned.",
+        ),
+        Step(
+            name="v05_rows_per_block",
+            change="A row gets as many threads as it needs: part of a warp, a warp, or a block.",
+            why="A block for a row of 256 leaves most of its threads idle, and still pays for barriers. With a few "
+            "lanes a row, shuffles are all that is needed, and a block has many rows under way.",
+            predictions=(
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.03),
+                Prediction("time", "<=", 0.6, relative=True, case=_SHORT),
+            ),
+            accepts=row_cases.fits(64 * 1_024, "registers hold"),
+        ),
+        Step(
+            name="v06_pipelined",
+            change="Blocks stay and walk over the rows; the next row travels to shared memory while one is computed.",
+            why="A block that loads, then computes, then stores leaves the memory idle unless others fill in, and of "
+            "long rows few fit on an SM. A copy that needs no registers can be under way all the time.",
+            predictions=(Prediction("dram_share", ">=", 88),),
+            arch=">=9.0",
+            accepts=row_cases.fits(220 * 1_024, "shared memory holds"),
+        ),
+        Step(
+            name="v07_cluster",
+            change="A cluster of blocks shares a row, a part each; they exchange maximum and sum by distributed shared "
+            "memory. Blocks no longer stay, and begin to compute when the first piece of their part is there.",
+            why="A row of 256 K elements is longer than what an SM holds. In several it fits, every element is read "
+            "once, and they tell each other two numbers without going through L2. Rows of up to 32 KiB keep v05's "
+            "kernel.",
+            predictions=(
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
+                Prediction("time", "<=", 0.95, relative=True, case=_LONG),
+                Prediction("l2_bytes", "==", 1_074, tolerance=0.02, case=_LONGEST),
+                Prediction("bytes_over_minimum", "==", 1.0, tolerance=0.03, case=_LONGEST),
+                Prediction("dram_share", "==", 84, tolerance=0.04, case=_LONGEST),
+                Prediction("occupancy", "==", 70, tolerance=0.08, case=_LONGEST),
+            ),
+            arch=">=9.0",
+            backends=("cuda",),
+            gap="Triton 3.6 gives a program no access to another one's shared memory; v08_cooperative goes through L2.",
+            profile_case={"cuda": _LONGEST},
+        ),
+        Step(
+            name="v08_cooperative",
+            change="Programs that are all resident share a row; they exchange maximum and sum through global memory.",
+            why="The same division of labour without clusters: a cooperative launch promises that all programs run at "
+            "once, so one may wait for another's numbers. They cost a trip to L2 and back where a cluster has a "
+            "shorter way.",
+            predictions=(
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.03),
+                Prediction("time", "<=", 0.9, relative=True, case=_LONG),
+            ),
+            backends=("triton",),
+            gap="CUDA's v07_cluster does the same within a cluster, without going through L2.",
+        ),
+        Step(
+            name="v09_lines",
+            change="The 16 bytes of a thread are counted from a line of 128 bytes on, and a block's part begins with a "
+            "line.",
+            why="Where rows start anywhere, the 512 bytes of a warp are parts of five lines, and its first and last "
+            "sector are another warp's as well. Counted in lines they are four. Trials of the kernel ran before these "
+            "predictions.",
+            predictions=(
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
+                Prediction("time", "<=", 0.99, relative=True, case=_RAGGED),
+                Prediction("time", "<=", 0.97, relative=True, case=_LONG_RAGGED),
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.02, case=_LONG),
+            ),
+            arch=">=9.0",
+            backends=("cuda",),
+            gap="Triton's v08_cooperative takes elements before a row's first 16 bytes one by one; up to a line there "
+            "would be eight times as many.",
+            replaces="v05_rows_per_block",
+        ),
+        Step(
+            name="v10_cluster_registers",
+            change="A row of more than 16 KiB lies in the registers of a cluster, 2.5 KiB a warp, 4 KiB of longer "
+            "rows than 320 KiB, and every warp tells all blocks its maximum and sum by itself.",
+            why="A part in shared memory is written once and read twice, and its block meets at barriers before and "
+            "after its numbers are known. A warp that waits for its own loads alone waits less; small blocks end, and "
+            "make room, one by one. Trials of the kernel ran before these predictions.",
+            predictions=(
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
+                Prediction("time", "<=", 363, case=_LONG_RAGGED),
+                Prediction("time", "<=", 363, case=_LONG),
+                Prediction("time", "<=", 363, case=_LONGEST),
+                Prediction("shared_memory", "<=", 0.02, relative=True, case=_LONG),
+                Prediction("load_requests", "==", 1.05, tolerance=0.02, case=_LONG),
+                Prediction("instructions", "<=", 0.9, relative=True, case=_LONG),
+                Prediction("dram_share", ">=", 89, case=_LONG),
+            ),
+            arch=">=9.0",
+            backends=("cuda",),
+            gap="Triton 3.6 gives a program no access to another one's shared memory; v08_cooperative's programs hold "
+            "their parts in registers, too, and exchange through L2.",
+            profile_case={"cuda": _LONG},
+        ),
+        Step(
+            name="v11_rows_per_warp",
+            change="A row of up to 3.5 KiB lies in the registers of a warp, one of up to 16 KiB in those of a few, as "
+            "v10's do in a cluster's: packs are whole, and elements at a row's ends are single lanes'.",
+            why="Where rows start anywhere, a lane of v05 takes the elements at both ends of its row one by one, to "
+            "load and to store, and 31 wait for it; a short row is hardly more than its ends. Trials of the kernel ran "
+            "before these predictions.",
+            predictions=(
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
+                Prediction("time", "<=", 0.85, relative=True, case=_SHORT_RAGGED),
+                Prediction("time", "<=", 0.995, relative=True, case=_RAGGED),
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.01, case=_WARP),
+            ),
+            arch=">=9.0",
+            backends=("cuda",),
+            gap="Triton gives lanes no elements of their own; v08_cooperative takes short rows of odd lengths element "
+            "by element.",
+            replaces="v09_lines",
+        ),
+        Step(
+            name="v12_small_l1",
+            change="Where rows of up to 16 KiB start with lines, the SM's memory is set aside for shared memory, which "
+            "nobody uses, so that L1 is small.",
+            why="What is loaded has its place in L1 from when it is asked for, so L1 bounds what an SM has under way. "
+            "Device memory is the slower the more rows it is asked for at once, once there are enough: in trials "
+            "blocks that reserved shared memory, which leaves less to L1, were faster by 1 %, and so was this.",
+            predictions=(
+                Prediction("time", "<=", 0.996, relative=True),
+                Prediction("time", "<=", 0.994, relative=True, case=_WARP),
+                Prediction("time", "<=", 0.998, relative=True, case=row_cases.bandwidth_case(4_096, "fp32")),
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.01, case=_RAGGED),
+            ),
+            arch=">=9.0",
+            backends=("cuda",),
+            gap="Triton 3.6 has no launch attribute for it.",
+        ),
+    ),
+)

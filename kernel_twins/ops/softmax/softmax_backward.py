@@ -1,0 +1,222 @@
+"""``dx`` of softmax, or of its logarithm, from dout and from what the forward pass returned; fp32 inside."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from kernel_twins.ops import baselines, row_cases
+from kernel_twins.spec import ITEMSIZE, Case, Op, Output, Prediction, Step
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
+
+
+def _inputs(case: Case, generator: Generator) -> tuple[Tensor, ...]:
+    """dout, with the case's layout and values, and y as the forward pass returns it: contiguous.
+
+    Hostile, dout grows with x, and so the sum over a row is as large as its terms.
+    """
+    import torch
+
+    dout = row_cases.matrix(case, generator, case.get("dout"))
+    x = row_cases.lifted(row_cases.matrix(Case.of(*case.shape, dtype=case.dtype), generator), case)
+    if case.get("values") == "hostile":
+        dout += x
+    return dout, (torch.log_softmax if case.get("log") == "yes" else torch.softmax)(x, dim=1)
+
+
+def _options(case: Case) -> dict[str, Any]:
+    return {"log": case.get("log") == "yes"}
+
+
+def _reference(case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Tensor, Tensor]:
+    dout, y = (tensor[part].double() for tensor in inputs)
+    products = dout if case.get("log") == "yes" else dout * y
+    sums = products.sum(dim=1, keepdim=True)
+    of_sums = products.abs().sum(dim=1, keepdim=True) + row_cases.row_chain(case.shape[1]) * sums.abs()
+    if case.get("log") == "yes":
+        p = y.exp()
+        return dout - p * sums, dout.abs() + p * (1 + y.abs()) * of_sums
+    return y * (dout - sums), y * (dout.abs() + of_sums)
+
+
+def _check(dout: Tensor, y: Tensor, *, out: Tensor, log: bool = False) -> None:
+    """dout, y: [M, N], contiguous rows at any distance, fp32, bf16 or fp16 alike; out: [M, N], contiguous."""
+    from kernel_twins.ops.tensors import (
+        require_apart,
+        require_contiguous,
+        require_device,
+        require_dtype,
+        require_same_dtype,
+        require_shape,
+    )
+
+    row_cases.require_rows("dout", dout)
+    row_cases.require_rows("y", y)
+    require_dtype("out", out, *ITEMSIZE)
+    for name, tensor in (("y", y), ("out", out)):
+        require_same_dtype(name, tensor, "dout", dout)
+        require_device(name, tensor, "dout", dout)
+        require_shape(name, tensor, tuple(dout.shape), "one element for each of dout")
+    require_contiguous("out", out)
+    require_apart(out, "dout", dout)
+    require_apart(out, "y", y)
+
+
+def _torch(dout: Tensor, y: Tensor, *, out: Tensor, log: bool = False) -> None:
+    import torch
+
+    if log:
+        torch._log_softmax_backward_data(dout, y, 1, dout.dtype, out=out)
+    else:
+        torch._softmax_backward_data(dout, y, 1, dout.dtype, grad_input=out)
+
+
+def _function(dout: Tensor, y: Tensor, *, log: bool = False) -> Tensor:
+    """What torch.compile makes of the gradient that PyTorch takes."""
+    import torch
+
+    if log:
+        return torch._log_softmax_backward_data(dout, y, 1, dout.dtype)
+    return torch._softmax_backward_data(dout, y, 1, dout.dtype)
+
+
+def _liger(dout: Tensor, y: Tensor, *, out: Tensor, log: bool = False) -> None:
+    """Liger's kernel with Liger's own settings; its function would allocate the result."""
+    from kernel_twins._load import UnavailableError
+
+    if log:
+        raise UnavailableError("liger-kernel has no log_softmax")
+    ops, settings = baselines.liger("softmax", dout.shape[1])
+    ops._softmax_single_block_backward_kernel[(dout.shape[0],)](
+        dout, dout.stride(0), y, y.stride(0), out, out.stride(0), dout.shape[1], **settings
+    )
+
+
+def _quack(dout: Tensor, y: Tensor, *, out: Tensor, log: bool = False) -> None:
+    from kernel_twins._load import UnavailableError
+
+    if log:
+        raise UnavailableError("quack-kernels has no log_softmax")
+    baselines.quack("softmax", dout, y)._softmax_backward(dout, y, out)
+
+
+_LOG = {"log": "yes"}
+_PROFILE_CASE = row_cases.bandwidth_case(4_096)
+_SHORT, _RAGGED, _LONG_RAGGED, _LONGEST = (row_cases.bandwidth_case(n) for n in (256, 5_003, 50_257, 262_144))
+
+OP = Op(
+    name="softmax_backward",
+    family="softmax",
+    chapter=8,
+    title="Softmax, backward",
+    summary="`dx = y * (dout - sum(dout * y))` over the rows of two matrices, or `dout - exp(y) * sum(dout)` for the "
+    "logarithm: one number of a row, from twice as much to read.",
+    inputs=_inputs,
+    hostile=True,
+    outputs=lambda case: (Output(case.shape, case.dtype),),
+    reference=_reference,
+    check=_check,
+    accepts=lambda case: "",
+    options=_options,
+    # The longest rows that a block may take alone, which with a pack or a line more no longer fit its shared memory.
+    test_cases=row_cases.test_cases(
+        "dout",
+        *row_cases.masked_cases(_LOG),
+        *row_cases.option_cases(_LOG),
+        *((3, n, {}) for n in (26_597, 26_624, 53_187, 53_245, 53_248)),
+    ),
+    huge_cases=(Case.of(2**21 + 3, 1_025, dtype="bf16"), *row_cases.MANY_ROWS),
+    bench_cases=(
+        *row_cases.BANDWIDTH_CASES,
+        row_cases.bandwidth_case(32_768, log="yes"),
+        Case.of(4_096, 1_024, dtype="bf16"),
+    ),
+    headline_cases=row_cases.HEADLINE_CASES,
+    profile_case=_PROFILE_CASE,
+    ceiling="dram_copy",
+    flops=lambda case: 4 * math.prod(case.shape),  # product, sum, difference, product
+    bytes=lambda case: 3 * math.prod(case.shape) * ITEMSIZE[case.dtype],
+    baselines={"torch": _torch, "compile": baselines.compiled(_function), "liger": _liger, "quack": _quack},
+    steps=(
+        Step(
+            name="v01_two_passes",
+            change="A block reads its rows of dout and y twice: for the sum, and to write.",
+            why="One number a row is needed instead of two, and of two matrices. The second pass finds both rows in "
+            "L1, but asks for every element by itself.",
+            predictions=(
+                Prediction("dram_share", "<=", 75),
+                Prediction("bytes_over_minimum", "==", 1.0, tolerance=0.1),
+            ),
+        ),
+        Step(
+            name="v02_registers",
+            change="Both rows are read once, and stay in the block's registers.",
+            why="All loads of a thread are under way at once, and none is repeated; twice as many registers are needed "
+            "as for the forward pass, so a row may be half as long.",
+            predictions=(
+                Prediction("time", "<=", 0.85, relative=True),
+                Prediction("dram_share", ">=", 75, backends=("cuda",)),
+                Prediction("dram_share", ">=", 88, backends=("triton",)),
+            ),
+            accepts=row_cases.at_most(8_192, "registers hold"),
+        ),
+        Step(
+            name="v03_rows_per_block",
+            change="Accesses of 16 bytes, and as many threads for a row as it needs.",
+            why="What softmax's v04 and v05 do. With two rows to read, twice as many bytes are under way for every "
+            "thread, so a row of 4096 should run at what the memory gives.",
+            predictions=(
+                Prediction("dram_share", ">=", 90),
+                Prediction("instructions", "<=", 0.7, relative=True, backends=("cuda",)),
+                Prediction("time", "<=", 0.6, relative=True, case=_SHORT),
+            ),
+            accepts=row_cases.fits(32 * 1_024, "registers hold"),
+        ),
+        Step(
+            name="v04_cluster",
+            change="A cluster of blocks shares a row; they exchange the sum by distributed shared memory.",
+            why="Two rows of 256 K elements are 1 MiB, more than an SM holds and little for eight. Rows of up to "
+            "32 KiB keep v03's kernel.",
+            predictions=(
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
+                Prediction("l2_bytes", "==", 1_611, tolerance=0.02, case=_LONGEST),
+                Prediction("bytes_over_minimum", "==", 1.0, tolerance=0.03, case=_LONGEST),
+                Prediction("dram_share", "==", 85, tolerance=0.04, case=_LONGEST),
+                Prediction("occupancy", "==", 25, tolerance=0.05, case=_LONGEST),
+            ),
+            arch=">=9.0",
+            backends=("cuda",),
+            gap="Triton 3.6 gives a program no access to another one's shared memory; v05_cooperative goes through L2.",
+            profile_case={"cuda": _LONGEST},
+        ),
+        Step(
+            name="v05_cooperative",
+            change="Programs that are all resident share a row; they exchange the sum through global memory.",
+            why="As softmax's v08: a cooperative launch promises that all programs run, so one may wait for another.",
+            predictions=(Prediction("time", "==", 1.0, relative=True, tolerance=0.03),),
+            backends=("triton",),
+            gap="CUDA's v04_cluster does the same within a cluster, without going through L2.",
+        ),
+        Step(
+            name="v06_lines",
+            change="The 16 bytes of a thread are counted from a line of 128 bytes on, and a block's part begins with a "
+            "line.",
+            why="As softmax's v09: a warp's 512 bytes of each of three matrices are four lines instead of parts of "
+            "five. Parts of y begin with a line of shared memory, too. Trials of the kernel ran before these "
+            "predictions.",
+            predictions=(
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
+                Prediction("time", "<=", 0.99, relative=True, case=_RAGGED),
+                Prediction("time", "<=", 0.97, relative=True, case=_LONG_RAGGED),
+                Prediction("time", "<=", 0.98, relative=True, case=_LONGEST),
+            ),
+            arch=">=9.0",
+            backends=("cuda",),
+            gap="Triton's v05_cooperative takes elements before a row's first 16 bytes one by one; up to a line there "
+            "would be eight times as many.",
+            replaces="v03_rows_per_block",
+        ),
+    ),
+)
