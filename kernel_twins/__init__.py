@@ -19,37 +19,37 @@ from kernel_twins.ops import OPS
 
 if TYPE_CHECKING:
     from kernel_twins import nn as nn
-    from kernel_twins.functional.cross_entropy import cross_entropy as cross_entropy
-    from kernel_twins.functional.cross_entropy import cross_entropy_gradient_ as cross_entropy_gradient_
-    from kernel_twins.functional.dropout import dropout_add as dropout_add
-    from kernel_twins.functional.linear import linear as linear
-    from kernel_twins.functional.matmul import matmul as matmul
-    from kernel_twins.functional.norm import layer_norm as layer_norm
-    from kernel_twins.functional.norm import rms_norm as rms_norm
-    from kernel_twins.functional.reduction import amax as amax
-    from kernel_twins.functional.reduction import argmax as argmax
-    from kernel_twins.functional.reduction import mean as mean
-    from kernel_twins.functional.reduction import sum as sum  # noqa: A004
-    from kernel_twins.functional.softmax import log_softmax as log_softmax
-    from kernel_twins.functional.softmax import softmax as softmax
+    from kernel_twins.functional.dropout.dropout import dropout_add as dropout_add
+    from kernel_twins.functional.loss.cross_entropy import cross_entropy as cross_entropy
+    from kernel_twins.functional.loss.cross_entropy import cross_entropy_gradient_ as cross_entropy_gradient_
+    from kernel_twins.functional.matmul.linear import linear as linear
+    from kernel_twins.functional.matmul.matmul import matmul as matmul
+    from kernel_twins.functional.norm.norm import layer_norm as layer_norm
+    from kernel_twins.functional.norm.norm import rms_norm as rms_norm
+    from kernel_twins.functional.reduction.reduction import amax as amax
+    from kernel_twins.functional.reduction.reduction import argmax as argmax
+    from kernel_twins.functional.reduction.reduction import mean as mean
+    from kernel_twins.functional.reduction.reduction import sum as sum  # noqa: A004
+    from kernel_twins.functional.softmax.softmax import log_softmax as log_softmax
+    from kernel_twins.functional.softmax.softmax import softmax as softmax
 
 __all__ = ["OPS", "load", "load_baseline"]
 __version__ = "0.1.0"
 
 _MODULES = {
-    "amax": "reduction",
-    "argmax": "reduction",
-    "cross_entropy": "cross_entropy",
-    "cross_entropy_gradient_": "cross_entropy",
-    "dropout_add": "dropout",
-    "layer_norm": "norm",
-    "linear": "linear",
-    "log_softmax": "softmax",
-    "matmul": "matmul",
-    "mean": "reduction",
-    "rms_norm": "norm",
-    "softmax": "softmax",
-    "sum": "reduction",
+    "amax": "reduction.reduction",
+    "argmax": "reduction.reduction",
+    "cross_entropy": "loss.cross_entropy",
+    "cross_entropy_gradient_": "loss.cross_entropy",
+    "dropout_add": "dropout.dropout",
+    "layer_norm": "norm.norm",
+    "linear": "matmul.linear",
+    "log_softmax": "softmax.softmax",
+    "matmul": "matmul.matmul",
+    "mean": "reduction.reduction",
+    "rms_norm": "norm.norm",
+    "softmax": "softmax.softmax",
+    "sum": "reduction.reduction",
 }
 
 

@@ -7,10 +7,10 @@ from typing import Any
 from torch import Size, Tensor, nn
 
 from kernel_twins.functional.backends import BACKENDS
-from kernel_twins.functional.cross_entropy import cross_entropy
-from kernel_twins.functional.dropout import dropout_add, require_options
-from kernel_twins.functional.norm import layer_norm, rms_norm
-from kernel_twins.functional.softmax import log_softmax, softmax
+from kernel_twins.functional.dropout.dropout import dropout_add, require_options
+from kernel_twins.functional.loss.cross_entropy import cross_entropy
+from kernel_twins.functional.norm.norm import layer_norm, rms_norm
+from kernel_twins.functional.softmax.softmax import log_softmax, softmax
 
 
 def _known(backend: str) -> str:

@@ -27,7 +27,7 @@ from kernel_twins.report.calls import fastest  # noqa: E402
 from kernel_twins.spec import Case  # noqa: E402
 
 torch_cross_entropy = torch.nn.functional.cross_entropy
-functional = importlib.import_module("kernel_twins.functional.cross_entropy")  # the module, which a function hides
+functional = importlib.import_module("kernel_twins.functional.loss.cross_entropy")  # the module, which a function hides
 ROOT = Path(__file__).resolve().parents[1]
 IGNORED = -100
 REDUCTIONS = ("none", "mean", "sum")
@@ -121,7 +121,7 @@ def operators(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         )
     else:
         triton = pytest.importorskip("triton")
-        side = importlib.import_module("kernel_twins.functional.triton_cross_entropy")
+        side = importlib.import_module("kernel_twins.functional.loss.triton_cross_entropy")
         monkeypatch.setattr(triton.knobs.runtime, "interpret", True)  # else the device is refused before all
         monkeypatch.setattr(side, "triton_launcher", replaced)
         monkeypatch.setattr(side, "cross_entropy_mean", replaced_mean)
@@ -292,7 +292,7 @@ def test_a_target_that_is_no_class_makes_nan_where_derivatives_go_on(operators) 
             lse, scale = torch.zeros(6), torch.ones(())
             dx = operators.backward(dout, x.detach(), target, lse, scale, *options)
         else:
-            side = importlib.import_module("kernel_twins.functional.triton_cross_entropy")
+            side = importlib.import_module("kernel_twins.functional.loss.triton_cross_entropy")
             dx = side._differentiable_backward(dout, x, target, *options)
             (second,) = torch.autograd.grad(dx[~bad].square().sum(), x)
             assert torch.equal(second.isnan(), bad[:, None].expand(6, 5))

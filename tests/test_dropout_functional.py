@@ -24,8 +24,8 @@ torch = pytest.importorskip("torch")
 import kernel_twins  # noqa: E402
 from kernel_twins import OPS  # noqa: E402
 from kernel_twins._load import UnavailableError, extension  # noqa: E402
-from kernel_twins.functional import dropout as functional_dropout  # noqa: E402
-from kernel_twins.functional.dropout import STEPS  # noqa: E402
+from kernel_twins.functional.dropout import dropout as functional_dropout  # noqa: E402
+from kernel_twins.functional.dropout.dropout import STEPS  # noqa: E402
 from kernel_twins.ops.activations import ACTIVATIONS  # noqa: E402
 from kernel_twins.ops.dropout import shared  # noqa: E402
 from kernel_twins.report.calls import fastest  # noqa: E402
@@ -125,7 +125,7 @@ def operators(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         library = torch.ops.kernel_twins
         return Operators("cuda", library.dropout_add.default, library.dropout_add_backward.default, torch.float64)
     triton = pytest.importorskip("triton")
-    side = importlib.import_module("kernel_twins.functional.triton_dropout")
+    side = importlib.import_module("kernel_twins.functional.dropout.triton_dropout")
     monkeypatch.setattr(triton.knobs.runtime, "interpret", True)  # else the device is refused before all
     monkeypatch.setattr(side, "triton_launcher", replaced)
     alone = importlib.import_module("kernel_twins._triton.dropout.dropout_add_backward.bias")
@@ -211,7 +211,7 @@ class Offsets:
 def next_state(monkeypatch: pytest.MonkeyPatch) -> Any:
     """``next_state(generator)``: the state of the next Triton call, as on a GPU with that generator."""
     pytest.importorskip("triton")
-    side = importlib.import_module("kernel_twins.functional.triton_dropout")
+    side = importlib.import_module("kernel_twins.functional.dropout.triton_dropout")
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch, "_standard_gamma", lambda _, generator: generator.draw())
     monkeypatch.setattr(side, "_draw_of_nothing", lambda _: (torch.empty(0), 12))
@@ -243,7 +243,7 @@ def test_where_others_never_rest_pytorch_draws_the_state(next_state) -> None:
 
 
 def test_where_pytorch_skips_a_draw_of_nothing_it_draws_the_state(monkeypatch, next_state) -> None:
-    side = importlib.import_module("kernel_twins.functional.triton_dropout")
+    side = importlib.import_module("kernel_twins.functional.dropout.triton_dropout")
     monkeypatch.setattr(side, "_draw_of_nothing", lambda _: (torch.empty(0), 0))
     assert next_state(Offsets()).tolist() == [-1, -1]
 
@@ -251,7 +251,7 @@ def test_where_pytorch_skips_a_draw_of_nothing_it_draws_the_state(monkeypatch, n
 def test_threads_take_different_states(next_state) -> None:
     states: list[tuple[int, int]] = []
     next_state(Offsets())
-    side = importlib.import_module("kernel_twins.functional.triton_dropout")
+    side = importlib.import_module("kernel_twins.functional.dropout.triton_dropout")
 
     def work() -> None:
         mine = [side._next_state(torch.device("cuda:0"), P) for _ in range(300)]
@@ -342,7 +342,7 @@ def test_signs_that_are_yet_to_be_changed(operators) -> None:
 def test_past_the_operator_a_call_is_the_same(operators, monkeypatch, activation) -> None:
     if operators.backend == "cuda":
         pytest.skip("the CUDA side has no other way than its operator")
-    side = importlib.import_module("kernel_twins.functional.triton_dropout")
+    side = importlib.import_module("kernel_twins.functional.dropout.triton_dropout")
     for state in ((2**63 + 5, 8), torch.tensor([-5, 8])):  # as the host knows them, or the GPU alone
         monkeypatch.setattr(side, "_next_state", lambda device, p, state=state: state)
         for residual, bias in itertools.product((False, True), repeat=2):

@@ -24,12 +24,13 @@ from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 import kernel_twins  # noqa: E402
 from kernel_twins import OPS  # noqa: E402
 from kernel_twins._load import UnavailableError, extension  # noqa: E402
-from kernel_twins.functional import backends, choice, linear  # noqa: E402
+from kernel_twins.functional import backends, choice  # noqa: E402
 from kernel_twins.functional.backends import cuda_operator, is_on_gpu, is_plain, triton_functions  # noqa: E402
+from kernel_twins.functional.matmul import linear  # noqa: E402
 from kernel_twins.report.calls import fastest  # noqa: E402
 from kernel_twins.spec import BACKENDS, Backend, Case  # noqa: E402
 
-matmul = importlib.import_module("kernel_twins.functional.matmul")  # the module, which a function hides
+matmul = importlib.import_module("kernel_twins.functional.matmul.matmul")  # the module, which a function hides
 ROOT = Path(__file__).resolve().parents[1]
 SHAPES = [
     ((3, 5), (5, 4)),
@@ -406,7 +407,7 @@ def test_auto_knows_what_stands_for_a_tensor_while_a_graph_is_made(monkeypatch) 
 @pytest.mark.parametrize("function", PUBLIC)
 @pytest.mark.parametrize("tracing_mode", ["real", "fake", "symbolic"])
 def test_auto_is_traced_to_the_operator_by_make_fx(operator, monkeypatch, function, tracing_mode) -> None:
-    module = importlib.import_module(f"kernel_twins.functional.{function}")
+    module = importlib.import_module(f"kernel_twins.functional.{kernel_twins._MODULES[function]}")
     for name, answer in (("is_on_gpu", True), ("require_gpu", None), ("_runs", True)):
         monkeypatch.setattr(module, name, lambda *_, answer=answer: answer)
     ours, pytorchs = PUBLIC[function]
@@ -435,13 +436,12 @@ EVERY: dict[str, tuple[Any, Any]] = {
     "dropout_add": (lambda x, w, **k: kernel_twins.dropout_add(x, None, 0.0, bias=w[0], **k), lambda x, w: x + w[0]),
 }
 """Of x: [4, 5] and w: [5, 5]."""
-MODULES = {"sum": "reduction", "layer_norm": "norm", "dropout_add": "dropout"}
 BY_FUNCTION = pytest.mark.parametrize("function", EVERY)
 
 
 def as_on_gpu(monkeypatch, function: str) -> None:
     """Tensors of the CPU pass for a GPU's, of which the operators compute by PyTorch's own."""
-    module = importlib.import_module(f"kernel_twins.functional.{MODULES.get(function, function)}")
+    module = importlib.import_module(f"kernel_twins.functional.{kernel_twins._MODULES[function]}")
     for name, answer in (("is_on_gpu", True), ("require_gpu", None), ("_runs", True)):
         constant = torch.compiler.assume_constant_result(lambda *_, answer=answer: answer)
         monkeypatch.setattr(module, name, constant)
@@ -486,7 +486,7 @@ def test_auto_takes_the_extension_where_it_was_built_for_the_gpu(
     operator, monkeypatch, function, capability, architectures, served
 ) -> None:
     """Else it is PyTorch, and nothing is raised."""
-    module = importlib.import_module(f"kernel_twins.functional.{MODULES.get(function, function)}")
+    module = importlib.import_module(f"kernel_twins.functional.{kernel_twins._MODULES[function]}")
     monkeypatch.setattr(backends, "_capability", lambda device: capability)
     monkeypatch.setattr(backends, "_runs_on", backends._runs_on.__wrapped__)  # what is made up is not to be kept
     monkeypatch.setattr(extension(), "architectures", architectures)
@@ -508,7 +508,7 @@ def test_auto_takes_triton_where_its_step_is_for_the_gpu(monkeypatch) -> None:
     for capability, products in (((8, 9), False), ((9, 0), True), ((12, 0), False)):
         monkeypatch.setattr(backends, "_capability", lambda device, capability=capability: capability)
         assert linear._runs("triton", 0) == matmul._runs("triton", "bf16", True, 0) == products
-        assert importlib.import_module("kernel_twins.functional.softmax")._runs("triton", 0)
+        assert importlib.import_module("kernel_twins.functional.softmax.softmax")._runs("triton", 0)
 
 
 @BY_FUNCTION
@@ -702,7 +702,7 @@ def test_a_backend_that_nobody_knows_is_refused_by_name(name) -> None:
 
 @pytest.mark.parametrize(("name", "second"), [("matmul", "b"), ("linear", "weight")])
 def test_what_is_no_second_operand_is_named_alike(operator, monkeypatch, name, second) -> None:
-    module = importlib.import_module(f"kernel_twins.functional.{name}")
+    module = importlib.import_module(f"kernel_twins.functional.{kernel_twins._MODULES[name]}")
     real = module.require_gpu
     monkeypatch.setattr(module, "require_gpu", lambda given, x, _: None if isinstance(x, Tensor) else real(given, x, _))
     x, w = operands((4, 5), (5, 5))

@@ -201,7 +201,7 @@ def interpret_second() -> None:
 
 def interpret_compiled() -> None:
     """What the operators promise PyTorch, and traces without a break."""
-    operators = importlib.import_module("kernel_twins.functional.triton_linear")
+    operators = importlib.import_module("kernel_twins.functional.matmul.triton_linear")
     for dtype, activation in itertools.product((torch.float16, torch.float32), ACTIVATIONS):
         given = operands((3, 8, 16), dtype, True)
         if dtype == torch.float32:
@@ -232,7 +232,7 @@ def interpret_compiled() -> None:
 def triton_side(monkeypatch: pytest.MonkeyPatch) -> Any:
     triton = pytest.importorskip("triton")
     monkeypatch.setattr(triton.knobs.runtime, "interpret", True)  # else the device is refused before all
-    return importlib.import_module("kernel_twins.functional.triton_linear")
+    return importlib.import_module("kernel_twins.functional.matmul.triton_linear")
 
 
 @pytest.mark.parametrize(
@@ -365,7 +365,7 @@ def test_what_is_saved_is_what_the_activation_was_applied_to(activation, shape) 
     ],
 )
 def test_backward_refuses_what_is_not_like_dout(saved, error, said) -> None:
-    compute = importlib.import_module("kernel_twins.functional.triton_linear")._compute_backward
+    compute = importlib.import_module("kernel_twins.functional.matmul.triton_linear")._compute_backward
     with pytest.raises(error, match=said):
         compute(torch.ones(2, 4).bfloat16(), saved, "gelu")
 
@@ -408,7 +408,7 @@ def test_many_runs_agree_bit_by_bit(activation) -> None:
 @pytest.mark.gpu
 @BY_ACTIVATION
 def test_registrations(activation) -> None:
-    operators = importlib.import_module("kernel_twins.functional.triton_linear")
+    operators = importlib.import_module("kernel_twins.functional.matmul.triton_linear")
     given = operands((64, 96, 128), torch.float32, True, "cuda")
     torch.library.opcheck(operators.operator, (*given, activation))
     half = operands((64, 96, 128), torch.bfloat16, device="cuda")
@@ -521,7 +521,7 @@ def test_forward_mode_is_refused_and_not_lost(monkeypatch: pytest.MonkeyPatch, f
     """On the CPU, as if interpreted: the refusal comes before anything is launched."""
     triton = pytest.importorskip("triton")
     monkeypatch.setattr(triton.knobs.runtime, "interpret", True)
-    from kernel_twins.functional import triton_linear, triton_matmul
+    from kernel_twins.functional.matmul import triton_linear, triton_matmul
 
     x, weight, bias = operands((3, 4, 5))
     calls = {
@@ -539,7 +539,7 @@ def test_gradients_are_batched_and_their_tangents_refused(
 ) -> None:
     """Of matmul, or of linear with an activation; by PyTorch in the place of kernels, which know no batches."""
     triton = pytest.importorskip("triton")
-    from kernel_twins.functional import triton_matmul
+    from kernel_twins.functional.matmul import triton_matmul
 
     def replaced(*_: Any) -> Any:
         return lambda a, b, *, out: out.copy_(a @ b)

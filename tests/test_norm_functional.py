@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 import kernel_twins  # noqa: E402
 from kernel_twins import OPS  # noqa: E402
 from kernel_twins._load import UnavailableError, extension  # noqa: E402
-from kernel_twins.functional import norm  # noqa: E402
+from kernel_twins.functional.norm import norm  # noqa: E402
 from kernel_twins.report.calls import fastest  # noqa: E402
 from kernel_twins.spec import Case  # noqa: E402
 
@@ -183,7 +183,7 @@ def operators(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         library = {name: getattr(torch.ops.kernel_twins, name).default for name in names}
         return Operators("cuda", library, torch.float64)
     triton = pytest.importorskip("triton")
-    side = importlib.import_module("kernel_twins.functional.triton_norm")
+    side = importlib.import_module("kernel_twins.functional.norm.triton_norm")
     monkeypatch.setattr(triton.knobs.runtime, "interpret", True)  # else the device is refused before all
     monkeypatch.setattr(side, "triton_launcher", replaced)
     sums = importlib.import_module("kernel_twins._triton.norm.layer_norm_backward.weights")

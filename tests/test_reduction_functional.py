@@ -23,7 +23,7 @@ torch = pytest.importorskip("torch")
 import kernel_twins  # noqa: E402
 from kernel_twins import OPS  # noqa: E402
 from kernel_twins._load import UnavailableError, extension  # noqa: E402
-from kernel_twins.functional import reduction  # noqa: E402
+from kernel_twins.functional.reduction import reduction  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTORCHS: dict[str, Any] = {"sum": torch.sum, "mean": torch.mean, "max": torch.amax, "argmax": torch.argmax}
@@ -93,7 +93,7 @@ def operator(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
             pytest.skip("the extension was built before there was this operator in it")
         return torch.ops.kernel_twins.reduction_nd.default
     triton = pytest.importorskip("triton")
-    side = importlib.import_module("kernel_twins.functional.triton_reduction")
+    side = importlib.import_module("kernel_twins.functional.reduction.triton_reduction")
     monkeypatch.setattr(triton.knobs.runtime, "interpret", True)  # else the device is refused before all
     monkeypatch.setattr(side, "triton_launcher", replaced)
     return torch.ops.kernel_twins.reduction_nd_triton.default

@@ -29,7 +29,7 @@ from kernel_twins.functional.backends import cuda_operator  # noqa: E402
 from kernel_twins.report.calls import fastest  # noqa: E402
 from kernel_twins.spec import Case  # noqa: E402
 
-softmax = importlib.import_module("kernel_twins.functional.softmax")  # the module, which a function hides
+softmax = importlib.import_module("kernel_twins.functional.softmax.softmax")  # the module, which a function hides
 ROOT = Path(__file__).resolve().parents[1]
 BY_LOG = pytest.mark.parametrize("log", [False, True], ids=["softmax", "log_softmax"])
 SHAPES: list[tuple[int, ...]] = [(), (5,), (3, 5), (2, 3, 5), (2, 3, 4, 5), (0, 5), (3, 0), (3, 1), (1, 1)]
@@ -83,7 +83,7 @@ def operators(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         found.wide = torch.float64
     else:
         triton = pytest.importorskip("triton")
-        side = importlib.import_module("kernel_twins.functional.triton_softmax")
+        side = importlib.import_module("kernel_twins.functional.softmax.triton_softmax")
         monkeypatch.setattr(triton.knobs.runtime, "interpret", True)  # else the device is refused before all
         monkeypatch.setattr(side, "triton_launcher", replaced)
         found = SimpleNamespace(forward=side.operator, backward=side.backward_operator, wide=torch.float32)

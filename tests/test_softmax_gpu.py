@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 import kernel_twins  # noqa: E402
 from kernel_twins import OPS  # noqa: E402
 from kernel_twins.check import compare, generator  # noqa: E402
-from kernel_twins.functional.softmax import _choose  # noqa: E402
+from kernel_twins.functional.softmax.softmax import _choose  # noqa: E402
 from kernel_twins.ops.tensors import name_of  # noqa: E402
 from kernel_twins.spec import Case  # noqa: E402
 

@@ -36,7 +36,7 @@ def values(*shape: int, wants: bool = False, seed: int = 0) -> Any:
 @pytest.fixture(autouse=True)
 def pytorch_in_the_place_of_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     triton = pytest.importorskip("triton")
-    side = importlib.import_module("kernel_twins.functional.triton_matmul")
+    side = importlib.import_module("kernel_twins.functional.matmul.triton_matmul")
     monkeypatch.setattr(triton.knobs.runtime, "interpret", True)  # else the device is refused before all
     monkeypatch.setattr(side, "triton_launcher", lambda *_: lambda a, b, *, out: out.copy_(a @ b))
 
@@ -49,7 +49,7 @@ def matmul(way: str, a: Any, b: Any) -> Any:
 
 def linear(way: str, x: Any, weight: Any, bias: Any, activation: str) -> Any:
     if way == "operator":  # what the function calls where it is traced
-        importlib.import_module("kernel_twins.functional.triton_linear")
+        importlib.import_module("kernel_twins.functional.matmul.triton_linear")
         if activation in ("none", "relu"):
             return torch.ops.kernel_twins.linear_triton(x, weight, bias, activation)
         return torch.ops.kernel_twins.linear_saving_triton(x, weight, bias, activation)[0]
@@ -135,7 +135,7 @@ def test_third_derivatives_of_a_layer(activation) -> None:
 
 
 def test_what_an_activation_is_applied_to_has_a_gradient_of_its_own() -> None:
-    importlib.import_module("kernel_twins.functional.triton_linear")
+    importlib.import_module("kernel_twins.functional.matmul.triton_linear")
     x, weight, bias = given = three()
     out, pre = torch.ops.kernel_twins.linear_saving_triton(x, weight, bias, "gelu")
     right_pre = torch.nn.functional.linear(x, weight, bias)

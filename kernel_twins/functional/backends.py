@@ -61,15 +61,12 @@ def triton_functions() -> dict[str, Function]:
 def _import_triton() -> dict[str, Function]:
     try:
         # A statement, which can be traced.
-        from kernel_twins.functional import (
-            triton_cross_entropy,
-            triton_dropout,
-            triton_linear,
-            triton_matmul,
-            triton_norm,
-            triton_reduction,
-            triton_softmax,
-        )
+        from kernel_twins.functional.dropout import triton_dropout
+        from kernel_twins.functional.loss import triton_cross_entropy
+        from kernel_twins.functional.matmul import triton_linear, triton_matmul
+        from kernel_twins.functional.norm import triton_norm
+        from kernel_twins.functional.reduction import triton_reduction
+        from kernel_twins.functional.softmax import triton_softmax
     except ImportError as error:
         raise UnavailableError("the Triton side is missing: pip install triton, or pass backend='torch'") from error
     return {

@@ -38,5 +38,5 @@ def products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     def multiply(a: Any, b: Any, *, out: Any) -> None:
         torch.matmul(a, b, out=out)
 
-    monkeypatch.setattr("kernel_twins.functional.triton_matmul.triton_launcher", lambda *_: multiply)
+    monkeypatch.setattr("kernel_twins.functional.matmul.triton_matmul.triton_launcher", lambda *_: multiply)
     return "triton"

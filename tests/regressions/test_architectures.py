@@ -6,6 +6,7 @@ import importlib
 
 import pytest
 
+import kernel_twins
 from build_support import sources
 
 
@@ -25,7 +26,7 @@ def test_arch_list_of_containers_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("name", "given"),
-    [("softmax", ()), ("cross_entropy", ()), ("dropout", ()), ("reduction", ()), ("norm", ("layer_norm",))],
+    [("softmax", ()), ("cross_entropy", ()), ("dropout_add", ()), ("sum", ()), ("layer_norm", ("layer_norm",))],
 )
 @pytest.mark.usefixtures("on_cpu")
 def test_auto_takes_cuda_where_the_extension_was_not_built_for_the_gpu(
@@ -35,7 +36,7 @@ def test_auto_takes_cuda_where_the_extension_was_not_built_for_the_gpu(
     from kernel_twins._load import extension
     from kernel_twins.functional import backends
 
-    module = importlib.import_module(f"kernel_twins.functional.{name}")
+    module = importlib.import_module(f"kernel_twins.functional.{kernel_twins._MODULES[name]}")
     monkeypatch.setattr(backends, "_runs_on", backends._runs_on.__wrapped__)  # what is made up is not to be kept
     monkeypatch.setattr(extension(), "architectures", "9.0a")
     for capability, runs in (((8, 9), False), ((9, 0), True)):

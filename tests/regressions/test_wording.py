@@ -13,7 +13,7 @@ import kernel_twins as kt  # noqa: E402
 from kernel_twins._load import UnavailableError  # noqa: E402
 from kernel_twins.functional import backends  # noqa: E402
 
-functional: Any = importlib.import_module("kernel_twins.functional.cross_entropy")  # which the function hides
+functional: Any = importlib.import_module("kernel_twins.functional.loss.cross_entropy")  # which the function hides
 TARGET = torch.tensor([0, 2, 1])
 
 

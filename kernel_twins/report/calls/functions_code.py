@@ -17,7 +17,7 @@ from kernel_twins.spec import BACKENDS
 
 @dataclass(frozen=True, slots=True)
 class _Sides:
-    """A module in kernel_twins/functional, a file of operators in C++, and the operations whose ladders they call."""
+    """A module of functional/<family>, a file of operators in C++, and the operations whose ladders they call."""
 
     module: str
     operators: str
@@ -41,7 +41,8 @@ FUNCTIONS = tuple(_FUNCTIONS)
 def sources(function: str) -> set[Path]:
     """The files of code that a function's calls run."""
     sides = _FUNCTIONS[function]
-    modules = [store.ROOT / "kernel_twins" / "functional" / f"{side}{sides.module}.py" for side in ("", "triton_")]
+    folder = store.ROOT / "kernel_twins" / "functional" / OPS[sides.ops[0]].family
+    modules = [folder / f"{side}{sides.module}.py" for side in ("", "triton_")]
     ladders = [
         path
         for op in sides.ops

@@ -13,15 +13,15 @@ from torch.nn import functional
 
 import kernel_twins
 from kernel_twins import OPS
-from kernel_twins.functional.cross_entropy import _can_overwrite
-from kernel_twins.functional.cross_entropy import _choose as choose_cross_entropy
-from kernel_twins.functional.cross_entropy import _runs as runs_cross_entropy
-from kernel_twins.functional.dropout import _choose as choose_dropout
-from kernel_twins.functional.linear import _choose as choose_linear
-from kernel_twins.functional.matmul import _choose as choose_matmul
-from kernel_twins.functional.norm import _choose as choose_norm
-from kernel_twins.functional.reduction import _choose as choose_reduction
-from kernel_twins.functional.softmax import _choose as choose_softmax
+from kernel_twins.functional.dropout.dropout import _choose as choose_dropout
+from kernel_twins.functional.loss.cross_entropy import _can_overwrite
+from kernel_twins.functional.loss.cross_entropy import _choose as choose_cross_entropy
+from kernel_twins.functional.loss.cross_entropy import _runs as runs_cross_entropy
+from kernel_twins.functional.matmul.linear import _choose as choose_linear
+from kernel_twins.functional.matmul.matmul import _choose as choose_matmul
+from kernel_twins.functional.norm.norm import _choose as choose_norm
+from kernel_twins.functional.reduction.reduction import _choose as choose_reduction
+from kernel_twins.functional.softmax.softmax import _choose as choose_softmax
 from kernel_twins.ops.activations import ACTIVATIONS
 from kernel_twins.ops.dropout.shared import options as dropout_options
 from kernel_twins.ops.loss.shared import log_sums, over_rows

@@ -1,6 +1,6 @@
 """The Triton side of ``kernel_twins.cross_entropy``: torch.ops.kernel_twins.cross_entropy_triton and others.
 
-``reduction`` is 0 for none, 1 for mean, 2 for sum, but in what kernel_twins.functional.cross_entropy calls.
+``reduction`` is 0 for none, 1 for mean, 2 for sum, but in what kernel_twins.functional.loss.cross_entropy calls.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kernel_twins.functional.backends import (
     triton_launcher,
     wants_gradient,
 )
-from kernel_twins.functional.cross_entropy import (
+from kernel_twins.functional.loss.cross_entropy import (
     REDUCTIONS,
     STEPS,
     backward_batching_rule,

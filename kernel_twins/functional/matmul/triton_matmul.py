@@ -20,7 +20,7 @@ from kernel_twins.functional.backends import (
     triton_launcher,
     wants_gradient,
 )
-from kernel_twins.functional.matmul import STEPS, require_out_dtype
+from kernel_twins.functional.matmul.matmul import STEPS, require_out_dtype
 from kernel_twins.ops.tensors import require_device, require_dtype, require_same_dtype
 
 LEAST_K = 1024  # from which on a product of a batch hides the next one's launch; matmul/torch.cpp has the same

@@ -20,7 +20,7 @@ from kernel_twins.functional.backends import (
     require_gpu,
     triton_launcher,
 )
-from kernel_twins.functional.reduction import STEPS, axes_of, batching_rule
+from kernel_twins.functional.reduction.reduction import STEPS, axes_of, batching_rule
 from kernel_twins.ops.reduction.reduction_nd import KINDS, MOST_AXES
 from kernel_twins.ops.tensors import DTYPE, require_dtype
 

@@ -29,7 +29,7 @@ from kernel_twins.functional.backends import (
     triton_functions,
 )
 from kernel_twins.functional.choice import nearest
-from kernel_twins.functional.norm import Rule, one_by_one, require_tensors
+from kernel_twins.functional.norm.norm import Rule, one_by_one, require_tensors
 from kernel_twins.functional.rows import with_batch
 from kernel_twins.ops.activations import ACTIVATIONS
 from kernel_twins.ops.tensors import DTYPE, name_of

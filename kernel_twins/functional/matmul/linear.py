@@ -28,7 +28,7 @@ from kernel_twins.functional.backends import (
     triton_functions,
 )
 from kernel_twins.functional.choice import nearest
-from kernel_twins.functional.norm import require_tensors
+from kernel_twins.functional.norm.norm import require_tensors
 from kernel_twins.ops.activations import ACTIVATIONS
 from kernel_twins.ops.tensors import name_of
 from kernel_twins.spec import Backend, Case

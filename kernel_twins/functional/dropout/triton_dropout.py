@@ -25,10 +25,10 @@ from kernel_twins.functional.backends import (
     triton_launcher,
     wants_gradient,
 )
-from kernel_twins.functional.dropout import STEPS, batching_rule
-from kernel_twins.functional.norm import one_by_one, require_tensors
+from kernel_twins.functional.dropout.dropout import STEPS, batching_rule
+from kernel_twins.functional.matmul.triton_linear import _differentiable_dz as differentiable_dz
+from kernel_twins.functional.norm.norm import one_by_one, require_tensors
 from kernel_twins.functional.rows import in_rows
-from kernel_twins.functional.triton_linear import _differentiable_dz as differentiable_dz
 from kernel_twins.ops.dropout.shared import check_options, scale
 from kernel_twins.ops.tensors import DTYPE, require_device, require_dtype, require_shape
 

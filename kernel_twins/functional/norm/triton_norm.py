@@ -25,7 +25,7 @@ from kernel_twins.functional.backends import (
     triton_launcher,
     wants_gradient,
 )
-from kernel_twins.functional.norm import STEPS, Affine, Result, batching_rule, no_row, one_by_one, require_tensors
+from kernel_twins.functional.norm.norm import STEPS, Affine, Result, batching_rule, no_row, one_by_one, require_tensors
 from kernel_twins.functional.rows import in_rows
 from kernel_twins.ops.tensors import DTYPE, require_device, require_dtype
 

@@ -12,7 +12,6 @@ import triton
 from torch import Tensor
 
 from kernel_twins import ops
-from kernel_twins.functional import triton_matmul
 from kernel_twins.functional.backends import (
     is_batched,
     is_plain,
@@ -22,7 +21,8 @@ from kernel_twins.functional.backends import (
     triton_launcher,
     wants_gradient,
 )
-from kernel_twins.functional.linear import STEP
+from kernel_twins.functional.matmul import triton_matmul
+from kernel_twins.functional.matmul.linear import STEP
 from kernel_twins.ops.activations import ACTIVATIONS
 from kernel_twins.ops.tensors import require_device, require_dtype, require_same_dtype
 

@@ -19,7 +19,7 @@ from kernel_twins.functional.backends import (
     triton_launcher,
 )
 from kernel_twins.functional.rows import batching_rule, counted, empty_rows, in_rows
-from kernel_twins.functional.softmax import STEPS
+from kernel_twins.functional.softmax.softmax import STEPS
 from kernel_twins.ops.tensors import DTYPE, require_device, require_dtype, require_same_dtype
 
 _DTYPES = tuple(DTYPE.values())

@@ -1,0 +1,1 @@
+"""dropout_add: what a caller passes, and what answers."""

@@ -1,0 +1,1 @@
+"""cross_entropy: what a caller passes, and what answers."""

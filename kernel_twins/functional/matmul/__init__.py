@@ -1,0 +1,1 @@
+"""matmul and linear: what a caller passes, and what answers."""

@@ -1,0 +1,1 @@
+"""layer_norm and rms_norm: what a caller passes, and what answers."""

@@ -1,0 +1,1 @@
+"""softmax and log_softmax: what a caller passes, and what answers."""
