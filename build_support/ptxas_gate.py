@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from build_support import compiler, sources
-from kernel_twins import disassembly
+from kernel_twins.compiler import disassembly
 from kernel_twins.ops import OPS
 
 # C7508-C7515: setmaxnreg ignored, wgmma serialised, and their kin; correct code at a fraction of its speed.

@@ -57,7 +57,7 @@ class Datasheet:
 
 
 def load() -> dict[str, Datasheet]:
-    """All datasheets by the slug that ``kernel_twins.ceilings.gpu_slug`` gives."""
+    """All datasheets by the slug that ``kernel_twins.harness.ceilings.gpu_slug`` gives."""
     sheets: dict[str, Datasheet] = {}
     with PATH.open(newline="") as file:
         for row in csv.DictReader(file):

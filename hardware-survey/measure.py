@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from sampling import Run, latency, rate
 
-from kernel_twins._load import extension
-from kernel_twins.ceilings import gpu_slug
-from kernel_twins.sensors import identity
+from kernel_twins.harness.ceilings import gpu_slug
+from kernel_twins.harness.load import extension
+from kernel_twins.harness.sensors import identity
 
 # The constants of probes.h; a test compares them.
 RESULT_BYTES = 1 << 20

@@ -7,7 +7,7 @@ from typing import Any
 
 import datasheets
 
-from kernel_twins.ceilings import Ceilings
+from kernel_twins.harness.ceilings import Ceilings
 
 _LABELS = {
     "dram_read": "device memory, read",

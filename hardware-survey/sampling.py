@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from kernel_twins.sensors import Sampler
+from kernel_twins.harness.sensors import Sampler
 
 SAMPLES = 20  # of each quantity
 SAMPLE_MS = 50.0  # length of each: all of them last a second, long enough for power and clock to settle

@@ -20,8 +20,8 @@ sys.path.insert(1, str(ROOT))  # a clone works without being installed
 import datasheets  # noqa: E402
 from render import render  # noqa: E402
 
-from kernel_twins._load import why_no_gpu  # noqa: E402
-from kernel_twins.ceilings import PRIVATE, PUBLISHED, REFERENCE_GPU  # noqa: E402
+from kernel_twins.harness.ceilings import PRIVATE, PUBLISHED, REFERENCE_GPU  # noqa: E402
+from kernel_twins.harness.load import why_no_gpu  # noqa: E402
 
 NO_GPU = 77  # exit status of what cannot run here, as automake and meson have it
 
@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     import measure
 
-    from kernel_twins._load import UnavailableError
+    from kernel_twins.errors import UnavailableError
 
     try:
         survey = measure.survey()

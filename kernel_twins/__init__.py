@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from kernel_twins._load import load, load_baseline
+from kernel_twins.harness.load import load, load_baseline
 from kernel_twins.ops import OPS
 
 if TYPE_CHECKING:

@@ -8,10 +8,11 @@ import os
 import statistics
 import sys
 
-from kernel_twins._load import UnavailableError, load, why_no_gpu
-from kernel_twins.ceilings import gpu_slug
+from kernel_twins.compiler.show import STAGES
+from kernel_twins.errors import UnavailableError
+from kernel_twins.harness.ceilings import gpu_slug
+from kernel_twins.harness.load import load, why_no_gpu
 from kernel_twins.ops import OPS, get
-from kernel_twins.show import STAGES
 from kernel_twins.spec import BACKENDS, UNPROVEN, Case, Name, Op, Step
 
 
@@ -82,7 +83,7 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from kernel_twins.check import check
+    from kernel_twins.harness.check import check
 
     op, case = _op_and_case(arguments)
     verdict = check(op, load(op.name, arguments.step, arguments.backend), case)
@@ -91,7 +92,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _bench(arguments: argparse.Namespace) -> int:
-    from kernel_twins.bench import bench
+    from kernel_twins.harness.bench import bench
 
     op = get(arguments.op)
     case = Case.parse(arguments.case) if arguments.case else op.profile_case
@@ -109,7 +110,7 @@ def _bench(arguments: argparse.Namespace) -> int:
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    from kernel_twins.show import diff, show
+    from kernel_twins.compiler.show import diff, show
 
     op, case = _op_and_case(arguments)
     what = (op, op.step(arguments.step), arguments.backend, arguments.stage, case)

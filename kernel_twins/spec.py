@@ -183,10 +183,11 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A call that computes less than the operation, in a backend."""
+    """A call that computes less than the operation: the last step of another one, of ``operands(*inputs)``."""
 
     backend: Backend
-    call: Callable[..., Any]
+    op: str
+    operands: Callable[..., tuple[Tensor, ...]]
 
 
 MULTIPLES = (64, 64, 8, 1)

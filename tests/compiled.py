@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from kernel_twins import aot, disassembly, ops, wgmma_hazards
+from kernel_twins import ops
+from kernel_twins.compiler import aot, disassembly, wgmma_hazards
 from kernel_twins.spec import Case, Op, Step
 from tests import forks
 from tests.hazards import Overwrites

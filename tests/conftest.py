@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from build_support import kept
-from kernel_twins._load import why_no_gpu
+from kernel_twins.harness.load import why_no_gpu
 
 ROOT = Path(__file__).resolve().parents[1]
 KEPT_BYTES = 2**30
@@ -104,9 +104,9 @@ class _Record:
         import triton
 
         from kernel_twins import OPS
-        from kernel_twins.ceilings import gpu_slug
+        from kernel_twins.harness.ceilings import gpu_slug
+        from kernel_twins.harness.sensors import identity as gpu_identity
         from kernel_twins.report.rows import identity
-        from kernel_twins.sensors import identity as gpu_identity
 
         gpu = torch.cuda.get_device_name()
         record = {

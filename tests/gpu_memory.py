@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from kernel_twins import sensors
+from kernel_twins.harness import sensors
 
 
 def held_bytes() -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple, Self
 
-from kernel_twins.wgmma_hazards import Listing, overwrites
+from kernel_twins.compiler.wgmma_hazards import Listing, overwrites
 
 
 class Overwrites(NamedTuple):

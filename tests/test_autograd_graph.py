@@ -23,7 +23,8 @@ from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from kernel_twins._load import UnavailableError, extension  # noqa: E402
+from kernel_twins.errors import UnavailableError  # noqa: E402
+from kernel_twins.harness.load import extension  # noqa: E402
 
 Call = Callable[[Any, Tensor], Tensor]
 CALLS: dict[str, Call] = {

@@ -6,8 +6,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from kernel_twins import OPS, bench
-from kernel_twins.bench import Timing
+from kernel_twins import OPS
+from kernel_twins.harness import bench
+from kernel_twins.harness.bench import Timing
 from kernel_twins.spec import BACKENDS, Name
 
 OP = OPS["matmul_bf16"]

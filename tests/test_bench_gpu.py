@@ -10,16 +10,17 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kernel_twins import OPS, bench, load_baseline  # noqa: E402
-from kernel_twins._load import load_named  # noqa: E402
-from kernel_twins.check import check_baseline  # noqa: E402
-from kernel_twins.sensors import identity  # noqa: E402
+from kernel_twins import OPS, load_baseline  # noqa: E402
+from kernel_twins.harness import bench  # noqa: E402
+from kernel_twins.harness.check import check_baseline  # noqa: E402
+from kernel_twins.harness.load import load_named  # noqa: E402
+from kernel_twins.harness.sensors import identity  # noqa: E402
 from kernel_twins.spec import BACKENDS, Case, Name  # noqa: E402
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kernel_twins._load import Call
+    from kernel_twins.harness.load import Call
 
 pytestmark = pytest.mark.gpu
 

@@ -13,8 +13,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from kernel_twins import OPS, load_baseline  # noqa: E402
-from kernel_twins.bench import _gate  # noqa: E402
-from kernel_twins.check import Judge, check, check_baseline  # noqa: E402
+from kernel_twins.harness.bench import _gate  # noqa: E402
+from kernel_twins.harness.check import Judge, check, check_baseline  # noqa: E402
 from kernel_twins.spec import Case, Name  # noqa: E402
 from tests import forks  # noqa: E402
 from tests.cases import with_fewer_rows  # noqa: E402
@@ -289,7 +289,7 @@ def test_memory_that_the_judge_lacks_is_no_wrong_result(monkeypatch: pytest.Monk
     assert _gate(cannot_draw, step, right).status == NOT_JUDGED
     for needed in ("GuardedOutput", "_same_bits"):  # before the call, and after it
         with monkeypatch.context() as context:
-            context.setattr(f"kernel_twins.check.{needed}", lacking)
+            context.setattr(f"kernel_twins.harness.check.{needed}", lacking)
             assert _gate(Judge(op, case, device="cpu"), step, right).status == NOT_JUDGED
     assert _gate(Judge(op, case, device="cpu"), step, greedy).status.startswith("wrong: raised CUDA out of memory")
     assert _gate(Judge(op, case, device="cpu"), step, right).status == "ok"

@@ -24,7 +24,7 @@ pytest.importorskip("torch")
 import torch
 
 from kernel_twins import OPS
-from kernel_twins.bench import Timing
+from kernel_twins.harness.bench import Timing
 from kernel_twins.report import cli, commands
 from kernel_twins.report.measure import collect, stage
 from kernel_twins.report.ncu import extract, ncu

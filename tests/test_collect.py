@@ -30,10 +30,11 @@ pytest.importorskip("torch")
 from rich.console import Console
 from rich.progress import Progress
 
-from kernel_twins import OPS, bench, ops
-from kernel_twins._load import UnavailableError
-from kernel_twins.bench import Timing
-from kernel_twins.check import generator
+from kernel_twins import OPS, ops
+from kernel_twins.errors import UnavailableError
+from kernel_twins.harness import bench
+from kernel_twins.harness.bench import Timing
+from kernel_twins.harness.check import generator
 from kernel_twins.report import cli
 from kernel_twins.report.meaning import regressions, static
 from kernel_twins.report.meaning.analysis import Results

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kernel_twins import OPS
-from kernel_twins._load import why_no_gpu
+from kernel_twins.harness.load import why_no_gpu
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*_gpu.py"))

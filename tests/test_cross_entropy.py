@@ -22,7 +22,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 import kernel_twins  # noqa: E402
 from kernel_twins import OPS  # noqa: E402
-from kernel_twins._load import UnavailableError, extension  # noqa: E402
+from kernel_twins.errors import UnavailableError  # noqa: E402
+from kernel_twins.harness.load import extension  # noqa: E402
 from kernel_twins.report.calls import fastest  # noqa: E402
 from kernel_twins.spec import Case  # noqa: E402
 

@@ -347,7 +347,7 @@ def test_planning_loads_no_torch() -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="bench imports torch")
 def test_the_plan_counts_rounds_as_the_bench_does() -> None:
-    from kernel_twins import bench
+    from kernel_twins.harness import bench
     from kernel_twins.report.measure.profilers import CYCLE_CALLS
 
     assert plan.T0_CALLS == CYCLE_CALLS

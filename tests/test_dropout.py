@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from kernel_twins import OPS, load_baseline  # noqa: E402
-from kernel_twins.check import check, check_baseline, generator  # noqa: E402
+from kernel_twins.harness.check import check, check_baseline, generator  # noqa: E402
 from kernel_twins.ops.dropout import philox, shared  # noqa: E402
 from kernel_twins.ops.tensors import empty_outputs  # noqa: E402
 from kernel_twins.spec import Case  # noqa: E402

@@ -23,9 +23,10 @@ torch = pytest.importorskip("torch")
 
 import kernel_twins  # noqa: E402
 from kernel_twins import OPS  # noqa: E402
-from kernel_twins._load import UnavailableError, extension  # noqa: E402
+from kernel_twins.errors import UnavailableError  # noqa: E402
 from kernel_twins.functional.dropout import dropout as functional_dropout  # noqa: E402
 from kernel_twins.functional.dropout.dropout import STEPS  # noqa: E402
+from kernel_twins.harness.load import extension  # noqa: E402
 from kernel_twins.ops.activations import ACTIVATIONS  # noqa: E402
 from kernel_twins.ops.dropout import shared  # noqa: E402
 from kernel_twins.report.calls import fastest  # noqa: E402

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import kernel_twins  # noqa: E402
 from kernel_twins import OPS, load  # noqa: E402
-from kernel_twins.check import generator  # noqa: E402
+from kernel_twins.harness.check import generator  # noqa: E402
 from kernel_twins.ops.activations import ACTIVATIONS  # noqa: E402
 from kernel_twins.ops.dropout import shared  # noqa: E402
 from kernel_twins.ops.tensors import empty_outputs  # noqa: E402

@@ -23,10 +23,11 @@ from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
 import kernel_twins  # noqa: E402
 from kernel_twins import OPS  # noqa: E402
-from kernel_twins._load import UnavailableError, extension  # noqa: E402
+from kernel_twins.errors import UnavailableError  # noqa: E402
 from kernel_twins.functional import backends, choice  # noqa: E402
 from kernel_twins.functional.backends import cuda_operator, is_on_gpu, is_plain, triton_functions  # noqa: E402
 from kernel_twins.functional.matmul import linear  # noqa: E402
+from kernel_twins.harness.load import extension  # noqa: E402
 from kernel_twins.report.calls import fastest  # noqa: E402
 from kernel_twins.spec import BACKENDS, Backend, Case  # noqa: E402
 

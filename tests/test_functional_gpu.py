@@ -8,8 +8,8 @@ torch = pytest.importorskip("torch")
 
 import kernel_twins  # noqa: E402
 from kernel_twins import OPS  # noqa: E402
-from kernel_twins.check import compare, generator  # noqa: E402
 from kernel_twins.functional.matmul.matmul import _choose  # noqa: E402
+from kernel_twins.harness.check import compare, generator  # noqa: E402
 from kernel_twins.ops.tensors import DTYPE  # noqa: E402
 
 pytestmark = pytest.mark.gpu

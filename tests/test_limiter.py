@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kernel_twins.ceilings import Ceilings, load
+from kernel_twins.harness.ceilings import Ceilings, load
 from kernel_twins.report.meaning.limiter import Limit, limiter
 from kernel_twins.report.rows import store
 from kernel_twins.report.rows.metrics import DURATION, fold, stall_metric

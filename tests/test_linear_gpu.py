@@ -31,7 +31,7 @@ def expected(x, weight, bias, activation):
 
 
 def assert_near(out, right, x, weight, bias) -> None:
-    """Within a rounding of the result, and what an fp32 sum of its terms may err by (see kernel_twins/check.py)."""
+    """Within a rounding of the result, and what an fp32 sum of its terms may err by (see harness/check.py)."""
     assert out.shape == right.shape
     terms = expected(x.abs(), weight.abs(), None if bias is None else bias.abs(), "none")
     bound = torch.finfo(out.dtype).eps * right.abs() + 4 * torch.finfo(torch.float32).eps * 1.13 * terms

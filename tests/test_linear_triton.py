@@ -71,7 +71,7 @@ def assert_rounded_once(out, right) -> None:
 
 
 def error_of_sum(x, weight, bias):
-    """What an fp32 sum of the layer's terms may err by, after an activation (see kernel_twins/check.py)."""
+    """What an fp32 sum of the layer's terms may err by, after an activation (see kernel_twins/harness/check.py)."""
     terms = expected("none", x.abs(), weight.abs(), None if bias is None else bias.abs())
     return 4 * torch.finfo(torch.float32).eps * 1.13 * terms
 

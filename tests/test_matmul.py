@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from kernel_twins import OPS  # noqa: E402
-from kernel_twins.check import check_baseline, generator  # noqa: E402
+from kernel_twins.harness.check import check_baseline, generator  # noqa: E402
 from kernel_twins.ops.matmul import shared  # noqa: E402
 from kernel_twins.ops.matmul.compiled import compiled_product  # noqa: E402
 from kernel_twins.ops.tensors import empty_outputs  # noqa: E402

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from kernel_twins import OPS, load, load_baseline  # noqa: E402
-from kernel_twins.check import compare, generator  # noqa: E402
+from kernel_twins.harness.check import compare, generator  # noqa: E402
 from kernel_twins.ops.tensors import empty_outputs  # noqa: E402
 from kernel_twins.spec import BACKENDS, Backend, Case, Step  # noqa: E402
 

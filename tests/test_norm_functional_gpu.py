@@ -13,8 +13,8 @@ torch = pytest.importorskip("torch")
 
 import kernel_twins  # noqa: E402
 from kernel_twins import OPS  # noqa: E402
-from kernel_twins.check import compare, generator  # noqa: E402
 from kernel_twins.functional.norm import norm  # noqa: E402
+from kernel_twins.harness.check import compare, generator  # noqa: E402
 from kernel_twins.ops.tensors import name_of  # noqa: E402
 from kernel_twins.spec import Case  # noqa: E402
 
@@ -121,7 +121,7 @@ def flat(tensor: Any) -> Any:
 
 
 def assert_right(op: str, inputs: Any, outputs: Any) -> None:
-    """By the one rule of accuracy, which NaN does not pass (see kernel_twins/check.py)."""
+    """By the one rule of accuracy, which NaN does not pass (see kernel_twins/harness/check.py)."""
     case = Case.of(*inputs[0].shape, dtype=name_of(inputs[0].dtype))
     verdict = compare(OPS[op], case, tuple(inputs), tuple(outputs))
     assert verdict.ok, verdict.reason

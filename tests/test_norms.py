@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from kernel_twins import OPS, load_baseline  # noqa: E402
-from kernel_twins.check import check, generator  # noqa: E402
+from kernel_twins.harness.check import check, generator  # noqa: E402
 from kernel_twins.ops.norm import shared  # noqa: E402
 from kernel_twins.ops.tensors import empty_outputs  # noqa: E402
 from kernel_twins.spec import Case  # noqa: E402

@@ -22,8 +22,9 @@ torch = pytest.importorskip("torch")
 
 import kernel_twins  # noqa: E402
 from kernel_twins import OPS  # noqa: E402
-from kernel_twins._load import UnavailableError, extension  # noqa: E402
+from kernel_twins.errors import UnavailableError  # noqa: E402
 from kernel_twins.functional.reduction import reduction  # noqa: E402
+from kernel_twins.harness.load import extension  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTORCHS: dict[str, Any] = {"sum": torch.sum, "mean": torch.mean, "max": torch.amax, "argmax": torch.argmax}

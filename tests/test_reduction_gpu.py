@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from kernel_twins import OPS, load  # noqa: E402
-from kernel_twins.check import compare  # noqa: E402
+from kernel_twins.harness.check import compare  # noqa: E402
 from kernel_twins.ops.tensors import DTYPE  # noqa: E402
 from kernel_twins.spec import Backend, Case  # noqa: E402
 from tests.gpu_memory import held_bytes  # noqa: E402

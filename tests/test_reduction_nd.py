@@ -19,7 +19,7 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from kernel_twins import OPS, load_baseline  # noqa: E402
-from kernel_twins.check import check, generator  # noqa: E402
+from kernel_twins.harness.check import check, generator  # noqa: E402
 from kernel_twins.ops.tensors import empty_outputs  # noqa: E402
 from kernel_twins.spec import Case  # noqa: E402
 

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from kernel_twins import OPS
-from kernel_twins.ceilings import Ceilings
+from kernel_twins.harness.ceilings import Ceilings
 from kernel_twins.report.meaning import static, write
 from kernel_twins.report.meaning.analysis import Results
 from kernel_twins.report.ncu.extract import counter_rows

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from kernel_twins import OPS  # noqa: E402
-from kernel_twins._load import UnavailableError  # noqa: E402
+from kernel_twins.errors import UnavailableError  # noqa: E402
 from kernel_twins.report.calls import sampled_checks, sampled_contests, sampled_timing  # noqa: E402
 from kernel_twins.report.calls.sampled_calls import gradient_operands  # noqa: E402
 from kernel_twins.report.calls.sampled_cases import CONTESTS, FUNCTIONS  # noqa: E402

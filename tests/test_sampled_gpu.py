@@ -15,7 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from kernel_twins import bench  # noqa: E402
+from kernel_twins.harness import bench  # noqa: E402
 from kernel_twins.report.calls import sampled_contests, sampled_table, sampled_timing  # noqa: E402
 from kernel_twins.report.calls.sampled_cases import CONTESTS  # noqa: E402
 from kernel_twins.report.calls.sampled_contests import Problem, contest  # noqa: E402

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernel_twins import OPS, sampling
+from kernel_twins import OPS
+from kernel_twins.harness import sampling
 from kernel_twins.report.calls.sampled_cases import CASES, FUNCTIONS, cases, is_compiled, op_of, seed_of
 from kernel_twins.spec import Case, Drawn, Draws
 

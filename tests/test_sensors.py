@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from kernel_twins import sensors
-from kernel_twins.sensors import Readings, Sampler, identity
+from kernel_twins.harness import sensors
+from kernel_twins.harness.sensors import Readings, Sampler, identity
 
 SENSORS = {"sm_clock_mhz", "memory_clock_mhz", "power_w", "power_max_w", "temperature_c", "throttle"}
 

@@ -8,9 +8,10 @@ import sys
 
 import pytest
 
-from kernel_twins import OPS, disassembly
+from kernel_twins import OPS
 from kernel_twins.__main__ import main
-from kernel_twins.show import diff, essentials, show
+from kernel_twins.compiler import disassembly
+from kernel_twins.compiler.show import diff, essentials, show
 
 OP = OPS["vector_add"]
 SCALAR, WIDE = OP.step("v01_scalar"), OP.step("v03_vectorized")

@@ -13,8 +13,8 @@ torch = pytest.importorskip("torch")
 
 import kernel_twins  # noqa: E402
 from kernel_twins import OPS  # noqa: E402
-from kernel_twins.check import compare, generator  # noqa: E402
 from kernel_twins.functional.softmax.softmax import _choose  # noqa: E402
+from kernel_twins.harness.check import compare, generator  # noqa: E402
 from kernel_twins.ops.tensors import name_of  # noqa: E402
 from kernel_twins.spec import Case  # noqa: E402
 
@@ -81,7 +81,7 @@ def rows(tensor: Any, dim: int) -> Any:
 
 
 def assert_right(op: Any, out: Any, inputs: tuple[Any, ...], dim: int, log: bool) -> None:
-    """By the one rule of accuracy, which NaN does not pass (see kernel_twins/check.py)."""
+    """By the one rule of accuracy, which NaN does not pass (see kernel_twins/harness/check.py)."""
     assert out.shape == inputs[0].shape and out.dtype == inputs[0].dtype
     matrices = tuple(rows(tensor.detach(), dim) for tensor in inputs)
     case = Case.of(*matrices[0].shape, dtype=name_of(out.dtype), **({"log": "yes"} if log else {}))

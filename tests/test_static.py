@@ -13,14 +13,15 @@ import pandas as pd
 import pytest
 
 from build_support import compiler, kept, sources, toolkit
-from kernel_twins import OPS, aot, disassembly
-from kernel_twins.disassembly import Usage
+from kernel_twins import OPS
+from kernel_twins.compiler import aot, disassembly
+from kernel_twins.compiler.disassembly import Usage
+from kernel_twins.compiler.show import show
 from kernel_twins.report.meaning import static
 from kernel_twins.report.meaning.analysis import Results
 from kernel_twins.report.meaning.occupancy import occupancy
 from kernel_twins.report.rows import identity, store
 from kernel_twins.report.rows.errors import CannotRunError
-from kernel_twins.show import show
 from kernel_twins.spec import Name, Op, Step
 from tests import forks
 

@@ -13,8 +13,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from kernel_twins import OPS, load, load_baseline  # noqa: E402
-from kernel_twins._load import UnavailableError  # noqa: E402
-from kernel_twins.check import check, check_baseline, compare, generator  # noqa: E402
+from kernel_twins.errors import UnavailableError  # noqa: E402
+from kernel_twins.harness.check import check, check_baseline, compare, generator  # noqa: E402
 from kernel_twins.ops.tensors import empty_outputs  # noqa: E402
 from kernel_twins.spec import Backend, Case, Op, Step  # noqa: E402
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kernel_twins import ceilings
+from kernel_twins.harness import ceilings
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "hardware-survey"
@@ -347,7 +347,7 @@ def test_a_probe_does_the_work_that_is_counted(probe: str, iterations: int) -> N
 def test_the_write_probe_writes_everything_behind_the_results() -> None:
     import torch
 
-    from kernel_twins._load import extension
+    from kernel_twins.harness.load import extension
 
     words = 1 << 20
     buffer = torch.zeros((1 << 20) + 4 * words, device="cuda", dtype=torch.uint8)
@@ -361,7 +361,7 @@ def test_the_write_probe_writes_everything_behind_the_results() -> None:
 def test_the_copy_probe_copies_one_half_onto_the_other() -> None:
     import measure
 
-    from kernel_twins._load import extension
+    from kernel_twins.harness.load import extension
 
     buffer = measure._normal_buffer(1 << 22)
     before = buffer.clone()
@@ -376,7 +376,7 @@ def test_the_copy_probe_copies_one_half_onto_the_other() -> None:
 def test_a_buffer_of_the_wrong_size_is_refused(data_bytes: int) -> None:
     import torch
 
-    from kernel_twins._load import extension
+    from kernel_twins.harness.load import extension
 
     buffer = torch.zeros((1 << 20) + data_bytes, device="cuda", dtype=torch.uint8)
     with pytest.raises(RuntimeError, match="buffer has"):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kernel_twins import OPS, aot, ops
+from kernel_twins import OPS, ops
+from kernel_twins.compiler import aot
 from kernel_twins.spec import Case
 from tests.compiled import (
     EARLY,

@@ -175,7 +175,7 @@ def staying(op: Op, step: Step) -> list[Any]:
 
 
 def judge(op_name: str, step_name: str, dtype: str, most_rows: str = "", resident: str = "") -> None:
-    from kernel_twins.check import Problem, generator
+    from kernel_twins.harness.check import Problem, generator
 
     tuning = importlib.import_module("kernel_twins._triton.lib.tuning")
     op = ops.get(op_name)

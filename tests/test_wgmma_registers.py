@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kernel_twins import disassembly, ops, wgmma_hazards
-from kernel_twins.wgmma_hazards import Listing, Overwrite, overwrites
+from kernel_twins import ops
+from kernel_twins.compiler import disassembly, wgmma_hazards
+from kernel_twins.compiler.wgmma_hazards import Listing, Overwrite, overwrites
 from tests.compiled import compiled
 from tests.hazards import Overwrites
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from kernel_twins import OPS
-from kernel_twins.check import Problem, generator
+from kernel_twins.harness.check import Problem, generator
 from kernel_twins.ops.tensors import empty_outputs
 from kernel_twins.spec import Case, Op
 from tests import wrong

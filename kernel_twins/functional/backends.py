@@ -24,7 +24,8 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 
 from kernel_twins import ops
-from kernel_twins._load import UnavailableError, extension
+from kernel_twins.errors import UnavailableError
+from kernel_twins.harness.load import extension
 from kernel_twins.spec import Backend
 
 Function = Callable[..., Any]

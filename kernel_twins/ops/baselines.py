@@ -76,7 +76,7 @@ def liger(op: str, n: int) -> tuple[Any, dict[str, int]]:
 
     UnavailableError where liger-kernel is not installed, or does not take such rows.
     """
-    from kernel_twins._load import UnavailableError
+    from kernel_twins.errors import UnavailableError
 
     if n == 0:
         raise UnavailableError("liger-kernel takes no rows without elements")
@@ -102,7 +102,7 @@ def quack(module: str, *tensors: Tensor) -> Any:
     not begin, and each of its rows with it, at a multiple of 16 bytes, or where no cluster holds a row of all: quack
     checks no lengths, and its launch fails.
     """
-    from kernel_twins._load import UnavailableError
+    from kernel_twins.errors import UnavailableError
 
     for tensor in tensors:
         if tensor.numel() == 0:

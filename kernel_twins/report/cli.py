@@ -8,7 +8,7 @@ import os
 import sys
 
 from kernel_twins import OPS
-from kernel_twins._load import UnavailableError
+from kernel_twins.errors import UnavailableError
 from kernel_twins.report.rows.errors import (
     CANNOT_RUN,
     INTERRUPTED,

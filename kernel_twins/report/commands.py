@@ -12,8 +12,9 @@ import pandas as pd
 from rich.console import Console
 
 from kernel_twins import OPS
-from kernel_twins._load import UnavailableError, why_no_gpu
-from kernel_twins.ceilings import gpu_slug
+from kernel_twins.errors import UnavailableError
+from kernel_twins.harness.ceilings import gpu_slug
+from kernel_twins.harness.load import why_no_gpu
 from kernel_twins.report.measure.selection import Selection
 from kernel_twins.report.pages import checks, documents
 from kernel_twins.report.rows import libraries, store

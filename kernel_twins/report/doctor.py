@@ -18,14 +18,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from kernel_twins import OPS, ceilings
-from kernel_twins._load import UnavailableError, extension, why_no_gpu
-from kernel_twins.disassembly import newer_sources
+from kernel_twins import OPS
+from kernel_twins.compiler.disassembly import newer_sources
+from kernel_twins.errors import UnavailableError
+from kernel_twins.harness import ceilings
+from kernel_twins.harness.load import extension, why_no_gpu
+from kernel_twins.harness.sensors import identity
 from kernel_twins.report.ncu import faults, ncu, reader
 from kernel_twins.report.rows import metrics
 from kernel_twins.report.rows.errors import CANNOT_RUN, OK, InvalidDataError
 from kernel_twins.report.rows.places import ROOT
-from kernel_twins.sensors import identity
 
 State = Literal["ok", "missing", "warning"]
 Answer = tuple[State, str, str]

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 import kernel_twins
-from kernel_twins._load import UnavailableError, extension
+from kernel_twins.errors import UnavailableError
+from kernel_twins.harness.load import extension
 
 
 @pytest.fixture

@@ -33,8 +33,8 @@ def test_auto_takes_cuda_where_the_extension_was_not_built_for_the_gpu(
     monkeypatch: pytest.MonkeyPatch, name: str, given: tuple[str, ...]
 ) -> None:
     """Steps of compute capability 8.0 do not run on an 8.9 where the extension has none but 9.0a's code."""
-    from kernel_twins._load import extension
     from kernel_twins.functional import backends
+    from kernel_twins.harness.load import extension
 
     module = importlib.import_module(f"kernel_twins.functional.{kernel_twins._MODULES[name]}")
     monkeypatch.setattr(backends, "_runs_on", backends._runs_on.__wrapped__)  # what is made up is not to be kept

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from kernel_twins import OPS  # noqa: E402
-from kernel_twins.check import check  # noqa: E402
+from kernel_twins.harness.check import check  # noqa: E402
 from kernel_twins.spec import Case  # noqa: E402
 
 BY_DTYPE = pytest.mark.parametrize("dtype", ["bf16", "fp16"])

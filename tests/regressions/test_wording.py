@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import kernel_twins as kt  # noqa: E402
-from kernel_twins._load import UnavailableError  # noqa: E402
+from kernel_twins.errors import UnavailableError  # noqa: E402
 from kernel_twins.functional import backends  # noqa: E402
 
 functional: Any = importlib.import_module("kernel_twins.functional.loss.cross_entropy")  # which the function hides

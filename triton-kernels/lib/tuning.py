@@ -27,9 +27,9 @@ from triton.runtime.jit import KernelInterface
 from triton.testing import do_bench_cudagraph
 
 from kernel_twins import ops
-from kernel_twins._load import load
 from kernel_twins._triton.lib.device import Layout, layout_of, sm_count
-from kernel_twins.ceilings import gpu_slug
+from kernel_twins.harness.ceilings import gpu_slug
+from kernel_twins.harness.load import load
 from kernel_twins.ops.tensors import empty_outputs, name_of
 from kernel_twins.spec import ITEMSIZE, Case, Name
 

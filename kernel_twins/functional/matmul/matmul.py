@@ -15,8 +15,7 @@ from torch._C._functorch import maybe_current_level
 from torch.autograd import forward_ad
 
 from kernel_twins import ops
-from kernel_twins._load import UnavailableError
-from kernel_twins.ceilings import gpu_slug
+from kernel_twins.errors import UnavailableError
 from kernel_twins.functional.backends import (
     BACKENDS,
     HALF,
@@ -32,6 +31,7 @@ from kernel_twins.functional.backends import (
     triton_functions,
 )
 from kernel_twins.functional.choice import nearest
+from kernel_twins.harness.ceilings import gpu_slug
 from kernel_twins.ops.matmul.shared import allows_tf32
 from kernel_twins.ops.tensors import DTYPE, name_of, require_same_dtype
 from kernel_twins.spec import Backend, Case

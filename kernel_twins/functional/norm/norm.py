@@ -17,8 +17,7 @@ from torch._C._functorch import maybe_current_level
 from torch.autograd import forward_ad
 from torch.nn import functional
 
-from kernel_twins._load import UnavailableError
-from kernel_twins.ceilings import gpu_slug
+from kernel_twins.errors import UnavailableError
 from kernel_twins.functional.backends import (
     BACKENDS,
     HALF,
@@ -33,6 +32,7 @@ from kernel_twins.functional.backends import (
 )
 from kernel_twins.functional.choice import nearest
 from kernel_twins.functional.rows import with_batch
+from kernel_twins.harness.ceilings import gpu_slug
 from kernel_twins.ops.tensors import DTYPE, name_of
 from kernel_twins.spec import Backend, Case
 

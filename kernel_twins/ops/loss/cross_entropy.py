@@ -105,7 +105,7 @@ def _torch(logits: Tensor, target: Tensor, *, out: Tensor | tuple[Tensor, ...], 
 
 
 def _compiled(logits: Tensor, target: Tensor, *, out: Tensor | tuple[Tensor, ...], **options: Any) -> None:
-    from kernel_twins._load import UnavailableError
+    from kernel_twins.errors import UnavailableError
 
     if isinstance(out, tuple):
         raise UnavailableError("PyTorch's cross_entropy does not return the logarithms of the sums")
@@ -124,7 +124,7 @@ def _liger(
     label_smoothing: float,
 ) -> None:
     """Liger's kernel with Liger's own settings, without the gradient; its function asks the GPU for three numbers."""
-    from kernel_twins._load import UnavailableError
+    from kernel_twins.errors import UnavailableError
 
     if isinstance(out, tuple):
         raise UnavailableError("liger-kernel does not return the logarithms of the sums")
@@ -152,7 +152,7 @@ def _quack(
     ignore_index: int,
     label_smoothing: float,
 ) -> None:
-    from kernel_twins._load import UnavailableError
+    from kernel_twins.errors import UnavailableError
 
     if label_smoothing:
         raise UnavailableError("quack-kernels has no label smoothing")

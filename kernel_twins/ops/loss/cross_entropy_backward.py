@@ -121,7 +121,7 @@ def _quack(
     ignore_index: int,
     label_smoothing: float,
 ) -> None:
-    from kernel_twins._load import UnavailableError
+    from kernel_twins.errors import UnavailableError
 
     if label_smoothing:
         raise UnavailableError("quack-kernels has no label smoothing")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kernel_twins.ops import baselines
 from kernel_twins.ops.draws import product_sizes
 from kernel_twins.ops.matmul import shared
-from kernel_twins.spec import BACKENDS, Backend, Case, Drawn, Draws, Op, Output, Prediction, Reference, Step
+from kernel_twins.spec import BACKENDS, Case, Drawn, Draws, Op, Output, Prediction, Reference, Step
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -119,17 +118,9 @@ def _function(x: Tensor, weight: Tensor, bias: Tensor, *, activation: str = "non
     return ACTIVATIONS[activation](functional.linear(x, weight, bias))
 
 
-def _product_of(backend: Backend) -> Callable[..., None]:
-    """The bare product by the last step of matmul_bf16: neither bias nor activation."""
-
-    def product(x: Tensor, weight: Tensor, bias: Tensor, *, out: Tensor, activation: str = "none") -> None:
-        from kernel_twins import ops
-        from kernel_twins._load import load
-
-        last = ops.get("matmul_bf16").steps_of(backend)[-1]
-        load("matmul_bf16", last.name, backend)(x, weight.t(), out=out)
-
-    return product
+def _operands(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Of the bare product: neither bias nor activation."""
+    return x, weight.t()
 
 
 def _draw(draws: Draws) -> Drawn:
@@ -199,7 +190,7 @@ OP = Op(
     flops=_flops,
     bytes=_bytes,
     baselines={"torch": _torch, "compile": baselines.compiled_results(_function)},
-    references={f"product_{backend}": Reference(backend, _product_of(backend)) for backend in BACKENDS},
+    references={f"product_{backend}": Reference(backend, "matmul_bf16", _operands) for backend in BACKENDS},
     steps=(
         Step(
             name="v01_fused",

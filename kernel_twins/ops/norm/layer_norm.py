@@ -58,7 +58,7 @@ def _liger(
     out: tuple[Tensor, ...],
     eps: float = _NORM.eps,
 ) -> tuple[Tensor, ...]:
-    from kernel_twins._load import UnavailableError
+    from kernel_twins.errors import UnavailableError
 
     if weight is None or bias is None:
         raise UnavailableError("liger-kernel has no layer norm without weight and bias")

@@ -62,7 +62,7 @@ def _liger(
     *,
     out: Tensor | tuple[Tensor, ...],
 ) -> tuple[Tensor, ...]:
-    from kernel_twins._load import UnavailableError
+    from kernel_twins.errors import UnavailableError
 
     if weight is None:
         raise UnavailableError("liger-kernel has no layer norm without weight and bias")
@@ -83,7 +83,7 @@ def _quack(
     *,
     out: Tensor | tuple[Tensor, ...],
 ) -> tuple[Tensor, ...]:
-    from kernel_twins._load import UnavailableError
+    from kernel_twins.errors import UnavailableError
 
     if weight is None:
         raise UnavailableError("quack-kernels has no gradient of a layer norm without weight")

@@ -71,7 +71,7 @@ def _function(x: Tensor, *, log: bool = False) -> Tensor:
 
 def _liger(x: Tensor, *, out: Tensor, log: bool = False) -> None:
     """Liger's kernel with Liger's own settings; its function would allocate the result."""
-    from kernel_twins._load import UnavailableError
+    from kernel_twins.errors import UnavailableError
 
     if log:
         raise UnavailableError("liger-kernel has no log_softmax")
@@ -80,7 +80,7 @@ def _liger(x: Tensor, *, out: Tensor, log: bool = False) -> None:
 
 
 def _quack(x: Tensor, *, out: Tensor, log: bool = False) -> None:
-    from kernel_twins._load import UnavailableError
+    from kernel_twins.errors import UnavailableError
 
     if log:
         raise UnavailableError("quack-kernels has no log_softmax")

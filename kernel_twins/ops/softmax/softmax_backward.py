@@ -84,7 +84,7 @@ def _function(dout: Tensor, y: Tensor, *, log: bool = False) -> Tensor:
 
 def _liger(dout: Tensor, y: Tensor, *, out: Tensor, log: bool = False) -> None:
     """Liger's kernel with Liger's own settings; its function would allocate the result."""
-    from kernel_twins._load import UnavailableError
+    from kernel_twins.errors import UnavailableError
 
     if log:
         raise UnavailableError("liger-kernel has no log_softmax")
@@ -95,7 +95,7 @@ def _liger(dout: Tensor, y: Tensor, *, out: Tensor, log: bool = False) -> None:
 
 
 def _quack(dout: Tensor, y: Tensor, *, out: Tensor, log: bool = False) -> None:
-    from kernel_twins._load import UnavailableError
+    from kernel_twins.errors import UnavailableError
 
     if log:
         raise UnavailableError("quack-kernels has no log_softmax")

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from kernel_twins.ceilings import gpu_slug
+from kernel_twins.harness.ceilings import gpu_slug
 from kernel_twins.report.calls import functions_code
 from kernel_twins.report.meaning import write
 from kernel_twins.report.meaning.verdict import paired_ratio

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
-from kernel_twins import ops, sampling
+from kernel_twins import ops
+from kernel_twins.harness import sampling
 from kernel_twins.spec import Case, Draws
 
 Pass = Literal["forward", "backward"]

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernel_twins import OPS, check
+from kernel_twins import OPS
+from kernel_twins.harness import check
 from kernel_twins.ops.dropout.shared import slope as dropout_slope
 from kernel_twins.ops.loss.shared import options
 from kernel_twins.ops.norm.shared import Norm

@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 
 import kernel_twins
-from kernel_twins import OPS, check
-from kernel_twins._load import UnavailableError
-from kernel_twins.bench import raised, sets_of
-from kernel_twins.check import NotJudgedError, generator, judging
+from kernel_twins import OPS
+from kernel_twins.errors import UnavailableError
+from kernel_twins.harness import check
+from kernel_twins.harness.bench import raised, sets_of
+from kernel_twins.harness.check import NotJudgedError, generator, judging
 from kernel_twins.ops import environment
 from kernel_twins.ops.loss import shared
 from kernel_twins.ops.tensors import OUT_DTYPE, empty_outputs

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from kernel_twins.ceilings import REFERENCE_GPU, gpu_slug
+from kernel_twins.harness.ceilings import REFERENCE_GPU, gpu_slug
 from kernel_twins.report.calls import functions_code
 from kernel_twins.report.calls.sampled_cases import CASES, CONTESTS, seed_of
 from kernel_twins.report.meaning import write
@@ -44,7 +44,9 @@ _SOURCES = (
     "kernel_twins/ops/**/*.py",
     "kernel_twins/functional/fastest.json",
     f"hardware-survey/results/{REFERENCE_GPU}.json",
-    *(f"kernel_twins/{name}.py" for name in ("_load", "bench", "ceilings", "check", "sampling", "sensors", "spec")),
+    "kernel_twins/errors.py",
+    "kernel_twins/spec.py",
+    "kernel_twins/harness/*.py",
     *(f"kernel_twins/report/calls/sampled_{name}.py" for name in ("calls", "cases", "checks", "contests", "timing")),
 )
 

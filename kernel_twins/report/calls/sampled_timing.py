@@ -1,6 +1,6 @@
 """The GPU's time of calls that take turns: graphs of several calls each, over operands that leave nothing in L2.
 
-As kernel_twins/bench.py does it, for calls that return what they allocate, in fewer rounds: many cases are to be timed
+As harness/bench.py does it, for calls that return what they allocate, in fewer rounds: many cases are to be timed
 once, and none of them exactly.
 """
 
@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from kernel_twins.bench import SETTLED_MS, calls_of, captured, few, raised, warm_ms
-from kernel_twins.sensors import Sampler
+from kernel_twins.harness.bench import SETTLED_MS, calls_of, captured, few, raised, warm_ms
+from kernel_twins.harness.sensors import Sampler
 
 Call = Callable[[], Any]
 

@@ -7,8 +7,8 @@ from functools import cached_property
 from pathlib import Path
 
 from kernel_twins import OPS
-from kernel_twins.ceilings import Ceilings, gpu_slug
-from kernel_twins.ceilings import load as load_ceilings
+from kernel_twins.harness.ceilings import Ceilings, gpu_slug
+from kernel_twins.harness.ceilings import load as load_ceilings
 from kernel_twins.report.meaning import predictions, static
 from kernel_twins.report.meaning.judgement import Judgement, explained, judge
 from kernel_twins.report.meaning.limiter import Limit, limiter

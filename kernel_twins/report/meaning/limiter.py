@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from kernel_twins.ceilings import Ceilings
+from kernel_twins.harness.ceilings import Ceilings
 from kernel_twins.report.rows.metrics import DURATION, top_stalls
 
 Kind = Literal[

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernel_twins.disassembly import RESERVED_SHARED
+from kernel_twins.compiler.disassembly import RESERVED_SHARED
 
 
 def occupancy(registers: int, shared_bytes: int, threads: int) -> tuple[int, str]:

@@ -16,9 +16,10 @@ from typing import Any
 
 import pandas as pd
 
-from kernel_twins import OPS, aot, disassembly
-from kernel_twins._load import UnavailableError
-from kernel_twins.disassembly import ARCH, CLASSES, Usage
+from kernel_twins import OPS
+from kernel_twins.compiler import aot, disassembly
+from kernel_twins.compiler.disassembly import ARCH, CLASSES, Usage
+from kernel_twins.errors import UnavailableError
 from kernel_twins.report.meaning.occupancy import occupancy
 from kernel_twins.report.rows import identity, store
 from kernel_twins.report.rows.errors import CannotRunError

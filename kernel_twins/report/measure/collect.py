@@ -18,7 +18,7 @@ import torch
 from rich.progress import Progress
 from torch._inductor import config
 
-from kernel_twins.bench import Timing, bench
+from kernel_twins.harness.bench import Timing, bench
 from kernel_twins.report.meaning import predictions
 from kernel_twins.report.measure.collect_compile import Work, compile_all
 from kernel_twins.report.measure.profilers import Profilers, worker_command

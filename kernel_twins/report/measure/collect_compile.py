@@ -20,8 +20,8 @@ import torch
 from torch._inductor import config
 
 from kernel_twins import ops
-from kernel_twins._load import load_named
-from kernel_twins.check import GuardedOutput, generator
+from kernel_twins.harness.check import GuardedOutput, generator
+from kernel_twins.harness.load import load_named
 from kernel_twins.report.measure import ahead
 from kernel_twins.report.rows import labels, libraries
 from kernel_twins.spec import Case, Name, Op

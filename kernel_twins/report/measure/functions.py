@@ -1,7 +1,7 @@
 """Times the public functions as a user calls them, beside PyTorch: the host's part, the GPU's, and the backward pass.
 
 Every call's result, and its gradients where they are timed, must agree with those in fp32 first; a wrong call gets no
-time. Then the calls of a contest take turns in random order, round after round (see kernel_twins/bench.py for why).
+time. Then the calls of a contest take turns in random order, round after round (see harness/bench.py for why).
 There is no CUDA graph here: what a user pays for is timed, autograd and allocation included.
 """
 
@@ -21,14 +21,14 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from kernel_twins._load import UnavailableError
-from kernel_twins.bench import raised
+from kernel_twins.errors import UnavailableError
+from kernel_twins.harness.bench import raised
+from kernel_twins.harness.sensors import Sampler
 from kernel_twins.ops import environment
 from kernel_twins.report.calls import functions_code, functions_table
 from kernel_twins.report.calls.functions_contests import OURS, Contest, Result, contests
 from kernel_twins.report.measure import publish, stage
 from kernel_twins.report.rows import store
-from kernel_twins.sensors import Sampler
 
 Times = dict[str, tuple[int, list[float]]]  # by backend: calls a sample, and microseconds a call, one a round
 

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import pandas as pd
 
-from kernel_twins import ceilings
+from kernel_twins.harness import ceilings
 from kernel_twins.report.calls.sampled_cases import CASES, CONTESTS, FUNCTIONS
 from kernel_twins.report.measure.proton import CALLS as PROTON_CALLS
 from kernel_twins.report.measure.selection import Selection

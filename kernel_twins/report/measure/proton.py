@@ -37,8 +37,8 @@ def main(op: str, out: str, *chosen: str) -> None:
     import torch
     import triton.profiler
 
-    from kernel_twins._load import load_named
-    from kernel_twins.check import generator
+    from kernel_twins.harness.check import generator
+    from kernel_twins.harness.load import load_named
     from kernel_twins.ops.tensors import empty_outputs
 
     spec = ops.get(op)

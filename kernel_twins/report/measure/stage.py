@@ -19,14 +19,19 @@ from typing import Any
 
 import pandas as pd
 
-from kernel_twins._load import extension
+from kernel_twins.harness.load import extension
 from kernel_twins.report.ncu import ncu
 from kernel_twins.report.rows import identity, libraries, store
 from kernel_twins.report.rows.errors import CannotRunError, InvalidDataError
 from kernel_twins.report.rows.metrics import Tier
 from kernel_twins.spec import Name, Op
 
-_SHARED = ("triton-kernels/*/*.py", "triton-kernels/tuned/*.json", "kernel_twins/*.py", "kernel_twins/ops/**/*.py")
+_SHARED = (
+    "triton-kernels/*/*.py",
+    "triton-kernels/tuned/*.json",
+    "kernel_twins/*.py",
+    *(f"kernel_twins/{room}/**/*.py" for room in ("ops", "harness", "compiler")),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +170,7 @@ def _facts() -> dict[str, str]:
     import torch
     import triton
 
-    from kernel_twins.sensors import identity as gpu_identity
+    from kernel_twins.harness.sensors import identity as gpu_identity
 
     gpu = gpu_identity()
     return {

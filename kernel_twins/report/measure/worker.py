@@ -19,9 +19,11 @@ from pathlib import Path
 
 import torch
 
-from kernel_twins import aot, ops
-from kernel_twins._load import UnavailableError, extension, load_named
-from kernel_twins.check import generator
+from kernel_twins import ops
+from kernel_twins.compiler import aot
+from kernel_twins.errors import UnavailableError
+from kernel_twins.harness.check import generator
+from kernel_twins.harness.load import extension, load_named
 from kernel_twins.ops.tensors import empty_outputs
 from kernel_twins.report.measure.profilers import left
 from kernel_twins.report.rows import labels, libraries

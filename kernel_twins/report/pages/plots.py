@@ -20,7 +20,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from kernel_twins.ceilings import Ceilings
+from kernel_twins.harness.ceilings import Ceilings
 from kernel_twins.report.meaning.analysis import Results
 from kernel_twins.spec import BACKENDS, Case, Name, Op
 

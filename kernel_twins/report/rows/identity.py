@@ -22,7 +22,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import cast
 
-from kernel_twins import OPS, disassembly
+from kernel_twins import OPS
+from kernel_twins.compiler import disassembly
 from kernel_twins.report.rows.store import ROOT
 from kernel_twins.spec import Backend
 
@@ -113,7 +114,8 @@ def _imports(text: str) -> Iterator[Path]:
 def _registry() -> set[Path]:
     """Where operations are described and looked up: nothing there is run when one of them is called."""
     specs = (path for path in (ROOT / "kernel_twins" / "ops").rglob("*.py") if path.stem in OPS)
-    return {ROOT / "kernel_twins" / f"{name}.py" for name in ("spec", "_load", "ceilings")} | {*specs}
+    looked_up = ("spec", "errors", "harness/load", "harness/ceilings")
+    return {ROOT / "kernel_twins" / f"{name}.py" for name in looked_up} | {*specs}
 
 
 def files_digest(files: Iterable[Path]) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from kernel_twins import disassembly
+from kernel_twins.compiler import disassembly
 from kernel_twins.spec import Name, Op
 
 

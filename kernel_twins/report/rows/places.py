@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kernel_twins.ceilings import REFERENCE_GPU as REFERENCE_GPU
+from kernel_twins.harness.ceilings import REFERENCE_GPU as REFERENCE_GPU
 
 ROOT = Path(__file__).resolve().parents[3]
 DATA = ROOT / "profiling" / "data"

@@ -1,6 +1,6 @@
 """The committed measurements: plain CSV tables, one folder a GPU, the latest run of every operation.
 
-``<op>.timings.csv`` has a row a cell (case, backend, step) and contest (see kernel_twins/bench.py) with the time of
+``<op>.timings.csv`` has a row a cell (case, backend, step) and contest (see harness/bench.py) with the time of
 every round; ``<op>.counters.csv`` a row for every metric of every profiled launch; ``<op>.cycles.csv`` the cycles of
 ten more calls of each profiled cell; ``<op>.quarantine.csv`` the cells whose counters were refused, and why;
 ``<op>.proton.csv`` what Triton's Proton saw where counters are forbidden; ``<op>.previous.csv`` the ratios to the best

@@ -26,10 +26,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernel_twins._load import Call, UnavailableError, load_named
-from kernel_twins.check import Judge, NotJudgedError, Verdict, generator, judging
+from kernel_twins.errors import UnavailableError
+from kernel_twins.harness.check import Judge, NotJudgedError, Verdict, generator, judging
+from kernel_twins.harness.load import Call, load_named
+from kernel_twins.harness.sensors import Readings, Sampler
 from kernel_twins.ops.tensors import empty_outputs
-from kernel_twins.sensors import Readings, Sampler
 from kernel_twins.spec import BACKENDS, NOT_JUDGED, Backend, Case, Name, Op, Step
 
 CallSet = tuple[tuple[Tensor, ...], Tensor | tuple[Tensor, ...]]  # inputs and out of one call

@@ -8,16 +8,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
 from kernel_twins import ops
-from kernel_twins.spec import BACKENDS, Backend, Name, Op
+from kernel_twins.errors import UnavailableError
+from kernel_twins.spec import BACKENDS, Backend, Name, Op, Reference
 
 if TYPE_CHECKING:
     import torch
 
 Call = Callable[..., Any]
-
-
-class UnavailableError(RuntimeError):
-    """A backend cannot be used here; the message says what is missing and how to get it."""
 
 
 def why_no_gpu() -> str:
@@ -69,10 +66,19 @@ def load_baseline(op: str, name: str) -> Call:
     A baseline may return tensors of its own instead of writing into ``out``.
     """
     spec = ops.get(op)
-    known = {**spec.baselines, **{each: reference.call for each, reference in spec.references.items()}}
-    if name not in known:
-        raise ValueError(f"baseline is {name!r}; {op} has {', '.join(known)}")
-    return known[name] or _load_cuda(op, name)
+    if name in spec.references:
+        return _load_reference(spec.references[name])
+    if name not in spec.baselines:
+        raise ValueError(f"baseline is {name!r}; {op} has {', '.join([*spec.baselines, *spec.references])}")
+    return spec.baselines[name] or _load_cuda(op, name)
+
+
+def _load_reference(reference: Reference) -> Call:
+    def call(*inputs: Any, out: Any, **options: Any) -> None:
+        last = ops.get(reference.op).steps_of(reference.backend)[-1]
+        load(reference.op, last.name, reference.backend)(*reference.operands(*inputs), out=out)
+
+    return call
 
 
 def load_named(op: str, name: Name) -> Call:

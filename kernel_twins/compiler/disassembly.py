@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernel_twins._load import UnavailableError
+from kernel_twins.errors import UnavailableError
 
 ARCH = "sm_90a"
 RESERVED_SHARED = 1024

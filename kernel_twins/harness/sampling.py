@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from kernel_twins import ceilings
+from kernel_twins.harness import ceilings
 from kernel_twins.spec import Case, Drawn, Draws, Op
 
 LEAST_US = 10.0

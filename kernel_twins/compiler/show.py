@@ -14,8 +14,8 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from kernel_twins import aot, disassembly
-from kernel_twins._load import UnavailableError
+from kernel_twins.compiler import aot, disassembly
+from kernel_twins.errors import UnavailableError
 from kernel_twins.spec import Backend, Case, Op, Step
 
 STAGES: Mapping[str, tuple[str, ...]] = {"cuda": ("ptx", "sass"), "triton": ("ttir", "ttgir", "llir", "ptx", "sass")}

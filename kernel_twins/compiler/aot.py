@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from kernel_twins._load import UnavailableError
-from kernel_twins.ceilings import REFERENCE_GPU
+from kernel_twins.errors import UnavailableError
+from kernel_twins.harness.ceilings import REFERENCE_GPU
 from kernel_twins.spec import Case, Op, Step
 
 REFERENCE_ARCH = 90

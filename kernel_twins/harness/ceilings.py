@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_ROOT = Path(__file__).resolve().parent.parent
+_ROOT = Path(__file__).resolve().parents[2]
 PUBLISHED = _ROOT / "hardware-survey" / "results"
 PRIVATE = _ROOT / "runs"  # ignored by git: where GPUs other than the reference leave their surveys
 

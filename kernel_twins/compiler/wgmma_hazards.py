@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernel_twins import disassembly
+from kernel_twins.compiler import disassembly
 
 Listing = Sequence[tuple[int, str]]  # address and text of each instruction, as disassembly.sass has them
 

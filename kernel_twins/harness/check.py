@@ -44,7 +44,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kernel_twins._load import Call, load_baseline
+from kernel_twins.harness.load import Call, load_baseline
 from kernel_twins.ops.tensors import OUT_DTYPE, empty_outputs
 from kernel_twins.spec import Case, Op, Output
 

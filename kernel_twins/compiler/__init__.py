@@ -1,0 +1,1 @@
+"""What the compilers make of a step. No GPU is needed."""
