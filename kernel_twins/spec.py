@@ -259,19 +259,20 @@ class Op:
     tuple of tensors where there are several outputs, and they write into ``out``. A baseline whose library allocates
     what it returns may return that instead. ``options`` are arguments that are no tensors.
 
-    ``reference(case, inputs, rows)`` returns, for those rows of the output's first dimension, the float64 result
-    and the float64 sum of the absolute terms behind each element (the scale of fp32 rounding, see check.py). Where
-    there are several outputs it describes the first one, and ``more_references`` the others in their order. ``check``
-    raises TypeError or ValueError, naming the argument. ``accepts`` returns the reason for refusing a case, or an empty
+    ``reference(case, inputs, rows)`` returns, for those rows of the output's first dimension, the float64 result and
+    the float64 sum of the absolute terms behind each element (the scale of fp32 rounding, see check.py). Where there
+    are several outputs it describes the first one, and ``more_references`` the others in their order. ``check`` raises
+    TypeError or ValueError, naming the argument. ``accepts`` returns the reason for refusing a case, or an empty
     string. ``flops`` and ``bytes`` are the operation's minimum, never a step's traffic, so that steps compare;
     ``ceiling`` names the measured limit of the hardware survey that its rate is set against. ``bench_cases`` are timed
     for every step, ``wide_cases`` for those alone that are ``wide``; ``headline_cases`` are those of the timed ones
-    that the README's table shows. ``baselines`` maps a name to a call, or to None where the baseline is compiled into
-    the extension beside the steps; the first one is PyTorch's own, and also the accuracy that is asked for.
-    ``baseline_cases`` limits a baseline to some of the timed cases, where another one would cost a search.
-    ``references`` are timed beside them and compute less (a step's extra cost is told against them): nobody checks
-    what they leave in ``out``, and no step competes with them. Where baselines draw random numbers of their own, or
-    round elsewhere on the way, they are judged at ``settled(case)``, in which that has no say. ``exemplar`` is
+    that the README's table shows. ``behind`` names, by language, the steps that stand behind the operation's public
+    function: the first that the GPU and the call's sizes allow. ``baselines`` maps a name to a call, or to None where
+    the baseline is compiled into the extension beside the steps; the first one is PyTorch's own, and also the accuracy
+    that is asked for. ``baseline_cases`` limits a baseline to some of the timed cases, where another one would cost a
+    search. ``references`` are timed beside them and compute less (a step's extra cost is told against them): nobody
+    checks what they leave in ``out``, and no step competes with them. Where baselines draw random numbers of their own,
+    or round elsewhere on the way, they are judged at ``settled(case)``, in which that has no say. ``exemplar`` is
     PyTorch's computation with the numbers that the options ask for: the accuracy that is asked of the steps. ``rounds``
     tells where PyTorch loses more than fp32 does before it rounds the result, and steps may, too; empty where it does
     not. Where ``hostile``, inputs know ``values.hostile``, of the same shape, and steps are judged by these, too: what
@@ -301,6 +302,7 @@ class Op:
     bytes: Callable[[Case], int]
     baselines: Mapping[str, Callable[..., Any] | None]
     baseline_cases: Mapping[str, tuple[Case, ...]] = field(default_factory=dict)
+    behind: Mapping[Backend, tuple[str, ...]] = field(default_factory=dict)
     steps: tuple[Step, ...]
     options: Callable[[Case], Mapping[str, Any]] = lambda case: {}
     references: Mapping[str, Reference] = field(default_factory=dict)

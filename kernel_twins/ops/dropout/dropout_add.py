@@ -193,6 +193,7 @@ OP = Op(
     baselines={"torch": _torch, "compile": baselines.compiled(_function)},
     exemplar=_exemplar,
     settled=shared.settled,
+    behind={"cuda": ("v05_more_warps",), "triton": ("v02_four_words",)},
     steps=(
         Step(
             name="v01_scalar",

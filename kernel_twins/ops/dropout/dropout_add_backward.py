@@ -265,6 +265,7 @@ OP = Op(
     baselines={"torch": _torch, "compile": _compile},
     exemplar=_exemplar,
     settled=shared.settled,
+    behind={"cuda": ("v04_rows_abreast",), "triton": ("v02_persistent",)},
     steps=(
         Step(
             name="v01_rows_then_columns",

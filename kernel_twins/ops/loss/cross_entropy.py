@@ -195,6 +195,7 @@ OP = Op(
     flops=lambda case: 4 * math.prod(case.shape),  # maximum, difference, exponential, sum
     bytes=lambda case: math.prod(case.shape) * ITEMSIZE[case.dtype],
     baselines={"torch": _torch, "compile": _compiled, "liger": _liger, "quack": _quack},
+    behind={"cuda": ("v05_cluster", "v04_rows_per_block"), "triton": ("v04_rows_per_block",)},
     steps=(
         Step(
             name="v01_two_passes",

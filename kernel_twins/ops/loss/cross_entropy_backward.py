@@ -157,6 +157,7 @@ OP = Op(
     flops=lambda case: 4 * math.prod(case.shape),  # difference, exponential, difference, product
     bytes=lambda case: 2 * math.prod(case.shape) * ITEMSIZE[case.dtype],
     baselines={"torch": _torch, "compile": baselines.compiled(_function), "quack": _quack},
+    behind={"cuda": ("v03_rows_per_block",), "triton": ("v03_rows_per_block",)},
     steps=(
         Step(
             name="v01_scalar",

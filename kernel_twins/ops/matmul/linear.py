@@ -191,6 +191,7 @@ OP = Op(
     bytes=_bytes,
     baselines={"torch": _torch, "compile": baselines.compiled_results(_function)},
     references={f"product_{backend}": Reference(backend, "matmul_bf16", _operands) for backend in BACKENDS},
+    behind={"cuda": ("v01_fused",), "triton": ("v01_fused",)},
     steps=(
         Step(
             name="v01_fused",

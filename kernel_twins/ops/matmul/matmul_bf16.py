@@ -104,6 +104,7 @@ OP = Op(
             for m, n, k in ((4_096, 4_096, 4_096), (8_192, 8_192, 8_192), (4_095, 4_097, 4_096))
         )
     },
+    behind={"cuda": ("v15_dispatch", "v05_grouped"), "triton": ("v17_prologue",)},
     steps=(
         Step(
             name="v01_naive",

@@ -37,6 +37,7 @@ OP = Op(
     flops=shared.flops,
     bytes=shared.bytes_moved,
     baselines={"torch": shared.torch_mm_fp32, "compile": compiled_product()},
+    behind={"cuda": ("v12_short_loop", "v09_pipelined"), "triton": ("v10_autotuned",)},
     steps=(
         Step(
             name="v01_naive",

@@ -111,6 +111,7 @@ OP = Op(
     flops=lambda case: 4 * math.prod(case.shape),  # a square's sum, two products
     bytes=_NORM.bytes,
     baselines={"torch": _torch, "compile": baselines.compiled_results(_function), "liger": _liger, "quack": _quack},
+    behind={"cuda": ("v06_rows_per_warp", "v01_two_passes"), "triton": ("v03_cooperative",)},
     steps=(
         Step(
             name="v01_two_passes",

@@ -127,6 +127,7 @@ OP = Op(
     flops=lambda case: 9 * math.prod(case.shape),
     bytes=_NORM.backward_bytes,
     baselines={"torch": _torch, "compile": baselines.compiled_results(_function), "liger": _liger, "quack": _quack},
+    behind={"cuda": ("v04_rows_ahead", "v01_rows_then_columns"), "triton": ("v03_cooperative",)},
     steps=(
         Step(
             name="v01_rows_then_columns",

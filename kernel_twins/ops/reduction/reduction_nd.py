@@ -350,6 +350,7 @@ OP = Op(
     flops=lambda case: math.prod(case.shape),
     bytes=_bytes,
     baselines={"torch": _torch, "compile": baselines.compiled(_function)},
+    behind={"cuda": ("v05_split",), "triton": ("v05_split",)},
     steps=(
         Step(
             name="v01_thread_per_output",

@@ -133,6 +133,7 @@ OP = Op(
     flops=lambda case: 5 * math.prod(case.shape),  # maximum, difference, exponential, sum, product
     bytes=lambda case: 2 * math.prod(case.shape) * ITEMSIZE[case.dtype],
     baselines={"torch": _torch, "compile": baselines.compiled(_function), "liger": _liger, "quack": _quack},
+    behind={"cuda": ("v12_small_l1", "v05_rows_per_block", "v02_online"), "triton": ("v08_cooperative",)},
     steps=(
         Step(
             name="v01_three_passes",

@@ -139,6 +139,7 @@ OP = Op(
     flops=lambda case: 4 * math.prod(case.shape),  # product, sum, difference, product
     bytes=lambda case: 3 * math.prod(case.shape) * ITEMSIZE[case.dtype],
     baselines={"torch": _torch, "compile": baselines.compiled(_function), "liger": _liger, "quack": _quack},
+    behind={"cuda": ("v06_lines", "v03_rows_per_block", "v01_two_passes"), "triton": ("v05_cooperative",)},
     steps=(
         Step(
             name="v01_two_passes",
