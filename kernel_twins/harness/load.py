@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
 from kernel_twins import ops
 from kernel_twins.errors import UnavailableError
-from kernel_twins.spec import BACKENDS, Backend, Name, Op, Reference
+from kernel_twins.spec import BACKENDS, Backend, Name, Reference
 
 if TYPE_CHECKING:
     import torch
@@ -86,18 +88,65 @@ def load_named(op: str, name: Name) -> Call:
     return load(op, name.step, cast(Backend, name.backend)) if name.step else load_baseline(op, name.backend)
 
 
+def require(op: str, backend: Backend, step: str, *inputs: Any, out: Any, **options: Any) -> None:
+    """TypeError or ValueError where a step does not take these arguments, which is said nowhere else.
+
+    Of Triton steps ``load`` asks, of CUDA steps the extension itself, whoever calls it: before anything is launched.
+    """
+    from kernel_twins.ops.tensors import require_cuda, require_values
+
+    spec = ops.get(op)
+    outs = out if isinstance(out, tuple) else (out,)
+    for index, tensor in enumerate(outs):
+        require_values(f"out[{index}]" if isinstance(out, tuple) else "out", tensor)
+    named = dict(zip(_parameters(op), inputs, strict=False)) | options
+    for name, value in named.items():
+        require_values(name, value)
+    spec.check(*inputs, out=out, **options)
+    first = named[_parameters(op)[0]]
+    if (usual := _usual_out(op, backend, step)) and outs[0].dtype != (expected := usual[first.dtype]):
+        others = ", ".join(each.name for each in spec.steps_of(backend) if each.fp32_out)
+        raise TypeError(f"out is {outs[0].dtype}, must be {expected}: {op} {step} writes no other, take {others}")
+    if backend == "cuda" or not _is_interpreted():
+        require_cuda(_parameters(op)[0], first)  # and so are all others, which are on one device
+
+
+@functools.cache
+def _parameters(op: str) -> tuple[str, ...]:
+    """The names of a call's arguments, inputs first."""
+    return tuple(inspect.signature(ops.get(op).check).parameters)
+
+
+@functools.cache
+def _usual_out(op: str, backend: Backend, step: str) -> Mapping[torch.dtype, torch.dtype]:
+    """The one dtype of ``out`` that a step writes, by that of its inputs; empty where the spec's check says it all.
+
+    Of a step's other outputs, such as the place of a maximum, that check knows the dtype.
+    """
+    from kernel_twins.ops.tensors import DTYPE
+
+    spec = ops.get(op)
+    writers = [each.name for each in spec.steps_of(backend) if each.fp32_out]
+    if not writers or step in writers:
+        return {}
+    usual = (case for case in spec.test_cases if not case.get("out"))
+    return {DTYPE[case.dtype]: DTYPE[spec.outputs(case)[0].dtype] for case in usual}
+
+
+def _is_interpreted() -> bool:
+    """Whether Triton runs its kernels in Python, on the CPU too."""
+    import triton
+
+    return bool(triton.knobs.runtime.interpret)
+
+
 def _load_cuda(op: str, step: str) -> Call:
-    adaptor = getattr(extension(), op)
-
-    def call(*inputs: Any, out: Any, **options: Any) -> None:
-        adaptor(step, *inputs, out=out, **options)
-
-    return call
+    return functools.partial(getattr(extension(), op), step)
 
 
 def _load_triton(op: str, step: str) -> Call:
     try:
-        import triton
+        interpreted = _is_interpreted()
     except ImportError as error:
         raise UnavailableError("the Triton side is missing: pip install triton") from error
     import torch
@@ -105,24 +154,13 @@ def _load_triton(op: str, step: str) -> Call:
     spec = ops.get(op)
     chosen = spec.step(step)
     launch = getattr(importlib.import_module(spec.module(step)), f"{op}_{step}")
-    interpreted = triton.knobs.runtime.interpret
-    # Of a step's other outputs, such as the place of a maximum, the spec's own check knows the dtype.
-    narrow = not chosen.fp32_out and any(each.fp32_out for each in spec.steps_of("triton"))
-    usual = _usual_out(spec) if narrow else {}
 
     def call(*inputs: Any, out: Any, **options: Any) -> None:
-        spec.check(*inputs, out=out, **options)
-        first = out[0] if isinstance(out, tuple) else out
-        if narrow and first.dtype != (expected := usual[inputs[0].dtype]):
-            others = ", ".join(each.name for each in spec.steps_of("triton") if each.fp32_out)
-            raise TypeError(f"out is {first.dtype}, must be {expected}: {op} {step} writes no other, take {others}")
+        require(op, "triton", step, *inputs, out=out, **options)
         if interpreted:
             launch(*inputs, out=out, **options)
             return
-        if not first.is_cuda:
-            raise ValueError(
-                f"out is on {first.device}, must be on a GPU: move the tensors there, or set TRITON_INTERPRET=1"
-            )
+        first = out[0] if isinstance(out, tuple) else out
         with torch.cuda.device(first.device):
             if not chosen.runs_on(capability := torch.cuda.get_device_capability()):
                 raise RuntimeError(
@@ -131,11 +169,3 @@ def _load_triton(op: str, step: str) -> Call:
             launch(*inputs, out=out, **options)
 
     return call
-
-
-def _usual_out(op: Op) -> dict[torch.dtype, torch.dtype]:
-    """The dtype of an operation's output by that of its inputs, where a case names no other."""
-    from kernel_twins.ops.tensors import DTYPE
-
-    usual = (case for case in op.test_cases if not case.get("out"))
-    return {DTYPE[case.dtype]: DTYPE[op.outputs(case)[0].dtype] for case in usual}

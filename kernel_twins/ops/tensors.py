@@ -96,7 +96,7 @@ def require_contiguous(name: str, tensor: Tensor) -> None:
 def require_apart(out: Tensor, name: str, tensor: Tensor) -> None:
     """out must share no memory with an input that is read after out is first written."""
     (out_begin, out_end), (begin, end) = _extent(out), _extent(tensor)
-    if out_begin < end and begin < out_end:
+    if out_begin < end and begin < out_end and out.numel() and tensor.numel():
         raise ValueError(f"out overlaps {name} in memory, must be apart from it: allocate it with torch.empty")
 
 
@@ -113,3 +113,18 @@ def require_device(name: str, tensor: Tensor, like_name: str, like: Tensor) -> N
     if tensor.device != like.device:
         remedy = _remedy(name, f"to({like_name}.device)")
         raise ValueError(f"{name} is on {tensor.device}, must be on {like.device} like {like_name}: {remedy}")
+
+
+def require_values(name: str, value: object) -> None:
+    """A tensor's values must lie in memory as they are: steps read them through a pointer. What is no tensor passes."""
+    if not isinstance(value, Tensor):
+        return
+    if value.layout != torch.strided:
+        raise ValueError(f"{name} has layout {value.layout}, must be torch.strided: {_remedy(name, 'to_dense()')}")
+    if value.is_neg():
+        raise ValueError(f"{name} is negated lazily, must hold its values: {_remedy(name, 'resolve_neg()')}")
+
+
+def require_cuda(name: str, tensor: Tensor) -> None:
+    if not tensor.is_cuda:
+        raise ValueError(f"{name} is on {tensor.device}, must be on a CUDA device: {_remedy(name, 'cuda()')}")

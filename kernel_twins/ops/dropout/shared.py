@@ -95,7 +95,6 @@ def without_values(case: Case) -> Case:
 
 
 def check_options(p: float, activation: str, seed: int, offset: int) -> None:
-    """In the words of the adaptors in bindings.cpp."""
     if not 0 <= p <= 1:
         raise ValueError(f"p is {p}, must be from 0 to 1: the share of elements that are dropped")
     if activation not in ACTIVATIONS:

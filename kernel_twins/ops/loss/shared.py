@@ -141,13 +141,10 @@ def over_rows(part: slice, n: int, function: Callable[[slice], tuple[Tensor, Ten
 
 def require_inputs(logits: Tensor, target: Tensor, label_smoothing: float) -> None:
     """Logits: [M, N], contiguous rows at any distance, fp32, bf16 or fp16; target: [M] of int64, contiguous."""
-    import torch
-
-    from kernel_twins.ops.tensors import require_contiguous, require_device, require_shape
+    from kernel_twins.ops.tensors import require_contiguous, require_device, require_dtype, require_shape
 
     row_cases.require_rows("logits", logits)
-    if target.dtype != torch.int64:
-        raise TypeError(f"target is {target.dtype}, must be torch.int64: call target.to(...)")
+    require_dtype("target", target, "int64")
     require_device("target", target, "logits", logits)
     require_shape("target", target, tuple(logits.shape[:1]), "one class for each row of logits")
     require_contiguous("target", target)

@@ -260,9 +260,13 @@ class Norm:
         out: Tensor | tuple[Tensor, ...],
     ) -> None:
         row_cases.require_rows("dout", dout)
+        statistics = {"mean": mean, "rstd": rstd} if self.centered else {"rstd": rstd}
+        for name, needed in {"x": x, **statistics}.items():
+            if needed is None:
+                raise TypeError(f"{name} is None, must be a torch.Tensor")
         require_matrix("x", x, "dout", dout)
-        for name, statistic in [("mean", mean)] * self.centered + [("rstd", rstd)]:
-            assert statistic is not None
+        for name, statistic in statistics.items():
+            assert statistic is not None  # as was just seen
             _require_statistic(name, statistic, "dout", dout)
         require_vector("weight", weight, "dout", dout)
         require_matrix("dadded", dadded, "dout", dout)
@@ -428,7 +432,7 @@ def _over_columns(dout: Tensor, part: slice, of: Any) -> tuple[Tensor, Tensor]:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Checks, in the words of the adaptors in bindings.cpp
+# Checks
 # ----------------------------------------------------------------------------------------------------------------------
 
 
