@@ -100,19 +100,21 @@ def _cuda_extension(cuda: toolkit.Toolkit) -> dict[str, Any]:
     os.environ.setdefault("MAX_JOBS", str(len(os.sched_getaffinity(0))))
 
     class Build(BuildExtension):
-        """Generates the step table, compiles in place, then tells editors about both."""
+        """Generates the step table and the module, compiles in place, then tells editors about all."""
 
         def initialize_options(self) -> None:
             super().initialize_options()
             self.inplace = True
 
         def run(self) -> None:
-            if not (sources.ROOT / sources.BINDINGS).is_file():
-                raise SystemExit(f"error: {sources.BINDINGS} is missing: is this a whole clone?")
+            if not (sources.ROOT / sources.EXTENSION).is_file():
+                raise SystemExit(f"error: {sources.EXTENSION} is missing: is this a whole clone?")
             try:
                 step_table.write(OPS.values(), sources.ROOT, sources.ROOT / sources.STEP_TABLE)
             except BuildError as error:
                 raise SystemExit(f"error: {error}") from None
+            module = step_table.render_module(sources.operator_files())
+            step_table.write_changed(sources.ROOT / sources.MODULE, module)
             print(*notes, f"CUDA {release} from {cuda.home}, for {archs}", sep="\n")
             super().run()
             write_compile_commands(Path(self.build_temp))
@@ -120,10 +122,7 @@ def _cuda_extension(cuda: toolkit.Toolkit) -> dict[str, Any]:
 
     extension = CUDAExtension(
         NAME,
-        [
-            str(path)
-            for path in (sources.BINDINGS, *sources.operator_files(), sources.STEP_TABLE, *sources.cuda_files())
-        ],
+        [str(path) for path in sources.all_files()],
         include_dirs=[*(str(sources.ROOT / path) for path in sources.INCLUDE_DIRS), str(cuda.include_dir)],
         library_dirs=[str(toolkit.linkable_cudart(cuda, sources.ROOT / "build" / "lib"))],
         extra_compile_args={

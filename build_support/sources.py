@@ -13,7 +13,8 @@ from build_support.toolkit import BuildError
 ROOT = Path(__file__).resolve().parent.parent
 GENERATED = Path("build/generated")
 STEP_TABLE = GENERATED / "step_table.cpp"
-BINDINGS = Path("cuda-kernels/torch/bindings.cpp")
+MODULE = GENERATED / "module.cpp"
+EXTENSION = Path("cuda-kernels/torch/extension.cpp")
 INCLUDE_DIRS = (Path("cuda-kernels"), Path("hardware-survey"))
 
 DEFAULT_ARCH = "9.0a"
@@ -65,8 +66,13 @@ def cuda_files(root: Path = ROOT) -> list[Path]:
 
 
 def operator_files(root: Path = ROOT) -> list[Path]:
-    """The families' operators behind the public functions, relative to the root."""
-    return sorted(path.relative_to(root) for path in root.glob("cuda-kernels/*/torch.cpp"))
+    """The families' torch side, relative to the root: adaptors of steps, and operators behind the public functions."""
+    return sorted(path.relative_to(root) for path in root.glob("cuda-kernels/*/torch*.cpp"))
+
+
+def all_files(root: Path = ROOT) -> list[Path]:
+    """Everything that is compiled, relative to the root."""
+    return [MODULE, EXTENSION, *operator_files(root), STEP_TABLE, *cuda_files(root)]
 
 
 def architectures(

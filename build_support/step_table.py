@@ -1,7 +1,6 @@
-"""Writes the table by which the extension finds a launcher by the name of its step.
+"""Writes what the extension knows by name: the table of launchers and of the steps behind functions, and the module.
 
-It is the only generated file and includes no torch header, so that a new step compiles itself and this table, and
-never the bindings.
+The table includes no torch header, so that a new step compiles itself and this table, and never the torch side.
 """
 
 from __future__ import annotations
@@ -21,7 +20,13 @@ def disagreements(op: Op, backend: Backend, root: Path) -> list[str]:
     found = {path.relative_to(root).as_posix() for path in root.glob(op.file("v*", backend))}
     missing = [f"{file} is missing, the spec has the step" for file in wanted - found]
     extra = [f"{file} has no step in the spec" for file in found - wanted]
-    return sorted(missing + extra)
+    steps = {step.name for step in op.steps_of(backend)}
+    unknown = [
+        f"{name} is behind {op.name}'s function, and no step that the spec has in {backend}"
+        for name in op.behind.get(backend, ())
+        if name not in steps
+    ]
+    return sorted(missing + extra) + unknown
 
 
 def compiled_baselines(op: Op) -> list[str]:
@@ -30,11 +35,34 @@ def compiled_baselines(op: Op) -> list[str]:
 
 
 def render(ops: Iterable[Op]) -> str:
-    """The C++ text: for each operation its launchers' declarations and ``<op>_steps``."""
+    """The C++ text: for each operation its launchers' declarations and ``<op>_steps``, and for all, ``behind``."""
+    ops = list(ops)
     tables = [table for op in ops if (table := _table(op))]
     includes = [f'#include "{op.family}/{op.name}/args.h"' for op in ops if _entries(op)]
     head = ["// Generated from kernel_twins/ops by build_support/step_table.py.", "", "#include <iterator>", ""]
-    return "\n".join([*head, *includes, '#include "lib/step.h"', "", *tables])
+    return "\n".join(
+        [*head, *includes, '#include "lib/step.h"', '#include "torch/behind.h"', "", *tables, _behind(ops)]
+    )
+
+
+def render_module(operator_files: Iterable[Path]) -> str:
+    """The C++ text of the Python module: each family that has torch files gives it its steps."""
+    families = sorted({file.parent.name for file in operator_files})
+    functions = [f"register_{name}" for name in ("extension", *families)]
+    return "\n".join(
+        [
+            "// Generated from the folders of cuda-kernels/ by build_support/step_table.py.",
+            "",
+            "#include <pybind11/pybind11.h>",
+            "",
+            *(f"void {function}(pybind11::module_& module);" for function in functions),
+            "",
+            "PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {",
+            *(f"  {function}(module);" for function in functions),
+            "}",
+            "",
+        ]
+    )
 
 
 def write(ops: Iterable[Op], root: Path, path: Path) -> None:
@@ -42,10 +70,22 @@ def write(ops: Iterable[Op], root: Path, path: Path) -> None:
     ops = list(ops)
     if wrong := [sentence for op in ops for sentence in disagreements(op, "cuda", root)]:
         raise BuildError("the specs and the CUDA files disagree:\n  " + "\n  ".join(wrong))
-    text = render(ops)
+    write_changed(path, render(ops))
+
+
+def write_changed(path: Path, text: str) -> None:
+    """Write a file where it says something else, so that nothing is compiled again without need."""
     if not path.exists() or path.read_text() != text:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
+
+
+def _behind(ops: Iterable[Op]) -> str:
+    quoted = {op.name: ", ".join(f'"{step}"' for step in op.behind["cuda"]) for op in ops if "cuda" in op.behind}
+    arrays = [f"static constexpr const char* {name}_behind[] = {{{steps}}};" for name, steps in quoted.items()]
+    found = [f'  if (op == "{name}") return {name}_behind;' for name in quoted]
+    function = ["std::span<const char* const> kernel_twins::behind(std::string_view op) {", *found, "  return {};", "}"]
+    return "\n".join([*arrays, *function, ""])
 
 
 def _entries(op: Op) -> list[tuple[str, str, bool]]:

@@ -6,11 +6,11 @@ import collections.abc
 import torch
 import typing
 __all__: list[str] = ['architectures', 'cross_entropy', 'cross_entropy_backward', 'dropout_add', 'dropout_add_backward', 'layer_norm', 'layer_norm_backward', 'linear', 'matmul_bf16', 'matmul_fp32', 'matmul_tf32x3', 'probe', 'reduction', 'reduction_nd', 'rms_norm', 'rms_norm_backward', 'runs', 'softmax', 'softmax_backward', 'vector_add']
-def cross_entropy(step: str, logits: torch.Tensor, target: torch.Tensor, out: torch.Tensor | collections.abc.Sequence[torch.Tensor], ignore_index: typing.SupportsInt = -100, label_smoothing: typing.SupportsFloat = 0.0) -> None:
+def cross_entropy(step: str, logits: torch.Tensor, target: torch.Tensor, *, out: torch.Tensor | collections.abc.Sequence[torch.Tensor], ignore_index: typing.SupportsInt = -100, label_smoothing: typing.SupportsFloat = 0.0) -> None:
     """
     out = the cross entropy of the rows of logits and their target classes, or a tuple of that and of the logarithms of the sums of exponentials. logits: [M, N], rows contiguous, fp32, bf16 or fp16; target: [M], int64; out: [M], contiguous, fp32. 0 where the target is ignore_index.
     """
-def cross_entropy_backward(step: str, logits: torch.Tensor, target: torch.Tensor, lse: torch.Tensor, dout: torch.Tensor, out: torch.Tensor, ignore_index: typing.SupportsInt = -100, label_smoothing: typing.SupportsFloat = 0.0) -> None:
+def cross_entropy_backward(step: str, logits: torch.Tensor, target: torch.Tensor, lse: torch.Tensor, dout: torch.Tensor, *, out: torch.Tensor, ignore_index: typing.SupportsInt = -100, label_smoothing: typing.SupportsFloat = 0.0) -> None:
     """
     out = the gradient of logits through cross_entropy, from lse, which that returned, and dout. logits: [M, N], rows contiguous, fp32, bf16 or fp16; target: [M], int64; lse, dout: [M], fp32; out: [M, N], contiguous.
     """
@@ -30,19 +30,19 @@ def layer_norm_backward(step: str, dout: torch.Tensor, x: torch.Tensor, mean: to
     """
     out = the gradients of x, weight and bias through layer_norm, without a weight that of x alone. dout, x, dadded: [M, N], rows contiguous, fp32, bf16 or fp16 alike; mean, rstd: [M], fp32; weight: [N]; out: [M, N] and [N], contiguous. dadded, the sum's own gradient, is added to x's.
     """
-def linear(step: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, out: torch.Tensor, activation: str = 'none') -> None:
+def linear(step: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *, out: torch.Tensor, activation: str = 'none') -> None:
     """
     out = activation(x @ weight.T + bias), none, relu, gelu, gelu_tanh or silu. x: [M, K], weight: [N, K], any strides; bias: [N], out: [M, N], contiguous; all bf16 or fp16.
     """
-def matmul_bf16(step: str, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+def matmul_bf16(step: str, a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor) -> None:
     """
     out = a @ b, summed in fp32. a: [M, K], b: [K, N], any strides; out: [M, N], contiguous. a and b are bf16 or fp16 alike, out is so or fp32.
     """
-def matmul_fp32(step: str, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+def matmul_fp32(step: str, a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor) -> None:
     """
     out = a @ b in fp32. a: [M, K], b: [K, N], any strides; out: [M, N], contiguous.
     """
-def matmul_tf32x3(step: str, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+def matmul_tf32x3(step: str, a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor) -> None:
     """
     out = a @ b, fp32 from three TF32 products. a: [M, K], b: [K, N], any strides; out: [M, N], contiguous.
     """
@@ -50,11 +50,11 @@ def probe(name: str, buffer: torch.Tensor, iterations: typing.SupportsInt) -> No
     """
     Launches a probe of hardware-survey/probes.h. buffer: contiguous uint8, overwritten.
     """
-def reduction(step: str, x: torch.Tensor, out: torch.Tensor) -> None:
+def reduction(step: str, x: torch.Tensor, *, out: torch.Tensor) -> None:
     """
     out = the sum of x. x: contiguous, any shape, fp32, bf16 or fp16; out: fp32, no dimensions.
     """
-def reduction_nd(step: str, x: torch.Tensor, out: torch.Tensor, dims: collections.abc.Sequence[typing.SupportsInt] = [-1], kind: str = 'sum') -> None:
+def reduction_nd(step: str, x: torch.Tensor, *, out: torch.Tensor, dims: collections.abc.Sequence[typing.SupportsInt] = [-1], kind: str = 'sum') -> None:
     """
     out = the sum of x over the axes dims, the mean, the max or the argmax, its place among the reduced ones. x: 1 to 5 axes, any strides, fp32, bf16 or fp16; out: the other axes, contiguous, of x's dtype, for argmax int64.
     """
@@ -70,15 +70,15 @@ def runs(arch: str, capability: tuple[typing.SupportsInt, typing.SupportsInt], a
     """
     Whether a GPU of that compute capability runs a step of that arch, such as >=9.0, compiled for architectures, a list such as 8.0;9.0a.
     """
-def softmax(step: str, x: torch.Tensor, out: torch.Tensor, log: bool = False) -> None:
+def softmax(step: str, x: torch.Tensor, *, out: torch.Tensor, log: bool = False) -> None:
     """
     out = softmax(x) over the rows, or its logarithm. x: [M, N], rows contiguous, fp32, bf16 or fp16; out: [M, N], contiguous, of x's dtype.
     """
-def softmax_backward(step: str, dout: torch.Tensor, y: torch.Tensor, out: torch.Tensor, log: bool = False) -> None:
+def softmax_backward(step: str, dout: torch.Tensor, y: torch.Tensor, *, out: torch.Tensor, log: bool = False) -> None:
     """
     out = the gradient of x from dout and softmax's result y, or log_softmax's. dout, y: [M, N], rows contiguous, fp32, bf16 or fp16 alike; out: [M, N], contiguous.
     """
-def vector_add(step: str, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+def vector_add(step: str, a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor) -> None:
     """
     out = a + b. Contiguous, of one shape; all fp32, bf16 or fp16. out may be a or b.
     """

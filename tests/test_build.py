@@ -6,10 +6,12 @@ import ast
 import functools
 import importlib
 import importlib.machinery
+import inspect
 import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -367,6 +369,27 @@ class TestStepTable:
                 if "cuda" not in step.backends:
                     assert f"{op.name}_{step.name}" not in text
 
+    def test_lists_the_steps_behind_a_function_in_their_order(self) -> None:
+        text = step_table.render(OPS.values())
+        lists = dict(re.findall(r"(\w+)_behind\[\] = \{(.*)\};", text))
+        found = {op: tuple(re.findall(r'"(\w+)"', names)) for op, names in lists.items()}
+        assert found == {op.name: op.behind["cuda"] for op in OPS.values() if op.behind}
+        asked = re.findall(r'if \(op == "(\w+)"\) return (\w+)_behind;', text)
+        assert asked == [(op, op) for op in found]
+
+    @pytest.mark.parametrize("backend", BACKENDS)
+    def test_only_steps_stand_behind_a_function(self, tmp_path: Path, backend: Backend) -> None:
+        (other,) = set(BACKENDS) - {backend}
+        alone = next(step.name for op in OPS.values() for step in op.steps if step.backends == (other,))
+        op = next(op for op in OPS.values() if any(step.name == alone for step in op.steps))
+        for name in ("v99_nothing", alone):
+            wrong = replace(op, behind={backend: (name,)})
+            (sentence,) = step_table.disagreements(wrong, backend, ROOT)
+            assert sentence == f"{name} is behind {op.name}'s function, and no step that the spec has in {backend}"
+        if backend == "cuda":
+            with pytest.raises(BuildError, match=f"{alone} is behind"):
+                step_table.write([wrong], ROOT, tmp_path / "step_table.cpp")
+
     def test_is_left_alone_while_it_says_the_same(self, tmp_path: Path) -> None:
         path = tmp_path / "generated" / "step_table.cpp"
         step_table.write(OPS.values(), ROOT, path)
@@ -378,6 +401,17 @@ class TestStepTable:
         with pytest.raises(BuildError, match=r"vector_add/v01_scalar\.cu is missing"):
             step_table.write(OPS.values(), tmp_path, tmp_path / "step_table.cpp")
         assert not (tmp_path / "step_table.cpp").exists()
+
+    def test_the_module_registers_every_family_that_has_a_torch_side(self) -> None:
+        files = [
+            Path(f"cuda-kernels/{name}") for name in ("norm/torch.cpp", "norm/torch_backward.cpp", "loss/torch.cpp")
+        ]
+        text = step_table.render_module(files)
+        wanted = ["register_extension", "register_loss", "register_norm"]
+        assert re.findall(r"^void (\w+)\(pybind11::module_& module\);", text, re.MULTILINE) == wanted
+        assert re.findall(r"^  (\w+)\(module\);", text, re.MULTILINE) == wanted
+        families = {op.family for op in OPS.values() if op.steps_of("cuda")}
+        assert {path.parent.name for path in sources.operator_files()} == families
 
 
 PTXAS_LOG = """\
@@ -474,11 +508,11 @@ class TestExtension:
         call = functools.partial(function, out=empty_outputs(op, case, "cpu"))
         return call, parameters(function)[1], [op.steps_of("cuda")[0].name, *inputs]
 
-    def test_has_a_function_for_every_ladder(self, built: ModuleType) -> None:
+    def test_has_a_function_for_every_ladder_that_takes_what_its_spec_checks(self, built: ModuleType) -> None:
         for op in self.LADDERS:
             names = parameters(getattr(built, op.name))
-            options = list(op.options(op.profile_case))
-            assert names[0] == "step" and names[-1 - len(options) :] == ["out", *options]
+            assert names == ["step", *inspect.signature(op.check).parameters]
+            assert set(op.options(op.profile_case)) < set(names)
 
     def test_tensors_off_the_gpu_are_refused(self, call: tuple[Any, str, list[Any]]) -> None:
         function, first, arguments = call
@@ -501,10 +535,73 @@ class TestExtension:
             function(*arguments)
 
     def test_what_is_no_tensor_is_refused(self, call: tuple[Any, str, list[Any]]) -> None:
-        function, _, arguments = call
+        function, first, arguments = call
         arguments[1] = [1.0, 2.0]
-        with pytest.raises(TypeError, match="incompatible function arguments"):
+        with pytest.raises(TypeError, match=rf"^{first} is a list, must be a torch.Tensor"):
             function(*arguments)
+
+    def test_what_is_missing_is_refused(self, call: tuple[Any, str, list[Any]]) -> None:
+        function, first, arguments = call
+        with pytest.raises(TypeError, match=f"missing .*'{first}'"):
+            function(arguments[0])
+        with pytest.raises(TypeError, match=r"missing .*'out'"):
+            function.func(*arguments)
+
+    @pytest.mark.parametrize("call", [OPS["layer_norm_backward"]], ids=["layer_norm_backward"], indirect=True)
+    def test_none_is_refused_where_a_tensor_must_be(self, call: tuple[Any, str, list[Any]]) -> None:
+        function, _, arguments = call
+        for place, name in ((1, "dout"), (2, "x"), (3, "mean"), (4, "rstd")):
+            given = [*arguments[:place], None, *arguments[place + 1 :]]
+            with pytest.raises(TypeError, match=rf"^{name} is (a NoneType|None), must be a torch.Tensor"):
+                function(*given)
+
+    @pytest.mark.parametrize("place", ["input", "out"])
+    def test_values_that_do_not_lie_in_memory_are_refused(self, call: tuple[Any, str, list[Any]], place: str) -> None:
+        import torch
+
+        function, first, arguments = call
+        out = function.keywords["out"]
+        name = first if place == "input" else "out[0]" if isinstance(out, tuple) else "out"
+        of = arguments[1] if place == "input" else out[0] if isinstance(out, tuple) else out
+        remedy = {"input": f"call {first}.*", "out": "allocate it so with torch.empty"}[place]
+        for wrong, told in (
+            (of.to_sparse(), "has layout torch.sparse_coo"),
+            (torch._neg_view(of), "is negated lazily"),
+        ):
+            outs = (wrong, *out[1:]) if isinstance(out, tuple) else wrong
+            given = [*arguments[:1], wrong, *arguments[2:]] if place == "input" else arguments
+            with pytest.raises(ValueError, match=rf"^{re.escape(name)} {told}, must .*: {remedy}$"):
+                function.func(*given, out=out if place == "input" else outs)
+
+    def test_a_wrong_shape_is_refused(self, call: tuple[Any, str, list[Any]]) -> None:
+        function, _, arguments = call
+        out = function.keywords["out"]
+        first = out[0] if isinstance(out, tuple) else out
+        wrong = first.new_empty((*first.shape, 3))
+        with pytest.raises(ValueError, match=r"^out(\[0\])? has "):
+            function.func(*arguments, out=(wrong, *out[1:]) if isinstance(out, tuple) else wrong)
+
+    def test_an_out_that_overlaps_an_input_is_refused(self, built: ModuleType) -> None:
+        import torch
+
+        x = torch.zeros(3, 5)
+        with pytest.raises(ValueError, match=r"^out overlaps x in memory"):
+            built.softmax("v01_three_passes", x, out=x)
+        with pytest.raises(ValueError, match=r"^x is on cpu"):  # of no elements, in the middle of others
+            built.softmax("v01_three_passes", x[1:1], out=x[2:2])
+
+    def test_an_out_that_a_step_does_not_write_is_refused(self, built: ModuleType) -> None:
+        import torch
+
+        a, out = torch.zeros(8, 8, dtype=torch.float16), torch.zeros(8, 8)
+        narrow = [step.name for step in OPS["matmul_bf16"].steps_of("cuda") if not step.fp32_out]
+        for name in narrow:
+            with pytest.raises(TypeError, match=f"^out is torch.float32, must be torch.float16: matmul_bf16 {name} wr"):
+                built.matmul_bf16(name, a, a, out=out)
+        wide = OPS["matmul_bf16"].steps_of("cuda")[-1]
+        assert wide.fp32_out
+        with pytest.raises(ValueError, match=r"^a is on cpu"):
+            built.matmul_bf16(wide.name, a, a, out=out)
 
     def test_an_unknown_step_is_refused(self, built: ModuleType) -> None:
         from kernel_twins import load

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import itertools
 import math
-import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -802,11 +801,7 @@ def test_backends_that_are_not_there_are_named() -> None:
             call(x, target, backend="cuda")
 
 
-def test_the_steps_behind_the_functions_are_those_of_the_operators() -> None:
-    source = (ROOT / "cuda-kernels" / "loss" / "torch.cpp").read_text()
-    for op, names in functional.STEPS["cuda"].items():
-        (listed,) = re.findall(rf'"{op}", {{("[^}}]*)}}', source)
-        assert tuple(re.findall(r'"(\w+)"', listed)) == names
+def test_the_steps_behind_the_functions_are_the_last_ones() -> None:
     for backend, by_op in functional.STEPS.items():
         for op, names in by_op.items():
             assert OPS[op].steps_of(backend)[-1].name == names[0]

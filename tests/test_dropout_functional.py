@@ -710,10 +710,8 @@ def test_the_function_is_found_lazily() -> None:
 
 
 def test_every_backend_names_steps_that_there_are() -> None:
-    source = (ROOT / "cuda-kernels" / "dropout" / "torch.cpp").read_text()
     for backend, by_op in STEPS.items():
         for op, names in by_op.items():
             assert all(backend in OPS[op].step(name).backends for name in names)
-            assert backend != "cuda" or all(f'"{name}"' in source for name in names)
     steps = {backend: by_op["dropout_add"][0] for backend, by_op in STEPS.items()}
     assert fastest.FUNCTIONS["dropout_add"] == {"dropout_add": steps}

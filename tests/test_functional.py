@@ -282,15 +282,12 @@ def test_a_call_takes_as_long_as_its_host_where_the_gpu_is_faster() -> None:
 
 
 def test_every_backend_names_steps_that_there_are() -> None:
-    source = (ROOT / "cuda-kernels" / "matmul" / "torch.cpp").read_text()
     for backend, by_op in matmul.STEPS.items():
         for op, names in by_op.items():
             assert all(backend in OPS[op].step(name).backends for name in names)
-            assert backend != "cuda" or all(f'"{name}"' in source for name in names)
     for op, steps in fastest.FUNCTIONS["matmul"].items():
         assert all(name in matmul.STEPS[backend][op] for backend, name in steps.items())
     assert fastest.FUNCTIONS["linear"] == {"linear": dict.fromkeys(BACKENDS, linear.STEP)}
-    assert f'"{linear.STEP}"' in source
 
 
 def test_a_measured_case_gets_its_own_winner_and_others_the_nearest_of_their_kind(monkeypatch) -> None:

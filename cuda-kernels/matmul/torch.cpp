@@ -1,38 +1,78 @@
-// The operators behind the public functions: torch.ops.kernel_twins.matmul and .linear.
-//
-// In C++, because a call of an operator written in Python costs several times what its kernel's launch does.
-// They allocate their results, differentiate, and run without Python's lock.
-//
-// Where an operator returns what its backward pass needs as well, as a norm's statistics, the public function
-// calls another, <operator>_result, which is composed of it. A tensor that Python has held is freed under
-// Python's lock, which PyTorch's backward thread must then take: that costs as much as several launches.
+// The steps of all products, and the operator behind kernel_twins.matmul.
 #include <ATen/ATen.h>
 #include <ATen/ExpandUtils.h>
-#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
+#include <ATen/autocast_mode.h>
 #include <torch/library.h>
 
 #include <algorithm>
-#include <array>
 #include <optional>
 #include <string>
-#include <tuple>
-#include <utility>
 #include <vector>
 
 #include "lib/tensor_map.h"
-#include "matmul/linear/args.h"
 #include "matmul/matmul_bf16/args.h"
 #include "matmul/matmul_fp32/args.h"
-#include "torch/activation.h"
-#include "torch/adaptor.h"
+#include "matmul/matmul_tf32x3/args.h"
+#include "products.h"
 #include "torch/autograd_graph.h"
 #include "torch/operator.h"
+#include "torch/steps.h"
 
 namespace {
 
 using at::Tensor;
 using namespace kernel_twins;
-using OptionalDtype = std::optional<at::ScalarType>;
+
+template <typename T>
+void launch(const Step<MatmulArgs<T>>& step, const Matrix& a, const Matrix& b, void* out,
+            at::ScalarType dtype, at::ScalarType out_dtype) {
+  Lender lender;
+  const Memory memory = lender.memory();
+  lender.launch(step, {.a = reinterpret_cast<const T*>(a.data),
+                       .b = reinterpret_cast<const T*>(b.data),
+                       .out = static_cast<T*>(out),
+                       .M = a.rows,
+                       .N = b.cols,
+                       .K = a.cols,
+                       .stride_am = a.stride_row,
+                       .stride_ak = a.stride_col,
+                       .stride_bk = b.stride_row,
+                       .stride_bn = b.stride_col,
+                       .dtype = dtype_of(dtype),
+                       .out_dtype = dtype_of(out_dtype),
+                       .memory = &memory,
+                       .stream = lender.stream()});
+}
+
+// -----------------------------------------------------------------------------------------------------------
+// Steps
+// -----------------------------------------------------------------------------------------------------------
+
+// One adaptor for all: they differ in their dtypes alone. T as in MatmulArgs.
+template <typename T>
+void matmul_step(const char* op, const StepTable<MatmulArgs<T>>& steps, const std::string& step,
+                 const Tensor& a, const Tensor& b, const Tensor& out) {
+  const c10::cuda::CUDAGuard guard(a.device());
+  launch(find_step(op, steps, step, a), matrix_of(a), matrix_of(b), out.mutable_data_ptr(), a.scalar_type(),
+         out.scalar_type());
+  mark_written(out);
+}
+
+void matmul_fp32(const std::string& step, const Tensor& a, const Tensor& b, const Tensor& out) {
+  matmul_step("matmul_fp32", matmul_fp32_steps, step, a, b, out);
+}
+
+void matmul_tf32x3(const std::string& step, const Tensor& a, const Tensor& b, const Tensor& out) {
+  matmul_step("matmul_tf32x3", matmul_tf32x3_steps, step, a, b, out);
+}
+
+void matmul_bf16(const std::string& step, const Tensor& a, const Tensor& b, const Tensor& out) {
+  matmul_step("matmul_bf16", matmul_bf16_steps, step, a, b, out);
+}
+
+// -----------------------------------------------------------------------------------------------------------
+// The operator's arguments
+// -----------------------------------------------------------------------------------------------------------
 
 // The dtype of the result; refuses dtypes, ranks and devices that do not go together. `wide`:
 // PyTorch computes, which takes float64 too.
@@ -94,59 +134,17 @@ Shape<Int> shape_of(at::ArrayRef<Int> a, at::ArrayRef<Int> b) {
   return shape;
 }
 
-// A matrix in a tensor's memory.
-struct Matrix {
-  const char* data;
-  int64_t rows, cols, stride_row, stride_col;
-};
-
-// The last two dimensions.
-Matrix matrix_of(const Tensor& tensor) {
-  return {static_cast<const char*>(tensor.const_data_ptr()), tensor.size(-2), tensor.size(-1),
-          tensor.stride(-2), tensor.stride(-1)};
-}
+// -----------------------------------------------------------------------------------------------------------
+// On the GPU
+// -----------------------------------------------------------------------------------------------------------
 
 template <typename T>
-void launch(const Step<MatmulArgs<T>>& step, const Matrix& a, const Matrix& b, void* out,
-            at::ScalarType dtype, at::ScalarType out_dtype) {
+void multiply_by(const Step<MatmulArgs<T>>& step, const Matrix& a, const Matrix& b, void* out,
+                 at::ScalarType dtype, at::ScalarType out_dtype) {
   TORCH_CHECK_TYPE(step.fp32_out || out_dtype == dtype, "out_dtype is ", dtype_name(out_dtype), ", must be ",
                    dtype_name(dtype), " for ", step.name,
                    ", which this GPU or these sizes call for: pass backend='torch'");
-  Lender lender;
-  const Memory memory = lender.memory();
-  lender.launch(step, {.a = reinterpret_cast<const T*>(a.data),
-                       .b = reinterpret_cast<const T*>(b.data),
-                       .out = static_cast<T*>(out),
-                       .M = a.rows,
-                       .N = b.cols,
-                       .K = a.cols,
-                       .stride_am = a.stride_row,
-                       .stride_ak = a.stride_col,
-                       .stride_bk = b.stride_row,
-                       .stride_bn = b.stride_col,
-                       .dtype = dtype_of(dtype),
-                       .out_dtype = dtype_of(out_dtype),
-                       .memory = &memory,
-                       .stream = lender.stream()});
-}
-
-// out = a @ b, on the current stream of the current device.
-void multiply(const Matrix& a, const Matrix& b, void* out, at::ScalarType dtype, at::ScalarType out_dtype,
-              int device) {
-  const bool large = std::max({a.rows, b.cols, a.cols}) >= LARGEST_SIZE;
-  if (dtype == at::kFloat) {
-    const auto& step =
-        large ? first_that_runs<matmul_fp32_steps>("matmul_fp32", {"v09_pipelined"}, true, device)
-              : first_that_runs<matmul_fp32_steps>("matmul_fp32", {"v12_short_loop", "v09_pipelined"}, false,
-                                                   device);
-    launch(step, a, b, out, dtype, out_dtype);
-  } else {
-    const auto& step = large
-                           ? first_that_runs<matmul_bf16_steps>("matmul_bf16", {"v05_grouped"}, true, device)
-                           : first_that_runs<matmul_bf16_steps>(
-                                 "matmul_bf16", {"v15_dispatch", "v05_grouped"}, false, device);
-    launch(step, a, b, out, dtype, out_dtype);
-  }
+  launch(step, a, b, out, dtype, out_dtype);
 }
 
 // Whether products of a batch run one after the other: where each has a tile of 128 x 256 for every SM and
@@ -237,18 +235,6 @@ Tensor matmul_meta(const Tensor& a, const Tensor& b, OptionalDtype out_dtype) {
   return at::empty_symint(shape_of(a.sym_sizes(), b.sym_sizes()).out, a.options().dtype(type));
 }
 
-Tensor call_matmul(const Tensor& a, const Tensor& b, OptionalDtype out_dtype) {
-  static const auto op = find_operator<decltype(call_matmul)>("kernel_twins::matmul");
-  return op.call(a, b, out_dtype);
-}
-
-// All rows, of whatever dimensions. PyTorch's flatten is refused by is_grads_batched.
-Tensor as_matrix(const Tensor& tensor) {
-  if (tensor.dim() == 2) return tensor;
-  const auto sizes = tensor.sym_sizes();
-  return tensor.reshape_symint({c10::multiply_integers(sizes.slice(0, sizes.size() - 1)), sizes.back()});
-}
-
 class MatmulFunction : public torch::autograd::Function<MatmulFunction> {
  public:
   static constexpr const char* NAME = "MatmulBackward";
@@ -317,295 +303,47 @@ Tensor matmul_autograd(const Tensor& a, const Tensor& b, OptionalDtype out_dtype
   return out;
 }
 
-// -----------------------------------------------------------------------------------------------------------
-// linear: activation(x @ weight.T + bias)
-// -----------------------------------------------------------------------------------------------------------
-
-using OptionalTensor = std::optional<Tensor>;
-
-// Whether the backward pass needs what the activation was applied to.
-bool needs_pre(Activation activation) {
-  return activation != Activation::none && activation != Activation::relu;
-}
-
-template <typename Int>
-std::vector<Int> linear_shape(at::ArrayRef<Int> x, at::ArrayRef<Int> weight) {
-  TORCH_CHECK_VALUE(weight.size() == 2, "weight has ", text(static_cast<int64_t>(weight.size())),
-                    " dimensions, must have 2");
-  TORCH_CHECK_VALUE(weight[1] == x.back(), "weight has shape ", tuple(weight), ", must have ", text(x.back()),
-                    " columns, as many as x, of shape ", tuple(x),
-                    ", has in its last dimension: slice one, or "
-                    "transpose a matrix with .mT");
-  std::vector<Int> shape(x.begin(), x.end());
-  shape.back() = weight[0];
-  return shape;
-}
-
-void check_linear(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, bool wide) {
-  const auto check = [&](const char* name, const Tensor& tensor) {
-    if (!(wide && tensor.scalar_type() == at::kDouble)) {
-      require_dtype(name, tensor, {at::kFloat, at::kBFloat16, at::kHalf});
-    }
-    require_same_dtype(name, tensor, "x", x);
-    require_same_device(name, tensor, "x", x);
-  };
-  check("x", x);
-  check("weight", weight);
-  TORCH_CHECK_VALUE(x.dim() > 0, "x has 0 dimensions, must have 1 or more: call x.unsqueeze(0)");
-  linear_shape(x.sym_sizes(), weight.sym_sizes());
-  if (!bias) return;
-  check("bias", *bias);
-  TORCH_CHECK_VALUE(bias->dim() == 1 && bias->sym_size(0) == weight.sym_size(0), "bias has shape ",
-                    tuple(bias->sym_sizes()), ", must have (", text(weight.sym_size(0)),
-                    ",): one element for each row of weight");
-}
-
-// out, and what the activation was applied to where `save` asks for it (else undefined).
-std::pair<Tensor, Tensor> linear_forward_cpu(const Tensor& x, const Tensor& weight,
-                                             const OptionalTensor& bias, Activation activation, bool save) {
-  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-  check_linear(x, weight, bias, true);
-  const Tensor pre = at::linear(x, weight, bias).contiguous();
-  return {activated(pre, activation), save ? pre : Tensor()};
-}
-
-std::pair<Tensor, Tensor> linear_forward_meta(const Tensor& x, const Tensor& weight,
-                                              const OptionalTensor& bias, Activation, bool save) {
-  check_linear(x, weight, bias, is_wide(x));
-  const auto shape = linear_shape(x.sym_sizes(), weight.sym_sizes());
-  return {at::empty_symint(shape, x.options()), save ? at::empty_symint(shape, x.options()) : Tensor()};
-}
-
-// The fused step, or nullptr where this GPU does not run it.
-const Step<LinearArgs>* fused_step(int device) {
-  thread_local std::array<std::optional<const Step<LinearArgs>*>, C10_COMPILE_TIME_MAX_GPUS> known = {};
-  auto& found = known[device];
-  if (!found) {
-    const Step<LinearArgs>* step = linear_steps.find("v01_fused");
-    found = architecture_refusal("linear", step->name, step->arch, device).empty() ? step : nullptr;
-  }
-  return *found;
-}
-
-std::pair<Tensor, Tensor> linear_forward_cuda(const Tensor& x, const Tensor& weight,
-                                              const OptionalTensor& bias, Activation activation, bool save) {
-  check_linear(x, weight, bias, false);
-  const c10::cuda::CUDAGuard guard(x.device());
-  const auto shape = linear_shape(x.sizes(), weight.sizes());
-  const Tensor rows = as_matrix(x);
-  const bool large = std::max({rows.size(0), rows.size(1), weight.size(0)}) >= LARGEST_SIZE;
-  const Step<LinearArgs>* step =
-      large || x.scalar_type() == at::kFloat ? nullptr : fused_step(x.get_device());
-  Tensor out = empty(shape, x.scalar_type(), x.device());
-  if (!step) {
-    if (out.numel() > 0) {
-      multiply(matrix_of(rows), matrix_of(weight.t()), out.mutable_data_ptr(), x.scalar_type(),
-               x.scalar_type(), x.get_device());
-    }
-    if (bias) out.add_(*bias);
-    return {activated(out, activation), save ? out : Tensor()};
-  }
-  const Tensor dense_bias = bias ? bias->contiguous() : Tensor();
-  Tensor pre = save ? empty(shape, x.scalar_type(), x.device()) : Tensor();
-  Lender lender;
-  const Memory memory = lender.memory();
-  lender.launch(*step, {.x = rows.const_data_ptr(),
-                        .weight = weight.const_data_ptr(),
-                        .bias = bias ? dense_bias.const_data_ptr() : nullptr,
-                        .out = out.mutable_data_ptr(),
-                        .pre = save ? pre.mutable_data_ptr() : nullptr,
-                        .M = rows.size(0),
-                        .N = weight.size(0),
-                        .K = weight.size(1),
-                        .stride_xm = rows.stride(0),
-                        .stride_xk = rows.stride(1),
-                        .stride_wn = weight.stride(0),
-                        .stride_wk = weight.stride(1),
-                        .dtype = dtype_of(x),
-                        .activation = activation,
-                        .memory = &memory,
-                        .stream = lender.stream()});
-  return {out, pre};
-}
-
-template <auto FORWARD>
-Tensor linear(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
-              c10::string_view activation) {
-  return FORWARD(x, weight, bias, activation_of(activation), false).first;
-}
-
-template <auto FORWARD>
-std::tuple<Tensor, Tensor> linear_saving(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
-                                         c10::string_view activation) {
-  const Activation chosen = activation_of(activation);
-  TORCH_CHECK_VALUE(needs_pre(chosen), "activation is '", std::string(activation),
-                    "', which saves nothing of its own");
-  return FORWARD(x, weight, bias, chosen, true);
-}
-
-Activation check_backward(const Tensor& dout, const Tensor& saved, c10::string_view activation) {
-  const Activation chosen = activation_of(activation);
-  TORCH_CHECK_VALUE(chosen != Activation::none, "activation is 'none', whose dz is dout");
-  require_dtype("dout", dout, {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble});
-  require_same_dtype("saved", saved, "dout", dout);
-  require_same_device("saved", saved, "dout", dout);
-  TORCH_CHECK_VALUE(dout.dim() > 0 && saved.sym_sizes() == dout.sym_sizes(), "saved has shape ",
-                    tuple(saved.sym_sizes()), ", must have that of dout, ", tuple(dout.sym_sizes()));
-  return chosen;
-}
-
-// dz, and its sum over all rows, by PyTorch's operations.
-std::tuple<Tensor, Tensor> linear_backward_aten(const Tensor& dout, const Tensor& saved,
-                                                c10::string_view activation) {
-  const Activation chosen = check_backward(dout, saved, activation);
-  const Tensor dz = differentiable_dz(dout, saved, chosen).contiguous();
-  return {dz, as_matrix(dz).sum(0)};
-}
-
-std::tuple<Tensor, Tensor> linear_backward_meta(const Tensor& dout, const Tensor& saved,
-                                                c10::string_view activation) {
-  check_backward(dout, saved, activation);
-  return {at::empty_symint(dout.sym_sizes(), dout.options()),
-          at::empty_symint({dout.sym_size(-1)}, dout.options())};
-}
-
-std::tuple<Tensor, Tensor> linear_backward_cuda(const Tensor& dout, const Tensor& saved,
-                                                c10::string_view activation) {
-  const Activation chosen = check_backward(dout, saved, activation);
-  const bool half = dout.scalar_type() == at::kBFloat16 || dout.scalar_type() == at::kHalf;
-  if (!half || dout.numel() == 0 || dout.size(-1) >= LARGEST_SIZE) {
-    return linear_backward_aten(dout, saved, activation);
-  }
-  const c10::cuda::CUDAGuard guard(dout.device());
-  const Tensor dense = dout.contiguous();
-  const Tensor values = saved.contiguous();
-  Tensor dz = at::empty_like(dense);
-  Tensor dbias = empty({dout.size(-1)}, dout.scalar_type(), dout.device());
-  Lender lender;
-  const Memory memory = lender.memory();
-  ::linear_backward({.dout = dense.const_data_ptr(),
-                     .saved = values.const_data_ptr(),
-                     .dz = dz.mutable_data_ptr(),
-                     .dbias = dbias.mutable_data_ptr(),
-                     .M = dout.numel() / dout.size(-1),
-                     .N = dout.size(-1),
-                     .dtype = dtype_of(dout),
-                     .activation = chosen,
-                     .memory = &memory,
-                     .stream = lender.stream()});
-  return {dz, dbias};
-}
-
-Tensor call_linear(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
-                   c10::string_view activation) {
-  static const auto op = find_operator<decltype(call_linear)>("kernel_twins::linear");
-  return op.call(x, weight, bias, activation);
-}
-
-std::tuple<Tensor, Tensor> call_linear_saving(const Tensor& x, const Tensor& weight,
-                                              const OptionalTensor& bias, c10::string_view activation) {
-  static const auto op = find_operator<decltype(call_linear_saving)>("kernel_twins::linear_saving");
-  return op.call(x, weight, bias, activation);
-}
-
-std::tuple<Tensor, Tensor> call_linear_backward(const Tensor& dout, const Tensor& saved,
-                                                c10::string_view activation) {
-  static const auto op = find_operator<decltype(call_linear_backward)>("kernel_twins::linear_backward");
-  return below_autograd("linear_backward", {&dout}, [&] { return op.call(dout, saved, activation); });
-}
-
-// What gelu, gelu_tanh or silu was applied to is an output of the node beside the result. Where a gradient is
-// differentiated again, it is through that output that x, weight and bias are reached, saved or not.
-class LinearFunction : public torch::autograd::Function<LinearFunction> {
- public:
-  static constexpr const char* NAME = "LinearBackward";
-
-  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    const auto kept = context->get_saved_variables();
-    const Tensor& x = kept[0];
-    const Tensor& weight = kept[1];
-    const std::string& activation = context->saved_data["activation"].toStringRef();
-    Tensor dz = gradients[0];
-    Tensor dbias;
-    if (dz.defined() && activation != "none") {
-      if (at::GradMode::is_enabled()) {
-        dz = differentiable_dz(dz, kept[2], activation_of(activation));
-      } else {
-        std::tie(dz, dbias) = call_linear_backward(dz, kept[2], activation);
-      }
-    }
-    if (gradients.size() > 1 && gradients[1].defined()) {
-      dz = dz.defined() ? dz + gradients[1] : gradients[1];
-      dbias = Tensor();
-    }
-    if (!dz.defined()) return {Tensor(), Tensor(), Tensor()};
-    const bool wants_bias = context->needs_input_grad(2);
-    if (wants_bias && !dbias.defined()) dbias = dz.sum_to_size_symint({dz.sym_size(-1)});
-    Tensor dx;
-    Tensor dweight;
-    if (context->needs_input_grad(0)) dx = call_matmul(dz, weight, std::nullopt);
-    if (context->needs_input_grad(1)) {
-      dweight = call_matmul(as_matrix(dz).mT(), as_matrix(x), std::nullopt);
-    }
-    return {dx, dweight, wants_bias ? dbias : Tensor()};
-  }
-};
-
-Tensor linear_autograd(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
-                       c10::string_view activation) {
-  const Tensors inputs = {&x, &weight, or_none(bias)};
-  const auto call = [&] { return call_linear(x, weight, bias, activation); };
-  if (!compute_requires_grad(x, weight, bias)) return below_autograd("linear", inputs, call);
-  const Activation chosen = activation_of(activation);
-  Tensor out, pre;
-  if (needs_pre(chosen)) {
-    const auto call_saving = [&] { return call_linear_saving(x, weight, bias, activation); };
-    std::tie(out, pre) = below_autograd("linear", inputs, call_saving);
-  } else {
-    out = below_autograd("linear", inputs, call);
-  }
-  record<LinearFunction>(inputs, {&out, &pre}, [&](AutogradContext& context) {
-    context.save_for_backward({weight.requires_grad() ? x : Tensor(), x.requires_grad() ? weight : Tensor(),
-                               chosen == Activation::relu ? out : pre});
-    context.saved_data["activation"] = std::string(activation);
-  });
-  return out;
-}
-
 }  // namespace
 
-TORCH_LIBRARY(kernel_twins, library) {
+void kernel_twins::multiply(const Matrix& a, const Matrix& b, void* out, at::ScalarType dtype,
+                            at::ScalarType out_dtype, int device) {
+  const bool large = std::max({a.rows, b.cols, a.cols}) >= LARGEST_SIZE;
+  const int passed_over = large ? FIRST : NONE;
+  if (dtype == at::kFloat) {
+    multiply_by(first_that_runs<matmul_fp32_steps>("matmul_fp32", device, passed_over), a, b, out, dtype,
+                out_dtype);
+  } else {
+    multiply_by(first_that_runs<matmul_bf16_steps>("matmul_bf16", device, passed_over), a, b, out, dtype,
+                out_dtype);
+  }
+}
+
+Tensor kernel_twins::call_matmul(const Tensor& a, const Tensor& b, OptionalDtype out_dtype) {
+  static const auto op = find_operator<decltype(call_matmul)>("kernel_twins::matmul");
+  return op.call(a, b, out_dtype);
+}
+
+TORCH_LIBRARY_FRAGMENT(kernel_twins, library) {
   library.def("matmul(Tensor a, Tensor b, ScalarType? out_dtype=None) -> Tensor",
               {at::Tag::pt2_compliant_tag});
-  library.def("linear(Tensor x, Tensor weight, Tensor? bias=None, str activation='none') -> Tensor",
-              {at::Tag::pt2_compliant_tag});
-  // What linear's gradient is made of.
-  library.def("linear_saving(Tensor x, Tensor weight, Tensor? bias, str activation) -> (Tensor, Tensor)",
-              {at::Tag::pt2_compliant_tag});
-  library.def("linear_backward(Tensor dout, Tensor saved, str activation) -> (Tensor, Tensor)",
-              {at::Tag::pt2_compliant_tag});
 }
-TORCH_LIBRARY_IMPL(kernel_twins, CUDA, library) {
-  library.impl("matmul", matmul_cuda);
-  library.impl("linear", linear<linear_forward_cuda>);
-  library.impl("linear_saving", linear_saving<linear_forward_cuda>);
-  library.impl("linear_backward", linear_backward_cuda);
-}
-TORCH_LIBRARY_IMPL(kernel_twins, CPU, library) {
-  library.impl("matmul", matmul_cpu);
-  library.impl("linear", linear<linear_forward_cpu>);
-  library.impl("linear_saving", linear_saving<linear_forward_cpu>);
-  library.impl("linear_backward", linear_backward_aten);
-}
-TORCH_LIBRARY_IMPL(kernel_twins, Meta, library) {
-  library.impl("matmul", matmul_meta);
-  library.impl("linear", linear<linear_forward_meta>);
-  library.impl("linear_saving", linear_saving<linear_forward_meta>);
-  library.impl("linear_backward", linear_backward_meta);
-}
-TORCH_LIBRARY_IMPL(kernel_twins, Autograd, library) {
-  library.impl("matmul", matmul_autograd);
-  library.impl("linear", linear_autograd);
-  library.impl("linear_saving", torch::autograd::autogradNotImplementedFallback());
-  library.impl("linear_backward", torch::autograd::autogradNotImplementedFallback());
+TORCH_LIBRARY_IMPL(kernel_twins, CUDA, library) { library.impl("matmul", matmul_cuda); }
+TORCH_LIBRARY_IMPL(kernel_twins, CPU, library) { library.impl("matmul", matmul_cpu); }
+TORCH_LIBRARY_IMPL(kernel_twins, Meta, library) { library.impl("matmul", matmul_meta); }
+TORCH_LIBRARY_IMPL(kernel_twins, Autograd, library) { library.impl("matmul", matmul_autograd); }
+
+void register_matmul(pybind11::module_& module) {
+  define_steps(module, "matmul_fp32", matmul_fp32,
+               "out = a @ b in fp32. a: [M, K], b: [K, N], any strides; out: [M, N], contiguous.", arg("a"),
+               arg("b"), kw_only(), arg("out"));
+  define_steps(module, "matmul_tf32x3", matmul_tf32x3,
+               "out = a @ b, fp32 from three TF32 products. a: [M, K], b: [K, N], any strides; out: [M, N], "
+               "contiguous.",
+               arg("a"), arg("b"), kw_only(), arg("out"));
+  define_steps(
+      module, "matmul_bf16", matmul_bf16,
+      "out = a @ b, summed in fp32. a: [M, K], b: [K, N], any strides; out: [M, N], contiguous. a and b "
+      "are bf16 or fp16 alike, out is so or fp32.",
+      arg("a"), arg("b"), kw_only(), arg("out"));
+  define_linear(module);
 }

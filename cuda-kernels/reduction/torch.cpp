@@ -1,4 +1,4 @@
-// The operator behind kernel_twins.sum, mean, amax and argmax; see matmul/torch.cpp for why in C++.
+// The steps of reduction and reduction_nd, and the operator behind kernel_twins.sum, mean, amax and argmax.
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
 #include <torch/library.h>
@@ -7,16 +7,56 @@
 #include <string_view>
 #include <vector>
 
+#include "axes.h"
+#include "reduction/reduction/args.h"
 #include "reduction/reduction_nd/args.h"
-#include "torch/adaptor.h"
 #include "torch/autograd_graph.h"
-#include "torch/axes.h"
 #include "torch/operator.h"
+#include "torch/steps.h"
 
 namespace {
 
 using at::Tensor;
 using namespace kernel_twins;
+
+// -----------------------------------------------------------------------------------------------------------
+// Steps
+// -----------------------------------------------------------------------------------------------------------
+
+void reduction_step(const std::string& step, const Tensor& x, const Tensor& out) {
+  const c10::cuda::CUDAGuard guard(x.device());
+  const auto& found = find_step("reduction", reduction_steps, step, x);
+  size_t workspace_bytes = 0;
+  ReductionArgs args{.x = x.const_data_ptr(),
+                     .out = out.mutable_data_ptr<float>(),
+                     .n = x.numel(),
+                     .dtype = dtype_of(x),
+                     .workspace = nullptr,
+                     .workspace_bytes = &workspace_bytes,
+                     .zeroed = nullptr,
+                     .stream = c10::cuda::getCurrentCUDAStream()};
+  found.launch(args);  // only asks for the size
+  Lender lender;
+  args.workspace = lender.workspace(workspace_bytes);
+  args.zeroed = lender.zeroed();
+  lender.launch(found, args);
+  mark_written(out);
+}
+
+void reduction_nd_step(const std::string& step, const Tensor& x, const Tensor& out,
+                       const std::vector<int64_t>& dims, const std::string& kind) {
+  const c10::cuda::CUDAGuard guard(x.device());
+  const auto& found = find_step("reduction_nd", reduction_nd_steps, step, x);
+  Lender lender;
+  const Memory memory = lender.memory();
+  lender.launch(found, reduction_args(x, out, reduced_of(dims, x.dim()), reduction_kind_of(kind), memory,
+                                      lender.stream()));
+  mark_written(out);
+}
+
+// -----------------------------------------------------------------------------------------------------------
+// The operator
+// -----------------------------------------------------------------------------------------------------------
 
 // What a call asks for, with its axes counted from the front; no dims are all.
 struct Request {
@@ -51,8 +91,7 @@ Tensor reduction_cuda(const Tensor& x, at::IntArrayRef dims, bool keepdim, std::
   const Tensor out =
       empty(reduced_sizes(x.sizes(), request.reduced, keepdim), dtype_of_result(x, request.kind), x.device());
   if (out.numel() == 0) return out;
-  const auto& step =
-      first_that_runs<reduction_nd_steps>("reduction_nd", {"v05_split"}, false, x.get_device());
+  const auto& step = first_that_runs<reduction_nd_steps>("reduction_nd", x.get_device());
   Lender lender;
   const Memory memory = lender.memory();
   // Of 0 dimensions, it is one axis of one element.
@@ -169,3 +208,15 @@ TORCH_LIBRARY_IMPL(kernel_twins, CPU, library) { library.impl("reduction_nd", re
 TORCH_LIBRARY_IMPL(kernel_twins, Meta, library) { library.impl("reduction_nd", reduction_meta); }
 TORCH_LIBRARY_IMPL(kernel_twins, Autograd, library) { library.impl("reduction_nd", reduction_autograd); }
 TORCH_LIBRARY_IMPL(kernel_twins, AutocastCUDA, library) { library.impl("reduction_nd", reduction_autocast); }
+
+void register_reduction(pybind11::module_& module) {
+  define_steps(module, "reduction", reduction_step,
+               "out = the sum of x. x: contiguous, any shape, fp32, bf16 or fp16; out: fp32, no dimensions.",
+               arg("x"), kw_only(), arg("out"));
+  define_steps(
+      module, "reduction_nd", reduction_nd_step,
+      "out = the sum of x over the axes dims, the mean, the max or the argmax, its place among the reduced "
+      "ones. x: 1 to 5 axes, any strides, fp32, bf16 or fp16; out: the other axes, contiguous, of x's dtype, "
+      "for argmax int64.",
+      arg("x"), kw_only(), arg("out"), arg("dims") = std::vector<int64_t>{-1}, arg("kind") = "sum");
+}

@@ -1,5 +1,4 @@
-// The operators behind kernel_twins.softmax and kernel_twins.log_softmax; see matmul/torch.cpp for why in
-// C++.
+// The steps of softmax and softmax_backward, and the operators behind kernel_twins.softmax and log_softmax.
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
@@ -9,20 +8,55 @@
 
 #include "softmax/softmax/args.h"
 #include "softmax/softmax_backward/args.h"
-#include "torch/adaptor.h"
 #include "torch/autograd_graph.h"
 #include "torch/operator.h"
 #include "torch/rows.h"
+#include "torch/steps.h"
 
 namespace {
 
 using at::Tensor;
 using namespace kernel_twins;
 
-// For GPUs without clusters: the longest rows that steps hold in registers, in bytes. Longer ones are read
-// again.
+// For GPUs without clusters: the longest rows that the second step behind each function holds in registers,
+// in bytes. The third one reads longer ones again.
 constexpr int64_t ROW_IN_REGISTERS = 64 * 1024;
 constexpr int64_t PAIR_IN_REGISTERS = 32 * 1024;  // each of dout's and y's
+
+// -----------------------------------------------------------------------------------------------------------
+// Steps
+// -----------------------------------------------------------------------------------------------------------
+
+void softmax_step(const std::string& step, const Tensor& x, const Tensor& out, bool log) {
+  const c10::cuda::CUDAGuard guard(x.device());
+  const auto& found = find_step("softmax", softmax_steps, step, x);
+  found.launch({.x = x.const_data_ptr(),
+                .out = out.mutable_data_ptr(),
+                .M = x.size(0),
+                .N = x.size(1),
+                .stride_xm = x.stride(0),
+                .dtype = dtype_of(x),
+                .log = log,
+                .stream = c10::cuda::getCurrentCUDAStream()});
+  mark_written(out);
+}
+
+void softmax_backward_step(const std::string& step, const Tensor& dout, const Tensor& y, const Tensor& out,
+                           bool log) {
+  const c10::cuda::CUDAGuard guard(dout.device());
+  const auto& found = find_step("softmax_backward", softmax_backward_steps, step, dout);
+  found.launch({.dout = dout.const_data_ptr(),
+                .y = y.const_data_ptr(),
+                .out = out.mutable_data_ptr(),
+                .M = dout.size(0),
+                .N = dout.size(1),
+                .stride_dm = dout.stride(0),
+                .stride_ym = y.stride(0),
+                .dtype = dtype_of(dout),
+                .log = log,
+                .stream = c10::cuda::getCurrentCUDAStream()});
+  mark_written(out);
+}
 
 // -----------------------------------------------------------------------------------------------------------
 // The dimension along which rows lie
@@ -58,8 +92,7 @@ Tensor softmax_cuda(const Tensor& x, int64_t dim, bool log) {
   const Rows rows(x, dim);
   const int64_t N = row_length(x, dim);
   const bool large = N * x.itemsize() > ROW_IN_REGISTERS;
-  const auto& step = first_that_runs<softmax_steps>(
-      "softmax", {"v12_small_l1", large ? "v02_online" : "v05_rows_per_block"}, large, x.get_device());
+  const auto& step = first_that_runs<softmax_steps>("softmax", x.get_device(), large ? SECOND : NONE);
   step.launch({.x = rows.data(),
                .out = out.mutable_data_ptr(),
                .M = out.numel() / N,
@@ -106,9 +139,8 @@ Tensor softmax_backward_cuda(const Tensor& dout, const Tensor& y, int64_t dim, b
   const Rows y_rows(y, dim);
   const int64_t N = row_length(dout, dim);
   const bool large = N * dout.itemsize() > PAIR_IN_REGISTERS;
-  const auto& step = first_that_runs<softmax_backward_steps>(
-      "softmax_backward", {"v06_lines", large ? "v01_two_passes" : "v03_rows_per_block"}, large,
-      dout.get_device());
+  const auto& step =
+      first_that_runs<softmax_backward_steps>("softmax_backward", dout.get_device(), large ? SECOND : NONE);
   step.launch({.dout = dout_rows.data(),
                .y = y_rows.data(),
                .out = out.mutable_data_ptr(),
@@ -211,3 +243,16 @@ TORCH_LIBRARY_IMPL(kernel_twins, Autograd, library) {
   library.impl("softmax_backward", torch::autograd::autogradNotImplementedFallback());
 }
 TORCH_LIBRARY_IMPL(kernel_twins, AutocastCUDA, library) { library.impl("softmax", softmax_autocast); }
+
+void register_softmax(pybind11::module_& module) {
+  define_steps(
+      module, "softmax", softmax_step,
+      "out = softmax(x) over the rows, or its logarithm. x: [M, N], rows contiguous, fp32, bf16 or fp16; "
+      "out: [M, N], contiguous, of x's dtype.",
+      arg("x"), kw_only(), arg("out"), arg("log") = false);
+  define_steps(
+      module, "softmax_backward", softmax_backward_step,
+      "out = the gradient of x from dout and softmax's result y, or log_softmax's. dout, y: [M, N], rows "
+      "contiguous, fp32, bf16 or fp16 alike; out: [M, N], contiguous.",
+      arg("dout"), arg("y"), kw_only(), arg("out"), arg("log") = false);
+}

@@ -1,14 +1,31 @@
-// The activations in PyTorch's operations, for operators that compute off the GPU or are differentiated
-// again.
+// The activations by name, and in PyTorch's operations, for operators that compute off the GPU or are
+// differentiated again.
 #pragma once
 
 #include <ATen/ATen.h>
+
+#include <string>
+#include <string_view>
+#include <utility>
 
 #include "lib/activation.h"
 
 namespace kernel_twins {
 
 using at::Tensor;
+
+inline Activation activation_of(std::string_view name) {
+  constexpr std::pair<std::string_view, Activation> NAMES[] = {{"none", Activation::none},
+                                                               {"relu", Activation::relu},
+                                                               {"gelu", Activation::gelu},
+                                                               {"gelu_tanh", Activation::gelu_tanh},
+                                                               {"silu", Activation::silu}};
+  for (const auto& [known, activation] : NAMES) {
+    if (name == known) return activation;
+  }
+  TORCH_CHECK_VALUE(false, "activation is '", std::string(name),
+                    "', must be none, relu, gelu, gelu_tanh or silu: apply others to the result");
+}
 
 inline Tensor activated(const Tensor& pre, Activation activation) {
   switch (activation) {

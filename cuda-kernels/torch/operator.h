@@ -1,4 +1,12 @@
-// What operators in several files share: their results, the step that the device runs, other operators.
+// What the operators behind the public functions, torch.ops.kernel_twins.*, share: their results, the step
+// that the device runs, other operators.
+//
+// They are in C++, because a call of an operator written in Python costs several times what its kernel's
+// launch does. They allocate their results, differentiate, and run without Python's lock.
+//
+// Where an operator returns what its backward pass needs as well, as a norm's statistics, the public function
+// calls another, <operator>_result, which is composed of it. A tensor that Python has held is freed under
+// Python's lock, which PyTorch's backward thread must then take: that costs as much as several launches.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -6,11 +14,15 @@
 #include <ATen/cuda/EmptyTensor.h>
 
 #include <array>
-#include <initializer_list>
+#include <iterator>
 #include <optional>
+#include <span>
 #include <string>
 
-#include "adaptor.h"
+#include "architecture.h"
+#include "behind.h"
+#include "checks.h"
+#include "launch.h"
 
 namespace kernel_twins {
 
@@ -24,21 +36,40 @@ inline Tensor empty(at::IntArrayRef shape, at::ScalarType dtype, at::Device devi
   return Tensor(at::detail::empty_cuda(shape, dtype, device, std::nullopt));
 }
 
-// The first of a table's steps that the device runs, remembered by thread and table; `large` tells apart the
-// problems for which the names are others.
+// The place, among the steps behind a function, of the one that a call passes over because of its sizes.
+constexpr int NONE = -1, FIRST = 0, SECOND = 1;
+
+// The first of the steps behind a function that the device runs, or nullptr. It is remembered by thread and
+// table.
 template <const auto& STEPS>
-const auto& first_that_runs(const char* op, std::initializer_list<const char*> names, bool large,
-                            int device) {
-  using Entry = decltype(STEPS.begin);
-  thread_local std::array<std::array<Entry, C10_COMPILE_TIME_MAX_GPUS>, 2> known = {};
-  Entry& found = known[large][device];
-  if (found) return *found;
+auto find_that_runs(const char* op, int device, int passed_over = NONE) {
+  struct Found {
+    decltype(STEPS.begin) step = nullptr;
+    bool known = false;
+  };
+  thread_local std::array<std::array<Found, C10_COMPILE_TIME_MAX_GPUS>, SECOND - NONE + 1> remembered = {};
+  Found& found = remembered[passed_over - NONE][device];
+  if (found.known) return found.step;
+  const std::span names = behind(op);
+  for (int place = 0; !found.step && place < std::ssize(names); ++place) {
+    if (place == passed_over) continue;
+    const auto step = STEPS.find(names[place]);
+    if (architecture_refusal(op, step->name, step->arch, device).empty()) found.step = step;
+  }
+  found.known = true;
+  return found.step;
+}
+
+// The same, where there must be one.
+template <const auto& STEPS>
+const auto& first_that_runs(const char* op, int device, int passed_over = NONE) {
+  if (const auto step = find_that_runs<STEPS>(op, device, passed_over)) return *step;
+  const std::span names = behind(op);
   std::string refusals;
-  for (const char* name : names) {
-    const Entry step = STEPS.find(name);
-    const std::string refusal = architecture_refusal(op, name, step->arch, device);
-    if (refusal.empty()) return *(found = step);
-    refusals += (refusals.empty() ? "" : "; ") + refusal;
+  for (int place = 0; place < std::ssize(names); ++place) {
+    if (place == passed_over) continue;
+    const auto step = STEPS.find(names[place]);
+    refusals += (refusals.empty() ? "" : "; ") + architecture_refusal(op, step->name, step->arch, device);
   }
   TORCH_CHECK(false, refusals, ": pass backend='torch'");
 }

@@ -76,6 +76,10 @@ class Rows {
   int64_t stride_;
 };
 
+inline Tensor contiguous_or_none(const OptionalTensor& tensor) {
+  return tensor ? tensor->contiguous() : Tensor();
+}
+
 template <typename Int>
 std::vector<Int> moved_last(at::ArrayRef<Int> sizes, int64_t dim) {
   std::vector<Int> moved(sizes.begin(), sizes.end());

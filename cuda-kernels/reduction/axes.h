@@ -11,8 +11,9 @@
 #include <utility>
 #include <vector>
 
-#include "adaptor.h"
 #include "reduction/reduction_nd/args.h"
+#include "torch/checks.h"
+#include "torch/launch.h"
 
 namespace kernel_twins {
 
