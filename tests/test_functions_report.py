@@ -186,7 +186,7 @@ def test_without_a_gpu_the_verb_says_so(
 def test_backward_passes_are_timed_after_all_forward_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("triton")
-    from kernel_twins.report.calls.functions_contests import Contest
+    from kernel_twins.functional.contests import Contest
     from kernel_twins.report.measure import functions
 
     x = torch.ones(8, requires_grad=True)
@@ -227,7 +227,7 @@ def test_backward_passes_are_timed_after_all_forward_passes(monkeypatch: pytest.
 def test_a_wrong_call_gets_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("triton")
-    from kernel_twins.report.calls.functions_contests import Contest
+    from kernel_twins.functional.contests import Contest
     from kernel_twins.report.measure import functions, stage
 
     a = torch.randn(8, 8, generator=torch.Generator().manual_seed(0))

@@ -14,10 +14,12 @@ pytest.importorskip("triton")
 
 from kernel_twins import OPS  # noqa: E402
 from kernel_twins.errors import UnavailableError  # noqa: E402
-from kernel_twins.report.calls import sampled_checks, sampled_contests, sampled_timing  # noqa: E402
-from kernel_twins.report.calls.sampled_calls import gradient_operands  # noqa: E402
-from kernel_twins.report.calls.sampled_cases import CONTESTS, FUNCTIONS  # noqa: E402
-from kernel_twins.report.calls.sampled_checks import Backward, Forward  # noqa: E402
+from kernel_twins.functional.matmul import contest_judge  # noqa: E402
+from kernel_twins.functional.sampled import Forward  # noqa: E402
+from kernel_twins.functional.softmax.contest_calls import _OfResult  # noqa: E402
+from kernel_twins.report.calls import sampled_contests, sampled_timing  # noqa: E402
+from kernel_twins.report.calls.functions import FUNCTIONS  # noqa: E402
+from kernel_twins.report.calls.sampled_cases import CONTESTS  # noqa: E402
 from kernel_twins.report.calls.sampled_contests import Problem, contest  # noqa: E402
 from kernel_twins.report.calls.sampled_timing import LostGpuError, Times  # noqa: E402
 from kernel_twins.spec import Case  # noqa: E402
@@ -67,8 +69,8 @@ def exact(problem, direction):
     operands, dtype = problem.operands[0], problem.operands[0][0].dtype
     if problem.op.name == "softmax" and direction == "backward":  # from results as they are rounded
         (y,) = exact(problem, "forward")
-        op, case = problem.calls.backward
-        return (op.reference(case, (*douts_of(problem, (y,)), y), slice(0, len(y)))[0].to(dtype),)
+        backward = problem.calls.backward
+        return (backward.op.reference(backward.case, (*douts_of(problem, (y,)), y), slice(0, len(y)))[0].to(dtype),)
     if problem.function.endswith("_norm") and problem.case.get("residual"):  # the sum is rounded before
         *others, residual = operands
         operands = (others[0] + residual, *others[1:], torch.zeros_like(residual))
@@ -88,13 +90,13 @@ def exact(problem, direction):
 
 def judge(problem, direction):
     """What tells a fault of results or gradients."""
-    of, operands = (problem.function, problem.case), problem.operands[0]
+    calls, operands = problem.calls, problem.operands[0]
     if direction == "forward":
-        return Forward(*of, operands).fault
+        return calls.forward(operands).fault
     out = exact(problem, "forward")
     douts = douts_of(problem, out)
-    given = partial(gradient_operands, problem.case, problem.calls, operands, douts)
-    return partial(Backward(*of, problem.calls, operands, douts, given).fault, out)
+    given = partial(calls.backward.inputs, operands, douts) if calls.backward else None
+    return partial(calls.gradients(operands, douts, given), out)
 
 
 @BY_CELL
@@ -159,7 +161,7 @@ def test_libraries_kernels_are_given_what_their_operation_takes(direction, monke
             op = problem.op
             if direction == "backward":
                 assert problem.calls.backward is not None
-                op, _ = problem.calls.backward
+                op = problem.calls.backward.op
             monkeypatch.setitem(op.baselines, "liger", op.baselines["torch"])
             entrant = problem.entrant("liger", direction, 0)
             assert sampled_contests.judged(entrant, sampled_contests._tuple(entrant.trial())) == "ok", slug
@@ -307,7 +309,7 @@ def test_a_result_of_another_number_shape_or_dtype_is_wrong(timed_on_cpu, monkey
     ]
 
 
-@pytest.mark.parametrize(("function", "kind"), [("softmax", Forward), ("softmax", Backward)])
+@pytest.mark.parametrize(("function", "kind"), [("softmax", Forward), ("softmax", _OfResult)])
 def test_memory_that_the_judge_lacks_is_nobodys_fault(function, kind, timed_on_cpu, monkeypatch) -> None:
     def fault(*_: object, **__: object) -> str:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 60.00 GiB")
@@ -398,7 +400,8 @@ def test_linears_gradients_are_those_of_pytorch_and_off_in_no_element(slug) -> N
     problem = Problem("linear", Case.parse(slug), 1, device="cpu", sets=1)
     found, operands, douts = problem.entrant("torch", "backward", 0).call(), problem.operands[0], problem.douts(0, ())
     out = (problem.calls.eager(*operands),)
-    fault = partial(Backward("linear", problem.case, problem.calls, operands, douts, lambda out: out).fault, out)
+    assert problem.calls.gradients is not None
+    fault = partial(problem.calls.gradients(operands, douts, lambda out: out), out)
     assert fault(found) == ""
     for index, each in enumerate(found):
         wrong = each.clone().float()
@@ -416,7 +419,8 @@ def test_a_gradient_of_relu_is_on_the_side_of_0_that_the_result_is() -> None:
     weight[3, :2], weight[3, 2:], bias[3] = 1, 0, 0  # 1 - 1
     right = problem.calls.eager(x, weight, bias)
     (dout,) = problem.douts(0, (right,))
-    backward = Backward("linear", problem.case, problem.calls, (x, weight, bias), (dout,), lambda out: out)
+    assert problem.calls.gradients is not None
+    fault = problem.calls.gradients((x, weight, bias), (dout,), lambda out: out)
 
     def gradients(out):
         dz = dout.float() * (out > 0)
@@ -426,13 +430,13 @@ def test_a_gradient_of_relu_is_on_the_side_of_0_that_the_result_is() -> None:
     above = right.clone()
     above[:, 3] = 4e-7
     for out, other in ((right, above), (above, right)):
-        assert backward.fault((out,), gradients(out)) == ""
-        assert "gradient: " in backward.fault((out,), gradients(other))
+        assert fault((out,), gradients(out)) == ""
+        assert "gradient: " in fault((out,), gradients(other))
     stale = right.masked_fill(right == 0, math.nan)  # which is not above 0
-    assert backward.fault((stale,), gradients(stale)) == ""
-    assert "gradient: " in backward.fault((stale,), gradients(torch.ones_like(right)))
+    assert fault((stale,), gradients(stale)) == ""
+    assert "gradient: " in fault((stale,), gradients(torch.ones_like(right)))
     everywhere = right.clamp_min(4e-7)  # as if nothing were masked, and the result as good as 0
-    assert backward.fault((everywhere,), gradients(everywhere)) == "the result is on the other side of 0 than its sum"
+    assert fault((everywhere,), gradients(everywhere)) == "the result is on the other side of 0 than its sum"
 
 
 def test_a_result_of_relu_may_be_on_the_side_that_pytorchs_sum_is_on(monkeypatch) -> None:
@@ -442,18 +446,18 @@ def test_a_result_of_relu_may_be_on_the_side_that_pytorchs_sum_is_on(monkeypatch
     x[:, 0], x[:, 1] = 1, -1
     weight[3, :2], weight[3, 2:], bias[3] = 1, 0, 1e-4
     out = torch.relu(torch.nn.functional.linear(*operands))
-    assert sampled_checks._side_fault(case, operands, out) == ""
+    assert contest_judge.side_fault(case, operands, out) == ""
     out[:, 3] = 0
-    assert sampled_checks._side_fault(case, operands, out) != ""
+    assert contest_judge.side_fault(case, operands, out) != ""
 
     def cut_off(*given):
         found = torch.nn.functional.linear(*given)
         found[:, 3] -= 2e-4
         return found
 
-    monkeypatch.setattr(sampled_checks, "functional", SimpleNamespace(linear=cut_off))
-    assert sampled_checks._side_fault(case, operands, out) == ""
-    assert sampled_checks._side_fault(case, operands, torch.zeros_like(out)) != ""
+    monkeypatch.setattr(contest_judge, "functional", SimpleNamespace(linear=cut_off))
+    assert contest_judge.side_fault(case, operands, out) == ""
+    assert contest_judge.side_fault(case, operands, torch.zeros_like(out)) != ""
 
 
 @pytest.mark.parametrize("activation", ["none", "relu"])
@@ -463,7 +467,8 @@ def test_a_gradient_of_linear_is_held_to_fp32_sums_where_nothing_is_rounded_befo
     x, weight, bias = problem.operands[0]
     out = problem.calls.eager(x, weight, bias)
     (dout,) = problem.douts(0, (out,))
-    fault = Backward("linear", problem.case, problem.calls, (x, weight, bias), (dout,), lambda out: out).fault
+    assert problem.calls.gradients is not None
+    fault = problem.calls.gradients((x, weight, bias), (dout,), lambda out: out)
     right = problem.entrant("torch", "backward", 0).call()
     assert fault((out,), right) == ""
     dz = dout.double() if activation == "none" else dout.double() * (out > 0)

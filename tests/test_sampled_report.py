@@ -14,7 +14,8 @@ import pytest
 from kernel_twins import OPS
 from kernel_twins.report import cli, commands
 from kernel_twins.report.calls import functions_code, sampled_table
-from kernel_twins.report.calls.sampled_cases import CASES, CONTESTS, FUNCTIONS, cases, is_compiled, seed_of
+from kernel_twins.report.calls.functions import FUNCTIONS
+from kernel_twins.report.calls.sampled_cases import CASES, CONTESTS, cases, is_compiled, seed_of
 from kernel_twins.report.compare import history
 from kernel_twins.report.meaning import static
 from kernel_twins.report.meaning.analysis import Results

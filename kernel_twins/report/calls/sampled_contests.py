@@ -17,27 +17,21 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-import kernel_twins
 from kernel_twins import OPS
 from kernel_twins.errors import UnavailableError
+from kernel_twins.functional.function import Pass
+from kernel_twins.functional.sampled import Call as Function
+from kernel_twins.functional.sampled import Fault, Forward, Operands
 from kernel_twins.harness import check
 from kernel_twins.harness.bench import raised, sets_of
 from kernel_twins.harness.check import NotJudgedError, generator, judging
 from kernel_twins.ops import environment
-from kernel_twins.ops.loss import shared
 from kernel_twins.ops.tensors import OUT_DTYPE, empty_outputs
 from kernel_twins.report.calls import sampled_timing
-from kernel_twins.report.calls.sampled_calls import (
-    Function,
-    Operands,
-    calls,
-    gradient_operands,
-    loss_and_gradient,
-)
-from kernel_twins.report.calls.sampled_cases import Pass, is_compiled, op_of
-from kernel_twins.report.calls.sampled_checks import Backward, Forward
+from kernel_twins.report.calls.functions import FUNCTIONS
+from kernel_twins.report.calls.sampled_cases import is_compiled, op_of
 from kernel_twins.report.rows import store
-from kernel_twins.spec import NOT_JUDGED, Case
+from kernel_twins.spec import NOT_JUDGED, Case, Op
 
 OURS = ("cuda", "triton")
 OTHERS = ("liger", "quack")
@@ -91,7 +85,7 @@ class Problem:
     def __init__(self, function: str, case: Case, index: int, device: str = "cuda", sets: int | None = None) -> None:
         self.function, self.case, self.index, self.device = function, case, index, device
         self.op = OPS[op_of(function, case)]
-        self.calls = calls(function, case)
+        self.calls = FUNCTIONS[function].calls(case)
         source = generator(case, device)
         count = sets_of(self.op.bytes(case)) if sets is None else sets
         self.operands: list[Operands] = [self.op.inputs(case, source) for _ in range(count)]
@@ -100,12 +94,12 @@ class Problem:
         self._douts: dict[int, Operands] = {}
         self._given: dict[int, Operands] = {}
         self._forward_judges: dict[Case, Forward] = {}
-        self._backward_judge: Backward | None = None
+        self._gradients_fault: Fault | None = None
         self._others_problems: dict[str, check.Problem] = {}
 
     def names(self) -> list[str]:
         """Who takes part, PyTorch first."""
-        others = [name for name in OTHERS if name in self.op.baselines and self.function != "cross_entropy_gradient_"]
+        others = [name for name in OTHERS if name in self.op.baselines and not self.calls.in_place]
         return ["torch", *(["compile"] if is_compiled(self.index) else []), *others, *OURS, "auto"]
 
     def chosen(self) -> str:
@@ -114,7 +108,7 @@ class Problem:
 
     def forget(self) -> None:
         """What judges kept, which is as large as many sets of operands."""
-        self._given, self._forward_judges, self._backward_judge, self._others_problems = {}, {}, None, {}
+        self._given, self._forward_judges, self._gradients_fault, self._others_problems = {}, {}, None, {}
 
     def entrant(self, name: str, direction: Pass, number: int) -> Entrant:
         """A call with that set of operands, of which the first one's is tried and judged."""
@@ -131,7 +125,7 @@ class Problem:
 
     def _forward_entrant(self, name: str, function: Function, number: int) -> Entrant:
         call = partial(_forward, function, self.operands[number])
-        if name == "compile" and self.op.name not in ("cross_entropy", "dropout_add"):
+        if name == "compile" and self.calls.rows is None and self.op.exemplar is None:
             settled = self.op.settled(self.case)
             return Entrant(
                 call,
@@ -142,23 +136,20 @@ class Problem:
         if name not in (*OURS, "auto"):
             return Entrant(call, call)
         operands = self.operands[number]
-        if self.function == "cross_entropy_gradient_" and number == 0:  # what is written to is judged by, and tried
+        if self.calls.in_place and number == 0:  # what is written to is judged by, and tried
             operands = self.op.inputs(self.case, generator(self.case, self.device))
         trial = partial(_forward, function, operands)
         if name == "auto":
             return Entrant(call, trial)
-        if self.op.name != "cross_entropy":
-            return Entrant(call, trial, self._forms, lambda found: self.judge(self.case).fault(found))
+        rows, forms = self.calls.rows, self._forms
+        fault: Callable[[Operands], str] = lambda found: self.judge(self.case).fault(found)  # noqa: E731
+        if rows is None:
+            return Entrant(call, trial, forms, fault)
 
         def with_rows() -> Operands:
-            """The losses of the rows, of which a mean tells little: without it, and under autocast unrounded."""
-            with torch.autocast(operands[0].device.type):
-                options = shared.options(self.case)
-                of_rows = kernel_twins.cross_entropy(*operands, reduction="none", backend=name, **options)
-            return (*_tuple(trial()), of_rows)
+            return *_tuple(trial()), rows(*operands, backend=name)
 
-        forms = (*self._forms, ((self.case.shape[0],), torch.float32))
-        return Entrant(call, with_rows, forms, lambda found: self.judge(self.case).fault(found))
+        return Entrant(call, with_rows, (*forms, *_forms_of(self.op, self.case)), fault)
 
     def judge(self, case: Case) -> Forward:
         """Of results, at the case or where it is settled."""
@@ -166,7 +157,7 @@ class Problem:
             operands = self.operands[0]
             if case != self.case:
                 operands = self.op.inputs(case, generator(case, self.device))
-            self._forward_judges[case] = Forward(self.function, case, operands)
+            self._forward_judges[case] = FUNCTIONS[self.function].calls(case).forward(operands)
         return self._forward_judges[case]
 
     @cached_property
@@ -193,7 +184,7 @@ class Problem:
             return Entrant(call, call)
         kept = tuple(each.detach() for each in out)
         forms = tuple((tuple(each.shape), each.dtype) for each in differentiated)
-        return Entrant(call, call, forms, lambda gradients: self._gradients_judge().fault(kept, gradients))
+        return Entrant(call, call, forms, lambda gradients: self._gradients_judge()(kept, gradients))
 
     def douts(self, number: int, out: Operands) -> Operands:
         """The gradients of results, everybody's the same. Of a mean, one; of all else, random."""
@@ -203,30 +194,27 @@ class Problem:
                     torch.empty_like(each, memory_format=torch.contiguous_format, requires_grad=False).normal_(
                         generator=self._source
                     )
-                    if each.dim() or not self.function.startswith("cross_entropy")
+                    if self.calls.rows is None
                     else torch.ones_like(each, requires_grad=False)
                     for each in out
                 )
         return self._douts[number]
 
     def given(self, number: int, out: Operands | None = None) -> Operands:
-        """The inputs of the gradient's operation; of softmax's, with the result told, or PyTorch's."""
-        is_of_result = self.op.name == "softmax" and out is not None
-        if number in self._given and not is_of_result:
-            return self._given[number]
-        operands = self.operands[number]
-        out = out or _tuple(_forward(self.calls.eager, operands))
-        given = gradient_operands(self.case, self.calls, operands, self.douts(number, out), out)
-        if not is_of_result:
-            self._given[number] = given
-        return given
+        """The inputs of the gradient's operation, from results that are told, or PyTorch's."""
+        if number not in self._given:
+            assert self.calls.backward is not None  # or there is no such operation
+            operands = self.operands[number]
+            out = out or _tuple(_forward(self.calls.eager, operands))
+            self._given[number] = self.calls.backward.inputs(operands, self.douts(number, out), out)
+        return self._given[number]
 
-    def _gradients_judge(self) -> Backward:
-        if self._backward_judge is None:
-            self._backward_judge = Backward(
-                self.function, self.case, self.calls, self.operands[0], self._douts[0], partial(self.given, 0)
-            )
-        return self._backward_judge
+    def _gradients_judge(self) -> Fault:
+        if self._gradients_fault is None:
+            assert self.calls.gradients is not None  # or no backward pass is timed
+            given = partial(self.given, 0)
+            self._gradients_fault = self.calls.gradients(self.operands[0], self._douts[0], given)
+        return self._gradients_fault
 
     # ------------------------------------------------------------------------------------------------------------------
     # Others
@@ -241,7 +229,7 @@ class Problem:
             op, case, inputs = self.op, self.case, self.operands[number]
         else:
             assert self.calls.backward is not None  # or the library would have no baseline there
-            op, case = self.calls.backward
+            op, case = self.calls.backward.op, self.calls.backward.case
             if name not in op.baselines:
                 raise UnavailableError(f"{name} has no {op.name}")
             inputs = self.given(number)
@@ -266,11 +254,11 @@ class Problem:
             for each in _tuple(into):
                 each.view(torch.uint8).fill_(_POISON)
             returned = baseline(*problem().inputs, **op.options(settled), out=into)
-            return returned if isinstance(returned, (Tensor, tuple)) and op.name != "cross_entropy" else into
+            return returned if isinstance(returned, (Tensor, tuple)) else into
 
-        forms = tuple((each.shape, OUT_DTYPE[each.dtype]) for each in op.outputs(settled))
         fault: Callable[[Operands], str] = lambda found: problem().compare(found, is_baseline=True).reason  # noqa: E731
-        return Entrant(with_mean if op.name == "cross_entropy" else call, trial, forms, fault)
+        is_mean = self.calls.rows is not None and direction == "forward"
+        return Entrant(with_mean if is_mean else call, trial, _forms_of(op, settled), fault)
 
     def _function(self, name: str) -> Function:
         if name == "torch":
@@ -278,15 +266,17 @@ class Problem:
         if name != "compile":
             return partial(self.calls.ours, backend=name)
         if self._compiled is None:
-            in_place = self.function == "cross_entropy_gradient_"
-            eager = calls("cross_entropy", self.case).eager if in_place else self.calls.eager
-
-            def function(*operands: Tensor) -> Any:
-                return eager(*operands)
-
-            made: Function = torch.compile(function, fullgraph=True, dynamic=False)
-            self._compiled = loss_and_gradient(made) if in_place else made
+            made = self.calls.compiled
+            self._compiled = made(_compile) if made else _compile(self.calls.eager)
         return self._compiled
+
+
+def _compile(eager: Function) -> Function:
+    def function(*operands: Tensor) -> Any:
+        return eager(*operands)
+
+    made: Function = torch.compile(function, fullgraph=True, dynamic=False)
+    return made
 
 
 def contest(problem: Problem, direction: Pass, lost: dict[str, str]) -> list[dict[str, str]]:
@@ -423,6 +413,10 @@ def _misformed(forms: tuple[Form, ...], results: Operands) -> str:
         if (tuple(each.shape), each.dtype) != (shape, dtype):
             return f"result {index} is {tuple(each.shape)} of {each.dtype}, must be {shape} of {dtype}"
     return ""
+
+
+def _forms_of(op: Op, case: Case) -> tuple[Form, ...]:
+    return tuple((each.shape, OUT_DTYPE[each.dtype]) for each in op.outputs(case))
 
 
 def _forward(function: Function, operands: Operands) -> Any:

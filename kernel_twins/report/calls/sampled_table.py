@@ -42,12 +42,14 @@ _WORST = 5
 # What is drawn, judged and timed, besides the functions themselves.
 _SOURCES = (
     "kernel_twins/ops/**/*.py",
+    "kernel_twins/functional/*.py",
+    "kernel_twins/functional/*/contest*.py",
     "kernel_twins/functional/fastest.json",
     f"hardware-survey/results/{REFERENCE_GPU}.json",
     "kernel_twins/errors.py",
     "kernel_twins/spec.py",
     "kernel_twins/harness/*.py",
-    *(f"kernel_twins/report/calls/sampled_{name}.py" for name in ("calls", "cases", "checks", "contests", "timing")),
+    *(f"kernel_twins/report/calls/sampled_{name}.py" for name in ("cases", "contests", "timing")),
 )
 
 

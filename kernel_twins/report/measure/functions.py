@@ -22,11 +22,12 @@ import torch
 from torch import Tensor
 
 from kernel_twins.errors import UnavailableError
+from kernel_twins.functional.contests import OURS, Contest, Result
 from kernel_twins.harness.bench import raised
 from kernel_twins.harness.sensors import Sampler
 from kernel_twins.ops import environment
 from kernel_twins.report.calls import functions_code, functions_table
-from kernel_twins.report.calls.functions_contests import OURS, Contest, Result, contests
+from kernel_twins.report.calls.functions import contests
 from kernel_twins.report.measure import publish, stage
 from kernel_twins.report.rows import store
 

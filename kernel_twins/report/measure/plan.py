@@ -16,7 +16,8 @@ import numpy as np
 import pandas as pd
 
 from kernel_twins.harness import ceilings
-from kernel_twins.report.calls.sampled_cases import CASES, CONTESTS, FUNCTIONS
+from kernel_twins.report.calls.functions import FUNCTIONS
+from kernel_twins.report.calls.sampled_cases import CASES, CONTESTS
 from kernel_twins.report.measure.proton import CALLS as PROTON_CALLS
 from kernel_twins.report.measure.selection import Selection
 from kernel_twins.report.rows import libraries, store

@@ -17,8 +17,10 @@ from typing import Any
 
 import pandas as pd
 
+from kernel_twins.functional.function import Pass
 from kernel_twins.report.calls import sampled_table
-from kernel_twins.report.calls.sampled_cases import CASES, FUNCTIONS, Pass, cases, is_compiled, seed_of
+from kernel_twins.report.calls.functions import FUNCTIONS
+from kernel_twins.report.calls.sampled_cases import CASES, cases, is_compiled, seed_of
 from kernel_twins.report.measure import ahead, publish, stage
 from kernel_twins.report.rows import store
 from kernel_twins.report.rows.errors import CannotRunError

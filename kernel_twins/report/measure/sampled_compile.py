@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from kernel_twins.report.calls.sampled_cases import FUNCTIONS
+from kernel_twins.report.calls.functions import FUNCTIONS
 from kernel_twins.report.calls.sampled_contests import Problem, compiling, prepare
 from kernel_twins.report.measure import ahead
 from kernel_twins.report.measure.sampled import Recording

@@ -1,0 +1,9 @@
+"""The family's public function, declared."""
+
+from __future__ import annotations
+
+from kernel_twins.functional.function import Function
+
+FUNCTIONS = (
+    Function(name="dropout_add", ops=("dropout_add", "dropout_add_backward"), drawn=("dropout_add",), chooses=True),
+)

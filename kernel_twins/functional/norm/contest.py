@@ -1,0 +1,10 @@
+"""The family's public functions, declared."""
+
+from __future__ import annotations
+
+from kernel_twins.functional.function import Function
+
+FUNCTIONS = tuple(
+    Function(name=name, ops=(name, f"{name}_backward"), drawn=(name,), chooses=True)
+    for name in ("layer_norm", "rms_norm")
+)

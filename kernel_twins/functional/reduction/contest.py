@@ -1,0 +1,17 @@
+"""The family's public functions, declared. A sum's gradient is a view, for which no kernel runs; argmax has none."""
+
+from __future__ import annotations
+
+from kernel_twins.functional.function import Function, Pass
+
+_FORWARD: tuple[Pass, ...] = ("forward",)
+
+FUNCTIONS = tuple(
+    Function(name=name, ops=("reduction_nd",), drawn=("reduction_nd",), fixed={"kind": kind}, passes=passes)
+    for name, kind, passes in (
+        ("sum", "sum", _FORWARD),
+        ("mean", "mean", (*_FORWARD, "backward")),
+        ("amax", "max", (*_FORWARD, "backward")),
+        ("argmax", "argmax", _FORWARD),
+    )
+)
