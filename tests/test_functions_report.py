@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
+import kernel_twins
 from kernel_twins import OPS
 from kernel_twins.report import cli
-from kernel_twins.report.calls import functions_code, functions_table
+from kernel_twins.report.calls import functions, functions_code, functions_table
+from kernel_twins.report.calls.functions import FUNCTIONS
 from kernel_twins.report.meaning import static
 from kernel_twins.report.meaning.analysis import Results
 from kernel_twins.report.meaning.verdict import paired_ratio
@@ -154,6 +159,74 @@ def test_a_function_stands_on_its_ladders_its_operators_and_its_modules_alone() 
     assert not [path for path in found if "dropout" in path or "norm" in path or "ops/softmax" in path]
 
 
+def test_every_public_function_is_declared_by_its_family_alone() -> None:
+    assert {*FUNCTIONS} == {*kernel_twins._MODULES}
+    for function in FUNCTIONS.values():
+        assert kernel_twins._MODULES[function.name].startswith(f"{function.family}.")
+        assert all(OPS[op].family == function.family for op in function.ops)
+        assert {*function.drawn} <= {*function.ops}
+
+
+def test_a_function_that_two_families_declare_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kernel_twins.functional.matmul import contest
+
+    twice = (*contest.FUNCTIONS, contest.FUNCTIONS[0])
+    monkeypatch.setattr(contest, "FUNCTIONS", twice)
+    with pytest.raises(ValueError, match=r"^declared twice: matmul$"):
+        functions._discover()
+    monkeypatch.setattr(contest, "FUNCTIONS", (replace(twice[0], ops=("softmax",)),))
+    with pytest.raises(ValueError, match=r"contest.py: matmul is of softmax, must be of its folder$"):
+        functions._discover()
+
+
+def test_behind_a_declared_function_are_steps_that_there_are() -> None:
+    for op in {op for function in FUNCTIONS.values() for op in function.ops}:
+        assert OPS[op].behind, op
+        for backend, names in OPS[op].behind.items():
+            assert names and {*names} <= {step.name for step in OPS[op].steps_of(backend)}
+
+
+def test_every_declared_function_has_calls_and_those_that_choose_are_timed() -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    for function in FUNCTIONS.values():
+        module = function._calls_module()
+        assert function.name in module.CALLS
+        assert function.name in module.CONTESTS or not function.chooses
+        assert {*module.CALLS} == {each.name for each in FUNCTIONS.values() if each.family == function.family}
+
+
+def test_functions_are_listed_in_the_order_of_the_chapters() -> None:
+    assert list(FUNCTIONS) == [
+        *("matmul", "linear", "softmax", "log_softmax", "layer_norm", "rms_norm", "cross_entropy"),
+        *("cross_entropy_gradient_", "dropout_add", "sum", "mean", "amax", "argmax"),
+    ]
+
+
+def test_functions_are_found_and_told_without_torch() -> None:
+    code = (
+        "import sys\n"
+        "sys.modules.update(dict.fromkeys(('torch', 'triton')))\n"
+        "from kernel_twins.report.calls import fastest, functions_code\n"
+        "print(len(functions_code.codes('h100-sxm')), bool(fastest.derive()))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=store.ROOT)
+    assert (done.returncode, done.stdout) == (0, "13 True\n"), done.stderr
+
+
+def test_a_step_that_no_function_runs_makes_no_function_stale(monkeypatch: pytest.MonkeyPatch) -> None:
+    op = OPS["softmax"]
+    found = functions_code.sources("softmax")
+    for backend in BACKENDS:
+        assert {identity.step_file("softmax", name, backend) for name in op.behind[backend]} <= found
+        assert identity.step_file("softmax", "v01_three_passes", backend) not in found
+    assert identity.step_file("softmax", "v09_lines", "cuda") in found  # to which another step leaves rows
+    before = functions_code.code("h100-sxm", "softmax")
+    other = replace(op, behind={**op.behind, "cuda": (*reversed(op.behind["cuda"]),)})
+    monkeypatch.setitem(OPS, "softmax", other)
+    assert functions_code.code("h100-sxm", "softmax") != before
+
+
 def test_a_function_is_digested_wherever_its_files_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same text in other folders, found by other paths, is the same code; another text is not."""
     digests = []
@@ -187,7 +260,7 @@ def test_backward_passes_are_timed_after_all_forward_passes(monkeypatch: pytest.
     torch = pytest.importorskip("torch")
     pytest.importorskip("triton")
     from kernel_twins.functional.contests import Contest
-    from kernel_twins.report.measure import functions
+    from kernel_twins.report.measure import functions as measured
 
     x = torch.ones(8, requires_grad=True)
     events: list[str] = []
@@ -208,9 +281,9 @@ def test_backward_passes_are_timed_after_all_forward_passes(monkeypatch: pytest.
     judged = {backend: lambda call=call: call()() for backend, call in calls.items()}
     expected = torch.full((8,), 2.0), torch.full((8,), 2.0)
     contest = Contest("backward", "rms_norm", Case.parse("4x2-bf16"), calls, expected, judged)
-    rows = functions.timed(contest)
+    rows = measured.timed(contest)
     assert [row["status"].split(":")[0] for row in rows] == ["ok", "ok", "wrong"]
-    rounds, calls_each = functions.BACKWARD_ROUNDS, functions.BACKWARD_CALLS
+    rounds, calls_each = measured.BACKWARD_ROUNDS, measured.BACKWARD_CALLS
     assert [len(row["times_us"].split()) for row in rows] == [rounds, rounds, 0]
     assert {row["calls"] for row in rows} == {str(calls_each), ""}
     timed = events[events.index("wait") - calls_each :]  # behind the gates
@@ -228,7 +301,8 @@ def test_a_wrong_call_gets_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     torch = pytest.importorskip("torch")
     pytest.importorskip("triton")
     from kernel_twins.functional.contests import Contest
-    from kernel_twins.report.measure import functions, stage
+    from kernel_twins.report.measure import functions as measured
+    from kernel_twins.report.measure import stage
 
     a = torch.randn(8, 8, generator=torch.Generator().manual_seed(0))
     timed = []
@@ -246,10 +320,10 @@ def test_a_wrong_call_gets_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     both = Contest("gpu", "linear", Case.parse("8x8x8-bf16"), passes, (a, a))
     places = {"torch": lambda: a.argmax(-1), "cuda": lambda: a.argmax(-1) ^ 1}
     third = Contest("host", "argmax", Case.parse("8x8-bf16"), places, (a.argmax(-1),))
-    monkeypatch.setattr(functions, "_TIMERS", {"host": timer, "gpu": timer})
-    monkeypatch.setattr(functions, "contests", lambda: iter([contest, both, third]))
+    monkeypatch.setattr(measured, "_TIMERS", {"host": timer, "gpu": timer})
+    monkeypatch.setattr(measured, "contests", lambda: iter([contest, both, third]))
     monkeypatch.setattr(stage, "_facts", lambda: dict.fromkeys(store.PROVENANCE[2:], "1"))
-    wrong = functions.record("gpu", tmp_path, lambda line: None)
+    wrong = measured.record("gpu", tmp_path, lambda line: None)
     assert timed == ["torch", "torch", "torch"]
     assert len(wrong) == 7
     told = [line.partition(": wrong: ")[2] for line in wrong]

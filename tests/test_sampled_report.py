@@ -240,7 +240,7 @@ def test_whatever_draws_judges_or_times_stands_behind_the_rows() -> None:
     told = subprocess.run([sys.executable, "-c", loaded], cwd=store.ROOT, capture_output=True, text=True, check=True)
     paths = {Path(each).resolve() for each in told.stdout.split() if each.endswith(".py")}
     known = {path.resolve() for pattern in sampled_table._SOURCES for path in store.ROOT.glob(pattern)}
-    known |= {path for function in functions_code.FUNCTIONS for path in functions_code.sources(function)}
+    known |= {path for function in FUNCTIONS for path in functions_code.sources(function)}
     elsewhere = {"__init__.py", "disassembly.py"}  # which only pass names on, or tell of kernels
     lacking = {path for path in paths - known if "report" not in path.parts and path.name not in elsewhere}
     assert not lacking and len(paths & known) > 40

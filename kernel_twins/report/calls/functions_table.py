@@ -16,6 +16,7 @@ import pandas as pd
 
 from kernel_twins.harness.ceilings import gpu_slug
 from kernel_twins.report.calls import functions_code
+from kernel_twins.report.calls.functions import FUNCTIONS
 from kernel_twins.report.meaning import write
 from kernel_twins.report.meaning.verdict import paired_ratio
 from kernel_twins.report.rows import store
@@ -86,7 +87,7 @@ def _refused(what: str) -> InvalidDataError:
 
 def _problem(row: Any, known: set[str]) -> str:
     """What is wrong with a row, empty if nothing is."""
-    if row.backend not in _COLUMNS.get(row.kind, {}) or row.function not in functions_code.FUNCTIONS:
+    if row.backend not in _COLUMNS.get(row.kind, {}) or row.function not in FUNCTIONS:
         return "there is no such kind, function or backend"
     if row.run not in known:
         return f"its run, {row.run!r}, is not in runs.csv"
