@@ -23,7 +23,6 @@ import kernel_twins  # noqa: E402
 from kernel_twins import OPS  # noqa: E402
 from kernel_twins.errors import UnavailableError  # noqa: E402
 from kernel_twins.harness.load import extension  # noqa: E402
-from kernel_twins.report.calls import fastest  # noqa: E402
 from kernel_twins.spec import Case  # noqa: E402
 
 torch_cross_entropy = torch.nn.functional.cross_entropy
@@ -805,8 +804,6 @@ def test_the_steps_behind_the_functions_are_the_last_ones() -> None:
     for backend, by_op in functional.STEPS.items():
         for op, names in by_op.items():
             assert OPS[op].steps_of(backend)[-1].name == names[0]
-    behind = {backend: by_op["cross_entropy"][0] for backend, by_op in functional.STEPS.items()}
-    assert fastest.FUNCTIONS["cross_entropy"] == {"cross_entropy": behind}
 
 
 def test_the_module_is_the_function() -> None:

@@ -29,7 +29,6 @@ from kernel_twins.functional.dropout.dropout import STEPS  # noqa: E402
 from kernel_twins.harness.load import extension  # noqa: E402
 from kernel_twins.ops.activations import ACTIVATIONS  # noqa: E402
 from kernel_twins.ops.dropout import shared  # noqa: E402
-from kernel_twins.report.calls import fastest  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
 P = 0.3
@@ -713,5 +712,3 @@ def test_every_backend_names_steps_that_there_are() -> None:
     for backend, by_op in STEPS.items():
         for op, names in by_op.items():
             assert all(backend in OPS[op].step(name).backends for name in names)
-    steps = {backend: by_op["dropout_add"][0] for backend, by_op in STEPS.items()}
-    assert fastest.FUNCTIONS["dropout_add"] == {"dropout_add": steps}

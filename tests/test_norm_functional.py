@@ -28,7 +28,6 @@ from kernel_twins import OPS  # noqa: E402
 from kernel_twins.errors import UnavailableError  # noqa: E402
 from kernel_twins.functional.norm import norm  # noqa: E402
 from kernel_twins.harness.load import extension  # noqa: E402
-from kernel_twins.report.calls import fastest  # noqa: E402
 from kernel_twins.spec import Case  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -898,8 +897,6 @@ def test_every_backend_names_steps_that_there_are() -> None:
             assert all(backend in OPS[op].step(name).backends for name in names)
             # Whatever the GPU and the rows' length, one of them takes it.
             assert OPS[op].step(names[-1]).accepts(Case.of(3, 2**20, dtype="fp32")) == ""
-    for name in NAMES:
-        assert fastest.FUNCTIONS[name] == {name: {backend: by_op[name][0] for backend, by_op in norm.STEPS.items()}}
 
 
 def test_the_operators_pass_over_steps_where_their_rows_are_too_long() -> None:

@@ -10,50 +10,42 @@ from pathlib import Path
 
 import pandas as pd
 
+from kernel_twins import OPS
 from kernel_twins.functional.choice import FILE
+from kernel_twins.functional.function import Function
 from kernel_twins.report.calls import functions_table
+from kernel_twins.report.calls.functions import FUNCTIONS
 from kernel_twins.report.rows import store
 from kernel_twins.report.rows.places import DATA
 from kernel_twins.report.rows.recorded import median_us
 from kernel_twins.spec import ITEMSIZE, Backend, Case
-
-FUNCTIONS: dict[str, dict[str, dict[Backend, str]]] = {
-    "matmul": {
-        "matmul_bf16": {"cuda": "v15_dispatch", "triton": "v17_prologue"},
-        "matmul_fp32": {"cuda": "v12_short_loop", "triton": "v10_autotuned"},
-    },
-    "linear": {"linear": {"cuda": "v01_fused", "triton": "v01_fused"}},
-    "softmax": {"softmax": {"cuda": "v12_small_l1", "triton": "v08_cooperative"}},
-    "layer_norm": {"layer_norm": {"cuda": "v11_laid_early", "triton": "v06_cooperative"}},
-    "rms_norm": {"rms_norm": {"cuda": "v06_rows_per_warp", "triton": "v03_cooperative"}},
-    "cross_entropy": {"cross_entropy": {"cuda": "v05_cluster", "triton": "v04_rows_per_block"}},
-    "dropout_add": {"dropout_add": {"cuda": "v05_more_warps", "triton": "v02_four_words"}},
-}
-"""The operations behind a public function, and the step of each that a backend takes on the GPU that was measured.
-
-log_softmax takes what softmax does.
-"""
 
 NOISE = 1.01
 """Within this factor of the fastest, the first of cuda, torch and triton is taken: in the order of a call's cost."""
 
 
 def derive() -> dict[str, dict[str, dict[str, str]]]:
-    """The fastest backend by GPU, function and case; of the functions whose calls were timed on the host too."""
+    """The fastest backend by GPU, function and case; of functions that choose by it, and were timed on the host too."""
     derived = {}
+    choosing = [function for function in FUNCTIONS.values() if function.chooses]
     for folder in sorted(path for path in DATA.iterdir() if path.is_dir()):
         calls = functions_table.read(folder)
-        hosts = {name: host_times(calls, name) for name in FUNCTIONS}
-        by_function = {name: _by_case(folder, host, name) for name, host in hosts.items() if host}
+        hosts = [(function, host_times(calls, function.name)) for function in choosing]
+        by_function = {function.name: _by_case(folder, host, function) for function, host in hosts if host}
         derived[folder.name] = {name: cases for name, cases in by_function.items() if cases}
     return derived
 
 
-def _by_case(folder: Path, host: dict[int, dict[str, float]], function: str) -> dict[str, str]:
+def _by_case(folder: Path, host: dict[int, dict[str, float]], function: Function) -> dict[str, str]:
     best: dict[str, str] = {}
-    for op, steps in FUNCTIONS[function].items():
-        best |= sorted(fastest(store.read_table(folder, op, "timings"), steps, host).items())
+    for op in dict.fromkeys(function.drawn):
+        best |= sorted(fastest(store.read_table(folder, op, "timings"), measured_steps(op), host).items())
     return best
+
+
+def measured_steps(op: str) -> dict[Backend, str]:
+    """The step that stands behind a backend on the GPU that was measured."""
+    return {backend: names[0] for backend, names in OPS[op].behind.items()}
 
 
 def host_times(calls: pd.DataFrame, function: str) -> dict[int, dict[str, float]]:
