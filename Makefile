@@ -27,8 +27,8 @@ export MYPY_CACHE_DIR := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/kernel-twins/myp
 endif
 
 CUDA_SOURCES := $(shell find cuda-kernels hardware-survey -name '*.cu' -o -name '*.cuh' -o -name '*.h' -o -name '*.cpp')
-BUILD_INPUTS := $(CUDA_SOURCES) $(shell find kernel_twins/ops -name '*.py') $(wildcard build_support/*.py)
-kernel_twins/spec.py setup.py
+BUILD_INPUTS := $(CUDA_SOURCES) $(shell find kernel_twins/ops -name '*.py') $(wildcard build_support/*.py) \
+	kernel_twins/spec.py setup.py
 
 .PHONY: all build test portability lint format clean FORCE
 all: build
