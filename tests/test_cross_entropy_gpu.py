@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 import kernel_twins  # noqa: E402
 from kernel_twins import OPS, load  # noqa: E402
-from kernel_twins.functional.loss.cross_entropy import REDUCTIONS  # noqa: E402
+from kernel_twins.functional.loss.shared import REDUCTIONS  # noqa: E402
 from kernel_twins.harness.check import compare, generator  # noqa: E402
 from kernel_twins.spec import Case  # noqa: E402
 

@@ -25,7 +25,6 @@ import kernel_twins  # noqa: E402
 from kernel_twins import OPS  # noqa: E402
 from kernel_twins.errors import UnavailableError  # noqa: E402
 from kernel_twins.functional.dropout import dropout as functional_dropout  # noqa: E402
-from kernel_twins.functional.dropout.dropout import STEPS  # noqa: E402
 from kernel_twins.harness.load import extension  # noqa: E402
 from kernel_twins.ops.activations import ACTIVATIONS  # noqa: E402
 from kernel_twins.ops.dropout import shared  # noqa: E402
@@ -68,7 +67,7 @@ def by_definition(mask, x, residual, bias, *, activation="none") -> Any:
     return y if residual is None else y + residual
 
 
-def replaced(op: str, names: tuple[str, ...], device: int | None) -> Any:
+def replaced(op: str, device: int | None) -> Any:
     """A launcher by PyTorch, which insists on what a kernel is promised."""
 
     def check(inputs: Any, outputs: Any, options: dict[str, Any]) -> dict[str, Any]:
@@ -93,7 +92,7 @@ def replaced(op: str, names: tuple[str, ...], device: int | None) -> Any:
 
 def replaced_bias(dout: Any, x: Any, bias: Any, dbias: Any, **options: Any) -> None:
     """The sum over all rows alone, by the launcher above."""
-    launch = replaced("dropout_add_backward", (), None)
+    launch = replaced("dropout_add_backward", None)
     launch(dout, x, bias, out=(torch.empty_like(dout, memory_format=torch.contiguous_format), dbias), **options)
 
 
@@ -709,6 +708,6 @@ def test_the_function_is_found_lazily() -> None:
 
 
 def test_every_backend_names_steps_that_there_are() -> None:
-    for backend, by_op in STEPS.items():
-        for op, names in by_op.items():
+    for op in ("dropout_add", "dropout_add_backward"):
+        for backend, names in OPS[op].behind.items():
             assert all(backend in OPS[op].step(name).backends for name in names)

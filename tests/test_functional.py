@@ -7,6 +7,7 @@ import itertools
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,9 @@ import kernel_twins  # noqa: E402
 from kernel_twins import OPS  # noqa: E402
 from kernel_twins.errors import UnavailableError  # noqa: E402
 from kernel_twins.functional import backends, choice  # noqa: E402
-from kernel_twins.functional.backends import cuda_operator, is_on_gpu, is_plain, triton_functions  # noqa: E402
+from kernel_twins.functional.backends import cuda_operator, is_on_gpu, is_plain  # noqa: E402
 from kernel_twins.functional.matmul import linear  # noqa: E402
+from kernel_twins.functional.matmul.shared import comparable_with  # noqa: E402
 from kernel_twins.harness.load import extension  # noqa: E402
 from kernel_twins.report.calls import fastest  # noqa: E402
 from kernel_twins.spec import Backend, Case  # noqa: E402
@@ -218,7 +220,7 @@ def test_what_is_refused_is_named(operator, monkeypatch, side, a_shape, b_shape,
     if side == "triton":
         triton = pytest.importorskip("triton")
         monkeypatch.setattr(triton.knobs.runtime, "interpret", True)  # else the device is refused before all
-        call = triton_functions()["matmul"]
+        call = importlib.import_module("kernel_twins.functional.matmul.triton_matmul").matmul
     else:
         call = operator
     a = torch.ones(a_shape).to(dtypes.get("a", torch.float32))
@@ -282,8 +284,8 @@ def test_a_call_takes_as_long_as_its_host_where_the_gpu_is_faster() -> None:
 
 
 def test_every_backend_names_steps_that_there_are() -> None:
-    for backend, by_op in matmul.STEPS.items():
-        for op, names in by_op.items():
+    for op in ("matmul_fp32", "matmul_bf16", "linear"):
+        for backend, names in OPS[op].behind.items():
             assert all(backend in OPS[op].step(name).backends for name in names)
 
 
@@ -297,7 +299,7 @@ def test_a_measured_case_gets_its_own_winner_and_others_the_nearest_of_their_kin
     monkeypatch.setattr(choice, "table", lambda gpu, function: {Case.parse(k): v for k, v in measured.items()})
 
     def nearest(slug: str, copyable: bool = True) -> str | None:
-        return choice.nearest("gpu", "matmul", Case.parse(slug), copyable)
+        return choice.nearest("gpu", "matmul", Case.parse(slug), comparable_with(copyable))
 
     assert nearest("4096x4096x4096-bf16") == "cuda"
     assert nearest("64x64x64-fp16") == "cuda"
@@ -310,8 +312,8 @@ def test_a_measured_case_gets_its_own_winner_and_others_the_nearest_of_their_kin
 def test_auto_asks_for_the_nearest_of_what_it_was_given(monkeypatch) -> None:
     asked = []
 
-    def nearest(gpu: str, function: str, problem: Case, copyable: bool) -> str:
-        asked.append((problem, copyable))
+    def nearest(gpu: str, function: str, problem: Case, comparable: Callable[[Case], bool]) -> str:
+        asked.append((problem, comparable(Case.parse("64x64x64-bf16"))))
         return "cuda"
 
     monkeypatch.setattr(matmul, "is_on_gpu", lambda tensor: isinstance(tensor, torch.Tensor))
@@ -446,7 +448,7 @@ def as_on_gpu(monkeypatch, function: str) -> None:
 def test_auto_asks_no_driver_where_there_is_none(monkeypatch, function) -> None:
     monkeypatch.setattr(backends, "_capability", backends._capability.__wrapped__)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert not backends.runs("cuda", (("softmax", ("v01_three_passes",)),), 0)
+    assert not backends.runs("cuda", ("softmax",), 0)
     ours, pytorchs = EVERY[function]
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with mode:
@@ -651,7 +653,7 @@ def without(monkeypatch, name: str, backend: str) -> None:
         raise UnavailableError("the Triton side is missing")
 
     if backend == "triton":
-        monkeypatch.setattr(module, "triton_functions", missing)
+        monkeypatch.setattr(module, "_gradient_by_triton" if name.endswith("gradient_") else "_by_triton", missing)
     for held, nothing in (("_cuda_operator", None), ("_cuda_gradient", None), ("_CUDA", {})):
         if backend == "cuda" and hasattr(module, held):
             monkeypatch.setattr(module, held, nothing)

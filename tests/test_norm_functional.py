@@ -82,7 +82,7 @@ def present(*given):
     return [each for each in given if each is not None]
 
 
-def replaced(op: str, names: tuple[str, ...], device: int | None) -> Any:
+def replaced(op: str, device: int | None) -> Any:
     """A launcher by PyTorch, which insists on what a kernel is promised."""
     name = op.removesuffix("_backward")
 
@@ -892,8 +892,8 @@ def test_functions_and_modules_are_found_lazily() -> None:
 
 
 def test_every_backend_names_steps_that_there_are() -> None:
-    for backend, by_op in norm.STEPS.items():
-        for op, names in by_op.items():
+    for op in (*NAMES, *(f"{name}_backward" for name in NAMES)):
+        for backend, names in OPS[op].behind.items():
             assert all(backend in OPS[op].step(name).backends for name in names)
             # Whatever the GPU and the rows' length, one of them takes it.
             assert OPS[op].step(names[-1]).accepts(Case.of(3, 2**20, dtype="fp32")) == ""
@@ -997,7 +997,7 @@ def test_what_stands_behind_a_residual_under_autocast(monkeypatch) -> None:
         calls.append(SimpleNamespace(name=name, x=x, residual=residual))
         return x if residual is None else (x, x + residual)
 
-    monkeypatch.setattr(norm, "triton_functions", lambda: {"norm": triton_norm})
+    monkeypatch.setattr(norm, "_by_triton", lambda: triton_norm)
     x, residual = (values((3, 5), torch.bfloat16, seed=seed) for seed in (0, 1))
     for name in NAMES:
         _, added = ours(name, x, 5, residual=residual, backend="triton")

@@ -73,7 +73,7 @@ def pytorchs(x, dims, keepdim, kind):
     return place.view(shape) if keepdim else place
 
 
-def replaced(op: str, names: tuple[str, ...], device: int | None) -> Any:
+def replaced(op: str, device: int | None) -> Any:
     """A launcher by PyTorch, which insists on what a kernel is promised."""
 
     def call(x: Any, *, out: Any, dims: Any, kind: str) -> None:

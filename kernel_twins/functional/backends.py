@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,15 +26,14 @@ from torch.autograd import forward_ad
 from kernel_twins import ops
 from kernel_twins.errors import UnavailableError
 from kernel_twins.harness.load import extension
-from kernel_twins.spec import Backend
+from kernel_twins.spec import Backend, Step
 
 Function = Callable[..., Any]
-Ladders = tuple[tuple[str, tuple[str, ...]], ...]  # operations, each with its steps, the first choice first
-Place = tuple[tuple[int, ...], tuple[int, ...], int]  # shape, strides, elements past a multiple of 16 bytes or more
 
 BACKENDS = ("auto", "cuda", "triton", "torch")
 HALF = (torch.bfloat16, torch.float16)
 
+_Side = TypeVar("_Side")
 _PLAIN = (Tensor, torch.nn.Parameter)
 _BATCHED: Any = torch._C._parse_dispatch_key("Batched")
 
@@ -53,74 +52,67 @@ def cuda_operator(name: str) -> tuple[Function | None, str]:
     return operator, "" if operator else f"{stale}, or pass backend='torch'"
 
 
-def triton_functions() -> dict[str, Function]:
-    """The Triton sides, by family of functions; UnavailableError where Triton is not installed."""
+def triton_side(imported: Callable[[], _Side]) -> Callable[[], _Side]:
+    """Makes a function's Triton side known once it is asked for; UnavailableError where Triton is not installed.
+
+    ``imported`` imports it in a statement, which torch.compile can trace.
+    """
+
+    def found() -> _Side:
+        try:
+            return imported()
+        except ImportError as error:
+            raise UnavailableError("the Triton side is missing: pip install triton, or pass backend='torch'") from error
+
+    known = cache(found)
     # Dynamo warns of a cache, which it would not use.
-    return _import_triton() if torch.compiler.is_dynamo_compiling() else _triton_functions()
+    return lambda: found() if torch.compiler.is_dynamo_compiling() else known()
 
 
-def _import_triton() -> dict[str, Function]:
-    try:
-        # A statement, which can be traced.
-        from kernel_twins.functional.dropout import triton_dropout
-        from kernel_twins.functional.loss import triton_cross_entropy
-        from kernel_twins.functional.matmul import triton_linear, triton_matmul
-        from kernel_twins.functional.norm import triton_norm
-        from kernel_twins.functional.reduction import triton_reduction
-        from kernel_twins.functional.softmax import triton_softmax
-    except ImportError as error:
-        raise UnavailableError("the Triton side is missing: pip install triton, or pass backend='torch'") from error
-    return {
-        "matmul": triton_matmul.matmul,
-        "linear": triton_linear.linear,
-        "softmax": triton_softmax.softmax,
-        "norm": triton_norm.norm,
-        "cross_entropy": triton_cross_entropy.cross_entropy,
-        "cross_entropy_gradient_": triton_cross_entropy.cross_entropy_gradient_,
-        "dropout_add": triton_dropout.dropout_add,
-        "reduction": triton_reduction.reduction,
-    }
+def step_behind(op: str, backend: Backend, capability: tuple[int, int] | None, fp32_out: bool = False) -> Step | None:
+    """The first of the steps behind a function that a GPU runs, or the first of all where there is no GPU to ask.
 
-
-_triton_functions = cache(_import_triton)
+    With ``fp32_out``, of those that write fp32 where the usual result is narrower.
+    """
+    steps = map(ops.get(op).step, ops.get(op).behind[backend])
+    able = (step for step in steps if step.fp32_out or not fp32_out)
+    return next((step for step in able if capability is None or step.runs_on(capability)), None)
 
 
 @cache
-def triton_launcher(op: str, names: tuple[str, ...], device: int | None) -> Callable[..., None]:
-    """The launcher of the first of an operation's Triton steps that the GPU runs; RuntimeError where it runs none.
+def triton_launcher(op: str, device: int | None) -> Callable[..., None]:
+    """The launcher of the Triton step behind a function that the GPU runs; RuntimeError where it runs none.
 
     ``device`` is None where there is no GPU to ask, as for meta tensors.
     """
-    for name in names:
-        if device is None or ops.get(op).step(name).runs_on(torch.cuda.get_device_capability(device)):
-            module = importlib.import_module(ops.get(op).module(name))
-            launch: Callable[..., None] = getattr(module, f"{op}_{name}")
-            return launch
-    raise RuntimeError(f"no Triton step of {op} runs on this GPU: pass backend='torch'")
+    step = step_behind(op, "triton", None if device is None else torch.cuda.get_device_capability(device))
+    if step is None:
+        raise RuntimeError(f"no Triton step of {op} runs on this GPU: pass backend='torch'")
+    launch: Callable[..., None] = getattr(importlib.import_module(ops.get(op).module(step.name)), f"{op}_{step.name}")
+    return launch
 
 
-def runs(backend: Backend, ladders: Ladders, device: int) -> bool:
+def runs(backend: Backend, names: tuple[str, ...], device: int, fp32_out: bool = False) -> bool:
     """Whether a GPU runs what stands behind a backend: of each operation the first step that its capability allows.
 
-    That is the step that measurements are of. Where the extension was not built for it but for a later one of the
-    names, the backend does not count as running: nobody has measured that.
+    That is the step that measurements are of. Where the extension was not built for it but for a later one, the backend
+    does not count as running: nobody has measured that. ``fp32_out`` is ``step_behind``'s.
 
     The CUDA side's extension is its function's own to look for.
     """
     capability = _capability(device)
-    return capability is not None and _runs_on(backend, ladders, capability)
+    return capability is not None and _runs_on(backend, names, capability, fp32_out)
 
 
 @cache
-def _runs_on(backend: Backend, ladders: Ladders, capability: tuple[int, int]) -> bool:
+def _runs_on(backend: Backend, names: tuple[str, ...], capability: tuple[int, int], fp32_out: bool) -> bool:
     if backend == "triton" and importlib.util.find_spec("triton") is None:
         return False
-    for op, names in ladders:
-        steps = map(ops.get(op).step, names)
-        arch = next((step.arch for step in steps if step.runs_on(capability)), None)
-        if arch is None:
+    for op in names:
+        step = step_behind(op, backend, capability, fp32_out)
+        if step is None:
             return False
-        if backend == "cuda" and not extension().runs(arch, capability, extension().architectures):
+        if backend == "cuda" and not extension().runs(step.arch, capability, extension().architectures):
             return False
     return True
 
@@ -167,6 +159,16 @@ def require_gpu(name: str, tensor: Tensor, backend: str) -> None:
         )
 
 
+def require_tensors(residual: Tensor | None, weight: Tensor | None, bias: Tensor | None = None) -> None:
+    """TypeError where one is there that is no tensor: the dispatcher says so as a RuntimeError."""
+    for name, given in (("residual", residual), ("weight", weight), ("bias", bias)):
+        if given is not None and not isinstance(given, Tensor):
+            raise TypeError(
+                f"{name} is a {type(given).__name__}, must be a torch.Tensor or None: "
+                f"call torch.as_tensor({name}, dtype=x.dtype, device=x.device)"
+            )
+
+
 def is_on_gpu(tensor: object) -> bool:
     """Whether it is a tensor on a GPU that has sizes and strides, or stands for one, on a GPU that is there.
 
@@ -185,17 +187,6 @@ def _stands_for_one(tensor: Tensor) -> bool:
         and tensor.is_cuda
         and _capability(tensor.device.index) is not None
     )
-
-
-def place(tensor: Tensor) -> Place:
-    """What a choice of backend depends on, as a key: a call has no time to work out more than is asked for."""
-    return tensor.shape, tensor.stride(), int(tensor.storage_offset()) % 8
-
-
-def copyable(matrix: Place, itemsize: int) -> bool:
-    """Whether lines of neighbours start at multiples of 16 bytes, so that the copy engine can take them."""
-    _, (*_, row, col), offset = matrix
-    return min(row, col) == 1 and max(row, col) * itemsize % 16 == 0 and offset * itemsize % 16 == 0
 
 
 def on_device(device: torch.device) -> contextlib.AbstractContextManager[Any]:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from kernel_twins.ops.matmul.shared import copyable_with_out
 from kernel_twins.spec import ITEMSIZE, Case
 
 FILE = Path(__file__).parent / "fastest.json"
@@ -25,18 +25,16 @@ def table(gpu: str, function: str) -> dict[Case, str]:
     return {Case.parse(slug): backend for slug, backend in content.get(gpu, {}).get(function, {}).items()}
 
 
-def nearest(gpu: str, function: str, problem: Case, copyable: bool | None = None) -> str | None:
+def nearest(
+    gpu: str, function: str, problem: Case, comparable: Callable[[Case], bool] = lambda case: True
+) -> str | None:
     """The fastest backend at the measured case closest in the logarithms of its sizes; None where there is none.
 
     A case is near only where its elements are as wide and its variant (b's layout, the activation) is the same if any
-    such was measured. Of products it is near only where the copy engine could take operands and result as they are
-    (``copyable``) or could not, like the problem's; where that makes no difference, it is None.
+    such was measured; ``comparable`` may ask for more.
     """
     known = [
-        case
-        for case in table(gpu, function)
-        if ITEMSIZE[case.dtype] == ITEMSIZE[problem.dtype]
-        and (copyable is None or (copyable_with_out(case) == "") == copyable)
+        case for case in table(gpu, function) if ITEMSIZE[case.dtype] == ITEMSIZE[problem.dtype] and comparable(case)
     ]
     alike = [case for case in known if case.variant == problem.variant] or known
     if not alike:

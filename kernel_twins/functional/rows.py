@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Rule = Callable[..., tuple[Tensor, int]]
+Rule = Callable[..., tuple[Any, Any]]  # what torch.library.register_vmap takes
 
 
 def counted(dim: int, name: str, rank: int) -> int:
@@ -61,34 +61,23 @@ def empty_rows(like: Tensor, dim: int) -> Tensor:
     return torch.empty(shape, dtype=like.dtype, device=like.device).movedim(-1, dim)
 
 
-def batching_rule(operator: Callable[..., Tensor], *names: str) -> Rule:
-    """What ``torch.library.register_vmap`` takes for ``operator(*tensors, dim, log)``, tensors of one shape.
-
-    ``names`` are the tensors' in the operator's schema.
-
-    The batch stays where it lies, one dimension more; tensors that have none are seen many times.
-    """
-
-    def rule(info: Any, in_dims: tuple[int | None, ...], *given: Any) -> tuple[Tensor, int]:
-        values, options = given[: len(names)], given[len(names) :]  # without those at the end that equal their defaults
-        at = next(each for each in in_dims if each is not None)
-        batched = [
-            with_batch(tensor, batch, at, info.batch_size)
-            for tensor, batch in zip(values, in_dims[: len(names)], strict=True)
-        ]
-        rank = batched[0].dim() - 1
-        dim = counted(options[0] if options else -1, names[0], rank)
-        log = len(options) > 1 and options[1]
-        if rank == 0:
-            return operator(*(tensor.unsqueeze(1) for tensor in batched), 1, log).squeeze(1), 0
-        return operator(*batched, dim + (dim >= at), log), at
-
-    return rule
-
-
 def with_batch(tensor: Tensor, batch: int | None, at: int, size: int) -> Tensor:
     """A tensor whose dimension ``at`` is the batch."""
     if batch is not None:
         return tensor.movedim(batch, at)
     one = tensor.unsqueeze(at)
     return one.expand(*one.shape[:at], size, *one.shape[at + 1 :])
+
+
+def one_by_one(operator: Callable[..., Any]) -> Rule:
+    """What ``torch.library.register_vmap`` takes for a backward pass that sums over all rows: example after example."""
+
+    def rule(info: Any, in_dims: tuple[Any, ...], *given: Any) -> tuple[Any, Any]:
+        each = [
+            operator(*(value if at is None else value.select(at, i) for value, at in zip(given, in_dims, strict=True)))
+            for i in range(info.batch_size)
+        ]
+        outs = tuple(torch.stack(examples) for examples in zip(*each, strict=True))
+        return outs, (0,) * len(outs)
+
+    return rule

@@ -6,8 +6,8 @@ imports Triton before it is asked for.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,28 +18,22 @@ from torch.nn import functional
 from kernel_twins.errors import UnavailableError
 from kernel_twins.functional.backends import (
     BACKENDS,
-    Function,
     cuda_operator,
     is_on_gpu,
     is_transformed,
     refuse_gradients,
     require_gpu,
+    require_tensors,
     runs,
-    triton_functions,
+    triton_side,
 )
 from kernel_twins.functional.choice import nearest
-from kernel_twins.functional.norm.norm import Rule, one_by_one, require_tensors
-from kernel_twins.functional.rows import with_batch
+from kernel_twins.functional.dropout.shared import batching_rule
+from kernel_twins.functional.rows import one_by_one
 from kernel_twins.harness.ceilings import gpu_slug
 from kernel_twins.ops.activations import ACTIVATIONS
 from kernel_twins.ops.tensors import DTYPE, name_of
 from kernel_twins.spec import Backend, Case
-
-STEPS: dict[Backend, dict[str, tuple[str, ...]]] = {
-    "cuda": {"dropout_add": ("v05_more_warps",), "dropout_add_backward": ("v04_rows_abreast",)},
-    "triton": {"dropout_add": ("v02_four_words",), "dropout_add_backward": ("v02_persistent",)},
-}
-"""What stands behind a backend; cuda-kernels/dropout/torch.cpp has the same names."""
 
 _DTYPES = tuple(DTYPE.values())
 
@@ -97,12 +91,18 @@ def dropout_add(
             raise
         return out
     if backend == "triton":
-        made: Tensor = triton_functions()["dropout_add"](x, residual, bias, p, activation)
-        return made
+        return _by_triton()(x, residual, bias, p, activation)
     if backend == "torch":
         y = functional.dropout(ACTIVATIONS[activation](x if bias is None else x + bias), p)
         return y if residual is None else y + residual
     raise ValueError(f"backend is {backend!r}, must be one of {', '.join(BACKENDS)}")
+
+
+@triton_side
+def _by_triton() -> Callable[[Tensor, Tensor | None, Tensor | None, float, str], Tensor]:
+    from kernel_twins.functional.dropout import triton_dropout
+
+    return triton_dropout.dropout_add
 
 
 def require_options(p: float, activation: str) -> None:
@@ -159,39 +159,7 @@ def _runs(backend: Backend, device: int) -> bool:
     """Whether a backend is there and has steps for this GPU."""
     if backend == "cuda" and _cuda_operator is None:
         return False
-    return runs(backend, tuple(STEPS[backend].items()), device)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# torch.func.vmap
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-def batching_rule(operator: Function) -> Rule:
-    """What ``torch.library.register_vmap`` takes for ``operator(x, residual, bias, p, activation)``.
-
-    The batch becomes the first dimension, so that each example has a mask of its own. A bias that is batched itself is
-    added by PyTorch, to a sum that is rounded once before.
-    """
-
-    def rule(info: Any, in_dims: tuple[Any, ...], *given: Any) -> tuple[Any, Any]:
-        (x, residual, bias, p, activation), (x_at, residual_at, bias_at, *_) = given, in_dims
-        if 0 < p < 1 and info.randomness != "different":
-            raise RuntimeError(
-                f"vmap's randomness is {info.randomness!r}, must be 'different' for dropout_add, which draws a mask "
-                f"for each example: pass that to torch.func.vmap, or backend='torch'"
-            )
-        x = with_batch(x, x_at, 0, info.batch_size)
-        if residual is not None:
-            residual = with_batch(residual, residual_at, 0, info.batch_size)
-        if bias is not None and x.dim() == 1:
-            raise ValueError("x has 0 dimensions, must have 1 or more where there is a bias")
-        if bias_at is not None:
-            spread = with_batch(bias, bias_at, 0, info.batch_size)
-            x, bias = x + spread.view(len(spread), *(1,) * (x.dim() - 2), -1), None
-        return operator(x, residual, bias, p, activation), (0, None)
-
-    return rule
+    return runs(backend, ("dropout_add", "dropout_add_backward"), device)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

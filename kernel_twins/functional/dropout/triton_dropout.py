@@ -22,13 +22,13 @@ from kernel_twins.functional.backends import (
     on_device,
     refuse_tangents,
     require_gpu,
+    require_tensors,
     triton_launcher,
     wants_gradient,
 )
-from kernel_twins.functional.dropout.dropout import STEPS, batching_rule
-from kernel_twins.functional.matmul.triton_linear import _differentiable_dz as differentiable_dz
-from kernel_twins.functional.norm.norm import one_by_one, require_tensors
-from kernel_twins.functional.rows import in_rows
+from kernel_twins.functional.dropout.shared import batching_rule
+from kernel_twins.functional.rows import in_rows, one_by_one
+from kernel_twins.ops.activations import differentiable_dz
 from kernel_twins.ops.dropout.shared import check_options, scale
 from kernel_twins.ops.tensors import DTYPE, require_device, require_dtype, require_shape
 
@@ -119,7 +119,7 @@ def _compute(
         others = None if residual is None else in_rows(_with_row(residual), dim)
         shift = None if bias is None else bias.contiguous()
         with on_device(x.device), _loading(state):
-            launch = triton_launcher("dropout_add", STEPS["triton"]["dropout_add"], x.device.index)
+            launch = triton_launcher("dropout_add", x.device.index)
             given = in_rows(_with_row(x), dim), others, shift
             launch(*given, p=p, activation=activation, out=in_rows(_with_row(out), dim), **_seed_and_offset(state))
     return out
@@ -161,7 +161,7 @@ def _compute_backward(
     options = {"p": p, "activation": activation, **_seed_and_offset(state)}
     with on_device(dout.device), _loading(state):
         if x_grad:
-            launch = triton_launcher("dropout_add_backward", STEPS["triton"]["dropout_add_backward"], dout.device.index)
+            launch = triton_launcher("dropout_add_backward", dout.device.index)
             rows = in_rows(_with_row(dx), dim)
             launch(*inputs, out=(rows, dbias) if bias_grad else rows, **options)
         elif bias_grad:

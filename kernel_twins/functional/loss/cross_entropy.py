@@ -21,40 +21,29 @@ from torch.nn import functional
 from kernel_twins.errors import UnavailableError
 from kernel_twins.functional.backends import (
     BACKENDS,
-    HALF,
     cuda_operator,
     is_on_gpu,
     is_transformed,
     refuse_gradients,
     require_gpu,
     runs,
-    triton_functions,
+    triton_side,
 )
 from kernel_twins.functional.choice import nearest
-from kernel_twins.functional.rows import rows_of, with_batch
+from kernel_twins.functional.loss.shared import (
+    REDUCTIONS,
+    backward_batching_rule,
+    batching_rule,
+    has_rows_apart,
+    in_place_batching_rule,
+)
+from kernel_twins.functional.rows import rows_of
 from kernel_twins.harness.ceilings import gpu_slug
 from kernel_twins.ops.tensors import DTYPE, name_of
 from kernel_twins.spec import Backend, Case
 
-STEPS: dict[Backend, dict[str, tuple[str, ...]]] = {
-    "cuda": {
-        "cross_entropy": ("v05_cluster", "v04_rows_per_block"),
-        "cross_entropy_backward": ("v03_rows_per_block",),
-    },
-    "triton": {
-        "cross_entropy": ("v04_rows_per_block",),
-        "cross_entropy_backward": ("v03_rows_per_block",),
-    },
-}
-"""What stands behind a backend: the first that the GPU runs and that takes the rows.
-
-cuda-kernels/loss/torch.cpp has the same names.
-"""
-
 _TARGET_DTYPES = (torch.int64, torch.uint8)  # PyTorch's, of classes
 _INTEGERS = (int, torch.SymInt, numbers.Integral)  # in the order in which isinstance looks: the last is slow
-
-REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}  # as PyTorch's operators count them
 
 _cuda_operator, _no_cuda = cuda_operator("cross_entropy_result")
 _cuda_gradient, _ = cuda_operator("cross_entropy_gradient_")
@@ -112,7 +101,7 @@ def cross_entropy(
             raise
         return loss
     if backend == "triton":
-        of_triton = triton_functions()["cross_entropy"]
+        of_triton = _by_triton()
         _require(input, target, weight, ignore_index, reduction, backend)
         return of_triton(input, target, ignore_index, reduction, label_smoothing)
     raise ValueError(f"backend is {backend!r}, must be one of {', '.join(BACKENDS)}")
@@ -163,10 +152,24 @@ def cross_entropy_gradient_(
         _require(input, target, None, ignore_index, reduction, backend)
         return _cuda_gradient(input, target, ignore_index, REDUCTIONS[reduction], label_smoothing)
     if backend == "triton":
-        of_triton = triton_functions()["cross_entropy_gradient_"]
+        of_triton = _gradient_by_triton()
         _require(input, target, None, ignore_index, reduction, backend)
         return of_triton(input, target, ignore_index, reduction, label_smoothing)
     raise ValueError(f"backend is {backend!r}, must be one of {', '.join(BACKENDS)}")
+
+
+@triton_side
+def _by_triton() -> Callable[[Tensor, Tensor, int, str, float], Tensor]:
+    from kernel_twins.functional.loss import triton_cross_entropy
+
+    return triton_cross_entropy.cross_entropy
+
+
+@triton_side
+def _gradient_by_triton() -> Callable[[Tensor, Tensor, int, str, float], Tensor]:
+    from kernel_twins.functional.loss import triton_cross_entropy
+
+    return triton_cross_entropy.cross_entropy_gradient_
 
 
 def _can_overwrite(input: Tensor) -> bool:  # noqa: A002
@@ -174,21 +177,6 @@ def _can_overwrite(input: Tensor) -> bool:  # noqa: A002
     if not is_on_gpu(input) or input.dtype not in DTYPE.values() or input.dim() == 0 or input.numel() == 0:
         return False
     return has_rows_apart(input)
-
-
-def has_rows_apart(input: Tensor) -> bool:  # noqa: A002
-    """Whether classes are neighbours, and rows apart from each other and all equally far. Sizes may be symbols."""
-    dim, sizes, strides = int(input.dim() > 1), input.shape, input.stride()
-    if strides[dim] != 1 and sizes[dim] != 1:
-        return False
-    behind = None  # how far the rows reach of the dimensions that were looked at
-    for i in range(input.dim() - 1, -1, -1):
-        if i == dim or (isinstance(sizes[i], int) and sizes[i] == 1):
-            continue
-        if strides[i] < sizes[dim] if behind is None else strides[i] != behind:
-            return False
-        behind = strides[i] * sizes[i]
-    return True
 
 
 def _by_torch(
@@ -320,115 +308,7 @@ def _runs(backend: Backend, device: int) -> bool:
     """Whether a backend is there and has steps for this GPU, whatever the rows' length."""
     if backend == "cuda" and _cuda_operator is None:
         return False
-    return runs(backend, tuple(STEPS[backend].items()), device)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# torch.func.vmap
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-def batching_rule(operator: Callable[..., Any]) -> Callable[..., Any]:
-    """What ``torch.library.register_vmap`` takes for the losses: the rows of all examples are those of one call."""
-
-    def rule(
-        info: Any,
-        in_dims: tuple[int | None, ...],
-        input: Tensor,  # noqa: A002
-        target: Tensor,
-        ignore_index: int = -100,
-        reduction: int = REDUCTIONS["mean"],
-        label_smoothing: float = 0.0,
-        fp32_loss: bool = False,
-    ) -> Any:
-        input, target = _batched(info, in_dims, input, target)  # noqa: A001
-        as_rows, as_examples = _folding(input, target)
-        dtype = torch.float32 if fp32_loss else input.dtype
-        widened = fp32_loss or input.dtype in HALF  # what is still to be summed is rounded in the end
-        given = as_rows(input), as_rows(target), ignore_index, REDUCTIONS["none"], label_smoothing, widened
-        losses, lse = map(as_examples, operator(*given)[:2])
-        if reduction == REDUCTIONS["none"]:
-            return (losses.to(dtype), lse, lse.new_empty(info.batch_size, 0)), (0, 0, 0)
-        total = losses.unsqueeze(-1).flatten(1).sum(1)
-        if reduction == REDUCTIONS["sum"]:
-            return (total.to(dtype), lse, lse.new_ones(info.batch_size)), (0, 0, 0)
-        count = (target != ignore_index).unsqueeze(-1).flatten(1).sum(1)
-        return ((total / count).to(dtype), lse, count.to(lse.dtype).reciprocal()), (0, 0, 0)
-
-    return rule
-
-
-def backward_batching_rule(operator: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, int]]:
-    """The same for the gradient."""
-
-    def rule(info: Any, in_dims: tuple[int | None, ...], *given: Any) -> tuple[Tensor, int]:
-        tensors, (ignore_index, reduction, label_smoothing) = given[:5], given[5:]
-        dout, input, target, lse, scale = _batched(info, in_dims, *tensors)  # noqa: A001
-        as_rows, as_examples = _folding(input, target)
-        if reduction != REDUCTIONS["none"]:  # one number for an example: every row's
-            dout = (dout * scale).view(-1, *(1 for _ in target.shape[1:])).expand(target.shape)
-        rows = map(as_rows, (dout, input, target, lse))
-        dx = operator(*rows, lse.new_empty(0), ignore_index, REDUCTIONS["none"], label_smoothing)
-        return as_examples(dx), 0
-
-    return rule
-
-
-def in_place_batching_rule(
-    operator: Callable[..., Any], backward_operator: Callable[..., Tensor]
-) -> Callable[..., tuple[Tensor, int]]:
-    """The same for the gradient in place, by the two operators whose rules are above: examples have scales of their
-    own, which rows of one call in place have not. So the gradient is copied to the logits' place.
-    """
-    forward, backward = batching_rule(operator), backward_batching_rule(backward_operator)
-
-    def rule(
-        info: Any,
-        in_dims: tuple[int | None, ...],
-        input: Tensor,  # noqa: A002
-        target: Tensor,
-        ignore_index: int = -100,
-        reduction: int = REDUCTIONS["mean"],
-        label_smoothing: float = 0.0,
-        fp32_loss: bool = False,
-    ) -> tuple[Tensor, int]:
-        if in_dims[0] is None:
-            raise ValueError(
-                "input is one for all of vmap's examples, must be one for each, as the gradients that overwrite it "
-                "are: batch it, or pass backend='torch' and input.clone()"
-            )
-        if reduction not in (REDUCTIONS["mean"], REDUCTIONS["sum"]):
-            raise ValueError(
-                f"reduction is {reduction}, must be 1 for mean or 2 for sum: of rows' losses there is no one gradient"
-            )
-        options = ignore_index, reduction, label_smoothing
-        (loss, lse, scale), _ = forward(info, in_dims, input, target, *options, fp32_loss)
-        dims = None, *in_dims[:2], 0, 0
-        dx, at = backward(info, dims, lse.new_ones(()), input, target, lse, scale, *options)
-        input.copy_(dx.movedim(at, in_dims[0]))
-        return loss, 0
-
-    return rule
-
-
-def _batched(info: Any, in_dims: tuple[int | None, ...], *tensors: Tensor) -> list[Tensor]:
-    """An operator's first arguments with the batch in front."""
-    dims = in_dims[: len(tensors)]
-    return [with_batch(tensor, at, 0, info.batch_size) for tensor, at in zip(tensors, dims, strict=True)]
-
-
-def _folding(input: Tensor, target: Tensor) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:  # noqa: A002
-    """From examples to their rows one behind the other, and back; in the order in which those of input lie, so that
-    none is copied.
-    """
-    if target.dim() == 1:  # an example is one row
-        return (lambda examples: examples), (lambda rows: rows)
-    at = int(input.stride(0) < input.stride(1))  # where the batch is
-    sizes = target.movedim(0, at).shape[:2]
-    return (
-        lambda examples: examples.movedim(0, at).flatten(0, 1),
-        lambda rows: rows.unflatten(0, sizes).movedim(at, 0),
-    )
+    return runs(backend, ("cross_entropy", "cross_entropy_backward"), device)
 
 
 if _cuda_operator is not None:

@@ -24,9 +24,8 @@ from kernel_twins.functional.backends import (
     triton_launcher,
     wants_gradient,
 )
-from kernel_twins.functional.loss.cross_entropy import (
+from kernel_twins.functional.loss.shared import (
     REDUCTIONS,
-    STEPS,
     backward_batching_rule,
     batching_rule,
     has_rows_apart,
@@ -107,7 +106,7 @@ def _compute(
     with on_device(input.device):
         flat_losses, flat_target = _flat(losses), _flat(target)
         if losses.numel() > 0:
-            launch = triton_launcher("cross_entropy", STEPS["triton"]["cross_entropy"], input.device.index)
+            launch = triton_launcher("cross_entropy", input.device.index)
             launch(
                 in_rows(input, dim) if input.shape[dim] else input.new_empty(target.numel(), 0),
                 flat_target,
@@ -172,8 +171,7 @@ def _launch_backward(
 ) -> None:
     """``dout`` is one number for each row, or for all of them; ``out`` may be the rows."""
     with on_device(rows.device):
-        names = STEPS["triton"]["cross_entropy_backward"]
-        launch = triton_launcher("cross_entropy_backward", names, rows.device.index)
+        launch = triton_launcher("cross_entropy_backward", rows.device.index)
         launch(
             rows,
             _flat(target),

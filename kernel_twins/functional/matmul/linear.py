@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 
 import torch
@@ -15,25 +16,21 @@ from kernel_twins.errors import UnavailableError
 from kernel_twins.functional.backends import (
     BACKENDS,
     HALF,
-    Place,
-    copyable,
     cuda_operator,
     is_differentiated,
     is_on_gpu,
-    place,
     refuse_gradients,
     require_gpu,
+    require_tensors,
     runs,
-    triton_functions,
+    triton_side,
 )
 from kernel_twins.functional.choice import nearest
-from kernel_twins.functional.norm.norm import require_tensors
+from kernel_twins.functional.matmul.shared import Place, comparable_with, copyable, place
 from kernel_twins.harness.ceilings import gpu_slug
 from kernel_twins.ops.activations import ACTIVATIONS
 from kernel_twins.ops.tensors import name_of
 from kernel_twins.spec import Backend, Case
-
-STEP = "v01_fused"  # what stands behind both languages; cuda-kernels/matmul/torch.cpp has the same name
 
 _cuda_operator, _no_cuda = cuda_operator("linear")
 
@@ -71,10 +68,17 @@ def linear(
             refuse_gradients("kernel_twins.linear", x, weight, bias)
             raise
     if backend == "triton":
-        return triton_functions()["linear"](x, weight, bias, name)
+        return _by_triton()(x, weight, bias, name)
     if backend == "torch":
         return ACTIVATIONS[name](functional.linear(x, weight, bias))
     raise ValueError(f"backend is {backend!r}, must be one of {', '.join(BACKENDS)}")
+
+
+@triton_side
+def _by_triton() -> Callable[[Tensor, Tensor, Tensor | None, str], Tensor]:
+    from kernel_twins.functional.matmul import triton_linear
+
+    return triton_linear.linear
 
 
 def _choose(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> str:
@@ -106,7 +110,7 @@ def _choice(x: Place, weight: Place, dtype: torch.dtype, activation: str, device
     as_they_are = n * itemsize % 16 == 0 and copyable(x, itemsize) and copyable(weight, itemsize)
     gpu = gpu_slug(torch.cuda.get_device_name(device))
     problem = Case(shape, name_of(dtype), (("act", activation),) if activation != "none" else ())
-    best = nearest(gpu, "linear", problem, as_they_are)
+    best = nearest(gpu, "linear", problem, comparable_with(as_they_are))
     if best == "torch" or (best == "triton" and _runs("triton", device)):
         return best
     return "cuda" if _runs("cuda", device) else "torch"
@@ -117,4 +121,4 @@ def _runs(backend: Backend, device: int) -> bool:
     """Whether a backend is there, and has the fused step for this GPU."""
     if backend == "cuda" and _cuda_operator is None:
         return False
-    return runs(backend, (("linear", (STEP,)),), device)
+    return runs(backend, ("linear",), device)

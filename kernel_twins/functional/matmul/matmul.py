@@ -7,6 +7,7 @@ Triton before it is asked for.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 
 import torch
@@ -14,33 +15,23 @@ from torch import Tensor
 from torch._C._functorch import maybe_current_level
 from torch.autograd import forward_ad
 
-from kernel_twins import ops
 from kernel_twins.errors import UnavailableError
 from kernel_twins.functional.backends import (
     BACKENDS,
-    HALF,
-    Place,
-    copyable,
     cuda_operator,
     is_differentiated,
     is_on_gpu,
-    place,
     refuse_gradients,
     require_gpu,
     runs,
-    triton_functions,
+    triton_side,
 )
 from kernel_twins.functional.choice import nearest
+from kernel_twins.functional.matmul.shared import Place, comparable_with, copyable, place, require_out_dtype
 from kernel_twins.harness.ceilings import gpu_slug
 from kernel_twins.ops.matmul.shared import allows_tf32
 from kernel_twins.ops.tensors import DTYPE, name_of, require_same_dtype
 from kernel_twins.spec import Backend, Case
-
-STEPS: dict[Backend, dict[str, tuple[str, ...]]] = {
-    "cuda": {"matmul_fp32": ("v12_short_loop", "v09_pipelined"), "matmul_bf16": ("v15_dispatch", "v05_grouped")},
-    "triton": {"matmul_fp32": ("v10_autotuned",), "matmul_bf16": ("v17_prologue",)},
-}
-"""What stands behind a backend: the first that the GPU runs. cuda-kernels/matmul/torch.cpp has the same names."""
 
 _cuda_operator, _no_cuda = cuda_operator("matmul")
 
@@ -76,10 +67,17 @@ def matmul(a: Tensor, b: Tensor, *, backend: str = "auto", out_dtype: torch.dtyp
             refuse_gradients("kernel_twins.matmul", a, b)
             raise
     if backend == "triton":
-        return triton_functions()["matmul"](a, b, out_dtype)
+        return _by_triton()(a, b, out_dtype)
     if backend == "torch":
         return _torch(a, b, out_dtype)
     raise ValueError(f"backend is {backend!r}, must be one of {', '.join(BACKENDS)}")
+
+
+@triton_side
+def _by_triton() -> Callable[[Tensor, Tensor, torch.dtype | None], Tensor]:
+    from kernel_twins.functional.matmul import triton_matmul
+
+    return triton_matmul.matmul
 
 
 def _torch(a: Tensor, b: Tensor, out_dtype: torch.dtype | None) -> Tensor:
@@ -99,15 +97,6 @@ def _torch(a: Tensor, b: Tensor, out_dtype: torch.dtype | None) -> Tensor:
     if a.is_cuda and a.dim() == b.dim() == 2 and not wants_gradient:
         return torch.mm(a, b, out_dtype=out_dtype)
     return torch.matmul(a.to(out_dtype), b.to(out_dtype))
-
-
-def require_out_dtype(a: Tensor, out_dtype: torch.dtype) -> None:
-    """TypeError where a product of a has no such result."""
-    if out_dtype != a.dtype and not (a.dtype in HALF and out_dtype == torch.float32):
-        accepted = f"{a.dtype} or torch.float32" if a.dtype in HALF else str(a.dtype)
-        raise TypeError(
-            f"out_dtype is {out_dtype}, must be {accepted}: leave it out, and convert the result with .to(...)"
-        )
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -143,7 +132,8 @@ def _choice(a: Place, b: Place, dtype: torch.dtype, wide: bool, device: int) -> 
     out_bytes = shape[1] * (4 if wide else dtype.itemsize)
     as_they_are = out_bytes % 16 == 0 and copyable(a, dtype.itemsize) and copyable(b, dtype.itemsize)
     gpu, name = gpu_slug(torch.cuda.get_device_name(device)), name_of(dtype)
-    best = nearest(gpu, "matmul", Case(shape, name, (("b", "col"),) if row == 1 != col else ()), as_they_are)
+    problem = Case(shape, name, (("b", "col"),) if row == 1 != col else ())
+    best = nearest(gpu, "matmul", problem, comparable_with(as_they_are))
     if best == "triton" and _runs("triton", name, wide, device):
         return best
     # What was measured had the operands' dtype: PyTorch is slower where the result is wider.
@@ -155,6 +145,4 @@ def _runs(backend: Backend, dtype: str, wide: bool, device: int) -> bool:
     """Whether a backend is there and has a step for this GPU that writes what is asked for."""
     if backend == "cuda" and _cuda_operator is None:
         return False
-    op = "matmul_fp32" if dtype == "fp32" else "matmul_bf16"
-    names = tuple(name for name in STEPS[backend][op] if not wide or ops.get(op).step(name).fp32_out)
-    return runs(backend, ((op, names),), device)
+    return runs(backend, ("matmul_fp32" if dtype == "fp32" else "matmul_bf16",), device, wide)

@@ -11,19 +11,18 @@ import torch
 import triton
 from torch import Tensor
 
-from kernel_twins import ops
 from kernel_twins.functional.backends import (
     is_batched,
     is_plain,
     on_device,
     refuse_tangents,
     require_gpu,
+    step_behind,
     triton_launcher,
     wants_gradient,
 )
 from kernel_twins.functional.matmul import triton_matmul
-from kernel_twins.functional.matmul.linear import STEP
-from kernel_twins.ops.activations import ACTIVATIONS
+from kernel_twins.ops.activations import ACTIVATIONS, differentiable_dz
 from kernel_twins.ops.tensors import require_device, require_dtype, require_same_dtype
 
 SAVES_NOTHING = ("none", "relu")  # relu's gradient needs its result alone
@@ -87,7 +86,7 @@ def _compute_backward(dout: Tensor, saved: Tensor, activation: str) -> tuple[Ten
     _check_backward(dout, saved, activation)
     matrix = dout.shape[:-1].numel(), dout.shape[-1]
     if dout.dtype == torch.float32:
-        dz = _differentiable_dz(dout, saved, activation)
+        dz = differentiable_dz(dout, saved, activation)
         dbias = dz.reshape(matrix).sum(0)
     else:
         module = importlib.import_module("kernel_twins._triton.matmul.linear.backward")
@@ -97,31 +96,11 @@ def _compute_backward(dout: Tensor, saved: Tensor, activation: str) -> tuple[Ten
     return dz.contiguous().view(dout.shape), dbias
 
 
-def _differentiable_dz(dout: Tensor, saved: Tensor, activation: str) -> Tensor:
-    """The same in operations that can be differentiated again. ``saved`` may be relu's result."""
-    aten = torch.ops.aten
-    if activation == "relu":
-        dz = aten.threshold_backward(dout, saved, 0)
-    elif activation == "gelu":
-        dz = aten.gelu_backward(dout, saved)
-    elif activation == "gelu_tanh":
-        dz = aten.gelu_backward(dout, saved, approximate="tanh")
-    elif activation == "silu" and torch.is_grad_enabled():  # silu_backward has no derivative of its own
-        s = torch.sigmoid(saved)
-        dz = dout * s * (1 + saved * (1 - s))
-    elif activation == "silu":
-        dz = aten.silu_backward(dout, saved)
-    else:
-        dz = dout
-    return dz
-
-
 @cache
 def _fused(device: int | None) -> Callable[..., None] | None:
     """The fused step's launcher; None where the GPU does not run it."""
-    if device is not None and not ops.get("linear").step(STEP).runs_on(torch.cuda.get_device_capability(device)):
-        return None
-    return triton_launcher("linear", (STEP,), device)
+    capability = None if device is None else torch.cuda.get_device_capability(device)
+    return triton_launcher("linear", device) if step_behind("linear", "triton", capability) else None
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -270,7 +249,7 @@ def _backward(
                 refuse_tangents("linear_backward", dout)
             dz, dbias = (_compute_backward if past else backward_operator)(dout, saved, ctx.activation)
         else:
-            dz = _differentiable_dz(dout, saved, ctx.activation)
+            dz = differentiable_dz(dout, saved, ctx.activation)
         if dpre is not None:
             dz, dbias = dz + dpre, None
     if dz is None:

@@ -20,7 +20,7 @@ from kernel_twins.functional.backends import (
     triton_launcher,
     wants_gradient,
 )
-from kernel_twins.functional.matmul.matmul import STEPS, require_out_dtype
+from kernel_twins.functional.matmul.shared import require_out_dtype
 from kernel_twins.ops.tensors import require_device, require_dtype, require_same_dtype
 
 LEAST_K = 1024  # from which on a product of a batch hides the next one's launch; matmul/torch.cpp has the same
@@ -137,7 +137,7 @@ def _worth_a_launch_each(m: int, n: int, k: int, device: torch.device) -> bool:
 
 def _launcher(a: Tensor) -> Callable[..., None]:
     op = "matmul_fp32" if a.dtype == torch.float32 else "matmul_bf16"
-    return triton_launcher(op, STEPS["triton"][op], a.device.index if a.is_cuda else None)
+    return triton_launcher(op, a.device.index if a.is_cuda else None)
 
 
 operator = torch.library.custom_op(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any, overload
+from typing import overload
 
 import torch
 from torch import Tensor
@@ -27,37 +27,18 @@ from kernel_twins.functional.backends import (
     is_on_gpu,
     refuse_gradients,
     require_gpu,
+    require_tensors,
     runs,
-    triton_functions,
+    triton_side,
 )
 from kernel_twins.functional.choice import nearest
-from kernel_twins.functional.rows import with_batch
+from kernel_twins.functional.norm.shared import Affine, Result, batching_rule
+from kernel_twins.functional.rows import one_by_one
 from kernel_twins.harness.ceilings import gpu_slug
 from kernel_twins.ops.tensors import DTYPE, name_of
 from kernel_twins.spec import Backend, Case
 
 Shape = int | Sequence[int]
-Affine = tuple[Tensor | None, ...]  # weight and bias, or of rms_norm, weight
-Result = Tensor | tuple[Tensor, Tensor]
-
-STEPS: dict[Backend, dict[str, tuple[str, ...]]] = {
-    "cuda": {
-        "layer_norm": ("v11_laid_early", "v04_rows_per_block", "v02_welford"),
-        "layer_norm_backward": ("v06_rows_ahead", "v03_pipelined", "v01_rows_then_columns"),
-        "rms_norm": ("v06_rows_per_warp", "v01_two_passes"),
-        "rms_norm_backward": ("v04_rows_ahead", "v01_rows_then_columns"),
-    },
-    "triton": {
-        "layer_norm": ("v06_cooperative",),
-        "layer_norm_backward": ("v05_cooperative",),
-        "rms_norm": ("v03_cooperative",),
-        "rms_norm_backward": ("v03_cooperative",),
-    },
-}
-"""What stands behind a backend: the first that the GPU runs and that takes the rows.
-
-cuda-kernels/norm/torch.cpp has the same names.
-"""
 
 _DTYPES = tuple(DTYPE.values())
 _EPS = torch.finfo(torch.float32).eps  # PyTorch's for rms_norm, also of narrower dtypes
@@ -179,12 +160,19 @@ def _norm(
             refuse_gradients(f"kernel_twins.{name}", x, residual, *affine)
             raise
     if backend == "triton":
-        return triton_functions()["norm"](name, x, residual, shape, affine, _EPS if eps is None else eps)
+        return _by_triton()(name, x, residual, shape, affine, _EPS if eps is None else eps)
     if backend == "torch":
         added = x if residual is None else x + residual
         y = getattr(functional, name)(added, shape, *affine, eps)
         return y if residual is None else (y, added)
     raise ValueError(f"backend is {backend!r}, must be one of {', '.join(BACKENDS)}")
+
+
+@triton_side
+def _by_triton() -> Callable[[str, Tensor, Tensor | None, Sequence[int], Affine, float], Result]:
+    from kernel_twins.functional.norm import triton_norm
+
+    return triton_norm.norm
 
 
 def _widens(name: str, dtype: torch.dtype) -> bool:
@@ -236,87 +224,7 @@ def _runs(name: str, backend: Backend, device: int) -> bool:
     """Whether a backend is there and has steps for this GPU, whatever the rows' length."""
     if backend == "cuda" and not _CUDA:
         return False
-    return runs(backend, tuple((op, STEPS[backend][op]) for op in (name, f"{name}_backward")), device)
-
-
-def require_tensors(residual: Tensor | None, weight: Tensor | None, bias: Tensor | None = None) -> None:
-    """TypeError where one is there that is no tensor: the dispatcher says so as a RuntimeError."""
-    for name, given in (("residual", residual), ("weight", weight), ("bias", bias)):
-        if given is not None and not isinstance(given, Tensor):
-            raise TypeError(
-                f"{name} is a {type(given).__name__}, must be a torch.Tensor or None: "
-                f"call torch.as_tensor({name}, dtype=x.dtype, device=x.device)"
-            )
-
-
-def no_row(shape: Sequence[int], sizes: Sequence[int]) -> ValueError:
-    """What is wrong with a ``normalized_shape`` that does not fit x's sizes."""
-    return ValueError(
-        f"normalized_shape is {tuple(shape)}, must hold the sizes of x's last dimensions: x has shape {tuple(sizes)}"
-    )
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# torch.func.vmap
-# ----------------------------------------------------------------------------------------------------------------------
-
-Rule = Callable[..., tuple[Any, Any]]
-
-
-def batching_rule(operator: Function, rows: int) -> Rule:
-    """What ``torch.library.register_vmap`` takes for ``operator(*rows, normalized_shape, *affine, eps)``.
-
-    A batch in front of a row's dimensions stays where it lies. Weights that are batched themselves are applied by
-    PyTorch, to a result that is rounded once before, as PyTorch's own layer_norm does under vmap.
-    """
-
-    def rule(info: Any, in_dims: tuple[Any, ...], *given: Any) -> tuple[Any, Any]:
-        inputs, (shape, *affine, eps) = given[:rows], given[rows:]
-        places, of_affine = in_dims[:rows], in_dims[rows + 1 : -1]
-        at = None  # not batched, unless one of the inputs is
-        for tensor, place in zip(inputs, places, strict=True):
-            if at is None and place is not None:
-                if tensor.dim() == len(shape):  # or the batch would be taken for a dimension of the row
-                    raise no_row(shape, (*tensor.shape[:place], *tensor.shape[place + 1 :]))
-                at = place if place < tensor.dim() - len(shape) else 0
-        if at is not None:
-            inputs = tuple(with_batch(*each, at, info.batch_size) for each in zip(inputs, places, strict=True))
-        if all(place is None for place in of_affine):
-            outs = operator(*inputs, shape, *affine, eps)
-            return outs, (at,) * len(outs)
-
-        y, *others = operator(*inputs, shape, *(None for _ in affine), eps)
-        y = y.unsqueeze(0) if at is None else y.movedim(at, 0)
-        leading = (1,) * (y.dim() - 1 - len(shape))
-
-        def spread(tensor: Tensor | None, place: int | None) -> Tensor | None:
-            if tensor is None:
-                return None
-            batched = with_batch(tensor, place, 0, 1)
-            return batched.view(batched.shape[0], *leading, *shape)
-
-        weight, bias, *_ = *map(spread, affine, of_affine), None
-        if weight is not None and bias is not None:
-            y = torch.addcmul(bias, y, weight)
-        else:
-            y = y + bias if weight is None else y * weight
-        return (y, *others), (0, *(at for _ in others))
-
-    return rule
-
-
-def one_by_one(operator: Function) -> Rule:
-    """The same for a backward pass, which sums over all rows that it is given: example after example."""
-
-    def rule(info: Any, in_dims: tuple[Any, ...], *given: Any) -> tuple[Any, Any]:
-        each = [
-            operator(*(value if at is None else value.select(at, i) for value, at in zip(given, in_dims, strict=True)))
-            for i in range(info.batch_size)
-        ]
-        outs = tuple(torch.stack(examples) for examples in zip(*each, strict=True))
-        return outs, (0,) * len(outs)
-
-    return rule
+    return runs(backend, (name, f"{name}_backward"), device)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -22,11 +22,12 @@ from kernel_twins.functional.backends import (
     on_device,
     refuse_tangents,
     require_gpu,
+    require_tensors,
     triton_launcher,
     wants_gradient,
 )
-from kernel_twins.functional.norm.norm import STEPS, Affine, Result, batching_rule, no_row, one_by_one, require_tensors
-from kernel_twins.functional.rows import in_rows
+from kernel_twins.functional.norm.shared import Affine, Result, batching_rule, no_row
+from kernel_twins.functional.rows import in_rows, one_by_one
 from kernel_twins.ops.tensors import DTYPE, require_device, require_dtype
 
 _DTYPES = tuple(DTYPE.values())
@@ -94,7 +95,7 @@ def _compute(
     sums = () if added is None else (in_rows(added, leading, dims),)
     others = None if residual is None else in_rows(residual, leading, dims)
     with on_device(x.device):
-        launch = triton_launcher(name, STEPS["triton"][name], x.device.index)
+        launch = triton_launcher(name, x.device.index)
         outputs = (in_rows(y, leading, dims), *statistics, *sums)
         launch(in_rows(x, leading, dims), *affine, others, eps=eps, out=outputs)
     return out
@@ -189,7 +190,7 @@ def _compute_backward(
     statistics = (_vector(rstd),) if mean is None else (_vector(mean), _vector(rstd))
     others = None if dadded is None else in_rows(dadded, leading, dims)
     with on_device(x.device):
-        launch = triton_launcher(f"{name}_backward", STEPS["triton"][f"{name}_backward"], x.device.index)
+        launch = triton_launcher(f"{name}_backward", x.device.index)
         matrices = in_rows(dout, leading, dims), in_rows(x, leading, dims)
         launch(*matrices, *statistics, _vector(weight), others, out=outputs if len(outputs) > 1 else outputs[0])
     return dx, dweight, dbias

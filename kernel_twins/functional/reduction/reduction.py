@@ -27,16 +27,14 @@ from kernel_twins.functional.backends import (
     refuse_gradients,
     require_gpu,
     runs,
-    triton_functions,
+    triton_side,
 )
+from kernel_twins.functional.reduction.shared import batching_rule
 from kernel_twins.ops.reduction.reduction_nd import MOST_AXES
 from kernel_twins.ops.tensors import DTYPE
 from kernel_twins.spec import Backend
 
 Dims = int | Sequence[int] | None
-
-STEPS: dict[Backend, tuple[str, ...]] = {"cuda": ("v05_split",), "triton": ("v05_split",)}
-"""What stands behind a backend; cuda-kernels/reduction/torch.cpp has the same name."""
 
 _cuda_operator, _no_cuda = cuda_operator("reduction_nd")
 _PYTORCHS: dict[str, Callable[..., Tensor]] = {
@@ -101,8 +99,15 @@ def _reduced(x: Tensor, dim: Dims, keepdim: bool, backend: str, kind: str) -> Te
             refuse_gradients(f"kernel_twins.{_PYTORCHS[kind].__name__}", x)
             raise
     if backend == "triton":
-        return triton_functions()["reduction"](x, dims, keepdim, kind)
+        return _by_triton()(x, dims, keepdim, kind)
     raise ValueError(f"backend is {backend!r}, must be one of {', '.join(BACKENDS)}")
+
+
+@triton_side
+def _by_triton() -> Callable[[Tensor, Sequence[int], bool, str], Tensor]:
+    from kernel_twins.functional.reduction import triton_reduction
+
+    return triton_reduction.reduction
 
 
 def _dims(dim: Any, kind: str) -> tuple[int, ...]:
@@ -140,38 +145,7 @@ def _runs(backend: Backend, device: int) -> bool:
     """Whether a backend is there and has a step for this GPU."""
     if backend == "cuda" and _cuda_operator is None:
         return False
-    return runs(backend, (("reduction_nd", STEPS[backend]),), device)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# What the operators of both backends share
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-def axes_of(dims: Sequence[int], rank: int) -> tuple[int, ...]:
-    """The reduced axes in their order, counted from the front; all where none is named. A rank of 0 is one axis."""
-    from kernel_twins.ops.reduction.reduction_nd import require_dims
-
-    return tuple(sorted(require_dims(tuple(dims), max(rank, 1)))) or tuple(range(rank))
-
-
-def batching_rule(operator: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, int]]:
-    """What ``torch.library.register_vmap`` takes: the batch is one kept axis more, and stays where it lies."""
-
-    def rule(
-        info: Any, in_dims: tuple[int | None, ...], x: Tensor, dims: Sequence[int], keepdim: bool, kind: str
-    ) -> tuple[Tensor, int]:
-        at = in_dims[0]
-        assert at is not None  # there is no other tensor
-        rank = x.dim() - 1
-        if rank == 0:  # reduced over one axis of one element
-            axes_of(dims, 0)
-            return operator(x.unsqueeze(1), (1,), False, kind), 0
-        axes = axes_of(dims, rank)
-        out = operator(x, tuple(axis + (axis >= at) for axis in axes), keepdim, kind)
-        return out, at if keepdim else at - len([axis for axis in axes if axis < at])
-
-    return rule
+    return runs(backend, ("reduction_nd",), device)
 
 
 if _cuda_operator is not None:

@@ -20,7 +20,7 @@ from kernel_twins.functional.backends import (
     require_gpu,
     triton_launcher,
 )
-from kernel_twins.functional.reduction.reduction import STEPS, axes_of, batching_rule
+from kernel_twins.functional.reduction.shared import axes_of, batching_rule
 from kernel_twins.ops.reduction.reduction_nd import KINDS, MOST_AXES
 from kernel_twins.ops.tensors import DTYPE, require_dtype
 
@@ -51,7 +51,7 @@ def _compute(x: Tensor, dims: Sequence[int], keepdim: bool, kind: str) -> Tensor
     out = _empty(x, sizes, kind)
     if out.numel() > 0:
         with on_device(x.device):
-            launch = triton_launcher("reduction_nd", STEPS["triton"], x.device.index)
+            launch = triton_launcher("reduction_nd", x.device.index)
             launch(x if x.dim() else x.view(1), out=out.squeeze(axes) if keepdim else out, dims=axes or (0,), kind=kind)
     return out
 

@@ -7,6 +7,7 @@ imports Triton before it is asked for.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 
 import torch
@@ -24,25 +25,14 @@ from kernel_twins.functional.backends import (
     refuse_gradients,
     require_gpu,
     runs,
-    triton_functions,
+    triton_side,
 )
 from kernel_twins.functional.choice import nearest
-from kernel_twins.functional.rows import batching_rule, counted, rows_of
+from kernel_twins.functional.rows import counted, rows_of
+from kernel_twins.functional.softmax.shared import batching_rule
 from kernel_twins.harness.ceilings import gpu_slug
 from kernel_twins.ops.tensors import DTYPE, name_of
 from kernel_twins.spec import Backend, Case
-
-STEPS: dict[Backend, dict[str, tuple[str, ...]]] = {
-    "cuda": {
-        "softmax": ("v12_small_l1", "v05_rows_per_block", "v02_online"),
-        "softmax_backward": ("v06_lines", "v03_rows_per_block", "v01_two_passes"),
-    },
-    "triton": {"softmax": ("v08_cooperative",), "softmax_backward": ("v05_cooperative",)},
-}
-"""What stands behind a backend: the first that the GPU runs and that takes the rows.
-
-cuda-kernels/softmax/torch.cpp has the same names.
-"""
 
 _cuda_operator, _no_cuda = cuda_operator("softmax")
 if _cuda_operator is not None:
@@ -90,10 +80,17 @@ def _softmax(x: Tensor, dim: int, backend: str, log: bool) -> Tensor:
             refuse_gradients("kernel_twins.log_softmax" if log else "kernel_twins.softmax", x)
             raise
     if backend == "triton":
-        return triton_functions()["softmax"](x, dim, log)
+        return _by_triton()(x, dim, log)
     if backend == "torch":
         return torch.log_softmax(x, dim) if log else torch.softmax(x, dim)
     raise ValueError(f"backend is {backend!r}, must be one of {', '.join(BACKENDS)}")
+
+
+@triton_side
+def _by_triton() -> Callable[[Tensor, int, bool], Tensor]:
+    from kernel_twins.functional.softmax import triton_softmax
+
+    return triton_softmax.softmax
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -144,4 +141,4 @@ def _runs(backend: Backend, device: int) -> bool:
     """Whether a backend is there and has steps for this GPU, whatever the rows' length."""
     if backend == "cuda" and _cuda_operator is None:
         return False
-    return runs(backend, tuple(STEPS[backend].items()), device)
+    return runs(backend, ("softmax", "softmax_backward"), device)

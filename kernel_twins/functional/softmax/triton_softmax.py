@@ -18,8 +18,8 @@ from kernel_twins.functional.backends import (
     require_gpu,
     triton_launcher,
 )
-from kernel_twins.functional.rows import batching_rule, counted, empty_rows, in_rows
-from kernel_twins.functional.softmax.softmax import STEPS
+from kernel_twins.functional.rows import counted, empty_rows, in_rows
+from kernel_twins.functional.softmax.shared import batching_rule
 from kernel_twins.ops.tensors import DTYPE, require_device, require_dtype, require_same_dtype
 
 _DTYPES = tuple(DTYPE.values())
@@ -42,7 +42,7 @@ def _compute(x: Tensor, dim: int = -1, log: bool = False) -> Tensor:
     out = empty_rows(x, dim)
     if out.numel() > 0:
         with on_device(x.device):
-            launch = triton_launcher("softmax", STEPS["triton"]["softmax"], x.device.index)
+            launch = triton_launcher("softmax", x.device.index)
             launch(in_rows(x, dim), out=in_rows(out, dim), log=log)
     return out
 
@@ -52,7 +52,7 @@ def _compute_backward(dout: Tensor, y: Tensor, dim: int, log: bool = False) -> T
     dim = _check_backward(dout, y, dim)
     out = empty_rows(dout, dim)
     if out.numel() > 0:
-        launch = triton_launcher("softmax_backward", STEPS["triton"]["softmax_backward"], dout.device.index)
+        launch = triton_launcher("softmax_backward", dout.device.index)
         with on_device(dout.device):
             launch(in_rows(dout, dim), in_rows(y, dim), out=in_rows(out, dim), log=log)
     return out

@@ -1,0 +1,132 @@
+"""What both sides of cross_entropy share: its reductions, which input can be overwritten, torch.func.vmap's batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernel_twins.functional.backends import HALF
+from kernel_twins.functional.rows import with_batch
+
+REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}  # as PyTorch's operators count them
+
+
+def has_rows_apart(input: Tensor) -> bool:  # noqa: A002
+    """Whether classes are neighbours, and rows apart from each other and all equally far. Sizes may be symbols."""
+    dim, sizes, strides = int(input.dim() > 1), input.shape, input.stride()
+    if strides[dim] != 1 and sizes[dim] != 1:
+        return False
+    behind = None  # how far the rows reach of the dimensions that were looked at
+    for i in range(input.dim() - 1, -1, -1):
+        if i == dim or (isinstance(sizes[i], int) and sizes[i] == 1):
+            continue
+        if strides[i] < sizes[dim] if behind is None else strides[i] != behind:
+            return False
+        behind = strides[i] * sizes[i]
+    return True
+
+
+def batching_rule(operator: Callable[..., Any]) -> Callable[..., Any]:
+    """What ``torch.library.register_vmap`` takes for the losses: the rows of all examples are those of one call."""
+
+    def rule(
+        info: Any,
+        in_dims: tuple[int | None, ...],
+        input: Tensor,  # noqa: A002
+        target: Tensor,
+        ignore_index: int = -100,
+        reduction: int = REDUCTIONS["mean"],
+        label_smoothing: float = 0.0,
+        fp32_loss: bool = False,
+    ) -> Any:
+        input, target = _batched(info, in_dims, input, target)  # noqa: A001
+        as_rows, as_examples = _folding(input, target)
+        dtype = torch.float32 if fp32_loss else input.dtype
+        widened = fp32_loss or input.dtype in HALF  # what is still to be summed is rounded in the end
+        given = as_rows(input), as_rows(target), ignore_index, REDUCTIONS["none"], label_smoothing, widened
+        losses, lse = map(as_examples, operator(*given)[:2])
+        if reduction == REDUCTIONS["none"]:
+            return (losses.to(dtype), lse, lse.new_empty(info.batch_size, 0)), (0, 0, 0)
+        total = losses.unsqueeze(-1).flatten(1).sum(1)
+        if reduction == REDUCTIONS["sum"]:
+            return (total.to(dtype), lse, lse.new_ones(info.batch_size)), (0, 0, 0)
+        count = (target != ignore_index).unsqueeze(-1).flatten(1).sum(1)
+        return ((total / count).to(dtype), lse, count.to(lse.dtype).reciprocal()), (0, 0, 0)
+
+    return rule
+
+
+def backward_batching_rule(operator: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, int]]:
+    """The same for the gradient."""
+
+    def rule(info: Any, in_dims: tuple[int | None, ...], *given: Any) -> tuple[Tensor, int]:
+        tensors, (ignore_index, reduction, label_smoothing) = given[:5], given[5:]
+        dout, input, target, lse, scale = _batched(info, in_dims, *tensors)  # noqa: A001
+        as_rows, as_examples = _folding(input, target)
+        if reduction != REDUCTIONS["none"]:  # one number for an example: every row's
+            dout = (dout * scale).view(-1, *(1 for _ in target.shape[1:])).expand(target.shape)
+        rows = map(as_rows, (dout, input, target, lse))
+        dx = operator(*rows, lse.new_empty(0), ignore_index, REDUCTIONS["none"], label_smoothing)
+        return as_examples(dx), 0
+
+    return rule
+
+
+def in_place_batching_rule(
+    operator: Callable[..., Any], backward_operator: Callable[..., Tensor]
+) -> Callable[..., tuple[Tensor, int]]:
+    """The same for the gradient in place, by the two operators whose rules are above: examples have scales of their
+    own, which rows of one call in place have not. So the gradient is copied to the logits' place.
+    """
+    forward, backward = batching_rule(operator), backward_batching_rule(backward_operator)
+
+    def rule(
+        info: Any,
+        in_dims: tuple[int | None, ...],
+        input: Tensor,  # noqa: A002
+        target: Tensor,
+        ignore_index: int = -100,
+        reduction: int = REDUCTIONS["mean"],
+        label_smoothing: float = 0.0,
+        fp32_loss: bool = False,
+    ) -> tuple[Tensor, int]:
+        if in_dims[0] is None:
+            raise ValueError(
+                "input is one for all of vmap's examples, must be one for each, as the gradients that overwrite it "
+                "are: batch it, or pass backend='torch' and input.clone()"
+            )
+        if reduction not in (REDUCTIONS["mean"], REDUCTIONS["sum"]):
+            raise ValueError(
+                f"reduction is {reduction}, must be 1 for mean or 2 for sum: of rows' losses there is no one gradient"
+            )
+        options = ignore_index, reduction, label_smoothing
+        (loss, lse, scale), _ = forward(info, in_dims, input, target, *options, fp32_loss)
+        dims = None, *in_dims[:2], 0, 0
+        dx, at = backward(info, dims, lse.new_ones(()), input, target, lse, scale, *options)
+        input.copy_(dx.movedim(at, in_dims[0]))
+        return loss, 0
+
+    return rule
+
+
+def _batched(info: Any, in_dims: tuple[int | None, ...], *tensors: Tensor) -> list[Tensor]:
+    """An operator's first arguments with the batch in front."""
+    dims = in_dims[: len(tensors)]
+    return [with_batch(tensor, at, 0, info.batch_size) for tensor, at in zip(tensors, dims, strict=True)]
+
+
+def _folding(input: Tensor, target: Tensor) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:  # noqa: A002
+    """From examples to their rows one behind the other, and back; in the order in which those of input lie, so that
+    none is copied.
+    """
+    if target.dim() == 1:  # an example is one row
+        return (lambda examples: examples), (lambda rows: rows)
+    at = int(input.stride(0) < input.stride(1))  # where the batch is
+    sizes = target.movedim(0, at).shape[:2]
+    return (
+        lambda examples: examples.movedim(0, at).flatten(0, 1),
+        lambda rows: rows.unflatten(0, sizes).movedim(at, 0),
+    )

@@ -1,0 +1,35 @@
+"""What both sides of softmax and log_softmax share: the batches of torch.func.vmap."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from kernel_twins.functional.rows import counted, with_batch
+
+
+def batching_rule(operator: Callable[..., Tensor], *names: str) -> Callable[..., tuple[Tensor, int]]:
+    """What ``torch.library.register_vmap`` takes for ``operator(*tensors, dim, log)``, tensors of one shape.
+
+    ``names`` are the tensors' in the operator's schema.
+
+    The batch stays where it lies, one dimension more; tensors that have none are seen many times.
+    """
+
+    def rule(info: Any, in_dims: tuple[int | None, ...], *given: Any) -> tuple[Tensor, int]:
+        values, options = given[: len(names)], given[len(names) :]  # without those at the end that equal their defaults
+        at = next(each for each in in_dims if each is not None)
+        batched = [
+            with_batch(tensor, batch, at, info.batch_size)
+            for tensor, batch in zip(values, in_dims[: len(names)], strict=True)
+        ]
+        rank = batched[0].dim() - 1
+        dim = counted(options[0] if options else -1, names[0], rank)
+        log = len(options) > 1 and options[1]
+        if rank == 0:
+            return operator(*(tensor.unsqueeze(1) for tensor in batched), 1, log).squeeze(1), 0
+        return operator(*batched, dim + (dim >= at), log), at
+
+    return rule
