@@ -1,108 +1,34 @@
-"""The drawings of docs/, one small SVG an idea. They show where data are and how they move, and no measured number."""
+"""The drawings of docs/, one small SVG an idea. They show where data are and how they move, and no measured number.
+
+A drawing is a public function without arguments that returns a ``Drawing``; its name, with hyphens, is its file's.
+"""
 
 from __future__ import annotations
 
-from kernel_twins.report.drawings import (
-    common,
-    cross_entropy,
-    dropout,
-    hopper,
-    linear,
-    matmul_fp32,
-    norms,
-    reduction,
-    reduction_nd,
-    rows,
-    tensor_cores,
-    vector_add,
-)
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Iterator
 
-DRAWINGS = {
-    function.__name__.replace("_", "-"): function
-    for function in (
-        common.levels,
-        common.grouped_order,
-        common.pipeline,
-        common.tuning,
-        vector_add.one_element_a_thread,
-        vector_add.grid_stride,
-        vector_add.wide_loads,
-        vector_add.independent_loads,
-        vector_add.bulk_ring,
-        vector_add.bulk_tile,
-        reduction.interleaved_tree,
-        reduction.sequential_tree,
-        reduction.warp_shuffle,
-        reduction.loads_in_flight,
-        reduction.running_totals,
-        reduction.atomic,
-        reduction.last_block,
-        reduction.polling,
-        matmul_fp32.strided_access,
-        matmul_fp32.coalesced_access,
-        matmul_fp32.shared_tile,
-        matmul_fp32.register_tile_1d,
-        matmul_fp32.register_tile_2d,
-        matmul_fp32.vectors_and_banks,
-        matmul_fp32.warp_tile,
-        matmul_fp32.short_loop,
-        tensor_cores.fragments,
-        tensor_cores.swizzle,
-        tensor_cores.split,
-        tensor_cores.promotion,
-        tensor_cores.lean_split,
-        hopper.tma_tile,
-        hopper.large_tile,
-        hopper.producer_ring,
-        hopper.two_consumers,
-        hopper.persistent,
-        hopper.multicast,
-        hopper.staged_store,
-        hopper.hilbert,
-        hopper.split_tiles,
-        hopper.unaligned_rows,
-        hopper.roles_by_hand,
-        hopper.early_start,
-        hopper.turned_pieces,
-        hopper.split_once,
-        linear.fused_epilogue,
-        rows.three_passes,
-        rows.online_sum,
-        rows.row_in_registers,
-        rows.ragged_edges,
-        rows.rows_per_block,
-        rows.row_pipeline,
-        rows.cluster_row,
-        rows.cooperative_row,
-        rows.lines,
-        rows.warps_of_a_cluster,
-        rows.single_elements,
-        rows.small_l1,
-        rows.two_rows,
-        rows.two_rows_in_registers,
-        rows.cluster_two_rows,
-        norms.mean_then_distances,
-        norms.running_mean,
-        norms.norm_in_registers,
-        norms.whole_pieces,
-        norms.cluster_moments,
-        norms.squares_then_write,
-        norms.cluster_squares,
-        norms.rows_then_columns,
-        norms.sums_that_stay,
-        norms.rows_alike,
-        norms.weights_of_a_block,
-        norms.packs_of_a_lane,
-        norms.laid_before_the_rows,
-        norms.next_row_ahead,
-        norms.cluster_columns,
-        cross_entropy.maximum_then_sum,
-        cross_entropy.logits_to_gradient,
-        cross_entropy.in_the_place_of_the_logits,
-        dropout.four_words,
-        reduction_nd.thread_per_output,
-        reduction_nd.block_per_output,
-        reduction_nd.along_the_layout,
-        reduction_nd.parts_of_few_outputs,
-    )
-}
+from kernel_twins.report.drawings.primitives import Drawing
+
+
+def _found() -> Iterator[tuple[str, Callable[[], Drawing]]]:
+    for each in pkgutil.iter_modules(__path__, f"{__name__}."):
+        for name, function in inspect.getmembers(importlib.import_module(each.name), inspect.isfunction):
+            signature = inspect.signature(function, eval_str=True)
+            own = function.__module__ == each.name and not name.startswith("_")
+            if own and signature.return_annotation is Drawing and not signature.parameters:
+                yield name.replace("_", "-"), function
+
+
+def _by_name() -> dict[str, Callable[[], Drawing]]:
+    drawings: dict[str, Callable[[], Drawing]] = {}
+    for name, function in _found():
+        if name in drawings:
+            raise ValueError(f"{name} is drawn in {drawings[name].__module__} and in {function.__module__}")
+        drawings[name] = function
+    return drawings
+
+
+DRAWINGS = _by_name()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kernel_twins.report.drawings.primitives import SOFT, Drawing
-from kernel_twins.report.drawings.rows import walk
+from kernel_twins.report.drawings.row_pieces import walk
 
 
 def maximum_then_sum() -> Drawing:

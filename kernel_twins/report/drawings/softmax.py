@@ -1,8 +1,9 @@
-"""Drawings of the ladders along a matrix's rows: softmax and its backward pass."""
+"""Drawings of softmax and its backward pass."""
 
 from __future__ import annotations
 
 from kernel_twins.report.drawings.primitives import ALARM, SOFT, Drawing, Level
+from kernel_twins.report.drawings.row_pieces import cluster, held_row, kept, marked_row, walk
 
 
 def three_passes() -> Drawing:
@@ -99,34 +100,6 @@ def two_rows() -> Drawing:
     return drawing
 
 
-def walk(
-    drawing: Drawing,
-    y: float,
-    title: str,
-    rows: tuple[str, ...],
-    level: Level,
-    source: str,
-    work: str,
-    writes: bool = False,
-) -> None:
-    """One walk over a row, or over two side by side: where it comes from, and what comes of it."""
-    height = 24 * len(rows)
-    middle = y + height / 2
-    drawing.text(16, middle, title, 11)
-    for index, name in enumerate(rows):
-        if len(rows) > 1:
-            drawing.text(100, y + 24 * index + 12, name, 11, "end", SOFT)
-        drawing.cells(106, y + 24 * index, 14, 15, 24, level)
-    drawing.text(106, y + height + 12, source, 11, colour=SOFT)
-    drawing.arrow((316, middle), (352, middle))
-    drawing.box(352, middle - 12, 150, 24, "registers", work, 11)
-    if writes:
-        drawing.arrow((502, middle), (536, middle))
-        drawing.box(536, middle - 12, 88, 24, "device", "out", 11)
-    else:
-        drawing.text(516, middle, "then a barrier", 11, colour=SOFT)
-
-
 def online_sum() -> Drawing:
     drawing = Drawing("One pass: a running maximum, and the sum of exponentials relative to it", 264)
     drawing.text(16, 18, "one thread's elements, one after the other")
@@ -162,33 +135,14 @@ def row_in_registers() -> Drawing:
     return drawing
 
 
-def held_row(drawing: Drawing, passes: tuple[str, str, str]) -> None:
-    """A row that comes to registers once, and what is then done with it, one after the other."""
-    drawing.text(16, 18, "a row of x")
-    _row(drawing, 16, 30, "device")
-    drawing.text(392, 18, "registers of the block")
-    drawing.text(392, 136, "passes over registers")
-    _keep(drawing, 392, 30)
-    drawing.arrow((272, 41), (384, 70))
-    drawing.text(290, 36, "once", 11, colour=SOFT)
-    for index, text in enumerate(passes):
-        drawing.box(392, 146 + 26 * index, 232, 22, "registers", text, 11)
-    drawing.arrow((392, 209), (272, 189))
-    drawing.text(16, 166, "the row of out")
-    _row(drawing, 16, 178, "device")
-    drawing.text(16, 84, "green: what one thread holds. All of its", 11)
-    drawing.text(16, 100, "loads are on their way before the first", 11)
-    drawing.text(16, 116, "value is needed", 11)
-
-
 def two_rows_in_registers() -> Drawing:
     drawing = Drawing("Two rows are loaded once; twice as many registers hold them", 230)
     drawing.text(16, 18, "a row of dout, and one of y")
     for y in (30, 56):
-        _row(drawing, 16, y, "device")
+        marked_row(drawing, 16, y, "device")
     drawing.text(392, 18, "registers of the block")
     for left in (392, 512):
-        _keep(drawing, left, 30, 8, 14)
+        kept(drawing, left, 30, 8, 14)
     drawing.text(448, 126, "dout", 11, "middle", SOFT)
     drawing.text(568, 126, "y", 11, "middle", SOFT)
     drawing.arrow((272, 41), (384, 60))
@@ -198,22 +152,11 @@ def two_rows_in_registers() -> Drawing:
         drawing.box(392, 148 + 28 * index, 232, 24, "registers", text, 11)
     drawing.arrow((392, 188), (272, 181))
     drawing.text(16, 158, "the row of dx")
-    _row(drawing, 16, 170, "device")
+    marked_row(drawing, 16, 170, "device")
     drawing.text(16, 104, "green: what one thread holds of both;", 11)
     drawing.text(16, 120, "all of its loads wait together", 11)
     drawing.text(16, 214, "the same registers hold rows of half the length", 11)
     return drawing
-
-
-def _row(drawing: Drawing, x: float, y: float, level: Level) -> None:
-    """A row of 32 elements, of which those of one thread, every eighth, are marked."""
-    drawing.cells(x, y, 32, 8, 22, lambda element: "registers" if element % 8 == 2 else level)
-
-
-def _keep(drawing: Drawing, x: float, y: float, threads: int = 8, width: float = 29) -> None:
-    """The same elements in registers: a column a thread."""
-    for turn in range(4):
-        drawing.cells(x, y + 22 * turn, threads, width, 22, lambda thread: "registers" if thread == 2 else "idle")
 
 
 def ragged_edges() -> Drawing:
@@ -295,36 +238,6 @@ def cluster_row() -> Drawing:
 
 def cluster_two_rows() -> Drawing:
     return cluster("A cluster of four blocks shares two rows, and their sum", ("dout", "y"), "4 sums")
-
-
-def cluster(title: str, rows: tuple[str, ...], numbers: str) -> Drawing:
-    """Four blocks, each with its part of these rows, and the numbers that they exchange."""
-    top = 18.0 + 26 * len(rows)
-    drawing = Drawing(title, int(top) + 228)
-    for index, row in enumerate(rows):
-        drawing.text(16, 29 + 26 * index, row, 11)
-    drawing.text(16, top + 171, "out", 11)
-    drawing.frame(66, top + 12, 562, 128, dashed=True)
-    drawing.text(76, top + 128, "a cluster", 11, colour=SOFT)
-    drawing.text(347, top + 128, "each writes its own into the shared memory of all", 11, "middle", ALARM)
-    for block in range(4):
-        left = 76.0 + 138 * block
-        for index in range(len(rows)):
-            drawing.box(left, 18 + 26 * index, 130, 22, "device", f"part {block}", 11)
-        drawing.arrow((left + 65, top - 4), (left + 65, top + 22))
-        drawing.box(left, top + 22, 130, 40, "registers", f"block {block}:\nits part", 11)
-        drawing.arrow((left + 65, top + 62), (left + 65, top + 80))
-        drawing.box(left, top + 80, 130, 24, "shared", numbers, 11)
-        if block:
-            drawing.arrow((left - 8, top + 88), (left, top + 88), colour=ALARM)
-            drawing.arrow((left, top + 96), (left - 8, top + 96), colour=ALARM)
-        drawing.arrow((left + 20, top + 140), (left + 20, top + 160))
-        drawing.box(left, top + 160, 130, 22, "device", f"part {block}", 11)
-    drawing.text(
-        16, top + 200, "every element is read once, by one SM; nothing but those numbers passes between SMs,", 11
-    )
-    drawing.text(16, top + 216, "and a barrier in each one's shared memory counts them", 11)
-    return drawing
 
 
 def cooperative_row() -> Drawing:

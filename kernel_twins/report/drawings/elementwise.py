@@ -1,4 +1,4 @@
-"""Drawings of the vector-add ladder."""
+"""Drawings of vector_add."""
 
 from __future__ import annotations
 

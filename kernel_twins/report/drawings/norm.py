@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kernel_twins.report.drawings.primitives import ALARM, SOFT, Drawing, Level
-from kernel_twins.report.drawings.rows import cluster, held_row, walk
+from kernel_twins.report.drawings.row_pieces import cluster, held_row, walk
 
 
 def mean_then_distances() -> Drawing:
