@@ -124,6 +124,14 @@ class Name:
     step: str = ""
 
 
+class Where(NamedTuple):
+    """The configurations in which ``setting`` has one of ``values``, and the PTX that their kernels hold."""
+
+    setting: str
+    values: tuple[int, ...]
+    instruction: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """One idea on an operation's ladder, present as a ``.cu`` file, a Triton file, or both.
@@ -138,6 +146,10 @@ class Step:
     ``profile_case`` holds, by language, a timed case at which the step's own kernel runs and its idea shows, where
     it leaves the op's profile case to another step's kernel; None stands where the step is profiled nowhere.
     ``replaces`` names the step whose kernel had the profile case before, where that is not the step before.
+
+    ``promises`` are instructions that every Triton kernel of the step holds, by architecture (80, 90), as patterns of
+    PTX (ops/ptx.py); ``promises_where`` those of some configurations alone. ``spills`` names the architectures for
+    which some configurations spill registers, so that the search passes over them.
     """
 
     name: str
@@ -156,6 +168,9 @@ class Step:
     replaces: str = ""
     deterministic: bool = True
     finished: bool = True
+    promises: Mapping[int, tuple[str, ...]] = field(default_factory=dict, hash=False)
+    promises_where: Mapping[int, tuple[Where, ...]] = field(default_factory=dict, hash=False)
+    spills: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not _STEP_NAME.fullmatch(self.name):

@@ -14,6 +14,7 @@ from typing import Any
 
 from kernel_twins import ops
 from kernel_twins.compiler import aot, disassembly, wgmma_hazards
+from kernel_twins.ops.ptx import TENSOR_CORES
 from kernel_twins.spec import Case, Op, Step
 from tests import forks
 from tests.hazards import Overwrites
@@ -22,46 +23,12 @@ SHARED_LIMIT = {80: 166_912, 90: 232_448}  # bytes of shared memory that a block
 EVERY_PAIR = os.environ.get("EVERY_PAIR") == "1"
 """``make portability``: each configuration with each case; else the first with each, and each other one with one."""
 
-TENSOR_CORES = "mma"
-WGMMA = r"wgmma\.mma_async"
-TMA_LOAD = r"cp\.async\.bulk\.tensor\S*\.mbarrier"
-TMA_STORE = r"cp\.async\.bulk\.tensor\S*\.bulk_group"
-# The next kernel is let in, the one before waited for, and only then is anything touched.
-_UNTOUCHED = r"(?:(?!cp\.async\.bulk|(?:ld|st|atom|red)\.global).)*"
-EARLY = rf"(?s)\A{_UNTOUCHED}launch_dependents{_UNTOUCHED}griddepcontrol\.wait"
-INSTRUCTIONS = (
-    TENSOR_CORES,
-    WGMMA,
-    TMA_LOAD,
-    TMA_STORE,
-    EARLY,
-    r"atom\.global\.gpu\.acq_rel\.add\.u32",
-    r"atom\.global\.gpu\.relaxed\.add\.f32",
-    r"cp\.async\.c[ag]",
-    r"cp\.async\.cg",
-    r"fence\.proxy\.async",
-    r"ld\.global\.L1::evict_first\S*\.v4\.b32",
-    r"ld\.global\.cg\.b32",
-    r"ld\.global\.v4\.b32",
-    r"ld\.global\S*\.v4\.b32",
-    r"ld\.shared",
-    r"ld\.shared\.v4",
-    r"mbarrier\.try_wait",
-    r"mma\.sync",
-    r"mma\.sync\S*\.tf32",
-    r"setmaxnreg\.inc",
-    r"stmatrix",
-    r"wgmma\.mma_async\S*\.m64n256k16",
-    r"wgmma\.mma_async\S*\.tf32",
-)
-"""Patterns that are looked for in the PTX."""
-
 
 @dataclass(frozen=True)
 class Kernel:
     """``stack_bytes`` are a thread's, which is where registers spill to.
 
-    ``instructions`` are those of INSTRUCTIONS that the PTX holds, ``overwrites`` what becomes of registers that a wgmma
+    ``instructions`` are those of the step's (see ``sought``) that the PTX holds, ``overwrites`` what becomes of registers that a wgmma
     reads: None where none reads any.
     """
 
@@ -101,6 +68,15 @@ def odd_cases(op: Op, step: Step) -> list[Case]:
     return timed or [max(tested, key=op.bytes)]
 
 
+def sought(step: Step, arch: int) -> list[str]:
+    """The patterns that are looked for in a step's PTX: what the spec promises, and any use of the tensor cores."""
+    return [
+        *step.promises.get(arch, ()),
+        *(each.instruction for each in step.promises_where.get(arch, ())),
+        TENSOR_CORES,
+    ]
+
+
 @cache
 def compiled(op: str, step: str, arch: int) -> list[Compiled]:
     """All calls of a step that are compiled, first those by a configuration, in the order of the step's list."""
@@ -134,7 +110,7 @@ def compile_all(op_name: str, step_name: str, arch: int, every_pair: bool) -> li
         kernels = aot.compiled(op, step, case, arch, config)
         for kernel in kernels:
             if kernel.hash not in known:
-                known[kernel.hash] = _facts(kernel)
+                known[kernel.hash] = _facts(kernel, sought(step, arch))
         settings = config.kwargs if config else {}
         facts = [known[kernel.hash] for kernel in kernels]
         return {"case": case.slug, "odd": case in odd, "reference": reference, "settings": settings, "kernels": facts}
@@ -149,7 +125,7 @@ def compile_all(op_name: str, step_name: str, arch: int, every_pair: bool) -> li
     return [call(case, config) for config, case in pairs] + [call(case, reference=True) for case in aligned]
 
 
-def _facts(kernel: Any) -> dict[str, Any]:
+def _facts(kernel: Any, patterns: list[str]) -> dict[str, Any]:
     with aot.cubin(kernel) as cubin:
         listings = wgmma_hazards.kernels(cubin)
         stack_bytes = disassembly.resource_usage(cubin)[kernel.name].stack_bytes
@@ -157,6 +133,6 @@ def _facts(kernel: Any) -> dict[str, Any]:
         "name": kernel.name,
         "shared_bytes": kernel.metadata.shared,
         "stack_bytes": stack_bytes,
-        "instructions": [pattern for pattern in INSTRUCTIONS if re.search(pattern, kernel.asm["ptx"])],
+        "instructions": [pattern for pattern in patterns if re.search(pattern, kernel.asm["ptx"])],
         "overwrites": Overwrites.of(listings[kernel.name]) if listings else None,
     }

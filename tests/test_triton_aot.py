@@ -6,18 +6,9 @@ import pytest
 
 from kernel_twins import OPS, ops
 from kernel_twins.compiler import aot
+from kernel_twins.ops.ptx import TENSOR_CORES
 from kernel_twins.spec import Case
-from tests.compiled import (
-    EARLY,
-    SHARED_LIMIT,
-    TENSOR_CORES,
-    TMA_LOAD,
-    TMA_STORE,
-    WGMMA,
-    aligned_cases,
-    compiled,
-    of_list,
-)
+from tests.compiled import SHARED_LIMIT, aligned_cases, compiled, of_list
 
 pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -31,94 +22,25 @@ CELLS = [
 ]
 
 PROMISED = [
-    ("vector_add", "v03_vectorized", 80, r"ld\.global\.v4\.b32"),
-    ("vector_add", "v03_vectorized", 90, r"ld\.global\.v4\.b32"),
-    ("vector_add", "v04_streaming", 90, r"ld\.global\.L1::evict_first\S*\.v4\.b32"),
-    ("vector_add", "v05_bulk_ring", 90, TMA_LOAD),
-    ("vector_add", "v06_bulk_tile", 90, TMA_LOAD),
-    ("reduction", "v04_vectorized", 90, r"ld\.global\.v4\.b32"),
-    ("reduction", "v05_grid_stride", 90, r"ld\.global\.v4\.b32"),
-    ("reduction", "v06_atomic", 90, r"ld\.global\.v4\.b32"),
-    ("reduction", "v06_atomic", 90, r"atom\.global\.gpu\.relaxed\.add\.f32"),
-    ("reduction", "v07_last_block", 90, r"ld\.global\.v4\.b32"),
-    ("reduction", "v07_last_block", 90, r"atom\.global\.gpu\.acq_rel\.add\.u32"),
-    ("reduction", "v07_last_block", 90, r"ld\.global\.cg\.b32"),
-    ("reduction_nd", "v04_vectorized", 80, r"ld\.global\.v4\.b32"),
-    ("reduction_nd", "v04_vectorized", 90, r"ld\.global\.v4\.b32"),
-    ("matmul_fp32", "v03_shared_tile", 90, r"ld\.shared"),
-    ("matmul_fp32", "v05_register_tile_2d", 90, r"ld\.shared\.v4"),
-    ("matmul_fp32", "v08_grouped", 90, r"ld\.shared\.v4"),
-    ("matmul_fp32", "v09_pipelined", 80, r"cp\.async\.cg"),
-    ("matmul_fp32", "v09_pipelined", 90, r"cp\.async\.cg"),
-    ("matmul_fp32", "v10_autotuned", 90, r"cp\.async\.cg"),
-    ("matmul_tf32x3", "v01_split", 80, r"mma\.sync\S*\.tf32"),
-    ("matmul_tf32x3", "v01_split", 90, r"wgmma\.mma_async\S*\.tf32"),
-    ("matmul_tf32x3", "v02_lean_split", 80, r"mma\.sync\S*\.tf32"),
-    ("matmul_tf32x3", "v02_lean_split", 90, r"wgmma\.mma_async\S*\.tf32"),
-    ("matmul_tf32x3", "v03_pipelined", 90, r"wgmma\.mma_async\S*\.tf32"),
-    ("matmul_tf32x3", "v03_pipelined", 90, r"cp\.async\.cg"),
-    ("matmul_tf32x3", "v04_autotuned", 90, r"wgmma\.mma_async\S*\.tf32"),
-    ("matmul_tf32x3", "v04_autotuned", 90, r"cp\.async\.cg"),
-    ("matmul_bf16", "v02_tensor_cores", 80, r"mma\.sync"),
-    ("matmul_bf16", "v02_tensor_cores", 90, WGMMA),
-    ("matmul_bf16", "v04_pipelined", 80, r"cp\.async\.cg"),
-    ("matmul_bf16", "v04_pipelined", 90, r"cp\.async\.cg"),
-    ("matmul_bf16", "v04_pipelined", 90, WGMMA),
-    ("matmul_bf16", "v05_grouped", 90, r"cp\.async\.cg"),
-    ("matmul_bf16", "v05_grouped", 90, WGMMA),
-    ("matmul_bf16", "v06_autotuned", 80, r"cp\.async\.cg"),
-    ("matmul_bf16", "v06_autotuned", 80, r"mma\.sync"),
-    ("matmul_bf16", "v06_autotuned", 90, WGMMA),
-    ("matmul_bf16", "v06_autotuned", 90, r"cp\.async\.cg"),
-    ("matmul_bf16", "v07_tma", 90, WGMMA),
-    ("matmul_bf16", "v07_tma", 90, TMA_LOAD),
-    ("matmul_bf16", "v11_persistent", 90, WGMMA),
-    ("matmul_bf16", "v11_persistent", 90, TMA_LOAD),
-    ("matmul_bf16", "v13_tma_store", 90, WGMMA),
-    ("matmul_bf16", "v13_tma_store", 90, TMA_LOAD),
-    ("matmul_bf16", "v13_tma_store", 90, TMA_STORE),
-    ("matmul_bf16", "v15_dispatch", 90, WGMMA),
-    ("matmul_bf16", "v16_gluon", 90, r"wgmma\.mma_async\S*\.m64n256k16"),
-    ("matmul_bf16", "v16_gluon", 90, r"setmaxnreg\.inc"),
-    ("matmul_bf16", "v16_gluon", 90, r"mbarrier\.try_wait"),
-    ("matmul_bf16", "v16_gluon", 90, r"stmatrix"),
-    ("matmul_bf16", "v16_gluon", 90, r"fence\.proxy\.async"),
-    ("matmul_bf16", "v16_gluon", 90, TMA_LOAD),
-    ("matmul_bf16", "v16_gluon", 90, TMA_STORE),
-    ("matmul_bf16", "v17_prologue", 90, WGMMA),
-    ("matmul_bf16", "v17_prologue", 90, TMA_LOAD),
-    ("matmul_bf16", "v17_prologue", 90, TMA_STORE),
-    ("matmul_bf16", "v17_prologue", 90, EARLY),
-    ("linear", "v01_fused", 90, WGMMA),
-    ("linear", "v01_fused", 90, TMA_LOAD),
-    ("linear", "v01_fused", 90, TMA_STORE),
-    ("linear", "v01_fused", 90, EARLY),
-    ("dropout_add", "v02_four_words", 80, r"ld\.global\S*\.v4\.b32"),
-    ("dropout_add", "v02_four_words", 90, r"ld\.global\S*\.v4\.b32"),
+    (op.name, step.name, arch, instruction)
+    for op in OPS.values()
+    for step in op.steps_of("triton")
+    for arch, instructions in step.promises.items()
+    for instruction in instructions
 ]
-# And what only the configurations hold whose values are among these, at few tiles: many are never split.
+# And what only some configurations hold, at few tiles: many are never split.
 PROMISED_WHERE = [
-    ("matmul_bf16", "v15_dispatch", 90, "TMA", (True,), TMA_LOAD),
-    ("matmul_bf16", "v15_dispatch", 90, "TMA", (True,), TMA_STORE),
-    ("matmul_bf16", "v15_dispatch", 90, "TMA", (False,), r"cp\.async\.c[ag]"),
-    ("matmul_bf16", "v15_dispatch", 90, "SPLIT_K", (2, 4), r"atom\.global\.gpu\.acq_rel\.add\.u32"),
-    ("matmul_bf16", "v17_prologue", 90, "SPLIT_K", (2, 4), r"atom\.global\.gpu\.acq_rel\.add\.u32"),
-]
-# Of these lists some entries spill, and the search passes over them; never the first, which runs where nothing can be
-# searched, nor what the reference GPU runs.
-SPILLING = [
-    ("matmul_tf32x3", "v04_autotuned", 80),
-    ("matmul_bf16", "v06_autotuned", 80),
-    ("layer_norm", "v06_cooperative", 90),  # one register, of rows side by side, where 64 are rationed
+    (op.name, step.name, arch, *where)
+    for op in OPS.values()
+    for step in op.steps_of("triton")
+    for arch, several in step.promises_where.items()
+    for where in several
 ]
 WITHOUT_TENSOR_CORES = [
-    ("matmul_fp32", "v01_naive"),
-    ("matmul_fp32", "v03_shared_tile"),
-    ("matmul_fp32", "v05_register_tile_2d"),
-    ("matmul_fp32", "v08_grouped"),
-    ("matmul_fp32", "v09_pipelined"),
-    ("matmul_fp32", "v10_autotuned"),
-    ("matmul_bf16", "v01_naive"),
+    (op.name, step.name)
+    for op in OPS.values()
+    for step in op.steps_of("triton")
+    if not any(TENSOR_CORES in instruction for instruction in step.promises.get(90, ()))
 ]
 
 
@@ -131,7 +53,7 @@ def test_step_compiles_and_fits(op: str, step: str, arch: int) -> None:
         assert max(kernel.shared_bytes for kernel in kernels) <= SHARED_LIMIT[arch]
         if ops.get(op).step(step).finished:
             must_not = kernels
-            if (op, step, arch) in SPILLING:
+            if arch in ops.get(op).step(step).spills:  # never the first, which runs where nothing can be searched
                 (reference,) = (each for each in compiled(op, step, arch) if each.reference and each.case == case.slug)
                 must_not = [kernels[0], *reference.kernels]
             spilled = [kernel.stack_bytes for kernel in must_not]

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from kernel_twins import ops
+from kernel_twins import OPS
 from kernel_twins.compiler import disassembly, wgmma_hazards
 from kernel_twins.compiler.wgmma_hazards import Listing, Overwrite, overwrites
+from kernel_twins.ops.ptx import WGMMA, WGMMA_TF32
+from kernel_twins.spec import Op, Step
 from tests.compiled import compiled
 from tests.hazards import Overwrites
 
-# Triton takes a left operand from registers where it is computed, as the parts of a split number are.
-FROM_REGISTERS = ("matmul_tf32x3",)
-FROM_SHARED_MEMORY = ("matmul_bf16", "linear")
 STEPS = [
-    pytest.param(op, step.name, id=f"{op}-{step.name}")
-    for op in (*FROM_REGISTERS, *FROM_SHARED_MEMORY)
-    for step in ops.get(op).steps_of("triton")
+    pytest.param(op, step, id=f"{op.name}-{step.name}")
+    for op in OPS.values()
+    if any(WGMMA in instruction for step in op.steps for instruction in step.promises.get(90, ()))
+    for step in op.steps_of("triton")
 ]
 
 START = "HGMMA.64x64x8.F32.TF32 R24, R120, gdesc[UR28], R24, gsb0"  # reads R120 to R123
@@ -163,12 +163,13 @@ def test_no_cuda_kernel_overwrites_what_a_wgmma_reads() -> None:
 
 
 @pytest.mark.parametrize(("op", "step"), STEPS)
-def test_no_triton_kernel_overwrites_what_a_wgmma_reads(op: str, step: str) -> None:
+def test_no_triton_kernel_overwrites_what_a_wgmma_reads(op: Op, step: Step) -> None:
+    """Triton takes a left operand from registers where it is computed, as the TF32 parts of an fp32 number are."""
     pytest.importorskip("torch")
     pytest.importorskip("triton")
-    kernels = [kernel for call in compiled(op, step, 90) for kernel in call.kernels]
+    kernels = [kernel for call in compiled(op.name, step.name, 90) for kernel in call.kernels]
     assert kernels
     for kernel in kernels:
-        assert (kernel.overwrites is not None) == (op in FROM_REGISTERS), kernel.name
+        assert (kernel.overwrites is not None) == (WGMMA_TF32 in step.promises.get(90, ())), kernel.name
         if kernel.overwrites is not None:
             kernel.overwrites.require_none(kernel.name)

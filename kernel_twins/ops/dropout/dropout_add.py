@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from kernel_twins.ops import baselines, draws, row_cases
+from kernel_twins.ops import baselines, draws, ptx, row_cases
 from kernel_twins.ops.dropout import shared
 from kernel_twins.ops.norm.shared import require_all_apart, require_matrix, require_out, require_vector
 from kernel_twins.spec import ITEMSIZE, Case, Op, Output, Prediction, Step
@@ -217,6 +217,7 @@ OP = Op(
                 Prediction("dram_share", ">=", 85, backends=("triton",)),
                 Prediction("time", "<=", 410, case=_PLAIN, backends=("triton",)),
             ),
+            promises={80: (ptx.LOAD_16_BYTES_HINTED,), 90: (ptx.LOAD_16_BYTES_HINTED,)},
         ),
         Step(
             name="v03_vectorized",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from kernel_twins.ops import baselines
+from kernel_twins.ops import baselines, ptx
 from kernel_twins.spec import ITEMSIZE, Case, Op, Output, Prediction, Step
 
 if TYPE_CHECKING:
@@ -135,6 +135,7 @@ OP = Op(
                 Prediction("instructions", "<=", 0.45, relative=True),
                 Prediction("time", "<=", 0.98, relative=True),
             ),
+            promises={80: (ptx.LOAD_16_BYTES,), 90: (ptx.LOAD_16_BYTES,)},
         ),
         Step(
             name="v04_streaming",
@@ -146,6 +147,7 @@ OP = Op(
                 Prediction("time", "<=", 0.99, relative=True),
                 Prediction("dram_share", ">=", 90),
             ),
+            promises={90: (ptx.LOAD_16_BYTES_ONCE,)},
         ),
         Step(
             name="v05_bulk_ring",
@@ -157,6 +159,7 @@ OP = Op(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
             ),
             arch=">=9.0",
+            promises={90: (ptx.TMA_LOAD,)},
         ),
         Step(
             name="v06_bulk_tile",
@@ -168,6 +171,7 @@ OP = Op(
                 Prediction("dram_share", ">=", 91),
             ),
             arch=">=9.0",
+            promises={90: (ptx.TMA_LOAD,)},
         ),
     ),
 )

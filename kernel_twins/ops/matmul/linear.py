@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kernel_twins.ops import baselines
+from kernel_twins.ops import baselines, ptx
 from kernel_twins.ops.draws import product_sizes
 from kernel_twins.ops.matmul import shared
 from kernel_twins.spec import BACKENDS, Case, Drawn, Draws, Op, Output, Prediction, Reference, Step
@@ -206,6 +206,7 @@ OP = Op(
                 Prediction("tensor_pipe", ">=", 83, backends=("cuda",)),
             ),
             arch="==9.0a",
+            promises={90: (ptx.WGMMA, ptx.TMA_LOAD, ptx.TMA_STORE, ptx.EARLY)},
         ),
     ),
 )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from kernel_twins.ops import draws
+from kernel_twins.ops import draws, ptx
 from kernel_twins.ops.matmul import shared
 from kernel_twins.ops.matmul.compiled import compiled_product
-from kernel_twins.spec import Case, Op, Prediction, Step
+from kernel_twins.spec import Case, Op, Prediction, Step, Where
 
 _LAYOUT_GAP = "Triton's compiler swizzles shared memory and picks the instruction that reads it by itself."
 _TUNING_GAP = "The constants of v05_grouped were chosen by the same search, by hand."
@@ -127,6 +127,7 @@ OP = Op(
                 Prediction("tensor_pipe", "<=", 50),
                 Prediction("bank_conflicts", ">=", 20, backends=("cuda",)),
             ),
+            promises={80: (ptx.MMA,), 90: (ptx.WGMMA,)},
         ),
         Step(
             name="v03_swizzled",
@@ -149,6 +150,7 @@ OP = Op(
                 Prediction("time", "<=", 0.7, relative=True),
                 Prediction("tensor_pipe", ">=", 45),
             ),
+            promises={80: (ptx.COPY_16_BYTES,), 90: (ptx.COPY_16_BYTES, ptx.WGMMA)},
         ),
         Step(
             name="v05_grouped",
@@ -160,6 +162,7 @@ OP = Op(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.04),
                 Prediction("dram_bytes", "==", 1.0, relative=True, tolerance=0.15),
             ),
+            promises={90: (ptx.COPY_16_BYTES, ptx.WGMMA)},
         ),
         Step(
             name="v06_autotuned",
@@ -172,6 +175,8 @@ OP = Op(
             ),
             backends=("triton",),
             gap=_TUNING_GAP,
+            promises={80: (ptx.COPY_16_BYTES, ptx.MMA), 90: (ptx.WGMMA, ptx.COPY_16_BYTES)},
+            spills=(80,),
         ),
         Step(
             name="v07_tma",
@@ -188,6 +193,7 @@ OP = Op(
             ),
             arch="==9.0a",
             accepts=shared.copyable,
+            promises={90: (ptx.WGMMA, ptx.TMA_LOAD)},
         ),
         Step(
             name="v08_large_tile",
@@ -241,6 +247,7 @@ OP = Op(
             predictions=(Prediction("time", "<=", 0.98, relative=True),),
             arch="==9.0a",
             accepts=shared.copyable,
+            promises={90: (ptx.WGMMA, ptx.TMA_LOAD)},
         ),
         Step(
             name="v12_multicast",
@@ -269,6 +276,7 @@ OP = Op(
             ),
             arch="==9.0a",
             accepts=shared.copyable,
+            promises={90: (ptx.WGMMA, ptx.TMA_LOAD, ptx.TMA_STORE)},
         ),
         Step(
             name="v14_hilbert",
@@ -295,6 +303,15 @@ OP = Op(
             arch="==9.0a",
             fp32_out=True,
             wide=True,
+            promises={90: (ptx.WGMMA,)},
+            promises_where={
+                90: (
+                    Where("TMA", (True,), ptx.TMA_LOAD),
+                    Where("TMA", (True,), ptx.TMA_STORE),
+                    Where("TMA", (False,), ptx.COPY),
+                    Where("SPLIT_K", (2, 4), ptx.TICKET),
+                )
+            },
         ),
         Step(
             name="v16_gluon",
@@ -310,6 +327,17 @@ OP = Op(
             arch="==9.0a",
             accepts=shared.copyable_with_out,
             wide=True,
+            promises={
+                90: (
+                    ptx.WGMMA_256_COLUMNS,
+                    ptx.MORE_REGISTERS,
+                    ptx.BARRIER_WAIT,
+                    ptx.MATRIX_STORE,
+                    ptx.PROXY_FENCE,
+                    ptx.TMA_LOAD,
+                    ptx.TMA_STORE,
+                )
+            },
         ),
         Step(
             name="v17_prologue",
@@ -323,6 +351,8 @@ OP = Op(
             arch="==9.0a",
             fp32_out=True,
             wide=True,
+            promises={90: (ptx.WGMMA, ptx.TMA_LOAD, ptx.TMA_STORE, ptx.EARLY)},
+            promises_where={90: (Where("SPLIT_K", (2, 4), ptx.TICKET),)},
         ),
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernel_twins.ops import draws
+from kernel_twins.ops import draws, ptx
 from kernel_twins.ops.matmul import shared
 from kernel_twins.ops.matmul.compiled import compiled_product
 from kernel_twins.spec import Case, Op, Prediction, Step
@@ -70,6 +70,7 @@ OP = Op(
                 Prediction("time", "<=", 0.75, relative=True),
                 Prediction("fma_pipe", "<=", 35, backends=("cuda",)),
             ),
+            promises={90: (ptx.SHARED_LOAD,)},
         ),
         Step(
             name="v04_register_tile_1d",
@@ -92,6 +93,7 @@ OP = Op(
                 Prediction("time", "<=", 0.7, relative=True),
                 Prediction("fma_pipe", ">=", 45, backends=("cuda",)),
             ),
+            promises={90: (ptx.SHARED_LOAD_16_BYTES,)},
         ),
         Step(
             name="v06_vectorized",
@@ -127,6 +129,7 @@ OP = Op(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.03),
                 Prediction("dram_bytes", "==", 1.0, relative=True, tolerance=0.15),
             ),
+            promises={90: (ptx.SHARED_LOAD_16_BYTES,)},
         ),
         Step(
             name="v09_pipelined",
@@ -137,6 +140,7 @@ OP = Op(
                 Prediction("time", "<=", 0.85, relative=True),
                 Prediction("fma_pipe", ">=", 75, backends=("cuda",)),
             ),
+            promises={80: (ptx.COPY_16_BYTES,), 90: (ptx.COPY_16_BYTES,)},
         ),
         Step(
             name="v10_autotuned",
@@ -146,6 +150,7 @@ OP = Op(
             predictions=(Prediction("time", "<=", 0.9, relative=True),),
             backends=("triton",),
             gap=_TUNING_GAP,
+            promises={90: (ptx.COPY_16_BYTES,)},
         ),
         Step(
             name="v11_tma",

@@ -6,6 +6,7 @@ two such sums, three matter: big * big, and the two of a big with a small.
 
 from __future__ import annotations
 
+from kernel_twins.ops import ptx
 from kernel_twins.ops.matmul import shared
 from kernel_twins.ops.matmul.compiled import compiled_product
 from kernel_twins.spec import Case, Op, Prediction, Step
@@ -43,6 +44,7 @@ OP = Op(
                 Prediction("error_over_torch", "<=", 2),
                 Prediction("tensor_pipe", "<=", 50),
             ),
+            promises={80: (ptx.MMA_TF32,), 90: (ptx.WGMMA_TF32,)},
         ),
         Step(
             name="v02_lean_split",
@@ -55,6 +57,7 @@ OP = Op(
                 Prediction("time", "<=", 0.9, relative=True),
                 Prediction("error_over_torch", "<=", 2),
             ),
+            promises={80: (ptx.MMA_TF32,), 90: (ptx.WGMMA_TF32,)},
         ),
         Step(
             name="v03_pipelined",
@@ -65,6 +68,7 @@ OP = Op(
                 Prediction("time", "<=", 0.7, relative=True),
                 Prediction("tensor_pipe", ">=", 55, backends=("cuda",)),
             ),
+            promises={90: (ptx.WGMMA_TF32, ptx.COPY_16_BYTES)},
         ),
         Step(
             name="v04_autotuned",
@@ -74,6 +78,8 @@ OP = Op(
             predictions=(Prediction("time", "<=", 0.9, relative=True),),
             backends=("triton",),
             gap="The constants of v03_pipelined were chosen by the same search, by hand.",
+            promises={90: (ptx.WGMMA_TF32, ptx.COPY_16_BYTES)},
+            spills=(80,),
         ),
         Step(
             name="v05_wgmma",

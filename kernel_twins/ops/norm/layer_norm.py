@@ -207,6 +207,7 @@ OP = Op(
             ),
             backends=("triton",),
             gap="CUDA's v05_cluster does the same within a cluster, without going through L2.",
+            spills=(90,),
         ),
         Step(
             name="v07_rows_ahead",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from kernel_twins.ops import baselines
+from kernel_twins.ops import baselines, ptx
 from kernel_twins.spec import ITEMSIZE, Case, Op, Output, Prediction, Step
 
 if TYPE_CHECKING:
@@ -158,6 +158,7 @@ OP = Op(
                 Prediction("sectors_per_load", "==", 16, tolerance=0.05),
             ),
             launches=3,
+            promises={90: (ptx.LOAD_16_BYTES,)},
         ),
         Step(
             name="v05_grid_stride",
@@ -171,6 +172,7 @@ OP = Op(
                 Prediction("instructions", "<=", 1.5, relative=True),
             ),
             launches=2,
+            promises={90: (ptx.LOAD_16_BYTES,)},
         ),
         Step(
             name="v06_atomic",
@@ -181,6 +183,7 @@ OP = Op(
             launches=0,
             deterministic=False,
             helpers=("vectorized_elementwise_kernel",),  # PyTorch's, which clears Triton's result
+            promises={90: (ptx.LOAD_16_BYTES, ptx.ATOMIC_ADD)},
         ),
         Step(
             name="v07_last_block",
@@ -192,6 +195,7 @@ OP = Op(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.015),
                 Prediction("dram_share", ">=", 86),
             ),
+            promises={90: (ptx.LOAD_16_BYTES, ptx.TICKET, ptx.LOAD_FROM_L2)},
         ),
         Step(
             name="v08_polling",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from kernel_twins.ops import baselines
+from kernel_twins.ops import baselines, ptx
 from kernel_twins.ops.draws import long_rows
 from kernel_twins.spec import ITEMSIZE, Case, Drawn, Draws, Op, Output, Prediction, Step
 
@@ -397,6 +397,7 @@ OP = Op(
                 Prediction("instructions", "<=", 0.5, relative=True, backends=("cuda",)),
                 Prediction("dram_share", ">=", 85),
             ),
+            promises={80: (ptx.LOAD_16_BYTES,), 90: (ptx.LOAD_16_BYTES,)},
         ),
         Step(
             name="v05_split",

@@ -1,0 +1,32 @@
+"""Instructions of PTX that specs promise of their Triton kernels (``Step.promises``), as regular expressions."""
+
+from __future__ import annotations
+
+LOAD_16_BYTES = r"ld\.global\.v4\.b32"
+LOAD_16_BYTES_HINTED = r"ld\.global\S*\.v4\.b32"  # with whatever hint to the caches
+LOAD_16_BYTES_ONCE = r"ld\.global\.L1::evict_first\S*\.v4\.b32"
+LOAD_FROM_L2 = r"ld\.global\.cg\.b32"
+SHARED_LOAD = r"ld\.shared"
+SHARED_LOAD_16_BYTES = r"ld\.shared\.v4"
+ATOMIC_ADD = r"atom\.global\.gpu\.relaxed\.add\.f32"
+TICKET = r"atom\.global\.gpu\.acq_rel\.add\.u32"
+
+COPY_16_BYTES = r"cp\.async\.cg"
+COPY = r"cp\.async\.c[ag]"
+TMA_LOAD = r"cp\.async\.bulk\.tensor\S*\.mbarrier"
+TMA_STORE = r"cp\.async\.bulk\.tensor\S*\.bulk_group"
+PROXY_FENCE = r"fence\.proxy\.async"
+BARRIER_WAIT = r"mbarrier\.try_wait"
+
+TENSOR_CORES = "mma"
+MMA = r"mma\.sync"
+MMA_TF32 = r"mma\.sync\S*\.tf32"
+WGMMA = r"wgmma\.mma_async"
+WGMMA_TF32 = r"wgmma\.mma_async\S*\.tf32"
+WGMMA_256_COLUMNS = r"wgmma\.mma_async\S*\.m64n256k16"
+MATRIX_STORE = r"stmatrix"
+MORE_REGISTERS = r"setmaxnreg\.inc"
+
+# The next kernel is let in, the one before waited for, and only then is anything touched.
+_UNTOUCHED = r"(?:(?!cp\.async\.bulk|(?:ld|st|atom|red)\.global).)*"
+EARLY = rf"(?s)\A{_UNTOUCHED}launch_dependents{_UNTOUCHED}griddepcontrol\.wait"
