@@ -205,6 +205,18 @@ class Reference:
     operands: Callable[..., tuple[Tensor, ...]]
 
 
+@dataclass(frozen=True, slots=True)
+class SizeAxis:
+    """What throughput is drawn against: a case's ``size``.
+
+    ``panel`` tells what else the cases of one panel share, beside dtype and variant; None leaves a case out.
+    """
+
+    label: str
+    size: Callable[[Case], int]
+    panel: Callable[[Case], str | None] = lambda case: ""
+
+
 MULTIPLES = (64, 64, 8, 1)
 """What sizes are multiples of, in turn; of 1 are those that 8 does not divide."""
 
@@ -281,7 +293,8 @@ class Op:
     string. ``flops`` and ``bytes`` are the operation's minimum, never a step's traffic, so that steps compare;
     ``ceiling`` names the measured limit of the hardware survey that its rate is set against. ``bench_cases`` are timed
     for every step, ``wide_cases`` for those alone that are ``wide``; ``headline_cases`` are those of the timed ones
-    that the README's table shows. ``behind`` names, by language, the steps that stand behind the operation's public
+    that the README's table shows. ``size_axis`` is what their throughput is drawn against; without one each case is a
+    bar. ``behind`` names, by language, the steps that stand behind the operation's public
     function: the first that the GPU and the call's sizes allow. ``baselines`` maps a name to a call, or to None where
     the baseline is compiled into the extension beside the steps; the first one is PyTorch's own, and also the accuracy
     that is asked for. ``baseline_cases`` limits a baseline to some of the timed cases, where another one would cost a
@@ -311,6 +324,7 @@ class Op:
     bench_cases: tuple[Case, ...]
     wide_cases: tuple[Case, ...] = ()
     headline_cases: tuple[Case, ...]
+    size_axis: SizeAxis | None = None
     profile_case: Case
     ceiling: Literal["dram_copy", "dram_read", "fp32", "bf16"]
     flops: Callable[[Case], int]

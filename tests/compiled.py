@@ -28,8 +28,8 @@ EVERY_PAIR = os.environ.get("EVERY_PAIR") == "1"
 class Kernel:
     """``stack_bytes`` are a thread's, which is where registers spill to.
 
-    ``instructions`` are those of the step's (see ``sought``) that the PTX holds, ``overwrites`` what becomes of registers that a wgmma
-    reads: None where none reads any.
+    ``instructions`` are the patterns of ``sought`` that the PTX holds, ``overwrites`` what becomes of registers that a
+    wgmma reads: None where none reads any.
     """
 
     name: str

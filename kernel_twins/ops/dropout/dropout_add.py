@@ -186,6 +186,7 @@ OP = Op(
         Case.of(4_096, 1_024, dtype="bf16", p="10", **_BOTH),
     ),
     headline_cases=(_PROFILE_CASE, _PLAIN, _GELU_CASE),
+    size_axis=row_cases.SIZE_AXIS,
     profile_case=_PROFILE_CASE,
     ceiling="dram_copy",
     flops=lambda case: 4 * math.prod(case.shape),  # two sums, a product, and a choice

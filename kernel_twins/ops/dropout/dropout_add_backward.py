@@ -258,6 +258,7 @@ OP = Op(
         _SMALL,
     ),
     headline_cases=(_PROFILE_CASE, _PLAIN, _GELU),
+    size_axis=row_cases.SIZE_AXIS,
     profile_case=_PROFILE_CASE,
     ceiling="dram_copy",
     flops=lambda case: (2 + _has_bias(case)) * math.prod(case.shape),  # a product, a choice, and a sum

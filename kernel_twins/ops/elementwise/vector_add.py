@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from kernel_twins.ops import baselines, ptx
-from kernel_twins.spec import ITEMSIZE, Case, Op, Output, Prediction, Step
+from kernel_twins.spec import ITEMSIZE, Case, Op, Output, Prediction, SizeAxis, Step
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -98,6 +98,7 @@ OP = Op(
         Case.of(2**24, dtype="fp32"),
         Case.of(2**30, dtype="bf16"),
     ),
+    size_axis=SizeAxis("elements", lambda case: case.shape[0]),
     profile_case=Case.of(2**26, dtype="fp32"),
     ceiling="dram_copy",
     flops=lambda case: math.prod(case.shape),

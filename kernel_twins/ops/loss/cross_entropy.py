@@ -190,6 +190,7 @@ OP = Op(
     huge_cases=shared.HUGE_CASES,
     bench_cases=shared.BENCH_CASES,
     headline_cases=shared.HEADLINE_CASES,
+    size_axis=row_cases.SIZE_AXIS,
     profile_case=shared.PROFILE_CASE,
     ceiling="dram_read",
     flops=lambda case: 4 * math.prod(case.shape),  # maximum, difference, exponential, sum

@@ -152,6 +152,7 @@ OP = Op(
     huge_cases=shared.HUGE_CASES,
     bench_cases=shared.BENCH_CASES,
     headline_cases=shared.HEADLINE_CASES,
+    size_axis=row_cases.SIZE_AXIS,
     profile_case=_PROFILE_CASE,
     ceiling="dram_copy",
     flops=lambda case: 4 * math.prod(case.shape),  # difference, exponential, difference, product

@@ -185,6 +185,7 @@ OP = Op(
     ),
     bench_cases=_BENCH_CASES,
     headline_cases=(_PROFILE_CASE, Case.of(8_192, 8_192, 8_192, dtype="bf16", act="gelu")),
+    size_axis=shared.SIZE_AXIS,
     profile_case=_PROFILE_CASE,
     ceiling="bf16",
     flops=_flops,

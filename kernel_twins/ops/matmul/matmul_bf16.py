@@ -88,6 +88,7 @@ OP = Op(
         Case.of(4_096, 4_096, 4_096, dtype="fp16"),
         Case.of(4_095, 4_097, 4_096, dtype="bf16"),
     ),
+    size_axis=shared.SIZE_AXIS,
     profile_case=Case.of(4_096, 4_096, 4_096, dtype="bf16"),
     ceiling="bf16",
     flops=shared.flops,

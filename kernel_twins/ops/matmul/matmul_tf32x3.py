@@ -27,6 +27,7 @@ OP = Op(
     test_cases=shared.test_cases("fp32"),
     bench_cases=shared.FP32_BENCH_CASES,
     headline_cases=shared.FP32_HEADLINE_CASES,
+    size_axis=shared.SIZE_AXIS,
     profile_case=Case.of(4_096, 4_096, 4_096, dtype="fp32"),
     ceiling="fp32",
     flops=shared.flops,

@@ -118,6 +118,7 @@ OP = Op(
         _FEW,
     ),
     headline_cases=row_cases.HEADLINE_CASES,
+    size_axis=row_cases.SIZE_AXIS,
     profile_case=_PROFILE_CASE,
     ceiling="dram_copy",
     flops=lambda case: 7 * math.prod(case.shape),  # a sum, a difference, a square's sum, two products, a sum

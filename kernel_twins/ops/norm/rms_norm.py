@@ -106,6 +106,7 @@ OP = Op(
         _FEW,
     ),
     headline_cases=row_cases.HEADLINE_CASES,
+    size_axis=row_cases.SIZE_AXIS,
     profile_case=_PROFILE_CASE,
     ceiling="dram_copy",
     flops=lambda case: 4 * math.prod(case.shape),  # a square's sum, two products

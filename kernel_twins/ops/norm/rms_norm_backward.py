@@ -121,6 +121,7 @@ OP = Op(
         Case.of(4_096, 4_096, dtype="bf16"),
     ),
     headline_cases=row_cases.HEADLINE_CASES,
+    size_axis=row_cases.SIZE_AXIS,
     profile_case=_PROFILE_CASE,
     ceiling="dram_copy",
     # A product each for xhat and g, two for the mean, three for dx, two for dweight.

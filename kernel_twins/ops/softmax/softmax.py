@@ -128,6 +128,7 @@ OP = Op(
         Case.of(4_096, 1_024, dtype="bf16"),
     ),
     headline_cases=row_cases.HEADLINE_CASES,
+    size_axis=row_cases.SIZE_AXIS,
     profile_case=_PROFILE_CASE,
     ceiling="dram_copy",
     flops=lambda case: 5 * math.prod(case.shape),  # maximum, difference, exponential, sum, product

@@ -7,9 +7,9 @@ without comparing drawings, which differ between versions of matplotlib.
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 
 from kernel_twins.harness.ceilings import Ceilings
 from kernel_twins.report.meaning.analysis import Results
-from kernel_twins.spec import BACKENDS, Case, Name, Op
+from kernel_twins.spec import BACKENDS, Case, Name, Op, SizeAxis
 
 _VERSION = 1
 """Of how figures look: one more wherever that changes, so that they are drawn anew."""
@@ -45,7 +45,6 @@ _STYLE: dict[Any, Any] = {
     "svg.hashsalt": "kernel-twins",
     "svg.fonttype": "none",
 }
-_SIZES = {1: "elements", 2: "N, row length", 3: "M = N = K"}  # by the number of a shape's dimensions
 _DIGEST = re.compile(r"data ([0-9a-f]{16})")
 
 
@@ -79,14 +78,15 @@ def _figures(folder: Path, loaded: list[Results]) -> dict[str, tuple[str, Callab
     figures: dict[str, tuple[str, Callable[[], Figure]]] = {}
     for each in results:
         digest = _data_digest(folder, [each.op], ceilings)
-        if _series(each.op):
-            figures[f"{each.op.name}-sizes"] = (digest, lambda each=each: _sizes(each))  # type: ignore[misc]
+        axis = each.op.size_axis
+        if axis and (panels := _panels(each.op, axis)):
+            figures[f"{each.op.name}-sizes"] = (digest, partial(_sizes, each, axis, panels))
         else:
-            figures[f"{each.op.name}-cases"] = (digest, lambda each=each: _cases(each))  # type: ignore[misc]
-        figures[f"{each.op.name}-ladder"] = (digest, lambda each=each: _ladder(each))  # type: ignore[misc]
+            figures[f"{each.op.name}-cases"] = (digest, partial(_cases, each))
+        figures[f"{each.op.name}-ladder"] = (digest, partial(_ladder, each))
     if results and ceilings is not None:
         digest = _data_digest(folder, [each.op for each in results], ceilings)
-        figures["roofline"] = (digest, lambda: _roofline(results, ceilings))
+        figures["roofline"] = (digest, partial(_roofline, results, ceilings))
     return figures
 
 
@@ -100,20 +100,15 @@ def _data_digest(folder: Path, ops: list[Op], ceilings: Ceilings | None) -> str:
     return content.hexdigest()[:16]
 
 
-def _series(op: Op) -> dict[str, list[Case]]:
-    """The cases that differ in size alone, by what they have in common: a panel each.
-
-    Of an operation over rows, cases of one number of elements, by their rows' length.
-    """
-    groups: dict[str, list[Case]] = {}
+def _panels(op: Op, axis: SizeAxis) -> dict[str, list[Case]]:
+    """The cases that differ in size alone, by what they have in common."""
+    panels: dict[str, list[Case]] = {}
     for case in sorted(op.timed_cases):
-        title = "-".join([case.dtype, *(f"{k}.{v}" for k, v in case.variant)])
-        if len(case.shape) == 2:
-            title += f", M N = 2^{math.log2(math.prod(case.shape)):.0f}"  # rounded: M is a whole number
-        elif len(set(case.shape)) > 1:
-            continue
-        groups.setdefault(title, []).append(case)
-    return {title: sorted(cases, key=_size) for title, cases in groups.items() if len(cases) > 1}
+        panel = axis.panel(case)
+        if panel is not None:
+            title = "-".join([case.dtype, *(f"{k}.{v}" for k, v in case.variant)])
+            panels.setdefault(", ".join(filter(None, (title, panel))), []).append(case)
+    return {title: sorted(cases, key=axis.size) for title, cases in panels.items() if len(cases) > 1}
 
 
 def _contestants(op: Op) -> list[tuple[Name, str, str, Any]]:
@@ -124,22 +119,21 @@ def _contestants(op: Op) -> list[tuple[Name, str, str, Any]]:
     return baselines + [(name, f"{_TITLES[b]} {name.step}", _COLOUR[b], "-") for name, b in lasts]
 
 
-def _sizes(results: Results) -> Figure:
+def _sizes(results: Results, by: SizeAxis, panels: dict[str, list[Case]]) -> Figure:
     """Throughput against size: every baseline and both languages' last steps, a panel for each dtype and layout."""
     op = results.op
-    groups = _series(op)
-    figure, axes = plt.subplots(1, len(groups), figsize=(4.6 * len(groups), 3.2), squeeze=False, sharey=True)
+    figure, axes = plt.subplots(1, len(panels), figsize=(4.6 * len(panels), 3.2), squeeze=False, sharey=True)
     contestants = _contestants(op)
-    for axis, (title, cases) in zip(axes[0], groups.items(), strict=True):
+    for axis, (title, cases) in zip(axes[0], panels.items(), strict=True):
         for name, text, colour, line in contestants:
-            points = [(_size(case), rate) for case in cases if (rate := results.rate(case, name)) is not None]
+            points = [(by.size(case), rate) for case in cases if (rate := results.rate(case, name)) is not None]
             if points:
                 axis.plot(*zip(*points, strict=True), linestyle=line, marker=".", color=colour, label=text)
         if results.ceiling:
             axis.axhline(results.ceiling, color=_COLOUR["ceiling"], linewidth=0.8)
-            axis.annotate("measured ceiling", (_size(cases[0]), results.ceiling), va="bottom", fontsize=7)
+            axis.annotate("measured ceiling", (by.size(cases[0]), results.ceiling), va="bottom", fontsize=7)
         axis.set_xscale("log", base=2)
-        axis.set_xlabel(_SIZES[len(cases[0].shape)])
+        axis.set_xlabel(by.label)
         axis.set_title(f"{op.name}, {title}")
         axis.set_ylim(bottom=0)
     axes[0][0].set_ylabel(results.rate_unit)
@@ -166,11 +160,6 @@ def _cases(results: Results) -> Figure:
     axis.set_title(op.name)
     axis.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return figure
-
-
-def _size(case: Case) -> int:
-    """What throughput is drawn against: the length of a matrix's rows, else the first size."""
-    return case.shape[1] if len(case.shape) == 2 else case.shape[0]
 
 
 def _ladder(results: Results) -> Figure:
