@@ -65,16 +65,10 @@ class CounterChange:
 
     @property
     def told(self) -> str:
-        """In percent, or as a factor where it is more than doubled or halved; from zero without either."""
-        if self.before == 0 and self.after != 0:
-            return f"0 → {write.number(self.after)}"
-        if not math.isfinite(self.log_ratio):
-            return f"{write.number(self.before)} → {write.number(self.after)}"
-        factor = self.after / self.before if self.before else 1.0
-        if factor >= 2 or factor <= 0.5:
-            return f"× {write.number(factor)}"
-        percent = round(100 * (factor - 1), 1)
-        return f"{percent:+.1f} %".replace("-", "−") if percent else "="
+        """As the log has it, and from zero and to it both values."""
+        if math.isfinite(self.log_ratio):
+            return write.change(self.before, self.after)
+        return f"{write.number(self.before)} → {write.number(self.after)}"
 
 
 def time_changes(where: str, before: Measured, after: Measured, same_data: bool) -> list[TimeChange]:

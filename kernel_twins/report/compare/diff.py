@@ -1,4 +1,4 @@
-"""``diff A B``: what changed between any two: steps, languages, commits, runs, or reports that others recorded.
+"""``diff A B``: what changed between any two: steps, languages, commits, or reports that others recorded.
 
 Times of one run and contest are compared round by round, with an interval and a verdict. Times of different runs are
 compared by their medians: the chip may have been warmer, so nothing is claimed of them, and within 5 % they are called
@@ -10,27 +10,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import sys
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from kernel_twins.report.compare.changes import (
-    CounterChange,
-    TimeChange,
-    counter_change,
-    counter_changes,
-    time_changes,
-)
-from kernel_twins.report.compare.operands import FORMS, Operand, OperandError, Source, source
+from kernel_twins.report.compare.changes import CounterChange, TimeChange, counter_change, counter_changes, time_changes
+from kernel_twins.report.compare.operands import FORMS, Operand, OperandError, Source
 from kernel_twins.report.meaning import write
 from kernel_twins.report.rows.errors import OK
-from kernel_twins.spec import Name
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,21 +64,18 @@ def difference(a: str, b: str) -> Difference:
 def _of_names(a: Operand, b: Operand) -> tuple[list[TimeChange], list[CounterChange]]:
     if bool(a.op) != bool(b.op):
         raise OperandError(f"{a.text!r} and {b.text!r}: one names a cell, the other a whole data set; {FORMS}")
-    before, after = source(a.ref), source(b.ref)
+    before, after = Source(a.ref), Source(b.ref)
     if a.op:
-        first, second = (
-            side.cell(operand.op, operand.name, operand.text)
-            for operand, side in ((a.filled_from(b), before), (b.filled_from(a), after))
-        )
+        was, now = before.cell(a.filled_from(b)), after.cell(b.filled_from(a))
         paired = a.op == b.op and _same_rows(before, after, a.op)
-        return time_changes("", first, second, paired), counter_changes("", b.op, first, second)
+        return time_changes("", was, now, paired), counter_changes("", b.op, was, now)
     times, counters = [], []
     for op in [op for op in before.ops if op in after.ops]:
-        was, now = before.cells(op), after.cells(op)
-        for name in [name for name in was if name in now]:
-            where = f"{_told(op, name)} "
-            times += time_changes(where, was[name], now[name], _same_rows(before, after, op))
-            counters += counter_changes(where, op, was[name], now[name])
+        ours, theirs = before.cells(op), after.cells(op)
+        for name in [name for name in ours if name in theirs]:
+            where = "/".join(filter(None, (op, name.step, name.backend))) + " "
+            times += time_changes(where, ours[name], theirs[name], _same_rows(before, after, op))
+            counters += counter_changes(where, op, ours[name], theirs[name])
     return times, counters
 
 
@@ -97,10 +83,6 @@ def _same_rows(before: Source, after: Source, op: str) -> bool:
     """Whether both are one data set, in which alone rounds pair: a resumed run has one name for rounds of two days."""
     file = f"{op}.timings.csv"
     return before.content(file) == after.content(file)
-
-
-def _told(op: str, name: Name) -> str:
-    return "/".join(filter(None, (op, name.step, name.backend)))
 
 
 def _of_reports(a: Path, b: Path) -> tuple[list[CounterChange], list[str]]:
@@ -191,13 +173,6 @@ def _counter_cells(change: CounterChange, where: str) -> list[str]:
 
 
 def _table(header: Iterable[str], rows: list[list[str]]) -> None:
-    """Set by rich on a terminal; elsewhere as aligned text of whatever width it needs."""
-    if sys.stdout.isatty():
-        table = Table(*header)
-        for row in rows:
-            table.add_row(*row)
-        Console(markup=False).print(table)
-        return
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     for row in [list(header), *rows]:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -1,14 +1,11 @@
-"""What ``diff`` is asked to compare: names of cells, commits and runs, and the tables that they stand for."""
+"""What ``diff`` is asked to compare: names of cells and commits, and the measurements that they stand for."""
 
 from __future__ import annotations
 
 import dataclasses
 import io
-import math
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,17 +19,18 @@ from kernel_twins.report.rows.metrics import CYCLES, fold
 from kernel_twins.spec import BACKENDS, Name
 
 FORMS = """accepted are
-  OP/STEP/BACKEND    a step in a language, such as vector_add/v03_vectorized/cuda, or a baseline, as OP/torch; what one
-                     side leaves out of STEP and BACKEND is taken from the other
-  …@COMMIT, …@RUN    the same, as a commit or a run of runs.csv has it
-  @COMMIT, @RUN      all cells of it, against those of the other side
-  FILE.ncu-rep       a report of Nsight Compute's"""
+  OP/STEP/BACKEND  a step in a language, such as vector_add/v03_vectorized/cuda, or a baseline, as OP/torch; what one
+                   side leaves out of STEP and BACKEND is taken from the other
+  …@COMMIT         the same, as a commit has it
+  @COMMIT          all cells of it, against those of the other side
+  FILE.ncu-rep     a report of Nsight Compute's"""
 
-_TIMINGS = ["case", "backend", "step", "status", "contest", "times_us", "run"]
-_CYCLES = ["case", "backend", "step", "cycles", "run"]
-_COUNTERS = ["case", "backend", "step", "launch", "metric", "value", "run"]
+_COLUMNS = {
+    "timings": ["case", "backend", "step", "status", "contest", "times_us", "run"],
+    "counters": ["case", "backend", "step", "launch", "metric", "value"],
+    "cycles": ["case", "backend", "step", "cycles"],
+}
 _STEP = re.compile(r"v\d\d_\w+")
-_RUN = re.compile(r"\d{4}-\d\d-\d\d-[0-9a-f]+")
 
 
 class OperandError(ValueError):
@@ -41,7 +39,7 @@ class OperandError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A cell, or with no ``op`` all cells, of the data set that ``ref`` names (empty: the working tree's)."""
+    """A cell, or with no ``op`` all cells, as the commit ``ref`` has them (empty: the working tree)."""
 
     text: str
     op: str = ""
@@ -58,150 +56,106 @@ class Operand:
         steps = [part for part in parts if _STEP.fullmatch(part)]
         backends = [part for part in parts if not _STEP.fullmatch(part)]
         if (at and not ref) or len(steps) > 1 or len(backends) > 1 or (cell and not parts):
-            raise OperandError(f"{text!r} is not the name of a cell, a commit or a run; {FORMS}")
-        step = steps[0] if steps else None
+            raise OperandError(f"{text!r} is not the name of a cell or a commit; {FORMS}")
         backend = backends[0] if backends else None
-        if backend and backend not in BACKENDS and step is None:
-            step = ""  # a baseline
-        return cls(text, op, step, backend, ref)
+        baseline = "" if backend and backend not in BACKENDS else None
+        return cls(text, op, steps[0] if steps else baseline, backend, ref)
 
     def filled_from(self, other: Operand) -> Operand:
         """With what this one leaves out taken from the other one; OperandError where neither tells it."""
-        if not self.op:
-            return self
         step = other.step if self.step is None else self.step
         backend = other.backend if self.backend is None and other.step else self.backend
-        if not step and (backend is None or backend in BACKENDS):
-            raise OperandError(f"{self.text!r} leaves the step out, and {other.text!r} does not tell it; {FORMS}")
-        if backend is None:
-            raise OperandError(f"{self.text!r} leaves the backend out, and {other.text!r} does not tell it; {FORMS}")
+        for lacking, what in ((not step and backend in (None, *BACKENDS), "step"), (backend is None, "backend")):
+            if lacking:
+                raise OperandError(f"{self.text!r} leaves the {what} out, and {other.text!r} does not tell it; {FORMS}")
         return dataclasses.replace(self, step=step, backend=backend)
-
-    @property
-    def name(self) -> Name:
-        return Name(self.backend or "", self.step or "")
 
 
 @dataclass(slots=True)
 class Measured:
-    """What a data set holds of one cell: times by case and contest with their run; by case, one call's counters and
-    the cycles of ten."""
+    """What is known of one cell: times by case and contest with their run; by case, one call's counters and the
+    cycles of ten."""
 
     times: dict[tuple[str, str], tuple[str, Floats]] = field(default_factory=dict)
     counters: dict[str, dict[str, float]] = field(default_factory=dict)
     cycles: dict[str, Floats] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
 class Source:
-    """A data set: the content of its files by name (None where there is no such file), and the run that is meant."""
+    """The reference GPU's data, as a commit has them or (with an empty ``ref``) the working tree."""
 
-    content: Callable[[str], bytes | None]
-    files: tuple[str, ...]
-    run: str = ""
+    def __init__(self, ref: str) -> None:
+        folder = store.DATA / store.REFERENCE_GPU
+        self._place = f"{ref}:{folder.relative_to(store.ROOT).as_posix()}" if ref else ""
+        self._folder = folder
+        try:
+            listed = git(store.ROOT, "ls-tree", "--name-only", "--end-of-options", self._place).decode() if ref else ""
+        except NoHistoryError as error:
+            raise OperandError(f"{ref!r} is no commit with measurements ({error}); {FORMS}") from None
+        self._files = listed.split() if ref else [each.name for each in folder.glob("*.csv")]
 
     @property
     def ops(self) -> list[str]:
-        return [name.removesuffix(".timings.csv") for name in self.files if name.endswith(".timings.csv")]
+        return sorted(name.removesuffix(".timings.csv") for name in self._files if name.endswith(".timings.csv"))
 
-    def cell(self, op: str, name: Name, text: str) -> Measured:
+    def content(self, file: str) -> bytes | None:
+        """A table as it stands there; None where there is none."""
+        if file not in self._files:
+            return None
+        return git(store.ROOT, "show", f"{self._place}/{file}") if self._place else (self._folder / file).read_bytes()
+
+    def cell(self, operand: Operand) -> Measured:
         """One cell; OperandError, which tells what there is instead, where it was not measured."""
+        op, name = operand.op, Name(operand.backend or "", operand.step or "")
         if op not in self.ops:
-            raise OperandError(f"{text!r} was not measured; operations that were are {', '.join(self.ops) or 'none'}")
-        known = self.cells(op)
-        if name not in known:
-            names = sorted("/".join(filter(None, (each.step, each.backend))) for each in known)
-            raise OperandError(f"{text!r} was not measured; {op} has {', '.join(names) or 'nothing'}")
-        return known[name]
+            known = ", ".join(self.ops) or "none"
+            raise OperandError(f"{operand.text!r} was not measured; operations that were are {known}")
+        cells = self.cells(op)
+        if name not in cells:
+            names = sorted("/".join(filter(None, (each.step, each.backend))) for each in cells)
+            raise OperandError(f"{operand.text!r} was not measured; {op} has {', '.join(names) or 'nothing'}")
+        return cells[name]
 
     def cells(self, op: str) -> dict[Name, Measured]:
         """Everything measured of an operation; InvalidDataError where a table is not what it should be."""
         found: dict[Name, Measured] = {}
-        for row in self._rows(f"{op}.timings.csv", _TIMINGS):
+        for row in self._rows(op, "timings"):
             if row.status == "ok":
-                times = np.array(_numbers(f"{op}.timings.csv", row.times_us.split()))
-                if not len(times) or times.min() <= 0:
-                    raise InvalidDataError(f"{op}.timings.csv: times_us of {row.case} is {row.times_us!r}")
                 cell = found.setdefault(Name(row.backend, row.step), Measured())
-                cell.times[row.case, row.contest] = row.run, times
-        launches: dict[tuple[Name, str], dict[str, dict[str, float]]] = {}
-        for row in self._rows(f"{op}.counters.csv", _COUNTERS):
-            launch = launches.setdefault((Name(row.backend, row.step), row.case), {}).setdefault(row.launch, {})
-            launch[row.metric] = _numbers(f"{op}.counters.csv", [row.value])[0]
-        for (name, case), call in launches.items():
+                cell.times[row.case, row.contest] = row.run, _numbers(op, "timings", row.times_us, above=0.0)
+        calls: dict[tuple[Name, str], dict[str, dict[str, float]]] = {}
+        for row in self._rows(op, "counters"):
+            launch = calls.setdefault((Name(row.backend, row.step), row.case), {}).setdefault(row.launch, {})
+            (launch[row.metric],) = _numbers(op, "counters", row.value)
+        for (name, case), call in calls.items():
             if any(CYCLES not in launch for launch in call.values()):
                 raise InvalidDataError(f"{op}.counters.csv: a launch of {name.step or name.backend} has no {CYCLES}")
             found.setdefault(name, Measured()).counters[case] = fold(list(call.values()))
-        for row in self._rows(f"{op}.cycles.csv", _CYCLES):
-            cycles = np.array(_numbers(f"{op}.cycles.csv", row.cycles.split()))
-            found.setdefault(Name(row.backend, row.step), Measured()).cycles[row.case] = cycles
+        for row in self._rows(op, "cycles"):
+            cell = found.setdefault(Name(row.backend, row.step), Measured())
+            cell.cycles[row.case] = _numbers(op, "cycles", row.cycles)
         return found
 
-    def _rows(self, file: str, columns: list[str]) -> list[Any]:
+    def _rows(self, op: str, table: str) -> list[Any]:
+        file, columns = f"{op}.{table}.csv", _COLUMNS[table]
         content = self.content(file)
         if content is None:
             return []
         if content.rstrip().rpartition(b"\n")[2].startswith(b"# "):
-            table = store.parse(content, columns, file)
-        else:
-            table = _without_footer(content, columns, file)
-        return [row for row in table.itertuples() if self.run in ("", row.run)]
+            return list(store.parse(content, columns, file).itertuples())
+        # The first committed tables have no footer; git has digests of its own, so none of them is cut short.
+        try:
+            old = pd.read_csv(io.BytesIO(content), dtype=str, keep_default_na=False)[columns]
+        except (ValueError, KeyError) as error:
+            raise InvalidDataError(f"{file} is no table of this version's: {error}") from None
+        return list(old.itertuples())
 
 
-def source(ref: str) -> Source:
-    """The data set of that name: the working tree's, a run's or a commit's; OperandError where there is none."""
-    reference = store.DATA / store.REFERENCE_GPU
-    if not ref:
-        return _folder(reference)
-    for runs in sorted([*store.DATA.glob("*/runs.csv"), *store.RUNS.glob("*/runs.csv")]):
-        if ref in set(store.read_runs(runs.parent)["run"]):
-            return _folder(runs.parent, ref)
-    data = store.DATA.relative_to(store.ROOT).as_posix()
+def _numbers(op: str, table: str, text: str, above: float = -np.inf) -> Floats:
     try:
-        if _RUN.fullmatch(ref):
-            holding = git(store.ROOT, "log", "--reverse", "--format=%H", f"-S{ref}", "--", f"{data}/*/runs.csv").split()
-            if holding:
-                commit = holding[0].decode()
-                file = git(store.ROOT, "grep", "-l", ref, commit, "--", f"{data}/*/runs.csv").decode().split()[0]
-                return _commit(commit, file.partition(":")[2].removesuffix("/runs.csv"), ref)
-        commit = git(store.ROOT, "rev-parse", "--verify", "--end-of-options", f"{ref}^{{commit}}").decode().strip()
-        return _commit(commit, f"{data}/{store.REFERENCE_GPU}")
-    except NoHistoryError as error:
-        raise OperandError(f"{ref!r} is neither a recorded run nor a commit ({error}); {FORMS}") from None
-
-
-def _folder(folder: Path, run: str = "") -> Source:
-    def content(file: str) -> bytes | None:
-        return (folder / file).read_bytes() if (folder / file).exists() else None
-
-    return Source(content, tuple(sorted(each.name for each in folder.glob("*.csv"))), run)
-
-
-def _commit(commit: str, folder: str, run: str = "") -> Source:
-    listed = git(store.ROOT, "ls-tree", "--name-only", f"{commit}:{folder}").decode().splitlines()
-
-    def content(file: str) -> bytes | None:
-        return git(store.ROOT, "show", f"{commit}:{folder}/{file}") if file in listed else None
-
-    return Source(content, tuple(listed), run)
-
-
-def _without_footer(content: bytes, columns: list[str], file: str) -> pd.DataFrame:
-    """The first committed tables have no footer; git has digests of its own, so none of them is cut short."""
-    try:
-        table = pd.read_csv(io.BytesIO(content), dtype=str, keep_default_na=False)
-    except ValueError as error:
-        raise InvalidDataError(f"{file} is no table: {error}") from None
-    if missing := [column for column in columns if column not in table.columns]:
-        raise InvalidDataError(f"{file}: column {', '.join(missing)} is missing: it is from another version")
-    return table[columns]
-
-
-def _numbers(file: str, texts: list[str]) -> list[float]:
-    try:
-        values = [float(text) for text in texts]
-    except ValueError as error:
-        raise InvalidDataError(f"{file}: {error}") from None
-    if not all(map(math.isfinite, values)):
-        raise InvalidDataError(f"{file}: {' '.join(texts)} must be finite numbers")
+        values = np.array(text.split(), dtype=float)
+    except ValueError:
+        values = np.array([])
+    if not (len(values) and np.isfinite(values).all() and values.min() > above):
+        raise InvalidDataError(f"{op}.{table}.csv: {text!r} must be finite numbers, of time more than 0")
     return values
