@@ -28,7 +28,7 @@ from kernel_twins.harness.bench import Timing
 from kernel_twins.report import cli, commands
 from kernel_twins.report.measure import collect, stage
 from kernel_twins.report.ncu import extract, ncu
-from kernel_twins.report.ncu.faults import FORBIDDEN_REMEDY
+from kernel_twins.report.ncu.faults import RULES
 from kernel_twins.report.ncu.reader import Launch
 from kernel_twins.report.rows import identity, store
 from kernel_twins.report.rows.metrics import CYCLES, DURATION, METRICS
@@ -227,7 +227,7 @@ class Scenario:
 
 
 SCENARIOS = [
-    Scenario("forbidden", FORBIDDEN, 3, ("ERR_NVGPUCTRPERM", FORBIDDEN_REMEDY, "collect --tool proton")),
+    Scenario("forbidden", FORBIDDEN, 3, ("ERR_NVGPUCTRPERM", RULES["counters_forbidden"][2], "collect --tool proton")),
     Scenario("held", HELD, 3, ("driver resource was unavailable", "dcgmi profile --pause")),
     Scenario("no_ncu", None, 3, ("no ncu on PATH", "install Nsight Compute", "ncu_report.py log"), timed=0),
     Scenario("not_launched", NOT_LAUNCHED, 4, (OP.name, "no kernel was launched", "python -m kernel_twins run")),

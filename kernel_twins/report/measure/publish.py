@@ -102,7 +102,8 @@ def _tables(stage: Stage, op: Op, profiled: Profiled) -> dict[str, pd.DataFrame]
         tables["proton"], tables["quarantine"] = _without_foreign(op, seen)
         return tables
     launches = extract.launches_of(stage.report(op, "counters"))
-    if fault := suspicious(launches, names(profiled.tier), stage.run["ncu"], stage.run["driver"]):
+    counted = [launch.metrics for launch in launches]
+    if fault := suspicious(counted, names(profiled.tier), stage.run["ncu"], stage.run["driver"]):
         raise fault
     tables["counters"], tables["quarantine"] = extract.counter_rows(
         launches, profiled.launches, op, run, codes, profiled.tier
