@@ -75,7 +75,7 @@ def test_a_warning_does_not_keep_from_measuring(
 ) -> None:
     monkeypatch.setattr(doctor, "examine", lambda: [Finding("rich", "warning", "not installed", "pip install rich")])
     assert doctor.run(as_json=False) == 0
-    assert "everything that measuring needs is here" in capsys.readouterr().out
+    assert "everything for measuring is here" in capsys.readouterr().out
 
 
 def test_data_that_is_cut_short_is_named(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:

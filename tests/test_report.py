@@ -15,11 +15,12 @@ from kernel_twins import OPS
 from kernel_twins.harness.ceilings import Ceilings
 from kernel_twins.report.meaning import static, write
 from kernel_twins.report.meaning.analysis import Results
+from kernel_twins.report.measure import plan
 from kernel_twins.report.ncu.extract import counter_rows
 from kernel_twins.report.ncu.reader import Launch
 from kernel_twins.report.pages import ladder_page, log, readme
 from kernel_twins.report.pages.deltas import TITLES
-from kernel_twins.report.rows import libraries, store
+from kernel_twins.report.rows import store
 from kernel_twins.report.rows.errors import InvalidDataError
 from kernel_twins.report.rows.metrics import DURATION, METRICS, fold
 from kernel_twins.spec import BACKENDS, Name
@@ -604,8 +605,8 @@ def test_a_run_that_will_lack_a_recorded_librarys_times_says_so(
     rows = [timing("liger", "", [50.0]), timing("quack", "", [], status="skipped: no")]
     store.write(store.path(tmp_path, op.name, "timings"), pd.DataFrame(rows, columns=store.TABLES["timings"]))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    told = libraries.missed([op], tmp_path)
+    told = plan.missed([op], tmp_path)
     assert told.startswith("Liger-Kernel not installed here") and "`pip install liger-kernel` first" in told
-    assert libraries.missed([OPS["vector_add"]], tmp_path) == ""
+    assert plan.missed([OPS["vector_add"]], tmp_path) == ""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
-    assert libraries.missed([op], tmp_path) == ""
+    assert plan.missed([op], tmp_path) == ""

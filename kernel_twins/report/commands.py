@@ -17,7 +17,7 @@ from kernel_twins.harness.ceilings import gpu_slug
 from kernel_twins.harness.load import why_no_gpu
 from kernel_twins.report.measure.selection import Selection
 from kernel_twins.report.pages import checks, documents
-from kernel_twins.report.rows import libraries, store
+from kernel_twins.report.rows import store
 from kernel_twins.report.rows.errors import FAILED, INVALID_DATA, OK, CannotRunError
 from kernel_twins.report.rows.places import shown
 
@@ -131,9 +131,10 @@ def sampled(arguments: argparse.Namespace, console: Console) -> int:
     if reason := why_no_gpu():
         raise CannotRunError(f"cannot measure here: {reason}; `doctor` says what is missing, `log` renders without")
     from kernel_twins.report.measure import sampled as recorder
+    from kernel_twins.report.measure.plan import missed
 
     gpu, target = _target(arguments.publish)
-    if told := libraries.missed(OPS.values(), target):
+    if told := missed(OPS.values(), target):
         console.print(told, style="yellow", markup=False)
     recording = recorder.opened(store.RUNS / gpu / "sampled", target, gpu, arguments.compile)
 

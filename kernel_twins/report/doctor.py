@@ -5,8 +5,6 @@ Only a real profile proves that counters may be read, so one kernel is profiled 
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.metadata
 import importlib.util
 import json
 import os
@@ -15,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -25,7 +24,7 @@ from kernel_twins.harness import ceilings
 from kernel_twins.harness.load import extension, why_no_gpu
 from kernel_twins.harness.sensors import identity
 from kernel_twins.report.ncu import faults, ncu, reader
-from kernel_twins.report.rows import metrics
+from kernel_twins.report.rows import libraries, metrics
 from kernel_twins.report.rows.errors import CANNOT_RUN, OK, InvalidDataError
 from kernel_twins.report.rows.places import ROOT
 
@@ -81,32 +80,15 @@ def run(as_json: bool) -> int:
     if as_json:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
         return OK if able else CANNOT_RUN
-    _print(findings)
-    if able:
-        print(
-            "\neverything that measuring needs is here; `python profiling/ncu_report.py plan` tells how long it takes"
-        )
-    elif all(finding.state == "ok" for finding in findings if finding.name in _RENDERING):
-        print("\nnothing can be measured here yet; the log can be rendered here: `python profiling/ncu_report.py log`")
-    return OK if able else CANNOT_RUN
-
-
-def _print(findings: list[Finding]) -> None:
-    if sys.stdout.isatty() and importlib.util.find_spec("rich"):
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
-
-        colours = {"ok": "green", "warning": "yellow", "missing": "red"}
-        table = Table("", "", "found", "remedy")
-        for each in findings:
-            table.add_row(Text(each.state, colours[each.state]), each.name, Text(each.found), Text(each.remedy))
-        Console().print(table)
-        return
     for each in findings:
         print(f"{each.state:8}{each.name:20}{each.found}")
         if each.remedy:
             print(f"{'':28}-> {each.remedy}")
+    if able:
+        print("\neverything for measuring is here; `python profiling/ncu_report.py plan` tells how long it takes")
+    elif all(finding.state == "ok" for finding in findings if finding.name in _RENDERING):
+        print("\nnothing can be measured here yet; the log can be rendered here: `python profiling/ncu_report.py log`")
+    return OK if able else CANNOT_RUN
 
 
 def _python() -> Answer:
@@ -128,25 +110,20 @@ def _torch() -> Answer:
 
 
 def _gpu() -> Answer:
+    needed = "8.0 or later is needed, 9.0 for every step"
     if reason := why_no_gpu():
-        return "missing", reason, "see what `nvidia-smi` says; start a container with --gpus all"
+        remedy = f"see what `nvidia-smi` says; start a container with --gpus all; compute capability {needed}"
+        return "missing", reason, remedy
     import torch
 
-    driver = ncu.driver_version() or identity()["driver"]
-    return "ok", f"{torch.cuda.get_device_name()}, driver {driver or 'unknown'}", ""
-
-
-def _capability() -> Answer:
-    if why_no_gpu():
-        return "missing", "no GPU to ask", "8.0 or later is needed, 9.0 for every step"
-    import torch
-
-    capability = torch.cuda.get_device_capability()
+    driver, capability = ncu.driver_version() or identity()["driver"], torch.cuda.get_device_capability()
     steps = [step for op in OPS.values() for step in op.steps]
     able = sum(step.runs_on(capability) for step in steps)
-    state: State = "ok" if able == len(steps) else "warning" if able else "missing"
-    remedy = "" if state == "ok" else "8.0 or later is needed, 9.0 for every step; the others are left out"
-    return state, f"{'.'.join(map(str, capability))}: {able} of {len(steps)} steps run", remedy
+    found = f"{torch.cuda.get_device_name()}, driver {driver or 'unknown'}, compute capability "
+    found += f"{'.'.join(map(str, capability))}: {able} of {len(steps)} steps run"
+    if able == len(steps):
+        return "ok", found, ""
+    return "warning" if able else "missing", found, f"{needed}; the others are left out"
 
 
 def _extension() -> Answer:
@@ -176,13 +153,9 @@ def _toolkit() -> Answer:
 
 
 def _package(module: str, distribution: str, state: State, without: str) -> Answer:
-    """An installed package, without importing it."""
-    if importlib.util.find_spec(module) is None:
-        return state, f"not installed: {without}", f"pip install {distribution}"
-    try:
-        return "ok", importlib.metadata.version(distribution), ""
-    except importlib.metadata.PackageNotFoundError:  # found, but not by that name: a source tree, a distribution's own
-        return "ok", "version unknown", ""
+    if found := libraries.version(module, distribution):
+        return "ok", found, ""
+    return state, f"not installed: {without}", f"pip install {distribution}"
 
 
 def _ncu() -> Answer:
@@ -268,23 +241,24 @@ def _unfinished() -> Answer:
     return "warning", f"in {', '.join(lying)}", remedy
 
 
+_PACKAGES: tuple[tuple[str, str, State, str], ...] = (
+    ("pandas", "pandas", "missing", "tables can be neither written nor read"),
+    ("rich", "rich", "missing", "nothing can be measured or rendered"),
+    ("matplotlib", "matplotlib", "warning", "the figures are not drawn"),
+    ("pynvml", "nvidia-ml-py", "warning", "clocks and power are not recorded"),
+    *((each.module, each.package, "warning", "its baselines are skipped") for each in libraries.LIBRARIES.values()),
+)
 _CHECKS: dict[str, Check] = {
     "Python": _python,
     "torch": _torch,
     "GPU": _gpu,
-    "compute capability": _capability,
     "triton": lambda: _package("triton", "triton", "missing", "half of every ladder cannot run"),
     "CUDA toolkit": _toolkit,
     "extension": _extension,
     "ncu": _ncu,
     "NVIDIA's reader": _reader,
     "counters": _counters,
-    "pandas": lambda: _package("pandas", "pandas", "missing", "tables can be neither written nor read"),
-    "rich": lambda: _package("rich", "rich", "missing", "nothing can be measured or rendered"),
-    "matplotlib": lambda: _package("matplotlib", "matplotlib", "warning", "the figures are not drawn"),
-    "nvidia-ml-py": lambda: _package("pynvml", "nvidia-ml-py", "warning", "clocks and power are not recorded"),
-    "liger-kernel": lambda: _package("liger_kernel", "liger-kernel", "warning", "its baselines are skipped"),
-    "quack-kernels": lambda: _package("quack", "quack-kernels", "warning", "its baselines are skipped"),
+    **{each[1]: partial(_package, *each) for each in _PACKAGES},
     "free disk space": _disk,
 }
 # These read tables, and so need pandas, which everything above does without.

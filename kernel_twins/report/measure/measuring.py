@@ -14,10 +14,11 @@ from rich.progress import Progress
 from kernel_twins.report.meaning import predictions
 from kernel_twins.report.measure import shards
 from kernel_twins.report.measure.collect import Problems, Settings, collect
+from kernel_twins.report.measure.plan import missed
 from kernel_twins.report.measure.selection import Selection
 from kernel_twins.report.measure.stage import Stage
 from kernel_twins.report.ncu import ncu
-from kernel_twins.report.rows import libraries, store
+from kernel_twins.report.rows import store
 from kernel_twins.report.rows.errors import CANNOT_RUN, FAILED, OK, CannotRunError
 
 
@@ -34,7 +35,7 @@ def measure(
     stage = Stage.open(folder, arguments.resume, about)
     if target.parent == store.DATA and not arguments.quiet:
         _warn_of_unfrozen(selection, predictions.Marks(target), console)
-    if selection.whole and (told := libraries.missed(selection.ops, target)):
+    if selection.whole and (told := missed(selection.ops, target)):
         console.print(told, style="yellow", markup=False)
     gpus = torch.cuda.device_count()
     if gpus > 1 and len(selection.ops) > 1 and selection.whole:

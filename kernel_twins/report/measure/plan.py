@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -233,3 +234,19 @@ def _conditions_s(op: Op, case: Case, known: Mapping[tuple[Case, Name], list[flo
     rests_ms = sum(max(REST_MS, REST * _sample_ms(op, case, time)) for time in (best, *ours))
     replays_s = sum(_rounds_s(op, case, time) for time in (best, *ours)) * CONDITION_ROUNDS / ROUNDS
     return 2 * replays_s + CONDITION_ROUNDS * rests_ms / 1e3 + CHAIN_S
+
+
+def missed(ops: Iterable[Op], folder: Path) -> str:
+    """What a run without them lacks that is recorded of these operations, with the remedy; empty where nothing is."""
+    timed: set[str] = set()
+    for op in ops:
+        table = store.read_table(folder, op.name, "timings")
+        timed |= set(table["backend"][table["status"] == "ok"])
+    here = libraries.versions()
+    absent = [each for name, each in libraries.LIBRARIES.items() if name in timed and not here[name]]
+    if not absent:
+        return ""
+    return (
+        f"{' and '.join(each.title for each in absent)} not installed here: what is recorded has times of their "
+        f"kernels, and this run will have none; `pip install {' '.join(each.package for each in absent)}` first"
+    )

@@ -6,11 +6,8 @@ import contextlib
 import importlib
 import importlib.metadata
 import importlib.util
-from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
-from kernel_twins.report.rows import store
 from kernel_twins.spec import Op
 
 
@@ -44,32 +41,14 @@ def load(op: Op) -> None:
 
 def versions() -> dict[str, str]:
     """By the name of their baselines, empty of what is not installed."""
-    return {name: _version(each) for name, each in LIBRARIES.items()}
+    return {name: version(each.module, each.package) for name, each in LIBRARIES.items()}
 
 
-def missed(ops: Iterable[Op], folder: Path) -> str:
-    """What a run without them lacks that is recorded of these operations, with the remedy; empty where nothing is."""
-    timed: set[str] = set()
-    for op in ops:
-        table = store.read_table(folder, op.name, "timings")
-        timed |= set(table["backend"][table["status"] == "ok"])
-    absent = [each for name, each in LIBRARIES.items() if name in timed and not _is_installed(each)]
-    if not absent:
-        return ""
-    return (
-        f"{' and '.join(each.title for each in absent)} not installed here: what is recorded has times of their "
-        f"kernels, and this run will have none; `pip install {' '.join(each.package for each in absent)}` first"
-    )
-
-
-def _version(library: Library) -> str:
-    if not _is_installed(library):
+def version(module: str, package: str) -> str:
+    """An installed package's, without importing it; empty where it is not there."""
+    if importlib.util.find_spec(module) is None:
         return ""
     try:
-        return importlib.metadata.version(library.package)
-    except importlib.metadata.PackageNotFoundError:  # it lies on the path, and nobody installed it
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:  # it lies on the path, and nobody installed it by that name
         return "unknown"
-
-
-def _is_installed(library: Library) -> bool:
-    return importlib.util.find_spec(library.module) is not None

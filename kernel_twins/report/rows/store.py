@@ -28,6 +28,7 @@ from pathlib import Path
 import pandas as pd
 
 from kernel_twins.report.rows.errors import InvalidDataError
+from kernel_twins.report.rows.libraries import LIBRARIES
 from kernel_twins.report.rows.places import DATA as DATA
 from kernel_twins.report.rows.places import REFERENCE_GPU as REFERENCE_GPU
 from kernel_twins.report.rows.places import ROOT as ROOT
@@ -46,7 +47,7 @@ TABLES: dict[str, list[str]] = {
     "previous": [*KEY, "baseline", "ratio", "run", "reason"],
 }  # fmt: skip
 """Columns of an operation's tables. ``cycles`` and ``times_us`` hold several numbers, blanks between them."""
-_LATER = ["liger", "quack"]  # facts that the first runs did not tell
+_LATER = list(LIBRARIES)  # facts that the first runs did not tell
 FACTS = ["gpu", "driver", "power_limit_w", "cuda", "torch", "triton", "nvcc", "ncu", "python", *_LATER]
 """Machine and versions; empty where something is not installed, or where a run did not tell yet."""
 PROVENANCE = ["run", "date", *FACTS]
