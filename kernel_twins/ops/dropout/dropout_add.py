@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from kernel_twins.ops import baselines, draws, ptx, row_cases
+from kernel_twins.ops import baselines, draws, ptx, row_cases, size_axes
 from kernel_twins.ops.dropout import shared
 from kernel_twins.ops.norm.shared import require_all_apart, require_matrix, require_out, require_vector
 from kernel_twins.spec import ITEMSIZE, Case, Op, Output, Prediction, Step
@@ -186,7 +186,7 @@ OP = Op(
         Case.of(4_096, 1_024, dtype="bf16", p="10", **_BOTH),
     ),
     headline_cases=(_PROFILE_CASE, _PLAIN, _GELU_CASE),
-    size_axis=row_cases.SIZE_AXIS,
+    size_axis=size_axes.ROW_LENGTH,
     profile_case=_PROFILE_CASE,
     ceiling="dram_copy",
     flops=lambda case: 4 * math.prod(case.shape),  # two sums, a product, and a choice

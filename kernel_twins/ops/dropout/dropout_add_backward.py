@@ -7,7 +7,7 @@ import itertools
 import math
 from typing import TYPE_CHECKING
 
-from kernel_twins.ops import baselines, row_cases
+from kernel_twins.ops import baselines, row_cases, size_axes
 from kernel_twins.ops.dropout import shared
 from kernel_twins.ops.norm.shared import require_all_apart, require_matrix, require_out, require_vector
 from kernel_twins.spec import ITEMSIZE, Case, Op, Output, Prediction, Step
@@ -258,7 +258,7 @@ OP = Op(
         _SMALL,
     ),
     headline_cases=(_PROFILE_CASE, _PLAIN, _GELU),
-    size_axis=row_cases.SIZE_AXIS,
+    size_axis=size_axes.ROW_LENGTH,
     profile_case=_PROFILE_CASE,
     ceiling="dram_copy",
     flops=lambda case: (2 + _has_bias(case)) * math.prod(case.shape),  # a product, a choice, and a sum

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from kernel_twins.ops import baselines, ptx
-from kernel_twins.spec import ITEMSIZE, Case, Op, Output, Prediction, SizeAxis, Step
+from kernel_twins.ops import baselines, ptx, size_axes
+from kernel_twins.spec import ITEMSIZE, Case, Op, Output, Prediction, Step
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -98,7 +98,7 @@ OP = Op(
         Case.of(2**24, dtype="fp32"),
         Case.of(2**30, dtype="bf16"),
     ),
-    size_axis=SizeAxis("elements", lambda case: case.shape[0]),
+    size_axis=size_axes.ELEMENTS,
     profile_case=Case.of(2**26, dtype="fp32"),
     ceiling="dram_copy",
     flops=lambda case: math.prod(case.shape),

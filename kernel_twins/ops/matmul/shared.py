@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from kernel_twins.spec import ITEMSIZE, Case, Output, SizeAxis
+from kernel_twins.spec import ITEMSIZE, Case, Output
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
-
-SIZE_AXIS = SizeAxis("M = N = K", lambda case: case.shape[0], lambda case: "" if len(set(case.shape)) == 1 else None)
 
 
 def inputs(case: Case, generator: Generator) -> tuple[Tensor, ...]:

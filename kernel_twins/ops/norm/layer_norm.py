@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from kernel_twins.ops import baselines, draws, row_cases
+from kernel_twins.ops import baselines, draws, row_cases, size_axes
 from kernel_twins.ops.norm import shared
 from kernel_twins.spec import Case, Op, Prediction, Step
 
@@ -118,7 +118,7 @@ OP = Op(
         _FEW,
     ),
     headline_cases=row_cases.HEADLINE_CASES,
-    size_axis=row_cases.SIZE_AXIS,
+    size_axis=size_axes.ROW_LENGTH,
     profile_case=_PROFILE_CASE,
     ceiling="dram_copy",
     flops=lambda case: 7 * math.prod(case.shape),  # a sum, a difference, a square's sum, two products, a sum

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from kernel_twins.ops import baselines, row_cases
+from kernel_twins.ops import baselines, row_cases, size_axes
 from kernel_twins.ops.norm import shared
 from kernel_twins.spec import Case, Op, Prediction, Step
 
@@ -121,7 +121,7 @@ OP = Op(
         Case.of(4_096, 4_096, dtype="bf16"),
     ),
     headline_cases=row_cases.HEADLINE_CASES,
-    size_axis=row_cases.SIZE_AXIS,
+    size_axis=size_axes.ROW_LENGTH,
     profile_case=_PROFILE_CASE,
     ceiling="dram_copy",
     # A product each for xhat and g, two for the mean, three for dx, two for dweight.

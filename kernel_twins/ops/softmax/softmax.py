@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from kernel_twins.ops import baselines, draws, row_cases
+from kernel_twins.ops import baselines, draws, row_cases, size_axes
 from kernel_twins.spec import ITEMSIZE, Case, Op, Output, Prediction, Step
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ OP = Op(
         Case.of(4_096, 1_024, dtype="bf16"),
     ),
     headline_cases=row_cases.HEADLINE_CASES,
-    size_axis=row_cases.SIZE_AXIS,
+    size_axis=size_axes.ROW_LENGTH,
     profile_case=_PROFILE_CASE,
     ceiling="dram_copy",
     flops=lambda case: 5 * math.prod(case.shape),  # maximum, difference, exponential, sum, product
