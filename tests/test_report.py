@@ -18,8 +18,8 @@ from kernel_twins.report.meaning.analysis import Results
 from kernel_twins.report.measure import plan
 from kernel_twins.report.ncu.extract import counter_rows
 from kernel_twins.report.ncu.reader import Launch
-from kernel_twins.report.pages import ladder_page, log, readme
-from kernel_twins.report.pages.deltas import TITLES
+from kernel_twins.report.pages import documents, ladder_page, log
+from kernel_twins.report.pages.ladder_page import TITLES
 from kernel_twins.report.rows import store
 from kernel_twins.report.rows.errors import InvalidDataError
 from kernel_twins.report.rows.metrics import DURATION, METRICS, fold
@@ -223,7 +223,7 @@ def test_products_are_told_under_every_condition(tmp_path: Path) -> None:
     marked = "".join(f"<!-- {name}:begin -->\nold\n<!-- {name}:end -->\n" for name in tables)
     under_conditions(tmp_path)
     results = [Results(op, tmp_path, None) for op in OPS.values()]
-    readme_text, log_text = readme.render(marked, tmp_path, results), rendered(tmp_path)
+    readme_text, log_text = documents.readme(marked, tmp_path, results), rendered(tmp_path)
     for text in (readme_text, log_text):
         assert "\n".join(CONDITIONS) in text
         assert write.STALE_NOTE in text
@@ -232,7 +232,7 @@ def test_products_are_told_under_every_condition(tmp_path: Path) -> None:
     sustained = table[table["contest"] == "fast"]
     store.write(tmp_path / "matmul_bf16.timings.csv", sustained)
     results = [Results(op, tmp_path, None) for op in OPS.values()]
-    assert "Rested and in a chain, nothing has been recorded yet." in readme.render(marked, tmp_path, results)
+    assert "Rested and in a chain, nothing has been recorded yet." in documents.readme(marked, tmp_path, results)
     assert "rested" not in rendered(tmp_path)
 
 
@@ -357,14 +357,14 @@ def test_rendering_is_a_fixed_point(folder: Path) -> None:
     tables = [f"<!-- {name}:begin -->\nold\n<!-- {name}:end -->\n" for name in ("sampled", "results", "conditions")]
     text = "".join(["before\n", *tables, "after\n"])
     results = [Results(op, folder, None) for op in OPS.values()]
-    once = readme.render(text, folder, results)
-    assert readme.render(once, folder, results) == once
+    once = documents.readme(text, folder, results)
+    assert documents.readme(once, folder, results) == once
     assert once.startswith("before\n")
     assert once.endswith("after\n")
     assert "old" not in once
     for missing, name in enumerate(("sampled", "results", "conditions")):
         with pytest.raises(ValueError, match=f"one pair of markers: <!-- {name}:begin -->"):
-            readme.render("".join(tables[:missing]), folder, results)
+            documents.readme("".join(tables[:missing]), folder, results)
 
 
 PAGE = "".join(

@@ -21,7 +21,7 @@ from kernel_twins.report.meaning import static
 from kernel_twins.report.meaning.analysis import Results
 from kernel_twins.report.measure import publish, sampled, stage
 from kernel_twins.report.measure.sampled import Recording
-from kernel_twins.report.pages import checks, log, readme
+from kernel_twins.report.pages import checks, documents, log
 from kernel_twins.report.rows import store
 from kernel_twins.report.rows.errors import CannotRunError, InvalidDataError
 
@@ -149,11 +149,11 @@ def test_the_log_names_the_five_worst_of_each(recorded: Path) -> None:
 def test_the_readme_holds_all_tables(recorded: Path) -> None:
     tables = ("sampled", "results", "conditions")
     text = "".join(f"<!-- {name}:begin -->\nold\n<!-- {name}:end -->\n" for name in tables)
-    once = readme.render(text, recorded, [])
+    once = documents.readme(text, recorded, [])
     assert "| matmul forward |" in once and "old" not in once
-    assert readme.render(once, recorded, []) == once
+    assert documents.readme(once, recorded, []) == once
     with pytest.raises(ValueError, match="<!-- sampled:begin -->"):
-        readme.render(text.replace("sampled", "sample"), recorded, [])
+        documents.readme(text.replace("sampled", "sample"), recorded, [])
 
 
 def test_without_a_recording_that_is_said(tmp_path: Path) -> None:

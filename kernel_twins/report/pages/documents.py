@@ -8,10 +8,11 @@ import pandas as pd
 from rich.console import Console
 
 from kernel_twins import OPS
+from kernel_twins.report.calls import sampled_table
 from kernel_twins.report.drawings import DRAWINGS
 from kernel_twins.report.meaning import static, write
 from kernel_twins.report.meaning.analysis import Results, load
-from kernel_twins.report.pages import ladder_page, log, marked, readme
+from kernel_twins.report.pages import conditions, ladder_page, log
 from kernel_twins.report.rows import store
 from kernel_twins.report.rows.metrics import STALLS
 from kernel_twins.report.rows.places import shown
@@ -73,13 +74,13 @@ def _texts(folder: Path, results: list[Results]) -> dict[Path, str]:
     """The reference GPU's documents, the drawings among them, as they should read."""
     texts = {
         _LOG: log.render(folder, results, store.read(static.FILE, static.STATIC)),
-        _README: readme.render(_README.read_text(), folder, results),
+        _README: readme(_README.read_text(), folder, results),
     }
     for each in results:
         if (page := _DOCS / f"{each.op.name}.md").exists():
             texts[page] = ladder_page.render(page.read_text(), each)
     stalls = write.table(["stall", "a warp waited for"], [[f"`{name}`", waits] for name, waits in STALLS.items()])
-    texts[_PROFILER] = marked.renew(_PROFILER.read_text(), {"stalls": stalls})
+    texts[_PROFILER] = ladder_page.renewed(_PROFILER.read_text(), {"stalls": stalls})
     return texts | {_DOCS / "drawings" / f"{name}.svg": draw().svg() for name, draw in DRAWINGS.items()}
 
 
@@ -90,3 +91,14 @@ def _gaps() -> list[str]:
         page = _DOCS / f"{op.name}.md"
         lines += ladder_page.gaps(page.read_text(), op) if page.exists() else [f"{shown(page)} is missing"]
     return lines
+
+
+def readme(text: str, folder: Path, results: list[Results]) -> str:
+    """README.md with its tables renewed, of cases by chance and of chosen ones; ValueError where their markers lack."""
+    for name in ("sampled", "results", "conditions"):
+        if ladder_page.marks(text)[name] != 1:
+            raise ValueError(f"README.md must hold one pair of markers: <!-- {name}:begin --> and <!-- {name}:end -->")
+    measured = [each for each in results if each.measured]
+    rows = log.scoreboard(measured, {each.op.name: list(each.op.headline_cases) for each in measured})
+    others = conditions.table(measured) or ["Rested and in a chain, nothing has been recorded yet."]
+    return ladder_page.renewed(text, {"sampled": sampled_table.headline(folder), "results": rows, "conditions": others})

@@ -1,30 +1,47 @@
 """docs/<op>.md: the parts between markers, which say what was measured. The prose around them is left alone.
 
-``<!-- limit:begin -->`` holds what bounds the operation, ``<!-- counters:v03_vectorized:begin -->`` what the counters
-showed of that step: its time and rate, the quantities that its predictions speak of, and its times where they name
-another case.
+A part is ``<!-- name:begin -->``, the lines, ``<!-- name:end -->``, each marker at the end of its line. ``limit`` holds
+what bounds the operation, ``counters:v03_vectorized`` what the counters showed of that step: its time and rate, the
+quantities that its predictions speak of, and its times where they name another case.
 """
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
 from kernel_twins.report.meaning import write
 from kernel_twins.report.meaning.analysis import Results
-from kernel_twins.report.pages import marked
-from kernel_twins.report.pages.deltas import TITLES, at_other_cases, before_and_after
-from kernel_twins.spec import Name, Op, Step
+from kernel_twins.report.meaning.quantities import QUANTITIES
+from kernel_twins.spec import Backend, Case, Name, Op, Step
 
+TITLES = {"cuda": "CUDA", "triton": "Triton"}
 _COUNTERS = "counters:"
+_MARKED = re.compile(r"(<!-- ([\w:]+):begin -->\n).*?(<!-- \2:end -->)", re.DOTALL)
+
+
+def marks(text: str) -> Counter[str]:
+    """How often each part is marked."""
+    return Counter(match[2] for match in _MARKED.finditer(text))
+
+
+def renewed(text: str, parts: Mapping[str, Sequence[str]]) -> str:
+    """``text`` with the lines of the given parts in place of the old ones; other parts stay as they are."""
+    return _MARKED.sub(
+        lambda match: match[1] + "\n".join(parts[match[2]]) + "\n" + match[3] if match[2] in parts else match[0], text
+    )
 
 
 def render(text: str, results: Results) -> str:
     """A page with its marked parts renewed; one that no step asks for stays as it is (``gaps`` names it)."""
     parts = {_COUNTERS + step.name: _counters(results, step) for step in results.op.steps}
-    return marked.renew(text, parts | {"limit": [_limit(results)]})
+    return renewed(text, parts | {"limit": [_limit(results)]})
 
 
 def gaps(text: str, op: Op) -> list[str]:
     """What keeps a page from telling the whole ladder, a line each."""
-    found = marked.names(text)
+    found = marks(text)
     wanted = ["limit", *(_COUNTERS + step.name for step in op.steps)]
     return [
         f"docs/{op.name}.md has {found[name]} pairs of markers {name}, must have {int(name in wanted)}"
@@ -80,3 +97,66 @@ def _counters(results: Results, step: Step) -> list[str]:
     header, rows = before_and_after(results, step, measured, keys)
     table = write.table(header, rows + at_other_cases(results, step, measured))
     return [*table, "", " ".join(notes)] if notes else table
+
+
+def before_and_after(
+    results: Results, step: Step, backends: Sequence[Backend], quantities: Sequence[tuple[str, ...]]
+) -> tuple[list[str], list[list[str]]]:
+    """Header and rows of a table; each of ``quantities`` names those that share a row, left out if none is known.
+
+    A language's column is of the case at which the step is profiled, and without quantities where it is not.
+    """
+    cases = {backend: results.op.profile_case_of(step, backend) for backend in backends}
+    header, columns = [_place(cases.values())], []
+    for backend, case in cases.items():
+        previous = results.op.before(step, backend)
+        before = results.quantities(Name(backend, previous.name), case) if previous and case else None
+        after = results.quantities(Name(backend, step.name), case) if case else dict.fromkeys(QUANTITIES)
+        columns.append((before, after))
+        place = "" if header[0] else f" {_place([case])}".rstrip()
+        header.append(f"{TITLES[backend]} {previous.name[:3] + ' → ' if previous else ''}{step.name[:3]}{place}")
+    rows = []
+    for keys in quantities:
+        cells = [_cell(keys, before, after) for before, after in columns]
+        if any(cell.strip("– ·→") for cell in cells):
+            rows.append([" · ".join(_heading(results, key) for key in keys), *cells])
+    return header, rows
+
+
+def at_other_cases(results: Results, step: Step, backends: Sequence[Backend]) -> list[list[str]]:
+    """Rows for the same header: the times at each other case that the step's predictions name.
+
+    A time before that is of another step than the header's has its number.
+    """
+    rows = []
+    for case in dict.fromkeys(each.case for each in step.predictions if each.case):
+        if all(case == results.op.profile_case_of(step, backend) for backend in backends):
+            continue
+        cells = []
+        for backend in backends:
+            previous = results.previous(step, backend, case)
+            before = {"time": results.time_us(case, Name(backend, previous.name))} if previous else None
+            who = f"{previous.name[:3]}: " if previous and previous != results.op.before(step, backend) else ""
+            cells.append(who + _cell(("time",), before, {"time": results.time_us(case, Name(backend, step.name))}))
+        rows.append([f"time at {case.slug}, µs", *cells])
+    return rows
+
+
+def _place(cases: Iterable[Case | None]) -> str:
+    """The one case of all columns, empty where there is none or there are several."""
+    (case, *others) = set(cases)
+    return f"at {case.slug}" if case and not others else ""
+
+
+def _heading(results: Results, key: str) -> str:
+    return f"rate, {results.rate_unit}" if key == "rate" else QUANTITIES[key].heading
+
+
+def _cell(keys: tuple[str, ...], before: dict[str, float | None] | None, after: dict[str, float | None]) -> str:
+    now = " · ".join(write.number(after[key]) for key in keys)
+    if before is None:
+        return now
+    was = " · ".join(write.number(before[key]) for key in keys)
+    changes = [write.change(before[key], after[key]) for key in keys]
+    told = f" ({' · '.join(changes)})" if any(each not in ("", "=") for each in changes) else ""
+    return f"{was} → {now}{told}"

@@ -16,7 +16,7 @@ from kernel_twins.report.meaning.judgement import Judgement, score
 from kernel_twins.report.meaning.quantities import QUANTITIES
 from kernel_twins.report.measure import proton
 from kernel_twins.report.pages import conditions
-from kernel_twins.report.pages.deltas import TITLES, before_and_after
+from kernel_twins.report.pages.ladder_page import TITLES, before_and_after
 from kernel_twins.report.rows import store
 from kernel_twins.report.rows.libraries import LIBRARIES
 from kernel_twins.report.rows.metrics import top_stalls
