@@ -43,14 +43,13 @@ from kernel_twins.report.measure import (
     collect,
     collect_compile,
     measuring,
-    partial,
     profilers,
     publish,
     shards,
     stage,
     worker,
 )
-from kernel_twins.report.measure.selection import Selection
+from kernel_twins.report.measure.selection import Selection, show
 from kernel_twins.report.ncu import extract, ncu
 from kernel_twins.report.ncu.reader import Launch
 from kernel_twins.report.pages import documents, log
@@ -732,7 +731,7 @@ def test_part_of_a_ladder_is_printed_and_replaces_nothing(
     selection = Selection.of([OP.name], "v03_vectorized", "cuda", OP.profile_case.slug)
     arguments = argparse.Namespace(tool="ncu", tier="T3", timeout=1.0, resume=False, publish=False, quiet=True)
     measuring.measure(selection, runs.stage, runs.target, arguments, Console(quiet=True))
-    assert partial.show(selection, runs.stage, as_json=True) == []
+    assert show(selection, runs.stage, as_json=True) == []
     (row,) = json.loads(capsys.readouterr().out)
     assert (row["step"], row["backend"], row["ratio"]) == ("v03_vectorized", "cuda", 1.0)
     assert not list(runs.target.glob("*.timings.csv"))
@@ -743,7 +742,7 @@ def test_part_of_a_ladder_never_shows_an_earlier_parts_numbers(
 ) -> None:
     selection = Selection.of([OP.name], "v03_vectorized", "cuda", OP.profile_case.slug)
     runs.collect(selection=selection)
-    assert partial.show(selection, runs.stage, as_json=False) == []
+    assert show(selection, runs.stage, as_json=False) == []
     assert "100 µs" in capsys.readouterr().out
     runs.collect(selection=selection)
 
@@ -751,7 +750,7 @@ def test_part_of_a_ladder_never_shows_an_earlier_parts_numbers(
         raise InvalidDataError(f"{path.name}: it is cut short")
 
     monkeypatch.setattr(extract, "launches_of", unreadable)
-    (problem,) = partial.show(selection, runs.stage, as_json=False)
+    (problem,) = show(selection, runs.stage, as_json=False)
     assert "cut short" in problem
     assert "µs" not in capsys.readouterr().out
 

@@ -15,7 +15,7 @@ from kernel_twins import OPS
 from kernel_twins.errors import UnavailableError
 from kernel_twins.harness.ceilings import gpu_slug
 from kernel_twins.harness.load import why_no_gpu
-from kernel_twins.report.measure.selection import Selection
+from kernel_twins.report.measure.selection import Selection, show
 from kernel_twins.report.pages import checks, documents
 from kernel_twins.report.rows import store
 from kernel_twins.report.rows.errors import FAILED, INVALID_DATA, OK, CannotRunError
@@ -76,16 +76,14 @@ def predict(arguments: argparse.Namespace, console: Console) -> int:
 
 def collect(arguments: argparse.Namespace, console: Console) -> int:
     """Measure; a selection of less than whole operations goes to a folder of its own and is printed."""
-    if reason := why_no_gpu():
-        raise CannotRunError(f"cannot measure here: {reason}; `doctor` says what is missing, `log` renders without")
-    from kernel_twins.report.measure import measuring, partial
+    gpu, target = _target(arguments.publish)
+    from kernel_twins.report.measure import measuring
 
     selection = _selection(arguments)
-    gpu, target = _target(arguments.publish)
     stage = store.RUNS / gpu / ("unfinished" if selection.whole else "partial")
     problems = measuring.measure(selection, stage, target, arguments, console)
     if not (selection.whole or problems.broken):
-        problems.broken += partial.show(selection, stage, arguments.json)
+        problems.broken += show(selection, stage, arguments.json)
     for line in problems.unproven + problems.broken:
         console.print(line, style="red", markup=False)
     return INVALID_DATA if problems.broken else FAILED if problems.unproven else OK
@@ -114,11 +112,9 @@ def _extract(gpu: str, target: Path, console: Console) -> int:
 
 def functions(arguments: argparse.Namespace, console: Console) -> int:
     """Time the public functions as a user calls them; `log` renders what is recorded."""
-    if reason := why_no_gpu():
-        raise CannotRunError(f"cannot measure here: {reason}; `doctor` says what is missing, `log` renders without")
+    gpu, target = _target(arguments.publish)
     from kernel_twins.report.measure.functions import record
 
-    gpu, target = _target(arguments.publish)
     wrong = record(gpu, target, lambda line: None if arguments.quiet else console.print(line, markup=False))
     for line in wrong:
         console.print(line, style="red", markup=False)
@@ -128,12 +124,10 @@ def functions(arguments: argparse.Namespace, console: Console) -> int:
 
 def sampled(arguments: argparse.Namespace, console: Console) -> int:
     """Time the public functions at cases that nobody chose; `log` renders what is recorded."""
-    if reason := why_no_gpu():
-        raise CannotRunError(f"cannot measure here: {reason}; `doctor` says what is missing, `log` renders without")
+    gpu, target = _target(arguments.publish)
     from kernel_twins.report.measure import sampled as recorder
     from kernel_twins.report.measure.plan import missed
 
-    gpu, target = _target(arguments.publish)
     if told := missed(OPS.values(), target):
         console.print(told, style="yellow", markup=False)
     recording = recorder.opened(store.RUNS / gpu / "sampled", target, gpu, arguments.compile)
@@ -191,7 +185,9 @@ def _selection(arguments: argparse.Namespace) -> Selection:
 
 
 def _target(publish: bool) -> tuple[str, Path]:
-    """This machine's GPU and the folder that its data belongs in."""
+    """This machine's GPU and the folder that its data belongs in; CannotRunError where there is none."""
+    if reason := why_no_gpu():
+        raise CannotRunError(f"cannot measure here: {reason}; `doctor` says what is missing, `log` renders without")
     import torch
 
     gpu = gpu_slug(torch.cuda.get_device_name())

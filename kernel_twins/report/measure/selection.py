@@ -1,11 +1,21 @@
-"""Which cells a command is about: all of them, or those of some operations, one step, one language, one shape."""
+"""Which cells a command is about: all of them, or those of some operations, one step, one language, one shape.
+
+Part of a ladder, measured on its own, is printed and replaces nothing that is recorded.
+"""
 
 from __future__ import annotations
 
 import difflib
+import json
+import shutil
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 from kernel_twins import OPS, ops
+from kernel_twins.report.meaning import write
+from kernel_twins.report.meaning.analysis import Results, load
+from kernel_twins.report.measure import publish
 from kernel_twins.spec import BACKENDS, Backend, Case, Name, Op
 
 
@@ -64,6 +74,48 @@ class Selection:
         steps = [(case, name) for case, name in op.profiled_cells if case in cases and name in names]
         places = {case for case, _ in steps}
         return [cell for cell in op.profiled_cells if cell in steps or (not cell[1].step and cell[0] in places)]
+
+
+def show(selection: Selection, stage: Path, as_json: bool) -> list[str]:
+    """Extract a part's stage and print its cells to stdout; returns what could not be used, a line each."""
+    folder = stage.with_name(f"{stage.name}-results")
+    shutil.rmtree(folder, ignore_errors=True)  # or an earlier part's numbers would pass for this one's
+    problems = publish.publish(stage, folder)
+    rows = [
+        _row(results, case, name)
+        for results in load(stage.parent.name, folder)
+        if results.op in selection.ops and results.measured
+        for case in selection.cases(results.op)
+        for name in selection.names(results.op)
+        if results.op.times(results.op.step(name.step), case)
+    ]
+    if as_json:
+        print(json.dumps(rows, indent=2))
+        return problems
+    for row in rows:
+        time, faster = write.number(row["time_us"]), write.number(row["ratio"])
+        told = f"{time} µs, {faster} × {row['baseline']}" if row["status"] == "ok" else row["status"] or "not served"
+        print(f"{row['op']} {row['step']} {row['backend']} {row['case']}: {told}")
+        if row["limit"]:
+            print(f"  limited by {row['limit']}")
+    return problems
+
+
+def _row(results: Results, case: Case, name: Name) -> dict[str, Any]:
+    baseline = results.best_baseline(case)
+    ratio = results.ratio(case, name, baseline) if baseline else None
+    limit = results.limiter(name, case) if (case, name) in results.op.profiled_cells else None
+    return {
+        "op": results.op.name,
+        "step": name.step,
+        "backend": name.backend,
+        "case": case.slug,
+        "status": results.status(case, name),
+        "time_us": results.time_us(case, name),
+        "ratio": ratio.value if ratio else None,
+        "baseline": baseline.backend if baseline else None,
+        "limit": limit.told() if limit else None,
+    }
 
 
 def _why_none(chosen: tuple[Op, ...], step: str | None, case: str) -> str:
