@@ -7,6 +7,7 @@ import math
 import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -16,13 +17,16 @@ pytest.importorskip("hypothesis")
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernel_twins import OPS
 from kernel_twins.report import cli
 from kernel_twins.report.compare import diff
 from kernel_twins.report.compare.changes import counter_change, counter_changes, time_changes
-from kernel_twins.report.compare.operands import Measured, Operand, OperandError
+from kernel_twins.report.compare.operands import Cell, Operand, OperandError
+from kernel_twins.report.meaning.analysis import Results
 from kernel_twins.report.ncu import extract
 from kernel_twins.report.rows import store
-from kernel_twins.report.rows.metrics import CYCLES, METRICS
+from kernel_twins.report.rows.metrics import CYCLES, METRICS, KernelClass
+from kernel_twins.spec import Name
 
 CASE = "67108864-fp32"
 DRAM = "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed"
@@ -42,7 +46,7 @@ def record(folder: Path, run: str, op: str = "vector_add", **times: list[float])
     counters = [
         dict.fromkeys(store.TABLES["counters"], "")
         | {"case": CASE, "backend": backend, "step": step, "launch": "0", "metric": metric, "value": str(value)}
-        | {"run": run}
+        | {"kernel": f"{op}_{step}_kernel", "run": run}
         for backend, step, values in cells
         for metric, value in ((CYCLES, values[0]), (DRAM, 50.0), (SPILLS, 0.0))
     ]
@@ -86,7 +90,7 @@ def history(folder: Path) -> Path:
 def test_steps_of_one_run_are_compared_round_by_round(folder: Path) -> None:
     found = diff.difference("vector_add/v01_scalar/cuda", "vector_add/v02_wide")
     (time,) = found.times
-    assert (time.where, time.verdict, time.paired) == (CASE, "FAST", True)
+    assert (time.where, time.verdict, time.low is not None) == (CASE, "FAST", True)
     assert time.ratio == pytest.approx(1.25) and time.low == pytest.approx(1.25)
     assert [(each.metric, each.told, each.effect) for each in found.counters] == [
         (CYCLES, "−20.0 %", "better"),
@@ -104,14 +108,15 @@ def test_only_sustained_times_are_compared(folder: Path) -> None:
     for rows, paired in ((table, True), (slow, False)):
         store.write(file, pd.concat([rested, rows]))
         (time,) = diff.difference("vector_add/v01_scalar/cuda", "vector_add/v02_wide").times
-        assert (time.before_us, time.after_us, time.paired) == (100.0, 80.0, paired)
+        assert (time.before_us, time.after_us, time.low is not None) == (100.0, 80.0, paired)
 
 
 def test_a_verdict_that_is_not_believed_is_explained(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert diff.run("vector_add/v01_scalar/cuda", "vector_add/v02_wide", as_json=False) == 0
     assert "AMBIGUOUS" not in capsys.readouterr().out
     cycles = [
-        {"case": CASE, "backend": "cuda", "step": step, "cycles": " ".join(["100"] * 10), "code": "", "run": "x"}
+        {"case": CASE, "backend": "cuda", "step": step, "cycles": " ".join(["100"] * 10), "code": ""}
+        | {"run": "2026-01-02-bb"}
         for step in ("v01_scalar", "v02_wide")
     ]
     store.write(store.path(folder, "vector_add", "cycles"), pd.DataFrame(cycles))
@@ -127,7 +132,7 @@ def test_languages_and_baselines_are_compared_too(folder: Path) -> None:
 def test_commits_are_compared_by_medians_and_nothing_is_claimed(history: Path) -> None:
     (near,) = diff.difference("vector_add/v01_scalar/cuda@HEAD~1", "vector_add/v01_scalar/cuda").times
     assert near.ratio == pytest.approx(1.04)
-    assert (near.paired, near.low, near.verdict) == (False, None, "AMBIGUOUS")
+    assert (near.low, near.verdict) == (None, "AMBIGUOUS")
     (far,) = diff.difference("vector_add/v02_wide/cuda@HEAD~1", "vector_add/v02_wide@HEAD").times
     assert far.ratio == pytest.approx(2) and far.verdict == ""
 
@@ -138,7 +143,7 @@ def test_whole_commits_are_compared(history: Path) -> None:
         f"vector_add/v02_wide/cuda {CASE}",
         f"vector_add/v01_scalar/cuda {CASE}",
     ]
-    assert not any(each.paired for each in found.times)
+    assert all(each.low is None for each in found.times)
     assert found.counters[0].told == "×0.5"
     same = diff.difference("HEAD", "@HEAD")
     assert [(each.ratio, each.verdict) for each in same.times] == [(1.0, "SAME")] * 3
@@ -179,22 +184,15 @@ def test_operations_without_a_common_case_have_no_difference(folder: Path) -> No
         diff.difference("vector_add/v01_scalar/cuda", "softmax/v01_naive/cuda")
 
 
-def test_other_operations_are_never_paired() -> None:
-    first, second = (Measured({(CASE, "fast"): ("r1", pd.Series([t] * 20).to_numpy())}) for t in (100.0, 50.0))
-    (time,) = time_changes("", first, second, same_data=False)
-    assert (time.ratio, time.paired, time.verdict) == (2.0, False, "")
+def test_other_operations_are_never_paired(folder: Path) -> None:
+    record(folder, "2026-01-02-bb", "reduction", v01_scalar__cuda=[50.0] * 20)
+    (time,) = diff.difference("vector_add/v01_scalar/cuda", "reduction/v01_scalar/cuda").times
+    assert (time.ratio, time.low, time.verdict) == (2.0, None, "")
 
 
-@pytest.mark.parametrize("damage", ["cut", "number", "cycles"])
-def test_invalid_data_exits_with_4(folder: Path, capsys: pytest.CaptureFixture[str], damage: str) -> None:
-    table = "counters" if damage == "cycles" else "timings"
-    file, rows = store.path(folder, "vector_add", table), store.read_table(folder, "vector_add", table)
-    if damage == "cut":
-        file.write_bytes(file.read_bytes()[:-9])
-    elif damage == "number":
-        store.write(file, rows.assign(times_us="80.0 nan"))
-    else:
-        store.write(file, rows[rows["metric"] != CYCLES])
+def test_invalid_data_exits_with_4(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = store.path(folder, "vector_add", "timings")
+    file.write_bytes(file.read_bytes()[:-9])
     assert cli.main(["diff", "vector_add/v01_scalar/cuda", "vector_add/v02_wide"], "") == 4
     assert file.name in capsys.readouterr().err
 
@@ -223,13 +221,12 @@ def test_zero_is_told_without_infinity(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_a_direction_is_good_or_bad_only_for_its_class_of_kernel() -> None:
-    def effects(op: str) -> dict[str, str]:
-        before, after = (Measured({}, {CASE: {DRAM: x, TENSOR: x, CYCLES: x}}) for x in (50.0, 60.0))
-        return {each.metric: each.effect for each in counter_changes("", op, before, after)}
+    def effects(kernel_class: KernelClass | None) -> dict[str, str]:
+        return {name: counter_change("", name, "", 50.0, 60.0, kernel_class).effect for name in (DRAM, TENSOR, CYCLES)}
 
-    assert effects("vector_add") == {DRAM: "better", TENSOR: "", CYCLES: "worse"}
-    assert effects("matmul_bf16") == {DRAM: "", TENSOR: "better", CYCLES: "worse"}
-    assert effects("foreign") == {DRAM: "", TENSOR: "", CYCLES: "worse"}
+    assert effects("memory") == {DRAM: "better", TENSOR: "", CYCLES: "worse"}
+    assert effects("arithmetic") == {DRAM: "", TENSOR: "better", CYCLES: "worse"}
+    assert effects(None) == {DRAM: "", TENSOR: "", CYCLES: "worse"}
 
 
 TIMES = st.lists(st.tuples(st.floats(0.5, 1e5), st.floats(0.5, 1e5)), min_size=1, max_size=22)
@@ -241,20 +238,18 @@ VALUES = st.one_of(st.just(0.0), st.floats(1e-3, 1e12))
 def test_the_difference_back_is_the_negative(
     rounds: list[tuple[float, float]], same_run: bool, counters: dict[str, tuple[float, float]]
 ) -> None:
-    first, second = (
-        Measured(
-            {(CASE, "fast"): ("r1" if same_run else f"r{side}", pd.Series([each[side] for each in rounds]).to_numpy())},
-            {CASE: {metric: values[side] for metric, values in counters.items()}},
-        )
-        for side in (0, 1)
-    )
-    (there,), (back,) = time_changes("", first, second, True), time_changes("", second, first, True)
+    results = Results(OPS["vector_add"], Path("nowhere"), None)
+    cells = [Cell(results, Name("cuda", step)) for step in ("v01_scalar", "v02_grid_stride")]
+    for side, each in enumerate(cells):
+        times = " ".join(repr(both[side]) for both in rounds)
+        row = SimpleNamespace(status="ok", times_us=times, code="", run="r1" if same_run else f"r{side}")
+        results.recorded.rows[CASE, each.name] = {"fast": row}
+        results.recorded.calls[CASE, each.name] = {metric: both[side] for metric, both in counters.items()}
+    (there,), (back,) = time_changes("", *cells), time_changes("", *cells[::-1])
     assert there.log_ratio == pytest.approx(-back.log_ratio, abs=1e-12)
-    assert there.paired == back.paired == same_run
+    assert (there.low is not None) == (back.low is not None) == same_run
     opposite = {"better": "worse", "worse": "better", "": ""}
-    for one, other in zip(
-        counter_changes("", "vector_add", first, second), counter_changes("", "vector_add", second, first), strict=True
-    ):
+    for one, other in zip(counter_changes("", *cells), counter_changes("", *cells[::-1]), strict=True):
         assert one.log_ratio == -other.log_ratio
         assert one.effect == opposite[other.effect]
 

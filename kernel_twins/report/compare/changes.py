@@ -9,17 +9,12 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
-from kernel_twins import OPS
-from kernel_twins.report.compare.operands import Measured
+from kernel_twins.report.compare.operands import Cell
 from kernel_twins.report.meaning import write
-from kernel_twins.report.meaning.verdict import Floats, confirmed, cycle_ratio, paired_ratio
 from kernel_twins.report.rows.metrics import METRICS, KernelClass
-from kernel_twins.report.rows.recorded import CONDITIONS
+from kernel_twins.spec import Case
 
 _UNPAIRED = math.log(1.05)  # differences of medians from different runs that are smaller say nothing
-_CONTESTS = CONDITIONS["sustained"]
 _CLASSES: tuple[KernelClass, ...] = ("memory", "arithmetic")
 
 Effect = Literal["better", "worse", ""]
@@ -27,7 +22,7 @@ Effect = Literal["better", "worse", ""]
 
 @dataclass(frozen=True, slots=True)
 class TimeChange:
-    """``ratio`` says how many times faster the second is; ``low`` and ``high`` where rounds could be paired."""
+    """``ratio`` says how many times faster the second is; ``low`` and ``high`` where rounds were paired."""
 
     where: str
     before_us: float
@@ -35,7 +30,6 @@ class TimeChange:
     ratio: float
     low: float | None
     high: float | None
-    paired: bool
     verdict: str
 
     @property
@@ -71,44 +65,34 @@ class CounterChange:
         return f"{write.number(self.before)} → {write.number(self.after)}"
 
 
-def time_changes(where: str, before: Measured, after: Measured, same_data: bool) -> list[TimeChange]:
-    """A row a case. Sustained times of one contest of one operation in one data set are paired; others are not."""
+def time_changes(where: str, before: Cell, after: Cell) -> list[TimeChange]:
+    """A row a case, of sustained times: of one data set paired where they are of one contest, else medians."""
     changes = []
-    for case in dict.fromkeys(case for case, _ in before.times):
-        was, now = ({c: side.times[case, c] for c in _CONTESTS if (case, c) in side.times} for side in (before, after))
-        if not (was and now):
+    for slug in [slug for slug, name in before.results.recorded.rows if name == before.name]:
+        case = Case.parse(slug)
+        was, now = before.results.time_us(case, before.name), after.results.time_us(case, after.name)
+        if was is None or now is None:
             continue
-        both = [contest for contest in was if contest in now]
-        paired = [contest for contest in both if same_data and _same_rounds(was[contest], now[contest])]
-        (_, first), (_, second) = (side[(paired or both or list(side))[0]] for side in (was, now))
-        medians = float(np.median(first)), float(np.median(second))
-        if paired:
-            ratio = paired_ratio(first, second)
-            cycles = [side.cycles[case] for side in (before, after) if case in side.cycles]
-            verdict = confirmed(ratio, cycle_ratio(*cycles) if len(cycles) == 2 else None)
-            change = TimeChange(where + case, *medians, ratio.value, ratio.low, ratio.high, True, verdict)
+        ratio = after.results.ratio(case, after.name, before.name) if before.results is after.results else None
+        if ratio:
+            verdict = after.results.standing(case, after.name, before.name) or ""
+            changes.append(TimeChange(where + slug, was, now, ratio.value, ratio.low, ratio.high, verdict))
         else:
-            value = medians[0] / medians[1]
-            told = "AMBIGUOUS" if abs(math.log(value)) <= _UNPAIRED else ""
-            change = TimeChange(where + case, *medians, value, None, None, False, told)
-        changes.append(change)
+            verdict = "AMBIGUOUS" if abs(math.log(was / now)) <= _UNPAIRED else ""
+            changes.append(TimeChange(where + slug, was, now, was / now, None, None, verdict))
     return changes
 
 
-def _same_rounds(before: tuple[str, Floats], after: tuple[str, Floats]) -> bool:
-    return before[0] == after[0] and len(before[1]) == len(after[1])
-
-
-def counter_changes(where: str, op: str, before: Measured, after: Measured) -> list[CounterChange]:
-    """A row for every metric of every case that both were profiled at; ``op`` tells which direction is better."""
-    kernel_class: KernelClass | None = None
-    if op in OPS:
-        kernel_class = "memory" if OPS[op].ceiling.startswith("dram") else "arithmetic"
+def counter_changes(where: str, before: Cell, after: Cell) -> list[CounterChange]:
+    """A row for every metric of every case that both were profiled at."""
+    kernel_class: KernelClass = "memory" if after.results.op.ceiling.startswith("dram") else "arithmetic"
+    calls = after.results.recorded.calls
     return [
-        counter_change(where + case, metric, METRICS[metric].unit, before.counters[case][metric], value, kernel_class)
-        for case in before.counters
-        for metric, value in after.counters.get(case, {}).items()
-        if metric in before.counters[case]
+        counter_change(where + slug, metric, METRICS[metric].unit, was[metric], now, kernel_class)
+        for (slug, name), was in before.results.recorded.calls.items()
+        if name == before.name
+        for metric, now in calls.get((slug, after.name), {}).items()
+        if metric in was
     ]
 
 

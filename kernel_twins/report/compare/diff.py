@@ -12,12 +12,14 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kernel_twins import OPS
 from kernel_twins.report.compare.changes import CounterChange, TimeChange, counter_change, counter_changes, time_changes
-from kernel_twins.report.compare.operands import FORMS, Operand, OperandError, Source
+from kernel_twins.report.compare.operands import FORMS, Cell, Operand, OperandError, cell, cells, data
 from kernel_twins.report.meaning import write
 from kernel_twins.report.rows.errors import OK
 
@@ -64,25 +66,21 @@ def difference(a: str, b: str) -> Difference:
 def _of_names(a: Operand, b: Operand) -> tuple[list[TimeChange], list[CounterChange]]:
     if bool(a.op) != bool(b.op):
         raise OperandError(f"{a.text!r} and {b.text!r}: one names a cell, the other a whole data set; {FORMS}")
-    before, after = Source(a.ref), Source(b.ref)
-    if a.op:
-        was, now = before.cell(a.filled_from(b)), after.cell(b.filled_from(a))
-        paired = a.op == b.op and _same_rows(before, after, a.op)
-        return time_changes("", was, now, paired), counter_changes("", b.op, was, now)
-    times, counters = [], []
-    for op in [op for op in before.ops if op in after.ops]:
-        ours, theirs = before.cells(op), after.cells(op)
-        for name in [name for name in ours if name in theirs]:
-            where = "/".join(filter(None, (op, name.step, name.backend))) + " "
-            times += time_changes(where, ours[name], theirs[name], _same_rows(before, after, op))
-            counters += counter_changes(where, op, ours[name], theirs[name])
-    return times, counters
-
-
-def _same_rows(before: Source, after: Source, op: str) -> bool:
-    """Whether both are one data set, in which alone rounds pair: a resumed run has one name for rounds of two days."""
-    file = f"{op}.timings.csv"
-    return before.content(file) == after.content(file)
+    with data(a.ref) as before, data(b.ref) if b.ref != a.ref else nullcontext(before) as after:
+        if a.op:
+            was, now = cell(before, a.filled_from(b)), cell(after, b.filled_from(a))
+            if before == after and a.op == b.op:
+                now = Cell(was.results, now.name)  # of one data set: rounds pair
+            return time_changes("", was, now), counter_changes("", was, now)
+        times, counters = [], []
+        for op in OPS:
+            ours = cells(before, op)
+            theirs = ours if before == after else cells(after, op)
+            for name, was in ours.items():
+                if name in theirs:
+                    times += time_changes(f"{was.told} ", was, theirs[name])
+                    counters += counter_changes(f"{was.told} ", was, theirs[name])
+        return times, counters
 
 
 def _of_reports(a: Path, b: Path) -> tuple[list[CounterChange], list[str]]:

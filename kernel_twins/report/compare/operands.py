@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import re
-from dataclasses import dataclass, field
-from typing import Any
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
+from kernel_twins import OPS
 from kernel_twins.report.compare.history import NoHistoryError, git
-from kernel_twins.report.meaning.verdict import Floats
+from kernel_twins.report.meaning.analysis import Results
 from kernel_twins.report.rows import store
 from kernel_twins.report.rows.errors import InvalidDataError
-from kernel_twins.report.rows.metrics import CYCLES, fold
 from kernel_twins.spec import BACKENDS, Name
 
 FORMS = """accepted are
@@ -25,11 +27,6 @@ FORMS = """accepted are
   @COMMIT          all cells of it, against those of the other side
   FILE.ncu-rep     a report of Nsight Compute's"""
 
-_COLUMNS = {
-    "timings": ["case", "backend", "step", "status", "contest", "times_us", "run"],
-    "counters": ["case", "backend", "step", "launch", "metric", "value"],
-    "cycles": ["case", "backend", "step", "cycles"],
-}
 _STEP = re.compile(r"v\d\d_\w+")
 
 
@@ -71,91 +68,62 @@ class Operand:
         return dataclasses.replace(self, step=step, backend=backend)
 
 
-@dataclass(slots=True)
-class Measured:
-    """What is known of one cell: times by case and contest with their run; by case, one call's counters and the
-    cycles of ten."""
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Who was measured, and in which data."""
 
-    times: dict[tuple[str, str], tuple[str, Floats]] = field(default_factory=dict)
-    counters: dict[str, dict[str, float]] = field(default_factory=dict)
-    cycles: dict[str, Floats] = field(default_factory=dict)
-
-
-class Source:
-    """The reference GPU's data, as a commit has them or (with an empty ``ref``) the working tree."""
-
-    def __init__(self, ref: str) -> None:
-        folder = store.DATA / store.REFERENCE_GPU
-        self._place = f"{ref}:{folder.relative_to(store.ROOT).as_posix()}" if ref else ""
-        self._folder = folder
-        try:
-            listed = git(store.ROOT, "ls-tree", "--name-only", "--end-of-options", self._place).decode() if ref else ""
-        except NoHistoryError as error:
-            raise OperandError(f"{ref!r} is no commit with measurements ({error}); {FORMS}") from None
-        self._files = listed.split() if ref else [each.name for each in folder.glob("*.csv")]
+    results: Results
+    name: Name
 
     @property
-    def ops(self) -> list[str]:
-        return sorted(name.removesuffix(".timings.csv") for name in self._files if name.endswith(".timings.csv"))
+    def told(self) -> str:
+        return "/".join(filter(None, (self.results.op.name, self.name.step, self.name.backend)))
 
-    def content(self, file: str) -> bytes | None:
-        """A table as it stands there; None where there is none."""
-        if file not in self._files:
-            return None
-        return git(store.ROOT, "show", f"{self._place}/{file}") if self._place else (self._folder / file).read_bytes()
 
-    def cell(self, operand: Operand) -> Measured:
-        """One cell; OperandError, which tells what there is instead, where it was not measured."""
-        op, name = operand.op, Name(operand.backend or "", operand.step or "")
-        if op not in self.ops:
-            known = ", ".join(self.ops) or "none"
-            raise OperandError(f"{operand.text!r} was not measured; operations that were are {known}")
-        cells = self.cells(op)
-        if name not in cells:
-            names = sorted("/".join(filter(None, (each.step, each.backend))) for each in cells)
-            raise OperandError(f"{operand.text!r} was not measured; {op} has {', '.join(names) or 'nothing'}")
-        return cells[name]
+def cells(folder: Path, op: str) -> dict[Name, Cell]:
+    """All cells of an operation that were timed."""
+    results = Results(OPS[op], folder, None)
+    return {name: Cell(results, name) for _, name in results.recorded.rows}
 
-    def cells(self, op: str) -> dict[Name, Measured]:
-        """Everything measured of an operation; InvalidDataError where a table is not what it should be."""
-        found: dict[Name, Measured] = {}
-        for row in self._rows(op, "timings"):
-            if row.status == "ok":
-                cell = found.setdefault(Name(row.backend, row.step), Measured())
-                cell.times[row.case, row.contest] = row.run, _numbers(op, "timings", row.times_us, above=0.0)
-        calls: dict[tuple[Name, str], dict[str, dict[str, float]]] = {}
-        for row in self._rows(op, "counters"):
-            launch = calls.setdefault((Name(row.backend, row.step), row.case), {}).setdefault(row.launch, {})
-            (launch[row.metric],) = _numbers(op, "counters", row.value)
-        for (name, case), call in calls.items():
-            if any(CYCLES not in launch for launch in call.values()):
-                raise InvalidDataError(f"{op}.counters.csv: a launch of {name.step or name.backend} has no {CYCLES}")
-            found.setdefault(name, Measured()).counters[case] = fold(list(call.values()))
-        for row in self._rows(op, "cycles"):
-            cell = found.setdefault(Name(row.backend, row.step), Measured())
-            cell.cycles[row.case] = _numbers(op, "cycles", row.cycles)
-        return found
 
-    def _rows(self, op: str, table: str) -> list[Any]:
-        file, columns = f"{op}.{table}.csv", _COLUMNS[table]
-        content = self.content(file)
-        if content is None:
-            return []
-        if content.rstrip().rpartition(b"\n")[2].startswith(b"# "):
-            return list(store.parse(content, columns, file).itertuples())
-        # The first committed tables have no footer; git has digests of its own, so none of them is cut short.
+def cell(folder: Path, operand: Operand) -> Cell:
+    """The one that is named; OperandError, which tells what there is instead, where it was not measured."""
+    measured = [op for op in OPS if store.path(folder, op, "timings").exists()]
+    if operand.op not in measured:
+        known = ", ".join(measured) or "none"
+        raise OperandError(f"{operand.text!r} was not measured; operations that were are {known}")
+    found, name = cells(folder, operand.op), Name(operand.backend or "", operand.step or "")
+    if name not in found:
+        names = sorted("/".join(filter(None, (each.step, each.backend))) for each in found)
+        raise OperandError(f"{operand.text!r} was not measured; {operand.op} has {', '.join(names)}")
+    return found[name]
+
+
+@contextlib.contextmanager
+def data(ref: str) -> Iterator[Path]:
+    """The folder of the reference GPU's data, or a copy as a commit has them; OperandError where it has none."""
+    folder = store.DATA / store.REFERENCE_GPU
+    if not ref:
+        yield folder
+        return
+    place = f"{ref}:{folder.relative_to(store.ROOT).as_posix()}"
+    with tempfile.TemporaryDirectory() as copy:
         try:
-            old = pd.read_csv(io.BytesIO(content), dtype=str, keep_default_na=False)[columns]
-        except (ValueError, KeyError) as error:
-            raise InvalidDataError(f"{file} is no table of this version's: {error}") from None
-        return list(old.itertuples())
+            for file in git(store.ROOT, "ls-tree", "--name-only", "--end-of-options", place).decode().split():
+                op, _, table = file.removesuffix(".csv").partition(".")
+                if op in OPS and table in ("timings", "counters", "cycles"):
+                    old = _read(git(store.ROOT, "show", f"{place}/{file}"), file)
+                    store.write(Path(copy) / file, old.reindex(columns=store.TABLES[table], fill_value=""))
+        except NoHistoryError as error:
+            raise OperandError(f"{ref!r} is no commit with measurements ({error}); {FORMS}") from None
+        yield Path(copy)
 
 
-def _numbers(op: str, table: str, text: str, above: float = -np.inf) -> Floats:
+def _read(content: bytes, file: str) -> pd.DataFrame:
+    """A committed table of whatever version, which git has digests of. The code of its rows is one commit's."""
+    body, _, last = content.rstrip().rpartition(b"\n")
     try:
-        values = np.array(text.split(), dtype=float)
-    except ValueError:
-        values = np.array([])
-    if not (len(values) and np.isfinite(values).all() and values.min() > above):
-        raise InvalidDataError(f"{op}.{table}.csv: {text!r} must be finite numbers, of time more than 0")
-    return values
+        whole = io.BytesIO(body if last.startswith(b"# ") else content)
+        return pd.read_csv(whole, dtype=str, keep_default_na=False).assign(code="")
+    except ValueError as error:
+        raise InvalidDataError(f"{file} is no table: {error}") from None
