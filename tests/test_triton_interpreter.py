@@ -75,7 +75,8 @@ IN_PARTS = [
 
 def small_cases(op: Op, step: Step, dtype: str, largest: int) -> list[Case]:
     cases = [case for case in op.test_cases if case.dtype == dtype and op.serves(step, case)]
-    smaller = [reduced(step, case) for case in cases] if op.name == "reduction_nd" else with_small_rows(cases)
+    along_axes = any("dims" in op.options(case) for case in cases)
+    smaller = [reduced(step, case) for case in cases] if along_axes else with_small_rows(cases)
     served = [case for case in dict.fromkeys(smaller) if math.prod(case.shape) <= largest and op.serves(step, case)]
     if dtype == "fp16" and not by_tiles(op.name, step.name):  # other than bf16 in conversions alone
         return list({case.variant: case for case in served}.values())

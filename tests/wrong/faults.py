@@ -1,0 +1,146 @@
+"""What may be done otherwise in a kernel: to the terms of a sum, to results, to operands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernel_twins.spec import Case
+
+Change = Callable[[Tensor], Tensor]
+PACK, WARP = 8, 256  # elements of 16 bits: a lane's load, a warp's
+
+
+def same(values: Tensor) -> Tensor:
+    return values
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is done otherwise: ``name`` is the place, ``change`` what becomes of the values there."""
+
+    place: str
+    name: str
+    change: Change
+
+    def at(self, place: str, values: Tensor) -> Tensor:
+        return self.change(values) if place == self.place else values
+
+
+RIGHT = Fault("nowhere", "right", same)
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What goes wrong with a sum over the last dimension: its terms are changed
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def without(first: int | None, last: int | None) -> Change:
+    """Those terms are lost, counted as a slice counts."""
+
+    def change(terms: Tensor) -> Tensor:
+        kept = terms.clone()
+        kept[..., first:last] = 0
+        return kept
+
+    return change
+
+
+def without_last_rank(terms: Tensor) -> Tensor:
+    """The last of a cluster of eight."""
+    return without(terms.shape[-1] - terms.shape[-1] // 8, None)(terms)
+
+
+def twice_the_last_pack(terms: Tensor) -> Tensor:
+    """As where a tail and a whole pack overlap."""
+    changed = terms.clone()
+    changed[..., -PACK:] *= 2
+    return changed
+
+
+def in_half(dtype: torch.dtype) -> Change:
+    """Terms and partial sums are rounded, as in a tree of half precision."""
+
+    def change(terms: Tensor) -> Tensor:
+        level = terms.to(dtype)
+        while level.shape[-1] > 1:
+            if level.shape[-1] % 2:
+                level = torch.cat([level, torch.zeros_like(level[..., :1])], -1)
+            level = level[..., ::2] + level[..., 1::2]
+        whole = torch.zeros_like(terms)
+        whole[..., :1] = level.double()
+        return whole
+
+    return change
+
+
+SUMS: dict[str, Change] = {
+    "without its last pack": without(-PACK, None),
+    "without its last warp": without(-WARP, None),
+    "without the last rank": without_last_rank,
+    "without its first tile": without(0, 1024),
+    "without its last element": without(-1, None),
+    "with its last pack twice": twice_the_last_pack,
+    "in half precision": in_half(torch.float16),
+    "of the row before": lambda terms: terms.roll(1, 0),
+    "missing": torch.zeros_like,
+}
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What goes wrong with results
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def size_of(values: Tensor) -> Tensor:
+    return values.nan_to_num(0.0, 0.0, 0.0).square().mean(-1, keepdim=True).sqrt()
+
+
+RESULTS: dict[str, Change] = {  # what is stale is zeros, as an earlier call may have left them
+    "stale in their last pack": without(-PACK, None),
+    "stale in their last element": without(-1, None),
+    "with halves swapped": lambda values: values.roll(values.shape[-1] // 2, -1),
+    "with a small bias": lambda values: values + 0.01 * size_of(values),
+    "with small ones flushed": lambda values: values.masked_fill(values.abs() < 0.02 * size_of(values), 0.0),
+    "a 64th too large": lambda values: values * (1 + 2.0**-6),
+    "negative zeroed": lambda values: values.clamp_min(0.0),
+    "of the element before": lambda values: values.roll(1, -1),
+}
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What goes wrong with operands
+# ----------------------------------------------------------------------------------------------------------------------
+
+OTHERS: dict[str, Change] = {
+    "missing": torch.zeros_like,
+    "of the column before": lambda values: values.roll(1, -1),
+    "a 64th too large": RESULTS["a 64th too large"],
+    "without its last pack": without(-PACK, None),
+}
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Operations, with their places
+# ----------------------------------------------------------------------------------------------------------------------
+
+Outputs = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Formula:
+    """An operation in float64: ``compute`` takes a fault, the inputs and the options.
+
+    ``places`` are what may be wrong where. ``knows`` tells the cases that the formula is right for. With ``rounds`` it
+    is given the inputs' dtype, too. Where there are no ``results``, a single one has nothing that its places lack.
+    """
+
+    compute: Callable[..., Outputs]
+    places: dict[str, dict[str, Change]]
+    knows: Callable[[Case], bool] = lambda case: True
+    rounds: bool = False
+    results: bool = True
+
+
+def exponential(x: Tensor) -> Tensor:
+    """As in fp32, which overflows where float64 does not."""
+    return x.float().exp().double()
