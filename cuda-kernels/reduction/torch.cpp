@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "axes.h"
+#include "operators.h"
 #include "reduction/reduction/args.h"
 #include "reduction/reduction_nd/args.h"
 #include "torch/autograd_graph.h"
