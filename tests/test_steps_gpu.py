@@ -52,53 +52,6 @@ SEARCHED = [  # but for products, whose long lists take minutes to compile
     and "BLOCK_K" not in source
 ]
 
-
-LIGER_ROUNDS = {
-    "softmax_backward": ("300x7-bf16", "300x7-fp16", "3x2-bf16"),
-    "rms_norm_backward": (
-        "1500x1024-bf16-values.outliers",
-        "1500x1024-fp16-values.outliers",
-        "19x1027-fp16-dout.expanded",
-        "19x8192-bf16-dout.expanded",
-        "3x2-fp16",
-        "3x50257-fp16",
-        "3x65536-fp16",
-        "5x12288-bf16",
-        "5x12288-fp16",
-        "5x16387-bf16",
-        "5x16387-fp16",
-        "67x256-bf16",
-        "9x65536-bf16-offset.1",
-        "9x65536-fp16-offset.1",
-    ),
-}
-"""The cases at which what Liger rounds to half precision, before it sums it, does not average out."""
-
-
-LAUNCH_FAILS = "quack launches two blocks, which do not hold such a row and its residual: the launch fails"
-
-
-def known_difference(op: Op, name: str, case: Case) -> str:
-    """Where a baseline computes something else than PyTorch's formula, and what."""
-    if name == "liger" and case.slug in LIGER_ROUNDS.get(op.name, ()):
-        return "Liger rounds to half precision what it sums: dout * y, and x * rstd and its product with dout"
-    if (op.name, name, case.get("target")) == ("cross_entropy", "liger", "ignored"):
-        return "Liger writes gradients over its logits, even where nobody asks for one: zeros where a row is ignored"
-    if op.name in ("softmax", "cross_entropy") and name == "quack" and case.shape[-1] in (70_000, 81_984):
-        if case.dtype != "fp32":
-            return "quack makes NaN of rows that end so early in the last block's part that some warp has none of it"
-        if case.get("values") == "masked":
-            return "quack makes NaN of rows of which a warp's part is all minus infinity"
-    norm = op.name in ("layer_norm", "rms_norm")
-    if norm and name in ("compile", "quack") and case.get("residual") and case.get("values") and case.dtype != "fp32":
-        return f"what {name} runs normalises the sum before it is rounded"
-    if norm and name == "quack" and case.get("residual") and case.dtype == "fp32" and case.shape[1] == 65_536:
-        return LAUNCH_FAILS
-    if (op.name, name) == ("rms_norm", "torch") and case.get("values") in ("inf", "infs"):
-        return "PyTorch's fused kernel makes all of a row NaN, its formula what the infinity meets"
-    return ""
-
-
 BASELINES = [
     pytest.param(
         op,
@@ -106,10 +59,10 @@ BASELINES = [
         case,
         marks=[
             pytest.mark.xfail(
-                reason=reason, raises=Exception if reason is LAUNCH_FAILS else AssertionError, strict=True
+                reason=reason, raises=Exception if "launch fails" in reason else AssertionError, strict=True
             )
         ]
-        if (reason := known_difference(op, name, case))
+        if (reason := op.differs(name, case))
         else [],
         id=f"{op.name}-{name}-{case.slug}",
     )

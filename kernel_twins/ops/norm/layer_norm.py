@@ -123,6 +123,7 @@ OP = Op(
     ceiling="dram_copy",
     flops=lambda case: 7 * math.prod(case.shape),  # a sum, a difference, a square's sum, two products, a sum
     bytes=_NORM.bytes,
+    differs=row_cases.sum_differs,
     baselines={"torch": _torch, "compile": baselines.compiled_results(_function), "liger": _liger, "quack": _quack},
     behind={"cuda": ("v11_laid_early", "v04_rows_per_block", "v02_welford"), "triton": ("v06_cooperative",)},
     steps=(

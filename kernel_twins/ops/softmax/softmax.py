@@ -93,6 +93,7 @@ _SHORT, _RAGGED, _LONG_RAGGED = (row_cases.bandwidth_case(n) for n in (256, 5_00
 _LONG, _LONGEST = (row_cases.bandwidth_case(n) for n in (65_536, 262_144))
 _WARP, _SHORT_RAGGED = (row_cases.bandwidth_case(n) for n in (1_024, 515))
 
+
 OP = Op(
     name="softmax",
     family="softmax",
@@ -133,6 +134,7 @@ OP = Op(
     ceiling="dram_copy",
     flops=lambda case: 5 * math.prod(case.shape),  # maximum, difference, exponential, sum, product
     bytes=lambda case: 2 * math.prod(case.shape) * ITEMSIZE[case.dtype],
+    differs=row_cases.sum_of_exponentials_differs,
     baselines={"torch": _torch, "compile": baselines.compiled(_function), "liger": _liger, "quack": _quack},
     behind={"cuda": ("v12_small_l1", "v05_rows_per_block", "v02_online"), "triton": ("v08_cooperative",)},
     steps=(
