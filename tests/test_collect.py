@@ -53,8 +53,8 @@ from kernel_twins.report.measure.selection import Selection, show
 from kernel_twins.report.ncu import extract, ncu
 from kernel_twins.report.ncu.reader import Launch
 from kernel_twins.report.pages import documents, log
-from kernel_twins.report.rows import identity, labels, libraries, store
-from kernel_twins.report.rows.errors import CannotRunError, InvalidDataError
+from kernel_twins.report.rows import base, identity, libraries, store
+from kernel_twins.report.rows.base import CannotRunError, InvalidDataError
 from kernel_twins.report.rows.metrics import CYCLES, DURATION, METRICS, names
 from kernel_twins.spec import BACKENDS, Case, Name
 
@@ -133,7 +133,7 @@ class Machine:
             raise self.fault
         _, _, _, op, calls, digests, awaited = command
         called = Path(awaited).read_text().split()
-        if any(labels.read(OPS[op], each)[1].backend == self.uninstalled for each in called):
+        if any(base.labelled(OPS[op], each)[1].backend == self.uninstalled for each in called):
             raise InvalidDataError("the application crashed: it is not installed")
         Path(digests).write_text(json.dumps({step.name: "ptx" for step in OPS[op].steps}))
         values = {name: self.shares if METRICS[name].is_share else 1.0 for name in metrics}
@@ -300,9 +300,9 @@ def test_what_does_not_compile_keeps_nothing_else_from_it(
         monkeypatch.setattr(f"torch.cuda.{name}", lambda: None)
     case = Case.of(5, dtype="fp32")
     names = [Name("compile"), Name("triton", "v01_scalar")]
-    other = ["vector_add", [labels.write(OP, Case.of(7, dtype="fp32"), names[1])]]
+    other = ["vector_add", [base.label(OP, Case.of(7, dtype="fp32"), names[1])]]
     (tmp_path / "compile.json").write_text(
-        json.dumps([[["vector_add", [labels.write(OP, case, name) for name in names]]], [other]])
+        json.dumps([[["vector_add", [base.label(OP, case, name) for name in names]]], [other]])
     )
     collect_compile.main(str(tmp_path), "0", "2")
     assert called == [(name, (5,)) for name in names]
@@ -589,7 +589,7 @@ def test_a_step_is_profiled_at_its_own_case_beside_the_one_before_and_the_first_
     op = dataclasses.replace(OP, steps=tuple(own if step.name == name.step else step for step in OP.steps))
     runs.collect(selection=Selection((op,)))
     launches = json.loads((runs.stage / f"{op.name}.counters.ncu-rep").read_text())
-    called = [labels.read(op, each["label"]) for each in launches]
+    called = [base.labelled(op, each["label"]) for each in launches]
     assert [each for where, each in called if where == case] == [Name("torch"), before, name]
     assert {each for where, each in called if where == op.profile_case} == {*map(Name, op.baselines), *NAMES} - {name}
 
@@ -833,7 +833,7 @@ def test_a_worker_waits_to_be_told_what_to_call(
         raise InvalidDataError(text)
 
     monkeypatch.setattr(fcntl, "flock", lock)
-    monkeypatch.setattr(labels, "read", label)
+    monkeypatch.setattr(base, "labelled", label)
     with pytest.raises(InvalidDataError, match=r"^kl\.told$"):
         ready()
 
@@ -871,7 +871,7 @@ def test_the_code_of_a_triton_step_is_that_of_all_kernels_that_its_first_call_la
     monkeypatch.setattr(worker, "load_named", lambda *_: call)
     monkeypatch.setattr(worker, "generator", lambda *_: None)
     monkeypatch.setattr(worker, "empty_outputs", lambda *_: None)
-    (tmp_path / "labels").write_text(labels.write(OP, OP.profile_case, name))
+    (tmp_path / "labels").write_text(base.label(OP, OP.profile_case, name))
     worker.main("vector_add", "3", str(tmp_path / "digests"), str(tmp_path / "labels"))
     assert len(known) == 4
     assert profilers.left(tmp_path / "labels").exists()

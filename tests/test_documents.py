@@ -16,7 +16,7 @@ from kernel_twins.report.meaning.analysis import Results, load
 from kernel_twins.report.ncu import extract
 from kernel_twins.report.ncu.reader import Launch
 from kernel_twins.report.pages import documents, ladder_page
-from kernel_twins.report.rows import labels, store
+from kernel_twins.report.rows import base, store
 from kernel_twins.spec import BACKENDS, Case, Name, Op
 
 FOLDER = store.DATA / store.REFERENCE_GPU
@@ -103,7 +103,7 @@ def test_recorded_counters_extract_to_the_rows_they_came_from(op: Op, monkeypatc
     monkeypatch.setattr(extract, "names", lambda tier: recorded)
     launches, expected, codes = [], {}, {}
     for (case, backend, step, _), rows in table.groupby(["case", "backend", "step", "launch"], sort=False):
-        label = labels.write(op, Case.parse(case), Name(backend, step))
+        label = base.label(op, Case.parse(case), Name(backend, step))
         metrics = dict(zip(rows["metric"], rows["value"].astype(float), strict=True))
         units = dict(zip(rows["metric"], rows["unit"], strict=True))
         launches.append(Launch(label, rows["kernel"].iloc[0], metrics, units))

@@ -28,8 +28,8 @@ from kernel_twins import OPS
 from kernel_twins.report.ncu import csv_page, extract
 from kernel_twins.report.ncu.reader import Launch
 from kernel_twins.report.ncu.units import to_base
-from kernel_twins.report.rows import labels, store
-from kernel_twins.report.rows.errors import CannotRunError, InvalidDataError
+from kernel_twins.report.rows import base, store
+from kernel_twins.report.rows.base import CannotRunError, InvalidDataError
 from kernel_twins.report.rows.metrics import CYCLES, DURATION, METRICS, fold, names
 from kernel_twins.spec import Case, Name
 
@@ -672,10 +672,10 @@ def test_helpers_that_the_spec_names_are_the_steps() -> None:
 def test_a_label_tells_a_case_that_is_not_the_operations() -> None:
     op, case = OPS["softmax"], Case.parse("8192x32768-bf16-log.yes")
     name = Name("cuda", "v07_cluster")
-    label = labels.write(op, case, name)
+    label = base.label(op, case, name)
     assert label == "kl.softmax.cuda.v07_cluster.8192x32768-bf16-log.yes"
-    assert labels.read(op, label) == (case, name)
-    assert labels.read(op, "kl.softmax.torch.baseline") == (op.profile_case, Name("torch"))
+    assert base.labelled(op, label) == (case, name)
+    assert base.labelled(op, "kl.softmax.torch.baseline") == (op.profile_case, Name("torch"))
     counters, _ = extract.counter_rows([launch(label, "softmax_v07_cluster_kernel")], {label: 1}, op, "run", {}, "T0")
     assert set(counters["case"]) == {case.slug}
 

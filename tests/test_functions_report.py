@@ -21,7 +21,7 @@ from kernel_twins.report.meaning.verdict import paired_ratio
 from kernel_twins.report.measure import publish
 from kernel_twins.report.pages import checks, log
 from kernel_twins.report.rows import identity, store
-from kernel_twins.report.rows.errors import InvalidDataError
+from kernel_twins.report.rows.base import InvalidDataError
 from kernel_twins.spec import BACKENDS, Case
 
 RUN = dict.fromkeys(store.PROVENANCE, "1") | {"run": "r1"}

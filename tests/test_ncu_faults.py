@@ -23,7 +23,7 @@ from kernel_twins import OPS
 from kernel_twins.report.measure import profilers
 from kernel_twins.report.ncu import faults, ncu
 from kernel_twins.report.ncu.faults import Circumstances, DataFault, EnvironmentFault, Fault, diagnose
-from kernel_twins.report.rows.errors import CANNOT_RUN, INVALID_DATA, CannotRunError, InvalidDataError
+from kernel_twins.report.rows.base import CANNOT_RUN, INVALID_DATA, CannotRunError, InvalidDataError
 
 EARLIER = b"the report of an earlier run"
 METRICS = ["gpu__time_duration.sum", "dram__bytes_read.sum"]

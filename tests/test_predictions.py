@@ -33,7 +33,7 @@ from kernel_twins.report.meaning.verdict import Ratio
 from kernel_twins.report.ncu.extract import counter_rows
 from kernel_twins.report.ncu.reader import Launch
 from kernel_twins.report.pages import ladder_page, log
-from kernel_twins.report.rows import labels, store
+from kernel_twins.report.rows import base, store
 from kernel_twins.report.rows.metrics import CYCLES, DURATION, METRICS, stall_metric
 from kernel_twins.spec import Backend, Case, Name, Op, Prediction
 
@@ -307,7 +307,7 @@ class Elsewhere(Measured):
         for step, share in shares.items():
             metrics = dict.fromkeys(METRICS, 1.0) | {DURATION: 1e3, "gpc__cycles_elapsed.avg.per_second": 1.5e9}
             metrics["gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed"] = share
-            label = labels.write(op, OTHER, Name("cuda", step))
+            label = base.label(op, OTHER, Name("cuda", step))
             units = {name: metric.unit for name, metric in METRICS.items()}
             launches.append(Launch(label, f"vector_add_{step}_kernel", metrics, units))
         counters, _ = counter_rows(launches, {each.label: 1 for each in launches}, op, "r1", {}, "T3")

@@ -12,7 +12,7 @@ import pytest
 from kernel_twins import OPS
 from kernel_twins.report.measure import proton, publish
 from kernel_twins.report.rows import store
-from kernel_twins.report.rows.errors import InvalidDataError
+from kernel_twins.report.rows.base import InvalidDataError
 from kernel_twins.spec import Name
 
 OP = OPS["reduction"]

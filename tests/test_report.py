@@ -21,7 +21,7 @@ from kernel_twins.report.ncu.reader import Launch
 from kernel_twins.report.pages import documents, ladder_page, log
 from kernel_twins.report.pages.ladder_page import TITLES
 from kernel_twins.report.rows import store
-from kernel_twins.report.rows.errors import InvalidDataError
+from kernel_twins.report.rows.base import InvalidDataError
 from kernel_twins.report.rows.metrics import DURATION, METRICS, fold
 from kernel_twins.spec import BACKENDS, Name
 

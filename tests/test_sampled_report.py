@@ -23,7 +23,7 @@ from kernel_twins.report.measure import publish, sampled, stage
 from kernel_twins.report.measure.sampled import Recording
 from kernel_twins.report.pages import checks, documents, log
 from kernel_twins.report.rows import store
-from kernel_twins.report.rows.errors import CannotRunError, InvalidDataError
+from kernel_twins.report.rows.base import CannotRunError, InvalidDataError
 
 FACTS = dict.fromkeys(store.PROVENANCE[2:], "1")
 RUNS = [f"2026-12-0{day}-abc{day}" for day in range(1, 6)]

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernel_twins.report.rows import store
-from kernel_twins.report.rows.errors import InvalidDataError
+from kernel_twins.report.rows.base import InvalidDataError
 
 COLUMNS = store.TABLES["quarantine"]
 CELLS = st.one_of(

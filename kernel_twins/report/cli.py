@@ -9,17 +9,17 @@ import sys
 
 from kernel_twins import OPS
 from kernel_twins.errors import UnavailableError
-from kernel_twins.report.rows.errors import (
+from kernel_twins.report.rows.base import (
     CANNOT_RUN,
     INTERRUPTED,
     INVALID_DATA,
     OK,
+    REFERENCE_GPU,
     USAGE,
     CannotRunError,
     InvalidDataError,
 )
 from kernel_twins.report.rows.metrics import TIERS
-from kernel_twins.report.rows.places import REFERENCE_GPU
 from kernel_twins.spec import BACKENDS
 
 _CODES = """Without a verb the options of `all` are taken: see `ncu_report.py all --help`.

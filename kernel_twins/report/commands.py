@@ -18,8 +18,7 @@ from kernel_twins.harness.load import why_no_gpu
 from kernel_twins.report.measure.selection import Selection, show
 from kernel_twins.report.pages import checks, documents
 from kernel_twins.report.rows import store
-from kernel_twins.report.rows.errors import FAILED, INVALID_DATA, OK, CannotRunError
-from kernel_twins.report.rows.places import shown
+from kernel_twins.report.rows.base import FAILED, INVALID_DATA, OK, CannotRunError, shown
 
 
 def all(arguments: argparse.Namespace, console: Console) -> int:  # noqa: A001

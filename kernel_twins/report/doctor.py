@@ -25,8 +25,7 @@ from kernel_twins.harness.load import extension, why_no_gpu
 from kernel_twins.harness.sensors import identity
 from kernel_twins.report.ncu import faults, ncu, reader
 from kernel_twins.report.rows import libraries, metrics
-from kernel_twins.report.rows.errors import CANNOT_RUN, OK, InvalidDataError
-from kernel_twins.report.rows.places import ROOT
+from kernel_twins.report.rows.base import CANNOT_RUN, OK, ROOT, InvalidDataError
 
 State = Literal["ok", "missing", "warning"]
 Answer = tuple[State, str, str]

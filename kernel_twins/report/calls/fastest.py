@@ -16,7 +16,7 @@ from kernel_twins.functional.function import Function
 from kernel_twins.report.calls import functions_table
 from kernel_twins.report.calls.functions import FUNCTIONS
 from kernel_twins.report.rows import store
-from kernel_twins.report.rows.places import DATA
+from kernel_twins.report.rows.base import DATA
 from kernel_twins.report.rows.recorded import median_us
 from kernel_twins.spec import ITEMSIZE, Backend, Case
 

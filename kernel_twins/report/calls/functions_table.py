@@ -20,7 +20,7 @@ from kernel_twins.report.calls.functions import FUNCTIONS
 from kernel_twins.report.meaning import write
 from kernel_twins.report.meaning.verdict import paired_ratio
 from kernel_twins.report.rows import store
-from kernel_twins.report.rows.errors import InvalidDataError
+from kernel_twins.report.rows.base import InvalidDataError
 from kernel_twins.report.rows.recorded import median_us, times_us
 from kernel_twins.spec import Case
 

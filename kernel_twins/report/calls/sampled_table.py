@@ -24,7 +24,7 @@ from kernel_twins.report.calls import functions_code
 from kernel_twins.report.calls.sampled_cases import CASES, CONTESTS, seed_of
 from kernel_twins.report.meaning import write
 from kernel_twins.report.rows import identity, store
-from kernel_twins.report.rows.errors import InvalidDataError
+from kernel_twins.report.rows.base import InvalidDataError
 from kernel_twins.report.rows.libraries import LIBRARIES
 from kernel_twins.spec import Case
 

@@ -21,7 +21,7 @@ from kernel_twins import OPS
 from kernel_twins.report.compare.changes import CounterChange, TimeChange, counter_change, counter_changes, time_changes
 from kernel_twins.report.compare.operands import FORMS, Cell, Operand, OperandError, cell, cells, data
 from kernel_twins.report.meaning import write
-from kernel_twins.report.rows.errors import OK
+from kernel_twins.report.rows.base import OK
 
 
 @dataclass(frozen=True, slots=True)

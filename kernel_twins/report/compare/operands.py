@@ -17,7 +17,7 @@ from kernel_twins import OPS
 from kernel_twins.report.compare.history import NoHistoryError, git
 from kernel_twins.report.meaning.analysis import Results
 from kernel_twins.report.rows import store
-from kernel_twins.report.rows.errors import InvalidDataError
+from kernel_twins.report.rows.base import InvalidDataError
 from kernel_twins.spec import BACKENDS, Name
 
 FORMS = """accepted are

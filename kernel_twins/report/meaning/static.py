@@ -22,7 +22,7 @@ from kernel_twins.compiler.disassembly import ARCH, CLASSES, Usage
 from kernel_twins.errors import UnavailableError
 from kernel_twins.report.meaning.occupancy import occupancy
 from kernel_twins.report.rows import identity, store
-from kernel_twins.report.rows.errors import CannotRunError
+from kernel_twins.report.rows.base import CannotRunError
 from kernel_twins.spec import Backend
 
 FILE = store.DATA / f"static-{ARCH}.csv"

@@ -25,8 +25,8 @@ from kernel_twins.report.measure.profilers import Profilers, worker_command
 from kernel_twins.report.measure.selection import Selection
 from kernel_twins.report.measure.stage import Profiled, Stage
 from kernel_twins.report.ncu import ncu
-from kernel_twins.report.rows import labels, store
-from kernel_twins.report.rows.errors import InvalidDataError
+from kernel_twins.report.rows import base, store
+from kernel_twins.report.rows.base import InvalidDataError
 from kernel_twins.report.rows.metrics import Tier
 from kernel_twins.spec import BACKENDS, NOT_JUDGED, UNPROVEN, Backend, Case, Name, Op
 
@@ -164,7 +164,7 @@ def _profile(
     status = {(row.case, Name(row.backend, row.step)): row.status for row in timings.itertuples()}
     told = {(case, name): status.get((case.slug, name), "") for case, name in meant}
     fit = [cell for cell in meant if (not told[cell].startswith(UNPROVEN) if cell[1].step else told[cell] == "ok")]
-    labelled = {labels.write(op, case, name): name for case, name in fit}
+    labelled = {base.label(op, case, name): name for case, name in fit}
     if not any(name.step for name in labelled.values()):  # a part of a ladder, at other cases than the profiled ones
         stage.note_profiled(op, Profiled("none", settings.tier, {}, {}))
         return

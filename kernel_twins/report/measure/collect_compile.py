@@ -23,7 +23,7 @@ from kernel_twins import ops
 from kernel_twins.harness.check import GuardedOutput, generator
 from kernel_twins.harness.load import load_named
 from kernel_twins.report.measure import ahead
-from kernel_twins.report.rows import labels, libraries
+from kernel_twins.report.rows import base, libraries
 from kernel_twins.spec import Case, Name, Op
 
 _LARGEST = 2  # times a call's operands, with what it allocates
@@ -47,7 +47,7 @@ class Work:
         return cls(op, case, (*baselines, *references, *triton))
 
     def labels(self) -> list[str]:
-        return [labels.write(self.op, self.case, name) for name in self.names]
+        return [base.label(self.op, self.case, name) for name in self.names]
 
     def bytes(self) -> int:
         """Of the GPU's memory, that a process needs which calls these."""
@@ -107,7 +107,7 @@ def main(folder: str, number: str, _: str) -> None:
 
 def _compile(op: Op, called: list[str]) -> None:
     """Call what these labels of one case name. An error is the bench's to tell, which meets it again, alone."""
-    cells = [labels.read(op, label) for label in called]
+    cells = [base.labelled(op, label) for label in called]
     case, _ = cells[0]
     try:
         inputs = op.inputs(case, generator(case, "cuda"))

@@ -19,7 +19,7 @@ from kernel_twins.report.measure.selection import Selection
 from kernel_twins.report.measure.stage import Stage
 from kernel_twins.report.ncu import ncu
 from kernel_twins.report.rows import store
-from kernel_twins.report.rows.errors import CANNOT_RUN, FAILED, OK, CannotRunError
+from kernel_twins.report.rows.base import CANNOT_RUN, FAILED, OK, CannotRunError
 
 
 def measure(

@@ -22,7 +22,7 @@ from kernel_twins.report.calls.sampled_cases import CASES, CONTESTS
 from kernel_twins.report.measure.proton import CALLS as PROTON_CALLS
 from kernel_twins.report.measure.selection import Selection
 from kernel_twins.report.rows import libraries, store
-from kernel_twins.report.rows.errors import OK
+from kernel_twins.report.rows.base import OK
 from kernel_twins.report.rows.metrics import PASSES, Tier
 from kernel_twins.report.rows.recorded import CONDITIONS
 from kernel_twins.spec import BACKENDS, Case, Name, Op

@@ -22,8 +22,8 @@ from typing import Any
 import pandas as pd
 
 from kernel_twins import ops
-from kernel_twins.report.rows import labels
-from kernel_twins.report.rows.errors import InvalidDataError
+from kernel_twins.report.rows import base
+from kernel_twins.report.rows.base import InvalidDataError
 from kernel_twins.report.rows.store import TABLES
 from kernel_twins.spec import Case, Name, Op
 
@@ -42,7 +42,7 @@ def main(op: str, out: str, *chosen: str) -> None:
     from kernel_twins.ops.tensors import empty_outputs
 
     spec = ops.get(op)
-    cells = {label: labels.read(spec, label) for label in chosen}
+    cells = {label: base.labelled(spec, label) for label in chosen}
     calls = {}
     for case in dict.fromkeys(case for case, _ in cells.values()):
         inputs, output = spec.inputs(case, generator(case, "cuda")), empty_outputs(spec, case, "cuda")
@@ -89,7 +89,7 @@ def rows(hatchet: Path, op: Op, run: str, codes: Mapping[str, str]) -> pd.DataFr
             [
                 (case.slug, name.backend, name.step, *row, codes.get(label, ""), run)
                 for label, scope in scopes.items()
-                for case, name in [labels.read(op, label)]
+                for case, name in [base.labelled(op, label)]
                 for row in _kernels(label, scope, op, case, name)
             ],
             columns=TABLES["proton"],

@@ -20,8 +20,8 @@ from kernel_twins.report.measure.profilers import CYCLE_CALLS
 from kernel_twins.report.measure.stage import Profiled, Stage
 from kernel_twins.report.ncu import extract
 from kernel_twins.report.ncu.faults import suspicious
-from kernel_twins.report.rows import kernels, labels, store
-from kernel_twins.report.rows.errors import CannotRunError, InvalidDataError
+from kernel_twins.report.rows import base, kernels, store
+from kernel_twins.report.rows.base import CannotRunError, InvalidDataError
 from kernel_twins.report.rows.metrics import names
 from kernel_twins.spec import BACKENDS, Name, Op
 
@@ -87,7 +87,7 @@ def forget_unnamed_runs(folder: Path) -> None:
 def _tables(stage: Stage, op: Op, profiled: Profiled) -> dict[str, pd.DataFrame]:
     run, codes = stage.run["run"], profiled.codes
     timings = store.read_table(stage.folder, op.name, "timings")
-    by_name = {labels.read(op, label)[1]: code for label, code in codes.items()}
+    by_name = {base.labelled(op, label)[1]: code for label, code in codes.items()}
     whole = [by_name.get(Name(row.backend, row.step), row.code) for row in timings.itertuples()]
     if changed := {
         row.step for row, code in zip(timings.itertuples(), whole, strict=True) if _source(row.code) != _source(code)

@@ -23,7 +23,7 @@ from kernel_twins.report.calls.functions import FUNCTIONS
 from kernel_twins.report.calls.sampled_cases import CASES, cases, is_compiled, seed_of
 from kernel_twins.report.measure import ahead, publish, stage
 from kernel_twins.report.rows import store
-from kernel_twins.report.rows.errors import CannotRunError
+from kernel_twins.report.rows.base import CannotRunError
 from kernel_twins.spec import Case
 
 _PROCESSES = 12  # that compile: as many as one GPU's memory has room for the operands of

@@ -22,7 +22,7 @@ import pandas as pd
 from kernel_twins.harness.load import extension
 from kernel_twins.report.ncu import ncu
 from kernel_twins.report.rows import identity, libraries, store
-from kernel_twins.report.rows.errors import CannotRunError, InvalidDataError
+from kernel_twins.report.rows.base import CannotRunError, InvalidDataError
 from kernel_twins.report.rows.metrics import Tier
 from kernel_twins.spec import Name, Op
 

@@ -26,7 +26,7 @@ from kernel_twins.harness.check import generator
 from kernel_twins.harness.load import extension, load_named
 from kernel_twins.ops.tensors import empty_outputs
 from kernel_twins.report.measure.profilers import left
-from kernel_twins.report.rows import labels, libraries
+from kernel_twins.report.rows import base, libraries
 from kernel_twins.report.rows.identity import ptx_digest
 from kernel_twins.spec import Case, Name, Op
 
@@ -41,7 +41,7 @@ def main(op: str, calls: str, digests_file: str, labels_file: str) -> None:
             f"imports for {op} have set up CUDA in the process to be profiled, which disturbs what is timed meanwhile: "
             "none of its modules may touch the GPU when it is imported"
         )
-    called = [labels.read(spec, label) for label in _awaited(Path(labels_file))]
+    called = [base.labelled(spec, label) for label in _awaited(Path(labels_file))]
     digests = _call(spec, called, int(calls))
     torch.cuda.empty_cache()  # whoever comes next may need it
     Path(digests_file).write_text(json.dumps(digests))
@@ -63,7 +63,7 @@ def _call(spec: Op, called: Sequence[tuple[Case, Name]], calls: int) -> dict[str
                     digests[name.step] = ptx_digest(kernel.asm["ptx"] for kernel in kernels.values())
             else:
                 call()
-            _profiled(call, calls, labels.write(spec, case, name))
+            _profiled(call, calls, base.label(spec, case, name))
     return digests
 
 

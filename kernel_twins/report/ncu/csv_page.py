@@ -14,7 +14,7 @@ from decimal import Decimal
 
 from kernel_twins.report.ncu.reader import Launch, missing, the_label
 from kernel_twins.report.ncu.units import to_base
-from kernel_twins.report.rows.errors import InvalidDataError
+from kernel_twins.report.rows.base import InvalidDataError
 from kernel_twins.report.rows.metrics import CYCLES, DURATION, METRICS
 
 REMEDY = "export it with `LC_ALL=C ncu --import REPORT --csv --page raw --print-units base`"

@@ -18,8 +18,8 @@ from kernel_twins.report.ncu import csv_page
 from kernel_twins.report.ncu.ncu import find
 from kernel_twins.report.ncu.reader import Launch, missing
 from kernel_twins.report.ncu.units import to_base
-from kernel_twins.report.rows import kernels, labels
-from kernel_twins.report.rows.errors import CANNOT_RUN, INVALID_DATA, OK, CannotRunError, InvalidDataError
+from kernel_twins.report.rows import base, kernels
+from kernel_twins.report.rows.base import CANNOT_RUN, INVALID_DATA, OK, CannotRunError, InvalidDataError
 from kernel_twins.report.rows.metrics import CYCLES, DURATION, METRICS, Tier, names
 from kernel_twins.report.rows.store import TABLES
 from kernel_twins.spec import Op
@@ -115,7 +115,7 @@ def counter_rows(
     """
     rows, refused = [], []
     for label, found in _by_label(launches, expected).items():
-        case, name = labels.read(op, label)
+        case, name = base.labelled(op, label)
         cell = (case.slug, name.backend, name.step)
         foreign = kernels.foreign(op, name, [each.kernel for each in found])
         seen = [*([foreign] if foreign else []), *_wrong_count(found, expected[label])]
@@ -143,7 +143,7 @@ def cycle_rows(
     """
     rows = []
     for label, found in _by_label(launches, expected).items():
-        case, name = labels.read(op, label)
+        case, name = base.labelled(op, label)
         if kernels.foreign(op, name, [launch.kernel for launch in found]):
             continue
         size = expected[label] or len(found) // repeats

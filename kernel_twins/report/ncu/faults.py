@@ -14,7 +14,7 @@ import signal
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 
-from kernel_twins.report.rows.errors import CannotRunError, InvalidDataError
+from kernel_twins.report.rows.base import CannotRunError, InvalidDataError
 from kernel_twins.report.rows.metrics import METRICS
 
 _NAN_SHARE = 0.05  # of a report's values: more than that is no single counter that fails, but a tool that cannot read

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO
 
 from kernel_twins.report.ncu import faults
-from kernel_twins.report.rows.places import ROOT
+from kernel_twins.report.rows.base import ROOT
 
 _PLACES = ("/usr/local/cuda/bin/ncu", "/opt/nvidia/nsight-compute/*/ncu")
 _PARAMS = Path("/proc/driver/nvidia/params")

@@ -2,7 +2,7 @@
 
 A process of its own, ``python -m kernel_twins.report.ncu.reader REPORT OUT.json [--all]``, which writes the
 launches as JSON: NVIDIA's module crashes in one process with torch's or Arrow's libraries, so that nothing but the
-standard library may be imported here. Exit codes are those of errors.py.
+standard library may be imported here. Exit codes are those of base.py.
 
 A report of ours must have every launch in one labelled range; the registry's metrics are taken from it. With
 ``--all`` it is anybody's report: all metrics that are numbers, and labels where there are some of ours.
@@ -24,9 +24,8 @@ from types import ModuleType
 from typing import Any
 
 from kernel_twins.report.ncu.ncu import find
-from kernel_twins.report.rows.errors import CANNOT_RUN, INVALID_DATA, OK, CannotRunError, InvalidDataError
+from kernel_twins.report.rows.base import CANNOT_RUN, INVALID_DATA, OK, ROOT, CannotRunError, InvalidDataError
 from kernel_twins.report.rows.metrics import METRICS
-from kernel_twins.report.rows.places import ROOT
 
 
 @dataclass(frozen=True, slots=True)

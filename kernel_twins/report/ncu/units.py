@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from decimal import Decimal
 
-from kernel_twins.report.rows.errors import InvalidDataError
+from kernel_twins.report.rows.base import InvalidDataError
 
 _PREFIXES = {"p": -12, "n": -9, "u": -6, "m": -3, "K": 3, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15}
 """Power of ten of each prefix."""

@@ -14,8 +14,8 @@ from kernel_twins.report.meaning import static, write
 from kernel_twins.report.meaning.analysis import Results, load
 from kernel_twins.report.pages import conditions, ladder_page, log
 from kernel_twins.report.rows import store
+from kernel_twins.report.rows.base import shown
 from kernel_twins.report.rows.metrics import STALLS
-from kernel_twins.report.rows.places import shown
 
 _LOG = store.ROOT / "KERNEL_LOG.md"
 _README = store.ROOT / "README.md"

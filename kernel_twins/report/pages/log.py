@@ -18,9 +18,9 @@ from kernel_twins.report.measure import proton
 from kernel_twins.report.pages import conditions
 from kernel_twins.report.pages.ladder_page import TITLES, before_and_after
 from kernel_twins.report.rows import store
+from kernel_twins.report.rows.base import shown
 from kernel_twins.report.rows.libraries import LIBRARIES
 from kernel_twins.report.rows.metrics import top_stalls
-from kernel_twins.report.rows.places import shown
 from kernel_twins.spec import BACKENDS, UNPROVEN, Backend, Case, Name, Step
 
 # An entry's rows; quantities that belong together share one.

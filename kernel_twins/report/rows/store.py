@@ -27,12 +27,12 @@ from pathlib import Path
 
 import pandas as pd
 
-from kernel_twins.report.rows.errors import InvalidDataError
+from kernel_twins.report.rows.base import DATA as DATA
+from kernel_twins.report.rows.base import REFERENCE_GPU as REFERENCE_GPU
+from kernel_twins.report.rows.base import ROOT as ROOT
+from kernel_twins.report.rows.base import RUNS as RUNS
+from kernel_twins.report.rows.base import InvalidDataError
 from kernel_twins.report.rows.libraries import LIBRARIES
-from kernel_twins.report.rows.places import DATA as DATA
-from kernel_twins.report.rows.places import REFERENCE_GPU as REFERENCE_GPU
-from kernel_twins.report.rows.places import ROOT as ROOT
-from kernel_twins.report.rows.places import RUNS as RUNS
 
 KEY = ["case", "backend", "step"]
 SENSORS = ["sm_clock_mhz", "power_w", "temperature_c", "throttle"]
