@@ -115,7 +115,9 @@ def test_copyable_says_what_the_copy_engine_takes() -> None:
                 continue
             taken = {layout_of(matrix) for matrix in OP.inputs(case, generator(case, "cpu"))}
             assert ("pointers" in taken) == bool(shared.copyable(case)), case.slug
-            taken.add(layout_of(empty_outputs(OP, case, "cpu")))
+            out = empty_outputs(OP, case, "cpu")
+            assert isinstance(out, torch.Tensor)
+            taken.add(layout_of(out))
             assert ("pointers" in taken) == bool(shared.copyable_with_out(case)), case.slug
 
 

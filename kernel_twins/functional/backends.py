@@ -29,22 +29,24 @@ from kernel_twins.harness.load import extension
 from kernel_twins.spec import Backend, Step
 
 Function = Callable[..., Any]
+Operator = Callable[..., Tensor]
 
 BACKENDS = ("auto", "cuda", "triton", "torch")
 HALF = (torch.bfloat16, torch.float16)
 
 _Side = TypeVar("_Side")
+_Asked = TypeVar("_Asked", bound=Function)
 _PLAIN = (Tensor, torch.nn.Parameter)
 _BATCHED: Any = torch._C._parse_dispatch_key("Batched")
 
 
-def cuda_operator(name: str) -> tuple[Function | None, str]:
+def cuda_operator(name: str) -> tuple[Operator | None, str]:
     """The operator of cuda-kernels/*/torch.cpp, or None and why it is not there."""
     try:
         known = extension()
     except UnavailableError as error:
         return None, f"{error}, or pass backend='torch'"
-    operator: Function | None = getattr(getattr(torch.ops.kernel_twins, name, None), "default", None)
+    operator: Operator | None = getattr(getattr(torch.ops.kernel_twins, name, None), "default", None)
     if not hasattr(known, "runs"):  # which "auto" asks
         operator = None
     function = name.removesuffix("_result")
@@ -125,10 +127,16 @@ def _capability(device: int) -> tuple[int, int] | None:
     return torch.cuda.get_device_capability(device)
 
 
+def constant(asked: _Asked) -> _Asked:
+    """Makes what a function answers a constant of a trace: torch.compiler's decorator, which has no types."""
+    torch.compiler.assume_constant_result(asked)
+    return asked
+
+
 # What a call is in, for "auto". Of a trace it is a constant: a graph keeps to what it was made in.
 
 
-@torch.compiler.assume_constant_result
+@constant
 def is_differentiated() -> bool:
     """Whether forward-mode or torch.func's derivatives are taken, which are PyTorch's operators' alone."""
     if forward_ad._current_level >= 0:
@@ -136,13 +144,13 @@ def is_differentiated() -> bool:
     return any(layer.key() != TransformType.Vmap for layer in get_interpreter_stack() or ())
 
 
-@torch.compiler.assume_constant_result
+@constant
 def is_transformed() -> bool:
     """Whether the same is done, or torch.func.vmap batches."""
     return forward_ad._current_level >= 0 or maybe_current_level() is not None
 
 
-@torch.compiler.assume_constant_result
+@constant
 def batches() -> int:
     """How many of torch.func.vmap there are, each of which may add a dimension to a tensor."""
     return [layer.key() for layer in get_interpreter_stack() or ()].count(TransformType.Vmap)

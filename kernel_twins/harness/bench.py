@@ -256,7 +256,8 @@ def warm_ms(graph: torch.cuda.CUDAGraph) -> float:
     graph.replay()
     end.record()
     end.synchronize()
-    return start.elapsed_time(end)
+    elapsed: float = start.elapsed_time(end)
+    return elapsed
 
 
 def _interleave(

@@ -38,7 +38,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -116,7 +116,7 @@ class Judge:
 
     def __init__(self, op: Op, case: Case, *, device: str = "cuda", seed: int = 0) -> None:
         self._op, self._cases = op, op.judged_cases(case)
-        self._draw = lambda each: op.inputs(each, generator(each, device, seed))
+        self._draw: Callable[[Case], tuple[Tensor, ...]] = lambda each: op.inputs(each, generator(each, device, seed))
         self._problems: dict[Case, Problem] = {}
 
     def __call__(self, call: Call, *, is_baseline: bool = False) -> Verdict:

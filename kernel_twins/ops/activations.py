@@ -23,7 +23,7 @@ def differentiable_dz(dout: Tensor, saved: Tensor, activation: str) -> Tensor:
 
     ``saved`` is what the activation was applied to; of relu it may be the result.
     """
-    aten = torch.ops.aten
+    aten, dz = torch.ops.aten, dout
     if activation == "relu":
         dz = aten.threshold_backward(dout, saved, 0)
     elif activation == "gelu":
@@ -35,6 +35,4 @@ def differentiable_dz(dout: Tensor, saved: Tensor, activation: str) -> Tensor:
         dz = dout * s * (1 + saved * (1 - s))
     elif activation == "silu":
         dz = aten.silu_backward(dout, saved)
-    else:
-        dz = dout
     return dz

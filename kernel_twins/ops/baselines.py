@@ -64,10 +64,13 @@ def aten(name: str, x: Tensor, *arguments: Any) -> tuple[Any, ...]:
     from torch._decomp import decomposition_table
 
     operator = getattr(torch.ops.aten, name).default
+    results: tuple[Any, ...]
     if x.is_cuda and x.numel() > 0:
-        return operator(x, *arguments)
-    wide = (each.float() if isinstance(each, torch.Tensor) else each for each in (x, *arguments))
-    return decomposition_table[operator](*wide)
+        results = operator(x, *arguments)
+    else:
+        wide = (each.float() if isinstance(each, torch.Tensor) else each for each in (x, *arguments))
+        results = decomposition_table[operator](*wide)
+    return results
 
 
 @functools.cache

@@ -43,7 +43,7 @@ def normal(case: Case, shape: tuple[int, ...], generator: Generator) -> Tensor:
 def borders(size: int) -> Tensor:
     """Places beside which work may be divided: both ends, multiples of 256, and shares of a 16th."""
     edges = torch.cat([torch.arange(0, size, 256), torch.arange(17) * size // 16])
-    places = torch.cat([edges - 1, edges]).unique()
+    places: Tensor = torch.cat([edges - 1, edges]).unique()
     return places[(places >= 0) & (places < size)]
 
 

@@ -70,4 +70,5 @@ def scratch(size: int, alignment: int, stream: int | None) -> Tensor:
 
 @cache
 def _arch(device: int) -> int:
-    return driver.active.get_current_target().arch
+    arch: int = driver.active.get_current_target().arch
+    return arch

@@ -61,7 +61,8 @@ def bench(call: Callable[[], None], quantiles: tuple[float, ...]) -> list[float]
     writes into out, whose memory may still be in use by what is under way on this one: that must be done.
     """
     torch.cuda.current_stream().synchronize()
-    return do_bench_cudagraph(call, rep=5, quantiles=quantiles)
+    times: list[float] = do_bench_cudagraph(call, rep=5, quantiles=quantiles)
+    return times
 
 
 def likely(count: int) -> Callable[..., list[triton.Config]]:
@@ -84,7 +85,8 @@ def estimate(config: triton.Config, M: int, N: int, K: int, sms: int) -> float:
     parts = config.kwargs.get("SPLIT_K", 1)
     rounds = triton.cdiv(triton.cdiv(M, m) * triton.cdiv(N, n) * parts, sms)
     columns = triton.cdiv(triton.cdiv(K, k), parts) * k
-    return rounds * m * n * (columns * (1 + 30 / m + 30 / n) + (256 if parts == 1 else 512 + 64 * parts))
+    cost: float = rounds * m * n * (columns * (1 + 30 / m + 30 / n) + (256 if parts == 1 else 512 + 64 * parts))
+    return cost
 
 
 def choose(kernel: Autotuner, step: str, problem: Case, device: torch.device) -> tuple[KernelInterface, Config]:
@@ -145,7 +147,8 @@ def record(op: str, step: str, cases: Iterable[Case]) -> dict[str, Config]:
     gpu = gpu_slug(torch.cuda.get_device_name())
     now = datetime.datetime.now(datetime.UTC)
     note_measured(ledger(gpu), op, [Name("triton", step)], now, "search for configurations")
-    call, spec, winners = load(op, step, "triton"), ops.get(op), {}
+    call, spec = load(op, step, "triton"), ops.get(op)
+    winners: dict[str, Config] = {}
     _recording = True
     try:
         for case in cases:
@@ -167,6 +170,6 @@ def _gpu(device: torch.device) -> str:
     return gpu_slug(torch.cuda.get_device_name(device))
 
 
-def _read(gpu: str) -> dict[str, Any]:
+def _read(gpu: str) -> dict[str, dict[str, Config]]:
     path = FOLDER / f"{gpu}.json"
     return json.loads(path.read_text()) if path.exists() else {}

@@ -117,7 +117,7 @@ class _Piece:
 
     def is_back(self) -> bool:
         """Whether what it was lent to is gone; asked once, it is taken."""
-        return _libc().sem_trywait(ctypes.c_void_p(self._returned)) == 0
+        return bool(_libc().sem_trywait(ctypes.c_void_p(self._returned)) == 0)
 
 
 class _OfOneCall:

@@ -18,6 +18,7 @@ from torch.nn import functional
 from kernel_twins.errors import UnavailableError
 from kernel_twins.functional.backends import (
     BACKENDS,
+    constant,
     cuda_operator,
     is_on_gpu,
     is_transformed,
@@ -154,7 +155,7 @@ def _choice(sizes: tuple[int, ...], adds: bool, dtype: torch.dtype, device: int)
     return "cuda" if _runs("cuda", device) else "torch"
 
 
-@torch.compiler.assume_constant_result
+@constant
 def _runs(backend: Backend, device: int) -> bool:
     """Whether a backend is there and has steps for this GPU."""
     if backend == "cuda" and _cuda_operator is None:

@@ -7,7 +7,6 @@ the GPU, where an operator has to return it and where only the GPU knows it, und
 from __future__ import annotations
 
 import contextlib
-import importlib
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -105,7 +104,9 @@ def _seed_and_offset(state: State) -> dict[str, Any]:
 def _loading(state: State) -> contextlib.AbstractContextManager[Any]:
     """Lets kernels that read a state be loaded under graph capture: eager calls, which go first, have others."""
     if isinstance(state, Tensor) and state.is_cuda and torch.cuda.is_current_stream_capturing():
-        return importlib.import_module("kernel_twins._triton.lib.workspace").unrestricted()
+        from kernel_twins._triton.lib import workspace
+
+        return workspace.unrestricted()
     return contextlib.nullcontext()
 
 
@@ -165,8 +166,9 @@ def _compute_backward(
             rows = in_rows(_with_row(dx), dim)
             launch(*inputs, out=(rows, dbias) if bias_grad else rows, **options)
         elif bias_grad:
-            module = importlib.import_module("kernel_twins._triton.dropout.dropout_add_backward.bias")
-            module.dropout_add_bias(*inputs, dbias, **options)
+            from kernel_twins._triton.dropout.dropout_add_backward import bias as alone
+
+            alone.dropout_add_bias(*inputs, dbias, **options)
     return dx, dbias
 
 

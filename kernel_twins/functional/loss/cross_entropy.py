@@ -21,6 +21,7 @@ from torch.nn import functional
 from kernel_twins.errors import UnavailableError
 from kernel_twins.functional.backends import (
     BACKENDS,
+    constant,
     cuda_operator,
     is_on_gpu,
     is_transformed,
@@ -214,6 +215,7 @@ def _gradient_by_torch(
     def loss_of(logits: Tensor) -> Tensor:
         return _by_torch(logits, target, None, options, any_target)
 
+    loss: Tensor
     if torch.compiler.is_compiling() or torch.is_inference_mode_enabled() or maybe_current_level() is not None:
         # A graph of autograd's own is made in none of these. torch.func's is, by the same formulas; elsewhere it would
         # take the host four times as long.
@@ -303,7 +305,7 @@ def _choice(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype
     return "cuda" if _runs("cuda", device) else "torch"
 
 
-@torch.compiler.assume_constant_result
+@constant
 def _runs(backend: Backend, device: int) -> bool:
     """Whether a backend is there and has steps for this GPU, whatever the rows' length."""
     if backend == "cuda" and _cuda_operator is None:

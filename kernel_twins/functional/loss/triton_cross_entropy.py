@@ -83,7 +83,8 @@ def cross_entropy_gradient_(
                 torch.autograd.graph.increment_version(input)
             return loss
         refuse_tangents("cross_entropy_gradient_", input)
-    return in_place_operator(*arguments)
+    made: Tensor = in_place_operator(*arguments)
+    return made
 
 
 def _widens(input: Tensor) -> bool:  # noqa: A002
@@ -336,7 +337,9 @@ def _fake_in_place(
     fp32_loss: bool = False,
 ) -> Tensor:
     _check_in_place(input, target, reduction, label_smoothing)
-    return _fake(input, target, ignore_index, reduction, label_smoothing, fp32_loss)[0]
+    loss: Tensor
+    loss, *_ = _fake(input, target, ignore_index, reduction, label_smoothing, fp32_loss)
+    return loss
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Losses) -> None:

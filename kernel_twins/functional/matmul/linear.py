@@ -16,6 +16,7 @@ from kernel_twins.errors import UnavailableError
 from kernel_twins.functional.backends import (
     BACKENDS,
     HALF,
+    constant,
     cuda_operator,
     is_differentiated,
     is_on_gpu,
@@ -116,7 +117,7 @@ def _choice(x: Place, weight: Place, dtype: torch.dtype, activation: str, device
     return "cuda" if _runs("cuda", device) else "torch"
 
 
-@torch.compiler.assume_constant_result
+@constant
 def _runs(backend: Backend, device: int) -> bool:
     """Whether a backend is there, and has the fused step for this GPU."""
     if backend == "cuda" and _cuda_operator is None:

@@ -18,6 +18,7 @@ from torch.autograd import forward_ad
 from kernel_twins.errors import UnavailableError
 from kernel_twins.functional.backends import (
     BACKENDS,
+    constant,
     cuda_operator,
     is_differentiated,
     is_on_gpu,
@@ -140,7 +141,7 @@ def _choice(a: Place, b: Place, dtype: torch.dtype, wide: bool, device: int) -> 
     return "cuda" if (best != "torch" or wide) and _runs("cuda", name, wide, device) else "torch"
 
 
-@torch.compiler.assume_constant_result
+@constant
 def _runs(backend: Backend, dtype: str, wide: bool, device: int) -> bool:
     """Whether a backend is there and has a step for this GPU that writes what is asked for."""
     if backend == "cuda" and _cuda_operator is None:

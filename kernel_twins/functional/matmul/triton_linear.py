@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -43,9 +42,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> T
             refuse_tangents("linear", *given)
     gradient = wants_gradient(*given)
     if activation not in SAVES_NOTHING and gradient:
-        out, _ = (_SavingLayer.apply if past else saving_operator)(x, weight, bias, activation)
+        out, _ = (_differentiable_saving if past else saving_operator)(x, weight, bias, activation)
     else:
-        out = (_Layer.apply if past else operator)(x, weight, bias, activation)
+        out = (_differentiable if past else operator)(x, weight, bias, activation)
     return out
 
 
@@ -89,10 +88,11 @@ def _compute_backward(dout: Tensor, saved: Tensor, activation: str) -> tuple[Ten
         dz = differentiable_dz(dout, saved, activation)
         dbias = dz.reshape(matrix).sum(0)
     else:
-        module = importlib.import_module("kernel_twins._triton.matmul.linear.backward")
+        from kernel_twins._triton.matmul.linear import backward
+
         with on_device(dout.device):
             rows, values = (tensor.contiguous().view(matrix) for tensor in (dout, saved))
-            dz, dbias = module.linear_backward(rows, values, activation)
+            dz, dbias = backward.linear_backward(rows, values, activation)
     return dz.contiguous().view(dout.shape), dbias
 
 
@@ -290,3 +290,7 @@ class _SavingLayer(torch.autograd.Function):
         return outputs
 
     backward = staticmethod(_backward)
+
+
+_differentiable: Callable[..., Tensor] = _Layer.apply
+_differentiable_saving: Callable[..., tuple[Tensor, Tensor]] = _SavingLayer.apply

@@ -12,6 +12,7 @@ import triton
 from torch import Tensor
 
 from kernel_twins.functional.backends import (
+    Operator,
     is_batched,
     is_plain,
     on_device,
@@ -37,14 +38,11 @@ def matmul(a: Tensor, b: Tensor, out_dtype: torch.dtype | None) -> Tensor:
 def product(a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
     """The same, also of meta tensors; past the operator, which is slow to dispatch, where nobody needs it."""
     if torch.compiler.is_compiling():
-        return operator(a, b, out_dtype)
+        return _by_operator(a, b, out_dtype)
     if not is_plain(a, b):
         refuse_tangents("matmul", a, b)
-        return operator(a, b, out_dtype)
-    if not wants_gradient(a, b):
-        return _compute(a, b, out_dtype)
-    out: Tensor = _Product.apply(a, b, out_dtype)
-    return out
+        return _by_operator(a, b, out_dtype)
+    return (_differentiable if wants_gradient(a, b) else _compute)(a, b, out_dtype)
 
 
 def product_with(dout: Tensor) -> Callable[..., Tensor]:
@@ -146,6 +144,7 @@ operator = torch.library.custom_op(
     mutates_args=(),
     schema="(Tensor a, Tensor b, ScalarType? out_dtype=None) -> Tensor",
 )
+_by_operator: Operator = operator  # whose class says of no call what it returns
 
 
 @operator.register_fake
@@ -202,3 +201,6 @@ class _Product(torch.autograd.Function):
         return out
 
     backward = staticmethod(_backward)
+
+
+_differentiable: Callable[..., Tensor] = _Product.apply

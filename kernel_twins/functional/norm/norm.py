@@ -22,6 +22,8 @@ from kernel_twins.functional.backends import (
     BACKENDS,
     HALF,
     Function,
+    Operator,
+    constant,
     cuda_operator,
     is_differentiated,
     is_on_gpu,
@@ -219,7 +221,7 @@ def _choice(
     return "cuda" if _runs(name, "cuda", device) else "torch"
 
 
-@torch.compiler.assume_constant_result
+@constant
 def _runs(name: str, backend: Backend, device: int) -> bool:
     """Whether a backend is there and has steps for this GPU, whatever the rows' length."""
     if backend == "cuda" and not _CUDA:
@@ -232,7 +234,7 @@ def _runs(name: str, backend: Backend, device: int) -> bool:
 # ----------------------------------------------------------------------------------------------------------------------
 
 _found, _no_cuda = cuda_operator("layer_norm_result")
-_CUDA: dict[str, tuple[Function, Function]] = {}  # without a residual and with one
+_CUDA: dict[str, tuple[Operator, Callable[..., tuple[Tensor, Tensor]]]] = {}  # without a residual and with one
 if _found is not None:
 
     def _operator(name: str) -> Function:

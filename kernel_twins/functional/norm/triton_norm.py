@@ -5,10 +5,9 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import torch
 import triton
@@ -42,6 +41,7 @@ class Normed(NamedTuple):
 
 def norm(name: str, x: Tensor, residual: Tensor | None, shape: Sequence[int], affine: Affine, eps: float) -> Result:
     """By the last Triton step, of tensors on a GPU; past the operator, slow to dispatch, where nobody needs it."""
+    y: Tensor
     weight, bias, *_ = *affine, None
     past = False
     if not torch.compiler.is_compiling():  # nothing of Triton's can be traced
@@ -109,6 +109,10 @@ def _empty(name: str, x: Tensor, residual: Tensor | None, leading: int) -> Norme
     return Normed(y, added, torch.empty_like(rstd) if name == "layer_norm" else None, rstd)
 
 
+@overload
+def _vector(tensor: Tensor) -> Tensor: ...
+@overload
+def _vector(tensor: Tensor | None) -> Tensor | None: ...
 def _vector(tensor: Tensor | None) -> Tensor | None:
     """Its elements one after the other."""
     if tensor is None:
@@ -175,10 +179,11 @@ def _compute_backward(
     if not x_grad:
         if weight_grad or bias_grad:
             sums = _vector(dweight) if weight_grad else None, _vector(dbias) if bias_grad else None
-            module = importlib.import_module("kernel_twins._triton.norm.layer_norm_backward.weights")
+            from kernel_twins._triton.norm.layer_norm_backward import weights
+
             matrices = in_rows(dout, leading, dims), in_rows(x, leading, dims)
             with on_device(x.device):
-                module.norm_weights(*matrices, _vector(mean), _vector(rstd), *sums)
+                weights.norm_weights(*matrices, _vector(mean), _vector(rstd), *sums)
         return dx, dweight, dbias
     outputs: tuple[Tensor, ...] = (in_rows(dx, leading, dims),)
     # Steps write both or, without a weight, neither.
@@ -186,7 +191,7 @@ def _compute_backward(
         weight = x.new_ones(row)
     if weight is not None:
         wanted = ((dweight, weight_grad), (dbias, bias_grad))[: 1 if mean is None else 2]
-        outputs += tuple(_vector(sums if asked else x.new_empty(row)) for sums, asked in wanted)  # type: ignore[misc]
+        outputs += tuple(_vector(sums if asked else x.new_empty(row)) for sums, asked in wanted)
     statistics = (_vector(rstd),) if mean is None else (_vector(mean), _vector(rstd))
     others = None if dadded is None else in_rows(dadded, leading, dims)
     with on_device(x.device):
@@ -319,7 +324,7 @@ class _Norm(torch.autograd.Function):
 
 
 # Its apply as C++ has it: Python's asks for torch.func's transforms once more, which takes as long as a launch.
-_differentiable: Callable[..., Any] = super(torch.autograd.Function, _Norm).apply
+_differentiable: Callable[..., Result] = super(torch.autograd.Function, _Norm).apply
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from kernel_twins.functional.backends import (
     BACKENDS,
     HALF,
     batches,
+    constant,
     cuda_operator,
     is_differentiated,
     is_on_gpu,
@@ -140,7 +141,7 @@ def _choose(x: Tensor, kind: str) -> str:
     return "cuda" if _runs("cuda", x.device.index) else "torch"
 
 
-@torch.compiler.assume_constant_result
+@constant
 def _runs(backend: Backend, device: int) -> bool:
     """Whether a backend is there and has a step for this GPU."""
     if backend == "cuda" and _cuda_operator is None:

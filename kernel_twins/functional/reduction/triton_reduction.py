@@ -14,6 +14,7 @@ from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from kernel_twins.functional.backends import (
     HALF,
+    Operator,
     is_plain,
     on_device,
     refuse_tangents,
@@ -35,12 +36,12 @@ def reduction(x: Tensor, dims: Sequence[int], keepdim: bool, kind: str) -> Tenso
     if kind == "sum" and x.dtype in HALF and torch.is_autocast_enabled("cuda"):
         x = x.float()  # as PyTorch's
     if tracing:  # nothing of Triton's can be traced
-        return operator(x, dims, keepdim, kind)
+        return _by_operator(x, dims, keepdim, kind)
     if not is_plain(x):
         if kind == "argmax":  # a place, which nobody derives; torch.func.grad would try to
             x = x.detach()
         refuse_tangents("amax" if kind == "max" else kind, x)
-        return operator(x, dims, keepdim, kind)
+        return _by_operator(x, dims, keepdim, kind)
     if x.requires_grad and torch.is_grad_enabled() and kind != "argmax":
         return _differentiable(x, dims, keepdim, kind)
     return _compute(x, dims, keepdim, kind)
@@ -90,6 +91,7 @@ operator = torch.library.custom_op(
     mutates_args=(),
     schema="(Tensor x, int[] dims, bool keepdim, str kind) -> Tensor",
 )
+_by_operator: Operator = operator  # whose class says of no call what it returns
 
 
 @operator.register_fake

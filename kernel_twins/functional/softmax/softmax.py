@@ -19,6 +19,7 @@ from kernel_twins.errors import UnavailableError
 from kernel_twins.functional.backends import (
     BACKENDS,
     HALF,
+    constant,
     cuda_operator,
     is_differentiated,
     is_on_gpu,
@@ -136,7 +137,7 @@ def _choice(shape: tuple[int, ...], strides: tuple[int, ...], dim: int, dtype: t
     return "cuda" if (best != "torch" or not is_last) and _runs("cuda", device) else "torch"
 
 
-@torch.compiler.assume_constant_result
+@constant
 def _runs(backend: Backend, device: int) -> bool:
     """Whether a backend is there and has steps for this GPU, whatever the rows' length."""
     if backend == "cuda" and _cuda_operator is None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kernel_twins.functional.backends import (
     HALF,
+    Operator,
     is_batched,
     is_plain,
     on_device,
@@ -28,12 +29,12 @@ _DTYPES = tuple(DTYPE.values())
 def softmax(x: Tensor, dim: int, log: bool) -> Tensor:
     """By the last Triton step, of a tensor on a GPU; past the operator, slow to dispatch, where nobody needs it."""
     if torch.compiler.is_compiling():  # nothing of Triton's can be traced
-        return operator(x, dim, log)
+        return _by_operator(x, dim, log)
     if not triton.knobs.runtime.interpret:
         require_gpu("x", x, "triton")
     if not is_plain(x) or (x.dtype in HALF and torch.is_autocast_enabled("cuda")):
         refuse_tangents("softmax", x)
-        return operator(x, dim, log)
+        return _by_operator(x, dim, log)
     return (_differentiable if x.requires_grad and torch.is_grad_enabled() else _compute)(x, dim, log)
 
 
@@ -85,6 +86,7 @@ operator = torch.library.custom_op(
     mutates_args=(),
     schema="(Tensor x, int dim=-1, bool log=False) -> Tensor",
 )
+_by_operator: Operator = operator  # whose class says of no call what it returns
 backward_operator = torch.library.custom_op(
     "kernel_twins::softmax_backward_triton",
     _compute_backward,

@@ -225,7 +225,7 @@ def allows_tf32() -> bool:
     """Whether PyTorch may compute fp32 products by TF32. Its older setting cannot be read where its newer was made."""
     import torch
 
-    return torch.backends.cuda.matmul.fp32_precision == "tf32"
+    return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
 
 
 def torch_mm_fp32(a: Tensor, b: Tensor, *, out: Tensor) -> None:

@@ -99,7 +99,7 @@ def _lost(name: str, table: pd.DataFrame, first: Rows) -> list[str]:
 
 
 def _rows(table: pd.DataFrame) -> Iterator[Any]:
-    return table.itertuples(index=False)
+    yield from table.itertuples(index=False)
 
 
 @cache

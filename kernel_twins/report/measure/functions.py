@@ -167,7 +167,8 @@ def _gpu_times(calls: Mapping[str, Callable[[], Any]]) -> tuple[Times, dict[str,
             call()
         end.record()
         end.synchronize()
-        return start.elapsed_time(end) / count
+        elapsed: float = start.elapsed_time(end)
+        return elapsed / count
 
     counts = {backend: math.ceil(_SAMPLE_MS / sample(call, 3)) for backend, call in calls.items()}
     times: Times = {backend: (count, []) for backend, count in counts.items()}

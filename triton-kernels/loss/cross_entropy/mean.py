@@ -71,7 +71,7 @@ def cross_entropy_mean(
     """
     M, device = losses.numel(), losses.device
     programs = min(max(-(-M // ROWS_PER_PROGRAM), 1), MOST_PROGRAMS)  # triton.cdiv takes as long as the launch
-    shared: tuple[Tensor | None, ...] = (None, None, None)
+    shared: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None)
     if programs > 1:
         totals = torch.empty(programs, dtype=torch.float64, device=device)
         shared = totals, torch.empty_like(totals, dtype=torch.int64), counter(device)
