@@ -272,11 +272,11 @@ def _first(
         kernel, config = kernel.fn, kernel.best_config.all_kwargs()
     if tiles_of(M, N, config) > COUNTERS:  # a near problem's winner
         config = config | {"SPLIT_K": 1}
-    grid, sums = grid_of(M, N, config, a.device), sums_of(M, N, config)
+    grid, sums = grid_of(M, N, config, a.device), sums_of(M, N, config)  # type: ignore[assignment]
     descriptors = _describe(a, b, out, pre, config, out_layout)
-    constants |= {"ACTIVATION": activation} | config
+    constants |= {"ACTIVATION": activation} | config  # type: ignore[arg-type]
     compiled = launch(kernel, grid, (*descriptors, bias, out, pre), sums, sizes, constants)
-    return planned(compiled, grid, (repack_a, repack_b), descriptors, sums, sizes, constants, a.device)
+    return planned(compiled, grid, (repack_a, repack_b), descriptors, sums, sizes, constants, a.device)  # type: ignore[arg-type]
 
 
 def _describe(

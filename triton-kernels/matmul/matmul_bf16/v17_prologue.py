@@ -191,10 +191,10 @@ def _first(a: Tensor, b: Tensor, out: Tensor) -> Plan | None:
         kernel, config = kernel.fn, kernel.best_config.all_kwargs()
     if tiles_of(M, N, config) > COUNTERS:  # a near problem's winner
         config = config | {"SPLIT_K": 1}
-    grid, sums, descriptors = grid_of(M, N, config, a.device), sums_of(M, N, config), _describe(a, b, out, config)
-    constants |= config
+    grid, sums, descriptors = grid_of(M, N, config, a.device), sums_of(M, N, config), _describe(a, b, out, config)  # type: ignore[assignment]
+    constants |= config  # type: ignore[arg-type]
     compiled = launch(kernel, grid, (*descriptors, out), sums, sizes, constants)
-    return planned(compiled, grid, (repack_a, repack_b), descriptors, sums, sizes, constants, a.device)
+    return planned(compiled, grid, (repack_a, repack_b), descriptors, sums, sizes, constants, a.device)  # type: ignore[arg-type]
 
 
 def launch(
@@ -214,9 +214,9 @@ def _workspace(sums: int, device: torch.device) -> tuple[Tensor, Tensor] | tuple
 def replay(plan: Plan, described: tuple[Tensor | None, ...], arguments: tuple[Tensor | None, ...]) -> None:
     """Launch what was planned: a, b and what is written, which the kernel knows by descriptors, then its tensors."""
     a, b, *written = described
-    a, b = repacked(a) if plan.repack_a else a, repacked(b) if plan.repack_b else b
+    a, b = repacked(a) if plan.repack_a else a, repacked(b) if plan.repack_b else b  # type: ignore[arg-type]
     descriptors = map(moved, plan.descriptors, (a, b, *written))
-    plan.kernel[plan.grid](*descriptors, *arguments, *_workspace(plan.sums, a.device), *plan.arguments)
+    plan.kernel[plan.grid](*descriptors, *arguments, *_workspace(plan.sums, a.device), *plan.arguments)  # type: ignore[union-attr]
 
 
 def planned(

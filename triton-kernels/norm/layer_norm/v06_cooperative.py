@@ -558,7 +558,7 @@ def launch(
     known = _plans.get(key)
     if known is not None and not tuning.is_recording():
         plan, shares = known
-        plan(*tensors, counter(x.device) if shares else None)
+        plan(*tensors, counter(x.device) if shares else None)  # type: ignore[arg-type]
         return True
     M, N = x.shape
     if M == 0:

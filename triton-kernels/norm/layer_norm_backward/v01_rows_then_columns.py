@@ -119,7 +119,7 @@ def add_up(partials: Tensor, dweight: Tensor, dbias: Tensor | None = None) -> An
 
     Returns what Triton compiled for it.
     """
-    grid, arguments = summing(*partials.shape, sm_count(partials.device))
+    grid, arguments = summing(*partials.shape, sm_count(partials.device))  # type: ignore[call-arg]
     return norm_backward_sum_kernel[grid](partials, dweight, dbias, *arguments, num_warps=NUM_WARPS)
 
 

@@ -320,7 +320,7 @@ def _first(x: Tensor, out: Tensor, log: bool, aligned: bool) -> tuple[plans.Plan
     if not config:
         kernel[grid](x, out, counter(x.device), M, N, stride, **constants)
         kernel, config = kernel.fn, kernel.best_config.all_kwargs()
-    constants |= config
+    constants |= config  # type: ignore[arg-type]
     shares = divided(N, x.element_size(), constants["WIDE"], config)["PARTS"] > 1
     tensors = x, out, counter(x.device) if shares else None
     plan = plans.launch(kernel, grid, tensors, (M, N, stride), constants)

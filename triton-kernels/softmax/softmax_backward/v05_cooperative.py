@@ -289,7 +289,7 @@ def _first(dout: Tensor, y: Tensor, out: Tensor, log: bool, aligned: bool) -> tu
     if not config:
         kernel[grid](dout, y, out, counter(dout.device), M, N, *strides, **constants)
         kernel, config = kernel.fn, kernel.best_config.all_kwargs()
-    constants |= config
+    constants |= config  # type: ignore[arg-type]
     shares = divided(N, dout.element_size(), constants["WIDE"], config)["PARTS"] > 1
     tensors = dout, y, out, counter(dout.device) if shares else None
     plan = plans.launch(kernel, grid, tensors, (M, N, *strides), constants)
