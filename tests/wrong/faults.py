@@ -131,7 +131,7 @@ class Formula:
     """An operation in float64: ``compute`` takes a fault, the inputs and the options.
 
     ``places`` are what may be wrong where. ``knows`` tells the cases that the formula is right for. With ``rounds`` it
-    is given the inputs' dtype, too. Where there are no ``results``, a single one has nothing that its places lack.
+    is given the inputs' dtype, too. Without ``results`` no faults of results are tried: there is one number.
     """
 
     compute: Callable[..., Outputs]
