@@ -481,3 +481,14 @@ def test_as_many_shapes_are_compiled_as_there_are() -> None:
     with sampled_contests.compiling():
         made = torch.compile(lambda x: x + 1, backend="eager", fullgraph=True, dynamic=False)
         assert [len(made(torch.zeros(size))) for size in range(2, 20)] == [*range(2, 20)]
+
+
+def test_rows_are_those_of_the_operands_before_a_call_in_place_writes_to_them() -> None:
+    problem = Problem("cross_entropy_gradient_", Case.of(4, 8, dtype="fp32"), 0, device="cpu", sets=1)
+    problem.calls = dataclasses.replace(
+        problem.calls,
+        ours=lambda logits, target, backend: (logits.zero_().sum(), logits),
+        rows=lambda logits, target, backend: logits.sum(1),
+    )
+    *_, rows = problem.entrant("cuda", "forward", 0).trial()
+    assert bool(rows.any())

@@ -68,7 +68,7 @@ def _loss(case: Case) -> Calls:
 
 
 def _loss_and_gradient(case: Case) -> Calls:
-    """PyTorch's gradient lies contests.beside the logits, ours in their place."""
+    """PyTorch's gradient lies beside the logits, ours in their place."""
     loss = _loss(case)
 
     def ours(logits: Tensor, target: Tensor, backend: str) -> tuple[Tensor, Tensor]:

@@ -15,6 +15,9 @@ from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import torch
+import torch._dynamo.config
+import torch._functorch.config
+import torch._inductor.config
 from torch import Tensor
 
 from kernel_twins import OPS
@@ -147,7 +150,8 @@ class Problem:
             return Entrant(call, trial, forms, fault)
 
         def with_rows() -> Operands:
-            return *_tuple(trial()), rows(*operands, backend=name)
+            of_rows = rows(*operands, backend=name)  # before a call in place writes to what they are made of
+            return *_tuple(trial()), of_rows
 
         return Entrant(call, with_rows, (*forms, *_forms_of(self.op, self.case)), fault)
 
