@@ -288,6 +288,16 @@ def test_a_case_that_is_left_out_is_noticed(recorded: Path, tmp_path: Path) -> N
         sampled_table.read(changed(recorded, tmp_path, lambda table: pd.concat([table, table.iloc[:1]])))
 
 
+def test_a_function_that_came_after_a_recording_has_no_rows_there(
+    recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = changed(recorded, tmp_path, lambda table: table[table["function"] != "matmul"])
+    assert not any(line.startswith("| matmul ") for line in sampled_table.headline(folder))
+    monkeypatch.setattr(sampled_table, "code", lambda gpu: "00000000")
+    with pytest.raises(InvalidDataError, match=r"matmul forward has 0 cases of cuda, must have 24$"):
+        sampled_table.headline(folder)
+
+
 def test_a_seed_is_its_runs(tmp_path: Path) -> None:
     store.write(tmp_path / "sampled.csv", pd.DataFrame([[RUNS[0], "7", "0", ""]], columns=sampled_table.LEDGER))
     with pytest.raises(InvalidDataError, match=f"the seed of {RUNS[0]} is 7, must be {seed_of(RUNS[0])}$"):
