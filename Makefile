@@ -27,6 +27,7 @@ export MYPY_CACHE_DIR := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/kernel-twins/myp
 endif
 
 CUDA_SOURCES := $(shell find cuda-kernels hardware-survey -name '*.cu' -o -name '*.cuh' -o -name '*.h' -o -name '*.cpp')
+EXAMPLES := $(shell find tests/fixtures -name '*.cu' -o -name '*.h' -o -name '*.cpp')
 BUILD_INPUTS := $(CUDA_SOURCES) $(shell find kernel_twins/ops -name '*.py') $(wildcard build_support/*.py) \
 	kernel_twins/spec.py setup.py
 
@@ -63,13 +64,13 @@ lint: build
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
-	$(CLANG_FORMAT) --dry-run -Werror $(CUDA_SOURCES)
+	$(CLANG_FORMAT) --dry-run -Werror $(CUDA_SOURCES) $(EXAMPLES)
 	$(RUN) -m build_support.ptxas_gate
 
 format: $(ENVIRONMENT)
 	$(RUN) -m ruff check --fix .
 	$(RUN) -m ruff format .
-	$(CLANG_FORMAT) -i $(CUDA_SOURCES)
+	$(CLANG_FORMAT) -i $(CUDA_SOURCES) $(EXAMPLES)
 
 clean:
 	rm -rf build dist kernel_twins/_C*.so compile_commands.json *.egg-info

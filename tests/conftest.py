@@ -24,6 +24,7 @@ from kernel_twins.harness.load import why_no_gpu
 
 ROOT = Path(__file__).resolve().parents[1]
 KEPT_BYTES = 2**30
+collect_ignore = ["fixtures"]  # tests of the example that copies are made of
 REQUIRED = os.environ.get("REQUIRE_GPU") == "1"
 
 # A shell has its background jobs, and so whatever they start, ignore Ctrl-C, which some tests press.

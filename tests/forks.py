@@ -60,7 +60,7 @@ def call(
     ``files`` are what it reads beside Python's modules and what Python opens, as a tool that it starts does.
     """
     setting = tuple(sorted((environment or {}).items()))
-    key = [module, function, json.dumps(arguments), repr(setting), *_surroundings()]
+    key = [module, function, json.dumps(arguments), repr(setting), *surroundings()]
     with kept.alone("verdicts", key):
         if entry := kept.find("verdicts", key):
             return entry[0]["returned"]
@@ -73,7 +73,7 @@ def call(
 
 
 @cache
-def _surroundings() -> tuple[str, ...]:
+def surroundings() -> tuple[str, ...]:
     """Versions, the processor, variables that compilers and libraries read, and which files may be looked for."""
     versions = [sys.version, *(f"{name} {metadata.version(name)}" for name in LIBRARIES)]
     processor = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
