@@ -58,7 +58,7 @@ test: build
 # Grids that the tests thin out. Pairs of a configuration and a case, of which the tests compile each configuration and
 # each case: a search passes over a pair that does not fit, so that no result depends on one.
 portability: build
-	EVERY_PAIR=1 REQUIRE_BUILD=1 $(RUN) -m pytest $(TEST_FLAGS) $(CACHE_FLAGS) tests/test_triton_aot.py tests/test_wgmma_registers.py
+	EVERY_PAIR=1 REQUIRE_BUILD=1 $(RUN) -m pytest $(TEST_FLAGS) $(CACHE_FLAGS) tests/compiler/test_triton_aot.py tests/compiler/test_wgmma_registers.py
 
 lint: build
 	$(RUN) -m ruff check .

@@ -1,0 +1,94 @@
+"""What is installed is what the clone has: the same modules, found without the clone."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from build_support import packages
+from kernel_twins import OPS
+
+ROOT = Path(__file__).resolve().parents[2]
+TRITON_STEPS = [op.module(step.name) for op in OPS.values() for step in op.steps_of("triton")]
+
+
+def test_the_clone_finds_its_own_folders() -> None:
+    for name in TRITON_STEPS:
+        spec = importlib.util.find_spec(name)
+        assert spec is not None, name
+        assert spec.origin is not None
+        assert Path(spec.origin).is_relative_to(ROOT / "triton-kernels")
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python part as a wheel would install it, from a clone that is gone afterwards."""
+    clone, site = tmp_path_factory.mktemp("clone"), tmp_path_factory.mktemp("site")
+    for name in ("kernel_twins", "triton-kernels", "build_support"):
+        shutil.copytree(ROOT / name, clone / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, clone / name)
+    (clone / "torch.py").write_text("raise ImportError('hidden: nothing is to be compiled here')\n")
+    command = [sys.executable, "setup.py", "--quiet", "build", "--build-lib", str(site)]
+    subprocess.run(command, cwd=clone, env={**os.environ, "PYTHONPATH": str(clone)}, check=True)
+    shutil.rmtree(clone)
+    return site
+
+
+def run_installed(site: Path, *arguments: str) -> str:
+    """Run Python in another folder with only the installed package to import."""
+    environ = {**os.environ, "PYTHONPATH": str(site)}
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, cwd=site.parent, env=environ, capture_output=True, text=True, check=True).stdout
+
+
+def test_installed_modules_are_found_where_they_were_installed(installed: Path) -> None:
+    script = "import importlib.util, sys\nfor name in sys.argv[1:]: print(importlib.util.find_spec(name).origin)"
+    modules = [path.relative_to(ROOT).with_suffix("") for path in ROOT.glob("kernel_twins/report/**/[a-z]*.py")]
+    report = [".".join(module.parts) for module in modules]
+    others = [path.relative_to(ROOT / "triton-kernels").with_suffix("") for path in ROOT.glob("triton-kernels/*/*.py")]
+    shared = [".".join(["kernel_twins._triton", *other.parts]) for other in others]
+    names = ["kernel_twins", *TRITON_STEPS, *shared, *report]
+    origins = run_installed(installed, "-c", script, *names).split("\n")[:-1]
+    assert len(origins) == len(names)
+    assert all(Path(origin).is_relative_to(installed) for origin in origins)
+
+
+def test_the_installed_package_lists_the_ladders(installed: Path) -> None:
+    listing = run_installed(installed, "-m", "kernel_twins", "list")
+    assert all(step.name in listing for op in OPS.values() for step in op.steps)
+
+
+def test_the_autotuners_winners_are_installed(installed: Path) -> None:
+    committed = {path.name for path in ROOT.glob("triton-kernels/tuned/*.json")}
+    assert {path.name for path in installed.glob("kernel_twins/_triton/tuned/*.json")} == committed
+
+
+def test_importing_the_package_loads_neither_torch_nor_triton() -> None:
+    script = "import sys, kernel_twins; sys.exit(bool({'torch', 'triton'} & sys.modules.keys()))"
+    assert subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=False).returncode == 0
+
+
+def test_every_mapped_package_is_a_folder() -> None:
+    described = packages.describe(ROOT)
+    assert set(described["package_dir"]) <= set(described["packages"])
+    assert all((ROOT / folder).is_dir() for folder in described["package_dir"].values())
+
+
+def test_pins_lie_in_the_ranges_of_the_metadata() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    groups = [project["dependencies"], *project["optional-dependencies"].values()]
+    ranges = [Requirement(line) for group in groups for line in group]
+    pins = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "requirements.txt").read_text(), re.MULTILINE))
+    for wanted in ranges:
+        assert wanted.name in pins, f"{wanted.name} is not pinned in requirements.txt"
+        assert wanted.specifier.contains(pins[wanted.name]), f"{wanted} excludes the pinned {pins[wanted.name]}"

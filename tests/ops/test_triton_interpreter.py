@@ -1,0 +1,250 @@
+"""Every Triton step, on small ragged cases, in Triton's interpreter: index arithmetic and masks need no GPU.
+
+Gluon has no interpreter. Interpreting is decided when a kernel is imported, for the whole process, so each step runs in
+a process of its own (forks.py).
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernel_twins import OPS, load, ops
+from kernel_twins.spec import Case, Op, Step
+from tests import forks
+from tests.cases import with_axes_halved, with_fewer_rows, with_shorter_rows
+
+ROOT = Path(__file__).resolve().parents[2]
+# The interpreter takes some ten microseconds an operation, however large its blocks: products of sizes up to which a
+# step that multiplies tiles, and one that takes a term at a time, stay within seconds.
+LARGEST_BY_TILES = 2**22
+LARGEST_BY_TERMS = 2**18
+LARGEST_IN_PARTS = 2**15
+# Rows of one length: as many as make some full programs, and a last one that is not. One case of each dtype keeps its
+# many rows, so that programs which stay take several. Rows are little longer than what any program takes in parts.
+ELEMENTS_OF_ROWS = 2**12
+LONG_ROW = 2**12
+# Reductions of which a loop takes a term at a time, and of which each output has a program of its own.
+MOST_TERMS = {"v01_thread_per_output": 2**6}
+MOST_OUTPUTS = {"v02_block_per_output": 2**4}
+
+
+def source(op: str, step: str) -> str:
+    return (ROOT / OPS[op].file(step, "triton")).read_text()
+
+
+def in_gluon(op: str, step: str) -> bool:
+    """Whether the kernel is in Gluon, which is compiled for a GPU even where Triton's kernels are interpreted."""
+    return "@gluon.jit" in source(op, step)
+
+
+def by_tiles(op: str, step: str) -> bool:
+    return "tl.dot(" in source(op, step)
+
+
+def is_in_parts(op: str, step: str) -> bool:
+    """Whether its launcher takes so many rows at a time."""
+    return "in_parts(" in source(op, step)
+
+
+def is_searched(op: str, step: str) -> bool:
+    return "@triton.autotune(" in source(op, step)
+
+
+CELLS = [
+    pytest.param(op.name, step.name, dtype, id=f"{op.name}-{step.name}-{dtype}")
+    for op in OPS.values()
+    for step in op.steps_of("triton")
+    if not in_gluon(op.name, step.name)
+    for dtype in dict.fromkeys(case.dtype for case in op.test_cases)
+]
+
+
+IN_PARTS = [
+    pytest.param(op.name, step.name, id=f"{op.name}-{step.name}")
+    for op in OPS.values()
+    for step in op.steps_of("triton")
+    if is_in_parts(op.name, step.name)
+]
+
+
+def small_cases(op: Op, step: Step, dtype: str, largest: int) -> list[Case]:
+    cases = [case for case in op.test_cases if case.dtype == dtype and op.serves(step, case)]
+    along_axes = any("dims" in op.options(case) for case in cases)
+    smaller = [reduced(step, case) for case in cases] if along_axes else with_small_rows(cases)
+    served = [case for case in dict.fromkeys(smaller) if math.prod(case.shape) <= largest and op.serves(step, case)]
+    if dtype == "fp16" and not by_tiles(op.name, step.name):  # other than bf16 in conversions alone
+        return list({case.variant: case for case in served}.values())
+    return served
+
+
+def with_small_rows(cases: list[Case]) -> list[Case]:
+    most = max((case for case in cases if len(case.shape) == 2), key=lambda case: case.shape[0], default=None)
+    return [
+        case if case == most else with_fewer_rows(with_shorter_rows(case, LONG_ROW), ELEMENTS_OF_ROWS) for case in cases
+    ]
+
+
+def reduced(step: Step, case: Case) -> Case:
+    axes = [int(axis) for axis in case.get("axes", str(len(case.shape) - 1))]
+    if step.name in MOST_TERMS:
+        return with_axes_halved(case, axes, MOST_TERMS[step.name])
+    if step.name in MOST_OUTPUTS:
+        kept = [axis for axis in range(len(case.shape)) if axis not in axes]
+        return with_axes_halved(case, kept, MOST_OUTPUTS[step.name])
+    return with_fewer_rows(case, ELEMENTS_OF_ROWS)
+
+
+def interpret(function: str, *arguments: str) -> None:
+    forks.interpreted("tests.ops.test_triton_interpreter", function, *arguments)
+
+
+@pytest.mark.parametrize(("op", "step", "dtype"), CELLS)
+def test_step_is_right_when_interpreted(op: str, step: str, dtype: str) -> None:
+    if dtype == "bf16" and by_tiles(op, step):
+        pytest.skip("interpreted, tl.dot of bf16 operands is silently wrong")
+    interpret("judge", op, step, dtype)
+
+
+@pytest.mark.parametrize(("op", "step"), IN_PARTS)
+def test_step_is_right_in_parts(op: str, step: str) -> None:
+    interpret("judge", op, step, "fp32", "4")
+
+
+@pytest.mark.parametrize(("op", "step"), [("layer_norm", "v06_cooperative"), ("rms_norm", "v03_cooperative")])
+def test_programs_that_stay_take_rows_that_start_alike(op: str, step: str) -> None:
+    interpret("judge", op, step, "fp32", "", "19")  # programs, for rows of which every eighth starts alike
+
+
+def test_the_mean_of_losses_is_right_when_interpreted() -> None:
+    interpret("mean_of_losses")
+
+
+def test_places_are_right_in_rows_past_two_to_the_31_elements() -> None:
+    interpret("places_in_long_rows")
+
+
+def test_parts_are_all_rows_and_each_is_what_a_launch_takes() -> None:
+    torch = pytest.importorskip("torch")
+    from kernel_twins._triton.lib.launch_rows import MOST_ROWS, in_parts
+
+    seen: list[tuple[int, int, int]] = []
+
+    def launch(x: Any, y: Any, *, out: Any, log: bool) -> None:
+        assert x.shape == y.shape == out.shape and log
+        seen.append((x.storage_offset(), out.storage_offset(), len(out)))
+
+    rows = 2**32 + 5
+    x = torch.empty(1, 2, device="meta").expand(rows, 2)
+    y = out = torch.empty(rows, 2, device="meta")
+    assert in_parts(launch, x, y, out=out, log=True)
+    assert seen == [*((0, 2 * first, MOST_ROWS) for first in range(0, 2**32, MOST_ROWS)), (0, 2**33, 5)]
+    assert not in_parts(launch, x[:MOST_ROWS], y[:MOST_ROWS], out=out[:MOST_ROWS], log=True)
+
+
+def branches(op: Op, step: Step) -> list[Any]:
+    """The configurations of a searched step that take another way through its kernel; [None] of any other step."""
+    kernels = importlib.import_module(op.module(step.name))
+    found: dict[tuple[bool, bool], Any] = {}
+    searched = is_searched(op.name, step.name)
+    for config in getattr(kernels, f"{op.name}_{step.name}_kernel").configs if searched else [None]:
+        settings = config.kwargs if config else {}
+        found.setdefault((settings.get("SPLIT_K", 1) > 1, settings.get("TMA", True)), config)
+    return list(found.values())
+
+
+def chosen(config: Any, kernel: Any, *_: Any) -> tuple[Any, dict[str, Any]]:
+    """What ``tuning.choose`` returns where ``config`` has won."""
+    return kernel.fn, config.all_kwargs()
+
+
+def hostile(op: Op, cases: list[Case]) -> tuple[Case, ...]:
+    """The hostile inputs of the largest case that has some; a GPU has time for all of them."""
+    return op.judged_cases(max(cases, key=lambda case: (case.hostile is not None, math.prod(case.shape))))[1:]
+
+
+def staying(op: Op, step: Step) -> list[Any]:
+    kernels = importlib.import_module(op.module(step.name))
+    return [
+        config for config in getattr(kernels, f"{op.name}_{step.name}_kernel").configs if config.kwargs["STAGES"] > 1
+    ]
+
+
+def judge(op_name: str, step_name: str, dtype: str, most_rows: str = "", resident: str = "") -> None:
+    from kernel_twins.harness.check import Problem, generator
+
+    tuning = importlib.import_module("kernel_twins._triton.lib.tuning")
+    op = ops.get(op_name)
+    largest = LARGEST_BY_TILES if by_tiles(op_name, step_name) else LARGEST_BY_TERMS
+    if most_rows:
+        parts = importlib.import_module("kernel_twins._triton.lib.launch_rows")
+        setattr(parts, "MOST_ROWS", int(most_rows))  # noqa: B010
+        largest = LARGEST_IN_PARTS
+    cases, configs = small_cases(op, op.step(step_name), dtype, largest), branches(op, op.step(step_name))
+    if resident:
+        cooperative = importlib.import_module("kernel_twins._triton.norm.layer_norm.v06_cooperative")
+        setattr(cooperative, "resident", lambda *_: int(resident))  # noqa: B010
+        cases = [Case.of(m, n, dtype=dtype) for m, n in ((5, 1027), (40, 1027), (40, 1030))]
+        configs = staying(op, op.step(step_name))
+    assert cases, "no case is small enough"
+    call = load(op_name, step_name, "triton")
+    wrong = []
+    for turn, config in enumerate(configs):
+        if config is not None:
+            setattr(tuning, "choose", partial(chosen, config))  # noqa: B010
+        judged = [*cases, *hostile(op, cases)]
+        for case in judged if turn == 0 else [case for case in judged if math.prod(case.shape) <= LARGEST_BY_TERMS]:
+            verdict = Problem(op, case, op.inputs(case, generator(case, "cpu"))).run(call)
+            wrong += [] if verdict.ok else [f"{case.slug} {config or ''}: {verdict.reason}"]
+    assert not wrong, "\n".join(wrong)
+
+
+def mean_of_losses() -> None:
+    """Of one program and of several, whose tickets are taken again and again."""
+    import torch
+
+    cross_entropy = importlib.import_module("kernel_twins._triton.loss.cross_entropy.mean").cross_entropy_mean
+    for m in (0, 1, 1025, 4096, 4097, 70_000):
+        for ignored in (0, m // 2, m):
+            losses, target = torch.randn(m, generator=torch.Generator().manual_seed(m)), torch.arange(m)
+            target[:ignored] = -7
+            losses[:ignored] = 0.0
+            for mean, rows in ((True, m - ignored), (False, 1)):
+                loss, scale = torch.full((), 5.0), torch.full((), 5.0)
+                cross_entropy(losses, target, loss, scale, -7, mean)
+                right = losses.double().sum() / torch.tensor(rows, dtype=torch.float64)
+                torch.testing.assert_close(loss.double(), right, rtol=2e-7, atol=0.0, equal_nan=True)
+                assert scale == torch.tensor(1.0) / rows
+
+
+places: Any
+tl: Any
+
+
+def places_in_long_rows() -> None:
+    global places, tl  # where a kernel looks for them
+    import torch
+    import triton
+
+    tl = triton.language
+    places = importlib.import_module("kernel_twins._triton.dropout.philox").places
+
+    @triton.jit
+    def kernel(rows, cols, first, n, block: tl.constexpr, ends_once: tl.constexpr):
+        row, col = places(tl.cast(first, tl.int64), n, block, ends_once)
+        tl.store(rows + tl.arange(0, block), row)
+        tl.store(cols + tl.arange(0, block), col)
+
+    for n in (1, 1_000, 2**31 - 8, 2**31 + 64):
+        for first in (0, 2**31 - 1024, 2**31, 2**32):
+            for ends_once in (False, True) if n >= 1024 else (False,):
+                rows, cols = torch.empty(2, 1024, dtype=torch.int64)
+                kernel[(1,)](rows, cols, first, n, 1024, ends_once)
+                i = first + torch.arange(1024)
+                torch.testing.assert_close(rows, i // n)
+                torch.testing.assert_close(cols, i % n)

@@ -1,0 +1,172 @@
+"""What `ncu_report.py check` fails on, and what it only tells."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+pytest.importorskip("matplotlib")
+
+from kernel_twins import OPS
+from kernel_twins.report import cli
+from kernel_twins.report.meaning import static
+from kernel_twins.report.pages import checks, documents
+from kernel_twins.report.rows import store
+
+OP = OPS["vector_add"]
+CASE = OP.bench_cases[0]
+LOSER = "vector_add/v03_vectorized/cuda"
+
+
+def timing(backend: str, step: str, time: float) -> dict[str, str]:
+    row = dict.fromkeys(store.TABLES["timings"], "")
+    times = " ".join([str(time)] * 20)
+    cell = {"case": CASE.slug, "backend": backend, "step": step, "status": "ok", "contest": "fast", "times_us": times}
+    return row | cell | {"run": "r2", "code": "00000000:0" if step else ""}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A step whose ratio to torch was 1.0 and is 0.9 now, in documents that agree with their data."""
+    timings = [timing("torch", "", 90.0), timing("cuda", "v03_vectorized", 100.0)]
+    previous = {
+        "case": CASE.slug,
+        "backend": "cuda",
+        "step": "v03_vectorized",
+        "baseline": "torch",
+        "ratio": "1.0000",
+        "run": "r1",
+        "reason": "",
+    }
+    store.write(tmp_path / "vector_add.timings.csv", pd.DataFrame(timings, columns=store.TABLES["timings"]))
+    store.write(tmp_path / "vector_add.previous.csv", pd.DataFrame([previous], columns=store.TABLES["previous"]))
+    monkeypatch.setattr(checks, "FOLDER", tmp_path)
+    monkeypatch.setattr(documents, "disagreements", lambda folder, results: [])
+    monkeypatch.setattr(static, "differences", lambda thorough: [])
+    monkeypatch.setattr(static, "not_compared", str)
+    return tmp_path
+
+
+def test_a_step_that_lost_fails(folder: Path) -> None:
+    (failure,) = checks.run(release=False, audit=False).failures
+    assert failure.startswith(f"{LOSER} at {CASE.slug}: 0.900 × torch, was 1.000 ×")
+    assert cli.main(["check"], "") == 1
+
+
+def test_a_step_that_turned_wrong_fails(folder: Path) -> None:
+    table = store.read_table(folder, "vector_add", "timings")
+    table.loc[table["step"] != "", ["status", "times_us"]] = ["wrong: element 3 is nan", ""]
+    store.write(folder / "vector_add.timings.csv", table)
+    failures = checks.run(release=False, audit=False).failures
+    assert f"{LOSER[:-5]}/cuda at {CASE.slug}: wrong: element 3 is nan" in failures
+    assert any(line.startswith(f"{LOSER} at {CASE.slug}: wrong: element 3 is nan, was 1.000 ×") for line in failures)
+
+
+@pytest.mark.parametrize("ratio", ["0.9400", "0.8000"])
+def test_a_loss_of_less_than_a_twentieth_is_none(folder: Path, ratio: str) -> None:
+    table = store.read_table(folder, "vector_add", "previous")
+    store.write(folder / "vector_add.previous.csv", table.assign(ratio=ratio))
+    assert checks.run(release=False, audit=False).failures == []
+
+
+FOREIGN = [
+    "cross_entropy/v04_rows_per_block",
+    "cross_entropy/v05_cluster",
+    "cross_entropy_backward/v03_rows_per_block",
+    "layer_norm/v05_cluster",
+    "layer_norm/v07_rows_ahead",
+    "layer_norm/v09_rows_per_warp",
+    "layer_norm/v10_one_row",
+    "layer_norm/v11_laid_early",
+    "rms_norm/v04_rows_ahead",
+    "rms_norm/v06_rows_per_warp",
+    "softmax/v07_cluster",
+    "softmax/v10_cluster_registers",
+    "softmax_backward/v04_cluster",
+]
+
+
+def test_counters_of_another_steps_kernel_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that were recorded once, when all steps were profiled at one case, which some left to others."""
+    recorded = pd.read_csv(Path(__file__).parents[1] / "fixtures" / "kernels.csv", dtype=str)
+    for op, rows in recorded.groupby("op"):
+        store.write(store.path(tmp_path, op, "counters"), rows[store.TABLES["counters"]])
+    monkeypatch.setattr(checks, "FOLDER", tmp_path)
+    monkeypatch.setattr(documents, "disagreements", lambda folder, results: [])
+    monkeypatch.setattr(static, "differences", lambda thorough: [])
+    monkeypatch.setattr(static, "not_compared", str)
+    told = checks.run(release=False, audit=False).failures
+    assert sorted(line.partition("/cuda at ")[0] for line in told) == FOREIGN
+    assert (
+        "layer_norm/v05_cluster/cuda at 65536x4096-bf16: no launch is of the step's own kernel, but of "
+        "layer_norm_v04_rows_per_block_kernel: give" in " ".join(told)
+    )
+    assert cli.main(["check"], "") == 1
+
+
+def test_a_step_that_is_yet_to_be_profiled_is_told_and_keeps_a_release_back(folder: Path) -> None:
+    op = OPS["softmax"]
+    case = op.profile_case_of(op.step("v07_cluster"), "cuda")
+    assert case
+    row = timing("cuda", "v07_cluster", 90.0) | {"case": case.slug}
+    store.write(folder / "softmax.timings.csv", pd.DataFrame([row], columns=store.TABLES["timings"]))
+    line = f"softmax/v07_cluster/cuda was not profiled at {case.slug}: run `ncu_report.py --op softmax`"
+    assert line in checks.run(release=False, audit=False).warnings
+    assert line in checks.run(release=True, audit=False).failures
+
+
+def test_a_loss_can_be_accepted_with_its_reason(folder: Path) -> None:
+    assert cli.main(["check", "--accept", "clears its output first"], "") == 0
+    found = checks.run(release=False, audit=False)
+    assert found.failures == []
+    assert any("accepted: clears its output first" in line for line in found.warnings)
+
+
+def test_a_later_reason_does_not_replace_the_one_that_was_given(folder: Path) -> None:
+    checks.accept("clears its output first")
+    checks.accept("another one's reason")
+    (line,) = (line for line in checks.run(release=False, audit=False).warnings if "accepted" in line)
+    assert "accepted: clears its output first" in line
+
+
+def test_stale_and_unfrozen_cells_fail_a_release_only(folder: Path) -> None:
+    checks.accept("known")
+    found = checks.run(release=False, audit=False)
+    assert found.failures == []
+    assert any(line.startswith(f"{LOSER} changed since it was measured") for line in found.warnings)
+    assert any(line.startswith(f"{LOSER} has predictions that are not frozen") for line in found.warnings)
+    assert any(LOSER in line for line in checks.run(release=True, audit=False).failures)
+
+
+def test_what_was_never_measured_fails_a_release_only(folder: Path) -> None:
+    checks.accept("known")
+    told = "reduction was never measured: run `ncu_report.py --op reduction`"
+    assert told in checks.run(release=False, audit=False).warnings
+    assert told in checks.run(release=True, audit=False).failures
+
+
+def test_that_nothing_was_compared_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checks.accept("known")
+    monkeypatch.setattr(static, "not_compared", lambda: "there is no built extension")
+    assert any("no built extension" in line for line in checks.run(release=False, audit=False).warnings)
+    assert any("no built extension" in line for line in checks.run(release=True, audit=False).failures)
+
+
+def test_documents_and_binaries_that_disagree_fail(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checks.accept("known")
+    monkeypatch.setattr(
+        documents, "disagreements", lambda folder, results: ["KERNEL_LOG.md is not what the data make it"]
+    )
+    monkeypatch.setattr(static, "differences", lambda thorough: ["31 registers, were 30"])
+    failures = checks.run(release=False, audit=False).failures
+    assert any("KERNEL_LOG.md" in line for line in failures)
+    assert any("31 registers" in line for line in failures)
+
+
+def test_a_table_that_was_cut_short_is_invalid_data(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = folder / "vector_add.timings.csv"
+    file.write_text(file.read_text()[:-40])
+    assert cli.main(["check"], "") == 4
+    assert "vector_add.timings.csv" in capsys.readouterr().err
