@@ -174,7 +174,7 @@ Pair call(const Tensor& x, const OptionalTensor& residual, const OptionalTensor&
   return op.call(x, residual, bias, p, activation);
 }
 
-// What the public function returns, and nothing else; see matmul/torch.cpp.
+// What the public function returns, and nothing else; see torch/operator.h.
 Tensor dropout_add_result(const Tensor& x, const OptionalTensor& residual, const OptionalTensor& bias,
                           double p, Name activation) {
   return std::get<0>(call(x, residual, bias, p, activation));

@@ -186,7 +186,7 @@ Losses call_cross_entropy(const Tensor& input, const Tensor& target, int64_t ign
   return op.call(input, target, ignore_index, reduction, label_smoothing, fp32_loss);
 }
 
-// What the public function returns, and nothing else; see matmul/torch.cpp.
+// What the public function returns, and nothing else; see torch/operator.h.
 Tensor cross_entropy_result(const Tensor& input, const Tensor& target, int64_t ignore_index,
                             int64_t reduction, double label_smoothing) {
   return std::get<0>(call_cross_entropy(input, target, ignore_index, reduction, label_smoothing, false));

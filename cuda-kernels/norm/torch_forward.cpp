@@ -186,7 +186,7 @@ Normed call(const Tensor& x, const OptionalTensor& residual, Shape shape, const 
   return out;
 }
 
-// What the public functions return, and nothing else; see matmul/torch.cpp.
+// What the public functions return, and nothing else; see torch/operator.h.
 Tensor layer_norm_result(const Tensor& x, Shape shape, const OptionalTensor& weight,
                          const OptionalTensor& bias, double eps) {
   return call<LayerNorm>(x, std::nullopt, shape, weight, bias, eps).y;

@@ -41,7 +41,7 @@ _BATCHED: Any = torch._C._parse_dispatch_key("Batched")
 
 
 def cuda_operator(name: str) -> tuple[Operator | None, str]:
-    """The operator of cuda-kernels/*/torch.cpp, or None and why it is not there."""
+    """The operator of cuda-kernels/*/torch*.cpp, or None and why it is not there."""
     try:
         known = extension()
     except UnavailableError as error:

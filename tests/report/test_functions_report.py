@@ -231,6 +231,18 @@ def test_a_step_that_no_function_runs_makes_no_function_stale(monkeypatch: pytes
     assert functions_code.code("h100-sxm", "softmax") != before
 
 
+@pytest.mark.parametrize("function", ["layer_norm", "rms_norm"])
+def test_a_function_stands_on_kernels_that_it_takes_from_a_ladder_beside_its_own(function: str) -> None:
+    """Gradients of weights alone are both norms', and lie with the one's."""
+    found = {path.name for path in functions_code.sources(function)}
+    assert found >= {"weights.py", "function_parameters.cu"}
+
+
+def test_every_kernel_of_a_function_stands_behind_one() -> None:
+    found = {path for function in functions_code.FUNCTIONS for path in functions_code.sources(function)}
+    assert {*store.ROOT.glob("cuda-kernels/*/*/function_*.cu")} <= found
+
+
 def test_a_function_is_digested_wherever_its_files_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same text in other folders, found by other paths, is the same code; another text is not."""
     digests = []

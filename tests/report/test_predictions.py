@@ -487,6 +487,21 @@ def test_prediction_and_measurement_in_one_commit_are_found(repository: Reposito
     )
 
 
+def test_every_measurement_of_a_cell_must_come_later(repository: Repository) -> None:
+    """A row that is added for a cell that was measured before does not move the first one."""
+    repository.measure()
+    repository.commit()
+    repository.freeze(0.98)
+    frozen = read_frozen(repository.folder)
+    store.write(repository.folder / "predictions.csv", frozen.assign(mark="pre-registered"))
+    repository.commit()
+    again = read_measured(repository.folder)
+    store.write(repository.folder / "measured.csv", pd.concat([again, again.assign(first="2026-03-01T00:00:00Z")]))
+    repository.commit()
+    (line,) = history.audit(repository.folder)[0]
+    assert "v03_vectorized/cuda" in line and "is marked pre-registered, but was first committed in" in line
+
+
 def test_a_prediction_that_was_never_committed_is_found(repository: Repository) -> None:
     repository.commit()
     repository.freeze(0.5)
@@ -562,6 +577,18 @@ def test_outside_a_repository_nothing_is_audited(tmp_path: Path, monkeypatch: py
     assert "not a git repository" in history.audit(folder)[1][0]
     monkeypatch.setenv("PATH", str(folder))
     assert "git is not installed" in history.audit(folder)[1][0]
+
+
+def test_every_cell_that_has_a_committed_time_has_its_first_measurement() -> None:
+    folder = store.DATA / store.REFERENCE_GPU
+    known = {tuple(row) for row in read_measured(folder)[["op", "step", "backend"]].itertuples(index=False)}
+    timed = {
+        (op, row.step, row.backend)
+        for op in OPS
+        for row in store.read_table(folder, op, "timings").itertuples()
+        if row.step and row.status == "ok"
+    }
+    assert timed <= known and len(timed) > 100
 
 
 def test_the_committed_predictions_are_all_frozen() -> None:

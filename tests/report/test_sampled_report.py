@@ -328,7 +328,7 @@ def test_a_committed_seed_that_is_gone_is_noticed(tmp_path: Path) -> None:
     table = sampled_table.ledger(folder)
     store.write(folder / "sampled.csv", table[table["run"] != RUNS[0]])
     (line,) = history.audit(folder)[0]
-    assert line.startswith(f"sampled.csv lacks the row {RUNS[0]}, {seed_of(RUNS[0])} of ")
+    assert line.startswith(f"sampled.csv lacks the row {RUNS[0]}, {seed_of(RUNS[0])}, 00000000 of ")
 
 
 # ----------------------------------------------------------------------------------------------------------------------

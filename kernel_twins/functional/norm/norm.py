@@ -1,6 +1,6 @@
 """``kernel_twins.layer_norm`` and ``kernel_twins.rms_norm``: by the last step of a ladder, or by PyTorch.
 
-The CUDA side is operators in C++ (cuda-kernels/norm/torch.cpp), the Triton side some in Python. Nothing here
+The CUDA side is operators in C++ (cuda-kernels/norm/torch_*.cpp), the Triton side some in Python. Nothing here
 imports Triton before it is asked for.
 """
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from kernel_twins import OPS
 from kernel_twins.report.calls.functions import FUNCTIONS
 from kernel_twins.report.rows import identity, store
-from kernel_twins.spec import BACKENDS
+from kernel_twins.spec import BACKENDS, Step
 
 
 def sources(function: str) -> set[Path]:
@@ -36,6 +36,11 @@ def _behind(op: str) -> Iterator[Path]:
                 yield path
 
 
+def _choice(step: Step) -> list[object]:
+    """What decides whether a call takes a step, beside the GPU and the call."""
+    return [step.name, step.arch, step.fp32_out]
+
+
 def code(gpu: str, function: str) -> str:
     """Digest of what a function's calls run on a GPU, as it is now."""
     file = store.ROOT / "triton-kernels" / "tuned" / f"{gpu}.json"
@@ -45,7 +50,10 @@ def code(gpu: str, function: str) -> str:
     own = {
         step: tuned[step] for step, (op, _, name) in places.items() if identity.step_file(op, name, "triton") in files
     }
-    behind = {op: dict(OPS[op].behind) for op in FUNCTIONS[function].ops}
+    behind = {
+        op: {backend: [_choice(OPS[op].step(name)) for name in names] for backend, names in OPS[op].behind.items()}
+        for op in FUNCTIONS[function].ops
+    }
     return identity.digest(f"{identity.files_digest(files)} {json.dumps([own, behind], sort_keys=True)}")
 
 

@@ -33,30 +33,47 @@ def audit(folder: Path) -> tuple[list[str], list[str]]:
     could not be audited.
     """
     frozen, measured = read_frozen(folder), read_measured(folder)
-    seeds = sampled_table.ledger(folder)[["run", "seed"]]
+    begun = sampled_table.ledger(folder)[sampled_table.BEGUN]
     try:
         repo = _whole(folder)
         predicted_by = _first_commits(repo, folder / "predictions.csv", frozen)
         measured_by = _first_commits(repo, folder / "measured.csv", measured)
-        seeded_by = _first_commits(repo, folder / "sampled.csv", seeds)
+        begun_by = _rekeyed(folder, _first_commits(repo, folder / "sampled.csv", begun))
     except NoHistoryError as reason:
         return [], [f"{folder.name}: predictions not audited: {reason}"]
     violations = [*_lost("predictions.csv", frozen, predicted_by), *_lost("measured.csv", measured, measured_by)]
-    violations += _lost("sampled.csv", seeds, seeded_by)
-    first = {Cell(*row[:3]): _named(row.by) or measured_by.get(tuple(row)) for row in _rows(measured)}
+    violations += _lost("sampled.csv", begun, begun_by)
+    since: dict[Cell, list[str]] = {}
+    for row in _rows(measured):
+        since.setdefault(Cell(*row[:3]), []).extend(filter(None, [_named(row.by) or measured_by.get(tuple(row))]))
     for row in _rows(frozen[frozen["mark"] == "pre-registered"]):
         cell = Cell(*row[:3])
-        if cell not in first:
+        if cell not in since:
             continue
         told = f"{'/'.join(cell)} `{row.prediction}` is marked {row.mark}"
-        commits, since = [each for each in (predicted_by.get(tuple(row)), row.commit) if each], first[cell]
+        commits = [each for each in (predicted_by.get(tuple(row)), row.commit) if each]
         if not commits:
             violations.append(f"{told}, but was measured before it was committed")
-        elif since and not any(_precedes(repo, each, since) for each in commits):
-            violations.append(
-                f"{told}, but was first committed in {commits[0][:7]}; the cell was measured in {since[:7]}"
-            )
+            continue
+        early = [each for each in since[cell] if not any(_precedes(repo, commit, each) for commit in commits)]
+        violations += [
+            f"{told}, but was first committed in {commits[0][:7]}; the cell was measured in {each[:7]}"
+            for each in early[:1]
+        ]
     return violations, []
+
+
+def _rekeyed(folder: Path, rows: Rows) -> Rows:
+    """Rows of the ledger of sampled cases with the digests that their codes are now, see identity.py."""
+    pairs = store.read(folder.parent / "rekeyed.csv", ["name", "before", "after"])
+    after = {row.before: row.after for row in _rows(pairs) if row.name == "sampled"}
+
+    def now(code: str) -> str:
+        while code in after:
+            code = after[code]
+        return code
+
+    return {(*row[:2], now(row[2])): commit for row, commit in rows.items()}
 
 
 def _named(by: str) -> str:

@@ -5,8 +5,8 @@ anywhere; it covers the files of other steps that a step takes kernels from, or 
 digest (normalized SASS, or PTX for Triton) pins headers, flags and configuration; the committed static rows hold it, so
 that it can be compared where nothing is compiled. A row whose digests are not those of the tree is stale.
 
-This is the second version of the rule. ``profiling/data/rekeyed.csv`` pairs each digest of the first, which hashed
-include lines and module paths, with the one of the second, both taken from the same tree.
+Earlier rules hashed include lines and module paths, and missed kernels that a function imports as it runs.
+``profiling/data/rekeyed.csv`` pairs their digests with those of the rule that followed, both of the same tree.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Span = tuple[tuple[int, int], tuple[int, int]]  # from a line and column to othe
 
 _CUDA_NOISE = re.compile(r'("(?:\\.|[^"\\])*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"\n]+)"', re.MULTILINE)
-_IMPORT = re.compile(r"^from kernel_twins\.?(\S*) import (\([^)]*\)|.*)", re.MULTILINE)  # at a module's top level
+_IMPORT = re.compile(r"^[ \t]*from kernel_twins\.?(\S*) import (\([^)]*\)|.*)", re.MULTILINE)
 _OTHER_STEP = {
     "cuda": re.compile(r"\b([a-z]\w*?)_(v\d\d_\w+)\("),  # a launcher's name
     "triton": re.compile(r"^from kernel_twins\._triton\.\w+\.(\w+)\.(\w+) import\b", re.MULTILINE),
@@ -78,9 +78,8 @@ def _named(text: str, backend: str) -> Iterator[Path]:
 
 
 def reached(files: Iterable[Path]) -> set[Path]:
-    """The files, what they include, what they import when they are imported, and other steps whose launchers they name.
-
-    What is imported inside a function is not followed, nor are specs.
+    """The files, what they include and import, the kernels that an included header declares, and other steps whose
+    launchers they name; but for specs, and for the report.
     """
     found: set[Path] = set()
     ahead = list(files)
@@ -95,7 +94,10 @@ def _includes(file: Path) -> Iterator[Path]:
     text = file.read_text()
     folders = (file.parent, ROOT / "cuda-kernels", ROOT / "hardware-survey")
     for name in _INCLUDE.findall(text):
-        yield next(path for folder in folders if (path := (folder / name).resolve()).exists())
+        header = next(path for folder in folders if (path := (folder / name).resolve()).exists())
+        yield header
+        if (kernel := header.with_name(f"function_{header.stem}.cu")).exists():  # which the header declares
+            yield kernel
     yield from _named(text, "cuda")
 
 
@@ -106,7 +108,7 @@ def _imports(text: str) -> Iterator[Path]:
             package, _, rest = each.partition(".")
             parts = ("triton-kernels", rest) if package == "_triton" else ("kernel_twins", each)
             path = ROOT.joinpath(parts[0], *parts[1].split(".")).with_suffix(".py")
-            if path.exists() and path not in _registry():
+            if path.exists() and package != "report" and path not in _registry():
                 yield path
 
 
