@@ -13,4 +13,5 @@ sys.path.insert(0, str(ROOT))  # a PEP 517 build does not put this folder there
 from build_support import extension, packages  # noqa: E402
 
 described = extension.describe()
+described["cmdclass"]["build_py"] = packages.BuildPython
 setup(license="MIT", **packages.describe(ROOT), **described)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 from setuptools import find_packages
+from setuptools.command.build_py import build_py
 
 # Folders whose names cannot be imported, and the package that each is found under.
 MAPPED = {"kernel_twins._triton": "triton-kernels"}
@@ -26,6 +28,14 @@ def describe(root: Path) -> dict[str, Any]:
         "kernel_twins._triton.tuned": ["*.json"],
     }
     return {"packages": own + list(package_dir), "package_dir": package_dir, "package_data": package_data}
+
+
+class BuildPython(build_py):
+    """Begins with no modules: setuptools leaves in build/ those that have moved since, and packs them."""
+
+    def run(self) -> None:
+        shutil.rmtree(Path(self.build_lib) / "kernel_twins", ignore_errors=True)
+        super().run()
 
 
 def _is_package(path: Path) -> bool:

@@ -6,9 +6,9 @@
 #include <string>
 #include <utility>
 
+#include "checks.h"
 #include "probes.h"
-#include "torch/checks.h"
-#include "torch/steps.h"
+#include "steps.h"
 
 namespace {
 

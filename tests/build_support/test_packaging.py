@@ -38,6 +38,9 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, clone / name)
     (clone / "torch.py").write_text("raise ImportError('hidden: nothing is to be compiled here')\n")
+    stale = site / "kernel_twins" / "_triton" / "dropout.py"  # of an earlier build, before it became a folder
+    stale.parent.mkdir(parents=True)
+    stale.touch()
     command = [sys.executable, "setup.py", "--quiet", "build", "--build-lib", str(site)]
     subprocess.run(command, cwd=clone, env={**os.environ, "PYTHONPATH": str(clone)}, check=True)
     shutil.rmtree(clone)
@@ -61,6 +64,11 @@ def test_installed_modules_are_found_where_they_were_installed(installed: Path) 
     origins = run_installed(installed, "-c", script, *names).split("\n")[:-1]
     assert len(origins) == len(names)
     assert all(Path(origin).is_relative_to(installed) for origin in origins)
+
+
+def test_what_an_earlier_build_left_is_not_installed(installed: Path) -> None:
+    assert (installed / "kernel_twins" / "_triton" / "dropout").is_dir()
+    assert not (installed / "kernel_twins" / "_triton" / "dropout.py").exists()
 
 
 def test_the_installed_package_lists_the_ladders(installed: Path) -> None:
