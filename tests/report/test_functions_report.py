@@ -239,7 +239,7 @@ def test_a_function_stands_on_kernels_that_it_takes_from_a_ladder_beside_its_own
 
 
 def test_every_kernel_of_a_function_stands_behind_one() -> None:
-    found = {path for function in functions_code.FUNCTIONS for path in functions_code.sources(function)}
+    found = {path for function in FUNCTIONS for path in functions_code.sources(function)}
     assert {*store.ROOT.glob("cuda-kernels/*/*/function_*.cu")} <= found
 
 
