@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import hashlib
 import importlib
+import importlib.util
 import json
 import os
 import re
@@ -75,7 +76,8 @@ def call(
 @cache
 def surroundings() -> tuple[str, ...]:
     """Versions, the processor, variables that compilers and libraries read, and which files may be looked for."""
-    versions = [sys.version, *(f"{name} {metadata.version(name)}" for name in LIBRARIES)]
+    there = [name for name in LIBRARIES if importlib.util.find_spec(name)]
+    versions = [sys.version, *(f"{name} {metadata.version(name)}" for name in there)]
     processor = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     variables = [f"{name}={value}" for name, value in sorted(_ENVIRONMENT.items()) if _READ.match(name)]
     folders = ("kernel_twins", "triton-kernels", "cuda-kernels", "profiling")
@@ -115,7 +117,8 @@ def _zygote(setting: tuple[tuple[str, str], ...]) -> _Zygote:
 
 def _serve() -> None:
     for name in _IMPORTED:
-        importlib.import_module(name)
+        if importlib.util.find_spec(name.partition(".")[0]):  # Triton may be missing beside a torch for CPUs
+            importlib.import_module(name)
     if os.environ.get("TRITON_INTERPRET") == "1":
         _patch_once()
         _round_to_nearest()
