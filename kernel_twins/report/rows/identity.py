@@ -18,7 +18,7 @@ import io
 import re
 import time
 import tokenize
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import cast
 
@@ -55,20 +55,21 @@ def source_digest(op: str, step: str, backend: str) -> str:
     Where the step takes code from others, directly or through another, "+" and a digest of their files follow.
     """
     own = step_file(op, step, backend)
-    others = sorted(_with_others(own, backend) - {own}, key=lambda file: (file.parent.name, file.stem))
+    steps = _closure([own], lambda file: _named(file.read_text(), backend))
+    others = sorted(steps - {own}, key=lambda file: (file.parent.name, file.stem))
     source = _code_digest(own.read_text(), backend == "triton")
     return f"{source}+{digest(' '.join(map(file_digest, others)))}" if others else source
 
 
-def _with_others(file: Path, backend: str) -> set[Path]:
-    """The file, and those of other steps that it takes code from."""
-    files, ahead = {file}, [file]
+def _closure(files: Iterable[Path], named: Callable[[Path], Iterable[Path]]) -> set[Path]:
+    """The files, and those that any of them names, directly or through another."""
+    found: set[Path] = set()
+    ahead = list(files)
     while ahead:
-        for other in _named(ahead.pop().read_text(), backend):
-            if other not in files:
-                files.add(other)
-                ahead.append(other)
-    return files
+        if (file := ahead.pop()) not in found:
+            found.add(file)
+            ahead += named(file)
+    return found
 
 
 def _named(text: str, backend: str) -> Iterator[Path]:
@@ -81,13 +82,7 @@ def reached(files: Iterable[Path]) -> set[Path]:
     """The files, what they include and import, the kernels that an included header declares, and other steps whose
     launchers they name; but for specs, and for the report.
     """
-    found: set[Path] = set()
-    ahead = list(files)
-    while ahead:
-        if (file := ahead.pop()) not in found:
-            found.add(file)
-            ahead += _imports(file.read_text()) if file.suffix == ".py" else _includes(file)
-    return found
+    return _closure(files, lambda file: _imports(file.read_text()) if file.suffix == ".py" else _includes(file))
 
 
 def _includes(file: Path) -> Iterator[Path]:
