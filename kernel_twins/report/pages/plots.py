@@ -22,13 +22,13 @@ from matplotlib.figure import Figure
 
 from kernel_twins.harness.ceilings import Ceilings
 from kernel_twins.report.meaning.analysis import Results
+from kernel_twins.report.pages.ladder_page import TITLES
 from kernel_twins.spec import BACKENDS, Case, Name, Op, SizeAxis
 
 _VERSION = 1
 """Of how figures look: one more wherever that changes, so that they are drawn anew."""
 
 _COLOUR = {"cuda": "#4c8c00", "triton": "#7a4fbf", "baseline": "#c2541b", "ceiling": "#777777"}
-_TITLES = {"cuda": "CUDA", "triton": "Triton"}
 # In the order of an operation's baselines.
 _BASELINE_LINES: tuple[Any, ...] = ("--", ":", "-.", (0, (4, 1, 1, 1, 1, 1)))
 _BASELINE_SHADES = (0.9, 0.7, 0.5, 0.3)
@@ -116,7 +116,7 @@ def _contestants(op: Op) -> list[tuple[Name, str, str, Any]]:
     lines = _BASELINE_LINES[: len(op.baselines)]
     baselines = [(Name(b), b, _COLOUR["baseline"], line) for b, line in zip(op.baselines, lines, strict=True)]
     lasts = [(Name(backend, op.steps_of(backend)[-1].name), backend) for backend in BACKENDS]
-    return baselines + [(name, f"{_TITLES[b]} {name.step}", _COLOUR[b], "-") for name, b in lasts]
+    return baselines + [(name, f"{TITLES[b]} {name.step}", _COLOUR[b], "-") for name, b in lasts]
 
 
 def _sizes(results: Results, by: SizeAxis, panels: dict[str, list[Case]]) -> Figure:
@@ -173,7 +173,7 @@ def _ladder(results: Results) -> Figure:
     for offset, backend in zip((-0.2, 0.2), BACKENDS, strict=True):
         positions = [index + offset for index, step in enumerate(op.steps) if backend in step.backends]
         rates = [results.rate(case, Name(backend, step.name)) or 0 for step in op.steps_of(backend)]
-        bars = axis.bar(positions, rates, 0.38, color=_COLOUR[backend], label=_TITLES[backend])
+        bars = axis.bar(positions, rates, 0.38, color=_COLOUR[backend], label=TITLES[backend])
         own = [op.profile_case_of(step, backend) == case for step in op.steps_of(backend)]
         pale += [bar for bar, its in zip(bars, own, strict=True) if not its]
         axis.bar_label(bars, [f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}" for rate in rates], fontsize=7)
@@ -219,7 +219,7 @@ def _roofline(results: list[Results], ceilings: Ceilings) -> Figure:
                         color=_COLOUR[backend],
                         alpha=0.7,
                         linestyle="none",
-                        label=f"{each.op.name}, {_TITLES[backend]}" if index == 0 else None,
+                        label=f"{each.op.name}, {TITLES[backend]}" if index == 0 else None,
                     )
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
