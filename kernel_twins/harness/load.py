@@ -97,18 +97,19 @@ def require(op: str, backend: Backend, step: str, *inputs: Any, out: Any, **opti
 
     spec = ops.get(op)
     outs = out if isinstance(out, tuple) else (out,)
-    for index, tensor in enumerate(outs):
-        require_values(f"out[{index}]" if isinstance(out, tuple) else "out", tensor)
+    results = {f"out[{index}]" if isinstance(out, tuple) else "out": tensor for index, tensor in enumerate(outs)}
     named = dict(zip(_parameters(op), inputs, strict=False)) | options
-    for name, value in named.items():
+    for name, value in (results | named).items():
         require_values(name, value)
     spec.check(*inputs, out=out, **options)
     first = named[_parameters(op)[0]]
     if (usual := _usual_out(op, backend, step)) and outs[0].dtype != (expected := usual[first.dtype]):
         others = ", ".join(each.name for each in spec.steps_of(backend) if each.fp32_out)
         raise TypeError(f"out is {outs[0].dtype}, must be {expected}: {op} {step} writes no other, take {others}")
-    if backend == "cuda" or not _is_interpreted():
+    if backend == "cuda":
         require_cuda(_parameters(op)[0], first)  # and so are all others, which are on one device
+    elif not _is_interpreted():
+        require_cuda(_parameters(op)[0], first, "set TRITON_INTERPRET=1 before Triton is imported")
 
 
 @functools.cache

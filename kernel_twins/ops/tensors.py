@@ -6,6 +6,7 @@ import math
 
 import torch
 from torch import Generator, Tensor
+from torch.nn import Parameter
 
 from kernel_twins.spec import Case, Op
 
@@ -123,8 +124,13 @@ def require_values(name: str, value: object) -> None:
         raise ValueError(f"{name} has layout {value.layout}, must be torch.strided: {_remedy(name, 'to_dense()')}")
     if value.is_neg():
         raise ValueError(f"{name} is negated lazily, must hold its values: {_remedy(name, 'resolve_neg()')}")
+    if type(value) not in (Tensor, Parameter):
+        remedy = "pass the torch.Tensor that holds the values"
+        raise TypeError(f"{name} is a {type(value).__name__}, must be a torch.Tensor: {remedy}")
 
 
-def require_cuda(name: str, tensor: Tensor) -> None:
+def require_cuda(name: str, tensor: Tensor, otherwise: str = "") -> None:
+    """The tensor must be on a GPU; ``otherwise`` tells what else would do."""
     if not tensor.is_cuda:
-        raise ValueError(f"{name} is on {tensor.device}, must be on a CUDA device: {_remedy(name, 'cuda()')}")
+        remedy = " or ".join(filter(None, (_remedy(name, "cuda()"), otherwise)))
+        raise ValueError(f"{name} is on {tensor.device}, must be on a CUDA device: {remedy}")
