@@ -22,6 +22,7 @@ def collected(*arguments: str) -> str:
 
 
 def test_every_step_has_its_cases_on_a_gpu() -> None:
+    pytest.importorskip("triton")  # without which a file of them is not collected
     said = collected("--collect-gpu", *FILES)
     counts = {name: int(count) for name, count in re.findall(r"^(tests/[\w/]+\.py): (\d+)$", said, re.MULTILINE)}
     assert sorted(counts) == FILES

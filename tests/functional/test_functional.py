@@ -423,14 +423,17 @@ EVERY: dict[str, tuple[Any, Any]] = {
     **PUBLIC,
     "sum": (lambda x, _, **k: kernel_twins.sum(x, 1, **k), lambda x, _: torch.sum(x, 1)),
     "layer_norm": (
-        lambda x, w, **k: kernel_twins.layer_norm(x, 5, w[0], **k),
-        lambda x, w: torch.nn.functional.layer_norm(x, (5,), w[0]),
+        lambda x, w, **k: kernel_twins.layer_norm(x, 5, w.select(0, 0), **k),
+        lambda x, w: torch.nn.functional.layer_norm(x, (5,), w.select(0, 0)),
     ),
     "cross_entropy": (
         lambda x, _, **k: kernel_twins.cross_entropy(x, CLASSES.to(x.device), **k),
         lambda x, _: torch.nn.functional.cross_entropy(x, CLASSES.to(x.device)),
     ),
-    "dropout_add": (lambda x, w, **k: kernel_twins.dropout_add(x, None, 0.0, bias=w[0], **k), lambda x, w: x + w[0]),
+    "dropout_add": (
+        lambda x, w, **k: kernel_twins.dropout_add(x, None, 0.0, bias=w.select(0, 0), **k),
+        lambda x, w: x + w.select(0, 0),
+    ),
 }
 """Of x: [4, 5] and w: [5, 5]."""
 BY_FUNCTION = pytest.mark.parametrize("function", EVERY)
@@ -626,8 +629,8 @@ NAMES: dict[str, Any] = {
     **{name: lambda x, _, name=name, **k: getattr(kernel_twins, name)(x, **k) for name in kernel_twins._MODULES},
     "matmul": lambda x, w, **k: kernel_twins.matmul(x, w, **k),
     "linear": lambda x, w, **k: kernel_twins.linear(x, w, **k),
-    "layer_norm": lambda x, w, **k: kernel_twins.layer_norm(x, 5, w[0], **k),
-    "rms_norm": lambda x, w, **k: kernel_twins.rms_norm(x, 5, w[0], residual=x, **k),
+    "layer_norm": lambda x, w, **k: kernel_twins.layer_norm(x, 5, w.select(0, 0), **k),
+    "rms_norm": lambda x, w, **k: kernel_twins.rms_norm(x, 5, w.select(0, 0), residual=x, **k),
     "cross_entropy": lambda x, _, **k: kernel_twins.cross_entropy(x, CLASSES, **k),
     "cross_entropy_gradient_": lambda x, _, **k: kernel_twins.cross_entropy_gradient_(x, CLASSES, **k),
     "dropout_add": lambda x, _, **k: kernel_twins.dropout_add(x, x, 0.0, **k),

@@ -23,6 +23,7 @@ def test_what_was_set_within_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_torch_compile_uses_its_own_assembler_every_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("torch")
+    pytest.importorskip("triton")
     from torch._inductor.runtime import compile_tasks
 
     ptxas = tmp_path / "torch" / "bin" / "ptxas"

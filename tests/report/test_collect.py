@@ -284,6 +284,7 @@ def test_searches_are_left_to_the_bench_and_what_is_compiled_beside_steps_is_not
 def test_what_does_not_compile_keeps_nothing_else_from_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    pytest.importorskip("triton")
     called = []
 
     def load(op: str, name: Name) -> Callable[..., None]:
@@ -320,6 +321,7 @@ def test_no_search_leaves_its_result_where_others_find_it() -> None:
 
 
 def test_no_winner_of_torch_compiles_is_kept_and_its_code_says_as_ever_that_callers_keep_theirs() -> None:
+    pytest.importorskip("triton")
     cache = pytest.importorskip("torch._inductor.runtime.autotune_cache").AutotuneCache
     keeps = cache.save
     with ahead.searches_forgotten():

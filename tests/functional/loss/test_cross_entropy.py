@@ -100,14 +100,22 @@ def replaced_mean(losses: Any, target: Any, loss: Any, scale: Any, ignore_index:
     scale.copy_(count.float().reciprocal())
 
 
+def require(backend: str) -> None:
+    """Skip where a backend is missing, which is said before anything else."""
+    if backend == "triton":
+        pytest.importorskip("triton")
+        return
+    try:
+        extension()
+    except UnavailableError as error:
+        pytest.skip(str(error))
+
+
 @pytest.fixture(params=["cuda", "triton"])
 def operators(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """``forward``, ``backward`` and ``in_place`` of a backend, ``loss`` alone, and its ``wide``-est dtype."""
+    require(request.param)
     if request.param == "cuda":
-        try:
-            extension()
-        except UnavailableError as error:
-            pytest.skip(str(error))
         if not hasattr(torch.ops.kernel_twins, "cross_entropy_result"):
             pytest.skip("the extension was built before there was an operator in it")
         library = torch.ops.kernel_twins
@@ -119,7 +127,7 @@ def operators(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
             wide=torch.float64,
         )
     else:
-        triton = pytest.importorskip("triton")
+        triton = importlib.import_module("triton")
         side = importlib.import_module("kernel_twins.functional.loss.triton_cross_entropy")
         monkeypatch.setattr(triton.knobs.runtime, "interpret", True)  # else the device is refused before all
         monkeypatch.setattr(side, "triton_launcher", replaced)
@@ -566,6 +574,7 @@ def test_what_pytorchs_gradient_in_place_refuses_is_named() -> None:
 
 def test_the_gradient_in_place_leaves_to_pytorch_what_only_pytorch_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """Probabilities and classes of uint8 on a GPU, which are refused where "cuda" is asked for."""
+    require("cuda")
     monkeypatch.setattr(functional, "is_on_gpu", lambda tensor: True)
     monkeypatch.setattr(functional, "_runs", lambda backend, device: True)
 
@@ -759,6 +768,7 @@ def test_what_is_refused_is_named(operators) -> None:
 
 @pytest.mark.parametrize("backend", ["cuda", "triton"])
 def test_what_only_pytorch_does_is_refused_by_name(backend) -> None:
+    require(backend)
     x, target = values((3, 5)), classes((3, 5))
     with pytest.raises(
         ValueError, match=rf"^weight is a Tensor, must be None for backend='{backend}': pass backend='to"
@@ -777,8 +787,6 @@ def test_what_only_pytorch_does_is_refused_by_name(backend) -> None:
             TypeError, match=r"^ignore_index is 1.5, must be an integer: pass the class that is to be ig"
         ):
             call(x, target, ignore_index=1.5, backend=backend)  # type: ignore[arg-type]
-        if backend == "triton":
-            pytest.importorskip("triton")
         with pytest.raises(
             TypeError, match=r"^input is a list, must be a torch.Tensor: call torch.as_tensor\(input\)$"
         ):
@@ -823,10 +831,11 @@ def test_the_module_takes_class_weights_first_as_pytorchs() -> None:
     assert repr(module).startswith("CrossEntropyLoss(weight=(5,), ignore_index=-100, ")
     assert torch.equal(module.state_dict()["weight"], right.state_dict()["weight"])
     assert not kernel_twins.nn.CrossEntropyLoss().state_dict()
-    with pytest.raises(ValueError, match=r"^weight is a Tensor, must be None for backend='cuda'"):
-        kernel_twins.nn.CrossEntropyLoss(weight, backend="cuda")(x, target)
     with pytest.raises(TypeError, match=r"^weight is 2, must be None or a torch.Tensor .* name the arguments that"):
         kernel_twins.nn.CrossEntropyLoss(2)  # type: ignore[arg-type]
+    require("cuda")
+    with pytest.raises(ValueError, match=r"^weight is a Tensor, must be None for backend='cuda'"):
+        kernel_twins.nn.CrossEntropyLoss(weight, backend="cuda")(x, target)
 
 
 @pytest.mark.parametrize("op", ["cross_entropy", "cross_entropy_backward"])

@@ -365,6 +365,7 @@ def test_what_is_saved_is_what_the_activation_was_applied_to(activation, shape) 
     ],
 )
 def test_backward_refuses_what_is_not_like_dout(saved, error, said) -> None:
+    pytest.importorskip("triton")
     compute = importlib.import_module("kernel_twins.functional.matmul.triton_linear")._compute_backward
     with pytest.raises(error, match=said):
         compute(torch.ones(2, 4).bfloat16(), saved, "gelu")
