@@ -4,27 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kernel_twins.report.drawings.primitives import SOFT, Drawing, Level
+from kernel_twins.report.drawings.primitives import Drawing, Level, drawn
 
 
-def four_words() -> Drawing:
-    drawing = Drawing(
-        "One call for every element, of whose four words one is used, and one call for four elements", 214
-    )
-    drawing.text(16, 20, "a call for every element: one word of four is used")
+@drawn("One call for every element, of whose four words one is used, and one call for four elements", 214)
+def four_words(drawing: Drawing) -> None:
+    drawing.heading(16, 20, "a call for every element: one word of four is used")
     for element in range(4):
         x = 16 + 152 * element
         drawing.cells(x, 34, 4, 30, 24, _used(element), range(4))
-        drawing.arrow((x + 30 * element + 15, 58), (x + 30 * element + 15, 78))
+        drawing.down(58, 78, x + 30 * element + 15)
         drawing.cells(x + 30 * element, 78, 1, 30, 24, "device", [element])
-    drawing.text(16, 130, "a call for four neighbours: every word is used")
+    drawing.heading(16, 130, "a call for four neighbours: every word is used")
     drawing.cells(16, 144, 4, 30, 24, "registers", range(4))
     for element in range(4):
-        drawing.arrow((31 + 30 * element, 168), (31 + 30 * element, 178))
+        drawing.down(168, 178, 31 + 30 * element)
     drawing.cells(16, 178, 4, 30, 24, "device", range(4))
-    drawing.text(160, 161, "green: the words of block i / 4 that are used", 11, colour=SOFT)
-    drawing.text(160, 195, "blue: elements i, each with word i % 4", 11, colour=SOFT)
-    return drawing
+    drawing.note(160, 161, "green: the words of block i / 4 that are used")
+    drawing.note(160, 195, "blue: elements i, each with word i % 4")
 
 
 def _used(element: int) -> Callable[[int], Level]:

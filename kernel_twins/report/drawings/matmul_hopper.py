@@ -2,196 +2,185 @@
 
 from __future__ import annotations
 
-from kernel_twins.report.drawings.primitives import ALARM, SOFT, Drawing, Level
+from kernel_twins.report.drawings.primitives import ALARM, SOFT, Drawing, Level, drawn
 
 
-def tma_tile() -> Drawing:
-    drawing = Drawing("A tile on its way: asked for by one thread, swizzled by the copy engine, read by wgmma", 244)
+@drawn("A tile on its way: asked for by one thread, swizzled by the copy engine, read by wgmma", 244)
+def tma_tile(drawing: Drawing) -> None:
     side = 12
 
     def level(row: int, column: int) -> Level:
         return "device" if row in (2, 3, 4, 5) and column in (4, 5, 6, 7) else "plain"
 
-    drawing.text(16, 20, "A, as the tensor map describes it")
+    drawing.heading(16, 20, "A, as the tensor map describes it")
     drawing.grid(16, 34, 9, 11, side, level)
-    drawing.text(16, 156, "asked for: row, column", 11, colour=SOFT)
-    drawing.box(196, 58, 92, 44, "plain", "copy engine", 11)
-    drawing.arrow((112, 82), (196, 82))
-    drawing.text(324, 20, "shared memory")
-    drawing.box(324, 34, 112, 50, "shared", "64 x 64 of A,\nswizzled", 11)
-    drawing.box(324, 92, 112, 50, "shared", "64 x 64 of B,\nswizzled", 11)
+    drawing.note(16, 156, "asked for: row, column")
+    drawing.box(196, 58, 92, 44, "plain", "copy engine")
+    drawing.across(112, 196, 82)
+    drawing.heading(324, 20, "shared memory")
+    drawing.box(324, 34, 112, 50, "shared", "64 x 64 of A,\nswizzled")
+    drawing.box(324, 92, 112, 50, "shared", "64 x 64 of B,\nswizzled")
     drawing.arrow((288, 72), (324, 59))
     drawing.arrow((288, 88), (324, 117))
-    drawing.text(484, 20, "tensor cores")
-    drawing.box(484, 34, 140, 108, "tensor", "wgmma: four\nwarps multiply\n64 x 64 x 16", 11)
+    drawing.heading(484, 20, "tensor cores")
+    drawing.box(484, 34, 140, 108, "tensor", "wgmma: four\nwarps multiply\n64 x 64 x 16")
     drawing.arrow((436, 59), (484, 72))
     drawing.arrow((436, 117), (484, 104))
-    drawing.box(324, 160, 112, 30, "idle", "mbarrier", 11)
+    drawing.box(324, 160, 112, 30, "idle", "mbarrier")
     drawing.arrow((242, 102), (242, 175), (324, 175))
-    drawing.text(150, 190, "counts the bytes", 11, colour=SOFT)
+    drawing.note(150, 190, "counts the bytes")
     drawing.arrow((436, 175), (554, 175), (554, 142))
-    drawing.text(450, 190, "all have come: go", 11, colour=SOFT)
-    drawing.text(16, 224, "no thread copies, computes addresses, masks edges or loads fragments", 11)
-    return drawing
+    drawing.note(450, 190, "all have come: go")
+    drawing.text(16, 224, "no thread copies, computes addresses, masks edges or loads fragments")
 
 
-def large_tile() -> Drawing:
-    drawing = Drawing("Rows and columns that are fetched for a tile, and the sums that they serve", 232)
+@drawn("Rows and columns that are fetched for a tile, and the sums that they serve", 232)
+def large_tile(drawing: Drawing) -> None:
     for x, size, cells, sums in ((60, "64 x 64", 2, "4,096"), (290, "128 x 128", 4, "16,384")):
         side = 24
         edge = cells * side
-        drawing.text(x - 44, 20, f"a tile of {size}")
+        drawing.heading(x - 44, 20, f"a tile of {size}")
         drawing.cells(x, 40, cells, side, 20, "l2")
         for row in range(cells):
             drawing.cells(x - 28, 68 + row * side, 1, 20, side, "l2")
         drawing.grid(x, 68, cells, cells, side, lambda row, column: "registers")
-        drawing.text(x + edge + 8, 50, "of B", 11, colour=SOFT)
-        drawing.text(x - 44, 68 + edge + 12, "of A", 11, colour=SOFT)
-        drawing.text(x - 44, 196, f"{cells * 64} elements a k, {sums} sums", 11)
-    drawing.text(470, 90, "twice the strips,", 11, colour=SOFT)
-    drawing.text(470, 106, "four times the", 11, colour=SOFT)
-    drawing.text(470, 122, "products", 11, colour=SOFT)
-    drawing.text(16, 218, "teal: what L2 has to deliver for each k; green: sums; a cell is 32 elements wide", 11)
-    return drawing
+        drawing.note(x + edge + 8, 50, "of B")
+        drawing.note(x - 44, 68 + edge + 12, "of A")
+        drawing.text(x - 44, 196, f"{cells * 64} elements a k, {sums} sums")
+    drawing.note(470, 90, "twice the strips,\nfour times the\nproducts")
+    drawing.text(16, 218, "teal: what L2 has to deliver for each k; green: sums; a cell is 32 elements wide")
 
 
-def producer_ring() -> Drawing:
-    drawing = Drawing("A producer fills a ring of stages, a consumer empties it; two barriers for each stage", 232)
-    drawing.box(16, 62, 108, 60, "plain", "producer:\none thread\nasks for tiles", 11)
-    drawing.box(516, 62, 108, 60, "tensor", "consumer:\na warpgroup\nmultiplies", 11)
-    drawing.text(152, 20, "shared memory of one block: a ring of six stages")
+@drawn("A producer fills a ring of stages, a consumer empties it; two barriers for each stage", 232)
+def producer_ring(drawing: Drawing) -> None:
+    drawing.box(16, 62, 108, 60, "plain", "producer:\none thread\nasks for tiles")
+    drawing.box(516, 62, 108, 60, "tensor", "consumer:\na warpgroup\nmultiplies")
+    drawing.heading(152, 20, "shared memory of one block: a ring of six stages")
     texts = ("read", "full", "full", "coming", "coming", "empty")
     levels: tuple[Level, ...] = ("tensor", "shared", "shared", "idle", "idle", "plain")
     for index, (text, level) in enumerate(zip(texts, levels, strict=True)):
-        drawing.box(152 + 56 * index, 62, 52, 60, level, text, 11)
-        drawing.text(178 + 56 * index, 134, f"stage {index}", 11, "middle", SOFT)
-    drawing.arrow((124, 80), (152, 80))
-    drawing.arrow((488, 80), (516, 80))
+        drawing.box(152 + 56 * index, 62, 52, 60, level, text)
+        drawing.note(178 + 56 * index, 134, f"stage {index}", "middle")
+    drawing.across(124, 152, 80)
+    drawing.across(488, 516, 80)
     drawing.arrow((70, 62), (70, 42), (570, 42), (570, 62))
-    drawing.text(236, 50, "full[s]: its bytes have come", 11, colour=SOFT)
+    drawing.note(236, 50, "full[s]: its bytes have come")
     drawing.arrow((570, 122), (570, 160), (70, 160), (70, 122), dashed=True)
-    drawing.text(200, 172, "empty[s]: it has been multiplied, and may be filled again", 11, colour=SOFT)
-    drawing.text(16, 200, "the producer runs ahead by as many tiles as the ring holds; barriers flip with every", 11)
-    drawing.text(16, 216, "round of the ring, and who waits names the round by its parity", 11)
-    return drawing
+    drawing.note(200, 172, "empty[s]: it has been multiplied, and may be filled again")
+    drawing.text(16, 200, "the producer runs ahead by as many tiles as the ring holds; barriers flip with every")
+    drawing.text(16, 216, "round of the ring, and who waits names the round by its parity")
 
 
-def two_consumers() -> Drawing:
-    drawing = Drawing("Two warpgroups at one tile, and wgmma with a group left under way", 258)
-    drawing.text(16, 20, "a tile of 128 x 256")
-    drawing.box(16, 56, 150, 40, "registers", "warpgroup 1: 64 x 256", 11)
-    drawing.box(16, 96, 150, 40, "registers", "warpgroup 2: 64 x 256", 11)
-    drawing.text(16, 156, "both read the same B", 11, colour=SOFT)
-    drawing.box(16, 34, 150, 18, "shared", "64 x 256 of B", 11)
-    drawing.text(200, 20, "a warpgroup that waits for its products")
+@drawn("Two warpgroups at one tile, and wgmma with a group left under way", 258)
+def two_consumers(drawing: Drawing) -> None:
+    drawing.heading(16, 20, "a tile of 128 x 256")
+    drawing.box(16, 56, 150, 40, "registers", "warpgroup 1: 64 x 256")
+    drawing.box(16, 96, 150, 40, "registers", "warpgroup 2: 64 x 256")
+    drawing.note(16, 156, "both read the same B")
+    drawing.box(16, 34, 150, 18, "shared", "64 x 256 of B")
+    drawing.heading(200, 20, "a warpgroup that waits for its products")
     x = 200.0
     for step in range(4):
-        drawing.box(x, 34, 76, 28, "tensor", f"k {step}", 11)
+        drawing.box(x, 34, 76, 28, "tensor", f"k {step}")
         drawing.box(x + 76, 34, 30, 28, "idle")
         x += 106
-    drawing.text(200, 78, "grey: it notices, waits for the next stage, starts the next group", 11, colour=SOFT)
-    drawing.text(200, 106, "one group stays under way")
+    drawing.note(200, 78, "grey: it notices, waits for the next stage, starts the next group")
+    drawing.heading(200, 106, "one group stays under way")
     for step in range(5):
-        drawing.box(200 + 76 * step, 120, 76, 28, "tensor", f"k {step}", 11)
+        drawing.box(200 + 76 * step, 120, 76, 28, "tensor", f"k {step}")
     for step in range(4):
-        drawing.arrow((222 + 76 * (step + 1), 172), (222 + 76 * (step + 1), 150))
-        drawing.text(240 + 76 * step + 38, 184, f"frees {step}", 11, "middle", SOFT)
-    drawing.arrow((200, 208), (604, 208))
-    drawing.text(612, 208, "t", 11)
-    drawing.text(16, 238, "when the wait for k 0 returns, k 1 has been started: a stage is freed one step later", 11)
-    return drawing
+        drawing.down(172, 150, 222 + 76 * (step + 1))
+        drawing.note(240 + 76 * step + 38, 184, f"frees {step}", "middle")
+    drawing.time_axis(200, 208)
+    drawing.text(16, 238, "when the wait for k 0 returns, k 1 has been started: a stage is freed one step later")
 
 
-def persistent() -> Drawing:
-    drawing = Drawing("Blocks of one tile each on an SM, and one block that stays", 236)
-    drawing.text(16, 20, "a block for every tile: set up, fill the ring, multiply, store, end")
+@drawn("Blocks of one tile each on an SM, and one block that stays", 236)
+def persistent(drawing: Drawing) -> None:
+    drawing.heading(16, 20, "a block for every tile: set up, fill the ring, multiply, store, end")
     x = 96.0
-    drawing.text(16, 48, "one SM", 11)
+    drawing.text(16, 48, "one SM")
     for tile in range(2):
         parts: tuple[tuple[int, Level, str], ...] = (
             (40, "idle", "start"), (50, "shared", "fetch"), (118, "tensor", f"tile {tile}"), (54, "registers", "store"),
         )  # fmt: skip
         for width, level, text in parts:
-            drawing.box(x, 34, width, 28, level, text, 11)
+            drawing.box(x, 34, width, 28, level, text)
             x += width
-    drawing.text(16, 100, "a block that stays")
-    drawing.text(16, 128, "producer", 11)
-    drawing.text(16, 164, "consumers", 11)
-    drawing.box(96, 114, 40, 28, "idle", "start", 11)
-    drawing.box(136, 114, 118, 28, "shared", "fetch 0", 11)
-    drawing.box(254, 114, 168, 28, "shared", "fetch 1", 11)
-    drawing.box(422, 114, 168, 28, "shared", "fetch 2", 11)
+    drawing.heading(16, 100, "a block that stays")
+    drawing.text(16, 128, "producer")
+    drawing.text(16, 164, "consumers")
+    drawing.box(96, 114, 40, 28, "idle", "start")
+    drawing.box(136, 114, 118, 28, "shared", "fetch 0")
+    drawing.box(254, 114, 168, 28, "shared", "fetch 1")
+    drawing.box(422, 114, 168, 28, "shared", "fetch 2")
     x = 186.0
     for tile in range(2):
-        drawing.box(x, 150, 118, 28, "tensor", f"tile {tile}", 11)
-        drawing.box(x + 118, 150, 54, 28, "registers", "store", 11)
+        drawing.box(x, 150, 118, 28, "tensor", f"tile {tile}")
+        drawing.box(x + 118, 150, 54, 28, "registers", "store")
         x += 172
-    drawing.box(x, 150, 60, 28, "tensor", "tile 2", 11)
-    drawing.arrow((96, 196), (604, 196))
-    drawing.text(612, 196, "t", 11)
-    drawing.text(16, 218, "the ring is full again when the sums are stored; starting is paid once", 11)
-    return drawing
+    drawing.box(x, 150, 60, 28, "tensor", "tile 2")
+    drawing.time_axis(96, 196)
+    drawing.text(16, 218, "the ring is full again when the sums are stored; starting is paid once")
 
 
-def multicast() -> Drawing:
-    drawing = Drawing("Two blocks that need the same tile of B: fetched twice, and once for both", 262)
+@drawn("Two blocks that need the same tile of B: fetched twice, and once for both", 262)
+def multicast(drawing: Drawing) -> None:
     for x, title, note, colour in (
         (16, "two blocks by themselves", "L2 delivers A0, A1 and B twice", ALARM),
         (334, "a cluster of two", "L2 delivers A0, A1 and B once", SOFT),
     ):
-        drawing.text(x, 20, title)
-        drawing.box(x, 34, 52, 160, "l2", "L2", 12)
-        drawing.text(x, 214, note, 11, colour=colour)
+        drawing.heading(x, 20, title)
+        drawing.box(x, 34, 52, 160, "l2", "L2", size=12)
+        drawing.text(x, 214, note, colour=colour)
     for block in range(2):
         y = 34 + 84 * block
-        drawing.box(178, y, 112, 76, "shared", f"block {block}:\nA{block}, B", 11)
-        drawing.arrow((68, y + 22), (178, y + 22))
-        drawing.text(122, y + 12, f"A{block}", 11, "middle", SOFT)
-        drawing.arrow((68, y + 56), (178, y + 56))
-        drawing.text(122, y + 46, "all of B", 11, "middle", SOFT)
-        drawing.box(508, y, 116, 76, "shared", f"block {block}:\nA{block}, B", 11)
-        drawing.arrow((386, y + 18), (508, y + 18))
-        drawing.text(440, y + 8, f"A{block}", 11, "middle", SOFT)
+        drawing.box(178, y, 112, 76, "shared", f"block {block}:\nA{block}, B")
+        drawing.across(68, 178, y + 22)
+        drawing.note(122, y + 12, f"A{block}", "middle")
+        drawing.across(68, 178, y + 56)
+        drawing.note(122, y + 46, "all of B", "middle")
+        drawing.box(508, y, 116, 76, "shared", f"block {block}:\nA{block}, B")
+        drawing.across(386, 508, y + 18)
+        drawing.note(440, y + 8, f"A{block}", "middle")
         drawing.line((386, y + 56), (460, y + 56))
-        drawing.text(424, y + 46, f"half {block}", 11, "middle", SOFT)
+        drawing.note(424, y + 46, f"half {block}", "middle")
         for target in range(2):
             drawing.arrow((460, y + 56), (508, 34 + 84 * target + (42 if block == 0 else 62)))
-    drawing.text(16, 244, "multicast: what L2 delivers once is written, and counted, in the shared memory of both", 11)
-    return drawing
+    drawing.text(16, 244, "multicast: what L2 delivers once is written, and counted, in the shared memory of both")
 
 
-def staged_store() -> Drawing:
-    drawing = Drawing("A warpgroup's 64 x 256 sums leave in four pieces, through two places in shared memory", 264)
-    drawing.text(16, 20, "registers")
+@drawn("A warpgroup's 64 x 256 sums leave in four pieces, through two places in shared memory", 264)
+def staged_store(drawing: Drawing) -> None:
+    drawing.heading(16, 20, "registers")
     for piece in range(4):
-        drawing.box(16, 34 + 30 * piece, 96, 28, "registers", f"columns {64 * piece}+", 11)
-    drawing.text(188, 20, "shared memory, swizzled")
-    drawing.box(188, 42, 112, 44, "shared", "piece 0, then 2", 11)
-    drawing.box(188, 100, 112, 44, "shared", "piece 1, then 3", 11)
+        drawing.box(16, 34 + 30 * piece, 96, 28, "registers", f"columns {64 * piece}+")
+    drawing.heading(188, 20, "shared memory, swizzled")
+    drawing.box(188, 42, 112, 44, "shared", "piece 0, then 2")
+    drawing.box(188, 100, 112, 44, "shared", "piece 1, then 3")
     drawing.arrow((112, 48), (188, 58))
     drawing.arrow((112, 78), (188, 116))
     drawing.arrow((112, 108), (188, 72), dashed=True)
     drawing.arrow((112, 138), (188, 130), dashed=True)
-    drawing.text(16, 166, "stmatrix: whole rows of 16 bytes", 11, colour=SOFT)
-    drawing.box(376, 64, 92, 56, "plain", "copy engine", 11)
+    drawing.note(16, 166, "stmatrix: whole rows of 16 bytes")
+    drawing.box(376, 64, 92, 56, "plain", "copy engine")
     drawing.arrow((300, 64), (376, 82))
     drawing.arrow((300, 122), (376, 102))
-    drawing.text(304, 166, "after fence.proxy.async", 11, colour=SOFT)
-    drawing.box(536, 42, 88, 102, "device", "out, in\nwhole lines", 11)
-    drawing.arrow((468, 92), (536, 92))
-    drawing.text(16, 196, "products", 11)
-    drawing.box(120, 184, 150, 24, "tensor", "tile 0", 11)
-    drawing.box(350, 184, 240, 24, "tensor", "tile 1", 11)
-    drawing.text(16, 226, "stores", 11)
+    drawing.note(304, 166, "after fence.proxy.async")
+    drawing.box(536, 42, 88, 102, "device", "out, in\nwhole lines")
+    drawing.across(468, 536, 92)
+    drawing.text(16, 196, "products")
+    drawing.box(120, 184, 150, 24, "tensor", "tile 0")
+    drawing.box(350, 184, 240, 24, "tensor", "tile 1")
+    drawing.text(16, 226, "stores")
     for piece in range(4):
-        drawing.box(282 + 46 * piece, 214, 44, 24, "shared", str(piece), 11)
-    drawing.text(500, 226, "2 and 3 drain here", 11, colour=SOFT)
-    drawing.text(16, 250, "a place is written again once the copy engine has read it, not once out has it", 11)
-    return drawing
+        drawing.box(282 + 46 * piece, 214, 44, 24, "shared", str(piece))
+    drawing.note(500, 226, "2 and 3 drain here")
+    drawing.text(16, 250, "a place is written again once the copy engine has read it, not once out has it")
 
 
-def hilbert() -> Drawing:
-    drawing = Drawing("A run of 64 tiles in groups of four rows, and along a Hilbert curve", 254)
+@drawn("A run of 64 tiles in groups of four rows, and along a Hilbert curve", 254)
+def hilbert(drawing: Drawing) -> None:
     side, cells, first, run = 11, 16, 80, 64
     grouped = [(4 * group + within % 4, within // 4) for group in range(4) for within in range(64)]
     for x, title, order in ((70, "groups of four rows", grouped), (380, "Hilbert curve", _hilbert(cells))):
@@ -200,14 +189,13 @@ def hilbert() -> Drawing:
         def level(row: int, column: int, working: set[tuple[int, int]] = working) -> Level:
             return "registers" if (row, column) in working else "plain"
 
-        drawing.text(x, 20, title)
+        drawing.heading(x, 20, title)
         drawing.grid(x, 34, cells, cells, side, level)
         drawing.line(*((x + side * (column + 0.5), 34 + side * (row + 0.5)) for row, column in order))
         rows, columns = ({cell[way] for cell in working} for way in (0, 1))
         needs = f"{len(rows)} strips of A + {len(columns)} strips of B = {len(rows) + len(columns)}"
-        drawing.text(x, 222, needs, 11)
-    drawing.text(16, 242, f"green: the {run} tiles in work at some moment, the same ones of either order", 11)
-    return drawing
+        drawing.text(x, 222, needs)
+    drawing.text(16, 242, f"green: the {run} tiles in work at some moment, the same ones of either order")
 
 
 def _hilbert(size: int) -> list[tuple[int, int]]:
@@ -233,165 +221,154 @@ def _hilbert(size: int) -> list[tuple[int, int]]:
     return stretch(0, 0, size, 0, 0, size)
 
 
-def split_tiles() -> Drawing:
-    drawing = Drawing("Twenty tiles on eight SMs: a last round of four, and those four split along K", 262)
+@drawn("Twenty tiles on eight SMs: a last round of four, and those four split along K", 262)
+def split_tiles(drawing: Drawing) -> None:
     width, height = 70, 18
     for x, title in ((66, "whole tiles"), (356, "the last four split in two")):
-        drawing.text(x, 20, title)
+        drawing.heading(x, 20, title)
         for sm in range(8):
             if x == 66:
-                drawing.text(16, 44 + height * sm, f"SM {sm}", 11, colour=SOFT)
+                drawing.note(16, 44 + height * sm, f"SM {sm}")
             for turn in range(2):
-                drawing.box(x + width * turn, 35 + height * sm, width, height, "tensor", f"tile {8 * turn + sm}", 11)
+                drawing.box(x + width * turn, 35 + height * sm, width, height, "tensor", f"tile {8 * turn + sm}")
     for sm in range(8):
         y = 35 + height * sm
         if sm < 4:
-            drawing.box(66 + 2 * width, y, width, height, "tensor", f"tile {16 + sm}", 11)
+            drawing.box(66 + 2 * width, y, width, height, "tensor", f"tile {16 + sm}")
         else:
-            drawing.box(66 + 2 * width, y, width, height, "idle", "idle", 11)
-        drawing.box(356 + 2 * width, y, width / 2, height, "tensor", f"{16 + sm // 2}{'ab'[sm % 2]}", 11)
+            drawing.box(66 + 2 * width, y, width, height, "idle", "idle")
+        drawing.box(356 + 2 * width, y, width / 2, height, "tensor", f"{16 + sm // 2}{'ab'[sm % 2]}")
         if sm % 2:
-            drawing.box(356 + 2.5 * width, y, 40, height, "registers", "a + b", 11)
+            drawing.box(356 + 2.5 * width, y, 40, height, "registers", "a + b")
         else:
             drawing.arrow((356 + 2.5 * width, y + 9), (356 + 2.5 * width + 24, y + 9), (556, y + height))
     for x in (66, 356):
-        drawing.arrow((x, 192), (x + 3 * width + 20, 192))
-        drawing.text(x + 3 * width + 26, 192, "t", 11)
-    drawing.text(16, 216, "a and b: the two halves of K. Whoever comes last adds a and b, always in this order", 11)
-    drawing.text(16, 232, "whole rounds come first: what is split, and has to be written and read again, are only", 11)
-    drawing.text(16, 248, "the tiles of the round that would have left SMs idle", 11)
-    return drawing
+        drawing.across(x, x + 3 * width + 20, 192)
+        drawing.text(x + 3 * width + 26, 192, "t")
+    drawing.text(16, 216, "a and b: the two halves of K. Whoever comes last adds a and b, always in this order")
+    drawing.text(16, 232, "whole rounds come first: what is split, and has to be written and read again, are only")
+    drawing.text(16, 248, "the tiles of the round that would have left SMs idle")
 
 
-def unaligned_rows() -> Drawing:
-    drawing = Drawing("Rows of an odd number of elements, as they are and copied into padded rows", 232)
+@drawn("Rows of an odd number of elements, as they are and copied into padded rows", 232)
+def unaligned_rows(drawing: Drawing) -> None:
     left, cells = 16, 15
     for y, title, shifts in (
         (20, "rows of 15 units where a line holds 16: most lie across two lines", (0, 15, 30, 45)),
         (112, "copied once into rows of 16: each begins with a line", (0, 16, 32, 48)),
     ):
-        drawing.text(left, y, title)
+        drawing.heading(left, y, title)
         width = 148.0
         for line in range(4):
             drawing.box(left + width * line, y + 34, width, 20, "plain")
-            drawing.text(left + width * (line + 0.5), y + 66, f"line {line}", 11, "middle", SOFT)
+            drawing.note(left + width * (line + 0.5), y + 66, f"line {line}", "middle")
         unit = width / 16
         for row, shift in enumerate(shifts):
             level: Level = "registers" if row == 2 else "device"
-            drawing.box(left + unit * shift, y + 14, unit * cells, 18, level, f"row {row}", 11)
-    drawing.text(16, 206, "green: row 2, which is in lines 1 and 2, or in one line alone", 11)
-    drawing.text(16, 222, "a line is 128 bytes, drawn as 16 units", 11, colour=SOFT)
-    return drawing
+            drawing.box(left + unit * shift, y + 14, unit * cells, 18, level, f"row {row}")
+    drawing.text(16, 206, "green: row 2, which is in lines 1 and 2, or in one line alone")
+    drawing.note(16, 222, "a line is 128 bytes, drawn as 16 units")
 
 
-def roles_by_hand() -> Drawing:
-    drawing = Drawing("Eight warps in step, and three roles at their own pace", 258)
-    drawing.text(16, 20, "Triton: the compiler lets all eight warps do everything")
+@drawn("Eight warps in step, and three roles at their own pace", 258)
+def roles_by_hand(drawing: Drawing) -> None:
+    drawing.heading(16, 20, "Triton: the compiler lets all eight warps do everything")
     x = 130.0
-    drawing.text(16, 48, "warps 0 to 7", 11)
+    drawing.text(16, 48, "warps 0 to 7")
     for step in range(3):
-        drawing.box(x, 34, 44, 28, "shared", "ask", 11)
-        drawing.box(x + 44, 34, 100, 28, "tensor", f"k {step}", 11)
+        drawing.box(x, 34, 44, 28, "shared", "ask")
+        drawing.box(x + 44, 34, 100, 28, "tensor", f"k {step}")
         drawing.box(x + 144, 34, 16, 28, "idle")
         x += 160
-    drawing.text(16, 98, "Gluon: who copies and who multiplies is written down")
+    drawing.heading(16, 98, "Gluon: who copies and who multiplies is written down")
     for row, name in enumerate(("warp 8", "warps 0 to 3", "warps 4 to 7")):
-        drawing.text(16, 126 + 34 * row, name, 11)
+        drawing.text(16, 126 + 34 * row, name)
     for step in range(6):
-        drawing.box(130 + 80 * step, 112, 76, 28, "shared", "ask", 11)
+        drawing.box(130 + 80 * step, 112, 76, 28, "shared", "ask")
     for step in range(4):
-        drawing.box(150 + 104 * step, 146, 104, 28, "tensor", f"k {step}", 11)
-        drawing.box(182 + 104 * step, 180, 104, 28, "tensor", f"k {step}", 11)
-    drawing.arrow((130, 222), (604, 222))
-    drawing.text(612, 222, "t", 11)
-    drawing.text(16, 244, "grey: all meet; below, while one warpgroup waits or stores, the other one multiplies", 11)
-    return drawing
+        drawing.box(150 + 104 * step, 146, 104, 28, "tensor", f"k {step}")
+        drawing.box(182 + 104 * step, 180, 104, 28, "tensor", f"k {step}")
+    drawing.time_axis(130, 222)
+    drawing.text(16, 244, "grey: all meet; below, while one warpgroup waits or stores, the other one multiplies")
 
 
-def early_start() -> Drawing:
-    drawing = Drawing("Two small kernels of a stream, one after the other and the second set up early", 284)
+@drawn("Two small kernels of a stream, one after the other and the second set up early", 284)
+def early_start(drawing: Drawing) -> None:
     set_up: tuple[int, Level, str] = (48, "idle", "set up")
     describe: tuple[int, Level, str] = (80, "device", "write\ndescriptors")
     multiply: tuple[int, Level, str] = (70, "tensor", "fetch and\nmultiply")
     store: tuple[int, Level, str] = (48, "registers", "store")
     wait: tuple[int, Level, str] = (48, "plain", "wait")
-    drawing.text(16, 20, "as before: a kernel begins when the one before it has ended")
-    drawing.text(16, 132, "now: descriptors come with the launch, and kernel 2 is set up beside kernel 1")
+    drawing.heading(16, 20, "as before: a kernel begins when the one before it has ended")
+    drawing.heading(16, 132, "now: descriptors come with the launch, and kernel 2 is set up beside kernel 1")
     for name, x, y, parts in (
         ("kernel 1", 84, 34, (set_up, describe, multiply, store)),
         ("kernel 2", 330, 74, (set_up, describe, multiply, store)),
         ("kernel 1", 84, 146, (set_up, multiply, store)),
         ("kernel 2", 154, 186, (set_up, wait, multiply, store)),
     ):
-        drawing.text(16, y + 17, name, 11)
+        drawing.text(16, y + 17, name)
         left = float(x)
         for width, level, text in parts:
-            drawing.box(left, y, width, 34, level, text, 11)
+            drawing.box(left, y, width, 34, level, text)
             left += width
     for x, y in ((330, 34), (250, 146)):
         drawing.line((x, y - 4), (x, y + 78), dashed=True)
-        drawing.text(x + 8, y + 17, "kernel 1 has ended", 11, colour=SOFT)
+        drawing.note(x + 8, y + 17, "kernel 1 has ended")
     drawing.bracket(368, 203, 208, "sooner")
-    drawing.arrow((84, 240), (604, 240))
-    drawing.text(612, 240, "t", 11)
-    drawing.text(16, 264, "kernel 2 touches no data before kernel 1 has ended, and then multiplies at once", 11)
-    return drawing
+    drawing.time_axis(84, 240)
+    drawing.text(16, 264, "kernel 2 touches no data before kernel 1 has ended, and then multiplies at once")
 
 
-def turned_pieces() -> Drawing:
-    drawing = Drawing("A stage of fp32 tiles: fetched by one warp, turned round by three, read by eight", 248)
-    drawing.text(16, 20, "device memory")
-    drawing.box(16, 34, 100, 56, "device", "A: k side\nby side", 11)
-    drawing.box(16, 118, 100, 56, "device", "B: columns\nside by side", 11)
-    drawing.text(196, 20, "a stage in shared memory")
+@drawn("A stage of fp32 tiles: fetched by one warp, turned round by three, read by eight", 248)
+def turned_pieces(drawing: Drawing) -> None:
+    drawing.heading(16, 20, "device memory")
+    drawing.box(16, 34, 100, 56, "device", "A: k side\nby side")
+    drawing.box(16, 118, 100, 56, "device", "B: columns\nside by side")
+    drawing.heading(196, 20, "a stage in shared memory")
     for piece in range(4):
-        drawing.box(196 + 46 * piece, 34, 44, 56, "shared", "32 x\n32", 11)
+        drawing.box(196 + 46 * piece, 34, 44, 56, "shared", "32 x\n32")
     for piece in range(8):
         drawing.box(196 + 23 * piece, 118, 22, 56, "shared")
-    drawing.arrow((116, 62), (196, 62))
-    drawing.arrow((116, 146), (196, 146))
-    drawing.text(122, 104, "copy engine", 11, colour=SOFT)
-    drawing.box(414, 34, 96, 56, "registers", "three warps\ntranspose", 11)
-    drawing.arrow((380, 50), (414, 50))
-    drawing.arrow((414, 74), (380, 74))
-    drawing.box(534, 34, 90, 140, "registers", "eight warps:\nFMAs only", 11)
-    drawing.arrow((510, 62), (534, 62))
-    drawing.arrow((380, 146), (534, 146))
-    drawing.text(404, 106, "turned[s]", 11, colour=SOFT)
-    drawing.text(404, 134, "full[s]", 11, colour=SOFT)
+    drawing.across(116, 196, 62, 146)
+    drawing.note(122, 104, "copy engine")
+    drawing.box(414, 34, 96, 56, "registers", "three warps\ntranspose")
+    drawing.across(380, 414, 50)
+    drawing.across(414, 380, 74)
+    drawing.box(534, 34, 90, 140, "registers", "eight warps:\nFMAs only")
+    drawing.across(510, 534, 62)
+    drawing.across(380, 534, 146)
+    drawing.note(404, 106, "turned[s]")
+    drawing.note(404, 134, "full[s]")
     drawing.arrow((580, 174), (580, 196), (66, 196), (66, 174), dashed=True)
-    drawing.text(200, 208, "empty[s]: read by all, fetch the next", 11, colour=SOFT)
-    drawing.text(16, 232, "pieces are turned in place; only where k lies side by side is there any need", 11)
-    return drawing
+    drawing.note(200, 208, "empty[s]: read by all, fetch the next")
+    drawing.text(16, 232, "pieces are turned in place; only where k lies side by side is there any need")
 
 
-def split_once() -> Drawing:
-    drawing = Drawing("B is split by a kernel of its own, A by the warpgroup that multiplies it", 262)
-    drawing.text(16, 20, "first kernel")
-    drawing.box(16, 34, 68, 60, "device", "B, rows\nof N", 11)
-    drawing.box(120, 34, 100, 26, "device", "B big", 11)
-    drawing.box(120, 68, 100, 26, "device", "B small", 11)
+@drawn("B is split by a kernel of its own, A by the warpgroup that multiplies it", 262)
+def split_once(drawing: Drawing) -> None:
+    drawing.heading(16, 20, "first kernel")
+    drawing.box(16, 34, 68, 60, "device", "B, rows\nof N")
+    drawing.box(120, 34, 100, 26, "device", "B big")
+    drawing.box(120, 68, 100, 26, "device", "B small")
     drawing.arrow((84, 54), (120, 47))
     drawing.arrow((84, 74), (120, 81))
-    drawing.text(16, 112, "turned round: rows along K", 11, colour=SOFT)
-    drawing.text(284, 20, "second kernel")
-    drawing.box(284, 34, 104, 26, "shared", "tile of big", 11)
-    drawing.box(284, 68, 104, 26, "shared", "tile of small", 11)
-    drawing.arrow((220, 47), (284, 47))
-    drawing.arrow((220, 81), (284, 81))
-    drawing.box(120, 134, 100, 40, "device", "A", 12)
-    drawing.box(284, 134, 104, 40, "shared", "tile of A,\nas it is", 11)
-    drawing.arrow((220, 154), (284, 154))
-    drawing.box(424, 128, 96, 24, "registers", "A big", 11)
-    drawing.box(424, 158, 96, 24, "registers", "A small", 11)
+    drawing.note(16, 112, "turned round: rows along K")
+    drawing.heading(284, 20, "second kernel")
+    drawing.box(284, 34, 104, 26, "shared", "tile of big")
+    drawing.box(284, 68, 104, 26, "shared", "tile of small")
+    drawing.across(220, 284, 47, 81)
+    drawing.box(120, 134, 100, 40, "device", "A", size=12)
+    drawing.box(284, 134, 104, 40, "shared", "tile of A,\nas it is")
+    drawing.across(220, 284, 154)
+    drawing.box(424, 128, 96, 24, "registers", "A big")
+    drawing.box(424, 158, 96, 24, "registers", "A small")
     drawing.arrow((388, 148), (424, 140))
     drawing.arrow((388, 160), (424, 170))
-    drawing.box(550, 34, 74, 148, "tensor", "wgmma:\nthree\nproducts", 11)
+    drawing.box(550, 34, 74, 148, "tensor", "wgmma:\nthree\nproducts")
     drawing.arrow((388, 47), (550, 60))
     drawing.arrow((388, 81), (550, 88))
-    drawing.arrow((520, 140), (550, 140))
-    drawing.arrow((520, 170), (550, 170))
-    drawing.text(16, 208, "wgmma takes its right operand from shared memory, in TF32 along K only, its left one", 11)
-    drawing.text(16, 224, "from there or from registers: what is split once for all lies in memory, what only one", 11)
-    drawing.text(16, 240, "warpgroup uses is split in its registers", 11)
-    return drawing
+    drawing.across(520, 550, 140, 170)
+    drawing.text(16, 208, "wgmma takes its right operand from shared memory, in TF32 along K only, its left one")
+    drawing.text(16, 224, "from there or from registers: what is split once for all lies in memory, what only one")
+    drawing.text(16, 240, "warpgroup uses is split in its registers")

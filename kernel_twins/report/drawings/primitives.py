@@ -7,12 +7,13 @@ that drawings stay legible whatever sans-serif font the reader has.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 from xml.sax.saxutils import escape
 
 Level = Literal["device", "l2", "shared", "registers", "tensor", "idle", "plain"]
 Anchor = Literal["start", "middle", "end"]
+Part = tuple[float, Level, str]  # a box's width, level and label
 
 # Fill and outline. The same colour is the same place in every drawing.
 COLOURS: dict[Level, tuple[str, str]] = {
@@ -30,6 +31,9 @@ _WIDTH = 640
 _EM = 0.6  # a letter's width over its height; no usual sans-serif font has wider ones on average
 _LEAST = 11  # text smaller than this is not read
 
+DRAWINGS: dict[str, Callable[[], Drawing]] = {}
+"""How each drawing is made, by its file's name."""
+
 
 class Drawing:
     """An SVG under construction: ``x`` goes right and ``y`` down, in pixels.
@@ -44,7 +48,7 @@ class Drawing:
         self.texts: list[tuple[str, float, float, float, float]] = []
 
     def box(
-        self, x: float, y: float, width: float, height: float, level: Level, text: str = "", size: int = 12
+        self, x: float, y: float, width: float, height: float, level: Level, text: str = "", size: int = _LEAST
     ) -> None:
         """A rectangle with its label in the middle; a label of several lines is centred as a whole."""
         fill, line = COLOURS[level]
@@ -57,7 +61,13 @@ class Drawing:
             if _EM * size * len(each) > width:
                 raise ValueError(f"{each!r} is wider than its box of {width}")
             middle = y + height / 2 + (index - (len(lines) - 1) / 2) * 1.25 * size
-            self.text(x + width / 2, middle, each, size, "middle")
+            self._text(x + width / 2, middle, each, size, "middle", TEXT)
+
+    def boxes(self, x: float, y: float, height: float, parts: Iterable[Part], gap: float = 0) -> None:
+        """Boxes side by side from ``x`` on, each with its width, its level and its label."""
+        for width, level, text in parts:
+            self.box(x, y, width, height, level, text)
+            x += width + gap
 
     def cells(
         self,
@@ -75,7 +85,7 @@ class Drawing:
         for index, label in enumerate(map(str, labels)):
             if _EM * _LEAST * len(label) > width:
                 raise ValueError(f"{label!r} is wider than its cell of {width}")
-            self.text(x + (index + 0.5) * width, y + height / 2, label, _LEAST, "middle")
+            self.text(x + (index + 0.5) * width, y + height / 2, label, "middle")
 
     def grid(
         self, x: float, y: float, rows: int, columns: int, side: float, level: Callable[[int, int], Level]
@@ -108,14 +118,41 @@ class Drawing:
         path = " ".join(f"{_px(a)},{_px(b)}" for a, b in head)
         self._parts.append(f'<polygon points="{path}" fill="{colour}"/>')
 
+    def across(self, x: float, to: float, *heights: float, colour: str = SOFT, dashed: bool = False) -> None:
+        """An arrow from ``x`` to ``to`` at each of the heights."""
+        for y in heights:
+            self.arrow((x, y), (to, y), colour=colour, dashed=dashed)
+
+    def down(self, y: float, to: float, *places: float, colour: str = SOFT, dashed: bool = False) -> None:
+        """An arrow from the height ``y`` to ``to``, which may lie above it, at each of the places."""
+        for x in places:
+            self.arrow((x, y), (x, to), colour=colour, dashed=dashed)
+
+    def time_axis(self, x: float, y: float) -> None:
+        """An arrow from ``x`` to the right edge, along which time passes."""
+        self.across(x, 604, y)
+        self.text(612, y, "t")
+
     def bracket(self, x: float, y: float, width: float, text: str, below: bool = True) -> None:
         """A stretch marked from ``x`` on, with its name under it or over it."""
         tick = -4 if below else 4
         self.line((x, y + tick), (x, y), (x + width, y), (x + width, y + tick))
-        self.text(x + width / 2, y + (10 if below else -10), text, _LEAST, "middle", SOFT)
+        self.note(x + width / 2, y + (10 if below else -10), text, "middle")
 
-    def text(self, x: float, y: float, text: str, size: int = 12, anchor: Anchor = "start", colour: str = TEXT) -> None:
-        """One line; ``y`` is the middle of its height."""
+    def heading(self, x: float, y: float, text: str, anchor: Anchor = "start") -> None:
+        """A line in larger letters, which says what is drawn under it."""
+        self._text(x, y, text, 12, anchor, TEXT)
+
+    def text(self, x: float, y: float, text: str, anchor: Anchor = "start", colour: str = TEXT) -> None:
+        """Lines of small letters; ``y`` is the middle of the first one's height."""
+        for index, line in enumerate(text.split("\n")):
+            self._text(x, y + 16 * index, line, _LEAST, anchor, colour)
+
+    def note(self, x: float, y: float, text: str, anchor: Anchor = "start") -> None:
+        """``text`` that only names something."""
+        self.text(x, y, text, anchor, SOFT)
+
+    def _text(self, x: float, y: float, text: str, size: int, anchor: Anchor, colour: str) -> None:
         width = _EM * size * len(text)
         left = x - {"start": 0.0, "middle": width / 2, "end": width}[anchor]
         if left < 6 or left + width > _WIDTH - 6 or not 6 <= y <= self._height - 6 or size < _LEAST:
@@ -153,3 +190,22 @@ class Drawing:
 
 def _px(value: float) -> str:
     return f"{round(value, 1):g}"
+
+
+def drawn(title: str, height: int) -> Callable[[Callable[[Drawing], None]], Callable[[Drawing], None]]:
+    """Declare what a function draws, under its own name with hyphens; ValueError where two have the same."""
+
+    def declare(draw: Callable[[Drawing], None]) -> Callable[[Drawing], None]:
+        name = draw.__name__.replace("_", "-")
+        if name in DRAWINGS:
+            raise ValueError(f"{name} is drawn in {draw.__module__} and in another module")
+
+        def complete() -> Drawing:
+            drawing = Drawing(title, height)
+            draw(drawing)
+            return drawing
+
+        DRAWINGS[name] = complete
+        return draw
+
+    return declare

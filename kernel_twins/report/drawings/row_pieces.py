@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernel_twins.report.drawings.primitives import ALARM, SOFT, Drawing, Level
+from kernel_twins.report.drawings.primitives import ALARM, Drawing, Level
 
 
 def walk(
@@ -18,38 +18,37 @@ def walk(
     """One walk over a row, or over two side by side: where it comes from, and what comes of it."""
     height = 24 * len(rows)
     middle = y + height / 2
-    drawing.text(16, middle, title, 11)
+    drawing.text(16, middle, title)
     for index, name in enumerate(rows):
         if len(rows) > 1:
-            drawing.text(100, y + 24 * index + 12, name, 11, "end", SOFT)
+            drawing.note(100, y + 24 * index + 12, name, "end")
         drawing.cells(106, y + 24 * index, 14, 15, 24, level)
-    drawing.text(106, y + height + 12, source, 11, colour=SOFT)
-    drawing.arrow((316, middle), (352, middle))
-    drawing.box(352, middle - 12, 150, 24, "registers", work, 11)
+    drawing.note(106, y + height + 12, source)
+    drawing.across(316, 352, middle)
+    drawing.box(352, middle - 12, 150, 24, "registers", work)
     if writes:
-        drawing.arrow((502, middle), (536, middle))
-        drawing.box(536, middle - 12, 88, 24, "device", "out", 11)
+        drawing.across(502, 536, middle)
+        drawing.box(536, middle - 12, 88, 24, "device", "out")
     else:
-        drawing.text(516, middle, "then a barrier", 11, colour=SOFT)
+        drawing.note(516, middle, "then a barrier")
 
 
 def held_row(drawing: Drawing, passes: tuple[str, str, str]) -> None:
     """A row that comes to registers once, and what is then done with it, one after the other."""
-    drawing.text(16, 18, "a row of x")
+    drawing.heading(16, 18, "a row of x")
     marked_row(drawing, 16, 30, "device")
-    drawing.text(392, 18, "registers of the block")
-    drawing.text(392, 136, "passes over registers")
+    drawing.heading(392, 18, "registers of the block")
+    drawing.heading(392, 136, "passes over registers")
     kept(drawing, 392, 30)
     drawing.arrow((272, 41), (384, 70))
-    drawing.text(290, 36, "once", 11, colour=SOFT)
+    drawing.note(290, 36, "once")
     for index, text in enumerate(passes):
-        drawing.box(392, 146 + 26 * index, 232, 22, "registers", text, 11)
+        drawing.box(392, 146 + 26 * index, 232, 22, "registers", text)
     drawing.arrow((392, 209), (272, 189))
-    drawing.text(16, 166, "the row of out")
+    drawing.heading(16, 166, "the row of out")
     marked_row(drawing, 16, 178, "device")
-    drawing.text(16, 84, "green: what one thread holds. All of its", 11)
-    drawing.text(16, 100, "loads are on their way before the first", 11)
-    drawing.text(16, 116, "value is needed", 11)
+    drawing.text(16, 84, "green: what one thread holds. All of its\nloads are on their way before the first")
+    drawing.text(16, 116, "value is needed")
 
 
 def marked_row(drawing: Drawing, x: float, y: float, level: Level) -> None:
@@ -63,31 +62,27 @@ def kept(drawing: Drawing, x: float, y: float, threads: int = 8, width: float = 
         drawing.cells(x, y + 22 * turn, threads, width, 22, lambda thread: "registers" if thread == 2 else "idle")
 
 
-def cluster(title: str, rows: tuple[str, ...], numbers: str) -> Drawing:
+def cluster(drawing: Drawing, rows: tuple[str, ...], numbers: str) -> None:
     """Four blocks, each with its part of these rows, and the numbers that they exchange."""
     top = 18.0 + 26 * len(rows)
-    drawing = Drawing(title, int(top) + 228)
     for index, row in enumerate(rows):
-        drawing.text(16, 29 + 26 * index, row, 11)
-    drawing.text(16, top + 171, "out", 11)
+        drawing.text(16, 29 + 26 * index, row)
+    drawing.text(16, top + 171, "out")
     drawing.frame(66, top + 12, 562, 128, dashed=True)
-    drawing.text(76, top + 128, "a cluster", 11, colour=SOFT)
-    drawing.text(347, top + 128, "each writes its own into the shared memory of all", 11, "middle", ALARM)
+    drawing.note(76, top + 128, "a cluster")
+    drawing.text(347, top + 128, "each writes its own into the shared memory of all", "middle", colour=ALARM)
     for block in range(4):
         left = 76.0 + 138 * block
         for index in range(len(rows)):
-            drawing.box(left, 18 + 26 * index, 130, 22, "device", f"part {block}", 11)
-        drawing.arrow((left + 65, top - 4), (left + 65, top + 22))
-        drawing.box(left, top + 22, 130, 40, "registers", f"block {block}:\nits part", 11)
-        drawing.arrow((left + 65, top + 62), (left + 65, top + 80))
-        drawing.box(left, top + 80, 130, 24, "shared", numbers, 11)
+            drawing.box(left, 18 + 26 * index, 130, 22, "device", f"part {block}")
+        drawing.down(top - 4, top + 22, left + 65)
+        drawing.box(left, top + 22, 130, 40, "registers", f"block {block}:\nits part")
+        drawing.down(top + 62, top + 80, left + 65)
+        drawing.box(left, top + 80, 130, 24, "shared", numbers)
         if block:
-            drawing.arrow((left - 8, top + 88), (left, top + 88), colour=ALARM)
-            drawing.arrow((left, top + 96), (left - 8, top + 96), colour=ALARM)
-        drawing.arrow((left + 20, top + 140), (left + 20, top + 160))
-        drawing.box(left, top + 160, 130, 22, "device", f"part {block}", 11)
-    drawing.text(
-        16, top + 200, "every element is read once, by one SM; nothing but those numbers passes between SMs,", 11
-    )
-    drawing.text(16, top + 216, "and a barrier in each one's shared memory counts them", 11)
-    return drawing
+            drawing.across(left - 8, left, top + 88, colour=ALARM)
+            drawing.across(left, left - 8, top + 96, colour=ALARM)
+        drawing.down(top + 140, top + 160, left + 20)
+        drawing.box(left, top + 160, 130, 22, "device", f"part {block}")
+    drawing.text(16, top + 200, "every element is read once, by one SM; nothing but those numbers passes between SMs,")
+    drawing.text(16, top + 216, "and a barrier in each one's shared memory counts them")
