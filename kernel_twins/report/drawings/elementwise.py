@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernel_twins.report.drawings.primitives import Drawing, Level, drawn
+from kernel_twins.report.drawings.primitives import Drawing, Level, Part, drawn
 
 
 @drawn("A warp's 32 loads of neighbouring elements fall into four sectors", 190)
@@ -12,9 +12,7 @@ def one_element_a_thread(drawing: Drawing) -> None:
     for sector in range(4):
         drawing.cells(76 + sector * 138, 34, 8, 16.5, 24, "device")
         drawing.bracket(76 + sector * 138, 24, 132, "sector: 32 bytes", below=False)
-        for lane in range(8):
-            x = 76 + sector * 138 + (lane + 0.5) * 16.5
-            drawing.down(58, 104, x)
+        drawing.down(58, 104, *(76 + sector * 138 + (lane + 0.5) * 16.5 for lane in range(8)))
         drawing.cells(76 + sector * 138, 104, 8, 16.5, 24, "registers")
         drawing.note(142 + sector * 138, 138, f"lanes {8 * sector} to {8 * sector + 7}", "middle")
     drawing.heading(16, 116, "warp")
@@ -55,21 +53,11 @@ def wide_loads(drawing: Drawing) -> None:
 @drawn("A loop waits for every pair of loads; independent loads wait once", 196)
 def independent_loads(drawing: Drawing) -> None:
     drawing.heading(16, 20, "loop: the next loads start when the add is done")
-    x = 16.0
-    parts: tuple[tuple[int, Level, str], ...] = (
-        (36, "device", "a"), (36, "device", "b"), (150, "idle", "wait"), (50, "plain", "add"),
-    )  # fmt: skip
-    for width, level, text in parts * 2:
-        drawing.box(x, 34, width, 26, level, text)
-        x += width
+    turn: list[Part] = [(36, "device", "a"), (36, "device", "b"), (150, "idle", "wait"), (50, "plain", "add")]
+    drawing.boxes(16, 34, 26, turn * 2)
     drawing.heading(16, 92, "unrolled: all four loads are on their way before the first add")
-    x = 16.0
-    for text in ("a0", "b0", "a1", "b1"):
-        drawing.box(x, 106, 36, 26, "device", text)
-        x += 36
-    drawing.box(x, 106, 100, 26, "idle", "wait")
-    drawing.box(x + 100, 106, 50, 26, "plain", "add")
-    drawing.box(x + 150, 106, 50, 26, "plain", "add")
+    drawing.boxes(16, 106, 26, [(36, "device", text) for text in ("a0", "b0", "a1", "b1")])
+    drawing.boxes(160, 106, 26, [(100, "idle", "wait"), (50, "plain", "add"), (50, "plain", "add")])
     drawing.time_axis(16, 150)
     drawing.text(16, 176, "the latency of device memory is paid once for four loads instead of twice")
 
@@ -99,9 +87,7 @@ def bulk_tile(drawing: Drawing) -> None:
     for block in range(8):
         place = block % 4
         x, y = 80 + 46 * place + 198 * (block // 4), 34 + 30 * place
-        drawing.box(x, y, 118, 24, "shared", f"{block}: load")
-        drawing.box(x + 118, y, 34, 24, "registers", "add")
-        drawing.box(x + 152, y, 46, 24, "device", "store")
+        drawing.boxes(x, y, 24, [(118, "shared", f"{block}: load"), (34, "registers", "add"), (46, "device", "store")])
         if block < 4:
             drawing.note(16, y + 12, f"place {place}")
     drawing.time_axis(80, 162)

@@ -40,6 +40,5 @@ def in_the_place_of_the_logits(drawing: Drawing) -> None:
     for index, (title, tensors) in enumerate(rows):
         top = 34 + 54 * index
         drawing.text(16, top + 16, title)
-        for place, text in enumerate(tensors):
-            drawing.box(176 + 152 * place, top, 140, 32, "device", text)
+        drawing.boxes(176, top, 32, [(140, "device", text) for text in tensors], gap=12)
     drawing.note(16, 194, "and one number a row, which is nothing beside them")

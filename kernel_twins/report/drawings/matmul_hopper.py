@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernel_twins.report.drawings.primitives import ALARM, SOFT, Drawing, Level, drawn
+from kernel_twins.report.drawings.primitives import ALARM, SOFT, Drawing, Level, Part, drawn
 
 
 @drawn("A tile on its way: asked for by one thread, swizzled by the copy engine, read by wgmma", 244)
@@ -79,15 +79,11 @@ def two_consumers(drawing: Drawing) -> None:
     drawing.note(16, 156, "both read the same B")
     drawing.box(16, 34, 150, 18, "shared", "64 x 256 of B")
     drawing.heading(200, 20, "a warpgroup that waits for its products")
-    x = 200.0
     for step in range(4):
-        drawing.box(x, 34, 76, 28, "tensor", f"k {step}")
-        drawing.box(x + 76, 34, 30, 28, "idle")
-        x += 106
+        drawing.boxes(200 + 106 * step, 34, 28, [(76, "tensor", f"k {step}"), (30, "idle", "")])
     drawing.note(200, 78, "grey: it notices, waits for the next stage, starts the next group")
     drawing.heading(200, 106, "one group stays under way")
-    for step in range(5):
-        drawing.box(200 + 76 * step, 120, 76, 28, "tensor", f"k {step}")
+    drawing.boxes(200, 120, 28, [(76, "tensor", f"k {step}") for step in range(5)])
     for step in range(4):
         drawing.down(172, 150, 222 + 76 * (step + 1))
         drawing.note(240 + 76 * step + 38, 184, f"frees {step}", "middle")
@@ -98,28 +94,19 @@ def two_consumers(drawing: Drawing) -> None:
 @drawn("Blocks of one tile each on an SM, and one block that stays", 236)
 def persistent(drawing: Drawing) -> None:
     drawing.heading(16, 20, "a block for every tile: set up, fill the ring, multiply, store, end")
-    x = 96.0
     drawing.text(16, 48, "one SM")
+    start: Part = (40, "idle", "start")
+    fetch: Part = (50, "shared", "fetch")
+    store: Part = (54, "registers", "store")
     for tile in range(2):
-        parts: tuple[tuple[int, Level, str], ...] = (
-            (40, "idle", "start"), (50, "shared", "fetch"), (118, "tensor", f"tile {tile}"), (54, "registers", "store"),
-        )  # fmt: skip
-        for width, level, text in parts:
-            drawing.box(x, 34, width, 28, level, text)
-            x += width
+        drawing.boxes(96 + 262 * tile, 34, 28, [start, fetch, (118, "tensor", f"tile {tile}"), store])
     drawing.heading(16, 100, "a block that stays")
     drawing.text(16, 128, "producer")
     drawing.text(16, 164, "consumers")
-    drawing.box(96, 114, 40, 28, "idle", "start")
-    drawing.box(136, 114, 118, 28, "shared", "fetch 0")
-    drawing.box(254, 114, 168, 28, "shared", "fetch 1")
-    drawing.box(422, 114, 168, 28, "shared", "fetch 2")
-    x = 186.0
-    for tile in range(2):
-        drawing.box(x, 150, 118, 28, "tensor", f"tile {tile}")
-        drawing.box(x + 118, 150, 54, 28, "registers", "store")
-        x += 172
-    drawing.box(x, 150, 60, 28, "tensor", "tile 2")
+    drawing.boxes(96, 114, 28, [start, (118, "shared", "fetch 0")])
+    drawing.boxes(254, 114, 28, [(168, "shared", "fetch 1"), (168, "shared", "fetch 2")])
+    tiles: list[Part] = [(118, "tensor", "tile 0"), store, (118, "tensor", "tile 1"), store, (60, "tensor", "tile 2")]
+    drawing.boxes(186, 150, 28, tiles)
     drawing.time_axis(96, 196)
     drawing.text(16, 218, "the ring is full again when the sums are stored; starting is paid once")
 
@@ -173,8 +160,7 @@ def staged_store(drawing: Drawing) -> None:
     drawing.box(120, 184, 150, 24, "tensor", "tile 0")
     drawing.box(350, 184, 240, 24, "tensor", "tile 1")
     drawing.text(16, 226, "stores")
-    for piece in range(4):
-        drawing.box(282 + 46 * piece, 214, 44, 24, "shared", str(piece))
+    drawing.boxes(282, 214, 24, [(44, "shared", str(piece)) for piece in range(4)], gap=2)
     drawing.note(500, 226, "2 and 3 drain here")
     drawing.text(16, 250, "a place is written again once the copy engine has read it, not once out has it")
 
@@ -192,9 +178,8 @@ def hilbert(drawing: Drawing) -> None:
         drawing.heading(x, 20, title)
         drawing.grid(x, 34, cells, cells, side, level)
         drawing.line(*((x + side * (column + 0.5), 34 + side * (row + 0.5)) for row, column in order))
-        rows, columns = ({cell[way] for cell in working} for way in (0, 1))
-        needs = f"{len(rows)} strips of A + {len(columns)} strips of B = {len(rows) + len(columns)}"
-        drawing.text(x, 222, needs)
+        rows, columns = (len({cell[way] for cell in working}) for way in (0, 1))
+        drawing.text(x, 222, f"{rows} strips of A + {columns} strips of B = {rows + columns}")
     drawing.text(16, 242, f"green: the {run} tiles in work at some moment, the same ones of either order")
 
 
@@ -233,10 +218,8 @@ def split_tiles(drawing: Drawing) -> None:
                 drawing.box(x + width * turn, 35 + height * sm, width, height, "tensor", f"tile {8 * turn + sm}")
     for sm in range(8):
         y = 35 + height * sm
-        if sm < 4:
-            drawing.box(66 + 2 * width, y, width, height, "tensor", f"tile {16 + sm}")
-        else:
-            drawing.box(66 + 2 * width, y, width, height, "idle", "idle")
+        level: Level = "tensor" if sm < 4 else "idle"
+        drawing.box(66 + 2 * width, y, width, height, level, f"tile {16 + sm}" if sm < 4 else "idle")
         drawing.box(356 + 2 * width, y, width / 2, height, "tensor", f"{16 + sm // 2}{'ab'[sm % 2]}")
         if sm % 2:
             drawing.box(356 + 2.5 * width, y, 40, height, "registers", "a + b")
@@ -273,18 +256,13 @@ def unaligned_rows(drawing: Drawing) -> None:
 @drawn("Eight warps in step, and three roles at their own pace", 258)
 def roles_by_hand(drawing: Drawing) -> None:
     drawing.heading(16, 20, "Triton: the compiler lets all eight warps do everything")
-    x = 130.0
     drawing.text(16, 48, "warps 0 to 7")
     for step in range(3):
-        drawing.box(x, 34, 44, 28, "shared", "ask")
-        drawing.box(x + 44, 34, 100, 28, "tensor", f"k {step}")
-        drawing.box(x + 144, 34, 16, 28, "idle")
-        x += 160
+        drawing.boxes(130 + 160 * step, 34, 28, [(44, "shared", "ask"), (100, "tensor", f"k {step}"), (16, "idle", "")])
     drawing.heading(16, 98, "Gluon: who copies and who multiplies is written down")
     for row, name in enumerate(("warp 8", "warps 0 to 3", "warps 4 to 7")):
         drawing.text(16, 126 + 34 * row, name)
-    for step in range(6):
-        drawing.box(130 + 80 * step, 112, 76, 28, "shared", "ask")
+    drawing.boxes(130, 112, 28, [(76, "shared", "ask")] * 6, gap=4)
     for step in range(4):
         drawing.box(150 + 104 * step, 146, 104, 28, "tensor", f"k {step}")
         drawing.box(182 + 104 * step, 180, 104, 28, "tensor", f"k {step}")
@@ -294,11 +272,11 @@ def roles_by_hand(drawing: Drawing) -> None:
 
 @drawn("Two small kernels of a stream, one after the other and the second set up early", 284)
 def early_start(drawing: Drawing) -> None:
-    set_up: tuple[int, Level, str] = (48, "idle", "set up")
-    describe: tuple[int, Level, str] = (80, "device", "write\ndescriptors")
-    multiply: tuple[int, Level, str] = (70, "tensor", "fetch and\nmultiply")
-    store: tuple[int, Level, str] = (48, "registers", "store")
-    wait: tuple[int, Level, str] = (48, "plain", "wait")
+    set_up: Part = (48, "idle", "set up")
+    describe: Part = (80, "device", "write\ndescriptors")
+    multiply: Part = (70, "tensor", "fetch and\nmultiply")
+    store: Part = (48, "registers", "store")
+    wait: Part = (48, "plain", "wait")
     drawing.heading(16, 20, "as before: a kernel begins when the one before it has ended")
     drawing.heading(16, 132, "now: descriptors come with the launch, and kernel 2 is set up beside kernel 1")
     for name, x, y, parts in (
@@ -308,10 +286,7 @@ def early_start(drawing: Drawing) -> None:
         ("kernel 2", 154, 186, (set_up, wait, multiply, store)),
     ):
         drawing.text(16, y + 17, name)
-        left = float(x)
-        for width, level, text in parts:
-            drawing.box(left, y, width, 34, level, text)
-            left += width
+        drawing.boxes(x, y, 34, parts)
     for x, y in ((330, 34), (250, 146)):
         drawing.line((x, y - 4), (x, y + 78), dashed=True)
         drawing.note(x + 8, y + 17, "kernel 1 has ended")
@@ -326,10 +301,8 @@ def turned_pieces(drawing: Drawing) -> None:
     drawing.box(16, 34, 100, 56, "device", "A: k side\nby side")
     drawing.box(16, 118, 100, 56, "device", "B: columns\nside by side")
     drawing.heading(196, 20, "a stage in shared memory")
-    for piece in range(4):
-        drawing.box(196 + 46 * piece, 34, 44, 56, "shared", "32 x\n32")
-    for piece in range(8):
-        drawing.box(196 + 23 * piece, 118, 22, 56, "shared")
+    drawing.boxes(196, 34, 56, [(44, "shared", "32 x\n32")] * 4, gap=2)
+    drawing.boxes(196, 118, 56, [(22, "shared", "")] * 8, gap=1)
     drawing.across(116, 196, 62, 146)
     drawing.note(122, 104, "copy engine")
     drawing.box(414, 34, 96, 56, "registers", "three warps\ntranspose")

@@ -101,12 +101,10 @@ def lean_split(drawing: Drawing) -> None:
     width = 4.9
     for y, name, counts in ((36, "before", (24, 48, 32)), (78, "after", (24, 32, 8))):
         drawing.text(16, y + 15, name)
-        x = 70.0
-        levels: tuple[Level, ...] = ("tensor", "plain", "registers")
-        for count, what, level in zip(counts, ("mma", "split", "add"), levels, strict=True):
-            drawing.box(x, y, count * width, 30, level, f"{what} {count}" if count > 8 else str(count))
-            x += count * width
-        drawing.note(x + 8, y + 15, str(sum(counts)))
+        mma, split, add = counts
+        drawing.boxes(70, y, 30, [(mma * width, "tensor", f"mma {mma}"), (split * width, "plain", f"split {split}")])
+        drawing.box(70 + (mma + split) * width, y, add * width, 30, "registers", f"add {add}" if add > 8 else str(add))
+        drawing.note(78 + sum(counts) * width, y + 15, str(sum(counts)))
     drawing.text(16, 132, "split, for each of 16 elements a lane:")
     drawing.note(288, 132, "round, subtract, round: 3 instructions; after: 2")
     drawing.text(16, 152, "add 32 sums a lane to those outside:")

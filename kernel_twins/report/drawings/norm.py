@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kernel_twins.report.drawings.primitives import ALARM, Drawing, Level, drawn
-from kernel_twins.report.drawings.row_pieces import cluster, held_row, walk
+from kernel_twins.report.drawings.primitives import ALARM, Drawing, Level, Part, drawn
+from kernel_twins.report.drawings.row_pieces import cluster, held_row, odd_rows, state, walk
 
 
 @drawn("A row is read three times: for its mean, for the distances from it, and to write", 226)
@@ -35,22 +35,15 @@ def running_mean(drawing: Drawing) -> None:
         ("8", "4 + 4 / 4 = 5", "8 + 4 x 3 = 20"),
     )
     for index, (x, mean, squares) in enumerate(steps):
-        left = 104 + 132 * index
-        drawing.box(left, 34, 112, 24, "device", x)
-        drawing.box(left, 68, 112, 24, "registers", mean)
-        drawing.box(left, 102, 112, 24, "registers", squares)
+        left = state(drawing, index, x, mean, squares)
         if index:
-            for y in (80, 114):
-                drawing.across(left - 20, left, y)
+            drawing.across(left - 20, left, 80, 114)
     drawing.text(104, 142, "the n-th element moves the mean by its distance / n, and adds to the squares its")
     drawing.text(104, 158, "distance from the mean before times that from the mean after")
     drawing.heading(16, 190, "two threads' numbers become one by Chan's formula")
-    for left, width, text in (
-        (16, 144, "n = 4, m = 5, s = 20"),
-        (176, 144, "n = 4, m = 9, s = 20"),
-        (384, 240, "n = 8, m = 7, s = 20 + 20 + 32"),
-    ):
-        drawing.box(left, 202, width, 26, "registers", text)
+    sides: list[Part] = [(144, "registers", "n = 4, m = 5, s = 20"), (144, "registers", "n = 4, m = 9, s = 20")]
+    drawing.boxes(16, 202, 26, sides, gap=16)
+    drawing.box(384, 202, 240, 26, "registers", "n = 8, m = 7, s = 20 + 20 + 32")
     drawing.across(320, 384, 215)
     drawing.text(16, 250, "the 32 are what the distance of the two means adds: (9 - 5)^2 x 4 x 4 / 8")
     drawing.text(16, 266, "all that is added are products of distances: no large numbers have to cancel")
@@ -64,12 +57,7 @@ def norm_in_registers(drawing: Drawing) -> None:
 @drawn("Whole pieces of 16 bytes, of which what is not the row's is masked", 232)
 def whole_pieces(drawing: Drawing) -> None:
     side = 15.0
-    drawing.heading(16, 18, "rows of 13 elements of 2 bytes, one behind the other")
-    for row in range(3):
-        drawing.bracket(20 + 13 * side * row + 2, 50, 13 * side - 4, f"row {row}", below=False)
-    drawing.cells(20, 58, 39, side, 26, lambda element: "registers" if 13 <= element < 26 else "device")
-    for piece in range(4):
-        drawing.bracket(20 + 8 * side * piece + 2, 94, 8 * side - 4, "16 bytes")
+    odd_rows(drawing, side, packs=4)
     drawing.heading(16, 132, "what the threads of row 1 load: every piece that touches it, whole")
     for piece in range(1, 4):
         left = 60 + 180 * (piece - 1)
@@ -156,10 +144,9 @@ def sums_that_stay(drawing: Drawing) -> None:
         drawing.text(584, 130.5 + 17 * block, str(block))
     drawing.down(173, 208, 516)
     drawing.text(526, 190, "second launch")
-    drawing.cells(456, 212, 12, 10, 17, "device")
-    drawing.text(450, 220.5, "dweight", "end")
-    drawing.cells(456, 233, 12, 10, 17, "device")
-    drawing.text(450, 241.5, "dbias", "end")
+    for y, name in ((212, "dweight"), (233, "dbias")):
+        drawing.cells(456, y, 12, 10, 17, "device")
+        drawing.text(450, y + 8.5, name, "end")
     drawing.text(16, 274, "a thread has the same columns of every row, so nobody else adds to its sums; blocks' sums")
     drawing.text(16, 290, "are added in a fixed order, never in that in which they finish")
 
@@ -177,12 +164,9 @@ def rows_alike(drawing: Drawing) -> None:
         drawing.cells(64 + side * start, y, 13, side, 16, "registers" if row % 8 == 0 else "device")
     for piece in range(4):
         drawing.line((64 + 8 * side * piece, 48), (64 + 8 * side * piece, 216), colour=ALARM, dashed=True)
-    for line, text in enumerate(
-        ("rows 0, 8, 16, ... are one", "block's: a thread's 16", "bytes are the same columns", "of all of them")
-    ):
-        drawing.text(436, 60 + 16 * line, text)
-    for line, text in enumerate(("the rows between start", "elsewhere, and are other", "blocks'")):
-        drawing.note(436, 140 + 16 * line, text)
+    drawing.text(436, 60, "rows 0, 8, 16, ... are one\nblock's: a thread's 16")
+    drawing.text(436, 92, "bytes are the same columns\nof all of them")
+    drawing.note(436, 140, "the rows between start\nelsewhere, and are other\nblocks'")
     drawing.text(16, 236, "where rows are whole pieces of 16 bytes, all start alike, and a block may have any row")
 
 
@@ -215,22 +199,19 @@ def packs_of_a_lane(drawing: Drawing) -> None:
 
 @drawn("A warp that lays weights and biases on its way to the result, and one that does while it waits", 226)
 def laid_before_the_rows(drawing: Drawing) -> None:
-    factors: tuple[int, Level, str] = (72, "shared", "lay")
-    wait: tuple[int, Level, str] = (148, "idle", "wait for rows")
-    less: tuple[int, Level, str] = (76, "idle", "wait")
-    sums: tuple[int, Level, str] = (68, "registers", "sums")
-    exchange: tuple[int, Level, str] = (92, "plain", "exchange")
-    write: tuple[int, Level, str] = (76, "device", "write")
+    factors: Part = (72, "shared", "lay")
+    wait: Part = (148, "idle", "wait for rows")
+    less: Part = (76, "idle", "wait")
+    sums: Part = (68, "registers", "sums")
+    exchange: Part = (92, "plain", "exchange")
+    write: Part = (76, "device", "write")
     for y, title, parts, barrier in (
         (34, "v08: with the result", (wait, sums, exchange, factors, write), 84 + 148 + 68),
         (124, "v11: as soon as weights and biases have come", (factors, less, sums, exchange, write), 84 + 72),
     ):
         drawing.heading(16, y - 16, title)
         drawing.text(16, y + 17, "a warp")
-        left = 84.0
-        for width, level, text in parts:
-            drawing.box(left, y, width, 28, level, text)
-            left += width
+        drawing.boxes(84, y, 28, parts)
         drawing.line((barrier, y - 4), (barrier, y + 38), dashed=True)
         drawing.note(barrier + 6, y + 42, "it meets the cluster")
     drawing.time_axis(84, 186)
@@ -241,14 +222,10 @@ def laid_before_the_rows(drawing: Drawing) -> None:
 def next_row_ahead(drawing: Drawing) -> None:
     drawing.heading(16, 18, "it asks for a row when it is done with the one before")
     drawing.text(16, 42, "one block")
-    left = 96.0
-    parts: tuple[tuple[int, Level, str], ...] = (
-        (76, "device", "row"), (72, "registers", "sums"), (56, "registers", "dx"), (52, "device", "store"),
-    )  # fmt: skip
+    turn: list[Part] = [(76, "device", "row"), (72, "registers", "sums")]
+    turn += [(56, "registers", "dx"), (52, "device", "store")]
     for row in range(2):
-        for width, level, text in parts:
-            drawing.box(left, 30, width, 24, level, f"{text} {row}")
-            left += width
+        drawing.boxes(96 + 256 * row, 30, 24, ((width, level, f"{text} {row}") for width, level, text in turn))
     drawing.heading(16, 82, "it asks for the next row, then works on the one that is there")
     drawing.text(16, 106, "loads")
     drawing.text(16, 138, "threads")
@@ -257,8 +234,7 @@ def next_row_ahead(drawing: Drawing) -> None:
         drawing.box(96 + width * row, 94, width, 24, "device", f"row {row}")
         if row:
             x = 96 + width * row
-            for offset, wide, text in ((0, 48, "sums"), (48, 32, "dx"), (80, 44, "store")):
-                drawing.box(x + offset, 126, wide, 24, "device" if text == "store" else "registers", text)
+            drawing.boxes(x, 126, 24, [(48, "registers", "sums"), (32, "registers", "dx"), (44, "device", "store")])
             drawing.note(x + width / 2, 164, f"row {row - 1}", "middle")
     drawing.time_axis(96, 184)
     drawing.text(16, 208, "in CUDA the row on its way has registers of its own, and moves over at its turn; in")

@@ -63,14 +63,8 @@ def along_the_layout(drawing: Drawing) -> None:
         drawing.cells(_RIGHT, y, _COLUMNS, _SIDE, _SIDE, lambda column: "registers" if column < _LANES else "device")
         drawing.note(_RIGHT + _SIDE * _COLUMNS + 16, y + 8, str(row % 4), "middle")
     drawing.across(_LEFT + _SIDE * _COLUMNS, _LEFT + _SIDE * _COLUMNS + 22, 40)
-    for line, text in enumerate(
-        (
-            "A warp's lanes walk along a row side by side,",
-            "and shuffles merge what they have; a short row",
-            "is a few lanes', a long one a block's",
-        )
-    ):
-        drawing.text(_LEFT, 178 + 16 * line, text)
+    drawing.text(_LEFT, 178, "A warp's lanes walk along a row side by side,")
+    drawing.text(_LEFT, 194, "and shuffles merge what they have; a short row\nis a few lanes', a long one a block's")
     drawing.note(_RIGHT + _SIDE * _COLUMNS + 6, 18, "warp", "middle")
     drawing.down(160, 172, _RIGHT + 4 * _SIDE)
     for warp in range(4):

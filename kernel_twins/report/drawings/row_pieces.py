@@ -62,6 +62,25 @@ def kept(drawing: Drawing, x: float, y: float, threads: int = 8, width: float = 
         drawing.cells(x, y + 22 * turn, threads, width, 22, lambda thread: "registers" if thread == 2 else "idle")
 
 
+def state(drawing: Drawing, index: int, element: str, first: str, second: str) -> float:
+    """A thread's element, and its two numbers after it, in a column; returns where the column begins."""
+    left = 104 + 132 * index
+    drawing.box(left, 34, 112, 24, "device", element)
+    drawing.box(left, 68, 112, 24, "registers", first)
+    drawing.box(left, 102, 112, 24, "registers", second)
+    return left
+
+
+def odd_rows(drawing: Drawing, side: float, packs: int) -> None:
+    """Three rows of 13 elements without gaps, the second one marked, over pieces of 16 bytes."""
+    drawing.heading(16, 18, "rows of 13 elements of 2 bytes, one behind the other")
+    for row in range(3):
+        drawing.bracket(20 + 13 * side * row + 2, 50, 13 * side - 4, f"row {row}", below=False)
+    drawing.cells(20, 58, 39, side, 26, lambda element: "registers" if 13 <= element < 26 else "device")
+    for pack in range(packs):
+        drawing.bracket(20 + 8 * side * pack + 2, 94, 8 * side - 4, "16 bytes")
+
+
 def cluster(drawing: Drawing, rows: tuple[str, ...], numbers: str) -> None:
     """Four blocks, each with its part of these rows, and the numbers that they exchange."""
     top = 18.0 + 26 * len(rows)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kernel_twins.report.drawings.primitives import ALARM, SOFT, Drawing, Level, drawn
-from kernel_twins.report.drawings.row_pieces import cluster, held_row, kept, marked_row, walk
+from kernel_twins.report.drawings.primitives import ALARM, SOFT, Drawing, Level, Part, drawn
+from kernel_twins.report.drawings.row_pieces import cluster, held_row, kept, marked_row, odd_rows, state, walk
 
 
 @drawn("A row is read three times: for its maximum, for its sum, and to write", 226)
@@ -18,8 +18,7 @@ def three_passes(drawing: Drawing) -> None:
 @drawn("16 bytes of each of a warp's lanes: parts of five lines of 128 bytes, or four lines", 212)
 def lines(drawing: Drawing) -> None:
     drawing.heading(16, 18, "a row that starts anywhere, in lines of 128 bytes")
-    for line in range(6):
-        drawing.box(64 + 88 * line, 30, 88, 24, "device", f"line {line}")
+    drawing.boxes(64, 30, 24, [(88, "device", f"line {line}") for line in range(6)])
     drawing.line((141, 24), (141, 184), colour=ALARM, dashed=True)
     for y, start, text in (
         (64, 141, "counted from the row's first 16 bytes on"),
@@ -57,12 +56,12 @@ def warps_of_a_cluster(drawing: Drawing) -> None:
 @drawn("A short row in a warp: whole packs for the lanes, and its ends an element each", 178)
 def single_elements(drawing: Drawing) -> None:
     drawing.heading(16, 18, "a row that starts anywhere, in packs of 16 bytes")
-    drawing.box(42, 30, 22, 24, "shared", "")
+    drawing.box(42, 30, 22, 24, "shared")
     for pack in range(6):
         drawing.box(64 + 88 * pack, 30, 88, 24, "device", f"pack {pack + 1}")
         drawing.down(54, 74, 108 + 88 * pack)
         drawing.box(64 + 88 * pack, 74, 88, 24, "registers", f"lane {pack + 1}")
-    drawing.box(592, 30, 36, 24, "shared", "")
+    drawing.box(592, 30, 36, 24, "shared")
     drawing.text(16, 122, "head and tail: up to seven elements each, of which single lanes load, keep and store one;")
     drawing.text(16, 138, "by one instruction all heads, where one lane with its pack's elements takes seven,")
     drawing.text(16, 154, "and has the others wait")
@@ -70,15 +69,15 @@ def single_elements(drawing: Drawing) -> None:
 
 @drawn("256 KiB of an SM, between L1 and shared memory, and the rows that are under way in L1", 214)
 def small_l1(drawing: Drawing) -> None:
-    for y, l1, title in ((34, 560, "as the driver has it"), (122, 61, "as much set aside for shared memory as can be")):
+    all_of_it: list[Part] = [(560, "device", "L1, 228 KiB and more")]
+    least: list[Part] = [(61, "device", "L1"), (499, "shared", "shared memory, which nobody uses")]
+    for y, title, parts, rows, width in (
+        (34, "as the driver has it", all_of_it, 5, 54),
+        (122, "as much set aside for shared memory as can be", least, 2, 29),
+    ):
         drawing.text(16, y - 8, title)
-        drawing.box(42, y, l1, 26, "device", "L1" if l1 < 100 else "L1, 228 KiB and more")
-        if l1 < 100:
-            drawing.box(42 + l1, y, 560 - l1, 26, "shared", "shared memory, which nobody uses")
-        for row in range(2 if l1 < 100 else 5):
-            drawing.box(
-                42 + 31 * row if l1 < 100 else 42 + 56 * row, y + 32, 29 if l1 < 100 else 54, 20, "registers", ""
-            )
+        drawing.boxes(42, y, 26, parts)
+        drawing.boxes(42, y + 32, 20, [(width, "registers", "")] * rows, gap=2)
     drawing.note(340, 82, "what loads have asked for, 64 KiB and more")
     drawing.note(116, 170, "28 KiB: others ask when these are there")
     drawing.text(16, 202, "fewer rows at once, which device memory finds in fewer of its pages")
@@ -99,22 +98,15 @@ def online_sum(drawing: Drawing) -> None:
         drawing.text(16, 46 + 34 * row, title)
     steps = (("1", "1", "1"), ("3", "3", "s e^-2 + 1"), ("2", "3", "s + e^-1"), ("5", "5", "s e^-2 + 1"))
     for index, (x, maximum, total) in enumerate(steps):
-        left = 104 + 132 * index
-        drawing.box(left, 34, 112, 24, "device", x)
-        drawing.box(left, 68, 112, 24, "registers", maximum)
-        drawing.box(left, 102, 112, 24, "registers", total)
+        left = state(drawing, index, x, maximum, total)
         if index:
             drawing.across(left - 20, left, 114)
         if total.startswith("s e"):
             drawing.frame(left, 68, 112, 58, ALARM)
             drawing.text(left + 56, 140, "m grew by 2", "middle", colour=ALARM)
     drawing.heading(16, 170, "two threads' pairs become one in the same way")
-    for left, width, text in (
-        (16, 120, "m = 5, sum s"),
-        (156, 120, "m = 7, sum t"),
-        (340, 200, "m = 7, sum s e^-2 + t"),
-    ):
-        drawing.box(left, 182, width, 26, "registers", text)
+    drawing.boxes(16, 182, 26, [(120, "registers", "m = 5, sum s"), (120, "registers", "m = 7, sum t")], gap=20)
+    drawing.box(340, 182, 200, 26, "registers", "m = 7, sum s e^-2 + t")
     drawing.across(276, 340, 195)
     drawing.text(16, 230, "a pair that has seen nothing but -inf keeps the sum 0: -inf - -inf would be NaN,")
     drawing.text(16, 246, "and 0 times NaN is NaN for good")
@@ -150,12 +142,7 @@ def two_rows_in_registers(drawing: Drawing) -> None:
 @drawn("Rows of 13 elements: each starts at another place within its 16 bytes", 244)
 def ragged_edges(drawing: Drawing) -> None:
     side = 15.0
-    drawing.heading(16, 18, "rows of 13 elements of 2 bytes, one behind the other")
-    for row in range(3):
-        drawing.bracket(20 + 13 * side * row + 2, 50, 13 * side - 4, f"row {row}", below=False)
-    drawing.cells(20, 58, 39, side, 26, lambda element: "registers" if 13 <= element < 26 else "device")
-    for pack in range(5):
-        drawing.bracket(20 + 8 * side * pack + 2, 94, 8 * side - 4, "16 bytes")
+    odd_rows(drawing, side, packs=5)
     drawing.heading(16, 132, "what row 1 is made of")
     for left, first, last, text in ((60, 13, 16, "3 loads of 2 bytes"), (236, 16, 24, "one load of 16 bytes"),
                                     (474, 24, 26, "2 loads of 2 bytes")):  # fmt: skip
@@ -190,14 +177,9 @@ def rows_per_block(drawing: Drawing) -> None:
 @drawn("Load, compute and store in turns, and rows that come ahead of time", 262)
 def row_pipeline(drawing: Drawing) -> None:
     drawing.heading(16, 18, "a row a block: nothing is loaded while it computes, unless other blocks fill in")
-    left = 96.0
-    parts: tuple[tuple[int, Level, str], ...] = (
-        (92, "device", "load"), (64, "registers", "compute"), (64, "device", "store"), (32, "idle", "end"),
-    )  # fmt: skip
-    for _ in range(2):
-        for width, level, text in parts:
-            drawing.box(left, 30, width, 24, level, text)
-            left += width
+    turn: list[Part] = [(92, "device", "load"), (64, "registers", "compute")]
+    turn += [(64, "device", "store"), (32, "idle", "end")]
+    drawing.boxes(96, 30, 24, turn * 2)
     drawing.text(16, 42, "one block")
     drawing.heading(16, 80, "a block that stays: rows come to three stages of shared memory")
     drawing.text(16, 104, "copies")
@@ -208,8 +190,7 @@ def row_pipeline(drawing: Drawing) -> None:
         drawing.note(96 + width * (row + 0.5), 162, f"stage {row % 3}", "middle")
         if row < 5:
             x = 96 + width * (row + 1)
-            drawing.box(x, 124, 52, 24, "registers", f"row {row}")
-            drawing.box(x + 52, 124, width - 52, 24, "device", "")
+            drawing.boxes(x, 124, 24, [(52, "registers", f"row {row}"), (width - 52, "device", "")])
     drawing.time_axis(96, 182)
     drawing.text(16, 206, "green: computed in registers; blue: stored. One thread asks for a row, the copy engine")
     drawing.text(16, 222, "brings it, and an mbarrier tells when its bytes are there. A stage is filled again")
