@@ -7,6 +7,7 @@ Rates of tensor cores are dense, with fp32 accumulators. ``boost_clock`` is the 
 from __future__ import annotations
 
 import csv
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,12 +70,15 @@ def load() -> dict[str, Datasheet]:
 def table(here: str = "") -> str:
     """The figures as a Markdown table, by memory bandwidth; the GPU with the slug ``here`` stands in bold."""
     sheets = sorted(load().values(), key=lambda sheet: sheet.value("memory_bandwidth") or 0)
-    rows = [
-        ["GPU", *(title for title, _ in _COLUMNS)],
-        ["---", *("---:" for _ in _COLUMNS)],
-    ]
+    rows = []
     for sheet in sheets:
         texts = [sheet.name, *(sheet.cells[key].text if key in sheet.cells else "-" for _, key in _COLUMNS)]
         rows.append([f"**{text}**" for text in texts] if sheet.gpu == here else texts)
     note = "Rates in TFLOP/s (int8: TOP/s), dense, fp32 accumulators. The source of each figure is in datasheets.csv."
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows) + f"\n\n{note}\n"
+    return markdown(["GPU", *(title for title, _ in _COLUMNS)], rows) + f"\n{note}\n"
+
+
+def markdown(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table whose columns are flush right but for the first."""
+    lines = [titles, ["---", *("---:" for _ in titles[1:])], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"

@@ -7,7 +7,7 @@ import platform
 from typing import Any
 
 import torch
-from sampling import Run, latency, rate
+from sampling import latency, rate, repeated
 
 from kernel_twins.harness.ceilings import gpu_slug
 from kernel_twins.harness.load import extension
@@ -134,12 +134,7 @@ def _matmul(m: int, n: int, k: int) -> dict[str, Any]:
     a = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
     b = torch.randn(k, n, device="cuda", dtype=torch.bfloat16)
     out = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
-
-    def run(iterations: int) -> None:
-        for _ in range(iterations):
-            torch.mm(a, b, out=out)
-
-    return rate(f"mm_bf16_{m}x{n}x{k}", "TFLOP/s", 2 * m * n * k, run)
+    return rate(f"mm_bf16_{m}x{n}x{k}", "TFLOP/s", 2 * m * n * k, repeated(torch.mm, a, b, out=out))
 
 
 def _launches() -> list[dict[str, Any]]:
@@ -154,15 +149,10 @@ def _launches() -> list[dict[str, Any]]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         probe("empty", buffer, GRAPH_NODES)
-
-    def replaying(iterations: int) -> None:
-        for _ in range(iterations):
-            graph.replay()
-
     return [
         latency("launch", 1, lambda iterations: probe("empty", buffer, iterations)),
         latency("launch_and_wait", 1, waiting),
-        latency("launch_graph_node", GRAPH_NODES, replaying),
+        latency("launch_graph_node", GRAPH_NODES, repeated(graph.replay)),
     ]
 
 
@@ -174,16 +164,9 @@ def _host_copies() -> list[dict[str, Any]]:
         if memory == "pinned":
             on_host = on_host.pin_memory()
         for name, target, source in (("h2d", on_device, on_host), ("d2h", on_host, on_device)):
-            results.append(rate(f"{name}_{memory}", "GB/s", COPY_BYTES, _copying(target, source)))
+            copying = repeated(target.copy_, source, non_blocking=True)
+            results.append(rate(f"{name}_{memory}", "GB/s", COPY_BYTES, copying))
     return results
-
-
-def _copying(target: torch.Tensor, source: torch.Tensor) -> Run:
-    def run(iterations: int) -> None:
-        for _ in range(iterations):
-            target.copy_(source, non_blocking=True)
-
-    return run
 
 
 def _buffer(data: torch.Tensor) -> torch.Tensor:

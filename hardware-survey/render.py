@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import datasheets
@@ -44,7 +44,7 @@ def render(survey: Mapping[str, Any]) -> str:
             "",
             "## What it is",
             "",
-            _table(["", ""], _identity(device)),
+            datasheets.markdown(["", ""], _identity(device)),
             "## Measured ceilings",
             "",
             "Median of n samples and their interquartile range (IQR), on random data; clocks, power, temperature and "
@@ -102,7 +102,7 @@ def _measurements(survey: Mapping[str, Any], sheet: datasheets.Datasheet | None)
                 _text(measurement["throttle"]).replace("+", ", "),
             ]
         )
-    return _table(titles, rows)
+    return datasheets.markdown(titles, rows)
 
 
 def datasheet_limit(name: str, device: Mapping[str, Any], sheet: datasheets.Datasheet | None) -> float | None:
@@ -129,16 +129,11 @@ def datasheet_limit(name: str, device: Mapping[str, Any], sheet: datasheets.Data
 def _balance(survey: Mapping[str, Any]) -> str:
     points = Ceilings.of(survey).balance_points()
     rows = [[kind, _number(points[f"{kind}_dram"]), _number(points[f"{kind}_l2"])] for kind in ("fp32", "bf16")]
-    return _table(["FLOP per byte", "device memory", "L2"], rows)
+    return datasheets.markdown(["FLOP per byte", "device memory", "L2"], rows)
 
 
 def _label(name: str) -> str:
     return _LABELS.get(name) or name.replace("mm_bf16_", "bf16 tensor, torch.mm ")
-
-
-def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [titles, ["---", *("---:" for _ in titles[1:])], *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
 def _number(value: float | None) -> str:

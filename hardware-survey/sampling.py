@@ -19,6 +19,16 @@ Run = Callable[[int], None]
 """Does that many iterations of something on the current stream."""
 
 
+def repeated(call: Callable[..., object], *arguments: object, **options: object) -> Run:
+    """A call of Python's for each iteration."""
+
+    def run(iterations: int) -> None:
+        for _ in range(iterations):
+            call(*arguments, **options)
+
+    return run
+
+
 def rate(name: str, unit: str, work: int, run: Run) -> dict[str, Any]:
     """Work per time; ``work`` in bytes or FLOP an iteration."""
     per_ms = {"GB/s": 1e6, "TFLOP/s": 1e9}[unit]

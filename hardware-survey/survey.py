@@ -44,7 +44,9 @@ def main(arguments: list[str] | None = None) -> int:
     if options.json == "-":
         print(_json(survey), end="")
         return 0
-    path = Path(options.json) if options.json else _default_path(survey["gpu"], options.publish)
+    gpu = survey["gpu"]
+    public = options.publish or gpu == REFERENCE_GPU
+    path = Path(options.json or (PUBLISHED / f"{gpu}.json" if public else PRIVATE / f"survey-{gpu}.json"))
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(_json(survey))
     path.with_suffix(".md").write_text(render(survey))
@@ -76,10 +78,6 @@ def _without_gpu(reason: str, wanted: bool) -> int:
         _show(render(json.loads(path.read_text())))
     print(f"{reason}: nothing was measured here, what is shown is recorded", file=sys.stderr)
     return 0
-
-
-def _default_path(gpu: str, publish: bool) -> Path:
-    return PUBLISHED / f"{gpu}.json" if publish or gpu == REFERENCE_GPU else PRIVATE / f"survey-{gpu}.json"
 
 
 def _json(survey: dict[str, Any]) -> str:
