@@ -322,8 +322,8 @@ def test_what_was_predicted_of_another_steps_kernel_is_void_and_in_no_score(tmp_
     void, time, share = measured.judged()
     assert (void.verdict, void.actual) == ("void", None)
     assert time.verdict == share.verdict == "hit" and share.actual == pytest.approx(0.8)
-    (found,) = score([("ladder", "pre-registered", each) for each in (void, time, share)])
-    assert (found.hit, found.miss, found.wrong_direction, found.not_judged, found.void) == (2, 0, 0, 0, 1)
+    found = score([("ladder", "pre-registered", each) for each in (void, time, share)])
+    assert found == {("ladder", "pre-registered"): {"hit": 2, "void": 1}}
     text = log.render(tmp_path, [measured.results], pd.DataFrame(columns=static.STATIC))
     assert "Predicted time ≤ 0.98 ×: **void**, not frozen; " in text
     assert f"| at {OTHER.slug} | CUDA v01 → v03 |" in text
@@ -381,10 +381,10 @@ def test_scores_keep_marks_apart() -> None:
     found = score(
         [("a", "post hoc", hit), ("a", "pre-registered", miss), ("b", "post hoc", hit), ("a", "post hoc", hit)]
     )
-    assert [(s.ladder, s.mark, s.hit, s.miss) for s in found] == [
-        ("a", "pre-registered", 0, 1),
-        ("a", "post hoc", 2, 0),
-        ("b", "post hoc", 1, 0),
+    assert list(found.items()) == [
+        (("a", "pre-registered"), {"miss": 1}),
+        (("a", "post hoc"), {"hit": 2}),
+        (("b", "post hoc"), {"hit": 1}),
     ]
 
 

@@ -18,7 +18,7 @@ from kernel_twins.report.meaning.analysis import Results
 from kernel_twins.report.measure import plan
 from kernel_twins.report.ncu.extract import counter_rows
 from kernel_twins.report.ncu.reader import Launch
-from kernel_twins.report.pages import documents, ladder_page, log
+from kernel_twins.report.pages import documents, ladder_page, log, scoreboard
 from kernel_twins.report.pages.ladder_page import TITLES
 from kernel_twins.report.rows import store
 from kernel_twins.report.rows.base import InvalidDataError
@@ -412,7 +412,7 @@ def test_the_scoreboard_marks_what_changed_since_it_was_measured(tmp_path: Path)
     for code, marked in ((source_digest("vector_add", step, "cuda"), False), ("00000000", True)):
         rows = [timing("torch", "", [90.0] * 20), timing("cuda", step, [60.0] * 20) | {"code": f"{code}:0"}]
         store.write(tmp_path / "vector_add.timings.csv", pd.DataFrame(rows, columns=store.TABLES["timings"]))
-        lines = log.scoreboard([Results(OP, tmp_path, None)], None)
+        lines = scoreboard.scoreboard((Results(OP, tmp_path, None), case) for case in OP.bench_cases)
         (line,) = (each for each in lines if each.startswith(f"| vector_add {case.slug} "))
         assert ("GB/s † |" in line) is marked
         assert ("†: the step's code changed since it was measured." in lines) is marked

@@ -188,10 +188,6 @@ class Results:
             return "; ".join(f"{stall} {cycles:.1f} cycles an issue" for stall, cycles in top_stalls(after))
         return explained(self.counters(Name(backend, previous.name), case), after, missed)
 
-    def withdrawn(self) -> list[predictions.Mark]:
-        """The marks of predictions that were frozen and that the spec does not make any more."""
-        return predictions.withdrawn(self.recorded.folder, self.op)
-
     def mark(self, step: Step, backend: Backend, judgement: Judgement) -> predictions.Mark:
         """Whether the prediction was frozen before the first measurement."""
         return self._marks.mark(self.op.name, step.name, backend, judgement.prediction)

@@ -91,31 +91,12 @@ def _holds(prediction: Prediction, actual: float) -> bool:
     return abs(actual - prediction.value) <= prediction.tolerance * abs(prediction.value)
 
 
-@dataclass(frozen=True, slots=True)
-class Score:
-    """How a ladder's predictions of one mark turned out."""
-
-    ladder: str
-    mark: Mark
-    hit: int
-    miss: int
-    wrong_direction: int
-    not_judged: int
-    void: int
-
-
-def score(judged: Iterable[tuple[str, Mark, Judgement]]) -> list[Score]:
-    """From (ladder, mark, judgement), a score for each ladder and mark that occurs; ladders in the order given."""
+def score(judged: Iterable[tuple[str, Mark, Judgement]]) -> dict[tuple[str, Mark], Counter[Outcome]]:
+    """How often each outcome came, by ladder, in the order given, and mark; from (ladder, mark, judgement)."""
     counts: dict[str, dict[Mark, Counter[Outcome]]] = {}
     for ladder, mark, judgement in judged:
-        counts.setdefault(ladder, {}).setdefault(mark, Counter())[judgement.verdict] += 1
-    marks: tuple[Mark, ...] = ("pre-registered", "post hoc", "not frozen")
-    return [
-        Score(ladder, mark, *(found[outcome] for outcome in get_args(Outcome)))
-        for ladder, by_mark in counts.items()
-        for mark in marks
-        if (found := by_mark.get(mark))
-    ]
+        counts.setdefault(ladder, {name: Counter() for name in get_args(Mark)})[mark][judgement.verdict] += 1
+    return {(ladder, mark): found for ladder, marks in counts.items() for mark, found in marks.items() if found}
 
 
 def explained(before: Mapping[str, float], after: Mapping[str, float], missed: Iterable[str] = ()) -> str:

@@ -12,7 +12,7 @@ from kernel_twins.report.calls import sampled_table
 from kernel_twins.report.drawings import DRAWINGS
 from kernel_twins.report.meaning import static, write
 from kernel_twins.report.meaning.analysis import Results, load
-from kernel_twins.report.pages import conditions, ladder_page, log
+from kernel_twins.report.pages import ladder_page, log, scoreboard
 from kernel_twins.report.rows import store
 from kernel_twins.report.rows.base import shown
 from kernel_twins.report.rows.metrics import STALLS
@@ -99,6 +99,6 @@ def readme(text: str, folder: Path, results: list[Results]) -> str:
         if ladder_page.marks(text)[name] != 1:
             raise ValueError(f"README.md must hold one pair of markers: <!-- {name}:begin --> and <!-- {name}:end -->")
     measured = [each for each in results if each.measured]
-    rows = log.scoreboard(measured, {each.op.name: list(each.op.headline_cases) for each in measured})
-    others = conditions.table(measured) or ["Rested and in a chain, nothing has been recorded yet."]
+    rows = scoreboard.scoreboard((each, case) for each in measured for case in each.op.headline_cases)
+    others = scoreboard.by_condition(measured) or ["Rested and in a chain, nothing has been recorded yet."]
     return ladder_page.renewed(text, {"sampled": sampled_table.headline(folder), "results": rows, "conditions": others})

@@ -6,16 +6,17 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from statistics import geometric_mean
+from typing import get_args
 
 import pandas as pd
 
 from kernel_twins.report.calls import functions_table, sampled_table
 from kernel_twins.report.meaning import predictions, static, write
 from kernel_twins.report.meaning.analysis import Results
-from kernel_twins.report.meaning.judgement import Judgement, score
+from kernel_twins.report.meaning.judgement import Judgement, Outcome, score
 from kernel_twins.report.meaning.quantities import QUANTITIES
 from kernel_twins.report.measure import proton
-from kernel_twins.report.pages import conditions
+from kernel_twins.report.pages import scoreboard
 from kernel_twins.report.pages.ladder_page import TITLES, before_and_after
 from kernel_twins.report.rows import store
 from kernel_twins.report.rows.base import shown
@@ -45,7 +46,8 @@ def render(folder: Path, results: list[Results], static_rows: pd.DataFrame) -> s
     lines += ["", "## Predictions", "", *_calibration(results)]
     if sampled := sampled_table.section(folder):
         lines += ["", *sampled]
-    lines += ["", "## Scoreboard", "", *scoreboard(results, None)]
+    cells = ((each, case) for each in results for case in each.op.bench_cases)
+    lines += ["", "## Scoreboard", "", *scoreboard.scoreboard(cells)]
     if functions := functions_table.section(folder):
         lines += ["", *functions]
     for each in results:
@@ -84,65 +86,6 @@ def _preamble(folder: Path, results: list[Results]) -> list[str]:
     ]
 
 
-def scoreboard(results: list[Results], cases: dict[str, list[Case]] | None) -> list[str]:
-    """Each ladder's last steps that take a case against the best baseline; ``cases`` narrows it to some an op.
-
-    A time that was measured before the step's code changed is marked.
-    """
-    rows = [
-        _score(each, case)
-        for each in results
-        for case in (each.op.bench_cases if cases is None else cases[each.op.name])
-    ]
-    header = [
-        "case",
-        "best baseline",
-        "CUDA, last step",
-        "× baseline",
-        "Triton, last step",
-        "× baseline",
-        "Triton × CUDA",
-    ]
-    table = write.table(header, rows)
-    marked = any(write.STALE in cell for row in rows for cell in row)
-    return [*table, "", write.STALE_NOTE] if marked else table
-
-
-def _score(results: Results, case: Case) -> list[str]:
-    op = results.op
-    baseline = results.best_baseline(case)
-    steps = {backend: op.last_step(backend, case) for backend in BACKENDS}
-    last = {backend: Name(backend, step.name if step else "") for backend, step in steps.items()}
-    cells = _baseline(results, case, baseline, f"{op.name} {case.slug}")
-    for name in last.values():
-        mark = f" {write.STALE}" if results.rate(case, name) and results.stale(name) else ""
-        cells += [_rate(results, case, name) + mark, _against(results, case, name, baseline)]
-    twins = results.ratio(case, last["triton"], last["cuda"])
-    verdict = results.standing(case, last["triton"], last["cuda"])
-    return [*cells, f"{twins.value:.3f} × {verdict}" if twins else "–"]
-
-
-def _baseline(results: Results, case: Case, baseline: Name | None, title: str) -> list[str]:
-    """The first cells of a case's row."""
-    return [title, f"{_rate(results, case, baseline)} {baseline.backend}" if baseline else "–"]
-
-
-def _against(results: Results, case: Case, name: Name, baseline: Name | None) -> str:
-    ratio = results.ratio(case, name, baseline) if baseline else None
-    if baseline is None or ratio is None:
-        return "–"
-    return f"{write.ratio(ratio)} {results.standing(case, name, baseline)}"
-
-
-def _rate(results: Results, case: Case, name: Name | None) -> str:
-    if name is None:
-        return "–"
-    rate = results.rate(case, name)
-    if rate is None:
-        return results.status(case, name) or "–"
-    return f"{write.number(rate)} {results.rate_unit}"
-
-
 def _calibration(results: list[Results]) -> list[str]:
     """How often each ladder's predictions came true, and how many of them were made before measuring."""
     judged = [
@@ -152,24 +95,20 @@ def _calibration(results: list[Results]) -> list[str]:
         for backend in step.backends
         for judgement in each.judge(step, backend)
     ]
-    gone = Counter((each.op.name, mark) for each in results for mark in each.withdrawn())
-    rows = [
-        [
-            *key,
-            *map(str, (each.hit, each.miss, each.wrong_direction, each.not_judged, each.void, gone.pop(key, 0))),
-        ]
-        for each in score(judged)
-        for key in [(each.ladder, each.mark)]
-    ]
-    rows += [[*key, *["0"] * 5, str(count)] for key, count in gone.items()]
+    scores, outcomes = score(judged), get_args(Outcome)
+    gone = Counter(
+        (each.op.name, mark) for each in results for mark in predictions.withdrawn(each.recorded.folder, each.op)
+    )
+    rows = []
+    for key in dict.fromkeys([*scores, *gone]):
+        found = scores.get(key, Counter())
+        rows.append([*key, *(str(found[outcome]) for outcome in outcomes), str(gone[key])])
     return [
         "A prediction is pre-registered where it was frozen before the first measurement of its cell, trials and "
         "tuning included; everything else is post hoc. To measure again changes nothing. It is void, and neither hit "
         "nor miss, where it is of a case that the step leaves to another step's kernel.",
         "",
-        *write.table(
-            ["ladder", "made", "hit", "miss", "wrong direction", "not judged", "void", "withdrawn"], rows, right=2
-        ),
+        *write.table(["ladder", "made", *outcomes, "withdrawn"], rows, right=2),
     ]
 
 
@@ -212,8 +151,8 @@ def _shapes(results: Results) -> list[str]:
         if step.wide
     }
     rows = [
-        _baseline(results, case, best[case], case.slug)
-        + [_against(results, case, name, best[case]) for name in wide.values()]
+        scoreboard.best_baseline(results, case, case.slug)
+        + [scoreboard.against(results, case, name, best[case]) for name in wide.values()]
         for case in cases
     ]
     aligned = [case for case in cases if all(size % _ALIGNED == 0 for size in case.shape)]
@@ -232,8 +171,8 @@ def _shapes(results: Results) -> list[str]:
 
 def _conditions(results: Results) -> list[str]:
     """The last steps and the fastest baseline as they are in the rest of the log, rested, and in a chain."""
-    table = conditions.table([results])
-    return ["", f"Under other conditions, too: {conditions.MEANING}", "", *table] if table else []
+    table = scoreboard.by_condition([results])
+    return ["", f"Under other conditions, too: {scoreboard.MEANING}", "", *table] if table else []
 
 
 def _references(results: Results) -> list[str]:

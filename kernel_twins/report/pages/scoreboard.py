@@ -1,0 +1,101 @@
+"""The last steps against the best baseline, in two tables: case by case, and of what arithmetic bounds by condition."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kernel_twins.report.meaning import write
+from kernel_twins.report.meaning.analysis import Results
+from kernel_twins.report.rows.recorded import CONDITIONS
+from kernel_twins.spec import BACKENDS, Backend, Case, Name
+
+MEANING = (
+    "*sustained*, samples follow each other, so that products run at the power limit and below the full clock; "
+    "*rested*, each sample begins when the SM clock is back at its maximum, with an untimed one just before it; *in a "
+    "chain*, a small kernel stands between two calls, so that none begins while the one before it ends, and its time "
+    "is in theirs. Clock and watts are medians over readings while samples ran; the sensor of watts is slower than a "
+    "rested sample, and has the rest in it. A verdict is of paired rounds under one condition; ncu's cycles are asked "
+    "about sustained ones alone."
+)
+"""Of the conditions."""
+
+_TITLES = {"sustained": "sustained", "rested": "rested", "chain": "in a chain"}
+
+
+def scoreboard(cells: Iterable[tuple[Results, Case]]) -> list[str]:
+    """A row for each case: both languages' last steps that take it, and which of them is faster."""
+    header = ["case", "best baseline", "CUDA, last step", "× baseline", "Triton, last step", "× baseline"]
+    return _marked([*header, "Triton × CUDA"], [_score(results, case) for results, case in cells])
+
+
+def by_condition(results: Iterable[Results]) -> list[str]:
+    """Three rows for each case that was timed under all conditions; no lines where none was."""
+    rows = [row for each in results for case in each.op.condition_cases for row in _conditions(each, case)]
+    header = ["product", "", "chip", "best baseline, µs"]
+    header += ["CUDA, last step, µs", "× baseline", "Triton, last step, µs", "× baseline"]
+    return _marked(header, rows, right=3) if rows else []
+
+
+def _marked(header: list[str], rows: list[list[str]], right: int = 1) -> list[str]:
+    """A table, and what the mark means where a time was measured before the step's code changed."""
+    table = write.table(header, rows, right)
+    return [*table, "", write.STALE_NOTE] if any(write.STALE in cell for row in rows for cell in row) else table
+
+
+def _mark(results: Results, name: Name) -> str:
+    return f" {write.STALE}" if results.stale(name) else ""
+
+
+def _last(results: Results, backend: Backend, case: Case) -> Name:
+    step = results.op.last_step(backend, case)
+    return Name(backend, step.name if step else "")
+
+
+def _score(results: Results, case: Case) -> list[str]:
+    baseline = results.best_baseline(case)
+    last = {backend: _last(results, backend, case) for backend in BACKENDS}
+    cells = best_baseline(results, case, f"{results.op.name} {case.slug}")
+    for name in last.values():
+        mark = _mark(results, name) if results.rate(case, name) else ""
+        cells += [_rate(results, case, name) + mark, against(results, case, name, baseline)]
+    twins = results.ratio(case, last["triton"], last["cuda"])
+    verdict = results.standing(case, last["triton"], last["cuda"])
+    return [*cells, f"{twins.value:.3f} × {verdict}" if twins else "–"]
+
+
+def best_baseline(results: Results, case: Case, title: str) -> list[str]:
+    """The first cells of a case's row."""
+    baseline = results.best_baseline(case)
+    return [title, f"{_rate(results, case, baseline)} {baseline.backend}" if baseline else "–"]
+
+
+def against(results: Results, case: Case, name: Name, baseline: Name | None, condition: str = "sustained") -> str:
+    """A step's ratio to the baseline, and the verdict; a dash where there is none."""
+    ratio = results.ratio(case, name, baseline, condition) if baseline else None
+    if baseline is None or ratio is None:
+        return "–"
+    return f"{write.ratio(ratio)} {results.standing(case, name, baseline, condition)}"
+
+
+def _rate(results: Results, case: Case, name: Name) -> str:
+    rate = results.rate(case, name)
+    return results.status(case, name) or "–" if rate is None else f"{write.number(rate)} {results.rate_unit}"
+
+
+def _conditions(results: Results, case: Case) -> list[list[str]]:
+    """Against the baseline that was timed under all conditions, the fastest of the sustained ones."""
+    baseline = results.best_baseline(case, "rested")
+    if baseline is None:
+        return []
+    rows: list[list[str]] = []
+    for condition in CONDITIONS:
+        title = "" if rows else f"{results.op.name} {case.slug}"
+        theirs = write.number(results.time_us(case, baseline, condition), 4)
+        row = [title, _TITLES[condition], results.sensors(case, condition), f"{theirs} {baseline.backend}"]
+        for backend in BACKENDS:
+            name = _last(results, backend, case)
+            ratio = against(results, case, name, baseline, condition)
+            time = write.number(results.time_us(case, name, condition), 4) + _mark(results, name)
+            row += ["–" if ratio == "–" else time, ratio]
+        rows.append(row)
+    return rows
