@@ -16,21 +16,9 @@ from typing import Literal
 from kernel_twins.harness.ceilings import Ceilings
 from kernel_twins.report.rows.metrics import DURATION, top_stalls
 
-Kind = Literal[
-    "launch",
-    "device memory",
-    "L2",
-    "shared memory",
-    "tensor pipe",
-    "FMA pipe",
-    "special functions",
-    "issue slots",
-    "bank conflicts",
-    "latency",
-    "balanced",
-    "undecided",
-]
-Share = tuple[Kind, float]
+Unit = Literal["device memory", "L2", "shared memory", "tensor pipe", "FMA pipe", "special functions", "issue slots"]
+Kind = Unit | Literal["launch", "bank conflicts", "latency", "balanced", "undecided"]
+Share = tuple[Unit, float]
 
 SATURATED = 80.0  # percent
 LOW = 60.0  # percent: below it a unit is no limit
@@ -49,14 +37,14 @@ _OF_ALL = ("device memory", "L2", "shared memory", "tensor pipe")  # shares of w
 
 # Units that ncu gives a share of. L2 and shared memory come from their bytes and the survey, as one counter of ncu's
 # own for either costs eight passes.
-_BUSY: Mapping[Kind, str] = {
+_BUSY: Mapping[Unit, str] = {
     "device memory": "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",
     "tensor pipe": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed",
     "FMA pipe": "sm__pipe_fma_cycles_active.avg.pct_of_peak_sustained_active",
     "special functions": "sm__inst_executed_pipe_xu.avg.pct_of_peak_sustained_active",
     "issue slots": "smsp__issue_active.avg.pct_of_peak_sustained_active",
 }
-_UNITS: tuple[Kind, ...] = (*_BUSY, "L2", "shared memory")
+_UNITS: tuple[Unit, ...] = (*_BUSY, "L2", "shared memory")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,19 +108,12 @@ def limiter(
     ranked = sorted(shares.items(), key=lambda each: -each[1])
     busiest, runner_up = (ranked + [None, None])[:2]
     conflicts = _percent(counters.get(_CONFLICTS), counters.get(_WAVEFRONTS))
-    numbers: dict[str, float] = {str(unit): share for unit, share in shares.items()}
-    for name, value in (
-        ("bank conflicts", conflicts),
-        ("blocks", counters.get(_GRID)),
-        ("multiprocessors", ceilings.multiprocessors if ceilings else None),
-        ("µs", time_us),
-    ):
-        if value is not None:
-            numbers[name] = value
-    missing = tuple(unit for unit in _UNITS if unit not in shares)
+    told = {"bank conflicts": conflicts, "blocks": counters.get(_GRID), "µs": time_us}
+    told["multiprocessors"] = ceilings.multiprocessors if ceilings else None
+    numbers = {name: number for name, number in (shares | told).items() if number is not None}
+    missing: tuple[Kind, ...] = tuple(unit for unit in _UNITS if unit not in shares)
     if conflicts is None:
         missing += ("bank conflicts",)
-
     short = bool(_launch(numbers))
     if busiest is None and not short:
         return None
@@ -142,7 +123,7 @@ def limiter(
     return Limit(kind, share, busiest, runner_up, stall, numbers, missing, floor_us, reached)
 
 
-def _shares(counters: Mapping[str, float], ceilings: Ceilings | None) -> dict[Kind, float]:
+def _shares(counters: Mapping[str, float], ceilings: Ceilings | None) -> dict[Unit, float]:
     """How busy each unit is, in percent; only those that are known. Bytes per nanosecond are GB/s."""
     shares = {unit: counters[metric] for unit, metric in _BUSY.items() if metric in counters}
     duration_ns = counters.get(DURATION)

@@ -21,11 +21,7 @@ class Quantity:
         return f"{self.title}, {self.unit}" if self.unit else self.title
 
 
-def _metric(name: str, scale: float = 1.0) -> Callable[[Mapping[str, float]], float | None]:
-    return lambda counters: counters[name] * scale if name in counters else None
-
-
-def _total(*names: str, scale: float = 1.0) -> Callable[[Mapping[str, float]], float | None]:
+def _sum(*names: str, scale: float = 1.0) -> Callable[[Mapping[str, float]], float | None]:
     return lambda counters: (
         scale * sum(counters[name] for name in names) if all(name in counters for name in names) else None
     )
@@ -48,21 +44,19 @@ QUANTITIES: dict[str, Quantity] = {
     "ceiling_share": Quantity("share of the measured ceiling", "%"),
     "bytes_over_minimum": Quantity("DRAM bytes over the minimum", ""),
     "error_over_torch": Quantity("error over PyTorch's", ""),
-    "dram_bytes": Quantity("DRAM bytes", "MB", _total("dram__bytes_read.sum", "dram__bytes_write.sum", scale=1e-6)),
-    "dram_share": Quantity("DRAM busy", "%", _metric("gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed")),
-    "l2_bytes": Quantity("bytes between L2 and the SMs", "MB", _metric("lts__t_sectors_srcunit_tex.sum", 32e-6)),
-    "l2_hit": Quantity("L2 hit", "%", _metric("lts__t_sector_hit_rate.pct")),
+    "dram_bytes": Quantity("DRAM bytes", "MB", _sum("dram__bytes_read.sum", "dram__bytes_write.sum", scale=1e-6)),
+    "dram_share": Quantity("DRAM busy", "%", _sum("gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed")),
+    "l2_bytes": Quantity("bytes between L2 and the SMs", "MB", _sum("lts__t_sectors_srcunit_tex.sum", scale=32e-6)),
+    "l2_hit": Quantity("L2 hit", "%", _sum("lts__t_sector_hit_rate.pct")),
     "tensor_pipe": Quantity(
-        "tensor pipe", "%", _metric("sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed")
+        "tensor pipe", "%", _sum("sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed")
     ),
-    "fma_pipe": Quantity("FMA pipe", "%", _metric("sm__pipe_fma_cycles_active.avg.pct_of_peak_sustained_active")),
-    "issue_active": Quantity("issue slots", "%", _metric("smsp__issue_active.avg.pct_of_peak_sustained_active")),
-    "instruction_stalls": Quantity(
-        "waits for instructions", "cycles an issue", _metric(stall_metric("no_instruction"))
-    ),
-    "occupancy": Quantity("occupancy", "%", _metric("sm__warps_active.avg.pct_of_peak_sustained_active")),
-    "instructions": Quantity("instructions", "M", _metric("smsp__inst_executed.sum", 1e-6)),
-    "load_requests": Quantity("load requests", "M", _metric(f"l1tex__t_requests_{_LD}", 1e-6)),
+    "fma_pipe": Quantity("FMA pipe", "%", _sum("sm__pipe_fma_cycles_active.avg.pct_of_peak_sustained_active")),
+    "issue_active": Quantity("issue slots", "%", _sum("smsp__issue_active.avg.pct_of_peak_sustained_active")),
+    "instruction_stalls": Quantity("waits for instructions", "cycles an issue", _sum(stall_metric("no_instruction"))),
+    "occupancy": Quantity("occupancy", "%", _sum("sm__warps_active.avg.pct_of_peak_sustained_active")),
+    "instructions": Quantity("instructions", "M", _sum("smsp__inst_executed.sum", scale=1e-6)),
+    "load_requests": Quantity("load requests", "M", _sum(f"l1tex__t_requests_{_LD}", scale=1e-6)),
     "sectors_per_load": Quantity("sectors per load", "", _ratio(f"l1tex__t_sectors_{_LD}", f"l1tex__t_requests_{_LD}")),
     "sectors_per_store": Quantity(
         "sectors per store", "", _ratio(f"l1tex__t_sectors_{_ST}", f"l1tex__t_requests_{_ST}")
@@ -74,13 +68,13 @@ QUANTITIES: dict[str, Quantity] = {
             "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum", "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum", 100
         ),
     ),
-    "registers": Quantity("registers", "", _metric("launch__registers_per_thread")),
+    "registers": Quantity("registers", "", _sum("launch__registers_per_thread")),
     "shared_memory": Quantity(
         "shared memory",
         "KiB",
-        _total("launch__shared_mem_per_block_static", "launch__shared_mem_per_block_dynamic", scale=1 / 1024),
+        _sum("launch__shared_mem_per_block_static", "launch__shared_mem_per_block_dynamic", scale=1 / 1024),
     ),
     "spills": Quantity(
-        "spills", "B", _total(*(f"l1tex__t_bytes_pipe_lsu_mem_local_op_{way}.sum" for way in ("ld", "st")))
+        "spills", "B", _sum(*(f"l1tex__t_bytes_pipe_lsu_mem_local_op_{way}.sum" for way in ("ld", "st")))
     ),
 }
