@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from kernel_twins.report.drawings.primitives import ALARM, Drawing, Level, drawn
+from kernel_twins.report.drawings.primitives import ALARM, Drawing, drawn, patch
 
 
 @drawn("The levels of memory of an H100, in the colours of all drawings", 190)
 def levels(drawing: Drawing) -> None:
-    """Where data can be, from far to near."""
     drawing.box(16, 52, 120, 80, "device", "device memory", size=12)
     drawing.box(172, 52, 84, 80, "l2", "L2", size=12)
     drawing.frame(296, 26, 328, 132, dashed=True)
@@ -27,20 +26,15 @@ def levels(drawing: Drawing) -> None:
 
 @drawn("Sixteen blocks at work: in row order, and grouped", 220)
 def grouped_order(drawing: Drawing) -> None:
-    """The same sixteen blocks at once, along a row and in a square patch."""
     side, rows, columns = 15, 6, 16
     for left, title, width, height, needs in (
         (46, "in row order", 16, 1, "1 strip of A + 16 strips of B = 17"),
         (370, "grouped, 4 rows at a time", 4, 4, "4 strips of A + 4 strips of B = 8"),
     ):
         drawing.heading(left, 18, title)
-
-        def running(row: int, column: int, height: int = height, width: int = width) -> Level:
-            return "registers" if row < height and column < width else "idle"
-
         drawing.cells(left, 44, width, side, 24, "l2")
         drawing.cells(left + width * side, 44, columns - width, side, 24, "plain")
-        drawing.grid(left, 78, rows, columns, side, running)
+        drawing.grid(left, 78, rows, columns, side, "idle", patch(range(height), range(width)))
         for row in range(rows):
             drawing.box(left - 34, 78 + row * side, 24, side, "l2" if row < height else "plain")
         drawing.note(left - 22, 68, "A", "middle")
@@ -57,7 +51,6 @@ def grouped_order(drawing: Drawing) -> None:
 
 @drawn("Load and compute in turns, and overlapped through a ring of stages", 214)
 def pipeline(drawing: Drawing) -> None:
-    """Fetching ahead, as a time line."""
     width = 62
     drawing.heading(16, 20, "in turns")
     for step in range(4):
@@ -78,7 +71,6 @@ def pipeline(drawing: Drawing) -> None:
 
 @drawn("Autotuning: every configuration of a short list is run on the problem at hand", 184)
 def tuning(drawing: Drawing) -> None:
-    """A short list of configurations, each of them run."""
     drawing.heading(110, 20, "output tile", "end")
     drawing.heading(128, 20, "stages in flight: 2, 3, 4, 5")
     for row, tile in enumerate(("64 x 64", "64 x 128", "128 x 128", "128 x 256")):

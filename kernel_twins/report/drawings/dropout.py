@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernel_twins.report.drawings.primitives import Drawing, Level, drawn
+from kernel_twins.report.drawings.primitives import Drawing, drawn
 
 
 @drawn("One call for every element, of whose four words one is used, and one call for four elements", 214)
@@ -10,11 +10,7 @@ def four_words(drawing: Drawing) -> None:
     drawing.heading(16, 20, "a call for every element: one word of four is used")
     for element in range(4):
         x = 16 + 152 * element
-
-        def used(word: int, element: int = element) -> Level:
-            return "registers" if word == element else "idle"
-
-        drawing.cells(x, 34, 4, 30, 24, used, range(4))
+        drawing.cells(x, 34, 4, 30, 24, "idle", range(4), marked=[element])
         drawing.down(58, 78, x + 30 * element + 15)
         drawing.cells(x + 30 * element, 78, 1, 30, 24, "device", [element])
     drawing.heading(16, 130, "a call for four neighbours: every word is used")

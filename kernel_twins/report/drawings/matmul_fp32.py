@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernel_twins.report.drawings.primitives import ALARM, SOFT, Drawing, Level, drawn
+from kernel_twins.report.drawings.primitives import ALARM, SOFT, Drawing, Level, drawn, patch
 
 _SECTOR = 8  # fp32 elements
 
@@ -28,7 +28,7 @@ def strided_access(drawing: Drawing) -> None:
 @drawn("The lanes of a warp in 32 columns of B: four sectors, all of them used", 186)
 def coalesced_access(drawing: Drawing) -> None:
     drawing.heading(16, 20, "A, one row")
-    drawing.cells(16, 32, 12, 16, 16, lambda column: "registers" if column == 0 else "device")
+    drawing.cells(16, 32, 12, 16, 16, "device", marked=[0])
     drawing.note(224, 40, "the same element for all lanes")
     drawing.heading(16, 76, "B, one row")
     for sector in range(4):
@@ -48,7 +48,7 @@ def shared_tile(drawing: Drawing) -> None:
 
     drawing.grid(120, 14, 9, 9, side, lambda row, column: a_level(column, row))
     drawing.grid(14, 120, 9, 9, side, a_level)
-    drawing.grid(120, 120, 9, 9, side, lambda row, column: "registers" if {row, column} <= {2, 3, 4} else "plain")
+    drawing.grid(120, 120, 9, 9, side, "plain", patch(range(2, 5), range(2, 5)))
     drawing.heading(104, 60, "B", "end")
     drawing.heading(60, 108, "A", "middle")
     drawing.heading(230, 208, "out")
@@ -84,7 +84,7 @@ def _outer_product(drawing: Drawing, x: float, title: str, rows: int, columns: i
     drawing.cells(x, 34, columns, side, side, "shared")
     for row in range(rows):
         drawing.cells(x - 30, 60 + row * side, 1, side, side, "shared")
-    drawing.grid(x, 60, rows, columns, side, lambda row, column: "registers")
+    drawing.grid(x, 60, rows, columns, side, "registers")
     drawing.note(x + columns * side + 8, 42, f"{columns} of B")
     drawing.note(x - 36, 60 + rows * side + 10, f"{rows} of A")
     loads, products = rows + columns, rows * columns
@@ -155,7 +155,7 @@ def short_loop(drawing: Drawing) -> None:
     drawing.note(16, 176, "fetched from the instruction\ncaches over and over")
     side = 17
     drawing.heading(340, 20, "a thread's 8 x 16 sums, in order")
-    drawing.grid(340, 40, 8, 16, side, lambda row, column: "registers" if column < 8 else "plain")
+    drawing.grid(340, 40, 8, 16, side, "plain", patch(range(8), range(8)))
     for left, rows in ((340, range(8)), (340 + 8 * side, range(7, -1, -1))):
         path = []
         for turn, row in enumerate(rows):

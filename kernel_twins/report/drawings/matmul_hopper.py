@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from kernel_twins.report.drawings.primitives import ALARM, SOFT, Drawing, Level, Part, drawn
+from kernel_twins.report.drawings.primitives import ALARM, SOFT, Drawing, Level, Part, drawn, patch
 
 
 @drawn("A tile on its way: asked for by one thread, swizzled by the copy engine, read by wgmma", 244)
 def tma_tile(drawing: Drawing) -> None:
-    side = 12
-
-    def level(row: int, column: int) -> Level:
-        return "device" if row in (2, 3, 4, 5) and column in (4, 5, 6, 7) else "plain"
-
     drawing.heading(16, 20, "A, as the tensor map describes it")
-    drawing.grid(16, 34, 9, 11, side, level)
+    drawing.grid(16, 34, 9, 11, 12, "plain", patch(range(2, 6), range(4, 8)), mark="device")
     drawing.note(16, 156, "asked for: row, column")
     drawing.box(196, 58, 92, 44, "plain", "copy engine")
     drawing.across(112, 196, 82)
@@ -43,7 +38,7 @@ def large_tile(drawing: Drawing) -> None:
         drawing.cells(x, 40, cells, side, 20, "l2")
         for row in range(cells):
             drawing.cells(x - 28, 68 + row * side, 1, 20, side, "l2")
-        drawing.grid(x, 68, cells, cells, side, lambda row, column: "registers")
+        drawing.grid(x, 68, cells, cells, side, "registers")
         drawing.note(x + edge + 8, 50, "of B")
         drawing.note(x - 44, 68 + edge + 12, "of A")
         drawing.text(x - 44, 196, f"{cells * 64} elements a k, {sums} sums")
@@ -171,12 +166,8 @@ def hilbert(drawing: Drawing) -> None:
     grouped = [(4 * group + within % 4, within // 4) for group in range(4) for within in range(64)]
     for x, title, order in ((70, "groups of four rows", grouped), (380, "Hilbert curve", _hilbert(cells))):
         working = set(order[first : first + run])
-
-        def level(row: int, column: int, working: set[tuple[int, int]] = working) -> Level:
-            return "registers" if (row, column) in working else "plain"
-
         drawing.heading(x, 20, title)
-        drawing.grid(x, 34, cells, cells, side, level)
+        drawing.grid(x, 34, cells, cells, side, "plain", marked=working)
         drawing.line(*((x + side * (column + 0.5), 34 + side * (row + 0.5)) for row, column in order))
         rows, columns = (len({cell[way] for cell in working}) for way in (0, 1))
         drawing.text(x, 222, f"{rows} strips of A + {columns} strips of B = {rows + columns}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernel_twins.report.drawings.primitives import ALARM, Drawing, Level, Part, drawn
+from kernel_twins.report.drawings.primitives import ALARM, Drawing, Level, Part, drawn, patch
 from kernel_twins.report.drawings.row_pieces import cluster, held_row, odd_rows, state, walk
 
 
@@ -61,12 +61,10 @@ def whole_pieces(drawing: Drawing) -> None:
     drawing.heading(16, 132, "what the threads of row 1 load: every piece that touches it, whole")
     for piece in range(1, 4):
         left = 60 + 180 * (piece - 1)
-
-        def held(place: int, first: int = 8 * piece) -> Level:
-            return "registers" if 13 <= first + place < 26 else "idle"
-
-        labels = [8 * piece + place - 13 if held(place) == "registers" else "-" for place in range(8)]
-        drawing.cells(left, 146, 8, side, 26, held, labels)
+        elements = range(8 * piece - 13, 8 * piece - 5)
+        labels = [element if element in range(13) else "-" for element in elements]
+        held = [place for place, label in enumerate(labels) if label != "-"]
+        drawing.cells(left, 146, 8, side, 26, "idle", labels, marked=held)
         drawing.frame(left, 146, 8 * side, 26)
         drawing.note(left, 186, "one load of 16 bytes")
     drawing.text(16, 216, "- is masked. It can be read: no memory is handed out in pieces smaller than these")
@@ -89,15 +87,11 @@ def rows_then_columns(drawing: Drawing) -> None:
     for left, title, what in ((16, "1: a block a row", "x, dout"), (238, "2: a thread a column", "x, dout, again")):
         drawing.heading(left, 18, title)
         drawing.note(left, 52, what)
-    drawing.grid(16, 66, rows, columns, side, lambda row, column: "registers" if row == 3 else "device")
+    drawing.grid(16, 66, rows, columns, side, "device", patch([3], range(columns)))
     drawing.across(162, 174, 108)
     drawing.text(178, 92, "dx")
     drawing.cells(178, 102, columns, 4, 12, "device")
-
-    def strip(row: int, column: int) -> Level:
-        return "registers" if column == 5 and 4 <= row < 8 else "device"
-
-    drawing.grid(238, 66, rows, columns, side, strip)
+    drawing.grid(238, 66, rows, columns, side, "device", patch(range(4, 8), [5]))
     for cut in (4, 8):
         drawing.line((232, 66 + side * cut), (388, 66 + side * cut), colour=ALARM, dashed=True)
     drawing.note(392, 40, "sums of slices,")

@@ -7,7 +7,8 @@ that drawings stay legible whatever sans-serif font the reader has.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import product
 from typing import Literal
 from xml.sax.saxutils import escape
 
@@ -33,6 +34,11 @@ _LEAST = 11  # text smaller than this is not read
 
 DRAWINGS: dict[str, Callable[[], Drawing]] = {}
 """How each drawing is made, by its file's name."""
+
+
+def patch(rows: Iterable[int], columns: Iterable[int]) -> set[tuple[int, int]]:
+    """The places in a grid where these rows and columns meet."""
+    return set(product(rows, columns))
 
 
 class Drawing:
@@ -76,11 +82,13 @@ class Drawing:
         count: int,
         width: float,
         height: float,
-        level: Level | Callable[[int], Level],
+        level: Level,
         labels: Sequence[object] = (),
+        marked: Collection[int] = (),
+        mark: Level = "registers",
     ) -> None:
-        """A row of cells; ``level`` may depend on the cell's index."""
-        chosen = [level if isinstance(level, str) else level(index) for index in range(count)]
+        """A row of cells; those with the indices ``marked`` are of the level ``mark``."""
+        chosen = [mark if index in marked else level for index in range(count)]
         self._mesh([(x + index * width, y, each) for index, each in enumerate(chosen)], width, height)
         for index, label in enumerate(map(str, labels)):
             if _EM * _LEAST * len(label) > width:
@@ -88,11 +96,22 @@ class Drawing:
             self.text(x + (index + 0.5) * width, y + height / 2, label, "middle")
 
     def grid(
-        self, x: float, y: float, rows: int, columns: int, side: float, level: Callable[[int, int], Level]
+        self,
+        x: float,
+        y: float,
+        rows: int,
+        columns: int,
+        side: float,
+        level: Level | Callable[[int, int], Level],
+        marked: Collection[tuple[int, int]] = (),
+        mark: Level = "registers",
     ) -> None:
-        """A matrix of square cells."""
-        places = [(row, column) for row in range(rows) for column in range(columns)]
-        self._mesh([(x + column * side, y + row * side, level(row, column)) for row, column in places], side, side)
+        """A matrix of square cells, of which those at the places ``marked`` are of the level ``mark``."""
+        cells: list[tuple[float, float, Level]] = []
+        for row, column in product(range(rows), range(columns)):
+            usual = level if isinstance(level, str) else level(row, column)
+            cells.append((x + column * side, y + row * side, mark if (row, column) in marked else usual))
+        self._mesh(cells, side, side)
 
     def frame(self, x: float, y: float, width: float, height: float, colour: str = SOFT, dashed: bool = False) -> None:
         """An outline around things already drawn."""

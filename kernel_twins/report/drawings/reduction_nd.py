@@ -60,7 +60,7 @@ def along_the_layout(drawing: Drawing) -> None:
         mine: Level = "registers" if row == 0 else "device"
         drawing.cells(_LEFT, y, _COLUMNS, _SIDE, _SIDE, mine)
         drawing.cells(_LEFT + _SIDE * _COLUMNS + 22, y, 1, _SIDE, _SIDE, mine)
-        drawing.cells(_RIGHT, y, _COLUMNS, _SIDE, _SIDE, lambda column: "registers" if column < _LANES else "device")
+        drawing.cells(_RIGHT, y, _COLUMNS, _SIDE, _SIDE, "device", marked=range(_LANES))
         drawing.note(_RIGHT + _SIDE * _COLUMNS + 16, y + 8, str(row % 4), "middle")
     drawing.across(_LEFT + _SIDE * _COLUMNS, _LEFT + _SIDE * _COLUMNS + 22, 40)
     drawing.text(_LEFT, 178, "A warp's lanes walk along a row side by side,")
@@ -81,9 +81,7 @@ def along_the_layout(drawing: Drawing) -> None:
 def parts_of_few_outputs(drawing: Drawing) -> None:
     side, outputs, parts = 38, 4, 4
     drawing.heading(16, 20, "an output a block: most of the GPU has nothing to do")
-    drawing.cells(
-        16, 32, outputs * parts, side, 24, lambda block: "registers" if block < outputs else "idle", range(outputs)
-    )
+    drawing.cells(16, 32, outputs * parts, side, 24, "idle", range(outputs), marked=range(outputs))
     drawing.heading(16, 84, "four parts of each output, a block each")
     drawing.cells(16, 96, outputs * parts, side, 24, "registers", [block // parts for block in range(outputs * parts)])
     drawing.cells(16, 142, outputs * parts, side, 24, "l2", [f"p{block % parts}" for block in range(outputs * parts)])

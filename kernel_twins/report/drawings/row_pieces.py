@@ -36,30 +36,30 @@ def walk(
 def held_row(drawing: Drawing, passes: tuple[str, str, str]) -> None:
     """A row that comes to registers once, and what is then done with it, one after the other."""
     drawing.heading(16, 18, "a row of x")
-    marked_row(drawing, 16, 30, "device")
+    marked_row(drawing, 30)
     drawing.heading(392, 18, "registers of the block")
     drawing.heading(392, 136, "passes over registers")
-    kept(drawing, 392, 30)
+    kept(drawing, 392, 29)
     drawing.arrow((272, 41), (384, 70))
     drawing.note(290, 36, "once")
     for index, text in enumerate(passes):
         drawing.box(392, 146 + 26 * index, 232, 22, "registers", text)
     drawing.arrow((392, 209), (272, 189))
     drawing.heading(16, 166, "the row of out")
-    marked_row(drawing, 16, 178, "device")
+    marked_row(drawing, 178)
     drawing.text(16, 84, "green: what one thread holds. All of its\nloads are on their way before the first")
     drawing.text(16, 116, "value is needed")
 
 
-def marked_row(drawing: Drawing, x: float, y: float, level: Level) -> None:
+def marked_row(drawing: Drawing, y: float) -> None:
     """A row of 32 elements, of which those of one thread, every eighth, are marked."""
-    drawing.cells(x, y, 32, 8, 22, lambda element: "registers" if element % 8 == 2 else level)
+    drawing.cells(16, y, 32, 8, 22, "device", marked=range(2, 32, 8))
 
 
-def kept(drawing: Drawing, x: float, y: float, threads: int = 8, width: float = 29) -> None:
+def kept(drawing: Drawing, x: float, width: float) -> None:
     """The same elements in registers: a column a thread."""
     for turn in range(4):
-        drawing.cells(x, y + 22 * turn, threads, width, 22, lambda thread: "registers" if thread == 2 else "idle")
+        drawing.cells(x, 30 + 22 * turn, 8, width, 22, "idle", marked=[2])
 
 
 def state(drawing: Drawing, index: int, element: str, first: str, second: str) -> float:
@@ -76,7 +76,7 @@ def odd_rows(drawing: Drawing, side: float, packs: int) -> None:
     drawing.heading(16, 18, "rows of 13 elements of 2 bytes, one behind the other")
     for row in range(3):
         drawing.bracket(20 + 13 * side * row + 2, 50, 13 * side - 4, f"row {row}", below=False)
-    drawing.cells(20, 58, 39, side, 26, lambda element: "registers" if 13 <= element < 26 else "device")
+    drawing.cells(20, 58, 39, side, 26, "device", marked=range(13, 26))
     for pack in range(packs):
         drawing.bracket(20 + 8 * side * pack + 2, 94, 8 * side - 4, "16 bytes")
 

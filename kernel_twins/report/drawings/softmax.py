@@ -121,10 +121,10 @@ def row_in_registers(drawing: Drawing) -> None:
 def two_rows_in_registers(drawing: Drawing) -> None:
     drawing.heading(16, 18, "a row of dout, and one of y")
     for y in (30, 56):
-        marked_row(drawing, 16, y, "device")
+        marked_row(drawing, y)
     drawing.heading(392, 18, "registers of the block")
     for left in (392, 512):
-        kept(drawing, left, 30, 8, 14)
+        kept(drawing, left, 14)
     drawing.note(448, 126, "dout", "middle")
     drawing.note(568, 126, "y", "middle")
     drawing.arrow((272, 41), (384, 60))
@@ -134,7 +134,7 @@ def two_rows_in_registers(drawing: Drawing) -> None:
         drawing.box(392, 148 + 28 * index, 232, 24, "registers", text)
     drawing.arrow((392, 188), (272, 181))
     drawing.heading(16, 158, "the row of dx")
-    marked_row(drawing, 16, 170, "device")
+    marked_row(drawing, 170)
     drawing.text(16, 104, "green: what one thread holds of both;\nall of its loads wait together")
     drawing.text(16, 214, "the same registers hold rows of half the length")
 
