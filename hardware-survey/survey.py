@@ -9,6 +9,7 @@ another one to runs/, which git ignores. Without a GPU it shows the datasheet ta
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -86,16 +87,13 @@ def _json(survey: dict[str, Any]) -> str:
 
 def _show(markdown: str) -> None:
     """Print a document, laid out by rich on a terminal that has it."""
-    if sys.stdout.isatty():
-        try:
-            from rich.console import Console
-            from rich.markdown import Markdown
-        except ImportError:
-            pass
-        else:
-            Console().print(Markdown(markdown))
-            return
-    print(markdown)
+    if sys.stdout.isatty() and importlib.util.find_spec("rich"):
+        from rich.console import Console
+        from rich.markdown import Markdown
+
+        Console().print(Markdown(markdown))
+    else:
+        print(markdown)
 
 
 if __name__ == "__main__":

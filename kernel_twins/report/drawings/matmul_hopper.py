@@ -251,8 +251,7 @@ def roles_by_hand(drawing: Drawing) -> None:
     for step in range(3):
         drawing.boxes(130 + 160 * step, 34, 28, [(44, "shared", "ask"), (100, "tensor", f"k {step}"), (16, "idle", "")])
     drawing.heading(16, 98, "Gluon: who copies and who multiplies is written down")
-    for row, name in enumerate(("warp 8", "warps 0 to 3", "warps 4 to 7")):
-        drawing.text(16, 126 + 34 * row, name)
+    drawing.text(16, 126, "warp 8\nwarps 0 to 3\nwarps 4 to 7", spacing=34)
     drawing.boxes(130, 112, 28, [(76, "shared", "ask")] * 6, gap=4)
     for step in range(4):
         drawing.box(150 + 104 * step, 146, 104, 28, "tensor", f"k {step}")

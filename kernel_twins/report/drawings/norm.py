@@ -26,8 +26,7 @@ def squares_then_write(drawing: Drawing) -> None:
 @drawn("One pass: a running mean, and the squared distances from it", 282)
 def running_mean(drawing: Drawing) -> None:
     drawing.heading(16, 18, "one thread's elements, one after the other")
-    for row, title in enumerate(("x", "mean m", "squares s")):
-        drawing.text(16, 46 + 34 * row, title)
+    drawing.text(16, 46, "x\nmean m\nsquares s", spacing=34)
     steps = (
         ("2", "2", "0"),
         ("4", "2 + 2 / 2 = 3", "0 + 2 x 1 = 2"),
@@ -238,8 +237,7 @@ def next_row_ahead(drawing: Drawing) -> None:
 
 @drawn("A cluster shares its rows, and each block owns a part of the columns", 324)
 def cluster_columns(drawing: Drawing) -> None:
-    for index, name in enumerate(("x", "dout")):
-        drawing.text(16, 29 + 26 * index, name)
+    drawing.text(16, 29, "x\ndout", spacing=26)
     drawing.text(16, 268, "sums")
     drawing.frame(66, 82, 562, 152, dashed=True)
     for block in range(4):

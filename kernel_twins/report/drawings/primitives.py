@@ -47,7 +47,7 @@ class Drawing:
     ``texts`` holds the rectangle of every label, for the test that none covers another.
     """
 
-    def __init__(self, title: str, height: int = 200) -> None:
+    def __init__(self, title: str, height: int) -> None:
         self._height = height
         self._title = title
         self._parts: list[str] = []
@@ -162,10 +162,12 @@ class Drawing:
         """A line in larger letters, which says what is drawn under it."""
         self._text(x, y, text, 12, anchor, TEXT)
 
-    def text(self, x: float, y: float, text: str, anchor: Anchor = "start", colour: str = TEXT) -> None:
+    def text(
+        self, x: float, y: float, text: str, anchor: Anchor = "start", colour: str = TEXT, spacing: float = 16
+    ) -> None:
         """Lines of small letters; ``y`` is the middle of the first one's height."""
         for index, line in enumerate(text.split("\n")):
-            self._text(x, y + 16 * index, line, _LEAST, anchor, colour)
+            self._text(x, y + spacing * index, line, _LEAST, anchor, colour)
 
     def note(self, x: float, y: float, text: str, anchor: Anchor = "start") -> None:
         """``text`` that only names something."""

@@ -84,8 +84,7 @@ def odd_rows(drawing: Drawing, side: float, packs: int) -> None:
 def cluster(drawing: Drawing, rows: tuple[str, ...], numbers: str) -> None:
     """Four blocks, each with its part of these rows, and the numbers that they exchange."""
     top = 18.0 + 26 * len(rows)
-    for index, row in enumerate(rows):
-        drawing.text(16, 29 + 26 * index, row)
+    drawing.text(16, 29, "\n".join(rows), spacing=26)
     drawing.text(16, top + 171, "out")
     drawing.frame(66, top + 12, 562, 128, dashed=True)
     drawing.note(76, top + 128, "a cluster")

@@ -94,8 +94,7 @@ def two_rows(drawing: Drawing) -> None:
 @drawn("One pass: a running maximum, and the sum of exponentials relative to it", 264)
 def online_sum(drawing: Drawing) -> None:
     drawing.heading(16, 18, "one thread's elements, one after the other")
-    for row, title in enumerate(("x", "maximum m", "sum s")):
-        drawing.text(16, 46 + 34 * row, title)
+    drawing.text(16, 46, "x\nmaximum m\nsum s", spacing=34)
     steps = (("1", "1", "1"), ("3", "3", "s e^-2 + 1"), ("2", "3", "s + e^-1"), ("5", "5", "s e^-2 + 1"))
     for index, (x, maximum, total) in enumerate(steps):
         left = state(drawing, index, x, maximum, total)

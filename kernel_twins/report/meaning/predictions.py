@@ -93,7 +93,7 @@ def note_measured(folder: Path, op: str, names: Iterable[Name], now: datetime.da
     cells = dict.fromkeys(Cell(op, name.step, name.backend) for name in names if name.step)
     with store.locked(folder):  # every GPU of a run enters its own
         measured = read_measured(folder)
-        known = set(_cells(measured))
+        known = set(map(Cell, measured["op"], measured["step"], measured["backend"]))
         _add(folder / "measured.csv", measured, [[*cell, _stamp(now), by] for cell in cells if cell not in known])
 
 
@@ -144,10 +144,6 @@ def _add(file: Path, table: pd.DataFrame, rows: list[list[str]]) -> None:
     if rows:
         added = pd.DataFrame(rows, columns=table.columns, dtype=str)
         store.write(file, pd.concat([table, added], ignore_index=True))
-
-
-def _cells(table: pd.DataFrame) -> list[Cell]:
-    return list(map(Cell, table["op"], table["step"], table["backend"]))
 
 
 def _stamp(now: datetime.datetime) -> str:

@@ -17,6 +17,9 @@ from dataclasses import asdict, dataclass
 from kernel_twins.report.rows.base import CannotRunError, InvalidDataError
 from kernel_twins.report.rows.metrics import METRICS
 
+NVTX_INCLUDE = r"regex:kl\..*"
+"""The labels of what is profiled, as ncu's option takes it."""
+
 _NAN_SHARE = 0.05  # of a report's values: more than that is no single counter that fails, but a tool that cannot read
 _FULL = 2**20  # bytes: a disk with less has no room for any report
 _TAIL = 15  # lines of the application's own that are shown after it crashed
@@ -47,7 +50,6 @@ class Circumstances:
 
     report: str = "the report"
     timeout_s: float = 0
-    nvtx_include: str = ""
     ncu: str = ""
     driver: str = ""
     admin_only: str = ""
@@ -157,7 +159,7 @@ def _other(tool: str, output: str, returncode: int, around: Circumstances, stder
     if returncode == 0 and "No kernels were profiled" in tool:
         return DataFault(
             "nothing_profiled",
-            f"no kernel was launched inside a range that matches --nvtx-include {around.nvtx_include} between "
+            f"no kernel was launched inside a range that matches --nvtx-include {NVTX_INCLUDE} between "
             "cudaProfilerStart and cudaProfilerStop",
             f"check that the labels begin with kl. and that the call launches on this process's GPU: {_ALONE}",
         )

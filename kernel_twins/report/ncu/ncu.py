@@ -90,22 +90,18 @@ def _read(file: Path) -> str:
         return ""
 
 
-def profile(
-    command: list[str], report: Path, metrics: Sequence[str], timeout_s: float, nvtx_include: str = r"regex:kl\..*"
-) -> None:
+def profile(command: list[str], report: Path, metrics: Sequence[str], timeout_s: float) -> None:
     """Run a command under ncu and leave its report: launches inside cudaProfilerStart and a matching NVTX range.
 
     Clocks are free and caches flushed before every replay. On any failure a faults.Fault says what happened; then, as
     on KeyboardInterrupt, no process of it is left and ``report`` is as it was before.
     """
-    with started(command, report, metrics, nvtx_include) as run:
+    with started(command, report, metrics) as run:
         run.finish(timeout_s)
 
 
 @contextlib.contextmanager
-def started(
-    command: list[str], report: Path, metrics: Sequence[str], nvtx_include: str = r"regex:kl\..*"
-) -> Iterator[Started]:
+def started(command: list[str], report: Path, metrics: Sequence[str]) -> Iterator[Started]:
     """As ``profile``, of a command that waits to be told what to do: who enters tells it, and then calls ``finish``.
 
     It runs at a lower priority than this process, whose work it must not disturb meanwhile.
@@ -117,17 +113,17 @@ def started(
             half, log = Path(folder) / "half.ncu-rep", Path(folder) / "log"
             options = [
                 "--clock-control", "none", "--cache-control", "all", "--profile-from-start", "off",
-                "--nvtx", "--nvtx-include", nvtx_include, "--metrics", ",".join(metrics),
+                "--nvtx", "--nvtx-include", faults.NVTX_INCLUDE, "--metrics", ",".join(metrics),
                 "--log-file", str(log), "-f", "-o", str(half), "--",
             ]  # fmt: skip
             with _running([str(ncu), *options, *command]) as running:
                 ours = os.getpriority(os.PRIO_PROCESS, 0)
                 os.setpriority(os.PRIO_PGRP, running.process.pid, min(ours + _NICE, 19))
-                yield Started(running, report, half, log, nvtx_include, ncu)
+                yield Started(running, report, half, log, ncu)
     except OSError as error:
         if error.errno not in _FULL:
             raise
-        around = _circumstances(report, 0, nvtx_include, ncu)
+        around = _circumstances(report, 0, ncu)
         raise faults.diagnose(str(error), 1, around) from error
 
 
@@ -139,7 +135,6 @@ class Started:
     report: Path
     half: Path
     log: Path
-    nvtx_include: str
     ncu: Path
 
     def reaches(self, file: Path, timeout_s: float) -> None:
@@ -158,7 +153,7 @@ class Started:
         os.replace(self.half, self.report)
 
     def _fault(self, ended: _Ended, timeout_s: float) -> faults.Fault:
-        around = _circumstances(self.report, timeout_s, self.nvtx_include, self.ncu)
+        around = _circumstances(self.report, timeout_s, self.ncu)
         return faults.diagnose(f"{_read(self.log)}\n{ended.printed}", ended.returncode, around, ended.stderr)
 
 
@@ -239,12 +234,11 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _circumstances(report: Path, timeout_s: float, nvtx_include: str, ncu: Path) -> faults.Circumstances:
+def _circumstances(report: Path, timeout_s: float, ncu: Path) -> faults.Circumstances:
     lock = Path(tempfile.gettempdir()) / "nsight-compute-lock"
     return faults.Circumstances(
         report=str(report),
         timeout_s=timeout_s,
-        nvtx_include=nvtx_include,
         ncu=version(str(ncu), VERSION),
         driver=driver_version(),
         admin_only=admin_only(),

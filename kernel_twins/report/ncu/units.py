@@ -20,6 +20,13 @@ _COUNTS = (
     "warp", "wave", "wavefront",
 )  # fmt: skip
 """What is counted; a prefix only multiplies it."""
+_SIDES = {
+    prefix + name: (power, base)
+    for prefix, power in (_PREFIXES | {"": 0}).items()  # what has no prefix comes last, and so wins
+    for name, base in (_SCALED | {name: name for name in _COUNTS}).items()
+    if power >= 0 or name in _SCALED
+}
+"""Power of ten and base unit of all that can stand on one side of a slash."""
 
 
 def to_base(value: float | Decimal, unit: str, metric: str) -> tuple[float, str]:
@@ -38,25 +45,14 @@ def _parse(unit: str, metric: str) -> tuple[int, str]:
     """The power of ten that leads to the base unit, and that unit."""
     if unit in ("", "%"):
         return 0, unit
-    above, slash, below = unit.partition("/")
-    sides = [_side(side) for side in ((above, below) if slash else (above,))]
-    if None in sides:
+    try:
+        (exponent, base), *rest = [_SIDES[side] for side in unit.split("/", 1)]
+    except KeyError:
         raise InvalidDataError(
             f"unit of {metric} is {unit!r}; known are {', '.join(sorted({*_SCALED, *_COUNTS, '%'}))}, with a prefix of "
             f"{', '.join(_PREFIXES)}, alone or one over another (byte/s)"
-        )
-    (exponent, base), *rest = [side for side in sides if side is not None]
+        ) from None
     if not rest:
         return (exponent + 9, "ns") if base == "s" else (exponent, base)
     exponent -= rest[0][0]
     return (exponent, "hz") if (base, rest[0][1]) == ("cycle", "s") else (exponent, f"{base}/{rest[0][1]}")
-
-
-def _side(text: str) -> tuple[int, str] | None:
-    """One side of a unit, or None where it is unknown."""
-    if text in _SCALED or text in _COUNTS:
-        return 0, _SCALED.get(text, text)
-    exponent, rest = _PREFIXES.get(text[:1]), text[1:]
-    if exponent is None or not (rest in _SCALED or (rest in _COUNTS and exponent > 0)):
-        return None
-    return exponent, _SCALED.get(rest, rest)

@@ -17,7 +17,6 @@ import matplotlib
 
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from kernel_twins.harness.ceilings import Ceilings
@@ -179,19 +178,14 @@ def _ladder(results: Results) -> Figure:
         axis.bar_label(bars, [f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}" for rate in rates], fontsize=7)
     for index, bar in enumerate(pale):
         bar.set(alpha=_PALE, label="" if index else "another step's kernel")
-    _line(axis, results, case)
+    baseline = results.best_baseline(case)
+    if baseline and (rate := results.rate(case, baseline)):
+        axis.axhline(rate, color=_COLOUR["baseline"], linestyle="--", label=f"best baseline: {baseline.backend}")
     axis.set_xticks(range(len(op.steps)), [step.name for step in op.steps], fontsize=7)
     axis.set_ylabel(results.rate_unit)
     axis.set_title(f"{op.name}, {case.slug}")
     axis.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return figure
-
-
-def _line(axis: Axes, results: Results, case: Case) -> None:
-    baseline = results.best_baseline(case)
-    rate = results.rate(case, baseline) if baseline else None
-    if baseline and rate:
-        axis.axhline(rate, color=_COLOUR["baseline"], linestyle="--", label=f"best baseline: {baseline.backend}")
 
 
 def _roofline(results: list[Results], ceilings: Ceilings) -> Figure:

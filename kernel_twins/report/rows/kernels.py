@@ -31,9 +31,9 @@ def foreign(op: Op, name: Name, kernels: Sequence[str]) -> str:
 
 def refused(op: Op, table: pd.DataFrame) -> dict[tuple[str, Name], str]:
     """The cells of a table with a row for every kernel or more that are not the step's, by slug and name, and why."""
-    launched = table.drop_duplicates(["case", "backend", "step", "kernel"])
-    kernels: dict[tuple[str, Name], list[str]] = {}
-    for row in launched.itertuples():
-        kernels.setdefault((row.case, Name(row.backend, row.step)), []).append(row.kernel)
-    reasons = {cell: foreign(op, cell[1], found) for cell, found in kernels.items()}
-    return {cell: reason for cell, reason in reasons.items() if reason}
+    found: dict[tuple[str, Name], str] = {}
+    for (case, backend, step), kernels in table.groupby(["case", "backend", "step"], sort=False)["kernel"]:
+        name = Name(backend, step)
+        if reason := foreign(op, name, kernels.unique().tolist()):
+            found[case, name] = reason
+    return found
