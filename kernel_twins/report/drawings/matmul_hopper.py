@@ -176,25 +176,16 @@ def hilbert(drawing: Drawing) -> None:
 
 def _hilbert(size: int) -> list[tuple[int, int]]:
     """The cells (row, column) of a square in the order of the curve: hilbert.h's, for a power of two."""
-
-    def stretch(u: int, v: int, ax: int, ay: int, bx: int, by: int) -> list[tuple[int, int]]:
-        # From (u, v) along a, which is as long as b, with b to the side.
-        length = abs(ax + ay)
-        if length == 1:
-            return [(v, u)]
-        hx, hy, gx, gy = ax // 2, ay // 2, bx // 2, by // 2
-        unit_a = ((ax > 0) - (ax < 0), (ay > 0) - (ay < 0))
-        unit_b = ((bx > 0) - (bx < 0), (by > 0) - (by < 0))
-        back_u = u + ax - unit_a[0] + gx - unit_b[0]
-        back_v = v + ay - unit_a[1] + gy - unit_b[1]
-        return [
-            *stretch(u, v, gx, gy, hx, hy),
-            *stretch(u + gx, v + gy, hx, hy, gx, gy),
-            *stretch(u + gx + hx, v + gy + hy, hx, hy, gx, gy),
-            *stretch(back_u, back_v, -gx, -gy, -hx, -hy),
-        ]
-
-    return stretch(0, 0, size, 0, 0, size)
+    if size == 1:
+        return [(0, 0)]
+    half = size // 2
+    quarter = _hilbert(half)
+    return [
+        *((column, row) for row, column in quarter),
+        *((row + half, column) for row, column in quarter),
+        *((row + half, column + half) for row, column in quarter),
+        *((half - 1 - column, size - 1 - row) for row, column in quarter),
+    ]
 
 
 @drawn("Twenty tiles on eight SMs: a last round of four, and those four split along K", 262)
