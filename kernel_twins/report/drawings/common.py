@@ -34,7 +34,7 @@ def grouped_order(drawing: Drawing) -> None:
         drawing.heading(left, 18, title)
         drawing.cells(left, 44, width, side, 24, "l2")
         drawing.cells(left + width * side, 44, columns - width, side, 24, "plain")
-        drawing.grid(left, 78, rows, columns, side, "idle", patch(range(height), range(width)))
+        drawing.grid(left, 78, rows, columns, side, "idle", {"registers": patch(range(height), range(width))})
         for row in range(rows):
             drawing.box(left - 34, 78 + row * side, 24, side, "l2" if row < height else "plain")
         drawing.note(left - 22, 68, "A", "middle")

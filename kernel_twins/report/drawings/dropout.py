@@ -10,7 +10,7 @@ def four_words(drawing: Drawing) -> None:
     drawing.heading(16, 20, "a call for every element: one word of four is used")
     for element in range(4):
         x = 16 + 152 * element
-        drawing.cells(x, 34, 4, 30, 24, "idle", range(4), marked=[element])
+        drawing.cells(x, 34, 4, 30, 24, "idle", range(4), {"registers": [element]})
         drawing.down(58, 78, x + 30 * element + 15)
         drawing.cells(x + 30 * element, 78, 1, 30, 24, "device", [element])
     drawing.heading(16, 130, "a call for four neighbours: every word is used")

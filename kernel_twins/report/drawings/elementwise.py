@@ -24,7 +24,7 @@ def grid_stride(drawing: Drawing) -> None:
     drawing.heading(16, 20, "a block for every tile")
     drawing.cells(16, 32, 24, 25, 26, "device", range(24))
     drawing.heading(16, 86, "eight blocks, three rounds")
-    drawing.cells(16, 118, 24, 25, 26, "device", [tile % 8 for tile in range(24)], marked=range(0, 24, 8))
+    drawing.cells(16, 118, 24, 25, 26, "device", [tile % 8 for tile in range(24)], {"registers": range(0, 24, 8)})
     for start in (0, 8):
         x = 16 + 25 * (start + 0.5)
         drawing.arrow((x, 118), (x, 102), (x + 200, 102), (x + 200, 118))
@@ -38,7 +38,7 @@ def wide_loads(drawing: Drawing) -> None:
     drawing.heading(16, 20, "4 bytes a lane: four instructions for 512 bytes")
     for load in range(4):
         x = 16 + 152 * load
-        drawing.cells(x, 34, 8, 18.5, 24, "device", marked=[0])
+        drawing.cells(x, 34, 8, 18.5, 24, "device", marked={"registers": [0]})
         drawing.bracket(x, 64, 148, f"load {load}: 4 sectors")
     drawing.heading(16, 104, "16 bytes a lane: one instruction for the same bytes")
     for lane in range(8):

@@ -17,7 +17,7 @@ def maximum_then_sum(drawing: Drawing) -> None:
 @drawn("A row of logits becomes a row of gradients; every element is computed by itself", 196)
 def logits_to_gradient(drawing: Drawing) -> None:
     drawing.heading(16, 18, "a row of logits, and the numbers that are known of it")
-    drawing.cells(16, 34, 14, 15, 24, "device", marked=[4], mark="shared")
+    drawing.cells(16, 34, 14, 15, 24, "device", marked={"shared": [4]})
     drawing.note(16, 72, "the target's in another colour")
     for top, text in ((34, "lse, from the forward pass"), (66, "target"), (98, "dout")):
         drawing.box(424, top, 200, 24, "registers", text)
@@ -25,7 +25,7 @@ def logits_to_gradient(drawing: Drawing) -> None:
     drawing.box(206, 96, 180, 24, "registers", "(exp(x - lse) - w) dout")
     drawing.arrow((140, 60), (206, 100))
     drawing.arrow((206, 116), (140, 150))
-    drawing.cells(16, 152, 14, 15, 24, "device", marked=[4], mark="shared")
+    drawing.cells(16, 152, 14, 15, 24, "device", marked={"shared": [4]})
     drawing.text(240, 164, "as many elements as were read, and no sum in between")
 
 

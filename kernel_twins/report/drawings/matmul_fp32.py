@@ -10,17 +10,14 @@ _SECTOR = 8  # fp32 elements
 @drawn("The lanes of a warp in 32 rows of A: a sector each, of which one element is used", 216)
 def strided_access(drawing: Drawing) -> None:
     side = 16
-
-    def level(row: int, column: int) -> Level:
-        return "registers" if column == 0 else "device" if column < _SECTOR else "plain"
-
+    lanes = range(8)
     drawing.heading(16, 20, "A, rows of K elements")
     for row in range(8):
         drawing.note(72, 40 + row * side, f"lane {row}", "end")
-    drawing.grid(80, 32, 8, 20, side, level)
+    drawing.grid(80, 32, 8, 20, side, "plain", {"device": patch(lanes, range(_SECTOR)), "registers": patch(lanes, [0])})
     drawing.bracket(80, 168, _SECTOR * side, "sector: 32 bytes")
     drawing.heading(440, 20, "B, one element")
-    drawing.grid(440, 32, 8, 10, side, lambda row, column: level(row, column) if row == 0 else "plain")
+    drawing.grid(440, 32, 8, 10, side, "plain", {"device": patch([0], range(_SECTOR)), "registers": {(0, 0)}})
     drawing.note(440, 174, "the same for all lanes")
     drawing.text(16, 198, "one load of A: 32 lanes (8 drawn), 32 sectors, 1,024 bytes fetched for 128 bytes used")
 
@@ -28,7 +25,7 @@ def strided_access(drawing: Drawing) -> None:
 @drawn("The lanes of a warp in 32 columns of B: four sectors, all of them used", 186)
 def coalesced_access(drawing: Drawing) -> None:
     drawing.heading(16, 20, "A, one row")
-    drawing.cells(16, 32, 12, 16, 16, "device", marked=[0])
+    drawing.cells(16, 32, 12, 16, 16, "device", marked={"registers": [0]})
     drawing.note(224, 40, "the same element for all lanes")
     drawing.heading(16, 76, "B, one row")
     for sector in range(4):
@@ -42,13 +39,10 @@ def coalesced_access(drawing: Drawing) -> None:
 @drawn("Tiles of A and B pass through shared memory and serve a whole block", 226)
 def shared_tile(drawing: Drawing) -> None:
     side = 11
-
-    def a_level(row: int, column: int) -> Level:
-        return "device" if row in (2, 3, 4) and column in (3, 4, 5) else "idle" if row in (2, 3, 4) else "plain"
-
-    drawing.grid(120, 14, 9, 9, side, lambda row, column: a_level(column, row))
-    drawing.grid(14, 120, 9, 9, side, a_level)
-    drawing.grid(120, 120, 9, 9, side, "plain", patch(range(2, 5), range(2, 5)))
+    ours, there, all_k = range(2, 5), range(3, 6), range(9)
+    drawing.grid(120, 14, 9, 9, side, "plain", {"idle": patch(all_k, ours), "device": patch(there, ours)})
+    drawing.grid(14, 120, 9, 9, side, "plain", {"idle": patch(ours, all_k), "device": patch(ours, there)})
+    drawing.grid(120, 120, 9, 9, side, "plain", {"registers": patch(ours, ours)})
     drawing.heading(104, 60, "B", "end")
     drawing.heading(60, 108, "A", "middle")
     drawing.heading(230, 208, "out")
@@ -99,14 +93,10 @@ def vectors_and_banks(drawing: Drawing) -> None:
         (212, "rows of 8 + 1: column 0", 1, "8 banks: one turn"),
     ):
         drawing.heading(x, 18, title)
-
-        def level(row: int, column: int, padding: int = padding) -> Level:
-            element = row * banks + column
-            wanted = element % (banks + padding) == 0
-            unused = padding and element % (banks + padding) == banks
-            return "registers" if wanted else "idle" if unused else "shared"
-
-        drawing.grid(x, 50, banks, banks, side, level)
+        wanted, unused = (
+            {divmod(place, banks) for place in range(first, banks**2, banks + padding)} for first in (0, banks)
+        )
+        drawing.grid(x, 50, banks, banks, side, "shared", {"idle": unused, "registers": wanted})
         for bank in range(banks):
             drawing.note(x + (bank + 0.5) * side, 40, str(bank), "middle")
         drawing.text(x, 206, turns, colour=SOFT if padding else ALARM)
@@ -155,7 +145,7 @@ def short_loop(drawing: Drawing) -> None:
     drawing.note(16, 176, "fetched from the instruction\ncaches over and over")
     side = 17
     drawing.heading(340, 20, "a thread's 8 x 16 sums, in order")
-    drawing.grid(340, 40, 8, 16, side, "plain", patch(range(8), range(8)))
+    drawing.grid(340, 40, 8, 16, side, "plain", {"registers": patch(range(8), range(8))})
     for left, rows in ((340, range(8)), (340 + 8 * side, range(7, -1, -1))):
         path = []
         for turn, row in enumerate(rows):

@@ -8,7 +8,7 @@ from kernel_twins.report.drawings.primitives import ALARM, SOFT, Drawing, Level,
 @drawn("A tile on its way: asked for by one thread, swizzled by the copy engine, read by wgmma", 244)
 def tma_tile(drawing: Drawing) -> None:
     drawing.heading(16, 20, "A, as the tensor map describes it")
-    drawing.grid(16, 34, 9, 11, 12, "plain", patch(range(2, 6), range(4, 8)), mark="device")
+    drawing.grid(16, 34, 9, 11, 12, "plain", {"device": patch(range(2, 6), range(4, 8))})
     drawing.note(16, 156, "asked for: row, column")
     drawing.box(196, 58, 92, 44, "plain", "copy engine")
     drawing.across(112, 196, 82)
@@ -167,7 +167,7 @@ def hilbert(drawing: Drawing) -> None:
     for x, title, order in ((70, "groups of four rows", grouped), (380, "Hilbert curve", _hilbert(cells))):
         working = set(order[first : first + run])
         drawing.heading(x, 20, title)
-        drawing.grid(x, 34, cells, cells, side, "plain", marked=working)
+        drawing.grid(x, 34, cells, cells, side, "plain", {"registers": working})
         drawing.line(*((x + side * (column + 0.5), 34 + side * (row + 0.5)) for row, column in order))
         rows, columns = (len({cell[way] for cell in working}) for way in (0, 1))
         drawing.text(x, 222, f"{rows} strips of A + {columns} strips of B = {rows + columns}")

@@ -10,13 +10,13 @@ def fragments(drawing: Drawing) -> None:
     side = 8
     drawing.heading(16, 18, "one instruction of a warp (m16n8k16)")
     drawing.frame(12, 34, 336, 168, COLOURS["tensor"][1])
-    drawing.grid(24, 46, 16, 16, side, "plain", marked={(2, 2), (2, 3)})
+    drawing.grid(24, 46, 16, 16, side, "plain", {"registers": {(2, 2), (2, 3)}})
     drawing.note(88, 188, "A, 16 x 16", "middle")
     drawing.heading(166, 110, "x", "middle")
-    drawing.grid(180, 46, 16, 8, side, "plain", marked={(2, 2), (3, 2)})
+    drawing.grid(180, 46, 16, 8, side, "plain", {"registers": {(2, 2), (3, 2)}})
     drawing.note(212, 188, "B, 16 x 8", "middle")
     drawing.heading(257, 110, "+=", "middle")
-    drawing.grid(272, 46, 16, 8, side, "plain", marked={(2, 2), (2, 3)})
+    drawing.grid(272, 46, 16, 8, side, "plain", {"registers": {(2, 2), (2, 3)}})
     drawing.note(304, 188, "sums, 16 x 8", "middle")
     drawing.heading(404, 18, "upper half of the sums, by lane")
     drawing.across(336, 400, 78)
@@ -39,7 +39,7 @@ def swizzle(drawing: Drawing) -> None:
             drawing.note(x + (place + 0.5) * width, 38, str(4 * place), "middle")
         for row in range(8):
             chunks = [place ^ (row * swizzled) for place in range(8)]
-            drawing.cells(x, 48 + row * height, 8, width, height, "shared", chunks, marked=[chunks.index(2)])
+            drawing.cells(x, 48 + row * height, 8, width, height, "shared", chunks, {"registers": [chunks.index(2)]})
             if not swizzled:
                 drawing.note(x - 8, 48 + (row + 0.5) * height, str(row), "end")
         drawing.text(x, 212, turns, colour=SOFT if swizzled else ALARM)

@@ -63,7 +63,7 @@ def whole_pieces(drawing: Drawing) -> None:
         elements = range(8 * piece - 13, 8 * piece - 5)
         labels = [element if element in range(13) else "-" for element in elements]
         held = [place for place, label in enumerate(labels) if label != "-"]
-        drawing.cells(left, 146, 8, side, 26, "idle", labels, marked=held)
+        drawing.cells(left, 146, 8, side, 26, "idle", labels, {"registers": held})
         drawing.frame(left, 146, 8 * side, 26)
         drawing.note(left, 186, "one load of 16 bytes")
     drawing.text(16, 216, "- is masked. It can be read: no memory is handed out in pieces smaller than these")
@@ -86,11 +86,11 @@ def rows_then_columns(drawing: Drawing) -> None:
     for left, title, what in ((16, "1: a block a row", "x, dout"), (238, "2: a thread a column", "x, dout, again")):
         drawing.heading(left, 18, title)
         drawing.note(left, 52, what)
-    drawing.grid(16, 66, rows, columns, side, "device", patch([3], range(columns)))
+    drawing.grid(16, 66, rows, columns, side, "device", {"registers": patch([3], range(columns))})
     drawing.across(162, 174, 108)
     drawing.text(178, 92, "dx")
     drawing.cells(178, 102, columns, 4, 12, "device")
-    drawing.grid(238, 66, rows, columns, side, "device", patch(range(4, 8), [5]))
+    drawing.grid(238, 66, rows, columns, side, "device", {"registers": patch(range(4, 8), [5])})
     for cut in (4, 8):
         drawing.line((232, 66 + side * cut), (388, 66 + side * cut), colour=ALARM, dashed=True)
     drawing.note(392, 40, "sums of slices,")

@@ -7,13 +7,14 @@ that drawings stay legible whatever sans-serif font the reader has.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import product
-from typing import Literal
+from typing import Any, Literal, TypeVar
 from xml.sax.saxutils import escape
 
 Level = Literal["device", "l2", "shared", "registers", "tensor", "idle", "plain"]
 Anchor = Literal["start", "middle", "end"]
+Place = TypeVar("Place", int, tuple[int, int])
 Part = tuple[float, Level, str]  # a box's width, level and label
 
 # Fill and outline. The same colour is the same place in every drawing.
@@ -28,6 +29,7 @@ COLOURS: dict[Level, tuple[str, str]] = {
 }
 TEXT, SOFT, ALARM = "#1a1a1a", "#555555", "#b3261e"
 
+_NONE: Mapping[Level, Any] = {}
 _WIDTH = 640
 _EM = 0.6  # a letter's width over its height; no usual sans-serif font has wider ones on average
 _LEAST = 11  # text smaller than this is not read
@@ -84,12 +86,10 @@ class Drawing:
         height: float,
         level: Level,
         labels: Sequence[object] = (),
-        marked: Collection[int] = (),
-        mark: Level = "registers",
+        marked: Mapping[Level, Collection[int]] = _NONE,
     ) -> None:
-        """A row of cells; those with the indices ``marked`` are of the level ``mark``."""
-        chosen = [mark if index in marked else level for index in range(count)]
-        self._mesh([(x + index * width, y, each) for index, each in enumerate(chosen)], width, height)
+        """A row of cells; ``marked`` has the indices of those on other levels, of which the last one counts."""
+        self._mesh([(x + i * width, y, _level(i, level, marked)) for i in range(count)], width, height)
         for index, label in enumerate(map(str, labels)):
             if _EM * _LEAST * len(label) > width:
                 raise ValueError(f"{label!r} is wider than its cell of {width}")
@@ -102,16 +102,12 @@ class Drawing:
         rows: int,
         columns: int,
         side: float,
-        level: Level | Callable[[int, int], Level],
-        marked: Collection[tuple[int, int]] = (),
-        mark: Level = "registers",
+        level: Level,
+        marked: Mapping[Level, Collection[tuple[int, int]]] = _NONE,
     ) -> None:
-        """A matrix of square cells, of which those at the places ``marked`` are of the level ``mark``."""
-        cells: list[tuple[float, float, Level]] = []
-        for row, column in product(range(rows), range(columns)):
-            usual = level if isinstance(level, str) else level(row, column)
-            cells.append((x + column * side, y + row * side, mark if (row, column) in marked else usual))
-        self._mesh(cells, side, side)
+        """A matrix of square cells; ``marked`` has the places of those on other levels, and the last one counts."""
+        places = product(range(rows), range(columns))
+        self._mesh([(x + c * side, y + r * side, _level((r, c), level, marked)) for r, c in places], side, side)
 
     def frame(self, x: float, y: float, width: float, height: float, colour: str = SOFT, dashed: bool = False) -> None:
         """An outline around things already drawn."""
@@ -207,6 +203,10 @@ class Drawing:
             if path:
                 fill, line = COLOURS[level]
                 self._parts.append(f'<path d="{path}" fill="{fill}" stroke="{line}"/>')
+
+
+def _level(place: Place, usual: Level, marked: Mapping[Level, Collection[Place]]) -> Level:
+    return [usual, *(level for level, places in marked.items() if place in places)][-1]
 
 
 def _px(value: float) -> str:

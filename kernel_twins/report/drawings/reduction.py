@@ -29,7 +29,7 @@ def _tree(drawing: Drawing, distances: list[int], active: Callable[[int, int], b
         y = 34 + 42 * level
         adding = [thread for thread in range(_LANES) if active(thread, distance)]
         drawing.text(16, y + 10, f"distance {distance}")
-        drawing.cells(_LEFT, y, _LANES, _SIDE, 20, "idle", marked=adding, mark="shared")
+        drawing.cells(_LEFT, y, _LANES, _SIDE, 20, "idle", marked={"shared": adding})
         for thread in adding:
             drawing.arrow((middle + (thread + distance) * _SIDE, y + 20), (middle + thread * _SIDE + 2, y + 41))
         drawing.note(524, y + 10, notes[level])
@@ -65,7 +65,7 @@ def loads_in_flight(drawing: Drawing) -> None:
     drawing.heading(16, 20, "a block's tile: four rows, one 16-byte load of every thread from each")
     for row in range(4):
         y = 34 + 30 * row
-        drawing.cells(16, y, 8, 34, 22, "device", marked=[7])
+        drawing.cells(16, y, 8, 34, 22, "device", marked={"registers": [7]})
         drawing.across(288, 330, y + 11)
         drawing.cells(330, y, 4, 18, 22, "registers")
         drawing.arrow((402, y + 11), (440, 90))
@@ -79,7 +79,7 @@ def loads_in_flight(drawing: Drawing) -> None:
 @drawn("Blocks stride over the vector; a running total keeps what rounding would lose", 214)
 def running_totals(drawing: Drawing) -> None:
     drawing.heading(16, 20, "three blocks stride over all tiles; x: a thread's sum of a tile")
-    drawing.cells(16, 32, 12, 32, 26, "device", [tile % 3 for tile in range(12)], marked=range(0, 12, 3))
+    drawing.cells(16, 32, 12, 32, 26, "device", [tile % 3 for tile in range(12)], {"registers": range(0, 12, 3)})
     for tile in (0, 3, 6, 9):
         drawing.line((32 + 32 * tile, 58), (32 + 32 * tile, 76))
     drawing.across(32, 420, 76)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from kernel_twins.report.drawings.primitives import ALARM, Drawing, Level, drawn
+from kernel_twins.report.drawings.primitives import ALARM, Drawing, Level, drawn, patch
 
 _SIDE, _ROWS, _COLUMNS, _LANES, _SECTOR = 16, 8, 16, 8, 4
 _LEFT, _RIGHT = 16, 352
@@ -33,14 +33,12 @@ def block_per_output(drawing: Drawing) -> None:
 
 def _load(drawing: Drawing, left: float, title: str, lanes: Direction, outputs: Direction) -> None:
     """A matrix with the first load of a warp, whose lanes lie in one direction, and its outputs' direction."""
-
-    def level(row: int, column: int) -> Level:
-        if lanes == "along rows":
-            return "registers" if row == 0 and column < _LANES else "plain"
-        return "registers" if column == 0 else "device" if column < _SECTOR else "plain"
-
+    rows = range(_ROWS)
+    loaded: dict[Level, set[tuple[int, int]]] = {"registers": patch([0], range(_LANES))}
+    if lanes == "down columns":
+        loaded = {"device": patch(rows, range(_SECTOR)), "registers": patch(rows, [0])}
     drawing.heading(left, 18, title)
-    drawing.grid(left, 32, _ROWS, _COLUMNS, _SIDE, level)
+    drawing.grid(left, 32, _ROWS, _COLUMNS, _SIDE, "plain", loaded)
     right, bottom = left + _SIDE * _COLUMNS, 32 + _SIDE * _ROWS
     first = 40  # the middle of the first row
     if outputs == "along rows":
@@ -60,7 +58,7 @@ def along_the_layout(drawing: Drawing) -> None:
         mine: Level = "registers" if row == 0 else "device"
         drawing.cells(_LEFT, y, _COLUMNS, _SIDE, _SIDE, mine)
         drawing.cells(_LEFT + _SIDE * _COLUMNS + 22, y, 1, _SIDE, _SIDE, mine)
-        drawing.cells(_RIGHT, y, _COLUMNS, _SIDE, _SIDE, "device", marked=range(_LANES))
+        drawing.cells(_RIGHT, y, _COLUMNS, _SIDE, _SIDE, "device", marked={"registers": range(_LANES)})
         drawing.note(_RIGHT + _SIDE * _COLUMNS + 16, y + 8, str(row % 4), "middle")
     drawing.across(_LEFT + _SIDE * _COLUMNS, _LEFT + _SIDE * _COLUMNS + 22, 40)
     drawing.text(_LEFT, 178, "A warp's lanes walk along a row side by side,")
@@ -81,7 +79,7 @@ def along_the_layout(drawing: Drawing) -> None:
 def parts_of_few_outputs(drawing: Drawing) -> None:
     side, outputs, parts = 38, 4, 4
     drawing.heading(16, 20, "an output a block: most of the GPU has nothing to do")
-    drawing.cells(16, 32, outputs * parts, side, 24, "idle", range(outputs), marked=range(outputs))
+    drawing.cells(16, 32, outputs * parts, side, 24, "idle", range(outputs), {"registers": range(outputs)})
     drawing.heading(16, 84, "four parts of each output, a block each")
     drawing.cells(16, 96, outputs * parts, side, 24, "registers", [block // parts for block in range(outputs * parts)])
     drawing.cells(16, 142, outputs * parts, side, 24, "l2", [f"p{block % parts}" for block in range(outputs * parts)])

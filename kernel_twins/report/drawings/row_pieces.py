@@ -53,13 +53,13 @@ def held_row(drawing: Drawing, passes: tuple[str, str, str]) -> None:
 
 def marked_row(drawing: Drawing, y: float) -> None:
     """A row of 32 elements, of which those of one thread, every eighth, are marked."""
-    drawing.cells(16, y, 32, 8, 22, "device", marked=range(2, 32, 8))
+    drawing.cells(16, y, 32, 8, 22, "device", marked={"registers": range(2, 32, 8)})
 
 
 def kept(drawing: Drawing, x: float, width: float) -> None:
     """The same elements in registers: a column a thread."""
     for turn in range(4):
-        drawing.cells(x, 30 + 22 * turn, 8, width, 22, "idle", marked=[2])
+        drawing.cells(x, 30 + 22 * turn, 8, width, 22, "idle", marked={"registers": [2]})
 
 
 def state(drawing: Drawing, index: int, element: str, first: str, second: str) -> float:
@@ -76,7 +76,7 @@ def odd_rows(drawing: Drawing, side: float, packs: int) -> None:
     drawing.heading(16, 18, "rows of 13 elements of 2 bytes, one behind the other")
     for row in range(3):
         drawing.bracket(20 + 13 * side * row + 2, 50, 13 * side - 4, f"row {row}", below=False)
-    drawing.cells(20, 58, 39, side, 26, "device", marked=range(13, 26))
+    drawing.cells(20, 58, 39, side, 26, "device", marked={"registers": range(13, 26)})
     for pack in range(packs):
         drawing.bracket(20 + 8 * side * pack + 2, 94, 8 * side - 4, "16 bytes")
 
