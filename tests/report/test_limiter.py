@@ -122,7 +122,7 @@ def test_the_share_of_the_floor_is_told() -> None:
     assert found is not None
     assert found.share_of_floor == pytest.approx(100 * 89.0 / 99.1)
     assert found.told().endswith("; 90 % of what the floor of 89 µs allows")
-    assert found.numbers["device memory"] == 91.0
+    assert found.shares["device memory"] == 91.0
 
 
 def test_no_counters_no_claim() -> None:

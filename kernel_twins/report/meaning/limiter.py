@@ -18,7 +18,6 @@ from kernel_twins.report.rows.metrics import DURATION, top_stalls
 
 Unit = Literal["device memory", "L2", "shared memory", "tensor pipe", "FMA pipe", "special functions", "issue slots"]
 Kind = Unit | Literal["launch", "bank conflicts", "latency", "balanced", "undecided"]
-Share = tuple[Unit, float]
 
 SATURATED = 80.0  # percent
 LOW = 60.0  # percent: below it a unit is no limit
@@ -33,7 +32,8 @@ _WAVEFRONTS = "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum"  # 128 bytes each
 _CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum"
 _SECTORS = "lts__t_sectors_srcunit_tex.sum"  # 32 bytes each; those of device memory's own traffic not among them
 _GRID = "launch__grid_size"
-_OF_ALL = ("device memory", "L2", "shared memory", "tensor pipe")  # shares of what all SMs together could do
+# Those whose share is of what all SMs together could do.
+_OF_ALL: tuple[Unit, ...] = ("device memory", "L2", "shared memory", "tensor pipe")
 
 # Units that ncu gives a share of. L2 and shared memory come from their bytes and the survey, as one counter of ncu's
 # own for either costs eight passes.
@@ -52,18 +52,17 @@ class Limit:
     """What holds a call back, and the numbers that say so.
 
     ``share`` is what the kind is told by, in percent: how busy the unit is (the busier one where two are balanced), or
-    which part of the wavefronts are conflicts; None for launch, latency and undecided. ``busiest`` and ``runner_up``
-    are the two busiest units that were measured. ``stall`` is the reason for which warps waited most, in cycles an
-    issue. ``numbers`` are all that the verdict rests on: the units' shares, ``bank conflicts`` in percent, ``blocks``,
-    ``multiprocessors`` and ``µs``, where they are known. ``share_of_floor`` is the floor over the time, in percent.
+    which part of the wavefronts are conflicts; None for launch, latency and undecided. ``shares`` are those of all
+    units that were measured, in percent, the busiest first. ``stall`` is the reason for which warps waited most, in
+    cycles an issue. ``launch`` says why the launch is the limit. ``share_of_floor`` is the floor over the time, in
+    percent.
     """
 
     kind: Kind
     share: float | None
-    busiest: Share | None
-    runner_up: Share | None
+    shares: Mapping[Unit, float]
     stall: tuple[str, float] | None
-    numbers: Mapping[str, float]
+    launch: str
     missing: tuple[Kind, ...] = ()
     floor_us: float | None = None
     share_of_floor: float | None = None
@@ -78,10 +77,10 @@ class Limit:
         return self._told() + floor
 
     def _told(self) -> str:
-        busiest, second = _share(self.busiest), _share(self.runner_up)
+        busiest, second, *_ = [*(f"{unit} {share:.0f} %" for unit, share in self.shares.items()), "", ""]
         match self.kind:
             case "launch":
-                return f"launch: {_launch(self.numbers)}"
+                return f"launch: {self.launch}"
             case "undecided":
                 return f"undecided: {', '.join(self.missing)} not measured (busiest known: {busiest})"
             case "latency":
@@ -104,23 +103,18 @@ def limiter(
     is the least time that the operation can take: its bytes over the measured bandwidth, or its arithmetic over the
     measured rate.
     """
-    shares = _shares(counters, ceilings)
-    ranked = sorted(shares.items(), key=lambda each: -each[1])
-    busiest, runner_up = (ranked + [None, None])[:2]
+    shares = dict(sorted(_shares(counters, ceilings).items(), key=lambda each: -each[1]))
     conflicts = _percent(counters.get(_CONFLICTS), counters.get(_WAVEFRONTS))
-    told = {"bank conflicts": conflicts, "blocks": counters.get(_GRID), "µs": time_us}
-    told["multiprocessors"] = ceilings.multiprocessors if ceilings else None
-    numbers = {name: number for name, number in (shares | told).items() if number is not None}
     missing: tuple[Kind, ...] = tuple(unit for unit in _UNITS if unit not in shares)
     if conflicts is None:
         missing += ("bank conflicts",)
-    short = bool(_launch(numbers))
-    if busiest is None and not short:
+    launch = _launch(shares, counters.get(_GRID), ceilings.multiprocessors if ceilings else None, time_us)
+    if not shares and not launch:
         return None
-    kind, share = ("launch", None) if short else _kind(ranked, conflicts, missing)
+    kind, share = ("launch", None) if launch else _kind(shares, conflicts, missing)
     stall = next(iter(top_stalls(counters, 1)), None)
     reached = 100 * floor_us / time_us if floor_us is not None and time_us else None
-    return Limit(kind, share, busiest, runner_up, stall, numbers, missing, floor_us, reached)
+    return Limit(kind, share, shares, stall, launch, missing, floor_us, reached)
 
 
 def _shares(counters: Mapping[str, float], ceilings: Ceilings | None) -> dict[Unit, float]:
@@ -135,13 +129,15 @@ def _shares(counters: Mapping[str, float], ceilings: Ceilings | None) -> dict[Un
     return shares
 
 
-def _kind(ranked: list[Share], conflicts: float | None, missing: tuple[Kind, ...]) -> tuple[Kind, float | None]:
+def _kind(
+    shares: Mapping[Unit, float], conflicts: float | None, missing: tuple[Kind, ...]
+) -> tuple[Kind, float | None]:
     """From the units' shares, the busiest first. Conflicts come first: they are what keeps shared memory busy."""
-    busiest, share = ranked[0]
-    second = ranked[1][1] if len(ranked) > 1 else 0.0
-    shared = dict(ranked).get("shared memory", 0.0)
+    (busiest, share), *others = shares.items()
+    second = others[0][1] if others else 0.0
+    shared = shares.get("shared memory", 0.0)
     costly = conflicts is not None and conflicts >= CONFLICTED and conflicts * shared / 100 >= LOST
-    free = all(each < SATURATED for unit, each in ranked if unit != "shared memory")
+    free = all(each < SATURATED for unit, each in shares.items() if unit != "shared memory")
     if costly and free and (shared >= SATURATED or not missing):
         return "bank conflicts", conflicts
     if not missing and second >= LOW and share - second < BALANCED:
@@ -151,13 +147,14 @@ def _kind(ranked: list[Share], conflicts: float | None, missing: tuple[Kind, ...
     return ("undecided" if missing else "latency"), None
 
 
-def _launch(numbers: Mapping[str, float]) -> str:
+def _launch(
+    shares: Mapping[Unit, float], blocks: float | None, multiprocessors: int | None, time_us: float | None
+) -> str:
     """Why the launch itself is the limit: too few blocks to saturate anything, or too short a call; else empty."""
-    blocks, multiprocessors = numbers.get("blocks"), numbers.get("multiprocessors")
-    free = all(numbers.get(unit, 0.0) < SATURATED for unit in _OF_ALL)
+    free = all(shares.get(unit, 0.0) < SATURATED for unit in _OF_ALL)
     if blocks is not None and multiprocessors is not None and blocks < multiprocessors and free:
-        return f"{blocks:.0f} blocks for {multiprocessors:.0f} multiprocessors"
-    if (time_us := numbers.get("µs")) is not None and time_us < LAUNCH_US:
+        return f"{blocks:.0f} blocks for {multiprocessors} multiprocessors"
+    if time_us is not None and time_us < LAUNCH_US:
         return f"the whole call takes {time_us:.1f} µs"
     return ""
 
@@ -167,7 +164,3 @@ def _percent(part: float | None, whole: float | None) -> float | None:
     if part is None or whole is None:
         return None
     return 100 * part / whole if whole else 0.0
-
-
-def _share(share: Share | None) -> str:
-    return f"{share[0]} {share[1]:.0f} %" if share else ""
