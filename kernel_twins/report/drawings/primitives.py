@@ -30,6 +30,7 @@ COLOURS: dict[Level, tuple[str, str]] = {
 TEXT, SOFT, ALARM = "#1a1a1a", "#555555", "#b3261e"
 
 _NONE: Mapping[Level, Any] = {}
+_DASHES = {False: "", True: ' stroke-dasharray="4 3"'}
 _WIDTH = 640
 _EM = 0.6  # a letter's width over its height; no usual sans-serif font has wider ones on average
 _LEAST = 11  # text smaller than this is not read
@@ -60,10 +61,7 @@ class Drawing:
     ) -> None:
         """A rectangle with its label in the middle; a label of several lines is centred as a whole."""
         fill, line = COLOURS[level]
-        self._parts.append(
-            f'<rect x="{_px(x)}" y="{_px(y)}" width="{_px(width)}" height="{_px(height)}" rx="3" fill="{fill}" '
-            f'stroke="{line}"/>'
-        )
+        self._rectangle(x, y, width, height, f'fill="{fill}" stroke="{line}"')
         lines = text.split("\n") if text else []
         for index, each in enumerate(lines):
             if _EM * size * len(each) > width:
@@ -111,16 +109,12 @@ class Drawing:
 
     def frame(self, x: float, y: float, width: float, height: float, colour: str = SOFT, dashed: bool = False) -> None:
         """An outline around things already drawn."""
-        dashes = ' stroke-dasharray="4 3"' if dashed else ""
-        self._parts.append(
-            f'<rect x="{_px(x)}" y="{_px(y)}" width="{_px(width)}" height="{_px(height)}" rx="3" fill="none" '
-            f'stroke="{colour}" stroke-width="1.6"{dashes}/>'
-        )
+        self._rectangle(x, y, width, height, f'fill="none" stroke="{colour}" stroke-width="1.6"{_DASHES[dashed]}')
 
     def line(self, *points: tuple[float, float], colour: str = SOFT, dashed: bool = False) -> None:
         path = " ".join(f"{_px(x)},{_px(y)}" for x, y in points)
-        dashes = ' stroke-dasharray="4 3"' if dashed else ""
-        self._parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.4"{dashes}/>')
+        style = f'fill="none" stroke="{colour}" stroke-width="1.4"{_DASHES[dashed]}'
+        self._parts.append(f'<polyline points="{path}" {style}/>')
 
     def arrow(self, *points: tuple[float, float], colour: str = SOFT, dashed: bool = False) -> None:
         """A line through the points with a head at the last one."""
@@ -193,6 +187,10 @@ class Drawing:
                 "</svg>\n",
             ]
         )
+
+    def _rectangle(self, x: float, y: float, width: float, height: float, style: str) -> None:
+        place = f'x="{_px(x)}" y="{_px(y)}" width="{_px(width)}" height="{_px(height)}"'
+        self._parts.append(f'<rect {place} rx="3" {style}/>')
 
     def _mesh(self, cells: Sequence[tuple[float, float, Level]], width: float, height: float) -> None:
         """Cells of one size, a path for each level; where two touch, the nearer level's outline is seen."""
