@@ -71,7 +71,7 @@ def _identity(device: Mapping[str, Any]) -> list[list[str]]:
         ["compute capability", device["compute_capability"]],
         ["multiprocessors", str(device["multiprocessors"])],
         ["highest clocks", clocks],
-        ["memory", f"{_gib(device['memory_bytes'])}, bus of {_text(device['memory_bus_bits'])} bits"],
+        ["memory", f"{_number(device['memory_bytes'] / 1024**3)} GiB, bus of {_text(device['memory_bus_bits'])} bits"],
         ["L2", _kib(device["l2_bytes"])],
         ["shared memory per multiprocessor", _kib(device["shared_memory_per_multiprocessor_bytes"])],
         ["shared memory per block, opted in", _kib(device["shared_memory_per_block_bytes"])],
@@ -88,10 +88,11 @@ def _measurements(survey: Mapping[str, Any], sheet: datasheets.Datasheet | None)
     titles = ["", "median", "", "IQR", "n", "of the datasheet", "SM MHz", "memory MHz", "W", "W max", "°C", "throttle"]
     rows = []
     for measurement in survey["measurements"]:
-        limit = datasheet_limit(measurement["name"], survey["device"], sheet)
+        name = measurement["name"]
+        limit = datasheet_limit(name, survey["device"], sheet)
         rows.append(
             [
-                _label(measurement["name"]),
+                _LABELS.get(name) or name.replace("mm_bf16_", "bf16 tensor, torch.mm "),
                 _number(measurement["value"]),
                 measurement["unit"].replace("us", "µs"),
                 f"{100 * measurement['iqr'] / measurement['value']:.1f} %",
@@ -132,10 +133,6 @@ def _balance(survey: Mapping[str, Any]) -> str:
     return datasheets.markdown(["FLOP per byte", "device memory", "L2"], rows)
 
 
-def _label(name: str) -> str:
-    return _LABELS.get(name) or name.replace("mm_bf16_", "bf16 tensor, torch.mm ")
-
-
 def _number(value: float | None) -> str:
     """Four significant digits, thousands apart."""
     if value is None:
@@ -153,7 +150,3 @@ def _switch(value: bool | None) -> str:
 
 def _kib(size: int) -> str:
     return f"{_number(size / 1024)} KiB"
-
-
-def _gib(size: int) -> str:
-    return f"{_number(size / 1024**3)} GiB"

@@ -111,7 +111,8 @@ def _middles(n: int) -> tuple[NDArray[np.intp], NDArray[np.intp], Floats]:
     """
     half = (n + 1) // 2
     steps = np.arange(n + 1) / n
-    at_least = np.array([sum(_binomial(n, k, p) for k in range(half, n + 1)) for p in steps])
+    ways = [float(math.comb(n, k)) for k in range(n + 1)]
+    at_least = np.array([sum(ways[k] * p**k * (1 - p) ** (n - k) for k in range(half, n + 1)) for p in steps])
     single = np.diff(at_least)  # the element of rank `half` (from 1) in a resample is i
     pairs = np.zeros((n, n))
     if n % 2 == 0:
@@ -122,7 +123,3 @@ def _middles(n: int) -> tuple[NDArray[np.intp], NDArray[np.intp], Floats]:
     pairs = (pairs + pairs[::-1, ::-1].T) / 2  # equal under reversal but for rounding; now exactly
     lower, upper = np.nonzero(pairs > _NEGLIGIBLE)
     return lower, upper, pairs[lower, upper]
-
-
-def _binomial(n: int, k: int, p: float) -> float:
-    return float(math.comb(n, k)) * p**k * (1 - p) ** (n - k)

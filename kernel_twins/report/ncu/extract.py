@@ -118,7 +118,9 @@ def counter_rows(
         case, name = base.labelled(op, label)
         cell = (case.slug, name.backend, name.step)
         foreign = kernels.foreign(op, name, [each.kernel for each in found])
-        seen = [*([foreign] if foreign else []), *_wrong_count(found, expected[label])]
+        seen = [foreign] if foreign else []
+        if not found or expected[label] not in (0, len(found)):
+            seen.append(f"{len(found)} launches were profiled, {expected[label] or 'at least 1'} expected")
         seen += [fault for each in found for fault in _faults(each, tier)]
         faults = list(dict.fromkeys(seen))  # a fault that all launches share is told once
         if faults:
@@ -201,11 +203,6 @@ def _by_label(launches: Iterable[Launch], expected: dict[str, int]) -> dict[str,
             )
         by_label[launch.label].append(launch)
     return by_label
-
-
-def _wrong_count(found: list[Launch], expected: int) -> Iterator[str]:
-    if not found or expected not in (0, len(found)):
-        yield f"{len(found)} launches were profiled, {expected or 'at least 1'} expected"
 
 
 def _faults(launch: Launch, tier: Tier) -> Iterator[str]:
