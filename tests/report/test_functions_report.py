@@ -20,7 +20,7 @@ from kernel_twins.report.meaning import static
 from kernel_twins.report.meaning.analysis import Results
 from kernel_twins.report.meaning.verdict import paired_ratio
 from kernel_twins.report.measure import publish
-from kernel_twins.report.pages import checks, log
+from kernel_twins.report.pages import checks, documents, log
 from kernel_twins.report.rows import identity, store
 from kernel_twins.report.rows.base import InvalidDataError
 from kernel_twins.spec import BACKENDS, Case
@@ -158,6 +158,35 @@ def test_a_function_stands_on_its_ladders_its_operators_and_its_modules_alone() 
     assert {step for step in last if any(step in path for path in found)} == last
     assert {path.rpartition("/")[2] for path in found} >= {"softmax.py", "triton_softmax.py", "backends.py", "step.h"}
     assert not [path for path in found if "dropout" in path or "norm" in path or "ops/softmax" in path]
+
+
+def test_how_a_function_is_declared_judged_and_timed_is_code_of_its_rows() -> None:
+    found = {path.relative_to(store.ROOT).as_posix() for path in functions_code.sources("softmax")}
+    own = {f"kernel_twins/functional/softmax/{name}.py" for name in ("contest", "contest_calls")}
+    assert found > own | {"kernel_twins/functional/contests.py", "kernel_twins/report/measure/functions.py"}
+    assert not [path for path in found if "contest_" in path and "/softmax/" not in path]
+
+
+def test_contests_without_a_row_keep_a_release_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    recorded = functions_table.read(checks.FOLDER)
+    assert functions_table.unrecorded(checks.FOLDER) == []
+    gone = (recorded["function"] == "softmax") & (recorded["case"] == "4096x1024-bf16")
+    gone |= (recorded["function"] == "linear") & (recorded["kind"] == "host") & (recorded["backend"] == "cuda")
+    (tmp_path / "runs.csv").write_bytes((checks.FOLDER / "runs.csv").read_bytes())
+    store.write(functions_table.file(tmp_path), recorded[~gone])
+    told = [
+        "linear was never timed at 256x256x256-bf16-act.gelu (host): run `ncu_report.py functions`",
+        "linear was never timed at 256x256x256-bf16-act.gelu-grad.yes (host): run `ncu_report.py functions`",
+        "softmax was never timed at 4096x1024-bf16 (gpu): run `ncu_report.py functions`",
+    ]
+    assert functions_table.unrecorded(tmp_path) == told
+    monkeypatch.setattr(checks, "FOLDER", tmp_path)
+    monkeypatch.setattr(documents, "disagreements", lambda folder, results: [])
+    monkeypatch.setattr(static, "differences", lambda thorough: [])
+    assert {*told} <= {*checks.run(release=True, audit=False).failures}
+    before = checks.run(release=False, audit=False)
+    assert not {*told} & {*before.failures, *before.warnings}
 
 
 def test_every_public_function_is_declared_by_its_family_alone() -> None:

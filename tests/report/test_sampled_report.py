@@ -298,6 +298,26 @@ def test_a_function_that_came_after_a_recording_has_no_rows_there(
         sampled_table.headline(folder)
 
 
+def test_a_recording_whose_rows_are_gone_keeps_a_release_back(
+    recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.setattr(documents, "disagreements", lambda folder, results: [])
+    monkeypatch.setattr(static, "differences", lambda thorough: [])
+    folder = changed(recorded, tmp_path, lambda table: table[table["function"] != "matmul"])
+    monkeypatch.setattr(checks, "FOLDER", folder)
+    again = "run `ncu_report.py sampled --compile`, then `sampled`"
+    told = f"sampled/{RUNS[0]}.csv has no rows of matmul forward, matmul backward: {again}"
+    assert told in checks.run(release=True, audit=False).failures
+    assert told not in checks.run(release=False, audit=False).failures
+    store.write(sampled_table.file(folder, RUNS[0]), pd.DataFrame(columns=sampled_table.COLUMNS))
+    told = f"sampled/{RUNS[0]}.csv has no rows of {', '.join(map(' '.join, CONTESTS))}: {again}"
+    assert told in checks.run(release=True, audit=False).failures
+    store.write(folder / "sampled.csv", sampled_table.ledger(folder))
+    sampled_table.file(folder, RUNS[0]).unlink()
+    assert told in checks.run(release=True, audit=False).failures
+
+
 def test_a_seed_is_its_runs(tmp_path: Path) -> None:
     store.write(tmp_path / "sampled.csv", pd.DataFrame([[RUNS[0], "7", "0", ""]], columns=sampled_table.LEDGER))
     with pytest.raises(InvalidDataError, match=f"the seed of {RUNS[0]} is 7, must be {seed_of(RUNS[0])}$"):

@@ -1,8 +1,8 @@
 """Which code a time of a public function belongs to: one digest for each function, of what its calls run.
 
 That is its family's modules and operators, the steps that stand behind its operations in both languages and what their
-ladders share, all that these include or import, and the configurations that a search found for its Triton steps. Where
-the files lie has no say, nor has a step that no function runs.
+ladders share, all that these include or import, and the configurations that a search found for its Triton steps; and
+how the calls are declared, judged and timed. Where the files lie has no say, nor has a step that no function runs.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from kernel_twins.report.calls.functions import FUNCTIONS
 from kernel_twins.report.rows import identity, store
 from kernel_twins.spec import BACKENDS, Step
 
+_TIMED = "kernel_twins/report/measure/functions.py"
+
 
 def sources(function: str) -> set[Path]:
-    """The files of code that a function's calls run."""
+    """The files of code that a function's calls run, and of that by which they are judged and timed."""
     declared = FUNCTIONS[function]
     modules = (store.ROOT / "kernel_twins" / "functional" / declared.family).glob("*.py")
     operators = (store.ROOT / "cuda-kernels" / declared.family).glob("torch*.cpp")
     ladders = (path for op in declared.ops for path in _behind(op))
-    called = [path for path in modules if not path.stem.startswith("contest")]  # with which it is timed
-    return identity.reached([*called, *operators, *ladders])
+    return identity.reached([*modules, *operators, *ladders, store.ROOT / _TIMED])
 
 
 def _behind(op: str) -> Iterator[Path]:

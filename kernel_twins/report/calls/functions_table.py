@@ -112,6 +112,21 @@ def stale(gpu: str, folder: Path) -> list[str]:
     return [f"{', '.join(changed)} changed since measured: run `ncu_report.py functions`"] if changed else []
 
 
+def unrecorded(folder: Path) -> list[str]:
+    """The contests that are declared and have no row, or lack one of a backend, a line each; or why nobody can tell."""
+    recorded = set(read(folder)[KEY].itertuples(index=False, name=None))
+    try:
+        from kernel_twins.report.calls.declared import declared
+
+        lacking = dict.fromkeys(call[:3] for call in declared() if call not in recorded)
+    except ImportError as error:
+        return [f"the rows of functions.csv were not compared with the calls that are declared: {error}"]
+    return [
+        f"{function} was never timed at {case} ({kind}): run `ncu_report.py functions`"
+        for kind, function, case in lacking
+    ]
+
+
 def _changed(gpu: str, table: pd.DataFrame) -> list[str]:
     """The functions that have rows of other code than today's."""
     measured = table[table["code"] != ""].groupby("function", sort=False)["code"].agg(set)

@@ -43,7 +43,6 @@ _WORST = 5
 _SOURCES = (
     "kernel_twins/ops/**/*.py",
     "kernel_twins/functional/*.py",
-    "kernel_twins/functional/*/contest*.py",
     "kernel_twins/functional/fastest.json",
     f"hardware-survey/results/{REFERENCE_GPU}.json",
     "kernel_twins/errors.py",
@@ -163,13 +162,25 @@ def code(gpu: str) -> str:
 
 
 def late(gpu: str, folder: Path) -> list[str]:
-    """A line where nothing is recorded, or where the functions changed since."""
-    whole = recorded(folder)
+    """A line where nothing is recorded, or where the functions changed since; and a line a recording that lacks some.
+
+    The last one that was finished is whole, too, or its rows were lost.
+    """
+    whole, known = recorded(folder), ledger(folder)
+    last = known["run"][known["finished"] == "yes"][-1:]
+    tables = {run: store.read(file(folder, run), COLUMNS) for run in dict.fromkeys([*whole, *last])}
+    there = {run: set(zip(table["function"], table["pass"], strict=True)) for run, table in tables.items()}
+    lacking = {run: [" ".join(each) for each in CONTESTS if each not in found] for run, found in there.items()}
+    lines = [
+        f"sampled/{run}.csv has no rows of {', '.join(names)}: run `ncu_report.py sampled --compile`, then `sampled`"
+        for run, names in lacking.items()
+        if names
+    ]
     if not whole:
-        return ["the public functions were never sampled: run `ncu_report.py sampled --compile`, then `sampled`"]
-    if _is_stale(gpu, folder, whole[-1]):
-        return ["the public functions changed since they were sampled: run `ncu_report.py sampled --compile`"]
-    return []
+        lines.append("the public functions were never sampled: run `ncu_report.py sampled --compile`, then `sampled`")
+    elif _is_stale(gpu, folder, whole[-1]):
+        lines.append("the public functions changed since they were sampled: run `ncu_report.py sampled --compile`")
+    return lines
 
 
 def _is_stale(gpu: str, folder: Path, run: str) -> bool:

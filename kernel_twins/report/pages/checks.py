@@ -39,6 +39,8 @@ def run(release: bool, audit: bool) -> Findings:
         found.failures += _foreign(each)
         late += _late(each)
     late += functions_table.stale(store.REFERENCE_GPU, FOLDER) + sampled_table.late(store.REFERENCE_GPU, FOLDER)
+    if release:
+        late += functions_table.unrecorded(FOLDER)
     slower = _regressions(results)
     found.failures += slower.failures + predictions.violations(FOLDER)
     found.warnings += slower.warnings
