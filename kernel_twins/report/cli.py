@@ -51,7 +51,9 @@ def main(argv: list[str], description: str) -> int:
     if not argv or (argv[0].startswith("-") and argv[0] not in ("-h", "--help")):
         argv = ["all", *argv]
     parser = _parser(description)
-    arguments = parser.parse_args(argv)
+    arguments, unknown = parser.parse_known_args(argv)
+    if unknown:  # which the verb is to tell, whose usage helps
+        arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         return _obey(arguments)
     except (CannotRunError, UnavailableError) as error:
@@ -127,8 +129,11 @@ def _parser(description: str) -> argparse.ArgumentParser:
     running.add_argument(
         "--timeout", type=_seconds, default=300.0, metavar="S", help="seconds for a profiled process (default: 300)"
     )
-    running.add_argument("--publish", action="store_true", help="put a new GPU's data beside the committed ones")
-    running.add_argument("--quiet", action="store_true", help="no progress and no warnings")
+    publishing = argparse.ArgumentParser(add_help=False)
+    publishing.add_argument("--publish", action="store_true", help="put a new GPU's data beside the committed ones")
+    quiet = argparse.ArgumentParser(add_help=False)
+    quiet.add_argument("--quiet", action="store_true", help="no progress and no warnings")
+    measuring = (running, publishing, quiet)
     as_json = argparse.ArgumentParser(add_help=False)
     as_json.add_argument("--json", action="store_true", help="what is printed to stdout as JSON")
     of_gpu = argparse.ArgumentParser(add_help=False)
@@ -137,30 +142,30 @@ def _parser(description: str) -> argparse.ArgumentParser:
     )
 
     def verb(name: str, help_: str, *parents: argparse.ArgumentParser) -> argparse.ArgumentParser:
-        return verbs.add_parser(name, help=help_, description=help_, parents=list(parents), formatter_class=style)
+        made = verbs.add_parser(name, help=help_, description=help_, parents=list(parents), formatter_class=style)
+        made.set_defaults(parser=made)
+        return made
 
     verb(
         "all",
         "collect, extract, functions and log with a GPU, else log (what is done without a verb)",
         selection,
         profiler,
-        running,
+        *measuring,
         as_json,
     )
     verb("doctor", "what is here, what is missing, and the command that mends it", as_json)
     verb("plan", "what a run would measure: cells, passes, predicted minutes", selection, profiler, as_json)
     verb("predict", "freeze the specs' predictions, with date and digest; what is measured already is post hoc", of_gpu)
-    verb("collect", "time and profile; the results wait for extract", selection, profiler, running, as_json)
-    extract = verb("extract", "make rows of what collect measured, or print anybody's reports as a table", as_json)
+    verb("collect", "time and profile; the results wait for extract", selection, profiler, *measuring, as_json)
+    told = "make rows of what collect measured, or print anybody's reports as a table"
+    extract = verb("extract", told, publishing, as_json)
     extract.add_argument("file", nargs="*", help=".ncu-rep files, or CSV that ncu printed with --page raw")
-    extract.add_argument("--publish", action="store_true", help="put a new GPU's data beside the committed ones")
-    functions = verb("functions", "time the public functions as a user calls them: the host, forward and backward")
-    functions.add_argument("--publish", action="store_true", help="put a new GPU's data beside the committed ones")
-    functions.add_argument("--quiet", action="store_true", help="no progress")
-    sampled = verb("sampled", "time the public functions at cases that nobody chose; an interrupted one goes on")
+    told = "time the public functions as a user calls them: the host, forward and backward"
+    verb("functions", told, publishing, quiet)
+    told = "time the public functions at cases that nobody chose; an interrupted one goes on"
+    sampled = verb("sampled", told, publishing, quiet)
     sampled.add_argument("--compile", action="store_true", help="begin a recording, and compile what its cases need")
-    sampled.add_argument("--publish", action="store_true", help="put a new GPU's data beside the committed ones")
-    sampled.add_argument("--quiet", action="store_true", help="no progress")
     static = verb("static", "record registers, shared memory, spills and instructions of every step; no GPU needed")
     static.add_argument("--reason", default="", help="why recorded rows may change")
     diff = verb("diff", "compare two steps, languages, commits, or two .ncu-rep files", as_json)

@@ -6,6 +6,7 @@ import argparse
 import datetime
 import json
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pandas as pd
@@ -45,10 +46,7 @@ def all(arguments: argparse.Namespace, console: Console) -> int:  # noqa: A001
             code = FAILED
     documents.render(gpu, target, console)
     if gpu == store.REFERENCE_GPU:
-        slower = checks.regressions()
-        for line in slower:
-            console.print(line, style="red", markup=False)
-        code = max(code, FAILED if slower else OK)
+        code = max(code, _failures(checks.regressions(), console))
     return code
 
 
@@ -83,9 +81,8 @@ def collect(arguments: argparse.Namespace, console: Console) -> int:
     problems = measuring.measure(selection, stage, target, arguments, console)
     if not (selection.whole or problems.broken):
         problems.broken += show(selection, stage, arguments.json)
-    for line in problems.unproven + problems.broken:
-        console.print(line, style="red", markup=False)
-    return INVALID_DATA if problems.broken else FAILED if problems.unproven else OK
+    code = _failures(problems.unproven + problems.broken, console)
+    return INVALID_DATA if problems.broken else code
 
 
 def extract(arguments: argparse.Namespace, console: Console) -> int:
@@ -93,7 +90,10 @@ def extract(arguments: argparse.Namespace, console: Console) -> int:
         from kernel_twins.report.ncu.extract import foreign_table
 
         table = pd.concat([foreign_table(Path(file)).assign(file=file) for file in arguments.file])
-        _print(table, arguments.json)
+        if arguments.json:
+            print(table.to_json(orient="records", indent=2))
+        else:
+            table.to_csv(sys.stdout, index=False, lineterminator="\n")
         return OK
     if reason := why_no_gpu():
         raise CannotRunError(f"nothing was collected here: {reason}; give the FILE.ncu-rep that you want to read")
@@ -103,10 +103,7 @@ def extract(arguments: argparse.Namespace, console: Console) -> int:
 def _extract(gpu: str, target: Path, console: Console) -> int:
     from kernel_twins.report.measure import publish
 
-    problems = publish.publish(store.RUNS / gpu / "unfinished", target)
-    for line in problems:
-        console.print(line, style="red", markup=False)
-    return INVALID_DATA if problems else OK
+    return INVALID_DATA if _failures(publish.publish(store.RUNS / gpu / "unfinished", target), console) else OK
 
 
 def functions(arguments: argparse.Namespace, console: Console) -> int:
@@ -114,11 +111,9 @@ def functions(arguments: argparse.Namespace, console: Console) -> int:
     gpu, target = _target(arguments.publish)
     from kernel_twins.report.measure.functions import record
 
-    wrong = record(gpu, target, lambda line: None if arguments.quiet else console.print(line, markup=False))
-    for line in wrong:
-        console.print(line, style="red", markup=False)
+    code = _failures(record(gpu, target, _progress(arguments, console)), console)
     console.print(f"wrote {shown(target)}/functions.csv", markup=False)
-    return FAILED if wrong else OK
+    return code
 
 
 def sampled(arguments: argparse.Namespace, console: Console) -> int:
@@ -130,18 +125,12 @@ def sampled(arguments: argparse.Namespace, console: Console) -> int:
     if told := missed(OPS.values(), target):
         console.print(told, style="yellow", markup=False)
     recording = recorder.opened(store.RUNS / gpu / "sampled", target, gpu, arguments.compile)
-
-    def progress(line: str) -> None:
-        if not arguments.quiet:
-            console.print(line, markup=False)
-
-    wrong = (recorder.compile_all if arguments.compile else recorder.record)(recording, progress)
-    for line in wrong:
-        console.print(line, style="red", markup=False)
+    work = recorder.compile_all if arguments.compile else recorder.record
+    code = _failures(work(recording, _progress(arguments, console)), console)
     if not arguments.compile:
         recording.publish(target)
         console.print(f"wrote {shown(target)}/sampled/{recording.run['run']}.csv", markup=False)
-    return FAILED if wrong else OK
+    return code
 
 
 def static(arguments: argparse.Namespace, console: Console) -> int:
@@ -171,12 +160,9 @@ def check(arguments: argparse.Namespace, console: Console) -> int:
         print(json.dumps({"failures": found.failures, "warnings": found.warnings}, indent=2))
     for line in found.warnings:
         console.print(line, style="yellow", markup=False)
-    for line in found.failures:
-        console.print(line, style="red", markup=False)
-    if found.failures:
-        return FAILED
-    console.print("documents, data and code agree")
-    return OK
+    if not (code := _failures(found.failures, console)):
+        console.print("documents, data and code agree")
+    return code
 
 
 def _selection(arguments: argparse.Namespace) -> Selection:
@@ -194,8 +180,14 @@ def _target(publish: bool) -> tuple[str, Path]:
     return gpu, (store.DATA if published else store.RUNS) / gpu
 
 
-def _print(table: pd.DataFrame, as_json: bool) -> None:
-    if as_json:
-        print(table.to_json(orient="records", indent=2))
-    else:
-        table.to_csv(sys.stdout, index=False, lineterminator="\n")
+def _failures(lines: Iterable[str], console: Console) -> int:
+    """Tell them; returns the exit code that they make."""
+    code = OK
+    for line in lines:
+        console.print(line, style="red", markup=False)
+        code = FAILED
+    return code
+
+
+def _progress(arguments: argparse.Namespace, console: Console) -> Callable[[str], None]:
+    return lambda line: None if arguments.quiet else console.print(line, markup=False)

@@ -10,13 +10,11 @@ that can be run.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from kernel_twins.harness.ceilings import REFERENCE_GPU, gpu_slug
@@ -30,6 +28,7 @@ from kernel_twins.spec import Case
 
 KEY = ["function", "pass", "case", "backend"]
 COLUMNS = [*KEY, "status", "chosen", "us", "spread_pct", *store.SENSORS, "seed", "run"]
+_CALL = ["run", *KEY[:3]]
 BEGUN = ["run", "seed", "code"]
 LEDGER = [*BEGUN, "finished"]
 
@@ -166,18 +165,15 @@ def late(gpu: str, folder: Path) -> list[str]:
 
     The last one that was finished is whole, too, or its rows were lost.
     """
-    whole, known = recorded(folder), ledger(folder)
-    last = known["run"][known["finished"] == "yes"][-1:]
-    tables = {run: store.read(file(folder, run), COLUMNS) for run in dict.fromkeys([*whole, *last])}
-    there = {run: set(zip(table["function"], table["pass"], strict=True)) for run, table in tables.items()}
-    lacking = {run: [" ".join(each) for each in CONTESTS if each not in found] for run, found in there.items()}
-    lines = [
-        f"sampled/{run}.csv has no rows of {', '.join(names)}: run `ncu_report.py sampled --compile`, then `sampled`"
-        for run, names in lacking.items()
-        if names
-    ]
+    again = "run `ncu_report.py sampled --compile`, then `sampled`"
+    whole, known, lines = recorded(folder), ledger(folder), []
+    for run in dict.fromkeys([*whole, *known["run"][known["finished"] == "yes"][-1:]]):
+        table = store.read(file(folder, run), COLUMNS)
+        there = set(zip(table["function"], table["pass"], strict=True))
+        if lacking := ", ".join(" ".join(each) for each in CONTESTS if each not in there):
+            lines.append(f"sampled/{run}.csv has no rows of {lacking}: {again}")
     if not whole:
-        lines.append("the public functions were never sampled: run `ncu_report.py sampled --compile`, then `sampled`")
+        lines.append(f"the public functions were never sampled: {again}")
     elif _is_stale(gpu, folder, whole[-1]):
         lines.append("the public functions changed since they were sampled: run `ncu_report.py sampled --compile`")
     return lines
@@ -198,86 +194,59 @@ def _gpu_of(folder: Path, run: str) -> str:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One of ours at one case: how many times as fast as the best of the others, 0 where it gave no time.
+def compared(table: pd.DataFrame) -> pd.DataFrame:
+    """A row for each of ours at a case: its ``ratio``, how many times as fast as the best of the others it is.
 
-    ``compiled``: torch.compile was one of the others.
+    ``against`` names that one, ``chosen`` what "auto" took there, and ``compiled`` says whether torch.compile was one
+    of the others. A ratio is 0 where ours gave no time. Cases that no other call has a time at count for nothing.
     """
-
-    ratio: float
-    case: str
-    against: str
-    chosen: str
-    status: str
-    compiled: bool
-
-    def told(self) -> str:
-        speed = f"{self.ratio:.3f} × {self.against}" if self.ratio else self.status
-        return f"`{self.case}` {speed}" + (f", auto chose {self.chosen}" if self.chosen else "")
+    timed = table.assign(us=pd.to_numeric(table["us"]))
+    others = timed[timed["backend"].isin(BASELINES) & timed["us"].notna()]
+    best = others.loc[others.groupby(_CALL)["us"].idxmin(), [*_CALL, "backend", "us"]]
+    best = best.rename(columns={"backend": "against", "us": "best_us"})
+    best = best.merge(others.loc[others["backend"] == "compile", _CALL].assign(compiled=True), on=_CALL, how="left")
+    best = best.merge(timed.loc[timed["backend"] == "auto", [*_CALL, "chosen"]], on=_CALL)
+    ours = timed[timed["backend"].isin(list(OURS))].drop(columns="chosen").merge(best, on=_CALL)
+    return ours.assign(ratio=(ours["best_us"] / ours["us"]).fillna(0.0), compiled=ours["compiled"].notna())
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """What a backend's cells come to. Those without a time count as worst, and for nothing in the mean."""
-
-    cells: tuple[Cell, ...]
-
-    @property
-    def mean(self) -> float | None:
-        timed = [cell.ratio for cell in self.cells if cell.ratio]
-        return geometric_mean(timed) if timed else None
-
-    @property
-    def tenth(self) -> float:
-        return float(np.quantile([cell.ratio for cell in self.cells], 0.1))
-
-    @property
-    def below(self) -> float:
-        return sum(cell.ratio < LEAST for cell in self.cells) / len(self.cells)
-
-    def worst(self, count: int) -> list[Cell]:
-        return sorted(self.cells, key=lambda cell: (cell.ratio, cell.case))[:count]
-
-    def told(self) -> list[str]:
-        """Geometric mean, 10th percentile, worst, or how many are wrong, and share below the least."""
-        worst = self.worst(1)[0].ratio
-        wrong = sum(cell.status.startswith("wrong") for cell in self.cells)
-        without = f"{wrong} wrong" if wrong else "no time"
-        mean = "–" if self.mean is None else f"{self.mean:.3f}"
-        return [mean, f"{self.tenth:.3f}", f"{worst:.3f}" if worst else without, f"{100 * self.below:.0f} %"]
+def _contests(cells: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """The cells of each function and pass."""
+    parts = {" ".join(each): cells[(cells["function"] == each[0]) & (cells["pass"] == each[1])] for each in CONTESTS}
+    return {title: part for title, part in parts.items() if len(part)}
 
 
-def summaries(table: pd.DataFrame) -> dict[tuple[str, str], dict[str, Summary]]:
-    """By function and pass, then by backend of ours; cases that no other call has a time at count for nothing."""
-    cells: dict[tuple[str, str], dict[str, list[Cell]]] = {}
-    for (_, function, direction, case), rows in table.groupby(["run", *KEY[:3]], sort=False):
-        by_backend = {row.backend: row for row in rows.itertuples()}
-        others = {name: float(by_backend[name].us) for name in BASELINES if name in by_backend and by_backend[name].us}
-        if not others:
-            continue
-        best = min(others, key=lambda name: others[name])
-        for backend in OURS:
-            row = by_backend[backend]
-            ratio = others[best] / float(row.us) if row.status == "ok" else 0.0
-            cell = Cell(ratio, case, best, by_backend["auto"].chosen, row.status, "compile" in others)
-            cells.setdefault((function, direction), {}).setdefault(backend, []).append(cell)
-    return {
-        contest: {backend: Summary(tuple(found)) for backend, found in cells[contest].items()}
-        for contest in CONTESTS
-        if contest in cells
-    }
+def _parts(cells: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Those, all cells, and those apart whose others torch.compile is one of: it is hard to beat."""
+    compiled = cells["compiled"]
+    pooled = {"all": cells, "all, with torch.compile": cells[compiled], "all, without it": cells[~compiled]}
+    return {**_contests(cells), **{title: part for title, part in pooled.items() if len(part)}}
 
 
-def _pooled(found: Mapping[Any, Mapping[str, Summary]]) -> dict[str, dict[str, Summary]]:
-    """All functions' cells together, and those apart whose others torch.compile is one of: it is hard to beat."""
-    cells = {backend: [cell for each in found.values() for cell in each[backend].cells] for backend in OURS}
-    parts = {"all": (True, False), "all, with torch.compile": (True,), "all, without it": (False,)}
-    return {
-        title: {backend: Summary(tuple(cell for cell in cells[backend] if cell.compiled in part)) for backend in OURS}
-        for title, part in parts.items()
-        if any(cell.compiled in part for cell in cells["auto"])
-    }
+def _figures(cells: pd.DataFrame, backend: str) -> list[str]:
+    """Geometric mean, 10th percentile, worst, or how many are wrong, and share below the least.
+
+    Cells without a time count as worst, and for nothing in the mean.
+    """
+    own = cells[cells["backend"] == backend]
+    timed, worst = own["ratio"][own["ratio"] > 0], own["ratio"].min()
+    wrong = own["status"].str.startswith("wrong").sum()
+    return [
+        f"{geometric_mean(timed):.3f}" if len(timed) else "–",
+        f"{own['ratio'].quantile(0.1):.3f}",
+        f"{worst:.3f}" if worst else f"{wrong} wrong" if wrong else "no time",
+        f"{100 * (own['ratio'] < LEAST).mean():.0f} %",
+    ]
+
+
+def _worst(cells: pd.DataFrame, backend: str) -> str:
+    worst = cells[cells["backend"] == backend].sort_values(["ratio", "case"]).head(_WORST)
+    return "; ".join(
+        f"`{row.case}` "
+        + (f"{row.ratio:.3f} × {row.against}" if row.ratio else row.status)
+        + (f", auto chose {row.chosen}" if row.chosen else "")
+        for row in worst.itertuples()
+    )
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -292,14 +261,11 @@ def headline(folder: Path) -> list[str]:
     table = read(folder)
     if table.empty:
         return ["No recording of sampled cases is published yet; what follows was measured at cases that we chose."]
-    found = summaries(table)
-    rows = [[f"{name} {direction}", *_line(each)] for (name, direction), each in found.items()]
-    rows += [[title, *_line(each)] for title, each in _pooled(found).items()]
+    rows = [
+        [title, *(" · ".join(_figures(part, backend)) for backend in OURS)]
+        for title, part in _parts(compared(table)).items()
+    ]
     return [*_told(folder, table), "", f"An entry has {_NAMES}.", "", *write.table(["function", *OURS.values()], rows)]
-
-
-def _line(of: Mapping[str, Summary]) -> Iterator[str]:
-    return (" · ".join(of[backend].told()) for backend in OURS)
 
 
 def section(folder: Path) -> list[str]:
@@ -307,16 +273,13 @@ def section(folder: Path) -> list[str]:
     table = read(folder)
     if table.empty:
         return []
-    found = summaries(table)
+    cells = compared(table)
     rows = [
-        [f"{function} {direction}", title, *each[backend].told()]
-        for (function, direction), each in found.items()
+        [part, title, *_figures(found, backend)]
+        for part, found in _parts(cells).items()
         for backend, title in OURS.items()
     ]
-    rows += [
-        [part, title, *each[backend].told()] for part, each in _pooled(found).items() for backend, title in OURS.items()
-    ]
-    lines = [
+    return [
         "## Sampled cases",
         "",
         *_told(folder, table),
@@ -325,12 +288,12 @@ def section(folder: Path) -> list[str]:
         "",
         'The worst of each, with the best of the others and what "auto" chose there:',
         "",
+        *(
+            f"- {contest}, {title}: {_worst(found, backend)}."
+            for contest, found in _contests(cells).items()
+            for backend, title in OURS.items()
+        ),
     ]
-    for (function, direction), each in found.items():
-        for backend, title in OURS.items():
-            worst = "; ".join(cell.told() for cell in each[backend].worst(_WORST))
-            lines.append(f"- {function} {direction}, {title}: {worst}.")
-    return lines
 
 
 def _told(folder: Path, table: pd.DataFrame) -> list[str]:
