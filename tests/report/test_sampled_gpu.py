@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from kernel_twins.harness import bench  # noqa: E402
-from kernel_twins.report.calls import sampled_contests, sampled_table, sampled_timing  # noqa: E402
+from kernel_twins.report.calls import sampled_contests, sampled_results, sampled_table, sampled_timing  # noqa: E402
 from kernel_twins.report.calls.sampled_cases import CONTESTS  # noqa: E402
 from kernel_twins.report.calls.sampled_contests import Problem, contest  # noqa: E402
 from kernel_twins.report.measure import sampled  # noqa: E402
@@ -81,7 +81,7 @@ def test_a_result_that_nobody_writes_is_not_the_right_one_of_before(function, di
     for each in left:
         each.fill_(1)
     del left, each
-    sampled_contests.poison(forms, "cuda")
+    sampled_results.poison(forms, "cuda")
     for each in allocated():
         assert bool((each.isnan() if each.is_floating_point() else each == -1).all())
 
@@ -155,7 +155,7 @@ def test_a_recording_of_two_cases_is_compiled_measured_and_gone_on_with(tmp_path
     cases = {"softmax": SMALL["softmax"][:1], "rms_norm": SMALL["rms_norm"][1:]}
     (folder / "sampled.json").write_text(json.dumps({**told, "cases": cases}))
     (folder / "compile.json").write_text(json.dumps([["softmax", 0], ["rms_norm", 0]]))
-    command = [sys.executable, "-m", "kernel_twins.report.measure.sampled_compile", str(folder), "0", "1"]
+    command = [sys.executable, "-m", "kernel_twins.report.measure.sampled", str(folder), "0", "1"]
     subprocess.run(command, check=True, cwd=store.ROOT)
     recording = Recording(folder)
     assert recording.compiled() == {("softmax", 0), ("rms_norm", 0)}

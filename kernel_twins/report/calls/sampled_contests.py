@@ -7,7 +7,6 @@ is drawn by chance and a loss are.
 from __future__ import annotations
 
 import contextlib
-import math
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -29,24 +28,22 @@ from kernel_twins.harness import check
 from kernel_twins.harness.bench import raised, sets_of
 from kernel_twins.harness.check import NotJudgedError, generator, judging
 from kernel_twins.ops import environment
-from kernel_twins.ops.tensors import OUT_DTYPE, empty_outputs
+from kernel_twins.ops.tensors import empty_outputs
 from kernel_twins.report.calls import sampled_timing
 from kernel_twins.report.calls.functions import FUNCTIONS
 from kernel_twins.report.calls.sampled_cases import is_compiled, op_of
+from kernel_twins.report.calls.sampled_results import POISON, Form, forms_of, misformed, poison
 from kernel_twins.report.rows import store
-from kernel_twins.spec import NOT_JUDGED, Case, Op
+from kernel_twins.spec import NOT_JUDGED, Case
 
 OURS = ("cuda", "triton")
 OTHERS = ("liger", "quack")
 
 _LONGEST = 160  # characters of a status
-_POISON = 0xFF  # in every byte: NaN in each of our dtypes, and no place
-_BLOCKS = 4  # of a result's size are poisoned: more than a call allocates before that
 _SHAPES = 1024  # that are compiled in a recording, and more
 
 T = TypeVar("T")
 Call = Callable[[], Any]
-Form = tuple[tuple[int, ...], torch.dtype]  # of a result
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +150,7 @@ class Problem:
             of_rows = rows(*operands, backend=name)  # before a call in place writes to what they are made of
             return *_tuple(trial()), of_rows
 
-        return Entrant(call, with_rows, (*forms, *_forms_of(self.op, self.case)), fault)
+        return Entrant(call, with_rows, (*forms, *forms_of(self.op, self.case)), fault)
 
     def judge(self, case: Case) -> Forward:
         """Of results, at the case or where it is settled."""
@@ -256,13 +253,13 @@ class Problem:
         def trial() -> Any:
             into = empty_outputs(op, settled, inputs[0].device)
             for each in _tuple(into):
-                each.view(torch.uint8).fill_(_POISON)
+                each.view(torch.uint8).fill_(POISON)
             returned = baseline(*problem().inputs, **op.options(settled), out=into)
             return returned if isinstance(returned, (Tensor, tuple)) else into
 
         fault: Callable[[Operands], str] = lambda found: problem().compare(found, is_baseline=True).reason  # noqa: E731
         is_mean = self.calls.rows is not None and direction == "forward"
-        return Entrant(with_mean if is_mean else call, trial, _forms_of(op, settled), fault)
+        return Entrant(with_mean if is_mean else call, trial, forms_of(op, settled), fault)
 
     def _function(self, name: str) -> Function:
         if name == "torch":
@@ -373,7 +370,7 @@ def judged(entrant: Entrant, results: Operands) -> str:
     """``ok``, what is wrong with a trial's results, or that this could not be found out."""
     if entrant.fault is None:
         return "ok"
-    if told := _misformed(entrant.forms, results):
+    if told := misformed(entrant.forms, results):
         return f"wrong: {told}"
     try:
         with judging():
@@ -381,46 +378,6 @@ def judged(entrant: Entrant, results: Operands) -> str:
     except NotJudgedError as error:
         return f"{NOT_JUDGED}: {error}"
     return f"wrong: {told}" if told else "ok"
-
-
-def poison(forms: tuple[Form, ...], device: str) -> None:
-    """Fill freed memory, in which right results may lie, with what no result is: all that the allocator keeps.
-
-    Before that, it keeps enough for results of these forms.
-    """
-    sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in forms for _ in range(_BLOCKS)]
-    _fill(sizes, device)
-    if device != "cpu":
-        _fill(_free(), device)
-
-
-def _fill(sizes: list[int], device: str) -> None:
-    """As many bytes as that at a time, the largest first, so that none lies where a larger one would have fitted."""
-    held = []
-    for size in sorted(sizes, reverse=True):
-        with contextlib.suppress(torch.OutOfMemoryError):  # where none is left, all that was freed is filled
-            held.append(torch.full((size,), _POISON, dtype=torch.uint8, device=device))
-
-
-def _free() -> list[int]:
-    """The sizes of the blocks that the next allocations on the current stream are served from."""
-    stream = torch.cuda.current_stream().cuda_stream
-    segments = [each for each in torch.cuda.memory_snapshot() if each["stream"] == stream]
-    blocks = [block for each in segments if each["segment_pool_id"] == (0, 0) for block in each["blocks"]]  # no graph's
-    return [block["size"] for block in blocks if block["state"] == "inactive"]
-
-
-def _misformed(forms: tuple[Form, ...], results: Operands) -> str:
-    if len(results) != len(forms):
-        return f"returned {len(results)} results, must be {len(forms)}"
-    for index, (each, (shape, dtype)) in enumerate(zip(results, forms, strict=True)):
-        if (tuple(each.shape), each.dtype) != (shape, dtype):
-            return f"result {index} is {tuple(each.shape)} of {each.dtype}, must be {shape} of {dtype}"
-    return ""
-
-
-def _forms_of(op: Op, case: Case) -> tuple[Form, ...]:
-    return tuple((each.shape, OUT_DTYPE[each.dtype]) for each in op.outputs(case))
 
 
 def _forward(function: Function, operands: Operands) -> Any:

@@ -47,7 +47,7 @@ _SOURCES = (
     "kernel_twins/errors.py",
     "kernel_twins/spec.py",
     "kernel_twins/harness/*.py",
-    *(f"kernel_twins/report/calls/sampled_{name}.py" for name in ("cases", "contests", "timing")),
+    *(f"kernel_twins/report/calls/sampled_{name}.py" for name in ("cases", "contests", "results", "timing")),
 )
 
 

@@ -12,7 +12,7 @@ import platform
 import random
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from itertools import repeat
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from kernel_twins.report.calls.functions import contests
 from kernel_twins.report.measure import publish, stage
 from kernel_twins.report.rows import store
 
+Call = Callable[[], Any]
 Times = dict[str, tuple[int, list[float]]]  # by backend: calls a sample, and microseconds a call, one a round
 
 HOST_ROUNDS = 40
@@ -53,8 +54,7 @@ def record(gpu: str, target: Path, progress: Callable[[str], None]) -> list[str]
         for row in timed(contest):
             rows.append(row | {"code": codes[contest.function] if row["backend"] in OURS else "", "run": run["run"]})
         torch.cuda.empty_cache()
-    runs = pd.concat([store.read_runs(target), pd.DataFrame([run], columns=store.PROVENANCE)])
-    store.write(target / "runs.csv", runs)  # with the new one before any table names it
+    publish.enter_run(target, run)
     store.write(functions_table.file(target), pd.DataFrame(rows, columns=functions_table.COLUMNS))
     publish.forget_unnamed_runs(target)
     return [
@@ -65,7 +65,7 @@ def record(gpu: str, target: Path, progress: Callable[[str], None]) -> list[str]
 def timed(contest: Contest) -> list[dict[str, str]]:
     """A row for every backend, without code and run."""
     with torch.set_grad_enabled(contest.kind in ("gpu", "backward") or bool(contest.case.get("grad"))):
-        judged: dict[str, Callable[[], Any]] = {**contest.calls, **contest.judged}
+        judged: dict[str, Call] = {**contest.calls, **contest.judged}
         gates = {backend: _gate(call, contest.expected) for backend, call in judged.items()}
         right = {backend: contest.calls[backend] for backend, (status, _) in gates.items() if status == "ok"}
         times, sensors = _TIMERS[contest.kind](right)
@@ -116,77 +116,77 @@ def _gate(call: Callable[[], Result], expected: tuple[Tensor, ...]) -> tuple[str
     return "ok", largest
 
 
-def _host_times(calls: Mapping[str, Callable[[], Any]]) -> tuple[Times, dict[str, Any]]:
+def _host_times(calls: Mapping[str, Call]) -> tuple[Times, dict[str, Any]]:
     """By the host's clock; nothing else may run on it, so the sensors are not read."""
+
+    def sample(call: Call, count: int) -> float:
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in repeat(None, count):
+            call()
+        return 1e6 * (time.perf_counter() - begin) / count
+
     for call in calls.values():
         for _ in repeat(None, _WARM_UP):
             call()
-    times: Times = {backend: (HOST_CALLS, []) for backend in calls}
-    for backend in _turns(calls, HOST_ROUNDS):
-        call = calls[backend]
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        for _ in repeat(None, HOST_CALLS):
-            call()
-        times[backend][1].append(1e6 * (time.perf_counter() - begin) / HOST_CALLS)
+    times = _in_turns(calls, dict.fromkeys(calls, HOST_CALLS), HOST_ROUNDS, sample)
     torch.cuda.synchronize()
     return times, {}
 
 
-def _backward_times(calls: Mapping[str, Callable[[], Any]]) -> tuple[Times, dict[str, Any]]:
+def _backward_times(calls: Mapping[str, Call]) -> tuple[Times, dict[str, Any]]:
     """By the host's clock, from the first of several backward passes to the end of the GPU's work for the last.
 
     As in ``_host_times``, nothing else may run on it.
     """
 
-    def sample(prepared: Callable[[], Any]) -> float:
-        passes = [prepared() for _ in range(BACKWARD_CALLS)]
+    def sample(prepared: Call, count: int) -> float:
+        passes = [prepared() for _ in range(count)]
         torch.cuda.synchronize()
         begin = time.perf_counter()
         for backward in passes:
             backward()
         torch.cuda.synchronize()
-        return 1e6 * (time.perf_counter() - begin) / BACKWARD_CALLS
+        return 1e6 * (time.perf_counter() - begin) / count
 
     for prepared in calls.values():
-        sample(prepared)
-    times: Times = {backend: (BACKWARD_CALLS, []) for backend in calls}
-    for backend in _turns(calls, BACKWARD_ROUNDS):
-        times[backend][1].append(sample(calls[backend]))
-    return times, {}
+        sample(prepared, BACKWARD_CALLS)
+    return _in_turns(calls, dict.fromkeys(calls, BACKWARD_CALLS), BACKWARD_ROUNDS, sample), {}
 
 
-def _gpu_times(calls: Mapping[str, Callable[[], Any]]) -> tuple[Times, dict[str, Any]]:
+def _gpu_times(calls: Mapping[str, Call]) -> tuple[Times, dict[str, Any]]:
     """By events, behind an untimed call that keeps the GPU busy until the host is ahead of it."""
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
 
-    def sample(call: Callable[[], Any], count: int) -> float:
+    def sample(call: Call, count: int) -> float:
         call()
         start.record()
         for _ in range(count):
             call()
         end.record()
         end.synchronize()
-        elapsed: float = start.elapsed_time(end)
-        return elapsed / count
+        return 1e3 * float(start.elapsed_time(end)) / count
 
-    counts = {backend: math.ceil(_SAMPLE_MS / sample(call, 3)) for backend, call in calls.items()}
-    times: Times = {backend: (count, []) for backend, count in counts.items()}
+    counts = {backend: math.ceil(1e3 * _SAMPLE_MS / sample(call, 3)) for backend, call in calls.items()}
     with Sampler() as sampler:
-        for backend in _turns(calls, GPU_ROUNDS):
-            times[backend][1].append(1e3 * sample(calls[backend], counts[backend]))
+        times = _in_turns(calls, counts, GPU_ROUNDS, sample)
     return times, sampler.summary()
 
 
 _TIMERS = {"host": _host_times, "forward": _gpu_times, "gpu": _gpu_times, "backward": _backward_times}
 
 
-def _turns(backends: Mapping[str, object], rounds: int) -> Iterator[str]:
-    """Every backend once a round, in random order."""
-    shuffle, order = random.Random(0).shuffle, list(backends)
+def _in_turns(
+    calls: Mapping[str, Call], counts: Mapping[str, int], rounds: int, sample: Callable[[Call, int], float]
+) -> Times:
+    """A sample of every backend once a round, in random order."""
+    times: Times = {backend: (counts[backend], []) for backend in calls}
+    shuffle, order = random.Random(0).shuffle, list(calls)
     for _ in range(rounds):
         shuffle(order)
-        yield from order
+        for backend in order:
+            times[backend][1].append(sample(calls[backend], counts[backend]))
+    return times
 
 
 def _cpu() -> str:

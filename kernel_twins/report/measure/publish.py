@@ -65,14 +65,19 @@ def publish(folder: Path, target: Path) -> list[str]:
 def _replace(op: Op, tables: dict[str, pd.DataFrame], stage: Stage, target: Path) -> None:
     # The ratios before come first: interrupted between the two, they are computed from the old timings again.
     tables = {"previous": _ratios(op, target), **tables}
-    runs = pd.concat([store.read_runs(target), store.read_runs(stage.folder)]).drop_duplicates("run")
-    store.write(target / "runs.csv", runs)  # with the new one before any table names it
+    enter_run(target, stage.run)
     for table in sorted(store.TABLES, key=lambda table: table != "previous"):
         if table in tables and len(tables[table]):
             store.write(store.path(target, op.name, table), tables[table])
         else:
             store.path(target, op.name, table).unlink(missing_ok=True)
     forget_unnamed_runs(target)
+
+
+def enter_run(folder: Path, run: dict[str, str]) -> None:
+    """Add a run to those that rows are of; to be done before any table names it."""
+    runs = pd.concat([store.read_runs(folder), pd.DataFrame([run], columns=store.PROVENANCE)])
+    store.write(folder / "runs.csv", runs.drop_duplicates("run"))
 
 
 def forget_unnamed_runs(folder: Path) -> None:

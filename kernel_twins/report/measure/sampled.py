@@ -11,9 +11,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -26,6 +26,7 @@ from kernel_twins.report.rows import store
 from kernel_twins.report.rows.base import CannotRunError
 from kernel_twins.spec import Case
 
+_READY_MADE = ("torch", "cuda", "auto")  # there is nothing to compile for
 _PROCESSES = 12  # that compile: as many as one GPU's memory has room for the operands of
 
 Progress = Callable[[str], None]
@@ -57,7 +58,7 @@ class Recording:
         store.write(folder / "runs.csv", pd.DataFrame([run], columns=store.PROVENANCE))
         seed = seed_of(run["run"])
         drawn = {function: [case.slug for case in cases(function, seed)] for function in FUNCTIONS}
-        _write_json(folder / "sampled.json", {"code": code, "cases": drawn})
+        stage.write_json(folder / "sampled.json", {"code": code, "cases": drawn})
         return cls(folder)
 
     def changed(self, run: Mapping[str, str], code: str) -> list[str]:
@@ -94,7 +95,7 @@ class Recording:
         return dict(json.loads(file.read_text())) if file.exists() else {}
 
     def note_lost(self, cell: str, status: str) -> None:
-        _write_json(self.folder / "lost.json", {**self.lost(), cell: status})
+        stage.write_json(self.folder / "lost.json", {**self.lost(), cell: status})
 
     def compiled(self) -> set[Work]:
         """What was compiled, so that an interrupted command does not do it again."""
@@ -104,8 +105,7 @@ class Recording:
     def publish(self, target: Path) -> None:
         """Put the rows beside the recorded ones, of which the last ones stay; the folder goes."""
         rows = pd.concat([self.rows(function) for function in FUNCTIONS], ignore_index=True)
-        runs = pd.concat([store.read_runs(target), pd.DataFrame([self.run], columns=store.PROVENANCE)])
-        store.write(target / "runs.csv", runs.drop_duplicates("run"))  # with the new one before any table names it
+        publish.enter_run(target, self.run)
         sampled_table.enter(target, self.run["run"], self.code)  # where the folder is another than that it began with
         store.write(sampled_table.file(target, self.run["run"]), rows)
         sampled_table.forget_older(target)
@@ -136,10 +136,10 @@ def compile_all(recording: Recording, progress: Progress) -> list[str]:
     every = [(function, index) for function in FUNCTIONS for index in range(CASES)]
     done = recording.compiled()
     waiting = sorted((each for each in every if each not in done), key=lambda each: not is_compiled(each[1]))
-    _write_json(recording.folder / "compile.json", waiting)
+    stage.write_json(recording.folder / "compile.json", waiting)
     count = min(_PROCESSES, len(os.sched_getaffinity(0)))
     progress(f"{len(waiting)} of {len(every)} cases to compile for, in {count} processes")
-    return ahead.run("kernel_twins.report.measure.sampled_compile", recording.folder, count)
+    return ahead.run("kernel_twins.report.measure.sampled", recording.folder, count)
 
 
 def record(recording: Recording, progress: Progress) -> list[str]:
@@ -175,8 +175,40 @@ def record(recording: Recording, progress: Progress) -> list[str]:
     return wrong
 
 
-def _write_json(path: Path, content: Any) -> None:
-    """In one move: a run may be interrupted at any moment."""
-    half = path.with_suffix(".tmp")
-    half.write_text(json.dumps(content, indent=1))
-    os.replace(half, path)
+def main(folder: str, number: str, count: str) -> None:
+    """Compile a share of what waits, as one of many processes, see ahead.py."""
+    from kernel_twins.report.calls.sampled_contests import compiling
+
+    recording = Recording(Path(folder))
+    waiting = json.loads((recording.folder / "compile.json").read_text())
+    with (
+        (recording.folder / f"compiled-{number}.txt").open("a") as done,
+        compiling(),
+        ahead.searches_forgotten(),
+    ):
+        for function, index in waiting[int(number) :: int(count)]:
+            _compile(function, recording.cases[function][index], index)
+            print(function, index, file=done, flush=True)
+
+
+def _compile(function: str, case: Case, index: int) -> None:
+    import torch
+
+    from kernel_twins.report.calls.sampled_contests import Problem, prepare
+
+    try:
+        problem = Problem(function, case, index, sets=1)
+    except torch.OutOfMemoryError:  # the others have it
+        return
+    for direction in FUNCTIONS[function].passes:
+        for name in problem.names():
+            if name not in _READY_MADE:
+                try:
+                    prepare(problem, direction, name)
+                except Exception as error:  # the recording meets it again, alone, and tells it
+                    print(f"{function} {direction} {case.slug} {name}: {error}"[:300], file=sys.stderr)
+                torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -65,7 +65,7 @@ class Stage:
         earlier = store.read_runs(folder)
         if len(earlier) and resume:
             row = dict(earlier.iloc[0])
-            told = _read_json(folder / "stage.json")
+            told = read_json(folder / "stage.json")
             changed = [f"{k} was {row[k]!r}, is {v!r}" for k, v in facts.items() if row[k] != v]
             changed += [f"{k} was {told.get(k)!r}, is {v!r}" for k, v in about.items() if told.get(k) != v]
             if changed:
@@ -83,7 +83,7 @@ class Stage:
             folder.rename(folder.with_name(f"{folder.name}-{earlier.iloc[0]['run']}"))
         row = new_run(facts)
         folder.mkdir(parents=True, exist_ok=True)
-        _write_json(folder / "stage.json", {**about, "published": []})
+        write_json(folder / "stage.json", {**about, "published": []})
         store.write(folder / "runs.csv", pd.DataFrame([row], columns=store.PROVENANCE))
         return cls(folder, row, binaries)
 
@@ -109,10 +109,10 @@ class Stage:
 
     def profiled(self, op: Op) -> Profiled | None:
         path = self._profiled_path(op)
-        return Profiled(**_read_json(path)) if path.exists() else None
+        return Profiled(**read_json(path)) if path.exists() else None
 
     def note_profiled(self, op: Op, profiled: Profiled) -> None:
-        _write_json(self._profiled_path(op), asdict(profiled))
+        write_json(self._profiled_path(op), asdict(profiled))
 
     def forget_profile(self, op: Op) -> None:
         self._profiled_path(op).unlink(missing_ok=True)
@@ -122,7 +122,7 @@ class Stage:
 
     def published(self, op: Op) -> bool:
         """Whether the operation has been extracted from this run already."""
-        return op.name in _read_json(self.folder / "stage.json")["published"]
+        return op.name in read_json(self.folder / "stage.json")["published"]
 
     def clear(self, op: Op) -> None:
         """Drop an operation that has been extracted, but for its reports, which other viewers can open.
@@ -136,20 +136,20 @@ class Stage:
                 os.replace(file, reports / file.name)
             else:
                 file.unlink()
-        about = _read_json(self.folder / "stage.json")
-        _write_json(self.folder / "stage.json", about | {"published": [*about["published"], op.name]})
+        about = read_json(self.folder / "stage.json")
+        write_json(self.folder / "stage.json", about | {"published": [*about["published"], op.name]})
         if not list(self.folder.glob("*.timings.csv")):
             shutil.rmtree(self.folder)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(path.read_text()))
     except (OSError, ValueError, TypeError) as error:
         raise InvalidDataError(f"{path} cannot be read ({error}): remove {path.parent} and collect again") from error
 
 
-def _write_json(path: Path, content: dict[str, Any]) -> None:
+def write_json(path: Path, content: object) -> None:
     """In one move: a run may be interrupted at any moment."""
     half = path.with_suffix(".tmp")
     try:
