@@ -52,7 +52,6 @@ _MEASURED = {
     "backward": "The wall time of one backward pass alone: by the host's clock, from the start of a batch, whose "
     "forward passes were made before, to the end of the GPU's work for it.",
 }
-Calls = dict[tuple[str, str], dict[str, Any]]  # the rows of each function and case, by backend
 
 
 def file(folder: Path) -> Path:
@@ -183,11 +182,9 @@ def _table(kind: str, rows: pd.DataFrame) -> list[str]:
     header = ["call"]
     for backend, others in columns.items():
         header += [f"{TITLES[backend]}, µs", *(f"× {TITLES[other]}" for other in others)]
-    calls: Calls = {}
-    for row in rows.itertuples():
-        calls.setdefault((row.function, row.case), {})[row.backend] = row
     lines = []
-    for (function, case), of in calls.items():
+    for (function, case), call in rows.groupby(["function", "case"], sort=False):
+        of = {row.backend: row for row in call.itertuples()}
         cells = [f"{function} {case}"]
         for backend, others in columns.items():
             cells += [_time(of.get(backend)), *(_ratio(of.get(backend), of.get(other)) for other in others)]

@@ -45,21 +45,18 @@ def audit(folder: Path) -> tuple[list[str], list[str]]:
     violations += _lost("sampled.csv", begun, begun_by)
     since: dict[Cell, list[str]] = {}
     for row in _rows(measured):
-        since.setdefault(Cell(*row[:3]), []).extend(filter(None, [_named(row.by) or measured_by.get(tuple(row))]))
+        named = row.by.removeprefix(_BY_COMMIT) if row.by.startswith(_BY_COMMIT) else measured_by.get(tuple(row))
+        since.setdefault(Cell(*row[:3]), []).extend([named] if named else [])
     for row in _rows(frozen[frozen["mark"] == "pre-registered"]):
         cell = Cell(*row[:3])
-        if cell not in since:
-            continue
-        told = f"{'/'.join(cell)} `{row.prediction}` is marked {row.mark}"
+        told = f"{'/'.join(cell)} `{row.prediction}` is marked {row.mark}, but was"
         commits = [each for each in (predicted_by.get(tuple(row)), row.commit) if each]
-        if not commits:
-            violations.append(f"{told}, but was measured before it was committed")
+        if cell in since and not commits:
+            violations.append(f"{told} measured before it was committed")
             continue
-        early = [each for each in since[cell] if not any(_precedes(repo, commit, each) for commit in commits)]
-        violations += [
-            f"{told}, but was first committed in {commits[0][:7]}; the cell was measured in {each[:7]}"
-            for each in early[:1]
-        ]
+        early = (each for each in since.get(cell, []) if not any(_precedes(repo, commit, each) for commit in commits))
+        if measured_in := next(early, ""):
+            violations.append(f"{told} first committed in {commits[0][:7]}; the cell was measured in {measured_in[:7]}")
     return violations, []
 
 
@@ -74,10 +71,6 @@ def _rekeyed(folder: Path, rows: Rows) -> Rows:
         return code
 
     return {(*row[:2], now(row[2])): commit for row, commit in rows.items()}
-
-
-def _named(by: str) -> str:
-    return by.removeprefix(_BY_COMMIT) if by.startswith(_BY_COMMIT) else ""
 
 
 def _whole(folder: Path) -> Path:

@@ -20,6 +20,7 @@ from kernel_twins.report.measure.stage import Stage
 from kernel_twins.report.ncu import ncu
 from kernel_twins.report.rows import store
 from kernel_twins.report.rows.base import CANNOT_RUN, FAILED, OK, CannotRunError
+from kernel_twins.spec import Name
 
 
 def measure(
@@ -34,7 +35,7 @@ def measure(
     about = f"{settings.tool} {settings.tier} {selection.step} {selection.backend} {selection.case}".strip()
     stage = Stage.open(folder, arguments.resume, about)
     if target.parent == store.DATA and not arguments.quiet:
-        _warn_of_unfrozen(selection, predictions.Marks(target), console)
+        _warn_of_unfrozen(selection, target, console)
     if selection.whole and (told := missed(selection.ops, target)):
         console.print(told, style="yellow", markup=False)
     gpus = torch.cuda.device_count()
@@ -55,14 +56,14 @@ def measure(
         return collect(selection, stage, target, settings, progress)
 
 
-def _warn_of_unfrozen(selection: Selection, marks: predictions.Marks, console: Console) -> None:
-    late = [
-        f"{op.name}/{name.step}/{name.backend}"
+def _warn_of_unfrozen(selection: Selection, folder: Path, console: Console) -> None:
+    frozen = set(predictions.read_frozen(folder)["digest"])
+    late = (
+        "/".join(cell)
         for op in selection.ops
-        for name in selection.names(op)
-        for each in op.step(name.step).predictions
-        if name.backend in each.backends and marks.mark(op.name, name.step, name.backend, each) == "not frozen"
-    ]
+        for cell, text in predictions.standing(op)
+        if Name(cell.backend, cell.step) in selection.names(op) and predictions.digest(cell, text) not in frozen
+    )
     if cells := list(dict.fromkeys(late)):
         more = f" and {len(cells) - 3} more" if len(cells) > 3 else ""
         console.print(

@@ -12,8 +12,8 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from kernel_twins.harness import ceilings
@@ -24,7 +24,7 @@ from kernel_twins.report.measure.selection import Selection
 from kernel_twins.report.rows import libraries, store
 from kernel_twins.report.rows.base import OK
 from kernel_twins.report.rows.metrics import PASSES, Tier
-from kernel_twins.report.rows.recorded import CONDITIONS
+from kernel_twins.report.rows.recorded import CONDITIONS, Recorded, median_us
 from kernel_twins.spec import BACKENDS, Case, Name, Op
 
 # How bench.py spends its time; it imports torch, so they are written down again here, and a test compares.
@@ -85,10 +85,7 @@ class Plan:
     @property
     def sampled_s(self) -> tuple[float, float]:
         """Apart from all else: of `sampled --compile`, and of `sampled`."""
-        return (
-            _START_S + _CASE_COMPILED_S * len(FUNCTIONS) * CASES,
-            _START_S + _SAMPLED_S * len(CONTESTS) * CASES,
-        )
+        return _START_S + _CASE_COMPILED_S * len(FUNCTIONS) * CASES, _START_S + _SAMPLED_S * len(CONTESTS) * CASES
 
     @property
     def seconds(self) -> float:
@@ -141,11 +138,9 @@ def run(selection: Selection, tier: Tier, tool: str, as_json: bool) -> int:
 def _operation(op: Op, selection: Selection, tier: Tier, tool: str, ahead: bool) -> OpPlan:
     making_s = (_KEPT_S if ahead else _MAKING_S) | _SEARCH_S
     cell_s = 0.0 if ahead else _CELL_S
-    table = store.read_table(store.DATA / store.REFERENCE_GPU, op.name, "timings")
-    table = table[table["contest"].isin((*CONDITIONS["sustained"], ""))]
     names, cells = _names(op, selection), _cells(op, selection)
-    recorded = _recorded_ms(table)
-    rows = {(case, name): recorded.get((case.slug, name)) for case, name in cells}
+    recorded = Recorded(op, store.DATA / store.REFERENCE_GPU).rows
+    rows = {(case, name): _sustained_ms(recorded.get((case.slug, name), {})) for case, name in cells}
     known = {
         (case, name): [_guess_ms(op, case, name, rows)] if found is None else found
         for (case, name), found in rows.items()
@@ -189,14 +184,10 @@ def _times(op: Op, name: Name, case: Case) -> bool:
     return op.times(op.step(name.step), case) if name.step else name.backend in (*op.baselines_at(case), *op.references)
 
 
-def _recorded_ms(table: pd.DataFrame) -> dict[tuple[str, Name], list[float]]:
-    """Milliseconds of the calls that something is recorded of, in each of their contests."""
-    recorded: dict[tuple[str, Name], list[float]] = {}
-    for row in table.itertuples():
-        found = recorded.setdefault((row.case, Name(row.backend, row.step)), [])
-        if row.times_us:
-            found.append(float(np.median([float(time) for time in row.times_us.split()])) / 1e3)
-    return recorded
+def _sustained_ms(rows: Mapping[str, Any]) -> list[float] | None:
+    """Milliseconds of a call in each of its contests that has a time; None where it was in none."""
+    found = [row for contest, row in rows.items() if contest in (*CONDITIONS["sustained"], "")]
+    return [median_us(row) / 1e3 for row in found if row.times_us] if found else None
 
 
 def _guess_ms(op: Op, case: Case, name: Name, rows: Mapping[tuple[Case, Name], list[float] | None]) -> float:
@@ -238,10 +229,8 @@ def _conditions_s(op: Op, case: Case, known: Mapping[tuple[Case, Name], list[flo
 
 def missed(ops: Iterable[Op], folder: Path) -> str:
     """What a run without them lacks that is recorded of these operations, with the remedy; empty where nothing is."""
-    timed: set[str] = set()
-    for op in ops:
-        table = store.read_table(folder, op.name, "timings")
-        timed |= set(table["backend"][table["status"] == "ok"])
+    tables = (store.read_table(folder, op.name, "timings") for op in ops)
+    timed = {backend for table in tables for backend in table["backend"][table["status"] == "ok"]}
     here = libraries.versions()
     absent = [each for name, each in libraries.LIBRARIES.items() if name in timed and not here[name]]
     if not absent:

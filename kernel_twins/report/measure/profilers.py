@@ -14,7 +14,6 @@ import sys
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
 from typing import IO
 
 from kernel_twins.report.measure.stage import Stage
@@ -26,28 +25,31 @@ CYCLE_CALLS = 10
 """Calls whose cycles confirm or question the bench's verdict; a single pass each, so that nothing is replayed."""
 
 
-class Profilers:
-    """As a context, at whose end no process is left, whether it had something to call or not."""
+class Profilers(contextlib.ExitStack):
+    """At its end no process is left, whether it had something to call or not.
+
+    A full disk, whoever met it, becomes a faults.Fault there.
+    """
 
     def __init__(self, op: Op, stage: Stage, tier: Tier) -> None:
+        super().__init__()
         self._op, self._stage, self._tier = op, stage, tier
-        self._contexts = contextlib.ExitStack()
         self._waiting: list[tuple[Path, IO[str], ncu.Started]] = []
 
     def start(self) -> None:
         """Start both, unless they have been."""
         if self._waiting:
             return
-        folder = Path(self._contexts.enter_context(tempfile.TemporaryDirectory()))
+        folder = Path(self.enter_context(tempfile.TemporaryDirectory()))
         self._digests = folder / "digests.json"
         both = (("counters", 1, names(self._tier)), ("cycles", CYCLE_CALLS, [DURATION, CYCLES]))
         for report, calls, metrics in both:
             awaited = folder / report
-            locked = self._contexts.enter_context(awaited.open("w"))
+            locked = self.enter_context(awaited.open("w"))
             fcntl.flock(locked, fcntl.LOCK_EX)
             command = worker_command(self._op, calls, self._digests, awaited)
             started = ncu.started(command, self._stage.report(self._op, report), metrics)
-            self._waiting.append((awaited, locked, self._contexts.enter_context(started)))
+            self._waiting.append((awaited, locked, self.enter_context(started)))
 
     def profile(self, labels: Iterable[str], timeout_s: float) -> dict[str, str]:
         """Leave both reports, of calls with these labels; returns the digests of the Triton code that they launched.
@@ -63,14 +65,6 @@ class Profilers:
         for _, _, run in self._waiting:
             run.finish(timeout_s)
         return dict(json.loads(self._digests.read_text()))
-
-    def __enter__(self) -> Profilers:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._contexts.__exit__(kind, error, trace)  # a full disk, whoever met it, becomes a faults.Fault there
 
 
 def left(awaited: Path) -> Path:

@@ -15,7 +15,6 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,27 +36,19 @@ def main(op: str, out: str, *chosen: str) -> None:
     import torch
     import triton.profiler
 
-    from kernel_twins.harness.check import generator
-    from kernel_twins.harness.load import load_named
-    from kernel_twins.ops.tensors import empty_outputs
+    from kernel_twins.report.measure.worker import prepared
 
     spec = ops.get(op)
-    cells = {label: base.labelled(spec, label) for label in chosen}
-    calls = {}
-    for case in dict.fromkeys(case for case, _ in cells.values()):
-        inputs, output = spec.inputs(case, generator(case, "cuda")), empty_outputs(spec, case, "cuda")
-        for label, (its, name) in cells.items():
-            if its == case:
-                calls[label] = partial(load_named(op, name), *inputs, **spec.options(case), out=output)
-    for call in calls.values():
+    calls = list(prepared(spec, [base.labelled(spec, label) for label in chosen]))
+    for _, _, call in calls:
         call()  # compiles and tunes
     torch.cuda.synchronize()
 
     triton.profiler.start(out.removesuffix(".hatchet"), context="shadow", data="tree")  # which adds .hatchet
-    for label, call in calls.items():
-        minimum = {"bytes": float(spec.bytes(cells[label][0])), "flops": float(spec.flops(cells[label][0]))}
+    for case, name, call in calls:
+        minimum = {"bytes": float(spec.bytes(case)), "flops": float(spec.flops(case))}
         for _ in range(CALLS):
-            with triton.profiler.scope(label, minimum):
+            with triton.profiler.scope(base.label(spec, case, name), minimum):
                 call()
         torch.cuda.synchronize()
     triton.profiler.finalize()

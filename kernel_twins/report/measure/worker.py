@@ -13,7 +13,7 @@ import contextlib
 import fcntl
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -51,20 +51,25 @@ def main(op: str, calls: str, digests_file: str, labels_file: str) -> None:
 def _call(spec: Op, called: Sequence[tuple[Case, Name]], calls: int) -> dict[str, str]:
     """All of them, case by case; returns the digests."""
     digests: dict[str, str] = {}
+    for case, name, call in prepared(spec, called):
+        if name.backend == "triton":
+            with aot.noted() as kernels:
+                call()
+            if case == spec.profile_case_of(spec.step(name.step), "triton"):
+                digests[name.step] = ptx_digest(kernel.asm["ptx"] for kernel in kernels.values())
+        else:
+            call()
+        _profiled(call, calls, base.label(spec, case, name))
+    return digests
+
+
+def prepared(spec: Op, called: Sequence[tuple[Case, Name]]) -> Iterator[tuple[Case, Name, Callable[[], object]]]:
+    """Each with its call, case by case: those of one case have the same operands."""
     for case in dict.fromkeys(case for case, _ in called):
         inputs = spec.inputs(case, generator(case, "cuda"))
         out, options = empty_outputs(spec, case, "cuda"), spec.options(case)
         for name in (name for its, name in called if its == case):
-            call = partial(load_named(spec.name, name), *inputs, **options, out=out)
-            if name.backend == "triton":
-                with aot.noted() as kernels:
-                    call()
-                if case == spec.profile_case_of(spec.step(name.step), "triton"):
-                    digests[name.step] = ptx_digest(kernel.asm["ptx"] for kernel in kernels.values())
-            else:
-                call()
-            _profiled(call, calls, base.label(spec, case, name))
-    return digests
+            yield case, name, partial(load_named(spec.name, name), *inputs, **options, out=out)
 
 
 def _awaited(file: Path) -> list[str]:
