@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from kernel_twins import OPS
 from kernel_twins.report import cli
 from kernel_twins.report.compare import diff
-from kernel_twins.report.compare.changes import counter_change, counter_changes, time_changes
+from kernel_twins.report.compare.diff import counter_change, counter_changes, time_changes
 from kernel_twins.report.compare.operands import Cell, Operand, OperandError
 from kernel_twins.report.meaning.analysis import Results
 from kernel_twins.report.ncu import extract
