@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+from unittest import mock
 
 import torch
 import torch._inductor  # which annotates with the class of generators, and so must find the real one
@@ -17,15 +18,8 @@ from kernel_twins.report.calls.functions import contests
 
 def declared() -> list[tuple[str, str, str, str]]:
     """Kind, function, case and backend of every call, in their order."""
-    real = torch.Generator
-    setattr(torch, "Generator", _Anywhere)  # noqa: B010  # a class, to which mypy lets nobody assign
-    try:
-        with _WithoutData():
-            return [
-                (each.kind, each.function, each.case.slug, backend) for each in contests() for backend in each.calls
-            ]
-    finally:
-        setattr(torch, "Generator", real)  # noqa: B010
+    with mock.patch.object(torch, "Generator", _Anywhere), _WithoutData():
+        return [(each.kind, each.function, each.case.slug, backend) for each in contests() for backend in each.calls]
 
 
 class _Anywhere(torch.Generator):
