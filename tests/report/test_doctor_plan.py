@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from kernel_twins import OPS
-from kernel_twins.report import doctor
+from kernel_twins.report import cli, doctor
 from kernel_twins.report.doctor import Finding
 from kernel_twins.report.measure import plan
 from kernel_twins.report.measure.selection import Selection
@@ -356,3 +356,13 @@ def test_the_plan_counts_rounds_as_the_bench_does() -> None:
     assert (plan.CONDITION_ROUNDS, plan.REST_MS, plan.REST, plan.CHAIN_S) == (
         bench.CONDITION_ROUNDS, bench._REST_MS, bench._REST, bench._CHAIN_S,
     )  # fmt: skip
+
+
+def test_a_verb_tells_an_argument_that_it_does_not_know_with_its_own_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["check", "--gpu", "1"], ["log", "more"]):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(arguments, "")
+        told = capsys.readouterr().err
+        assert ended.value.code == 2
+        assert told.startswith(f"usage: ncu_report.py {arguments[0]} [-h]")
+        assert f"error: unrecognized arguments: {' '.join(arguments[1:])}" in told

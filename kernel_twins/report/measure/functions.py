@@ -54,7 +54,7 @@ def record(gpu: str, target: Path, progress: Callable[[str], None]) -> list[str]
         for row in timed(contest):
             rows.append(row | {"code": codes[contest.function] if row["backend"] in OURS else "", "run": run["run"]})
         torch.cuda.empty_cache()
-    publish.enter_run(target, run)
+    stage.enter_run(target, run)
     store.write(functions_table.file(target), pd.DataFrame(rows, columns=functions_table.COLUMNS))
     publish.forget_unnamed_runs(target)
     return [

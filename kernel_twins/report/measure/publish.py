@@ -17,7 +17,7 @@ from kernel_twins.report.meaning import regressions
 from kernel_twins.report.meaning.analysis import Results
 from kernel_twins.report.measure import proton
 from kernel_twins.report.measure.profilers import CYCLE_CALLS
-from kernel_twins.report.measure.stage import Profiled, Stage
+from kernel_twins.report.measure.stage import Profiled, Stage, enter_run
 from kernel_twins.report.ncu import extract
 from kernel_twins.report.ncu.faults import suspicious
 from kernel_twins.report.rows import base, kernels, store
@@ -72,12 +72,6 @@ def _replace(op: Op, tables: dict[str, pd.DataFrame], stage: Stage, target: Path
         else:
             store.path(target, op.name, table).unlink(missing_ok=True)
     forget_unnamed_runs(target)
-
-
-def enter_run(folder: Path, run: dict[str, str]) -> None:
-    """Add a run to those that rows are of; to be done before any table names it."""
-    runs = pd.concat([store.read_runs(folder), pd.DataFrame([run], columns=store.PROVENANCE)])
-    store.write(folder / "runs.csv", runs.drop_duplicates("run"))
 
 
 def forget_unnamed_runs(folder: Path) -> None:

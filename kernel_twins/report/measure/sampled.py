@@ -55,7 +55,7 @@ class Recording:
         """Instead of one that lies there, which other code began: that is set aside."""
         if earlier := cls.lying_in(folder):
             folder.rename(folder.with_name(f"{folder.name}-{earlier.run['run']}"))
-        store.write(folder / "runs.csv", pd.DataFrame([run], columns=store.PROVENANCE))
+        stage.enter_run(folder, run)
         seed = seed_of(run["run"])
         drawn = {function: [case.slug for case in cases(function, seed)] for function in FUNCTIONS}
         stage.write_json(folder / "sampled.json", {"code": code, "cases": drawn})
@@ -105,7 +105,7 @@ class Recording:
     def publish(self, target: Path) -> None:
         """Put the rows beside the recorded ones, of which the last ones stay; the folder goes."""
         rows = pd.concat([self.rows(function) for function in FUNCTIONS], ignore_index=True)
-        publish.enter_run(target, self.run)
+        stage.enter_run(target, self.run)
         sampled_table.enter(target, self.run["run"], self.code)  # where the folder is another than that it began with
         store.write(sampled_table.file(target, self.run["run"]), rows)
         sampled_table.forget_older(target)

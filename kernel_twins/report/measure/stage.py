@@ -84,7 +84,7 @@ class Stage:
         row = new_run(facts)
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / "stage.json", {**about, "published": []})
-        store.write(folder / "runs.csv", pd.DataFrame([row], columns=store.PROVENANCE))
+        enter_run(folder, row)
         return cls(folder, row, binaries)
 
     @classmethod
@@ -157,6 +157,12 @@ def write_json(path: Path, content: object) -> None:
         os.replace(half, path)
     finally:
         half.unlink(missing_ok=True)
+
+
+def enter_run(folder: Path, run: dict[str, str]) -> None:
+    """Add a run to those that rows are of; to be done before any table names it."""
+    runs = pd.concat([store.read_runs(folder), pd.DataFrame([run], columns=store.PROVENANCE)])
+    store.write(folder / "runs.csv", runs.drop_duplicates("run"))
 
 
 def new_run(facts: dict[str, str] | None = None) -> dict[str, str]:
