@@ -208,7 +208,7 @@ def is_plain(*tensors: Tensor) -> bool:
 
     A lazily negated one holds other signs than those of its values.
     """
-    if torch._C._functorch.maybe_current_level() is not None or torch.autograd.forward_ad._current_level >= 0:
+    if maybe_current_level() is not None or forward_ad._current_level >= 0:
         return False
     if torch._C._len_torch_dispatch_stack() > 0:  # a mode wants to see every operator
         return False

@@ -651,7 +651,7 @@ def without(monkeypatch, name: str, backend: str) -> None:
         raise UnavailableError("the Triton side is missing")
 
     if backend == "triton":
-        monkeypatch.setattr(module, "_gradient_by_triton" if name.endswith("gradient_") else "_by_triton", missing)
+        monkeypatch.setattr(module, "_by_triton", missing)
     for held, nothing in (("_cuda_operator", None), ("_cuda_gradient", None), ("_CUDA", {})):
         if backend == "cuda" and hasattr(module, held):
             monkeypatch.setattr(module, held, nothing)

@@ -7,7 +7,6 @@ the GPU, where an operator has to return it and where only the GPU knows it, und
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -16,7 +15,7 @@ import triton
 from torch import Tensor
 
 from kernel_twins.functional.backends import (
-    is_batched,
+    Operator,
     is_plain,
     on_device,
     refuse_tangents,
@@ -27,13 +26,19 @@ from kernel_twins.functional.backends import (
 )
 from kernel_twins.functional.dropout.shared import batching_rule
 from kernel_twins.functional.rows import in_rows, one_by_one
+from kernel_twins.functional.triton_operator import (
+    FLOATS,
+    applied,
+    goes_past,
+    register,
+    require_like,
+)
 from kernel_twins.ops.activations import differentiable_dz
 from kernel_twins.ops.dropout.shared import check_options, scale
 from kernel_twins.ops.tensors import DTYPE, require_device, require_dtype, require_shape
 
 State = Tensor | tuple[int, int]
 
-_DTYPES = tuple(DTYPE.values())
 _TRIES = 16  # for a place of the generator's that nobody else has drawn from
 
 
@@ -46,15 +51,13 @@ def dropout_add(x: Tensor, residual: Tensor | None, bias: Tensor | None, p: floa
         given = [each for each in (x, residual, bias) if each is not None]
         past = is_plain(*given)
         if past and wants_gradient(*given):
-            made: Tensor = _differentiable(x, residual, bias, p, activation)
-            return made
+            return _differentiable(x, residual, bias, p, activation)
         if not past:
             require_tensors(residual, None, bias)
             refuse_tangents("dropout_add", *given)
     if past:
         return _compute(x, residual, bias, p, activation, _next_state(x.device, p))
-    out: Tensor = operator(x, residual, bias, p, activation)[0]
-    return out
+    return operator(x, residual, bias, p, activation)[0]
 
 
 def _next_state(device: torch.device, p: float) -> State:
@@ -183,12 +186,11 @@ def _empty_backward(dout: Tensor, x_grad: bool, bias_grad: bool) -> tuple[Tensor
 
 
 def _check(x: Tensor, residual: Tensor | None, bias: Tensor | None, p: float, activation: str) -> None:
-    if x.dtype not in _DTYPES:
+    if x.dtype not in FLOATS:
         require_dtype("x", x, *DTYPE)
     check_options(p, activation, 0, 0)
     if residual is not None:
-        _require_like("residual", residual, "x", x)
-        _require_shape("residual", residual, "x", x)
+        require_like("residual", residual, "x", x, "x", x.shape)
     _require_bias(bias, "x", x)
 
 
@@ -201,7 +203,7 @@ def _check_backward(
     activation: str,
     bias_grad: bool,
 ) -> None:
-    if dout.dtype not in _DTYPES:
+    if dout.dtype not in FLOATS:
         require_dtype("dout", dout, *DTYPE)
     check_options(p, activation, 0, 0)
     if activation == "none" and (x is not None or bias is not None):
@@ -209,8 +211,7 @@ def _check_backward(
     if activation != "none" and x is None:
         raise ValueError(f"x is missing, must be there: the slope of '{activation}' is taken at x + bias")
     if x is not None:
-        _require_like("x", x, "dout", dout)
-        _require_shape("x", x, "dout", dout)
+        require_like("x", x, "dout", dout, "dout", dout.shape)
     _require_bias(bias, "dout", dout)
     if bias_grad and dout.dim() == 0:
         raise ValueError("dout has 0 dimensions, must have 1 or more where there is a bias")
@@ -220,24 +221,10 @@ def _check_backward(
         require_device("state", state, "dout", dout)
 
 
-def _require_like(name: str, tensor: Tensor, like_name: str, like: Tensor) -> None:
-    if tensor.dtype != like.dtype:
-        raise TypeError(
-            f"{name} is {tensor.dtype}, must be {like.dtype} like {like_name}: "
-            f"call {name}.to({like_name}.dtype), or pass backend='torch'"
-        )
-    require_device(name, tensor, like_name, like)
-
-
-def _require_shape(name: str, tensor: Tensor, like_name: str, like: Tensor) -> None:
-    if tensor.shape != like.shape:
-        raise ValueError(f"{name} has shape {tuple(tensor.shape)}, must have that of {like_name}, {tuple(like.shape)}")
-
-
 def _require_bias(bias: Tensor | None, like_name: str, like: Tensor) -> None:
     if bias is None:
         return
-    _require_like("bias", bias, like_name, like)
+    require_like("bias", bias, like_name, like)
     if like.dim() == 0:
         raise ValueError(f"{like_name} has 0 dimensions, must have 1 or more where there is a bias")
     if bias.shape != like.shape[-1:]:
@@ -281,13 +268,12 @@ def _gradients(ctx: Any, dout: Tensor | None) -> tuple[Tensor | None, Tensor | N
         given = dout, x, bias, state, ctx.p, ctx.activation, x_grad, bias_grad
         if torch.is_grad_enabled():
             dx, dbias = _differentiable_backward(*given[:-2], bias_grad)
-        elif torch.compiler.is_compiling() or not is_plain(dout) or is_batched(dout):
-            refuse_tangents("dropout_add_backward", dout)
+        elif goes_past("dropout_add_backward", dout):
+            dx, dbias = _compute_backward(*given)
+        else:
             if not isinstance(state, Tensor):
                 given = (*given[:3], _as_tensor(state, dout.device), *given[4:])
             dx, dbias = backward_operator(*given)
-        else:
-            dx, dbias = _compute_backward(*given)
     return dx if x_grad else None, dout if residual_grad else None, dbias if bias_grad else None
 
 
@@ -304,8 +290,12 @@ def _save(ctx: Any, x: Tensor, bias: Tensor | None, p: float, activation: str, s
     ctx.save_for_backward(x if slopes else None, bias if slopes else None, state if ctx.state is None else None)
 
 
+def _backward(ctx: Any, dout: Tensor | None, _: Tensor | None = None) -> tuple[Tensor | None, ...]:
+    return *_gradients(ctx, dout), None, None
+
+
 class _DropoutAdd(torch.autograd.Function):
-    """The operator's derivative, of a call that goes past the operator; without a setup_context, as _Product."""
+    """The operator's derivative, of a call that goes past the operator."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, residual: Tensor | None, bias: Tensor | None, p: float, activation: str) -> Tensor:
@@ -314,67 +304,50 @@ class _DropoutAdd(torch.autograd.Function):
         _save(ctx, x, bias, p, activation, state)
         return out
 
-    @staticmethod
-    def backward(ctx: Any, dout: Tensor | None) -> tuple[Tensor | None, ...]:
-        return *_gradients(ctx, dout), None, None
+    backward = staticmethod(_backward)
 
 
-# Its apply as C++ has it: Python's asks for torch.func's transforms once more, which takes as long as a launch.
-_differentiable: Callable[..., Any] = super(torch.autograd.Function, _DropoutAdd).apply
+_differentiable: Operator = applied(_DropoutAdd)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The operators
 # ----------------------------------------------------------------------------------------------------------------------
 
-operator = torch.library.custom_op(
-    "kernel_twins::dropout_add_triton",
-    _compute_operator,
-    mutates_args=(),
-    schema="(Tensor x, Tensor? residual, Tensor? bias, float p, str activation) -> (Tensor, Tensor)",
-    tags=(torch.Tag.nondeterministic_seeded,),
-)
-backward_operator = torch.library.custom_op(
-    "kernel_twins::dropout_add_backward_triton",
-    _compute_backward,
-    mutates_args=(),
-    schema="(Tensor dout, Tensor? x, Tensor? bias, Tensor state, float p, str activation, bool x_grad, bool bias_grad) "
-    "-> (Tensor, Tensor)",
-)
 
-
-@operator.register_fake
 def _fake(x: Tensor, residual: Tensor | None, bias: Tensor | None, p: float, activation: str) -> tuple[Tensor, Tensor]:
     _check(x, residual, bias, p, activation)
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     return out, torch.empty(2, dtype=torch.int64, device=x.device)
 
 
-@backward_operator.register_fake
 def _fake_backward(
-    dout: Tensor,
-    x: Tensor | None,
-    bias: Tensor | None,
-    state: Tensor,
-    p: float,
-    activation: str,
-    x_grad: bool,
-    bias_grad: bool,
+    dout: Tensor, x: Tensor | None, bias: Tensor | None, state: Tensor, p: float, activation: str, *asked: bool
 ) -> tuple[Tensor, Tensor]:
-    _check_backward(dout, x, bias, state, p, activation, bias_grad)
-    return _empty_backward(dout, x_grad, bias_grad)
+    _check_backward(dout, x, bias, state, p, activation, asked[-1])
+    return _empty_backward(dout, *asked)
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _save_from_operator(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     x, _, bias, p, activation = inputs
     ctx.mark_non_differentiable(output[1])
     _save(ctx, x, bias, p, activation, output[1])
 
 
-def _operators_backward(ctx: Any, dout: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    return *_gradients(ctx, dout), None, None
-
-
-operator.register_autograd(_operators_backward, setup_context=_setup)
-operator.register_vmap(batching_rule(operator))
-backward_operator.register_vmap(one_by_one(backward_operator))
+operator = register(
+    "dropout_add_triton",
+    _compute_operator,
+    "(Tensor x, Tensor? residual, Tensor? bias, float p, str activation) -> (Tensor, Tensor)",
+    _fake,
+    gradient=(_save_from_operator, _backward),
+    vmap=batching_rule,
+    tags=(torch.Tag.nondeterministic_seeded,),
+)
+backward_operator = register(
+    "dropout_add_backward_triton",
+    _compute_backward,
+    "(Tensor dout, Tensor? x, Tensor? bias, Tensor state, float p, str activation, bool x_grad, bool bias_grad) "
+    "-> (Tensor, Tensor)",
+    _fake_backward,
+    vmap=one_by_one,
+)

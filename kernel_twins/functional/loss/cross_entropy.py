@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -21,6 +20,7 @@ from torch.nn import functional
 from kernel_twins.errors import UnavailableError
 from kernel_twins.functional.backends import (
     BACKENDS,
+    Operator,
     constant,
     cuda_operator,
     is_on_gpu,
@@ -153,24 +153,17 @@ def cross_entropy_gradient_(
         _require(input, target, None, ignore_index, reduction, backend)
         return _cuda_gradient(input, target, ignore_index, REDUCTIONS[reduction], label_smoothing)
     if backend == "triton":
-        of_triton = _gradient_by_triton()
+        of_triton = _by_triton()
         _require(input, target, None, ignore_index, reduction, backend)
-        return of_triton(input, target, ignore_index, reduction, label_smoothing)
+        return of_triton(input, target, ignore_index, reduction, label_smoothing, in_place=True)
     raise ValueError(f"backend is {backend!r}, must be one of {', '.join(BACKENDS)}")
 
 
 @triton_side
-def _by_triton() -> Callable[[Tensor, Tensor, int, str, float], Tensor]:
+def _by_triton() -> Operator:
     from kernel_twins.functional.loss import triton_cross_entropy
 
     return triton_cross_entropy.cross_entropy
-
-
-@triton_side
-def _gradient_by_triton() -> Callable[[Tensor, Tensor, int, str, float], Tensor]:
-    from kernel_twins.functional.loss import triton_cross_entropy
-
-    return triton_cross_entropy.cross_entropy_gradient_
 
 
 def _can_overwrite(input: Tensor) -> bool:  # noqa: A002

@@ -29,6 +29,14 @@ def has_rows_apart(input: Tensor) -> bool:  # noqa: A002
     return True
 
 
+def require_one_gradient(reduction: int) -> None:
+    """ValueError where rows' losses are not one."""
+    if reduction not in (REDUCTIONS["mean"], REDUCTIONS["sum"]):
+        raise ValueError(
+            f"reduction is {reduction}, must be 1 for mean or 2 for sum: of rows' losses there is no one gradient"
+        )
+
+
 def batching_rule(operator: Callable[..., Any]) -> Callable[..., Any]:
     """What ``torch.library.register_vmap`` takes for the losses: the rows of all examples are those of one call."""
 
@@ -98,10 +106,7 @@ def in_place_batching_rule(
                 "input is one for all of vmap's examples, must be one for each, as the gradients that overwrite it "
                 "are: batch it, or pass backend='torch' and input.clone()"
             )
-        if reduction not in (REDUCTIONS["mean"], REDUCTIONS["sum"]):
-            raise ValueError(
-                f"reduction is {reduction}, must be 1 for mean or 2 for sum: of rows' losses there is no one gradient"
-            )
+        require_one_gradient(reduction)
         options = ignore_index, reduction, label_smoothing
         (loss, lse, scale), _ = forward(info, in_dims, input, target, *options, fp32_loss)
         dims = None, *in_dims[:2], 0, 0

@@ -1,12 +1,12 @@
 """The Triton side of ``kernel_twins.cross_entropy``: torch.ops.kernel_twins.cross_entropy_triton and others.
 
-``reduction`` is 0 for none, 1 for mean, 2 for sum, but in what kernel_twins.functional.loss.cross_entropy calls.
+``reduction`` is 0 for none, 1 for mean, 2 for sum, but in what kernel_twins.functional.loss.cross_entropy calls. What
+users know as input is called logits here.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from kernel_twins._triton.loss.cross_entropy.mean import cross_entropy_mean
 from kernel_twins.functional.backends import (
     HALF,
-    is_batched,
+    Operator,
     is_plain,
     on_device,
     refuse_tangents,
@@ -30,8 +30,10 @@ from kernel_twins.functional.loss.shared import (
     batching_rule,
     has_rows_apart,
     in_place_batching_rule,
+    require_one_gradient,
 )
 from kernel_twins.functional.rows import empty_rows, in_rows, rows_of
+from kernel_twins.functional.triton_operator import FLOATS, applied, goes_past, register, require_shape_of
 from kernel_twins.ops.tensors import DTYPE, require_device, require_dtype
 
 Losses = tuple[Tensor, Tensor, Tensor]
@@ -39,77 +41,51 @@ Losses = tuple[Tensor, Tensor, Tensor]
 that of all, of no elements where there is none of all.
 """
 
-_DTYPES = tuple(DTYPE.values())
-_MEAN, _SUM = REDUCTIONS["mean"], REDUCTIONS["sum"]
+_MEAN = REDUCTIONS["mean"]
 
 
 def cross_entropy(
-    input: Tensor,  # noqa: A002  # torch's name
-    target: Tensor,
-    ignore_index: int,
-    reduction: str,
-    label_smoothing: float,
+    logits: Tensor, target: Tensor, ignore_index: int, reduction: str, label_smoothing: float, in_place: bool = False
 ) -> Tensor:
-    """By the last Triton step, of tensors on a GPU; past the operator, slow to dispatch, where nobody needs it."""
+    """By the last Triton step, of tensors on a GPU; past the operator, slow to dispatch, where nobody needs it.
+
+    With ``in_place`` the gradient takes the logits' place: they do not require grad where gradients are recorded.
+    """
     compiling = torch.compiler.is_compiling()  # nothing of Triton's can be traced
     if not compiling and not triton.knobs.runtime.interpret:
-        require_gpu("input", input, "triton")
-    arguments = input, target, ignore_index, REDUCTIONS[reduction], float(label_smoothing), _widens(input)
+        require_gpu("input", logits, "triton")
+    widens = logits.dtype in HALF and torch.is_autocast_enabled("cuda")  # the loss, as PyTorch's
+    arguments = logits, target, ignore_index, REDUCTIONS[reduction], float(label_smoothing), widens
     if not compiling:
-        if is_plain(input, target):
-            return _differentiable(*arguments) if wants_gradient(input) else _compute(*arguments)[0]
-        refuse_tangents("cross_entropy", input)
-    loss: Tensor
-    loss, *_ = operator(*arguments)
-    return loss
-
-
-def cross_entropy_gradient_(
-    input: Tensor,  # noqa: A002
-    target: Tensor,
-    ignore_index: int,
-    reduction: str,
-    label_smoothing: float,
-) -> Tensor:
-    """The loss, and in the place of input its gradient; input does not require grad where gradients are recorded."""
-    compiling = torch.compiler.is_compiling()
-    if not compiling and not triton.knobs.runtime.interpret:
-        require_gpu("input", input, "triton")
-    arguments = input, target, ignore_index, REDUCTIONS[reduction], float(label_smoothing), _widens(input)
-    if not compiling:
-        if is_plain(input, target):
+        if is_plain(logits, target):
+            if not in_place:
+                return _differentiable(*arguments) if wants_gradient(logits) else _compute(*arguments)[0]
             loss = _compute_in_place(*arguments)
-            if not input.is_inference():
-                torch.autograd.graph.increment_version(input)
+            if not logits.is_inference():
+                torch.autograd.graph.increment_version(logits)
             return loss
-        refuse_tangents("cross_entropy_gradient_", input)
-    made: Tensor = in_place_operator(*arguments)
-    return made
-
-
-def _widens(input: Tensor) -> bool:  # noqa: A002
-    """Whether autocast makes the loss float32, as PyTorch's."""
-    return input.dtype in HALF and torch.is_autocast_enabled("cuda")
+        refuse_tangents("cross_entropy_gradient_" if in_place else "cross_entropy", logits)
+    return in_place_operator(*arguments) if in_place else operator(*arguments)[0]
 
 
 def _compute(
-    input: Tensor,  # noqa: A002
+    logits: Tensor,
     target: Tensor,
     ignore_index: int = -100,
     reduction: int = _MEAN,
     label_smoothing: float = 0.0,
     fp32_loss: bool = False,
 ) -> Losses:
-    dim = _check(input, target, reduction, label_smoothing)
-    losses = torch.empty(target.shape, dtype=torch.float32, device=input.device)
+    dim = _check(logits, target, reduction, label_smoothing)
+    losses = torch.empty(target.shape, dtype=torch.float32, device=logits.device)
     lse = torch.empty_like(losses)
-    dtype = torch.float32 if fp32_loss else input.dtype
-    with on_device(input.device):
+    dtype = torch.float32 if fp32_loss else logits.dtype
+    with on_device(logits.device):
         flat_losses, flat_target = _flat(losses), _flat(target)
         if losses.numel() > 0:
-            launch = triton_launcher("cross_entropy", input.device.index)
+            launch = triton_launcher("cross_entropy", logits.device.index)
             launch(
-                in_rows(input, dim) if input.shape[dim] else input.new_empty(target.numel(), 0),
+                in_rows(logits, dim) if logits.shape[dim] else logits.new_empty(target.numel(), 0),
                 flat_target,
                 out=(flat_losses, _flat(lse)),
                 ignore_index=ignore_index,
@@ -129,7 +105,7 @@ def _flat(tensor: Tensor) -> Tensor:
 
 def _compute_backward(
     dout: Tensor,
-    input: Tensor,  # noqa: A002
+    logits: Tensor,
     target: Tensor,
     lse: Tensor,
     scale: Tensor,
@@ -137,25 +113,25 @@ def _compute_backward(
     reduction: int,
     label_smoothing: float,
 ) -> Tensor:
-    dim = _check_backward(dout, input, target, lse, scale, reduction, label_smoothing)
-    out = empty_rows(input, dim)
+    dim = _check_backward(dout, logits, target, lse, scale, reduction, label_smoothing)
+    out = empty_rows(logits, dim)
     if out.numel() > 0:
         of_rows = (dout * scale).float() if reduction else dout.float().reshape(-1)
-        _launch_backward(in_rows(input, dim), target, lse, of_rows, in_rows(out, dim), ignore_index, label_smoothing)
+        _launch_backward(in_rows(logits, dim), target, lse, of_rows, in_rows(out, dim), ignore_index, label_smoothing)
     return out
 
 
 def _compute_in_place(
-    input: Tensor,  # noqa: A002
+    logits: Tensor,
     target: Tensor,
     ignore_index: int = -100,
     reduction: int = _MEAN,
     label_smoothing: float = 0.0,
     fp32_loss: bool = False,
 ) -> Tensor:
-    dim = _check_in_place(input, target, reduction, label_smoothing)
-    loss, lse, scale = _compute(input, target, ignore_index, reduction, label_smoothing, fp32_loss)
-    rows = rows_of(input, dim) if input.numel() else None
+    dim = _check_in_place(logits, target, reduction, label_smoothing)
+    loss, lse, scale = _compute(logits, target, ignore_index, reduction, label_smoothing, fp32_loss)
+    rows = rows_of(logits, dim) if logits.numel() else None
     if rows is not None:
         _launch_backward(rows, target, lse, scale, rows, ignore_index, label_smoothing)
     return loss
@@ -184,21 +160,21 @@ def _launch_backward(
         )
 
 
-def _check(input: Tensor, target: Tensor, reduction: int, label_smoothing: float) -> int:  # noqa: A002
+def _check(logits: Tensor, target: Tensor, reduction: int, label_smoothing: float) -> int:
     """The dimension of the classes; TypeError or ValueError where the arguments do not go together."""
-    if input.dtype not in _DTYPES:
-        require_dtype("input", input, *DTYPE)
-    if input.dim() == 0:
+    if logits.dtype not in FLOATS:
+        require_dtype("input", logits, *DTYPE)
+    if logits.dim() == 0:
         raise ValueError("input has 0 dimensions, must have 1 or more: the classes' is the second, or the only one")
     if target.dtype != torch.int64:
         raise TypeError(f"target is {target.dtype}, must be torch.int64: call target.to(...)")
-    require_device("target", target, "input", input)
-    dim = 0 if input.dim() == 1 else 1
-    shape = (*input.shape[:dim], *input.shape[dim + 1 :])
+    require_device("target", target, "input", logits)
+    dim = 0 if logits.dim() == 1 else 1
+    shape = (*logits.shape[:dim], *logits.shape[dim + 1 :])
     if target.shape != shape:
         raise ValueError(
             f"target has shape {tuple(target.shape)}, must have {shape}: one class for each row of input, which has "
-            f"shape {tuple(input.shape)}"
+            f"shape {tuple(logits.shape)}"
         )
     if reduction not in REDUCTIONS.values():
         raise ValueError(f"reduction is {reduction}, must be 0 for none, 1 for mean or 2 for sum")
@@ -207,16 +183,13 @@ def _check(input: Tensor, target: Tensor, reduction: int, label_smoothing: float
     return dim
 
 
-def _check_in_place(input: Tensor, target: Tensor, reduction: int, label_smoothing: float) -> int:  # noqa: A002
+def _check_in_place(logits: Tensor, target: Tensor, reduction: int = _MEAN, label_smoothing: float = 0.0) -> int:
     """What ``_check`` does, and that the rows can be overwritten."""
-    if reduction not in (_MEAN, _SUM):
+    require_one_gradient(reduction)
+    dim = _check(logits, target, reduction, label_smoothing)
+    if not has_rows_apart(logits) and logits.numel() > 0:
         raise ValueError(
-            f"reduction is {reduction}, must be 1 for mean or 2 for sum: of rows' losses there is no one gradient"
-        )
-    dim = _check(input, target, reduction, label_smoothing)
-    if not has_rows_apart(input) and input.numel() > 0:
-        raise ValueError(
-            f"input has strides {input.stride()}, must have rows of neighbouring classes, apart from each other and "
+            f"input has strides {logits.stride()}, must have rows of neighbouring classes, apart from each other and "
             "all equally far: take input.contiguous(), classes last"
         )
     return dim
@@ -224,128 +197,86 @@ def _check_in_place(input: Tensor, target: Tensor, reduction: int, label_smoothi
 
 def _check_backward(
     dout: Tensor,
-    input: Tensor,  # noqa: A002
+    logits: Tensor,
     target: Tensor,
     lse: Tensor,
     scale: Tensor,
     reduction: int,
     label_smoothing: float,
 ) -> int:
-    dim = _check(input, target, reduction, label_smoothing)
+    dim = _check(logits, target, reduction, label_smoothing)
     shape = torch.Size() if reduction else target.shape
     if dout.shape != shape:
         raise ValueError(f"dout has shape {tuple(dout.shape)}, must have {tuple(shape)} like the loss")
-    if lse.shape != target.shape:
-        raise ValueError(f"lse has shape {tuple(lse.shape)}, must have that of target, {tuple(target.shape)}")
+    require_shape_of("lse", lse, "target", target.shape)
     for name, tensor in (("lse", lse), ("scale", scale)):
         require_dtype(name, tensor, "fp32")
     for name, tensor in (("dout", dout), ("lse", lse), ("scale", scale)):
-        require_device(name, tensor, "input", input)
+        require_device(name, tensor, "input", logits)
     return dim
 
 
 def _differentiable_backward(
     dout: Tensor,
-    input: Tensor,  # noqa: A002
+    logits: Tensor,
     target: Tensor,
     ignore_index: int,
     reduction: int,
     label_smoothing: float,
 ) -> Tensor:
     """In operations that can be differentiated again; lse and scale must be known to come from input and target."""
-    dim = 0 if input.dim() == 1 else 1
+    dim = 0 if logits.dim() == 1 else 1
     ignored = target == ignore_index
     # As in the kernels, a target that is no class makes its row NaN, where scatter_add would end the process.
-    no_class = (target < 0) | (target >= input.shape[dim])
+    no_class = (target < 0) | (target >= logits.shape[dim])
     of_rows = dout.float()
     if reduction == _MEAN:
         of_rows = of_rows / ignored.logical_not().sum()
     of_rows = of_rows.expand(target.shape).masked_fill(no_class & ~ignored, math.nan)
-    p = torch.softmax(input.float(), dim)
-    wanted = torch.full_like(p, label_smoothing / max(1, input.shape[dim]))
+    p = torch.softmax(logits.float(), dim)
+    wanted = torch.full_like(p, label_smoothing / max(1, logits.shape[dim]))
     classes = target.masked_fill(no_class, 0).unsqueeze(dim)
     wanted = wanted.scatter_add(dim, classes, torch.full_like(classes, 1 - label_smoothing, dtype=p.dtype))
     dx = (p - wanted) * of_rows.unsqueeze(dim)
-    return dx.masked_fill(ignored.unsqueeze(dim), 0.0).to(input.dtype)
+    return dx.masked_fill(ignored.unsqueeze(dim), 0.0).to(logits.dtype)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The operators
 # ----------------------------------------------------------------------------------------------------------------------
 
-_OPTIONS = "int ignore_index=-100, int reduction=1, float label_smoothing=0.0, bool fp32_loss=False"
 
-operator = torch.library.custom_op(
-    "kernel_twins::cross_entropy_triton",
-    _compute,
-    mutates_args=(),
-    schema=f"(Tensor input, Tensor target, {_OPTIONS}) -> (Tensor, Tensor, Tensor)",
-)
-backward_operator = torch.library.custom_op(
-    "kernel_twins::cross_entropy_backward_triton",
-    _compute_backward,
-    mutates_args=(),
-    schema="(Tensor dout, Tensor input, Tensor target, Tensor lse, Tensor scale, int ignore_index, int reduction, "
-    "float label_smoothing) -> Tensor",
-)
-in_place_operator = torch.library.custom_op(
-    "kernel_twins::cross_entropy_gradient_triton_",
-    _compute_in_place,
-    mutates_args=("input",),
-    schema=f"(Tensor(a!) input, Tensor target, {_OPTIONS}) -> Tensor",
-)
-
-
-@operator.register_fake
 def _fake(
-    input: Tensor,  # noqa: A002
+    logits: Tensor,
     target: Tensor,
     ignore_index: int = -100,
     reduction: int = _MEAN,
     label_smoothing: float = 0.0,
     fp32_loss: bool = False,
 ) -> Losses:
-    _check(input, target, reduction, label_smoothing)
-    lse = torch.empty(target.shape, dtype=torch.float32, device=input.device)
-    dtype = torch.float32 if fp32_loss else input.dtype
+    _check(logits, target, reduction, label_smoothing)
+    lse = torch.empty(target.shape, dtype=torch.float32, device=logits.device)
+    dtype = torch.float32 if fp32_loss else logits.dtype
     if reduction:
-        return input.new_empty((), dtype=dtype), lse, lse.new_empty(())
+        return logits.new_empty((), dtype=dtype), lse, lse.new_empty(())
     return torch.empty_like(lse, dtype=dtype), lse, lse.new_empty(0)
 
 
-@backward_operator.register_fake
 def _fake_backward(
-    dout: Tensor,
-    input: Tensor,  # noqa: A002
-    target: Tensor,
-    lse: Tensor,
-    scale: Tensor,
-    ignore_index: int,
-    reduction: int,
-    label_smoothing: float,
+    dout: Tensor, logits: Tensor, target: Tensor, lse: Tensor, scale: Tensor, _: int, *options: Any
 ) -> Tensor:
-    return empty_rows(input, _check_backward(dout, input, target, lse, scale, reduction, label_smoothing))
+    return empty_rows(logits, _check_backward(dout, logits, target, lse, scale, *options))
 
 
-@in_place_operator.register_fake
-def _fake_in_place(
-    input: Tensor,  # noqa: A002
-    target: Tensor,
-    ignore_index: int = -100,
-    reduction: int = _MEAN,
-    label_smoothing: float = 0.0,
-    fp32_loss: bool = False,
-) -> Tensor:
-    _check_in_place(input, target, reduction, label_smoothing)
-    loss: Tensor
-    loss, *_ = _fake(input, target, ignore_index, reduction, label_smoothing, fp32_loss)
-    return loss
+def _fake_in_place(logits: Tensor, target: Tensor, *options: Any) -> Tensor:
+    _check_in_place(logits, target, *options[1:3])
+    return _fake(logits, target, *options)[0]
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Losses) -> None:
-    input, target, ctx.ignore_index, ctx.reduction, ctx.label_smoothing, _ = inputs  # noqa: A001
+    logits, target, ctx.ignore_index, ctx.reduction, ctx.label_smoothing, _ = inputs
     _, lse, scale = output
-    ctx.save_for_backward(input, target, lse, scale)
+    ctx.save_for_backward(logits, target, lse, scale)
 
 
 def _save_from_operator(ctx: Any, inputs: tuple[Any, ...], output: Losses) -> None:
@@ -354,26 +285,46 @@ def _save_from_operator(ctx: Any, inputs: tuple[Any, ...], output: Losses) -> No
 
 
 def _backward(ctx: Any, dout: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    input, target, lse, scale = ctx.saved_tensors  # noqa: A001
+    logits, target, lse, scale = ctx.saved_tensors
     options = ctx.ignore_index, ctx.reduction, ctx.label_smoothing
     if torch.is_grad_enabled():
-        dx = _differentiable_backward(dout, input, target, *options)
+        dx = _differentiable_backward(dout, logits, target, *options)
     else:
-        past = not torch.compiler.is_compiling() and is_plain(dout) and not is_batched(dout)
-        if not past:
-            refuse_tangents("cross_entropy_backward", dout)
-        dx = (_compute_backward if past else backward_operator)(dout, input, target, lse, scale, *options)
+        backward = _compute_backward if goes_past("cross_entropy_backward", dout) else backward_operator
+        dx = backward(dout, logits, target, lse, scale, *options)
     return dx, None, None, None, None, None
 
 
-operator.register_autograd(_backward, setup_context=_save_from_operator)
-operator.register_vmap(batching_rule(operator))
-backward_operator.register_vmap(backward_batching_rule(backward_operator))
-in_place_operator.register_vmap(in_place_batching_rule(operator, backward_operator))
+_OPTIONS = "int ignore_index=-100, int reduction=1, float label_smoothing=0.0, bool fp32_loss=False"
+
+operator = register(
+    "cross_entropy_triton",
+    _compute,
+    f"(Tensor input, Tensor target, {_OPTIONS}) -> (Tensor, Tensor, Tensor)",
+    _fake,
+    gradient=(_save_from_operator, _backward),
+    vmap=batching_rule,
+)
+backward_operator = register(
+    "cross_entropy_backward_triton",
+    _compute_backward,
+    "(Tensor dout, Tensor input, Tensor target, Tensor lse, Tensor scale, int ignore_index, int reduction, "
+    "float label_smoothing) -> Tensor",
+    _fake_backward,
+    vmap=backward_batching_rule,
+)
+in_place_operator = register(
+    "cross_entropy_gradient_triton_",
+    _compute_in_place,
+    f"(Tensor(a!) input, Tensor target, {_OPTIONS}) -> Tensor",
+    _fake_in_place,
+    vmap=lambda _: in_place_batching_rule(operator, backward_operator),
+    mutates=("input",),
+)
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """The operator's derivative, of a call that goes past the operator; without a setup_context, as _Product."""
+    """The operator's derivative, of a call that goes past the operator."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
@@ -384,5 +335,4 @@ class _CrossEntropy(torch.autograd.Function):
     backward = staticmethod(_backward)
 
 
-# Its apply as C++ has it: Python's asks for torch.func's transforms once more, which takes as long as a launch.
-_differentiable: Callable[..., Tensor] = super(torch.autograd.Function, _CrossEntropy).apply
+_differentiable: Operator = applied(_CrossEntropy)

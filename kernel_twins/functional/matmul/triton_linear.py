@@ -11,7 +11,6 @@ import triton
 from torch import Tensor
 
 from kernel_twins.functional.backends import (
-    is_batched,
     is_plain,
     on_device,
     refuse_tangents,
@@ -21,6 +20,7 @@ from kernel_twins.functional.backends import (
     wants_gradient,
 )
 from kernel_twins.functional.matmul import triton_matmul
+from kernel_twins.functional.triton_operator import differentiable, goes_past, register
 from kernel_twins.ops.activations import ACTIVATIONS, differentiable_dz
 from kernel_twins.ops.tensors import require_device, require_dtype, require_same_dtype
 
@@ -170,38 +170,16 @@ def _check_saves(activation: str) -> None:
 # The operators
 # ----------------------------------------------------------------------------------------------------------------------
 
-operator = torch.library.custom_op(
-    "kernel_twins::linear_triton",
-    _compute,
-    mutates_args=(),
-    schema="(Tensor x, Tensor weight, Tensor? bias=None, str activation='none') -> Tensor",
-)
-saving_operator = torch.library.custom_op(
-    "kernel_twins::linear_saving_triton",
-    _compute_saving,
-    mutates_args=(),
-    schema="(Tensor x, Tensor weight, Tensor? bias, str activation) -> (Tensor, Tensor)",
-)
-backward_operator = torch.library.custom_op(
-    "kernel_twins::linear_backward_triton",
-    _compute_backward,
-    mutates_args=(),
-    schema="(Tensor dout, Tensor saved, str activation) -> (Tensor, Tensor)",
-)
 
-
-@operator.register_fake
 def _fake(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str = "none") -> Tensor:
     return torch.empty(_check(x, weight, bias, activation), dtype=x.dtype, device=x.device)
 
 
-@saving_operator.register_fake
 def _fake_saving(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> tuple[Tensor, Tensor]:
     _check_saves(activation)
     return _fake(x, weight, bias, activation), _fake(x, weight, bias, activation)
 
 
-@backward_operator.register_fake
 def _fake_backward(dout: Tensor, saved: Tensor, activation: str) -> tuple[Tensor, Tensor]:
     _check_backward(dout, saved, activation)
     return torch.empty(dout.shape, dtype=dout.dtype, device=dout.device), dout.new_empty(dout.shape[-1])
@@ -244,10 +222,8 @@ def _backward(
         if ctx.alone:
             saved = linear(x, weight, saved, "none")
         if ctx.activation != "none" and not torch.is_grad_enabled():
-            past = not torch.compiler.is_compiling() and is_plain(dout, saved) and not is_batched(dout)
-            if not past:
-                refuse_tangents("linear_backward", dout)
-            dz, dbias = (_compute_backward if past else backward_operator)(dout, saved, ctx.activation)
+            backward = _compute_backward if goes_past("linear_backward", dout, saved) else backward_operator
+            dz, dbias = backward(dout, saved, ctx.activation)
         else:
             dz = differentiable_dz(dout, saved, ctx.activation)
         if dpre is not None:
@@ -264,33 +240,25 @@ def _backward(
     return dx, dweight, dbias if wants_bias else None, None
 
 
-operator.register_autograd(_backward, setup_context=_save)
-saving_operator.register_autograd(_backward, setup_context=_save_pre)
-
-
-class _Layer(torch.autograd.Function):
-    """The operator's derivative, of a call that goes past the operator; without a setup_context, as _Product."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
-        out = _compute(x, weight, bias, activation)
-        _save(ctx, (x, weight, bias, activation), out)
-        return out
-
-    backward = staticmethod(_backward)
-
-
-class _SavingLayer(torch.autograd.Function):
-    """The same of saving_operator."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> tuple[Tensor, Tensor]:
-        outputs = _compute_saving(x, weight, bias, activation)
-        _save_pre(ctx, (x, weight, bias, activation), outputs)
-        return outputs
-
-    backward = staticmethod(_backward)
-
-
-_differentiable: Callable[..., Tensor] = _Layer.apply
-_differentiable_saving: Callable[..., tuple[Tensor, Tensor]] = _SavingLayer.apply
+operator = register(
+    "linear_triton",
+    _compute,
+    "(Tensor x, Tensor weight, Tensor? bias=None, str activation='none') -> Tensor",
+    _fake,
+    gradient=(_save, _backward),
+)
+saving_operator = register(
+    "linear_saving_triton",
+    _compute_saving,
+    "(Tensor x, Tensor weight, Tensor? bias, str activation) -> (Tensor, Tensor)",
+    _fake_saving,
+    gradient=(_save_pre, _backward),
+)
+backward_operator = register(
+    "linear_backward_triton",
+    _compute_backward,
+    "(Tensor dout, Tensor saved, str activation) -> (Tensor, Tensor)",
+    _fake_backward,
+)
+_differentiable = differentiable("_Layer", _compute, _save, _backward)
+_differentiable_saving = differentiable("_SavingLayer", _compute_saving, _save_pre, _backward)

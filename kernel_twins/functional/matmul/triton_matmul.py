@@ -12,7 +12,6 @@ import triton
 from torch import Tensor
 
 from kernel_twins.functional.backends import (
-    Operator,
     is_batched,
     is_plain,
     on_device,
@@ -22,6 +21,7 @@ from kernel_twins.functional.backends import (
     wants_gradient,
 )
 from kernel_twins.functional.matmul.shared import require_out_dtype
+from kernel_twins.functional.triton_operator import differentiable, register
 from kernel_twins.ops.tensors import require_device, require_dtype, require_same_dtype
 
 LEAST_K = 1024  # from which on a product of a batch hides the next one's launch; matmul/torch.cpp has the same
@@ -38,10 +38,10 @@ def matmul(a: Tensor, b: Tensor, out_dtype: torch.dtype | None) -> Tensor:
 def product(a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
     """The same, also of meta tensors; past the operator, which is slow to dispatch, where nobody needs it."""
     if torch.compiler.is_compiling():
-        return _by_operator(a, b, out_dtype)
+        return operator(a, b, out_dtype)
     if not is_plain(a, b):
         refuse_tangents("matmul", a, b)
-        return _by_operator(a, b, out_dtype)
+        return operator(a, b, out_dtype)
     return (_differentiable if wants_gradient(a, b) else _compute)(a, b, out_dtype)
 
 
@@ -138,16 +138,6 @@ def _launcher(a: Tensor) -> Callable[..., None]:
     return triton_launcher(op, a.device.index if a.is_cuda else None)
 
 
-operator = torch.library.custom_op(
-    "kernel_twins::matmul_triton",
-    _compute,
-    mutates_args=(),
-    schema="(Tensor a, Tensor b, ScalarType? out_dtype=None) -> Tensor",
-)
-_by_operator: Operator = operator  # whose class says of no call what it returns
-
-
-@operator.register_fake
 def _fake(a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
     return torch.empty(_sizes(a, b)[-1], dtype=_check(a, b, out_dtype), device=a.device)
 
@@ -184,23 +174,11 @@ def _backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, Tensor | None, Non
     return da, db, None
 
 
-operator.register_autograd(_backward, setup_context=_save)
-
-
-class _Product(torch.autograd.Function):
-    """The operator's derivative, of a call that goes past the operator.
-
-    Without a setup_context of its own: where there is one, PyTorch binds a call's arguments by inspection, which is a
-    good part of a call's time. triton_linear.py has two more of the kind.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor, out_dtype: torch.dtype | None) -> Tensor:
-        out = _compute(a, b, out_dtype)
-        _save(ctx, (a, b, out_dtype), out)
-        return out
-
-    backward = staticmethod(_backward)
-
-
-_differentiable: Callable[..., Tensor] = _Product.apply
+operator = register(
+    "matmul_triton",
+    _compute,
+    "(Tensor a, Tensor b, ScalarType? out_dtype=None) -> Tensor",
+    _fake,
+    gradient=(_save, _backward),
+)
+_differentiable = differentiable("_Product", _compute, _save, _backward)

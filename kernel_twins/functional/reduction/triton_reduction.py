@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -14,7 +14,6 @@ from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from kernel_twins.functional.backends import (
     HALF,
-    Operator,
     is_plain,
     on_device,
     refuse_tangents,
@@ -22,10 +21,9 @@ from kernel_twins.functional.backends import (
     triton_launcher,
 )
 from kernel_twins.functional.reduction.shared import axes_of, batching_rule
+from kernel_twins.functional.triton_operator import FLOATS, differentiable, register
 from kernel_twins.ops.reduction.reduction_nd import KINDS, MOST_AXES
 from kernel_twins.ops.tensors import DTYPE, require_dtype
-
-_DTYPES = tuple(DTYPE.values())
 
 
 def reduction(x: Tensor, dims: Sequence[int], keepdim: bool, kind: str) -> Tensor:
@@ -36,12 +34,12 @@ def reduction(x: Tensor, dims: Sequence[int], keepdim: bool, kind: str) -> Tenso
     if kind == "sum" and x.dtype in HALF and torch.is_autocast_enabled("cuda"):
         x = x.float()  # as PyTorch's
     if tracing:  # nothing of Triton's can be traced
-        return _by_operator(x, dims, keepdim, kind)
+        return operator(x, dims, keepdim, kind)
     if not is_plain(x):
         if kind == "argmax":  # a place, which nobody derives; torch.func.grad would try to
             x = x.detach()
         refuse_tangents("amax" if kind == "max" else kind, x)
-        return _by_operator(x, dims, keepdim, kind)
+        return operator(x, dims, keepdim, kind)
     if x.requires_grad and torch.is_grad_enabled() and kind != "argmax":
         return _differentiable(x, dims, keepdim, kind)
     return _compute(x, dims, keepdim, kind)
@@ -76,7 +74,7 @@ _known_axes_and_sizes = lru_cache(maxsize=4096)(_axes_and_sizes)
 
 
 def _empty(x: Tensor, sizes: list[int], kind: str) -> Tensor:
-    if x.dtype not in _DTYPES:
+    if x.dtype not in FLOATS:
         require_dtype("x", x, *DTYPE)
     return x.new_empty(sizes, dtype=torch.int64 if kind == "argmax" else x.dtype)
 
@@ -85,16 +83,7 @@ def _empty(x: Tensor, sizes: list[int], kind: str) -> Tensor:
 # The operator
 # ----------------------------------------------------------------------------------------------------------------------
 
-operator = torch.library.custom_op(
-    "kernel_twins::reduction_nd_triton",
-    _compute,
-    mutates_args=(),
-    schema="(Tensor x, int[] dims, bool keepdim, str kind) -> Tensor",
-)
-_by_operator: Operator = operator  # whose class says of no call what it returns
 
-
-@operator.register_fake
 def _fake(x: Tensor, dims: Sequence[int], keepdim: bool, kind: str) -> Tensor:
     return _empty(x, _axes_and_sizes(x.shape, dims, keepdim, kind)[1], kind)
 
@@ -129,21 +118,12 @@ def _restored(tensor: Tensor, ctx: Any) -> Tensor:
     return tensor
 
 
-operator.register_autograd(_backward, setup_context=_save)
-operator.register_vmap(batching_rule(operator))
-
-
-class _Reduction(torch.autograd.Function):
-    """The operator's derivative, of a call that goes past the operator; without a setup_context, as _Product."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, dims: Sequence[int], keepdim: bool, kind: str) -> Tensor:
-        out = _compute(x, dims, keepdim, kind)
-        _save(ctx, (x, dims, keepdim, kind), out)
-        return out
-
-    backward = staticmethod(_backward)
-
-
-# Its apply as C++ has it: Python's asks for torch.func's transforms once more, which takes as long as a launch.
-_differentiable: Callable[..., Tensor] = super(torch.autograd.Function, _Reduction).apply
+operator = register(
+    "reduction_nd_triton",
+    _compute,
+    "(Tensor x, int[] dims, bool keepdim, str kind) -> Tensor",
+    _fake,
+    gradient=(_save, _backward),
+    vmap=batching_rule,
+)
+_differentiable = differentiable("_Reduction", _compute, _save, _backward)

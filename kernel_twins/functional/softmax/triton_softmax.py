@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,8 +10,6 @@ from torch import Tensor
 
 from kernel_twins.functional.backends import (
     HALF,
-    Operator,
-    is_batched,
     is_plain,
     on_device,
     refuse_tangents,
@@ -21,20 +18,19 @@ from kernel_twins.functional.backends import (
 )
 from kernel_twins.functional.rows import counted, empty_rows, in_rows
 from kernel_twins.functional.softmax.shared import batching_rule
+from kernel_twins.functional.triton_operator import FLOATS, differentiable, goes_past, register, require_shape_of
 from kernel_twins.ops.tensors import DTYPE, require_device, require_dtype, require_same_dtype
-
-_DTYPES = tuple(DTYPE.values())
 
 
 def softmax(x: Tensor, dim: int, log: bool) -> Tensor:
     """By the last Triton step, of a tensor on a GPU; past the operator, slow to dispatch, where nobody needs it."""
     if torch.compiler.is_compiling():  # nothing of Triton's can be traced
-        return _by_operator(x, dim, log)
+        return operator(x, dim, log)
     if not triton.knobs.runtime.interpret:
         require_gpu("x", x, "triton")
     if not is_plain(x) or (x.dtype in HALF and torch.is_autocast_enabled("cuda")):
         refuse_tangents("softmax", x)
-        return _by_operator(x, dim, log)
+        return operator(x, dim, log)
     return (_differentiable if x.requires_grad and torch.is_grad_enabled() else _compute)(x, dim, log)
 
 
@@ -61,18 +57,17 @@ def _compute_backward(dout: Tensor, y: Tensor, dim: int, log: bool = False) -> T
 
 def _check(x: Tensor, dim: int) -> int:
     """``dim`` counted from the front; TypeError or IndexError where the arguments do not go together."""
-    if x.dtype not in _DTYPES:
+    if x.dtype not in FLOATS:
         require_dtype("x", x, *DTYPE)
     return counted(dim, "x", x.dim())
 
 
 def _check_backward(dout: Tensor, y: Tensor, dim: int) -> int:
-    if dout.dtype not in _DTYPES:
+    if dout.dtype not in FLOATS:
         require_dtype("dout", dout, *DTYPE)
     require_same_dtype("y", y, "dout", dout)
     require_device("y", y, "dout", dout)
-    if y.shape != dout.shape:
-        raise ValueError(f"y has shape {tuple(y.shape)}, must have that of dout, {tuple(dout.shape)}")
+    require_shape_of("y", y, "dout", dout.shape)
     return counted(dim, "dout", dout.dim())
 
 
@@ -80,27 +75,11 @@ def _check_backward(dout: Tensor, y: Tensor, dim: int) -> int:
 # The operators
 # ----------------------------------------------------------------------------------------------------------------------
 
-operator = torch.library.custom_op(
-    "kernel_twins::softmax_triton",
-    _compute,
-    mutates_args=(),
-    schema="(Tensor x, int dim=-1, bool log=False) -> Tensor",
-)
-_by_operator: Operator = operator  # whose class says of no call what it returns
-backward_operator = torch.library.custom_op(
-    "kernel_twins::softmax_backward_triton",
-    _compute_backward,
-    mutates_args=(),
-    schema="(Tensor dout, Tensor y, int dim, bool log=False) -> Tensor",
-)
 
-
-@operator.register_fake
 def _fake(x: Tensor, dim: int = -1, log: bool = False) -> Tensor:
     return empty_rows(x, _check(x, dim))
 
 
-@backward_operator.register_fake
 def _fake_backward(dout: Tensor, y: Tensor, dim: int, log: bool = False) -> Tensor:
     return empty_rows(dout, _check_backward(dout, y, dim))
 
@@ -114,31 +93,26 @@ def _backward(ctx: Any, dout: Tensor) -> tuple[Tensor, None, None]:
     (y,) = ctx.saved_tensors
     if torch.is_grad_enabled():  # PyTorch's can be differentiated again
         aten = torch.ops.aten
-        differentiable = aten._log_softmax_backward_data if ctx.log else aten._softmax_backward_data
-        return differentiable(dout, y, ctx.dim, y.dtype), None, None
-    past = not torch.compiler.is_compiling() and is_plain(dout) and not is_batched(dout)
-    if not past:
-        refuse_tangents("softmax_backward", dout)
-    return (_compute_backward if past else backward_operator)(dout, y, ctx.dim, ctx.log), None, None
+        again = aten._log_softmax_backward_data if ctx.log else aten._softmax_backward_data
+        return again(dout, y, ctx.dim, y.dtype), None, None
+    backward = _compute_backward if goes_past("softmax_backward", dout) else backward_operator
+    return backward(dout, y, ctx.dim, ctx.log), None, None
 
 
-operator.register_autograd(_backward, setup_context=_save)
-operator.register_autocast("cuda", torch.float32)  # as PyTorch's
-operator.register_vmap(batching_rule(operator, "x"))
-backward_operator.register_vmap(batching_rule(backward_operator, "dout", "y"))
-
-
-class _Softmax(torch.autograd.Function):
-    """The operator's derivative, of a call that goes past the operator; without a setup_context, as _Product."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int, log: bool) -> Tensor:
-        out = _compute(x, dim, log)
-        _save(ctx, (x, dim, log), out)
-        return out
-
-    backward = staticmethod(_backward)
-
-
-# Its apply as C++ has it: Python's asks for torch.func's transforms once more, which takes as long as a launch.
-_differentiable: Callable[..., Tensor] = super(torch.autograd.Function, _Softmax).apply
+operator = register(
+    "softmax_triton",
+    _compute,
+    "(Tensor x, int dim=-1, bool log=False) -> Tensor",
+    _fake,
+    gradient=(_save, _backward),
+    vmap=lambda operator: batching_rule(operator, "x"),
+    widened=True,
+)
+backward_operator = register(
+    "softmax_backward_triton",
+    _compute_backward,
+    "(Tensor dout, Tensor y, int dim, bool log=False) -> Tensor",
+    _fake_backward,
+    vmap=lambda operator: batching_rule(operator, "dout", "y"),
+)
+_differentiable = differentiable("_Softmax", _compute, _save, _backward)
