@@ -1,4 +1,8 @@
-"""What the public functions share: finding a backend's side of a function, and knowing when values are all there is."""
+"""What the public functions share: finding a backend's side of a function, and knowing when values are all there is.
+
+The CUDA side is operators in C++ (cuda-kernels/<family>/torch*.cpp), the Triton side some in Python. Nothing imports
+Triton before it is asked for.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +29,11 @@ from torch.autograd import forward_ad
 
 from kernel_twins import ops
 from kernel_twins.errors import UnavailableError
+from kernel_twins.functional.choice import nearest
+from kernel_twins.functional.rows import Rule
+from kernel_twins.harness.ceilings import gpu_slug
 from kernel_twins.harness.load import extension
-from kernel_twins.spec import Backend, Step
+from kernel_twins.spec import Backend, Case, Step
 
 Function = Callable[..., Any]
 Operator = Callable[..., Tensor]
@@ -52,6 +59,11 @@ def cuda_operator(name: str) -> tuple[Operator | None, str]:
     function = name.removesuffix("_result")
     stale = f"the extension is older than kernel_twins.{function}: build it again with `python setup.py build_ext`"
     return operator, "" if operator else f"{stale}, or pass backend='torch'"
+
+
+def register_vmap(name: str, rule: Callable[[Function], Rule]) -> None:
+    """Gives an operator in C++ the batching rule that is made of it."""
+    torch.library.register_vmap(f"kernel_twins::{name}", rule(getattr(torch.ops.kernel_twins, name).default))
 
 
 def triton_side(imported: Callable[[], _Side]) -> Callable[[], _Side]:
@@ -133,6 +145,34 @@ def constant(asked: _Asked) -> _Asked:
     return asked
 
 
+def runs_of(operator: Operator | None, *names: str) -> Callable[[Backend, int], bool]:
+    """Of a function: whether a backend is there and has steps for a GPU of its operations, at any length of rows."""
+
+    @constant
+    def known(backend: Backend, device: int) -> bool:
+        return (backend != "cuda" or operator is not None) and runs(backend, names, device)
+
+    return known
+
+
+def fastest(
+    function: str,
+    problem: Case,
+    device: int,
+    runs: Callable[[Backend, int], bool],
+    *comparable: Callable[[Case], bool],
+    over_torch: bool = False,
+) -> str:
+    """The backend that is fastest at the nearest measured problem; "cuda", where it runs, for one that does not.
+
+    With ``over_torch`` PyTorch would do more than what was measured, and is not taken for being the fastest.
+    """
+    best = nearest(gpu_slug(torch.cuda.get_device_name(device)), function, problem, *comparable)
+    if (best == "torch" and not over_torch) or (best == "triton" and runs("triton", device)):
+        return best
+    return "cuda" if runs("cuda", device) else "torch"
+
+
 # What a call is in, for "auto". Of a trace it is a constant: a graph keeps to what it was made in.
 
 
@@ -141,6 +181,8 @@ def is_differentiated() -> bool:
     """Whether forward-mode or torch.func's derivatives are taken, which are PyTorch's operators' alone."""
     if forward_ad._current_level >= 0:
         return True
+    if maybe_current_level() is None:  # sooner told than what layers there are
+        return False
     return any(layer.key() != TransformType.Vmap for layer in get_interpreter_stack() or ())
 
 
@@ -177,19 +219,17 @@ def require_tensors(residual: Tensor | None, weight: Tensor | None, bias: Tensor
             )
 
 
-def is_on_gpu(tensor: object) -> bool:
+def is_on_gpu(tensor: Any) -> bool:
     """Whether it is a tensor on a GPU that has sizes and strides, or stands for one, on a GPU that is there.
 
     Other classes, as DTensor, know what to do about PyTorch's operators, and not about ours.
     """
-    if not isinstance(tensor, Tensor):
-        return False
     if type(tensor) not in _PLAIN and not _stands_for_one(tensor):
         return False
     return tensor.is_cuda and tensor.layout == torch.strided and not tensor.is_nested
 
 
-def _stands_for_one(tensor: Tensor) -> bool:
+def _stands_for_one(tensor: object) -> bool:
     return (
         isinstance(tensor, (FakeTensor, FunctionalTensor))
         and tensor.is_cuda

@@ -319,7 +319,7 @@ def test_auto_asks_for_the_nearest_of_what_it_was_given(monkeypatch) -> None:
     monkeypatch.setattr(matmul, "is_on_gpu", lambda tensor: isinstance(tensor, torch.Tensor))
     monkeypatch.setattr(matmul.torch.cuda, "get_device_name", lambda device: "GPU")
     monkeypatch.setattr(matmul, "_runs", lambda *_: True)
-    monkeypatch.setattr(matmul, "nearest", nearest)
+    monkeypatch.setattr(backends, "nearest", nearest)
     monkeypatch.setattr(matmul, "_choice", matmul._choice.__wrapped__)  # what is made up here is not to be kept
     half = partial(torch.empty, dtype=torch.bfloat16)
     assert matmul._choose(half(2, 3, 16), half(16, 8), None) == "cuda"

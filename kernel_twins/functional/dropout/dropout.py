@@ -1,8 +1,4 @@
-"""``kernel_twins.dropout_add``: by the last step of a ladder, or by PyTorch.
-
-The CUDA side is an operator in C++ (cuda-kernels/dropout/torch.cpp), the Triton side one in Python. Nothing here
-imports Triton before it is asked for.
-"""
+"""``kernel_twins.dropout_add``: by the last step of a ladder, or by PyTorch."""
 
 from __future__ import annotations
 
@@ -11,30 +7,27 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
-from torch._C._functorch import maybe_current_level
-from torch.autograd import forward_ad
 from torch.nn import functional
 
 from kernel_twins.errors import UnavailableError
 from kernel_twins.functional.backends import (
     BACKENDS,
-    constant,
     cuda_operator,
+    fastest,
     is_on_gpu,
     is_transformed,
     refuse_gradients,
+    register_vmap,
     require_gpu,
     require_tensors,
-    runs,
+    runs_of,
     triton_side,
 )
-from kernel_twins.functional.choice import nearest
 from kernel_twins.functional.dropout.shared import batching_rule
 from kernel_twins.functional.rows import one_by_one
-from kernel_twins.harness.ceilings import gpu_slug
 from kernel_twins.ops.activations import ACTIVATIONS
 from kernel_twins.ops.tensors import DTYPE, name_of
-from kernel_twins.spec import Backend, Case
+from kernel_twins.spec import Case
 
 _DTYPES = tuple(DTYPE.values())
 
@@ -136,7 +129,7 @@ def _choose(x: Tensor, residual: Tensor | None, bias: Tensor | None) -> str:
         ):
             return "torch"
     tracing = torch.compiler.is_compiling()
-    if (tracing or forward_ad._current_level >= 0 or maybe_current_level() is not None) and is_transformed():
+    if is_transformed():
         return "torch"
     if tracing or torch._C._len_torch_dispatch_stack() > 0:  # sizes may be symbols
         return "cuda" if _runs("cuda", device.index) else "torch"
@@ -149,18 +142,7 @@ def _choice(sizes: tuple[int, ...], adds: bool, dtype: torch.dtype, device: int)
         return "torch"
     rows = torch.Size(sizes[:-1]).numel()
     problem = Case((rows, sizes[-1]), name_of(dtype), (("residual", "yes"),) if adds else ())
-    best = nearest(gpu_slug(torch.cuda.get_device_name(device)), "dropout_add", problem)
-    if best == "torch" or (best == "triton" and _runs("triton", device)):
-        return best
-    return "cuda" if _runs("cuda", device) else "torch"
-
-
-@constant
-def _runs(backend: Backend, device: int) -> bool:
-    """Whether a backend is there and has steps for this GPU."""
-    if backend == "cuda" and _cuda_operator is None:
-        return False
-    return runs(backend, ("dropout_add", "dropout_add_backward"), device)
+    return fastest("dropout_add", problem, device, _runs)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -168,8 +150,7 @@ def _runs(backend: Backend, device: int) -> bool:
 # ----------------------------------------------------------------------------------------------------------------------
 
 _cuda_operator, _no_cuda = cuda_operator("dropout_add_result")
+_runs = runs_of(_cuda_operator, "dropout_add", "dropout_add_backward")
 if _cuda_operator is not None:
-    torch.library.register_vmap("kernel_twins::dropout_add", batching_rule(torch.ops.kernel_twins.dropout_add.default))
-    torch.library.register_vmap(
-        "kernel_twins::dropout_add_backward", one_by_one(torch.ops.kernel_twins.dropout_add_backward.default)
-    )
+    register_vmap("dropout_add", batching_rule)
+    register_vmap("dropout_add_backward", one_by_one)

@@ -1,8 +1,4 @@
-"""``kernel_twins.cross_entropy`` and its gradient in place: by the last step of a ladder, or by PyTorch.
-
-The CUDA side is an operator in C++ (cuda-kernels/loss/torch.cpp), the Triton side one in Python. Nothing
-here imports Triton before it is asked for.
-"""
+"""``kernel_twins.cross_entropy`` and its gradient in place: by the last step of a ladder, or by PyTorch."""
 
 from __future__ import annotations
 
@@ -14,23 +10,22 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C._functorch import maybe_current_level
-from torch.autograd import forward_ad
 from torch.nn import functional
 
 from kernel_twins.errors import UnavailableError
 from kernel_twins.functional.backends import (
     BACKENDS,
     Operator,
-    constant,
     cuda_operator,
+    fastest,
     is_on_gpu,
     is_transformed,
     refuse_gradients,
+    register_vmap,
     require_gpu,
-    runs,
+    runs_of,
     triton_side,
 )
-from kernel_twins.functional.choice import nearest
 from kernel_twins.functional.loss.shared import (
     REDUCTIONS,
     backward_batching_rule,
@@ -39,9 +34,8 @@ from kernel_twins.functional.loss.shared import (
     in_place_batching_rule,
 )
 from kernel_twins.functional.rows import rows_of
-from kernel_twins.harness.ceilings import gpu_slug
 from kernel_twins.ops.tensors import DTYPE, name_of
-from kernel_twins.spec import Backend, Case
+from kernel_twins.spec import Case
 
 _TARGET_DTYPES = (torch.int64, torch.uint8)  # PyTorch's, of classes
 _INTEGERS = (int, torch.SymInt, numbers.Integral)  # in the order in which isinstance looks: the last is slow
@@ -166,44 +160,35 @@ def _by_triton() -> Operator:
     return triton_cross_entropy.cross_entropy
 
 
-def _can_overwrite(input: Tensor) -> bool:  # noqa: A002
+def _can_overwrite(logits: Tensor) -> bool:
     """Whether our kernels read input as it lies, and may write there."""
-    if not is_on_gpu(input) or input.dtype not in DTYPE.values() or input.dim() == 0 or input.numel() == 0:
+    if not is_on_gpu(logits) or logits.dtype not in DTYPE.values() or logits.dim() == 0 or logits.numel() == 0:
         return False
-    return has_rows_apart(input)
+    return has_rows_apart(logits)
 
 
 def _by_torch(
-    input: Tensor,  # noqa: A002
-    target: Tensor,
-    weight: Tensor | None,
-    options: dict[str, Any],
-    any_target: bool,
+    logits: Tensor, target: Tensor, weight: Tensor | None, options: dict[str, Any], any_target: bool
 ) -> Tensor:
     """PyTorch's loss, with ``any_target`` NaN on a GPU where a target is no class: PyTorch's kernel would abort."""
     if not (
-        any_target and is_on_gpu(input) and is_on_gpu(target) and input.dim() > 0 and target.dtype in _TARGET_DTYPES
+        any_target and is_on_gpu(logits) and is_on_gpu(target) and logits.dim() > 0 and target.dtype in _TARGET_DTYPES
     ):
-        return functional.cross_entropy(input, target, weight, **options)
+        return functional.cross_entropy(logits, target, weight, **options)
     target = target.long()
-    n = input.shape[min(1, input.dim() - 1)]
+    n = logits.shape[min(1, logits.dim() - 1)]
     no_class = ((target < 0) | (target >= n)) & (target != options["ignore_index"])
     known = 0 if n > 0 else options["ignore_index"]  # no class at all leaves nothing else to ask for
-    loss = functional.cross_entropy(input, target.masked_fill(no_class, known), weight, **options)
+    loss = functional.cross_entropy(logits, target.masked_fill(no_class, known), weight, **options)
     wrong = no_class if options["reduction"] == "none" else no_class.any()
     return loss * torch.where(wrong, math.nan, 1.0).to(loss.dtype)  # so that gradients are NaN, too
 
 
-def _gradient_by_torch(
-    input: Tensor,  # noqa: A002
-    target: Tensor,
-    options: dict[str, Any],
-    any_target: bool,
-) -> Tensor:
-    if not isinstance(input, Tensor):
-        raise TypeError(f"input is a {type(input).__name__}, must be a torch.Tensor: call torch.as_tensor(input)")
-    if not input.is_floating_point():
-        raise TypeError(f"input is {input.dtype}, must be a floating-point dtype: call input.to(...)")
+def _gradient_by_torch(logits: Tensor, target: Tensor, options: dict[str, Any], any_target: bool) -> Tensor:
+    if not isinstance(logits, Tensor):
+        raise TypeError(f"input is a {type(logits).__name__}, must be a torch.Tensor: call torch.as_tensor(input)")
+    if not logits.is_floating_point():
+        raise TypeError(f"input is {logits.dtype}, must be a floating-point dtype: call input.to(...)")
 
     def loss_of(logits: Tensor) -> Tensor:
         return _by_torch(logits, target, None, options, any_target)
@@ -213,13 +198,13 @@ def _gradient_by_torch(
         # A graph of autograd's own is made in none of these. torch.func's is, by the same formulas; elsewhere it would
         # take the host four times as long.
         with torch.inference_mode(False), torch.no_grad():
-            gradient, loss = torch.func.grad_and_value(loss_of)(input)
+            gradient, loss = torch.func.grad_and_value(loss_of)(logits)
     else:
         with torch.enable_grad():
-            leaf = input.detach().requires_grad_()
+            leaf = logits.detach().requires_grad_()
             loss = loss_of(leaf)
             (gradient,) = torch.autograd.grad(loss, leaf)
-    input.copy_(gradient)
+    logits.copy_(gradient)
     return loss.detach()
 
 
@@ -230,14 +215,7 @@ def _require_smoothing(label_smoothing: float) -> None:
         )
 
 
-def _require(
-    input: Tensor,  # noqa: A002
-    target: Tensor,
-    weight: object,
-    ignore_index: int,
-    reduction: str,
-    backend: str,
-) -> None:
+def _require(logits: Tensor, target: Tensor, weight: object, ignore_index: int, reduction: str, backend: str) -> None:
     """TypeError or ValueError where the arguments are none that our kernels are made for."""
     if weight is not None:
         raise ValueError(
@@ -257,7 +235,7 @@ def _require(
     if not isinstance(ignore_index, _INTEGERS):
         raise TypeError(f"ignore_index is {ignore_index!r}, must be an integer: pass the class that is to be ignored")
     if backend == "cuda":
-        require_gpu("input", input, backend)
+        require_gpu("input", logits, backend)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -265,24 +243,24 @@ def _require(
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def _choose(input: Tensor, target: Tensor, weight: object, reduction: str) -> str:  # noqa: A002
+def _choose(logits: Tensor, target: Tensor, weight: object, reduction: str) -> str:
     """The backend for this call. What is wrong with it PyTorch may say: its words are known."""
-    if not is_on_gpu(input) or not is_on_gpu(target) or target.device != input.device or weight is not None:
+    if not is_on_gpu(logits) or not is_on_gpu(target) or target.device != logits.device or weight is not None:
         return "torch"
-    if input.dtype not in DTYPE.values() or target.dtype != torch.int64:
+    if logits.dtype not in DTYPE.values() or target.dtype != torch.int64:
         return "torch"
     if reduction not in REDUCTIONS:
         return "torch"
-    dim = 0 if input.dim() == 1 else 1
-    if input.dim() == 0 or target.shape != (*input.shape[:dim], *input.shape[dim + 1 :]):
+    dim = 0 if logits.dim() == 1 else 1
+    if logits.dim() == 0 or target.shape != (*logits.shape[:dim], *logits.shape[dim + 1 :]):
         return "torch"
-    device = input.device.index
+    device = logits.device.index
     tracing = torch.compiler.is_compiling()
-    if (tracing or forward_ad._current_level >= 0 or maybe_current_level() is not None) and is_transformed():
+    if is_transformed():
         return "torch"
     if tracing or torch._C._len_torch_dispatch_stack() > 0:  # sizes may be symbols
-        return "cuda" if input.dim() <= 2 and _runs("cuda", device) else "torch"
-    return _choice(input.shape, input.stride(), input.dtype, device)
+        return "cuda" if logits.dim() <= 2 and _runs("cuda", device) else "torch"
+    return _choice(logits.shape, logits.stride(), logits.dtype, device)
 
 
 @lru_cache(maxsize=4096)
@@ -292,23 +270,13 @@ def _choice(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype
         return "torch"
     n = shape[dim]
     problem = Case((torch.Size(shape).numel() // n, n), name_of(dtype))
-    best = nearest(gpu_slug(torch.cuda.get_device_name(device)), "cross_entropy", problem)
-    if best == "torch" or (best == "triton" and _runs("triton", device)):
-        return best
-    return "cuda" if _runs("cuda", device) else "torch"
+    return fastest("cross_entropy", problem, device, _runs)
 
 
-@constant
-def _runs(backend: Backend, device: int) -> bool:
-    """Whether a backend is there and has steps for this GPU, whatever the rows' length."""
-    if backend == "cuda" and _cuda_operator is None:
-        return False
-    return runs(backend, ("cross_entropy", "cross_entropy_backward"), device)
-
-
+_runs = runs_of(_cuda_operator, "cross_entropy", "cross_entropy_backward")
 if _cuda_operator is not None:
-    _forward = torch.ops.kernel_twins.cross_entropy.default
-    _backward = torch.ops.kernel_twins.cross_entropy_backward.default
-    torch.library.register_vmap("kernel_twins::cross_entropy", batching_rule(_forward))
-    torch.library.register_vmap("kernel_twins::cross_entropy_backward", backward_batching_rule(_backward))
-    torch.library.register_vmap("kernel_twins::cross_entropy_gradient_", in_place_batching_rule(_forward, _backward))
+    _library = torch.ops.kernel_twins
+    _both = _library.cross_entropy.default, _library.cross_entropy_backward.default
+    register_vmap("cross_entropy", batching_rule)
+    register_vmap("cross_entropy_backward", backward_batching_rule)
+    register_vmap("cross_entropy_gradient_", lambda _: in_place_batching_rule(*_both))

@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 
 from kernel_twins.functional.backends import HALF
-from kernel_twins.functional.rows import with_batch
+from kernel_twins.functional.rows import Rule, with_batch
 
 REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}  # as PyTorch's operators count them
 
 
-def has_rows_apart(input: Tensor) -> bool:  # noqa: A002
+def has_rows_apart(logits: Tensor) -> bool:
     """Whether classes are neighbours, and rows apart from each other and all equally far. Sizes may be symbols."""
-    dim, sizes, strides = int(input.dim() > 1), input.shape, input.stride()
+    dim, sizes, strides = int(logits.dim() > 1), logits.shape, logits.stride()
     if strides[dim] != 1 and sizes[dim] != 1:
         return False
     behind = None  # how far the rows reach of the dimensions that were looked at
-    for i in range(input.dim() - 1, -1, -1):
+    for i in range(logits.dim() - 1, -1, -1):
         if i == dim or (isinstance(sizes[i], int) and sizes[i] == 1):
             continue
         if strides[i] < sizes[dim] if behind is None else strides[i] != behind:
@@ -37,24 +37,24 @@ def require_one_gradient(reduction: int) -> None:
         )
 
 
-def batching_rule(operator: Callable[..., Any]) -> Callable[..., Any]:
+def batching_rule(operator: Callable[..., Any]) -> Rule:
     """What ``torch.library.register_vmap`` takes for the losses: the rows of all examples are those of one call."""
 
     def rule(
         info: Any,
         in_dims: tuple[int | None, ...],
-        input: Tensor,  # noqa: A002
+        logits: Tensor,
         target: Tensor,
         ignore_index: int = -100,
         reduction: int = REDUCTIONS["mean"],
         label_smoothing: float = 0.0,
         fp32_loss: bool = False,
     ) -> Any:
-        input, target = _batched(info, in_dims, input, target)  # noqa: A001
-        as_rows, as_examples = _folding(input, target)
-        dtype = torch.float32 if fp32_loss else input.dtype
-        widened = fp32_loss or input.dtype in HALF  # what is still to be summed is rounded in the end
-        given = as_rows(input), as_rows(target), ignore_index, REDUCTIONS["none"], label_smoothing, widened
+        logits, target = _batched(info, in_dims, logits, target)
+        as_rows, as_examples = _folding(logits, target)
+        dtype = torch.float32 if fp32_loss else logits.dtype
+        widened = fp32_loss or logits.dtype in HALF  # what is still to be summed is rounded in the end
+        given = as_rows(logits), as_rows(target), ignore_index, REDUCTIONS["none"], label_smoothing, widened
         losses, lse = map(as_examples, operator(*given)[:2])
         if reduction == REDUCTIONS["none"]:
             return (losses.to(dtype), lse, lse.new_empty(info.batch_size, 0)), (0, 0, 0)
@@ -67,25 +67,23 @@ def batching_rule(operator: Callable[..., Any]) -> Callable[..., Any]:
     return rule
 
 
-def backward_batching_rule(operator: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, int]]:
+def backward_batching_rule(operator: Callable[..., Tensor]) -> Rule:
     """The same for the gradient."""
 
     def rule(info: Any, in_dims: tuple[int | None, ...], *given: Any) -> tuple[Tensor, int]:
         tensors, (ignore_index, reduction, label_smoothing) = given[:5], given[5:]
-        dout, input, target, lse, scale = _batched(info, in_dims, *tensors)  # noqa: A001
-        as_rows, as_examples = _folding(input, target)
+        dout, logits, target, lse, scale = _batched(info, in_dims, *tensors)
+        as_rows, as_examples = _folding(logits, target)
         if reduction != REDUCTIONS["none"]:  # one number for an example: every row's
             dout = (dout * scale).view(-1, *(1 for _ in target.shape[1:])).expand(target.shape)
-        rows = map(as_rows, (dout, input, target, lse))
+        rows = map(as_rows, (dout, logits, target, lse))
         dx = operator(*rows, lse.new_empty(0), ignore_index, REDUCTIONS["none"], label_smoothing)
         return as_examples(dx), 0
 
     return rule
 
 
-def in_place_batching_rule(
-    operator: Callable[..., Any], backward_operator: Callable[..., Tensor]
-) -> Callable[..., tuple[Tensor, int]]:
+def in_place_batching_rule(operator: Callable[..., Any], backward_operator: Callable[..., Tensor]) -> Rule:
     """The same for the gradient in place, by the two operators whose rules are above: examples have scales of their
     own, which rows of one call in place have not. So the gradient is copied to the logits' place.
     """
@@ -94,7 +92,7 @@ def in_place_batching_rule(
     def rule(
         info: Any,
         in_dims: tuple[int | None, ...],
-        input: Tensor,  # noqa: A002
+        logits: Tensor,
         target: Tensor,
         ignore_index: int = -100,
         reduction: int = REDUCTIONS["mean"],
@@ -108,10 +106,10 @@ def in_place_batching_rule(
             )
         require_one_gradient(reduction)
         options = ignore_index, reduction, label_smoothing
-        (loss, lse, scale), _ = forward(info, in_dims, input, target, *options, fp32_loss)
+        (loss, lse, scale), _ = forward(info, in_dims, logits, target, *options, fp32_loss)
         dims = None, *in_dims[:2], 0, 0
-        dx, at = backward(info, dims, lse.new_ones(()), input, target, lse, scale, *options)
-        input.copy_(dx.movedim(at, in_dims[0]))
+        dx, at = backward(info, dims, lse.new_ones(()), logits, target, lse, scale, *options)
+        logits.copy_(dx.movedim(at, in_dims[0]))
         return loss, 0
 
     return rule
@@ -123,13 +121,13 @@ def _batched(info: Any, in_dims: tuple[int | None, ...], *tensors: Tensor) -> li
     return [with_batch(tensor, at, 0, info.batch_size) for tensor, at in zip(tensors, dims, strict=True)]
 
 
-def _folding(input: Tensor, target: Tensor) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:  # noqa: A002
+def _folding(logits: Tensor, target: Tensor) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
     """From examples to their rows one behind the other, and back; in the order in which those of input lie, so that
     none is copied.
     """
     if target.dim() == 1:  # an example is one row
         return (lambda examples: examples), (lambda rows: rows)
-    at = int(input.stride(0) < input.stride(1))  # where the batch is
+    at = int(logits.stride(0) < logits.stride(1))  # where the batch is
     sizes = target.movedim(0, at).shape[:2]
     return (
         lambda examples: examples.movedim(0, at).flatten(0, 1),

@@ -8,32 +8,29 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
-from torch._C._functorch import maybe_current_level
-from torch.autograd import forward_ad
 from torch.nn import functional
 
 from kernel_twins.errors import UnavailableError
 from kernel_twins.functional.backends import (
     BACKENDS,
     HALF,
-    constant,
     cuda_operator,
+    fastest,
     is_differentiated,
     is_on_gpu,
     refuse_gradients,
     require_gpu,
     require_tensors,
-    runs,
+    runs_of,
     triton_side,
 )
-from kernel_twins.functional.choice import nearest
 from kernel_twins.functional.matmul.shared import Place, comparable_with, copyable, place
-from kernel_twins.harness.ceilings import gpu_slug
 from kernel_twins.ops.activations import ACTIVATIONS
 from kernel_twins.ops.tensors import name_of
-from kernel_twins.spec import Backend, Case
+from kernel_twins.spec import Case
 
 _cuda_operator, _no_cuda = cuda_operator("linear")
+_runs = runs_of(_cuda_operator, "linear")
 
 
 def linear(
@@ -93,7 +90,7 @@ def _choose(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> 
     if dtype not in HALF or x.dim() == 0 or weight.dim() != 2:
         return "torch"
     tracing = torch.compiler.is_compiling()
-    if (tracing or forward_ad._current_level >= 0 or maybe_current_level() is not None) and is_differentiated():
+    if is_differentiated():
         return "torch"
     if tracing or torch._C._len_torch_dispatch_stack() > 0:  # sizes may be symbols
         return "cuda" if _runs("cuda", device.index) else "torch"
@@ -109,17 +106,5 @@ def _choice(x: Place, weight: Place, dtype: torch.dtype, activation: str, device
         return "torch"
     itemsize = dtype.itemsize
     as_they_are = n * itemsize % 16 == 0 and copyable(x, itemsize) and copyable(weight, itemsize)
-    gpu = gpu_slug(torch.cuda.get_device_name(device))
     problem = Case(shape, name_of(dtype), (("act", activation),) if activation != "none" else ())
-    best = nearest(gpu, "linear", problem, comparable_with(as_they_are))
-    if best == "torch" or (best == "triton" and _runs("triton", device)):
-        return best
-    return "cuda" if _runs("cuda", device) else "torch"
-
-
-@constant
-def _runs(backend: Backend, device: int) -> bool:
-    """Whether a backend is there, and has the fused step for this GPU."""
-    if backend == "cuda" and _cuda_operator is None:
-        return False
-    return runs(backend, ("linear",), device)
+    return fastest("linear", problem, device, _runs, comparable_with(as_they_are))

@@ -1,8 +1,4 @@
-"""``kernel_twins.matmul``: the product of tensors by the last step of a ladder, or by PyTorch.
-
-The CUDA side is an operator in C++ (cuda-kernels/matmul/torch.cpp), the Triton side one in Python. Nothing here imports
-Triton before it is asked for.
-"""
+"""``kernel_twins.matmul``: the product of tensors by the last step of a ladder, or by PyTorch."""
 
 from __future__ import annotations
 
@@ -12,14 +8,13 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
-from torch._C._functorch import maybe_current_level
-from torch.autograd import forward_ad
 
 from kernel_twins.errors import UnavailableError
 from kernel_twins.functional.backends import (
     BACKENDS,
     constant,
     cuda_operator,
+    fastest,
     is_differentiated,
     is_on_gpu,
     refuse_gradients,
@@ -27,9 +22,7 @@ from kernel_twins.functional.backends import (
     runs,
     triton_side,
 )
-from kernel_twins.functional.choice import nearest
 from kernel_twins.functional.matmul.shared import Place, comparable_with, copyable, place, require_out_dtype
-from kernel_twins.harness.ceilings import gpu_slug
 from kernel_twins.ops.matmul.shared import allows_tf32
 from kernel_twins.ops.tensors import DTYPE, name_of, require_same_dtype
 from kernel_twins.spec import Backend, Case
@@ -116,7 +109,7 @@ def _choose(a: Tensor, b: Tensor, out_dtype: torch.dtype | None) -> str:
         return "torch"
     wide = out_dtype is not None and out_dtype != dtype
     tracing = torch.compiler.is_compiling()
-    if (tracing or forward_ad._current_level >= 0 or maybe_current_level() is not None) and is_differentiated():
+    if is_differentiated():
         return "torch"
     # Sizes may be symbols; and by TF32 PyTorch computes something else.
     if tracing or torch._C._len_torch_dispatch_stack() > 0 or (dtype == torch.float32 and allows_tf32()):
@@ -132,13 +125,13 @@ def _choice(a: Place, b: Place, dtype: torch.dtype, wide: bool, device: int) -> 
         return "torch"
     out_bytes = shape[1] * (4 if wide else dtype.itemsize)
     as_they_are = out_bytes % 16 == 0 and copyable(a, dtype.itemsize) and copyable(b, dtype.itemsize)
-    gpu, name = gpu_slug(torch.cuda.get_device_name(device)), name_of(dtype)
-    problem = Case(shape, name, (("b", "col"),) if row == 1 != col else ())
-    best = nearest(gpu, "matmul", problem, comparable_with(as_they_are))
-    if best == "triton" and _runs("triton", name, wide, device):
-        return best
+    problem = Case(shape, name_of(dtype), (("b", "col"),) if row == 1 != col else ())
+
+    def runs_it(backend: Backend, device: int) -> bool:
+        return _runs(backend, problem.dtype, wide, device)
+
     # What was measured had the operands' dtype: PyTorch is slower where the result is wider.
-    return "cuda" if (best != "torch" or wide) and _runs("cuda", name, wide, device) else "torch"
+    return fastest("matmul", problem, device, runs_it, comparable_with(as_they_are), over_torch=wide)
 
 
 @constant

@@ -1,42 +1,35 @@
-"""``kernel_twins.layer_norm`` and ``kernel_twins.rms_norm``: by the last step of a ladder, or by PyTorch.
-
-The CUDA side is operators in C++ (cuda-kernels/norm/torch_*.cpp), the Triton side some in Python. Nothing here
-imports Triton before it is asked for.
-"""
+"""``kernel_twins.layer_norm`` and ``kernel_twins.rms_norm``: by the last step of a ladder, or by PyTorch."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import overload
 
 import torch
 from torch import Tensor
-from torch._C._functorch import maybe_current_level
-from torch.autograd import forward_ad
 from torch.nn import functional
 
 from kernel_twins.errors import UnavailableError
 from kernel_twins.functional.backends import (
     BACKENDS,
     HALF,
-    Function,
     Operator,
     constant,
     cuda_operator,
+    fastest,
     is_differentiated,
     is_on_gpu,
     refuse_gradients,
+    register_vmap,
     require_gpu,
     require_tensors,
     runs,
     triton_side,
 )
-from kernel_twins.functional.choice import nearest
 from kernel_twins.functional.norm.shared import Affine, Result, batching_rule
 from kernel_twins.functional.rows import one_by_one
-from kernel_twins.harness.ceilings import gpu_slug
 from kernel_twins.ops.tensors import DTYPE, name_of
 from kernel_twins.spec import Backend, Case
 
@@ -200,7 +193,7 @@ def _choose(name: str, x: Tensor, shape: Sequence[int], affine: Affine, residual
     if residual is not None and residual.shape != x.shape:
         return "torch"
     tracing = torch.compiler.is_compiling()
-    if (tracing or forward_ad._current_level >= 0 or maybe_current_level() is not None) and is_differentiated():
+    if is_differentiated():
         return "torch"
     if tracing or torch._C._len_torch_dispatch_stack() > 0:  # sizes may be symbols
         return "cuda" if _runs(name, "cuda", device.index) else "torch"
@@ -215,10 +208,7 @@ def _choice(
         return "torch"
     n = math.prod(shape)
     problem = Case((math.prod(sizes) // n, n), name_of(dtype), (("residual", "yes"),) if adds else ())
-    best = nearest(gpu_slug(torch.cuda.get_device_name(device)), name, problem)
-    if best == "torch" or (best == "triton" and _runs(name, "triton", device)):
-        return best
-    return "cuda" if _runs(name, "cuda", device) else "torch"
+    return fastest(name, problem, device, partial(_runs, name))
 
 
 @constant
@@ -236,13 +226,9 @@ def _runs(name: str, backend: Backend, device: int) -> bool:
 _found, _no_cuda = cuda_operator("layer_norm_result")
 _CUDA: dict[str, tuple[Operator, Callable[..., tuple[Tensor, Tensor]]]] = {}  # without a residual and with one
 if _found is not None:
-
-    def _operator(name: str) -> Function:
-        operator: Function = getattr(torch.ops.kernel_twins, name).default
-        return operator
-
     for _name in ("layer_norm", "rms_norm"):
-        _CUDA[_name] = _operator(f"{_name}_result"), _operator(f"add_{_name}_result")
-        torch.library.register_vmap(f"kernel_twins::{_name}", batching_rule(_operator(_name), 1))
-        torch.library.register_vmap(f"kernel_twins::add_{_name}", batching_rule(_operator(f"add_{_name}"), 2))
-        torch.library.register_vmap(f"kernel_twins::{_name}_backward", one_by_one(_operator(f"{_name}_backward")))
+        _without, _with = (getattr(torch.ops.kernel_twins, f"{each}_result") for each in (_name, f"add_{_name}"))
+        _CUDA[_name] = _without.default, _with.default
+        register_vmap(_name, partial(batching_rule, rows=1))
+        register_vmap(f"add_{_name}", partial(batching_rule, rows=2))
+        register_vmap(f"{_name}_backward", one_by_one)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -352,7 +353,7 @@ def _operator(name: str, adds: bool) -> Function:
         f"({inputs}, SymInt[] normalized_shape, {vectors}, float eps) -> ({results})",
         fake,
         gradient=(save, backward),
-        vmap=lambda operator: batching_rule(operator, 1 + adds),
+        vmap=partial(batching_rule, rows=1 + adds),
         widened=centered,
     )
 

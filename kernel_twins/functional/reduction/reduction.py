@@ -1,8 +1,4 @@
-"""``kernel_twins.sum``, ``mean``, ``amax`` and ``argmax`` over any axes: by the last step of a ladder, or by PyTorch.
-
-The CUDA side is an operator in C++ (cuda-kernels/reduction/torch.cpp), the Triton side one in Python. Nothing here
-imports Triton before it is asked for.
-"""
+"""``kernel_twins.sum``, ``mean``, ``amax`` and ``argmax`` over any axes: by the last step, or by PyTorch."""
 
 from __future__ import annotations
 
@@ -13,27 +9,25 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import maybe_current_level
-from torch.autograd import forward_ad
 
 from kernel_twins.errors import UnavailableError
 from kernel_twins.functional.backends import (
     BACKENDS,
     HALF,
     batches,
-    constant,
     cuda_operator,
     is_differentiated,
     is_on_gpu,
+    is_transformed,
     refuse_gradients,
+    register_vmap,
     require_gpu,
-    runs,
+    runs_of,
     triton_side,
 )
 from kernel_twins.functional.reduction.shared import batching_rule
 from kernel_twins.ops.reduction.reduction_nd import MOST_AXES
 from kernel_twins.ops.tensors import DTYPE
-from kernel_twins.spec import Backend
 
 Dims = int | Sequence[int] | None
 
@@ -131,23 +125,13 @@ def _choose(x: Tensor, kind: str) -> str:
     if kind == "sum" and x.dtype in HALF and torch.is_autocast_enabled("cuda"):  # PyTorch widens what it reads
         return "torch"
     tracing = torch.compiler.is_compiling()
-    transformed = tracing or forward_ad._current_level >= 0 or maybe_current_level() is not None
-    if transformed and (is_differentiated() or x.dim() + batches() > MOST_AXES):  # a batch is one axis more
+    if is_transformed() and (is_differentiated() or x.dim() + batches() > MOST_AXES):  # a batch is one axis more
         return "torch"
-    if tracing or torch._C._len_torch_dispatch_stack() > 0:  # sizes may be symbols
-        return "cuda" if _runs("cuda", x.device.index) else "torch"
-    if x.numel() == 0:
+    if not (tracing or torch._C._len_torch_dispatch_stack() > 0) and x.numel() == 0:  # there sizes may be symbols
         return "torch"
     return "cuda" if _runs("cuda", x.device.index) else "torch"
 
 
-@constant
-def _runs(backend: Backend, device: int) -> bool:
-    """Whether a backend is there and has a step for this GPU."""
-    if backend == "cuda" and _cuda_operator is None:
-        return False
-    return runs(backend, ("reduction_nd",), device)
-
-
+_runs = runs_of(_cuda_operator, "reduction_nd")
 if _cuda_operator is not None:
-    torch.library.register_vmap("kernel_twins::reduction_nd", batching_rule(_cuda_operator))
+    register_vmap("reduction_nd", batching_rule)

@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from kernel_twins.functional.rows import counted, with_batch
+from kernel_twins.functional.rows import Rule, counted, with_batch
 
 
-def batching_rule(operator: Callable[..., Tensor], *names: str) -> Callable[..., tuple[Tensor, int]]:
+def batching_rule(operator: Callable[..., Tensor], names: tuple[str, ...]) -> Rule:
     """What ``torch.library.register_vmap`` takes for ``operator(*tensors, dim, log)``, tensors of one shape.
 
     ``names`` are the tensors' in the operator's schema.

@@ -1,45 +1,38 @@
-"""``kernel_twins.softmax`` and ``kernel_twins.log_softmax``: by the last step of a ladder, or by PyTorch.
-
-The CUDA side is an operator in C++ (cuda-kernels/softmax/torch.cpp), the Triton side one in Python. Nothing here
-imports Triton before it is asked for.
-"""
+"""``kernel_twins.softmax`` and ``kernel_twins.log_softmax``: by the last step of a ladder, or by PyTorch."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
-from torch._C._functorch import maybe_current_level
-from torch.autograd import forward_ad
 
 from kernel_twins.errors import UnavailableError
 from kernel_twins.functional.backends import (
     BACKENDS,
     HALF,
-    constant,
     cuda_operator,
+    fastest,
     is_differentiated,
     is_on_gpu,
     refuse_gradients,
+    register_vmap,
     require_gpu,
-    runs,
+    runs_of,
     triton_side,
 )
-from kernel_twins.functional.choice import nearest
 from kernel_twins.functional.rows import counted, rows_of
 from kernel_twins.functional.softmax.shared import batching_rule
-from kernel_twins.harness.ceilings import gpu_slug
 from kernel_twins.ops.tensors import DTYPE, name_of
-from kernel_twins.spec import Backend, Case
+from kernel_twins.spec import Case
 
 _cuda_operator, _no_cuda = cuda_operator("softmax")
+_runs = runs_of(_cuda_operator, "softmax", "softmax_backward")
 if _cuda_operator is not None:
-    for _name, _tensors in (("softmax", ("x",)), ("softmax_backward", ("dout", "y"))):
-        _each = getattr(torch.ops.kernel_twins, _name).default
-        torch.library.register_vmap(f"kernel_twins::{_name}", batching_rule(_each, *_tensors))
+    register_vmap("softmax", partial(batching_rule, names=("x",)))
+    register_vmap("softmax_backward", partial(batching_rule, names=("dout", "y")))
 
 
 def softmax(x: Tensor, dim: int = -1, backend: str = "auto") -> Tensor:
@@ -109,7 +102,7 @@ def _choose(x: Tensor, dim: int) -> str:
     if dtype in HALF and torch.is_autocast_enabled("cuda"):  # PyTorch widens what it reads, without another pass
         return "torch"
     tracing = torch.compiler.is_compiling()
-    if (tracing or forward_ad._current_level >= 0 or maybe_current_level() is not None) and is_differentiated():
+    if is_differentiated():
         return "torch"
     if tracing or torch._C._len_torch_dispatch_stack() > 0:  # sizes may be symbols
         return "cuda" if dim in (-1, x.dim() - 1) and _runs("cuda", device) else "torch"
@@ -130,16 +123,5 @@ def _choice(shape: tuple[int, ...], strides: tuple[int, ...], dim: int, dtype: t
         return "torch"
     n = shape[dim] if rank else 1
     problem = Case((math.prod(shape) // n, n), name_of(dtype))
-    best = nearest(gpu_slug(torch.cuda.get_device_name(device)), "softmax", problem)
-    if best == "triton" and _runs("triton", device):
-        return best
     # Measured along the last dimension: along another one, PyTorch would have to copy rows that lie as we read them.
-    return "cuda" if (best != "torch" or not is_last) and _runs("cuda", device) else "torch"
-
-
-@constant
-def _runs(backend: Backend, device: int) -> bool:
-    """Whether a backend is there and has steps for this GPU, whatever the rows' length."""
-    if backend == "cuda" and _cuda_operator is None:
-        return False
-    return runs(backend, ("softmax", "softmax_backward"), device)
+    return fastest("softmax", problem, device, _runs, over_torch=not is_last)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -105,7 +106,7 @@ operator = register(
     "(Tensor x, int dim=-1, bool log=False) -> Tensor",
     _fake,
     gradient=(_save, _backward),
-    vmap=lambda operator: batching_rule(operator, "x"),
+    vmap=partial(batching_rule, names=("x",)),
     widened=True,
 )
 backward_operator = register(
@@ -113,6 +114,6 @@ backward_operator = register(
     _compute_backward,
     "(Tensor dout, Tensor y, int dim, bool log=False) -> Tensor",
     _fake_backward,
-    vmap=lambda operator: batching_rule(operator, "dout", "y"),
+    vmap=partial(batching_rule, names=("dout", "y")),
 )
 _differentiable = differentiable("_Softmax", _compute, _save, _backward)

@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 import kernel_twins  # noqa: E402
 from kernel_twins import OPS  # noqa: E402
 from kernel_twins.errors import UnavailableError  # noqa: E402
+from kernel_twins.functional import backends  # noqa: E402
 from kernel_twins.functional.norm import norm  # noqa: E402
 from kernel_twins.harness.load import extension  # noqa: E402
 from kernel_twins.spec import Case  # noqa: E402
@@ -924,7 +925,7 @@ def test_auto_asks_for_the_nearest_of_what_it_was_given(monkeypatch, name) -> No
     monkeypatch.setattr(norm, "is_on_gpu", lambda tensor: isinstance(tensor, torch.Tensor))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "GPU")
     monkeypatch.setattr(norm, "_runs", lambda *_: True)
-    monkeypatch.setattr(norm, "nearest", nearest)
+    monkeypatch.setattr(backends, "nearest", nearest)
     monkeypatch.setattr(norm, "_choice", norm._choice.__wrapped__)  # what is made up here is not to be kept
 
     def chosen(x, shape=(16,), affine=(), residual=None):

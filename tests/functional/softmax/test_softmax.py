@@ -24,7 +24,7 @@ torch = pytest.importorskip("torch")
 import kernel_twins  # noqa: E402
 from kernel_twins import OPS  # noqa: E402
 from kernel_twins.errors import UnavailableError  # noqa: E402
-from kernel_twins.functional import choice  # noqa: E402
+from kernel_twins.functional import backends, choice  # noqa: E402
 from kernel_twins.functional.backends import cuda_operator  # noqa: E402
 from kernel_twins.harness.load import extension  # noqa: E402
 from kernel_twins.report.calls import fastest  # noqa: E402
@@ -449,7 +449,7 @@ def test_auto_asks_for_the_nearest_of_what_it_was_given(monkeypatch) -> None:
     monkeypatch.setattr(softmax, "is_on_gpu", lambda tensor: isinstance(tensor, torch.Tensor))
     monkeypatch.setattr(softmax.torch.cuda, "get_device_name", lambda device: "GPU")
     monkeypatch.setattr(softmax, "_runs", lambda *_: True)
-    monkeypatch.setattr(softmax, "nearest", nearest)
+    monkeypatch.setattr(backends, "nearest", nearest)
     monkeypatch.setattr(softmax, "_choice", softmax._choice.__wrapped__)  # what is made up here is not to be kept
 
     def chosen(x, dim=-1):
