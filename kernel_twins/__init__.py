@@ -55,10 +55,14 @@ _MODULES = {
 
 def __getattr__(name: str) -> Any:
     """A public function, or the modules, imported when first asked for: what defines them imports torch."""
-    if name == "nn":
-        return importlib.import_module("kernel_twins.nn")
-    if name not in _MODULES:
+    if name != "nn" and name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    function = getattr(importlib.import_module(f"kernel_twins.functional.{_MODULES[name]}"), name)
-    globals()[name] = function
-    return function
+    path = "nn" if name == "nn" else f"functional.{_MODULES[name]}"
+    try:
+        module = importlib.import_module(f"kernel_twins.{path}")
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ModuleNotFoundError(f"kernel_twins.{name} needs PyTorch: pip install torch", name="torch") from error
+    found = globals()[name] = module if name == "nn" else getattr(module, name)
+    return found

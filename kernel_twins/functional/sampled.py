@@ -34,6 +34,10 @@ class Gradient:
     case: Case
     inputs: Callable[[Operands, Operands, Operands], Operands]
 
+    def judged(self, operands: Operands, douts: Operands, given: Given) -> Fault:
+        """As ``Calls.gradients``, where these are the operation's results."""
+        return Backward(self.op, self.case, given).fault
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calls:

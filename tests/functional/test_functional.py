@@ -710,3 +710,11 @@ def test_what_is_no_second_operand_is_named_alike(operator, monkeypatch, name, s
             TypeError, match=r"^bias is a list, must be a torch.Tensor or None: call torch.as_tensor\(bi"
         ):
             kernel_twins.linear(x, w, [1.0], backend="cuda")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["softmax", "nn"])
+def test_where_torch_is_not_installed_a_public_name_says_what_it_needs(name) -> None:
+    source = f"import sys; sys.modules['torch'] = None; import kernel_twins; kernel_twins.{name}"
+    run = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True)
+    assert run.returncode == 1
+    assert run.stderr.endswith(f"ModuleNotFoundError: kernel_twins.{name} needs PyTorch: pip install torch\n")

@@ -119,19 +119,18 @@ def _compute(
     _check(x, residual, bias, p, activation)
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     if x.numel() > 0:
-        dim = max(x.dim() - 1, 0)
-        others = None if residual is None else in_rows(_with_row(residual), dim)
+        others = None if residual is None else _rows(residual)
         shift = None if bias is None else bias.contiguous()
         with on_device(x.device), _loading(state):
             launch = triton_launcher("dropout_add", x.device.index)
-            given = in_rows(_with_row(x), dim), others, shift
-            launch(*given, p=p, activation=activation, out=in_rows(_with_row(out), dim), **_seed_and_offset(state))
+            given = _rows(x), others, shift
+            launch(*given, p=p, activation=activation, out=_rows(out), **_seed_and_offset(state))
     return out
 
 
-def _with_row(tensor: Tensor) -> Tensor:
-    """A tensor without dimensions is a row of one element."""
-    return tensor if tensor.dim() > 0 else tensor.unsqueeze(0)
+def _rows(tensor: Tensor) -> Tensor:
+    """[M, N]: along the last dimension. A tensor without dimensions is a row of one element."""
+    return in_rows(tensor, tensor.dim() - 1) if tensor.dim() > 0 else in_rows(tensor.unsqueeze(0), 0)
 
 
 def _compute_operator(
@@ -156,17 +155,16 @@ def _compute_backward(
     dx, dbias = _empty_backward(dout, x_grad, bias_grad)
     if dout.numel() == 0:
         return dx, dbias.zero_()
-    dim = max(dout.dim() - 1, 0)
     inputs = (
-        in_rows(_with_row(dout), dim),
-        None if x is None else in_rows(_with_row(x), dim),
+        _rows(dout),
+        None if x is None else _rows(x),
         None if bias is None else bias.contiguous(),
     )
     options = {"p": p, "activation": activation, **_seed_and_offset(state)}
     with on_device(dout.device), _loading(state):
         if x_grad:
             launch = triton_launcher("dropout_add_backward", dout.device.index)
-            rows = in_rows(_with_row(dx), dim)
+            rows = _rows(dx)
             launch(*inputs, out=(rows, dbias) if bias_grad else rows, **options)
         elif bias_grad:
             from kernel_twins._triton.dropout.dropout_add_backward import bias as alone

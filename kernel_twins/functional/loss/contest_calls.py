@@ -61,7 +61,7 @@ def _loss(case: Case) -> Calls:
         chosen=partial(_choose, weight=None, reduction="mean"),
         forward=partial(_Judge, case),
         leaves=(0,),
-        gradients=lambda operands, douts, given: Backward(gradient.op, gradient.case, given).fault,
+        gradients=gradient.judged,
         backward=gradient,
         rows=rows,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +12,15 @@ from kernel_twins.functional.backends import HALF
 from kernel_twins.functional.rows import Rule, with_batch
 
 REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}  # as PyTorch's operators count them
+
+
+class Options(NamedTuple):
+    """What the losses' operators take behind input and target; the dispatcher cuts off what equals its default."""
+
+    ignore_index: int = -100
+    reduction: int = REDUCTIONS["mean"]
+    label_smoothing: float = 0.0
+    fp32_loss: bool = False
 
 
 def has_rows_apart(logits: Tensor) -> bool:
@@ -40,16 +49,8 @@ def require_one_gradient(reduction: int) -> None:
 def batching_rule(operator: Callable[..., Any]) -> Rule:
     """What ``torch.library.register_vmap`` takes for the losses: the rows of all examples are those of one call."""
 
-    def rule(
-        info: Any,
-        in_dims: tuple[int | None, ...],
-        logits: Tensor,
-        target: Tensor,
-        ignore_index: int = -100,
-        reduction: int = REDUCTIONS["mean"],
-        label_smoothing: float = 0.0,
-        fp32_loss: bool = False,
-    ) -> Any:
+    def rule(info: Any, in_dims: tuple[int | None, ...], logits: Tensor, target: Tensor, *options: Any) -> Any:
+        ignore_index, reduction, label_smoothing, fp32_loss = Options(*options)
         logits, target = _batched(info, in_dims, logits, target)
         as_rows, as_examples = _folding(logits, target)
         dtype = torch.float32 if fp32_loss else logits.dtype
@@ -89,26 +90,17 @@ def in_place_batching_rule(operator: Callable[..., Any], backward_operator: Call
     """
     forward, backward = batching_rule(operator), backward_batching_rule(backward_operator)
 
-    def rule(
-        info: Any,
-        in_dims: tuple[int | None, ...],
-        logits: Tensor,
-        target: Tensor,
-        ignore_index: int = -100,
-        reduction: int = REDUCTIONS["mean"],
-        label_smoothing: float = 0.0,
-        fp32_loss: bool = False,
-    ) -> tuple[Tensor, int]:
+    def rule(info: Any, in_dims: tuple[int | None, ...], logits: Tensor, target: Tensor, *given: Any) -> Any:
+        options = Options(*given)
         if in_dims[0] is None:
             raise ValueError(
                 "input is one for all of vmap's examples, must be one for each, as the gradients that overwrite it "
                 "are: batch it, or pass backend='torch' and input.clone()"
             )
-        require_one_gradient(reduction)
-        options = ignore_index, reduction, label_smoothing
-        (loss, lse, scale), _ = forward(info, in_dims, logits, target, *options, fp32_loss)
+        require_one_gradient(options.reduction)
+        (loss, lse, scale), _ = forward(info, in_dims, logits, target, *options)
         dims = None, *in_dims[:2], 0, 0
-        dx, at = backward(info, dims, lse.new_ones(()), logits, target, lse, scale, *options)
+        dx, at = backward(info, dims, lse.new_ones(()), logits, target, lse, scale, *options[:3])
         logits.copy_(dx.movedim(at, in_dims[0]))
         return loss, 0
 

@@ -26,6 +26,7 @@ from kernel_twins.functional.backends import (
 )
 from kernel_twins.functional.loss.shared import (
     REDUCTIONS,
+    Options,
     backward_batching_rule,
     batching_rule,
     has_rows_apart,
@@ -183,7 +184,7 @@ def _check(logits: Tensor, target: Tensor, reduction: int, label_smoothing: floa
     return dim
 
 
-def _check_in_place(logits: Tensor, target: Tensor, reduction: int = _MEAN, label_smoothing: float = 0.0) -> int:
+def _check_in_place(logits: Tensor, target: Tensor, reduction: int, label_smoothing: float) -> int:
     """What ``_check`` does, and that the rows can be overwritten."""
     require_one_gradient(reduction)
     dim = _check(logits, target, reduction, label_smoothing)
@@ -246,14 +247,8 @@ def _differentiable_backward(
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def _fake(
-    logits: Tensor,
-    target: Tensor,
-    ignore_index: int = -100,
-    reduction: int = _MEAN,
-    label_smoothing: float = 0.0,
-    fp32_loss: bool = False,
-) -> Losses:
+def _fake(logits: Tensor, target: Tensor, *options: Any) -> Losses:
+    _, reduction, label_smoothing, fp32_loss = Options(*options)
     _check(logits, target, reduction, label_smoothing)
     lse = torch.empty(target.shape, dtype=torch.float32, device=logits.device)
     dtype = torch.float32 if fp32_loss else logits.dtype
@@ -269,7 +264,8 @@ def _fake_backward(
 
 
 def _fake_in_place(logits: Tensor, target: Tensor, *options: Any) -> Tensor:
-    _check_in_place(logits, target, *options[1:3])
+    _, reduction, label_smoothing, _ = Options(*options)
+    _check_in_place(logits, target, reduction, label_smoothing)
     return _fake(logits, target, *options)[0]
 
 
