@@ -295,18 +295,20 @@ class Op:
     for every step, ``wide_cases`` for those alone that are ``wide``; ``headline_cases`` are those of the timed ones
     that the README's table shows. ``size_axis`` is what their throughput is drawn against; without one each case is a
     bar. ``behind`` names, by language, the steps that stand behind the operation's public function: the first that the
-    GPU and the call's sizes allow. ``baselines`` maps a name to a call, or to None where the baseline is compiled into
-    the extension beside the steps; the first one is PyTorch's own, and also the accuracy that is asked for.
-    ``baseline_cases`` limits a baseline to some of the timed cases, where another one would cost a search; ``differs``
-    says where a baseline computes something else than PyTorch's formula, and what. ``references`` are timed beside them
-    and compute less (a step's extra cost is told against them): nobody checks what they leave in ``out``, and no step
-    competes with them. Where baselines draw random numbers of their own, or round elsewhere on the way, they are judged
-    at ``settled(case)``, in which that has no say. ``exemplar`` is PyTorch's computation with the numbers that the
-    options ask for: the accuracy that is asked of the steps. ``rounds`` tells where PyTorch loses more than fp32 does
-    before it rounds the result, and steps may, too; empty where it does not. Where ``hostile``, inputs know
-    ``values.hostile``, of the same shape, and steps are judged by these, too: what is easily lost, such as the ends of
-    rows, weighs most. ``draw`` makes a case by chance of what it is given, and is None where no public function is
-    called with the operation's cases; sampling.py draws until a case is worth timing.
+    GPU and the call's sizes allow. Where sizes are beyond a limit, an operator in ``cuda-kernels/*/torch*.cpp`` passes
+    over the step at the place ``FIRST`` or ``SECOND`` of CUDA's: the limit is that step's, so whoever changes the order
+    looks there, too. ``baselines`` maps a name to a call, or to None where the baseline is compiled into the extension
+    beside the steps; the first one is PyTorch's own, and also the accuracy that is asked for. ``baseline_cases`` limits
+    a baseline to some of the timed cases, where another one would cost a search; ``differs`` says where a baseline
+    computes something else than PyTorch's formula, and what. ``references`` are timed beside them and compute less (a
+    step's extra cost is told against them): nobody checks what they leave in ``out``, and no step competes with them.
+    Where baselines draw random numbers of their own, or round elsewhere on the way, they are judged at
+    ``settled(case)``, in which that has no say. ``exemplar`` is PyTorch's computation with the numbers that the options
+    ask for: the accuracy that is asked of the steps. ``rounds`` tells where PyTorch loses more than fp32 does before it
+    rounds the result, and steps may, too; empty where it does not. Where ``hostile``, inputs know ``values.hostile``,
+    of the same shape, and steps are judged by these, too: what is easily lost, such as the ends of rows, weighs most.
+    ``draw`` makes a case by chance of what it is given, and is None where no public function is called with the
+    operation's cases; sampling.py draws until a case is worth timing.
     """
 
     name: str

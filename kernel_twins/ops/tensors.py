@@ -75,9 +75,13 @@ def require_rank(name: str, tensor: Tensor, rank: int) -> None:
         raise ValueError(f"{name} has {tensor.dim()} dimensions, must have {rank}")
 
 
+def require_tensor(name: str, value: object) -> None:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} is a {type(value).__name__}, must be a torch.Tensor: call torch.as_tensor({name})")
+
+
 def require_dtype(name: str, tensor: Tensor, *dtypes: str) -> None:
-    if not isinstance(tensor, Tensor):
-        raise TypeError(f"{name} is a {type(tensor).__name__}, must be a torch.Tensor: call torch.as_tensor({name})")
+    require_tensor(name, tensor)
     if tensor.dtype not in [OUT_DTYPE[dtype] for dtype in dtypes]:
         accepted = " or ".join(str(OUT_DTYPE[dtype]) for dtype in dtypes)
         raise TypeError(f"{name} is {tensor.dtype}, must be {accepted}: {_remedy(name, 'to(...)')}")

@@ -26,7 +26,7 @@ from kernel_twins.functional.backends import (
     triton_side,
 )
 from kernel_twins.functional.reduction.shared import batching_rule
-from kernel_twins.ops.reduction.reduction_nd import MOST_AXES
+from kernel_twins.ops.reduction.shared import MOST_AXES
 from kernel_twins.ops.tensors import DTYPE
 
 Dims = int | Sequence[int] | None

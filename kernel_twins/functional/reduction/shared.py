@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from kernel_twins.ops.reduction.reduction_nd import require_dims
+from kernel_twins.ops.reduction.shared import require_dims
 
 
 def axes_of(dims: Sequence[int], rank: int) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ from kernel_twins.functional.backends import (
 )
 from kernel_twins.functional.reduction.shared import axes_of, batching_rule
 from kernel_twins.functional.triton_operator import FLOATS, differentiable, register
-from kernel_twins.ops.reduction.reduction_nd import KINDS, MOST_AXES
+from kernel_twins.ops.reduction.shared import KINDS, MOST_AXES
 from kernel_twins.ops.tensors import DTYPE, require_dtype
 
 

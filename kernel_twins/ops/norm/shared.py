@@ -476,7 +476,7 @@ def _require_statistic(name: str, tensor: Tensor, like_name: str, like: Tensor) 
 
 def require_out(out: Tensor | tuple[Tensor, ...], names: list[str], like_name: str, like: Tensor) -> None:
     """One tensor where there is one name; a tuple of tensors in that order where there are several."""
-    from kernel_twins.ops.tensors import require_contiguous
+    from kernel_twins.ops.tensors import require_contiguous, require_tensor
 
     if len(names) > 1 and not isinstance(out, tuple):
         raise TypeError(f"out is a {type(out).__name__}, must be a tuple of {len(names)} tensors: {', '.join(names)}")
@@ -486,6 +486,7 @@ def require_out(out: Tensor | tuple[Tensor, ...], names: list[str], like_name: s
         raise ValueError(f"out has {len(out)} tensors, must have {len(names)}: {', '.join(names)}")
     for index, (tensor, name) in enumerate(zip(_tensors(out), names, strict=True)):
         label = f"out[{index}]" if isinstance(out, tuple) else "out"
+        require_tensor(label, tensor)  # None stands for an input that is not there, never for a result
         if name in ("mean", "rstd"):
             _require_statistic(label, tensor, like_name, like)
         elif name in ("dweight", "dbias"):

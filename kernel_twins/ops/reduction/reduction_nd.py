@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from kernel_twins.ops import baselines, ptx
 from kernel_twins.ops.draws import long_rows
+from kernel_twins.ops.reduction.shared import KINDS, MOST_AXES, require_dims
 from kernel_twins.spec import ITEMSIZE, Case, Drawn, Draws, Op, Output, Prediction, Step
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
-MOST_AXES = 5
-KINDS = ("sum", "mean", "max", "argmax")
 _MOST_OF_A_THREAD = 2**16  # elements, where a thread has an output to itself
 _CHUNK = 2**26  # elements converted to float64 at a time, so that the reference of a huge tensor fits
 
@@ -164,16 +163,6 @@ def _check(x: Tensor, *, out: Tensor, dims: tuple[int, ...] = (-1,), kind: str =
     require_shape("out", out, kept, "the axes of x that are not in dims")
     require_contiguous("out", out)
     require_apart(out, "x", x)
-
-
-def require_dims(dims: tuple[int, ...], rank: int) -> tuple[int, ...]:
-    """dims counted from the front; IndexError or ValueError where there is no such axis, or one twice."""
-    if any(not -rank <= dim < rank for dim in dims):
-        raise IndexError(f"dims is {tuple(dims)}, each must be from {-rank} to {rank - 1}: x has {rank} dimensions")
-    axes = tuple(dim % rank for dim in dims)
-    if len(set(axes)) < len(axes):
-        raise ValueError(f"dims is {tuple(dims)}, must name no axis twice")
-    return axes
 
 
 # ----------------------------------------------------------------------------------------------------------------------
