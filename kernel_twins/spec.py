@@ -136,6 +136,7 @@ class Where(NamedTuple):
 class Step:
     """One idea on an operation's ladder, present as a ``.cu`` file, a Triton file, or both.
 
+    ``change`` is the idea in one sentence; why it may pay stands in the header of the file.
     ``arch`` is ``>=8.0``, ``>=9.0`` or ``==9.0a``. ``accepts`` narrows the op's rule: it returns the reason for
     a refusal, or an empty string. With ``fp32_out`` it also takes an fp32 ``out`` where the operation's usual one is
     narrower (cases with ``out.fp32``). ``wide`` has it timed on the op's wide cases too. ``gap`` says why one language
@@ -154,7 +155,6 @@ class Step:
 
     name: str
     change: str
-    why: str
     predictions: tuple[Prediction, ...] = ()
     arch: str = ">=8.0"
     accepts: Callable[[Case], str] = lambda case: ""

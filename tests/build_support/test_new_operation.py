@@ -44,7 +44,6 @@ STEP: copies.Edits = {
         Step(
             name="v02_grid_stride",
             change="A grid of one wave strides over the vector.",
-            why="Set-up is paid once a thread instead of once an element. The memory system sees the same requests.",
             predictions=(Prediction("time", "==", 1.0, relative=True, tolerance=0.04),),
         ),
 """,

@@ -2,7 +2,7 @@
 //
 // Change:   as many blocks as the SMs hold at once; each thread takes every so-many-th element.
 // Why:      set-up is paid once a thread, not once an element, and the grid no longer grows with n. The
-//           memory system sees the same requests.
+//           memory system sees the same requests, so time should not move.
 // Counter:  time should not move; sectors_per_load stays 4.
 // Requires: contiguous tensors of any size and alignment.
 // Twin:     triton-kernels/elementwise/vector_add/v02_grid_stride.py

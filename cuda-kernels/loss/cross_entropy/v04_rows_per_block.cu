@@ -3,7 +3,8 @@
 // Change:   a row of up to 128 packs gets up to a warp, so that a warp may hold several; it is loaded before
 //           anybody looks at its target. Longer rows keep v03's kernel.
 // Why:      a block of 256 for a row of 1024 bf16, which are 128 packs, has half of its threads idle, waits
-//           for the target first and for a barrier in the end. Lanes of a warp need shuffles alone.
+//           for the target first and for a barrier in the end. Lanes of a warp need shuffles alone. Long
+//           rows keep v03's kernel.
 // Counter:  at a row of 131,072 nothing; at one of 1024 the time falls to a quarter.
 // Requires: rows that are contiguous, of fewer than 2^31 elements.
 // Source:   rows by warps of PyTorch, aten/src/ATen/native/cuda/PersistentSoftmax.cuh

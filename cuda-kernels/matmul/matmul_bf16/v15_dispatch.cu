@@ -6,7 +6,8 @@
 //           store a tile beside the next one's products, and to be set up while the kernel before still runs.
 // Why:      tiles of 128 x 256 leave most of the chip idle where the result is small or thin, or where the
 //           last round has few of them. A copy of an operand moves its bytes twice, which costs less than
-//           loads by the element in the main loop, by far.
+//           loads by the element in the main loop, by far. The profiled product runs as before, but its
+//           stores leave beside the next tile's products.
 // Counter:  at the profiled product, tensor_pipe rises a little, as nobody waits for a store. Time, at small,
 //           thin and odd products.
 // Requires: compute capability 9.0 with its own features (sm_90a); M, N and K below 2^31 - 1024.

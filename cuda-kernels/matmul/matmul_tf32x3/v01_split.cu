@@ -10,7 +10,8 @@
 //           They round toward zero when they add, so their sums would err more and more along K: the
 //           sums of every three mma start from zero, and an FADD, which rounds to nearest, adds them to the
 //           running ones. (Ootomo and Yokota, "Recovering single precision accuracy from Tensor Cores while
-//           surpassing the FP32 theoretical peak performance", IJHPCA 2022.)
+//           surpassing the FP32 theoretical peak performance", IJHPCA 2022.) The checker refused a first
+//           draft that let them add up all of K; the predictions came after that trial.
 // Counter:  tensor_pipe rises above 0; the error is like fp32's.
 // Requires: compute capability 8.0. a and b of any strides, out row-major. Infinities and NaNs come out as in
 //           fp32. An operand below 2^-114 keeps fewer bits, since its small part ends at 2^-136, TF32's

@@ -6,6 +6,7 @@
 //           packs a thread.
 // Why:      an eighth of the loads and stores in bf16. A block of 256 for a row of 256 elements has most of
 //           its threads idle and waits at two barriers all the same; lanes of a warp need shuffles alone.
+//           Trials of CUDA's v04 and v05 ran between the predictions and the recording.
 // Counter:  sectors_per_load becomes 16, instructions fall to half, dram_share passes 88 %; at a row of 256
 //           the time falls to 0.03.
 // Requires: contiguous rows of up to 64 KiB; out's rows take wide stores where they are skewed like x's.

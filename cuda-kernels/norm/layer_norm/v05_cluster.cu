@@ -6,7 +6,8 @@
 //           rows at once, and loads the weights and biases of its columns once for all of them.
 // Why:      a row of 256 K elements is longer than what an SM holds. In several it fits and is read once, and
 //           two numbers a block are exchanged, once. Weights and biases of long rows would have to come from
-//           L2 for every row: twice as many bytes as the row itself.
+//           L2 for every row: twice as many bytes as the row itself. Rows of up to 64 KiB keep v04's
+//           kernels.
 // Counter:  at a row of 4096 nothing; at one of 65536 the time falls to 0.3 of v02's.
 // Requires: compute capability 9.0; contiguous rows. Those beyond a cluster's shared memory are v02's.
 // Source:   CUDA C++ Programming Guide, "Distributed Shared Memory"; PTX ISA, "st.async"; quack's norms

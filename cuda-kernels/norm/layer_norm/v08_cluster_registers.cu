@@ -6,7 +6,10 @@
 // Why:      a ring keeps no more of the memory busy than small blocks that come and go, and its large blocks
 //           meet at barriers for every row. Where rows start anywhere, v07 puts together other weights and
 //           biases for each. All SMs would have them from L2, and of its slices few have those of a short
-//           row; of an SM's L1 every block after the first has them.
+//           row; of an SM's L1 every block after the first has them. The first three predictions are for
+//           a form that takes rows which start anywhere alone, the next two for one that knows no small
+//           parts and leaves residuals to v07, the next two for one without parts of 4 KiB, which leaves
+//           the longest rows to v07, the last for this one. Trials ran before all.
 // Counter:  long_scoreboard falls from 6.6 to 3.7; the time to 0.98 of v07's at a row of 4096, to 0.96 at one
 //           of 5003, to 0.89 at one of 50257, to 0.97 at rows of 65536 and 262144.
 // Requires: as v07, whose other rows are: those of less than 4 KiB, or 6 KiB of whole packs without a

@@ -7,7 +7,8 @@
 //           packs a lane have fewer registers, where with these all their blocks run at once.
 // Why:      a warp of v04 asks for weights and biases pack by pack once it knows its row's numbers. Where
 //           rows start anywhere, it puts every pack of them together from two loads, for each row anew,
-//           masks what lies beside the row, and stores the packs at its ends element by element.
+//           masks what lies beside the row, and stores the packs at its ends element by element. Trials
+//           ran before the predictions.
 // Counter:  the time falls to 0.77 of v08's at a row of 1027, to 0.983 at one of 1024, to 0.995 where rows of
 //           1024 are few.
 // Requires: as v08, whose other rows are: those of more than 4 KiB or up to 256 bytes, of either up to a line

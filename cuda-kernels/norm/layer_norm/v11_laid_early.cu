@@ -6,6 +6,7 @@
 //           nothing to do, and then puts together pack after pack while none of its memory requests is under
 //           way. The cluster's barrier, which comes before the exchange anyway, is waited for in between:
 //           left alone, the compiler mixes the laying with the first sums, and both wait for the rows.
+//           Trials ran before the predictions.
 // Counter:  the time falls to 0.996 of v10's at a row of 50257, and stays at one of 5003.
 // Requires: as v10, whose other rows are: those that start with lines, those of less than 4 KiB, or 6 KiB of
 //           whole packs, longer ones than a cluster holds, and those with a residual or another skew of out.

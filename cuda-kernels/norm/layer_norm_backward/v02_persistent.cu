@@ -4,7 +4,8 @@
 //           once, for dx, dweight and dbias. A thread has the same columns of every row, and sums them for
 //           dweight and dbias in registers. A second launch adds the blocks' sums, always in the same order.
 // Why:      v01 reads both matrices twice over. Sums in registers cost nothing but registers, and those of a
-//           few hundred blocks are little to add; without atomics every run gives the same bits.
+//           few hundred blocks are little to add; without atomics every run gives the same bits. But a
+//           block waits for its row, then for its sums, before it asks for the next one.
 // Counter:  dram_bytes fall to 0.6; the time follows.
 // Requires: contiguous rows of up to 16 KiB. Where rows start at different distances from a multiple of 16
 //           bytes, blocks get equal shares of them, kind after kind, and begin their columns and sums anew

@@ -3,7 +3,8 @@
 // Change:   a thread asks for its packs of the next row, into registers of their own, before it works on this
 //           one.
 // Why:      v02's blocks wait for a row, then sum it, then write it, and ask for nothing meanwhile. What a
-//           block waits for at its barrier no longer keeps the memory idle.
+//           block waits for at its barrier no longer keeps the memory idle. Trials, of shared memory
+//           filled by the copy engine too, ran before the step was recorded.
 // Counter:  dram_share is 85 %.
 // Requires: contiguous rows of up to 16 KiB.
 // Source:   CUDA C++ Best Practices Guide, "Asynchronous Copy from Global Memory to Shared Memory", with

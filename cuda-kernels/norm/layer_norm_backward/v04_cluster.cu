@@ -4,7 +4,8 @@
 //           two sums by distributed shared memory. Each block keeps the sums of its own columns for dweight
 //           and dbias.
 // Why:      two rows of 256 K elements and the sums of as many columns are 3 MiB: the registers of sixteen
-//           SMs hold that, one's do not. Every element is read once, and two numbers a block are exchanged.
+//           SMs hold that, one's do not. Every element is read once, and two numbers a block are
+//           exchanged. Rows of up to 16 KiB keep v03's kernels. Trials ran before.
 // Counter:  at a row of 4096 nothing; at one of 65536 the time falls to 0.31 of v01's.
 // Requires: compute capability 9.0; contiguous rows. Those beyond a cluster's registers are v01's: of more
 //           than 256 KiB where rows do not all start and end at multiples of 16 bytes, else of 512 KiB.

@@ -7,7 +7,8 @@
 // Why:      v04's clusters stay so that loads need not wait for anything, but bulk copies to a ring keep no
 //           more of the memory busy than small blocks that come and go, and each of its rows is met by
 //           barriers of large blocks. What other blocks of an SM had of the weights is in L1; from L2 they
-//           would be as much to bring as the rows.
+//           would be as much to bring as the rows. Two predictions came when parts of 1.5 KiB and rows
+//           with a residual did, the last when rows of 24 KiB became one block's. Trials ran before all.
 // Counter:  the time falls to 0.99 of v04's at rows of 4096 and 12288, to 0.93 at one of 50257, to 0.96 at
 //           one of 65536, to 0.98 with a residual.
 // Requires: as v04, whose rows of less than 8 KiB are, or 4 with a residual, longer ones than a cluster

@@ -7,7 +7,8 @@
 //           as small as softmax's v12 does.
 // Why:      a warp of v02 asks for weights pack by pack once it knows its row's sum. Where rows start
 //           anywhere, it puts every pack of them together from two loads, for each row anew, masks what lies
-//           beside the row, and stores the packs at its ends element by element.
+//           beside the row, and stores the packs at its ends element by element. The last prediction is
+//           for whole rows that leave L1 small. Trials ran before all.
 // Counter:  the time falls to 0.99 of v05's at rows of 256, 1024 and 1027, to 0.97 where rows of 1024 are
 //           few.
 // Requires: as v05, whose other rows are: those of more than 4 KiB or up to 256 bytes, of either up to a line

@@ -3,6 +3,7 @@
 // Change:   dx by a block a row, which it reads twice: for the sum, and to write. dweight by a thread a
 //           column, over a slice of the rows; a third launch adds the slices.
 // Why:      the definition, word for word: a row's numbers are needed for dx, a column's for dweight.
+//           Both matrices travel from device memory twice.
 // Counter:  both matrices are read from DRAM twice, so dram_bytes are 1.67 times the least possible.
 // Requires: rows that are contiguous; any length.
 // Source:   the derivative of x times rstd

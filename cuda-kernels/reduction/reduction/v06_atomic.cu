@@ -1,9 +1,9 @@
 // reduction v06_atomic: blocks add their sums to the result themselves.
 //
 // Change:   instead of writing its sum for a second launch, a block adds it to out by an atomic, in L2.
-// Why:      one launch instead of two, for a memset that zeroes out before. But blocks add in the order in
-//           which they end, and floating-point addition is not associative: the last bits of the result
-//           change from run to run.
+// Why:      a second launch is most of the time of a short vector; a memset that zeroes out takes its place.
+//           But blocks add in the order in which they end, and floating-point addition is not associative:
+//           the last bits of the result change from run to run.
 // Error:    14 roundings in a block as in v05, and one for each block that adds: to first order at most
 //           (14 + blocks) eps/2 sum|x|, in practice far less. The atomic takes subnormal numbers for zero.
 // Counter:  time stays at 2^26 elements; launches is 1 beside the memset.

@@ -3,9 +3,10 @@
 // Change:   a block writes its sum to the workspace and takes a ticket from a counter. Whoever gets the last
 //           ticket knows that all sums are there and adds them up, always in the same order: one launch, and
 //           runs agree bit by bit. The last ticket also puts the counter back to zero.
-// Why:      a short vector's time is launches and waiting, so the way from the last load to the result is
-//           kept short: one thread sums the warps' sums, one atomic is fence and ticket, and from there on a
-//           single warp works, its loads in flight together and without barriers.
+// Why:      one launch, and the same bits every time. A short vector's time is launches and waiting, so
+//           the way from the last load to the result is kept short: one thread sums the warps' sums, one
+//           atomic is fence and ticket, and from there on a single warp works, its loads in flight
+//           together and without barriers.
 // Error:    at most 14 eps sum|x|, eps = 2^-23, for any n, as in v05: 15 roundings in a block, and then 3
 //           in a lane's tree, 1 for each further row of loads (4 at most up to 320 SMs) and 5 in the warp, at
 //           eps/2 each.

@@ -6,7 +6,8 @@
 //           132 KiB have nothing to share and get one block.
 // Why:      a row of 256 K elements is longer than what an SM holds. In several it fits and is read once, and
 //           two numbers a block are all that must be exchanged. Blocks are dealt out in the order of the
-//           rows, so reads and writes stay close together, where v06's blocks drift apart.
+//           rows, so reads and writes stay close together, where v06's blocks drift apart. Rows of up to
+//           32 KiB keep v05's kernel.
 // Counter:  at a row of 4096 v05's time again; at one of 65536 the time falls to 0.91 of v06's.
 // Requires: compute capability 9.0; contiguous rows. Those beyond a cluster's shared memory are v02's, and
 //           those of a cluster for which the GPU has no room.

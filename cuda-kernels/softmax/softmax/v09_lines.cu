@@ -6,7 +6,7 @@
 //           is the row's come by wide loads, too, and are masked.
 // Why:      counted from a multiple of 16 bytes, 32 packs are parts of five lines, and the first and the last
 //           one are another warp's as well: L2 looks up five lines for four, and sectors are written in two
-//           pieces.
+//           pieces. Trials of the kernel ran before the predictions.
 // Counter:  at a row of 4096 or 5003 nothing; at one of 50257 the time falls to 0.99 of v07's.
 // Requires: as v07. Rows of up to 128 packs are v05's: up to seven outside the row are many for a short one.
 // Source:   NVIDIA, "CUDA C++ Best Practices Guide", "Effects of Misaligned Accesses"

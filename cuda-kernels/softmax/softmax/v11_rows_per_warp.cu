@@ -4,7 +4,8 @@
 //           of as many warps as hold it with three packs a lane or four. Packs are counted from a line and
 //           always whole; elements at the ends of skewed rows are single lanes'.
 // Why:      where rows start anywhere, a lane of v05 takes the elements of the packs at both ends one by one,
-//           to load and to store, while the others wait; v09's block masks such packs.
+//           to load and to store, while the others wait; v09's block masks such packs. Trials of the
+//           kernel ran before the predictions.
 // Counter:  at a row of 4096 instructions fall to 0.75 of v10's, and the time does not; it falls to 0.86 at
 //           one of 515.
 // Requires: as v10, whose other rows are: those of more than 16 KiB or up to 256 bytes, of either up to a

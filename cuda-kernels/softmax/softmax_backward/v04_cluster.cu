@@ -4,7 +4,8 @@
 //           block a part, sums it chunk by chunk as it arrives, and sends its sum to the others. Rows of up
 //           to 32 KiB keep v03's kernel, and those of up to 104 KiB get one block.
 // Why:      two rows of 256 K elements are 1 MiB: eight SMs hold that in shared memory, one does not. Every
-//           element is read once, and one number a block is exchanged.
+//           element is read once, and one number a block is exchanged. Rows of up to 32 KiB keep v03's
+//           kernel.
 // Counter:  at a row of 4096 nothing.
 // Requires: compute capability 9.0; contiguous rows. Those beyond a cluster's shared memory are v01's, and
 //           those of a cluster for which the GPU has no room.

@@ -4,7 +4,8 @@
 //           line, of which some may lie before the row, and a block's part begins with a line. The kernels
 //           are v04's and v03's.
 // Why:      a warp's 32 packs are four lines of L2 instead of parts of five, in three matrices; and a copy is
-//           faster between places that lie alike in a line, which y's part in v04's shared memory does not.
+//           faster between places that lie alike in a line, which y's part in v04's shared memory does
+//           not. Trials of the kernel ran before the predictions.
 // Counter:  at a row of 4096 or 5003 nothing; the time falls to 0.98 of v04's at one of 50257, and to 0.95
 //           at one of 262144.
 // Requires: as v04. Rows of up to 96 packs are v03's: up to seven outside the row are many for a short one.

@@ -199,8 +199,6 @@ OP = Op(
         Step(
             name="v01_scalar",
             change="A thread computes four random words for one element, and uses one of them.",
-            why="The definition, word for word: a counter says which block of four words an element's is in. Ten "
-            "rounds of two wide products each, for every element, are more than the memory leaves time for.",
             predictions=(
                 Prediction("dram_share", "<=", 60),
                 Prediction("instructions", ">=", 1_000, backends=("cuda",)),
@@ -210,8 +208,6 @@ OP = Op(
         Step(
             name="v02_four_words",
             change="A thread takes the four elements whose words one call of the generator gives.",
-            why="A quarter of the random numbers' work. What was 60 instructions an element is 15, so that memory is "
-            "the limit where accesses are wide; one element at a time, requests are still many.",
             predictions=(
                 Prediction("instructions", "<=", 0.6, relative=True, backends=("cuda",)),
                 Prediction("time", "<=", 0.7, relative=True),
@@ -223,8 +219,6 @@ OP = Op(
         Step(
             name="v03_vectorized",
             change="Accesses of 16 bytes, marked as read once.",
-            why="Eight bf16 values an instruction, and no element is looked for on its own. The random numbers do not "
-            "depend on what is loaded: they are computed while it is on its way.",
             predictions=(
                 Prediction("sectors_per_load", ">=", 12),
                 Prediction("dram_share", ">=", 88),
@@ -239,9 +233,6 @@ OP = Op(
         Step(
             name="v04_several_packs",
             change="A thread takes four packs, all of whose loads are under way before it draws a word.",
-            why="A pack cost 362 instructions, of which many found what is the same for every pack, or nearly: the "
-            "seed and the keys of ten rounds, where its row begins, and whether there is a bias. With issue slots two "
-            "thirds busy, memory waited for them.",
             predictions=(
                 Prediction("instructions", "<=", 0.8, relative=True),
                 Prediction("dram_share", ">=", 88),
@@ -256,8 +247,6 @@ OP = Op(
             name="v05_more_warps",
             change="A thread takes two packs, in 48 registers instead of 90; every choice of operands has a kernel, "
             "without a branch between the words and their use.",
-            why="v04's registers leave room for 16 warps an SM, and half the issue slots were empty. Presumably warps "
-            "ask for much at once and then for nothing, so that memory waits; 40 warps take turns.",
             predictions=(
                 Prediction("occupancy", ">=", 50),
                 Prediction("dram_share", ">=", 88),

@@ -272,8 +272,6 @@ OP = Op(
             name="v01_rows_then_columns",
             change="One kernel writes dx; a second one goes along the columns, draws every element's words again and "
             "adds up dbias over a slice of the rows; a third one adds the slices.",
-            why="dx is every element's own, dbias a sum of a column. The sum is taken of what dx was before it was "
-            "rounded, so everything is read, and drawn, a second time.",
             predictions=(
                 Prediction("bytes_over_minimum", "==", 1.5, tolerance=0.1, backends=("cuda",)),
                 Prediction("bytes_over_minimum", "<=", 1.8, backends=("triton",)),
@@ -286,8 +284,6 @@ OP = Op(
             name="v02_persistent",
             change="Blocks stay on a strip of columns and take row after row of it, 16 bytes at a time; the sums of "
             "their columns stay in registers. A second kernel adds the blocks' sums.",
-            why="A thread that keeps its columns has their sums for an addition each, and no memory. What it loads is "
-            "needed once: dx is written from the same registers, four words of a call for four neighbours.",
             predictions=(
                 Prediction("bytes_over_minimum", "==", 1.0, tolerance=0.05),
                 Prediction("time", "<=", 0.6, relative=True),
@@ -303,8 +299,6 @@ OP = Op(
             name="v03_rows_ahead",
             change="A thread asks for four packs of four rows, or with an activation for two packs each of dout and of "
             "x, before it uses the first.",
-            why="v02 has 16 bytes under way in a thread, and waits for them before it asks for more: 16 KiB in an SM "
-            "are just what memory delivers while it answers, if every answer were as quick as the first.",
             predictions=(
                 Prediction("time", "<=", 0.95, relative=True),
                 Prediction("dram_share", ">=", 88),
@@ -319,9 +313,6 @@ OP = Op(
             name="v04_rows_abreast",
             change="Rows are dealt out in turn, a block's all skewed alike: rows of any length have accesses of 16 "
             "bytes. Where nobody asks for dbias, dx is made pack by pack, as the forward pass' result is.",
-            why="Rows of 5,003 elements had accesses of one element. Elsewhere v03 had more of a thread's loads under "
-            "way and was no faster: blocks at hundreds of places, each with a page of memory of its own, are suspected "
-            "to be the limit.",
             predictions=(
                 Prediction("dram_share", ">=", 85),
                 Prediction("time", "<=", 385),

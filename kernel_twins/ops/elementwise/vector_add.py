@@ -108,8 +108,6 @@ OP = Op(
         Step(
             name="v01_scalar",
             change="One thread adds one element.",
-            why="The grid alone covers the vector. A warp's 32 loads of 4 bytes fall into four 32-byte sectors, so "
-            "access is coalesced already; what may be short is bytes in flight per thread.",
             predictions=(
                 Prediction("sectors_per_load", "==", 4, tolerance=0.01),
                 Prediction("dram_share", ">=", 80),
@@ -119,8 +117,6 @@ OP = Op(
         Step(
             name="v02_grid_stride",
             change="A grid of one wave strides over the vector.",
-            why="Set-up is paid once a thread instead of once an element, and the grid no longer grows with n. The "
-            "memory system sees the same requests, so time should not move.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.04),
                 Prediction("sectors_per_load", "==", 4, tolerance=0.01),
@@ -129,8 +125,6 @@ OP = Op(
         Step(
             name="v03_vectorized",
             change="Each access is 16 bytes wide.",
-            why="A quarter of the load and store instructions for the same bytes (an eighth in bf16): more bytes in "
-            "flight for every slot of the load/store queue.",
             predictions=(
                 Prediction("sectors_per_load", "==", 16, tolerance=0.01),
                 Prediction("instructions", "<=", 0.45, relative=True),
@@ -141,9 +135,6 @@ OP = Op(
         Step(
             name="v04_streaming",
             change="Several independent 16-byte loads in flight a thread instead of a loop, with streaming hints.",
-            why="All loads are issued before the first add needs one, so one memory latency is paid for several "
-            "accesses; evict-first tells L2 that nothing here is read twice. The grid covers the vector again: "
-            "looping blocks drift apart and the slowest is waited for, single tiles are dealt out in order.",
             predictions=(
                 Prediction("time", "<=", 0.99, relative=True),
                 Prediction("dram_share", ">=", 90),
@@ -153,8 +144,6 @@ OP = Op(
         Step(
             name="v05_bulk_ring",
             change="Bulk asynchronous copies (cp.async.bulk) through a ring in shared memory.",
-            why="One thread asks for kilobytes at a time, registers hold nothing while data travels, and 32 KiB or "
-            "more stay in flight on every SM. v04 is at the memory's limit already, so it should only tie.",
             predictions=(
                 Prediction("load_requests", "<=", 0.05, relative=True),
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
@@ -165,8 +154,6 @@ OP = Op(
         Step(
             name="v06_bulk_tile",
             change="Each block copies one tile and ends, without a ring.",
-            why="A ring needs looping blocks, and those drift apart. Blocks of one small tile keep the order of v04, "
-            "and the other blocks of the SM are all the overlap that is needed. (Predicted after trials.)",
             predictions=(
                 Prediction("time", "<=", 0.97, relative=True),
                 Prediction("dram_share", ">=", 91),

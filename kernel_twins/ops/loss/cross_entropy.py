@@ -209,8 +209,6 @@ OP = Op(
         Step(
             name="v01_two_passes",
             change="A block reads its row twice, an element at a time: for the maximum, and for the sum.",
-            why="The definition, word for word. A row of 131,072 is 256 KiB in bf16, and the rows of all blocks that "
-            "run at once are several times the L2 cache: the second pass comes from device memory again.",
             predictions=(
                 Prediction("bytes_over_minimum", "==", 2.0, tolerance=0.1),
                 Prediction("dram_share", "<=", 75, backends=("cuda",)),
@@ -221,8 +219,6 @@ OP = Op(
         Step(
             name="v02_online",
             change="Maximum and sum in one pass: when the maximum grows, the sum so far is scaled down.",
-            why="Half the traffic, for an exponential more an element. Where elements come one by one, that and the "
-            "loads are now what takes the time.",
             predictions=(
                 Prediction("bytes_over_minimum", "==", 1.0, tolerance=0.05),
                 Prediction("time", "<=", 0.8, relative=True, backends=("cuda",)),
@@ -234,8 +230,6 @@ OP = Op(
             name="v03_vectorized",
             change="A thread asks for several packs of 16 bytes before it looks at the first, and takes one maximum of "
             "all of them.",
-            why="One load, one comparison and one rescaling for what were eight of each and more: a third of the "
-            "instructions an element, and 16 KiB on their way for every block.",
             predictions=(
                 Prediction("instructions", "<=", 0.45, relative=True),
                 Prediction("time", "<=", 0.6, relative=True),
@@ -251,8 +245,6 @@ OP = Op(
             name="v04_rows_per_block",
             change="A row gets as many threads as it needs: part of a warp, a warp, or a block. Triton's step searches "
             "for the tile.",
-            why="A row of 1024 is two packs for each lane of a warp: shuffles are all that is needed, and a block has "
-            "eight such rows under way. Long rows keep v03's kernel; in Triton, longer tiles ask for more at once.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02, backends=("cuda",)),
                 Prediction("dram_share", ">=", 86),
@@ -267,8 +259,6 @@ OP = Op(
             name="v05_cluster",
             change="Where there are fewer rows than keep all SMs busy, a cluster of blocks shares one, and sends its "
             "numbers to the first of them through distributed shared memory.",
-            why="512 rows are four blocks for most SMs and three for the others, and the last of them run alone. In "
-            "parts, the same bytes are dealt out more evenly. Where rows are many, nothing changes.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.01),
                 Prediction("time", "<=", 57, case=_FEW),

@@ -163,8 +163,6 @@ OP = Op(
         Step(
             name="v01_scalar",
             change="A block walks along its row, a thread with one element at a time.",
-            why="Every element is computed by itself. But each iteration is a load of 2 bytes, waited for, and a "
-            "store: too few bytes are on their way, and too many instructions for each.",
             predictions=(
                 Prediction("bytes_over_minimum", "==", 1.0, tolerance=0.05),
                 Prediction("dram_share", "<=", 75, backends=("cuda",)),
@@ -176,8 +174,6 @@ OP = Op(
             name="v02_vectorized",
             change="A block takes a chunk of a row, a thread four packs of 16 bytes, all asked for before the first is "
             "looked at; rows may start at any element.",
-            why="An eighth of the loads and stores, and 64 bytes of a thread on their way at once. Blocks that end "
-            "after a chunk make room for others, whose loads fill in while it stores.",
             predictions=(
                 Prediction("instructions", "<=", 0.6, relative=True),
                 Prediction("time", "<=", 0.8, relative=True),
@@ -191,7 +187,6 @@ OP = Op(
             name="v03_rows_per_block",
             change="A row of up to 128 packs gets up to a warp, so that a block has several; longer ones are v02's. "
             "Triton's step takes a tile of a row, or of several short ones, and searches for its size.",
-            why="A chunk of 1024 packs for a row of 128 leaves seven threads of eight without work.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02, backends=("cuda",)),
                 Prediction("dram_share", ">=", 86),

@@ -197,8 +197,6 @@ OP = Op(
         Step(
             name="v01_fused",
             change="matmul_bf16's last step applies bias and activation before it rounds.",
-            why="On its own, the activation reads and writes the whole result once more. In the product's epilogue it "
-            "costs instructions alone.",
             predictions=(
                 Prediction("time", "<=", 204, backends=("cuda",)),
                 Prediction("time", "<=", 214, backends=("triton",)),

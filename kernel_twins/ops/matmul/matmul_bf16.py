@@ -110,8 +110,6 @@ OP = Op(
         Step(
             name="v01_naive",
             change="One element at a time, no tensor cores.",
-            why="The formula as it is written, with the lanes along the columns so that loads are coalesced. The "
-            "tensor cores, which hold nearly all of this chip's arithmetic, stay idle.",
             predictions=(
                 Prediction("tensor_pipe", "<=", 0.1),
                 Prediction("ceiling_share", "<=", 2),
@@ -120,9 +118,6 @@ OP = Op(
         Step(
             name="v02_tensor_cores",
             change="Tiles of A and B in shared memory are multiplied by the tensor cores.",
-            why="One mma.sync of a warp does 2048 multiply-adds, and each tile fetched serves the whole block. Nothing "
-            "is fetched ahead, so the tensor cores wait for every tile; in CUDA, plainly stored tiles have bank "
-            "conflicts besides.",
             predictions=(
                 Prediction("time", "<=", 0.05, relative=True),
                 Prediction("tensor_pipe", "<=", 50),
@@ -133,8 +128,6 @@ OP = Op(
         Step(
             name="v03_swizzled",
             change="ldmatrix reads whole fragments, from tiles whose 16-byte pieces are permuted by XOR.",
-            why="One ldmatrix brings four 8 x 8 matrices where 32-bit loads took four instructions or more. Its eight "
-            "rows would lie in the same banks; the XOR of the piece's column with its row spreads them over all.",
             predictions=(
                 Prediction("bank_conflicts", "<=", 3),
                 Prediction("time", "<=", 0.75, relative=True),
@@ -145,8 +138,6 @@ OP = Op(
         Step(
             name="v04_pipelined",
             change="Tiles arrive by cp.async several stages ahead.",
-            why="While the tensor cores work on one tile, the next ones are on their way without holding registers, "
-            "and one barrier a tile remains.",
             predictions=(
                 Prediction("time", "<=", 0.7, relative=True),
                 Prediction("tensor_pipe", ">=", 45),
@@ -156,9 +147,6 @@ OP = Op(
         Step(
             name="v05_grouped",
             change="Blocks are numbered so that neighbours share rows and columns of tiles.",
-            why="Blocks that run together should touch a near-square patch of the output and find their operands in "
-            "L2. At 4096 x 4096 one wave covers eight whole rows of tiles as it is, so little should move here; it is "
-            "kept for larger products.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.04),
                 Prediction("dram_bytes", "==", 1.0, relative=True, tolerance=0.15),
@@ -168,8 +156,6 @@ OP = Op(
         Step(
             name="v06_autotuned",
             change="Tile shape, warps and stages are searched over a short list.",
-            why="A tile of 128 x 256 does more products per byte fetched than one of 128 x 128, and how many stages "
-            "and warps it takes to hide the fetch is quicker tried than argued.",
             predictions=(
                 Prediction("time", "<=", 0.85, relative=True),
                 Prediction("tensor_pipe", ">=", 70),
@@ -182,10 +168,6 @@ OP = Op(
         Step(
             name="v07_tma",
             change="Tiles come by the tensor memory accelerator and stay in shared memory, where wgmma reads them.",
-            why="One thread asks for a whole tile, addresses, edges and swizzle included, and a warpgroup multiplies "
-            "it from shared memory: no fragments are loaded and no thread copies. Triton has had wgmma since v02; "
-            "here its tiles come by descriptors. In CUDA the tile starts over at 64 x 64 with nothing fetched ahead, "
-            "so every element is fetched twice to four times as often as in v05 and L2 becomes the limit.",
             predictions=(
                 Prediction("time", "==", 1.35, relative=True, tolerance=0.2, backends=("cuda",)),
                 Prediction("instructions", "<=", 0.3, relative=True, backends=("cuda",)),
@@ -199,8 +181,6 @@ OP = Op(
         Step(
             name="v08_large_tile",
             change="The block's tile grows from 64 x 64 to 128 x 128.",
-            why="Twice the products for every byte fetched, so L2 has half as much to deliver. The warpgroup holds "
-            "128 sums a thread.",
             predictions=(
                 Prediction("time", "<=", 0.8, relative=True),
                 Prediction("l2_bytes", "==", 0.5, relative=True, tolerance=0.1),
@@ -213,8 +193,6 @@ OP = Op(
         Step(
             name="v09_warp_specialized",
             change="A producer warp fetches tiles into a ring of stages, the warpgroup only multiplies.",
-            why="Until now a block waited for each tile before it multiplied it. A warp of its own runs ahead by "
-            "as many tiles as the ring holds; full and empty barriers are all that the two sides share.",
             predictions=(
                 Prediction("time", "<=", 0.9, relative=True),
                 Prediction("tensor_pipe", ">=", 55),
@@ -227,9 +205,6 @@ OP = Op(
         Step(
             name="v10_two_consumers",
             change="Two warpgroups share a tile of 128 x 256, each with more registers and a wgmma under way.",
-            why="A quarter less is fetched for each product, and while one warpgroup waits or starts its next wgmma "
-            "the other one's is under way. setmaxnreg gives the consumers the registers that the producer does not "
-            "need.",
             predictions=(
                 Prediction("time", "<=", 0.88, relative=True),
                 Prediction("l2_bytes", "==", 0.75, relative=True, tolerance=0.1),
@@ -243,8 +218,6 @@ OP = Op(
         Step(
             name="v11_persistent",
             change="Blocks stay and walk over tiles, so that the next tile is fetched while this one is stored.",
-            why="A block that ends leaves its SM idle until the next one has set up its barriers and its first tiles "
-            "have come. One that stays has its ring full again by the time the sums are stored.",
             predictions=(Prediction("time", "<=", 0.98, relative=True),),
             arch="==9.0a",
             accepts=shared.copyable,
@@ -253,8 +226,6 @@ OP = Op(
         Step(
             name="v12_multicast",
             change="Blocks come in clusters of two and fetch the tile of B that they share once for both.",
-            why="Each of the two fetches half of B's tile and has it delivered to both. A third less comes from L2, "
-            "which is near its limit, and what is not moved needs no power either.",
             predictions=(
                 Prediction("time", "<=", 0.98, relative=True),
                 Prediction("l2_bytes", "<=", 0.8, relative=True),
@@ -267,9 +238,6 @@ OP = Op(
         Step(
             name="v13_tma_store",
             change="The result leaves through shared memory and the copy engine, in parts.",
-            why="The threads write their sums into a small part of shared memory, in rows, and go on; the copy engine "
-            "takes it from there in whole lines while the next tile is multiplied. As only a part of a tile is "
-            "staged at a time, all four stages fit beside it, in Triton one more than before.",
             predictions=(
                 Prediction("time", "<=", 0.985, relative=True, backends=("cuda",)),
                 Prediction("sectors_per_store", "==", 0, tolerance=0, backends=("cuda",)),
@@ -282,8 +250,6 @@ OP = Op(
         Step(
             name="v14_hilbert",
             change="Tiles are walked along a Hilbert curve instead of in groups of rows.",
-            why="Any run of neighbours on the curve covers a compact patch, whatever its length, where groups of rows "
-            "are compact at one length only. At 4096 x 4096 what the tiles at work need fits L2 in either order.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
                 Prediction("dram_bytes", "==", 1.0, relative=True, tolerance=0.15),
@@ -296,10 +262,6 @@ OP = Op(
         Step(
             name="v15_dispatch",
             change="The tile, and how often K is split, follow from the sizes; odd sizes are repacked first.",
-            why="A tile of 128 x 256 leaves most of the chip idle when the result is small or thin. Smaller tiles, and "
-            "several blocks along K whose sums are added in a fixed order, fill it again. Operands that the copy "
-            "engine cannot take are copied once into rows that it can. The profiled product runs as before, "
-            "but its stores leave beside the next tile's products.",
             predictions=(Prediction("time", "==", 1.0, relative=True, tolerance=0.02),),
             arch="==9.0a",
             fp32_out=True,
@@ -317,8 +279,6 @@ OP = Op(
         Step(
             name="v16_gluon",
             change="The CUDA ladder's structure by hand: Gluon's TMA, mbarriers, wgmma and warp specialisation.",
-            why="Triton's compiler decides where it waits and who copies. Gluon leaves that to the author, in the same "
-            "language: a producer warp, two consumer warpgroups, and a store that overlaps the next tile.",
             predictions=(
                 Prediction("time", "==", 0.99, relative=True, tolerance=0.03),
                 Prediction("tensor_pipe", ">=", 88),
@@ -343,9 +303,6 @@ OP = Op(
         Step(
             name="v17_prologue",
             change="Descriptors come with the launch, and a kernel is set up while the one before it ends.",
-            why="From v07 to v15 every program wrote its descriptors into device memory before it could fetch, and "
-            "nothing of a kernel began before all of the one before was done. Of a small product that is a good part "
-            "of the time; at 4096 x 4096, a hundredth. This goes on from v15.",
             predictions=(Prediction("time", "==", 1.0, relative=True, tolerance=0.02),),
             backends=("triton",),
             gap="CUDA's maps come with the launch since v07_tma, and v15_dispatch is set up early.",

@@ -43,8 +43,6 @@ OP = Op(
         Step(
             name="v01_naive",
             change="One thread computes one element; neighbouring threads take neighbouring rows.",
-            why="The formula as it is written. The 32 lanes of a warp read 32 rows of A, one sector each, so most of "
-            "every sector fetched is thrown away, and nothing is reused but through the caches.",
             predictions=(
                 Prediction("sectors_per_load", "==", 16.5, tolerance=0.05, backends=("cuda",)),
                 Prediction("fma_pipe", "<=", 10),
@@ -53,7 +51,6 @@ OP = Op(
         Step(
             name="v02_coalesced",
             change="Neighbouring threads take neighbouring columns.",
-            why="A warp now reads one element of A (broadcast) and 32 neighbours of B (four sectors).",
             predictions=(
                 Prediction("sectors_per_load", "==", 2.5, tolerance=0.05),
                 Prediction("time", "<=", 0.2, relative=True),
@@ -64,8 +61,6 @@ OP = Op(
         Step(
             name="v03_shared_tile",
             change="Tiles of A and B are staged in shared memory and used by the whole block.",
-            why="Each element fetched serves a whole row or column of the tile, so global traffic falls by the tile's "
-            "width; what remains is one shared-memory load for nearly every FMA.",
             predictions=(
                 Prediction("load_requests", "<=", 0.07, relative=True, backends=("cuda",)),
                 Prediction("time", "<=", 0.75, relative=True),
@@ -76,8 +71,6 @@ OP = Op(
         Step(
             name="v04_register_tile_1d",
             change="A thread computes a column of eight results.",
-            why="An element of B, once in a register, serves eight FMAs: nine shared-memory loads for eight FMAs "
-            "where there were sixteen. The block's tile grows with it, so global traffic falls again.",
             predictions=(
                 Prediction("time", "<=", 0.6, relative=True),
                 Prediction("fma_pipe", ">=", 25),
@@ -88,8 +81,6 @@ OP = Op(
         Step(
             name="v05_register_tile_2d",
             change="A thread computes a patch of 8 x 8 results, as outer products from registers.",
-            why="Sixteen loads from shared memory serve 64 FMAs. Tiles of 128 x 128 elements halve the global traffic "
-            "once more. In Triton the larger tile alone brings it about.",
             predictions=(
                 Prediction("time", "<=", 0.7, relative=True),
                 Prediction("fma_pipe", ">=", 45, backends=("cuda",)),
@@ -99,8 +90,6 @@ OP = Op(
         Step(
             name="v06_vectorized",
             change="Global and shared memory are read 16 bytes at a time; A's tile lies transposed.",
-            why="A quarter of the load instructions for the same data, which leaves issue slots to the FMAs. "
-            "Transposing puts the elements that a thread needs side by side.",
             predictions=(
                 Prediction("time", "<=", 0.85, relative=True),
                 Prediction("instructions", "<=", 0.9, relative=True),
@@ -111,8 +100,6 @@ OP = Op(
         Step(
             name="v07_warp_tile",
             change="A warp covers a compact tile of the block's, instead of two long rows of it.",
-            why="The fewer different elements a warp reads together, the more of each shared-memory access is a "
-            "broadcast: a 64 x 32 tile needs 96 elements for 2048 FMAs.",
             predictions=(
                 Prediction("time", "<=", 0.95, relative=True),
                 Prediction("bank_conflicts", "<=", 5),
@@ -123,9 +110,6 @@ OP = Op(
         Step(
             name="v08_grouped",
             change="Blocks are numbered so that neighbours share rows and columns of tiles.",
-            why="Blocks that run together should touch a near-square patch of the output and find their operands in "
-            "L2. At 4096 x 4096 a wave of 264 blocks covers eight whole rows of 32 tiles as it is, so nothing should "
-            "move here; it is kept for larger products.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.03),
                 Prediction("dram_bytes", "==", 1.0, relative=True, tolerance=0.15),
@@ -135,8 +119,6 @@ OP = Op(
         Step(
             name="v09_pipelined",
             change="Tiles arrive by cp.async several stages ahead, fragments one step ahead.",
-            why="Fetching needs no registers and nobody waits for it; the FMAs of one step cover the shared-memory "
-            "latency of the next. One barrier a tile remains.",
             predictions=(
                 Prediction("time", "<=", 0.85, relative=True),
                 Prediction("fma_pipe", ">=", 75, backends=("cuda",)),
@@ -146,8 +128,6 @@ OP = Op(
         Step(
             name="v10_autotuned",
             change="Tile shape, warps and stages are searched over a short list.",
-            why="The best tile is a compromise between reuse, registers and how many blocks an SM holds, and differs "
-            "from product to product.",
             predictions=(Prediction("time", "<=", 0.9, relative=True),),
             backends=("triton",),
             gap=_TUNING_GAP,
@@ -156,9 +136,6 @@ OP = Op(
         Step(
             name="v11_tma",
             change="A producer warp fetches tiles by the tensor memory accelerator into a ring of stages.",
-            why="The copies and their addresses, edges and predicates leave the issue slots to the FMAs, and full and "
-            "empty barriers take the place of one barrier a tile for all. Operands that the copy engine cannot take "
-            "are copied once into rows that it can.",
             predictions=(
                 Prediction("time", "<=", 0.99, relative=True),
                 Prediction("instructions", "<=", 0.98, relative=True),
@@ -171,9 +148,6 @@ OP = Op(
         Step(
             name="v12_short_loop",
             change="The loop is unrolled half as far, and a thread goes through its sums in patches of 8 x 8.",
-            why="A tile's FMAs, all unrolled, are 64 KiB of code, which the instruction caches do not keep. Warps wait "
-            "for instructions, and at 2048 x 2048, where no SM has a second block, the slowest decides. (Predicted "
-            "after a trial, which gained 9 % there and 1 % here.)",
             predictions=(
                 Prediction("time", "<=", 0.995, relative=True),
                 Prediction("instruction_stalls", "<=", 0.8, relative=True),

@@ -37,10 +37,6 @@ OP = Op(
         Step(
             name="v01_split",
             change="Every operand is split in two TF32 numbers; three products are summed by the tensor cores.",
-            why="TF32 keeps ten bits of the mantissa and so does its remainder, which together are nearly fp32. The "
-            "tensor cores round towards zero when they add, which over a long K would show: the checker refused a "
-            "first draft that let them. So each short piece of K starts from zero and is added outside, by FADDs, "
-            "which round to nearest. (Predicted after that trial.)",
             predictions=(
                 Prediction("error_over_torch", "<=", 2),
                 Prediction("tensor_pipe", "<=", 50),
@@ -50,9 +46,6 @@ OP = Op(
         Step(
             name="v02_lean_split",
             change="The instructions beside the products are cut to what is needed.",
-            why="Splitting and adding take issue slots and latency from the tensor cores. In CUDA the small half is "
-            "not rounded, as the tensor cores ignore what TF32 does not hold, and sums are added outside once in 32 "
-            "of K; in Triton the split is written out, with half of the compiler's instructions.",
             predictions=(
                 Prediction("instructions", "<=", 0.8, relative=True),
                 Prediction("time", "<=", 0.9, relative=True),
@@ -63,8 +56,6 @@ OP = Op(
         Step(
             name="v03_pipelined",
             change="Tiles arrive by cp.async several stages ahead, and blocks are numbered in groups.",
-            why="Nobody waits for device memory any more; what remains beside the tensor cores is the splitting, two "
-            "or three instructions for every element of a fragment.",
             predictions=(
                 Prediction("time", "<=", 0.7, relative=True),
                 Prediction("tensor_pipe", ">=", 55, backends=("cuda",)),
@@ -74,8 +65,6 @@ OP = Op(
         Step(
             name="v04_autotuned",
             change="Tile shape, warps and stages are searched over a short list.",
-            why="Larger tiles split fewer elements for each product but need more registers; the best compromise "
-            "depends on the product.",
             predictions=(Prediction("time", "<=", 0.9, relative=True),),
             backends=("triton",),
             gap="The constants of v03_pipelined were chosen by the same search, by hand.",
@@ -85,9 +74,6 @@ OP = Op(
         Step(
             name="v05_wgmma",
             change="wgmma multiplies tiles in shared memory, which come by the tensor memory accelerator.",
-            why="mma.sync reaches little more than half of a Hopper tensor core's rate, and every warp split the same "
-            "elements again. A warpgroup's wgmma reads b's tile from shared memory, where it lies split: that is done "
-            "once for all blocks.",
             predictions=(
                 Prediction("time", "<=", 0.8, relative=True),
                 Prediction("instructions", "<=", 0.6, relative=True),

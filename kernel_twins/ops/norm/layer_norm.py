@@ -130,9 +130,6 @@ OP = Op(
         Step(
             name="v01_three_passes",
             change="A block reads its row three times: for the mean, for the squared distances from it, and to write.",
-            why="The definition, word for word: mean of squares less square of the mean would save a pass, and lose "
-            "every digit where the mean is large beside the deviation. A row of 4096 stays in L1 between the passes, "
-            "but each asks for one element at a time and ends with a wait for the block.",
             predictions=(
                 Prediction("dram_share", "<=", 65),
                 Prediction("bytes_over_minimum", "==", 1.0, tolerance=0.1, backends=("cuda",)),
@@ -142,8 +139,6 @@ OP = Op(
         Step(
             name="v02_welford",
             change="Mean and squared distances in one pass, by Welford's formula; threads' parts are merged by Chan's.",
-            why="Every element moves the mean, and adds its distance from the old one times that from the new one: "
-            "one pass less to wait for, and nothing cancels, at the price of a division for each element.",
             predictions=(
                 Prediction("load_requests", "==", 0.8, relative=True, tolerance=0.05),  # weight and bias are left
                 Prediction("instructions", ">=", 1.2, relative=True, backends=("cuda",)),
@@ -153,8 +148,6 @@ OP = Op(
         Step(
             name="v03_registers",
             change="The row is read once and stays in the block's registers, where both statistics are taken in turn.",
-            why="The loads of a thread are all under way at once, and none is repeated. A second pass over registers "
-            "costs less than Welford's divisions. How long a row may be is now bounded by the registers of a block.",
             predictions=(
                 Prediction("time", "<=", 0.8, relative=True),
                 Prediction("dram_share", ">=", 60, backends=("cuda",)),
@@ -166,9 +159,6 @@ OP = Op(
             name="v04_rows_per_block",
             change="Accesses of 16 bytes, wherever a row starts, and as many threads for a row as it needs: part of a "
             "warp, a warp, or several.",
-            why="An eighth of the loads and stores in bf16, of weight and bias too. A block for a row of 256 leaves "
-            "most of its threads idle and still pays for two barriers, where lanes of a warp need shuffles alone. "
-            "Trials of CUDA's v04 and v05 ran between these predictions and the recording.",
             predictions=(
                 Prediction("instructions", "<=", 0.6, relative=True, backends=("cuda",)),
                 Prediction("dram_share", ">=", 86),
@@ -181,9 +171,6 @@ OP = Op(
             name="v05_cluster",
             change="A cluster of blocks shares a row, a part each; they exchange mean and squared distances of their "
             "parts by distributed shared memory, once, and merge them by Chan's formula.",
-            why="A row of 256 K elements is longer than what an SM holds. In several it fits, every element is read "
-            "once, and two numbers a block are all that they must tell each other. Rows of up to 64 KiB keep v04's "
-            "kernels.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
                 Prediction("time", "<=", 365, case=_LONG),
@@ -198,9 +185,6 @@ OP = Op(
             name="v06_cooperative",
             change="Programs that are all resident share a row; they exchange their parts' statistics through global "
             "memory.",
-            why="The same division of labour without clusters: a cooperative launch promises that all programs run at "
-            "once, so one may wait for another's numbers. That costs a trip to L2 and back for every row. Trials ran "
-            "before the last prediction.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.03),
                 Prediction("time", "<=", 390, case=_LONG),
@@ -217,9 +201,6 @@ OP = Op(
             "stay in registers, and the blocks exchange their numbers of one row before they write the one before. "
             "Elements at the ends of skewed rows are single lanes'. Short rows, where few, have weights and biases "
             "under way while their numbers are found.",
-            why="A cluster that loads, exchanges, writes and ends has nothing under way while it waits, and reads "
-            "weights and biases anew for every four rows. Where rows are skewed, each pack of them is put together "
-            "from two. A warp with a short row asks for them pack by pack, eight trips to L2 one after the other.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
                 Prediction("time", "<=", 366, case=_RAGGED),
@@ -239,12 +220,6 @@ OP = Op(
             change="Two rows lie side by side in the registers of a cluster, 1.5 KiB to 4 of each a warp, and every "
             "warp tells all blocks their means and squares by itself. Weights and biases for both go to shared memory, "
             "as they lie in memory, by way of L1. With a residual a cluster has one row.",
-            why="v07 keeps weights and biases as packs that lie like a row's. Where rows start anywhere each lies "
-            "otherwise, and has its packs put together anew from L2. Put together from shared memory they cost no trip "
-            "to L2, two rows share them, and so do an SM's blocks through L1. The first three "
-            "predictions are for a form that takes rows which start anywhere alone, the next two for one that knows no "
-            "small parts and leaves residuals to v07, the next two for one without parts of 4 KiB, which leaves the "
-            "longest rows to v07, the last for this one. Trials ran before all.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
                 Prediction("time", "<=", 376, case=_LONG_RAGGED),
@@ -266,9 +241,6 @@ OP = Op(
             change="A row of up to 4 KiB lies in the registers of a warp as v08's do in a cluster's, or two or four "
             "short ones that are skewed alike; weights and biases travel to shared memory, by way of L1, for the rows "
             "of a block.",
-            why="v04, which had these rows, asks for weights and biases pack by pack when a row's numbers are known. "
-            "Where rows start anywhere, it puts every pack of them together anew from two loads, masks what lies "
-            "beside a row, and stores the ends element by element. Trials ran before these predictions.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
                 Prediction("time", "<=", 362, case=_SHORT),
@@ -286,10 +258,6 @@ OP = Op(
             name="v10_one_row",
             change="Rows of 12 to 80 KiB that start with lines and have no residual are one a cluster, four packs or "
             "five a thread, whichever leaves fewer idle, in blocks of up to four warps.",
-            why="v08 holds two rows side by side so that they share weights and biases; by way of L1 few of these come "
-            "from L2 anyway. The second row's packs are registers with which more warps would run, and an SM has more "
-            "bytes under way than memory serves best. Clusters with one row come and go more finely. Trials ran before "
-            "these predictions.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
                 Prediction("time", "<=", 357, case=_THREE_BLOCKS),
@@ -306,9 +274,6 @@ OP = Op(
             change="Where rows start anywhere, a warp puts weights and biases together as soon as they have come to "
             "shared memory, puts them back there as its rows will need them, and meets the cluster's barrier before "
             "its first sum.",
-            why="They are nearer than the rows, for which a warp of v08 waits with nothing to do; it then puts every "
-            "pack together on its way to the result, with no memory request under way. The barrier keeps the "
-            "compiler from mixing this with sums that wait for the rows. Trials ran before these predictions.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.01),
                 Prediction("time", "<=", 1.0, relative=True, case=_LONG_RAGGED),

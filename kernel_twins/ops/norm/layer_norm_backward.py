@@ -130,8 +130,6 @@ OP = Op(
             name="v01_rows_then_columns",
             change="One kernel gives every row a block, for dx; a second one lets every thread add up a column over a "
             "slice of the rows; a third one adds the slices.",
-            why="dx needs sums along rows, dweight and dbias sums along columns. Each taken by itself is simple, but "
-            "both matrices travel from device memory twice: five matrices instead of three.",
             predictions=(
                 Prediction("bytes_over_minimum", "==", 1.67, tolerance=0.1, backends=("cuda",)),
                 Prediction("bytes_over_minimum", "<=", 2.2, backends=("triton",)),
@@ -144,8 +142,6 @@ OP = Op(
             name="v02_persistent",
             change="Blocks stay and take row after row, which they hold in registers, and add up dweight and dbias of "
             "their columns there; a second kernel adds the blocks' sums.",
-            why="A thread has the same columns of every row, so the sums along columns cost two additions and no "
-            "memory, and no atomic. But a block waits for its row, then for its sums, before it asks for the next one.",
             predictions=(
                 Prediction("bytes_over_minimum", "==", 1.0, tolerance=0.05),
                 Prediction("time", "<=", 0.75, relative=True),
@@ -159,8 +155,6 @@ OP = Op(
             name="v03_pipelined",
             change="The next row is asked for before one is worked on: into registers in CUDA, into shared memory in "
             "Triton.",
-            why="Blocks that stay have no others to fill in while they wait: what is under way must be their own next "
-            "rows. Trials of CUDA's step, of shared memory filled by the copy engine too, ran before it was recorded.",
             predictions=(
                 Prediction("time", "<=", 0.95, relative=True),
                 Prediction("dram_share", ">=", 82, backends=("cuda",)),
@@ -175,8 +169,6 @@ OP = Op(
             name="v04_cluster",
             change="A cluster of blocks shares a row and exchanges its two sums by distributed shared memory; each "
             "block adds up dweight and dbias of its own columns.",
-            why="Two rows of 256 K elements are 1 MiB, more than an SM holds, and the sums of its columns are 2 MiB in "
-            "fp32. Rows of up to 16 KiB keep v03's kernels. Trials ran before.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
                 Prediction("time", "<=", 650, case=_LONG),
@@ -190,7 +182,6 @@ OP = Op(
         Step(
             name="v05_cooperative",
             change="Programs that are all resident share a row and exchange its two sums through global memory.",
-            why="As layer_norm's v06: all programs of a cooperative launch run at once, so one may wait for another.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.03),
                 Prediction("time", "<=", 750, case=_LONG),
@@ -205,8 +196,6 @@ OP = Op(
             name="v06_rows_ahead",
             change="Rows come into a ring in shared memory several ahead of time; a warp sends its sums of a row and "
             "goes on, and writes the row before; the last kernel asks for many groups' sums at once, and starts early.",
-            why="v04 asks for one row ahead, with as many bytes as threads have registers, and for nothing while they "
-            "wait for block and cluster. Triton's v05, which waits for the sums a row later, is faster.",
             predictions=(
                 Prediction("dram_share", ">=", 92),
                 Prediction("time", "<=", 0.96, relative=True),

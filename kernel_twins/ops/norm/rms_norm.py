@@ -125,8 +125,6 @@ OP = Op(
         Step(
             name="v01_two_passes",
             change="A block reads its row twice: for the sum of squares, and to write.",
-            why="One number of a row is needed instead of LayerNorm's two, and nothing can cancel in a sum of squares: "
-            "a pass less than layer_norm's v01. Again it asks for one element at a time.",
             predictions=(
                 Prediction("dram_share", "<=", 75),
                 Prediction("bytes_over_minimum", "==", 1.0, tolerance=0.1, backends=("cuda",)),
@@ -137,8 +135,6 @@ OP = Op(
             name="v02_cluster",
             change="layer_norm's v05 without the mean: wide accesses, registers, as many threads for a row as it needs "
             "and a cluster of blocks for a long one.",
-            why="What that ladder came to. With one number less to find, a block of several warps waits once instead "
-            "of twice. Trials of the kernel ran between these predictions and the recording.",
             predictions=(
                 Prediction("time", "<=", 0.85, relative=True),
                 Prediction("dram_share", ">=", 88),
@@ -154,7 +150,6 @@ OP = Op(
             name="v03_cooperative",
             change="layer_norm's v06 without the mean: registers, several rows a program or, for a long row, several "
             "programs that are all resident.",
-            why="The same kernel with one number to exchange instead of two. Trials ran before the last prediction.",
             predictions=(
                 Prediction("time", "<=", 0.8, relative=True),
                 Prediction("dram_share", ">=", 88),
@@ -169,8 +164,6 @@ OP = Op(
             name="v04_rows_ahead",
             change="layer_norm's v07 without the mean: clusters that stay, the next rows under way, weights in "
             "registers, and an exchange that nobody waits for.",
-            why="What v02's clusters wait for, its part of an SM loads nothing meanwhile. With one number less to find "
-            "the rows are as long, and so is the wait.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
                 Prediction("time", "<=", 365, case=_RAGGED),
@@ -193,10 +186,6 @@ OP = Op(
             name="v05_cluster_registers",
             change="softmax's v10 with a sum of squares: clusters come and go again, a row of 8 KiB or more lies in "
             "their registers, 1.5 to 4 KiB a warp, and every warp tells all blocks its sum by itself.",
-            why="A ring that is always full keeps the memory no busier than small blocks that come and go, and "
-            "its large blocks meet at barriers for every row. Weights reach shared memory with the row, by way of "
-            "L1, since clusters that keep them in registers have to stay. Two predictions came when parts of 1.5 KiB "
-            "and rows with a residual did, the last when rows of 24 KiB became one block's. Trials ran before all.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
                 Prediction("time", "<=", 366, case=_LONG_RAGGED),
@@ -217,10 +206,6 @@ OP = Op(
             change="layer_norm's v09 without the mean: a row of up to 4 KiB lies in the registers of a warp, or two or "
             "four short ones that are skewed alike; weights travel to shared memory, by way of L1, for the rows of a "
             "block. Whole rows leave L1 small, as softmax's v12 does.",
-            why="v02, which had these rows, asks for weights pack by pack when a row's sum is known. Where rows start "
-            "anywhere, it puts every pack of them together anew from two loads, masks what lies beside a row, and "
-            "stores the ends element by element. The last prediction is for whole rows that leave L1 small. Trials ran "
-            "before all.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
                 Prediction("load_requests", "==", 0.5, relative=True, tolerance=0.03, case=_SHORT),

@@ -160,8 +160,6 @@ OP = Op(
             name="v01_rows_then_columns",
             change="One kernel gives every row a block, for dx; a second one lets every thread add up a column over a "
             "slice of the rows; a third one adds the slices.",
-            why="As layer_norm_backward's v01, with one sum along rows and one along columns instead of two each: both "
-            "matrices travel from device memory twice.",
             predictions=(
                 Prediction("bytes_over_minimum", "==", 1.67, tolerance=0.1, backends=("cuda",)),
                 Prediction("bytes_over_minimum", "<=", 2.2, backends=("triton",)),
@@ -174,8 +172,6 @@ OP = Op(
             name="v02_cluster",
             change="layer_norm_backward's v04 without the mean: blocks that stay, rows on their way while one is "
             "worked on, sums of columns in registers, and a cluster for a long row.",
-            why="What that ladder came to. With half the sums of columns to hold, registers are left for more rows "
-            "under way. Trials of the kernel ran between these predictions and the recording.",
             predictions=(
                 Prediction("bytes_over_minimum", "==", 1.0, tolerance=0.05),
                 Prediction("dram_share", ">=", 84),
@@ -190,7 +186,6 @@ OP = Op(
         Step(
             name="v03_cooperative",
             change="layer_norm_backward's v05 without the mean.",
-            why="The same kernel, with half the sums along columns and one number to exchange instead of two.",
             predictions=(
                 Prediction("bytes_over_minimum", "==", 1.0, tolerance=0.05),
                 Prediction("dram_share", ">=", 78),
@@ -206,8 +201,6 @@ OP = Op(
             name="v04_rows_ahead",
             change="layer_norm_backward's v06 without the mean: rows come into shared memory several ahead of time, "
             "and a row's sums travel while another one is worked on.",
-            why="v02 asks for one row ahead and stands still while it waits for block and cluster. With fewer sums to "
-            "hold than layer_norm's, nothing else is in the way.",
             predictions=(
                 Prediction("dram_share", ">=", 93),
                 Prediction("time", "<=", 0.98, relative=True),

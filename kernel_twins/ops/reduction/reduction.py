@@ -113,8 +113,6 @@ OP = Op(
         Step(
             name="v01_interleaved",
             change="Each block sums its elements by a tree whose active threads are picked with a modulo.",
-            why="The textbook's first step. Active threads are scattered over all warps, so every warp executes "
-            "every level for a shrinking number of lanes, and a barrier follows each: the memory waits.",
             predictions=(
                 Prediction("dram_share", "<=", 35),
                 Prediction("sectors_per_load", "==", 4, tolerance=0.05, backends=("cuda",)),
@@ -124,8 +122,6 @@ OP = Op(
         Step(
             name="v02_sequential",
             change="The tree's active threads are neighbours: the upper half is added onto the lower half.",
-            why="Whole warps fall idle instead of single lanes, so a level costs only the warps that still add; the "
-            "modulo, a slow instruction, is gone. Every level still waits for a barrier.",
             predictions=(
                 Prediction("instructions", "<=", 0.75, relative=True),
                 Prediction("time", "<=", 0.9, relative=True),
@@ -137,8 +133,6 @@ OP = Op(
         Step(
             name="v03_shuffle",
             change="Warps add by shuffles, from register to register; shared memory holds one sum a warp.",
-            why="Five of the eight levels need neither shared memory nor a barrier any more. What remains is one "
-            "4-byte load a thread and the latency of that load.",
             predictions=(
                 Prediction("instructions", "<=", 0.8, relative=True),
                 Prediction("time", "<=", 0.85, relative=True),
@@ -151,8 +145,6 @@ OP = Op(
         Step(
             name="v04_vectorized",
             change="A thread has four independent 16-byte loads in flight before it adds.",
-            why="A block now asks for 16 KiB at once instead of 1 KiB: by Little's law the bytes in flight, not the "
-            "additions, set the rate. A launch less is needed, as each block leaves one sum for 4096 elements.",
             predictions=(
                 Prediction("time", "<=", 0.5, relative=True),
                 Prediction("dram_share", ">=", 80),
@@ -164,9 +156,6 @@ OP = Op(
         Step(
             name="v05_grid_stride",
             change="A few blocks an SM stride over the vector, adding in registers; running totals are compensated.",
-            why="The tree is climbed once a block instead of once a tile, and a second launch of one block ends it. A "
-            "running total would lose more the longer the vector is; TwoSum keeps what each addition drops, so "
-            "that the error does not grow with n.",
             predictions=(
                 Prediction("time", "<=", 0.97, relative=True),
                 Prediction("dram_share", ">=", 85),
@@ -178,8 +167,6 @@ OP = Op(
         Step(
             name="v06_atomic",
             change="Blocks add their sums to the result by an atomic: one launch instead of two.",
-            why="The second launch took a microsecond or two, most of the time of a short vector. But blocks add in "
-            "the order in which they end, and fp32 addition is not associative: the last bits differ from run to run.",
             predictions=(Prediction("time", "<=", 0.995, relative=True),),
             launches=0,
             deterministic=False,
@@ -189,9 +176,6 @@ OP = Op(
         Step(
             name="v07_last_block",
             change="The block that finishes last sums all blocks' sums, in a fixed order.",
-            why="One launch and the same bits every time: blocks take a ticket from a counter after they have written "
-            "their sum, and whoever holds the last ticket knows that all sums are there. It resets the counter for the "
-            "next launch.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.015),
                 Prediction("dram_share", ">=", 86),
@@ -201,9 +185,6 @@ OP = Op(
         Step(
             name="v08_polling",
             change="Blocks store sum and flag in one word; the first block reads the words until all are there.",
-            why="In v07 a store had to be confirmed before a ticket was fetched, and then the sums: three trips to L2 "
-            "one after the other. A flag that travels with its sum needs one store and one load. At 2^26 elements "
-            "that is nothing; below 2^20 it should be a tenth of the time.",
             predictions=(Prediction("time", "==", 1.0, relative=True, tolerance=0.01),),
             backends=("cuda",),
             gap="Triton promises no progress to a program that waits for another one's store.",

@@ -344,9 +344,6 @@ OP = Op(
         Step(
             name="v01_thread_per_output",
             change="A thread walks over all elements of its output, and finds each by dividing its number by the axes.",
-            why="The definition, word for word, for any strides. What neighbouring threads read lies side by side only "
-            "where the kept axis is contiguous; along rows every load of a warp touches 32 lines, and each waits for "
-            "a 64-bit division first.",
             predictions=(
                 Prediction("dram_share", "<=", 30),
                 Prediction("sectors_per_load", "==", 32, tolerance=0.1, backends=("cuda",)),
@@ -356,8 +353,6 @@ OP = Op(
         Step(
             name="v02_block_per_output",
             change="The threads of a block share an output's elements, and then exchange what they have.",
-            why="Along rows, neighbours now read neighbours. Down columns it is the other way round: every element "
-            "brings a sector of 16, and only L2 remembers the others until their blocks come.",
             predictions=(
                 Prediction("time", "<=", 0.5, relative=True),
                 Prediction("sectors_per_load", "==", 2, tolerance=0.1, backends=("cuda",)),
@@ -369,8 +364,6 @@ OP = Op(
             change="Threads lie along the axis that is contiguous in memory: along what is reduced, or along what is "
             "kept, where a thread has a column and a block's warps share the rows. Merged axes leave few divisions, "
             "which are products with a reciprocal.",
-            why="Either way, a warp reads whole lines. An output of few elements is a few lanes' and needs no barrier. "
-            "Of a contiguous tensor one or two axes are left, however many there were.",
             predictions=(
                 Prediction("time", "<=", 0.9, relative=True),
                 Prediction("time", "<=", 0.3, relative=True, case=_MIDDLE),
@@ -379,8 +372,6 @@ OP = Op(
         Step(
             name="v04_vectorized",
             change="Loads of 16 bytes in both directions, four of a thread's under way at once.",
-            why="Eight bf16 values an instruction instead of one, and by Little's law the bytes under way set the "
-            "rate. Rows that start off a multiple of 16 bytes have short first and last pieces.",
             predictions=(
                 Prediction("time", "<=", 0.8, relative=True),
                 Prediction("instructions", "<=", 0.5, relative=True, backends=("cuda",)),
@@ -393,10 +384,6 @@ OP = Op(
             change="Where outputs are few, several blocks share one's elements; what they have is merged in a fixed "
             "order. In CUDA they take turns, and along rows of a big x a thread has eight loads under way, but for "
             "argmax.",
-            why="The statistics of 64 channels are 64 outputs for 132 SMs, and a sum over all axes is one. With as "
-            "many parts as fill the GPU these are as fast as any other, and without atomics every run gives the same "
-            "bits. Where a block has a stretch of its own, the slowest one is waited for; taking turns, in many short "
-            "blocks, they end together.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.03),
                 Prediction("time", "<=", 0.7, relative=True, case=_STATISTICS),

@@ -141,8 +141,6 @@ OP = Op(
         Step(
             name="v01_three_passes",
             change="A block reads its row three times: for the maximum, for the sum, and to write.",
-            why="The definition, word for word. A row of 4096 stays in L1 between the passes, so device memory sees it "
-            "once; but every pass asks for one element at a time and waits for the block at its end.",
             predictions=(
                 Prediction("dram_share", "<=", 60, backends=("cuda",)),
                 Prediction("dram_share", "<=", 80, backends=("triton",)),
@@ -152,14 +150,11 @@ OP = Op(
         Step(
             name="v02_online",
             change="Maximum and sum in one pass: when the maximum grows, the sum so far is scaled down.",
-            why="One pass less to wait for, at the price of an exponential more for each element that is read.",
             predictions=(Prediction("time", "<=", 0.95, relative=True),),
         ),
         Step(
             name="v03_registers",
             change="The row is read once and stays in the block's registers.",
-            why="The passes over the row become passes over registers, and the loads of a thread are all under way at "
-            "once. How long a row may be is now bounded by the registers of a block.",
             predictions=(
                 Prediction("time", "<=", 0.8, relative=True),
                 Prediction("dram_share", ">=", 60, backends=("cuda",)),
@@ -170,8 +165,6 @@ OP = Op(
         Step(
             name="v04_vectorized",
             change="A thread loads and stores 16 bytes at a time; rows may start at any element.",
-            why="Eight bf16 values an instruction instead of one. A row that starts off a multiple of 16 bytes has a "
-            "short first and last piece, and wide ones between.",
             predictions=(
                 Prediction("instructions", "<=", 0.7, relative=True),
                 Prediction("sectors_per_load", "==", 16, tolerance=0.05),
@@ -184,8 +177,6 @@ OP = Op(
         Step(
             name="v05_rows_per_block",
             change="A row gets as many threads as it needs: part of a warp, a warp, or a block.",
-            why="A block for a row of 256 leaves most of its threads idle, and still pays for barriers. With a few "
-            "lanes a row, shuffles are all that is needed, and a block has many rows under way.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.03),
                 Prediction("time", "<=", 0.6, relative=True, case=_SHORT),
@@ -195,8 +186,6 @@ OP = Op(
         Step(
             name="v06_pipelined",
             change="Blocks stay and walk over the rows; the next row travels to shared memory while one is computed.",
-            why="A block that loads, then computes, then stores leaves the memory idle unless others fill in, and of "
-            "long rows few fit on an SM. A copy that needs no registers can be under way all the time.",
             predictions=(Prediction("dram_share", ">=", 88),),
             arch=">=9.0",
             accepts=row_cases.fits(220 * 1_024, "shared memory holds"),
@@ -205,9 +194,6 @@ OP = Op(
             name="v07_cluster",
             change="A cluster of blocks shares a row, a part each; they exchange maximum and sum by distributed shared "
             "memory. Blocks no longer stay, and begin to compute when the first piece of their part is there.",
-            why="A row of 256 K elements is longer than what an SM holds. In several it fits, every element is read "
-            "once, and they tell each other two numbers without going through L2. Rows of up to 32 KiB keep v05's "
-            "kernel.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
                 Prediction("time", "<=", 0.95, relative=True, case=_LONG),
@@ -224,9 +210,6 @@ OP = Op(
         Step(
             name="v08_cooperative",
             change="Programs that are all resident share a row; they exchange maximum and sum through global memory.",
-            why="The same division of labour without clusters: a cooperative launch promises that all programs run at "
-            "once, so one may wait for another's numbers. They cost a trip to L2 and back where a cluster has a "
-            "shorter way.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.03),
                 Prediction("time", "<=", 0.9, relative=True, case=_LONG),
@@ -238,9 +221,6 @@ OP = Op(
             name="v09_lines",
             change="The 16 bytes of a thread are counted from a line of 128 bytes on, and a block's part begins with a "
             "line.",
-            why="Where rows start anywhere, the 512 bytes of a warp are parts of five lines, and its first and last "
-            "sector are another warp's as well. Counted in lines they are four. Trials of the kernel ran before these "
-            "predictions.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
                 Prediction("time", "<=", 0.99, relative=True, case=_RAGGED),
@@ -257,9 +237,6 @@ OP = Op(
             name="v10_cluster_registers",
             change="A row of more than 16 KiB lies in the registers of a cluster, 2.5 KiB a warp, 4 KiB of longer "
             "rows than 320 KiB, and every warp tells all blocks its maximum and sum by itself.",
-            why="A part in shared memory is written once and read twice, and its block meets at barriers before and "
-            "after its numbers are known. A warp that waits for its own loads alone waits less; small blocks end, and "
-            "make room, one by one. Trials of the kernel ran before these predictions.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
                 Prediction("time", "<=", 363, case=_LONG_RAGGED),
@@ -280,9 +257,6 @@ OP = Op(
             name="v11_rows_per_warp",
             change="A row of up to 3.5 KiB lies in the registers of a warp, one of up to 16 KiB in those of a few, as "
             "v10's do in a cluster's: packs are whole, and elements at a row's ends are single lanes'.",
-            why="Where rows start anywhere, a lane of v05 takes the elements at both ends of its row one by one, to "
-            "load and to store, and 31 wait for it; a short row is hardly more than its ends. Trials of the kernel ran "
-            "before these predictions.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
                 Prediction("time", "<=", 0.85, relative=True, case=_SHORT_RAGGED),
@@ -299,9 +273,6 @@ OP = Op(
             name="v12_small_l1",
             change="Where rows of up to 16 KiB start with lines, the SM's memory is set aside for shared memory, which "
             "nobody uses, so that L1 is small.",
-            why="What is loaded has its place in L1 from when it is asked for, so L1 bounds what an SM has under way. "
-            "Device memory is the slower the more rows it is asked for at once, once there are enough: in trials "
-            "blocks that reserved shared memory, which leaves less to L1, were faster by 1 %, and so was this.",
             predictions=(
                 Prediction("time", "<=", 0.996, relative=True),
                 Prediction("time", "<=", 0.994, relative=True, case=_WARP),

@@ -156,8 +156,6 @@ OP = Op(
         Step(
             name="v01_two_passes",
             change="A block reads its rows of dout and y twice: for the sum, and to write.",
-            why="One number a row is needed instead of two, and of two matrices. The second pass finds both rows in "
-            "L1, but asks for every element by itself.",
             predictions=(
                 Prediction("dram_share", "<=", 75),
                 Prediction("bytes_over_minimum", "==", 1.0, tolerance=0.1),
@@ -166,8 +164,6 @@ OP = Op(
         Step(
             name="v02_registers",
             change="Both rows are read once, and stay in the block's registers.",
-            why="All loads of a thread are under way at once, and none is repeated; twice as many registers are needed "
-            "as for the forward pass, so a row may be half as long.",
             predictions=(
                 Prediction("time", "<=", 0.85, relative=True),
                 Prediction("dram_share", ">=", 75, backends=("cuda",)),
@@ -178,8 +174,6 @@ OP = Op(
         Step(
             name="v03_rows_per_block",
             change="Accesses of 16 bytes, and as many threads for a row as it needs.",
-            why="What softmax's v04 and v05 do. With two rows to read, twice as many bytes are under way for every "
-            "thread, so a row of 4096 should run at what the memory gives.",
             predictions=(
                 Prediction("dram_share", ">=", 90),
                 Prediction("instructions", "<=", 0.7, relative=True, backends=("cuda",)),
@@ -190,8 +184,6 @@ OP = Op(
         Step(
             name="v04_cluster",
             change="A cluster of blocks shares a row; they exchange the sum by distributed shared memory.",
-            why="Two rows of 256 K elements are 1 MiB, more than an SM holds and little for eight. Rows of up to "
-            "32 KiB keep v03's kernel.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
                 Prediction("l2_bytes", "==", 1_611, tolerance=0.02, case=_LONGEST),
@@ -207,7 +199,6 @@ OP = Op(
         Step(
             name="v05_cooperative",
             change="Programs that are all resident share a row; they exchange the sum through global memory.",
-            why="As softmax's v08: a cooperative launch promises that all programs run, so one may wait for another.",
             predictions=(Prediction("time", "==", 1.0, relative=True, tolerance=0.03),),
             backends=("triton",),
             gap="CUDA's v04_cluster does the same within a cluster, without going through L2.",
@@ -216,9 +207,6 @@ OP = Op(
             name="v06_lines",
             change="The 16 bytes of a thread are counted from a line of 128 bytes on, and a block's part begins with a "
             "line.",
-            why="As softmax's v09: a warp's 512 bytes of each of three matrices are four lines instead of parts of "
-            "five. Parts of y begin with a line of shared memory, too. Trials of the kernel ran before these "
-            "predictions.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
                 Prediction("time", "<=", 0.99, relative=True, case=_RAGGED),

@@ -16,7 +16,7 @@ from kernel_twins.report.meaning.analysis import Results
 from kernel_twins.report.meaning.judgement import Judgement, Outcome, score
 from kernel_twins.report.meaning.quantities import QUANTITIES
 from kernel_twins.report.measure import proton
-from kernel_twins.report.pages import scoreboard
+from kernel_twins.report.pages import headers, scoreboard
 from kernel_twins.report.pages.ladder_page import TITLES, before_and_after
 from kernel_twins.report.rows import store
 from kernel_twins.report.rows.base import shown
@@ -242,7 +242,7 @@ def _accuracy(results: Results) -> list[str]:
 def _entry(results: Results, step: Step, static_rows: pd.DataFrame) -> list[str]:
     stale = [TITLES[b] for b in step.backends if results.stale(Name(b, step.name))]
     mark = f" (stale: {' and '.join(stale)} changed since)" if stale else ""
-    lines = [f"### {step.name}{mark}", "", f"**{step.change}** {step.why}"]
+    lines = [f"### {step.name}{mark}", "", f"**{step.change}** {headers.why(results.op, step)}"]
     if step.gap:
         lines[-1] += f" *{step.gap}*"
     lines += ["", *_counters(results, step, static_rows), ""]

@@ -4,7 +4,8 @@ Change:   descriptors are written by the host and come with the launch, where ev
           memory; a kernel is set up while the one before it ends (programmatic dependent launch); and a program that
           computes one tile has no loop over tiles. Operands come by descriptors alone, odd ones repacked.
 Why:      the tensor cores need two microseconds for a product of 1024 x 1024 x 1024. To write descriptors, to make
-          the copy engine see them, and to wait until the kernel before has left the chip, took as long.
+          the copy engine see them, and to wait until the kernel before has left the chip, took as long. At 4096 x 4096
+          that is a hundredth of the time. This goes on from v15.
 Counter:  time at small sizes falls; at 4096 x 4096 nothing changes.
 Requires: compute capability 9.0; M, N and K below 2^31; nothing of strides.
 Source:   CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization"; Triton's tutorial 09, for
