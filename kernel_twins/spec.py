@@ -7,17 +7,15 @@ neither is needed to read a ladder.
 
 from __future__ import annotations
 
-import math
-import random
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from kernel_twins.chance import Draws
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
-
-_T = TypeVar("_T")
 
 Backend = Literal["cuda", "triton"]
 BACKENDS: tuple[Backend, ...] = ("cuda", "triton")
@@ -74,12 +72,17 @@ class Case:
         """The variant's value for ``key``, or ``default``."""
         return dict(self.variant).get(key, default)
 
+    def but(self, **variant: str) -> Case:
+        """The same with these values in its variant; an empty string leaves one out."""
+        changed = {**dict(self.variant), **variant}
+        return Case(self.shape, self.dtype, tuple((key, value) for key, value in changed.items() if value))
+
     @property
     def hostile(self) -> Case | None:
         """The same with ``values.hostile``; None where values are special, or one row is seen many times."""
         if self.get("values") or "expanded" in dict(self.variant).values():
             return None
-        return Case(self.shape, self.dtype, (*self.variant, ("values", "hostile")))
+        return self.but(values="hostile")
 
     @property
     def slug(self) -> str:
@@ -217,60 +220,11 @@ class SizeAxis:
     panel: Callable[[Case], str | None] = lambda case: ""
 
 
-MULTIPLES = (64, 64, 8, 1)
-"""What sizes are multiples of, in turn; of 1 are those that 8 does not divide."""
-
-
 class Drawn(NamedTuple):
     """A case, and how many blocks PyTorch gives it where that is known to be few."""
 
     case: Case
     blocks: int | None = None
-
-
-class Draws:
-    """A source of cases. What is ``fixed`` by name is not dealt: the options that a public function has no choice of.
-
-    Options are dealt as cards are: each once, in random order, then all anew. An option is dealt once a case, however
-    often the case's sizes are drawn.
-    """
-
-    def __init__(self, seed: int | str, fixed: Mapping[str, object] | None = None) -> None:
-        self._random = random.Random(seed)
-        self._fixed = fixed or {}
-        self._decks: dict[str, list[int]] = {}
-        self._dealt: dict[str, object] = {}
-
-    def next(self) -> None:
-        """Go on to the next case."""
-        self._dealt = {}
-
-    def deal(self, name: str, options: Sequence[_T]) -> _T:
-        """One of the options, in turn."""
-        if name in self._fixed:
-            return self._fixed[name]  # type: ignore[return-value]  # one of the options
-        if name not in self._dealt:
-            deck = self._decks.setdefault(name, [])
-            if not deck:
-                deck += range(len(options))
-                self._random.shuffle(deck)
-            self._dealt[name] = options[deck.pop()]
-        return self._dealt[name]  # type: ignore[return-value]  # a name has the same options every time
-
-    def number(self, low: int, high: int) -> int:
-        """Log-uniform."""
-        return min(high, max(low, round(math.exp(self._random.uniform(math.log(low), math.log(high))))))
-
-    def size(self, low: int, high: int) -> int:
-        """Log-uniform, and of the multiples that the case has: of 64, of 8, or one that 8 does not divide."""
-        multiple = self.deal("multiple", MULTIPLES)
-        while True:
-            size = self.number(low, high)
-            if multiple == 1 and size % 8:
-                return size
-            size = round(size / multiple) * multiple
-            if multiple > 1 and low <= size <= high:
-                return size
 
 
 Description = Callable[[Case, "tuple[Tensor, ...]", slice], "tuple[Tensor, Tensor]"]  # what one output must be
@@ -321,7 +275,7 @@ class Op:
     reference: Description
     more_references: tuple[Description, ...] = ()
     check: Callable[..., None]
-    accepts: Callable[[Case], str]
+    accepts: Callable[[Case], str] = lambda case: ""
     test_cases: tuple[Case, ...]
     huge_cases: tuple[Case, ...] = ()
     bench_cases: tuple[Case, ...]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from kernel_twins.spec import ITEMSIZE, Case
+from kernel_twins.spec import ITEMSIZE, Case, SizeAxis
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -30,6 +30,11 @@ BANDWIDTH_CASES = (
 )
 MANY_ROWS = Case.of(2**31 + 5, 2, dtype="bf16"), Case.of(2**32 + 5, 1, dtype="bf16")
 """More than a grid has blocks, and more than 32 bits count."""
+SIZE_AXIS = SizeAxis(
+    "N, row length",
+    lambda case: case.shape[1],
+    lambda case: f"M N = 2^{math.log2(math.prod(case.shape)):.0f}",  # rounded: M is a whole number
+)
 HEADLINE_CASES = tuple(bandwidth_case(n) for n in (1_024, 4_096, 16_384, 65_536, 262_144))
 
 

@@ -15,7 +15,8 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = {"kernel_twins": "kernel_twins", "build_support": "build_support", **MAPPED}
 
 ROOMS = (
-    ("errors", "spec"),
+    ("chance", "errors"),
+    ("spec",),
     ("ops",),
     ("harness",),
     ("compiler", "_triton"),

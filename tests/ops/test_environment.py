@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from kernel_twins.ops import environment
+from kernel_twins.ops.baselines import environment_kept
 
 
 def test_what_was_set_within_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", "before")
     monkeypatch.delenv("TRITON_PTXAS_PATH", raising=False)
     monkeypatch.delenv("UNRELATED", raising=False)
-    with environment.kept():
+    with environment_kept():
         os.environ |= {"TRITON_CACHE_DIR": "within", "TRITON_PTXAS_PATH": "within", "UNRELATED": "within"}
     assert os.environ["TRITON_CACHE_DIR"] == "before"
     assert "TRITON_PTXAS_PATH" not in os.environ
@@ -33,7 +33,7 @@ def test_torch_compile_uses_its_own_assembler_every_time(monkeypatch: pytest.Mon
     monkeypatch.delenv("TRITON_PTXAS_PATH", raising=False)
     compile_tasks._set_triton_ptxas_path.cache_clear()
     for _ in range(2):
-        with environment.kept():
+        with environment_kept():
             compile_tasks._set_triton_ptxas_path()  # what it does before it compiles
             assert os.environ["TRITON_PTXAS_PATH"] == str(ptxas)
         assert "TRITON_PTXAS_PATH" not in os.environ

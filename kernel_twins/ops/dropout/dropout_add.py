@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from kernel_twins.ops import baselines, draws, ptx, row_cases, size_axes
+from kernel_twins.ops import baselines, draws, ptx, row_cases
 from kernel_twins.ops.dropout import shared
 from kernel_twins.ops.norm.shared import require_all_apart, require_matrix, require_out, require_vector
 from kernel_twins.spec import ITEMSIZE, Case, Op, Output, Prediction, Step
@@ -19,7 +19,7 @@ def _inputs(case: Case, generator: Generator) -> tuple[Tensor, ...]:
     x = row_cases.matrix(case, generator, case.get("x"))
     if case.get("residual") != "yes":
         return (x,)
-    residual = row_cases.matrix(shared.without_values(case), generator, case.get("x"))
+    residual = row_cases.matrix(case.but(values=""), generator, case.get("x"))
     return x, residual, *shared.bias(case, generator)
 
 
@@ -161,7 +161,6 @@ OP = Op(
     outputs=lambda case: (Output(case.shape, case.dtype),),
     reference=_reference,
     check=_check,
-    accepts=lambda case: "",
     options=shared.options,
     test_cases=row_cases.test_cases(
         "x",
@@ -186,7 +185,7 @@ OP = Op(
         Case.of(4_096, 1_024, dtype="bf16", p="10", **_BOTH),
     ),
     headline_cases=(_PROFILE_CASE, _PLAIN, _GELU_CASE),
-    size_axis=size_axes.ROW_LENGTH,
+    size_axis=row_cases.SIZE_AXIS,
     profile_case=_PROFILE_CASE,
     ceiling="dram_copy",
     flops=lambda case: 4 * math.prod(case.shape),  # two sums, a product, and a choice

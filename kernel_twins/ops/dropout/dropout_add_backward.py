@@ -7,7 +7,7 @@ import itertools
 import math
 from typing import TYPE_CHECKING
 
-from kernel_twins.ops import baselines, row_cases, size_axes
+from kernel_twins.ops import baselines, row_cases
 from kernel_twins.ops.dropout import shared
 from kernel_twins.ops.norm.shared import require_all_apart, require_matrix, require_out, require_vector
 from kernel_twins.spec import ITEMSIZE, Case, Op, Output, Prediction, Step
@@ -39,7 +39,7 @@ def _inputs(case: Case, generator: Generator) -> tuple[Tensor, ...]:
         dout += 0.25
     if case.get("act", "none") == "none":
         return (dout,)
-    plain = shared.without_values(case)
+    plain = case.but(values="")
     return dout, row_cases.matrix(plain, generator, case.get("x")), *shared.bias(case, generator)
 
 
@@ -227,7 +227,6 @@ OP = Op(
     reference=_dx,
     more_references=(_dbias,),
     check=_check,
-    accepts=lambda case: "",
     options=shared.options,
     test_cases=row_cases.test_cases(
         "dout",
@@ -258,7 +257,7 @@ OP = Op(
         _SMALL,
     ),
     headline_cases=(_PROFILE_CASE, _PLAIN, _GELU),
-    size_axis=size_axes.ROW_LENGTH,
+    size_axis=row_cases.SIZE_AXIS,
     profile_case=_PROFILE_CASE,
     ceiling="dram_copy",
     flops=lambda case: (2 + _has_bias(case)) * math.prod(case.shape),  # a product, a choice, and a sum

@@ -38,7 +38,7 @@ def options(case: Case) -> dict[str, Any]:
 
 def settled(case: Case) -> Case:
     """The same case with p = 0, where no random number has a say: what other generators' masks are judged at."""
-    return Case(case.shape, case.dtype, (*(each for each in case.variant if each[0] != "p"), ("p", "0")))
+    return case.but(p="0")
 
 
 def threshold(p: float) -> int:
@@ -87,11 +87,7 @@ def bias(case: Case, generator: Generator) -> tuple[Tensor, ...]:
     """Where the case has one. It shares x's alignment, and none of its odd values."""
     from kernel_twins.ops.tensors import normal
 
-    return (normal(without_values(case), case.shape[1:], generator),) if case.get("bias") == "yes" else ()
-
-
-def without_values(case: Case) -> Case:
-    return Case(case.shape, case.dtype, tuple(each for each in case.variant if each[0] != "values"))
+    return (normal(case.but(values=""), case.shape[1:], generator),) if case.get("bias") == "yes" else ()
 
 
 def check_options(p: float, activation: str, seed: int, offset: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from kernel_twins.ops import baselines, ptx, size_axes
+from kernel_twins.ops import baselines, ptx, vector_cases
 from kernel_twins.spec import ITEMSIZE, Case, Op, Output, Prediction, Step
 
 if TYPE_CHECKING:
@@ -67,39 +67,16 @@ OP = Op(
     outputs=lambda case: (Output(case.shape, case.dtype),),
     reference=reference,
     check=check,
-    accepts=lambda case: "",
-    test_cases=(
-        *(
-            Case.of(n, dtype=dtype, **variant)
-            for dtype in ("fp32", "bf16", "fp16")
-            for n, variant in (
-                (0, {}),
-                (1, {}),
-                (127, {}),
-                (1_000, {}),
-                (4_096, {}),
-                (65_537, {}),
-                (1_000_003, {}),
-                (1_003, {"offset": "1"}),
-                (262_144, {"offset": "1"}),
-                (1_003, {"values": "inf"}),
-                (1_003, {"values": "nan"}),
-            )
-        ),
-        Case.of(17, 33, dtype="fp32"),
-        Case.of(0, 5, dtype="bf16"),
-    ),
+    test_cases=vector_cases.test_cases((1_003, {"values": "nan"})),
     huge_cases=(Case.of(2**31 + 5, dtype="bf16"), Case.of(2**31 + 5, dtype="bf16", offset="1")),
-    bench_cases=tuple(
-        Case.of(2**k, dtype=dtype) for dtype in ("fp32", "bf16") for k in (30, 28, 26, 24, 22, 20, 18, 16)
-    ),
+    bench_cases=vector_cases.BENCH_CASES,
     headline_cases=(
         Case.of(2**30, dtype="fp32"),
         Case.of(2**24, dtype="fp32"),
         Case.of(2**30, dtype="bf16"),
     ),
-    size_axis=size_axes.ELEMENTS,
-    profile_case=Case.of(2**26, dtype="fp32"),
+    size_axis=vector_cases.SIZE_AXIS,
+    profile_case=vector_cases.PROFILE_CASE,
     ceiling="dram_copy",
     flops=lambda case: math.prod(case.shape),
     bytes=lambda case: 3 * math.prod(case.shape) * ITEMSIZE[case.dtype],

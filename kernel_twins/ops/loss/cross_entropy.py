@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from kernel_twins.ops import baselines, draws, row_cases, size_axes
+from kernel_twins.ops import baselines, draws, row_cases
 from kernel_twins.ops.loss import shared
 from kernel_twins.spec import ITEMSIZE, Case, Op, Output, Prediction, Step
 
@@ -187,7 +187,6 @@ OP = Op(
     reference=_losses,
     more_references=(_lse,),
     check=_check,
-    accepts=lambda case: "",
     options=shared.options,
     test_cases=shared.test_cases(
         *((9, n, _LSE) for n in (31, 1_024, 5_003, 70_000)),
@@ -197,7 +196,7 @@ OP = Op(
     huge_cases=shared.HUGE_CASES,
     bench_cases=shared.BENCH_CASES,
     headline_cases=shared.HEADLINE_CASES,
-    size_axis=size_axes.ROW_LENGTH,
+    size_axis=row_cases.SIZE_AXIS,
     profile_case=shared.PROFILE_CASE,
     ceiling="dram_read",
     flops=lambda case: 4 * math.prod(case.shape),  # maximum, difference, exponential, sum

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from kernel_twins.ops import baselines, row_cases, size_axes
+from kernel_twins.ops import baselines, row_cases
 from kernel_twins.ops.loss import shared
 from kernel_twins.spec import ITEMSIZE, Case, Op, Output, Prediction, Step
 
@@ -144,7 +144,6 @@ OP = Op(
     outputs=lambda case: (Output(case.shape, case.dtype),),
     reference=_reference,
     check=_check,
-    accepts=lambda case: "",
     options=shared.options,
     test_cases=shared.test_cases(
         *((9, n, {"dout": "scalar"}) for n in (1_024, 5_003)),
@@ -152,7 +151,7 @@ OP = Op(
     huge_cases=shared.HUGE_CASES,
     bench_cases=shared.BENCH_CASES,
     headline_cases=shared.HEADLINE_CASES,
-    size_axis=size_axes.ROW_LENGTH,
+    size_axis=row_cases.SIZE_AXIS,
     profile_case=_PROFILE_CASE,
     ceiling="dram_copy",
     flops=lambda case: 4 * math.prod(case.shape),  # difference, exponential, difference, product

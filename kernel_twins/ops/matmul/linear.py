@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kernel_twins.ops import baselines, ptx, size_axes
+from kernel_twins.chance import Draws
+from kernel_twins.ops import baselines, ptx
 from kernel_twins.ops.draws import product_sizes
 from kernel_twins.ops.matmul import shared
-from kernel_twins.spec import BACKENDS, Case, Drawn, Draws, Op, Output, Prediction, Reference, Step
+from kernel_twins.spec import BACKENDS, Case, Drawn, Op, Output, Prediction, Reference, Step
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -185,7 +186,7 @@ OP = Op(
     ),
     bench_cases=_BENCH_CASES,
     headline_cases=(_PROFILE_CASE, Case.of(8_192, 8_192, 8_192, dtype="bf16", act="gelu")),
-    size_axis=size_axes.SQUARES,
+    size_axis=shared.SQUARES,
     profile_case=_PROFILE_CASE,
     ceiling="bf16",
     flops=_flops,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernel_twins.ops import draws, ptx, size_axes
+from kernel_twins.ops import draws, ptx
 from kernel_twins.ops.matmul import shared
 from kernel_twins.ops.matmul.compiled import compiled_product
 from kernel_twins.spec import Case, Op, Prediction, Step, Where
@@ -88,7 +88,7 @@ OP = Op(
         Case.of(4_096, 4_096, 4_096, dtype="fp16"),
         Case.of(4_095, 4_097, 4_096, dtype="bf16"),
     ),
-    size_axis=size_axes.SQUARES,
+    size_axis=shared.SQUARES,
     profile_case=Case.of(4_096, 4_096, 4_096, dtype="bf16"),
     ceiling="bf16",
     flops=shared.flops,

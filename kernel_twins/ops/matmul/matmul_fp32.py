@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernel_twins.ops import draws, ptx, size_axes
+from kernel_twins.ops import draws, ptx
 from kernel_twins.ops.matmul import shared
 from kernel_twins.ops.matmul.compiled import compiled_product
 from kernel_twins.spec import Case, Op, Prediction, Step
@@ -32,7 +32,7 @@ OP = Op(
     test_cases=shared.test_cases("fp32"),
     bench_cases=shared.FP32_BENCH_CASES,
     headline_cases=shared.FP32_HEADLINE_CASES,
-    size_axis=size_axes.SQUARES,
+    size_axis=shared.SQUARES,
     profile_case=Case.of(4_096, 4_096, 4_096, dtype="fp32"),
     ceiling="fp32",
     flops=shared.flops,

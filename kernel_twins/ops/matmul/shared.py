@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from kernel_twins.spec import ITEMSIZE, Case, Output
+from kernel_twins.spec import ITEMSIZE, Case, Output, SizeAxis
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -208,6 +208,9 @@ FP32_BENCH_CASES = (
     Case.of(2_048, 2_048, 2_048, dtype="fp32"),
     *FP32_HEADLINE_CASES,
 )
+
+
+SQUARES = SizeAxis("M = N = K", lambda case: case.shape[0], lambda case: "" if len(set(case.shape)) == 1 else None)
 
 
 def flops(case: Case) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from kernel_twins.ops import baselines, row_cases, size_axes
+from kernel_twins.ops import baselines, row_cases
 from kernel_twins.ops.norm import shared
 from kernel_twins.spec import Case, Op, Prediction, Step
 
@@ -112,12 +112,11 @@ OP = Op(
     reference=_NORM.dx,
     more_references=(_NORM.dweight, _NORM.dbias),
     check=_check,
-    accepts=lambda case: "",
     test_cases=_NORM.backward_test_cases(),
     huge_cases=(Case.of(2**21 + 3, 1_025, dtype="bf16"),),
     bench_cases=(*row_cases.BANDWIDTH_CASES, _SMALL, _SQUARE),
     headline_cases=row_cases.HEADLINE_CASES,
-    size_axis=size_axes.ROW_LENGTH,
+    size_axis=row_cases.SIZE_AXIS,
     profile_case=_PROFILE_CASE,
     ceiling="dram_copy",
     # A difference and a product for xhat, one for g, three for the means, four for dx, three for dweight and dbias.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from kernel_twins.ops import baselines, draws, row_cases, size_axes
+from kernel_twins.ops import baselines, draws, row_cases
 from kernel_twins.ops.norm import shared
 from kernel_twins.spec import Case, Op, Prediction, Step
 
@@ -102,7 +102,6 @@ OP = Op(
     reference=_NORM.y,
     more_references=(_NORM.rstd, _NORM.added),
     check=_check,
-    accepts=lambda case: "",
     options=_NORM.options,
     test_cases=_NORM.test_cases(),
     huge_cases=(Case.of(2**21 + 3, 1_025, dtype="bf16"),),
@@ -113,7 +112,7 @@ OP = Op(
         _FEW,
     ),
     headline_cases=row_cases.HEADLINE_CASES,
-    size_axis=size_axes.ROW_LENGTH,
+    size_axis=row_cases.SIZE_AXIS,
     profile_case=_PROFILE_CASE,
     ceiling="dram_copy",
     flops=lambda case: 4 * math.prod(case.shape),  # a square's sum, two products

@@ -71,7 +71,7 @@ class Norm:
         x = row_cases.shifted(x, case) if self.centered else x
         affine = _affine(case, generator, self.centered)
         if case.get("residual") == "yes":
-            its = case if case.get("values") == "coarse" else _without_values(case)
+            its = case if case.get("values") == "coarse" else case.but(values="")
             return x, *affine, row_cases.matrix(its, generator, case.get("x"))
         return x, *affine
 
@@ -149,7 +149,7 @@ class Norm:
         from kernel_twins.ops.tensors import borders
 
         dout = row_cases.matrix(case, generator, case.get("dout"))
-        plain = _without_values(case)
+        plain = case.but(values="")
         x = row_cases.weighted(
             row_cases.matrix(case if case.get("values") in _ORDINARY else plain, generator, case.get("x")), case
         )
@@ -388,12 +388,7 @@ def settled(case: Case) -> Case:
     """The same case, but no sum with a residual needs rounding: others normalise it before they round it."""
     if case.get("residual") != "yes" or case.get("values"):
         return case
-    return Case(case.shape, case.dtype, (*case.variant, ("values", "coarse")))
-
-
-def _without_values(case: Case) -> Case:
-    """The same case but for special values, which some of its inputs do not have."""
-    return Case(case.shape, case.dtype, tuple((key, value) for key, value in case.variant if key != "values"))
+    return case.but(values="coarse")
 
 
 def _affine(case: Case, generator: Generator, bias: bool) -> tuple[Tensor, ...]:
@@ -402,7 +397,7 @@ def _affine(case: Case, generator: Generator, bias: bool) -> tuple[Tensor, ...]:
 
     if case.get("affine") == "none":
         return ()
-    vectors = [normal(_without_values(case), case.shape[1:], generator) for _ in range(1 + bias)]
+    vectors = [normal(case.but(values=""), case.shape[1:], generator) for _ in range(1 + bias)]
     vectors[0].mul_(0.1).add_(1)
     return tuple(vectors[:1] if case.get("affine") == "weight" else vectors)
 

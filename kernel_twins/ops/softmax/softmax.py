@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from kernel_twins.ops import baselines, draws, row_cases, size_axes
+from kernel_twins.ops import baselines, draws, row_cases
 from kernel_twins.spec import ITEMSIZE, Case, Op, Output, Prediction, Step
 
 if TYPE_CHECKING:
@@ -107,7 +107,6 @@ OP = Op(
     outputs=lambda case: (Output(case.shape, case.dtype),),
     reference=_reference,
     check=_check,
-    accepts=lambda case: "",
     options=_options,
     test_cases=row_cases.test_cases(
         "x",
@@ -129,7 +128,7 @@ OP = Op(
         Case.of(4_096, 1_024, dtype="bf16"),
     ),
     headline_cases=row_cases.HEADLINE_CASES,
-    size_axis=size_axes.ROW_LENGTH,
+    size_axis=row_cases.SIZE_AXIS,
     profile_case=_PROFILE_CASE,
     ceiling="dram_copy",
     flops=lambda case: 5 * math.prod(case.shape),  # maximum, difference, exponential, sum, product

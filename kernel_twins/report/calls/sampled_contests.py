@@ -27,7 +27,7 @@ from kernel_twins.functional.sampled import Fault, Forward, Operands
 from kernel_twins.harness import check
 from kernel_twins.harness.bench import raised, sets_of
 from kernel_twins.harness.check import NotJudgedError, generator, judging
-from kernel_twins.ops import environment
+from kernel_twins.ops.baselines import environment_kept
 from kernel_twins.ops.tensors import empty_outputs
 from kernel_twins.report.calls import sampled_timing
 from kernel_twins.report.calls.functions import FUNCTIONS
@@ -317,7 +317,7 @@ def contest(problem: Problem, direction: Pass, lost: dict[str, str]) -> list[dic
 
 def prepare(problem: Problem, direction: Pass, name: str) -> None:
     """Have compiled what a call needs; whatever it raises is for the contest to tell."""
-    with environment.kept():
+    with environment_kept():
         problem.entrant(name, direction, 0).call()
     torch.cuda.synchronize()
 
@@ -347,7 +347,7 @@ def _admitted(problem: Problem, direction: Pass, name: str) -> tuple[str, list[C
 def _attempted(name: str, attempt: Callable[[], T]) -> tuple[str, T | None]:
     """``ok`` and what an attempt gives, or a status that says why it gives nothing."""
     try:
-        with environment.kept():  # torch.compile compiles at the first call
+        with environment_kept():  # torch.compile compiles at the first call
             made = attempt()
         torch.cuda.synchronize()
         return "ok", made

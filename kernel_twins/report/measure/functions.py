@@ -25,7 +25,7 @@ from kernel_twins.errors import UnavailableError
 from kernel_twins.functional.contests import OURS, Contest, Result
 from kernel_twins.harness.bench import raised
 from kernel_twins.harness.sensors import Sampler
-from kernel_twins.ops import environment
+from kernel_twins.ops.baselines import environment_kept
 from kernel_twins.report.calls import functions_code, functions_table
 from kernel_twins.report.calls.functions import contests
 from kernel_twins.report.measure import publish, stage
@@ -92,7 +92,7 @@ def timed(contest: Contest) -> list[dict[str, str]]:
 def _gate(call: Callable[[], Result], expected: tuple[Tensor, ...]) -> tuple[str, float]:
     """``ok`` or what is wrong, and the largest error as a share of the norm."""
     try:
-        with environment.kept():  # torch.compile compiles now
+        with environment_kept():  # torch.compile compiles now
             result = call()
     except UnavailableError:  # nothing of a backend can be measured here, which is for the user to mend
         raise
