@@ -1,4 +1,4 @@
-"""What the specs of operations along a matrix's rows share: inputs, checks and cases."""
+"""What the specs of operations along a matrix's rows share: inputs and cases."""
 
 from __future__ import annotations
 
@@ -104,16 +104,6 @@ def row_chain(n: int) -> float:
     from kernel_twins.ops.tensors import chain
 
     return chain(n / _SHARED_BY)
-
-
-def require_rows(name: str, tensor: Tensor) -> None:
-    """[M, N] of fp32, bf16 or fp16, whose rows are contiguous and lie at any distance."""
-    from kernel_twins.ops.tensors import require_dtype, require_rank
-
-    require_dtype(name, tensor, *ITEMSIZE)
-    require_rank(name, tensor, 2)
-    if tensor.shape[1] > 1 and tensor.stride(1) != 1:
-        raise ValueError(f"{name} has strides {tensor.stride()}, must have contiguous rows: call {name}.contiguous()")
 
 
 Sized = tuple[int, int, Mapping[str, str]]  # rows, their length, and the case's variant

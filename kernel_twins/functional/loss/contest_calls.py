@@ -15,7 +15,8 @@ from kernel_twins import OPS
 from kernel_twins.functional import contests
 from kernel_twins.functional.loss.cross_entropy import _can_overwrite, _choose, _runs
 from kernel_twins.functional.sampled import FP32_LOOP, Backward, Call, Calls, Forward, Gradient, Operands, narrowed
-from kernel_twins.ops.loss.shared import log_sums, options, over_rows
+from kernel_twins.ops.in_parts import over_rows
+from kernel_twins.ops.loss.shared import log_sums, options
 from kernel_twins.spec import Case
 
 # ----------------------------------------------------------------------------------------------------------------------

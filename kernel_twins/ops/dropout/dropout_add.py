@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from kernel_twins.ops import baselines, draws, ptx, row_cases
 from kernel_twins.ops.dropout import shared
-from kernel_twins.ops.norm.shared import require_all_apart, require_matrix, require_out, require_vector
 from kernel_twins.spec import ITEMSIZE, Case, Op, Output, Prediction, Step
 
 if TYPE_CHECKING:
@@ -68,12 +67,14 @@ def _check(
 
     seed and offset are those of the random numbers, of 64 bits.
     """
-    row_cases.require_rows("x", x)
-    require_matrix("residual", residual, "x", x)
-    require_vector("bias", bias, "x", x)
+    from kernel_twins.ops import row_checks
+
+    row_checks.require_rows("x", x)
+    row_checks.require_matrix("residual", residual, "x", x)
+    row_checks.require_vector("bias", bias, "x", x)
     shared.check_options(p, activation, seed, offset)
-    require_out(out, ["out"], "x", x)
-    require_all_apart(out, {"x": x, "residual": residual, "bias": bias})
+    row_checks.require_out(out, ["out"], "x", x)
+    row_checks.require_all_apart(out, {"x": x, "residual": residual, "bias": bias})
 
 
 def _torch(

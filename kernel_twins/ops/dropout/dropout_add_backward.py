@@ -7,9 +7,8 @@ import itertools
 import math
 from typing import TYPE_CHECKING
 
-from kernel_twins.ops import baselines, row_cases
+from kernel_twins.ops import baselines, in_parts, row_cases
 from kernel_twins.ops.dropout import shared
-from kernel_twins.ops.norm.shared import require_all_apart, require_matrix, require_out, require_vector
 from kernel_twins.spec import ITEMSIZE, Case, Op, Output, Prediction, Step
 
 if TYPE_CHECKING:
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Generator, Tensor
 
-_CHUNK = 2**26  # elements held in float64 at a time
 _MOST_MASKS = 64
 
 
@@ -72,16 +70,8 @@ def _dx(case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Tensor, Te
 
 def _dbias(case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Tensor, Tensor]:
     """``part`` is of columns."""
-    import torch
-
-    dout = inputs[0]
-    m, n = case.shape
-    total = torch.zeros(2, n, dtype=torch.float64, device=dout.device)
-    step = max(1, _CHUNK // max(1, n))
-    for start in range(0, m, step):
-        dx, terms = _dx(case, inputs, slice(start, min(start + step, m)))
-        total += torch.stack([dx.sum(dim=0), terms.sum(dim=0)])
-    return total[0, part], total[1, part]
+    dbias, terms = in_parts.over_columns(inputs[0], slice(None), lambda rows: _dx(case, inputs, rows))
+    return dbias[part], terms[part]
 
 
 def _check(
@@ -100,16 +90,18 @@ def _check(
     x and bias are what the slope is taken at, and not there without an activation. out: dx, or dx and dbias; [M, N] and
     [N], contiguous.
     """
-    row_cases.require_rows("dout", dout)
-    require_matrix("x", x, "dout", dout)
-    require_vector("bias", bias, "dout", dout)
+    from kernel_twins.ops import row_checks
+
+    row_checks.require_rows("dout", dout)
+    row_checks.require_matrix("x", x, "dout", dout)
+    row_checks.require_vector("bias", bias, "dout", dout)
     shared.check_options(p, activation, seed, offset)
     if activation == "none" and (x is not None or bias is not None):
         raise ValueError("activation is 'none', which has no use for x and bias: leave them out")
     if activation != "none" and x is None:
         raise ValueError(f"x is missing, must be there: the slope of '{activation}' is taken at x + bias")
-    require_out(out, ["dx", "dbias"] if isinstance(out, tuple) else ["dx"], "dout", dout)
-    require_all_apart(out, {"dout": dout, "x": x, "bias": bias})
+    row_checks.require_out(out, ["dx", "dbias"] if isinstance(out, tuple) else ["dx"], "dout", dout)
+    row_checks.require_all_apart(out, {"dout": dout, "x": x, "bias": bias})
 
 
 def _chain(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from kernel_twins.ops import baselines, draws, row_cases
+from kernel_twins.ops import baselines, draws, in_parts, row_cases
 from kernel_twins.ops.loss import shared
 from kernel_twins.spec import ITEMSIZE, Case, Op, Output, Prediction, Step
 
@@ -41,7 +41,7 @@ def _losses(case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Tensor
             terms = terms + smoothing * (most.abs() + x.abs().mean(dim=1))
         return exact, terms.masked_fill(ignored, 0.0)
 
-    return shared.over_rows(part, logits.shape[1], of)
+    return in_parts.over_rows(part, logits.shape[1], of)
 
 
 def _lse(case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Tensor, Tensor]:
@@ -52,7 +52,7 @@ def _lse(case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Tensor, T
         lse, terms = shared.log_sums(logits[chunk].double(), target[chunk], ignore_index)
         return lse, terms + lse.abs()
 
-    return shared.over_rows(part, logits.shape[1], of)
+    return in_parts.over_rows(part, logits.shape[1], of)
 
 
 def _check(
@@ -68,20 +68,11 @@ def _check(
     out: the losses, or a tuple of losses and logarithms of the sums of exponentials; [M], contiguous, fp32. A row whose
     target is ``ignore_index`` gets 0 in both; one whose target is no class, a loss of NaN.
     """
-    from kernel_twins.ops.tensors import require_apart, require_contiguous
+    from kernel_twins.ops.row_checks import require_all_apart, require_out
 
     shared.require_inputs(logits, target, label_smoothing)
-    outs = out if isinstance(out, tuple) else (out,)
-    if isinstance(out, tuple) and len(out) != 2:
-        raise ValueError(f"out has {len(out)} tensors, must have 2: losses, lse")
-    for index, tensor in enumerate(outs):
-        name = f"out[{index}]" if isinstance(out, tuple) else "out"
-        shared.require_numbers(name, tensor, logits)
-        require_contiguous(name, tensor)
-        require_apart(tensor, "logits", logits)
-        require_apart(tensor, "target", target)
-    if len(outs) == 2:
-        require_apart(outs[1], "out[0]", outs[0])
+    require_out(out, ["losses", "lse"] if isinstance(out, tuple) else ["losses"], "logits", logits)
+    require_all_apart(out, {"logits": logits, "target": target})
 
 
 def _function(logits: Tensor, target: Tensor, *, ignore_index: int, label_smoothing: float) -> Tensor:

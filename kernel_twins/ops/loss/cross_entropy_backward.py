@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from kernel_twins.ops import baselines, row_cases
+from kernel_twins.ops import baselines, in_parts, row_cases
 from kernel_twins.ops.loss import shared
 from kernel_twins.spec import ITEMSIZE, Case, Op, Output, Prediction, Step
 
@@ -21,7 +21,7 @@ def _inputs(case: Case, generator: Generator) -> tuple[Tensor, ...]:
 
     logits, target = shared.logits_and_target(case, generator)
     ignore_index = shared.options(case)["ignore_index"]
-    lse, _ = shared.over_rows(
+    lse, _ = in_parts.over_rows(
         slice(0, case.shape[0]),
         case.shape[1],
         lambda chunk: shared.log_sums(logits[chunk].double(), target[chunk], ignore_index),
@@ -62,15 +62,15 @@ def _check(
     lse: [M], contiguous, dout: [M], any stride, fp32; out: [M, N], contiguous, of the logits' dtype. A row whose target
     is ``ignore_index`` gets zeros; one whose target is no class, NaN.
     """
-    from kernel_twins.ops.tensors import require_apart, require_contiguous
+    from kernel_twins.ops.row_checks import require_all_apart, require_numbers, require_result
+    from kernel_twins.ops.tensors import require_contiguous
 
     shared.require_inputs(logits, target, label_smoothing)
-    shared.require_numbers("lse", lse, logits)
+    require_numbers("lse", lse, "logits", logits)
     require_contiguous("lse", lse)
-    shared.require_numbers("dout", dout, logits)
-    shared.require_gradient(logits, out)
-    for name, tensor in (("logits", logits), ("target", target), ("lse", lse), ("dout", dout)):
-        require_apart(out, name, tensor)
+    require_numbers("dout", dout, "logits", logits)
+    require_result(out, "logits", logits)
+    require_all_apart(out, {"logits": logits, "target": target, "lse": lse, "dout": dout})
 
 
 def _torch(

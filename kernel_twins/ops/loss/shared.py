@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kernel_twins.ops import row_cases
-from kernel_twins.spec import ITEMSIZE, Case
+from kernel_twins.spec import Case
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
 IGNORED = -100  # PyTorch's ignore_index where nobody gives another
 
-_CHUNK = 2**26  # elements held in float64 at a time, in each of a few tensors
 _PEAK = 12.0
 _FAR = 1_000.0
 _SMOOTHING = {"": 0.0, "tenth": 0.1, "all": 1.0}
@@ -123,17 +121,6 @@ def log_sums(logits: Tensor, target: Tensor, ignore_index: int) -> tuple[Tensor,
     return lse.masked_fill(ignored, 0.0), (weighted + (lse - most).abs()).masked_fill(ignored, 0.0)
 
 
-def over_rows(part: slice, n: int, function: Callable[[slice], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """What a function makes of rows of n elements, a chunk of them at a time."""
-    import torch
-
-    step = max(1, _CHUNK // max(1, n))
-    starts = range(part.start, max(part.stop, part.start + 1), step)  # one chunk, if of no rows
-    chunks = [function(slice(start, min(start + step, part.stop))) for start in starts]
-    values, terms = zip(*chunks, strict=True)
-    return torch.cat(values), torch.cat(terms)
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Checks
 # ----------------------------------------------------------------------------------------------------------------------
@@ -141,38 +128,13 @@ def over_rows(part: slice, n: int, function: Callable[[slice], tuple[Tensor, Ten
 
 def require_inputs(logits: Tensor, target: Tensor, label_smoothing: float) -> None:
     """Logits: [M, N], contiguous rows at any distance, fp32, bf16 or fp16; target: [M] of int64, contiguous."""
+    from kernel_twins.ops.row_checks import require_rows
     from kernel_twins.ops.tensors import require_contiguous, require_device, require_dtype, require_shape
 
-    row_cases.require_rows("logits", logits)
+    require_rows("logits", logits)
     require_dtype("target", target, "int64")
     require_device("target", target, "logits", logits)
     require_shape("target", target, tuple(logits.shape[:1]), "one class for each row of logits")
     require_contiguous("target", target)
     if not 0 <= label_smoothing <= 1:
         raise ValueError(f"label_smoothing is {label_smoothing}, must be from 0 to 1")
-
-
-def require_numbers(name: str, tensor: Tensor, logits: Tensor) -> None:
-    """[M] of fp32."""
-    from kernel_twins.ops.tensors import require_device, require_dtype, require_shape
-
-    require_dtype(name, tensor, "fp32")
-    require_device(name, tensor, "logits", logits)
-    require_shape(name, tensor, tuple(logits.shape[:1]), "one number for each row of logits")
-
-
-def require_gradient(logits: Tensor, out: Tensor) -> None:
-    """[M, N], contiguous, of the logits' dtype."""
-    from kernel_twins.ops.tensors import (
-        require_contiguous,
-        require_device,
-        require_dtype,
-        require_same_dtype,
-        require_shape,
-    )
-
-    require_dtype("out", out, *ITEMSIZE)
-    require_same_dtype("out", out, "logits", logits)
-    require_device("out", out, "logits", logits)
-    require_shape("out", out, tuple(logits.shape), "one element for each of logits")
-    require_contiguous("out", out)

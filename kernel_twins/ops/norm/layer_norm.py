@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from kernel_twins.ops import baselines, draws, row_cases
-from kernel_twins.ops.norm import shared
+from kernel_twins.ops.norm import cases, shared
 from kernel_twins.spec import Case, Op, Prediction, Step
 
 if TYPE_CHECKING:
@@ -102,13 +102,13 @@ OP = Op(
     inputs=_NORM.inputs,
     hostile=True,
     settled=shared.settled,
-    draw=draws.rows_of("x", shared.DRAWN_OPTIONS),
+    draw=draws.rows_of("x", cases.DRAWN_OPTIONS),
     outputs=_NORM.outputs,
     reference=_NORM.y,
     more_references=(_NORM.mean, _NORM.rstd, _NORM.added),
     check=_check,
     options=_NORM.options,
-    test_cases=_NORM.test_cases(),
+    test_cases=cases.test_cases(_NORM),
     huge_cases=(Case.of(2**21 + 3, 1_025, dtype="bf16"), Case.of(2_049, 2**20, dtype="bf16")),
     bench_cases=(
         *row_cases.BANDWIDTH_CASES,

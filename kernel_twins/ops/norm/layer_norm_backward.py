@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from kernel_twins.ops import baselines, row_cases
-from kernel_twins.ops.norm import shared
+from kernel_twins.ops.norm import cases, shared
 from kernel_twins.spec import Case, Op, Prediction, Step
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ OP = Op(
     reference=_NORM.dx,
     more_references=(_NORM.dweight, _NORM.dbias),
     check=_check,
-    test_cases=_NORM.backward_test_cases(),
+    test_cases=cases.backward_test_cases(),
     huge_cases=(Case.of(2**21 + 3, 1_025, dtype="bf16"),),
     bench_cases=(*row_cases.BANDWIDTH_CASES, _SMALL, _SQUARE),
     headline_cases=row_cases.HEADLINE_CASES,

@@ -1,13 +1,13 @@
-"""What the specs of layer_norm and rms_norm share, forward and backward: inputs, references, checks and cases."""
+"""What the specs of layer_norm and rms_norm share, forward and backward: inputs, references and checks."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kernel_twins.ops import row_cases
+from kernel_twins.ops import in_parts, row_cases
 from kernel_twins.spec import ITEMSIZE, Case, Output
 
 if TYPE_CHECKING:
@@ -15,39 +15,7 @@ if TYPE_CHECKING:
 
     Rows = Tensor | float  # [M, 1], or the same for all
 
-_CHUNK = 2**26  # elements held in float64 at a time, in each of a few tensors
 _ORDINARY = ("outliers", "shifted")  # values that x may have, too, in a backward pass: its statistics are finite
-
-# Rows enough for every block of a GPU to have several, in which it adds up its part of dweight and dbias.
-_MANY_ROWS = ((2_000, 257), (1_500, 1_024), (400, 5_003), (300, 8_192), (100, 40_000))
-_MORE_ROWS = ((3_000, 5_003), (600, 65_536))  # and for each of the places that a block has for rows to be used again
-# Rows of a warp: of whole packs; four, two and one where they start anywhere; and of the last kinds those that fill it.
-_WARP_ROWS = (
-    *((67, n) for n in (72, 136, 384, 512, 640, 768, 1_280, 1_536, 2_048)),
-    *((200, n) for n in (67, 131, 132)),
-    *((67, n) for n in (387, 515, 705, 771, 961, 993, 1_473, 1_985)),
-    (1, 257),
-)
-_WARP_LAYOUTS = (
-    *((200, 131, {key: value}) for key, value in (("offset", "1"), ("x", "spaced"), ("values", "nan"))),
-    (67, 136, {"offset": "1"}),
-    (67, 1_003, {"offset": "1"}),
-    (67, 136, {"x": "expanded"}),
-    (67, 136, {"x": "expanded", "offset": "1"}),
-    (67, 1_027, {"x": "spaced"}),
-    (67, 257, {"affine": "none"}),
-)
-# So few of these that all their blocks run at once if threads have fewer registers, on GPUs of 132 multiprocessors.
-_FEW_WARP_ROWS = ((4_000, 512), (4_000, 1_024))
-# Rows alone in a cluster, for fp32 or the others: the shortest and longest, just beyond, and with four packs or five.
-_CLUSTER_ROWS = (
-    *((1, n) for n in (3_040, 6_080, 7_168, 18_432, 20_480, 20_736, 36_864, 41_472)),
-    *((3, n) for n in (3_072, 5_120, 6_144, 10_240, 14_336, 16_384, 32_768, 40_960)),
-)
-_LONG_RUNS = ((9_000, 5_003), (1_200, 65_536))  # forward, where a block has more places
-
-
-DRAWN_OPTIONS: tuple[Mapping[str, str], ...] = ({}, {}, {"residual": "yes"}, {"affine": "none"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +96,15 @@ class Norm:
     def check(
         self, x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None, out: tuple[Tensor, ...]
     ) -> None:
-        row_cases.require_rows("x", x)
-        require_vector("weight", weight, "x", x)
-        require_vector("bias", bias, "x", x)
-        require_matrix("residual", residual, "x", x)
+        from kernel_twins.ops import row_checks
+
+        row_checks.require_rows("x", x)
+        row_checks.require_vector("weight", weight, "x", x)
+        row_checks.require_vector("bias", bias, "x", x)
+        row_checks.require_matrix("residual", residual, "x", x)
         names = ["y", *(["mean"] if self.centered else []), "rstd", *([] if residual is None else ["added"])]
-        require_out(out, names, "x", x)
-        require_all_apart(out, {"x": x, "weight": weight, "bias": bias, "residual": residual})
+        row_checks.require_out(out, names, "x", x)
+        row_checks.require_all_apart(out, {"x": x, "weight": weight, "bias": bias, "residual": residual})
 
     # ------------------------------------------------------------------------------------------------------------------
     # Backward
@@ -240,14 +210,14 @@ class Norm:
             of_rstd, of_mean = (each if isinstance(each, float) else each[some] for each in of_statistics)
             return values, values.abs() * (1 + of_rstd) + dout.abs() * of_mean
 
-        return _over_columns(inputs[0], part, of)
+        return in_parts.over_columns(inputs[0], part, of)
 
     def dbias(self, case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Tensor, Tensor]:
         def of(some: slice) -> tuple[Tensor, Tensor]:
             dout = inputs[0][some, part].double()
             return dout, dout.abs()
 
-        return _over_columns(inputs[0], part, of)
+        return in_parts.over_columns(inputs[0], part, of)
 
     def check_backward(
         self,
@@ -259,62 +229,25 @@ class Norm:
         dadded: Tensor | None,
         out: Tensor | tuple[Tensor, ...],
     ) -> None:
-        row_cases.require_rows("dout", dout)
+        from kernel_twins.ops import row_checks
+        from kernel_twins.ops.tensors import require_contiguous
+
+        row_checks.require_rows("dout", dout)
         statistics = {"mean": mean, "rstd": rstd} if self.centered else {"rstd": rstd}
         for name, needed in {"x": x, **statistics}.items():
             if needed is None:
                 raise TypeError(f"{name} is None, must be a torch.Tensor")
-        require_matrix("x", x, "dout", dout)
+        row_checks.require_matrix("x", x, "dout", dout)
         for name, statistic in statistics.items():
             assert statistic is not None  # as was just seen
-            _require_statistic(name, statistic, "dout", dout)
-        require_vector("weight", weight, "dout", dout)
-        require_matrix("dadded", dadded, "dout", dout)
+            row_checks.require_numbers(name, statistic, "dout", dout)
+            require_contiguous(name, statistic)
+        row_checks.require_vector("weight", weight, "dout", dout)
+        row_checks.require_matrix("dadded", dadded, "dout", dout)
         names = ["dx"] if weight is None else ["dx", "dweight", *(["dbias"] if self.centered else [])]
-        require_out(out, names, "dout", dout)
+        row_checks.require_out(out, names, "dout", dout)
         inputs = {"dout": dout, "x": x, "mean": mean, "rstd": rstd, "weight": weight, "dadded": dadded}
-        require_all_apart(out, inputs)
-
-    # ------------------------------------------------------------------------------------------------------------------
-    # Test cases
-    # ------------------------------------------------------------------------------------------------------------------
-
-    def test_cases(self) -> tuple[Case, ...]:
-        more = (
-            *row_cases.option_cases({"residual": "yes"}),
-            (19, 1_027, {"residual": "yes", "x": "pitched"}),
-            (9, 5_003, {"residual": "yes", "offset": "1"}),
-            *row_cases.option_cases({"affine": "none"}),
-            *(row_cases.option_cases({"affine": "weight"}) if self.centered else ()),
-            *((9, n, {"values": "shifted"}) for n in (1, 1_000, 5_003, 70_000)),
-            *((m, n, {}) for m, n in (*_MANY_ROWS[:3], *_WARP_ROWS, *_FEW_WARP_ROWS, *_CLUSTER_ROWS, *_LONG_RUNS)),
-            *_WARP_LAYOUTS,
-            *((3, 10_240, {key: value}) for key, value in (("affine", "none"), ("values", "nan"), ("x", "expanded"))),
-            *((m, n, {"residual": "yes"}) for m, n in _LONG_RUNS),
-            (9_000, 5_003, {"x": "pitched"}),
-            *row_cases.long_cases("x"),
-            *((67, n, {"residual": "yes"}) for n in (2_048, 4_104, 65_536)),
-            *((2, n, {"residual": "yes"}) for n in (163_777, 163_778)),
-            (9, 50_257, {"values": "shifted"}),
-            *((9, n, {"affine": "none"}) for n in (50_257, 65_536)),
-            *(((m, n, {"affine": "weight"}) for m, n in ((67, 257), (9, 50_257))) if self.centered else ()),
-        )
-        cases = row_cases.test_cases("x", *more)
-        # The mean of one infinity and numbers is it by a sum, and NaN by Welford's formula: y and rstd are NaN anyway.
-        return tuple(case for case in cases if case.get("values") != "inf") if self.centered else cases
-
-    def backward_test_cases(self) -> tuple[Case, ...]:
-        more = (
-            *row_cases.option_cases({"residual": "yes"}),
-            (19, 1_027, {"residual": "yes", "dout": "pitched"}),
-            *row_cases.option_cases({"affine": "none"}),
-            *((19, n, {"x": "pitched"}) for n in (40, 1_027, 8_192, 70_000)),
-            *((9, n, {"values": "shifted"}) for n in (1_000, 5_003, 70_000)),
-            *((m, n, {}) for m, n in (*_MANY_ROWS, *_MORE_ROWS)),
-            *((m, n, {"values": "outliers"}) for m, n in _MANY_ROWS[1:3]),
-            (3_000, 5_003, {"residual": "yes"}),
-        )
-        return row_cases.test_cases("dout", *more)
+        row_checks.require_all_apart(out, inputs)
 
     # ------------------------------------------------------------------------------------------------------------------
     # Of float64
@@ -365,12 +298,7 @@ class Norm:
 
     def _over_rows(self, x: Tensor, residual: Tensor | None, part: slice, of: Any) -> tuple[Tensor, Tensor]:
         """Two numbers of every row of x + residual, by ``of``, which is given some rows at a time."""
-        import torch
-
-        empty = torch.empty(0, dtype=torch.float64, device=x.device)
-        numbers = [of(_added(x, residual, some).double()) for some in _parts(part, x.shape[1])] or [(empty, empty)]
-        first, second = (torch.cat(each) for each in zip(*numbers, strict=True))
-        return first, second
+        return in_parts.over_rows(part, x.shape[1], lambda some: of(_added(x, residual, some).double()))
 
     def _dout_xhat(self, inputs: tuple[Tensor, ...], part: slice, columns: slice) -> tuple[Tensor, Tensor]:
         dout, x, mean, rstd, _, _ = self._backward_operands(inputs)
@@ -405,104 +333,3 @@ def _affine(case: Case, generator: Generator, bias: bool) -> tuple[Tensor, ...]:
 def _added(x: Tensor, residual: Tensor | None, part: slice) -> Tensor:
     """Those rows of what is normalised: the sum as it is returned, rounded."""
     return x[part] if residual is None else x[part] + residual[part]
-
-
-def _parts(part: slice, n: int) -> Iterator[slice]:
-    """A range of rows of n elements, in pieces."""
-    step = max(1, _CHUNK // max(1, n))
-    for start in range(part.start, part.stop, step):
-        yield slice(start, min(start + step, part.stop))
-
-
-def _over_columns(dout: Tensor, part: slice, of: Any) -> tuple[Tensor, Tensor]:
-    """The sums of those columns and of their terms, both [M, N], which ``of`` gives for some rows."""
-    import torch
-
-    columns = dout[:1, part].shape[1]
-    total = torch.zeros(2, columns, dtype=torch.float64, device=dout.device)
-    for some in _parts(slice(0, dout.shape[0]), columns):
-        values, terms = of(some)
-        total += torch.stack([values.sum(dim=0), terms.sum(dim=0)])
-    return total[0], total[1]
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Checks
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-def require_matrix(name: str, tensor: Tensor | None, like_name: str, like: Tensor) -> None:
-    from kernel_twins.ops.tensors import require_device, require_same_dtype, require_shape
-
-    if tensor is None:
-        return
-    row_cases.require_rows(name, tensor)
-    require_same_dtype(name, tensor, like_name, like)
-    require_device(name, tensor, like_name, like)
-    require_shape(name, tensor, tuple(like.shape), f"one element for each of {like_name}")
-
-
-def require_vector(name: str, tensor: Tensor | None, like_name: str, like: Tensor) -> None:
-    from kernel_twins.ops.tensors import (
-        require_contiguous,
-        require_device,
-        require_dtype,
-        require_same_dtype,
-        require_shape,
-    )
-
-    if tensor is None:
-        return
-    require_dtype(name, tensor, *ITEMSIZE)
-    require_same_dtype(name, tensor, like_name, like)
-    require_device(name, tensor, like_name, like)
-    require_shape(name, tensor, (like.shape[1],), f"one element for each column of {like_name}")
-    require_contiguous(name, tensor)
-
-
-def _require_statistic(name: str, tensor: Tensor, like_name: str, like: Tensor) -> None:
-    from kernel_twins.ops.tensors import require_contiguous, require_device, require_dtype, require_shape
-
-    require_dtype(name, tensor, "fp32")
-    require_device(name, tensor, like_name, like)
-    require_shape(name, tensor, (like.shape[0],), f"one number for each row of {like_name}")
-    require_contiguous(name, tensor)
-
-
-def require_out(out: Tensor | tuple[Tensor, ...], names: list[str], like_name: str, like: Tensor) -> None:
-    """One tensor where there is one name; a tuple of tensors in that order where there are several."""
-    from kernel_twins.ops.tensors import require_contiguous, require_tensor
-
-    if len(names) > 1 and not isinstance(out, tuple):
-        raise TypeError(f"out is a {type(out).__name__}, must be a tuple of {len(names)} tensors: {', '.join(names)}")
-    if len(names) == 1 and isinstance(out, tuple):
-        raise TypeError(f"out is a tuple, must be one tensor: {names[0]}")
-    if isinstance(out, tuple) and len(out) != len(names):
-        raise ValueError(f"out has {len(out)} tensors, must have {len(names)}: {', '.join(names)}")
-    for index, (tensor, name) in enumerate(zip(_tensors(out), names, strict=True)):
-        label = f"out[{index}]" if isinstance(out, tuple) else "out"
-        require_tensor(label, tensor)  # None stands for an input that is not there, never for a result
-        if name in ("mean", "rstd"):
-            _require_statistic(label, tensor, like_name, like)
-        elif name in ("dweight", "dbias"):
-            require_vector(label, tensor, like_name, like)
-        else:
-            require_matrix(label, tensor, like_name, like)
-            require_contiguous(label, tensor)
-
-
-def require_all_apart(out: Tensor | tuple[Tensor, ...], inputs: Mapping[str, Tensor | None]) -> None:
-    """No output overlaps an input, or another output."""
-    from kernel_twins.ops.tensors import require_apart
-
-    outs = _tensors(out)
-    for index, tensor in enumerate(outs):
-        for name, other in inputs.items():
-            if other is not None:
-                require_apart(tensor, name, other)
-        for before in range(index):
-            require_apart(tensor, f"out[{before}]", outs[before])
-
-
-def _tensors(out: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return out if isinstance(out, tuple) else (out,)

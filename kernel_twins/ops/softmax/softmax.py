@@ -39,22 +39,11 @@ def _reference(case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Ten
 
 def _check(x: Tensor, *, out: Tensor, log: bool = False) -> None:
     """x: [M, N], contiguous rows at any distance, fp32, bf16 or fp16; out: [M, N], contiguous, of x's dtype."""
-    from kernel_twins.ops.tensors import (
-        require_apart,
-        require_contiguous,
-        require_device,
-        require_dtype,
-        require_same_dtype,
-        require_shape,
-    )
+    from kernel_twins.ops import row_checks
 
-    row_cases.require_rows("x", x)
-    require_dtype("out", out, *ITEMSIZE)
-    require_same_dtype("out", out, "x", x)
-    require_device("out", out, "x", x)
-    require_shape("out", out, tuple(x.shape), "one element for each of x")
-    require_contiguous("out", out)
-    require_apart(out, "x", x)
+    row_checks.require_rows("x", x)
+    row_checks.require_result(out, "x", x)
+    row_checks.require_all_apart(out, {"x": x})
 
 
 def _torch(x: Tensor, *, out: Tensor, log: bool = False) -> None:

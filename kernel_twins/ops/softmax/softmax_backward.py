@@ -43,25 +43,13 @@ def _reference(case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Ten
 
 def _check(dout: Tensor, y: Tensor, *, out: Tensor, log: bool = False) -> None:
     """dout, y: [M, N], contiguous rows at any distance, fp32, bf16 or fp16 alike; out: [M, N], contiguous."""
-    from kernel_twins.ops.tensors import (
-        require_apart,
-        require_contiguous,
-        require_device,
-        require_dtype,
-        require_same_dtype,
-        require_shape,
-    )
+    from kernel_twins.ops import row_checks
 
-    row_cases.require_rows("dout", dout)
-    row_cases.require_rows("y", y)
-    require_dtype("out", out, *ITEMSIZE)
-    for name, tensor in (("y", y), ("out", out)):
-        require_same_dtype(name, tensor, "dout", dout)
-        require_device(name, tensor, "dout", dout)
-        require_shape(name, tensor, tuple(dout.shape), "one element for each of dout")
-    require_contiguous("out", out)
-    require_apart(out, "dout", dout)
-    require_apart(out, "y", y)
+    row_checks.require_rows("dout", dout)
+    row_checks.require_rows("y", y)
+    row_checks.require_matrix("y", y, "dout", dout)
+    row_checks.require_result(out, "dout", dout)
+    row_checks.require_all_apart(out, {"dout": dout, "y": y})
 
 
 def _torch(dout: Tensor, y: Tensor, *, out: Tensor, log: bool = False) -> None:

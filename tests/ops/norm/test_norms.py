@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 
 from kernel_twins import OPS, load_baseline  # noqa: E402
 from kernel_twins.harness.check import check, generator  # noqa: E402
+from kernel_twins.ops import in_parts  # noqa: E402
 from kernel_twins.ops.norm import shared  # noqa: E402
 from kernel_twins.ops.tensors import empty_outputs  # noqa: E402
 from kernel_twins.spec import Case  # noqa: E402
@@ -117,7 +118,7 @@ def test_references_are_the_same_in_pieces(name, monkeypatch) -> None:
         reference(case, inputs, slice(0, output.shape[0]))
         for reference, output in zip(references, op.outputs(case), strict=True)
     ]
-    monkeypatch.setattr(shared, "_CHUNK", 100)
+    monkeypatch.setattr(in_parts, "_CHUNK", 100)
     for reference, output, both in zip(references, op.outputs(case), before, strict=True):
         pieces = [slice(start, min(start + 7, output.shape[0])) for start in range(0, output.shape[0], 7)]
         for index in range(2):

@@ -1,0 +1,79 @@
+"""The cases that layer_norm and rms_norm are tested on, forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kernel_twins.ops import row_cases
+from kernel_twins.ops.norm.shared import Norm
+from kernel_twins.spec import Case
+
+# Rows enough for every block of a GPU to have several, in which it adds up its part of dweight and dbias.
+_MANY_ROWS = ((2_000, 257), (1_500, 1_024), (400, 5_003), (300, 8_192), (100, 40_000))
+_MORE_ROWS = ((3_000, 5_003), (600, 65_536))  # and for each of the places that a block has for rows to be used again
+# Rows of a warp: of whole packs; four, two and one where they start anywhere; and of the last kinds those that fill it.
+_WARP_ROWS = (
+    *((67, n) for n in (72, 136, 384, 512, 640, 768, 1_280, 1_536, 2_048)),
+    *((200, n) for n in (67, 131, 132)),
+    *((67, n) for n in (387, 515, 705, 771, 961, 993, 1_473, 1_985)),
+    (1, 257),
+)
+_WARP_LAYOUTS = (
+    *((200, 131, {key: value}) for key, value in (("offset", "1"), ("x", "spaced"), ("values", "nan"))),
+    (67, 136, {"offset": "1"}),
+    (67, 1_003, {"offset": "1"}),
+    (67, 136, {"x": "expanded"}),
+    (67, 136, {"x": "expanded", "offset": "1"}),
+    (67, 1_027, {"x": "spaced"}),
+    (67, 257, {"affine": "none"}),
+)
+# So few of these that all their blocks run at once if threads have fewer registers, on GPUs of 132 multiprocessors.
+_FEW_WARP_ROWS = ((4_000, 512), (4_000, 1_024))
+# Rows alone in a cluster, for fp32 or the others: the shortest and longest, just beyond, and with four packs or five.
+_CLUSTER_ROWS = (
+    *((1, n) for n in (3_040, 6_080, 7_168, 18_432, 20_480, 20_736, 36_864, 41_472)),
+    *((3, n) for n in (3_072, 5_120, 6_144, 10_240, 14_336, 16_384, 32_768, 40_960)),
+)
+_LONG_RUNS = ((9_000, 5_003), (1_200, 65_536))  # forward, where a block has more places
+
+
+DRAWN_OPTIONS: tuple[Mapping[str, str], ...] = ({}, {}, {"residual": "yes"}, {"affine": "none"})
+
+
+def test_cases(norm: Norm) -> tuple[Case, ...]:
+    more = (
+        *row_cases.option_cases({"residual": "yes"}),
+        (19, 1_027, {"residual": "yes", "x": "pitched"}),
+        (9, 5_003, {"residual": "yes", "offset": "1"}),
+        *row_cases.option_cases({"affine": "none"}),
+        *(row_cases.option_cases({"affine": "weight"}) if norm.centered else ()),
+        *((9, n, {"values": "shifted"}) for n in (1, 1_000, 5_003, 70_000)),
+        *((m, n, {}) for m, n in (*_MANY_ROWS[:3], *_WARP_ROWS, *_FEW_WARP_ROWS, *_CLUSTER_ROWS, *_LONG_RUNS)),
+        *_WARP_LAYOUTS,
+        *((3, 10_240, {key: value}) for key, value in (("affine", "none"), ("values", "nan"), ("x", "expanded"))),
+        *((m, n, {"residual": "yes"}) for m, n in _LONG_RUNS),
+        (9_000, 5_003, {"x": "pitched"}),
+        *row_cases.long_cases("x"),
+        *((67, n, {"residual": "yes"}) for n in (2_048, 4_104, 65_536)),
+        *((2, n, {"residual": "yes"}) for n in (163_777, 163_778)),
+        (9, 50_257, {"values": "shifted"}),
+        *((9, n, {"affine": "none"}) for n in (50_257, 65_536)),
+        *(((m, n, {"affine": "weight"}) for m, n in ((67, 257), (9, 50_257))) if norm.centered else ()),
+    )
+    cases = row_cases.test_cases("x", *more)
+    # The mean of one infinity and numbers is it by a sum, and NaN by Welford's formula: y and rstd are NaN anyway.
+    return tuple(case for case in cases if case.get("values") != "inf") if norm.centered else cases
+
+
+def backward_test_cases() -> tuple[Case, ...]:
+    more = (
+        *row_cases.option_cases({"residual": "yes"}),
+        (19, 1_027, {"residual": "yes", "dout": "pitched"}),
+        *row_cases.option_cases({"affine": "none"}),
+        *((19, n, {"x": "pitched"}) for n in (40, 1_027, 8_192, 70_000)),
+        *((9, n, {"values": "shifted"}) for n in (1_000, 5_003, 70_000)),
+        *((m, n, {}) for m, n in (*_MANY_ROWS, *_MORE_ROWS)),
+        *((m, n, {"values": "outliers"}) for m, n in _MANY_ROWS[1:3]),
+        (3_000, 5_003, {"residual": "yes"}),
+    )
+    return row_cases.test_cases("dout", *more)
