@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from kernel_twins.errors import UnavailableError
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -29,8 +31,12 @@ def compiled_results(function: Callable[..., Any], mode: str = "default") -> Cal
     That is the form of a function with several results, and of one that ends in a library's kernel, whose result would
     be copied into ``out``. ``mode`` is torch.compile's; what its search finds is not printed.
     """
-    made = _compiled(function, mode)
-    return lambda *inputs, out, **options: made(*inputs, **options)
+    return returned(_compiled(function, mode))
+
+
+def returned(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``call(*inputs, **options, out=tensor)`` that returns what a function does, and leaves ``out`` alone."""
+    return lambda *inputs, out, **options: function(*inputs, **options)
 
 
 _QUIET = {"autotune_num_choices_displayed": 0, "max_autotune_report_choices_stats": False}
@@ -99,8 +105,6 @@ def liger(op: str, n: int) -> tuple[Any, dict[str, int]]:
 
     UnavailableError where liger-kernel is not installed, or does not take such rows.
     """
-    from kernel_twins.errors import UnavailableError
-
     if n == 0:
         raise UnavailableError("liger-kernel takes no rows without elements")
     try:
@@ -118,15 +122,14 @@ def liger(op: str, n: int) -> tuple[Any, dict[str, int]]:
 _CLUSTER_BYTES = 16 * 227 * 1024  # the shared memory of Hopper's largest cluster
 
 
-def quack(module: str, *tensors: Tensor) -> Any:
-    """quack's module of that name, for tensors whose last dimension it can take 16 bytes at a time.
+def quack(module: str, *given: Tensor | None) -> Any:
+    """quack's module of that name, for tensors whose last dimension it can take 16 bytes at a time; None is left out.
 
     UnavailableError where quack-kernels is not installed, or where a tensor has no elements, is not contiguous, or does
     not begin, and each of its rows with it, at a multiple of 16 bytes, or where no cluster holds a row of all: quack
     checks no lengths, and its launch fails.
     """
-    from kernel_twins.errors import UnavailableError
-
+    tensors = [tensor for tensor in given if tensor is not None]
     for tensor in tensors:
         if tensor.numel() == 0:
             raise UnavailableError("quack-kernels leaves results without elements alone")

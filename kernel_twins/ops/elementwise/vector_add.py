@@ -25,26 +25,19 @@ def reference(case: Case, inputs: tuple[Tensor, ...], rows: slice) -> tuple[Tens
 
 def check(a: Tensor, b: Tensor, *, out: Tensor) -> None:
     """a, b, out: contiguous, one shape, fp32, bf16 or fp16 alike, on one device."""
-    from kernel_twins.ops.tensors import (
-        require_apart,
-        require_contiguous,
-        require_device,
-        require_dtype,
-        require_same_dtype,
-        require_shape,
-    )
+    from kernel_twins.ops import tensors
 
-    require_dtype("a", a, *ITEMSIZE)
-    require_contiguous("a", a)
+    tensors.require_dtype("a", a, *ITEMSIZE)
+    tensors.require_contiguous("a", a)
     for name, tensor in (("b", b), ("out", out)):
-        require_dtype(name, tensor, *ITEMSIZE)
-        require_same_dtype(name, tensor, "a", a)
-        require_device(name, tensor, "a", a)
-        require_shape(name, tensor, tuple(a.shape), "a, b and out are not broadcast")
-        require_contiguous(name, tensor)
+        tensors.require_dtype(name, tensor, *ITEMSIZE)
+        tensors.require_same_dtype(name, tensor, "a", a)
+        tensors.require_device(name, tensor, "a", a)
+        tensors.require_shape(name, tensor, tuple(a.shape), "a, b and out are not broadcast")
+        tensors.require_contiguous(name, tensor)
     for name, tensor in (("a", a), ("b", b)):
         if out.data_ptr() != tensor.data_ptr():  # in place is fine, shifted is not
-            require_apart(out, name, tensor)
+            tensors.require_apart(out, name, tensor)
 
 
 def torch_add(a: Tensor, b: Tensor, *, out: Tensor) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from kernel_twins.errors import UnavailableError
 from kernel_twins.ops import baselines, draws, in_parts, row_cases
 from kernel_twins.ops.loss import shared
 from kernel_twins.spec import ITEMSIZE, Case, Op, Output, Prediction, Step
@@ -96,8 +97,6 @@ def _torch(logits: Tensor, target: Tensor, *, out: Tensor | tuple[Tensor, ...], 
 
 
 def _compiled(logits: Tensor, target: Tensor, *, out: Tensor | tuple[Tensor, ...], **options: Any) -> None:
-    from kernel_twins.errors import UnavailableError
-
     if isinstance(out, tuple):
         raise UnavailableError("PyTorch's cross_entropy does not return the logarithms of the sums")
     _COMPILED(logits, target, out=out, **options)
@@ -115,8 +114,6 @@ def _liger(
     label_smoothing: float,
 ) -> None:
     """Liger's kernel with Liger's own settings, without the gradient; its function asks the GPU for three numbers."""
-    from kernel_twins.errors import UnavailableError
-
     if isinstance(out, tuple):
         raise UnavailableError("liger-kernel does not return the logarithms of the sums")
     (m, n), most = logits.shape, 32_768
@@ -143,8 +140,6 @@ def _quack(
     ignore_index: int,
     label_smoothing: float,
 ) -> None:
-    from kernel_twins.errors import UnavailableError
-
     if label_smoothing:
         raise UnavailableError("quack-kernels has no label smoothing")
     loss, *lse = out if isinstance(out, tuple) else (out,)

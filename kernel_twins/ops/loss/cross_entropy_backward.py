@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from kernel_twins.errors import UnavailableError
 from kernel_twins.ops import baselines, in_parts, row_cases
 from kernel_twins.ops.loss import shared
 from kernel_twins.spec import ITEMSIZE, Case, Op, Output, Prediction, Step
@@ -121,8 +122,6 @@ def _quack(
     ignore_index: int,
     label_smoothing: float,
 ) -> None:
-    from kernel_twins.errors import UnavailableError
-
     if label_smoothing:
         raise UnavailableError("quack-kernels has no label smoothing")
     ops = baselines.quack("cross_entropy", logits)

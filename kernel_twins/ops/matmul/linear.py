@@ -53,28 +53,20 @@ def _reference(case: Case, inputs: tuple[Tensor, ...], rows: slice) -> tuple[Ten
 
 def _check(x: Tensor, weight: Tensor, bias: Tensor, *, out: Tensor, activation: str = "none") -> None:
     """x: [M, K], weight: [N, K], any strides; bias: [N], out: [M, N], contiguous; one dtype, one device."""
-    from kernel_twins.ops.tensors import (
-        require_apart,
-        require_contiguous,
-        require_device,
-        require_dtype,
-        require_rank,
-        require_same_dtype,
-        require_shape,
-    )
+    from kernel_twins.ops import tensors
 
     for name, tensor, rank in (("x", x, 2), ("weight", weight, 2), ("bias", bias, 1), ("out", out, 2)):
-        require_dtype(name, tensor, *_DTYPES)
-        require_same_dtype(name, tensor, "x", x)
-        require_rank(name, tensor, rank)
-        require_device(name, tensor, "x", x)
-    require_shape("weight", weight, (weight.shape[0], x.shape[1]), "its columns are x's")
-    require_shape("bias", bias, (weight.shape[0],), "one element for each row of weight")
-    require_shape("out", out, (x.shape[0], weight.shape[0]), "x's rows by weight's rows")
-    require_contiguous("bias", bias)
-    require_contiguous("out", out)
+        tensors.require_dtype(name, tensor, *_DTYPES)
+        tensors.require_same_dtype(name, tensor, "x", x)
+        tensors.require_rank(name, tensor, rank)
+        tensors.require_device(name, tensor, "x", x)
+    tensors.require_shape("weight", weight, (weight.shape[0], x.shape[1]), "its columns are x's")
+    tensors.require_shape("bias", bias, (weight.shape[0],), "one element for each row of weight")
+    tensors.require_shape("out", out, (x.shape[0], weight.shape[0]), "x's rows by weight's rows")
+    tensors.require_contiguous("bias", bias)
+    tensors.require_contiguous("out", out)
     for name, tensor in (("x", x), ("weight", weight), ("bias", bias)):
-        require_apart(out, name, tensor)
+        tensors.require_apart(out, name, tensor)
     if activation not in _ACTIVATIONS:
         raise ValueError(
             f"activation is '{activation}', must be none, relu, gelu, gelu_tanh or silu: apply others to the result"

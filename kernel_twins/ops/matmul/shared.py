@@ -65,31 +65,22 @@ def check_of(*dtypes: str) -> Callable[..., None]:
 
     def check(a: Tensor, b: Tensor, *, out: Tensor) -> None:
         """a: [M, K], b: [K, N], any strides; out: [M, N], contiguous, of a's dtype or fp32; all on one device."""
-        from kernel_twins.ops.tensors import (
-            name_of,
-            require_apart,
-            require_contiguous,
-            require_device,
-            require_dtype,
-            require_rank,
-            require_same_dtype,
-            require_shape,
-        )
+        from kernel_twins.ops import tensors
 
-        require_dtype("a", a, *dtypes)
-        require_rank("a", a, 2)
-        require_dtype("b", b, *dtypes)
-        require_same_dtype("b", b, "a", a)
-        require_rank("b", b, 2)
-        require_device("b", b, "a", a)
-        require_dtype("out", out, *dict.fromkeys((name_of(a.dtype), "fp32")))
-        require_rank("out", out, 2)
-        require_device("out", out, "a", a)
-        require_shape("b", b, (a.shape[1], b.shape[1]), "its rows are a's columns")
-        require_shape("out", out, (a.shape[0], b.shape[1]), "a's rows by b's columns")
-        require_contiguous("out", out)
-        require_apart(out, "a", a)
-        require_apart(out, "b", b)
+        tensors.require_dtype("a", a, *dtypes)
+        tensors.require_rank("a", a, 2)
+        tensors.require_dtype("b", b, *dtypes)
+        tensors.require_same_dtype("b", b, "a", a)
+        tensors.require_rank("b", b, 2)
+        tensors.require_device("b", b, "a", a)
+        tensors.require_dtype("out", out, *dict.fromkeys((tensors.name_of(a.dtype), "fp32")))
+        tensors.require_rank("out", out, 2)
+        tensors.require_device("out", out, "a", a)
+        tensors.require_shape("b", b, (a.shape[1], b.shape[1]), "its rows are a's columns")
+        tensors.require_shape("out", out, (a.shape[0], b.shape[1]), "a's rows by b's columns")
+        tensors.require_contiguous("out", out)
+        tensors.require_apart(out, "a", a)
+        tensors.require_apart(out, "b", b)
 
     return check
 

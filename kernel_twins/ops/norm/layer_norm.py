@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from kernel_twins.errors import UnavailableError
 from kernel_twins.ops import baselines, draws, row_cases
 from kernel_twins.ops.norm import cases, shared
 from kernel_twins.spec import Case, Op, Prediction, Step
@@ -45,21 +46,11 @@ def _function(
     return results if residual is None else (*results, added)
 
 
-def _torch(*inputs: Tensor, out: tuple[Tensor, ...], eps: float = _NORM.eps) -> tuple[Tensor, ...]:
-    return _function(*inputs, eps=eps)
+_torch = baselines.returned(_function)
 
 
-def _liger(
-    x: Tensor,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    *,
-    out: tuple[Tensor, ...],
-    eps: float = _NORM.eps,
-) -> tuple[Tensor, ...]:
-    from kernel_twins.errors import UnavailableError
-
+def _liger(*inputs: Tensor, out: tuple[Tensor, ...], eps: float) -> tuple[Tensor, ...]:
+    x, weight, bias, residual = _NORM.operands(inputs)
     if weight is None or bias is None:
         raise UnavailableError("liger-kernel has no layer norm without weight and bias")
     if residual is not None:
@@ -69,19 +60,11 @@ def _liger(
     return y, mean, rstd
 
 
-def _quack(
-    x: Tensor,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    *,
-    out: tuple[Tensor, ...],
-    eps: float = _NORM.eps,
-) -> None:
+def _quack(*inputs: Tensor, out: tuple[Tensor, ...], eps: float) -> None:
     """quack's kernel; its function for a layer norm takes weights in fp32 alone, and no residual."""
+    x, weight, bias, residual = _NORM.operands(inputs)
     y, mean, rstd, *added = out
-    given = [each for each in (x, weight, bias, residual) if each is not None]
-    norm = baselines.quack("rmsnorm", *given)._rmsnorm_fwd
+    norm = baselines.quack("rmsnorm", x, weight, bias, residual)._rmsnorm_fwd
     norm(x, weight, y, bias, rstd, mean, residual, added[0] if added else None, eps, True)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from kernel_twins.errors import UnavailableError
 from kernel_twins.ops import baselines, row_cases
 from kernel_twins.ops.norm import cases, shared
 from kernel_twins.spec import Case, Op, Prediction, Step
@@ -48,22 +49,11 @@ def _function(
     return (dx, *(each.to(x.dtype) for each in others)) if has_weight else dx
 
 
-def _torch(*inputs: Tensor, out: Tensor | tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
-    return _function(*inputs)
+_torch = baselines.returned(_function)
 
 
-def _liger(
-    dout: Tensor,
-    x: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None = None,
-    dadded: Tensor | None = None,
-    *,
-    out: Tensor | tuple[Tensor, ...],
-) -> tuple[Tensor, ...]:
-    from kernel_twins.errors import UnavailableError
-
+def _liger(*inputs: Tensor, out: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    dout, x, mean, rstd, weight, dadded = _NORM.backward_operands(inputs)
     if weight is None:
         raise UnavailableError("liger-kernel has no layer norm without weight and bias")
     if dadded is not None:
@@ -73,18 +63,8 @@ def _liger(
     return gradients
 
 
-def _quack(
-    dout: Tensor,
-    x: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None = None,
-    dadded: Tensor | None = None,
-    *,
-    out: Tensor | tuple[Tensor, ...],
-) -> tuple[Tensor, ...]:
-    from kernel_twins.errors import UnavailableError
-
+def _quack(*inputs: Tensor, out: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    dout, x, mean, rstd, weight, dadded = _NORM.backward_operands(inputs)
     if weight is None:
         raise UnavailableError("quack-kernels has no gradient of a layer norm without weight")
     if dadded is not None:

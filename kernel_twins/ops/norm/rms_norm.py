@@ -39,18 +39,11 @@ def _function(
     return results if residual is None else (*results, added)
 
 
-def _torch(*inputs: Tensor, out: tuple[Tensor, ...], eps: float = _NORM.eps) -> tuple[Tensor, ...]:
-    return _function(*inputs, eps=eps)
+_torch = baselines.returned(_function)
 
 
-def _liger(
-    x: Tensor,
-    weight: Tensor | None = None,
-    residual: Tensor | None = None,
-    *,
-    out: tuple[Tensor, ...],
-    eps: float = _NORM.eps,
-) -> tuple[Tensor, ...]:
+def _liger(*inputs: Tensor, out: tuple[Tensor, ...], eps: float) -> tuple[Tensor, ...]:
+    x, weight, _, residual = _NORM.operands(inputs)
     if residual is None:
         ops, _ = baselines.liger("rms_norm", x.shape[1])
         y, _, rstd, *_ = ops.rms_norm_forward(x, weight, eps, 0.0, "llama", None)
@@ -60,17 +53,10 @@ def _liger(
     return y, rstd, added
 
 
-def _quack(
-    x: Tensor,
-    weight: Tensor | None = None,
-    residual: Tensor | None = None,
-    *,
-    out: tuple[Tensor, ...],
-    eps: float = _NORM.eps,
-) -> None:
+def _quack(*inputs: Tensor, out: tuple[Tensor, ...], eps: float) -> None:
+    x, weight, _, residual = _NORM.operands(inputs)
     y, rstd, *added = out
-    given = [each for each in (x, weight, residual) if each is not None]
-    norm = baselines.quack("rmsnorm", *given)._rmsnorm_fwd
+    norm = baselines.quack("rmsnorm", x, weight, residual)._rmsnorm_fwd
     norm(x, weight, y, None, rstd, None, residual, added[0] if added else None, eps)
 
 

@@ -41,22 +41,14 @@ def _function(
     return dx if weight is None else (dx, dweight.to(x.dtype))
 
 
-def _torch(*inputs: Tensor, out: Tensor | tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
-    return _function(*inputs)
+_torch = baselines.returned(_function)
 
 
-def _liger(
-    dout: Tensor,
-    x: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None = None,
-    dadded: Tensor | None = None,
-    *,
-    out: Tensor | tuple[Tensor, ...],
-) -> Tensor | tuple[Tensor, ...]:
+def _liger(*inputs: Tensor, out: Tensor | tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
     """Liger's kernels with Liger's own settings; its function would clear dx first, or overwrite dout with it."""
     import torch
 
+    dout, x, _, rstd, weight, dadded = _NORM.backward_operands(inputs)
     if dadded is not None:
         ops, settings = baselines.liger("fused_add_rms_norm", x.shape[1])
         stages = 2
@@ -82,17 +74,10 @@ def _liger(
     return dx if partial is None else (dx, partial.sum(dim=0).to(dout.dtype))
 
 
-def _quack(
-    dout: Tensor,
-    x: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None = None,
-    dadded: Tensor | None = None,
-    *,
-    out: Tensor | tuple[Tensor, ...],
-) -> Tensor | tuple[Tensor, ...]:
-    given = [each for each in (dout, x, weight, dadded) if each is not None]
-    dx, dweight, *_ = baselines.quack("rmsnorm", *given).rmsnorm_bwd(x, weight, dout, rstd, dresidual_out=dadded)
+def _quack(*inputs: Tensor, out: Tensor | tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
+    dout, x, _, rstd, weight, dadded = _NORM.backward_operands(inputs)
+    ops = baselines.quack("rmsnorm", dout, x, weight, dadded)
+    dx, dweight, *_ = ops.rmsnorm_bwd(x, weight, dout, rstd, dresidual_out=dadded)
     return dx if weight is None else (dx, dweight)
 
 

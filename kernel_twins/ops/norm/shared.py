@@ -57,7 +57,7 @@ class Norm:
         return {"eps": self.eps}
 
     def y(self, case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Tensor, Tensor]:
-        x, weight, bias, residual = self._operands(inputs)
+        x, weight, bias, residual = self.operands(inputs)
         x = _added(x, residual, part).double()
         mean, rstd, kappa = self._moments(x)
         scale = rstd if weight is None else rstd * weight.double()
@@ -69,7 +69,7 @@ class Norm:
         return (y, terms) if bias is None else (y + bias.double(), terms + bias.double().abs())
 
     def mean(self, case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Tensor, Tensor]:
-        x, _, _, residual = self._operands(inputs)
+        x, _, _, residual = self.operands(inputs)
         chain = row_cases.row_chain(case.shape[1])
 
         def of(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -79,7 +79,7 @@ class Norm:
         return self._over_rows(x, residual, part, of)
 
     def rstd(self, case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Tensor, Tensor]:
-        x, _, _, residual = self._operands(inputs)
+        x, _, _, residual = self.operands(inputs)
 
         def of(x: Tensor) -> tuple[Tensor, Tensor]:
             _, rstd, kappa = self._moments(x)
@@ -88,7 +88,7 @@ class Norm:
         return self._over_rows(x, residual, part, of)
 
     def added(self, case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Tensor, Tensor]:
-        x, _, _, residual = self._operands(inputs)
+        x, _, _, residual = self.operands(inputs)
         assert residual is not None  # or there is no such output
         x, residual = x[part].double(), residual[part].double()
         return x + residual, x.abs() + residual.abs()
@@ -169,7 +169,7 @@ class Norm:
 
     def _of_statistics(self, case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Rows, Rows]:
         """The terms of d and of e rstd in those rows."""
-        _, x, mean, rstd, _, _ = self._backward_operands(inputs)
+        _, x, mean, rstd, _, _ = self.backward_operands(inputs)
         chain, scale = row_cases.row_chain(case.shape[1]), rstd[part, None].double()
         if mean is None:
             return self._lost(scale, case.shape[1]), 0.0
@@ -180,7 +180,7 @@ class Norm:
     def _dx(
         self, case: Case, inputs: tuple[Tensor, ...], part: slice, of_statistics: tuple[Rows, Rows] | None
     ) -> tuple[Tensor, Tensor]:
-        *_, rstd, weight, dadded = self._backward_operands(inputs)
+        *_, rstd, weight, dadded = self.backward_operands(inputs)
         dout, xhat = self._dout_xhat(inputs, part, slice(None))
         g = dout if weight is None else dout * weight.double()
         c1 = (g * xhat).mean(dim=1, keepdim=True)
@@ -253,13 +253,13 @@ class Norm:
     # Of float64
     # ------------------------------------------------------------------------------------------------------------------
 
-    def _operands(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    def operands(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
         """x, weight, bias and residual."""
         x, *rest = inputs
         given: list[Tensor | None] = [*rest, None, None, None]
         return (x, given[0], given[1], given[2]) if self.centered else (x, given[0], None, given[1])
 
-    def _backward_operands(
+    def backward_operands(
         self, inputs: tuple[Tensor, ...]
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None, Tensor | None]:
         """dout, x, mean, rstd, weight and dadded."""
@@ -301,7 +301,7 @@ class Norm:
         return in_parts.over_rows(part, x.shape[1], lambda some: of(_added(x, residual, some).double()))
 
     def _dout_xhat(self, inputs: tuple[Tensor, ...], part: slice, columns: slice) -> tuple[Tensor, Tensor]:
-        dout, x, mean, rstd, _, _ = self._backward_operands(inputs)
+        dout, x, mean, rstd, _, _ = self.backward_operands(inputs)
         x = x[part, columns].double()
         if mean is not None:
             x = x - mean[part, None].double()

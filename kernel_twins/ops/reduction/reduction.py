@@ -39,14 +39,14 @@ def reference(case: Case, inputs: tuple[Tensor, ...], rows: slice) -> tuple[Tens
 
 def check(x: Tensor, *, out: Tensor) -> None:
     """x: contiguous, any shape, fp32, bf16 or fp16; out: fp32, no dimensions, on x's device."""
-    from kernel_twins.ops.tensors import require_apart, require_contiguous, require_device, require_dtype, require_shape
+    from kernel_twins.ops import tensors
 
-    require_dtype("x", x, *ITEMSIZE)
-    require_contiguous("x", x)
-    require_dtype("out", out, "fp32")
-    require_device("out", out, "x", x)
-    require_shape("out", out, (), "the sum of everything is one number")
-    require_apart(out, "x", x)
+    tensors.require_dtype("x", x, *ITEMSIZE)
+    tensors.require_contiguous("x", x)
+    tensors.require_dtype("out", out, "fp32")
+    tensors.require_device("out", out, "x", x)
+    tensors.require_shape("out", out, (), "the sum of everything is one number")
+    tensors.require_apart(out, "x", x)
 
 
 def torch_sum(x: Tensor, *, out: Tensor) -> None:

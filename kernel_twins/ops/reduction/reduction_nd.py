@@ -137,16 +137,9 @@ def _check(x: Tensor, *, out: Tensor, dims: tuple[int, ...] = (-1,), kind: str =
     """x: 1 to 5 axes with any strides, fp32, bf16 or fp16; out: the axes that are not in dims, contiguous, of x's dtype
     or for argmax int64.
     """
-    from kernel_twins.ops.tensors import (
-        require_apart,
-        require_contiguous,
-        require_device,
-        require_dtype,
-        require_same_dtype,
-        require_shape,
-    )
+    from kernel_twins.ops import tensors
 
-    require_dtype("x", x, *ITEMSIZE)
+    tensors.require_dtype("x", x, *ITEMSIZE)
     if not 1 <= x.dim() <= MOST_AXES:
         raise ValueError(f"x has {x.dim()} dimensions, must have 1 to {MOST_AXES}")
     if kind not in KINDS:
@@ -155,15 +148,15 @@ def _check(x: Tensor, *, out: Tensor, dims: tuple[int, ...] = (-1,), kind: str =
     if kind in ("max", "argmax") and math.prod(x.shape[axis] for axis in axes) == 0:
         raise IndexError(f"x has shape {tuple(x.shape)}, must have elements along dims for {kind}")
     if kind == "argmax":
-        require_dtype("out", out, "int64")
+        tensors.require_dtype("out", out, "int64")
     else:
-        require_dtype("out", out, *ITEMSIZE)
-        require_same_dtype("out", out, "x", x)
-    require_device("out", out, "x", x)
+        tensors.require_dtype("out", out, *ITEMSIZE)
+        tensors.require_same_dtype("out", out, "x", x)
+    tensors.require_device("out", out, "x", x)
     kept = tuple(size for axis, size in enumerate(x.shape) if axis not in axes)
-    require_shape("out", out, kept, "the axes of x that are not in dims")
-    require_contiguous("out", out)
-    require_apart(out, "x", x)
+    tensors.require_shape("out", out, kept, "the axes of x that are not in dims")
+    tensors.require_contiguous("out", out)
+    tensors.require_apart(out, "x", x)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from kernel_twins.errors import UnavailableError
 from kernel_twins.ops import baselines, draws, row_cases
 from kernel_twins.spec import ITEMSIZE, Case, Op, Output, Prediction, Step
 
@@ -60,8 +61,6 @@ def _function(x: Tensor, *, log: bool = False) -> Tensor:
 
 def _liger(x: Tensor, *, out: Tensor, log: bool = False) -> None:
     """Liger's kernel with Liger's own settings; its function would allocate the result."""
-    from kernel_twins.errors import UnavailableError
-
     if log:
         raise UnavailableError("liger-kernel has no log_softmax")
     ops, settings = baselines.liger("softmax", x.shape[1])
@@ -69,8 +68,6 @@ def _liger(x: Tensor, *, out: Tensor, log: bool = False) -> None:
 
 
 def _quack(x: Tensor, *, out: Tensor, log: bool = False) -> None:
-    from kernel_twins.errors import UnavailableError
-
     if log:
         raise UnavailableError("quack-kernels has no log_softmax")
     baselines.quack("softmax", x)._softmax_fwd(x, out)

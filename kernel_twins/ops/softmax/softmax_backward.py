@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from kernel_twins.errors import UnavailableError
 from kernel_twins.ops import baselines, row_cases
 from kernel_twins.spec import ITEMSIZE, Case, Op, Output, Prediction, Step
 
@@ -72,8 +73,6 @@ def _function(dout: Tensor, y: Tensor, *, log: bool = False) -> Tensor:
 
 def _liger(dout: Tensor, y: Tensor, *, out: Tensor, log: bool = False) -> None:
     """Liger's kernel with Liger's own settings; its function would allocate the result."""
-    from kernel_twins.errors import UnavailableError
-
     if log:
         raise UnavailableError("liger-kernel has no log_softmax")
     ops, settings = baselines.liger("softmax", dout.shape[1])
@@ -83,8 +82,6 @@ def _liger(dout: Tensor, y: Tensor, *, out: Tensor, log: bool = False) -> None:
 
 
 def _quack(dout: Tensor, y: Tensor, *, out: Tensor, log: bool = False) -> None:
-    from kernel_twins.errors import UnavailableError
-
     if log:
         raise UnavailableError("quack-kernels has no log_softmax")
     baselines.quack("softmax", dout, y)._softmax_backward(dout, y, out)
