@@ -18,21 +18,24 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 """``gelu`` is the exact form, with the error function."""
 
 
-def differentiable_dz(dout: Tensor, saved: Tensor, activation: str) -> Tensor:
-    """``dout * activation'(saved)`` in operations that can be differentiated again.
+def dz(dout: Tensor, saved: Tensor, activation: str) -> Tensor:
+    """``dout * activation'(saved)``, as PyTorch's autograd takes it.
 
     ``saved`` is what the activation was applied to; of relu it may be the result.
     """
-    aten, dz = torch.ops.aten, dout
+    aten, found = torch.ops.aten, dout
     if activation == "relu":
-        dz = aten.threshold_backward(dout, saved, 0)
-    elif activation == "gelu":
-        dz = aten.gelu_backward(dout, saved)
-    elif activation == "gelu_tanh":
-        dz = aten.gelu_backward(dout, saved, approximate="tanh")
-    elif activation == "silu" and torch.is_grad_enabled():  # silu_backward has no derivative of its own
-        s = torch.sigmoid(saved)
-        dz = dout * s * (1 + saved * (1 - s))
+        found = aten.threshold_backward(dout, saved, 0)
     elif activation == "silu":
-        dz = aten.silu_backward(dout, saved)
-    return dz
+        found = aten.silu_backward(dout, saved)
+    elif activation != "none":
+        found = aten.gelu_backward(dout, saved, approximate="tanh" if activation == "gelu_tanh" else "none")
+    return found
+
+
+def differentiable_dz(dout: Tensor, saved: Tensor, activation: str) -> Tensor:
+    """The same in operations that can be differentiated again."""
+    if activation == "silu" and torch.is_grad_enabled():  # silu_backward has no derivative of its own
+        s = torch.sigmoid(saved)
+        return dout * s * (1 + saved * (1 - s))
+    return dz(dout, saved, activation)

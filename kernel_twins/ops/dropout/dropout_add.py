@@ -33,8 +33,7 @@ def _reference(case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Ten
 
     from kernel_twins.ops.activations import ACTIVATIONS
 
-    given: list[Tensor | None] = [*inputs, None, None]
-    x, (residual, bias) = inputs[0], given[1:3]
+    x, residual, bias = shared.operands(inputs)
     options = shared.options(case)
     p, activation = options["p"], options.pop("activation")
     z, terms = x[part].double(), x[part].double().abs()
@@ -77,57 +76,26 @@ def _check(
     row_checks.require_all_apart(out, {"x": x, "residual": residual, "bias": bias})
 
 
-def _torch(
-    x: Tensor,
-    residual: Tensor | None = None,
-    bias: Tensor | None = None,
-    *,
-    out: Tensor | None = None,
-    p: float = shared.P,
-    activation: str = "none",
-    seed: int = 0,
-    offset: int = 0,
-) -> Tensor:
+def _torch(*inputs: Tensor, out: Tensor | None = None, p: float, activation: str, **_: int) -> Tensor:
     """What a user would write; the mask is PyTorch's, of PyTorch's own seed."""
     from torch.nn import functional
 
     from kernel_twins.ops.activations import ACTIVATIONS
 
+    x, residual, bias = shared.operands(inputs)
     y = functional.dropout(ACTIVATIONS[activation](x if bias is None else x + bias), p)
     return y if residual is None else y + residual
 
 
-def _function(
-    x: Tensor,
-    residual: Tensor | None = None,
-    bias: Tensor | None = None,
-    *,
-    p: float,
-    activation: str,
-    seed: int,
-    offset: int,
-) -> Tensor:
-    return _torch(x, residual, bias, p=p, activation=activation)
-
-
-def _exemplar(
-    x: Tensor,
-    residual: Tensor | None = None,
-    bias: Tensor | None = None,
-    *,
-    out: Tensor,
-    p: float = shared.P,
-    activation: str = "none",
-    seed: int = 0,
-    offset: int = 0,
-) -> None:
+def _exemplar(*inputs: Tensor, out: Tensor, p: float, activation: str, **words: int) -> None:
     """The same operations at the same dtype, with the mask that was asked for."""
     import torch
 
     from kernel_twins.ops.activations import ACTIVATIONS
 
+    x, residual, bias = shared.operands(inputs)
     y = ACTIVATIONS[activation](x if bias is None else x + bias)
-    kept = shared.kept(tuple(x.shape), slice(0, x.shape[0]), x.device, p=p, seed=seed, offset=offset)
+    kept = shared.kept(tuple(x.shape), slice(0, x.shape[0]), x.device, p=p, **words)
     y = torch.where(kept, y * shared.scale(p), torch.zeros((), dtype=x.dtype, device=x.device))
     out.copy_(y if residual is None else y + residual)
 
@@ -191,7 +159,7 @@ OP = Op(
     ceiling="dram_copy",
     flops=lambda case: 4 * math.prod(case.shape),  # two sums, a product, and a choice
     bytes=_bytes,
-    baselines={"torch": _torch, "compile": baselines.compiled(_function)},
+    baselines={"torch": _torch, "compile": baselines.compiled(_torch)},
     exemplar=_exemplar,
     settled=shared.settled,
     behind={"cuda": ("v05_more_warps",), "triton": ("v02_four_words",)},

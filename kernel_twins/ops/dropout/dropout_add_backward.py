@@ -12,7 +12,7 @@ from kernel_twins.ops.dropout import shared
 from kernel_twins.spec import ITEMSIZE, Case, Op, Output, Prediction, Step
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import torch
     from torch import Generator, Tensor
@@ -50,8 +50,7 @@ def _dx(case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Tensor, Te
     """An error of x + bias moves the slope by no more than itself."""
     import torch
 
-    given: list[Tensor | None] = [*inputs, None, None]
-    dout, (x, bias) = inputs[0], given[1:3]
+    dout, x, bias = shared.operands(inputs)
     options = shared.options(case)
     p, activation = options["p"], options.pop("activation")
     dx = dout[part].double() * shared.scale(p)
@@ -113,16 +112,11 @@ def _chain(
     """
     import torch
 
-    aten = torch.ops.aten
-    dx = aten.native_dropout_backward(dout, kept, shared.scale(p))
+    from kernel_twins.ops.activations import dz
+
+    dx = torch.ops.aten.native_dropout_backward(dout, kept, shared.scale(p))
     if x is not None:
-        z = x if bias is None else x + bias
-        if activation == "relu":
-            dx = aten.threshold_backward(dx, z, 0)
-        elif activation == "silu":
-            dx = aten.silu_backward(dx, z)
-        else:
-            dx = aten.gelu_backward(dx, z, approximate="tanh" if activation == "gelu_tanh" else "none")
+        dx = dz(dx, x if bias is None else x + bias, activation)
     return (dx, dx.sum(dim=0)) if summed else (dx,)
 
 
@@ -139,53 +133,28 @@ def _pytorchs_masks(shape: tuple[int, ...], p: float, device: torch.device) -> I
     return itertools.cycle([torch.rand(shape, device=device) >= p for _ in range(count)])
 
 
-def _torch(
-    dout: Tensor,
-    x: Tensor | None = None,
-    bias: Tensor | None = None,
-    *,
-    out: Tensor | tuple[Tensor, ...],
-    p: float = shared.P,
-    activation: str = "none",
-    seed: int = 0,
-    offset: int = 0,
-) -> tuple[Tensor, ...]:
-    mask = next(_pytorchs_masks(tuple(dout.shape), p, dout.device))
-    return _chain(dout, x, bias, mask, p, activation, isinstance(out, tuple))
+def _with_pytorchs_mask(chain: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Tensor, ...]]:
+    """A baseline, given such a mask."""
+
+    def call(
+        *inputs: Tensor, out: Tensor | tuple[Tensor, ...], p: float, activation: str, **_: int
+    ) -> tuple[Tensor, ...]:
+        dout, x, bias = shared.operands(inputs)
+        mask = next(_pytorchs_masks(tuple(dout.shape), p, dout.device))
+        return chain(dout, x, bias, mask, p, activation, isinstance(out, tuple))
+
+    return call
 
 
-_compiled = baselines.compiled_results(_chain)
-
-
-def _compile(
-    dout: Tensor,
-    x: Tensor | None = None,
-    bias: Tensor | None = None,
-    *,
-    out: Tensor | tuple[Tensor, ...],
-    p: float = shared.P,
-    activation: str = "none",
-    seed: int = 0,
-    offset: int = 0,
-) -> tuple[Tensor, ...]:
-    mask = next(_pytorchs_masks(tuple(dout.shape), p, dout.device))
-    results: tuple[Tensor, ...] = _compiled(dout, x, bias, mask, p, activation, isinstance(out, tuple), out=out)
-    return results
+_compiled = functools.partial(baselines.compiled_results(_chain), out=None)
 
 
 def _exemplar(
-    dout: Tensor,
-    x: Tensor | None = None,
-    bias: Tensor | None = None,
-    *,
-    out: Tensor | tuple[Tensor, ...],
-    p: float = shared.P,
-    activation: str = "none",
-    seed: int = 0,
-    offset: int = 0,
+    *inputs: Tensor, out: Tensor | tuple[Tensor, ...], p: float, activation: str, **words: int
 ) -> tuple[Tensor, ...]:
     """The same with the mask that was asked for."""
-    mask = shared.kept(tuple(dout.shape), slice(0, dout.shape[0]), dout.device, p=p, seed=seed, offset=offset)
+    dout, x, bias = shared.operands(inputs)
+    mask = shared.kept(tuple(dout.shape), slice(0, dout.shape[0]), dout.device, p=p, **words)
     dx, *sums = _chain(dout, x, bias, mask, p, activation, isinstance(out, tuple))
     # Its product of a mask and an infinity is NaN, where a dropped element's gradient is nothing.
     return dx.masked_fill_(~mask, 0), *sums
@@ -254,7 +223,7 @@ OP = Op(
     ceiling="dram_copy",
     flops=lambda case: (2 + _has_bias(case)) * math.prod(case.shape),  # a product, a choice, and a sum
     bytes=_bytes,
-    baselines={"torch": _torch, "compile": _compile},
+    baselines={"torch": _with_pytorchs_mask(_chain), "compile": _with_pytorchs_mask(_compiled)},
     exemplar=_exemplar,
     settled=shared.settled,
     behind={"cuda": ("v04_rows_abreast",), "triton": ("v02_persistent",)},

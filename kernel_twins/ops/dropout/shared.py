@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from kernel_twins.spec import Case
@@ -34,6 +35,13 @@ def options(case: Case) -> dict[str, Any]:
         "seed": _LARGE["seed"] if large else 0,
         "offset": _LARGE["offset"] if large else 0,
     }
+
+
+def operands(inputs: Iterable[Tensor | None]) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """x, residual and bias, or dout, x and bias: None for what is not there."""
+    first, second, third, *_ = *inputs, None, None
+    assert first is not None
+    return first, second, third
 
 
 def settled(case: Case) -> Case:

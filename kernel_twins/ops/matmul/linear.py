@@ -8,7 +8,7 @@ from kernel_twins.chance import Draws
 from kernel_twins.ops import baselines, ptx
 from kernel_twins.ops.draws import product_sizes
 from kernel_twins.ops.matmul import shared
-from kernel_twins.spec import BACKENDS, Case, Drawn, Op, Output, Prediction, Reference, Step
+from kernel_twins.spec import BACKENDS, ITEMSIZE, Case, Drawn, Op, Prediction, Reference, Step
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -28,10 +28,6 @@ def _inputs(case: Case, generator: Generator) -> tuple[Tensor, ...]:
     if case.get("values") == "hostile":
         shared.weigh(x, weight.t())
     return x, weight.mul_(max(1, k) ** -0.5), normal(case, (n,), generator)
-
-
-def _outputs(case: Case) -> tuple[Output, ...]:
-    return (Output(case.shape[:2], case.dtype),)
 
 
 def _options(case: Case) -> dict[str, Any]:
@@ -73,18 +69,8 @@ def _check(x: Tensor, weight: Tensor, bias: Tensor, *, out: Tensor, activation: 
         )
 
 
-def _accepts(case: Case) -> str:
-    return "" if case.dtype in _DTYPES else f"dtype is {case.dtype}, must be {' or '.join(_DTYPES)}"
-
-
-def _flops(case: Case) -> int:
-    m, n, k = case.shape
-    return 2 * m * n * k
-
-
 def _bytes(case: Case) -> int:
-    m, n, k = case.shape
-    return 2 * (m * k + n * k + n + m * n)
+    return shared.bytes_moved(case) + ITEMSIZE[case.dtype] * case.shape[1]
 
 
 def _torch(x: Tensor, weight: Tensor, bias: Tensor, *, out: Tensor, activation: str = "none") -> None:
@@ -150,10 +136,10 @@ OP = Op(
     inputs=_inputs,
     hostile=True,
     draw=_draw,
-    outputs=_outputs,
+    outputs=shared.outputs,
     reference=_reference,
     check=_check,
-    accepts=_accepts,
+    accepts=shared.accepts_of(*_DTYPES),
     options=_options,
     test_cases=tuple(
         Case.of(m, n, k, dtype=dtype, **variant)
@@ -181,7 +167,7 @@ OP = Op(
     size_axis=shared.SQUARES,
     profile_case=_PROFILE_CASE,
     ceiling="bf16",
-    flops=_flops,
+    flops=shared.flops,
     bytes=_bytes,
     baselines={"torch": _torch, "compile": baselines.compiled_results(_function)},
     references={f"product_{backend}": Reference(backend, "matmul_bf16", _operands) for backend in BACKENDS},

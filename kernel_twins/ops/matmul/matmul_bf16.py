@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from kernel_twins.ops import draws, ptx
-from kernel_twins.ops.matmul import shared
-from kernel_twins.ops.matmul.compiled import compiled_product
+from kernel_twins.ops.matmul import products, shared
 from kernel_twins.spec import Case, Op, Prediction, Step, Where
 
 _LAYOUT_GAP = "Triton's compiler swizzles shared memory and picks the instruction that reads it by itself."
@@ -94,10 +93,10 @@ OP = Op(
     flops=shared.flops,
     bytes=shared.bytes_moved,
     baselines={
-        "torch": shared.torch_mm("cublas"),
-        "cublaslt": shared.torch_mm("cublaslt"),
-        "compile": compiled_product(),
-        "max_autotune": compiled_product("max-autotune-no-cudagraphs"),
+        "torch": products.torch_mm("cublas"),
+        "cublaslt": products.torch_mm("cublaslt"),
+        "compile": products.compiled_product(),
+        "max_autotune": products.compiled_product("max-autotune-no-cudagraphs"),
     },
     baseline_cases={
         "max_autotune": tuple(

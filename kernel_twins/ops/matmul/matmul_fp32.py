@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from kernel_twins.ops import draws, ptx
-from kernel_twins.ops.matmul import shared
-from kernel_twins.ops.matmul.compiled import compiled_product
+from kernel_twins.ops.matmul import products, shared
 from kernel_twins.spec import Case, Op, Prediction, Step
 
 _REGISTER_GAP = (
@@ -15,6 +14,14 @@ _TMA_GAP = "An IEEE tl.dot reads its operands from registers through plain loads
 _UNROLLING_GAP = "Triton's compiler unrolls and orders the FMAs of a tl.dot by itself."
 _TUNING_GAP = "The constants of v09_pipelined were chosen by the same search, by hand."
 
+_HEADLINE_CASES = tuple(
+    Case.of(m, n, k, dtype="fp32") for m, n, k in ((4_096, 4_096, 4_096), (8_192, 8_192, 8_192), (3_333, 5_555, 7_777))
+)
+_BENCH_CASES = (
+    Case.of(1_024, 1_024, 1_024, dtype="fp32"),
+    Case.of(2_048, 2_048, 2_048, dtype="fp32"),
+    *_HEADLINE_CASES,
+)
 
 OP = Op(
     name="matmul_fp32",
@@ -30,14 +37,14 @@ OP = Op(
     check=shared.check_of("fp32"),
     accepts=shared.accepts_of("fp32"),
     test_cases=shared.test_cases("fp32"),
-    bench_cases=shared.FP32_BENCH_CASES,
-    headline_cases=shared.FP32_HEADLINE_CASES,
+    bench_cases=_BENCH_CASES,
+    headline_cases=_HEADLINE_CASES,
     size_axis=shared.SQUARES,
     profile_case=Case.of(4_096, 4_096, 4_096, dtype="fp32"),
     ceiling="fp32",
     flops=shared.flops,
     bytes=shared.bytes_moved,
-    baselines={"torch": shared.torch_mm_fp32, "compile": compiled_product()},
+    baselines={"torch": products.torch_mm_fp32, "compile": products.compiled_product()},
     behind={"cuda": ("v12_short_loop", "v09_pipelined"), "triton": ("v10_autotuned",)},
     steps=(
         Step(

@@ -6,33 +6,22 @@ two such sums, three matter: big * big, and the two of a big with a small.
 
 from __future__ import annotations
 
-from kernel_twins.ops import ptx
-from kernel_twins.ops.matmul import shared
-from kernel_twins.ops.matmul.compiled import compiled_product
-from kernel_twins.spec import Case, Op, Prediction, Step
+from dataclasses import replace
 
-OP = Op(
+from kernel_twins.ops import ptx
+from kernel_twins.ops.matmul.matmul_fp32 import OP as FP32
+from kernel_twins.spec import Op, Prediction, Step
+
+# The same products as those of the other ladder in fp32, so that they compare.
+OP: Op = replace(
+    FP32,
     name="matmul_tf32x3",
-    family="matmul",
     chapter=4,
     title="Matmul, fp32 by three TF32 products",
     summary="`out = a @ b` in fp32, on the tensor cores: the ladder is about speed without losing fp32's accuracy. "
     "The ceiling is that of the FMA pipes, which it may pass.",
-    inputs=shared.inputs,
-    hostile=True,
-    outputs=shared.outputs,
-    reference=shared.reference,
-    check=shared.check_of("fp32"),
-    accepts=shared.accepts_of("fp32"),
-    test_cases=shared.test_cases("fp32"),
-    bench_cases=shared.FP32_BENCH_CASES,
-    headline_cases=shared.FP32_HEADLINE_CASES,
-    size_axis=shared.SQUARES,
-    profile_case=Case.of(4_096, 4_096, 4_096, dtype="fp32"),
-    ceiling="fp32",
-    flops=shared.flops,
-    bytes=shared.bytes_moved,
-    baselines={"torch": shared.torch_mm_fp32, "compile": compiled_product()},
+    draw=None,  # no public function is called with its cases
+    behind={},
     steps=(
         Step(
             name="v01_split",

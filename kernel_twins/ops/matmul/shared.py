@@ -190,17 +190,6 @@ def fp32_out_test_cases(*dtypes: str) -> tuple[Case, ...]:
     )
 
 
-# Both fp32 ladders are timed on the same products, so that they compare.
-FP32_HEADLINE_CASES = tuple(
-    Case.of(m, n, k, dtype="fp32") for m, n, k in ((4_096, 4_096, 4_096), (8_192, 8_192, 8_192), (3_333, 5_555, 7_777))
-)
-FP32_BENCH_CASES = (
-    Case.of(1_024, 1_024, 1_024, dtype="fp32"),
-    Case.of(2_048, 2_048, 2_048, dtype="fp32"),
-    *FP32_HEADLINE_CASES,
-)
-
-
 SQUARES = SizeAxis("M = N = K", lambda case: case.shape[0], lambda case: "" if len(set(case.shape)) == 1 else None)
 
 
@@ -220,38 +209,3 @@ def allows_tf32() -> bool:
     import torch
 
     return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
-
-
-def torch_mm_fp32(a: Tensor, b: Tensor, *, out: Tensor) -> None:
-    """PyTorch's product in true fp32; RuntimeError where TF32 has been allowed."""
-    import torch
-
-    if allows_tf32():
-        raise RuntimeError("TF32 is on; this baseline is true fp32: torch.set_float32_matmul_precision('highest')")
-    torch.mm(a, b, out=out)
-
-
-def torch_mm(library: str) -> Callable[..., None]:
-    """PyTorch's product of bf16 or fp16 operands by ``cublas`` or by ``cublaslt``.
-
-    PyTorch asks which one is preferred at every product, so that a graph that is captured holds the right one.
-    """
-
-    def mm(a: Tensor, b: Tensor, *, out: Tensor) -> None:
-        import torch
-
-        if not a.is_cuda:  # where neither library is, nor a product whose result is wider than its operands
-            torch.mm(a.to(out.dtype), b.to(out.dtype), out=out)
-            return
-        prefer = torch.backends.cuda.preferred_blas_library
-        before = prefer()
-        prefer(library)
-        try:
-            if out.dtype == a.dtype:
-                torch.mm(a, b, out=out)
-            else:
-                torch.mm(a, b, out_dtype=out.dtype, out=out)
-        finally:
-            prefer(before)
-
-    return mm

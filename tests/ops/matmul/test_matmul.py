@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 from kernel_twins import OPS  # noqa: E402
 from kernel_twins.harness.check import check_baseline, generator  # noqa: E402
 from kernel_twins.ops.matmul import shared  # noqa: E402
-from kernel_twins.ops.matmul.compiled import compiled_product  # noqa: E402
+from kernel_twins.ops.matmul.products import compiled_product, torch_mm  # noqa: E402
 from kernel_twins.ops.tensors import empty_outputs  # noqa: E402
 from kernel_twins.spec import Case, Step  # noqa: E402
 
@@ -165,7 +165,7 @@ def test_a_baseline_calls_its_own_library_and_leaves_the_preference_as_it_was(
     monkeypatch.setattr(torch, "mm", mm)
     on_gpu = SimpleNamespace(is_cuda=True, dtype=torch.bfloat16)
     try:
-        shared.torch_mm(library)(on_gpu, on_gpu, out=on_gpu)
+        torch_mm(library)(on_gpu, on_gpu, out=on_gpu)
     except RuntimeError:
         assert broken
     assert used == [names[library]]
