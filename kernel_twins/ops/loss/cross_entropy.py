@@ -105,14 +105,7 @@ def _compiled(logits: Tensor, target: Tensor, *, out: Tensor | tuple[Tensor, ...
 _COMPILED = baselines.compiled(_function)
 
 
-def _liger(
-    logits: Tensor,
-    target: Tensor,
-    *,
-    out: Tensor | tuple[Tensor, ...],
-    ignore_index: int,
-    label_smoothing: float,
-) -> None:
+def _liger(logits: Tensor, target: Tensor, *, out: Tensor | tuple[Tensor, ...], **options: Any) -> None:
     """Liger's kernel with Liger's own settings, without the gradient; its function asks the GPU for three numbers."""
     if isinstance(out, tuple):
         raise UnavailableError("liger-kernel does not return the logarithms of the sums")
@@ -126,25 +119,18 @@ def _liger(
         X_ptr=logits, X_stride=logits.stride(0), Y_ptr=target, Y_stride=1, weight_ptr=None, loss_ptr=out,
         z_loss_ptr=None, loss_stride=1, token_accuracy_ptr=None, token_accuracy_stride=0, predicted_tokens_ptr=None,
         predicted_tokens_stride=0, n_cols=n, n_non_ignore=m, sum_non_ignore_weight=m, weight_sum=0.0,
-        ignore_index=ignore_index, lse_square_scale=0.0, label_smoothing=label_smoothing, reduction="none",
-        softcap=None, RETURN_Z_LOSS=False, RETURN_TOKEN_ACCURACY=False, RETURN_PREDICTED_TOKENS=False,
-        BLOCK_SIZE=block_size, HAS_WEIGHT=False, HAS_SOFTCAPPING=False, HAS_GRADIENTS=False, num_warps=32,
+        lse_square_scale=0.0, reduction="none", softcap=None, RETURN_Z_LOSS=False, RETURN_TOKEN_ACCURACY=False,
+        RETURN_PREDICTED_TOKENS=False, BLOCK_SIZE=block_size, HAS_WEIGHT=False, HAS_SOFTCAPPING=False,
+        HAS_GRADIENTS=False, num_warps=32, **options,
     )  # fmt: skip
 
 
-def _quack(
-    logits: Tensor,
-    target: Tensor,
-    *,
-    out: Tensor | tuple[Tensor, ...],
-    ignore_index: int,
-    label_smoothing: float,
-) -> None:
-    if label_smoothing:
+def _quack(logits: Tensor, target: Tensor, *, out: Tensor | tuple[Tensor, ...], **options: Any) -> None:
+    if options["label_smoothing"]:
         raise UnavailableError("quack-kernels has no label smoothing")
     loss, *lse = out if isinstance(out, tuple) else (out,)
     ops = baselines.quack("cross_entropy", logits)
-    ops.cross_entropy_fwd_out(logits, target, None, loss, lse[0] if lse else None, None, None, ignore_index)
+    ops.cross_entropy_fwd_out(logits, target, None, loss, lse[0] if lse else None, None, None, options["ignore_index"])
 
 
 _LSE = {"lse": "yes"}

@@ -74,19 +74,11 @@ def _check(
     require_all_apart(out, {"logits": logits, "target": target, "lse": lse, "dout": dout})
 
 
-def _torch(
-    logits: Tensor,
-    target: Tensor,
-    lse: Tensor,
-    dout: Tensor,
-    *,
-    out: Tensor,
-    ignore_index: int,
-    label_smoothing: float,
-) -> Tensor:
+def _torch(*inputs: Tensor, out: Tensor, ignore_index: int, label_smoothing: float) -> Tensor:
     """What PyTorch's autograd does, and before it log_softmax, whose result, as large as the logits, PyTorch keeps."""
     import torch
 
+    logits, target, _, dout = inputs
     if logits.shape[1] == 0:
         return out
     log_p = torch.log_softmax(logits, dim=1)
@@ -112,16 +104,8 @@ def _function(
     return dx.masked_fill((target == ignore_index)[:, None], 0.0).to(logits.dtype)
 
 
-def _quack(
-    logits: Tensor,
-    target: Tensor,
-    lse: Tensor,
-    dout: Tensor,
-    *,
-    out: Tensor,
-    ignore_index: int,
-    label_smoothing: float,
-) -> None:
+def _quack(*inputs: Tensor, out: Tensor, ignore_index: int, label_smoothing: float) -> None:
+    logits, target, lse, dout = inputs
     if label_smoothing:
         raise UnavailableError("quack-kernels has no label smoothing")
     ops = baselines.quack("cross_entropy", logits)
