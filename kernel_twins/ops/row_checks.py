@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from kernel_twins.ops.tensors import (
+    remedy_of,
     require_apart,
     require_contiguous,
     require_device,
@@ -28,7 +29,8 @@ def require_rows(name: str, tensor: Tensor) -> None:
     require_dtype(name, tensor, *ITEMSIZE)
     require_rank(name, tensor, 2)
     if tensor.shape[1] > 1 and tensor.stride(1) != 1:
-        raise ValueError(f"{name} has strides {tensor.stride()}, must have contiguous rows: call {name}.contiguous()")
+        remedy = remedy_of(name, "contiguous()")
+        raise ValueError(f"{name} has strides {tensor.stride()}, must have contiguous rows: {remedy}")
 
 
 def require_matrix(name: str, tensor: Tensor | None, like_name: str, like: Tensor) -> None:

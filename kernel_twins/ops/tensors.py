@@ -59,7 +59,7 @@ def empty_outputs(op: Op, case: Case, device: str | torch.device) -> Tensor | tu
     return outputs[0] if len(outputs) == 1 else outputs
 
 
-def _remedy(name: str, method: str) -> str:
+def remedy_of(name: str, method: str) -> str:
     """How to mend an argument. A converted copy of a result would be written to in its place, and lost."""
     is_result = name == "out" or name.startswith("out[")
     return "allocate it so with torch.empty" if is_result else f"call {name}.{method}"
@@ -84,18 +84,18 @@ def require_dtype(name: str, tensor: Tensor, *dtypes: str) -> None:
     require_tensor(name, tensor)
     if tensor.dtype not in [OUT_DTYPE[dtype] for dtype in dtypes]:
         accepted = " or ".join(str(OUT_DTYPE[dtype]) for dtype in dtypes)
-        raise TypeError(f"{name} is {tensor.dtype}, must be {accepted}: {_remedy(name, 'to(...)')}")
+        raise TypeError(f"{name} is {tensor.dtype}, must be {accepted}: {remedy_of(name, 'to(...)')}")
 
 
 def require_same_dtype(name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
     if tensor.dtype != other.dtype:
-        remedy = _remedy(name, f"to({other_name}.dtype)")
+        remedy = remedy_of(name, f"to({other_name}.dtype)")
         raise TypeError(f"{name} is {tensor.dtype}, must be {other.dtype} like {other_name}: {remedy}")
 
 
 def require_contiguous(name: str, tensor: Tensor) -> None:
     if not tensor.is_contiguous():
-        raise ValueError(f"{name} has strides {tensor.stride()}, must be contiguous: {_remedy(name, 'contiguous()')}")
+        raise ValueError(f"{name} has strides {tensor.stride()}, must be contiguous: {remedy_of(name, 'contiguous()')}")
 
 
 def require_apart(out: Tensor, name: str, tensor: Tensor) -> None:
@@ -116,7 +116,7 @@ def _extent(tensor: Tensor) -> tuple[int, int]:
 
 def require_device(name: str, tensor: Tensor, like_name: str, like: Tensor) -> None:
     if tensor.device != like.device:
-        remedy = _remedy(name, f"to({like_name}.device)")
+        remedy = remedy_of(name, f"to({like_name}.device)")
         raise ValueError(f"{name} is on {tensor.device}, must be on {like.device} like {like_name}: {remedy}")
 
 
@@ -125,9 +125,9 @@ def require_values(name: str, value: object) -> None:
     if not isinstance(value, Tensor):
         return
     if value.layout != torch.strided:
-        raise ValueError(f"{name} has layout {value.layout}, must be torch.strided: {_remedy(name, 'to_dense()')}")
+        raise ValueError(f"{name} has layout {value.layout}, must be torch.strided: {remedy_of(name, 'to_dense()')}")
     if value.is_neg():
-        raise ValueError(f"{name} is negated lazily, must hold its values: {_remedy(name, 'resolve_neg()')}")
+        raise ValueError(f"{name} is negated lazily, must hold its values: {remedy_of(name, 'resolve_neg()')}")
     if type(value) not in (Tensor, Parameter):
         remedy = "pass the torch.Tensor that holds the values"
         raise TypeError(f"{name} is a {type(value).__name__}, must be a torch.Tensor: {remedy}")
@@ -136,5 +136,5 @@ def require_values(name: str, value: object) -> None:
 def require_cuda(name: str, tensor: Tensor, otherwise: str = "") -> None:
     """The tensor must be on a GPU; ``otherwise`` tells what else would do."""
     if not tensor.is_cuda:
-        remedy = " or ".join(filter(None, (_remedy(name, "cuda()"), otherwise)))
+        remedy = " or ".join(filter(None, (remedy_of(name, "cuda()"), otherwise)))
         raise ValueError(f"{name} is on {tensor.device}, must be on a CUDA device: {remedy}")
