@@ -28,6 +28,11 @@ BANDWIDTH_CASES = (
     *(bandwidth_case(n) for n in (256, 1_024, 4_096, 5_003, 12_288, 16_384, 50_257, 65_536, 262_144)),
     *(bandwidth_case(n, "fp32") for n in (4_096, 65_536)),
 )
+# By the length of their rows; ragged ones start at every alignment.
+PROFILE_CASE = bandwidth_case(4_096)
+SHORTEST, SHORT, LONG, LONGEST = (bandwidth_case(n) for n in (256, 1_024, 65_536, 262_144))
+RAGGED, LONG_RAGGED = (bandwidth_case(n) for n in (5_003, 50_257))
+FEW_ROWS = Case.of(4_096, 1_024, dtype="bf16")
 MANY_ROWS = Case.of(2**31 + 5, 2, dtype="bf16"), Case.of(2**32 + 5, 1, dtype="bf16")
 """More than a grid has blocks, and more than 32 bits count."""
 SIZE_AXIS = SizeAxis(
@@ -210,12 +215,3 @@ def sum_of_exponentials_differs(baseline: str, case: Case) -> str:
         return "quack makes NaN of rows that end so early in the last block's part that some warp has none of it"
     masked = case.get("values") == "masked"
     return "quack makes NaN of rows of which a warp's part is all minus infinity" if masked else ""
-
-
-def sum_differs(baseline: str, case: Case) -> str:
-    """Where a baseline's norm of a sum is not that of the rounded sum (``Op.differs``)."""
-    if baseline in ("compile", "quack") and case.get("residual") and case.get("values") and case.dtype != "fp32":
-        return f"what {baseline} runs normalises the sum before it is rounded"
-    if baseline == "quack" and case.get("residual") and case.dtype == "fp32" and case.shape[1] == 65_536:
-        return "quack launches two blocks, which do not hold such a row and its residual: the launch fails"
-    return ""

@@ -134,7 +134,7 @@ def _quack(logits: Tensor, target: Tensor, *, out: Tensor | tuple[Tensor, ...], 
 
 
 _LSE = {"lse": "yes"}
-_SHORT, _SMALL, _LARGE = (row_cases.bandwidth_case(n) for n in (1_024, 32_768, 151_936))
+_SMALL, _LARGE = (row_cases.bandwidth_case(n) for n in (32_768, 151_936))
 _FEW = Case.of(512, 151_936, dtype="bf16")
 _SMOOTHED = row_cases.bandwidth_case(131_072, smoothing="tenth")
 
@@ -219,12 +219,12 @@ OP = Op(
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02, backends=("cuda",)),
                 Prediction("dram_share", ">=", 86),
-                Prediction("time", "<=", 196, case=_SHORT),
-                Prediction("instructions", "<=", 0.35, relative=True, backends=("cuda",), case=_SHORT),
-                Prediction("load_requests", "==", 0.46, relative=True, backends=("cuda",), case=_SHORT),
-                Prediction("dram_share", ">=", 89, backends=("cuda",), case=_SHORT),
+                Prediction("time", "<=", 196, case=row_cases.SHORT),
+                Prediction("instructions", "<=", 0.35, relative=True, backends=("cuda",), case=row_cases.SHORT),
+                Prediction("load_requests", "==", 0.46, relative=True, backends=("cuda",), case=row_cases.SHORT),
+                Prediction("dram_share", ">=", 89, backends=("cuda",), case=row_cases.SHORT),
             ),
-            profile_case={"cuda": _SHORT},
+            profile_case={"cuda": row_cases.SHORT},
         ),
         Step(
             name="v05_cluster",

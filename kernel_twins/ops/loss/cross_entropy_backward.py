@@ -113,7 +113,6 @@ def _quack(*inputs: Tensor, out: Tensor, ignore_index: int, label_smoothing: flo
 
 
 _PROFILE_CASE = shared.PROFILE_CASE
-_SHORT = row_cases.bandwidth_case(1_024)
 
 OP = Op(
     name="cross_entropy_backward",
@@ -172,12 +171,12 @@ OP = Op(
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02, backends=("cuda",)),
                 Prediction("dram_share", ">=", 86),
-                Prediction("time", "<=", 385, case=_SHORT),
-                Prediction("instructions", "<=", 0.25, relative=True, backends=("cuda",), case=_SHORT),
-                Prediction("load_requests", "==", 0.25, relative=True, backends=("cuda",), case=_SHORT),
-                Prediction("dram_share", ">=", 88, backends=("cuda",), case=_SHORT),
+                Prediction("time", "<=", 385, case=row_cases.SHORT),
+                Prediction("instructions", "<=", 0.25, relative=True, backends=("cuda",), case=row_cases.SHORT),
+                Prediction("load_requests", "==", 0.25, relative=True, backends=("cuda",), case=row_cases.SHORT),
+                Prediction("dram_share", ">=", 88, backends=("cuda",), case=row_cases.SHORT),
             ),
-            profile_case={"cuda": _SHORT},
+            profile_case={"cuda": row_cases.SHORT},
         ),
     ),
 )

@@ -68,12 +68,9 @@ def _quack(*inputs: Tensor, out: tuple[Tensor, ...], eps: float) -> None:
     norm(x, weight, y, bias, rstd, mean, residual, added[0] if added else None, eps, True)
 
 
-_PROFILE_CASE = row_cases.bandwidth_case(4_096)
-_SHORTEST, _SHORT, _LONG, _LONGEST = (row_cases.bandwidth_case(n) for n in (256, 1_024, 65_536, 262_144))
 _THREE_BLOCKS, _FOUR_BLOCKS = (row_cases.bandwidth_case(n) for n in (12_288, 16_384))  # of v10's clusters
-_SHORT_RAGGED, _RAGGED, _LONG_RAGGED = (row_cases.bandwidth_case(n) for n in (1_027, 5_003, 50_257))
+_SHORT_RAGGED = row_cases.bandwidth_case(1_027)
 _RESIDUAL = row_cases.bandwidth_case(4_096, residual="yes")
-_FEW = Case.of(4_096, 1_024, dtype="bf16")
 
 OP = Op(
     name="layer_norm",
@@ -97,15 +94,15 @@ OP = Op(
         *row_cases.BANDWIDTH_CASES,
         _SHORT_RAGGED,
         _RESIDUAL,
-        _FEW,
+        row_cases.FEW_ROWS,
     ),
     headline_cases=row_cases.HEADLINE_CASES,
     size_axis=row_cases.SIZE_AXIS,
-    profile_case=_PROFILE_CASE,
+    profile_case=row_cases.PROFILE_CASE,
     ceiling="dram_copy",
     flops=lambda case: 7 * math.prod(case.shape),  # a sum, a difference, a square's sum, two products, a sum
     bytes=_NORM.bytes,
-    differs=row_cases.sum_differs,
+    differs=shared.sum_differs,
     baselines={"torch": _torch, "compile": baselines.compiled_results(_function), "liger": _liger, "quack": _quack},
     behind={"cuda": ("v11_laid_early", "v04_rows_per_block", "v02_welford"), "triton": ("v06_cooperative",)},
     steps=(
@@ -144,8 +141,8 @@ OP = Op(
             predictions=(
                 Prediction("instructions", "<=", 0.6, relative=True, backends=("cuda",)),
                 Prediction("dram_share", ">=", 86),
-                Prediction("time", "<=", 0.35, relative=True, backends=("cuda",), case=_SHORTEST),
-                Prediction("time", "<=", 0.7, relative=True, backends=("triton",), case=_SHORTEST),
+                Prediction("time", "<=", 0.35, relative=True, backends=("cuda",), case=row_cases.SHORTEST),
+                Prediction("time", "<=", 0.7, relative=True, backends=("triton",), case=row_cases.SHORTEST),
             ),
             accepts=row_cases.fits(64 * 1_024, "registers hold"),
         ),
@@ -155,8 +152,8 @@ OP = Op(
             "parts by distributed shared memory, once, and merge them by Chan's formula.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
-                Prediction("time", "<=", 365, case=_LONG),
-                Prediction("time", "<=", 370, case=_LONGEST),
+                Prediction("time", "<=", 365, case=row_cases.LONG),
+                Prediction("time", "<=", 370, case=row_cases.LONGEST),
             ),
             arch=">=9.0",
             backends=("cuda",),
@@ -169,9 +166,9 @@ OP = Op(
             "memory.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.03),
-                Prediction("time", "<=", 390, case=_LONG),
-                Prediction("time", "<=", 400, case=_LONGEST),
-                Prediction("time", "<=", 412, case=_LONG_RAGGED),
+                Prediction("time", "<=", 390, case=row_cases.LONG),
+                Prediction("time", "<=", 400, case=row_cases.LONGEST),
+                Prediction("time", "<=", 412, case=row_cases.LONG_RAGGED),
             ),
             backends=("triton",),
             gap="CUDA's v05_cluster does the same within a cluster, without going through L2.",
@@ -185,11 +182,11 @@ OP = Op(
             "under way while their numbers are found.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
-                Prediction("time", "<=", 366, case=_RAGGED),
-                Prediction("time", "<=", 372, case=_LONG_RAGGED),
-                Prediction("time", "<=", 370, case=_LONG),
-                Prediction("time", "<=", 375, case=_LONGEST),
-                Prediction("time", "<=", 7.2, case=_FEW),
+                Prediction("time", "<=", 366, case=row_cases.RAGGED),
+                Prediction("time", "<=", 372, case=row_cases.LONG_RAGGED),
+                Prediction("time", "<=", 370, case=row_cases.LONG),
+                Prediction("time", "<=", 375, case=row_cases.LONGEST),
+                Prediction("time", "<=", 7.2, case=row_cases.FEW_ROWS),
             ),
             arch=">=9.0",
             backends=("cuda",),
@@ -204,13 +201,13 @@ OP = Op(
             "as they lie in memory, by way of L1. With a residual a cluster has one row.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
-                Prediction("time", "<=", 376, case=_LONG_RAGGED),
-                Prediction("time", "==", 1.0, relative=True, tolerance=0.02, case=_LONG),
-                Prediction("time", "<=", 366, case=_RAGGED),
-                Prediction("time", "<=", 362, case=_LONG),
+                Prediction("time", "<=", 376, case=row_cases.LONG_RAGGED),
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.02, case=row_cases.LONG),
+                Prediction("time", "<=", 366, case=row_cases.RAGGED),
+                Prediction("time", "<=", 362, case=row_cases.LONG),
                 Prediction("time", "<=", 362),
                 Prediction("time", "<=", 0.99, relative=True, case=_RESIDUAL),
-                Prediction("time", "<=", 364, case=_LONGEST),
+                Prediction("time", "<=", 364, case=row_cases.LONGEST),
             ),
             arch=">=9.0",
             backends=("cuda",),
@@ -225,10 +222,10 @@ OP = Op(
             "of a block.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
-                Prediction("time", "<=", 362, case=_SHORT),
-                Prediction("time", "==", 1.0, relative=True, tolerance=0.01, case=_SHORTEST),
+                Prediction("time", "<=", 362, case=row_cases.SHORT),
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.01, case=row_cases.SHORTEST),
                 Prediction("time", "<=", 0.8, relative=True, case=_SHORT_RAGGED),
-                Prediction("time", "<=", 0.97, relative=True, case=_FEW),
+                Prediction("time", "<=", 0.97, relative=True, case=row_cases.FEW_ROWS),
             ),
             arch=">=9.0",
             backends=("cuda",),
@@ -258,9 +255,9 @@ OP = Op(
             "its first sum.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.01),
-                Prediction("time", "<=", 1.0, relative=True, case=_LONG_RAGGED),
-                Prediction("time", "<=", 362.5, case=_LONG_RAGGED),
-                Prediction("time", "==", 1.0, relative=True, tolerance=0.01, case=_RAGGED),
+                Prediction("time", "<=", 1.0, relative=True, case=row_cases.LONG_RAGGED),
+                Prediction("time", "<=", 362.5, case=row_cases.LONG_RAGGED),
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.01, case=row_cases.RAGGED),
             ),
             arch=">=9.0",
             backends=("cuda",),

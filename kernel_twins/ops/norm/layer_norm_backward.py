@@ -74,10 +74,7 @@ def _quack(*inputs: Tensor, out: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, .
     return gradients
 
 
-_PROFILE_CASE = row_cases.bandwidth_case(4_096)
-_SHORT, _LONG, _LONGEST = (row_cases.bandwidth_case(n) for n in (256, 65_536, 262_144))
-_ODD = row_cases.bandwidth_case(5_003)
-_SMALL, _SQUARE = (Case.of(4_096, n, dtype="bf16") for n in (1_024, 4_096))
+_SQUARE = Case.of(4_096, 4_096, dtype="bf16")
 
 OP = Op(
     name="layer_norm_backward",
@@ -94,10 +91,10 @@ OP = Op(
     check=_check,
     test_cases=cases.backward_test_cases(),
     huge_cases=(Case.of(2**21 + 3, 1_025, dtype="bf16"),),
-    bench_cases=(*row_cases.BANDWIDTH_CASES, _SMALL, _SQUARE),
+    bench_cases=(*row_cases.BANDWIDTH_CASES, row_cases.FEW_ROWS, _SQUARE),
     headline_cases=row_cases.HEADLINE_CASES,
     size_axis=row_cases.SIZE_AXIS,
-    profile_case=_PROFILE_CASE,
+    profile_case=row_cases.PROFILE_CASE,
     ceiling="dram_copy",
     # A difference and a product for xhat, one for g, three for the means, four for dx, three for dweight and dbias.
     flops=lambda case: 13 * math.prod(case.shape),
@@ -138,7 +135,7 @@ OP = Op(
                 Prediction("time", "<=", 0.95, relative=True),
                 Prediction("dram_share", ">=", 82, backends=("cuda",)),
                 Prediction("dram_share", ">=", 76, backends=("triton",)),
-                Prediction("time", "<=", 17, case=_SMALL),
+                Prediction("time", "<=", 17, case=row_cases.FEW_ROWS),
             ),
             accepts=row_cases.fits(16 * 1_024, "registers hold"),
             launches=2,
@@ -150,8 +147,8 @@ OP = Op(
             "block adds up dweight and dbias of its own columns.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
-                Prediction("time", "<=", 650, case=_LONG),
-                Prediction("time", "<=", 700, case=_LONGEST),
+                Prediction("time", "<=", 650, case=row_cases.LONG),
+                Prediction("time", "<=", 700, case=row_cases.LONGEST),
             ),
             arch=">=9.0",
             launches=2,
@@ -163,8 +160,8 @@ OP = Op(
             change="Programs that are all resident share a row and exchange its two sums through global memory.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.03),
-                Prediction("time", "<=", 750, case=_LONG),
-                Prediction("time", "<=", 800, case=_LONGEST),
+                Prediction("time", "<=", 750, case=row_cases.LONG),
+                Prediction("time", "<=", 800, case=row_cases.LONGEST),
             ),
             launches=2,
             backends=("triton",),
@@ -179,10 +176,10 @@ OP = Op(
                 Prediction("dram_share", ">=", 92),
                 Prediction("time", "<=", 0.96, relative=True),
                 Prediction("time", "<=", 42, case=_SQUARE),
-                Prediction("time", "<=", 17, case=_SMALL),
-                Prediction("time", "<=", 585, case=_ODD),
-                Prediction("time", "<=", 570, case=_LONG),
-                Prediction("time", "<=", 600, case=_LONGEST),
+                Prediction("time", "<=", 17, case=row_cases.FEW_ROWS),
+                Prediction("time", "<=", 585, case=row_cases.RAGGED),
+                Prediction("time", "<=", 570, case=row_cases.LONG),
+                Prediction("time", "<=", 600, case=row_cases.LONGEST),
             ),
             arch=">=9.0",
             launches=2,

@@ -60,17 +60,14 @@ def _quack(*inputs: Tensor, out: tuple[Tensor, ...], eps: float) -> None:
     norm(x, weight, y, None, rstd, None, residual, added[0] if added else None, eps)
 
 
-_PROFILE_CASE = row_cases.bandwidth_case(4_096)
-_SHORTEST, _SHORT, _LONG, _LONGEST = (row_cases.bandwidth_case(n) for n in (256, 1_024, 65_536, 262_144))
-_SHORT_RAGGED, _RAGGED, _LONG_RAGGED = (row_cases.bandwidth_case(n) for n in (1_027, 5_003, 50_257))
+_SHORT_RAGGED = row_cases.bandwidth_case(1_027)
 _RESIDUAL = row_cases.bandwidth_case(4_096, residual="yes")
-_FEW = Case.of(4_096, 1_024, dtype="bf16")
 
 
 def _differs(baseline: str, case: Case) -> str:
     if baseline == "torch" and case.get("values") in ("inf", "infs"):
         return "PyTorch's fused kernel makes all of a row NaN, its formula what the infinity meets"
-    return row_cases.sum_differs(baseline, case)
+    return shared.sum_differs(baseline, case)
 
 
 OP = Op(
@@ -95,11 +92,11 @@ OP = Op(
         *row_cases.BANDWIDTH_CASES,
         _SHORT_RAGGED,
         _RESIDUAL,
-        _FEW,
+        row_cases.FEW_ROWS,
     ),
     headline_cases=row_cases.HEADLINE_CASES,
     size_axis=row_cases.SIZE_AXIS,
-    profile_case=_PROFILE_CASE,
+    profile_case=row_cases.PROFILE_CASE,
     ceiling="dram_copy",
     flops=lambda case: 4 * math.prod(case.shape),  # a square's sum, two products
     bytes=_NORM.bytes,
@@ -123,9 +120,9 @@ OP = Op(
             predictions=(
                 Prediction("time", "<=", 0.85, relative=True),
                 Prediction("dram_share", ">=", 88),
-                Prediction("time", "<=", 0.35, relative=True, case=_SHORTEST),
-                Prediction("time", "<=", 365, case=_LONG),
-                Prediction("time", "<=", 370, case=_LONGEST),
+                Prediction("time", "<=", 0.35, relative=True, case=row_cases.SHORTEST),
+                Prediction("time", "<=", 365, case=row_cases.LONG),
+                Prediction("time", "<=", 370, case=row_cases.LONGEST),
             ),
             arch=">=9.0",
             backends=("cuda",),
@@ -138,9 +135,9 @@ OP = Op(
             predictions=(
                 Prediction("time", "<=", 0.8, relative=True),
                 Prediction("dram_share", ">=", 88),
-                Prediction("time", "<=", 390, case=_LONG),
-                Prediction("time", "<=", 400, case=_LONGEST),
-                Prediction("time", "<=", 396, case=_LONG_RAGGED),
+                Prediction("time", "<=", 390, case=row_cases.LONG),
+                Prediction("time", "<=", 400, case=row_cases.LONGEST),
+                Prediction("time", "<=", 396, case=row_cases.LONG_RAGGED),
             ),
             backends=("triton",),
             gap="CUDA's v02_cluster does the same within a cluster, without going through L2.",
@@ -151,21 +148,21 @@ OP = Op(
             "registers, and an exchange that nobody waits for.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
-                Prediction("time", "<=", 365, case=_RAGGED),
-                Prediction("time", "<=", 370, case=_LONG_RAGGED),
-                Prediction("time", "<=", 367, case=_LONG),
-                Prediction("time", "<=", 372, case=_LONGEST),
-                Prediction("time", "<=", 6.7, case=_FEW),
-                Prediction("l2_bytes", "==", 0.8, relative=True, tolerance=0.04, case=_LONGEST),
-                Prediction("load_requests", "<=", 0.1, relative=True, case=_LONGEST),
-                Prediction("occupancy", "<=", 27, case=_LONGEST),
-                Prediction("dram_share", ">=", 86, case=_LONGEST),
+                Prediction("time", "<=", 365, case=row_cases.RAGGED),
+                Prediction("time", "<=", 370, case=row_cases.LONG_RAGGED),
+                Prediction("time", "<=", 367, case=row_cases.LONG),
+                Prediction("time", "<=", 372, case=row_cases.LONGEST),
+                Prediction("time", "<=", 6.7, case=row_cases.FEW_ROWS),
+                Prediction("l2_bytes", "==", 0.8, relative=True, tolerance=0.04, case=row_cases.LONGEST),
+                Prediction("load_requests", "<=", 0.1, relative=True, case=row_cases.LONGEST),
+                Prediction("occupancy", "<=", 27, case=row_cases.LONGEST),
+                Prediction("dram_share", ">=", 86, case=row_cases.LONGEST),
             ),
             arch=">=9.0",
             backends=("cuda",),
             gap="Triton 3.6 gives a program no access to another one's shared memory; v03_cooperative's programs stay, "
             "too, and exchange through L2.",
-            profile_case={"cuda": _LONGEST},
+            profile_case={"cuda": row_cases.LONGEST},
         ),
         Step(
             name="v05_cluster_registers",
@@ -173,9 +170,9 @@ OP = Op(
             "their registers, 1.5 to 4 KiB a warp, and every warp tells all blocks its sum by itself.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
-                Prediction("time", "<=", 366, case=_LONG_RAGGED),
-                Prediction("time", "<=", 363, case=_LONG),
-                Prediction("time", "<=", 363, case=_LONGEST),
+                Prediction("time", "<=", 366, case=row_cases.LONG_RAGGED),
+                Prediction("time", "<=", 363, case=row_cases.LONG),
+                Prediction("time", "<=", 363, case=row_cases.LONGEST),
                 Prediction("time", "<=", 361),
                 Prediction("time", "<=", 0.99, relative=True, case=_RESIDUAL),
                 Prediction("time", "<=", 355.5, case=row_cases.bandwidth_case(12_288)),
@@ -193,20 +190,20 @@ OP = Op(
             "block. Whole rows leave L1 small, as softmax's v12 does.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
-                Prediction("load_requests", "==", 0.5, relative=True, tolerance=0.03, case=_SHORT),
-                Prediction("occupancy", "<=", 50, case=_SHORT),
-                Prediction("dram_share", ">=", 89, case=_SHORT),
-                Prediction("time", "<=", 361, case=_SHORT),
-                Prediction("time", "<=", 0.997, relative=True, case=_SHORTEST),
+                Prediction("load_requests", "==", 0.5, relative=True, tolerance=0.03, case=row_cases.SHORT),
+                Prediction("occupancy", "<=", 50, case=row_cases.SHORT),
+                Prediction("dram_share", ">=", 89, case=row_cases.SHORT),
+                Prediction("time", "<=", 361, case=row_cases.SHORT),
+                Prediction("time", "<=", 0.997, relative=True, case=row_cases.SHORTEST),
                 Prediction("time", "<=", 0.995, relative=True, case=_SHORT_RAGGED),
-                Prediction("time", "<=", 1.0, relative=True, case=_FEW),
-                Prediction("time", "<=", 358, case=_SHORT),
+                Prediction("time", "<=", 1.0, relative=True, case=row_cases.FEW_ROWS),
+                Prediction("time", "<=", 358, case=row_cases.SHORT),
             ),
             arch=">=9.0",
             backends=("cuda",),
             gap="Triton leaves it to its compiler where weights lie; short rows of v03_cooperative's tiles have them "
             "in registers.",
-            profile_case={"cuda": _SHORT},
+            profile_case={"cuda": row_cases.SHORT},
             replaces="v02_cluster",
         ),
     ),

@@ -81,10 +81,6 @@ def _quack(*inputs: Tensor, out: Tensor | tuple[Tensor, ...]) -> Tensor | tuple[
     return dx if weight is None else (dx, dweight)
 
 
-_PROFILE_CASE = row_cases.bandwidth_case(4_096)
-_ODD, _LONG, _LONGEST = (row_cases.bandwidth_case(n) for n in (5_003, 65_536, 262_144))
-
-
 # At these, what Liger rounds does not average out.
 _LIGER_ROUNDS = (
     "1500x1024-bf16-values.outliers",
@@ -126,12 +122,12 @@ OP = Op(
     huge_cases=(Case.of(2**21 + 3, 1_025, dtype="bf16"),),
     bench_cases=(
         *row_cases.BANDWIDTH_CASES,
-        Case.of(4_096, 1_024, dtype="bf16"),
+        row_cases.FEW_ROWS,
         Case.of(4_096, 4_096, dtype="bf16"),
     ),
     headline_cases=row_cases.HEADLINE_CASES,
     size_axis=row_cases.SIZE_AXIS,
-    profile_case=_PROFILE_CASE,
+    profile_case=row_cases.PROFILE_CASE,
     ceiling="dram_copy",
     # A product each for xhat and g, two for the mean, three for dx, two for dweight.
     flops=lambda case: 9 * math.prod(case.shape),
@@ -159,8 +155,8 @@ OP = Op(
             predictions=(
                 Prediction("bytes_over_minimum", "==", 1.0, tolerance=0.05),
                 Prediction("dram_share", ">=", 84),
-                Prediction("time", "<=", 620, case=_LONG),
-                Prediction("time", "<=", 680, case=_LONGEST),
+                Prediction("time", "<=", 620, case=row_cases.LONG),
+                Prediction("time", "<=", 680, case=row_cases.LONGEST),
             ),
             arch=">=9.0",
             launches=2,
@@ -173,8 +169,8 @@ OP = Op(
             predictions=(
                 Prediction("bytes_over_minimum", "==", 1.0, tolerance=0.05),
                 Prediction("dram_share", ">=", 78),
-                Prediction("time", "<=", 720, case=_LONG),
-                Prediction("time", "<=", 780, case=_LONGEST),
+                Prediction("time", "<=", 720, case=row_cases.LONG),
+                Prediction("time", "<=", 780, case=row_cases.LONGEST),
             ),
             launches=2,
             backends=("triton",),
@@ -188,9 +184,9 @@ OP = Op(
             predictions=(
                 Prediction("dram_share", ">=", 93),
                 Prediction("time", "<=", 0.98, relative=True),
-                Prediction("time", "<=", 580, case=_ODD),
-                Prediction("time", "<=", 560, case=_LONG),
-                Prediction("time", "<=", 580, case=_LONGEST),
+                Prediction("time", "<=", 580, case=row_cases.RAGGED),
+                Prediction("time", "<=", 560, case=row_cases.LONG),
+                Prediction("time", "<=", 580, case=row_cases.LONGEST),
             ),
             arch=">=9.0",
             launches=2,

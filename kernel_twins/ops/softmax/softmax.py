@@ -74,10 +74,7 @@ def _quack(x: Tensor, *, out: Tensor, log: bool = False) -> None:
 
 
 _LOG = {"log": "yes"}
-_PROFILE_CASE = row_cases.bandwidth_case(4_096)
-_SHORT, _RAGGED, _LONG_RAGGED = (row_cases.bandwidth_case(n) for n in (256, 5_003, 50_257))
-_LONG, _LONGEST = (row_cases.bandwidth_case(n) for n in (65_536, 262_144))
-_WARP, _SHORT_RAGGED = (row_cases.bandwidth_case(n) for n in (1_024, 515))
+_SHORT_RAGGED = row_cases.bandwidth_case(515)
 
 
 OP = Op(
@@ -111,11 +108,11 @@ OP = Op(
         *row_cases.BANDWIDTH_CASES,
         _SHORT_RAGGED,
         row_cases.bandwidth_case(32_768, log="yes"),
-        Case.of(4_096, 1_024, dtype="bf16"),
+        row_cases.FEW_ROWS,
     ),
     headline_cases=row_cases.HEADLINE_CASES,
     size_axis=row_cases.SIZE_AXIS,
-    profile_case=_PROFILE_CASE,
+    profile_case=row_cases.PROFILE_CASE,
     ceiling="dram_copy",
     flops=lambda case: 5 * math.prod(case.shape),  # maximum, difference, exponential, sum, product
     bytes=lambda case: 2 * math.prod(case.shape) * ITEMSIZE[case.dtype],
@@ -164,7 +161,7 @@ OP = Op(
             change="A row gets as many threads as it needs: part of a warp, a warp, or a block.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.03),
-                Prediction("time", "<=", 0.6, relative=True, case=_SHORT),
+                Prediction("time", "<=", 0.6, relative=True, case=row_cases.SHORTEST),
             ),
             accepts=row_cases.fits(64 * 1_024, "registers hold"),
         ),
@@ -181,23 +178,23 @@ OP = Op(
             "memory. Blocks no longer stay, and begin to compute when the first piece of their part is there.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
-                Prediction("time", "<=", 0.95, relative=True, case=_LONG),
-                Prediction("l2_bytes", "==", 1_074, tolerance=0.02, case=_LONGEST),
-                Prediction("bytes_over_minimum", "==", 1.0, tolerance=0.03, case=_LONGEST),
-                Prediction("dram_share", "==", 84, tolerance=0.04, case=_LONGEST),
-                Prediction("occupancy", "==", 70, tolerance=0.08, case=_LONGEST),
+                Prediction("time", "<=", 0.95, relative=True, case=row_cases.LONG),
+                Prediction("l2_bytes", "==", 1_074, tolerance=0.02, case=row_cases.LONGEST),
+                Prediction("bytes_over_minimum", "==", 1.0, tolerance=0.03, case=row_cases.LONGEST),
+                Prediction("dram_share", "==", 84, tolerance=0.04, case=row_cases.LONGEST),
+                Prediction("occupancy", "==", 70, tolerance=0.08, case=row_cases.LONGEST),
             ),
             arch=">=9.0",
             backends=("cuda",),
             gap="Triton 3.6 gives a program no access to another one's shared memory; v08_cooperative goes through L2.",
-            profile_case={"cuda": _LONGEST},
+            profile_case={"cuda": row_cases.LONGEST},
         ),
         Step(
             name="v08_cooperative",
             change="Programs that are all resident share a row; they exchange maximum and sum through global memory.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.03),
-                Prediction("time", "<=", 0.9, relative=True, case=_LONG),
+                Prediction("time", "<=", 0.9, relative=True, case=row_cases.LONG),
             ),
             backends=("triton",),
             gap="CUDA's v07_cluster does the same within a cluster, without going through L2.",
@@ -208,9 +205,9 @@ OP = Op(
             "line.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
-                Prediction("time", "<=", 0.99, relative=True, case=_RAGGED),
-                Prediction("time", "<=", 0.97, relative=True, case=_LONG_RAGGED),
-                Prediction("time", "==", 1.0, relative=True, tolerance=0.02, case=_LONG),
+                Prediction("time", "<=", 0.99, relative=True, case=row_cases.RAGGED),
+                Prediction("time", "<=", 0.97, relative=True, case=row_cases.LONG_RAGGED),
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.02, case=row_cases.LONG),
             ),
             arch=">=9.0",
             backends=("cuda",),
@@ -224,19 +221,19 @@ OP = Op(
             "rows than 320 KiB, and every warp tells all blocks its maximum and sum by itself.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
-                Prediction("time", "<=", 363, case=_LONG_RAGGED),
-                Prediction("time", "<=", 363, case=_LONG),
-                Prediction("time", "<=", 363, case=_LONGEST),
-                Prediction("shared_memory", "<=", 0.02, relative=True, case=_LONG),
-                Prediction("load_requests", "==", 1.05, tolerance=0.02, case=_LONG),
-                Prediction("instructions", "<=", 0.9, relative=True, case=_LONG),
-                Prediction("dram_share", ">=", 89, case=_LONG),
+                Prediction("time", "<=", 363, case=row_cases.LONG_RAGGED),
+                Prediction("time", "<=", 363, case=row_cases.LONG),
+                Prediction("time", "<=", 363, case=row_cases.LONGEST),
+                Prediction("shared_memory", "<=", 0.02, relative=True, case=row_cases.LONG),
+                Prediction("load_requests", "==", 1.05, tolerance=0.02, case=row_cases.LONG),
+                Prediction("instructions", "<=", 0.9, relative=True, case=row_cases.LONG),
+                Prediction("dram_share", ">=", 89, case=row_cases.LONG),
             ),
             arch=">=9.0",
             backends=("cuda",),
             gap="Triton 3.6 gives a program no access to another one's shared memory; v08_cooperative's programs hold "
             "their parts in registers, too, and exchange through L2.",
-            profile_case={"cuda": _LONG},
+            profile_case={"cuda": row_cases.LONG},
         ),
         Step(
             name="v11_rows_per_warp",
@@ -245,8 +242,8 @@ OP = Op(
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
                 Prediction("time", "<=", 0.85, relative=True, case=_SHORT_RAGGED),
-                Prediction("time", "<=", 0.995, relative=True, case=_RAGGED),
-                Prediction("time", "==", 1.0, relative=True, tolerance=0.01, case=_WARP),
+                Prediction("time", "<=", 0.995, relative=True, case=row_cases.RAGGED),
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.01, case=row_cases.SHORT),
             ),
             arch=">=9.0",
             backends=("cuda",),
@@ -260,9 +257,9 @@ OP = Op(
             "nobody uses, so that L1 is small.",
             predictions=(
                 Prediction("time", "<=", 0.996, relative=True),
-                Prediction("time", "<=", 0.994, relative=True, case=_WARP),
+                Prediction("time", "<=", 0.994, relative=True, case=row_cases.SHORT),
                 Prediction("time", "<=", 0.998, relative=True, case=row_cases.bandwidth_case(4_096, "fp32")),
-                Prediction("time", "==", 1.0, relative=True, tolerance=0.01, case=_RAGGED),
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.01, case=row_cases.RAGGED),
             ),
             arch=">=9.0",
             backends=("cuda",),

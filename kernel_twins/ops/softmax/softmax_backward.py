@@ -88,8 +88,6 @@ def _quack(dout: Tensor, y: Tensor, *, out: Tensor, log: bool = False) -> None:
 
 
 _LOG = {"log": "yes"}
-_PROFILE_CASE = row_cases.bandwidth_case(4_096)
-_SHORT, _RAGGED, _LONG_RAGGED, _LONGEST = (row_cases.bandwidth_case(n) for n in (256, 5_003, 50_257, 262_144))
 
 
 # At these, what Liger rounds does not average out.
@@ -125,11 +123,11 @@ OP = Op(
     bench_cases=(
         *row_cases.BANDWIDTH_CASES,
         row_cases.bandwidth_case(32_768, log="yes"),
-        Case.of(4_096, 1_024, dtype="bf16"),
+        row_cases.FEW_ROWS,
     ),
     headline_cases=row_cases.HEADLINE_CASES,
     size_axis=row_cases.SIZE_AXIS,
-    profile_case=_PROFILE_CASE,
+    profile_case=row_cases.PROFILE_CASE,
     ceiling="dram_copy",
     flops=lambda case: 4 * math.prod(case.shape),  # product, sum, difference, product
     bytes=lambda case: 3 * math.prod(case.shape) * ITEMSIZE[case.dtype],
@@ -161,7 +159,7 @@ OP = Op(
             predictions=(
                 Prediction("dram_share", ">=", 90),
                 Prediction("instructions", "<=", 0.7, relative=True, backends=("cuda",)),
-                Prediction("time", "<=", 0.6, relative=True, case=_SHORT),
+                Prediction("time", "<=", 0.6, relative=True, case=row_cases.SHORTEST),
             ),
             accepts=row_cases.fits(32 * 1_024, "registers hold"),
         ),
@@ -170,15 +168,15 @@ OP = Op(
             change="A cluster of blocks shares a row; they exchange the sum by distributed shared memory.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
-                Prediction("l2_bytes", "==", 1_611, tolerance=0.02, case=_LONGEST),
-                Prediction("bytes_over_minimum", "==", 1.0, tolerance=0.03, case=_LONGEST),
-                Prediction("dram_share", "==", 85, tolerance=0.04, case=_LONGEST),
-                Prediction("occupancy", "==", 25, tolerance=0.05, case=_LONGEST),
+                Prediction("l2_bytes", "==", 1_611, tolerance=0.02, case=row_cases.LONGEST),
+                Prediction("bytes_over_minimum", "==", 1.0, tolerance=0.03, case=row_cases.LONGEST),
+                Prediction("dram_share", "==", 85, tolerance=0.04, case=row_cases.LONGEST),
+                Prediction("occupancy", "==", 25, tolerance=0.05, case=row_cases.LONGEST),
             ),
             arch=">=9.0",
             backends=("cuda",),
             gap="Triton 3.6 gives a program no access to another one's shared memory; v05_cooperative goes through L2.",
-            profile_case={"cuda": _LONGEST},
+            profile_case={"cuda": row_cases.LONGEST},
         ),
         Step(
             name="v05_cooperative",
@@ -193,9 +191,9 @@ OP = Op(
             "line.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
-                Prediction("time", "<=", 0.99, relative=True, case=_RAGGED),
-                Prediction("time", "<=", 0.97, relative=True, case=_LONG_RAGGED),
-                Prediction("time", "<=", 0.98, relative=True, case=_LONGEST),
+                Prediction("time", "<=", 0.99, relative=True, case=row_cases.RAGGED),
+                Prediction("time", "<=", 0.97, relative=True, case=row_cases.LONG_RAGGED),
+                Prediction("time", "<=", 0.98, relative=True, case=row_cases.LONGEST),
             ),
             arch=">=9.0",
             backends=("cuda",),
