@@ -76,7 +76,9 @@ def _check(
     row_checks.require_all_apart(out, {"x": x, "residual": residual, "bias": bias})
 
 
-def _torch(*inputs: Tensor, out: Tensor | None = None, p: float, activation: str, **_: int) -> Tensor:
+def _torch(
+    *inputs: Tensor, out: Tensor | None = None, p: float = shared.P, activation: str = "none", **_: int
+) -> Tensor:
     """What a user would write; the mask is PyTorch's, of PyTorch's own seed."""
     from torch.nn import functional
 
@@ -87,7 +89,9 @@ def _torch(*inputs: Tensor, out: Tensor | None = None, p: float, activation: str
     return y if residual is None else y + residual
 
 
-def _exemplar(*inputs: Tensor, out: Tensor, p: float, activation: str, **words: int) -> None:
+def _exemplar(
+    *inputs: Tensor, out: Tensor, p: float = shared.P, activation: str = "none", seed: int = 0, offset: int = 0
+) -> None:
     """The same operations at the same dtype, with the mask that was asked for."""
     import torch
 
@@ -95,7 +99,7 @@ def _exemplar(*inputs: Tensor, out: Tensor, p: float, activation: str, **words: 
 
     x, residual, bias = shared.operands(inputs)
     y = ACTIVATIONS[activation](x if bias is None else x + bias)
-    kept = shared.kept(tuple(x.shape), slice(0, x.shape[0]), x.device, p=p, **words)
+    kept = shared.kept(tuple(x.shape), slice(0, x.shape[0]), x.device, p=p, seed=seed, offset=offset)
     y = torch.where(kept, y * shared.scale(p), torch.zeros((), dtype=x.dtype, device=x.device))
     out.copy_(y if residual is None else y + residual)
 

@@ -137,7 +137,7 @@ def _with_pytorchs_mask(chain: Callable[..., tuple[Tensor, ...]]) -> Callable[..
     """A baseline, given such a mask."""
 
     def call(
-        *inputs: Tensor, out: Tensor | tuple[Tensor, ...], p: float, activation: str, **_: int
+        *inputs: Tensor, out: Tensor | tuple[Tensor, ...], p: float = shared.P, activation: str = "none", **_: int
     ) -> tuple[Tensor, ...]:
         dout, x, bias = shared.operands(inputs)
         mask = next(_pytorchs_masks(tuple(dout.shape), p, dout.device))
@@ -150,11 +150,16 @@ _compiled = functools.partial(baselines.compiled_results(_chain), out=None)
 
 
 def _exemplar(
-    *inputs: Tensor, out: Tensor | tuple[Tensor, ...], p: float, activation: str, **words: int
+    *inputs: Tensor,
+    out: Tensor | tuple[Tensor, ...],
+    p: float = shared.P,
+    activation: str = "none",
+    seed: int = 0,
+    offset: int = 0,
 ) -> tuple[Tensor, ...]:
     """The same with the mask that was asked for."""
     dout, x, bias = shared.operands(inputs)
-    mask = shared.kept(tuple(dout.shape), slice(0, dout.shape[0]), dout.device, p=p, **words)
+    mask = shared.kept(tuple(dout.shape), slice(0, dout.shape[0]), dout.device, p=p, seed=seed, offset=offset)
     dx, *sums = _chain(dout, x, bias, mask, p, activation, isinstance(out, tuple))
     # Its product of a mask and an infinity is NaN, where a dropped element's gradient is nothing.
     return dx.masked_fill_(~mask, 0), *sums

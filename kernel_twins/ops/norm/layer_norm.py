@@ -49,7 +49,7 @@ def _function(
 _torch = baselines.returned(_function)
 
 
-def _liger(*inputs: Tensor, out: tuple[Tensor, ...], eps: float) -> tuple[Tensor, ...]:
+def _liger(*inputs: Tensor, out: tuple[Tensor, ...], eps: float = _NORM.eps) -> tuple[Tensor, ...]:
     x, weight, bias, residual = _NORM.operands(inputs)
     if weight is None or bias is None:
         raise UnavailableError("liger-kernel has no layer norm without weight and bias")
@@ -60,7 +60,7 @@ def _liger(*inputs: Tensor, out: tuple[Tensor, ...], eps: float) -> tuple[Tensor
     return y, mean, rstd
 
 
-def _quack(*inputs: Tensor, out: tuple[Tensor, ...], eps: float) -> None:
+def _quack(*inputs: Tensor, out: tuple[Tensor, ...], eps: float = _NORM.eps) -> None:
     """quack's kernel; its function for a layer norm takes weights in fp32 alone, and no residual."""
     x, weight, bias, residual = _NORM.operands(inputs)
     y, mean, rstd, *added = out

@@ -42,7 +42,7 @@ def _function(
 _torch = baselines.returned(_function)
 
 
-def _liger(*inputs: Tensor, out: tuple[Tensor, ...], eps: float) -> tuple[Tensor, ...]:
+def _liger(*inputs: Tensor, out: tuple[Tensor, ...], eps: float = _NORM.eps) -> tuple[Tensor, ...]:
     x, weight, _, residual = _NORM.operands(inputs)
     if residual is None:
         ops, _ = baselines.liger("rms_norm", x.shape[1])
@@ -53,7 +53,7 @@ def _liger(*inputs: Tensor, out: tuple[Tensor, ...], eps: float) -> tuple[Tensor
     return y, rstd, added
 
 
-def _quack(*inputs: Tensor, out: tuple[Tensor, ...], eps: float) -> None:
+def _quack(*inputs: Tensor, out: tuple[Tensor, ...], eps: float = _NORM.eps) -> None:
     x, weight, _, residual = _NORM.operands(inputs)
     y, rstd, *added = out
     norm = baselines.quack("rmsnorm", x, weight, residual)._rmsnorm_fwd
