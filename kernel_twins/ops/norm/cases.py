@@ -8,6 +8,8 @@ from kernel_twins.ops import row_cases
 from kernel_twins.ops.norm.shared import Norm
 from kernel_twins.spec import Case
 
+DRAWN_OPTIONS: tuple[Mapping[str, str], ...] = ({}, {}, {"residual": "yes"}, {"affine": "none"})
+
 # Rows enough for every block of a GPU to have several, in which it adds up its part of dweight and dbias.
 _MANY_ROWS = ((2_000, 257), (1_500, 1_024), (400, 5_003), (300, 8_192), (100, 40_000))
 _MORE_ROWS = ((3_000, 5_003), (600, 65_536))  # and for each of the places that a block has for rows to be used again
@@ -37,10 +39,8 @@ _CLUSTER_ROWS = (
 _LONG_RUNS = ((9_000, 5_003), (1_200, 65_536))  # forward, where a block has more places
 
 
-DRAWN_OPTIONS: tuple[Mapping[str, str], ...] = ({}, {}, {"residual": "yes"}, {"affine": "none"})
-
-
 def test_cases(norm: Norm) -> tuple[Case, ...]:
+    """Of the forward pass."""
     more = (
         *row_cases.option_cases({"residual": "yes"}),
         (19, 1_027, {"residual": "yes", "x": "pitched"}),
