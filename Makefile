@@ -29,7 +29,7 @@ endif
 CUDA_SOURCES := $(shell find cuda-kernels hardware-survey -name '*.cu' -o -name '*.cuh' -o -name '*.h' -o -name '*.cpp')
 EXAMPLES := $(shell find tests/fixtures -name '*.cu' -o -name '*.h' -o -name '*.cpp')
 BUILD_INPUTS := $(CUDA_SOURCES) $(shell find kernel_twins/ops -name '*.py') $(wildcard build_support/*.py) \
-	kernel_twins/chance.py kernel_twins/spec.py setup.py
+	$(wildcard kernel_twins/spec/*.py) setup.py
 
 .PHONY: all build test portability lint format clean FORCE
 all: build

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from functools import cache
 
-from kernel_twins.chance import Draws
 from kernel_twins.harness import ceilings
 from kernel_twins.spec import Case, Drawn, Op
+from kernel_twins.spec.chance import Draws
 
 LEAST_US = 10.0
 MOST_BYTES = 2**32  # of all operands

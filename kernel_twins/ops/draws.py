@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from kernel_twins.chance import Draws
 from kernel_twins.spec import ITEMSIZE, Case, Drawn
+from kernel_twins.spec.chance import Draws
 
 VOCABULARIES = (32_000, 32_768, 50_257, 50_304, 65_024, 102_400, 128_256, 151_936, 202_048, 256_000, 262_144)
 """How many words language models have."""

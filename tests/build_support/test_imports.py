@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = {"kernel_twins": "kernel_twins", "build_support": "build_support", **MAPPED}
 
 ROOMS = (
-    ("chance", "errors"),
+    ("errors",),
     ("spec",),
     ("ops",),
     ("harness",),

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernel_twins import OPS
-from kernel_twins.chance import Draws
 from kernel_twins.harness import sampling
 from kernel_twins.report.calls.functions import FUNCTIONS
 from kernel_twins.report.calls.sampled_cases import CASES, cases, is_compiled, op_of, seed_of
 from kernel_twins.spec import Case, Drawn
+from kernel_twins.spec.chance import Draws
 
 DRAWN = [op for op in OPS.values() if op.draw]
 BY_OP = pytest.mark.parametrize("op", DRAWN, ids=lambda op: op.name)

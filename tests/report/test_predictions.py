@@ -434,7 +434,7 @@ class Repository:
         self.folder = root / "profiling" / "data" / "h100-sxm"
         self._day = 0
         self.git("init", "-q")
-        self.write("kernel_twins/spec.py", SPEC)
+        self.write("kernel_twins/spec/__init__.py", SPEC)
 
     def git(self, *arguments: str) -> str:
         identity = ("-c", "user.name=t", "-c", "user.email=t@example.com", "-c", "commit.gpgsign=false")
@@ -563,7 +563,7 @@ def test_without_history_nothing_is_audited_and_nothing_fails(repository: Reposi
 
 def test_a_wheel_inside_somebody_elses_repository_is_not_audited_by_it(repository: Repository) -> None:
     repository.freeze(0.98)
-    (repository.root / "kernel_twins" / "spec.py").unlink()
+    (repository.root / "kernel_twins" / "spec" / "__init__.py").unlink()
     repository.commit()
     violations, notes = history.audit(repository.folder)
     assert violations == []

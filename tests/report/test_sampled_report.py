@@ -335,8 +335,7 @@ def test_a_committed_seed_that_is_gone_is_noticed(tmp_path: Path) -> None:
         identity = ("-c", "user.name=a", "-c", "user.email=a@b")
         subprocess.run(["git", "-C", str(tmp_path), *identity, *arguments], check=True, capture_output=True)
 
-    (tmp_path / "kernel_twins").mkdir()
-    (tmp_path / "kernel_twins" / "spec.py").touch()
+    (tmp_path / "kernel_twins" / "spec").mkdir(parents=True)
     folder = tmp_path / "profiling" / "data" / "gpu"
     for run in RUNS[:2]:
         sampled_table.enter(folder, run, "00000000")

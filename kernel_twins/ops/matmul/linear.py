@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kernel_twins.chance import Draws
 from kernel_twins.ops import baselines, ptx
 from kernel_twins.ops.draws import product_sizes
 from kernel_twins.ops.matmul import shared
 from kernel_twins.spec import BACKENDS, ITEMSIZE, Case, Drawn, Op, Prediction, Reference, Step
+from kernel_twins.spec.chance import Draws
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from kernel_twins.chance import Draws
 from kernel_twins.ops import baselines, ptx
 from kernel_twins.ops.draws import long_rows
 from kernel_twins.ops.reduction.shared import KINDS, MOST_AXES, require_dims
 from kernel_twins.spec import ITEMSIZE, Case, Drawn, Op, Output, Prediction, Step
+from kernel_twins.spec.chance import Draws
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor

@@ -8,10 +8,10 @@ from __future__ import annotations
 import hashlib
 
 from kernel_twins import ops
-from kernel_twins.chance import Draws
 from kernel_twins.harness import sampling
 from kernel_twins.report.calls.functions import FUNCTIONS
 from kernel_twins.spec import Case
+from kernel_twins.spec.chance import Draws
 
 CASES = 24  # of a function, in a recording
 _COMPILED_EVERY = 3  # that many cases one is timed with torch.compile, too

@@ -44,9 +44,8 @@ _SOURCES = (
     "kernel_twins/functional/*.py",
     "kernel_twins/functional/fastest.json",
     f"hardware-survey/results/{REFERENCE_GPU}.json",
-    "kernel_twins/chance.py",
     "kernel_twins/errors.py",
-    "kernel_twins/spec.py",
+    "kernel_twins/spec/*.py",
     "kernel_twins/harness/*.py",
     *(f"kernel_twins/report/calls/sampled_{name}.py" for name in ("cases", "contests", "results", "timing")),
 )

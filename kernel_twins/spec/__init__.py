@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from kernel_twins.chance import Draws
+from kernel_twins.spec.chance import Draws
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
