@@ -78,7 +78,7 @@ def _list(arguments: argparse.Namespace) -> int:
     for op in OPS.values():
         print(f"{op.name}: {op.title}")
         for step in op.steps:
-            print(f"  {step.name:<20} {' '.join(step.backends):<12} {step.arch:<8} {step.change}")
+            print(f"  {step.name:<20} {' '.join(step.backends):<12} {step.arch}")
     return 0
 
 

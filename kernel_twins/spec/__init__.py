@@ -139,13 +139,13 @@ class Where(NamedTuple):
 class Step:
     """One idea on an operation's ladder, present as a ``.cu`` file, a Triton file, or both.
 
-    ``change`` is the idea in one sentence; why it may pay stands in the header of the file.
-    ``arch`` is ``>=8.0``, ``>=9.0`` or ``==9.0a``. ``accepts`` narrows the op's rule: it returns the reason for
-    a refusal, or an empty string. With ``fp32_out`` it also takes an fp32 ``out`` where the operation's usual one is
-    narrower (cases with ``out.fp32``). ``wide`` has it timed on the op's wide cases too. ``gap`` says why one language
-    has no such step. ``launches`` counts the kernels of one call at the profile case; 0 leaves it open, where the
-    languages differ. ``helpers`` are kernels that the step launches beside its own, by name. A step that is not
-    ``deterministic`` may give other last bits in every run. A step that is not ``finished`` may spill registers.
+    What it does and why that may pay stands in the header of its file. ``arch`` is ``>=8.0``, ``>=9.0`` or
+    ``==9.0a``. ``accepts`` narrows the op's rule: it returns the reason for a refusal, or an empty string. With
+    ``fp32_out`` it also takes an fp32 ``out`` where the operation's usual one is narrower (cases with
+    ``out.fp32``). ``wide`` has it timed on the op's wide cases too. ``gap`` says why one language has no such step.
+    ``launches`` counts the kernels of one call at the profile case; 0 leaves it open, where the languages differ.
+    ``helpers`` are kernels that the step launches beside its own, by name. A step that is not ``deterministic`` may
+    give other last bits in every run. A step that is not ``finished`` may spill registers.
 
     ``profile_case`` holds, by language, a timed case at which the step's own kernel runs and its idea shows, where
     it leaves the op's profile case to another step's kernel; None stands where the step is profiled nowhere.
@@ -157,7 +157,6 @@ class Step:
     """
 
     name: str
-    change: str
     predictions: tuple[Prediction, ...] = ()
     arch: str = ">=8.0"
     accepts: Callable[[Case], str] = lambda case: ""

@@ -43,7 +43,6 @@ STEP: copies.Edits = {
         ),
         Step(
             name="v02_grid_stride",
-            change="A grid of one wave strides over the vector.",
             predictions=(Prediction("time", "==", 1.0, relative=True, tolerance=0.04),),
         ),
 """,

@@ -1,4 +1,4 @@
-// matmul_bf16 v03_swizzled: ldmatrix reads fragments from a layout without bank conflicts.
+// matmul_bf16 v03_swizzled: fragments come by ldmatrix, from a layout without bank conflicts.
 //
 // Change:   16-byte pieces change places within their row, by an XOR with the row's number, and ldmatrix
 //           loads four 8 x 8 matrices at a time. Those of b it transposes on the way.

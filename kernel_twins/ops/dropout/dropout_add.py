@@ -170,7 +170,6 @@ OP = Op(
     steps=(
         Step(
             name="v01_scalar",
-            change="A thread computes four random words for one element, and uses one of them.",
             predictions=(
                 Prediction("dram_share", "<=", 60),
                 Prediction("instructions", ">=", 1_000, backends=("cuda",)),
@@ -179,7 +178,6 @@ OP = Op(
         ),
         Step(
             name="v02_four_words",
-            change="A thread takes the four elements whose words one call of the generator gives.",
             predictions=(
                 Prediction("instructions", "<=", 0.6, relative=True, backends=("cuda",)),
                 Prediction("time", "<=", 0.7, relative=True),
@@ -190,7 +188,6 @@ OP = Op(
         ),
         Step(
             name="v03_vectorized",
-            change="Accesses of 16 bytes, marked as read once.",
             predictions=(
                 Prediction("sectors_per_load", ">=", 12),
                 Prediction("dram_share", ">=", 88),
@@ -204,7 +201,6 @@ OP = Op(
         ),
         Step(
             name="v04_several_packs",
-            change="A thread takes four packs, all of whose loads are under way before it draws a word.",
             predictions=(
                 Prediction("instructions", "<=", 0.8, relative=True),
                 Prediction("dram_share", ">=", 88),
@@ -217,8 +213,6 @@ OP = Op(
         ),
         Step(
             name="v05_more_warps",
-            change="A thread takes two packs, in 48 registers instead of 90; every choice of operands has a kernel, "
-            "without a branch between the words and their use.",
             predictions=(
                 Prediction("occupancy", ">=", 50),
                 Prediction("dram_share", ">=", 88),

@@ -235,8 +235,6 @@ OP = Op(
     steps=(
         Step(
             name="v01_rows_then_columns",
-            change="One kernel writes dx; a second one goes along the columns, draws every element's words again and "
-            "adds up dbias over a slice of the rows; a third one adds the slices.",
             predictions=(
                 Prediction("bytes_over_minimum", "==", 1.5, tolerance=0.1, backends=("cuda",)),
                 Prediction("bytes_over_minimum", "<=", 1.8, backends=("triton",)),
@@ -247,8 +245,6 @@ OP = Op(
         ),
         Step(
             name="v02_persistent",
-            change="Blocks stay on a strip of columns and take row after row of it, 16 bytes at a time; the sums of "
-            "their columns stay in registers. A second kernel adds the blocks' sums.",
             predictions=(
                 Prediction("bytes_over_minimum", "==", 1.0, tolerance=0.05),
                 Prediction("time", "<=", 0.6, relative=True),
@@ -262,8 +258,6 @@ OP = Op(
         ),
         Step(
             name="v03_rows_ahead",
-            change="A thread asks for four packs of four rows, or with an activation for two packs each of dout and of "
-            "x, before it uses the first.",
             predictions=(
                 Prediction("time", "<=", 0.95, relative=True),
                 Prediction("dram_share", ">=", 88),
@@ -276,8 +270,6 @@ OP = Op(
         ),
         Step(
             name="v04_rows_abreast",
-            change="Rows are dealt out in turn, a block's all skewed alike: rows of any length have accesses of 16 "
-            "bytes. Where nobody asks for dbias, dx is made pack by pack, as the forward pass' result is.",
             predictions=(
                 Prediction("dram_share", ">=", 85),
                 Prediction("time", "<=", 385),

@@ -77,7 +77,6 @@ OP = Op(
     steps=(
         Step(
             name="v01_scalar",
-            change="One thread adds one element.",
             predictions=(
                 Prediction("sectors_per_load", "==", 4, tolerance=0.01),
                 Prediction("dram_share", ">=", 80),
@@ -86,7 +85,6 @@ OP = Op(
         ),
         Step(
             name="v02_grid_stride",
-            change="A grid of one wave strides over the vector.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.04),
                 Prediction("sectors_per_load", "==", 4, tolerance=0.01),
@@ -94,7 +92,6 @@ OP = Op(
         ),
         Step(
             name="v03_vectorized",
-            change="Each access is 16 bytes wide.",
             predictions=(
                 Prediction("sectors_per_load", "==", 16, tolerance=0.01),
                 Prediction("instructions", "<=", 0.45, relative=True),
@@ -104,7 +101,6 @@ OP = Op(
         ),
         Step(
             name="v04_streaming",
-            change="Several independent 16-byte loads in flight a thread instead of a loop, with streaming hints.",
             predictions=(
                 Prediction("time", "<=", 0.99, relative=True),
                 Prediction("dram_share", ">=", 90),
@@ -113,7 +109,6 @@ OP = Op(
         ),
         Step(
             name="v05_bulk_ring",
-            change="Bulk asynchronous copies (cp.async.bulk) through a ring in shared memory.",
             predictions=(
                 Prediction("load_requests", "<=", 0.05, relative=True),
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
@@ -123,7 +118,6 @@ OP = Op(
         ),
         Step(
             name="v06_bulk_tile",
-            change="Each block copies one tile and ends, without a ring.",
             predictions=(
                 Prediction("time", "<=", 0.97, relative=True),
                 Prediction("dram_share", ">=", 91),

@@ -179,7 +179,6 @@ OP = Op(
     steps=(
         Step(
             name="v01_two_passes",
-            change="A block reads its row twice, an element at a time: for the maximum, and for the sum.",
             predictions=(
                 Prediction("bytes_over_minimum", "==", 2.0, tolerance=0.1),
                 Prediction("dram_share", "<=", 75, backends=("cuda",)),
@@ -189,7 +188,6 @@ OP = Op(
         ),
         Step(
             name="v02_online",
-            change="Maximum and sum in one pass: when the maximum grows, the sum so far is scaled down.",
             predictions=(
                 Prediction("bytes_over_minimum", "==", 1.0, tolerance=0.05),
                 Prediction("time", "<=", 0.8, relative=True, backends=("cuda",)),
@@ -199,8 +197,6 @@ OP = Op(
         ),
         Step(
             name="v03_vectorized",
-            change="A thread asks for several packs of 16 bytes before it looks at the first, and takes one maximum of "
-            "all of them.",
             predictions=(
                 Prediction("instructions", "<=", 0.45, relative=True),
                 Prediction("time", "<=", 0.6, relative=True),
@@ -214,8 +210,6 @@ OP = Op(
         ),
         Step(
             name="v04_rows_per_block",
-            change="A row gets as many threads as it needs: part of a warp, a warp, or a block. Triton's step searches "
-            "for the tile.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02, backends=("cuda",)),
                 Prediction("dram_share", ">=", 86),
@@ -228,8 +222,6 @@ OP = Op(
         ),
         Step(
             name="v05_cluster",
-            change="Where there are fewer rows than keep all SMs busy, a cluster of blocks shares one, and sends its "
-            "numbers to the first of them through distributed shared memory.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.01),
                 Prediction("time", "<=", 57, case=_FEW),

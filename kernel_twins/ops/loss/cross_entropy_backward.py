@@ -143,7 +143,6 @@ OP = Op(
     steps=(
         Step(
             name="v01_scalar",
-            change="A block walks along its row, a thread with one element at a time.",
             predictions=(
                 Prediction("bytes_over_minimum", "==", 1.0, tolerance=0.05),
                 Prediction("dram_share", "<=", 75, backends=("cuda",)),
@@ -153,8 +152,6 @@ OP = Op(
         ),
         Step(
             name="v02_vectorized",
-            change="A block takes a chunk of a row, a thread four packs of 16 bytes, all asked for before the first is "
-            "looked at; rows may start at any element.",
             predictions=(
                 Prediction("instructions", "<=", 0.6, relative=True),
                 Prediction("time", "<=", 0.8, relative=True),
@@ -166,8 +163,6 @@ OP = Op(
         ),
         Step(
             name="v03_rows_per_block",
-            change="A row of up to 128 packs gets up to a warp, so that a block has several; longer ones are v02's. "
-            "Triton's step takes a tile of a row, or of several short ones, and searches for its size.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02, backends=("cuda",)),
                 Prediction("dram_share", ">=", 86),

@@ -175,7 +175,6 @@ OP = Op(
     steps=(
         Step(
             name="v01_fused",
-            change="matmul_bf16's last step applies bias and activation before it rounds.",
             predictions=(
                 Prediction("time", "<=", 204, backends=("cuda",)),
                 Prediction("time", "<=", 214, backends=("triton",)),

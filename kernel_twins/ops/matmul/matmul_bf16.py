@@ -108,7 +108,6 @@ OP = Op(
     steps=(
         Step(
             name="v01_naive",
-            change="One element at a time, no tensor cores.",
             predictions=(
                 Prediction("tensor_pipe", "<=", 0.1),
                 Prediction("ceiling_share", "<=", 2),
@@ -116,7 +115,6 @@ OP = Op(
         ),
         Step(
             name="v02_tensor_cores",
-            change="Tiles of A and B in shared memory are multiplied by the tensor cores.",
             predictions=(
                 Prediction("time", "<=", 0.05, relative=True),
                 Prediction("tensor_pipe", "<=", 50),
@@ -126,7 +124,6 @@ OP = Op(
         ),
         Step(
             name="v03_swizzled",
-            change="ldmatrix reads whole fragments, from tiles whose 16-byte pieces are permuted by XOR.",
             predictions=(
                 Prediction("bank_conflicts", "<=", 3),
                 Prediction("time", "<=", 0.75, relative=True),
@@ -136,7 +133,6 @@ OP = Op(
         ),
         Step(
             name="v04_pipelined",
-            change="Tiles arrive by cp.async several stages ahead.",
             predictions=(
                 Prediction("time", "<=", 0.7, relative=True),
                 Prediction("tensor_pipe", ">=", 45),
@@ -145,7 +141,6 @@ OP = Op(
         ),
         Step(
             name="v05_grouped",
-            change="Blocks are numbered so that neighbours share rows and columns of tiles.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.04),
                 Prediction("dram_bytes", "==", 1.0, relative=True, tolerance=0.15),
@@ -154,7 +149,6 @@ OP = Op(
         ),
         Step(
             name="v06_autotuned",
-            change="Tile shape, warps and stages are searched over a short list.",
             predictions=(
                 Prediction("time", "<=", 0.85, relative=True),
                 Prediction("tensor_pipe", ">=", 70),
@@ -166,7 +160,6 @@ OP = Op(
         ),
         Step(
             name="v07_tma",
-            change="Tiles come by the tensor memory accelerator and stay in shared memory, where wgmma reads them.",
             predictions=(
                 Prediction("time", "==", 1.35, relative=True, tolerance=0.2, backends=("cuda",)),
                 Prediction("instructions", "<=", 0.3, relative=True, backends=("cuda",)),
@@ -179,7 +172,6 @@ OP = Op(
         ),
         Step(
             name="v08_large_tile",
-            change="The block's tile grows from 64 x 64 to 128 x 128.",
             predictions=(
                 Prediction("time", "<=", 0.8, relative=True),
                 Prediction("l2_bytes", "==", 0.5, relative=True, tolerance=0.1),
@@ -191,7 +183,6 @@ OP = Op(
         ),
         Step(
             name="v09_warp_specialized",
-            change="A producer warp fetches tiles into a ring of stages, the warpgroup only multiplies.",
             predictions=(
                 Prediction("time", "<=", 0.9, relative=True),
                 Prediction("tensor_pipe", ">=", 55),
@@ -203,7 +194,6 @@ OP = Op(
         ),
         Step(
             name="v10_two_consumers",
-            change="Two warpgroups share a tile of 128 x 256, each with more registers and a wgmma under way.",
             predictions=(
                 Prediction("time", "<=", 0.88, relative=True),
                 Prediction("l2_bytes", "==", 0.75, relative=True, tolerance=0.1),
@@ -216,7 +206,6 @@ OP = Op(
         ),
         Step(
             name="v11_persistent",
-            change="Blocks stay and walk over tiles, so that the next tile is fetched while this one is stored.",
             predictions=(Prediction("time", "<=", 0.98, relative=True),),
             arch="==9.0a",
             accepts=shared.copyable,
@@ -224,7 +213,6 @@ OP = Op(
         ),
         Step(
             name="v12_multicast",
-            change="Blocks come in clusters of two and fetch the tile of B that they share once for both.",
             predictions=(
                 Prediction("time", "<=", 0.98, relative=True),
                 Prediction("l2_bytes", "<=", 0.8, relative=True),
@@ -236,7 +224,6 @@ OP = Op(
         ),
         Step(
             name="v13_tma_store",
-            change="The result leaves through shared memory and the copy engine, in parts.",
             predictions=(
                 Prediction("time", "<=", 0.985, relative=True, backends=("cuda",)),
                 Prediction("sectors_per_store", "==", 0, tolerance=0, backends=("cuda",)),
@@ -248,7 +235,6 @@ OP = Op(
         ),
         Step(
             name="v14_hilbert",
-            change="Tiles are walked along a Hilbert curve instead of in groups of rows.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
                 Prediction("dram_bytes", "==", 1.0, relative=True, tolerance=0.15),
@@ -260,7 +246,6 @@ OP = Op(
         ),
         Step(
             name="v15_dispatch",
-            change="The tile, and how often K is split, follow from the sizes; odd sizes are repacked first.",
             predictions=(Prediction("time", "==", 1.0, relative=True, tolerance=0.02),),
             arch="==9.0a",
             fp32_out=True,
@@ -277,7 +262,6 @@ OP = Op(
         ),
         Step(
             name="v16_gluon",
-            change="The CUDA ladder's structure by hand: Gluon's TMA, mbarriers, wgmma and warp specialisation.",
             predictions=(
                 Prediction("time", "==", 0.99, relative=True, tolerance=0.03),
                 Prediction("tensor_pipe", ">=", 88),
@@ -301,7 +285,6 @@ OP = Op(
         ),
         Step(
             name="v17_prologue",
-            change="Descriptors come with the launch, and a kernel is set up while the one before it ends.",
             predictions=(Prediction("time", "==", 1.0, relative=True, tolerance=0.02),),
             backends=("triton",),
             gap="CUDA's maps come with the launch since v07_tma, and v15_dispatch is set up early.",

@@ -49,7 +49,6 @@ OP = Op(
     steps=(
         Step(
             name="v01_naive",
-            change="One thread computes one element; neighbouring threads take neighbouring rows.",
             predictions=(
                 Prediction("sectors_per_load", "==", 16.5, tolerance=0.05, backends=("cuda",)),
                 Prediction("fma_pipe", "<=", 10),
@@ -57,7 +56,6 @@ OP = Op(
         ),
         Step(
             name="v02_coalesced",
-            change="Neighbouring threads take neighbouring columns.",
             predictions=(
                 Prediction("sectors_per_load", "==", 2.5, tolerance=0.05),
                 Prediction("time", "<=", 0.2, relative=True),
@@ -67,7 +65,6 @@ OP = Op(
         ),
         Step(
             name="v03_shared_tile",
-            change="Tiles of A and B are staged in shared memory and used by the whole block.",
             predictions=(
                 Prediction("load_requests", "<=", 0.07, relative=True, backends=("cuda",)),
                 Prediction("time", "<=", 0.75, relative=True),
@@ -77,7 +74,6 @@ OP = Op(
         ),
         Step(
             name="v04_register_tile_1d",
-            change="A thread computes a column of eight results.",
             predictions=(
                 Prediction("time", "<=", 0.6, relative=True),
                 Prediction("fma_pipe", ">=", 25),
@@ -87,7 +83,6 @@ OP = Op(
         ),
         Step(
             name="v05_register_tile_2d",
-            change="A thread computes a patch of 8 x 8 results, as outer products from registers.",
             predictions=(
                 Prediction("time", "<=", 0.7, relative=True),
                 Prediction("fma_pipe", ">=", 45, backends=("cuda",)),
@@ -96,7 +91,6 @@ OP = Op(
         ),
         Step(
             name="v06_vectorized",
-            change="Global and shared memory are read 16 bytes at a time; A's tile lies transposed.",
             predictions=(
                 Prediction("time", "<=", 0.85, relative=True),
                 Prediction("instructions", "<=", 0.9, relative=True),
@@ -106,7 +100,6 @@ OP = Op(
         ),
         Step(
             name="v07_warp_tile",
-            change="A warp covers a compact tile of the block's, instead of two long rows of it.",
             predictions=(
                 Prediction("time", "<=", 0.95, relative=True),
                 Prediction("bank_conflicts", "<=", 5),
@@ -116,7 +109,6 @@ OP = Op(
         ),
         Step(
             name="v08_grouped",
-            change="Blocks are numbered so that neighbours share rows and columns of tiles.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.03),
                 Prediction("dram_bytes", "==", 1.0, relative=True, tolerance=0.15),
@@ -125,7 +117,6 @@ OP = Op(
         ),
         Step(
             name="v09_pipelined",
-            change="Tiles arrive by cp.async several stages ahead, fragments one step ahead.",
             predictions=(
                 Prediction("time", "<=", 0.85, relative=True),
                 Prediction("fma_pipe", ">=", 75, backends=("cuda",)),
@@ -134,7 +125,6 @@ OP = Op(
         ),
         Step(
             name="v10_autotuned",
-            change="Tile shape, warps and stages are searched over a short list.",
             predictions=(Prediction("time", "<=", 0.9, relative=True),),
             backends=("triton",),
             gap=_TUNING_GAP,
@@ -142,7 +132,6 @@ OP = Op(
         ),
         Step(
             name="v11_tma",
-            change="A producer warp fetches tiles by the tensor memory accelerator into a ring of stages.",
             predictions=(
                 Prediction("time", "<=", 0.99, relative=True),
                 Prediction("instructions", "<=", 0.98, relative=True),
@@ -154,7 +143,6 @@ OP = Op(
         ),
         Step(
             name="v12_short_loop",
-            change="The loop is unrolled half as far, and a thread goes through its sums in patches of 8 x 8.",
             predictions=(
                 Prediction("time", "<=", 0.995, relative=True),
                 Prediction("instruction_stalls", "<=", 0.8, relative=True),

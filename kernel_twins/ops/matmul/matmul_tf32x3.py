@@ -25,7 +25,6 @@ OP: Op = replace(
     steps=(
         Step(
             name="v01_split",
-            change="Every operand is split in two TF32 numbers; three products are summed by the tensor cores.",
             predictions=(
                 Prediction("error_over_torch", "<=", 2),
                 Prediction("tensor_pipe", "<=", 50),
@@ -34,7 +33,6 @@ OP: Op = replace(
         ),
         Step(
             name="v02_lean_split",
-            change="The instructions beside the products are cut to what is needed.",
             predictions=(
                 Prediction("instructions", "<=", 0.8, relative=True),
                 Prediction("time", "<=", 0.9, relative=True),
@@ -44,7 +42,6 @@ OP: Op = replace(
         ),
         Step(
             name="v03_pipelined",
-            change="Tiles arrive by cp.async several stages ahead, and blocks are numbered in groups.",
             predictions=(
                 Prediction("time", "<=", 0.7, relative=True),
                 Prediction("tensor_pipe", ">=", 55, backends=("cuda",)),
@@ -53,7 +50,6 @@ OP: Op = replace(
         ),
         Step(
             name="v04_autotuned",
-            change="Tile shape, warps and stages are searched over a short list.",
             predictions=(Prediction("time", "<=", 0.9, relative=True),),
             backends=("triton",),
             gap="The constants of v03_pipelined were chosen by the same search, by hand.",
@@ -62,7 +58,6 @@ OP: Op = replace(
         ),
         Step(
             name="v05_wgmma",
-            change="wgmma multiplies tiles in shared memory, which come by the tensor memory accelerator.",
             predictions=(
                 Prediction("time", "<=", 0.8, relative=True),
                 Prediction("instructions", "<=", 0.6, relative=True),

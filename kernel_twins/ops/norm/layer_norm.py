@@ -108,7 +108,6 @@ OP = Op(
     steps=(
         Step(
             name="v01_three_passes",
-            change="A block reads its row three times: for the mean, for the squared distances from it, and to write.",
             predictions=(
                 Prediction("dram_share", "<=", 65),
                 Prediction("bytes_over_minimum", "==", 1.0, tolerance=0.1, backends=("cuda",)),
@@ -117,7 +116,6 @@ OP = Op(
         ),
         Step(
             name="v02_welford",
-            change="Mean and squared distances in one pass, by Welford's formula; threads' parts are merged by Chan's.",
             predictions=(
                 Prediction("load_requests", "==", 0.8, relative=True, tolerance=0.05),  # weight and bias are left
                 Prediction("instructions", ">=", 1.2, relative=True, backends=("cuda",)),
@@ -126,7 +124,6 @@ OP = Op(
         ),
         Step(
             name="v03_registers",
-            change="The row is read once and stays in the block's registers, where both statistics are taken in turn.",
             predictions=(
                 Prediction("time", "<=", 0.8, relative=True),
                 Prediction("dram_share", ">=", 60, backends=("cuda",)),
@@ -136,8 +133,6 @@ OP = Op(
         ),
         Step(
             name="v04_rows_per_block",
-            change="Accesses of 16 bytes, wherever a row starts, and as many threads for a row as it needs: part of a "
-            "warp, a warp, or several.",
             predictions=(
                 Prediction("instructions", "<=", 0.6, relative=True, backends=("cuda",)),
                 Prediction("dram_share", ">=", 86),
@@ -148,8 +143,6 @@ OP = Op(
         ),
         Step(
             name="v05_cluster",
-            change="A cluster of blocks shares a row, a part each; they exchange mean and squared distances of their "
-            "parts by distributed shared memory, once, and merge them by Chan's formula.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
                 Prediction("time", "<=", 365, case=row_cases.LONG),
@@ -162,8 +155,6 @@ OP = Op(
         ),
         Step(
             name="v06_cooperative",
-            change="Programs that are all resident share a row; they exchange their parts' statistics through global "
-            "memory.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.03),
                 Prediction("time", "<=", 390, case=row_cases.LONG),
@@ -176,10 +167,6 @@ OP = Op(
         ),
         Step(
             name="v07_rows_ahead",
-            change="Clusters stay, and draw their rows: the next ones travel to a ring of stages, weights and biases "
-            "stay in registers, and the blocks exchange their numbers of one row before they write the one before. "
-            "Elements at the ends of skewed rows are single lanes'. Short rows, where few, have weights and biases "
-            "under way while their numbers are found.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
                 Prediction("time", "<=", 366, case=row_cases.RAGGED),
@@ -196,9 +183,6 @@ OP = Op(
         ),
         Step(
             name="v08_cluster_registers",
-            change="Two rows lie side by side in the registers of a cluster, 1.5 KiB to 4 of each a warp, and every "
-            "warp tells all blocks their means and squares by itself. Weights and biases for both go to shared memory, "
-            "as they lie in memory, by way of L1. With a residual a cluster has one row.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
                 Prediction("time", "<=", 376, case=row_cases.LONG_RAGGED),
@@ -217,9 +201,6 @@ OP = Op(
         ),
         Step(
             name="v09_rows_per_warp",
-            change="A row of up to 4 KiB lies in the registers of a warp as v08's do in a cluster's, or two or four "
-            "short ones that are skewed alike; weights and biases travel to shared memory, by way of L1, for the rows "
-            "of a block.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
                 Prediction("time", "<=", 362, case=row_cases.SHORT),
@@ -235,8 +216,6 @@ OP = Op(
         ),
         Step(
             name="v10_one_row",
-            change="Rows of 12 to 80 KiB that start with lines and have no residual are one a cluster, four packs or "
-            "five a thread, whichever leaves fewer idle, in blocks of up to four warps.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
                 Prediction("time", "<=", 357, case=_THREE_BLOCKS),
@@ -250,9 +229,6 @@ OP = Op(
         ),
         Step(
             name="v11_laid_early",
-            change="Where rows start anywhere, a warp puts weights and biases together as soon as they have come to "
-            "shared memory, puts them back there as its rows will need them, and meets the cluster's barrier before "
-            "its first sum.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.01),
                 Prediction("time", "<=", 1.0, relative=True, case=row_cases.LONG_RAGGED),

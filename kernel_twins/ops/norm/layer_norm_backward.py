@@ -104,8 +104,6 @@ OP = Op(
     steps=(
         Step(
             name="v01_rows_then_columns",
-            change="One kernel gives every row a block, for dx; a second one lets every thread add up a column over a "
-            "slice of the rows; a third one adds the slices.",
             predictions=(
                 Prediction("bytes_over_minimum", "==", 1.67, tolerance=0.1, backends=("cuda",)),
                 Prediction("bytes_over_minimum", "<=", 2.2, backends=("triton",)),
@@ -116,8 +114,6 @@ OP = Op(
         ),
         Step(
             name="v02_persistent",
-            change="Blocks stay and take row after row, which they hold in registers, and add up dweight and dbias of "
-            "their columns there; a second kernel adds the blocks' sums.",
             predictions=(
                 Prediction("bytes_over_minimum", "==", 1.0, tolerance=0.05),
                 Prediction("time", "<=", 0.75, relative=True),
@@ -129,8 +125,6 @@ OP = Op(
         ),
         Step(
             name="v03_pipelined",
-            change="The next row is asked for before one is worked on: into registers in CUDA, into shared memory in "
-            "Triton.",
             predictions=(
                 Prediction("time", "<=", 0.95, relative=True),
                 Prediction("dram_share", ">=", 82, backends=("cuda",)),
@@ -143,8 +137,6 @@ OP = Op(
         ),
         Step(
             name="v04_cluster",
-            change="A cluster of blocks shares a row and exchanges its two sums by distributed shared memory; each "
-            "block adds up dweight and dbias of its own columns.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
                 Prediction("time", "<=", 650, case=row_cases.LONG),
@@ -157,7 +149,6 @@ OP = Op(
         ),
         Step(
             name="v05_cooperative",
-            change="Programs that are all resident share a row and exchange its two sums through global memory.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.03),
                 Prediction("time", "<=", 750, case=row_cases.LONG),
@@ -170,8 +161,6 @@ OP = Op(
         ),
         Step(
             name="v06_rows_ahead",
-            change="Rows come into a ring in shared memory several ahead of time; a warp sends its sums of a row and "
-            "goes on, and writes the row before; the last kernel asks for many groups' sums at once, and starts early.",
             predictions=(
                 Prediction("dram_share", ">=", 92),
                 Prediction("time", "<=", 0.96, relative=True),

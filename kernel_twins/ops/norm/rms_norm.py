@@ -106,7 +106,6 @@ OP = Op(
     steps=(
         Step(
             name="v01_two_passes",
-            change="A block reads its row twice: for the sum of squares, and to write.",
             predictions=(
                 Prediction("dram_share", "<=", 75),
                 Prediction("bytes_over_minimum", "==", 1.0, tolerance=0.1, backends=("cuda",)),
@@ -115,8 +114,6 @@ OP = Op(
         ),
         Step(
             name="v02_cluster",
-            change="layer_norm's v05 without the mean: wide accesses, registers, as many threads for a row as it needs "
-            "and a cluster of blocks for a long one.",
             predictions=(
                 Prediction("time", "<=", 0.85, relative=True),
                 Prediction("dram_share", ">=", 88),
@@ -130,8 +127,6 @@ OP = Op(
         ),
         Step(
             name="v03_cooperative",
-            change="layer_norm's v06 without the mean: registers, several rows a program or, for a long row, several "
-            "programs that are all resident.",
             predictions=(
                 Prediction("time", "<=", 0.8, relative=True),
                 Prediction("dram_share", ">=", 88),
@@ -144,8 +139,6 @@ OP = Op(
         ),
         Step(
             name="v04_rows_ahead",
-            change="layer_norm's v07 without the mean: clusters that stay, the next rows under way, weights in "
-            "registers, and an exchange that nobody waits for.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
                 Prediction("time", "<=", 365, case=row_cases.RAGGED),
@@ -166,8 +159,6 @@ OP = Op(
         ),
         Step(
             name="v05_cluster_registers",
-            change="softmax's v10 with a sum of squares: clusters come and go again, a row of 8 KiB or more lies in "
-            "their registers, 1.5 to 4 KiB a warp, and every warp tells all blocks its sum by itself.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
                 Prediction("time", "<=", 366, case=row_cases.LONG_RAGGED),
@@ -185,9 +176,6 @@ OP = Op(
         ),
         Step(
             name="v06_rows_per_warp",
-            change="layer_norm's v09 without the mean: a row of up to 4 KiB lies in the registers of a warp, or two or "
-            "four short ones that are skewed alike; weights travel to shared memory, by way of L1, for the rows of a "
-            "block. Whole rows leave L1 small, as softmax's v12 does.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
                 Prediction("load_requests", "==", 0.5, relative=True, tolerance=0.03, case=row_cases.SHORT),

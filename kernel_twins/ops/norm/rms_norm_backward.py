@@ -138,8 +138,6 @@ OP = Op(
     steps=(
         Step(
             name="v01_rows_then_columns",
-            change="One kernel gives every row a block, for dx; a second one lets every thread add up a column over a "
-            "slice of the rows; a third one adds the slices.",
             predictions=(
                 Prediction("bytes_over_minimum", "==", 1.67, tolerance=0.1, backends=("cuda",)),
                 Prediction("bytes_over_minimum", "<=", 2.2, backends=("triton",)),
@@ -150,8 +148,6 @@ OP = Op(
         ),
         Step(
             name="v02_cluster",
-            change="layer_norm_backward's v04 without the mean: blocks that stay, rows on their way while one is "
-            "worked on, sums of columns in registers, and a cluster for a long row.",
             predictions=(
                 Prediction("bytes_over_minimum", "==", 1.0, tolerance=0.05),
                 Prediction("dram_share", ">=", 84),
@@ -165,7 +161,6 @@ OP = Op(
         ),
         Step(
             name="v03_cooperative",
-            change="layer_norm_backward's v05 without the mean.",
             predictions=(
                 Prediction("bytes_over_minimum", "==", 1.0, tolerance=0.05),
                 Prediction("dram_share", ">=", 78),
@@ -179,8 +174,6 @@ OP = Op(
         ),
         Step(
             name="v04_rows_ahead",
-            change="layer_norm_backward's v06 without the mean: rows come into shared memory several ahead of time, "
-            "and a row's sums travel while another one is worked on.",
             predictions=(
                 Prediction("dram_share", ">=", 93),
                 Prediction("time", "<=", 0.98, relative=True),

@@ -91,7 +91,6 @@ OP = Op(
     steps=(
         Step(
             name="v01_interleaved",
-            change="Each block sums its elements by a tree whose active threads are picked with a modulo.",
             predictions=(
                 Prediction("dram_share", "<=", 35),
                 Prediction("sectors_per_load", "==", 4, tolerance=0.05, backends=("cuda",)),
@@ -100,7 +99,6 @@ OP = Op(
         ),
         Step(
             name="v02_sequential",
-            change="The tree's active threads are neighbours: the upper half is added onto the lower half.",
             predictions=(
                 Prediction("instructions", "<=", 0.75, relative=True),
                 Prediction("time", "<=", 0.9, relative=True),
@@ -111,7 +109,6 @@ OP = Op(
         ),
         Step(
             name="v03_shuffle",
-            change="Warps add by shuffles, from register to register; shared memory holds one sum a warp.",
             predictions=(
                 Prediction("instructions", "<=", 0.8, relative=True),
                 Prediction("time", "<=", 0.85, relative=True),
@@ -123,7 +120,6 @@ OP = Op(
         ),
         Step(
             name="v04_vectorized",
-            change="A thread has four independent 16-byte loads in flight before it adds.",
             predictions=(
                 Prediction("time", "<=", 0.5, relative=True),
                 Prediction("dram_share", ">=", 80),
@@ -134,7 +130,6 @@ OP = Op(
         ),
         Step(
             name="v05_grid_stride",
-            change="A few blocks an SM stride over the vector, adding in registers; running totals are compensated.",
             predictions=(
                 Prediction("time", "<=", 0.97, relative=True),
                 Prediction("dram_share", ">=", 85),
@@ -145,7 +140,6 @@ OP = Op(
         ),
         Step(
             name="v06_atomic",
-            change="Blocks add their sums to the result by an atomic: one launch instead of two.",
             predictions=(Prediction("time", "<=", 0.995, relative=True),),
             launches=0,
             deterministic=False,
@@ -154,7 +148,6 @@ OP = Op(
         ),
         Step(
             name="v07_last_block",
-            change="The block that finishes last sums all blocks' sums, in a fixed order.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.015),
                 Prediction("dram_share", ">=", 86),
@@ -163,7 +156,6 @@ OP = Op(
         ),
         Step(
             name="v08_polling",
-            change="Blocks store sum and flag in one word; the first block reads the words until all are there.",
             predictions=(Prediction("time", "==", 1.0, relative=True, tolerance=0.01),),
             backends=("cuda",),
             gap="Triton promises no progress to a program that waits for another one's store.",

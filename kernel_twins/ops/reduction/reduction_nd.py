@@ -337,7 +337,6 @@ OP = Op(
     steps=(
         Step(
             name="v01_thread_per_output",
-            change="A thread walks over all elements of its output, and finds each by dividing its number by the axes.",
             predictions=(
                 Prediction("dram_share", "<=", 30),
                 Prediction("sectors_per_load", "==", 32, tolerance=0.1, backends=("cuda",)),
@@ -346,7 +345,6 @@ OP = Op(
         ),
         Step(
             name="v02_block_per_output",
-            change="The threads of a block share an output's elements, and then exchange what they have.",
             predictions=(
                 Prediction("time", "<=", 0.5, relative=True),
                 Prediction("sectors_per_load", "==", 2, tolerance=0.1, backends=("cuda",)),
@@ -355,9 +353,6 @@ OP = Op(
         ),
         Step(
             name="v03_by_layout",
-            change="Threads lie along the axis that is contiguous in memory: along what is reduced, or along what is "
-            "kept, where a thread has a column and a block's warps share the rows. Merged axes leave few divisions, "
-            "which are products with a reciprocal.",
             predictions=(
                 Prediction("time", "<=", 0.9, relative=True),
                 Prediction("time", "<=", 0.3, relative=True, case=_MIDDLE),
@@ -365,7 +360,6 @@ OP = Op(
         ),
         Step(
             name="v04_vectorized",
-            change="Loads of 16 bytes in both directions, four of a thread's under way at once.",
             predictions=(
                 Prediction("time", "<=", 0.8, relative=True),
                 Prediction("instructions", "<=", 0.5, relative=True, backends=("cuda",)),
@@ -375,9 +369,6 @@ OP = Op(
         ),
         Step(
             name="v05_split",
-            change="Where outputs are few, several blocks share one's elements; what they have is merged in a fixed "
-            "order. In CUDA they take turns, and along rows of a big x a thread has eight loads under way, but for "
-            "argmax.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.03),
                 Prediction("time", "<=", 0.7, relative=True, case=_STATISTICS),

@@ -122,7 +122,6 @@ OP = Op(
     steps=(
         Step(
             name="v01_three_passes",
-            change="A block reads its row three times: for the maximum, for the sum, and to write.",
             predictions=(
                 Prediction("dram_share", "<=", 60, backends=("cuda",)),
                 Prediction("dram_share", "<=", 80, backends=("triton",)),
@@ -131,12 +130,10 @@ OP = Op(
         ),
         Step(
             name="v02_online",
-            change="Maximum and sum in one pass: when the maximum grows, the sum so far is scaled down.",
             predictions=(Prediction("time", "<=", 0.95, relative=True),),
         ),
         Step(
             name="v03_registers",
-            change="The row is read once and stays in the block's registers.",
             predictions=(
                 Prediction("time", "<=", 0.8, relative=True),
                 Prediction("dram_share", ">=", 60, backends=("cuda",)),
@@ -146,7 +143,6 @@ OP = Op(
         ),
         Step(
             name="v04_vectorized",
-            change="A thread loads and stores 16 bytes at a time; rows may start at any element.",
             predictions=(
                 Prediction("instructions", "<=", 0.7, relative=True),
                 Prediction("sectors_per_load", "==", 16, tolerance=0.05),
@@ -158,7 +154,6 @@ OP = Op(
         ),
         Step(
             name="v05_rows_per_block",
-            change="A row gets as many threads as it needs: part of a warp, a warp, or a block.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.03),
                 Prediction("time", "<=", 0.6, relative=True, case=row_cases.SHORTEST),
@@ -167,15 +162,12 @@ OP = Op(
         ),
         Step(
             name="v06_pipelined",
-            change="Blocks stay and walk over the rows; the next row travels to shared memory while one is computed.",
             predictions=(Prediction("dram_share", ">=", 88),),
             arch=">=9.0",
             accepts=row_cases.fits(220 * 1_024, "shared memory holds"),
         ),
         Step(
             name="v07_cluster",
-            change="A cluster of blocks shares a row, a part each; they exchange maximum and sum by distributed shared "
-            "memory. Blocks no longer stay, and begin to compute when the first piece of their part is there.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
                 Prediction("time", "<=", 0.95, relative=True, case=row_cases.LONG),
@@ -191,7 +183,6 @@ OP = Op(
         ),
         Step(
             name="v08_cooperative",
-            change="Programs that are all resident share a row; they exchange maximum and sum through global memory.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.03),
                 Prediction("time", "<=", 0.9, relative=True, case=row_cases.LONG),
@@ -201,8 +192,6 @@ OP = Op(
         ),
         Step(
             name="v09_lines",
-            change="The 16 bytes of a thread are counted from a line of 128 bytes on, and a block's part begins with a "
-            "line.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
                 Prediction("time", "<=", 0.99, relative=True, case=row_cases.RAGGED),
@@ -217,8 +206,6 @@ OP = Op(
         ),
         Step(
             name="v10_cluster_registers",
-            change="A row of more than 16 KiB lies in the registers of a cluster, 2.5 KiB a warp, 4 KiB of longer "
-            "rows than 320 KiB, and every warp tells all blocks its maximum and sum by itself.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
                 Prediction("time", "<=", 363, case=row_cases.LONG_RAGGED),
@@ -237,8 +224,6 @@ OP = Op(
         ),
         Step(
             name="v11_rows_per_warp",
-            change="A row of up to 3.5 KiB lies in the registers of a warp, one of up to 16 KiB in those of a few, as "
-            "v10's do in a cluster's: packs are whole, and elements at a row's ends are single lanes'.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
                 Prediction("time", "<=", 0.85, relative=True, case=_SHORT_RAGGED),
@@ -253,8 +238,6 @@ OP = Op(
         ),
         Step(
             name="v12_small_l1",
-            change="Where rows of up to 16 KiB start with lines, the SM's memory is set aside for shared memory, which "
-            "nobody uses, so that L1 is small.",
             predictions=(
                 Prediction("time", "<=", 0.996, relative=True),
                 Prediction("time", "<=", 0.994, relative=True, case=row_cases.SHORT),

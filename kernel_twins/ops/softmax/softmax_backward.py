@@ -137,7 +137,6 @@ OP = Op(
     steps=(
         Step(
             name="v01_two_passes",
-            change="A block reads its rows of dout and y twice: for the sum, and to write.",
             predictions=(
                 Prediction("dram_share", "<=", 75),
                 Prediction("bytes_over_minimum", "==", 1.0, tolerance=0.1),
@@ -145,7 +144,6 @@ OP = Op(
         ),
         Step(
             name="v02_registers",
-            change="Both rows are read once, and stay in the block's registers.",
             predictions=(
                 Prediction("time", "<=", 0.85, relative=True),
                 Prediction("dram_share", ">=", 75, backends=("cuda",)),
@@ -155,7 +153,6 @@ OP = Op(
         ),
         Step(
             name="v03_rows_per_block",
-            change="Accesses of 16 bytes, and as many threads for a row as it needs.",
             predictions=(
                 Prediction("dram_share", ">=", 90),
                 Prediction("instructions", "<=", 0.7, relative=True, backends=("cuda",)),
@@ -165,7 +162,6 @@ OP = Op(
         ),
         Step(
             name="v04_cluster",
-            change="A cluster of blocks shares a row; they exchange the sum by distributed shared memory.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
                 Prediction("l2_bytes", "==", 1_611, tolerance=0.02, case=row_cases.LONGEST),
@@ -180,15 +176,12 @@ OP = Op(
         ),
         Step(
             name="v05_cooperative",
-            change="Programs that are all resident share a row; they exchange the sum through global memory.",
             predictions=(Prediction("time", "==", 1.0, relative=True, tolerance=0.03),),
             backends=("triton",),
             gap="CUDA's v04_cluster does the same within a cluster, without going through L2.",
         ),
         Step(
             name="v06_lines",
-            change="The 16 bytes of a thread are counted from a line of 128 bytes on, and a block's part begins with a "
-            "line.",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
                 Prediction("time", "<=", 0.99, relative=True, case=row_cases.RAGGED),

@@ -242,7 +242,8 @@ def _accuracy(results: Results) -> list[str]:
 def _entry(results: Results, step: Step, static_rows: pd.DataFrame) -> list[str]:
     stale = [TITLES[b] for b in step.backends if results.stale(Name(b, step.name))]
     mark = f" (stale: {' and '.join(stale)} changed since)" if stale else ""
-    lines = [f"### {step.name}{mark}", "", f"**{step.change}** {headers.why(results.op, step)}"]
+    title, why = headers.told(results.op, step)
+    lines = [f"### {step.name}{mark}", "", f"**{title}** {why}"]
     if step.gap:
         lines[-1] += f" *{step.gap}*"
     lines += ["", *_counters(results, step, static_rows), ""]

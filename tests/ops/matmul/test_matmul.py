@@ -19,7 +19,7 @@ from kernel_twins.ops.tensors import empty_outputs  # noqa: E402
 from kernel_twins.spec import Case, Step  # noqa: E402
 
 OP = OPS["matmul_bf16"]
-PLAIN = Step(name="v98_plain", change="")
+PLAIN = Step(name="v98_plain")
 FP32_OUT = dataclasses.replace(PLAIN, fp32_out=True)
 
 
