@@ -8,10 +8,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch import Tensor  # noqa: E402
+
 from kernel_twins.harness import load  # noqa: E402
 
 
-class Own(torch.Tensor):
+class Own(Tensor):
     """Whose shape need not be its memory's."""
 
 
