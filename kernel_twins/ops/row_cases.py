@@ -11,6 +11,9 @@ from kernel_twins.spec import ITEMSIZE, Case, SizeAxis
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
+NO_CLUSTERS = "Triton 3.6 gives a program no access to another one's shared memory"
+"""Why it has no twin of a step whose blocks share a row in a cluster; what a twin does instead differs."""
+
 _BYTES = 2**29  # of a tensor in the bandwidth cases: ten times the L2 cache
 _OUTLIER_EVERY, _OUTLIER = 1_000, 100.0
 _SHIFT = 1_000.0

@@ -142,10 +142,11 @@ class Step:
     What it does and why that may pay stands in the header of its file. ``arch`` is ``>=8.0``, ``>=9.0`` or
     ``==9.0a``. ``accepts`` narrows the op's rule: it returns the reason for a refusal, or an empty string. With
     ``fp32_out`` it also takes an fp32 ``out`` where the operation's usual one is narrower (cases with
-    ``out.fp32``). ``wide`` has it timed on the op's wide cases too. ``gap`` says why one language has no such step.
-    ``launches`` counts the kernels of one call at the profile case; 0 leaves it open, where the languages differ.
-    ``helpers`` are kernels that the step launches beside its own, by name. A step that is not ``deterministic`` may
-    give other last bits in every run. A step that is not ``finished`` may spill registers.
+    ``out.fp32``). ``wide`` has it timed on the op's wide cases too. ``no_cuda`` and ``no_triton`` say why a
+    language has no such step, empty where it does. ``launches`` counts the kernels of one call at the profile case;
+    0 leaves it open, where the languages differ. ``helpers`` are kernels that the step launches beside its own, by
+    name. A step that is not ``deterministic`` may give other last bits in every run. A step that is not
+    ``finished`` may spill registers.
 
     ``profile_case`` holds, by language, a timed case at which the step's own kernel runs and its idea shows, where
     it leaves the op's profile case to another step's kernel; None stands where the step is profiled nowhere.
@@ -162,8 +163,8 @@ class Step:
     accepts: Callable[[Case], str] = lambda case: ""
     fp32_out: bool = False
     wide: bool = False
-    backends: tuple[Backend, ...] = BACKENDS
-    gap: str = ""
+    no_cuda: str = ""
+    no_triton: str = ""
     launches: int = 1
     helpers: tuple[str, ...] = ()
     profile_case: Mapping[Backend, Case | None] = field(default_factory=dict, hash=False)
@@ -179,8 +180,8 @@ class Step:
             raise ValueError(f"name is {self.name!r}; a step is named like v03_vectorized")
         if not _ARCH.fullmatch(self.arch):
             raise ValueError(f"arch is {self.arch!r}; it must be like >=8.0, >=9.0 or ==9.0a")
-        if bool(self.gap) == (self.backends == BACKENDS):
-            raise ValueError(f"{self.name}: gap must say why a backend is missing, exactly where one is")
+        if self.no_cuda and self.no_triton:
+            raise ValueError(f"{self.name}: no_cuda and no_triton are given; a step is there in one language at least")
         for each in self.predictions:
             backends = [backend for backend in each.backends if backend in self.backends]
             if each.case and each.quantity != "time" and any(self.profile_case.get(b) != each.case for b in backends):
@@ -188,6 +189,16 @@ class Step:
                     f"quantity is {each.quantity!r}; at {each.case.slug} it must be time, all that is known there: "
                     "predict others at the step's profile_case, and only in the backends that have it"
                 )
+
+    @property
+    def backends(self) -> tuple[Backend, ...]:
+        """The languages that have the step."""
+        return tuple(name for name, gap in zip(BACKENDS, (self.no_cuda, self.no_triton), strict=True) if not gap)
+
+    @property
+    def gap(self) -> str:
+        """Why a language does not have it; empty where both do."""
+        return self.no_cuda or self.no_triton
 
     def runs_on(self, capability: tuple[int, int]) -> bool:
         """Whether a GPU of this compute capability can run the step."""

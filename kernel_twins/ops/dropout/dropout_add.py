@@ -196,8 +196,8 @@ OP = Op(
                 Prediction("time", "<=", 395, case=_PLAIN),
                 Prediction("time", "<=", 610, case=_ODD),
             ),
-            backends=("cuda",),
-            gap="Triton chooses the width of an access by itself: its v02 has 16 bytes wherever rows are aligned.",
+            no_triton="Triton chooses the width of an access by itself: its v02 has 16 bytes wherever rows are "
+            "aligned.",
         ),
         Step(
             name="v04_several_packs",
@@ -208,8 +208,7 @@ OP = Op(
                 Prediction("time", "<=", 375, case=_PLAIN),
                 Prediction("time", "<=", 560, case=_ODD),
             ),
-            backends=("cuda",),
-            gap="A Triton program has several packs a thread where its block is larger: v02's list has both.",
+            no_triton="A Triton program has several packs a thread where its block is larger: v02's list has both.",
         ),
         Step(
             name="v05_more_warps",
@@ -221,8 +220,7 @@ OP = Op(
                 Prediction("time", "<=", 567, case=_GELU_CASE),
                 Prediction("time", "<=", 555, case=_ODD),
             ),
-            backends=("cuda",),
-            gap="A Triton program of 128 threads has two packs a thread as well, and a kernel for each choice.",
+            no_triton="A Triton program of 128 threads has two packs a thread as well, and a kernel for each choice.",
         ),
     ),
 )

@@ -265,8 +265,8 @@ OP = Op(
                 Prediction("time", "<=", 600, case=_GELU),
             ),
             launches=2,
-            backends=("cuda",),
-            gap="A Triton program has as many loads under way as its block has packs for a thread: v02 has several.",
+            no_triton="A Triton program has as many loads under way as its block has packs for a thread: v02 has "
+            "several.",
         ),
         Step(
             name="v04_rows_abreast",
@@ -279,8 +279,7 @@ OP = Op(
                 Prediction("time", "<=", 13, case=_SMALL),
             ),
             launches=2,
-            backends=("cuda",),
-            gap="Triton has 16 bytes an access only where it knows that all rows begin at multiples of that.",
+            no_triton="Triton has 16 bytes an access only where it knows that all rows begin at multiples of that.",
         ),
     ),
 )

@@ -205,8 +205,8 @@ OP = Op(
                 Prediction("time", "<=", 192, case=_LARGE),
                 Prediction("time", "<=", 196, case=_SMOOTHED),
             ),
-            backends=("cuda",),
-            gap="Triton chooses the width of an access by itself; its v01 has 16 bytes wherever rows are aligned.",
+            no_triton="Triton chooses the width of an access by itself; its v01 has 16 bytes wherever rows are "
+            "aligned.",
         ),
         Step(
             name="v04_rows_per_block",
@@ -230,8 +230,7 @@ OP = Op(
                 Prediction("dram_share", "<=", 1.0, relative=True, case=_FEW),
             ),
             arch=">=9.0",
-            backends=("cuda",),
-            gap="Triton 3.6 gives a program no access to another one's shared memory.",
+            no_triton=f"{row_cases.NO_CLUSTERS}.",
             profile_case={"cuda": _FEW},
             replaces="v03_vectorized",
         ),

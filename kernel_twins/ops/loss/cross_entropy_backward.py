@@ -158,8 +158,8 @@ OP = Op(
                 Prediction("dram_share", ">=", 86),
                 Prediction("time", "<=", 380),
             ),
-            backends=("cuda",),
-            gap="Triton chooses the width of an access by itself; its v01 has 16 bytes wherever rows are aligned.",
+            no_triton="Triton chooses the width of an access by itself; its v01 has 16 bytes wherever rows are "
+            "aligned.",
         ),
         Step(
             name="v03_rows_per_block",

@@ -60,8 +60,8 @@ OP = Op(
                 Prediction("sectors_per_load", "==", 2.5, tolerance=0.05),
                 Prediction("time", "<=", 0.2, relative=True),
             ),
-            backends=("cuda",),
-            gap="Triton's compiler assigns lanes along the contiguous dimension by itself; there is nothing to change.",
+            no_triton="Triton's compiler assigns lanes along the contiguous dimension by itself; there is nothing to "
+            "change.",
         ),
         Step(
             name="v03_shared_tile",
@@ -78,8 +78,7 @@ OP = Op(
                 Prediction("time", "<=", 0.6, relative=True),
                 Prediction("fma_pipe", ">=", 25),
             ),
-            backends=("cuda",),
-            gap=_REGISTER_GAP,
+            no_triton=_REGISTER_GAP,
         ),
         Step(
             name="v05_register_tile_2d",
@@ -95,8 +94,7 @@ OP = Op(
                 Prediction("time", "<=", 0.85, relative=True),
                 Prediction("instructions", "<=", 0.9, relative=True),
             ),
-            backends=("cuda",),
-            gap=_LAYOUT_GAP,
+            no_triton=_LAYOUT_GAP,
         ),
         Step(
             name="v07_warp_tile",
@@ -104,8 +102,7 @@ OP = Op(
                 Prediction("time", "<=", 0.95, relative=True),
                 Prediction("bank_conflicts", "<=", 5),
             ),
-            backends=("cuda",),
-            gap=_LAYOUT_GAP,
+            no_triton=_LAYOUT_GAP,
         ),
         Step(
             name="v08_grouped",
@@ -126,8 +123,7 @@ OP = Op(
         Step(
             name="v10_autotuned",
             predictions=(Prediction("time", "<=", 0.9, relative=True),),
-            backends=("triton",),
-            gap=_TUNING_GAP,
+            no_cuda=_TUNING_GAP,
             promises={90: (ptx.COPY_16_BYTES,)},
         ),
         Step(
@@ -137,8 +133,7 @@ OP = Op(
                 Prediction("instructions", "<=", 0.98, relative=True),
                 Prediction("fma_pipe", ">=", 80),
             ),
-            backends=("cuda",),
-            gap=_TMA_GAP,
+            no_triton=_TMA_GAP,
             arch="==9.0a",
         ),
         Step(
@@ -147,8 +142,7 @@ OP = Op(
                 Prediction("time", "<=", 0.995, relative=True),
                 Prediction("instruction_stalls", "<=", 0.8, relative=True),
             ),
-            backends=("cuda",),
-            gap=_UNROLLING_GAP,
+            no_triton=_UNROLLING_GAP,
             arch="==9.0a",
         ),
     ),

@@ -51,8 +51,7 @@ OP: Op = replace(
         Step(
             name="v04_autotuned",
             predictions=(Prediction("time", "<=", 0.9, relative=True),),
-            backends=("triton",),
-            gap="The constants of v03_pipelined were chosen by the same search, by hand.",
+            no_cuda="The constants of v03_pipelined were chosen by the same search, by hand.",
             promises={90: (ptx.WGMMA_TF32, ptx.COPY_16_BYTES)},
             spills=(80,),
         ),
@@ -63,8 +62,7 @@ OP: Op = replace(
                 Prediction("instructions", "<=", 0.6, relative=True),
                 Prediction("error_over_torch", "<=", 2),
             ),
-            backends=("cuda",),
-            gap="tl.dot has been wgmma on Hopper since v01.",
+            no_triton="tl.dot has been wgmma on Hopper since v01.",
             arch="==9.0a",
             launches=2,  # b is split first
         ),

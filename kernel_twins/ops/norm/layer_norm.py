@@ -149,8 +149,7 @@ OP = Op(
                 Prediction("time", "<=", 370, case=row_cases.LONGEST),
             ),
             arch=">=9.0",
-            backends=("cuda",),
-            gap="Triton 3.6 gives a program no access to another one's shared memory; v06_cooperative goes through L2.",
+            no_triton=f"{row_cases.NO_CLUSTERS}; v06_cooperative goes through L2.",
             profile_case={"cuda": None},
         ),
         Step(
@@ -161,8 +160,7 @@ OP = Op(
                 Prediction("time", "<=", 400, case=row_cases.LONGEST),
                 Prediction("time", "<=", 412, case=row_cases.LONG_RAGGED),
             ),
-            backends=("triton",),
-            gap="CUDA's v05_cluster does the same within a cluster, without going through L2.",
+            no_cuda="CUDA's v05_cluster does the same within a cluster, without going through L2.",
             spills=(90,),
         ),
         Step(
@@ -176,9 +174,7 @@ OP = Op(
                 Prediction("time", "<=", 7.2, case=row_cases.FEW_ROWS),
             ),
             arch=">=9.0",
-            backends=("cuda",),
-            gap="Triton 3.6 gives a program no access to another one's shared memory; v06_cooperative's programs stay, "
-            "too, and exchange through L2.",
+            no_triton=f"{row_cases.NO_CLUSTERS}; v06_cooperative's programs stay, too, and exchange through L2.",
             profile_case={"cuda": None},
         ),
         Step(
@@ -194,9 +190,8 @@ OP = Op(
                 Prediction("time", "<=", 364, case=row_cases.LONGEST),
             ),
             arch=">=9.0",
-            backends=("cuda",),
-            gap="Triton 3.6 gives a program no access to another one's shared memory; v06_cooperative's programs hold "
-            "their parts in registers, too, and exchange through L2.",
+            no_triton=f"{row_cases.NO_CLUSTERS}; v06_cooperative's programs hold their parts in registers, too, and "
+            "exchange through L2.",
             replaces="v04_rows_per_block",
         ),
         Step(
@@ -209,9 +204,8 @@ OP = Op(
                 Prediction("time", "<=", 0.97, relative=True, case=row_cases.FEW_ROWS),
             ),
             arch=">=9.0",
-            backends=("cuda",),
-            gap="Triton leaves it to its compiler where weights lie; short rows of v06_cooperative's tiles have them "
-            "in registers.",
+            no_triton="Triton leaves it to its compiler where weights lie; short rows of v06_cooperative's tiles have "
+            "them in registers.",
             profile_case={"cuda": None},
         ),
         Step(
@@ -222,9 +216,7 @@ OP = Op(
                 Prediction("time", "<=", 357, case=_FOUR_BLOCKS),
             ),
             arch=">=9.0",
-            backends=("cuda",),
-            gap="Triton 3.6 gives a program no access to another one's shared memory; v06_cooperative's programs "
-            "exchange through L2.",
+            no_triton=f"{row_cases.NO_CLUSTERS}; v06_cooperative's programs exchange through L2.",
             profile_case={"cuda": None},
         ),
         Step(
@@ -236,8 +228,7 @@ OP = Op(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.01, case=row_cases.RAGGED),
             ),
             arch=">=9.0",
-            backends=("cuda",),
-            gap="Triton leaves it to its compiler where weights lie and when they are asked for.",
+            no_triton="Triton leaves it to its compiler where weights lie and when they are asked for.",
             profile_case={"cuda": None},
         ),
     ),

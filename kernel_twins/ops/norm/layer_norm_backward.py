@@ -144,8 +144,7 @@ OP = Op(
             ),
             arch=">=9.0",
             launches=2,
-            backends=("cuda",),
-            gap="Triton 3.6 gives a program no access to another one's shared memory; v05_cooperative goes through L2.",
+            no_triton=f"{row_cases.NO_CLUSTERS}; v05_cooperative goes through L2.",
         ),
         Step(
             name="v05_cooperative",
@@ -155,8 +154,7 @@ OP = Op(
                 Prediction("time", "<=", 800, case=row_cases.LONGEST),
             ),
             launches=2,
-            backends=("triton",),
-            gap="CUDA's v04_cluster does the same within a cluster, without going through L2.",
+            no_cuda="CUDA's v04_cluster does the same within a cluster, without going through L2.",
             helpers=("norm_backward_sum_kernel",),
         ),
         Step(
@@ -172,8 +170,8 @@ OP = Op(
             ),
             arch=">=9.0",
             launches=2,
-            backends=("cuda",),
-            gap="Triton 3.6 lets no warp run ahead of its program, nor a program write into another one's memory.",
+            no_triton="Triton 3.6 lets no warp run ahead of its program, nor a program write into another one's "
+            "memory.",
         ),
     ),
 )

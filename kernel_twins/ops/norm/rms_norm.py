@@ -122,8 +122,7 @@ OP = Op(
                 Prediction("time", "<=", 370, case=row_cases.LONGEST),
             ),
             arch=">=9.0",
-            backends=("cuda",),
-            gap="Triton 3.6 gives a program no access to another one's shared memory; v03_cooperative goes through L2.",
+            no_triton=f"{row_cases.NO_CLUSTERS}; v03_cooperative goes through L2.",
         ),
         Step(
             name="v03_cooperative",
@@ -134,8 +133,7 @@ OP = Op(
                 Prediction("time", "<=", 400, case=row_cases.LONGEST),
                 Prediction("time", "<=", 396, case=row_cases.LONG_RAGGED),
             ),
-            backends=("triton",),
-            gap="CUDA's v02_cluster does the same within a cluster, without going through L2.",
+            no_cuda="CUDA's v02_cluster does the same within a cluster, without going through L2.",
         ),
         Step(
             name="v04_rows_ahead",
@@ -152,9 +150,7 @@ OP = Op(
                 Prediction("dram_share", ">=", 86, case=row_cases.LONGEST),
             ),
             arch=">=9.0",
-            backends=("cuda",),
-            gap="Triton 3.6 gives a program no access to another one's shared memory; v03_cooperative's programs stay, "
-            "too, and exchange through L2.",
+            no_triton=f"{row_cases.NO_CLUSTERS}; v03_cooperative's programs stay, too, and exchange through L2.",
             profile_case={"cuda": row_cases.LONGEST},
         ),
         Step(
@@ -169,9 +165,8 @@ OP = Op(
                 Prediction("time", "<=", 355.5, case=row_cases.bandwidth_case(12_288)),
             ),
             arch=">=9.0",
-            backends=("cuda",),
-            gap="Triton 3.6 gives a program no access to another one's shared memory; v03_cooperative's programs hold "
-            "their parts in registers, too, and exchange through L2.",
+            no_triton=f"{row_cases.NO_CLUSTERS}; v03_cooperative's programs hold their parts in registers, too, and "
+            "exchange through L2.",
             replaces="v02_cluster",
         ),
         Step(
@@ -188,9 +183,8 @@ OP = Op(
                 Prediction("time", "<=", 358, case=row_cases.SHORT),
             ),
             arch=">=9.0",
-            backends=("cuda",),
-            gap="Triton leaves it to its compiler where weights lie; short rows of v03_cooperative's tiles have them "
-            "in registers.",
+            no_triton="Triton leaves it to its compiler where weights lie; short rows of v03_cooperative's tiles have "
+            "them in registers.",
             profile_case={"cuda": row_cases.SHORT},
             replaces="v02_cluster",
         ),

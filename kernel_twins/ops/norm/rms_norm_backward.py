@@ -156,8 +156,7 @@ OP = Op(
             ),
             arch=">=9.0",
             launches=2,
-            backends=("cuda",),
-            gap="Triton 3.6 gives a program no access to another one's shared memory; v03_cooperative goes through L2.",
+            no_triton=f"{row_cases.NO_CLUSTERS}; v03_cooperative goes through L2.",
         ),
         Step(
             name="v03_cooperative",
@@ -168,8 +167,7 @@ OP = Op(
                 Prediction("time", "<=", 780, case=row_cases.LONGEST),
             ),
             launches=2,
-            backends=("triton",),
-            gap="CUDA's v02_cluster does the same within a cluster, without going through L2.",
+            no_cuda="CUDA's v02_cluster does the same within a cluster, without going through L2.",
             helpers=("norm_backward_sum_kernel",),
         ),
         Step(
@@ -183,8 +181,8 @@ OP = Op(
             ),
             arch=">=9.0",
             launches=2,
-            backends=("cuda",),
-            gap="Triton 3.6 lets no warp run ahead of its program, nor a program write into another one's memory.",
+            no_triton="Triton 3.6 lets no warp run ahead of its program, nor a program write into another one's "
+            "memory.",
         ),
     ),
 )

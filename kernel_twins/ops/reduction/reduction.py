@@ -104,8 +104,7 @@ OP = Op(
                 Prediction("time", "<=", 0.9, relative=True),
             ),
             launches=4,
-            backends=("cuda",),
-            gap=_TREE_GAP,
+            no_triton=_TREE_GAP,
         ),
         Step(
             name="v03_shuffle",
@@ -115,8 +114,7 @@ OP = Op(
                 Prediction("dram_share", "<=", 55),
             ),
             launches=4,
-            backends=("cuda",),
-            gap=_TREE_GAP,
+            no_triton=_TREE_GAP,
         ),
         Step(
             name="v04_vectorized",
@@ -157,8 +155,7 @@ OP = Op(
         Step(
             name="v08_polling",
             predictions=(Prediction("time", "==", 1.0, relative=True, tolerance=0.01),),
-            backends=("cuda",),
-            gap="Triton promises no progress to a program that waits for another one's store.",
+            no_triton="Triton promises no progress to a program that waits for another one's store.",
         ),
     ),
 )

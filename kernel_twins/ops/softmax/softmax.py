@@ -149,8 +149,8 @@ OP = Op(
                 Prediction("dram_share", ">=", 85),
             ),
             accepts=row_cases.fits(64 * 1_024, "registers hold"),
-            backends=("cuda",),
-            gap="Triton chooses the width of an access by itself; its v03 has 16 bytes wherever rows are aligned.",
+            no_triton="Triton chooses the width of an access by itself; its v03 has 16 bytes wherever rows are "
+            "aligned.",
         ),
         Step(
             name="v05_rows_per_block",
@@ -177,8 +177,7 @@ OP = Op(
                 Prediction("occupancy", "==", 70, tolerance=0.08, case=row_cases.LONGEST),
             ),
             arch=">=9.0",
-            backends=("cuda",),
-            gap="Triton 3.6 gives a program no access to another one's shared memory; v08_cooperative goes through L2.",
+            no_triton=f"{row_cases.NO_CLUSTERS}; v08_cooperative goes through L2.",
             profile_case={"cuda": row_cases.LONGEST},
         ),
         Step(
@@ -187,8 +186,7 @@ OP = Op(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.03),
                 Prediction("time", "<=", 0.9, relative=True, case=row_cases.LONG),
             ),
-            backends=("triton",),
-            gap="CUDA's v07_cluster does the same within a cluster, without going through L2.",
+            no_cuda="CUDA's v07_cluster does the same within a cluster, without going through L2.",
         ),
         Step(
             name="v09_lines",
@@ -199,9 +197,8 @@ OP = Op(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02, case=row_cases.LONG),
             ),
             arch=">=9.0",
-            backends=("cuda",),
-            gap="Triton's v08_cooperative takes elements before a row's first 16 bytes one by one; up to a line there "
-            "would be eight times as many.",
+            no_triton="Triton's v08_cooperative takes elements before a row's first 16 bytes one by one; up to a line "
+            "there would be eight times as many.",
             replaces="v05_rows_per_block",
         ),
         Step(
@@ -217,9 +214,8 @@ OP = Op(
                 Prediction("dram_share", ">=", 89, case=row_cases.LONG),
             ),
             arch=">=9.0",
-            backends=("cuda",),
-            gap="Triton 3.6 gives a program no access to another one's shared memory; v08_cooperative's programs hold "
-            "their parts in registers, too, and exchange through L2.",
+            no_triton=f"{row_cases.NO_CLUSTERS}; v08_cooperative's programs hold their parts in registers, too, and "
+            "exchange through L2.",
             profile_case={"cuda": row_cases.LONG},
         ),
         Step(
@@ -231,9 +227,8 @@ OP = Op(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.01, case=row_cases.SHORT),
             ),
             arch=">=9.0",
-            backends=("cuda",),
-            gap="Triton gives lanes no elements of their own; v08_cooperative takes short rows of odd lengths element "
-            "by element.",
+            no_triton="Triton gives lanes no elements of their own; v08_cooperative takes short rows of odd lengths "
+            "element by element.",
             replaces="v09_lines",
         ),
         Step(
@@ -245,8 +240,7 @@ OP = Op(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.01, case=row_cases.RAGGED),
             ),
             arch=">=9.0",
-            backends=("cuda",),
-            gap="Triton 3.6 has no launch attribute for it.",
+            no_triton="Triton 3.6 has no launch attribute for it.",
         ),
     ),
 )

@@ -170,15 +170,13 @@ OP = Op(
                 Prediction("occupancy", "==", 25, tolerance=0.05, case=row_cases.LONGEST),
             ),
             arch=">=9.0",
-            backends=("cuda",),
-            gap="Triton 3.6 gives a program no access to another one's shared memory; v05_cooperative goes through L2.",
+            no_triton=f"{row_cases.NO_CLUSTERS}; v05_cooperative goes through L2.",
             profile_case={"cuda": row_cases.LONGEST},
         ),
         Step(
             name="v05_cooperative",
             predictions=(Prediction("time", "==", 1.0, relative=True, tolerance=0.03),),
-            backends=("triton",),
-            gap="CUDA's v04_cluster does the same within a cluster, without going through L2.",
+            no_cuda="CUDA's v04_cluster does the same within a cluster, without going through L2.",
         ),
         Step(
             name="v06_lines",
@@ -189,9 +187,8 @@ OP = Op(
                 Prediction("time", "<=", 0.98, relative=True, case=row_cases.LONGEST),
             ),
             arch=">=9.0",
-            backends=("cuda",),
-            gap="Triton's v05_cooperative takes elements before a row's first 16 bytes one by one; up to a line there "
-            "would be eight times as many.",
+            no_triton="Triton's v05_cooperative takes elements before a row's first 16 bytes one by one; up to a line "
+            "there would be eight times as many.",
             replaces="v03_rows_per_block",
         ),
     ),
