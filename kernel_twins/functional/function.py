@@ -1,6 +1,6 @@
-"""A public function, as its family declares it in ``functional/<family>/contest.py``; see report/calls/functions.py.
+"""A public function, as its family's package declares it; see report/calls/functions.py.
 
-Nothing here needs torch: what does, the calls that are timed, lies beside the declaration in ``contest_calls.py``.
+Nothing here needs torch: what does, the calls that are timed, lies beside the declaration in ``contest.py``.
 """
 
 from __future__ import annotations
@@ -51,4 +51,4 @@ class Function:
         yield from self._calls_module().CONTESTS.get(self.name, tuple)()
 
     def _calls_module(self) -> Any:
-        return importlib.import_module(f"kernel_twins.functional.{self.family}.contest_calls")
+        return importlib.import_module(f"kernel_twins.functional.{self.family}.contest")

@@ -19,7 +19,7 @@ from kernel_twins.compiler.disassembly import Usage
 from kernel_twins.compiler.show import show
 from kernel_twins.report.meaning import static
 from kernel_twins.report.meaning.analysis import Results
-from kernel_twins.report.meaning.occupancy import occupancy
+from kernel_twins.report.meaning.static import occupancy
 from kernel_twins.report.rows import identity, store
 from kernel_twins.report.rows.base import CannotRunError
 from kernel_twins.spec import Name, Op, Step

@@ -162,9 +162,9 @@ def test_a_function_stands_on_its_ladders_its_operators_and_its_modules_alone() 
 
 def test_how_a_function_is_declared_judged_and_timed_is_code_of_its_rows() -> None:
     found = {path.relative_to(store.ROOT).as_posix() for path in functions_code.sources("softmax")}
-    own = {f"kernel_twins/functional/softmax/{name}.py" for name in ("contest", "contest_calls")}
+    own = {f"kernel_twins/functional/softmax/{name}.py" for name in ("__init__", "contest")}
     assert found > own | {"kernel_twins/functional/contests.py", "kernel_twins/report/measure/functions.py"}
-    assert not [path for path in found if "contest_" in path and "/softmax/" not in path]
+    assert not [path for path in found if path.endswith("/contest.py") and "/softmax/" not in path]
 
 
 def test_contests_without_a_row_keep_a_release_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,14 +198,14 @@ def test_every_public_function_is_declared_by_its_family_alone() -> None:
 
 
 def test_a_function_that_two_families_declare_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from kernel_twins.functional.matmul import contest
+    from kernel_twins.functional import matmul
 
-    twice = (*contest.FUNCTIONS, contest.FUNCTIONS[0])
-    monkeypatch.setattr(contest, "FUNCTIONS", twice)
+    twice = (*matmul.FUNCTIONS, matmul.FUNCTIONS[0])
+    monkeypatch.setattr(matmul, "FUNCTIONS", twice)
     with pytest.raises(ValueError, match=r"^declared twice: matmul$"):
         functions._discover()
-    monkeypatch.setattr(contest, "FUNCTIONS", (replace(twice[0], ops=("softmax",)),))
-    with pytest.raises(ValueError, match=r"contest.py: matmul is of softmax, must be of its folder$"):
+    monkeypatch.setattr(matmul, "FUNCTIONS", (replace(twice[0], ops=("softmax",)),))
+    with pytest.raises(ValueError, match=r"__init__.py: matmul is of softmax, must be of its folder$"):
         functions._discover()
 
 
@@ -230,7 +230,7 @@ def test_functions_are_listed_in_the_order_of_the_chapters() -> None:
     chapters = [OPS[function.ops[0]].chapter for function in FUNCTIONS.values()]
     assert chapters == sorted(chapters)
     for family in {function.family for function in FUNCTIONS.values()}:  # and of one chapter as they are declared
-        declared = importlib.import_module(f"kernel_twins.functional.{family}.contest").FUNCTIONS
+        declared = importlib.import_module(f"kernel_twins.functional.{family}").FUNCTIONS
         for chapter in {OPS[function.ops[0]].chapter for function in declared}:
             alike = [function.name for function in declared if OPS[function.ops[0]].chapter == chapter]
             assert [name for name in FUNCTIONS if name in alike] == alike

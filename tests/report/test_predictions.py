@@ -294,8 +294,7 @@ class Elsewhere(Measured):
         steps[2] = dataclasses.replace(
             steps[2],
             predictions=predictions,
-            backends=("cuda",),
-            gap="none",
+            no_triton="none",
             profile_case={"cuda": None if self.nowhere else OTHER},
             replaces="v01_scalar",
         )

@@ -16,7 +16,7 @@ from kernel_twins import OPS  # noqa: E402
 from kernel_twins.errors import UnavailableError  # noqa: E402
 from kernel_twins.functional.matmul import contest_judge  # noqa: E402
 from kernel_twins.functional.sampled import Forward  # noqa: E402
-from kernel_twins.functional.softmax.contest_calls import _OfResult  # noqa: E402
+from kernel_twins.functional.softmax.contest import _OfResult  # noqa: E402
 from kernel_twins.report.calls import sampled_contests, sampled_timing  # noqa: E402
 from kernel_twins.report.calls.functions import FUNCTIONS  # noqa: E402
 from kernel_twins.report.calls.sampled_cases import CONTESTS  # noqa: E402

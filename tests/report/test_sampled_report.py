@@ -336,6 +336,7 @@ def test_a_committed_seed_that_is_gone_is_noticed(tmp_path: Path) -> None:
         subprocess.run(["git", "-C", str(tmp_path), *identity, *arguments], check=True, capture_output=True)
 
     (tmp_path / "kernel_twins" / "spec").mkdir(parents=True)
+    (tmp_path / "kernel_twins" / "spec" / "__init__.py").touch()
     folder = tmp_path / "profiling" / "data" / "gpu"
     for run in RUNS[:2]:
         sampled_table.enter(folder, run, "00000000")

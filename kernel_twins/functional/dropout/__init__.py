@@ -1,1 +1,7 @@
-"""dropout_add: what a caller passes, and what answers."""
+"""The family's public function, declared."""
+
+from kernel_twins.functional.function import Function
+
+FUNCTIONS = (
+    Function(name="dropout_add", ops=("dropout_add", "dropout_add_backward"), drawn=("dropout_add",), chooses=True),
+)

@@ -1,1 +1,10 @@
-"""cross_entropy: what a caller passes, and what answers."""
+"""The family's public functions, declared; cross_entropy_gradient_ gives a gradient, and has none."""
+
+from kernel_twins.functional.function import Function
+
+_OPS = ("cross_entropy", "cross_entropy_backward")
+
+FUNCTIONS = (
+    Function(name="cross_entropy", ops=_OPS, drawn=("cross_entropy",), chooses=True),
+    Function(name="cross_entropy_gradient_", ops=_OPS, drawn=("cross_entropy",), passes=("forward",)),
+)

@@ -1,1 +1,13 @@
-"""matmul and linear: what a caller passes, and what answers."""
+"""The family's public functions, declared: a linear layer's gradients are products, by matmul's steps."""
+
+from kernel_twins.functional.function import Function
+
+FUNCTIONS = (
+    Function(
+        name="matmul",
+        ops=("matmul_bf16", "matmul_fp32"),
+        drawn=("matmul_bf16", "matmul_bf16", "matmul_fp32"),
+        chooses=True,
+    ),
+    Function(name="linear", ops=("linear", "matmul_bf16", "matmul_fp32"), drawn=("linear",), chooses=True),
+)

@@ -1,1 +1,8 @@
-"""layer_norm and rms_norm: what a caller passes, and what answers."""
+"""The family's public functions, declared."""
+
+from kernel_twins.functional.function import Function
+
+FUNCTIONS = tuple(
+    Function(name=name, ops=(name, f"{name}_backward"), drawn=(name,), chooses=True)
+    for name in ("layer_norm", "rms_norm")
+)

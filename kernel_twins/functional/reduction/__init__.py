@@ -1,1 +1,15 @@
-"""sum, mean, amax and argmax along any dimensions: what a caller passes, and what answers."""
+"""The family's public functions, declared. A sum's gradient is a view, for which no kernel runs; argmax has none."""
+
+from kernel_twins.functional.function import Function, Pass
+
+_FORWARD: tuple[Pass, ...] = ("forward",)
+
+FUNCTIONS = tuple(
+    Function(name=name, ops=("reduction_nd",), drawn=("reduction_nd",), fixed={"kind": kind}, passes=passes)
+    for name, kind, passes in (
+        ("sum", "sum", _FORWARD),
+        ("mean", "mean", (*_FORWARD, "backward")),
+        ("amax", "max", (*_FORWARD, "backward")),
+        ("argmax", "argmax", _FORWARD),
+    )
+)

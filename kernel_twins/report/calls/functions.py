@@ -1,4 +1,4 @@
-"""The public functions, found: ``functional/<family>/contest.py`` declares a family's. No torch or GPU is needed.
+"""The public functions, found: the package ``functional/<family>`` declares a family's. No torch or GPU is needed.
 
 All is timed and rendered in the order of their operations' chapters, and of those of one operation as declared.
 """
@@ -6,7 +6,6 @@ All is timed and rendered in the order of their operations' chapters, and of tho
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import pkgutil
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -33,10 +32,8 @@ def _discover() -> dict[str, Function]:
 
 def _declared(family: str) -> tuple[Function, ...]:
     """A family's functions, none where it declares none; ValueError where one is of another family's operations."""
-    if importlib.util.find_spec(f"{family}.contest") is None:
-        return ()
-    module = importlib.import_module(f"{family}.contest")
-    declared: tuple[Function, ...] = module.FUNCTIONS
+    module = importlib.import_module(family)
+    declared: tuple[Function, ...] = getattr(module, "FUNCTIONS", ())
     for function in declared:
         if function.family != family.rpartition(".")[2]:
             raise ValueError(f"{module.__file__}: {function.name} is of {function.family}, must be of its folder")

@@ -18,9 +18,8 @@ import pandas as pd
 
 from kernel_twins import OPS
 from kernel_twins.compiler import aot, disassembly
-from kernel_twins.compiler.disassembly import ARCH, CLASSES, Usage
+from kernel_twins.compiler.disassembly import ARCH, CLASSES, RESERVED_SHARED, Usage
 from kernel_twins.errors import UnavailableError
-from kernel_twins.report.meaning.occupancy import occupancy
 from kernel_twins.report.rows import identity, store
 from kernel_twins.report.rows.base import CannotRunError
 from kernel_twins.spec import Backend
@@ -274,3 +273,25 @@ def _compare(
 
 def _spell(key: Key | Cell) -> str:
     return " ".join(key)
+
+
+def occupancy(registers: int, shared_bytes: int, threads: int) -> tuple[int, str]:
+    """Blocks that an SM of compute capability 9.0 holds at once, and what limits them (all of them, where several do).
+
+    Limits: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability". Units of allocation:
+    cuda_occupancy.h of the toolkit: a warp gets registers by 256, from one of the SM's four parts; a block gets shared
+    memory by 128 bytes, CUDA's own 1 KiB included. ``shared_bytes`` is static and dynamic together. 0: none fits.
+    """
+    if not 1 <= threads <= 1024:
+        raise ValueError(f"threads is {threads}; a block has 1 to 1024")
+    warps = -(-threads // 32)
+    warps_by_registers = 4 * (65536 // 4 // (256 * -(-max(1, registers) // 8)))
+    shared = 128 * -(-(shared_bytes + RESERVED_SHARED) // 128)
+    limits = {
+        "registers": warps_by_registers // warps,
+        "shared memory": 233_472 // shared,
+        "warps": 64 // warps,
+        "blocks": 32,
+    }
+    blocks = min(limits.values())
+    return blocks, " and ".join(name for name, limit in limits.items() if limit == blocks)
