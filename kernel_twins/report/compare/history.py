@@ -79,7 +79,7 @@ def _whole(folder: Path) -> Path:
     root = Path(git(there, "rev-parse", "--show-toplevel").decode().strip())
     if git(root, "rev-parse", "--is-shallow-repository").decode().strip() == "true":
         raise NoHistoryError("this clone is shallow: `git fetch --unshallow` brings the whole history")
-    if not (root / "kernel_twins" / "spec" / "__init__.py").is_file():  # an installed wheel may lie in anybody's repository
+    if not (root / "kernel_twins" / "spec" / "__init__.py").is_file():  # a wheel may lie in anybody's repository
         raise NoHistoryError(f"the history around it, of {root.name}, is not that of kernel-twins")
     return root
 
