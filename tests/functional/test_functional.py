@@ -32,6 +32,7 @@ from kernel_twins.functional.matmul.shared import comparable_with  # noqa: E402
 from kernel_twins.harness.load import extension  # noqa: E402
 from kernel_twins.report.calls import fastest  # noqa: E402
 from kernel_twins.spec import Backend, Case  # noqa: E402
+from tests.interpreting import as_interpreted  # noqa: E402
 
 matmul = importlib.import_module("kernel_twins.functional.matmul.matmul")  # the module, which a function hides
 ROOT = Path(__file__).resolve().parents[2]
@@ -218,8 +219,7 @@ WRONG = [
 @pytest.mark.parametrize(("a_shape", "b_shape", "dtypes", "error", "said"), WRONG)
 def test_what_is_refused_is_named(operator, monkeypatch, side, a_shape, b_shape, dtypes, error, said) -> None:
     if side == "triton":
-        triton = pytest.importorskip("triton")
-        monkeypatch.setattr(triton.knobs.runtime, "interpret", True)  # else the device is refused before all
+        as_interpreted(monkeypatch)
         call = importlib.import_module("kernel_twins.functional.matmul.triton_matmul").matmul
     else:
         call = operator

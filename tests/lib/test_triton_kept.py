@@ -16,6 +16,7 @@ torch = pytest.importorskip("torch")
 
 import kernel_twins  # noqa: E402
 from kernel_twins.ops.activations import ACTIVATIONS  # noqa: E402
+from tests.interpreting import as_interpreted  # noqa: E402
 
 SHAPES = [
     ((4, 5), (5, 3)),
@@ -35,9 +36,8 @@ def values(*shape: int, wants: bool = False, seed: int = 0) -> Any:
 
 @pytest.fixture(autouse=True)
 def pytorch_in_the_place_of_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    triton = pytest.importorskip("triton")
+    as_interpreted(monkeypatch)
     side = importlib.import_module("kernel_twins.functional.matmul.triton_matmul")
-    monkeypatch.setattr(triton.knobs.runtime, "interpret", True)  # else the device is refused before all
     monkeypatch.setattr(side, "triton_launcher", lambda *_: lambda a, b, *, out: out.copy_(a @ b))
 
 

@@ -13,6 +13,7 @@ import pytest
 import kernel_twins
 from kernel_twins.errors import UnavailableError
 from kernel_twins.harness.load import extension
+from tests.interpreting import as_interpreted
 
 
 @pytest.fixture
@@ -33,8 +34,8 @@ def products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     if request.param == "cuda":
         request.getfixturevalue("on_cpu")
         return "cuda"
-    triton, torch = pytest.importorskip("triton"), pytest.importorskip("torch")
-    monkeypatch.setattr(triton.knobs.runtime, "interpret", True)  # else the device is refused before all
+    as_interpreted(monkeypatch)
+    torch = pytest.importorskip("torch")
 
     def multiply(a: Any, b: Any, *, out: Any) -> None:
         torch.matmul(a, b, out=out)

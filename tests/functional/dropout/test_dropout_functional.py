@@ -28,6 +28,7 @@ from kernel_twins.functional.dropout import dropout as functional_dropout  # noq
 from kernel_twins.harness.load import extension  # noqa: E402
 from kernel_twins.ops.activations import ACTIVATIONS  # noqa: E402
 from kernel_twins.ops.dropout import shared  # noqa: E402
+from tests.interpreting import as_interpreted  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[3]
 P = 0.3
@@ -123,9 +124,8 @@ def operators(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
             pytest.skip("the extension was built before there was an operator in it")
         library = torch.ops.kernel_twins
         return Operators("cuda", library.dropout_add.default, library.dropout_add_backward.default, torch.float64)
-    triton = pytest.importorskip("triton")
+    as_interpreted(monkeypatch)
     side = importlib.import_module("kernel_twins.functional.dropout.triton_dropout")
-    monkeypatch.setattr(triton.knobs.runtime, "interpret", True)  # else the device is refused before all
     monkeypatch.setattr(side, "triton_launcher", replaced)
     alone = importlib.import_module("kernel_twins._triton.dropout.dropout_add_backward.bias")
     monkeypatch.setattr(alone, "dropout_add_bias", replaced_bias)

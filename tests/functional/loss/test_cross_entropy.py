@@ -24,6 +24,7 @@ from kernel_twins import OPS  # noqa: E402
 from kernel_twins.errors import UnavailableError  # noqa: E402
 from kernel_twins.harness.load import extension  # noqa: E402
 from kernel_twins.spec import Case  # noqa: E402
+from tests.interpreting import as_interpreted  # noqa: E402
 
 torch_cross_entropy = torch.nn.functional.cross_entropy
 functional = importlib.import_module("kernel_twins.functional.loss.cross_entropy")  # the module, which a function hides
@@ -127,9 +128,8 @@ def operators(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
             wide=torch.float64,
         )
     else:
-        triton = importlib.import_module("triton")
+        as_interpreted(monkeypatch)
         side = importlib.import_module("kernel_twins.functional.loss.triton_cross_entropy")
-        monkeypatch.setattr(triton.knobs.runtime, "interpret", True)  # else the device is refused before all
         monkeypatch.setattr(side, "triton_launcher", replaced)
         monkeypatch.setattr(side, "cross_entropy_mean", replaced_mean)
         found = SimpleNamespace(

@@ -21,6 +21,7 @@ torch = pytest.importorskip("torch")
 import kernel_twins  # noqa: E402
 from kernel_twins.ops.activations import ACTIVATIONS  # noqa: E402
 from tests import forks  # noqa: E402
+from tests.interpreting import as_interpreted  # noqa: E402
 
 BY_ACTIVATION = pytest.mark.parametrize("activation", ACTIVATIONS)
 REAL = [activation for activation in ACTIVATIONS if activation != "none"]  # whose dz is not dout
@@ -230,8 +231,7 @@ def interpret_compiled() -> None:
 
 @pytest.fixture
 def triton_side(monkeypatch: pytest.MonkeyPatch) -> Any:
-    triton = pytest.importorskip("triton")
-    monkeypatch.setattr(triton.knobs.runtime, "interpret", True)  # else the device is refused before all
+    as_interpreted(monkeypatch)
     return importlib.import_module("kernel_twins.functional.matmul.triton_linear")
 
 
@@ -520,8 +520,7 @@ def test_captured_and_replayed_with_gradients(activation, shape) -> None:
 @pytest.mark.parametrize("function", ["matmul", "linear"])
 def test_forward_mode_is_refused_and_not_lost(monkeypatch: pytest.MonkeyPatch, function: str) -> None:
     """On the CPU, as if interpreted: the refusal comes before anything is launched."""
-    triton = pytest.importorskip("triton")
-    monkeypatch.setattr(triton.knobs.runtime, "interpret", True)
+    as_interpreted(monkeypatch)
     from kernel_twins.functional.matmul import triton_linear, triton_matmul
 
     x, weight, bias = operands((3, 4, 5))
@@ -539,13 +538,12 @@ def test_gradients_are_batched_and_their_tangents_refused(
     monkeypatch: pytest.MonkeyPatch, activation: str | None, lead: tuple[int, ...]
 ) -> None:
     """Of matmul, or of linear with an activation; by PyTorch in the place of kernels, which know no batches."""
-    triton = pytest.importorskip("triton")
+    as_interpreted(monkeypatch)
     from kernel_twins.functional.matmul import triton_matmul
 
     def replaced(*_: Any) -> Any:
         return lambda a, b, *, out: out.copy_(a @ b)
 
-    monkeypatch.setattr(triton.knobs.runtime, "interpret", True)  # else the device is refused before all
     monkeypatch.setattr(triton_matmul, "triton_launcher", replaced)
     x, weight, bias = operands((3, 4, 5), torch.float32, requires_grad=True, lead=lead)
     given = (x, weight) if activation is None else (x, weight, bias)

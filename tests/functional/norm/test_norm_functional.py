@@ -30,6 +30,7 @@ from kernel_twins.functional import backends  # noqa: E402
 from kernel_twins.functional.norm import norm  # noqa: E402
 from kernel_twins.harness.load import extension  # noqa: E402
 from kernel_twins.spec import Case  # noqa: E402
+from tests.interpreting import as_interpreted  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[3]
 EPS = 1e-3  # large enough to be missed
@@ -183,9 +184,8 @@ def operators(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         names += [f"{operator}_result" for operator in names if not operator.endswith("_backward")]
         library = {name: getattr(torch.ops.kernel_twins, name).default for name in names}
         return Operators("cuda", library, torch.float64)
-    triton = pytest.importorskip("triton")
+    as_interpreted(monkeypatch)
     side = importlib.import_module("kernel_twins.functional.norm.triton_norm")
-    monkeypatch.setattr(triton.knobs.runtime, "interpret", True)  # else the device is refused before all
     monkeypatch.setattr(side, "triton_launcher", replaced)
     sums = importlib.import_module("kernel_twins._triton.norm.layer_norm_backward.weights")
     monkeypatch.setattr(sums, "norm_weights", replaced_weights)

@@ -25,6 +25,7 @@ from kernel_twins import OPS  # noqa: E402
 from kernel_twins.errors import UnavailableError  # noqa: E402
 from kernel_twins.functional.reduction import reduction  # noqa: E402
 from kernel_twins.harness.load import extension  # noqa: E402
+from tests.interpreting import as_interpreted  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[3]
 PYTORCHS: dict[str, Any] = {"sum": torch.sum, "mean": torch.mean, "max": torch.amax, "argmax": torch.argmax}
@@ -93,9 +94,8 @@ def operator(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         if not hasattr(torch.ops.kernel_twins, "reduction_nd"):
             pytest.skip("the extension was built before there was this operator in it")
         return torch.ops.kernel_twins.reduction_nd.default
-    triton = pytest.importorskip("triton")
+    as_interpreted(monkeypatch)
     side = importlib.import_module("kernel_twins.functional.reduction.triton_reduction")
-    monkeypatch.setattr(triton.knobs.runtime, "interpret", True)  # else the device is refused before all
     monkeypatch.setattr(side, "triton_launcher", replaced)
     return torch.ops.kernel_twins.reduction_nd_triton.default
 

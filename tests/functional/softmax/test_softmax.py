@@ -29,6 +29,7 @@ from kernel_twins.functional.backends import cuda_operator  # noqa: E402
 from kernel_twins.harness.load import extension  # noqa: E402
 from kernel_twins.report.calls import fastest  # noqa: E402
 from kernel_twins.spec import Case  # noqa: E402
+from tests.interpreting import as_interpreted  # noqa: E402
 
 softmax = importlib.import_module("kernel_twins.functional.softmax.softmax")  # the module, which a function hides
 ROOT = Path(__file__).resolve().parents[3]
@@ -83,9 +84,8 @@ def operators(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         found = SimpleNamespace(forward=library.softmax.default, backward=library.softmax_backward.default)
         found.wide = torch.float64
     else:
-        triton = pytest.importorskip("triton")
+        as_interpreted(monkeypatch)
         side = importlib.import_module("kernel_twins.functional.softmax.triton_softmax")
-        monkeypatch.setattr(triton.knobs.runtime, "interpret", True)  # else the device is refused before all
         monkeypatch.setattr(side, "triton_launcher", replaced)
         found = SimpleNamespace(forward=side.operator, backward=side.backward_operator, wide=torch.float32)
     found.name = request.param

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import math
 from types import SimpleNamespace
 
@@ -17,6 +16,7 @@ from kernel_twins.ops.matmul import shared  # noqa: E402
 from kernel_twins.ops.matmul.products import compiled_product, torch_mm  # noqa: E402
 from kernel_twins.ops.tensors import empty_outputs  # noqa: E402
 from kernel_twins.spec import Case, Step  # noqa: E402
+from tests.interpreting import as_interpreted  # noqa: E402
 
 OP = OPS["matmul_bf16"]
 PLAIN = Step(name="v98_plain")
@@ -71,11 +71,9 @@ def test_only_steps_that_say_so_write_an_fp32_out() -> None:
 
 
 def test_a_triton_step_refuses_an_fp32_out_in_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    triton = pytest.importorskip("triton")
+    as_interpreted(monkeypatch)
     from kernel_twins import load
 
-    importlib.import_module("kernel_twins._triton.matmul.matmul_bf16.v01_naive")  # must compile without the patch
-    monkeypatch.setattr(triton.knobs.runtime, "interpret", True)
     call = load("matmul_bf16", "v01_naive", "triton")
     a, b = torch.ones(4, 5, dtype=torch.float16), torch.ones(5, 3, dtype=torch.float16)
     with pytest.raises(
@@ -105,11 +103,11 @@ def test_all_shapes_are_timed_in_both_layouts() -> None:
 
 def test_copyable_says_what_the_copy_engine_takes() -> None:
     """As Triton's launchers find out from the tensors themselves."""
-    triton = pytest.importorskip("triton")
+    pytest.importorskip("triton")
     from kernel_twins._triton.lib.device import layout_of
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(triton.knobs.runtime, "interpret", True)
+        as_interpreted(patch)
         for case in OP.test_cases:
             if 0 in case.shape or case.get("offset") or math.prod(case.shape) > 2**26:
                 continue
