@@ -159,7 +159,7 @@ def fastest(
     function: str,
     problem: Case,
     device: int,
-    runs: Callable[[Backend, int], bool],
+    is_there: Callable[[Backend, int], bool],
     *comparable: Callable[[Case], bool],
     over_torch: bool = False,
 ) -> str:
@@ -168,9 +168,9 @@ def fastest(
     With ``over_torch`` PyTorch would do more than what was measured, and is not taken for being the fastest.
     """
     best = nearest(gpu_slug(torch.cuda.get_device_name(device)), function, problem, *comparable)
-    if (best == "torch" and not over_torch) or (best == "triton" and runs("triton", device)):
+    if (best == "torch" and not over_torch) or (best == "triton" and is_there("triton", device)):
         return best
-    return "cuda" if runs("cuda", device) else "torch"
+    return "cuda" if is_there("cuda", device) else "torch"
 
 
 # What a call is in, for "auto". Of a trace it is a constant: a graph keeps to what it was made in.
@@ -246,14 +246,15 @@ def on_device(device: torch.device) -> contextlib.AbstractContextManager[Any]:
 def is_plain(*tensors: Tensor) -> bool:
     """Whether a call needs no operator: nobody traces or transforms it, and all tensors are PyTorch's own, as they lie.
 
-    A lazily negated one holds other signs than those of its values.
+    A lazily negated one holds other signs than those of its values; one that outlived a transform of torch.func's is
+    still wrapped, and has no memory of its own.
     """
     if maybe_current_level() is not None or forward_ad._current_level >= 0:
         return False
     if torch._C._len_torch_dispatch_stack() > 0:  # a mode wants to see every operator
         return False
-    for tensor in tensors:  # noqa: SIM110  # all() of a generator takes half as long again, on every call
-        if type(tensor) not in _PLAIN or tensor.is_meta or tensor.is_neg():
+    for tensor in tensors:  # all() of a generator takes half as long again, on every call
+        if type(tensor) not in _PLAIN or tensor.is_meta or tensor.is_neg() or is_functorch_wrapped_tensor(tensor):
             return False
     return True
 

@@ -39,3 +39,13 @@ def differentiable_dz(dout: Tensor, saved: Tensor, activation: str) -> Tensor:
         s = torch.sigmoid(saved)
         return dout * s * (1 + saved * (1 - s))
     return dz(dout, saved, activation)
+
+
+def slope(z: Tensor, activation: str) -> Tensor:
+    """The activation's derivative, as PyTorch takes it."""
+    if activation == "none":
+        return torch.ones_like(z)
+    with torch.enable_grad():
+        leaf = z.detach().requires_grad_()
+        (found,) = torch.autograd.grad(ACTIVATIONS[activation](leaf).sum(), leaf)
+    return found

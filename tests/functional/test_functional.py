@@ -364,6 +364,17 @@ def test_what_lies_with_other_signs_than_its_values_takes_the_operator() -> None
     assert not is_plain(x, torch._neg_view(x))
 
 
+def test_what_outlived_a_transform_takes_the_operator_which_unwraps_it() -> None:
+    kept = []
+
+    def call(x: Any) -> Any:
+        kept.append(x * 2)
+        return x.sum()
+
+    torch.func.grad(call)(torch.ones(3))
+    assert not is_plain(*kept)
+
+
 PUBLIC: dict[str, tuple[Any, Any]] = {
     "matmul": (kernel_twins.matmul, torch.matmul),
     "linear": (kernel_twins.linear, torch.nn.functional.linear),

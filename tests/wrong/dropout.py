@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernel_twins.ops.activations import ACTIVATIONS
+from kernel_twins.ops.activations import ACTIVATIONS, slope
 from kernel_twins.ops.dropout import shared
 from tests.wrong.faults import OTHERS, SUMS, Change, Fault, Formula, Outputs
 
@@ -43,7 +43,7 @@ def dropout_add_backward(
     dx = dout * fault.at("scale", torch.full_like(dout, shared.scale(p)))
     if x is not None:
         z = x if bias is None else x + fault.at("bias", bias[None])
-        dx = dx * fault.at("slope", shared.slope(z, activation))
+        dx = dx * fault.at("slope", slope(z, activation))
     dx = torch.where(fault.at("mask", kept.double()) > 0, dx, 0.0)
     return dx, fault.at("columns", dx.t()).sum(-1)  # the bias's, where there is one
 

@@ -161,7 +161,7 @@ def _by_triton() -> Operator:
 
 
 def _can_overwrite(logits: Tensor) -> bool:
-    """Whether our kernels read input as it lies, and may write there."""
+    """Whether our kernels read the logits as they lie, and may write there."""
     if not is_on_gpu(logits) or logits.dtype not in DTYPE.values() or logits.dim() == 0 or logits.numel() == 0:
         return False
     return has_rows_apart(logits)
@@ -279,4 +279,4 @@ if _cuda_operator is not None:
     _both = _library.cross_entropy.default, _library.cross_entropy_backward.default
     register_vmap("cross_entropy", batching_rule)
     register_vmap("cross_entropy_backward", backward_batching_rule)
-    register_vmap("cross_entropy_gradient_", lambda _: in_place_batching_rule(*_both))
+    torch.library.register_vmap("kernel_twins::cross_entropy_gradient_", in_place_batching_rule(*_both))

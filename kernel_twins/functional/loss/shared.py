@@ -1,4 +1,4 @@
-"""What both sides of cross_entropy share: its reductions, which input can be overwritten, torch.func.vmap's batches."""
+"""What both sides of cross_entropy share: its reductions, which logits can be overwritten, vmap's batches."""
 
 from __future__ import annotations
 
@@ -114,8 +114,8 @@ def _batched(info: Any, in_dims: tuple[int | None, ...], *tensors: Tensor) -> li
 
 
 def _folding(logits: Tensor, target: Tensor) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
-    """From examples to their rows one behind the other, and back; in the order in which those of input lie, so that
-    none is copied.
+    """From examples to their rows one behind the other, and back; in the order of the logits' own, so that none is
+    copied.
     """
     if target.dim() == 1:  # an example is one row
         return (lambda examples: examples), (lambda rows: rows)

@@ -12,7 +12,7 @@ from torch.nn import functional
 from kernel_twins import OPS
 from kernel_twins.functional.sampled import FP32_LOOP, Fault, Given, Operands, fault_of, parts
 from kernel_twins.harness import check
-from kernel_twins.ops.dropout.shared import slope as slope_of
+from kernel_twins.ops.activations import slope as slope_of
 from kernel_twins.ops.tensors import name_of
 from kernel_twins.spec import Case, Op
 

@@ -124,10 +124,10 @@ def _choose(x: Tensor, kind: str) -> str:
         return "torch"
     if kind == "sum" and x.dtype in HALF and torch.is_autocast_enabled("cuda"):  # PyTorch widens what it reads
         return "torch"
-    tracing = torch.compiler.is_compiling()
     if is_transformed() and (is_differentiated() or x.dim() + batches() > MOST_AXES):  # a batch is one axis more
         return "torch"
-    if not (tracing or torch._C._len_torch_dispatch_stack() > 0) and x.numel() == 0:  # there sizes may be symbols
+    symbolic = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0  # sizes may be symbols
+    if not symbolic and x.numel() == 0:
         return "torch"
     return "cuda" if _runs("cuda", x.device.index) else "torch"
 

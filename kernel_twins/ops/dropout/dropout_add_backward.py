@@ -50,6 +50,8 @@ def _dx(case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Tensor, Te
     """An error of x + bias moves the slope by no more than itself."""
     import torch
 
+    from kernel_twins.ops.activations import slope as slope_of
+
     dout, x, bias = shared.operands(inputs)
     options = shared.options(case)
     p, activation = options["p"], options.pop("activation")
@@ -59,7 +61,7 @@ def _dx(case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Tensor, Te
         z, size = x[part].double(), x[part].double().abs()
         if bias is not None:
             z, size = z + bias.double(), size + bias.double().abs()
-        slope = shared.slope(z, activation)
+        slope = slope_of(z, activation)
         # What relu holds back is nothing, even where the gradient is infinite.
         dx = torch.where(slope == 0, torch.zeros_like(dx), dx * slope) if activation == "relu" else dx * slope
         terms = terms * (1.13 + size)

@@ -1,4 +1,4 @@
-"""What the specs of dropout_add and its backward pass share: options and their checks, masks, slopes.
+"""What the specs of dropout_add and its backward pass share: options and their checks, masks.
 
 Element i of a matrix, counted row by row, is kept where its word (see philox.py) is at least ``threshold(p)``; strides
 and launches have no say in it.
@@ -75,20 +75,6 @@ def _kept(shape: tuple[int, ...], device: torch.device, least: int, seed: int, o
         last = min(first + _CHUNK, len(mask))
         mask[first:last] = philox.words(seed, offset, first, last, device) >= least
     return mask.view(shape)
-
-
-def slope(z: Tensor, activation: str) -> Tensor:
-    """The activation's derivative, as PyTorch takes it."""
-    import torch
-
-    from kernel_twins.ops.activations import ACTIVATIONS as FUNCTIONS
-
-    if activation == "none":
-        return torch.ones_like(z)
-    with torch.enable_grad():
-        leaf = z.detach().requires_grad_()
-        (found,) = torch.autograd.grad(FUNCTIONS[activation](leaf).sum(), leaf)
-    return found
 
 
 def bias(case: Case, generator: Generator) -> tuple[Tensor, ...]:
