@@ -144,8 +144,10 @@ def _toolkit() -> Answer:
         from build_support import toolkit
     except ImportError as error:
         return "warning", f"not looked for: {error}", remedy
+    if torch.version.cuda is None:
+        return "warning", f"not looked for: torch {torch.__version__} was built without CUDA", _INSTALL
     try:
-        found = toolkit.find(os.environ, torch.version.cuda or "0")
+        found = toolkit.find(os.environ, torch.version.cuda)
     except toolkit.BuildError as error:
         return "warning", f"none to build with: {str(error).splitlines()[0]}", remedy
     return "ok", f"nvcc {ncu.version(str(found.nvcc), 'V([0-9.]+)')} in {found.home}", ""

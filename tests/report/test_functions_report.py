@@ -160,11 +160,17 @@ def test_a_function_stands_on_its_ladders_its_operators_and_its_modules_alone() 
     assert not [path for path in found if "dropout" in path or "norm" in path or "ops/softmax" in path]
 
 
+def test_what_is_only_looked_up_is_there() -> None:
+    assert [path for path in identity._registry() if not path.is_file()] == []
+
+
 def test_how_a_function_is_declared_judged_and_timed_is_code_of_its_rows() -> None:
     found = {path.relative_to(store.ROOT).as_posix() for path in functions_code.sources("softmax")}
     own = {f"kernel_twins/functional/softmax/{name}.py" for name in ("__init__", "contest")}
     assert found > own | {"kernel_twins/functional/contests.py", "kernel_twins/report/measure/functions.py"}
     assert not [path for path in found if path.endswith("/contest.py") and "/softmax/" not in path]
+    sampled = {path.relative_to(store.ROOT).as_posix() for path in functions_code.sources("softmax", timed=False)}
+    assert sampled >= own and "kernel_twins/report/measure/functions.py" not in sampled
 
 
 def test_contests_without_a_row_keep_a_release_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from kernel_twins import OPS
+from kernel_twins.__main__ import main
 from kernel_twins.report.pages import headers
 from kernel_twins.report.rows.base import InvalidDataError
 
@@ -74,6 +75,13 @@ def test_what_is_no_word_stays_as_it_is(monkeypatch: pytest.MonkeyPatch, tmp_pat
 def test_a_header_without_either_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text, field) -> None:
     with pytest.raises(InvalidDataError, match=rf"v01_scalar\.cu has no '{field}' in its header: say there what"):
         told(monkeypatch, tmp_path, text)
+
+
+def test_a_list_of_the_ladders_has_the_titles(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    found = capsys.readouterr().out
+    assert "  v01_scalar           cuda triton  >=8.0    One thread adds one element.\n" in found
+    assert all(headers.told(op, step)[0] in found for op in OPS.values() for step in op.steps)
 
 
 @pytest.mark.parametrize("op", OPS.values(), ids=OPS.keys())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import re
 import subprocess
@@ -234,6 +235,16 @@ def test_products_are_told_under_every_condition(tmp_path: Path) -> None:
     results = [Results(op, tmp_path, None) for op in OPS.values()]
     assert "Rested and in a chain, nothing has been recorded yet." in documents.readme(marked, tmp_path, results)
     assert "rested" not in rendered(tmp_path)
+
+
+def test_a_language_without_a_step_has_a_dash_under_every_condition(tmp_path: Path) -> None:
+    under_conditions(tmp_path)
+    op = OPS["matmul_bf16"]
+    one_sided = dataclasses.replace(op, steps=tuple(step for step in op.steps if "cuda" in step.backends))
+    one_sided = dataclasses.replace(
+        one_sided, steps=tuple(dataclasses.replace(step, no_triton="none") for step in one_sided.steps)
+    )
+    assert "\n".join(CONDITIONS) in "\n".join(scoreboard.by_condition([Results(one_sided, tmp_path, None)]))
 
 
 def test_a_baseline_that_was_never_timed_is_said_to_be(folder: Path) -> None:

@@ -60,6 +60,20 @@ def recording_of(folder: Path, run: str) -> Recording:
     return Recording.begin(folder, made(run), "00000000")
 
 
+def test_a_recording_that_ended_before_it_had_its_cases_leaves_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stage, "write_json", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            recording_of(tmp_path / "stage", RUNS[0])
+    assert recording_of(tmp_path / "stage", RUNS[1]).run["run"] == RUNS[1]
+    assert len(store.read_runs(tmp_path / "stage")) == 1
+
+
 def filled(recording: Recording) -> Recording:
     for function, drawn in recording.cases.items():
         rows = [

@@ -19,13 +19,13 @@ from kernel_twins.spec import BACKENDS, Step
 _TIMED = "kernel_twins/report/measure/functions.py"
 
 
-def sources(function: str) -> set[Path]:
-    """The files of code that a function's calls run, and of that by which they are judged and timed."""
+def sources(function: str, *, timed: bool = True) -> set[Path]:
+    """The files of code that a function's calls run, and of that by which they are judged; ``timed``, and timed."""
     declared = FUNCTIONS[function]
     modules = (store.ROOT / "kernel_twins" / "functional" / declared.family).glob("*.py")
     operators = (store.ROOT / "cuda-kernels" / declared.family).glob("torch*.cpp")
     ladders = (path for op in declared.ops for path in _behind(op))
-    return identity.reached([*modules, *operators, *ladders, store.ROOT / _TIMED])
+    return identity.reached([*modules, *operators, *ladders, *([store.ROOT / _TIMED] if timed else [])])
 
 
 def _behind(op: str) -> Iterator[Path]:
@@ -42,11 +42,11 @@ def _choice(step: Step) -> list[object]:
     return [step.name, step.arch, step.fp32_out]
 
 
-def code(gpu: str, function: str) -> str:
-    """Digest of what a function's calls run on a GPU, as it is now."""
+def code(gpu: str, function: str, *, timed: bool = True) -> str:
+    """Digest of what a function's calls run on a GPU, as it is now; sampled cases are ``timed`` elsewhere."""
     file = store.ROOT / "triton-kernels" / "tuned" / f"{gpu}.json"
     tuned = json.loads(file.read_text()) if file.exists() else {}
-    files = sources(function)
+    files = sources(function, timed=timed)
     places = {step: step.partition("/") for step in tuned}
     own = {
         step: tuned[step] for step, (op, _, name) in places.items() if identity.step_file(op, name, "triton") in files
@@ -58,6 +58,6 @@ def code(gpu: str, function: str) -> str:
     return identity.digest(f"{identity.files_digest(files)} {json.dumps([own, behind], sort_keys=True)}")
 
 
-def codes(gpu: str) -> dict[str, str]:
+def codes(gpu: str, *, timed: bool = True) -> dict[str, str]:
     """The digest of every function."""
-    return {function: code(gpu, function) for function in FUNCTIONS}
+    return {function: code(gpu, function, timed=timed) for function in FUNCTIONS}

@@ -158,13 +158,12 @@ def runs(folder: Path) -> set[str]:
 def code(gpu: str) -> str:
     """Digest of everything that stands behind these rows, as it is now."""
     files = [path for pattern in _SOURCES for path in store.ROOT.glob(pattern)]
-    return identity.digest(f"{sorted(functions_code.codes(gpu).values())} {identity.files_digest(files)}")
+    return identity.digest(f"{sorted(functions_code.codes(gpu, timed=False).values())} {identity.files_digest(files)}")
 
 
 def late(gpu: str, folder: Path) -> list[str]:
-    """A line where nothing is recorded, or where the functions changed since; and a line a recording that lacks some.
-
-    The last one that was finished is whole, too, or its rows were lost.
+    """A line where nothing is recorded, or where the functions changed since; and a line for a recording without rows
+    of a function. Rows must be there of the last recording that the ledger calls finished.
     """
     again = "run `ncu_report.py sampled --compile`, then `sampled`"
     whole, known, lines = recorded(folder), ledger(folder), []

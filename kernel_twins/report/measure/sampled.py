@@ -55,6 +55,7 @@ class Recording:
         """Instead of one that lies there, which other code began: that is set aside."""
         if earlier := cls.lying_in(folder):
             folder.rename(folder.with_name(f"{folder.name}-{earlier.run['run']}"))
+        (folder / "runs.csv").unlink(missing_ok=True)  # of one that ended before it had drawn its cases
         stage.enter_run(folder, run)
         seed = seed_of(run["run"])
         drawn = {function: [case.slug for case in cases(function, seed)] for function in FUNCTIONS}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-from kernel_twins.report.rows.base import InvalidDataError, shown
-from kernel_twins.report.rows.store import ROOT
+from kernel_twins.report.rows.base import ROOT, InvalidDataError, shown
 from kernel_twins.spec import Op, Step
 
 _FIELDS = {

@@ -95,7 +95,8 @@ def _conditions(results: Results, case: Case) -> list[list[str]]:
         for backend in BACKENDS:
             name = _last(results, backend, case)
             ratio = against(results, case, name, baseline, condition)
-            time = write.number(results.time_us(case, name, condition), 4) + _mark(results, name)
-            row += ["–" if ratio == "–" else time, ratio]
+            row += ["–", ratio]
+            if ratio != "–":
+                row[-2] = write.number(results.time_us(case, name, condition), 4) + _mark(results, name)
         rows.append(row)
     return rows

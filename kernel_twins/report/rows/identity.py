@@ -111,7 +111,7 @@ def _imports(text: str) -> Iterator[Path]:
 def _registry() -> set[Path]:
     """Where operations are described and looked up: nothing there is run when one of them is called."""
     specs = (path for path in (ROOT / "kernel_twins" / "ops").rglob("*.py") if path.stem in OPS)
-    looked_up = ("spec", "errors", "harness/load", "harness/ceilings")
+    looked_up = ("spec/__init__", "spec/chance", "errors", "harness/load", "harness/ceilings")
     return {ROOT / "kernel_twins" / f"{name}.py" for name in looked_up} | {*specs}
 
 
