@@ -91,6 +91,11 @@ def test_every_step_was_profiled_with_its_own_kernel_or_is_told_to_be_yet(op: Op
 
 
 @BY_OP
+def test_every_page_is_listed(op: Op) -> None:
+    assert f"({op.name}.md)" in (DOCS / "README.md").read_text()
+
+
+@BY_OP
 def test_every_row_names_a_recorded_run(op: Op) -> None:
     assert set(Results(op, FOLDER, None).recorded.runs) <= set(store.read_runs(FOLDER)["run"])
 
