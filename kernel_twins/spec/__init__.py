@@ -1,8 +1,7 @@
 """The words in which operations and their ladders are written down.
 
-Everything that consumes operations (tests, bench, profiler, log, plots) walks these objects and knows no
-operation by name. This module and the specs import neither torch nor Triton: both take seconds to import and
-neither is needed to read a ladder.
+Everything that consumes operations (tests, bench, profiler, log, plots) walks these objects and knows no operation by
+name. This module and the specs import neither torch nor Triton, which take seconds and are not needed to read a ladder.
 """
 
 from __future__ import annotations
@@ -21,8 +20,7 @@ Backend = Literal["cuda", "triton"]
 BACKENDS: tuple[Backend, ...] = ("cuda", "triton")
 ITEMSIZE: Mapping[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
 
-_FOLDERS: Mapping[Backend, str] = {"cuda": "cuda-kernels", "triton": "triton-kernels"}
-_SUFFIXES: Mapping[Backend, str] = {"cuda": "cu", "triton": "py"}
+_FILES: Mapping[Backend, tuple[str, str]] = {"cuda": ("cuda-kernels", "cu"), "triton": ("triton-kernels", "py")}
 
 NOT_JUDGED = "not judged"
 UNPROVEN = ("wrong", NOT_JUDGED)
@@ -139,18 +137,17 @@ class Where(NamedTuple):
 class Step:
     """One idea on an operation's ladder, present as a ``.cu`` file, a Triton file, or both.
 
-    What it does and why that may pay stands in the header of its file. ``arch`` is ``>=8.0``, ``>=9.0`` or
-    ``==9.0a``. ``accepts`` narrows the op's rule: it returns the reason for a refusal, or an empty string. With
-    ``fp32_out`` it also takes an fp32 ``out`` where the operation's usual one is narrower (cases with
-    ``out.fp32``). ``wide`` has it timed on the op's wide cases too. ``no_cuda`` and ``no_triton`` say why a
-    language has no such step, empty where it does. ``launches`` counts the kernels of one call at the profile case;
-    0 leaves it open, where the languages differ. ``helpers`` are kernels that the step launches beside its own, by
-    name. A step that is not ``deterministic`` may give other last bits in every run. A step that is not
-    ``finished`` may spill registers.
+    What it does and why that may pay stands in the header of its file. ``arch`` is ``>=8.0``, ``>=9.0`` or ``==9.0a``.
+    ``accepts`` narrows the op's rule: it returns the reason for a refusal, or an empty string. With ``fp32_out`` it
+    also takes an fp32 ``out`` where the operation's usual one is narrower (cases with ``out.fp32``). ``wide`` has it
+    timed on the op's wide cases too. ``no_cuda`` and ``no_triton`` say why a language has no such step, empty where it
+    does. ``launches`` counts the kernels of one call at the profile case; 0 leaves it open, where the languages differ.
+    ``helpers`` are kernels that the step launches beside its own, by name. A step that is not ``deterministic`` may
+    give other last bits in every run. A step that is not ``finished`` may spill registers.
 
-    ``profile_case`` holds, by language, a timed case at which the step's own kernel runs and its idea shows, where
-    it leaves the op's profile case to another step's kernel; None stands where the step is profiled nowhere.
-    ``replaces`` names the step whose kernel had the profile case before, where that is not the step before.
+    ``profile_case`` holds, by language, a timed case at which the step's own kernel runs and its idea shows, where it
+    leaves the op's profile case to another step's kernel; None stands where the step is profiled nowhere. ``replaces``
+    names the step whose kernel had the profile case before, where that is not the step before.
 
     ``promises`` are instructions that every Triton kernel of the step holds, by architecture (80, 90), as patterns of
     PTX (ops/ptx.py); ``promises_where`` those of some configurations alone. ``spills`` names the architectures for
@@ -311,11 +308,11 @@ class Op:
 
     def folder(self, backend: Backend) -> str:
         """A ladder's place in one language, from the repository's root, such as ``cuda-kernels/softmax/softmax``."""
-        return f"{_FOLDERS[backend]}/{self.family}/{self.name}"
+        return f"{_FILES[backend][0]}/{self.family}/{self.name}"
 
     def file(self, step: str, backend: Backend) -> str:
         """A step's file, from the repository's root."""
-        return f"{self.folder(backend)}/{step}.{_SUFFIXES[backend]}"
+        return f"{self.folder(backend)}/{step}.{_FILES[backend][1]}"
 
     def module(self, step: str) -> str:
         """The module that a Triton step is imported as."""
