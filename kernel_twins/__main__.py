@@ -14,7 +14,6 @@ from kernel_twins.harness.ceilings import gpu_slug
 from kernel_twins.harness.load import load, why_no_gpu
 from kernel_twins.ops import OPS, get
 from kernel_twins.report.pages import headers
-from kernel_twins.report.rows.base import ROOT
 from kernel_twins.spec import BACKENDS, UNPROVEN, Case, Name, Op, Step
 
 
@@ -80,8 +79,8 @@ def _list(arguments: argparse.Namespace) -> int:
     for op in OPS.values():
         print(f"{op.name}: {op.title}")
         for step in op.steps:
-            is_here = (ROOT / op.file(step.name, step.backends[0])).is_file()  # not where a wheel is installed
-            title = headers.told(op, step)[0] if is_here else ""
+            # A wheel does not bring the files.
+            title = headers.told(op, step)[0] if headers.file_of(op, step).is_file() else ""
             print(f"  {step.name:<20} {' '.join(step.backends):<12} {step.arch:<8} {title}".rstrip())
     return 0
 

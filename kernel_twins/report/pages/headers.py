@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from kernel_twins.report.rows.base import ROOT, InvalidDataError, shown
 from kernel_twins.spec import Op, Step
@@ -14,12 +15,14 @@ _FIELDS = {
 _WORD = re.compile(r"[a-z]+(?=[ ,;:'-])")  # not v04's, nor mma.sync or st_async
 
 
-def told(op: Op, step: Step) -> tuple[str, str]:
-    """Title and ``Why:`` of a step's CUDA file, or of its Triton file where it has no other, each in whole sentences.
+def file_of(op: Op, step: Step) -> Path:
+    """A step's CUDA file, or its Triton file where it has no other."""
+    return ROOT / op.file(step.name, step.backends[0])
 
-    InvalidDataError where the file lacks one.
-    """
-    path = ROOT / op.file(step.name, "cuda" if "cuda" in step.backends else "triton")
+
+def told(op: Op, step: Step) -> tuple[str, str]:
+    """Title and ``Why:`` of a step's file, each in whole sentences; InvalidDataError where it lacks one."""
+    path = file_of(op, step)
     text = path.read_text()
     fields = []
     for field, pattern in _FIELDS.items():
