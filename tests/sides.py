@@ -1,14 +1,33 @@
-"""Triton's sides of functions on tensors of the CPU, for tests that put PyTorch in the place of kernels."""
+"""The two sides of functions on tensors of the CPU, where PyTorch stands in the place of kernels."""
 
 from __future__ import annotations
 
 import functools
 import importlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from kernel_twins.errors import UnavailableError
+from kernel_twins.harness.load import extension
+
 _FOLDER = Path(__file__).resolve().parents[1] / "triton-kernels"
+
+
+def cuda_library(operator: str = "") -> Any:
+    """``torch.ops.kernel_twins``, of which C++ computes by PyTorch's own on the CPU.
+
+    Skips where the CUDA side is missing, or was built before there was that operator in it.
+    """
+    torch = pytest.importorskip("torch")
+    try:
+        extension()
+    except UnavailableError as error:
+        pytest.skip(str(error))
+    if operator and not hasattr(torch.ops.kernel_twins, operator):
+        pytest.skip(f"the extension was built before there was {operator} in it")
+    return torch.ops.kernel_twins
 
 
 def as_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,13 +18,13 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor  # noqa: E402
 from torch._dynamo.utils import counters  # noqa: E402
-from torch.autograd.graph import save_on_cpu, saved_tensors_hooks  # noqa: E402
+from torch.autograd.graph import saved_tensors_hooks  # noqa: E402
 from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from kernel_twins.errors import UnavailableError  # noqa: E402
-from kernel_twins.harness.load import extension  # noqa: E402
+from tests import ways  # noqa: E402
+from tests.sides import cuda_library  # noqa: E402
 
 Call = Callable[[Any, Tensor], Tensor]
 CALLS: dict[str, Call] = {
@@ -57,11 +57,7 @@ MORE_CALLS: dict[str, Call] = {
 @pytest.fixture
 def library() -> Any:
     """The CUDA backend's operators."""
-    try:
-        extension()
-    except UnavailableError as error:
-        pytest.skip(str(error))
-    return torch.ops.kernel_twins
+    return cuda_library()
 
 
 @pytest.fixture(params=CALLS.items(), ids=lambda item: item[0])
@@ -177,40 +173,8 @@ def refusing(number: int) -> Iterator[None]:
         yield
 
 
-def passed(call: Callable[[Tensor], Tensor], x: Tensor) -> None:
-    call(x).square().sum().backward()
-
-
-def hooked(call: Callable[[Tensor], Tensor], x: Tensor, pack: Any) -> None:
-    with saved_tensors_hooks(pack, lambda kept: kept):
-        out = call(x)
-    out.square().sum().backward()
-
-
-def offloaded(call: Callable[[Tensor], Tensor], x: Tensor) -> None:
-    with save_on_cpu():
-        out = call(x)
-    out.square().sum().backward()
-
-
-def recomputed(call: Callable[[Tensor], Tensor], x: Tensor, reentrant: bool) -> None:
-    checkpoint(call, x, use_reentrant=reentrant).square().sum().backward()
-
-
 def recomputed_and_dropped(call: Callable[[Tensor], Tensor], x: Tensor) -> None:
     checkpoint(call, x, use_reentrant=False)
-
-
-def passed_twice(call: Callable[[Tensor], Tensor], x: Tensor) -> None:
-    out = call(x).square().sum()
-    out.backward(retain_graph=True)
-    out.backward(retain_graph=True)
-
-
-def differentiated_twice(call: Callable[[Tensor], Tensor], x: Tensor) -> None:
-    (dx,) = torch.autograd.grad(call(x).square().sum(), x, create_graph=True)
-    if dx.requires_grad:
-        torch.autograd.grad(dx.square().sum(), x)
 
 
 def refused(call: Callable[[Tensor], Tensor], x: Tensor) -> None:
@@ -224,19 +188,7 @@ def refused(call: Callable[[Tensor], Tensor], x: Tensor) -> None:
         break
 
 
-WAYS: dict[str, Callable[..., Any]] = {
-    "dropped": lambda call, x: call(x),
-    "passed": passed,
-    "passed twice": passed_twice,
-    "differentiated twice": differentiated_twice,
-    "checkpoint": partial(recomputed, reentrant=False),
-    "checkpoint, dropped": recomputed_and_dropped,
-    "reentrant checkpoint": partial(recomputed, reentrant=True),
-    "save_on_cpu": offloaded,
-    "detaching hooks": partial(hooked, pack=lambda tensor: tensor.detach()),
-    "cloning hooks": partial(hooked, pack=lambda tensor: tensor.clone()),
-    "refusing hooks": refused,
-}
+WAYS = ways.OF_SAVING | {"checkpoint, dropped": recomputed_and_dropped, "refusing hooks": refused}
 
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)

@@ -32,7 +32,7 @@ from kernel_twins.functional.matmul.shared import comparable_with  # noqa: E402
 from kernel_twins.harness.load import extension  # noqa: E402
 from kernel_twins.report.calls import fastest  # noqa: E402
 from kernel_twins.spec import Backend, Case  # noqa: E402
-from tests.interpreting import as_interpreted  # noqa: E402
+from tests.sides import as_interpreted, cuda_library  # noqa: E402
 
 matmul = importlib.import_module("kernel_twins.functional.matmul.matmul")  # the module, which a function hides
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,13 +59,7 @@ BY_SHAPES = pytest.mark.parametrize(("a_shape", "b_shape"), SHAPES, ids=lambda s
 @pytest.fixture
 def operator():
     """The CUDA backend's operator, which computes on the CPU with PyTorch's own product."""
-    try:
-        extension()
-    except UnavailableError as error:
-        pytest.skip(str(error))
-    if not hasattr(torch.ops.kernel_twins, "matmul"):
-        pytest.skip("the extension was built before there was an operator in it")
-    return torch.ops.kernel_twins.matmul.default
+    return cuda_library("matmul").matmul.default
 
 
 def operands(a_shape, b_shape, dtype=torch.float32, requires_grad=False):

@@ -12,10 +12,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch.autograd.graph import save_on_cpu, saved_tensors_hooks  # noqa: E402
+from torch.autograd.graph import saved_tensors_hooks  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import kernel_twins as kt  # noqa: E402
+from tests import ways  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -78,38 +79,6 @@ def assert_nothing_is_left(run: Callable[[], Any], calls: int = CALLS) -> None:
     assert allocated() <= before
 
 
-def passed(call: Callable[[Any], Any], x: Any) -> None:
-    call(x).square().sum().backward()
-
-
-def hooked(call: Callable[[Any], Any], x: Any, pack: Any) -> None:
-    with saved_tensors_hooks(pack, lambda kept: kept):
-        out = call(x)
-    out.square().sum().backward()
-
-
-def offloaded(call: Callable[[Any], Any], x: Any) -> None:
-    with save_on_cpu():
-        out = call(x)
-    out.square().sum().backward()
-
-
-def recomputed(call: Callable[[Any], Any], x: Any, reentrant: bool) -> None:
-    checkpoint(call, x, use_reentrant=reentrant).square().sum().backward()
-
-
-def passed_twice(call: Callable[[Any], Any], x: Any) -> None:
-    loss = call(x).square().sum()
-    loss.backward(retain_graph=True)
-    loss.backward(retain_graph=True)
-
-
-def differentiated_twice(call: Callable[[Any], Any], x: Any) -> None:
-    (dx,) = torch.autograd.grad(call(x).square().sum(), x, create_graph=True)
-    if dx.requires_grad:
-        torch.autograd.grad(dx.square().sum(), x)
-
-
 def refused(call: Callable[[Any], Any], x: Any) -> None:
     def pack(_: Any) -> None:
         raise InterruptedError
@@ -118,18 +87,7 @@ def refused(call: Callable[[Any], Any], x: Any) -> None:
         call(x)
 
 
-WAYS: dict[str, Callable[..., Any]] = {
-    "dropped": lambda call, x: call(x),
-    "passed": passed,
-    "passed twice": passed_twice,
-    "differentiated twice": differentiated_twice,
-    "checkpoint": partial(recomputed, reentrant=False),
-    "reentrant checkpoint": partial(recomputed, reentrant=True),
-    "save_on_cpu": offloaded,
-    "detaching hooks": partial(hooked, pack=lambda tensor: tensor.detach()),
-    "cloning hooks": partial(hooked, pack=lambda tensor: tensor.clone()),
-    "refusing hooks": refused,
-}
+WAYS = ways.OF_SAVING | {"refusing hooks": refused}
 
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
@@ -160,7 +118,7 @@ def test_compiled_calls_leave_nothing(backend, name) -> None:
     x = values()
 
     def run() -> None:
-        for way in (passed, partial(recomputed, reentrant=False), offloaded):
+        for way in (ways.passed, partial(ways.recomputed, reentrant=False), ways.offloaded):
             way(compiled, x)
             x.grad = None
 
@@ -179,7 +137,7 @@ def test_calls_that_inductor_compiles_leave_nothing(backend, name) -> None:
     x = values()
 
     def run() -> None:
-        passed(compiled, x)
+        ways.passed(compiled, x)
         x.grad = None
 
     assert_nothing_is_left(run, 10)
@@ -190,7 +148,7 @@ def test_passes_of_compiled_autograd_leave_nothing(name) -> None:
     torch.compiler.reset()
     x = values()
     with torch._dynamo.config.patch(compiled_autograd=True):
-        step = torch.compile(lambda: passed(lambda x: DIFFERENTIABLE[name](x, "cuda"), x), backend="eager")
+        step = torch.compile(lambda: ways.passed(lambda x: DIFFERENTIABLE[name](x, "cuda"), x), backend="eager")
 
         def run() -> None:
             step()

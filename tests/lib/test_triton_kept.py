@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 
 import kernel_twins  # noqa: E402
 from kernel_twins.ops.activations import ACTIVATIONS  # noqa: E402
-from tests.interpreting import as_interpreted  # noqa: E402
+from tests.sides import as_interpreted  # noqa: E402
 
 SHAPES = [
     ((4, 5), (5, 3)),

@@ -11,19 +11,13 @@ from typing import Any
 import pytest
 
 import kernel_twins
-from kernel_twins.errors import UnavailableError
-from kernel_twins.harness.load import extension
-from tests.interpreting import as_interpreted
+from tests.sides import as_interpreted, cuda_library
 
 
 @pytest.fixture
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """``backend="cuda"`` takes tensors of the CPU, of which its operators compute by PyTorch's own."""
-    pytest.importorskip("torch")
-    try:
-        extension()
-    except UnavailableError as error:
-        pytest.skip(str(error))
+    cuda_library()
     for name in {*kernel_twins._MODULES.values()}:
         monkeypatch.setattr(f"kernel_twins.functional.{name}.require_gpu", lambda *_: None)
 

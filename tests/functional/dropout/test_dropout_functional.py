@@ -25,10 +25,9 @@ import kernel_twins  # noqa: E402
 from kernel_twins import OPS  # noqa: E402
 from kernel_twins.errors import UnavailableError  # noqa: E402
 from kernel_twins.functional.dropout import dropout as functional_dropout  # noqa: E402
-from kernel_twins.harness.load import extension  # noqa: E402
 from kernel_twins.ops.activations import ACTIVATIONS  # noqa: E402
 from kernel_twins.ops.dropout import shared  # noqa: E402
-from tests.interpreting import as_interpreted  # noqa: E402
+from tests.sides import as_interpreted, cuda_library  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[3]
 P = 0.3
@@ -116,13 +115,7 @@ class Operators:
 @pytest.fixture(params=["cuda", "triton"])
 def operators(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Operators:
     if request.param == "cuda":
-        try:
-            extension()
-        except UnavailableError as error:
-            pytest.skip(str(error))
-        if not hasattr(torch.ops.kernel_twins, "dropout_add_result"):
-            pytest.skip("the extension was built before there was an operator in it")
-        library = torch.ops.kernel_twins
+        library = cuda_library("dropout_add_result")
         return Operators("cuda", library.dropout_add.default, library.dropout_add_backward.default, torch.float64)
     as_interpreted(monkeypatch)
     side = importlib.import_module("kernel_twins.functional.dropout.triton_dropout")

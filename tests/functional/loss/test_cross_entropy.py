@@ -22,9 +22,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 import kernel_twins  # noqa: E402
 from kernel_twins import OPS  # noqa: E402
 from kernel_twins.errors import UnavailableError  # noqa: E402
-from kernel_twins.harness.load import extension  # noqa: E402
 from kernel_twins.spec import Case  # noqa: E402
-from tests.interpreting import as_interpreted  # noqa: E402
+from tests.sides import as_interpreted, cuda_library  # noqa: E402
 
 torch_cross_entropy = torch.nn.functional.cross_entropy
 functional = importlib.import_module("kernel_twins.functional.loss.cross_entropy")  # the module, which a function hides
@@ -101,25 +100,11 @@ def replaced_mean(losses: Any, target: Any, loss: Any, scale: Any, ignore_index:
     scale.copy_(count.float().reciprocal())
 
 
-def require(backend: str) -> None:
-    """Skip where a backend is missing, which is said before anything else."""
-    if backend == "triton":
-        pytest.importorskip("triton")
-        return
-    try:
-        extension()
-    except UnavailableError as error:
-        pytest.skip(str(error))
-
-
 @pytest.fixture(params=["cuda", "triton"])
 def operators(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """``forward``, ``backward`` and ``in_place`` of a backend, ``loss`` alone, and its ``wide``-est dtype."""
-    require(request.param)
     if request.param == "cuda":
-        if not hasattr(torch.ops.kernel_twins, "cross_entropy_result"):
-            pytest.skip("the extension was built before there was an operator in it")
-        library = torch.ops.kernel_twins
+        library = cuda_library("cross_entropy_result")
         found = SimpleNamespace(
             forward=library.cross_entropy.default,
             backward=library.cross_entropy_backward.default,
@@ -574,7 +559,7 @@ def test_what_pytorchs_gradient_in_place_refuses_is_named() -> None:
 
 def test_the_gradient_in_place_leaves_to_pytorch_what_only_pytorch_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """Probabilities and classes of uint8 on a GPU, which are refused where "cuda" is asked for."""
-    require("cuda")
+    cuda_library()
     monkeypatch.setattr(functional, "is_on_gpu", lambda tensor: True)
     monkeypatch.setattr(functional, "_runs", lambda backend, device: True)
 
@@ -768,7 +753,10 @@ def test_what_is_refused_is_named(operators) -> None:
 
 @pytest.mark.parametrize("backend", ["cuda", "triton"])
 def test_what_only_pytorch_does_is_refused_by_name(backend) -> None:
-    require(backend)
+    if backend == "cuda":
+        cuda_library()
+    else:
+        pytest.importorskip("triton")
     x, target = values((3, 5)), classes((3, 5))
     with pytest.raises(
         ValueError, match=rf"^weight is a Tensor, must be None for backend='{backend}': pass backend='to"
@@ -833,7 +821,7 @@ def test_the_module_takes_class_weights_first_as_pytorchs() -> None:
     assert not kernel_twins.nn.CrossEntropyLoss().state_dict()
     with pytest.raises(TypeError, match=r"^weight is 2, must be None or a torch.Tensor .* name the arguments that"):
         kernel_twins.nn.CrossEntropyLoss(2)  # type: ignore[arg-type]
-    require("cuda")
+    cuda_library()
     with pytest.raises(ValueError, match=r"^weight is a Tensor, must be None for backend='cuda'"):
         kernel_twins.nn.CrossEntropyLoss(weight, backend="cuda")(x, target)
 

@@ -10,9 +10,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import kernel_twins  # noqa: E402
-from kernel_twins.errors import UnavailableError  # noqa: E402
-from kernel_twins.harness.load import extension  # noqa: E402
 from kernel_twins.ops.activations import ACTIVATIONS  # noqa: E402
+from tests.sides import cuda_library  # noqa: E402
 
 BY_ACTIVATION = pytest.mark.parametrize("activation", ACTIVATIONS)
 X_SHAPES = [(3, 5), (5,), (2, 3, 5), (0, 5)]
@@ -25,13 +24,7 @@ BY_WANTED = pytest.mark.parametrize(
 @pytest.fixture
 def operator():
     """The CUDA backend's operator, which computes on the CPU by PyTorch's own."""
-    try:
-        extension()
-    except UnavailableError as error:
-        pytest.skip(str(error))
-    if not hasattr(torch.ops.kernel_twins, "linear"):
-        pytest.skip("the extension was built before there was an operator in it")
-    return torch.ops.kernel_twins.linear.default
+    return cuda_library("linear").linear.default
 
 
 def operands(x_shape=(3, 5), dtype=torch.float64, requires_grad=False):

@@ -21,7 +21,7 @@ torch = pytest.importorskip("torch")
 import kernel_twins  # noqa: E402
 from kernel_twins.ops.activations import ACTIVATIONS  # noqa: E402
 from tests import forks  # noqa: E402
-from tests.interpreting import as_interpreted  # noqa: E402
+from tests.sides import as_interpreted  # noqa: E402
 
 BY_ACTIVATION = pytest.mark.parametrize("activation", ACTIVATIONS)
 REAL = [activation for activation in ACTIVATIONS if activation != "none"]  # whose dz is not dout

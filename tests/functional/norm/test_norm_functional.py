@@ -28,9 +28,8 @@ from kernel_twins import OPS  # noqa: E402
 from kernel_twins.errors import UnavailableError  # noqa: E402
 from kernel_twins.functional import backends  # noqa: E402
 from kernel_twins.functional.norm import norm  # noqa: E402
-from kernel_twins.harness.load import extension  # noqa: E402
 from kernel_twins.spec import Case  # noqa: E402
-from tests.interpreting import as_interpreted  # noqa: E402
+from tests.sides import as_interpreted, cuda_library  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[3]
 EPS = 1e-3  # large enough to be missed
@@ -175,14 +174,9 @@ class Operators:
 def operators(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Operators:
     names = [operator for name in NAMES for operator in (name, f"add_{name}", f"{name}_backward")]
     if request.param == "cuda":
-        try:
-            extension()
-        except UnavailableError as error:
-            pytest.skip(str(error))
-        if not hasattr(torch.ops.kernel_twins, "layer_norm_result"):
-            pytest.skip("the extension was built before there was an operator in it")
+        found = cuda_library("layer_norm_result")
         names += [f"{operator}_result" for operator in names if not operator.endswith("_backward")]
-        library = {name: getattr(torch.ops.kernel_twins, name).default for name in names}
+        library = {name: getattr(found, name).default for name in names}
         return Operators("cuda", library, torch.float64)
     as_interpreted(monkeypatch)
     side = importlib.import_module("kernel_twins.functional.norm.triton_norm")

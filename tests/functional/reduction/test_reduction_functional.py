@@ -24,8 +24,7 @@ import kernel_twins  # noqa: E402
 from kernel_twins import OPS  # noqa: E402
 from kernel_twins.errors import UnavailableError  # noqa: E402
 from kernel_twins.functional.reduction import reduction  # noqa: E402
-from kernel_twins.harness.load import extension  # noqa: E402
-from tests.interpreting import as_interpreted  # noqa: E402
+from tests.sides import as_interpreted, cuda_library  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[3]
 PYTORCHS: dict[str, Any] = {"sum": torch.sum, "mean": torch.mean, "max": torch.amax, "argmax": torch.argmax}
@@ -87,13 +86,7 @@ def replaced(op: str, device: int | None) -> Any:
 @pytest.fixture(params=["cuda", "triton"])
 def operator(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     if request.param == "cuda":
-        try:
-            extension()
-        except UnavailableError as error:
-            pytest.skip(str(error))
-        if not hasattr(torch.ops.kernel_twins, "reduction_nd"):
-            pytest.skip("the extension was built before there was this operator in it")
-        return torch.ops.kernel_twins.reduction_nd.default
+        return cuda_library("reduction_nd").reduction_nd.default
     as_interpreted(monkeypatch)
     side = importlib.import_module("kernel_twins.functional.reduction.triton_reduction")
     monkeypatch.setattr(side, "triton_launcher", replaced)

@@ -26,10 +26,9 @@ from kernel_twins import OPS  # noqa: E402
 from kernel_twins.errors import UnavailableError  # noqa: E402
 from kernel_twins.functional import backends, choice  # noqa: E402
 from kernel_twins.functional.backends import cuda_operator  # noqa: E402
-from kernel_twins.harness.load import extension  # noqa: E402
 from kernel_twins.report.calls import fastest  # noqa: E402
 from kernel_twins.spec import Case  # noqa: E402
-from tests.interpreting import as_interpreted  # noqa: E402
+from tests.sides import as_interpreted, cuda_library  # noqa: E402
 
 softmax = importlib.import_module("kernel_twins.functional.softmax.softmax")  # the module, which a function hides
 ROOT = Path(__file__).resolve().parents[3]
@@ -74,13 +73,7 @@ def replaced(op: str, device: int | None) -> Any:
 def operators(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """``forward`` and ``backward`` of a backend, and its ``wide``-est dtype."""
     if request.param == "cuda":
-        try:
-            extension()
-        except UnavailableError as error:
-            pytest.skip(str(error))
-        if not hasattr(torch.ops.kernel_twins, "softmax"):
-            pytest.skip("the extension was built before there was an operator in it")
-        library = torch.ops.kernel_twins
+        library = cuda_library("softmax")
         found = SimpleNamespace(forward=library.softmax.default, backward=library.softmax_backward.default)
         found.wide = torch.float64
     else:
@@ -369,10 +362,7 @@ def test_what_is_no_dimension_is_named(operators, dim) -> None:
 
 
 def test_a_stale_extension_says_so() -> None:
-    try:
-        extension()
-    except UnavailableError as error:
-        pytest.skip(str(error))
+    cuda_library()
     operator, why = cuda_operator("no_such_operator")
     assert operator is None and "build it again" in why
 

@@ -16,7 +16,7 @@ from kernel_twins.ops.matmul import shared  # noqa: E402
 from kernel_twins.ops.matmul.products import compiled_product, torch_mm  # noqa: E402
 from kernel_twins.ops.tensors import empty_outputs  # noqa: E402
 from kernel_twins.spec import Case, Step  # noqa: E402
-from tests.interpreting import as_interpreted  # noqa: E402
+from tests.sides import as_interpreted  # noqa: E402
 
 OP = OPS["matmul_bf16"]
 PLAIN = Step(name="v98_plain")
