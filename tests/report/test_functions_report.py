@@ -6,6 +6,8 @@ import importlib
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
+from itertools import count
 from pathlib import Path
 
 import pandas as pd
@@ -340,12 +342,24 @@ def test_backward_passes_are_timed_after_all_forward_passes(monkeypatch: pytest.
     timed = events[events.index("wait") - calls_each :]  # behind the gates
     size = 2 * calls_each + 2
     samples = [timed[begin : begin + size] for begin in range(0, len(timed), size)]
-    assert len(samples) == 2 * (rounds + 1)
+    assert len(samples) == 2 * (measured._TRIED * rounds + 1)
     for sample in samples:
         backend = sample[0].removesuffix(" forward")
         passes = ([f"{backend} {which}"] * calls_each for which in ("forward", "backward"))
         assert sample == [*next(passes), "wait", *next(passes), "wait"]
     assert not any("triton" in event for event in timed)
+
+
+def test_rounds_are_kept_in_which_nobody_else_ran_on_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    from kernel_twins.report.measure import functions as measured
+
+    shared = (f for number in range(measured._TRIED * 3) for f in ((1.0, 1.0) if number in (2, 5, 9) else (1.0, 1.5)))
+    monkeypatch.setattr(measured, "timeit", lambda number: next(shared))
+    calls = {name: partial(next, count(first)) for name, first in (("torch", 0), ("cuda", 100))}  # each tells its round
+    times = measured._in_turns(calls, {"torch": 7, "cuda": 7}, 3, lambda call, _: call())
+    assert times == {"torch": (7, [2, 5, 9]), "cuda": (7, [102, 105, 109])}
 
 
 def test_a_wrong_call_gets_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

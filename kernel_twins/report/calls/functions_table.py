@@ -146,8 +146,9 @@ def section(folder: Path) -> list[str]:
         "",
         f"{_called(table)} as a user calls them, beside PyTorch and PyTorch under `torch.compile` (run `{run}`)."
         f"{since} No call was timed before its result, and its gradients where they are timed, agreed with those in "
-        "fp32. A time is the median over rounds, in which the calls took turns in random order; × is how many times "
-        "faster, the median over paired rounds with its 99 % interval.",
+        "fp32. A time is the median over rounds, in which the calls took turns in random order: the "
+        "eighth of the rounds in which a loop apart from the calls ran fastest, since hosts are shared. × is how many "
+        "times faster, the median over paired rounds with its 99 % interval.",
     ]
     for kind, measured in _MEASURED.items():
         rows = table[table["kind"] == kind]
