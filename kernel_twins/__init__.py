@@ -53,6 +53,10 @@ _MODULES = {
 }
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULES, "nn"})
+
+
 def __getattr__(name: str) -> Any:
     """A public function, or the modules, imported when first asked for: what defines them imports torch."""
     if name != "nn" and name not in _MODULES:

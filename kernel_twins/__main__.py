@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import os
 import statistics
 import sys
 
+from kernel_twins.compiler.interpreter import SWITCH, is_interpreted, refusal, round_to_nearest, small_case
 from kernel_twins.compiler.show import STAGES
 from kernel_twins.errors import UnavailableError
 from kernel_twins.harness.ceilings import gpu_slug
@@ -23,11 +25,19 @@ def main(argv: list[str] | None = None) -> int:
 
     verbs.add_parser("list", help="every operation, its steps and the languages they exist in")
 
-    run = verbs.add_parser("run", help="one checked launch, for ncu, compute-sanitizer or cuda-gdb")
+    run = verbs.add_parser(
+        "run",
+        help="one checked launch, for ncu, compute-sanitizer or cuda-gdb",
+        description="Launches a step once and checks its result. Without a GPU, "
+        f"`{SWITCH} python -m kernel_twins run OP STEP triton` has Triton's interpreter run a small case on the CPU.",
+    )
     run.add_argument("op")
     run.add_argument("step")
     run.add_argument("backend", choices=BACKENDS)
-    run.add_argument("--case", help="such as 1000003-bf16 or 128x64x32-bf16-b.col (default: the profiled case)")
+    run.add_argument(
+        "--case",
+        help="such as 1000003-bf16 or 128x64x32-bf16-b.col (default: the profiled case; a small one on the CPU)",
+    )
 
     bench = verbs.add_parser("bench", help="time one case, baselines interleaved")
     bench.add_argument("op")
@@ -57,10 +67,6 @@ def main(argv: list[str] | None = None) -> int:
     show.add_argument("--case", help="such as 1000003-bf16 (default: the profiled case)")
 
     arguments = parser.parse_args(argv)
-    if arguments.verb in ("run", "bench") and (reason := why_no_gpu()):
-        remedy = "`python profiling/ncu_report.py doctor` says what is missing"
-        print(f"kernel_twins: cannot {arguments.verb} here: {reason}; {remedy}", file=sys.stderr)
-        return 3
     try:
         code = {"list": _list, "run": _run, "bench": _bench, "show": _show}[arguments.verb](arguments)
         sys.stdout.flush()
@@ -86,12 +92,34 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    op, case = _op_and_case(arguments)
+    on_cpu = arguments.backend == "triton" and _is_interpreted()
+    if not on_cpu:
+        _require_gpu("run", f"with {SWITCH} a small case runs on the CPU" if arguments.backend == "triton" else "")
     from kernel_twins.harness.check import check
 
-    op, case = _op_and_case(arguments)
-    verdict = check(op, load(op.name, arguments.step, arguments.backend), case)
+    call = load(op.name, arguments.step, arguments.backend)
+    if on_cpu:
+        round_to_nearest()
+        step = op.step(arguments.step)
+        case = case if arguments.case else small_case(op, step)
+        if reason := refusal(op, step, case.dtype):
+            raise UnavailableError(reason)
+    verdict = check(op, call, case, device="cpu" if on_cpu else "cuda")
     print(f"{case.slug}: " + (f"right, error {verdict.error:.3g}" if verdict.ok else f"WRONG, {verdict.reason}"))
     return 0 if verdict.ok else 1
+
+
+def _is_interpreted() -> bool:
+    with contextlib.suppress(ImportError):
+        return is_interpreted()
+    return False
+
+
+def _require_gpu(verb: str, *remedies: str) -> None:
+    if reason := why_no_gpu():
+        told = "; ".join(filter(None, ("`python profiling/ncu_report.py doctor` says what is missing", *remedies)))
+        raise UnavailableError(f"cannot {verb} here: {reason}; {told}")
 
 
 def _bench(arguments: argparse.Namespace) -> int:
@@ -101,6 +129,7 @@ def _bench(arguments: argparse.Namespace) -> int:
     case = Case.parse(arguments.case) if arguments.case else op.profile_case
     if reason := op.accepts(case):
         raise ValueError(f"--case {case.slug}: {reason}")
+    _require_gpu("bench")
     steps = (op.step(arguments.step),) if arguments.step else tuple(s for s in op.steps if op.times(s, case))
     _note(op, steps)
     print(f"{op.name} {case.slug}")

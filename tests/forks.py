@@ -42,10 +42,11 @@ def interpreted(module: str, function: str, *arguments: Any) -> Any:
 
     The test is skipped where Triton is not there, or interprets no loops with the numpy that is.
     """
-    numpy, triton = map(pytest.importorskip, ("numpy", "triton"))
-    old = tuple(int(part) for part in triton.__version__.split(".")[:2]) < (3, 7)
-    if old and numpy.lib.NumpyVersion(numpy.__version__) >= "2.4.0":
-        pytest.skip(f"Triton {triton.__version__} interprets no loops with numpy {numpy.__version__}, only before 2.4")
+    pytest.importorskip("triton")
+    from kernel_twins.compiler.interpreter import unavailable
+
+    if reason := unavailable():
+        pytest.skip(reason)
     return call(module, function, *arguments, environment={"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""})
 
 
@@ -121,7 +122,6 @@ def _serve() -> None:
             importlib.import_module(name)
     if os.environ.get("TRITON_INTERPRET") == "1":
         _patch_once()
-        _round_to_nearest()
     answers = os.dup(1)
     for line in sys.stdin:
         with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as result:
@@ -145,22 +145,6 @@ def _patch_once() -> None:
     setattr(interpreter, "_patch_lang", lambda fn: interpreter._LangPatchScope())  # noqa: B010
 
 
-def _round_to_nearest() -> None:
-    """Have the interpreter round fp32 to bf16 as GPUs do: it cuts off."""
-    import torch
-    import triton.language as tl
-
-    interpreter = importlib.import_module("triton.runtime.interpreter")
-    convert = interpreter._convert_float
-
-    def rounded(data: Any, source: Any, target: Any, mode: Any) -> Any:
-        if (source, target) != (tl.float32, tl.bfloat16):
-            return convert(data, source, target, mode)
-        return torch.tensor(data).bfloat16().view(torch.int16).numpy()
-
-    setattr(interpreter, "_convert_float", rounded)  # noqa: B010
-
-
 def _run(call: list[Any], output: Any, result: Any) -> None:
     """In the fork: never returns."""
     os.dup2(output.fileno(), 1)
@@ -168,6 +152,8 @@ def _run(call: list[Any], output: Any, result: Any) -> None:
     opened: set[str] = set()
     sys.addaudithook(lambda event, about: opened.add(str(about[0])) if event == "open" else None)
     module, function, *arguments = call
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        importlib.import_module("kernel_twins.compiler.interpreter").round_to_nearest()
     try:
         returned = getattr(importlib.import_module(module), function)(*arguments)
         imported = {str(each.__file__) for each in list(sys.modules.values()) if getattr(each, "__file__", None)}
