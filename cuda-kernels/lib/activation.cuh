@@ -1,8 +1,8 @@
-// The activations and their derivatives, on fp32 values.
+// Activations and their derivatives on fp32 values.
 //
-// Each is a few multiplications, ex2.approx and rcp.approx (relative errors of 2^-22 or so), which an SM
-// computes at an eighth of the rate of multiplications. tanh.approx would be a single instruction, but
-// 1 + tanh(u) then keeps 11 bits of 1, and none of a small result.
+// Each takes a few multiplications and one or two MUFU instructions (ex2.approx, rcp.approx; relative errors
+// of about 2^-22), of which an SM completes an eighth as many a cycle as multiplications. tanh.approx would
+// be a single one, but 1 + tanh(u) then has 11 correct bits, and none where the sum is small.
 #pragma once
 
 #include "activation.h"
@@ -27,10 +27,11 @@ __device__ inline float reciprocal_approx(float x) {
 
 __device__ inline float sigmoid(float x) { return reciprocal_approx(1.0f + exp2_approx(-LOG2_E * x)); }
 
-// The normal distribution's integral from -inf to -t, for t from 0 to FARTHEST_TAIL. Its logarithm is smooth,
-// and p the polynomial of degree 6 that minimises the largest relative error of t * 2^p(t) up to 5.5: it is
-// 3e-5. Behind that the error grows, of a result below 2e-7. One exponential, and no division.
-constexpr float FARTHEST_TAIL = 15.0f;  // the integral is next to nothing
+// The upper tail of the normal distribution, P(X > t), for t from 0 to FARTHEST_TAIL, as 2^p(t): one
+// exponential and no division. The tail's logarithm is smooth; the polynomial p of degree 6 minimises the
+// largest relative error of t * 2^p(t) for t up to 5.5, which is 3e-5. Beyond 5.5 the relative error grows,
+// but the result is below 2e-7.
+constexpr float FARTHEST_TAIL = 15.0f;  // the tail is negligible beyond
 __device__ inline float normal_tail(float t) {
   float p = fmaf(t, 2.52133836e-5f, -6.46586114e-4f);
   p = fmaf(t, p, 7.40630228e-3f);
@@ -40,30 +41,32 @@ __device__ inline float normal_tail(float t) {
   return exp2_approx(fmaf(t, p, -1.0000432f));
 }
 
-// The same up to x, for the derivative: given exp(-x^2 / 2), within 1e-7. Abramowitz and Stegun, "Handbook of
-// Mathematical Functions" (1964), 7.1.26, its coefficients halved. Where memory is the limit, the division
-// costs nothing; and where gelu's slope is 0, normal_tail's error would be a hundred times as large.
+// The normal distribution function P(X < x), for gelu's derivative; `density` is exp(-x^2 / 2). The error is
+// below 1e-7: Abramowitz and Stegun, "Handbook of Mathematical Functions" (1964), 7.1.26, with halved
+// coefficients. normal_tail's error would be a hundred times as large where gelu's slope is 0. The division
+// costs no time in kernels that memory limits.
 __device__ inline float normal_cdf(float x, float density) {
   const float t = reciprocal_approx(fmaf(0.3275911f * SQRT_HALF, fabsf(x), 1.0f));
   float series = fmaf(t, 0.5307027145f, -0.7265760135f);
   series = fmaf(t, series, 0.7107068705f);
   series = fmaf(t, series, -0.142248368f);
   series = fmaf(t, series, 0.127414796f);
-  const float beyond = t * series * density;  // of |x|
+  const float beyond = t * series * density;  // P(X > |x|)
   return x < 0.0f ? beyond : 1.0f - beyond;
 }
 
-// The tanh form is x * sigmoid(2 u).
+// gelu's tanh form is x * sigmoid(2 u); this is 2 u.
 __device__ inline float twice_tanh_argument(float x) {
   return 2.0f * TANH_SCALE * x * fmaf(TANH_CUBIC * x, x, 1.0f);
 }
 
-// Where x is -inf, PyTorch's gelu and silu are NaN, and so are these.
+// The activation of x. gelu and silu of -inf are NaN, as PyTorch's are.
 template <Activation ACTIVATION>
 __device__ inline float activate(float x) {
   if constexpr (ACTIVATION == Activation::relu) return x < 0.0f ? 0.0f : x;  // NaN stays
   if constexpr (ACTIVATION == Activation::gelu) {
-    // x * cdf(x) = max(x, 0) - |x| * tail(|x|). The maximum so that NaN and -inf give NaN.
+    // x * cdf(x) = max(x, 0) - |x| * tail(|x|). The maximum is computed as (x + |x|) / 2, so that NaN and
+    // -inf give NaN.
     const float t = fminf(fabsf(x), FARTHEST_TAIL);
     return fmaf(-t, normal_tail(t), fmaf(0.5f, x, 0.5f * fabsf(x)));
   }
@@ -72,7 +75,7 @@ __device__ inline float activate(float x) {
   return x;
 }
 
-// The derivative at x; for relu, x may be the result.
+// The derivative at x. For relu, x may also be relu's result.
 template <Activation ACTIVATION>
 __device__ inline float derivative(float x) {
   if constexpr (ACTIVATION == Activation::relu) return x <= 0.0f ? 0.0f : 1.0f;
@@ -93,7 +96,7 @@ __device__ inline float derivative(float x) {
   return 1.0f;
 }
 
-// Calls function.operator()<ACTIVATION>(), on whichever side that may be called.
+// Calls function.operator()<ACTIVATION>() with the activation as a template argument, on host or device.
 #pragma nv_exec_check_disable
 template <typename Function>
 __host__ __device__ inline void with_activation(Activation activation, Function function) {

@@ -1,4 +1,4 @@
-// The activations that kernels can apply on the way, by name.
+// The activations that a kernel's epilogue can apply.
 #pragma once
 
 enum class Activation { none, relu, gelu, gelu_tanh, silu };

@@ -1,7 +1,7 @@
-// What CUDA's own library offers, called as its documentation shows.
+// Baselines from CUB, CUDA's own library of device-wide algorithms, called as its documentation shows.
 //
-// DeviceTransform picks its tile in a process's first call for a type and keeps it, and it picks a small one
-// where that call's vector is small: whoever times it makes the first call with a large vector.
+// DeviceTransform chooses its tile size in a process's first call for a type and keeps it; after a small
+// vector it keeps a small tile. Whoever times it must make the first call with a large vector.
 #include <cub/device/device_reduce.cuh>
 #include <cub/device/device_transform.cuh>
 #include <cuda/std/functional>

@@ -1,4 +1,4 @@
-// Launching kernels whose blocks form clusters.
+// Launches of kernels whose blocks form clusters.
 #pragma once
 
 #include <map>
@@ -7,9 +7,10 @@
 
 #include "common.cuh"
 
-constexpr int MOST_CLUSTER_BLOCKS = 16;  // more than 8 are not portable
+constexpr int MOST_CLUSTER_BLOCKS = 16;  // more than 8 need an opt-in, and not every GPU allows them
 
-// A launch of clusters of `blocks` blocks; with one block each, operator() launches blocks that any GPU runs.
+// A launch of clusters of `blocks` blocks each. With blocks == 1, operator() sets no cluster attribute, so
+// any GPU can run it.
 class ClusterLaunch {
  public:
   ClusterLaunch(const void* kernel, int blocks, int threads, int shared_bytes, cudaStream_t stream)
@@ -24,8 +25,8 @@ class ClusterLaunch {
     config_.numAttrs = blocks > 1 ? 1 : 0;
   }
 
-  // How many clusters run at once; 0 where the GPU has no room for one. Asked once for a kernel, its shape
-  // and a GPU: the answer takes longer than a launch.
+  // How many clusters run at once; 0 if the GPU has no room for one. The answer is cached by kernel, shape
+  // and GPU, since the query takes longer than a launch.
   int resident() {
     static std::mutex mutex;
     static std::map<std::tuple<const void*, int, unsigned, size_t, int>, int> known;
@@ -43,13 +44,14 @@ class ClusterLaunch {
     CUDA_CHECK(cudaLaunchKernelEx(&config_, kernel, arguments...));
   }
 
-  // The same with a row of the grid's for every cluster, blockIdx.x, and its blocks blockIdx.y: a block knows
-  // its cluster at once, where blockIdx.x / blocks is 40 instructions before the first address.
+  // The same with a two-dimensional grid: blockIdx.x is the cluster, blockIdx.y the block in it. A kernel
+  // then needs no division of blockIdx.x by a run-time number, which is some 40 instructions before the first
+  // address.
   template <typename Kernel, typename... Arguments>
   void by_rows(int clusters, Kernel* kernel, Arguments... arguments) {
     attribute_.val.clusterDim = {1, static_cast<unsigned>(blocks_), 1};
     config_.gridDim = {static_cast<unsigned>(clusters), static_cast<unsigned>(blocks_), 1};
-    config_.numAttrs = 1;  // for one block, too, whose kernel arrives at the cluster's barrier like any other
+    config_.numAttrs = 1;  // also for one block: its kernel arrives at the cluster's barrier, too
     CUDA_CHECK(cudaLaunchKernelEx(&config_, kernel, arguments...));
   }
 
@@ -66,7 +68,7 @@ class ClusterLaunch {
     }
     config_.gridDim = static_cast<unsigned>(blocks_);
     const cudaError_t error = cudaOccupancyMaxActiveClusters(&clusters, kernel_, &config_);
-    cudaGetLastError();  // an error is an answer
+    cudaGetLastError();  // clears the error: it means "no room"
     return error == cudaSuccess ? clusters : 0;
   }
 

@@ -1,8 +1,8 @@
-// Sums of columns over all rows of a matrix that is computed on the way and written nowhere: gradients of
-// weights and biases where nobody asks for that of x.
+// Column sums over all rows of a matrix that is computed on the fly and never stored: the gradients of
+// weights and biases, for callers that do not want the gradient of x.
 //
-// A block takes rows of a strip of columns; each thread sums its columns in fp32. The blocks' sums are added
-// up by a second, small launch in a fixed order, so that every run gives the same bits.
+// A block takes some rows of a strip of columns, and each thread sums its columns in fp32. A second, small
+// launch adds the blocks' sums in a fixed order, so every run gives the same bits.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@ constexpr int COLUMN_WARPS = 8;
 constexpr int COLUMN_BLOCKS_PER_SM = 4;
 constexpr int TOTAL_WARPS = 32;
 
-// COUNT neighbours, by one access where they are 16 bytes.
+// COUNT neighbouring elements, loaded by one access.
 template <typename T, int COUNT>
 struct alignas(COUNT * sizeof(T)) Neighbours {
   T of[COUNT];
@@ -23,8 +23,9 @@ struct alignas(COUNT * sizeof(T)) Neighbours {
   }
 };
 
-// Terms is made of args and a thread's first column, and has COUNT columns, SUMS sums of each, and UNROLL
-// rows under way: add(sums, row) adds what a row gives. partials: [SUMS, chunks, N].
+// First launch: partial sums of each chunk of rows. A Terms is constructed from args and a thread's first
+// column. It has COUNT neighbouring columns and SUMS sums of each, and UNROLL rows in flight; add(sums, row)
+// adds a row's terms. partials: [SUMS, chunks, N].
 template <typename Terms, typename Args>
 __global__ void __launch_bounds__(COLUMN_WARPS * 32)
     column_sums_kernel(const Args args, float* partials, unsigned strips, int64_t chunk_rows) {
@@ -43,10 +44,10 @@ __global__ void __launch_bounds__(COLUMN_WARPS * 32)
   }
 #pragma unroll
   for (int sum = 0; sum < Terms::SUMS; ++sum) {
-    if (sum > 0) __syncthreads();  // for the sums before to be read
+    if (sum > 0) __syncthreads();  // waits until the previous totals have been read
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) totals[warp_id][lane_id * COUNT + i] = sums[sum][i];
-    __syncthreads();  // for the sums of all warps
+    __syncthreads();  // waits for the sums of all warps
     for (int i = threadIdx.x; i < 32 * COUNT && strip_col + i < args.N; i += COLUMN_WARPS * 32) {
       float total = 0.0f;
 #pragma unroll
@@ -56,11 +57,11 @@ __global__ void __launch_bounds__(COLUMN_WARPS * 32)
   }
 }
 
-// out: [N], the sums of all chunks' partial sums, [chunks, N]. A block adds those of 32 columns.
+// Second launch: out [N] = the sums over the chunks of partials [chunks, N]. A block adds 32 columns.
 template <typename T>
 __global__ void __launch_bounds__(32 * TOTAL_WARPS)
     column_totals_kernel(const float* partials, int64_t chunks, int64_t N, T* out) {
-  __shared__ float sums[TOTAL_WARPS][33];  // columns and rows are read without conflicts
+  __shared__ float sums[TOTAL_WARPS][33];  // padded: no bank conflicts along rows or columns
   const int lane_id = threadIdx.x % 32, warp_id = threadIdx.x / 32;
   const int64_t first = int64_t{blockIdx.x} * 32, col = first + lane_id;
   float sum = 0.0f;
@@ -69,17 +70,17 @@ __global__ void __launch_bounds__(32 * TOTAL_WARPS)
     for (int64_t chunk = warp_id; chunk < chunks; chunk += TOTAL_WARPS) sum += partials[chunk * N + col];
   }
   sums[warp_id][lane_id] = sum;
-  __syncthreads();  // for every warp's chunks
+  __syncthreads();  // waits for the sums of all warps
   const float total = warp_sum(sums[lane_id][warp_id]);
   if (lane_id == 0 && first + warp_id < N) out[first + warp_id] = from_float<T>(total);
 }
 
-// outs: where each of the sums goes, [N]. M and N are not 0.
+// Launches both kernels. outs: one [N] for each of the SUMS sums. M and N must not be 0.
 template <typename Terms, typename Args, typename... Outs>
 void sum_columns(const Args& args, Outs*... outs) {
   static_assert(sizeof...(Outs) == Terms::SUMS);
   const int64_t strips = cdiv(args.N, 32 * Terms::COUNT);
-  const int64_t most = cdiv(args.M, COLUMN_WARPS);  // each warp has a row at least
+  const int64_t most = cdiv(args.M, COLUMN_WARPS);  // chunks, so that each warp has at least one row
   const int64_t wanted =
       std::max<int64_t>(1, int64_t{multiprocessor_count()} * COLUMN_BLOCKS_PER_SM / strips);
   const int64_t chunk_rows = cdiv(args.M, std::min(most, wanted));

@@ -1,4 +1,4 @@
-// What several steps share, or ladders to come will, and none of them is about.
+// Helpers of all CUDA kernels: error checks, launch limits, dtype dispatch and conversions, 16-byte packs.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -14,17 +14,17 @@
 
 #include "step.h"
 
-// Throws std::runtime_error, which reaches Python as RuntimeError, with the place and CUDA's own words.
+// Throws std::runtime_error (RuntimeError in Python) with file, line, call and CUDA's message.
 #define CUDA_CHECK(call) cuda_check((call), #call, __FILE__, __LINE__)
 
 inline void cuda_check(cudaError_t error, const char* call, const char* file, int line) {
   if (error == cudaSuccess) return;
-  cudaGetLastError();  // is told here, and not again after the next launch
+  cudaGetLastError();  // clears the error, so that the next launch does not report it again
   throw std::runtime_error(std::string(file) + ":" + std::to_string(line) + ": " + call +
                            " failed: " + cudaGetErrorString(error) + " (" + cudaGetErrorName(error) + ")");
 }
 
-// Multiprocessors of the current device. A look-up of tens of nanoseconds, so launchers ask on every call.
+// SMs of the current device. The query takes tens of nanoseconds, so launchers repeat it on every call.
 inline int multiprocessor_count() {
   int device = 0;
   int count = 0;
@@ -33,7 +33,7 @@ inline int multiprocessor_count() {
   return count;
 }
 
-// Bytes of shared memory that a block of the current device can have.
+// Most shared memory that a block may opt in to on the current device, in bytes.
 inline int most_shared_memory() {
   int device = 0;
   int most = 0;
@@ -42,10 +42,10 @@ inline int most_shared_memory() {
   return most;
 }
 
-// Lets a kernel be launched with that much dynamic shared memory. More than 48 KiB must be asked for, and
-// GPUs differ in how much they have. `bytes` must always be the same for a kernel, the most that it needs: a
-// call that asks for fewer takes them from a thread that has asked and not yet launched. So a thread asks
-// once for a kernel and a GPU: the driver takes a good part of a launch's time to set it.
+// Allows a kernel `bytes` of dynamic shared memory, since more than 48 KiB needs an opt-in. Throws if the GPU
+// has less. Pass the same value, the kernel's largest need, on every call: the attribute is shared by all
+// threads, and a smaller value set by one would fail the launch of another. Each thread sets it once a kernel
+// and GPU, as the driver call costs a good part of a launch.
 template <typename Kernel>
 static void allow_shared_memory(Kernel kernel, int bytes) {
   thread_local std::set<std::pair<const void*, int>> allowed;
@@ -62,8 +62,8 @@ static void allow_shared_memory(Kernel kernel, int bytes) {
   allowed.insert(key);
 }
 
-// Launches a kernel whose rows are read once, with as little L1 as there can be: shared memory has the rest
-// of what an SM divides between them, used or not. What else it reads by way of L1 must be little.
+// Launches a kernel with the largest shared memory carveout, which leaves the smallest L1. For kernels that
+// read their rows once and little else through L1.
 template <typename Kernel, typename... Arguments>
 void launch_with_small_l1(int64_t blocks, int64_t threads, cudaStream_t stream, Kernel* kernel,
                           Arguments... arguments) {
@@ -83,15 +83,15 @@ __host__ __device__ constexpr int64_t cdiv(int64_t dividend, int64_t divisor) {
   return (dividend + divisor - 1) / divisor;
 }
 
-// For launchers that give a row to every block: calls launch(first row, rows) for as many rows as a grid may
-// have blocks, and again where there are more.
+// Calls launch(first row, rows) once, or several times if there are more rows than a grid may have blocks.
+// For launchers that give each row a block.
 template <typename Launch>
 void launch_rows(int64_t rows, Launch launch) {
-  constexpr int64_t MOST = int64_t{1} << 30;  // of the 2^31 - 1 that CUDA allows
+  constexpr int64_t MOST = int64_t{1} << 30;  // blocks a launch; CUDA allows 2^31 - 1
   for (int64_t first = 0; first < rows; first += MOST) launch(first, std::min(rows - first, MOST));
 }
 
-// Calls function(T{}) with the C++ type that the dtype stands for.
+// Calls function(T{}) with the C++ type of the dtype.
 template <typename Function>
 void dispatch(Dtype dtype, Function function) {
   switch (dtype) {
@@ -104,7 +104,7 @@ void dispatch(Dtype dtype, Function function) {
   }
 }
 
-// Conversions by name, because torch's build flags switch the implicit ones off.
+// Named conversions: torch's build flags disable the implicit ones.
 __device__ inline float to_float(float value) { return value; }
 __device__ inline float to_float(__nv_bfloat16 value) { return __bfloat162float(value); }
 __device__ inline float to_float(__half value) { return __half2float(value); }
@@ -124,8 +124,8 @@ __device__ inline __half from_float(float value) {
   return __float2half_rn(value);
 }
 
-// 16 bytes of neighbouring elements, as much as one instruction of one thread moves. Kept as four words,
-// since the compiler copies an array of small elements one by one.
+// 16 bytes of neighbouring elements, the widest access of a thread. Stored as four words, because the
+// compiler copies an array of small elements one by one.
 template <typename T>
 struct Pack {
   static constexpr int SIZE = 16 / sizeof(T);
@@ -134,7 +134,7 @@ struct Pack {
   __device__ T operator[](int i) const { return reinterpret_cast<const T*>(&words)[i]; }
 };
 
-// By value, so that an operand in memory is fetched whole, by one access.
+// Operands are passed by value, so that one in memory is fetched by one 16-byte access.
 template <typename T>
 __device__ Pack<T> operator+(Pack<T> a, Pack<T> b) {
   Pack<T> sum;
@@ -150,14 +150,14 @@ bool aligned_to_16_bytes(Pointers... pointers) {
   return ((reinterpret_cast<uintptr_t>(pointers) % 16 == 0) && ...);
 }
 
-// The warp's sum, in lane 0. All 32 lanes must take part.
+// Sum over the warp, valid in lane 0. All 32 lanes must call.
 __device__ inline float warp_sum(float value) {
 #pragma unroll
   for (int distance = 16; distance > 0; distance /= 2) value += __shfl_down_sync(0xffffffff, value, distance);
   return value;
 }
 
-// A generic pointer into shared memory as PTX takes it.
+// The 32-bit shared-memory address that PTX instructions take, from a generic pointer.
 __device__ inline uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }

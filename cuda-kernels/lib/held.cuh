@@ -1,22 +1,23 @@
-// Rows in the registers of clusters that come and go: what softmax's v10, layer_norm's v08 and rms_norm's v05
-// share, and of a warp's part the steps behind these.
+// Register-resident rows, split over the warps of a cluster, or in one warp: used by softmax's v10 to v12 and
+// by the norms from layer_norm's v08 and rms_norm's v05 on.
 #pragma once
 
 #include "cluster.cuh"
 #include "lib/ptx/hopper.cuh"
 #include "packs.cuh"
 
-// What a thread holds of a row: few packs, since small parts come and go more finely, fewer yet where lines
-// start rows that two blocks hold, or as many as it has registers for, where a cluster would not hold the
-// row otherwise.
+// Packs a thread holds of a split row.
+// - HELD_PACKS: the usual number. A small part frees its warp's registers early for the next row.
+// - FEW_HELD_PACKS: for aligned rows that two blocks hold, where an even smaller part is faster.
+// - MOST_HELD_PACKS: as many as the registers allow, for rows that no cluster holds otherwise.
 constexpr int HELD_PACKS = 5, FEW_HELD_PACKS = 3, MOST_HELD_PACKS = 8;
-constexpr int HELD_WARPS = 8;  // of a block at most, where a step says nothing else
+constexpr int HELD_WARPS = 8;  // most warps a block, unless a step sets its own limit
 constexpr int HELD_THREADS = 32 * HELD_WARPS, MOST_PARTS = MOST_CLUSTER_BLOCKS * HELD_WARPS;
-constexpr int FEW_HELD_BYTES = 2 * HELD_THREADS * FEW_HELD_PACKS * 16;  // of a row
-// Packs that a row of a warp may touch: with fewer, half of its lanes would be idle.
+constexpr int FEW_HELD_BYTES = 2 * HELD_THREADS * FEW_HELD_PACKS * 16;  // longest row with FEW_HELD_PACKS
+// Shortest row, in packs, that gets a warp of its own: a shorter one would leave half of the lanes idle.
 constexpr int64_t LEAST_WARP_PACKS = 17;
 
-// Rounded two by two, which is one instruction where set() makes three.
+// Converts a pack's values with one instruction for two elements; set() on each would take three.
 __device__ inline void round_to(Pack<float>& pack, const float (&values)[4]) {
   pack.words = make_uint4(__float_as_uint(values[0]), __float_as_uint(values[1]), __float_as_uint(values[2]),
                           __float_as_uint(values[3]));
@@ -35,9 +36,9 @@ __device__ inline void round_to(Pack<__half>& pack, const float (&values)[8]) {
   }
 }
 
-// A warp's part of a row of N elements, at least two packs of them: 32 * PACKS packs, which are counted from
-// the line in which the row begins, `skew` elements before it. A thread has those that are the row's alone.
-// What the row has of its first and its last pack otherwise, lanes take, an element each.
+// A warp's part of a split row of N elements: 32 * PACKS packs, counted from the line in which the row
+// begins, `skew` elements before it. The row has at least two packs. A thread holds whole packs only. The
+// elements of the first and the last pack, if these are ragged, go to single lanes, one element each.
 template <typename T, int PACKS>
 struct HeldPart {
   static constexpr int SIZE = Pack<T>::SIZE, ELEMENTS = 32 * PACKS * SIZE, NONE = -1;
@@ -47,7 +48,8 @@ struct HeldPart {
   __device__ bool holds(int i) const {
     return static_cast<unsigned>(first_of(i)) <= static_cast<unsigned>(N - SIZE);
   }
-  // This lane's column of those, if it has one.
+  // The column of this lane's single element, or NONE. Lanes from 0 on take the head, in the warp with the
+  // first part; lanes from SIZE on take the tail, in the warp with the last.
   __device__ int single() const {
     const int head = (SIZE - skew % SIZE) % SIZE, tail = (N + skew) % SIZE;
     if (own == 0 && lane_id < head) return lane_id;
@@ -59,10 +61,12 @@ struct HeldPart {
   __device__ int elements_of(int part) const { return start_of(part + 1) - start_of(part); }
 };
 
-// Asks for this thread's packs of a row; `fill` stands where it has none. Every load has a predicate, where a
-// branch between two would have the compiler wait, and all have one address, where columns would be an
-// address each. L2 treats the lines like any others: where rows start anywhere, those that it would give up
-// first are still a neighbour's.
+// Issues the loads of this thread's whole packs; `fill` stands where it has none. Each load has a predicate
+// instead of a branch, because the compiler waits for loads before a branch. All are offsets from one
+// address, to save registers.
+//
+// No evict-first hint: a misaligned row shares its first and last line with its neighbours, which still need
+// them.
 template <typename T, int PACKS>
 __device__ void load_held(Pack<T> (&packs)[PACKS], const T* row, const HeldPart<T, PACKS>& part, float fill) {
   const T* const first = row + part.first_of(0);
@@ -84,16 +88,17 @@ __device__ void load_held(Pack<T> (&packs)[PACKS], const T* row, const HeldPart<
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 
-// What warps of a cluster tell each other, once, to all blocks: 8 bytes about each of one or two rows.
+// The exchange of a split row's statistics: every warp of the cluster sends its numbers, for each of one or
+// two rows, to all blocks once.
 template <typename Numbers, int ROWS = 1>
 struct WarpExchange {
   static constexpr int BYTES = sizeof(Numbers);
   uint64_t complete;                                 // a phase completes with the numbers of several blocks
-  alignas(8) char numbers[ROWS][MOST_PARTS][BYTES];  // bytes, since nothing initialises shared memory
+  alignas(8) char numbers[ROWS][MOST_PARTS][BYTES];  // raw bytes: __shared__ runs no constructors
 
-  // All threads of all blocks call it, once a block has asked for its rows. The arrival orders nothing but
-  // the barrier's initialisation: a release would have every warp wait here for what it has asked for, and
-  // then for L2.
+  // First step: initialises the mbarrier and arrives at the cluster's barrier. All threads of all blocks call
+  // it, after they have issued their loads. The arrival is relaxed, since only the mbarrier's initialisation
+  // must be visible, and its fence sees to that; a release would make every warp wait for its loads here.
   __device__ void begin(int parts) {
     if (threadIdx.x == 0) {
       mbarrier_init(&complete, 1);
@@ -103,20 +108,20 @@ struct WarpExchange {
     cluster_arrive_relaxed();
   }
 
-  // For all blocks to run, with their barriers initialised.
+  // Second step: waits until all blocks run and have initialised their mbarriers.
   __device__ void meet() { cluster_wait(); }
 
-  // Once all have met. Sends this warp's numbers, of which all lanes have the same, and waits for all
-  // others'. No block ends before it has them, and so none before all have sent it theirs.
+  // Third step: sends this warp's numbers, the same in all of its lanes, and waits for those of all warps. No
+  // block can end while another still sends to it, since each waits for all numbers.
   __device__ void swap(const Numbers (&mine)[ROWS], int own, int blocks) {
     static_assert(ROWS * MOST_CLUSTER_BLOCKS <= 32);
     const int row = threadIdx.x % 32 / MOST_CLUSTER_BLOCKS, block = threadIdx.x % MOST_CLUSTER_BLOCKS;
     const Numbers its = row == 0 ? mine[0] : mine[ROWS - 1];
     const bool sends = row < ROWS && block < blocks;
     Numbers* const place = reinterpret_cast<Numbers*>(numbers[sends ? row : 0][own]);
-    if (blocks == 1) {  // memcheck takes a store to the cluster for a wrong one where that is a single block
+    if (blocks == 1) {  // plain stores: memcheck reports st.async in a cluster of one block
       if (sends) *place = its;
-      __syncthreads();  // for all warps' numbers
+      __syncthreads();  // waits for the numbers of all warps
     } else {
       if (sends) store_async(place, its, &complete, block);
       mbarrier_wait_parity_shared(&complete, 0);
@@ -137,11 +142,13 @@ struct WarpExchange {
 
 #endif  // __CUDA_ARCH__ >= 900
 
-// Blocks of a cluster and their threads, for a row of so many packs, of which a thread has `each`; no blocks
-// where it is too long. Four warps are a block, one for each of an SM's schedulers, whose registers blocks of
-// five or seven leave part of unused; more where a cluster has not enough such blocks for the row, or where
-// threads have few packs and one or two blocks are enough, which start faster than three or four. Blocks of
-// more than four warps have up to `most_warps`.
+// Launch shape for a row of `packs` packs, `each` of them a thread: blocks of the cluster and threads a
+// block. No blocks if the row is too long.
+//
+// Blocks of four warps are preferred, one for each of an SM's schedulers: the register file is divided among
+// the four, so five or seven warps leave registers unused. Blocks have up to `most_warps` warps instead if 16
+// blocks of four warps do not hold the row, or if threads hold few packs: then one or two blocks suffice,
+// which start sooner than three or four.
 struct HeldShape {
   int blocks = 0, threads = 0;
 
@@ -154,14 +161,15 @@ struct HeldShape {
   }
 };
 
-// Whether two matrices' rows all lie alike within their 16 bytes.
+// True if row r of x and row r of out have the same skew within 16 bytes, for every r.
 template <typename T>
 bool skewed_alike(const void* x, int64_t stride_x, const void* out, int64_t stride_out) {
   const auto skew = [](const void* rows) { return reinterpret_cast<uintptr_t>(rows) % 16; };
   return skew(x) == skew(out) && (stride_x - stride_out) % Pack<T>::SIZE == 0;
 }
 
-// Launches kernel(arguments...) with `clusters` clusters of that shape. Whether there is room for one.
+// Launches kernel(arguments...) with `clusters` clusters of that shape. Returns false, without a launch, if
+// the shape has no blocks, the grid would be too large, or the GPU has no room for one cluster.
 template <typename Kernel, typename... Arguments>
 bool launch_by_rows(int64_t clusters, HeldShape shape, int shared_bytes, cudaStream_t stream, Kernel* kernel,
                     Arguments... arguments) {

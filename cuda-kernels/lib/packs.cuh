@@ -1,31 +1,35 @@
-// Rows of a matrix as 16-byte packs, and what lanes tell each other about a row.
+// Rows of a matrix as packs of 16 bytes: loads and stores of misaligned rows, and reductions of a row over
+// lanes and blocks. The terms (pack, skew, line, lane) are explained in docs/glossary.md.
 #pragma once
 
 #include <type_traits>
 
 #include "common.cuh"
 
-// What caches keep together: 16 bytes for every lane of a warp are four lines, or parts of five.
+// A cache line. The 32 packs of a warp are 512 bytes: four lines if they start with one, otherwise parts of
+// five.
 constexpr int LINE_BYTES = 128, LINE_PACKS = LINE_BYTES / 16;
 template <typename T>
 constexpr int LINE_ELEMENTS = LINE_BYTES / static_cast<int>(sizeof(T));
 
-// A row may start anywhere, but a wide access must start at a multiple of 16 bytes. So the row's packs are
-// those of memory: pack p holds the elements from p * SIZE - skew on, and the first and the last one may
-// reach beyond the row. `skew` is how many elements lie between a multiple of BYTES and the row's start. With
-// a line's BYTES several packs may lie before the row.
+// The skew of a row: the number of elements between the last multiple of BYTES and the row's start.
+//
+// A row may start at any element, but a 16-byte access needs an address that is a multiple of 16. Packs are
+// therefore counted from that multiple: pack p holds elements p * SIZE - skew and up. The first and the last
+// pack may hold elements beside the row; with BYTES = 128, up to seven packs lie before it.
 template <int BYTES = 16, typename T>
 __device__ int skew_of(const T* row) {
   return static_cast<int>(reinterpret_cast<uintptr_t>(row) % BYTES / sizeof(T));
 }
 
-// Packs up to the end of a row of n elements, at most.
+// Upper bound on the packs of a row of n elements, for any skew.
 template <typename T, int BYTES = 16>
 __host__ __device__ constexpr int64_t most_packs(int64_t n) {
   return cdiv(n + BYTES / static_cast<int>(sizeof(T)) - 1, Pack<T>::SIZE);
 }
 
-// The same for rows that lie `stride` elements apart, where it is known whether they are skewed.
+// The same for a matrix whose rows are `stride` elements apart. Without the skew's extra elements if all rows
+// are aligned to BYTES.
 template <typename T, int BYTES = 16>
 int64_t most_packs(const void* rows, int64_t n, int64_t stride) {
   const bool skewed =
@@ -33,7 +37,7 @@ int64_t most_packs(const void* rows, int64_t n, int64_t stride) {
   return skewed ? most_packs<T, BYTES>(n) : cdiv(n, Pack<T>::SIZE);
 }
 
-// Whether all elements of a pack from `first` on are the row's, so that one access may move them.
+// True if all elements of the pack that starts at `first` belong to the row, so that one access may move it.
 template <typename T>
 __device__ bool is_whole(int first, int n) {
   return first >= 0 && first + Pack<T>::SIZE <= n;
@@ -44,13 +48,15 @@ __device__ void set(Pack<T>& pack, int i, T value) {
   reinterpret_cast<T*>(&pack.words)[i] = value;
 }
 
-// Left alone, the compiler converts a pack's elements once and keeps the results, in twice the registers.
+// Defeats common subexpression elimination (CSE): the empty asm makes the pack look new. Otherwise the
+// compiler converts its elements to fp32 once and keeps them, in twice the registers.
 template <typename T>
 __device__ void keep_packed(Pack<T>& pack) {
   asm volatile("" : "+r"(pack.words.x), "+r"(pack.words.y), "+r"(pack.words.z), "+r"(pack.words.w));
 }
 
-// A bf16 is the upper half of a float. Left alone, the compiler takes two instructions for every second one.
+// Converts element i to fp32. A bf16 is the upper half of a float, so one mask or shift suffices; the
+// compiler's own code takes two instructions for every second element.
 template <typename T>
 __device__ float float_of(const Pack<T>& pack, int i) {
   return to_float(pack[i]);
@@ -60,7 +66,7 @@ __device__ inline float float_of(const Pack<__nv_bfloat16>& pack, int i) {
   return __uint_as_float(i % 2 ? pair & 0xffff0000 : pair << 16);
 }
 
-// The elements from `first` on that are the row's, one by one, and `fill` for the others.
+// A ragged pack, loaded element by element: those of the row, and `fill` in the other places.
 template <typename T>
 __device__ Pack<T> load_ragged(const T* row, int first, int n, float fill) {
   Pack<T> pack;
@@ -72,12 +78,12 @@ __device__ Pack<T> load_ragged(const T* row, int first, int n, float fill) {
   return pack;
 }
 
-// The packs of a row that start at first_of(i), in two halves, so that a thread that holds several rows asks
-// for all that is wide before it waits for single elements. `fill` stands where there is no row. `aligned`:
-// whether the row is skewed like the one that the packs are laid out for.
+// Loads of a row's packs, pack i from first_of(i) on, in two functions: first the whole packs by 16-byte
+// loads, then the ragged ones element by element. A thread that holds several rows can issue all wide loads
+// before it waits for single elements. `fill` stands where there is no element. `aligned`: whether this row
+// has the skew for which the packs were laid out.
 //
-// The wide half has a predicate for every load, where a branch between two of them would have the compiler
-// wait.
+// Each wide load has a predicate instead of a branch, because the compiler waits for loads before a branch.
 template <typename T, int PACKS, typename First>
 __device__ void load_whole_packs(Pack<T> (&packs)[PACKS], const T* row, int n, bool aligned, float fill,
                                  First first_of) {
@@ -108,10 +114,10 @@ __device__ void load_other_packs(Pack<T> (&packs)[PACKS], const T* row, int n, b
   }
 }
 
-// The packs of a row of n elements that start at first_of(i), which are multiples of 16 bytes, all by wide
-// loads: one that reaches beyond the row brings up to 14 bytes of what lies beside it, of the same 16, which
-// therefore can be read. Before they are looked at, mask_beside must clear those; where nothing is loaded,
-// packs are 0.
+// Loads of a row's packs, ragged ones included, by 16-byte loads alone. first_of(i) is a multiple of 16
+// bytes. A ragged pack brings up to 14 bytes from beside the row; these lie in the same aligned 16 bytes as
+// an element of the row, so reading them cannot fault. The caller must replace them by mask_beside() before
+// it uses the pack. Packs without an element of the row become 0.
 template <typename T, int PACKS, typename First>
 __device__ void load_touching_packs(Pack<T> (&packs)[PACKS], const T* row, int n, First first_of) {
 #pragma unroll
@@ -151,7 +157,8 @@ __device__ void store_pack(T* row, int first, int n, bool aligned, Pack<T> pack)
   }
 }
 
-// The largest element, two at a time where two fit a register. NaN only where all are.
+// The largest element of a pack, by packed maxima of two where two elements fit a register. NaN only if all
+// elements are NaN.
 __device__ inline float max_of(const Pack<float>& pack) {
   return fmaxf(fmaxf(pack[0], pack[1]), fmaxf(pack[2], pack[3]));
 }
@@ -166,7 +173,8 @@ __device__ inline float max_of(const Pack<__half>& pack) {
   return fmaxf(__low2float(most), __high2float(most));
 }
 
-// Of LANES neighbouring lanes, a power of two; every one gets the result. All 32 lanes must take part.
+// Maximum and sum over LANES neighbouring lanes, a power of two; every lane gets the result. All 32 lanes
+// must call.
 template <int LANES = 32>
 __device__ float lanes_max(float value) {
 #pragma unroll
@@ -184,8 +192,8 @@ __device__ float lanes_sum(float value) {
   return value;
 }
 
-// Of all threads of the block, of which there are whole warps; every one gets the result. `parts` are 32 that
-// no thread still reads.
+// Sum over all threads of the block, which must be whole warps; every thread gets it. `parts`: 32 floats of
+// shared memory that no thread still reads.
 __device__ inline float block_sum(float value, float* parts) {
   const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
   value = lanes_sum(value);
@@ -194,8 +202,9 @@ __device__ inline float block_sum(float value, float* parts) {
   return lanes_sum(lane_id < blockDim.x / 32 ? parts[lane_id] : 0.0f);
 }
 
-// Calls launch with LANES and PACKS, as integral constants, for a row of up to 128 packs: as few lanes as
-// hold it in two packs each, and above 64 packs a warp with four. Whether it did.
+// Chooses lanes a row for rows of up to 128 packs, and calls launch(LANES, PACKS) with integral constants:
+// the fewest lanes that hold the row in two packs each, and 32 lanes with four packs above 64 packs. Returns
+// false for longer rows, without a launch.
 template <typename Launch>
 bool choose_lanes(int64_t packs, Launch launch) {
   const auto two_packs = [&](auto lanes) { launch(lanes, std::integral_constant<int, 2>{}); };
@@ -218,8 +227,9 @@ bool choose_lanes(int64_t packs, Launch launch) {
   return true;
 }
 
-// exp(x) for x <= 0. The difference from the maximum is taken first, and is exact where it is small; folding
-// the factor into one multiply-add would lose the digits that a large maximum takes.
+// exp(x) for x <= 0. The caller subtracts the maximum first, which is exact for nearby values. One
+// multiply-add of x, log2(e) and -maximum * log2(e) would save an instruction, but its rounded last term
+// loses digits where the maximum is large.
 __device__ inline float exp_of(float x) {
   constexpr float LOG2_E = 1.4426950408889634f;
   float result;

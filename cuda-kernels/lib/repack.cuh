@@ -1,5 +1,5 @@
-// Copies matrices into rows that the tensor memory accelerator can take: neighbours along a row, every row
-// aligned. For operands whose pitch or address is not a multiple of 16 bytes, or with any strides at all.
+// Repacks matrices for the TMA, which needs contiguous rows whose pitch and address are multiples of 16
+// bytes. For operands that lack either, or have any other strides.
 #pragma once
 
 #include "common.cuh"
@@ -15,23 +15,23 @@ struct RepackJob {
 };
 
 struct RepackJobs {
-  RepackJob job[2];  // one without rows is none
+  RepackJob job[2];  // rows == 0: unused
 };
 
 namespace repack {
 
 constexpr int THREADS = 256;
 constexpr int BLOCKS_PER_SM = 4;
-constexpr int VECTORS = 4;  // that a lane copies, all of them under way at once
+constexpr int VECTORS = 4;  // a lane, all in flight at once
 
-// Elements that a warp copies.
+// Elements of one span, which a warp copies.
 template <typename T>
 constexpr int SPAN = 32 * VECTORS * Pack<T>::SIZE;
 
-// Bytes from `shift` on of two neighbouring vectors, as one.
+// Bytes [shift, shift + 16) of two neighbouring vectors, as one vector. Shifts by two words, one word, then
+// bytes, so that no register is indexed by a run-time number (which would spill to local memory).
 __device__ inline uint4 shifted(uint4 low, uint4 high, int shift) {
   uint32_t words[] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-  // By two words, by one, by bytes: no register is indexed by a number that is only known at run time.
 #pragma unroll
   for (int i = 0; i < 6; ++i) words[i] = shift & 8 ? words[i + 2] : words[i];
 #pragma unroll
@@ -44,12 +44,12 @@ __device__ inline uint4 shifted(uint4 low, uint4 high, int shift) {
 template <typename T>
 __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) kernel(const __grid_constant__ RepackJobs jobs) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  // A product that waits for this kernel by itself may be set up once all blocks have begun. Nothing is
-  // waited for here: this kernel is launched plainly, when all before it is done.
+  // Programmatic dependent launch: a matmul that waits for this kernel may be set up once all blocks have
+  // begun. This kernel waits for nothing, since it is launched without that attribute.
   allow_dependent_launch();
 #endif
-  // A warp copies a span of one row. Rows of the first matrix come first.
-  // 32 bits hold the number of spans: more would not fit a GPU's memory.
+  // Each warp copies one span of one row; the first matrix's spans come first. Their number fits 32 bits,
+  // since 2^32 spans exceed a GPU's memory.
   uint32_t span = blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
   const uint32_t spans_of_first = jobs.job[0].rows * cdiv(jobs.job[0].cols, SPAN<T>);
   const bool second = span >= spans_of_first;
@@ -68,8 +68,8 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) kernel(const __grid_co
     for (int i = lane_id; i < cols; i += 32) to[i] = from[i * job.stride_col];
     return;
   }
-  // Aligned vectors are loaded, and each lane puts its own together from two neighbours. A vector that holds
-  // an element lies in the same 16 bytes, so nothing is read that the matrix does not share a vector with.
+  // Each lane loads aligned vectors and builds its own output vector from two neighbours. Every loaded vector
+  // holds an element of the row, so the loads stay within the matrix's own 16-byte vectors.
   const int shift = reinterpret_cast<uintptr_t>(from) % 16;
   const uint4* vectors = reinterpret_cast<const uint4*>(reinterpret_cast<uintptr_t>(from) - shift);
   const int bytes = shift + cols * static_cast<int>(sizeof(T));
@@ -80,7 +80,8 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) kernel(const __grid_co
   loaded[VECTORS] = lane_id == 0 ? load(VECTORS * 32) : make_uint4(0, 0, 0, 0);
 #pragma unroll
   for (int u = 0; u < VECTORS; ++u) {
-    // The next vector is the next lane's, or, for the last lane, the first lane's next.
+    // The neighbour's vector is held by the next lane; the last lane's neighbour by lane 0, in its next
+    // round.
     const uint4 offered = lane_id == 0 ? loaded[u + 1] : loaded[u];
     const int from_lane = (lane_id + 1) % 32;
     const uint4 next = make_uint4(

@@ -1,5 +1,5 @@
-// Describes matrices to the tensor memory accelerator. Host code; a map is encoded for every call and passed
-// by value, so that none can be stale.
+// Tensor maps: descriptions of matrices for the TMA. Host code. A map is encoded on every call and passed to
+// the kernel by value, so that none can be stale.
 #pragma once
 
 #include <cuda.h>
@@ -11,31 +11,31 @@
 
 #include "step.h"
 
-// Sizes must stay below, since coordinates are 32-bit integers and the last tile may reach past the edge.
+// Exclusive limit of sizes: coordinates are 32-bit integers, and the last tile may reach past the edge.
 constexpr int64_t LARGEST_SIZE = (int64_t{1} << 31) - 1024;
 
-// Bytes in a row of a box: all that a swizzle of 128 bytes takes.
+// Bytes of a box's row: the width that the 128-byte swizzle permutes.
 constexpr int BOX_ROW_BYTES = 128;
 
 constexpr int64_t size_of(Dtype dtype) { return dtype == Dtype::fp32 ? 4 : 2; }
 
-// Whether the tensor memory accelerator can copy from or to a matrix whose neighbours lie along a row, rows
-// `pitch` elements apart (CUDA driver API, cuTensorMapEncodeTiled).
+// True if the TMA can copy from or to a row-major matrix with rows `pitch` elements apart (CUDA driver API,
+// cuTensorMapEncodeTiled).
 inline bool mappable(const void* matrix, Dtype dtype, int64_t rows, int64_t cols, int64_t pitch) {
   const int64_t pitch_bytes = pitch * size_of(dtype);
   return reinterpret_cast<uintptr_t>(matrix) % 16 == 0 && pitch_bytes % 16 == 0 && pitch >= cols &&
          pitch_bytes < int64_t{1} << 40 && rows > 0 && cols > 0 && rows < LARGEST_SIZE && cols < LARGEST_SIZE;
 }
 
-// The driver's cuTensorMapEncodeTiled, found at run time so that nothing links to libcuda, which a machine
-// that only builds does not have.
+// The driver's cuTensorMapEncodeTiled, looked up at run time: linking to libcuda would fail on a build
+// machine without a driver.
 inline auto find_encoder() {
   void* function = nullptr;
   cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
   const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
                                                              cudaEnableDefault, &result);
   if (error != cudaSuccess) {
-    cudaGetLastError();  // is told here, and not again after the next launch
+    cudaGetLastError();  // clears the error, so that the next launch does not report it again
     throw std::runtime_error(std::string("cudaGetDriverEntryPointByVersion failed: ") +
                              cudaGetErrorString(error));
   }
@@ -45,8 +45,9 @@ inline auto find_encoder() {
   return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
 }
 
-// A map of a matrix [rows, cols], row-major, that is copied in boxes of `box_rows` (at most 256) rows of 128
-// bytes, their 16-byte pieces swizzled within every eight rows. std::runtime_error where it is not mappable.
+// A tensor map of a row-major matrix [rows, cols], copied in boxes of `box_rows` (at most 256) rows of 128
+// bytes; within every eight rows the 16-byte pieces are swizzled. Throws std::runtime_error if the matrix is
+// not mappable.
 inline CUtensorMap tensor_map(const void* matrix, Dtype dtype, int64_t rows, int64_t cols, int64_t pitch,
                               int box_rows) {
   static const auto encode = find_encoder();
@@ -59,8 +60,8 @@ inline CUtensorMap tensor_map(const void* matrix, Dtype dtype, int64_t rows, int
                             static_cast<cuuint32_t>(box_rows)};
   const cuuint32_t step[] = {1, 1};
   CUtensorMap map;
-  // L2 is asked for 128 bytes at a time. With 256, rows that begin in the middle of 256 would be fetched
-  // twice.
+  // L2 promotion fetches 128 bytes at a time. With 256, rows that begin in the middle of 256 bytes would be
+  // fetched twice.
   const CUresult error = encode(&map, type, 2, const_cast<void*>(matrix), size, pitch_bytes, box, step,
                                 CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                                 CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);

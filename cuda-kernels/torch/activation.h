@@ -1,4 +1,4 @@
-// The activations by name, and in PyTorch's operations, for operators that compute off the GPU or are
+// Activations by name, and as PyTorch operations: for operators that compute off the GPU or are
 // differentiated again.
 #pragma once
 
@@ -43,8 +43,8 @@ inline Tensor activated(const Tensor& pre, Activation activation) {
   TORCH_INTERNAL_ASSERT(false);
 }
 
-// dout * activation'(saved), in operations that can be differentiated again. `saved` is what the activation
-// was applied to, or relu's result.
+// dout * activation'(saved), in PyTorch operations that can be differentiated again. `saved` is the
+// activation's input; for relu it may be the result.
 inline Tensor differentiable_dz(const Tensor& dout, const Tensor& saved, Activation activation) {
   switch (activation) {
     case Activation::none:
@@ -56,7 +56,7 @@ inline Tensor differentiable_dz(const Tensor& dout, const Tensor& saved, Activat
     case Activation::gelu_tanh:
       return at::gelu_backward(dout, saved, "tanh");
     case Activation::silu: {
-      if (!at::GradMode::is_enabled()) return at::silu_backward(dout, saved);  // has no derivative of its own
+      if (!at::GradMode::is_enabled()) return at::silu_backward(dout, saved);  // not differentiable again
       const Tensor s = at::sigmoid(saved);
       return dout * s * (1 + saved * (1 - s));
     }

@@ -1,4 +1,4 @@
-// Which architectures this build is for, and whether a GPU runs a step of it.
+// Architectures: which ones this build has code for, and whether a GPU can run a step of it.
 #pragma once
 
 #include <c10/cuda/CUDAException.h>
@@ -17,11 +17,11 @@
 
 namespace kernel_twins {
 
-// "9.0a" or "8.0+PTX"; 9.0 is {9, 0}.
+// One entry of an architecture list, such as "9.0a" or "8.0+PTX"; the capability 9.0 is {9, 0}.
 struct Architecture {
   std::pair<int, int> capability;
-  bool exact = false;  // 9.0a: features of that one architecture, and no other runs it
-  bool ptx = false;    // the driver compiles it for any later one
+  bool exact = false;  // 9.0a: architecture-specific code, which no other GPU runs
+  bool ptx = false;    // the driver can compile it for any later architecture
 };
 
 inline Architecture parse_architecture(const std::string& text) {
@@ -31,7 +31,7 @@ inline Architecture parse_architecture(const std::string& text) {
   return {{major, minor}, *rest == 'a', text.find("+PTX") != std::string::npos};
 }
 
-// Those of a list that is spelled like TORCH_CUDA_ARCH_LIST.
+// Parses a list in the form of TORCH_CUDA_ARCH_LIST.
 inline std::vector<Architecture> parse_architectures(std::string list) {
   std::replace(list.begin(), list.end(), ';', ' ');
   std::istringstream words(list);
@@ -40,31 +40,31 @@ inline std::vector<Architecture> parse_architectures(std::string list) {
   return architectures;
 }
 
-// What this build is for.
+// The architectures of this build.
 inline const std::vector<Architecture>& built_architectures() {
   static const std::vector<Architecture> built = parse_architectures(KERNEL_TWINS_ARCHS);
   return built;
 }
 
-// Whether a GPU runs code built for an architecture: code for its generation up to its own number, or any
-// PTX.
+// True if a GPU runs code built for an architecture: binaries of the GPU's generation up to its own number,
+// or any earlier PTX.
 inline bool runs(const Architecture& built, std::pair<int, int> gpu) {
   if (built.exact) return built.capability == gpu;
   const bool same_generation = built.capability.first == gpu.first;
   return (same_generation || built.ptx) && built.capability <= gpu;
 }
 
-// Whether code for that architecture is what a step's arch (">=9.0", "==9.0a") asks for.
+// True if code for an architecture meets a step's requirement (">=9.0", "==9.0a").
 inline bool satisfies(const std::string& arch, const Architecture& given) {
   const Architecture needed = parse_architecture(arch.substr(2));
   if (arch.substr(0, 2) == "==") return given.capability == needed.capability && given.exact == needed.exact;
   return given.capability >= needed.capability;
 }
 
-// Whether a GPU runs a step of that arch that was compiled for those architectures.
+// True if a GPU runs a step with that requirement, compiled for those architectures.
 inline bool runs_step(const std::string& arch, std::pair<int, int> gpu,
                       const std::vector<Architecture>& architectures) {
-  // The driver takes the newest of what runs, so that is the code which must be able to do the step.
+  // The driver loads the newest code that the GPU runs, so that code must meet the requirement.
   const Architecture* chosen = nullptr;
   for (const Architecture& built : architectures) {
     if (!runs(built, gpu)) continue;
@@ -75,7 +75,7 @@ inline bool runs_step(const std::string& arch, std::pair<int, int> gpu,
   return chosen && satisfies(arch, *chosen);
 }
 
-// Why this GPU runs a step not: it lacks the instructions, or this build does. Empty where it runs it.
+// The reason why this GPU cannot run a step: the GPU, or this build, lacks the instructions. Empty if it can.
 inline std::string architecture_refusal(const std::string& op, const std::string& step,
                                         const std::string& arch, int device) {
   int major = 0;

@@ -1,4 +1,4 @@
-// What operators have to do with autograd: how they are called below it, and how its graph takes a call in.
+// Autograd for operators: calling kernels below it, and recording a call in its graph.
 #pragma once
 
 #include <ATen/FuncTorchTLS.h>
@@ -18,16 +18,16 @@ namespace kernel_twins {
 using torch::autograd::AutogradContext;
 using torch::autograd::compute_requires_grad;
 using torch::autograd::variable_list;
-using Tensors = std::initializer_list<const at::Tensor*>;  // undefined: not there
+using Tensors = std::initializer_list<const at::Tensor*>;  // undefined: absent
 
 inline const at::Tensor* or_none(const std::optional<at::Tensor>& tensor) {
   static const at::Tensor none;
   return tensor ? &*tensor : &none;
 }
 
-// Returns call(), whose operators are called below autograd. Forward-mode derivatives of `tensors` would be
-// lost there without a word. A backward pass calls its operator so as well: autograd has PyTorch's fallback
-// for it, which refuses them too, but boxes its arguments, and is slow.
+// Returns call(), with operators dispatched below autograd. Throws if one of `tensors` has a forward-mode
+// derivative, which would be lost there silently. Backward passes call their operators this way, too:
+// PyTorch's autograd fallback also refuses forward mode, but boxes the arguments, which is slow.
 template <typename Call>
 auto below_autograd(const char* op, Tensors tensors, Call call) {
   for (const at::Tensor* tensor : tensors) {
@@ -39,19 +39,19 @@ auto below_autograd(const char* op, Tensors tensors, Call call) {
   return call();
 }
 
-// The node of a Function: NAME, backward(), and what torch::autograd::Function tells compiled autograd. Its
-// name as PyTorch's node has it is that of a type, spelled out at each pass.
+// The autograd node of a Function, which has NAME and backward(), and supports compiled autograd. name() is
+// overridden because PyTorch's version demangles a type name on each pass.
 template <typename Function>
 struct RecordedCall : torch::autograd::CppNode<Function> {
   std::string name() const override { return Function::NAME; }
 };
 
-// Puts a call into the graph, where compute_requires_grad says so; `keep` saves in a context what
-// Function::backward needs. That is given a gradient for each output that is there, undefined where none
-// comes, and returns one for each input, undefined where none is wanted.
+// Records a call in the graph; call it only if compute_requires_grad says so. `keep` saves in a context what
+// Function::backward needs. backward gets one gradient for each defined output (undefined if none arrives)
+// and returns one for each input (undefined if none is wanted).
 //
-// As torch::autograd::Function::apply, which makes ready for inputs and outputs of any kind, and takes the
-// host longer. Here outputs are new: none is an input, or a view of one.
+// Does the work of torch::autograd::Function::apply, which handles inputs and outputs of any kind and takes
+// the host longer. Here outputs are new: none is an input or a view of one.
 template <typename Function, typename Keep>
 void record(Tensors inputs, Tensors outputs, Keep keep) {
   if (const auto& transforms = at::functorch::functorchTLSAccessor()) {
@@ -76,8 +76,8 @@ void record(Tensors inputs, Tensors outputs, Keep keep) {
     keep(node->ctx_);
     node->save_variables_to_ctx();
   } catch (...) {
-    // Hooks throw, as checkpoint's do once nothing is left to recompute. An output that the context still has
-    // to save would keep its node, the node its context, and the context the output.
+    // A saved-tensor hook may throw, as checkpoint's does once nothing is left to recompute. Without this
+    // clean-up, output, node and context would keep each other alive.
     node->ctx_.save_for_backward({});
     node->release_variables();
     throw;

@@ -1,5 +1,5 @@
-// Which steps stand behind an operation's public function, as its spec says. No torch: the generated step
-// table includes it.
+// The steps behind an operation's public function, as its spec lists them. Free of torch, since the generated
+// step table includes it.
 #pragma once
 
 #include <span>
@@ -7,8 +7,8 @@
 
 namespace kernel_twins {
 
-// Their names, the first that the GPU and the call's sizes allow being taken; none where there is no
-// function.
+// Their names in order of preference: a call takes the first that the GPU and its sizes allow. Empty if the
+// operation has no public function.
 std::span<const char* const> behind(std::string_view op);
 
 }  // namespace kernel_twins

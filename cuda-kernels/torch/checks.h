@@ -1,5 +1,5 @@
-// What operators check of their arguments, in the words of kernel_twins/ops/tensors.py. A step's arguments
-// are checked by that module itself, see steps.h.
+// Argument checks of the operators, with the messages of kernel_twins/ops/tensors.py. Arguments of steps are
+// checked by that Python module itself, see steps.h.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,8 +15,8 @@ namespace kernel_twins {
 
 using at::Tensor;
 
-// Messages are put together from strings, and numbers through this: where a compiler links libstdc++
-// statically, as some containers' do, streaming a number through torch's macros crashes.
+// Numbers in messages are converted by this function: streaming a number through torch's macros crashes where
+// the compiler links libstdc++ statically, as in some containers.
 inline std::string text(int64_t value) { return std::to_string(value); }
 
 inline std::string text(const c10::SymInt& value) {
@@ -32,7 +32,7 @@ std::string tuple(at::ArrayRef<Int> values) {
   return "(" + items + (values.size() == 1 ? ",)" : ")");
 }
 
-// As Python prints it: torch.float32. Without Python, as operators run without its lock.
+// As Python prints it, torch.float32, but without Python: operators run without its lock.
 inline std::string dtype_name(at::ScalarType dtype) { return "torch." + c10::getDtypeNames(dtype).first; }
 
 inline void require_dtype(const char* name, const Tensor& tensor,
@@ -58,8 +58,8 @@ inline void require_same_device(const char* name, const Tensor& tensor, const ch
                     other_name, ".device)");
 }
 
-// What lies beside another tensor: of its dtype, on its device. Some of PyTorch's functions take several
-// dtypes.
+// Requires `tensor` to have the dtype and the device of `like`. The message offers backend='torch', because
+// some of PyTorch's functions accept mixed dtypes.
 inline void require_like(const char* name, const Tensor& tensor, const char* like_name, const Tensor& like) {
   TORCH_CHECK_TYPE(tensor.scalar_type() == like.scalar_type(), name, " is ", dtype_name(tensor.scalar_type()),
                    ", must be ", dtype_name(like.scalar_type()), " like ", like_name, ": call ", name, ".to(",

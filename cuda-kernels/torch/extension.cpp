@@ -1,5 +1,5 @@
-// What kernel_twins._C has besides the families' steps: what it was built for, and the hardware survey's
-// probes.
+// The part of kernel_twins._C that belongs to no family: the architectures it was built for, and the hardware
+// survey's probes.
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 

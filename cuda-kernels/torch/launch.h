@@ -1,4 +1,4 @@
-// What a launch takes beside its step: how tensors' dtypes are called there, and what autograd is told.
+// Helpers of every launch from torch: dtypes, data pointers, and telling autograd about writes.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -30,12 +30,12 @@ inline Dtype dtype_of(at::ScalarType dtype) {
 
 inline Dtype dtype_of(const Tensor& tensor) { return dtype_of(tensor.scalar_type()); }
 
-// Autograd must know when a tensor that it has saved is written to behind its back.
+// Tells autograd that a kernel has written to `out`, so that it notices if it had saved the old values.
 inline void mark_written(const Tensor& out) {
   if (!out.is_inference()) out.unsafeGetTensorImpl()->bump_version();
 }
 
-// The elements of a tensor that may not be there.
+// Data pointer of an optional tensor; nullptr if it is absent.
 inline const void* data_or_null(const Tensor& tensor) {
   return tensor.defined() ? tensor.const_data_ptr() : nullptr;
 }

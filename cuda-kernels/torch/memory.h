@@ -1,4 +1,4 @@
-// The memory that launchers ask for: workspaces of a call, and what is kept zeroed for a stream.
+// Memory for launchers: workspaces of one call, and zeroed memory that is kept for a stream.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -21,14 +21,14 @@ inline at::DataPtr allocate(size_t bytes) {
   return c10::cuda::CUDACachingAllocator::get()->allocate(std::max(bytes, size_t{1}));
 }
 
-// Memory that kernels find zero and leave zero, ZEROED_BYTES of it.
+// ZEROED_BYTES of memory that kernels find zero and leave zero.
 struct Zeroed {
   void* memory = nullptr;
-  unsigned long long capture = 0;  // that it was made for, and is zeroed in; 0, where it was none
+  unsigned long long capture = 0;  // id of the capture that zeroes it; 0 outside of captures
   bool clean = false;
 };
 
-// The driver neither allocates nor frees while any thread captures, unless this one says that it knows.
+// Lets this thread allocate and free while another one captures a graph, which the driver otherwise refuses.
 class UnrestrictedCapture {
  public:
   UnrestrictedCapture() { C10_CUDA_IGNORE_ERROR(cudaThreadExchangeStreamCaptureMode(&mode_)); }
@@ -37,13 +37,13 @@ class UnrestrictedCapture {
   UnrestrictedCapture& operator=(const UnrestrictedCapture&) = delete;
 
  private:
-  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;  // then the one before
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;  // holds the previous mode after the exchange
 };
 
-// Pieces of such memory on one device.
+// A pool of zeroed pieces on one device.
 //
-// They come from the driver: what torch's allocator hands out and is never given back makes torch's graph
-// trees refuse the graph, or is handed out again with it. Pieces are never freed, but used again.
+// The pieces come from the driver and are reused, never freed. From torch's allocator, memory that is kept
+// makes torch's graph trees refuse a graph, or is handed out again together with the graph.
 class ZeroedPieces {
  public:
   void* take() {
@@ -55,14 +55,15 @@ class ZeroedPieces {
         return piece;
       }
     }
-    return make();  // unlocked: the driver's own thread may be giving a piece back
+    return make();  // without the lock, which the driver's thread may want to return a piece
   }
 
-  // Keeps a piece for as long as a graph or anything made from it may run, and takes it back after that.
+  // Lends a piece to a graph: it returns to the pool when the graph and everything instantiated from it are
+  // gone.
   void lend(void* piece, cudaGraph_t graph) {
     auto* loan = new Loan{this, piece};
     cudaUserObject_t object = nullptr;
-    // Called by a thread of the driver's, which must not call the driver.
+    // Runs on a thread of the driver, where CUDA calls are forbidden.
     const auto give_back = [](void* of) {
       auto* loan = static_cast<Loan*>(of);
       const std::lock_guard lock(loan->pieces->mutex_);
@@ -90,13 +91,13 @@ class ZeroedPieces {
   std::vector<void*> free_;
 };
 
-// Whether a stream is somebody else's, and does not capture. Torch's ids are no handles, but for the default
-// stream's, which has 0 for both.
+// True if torch does not own the stream, and the stream is not capturing. For such a stream torch's id equals
+// the handle; the default stream has 0 for both and is torch's.
 //
-// Its owner may destroy it while it works, tells nobody, and its handle comes back as another stream's. So
-// nothing is kept for it, and launchers' memory comes from the driver: torch's allocator knows a stream by
-// its handle, and would hand out to the new stream what the old one still uses. A capture has its graph's
-// memory.
+// The owner may destroy such a stream while it works, without notice, and its handle may come back as another
+// stream's. So nothing is kept for it, and its memory comes from the driver: torch's allocator knows a stream
+// by its handle and would give the new stream memory that the old one still uses. A capture is exempt, since
+// its memory belongs to the graph.
 inline bool may_be_destroyed_at_work(c10::cuda::CUDAStream stream) {
   const auto handle = reinterpret_cast<uintptr_t>(stream.stream());
   if (handle == 0 || static_cast<uintptr_t>(stream.id()) != handle) return false;
@@ -105,14 +106,14 @@ inline bool may_be_destroyed_at_work(c10::cuda::CUDAStream stream) {
   return status == cudaStreamCaptureStatusNone;
 }
 
-// The zeroed memory that is kept for launches on a stream; not for one that may be destroyed at work.
+// The zeroed memory that is kept for launches on a stream. Not for streams that may be destroyed at work.
 //
-// Each stream of torch's has its own, as launches on one stream do not overlap. So has each capture of a
-// stream: graphs may run beside each other and beside eager calls, and so theirs is zeroed inside the graph
-// and belongs to it. Only the newest capture's is remembered. The id of a capture is unique: one that was
-// given up has never zeroed its memory, and the next one must not take that over.
+// Each of torch's streams has its own piece, since launches on one stream do not overlap. Each capture of a
+// stream has its own, too, zeroed inside the graph and owned by it, since graphs may run beside each other
+// and beside eager calls. Only the newest capture of a stream is remembered, by its unique id: a capture that
+// was given up never zeroed its piece, so the next one must not take it over.
 inline Zeroed* zeroed_of(c10::cuda::CUDAStream stream) {
-  // By device, stream and whether it is capturing. Never destroyed, since the driver may be gone by then.
+  // Keyed by device, stream, and whether it captures. Never destroyed, since the driver may be gone at exit.
   static auto& mutex = *new std::mutex;
   static auto& kept = *new std::map<std::tuple<int, cudaStream_t, bool>, Zeroed>;
   static auto& pieces = *new std::map<int, ZeroedPieces>;
@@ -123,7 +124,7 @@ inline Zeroed* zeroed_of(c10::cuda::CUDAStream stream) {
   const bool capturing = status == cudaStreamCaptureStatusActive;
   if (!capturing) capture = 0;
 
-  // Where two threads launch on one stream, torch leaves their order open, but what is kept must not break.
+  // Two threads may launch on one stream; torch leaves their order open, but this table must survive it.
   const std::lock_guard lock(mutex);
   const int device = stream.device_index();
   Zeroed& zeroed = kept[{device, stream.stream(), capturing}];
@@ -139,10 +140,10 @@ inline Zeroed* zeroed_of(c10::cuda::CUDAStream stream) {
   return &zeroed;
 }
 
-// Lends a launcher memory for the call that it is made for, on the current stream.
+// Lends a launcher memory for one call on the current stream.
 //
-// Torch's allocator, or the driver, hands memory back in stream order and from a graph's own pool, so a
-// workspace may be freed once everything that uses it is launched.
+// Workspaces may be freed as soon as everything that uses them is launched: torch's allocator and the driver
+// reuse memory in stream order, or from the graph's own pool.
 class Lender {
  public:
   Lender() = default;
@@ -163,7 +164,7 @@ class Lender {
       if (cudaMallocAsync(&memory, std::max(bytes, size_t{1}), stream_) == cudaSuccess) {
         return from_driver_.emplace_back(memory);
       }
-      (void)cudaGetLastError();  // torch may have memory where the driver has none, and says so if not
+      (void)cudaGetLastError();  // the driver is out of memory: torch may have some cached, or throws
     }
     return workspaces_.emplace_back(allocate(bytes)).get();
   }
@@ -178,7 +179,8 @@ class Lender {
     return zeroed_->memory;
   }
 
-  // Calls the launcher; where it throws, nobody knows what the zeroed memory holds that it asked for.
+  // Calls the launcher. If it throws, the content of its zeroed memory is unknown, so that is zeroed again
+  // before the next use.
   template <typename Args>
   void launch(const Step<Args>& step, const Args& args) {
     try {
@@ -189,7 +191,7 @@ class Lender {
     }
   }
 
-  // How launchers, which know no torch, call it; valid as long as it is.
+  // The torch-free interface that launchers call; valid as long as this object.
   Memory memory() {
     return {
         .caller = this,
@@ -201,9 +203,9 @@ class Lender {
   c10::cuda::CUDAStream stream_ = c10::cuda::getCurrentCUDAStream();
   bool passing_ = may_be_destroyed_at_work(stream_);
   std::vector<at::DataPtr> workspaces_;
-  std::vector<void*> from_driver_;  // workspaces, too
+  std::vector<void*> from_driver_;  // workspaces on streams that torch does not own
   Zeroed* zeroed_ = nullptr;
-  Zeroed own_;  // where none is kept for the stream
+  Zeroed own_;  // zeroed memory on streams that torch does not own
 };
 
 }  // namespace kernel_twins

@@ -1,12 +1,13 @@
-// What the operators behind the public functions, torch.ops.kernel_twins.*, share: their results, the step
-// that the device runs, other operators.
+// Helpers of the operators behind the public functions, torch.ops.kernel_twins.*: allocating results,
+// choosing the step that the device runs, calling other operators.
 //
-// They are in C++, because a call of an operator written in Python costs several times what its kernel's
-// launch does. They allocate their results, differentiate, and run without Python's lock.
+// The operators are in C++, because a call of a Python operator costs several times a kernel launch. They
+// allocate their results, support autograd, and run without Python's lock.
 //
-// Where an operator returns what its backward pass needs as well, as a norm's statistics, the public function
-// calls another, <operator>_result, which is composed of it. A tensor that Python has held is freed under
-// Python's lock, which PyTorch's backward thread must then take: that costs as much as several launches.
+// If an operator also returns what its backward pass needs, such as a norm's statistics, the public function
+// calls a second operator, <operator>_result, which is composed of the first. Otherwise Python would hold
+// those tensors, and PyTorch's backward thread would have to take Python's lock to free them, at the cost of
+// several launches.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -26,7 +27,7 @@
 
 namespace kernel_twins {
 
-// An operator as a caller sees it: whatever is next in the dispatcher's order is called.
+// Looks up an operator; calling it enters the dispatcher at the next key.
 template <typename Signature>
 auto find_operator(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
@@ -36,11 +37,10 @@ inline Tensor empty(at::IntArrayRef shape, at::ScalarType dtype, at::Device devi
   return Tensor(at::detail::empty_cuda(shape, dtype, device, std::nullopt));
 }
 
-// The place, among the steps behind a function, of the one that a call passes over because of its sizes.
+// Index, among the steps behind a function, of the step that a call skips because of its sizes.
 constexpr int NONE = -1, FIRST = 0, SECOND = 1;
 
-// The first of the steps behind a function that the device runs, or nullptr. It is remembered by thread and
-// table.
+// The first of the steps behind a function that the device runs, or nullptr. Cached by thread and table.
 template <const auto& STEPS>
 auto find_that_runs(const char* op, int device, int passed_over = NONE) {
   struct Found {
@@ -60,7 +60,7 @@ auto find_that_runs(const char* op, int device, int passed_over = NONE) {
   return found.step;
 }
 
-// The same, where there must be one.
+// The same, but throws if there is none.
 template <const auto& STEPS>
 const auto& first_that_runs(const char* op, int device, int passed_over = NONE) {
   if (const auto step = find_that_runs<STEPS>(op, device, passed_over)) return *step;
@@ -74,8 +74,8 @@ const auto& first_that_runs(const char* op, int device, int passed_over = NONE) 
   TORCH_CHECK(false, refusals, ": pass backend='torch'");
 }
 
-// Of a Meta function's tensor: whether PyTorch would compute, which takes float64 too, as on the CPU. A fake
-// tensor is on meta, but has its device's keys.
+// For Meta functions: true if PyTorch would compute x, which accepts float64 as on the CPU. A fake tensor is
+// on meta, but has the keys of its real device.
 inline bool is_wide(const Tensor& x) { return !x.key_set().has_backend(c10::BackendComponent::CUDABit); }
 
 }  // namespace kernel_twins

@@ -1,4 +1,4 @@
-// How operators along rows read a tensor of any number of dimensions and any strides.
+// Rows: a view of a tensor of any shape and strides as the matrix that row kernels take.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,13 +13,13 @@
 
 namespace kernel_twins {
 
-// A tensor's elements as a step reads them: a row lies along `dims` neighbouring dimensions from `dim` on,
-// and the rows come in the order of the other dimensions. Copied are only those that have no neighbours in
-// their row, or whose rows lie at no one distance; and of one number everywhere, one row.
+// A tensor as rows along `dims` neighbouring dimensions from `dim` on; the other dimensions, in order, number
+// the rows. The tensor is copied only if the elements of a row are not contiguous, or if its rows are not
+// equally spaced. A tensor that repeats one element everywhere becomes a single row with stride 0.
 class Rows {
  public:
   Rows(const at::Tensor& tensor, int64_t dim, int64_t dims = 1) {
-    const int64_t end = std::min(dim + dims, tensor.dim());  // one of 0 dimensions is a row of one element
+    const int64_t end = std::min(dim + dims, tensor.dim());  // a 0-d tensor is a row of one element
     if (const auto found = distance(tensor, dim, end)) {
       elements_ = tensor;
       stride_ = *found;
@@ -34,7 +34,7 @@ class Rows {
 
   const void* data() const { return elements_.const_data_ptr(); }
 
-  // How far the rows lie apart, in elements; 0 where one row is seen many times.
+  // Distance between rows, in elements; 0 if every row is the same memory.
   int64_t stride() const { return stride_; }
 
  private:
@@ -44,11 +44,11 @@ class Rows {
     return N;
   }
 
-  // Nothing where that is no one number, or where a row's elements are no neighbours.
+  // The distance between rows, or nothing if rows are not equally spaced or their elements not contiguous.
   static std::optional<int64_t> distance(const at::Tensor& tensor, int64_t begin, int64_t end) {
     const at::IntArrayRef sizes = tensor.sizes();
     const at::IntArrayRef strides = tensor.strides();
-    int64_t N = 1;  // of the dimensions that were looked at, here and below
+    int64_t N = 1;  // elements in the dimensions seen so far, as is `rows` below
     for (int64_t i = end - 1; i >= begin; --i) {
       if (sizes[i] > 1 && strides[i] != N) return std::nullopt;
       N *= sizes[i];
@@ -64,7 +64,7 @@ class Rows {
     return stride.value_or(N);
   }
 
-  // Whether all elements are the same one, as of the gradient of a sum.
+  // True if all elements are the same memory, as in the gradient of a sum.
   static bool is_one_number(const at::Tensor& tensor) {
     for (int64_t i = 0; i < tensor.dim(); ++i) {
       if (tensor.size(i) > 1 && tensor.stride(i) != 0) return false;
@@ -89,7 +89,8 @@ std::vector<Int> moved_last(at::ArrayRef<Int> sizes, int64_t dim) {
 
 inline bool is_last(int64_t dim, const Tensor& tensor) { return dim + 1 >= tensor.dim(); }
 
-// A result like the tensor: its rows lie one after the other, so it is contiguous where dim is the last.
+// An empty result of the tensor's shape whose rows are contiguous; the tensor is contiguous if dim is the
+// last.
 inline Tensor empty_rows(const Tensor& like, int64_t dim) {
   if (is_last(dim, like)) return empty(like.sizes(), like.scalar_type(), like.device());
   return empty(moved_last(like.sizes(), dim), like.scalar_type(), like.device()).movedim(-1, dim);

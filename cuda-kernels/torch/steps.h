@@ -1,4 +1,4 @@
-// How a family gives Python its steps: kernel_twins._C.<op>(step, *inputs, out=..., **options).
+// Registration of a family's steps in Python: kernel_twins._C.<op>(step, *inputs, out=..., **options).
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -16,14 +16,14 @@ namespace kernel_twins {
 
 using pybind11::arg;
 using pybind11::kw_only;
-using Out = std::variant<Tensor, std::vector<Tensor>>;  // in this order, or rows would be taken for tensors
+using Out = std::variant<Tensor, std::vector<Tensor>>;  // Tensor first: it converts to a list, too
 
 inline std::vector<Tensor> tensors_of(const Out& out) {
   if (const auto* one = std::get_if<Tensor>(&out)) return {*one};
   return std::get<std::vector<Tensor>>(out);
 }
 
-// The step of that name, once the device of `on` is found to run it.
+// The step of that name. Throws if there is none, or if the device of `on` cannot run it.
 template <typename Args>
 const Step<Args>& find_step(const char* op, const StepTable<Args>& steps, const std::string& name,
                             const Tensor& on) {
@@ -40,9 +40,8 @@ const Step<Args>& find_step(const char* op, const StepTable<Args>& steps, const 
   return *step;
 }
 
-// Makes an adaptor the module's function of that name. It is called with the name of a step, and with
-// arguments that the operation's spec has found to be right: whoever calls the function, Python's check comes
-// first, so that an adaptor fills the launcher's arguments and nothing else.
+// Defines the module's function `op`, which calls an adaptor with a step's name and its arguments. Python's
+// check by the operation's spec comes first on every call, so an adaptor only fills the launcher's arguments.
 template <typename Adaptor, typename... Arguments>
 void define_steps(pybind11::module_& module, const char* op, Adaptor* adaptor, const char* doc,
                   const Arguments&... arguments) {
@@ -54,7 +53,7 @@ void define_steps(pybind11::module_& module, const char* op, Adaptor* adaptor, c
     launch(*inputs, **options);
   };
   pybind11::options signatures;
-  signatures.disable_function_signatures();  // the launch's own says what there is
+  signatures.disable_function_signatures();  // the doc of `launch` has the signature already
   module.def(op, call, launch.doc().cast<std::string>().c_str());
 }
 

@@ -1,15 +1,15 @@
-// Thin wrappers of the PTX that C++ has no word for, from compute capability 8.0 on. Each names its section
-// of the PTX ISA by title, since the numbers move between versions. Pointers into shared memory are generic
-// pointers.
+// Thin wrappers of PTX instructions that C++ has no expression for, from compute capability 8.0 on. Each
+// names its section of the PTX ISA by title, since section numbers change between versions. Pointers to
+// shared memory are generic pointers.
 #pragma once
 
 #include <type_traits>
 
 #include "lib/common.cuh"
 
-// PTX ISA, "cp.async". Copies BYTES (4, 8 or 16; both addresses are multiples of it) from global to shared
-// memory in the background. Where `valid` is false nothing is read, whatever the address, and zeros are
-// written. 16 bytes pass L1 by, unless they are to be CACHED there; fewer cannot.
+// PTX ISA, "cp.async". Starts an asynchronous copy of BYTES (4, 8 or 16; both addresses are multiples of it)
+// from global to shared memory. If `valid` is false, it reads nothing, whatever the address, and writes
+// zeros. 16 bytes bypass L1 unless CACHED; fewer bytes cannot bypass it.
 template <int BYTES, bool CACHED = BYTES != 16>
 __device__ inline void cp_async(void* shared, const void* global, bool valid) {
   const uint32_t source_bytes = valid ? BYTES : 0;
@@ -44,7 +44,7 @@ __device__ inline void ldmatrix_x4(uint32_t (&fragment)[4], const void* row) {
                : "memory");
 }
 
-// The same, with each matrix transposed on the way.
+// The same, with each matrix transposed.
 __device__ inline void ldmatrix_x4_trans(uint32_t (&fragment)[4], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(fragment[0]), "=r"(fragment[1]), "=r"(fragment[2]), "=r"(fragment[3])
@@ -71,7 +71,7 @@ __device__ inline void mma_m16n8k16(float (&sums)[4], const uint32_t (&a)[4], co
   }
 }
 
-// PTX ISA, "cvt". A number as TF32, to nearest: one instruction from 9.0 on, three before.
+// PTX ISA, "cvt". Rounds to the nearest TF32: one instruction from 9.0 on, three before.
 __device__ inline uint32_t to_tf32(float x) {
   uint32_t bits;
 #if __CUDA_ARCH__ >= 900

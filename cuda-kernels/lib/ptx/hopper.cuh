@@ -1,6 +1,6 @@
-// Thin wrappers of the PTX that C++ has no word for, from compute capability 9.0 on. Each names its section
-// of the PTX ISA by title, since the numbers move between versions. Pointers into shared memory are generic
-// pointers.
+// Thin wrappers of PTX instructions that C++ has no expression for, from compute capability 9.0 on. Each
+// names its section of the PTX ISA by title, since section numbers change between versions. Pointers to
+// shared memory are generic pointers.
 #pragma once
 
 #include <cuda.h>
@@ -11,30 +11,30 @@
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 
-// PTX ISA, "mbarrier.init". One thread; `arrivals` complete a phase, the first of which has parity 0.
+// PTX ISA, "mbarrier.init". One thread. A phase completes after `arrivals` arrivals; the first has parity 0.
 __device__ inline void mbarrier_init(uint64_t* barrier, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals)
                : "memory");
 }
 
-// PTX ISA, "membar / fence". Initialised barriers become visible to the async proxy and to the cluster.
+// PTX ISA, "membar / fence". Makes initialised mbarriers visible to the async proxy and to the cluster.
 __device__ inline void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// PTX ISA, "membar / fence". What this thread wrote to shared memory becomes visible to bulk copies issued
-// after it, by this thread or, past a barrier, by another one.
+// PTX ISA, "membar / fence". Makes this thread's writes to shared memory visible to bulk copies that are
+// issued later, by this thread or, after a barrier, by another one.
 __device__ inline void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// PTX ISA, "mbarrier.arrive". Arrives, and keeps the phase open until `bytes` have been copied as well.
+// PTX ISA, "mbarrier.arrive". Arrives, and adds `bytes` to what copies must bring before the phase completes.
 __device__ inline void mbarrier_arrive_expect_tx(uint64_t* barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
                "r"(bytes)
                : "memory");
 }
 
-// PTX ISA, "mbarrier.test_wait / mbarrier.try_wait". Returns once the phase of that parity is complete; what
-// its copies wrote is then visible to this thread.
+// PTX ISA, "mbarrier.test_wait / mbarrier.try_wait". Waits until the phase of that parity is complete; the
+// bytes of its copies are then visible to this thread.
 __device__ inline void mbarrier_wait_parity(uint64_t* barrier, uint32_t parity) {
   uint32_t complete = 0;
   while (!complete) {
@@ -50,7 +50,8 @@ __device__ inline void mbarrier_wait_parity(uint64_t* barrier, uint32_t parity) 
   }
 }
 
-// The same, where other blocks of the cluster have written: their st.async is then visible to this thread.
+// The same for data that other blocks of the cluster sent by st.async: these are then visible to this thread,
+// too.
 __device__ inline void mbarrier_wait_parity_cluster(uint64_t* barrier, uint32_t parity) {
   uint32_t complete = 0;
   while (!complete) {
@@ -66,8 +67,8 @@ __device__ inline void mbarrier_wait_parity_cluster(uint64_t* barrier, uint32_t 
   }
 }
 
-// The same, for what they wrote to this block's shared memory alone: L1 keeps its lines. PTX ISA, "membar /
-// fence".
+// The same, but acquires only shared memory that the cluster wrote, so L1 is not invalidated. PTX ISA,
+// "membar / fence".
 __device__ inline void mbarrier_wait_parity_shared(uint64_t* barrier, uint32_t parity) {
   uint32_t complete = 0;
   while (!complete) {
@@ -89,7 +90,8 @@ __device__ inline void mbarrier_arrive(uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
-// PTX ISA, "mapa" and "mbarrier.arrive". The same, on the barrier at that place in a block of the cluster.
+// PTX ISA, "mapa" and "mbarrier.arrive". Arrives at another block's mbarrier: the one at the same offset in
+// the shared memory of the cluster's block `block`.
 __device__ inline void mbarrier_arrive_in(uint64_t* barrier, uint32_t block) {
   asm volatile(
       "{\n"
@@ -101,8 +103,9 @@ __device__ inline void mbarrier_arrive_in(uint64_t* barrier, uint32_t block) {
       : "memory");
 }
 
-// PTX ISA, "atom". Whether this is the last of `calls` calls, after which it counts anew: what their threads
-// have read and written before lies before whatever follows the last.
+// PTX ISA, "atom". Counts calls in shared memory, and returns true in the last of `calls`; then the count
+// starts again. Acquire-release: what the other callers read and wrote before happens before whatever follows
+// the last call.
 __device__ inline bool is_last_of(uint32_t* counter, uint32_t calls) {
   uint32_t before;
   asm volatile("atom.acq_rel.cta.shared::cta.inc.u32 %0, [%1], %2;"
@@ -112,14 +115,15 @@ __device__ inline bool is_last_of(uint32_t* counter, uint32_t calls) {
   return before == calls - 1;
 }
 
-// PTX ISA, "%cluster_ctarank". This block's number in its cluster.
+// PTX ISA, "%cluster_ctarank". This block's rank in its cluster.
 __device__ inline uint32_t cluster_block() {
   uint32_t rank;
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
 }
 
-// PTX ISA, "barrier.cluster". All threads of all blocks of the cluster; what they wrote before is visible.
+// PTX ISA, "barrier.cluster". Barrier of all threads of all blocks of the cluster; their earlier writes are
+// then visible.
 __device__ inline void cluster_sync() {
   asm volatile(
       "barrier.cluster.arrive.release.aligned;\n"
@@ -127,21 +131,21 @@ __device__ inline void cluster_sync() {
           : "memory");
 }
 
-// PTX ISA, "barrier.cluster", in two halves: what a thread wrote before its arrival is visible to whoever has
-// waited. All threads of all blocks of the cluster do both.
+// PTX ISA, "barrier.cluster", split: what a thread wrote before its arrival is visible to every thread that
+// has waited. All threads of all blocks of the cluster must do both.
 __device__ inline void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
 __device__ inline void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
-// The first half, where nothing but initialised barriers, behind their fence, need be visible: a release
-// would wait for all that the thread has asked of memory.
+// The arrival without release, for kernels in which only initialised mbarriers, already behind their fence,
+// must be visible. A release would wait for all of the thread's outstanding memory accesses.
 __device__ inline void cluster_arrive_relaxed() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
 
-// PTX ISA, "mapa" and "st.async". Writes to that place in the shared memory of a block of the cluster; its
-// bytes count towards those that the barrier there expects. `value` is 4 or 8 bytes.
+// PTX ISA, "mapa" and "st.async". Stores `value`, of 4 or 8 bytes, to the same offset in the shared memory of
+// another block of the cluster. Its bytes count towards those that the mbarrier there expects.
 template <typename T>
 __device__ void store_async(T* place, T value, uint64_t* barrier, uint32_t block) {
   static_assert(sizeof(T) == 4 || sizeof(T) == 8);
@@ -165,12 +169,13 @@ __device__ void store_async(T* place, T value, uint64_t* barrier, uint32_t block
   }
 }
 
-// PTX ISA, "bar.sync". `threads` threads, whole warps, meet at barrier `id`, 1 to 15; 0 is __syncthreads'.
+// PTX ISA, "bar.sync". Named barrier `id`, 1 to 15, of `threads` threads in whole warps; 0 is __syncthreads'.
 __device__ inline void named_barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// PTX ISA, "setmaxnreg". The warpgroup gives back, or waits for, registers until each thread has COUNT.
+// PTX ISA, "setmaxnreg". The warpgroup releases registers, or waits for free ones, until each thread has
+// COUNT.
 template <int COUNT>
 __device__ inline void give_back_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
@@ -180,25 +185,25 @@ __device__ inline void take_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
 
-// PTX ISA, "griddepcontrol". Kernels that were launched to follow this one on its stream may be set up from
-// here on, where there is room. Before its own wait such a kernel must touch nothing that any kernel before
-// it writes: where this one has not waited yet, those before it may still run.
+// PTX ISA, "griddepcontrol". From here on, dependent kernels (programmatic dependent launch) may start where
+// there is room. Until its own wait, such a kernel must not touch anything that any earlier kernel writes,
+// since this kernel may not have waited for its predecessors yet.
 __device__ inline void allow_dependent_launch() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
-// PTX ISA, "griddepcontrol". Waits until the kernels before this one are done and what they wrote is visible.
+// PTX ISA, "griddepcontrol". Waits until all earlier kernels have ended and their writes are visible.
 __device__ inline void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
-// PTX ISA, "createpolicy". L2 gives these lines up first: for data that are used once.
+// PTX ISA, "createpolicy". Evict-first: L2 replaces these lines before others. For data that are used once.
 __device__ inline uint64_t l2_evict_first_policy() {
   uint64_t policy;
   asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
 
-// PTX ISA, "cp.async.bulk", global to shared memory. One thread; both addresses and `bytes` are multiples of
-// 16. The bytes count towards the barrier's expected ones.
+// PTX ISA, "cp.async.bulk", global to shared memory. Called by one thread; both addresses and `bytes` are
+// multiples of 16. The bytes count towards those that the mbarrier expects.
 __device__ inline void bulk_load(void* shared, const void* global, uint32_t bytes, uint64_t* barrier,
                                  uint64_t policy) {
   asm volatile(
@@ -208,7 +213,7 @@ __device__ inline void bulk_load(void* shared, const void* global, uint32_t byte
       : "memory");
 }
 
-// The same, with nothing said about what L2 keeps.
+// The same with L2's default eviction policy.
 __device__ inline void bulk_load(void* shared, const void* global, uint32_t bytes, uint64_t* barrier) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
@@ -217,8 +222,8 @@ __device__ inline void bulk_load(void* shared, const void* global, uint32_t byte
       : "memory");
 }
 
-// PTX ISA, "cp.async.bulk", shared to global memory. One thread; both addresses and `bytes` are multiples of
-// 16.
+// PTX ISA, "cp.async.bulk", shared to global memory. Called by one thread; both addresses and `bytes` are
+// multiples of 16.
 __device__ inline void bulk_store(void* global, const void* shared, uint32_t bytes, uint64_t policy) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0], [%1], %2, %3;" ::"l"(
                    __cvta_generic_to_global(global)),
@@ -226,13 +231,14 @@ __device__ inline void bulk_store(void* global, const void* shared, uint32_t byt
                : "memory");
 }
 
-// PTX ISA, "prefetch / prefetchu". The map will be needed soon.
+// PTX ISA, "prefetch / prefetchu". Prefetches a tensor map.
 __device__ inline void prefetch_tensor_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// PTX ISA, "cp.async.bulk.tensor". One thread; copies the map's box at column x, row y to shared memory,
-// zeros where it lies outside the matrix. All of the box's bytes count towards the barrier's expected ones.
+// PTX ISA, "cp.async.bulk.tensor". Called by one thread; copies the map's box at column x, row y to shared
+// memory, with zeros for elements outside the matrix. The whole box's bytes count towards those that the
+// mbarrier expects.
 __device__ inline void tma_load(void* shared, const CUtensorMap* map, int x, int y, uint64_t* barrier) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], "
@@ -241,7 +247,8 @@ __device__ inline void tma_load(void* shared, const CUtensorMap* map, int x, int
       : "memory");
 }
 
-// The same, to that place in every block of the cluster whose bit is set in `blocks`, and to its barrier.
+// The same as a multicast: to the same offset in every block of the cluster whose bit is set in `blocks`, and
+// to the mbarrier there.
 __device__ inline void tma_load_multicast(void* shared, const CUtensorMap* map, int x, int y,
                                           uint64_t* barrier, uint16_t blocks) {
   asm volatile(
@@ -251,17 +258,17 @@ __device__ inline void tma_load_multicast(void* shared, const CUtensorMap* map, 
       : "memory");
 }
 
-// PTX ISA, "cp.async.bulk.tensor". One thread; copies shared memory to the map's box at column x, row y, but
-// for what lies outside the matrix.
+// PTX ISA, "cp.async.bulk.tensor". Called by one thread; copies shared memory to the map's box at column x,
+// row y, without the elements outside the matrix.
 __device__ inline void tma_store(const CUtensorMap* map, const void* shared, int x, int y) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
                "r"(shared_address(shared)), "r"(x), "r"(y)
                : "memory");
 }
 
-// PTX ISA, "stmatrix". The warp stores four 8 x 8 matrices of 16-bit elements; lane 8 i + j holds the address
-// of row j of matrix i, a multiple of 16 bytes, and lane l gives elements 2 (l % 4) and the next of row l / 4
-// of matrix i in fragment[i].
+// PTX ISA, "stmatrix". The warp stores four 8 x 8 matrices of 16-bit elements. Lane 8 i + j passes the
+// address of row j of matrix i, a multiple of 16 bytes; fragment[i] of lane l holds elements 2 (l % 4) and
+// the next of row l / 4 of matrix i.
 __device__ inline void stmatrix_x4(void* row, const uint32_t (&fragment)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)),
                "r"(fragment[0]), "r"(fragment[1]), "r"(fragment[2]), "r"(fragment[3])

@@ -1,6 +1,5 @@
-// wgmma: a warpgroup (four warps, the first of which has a number divisible by 4) multiplies tiles that lie
-// in shared memory. Thin wrappers of PTX; compute capability 9.0a only. Each names its section of the PTX
-// ISA.
+// Thin wrappers of wgmma, which multiplies tiles in shared memory by a warpgroup: four warps, the first of
+// which has a number divisible by 4. Compute capability 9.0a only. Each names its section of the PTX ISA.
 #pragma once
 
 #include <cstdint>
@@ -17,17 +16,17 @@ __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" 
 // PTX ISA, "wgmma.commit_group". The warpgroup's wgmma since the last commit become one group.
 __device__ inline void wgmma_commit_group() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
-// PTX ISA, "wgmma.wait_group". Waits until all but the newest PENDING groups are done: their tiles have been
-// read, and, for PENDING = 0, the sums may be.
+// PTX ISA, "wgmma.wait_group". Waits until all but the newest PENDING groups have ended: their tiles may be
+// overwritten, and with PENDING = 0 the sums may be read.
 template <int PENDING>
 __device__ inline void wgmma_wait_group() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-// PTX ISA, "Matrix Descriptor Format". Describes a tile whose rows are 128 bytes, swizzled as the tensor
-// memory accelerator does with CU_TENSOR_MAP_SWIZZLE_128B; eight rows, 1024 bytes, are an aligned unit. Rows
-// run along K in a K-major tile [MN, 64], and along M or N in an MN-major one, [K, 64]; MN-major tiles wider
-// than 64 are several, `next_64` bytes apart.
+// PTX ISA, "Matrix Descriptor Format". The descriptor of a tile with rows of 128 bytes, swizzled as the TMA
+// does with CU_TENSOR_MAP_SWIZZLE_128B; eight rows, 1024 bytes, are an aligned unit. In a K-major tile [MN,
+// 64] rows run along K, in an MN-major tile [K, 64] along M or N. An MN-major tile wider than 64 is several
+// tiles, `next_64` bytes apart.
 __device__ inline uint64_t wgmma_tile(const void* tile, uint32_t next_64 = 16) {
   constexpr uint64_t SWIZZLE_128B = 1;
   constexpr uint64_t EIGHT_ROWS = 1024;
@@ -35,11 +34,12 @@ __device__ inline uint64_t wgmma_tile(const void* tile, uint32_t next_64 = 16) {
          (EIGHT_ROWS >> 4) << 32 | SWIZZLE_128B << 62;
 }
 
-// PTX ISA, "wgmma.mma_async", m64nNk16. sums (+)= a @ b for bf16 or fp16 (T), summed in fp32; they replace
-// what sums held where not `accumulate`. a: [64, 16], b: [16, N], described by wgmma_tile; A_COL and B_COL
-// say which lie the other way round: an A_COL tile is M-major, a B_COL tile K-major. Thread t of the
-// warpgroup holds rows t / 32 * 16 + t % 32 / 4 and the eighth row below: sums[4 j], [4 j + 1] are columns
-// 8 j + t % 4 * 2 and the next of the former, [4 j + 2], [4 j + 3] those of the latter.
+// PTX ISA, "wgmma.mma_async", m64nNk16. sums (+)= a @ b for bf16 or fp16 (T), summed in fp32; without
+// `accumulate` the products replace the sums. a: [64, 16], b: [16, N], described by wgmma_tile. By default a
+// is K-major and b N-major; A_COL makes a M-major, B_COL makes b K-major.
+//
+// Thread t of the warpgroup holds row r = t / 32 * 16 + t % 32 / 4 and row r + 8: sums[4 j], [4 j + 1] are
+// columns 8 j + t % 4 * 2 and the next of row r, sums[4 j + 2], [4 j + 3] the same columns of row r + 8.
 template <int N, typename T, bool A_COL, bool B_COL>
 __device__ inline void wgmma_m64k16(float (&sums)[N / 2], uint64_t a, uint64_t b, bool accumulate) {
   static_assert(N == 64 || N == 128 || N == 192 || N == 256, "these are written out");
@@ -194,9 +194,9 @@ __device__ inline void wgmma_m64k16(float (&sums)[N / 2], uint64_t a, uint64_t b
 }
 
 // PTX ISA, "wgmma.mma_async", m64nNk8, and "Register Fragments for wgmma.mma_async.m64nNk8". The same for
-// TF32 (fp32 whose lower 13 bits are ignored), a: [64, 8] in registers, b: [8, N], described by wgmma_tile,
-// K-major as TF32 always is. Thread t holds of a, in its rows as above, column t % 4 of the former and of the
-// latter, then column t % 4 + 4 of both. These registers may not be written before the wgmma is done.
+// TF32 (fp32 whose lower 13 bits are ignored). a: [64, 8] in registers; b: [8, N], described by wgmma_tile
+// and K-major, as TF32 requires. a[0], a[1] of thread t are column t % 4 of its rows r and r + 8, a[2], a[3]
+// column t % 4 + 4 of both. These registers may not be written before the wgmma has ended.
 template <int N>
 __device__ inline void wgmma_m64k8_tf32(float (&sums)[N / 2], const uint32_t (&a)[4], uint64_t b,
                                         bool accumulate) {
@@ -234,9 +234,9 @@ __device__ inline void wgmma_m64k8_tf32(float (&sums)[N / 2], const uint32_t (&a
   }
 }
 
-// Nothing: but for the compiler, which takes a wgmma for done where it stands, these registers change here.
-// After a wait it keeps readers of sums from moving before it, and what a was read from in its place till
-// then.
+// A compiler barrier on registers, without an instruction: the empty asm appears to write them. The compiler
+// treats a wgmma as finished where it is issued. Called after a wait, this keeps readers of the sums from
+// moving before the wait, and keeps the registers of a unchanged until then.
 template <int N>
 __device__ inline void wgmma_hold(float (&sums)[N]) {
 #pragma unroll
