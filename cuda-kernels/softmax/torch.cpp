@@ -18,10 +18,10 @@ namespace {
 using at::Tensor;
 using namespace kernel_twins;
 
-// For GPUs without clusters: the longest rows that the second step behind each function holds in registers,
-// in bytes. The third one reads longer ones again.
+// Limits of GPUs without clusters, in bytes of a row: the second step behind each function holds rows up to
+// here in registers, and the third reads longer rows twice.
 constexpr int64_t ROW_IN_REGISTERS = 64 * 1024;
-constexpr int64_t PAIR_IN_REGISTERS = 32 * 1024;  // each of dout's and y's
+constexpr int64_t PAIR_IN_REGISTERS = 32 * 1024;  // of dout and y each
 
 // -----------------------------------------------------------------------------------------------------------
 // Steps
@@ -62,7 +62,7 @@ void softmax_backward_step(const std::string& step, const Tensor& dout, const Te
 // The dimension along which rows lie
 // -----------------------------------------------------------------------------------------------------------
 
-// dim, counted from the front. A tensor of 0 dimensions is a row of one element, as it is to PyTorch.
+// Returns dim counted from the front. A 0-d tensor is a row of one element, as in PyTorch.
 int64_t counted(int64_t dim, const char* name, int64_t rank) {
   const int64_t dims = std::max(rank, int64_t{1});
   TORCH_CHECK_INDEX(-dims <= dim && dim < dims, "dim is ", text(dim), ", must be from ", text(-dims), " to ",
@@ -76,7 +76,7 @@ int64_t row_length(const Tensor& tensor, int64_t dim) { return tensor.dim() == 0
 // Forward
 // -----------------------------------------------------------------------------------------------------------
 
-// dim, counted from the front. `wide`: PyTorch computes, which takes float64 too.
+// Returns dim counted from the front. `wide`: PyTorch will compute, which also accepts float64.
 int64_t check(const Tensor& x, int64_t dim, bool wide) {
   if (!(wide && x.scalar_type() == at::kDouble)) {
     require_dtype("x", x, {at::kFloat, at::kBFloat16, at::kHalf});
@@ -104,7 +104,7 @@ Tensor softmax_cuda(const Tensor& x, int64_t dim, bool log) {
   return out;
 }
 
-// PyTorch's own: what was written for a GPU can be tried, traced and differentiated without one.
+// On the CPU, PyTorch computes: code for a GPU can be tried, traced and differentiated without one.
 Tensor softmax_cpu(const Tensor& x, int64_t dim, bool log) {
   dim = check(x, dim, true);
   const Tensor rows = x.movedim(dim, -1);
@@ -154,7 +154,7 @@ Tensor softmax_backward_cuda(const Tensor& dout, const Tensor& y, int64_t dim, b
   return out;
 }
 
-// In operations that can be differentiated again.
+// The gradient in PyTorch operations, which can be differentiated again.
 Tensor softmax_backward_aten(const Tensor& dout, const Tensor& y, int64_t dim, bool log) {
   return log ? at::_log_softmax_backward_data(dout, y, dim, y.scalar_type())
              : at::_softmax_backward_data(dout, y, dim, y.scalar_type());
@@ -212,7 +212,7 @@ Tensor softmax_autograd(const Tensor& x, int64_t dim, bool log) {
   return y;
 }
 
-// As PyTorch's: on a GPU, half precision is widened, and so is the result.
+// As in PyTorch's autocast, half precision is widened to fp32, and so is the result.
 Tensor softmax_autocast(const Tensor& x, int64_t dim, bool log) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::DispatchKey::AutocastCUDA);
   return call_softmax(at::autocast::cached_cast(at::kFloat, x, c10::DeviceType::CUDA), dim, log);
@@ -222,7 +222,7 @@ Tensor softmax_autocast(const Tensor& x, int64_t dim, bool log) {
 
 TORCH_LIBRARY_FRAGMENT(kernel_twins, library) {
   library.def("softmax(Tensor x, int dim=-1, bool log=False) -> Tensor", {at::Tag::pt2_compliant_tag});
-  // What softmax's gradient is made of.
+  // The operator of softmax's gradient.
   library.def("softmax_backward(Tensor dout, Tensor y, int dim, bool log=False) -> Tensor",
               {at::Tag::pt2_compliant_tag});
 }

@@ -1,4 +1,4 @@
-// What a softmax launcher gets: out = softmax(x) over the rows of a matrix, or its logarithm.
+// Arguments of a softmax launcher: out = softmax(x), or its logarithm, over the rows of a matrix.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -11,7 +11,7 @@ struct SoftmaxArgs {
   const void* x;  // [M, N], rows contiguous
   void* out;      // [M, N], contiguous, of x's dtype
   int64_t M, N;
-  int64_t stride_xm;  // in elements; 0 where one row is seen M times
+  int64_t stride_xm;  // in elements; 0 if all M rows are the same memory
   Dtype dtype;
   bool log;
   cudaStream_t stream;

@@ -1,4 +1,5 @@
-// Rows of up to 16 KiB in registers, of a warp or of a block's warps: the kernel of softmax's v11 and v12.
+// The kernel of softmax's v11 and v12: register-resident rows of up to 16 KiB, held by one warp or by the
+// warps of a block.
 #pragma once
 
 #include <utility>
@@ -7,13 +8,13 @@
 #include "lib/held.cuh"
 #include "online.cuh"
 
-// Packs a lane of rows that are a warp's, at most: for longer ones a block was faster in trials. And of rows
-// that are a block's, of up to four warps or eight.
+// Limits of packs a lane. A warp alone holds rows of up to MOST_ALONE_PACKS; for longer rows a block was
+// faster in trials. A block of up to four warps holds FEW_BLOCK_PACKS, one of up to eight warps BLOCK_PACKS.
 constexpr int MOST_ALONE_PACKS = 7, FEW_BLOCK_PACKS = 3, BLOCK_PACKS = 4;
-constexpr int FEW_BLOCK_THREADS = 128, BLOCK_THREADS = 256;  // at most
-constexpr int ALONE_THREADS = 128;                           // of a block whose warps have a row each
-// Blocks that an SM is to have room for, which bounds a thread's registers: 40 for two packs, 48 for three,
-// 64 for four or five, 80 for more.
+constexpr int FEW_BLOCK_THREADS = 128, BLOCK_THREADS = 256;  // most threads a block
+constexpr int ALONE_THREADS = 128;                           // of a block whose warps hold a row each
+// Blocks an SM must have room for, if warps hold rows alone. This bounds the registers of a thread: 40 for
+// two packs, 48 for three, 64 for four or five, 80 for more.
 template <int PACKS>
 constexpr int ALONE_BLOCKS = PACKS == 1   ? 16
                              : PACKS == 2 ? 12
@@ -21,18 +22,18 @@ constexpr int ALONE_BLOCKS = PACKS == 1   ? 16
                              : PACKS <= 5 ? 8
                                           : 6;
 
-// How a row lies in registers. ALONE: a warp has it, otherwise a block.
+// How a row is distributed: over one warp if ALONE, otherwise over the warps of a block.
 template <int PACKS_A_LANE, bool ALONE_IN_WARP>
 struct HeldAs {
   static constexpr int PACKS = PACKS_A_LANE;
   static constexpr bool ALONE = ALONE_IN_WARP;
   static constexpr bool FEW = PACKS == FEW_BLOCK_PACKS;
   static constexpr int THREADS = ALONE ? ALONE_THREADS : FEW ? FEW_BLOCK_THREADS : BLOCK_THREADS;
-  static constexpr int BLOCKS = ALONE ? ALONE_BLOCKS<PACKS> : FEW ? 10 : 4;  // 48 registers, or 64
+  static constexpr int BLOCKS = ALONE ? ALONE_BLOCKS<PACKS> : FEW ? 10 : 4;  // 48 or 64 registers
 };
 
-// x: [M, N], rows stride_xm apart; out: [M, N]. Every warp or block has a row of at most PACKS packs a lane.
-// LINED: rows start with lines and have whole packs only, as those do that launch_held_rows takes.
+// x: [M, N], rows stride_xm apart; out: [M, N]. Every warp or block holds one row, in at most PACKS packs a
+// lane. LINED: all rows start at a line and consist of whole packs, so the code for ragged ends is left out.
 template <typename T, bool LOG, typename As, bool LINED>
 __device__ void softmax_of_held_row(const T* __restrict__ x, T* __restrict__ out, int64_t M, int N,
                                     int64_t stride_xm) {
@@ -51,13 +52,13 @@ __device__ void softmax_of_held_row(const T* __restrict__ x, T* __restrict__ out
   const int single = LINED ? part.NONE : part.single();
   const float element = single != part.NONE ? to_float(row_x[single]) : -INFINITY;
 
-  float max = element;  // the thread's, from which exponents are taken
+  float max = element;  // the thread's own, which its exponents are relative to
 #pragma unroll
   for (int i = 0; i < COUNT; ++i) max = fmaxf(max, max_of(held[i]));
   float sum = exp_of(element - origin(max));
 #pragma unroll
   for (int i = 0; i < COUNT; ++i) {
-    float pack_sum = 0.0f;  // so that additions wait for few others
+    float pack_sum = 0.0f;  // a separate sum a pack: shorter chains of dependent additions
     keep_packed(held[i]);
 #pragma unroll
     for (int j = 0; j < SIZE; ++j) pack_sum += exp_of(float_of(held[i], j) - origin(max));
@@ -73,17 +74,18 @@ __device__ void softmax_of_held_row(const T* __restrict__ x, T* __restrict__ out
     float values[SIZE];
     keep_packed(held[i]);
 #pragma unroll
-    for (int j = 0; j < SIZE; ++j) values[j] = result(to_float(held[i][j]));  // float_of takes registers more
+    for (int j = 0; j < SIZE; ++j) values[j] = result(to_float(held[i][j]));  // float_of needs more registers
     Pack<T> results;
     round_to(results, values);
-    // In one piece, which the compiler would otherwise take apart.
+    // An explicit 16-byte store: the compiler would split a plain one into smaller stores.
     if (part.holds(i)) __stwb(reinterpret_cast<uint4*>(first_out + 32 * i * SIZE), results.words);
   }
   if (single != part.NONE) row_out[single] = from_float<T>(result(element));
 }
 
-// Calls launch(HeldAs, blocks, threads) with as few packs a lane as hold a row. False where it is too long or
-// too short, out is skewed otherwise than x within 16 bytes, or a grid has not as many blocks.
+// Calls launch(HeldAs, blocks, threads) with the fewest packs a lane that hold a row. Returns false, without
+// a launch, for rows of less than LEAST_WARP_PACKS packs or of more than 16 KiB, if out's skew within 16
+// bytes differs from x's, or if the grid would be too large.
 template <typename T, typename Launch>
 bool launch_held_rows(const SoftmaxArgs& args, Launch launch) {
   const int64_t packs = most_packs<T, LINE_BYTES>(args.x, args.N, args.stride_xm);

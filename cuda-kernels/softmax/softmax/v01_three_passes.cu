@@ -1,11 +1,11 @@
-// softmax v01_three_passes: a block a row, which it reads three times.
+// softmax v01_three_passes: a block reads its row three times.
 //
 // Change:   one pass finds the maximum, one sums the exponentials of the distances from it, one writes.
 // Why:      the definition, word for word. Without the maximum, exp(89) would overflow in fp32.
-// Counter:  dram_share stays below 60 %, although dram_bytes are the least possible: a row of 4096 stays in
-//           L1 between the passes. Each thread asks for one element at a time, and the block waits for all
-//           of its warps after every pass.
-// Requires: rows that are contiguous; any length.
+// Counter:  dram_share stays low, although dram_bytes are the least possible: a row of 4096 stays in L1
+//           between the passes. Each thread waits for one element at a time, and the block for its slowest
+//           warp after every pass.
+// Requires: rows of contiguous elements, of any length.
 // Source:   the "safe softmax" of arXiv:1805.02867, algorithm 2
 // Twin:     triton-kernels/softmax/softmax/v01_three_passes.py
 #include "args.h"
@@ -16,7 +16,7 @@ namespace {
 constexpr int THREADS = 256;
 constexpr int WARPS = THREADS / 32;
 
-// Of all threads of the block; every one gets the result.
+// Combines the values of all threads of the block; every thread gets the result.
 template <typename Combine>
 __device__ float block_reduce(float value, float* parts, Combine combine) {
 #pragma unroll
@@ -24,7 +24,7 @@ __device__ float block_reduce(float value, float* parts, Combine combine) {
     value = combine(value, __shfl_xor_sync(0xffffffff, value, distance));
   }
   if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = value;
-  __syncthreads();  // for every warp's part
+  __syncthreads();  // waits for every warp's part
   value = parts[0];
   for (int warp_id = 1; warp_id < WARPS; ++warp_id) value = combine(value, parts[warp_id]);
   return value;
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(THREADS)
   for (int64_t col = threadIdx.x; col < N; col += THREADS) sum += expf(to_float(row_x[col]) - max);
   sum = block_reduce(sum, sum_parts, [](float a, float b) { return a + b; });
 
-  // A row of nothing but minus infinity is NaN from here on, as in PyTorch.
+  // A row of nothing but minus infinity becomes NaN here, as in PyTorch.
   const float log_sum = logf(sum);
   for (int64_t col = threadIdx.x; col < N; col += THREADS) {
     const float distance = to_float(row_x[col]) - max;

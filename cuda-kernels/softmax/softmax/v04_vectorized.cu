@@ -1,11 +1,11 @@
-// softmax v04_vectorized: 16 bytes an access, wherever a row starts.
+// softmax v04_vectorized: 16 bytes an access, also in misaligned rows.
 //
-// Change:   a thread holds packs of 16 bytes instead of single elements. Where a row starts off a multiple of
-//           16 bytes, its first and last pack are loaded and stored element by element.
-// Why:      an eighth of the loads and stores in bf16, and as many bytes under way.
-// Counter:  sectors_per_load becomes 16, instructions fall to 0.91 of v03's, the time to 0.70;
-//           dram_share is 78 %.
-// Requires: contiguous rows of up to 64 KiB; out's rows take wide stores where they are skewed like x's.
+// Change:   a thread holds packs of 16 bytes instead of single elements. If a row does not start at a
+//           multiple of 16 bytes, its first and last pack are ragged, and are loaded and stored element by
+//           element.
+// Why:      an eighth of the loads and stores in bf16, so as many accesses in flight carry more bytes.
+// Counter:  sectors_per_load becomes 16; instructions and time fall, dram_share rises.
+// Requires: contiguous rows of up to 64 KiB. Stores of 16 bytes need out's rows to have x's skew.
 // Source:   CUDA C++ Best Practices Guide, "Coalesced Access to Global Memory"
 // Gap:      Triton chooses the width of an access by itself.
 #include "args.h"
@@ -13,8 +13,8 @@
 
 namespace {
 
-constexpr int FEW_THREADS = 256, FEW_PACKS = 4;     // a row of up to 16 KiB
-constexpr int MANY_THREADS = 1024, MANY_PACKS = 5;  // as many as 64 registers a thread hold
+constexpr int FEW_THREADS = 256, FEW_PACKS = 4;     // for rows of up to 16 KiB
+constexpr int MANY_THREADS = 1024, MANY_PACKS = 5;  // as many as fit 64 registers a thread
 constexpr int64_t LARGEST_ROW = 64 * 1024;          // bytes
 static_assert(MANY_THREADS * MANY_PACKS >= LARGEST_ROW / 16 + 1, "a skewed row needs a pack more");
 

@@ -1,26 +1,25 @@
 // softmax v05_rows_per_block: a row gets as many threads as it needs.
 //
-// Change:   a row of up to 32 packs gets a lane for each, so that a warp holds several rows; one of up to 128
-//           a warp; a longer one just enough warps for five packs a thread.
-// Why:      a block of 256 for a row of 256 elements has most of its threads idle and waits at a barrier all
-//           the same. Lanes of a warp need shuffles alone, and a block then has many rows under way.
-// Counter:  at a row of 4096 instructions fall to 0.59 of v04's and the time to 0.88; at one of 256 the time
-//           falls to 0.06.
-// Requires: contiguous rows of up to 64 KiB; out's rows take wide stores where they are skewed like x's.
-// Source:   rows by warps of PyTorch, aten/src/ATen/native/cuda/PersistentSoftmax.cuh
+// Change:   a row of up to 32 packs gets one lane for each pack, so that a warp holds several rows; a row of
+//           up to 128 packs gets one warp, a longer one as many warps as hold it in five packs a thread.
+// Why:      of a block of 256 threads most are idle in a row of 256 elements, and the block still waits at a
+//           barrier. Lanes of one warp need only shuffles, and a block then has many rows in flight.
+// Counter:  instructions fall; the time stays at a row of 4096, and falls most at the shortest rows.
+// Requires: contiguous rows of up to 64 KiB. Stores of 16 bytes need out's rows to have x's skew.
+// Source:   one warp a row in PyTorch, aten/src/ATen/native/cuda/PersistentSoftmax.cuh
 // Twin:     triton-kernels/softmax/softmax/v05_rows_per_block.py
 #include "args.h"
 #include "online.cuh"
 
 namespace {
 
-constexpr int BLOCK_THREADS = 256;            // for rows of a warp or less
-constexpr int MOST_WARP_PACKS = 4;            // a lane
-constexpr int PACKS = 5, MOST_THREADS = 832;  // for rows of several warps: what keeps 64 KiB an SM under way
+constexpr int BLOCK_THREADS = 256;            // of blocks whose warps hold one row or several
+constexpr int MOST_WARP_PACKS = 4;            // a lane, if one warp holds the row
+constexpr int PACKS = 5, MOST_THREADS = 832;  // if several warps do: keeps 64 KiB an SM in flight
 constexpr int64_t LARGEST_ROW = 64 * 1024;    // bytes
 static_assert(MOST_THREADS * PACKS >= LARGEST_ROW / 16 + 1, "a skewed row needs a pack more");
 
-// A row in the registers of `threads` threads, of which this one is `thread`.
+// A register-resident row, held by `threads` threads; this one is number `thread`.
 template <typename T, int PACKS>
 struct HeldRow {
   Pack<T> packs[PACKS];
@@ -62,14 +61,15 @@ struct HeldRow {
   }
 };
 
-// x: [M, N], rows stride_xm apart; out: [M, N]. A row for every LANES lanes, of at most LANES * PACKS packs.
+// x: [M, N], rows stride_xm apart; out: [M, N]. Each group of LANES lanes holds a row, of at most LANES *
+// PACKS packs.
 template <typename T, int LANES, int PACKS>
 __global__ void __launch_bounds__(BLOCK_THREADS)
     softmax_v05_rows_per_block_kernel(const T* __restrict__ x, T* __restrict__ out, int64_t M, int N,
                                       int64_t stride_xm, bool log) {
   constexpr int ROWS = BLOCK_THREADS / LANES;
   const int64_t row = static_cast<int64_t>(blockIdx.x) * ROWS + threadIdx.x / LANES;
-  // Lanes past the last row stay for the shuffles, with the last row's values.
+  // Lanes past the last row load that row again, since the shuffles need all 32 lanes.
   HeldRow<T, PACKS> held(x + min(row, M - 1) * stride_xm, N, threadIdx.x % LANES, LANES);
   const MaxSum whole = lanes_merge<LANES>(held.max_sum());
   if (row >= M) return;
@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS)
   }
 }
 
-// The same with a row for every block, of at most blockDim.x * PACKS packs.
+// The same with one row a block, of at most blockDim.x * PACKS packs.
 template <typename T>
 __global__ void __launch_bounds__(MOST_THREADS)
     softmax_v05_rows_per_block_kernel(const T* __restrict__ x, T* __restrict__ out, int N, int64_t stride_xm,
@@ -115,7 +115,7 @@ void launch_block(const SoftmaxArgs& args, int64_t packs) {
 template <typename T>
 void launch(const SoftmaxArgs& args) {
   const int64_t packs = most_packs<T>(args.x, args.N, args.stride_xm);
-  // No grid runs out of blocks: each of them writes 512 bytes or more, and 2^31 times that is 1 TiB.
+  // The grid is never too large: each block writes at least 512 bytes, and 2^31 blocks would write 1 TiB.
   if (packs == 1) return launch_lanes<T, 1>(args);
   if (packs == 2) return launch_lanes<T, 2>(args);
   if (packs <= 4) return launch_lanes<T, 4>(args);

@@ -1,13 +1,13 @@
-// softmax v06_pipelined: blocks stay, and the next row travels to shared memory while one is computed.
+// softmax v06_pipelined: persistent blocks, whose next rows travel to shared memory while one is computed.
 //
-// Change:   a few blocks an SM walk over the rows. The copy engine brings rows into a ring of stages, each of
-//           them a whole row; a barrier in shared memory says when one is complete.
-// Why:      a block that loads, computes, stores and ends leaves the memory to others in between, and of long
-//           rows few fit on an SM. A copy that needs no registers can be under way all the time.
-// Counter:  no load is waited for any more, but there are 41 % more instructions: dram_share falls to 77 %,
-//           and the time rises by 18 %.
-// Requires: compute capability 9.0 with its 227 KiB of shared memory; contiguous rows of up to 220 KiB, two
-//           of which overlap up to 110 KiB.
+// Change:   a few blocks an SM loop over the rows. The copy engine brings rows into a ring of stages, one
+//           whole row a stage; an mbarrier says when a stage is complete.
+// Why:      a block that loads, computes, stores and ends leaves the memory idle unless other blocks fill in,
+//           and few blocks with long rows fit on an SM. A copy that needs no registers can always be in
+//           flight.
+// Counter:  stalls on long_scoreboard vanish, instructions rise; dram_share should stay near v05's.
+// Requires: compute capability 9.0 with its 227 KiB of shared memory; contiguous rows of up to 220 KiB. Rows
+//           of up to 110 KiB have two stages, so that copy and computation overlap.
 // Source:   PTX ISA, "cp.async.bulk" and "mbarrier"
 // Twin:     triton-kernels/softmax/softmax/v06_pipelined.py
 #include <algorithm>
@@ -22,21 +22,22 @@ constexpr int THREADS = 256;
 constexpr int MOST_STAGES = 8;
 constexpr int MOST_BLOCKS_PER_SM = 4;
 constexpr int64_t LARGEST_ROW = 220 * 1024;   // bytes
-constexpr int64_t SM_BYTES = 227 * 1024;      // of shared memory that an SM's blocks share
-constexpr int64_t BLOCK_OVERHEAD = 2 * 1024;  // what a block needs beside its stages
+constexpr int64_t SM_BYTES = 227 * 1024;      // shared memory of an SM
+constexpr int64_t BLOCK_OVERHEAD = 2 * 1024;  // shared memory of a block beside its stages
 
-// x: [M, N], rows stride_xm apart; out: [M, N]. Stages are stage_bytes apart, and as many.
+// x: [M, N], rows stride_xm apart; out: [M, N]. The ring has `stages` stages of stage_bytes each.
 template <typename T>
 __global__ void __launch_bounds__(THREADS)
     softmax_v06_pipelined_kernel(const T* __restrict__ x, T* __restrict__ out, int64_t M, int N,
                                  int64_t stride_xm, int stages, int stage_bytes, bool log) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(128) char ring[];  // [stages][stage_bytes]
-  __shared__ uint64_t arrived[MOST_STAGES];      // a phase completes when the stage's row is there
-  __shared__ MaxSum parts[2][32];                // of this row and of the one before
+  __shared__ uint64_t arrived[MOST_STAGES];      // a phase completes when the stage's row has arrived
+  __shared__ MaxSum parts[2][32];                // two sets, so that no barrier is needed before reuse
   constexpr int SIZE = Pack<T>::SIZE;
 
-  // Packs [0, packs) of a row, of which the copy engine takes [head, tail): those that are the row's alone.
+  // A row's packs are [0, packs). The copy engine brings [head, tail), which are whole; threads load the
+  // ragged ones.
   struct Extent {
     int skew, packs, head, tail;
     __device__ Extent(const T* row_x, int N)
@@ -63,9 +64,9 @@ __global__ void __launch_bounds__(THREADS)
       if (row < M) fill(row, stage);
     }
   }
-  __syncthreads();  // for the barriers to be initialised
+  __syncthreads();  // waits for the mbarriers to be initialised
 
-  int stage = 0, parity = 0, turn = 0;  // parity flips each time around the ring, turn with every row
+  int stage = 0, parity = 0, turn = 0;  // parity flips once a round of the ring, turn once a row
   for (int64_t row = blockIdx.x; row < M; row += gridDim.x) {
     const T* row_x = x + row * stride_xm;
     T* row_out = out + row * N;
@@ -73,12 +74,13 @@ __global__ void __launch_bounds__(THREADS)
     const bool aligned = skew_of(row_out) == extent.skew;
     Pack<T>* held = reinterpret_cast<Pack<T>*>(ring + stage * stage_bytes);
 
-    // A thread reads the same packs in all passes, so what it adds for itself needs no barrier.
+    // The ragged packs. Each thread reads the same packs in all passes, so what it loads itself needs no
+    // barrier.
     for (int pack = threadIdx.x; pack < extent.packs; pack += THREADS) {
       const int first = pack * SIZE - extent.skew;
       if (!is_whole<T>(first, N)) held[pack] = load_ragged(row_x, first, N, -INFINITY);
     }
-    mbarrier_wait_parity(&arrived[stage], parity);  // for the copy of this row
+    mbarrier_wait_parity(&arrived[stage], parity);  // waits for the copy of this row
 
     MaxSum mine;
 #pragma unroll 4
@@ -108,9 +110,9 @@ __global__ void __launch_bounds__(THREADS)
       write(Softmax(whole));
     }
 
-    // The next copy into this stage must not overtake a thread that still reads or has just filled it.
+    // Orders the threads' accesses to the stage before the next bulk copy into it.
     fence_proxy_async();
-    __syncthreads();  // for every thread to be done with the stage
+    __syncthreads();  // waits until every thread has finished with the stage
     const int64_t next = row + static_cast<int64_t>(stages) * gridDim.x;
     if (threadIdx.x == 0 && next < M) fill(next, stage);
     turn ^= 1;

@@ -1,16 +1,17 @@
-// softmax v07_cluster: several SMs share a row.
+// softmax v07_cluster: split row: a cluster of blocks holds it in distributed shared memory.
 //
-// Change:   a cluster of blocks holds a row in its shared memory, each block a part. Blocks work on chunks as
-//           they arrive and send each other their maximum and sum through distributed shared memory. A block
-//           is there for one row again, as in v05, whose kernel rows of up to 32 KiB keep; those of up to
-//           132 KiB have nothing to share and get one block.
-// Why:      a row of 256 K elements is longer than what an SM holds. In several it fits and is read once, and
-//           two numbers a block are all that must be exchanged. Blocks are dealt out in the order of the
-//           rows, so reads and writes stay close together, where v06's blocks drift apart. Rows of up to
-//           32 KiB keep v05's kernel.
-// Counter:  at a row of 4096 v05's time again; at one of 65536 the time falls to 0.91 of v06's.
-// Requires: compute capability 9.0; contiguous rows. Those beyond a cluster's shared memory are v02's, and
-//           those of a cluster for which the GPU has no room.
+// Change:   each block of a cluster holds a part of the row in its shared memory and works on it chunk by
+//           chunk, as the copies arrive. The blocks send each other their maximum and sum through distributed
+//           shared memory. One block, or cluster, serves one row again, as in v05.
+// Why:      a row of 256 K elements does not fit on one SM. Split over several it fits, is read once, and two
+//           numbers a block are all that is exchanged. The hardware hands out blocks in the order of the
+//           rows, which keeps reads and writes close together, where v06's persistent blocks drift apart.
+// Counter:  at a row of 4096, which goes to v05's kernel, nothing changes; at a row of 65536 the time falls.
+// Requires: compute capability 9.0; contiguous rows.
+// Routes:   up to 32 KiB: v05's kernel
+//           up to 132 KiB: one block a row, in its shared memory alone
+//           up to 16 x 208 KiB: a cluster of 2 to 16 blocks
+//           longer, or if the GPU has no room for the cluster: v02's kernel
 // Source:   CUDA C++ Programming Guide, "Distributed Shared Memory"; PTX ISA, "st.async"; quack's softmax.py
 //           (clusters by row length)
 // Twin:     none, Triton gives a program no access to another one's shared memory.
@@ -24,15 +25,15 @@ void softmax_v05_rows_per_block(const SoftmaxArgs& args);
 
 namespace {
 
-constexpr int PACKS = 4;                      // a thread and chunk
-constexpr int MOST_CHUNKS = 8;                // a block
-constexpr int MOST_BLOCKS = 16;               // a cluster
-constexpr int64_t REGISTER_ROW = 32 * 1024;   // bytes, up to which v05 is as fast
-constexpr int64_t PART = 64 * 1024;           // of a longer row, where three blocks fit an SM
-constexpr int64_t LARGEST_PART = 208 * 1024;  // so that one does
-constexpr int64_t SINGLE_ROW = 132 * 1024;    // up to which a block is better off alone
+constexpr int PACKS = 4;                      // a thread, of each chunk
+constexpr int MOST_CHUNKS = 8;                // of a part
+constexpr int MOST_BLOCKS = 16;               // of a cluster
+constexpr int64_t REGISTER_ROW = 32 * 1024;   // bytes up to which v05 is as fast
+constexpr int64_t PART = 64 * 1024;           // wanted a block of a split row: three fit an SM
+constexpr int64_t LARGEST_PART = 208 * 1024;  // possible: one fits an SM
+constexpr int64_t SINGLE_ROW = 132 * 1024;    // up to which one block is faster than a cluster
 
-// x: [M, N], rows stride_xm apart; out: [M, N]. Block `rank` of a cluster takes the rank-th part of a row.
+// x: [M, N], rows stride_xm apart; out: [M, N]. Block `rank` of a cluster holds the rank-th part of a row.
 template <typename T, int THREADS>
 __global__ void __launch_bounds__(THREADS, 1536 / THREADS)
     softmax_v07_cluster_kernel(const T* __restrict__ x, T* __restrict__ out, int N, int64_t stride_xm,
@@ -40,8 +41,8 @@ __global__ void __launch_bounds__(THREADS, 1536 / THREADS)
 #if __CUDA_ARCH__ >= 900
   constexpr int SIZE = Pack<T>::SIZE, CHUNK = THREADS * PACKS;
   extern __shared__ __align__(128) char part[];  // this block's packs of the row
-  __shared__ uint64_t arrived[MOST_CHUNKS];      // a phase completes when the chunk is there
-  __shared__ uint64_t exchanged;                 // and when all blocks' numbers are
+  __shared__ uint64_t arrived[MOST_CHUNKS];      // a phase completes when the chunk has arrived
+  __shared__ uint64_t exchanged;                 // and when the pairs of all blocks have
   __shared__ MaxSum warps[32], others[MOST_BLOCKS];
 
   const int rank = blocks > 1 ? static_cast<int>(cluster_block()) : 0;
@@ -61,7 +62,7 @@ __global__ void __launch_bounds__(THREADS, 1536 / THREADS)
     mbarrier_init(&exchanged, 1);
     fence_mbarrier_init();
     for (int chunk = 0; chunk * CHUNK < count; ++chunk) {
-      // Of the chunk's packs the copy engine takes those that are the row's alone.
+      // The copy engine brings the whole packs of the chunk.
       int head = chunk * CHUNK, tail = min(head + CHUNK, count);
       if (first_of(head) < 0) ++head;
       if (first_of(tail) > N) --tail;
@@ -71,11 +72,11 @@ __global__ void __launch_bounds__(THREADS, 1536 / THREADS)
     }
     if (blocks > 1) mbarrier_arrive_expect_tx(&exchanged, blocks * sizeof(MaxSum));
   }
-  __syncthreads();  // for the barriers to be initialised
+  __syncthreads();  // waits for the mbarriers to be initialised
   if (blocks > 1) cluster_arrive();
 
-  // What the copy engine leaves, while it is at work. What lies beside the row counts as minus infinity. A
-  // thread reads the same packs whenever it reads, so what it adds for itself needs no barrier.
+  // Meanwhile the ragged packs at the row's ends; elements beside the row count as minus infinity. Each
+  // thread always reads the same packs, so what it loads itself needs no barrier.
 #pragma unroll
   for (int end = 0; end < 2; ++end) {
     const int pack = end == 0 ? 0 : count - 1;
@@ -88,7 +89,7 @@ __global__ void __launch_bounds__(THREADS, 1536 / THREADS)
   for (int j = 0; j < SIZE; ++j) set(nothing, j, from_float<T>(-INFINITY));
   MaxSum mine;
   for (int chunk = 0; chunk * CHUNK < count; ++chunk) {
-    mbarrier_wait_parity(&arrived[chunk], 0);  // for the copy of this chunk
+    mbarrier_wait_parity(&arrived[chunk], 0);  // waits for the copy of this chunk
     Pack<T> values[PACKS];
     float max = mine.max;
 #pragma unroll
@@ -112,9 +113,9 @@ __global__ void __launch_bounds__(THREADS, 1536 / THREADS)
   MaxSum whole = block_merge(mine, warps);
 
   if (blocks > 1) {
-    cluster_wait();  // for all blocks to run, with their barriers initialised
+    cluster_wait();  // waits until all blocks run and have initialised their mbarriers
     if (threadIdx.x < blocks) store_async(&others[rank], whole, &exchanged, threadIdx.x);
-    mbarrier_wait_parity_cluster(&exchanged, 0);  // for every block's numbers; none ends before it has them
+    mbarrier_wait_parity_cluster(&exchanged, 0);  // waits for all pairs, so no block ends too early
     const int lane_id = threadIdx.x % 32;
     whole = lanes_merge(lane_id < blocks ? others[lane_id] : MaxSum{});
   }
@@ -137,7 +138,8 @@ __global__ void __launch_bounds__(THREADS, 1536 / THREADS)
 #endif
 }
 
-// Whether there is room for the cluster. No grid runs out of blocks: rows for so many take 4 TiB and more.
+// Returns false, without a launch, if the GPU has no room for the cluster. The grid is never too large: that
+// many long rows would take 4 TiB.
 template <typename T, int THREADS>
 bool launch(const SoftmaxArgs& args, int blocks) {
   const auto kernel = softmax_v07_cluster_kernel<T, THREADS>;
@@ -162,7 +164,7 @@ void softmax_v07_cluster(const SoftmaxArgs& args) {
     if (bytes > MOST_BLOCKS * (LARGEST_PART - 16)) return softmax_v02_online(args);
     int blocks = 1;
     while (bytes > SINGLE_ROW && blocks < MOST_BLOCKS && blocks * PART < bytes) blocks *= 2;
-    // A block that is alone at its row, and on its SM, needs twice the threads.
+    // A block that has the row, and the SM, to itself needs twice the threads.
     const bool alone = blocks == 1 && bytes > SINGLE_ROW - PART / 2;
     const bool launched = alone ? launch<T, 1024>(args, blocks) : launch<T, 512>(args, blocks);
     if (!launched) softmax_v02_online(args);

@@ -1,14 +1,19 @@
-// softmax v09_lines: packs are counted from a multiple of 128 bytes.
+// softmax v09_lines: packs are counted from a line, a multiple of 128 bytes.
 //
-// Change:   the packs of a row that starts anywhere begin with those of its first line, of which some may lie
-//           before the row, and a block's part begins with a line. So a warp's 32 packs are four lines of L2
-//           and no more. The kernels are v07's and v05's; where registers hold a row, packs of which not all
-//           is the row's come by wide loads, too, and are masked.
-// Why:      counted from a multiple of 16 bytes, 32 packs are parts of five lines, and the first and the last
-//           one are another warp's as well: L2 looks up five lines for four, and sectors are written in two
-//           pieces. Trials of the kernel ran before the predictions.
-// Counter:  at a row of 4096 or 5003 nothing; at one of 50257 the time falls to 0.99 of v07's.
-// Requires: as v07. Rows of up to 128 packs are v05's: up to seven outside the row are many for a short one.
+// Change:   the packs of a misaligned row are counted from the start of its first line, so up to seven of
+//           them lie before the row; a block's part begins with a line. A warp's 32 packs are then exactly
+//           four lines. The kernels are otherwise v05's and v07's. Ragged packs of register-resident rows
+//           come by 16-byte loads, too, and are masked.
+// Why:      counted from a multiple of 16 bytes, a warp's 32 packs touch five lines, and share the first and
+//           the last with another warp: L2 looks up five lines instead of four, and sectors at the seams are
+//           written in two pieces. Trials of the kernel ran before the predictions.
+// Counter:  at a row of 4096, which is aligned, nothing changes; at a misaligned row of 50257 the time falls.
+// Requires: compute capability 9.0; contiguous rows.
+// Routes:   up to 128 packs: v05's kernel, as up to seven idle lanes are too many for a short row
+//           up to 32 KiB: a block's registers
+//           up to 132 KiB: one block's shared memory
+//           up to 16 x 208 KiB, less a line a block: a cluster of 2 to 16 blocks
+//           longer, or if the GPU has no room for the cluster: v02's kernel
 // Source:   NVIDIA, "CUDA C++ Best Practices Guide", "Effects of Misaligned Accesses"
 // Twin:     none, see the spec
 #include "args.h"
@@ -21,19 +26,19 @@ void softmax_v05_rows_per_block(const SoftmaxArgs& args);
 
 namespace {
 
-constexpr int HELD_PACKS = 5, HELD_THREADS = 448;  // a thread, and a block, of rows in registers
-constexpr int64_t WARP_PACKS = 128;                // of a row, up to which v05 gives it a warp or less
-constexpr int PACKS = 4;                           // a thread and chunk
-constexpr int MOST_CHUNKS = 8;                     // a block
-constexpr int MOST_BLOCKS = 16;                    // a cluster
-constexpr int64_t REGISTER_ROW = 32 * 1024;        // bytes, up to which registers hold a row
-constexpr int64_t PART = 64 * 1024;                // of a longer row, where three blocks fit an SM
-constexpr int64_t LARGEST_PART = 208 * 1024;       // so that one does
-constexpr int64_t SINGLE_ROW = 132 * 1024;         // up to which a block is better off alone
+constexpr int HELD_PACKS = 5, HELD_THREADS = 448;  // of a register-resident row: packs a thread, most threads
+constexpr int64_t WARP_PACKS = 128;                // up to which v05 gives a row one warp or less
+constexpr int PACKS = 4;                           // a thread, of each chunk
+constexpr int MOST_CHUNKS = 8;                     // of a part
+constexpr int MOST_BLOCKS = 16;                    // of a cluster
+constexpr int64_t REGISTER_ROW = 32 * 1024;        // bytes up to which registers hold a row
+constexpr int64_t PART = 64 * 1024;                // wanted a block of a split row: three fit an SM
+constexpr int64_t LARGEST_PART = 208 * 1024;       // possible: one fits an SM
+constexpr int64_t SINGLE_ROW = 132 * 1024;         // up to which one block is faster than a cluster
 static_assert(HELD_THREADS * HELD_PACKS >= REGISTER_ROW / 16 + LINE_PACKS, "a skewed row needs a line more");
 
-// x: [M, N], rows stride_xm apart; out: [M, N]. A row for every block, of at most blockDim.x * HELD_PACKS
-// packs.
+// x: [M, N], rows stride_xm apart; out: [M, N]. Each block holds a row in registers, of at most blockDim.x *
+// HELD_PACKS packs.
 template <typename T>
 __global__ void __launch_bounds__(HELD_THREADS)
     softmax_v09_lines_kernel(const T* __restrict__ x, T* __restrict__ out, int N, int64_t stride_xm,
@@ -79,7 +84,7 @@ __global__ void __launch_bounds__(HELD_THREADS)
   }
 }
 
-// Block `rank` of a cluster takes the rank-th part of a row, whole lines.
+// Block `rank` of a cluster holds the rank-th part of a row in shared memory; parts are whole lines.
 template <typename T, int THREADS>
 __global__ void __launch_bounds__(THREADS, 1536 / THREADS)
     softmax_v09_lines_cluster_kernel(const T* __restrict__ x, T* __restrict__ out, int N, int64_t stride_xm,
@@ -87,8 +92,8 @@ __global__ void __launch_bounds__(THREADS, 1536 / THREADS)
 #if __CUDA_ARCH__ >= 900
   constexpr int SIZE = Pack<T>::SIZE, CHUNK = THREADS * PACKS;
   extern __shared__ __align__(128) char part[];  // this block's packs of the row
-  __shared__ uint64_t arrived[MOST_CHUNKS];      // a phase completes when the chunk is there
-  __shared__ uint64_t exchanged;                 // and when all blocks' numbers are
+  __shared__ uint64_t arrived[MOST_CHUNKS];      // a phase completes when the chunk has arrived
+  __shared__ uint64_t exchanged;                 // and when the pairs of all blocks have
   __shared__ MaxSum warps[32], others[MOST_BLOCKS];
 
   const int rank = blocks > 1 ? static_cast<int>(cluster_block()) : 0;
@@ -100,7 +105,8 @@ __global__ void __launch_bounds__(THREADS, 1536 / THREADS)
   const int each = ((packs + blocks - 1) / blocks + LINE_PACKS - 1) / LINE_PACKS * LINE_PACKS;
   const int begin = min(rank * each, packs);
   const int count = min(each, packs - begin);
-  // Of the first block's packs, the first that has any of the row, and the first that is the row's alone.
+  // The first block has packs before the row: `touching` is its first pack with an element of the row, `own`
+  // its first whole pack.
   const int touching = rank == 0 ? skew / SIZE : 0, own = rank == 0 ? (skew + SIZE - 1) / SIZE : 0;
   const auto first_of = [&](int pack) { return (begin + pack) * SIZE - skew; };
   Pack<T>* held = reinterpret_cast<Pack<T>*>(part);
@@ -110,7 +116,7 @@ __global__ void __launch_bounds__(THREADS, 1536 / THREADS)
     mbarrier_init(&exchanged, 1);
     fence_mbarrier_init();
     for (int chunk = 0; chunk * CHUNK < count; ++chunk) {
-      // Of the chunk's packs the copy engine takes those that are the row's alone.
+      // The copy engine brings the whole packs of the chunk.
       const int head = max(chunk * CHUNK, own);
       int tail = min((chunk + 1) * CHUNK, count);
       if (first_of(tail) > N) --tail;
@@ -120,11 +126,11 @@ __global__ void __launch_bounds__(THREADS, 1536 / THREADS)
     }
     if (blocks > 1) mbarrier_arrive_expect_tx(&exchanged, blocks * sizeof(MaxSum));
   }
-  __syncthreads();  // for the barriers to be initialised
+  __syncthreads();  // waits for the mbarriers to be initialised
   if (blocks > 1) cluster_arrive();
 
-  // What the copy engine leaves, while it is at work. What lies beside the row counts as minus infinity. A
-  // thread reads the same packs whenever it reads, so what it adds for itself needs no barrier.
+  // Meanwhile the ragged packs at the row's ends; elements beside the row count as minus infinity. Each
+  // thread always reads the same packs, so what it loads itself needs no barrier.
 #pragma unroll
   for (int end = 0; end < 2; ++end) {
     const int pack = end == 0 ? touching : count - 1;
@@ -137,7 +143,7 @@ __global__ void __launch_bounds__(THREADS, 1536 / THREADS)
   for (int j = 0; j < SIZE; ++j) set(nothing, j, from_float<T>(-INFINITY));
   MaxSum mine;
   for (int chunk = 0; chunk * CHUNK < count; ++chunk) {
-    mbarrier_wait_parity(&arrived[chunk], 0);  // for the copy of this chunk
+    mbarrier_wait_parity(&arrived[chunk], 0);  // waits for the copy of this chunk
     Pack<T> values[PACKS];
     float max = mine.max;
 #pragma unroll
@@ -161,9 +167,9 @@ __global__ void __launch_bounds__(THREADS, 1536 / THREADS)
   MaxSum whole = block_merge(mine, warps);
 
   if (blocks > 1) {
-    cluster_wait();  // for all blocks to run, with their barriers initialised
+    cluster_wait();  // waits until all blocks run and have initialised their mbarriers
     if (threadIdx.x < blocks) store_async(&others[rank], whole, &exchanged, threadIdx.x);
-    mbarrier_wait_parity_cluster(&exchanged, 0);  // for every block's numbers; none ends before it has them
+    mbarrier_wait_parity_cluster(&exchanged, 0);  // waits for all pairs, so no block ends too early
     const int lane_id = threadIdx.x % 32;
     whole = lanes_merge(lane_id < blocks ? others[lane_id] : MaxSum{});
   }
@@ -196,8 +202,8 @@ void launch_block(const SoftmaxArgs& args, int64_t packs) {
   CUDA_CHECK(cudaGetLastError());
 }
 
-// Whether there is room for the cluster, for rows of at most `packs` packs. No grid runs out of blocks: rows
-// for so many take 4 TiB and more.
+// Returns false, without a launch, if the GPU has no room for the cluster; rows have at most `packs` packs.
+// The grid is never too large: that many long rows would take 4 TiB.
 template <typename T, int THREADS>
 bool launch(const SoftmaxArgs& args, int blocks, int64_t packs) {
   const auto kernel = softmax_v09_lines_cluster_kernel<T, THREADS>;
@@ -224,7 +230,7 @@ void softmax_v09_lines(const SoftmaxArgs& args) {
     if (bytes > MOST_BLOCKS * (LARGEST_PART - LINE_BYTES)) return softmax_v02_online(args);
     int blocks = 1;
     while (bytes > SINGLE_ROW && blocks < MOST_BLOCKS && blocks * PART < bytes) blocks *= 2;
-    // A block that is alone at its row, and on its SM, needs twice the threads.
+    // A block that has the row, and the SM, to itself needs twice the threads.
     const bool alone = blocks == 1 && bytes > SINGLE_ROW - PART / 2;
     const bool launched = alone ? launch<T, 1024>(args, blocks, packs) : launch<T, 512>(args, blocks, packs);
     if (!launched) softmax_v02_online(args);

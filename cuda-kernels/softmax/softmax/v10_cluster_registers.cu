@@ -1,15 +1,20 @@
-// softmax v10_cluster_registers: a long row is held in the registers of a cluster.
+// softmax v10_cluster_registers: split row in registers: the warps of a cluster hold a long row.
 //
-// Change:   every warp of a cluster asks for its part of a row, 2.5 KiB or 4, by wide loads to registers, and
-//           sends its maximum and sum to all blocks of the cluster by itself.
-// Why:      a part in shared memory goes there by one thread's bulk copies, is read twice, and its block
-//           meets at barriers before and after its numbers are known. Blocks of 4 warps with 10 KiB come and
-//           go more finely than those of 16 with 64 KiB. Trials of the kernel ran before the predictions.
-// Counter:  at a row of 4096, which is v09's, nothing; the time falls to 0.98 of v09's at one of 12288, to
-//           0.97 at one of 50257 or 65536, to 0.96 at one of 262144.
-// Requires: as v09, whose rows of up to 16 KiB and longer ones than a cluster holds, 512 KiB less up to a
-//           line, are, and those where x and the result are not skewed alike.
-// Source:   quack's softmax, whose clusters have parts as small and exchange warp by warp
+// Change:   each warp of a cluster loads its part of a row, 2.5 or 4 KiB, straight to registers, and sends
+//           its own maximum and sum to all blocks of the cluster.
+// Why:      v09 keeps a block's part in shared memory: one thread issues the copies, the part is read from
+//           there twice, and the block meets at barriers before and after its numbers are known. Smaller
+//           blocks, of four warps with 10 KiB instead of 16 with 64 KiB, also start and end in finer steps.
+//           Trials of the kernel ran before the predictions.
+// Counter:  at a row of 4096, which goes to v09's kernel, nothing changes; at longer rows shared_memory,
+//           instructions and time fall.
+// Requires: compute capability 9.0; contiguous rows.
+// Routes:   up to 16 KiB: v09's kernel, as one block a row is as fast
+//           up to 320 KiB, less up to a line of skew: a cluster, five packs a lane
+//           up to 512 KiB, less up to a line of skew: a cluster, eight packs a lane
+//           longer, without room for the cluster, or if out's skew within 16 bytes differs from x's: v09's
+//             kernel
+// Source:   quack's softmax, whose clusters have parts as small, and exchange warp by warp
 // Twin:     none, see the spec
 #include "args.h"
 #include "lib/held.cuh"
@@ -19,17 +24,18 @@ void softmax_v09_lines(const SoftmaxArgs& args);
 
 namespace {
 
-constexpr int64_t SHORT_ROW = 16 * 1024;  // bytes up to which a block each is as fast
-constexpr int BLOCKS = 4;  // of HELD_THREADS at once on an SM, which leaves a thread 64 registers
+constexpr int64_t SHORT_ROW = 16 * 1024;  // bytes up to which one block a row is as fast
+constexpr int BLOCKS = 4;                 // of HELD_THREADS on an SM, which bounds a thread to 64 registers
 
-// keep_packed, where ptxas, too, would keep what it has converted: `none` is 0.
+// Defeats common subexpression elimination (CSE) as keep_packed() does, but in ptxas as well, which would
+// also keep the fp32 values: `none` is 0, but no compiler can know that.
 template <typename T>
 __device__ void hide(Pack<T>& pack, uint32_t none) {
   if (sizeof(T) == 4) return;
   pack.words = make_uint4(pack.words.x | none, pack.words.y | none, pack.words.z | none, pack.words.w | none);
 }
 
-// x: [M, N], rows stride_xm apart; out: [M, N]. A row for every cluster of `blocks` blocks.
+// x: [M, N], rows stride_xm apart; out: [M, N]. A cluster of `blocks` blocks holds one row.
 template <typename T, bool LOG, int PACKS>
 __global__ void __launch_bounds__(HELD_THREADS, BLOCKS)
     softmax_v10_cluster_registers_kernel(const T* __restrict__ x, T* __restrict__ out, int N,
@@ -53,13 +59,13 @@ __global__ void __launch_bounds__(HELD_THREADS, BLOCKS)
   exchange.begin(parts);
 
   const float element = to_float(raw);
-  float max = element;  // the thread's, from which exponents are taken
+  float max = element;  // the thread's own, which its exponents are relative to
 #pragma unroll
   for (int i = 0; i < PACKS; ++i) max = fmaxf(max, max_of(held[i]));
   float sum = exp_of(element - origin(max));
 #pragma unroll
   for (int i = 0; i < PACKS; ++i) {
-    float pack_sum = 0.0f;  // so that additions wait for few others
+    float pack_sum = 0.0f;  // a separate sum a pack: shorter chains of dependent additions
     keep_packed(held[i]);
 #pragma unroll
     for (int j = 0; j < SIZE; ++j) pack_sum += exp_of(float_of(held[i], j) - origin(max));
@@ -67,7 +73,7 @@ __global__ void __launch_bounds__(HELD_THREADS, BLOCKS)
   }
   exchange({lanes_merge(MaxSum{max, sum})}, part.own, blocks);
 
-  // Read twice rather than held, for which there are no registers.
+  // The pairs are read from shared memory twice, since there are no registers to keep them.
   MaxSum whole;
 #pragma unroll
   for (int i = 0; i < MOST_PARTS / 32; ++i) {
@@ -82,7 +88,7 @@ __global__ void __launch_bounds__(HELD_THREADS, BLOCKS)
   }
   whole.sum = lanes_sum(whole.sum);
 
-  const uint32_t none = whole.sum < 0.0f;  // 0, which nobody knows before the exchange
+  const uint32_t none = whole.sum < 0.0f;  // always 0, but only known after the exchange
   const std::conditional_t<LOG, LogSoftmax, Softmax> result(whole);
   T* const first_out = row_out + part.first_of(0);
 #pragma unroll
@@ -90,17 +96,18 @@ __global__ void __launch_bounds__(HELD_THREADS, BLOCKS)
     float values[SIZE];
     hide(held[i], none);
 #pragma unroll
-    for (int j = 0; j < SIZE; ++j) values[j] = result(to_float(held[i][j]));  // float_of takes registers more
+    for (int j = 0; j < SIZE; ++j) values[j] = result(to_float(held[i][j]));  // float_of needs more registers
     Pack<T> results;
     round_to(results, values);
-    // In one piece, which the compiler would otherwise take apart.
+    // An explicit 16-byte store: the compiler would split a plain one into smaller stores.
     if (part.holds(i)) __stwb(reinterpret_cast<uint4*>(first_out + 32 * i * SIZE), results.words);
   }
   if (single != part.NONE) row_out[single] = from_float<T>(result(element));
 #endif
 }
 
-// Whether x and out are skewed alike, there is room for the cluster, and the row is not too long for it.
+// Returns false, without a launch, if the skews of x and out differ, the row is too long, or the GPU has no
+// room for the cluster.
 template <typename T, bool LOG, int PACKS>
 bool launch(const SoftmaxArgs& args) {
   if (!skewed_alike<T>(args.x, args.stride_xm, args.out, args.N)) return false;

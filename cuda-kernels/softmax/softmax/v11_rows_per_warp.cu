@@ -1,15 +1,19 @@
-// softmax v11_rows_per_warp: short rows are held as v10's long ones are, by a warp or a few.
+// softmax v11_rows_per_warp: short rows are register-resident in one warp, or in the warps of one block.
 //
-// Change:   a row of up to 3.5 KiB lies in the registers of a warp, one of up to 16 KiB in those of a block
-//           of as many warps as hold it with three packs a lane or four. Packs are counted from a line and
-//           always whole; elements at the ends of skewed rows are single lanes'.
-// Why:      where rows start anywhere, a lane of v05 takes the elements of the packs at both ends one by one,
-//           to load and to store, while the others wait; v09's block masks such packs. Trials of the
-//           kernel ran before the predictions.
-// Counter:  at a row of 4096 instructions fall to 0.75 of v10's, and the time does not; it falls to 0.86 at
-//           one of 515.
-// Requires: as v10, whose other rows are: those of more than 16 KiB or up to 256 bytes, of either up to a
-//           line less where they start anywhere, and those where the result is skewed otherwise than x.
+// Change:   a row of up to 3.5 KiB is held by one warp, a row of up to 16 KiB by a block with three or four
+//           packs a lane. As in v10, packs are counted from a line and are always whole; the elements of
+//           ragged packs go to single lanes, one element each.
+// Why:      in a misaligned row, a lane of v05 loads and stores the elements of a ragged pack one after the
+//           other, while the other lanes wait; v09 masks such packs. Trials of the kernel ran before the
+//           predictions.
+// Counter:  instructions fall; the time falls at misaligned rows of 515, and stays at aligned rows of 4096.
+// Requires: compute capability 9.0; contiguous rows.
+// Routes:   up to 16 packs: v10, which passes them on to v05
+//           up to 224 packs, 3.5 KiB: one warp a row
+//           up to 384 packs, 6 KiB: a block of up to four warps a row, three packs a lane
+//           up to 1024 packs, 16 KiB: a block of up to eight warps a row, four packs a lane
+//           longer, or if out's skew within 16 bytes differs from x's: v10
+//           A misaligned row's packs are counted from the line it starts in.
 // Source:   see v10
 // Twin:     none, see the spec
 #include "held_row.cuh"

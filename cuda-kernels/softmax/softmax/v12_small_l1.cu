@@ -1,16 +1,16 @@
-// softmax v12_small_l1: an SM has fewer rows under way.
+// softmax v12_small_l1: a smaller L1, so that an SM has fewer rows in flight.
 //
-// Change:   where rows start with lines, v11's kernel, compiled without ends of rows, is launched with as
-//           much of an SM's 256 KiB set aside for shared memory as can be, of which it uses next to nothing;
-//           28 KiB stay for L1.
-// Why:      what a load asks for has a place in L1 until it comes, so L1 bounds how much an SM has under way.
-//           With all of L1 that is 64 KiB of rows and more. The more are asked for at once, the more often
-//           device memory is likely to open and close its pages, and to turn from reads to writes. In
-//           trials blocks that reserved shared memory, which leaves less to L1, were faster by 1 %, and
-//           so was this.
-// Counter:  the time falls to 0.99 of v11's at rows of 1024 and 4096.
-// Requires: as v11. Rows that start anywhere are v11's: two of them share a line, which the one finds in L1
-//           that the other has asked for.
+// Change:   v11's kernel, compiled without the code for ragged packs, is launched with the largest shared
+//           memory carveout. The kernel hardly uses shared memory; the carveout leaves 28 of the SM's 256 KiB
+//           to L1.
+// Why:      a load reserves its line in L1 until the data arrive, so the size of L1 bounds the bytes in
+//           flight. With all of L1 an SM has 64 KiB of rows and more in flight. More requests at once
+//           probably make device memory open and close its pages, and turn from reads to writes, more often.
+//           In trials, blocks that reserved shared memory, which also shrinks L1, were faster as well.
+// Counter:  the time falls at rows of 1024 and 4096.
+// Requires: compute capability 9.0; contiguous rows.
+// Routes:   rows that all start at a line, of 17 to 1024 packs: this kernel
+//           all others: v11; misaligned neighbours share a line, which L1 keeps for the second row
 // Source:   CUDA C++ Programming Guide, "Unified Data/L1/Texture Cache"; the launch attribute is the CUDA
 //           Runtime API's cudaLaunchAttributePreferredSharedMemoryCarveout
 // Twin:     none, see the spec
@@ -27,8 +27,8 @@ __global__ void __launch_bounds__(As::THREADS, As::BLOCKS)
   softmax_of_held_row<T, LOG, As, true>(x, out, M, N, stride_xm);
 }
 
-// out's rows, which are contiguous, then have whole packs only, or are skewed otherwise than x's, which
-// launch_held_rows refuses.
+// True if every row of x starts at a line. If out's rows do not, their skew differs from x's, and
+// launch_held_rows refuses; if they do, rows have whole packs only.
 template <typename T>
 bool start_with_lines(const SoftmaxArgs& args) {
   return reinterpret_cast<uintptr_t>(args.x) % LINE_BYTES == 0 && args.stride_xm % LINE_ELEMENTS<T> == 0;

@@ -1,5 +1,5 @@
-// What a launcher of softmax's backward pass gets: the gradient of x from dout and from y, the forward pass's
-// result.
+// Arguments of a launcher of softmax's backward pass: the gradient of x from dout and from y, the forward
+// pass's result.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -13,8 +13,8 @@ struct SoftmaxBackwardArgs {
   const void* y;     // [M, N], rows contiguous
   void* out;         // [M, N], contiguous
   int64_t M, N;
-  int64_t stride_dm, stride_ym;  // in elements; 0 where one row is seen M times
-  Dtype dtype;                   // of all three
+  int64_t stride_dm, stride_ym;  // in elements; 0 if all M rows are the same memory
+  Dtype dtype;                   // of dout, y and out
   bool log;
   cudaStream_t stream;
 };

@@ -1,9 +1,10 @@
-// What stands in the gradient, given the sum over the row of each element's term.
+// The gradient of softmax and of its logarithm: a term of each element is summed over the row, and the sum
+// gives each element's gradient.
 #pragma once
 
 #include "lib/packs.cuh"
 
-// The logarithm's terms are dout alone.
+// An element's term: dout * y, or dout alone for the logarithm.
 __device__ inline float term_of(float dout, float y, bool log) { return log ? dout : dout * y; }
 
 struct SoftmaxGradient {

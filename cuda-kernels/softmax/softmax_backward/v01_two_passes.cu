@@ -1,10 +1,10 @@
-// softmax_backward v01_two_passes: a block a row, which it reads twice.
+// softmax_backward v01_two_passes: a block reads its rows of dout and y twice.
 //
 // Change:   one pass sums dout * y (for the logarithm dout), one writes.
-// Why:      the definition, word for word. The second pass finds both rows in L1, but asks for every element
-//           by itself, and the block waits for all of its warps in between.
-// Counter:  dram_share is 81 %, and dram_bytes are the least possible.
-// Requires: rows that are contiguous; any length.
+// Why:      the definition, word for word. The second pass finds both rows in L1, but loads one element at a
+//           time, and the block waits for all of its warps between the passes.
+// Counter:  dram_bytes are the least possible, but dram_share stays below what the memory can do.
+// Requires: rows of contiguous elements, of any length.
 // Source:   the derivative of softmax
 // Twin:     triton-kernels/softmax/softmax_backward/v01_two_passes.py
 #include "args.h"
@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(THREADS)
   }
   sum = warp_sum(sum);
   if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = sum;
-  __syncthreads();  // for every warp's part
+  __syncthreads();  // waits for every warp's part
   sum = 0.0f;
   for (int warp_id = 0; warp_id < WARPS; ++warp_id) sum += parts[warp_id];
 

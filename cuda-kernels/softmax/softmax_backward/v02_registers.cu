@@ -1,9 +1,10 @@
-// softmax_backward v02_registers: both rows are read once and stay in the block's registers.
+// softmax_backward v02_registers: register-resident rows: both are read once and stay in the block's
+// registers.
 //
 // Change:   a thread loads all of its elements of dout and y before it looks at the first, and keeps them.
-// Why:      the loads no longer wait for each other, and none is repeated. Twice as many registers are
-//           needed as in the forward pass, so a row may be half as long.
-// Counter:  time falls to 0.91 of v01's; dram_share is 89 %.
+// Why:      the loads of a thread no longer wait for each other, and none is repeated. Two rows need twice
+//           the registers of the forward pass, so a row may be half as long.
+// Counter:  time falls, and dram_share rises.
 // Requires: contiguous rows of up to 8192 elements.
 // Source:   "persistent" softmax of PyTorch, aten/src/ATen/native/cuda/PersistentSoftmax.cuh
 // Twin:     triton-kernels/softmax/softmax_backward/v02_registers.py
@@ -12,8 +13,8 @@
 
 namespace {
 
-constexpr int FEW_THREADS = 256, FEW_ITEMS = 16;    // elements a thread, of each row
-constexpr int MANY_THREADS = 1024, MANY_ITEMS = 8;  // as many as 64 registers a thread hold
+constexpr int FEW_THREADS = 256, FEW_ITEMS = 16;    // items: elements a thread, of each row
+constexpr int MANY_THREADS = 1024, MANY_ITEMS = 8;  // as many as fit 64 registers a thread
 constexpr int LONGEST_ROW = MANY_THREADS * MANY_ITEMS;
 static_assert(LONGEST_ROW > FEW_THREADS * FEW_ITEMS);
 

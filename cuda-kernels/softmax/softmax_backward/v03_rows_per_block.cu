@@ -1,26 +1,26 @@
 // softmax_backward v03_rows_per_block: 16 bytes an access, and as many threads for a row as it needs.
 //
-// Change:   what softmax's v04 and v05 do: threads hold packs, rows of up to 32 packs get a lane for each,
-//           longer ones a warp or just enough warps.
-// Why:      an eighth of the loads and stores in bf16. With two rows to read, every thread has twice as many
-//           bytes under way as in the forward pass. A row of 4096 should run at what the memory gives.
-// Counter:  dram_share passes 90 %, with 6 % more instructions; at a row of 256 the time falls to 0.18 of
-//           v02's.
-// Requires: contiguous rows of up to 32 KiB; dout's and out's rows take wide accesses where they are skewed
-//           like y's.
-// Source:   rows by warps of PyTorch, aten/src/ATen/native/cuda/PersistentSoftmax.cuh
+// Change:   the ideas of softmax's v04 and v05: threads hold packs of 16 bytes; rows of up to 32 packs get
+//           one lane for each pack, rows of up to 96 packs one warp, longer ones as many warps as hold them.
+// Why:      an eighth of the loads and stores in bf16. With two rows to read, a thread has twice as many
+//           bytes in flight as in the forward pass, which should be enough to saturate device memory at a row
+//           of 4096.
+// Counter:  dram_share rises; the time falls most at rows of 256.
+// Requires: contiguous rows of up to 32 KiB. Accesses of 16 bytes to dout and out need their rows to have y's
+//           skew.
+// Source:   one warp a row in PyTorch, aten/src/ATen/native/cuda/PersistentSoftmax.cuh
 // Twin:     triton-kernels/softmax/softmax_backward/v03_rows_per_block.py
 #include "args.h"
 #include "gradient.cuh"
 
 namespace {
 
-constexpr int BLOCK_THREADS = 256;            // for rows of a warp or less
-constexpr int PACKS = 3, MOST_THREADS = 704;  // for rows of several warps
+constexpr int BLOCK_THREADS = 256;            // of blocks whose warps hold one row or several
+constexpr int PACKS = 3, MOST_THREADS = 704;  // if several warps hold a row
 constexpr int64_t LARGEST_ROW = 32 * 1024;    // bytes
 static_assert(MOST_THREADS * PACKS >= LARGEST_ROW / 16 + 1, "a skewed row needs a pack more");
 
-// A row of dout and y in the registers of `threads` threads, of which this one is `thread`.
+// Register-resident rows of dout and y, held by `threads` threads; this one is number `thread`.
 template <typename T, int PACKS>
 struct HeldRows {
   Pack<T> dout[PACKS], y[PACKS];
@@ -65,8 +65,8 @@ struct HeldRows {
   }
 };
 
-// dout, y: [M, N], rows stride_dm and stride_ym apart; out: [M, N]. A row for every LANES lanes, of at most
-// LANES * PACKS packs.
+// dout, y: [M, N], rows stride_dm and stride_ym apart; out: [M, N]. Each group of LANES lanes holds a row, of
+// at most LANES * PACKS packs.
 template <typename T, int LANES, int PACKS>
 __global__ void __launch_bounds__(BLOCK_THREADS)
     softmax_backward_v03_rows_per_block_kernel(const T* __restrict__ dout, const T* __restrict__ y,
@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS)
                                                int64_t stride_ym, bool log) {
   constexpr int ROWS = BLOCK_THREADS / LANES;
   const int64_t row = static_cast<int64_t>(blockIdx.x) * ROWS + threadIdx.x / LANES;
-  // Lanes past the last row stay for the shuffles, with the last row's values.
+  // Lanes past the last row load that row again, since the shuffles need all 32 lanes.
   const int64_t read = min(row, M - 1);
   HeldRows<T, PACKS> held(dout + read * stride_dm, y + read * stride_ym, N, threadIdx.x % LANES, LANES);
   const float sum = lanes_sum<LANES>(held.sum(log));
@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS)
   }
 }
 
-// The same with a row for every block, of at most blockDim.x * PACKS packs.
+// The same with one row a block, of at most blockDim.x * PACKS packs.
 template <typename T>
 __global__ void __launch_bounds__(MOST_THREADS, 1)
     softmax_backward_v03_rows_per_block_kernel(const T* __restrict__ dout, const T* __restrict__ y,
@@ -123,7 +123,7 @@ void launch_block(const SoftmaxBackwardArgs& args, int64_t packs) {
 template <typename T>
 void launch(const SoftmaxBackwardArgs& args) {
   const int64_t packs = most_packs<T>(args.y, args.N, args.stride_ym);
-  // No grid runs out of blocks: each of them writes 512 bytes or more, and 2^31 times that is 1 TiB.
+  // The grid is never too large: each block writes at least 512 bytes, and 2^31 blocks would write 1 TiB.
   if (packs == 1) return launch_lanes<T, 1>(args);
   if (packs == 2) return launch_lanes<T, 2>(args);
   if (packs <= 4) return launch_lanes<T, 4>(args);

@@ -1,14 +1,16 @@
-// softmax_backward v04_cluster: several SMs share a row.
+// softmax_backward v04_cluster: split row: a cluster of blocks holds it in distributed shared memory.
 //
-// Change:   what softmax's v07 does: a cluster of blocks holds a row of dout and y in its shared memory, each
-//           block a part, sums it chunk by chunk as it arrives, and sends its sum to the others. Rows of up
-//           to 32 KiB keep v03's kernel, and those of up to 104 KiB get one block.
+// Change:   the idea of softmax's v07: each block of a cluster holds a part of the rows of dout and y in
+//           shared memory, sums it chunk by chunk as the copies arrive, and sends its sum to the other
+//           blocks.
 // Why:      two rows of 256 K elements are 1 MiB: eight SMs hold that in shared memory, one does not. Every
-//           element is read once, and one number a block is exchanged. Rows of up to 32 KiB keep v03's
-//           kernel.
-// Counter:  at a row of 4096 nothing.
-// Requires: compute capability 9.0; contiguous rows. Those beyond a cluster's shared memory are v01's, and
-//           those of a cluster for which the GPU has no room.
+//           element is read once, and one number a block is exchanged.
+// Counter:  at a row of 4096, which goes to v03's kernel, nothing changes.
+// Requires: compute capability 9.0; contiguous rows.
+// Routes:   rows of dout of up to 32 KiB: v03's kernel
+//           up to 104 KiB: one block a row, in its shared memory alone
+//           up to 16 x 104 KiB: a cluster of 2 to 16 blocks
+//           longer, or if the GPU has no room for the cluster: v01's kernel
 // Source:   CUDA C++ Programming Guide, "Distributed Shared Memory"; PTX ISA, "st.async"
 // Twin:     none, Triton gives a program no access to another one's shared memory.
 #include "args.h"
@@ -22,17 +24,17 @@ void softmax_backward_v03_rows_per_block(const SoftmaxBackwardArgs& args);
 namespace {
 
 constexpr int THREADS = 512;
-constexpr int PACKS = 2;  // of each row, a thread and chunk
+constexpr int PACKS = 2;  // a thread, of each row and chunk
 constexpr int CHUNK = THREADS * PACKS;
-constexpr int MOST_CHUNKS = 8;                // a block
-constexpr int MOST_BLOCKS = 16;               // a cluster
-constexpr int64_t REGISTER_ROW = 32 * 1024;   // bytes of dout's row, up to which v03 is as fast
-constexpr int64_t PART = 64 * 1024;           // of it, so that one block fills an SM
-constexpr int64_t LARGEST_PART = 104 * 1024;  // that fits
-constexpr int64_t SINGLE_ROW = 104 * 1024;    // up to which a block is better off alone
+constexpr int MOST_CHUNKS = 8;                // of a part
+constexpr int MOST_BLOCKS = 16;               // of a cluster
+constexpr int64_t REGISTER_ROW = 32 * 1024;   // bytes of dout's row up to which v03 is as fast
+constexpr int64_t PART = 64 * 1024;           // wanted of a split row: two of them fill an SM
+constexpr int64_t LARGEST_PART = 104 * 1024;  // possible: two of them, dout and y, fit an SM
+constexpr int64_t SINGLE_ROW = 104 * 1024;    // up to which one block is faster than a cluster
 static_assert(LARGEST_PART / 16 <= MOST_CHUNKS * CHUNK);
 
-// dout, y: [M, N], rows stride_dm and stride_ym apart; out: [M, N]. Block `rank` of a cluster takes the
+// dout, y: [M, N], rows stride_dm and stride_ym apart; out: [M, N]. Block `rank` of a cluster holds the
 // rank-th part of a row, in at most part_packs packs.
 template <typename T>
 __global__ void __launch_bounds__(THREADS)
@@ -42,8 +44,8 @@ __global__ void __launch_bounds__(THREADS)
 #if __CUDA_ARCH__ >= 900
   constexpr int SIZE = Pack<T>::SIZE;
   extern __shared__ __align__(128) char part[];  // this block's packs of dout, then those of y
-  __shared__ uint64_t arrived[MOST_CHUNKS];      // a phase completes when both rows' chunk is there
-  __shared__ uint64_t exchanged;                 // and when all blocks' sums are
+  __shared__ uint64_t arrived[MOST_CHUNKS];      // a phase completes when both rows' chunk has arrived
+  __shared__ uint64_t exchanged;                 // and when the sums of all blocks have
   __shared__ float warps[32], others[MOST_BLOCKS];
 
   const int rank = blocks > 1 ? static_cast<int>(cluster_block()) : 0;
@@ -66,7 +68,7 @@ __global__ void __launch_bounds__(THREADS)
     mbarrier_init(&exchanged, 1);
     fence_mbarrier_init();
     for (int chunk = 0; chunk * CHUNK < count; ++chunk) {
-      // Of the chunk's packs the copy engine takes those that are the row's alone.
+      // The copy engine brings the whole packs of the chunk.
       int head = chunk * CHUNK, tail = min(head + CHUNK, count);
       if (first_of(head) < 0) ++head;
       if (first_of(tail) > N) --tail;
@@ -78,11 +80,11 @@ __global__ void __launch_bounds__(THREADS)
     }
     if (blocks > 1) mbarrier_arrive_expect_tx(&exchanged, blocks * sizeof(float));
   }
-  __syncthreads();  // for the barriers to be initialised
+  __syncthreads();  // waits for the mbarriers to be initialised
   if (blocks > 1) cluster_arrive();
 
-  // What the copy engine leaves, while it is at work. A thread reads the same packs whenever it reads, so
-  // what it adds for itself needs no barrier.
+  // Meanwhile what the copy engine cannot bring: the ragged packs, and all of dout if its skew differs. Each
+  // thread always reads the same packs, so what it loads itself needs no barrier.
 #pragma unroll
   for (int end = 0; end < 2; ++end) {
     const int pack = end == 0 ? 0 : count - 1;
@@ -96,7 +98,7 @@ __global__ void __launch_bounds__(THREADS)
 
   float mine = 0.0f;
   for (int chunk = 0; chunk * CHUNK < count; ++chunk) {
-    mbarrier_wait_parity(&arrived[chunk], 0);  // for the copies of this chunk
+    mbarrier_wait_parity(&arrived[chunk], 0);  // waits for the copies of this chunk
 #pragma unroll
     for (int i = 0; i < PACKS; ++i) {
       const int pack = chunk * CHUNK + i * THREADS + static_cast<int>(threadIdx.x);
@@ -109,9 +111,9 @@ __global__ void __launch_bounds__(THREADS)
   float sum = block_sum(mine, warps);
 
   if (blocks > 1) {
-    cluster_wait();  // for all blocks to run, with their barriers initialised
+    cluster_wait();  // waits until all blocks run and have initialised their mbarriers
     if (threadIdx.x < blocks) store_async(&others[rank], sum, &exchanged, threadIdx.x);
-    mbarrier_wait_parity_cluster(&exchanged, 0);  // for every block's sum; no block ends before it has them
+    mbarrier_wait_parity_cluster(&exchanged, 0);  // waits for all sums, so no block ends too early
     const int lane_id = threadIdx.x % 32;
     sum = lanes_sum(lane_id < blocks ? others[lane_id] : 0.0f);
   }
@@ -137,7 +139,8 @@ __global__ void __launch_bounds__(THREADS)
 #endif
 }
 
-// Whether there is room for the cluster. No grid runs out of blocks: rows for so many take 4 TiB and more.
+// Returns false, without a launch, if the GPU has no room for the cluster. The grid is never too large: that
+// many long rows would take 4 TiB.
 template <typename T>
 bool launch(const SoftmaxBackwardArgs& args, int blocks) {
   const auto kernel = softmax_backward_v04_cluster_kernel<T>;

@@ -1,15 +1,20 @@
-// softmax_backward v06_lines: packs are counted from a multiple of 128 bytes.
+// softmax_backward v06_lines: packs are counted from a line, a multiple of 128 bytes.
 //
-// Change:   what softmax's v09 does: the packs of a row that starts anywhere begin with those of its first
-//           line, of which some may lie before the row, and a block's part begins with a line. The kernels
-//           are v04's and v03's.
-// Why:      a warp's 32 packs are four lines of L2 instead of parts of five, in three matrices; and a copy is
-//           faster between places that lie alike in a line, which y's part in v04's shared memory does
-//           not. Trials of the kernel ran before the predictions.
-// Counter:  at a row of 4096 or 5003 nothing; the time falls to 0.98 of v04's at one of 50257, and to 0.95
-//           at one of 262144.
-// Requires: as v04. Rows of up to 96 packs are v03's: up to seven outside the row are many for a short one.
-// Source:   as softmax's v09
+// Change:   the idea of softmax's v09: the packs of a misaligned row are counted from the start of its first
+//           line, so up to seven of them lie before the row; a block's part begins with a line. The kernels
+//           are otherwise v03's and v04's.
+// Why:      a warp's 32 packs are four lines of L2 instead of parts of five, in three matrices. And a bulk
+//           copy is faster if source and destination have the same offset in their lines, which v04's copy of
+//           y had not. Trials of the kernel ran before the predictions.
+// Counter:  at a row of 4096, which is aligned, nothing changes; the time falls at misaligned rows of 50257,
+//           and at rows of 262144.
+// Requires: compute capability 9.0; contiguous rows.
+// Routes:   up to 96 packs: v03's kernel, as up to seven idle lanes are too many for a short row
+//           up to 32 KiB: a block's registers
+//           up to 104 KiB: one block's shared memory
+//           up to 16 x 104 KiB, less a line a block: a cluster of 2 to 16 blocks
+//           longer, or if the GPU has no room for the cluster: v01's kernel
+// Source:   see softmax's v09
 // Twin:     none, see the spec
 #include "args.h"
 #include "gradient.cuh"
@@ -21,22 +26,22 @@ void softmax_backward_v03_rows_per_block(const SoftmaxBackwardArgs& args);
 
 namespace {
 
-constexpr int HELD_PACKS = 3, HELD_THREADS = 704;  // a thread, and a block, of rows in registers
-constexpr int64_t WARP_PACKS = 96;                 // of a row, up to which v03 gives it a warp or less
+constexpr int HELD_PACKS = 3, HELD_THREADS = 704;  // of register-resident rows: packs a thread, most threads
+constexpr int64_t WARP_PACKS = 96;                 // up to which v03 gives a row one warp or less
 constexpr int THREADS = 512;
-constexpr int PACKS = 2;  // of each row, a thread and chunk
+constexpr int PACKS = 2;  // a thread, of each row and chunk
 constexpr int CHUNK = THREADS * PACKS;
-constexpr int MOST_CHUNKS = 8;                // a block
-constexpr int MOST_BLOCKS = 16;               // a cluster
-constexpr int64_t REGISTER_ROW = 32 * 1024;   // bytes of dout's row, up to which registers hold both
-constexpr int64_t PART = 64 * 1024;           // of it, so that one block fills an SM
-constexpr int64_t LARGEST_PART = 104 * 1024;  // that fits
-constexpr int64_t SINGLE_ROW = 104 * 1024;    // up to which a block is better off alone
+constexpr int MOST_CHUNKS = 8;                // of a part
+constexpr int MOST_BLOCKS = 16;               // of a cluster
+constexpr int64_t REGISTER_ROW = 32 * 1024;   // bytes of dout's row up to which registers hold both
+constexpr int64_t PART = 64 * 1024;           // wanted of a split row: two of them fill an SM
+constexpr int64_t LARGEST_PART = 104 * 1024;  // possible: two of them, dout and y, fit an SM
+constexpr int64_t SINGLE_ROW = 104 * 1024;    // up to which one block is faster than a cluster
 static_assert(LARGEST_PART / 16 <= MOST_CHUNKS * CHUNK);
 static_assert(HELD_THREADS * HELD_PACKS >= REGISTER_ROW / 16 + LINE_PACKS, "a skewed row needs a line more");
 
-// dout, y: [M, N], rows stride_dm and stride_ym apart; out: [M, N]. A row for every block, of at most
-// blockDim.x * HELD_PACKS packs.
+// dout, y: [M, N], rows stride_dm and stride_ym apart; out: [M, N]. Each block holds a row in registers, of
+// at most blockDim.x * HELD_PACKS packs.
 template <typename T>
 __global__ void __launch_bounds__(HELD_THREADS)
     softmax_backward_v06_lines_kernel(const T* __restrict__ dout, const T* __restrict__ y,
@@ -85,7 +90,8 @@ __global__ void __launch_bounds__(HELD_THREADS)
   }
 }
 
-// Block `rank` of a cluster takes the rank-th part of a row, whole lines, in at most part_packs packs.
+// Block `rank` of a cluster holds the rank-th part of a row in shared memory, in at most part_packs packs;
+// parts are whole lines.
 template <typename T>
 __global__ void __launch_bounds__(THREADS)
     softmax_backward_v06_lines_cluster_kernel(const T* __restrict__ dout, const T* __restrict__ y,
@@ -94,8 +100,8 @@ __global__ void __launch_bounds__(THREADS)
 #if __CUDA_ARCH__ >= 900
   constexpr int SIZE = Pack<T>::SIZE;
   extern __shared__ __align__(128) char part[];  // this block's packs of dout, then those of y
-  __shared__ uint64_t arrived[MOST_CHUNKS];      // a phase completes when both rows' chunk is there
-  __shared__ uint64_t exchanged;                 // and when all blocks' sums are
+  __shared__ uint64_t arrived[MOST_CHUNKS];      // a phase completes when both rows' chunk has arrived
+  __shared__ uint64_t exchanged;                 // and when the sums of all blocks have
   __shared__ float warps[32], others[MOST_BLOCKS];
 
   const int rank = blocks > 1 ? static_cast<int>(cluster_block()) : 0;
@@ -109,7 +115,8 @@ __global__ void __launch_bounds__(THREADS)
   const int each = ((packs + blocks - 1) / blocks + LINE_PACKS - 1) / LINE_PACKS * LINE_PACKS;
   const int begin = min(rank * each, packs);
   const int count = min(each, packs - begin);
-  // Of the first block's packs, the first that has any of the row, and the first that is the row's alone.
+  // The first block has packs before the row: `touching` is its first pack with an element of the row, `own`
+  // its first whole pack.
   const int touching = rank == 0 ? skew / SIZE : 0, own = rank == 0 ? (skew + SIZE - 1) / SIZE : 0;
   const auto first_of = [&](int pack) { return (begin + pack) * SIZE - skew; };
   Pack<T>* held_dout = reinterpret_cast<Pack<T>*>(part);
@@ -120,7 +127,7 @@ __global__ void __launch_bounds__(THREADS)
     mbarrier_init(&exchanged, 1);
     fence_mbarrier_init();
     for (int chunk = 0; chunk * CHUNK < count; ++chunk) {
-      // Of the chunk's packs the copy engine takes those that are the row's alone.
+      // The copy engine brings the whole packs of the chunk.
       const int head = max(chunk * CHUNK, own);
       int tail = min((chunk + 1) * CHUNK, count);
       if (first_of(tail) > N) --tail;
@@ -132,11 +139,11 @@ __global__ void __launch_bounds__(THREADS)
     }
     if (blocks > 1) mbarrier_arrive_expect_tx(&exchanged, blocks * sizeof(float));
   }
-  __syncthreads();  // for the barriers to be initialised
+  __syncthreads();  // waits for the mbarriers to be initialised
   if (blocks > 1) cluster_arrive();
 
-  // What the copy engine leaves, while it is at work. A thread reads the same packs whenever it reads, so
-  // what it adds for itself needs no barrier.
+  // Meanwhile what the copy engine cannot bring: the ragged packs, and all of dout if its skew differs. Each
+  // thread always reads the same packs, so what it loads itself needs no barrier.
 #pragma unroll
   for (int end = 0; end < 2; ++end) {
     const int pack = end == 0 ? touching : count - 1;
@@ -150,7 +157,7 @@ __global__ void __launch_bounds__(THREADS)
 
   float mine = 0.0f;
   for (int chunk = 0; chunk * CHUNK < count; ++chunk) {
-    mbarrier_wait_parity(&arrived[chunk], 0);  // for the copies of this chunk
+    mbarrier_wait_parity(&arrived[chunk], 0);  // waits for the copies of this chunk
 #pragma unroll
     for (int i = 0; i < PACKS; ++i) {
       const int pack = chunk * CHUNK + i * THREADS + static_cast<int>(threadIdx.x);
@@ -164,9 +171,9 @@ __global__ void __launch_bounds__(THREADS)
   float sum = block_sum(mine, warps);
 
   if (blocks > 1) {
-    cluster_wait();  // for all blocks to run, with their barriers initialised
+    cluster_wait();  // waits until all blocks run and have initialised their mbarriers
     if (threadIdx.x < blocks) store_async(&others[rank], sum, &exchanged, threadIdx.x);
-    mbarrier_wait_parity_cluster(&exchanged, 0);  // for every block's sum; no block ends before it has them
+    mbarrier_wait_parity_cluster(&exchanged, 0);  // waits for all sums, so no block ends too early
     const int lane_id = threadIdx.x % 32;
     sum = lanes_sum(lane_id < blocks ? others[lane_id] : 0.0f);
   }
@@ -202,8 +209,8 @@ void launch_block(const SoftmaxBackwardArgs& args, int64_t packs) {
   CUDA_CHECK(cudaGetLastError());
 }
 
-// Whether there is room for the cluster, for rows of at most `packs` packs. No grid runs out of blocks: rows
-// for so many take 4 TiB and more.
+// Returns false, without a launch, if the GPU has no room for the cluster; rows have at most `packs` packs.
+// The grid is never too large: that many long rows would take 4 TiB.
 template <typename T>
 bool launch(const SoftmaxBackwardArgs& args, int blocks, int64_t packs) {
   const auto kernel = softmax_backward_v06_lines_cluster_kernel<T>;
