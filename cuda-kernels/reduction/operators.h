@@ -1,5 +1,5 @@
-// How operators over any axes of a tensor say which ones, and what comes of it: the counterpart of
-// kernel_twins/ops/reduction/reduction_nd.py's checks.
+// Axes and kinds of the operators over any axes of a tensor: parsing, checks, result sizes. The counterpart
+// in C++ of kernel_twins/ops/reduction/reduction_nd.py's checks.
 #pragma once
 
 #include <c10/core/SymBool.h>
@@ -17,7 +17,7 @@
 
 namespace kernel_twins {
 
-using Reduced = std::bitset<64>;  // by axis; PyTorch's tensors have 64 at most
+using Reduced = std::bitset<64>;  // by axis; PyTorch allows 64
 
 inline ReductionKind reduction_kind_of(std::string_view name) {
   constexpr std::pair<std::string_view, ReductionKind> NAMES[] = {{"sum", ReductionKind::sum},
@@ -30,7 +30,7 @@ inline ReductionKind reduction_kind_of(std::string_view name) {
   TORCH_CHECK_VALUE(false, "kind is '", std::string(name), "', must be one of sum, mean, max, argmax");
 }
 
-// A tensor of 0 dimensions has one axis of one element to PyTorch.
+// The reduced axes of a call. A 0-d tensor has one axis of one element, as in PyTorch.
 inline Reduced reduced_of(at::IntArrayRef dims, int64_t rank) {
   const int64_t axes = std::max(rank, int64_t{1});
   Reduced reduced;
@@ -44,12 +44,12 @@ inline Reduced reduced_of(at::IntArrayRef dims, int64_t rank) {
   return reduced;
 }
 
-// PyTorch's rule: the largest of nothing is an error even where there are no outputs.
+// As in PyTorch: the maximum of no elements is an error, even if there are no outputs.
 template <typename Int>
 void require_elements(at::ArrayRef<Int> sizes, Reduced reduced, ReductionKind kind) {
   if (kind != ReductionKind::max && kind != ReductionKind::argmax) return;
   for (size_t axis = 0; axis < sizes.size(); ++axis) {
-    // An unbacked size of a graph that is being made is not known: the call that is made of it asks again.
+    // While a graph is traced, an unbacked size is unknown and passes; the traced call checks it again.
     const bool is_empty = reduced[axis] && TORCH_GUARD_OR_FALSE(c10::sym_eq(sizes[axis], 0));
     TORCH_CHECK_INDEX(!is_empty, "x has shape ", tuple(sizes), ", must have elements along dims for ",
                       kind == ReductionKind::max ? "max" : "argmax");
@@ -69,7 +69,7 @@ std::vector<Int> reduced_sizes(at::ArrayRef<Int> sizes, Reduced reduced, bool ke
   return kept;
 }
 
-// x has up to MOST_AXES dimensions.
+// The launcher's arguments. x has at most MOST_AXES dimensions.
 inline ReductionNdArgs reduction_args(const Tensor& x, const Tensor& out, Reduced reduced, ReductionKind kind,
                                       const Memory& memory, cudaStream_t stream) {
   ReductionNdArgs args{.x = x.const_data_ptr(),

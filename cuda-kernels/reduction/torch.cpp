@@ -58,14 +58,14 @@ void reduction_nd_step(const std::string& step, const Tensor& x, const Tensor& o
 // The operator
 // -----------------------------------------------------------------------------------------------------------
 
-// What a call asks for, with its axes counted from the front; no dims are all.
+// A call's arguments; axes are counted from the front, and no dims means all.
 struct Request {
   ReductionKind kind;
   Reduced reduced;
   std::vector<int64_t> axes;
 };
 
-// `wide`: PyTorch computes, which takes float64 too.
+// `wide`: PyTorch will compute, which also accepts float64.
 Request check(const Tensor& x, at::IntArrayRef dims, std::string_view kind, bool wide) {
   if (!(wide && x.scalar_type() == at::kDouble)) {
     require_dtype("x", x, {at::kFloat, at::kBFloat16, at::kHalf});
@@ -94,13 +94,13 @@ Tensor reduction_cuda(const Tensor& x, at::IntArrayRef dims, bool keepdim, std::
   const auto& step = first_that_runs<reduction_nd_steps>("reduction_nd", x.get_device());
   Lender lender;
   const Memory memory = lender.memory();
-  // Of 0 dimensions, it is one axis of one element.
+  // A 0-d tensor is one axis of one element.
   lender.launch(step, reduction_args(x.dim() == 0 ? x.view(1) : x, out, request.reduced, request.kind, memory,
                                      lender.stream()));
   return out;
 }
 
-// PyTorch's own: what was written for a GPU can be tried, traced and differentiated without one.
+// On the CPU, PyTorch computes: code for a GPU can be tried, traced and differentiated without one.
 Tensor reduction_cpu(const Tensor& x, at::IntArrayRef dims, bool keepdim, std::string_view kind) {
   const Request request = check(x, dims, kind, true);
   if (x.dim() == 0) return request.kind == ReductionKind::argmax ? at::zeros_like(x, at::kLong) : x.clone();
@@ -114,7 +114,7 @@ Tensor reduction_cpu(const Tensor& x, at::IntArrayRef dims, bool keepdim, std::s
     case ReductionKind::argmax:
       break;
   }
-  // It knows one dimension or all: several are made one.
+  // PyTorch's argmax takes one dimension or all, so several are merged into one.
   std::vector<int64_t> order;
   for (int64_t axis = 0; axis < x.dim(); ++axis) {
     if (!request.reduced[axis]) order.push_back(axis);
@@ -140,7 +140,7 @@ Tensor call_reduction(const Tensor& x, at::IntArrayRef dims, bool keepdim, std::
   return op.call(x, dims, keepdim, kind);
 }
 
-// With the reduced axes in their places.
+// Puts the reduced axes back as axes of size 1.
 Tensor restored(Tensor tensor, const std::vector<int64_t>& axes, bool keepdim) {
   if (keepdim) return tensor;
   for (const int64_t axis : axes) tensor = tensor.unsqueeze(axis);
@@ -151,7 +151,7 @@ class ReductionFunction : public torch::autograd::Function<ReductionFunction> {
  public:
   static constexpr const char* NAME = "ReductionBackward";
 
-  // In operations that can be differentiated again. A sum's gradient is one that is seen many times.
+  // In PyTorch operations, which can be differentiated again. A sum's gradient is an expanded view.
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     if (!gradients[0].defined()) return {Tensor()};
     const std::vector<c10::SymInt> sizes = context->saved_data["sizes"].toSymIntVector();
@@ -159,7 +159,7 @@ class ReductionFunction : public torch::autograd::Function<ReductionFunction> {
     const bool keepdim = context->saved_data["keepdim"].toBool();
     const auto kind = reduction_kind_of(context->saved_data["kind"].toStringRef());
     const Tensor dout = restored(gradients[0], axes, keepdim);
-    if (kind == ReductionKind::max) {  // PyTorch's rule: shared evenly among those that are the largest
+    if (kind == ReductionKind::max) {  // as in PyTorch: shared evenly among equal maxima
       const auto saved = context->get_saved_variables();
       const Tensor is_largest = restored(saved[1], axes, keepdim) == saved[0];
       return {dout * is_largest / is_largest.sum(axes, /*keepdim=*/true)};
@@ -174,7 +174,7 @@ class ReductionFunction : public torch::autograd::Function<ReductionFunction> {
 
 Tensor reduction_autograd(const Tensor& x, at::IntArrayRef dims, bool keepdim, std::string_view kind) {
   const Tensor none;
-  const Tensor& input = kind == "argmax" ? none : x;  // of a place there is no derivative
+  const Tensor& input = kind == "argmax" ? none : x;  // an index has no derivative
   const Tensor out =
       below_autograd("reduction_nd", {&input}, [&] { return call_reduction(x, dims, keepdim, kind); });
   if (compute_requires_grad(input)) {
@@ -190,7 +190,7 @@ Tensor reduction_autograd(const Tensor& x, at::IntArrayRef dims, bool keepdim, s
   return out;
 }
 
-// As PyTorch's: on a GPU, a sum of half precision is widened, and so is the result.
+// As in PyTorch's autocast, a sum of half precision is widened to fp32, and so is the result.
 Tensor reduction_autocast(const Tensor& x, at::IntArrayRef dims, bool keepdim, std::string_view kind) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::DispatchKey::AutocastCUDA);
   if (kind != "sum") return call_reduction(x, dims, keepdim, kind);

@@ -1,4 +1,4 @@
-// out = the sum of x, accumulated in fp32.
+// Arguments of a reduction launcher: out = the sum of x, accumulated in fp32.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -8,13 +8,12 @@
 
 #include "lib/step.h"
 
-// Called with workspace == nullptr, a launcher writes the bytes that it needs to *workspace_bytes and
-// launches nothing.
+// Called with workspace == nullptr, a launcher only writes the bytes that it needs to *workspace_bytes.
 //
-// Workspace and zeroed memory are what step.h says of Memory's.
+// Workspace and zeroed memory: see Memory in step.h.
 struct ReductionArgs {
   const void* x;  // [n]
-  float* out;     // one number, apart from x
+  float* out;     // one number, not overlapping x
   int64_t n;
   Dtype dtype;      // of x
   void* workspace;  // [*workspace_bytes]

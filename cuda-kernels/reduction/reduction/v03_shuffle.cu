@@ -38,8 +38,8 @@ __global__ void __launch_bounds__(THREADS) reduction_v03_shuffle_kernel(const T*
 }
 
 void reduction_v03_shuffle(const ReductionArgs& args) {
-  // The first launch's sums, and behind them the second's; from then on the two places take turns. A launch
-  // cannot write where it reads, as its blocks run in any order.
+  // A launch cannot write where it reads, as its blocks run in any order. So the sums of odd and of even
+  // launches lie in two places, one behind the other.
   const int64_t blocks = std::max(cdiv(args.n, THREADS), int64_t{1});
   if (args.workspace == nullptr) {
     *args.workspace_bytes = (blocks + cdiv(blocks, THREADS)) * sizeof(float);

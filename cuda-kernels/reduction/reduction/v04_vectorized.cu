@@ -23,7 +23,7 @@ constexpr int TILE = THREADS * UNROLL;  // vectors a block
 
 static_assert(WARPS <= 32, "one warp sums the warps' sums");
 
-// Read in place of vectors that are not there, so that no load waits behind a branch.
+// Loaded in place of vectors beyond the end, by selecting the address: no load waits behind a branch.
 __device__ const uint4 ZEROS = {0, 0, 0, 0};
 
 // x: [n], sums: [blocks]
@@ -80,8 +80,8 @@ static int64_t grid_for(int64_t n) {
 void reduction_v04_vectorized(const ReductionArgs& args) {
   dispatch(args.dtype, [&](auto zero) {
     using T = decltype(zero);
-    // The first launch's sums, and behind them the second's; from then on the two places take turns. A launch
-    // cannot write where it reads, as its blocks run in any order.
+    // A launch cannot write where it reads, as its blocks run in any order. So the sums of odd and of even
+    // launches lie in two places, one behind the other.
     const int64_t blocks = grid_for<T>(args.n);
     if (args.workspace == nullptr) {
       *args.workspace_bytes = (blocks + grid_for<float>(blocks)) * sizeof(float);

@@ -1,8 +1,8 @@
-// reduction v05_grid_stride: a few blocks an SM stride over the vector, adding in registers.
+// reduction v05_grid_stride: persistent blocks stride over the vector, adding in registers.
 //
-// Change:   a block goes from tile to tile; its threads keep a running total each, and the block's tree is
-//           climbed once. A second launch of one block sums the blocks' sums, always in the same order: runs
-//           agree bit by bit.
+// Change:   a few blocks an SM go from tile to tile; each thread keeps a running total, and the block's tree
+//           is climbed once. A second launch of one block sums the blocks' sums, always in the same order, so
+//           runs agree bit by bit.
 // Why:      shuffles, barrier and set-up are paid once a block instead of once a tile, and two launches do
 //           for any n. A total that took one element after the other would err more the longer the vector
 //           is, so a tile is summed as a tree and joins the total by Knuth's TwoSum, which keeps what the
@@ -23,7 +23,7 @@
 
 constexpr int THREADS = 256;
 constexpr int UNROLL = 4;         // independent loads a thread
-constexpr int BLOCKS_PER_SM = 4;  // 1024 threads with 64 bytes each on their way: 64 KiB an SM
+constexpr int BLOCKS_PER_SM = 4;  // 1024 threads with 64 bytes each in flight: 64 KiB an SM
 
 constexpr int WARPS = THREADS / 32;
 constexpr int TILE = THREADS * UNROLL;  // vectors
@@ -31,7 +31,7 @@ constexpr int TILE = THREADS * UNROLL;  // vectors
 static_assert(WARPS <= 32, "one warp sums the warps' sums");
 static_assert((UNROLL & (UNROLL - 1)) == 0, "a tile's tree halves down to one number");
 
-// Read in place of vectors that are not there, so that no load waits behind a branch.
+// Loaded in place of vectors beyond the end, by selecting the address: no load waits behind a branch.
 __device__ const uint4 ZEROS = {0, 0, 0, 0};
 
 // The sum of COUNT numbers as a tree: a number passes through log2(COUNT) additions.

@@ -1,7 +1,7 @@
 // reduction v06_atomic: blocks add their sums to the result themselves.
 //
 // Change:   instead of writing its sum for a second launch, a block adds it to out by an atomic, in L2.
-// Why:      a second launch is most of the time of a short vector; a memset that zeroes out takes its place.
+// Why:      for a short vector a second launch is most of the time; a memset that zeroes out takes its place.
 //           But blocks add in the order in which they end, and floating-point addition is not associative:
 //           the last bits of the result change from run to run.
 // Error:    14 roundings in a block as in v05, and one for each block that adds: to first order at most
@@ -17,7 +17,7 @@
 
 constexpr int THREADS = 256;
 constexpr int UNROLL = 4;         // independent loads a thread
-constexpr int BLOCKS_PER_SM = 4;  // 1024 threads with 64 bytes each on their way: 64 KiB an SM
+constexpr int BLOCKS_PER_SM = 4;  // 1024 threads with 64 bytes each in flight: 64 KiB an SM
 
 constexpr int WARPS = THREADS / 32;
 constexpr int TILE = THREADS * UNROLL;  // vectors
@@ -25,7 +25,7 @@ constexpr int TILE = THREADS * UNROLL;  // vectors
 static_assert(WARPS <= 32, "one warp sums the warps' sums");
 static_assert((UNROLL & (UNROLL - 1)) == 0, "a tile's tree halves down to one number");
 
-// Read in place of vectors that are not there, so that no load waits behind a branch.
+// Loaded in place of vectors beyond the end, by selecting the address: no load waits behind a branch.
 __device__ const uint4 ZEROS = {0, 0, 0, 0};
 
 // The sum of COUNT numbers as a tree: a number passes through log2(COUNT) additions.

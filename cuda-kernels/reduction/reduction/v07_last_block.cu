@@ -1,12 +1,12 @@
 // reduction v07_last_block: the block that ends last sums what all blocks have written.
 //
-// Change:   a block writes its sum to the workspace and takes a ticket from a counter. Whoever gets the last
-//           ticket knows that all sums are there and adds them up, always in the same order: one launch, and
-//           runs agree bit by bit. The last ticket also puts the counter back to zero.
-// Why:      one launch, and the same bits every time. A short vector's time is launches and waiting, so
+// Change:   a block writes its sum to the workspace and takes a ticket from a counter. The block with the
+//           last ticket knows that all sums are there and adds them, always in the same order: one launch,
+//           and runs agree bit by bit. The last ticket also resets the counter to zero.
+// Why:      one launch, and the same bits every time. The time of a short vector is launches and waiting, so
 //           the way from the last load to the result is kept short: one thread sums the warps' sums, one
-//           atomic is fence and ticket, and from there on a single warp works, its loads in flight
-//           together and without barriers.
+//           atomic is both fence and ticket, and from there a single warp works without barriers, with its
+//           loads in flight together.
 // Error:    at most 14 eps sum|x|, eps = 2^-23, for any n, as in v05: 15 roundings in a block, and then 3
 //           in a lane's tree, 1 for each further row of loads (4 at most up to 320 SMs) and 5 in the warp, at
 //           eps/2 each.
@@ -20,10 +20,10 @@
 #include "lib/common.cuh"
 
 constexpr int THREADS = 256;
-constexpr int FEW_LOADS = 4;      // independent loads a thread where that is a block or less an SM,
-constexpr int MANY_LOADS = 8;     // and in longer vectors
-constexpr int BLOCKS_PER_SM = 4;  // 1024 threads with 128 bytes each on their way: 128 KiB an SM
-constexpr int SUMS = 2;           // independent loads a lane in the end, of four blocks' sums each
+constexpr int FEW_LOADS = 4;      // independent loads a thread, if an SM then has at most one block
+constexpr int MANY_LOADS = 8;     // in longer vectors
+constexpr int BLOCKS_PER_SM = 4;  // 1024 threads with 128 bytes each in flight: 128 KiB an SM
+constexpr int SUMS = 2;           // final loads a lane, each of four blocks' sums
 
 constexpr int WARPS = THREADS / 32;
 
@@ -32,7 +32,7 @@ static_assert(power_of_two(WARPS) && power_of_two(FEW_LOADS) && power_of_two(MAN
                   power_of_two(SUMS),
               "their trees halve down to one number");
 
-// Read in place of vectors that are not there, so that no load waits behind a branch.
+// Loaded in place of vectors beyond the end, by selecting the address: no load waits behind a branch.
 __device__ const uint4 ZEROS = {0, 0, 0, 0};
 
 // The sum of COUNT numbers as a tree: a number passes through log2(COUNT) additions.
@@ -45,7 +45,7 @@ __device__ float tree_sum(const T* values) {
   }
 }
 
-// A running total, and beside it what its additions rounded away.
+// A running total (TwoSum), and the sum of its rounding errors.
 struct Total {
   float sum = 0.0f;
   float error = 0.0f;
@@ -56,12 +56,12 @@ struct Total {
     error += (sum - (next - added)) + (value - added);
     sum = next;
   }
-  // Once the sum has become infinite or NaN, as plain addition makes it, the error is NaN and stays out.
+  // Without the error if that is NaN: once the sum is infinite or NaN, its error is meaningless.
   __device__ float value() const { return isfinite(error) ? sum + error : sum; }
 };
 
-// PTX ISA, "atom": counter = counter < last ? counter + 1 : 0; returns what it was. As a release it comes
-// after what this thread has written, as an acquire it shows what was written before earlier tickets.
+// PTX ISA, "atom": counter = counter < last ? counter + 1 : 0; returns the old value. Release: this thread's
+// earlier writes are visible to later tickets. Acquire: writes before earlier tickets are visible here.
 __device__ inline unsigned take_ticket(unsigned* counter, unsigned last) {
   unsigned ticket;
   asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 
   // Whole rounds: every block takes a tile, UNROLL rows of THREADS vectors.
   int64_t begin = 0;
-#pragma unroll 1  // or the compiler unrolls rounds too, and UNROLL is no longer what is in flight
+#pragma unroll 1  // or the compiler unrolls rounds, too, and more than UNROLL loads are in flight
   for (; begin + UNROLL * stride < vectors; begin += UNROLL * stride) {
     const int64_t tile = begin + static_cast<int64_t>(blockIdx.x) * TILE;
     Vector loaded[UNROLL];
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     for (int u = 0; u < UNROLL; ++u) loaded[u] = x_vectors[tile + u * THREADS + threadIdx.x];
     total += tree_sum<UNROLL * Vector::SIZE>(reinterpret_cast<const T*>(loaded));
   }
-  // What is left, at most a round, is dealt out in rows as long as the grid: all blocks end together.
+  // The last, partial round is dealt out in rows as long as the grid, so that all blocks end together.
   Vector loaded[UNROLL];
 #pragma unroll
   for (int u = 0; u < UNROLL; ++u) {
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     loaded[u].words = *words;
   }
   total += tree_sum<UNROLL * Vector::SIZE>(reinterpret_cast<const T*>(loaded));
-  // What no vector covers, less than a vector at either end, one element a thread.
+  // The elements before the first and behind the last whole vector, one a thread.
   if (first < head) total += to_float(x[first]);
   if (tail + first < n) total += to_float(x[tail + first]);
 
@@ -128,11 +128,11 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   }
   ticket = __shfl_sync(0xffffffff, ticket, 0);
   if (ticket != last) return;
-  __syncwarp();  // what lane 0 has acquired, all lanes may read
+  __syncwarp();  // extends what lane 0 has acquired to all lanes
 
   using Sums = Pack<float>;
   const Sums* blocks_sums = reinterpret_cast<const Sums*>(sums);
-  const int size = gridDim.x / Sums::SIZE;  // a whole number
+  const int size = gridDim.x / Sums::SIZE;  // exact: the grid is a multiple
   float of_lane = 0.0f;
 #pragma unroll 1  // once for short vectors, three times for long ones on 132 SMs
   for (int row = 0; row < size; row += 32 * SUMS) {
@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     for (int u = 0; u < SUMS; ++u) {
       const int i = row + u * 32 + lane_id;
       const uint4* words = i < size ? &blocks_sums[i].words : &ZEROS;
-      loaded[u].words = __ldcg(words);  // from L2, where other blocks' sums are
+      loaded[u].words = __ldcg(words);  // from L2: L1 may hold stale words
     }
     of_lane += tree_sum<SUMS * Sums::SIZE>(reinterpret_cast<const float*>(loaded));
   }
@@ -159,8 +159,8 @@ void reduction_v07_last_block(const ReductionArgs& args) {
 
   dispatch(args.dtype, [&](auto zero) {
     using T = decltype(zero);
-    // As n grows, a thread gets one vector until every SM has a block, then FEW_LOADS of them at most, then
-    // MANY_LOADS; then there are more blocks, and then more rounds.
+    // As n grows, launches grow in this order: blocks, until every SM has one; loads a thread, up to
+    // FEW_LOADS, then MANY_LOADS; blocks an SM; rounds.
     const int64_t vectors = cdiv(args.n, Pack<T>::SIZE);
     const auto launch = [&](auto kernel, int loads) {
       const int64_t most_blocks = std::clamp(cdiv(vectors, THREADS * loads), sms, sms * BLOCKS_PER_SM);

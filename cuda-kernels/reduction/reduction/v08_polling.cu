@@ -1,31 +1,31 @@
-// reduction v08_polling: the first block waits for the sums of the others and reads them as they come.
+// reduction v08_polling: the first block polls for the other blocks' sums.
 //
 // Change:   a block stores its sum and a flag as one word of 8 bytes. Block 0 reads the words until all
 //           have their flag, adds the sums up, always in the same order, and clears the words for the next
 //           launch.
-// Why:      v07 stored, waited until the store was confirmed (the fence), went to L2 for a ticket and once
-//           more for the sums. A flag in the same word needs no fence: whoever sees it sees the sum. One
-//           store and one load are left of three trips. At 2^26 elements that is nothing; below 2^20 it
-//           should be a tenth of the time.
+// Why:      v07 takes three round trips to L2: a store and its confirmation (the fence), a ticket, and the
+//           load of the sums. A flag in the same word as the sum needs no fence: a reader that sees the flag
+//           has the sum. One store and one load remain. That saves next to nothing at 2^26 elements, and
+//           matters below 2^20.
 // Error:    at most 14 eps sum|x|, eps = 2^-23, for any n, as in v07.
 // Counter:  time at 2^26 elements stays v07's and at 2^16 falls below it.
 // Requires: a contiguous tensor of any size and alignment; the few elements before the first and after the
-//           last whole vector are added one by one. The words are 0 at the start and again at the end.
-//           Block 0 waits for blocks that wait for nobody, so a GPU that has room for two blocks gets to
-//           the end.
+//           last whole vector are added one by one. The words are 0 at the start and again at the end. Block
+//           0 waits for all other blocks, and they wait for no block, so a GPU with room for two blocks makes
+//           progress.
 // Source:   flag and value in one word: Merrill and Garland, "Single-pass Parallel Prefix Scan with
 //           Decoupled Look-back", 2016, section 4.4.
-// Twin:     none, Triton promises a program that waits for another no progress.
+// Twin:     none, Triton does not guarantee progress to a program that waits for another one.
 #include <algorithm>
 
 #include "args.h"
 #include "lib/common.cuh"
 
 constexpr int THREADS = 256;
-constexpr int FEW_LOADS = 4;      // independent loads a thread where that is a block or less an SM,
-constexpr int MANY_LOADS = 8;     // and in longer vectors
-constexpr int BLOCKS_PER_SM = 4;  // 1024 threads with 128 bytes each on their way: 128 KiB an SM
-constexpr int PAIRS = 4;          // independent loads a lane in the end, of two blocks' words each
+constexpr int FEW_LOADS = 4;      // independent loads a thread, if an SM then has at most one block
+constexpr int MANY_LOADS = 8;     // in longer vectors
+constexpr int BLOCKS_PER_SM = 4;  // 1024 threads with 128 bytes each in flight: 128 KiB an SM
+constexpr int PAIRS = 4;          // final loads a lane, each of two blocks' words
 
 constexpr int WARPS = THREADS / 32;
 
@@ -34,7 +34,7 @@ static_assert(power_of_two(WARPS) && power_of_two(FEW_LOADS) && power_of_two(MAN
                   power_of_two(PAIRS),
               "their trees halve down to one number");
 
-// Read in place of vectors that are not there, so that no load waits behind a branch.
+// Loaded in place of vectors beyond the end, by selecting the address: no load waits behind a branch.
 __device__ const uint4 ZEROS = {0, 0, 0, 0};
 
 // The sum of COUNT numbers as a tree: a number passes through log2(COUNT) additions.
@@ -47,7 +47,7 @@ __device__ float tree_sum(const T* values) {
   }
 }
 
-// A running total, and beside it what its additions rounded away.
+// A running total (TwoSum), and the sum of its rounding errors.
 struct Total {
   float sum = 0.0f;
   float error = 0.0f;
@@ -58,19 +58,19 @@ struct Total {
     error += (sum - (next - added)) + (value - added);
     sum = next;
   }
-  // Once the sum has become infinite or NaN, as plain addition makes it, the error is NaN and stays out.
+  // Without the error if that is NaN: once the sum is infinite or NaN, its error is meaningless.
   __device__ float value() const { return isfinite(error) ? sum + error : sum; }
 };
 
-// A block's sum with its flag, the upper half, which is 0 until the sum is there.
+// A block's sum in the lower half of a word, its flag in the upper half: 0 until the sum is stored.
 __device__ inline uint64_t flagged(float sum) { return uint64_t{1} << 32 | __float_as_uint(sum); }
 
-// PTX ISA, "st". In one piece, for all the GPU to see; not ordered with anything else.
+// PTX ISA, "st". A single store that the whole GPU sees; not ordered with other accesses.
 __device__ inline void store_relaxed(uint64_t* word, uint64_t value) {
   asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
 
-// PTX ISA, "ld". Two words, each in one piece, from where other blocks' stores are seen.
+// PTX ISA, "ld". Loads two words, each whole, from L2, where other blocks' stores are visible.
 __device__ inline void load_relaxed(uint64_t (&pair)[2], const uint64_t* words) {
   asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];"
                : "=l"(pair[0]), "=l"(pair[1])
@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 
   // Whole rounds: every block takes a tile, UNROLL rows of THREADS vectors.
   int64_t begin = 0;
-#pragma unroll 1  // or the compiler unrolls rounds too, and UNROLL is no longer what is in flight
+#pragma unroll 1  // or the compiler unrolls rounds, too, and more than UNROLL loads are in flight
   for (; begin + UNROLL * stride < vectors; begin += UNROLL * stride) {
     const int64_t tile = begin + static_cast<int64_t>(blockIdx.x) * TILE;
     Vector loaded[UNROLL];
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     for (int u = 0; u < UNROLL; ++u) loaded[u] = x_vectors[tile + u * THREADS + threadIdx.x];
     total += tree_sum<UNROLL * Vector::SIZE>(reinterpret_cast<const T*>(loaded));
   }
-  // What is left, at most a round, is dealt out in rows as long as the grid: all blocks end together.
+  // The last, partial round is dealt out in rows as long as the grid, so that all blocks end together.
   Vector loaded[UNROLL];
 #pragma unroll
   for (int u = 0; u < UNROLL; ++u) {
@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     loaded[u].words = *words;
   }
   total += tree_sum<UNROLL * Vector::SIZE>(reinterpret_cast<const T*>(loaded));
-  // What no vector covers, less than a vector at either end, one element a thread.
+  // The elements before the first and behind the last whole vector, one a thread.
   if (first < head) total += to_float(x[first]);
   if (tail + first < n) total += to_float(x[tail + first]);
 
@@ -170,8 +170,8 @@ void reduction_v08_polling(const ReductionArgs& args) {
 
   dispatch(args.dtype, [&](auto zero) {
     using T = decltype(zero);
-    // As n grows, a thread gets one vector until every SM has a block, then FEW_LOADS of them at most, then
-    // MANY_LOADS; then there are more blocks, and then more rounds.
+    // As n grows, launches grow in this order: blocks, until every SM has one; loads a thread, up to
+    // FEW_LOADS, then MANY_LOADS; blocks an SM; rounds.
     const int64_t vectors = cdiv(args.n, Pack<T>::SIZE);
     const auto launch = [&](auto kernel, int loads) {
       const int64_t most_blocks = std::clamp(cdiv(vectors, THREADS * loads), sms, sms * BLOCKS_PER_SM);

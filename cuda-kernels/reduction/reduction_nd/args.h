@@ -1,5 +1,4 @@
-// What a reduction_nd launcher gets: out = the sum of x over some of its axes, the mean, the maximum or its
-// place.
+// Arguments of a reduction_nd launcher: out = the sum, mean, maximum or argmax of x over some of its axes.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -13,11 +12,11 @@ enum class ReductionKind { sum, mean, max, argmax };
 
 struct ReductionNdArgs {
   const void* x;
-  void* out;  // [the sizes that are not reduced], contiguous, apart from x; of x's dtype, or for argmax int64
+  void* out;  // [the kept sizes], contiguous, not overlapping x; of x's dtype, int64 for argmax
   int rank;   // 1 to MOST_AXES
   int64_t sizes[MOST_AXES];
-  int64_t strides[MOST_AXES];  // in elements, any, 0 too
-  bool reduced[MOST_AXES];     // for max and argmax, these hold elements
+  int64_t strides[MOST_AXES];  // in elements; any value, also 0
+  bool reduced[MOST_AXES];     // for max and argmax, no reduced axis is empty
   ReductionKind kind;
   Dtype dtype;           // of x
   const Memory* memory;  // for a workspace and zeroed memory

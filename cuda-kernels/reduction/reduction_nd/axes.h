@@ -1,6 +1,8 @@
-// The axes of a tensor as kernels walk them: kept and reduced ones apart, each in the order of memory.
+// The axes of a tensor in the form that kernels loop over: kept and reduced axes apart, each in the order of
+// memory.
 //
-// No CUDA in it: tests compile it alone. triton-kernels/reduction/reduction_nd/axes.py does the same.
+// Free of CUDA, so that tests can compile it alone. Its counterpart is
+// triton-kernels/reduction/reduction_nd/axes.py.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +13,7 @@ constexpr int MOST_AXES = 5;
 struct Axis {
   int64_t size;
   int64_t stride;       // in elements of x
-  int64_t step;         // in elements of out, or, of a reduced axis, in places that argmax tells
+  int64_t step;         // in elements of out; for a reduced axis, in argmax's index
   uint64_t reciprocal;  // 2^64 / size, rounded down, or 1 less
 
   Axis() = default;
@@ -22,7 +24,7 @@ struct Axis {
         reciprocal(size > 0 ? ~uint64_t{0} / static_cast<uint64_t>(size) : 0) {}
 };
 
-// The outermost first, at least one; `count` is the product of their sizes.
+// Axes, the outermost first, at least one. `count` is the product of their sizes.
 struct Axes {
   int rank = 0;
   int64_t count = 1;
@@ -36,12 +38,12 @@ struct Axes {
   }
 };
 
-// As few axes as there can be of those of a tensor that are reduced, or of those that are not; the last has
-// the nearest elements.
+// The reduced axes of a tensor (or, with which = false, the kept ones), merged to as few as possible; the
+// last one has the smallest stride.
 //
-// Axes of one element are dropped. Neighbours are merged where one goes on where the other ends, in memory
-// and, where the result is `ordered`, in what is stored or told, too; else steps mean nothing. Axes of stride
-// 0 come first.
+// Axes of size 1 are dropped. Two axes are merged if one continues in memory where the other ends; if
+// `ordered`, their steps must continue as well (otherwise steps mean nothing in the result). Axes of stride 0
+// come first.
 inline Axes axes_of(int rank, const int64_t* sizes, const int64_t* strides, const bool* reduced, bool which,
                     bool ordered) {
   Axis found[MOST_AXES];  // the innermost first
@@ -52,7 +54,7 @@ inline Axes axes_of(int rank, const int64_t* sizes, const int64_t* strides, cons
     if (sizes[a] != 1) found[count++] = Axis(sizes[a], strides[a], step);
     step *= sizes[a];
   }
-  // Of equal strides the one that was given last is the inner one, so that equal axes keep their order.
+  // A stable sort: of equal strides, the axis that was given last becomes the inner one.
   std::stable_sort(found, found + count, [](const Axis& a, const Axis& b) {
     return a.stride != 0 && (b.stride == 0 || a.stride < b.stride);
   });
@@ -78,7 +80,7 @@ inline Axes axes_of(int rank, const int64_t* sizes, const int64_t* strides, cons
   return axes;
 }
 
-// Whether neighbours in memory lie along a reduced axis rather than along a kept one.
+// True if the smallest stride belongs to a reduced axis, false if to a kept one.
 inline bool along_reduced(const Axes& kept, const Axes& reduced) {
   const auto distance = [](const Axes& axes) {
     return axes.inner().stride == 0 ? INT64_MAX : axes.inner().stride;

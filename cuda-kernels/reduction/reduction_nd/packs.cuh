@@ -1,5 +1,5 @@
-// How v04 and v05 read: 16 bytes a load along a run of reduced elements, or along a run of columns, and
-// several loads of a thread under way at once.
+// The loads of v04 and v05: 16 bytes at a time along a run of reduced elements or along a run of columns,
+// with several loads of a thread in flight.
 #pragma once
 
 #include <algorithm>
@@ -11,9 +11,9 @@
 #include "walk.cuh"
 
 constexpr int THREADS = 256;
-constexpr int LOADS = 4;  // of a thread, under way at once, where a step says nothing else
+constexpr int LOADS = 4;  // in flight a thread, unless a step says otherwise
 
-// What one load of a thread brings: a pack, or where axes do not lie for it, an element.
+// One load of a thread: a pack, or a single element if the axes do not allow packs.
 template <typename T, bool WIDE>
 struct Load;
 template <typename T>
@@ -36,8 +36,8 @@ struct Load<T, true> {
   static constexpr int WIDTH = Pack<T>::SIZE;
   Pack<T> pack;
 
-  // A predicate, where a branch between two loads would have the compiler wait. Nobody reads x again: L2
-  // gives its lines up first.
+  // A predicate instead of a branch, because the compiler waits for loads before a branch. Evict-first (.cs),
+  // since x is read once.
   __device__ void from(const T* place, bool wanted) {
     uint4& words = pack.words;
     words = make_uint4(0, 0, 0, 0);
@@ -57,21 +57,21 @@ struct Load<T, true> {
   }
 };
 
-// A problem as blocks of THREADS share it.
+// How a problem is divided among blocks of THREADS threads.
 //
-// Along a reduced axis (columns == 0), an output is made of `units`: pieces of its runs, which are the
-// innermost axis's `run` elements. A run may start anywhere, and its packs are those of memory: the first and
-// the last may reach beyond it. Down columns, units are rows, and kept's innermost axis counts packs of
-// columns.
+// - Along a reduced axis (columns == 0): an output's elements are counted in `units`, the packs of its runs.
+//   A run is the innermost axis's `run` elements; it may start anywhere, so its first and last pack may be
+//   ragged.
+// - Down columns: a unit is a row, and kept's innermost axis counts packs of columns.
 struct Tiling {
-  Axes kept;     // without `wide`, as they are
-  Axes reduced;  // its innermost size counts units
+  Axes kept;     // unchanged if not `wide`
+  Axes reduced;  // its innermost axis counts units
   int64_t run;
-  int64_t column_step;  // from a column of a pack to the next, in out
+  int64_t column_step;  // between a pack's neighbouring columns, in out
   bool wide;
-  int lanes;      // threads an output: a power of two up to 32, or all
-  int columns;    // threads side by side, a power of two; every one a pack's columns
-  int64_t tiles;  // blocks, if one were to take all units of its outputs
+  int lanes;      // threads an output: a power of two up to 32, or all of the block
+  int columns;    // threads side by side, a power of two, each with the columns of a pack
+  int64_t tiles;  // blocks, if none shares its outputs with another
 
   int64_t units() const { return reduced.count; }
   int sharing() const { return columns ? THREADS / columns : lanes; }  // threads that share an output
@@ -83,7 +83,7 @@ Tiling tiling_of(const ReductionNdArgs& args, int64_t sms) {
   constexpr int64_t FEW_UNITS = 32 * LOADS, MANY_UNITS = 16 * FEW_UNITS;
   Tiling tiling{.kept = args.kept_axes(), .reduced = args.reduced_axes()};
   Axes &kept = tiling.kept, &reduced = tiling.reduced;
-  // Whether all but innermost neighbours lie at multiples of 16 bytes, where x does.
+  // True if all steps between packs are multiples of 16 bytes.
   const auto aligned = [](const Axes& axes, int axes_looked_at) {
     return std::all_of(axes.axis, axes.axis + axes_looked_at,
                        [](const Axis& axis) { return axis.stride % SIZE == 0; });
@@ -93,7 +93,7 @@ Tiling tiling_of(const ReductionNdArgs& args, int64_t sms) {
   if (along_reduced(kept, reduced)) {
     const bool whole = x_aligned && aligned(kept, kept.rank) && aligned(reduced, reduced.rank - 1);
     tiling.wide = reduced.inner().stride == 1 && tiling.run >= (whole ? SIZE : 4 * SIZE);
-    if (tiling.wide) {  // a pack more, where runs start within one
+    if (tiling.wide) {  // one more pack if runs may start within a pack
       reduced.set_inner({cdiv(tiling.run + (whole ? 0 : SIZE - 1), SIZE), 0, reduced.inner().step});
     }
     const int64_t units = reduced.count;
@@ -107,13 +107,13 @@ Tiling tiling_of(const ReductionNdArgs& args, int64_t sms) {
     tiling.wide = inner.stride == 1 && inner.size % SIZE == 0 && x_aligned && aligned(kept, kept.rank - 1) &&
                   aligned(reduced, reduced.rank);
     if (tiling.wide) kept.set_inner({inner.size / SIZE, SIZE, SIZE * inner.step});
-    // A warp's width of columns or more, and rows as far as threads are left that each have some.
+    // At least a warp's width of columns; the other threads share the rows, as far as each of them gets some.
     const int64_t side_by_side = std::min(power_of_two_from(kept.count), int64_t{32});
     const int64_t rows = std::min(power_of_two_from(cdiv(reduced.count, LOADS)), THREADS / side_by_side);
     tiling.columns = static_cast<int>(THREADS / rows);
     tiling.tiles = cdiv(kept.count, tiling.columns);
   }
-  if (tiling.tiles > std::numeric_limits<int>::max()) {  // rows that an expanded x shows again and again
+  if (tiling.tiles > std::numeric_limits<int>::max()) {  // possible if x is expanded
     throw std::runtime_error(
         "reduction_nd takes " + std::to_string(tiling.tiles) +
         " blocks for this x, a grid has up to 2147483647: reduce a part of it at a time");
@@ -121,8 +121,9 @@ Tiling tiling_of(const ReductionNdArgs& args, int64_t sms) {
   return tiling;
 }
 
-// A thread's units of an output: `loads` that are `stride` apart, and so many again every `round` units, up
-// to `end`. What `sharing` threads have of a round lies side by side, and behind it what the next part has.
+// The units of an output that one thread takes: `loads` of them, `stride` apart, and as many again every
+// `round` units, up to `end`. In a round the units of `sharing` threads lie side by side, and behind them
+// those of the next part.
 struct Share {
   int64_t unit, end, round;
   int stride;
@@ -134,16 +135,17 @@ struct Share {
         stride(sharing) {}
 };
 
-// Adds to an output's total this thread's share of what it is made of, DEPTH loads at once.
+// Along a reduced axis: adds this thread's share of an output's elements to its total, with DEPTH loads in
+// flight.
 template <typename T, bool WIDE, int DEPTH, typename Total>
 __device__ void add_along(Total& total, const T* x, const Tiling& tiling, const Share& share) {
   constexpr int WIDTH = Load<T, WIDE>::WIDTH;
   const Axis& inner = tiling.reduced.axis[tiling.reduced.rank - 1];
-#pragma unroll 1  // or the compiler unrolls rounds too, and DEPTH is no longer what is under way
+#pragma unroll 1  // or the compiler unrolls rounds, too, and more than DEPTH loads are in flight
   for (int64_t unit = share.unit; unit < share.end; unit += share.round) {
     Load<T, WIDE> loads[DEPTH];
-    int64_t first[DEPTH];  // element of its run; the run's size or more where there is nothing to add
-    int64_t place[DEPTH];  // of the run's first element
+    int64_t first[DEPTH];  // element within its run; at least the run's size if there is nothing to add
+    int64_t place[DEPTH];  // argmax's index of the run's first element
 #pragma unroll
     for (int i = 0; i < DEPTH; ++i) {
       const int64_t at = unit + i * share.stride;
@@ -169,7 +171,7 @@ __device__ void add_along(Total& total, const T* x, const Tiling& tiling, const 
   }
 }
 
-// Adds, to the totals of the columns that begin at x, this thread's share of the rows.
+// Down columns: adds this thread's share of the rows to the totals of the columns that begin at x.
 template <typename T, bool WIDE, typename Total>
 __device__ void add_down(Total (&totals)[Load<T, WIDE>::WIDTH], const T* x, const Tiling& tiling,
                          const Share& share) {
@@ -193,7 +195,7 @@ __device__ void add_down(Total (&totals)[Load<T, WIDE>::WIDTH], const T* x, cons
   }
 }
 
-// Down columns, all threads' totals of a block: [rows, columns of the tile], as they lie in shared memory.
+// Down columns: the totals of all threads of a block in shared memory, [rows, columns of the tile].
 template <typename T, bool WIDE, typename Total>
 struct ColumnParts {
   static constexpr int WIDTH = Load<T, WIDE>::WIDTH;
@@ -203,7 +205,7 @@ struct ColumnParts {
 #pragma unroll
     for (int j = 0; j < WIDTH; ++j) parts[threadIdx.x * WIDTH + j] = totals[j];
   }
-  // Of a column of the tile, of `width`, the rows' in their order.
+  // The total of one of the tile's `width` columns, merged over the rows in order.
   __device__ static Total merged(const Total* parts, int column, int width) {
     Total total = parts[column];
     for (int at = column + width; at < SIZE; at += width) total.merge(parts[at]);

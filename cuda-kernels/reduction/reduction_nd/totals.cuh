@@ -1,18 +1,19 @@
-// What is made of elements one after the other: a sum, a maximum, or its place; and what threads tell each
-// other about it.
+// Totals: what a thread accumulates (a sum, a maximum, or the index of one), and how totals merge over lanes
+// and blocks.
 #pragma once
 
 #include "args.h"
 #include "lib/common.cuh"
 
-// The larger of two, NaN where one is.
+// The larger of two numbers; NaN if either is NaN.
 __device__ inline float larger(float a, float b) {
   float result;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
   return result;
 }
 
-// The largest element of a pack, NaN where one is; two at a time where two fit a register.
+// The largest element of a pack, NaN if one is NaN, by packed maxima of two where two elements fit a
+// register.
 __device__ inline float largest(const Pack<float>& pack) {
   return larger(larger(pack[0], pack[1]), larger(pack[2], pack[3]));
 }
@@ -27,8 +28,9 @@ __device__ inline float largest(const Pack<__half>& pack) {
   return larger(__low2float(most), __high2float(most));
 }
 
-// All have: none(), add(element, its place), add(pack, the place of its first element, the step to the next),
-// merge(another), of_lane(the value of the lane whose number differs by `mask`), and store.
+// The interface of a total: none(); add(element, its index); add(pack, index of its first element, step of
+// the index); merge(another total); of_lane(mask), the total of the lane whose number differs by `mask`;
+// store.
 
 struct Sum {
   float value;
@@ -49,7 +51,7 @@ struct Sum {
     static_cast<T*>(out)[at] = from_float<T>(value / divisor);
   }
 
-  // Fewer additions one after the other than in a row, and fewer roundings on the way of each.
+  // A tree: shorter chains of dependent additions than a loop, and fewer roundings for each element.
   template <int BEGIN, int COUNT, typename T>
   __device__ static float tree(const Pack<T>& pack) {
     if constexpr (COUNT == 1) {
@@ -80,7 +82,8 @@ struct Max {
   }
 };
 
-// Of equal elements the first place, of NaNs that of the first one: whatever order they come in.
+// The index of the maximum. Of equal elements the first one counts, of NaNs the first NaN, whatever the order
+// in which they are added.
 struct ArgMax {
   float value;
   int64_t place;
@@ -97,15 +100,15 @@ struct ArgMax {
   __device__ void add(T element, int64_t at) {
     take(to_float(element), at);
   }
-  // Few packs change anything, but of a warp's 32 lanes one often has one that does, and then all wait. So
-  // the pack's largest is compared first, and its place is looked for once. No place of a pack is before its
-  // first, so an equal one at or behind `place` is no news. NaN passes both tests, and so does -inf where
-  // nothing was added, as that place is beyond all others.
+  // Few packs change the total, but one of a warp's 32 lanes often has such a pack, and then all wait. So the
+  // pack's largest element is compared first, and its index is searched only if that one wins. An equal
+  // element loses if its pack does not begin before `place`. NaN passes both tests, and so does -inf into an
+  // empty total, whose place is beyond all others.
   template <typename T>
   __device__ void add(const Pack<T>& pack, int64_t at, int64_t step) {
     const float most = largest(pack);
     if (most < value || (most == value && at >= place)) return;
-    int first = 0;  // of those that equal it, or are NaN as it is
+    int first = 0;  // the first element that equals it, or is NaN
 #pragma unroll
     for (int i = Pack<T>::SIZE - 1; i >= 0; --i) {
       const float element = to_float(pack[i]);
@@ -123,32 +126,33 @@ struct ArgMax {
   }
 };
 
-// Of `lanes` neighbouring lanes, a power of two up to 32; every one gets it. All 32 must take part.
+// Merges the totals of `lanes` neighbouring lanes, a power of two up to 32; every lane gets the result. All
+// 32 lanes must call.
 template <typename Total>
 __device__ Total merge_lanes(Total total, int lanes) {
   for (int mask = lanes / 2; mask > 0; mask /= 2) total.merge(total.of_lane(mask));
   return total;
 }
 
-// Of all threads of a block of THREADS; only the first gets it. `parts` are THREADS / 32 that no thread still
-// reads.
+// Merges the totals of all THREADS threads of a block; only thread 0 gets the result. `parts`: THREADS / 32
+// totals in shared memory that no thread still reads.
 template <int THREADS, typename Total>
 __device__ Total merge_block(Total total, Total* parts) {
   total = merge_lanes(total, 32);
   if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = total;
-  __syncthreads();  // for every warp's part
+  __syncthreads();  // waits for every warp's total
   if (threadIdx.x == 0) {
     for (int warp_id = 1; warp_id < THREADS / 32; ++warp_id) total.merge(parts[warp_id]);
   }
   return total;
 }
 
-// A mean is a sum that is divided.
+// The divisor of the stored sum: the number of elements for a mean, else 1.
 inline float divisor_of(const ReductionNdArgs& args, const Axes& reduced) {
   return args.kind == ReductionKind::mean ? static_cast<float>(reduced.count) : 1.0f;
 }
 
-// Calls function(T{}, Total{}) with the types that the dtype and the kind stand for.
+// Calls function(T{}, Total{}) with the C++ types of the dtype and the kind.
 template <typename Function>
 void dispatch_totals(const ReductionNdArgs& args, Function function) {
   dispatch(args.dtype, [&](auto zero) {

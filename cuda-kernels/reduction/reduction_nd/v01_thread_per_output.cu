@@ -2,9 +2,9 @@
 //
 // Change:   none yet, this is where the ladder starts.
 // Why:      the definition, word for word, for any strides. The number of an element is divided by the size
-//           of every axis to find where it lies, in 64 bits, which are some hundred instructions each. What
-//           neighbouring threads read lies side by side where the kept axis is contiguous; along rows, every
-//           load of a warp touches 32 lines.
+//           of every axis to find its address: 64-bit divisions, each about a hundred instructions. If the
+//           kept axis is contiguous, neighbouring threads read neighbouring elements; along rows, every load
+//           of a warp touches 32 lines.
 // Error:    a running sum in fp32: at most R eps/2 sum|x|, and for random terms a quarter eps.
 // Counter:  dram_share stays low; sectors_per_load is 32 along rows.
 // Requires: outputs of up to 2^16 elements each, which take a thread tens of milliseconds.

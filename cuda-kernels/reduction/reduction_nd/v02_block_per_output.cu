@@ -2,12 +2,12 @@
 //
 // Change:   thread t of a block takes elements t, t + 256, ...; then warps merge what they have by shuffles,
 //           and the first thread merges what the warps have.
-// Why:      along rows, neighbouring threads now read neighbouring elements, a line or two a load. Down
-//           columns it is the other way round: an element brings a sector of 16, and the next columns'
-//           blocks find the others in L2, if they come soon.
+// Why:      along rows, neighbouring threads now read neighbouring elements, one or two lines a load. Down
+//           columns it is the other way round: a load brings a sector of 16 columns for one of them, and the
+//           blocks of the other columns find it in L2 if they come soon.
 // Error:    at most (R / 256 + 13) eps/2 sum|x|.
-// Counter:  along rows sectors_per_load fall to 2, and the time by 10 %; down columns by more.
-// Requires: nothing. An output of few elements leaves most of its block idle.
+// Counter:  along rows sectors_per_load fall to 2, and the time falls.
+// Requires: nothing. If an output has few elements, most of its block is idle.
 // Twin:     triton-kernels/reduction/reduction_nd/v02_block_per_output.py
 #include <algorithm>
 

@@ -1,15 +1,15 @@
 // reduction_nd v03_by_layout: threads lie along the axis that is contiguous in memory.
 //
-// Change:   where that is a reduced axis, an output is a few lanes', a warp's or a block's, as many as its
-//           elements keep busy. Where it is a kept one, a lane has a column, and the block's eight warps
-//           share the rows. Where an element lies is found by products with the axes' reciprocals; the
-//           innermost number of a lone axis needs none.
-// Why:      either way a warp reads whole lines. An output of few elements needs no barrier and leaves no
+// Change:   if the contiguous axis is reduced, an output gets a few lanes, a warp or a block, as many threads
+//           as its elements keep busy. If it is kept, a lane gets a column, and the block's eight warps share
+//           the rows. Addresses are found by products with the reciprocals of the axes' sizes; a lone axis
+//           needs none.
+// Why:      in both cases a warp reads whole lines. An output of few elements needs no barrier and leaves no
 //           lane idle. A contiguous tensor has one or two merged axes of either kind left, however many it
 //           had.
 // Error:    at most (R / 8 + 8) eps/2 sum|x| down columns, less along rows.
-// Counter:  time falls by a third along rows and down columns, and to 0.16 over a middle axis.
-// Requires: nothing. Where no axis is contiguous, threads lie along the one whose elements are nearest.
+// Counter:  time falls along rows and down columns, and most over a middle axis.
+// Requires: nothing. If no axis is contiguous, threads lie along the axis with the smallest stride.
 // Twin:     triton-kernels/reduction/reduction_nd/v03_by_layout.py
 #include <algorithm>
 
@@ -20,10 +20,10 @@ namespace {
 
 constexpr int THREADS = 256;
 constexpr int WARPS = THREADS / 32;
-constexpr int ELEMENTS = 4;             // a lane's, at most, as long as a warp has idle ones
-constexpr int64_t MOST_OF_WARP = 1024;  // elements of an output that a warp takes
+constexpr int ELEMENTS = 4;             // a lane; an output gets more lanes, up to a warp, beyond that
+constexpr int64_t MOST_OF_WARP = 1024;  // elements of an output up to which a warp takes it
 
-// `lanes` threads an output: a power of two up to 32, or all.
+// Along a reduced axis: `lanes` threads share an output, a power of two up to 32 or the whole block.
 template <typename T, typename Total>
 __global__ void __launch_bounds__(THREADS)
     reduction_nd_v03_by_layout_kernel(const T* x, void* out, const __grid_constant__ Axes kept,
@@ -31,10 +31,10 @@ __global__ void __launch_bounds__(THREADS)
   __shared__ Total parts[WARPS];
   const int64_t output = (static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x) / lanes;
   const int lane = threadIdx.x % lanes;
-  const bool exists = output < kept.count;  // or only takes part in the shuffles
+  const bool exists = output < kept.count;  // otherwise the thread only joins the shuffles
   const Place place = place_of(kept, exists ? output : 0);
   Total total = Total::none();
-#pragma unroll 4  // loads under way at once
+#pragma unroll 4  // loads in flight
   for (int64_t index = lane; index < (exists ? reduced.count : 0); index += lanes) {
     const Place at = place_of(reduced, index);
     total.add(x[place.offset + at.offset], at.step);
@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(THREADS)
   if (exists && lane == 0) total.template store<T>(out, place.step, divisor);
 }
 
-// A column a lane, every eighth row a warp.
+// Down columns: a lane has a column, and each warp takes every eighth row.
 template <typename T, typename Total>
 __global__ void __launch_bounds__(THREADS)
     reduction_nd_v03_by_layout_columns_kernel(const T* x, void* out, const __grid_constant__ Axes kept,
@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(THREADS)
     total.add(x[place.offset + at.offset], at.step);
   }
   parts[warp_id][lane_id] = total;
-  __syncthreads();  // for all warps' parts
+  __syncthreads();  // waits for all warps' totals
   if (warp_id != 0 || !exists) return;
   for (int other = 1; other < WARPS; ++other) total.merge(parts[other][lane_id]);
   total.template store<T>(out, place.step, divisor);

@@ -1,16 +1,18 @@
-// reduction_nd v04_vectorized: loads of 16 bytes in both directions, four of a thread's under way at once.
+// reduction_nd v04_vectorized: loads of 16 bytes in both directions, with four of a thread in flight.
 //
-// Change:   along a reduced axis a lane takes packs of its output's runs; a run that starts off a multiple of
-//           16 bytes has a short first and last one. Down columns a thread has as many neighbouring columns
-//           as a pack holds. Columns beside each other or rows above each other, threads go where there is
-//           work.
-// Why:      eight bf16 values an instruction instead of one. By Little's law the bytes under way set the
-//           rate, and a thread has 64 of them before it waits.
+// Change:   along a reduced axis, a lane loads packs of its output's runs; a run that does not start at a
+//           multiple of 16 bytes has a ragged first and last pack. Down columns, a thread has as many
+//           neighbouring columns as a pack holds. The threads of a block are divided between columns and rows
+//           by the sizes of both.
+// Why:      one load instruction brings eight bf16 values instead of one. By Little's law the bytes in flight
+//           set the rate, and a thread has 64 of them before it waits.
 // Error:    along rows at most (R / (8 lanes) + 14) eps/2 sum|x|, down columns (R / 8 + 8) eps/2 sum|x|.
-// Counter:  time falls to a quarter along rows; dram_share is 92 %. Down 4096 columns it rises by 63 %, as 16
-//           blocks read them all, which v05 mends.
-// Requires: nothing. Down columns, what is no multiple of 16 bytes or starts off one is read by v03, as is
-//           what has no contiguous axis, or runs too short to hold a few packs.
+// Counter:  time falls along rows, and dram_share rises. Down 4096 columns the tiles are only 16, fewer than
+//           SMs, and the time rises, which v05 mends.
+// Requires: nothing.
+// Routes:   along rows: this kernel if runs are contiguous and hold a pack, or four packs if misaligned
+//           down columns: this kernel if every row of columns is a whole number of aligned packs
+//           else: v03's kernels
 // Twin:     triton-kernels/reduction/reduction_nd/v04_vectorized.py
 #include "packs.cuh"
 
@@ -25,7 +27,7 @@ __global__ void __launch_bounds__(THREADS)
   __shared__ Total parts[THREADS / 32];
   const int64_t output = (static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x) / tiling.lanes;
   const int lane = threadIdx.x % tiling.lanes;
-  const bool exists = output < tiling.kept.count;  // or only takes part in the shuffles
+  const bool exists = output < tiling.kept.count;  // otherwise the thread only joins the shuffles
   const Place place = place_of(tiling.kept, exists ? output : 0);
   Total total = Total::none();
   if (exists)
@@ -50,8 +52,8 @@ __global__ void __launch_bounds__(THREADS)
                       Share(tiling, threadIdx.x / tiling.columns, THREADS / tiling.columns, LOADS));
   }
   Parts::put(parts, totals);
-  __syncthreads();  // for all rows' totals
-  // Neighbouring threads write neighbouring outputs.
+  __syncthreads();  // waits for the totals of all rows
+  // Coalesced stores: neighbouring threads write neighbouring outputs.
   const int width = tiling.columns * Parts::WIDTH;
   for (int column = threadIdx.x; column < width; column += THREADS) {
     const int64_t its_pack = first_pack + column / Parts::WIDTH;

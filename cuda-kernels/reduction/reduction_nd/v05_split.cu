@@ -1,17 +1,17 @@
-// reduction_nd v05_split: where outputs are few, several blocks share one's elements.
+// reduction_nd v05_split: few outputs: several blocks share one output's elements.
 //
-// Change:   every tile's units are dealt out to parts, round by round. A block writes what it has to a
-//           workspace and takes a ticket from its tile's counter; the one with the last ticket merges the
-//           parts, always in the same order, and the counter is 0 again. Along rows of a big x a thread has
-//           eight loads under way, but for argmax. What v04 left to v03 is read by the same kernels, an
-//           element a load.
-// Why:      the statistics of 64 channels are 64 outputs for 132 SMs, and a sum over all axes is one. With
-//           parts these are as fast as any other; one launch and no atomics on values, so that every run
-//           gives the same bits. Were a part a stretch of its own, all would end with the slowest one, and
-//           the blocks would read at hundreds of places at once.
-// Error:    as v04's for the elements of a part, and a rounding more for each part: at most
-//           (R / (8 parts) + parts + 14) eps/2 sum|x|.
-// Counter:  time stays where there are tiles enough, and falls to 0.006 of v04's where there is one.
+// Change:   every tile's units are dealt out to parts, round by round. A block writes its part's total to a
+//           workspace and takes a ticket from the tile's counter; the block with the last ticket merges the
+//           parts, always in the same order, and resets the counter to 0. Along the rows of a large x a
+//           thread has eight loads in flight, except for argmax. Layouts that v04 left to v03 use the same
+//           kernels with loads of one element.
+// Why:      the statistics of 64 channels are 64 outputs for 132 SMs, and a sum over all axes is one output.
+//           Parts occupy all SMs, in one launch and without atomics on values, so every run gives the same
+//           bits. Parts take turns, round by round: if each were one contiguous stretch, the blocks would
+//           read at hundreds of places at once, and all would wait for the slowest.
+// Error:    as v04's for the elements of a part, and one more rounding for each part: at most (R / (8 parts)
+//           + parts + 14) eps/2 sum|x|.
+// Counter:  time stays where there are enough tiles, and falls most where there is one.
 // Requires: nothing. The counters are 0 at the start and again at the end.
 // Twin:     triton-kernels/reduction/reduction_nd/v05_split.py
 #include <type_traits>
@@ -20,19 +20,20 @@
 
 namespace {
 
-constexpr int MANY_LOADS = 2 * LOADS;           // of a thread at once, along rows of a big x
-constexpr int RESIDENT = 4, MANY_RESIDENT = 3;  // blocks an SM runs at once; with MANY_LOADS
-constexpr int MOST = 32;                        // blocks an SM gets, one after the other, of split tiles
-constexpr int ROUNDS = 4;                       // that blocks have where an SM gets more than it runs at once
+constexpr int MANY_LOADS = 2 * LOADS;           // in flight a thread, along rows of a large x
+constexpr int RESIDENT = 4, MANY_RESIDENT = 3;  // resident blocks an SM with LOADS, with MANY_LOADS
+constexpr int MOST = 32;                        // blocks an SM of split tiles, resident or not
+constexpr int ROUNDS = 4;                       // at least, a block, if not all blocks are resident
 constexpr int COUNTERS = ZEROED_BYTES / sizeof(unsigned);
 
-// Whether all parts of the tile are written, and this block may read them. All threads must call it.
+// True in the block that writes the last part of the tile; it may then read all parts. All threads must call.
 __device__ bool is_last(unsigned* counters) {
   __shared__ bool last;
-  __syncthreads();  // for all threads' writes: the ticket of one thread is behind them
+  __syncthreads();  // waits for all threads' writes, which the ticket must follow
   if (threadIdx.x == 0) {
-    // PTX ISA, "atom": counter = counter < last ? counter + 1 : 0; returns what it was. As a release it comes
-    // after what the block has written, as an acquire it shows what was written before earlier tickets.
+    // PTX ISA, "atom": counter = counter < last ? counter + 1 : 0; returns the old value. Release: the
+    // block's earlier writes are visible to later tickets. Acquire: writes before earlier tickets are visible
+    // here.
     unsigned ticket;
     asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
                  : "=r"(ticket)
@@ -40,7 +41,7 @@ __device__ bool is_last(unsigned* counters) {
                  : "memory");
     last = ticket == gridDim.y - 1;
   }
-  __syncthreads();  // for the ticket
+  __syncthreads();  // waits for the ticket
   return last;
 }
 
@@ -52,7 +53,7 @@ __global__ void __launch_bounds__(THREADS)
   __shared__ Total parts[THREADS / 32];
   const int64_t output = (static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x) / tiling.lanes;
   const int lane = threadIdx.x % tiling.lanes;
-  const bool exists = output < tiling.kept.count;  // or only takes part in the shuffles
+  const bool exists = output < tiling.kept.count;  // otherwise the thread only joins the shuffles
   const Place place = place_of(tiling.kept, exists ? output : 0);
   Total total = Total::none();
   if (exists) {
@@ -61,7 +62,7 @@ __global__ void __launch_bounds__(THREADS)
   }
   total = tiling.lanes == THREADS ? merge_block<THREADS>(total, parts) : merge_lanes(total, tiling.lanes);
 
-  if (gridDim.y > 1) {  // an output a block
+  if (gridDim.y > 1) {  // then a tile is one output
     workspace += static_cast<int64_t>(blockIdx.x) * gridDim.y;
     if (threadIdx.x == 0) workspace[blockIdx.y] = total;
     if (!is_last(counters)) return;
@@ -90,7 +91,7 @@ __global__ void __launch_bounds__(THREADS)
     add_down<T, WIDE>(totals, x + place_of(tiling.kept, pack).offset, tiling, share);
   }
   Parts::put(parts, totals);
-  __syncthreads();  // for all rows' totals
+  __syncthreads();  // waits for the totals of all rows
   const int width = tiling.columns * Parts::WIDTH;
   if (gridDim.y > 1) {
     workspace += static_cast<int64_t>(blockIdx.x) * gridDim.y * width;
@@ -99,7 +100,7 @@ __global__ void __launch_bounds__(THREADS)
     }
     if (!is_last(counters)) return;
   }
-  // Neighbouring threads write neighbouring outputs.
+  // Coalesced stores: neighbouring threads write neighbouring outputs.
   for (int column = threadIdx.x; column < width; column += THREADS) {
     const int64_t its_pack = first_pack + column / Parts::WIDTH;
     if (its_pack >= tiling.kept.count) break;
@@ -113,12 +114,12 @@ __global__ void __launch_bounds__(THREADS)
   }
 }
 
-// Parts of every tile, where tiles alone would not fill the GPU, and none is without units. A tile that is
-// split has a counter. A thread has `depth` loads under way at once.
+// Parts a tile: as many as fill the GPU, as long as each has units; 1 if the tiles fill it alone. A split
+// tile needs a counter. `depth`: loads in flight a thread.
 //
-// Where memory serves some SMs faster than others, blocks that come and go end closer together than those
-// that are all there from the start. So there are more than the GPU holds where a thread has many loads, and
-// a part a single total.
+// Memory serves some SMs faster than others. Blocks that come and go then end closer together than blocks
+// that are all resident from the start. So there are more blocks than the GPU holds at once if a thread has
+// many loads, and a part is a single total.
 int64_t parts_of(const Tiling& tiling, int depth, int64_t sms) {
   if (tiling.columns == 0 && tiling.lanes < THREADS) return 1;
   if (tiling.tiles >= std::min(sms * RESIDENT, int64_t{COUNTERS})) return 1;
@@ -149,8 +150,8 @@ void launch(const ReductionNdArgs& args, const Tiling& tiling, int64_t sms) {
                      reduction_nd_v05_split_columns_kernel<T, WIDE, Total>);
     return;
   }
-  // More loads cost an SM a block. That pays where threads have as much to load, and all blocks that run at
-  // once several rounds. Argmax's places take the registers.
+  // MANY_LOADS take more registers, so an SM holds one block less. That pays if threads have as many units to
+  // load, and all resident blocks have several rounds. Not for argmax, whose indices need the registers.
   if constexpr (WIDE && !std::is_same_v<Total, ArgMax>) {
     const int64_t at_once = sms * MANY_RESIDENT * THREADS * MANY_LOADS;
     const bool deep = tiling.units() > int64_t{tiling.lanes} * LOADS;

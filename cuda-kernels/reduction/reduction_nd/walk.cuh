@@ -1,4 +1,4 @@
-// From the number of an output, or of a reduced element, to where it lies, without a division.
+// Maps the number of an output, or of a reduced element, to its address, without a division.
 #pragma once
 
 #include "axes.h"
@@ -6,17 +6,18 @@
 
 struct Place {
   int64_t offset;  // in x
-  int64_t step;    // in out, or among the places that argmax tells
+  int64_t step;    // in out, or in argmax's index
 };
 
-// The coordinate along the innermost axis, and where the others lead.
+// The coordinate along the innermost axis, and the place of the outer coordinates.
 struct Spot {
   int64_t inner;
   Place outer;
 };
 
-// The coordinate along an axis; leaves in `index` the number along those outside it. The product with the
-// reciprocal is the quotient or one less, for any index and size.
+// Splits a number into the coordinate along an axis, which is returned, and the number along the outer axes,
+// which stays in `index`. The product with the reciprocal is the quotient or one less, for any index and
+// size.
 __device__ inline int64_t split_off(int64_t& index, const Axis& axis) {
   int64_t quotient = static_cast<int64_t>(__umul64hi(static_cast<uint64_t>(index), axis.reciprocal));
   int64_t rest = index - quotient * axis.size;
@@ -48,7 +49,7 @@ __device__ inline Place place_of(const Axes& axes, int64_t index) {
   return {spot.outer.offset + spot.inner * inner.stride, spot.outer.step + spot.inner * inner.step};
 }
 
-// The least power of two that is not below a number.
+// The smallest power of two that is at least `number`.
 inline int64_t power_of_two_from(int64_t number) {
   int64_t power = 1;
   while (power < number) power *= 2;
