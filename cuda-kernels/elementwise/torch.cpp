@@ -1,4 +1,4 @@
-// vector_add's steps. No public function is behind them.
+// vector_add's steps. It has no public function.
 #include "elementwise/vector_add/args.h"
 #include "torch/steps.h"
 

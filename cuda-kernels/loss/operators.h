@@ -1,4 +1,4 @@
-// What the two files of cross_entropy's operators share.
+// Declarations that torch.cpp and torch_gradient.cpp share.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -12,7 +12,7 @@
 
 namespace kernel_twins {
 
-// Classes lie along the second dimension, or the only one.
+// The dimension of the classes: the second one, or the only one.
 inline int64_t class_dim(const Tensor& input) { return input.dim() == 1 ? 0 : 1; }
 
 inline std::vector<c10::SymInt> row_shape(const Tensor& input) {
@@ -22,14 +22,14 @@ inline std::vector<c10::SymInt> row_shape(const Tensor& input) {
   return shape;
 }
 
-// `wide`: PyTorch computes, which takes float64 too.
+// `wide`: PyTorch will compute, which also accepts float64.
 void check(const Tensor& input, const Tensor& target, int64_t reduction, double label_smoothing, bool wide);
 
-// The loss of rows or of all; beside it what the backward pass needs: for each row the logarithm of its sum
-// of exponentials, and what a row's loss counts in that of all, of no elements where there is none of all.
+// (loss, lse, scale): the loss of each row or of all, and what the backward pass needs: each row's
+// log(sum(exp(logits))), and the weight of a row's loss in the total, which is empty without a total.
 using Losses = std::tuple<Tensor, Tensor, Tensor>;
 
-// With fp32_loss the loss is float32, else of the input's dtype.
+// With fp32_loss the loss is float32, otherwise it has the input's dtype.
 Losses cross_entropy_cuda(const Tensor& input, const Tensor& target, int64_t ignore_index, int64_t reduction,
                           double label_smoothing, bool fp32_loss);
 Losses cross_entropy_cpu(const Tensor& input, const Tensor& target, int64_t ignore_index, int64_t reduction,
@@ -37,12 +37,12 @@ Losses cross_entropy_cpu(const Tensor& input, const Tensor& target, int64_t igno
 Losses cross_entropy_meta(const Tensor& input, const Tensor& target, int64_t, int64_t reduction,
                           double label_smoothing, bool fp32_loss);
 
-// In operations that can be differentiated again, and that know nothing of lse and scale, which come from the
-// same input and target.
+// The gradient in PyTorch operations, which can be differentiated again. It computes lse and scale anew,
+// since these depend on the input, too.
 Tensor cross_entropy_backward_aten(const Tensor& dout, const Tensor& input, const Tensor& target,
                                    int64_t ignore_index, int64_t reduction, double label_smoothing);
 
-// The backward operator, whatever is next in the dispatcher's order.
+// Calls the backward operator through the dispatcher, at the next key.
 Tensor call_cross_entropy_backward(const Tensor& dout, const Tensor& input, const Tensor& target,
                                    const Tensor& lse, const Tensor& scale, int64_t ignore_index,
                                    int64_t reduction, double label_smoothing);

@@ -20,7 +20,7 @@ using namespace kernel_twins;
 
 namespace {
 
-// More than that the steps do not count, forward and backward.
+// Most classes that the steps can count in 32 bits, forward and backward.
 constexpr int64_t MOST_CLASSES = (int64_t{1} << 31) - (int64_t{1} << 15);
 
 constexpr Step<CrossEntropyMeanArgs> MEAN = {"mean", cross_entropy_mean, ">=8.0"};
@@ -146,7 +146,7 @@ Losses kernel_twins::cross_entropy_cuda(const Tensor& input, const Tensor& targe
   return {loss, lse, scale};
 }
 
-// PyTorch's own: what was written for a GPU can be tried, traced and differentiated without one.
+// On the CPU, PyTorch computes: code for a GPU can be tried, traced and differentiated without one.
 Losses kernel_twins::cross_entropy_cpu(const Tensor& input, const Tensor& target, int64_t ignore_index,
                                        int64_t reduction, double label_smoothing, bool fp32_loss) {
   check(input, target, reduction, label_smoothing, true);
@@ -186,7 +186,7 @@ Losses call_cross_entropy(const Tensor& input, const Tensor& target, int64_t ign
   return op.call(input, target, ignore_index, reduction, label_smoothing, fp32_loss);
 }
 
-// What the public function returns, and nothing else; see torch/operator.h.
+// The public function's result, the loss alone; see torch/operator.h.
 Tensor cross_entropy_result(const Tensor& input, const Tensor& target, int64_t ignore_index,
                             int64_t reduction, double label_smoothing) {
   return std::get<0>(call_cross_entropy(input, target, ignore_index, reduction, label_smoothing, false));
@@ -231,7 +231,7 @@ Losses cross_entropy_autograd(const Tensor& input, const Tensor& target, int64_t
   return out;
 }
 
-// PyTorch widens the logits first. Here they stay as they are, and the loss is float32 all the same.
+// PyTorch's autocast widens the logits. Here they keep their dtype, and the loss is float32 as in PyTorch.
 Losses cross_entropy_autocast(const Tensor& input, const Tensor& target, int64_t ignore_index,
                               int64_t reduction, double label_smoothing, bool) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::DispatchKey::AutocastCUDA);
@@ -260,7 +260,7 @@ TORCH_LIBRARY_IMPL(kernel_twins, AutocastCUDA, library) {
 TORCH_LIBRARY_IMPL(kernel_twins, CompositeImplicitAutograd, library) {
   library.impl("cross_entropy_result", cross_entropy_result);
 }
-TORCH_LIBRARY_IMPL(kernel_twins, FuncTorchBatched, library) {  // or vmap would go example by example
+TORCH_LIBRARY_IMPL(kernel_twins, FuncTorchBatched, library) {  // otherwise vmap would loop over examples
   library.impl("cross_entropy_result", cross_entropy_result);
 }
 

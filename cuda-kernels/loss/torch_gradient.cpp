@@ -1,4 +1,4 @@
-// The operator that cross_entropy's gradient is made of, and the one that puts it in the place of the logits.
+// The operator of cross_entropy's gradient, and the one that overwrites the logits with it.
 #include <ATen/ATen.h>
 #include <ATen/OpMathType.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
@@ -42,7 +42,8 @@ void check_backward(const Tensor& dout, const Tensor& input, const Tensor& targe
   }
 }
 
-// out, rows stride_om apart, = the gradient of rows; dout: fp32, one number for each row, or for all of them.
+// Launches the gradient of rows into out, with rows stride_om apart. dout: fp32, one number for each row or
+// one for all.
 void launch_backward(const Rows& rows, const Tensor& input, const Tensor& target, const Tensor& lse,
                      const Tensor& dout, void* out, int64_t stride_om, int64_t ignore_index,
                      double label_smoothing) {
@@ -74,7 +75,7 @@ Tensor cross_entropy_backward_cuda(const Tensor& dout, const Tensor& input, cons
   const int64_t dim = class_dim(input);
   const Tensor out = empty_rows(input, dim);
   if (out.numel() == 0) return out;
-  // A row's gradient is that of its loss, or what it counts in the loss of all times that of all.
+  // The gradient of each row's loss: dout itself, or dout times the weight of a row in the total.
   const Tensor of_rows = reduction == at::Reduction::None ? dout.to(at::kFloat).reshape({-1}).contiguous()
                                                           : dout.to(at::kFloat).mul(scale);
   launch_backward(Rows(input, dim), input, target, lse, of_rows, out.mutable_data_ptr(), input.size(dim),
@@ -116,7 +117,7 @@ void check_place(bool overwritable, const Tensor& input) {
       "input.contiguous(), classes last");
 }
 
-// The same without a GPU, of sizes that may be symbols: only what is known to lie otherwise is refused.
+// The same check without a GPU, for sizes that may be symbolic: refuses only what is known to be wrong.
 bool may_be_overwritten(const Tensor& input) {
   const auto sizes = input.sym_sizes(), strides = input.sym_strides();
   const int64_t dim = class_dim(input);
@@ -125,7 +126,7 @@ bool may_be_overwritten(const Tensor& input) {
   }
   const auto single = [&](int64_t i) { return TORCH_GUARD_OR_FALSE(sizes[i].sym_eq(1)); };
   if (!single(dim) && TORCH_GUARD_OR_FALSE(strides[dim].sym_ne(1))) return false;
-  std::optional<c10::SymInt> behind;  // how far the rows reach of the dimensions that were looked at
+  std::optional<c10::SymInt> behind;  // extent of the rows in the dimensions seen so far
   for (int64_t i = input.dim() - 1; i >= 0; --i) {
     if (i == dim || single(i)) continue;
     const auto elsewhere = behind ? strides[i].sym_ne(*behind) : strides[i].sym_lt(sizes[dim]);
@@ -212,7 +213,7 @@ Tensor kernel_twins::cross_entropy_backward_aten(const Tensor& dout, const Tenso
   const int64_t dim = class_dim(input);
   const auto n = input.sym_size(dim);
   const Tensor ignored = target == ignore_index;
-  // As in the kernels, a target that is no class makes its row NaN, where scatter_add would end the process.
+  // As in the kernels, a target that is no class makes its row NaN; scatter_add would abort the process.
   const Tensor no_class = (target < 0).logical_or(target >= n);
   const Tensor wide = input.to(at::toOpMathType(input.scalar_type()));
   Tensor of_rows = dout.to(wide.scalar_type());

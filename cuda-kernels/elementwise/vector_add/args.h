@@ -10,9 +10,9 @@
 struct VectorAddArgs {
   const void* a;  // [n]
   const void* b;  // [n]
-  void* out;      // [n]; a or b themselves, or apart from both
+  void* out;      // [n]; may be a or b, but must not overlap them otherwise
   int64_t n;
-  Dtype dtype;  // of all three
+  Dtype dtype;  // of a, b and out
   cudaStream_t stream;
 };
 

@@ -2,9 +2,9 @@
 //
 // Change:   no ring and no rounds: the grid covers the vector; a block has one tile of a and b brought in,
 //           adds it in place in shared memory and has the sum carried away.
-// Why:      looping blocks drift apart, so the memory works on many places at once, and the slowest one is
-//           waited for. Blocks of one tile are dealt out in order; while one waits, seven others on its SM
-//           work. Trials of the kernel ran before the predictions.
+// Why:      persistent blocks drift apart, so the memory works on many places at once, and the grid waits for
+//           the slowest block. Blocks of one tile are handed out in order; while one waits, seven others on
+//           its SM work. Trials of the kernel ran before the predictions.
 // Counter:  time and dram_share are those of v04 again, without its load requests.
 // Requires: compute capability 9.0. Contiguous tensors of any size; unless all three addresses are multiples
 //           of 16 bytes, which the copy engine asks for, every element is added as in v01.

@@ -1,4 +1,5 @@
-// What a cross entropy launcher gets: the losses of the rows of a matrix of logits, each row's class known.
+// Arguments of a cross entropy launcher: the losses of the rows of a matrix of logits, given each row's
+// class.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -11,12 +12,12 @@ struct CrossEntropyArgs {
   const void* logits;     // [M, N], rows contiguous
   const int64_t* target;  // [M]; a row whose target is ignore_index gets 0 in both outputs
   float* losses;          // [M]
-  float* lse;             // [M], the logarithms of the sums of exponentials; nullptr where nobody asks
+  float* lse;             // [M], log(sum(exp(logits))) of each row; nullptr if not wanted
   int64_t M, N;
-  int64_t stride_lm;  // in elements; 0 where one row is seen M times
+  int64_t stride_lm;  // in elements; 0 if all M rows are the same memory
   int64_t ignore_index;
   Dtype dtype;      // of the logits
-  float smoothing;  // what all classes share of the target's weight of 1
+  float smoothing;  // the part of the target's weight of 1 that all classes share
   cudaStream_t stream;
 };
 

@@ -1,7 +1,7 @@
-// The mean of the rows' losses, or their sum, always added up in the same order: runs agree bit by bit.
+// The mean or sum of the rows' losses, always added in the same order, so runs agree bit by bit.
 //
-// A block adds up a share of the rows; where there are several, whoever takes the last ticket adds up what
-// all have written, as in reduction's v07. Mean of no rows at all: NaN, as PyTorch's.
+// Each block adds a share of the rows. If there are several blocks, the one that takes the last ticket adds
+// their sums, as in reduction's v07. The mean of no rows is NaN, as in PyTorch.
 #include <algorithm>
 
 #include "lib/common.cuh"
@@ -24,7 +24,8 @@ struct Part {
   }
 };
 
-// Of all threads of the block; the first one gets the result. `parts` are WARPS that nobody still reads.
+// Sums over all threads of the block; thread 0 gets the result. `parts`: WARPS elements of shared memory that
+// no thread still reads.
 __device__ Part block_sum(Part part, Part* parts) {
 #pragma unroll
   for (int distance = 16; distance > 0; distance /= 2) {
@@ -32,13 +33,14 @@ __device__ Part block_sum(Part part, Part* parts) {
         {__shfl_xor_sync(0xffffffff, part.sum, distance), __shfl_xor_sync(0xffffffff, part.count, distance)};
   }
   if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = part;
-  __syncthreads();  // for every warp's part
+  __syncthreads();  // waits for every warp's part
   Part sum;
   for (int warp_id = 0; warp_id < WARPS; ++warp_id) sum += parts[warp_id];
   return sum;
 }
 
-// losses, target: [M]; loss, scale: one number; written: [blocks], of all blocks; counter: 0, and left so.
+// losses, target: [M]; loss, scale: one number; written: [blocks], the blocks' sums; counter: 0 before and
+// after.
 template <typename T>
 __global__ void __launch_bounds__(THREADS)
     cross_entropy_mean_kernel(const float* losses, const int64_t* target, T* loss, float* scale, int64_t M,
@@ -55,12 +57,12 @@ __global__ void __launch_bounds__(THREADS)
   if (gridDim.x > 1) {
     if (threadIdx.x == 0) {
       written[blockIdx.x] = part;
-      __threadfence();  // what was written is seen before the ticket
+      __threadfence();  // release: the sum is visible before the ticket
       is_last = atomicInc(counter, gridDim.x - 1) == gridDim.x - 1;
     }
-    __syncthreads();  // for the ticket
+    __syncthreads();  // waits for the ticket
     if (!is_last) return;
-    __threadfence();  // what others wrote before their tickets is seen after this one
+    __threadfence();  // acquire: sums written before earlier tickets are visible
     part = {};
     if (threadIdx.x < gridDim.x)
       part = {__ldcg(&written[threadIdx.x].sum), __ldcg(&written[threadIdx.x].count)};

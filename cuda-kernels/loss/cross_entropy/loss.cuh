@@ -1,47 +1,47 @@
-// What a row's loss is made of, and how parts of a row are put together.
+// The statistics of a row of logits, merged from those of its parts, and the row's loss.
 #pragma once
 
 #include "args.h"
 #include "lib/packs.cuh"
 
-// The sum of exponentials is taken relative to the maximum, which grows: Milakov and Gimelshein, "Online
-// normalizer calculation for softmax", arXiv:1805.02867.
+// The statistics of a row or a part of it. The sum of exponentials is relative to the running maximum:
+// Milakov and Gimelshein, "Online normalizer calculation for softmax", arXiv:1805.02867.
 struct RowSums {
   float max = -INFINITY;
   float sum = 0.0f;    // of exp(x - origin(max))
-  float total = 0.0f;  // of x; 0 without smoothing, which must not look at it: masked logits are -inf
+  float total = 0.0f;  // of x, for smoothing alone: masked logits make it -inf
 };
 
-// What exponents are taken from. A part that holds nothing but minus infinity adds nothing, where minus
-// infinity minus itself would be NaN.
+// The number that exponents are relative to: the maximum, or 0 if that is minus infinity, since minus
+// infinity minus itself is NaN and such a part must add 0.
 __device__ inline float origin(float max) { return max == -INFINITY ? 0.0f : max; }
 
-// The sum as it is from a larger maximum.
+// The part's sum relative to a larger maximum.
 __device__ inline float rescaled(const RowSums& part, float max) {
   return part.sum * exp_of(part.max - origin(max));
 }
 
-// Of LANES neighbouring lanes; every one gets the result.
+// Merges the statistics of LANES neighbouring lanes; every lane gets the result. All 32 lanes must call.
 template <bool SMOOTHED, int LANES = 32>
 __device__ RowSums lanes_merge(const RowSums& part) {
   const float max = lanes_max<LANES>(part.max);
   return {max, lanes_sum<LANES>(rescaled(part, max)), SMOOTHED ? lanes_sum<LANES>(part.total) : 0.0f};
 }
 
-// Of all threads of the block, of which there are whole warps; the first warp gets the result. `parts` are 32
-// that nobody still reads.
+// Merges the statistics of all threads of the block, which must be whole warps; the first warp gets the
+// result. `parts`: 32 elements of shared memory that no thread still reads.
 template <bool SMOOTHED>
 __device__ RowSums block_merge(RowSums part, RowSums* parts) {
   const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
   part = lanes_merge<SMOOTHED>(part);
   if (lane_id == 0) parts[warp_id] = part;
-  __syncthreads();  // for every warp's part
+  __syncthreads();  // waits for every warp's part
   if (warp_id > 0) return part;
   return lanes_merge<SMOOTHED>(lane_id < blockDim.x / 32 ? parts[lane_id] : RowSums{});
 }
 
-// Adds packs, in which minus infinity stands where there is nothing. One maximum of them all, so that the sum
-// so far is rescaled once.
+// Adds packs, with minus infinity in places without an element. One common maximum, so that the sum so far is
+// rescaled once.
 template <typename T, int PACKS>
 __device__ void add_packs(RowSums& mine, const Pack<T> (&packs)[PACKS]) {
   float max = mine.max;
@@ -73,8 +73,8 @@ __device__ float total_of(const Pack<T>& pack) {
   return total;
 }
 
-// Whole packs [begin, end) of a row, PACKS at a time for each of THREADS threads. Nobody reads a row again:
-// L2 gives its lines up first.
+// Adds the whole packs [begin, end) of a row, with PACKS loads in flight for each of THREADS threads.
+// Evict-first loads, since a row is read once.
 template <bool SMOOTHED, int THREADS, int PACKS, typename T>
 __device__ void add_row(RowSums& mine, const Pack<T>* row_packs, int begin, int end) {
   constexpr int CHUNK = THREADS * PACKS;
@@ -90,7 +90,7 @@ __device__ void add_row(RowSums& mine, const Pack<T>* row_packs, int begin, int 
     for (int i = 0; SMOOTHED && i < PACKS; ++i) mine.total += total_of(packs[i]);
   }
   if (pack >= end) return;
-  // What is left of the row is not enough for all packs of this thread.
+  // The last round, in which this thread does not have all of its packs.
 #pragma unroll
   for (int i = 0; i < PACKS; ++i) {
     packs[i] = pack + i * THREADS < end ? load(pack + i * THREADS) : pack_of<T>(-INFINITY);
@@ -102,14 +102,14 @@ __device__ void add_row(RowSums& mine, const Pack<T>* row_packs, int begin, int 
   }
 }
 
-// What whole packs do not hold of a row that starts anywhere: fewer elements than a pack has at either end,
-// one for each of the first threads.
+// The ragged ends of a misaligned row: at either end fewer elements than a pack has, one for each of the
+// first threads.
 template <typename T>
 struct Edges {
-  int first_pack, end_pack;  // the whole ones, counted from the pack in which the row starts
+  int first_pack, end_pack;  // whole packs, counted from the one in which the row starts
   const Pack<T>* row_packs;
   bool has_before, has_behind;
-  float before, behind;  // minus infinity where there is none
+  float before, behind;  // minus infinity if there is none
 
   __device__ Edges(const T* row, int n) {
     constexpr int SIZE = Pack<T>::SIZE;
@@ -135,16 +135,16 @@ struct Edges {
   }
 };
 
-// What stays of a row whose target is ignored.
+// Writes the results of a row whose target is ignored.
 __device__ inline void write_ignored(const CrossEntropyArgs& args, int64_t row) {
   args.losses[row] = 0.0f;
   if (args.lse) args.lse[row] = 0.0f;
 }
 
-// A row's numbers, of which `logit` is the target's and NaN where the target is no class.
+// Writes the loss of a row from its statistics. `logit` is the target's, NaN if the target is no class.
 __device__ inline void write_loss(const CrossEntropyArgs& args, int64_t row, const RowSums& sums,
                                   float logit) {
-  // The differences are taken first: they are exact where it matters, and a large maximum takes digits.
+  // Differences come first: they are exact for nearby values, while adding to a large maximum loses digits.
   const float log_sum = logf(sums.sum);
   float loss = log_sum + (1.0f - args.smoothing) * (sums.max - logit);
   if (args.smoothing > 0.0f) {

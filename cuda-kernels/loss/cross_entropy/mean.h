@@ -1,4 +1,5 @@
-// What becomes one number of the rows' losses: their sum, or their mean over the rows that are not ignored.
+// The reduction of the rows' losses to one number: their sum, or their mean over the rows that are not
+// ignored.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -8,10 +9,10 @@
 #include "lib/step.h"
 
 struct CrossEntropyMeanArgs {
-  const float* losses;    // [M], 0 where ignored
+  const float* losses;    // [M], 0 for ignored rows
   const int64_t* target;  // [M]
   void* loss;             // one number
-  float* scale;           // what a row's loss counts in it: 1, or 1 / rows that are not ignored
+  float* scale;           // weight of a row's loss: 1, or 1 / rows that are not ignored
   int64_t M;
   int64_t ignore_index;
   Dtype dtype;  // of loss

@@ -2,9 +2,9 @@
 //
 // Change:   none yet, this is where the ladder starts.
 // Why:      the definition, word for word: loss = log(sum(exp(x - max))) + max - x[target]. The second pass
-//           finds nothing at hand: the rows that run at once are several times as large as L2.
+//           misses L2, too: the rows in flight at once are several times as large.
 // Counter:  bytes_over_minimum is 2.
-// Requires: rows that are contiguous; any length.
+// Requires: rows of contiguous elements, of any length.
 // Source:   the definition; the smoothed target is that of torch.nn.functional.cross_entropy
 // Twin:     triton-kernels/loss/cross_entropy/v01_two_passes.py
 #include "args.h"
@@ -15,7 +15,8 @@ namespace {
 constexpr int THREADS = 256;
 constexpr int WARPS = THREADS / 32;
 
-// Of all threads of the block; every one gets the result. `parts` are WARPS that nobody still reads.
+// Merges the values of all threads of the block; every thread gets the result. `parts`: WARPS elements of
+// shared memory that no thread still reads.
 template <typename Merge>
 __device__ float block_merge(float value, float* parts, Merge merge) {
 #pragma unroll
@@ -23,7 +24,7 @@ __device__ float block_merge(float value, float* parts, Merge merge) {
     value = merge(value, __shfl_xor_sync(0xffffffff, value, distance));
   }
   if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = value;
-  __syncthreads();  // for every warp's part
+  __syncthreads();  // waits for every warp's part
   value = parts[0];
   for (int warp_id = 1; warp_id < WARPS; ++warp_id) value = merge(value, parts[warp_id]);
   return value;
@@ -47,8 +48,9 @@ __global__ void __launch_bounds__(THREADS) cross_entropy_v01_two_passes_kernel(c
   for (int64_t col = threadIdx.x; col < args.N; col += THREADS) max = fmaxf(max, to_float(row_logits[col]));
   max = block_merge(max, parts[0], [](float a, float b) { return fmaxf(a, b); });
 
-  // A row of nothing but minus infinity has the sum 0, where minus infinity minus itself would be NaN. The
-  // sum of the logits themselves is taken for smoothing alone, as masked logits make it minus infinity.
+  // If the whole row is minus infinity, exponents are relative to 0, since minus infinity minus itself is
+  // NaN; its sum is 0. The sum of the logits is computed for smoothing alone, as masked logits make it minus
+  // infinity.
   const float origin = max == -INFINITY ? 0.0f : max;
   float sum = 0.0f, total = 0.0f;
   for (int64_t col = threadIdx.x; col < args.N; col += THREADS) {
@@ -61,7 +63,7 @@ __global__ void __launch_bounds__(THREADS) cross_entropy_v01_two_passes_kernel(c
   total = block_merge(total, parts[2], add);
   if (threadIdx.x > 0) return;
 
-  // The differences are taken first: they are exact where it matters, and a large maximum takes digits.
+  // Differences come first: they are exact for nearby values, while adding to a large maximum loses digits.
   const float log_sum = logf(sum);
   const float logit = target >= 0 && target < args.N ? to_float(row_logits[target]) : NAN;
   float loss = log_sum + (1.0f - args.smoothing) * (max - logit);

@@ -1,12 +1,11 @@
 // cross_entropy v02_online: maximum and sum in one pass.
 //
 // Change:   a thread keeps the largest logit so far and the sum of exp(x - that). When a larger one comes,
-// the
-//           sum is scaled down by exp(old maximum - new one). Threads' pairs are merged the same way.
-// Why:      half the traffic, as a row is read once. Where logits come one by one, the second exponential and
-//           the loads are what takes the time now.
-// Counter:  bytes_over_minimum falls to 1, time to 0.7 of v01's.
-// Requires: rows that are contiguous; any length.
+//           the sum is scaled down by exp(old maximum - new one). Threads' pairs are merged the same way.
+// Why:      half the traffic, as a row is read once. With one logit at a time, the second exponential and the
+//           loads now take the time.
+// Counter:  bytes_over_minimum falls to 1, and the time falls.
+// Requires: rows of contiguous elements, of any length.
 // Source:   Milakov and Gimelshein, arXiv:1805.02867, algorithm 3
 // Twin:     triton-kernels/loss/cross_entropy/v02_online.py
 #include "args.h"
@@ -21,8 +20,8 @@ struct RowSums {
   float max, sum, total;
 };
 
-// What exponents are taken from: minus infinity minus itself would be NaN, where a part of a row may well
-// hold nothing else.
+// The number that exponents are relative to: the maximum, or 0 if that is minus infinity, since minus
+// infinity minus itself is NaN. A part of a row may hold nothing but minus infinity.
 __device__ float origin(float max) { return max == -INFINITY ? 0.0f : max; }
 
 __device__ RowSums merge(RowSums a, RowSums b) {
@@ -45,7 +44,7 @@ __global__ void __launch_bounds__(THREADS) cross_entropy_v02_online_kernel(const
     return;
   }
 
-  // Without smoothing nobody asks for the sum of the logits, which masked ones make minus infinity.
+  // The sum of the logits is computed for smoothing alone, as masked logits make it minus infinity.
   const bool smoothed = args.smoothing > 0.0f;
   RowSums mine = {-INFINITY, 0.0f, 0.0f};
   for (int64_t col = threadIdx.x; col < args.N; col += THREADS) {
@@ -60,7 +59,7 @@ __global__ void __launch_bounds__(THREADS) cross_entropy_v02_online_kernel(const
                         __shfl_xor_sync(0xffffffff, mine.total, distance)});
   }
   if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = mine;
-  __syncthreads();  // for every warp's part
+  __syncthreads();  // waits for every warp's part
   if (threadIdx.x > 0) return;
   for (int warp_id = 1; warp_id < WARPS; ++warp_id) mine = merge(mine, parts[warp_id]);
 

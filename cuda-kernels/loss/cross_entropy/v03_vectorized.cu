@@ -1,13 +1,12 @@
-// cross_entropy v03_vectorized: packs of 16 bytes, several of a thread on their way at once.
+// cross_entropy v03_vectorized: packs of 16 bytes, with several of a thread in flight.
 //
-// Change:   a thread asks for four packs of the row before it looks at the first. They get one maximum, by
-//           which the sum so far is rescaled once. A row may start at any element: those before the first
-//           whole pack and behind the last one are taken one by one, by the first threads.
-// Why:      one load, one comparison of pairs and one rescaling for what were eight and more of each. What
-//           limits a kernel that reads everything once is how many bytes are on their way: here 16 KiB for
-//           every block.
-// Counter:  instructions fall to 0.27 of v02's, time to 0.63; dram_share is 88 %.
-// Requires: rows that are contiguous, of fewer than 2^31 - 256 elements.
+// Change:   a thread loads four packs of the row before it uses the first. The four get one maximum, by which
+//           the sum so far is rescaled once. A row may be misaligned: the elements before the first whole
+//           pack and behind the last one are taken one by one, by the first threads.
+// Why:      one load, one comparison of pairs and one rescaling replace eight and more of each. The bytes in
+//           flight limit a kernel that reads everything once: here they are 16 KiB a block.
+// Counter:  instructions and time fall; dram_share rises.
+// Requires: rows of contiguous elements, of fewer than 2^31 - 256 elements.
 // Source:   Milakov and Gimelshein, arXiv:1805.02867
 // Twin:     none, Triton chooses the width of an access by itself.
 #include <limits>
@@ -17,7 +16,7 @@
 namespace {
 
 constexpr int THREADS = 256;
-constexpr int PACKS = 4;  // of a thread on their way
+constexpr int PACKS = 4;  // in flight a thread
 
 // logits: [M, N], rows stride_lm apart; target, losses, lse: [M].
 template <typename T, bool SMOOTHED>
@@ -31,7 +30,7 @@ __global__ void __launch_bounds__(THREADS) cross_entropy_v03_vectorized_kernel(c
     return;
   }
 
-  // Asked for now and needed in the end: the target's logit, and what no whole pack holds.
+  // Loaded here, used at the end: the target's logit and the row's ragged ends.
   const float logit = threadIdx.x == 0 ? logit_of(row_logits, target, args.N) : 0.0f;
   const Edges<T> edges(row_logits, static_cast<int>(args.N));
 
@@ -47,8 +46,8 @@ __global__ void __launch_bounds__(THREADS) cross_entropy_v03_vectorized_kernel(c
 
 void cross_entropy_v03_vectorized(const CrossEntropyArgs& args) {
   if (args.M == 0) return;
-  // Every thread asks whether it has an element behind the last whole pack, as far as that past the row's
-  // end.
+  // Each thread tests for an element behind the last whole pack, up to THREADS past the row's end, in 32
+  // bits.
   if (args.N > std::numeric_limits<int>::max() - THREADS) {
     throw std::runtime_error("logits has rows of " + std::to_string(args.N) +
                              " elements, v03_vectorized counts to 2^31: take v02_online");

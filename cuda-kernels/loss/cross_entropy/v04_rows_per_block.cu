@@ -1,13 +1,15 @@
-// cross_entropy v04_rows_per_block: as many threads for a row as it needs.
+// cross_entropy v04_rows_per_block: a row gets as many threads as it needs.
 //
-// Change:   a row of up to 128 packs gets up to a warp, so that a warp may hold several; it is loaded before
-//           anybody looks at its target. Longer rows keep v03's kernel.
-// Why:      a block of 256 for a row of 1024 bf16, which are 128 packs, has half of its threads idle, waits
-//           for the target first and for a barrier in the end. Lanes of a warp need shuffles alone. Long
-//           rows keep v03's kernel.
-// Counter:  at a row of 131,072 nothing; at one of 1024 the time falls to a quarter.
-// Requires: rows that are contiguous, of fewer than 2^31 elements.
-// Source:   rows by warps of PyTorch, aten/src/ATen/native/cuda/PersistentSoftmax.cuh
+// Change:   a row of up to 128 packs gets one warp or fewer lanes, so that a warp may hold several rows; it
+//           is loaded before its target is looked at.
+// Why:      of a block of 256 threads half are idle in a row of 1024 bf16 elements, which is 128 packs; the
+//           block waits for the target first and at a barrier at the end. Lanes of one warp need only
+//           shuffles.
+// Counter:  at a row of 131,072 nothing changes; at a row of 1024 the time falls.
+// Requires: rows of contiguous elements, of fewer than 2^31 elements.
+// Routes:   up to 128 packs: this kernel
+//           longer: v03's kernel
+// Source:   one warp a row in PyTorch, aten/src/ATen/native/cuda/PersistentSoftmax.cuh
 // Twin:     triton-kernels/loss/cross_entropy/v04_rows_per_block.py
 #include <algorithm>
 
@@ -19,15 +21,15 @@ namespace {
 
 constexpr int THREADS = 256;
 
-// logits: [M, N], rows stride_lm apart; target, losses, lse: [M]. A row for every LANES lanes, of at most
-// LANES * PACKS packs.
+// logits: [M, N], rows stride_lm apart; target, losses, lse: [M]. Each group of LANES lanes holds a row, of
+// at most LANES * PACKS packs.
 template <typename T, bool SMOOTHED, int LANES, int PACKS>
 __global__ void __launch_bounds__(THREADS)
     cross_entropy_v04_rows_per_block_kernel(const CrossEntropyArgs args) {
   constexpr int SIZE = Pack<T>::SIZE, ROWS = THREADS / LANES;
   const int N = static_cast<int>(args.N), lane = threadIdx.x % LANES;
   const int64_t row = static_cast<int64_t>(blockIdx.x) * ROWS + threadIdx.x / LANES;
-  // Lanes past the last row stay for the shuffles, with the last row's values.
+  // Lanes past the last row load that row again, since the shuffles need all 32 lanes.
   const int64_t read = min(row, args.M - 1);
   const T* row_logits = static_cast<const T*>(args.logits) + read * args.stride_lm;
   const int skew = skew_of(row_logits);

@@ -1,13 +1,16 @@
-// cross_entropy v05_cluster: several SMs share a row where there are few.
+// cross_entropy v05_cluster: split rows: a cluster shares a row if there are few rows.
 //
-// Change:   where rows are too few for eight blocks an SM, a cluster of up to eight blocks takes one, each a
-//           part of it. They send their numbers to the first of them through distributed shared memory. Rows
-//           that are many, or short, keep v04's kernels.
-// Why:      512 rows are 3.9 blocks an SM: most SMs have four, some three, and when the first of them end,
-//           nothing fills in. Smaller parts of the same bytes are dealt out more evenly; and of 16 rows, most
-//           of 132 SMs would not have any. Where rows are many, nothing changes.
-// Counter:  at 2048 rows nothing; at 512 rows of 151,936 time rises by 6 %, to 57 us: v04 was not late there.
-// Requires: compute capability 9.0; rows that are contiguous, of fewer than 2^31 elements.
+// Change:   if the rows are too few for eight blocks an SM, a cluster of up to eight blocks takes a row, each
+//           block a part of it. The blocks send their statistics to the first block through distributed
+//           shared memory.
+// Why:      512 rows are 3.9 blocks an SM: most SMs have four, some three, and when the first blocks end, no
+//           others fill in. Smaller parts of the same bytes are distributed more evenly; and of 16 rows, most
+//           of 132 SMs would get none. With many rows nothing changes.
+// Counter:  at 2048 rows nothing changes; at 512 rows occupancy rises, and the SMs should end closer
+//           together.
+// Requires: compute capability 9.0; rows of contiguous elements, of fewer than 2^31 elements.
+// Routes:   enough rows for eight blocks an SM, or rows of less than 64 KiB: v04's kernels
+//           else: a cluster of 2 to 8 blocks, of at least 32 KiB each
 // Source:   CUDA C++ Programming Guide, "Distributed Shared Memory"; PTX ISA, "st.async"
 // Twin:     none, Triton gives a program no access to another one's shared memory.
 #include "lib/cluster.cuh"
@@ -19,10 +22,10 @@ void cross_entropy_v04_rows_per_block(const CrossEntropyArgs& args);
 namespace {
 
 constexpr int THREADS = 256;
-constexpr int PACKS = 4;  // of a thread on their way
+constexpr int PACKS = 4;  // in flight a thread
 constexpr int MOST_BLOCKS = 8;
 constexpr int BLOCKS_PER_SM = 8;
-constexpr int64_t SMALLEST_PART = 32 * 1024;  // bytes, two rounds of a block
+constexpr int64_t SMALLEST_PART = 32 * 1024;  // bytes: two rounds of a block
 
 // logits: [M, N], rows stride_lm apart; target, losses, lse: [M]. Block `rank` of a cluster takes the rank-th
 // part of a row.
@@ -31,12 +34,12 @@ __global__ void __launch_bounds__(THREADS)
     cross_entropy_v05_cluster_kernel(const CrossEntropyArgs args, int blocks) {
 #if __CUDA_ARCH__ >= 900
   __shared__ RowSums warps[32], others[MOST_BLOCKS];
-  __shared__ uint64_t exchanged;  // a phase completes when all blocks' numbers are there
+  __shared__ uint64_t exchanged;  // a phase completes when the statistics of all blocks have arrived
   const int rank = static_cast<int>(cluster_block());
   const int64_t row = blockIdx.x / blocks;
   const T* row_logits = static_cast<const T*>(args.logits) + row * args.stride_lm;
   const int64_t target = args.target[row];
-  if (target == args.ignore_index) {  // which all blocks of the cluster see
+  if (target == args.ignore_index) {  // all blocks of the cluster take this branch
     if (rank == 0 && threadIdx.x == 0) write_ignored(args, row);
     return;
   }
@@ -46,7 +49,7 @@ __global__ void __launch_bounds__(THREADS)
     fence_mbarrier_init();
     mbarrier_arrive_expect_tx(&exchanged, blocks * (SMOOTHED ? 3 : 2) * sizeof(float));
   }
-  __syncthreads();  // for the barrier to be initialised
+  __syncthreads();  // waits for the mbarrier to be initialised
   cluster_arrive();
 
   const float logit = rank == 0 && threadIdx.x == 0 ? logit_of(row_logits, target, args.N) : 0.0f;
@@ -58,14 +61,14 @@ __global__ void __launch_bounds__(THREADS)
   if (rank == 0) edges.template add_to<SMOOTHED>(mine);
   RowSums sums = block_merge<SMOOTHED>(mine, warps);
 
-  cluster_wait();  // for all blocks to run, with their barriers initialised
+  cluster_wait();  // waits until all blocks run and have initialised their mbarriers
   if (threadIdx.x == 0) {
     store_async(&others[rank].max, sums.max, &exchanged, 0);
     store_async(&others[rank].sum, sums.sum, &exchanged, 0);
     if (SMOOTHED) store_async(&others[rank].total, sums.total, &exchanged, 0);
   }
   if (rank > 0 || threadIdx.x >= 32) return;
-  mbarrier_wait_parity_cluster(&exchanged, 0);  // for every block's numbers; this block does not end before
+  mbarrier_wait_parity_cluster(&exchanged, 0);  // waits for all statistics, so block 0 ends last
   sums = lanes_merge<SMOOTHED>(threadIdx.x < blocks ? others[threadIdx.x] : RowSums{});
   if (threadIdx.x == 0) write_loss(args, row, sums, logit);
 #endif

@@ -1,4 +1,5 @@
-// What a launcher of cross entropy's backward pass gets: the gradient of the logits from those of the losses.
+// Arguments of a launcher of cross entropy's backward pass: the gradient of the logits from that of the
+// losses.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,14 +11,14 @@
 struct CrossEntropyBackwardArgs {
   const void* logits;     // [M, N], rows contiguous
   const int64_t* target;  // [M]; a row whose target is ignore_index gets zeros
-  const float* lse;       // [M], as the forward pass wrote them
+  const float* lse;       // [M], as written by the forward pass
   const float* dout;      // [M]
   void* out;              // [M, N], rows contiguous, of the logits' dtype; from v02 on it may be the logits
   int64_t M, N;
-  int64_t stride_lm, stride_dm, stride_om;  // in elements; of logits and dout, 0 where one is seen M times
+  int64_t stride_lm, stride_dm, stride_om;  // in elements; 0 if logits, or dout, repeat one row
   int64_t ignore_index;
   Dtype dtype;      // of logits and out
-  float smoothing;  // what all classes share of the target's weight of 1
+  float smoothing;  // the part of the target's weight of 1 that all classes share
   cudaStream_t stream;
 };
 

@@ -1,14 +1,14 @@
-// A row's gradient, and the packs of it that a thread writes.
+// The gradient of a row, and writing a thread's packs of it.
 #pragma once
 
 #include "args.h"
 #include "lib/packs.cuh"
 
-// What stands at logit x of a row, `hit` telling whether that is the target's.
+// The gradient at logit x of a row; `hit` says whether x is the target's.
 struct RowGradient {
-  float lse, dout, shared, all;  // the last two: what every class, and the target, is to have
+  float lse, dout, shared, all;  // `shared`: wanted probability of every class, `all`: of the target
 
-  // A target that is no class makes all of the row NaN, as it made the loss.
+  // A target that is no class makes the whole row NaN, as it makes the loss.
   __device__ RowGradient(const CrossEntropyBackwardArgs& args, int64_t target, float lse, float dout)
       : lse(lse),
         dout(target >= 0 && target < args.N ? dout : NAN),
@@ -20,8 +20,8 @@ struct RowGradient {
   }
 };
 
-// The gradient of those packs of a row that start at first_of(i). `row_out` may be `row_logits`: a thread has
-// loaded all of its packs before it writes the first, and no other thread reads or writes them.
+// Writes the gradient of the packs that start at first_of(i). `row_out` may be `row_logits`: a thread loads
+// all of its packs before it writes the first, and no other thread touches them.
 template <int PACKS, typename T, typename First>
 __device__ void write_gradient(const CrossEntropyBackwardArgs& args, int64_t row, const T* row_logits,
                                T* row_out, First first_of) {

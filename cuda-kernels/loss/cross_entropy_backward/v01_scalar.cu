@@ -1,10 +1,10 @@
-// cross_entropy_backward v01_scalar: a block walks along its row, an element a thread.
+// cross_entropy_backward v01_scalar: a block walks along its row, one element a thread.
 //
 // Change:   none yet, this is where the ladder starts.
-// Why:      the definition, word for word: the probability is exp(x - lse), as the forward pass kept lse, and
-//           the target's is off by one. An access of 2 bytes a thread has too little on its way.
-// Counter:  dram_share is 78 %, although dram_bytes are the least possible.
-// Requires: rows that are contiguous; any length. out is apart from all inputs.
+// Why:      the definition, word for word: the gradient is the probability exp(x - lse), with lse from the
+//           forward pass, less 1 at the target. Accesses of 2 bytes a thread keep too few bytes in flight.
+// Counter:  dram_bytes are the least possible, but dram_share stays below what the memory can do.
+// Requires: rows of contiguous elements, of any length. out must not overlap an input.
 // Source:   the derivative of cross entropy
 // Twin:     triton-kernels/loss/cross_entropy_backward/v01_scalar.py
 #include "args.h"
@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(THREADS)
     return;
   }
 
-  // A target that is no class makes all of the row NaN, as it made the loss.
+  // A target that is no class makes the whole row NaN, as it makes the loss.
   const float dout = target >= 0 && target < args.N ? args.dout[row * args.stride_dm] : NAN;
   const float lse = args.lse[row], shared = args.smoothing / static_cast<float>(args.N);
   for (int64_t col = threadIdx.x; col < args.N; col += THREADS) {

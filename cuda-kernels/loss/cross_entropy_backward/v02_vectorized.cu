@@ -1,14 +1,14 @@
-// cross_entropy_backward v02_vectorized: a chunk of a row for every block, in packs of 16 bytes.
+// cross_entropy_backward v02_vectorized: a block takes a chunk of a row, in packs of 16 bytes.
 //
-// Change:   a block takes a chunk of 1024 packs, a thread four of them, which it asks for before it looks at
-//           the first, and before it knows the row's target. Packs are those of memory: the row's first and
-//           last one may be its in part, and are then moved element by element.
-// Why:      an eighth of the loads and stores, and 64 bytes of every thread on their way at once. A block
-//           that ends after a chunk makes room for another, whose loads fill in while it stores.
-// Counter:  instructions and time fall to 0.87 of v01's; dram_share is 88 %.
-// Requires: rows that are contiguous, of fewer than 2^31 elements, less two chunks. out's rows take wide
-//           stores where they are skewed like the logits'; it may be the logits themselves.
-// Source:   vector_add's v03, for rows
+// Change:   a block takes a chunk of 1024 packs, four a thread, which loads all four before it uses the
+//           first, and before it knows the row's target. Packs are counted from a multiple of 16 bytes; the
+//           ragged ones at the row's ends are moved element by element.
+// Why:      an eighth of the loads and stores, and 64 bytes in flight a thread. A block that ends after one
+//           chunk makes room for another, whose loads overlap with its stores.
+// Counter:  instructions and time fall; dram_share rises.
+// Requires: rows of contiguous elements, of fewer than 2^31 elements, less two chunks. Stores of 16 bytes
+//           need out's rows to have the skew of the logits'; out may be the logits.
+// Source:   vector_add's v03, applied to rows
 // Twin:     none, Triton chooses the width of an access by itself.
 #include <limits>
 
@@ -42,12 +42,13 @@ void cross_entropy_backward_v02_vectorized(const CrossEntropyBackwardArgs& args)
     const bool skewed = reinterpret_cast<uintptr_t>(args.logits) % 16 || args.stride_lm % Pack<T>::SIZE;
     const int64_t packs = skewed ? most_packs<T>(args.N) : cdiv(args.N, Pack<T>::SIZE);
     const int64_t chunks = cdiv(packs, CHUNK);
-    // Elements are counted to the end of the last chunk, in which there may be but one of the row's.
+    // Elements are counted in 32 bits to the end of the last chunk, of which the row may use a single
+    // element.
     if (args.N > std::numeric_limits<int>::max() - 2 * CHUNK * Pack<T>::SIZE) {
       throw std::runtime_error("logits has rows of " + std::to_string(args.N) +
                                " elements, v02_vectorized counts to 2^31: take v01_scalar");
     }
-    // Of rows with more than one chunk, no memory holds as many as a grid has blocks.
+    // rows * chunks fits a grid: no memory holds as many rows of more than one chunk.
     launch_rows(args.M, [&](int64_t first, int64_t rows) {
       CrossEntropyBackwardArgs part = args;
       part.logits = static_cast<const T*>(args.logits) + first * args.stride_lm;

@@ -1,13 +1,14 @@
-// cross_entropy_backward v03_rows_per_block: as many threads for a row as it needs.
+// cross_entropy_backward v03_rows_per_block: a row gets as many threads as it needs.
 //
-// Change:   a row of up to 128 packs gets up to a warp, so that a block has several rows. Longer ones keep
-//           v02's kernel.
-// Why:      a chunk of 1024 packs for a row of 128, which is 1024 elements of bf16, leaves seven threads of
-//           eight without work, and their block has as little on its way.
-// Counter:  at a row of 131,072 nothing; at one of 1024 the time falls to 0.27, nearly a copy's.
-// Requires: rows that are contiguous, of fewer than 2^31 elements. out's rows take wide stores where they are
-//           skewed like the logits'; it may be the logits themselves.
-// Source:   rows by warps of PyTorch, aten/src/ATen/native/cuda/PersistentSoftmax.cuh
+// Change:   a row of up to 128 packs gets one warp or fewer lanes, so that a block has several rows.
+// Why:      a row of 1024 bf16 elements is 128 packs: in a chunk of 1024 packs seven of eight threads have no
+//           work, and their block has few bytes in flight.
+// Counter:  at a row of 131,072 nothing changes; at a row of 1024 the time falls.
+// Requires: rows of contiguous elements, of fewer than 2^31 elements. Stores of 16 bytes need out's rows to
+//           have the skew of the logits'; out may be the logits.
+// Routes:   up to 128 packs: this kernel
+//           longer: v02's kernel
+// Source:   one warp a row in PyTorch, aten/src/ATen/native/cuda/PersistentSoftmax.cuh
 // Twin:     triton-kernels/loss/cross_entropy_backward/v03_rows_per_block.py
 #include "gradient.cuh"
 
@@ -17,8 +18,8 @@ namespace {
 
 constexpr int THREADS = 256;
 
-// logits, out: [M, N], rows stride_lm and stride_om apart; target, lse: [M]; dout: [M], stride_dm apart. A
-// row for every LANES lanes, of at most LANES * PACKS packs.
+// logits, out: [M, N], rows stride_lm and stride_om apart; target, lse: [M]; dout: [M], stride_dm apart. Each
+// group of LANES lanes holds a row, of at most LANES * PACKS packs.
 template <typename T, int LANES, int PACKS>
 __global__ void __launch_bounds__(THREADS)
     cross_entropy_backward_v03_rows_per_block_kernel(const CrossEntropyBackwardArgs args) {
