@@ -1,4 +1,4 @@
-"""What launchers ask of the GPU that a tensor is on."""
+"""Properties of the GPU that a tensor is on, for launchers."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ REFERENCE_SHARED_BYTES = 228 * 1024
 def sm_count(device: torch.device) -> int:
     """The number of SMs of a GPU.
 
-    On the CPU, where the interpreter runs one program after the other, 2; of meta tensors, for which kernels are only
-    compiled, those of the H100.
+    2 on the CPU, where the interpreter runs one program after the other. The H100's for meta tensors, for which kernels
+    are only compiled.
     """
     if device.type == "meta":
         return REFERENCE_SMS
@@ -31,22 +31,22 @@ def sm_count(device: torch.device) -> int:
 
 @lru_cache
 def shared_bytes(device: torch.device) -> int:
-    """The bytes of shared memory of an SM; of other devices' tensors, those of the H100's."""
+    """The bytes of shared memory of an SM; the H100's for tensors that are not on a GPU."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor
     return REFERENCE_SHARED_BYTES
 
 
 def has_tma() -> bool:
-    """Whether the current GPU has a tensor memory accelerator; the interpreter acts as if it had."""
+    """True if the current GPU has a TMA; the interpreter emulates one."""
     return triton.knobs.runtime.interpret or _arch(driver.active.get_current_device()) >= 90
 
 
 def layout_of(matrix: Tensor) -> Layout:
-    """How the current GPU's tensor memory accelerator (from 9.0) can copy tiles of a matrix.
+    """How the current GPU's TMA (from 9.0) can copy tiles of a matrix.
 
-    "row" or "col" is the direction in which neighbours lie, where the address and the pitch are multiples of 16 bytes;
-    "pointers" is every other matrix, which it cannot copy.
+    "row" and "col" name the contiguous direction of a matrix whose address and pitch are multiples of 16 bytes;
+    "pointers" is any other matrix, which the TMA cannot copy.
     """
     (rows, cols), (down, across) = matrix.shape, matrix.stride()
     size = matrix.element_size()
@@ -60,10 +60,11 @@ def layout_of(matrix: Tensor) -> Layout:
 
 
 def scratch(size: int, alignment: int, stream: int | None) -> Tensor:
-    """Memory for one launch, for ``triton.set_allocator``: descriptors made on the GPU lie there, 128 bytes each.
+    """Memory for one launch, for ``triton.set_allocator``; it holds descriptors made on the GPU, 128 bytes each.
 
-    From torch's allocator, on whose current stream Triton launches: the memory is free for what runs there next, and
-    under graph capture it is the graph's. The allocator is kept by thread, so launchers set it on every call.
+    It comes from torch's allocator, since Triton launches on torch's current stream: later work on the stream may reuse
+    it, and under graph capture it belongs to the graph. The allocator is set per thread, so launchers set it on every
+    call.
     """
     return torch.empty(size, dtype=torch.int8, device="cuda")  # aligned to 512 bytes
 

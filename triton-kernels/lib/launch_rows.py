@@ -1,4 +1,4 @@
-"""Matrices with more rows than one launch takes."""
+"""Launches over more rows than one grid takes."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 from torch import Tensor
 
-MOST_ROWS = 2**30  # of a launch: a grid has fewer than 2^31 programs, and kernels count rows in 32 bits
+MOST_ROWS = 2**30  # a launch: grids have fewer than 2^31 programs, and kernels count rows in 32 bits
 
 
 def in_parts(launch: Callable[..., None], *inputs: Tensor, out: Tensor, **options: Any) -> bool:
-    """Call a launcher for MOST_ROWS rows at a time, where out and the inputs have more; else False."""
+    """Call a launcher for MOST_ROWS rows at a time and return True; return False, without a call, for fewer rows."""
     rows = out.shape[0]
     if rows <= MOST_ROWS:
         return False

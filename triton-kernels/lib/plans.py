@@ -1,7 +1,8 @@
-"""Launches that are kept: a kernel called again as before, with other values, needs no second look at its arguments.
+"""A launch cache: repeated calls of a Triton kernel skip Triton's analysis of their arguments.
 
-Triton works out on each launch what its arguments are alike in, and heuristics work out tiles: several times what the
-launch takes.
+On each launch Triton specialises its arguments (dtypes, alignment, divisibility) and evaluates heuristics, which takes
+several times as long as the launch. A plan keeps the results for calls that differ only in values and in equally
+aligned addresses.
 """
 
 from __future__ import annotations
@@ -16,23 +17,23 @@ from triton.knobs import runtime
 from triton.runtime import KernelInterface, driver
 from triton.runtime.autotuner import Heuristics
 
-PLANS = 4096  # of a step that are kept
+PLANS = 4096  # most plans a step keeps
 
 Grid = tuple[int, ...] | Callable[[dict[str, Any]], tuple[int, ...]]
 
 
 class Plan(NamedTuple):
-    """What a call does that differs from an earlier one in nothing but the values, and addresses as aligned."""
+    """A prepared launch, for calls that differ from the first one only in values and in equally aligned addresses."""
 
     kernel: CompiledKernel
     grid: tuple[int, int, int]
-    arguments: tuple[Any, ...]  # those behind the tensors
+    arguments: tuple[Any, ...]  # the arguments after the tensors
 
     def __call__(self, first: Tensor, *others: Tensor | None) -> None:
         if _is_watched():
             self.kernel[self.grid](first, *others, *self.arguments)
             return
-        # What that comes down to, less what is gathered for hooks.
+        # The same launch without the metadata that hooks would get.
         kernel, stream = self.kernel, driver.active.get_current_stream(first.get_device())
         kernel.run(
             *self.grid, stream, kernel.function, kernel.packed_metadata, None, None, None, first, *others,
@@ -41,13 +42,13 @@ class Plan(NamedTuple):
 
 
 def _is_watched() -> bool:
-    """Whether somebody, such as a profiler, hooks launches: in the chain that is there from the start, or its place."""
+    """True if a launch hook is set, such as a profiler's: in Triton's default chain, or in its place."""
     enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
     return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
 
 
 def alignment(*tensors: Tensor | None) -> tuple[bool | None, ...]:
-    """What of its tensors' addresses a kernel is compiled for: whether they are multiples of 16 bytes."""
+    """What a kernel is specialised on: for each tensor, whether its address is a multiple of 16; None if absent."""
     return tuple([None if each is None else each.data_ptr() % 16 == 0 for each in tensors])
 
 
@@ -58,9 +59,9 @@ def launch(
     behind: tuple[Any, ...],
     constants: dict[str, Any],
 ) -> Plan | None:
-    """Launch a kernel that takes tensors, then what is ``behind`` them, then constants; and make a plan of it.
+    """Launch a kernel and return a plan of the launch. Its arguments: tensors, then ``behind``, then constants.
 
-    None in the interpreter, and under capture, where the choice of a configuration is a makeshift.
+    Returns None in the interpreter, and under graph capture, where the configuration may be a provisional one.
     """
     compiled = kernel[grid](*tensors, *behind, **constants)
     if not isinstance(compiled, CompiledKernel) or torch.cuda.is_current_stream_capturing():
@@ -74,7 +75,7 @@ def launch(
 
 
 def keep(plans: dict[tuple[Any, ...], Any], key: tuple[Any, ...], plan: object) -> None:
-    """Under what calls that are alike have in common; all others are forgotten when there are many."""
+    """Store a plan under the key of its calls; a full cache is emptied first."""
     if len(plans) == PLANS:
         plans.clear()
     plans[key] = plan

@@ -1,12 +1,12 @@
-"""Which configuration an autotuned step runs with: a committed winner where this GPU has one, else Triton searches.
+"""The configuration of an autotuned step: a committed winner if this GPU has one, otherwise Triton searches.
 
 Winners are committed in ``tuned/<gpu>.json``: step, then problem (the slug of a Case), then configuration. On such a
-GPU the winner of the nearest problem is used and nothing is timed. Elsewhere, and for a layout of which no winner is
-committed, ``triton.autotune`` times its list once for a problem and keeps the result on disk.
-TRITON_PRINT_AUTOTUNING=1 shows either.
+GPU the winner of the nearest problem is used and nothing is timed. On other GPUs, and for layouts without a committed
+winner, ``triton.autotune`` times its list once for each problem and keeps the result on disk.
+TRITON_PRINT_AUTOTUNING=1 prints the choice in both cases.
 
-The winner goes past the autotuner, because an autotuner whose list is pruned to one entry still times it, and timing
-fails under CUDA graph capture.
+A committed winner bypasses the autotuner: even with a list of one entry the autotuner times it, which fails under CUDA
+graph capture.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ Config = dict[str, int]
 
 FOLDER = Path(__file__).parents[1] / "tuned"
 
-_searched: dict[tuple[str, Case], Autotuner] = {}  # what Triton has been asked to search in this process
+_searched: dict[tuple[str, Case], Autotuner] = {}  # searches by Triton in this process
 _recording = False
 
 
 def problem_of(*shape: int, dtype: torch.dtype, **variant: str) -> Case:
-    """What a choice depends on: sizes, dtype, and whatever else tells launches apart."""
+    """The key of a choice: sizes, dtype, and any other variant that changes the launch."""
     return Case.of(*shape, dtype=name_of(dtype), **variant)
 
 
 def layouts(**operands: Tensor | Layout) -> dict[str, str]:
-    """The variant that tells operands of other layouts apart: nothing for a row-major matrix with aligned rows, "col"
-    for such a matrix transposed, "pointers" for all others, which no descriptor can take.
+    """The layouts of a problem's operands, as a variant: nothing for a row-major matrix with aligned rows, "col" for its
+    transpose, "pointers" for any other matrix, which no descriptor can describe.
     """
     kinds = {name: operand if isinstance(operand, str) else layout_of(operand) for name, operand in operands.items()}
     return {name: kind for name, kind in kinds.items() if kind != "row"}
@@ -57,8 +57,8 @@ def layouts(**operands: Tensor | Layout) -> dict[str, str]:
 def bench(call: Callable[[], None], quantiles: tuple[float, ...]) -> list[float]:
     """Time a configuration, for ``triton.autotune``: ten replays of a graph of some 5 ms.
 
-    Launched one by one, a small product's time would be the host's. The graph is captured on a stream of its own and
-    writes into out, whose memory may still be in use by what is under way on this one: that must be done.
+    A graph, because single launches of a small product would measure the host. It is captured on another stream and
+    writes into out, whose memory earlier work on this stream may still use: so that is waited for first.
     """
     torch.cuda.current_stream().synchronize()
     times: list[float] = do_bench_cudagraph(call, rep=5, quantiles=quantiles)
@@ -66,7 +66,7 @@ def bench(call: Callable[[], None], quantiles: tuple[float, ...]) -> list[float]
 
 
 def likely(count: int) -> Callable[..., list[triton.Config]]:
-    """An ``early_config_prune`` that keeps those configurations of a product that a rough estimate puts first."""
+    """An ``early_config_prune`` that keeps the ``count`` configurations of a product that ``estimate`` ranks first."""
 
     def prune(configs: list[triton.Config], args: dict[str, Any], **meta: Any) -> list[triton.Config]:
         sms = sm_count(args["a"].device)
@@ -76,10 +76,10 @@ def likely(count: int) -> Callable[..., list[triton.Config]]:
 
 
 def estimate(config: triton.Config, M: int, N: int, K: int, sms: int) -> float:
-    """Roughly how long a product takes, in multiply-adds of an SM.
+    """A rough estimate of a product's time, in multiply-adds of one SM.
 
-    SMs compute tiles in rounds, and the last round takes as long as a full one. A small tile fetches more bytes for a
-    multiply-add; and each costs its start and its end, a split one's end twice over and once more for every part.
+    SMs compute tiles in waves, and a partial last wave takes as long as a full one. A smaller tile fetches more bytes
+    for each multiply-add. Each tile adds a fixed cost; with split K it is doubled, and each part adds more.
     """
     m, n, k = (config.kwargs[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K"))
     parts = config.kwargs.get("SPLIT_K", 1)
@@ -90,18 +90,18 @@ def estimate(config: triton.Config, M: int, N: int, K: int, sms: int) -> float:
 
 
 def choose(kernel: Autotuner, step: str, problem: Case, device: torch.device) -> tuple[KernelInterface, Config]:
-    """The kernel to launch, and the meta-parameters to launch it with: none where it is the autotuner itself.
+    """The kernel to launch and its meta-parameters; none if the kernel is the autotuner itself.
 
-    ``step`` is like "matmul_bf16/v06_autotuned". Problems with another variant or another size of element are never
-    near. Without a GPU (in the interpreter), and for an unsearched problem under graph capture, where nothing can be
-    timed, the choice is the kernel's last winner, or the first of its list.
+    ``step`` is like "matmul_bf16/v06_autotuned". Only problems of the same variant and element size count as near.
+    Nothing can be timed in the interpreter, which takes the first configuration, nor under graph capture, where an
+    unsearched problem gets the kernel's last winner, or the first configuration.
     """
     if device.type != "cuda":
         return kernel.fn, kernel.configs[0].all_kwargs()
     if not _recording and (winner := nearest(step, problem, _gpu(device))):
         return kernel.fn, winner
     if torch.cuda.is_current_stream_capturing():
-        # Even a searched problem may come with other strides, for which the autotuner would search again.
+        # The autotuner would search again if a known problem came with other strides.
         best = getattr(_searched.get((step, problem)), "best_config", None) or kernel.configs[0]
         return kernel.fn, best.all_kwargs()
     _searched[step, problem] = kernel
@@ -109,13 +109,13 @@ def choose(kernel: Autotuner, step: str, problem: Case, device: torch.device) ->
 
 
 def is_recording() -> bool:
-    """Whether ``record`` is at work: every call must then choose anew."""
+    """True while ``record`` runs: every call must then choose anew."""
     return _recording
 
 
 @lru_cache(4096)
 def nearest(step: str, problem: Case, gpu: str) -> Config | None:
-    """The committed winner of the problem closest in the logarithms of its sizes, then of its dtype; None if none."""
+    """The committed winner of the nearest problem, by the logarithms of sizes, then by dtype; None if there is none."""
     winners = _read(gpu).get(step, {})
     near = [
         (_distance(known, problem), known.dtype != problem.dtype, slug)
@@ -135,10 +135,10 @@ def _distance(case: Case, other: Case) -> float:
 
 
 def record(op: str, step: str, cases: Iterable[Case]) -> dict[str, Config]:
-    """Search on this GPU for each case of an op, write the winners into this GPU's file, return them by problem.
+    """Search on this GPU for each case of an op, write the winners into this GPU's file, and return them by problem.
 
-    A case takes about a second of the GPU, plus compilation. What Triton has kept on disk is not timed again:
-    remove its cache to search anew. A search is a measurement: predictions frozen after it count as post hoc.
+    A case takes about a second of GPU time, plus compilation. Results in Triton's disk cache are not timed again:
+    remove that cache to search anew. A search is a measurement: predictions frozen after it count as post hoc.
     """
     from kernel_twins.report.meaning.predictions import note_measured  # pandas, which launching does not need
     from kernel_twins.report.rows.store import ledger

@@ -1,4 +1,4 @@
-"""Memory that kernels need beside their operands and that must hold a value from one launch to the next."""
+"""Zeroed memory that kernels use beside their operands, and that stays zero from one launch to the next."""
 
 from __future__ import annotations
 
@@ -15,25 +15,29 @@ from triton.runtime import driver
 
 from kernel_twins._triton.lib import plans
 
-SIZE = 16384  # int32: up to 9 for each program that can run at once
-COUNTERS = 2048  # of them serve tiles that programs share
-SEMAPHORE_BYTES = 128  # of C's sem_t, and more: glibc's has 32
+SIZE = 16384  # int32, up to 9 a resident program
+COUNTERS = 2048  # of these, for tiles that programs share
+SEMAPHORE_BYTES = 128  # at least C's sem_t; glibc's has 32
 
-_counters: dict[tuple[int, int], Tensor] = {}  # by GPU and stream, of torch's streams, which live as long as it does
-_captured: dict[tuple[int, int], tuple[int, Tensor]] = {}  # the same and the capture's number, of streams that capture
-_lent: dict[int, list[_Piece]] = {}  # by GPU, to graphs
+_counters: dict[tuple[int, int], Tensor] = {}  # by GPU and stream; torch's streams live for ever
+_captured: dict[tuple[int, int], tuple[int, Tensor]] = {}  # by GPU and stream: the last capture's id
+_lent: dict[int, list[_Piece]] = {}  # pieces lent to graphs, by GPU
 _lending = threading.Lock()
 
 
 def counter(device: torch.device) -> Tensor:
-    """SIZE int32 that are 0 when a kernel on the current stream starts, if every kernel leaves them so.
+    """SIZE int32 that are 0 when a kernel on the current stream starts, provided that every kernel leaves them 0.
 
-    Each stream has its own, so that kernels under way at the same time never share one. So has each call on a stream
-    that is not torch's, which may be destroyed while it works, its handle becoming another's; and so has each graph:
-    under capture they are zeroed inside it, once for a stream, and lent until it and all that was made of it are gone.
+    Kernels that may run at the same time never share them:
 
-    What is kept comes from the driver: memory of torch's that is kept makes its graph trees refuse the graph, or is
-    handed out again with it.
+    - each of torch's streams has its own;
+    - each graph has its own for each captured stream, zeroed inside the graph, and lent until the graph and all that
+      was made of it are gone;
+    - each call on any other stream has its own, since such a stream may be destroyed while it works, and its handle be
+      reused.
+
+    Memory that is kept comes from the driver. Kept memory of torch's allocator makes torch's graph trees refuse a
+    graph, or is handed out again with it.
     """
     if device.type != "cuda":
         return torch.zeros(SIZE, dtype=torch.int32, device=device)
@@ -43,16 +47,16 @@ def counter(device: torch.device) -> Tensor:
     known = _counters.get((device.index, stream))
     if known is None:
         current = torch.cuda.current_stream(device)
-        if current.stream_id == stream != 0:  # torch numbers its own, and takes another's handle for its number
+        if current.stream_id == stream != 0:  # not torch's: its id is then its handle
             return torch.as_tensor(_OfOneCall(stream), device=device).zero_()
         known = torch.as_tensor(_Piece(), device=device).zero_()
-        current.synchronize()  # a search goes on on a stream of its own
+        current.synchronize()  # an autotuner's search continues on another stream
         _counters[device.index, stream] = known
     return known
 
 
 def _of_capture(device: torch.device, stream: int) -> Tensor:
-    """Those of the stream in this capture: one that was given up never zeroed its own, so no other may take them."""
+    """The stream's counters in this capture. Those of an abandoned capture were never zeroed, and stay unused."""
     capture, graph = _capture(stream)
     known = _captured.get((device.index, stream))
     if known is None or known[0] != capture:
@@ -62,7 +66,7 @@ def _of_capture(device: torch.device, stream: int) -> Tensor:
 
 
 def _borrowed(device: int, graph: object) -> _Piece:
-    """A piece for a graph: one that a graph before it has given back, or a new one."""
+    """A piece for a graph: one that an earlier graph has given back, or a new one."""
     with _lending:
         pieces = _lent.setdefault(device, [])
         piece = next((each for each in pieces if each.is_back()), None)
@@ -75,7 +79,7 @@ def _borrowed(device: int, graph: object) -> _Piece:
 
 @contextlib.contextmanager
 def unrestricted() -> Iterator[None]:
-    """While any thread captures, the driver neither allocates nor loads kernels, unless this one says that it knows."""
+    """Let this thread allocate and load kernels while another one captures, which the driver otherwise refuses."""
     from cuda.bindings import runtime  # a dependency of torch, and slow to import
 
     relaxed = runtime.cudaStreamCaptureMode.cudaStreamCaptureModeRelaxed
@@ -88,10 +92,10 @@ def unrestricted() -> Iterator[None]:
 
 
 class _Piece:
-    """Memory of the current GPU's from the driver, never freed, as torch takes it over: int32.
+    """SIZE int32 of the current GPU's memory from the driver, never freed, in the form that torch can wrap.
 
-    A graph that is gone calls back from a thread of the driver's, which must neither call the driver nor wait for who
-    may, as Python's lock would make it. So it posts a semaphore, which is C's alone, and Python asks that later.
+    When a graph is destroyed, the driver calls back from a thread of its own. That thread must not call CUDA, nor wait
+    for a thread that may, so it must not take Python's lock. It posts a C semaphore, which Python polls later.
     """
 
     def __init__(self) -> None:
@@ -104,7 +108,7 @@ class _Piece:
         self.__cuda_array_interface__ = _interface(int(pointer))
 
     def lend(self, graph: object) -> None:
-        """For as long as the graph, or anything made from it, may run."""
+        """Lend the piece for as long as the graph, or anything made from it, may run."""
         from cuda.bindings import runtime
 
         post = ctypes.cast(_libc().sem_post, ctypes.c_void_p).value
@@ -116,14 +120,15 @@ class _Piece:
         _require(error, "cudaGraphRetainUserObject")
 
     def is_back(self) -> bool:
-        """Whether what it was lent to is gone; asked once, it is taken."""
+        """True, once, if the graph that the piece was lent to is gone."""
         return bool(_libc().sem_trywait(ctypes.c_void_p(self._returned)) == 0)
 
 
 class _OfOneCall:
-    """Memory from the driver that is given back in the order of a stream, as torch takes it over: int32.
+    """SIZE int32 of memory from the driver, freed in the order of a stream, in the form that torch can wrap.
 
-    Torch's allocator knows a stream by its handle, and would hand out to a new one what the old one still uses.
+    Torch's allocator identifies a stream by its handle, and would give a new stream with a reused handle memory that
+    the old one still uses.
     """
 
     def __init__(self, stream: int) -> None:
@@ -144,12 +149,12 @@ def _free(pointer: int, stream: int) -> None:
 
 
 def _interface(pointer: int) -> dict[str, object]:
-    """What torch takes that memory over by."""
+    """The array interface by which torch wraps memory at that address."""
     return {"shape": (SIZE,), "typestr": "<i4", "data": (pointer, False), "strides": None, "version": 3}
 
 
 def _semaphore() -> int:
-    """Where one lies that nobody has posted, for ever: graphs may outlive the interpreter."""
+    """The address of a new semaphore at 0, never freed: graphs may outlive the interpreter."""
     address = _libc().malloc(ctypes.c_size_t(SEMAPHORE_BYTES))
     if address is None or _libc().sem_init(ctypes.c_void_p(address), 0, 0):
         raise MemoryError("malloc or sem_init failed, must give a semaphore: free memory of the host's")
@@ -171,7 +176,7 @@ def _require(error: object, call: str) -> None:
 
 
 def _capture(stream: int) -> tuple[int, object]:
-    """The number of the capture that the stream is part of, which no other capture of this process has; its graph."""
+    """The process-wide unique id of the capture that the stream is part of, and its graph."""
     from cuda.bindings import runtime
 
     error, _, number, graph, *_ = runtime.cudaStreamGetCaptureInfo(stream)

@@ -1,4 +1,4 @@
-// cross_entropy v05_cluster: split rows: a cluster shares a row if there are few rows.
+// cross_entropy v05_cluster: few rows are split, each over the blocks of a cluster.
 //
 // Change:   if the rows are too few for eight blocks an SM, a cluster of up to eight blocks takes a row, each
 //           block a part of it. The blocks send their statistics to the first block through distributed

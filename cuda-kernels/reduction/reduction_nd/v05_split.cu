@@ -1,4 +1,4 @@
-// reduction_nd v05_split: few outputs: several blocks share one output's elements.
+// reduction_nd v05_split: several blocks share an output if outputs are few.
 //
 // Change:   every tile's units are dealt out to parts, round by round. A block writes its part's total to a
 //           workspace and takes a ticket from the tile's counter; the block with the last ticket merges the

@@ -1,4 +1,4 @@
-// softmax v03_registers: register-resident row: it is read once and stays in the block's registers.
+// softmax v03_registers: a register-resident row, which is read once.
 //
 // Change:   a thread loads all of its elements before it looks at the first one, and keeps them. Maximum, sum
 //           and result are computed from registers.

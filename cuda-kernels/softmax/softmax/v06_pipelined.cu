@@ -1,4 +1,4 @@
-// softmax v06_pipelined: persistent blocks, whose next rows travel to shared memory while one is computed.
+// softmax v06_pipelined: persistent blocks; the next rows travel to shared memory while one is computed.
 //
 // Change:   a few blocks an SM loop over the rows. The copy engine brings rows into a ring of stages, one
 //           whole row a stage; an mbarrier says when a stage is complete.

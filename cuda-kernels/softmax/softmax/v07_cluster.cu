@@ -1,4 +1,4 @@
-// softmax v07_cluster: split row: a cluster of blocks holds it in distributed shared memory.
+// softmax v07_cluster: a split row, held by a cluster of blocks in distributed shared memory.
 //
 // Change:   each block of a cluster holds a part of the row in its shared memory and works on it chunk by
 //           chunk, as the copies arrive. The blocks send each other their maximum and sum through distributed

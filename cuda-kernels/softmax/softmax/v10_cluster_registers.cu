@@ -1,4 +1,4 @@
-// softmax v10_cluster_registers: split row in registers: the warps of a cluster hold a long row.
+// softmax v10_cluster_registers: a split row, held in the registers of a cluster.
 //
 // Change:   each warp of a cluster loads its part of a row, 2.5 or 4 KiB, straight to registers, and sends
 //           its own maximum and sum to all blocks of the cluster.
@@ -13,7 +13,7 @@
 //           up to 320 KiB, less up to a line of skew: a cluster, five packs a lane
 //           up to 512 KiB, less up to a line of skew: a cluster, eight packs a lane
 //           longer, without room for the cluster, or if out's skew within 16 bytes differs from x's: v09's
-//             kernel
+//           kernel
 // Source:   quack's softmax, whose clusters have parts as small, and exchange warp by warp
 // Twin:     none, see the spec
 #include "args.h"

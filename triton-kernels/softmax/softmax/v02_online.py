@@ -2,10 +2,11 @@
 
 Change:   every place of the block carries a running maximum and the sum of exponentials relative to it; when the
           maximum grows, the sum so far is scaled down. Pairs of the two are combined after the pass.
-Why:      one pass less to wait for, at the price of an exponential more for each element that is read.
-Counter:  time falls by 17 %, and by 11, 18 and 9 % in the runs before, as v01's time is not steady.
-Requires: rows whose elements are contiguous, at any distance from each other. Where N and that distance are multiples
-          of 16, loads take 16 bytes; elsewhere the compiler cannot know where a row starts, and takes one element.
+Why:      one pass fewer to wait for, at the price of one more exponential for each element that is read.
+Counter:  time falls.
+Requires: rows whose elements are contiguous, at any distance from each other. Loads take 16 bytes if N and that
+          distance are multiples of 16; otherwise the compiler cannot know where a row starts, and loads single
+          elements.
 Source:   Milakov and Gimelshein, "Online normalizer calculation for softmax" (arXiv 1805.02867).
 Twin:     cuda-kernels/softmax/softmax/v02_online.cu
 """
@@ -36,12 +37,12 @@ def softmax_v02_online_kernel(x, out, N: tl.int64, stride_xm: tl.int64, LOG: tl.
         col = start + tl.arange(0, BLOCK)
         values = tl.load(x_row + col, mask=col < N, other=-float("inf")).to(tl.float32)
         new_maxima = tl.maximum(maxima, values)
-        # As long as a place has seen nothing but -inf, its sum stays 0: -inf - -inf would make it NaN.
+        # While a place has seen only -inf, its sum must stay 0: -inf - -inf would make it NaN.
         base = tl.where(new_maxima == -float("inf"), 0.0, new_maxima)
         sums = sums * tl.exp2((maxima - base) * LOG2_E) + tl.exp2((values - base) * LOG2_E)
         maxima = new_maxima
 
-    # In a row of nothing but -inf the difference is NaN here, and with it the sum. So it is with a NaN or +inf.
+    # Here a row of nothing but -inf becomes NaN, as does one with a NaN or +inf.
     row_max = tl.max(maxima)
     row_sum = tl.sum(sums * tl.exp2((maxima - row_max) * LOG2_E))
 

@@ -1,12 +1,12 @@
-"""softmax v03_registers: the row is read once and stays in the program's registers.
+"""softmax v03_registers: a register-resident row, which is read once.
 
 Change:   the block is as long as the row, rounded up to a power of 2, and is loaded once.
-Why:      the passes over the row become passes over registers, and the loads of a thread are all under way at once. How
-          long a row may be is now bounded by the registers of a program.
-Counter:  time falls by 31 %; dram_share is 89 %.
-Requires: rows of at most 16,384 elements, contiguous, at any distance from each other. Where N and that distance are
-          multiples of 16, loads take 16 bytes; elsewhere the compiler cannot know where a row starts, and takes one
-          element.
+Why:      the loads of a thread are all in flight at once, and none is repeated. The registers of a program now bound
+          the length of a row.
+Counter:  time falls, and dram_share rises.
+Requires: rows of at most 16,384 elements: rows whose elements are contiguous, at any distance from each other. Loads
+          take 16 bytes if N and that distance are multiples of 16; otherwise the compiler cannot know where a row
+          starts, and loads single elements.
 Twin:     cuda-kernels/softmax/softmax/v03_registers.cu
 """
 
@@ -29,10 +29,11 @@ def softmax_v03_registers_kernel(x, out, N: tl.int64, stride_xm: tl.int64, LOG: 
     row = tl.program_id(0).to(tl.int64)
     col = tl.arange(0, BLOCK)
 
-    # What lies behind the row is -inf, which is no maximum, and 0 in the sum.
+    # Elements beyond the row count as -inf: no maximum, and 0 in the sum.
     values = tl.load(x + row * stride_xm + col, mask=col < N, other=-float("inf")).to(tl.float32)
-    # The difference is taken first: it is exact where it matters, and with a large maximum a product of each with
-    # log2(e) would not be. A NaN or +inf, and a row of nothing but -inf, make the difference NaN and with it the sum.
+    # The difference comes first: it is exact for nearby values, while multiplying a large maximum and x by log2(e)
+    # first would lose digits. A NaN or +inf, and a row of nothing but -inf, make the difference NaN and with it the
+    # sum.
     values = values - tl.max(values)
     powers = tl.exp2(values * LOG2_E)
     row_sum = tl.sum(powers)

@@ -1,14 +1,14 @@
 """softmax v05_rows_per_block: a program takes a tile of several short rows, or as many warps as a long row needs.
 
-Change:   a program holds a tile of TILE_BYTES: rows side by side where they are shorter than that. A row that is longer
-          is read twice, in blocks of half a tile, as in v02. The size and the number of warps are searched
-          over the list below (see tuning.py).
-Why:      a program for a row of 256 leaves most of its threads idle, and still pays for barriers. In a tile, such a row
-          is one warp's, shuffles are all that is needed, and a program has many rows under way.
-Counter:  time stays where a row fills a program, and falls by 40 % and more for rows of 256.
-Requires: rows of at most 64 KiB whose elements are contiguous, at any distance from each other. Where N and that
-          distance are multiples of 16, loads take 16 bytes; elsewhere the compiler cannot know where a row starts, and
-          takes one element.
+Change:   a program holds a tile of TILE_BYTES: several rows if they are shorter than that. A longer row is read twice,
+          in blocks of half a tile, as in v02. Tile size and number of warps are searched over the list below (see
+          tuning.py).
+Why:      a program for a row of 256 leaves most of its threads idle, and still pays for barriers. In a tile, one warp
+          has such a row, shuffles suffice, and a program has many rows in flight.
+Counter:  time stays at rows that fill a program, and falls at rows of 256.
+Requires: rows of at most 64 KiB: rows whose elements are contiguous, at any distance from each other. Loads take 16
+          bytes if N and that distance are multiples of 16; otherwise the compiler cannot know where a row starts, and
+          loads single elements.
 Twin:     cuda-kernels/softmax/softmax/v05_rows_per_block.cu
 """
 
@@ -57,11 +57,11 @@ def softmax_v05_rows_per_block_kernel(
     x_rows, out_rows = x + row * stride_xm, out + row * N
 
     if WHOLE:
-        # What lies behind a row is -inf, which is no maximum, and 0 in the sum.
+        # Elements beyond a row count as -inf: no maximum, and 0 in the sum.
         mask = (row < M) & (col < N)
         values = tl.load(x_rows + col, mask=mask, other=-float("inf")).to(tl.float32)
-        # The difference is taken first: it is exact where it matters. A NaN or +inf, and a row of nothing but -inf,
-        # make it NaN and with it the sum.
+        # The difference comes first: it is exact for nearby values. A NaN or +inf, and a row of nothing but -inf, make
+        # it NaN and with it the sum.
         values = values - tl.max(values, axis=1, keep_dims=True)
         powers = tl.exp2(values * LOG2_E)
         row_sum = tl.sum(powers, axis=1, keep_dims=True)
@@ -73,7 +73,7 @@ def softmax_v05_rows_per_block_kernel(
         for start in tl.range(0, N, BLOCK_N):
             values = tl.load(x_rows + start + col, mask=start + col < N, other=-float("inf")).to(tl.float32)
             new_maxima = tl.maximum(maxima, values)
-            # As long as a place has seen nothing but -inf, its sum stays 0: -inf - -inf would make it NaN.
+            # While a place has seen only -inf, its sum must stay 0: -inf - -inf would make it NaN.
             base = tl.where(new_maxima == -float("inf"), 0.0, new_maxima)
             sums = sums * tl.exp2((maxima - base) * LOG2_E) + tl.exp2((values - base) * LOG2_E)
             maxima = new_maxima

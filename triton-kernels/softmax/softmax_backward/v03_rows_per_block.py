@@ -1,14 +1,14 @@
 """softmax_backward v03_rows_per_block: a program takes a tile of several short rows, or as many warps as a row needs.
 
-Change:   a program holds a tile of TILE_BYTES of each matrix: rows side by side where they are short. A row that is
-          longer than a tile is read twice, in blocks of half a tile, as in v01. The size and the number of warps are
-          searched over the list below (see tuning.py).
-Why:      what softmax's v05 does. With two rows to read, twice as many bytes are under way for every thread, so a row
-          of 4096 should run at what the memory gives.
-Counter:  dram_share is 92 %; time falls by 18 % for rows of 256.
-Requires: rows of at most 32 KiB whose elements are contiguous, at any distance from each other. Where N and those
-          distances are multiples of 16, loads take 16 bytes; elsewhere the compiler cannot know where a row starts, and
-          takes one element.
+Change:   a program holds a tile of TILE_BYTES of each matrix: several rows if they are shorter. A longer row is read
+          twice, in blocks of half a tile, as in v01. Tile size and number of warps are searched over the list below
+          (see tuning.py).
+Why:      as in softmax's v05. With two rows to read, a thread has twice as many bytes in flight, which should be enough
+          to saturate device memory at a row of 4096.
+Counter:  dram_share rises; time falls at rows of 256.
+Requires: rows of at most 32 KiB: rows whose elements are contiguous, at any distance from each other. Loads take 16
+          bytes if N and those distances are multiples of 16; otherwise the compiler cannot know where a row starts, and
+          loads single elements.
 Twin:     cuda-kernels/softmax/softmax_backward/v03_rows_per_block.cu
 """
 
@@ -24,7 +24,7 @@ from kernel_twins._triton.lib import tuning
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
-SEVERAL = 16_384  # elements at most, where a tile has several rows
+SEVERAL = 16_384  # most elements of a tile with several rows
 
 CONFIGS = [
     triton.Config({"TILE_BYTES": size}, num_warps=warps)
@@ -59,7 +59,7 @@ def softmax_backward_v03_rows_per_block_kernel(
     dout_rows, y_rows, out_rows = dout + row * stride_dm, y + row * stride_ym, out + row * N
 
     if WHOLE:
-        # What lies behind a row is 0.
+        # Elements beyond a row count as 0.
         mask = (row < M) & (col < N)
         gradient = tl.load(dout_rows + col, mask=mask, other=0.0).to(tl.float32)
         values = tl.load(y_rows + col, mask=mask, other=0.0).to(tl.float32)

@@ -1,18 +1,21 @@
-"""softmax_backward v05_cooperative: programs that are all resident share a row too long for one of them.
+"""softmax_backward v05_cooperative: split rows, shared by programs that are all resident.
 
-Change:   a row longer than a program's tile is divided into PARTS. The program of each takes its sum, publishes it,
-          waits for the sums of the others, and writes its part. Shorter rows are treated as in v03, or by programs that
-          stay while rows travel ahead, as in softmax's v06, whichever the search finds faster. Where N is odd, rows
-          start at every alignment: a few elements at both ends are taken one by one, and 16 bytes at a time in between.
-Why:      as softmax's v08: a cooperative launch promises that all programs run at once, so one may wait for another's
-          number. How long a row may be is then bounded by the registers of the whole GPU. While a program waits, its
+Change:   a row longer than a program's tile is split into PARTS. The program of each part finds its sum, publishes it,
+          waits for the sums of the others, and writes its part. Shorter rows are treated as in v03, or by persistent
+          programs as in softmax's v06, whichever the search finds faster. If a row is not a whole number of vectors,
+          the next one is misaligned: a few elements at both ends are taken one by one, and vectors of 16 bytes in
+          between.
+Why:      as in softmax's v08: a cooperative launch guarantees that all programs run at once, so one may wait for
+          another's number. The registers of the whole GPU then bound the length of a row. While a program waits, its
           next part travels to shared memory.
-Counter:  time stays where rows are short, and falls where they are long or odd.
-Requires: rows whose elements are contiguous, at any distance from each other. Where the rows of dout, y and out are not
-          aligned alike, and of short rows where N is odd, elements are taken one by one. Rows too long for all programs
-          that can run at once are v01's.
-Source:   a value and its flag in one word that others wait for: Merrill and Garland, "Single-pass Parallel Prefix Scan
-          with Decoupled Look-back" (NVIDIA technical report NVR-2016-002).
+Counter:  time stays at short rows, and falls at long or odd ones.
+Requires: rows whose elements are contiguous, at any distance from each other.
+Routes:   up to a tile: as in v03 or softmax's v06; single elements if a row is not a whole number of vectors
+          longer, if all programs of a row can be resident: split; single elements if the skews of dout, y and out
+            differ
+          longer still: v01's kernel
+Source:   a value and its flag in one word that others poll: Merrill and Garland, "Single-pass Parallel Prefix Scan with
+          Decoupled Look-back" (NVIDIA technical report NVR-2016-002).
 Twin:     none, see the spec
 """
 
@@ -32,11 +35,11 @@ from kernel_twins._triton.lib.workspace import SIZE, counter
 from kernel_twins._triton.softmax.softmax_backward.v01_two_passes import softmax_backward_v01_two_passes
 
 VECTOR_BYTES = 16
-REGISTERS = 65_536  # of an SM
-KEPT_CONVERTED = 16  # elements of each matrix that a thread has
+REGISTERS = 65_536  # an SM
+KEPT_CONVERTED = 16  # elements a thread, of each matrix, up to which it keeps them as fp32
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-# The word at an address, as soon as its lower half is as given; 0 for address 0.
+# Polls the 64-bit word at an address until its lower half has the given value, and returns it; returns 0 for address 0.
 AWAIT = tl.constexpr("""{
     .reg .pred %done;
     .reg .b32 %low, %high;
@@ -51,8 +54,9 @@ AGAIN:
 END:
 }""")
 
-# With several STAGES, PER_SM programs an SM stay, and rows travel ahead. With one, rows that are not shared get
-# programs of their own. Registers are rationed for PER_SM programs; the hardware deals them out by 8.
+# With several STAGES, PER_SM persistent programs an SM loop over the rows, which travel ahead. With one stage, rows
+# that are not split get a program each. maxnreg leaves registers for PER_SM programs; the hardware allocates them in
+# eights.
 CONFIGS = [
     triton.Config(
         {"TILE_BYTES": size, "PER_SM": per_sm, "STAGES": stages},
@@ -68,17 +72,17 @@ CONFIGS = [
 
 
 def resident(config: dict[str, Any], device: torch.device) -> int:
-    """How many programs can run at once; 1 in the interpreter, where they run one after the other."""
+    """The number of programs that can be resident; 1 in the interpreter, which runs one after the other."""
     if device.type == "cpu":
         return 1
-    # Beside the stages of two rows, the reductions take a little, and CUDA reserves 1 KiB.
+    # Beside the stages of both rows, the reductions take some shared memory, and CUDA reserves 1 KiB.
     shared = 2 * (config["STAGES"] - 1) * config["TILE_BYTES"] + 4096
     per_sm = min(config["PER_SM"], shared_bytes(device) // shared)
-    return min(sm_count(device) * per_sm, SIZE // 5)  # a program has up to 5 of the counters
+    return min(sm_count(device) * per_sm, SIZE // 5)  # a program uses up to 5 counters
 
 
 def divided(N: int, itemsize: int, wide: bool, config: dict[str, Any]) -> dict[str, int]:
-    """How rows of N elements become tiles: ROWS side by side, or PARTS of one."""
+    """The tiling of rows of N elements: ROWS a tile, or PARTS a row."""
     tile, threads, vector = config["TILE_BYTES"] // itemsize, 32 * config["num_warps"], VECTOR_BYTES // itemsize
     block, parts = min(triton.next_power_of_2(N), tile), triton.cdiv(N, tile)
     if block < tile:
@@ -104,17 +108,17 @@ if not triton.knobs.runtime.interpret:
 
 
 def grid_of(M: int, config: dict[str, Any], device: torch.device) -> tuple[int, int, int]:
-    """All programs that can run at once, in groups of PARTS; or for rows that are not shared, one for each tile."""
+    """The grid: all resident programs, in groups of PARTS; or one program a tile if rows are not split."""
     tiles = triton.cdiv(M, config["ROWS"])
     if config["PARTS"] == 1 and config["STAGES"] == 1:
         return tiles, 1, 1
-    # All groups take the same number of tiles, but for the last round: none ends a tile late.
+    # All groups take the same number of tiles, except in the last round, so that none ends a whole tile late.
     rounds = triton.cdiv(tiles, resident(config, device) // config["PARTS"])
     return triton.cdiv(tiles, rounds) * config["PARTS"], 1, 1
 
 
 def fits(N: int, dout: Tensor, config: dict[str, Any]) -> bool:
-    """Whether the programs that share a row can all run at once."""
+    """True if the programs that share a row can all be resident."""
     return triton.cdiv(N * dout.element_size(), config["TILE_BYTES"]) <= resident(config, dout.device)
 
 
@@ -124,8 +128,8 @@ def fitting(configs: list[triton.Config], args: dict[str, Any], **meta: Any) -> 
 
 @triton.jit
 def _as_it_came(tile):
-    # The compiler does not see that this is the tile, so it converts the elements anew, instead of keeping what it
-    # converted to fp32 before: that would take twice the registers.
+    # Defeats common subexpression elimination (CSE): the asm makes the tile look new, so the compiler converts its
+    # elements to fp32 again instead of keeping them, which would take twice the registers.
     if tile.dtype.primitive_bitwidth == 16:
         tile = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [tile], tile.dtype, is_pure=False, pack=2)
     else:
@@ -146,15 +150,15 @@ def _result(dout, y, row_sum, LOG: tl.constexpr):
 
 @triton.jit
 def _exchange(part_sum, words, part, turn, PARTS: tl.constexpr, SLOTS: tl.constexpr):
-    # words: [2, PARTS], each a sum and, lower, the number of its turn, counted from 1: at first all words are 0. Turns
-    # alternate between the two rows of words. Nobody is overtaken: who publishes for turn + 2 has seen the words of all
-    # for turn + 1, and they had by then read those of turn.
+    # words: [2, PARTS], each with a part's sum in the upper half and the number of its turn, counted from 1, in the
+    # lower; at first all are 0. Turns alternate between the two rows of words. No word is overwritten too early: a
+    # program that publishes for turn + 2 has seen all words of turn + 1, so all programs have read those of turn.
     words += turn % 2 * PARTS
     word = part_sum.to(tl.uint32, bitcast=True).to(tl.int64) << 32 | (turn + 1)
-    # The word is all that others need to see, so there is nothing to release or to acquire.
+    # Relaxed: readers need nothing but the word itself, so there is nothing to release or acquire.
     tl.atomic_xchg(words + part, word, sem="relaxed", scope="gpu")
 
-    # A thread waits for each part's word.
+    # Each part's word is polled by one thread.
     slot = tl.arange(0, SLOTS)
     address = tl.where(slot < PARTS, (words + slot).to(tl.int64), 0)
     word = tl.inline_asm_elementwise(AWAIT, "=&l,l,r", [address, turn + 1], tl.int64, is_pure=False, pack=1)
@@ -170,9 +174,9 @@ def _short_rows(
     mask = None if EVEN else col // VECTOR < N // VECTOR
     start = tl.program_id(0) * ROWS
     for first in tl.range(start, start + 1 if STAGES == 1 else M, tl.num_programs(0) * ROWS, num_stages=STAGES):
-        # Behind the last row comes the last row once more: it gets the same values again. Offsets have 64 bits.
+        # Places beyond the last row repeat it, and store the same values again. Offsets have 64 bits.
         row = tl.minimum(first + tl.arange(0, ROWS)[:, None], M - 1).to(tl.int64)
-        # The compiler sees that an offset is a multiple of VECTOR.
+        # Written so that the compiler sees offsets that are multiples of VECTOR.
         dout_rows, y_rows = dout + row * stride_dm // VECTOR * VECTOR, y + row * stride_ym // VECTOR * VECTOR
         dout_tile = tl.load(dout_rows + col, mask=mask, other=None if EVEN else 0.0)
         y_tile = tl.load(y_rows + col, mask=mask, other=None if EVEN else 0.0)
@@ -198,17 +202,17 @@ def softmax_backward_v05_cooperative_kernel(
         _short_rows(dout, y, out, M, N, stride_dm, stride_ym, LOG, STAGES, ROWS, BLOCK_N, VECTOR, EVEN)
         return
 
-    # PARTS programs are a group, which has one row at a time.
+    # PARTS programs form a group, which works on one row at a time.
     part, group, groups = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS, tl.num_programs(0) // PARTS
     words = counters.to(tl.pointer_type(tl.int64)) + group * (2 * PARTS) if PARTS > 1 else None
-    # Columns count from the row's first vector of 16 bytes. All parts have `share` vectors, but for the last.
+    # Columns are counted from the row's first vector of 16 bytes. Each part has `share` vectors, the last one fewer.
     share = tl.cdiv(N // VECTOR, PARTS)
     place = tl.arange(0, BLOCK_N)
     col = part * (share * VECTOR) + place
     turn = 0
     ONE: tl.constexpr = PARTS == 1 and STAGES == 1
     for index in tl.range(group, group + 1 if ONE else M, 1 if ONE else groups, num_stages=STAGES):
-        # Offsets, of 64 bits, rounded up to whole vectors; the compiler sees that.
+        # 64-bit offsets, rounded up to whole vectors in a form that the compiler sees.
         row = tl.cast(index, tl.int64)
         dout_row = dout + tl.cdiv(row * stride_dm, VECTOR) * VECTOR
         y_row = y + tl.cdiv(row * stride_ym, VECTOR) * VECTOR
@@ -216,14 +220,14 @@ def softmax_backward_v05_cooperative_kernel(
         head = (out_start - row * N).to(tl.int32) if EDGES else 0
         vectors = (N - head) // VECTOR
         if EDGES:
-            # The first VECTOR places are before the first vector, the others behind the last one. Asked for first:
-            # behind the reduction, which waits for the rest of the row, they would take as long once more.
+            # The elements before the first vector, in the first VECTOR places, and behind the last one. They are loaded
+            # first: after the reduction, which waits for the rest of the row, they would take another memory latency.
             edge = tl.arange(0, 2 * VECTOR)
             edge_col = tl.where(edge < VECTOR, edge - head, vectors * VECTOR + edge - VECTOR)
             edge_mask = (edge_col < tl.where(edge < VECTOR, 0, N - head)) & (part == 0)
             dout_edges = tl.load(dout_row + edge_col, mask=edge_mask, other=0.0)
             y_edges = tl.load(y_row + edge_col, mask=edge_mask, other=0.0)
-        # One comparison a vector, so that it is loaded as one.
+        # The mask is the same for a whole vector, so that it is loaded by one access.
         mask = None if EVEN else place // VECTOR < tl.minimum(share, vectors - part * share)
         dout_tile = tl.load(dout_row + col, mask=mask, other=None if EVEN else 0.0)
         y_tile = tl.load(y_row + col, mask=mask, other=None if EVEN else 0.0)
@@ -242,7 +246,8 @@ def softmax_backward_v05_cooperative_kernel(
             tl.store(out + out_start + edge_col, result.to(out.dtype.element_ty), mask=edge_mask)
 
     if PARTS > 1:
-        # All of this program's threads are done waiting. Whoever of its group leaves last puts everything back to 0.
+        # The barrier makes sure that all threads of this program have finished polling. The last program of the group
+        # to leave resets words and ticket to 0.
         tl.debug_barrier()
         ticket = counters + 4 * tl.num_programs(0) + group
         if tl.atomic_add(ticket, 1, sem="acq_rel", scope="gpu") == PARTS - 1:
@@ -251,7 +256,7 @@ def softmax_backward_v05_cooperative_kernel(
             tl.store(ticket, 0)
 
 
-# The launch, and whether programs share rows, for which they need counters.
+# The plan of each launch, and whether its programs share rows, for which they need counters.
 _plans: dict[tuple[Any, ...], tuple[plans.Plan, bool]] = {}
 
 
@@ -273,7 +278,7 @@ def softmax_backward_v05_cooperative(dout: Tensor, y: Tensor, *, out: Tensor, lo
 
 
 def _first(dout: Tensor, y: Tensor, out: Tensor, log: bool, aligned: bool) -> tuple[plans.Plan, bool] | None:
-    """Run a problem that has no plan, and make one, unless it is empty, in parts, interpreted or captured."""
+    """Run a problem without a plan and return its plan; None if it is empty, in parts, interpreted or captured."""
     M, N = dout.shape
     if M == 0 or N == 0 or in_parts(softmax_backward_v05_cooperative, dout, y, out=out, log=log):
         return None
