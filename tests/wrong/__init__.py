@@ -1,4 +1,4 @@
-"""Kernels that are wrong as kernels are: each computes in float64, but for one thing, and rounds its results once.
+"""Kernels with one typical fault each: they compute in float64 otherwise, and round their results once.
 
 A family's module has the FORMULAS of its operations, by name.
 """
@@ -26,7 +26,7 @@ FORMULAS: dict[str, Formula] = {
 
 
 def knows(op: str, case: Case) -> bool:
-    """Whether the formula of the operation is the case's."""
+    """True if the operation's formula covers the case."""
     return FORMULAS[op].knows(case)
 
 
@@ -40,7 +40,7 @@ def faults(op: str) -> Iterator[Fault]:
 
 
 def call_of(op: str, fault: Fault) -> Callable[..., None]:
-    """A kernel that has the fault."""
+    """A kernel with that fault."""
     formula = FORMULAS[op]
 
     def call(*inputs: Tensor, out: Any, **options: Any) -> None:

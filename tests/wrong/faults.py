@@ -1,4 +1,4 @@
-"""What may be done otherwise in a kernel: to the terms of a sum, to results, to operands."""
+"""Faults of kernels: changes to the terms of a sum, to results, or to operands."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def same(values: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Fault:
-    """What is done otherwise: ``name`` is the place, ``change`` what becomes of the values there."""
+    """One fault: ``change`` is applied to the values at ``place``; ``name`` says what is wrong with them."""
 
     place: str
     name: str
@@ -38,7 +38,7 @@ RIGHT = Fault("nowhere", "right", same)
 
 
 def without(first: int | None, last: int | None) -> Change:
-    """Those terms are lost, counted as a slice counts."""
+    """The terms ``first`` to ``last``, as in a slice, are lost."""
 
     def change(terms: Tensor) -> Tensor:
         kept = terms.clone()
@@ -49,19 +49,19 @@ def without(first: int | None, last: int | None) -> Change:
 
 
 def without_last_rank(terms: Tensor) -> Tensor:
-    """The last of a cluster of eight."""
+    """The part of the last block of a cluster of eight is lost."""
     return without(terms.shape[-1] - terms.shape[-1] // 8, None)(terms)
 
 
 def twice_the_last_pack(terms: Tensor) -> Tensor:
-    """As where a tail and a whole pack overlap."""
+    """The last pack counts twice, as if a tail overlapped a whole pack."""
     changed = terms.clone()
     changed[..., -PACK:] *= 2
     return changed
 
 
 def in_half(dtype: torch.dtype) -> Change:
-    """Terms and partial sums are rounded, as in a tree of half precision."""
+    """Terms and partial sums are rounded, as in a tree in half precision."""
 
     def change(terms: Tensor) -> Tensor:
         level = terms.to(dtype)
@@ -97,7 +97,7 @@ def size_of(values: Tensor) -> Tensor:
     return values.nan_to_num(0.0, 0.0, 0.0).square().mean(-1, keepdim=True).sqrt()
 
 
-RESULTS: dict[str, Change] = {  # what is stale is zeros, as an earlier call may have left them
+RESULTS: dict[str, Change] = {  # stale results are zeros, as an earlier call may have left them
     "stale in their last pack": without(-PACK, None),
     "stale in their last element": without(-1, None),
     "with halves swapped": lambda values: values.roll(values.shape[-1] // 2, -1),
@@ -130,8 +130,8 @@ Outputs = tuple[Tensor, ...]
 class Formula:
     """An operation in float64: ``compute`` takes a fault, the inputs and the options.
 
-    ``places`` are what may be wrong where. ``knows`` tells the cases that the formula is right for. With ``rounds`` it
-    is given the inputs' dtype, too. Without ``results`` no faults of results are tried: there is one number.
+    ``places`` lists the faults of each place. ``knows`` says which cases the formula covers. With ``rounds``, compute
+    also gets the inputs' dtype. Without ``results``, no faults of results are tried, since there is one number.
     """
 
     compute: Callable[..., Outputs]
@@ -142,5 +142,5 @@ class Formula:
 
 
 def exponential(x: Tensor) -> Tensor:
-    """As in fp32, which overflows where float64 does not."""
+    """exp in fp32, which overflows for values that float64 can hold."""
     return x.float().exp().double()

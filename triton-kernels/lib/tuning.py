@@ -47,8 +47,8 @@ def problem_of(*shape: int, dtype: torch.dtype, **variant: str) -> Case:
 
 
 def layouts(**operands: Tensor | Layout) -> dict[str, str]:
-    """The layouts of a problem's operands, as a variant: nothing for a row-major matrix with aligned rows, "col" for its
-    transpose, "pointers" for any other matrix, which no descriptor can describe.
+    """The layouts of a problem's operands, as a variant: nothing for a row-major matrix with aligned rows, "col" for
+    its transpose, "pointers" for any other matrix, which no descriptor can describe.
     """
     kinds = {name: operand if isinstance(operand, str) else layout_of(operand) for name, operand in operands.items()}
     return {name: kind for name, kind in kinds.items() if kind != "row"}

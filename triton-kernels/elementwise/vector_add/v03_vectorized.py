@@ -1,11 +1,11 @@
 """vector_add v03_vectorized: each access is 16 bytes wide.
 
-Change:   a block holds 16 bytes a thread instead of one element. Whole blocks are added without a mask: a mask that
-          may end anywhere would make the compiler go back to one element an access wherever n % 16 != 0.
+Change:   a block holds 16 bytes a thread instead of one element. Whole blocks are added without a mask: with a mask
+          that may end anywhere, the compiler would access single elements whenever n % 16 != 0.
 Why:      a quarter of the load and store instructions for the same bytes, an eighth in bf16.
 Counter:  sectors_per_load rises from 4 to 16; instructions fall.
-Requires: contiguous tensors of any size; addresses that are multiples of 16 bytes get the wide accesses (the
-          launcher tells the compiler which are), others are served one element at a time.
+Requires: contiguous tensors of any size. Accesses take 16 bytes if the addresses are multiples of 16, which the
+          launcher tells the compiler; otherwise they take one element.
 Twin:     cuda-kernels/elementwise/vector_add/v03_vectorized.cu
 """
 
@@ -34,7 +34,7 @@ def vector_add_v03_vectorized_kernel(a, b, out, n: tl.int64, BLOCK: tl.constexpr
         total = tl.load(a + offsets).to(tl.float32) + tl.load(b + offsets).to(tl.float32)
         tl.store(out + offsets, total.to(out.dtype.element_ty))
 
-    # What is left is shared out one element a thread, as in v02.
+    # The remainder, one element a thread, as in v02.
     first = whole + tl.program_id(0) * TAIL
     for start in tl.range(first, n, tl.num_programs(0) * TAIL):
         offsets = start + tl.arange(0, TAIL)

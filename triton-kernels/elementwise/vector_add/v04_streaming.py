@@ -5,9 +5,9 @@ Change:   a block holds two vectors of 16 bytes a thread and operand, instead of
 Why:      all four loads are issued before the first add needs one, so one memory latency is paid for all of them;
           evict-first tells the caches that nothing here is read twice. Programs that loop drift apart and end apart;
           programs of one block each are dealt out in order, to whichever SM is free.
-Counter:  time falls by 5 %; dram_share is 89 %.
-Requires: contiguous tensors of any size; addresses that are multiples of 16 bytes get the wide accesses (the
-          launcher tells the compiler which are), others are served one element at a time.
+Counter:  time falls, and dram_share rises.
+Requires: contiguous tensors of any size. Accesses take 16 bytes if the addresses are multiples of 16, which the
+          launcher tells the compiler; otherwise they take one element.
 Twin:     cuda-kernels/elementwise/vector_add/v04_streaming.cu
 """
 
@@ -22,7 +22,7 @@ from kernel_twins._triton.lib.device import sm_count
 NUM_WARPS = 4
 THREADS = NUM_WARPS * 32
 VECTOR_BYTES = 16
-VECTORS = 2  # with four, ptxas saves registers and adds before all loads are out
+VECTORS = 2  # with four, ptxas saves registers and adds before all loads are issued
 
 
 @triton.jit
@@ -37,7 +37,7 @@ def vector_add_v04_streaming_kernel(a, b, out, n: tl.int64, BLOCK: tl.constexpr,
         total = a_block.to(tl.float32) + b_block.to(tl.float32)
         tl.store(out + offsets, total.to(out.dtype.element_ty), cache_modifier=".cs")
 
-    # What is left is shared out one element a thread, as in v02.
+    # The remainder, one element a thread, as in v02.
     first = whole + tl.program_id(0).to(tl.int64) * TAIL
     for start in tl.range(first, n, tl.num_programs(0).to(tl.int64) * TAIL):
         offsets = start + tl.arange(0, TAIL)
@@ -52,7 +52,7 @@ def vector_add_v04_streaming(a: Tensor, b: Tensor, *, out: Tensor) -> None:
     if n == 0:
         return
     block = THREADS * VECTOR_BYTES // a.element_size()
-    if n >= 2 * sm_count(a.device) * VECTORS * block:  # a smaller vector is better spread over more programs
+    if n >= 2 * sm_count(a.device) * VECTORS * block:  # fewer vectors spread a smaller one over more programs
         block *= VECTORS
     grid = (triton.cdiv(n, block),)
     vector_add_v04_streaming_kernel[grid](a, b, out, n, BLOCK=block, TAIL=THREADS, num_warps=NUM_WARPS)

@@ -2,11 +2,11 @@
 
 Change:   no ring and no loop: the grid covers the vector, a program has one tile of a and b brought in and its sum
           carried away.
-Why:      looping programs drift apart, so the memory works on many places at once, and the slowest one is waited for.
-          Programs of one tile are dealt out in order; while one waits, the others on its SM work.
+Why:      persistent programs drift apart, so the memory works on many places at once, and the grid waits for the
+          slowest program. Programs of one tile are handed out in order; while one waits, the others on its SM work.
 Counter:  time and dram_share are those of v04 again, without its load requests.
-Requires: compute capability 9.0. Contiguous tensors of any size; where an address is no multiple of 16 bytes, which
-          the copy engine asks for, and for the last few elements, plain masked loads take over.
+Requires: compute capability 9.0; contiguous tensors of any size. Plain masked loads take over if an address is no
+          multiple of 16 bytes, as the copy engine requires, and for the last few elements.
 Twin:     cuda-kernels/elementwise/vector_add/v06_bulk_tile.cu
 """
 
@@ -19,7 +19,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 NUM_WARPS = 4
 THREADS = NUM_WARPS * 32
-ROW_BYTES = 128  # the widest row that is copied without being cut up
+ROW_BYTES = 128  # the widest row that is copied in one piece
 ROWS = 16  # rows in a tile: 2 KiB
 
 
@@ -34,7 +34,7 @@ def vector_add_v06_bulk_tile_kernel(
         tile_total = a_rows.load([row, 0]).to(tl.float32) + b_rows.load([row, 0]).to(tl.float32)
         out_rows.store([row, 0], tile_total.to(out.dtype.element_ty))
 
-    # What is left is shared out one element a thread, by plain masked loads.
+    # The remainder, one element a thread, by plain masked loads.
     first = covered + tl.program_id(0).to(tl.int64) * TAIL
     for start in tl.range(first, n, tl.num_programs(0).to(tl.int64) * TAIL):
         offsets = start + tl.arange(0, TAIL)

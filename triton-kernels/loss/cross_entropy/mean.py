@@ -1,7 +1,7 @@
-"""The mean of the rows' losses, or their sum, always added up in the same order: runs agree bit by bit.
+"""The mean or sum of the rows' losses, always added in the same order, so runs agree bit by bit.
 
-A program adds up a share of the rows; where there are several, whoever takes the last ticket adds up what all have
-written, as in reduction's v07. Mean of no rows at all: NaN, as PyTorch's.
+Each program adds a share of the rows. If there are several, the one that takes the last ticket adds their sums, as in
+reduction's v07. The mean of no rows is NaN, as in PyTorch.
 
 Twin: cuda-kernels/loss/cross_entropy/function_mean.cu
 """
@@ -18,7 +18,7 @@ from torch import Tensor
 from kernel_twins._triton.lib import plans
 from kernel_twins._triton.lib.workspace import counter
 
-BLOCK = 1024  # losses that a program reads at once
+BLOCK = 1024  # losses a program loads at once
 ROWS_PER_PROGRAM = 4 * BLOCK
 MOST_PROGRAMS = 64
 
@@ -35,8 +35,8 @@ def cross_entropy_mean_kernel(
     losses, target, loss, scale, totals, counts, tickets, M, ignore_index: tl.int64,
     MEAN: tl.constexpr, BLOCK: tl.constexpr, MOST_PROGRAMS: tl.constexpr,
 ):  # fmt: skip
-    # losses, target: [M]; loss, scale: one number. Of several programs totals and counts: [programs], and tickets: one
-    # number, 0 and left so; else None.
+    # losses, target: [M]; loss, scale: one number. With several programs: totals, counts: [programs], and tickets: one
+    # number, 0 before and after. Otherwise None.
     program, programs = tl.program_id(0).to(tl.int64), tl.num_programs(0).to(tl.int64)
     sums, rows = tl.zeros((BLOCK,), dtype=tl.float64), tl.zeros((BLOCK,), dtype=tl.int64)
     for start in tl.range(program * BLOCK, M, programs * BLOCK):
@@ -49,10 +49,10 @@ def cross_entropy_mean_kernel(
     else:
         tl.store(totals + program, total)
         tl.store(counts + program, count)
-        # One thread has stored both and takes the ticket; behind it a barrier, and all threads may read.
+        # One thread stores both and takes the ticket. Triton then has a barrier, after which all threads may read.
         if tl.atomic_add(tickets, 1, sem="acq_rel", scope="gpu") == programs - 1:
             slot = tl.arange(0, MOST_PROGRAMS)
-            # .cg reads from L2, where the other programs' numbers are.
+            # .cg loads from L2: L1 may hold stale numbers of other programs.
             total = tl.sum(tl.load(totals + slot, mask=slot < programs, other=0.0, cache_modifier=".cg"))
             count = tl.sum(tl.load(counts + slot, mask=slot < programs, other=0, cache_modifier=".cg"))
             _write(loss, scale, total, count, MEAN)
@@ -65,7 +65,7 @@ _plans: dict[tuple[Any, ...], plans.Plan] = {}
 def cross_entropy_mean(
     losses: Tensor, target: Tensor, loss: Tensor, scale: Tensor, ignore_index: int, mean: bool
 ) -> None:
-    """loss = the mean of the losses whose target is not ignored, or the sum, and scale = what a row's counts in it.
+    """loss = the mean of the losses whose target is not ignored, or the sum; scale = the weight of a row's loss in it.
 
     losses: [M], fp32; target: [M], int64; loss: one number, fp32, bf16 or fp16; scale: one number, fp32.
     """

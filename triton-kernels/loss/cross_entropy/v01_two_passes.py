@@ -1,11 +1,12 @@
 """cross_entropy v01_two_passes: a program reads its row for the maximum, and again for the sum.
 
 Change:   none yet, this is where the ladder starts.
-Why:      the definition, word for word: loss = log(sum(exp(x - max))) + max - x[target]. The second pass finds nothing
-          at hand: the rows that run at once are several times as large as L2.
+Why:      the definition, word for word: loss = log(sum(exp(x - max))) + max - x[target]. The second pass misses L2,
+          too: the rows in flight at once are several times as large.
 Counter:  bytes_over_minimum is 2.
-Requires: rows whose elements are contiguous, at any distance from each other. Where N and that distance are multiples
-          of 16, loads take 16 bytes; elsewhere the compiler cannot know where a row starts, and takes one element.
+Requires: rows whose elements are contiguous, at any distance from each other. Loads take 16 bytes if N and that
+          distance are multiples of 16; otherwise the compiler cannot know where a row starts, and loads single
+          elements.
 Twin:     cuda-kernels/loss/cross_entropy/v01_two_passes.cu
 """
 
@@ -37,16 +38,16 @@ def cross_entropy_v01_two_passes_kernel(
             tl.store(lse + row, 0.0)
         return
 
-    # A running maximum for each place of the block, and one reduction at the end. What lies behind the row is -inf,
-    # which is no maximum, and 0 in the sum.
+    # A running maximum for each place of the block, and one reduction at the end. Elements beyond the row count as
+    # -inf: no maximum, and 0 in the sum.
     row_max = tl.full((BLOCK,), -float("inf"), dtype=tl.float32)
     for start in tl.range(0, N, BLOCK):
         col = start + tl.arange(0, BLOCK)
         row_max = tl.maximum(row_max, tl.load(row_logits + col, mask=col < N, other=-float("inf")).to(tl.float32))
     row_max = tl.max(row_max)
 
-    # A row of nothing but -inf has the sum 0, where -inf - -inf would be NaN; a NaN or +inf makes it NaN. The sum of
-    # the logits themselves is taken for smoothing alone, as masked logits make it -inf.
+    # If the whole row is -inf, exponents are relative to 0, as -inf - -inf would be NaN; its sum is 0. A NaN or +inf
+    # makes the sum NaN. The sum of the logits is computed for smoothing alone, as masked logits make it -inf.
     base = tl.where(row_max == -float("inf"), 0.0, row_max)
     row_sum, total = tl.zeros((BLOCK,), dtype=tl.float32), tl.zeros((BLOCK,), dtype=tl.float32)
     for start in tl.range(0, N, BLOCK):
@@ -59,7 +60,7 @@ def cross_entropy_v01_two_passes_kernel(
     # The loss of a target that is no class is NaN.
     is_class = (row_class >= 0) & (row_class < N)
     logit = tl.load(row_logits + row_class, mask=is_class, other=float("nan")).to(tl.float32)
-    # The differences are taken first: they are exact where it matters, and a large maximum takes digits.
+    # Differences come first: they are exact for nearby values, while adding to a large maximum loses digits.
     log_sum = tl.log(tl.sum(row_sum))
     loss = log_sum + (1.0 - smoothing) * (row_max - logit)
     if SMOOTHED:

@@ -2,10 +2,11 @@
 
 Change:   every place of the block carries a running maximum and the sum of exponentials relative to it; when the
           maximum grows, the sum so far is scaled down. Pairs of the two are combined after the pass.
-Why:      half the traffic, as a row is read once, for an exponential more an element.
-Counter:  bytes_over_minimum falls to 1, time to 0.54 of v01's.
-Requires: rows whose elements are contiguous, at any distance from each other. Where N and that distance are multiples
-          of 16, loads take 16 bytes; elsewhere the compiler cannot know where a row starts, and takes one element.
+Why:      half the traffic, as a row is read once, for one more exponential an element.
+Counter:  bytes_over_minimum falls to 1, and the time falls.
+Requires: rows whose elements are contiguous, at any distance from each other. Loads take 16 bytes if N and that
+          distance are multiples of 16; otherwise the compiler cannot know where a row starts, and loads single
+          elements.
 Source:   Milakov and Gimelshein, "Online normalizer calculation for softmax" (arXiv 1805.02867).
 Twin:     cuda-kernels/loss/cross_entropy/v02_online.cu
 """
@@ -44,11 +45,11 @@ def cross_entropy_v02_online_kernel(
         col = start + tl.arange(0, BLOCK)
         values = tl.load(row_logits + col, mask=col < N, other=-float("inf")).to(tl.float32)
         new_maxima = tl.maximum(maxima, values)
-        # As long as a place has seen nothing but -inf, its sum stays 0: -inf - -inf would make it NaN.
+        # While a place has seen only -inf, its sum must stay 0: -inf - -inf would make it NaN.
         base = tl.where(new_maxima == -float("inf"), 0.0, new_maxima)
         sums = sums * tl.exp2((maxima - base) * LOG2_E) + tl.exp2((values - base) * LOG2_E)
         maxima = new_maxima
-        if SMOOTHED:  # else nobody asks for the sum of the logits, which masked ones make -inf
+        if SMOOTHED:  # for smoothing alone: masked logits make the sum -inf
             totals += tl.where(col < N, values, 0.0)
 
     row_max = tl.max(maxima)

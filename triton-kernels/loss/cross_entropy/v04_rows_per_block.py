@@ -1,13 +1,15 @@
-"""cross_entropy v04_rows_per_block: a program takes a tile of several short rows, or walks along one in large tiles.
+"""cross_entropy v04_rows_per_block: a program takes a tile of several short rows, or walks along one row in large
+tiles.
 
-Change:   a program holds a tile of TILE_BYTES: rows side by side where they are shorter than that. A longer row is read
-          in such tiles, as packs of 16 bytes, each of which has one maximum, so that what it adds up is rescaled once
-          for a pack. Tile, warps, and the number of tiles under way are searched over the list below (see tuning.py).
-Why:      what v02 computes for each element, an exponential to rescale by, is as much as the special function units can
-          do at the rate of the memory. And with a few KiB on their way, a program waits more than it reads.
-Counter:  dram_share is 90 %.
-Requires: rows whose elements are contiguous, at any distance from each other. Where N and that distance are multiples
-          of 16, loads take 16 bytes; elsewhere the compiler cannot know where a row starts, and takes one element.
+Change:   a program holds a tile of TILE_BYTES: several rows if they are shorter than that. A longer row is read in such
+          tiles, as packs of 16 bytes; each pack has one maximum, so its sum is rescaled once a pack. Tile size, warps,
+          and tiles in flight are searched over the list below (see tuning.py).
+Why:      v02's rescaling takes a second exponential for each element, which is all that the special function units
+          (MUFU) can do at the rate of the memory. And with few KiB in flight, a program waits more than it reads.
+Counter:  dram_share rises.
+Requires: rows whose elements are contiguous, at any distance from each other. Loads take 16 bytes if N and that
+          distance are multiples of 16; otherwise the compiler cannot know where a row starts, and loads single
+          elements.
 Twin:     cuda-kernels/loss/cross_entropy/v04_rows_per_block.cu
 """
 
@@ -42,7 +44,7 @@ def _write(
     losses, lse, row, mask, row_class, ignore_index, logit, row_max, row_sum, total, N, smoothing,
     SMOOTHED: tl.constexpr,
 ):  # fmt: skip
-    # The differences are taken first: they are exact where it matters, and a large maximum takes digits.
+    # Differences come first: they are exact for nearby values, while adding to a large maximum loses digits.
     log_sum = tl.log(row_sum)
     loss = log_sum + (1.0 - smoothing) * (row_max - logit)
     if SMOOTHED:
@@ -73,11 +75,11 @@ def cross_entropy_v04_rows_per_block_kernel(
         row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
         col = tl.arange(0, BLOCK_N)[None, :]
         row_logits = logits + row * stride_lm
-        # What lies behind a row is -inf, which is no maximum, and 0 in the sum.
+        # Elements beyond a row count as -inf: no maximum, and 0 in the sum.
         mask = (row < M)[:, None] & (col < N)
         values = tl.load(row_logits[:, None] + col, mask=mask, other=-float("inf")).to(tl.float32)
         row_max = tl.max(values, axis=1)
-        # A row of nothing but -inf has the sum 0: -inf - -inf would make it NaN. A NaN or +inf does.
+        # A row of nothing but -inf must have the sum 0; -inf - -inf would make it NaN. A NaN or +inf makes it NaN.
         base = tl.where(row_max == -float("inf"), 0.0, row_max)
         row_sum = tl.sum(tl.exp2((values - base[:, None]) * LOG2_E), axis=1)
         total = tl.sum(tl.where(mask, values, 0.0), axis=1) if SMOOTHED else 0.0
@@ -103,7 +105,7 @@ def cross_entropy_v04_rows_per_block_kernel(
             powers = tl.sum(tl.exp2((values - base[:, None]) * LOG2_E), axis=1)
             sums = sums * tl.exp2((maxima - base) * LOG2_E) + powers
             maxima = new_maxima
-            if SMOOTHED:  # else nobody asks for the sum of the logits, which masked ones make -inf
+            if SMOOTHED:  # for smoothing alone: masked logits make the sum -inf
                 totals += tl.sum(tl.where(col < N, values, 0.0), axis=1)
         row_max = tl.max(maxima)
         base = tl.where(row_max == -float("inf"), 0.0, row_max)

@@ -1,12 +1,13 @@
 """cross_entropy_backward v01_scalar: a program walks along its row.
 
 Change:   none yet, this is where the ladder starts.
-Why:      the definition, word for word: the probability is exp(x - lse), as the forward pass kept lse, and the target's
-          is off by one.
-Counter:  dram_bytes are the least possible; dram_share is as high as a program of four warps gets that waits for each
-          block of the row.
-Requires: rows whose elements are contiguous, at any distance from each other. Where N and that distance are multiples
-          of 16, accesses take 16 bytes; elsewhere the compiler cannot know where a row starts, and takes one element.
+Why:      the definition, word for word: the gradient is the probability exp(x - lse), with lse from the forward pass,
+          less 1 at the target.
+Counter:  dram_bytes are the least possible; dram_share stays as low as a program allows that waits for each block of
+          its row.
+Requires: rows whose elements are contiguous, at any distance from each other. Accesses take 16 bytes if N and that
+          distance are multiples of 16; otherwise the compiler cannot know where a row starts, and accesses single
+          elements.
 Twin:     cuda-kernels/loss/cross_entropy_backward/v01_scalar.cu
 """
 
@@ -31,7 +32,7 @@ def cross_entropy_backward_v01_scalar_kernel(
     row = tl.program_id(0).to(tl.int64)
     row_logits, row_out, row_class = logits + row * stride_lm, out + row * stride_om, tl.load(target + row)
     ignored, is_class = row_class == ignore_index, (row_class >= 0) & (row_class < N)
-    # A target that is no class makes all of the row NaN, as it made the loss.
+    # A target that is no class makes the whole row NaN, as it makes the loss.
     row_lse, scale = tl.load(lse + row), tl.where(is_class, tl.load(dout + row * stride_dm), float("nan"))
     shared = smoothing / N
     for start in tl.range(0, N, BLOCK):

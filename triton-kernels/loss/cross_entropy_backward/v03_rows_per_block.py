@@ -1,13 +1,13 @@
-"""cross_entropy_backward v03_rows_per_block: a program takes one tile, a part of a row or several short ones.
+"""cross_entropy_backward v03_rows_per_block: a program takes one tile: a part of a row, or several short rows.
 
-Change:   a tile of TILE_BYTES for every program: a part of one row, or rows side by side where they are shorter than
-          that. Its size and the number of warps are searched over the list below (see tuning.py).
-Why:      a program that ends after a tile makes room for another, whose loads fill in while it stores, where one that
-          walks along a row waits at every step. A short row by itself leaves threads without work.
-Counter:  dram_share is 89 %.
-Requires: rows whose elements are contiguous, at any distance from each other; out may be the logits. Where N and that
-          distance are multiples of 16, accesses take 16 bytes; elsewhere the compiler cannot know where a row starts,
-          and takes one element.
+Change:   every program has a tile of TILE_BYTES: a part of one row, or several rows if they are shorter. Tile size and
+          number of warps are searched over the list below (see tuning.py).
+Why:      a program that ends after one tile makes room for another, whose loads overlap with its stores, while a
+          program that walks along a row waits at every step. A single short row would leave threads without work.
+Counter:  dram_share rises.
+Requires: rows whose elements are contiguous, at any distance from each other. Accesses take 16 bytes if N and that
+          distance are multiples of 16; otherwise the compiler cannot know where a row starts, and accesses single
+          elements. out may be the logits.
 Twin:     cuda-kernels/loss/cross_entropy_backward/v03_rows_per_block.cu
 """
 
@@ -57,7 +57,7 @@ def cross_entropy_backward_v03_rows_per_block_kernel(
     values = tl.load(logits + (row * stride_lm)[:, None] + col, mask=mask).to(tl.float32)
     row_class = tl.load(target + row, mask=row < M, other=0)
     row_lse, scale = tl.load(lse + row, mask=row < M), tl.load(dout + row * stride_dm, mask=row < M)
-    # A target that is no class makes all of the row NaN, as it made the loss.
+    # A target that is no class makes the whole row NaN, as it makes the loss.
     scale = tl.where((row_class >= 0) & (row_class < N), scale, float("nan"))
     shared = smoothing / N
     wanted = tl.where(col == row_class[:, None], shared + (1.0 - smoothing), shared)
@@ -98,7 +98,7 @@ def cross_entropy_backward_v03_rows_per_block(
     grid = lambda args: (triton.cdiv(M, args["ROWS"]) * triton.cdiv(N, args["BLOCK_N"]),)  # noqa: E731
     behind = M, N, *strides, *options
     if not config and in_place:
-        # A search runs the kernel more than once, of which the first run would overwrite what the others read.
+        # No search in place: it runs the kernel several times, and the first run would overwrite the logits.
         kernel, config = searched.fn, searched.configs[0].all_kwargs()
     elif not config:
         kernel[grid](*tensors, *behind)

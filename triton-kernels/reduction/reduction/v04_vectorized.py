@@ -5,9 +5,9 @@ Change:   a program sums a block of 16 KiB, 64 bytes a thread, instead of one el
           wherever n % 16 != 0.
 Why:      by Little's law the bytes in flight, not the additions, set the rate. And as each program leaves one sum for
           4096 elements of fp32, a launch less is needed.
-Counter:  dram_share rises to 86 %; sectors_per_load to 16; launches is 3 for 2^26 elements.
-Requires: a contiguous tensor of any size; an address that is a multiple of 16 bytes gets the wide loads (the
-          launcher tells the compiler), others are read one element at a time.
+Counter:  dram_share rises; sectors_per_load is 16; launches falls to 3 for 2^26 elements.
+Requires: a contiguous tensor of any size. Loads take 16 bytes if the address is a multiple of 16, which the launcher
+          tells the compiler; otherwise they take one element.
 Twin:     cuda-kernels/reduction/reduction/v04_vectorized.cu
 """
 

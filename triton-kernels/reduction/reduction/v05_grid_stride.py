@@ -1,8 +1,8 @@
-"""reduction v05_grid_stride: a few programs an SM stride over the vector, adding in registers.
+"""reduction v05_grid_stride: persistent programs stride over the vector, adding in registers.
 
-Change:   a program takes every so-many-th block; its threads keep a running total each, and those are summed once, at
-          the end. A second launch of one program sums the programs' sums, always in the same order: runs agree bit
-          by bit.
+Change:   a few programs an SM loop over the blocks of the vector; each thread keeps a running total, and the totals are
+          summed once, at the end. A second launch of one program sums the programs' sums, always in the same order, so
+          runs agree bit by bit.
 Why:      shuffles, barrier and set-up are paid once a program instead of once a block, and two launches do for any n.
           A total that took one element after the other would err more the longer the vector is, so a block's elements
           are summed first, within the thread, and join the total by Knuth's TwoSum, which keeps what the addition
@@ -13,8 +13,8 @@ Error:    at most 18 eps sum|x|, eps = 2^-23, for any n. To first order a sum er
           compensated loop adds (m eps/2)^2 for m blocks a thread (Ogita, Rump and Oishi 2005, proposition 4.5),
           which is below eps/2 until m = 4096: 8 * 10^9 fp32 elements on 132 SMs.
 Counter:  time falls a little, dram_share should pass 85 %; launches falls to 2.
-Requires: a contiguous tensor of any size; an address that is a multiple of 16 bytes gets the wide loads (the
-          launcher tells the compiler), others are read one element at a time.
+Requires: a contiguous tensor of any size. Loads take 16 bytes if the address is a multiple of 16, which the launcher
+          tells the compiler; otherwise they take one element.
 Twin:     cuda-kernels/reduction/reduction/v05_grid_stride.cu
 """
 
@@ -31,7 +31,7 @@ NUM_WARPS = 4  # half of v04's, so that a short vector spreads over more SMs
 THREADS = NUM_WARPS * 32
 VECTOR_BYTES = 16
 LOADS = 4  # independent loads a thread
-PROGRAMS_PER_SM = 8  # 1024 threads with 64 bytes each on their way: 64 KiB an SM
+PROGRAMS_PER_SM = 8  # 1024 threads with 64 bytes each in flight: 64 KiB an SM
 
 
 @triton.jit
@@ -54,10 +54,10 @@ def reduction_v05_grid_stride_kernel(
         added = new_total - total  # what of value arrived; the rest of new_total came from total
         error += (total - (new_total - added)) + (value - added)
         total = new_total
-    # Once the total has become infinite or NaN, as plain addition makes it, the error is NaN and stays out.
+    # Without the error if that is NaN: once the total is infinite or NaN, its error is meaningless.
     total += tl.where(tl.abs(total) < float("inf"), error, 0.0)
 
-    # What is left, less than a block, is the last program's; without a mask above, all its loads stay wide for every n.
+    # The last program adds the remainder, less than a block. The loop above needs no mask, so all its loads stay wide.
     if (program == programs - 1) & (whole < n):
         values = tl.load(x + whole + offsets, mask=whole + offsets < n, other=0.0).to(tl.float32)
         total += tl.sum(tl.sum(values, axis=2), axis=1)
@@ -70,7 +70,7 @@ def reduction_v05_grid_stride(x: Tensor, *, out: Tensor) -> None:
         n = x.numel()
         vector = VECTOR_BYTES // x.element_size()
         blocks = max(1, n // (LOADS * THREADS * vector))
-        # All programs take the same number of blocks, but for the last round: none ends a block late.
+        # All programs take the same number of blocks, except in the last round, so that none ends a whole block late.
         rounds = triton.cdiv(blocks, PROGRAMS_PER_SM * sm_count(x.device))
         programs = triton.cdiv(blocks, rounds)
         sums = out if programs == 1 else torch.empty(programs, dtype=torch.float32, device=x.device)

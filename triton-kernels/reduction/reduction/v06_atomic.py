@@ -1,14 +1,14 @@
 """reduction v06_atomic: programs add their sums to the result themselves.
 
 Change:   instead of writing its sum for a second launch, a program adds it to out by an atomic, in L2.
-Why:      one launch instead of two, which is most of the time of a short vector (out must be zeroed first; that is a
-          fill). But programs add in the order in which they end, and floating-point addition is not associative: the
+Why:      one launch instead of two, which is most of the time of a short vector; a fill that zeroes out takes its
+          place. But programs add in the order in which they end, and floating-point addition is not associative: the
           last bits of the result change from run to run.
-Error:    19 roundings as in v05's first launch, and one for each of the programs: at most (programs + 19) / 2
-          eps sum|x| on the way of the first program's sum. The hardware flushes subnormal sums to zero.
-Counter:  time falls by 1 % at 2^26 elements and by 9 % at 2^16.
-Requires: a contiguous tensor of any size; an address that is a multiple of 16 bytes gets the wide loads (the
-          launcher tells the compiler), others are read one element at a time.
+Error:    19 roundings as in v05's first launch, and one for each program: at most (programs + 19) / 2 eps sum|x|, for
+          the elements of the program that adds first. The hardware flushes subnormal sums to zero.
+Counter:  time falls, most at 2^16 elements.
+Requires: a contiguous tensor of any size. Loads take 16 bytes if the address is a multiple of 16, which the launcher
+          tells the compiler; otherwise they take one element.
 Twin:     cuda-kernels/reduction/reduction/v06_atomic.cu
 """
 
@@ -24,7 +24,7 @@ NUM_WARPS = 4  # half of v04's, so that a short vector spreads over more SMs
 THREADS = NUM_WARPS * 32
 VECTOR_BYTES = 16
 LOADS = 4  # independent loads a thread
-PROGRAMS_PER_SM = 8  # 1024 threads with 64 bytes each on their way: 64 KiB an SM
+PROGRAMS_PER_SM = 8  # 1024 threads with 64 bytes each in flight: 64 KiB an SM
 
 
 @triton.jit
@@ -45,10 +45,10 @@ def reduction_v06_atomic_kernel(x, out, n: tl.int64, LOADS: tl.constexpr, THREAD
         added = new_total - total  # what of value arrived; the rest of new_total came from total
         error += (total - (new_total - added)) + (value - added)
         total = new_total
-    # Once the total has become infinite or NaN, as plain addition makes it, the error is NaN and stays out.
+    # Without the error if that is NaN: once the total is infinite or NaN, its error is meaningless.
     total += tl.where(tl.abs(total) < float("inf"), error, 0.0)
 
-    # What is left, less than a block, is the last program's; without a mask above, all its loads stay wide for every n.
+    # The last program adds the remainder, less than a block. The loop above needs no mask, so all its loads stay wide.
     if (program == programs - 1) & (whole < n):
         values = tl.load(x + whole + offsets, mask=whole + offsets < n, other=0.0).to(tl.float32)
         total += tl.sum(tl.sum(values, axis=2), axis=1)
@@ -60,7 +60,7 @@ def reduction_v06_atomic(x: Tensor, *, out: Tensor) -> None:
     n = x.numel()
     vector = VECTOR_BYTES // x.element_size()
     blocks = max(1, n // (LOADS * THREADS * vector))
-    # All programs take the same number of blocks, but for the last round: none ends a block late.
+    # All programs take the same number of blocks, except in the last round, so that none ends a whole block late.
     rounds = triton.cdiv(blocks, PROGRAMS_PER_SM * sm_count(x.device))
     programs = triton.cdiv(blocks, rounds)
     out.zero_()

@@ -1,16 +1,16 @@
 """reduction v07_last_block: the program that ends last sums what all programs have written.
 
-Change:   a program writes its sum to a workspace and takes a ticket from a counter. The one that gets the last ticket
-          knows that all sums are there, and sums them in a fixed order: one launch, and the same bits every time. It
-          also puts the counter back to zero.
-Why:      v06's single launch without its changing order. One thread of a program stores the sum and takes the ticket.
-          The ticket is release and acquire in one: a program's sum comes before its ticket, and whoever holds a later
+Change:   a program writes its sum to a workspace and takes a ticket from a counter. The program with the last ticket
+          knows that all sums are there and adds them in a fixed order: one launch, and the same bits every time. It
+          also resets the counter to zero.
+Why:      v06's single launch without its changing order. One thread of a program stores the sum and takes the ticket,
+          which is release and acquire in one: a program's sum is visible before its ticket, and the holder of a later
           ticket may read it.
 Error:    at most 21 eps sum|x|, eps = 2^-23, for any n, as in v05: 19 roundings in a program, and among the programs'
           sums 15 in a thread, 5 in the warp and 2 in the program.
 Counter:  time at 2^26 elements stays v06's, and falls at 2^16; launches is 1.
-Requires: a contiguous tensor of any size; an address that is a multiple of 16 bytes gets the wide loads (the
-          launcher tells the compiler), others are read one element at a time.
+Requires: a contiguous tensor of any size. Loads take 16 bytes if the address is a multiple of 16, which the launcher
+          tells the compiler; otherwise they take one element.
 Twin:     cuda-kernels/reduction/reduction/v07_last_block.cu
 """
 
@@ -28,8 +28,8 @@ NUM_WARPS = 4  # half of v04's, so that a short vector spreads over more SMs
 THREADS = NUM_WARPS * 32
 VECTOR_BYTES = 16
 LOADS = 4  # independent loads a thread
-PROGRAMS_PER_SM = 8  # 1024 threads with 64 bytes each on their way: 64 KiB an SM
-MOST_PROGRAMS = 2048  # whose sums one program can sum in the end: SMs up to 256
+PROGRAMS_PER_SM = 8  # 1024 threads with 64 bytes each in flight: 64 KiB an SM
+MOST_PROGRAMS = 2048  # whose sums the last program can add: enough for 256 SMs
 
 
 @triton.jit
@@ -54,20 +54,20 @@ def reduction_v07_last_block_kernel(
         added = new_total - total  # what of value arrived; the rest of new_total came from total
         error += (total - (new_total - added)) + (value - added)
         total = new_total
-    # Once the total has become infinite or NaN, as plain addition makes it, the error is NaN and stays out.
+    # Without the error if that is NaN: once the total is infinite or NaN, its error is meaningless.
     total += tl.where(tl.abs(total) < float("inf"), error, 0.0)
 
-    # What is left, less than a block, is the last program's; without a mask above, all its loads stay wide for every n.
+    # The last program adds the remainder, less than a block. The loop above needs no mask, so all its loads stay wide.
     if (program == programs - 1) & (whole < n):
         values = tl.load(x + whole + offsets, mask=whole + offsets < n, other=0.0).to(tl.float32)
         total += tl.sum(tl.sum(values, axis=2), axis=1)
     tl.store(sums + program, tl.sum(total))
 
-    # One thread has stored the sum and takes the ticket; behind it a barrier, and all threads may read.
+    # One thread stores the sum and takes the ticket. Triton then has a barrier, after which all threads may read.
     ticket = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
     if ticket == programs - 1:
         slot = tl.arange(0, MOST_PROGRAMS)
-        # .cg reads from L2, where the other programs' sums are.
+        # .cg loads from L2: L1 may hold stale sums of other programs.
         parts = tl.load(sums + slot, mask=slot < programs, other=0.0, cache_modifier=".cg")
         tl.store(out, tl.sum(parts))
         tl.store(counter, 0)
@@ -78,7 +78,7 @@ def reduction_v07_last_block(x: Tensor, *, out: Tensor) -> None:
     n = x.numel()
     vector = VECTOR_BYTES // x.element_size()
     blocks = max(1, n // (LOADS * THREADS * vector))
-    # All programs take the same number of blocks, but for the last round: none ends a block late.
+    # All programs take the same number of blocks, except in the last round, so that none ends a whole block late.
     rounds = triton.cdiv(blocks, min(PROGRAMS_PER_SM * sm_count(x.device), MOST_PROGRAMS))
     programs = triton.cdiv(blocks, rounds)
     sums = torch.empty(programs, dtype=torch.float32, device=x.device)

@@ -1,6 +1,6 @@
-"""The axes of a tensor as kernels walk them: kept and reduced ones apart, each in the order of memory.
+"""The axes of a tensor in the form that kernels loop over: kept and reduced axes apart, each in the order of memory.
 
-cuda-kernels/reduction/reduction_nd/axes.h does the same.
+Its counterpart is cuda-kernels/reduction/reduction_nd/axes.h.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import NamedTuple
 class Axis(NamedTuple):
     size: int
     stride: int  # in elements of x
-    step: int  # in elements of out, or, of a reduced axis, in places that argmax tells
+    step: int  # in elements of out; for a reduced axis, in argmax's index
 
 
 Axes = tuple[Axis, ...]  # the outermost first, at least one
 
 
 def axes_of(sizes: Sequence[int], strides: Sequence[int], ordered: bool = True) -> Axes:
-    """As few axes as there can be of those given, which are all kept or all reduced; the last has the nearest elements.
+    """The given axes, all kept or all reduced, merged to as few as possible; the last one has the smallest stride.
 
-    Axes of one element are dropped. Neighbours are merged where one goes on where the other ends, in memory and, where
-    the result is ``ordered``, in what is stored or told, too; else steps mean nothing. Axes of stride 0 come first.
+    Axes of size 1 are dropped. Two axes are merged if one continues in memory where the other ends; if ``ordered``,
+    their steps must continue as well (otherwise steps mean nothing in the result). Axes of stride 0 come first.
     """
     step, axes = 1, []
     for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
@@ -31,7 +31,7 @@ def axes_of(sizes: Sequence[int], strides: Sequence[int], ordered: bool = True) 
             axes.append(Axis(size, stride, step))
         step *= size
     merged: list[Axis] = []
-    # The innermost first, and of equal strides the one that was given last, so that equal axes keep their order.
+    # A stable sort, innermost first: of equal strides, the axis that was given last becomes the inner one.
     for outer in sorted(axes, key=lambda axis: axis.stride or math.inf):
         inner = merged[-1] if merged else None
         follows = inner is not None and outer.stride == inner.size * inner.stride
@@ -43,7 +43,7 @@ def axes_of(sizes: Sequence[int], strides: Sequence[int], ordered: bool = True) 
 
 
 def split(sizes: Sequence[int], strides: Sequence[int], reduced: Sequence[int], ordered: bool) -> tuple[Axes, Axes]:
-    """The kept axes and the reduced ones; ``ordered``: it matters which of the reduced elements is the first."""
+    """The kept axes and the reduced ones; ``ordered``: the order of the reduced elements matters, as for argmax."""
     kept = [axis for axis in range(len(sizes)) if axis not in reduced]
     gone = [axis for axis in range(len(sizes)) if axis in reduced]
 
@@ -58,5 +58,5 @@ def count(axes: Axes) -> int:
 
 
 def along_reduced(kept: Axes, reduced: Axes) -> bool:
-    """Whether neighbours in memory lie along a reduced axis rather than along a kept one."""
+    """True if the smallest stride belongs to a reduced axis, False if to a kept one."""
     return (reduced[-1].stride or math.inf) <= (kept[-1].stride or math.inf)

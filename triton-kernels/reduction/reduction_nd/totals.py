@@ -1,7 +1,7 @@
-"""What is made of elements one after the other: a sum, a maximum, or its place; and where elements lie.
+"""Totals: what a program accumulates (a sum, a maximum, or the index of one), and the addresses of its elements.
 
-A total is two tensors, values and places; without "argmax" places are nothing but passed on. KIND is "sum" (a mean is a
-sum that is divided), "max" or "argmax".
+A total is two tensors: values, and places, the indices of maxima, which only "argmax" uses. KIND is "sum" (also for a
+mean, whose sum is divided), "max" or "argmax".
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-NOWHERE = tl.constexpr(2**62)  # a place behind all others
+NOWHERE = tl.constexpr(2**62)  # an index beyond all others
 
 
 @triton.jit
 def place_of(index, sizes, strides, steps):
-    # Where the elements of these numbers lie in x, and their places, from tuples with an entry for each axis. Of the
-    # outermost axis no element is beyond the last one, so it needs no division.
+    # The offsets in x and the places of the elements with these numbers; sizes, strides and steps are tuples with an
+    # entry an axis. The outermost axis needs no division, as no index is beyond its end.
     offset, step = index * 0, index * 0
     for axis in tl.static_range(len(sizes) - 1, 0, -1):
         at = index % sizes[axis]
@@ -27,7 +27,7 @@ def place_of(index, sizes, strides, steps):
 
 @triton.jit
 def run_of(index, sizes, strides, steps):
-    # The same of the first elements of the innermost axis's runs of these numbers.
+    # The same for the first elements of runs: `index` numbers the runs of the innermost axis.
     offset, step = index * 0, index * 0
     for axis in tl.static_range(len(sizes) - 2, -1, -1):
         at = index % sizes[axis] if axis > 0 else index
@@ -39,7 +39,7 @@ def run_of(index, sizes, strides, steps):
 
 @triton.jit
 def first_largest(a, a_place, b, b_place):
-    # Of equal elements the first place, of NaNs that of the first one: whatever order they come in.
+    # The larger element and its place. Of equal elements the first one counts, of NaNs the first NaN, in any order.
     first = b_place < a_place
     b_wins = (b > a) | ((b == a) & first) | ((b != b) & (first | (a == a)))
     return tl.where(b_wins, b, a), tl.where(b_wins, b_place, a_place)
@@ -47,7 +47,7 @@ def first_largest(a, a_place, b, b_place):
 
 @triton.jit
 def none(SHAPE: tl.constexpr, KIND: tl.constexpr):
-    # Of no elements.
+    # The total of no elements.
     values = tl.full(SHAPE, 0.0 if KIND == "sum" else -float("inf"), dtype=tl.float32)
     return values, tl.full(SHAPE, NOWHERE, dtype=tl.int64) if KIND == "argmax" else values
 
@@ -57,7 +57,7 @@ def merge(values, places, others, other_places, KIND: tl.constexpr):
     if KIND == "sum":
         values += others
     elif KIND == "max":
-        # PyTorch's maximum of a NaN and a number is NaN.
+        # NaN wins, as in PyTorch.
         values = tl.maximum(values, others, propagate_nan=tl.PropagateNan.ALL)
     else:
         values, places = first_largest(values, places, others, other_places)
@@ -66,7 +66,7 @@ def merge(values, places, others, other_places, KIND: tl.constexpr):
 
 @triton.jit
 def add(values, places, pointers, at, mask, KIND: tl.constexpr):
-    # The elements at these pointers, whose places are `at`.
+    # Adds the elements at these pointers, whose places are `at`.
     loaded = tl.load(pointers, mask=mask, other=0.0 if KIND == "sum" else -float("inf")).to(tl.float32)
     if KIND == "argmax":
         at = tl.where(mask, at, tl.full((1,), NOWHERE, dtype=tl.int64))
@@ -75,9 +75,9 @@ def add(values, places, pointers, at, mask, KIND: tl.constexpr):
 
 @triton.jit
 def reduce(values, places, AXIS: tl.constexpr, KIND: tl.constexpr):
-    # tl.max leaves NaN out, and its index is that of the tile: a maximum takes two reductions, and its place a third.
-    # tl.reduce by a function of two pairs takes one, in which threads exchange three registers; the interpreter calls
-    # that function for every element.
+    # tl.max ignores NaN, and returns an index within the tile. So a maximum takes two reductions, and its place a
+    # third. tl.reduce with a function of two pairs would take one, but exchanges three registers a step, and the
+    # interpreter calls that function for every element.
     if KIND == "sum":
         values = tl.sum(values, axis=AXIS)
         places = values

@@ -2,9 +2,9 @@
 
 Change:   none yet, this is where the ladder starts.
 Why:      the definition, word for word, for any strides. The number of an element is divided by the size of every axis
-          to find where it lies; here all outputs of a program do that together, once, where in CUDA each does. What
-          neighbouring threads read lies side by side where the kept axis is contiguous; along rows, every load of a
-          warp touches 32 lines.
+          to find its address; all outputs of a program share these divisions, while in CUDA each thread has its own. If
+          the kept axis is contiguous, neighbouring threads read neighbouring elements; along rows, every load of a warp
+          touches 32 lines.
 Error:    a running sum in fp32: at most R eps/2 sum|x|, and for random terms a quarter eps.
 Counter:  dram_share stays low.
 Requires: outputs of up to 2^16 elements each, which take a program tens of milliseconds.
@@ -29,7 +29,7 @@ def reduction_nd_v01_thread_per_output_kernel(
     x, out, kept_sizes, kept_strides, kept_steps, sizes, strides, steps, outputs: tl.int64, elements: tl.int64, divisor,
     KIND: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    # x, out: as their axes say, the kept ones and then the reduced ones. 2^31 outputs and more overflow 32 bits.
+    # x, out: addressed by the kept axes and the reduced axes. 2^31 outputs and more overflow 32 bits.
     output = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     offset, step = place_of(output, kept_sizes, kept_strides, kept_steps)
     values, places = none((BLOCK,), KIND)

@@ -1,13 +1,13 @@
 """reduction_nd v02_block_per_output: the threads of a program share an output's elements.
 
-Change:   a program takes its output's elements in blocks of 1024, and reduces them to one in the end.
-Why:      along rows, neighbouring threads now read neighbouring elements, a line or two a load. Down columns it is the
-          other way round: an element brings a sector of 16, and the next columns' programs find the others in L2, if
-          they come soon. Where elements lie takes every one a division by each axis but the outermost; of one axis
-          there is none, and the compiler sees that neighbours are neighbours and loads several at a time.
+Change:   a program loads its output's elements in blocks of 1024, and reduces them to one at the end.
+Why:      along rows, neighbouring threads now read neighbouring elements, one or two lines a load. Down columns it is
+          the other way round: a load brings a sector of 16 columns for one of them, and the programs of the other
+          columns find it in L2 if they come soon. Addresses take a division for each axis except the outermost. A
+          single axis needs none, so the compiler sees contiguous elements and uses wide loads.
 Error:    at most (R / 1024 + 11) eps/2 sum|x|.
-Counter:  along rows the time falls to 0.18; over the middle axis it is four times v01's.
-Requires: nothing. An output of few elements leaves most of its program idle.
+Counter:  along rows the time falls; over the middle axis it rises.
+Requires: nothing. If an output has few elements, most of its program is idle.
 Twin:     cuda-kernels/reduction/reduction_nd/v02_block_per_output.cu
 """
 
@@ -30,8 +30,8 @@ def reduction_nd_v02_block_per_output_kernel(
     x, out, kept_sizes, kept_strides, kept_steps, sizes, strides, steps, outputs: tl.int64, elements: tl.int64, divisor,
     KIND: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    # x, out: as their axes say, the kept ones and then the reduced ones. More outputs than a grid has programs come in
-    # turns.
+    # x, out: addressed by the kept axes and the reduced axes. If there are more outputs than a grid has programs,
+    # programs loop.
     for output in tl.range(tl.program_id(0), outputs, tl.num_programs(0)):
         offset, step = place_of(output, kept_sizes, kept_strides, kept_steps)
         values, places = none((BLOCK,), KIND)

@@ -1,15 +1,15 @@
 """reduction_nd v03_by_layout: threads lie along the axis that is contiguous in memory.
 
-Change:   a program has a tile of outputs and of their elements, whose last dimension is the one that is contiguous in
-          memory: of elements where that is a reduced axis, of outputs where it is a kept one. It adds tile after tile,
-          and reduces along the elements once, in the end.
-Why:      either way a warp reads whole lines, and outputs of few elements lie side by side in a tile. But a tile knows
-          no lanes: the compiler must find out who reads what, and offsets that come from a division hide from it that
-          neighbours are neighbours. So loads are wide of one axis, and where sizes are multiples of 16; elsewhere they
-          are of one element.
+Change:   a program has a tile of outputs and their elements, whose last dimension is the contiguous one: elements if
+          that axis is reduced, outputs if it is kept. It adds tile after tile, and reduces along the elements once, at
+          the end.
+Why:      in both cases a warp reads whole lines, and outputs of few elements lie side by side in a tile. But a tile has
+          no explicit lanes: the compiler must find out which thread reads what, and an offset from a division hides
+          that elements are contiguous. So loads are wide if there is one axis, or if sizes are multiples of 16, and
+          take single elements otherwise.
 Error:    at most (R / 16 + 16) eps/2 sum|x| down columns, less along rows.
-Counter:  time falls by a tenth along rows, and to an eighth over the middle axis; down columns alone it rises by 80 %.
-Requires: nothing. Where no axis is contiguous, the tile's last dimension is the one whose elements are nearest.
+Counter:  time falls along rows, and most over the middle axis; down a single axis of columns it may rise.
+Requires: nothing. If no axis is contiguous, the tile's last dimension is the axis with the smallest stride.
 Twin:     cuda-kernels/reduction/reduction_nd/v03_by_layout.cu
 """
 
@@ -24,8 +24,8 @@ from kernel_twins._triton.reduction.reduction_nd.totals import add, none, place_
 
 NUM_WARPS = 4
 TILE = 2048
-LONGEST = 1024  # of a tile along rows
-WIDEST = 128  # down columns
+LONGEST = 1024  # elements of a tile, along rows
+WIDEST = 128  # columns of a tile, down columns
 
 
 @triton.jit
@@ -33,8 +33,8 @@ def reduction_nd_v03_by_layout_kernel(
     x, out, kept_sizes, kept_strides, kept_steps, sizes, strides, steps, outputs: tl.int64, elements: tl.int64, divisor,
     KIND: tl.constexpr, ALONG: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
-    # x, out: as their axes say, the kept ones and then the reduced ones. A tile is [BLOCK_K, BLOCK_R], or down columns
-    # [BLOCK_R, BLOCK_K].
+    # x, out: addressed by the kept axes and the reduced axes. A tile is [BLOCK_K, BLOCK_R], or down columns [BLOCK_R,
+    # BLOCK_K].
     AXIS: tl.constexpr = 1 if ALONG else 0
     output = tl.program_id(0).to(tl.int64) * BLOCK_K + tl.expand_dims(tl.arange(0, BLOCK_K), AXIS)
     offset, step = place_of(output, kept_sizes, kept_strides, kept_steps)

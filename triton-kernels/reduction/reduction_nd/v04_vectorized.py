@@ -1,16 +1,16 @@
-"""reduction_nd v04_vectorized: loads of 16 bytes in both directions, four of a thread's under way at once.
+"""reduction_nd v04_vectorized: loads of 16 bytes in both directions, with four of a thread in flight.
 
-Change:   the tile's last dimension lies within one run of the innermost axis, and only what lies outside it is found by
-          division: a chunk of a run of elements, or all rows that a tile of columns has. A thread has 32 elements of a
-          tile, or 16 where it must keep their places.
-Why:      with nothing but a block's own indices in an offset, the compiler sees neighbours, and loads 16 bytes wherever
-          the axes' strides are multiples of 16. It pays with what a run leaves over: runs of 49 elements fill tiles of
-          64, where a lane of CUDA's goes on with the next run; and runs that start anywhere are read by elements, as
-          nothing can tell the compiler where in a row a multiple of 16 bytes is.
+Change:   the tile's last dimension lies within one run of the innermost axis: a chunk of a run of elements, or all rows
+          of a tile of columns. Only the outer axes need divisions. A thread has 32 elements of a tile, or 16 if it must
+          keep their indices.
+Why:      if an offset contains only a block's own indices, the compiler sees contiguous elements, and loads 16 bytes if
+          the axes' strides are multiples of 16. The price is padding: runs of 49 elements fill tiles of 64, where a
+          lane in CUDA goes on with the next run. Misaligned runs are loaded by single elements, since the compiler
+          cannot know where in a row a multiple of 16 bytes is.
 Error:    at most (R / 32 + 16) eps/2 sum|x| down columns, less along rows.
-Counter:  time stays along rows; dram_share is 93 %. Down 4,096 columns, which are 16 programs, it rises by 77 %, and
-          over the middle axis by 76 %, which v05 mends.
-Requires: nothing. Without a contiguous axis, tiles lie along the one whose elements are nearest.
+Counter:  time stays along rows; dram_share rises. Down 4,096 columns the programs are only 16, and the time rises,
+          which v05 mends.
+Requires: nothing. If no axis is contiguous, tiles lie along the axis with the smallest stride.
 Twin:     cuda-kernels/reduction/reduction_nd/v04_vectorized.cu
 """
 
@@ -33,8 +33,8 @@ def reduction_nd_v04_vectorized_kernel(
     x, out, kept_sizes, kept_strides, kept_steps, sizes, strides, steps, outputs: tl.int64, elements: tl.int64, divisor,
     KIND: tl.constexpr, ALONG: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
-    # x, out: as their axes say, the kept ones and then the reduced ones. A tile is [BLOCK_K, BLOCK_R], or down columns
-    # [BLOCK_R, BLOCK_K].
+    # x, out: addressed by the kept axes and the reduced axes. A tile is [BLOCK_K, BLOCK_R], or down columns [BLOCK_R,
+    # BLOCK_K].
     LAST: tl.constexpr = len(sizes) - 1 if ALONG else len(kept_sizes) - 1
     program = tl.program_id(0).to(tl.int64)
     if ALONG:

@@ -1,14 +1,14 @@
-"""reduction_nd v05_split: where outputs are few, several programs share one's elements.
+"""reduction_nd v05_split: several programs share an output if outputs are few.
 
-Change:   as many parts of every tile's chunks as fill the GPU with programs, each of which writes what it has to a
-          workspace. A second kernel merges the parts of an output, always in the same order. The tile's size, the
-          number of warps and that of programs on an SM are searched over the list below (see tuning.py).
-Why:      the statistics of 64 channels are 64 outputs for 132 SMs, and a sum over all axes is one. With parts these are
-          as fast as any other, and every run gives the same bits. CUDA's last block spares the second launch, which
-          costs a microsecond or two where there are parts at all.
-Error:    as v04's for the elements of a part, and a rounding more for every 32 parts, and five.
-Counter:  time rises by 3 % where there are tiles enough, and falls to 0.003 of v04's where there is one.
-Requires: nothing. Without a contiguous axis, tiles lie along the one whose elements are nearest.
+Change:   every tile's chunks are split into as many parts as fill the GPU with programs; each program writes its part's
+          total to a workspace. A second kernel merges the parts of an output, always in the same order. Tile size,
+          number of warps and programs an SM are searched over the list below (see tuning.py).
+Why:      the statistics of 64 channels are 64 outputs for 132 SMs, and a sum over all axes is one output. Parts occupy
+          all SMs, and every run gives the same bits. CUDA's last block saves the second launch, which costs a
+          microsecond or two if there are parts.
+Error:    as v04's for the elements of a part, and one more rounding for every 32 parts, and five.
+Counter:  time stays if there are enough tiles, and falls most if there is one.
+Requires: nothing. If no axis is contiguous, tiles lie along the axis with the smallest stride.
 Twin:     cuda-kernels/reduction/reduction_nd/v05_split.cu
 """
 
@@ -27,7 +27,7 @@ from kernel_twins._triton.reduction.reduction_nd.axes import along_reduced, coun
 from kernel_twins._triton.reduction.reduction_nd.totals import add, merge, none, place_of, reduce, run_of, store
 
 WIDEST = 256  # columns of a tile
-MERGED, OUTPUTS, MERGING_WARPS = 32, 64, 4  # parts and outputs of a tile of the second kernel
+MERGED, OUTPUTS, MERGING_WARPS = 32, 64, 4  # the second kernel's tile: parts, outputs; its warps
 
 CONFIGS = [
     triton.Config({"TILE": size, "PER_SM": per_sm}, num_warps=warps)
@@ -36,7 +36,7 @@ CONFIGS = [
 
 
 def blocks_of(args: dict[str, Any]) -> tuple[int, int]:
-    """Outputs and elements of a tile, of which places take half."""
+    """Outputs and elements of a tile; half as many for argmax, whose indices take registers."""
     tile = args["TILE"] // (2 if args["KIND"] == "argmax" else 1)
     if args["ALONG"]:
         block_r = min(triton.next_power_of_2(max(args["sizes"][-1], 1)), tile)
@@ -46,7 +46,7 @@ def blocks_of(args: dict[str, Any]) -> tuple[int, int]:
 
 
 def grid_of(args: dict[str, Any]) -> tuple[int, int]:
-    """Tiles, and parts of each: so many that programs fill the GPU, and none is without a chunk."""
+    """Tiles, and parts a tile: as many as fill the GPU, as long as each has a chunk."""
     block_k, block_r = blocks_of(args)
     run = args["sizes"][-1] if args["ALONG"] else args["elements"]
     chunks = args["elements"] // max(run, 1) * triton.cdiv(run, block_r)
@@ -69,8 +69,8 @@ def reduction_nd_v05_split_kernel(
     KIND: tl.constexpr, ALONG: tl.constexpr, TILE: tl.constexpr, PER_SM: tl.constexpr, BLOCK_K: tl.constexpr,
     BLOCK_R: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    # x, out: as their axes say, the kept ones and then the reduced ones; parts, and for argmax part_places: [parts,
-    # outputs]. A tile is [BLOCK_K, BLOCK_R], or down columns [BLOCK_R, BLOCK_K].
+    # x, out: addressed by the kept axes and the reduced axes. parts, and for argmax part_places: [parts, outputs]. A
+    # tile is [BLOCK_K, BLOCK_R], or down columns [BLOCK_R, BLOCK_K].
     LAST: tl.constexpr = len(sizes) - 1 if ALONG else len(kept_sizes) - 1
     program, part, count = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.num_programs(1)
     if ALONG:
@@ -129,7 +129,7 @@ def reduction_nd_v05_split_merge_kernel(
         where = part.to(tl.int64) * outputs + output[None, :]
         others = tl.load(parts + where, mask=mask, other=0.0 if KIND == "sum" else -float("inf"))
         other_places = others
-        if KIND == "argmax":  # of what is not there, that of an infinity is no smaller
+        if KIND == "argmax":  # absent parts get an index beyond all others
             other_places = tl.load(part_places + where, mask=mask, other=2**62)
         values, places = merge(values, places, others, other_places, KIND)
     value, place = reduce(values, places, 0, KIND)
@@ -137,7 +137,7 @@ def reduction_nd_v05_split_merge_kernel(
 
 
 class Plan(NamedTuple):
-    """What a call does that differs from an earlier one in nothing but the values, and addresses as aligned."""
+    """The prepared launches of a call, for calls that differ only in values and in equally aligned addresses."""
 
     kernel: plans.Plan
     size: int  # elements of the workspace
@@ -163,13 +163,13 @@ def reduction_nd_v05_split(x: Tensor, *, out: Tensor, dims: tuple[int, ...] = (-
 
 
 def _workspace(size: int, kind: str, device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """What the parts of outputs leave, and for argmax their places."""
+    """The totals of the parts, and for argmax their indices."""
     parts = torch.empty(size, dtype=torch.float32, device=device)
     return parts, torch.empty(size, dtype=torch.int64, device=device) if kind == "argmax" else None
 
 
 def _first(x: Tensor, out: Tensor, dims: tuple[int, ...], kind: str) -> Plan | None:
-    """Run a problem that has no plan, and make one, unless it is empty, interpreted or captured."""
+    """Run a problem without a plan and return its plan; None if it is empty, interpreted or captured."""
     kept, reduced = split(x.shape, x.stride(), [dim % x.dim() for dim in dims], kind == "argmax")
     outputs, elements = count(kept), count(reduced)
     if outputs == 0:
