@@ -1,8 +1,8 @@
 // Activations and their derivatives on fp32 values.
 //
 // Each takes a few multiplications and one or two MUFU instructions (ex2.approx, rcp.approx; relative errors
-// of about 2^-22), of which an SM completes an eighth as many a cycle as multiplications. tanh.approx would
-// be a single one, but 1 + tanh(u) then has 11 correct bits, and none where the sum is small.
+// of about 2^-22). An SM completes an eighth as many of these a cycle as multiplications. tanh.approx would
+// be a single one, but 1 + tanh(u) then has 11 correct bits, and none if the sum is small.
 #pragma once
 
 #include "activation.h"

@@ -25,8 +25,8 @@ class ClusterLaunch {
     config_.numAttrs = blocks > 1 ? 1 : 0;
   }
 
-  // How many clusters run at once; 0 if the GPU has no room for one. The answer is cached by kernel, shape
-  // and GPU, since the query takes longer than a launch.
+  // The number of clusters that can be resident; 0 if the GPU has no room for one. The answer is cached by
+  // kernel, shape and GPU, since the query takes longer than a launch.
   int resident() {
     static std::mutex mutex;
     static std::map<std::tuple<const void*, int, unsigned, size_t, int>, int> known;

@@ -80,8 +80,8 @@ __device__ Pack<T> load_ragged(const T* row, int first, int n, float fill) {
 
 // Loads of a row's packs, pack i from first_of(i) on, in two functions: first the whole packs by 16-byte
 // loads, then the ragged ones element by element. A thread that holds several rows can issue all wide loads
-// before it waits for single elements. `fill` stands where there is no element. `aligned`: whether this row
-// has the skew for which the packs were laid out.
+// before it waits for single elements. Places without an element get `fill`. `aligned`: whether this row has
+// the skew for which the packs were laid out.
 //
 // Each wide load has a predicate instead of a branch, because the compiler waits for loads before a branch.
 template <typename T, int PACKS, typename First>

@@ -15,8 +15,8 @@
 constexpr int THREADS = 256;
 constexpr int BLOCKS_PER_SM = 8;  // 2048 threads, all that an SM holds
 
-// a, b, out: [n], of which the first `vectors` * 16 bytes are accessed 16 bytes at a time.
-// No __restrict__: out may be a or b.
+// a, b, out: [n]. The first `vectors` * 16 bytes of each are accessed 16 bytes at a time. No __restrict__:
+// out may be a or b.
 template <typename T>
 __global__ void __launch_bounds__(THREADS)
     vector_add_v03_vectorized_kernel(const T* a, const T* b, T* out, int64_t n, int64_t vectors) {
@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(THREADS)
   const int64_t stride = static_cast<int64_t>(gridDim.x) * THREADS;
   for (int64_t i = first; i < vectors; i += stride) out_vectors[i] = a_vectors[i] + b_vectors[i];
 
-  // What is left, one element a thread.
+  // The remainder, one element a thread.
   for (int64_t i = vectors * Vector::SIZE + first; i < n; i += stride) {
     out[i] = from_float<T>(to_float(a[i]) + to_float(b[i]));
   }

@@ -14,8 +14,8 @@
 
 constexpr int THREADS = 256;
 
-// a, b, out: [n], of which the first `vectors` * 16 bytes are accessed 16 bytes at a time.
-// No __restrict__: out may be a or b.
+// a, b, out: [n]. The first `vectors` * 16 bytes of each are accessed 16 bytes at a time. No __restrict__:
+// out may be a or b.
 template <int UNROLL, typename T>
 __global__ void __launch_bounds__(THREADS)
     vector_add_v04_streaming_kernel(const T* a, const T* b, T* out, int64_t n, int64_t vectors) {
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(THREADS)
     }
   }
 
-  // What is left, one element a thread.
+  // The remainder, one element a thread.
   const int64_t first = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x;
   const int64_t stride = static_cast<int64_t>(gridDim.x) * THREADS;
   for (int64_t i = vectors * Vector::SIZE + first; i < n; i += stride) {
@@ -63,7 +63,7 @@ void vector_add_v04_streaming(const VectorAddArgs& args) {
   if (args.n == 0) return;
   dispatch(args.dtype, [&](auto zero) {
     using T = decltype(zero);
-    // A small vector is better spread over all SMs than loaded deeply by some.
+    // A small vector is faster spread over all SMs than loaded deeply by some.
     const bool deep = args.n / Pack<T>::SIZE >= int64_t{2} * 2 * THREADS * multiprocessor_count();
     deep ? launch<2, T>(args) : launch<1, T>(args);
   });

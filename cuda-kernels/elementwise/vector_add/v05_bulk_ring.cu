@@ -16,7 +16,7 @@
 
 constexpr int THREADS = 256;
 constexpr int TILE = THREADS;  // vectors of 16 bytes, one a thread: 4 KiB
-constexpr int STAGES = 5;      // while a block waits, one is being stored and four are on their way: 32 KiB
+constexpr int STAGES = 5;      // while a block waits, one is being stored and four are in flight: 32 KiB
 constexpr int BLOCKS_PER_SM = 2;
 constexpr int LINE = 8;  // vectors in a cache line of 128 bytes
 
@@ -24,10 +24,10 @@ static_assert(TILE % LINE == 0, "a tile is whole cache lines");
 static_assert(STAGES >= 3, "one stage is added and one is stored while another is loaded");
 static_assert(2 * STAGES * TILE * 16 + STAGES * 8 <= 48 * 1024, "the ring fits static shared memory");
 
-// a, b, out: [n], of which the copy engine moves the first `vectors` * 16 bytes. In `full_rounds` rounds
-// every block takes a whole tile, neighbouring blocks taking neighbouring tiles; one more round shares what
-// is left evenly, `last_tile` vectors a block at most, so that all blocks end together. No __restrict__: out
-// may be a or b.
+// a, b, out: [n]. The copy engine moves the first `vectors` * 16 bytes of each. In `full_rounds` rounds every
+// block takes a whole tile, neighbouring blocks taking neighbouring tiles. One more round shares the rest
+// evenly, at most `last_tile` vectors a block, so that all blocks end together. No __restrict__: out may be a
+// or b.
 template <typename T>
 __global__ void __launch_bounds__(THREADS)
     vector_add_v05_bulk_ring_kernel(const T* a, const T* b, T* out, int64_t n, int64_t vectors,
@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(THREADS)
   using Vector = Pack<T>;
   __shared__ alignas(128) Vector a_tiles[STAGES][TILE];  // the sum takes the place of a
   __shared__ alignas(128) Vector b_tiles[STAGES][TILE];
-  __shared__ uint64_t arrived[STAGES];  // a phase completes when both tiles of the stage are there
+  __shared__ uint64_t arrived[STAGES];  // a phase completes when both tiles of the stage have arrived
 
   // This block's tiles, in vectors from the start of a, b and out.
   const int64_t block = blockIdx.x;
@@ -62,17 +62,17 @@ __global__ void __launch_bounds__(THREADS)
     fence_mbarrier_init();
     for (int round = 0; round < min(STAGES, rounds); ++round) fill(round, round);
   }
-  __syncthreads();  // for the barriers to be initialised
+  __syncthreads();  // waits for the mbarriers to be initialised
 
   int stage = 0;
   int parity = 0;  // flips each time around the ring
   for (int round = 0; round < rounds; ++round) {
-    mbarrier_wait_parity(&arrived[stage], parity);  // for the copies of a and b into this stage
+    mbarrier_wait_parity(&arrived[stage], parity);  // waits for the copies of a and b into this stage
     if (threadIdx.x < tile_size(round)) {
       a_tiles[stage][threadIdx.x] = a_tiles[stage][threadIdx.x] + b_tiles[stage][threadIdx.x];
       fence_proxy_async();  // the copy engine is about to read what this thread wrote
     }
-    __syncthreads();  // for every thread's part of the sum
+    __syncthreads();  // waits for every thread's part of the sum
     if (threadIdx.x == 0) {
       bulk_store(out + tile_begin(round) * Vector::SIZE, a_tiles[stage], tile_size(round) * sizeof(Vector),
                  policy);
@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(THREADS)
       // Only now is the stage of the round before refilled: its store has had a whole round to read it.
       const int next = round - 1 + STAGES;
       if (round > 0 && next < rounds) {
-        bulk_wait_group_read<1>();  // for all stores but the one just issued
+        bulk_wait_group_read<1>();  // waits for all stores but the one just issued
         fill(next, (stage + STAGES - 1) % STAGES);
       }
     }
@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(THREADS)
     }
   }
 
-  // What is left, one element a thread.
+  // The remainder, one element a thread.
   const int64_t first = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x;
   const int64_t stride = static_cast<int64_t>(gridDim.x) * THREADS;
   for (int64_t i = vectors * Vector::SIZE + first; i < n; i += stride) {

@@ -16,8 +16,8 @@
 constexpr int THREADS = 256;
 constexpr int TILE = THREADS;  // vectors of 16 bytes, one a thread: 4 KiB
 
-// a, b, out: [n], of which the copy engine moves the first `vectors` * 16 bytes, a tile a block.
-// No __restrict__: out may be a or b.
+// a, b, out: [n]. The copy engine moves the first `vectors` * 16 bytes of each, a tile a block. No
+// __restrict__: out may be a or b.
 template <typename T>
 __global__ void __launch_bounds__(THREADS)
     vector_add_v06_bulk_tile_kernel(const T* a, const T* b, T* out, int64_t n, int64_t vectors) {
@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(THREADS)
   using Vector = Pack<T>;
   __shared__ alignas(128) Vector a_tile[TILE];  // the sum takes the place of a
   __shared__ alignas(128) Vector b_tile[TILE];
-  __shared__ uint64_t arrived;  // its only phase completes when both tiles are there
+  __shared__ uint64_t arrived;  // its only phase completes when both tiles have arrived
 
   // The block's index is widened first: 2^31 elements and more overflow 32 bits.
   const int64_t begin = int64_t{blockIdx.x} * TILE;
@@ -41,21 +41,21 @@ __global__ void __launch_bounds__(THREADS)
       bulk_load(a_tile, a + begin * Vector::SIZE, bytes, &arrived, policy);
       bulk_load(b_tile, b + begin * Vector::SIZE, bytes, &arrived, policy);
     }
-    __syncthreads();                    // for the barrier to be initialised
-    mbarrier_wait_parity(&arrived, 0);  // for the copies of a and b
+    __syncthreads();                    // waits for the mbarrier to be initialised
+    mbarrier_wait_parity(&arrived, 0);  // waits for the copies of a and b
     if (threadIdx.x < size) {
       Vector* a_vector = &a_tile[threadIdx.x];
       *a_vector = *a_vector + b_tile[threadIdx.x];
       fence_proxy_async();  // the copy engine is about to read what this thread wrote
     }
-    __syncthreads();  // for every thread's part of the sum
+    __syncthreads();  // waits for every thread's part of the sum
     if (threadIdx.x == 0) {
       bulk_store(out + begin * Vector::SIZE, a_tile, bytes, policy);
       bulk_commit_group();
     }
   }
 
-  // What is left, one element a thread.
+  // The remainder, one element a thread.
   const int64_t stride = int64_t{gridDim.x} * THREADS;
   for (int64_t i = vectors * Vector::SIZE + int64_t{blockIdx.x} * THREADS + threadIdx.x; i < n; i += stride) {
     out[i] = from_float<T>(to_float(a[i]) + to_float(b[i]));

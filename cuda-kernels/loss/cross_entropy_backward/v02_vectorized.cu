@@ -42,8 +42,8 @@ void cross_entropy_backward_v02_vectorized(const CrossEntropyBackwardArgs& args)
     const bool skewed = reinterpret_cast<uintptr_t>(args.logits) % 16 || args.stride_lm % Pack<T>::SIZE;
     const int64_t packs = skewed ? most_packs<T>(args.N) : cdiv(args.N, Pack<T>::SIZE);
     const int64_t chunks = cdiv(packs, CHUNK);
-    // Elements are counted in 32 bits to the end of the last chunk, of which the row may use a single
-    // element.
+    // Elements are counted in 32 bits to the end of the last chunk, which may hold a single element of the
+    // row.
     if (args.N > std::numeric_limits<int>::max() - 2 * CHUNK * Pack<T>::SIZE) {
       throw std::runtime_error("logits has rows of " + std::to_string(args.N) +
                                " elements, v02_vectorized counts to 2^31: take v01_scalar");

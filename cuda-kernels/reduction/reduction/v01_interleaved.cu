@@ -34,8 +34,8 @@ __global__ void __launch_bounds__(THREADS)
 }
 
 void reduction_v01_interleaved(const ReductionArgs& args) {
-  // A launch cannot write where it reads, as its blocks run in any order. So the sums of odd and of even
-  // launches lie in two places, one behind the other.
+  // A launch cannot overwrite its input, as its blocks run in any order: the sums of odd and of even launches
+  // lie in two places, one behind the other.
   const int64_t blocks = std::max(cdiv(args.n, THREADS), int64_t{1});
   if (args.workspace == nullptr) {
     *args.workspace_bytes = (blocks + cdiv(blocks, THREADS)) * sizeof(float);

@@ -3,7 +3,7 @@
 // Change:   a warp's 32 elements are summed by five shuffles; shared memory only carries the warps' sums to
 //           the first warp, which sums them the same way.
 // Why:      one barrier instead of eight, and no trip through shared memory a level (Luitjens, "Faster
-//           Parallel Reductions on Kepler"). A thread still has a single load of 2 or 4 bytes on its way.
+//           Parallel Reductions on Kepler"). A thread still has a single load of 2 or 4 bytes in flight.
 // Counter:  time and instructions fall, the barrier's stall with them; sectors_per_load stays 4.
 // Requires: a contiguous tensor of any size and alignment.
 // Twin:     none, tl.sum takes shuffles inside a warp by itself.
@@ -38,8 +38,8 @@ __global__ void __launch_bounds__(THREADS) reduction_v03_shuffle_kernel(const T*
 }
 
 void reduction_v03_shuffle(const ReductionArgs& args) {
-  // A launch cannot write where it reads, as its blocks run in any order. So the sums of odd and of even
-  // launches lie in two places, one behind the other.
+  // A launch cannot overwrite its input, as its blocks run in any order: the sums of odd and of even launches
+  // lie in two places, one behind the other.
   const int64_t blocks = std::max(cdiv(args.n, THREADS), int64_t{1});
   if (args.workspace == nullptr) {
     *args.workspace_bytes = (blocks + cdiv(blocks, THREADS)) * sizeof(float);

@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 #pragma unroll
     for (int k = 0; k < Vector::SIZE; ++k) total += to_float(loaded[u][k]);
   }
-  // What no vector covers, less than a vector at either end, one element a thread.
+  // The elements before the first and behind the last whole vector, one a thread.
   const int64_t first = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x;
   if (first < head) total += to_float(x[first]);
   if (tail + first < n) total += to_float(x[tail + first]);
@@ -80,7 +80,7 @@ static int64_t grid_for(int64_t n) {
 void reduction_v04_vectorized(const ReductionArgs& args) {
   dispatch(args.dtype, [&](auto zero) {
     using T = decltype(zero);
-    // A launch cannot write where it reads, as its blocks run in any order. So the sums of odd and of even
+    // A launch cannot overwrite its input, as its blocks run in any order: the sums of odd and of even
     // launches lie in two places, one behind the other.
     const int64_t blocks = grid_for<T>(args.n);
     if (args.workspace == nullptr) {

@@ -12,7 +12,7 @@
 //           added, 5 in the warp, 3 in the block, and in the second launch, whose tile is fp32, 13 again. The
 //           compensated loop adds (m eps/2)^2 for m tiles a thread (Ogita, Rump and Oishi 2005, proposition
 //           4.5), which is below eps/2 until m = 4096: 8 * 10^9 fp32 elements on 132 SMs.
-// Counter:  time falls a little, dram_share should pass 85 %; launches falls to 2.
+// Counter:  time falls a little, and dram_share rises; launches falls to 2.
 // Requires: a contiguous tensor of any size and alignment; the few elements before the first and after the
 //           last whole vector are added one by one.
 // Twin:     triton-kernels/reduction/reduction/v05_grid_stride.py
@@ -44,7 +44,7 @@ __device__ float tree_sum(const T* values) {
   }
 }
 
-// A running total, and beside it what its additions rounded away.
+// A running total (TwoSum), and the sum of its rounding errors.
 struct Total {
   float sum = 0.0f;
   float error = 0.0f;
@@ -55,7 +55,7 @@ struct Total {
     error += (sum - (next - added)) + (value - added);
     sum = next;
   }
-  // Once the sum has become infinite or NaN, as plain addition makes it, the error is NaN and stays out.
+  // Without the error if that is NaN: once the sum is infinite or NaN, its error is meaningless.
   __device__ float value() const { return isfinite(error) ? sum + error : sum; }
 };
 
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 
   // Whole rounds: every block takes a tile, UNROLL rows of THREADS vectors.
   int64_t begin = 0;
-#pragma unroll 1  // or the compiler unrolls rounds too, and UNROLL is no longer what is in flight
+#pragma unroll 1  // or the compiler unrolls rounds, too, and more than UNROLL loads are in flight
   for (; begin + UNROLL * stride < vectors; begin += UNROLL * stride) {
     const int64_t tile = begin + static_cast<int64_t>(blockIdx.x) * TILE;
     Vector loaded[UNROLL];
@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     for (int u = 0; u < UNROLL; ++u) loaded[u] = x_vectors[tile + u * THREADS + threadIdx.x];
     total += tree_sum<UNROLL * Vector::SIZE>(reinterpret_cast<const T*>(loaded));
   }
-  // What is left, at most a round, is dealt out in rows as long as the grid: all blocks end together.
+  // The last, partial round is dealt out in rows as long as the grid, so that all blocks end together.
   Vector loaded[UNROLL];
 #pragma unroll
   for (int u = 0; u < UNROLL; ++u) {
@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     loaded[u].words = *words;
   }
   total += tree_sum<UNROLL * Vector::SIZE>(reinterpret_cast<const T*>(loaded));
-  // What no vector covers, less than a vector at either end, one element a thread.
+  // The elements before the first and behind the last whole vector, one a thread.
   if (first < head) total += to_float(x[first]);
   if (tail + first < n) total += to_float(x[tail + first]);
 
@@ -121,8 +121,8 @@ void reduction_v05_grid_stride(const ReductionArgs& args) {
 
   dispatch(args.dtype, [&](auto zero) {
     using T = decltype(zero);
-    // As n grows, a thread gets one vector until every SM has a block, then up to UNROLL of them; then there
-    // are more blocks, and then more rounds.
+    // As n grows, launches grow in this order: blocks, until every SM has one; loads a thread, up to UNROLL;
+    // blocks an SM; rounds.
     const int64_t vectors = cdiv(args.n, Pack<T>::SIZE);
     const int64_t most_blocks = std::clamp(cdiv(vectors, TILE), sms, sms * BLOCKS_PER_SM);
     const int64_t grid = std::clamp(cdiv(vectors, THREADS), int64_t{1}, most_blocks);

@@ -38,7 +38,7 @@ __device__ float tree_sum(const T* values) {
   }
 }
 
-// A running total, and beside it what its additions rounded away.
+// A running total (TwoSum), and the sum of its rounding errors.
 struct Total {
   float sum = 0.0f;
   float error = 0.0f;
@@ -49,7 +49,7 @@ struct Total {
     error += (sum - (next - added)) + (value - added);
     sum = next;
   }
-  // Once the sum has become infinite or NaN, as plain addition makes it, the error is NaN and stays out.
+  // Without the error if that is NaN: once the sum is infinite or NaN, its error is meaningless.
   __device__ float value() const { return isfinite(error) ? sum + error : sum; }
 };
 
@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 
   // Whole rounds: every block takes a tile, UNROLL rows of THREADS vectors.
   int64_t begin = 0;
-#pragma unroll 1  // or the compiler unrolls rounds too, and UNROLL is no longer what is in flight
+#pragma unroll 1  // or the compiler unrolls rounds, too, and more than UNROLL loads are in flight
   for (; begin + UNROLL * stride < vectors; begin += UNROLL * stride) {
     const int64_t tile = begin + static_cast<int64_t>(blockIdx.x) * TILE;
     Vector loaded[UNROLL];
@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     for (int u = 0; u < UNROLL; ++u) loaded[u] = x_vectors[tile + u * THREADS + threadIdx.x];
     total += tree_sum<UNROLL * Vector::SIZE>(reinterpret_cast<const T*>(loaded));
   }
-  // What is left, at most a round, is dealt out in rows as long as the grid: all blocks end together.
+  // The last, partial round is dealt out in rows as long as the grid, so that all blocks end together.
   Vector loaded[UNROLL];
 #pragma unroll
   for (int u = 0; u < UNROLL; ++u) {
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     loaded[u].words = *words;
   }
   total += tree_sum<UNROLL * Vector::SIZE>(reinterpret_cast<const T*>(loaded));
-  // What no vector covers, less than a vector at either end, one element a thread.
+  // The elements before the first and behind the last whole vector, one a thread.
   if (first < head) total += to_float(x[first]);
   if (tail + first < n) total += to_float(x[tail + first]);
 
@@ -114,8 +114,8 @@ void reduction_v06_atomic(const ReductionArgs& args) {
 
   dispatch(args.dtype, [&](auto zero) {
     using T = decltype(zero);
-    // As n grows, a thread gets one vector until every SM has a block, then up to UNROLL of them; then there
-    // are more blocks, and then more rounds.
+    // As n grows, launches grow in this order: blocks, until every SM has one; loads a thread, up to UNROLL;
+    // blocks an SM; rounds.
     const int64_t sms = multiprocessor_count();
     const int64_t vectors = cdiv(args.n, Pack<T>::SIZE);
     const int64_t most_blocks = std::clamp(cdiv(vectors, TILE), sms, sms * BLOCKS_PER_SM);

@@ -57,7 +57,7 @@ struct Load<T, true> {
   }
 };
 
-// How a problem is divided among blocks of THREADS threads.
+// The division of a problem among blocks of THREADS threads.
 //
 // - Along a reduced axis (columns == 0): an output's elements are counted in `units`, the packs of its runs.
 //   A run is the innermost axis's `run` elements; it may start anywhere, so its first and last pack may be

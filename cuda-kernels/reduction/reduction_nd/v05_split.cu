@@ -11,7 +11,7 @@
 //           read at hundreds of places at once, and all would wait for the slowest.
 // Error:    as v04's for the elements of a part, and one more rounding for each part: at most (R / (8 parts)
 //           + parts + 14) eps/2 sum|x|.
-// Counter:  time stays where there are enough tiles, and falls most where there is one.
+// Counter:  time stays if there are enough tiles, and falls most if there is one.
 // Requires: nothing. The counters are 0 at the start and again at the end.
 // Twin:     triton-kernels/reduction/reduction_nd/v05_split.py
 #include <type_traits>

@@ -22,7 +22,7 @@ constexpr int ALONE_BLOCKS = PACKS == 1   ? 16
                              : PACKS <= 5 ? 8
                                           : 6;
 
-// How a row is distributed: over one warp if ALONE, otherwise over the warps of a block.
+// The distribution of a row: over one warp if ALONE, otherwise over the warps of a block.
 template <int PACKS_A_LANE, bool ALONE_IN_WARP>
 struct HeldAs {
   static constexpr int PACKS = PACKS_A_LANE;

@@ -30,7 +30,7 @@ def cross_entropy_v02_online_kernel(
     logits, target, losses, lse, N: tl.int64, stride_lm: tl.int64, ignore_index: tl.int64, smoothing,
     SMOOTHED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    # logits: [M, N]; target, losses: [M], and lse, where it is asked for. Offsets of rows have 64 bits.
+    # logits: [M, N]; target, losses: [M]; lse: [M] or None. Offsets of rows have 64 bits.
     row = tl.program_id(0).to(tl.int64)
     row_logits, row_class = logits + row * stride_lm, tl.load(target + row)
     if row_class == ignore_index:

@@ -70,7 +70,7 @@ def cross_entropy_v04_rows_per_block_kernel(
     TILE_BYTES: tl.constexpr, STAGES: tl.constexpr, WHOLE: tl.constexpr, BLOCK_N: tl.constexpr, ROWS: tl.constexpr,
     VECTOR: tl.constexpr,
 ):  # fmt: skip
-    # logits: [M, N]; target, losses: [M], and lse, where it is asked for. Offsets of rows have 64 bits.
+    # logits: [M, N]; target, losses: [M]; lse: [M] or None. Offsets of rows have 64 bits.
     if WHOLE:
         row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
         col = tl.arange(0, BLOCK_N)[None, :]

@@ -12,7 +12,7 @@ Error:    at most 18 eps sum|x|, eps = 2^-23, for any n. To first order a sum er
           joins, 5 in the warp, 2 in the program, and in the second launch, which is of fp32, 15 again. The
           compensated loop adds (m eps/2)^2 for m blocks a thread (Ogita, Rump and Oishi 2005, proposition 4.5),
           which is below eps/2 until m = 4096: 8 * 10^9 fp32 elements on 132 SMs.
-Counter:  time falls a little, dram_share should pass 85 %; launches falls to 2.
+Counter:  time falls a little, and dram_share rises; launches falls to 2.
 Requires: a contiguous tensor of any size. Loads take 16 bytes if the address is a multiple of 16, which the launcher
           tells the compiler; otherwise they take one element.
 Twin:     cuda-kernels/reduction/reduction/v05_grid_stride.cu
