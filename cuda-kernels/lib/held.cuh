@@ -1,5 +1,5 @@
 // Register-resident rows, split over the warps of a cluster, or in one warp: used by softmax's v10 to v12 and
-// by the norms from layer_norm's v08 and rms_norm's v05 on.
+// by the norms from layer_norm's v08 and rms_norm's v05 on. Terms: docs/glossary.md.
 #pragma once
 
 #include "cluster.cuh"
@@ -124,7 +124,7 @@ struct WarpExchange {
       __syncthreads();  // waits for the numbers of all warps
     } else {
       if (sends) store_async(place, its, &complete, block);
-      mbarrier_wait_parity_shared(&complete, 0);
+      mbarrier_wait_parity_shared(&complete, 0);  // waits for the numbers of all warps
     }
   }
 

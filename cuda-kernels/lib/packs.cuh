@@ -198,7 +198,7 @@ __device__ inline float block_sum(float value, float* parts) {
   const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
   value = lanes_sum(value);
   if (lane_id == 0) parts[warp_id] = value;
-  __syncthreads();  // for every warp's part
+  __syncthreads();  // waits for every warp's part
   return lanes_sum(lane_id < blockDim.x / 32 ? parts[lane_id] : 0.0f);
 }
 

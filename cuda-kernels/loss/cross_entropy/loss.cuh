@@ -1,4 +1,5 @@
-// The statistics of a row of logits, merged from those of its parts, and the row's loss.
+// The statistics of a row of logits, merged from those of its parts, and the row's loss. Terms:
+// docs/glossary.md.
 #pragma once
 
 #include "args.h"

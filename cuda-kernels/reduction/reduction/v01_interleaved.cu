@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(THREADS)
   tree[threadIdx.x] = i < n ? to_float(x[i]) : 0.0f;
 
   for (int distance = 1; distance < THREADS; distance *= 2) {
-    __syncthreads();  // for the level below
+    __syncthreads();  // waits for the level below
     if (threadIdx.x % (2 * distance) == 0) tree[threadIdx.x] += tree[threadIdx.x + distance];
   }
   if (threadIdx.x == 0) sums[blockIdx.x] = tree[0];

@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(THREADS) reduction_v03_shuffle_kernel(const T*
   const int lane_id = threadIdx.x % 32;
   const float of_warp = warp_sum(value);
   if (lane_id == 0) warp_sums[warp_id] = of_warp;
-  __syncthreads();  // for the sums of all warps
+  __syncthreads();  // waits for the sums of all warps
   if (warp_id == 0) {
     const float of_block = warp_sum(lane_id < WARPS ? warp_sums[lane_id] : 0.0f);
     if (lane_id == 0) sums[blockIdx.x] = of_block;

@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   const int lane_id = threadIdx.x % 32;
   const float of_warp = warp_sum(total.value());
   if (lane_id == 0) warp_sums[warp_id] = of_warp;
-  __syncthreads();  // for the sums of all warps
+  __syncthreads();  // waits for the sums of all warps
   if (warp_id != 0) return;
 
   if (lane_id == 0) store_relaxed(&words[blockIdx.x], flagged(tree_sum<WARPS>(warp_sums)));

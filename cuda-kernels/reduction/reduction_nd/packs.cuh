@@ -1,5 +1,5 @@
 // The loads of v04 and v05: 16 bytes at a time along a run of reduced elements or along a run of columns,
-// with several loads of a thread in flight.
+// with several loads of a thread in flight. Terms: docs/glossary.md.
 #pragma once
 
 #include <algorithm>

@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(THREADS)
     }
     total = merge_block<THREADS>(total, parts);
     if (threadIdx.x == 0) total.template store<T>(out, place.step, divisor);
-    __syncthreads();  // for the first thread to have read the parts
+    __syncthreads();  // waits until the first thread has read the parts
   }
 }
 

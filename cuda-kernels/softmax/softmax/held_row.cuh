@@ -1,5 +1,5 @@
 // The kernel of softmax's v11 and v12: register-resident rows of up to 16 KiB, held by one warp or by the
-// warps of a block.
+// warps of a block. Terms: docs/glossary.md.
 #pragma once
 
 #include <utility>
