@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +19,6 @@ from kernel_twins.report.measure import plan
 from kernel_twins.report.ncu.extract import counter_rows
 from kernel_twins.report.ncu.reader import Launch
 from kernel_twins.report.pages import documents, ladder_page, log, scoreboard
-from kernel_twins.report.pages.ladder_page import TITLES
 from kernel_twins.report.rows import store
 from kernel_twins.report.rows.base import InvalidDataError
 from kernel_twins.report.rows.metrics import DURATION, METRICS, fold
@@ -153,41 +151,6 @@ def test_log_tells_ratios_by_shape(tmp_path: Path) -> None:
     lowest = "the lowest 0.500 × at 1024x1024x1024-bf16"
     assert f"- CUDA {first.step}: 1.000 × over 2 of {len(aligned)}, {lowest}\n" in text
     assert all(f" {name.step}: –\n" in text for name in others)
-
-
-@pytest.mark.filterwarnings("ignore:No artists with labels")  # nothing was profiled: the roofline is empty
-@pytest.mark.parametrize("name", ["softmax", "softmax_backward"])
-def test_operations_over_rows_are_drawn_against_their_length(tmp_path: Path, name: str) -> None:
-    plots = pytest.importorskip("kernel_twins.report.pages.plots")
-    op = OPS[name]
-    last = [(backend, op.steps_of(backend)[-1].name) for backend in BACKENDS]
-    names = [*((baseline, "") for baseline in op.baselines), *last]
-    rows = [timing(*cell, [100.0] * 20, case=case.slug) for case in op.bench_cases for cell in names]
-    store.write(tmp_path / f"{name}.timings.csv", pd.DataFrame(rows, columns=store.TABLES["timings"]))
-    ceilings = Ceilings("H100", 3_000, 3_000, 3_000, 3_000, 3_000, 1, 1, 132)
-    results = [Results(op, tmp_path, ceilings)]
-    plots.draw(tmp_path, tmp_path, results)
-    assert plots.outdated(tmp_path, tmp_path, results) == []
-    figure = (tmp_path / f"{name}-sizes.svg").read_text()
-    told = re.findall(r"<!-- (.*) -->", figure)  # texts are drawn as paths, with a comment before each
-    titles = [text for text in told if text.startswith(name)]
-    assert titles == [f"{name}, bf16, M N = 2^28", f"{name}, fp32, M N = 2^27"]
-    assert told.count("N, row length") == told.count("measured ceiling") == len(titles)
-    assert {*op.baselines, *(f"{TITLES[backend]} {step}" for backend, step in last)} <= set(told)
-
-
-@pytest.mark.filterwarnings("ignore:No artists with labels")
-def test_operations_without_a_series_of_sizes_are_drawn_case_by_case(tmp_path: Path) -> None:
-    plots = pytest.importorskip("kernel_twins.report.pages.plots")
-    op = OPS["reduction_nd"]
-    rows = [timing("torch", "", [100.0] * 20, case=case.slug) for case in op.bench_cases]
-    store.write(tmp_path / "reduction_nd.timings.csv", pd.DataFrame(rows, columns=store.TABLES["timings"]))
-    results = [Results(op, tmp_path, None)]
-    plots.draw(tmp_path, tmp_path, results)
-    assert plots.outdated(tmp_path, tmp_path, results) == []
-    assert not (tmp_path / "reduction_nd-sizes.svg").exists()
-    told = re.findall(r"<!-- (.*) -->", (tmp_path / "reduction_nd-cases.svg").read_text())
-    assert {*(case.slug for case in op.bench_cases), *op.baselines, "CUDA v05_split", "Triton v05_split"} <= set(told)
 
 
 def under_conditions(folder: Path) -> None:

@@ -1,1 +1,1 @@
-"""What is written from the rows: the log, the README, the ladders' pages, the plots; and whether it is up to date."""
+"""What is written from the rows: the log, the README, the ladders' pages; and whether it is up to date."""

@@ -41,11 +41,11 @@ def render(gpu: str, folder: Path, console: Console) -> None:
         path.write_text(text)
     written = ", ".join(shown(path) for path in texts if path.suffix == ".md")
     try:
-        from kernel_twins.report.pages import plots
+        from kernel_twins.report import figures
     except ImportError as error:
         console.print(f"wrote {written}; no figures: {error} (pip install matplotlib)", style="yellow")
         return
-    plots.draw(folder, plots_path, results)
+    figures.draw(folder, plots_path, results)
     console.print(f"wrote {written} and {shown(plots_path)}/")
 
 
@@ -63,10 +63,10 @@ def disagreements(folder: Path, results: list[Results]) -> list[str]:
 
 def _outdated_figures(folder: Path, results: list[Results]) -> list[str]:
     try:
-        from kernel_twins.report.pages import plots
+        from kernel_twins.report import figures
     except ImportError:  # without matplotlib nobody here can have drawn any
         return []
-    old = plots.outdated(folder, _PLOTS, results)
+    old = figures.outdated(folder, _PLOTS, results)
     return [f"{shown(_PLOTS)}/{name}.svg is not drawn from the data" for name in old]
 
 

@@ -1,0 +1,36 @@
+"""What the chip allows an operation, as far as it was surveyed."""
+
+from __future__ import annotations
+
+from kernel_twins import OPS
+from kernel_twins.harness.ceilings import Ceilings
+
+_SPLIT = "matmul_tf32x3"  # fp32 products by tensor cores, whose ceiling in the spec is what it is compared with
+_PRODUCTS, _BF16_OVER_TF32 = 3, 2
+
+
+def pipe_of(op: str, ceilings: Ceilings) -> tuple[str, float]:
+    """The arithmetic's roof: its name, and TFLOP/s.
+
+    Of three TF32 products it is computed: a TF32 product runs at half the rate of a bf16 one, which was surveyed.
+    """
+    if op == _SPLIT:
+        return "3 × TF32", ceilings.bf16 / (_PRODUCTS * _BF16_OVER_TF32)
+    return ("bf16 tensor", ceilings.bf16) if OPS[op].ceiling == "bf16" else ("fp32 FMA", ceilings.fp32)
+
+
+def roof_at(op: str, intensity: float, ceilings: Ceilings) -> float:
+    """TFLOP/s at that many FLOP a byte of device memory."""
+    return min(pipe_of(op, ceilings)[1], intensity * ceilings.dram_read / 1e3)
+
+
+def limits(op: str, ceilings: Ceilings) -> list[tuple[str, float]]:
+    """The lines in a ladder's figure, each with its name: what the spec names, and what the pipe in use allows.
+
+    GB/s where the operation waits for memory, else TFLOP/s.
+    """
+    ceiling = OPS[op].ceiling
+    if ceiling.startswith("dram"):
+        return [(ceiling.replace("dram", "DRAM").replace("_", " "), getattr(ceilings, ceiling))]
+    pipe = pipe_of(op, ceilings)
+    return list(dict.fromkeys([("fp32 FMA" if ceiling == "fp32" else pipe[0], getattr(ceilings, ceiling)), pipe]))

@@ -1,0 +1,84 @@
+"""What figures call things: baselines, cases, sizes, ratios."""
+
+from __future__ import annotations
+
+from kernel_twins.report.meaning.analysis import Results
+from kernel_twins.spec import BACKENDS, Backend, Case, Name
+
+_TITLES = {
+    "cuda": "CUDA",
+    "triton": "Triton",
+    "torch": "PyTorch",
+    "compile": "torch.compile",
+    "liger": "Liger",
+    "quack": "quack",
+    "cub": "CUB",
+    "cublaslt": "cuBLASLt",
+    "max_autotune": "max-autotune",
+}
+_VALUES = {"col": "column-major", "tenth": "0.1"}
+_SUFFIXES = ((2**30, "G"), (2**20, "M"), (2**10, "k"))
+
+
+def title(backend: str) -> str:
+    """A language's or a baseline's own name."""
+    return _TITLES.get(backend, backend)
+
+
+def case(of: Case) -> str:
+    """A case as one would say it, such as ``65,536 x 4,096 bf16, axes 0``."""
+    shape = " x ".join(f"{size:,}" for size in of.shape)
+    return ", ".join([f"{shape} {of.dtype}", *variant(of)])
+
+
+def variant(of: Case) -> list[str]:
+    """What tells a case from others of its shape and dtype, a few words each."""
+    return [
+        key if value == "yes" else f"{key} {_VALUES.get(value, value.replace('_', ' '))}" for key, value in of.variant
+    ]
+
+
+def size(of: int) -> str:
+    """A size in few letters: 4k is 4,096; what is no multiple of 1,024 is written out."""
+    for unit, letter in _SUFFIXES:
+        if of % unit == 0:
+            return f"{of // unit}{letter}"
+    return str(of)
+
+
+def times(ratio: float) -> str:
+    """How many times as fast."""
+    return f"{ratio:.2f} ×" if ratio < 10 else f"{ratio:.0f} ×"
+
+
+def time_us(of: float | None) -> str:
+    """A time with at least four digits, so that times in a column end alike."""
+    return "–" if of is None else f"{of:,.{max(0, 4 - len(str(int(of))))}f}"
+
+
+def against(results: Results, of: Case, name: Name, other: Name) -> float | None:
+    """How many times as fast as another one, of paired rounds where there are any, else of medians."""
+    if paired := results.ratio(of, name, other):
+        return paired.value
+    ours, theirs = results.time_us(of, name), results.time_us(of, other)
+    return theirs / ours if ours and theirs else None
+
+
+def last(results: Results, of: Case) -> dict[Backend, Name]:
+    """The last step of each language that has a time at a case."""
+    found: dict[Backend, Name] = {}
+    for backend in BACKENDS:
+        for step in results.op.steps_of(backend):
+            if results.time_us(of, Name(backend, step.name)) is not None:
+                found[backend] = Name(backend, step.name)
+    return found
+
+
+def gpu(slug: str) -> str:
+    """As one would write it, ``H100 SXM`` of ``h100-sxm``."""
+    return slug.replace("-", " ").upper()
+
+
+def number(step: str) -> str:
+    """A step's, ``v03`` of ``v03_vectorized``."""
+    return step.partition("_")[0]

@@ -1,0 +1,180 @@
+"""The figures: what they say, what they leave apart, and that they are the same file whenever they are drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pandas as pd
+import pytest
+
+pytest.importorskip("matplotlib")
+
+from kernel_twins import OPS
+from kernel_twins.harness.ceilings import Ceilings
+from kernel_twins.report import figures
+from kernel_twins.report.figures import moved, sizes, style
+from kernel_twins.report.figures.placing import Box, Room
+from kernel_twins.report.meaning.analysis import Results, load
+from kernel_twins.report.rows import store
+from kernel_twins.spec import BACKENDS, Op
+from tests.report.test_report import timing
+
+FOLDER = store.DATA / store.REFERENCE_GPU
+CEILINGS = Ceilings("h100-sxm", 3_000, 3_000, 3_000, 3_000, 3_000, 1, 1, 132)
+
+
+def results(folder: Path, op: Op, times: Mapping[tuple[str, str], float], ceilings: Ceilings | None) -> Results:
+    """An operation whose cells took these times at every timed case, by backend and step."""
+    rows = [
+        timing(*cell, [time] * 20, case=case.slug)
+        for case in op.timed_cases
+        for cell, time in times.items()
+        if not cell[1] or op.times(op.step(cell[1]), case)
+    ]
+    store.write(folder / f"{op.name}.timings.csv", pd.DataFrame(rows, columns=store.TABLES["timings"]))
+    return Results(op, folder, ceilings)
+
+
+def lasts(op: Op, time: float) -> dict[tuple[str, str], float]:
+    """A time for both languages' last steps and all baselines."""
+    steps = [(backend, op.steps_of(backend)[-1].name) for backend in BACKENDS]
+    return dict.fromkeys([*((baseline, "") for baseline in op.baselines), *steps], time)
+
+
+def texts(path: Path) -> list[str]:
+    """What a figure says, line by line."""
+    return ["".join(each.itertext()).strip() for each in ElementTree.parse(path).iter() if each.tag.endswith("}text")]
+
+
+@pytest.mark.parametrize("name", ["softmax", "softmax_backward"])
+def test_operations_over_rows_are_drawn_against_their_length(tmp_path: Path, name: str) -> None:
+    op = OPS[name]
+    its = results(tmp_path, op, lasts(op, 100.0), CEILINGS)
+    figures.draw(tmp_path, tmp_path, [its])
+    assert figures.outdated(tmp_path, tmp_path, [its]) == []
+    said = texts(tmp_path / f"{name}-sizes.svg")
+    assert f"{op.title}: CUDA is 1.00 ×, Triton 1.00 × as fast as the best baseline" in said
+    assert {"CUDA", "Triton", "PyTorch", "torch.compile", "Liger", "quack"} <= {*said}
+    assert {"bf16, M N = 2^28", "fp32", "unaligned", "256", "64k", "50257"} <= {*said}
+
+
+def test_operations_without_a_series_of_sizes_are_drawn_case_by_case(tmp_path: Path) -> None:
+    op = OPS["reduction_nd"]
+    its = results(tmp_path, op, {**lasts(op, 100.0), ("compile", ""): 80.0}, None)
+    figures.draw(tmp_path, tmp_path, [its])
+    assert figures.outdated(tmp_path, tmp_path, [its]) == []
+    assert not (tmp_path / "reduction_nd-sizes.svg").exists()
+    said = texts(tmp_path / "reduction_nd-cases.svg")
+    assert "Reduction over axes: CUDA is 0.80 ×, Triton 0.80 × as fast as the best baseline" in said
+    assert "64 x 4,096 x 1,024 bf16, axes 1, x permuted" in said
+    assert said.count("torch.compile") == len(op.timed_cases)
+
+
+def test_sizes_that_are_not_aligned_are_apart_and_never_joined() -> None:
+    op = OPS["layer_norm"]
+    assert op.size_axis
+    found = sizes.groups(op, op.size_axis)
+    odd = [op.size_axis.size(case) for group in found if group.is_odd for case in group.cases]
+    assert {1027, 5003, 50257} <= {*odd} and all(size % 2 for size in odd)
+    assert not any(group.joined for group in found if group.is_odd)
+    assert not any(group.joined for group in found if len(group.cases) < 3)
+    assert [op.size_axis.size(case) for case in found[0].cases] == [256, 1024, 4096, 12288, 16384, 65536, 262144]
+
+
+def test_a_ladder_says_how_far_it_comes_and_which_step_loses(tmp_path: Path) -> None:
+    op = OPS["vector_add"]
+    ladder = {("cuda", step.name): 400.0 - 40 * index for index, step in enumerate(op.steps)}
+    times = {
+        ("torch", ""): 250.0,
+        ("compile", ""): 300.0,
+        ("cub", ""): 260.0,
+        **ladder,
+        ("cuda", op.steps[4].name): 480.0,
+    }
+    figures.draw(tmp_path, tmp_path, [results(tmp_path, op, times, CEILINGS)])
+    said = texts(tmp_path / "vector_add-ladder.svg")
+    assert "Vector add: CUDA's v06 is 1.25 × as fast as PyTorch" in said
+    assert "In CUDA v06_bulk_tile brings most, 2.40 × the step before; v05_bulk_ring loses 42 %." in said
+    assert {step.name for step in op.steps} <= {*said}
+    assert "PyTorch 250.0 µs" in said and "DRAM copy 268.4 µs" in said
+    assert said.count("no time") == len(op.steps_of("triton"))  # which was not measured here
+
+
+def test_a_language_without_a_step_has_a_dash(tmp_path: Path) -> None:
+    op = OPS["reduction"]
+    times: dict[tuple[str, str], float] = {
+        (backend, step.name): 100.0 for backend in BACKENDS for step in op.steps_of(backend)
+    }
+    figures.draw(tmp_path, tmp_path, [results(tmp_path, op, {**lasts(op, 90.0), **times}, None)])
+    gaps = sum(len(BACKENDS) - len(step.backends) for step in op.steps)
+    assert gaps and texts(tmp_path / "reduction-ladder.svg").count("–") == gaps
+
+
+def test_a_figure_is_the_same_file_whenever_it_is_drawn(tmp_path: Path) -> None:
+    loaded = [each for each in load(store.REFERENCE_GPU, FOLDER) if each.op.name in ("vector_add", "reduction_nd")]
+    for place in ("once", "again"):
+        figures.draw(FOLDER, tmp_path / place, loaded)
+    names = {path.name for path in (tmp_path / "once").iterdir()}
+    assert {
+        "vector_add-ladder.svg",
+        "vector_add-sizes.svg",
+        "reduction_nd-cases.svg",
+        "roofline.svg",
+        "sampled.svg",
+    } <= names
+    for name in names:
+        assert (tmp_path / "once" / name).read_bytes() == (tmp_path / "again" / name).read_bytes(), name
+
+
+def test_figures_are_drawn_again_where_their_rows_changed(tmp_path: Path) -> None:
+    op = OPS["vector_add"]
+    its = results(tmp_path, op, lasts(op, 100.0), None)
+    figures.draw(tmp_path, tmp_path, [its])
+    before = figures.drawn_from(tmp_path / "vector_add-ladder.svg")
+    changed = results(tmp_path, op, lasts(op, 90.0), None)
+    assert figures.outdated(tmp_path, tmp_path, [changed]) == ["vector_add-sizes", "vector_add-ladder"]
+    figures.draw(tmp_path, tmp_path, [changed])
+    assert before and figures.drawn_from(tmp_path / "vector_add-ladder.svg") not in ("", before)
+
+
+def test_committed_figures_are_small_and_as_wide_as_a_readme() -> None:
+    paths = list((store.ROOT / "profiling" / "plots").glob("*.svg"))
+    assert paths
+    for path in paths:
+        assert path.stat().st_size < 200_000, path.name
+        assert ElementTree.parse(path).getroot().get("width") == f"{style.WIDTH * style.PX:g}pt", path.name
+
+
+def test_a_step_tells_the_counter_that_it_moved_most() -> None:
+    matmul = next(each for each in load(store.REFERENCE_GPU, FOLDER) if each.op.name == "matmul_bf16")
+    assert moved.moved(matmul, matmul.op.step("v03_swizzled"), "cuda").startswith("bank conflicts ")
+    assert moved.moved(matmul, matmul.op.step("v01_naive"), "cuda") == ""
+
+
+def test_labels_are_spread_as_little_as_needed() -> None:
+    assert style.spread([10.0, 50.0, 52.0], 15, 0, 100) == [10.0, 43.5, 58.5]
+    assert style.spread([98.0, 1.0, 99.0], 15, 0, 100) == [85.0, 1.0, 100.0]
+    with pytest.raises(ValueError, match="8 places 15 apart do not fit between 0 and 100"):
+        style.spread([50.0] * 8, 15, 0, 100)
+
+
+def test_a_label_takes_the_first_free_place_and_crosses_lines_only_where_it_must() -> None:
+    room = Room(Box(0, 0, 100, 100))
+    room.take(Box(0, 0, 30, 30))
+    room.cross((0, 50), (100, 50))
+    wanted = [Box(20, 20, 40, 40), Box(40, 45, 60, 55), Box(40, 60, 60, 70), Box(90, 90, 110, 100)]
+    assert room.first_free(wanted) == wanted[2]
+    assert room.first_free(wanted) == wanted[1]
+    assert room.first_free(wanted) is None
+
+
+def test_colours_of_text_are_dark_enough_to_read() -> None:
+    assert style.ink(style.COLOURS["triton"]) == style.COLOURS["triton"]
+    assert style.ink(style.COLOURS["liger"]) != style.COLOURS["liger"]
+    baselines = {baseline for op in OPS.values() for baseline in op.baselines}
+    assert {*baselines, *BACKENDS} <= style.COLOURS.keys()
+    for op in OPS.values():
+        colours = [style.COLOURS[name] for name in (*op.baselines, *BACKENDS)]
+        assert len({*colours}) == len(colours), op.name
