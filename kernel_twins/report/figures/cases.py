@@ -96,14 +96,14 @@ def _told(results: Results, rows: Sequence[tuple[Case, Ratios]]) -> tuple[str, s
     for backend in BACKENDS:
         its = [(ratios[backend], case) for case, ratios in rows if backend in ratios]
         if its:
-            verb = "" if said else "is "
-            said.append(f"{words.title(backend)} {verb}{words.times(geometric_mean(ratio for ratio, _ in its))}")
+            mean = words.times(geometric_mean(ratio for ratio, _ in its))
+            said.append(words.together(f"{words.title(backend)} {mean}") if said else words.reaches(backend, mean))
             worst.append(f"{words.title(backend)}'s {words.times(min(its, key=lambda each: each[0])[0])}")
     title = f"{results.op.title}, other shapes" if results.op.size_axis else results.op.title
     if not said:
         return title, ""
     more = f"Geometric mean of {len(rows)} cases; the worst {'are' if len(worst) > 1 else 'is'} {' and '.join(worst)}."
-    return f"{title}: {', '.join(said)} as fast as the best baseline", more
+    return f"{title}: {', '.join(said)}", more
 
 
 def _key(results: Results) -> str:

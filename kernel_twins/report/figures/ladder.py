@@ -190,17 +190,25 @@ def _told(results: Results, case: Case, cells: dict[tuple[str, Backend], _Cell |
     """The message, how far the best step of each language comes; and what brought it there."""
     op, best = results.op, results.best_baseline(case)
     said: list[str] = []
+    for backend, step in _best(cells).items():
+        name, who = Name(backend, step), f"{words.title(backend)}'s {words.number(step)}"
+        if best and (ratio := words.against(results, case, name, best)) is not None:
+            said.append(words.together(f"{who} {words.times(ratio)}") if said else _reaches(who, ratio, best))
+    return f"{op.title}: {', '.join(said)}" if said else op.title, _climb(cells)
+
+
+def _reaches(who: str, ratio: float, best: Name) -> str:
+    return f"{who} reaches {words.times(ratio)} {words.title(best.backend)}"
+
+
+def _best(cells: dict[tuple[str, Backend], _Cell | None]) -> dict[Backend, str]:
+    """Each language's fastest step, of those whose own kernel runs."""
+    found: dict[Backend, str] = {}
     for backend in BACKENDS:
         own = [(cell.time_us, step) for (step, of), cell in cells.items() if of == backend and cell and cell.is_own]
-        if own and best:
-            _, step = min(own)
-            ratio = words.against(results, case, Name(backend, step), best)
-            if ratio is not None:
-                verb = "" if said else "is "
-                said.append(f"{words.title(backend)}'s {words.number(step)} {verb}{words.times(ratio)}")
-    if not said or best is None:
-        return op.title, _climb(cells)
-    return f"{op.title}: {', '.join(said)} as fast as {words.title(best.backend)}", _climb(cells)
+        if own:
+            found[backend] = min(own)[1]
+    return found
 
 
 def _climb(cells: dict[tuple[str, Backend], _Cell | None]) -> str:
@@ -224,10 +232,18 @@ def _key(results: Results, case: Case, cells: dict[tuple[str, Backend], _Cell | 
     told = [words.case(case)]
     if results.ceilings:
         told.append(words.gpu(results.ceilings.gpu))
-    told.append(f"bars are {results.rate_unit}, longer is faster")
+    told.append(f"bars: {results.rate_unit}")
     shown = [cell for cell in cells.values() if cell]
     if any(cell.gain is not None and cell.gain * _LOST < 1 for cell in shown):
-        told.append("pale: slower than the step before")
+        told.append("pale: slower than before")
     if not all(cell.is_own for cell in shown):
         told.append("outlined: another step's kernel")
+    best = results.best_baseline(case)
+    doubted = [
+        f"{words.title(backend)}'s {words.number(step)}"
+        for backend, step in _best(cells).items()
+        if best and results.standing(case, Name(backend, step), best) == "AMBIGUOUS"
+    ]
+    if doubted:
+        told.append(f"not confirmed by cycles: {', '.join(doubted)}")
     return " · ".join(told)

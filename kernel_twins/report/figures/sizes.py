@@ -124,7 +124,7 @@ def _points(results: Results, case: Case) -> dict[str, float]:
 
 def _range(points: dict[Case, dict[str, float]]) -> tuple[float, float]:
     ratios = [ratio for its in points.values() for ratio in its.values()] or [1.0]
-    return max(_FLOOR, min(0.9, min(ratios))) * 0.96, max(1.1, max(ratios)) * 1.04
+    return max(_FLOOR, min(0.9, min(ratios))) * 0.96, max(1.1, max(ratios)) * 1.08
 
 
 def _at(ratio: float, least: float, most: float) -> float:
@@ -251,18 +251,24 @@ def _told(
     for backend in BACKENDS:
         its = [(ratios[backend], case) for case, ratios in points.items() if backend in ratios]
         if its:
-            verb = "" if said else "is "
-            said.append(f"{words.title(backend)} {verb}{words.times(geometric_mean(ratio for ratio, _ in its))}")
+            mean = words.times(geometric_mean(ratio for ratio, _ in its))
+            said.append(words.together(f"{words.title(backend)} {mean}") if said else words.reaches(backend, mean))
             ratio, case = min(its, key=lambda each: each[0])
             other = words.variant(Case((), case.dtype, tuple({*case.variant} - {*shown[0].cases[0].variant})))
             at = ", ".join([f"{words.size(axis.size(case))} {case.dtype}", *other])
             worst.append(f"{words.title(backend)}'s {words.times(ratio)} at {at}")
     if not said:
         return results.op.title, ""
-    more = (
-        f"Geometric mean of {len(points)} cases; the worst {'are' if len(worst) > 1 else 'is'} {' and '.join(worst)}."
-    )
-    return f"{results.op.title}: {', '.join(said)} as fast as the best baseline", more
+    odd = [points[case] for group in shown if group.is_odd for case in group.cases]
+    means = [
+        words.times(geometric_mean(its[backend] for its in odd if backend in its))
+        for backend in BACKENDS
+        if any(backend in its for its in odd)
+    ]
+    apart = f" (unaligned alone {' and '.join(means)})" if means else ""
+    verb = "are" if len(worst) > 1 else "is"
+    more = f"Geometric mean of {len(points)} cases{apart}; the worst {verb} {' and '.join(worst)}."
+    return f"{results.op.title}: {', '.join(said)}", more
 
 
 def _key(results: Results, shown: Sequence[Group], axis: SizeAxis, points: dict[Case, dict[str, float]]) -> str:
@@ -273,5 +279,5 @@ def _key(results: Results, shown: Sequence[Group], axis: SizeAxis, points: dict[
     if any(ratio < _FLOOR for its in points.values() for ratio in its.values()):
         told.append(f"▾ slower than {_FLOOR} ×")
     if any(group.is_odd for group in shown):
-        told.append(f"hollow: rows not aligned to {_ALIGNED} bytes")
+        told.append(f"hollow: rows not at {_ALIGNED} bytes")
     return " · ".join(told)

@@ -33,9 +33,11 @@ def case(of: Case) -> str:
 
 def variant(of: Case) -> list[str]:
     """What tells a case from others of its shape and dtype, a few words each."""
-    return [
-        key if value == "yes" else f"{key} {_VALUES.get(value, value.replace('_', ' '))}" for key, value in of.variant
-    ]
+    return [key if value == "yes" else f"{key} {_value(key, value)}" for key, value in of.variant]
+
+
+def _value(key: str, value: str) -> str:
+    return f"{int(value) / 100:g}" if key == "p" else _VALUES.get(value, value.replace("_", " "))
 
 
 def size(of: int) -> str:
@@ -49,6 +51,16 @@ def size(of: int) -> str:
 def times(ratio: float) -> str:
     """How many times as fast."""
     return f"{ratio:.2f} ×" if ratio < 10 else f"{ratio:.0f} ×"
+
+
+def together(text: str) -> str:
+    """The same, never broken into two lines."""
+    return text.replace(" ", "\N{NO-BREAK SPACE}")
+
+
+def reaches(backend: str, mean: str) -> str:
+    """How a message about many cases begins."""
+    return f"{title(backend)} reaches {mean} the best baseline"
 
 
 def time_us(of: float | None) -> str:
