@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -14,7 +15,7 @@ pytest.importorskip("matplotlib")
 from kernel_twins import OPS
 from kernel_twins.harness.ceilings import Ceilings
 from kernel_twins.report import figures
-from kernel_twins.report.figures import moved, sizes, style
+from kernel_twins.report.figures import moved, sampled, sizes, style
 from kernel_twins.report.figures.placing import Box, Room
 from kernel_twins.report.meaning.analysis import Results, load
 from kernel_twins.report.rows import store
@@ -100,7 +101,7 @@ def test_a_ladder_says_how_far_it_comes_and_which_step_loses(tmp_path: Path) -> 
     assert "In CUDA v06_bulk_tile brings most, 2.40 × the step before; v05_bulk_ring loses 42 %." in said
     assert {step.name for step in op.steps} <= {*said}
     assert "PyTorch 250.0 µs" in said and "DRAM copy 268.4 µs" in said
-    assert said.count("no time") == len(op.steps_of("triton"))  # which was not measured here
+    assert said.count("unmeasured") == len(op.steps_of("triton"))
 
 
 def test_a_language_without_a_step_has_a_dash(tmp_path: Path) -> None:
@@ -152,6 +153,23 @@ def test_a_step_tells_the_counter_that_it_moved_most() -> None:
     matmul = next(each for each in load(store.REFERENCE_GPU, FOLDER) if each.op.name == "matmul_bf16")
     assert moved.moved(matmul, matmul.op.step("v03_swizzled"), "cuda").startswith("bank conflicts ")
     assert moved.moved(matmul, matmul.op.step("v01_naive"), "cuda") == ""
+
+
+def test_products_by_tf32_have_their_own_roof() -> None:
+    plots = store.ROOT / "profiling" / "plots"
+    said = texts(plots / "matmul_tf32x3-ladder.svg")
+    assert any(text.startswith("fp32 FMA ") for text in said) and any(text.startswith("3 × TF32 ") for text in said)
+    assert any(text.startswith("3 × TF32 ") for text in texts(plots / "roofline.svg"))
+    assert not any(text.startswith("3 × TF32 ") for text in texts(plots / "matmul_fp32-ladder.svg"))
+
+
+def test_every_sampled_case_is_a_dot() -> None:
+    cells = sampled.read(FOLDER)
+    with style.in_force():
+        axes = sampled.draw(cells).axes[0]
+    # A dot is a stroke without length: two points and a gap.
+    dots = sum(len(np.asarray(line.get_xdata())) // 3 for line in axes.lines if line.get_solid_capstyle() == "round")
+    assert dots == len(cells) and dots > 0
 
 
 def test_labels_are_spread_as_little_as_needed() -> None:

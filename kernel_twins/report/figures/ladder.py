@@ -83,8 +83,7 @@ def _row(
         at = _column(column)
         cell = cells.get((step.name, backend))
         if cell is None:
-            reason = "–" if backend not in step.backends else "no time"
-            card.text(at, middle, reason, TEXT if reason == "–" else SMALL, FAINT, align="right")
+            card.text(at, middle, _gap(results, step, backend), SMALL, FAINT, align="right")
             continue
         lost = cell.gain is not None and cell.gain * _LOST < 1
         axes.barh(
@@ -98,6 +97,13 @@ def _row(
         )
         card.text(at, middle, words.time_us(cell.time_us), TEXT, ink(COLOURS[backend]), align="right")
     card.text(WIDTH - MARGIN - _COUNTER + 4, middle, *_why(results, step, cells))
+
+
+def _gap(results: Results, step: Step, backend: Backend) -> str:
+    """Why a language has no time: a dash where it has no such step."""
+    if backend not in step.backends:
+        return "–"
+    return "no time" if results.status(results.op.profile_case, Name(backend, step.name)) else "unmeasured"
 
 
 def _why(results: Results, step: Step, cells: dict[tuple[str, Backend], _Cell | None]) -> tuple[str, float, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import exp, hypot, log
+from math import exp, hypot, inf, log
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -24,6 +24,7 @@ from kernel_twins.spec import BACKENDS, Backend, Name
 _WIDE_HIGH, _HIGH, _HEAD, _FOOT, _SIDE = 330.0, 220.0, 24.0, 34.0, 36.0
 _MANY = 3  # operations, and more, have a panel as wide as the card, where there is no fast end beside it
 _SPARSE, _END = 30.0, 4.0  # factors between the slowest step and the fastest: of a panel, and of its fast end
+_FAST = ": the frame at the left, enlarged"
 _CLOSE = 13.0  # pixels: steps that share a label
 _LEAST_SPAN = 1.5  # of an axis, as a factor
 _NEAR = 0.9  # of the roof
@@ -77,7 +78,7 @@ def paths(results: Results) -> list[Path]:
 def draw(results: Sequence[Results], ceilings: Ceilings) -> Figure:
     """Of all operations that were profiled."""
     families = _families(results)
-    ends = {family for family in families if f"{family}: the fast end" in families}
+    ends = {family for family in families if f"{family}{_FAST}" in families}
     wide = {family for family, its in families.items() if _is_wide(its)} - {*ends}
     rows = _rows(sorted(families, key=lambda family: (family.partition(":")[0] not in ends, family not in wide)), wide)
     heights = [_HEAD + (_HIGH if row[0] not in {*wide, *ends} else _WIDE_HIGH) + _FOOT for row in rows]
@@ -113,7 +114,7 @@ def _families(results: Sequence[Results]) -> dict[str, list[Path]]:
         if its:
             panels[family] = its
             if fast := _fast_end(its):
-                panels[f"{family}: the fast end"] = fast
+                panels[f"{family}{_FAST}"] = fast
     return panels
 
 
@@ -163,13 +164,17 @@ def _panel(card: Card, family: str, its: Sequence[Path], ceilings: Ceilings, pla
             room.take(_around(scale.across(x), scale.down(y), 4))
         for (_, x, y), (_, next_x, next_y) in pairwise(path.steps):
             room.cross((scale.across(x), scale.down(y)), (scale.across(next_x), scale.down(next_y)))
+    fast = _fast_end(its)
+    if fast:
+        _frame(card, room, scale, fast)
+    elsewhere = min((y for path in fast for _, _, y in path.steps), default=inf)
     _roofs(card, axes, room, scale, its, ceilings)
     for path in its:
         _draw_path(axes, path)
     for op in dict.fromkeys(path.op for path in its):
-        _name(card, room, scale, op, [path for path in its if path.op == op])
+        _name(card, room, scale, op, [step for path in its if path.op == op for step in path.steps], elsewhere)
     for path in its:
-        _numbers(card, room, scale, path)
+        _numbers(card, room, scale, path, elsewhere)
 
 
 def _padded(low: float, high: float, pixels: tuple[float, float], length: float) -> tuple[float, float]:
@@ -224,9 +229,11 @@ def _roofs(card: Card, axes: Axes, room: Room, scale: Scale, its: Sequence[Path]
         if scale.y[0] < rate < scale.y[1] and rate / slope < scale.x[1]:
             room.cross((scale.across(rate / slope), scale.down(rate)), (scale.place.right, scale.down(rate)))
             axes.plot([rate / slope, scale.x[1]], [rate, rate], color=COLOURS["ceiling"], linewidth=1.5 * PX)
-            right, y, text = scale.place.right - 4, scale.down(rate) - 9, f"{label} {rate:,.0f} TFLOP/s"
-            room.take(Box(right - style.width(text, SMALL), y - 7, right, y + 7))
-            card.text(right, y, text, SMALL, FAINT, align="right")
+            y, text = scale.down(rate) - 9, f"{label} {rate:,.0f} TFLOP/s"
+            begin, end, long = scale.across(rate / slope) + 6, scale.place.right - 4, style.width(text, SMALL)
+            places = [end - long - share * (end - long - max(begin, scale.place.left + 4)) for share in (0, 0.5, 1)]
+            if found := room.first_free([Box(x, y - 7, x + long, y + 7) for x in places]):
+                card.text(found.left, y, text, SMALL, FAINT)
 
 
 def _draw_path(axes: Axes, path: Path) -> None:
@@ -238,9 +245,14 @@ def _draw_path(axes: Axes, path: Path) -> None:
     )
 
 
-def _name(card: Card, room: Room, scale: Scale, op: str, its: Sequence[Path]) -> None:
-    """The operation's, above the highest of its steps."""
-    _, x, y = max((step for path in its for step in path.steps), key=lambda step: step[2])
+def _name(
+    card: Card, room: Room, scale: Scale, op: str, steps: Sequence[tuple[str, float, float]], elsewhere: float
+) -> None:
+    """The operation's, above the highest of its steps; but where that is in another panel, above the lowest one."""
+    highest, lowest = (way(steps, key=lambda step: step[2]) for way in (max, min))
+    if lowest[2] >= elsewhere:
+        return
+    _, x, y = lowest if highest[2] >= elsewhere else highest
     across, down, long = scale.across(x), scale.down(y), style.width(op, SMALL, bold=True)
     boxes = [
         Box(across + shift * long - long / 2, down - above - 7, across + shift * long + long / 2, down - above + 7)
@@ -251,10 +263,24 @@ def _name(card: Card, room: Room, scale: Scale, op: str, its: Sequence[Path]) ->
         card.text(box.left, (box.top + box.bottom) / 2, op, SMALL, INK, bold=True)
 
 
-def _numbers(card: Card, room: Room, scale: Scale, path: Path) -> None:
-    """CUDA's to the left of their points, Triton's to the right, where there is room."""
+def _frame(card: Card, room: Room, scale: Scale, fast: Sequence[Path]) -> None:
+    """Around what the panel beside this one shows."""
+    xs = [scale.across(x) for path in fast for _, x, _ in path.steps]
+    ys = [scale.down(y) for path in fast for _, _, y in path.steps]
+    left, right, top, bottom = min(xs) - 8, max(xs) + 8, min(ys) - 8, max(ys) + 8
+    corners = [(left, top), (right, top), (right, bottom), (left, bottom), (left, top)]
+    for start, end in pairwise(corners):
+        room.cross(start, end)
+    card.line([x for x, _ in corners], [y for _, y in corners], FAINT, 0.8)
+
+
+def _numbers(card: Card, room: Room, scale: Scale, path: Path, elsewhere: float) -> None:
+    """CUDA's to the left of their points, Triton's to the right, where there is room.
+
+    Steps of that rate and more have theirs in another panel.
+    """
     side = -1 if path.backend == "cuda" else 1
-    for label, x, y in _clusters(path, scale):
+    for label, x, y in _clusters(path, scale, elsewhere):
         long = style.width(label, SMALL)
         box = room.first_free(list(_beside(x, y, long, side)))
         if box is None:
@@ -273,10 +299,12 @@ def _beside(x: float, y: float, long: float, side: int) -> Iterator[Box]:
             yield Box(left, y + off - 7, left + long, y + off + 7)
 
 
-def _clusters(path: Path, scale: Scale) -> list[tuple[str, float, float]]:
-    """Labels of steps that lie close to each other, with the place of the first of them."""
+def _clusters(path: Path, scale: Scale, elsewhere: float) -> list[tuple[str, float, float]]:
+    """Labels of slower steps that lie close to each other, with the place of the first of them."""
     found: list[tuple[list[int], float, float]] = []
     for index, (_, x, y) in enumerate(path.steps):
+        if y >= elsewhere:
+            continue
         across, down = scale.across(x), scale.down(y)
         near = [each for each in found if hypot(each[1] - across, each[2] - down) < _CLOSE]
         if near:
