@@ -15,7 +15,8 @@ pytest.importorskip("matplotlib")
 from kernel_twins import OPS
 from kernel_twins.harness.ceilings import Ceilings
 from kernel_twins.report import figures
-from kernel_twins.report.figures import moved, sampled, sizes, style
+from kernel_twins.report.figures import moved, sampled, style
+from kernel_twins.report.figures.groups import groups
 from kernel_twins.report.figures.placing import Box, Room
 from kernel_twins.report.meaning.analysis import Results, load
 from kernel_twins.report.rows import store
@@ -77,11 +78,11 @@ def test_operations_without_a_series_of_sizes_are_drawn_case_by_case(tmp_path: P
 def test_sizes_that_are_not_aligned_are_apart_and_never_joined() -> None:
     op = OPS["layer_norm"]
     assert op.size_axis
-    found = sizes.groups(op, op.size_axis)
+    found = groups(op, op.size_axis)
     odd = [op.size_axis.size(case) for group in found if group.is_odd for case in group.cases]
     assert {1027, 5003, 50257} <= {*odd} and all(size % 2 for size in odd)
-    assert not any(group.joined for group in found if group.is_odd)
-    assert not any(group.joined for group in found if len(group.cases) < 3)
+    assert not any(group.is_joined for group in found if group.is_odd)
+    assert not any(group.is_joined for group in found if len(group.cases) < 3)
     assert [op.size_axis.size(case) for case in found[0].cases] == [256, 1024, 4096, 12288, 16384, 65536, 262144]
 
 

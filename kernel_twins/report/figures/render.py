@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 
 from kernel_twins.harness.ceilings import Ceilings
 from kernel_twins.report.figures import cases, ladder, roofline, sampled, sizes, style
+from kernel_twins.report.figures.groups import groups
 from kernel_twins.report.meaning.analysis import Results
 from kernel_twins.spec import Op
 
@@ -66,11 +67,11 @@ def _figures(folder: Path, loaded: list[Results]) -> dict[str, tuple[str, Callab
     for each in results:
         digest = _digest(_rows(folder, each.op), each.ceilings)
         op, axis = each.op, each.op.size_axis
-        groups = sizes.groups(op, axis) if axis else []
+        grouped = groups(op, axis) if axis else []
         others = [case for case in op.timed_cases if axis is None or axis.panel(case) is None]
-        if axis and groups:
-            figures[f"{op.name}-sizes"] = (digest, partial(sizes.draw, each, axis, groups))
-        if len(others) >= _FEW or not groups:
+        if axis and grouped:
+            figures[f"{op.name}-sizes"] = (digest, partial(sizes.draw, each, axis, grouped))
+        if len(others) >= _FEW or not grouped:
             figures[f"{op.name}-cases"] = (digest, partial(cases.draw, each, others))
         figures[f"{op.name}-ladder"] = (digest, partial(ladder.draw, each))
     ceilings = results[0].ceilings if results else None

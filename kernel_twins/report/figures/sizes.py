@@ -1,13 +1,11 @@
 """Speed against size, as a multiple of the best baseline's at each: what others lose, and where.
 
-A group of cases is alike but for the size. Sizes whose rows begin at multiples of 16 bytes are joined where there are
-enough of them; odd ones stand apart, since it is not the size that makes them slow. Below, in numbers, both languages.
+Each group of cases has a plot, and below it, in numbers, both languages.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import log
 from statistics import geometric_mean
 
@@ -15,67 +13,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from kernel_twins.report.figures import style, words
+from kernel_twins.report.figures.groups import ALIGNED, JOINED, Group
 from kernel_twins.report.figures.style import COLOURS, FAINT, INK, MARGIN, PX, SMALL, WIDTH, Card, ink
 from kernel_twins.report.meaning.analysis import Results
-from kernel_twins.spec import BACKENDS, ITEMSIZE, Case, Name, Op, SizeAxis
+from kernel_twins.spec import BACKENDS, Case, Name, SizeAxis
 
 _HIGH = 230.0  # of the plot
 _LEFT = 66.0
-_JOINED = 3  # points, and more
-_ALIGNED = 16  # bytes
-_FLOOR = 0.2  # what is slower stands at the lower border, with its number
+_FLOOR = 0.2  # what is slower stands at the lower border
 _TICKS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 5.0, 7.0, 10.0)
 _MARKS = {"cuda": "o", "triton": "D"}
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Cases that differ in size alone, smallest first."""
-
-    lines: tuple[str, ...]  # what they have in common
-    cases: tuple[Case, ...]
-    is_odd: bool
-
-    @property
-    def joined(self) -> bool:
-        return not self.is_odd and len(self.cases) >= _JOINED
-
-
-def groups(op: Op, axis: SizeAxis) -> list[Group]:
-    """The largest first; cases that have no place on the axis are in none."""
-    found: dict[tuple[str, tuple[tuple[str, str], ...], str, bool], list[Case]] = {}
-    for case in sorted(op.timed_cases):
-        if (panel := axis.panel(case)) is not None:
-            is_odd = axis.size(case) * ITEMSIZE[case.dtype] % _ALIGNED > 0
-            found.setdefault((case.dtype, case.variant, panel, is_odd), []).append(case)
-    ordered = sorted(found.items(), key=lambda item: (item[0][3], -len(item[1])))
-    if not ordered:
-        return []
-    main = ordered[0][1][0]
-    ordered.sort(key=lambda item: -len(item[1]) if _is_like(item[1][0], main) and not item[0][3] else 0)
-    return [
-        Group(_caption(key[2], cases[0], main, key[3], ordered[0][0][2]), tuple(sorted(cases, key=axis.size)), key[3])
-        for key, cases in ordered
-    ]
-
-
-def _is_like(case: Case, main: Case) -> bool:
-    return (case.dtype, case.variant) == (main.dtype, main.variant)
-
-
-def _caption(panel: str, case: Case, main: Case, is_odd: bool, main_panel: str) -> tuple[str, ...]:
-    """What tells a group from the first one, and of that one what it is."""
-    common = {*main.variant}
-    told = [case.dtype, *words.variant(case)] if case == main else []
-    if case != main:
-        told += [case.dtype] * (case.dtype != main.dtype)
-        told += words.variant(Case(case.shape, case.dtype, tuple(each for each in case.variant if each not in common)))
-        told += [f"no {key}" for key, _ in main.variant if not case.get(key)]
-    if panel and (case == main or (panel != main_panel and case.dtype == main.dtype)):
-        told.append(panel)
-    if is_odd:
-        told.append("unaligned")
-    return tuple(told)
 
 
 def draw(results: Results, axis: SizeAxis, shown: Sequence[Group]) -> Figure:
@@ -144,7 +91,7 @@ def _widths(shown: Sequence[Group], room: float) -> list[float]:
 def _stacked(group: Group) -> list[str]:
     """A caption in lines as wide as its points ask for."""
     lines = [""]
-    for fact in group.lines:
+    for fact in group.facts:
         longer = ", ".join(filter(None, (lines[-1], fact)))
         if lines[-1] and style.width(longer, SMALL) > 38 * len(group.cases):
             lines.append(fact)
@@ -159,7 +106,7 @@ def _draw_group(axes: Axes, group: Group, points: dict[Case, dict[str, float]]) 
         places = [index for index, case in enumerate(group.cases) if name in points[case]]
         ratios = [max(points[group.cases[index]][name], _FLOOR) for index in places]
         ours = name in BACKENDS
-        if group.joined and len(places) >= _JOINED:
+        if group.is_joined and len(places) >= JOINED:
             axes.plot(
                 places, ratios, color=COLOURS[name], linewidth=(2.2 if ours else 1.4) * PX, zorder=3 if ours else 2
             )
@@ -254,7 +201,8 @@ def _told(
             mean = words.times(geometric_mean(ratio for ratio, _ in its))
             said.append(words.together(f"{words.title(backend)} {mean}") if said else words.reaches(backend, mean))
             ratio, case = min(its, key=lambda each: each[0])
-            other = words.variant(Case((), case.dtype, tuple({*case.variant} - {*shown[0].cases[0].variant})))
+            known = {*shown[0].cases[0].variant}
+            other = words.facts(each for each in case.variant if each not in known)
             at = ", ".join([f"{words.size(axis.size(case))} {case.dtype}", *other])
             worst.append(f"{words.title(backend)}'s {words.times(ratio)} at {at}")
     if not said:
@@ -279,5 +227,5 @@ def _key(results: Results, shown: Sequence[Group], axis: SizeAxis, points: dict[
     if any(ratio < _FLOOR for its in points.values() for ratio in its.values()):
         told.append(f"▾ slower than {_FLOOR} ×")
     if any(group.is_odd for group in shown):
-        told.append(f"hollow: rows not at {_ALIGNED} bytes")
+        told.append(f"hollow: rows not at {ALIGNED} bytes")
     return " · ".join(told)

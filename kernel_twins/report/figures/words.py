@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from kernel_twins.report.meaning.analysis import Results
 from kernel_twins.spec import BACKENDS, Backend, Case, Name
 
@@ -28,12 +30,12 @@ def title(backend: str) -> str:
 def case(of: Case) -> str:
     """A case as one would say it, such as ``65,536 x 4,096 bf16, axes 0``."""
     shape = " x ".join(f"{size:,}" for size in of.shape)
-    return ", ".join([f"{shape} {of.dtype}", *variant(of)])
+    return ", ".join([f"{shape} {of.dtype}", *facts(of.variant)])
 
 
-def variant(of: Case) -> list[str]:
+def facts(variant: Iterable[tuple[str, str]]) -> list[str]:
     """What tells a case from others of its shape and dtype, a few words each."""
-    return [key if value == "yes" else f"{key} {_value(key, value)}" for key, value in of.variant]
+    return [key if value == "yes" else f"{key} {_value(key, value)}" for key, value in variant]
 
 
 def _value(key: str, value: str) -> str:
