@@ -112,11 +112,11 @@ def _why(results: Results, step: Step, cells: dict[tuple[str, Backend], _Cell | 
         cell = cells[step.name, backend]
         if cell and cell.is_own and (text := moved(results, step, backend)):
             return text, SMALL, ink(COLOURS[backend])
-    own = {results.op.profile_case_of(step, backend) for backend in step.backends} - {results.op.profile_case}
-    if not own:
+    own = [results.op.profile_case_of(step, backend) for backend in step.backends]
+    if all(case == results.op.profile_case for case in own):
         return "", SMALL, FAINT
-    known = [case for case in own if case]
-    return (f"runs at {words.case(known[0])}" if known else "another step's kernel"), SMALL, FAINT
+    elsewhere = next((case for case in own if case and case != results.op.profile_case), None)
+    return f"runs at {words.case(elsewhere)}" if elsewhere else "another step's kernel", SMALL, FAINT
 
 
 def _column(index: int) -> float:

@@ -88,7 +88,7 @@ def _lane(axes: Axes, ratios: Sequence[float], middle: float, colour: str) -> No
     ys: list[float] = []
     for rank, ratio in enumerate(sorted(ratios)):
         x, y = min(max(ratio, _LEAST), _MOST), middle + _BESIDE[rank % len(_BESIDE)]
-        xs += [x, x * 1.0001, nan]
+        xs += [x, x, nan]
         ys += [y, y, nan]
     axes.plot(xs, ys, color=colour, linewidth=4.5 * PX, solid_capstyle="round", alpha=0.6, clip_on=False)
     if timed := [ratio for ratio in ratios if ratio > 0]:
