@@ -1,4 +1,4 @@
-// What the norms' forward kernels are made of: the operands of a row, the row in registers, its statistics.
+// Device code of the norms' forward kernels: a row's operands, the register-resident row, mean and rstd.
 #pragma once
 
 #include <algorithm>
@@ -26,12 +26,12 @@ struct NormRow {
         out(static_cast<T*>(args.out) + row * args.N + start),
         added(args.added ? static_cast<T*>(args.added) + row * args.N + start : nullptr) {}
 
-  // What is normalised: x, or its sum with the residual, rounded as it is returned.
+  // The element to normalise: x, or x + residual, rounded to T as `added` returns it.
   __device__ T input(int64_t col) const {
     return residual ? from_float<T>(to_float(x[col]) + to_float(residual[col])) : x[col];
   }
 
-  // The result for an element that is (x - mean) * rstd.
+  // The output for one element; `unit` is (x - mean) * rstd.
   __device__ T result(float unit, int64_t col) const {
     if (weight) unit *= to_float(weight[col]);
     if (bias) unit += to_float(bias[col]);
@@ -39,12 +39,14 @@ struct NormRow {
   }
 };
 
-// One over the root of what a row of N elements is divided by, from the sum of its squared distances.
+// 1 / sqrt(variance + eps) of a row of N elements; `squares` is the sum of their squared distances from the
+// mean, which is 0 for rms_norm.
 __device__ inline float rstd_of(float squares, int64_t N, float eps) {
   return rsqrtf(squares / static_cast<float>(N) + eps);
 }
 
-// The pack that begins `skew` elements behind the first of two.
+// The 16 bytes that begin `skew` elements into two adjacent packs, without a branch: shifts by 8 bytes, by 4,
+// and by a funnel shift within words.
 template <typename T>
 __device__ Pack<T> put_together(uint4 low, uint4 high, int skew) {
   uint32_t words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
@@ -58,22 +60,23 @@ __device__ Pack<T> put_together(uint4 low, uint4 high, int skew) {
   return {make_uint4(words[0], words[1], words[2], words[3])};
 }
 
-// A pack of a weight or bias that starts at `first`; these stay in L1 and L2. Where that is no multiple of 16
-// bytes, the pack lies in two of memory's, and is put together. Elements beside the n are anything.
+// Loads the pack that starts at column `first` of a weight or bias of n elements; it stays in L1 and L2. If
+// its address is not a multiple of 16 bytes, it spans two packs of memory, which are loaded and shifted
+// together. Elements outside of the weight or bias are undefined.
 template <typename T>
 __device__ Pack<T> load_factors(const T* factors, int first, int n) {
   constexpr int SIZE = Pack<T>::SIZE;
   const int skew = skew_of(factors + first);
   first -= skew;
-  const auto load = [&](int at) {  // of 16 bytes in which something is the factors', all can be read
+  const auto load = [&](int at) {  // 16 bytes that hold one of its elements can all be read
     return max(at, 0) < min(n, at + SIZE) ? __ldg(reinterpret_cast<const uint4*>(factors + at)) : uint4{};
   };
   const uint4 low = load(first);
   return skew == 0 ? Pack<T>{low} : put_together<T>(low, load(first + SIZE), skew);
 }
 
-// The result for a pack of a row. weight_of() and bias_of() give theirs, and are asked where there are any.
-// Without CENTERED mean is not looked at.
+// The output for one pack of a row. weight_of() and bias_of() return the matching packs; they are called only
+// if the row has a weight, or a bias. Without CENTERED (rms_norm) `mean` is unused.
 template <bool CENTERED, typename T, typename WeightOf, typename BiasOf>
 __device__ Pack<T> normalised(const NormRow<T>& row, Pack<T> pack, float mean, float rstd, WeightOf weight_of,
                               BiasOf bias_of) {
@@ -97,7 +100,8 @@ __device__ Pack<T> normalised(const NormRow<T>& row, Pack<T> pack, float mean, f
   return results;
 }
 
-// A pack of x plus that of the residual, which is stored as well. Rows may be skewed otherwise than x's.
+// Adds the residual's pack to a pack of x, and stores the sum to `added`. The skew of residual and added may
+// differ from x's.
 template <typename T>
 __device__ Pack<T> add_residual(const NormRow<T>& row, Pack<T> pack, int first, int n) {
   const bool wide = skew_of(row.residual + first) == 0 && is_whole<T>(first, n);
@@ -107,9 +111,9 @@ __device__ Pack<T> add_residual(const NormRow<T>& row, Pack<T> pack, int first, 
   return pack;
 }
 
-// A row of n elements in the registers of `threads` threads, of which this one is `thread`: packs of 16
-// bytes, as the row lies in memory. Without CENTERED the mean is taken to be 0. WHOLE: no pack of any row
-// reaches beyond it, and out, residual and added are aligned like x.
+// A register-resident row: n elements as packs, spread over `threads` threads, of which this is number
+// `thread`. Packs are those of memory, so the first and the last may reach beyond the row. Without CENTERED
+// (rms_norm) the mean is 0. WHOLE: every row is whole packs, and out, residual and added are aligned like x.
 template <typename T, int PACKS, bool CENTERED, bool WHOLE>
 struct HeldRow {
   static constexpr int SIZE = Pack<T>::SIZE;
@@ -121,7 +125,7 @@ struct HeldRow {
 
   __device__ int first_of(int i) const { return (i * threads + thread) * SIZE - skew; }
 
-  // Only asks for the row; finish_load waits for it.
+  // Issues the loads of the row; finish_load waits for them.
   __device__ void load(const T* x) {
     load_touching_packs(packs, x, n, [this](int i) { return first_of(i); });
   }
@@ -133,7 +137,7 @@ struct HeldRow {
     }
   }
 
-  // Of this thread's elements; those beside the row are 0.
+  // The sum of this thread's elements; elements outside of the row are 0.
   __device__ float sum() {
     float mine = 0.0f;
 #pragma unroll
@@ -145,7 +149,7 @@ struct HeldRow {
     return mine;
   }
 
-  // Of their squared distances from the mean.
+  // The sum of this thread's squared distances from the mean.
   __device__ float squares(float mean) {
     float mine = 0.0f;
 #pragma unroll
@@ -169,7 +173,8 @@ struct HeldRow {
     return mine;
   }
 
-  // weight_of(i, first) and bias_of(i, first) are packs, asked for where there is a weight or a bias.
+  // Writes the output. weight_of(i, first) and bias_of(i, first) return packs; they are called only if there
+  // is a weight, or a bias.
   template <typename WeightOf, typename BiasOf>
   __device__ void write(const NormRow<T>& row, float mean, float rstd, WeightOf weight_of, BiasOf bias_of) {
     const bool aligned = WHOLE || skew_of(row.out) == skew % SIZE;
@@ -194,7 +199,7 @@ struct HeldRow {
   }
 };
 
-// Whether the kernels for WHOLE rows take these: all start at multiples of 16 bytes and have only whole
+// Whether the WHOLE kernels apply: in every matrix all rows start at multiples of 16 bytes and are whole
 // packs.
 template <typename T>
 bool are_whole(const NormArgs& args) {
@@ -203,7 +208,8 @@ bool are_whole(const NormArgs& args) {
          aligned_to_16_bytes(args.x, args.residual, args.weight, args.bias, args.out, args.added);
 }
 
-// A row for every LANES lanes of a block of THREADS, of at most LANES * PACKS packs.
+// LANES lanes of a warp take one row, of at most LANES * PACKS packs; a block of THREADS takes THREADS /
+// LANES rows.
 template <typename T, int THREADS, int LANES, int PACKS, bool CENTERED, bool WHOLE>
 __device__ void normalise_by_lanes(const NormArgs& args) {
   constexpr int ROWS = THREADS / LANES;
@@ -224,7 +230,8 @@ __device__ void normalise_by_lanes(const NormArgs& args) {
   held.write(row, mean, rstd);
 }
 
-// A row for every block, of at most blockDim.x * PACKS packs, which are counted from a multiple of BYTES.
+// A block takes one row, of at most blockDim.x * PACKS packs. Packs are counted from the multiple of BYTES at
+// or before the row's start: 16, or a line, so that a warp's loads cover whole lines.
 template <typename T, int PACKS, bool CENTERED, bool WHOLE, int BYTES = 16>
 __device__ void normalise_by_block(const NormArgs& args) {
   __shared__ float mean_parts[32], square_parts[32];
@@ -242,7 +249,7 @@ __device__ void normalise_by_block(const NormArgs& args) {
   held.write(row, mean, rstd);
 }
 
-// Packs that a row of x touches at most.
+// The most packs that a row of x touches; misaligned rows may touch one more.
 template <typename T>
 int64_t packs_of(const NormArgs& args) {
   const bool skewed = reinterpret_cast<uintptr_t>(args.x) % 16 || args.stride_xm % Pack<T>::SIZE;

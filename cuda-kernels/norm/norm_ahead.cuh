@@ -1,40 +1,43 @@
-// Clusters that take row after row, and have the next ones on their way: the kernel of layer_norm's v07 and
-// rms_norm's v04.
+// Persistent clusters with a ring of rows in shared memory: the kernel of layer_norm's v07 and rms_norm's
+// v04. The next rows travel while one is normalised.
 #pragma once
 
 #include "norm_cluster.cuh"
 
-constexpr int AHEAD_PACKS = 4;  // of a row, of a thread
-constexpr int MOST_WARPS = 16;  // of a block, and one that loads and sends
+constexpr int AHEAD_PACKS = 4;  // of a row that a thread holds
+constexpr int MOST_WARPS = 16;  // of a block, beside the one that loads and sends
 constexpr int AHEAD_THREADS = 32 * (MOST_WARPS + 1);
-constexpr int LEAST_STAGES = 3, MOST_STAGES = 4;  // two rows are worked on, the others are on their way
-constexpr int TURNS = 8;  // of rows, with the places for their numbers: more than 4, see below
+constexpr int LEAST_STAGES = 3, MOST_STAGES = 4;  // two rows are worked on, the others travel
+constexpr int TURNS = 8;  // slots for rows' statistics: more than 4, see normalise_ahead
 
-// In a row's place: there is none, and the next one, if any, may be of another kind.
+// In place of a row's index: this turn has no row, and the next row may have another skew.
 constexpr int64_t PAUSE = -1;
 
-// Which rows a cluster takes. SMs are not equally fast: with fixed shares the slowest one would have the last
-// word, and rows far from each other would be under way. So every cluster is given as many rows as it has
-// stages, and draws its next one when a stage is about to be free.
+// Which rows a cluster takes. SMs are not equally fast: with fixed shares the slowest one would finish last,
+// and rows far from each other would be under way. So a cluster starts with as many rows as it has stages,
+// and draws each further one from a counter when a stage is about to be free.
 //
-// Rows that lie a multiple of `period` apart are skewed alike, and so of one kind. A cluster is given rows of
-// one kind and draws among these; when there are no more, it goes on with another kind.
+// Rows that lie a multiple of `period` apart have the same skew: they are of one kind. A cluster starts with
+// rows of one kind and draws rows of that kind; when these are used up, it goes on with another kind.
 struct Draws {
-  // [period], rows of each kind, and one more, clusters that draw no more; all 0 before and after.
+  // [period + 1]: how many rows of each kind were drawn, then how many clusters have finished. All 0 before
+  // and after the launch.
   unsigned* drawn;
   int64_t M;
   int period, clusters, stages;
 
   __device__ int64_t row(int64_t which, int kind) const { return which * period + kind; }
-  // Of those that are given, the clusters that begin with the kind.
+  // How many clusters start with the kind.
   __device__ int beginners(int kind) const { return (clusters - kind + period - 1) / period; }
+  // The row with which a cluster starts in this turn; PAUSE, or M or more, if its kind has no such row.
   __device__ int64_t given(int cluster, int turn) const {
     const int kind = cluster % period;
     const int64_t index = row(cluster / period + int64_t{turn} * beginners(kind), kind);
-    // Others may be left, of kinds with fewer clusters or none, but not where every row begins one.
+    // Rows of other kinds may be left, unless there is one kind or every row starts a cluster.
     return index < M || period == 1 || clusters == M ? index : PAUSE;
   }
-  // A row, PAUSE and another kind, or M or more, whereupon there are none. Of a whole warp.
+  // Draws the cluster's next row. Returns its index, or PAUSE with another `kind`, or at least M if no rows
+  // are left. A whole warp calls it.
   __device__ int64_t draw(int cluster, int& kind) const {
     const int lane_id = threadIdx.x % 32;
     unsigned before = 0;
@@ -47,7 +50,7 @@ struct Draws {
       left = static_cast<int>(
           max(min((M - lane_id + period - 1) / period - taken, int64_t{1} << 24), int64_t{0}));
     }
-    // Those that come here at once spread over the kinds of which much is left.
+    // Clusters that come here together spread over the kinds with many rows left.
     const int most = __reduce_max_sync(~0u, left);
     if (most == 0) return M;
     const unsigned kinds = __ballot_sync(~0u, left > most / 2);
@@ -60,7 +63,7 @@ struct Draws {
   }
 };
 
-// Parts' numbers, of a lane each, taken together by Chan's formula. Every lane gets the result.
+// Merges the statistics of one part a lane by Chan's formula. Every lane gets the result.
 template <bool CENTERED>
 __device__ MeanSquares merged(MeanSquares its, float its_elements, float inverse) {
   if (!CENTERED) return {0.0f, lanes_sum(its.squares)};
@@ -69,7 +72,7 @@ __device__ MeanSquares merged(MeanSquares its, float its_elements, float inverse
   return {mean, lanes_sum(fmaf(its_elements * distance, distance, its.squares))};
 }
 
-// A pack of which all is the row's.
+// Stores a pack that lies within the row.
 template <typename T>
 __device__ void store_whole(T* place, bool aligned, Pack<T> pack) {
   if (aligned) {
@@ -80,7 +83,8 @@ __device__ void store_whole(T* place, bool aligned, Pack<T> pack) {
   }
 }
 
-// A block's part of a row. Of the packs before `head`, and of those from `tail` on, not all is the row's.
+// A block's part of a split row. Packs before `head`, and from `tail` on, are ragged: they reach beyond the
+// row.
 template <typename T, bool WHOLE>
 struct OwnPart : Part<T> {
   using Part<T>::SIZE, Part<T>::N, Part<T>::count, Part<T>::first_of;
@@ -91,7 +95,7 @@ struct OwnPart : Part<T> {
         head(!WHOLE && count > 0 && first_of(0) < 0 ? 1 : 0),
         tail(!WHOLE && first_of(count) > N ? count - 1 : count) {}
 
-  // The column of a pack that is not the row's alone which this thread takes, if it does.
+  // This thread's single element: its column in a ragged pack, or NONE.
   static constexpr int NONE = -1;
   __device__ int single() const {
     if (WHOLE) return NONE;
@@ -100,46 +104,46 @@ struct OwnPart : Part<T> {
     if (lane >= SIZE && lane < 2 * SIZE && max(head, tail) < count && end < N) return end;
     return NONE;
   }
-  // Of the warp whose packs are those from..to. The first one has the single elements, too.
+  // The elements of the warp that has the packs from..to. The first warp has the single elements, too.
   __device__ int elements_of(int from, int to) const {
     const int whole = max(min(tail, to) - max(head, from), 0);
     return whole * SIZE + (from == 0 ? this->elements() - max(tail - head, 0) * SIZE : 0);
   }
 };
 
-// A cluster of `blocks` blocks takes row after row. Of each a block has a part of `each` packs at most, which
-// travels to one of several stages in shared memory. The last warp asks for the parts, and sends what the
-// others find, which hold their columns' weights and biases in registers. Without CENTERED the mean is taken
-// to be 0.
+// Persistent clusters of `blocks` blocks over split rows. A block's part of a row, of at most `each` packs,
+// travels by bulk copy to one of several stages in shared memory. Warps are specialised: the last one of a
+// block loads parts and sends statistics; the others compute, and hold the weights and biases of their
+// columns in registers. Without CENTERED (rms_norm) the mean is 0.
 //
-// A warp leaves its numbers of row r + 1 before it waits for those of row r and writes that, so that the
-// exchange has as long as the work on a row. When all warps have left theirs of row r, they have written row
-// r - 2, and its stage is free.
+// Overlap: a warp publishes its statistics of row r + 1 before it waits for those of row r and writes row r,
+// so the exchange may take as long as the work on a row. When all warps have published row r, they have
+// written row r - 2, and its stage is free.
 //
-// A place for numbers serves every TURNS-th row. To write row r a warp needs the numbers of all warps of the
-// cluster, which have thus written row r - 2; so when it leaves its own of row r + 2, nobody needs those of
-// row r - 2 or before. And the last warp, which need not be waited for, has seen all numbers of row r when
-// row r - 2 + stages is asked for: nobody can leave any of row r + TURNS before.
+// Slots: the statistics of row r use slot r % TURNS. A warp that publishes row r + 2 has written row r, for
+// which it had the statistics of all warps of the cluster; each of these had written row r - 2 before. So no
+// computing warp needs the statistics of row r - 2 or earlier any more. The last warp has read all statistics
+// of row r when it loads row r - 2 + stages, so none can publish row r + TURNS before that.
 //
-// The first block draws for its cluster, and tells the others: when all its warps have left their numbers of
-// row r, that of turn r + stages. All blocks have written row r - 4 then, and so have read what they were
-// told before at the same place, for turn r + stages - TURNS.
+// Scheduling: the first block draws rows for its cluster and tells the other blocks. When all of its warps
+// have published row r, it tells the row of turn r + stages. By then all blocks have written row r - 4, so
+// they have read what the same slot told before, for turn r + stages - TURNS.
 //
-// Between rows of two kinds a turn has no row. All barriers go on as if it had one; what came before is
-// written, and then columns, weights and biases are those of the next kind.
+// Pauses: between rows of two kinds a turn has no row. All barriers advance as if it had one; the row before
+// is written, and then columns, weights and biases are those of the next kind.
 template <typename T, int PACKS, bool CENTERED, bool WHOLE>
 __device__ void normalise_ahead(const NormArgs& args, const Draws& draws, int blocks, int each) {
 #if __CUDA_ARCH__ >= 900
   constexpr int SIZE = Pack<T>::SIZE;
   extern __shared__ __align__(LINE_BYTES) char memory[];
-  __shared__ uint64_t full[MOST_STAGES];  // a phase completes when a row's part is there,
-  __shared__ uint64_t summed[TURNS];      // when all warps have left their numbers of it,
-  __shared__ uint64_t exchanged[TURNS];   // when those of all blocks are there,
-  __shared__ uint64_t told[TURNS];        // and when it is known which row it is
+  __shared__ uint64_t full[MOST_STAGES];  // a phase completes when this block's part of a row has arrived,
+  __shared__ uint64_t summed[TURNS];      // when all of its warps have published their statistics,
+  __shared__ uint64_t exchanged[TURNS];   // when those of all blocks have arrived,
+  __shared__ uint64_t told[TURNS];        // and when the turn's row is known
   __shared__ MeanSquares of_warps[TURNS][32];
   __shared__ MeanSquares of_blocks[TURNS][MOST_CLUSTER_BLOCKS];
-  __shared__ int64_t drawn[TURNS];       // from M on there are no more
-  __shared__ int64_t rows[MOST_STAGES];  // those in the stages
+  __shared__ int64_t drawn[TURNS];       // the row of a turn; M or more: none is left
+  __shared__ int64_t rows[MOST_STAGES];  // the row in a stage
 
   const int N = static_cast<int>(args.N), lane_id = threadIdx.x % 32, warp_id = threadIdx.x / 32;
   const int warps = blockDim.x / 32 - 1, stages = draws.stages;
@@ -153,13 +157,14 @@ __device__ void normalise_ahead(const NormArgs& args, const Draws& draws, int bl
   };
   const auto is_row = [&](int64_t index) { return static_cast<uint64_t>(index) < args.M; };
 
-  // Where a part of x or of the residual that begins there goes. Copies are faster between places that lie
-  // alike in a line.
+  // The place for a part of x (which = 0) or of the residual (1) that begins at `begin`: as far behind a
+  // line's start as in global memory, because such copies are faster.
   const auto place_of = [&](int stage, int which, const T* begin) {
     char* const place = memory + (residual ? 2 * stage + which : stage) * room;
     return reinterpret_cast<Pack<T>*>(place + reinterpret_cast<uintptr_t>(begin) % LINE_BYTES);
   };
-  // All packs of memory that the part touches, so up to 14 bytes beside the row come along. Of one thread.
+  // Copies all packs that the part touches, so up to 14 bytes outside of the row come along. One thread calls
+  // it.
   const auto load = [&](int stage, int64_t index) {
     rows[stage] = index;
     const OwnPart<T, WHOLE> part = part_of(max(index, int64_t{0}), rank);
@@ -173,7 +178,7 @@ __device__ void normalise_ahead(const NormArgs& args, const Draws& draws, int bl
     if (residual) copy(1, residual + index * args.stride_rm + part.first_of(0));
   };
 
-  // A warp's packs lie side by side.
+  // A warp's packs are adjacent.
   const auto elements_of_warp = [&](const OwnPart<T, WHOLE>& part, int warp) {
     return warp < warps ? part.elements_of(32 * PACKS * warp, 32 * PACKS * (warp + 1)) : 0;
   };
@@ -192,10 +197,10 @@ __device__ void normalise_ahead(const NormArgs& args, const Draws& draws, int bl
   if (blocks > 1) cluster_arrive();
 
   if (warp_id == warps) {
-    int kind = cluster % draws.period;  // of which the first block draws
+    int kind = cluster % draws.period;  // of which the first block draws rows
     if (blocks > 1) cluster_wait();     // for all blocks to run, with their barriers initialised
-    int64_t last = rows[stages - 1];    // that has been drawn, by the first block
-    int64_t asked = last;               // that has been asked for; from M on there are no more
+    int64_t last = rows[stages - 1];    // row drawn, in the first block
+    int64_t asked = last;               // row whose copy was started; M or more: none is left
     for (int i = 0; rows[i % stages] < args.M; ++i) {
       const int turn = i % TURNS;
       const OwnPart<T, WHOLE> part = part_of(max(rows[i % stages], int64_t{0}), rank);
@@ -224,20 +229,20 @@ __device__ void normalise_ahead(const NormArgs& args, const Draws& draws, int bl
         if (blocks == 1 && lane_id == 0) drawn[place] = last;
         if (blocks > 1 && lane_id < blocks) store_async(&drawn[place], last, &told[place], lane_id);
       }
-      __syncwarp();  // for what lane 0 has left in rows and drawn
+      __syncwarp();  // for lane 0's writes to rows and drawn
     }
     if (rank == 0 && lane_id == 0) draws.end();
     return;
   }
 
-  // Of the part's packs a thread has those that are the row's alone. What the row has of the first and the
-  // last one otherwise, lanes of the first warp take, an element each.
+  // A thread has packs that lie within the row. The elements of ragged packs go to lanes of the first warp,
+  // as single elements.
   OwnPart<T, WHOLE> part = part_of(draws.given(cluster, 0), rank);
-  const int own = warp_id * 32 * PACKS + lane_id;  // and those 32 i behind
+  const int own = warp_id * 32 * PACKS + lane_id;  // its first pack; the i-th is 32 * i further on
   const auto holds = [&](int i) { return own + 32 * i < part.tail && (WHOLE || i > 0 || own >= part.head); };
   int first, single;   // columns
-  float inverse;       // of the warp's elements,
-  float its_elements;  // and what merging takes of each part, by lane
+  float inverse;       // of the number of the warp's elements
+  float its_elements;  // of part lane_id, for merging
   const auto take_part = [&](int64_t index) {
     part = part_of(index, rank);
     first = part.first_of(own), single = part.single();
@@ -263,10 +268,10 @@ __device__ void normalise_ahead(const NormArgs& args, const Draws& draws, int bl
     }
   };
   take_factors();
-  if (blocks > 1) cluster_wait();  // as the last warp
+  if (blocks > 1) cluster_wait();  // for all blocks to run, as in the last warp
 
-  // What is found of a row in its stage, where with a residual the sum takes x's place. A thread reads and
-  // writes nobody else's packs and elements there.
+  // A row in its stage: its first pack there, a thread's single element, a warp's statistics. With a residual
+  // the sum replaces x. A thread touches its own packs and single element alone, so no barrier is needed.
   const auto x_in = [&](int stage, int64_t index) {
     return place_of(stage, 0, x + index * args.stride_xm + part.first_of(0));
   };
@@ -291,7 +296,7 @@ __device__ void normalise_ahead(const NormArgs& args, const Draws& draws, int bl
         element = from_float<T>(to_float(element) + to_float(element_of(others)));
         added[single - first] = element;
       }
-      fence_proxy_async();  // the copy engine writes there next
+      fence_proxy_async();  // orders these accesses before the bulk copy that fills the stage next
     }
     Pack<T> row[PACKS];
     float element = 0.0f;
@@ -303,7 +308,7 @@ __device__ void normalise_ahead(const NormArgs& args, const Draws& draws, int bl
       mine.mean = element;
 #pragma unroll
       for (int i = 0; i < PACKS; ++i) {
-        float sum = 0.0f;  // of a pack, so that additions wait for few others
+        float sum = 0.0f;  // a chain of its own for each pack, so that additions overlap
         keep_packed(row[i]);
 #pragma unroll
         for (int j = 0; j < SIZE; ++j) sum += float_of(row[i], j);
@@ -344,7 +349,7 @@ __device__ void normalise_ahead(const NormArgs& args, const Draws& draws, int bl
     const bool aligned = WHOLE || skew_of(place) == 0;
 #pragma unroll
     for (int i = 0; i < PACKS; ++i) {
-      keep_packed(weights[i]);  // or they are kept as floats
+      keep_packed(weights[i]);  // or the compiler keeps them converted to fp32
       if (CENTERED) keep_packed(biases[i]);
       if (!holds(i)) continue;
       const Pack<T> row = packs[own + 32 * i];
@@ -361,7 +366,7 @@ __device__ void normalise_ahead(const NormArgs& args, const Draws& draws, int bl
     }
   };
 
-  // The last time around there is only the row before to write.
+  // The last iteration only writes the row before.
   int stage = 0, phase = 0;
   bool paused = false;
   for (int i = 0;; ++i) {
@@ -377,12 +382,12 @@ __device__ void normalise_ahead(const NormArgs& args, const Draws& draws, int bl
         mbarrier_arrive(&summed[i % TURNS]);
       }
     }
-    if (other) take_factors();  // while others find their numbers; nobody needs the former ones any more
+    if (other) take_factors();  // the turn before had no row, so none needs the former ones
     if (i > 0) {
       const int turn = (i - 1) % TURNS, phase_before = (i - 1) / TURNS % 2;
       MeanSquares its = {};
       if (blocks > 1) {
-        mbarrier_wait_parity_cluster(&exchanged[turn], phase_before);  // for the numbers of all blocks
+        mbarrier_wait_parity_cluster(&exchanged[turn], phase_before);  // for the statistics of all blocks
         if (lane_id < blocks) its = of_blocks[turn][lane_id];
       } else {
         mbarrier_wait_parity(&summed[turn], phase_before);  // for those of all warps
@@ -402,8 +407,8 @@ __device__ void normalise_ahead(const NormArgs& args, const Draws& draws, int bl
 #endif
 }
 
-// Launches it, as kernel(args, draws, blocks, each). False where the GPU has no room for the cluster, a row
-// is too long for one, or the residual's rows are skewed otherwise than x's.
+// Launches kernel(args, draws, blocks, each), whose body is normalise_ahead. False if the GPU has no room for
+// the cluster, if a row is too long for one, or if the residual's skew differs from x's.
 template <typename T, typename Kernel>
 bool launch_ahead(const NormArgs& args, Kernel* kernel) {
   constexpr int SIZE = Pack<T>::SIZE, MOST_PACKS = 32 * MOST_WARPS * AHEAD_PACKS;

@@ -16,7 +16,7 @@ struct NormArgs {
   void* out;             // [M, N], contiguous
   void* added;           // [M, N], contiguous: x + residual; null exactly where residual is
   float* mean;           // [M]; null for rms_norm
-  float* rstd;           // [M], one over the root of what the rows are divided by
+  float* rstd;           // [M], 1 / sqrt(variance + eps), or of the mean square for rms_norm
   int64_t M, N;
   int64_t stride_xm, stride_rm;
   Dtype dtype;  // of all but mean and rstd
@@ -33,8 +33,8 @@ struct NormBackwardArgs {
   const float* mean;   // [M]; null for rms_norm
   const float* rstd;   // [M]
   void* dx;            // [M, N], contiguous
-  void* dweight;       // [N], or null where nobody asks
-  void* dbias;         // [N], or null where nobody asks
+  void* dweight;       // [N], or null if not wanted
+  void* dbias;         // [N], or null if not wanted
   int64_t M, N;
   int64_t stride_dm, stride_xm, stride_am;  // of dout, x and dadded
   Dtype dtype;                              // of all but mean and rstd

@@ -1,8 +1,8 @@
-// What the backward kernels of the norms are made of. With g = dout * weight and unit = (x - mean) * rstd:
+// Device code of the norms' backward kernels. With g = dout * weight and unit = (x - mean) * rstd:
 //
 //   dx = rstd * (g - mean(g) - unit * mean(g * unit)),  dweight = sum(dout * unit),  dbias = sum(dout)
 //
-// means over a row's N elements, sums over the M rows. Without CENTERED (rms_norm) mean(g) is not subtracted.
+// with means over a row's N elements, sums over the M rows. Without CENTERED (rms_norm) mean(g) is left out.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 #include "norm_args.h"
 #include "norm_parts.cuh"
 
-// Of a row, or of a part of it.
+// The sums of a row, or of a part of it.
 struct GradientSums {
   float product;  // of g * unit
   float plain;    // of g
@@ -31,12 +31,13 @@ __device__ inline GradientSums block_sum(GradientSums sums, GradientSums* parts)
   return lanes_sum(lane_id < blockDim.x / 32 ? parts[lane_id] : GradientSums{});
 }
 
-// A row of x and dout in the registers of threads, which hold packs as x lies in memory.
+// A register-resident row of x and dout. Packs are those of memory for x.
 template <typename T, int PACKS>
 struct HeldRows {
   Pack<T> x[PACKS], dout[PACKS];
 
-  // Only asks for the rows, of n elements; finish_load waits for them. dout's row may be skewed otherwise.
+  // Issues the loads of rows of n elements; finish_load waits for them. The skew of dout's row may differ
+  // from x's.
   template <bool WHOLE, typename First>
   __device__ void load(const T* row_x, const T* row_dout, int n, First first_of) {
     load_touching_packs(x, row_x, n, first_of);
@@ -58,9 +59,9 @@ struct HeldRows {
   }
 };
 
-// A thread's columns of rows of n elements, which it shares with `threads` others, and what it has summed
-// over its rows for dweight and dbias. All of its rows must be skewed alike, so that its columns stay the
-// same. WHOLE: no pack of any row reaches beyond it, and dx and dadded are aligned like x.
+// The columns of one of `threads` threads that share rows of n elements, and its sums over these rows for
+// dweight and dbias. All rows must have the same skew, so that the thread's columns stay the same. WHOLE:
+// every row is whole packs, and dx and dadded are aligned like x.
 template <typename T, int PACKS, bool CENTERED, bool WHOLE>
 struct GradientColumns {
   static constexpr int SIZE = Pack<T>::SIZE;
@@ -72,8 +73,8 @@ struct GradientColumns {
 
   __device__ int first_of(int i) const { return (i * threads + thread) * SIZE - skew; }
 
-  // Adds a row. weight_of(i) is a pack of weights. In the sums that it returns, product lacks its factor
-  // rstd.
+  // Adds a row to the columns' sums, and returns the row's sums over this thread's elements; `product` lacks
+  // its factor rstd. weight_of(i) returns a pack of weights.
   template <typename WeightOf>
   __device__ GradientSums add(HeldRows<T, PACKS>& row, float mean, float rstd, WeightOf weight_of) {
     GradientSums sums = {};
@@ -96,8 +97,7 @@ struct GradientColumns {
     return sums;
   }
 
-  // Writes dx. `means` are the whole row's sums divided by N; added_of(i, first) is a pack of what dx is
-  // added to.
+  // Writes dx. `means` are the whole row's sums divided by N; added_of(i, first) returns a pack of dadded.
   template <typename WeightOf, typename AddedOf>
   __device__ void write(const HeldRows<T, PACKS>& row, T* dx, float mean, float rstd, GradientSums means,
                         WeightOf weight_of, AddedOf added_of) const {
@@ -138,7 +138,7 @@ struct GradientColumns {
   }
 };
 
-// A pack of what dx is added to, zeros where there is nothing.
+// Loads a pack of dadded; zeros if there is none.
 template <bool WHOLE, typename T>
 __device__ Pack<T> load_added(const T* added, int first, int n) {
   if (added == nullptr) return {};
@@ -146,7 +146,7 @@ __device__ Pack<T> load_added(const T* added, int first, int n) {
   return load_ragged(added, first, n, 0.0f);
 }
 
-// Weights of one where there are none.
+// Loads a pack of weights; ones if there are none.
 template <typename T>
 __device__ Pack<T> load_weights(const void* weight, int64_t start, int first, int n) {
   if (weight) return load_ragged(static_cast<const T*>(weight) + start, first, n, 0.0f);
@@ -156,15 +156,16 @@ __device__ Pack<T> load_weights(const void* weight, int64_t start, int first, in
   return ones;
 }
 
-// The workspace: for dweight, and behind it for dbias, [groups, N] sums of the rows that a group took; null
-// where neither is asked for.
+// The workspace: [groups, N] partial sums for dweight, then [groups, N] for dbias; a group leaves the sums
+// over its rows. Null if neither gradient is wanted.
 __device__ inline float* partial_sums(float* workspace, int which, int groups, int64_t N, int group) {
   return workspace + (static_cast<int64_t>(which) * groups + group) * N;
 }
 
-constexpr int SUM_COLUMNS = 32, SUM_GROUPS = 8;  // of a block that adds them: threads of a warp, and warps
+constexpr int SUM_COLUMNS = 32, SUM_GROUPS = 8;  // of a block that adds partial sums: its lanes, its warps
 
-// dweight and, where blockIdx.y is 1, dbias: the sums of all groups' partial sums, always in the same order.
+// Adds all groups' partial sums, always in the same order: for dweight if blockIdx.y is 0, for dbias if it is
+// 1.
 template <typename T>
 __device__ void add_partial_sums(const float* workspace, int groups, int64_t N, T* dweight, T* dbias) {
   __shared__ float sums[SUM_GROUPS][SUM_COLUMNS];
@@ -184,8 +185,8 @@ __device__ void add_partial_sums(const float* workspace, int groups, int64_t N, 
   out[col] = from_float<T>(sum);
 }
 
-// A row for every LANES lanes of a block of THREADS; they take row after row, and with PREFETCH ask for the
-// next one before they work on one.
+// LANES lanes of a block of THREADS take one row after the other. With PREFETCH they issue the loads of the
+// next row before they work on one.
 template <typename T, int THREADS, int LANES, int PACKS, bool CENTERED, bool WHOLE, bool PREFETCH>
 __device__ void backward_by_lanes(const NormBackwardArgs& args, float* workspace) {
   constexpr int SIZE = Pack<T>::SIZE, ROWS = THREADS / LANES;
@@ -231,7 +232,7 @@ __device__ void backward_by_lanes(const NormBackwardArgs& args, float* workspace
 
   if (workspace == nullptr) return;
 
-  // The groups add theirs to the block's sums one after the other.
+  // The groups of lanes add their sums to the block's, one group after the other.
   for (int turn = 0; turn < ROWS; ++turn) {
     if (turn == group) {
       columns.for_each([&](int col, float of_weight, float of_bias) {
@@ -239,7 +240,7 @@ __device__ void backward_by_lanes(const NormBackwardArgs& args, float* workspace
         if (CENTERED) dbias[col] = turn > 0 ? dbias[col] + of_bias : of_bias;
       });
     }
-    __syncthreads();  // for that group's
+    __syncthreads();  // for that group's sums
   }
   for (int col = threadIdx.x; col < N; col += THREADS) {
     partial_sums(workspace, 0, gridDim.x, N, blockIdx.x)[col] = dweight[col];
@@ -247,8 +248,10 @@ __device__ void backward_by_lanes(const NormBackwardArgs& args, float* workspace
   }
 }
 
-// M rows, of which those `period` apart are skewed alike: of one kind. Clusters get equal shares of all rows,
-// kind after kind, so most have rows of a single one; with one kind, every so-many-th row.
+// Shares of M rows by skew. Rows that lie a multiple of `period` apart have the same skew: they are of one
+// kind. With several kinds, rows are ordered by kind, and clusters get equal shares of that order, so that
+// most have rows of one kind. With one kind, a cluster takes every row whose index is its own modulo the
+// number of clusters.
 struct RowKinds {
   int64_t M;
   int period;
@@ -261,8 +264,9 @@ struct RowKinds {
   }
 };
 
-// Clusters of `blocks` blocks take row after row; a block has at most blockDim.x * PACKS packs of each, and
-// their weights in shared memory. For every kind of rows in its share a cluster leaves partial sums.
+// Persistent clusters of `blocks` blocks over split rows. A block holds at most blockDim.x * PACKS packs of
+// each row in registers, and the weights of its columns in shared memory. A cluster leaves one set of partial
+// sums for every kind of rows in its share.
 template <typename T, int PACKS, bool CENTERED, bool WHOLE, bool PREFETCH>
 __device__ void backward_by_cluster(const NormBackwardArgs& args, int period, int blocks, int each,
                                     float* workspace) {
@@ -329,7 +333,8 @@ __device__ void backward_by_cluster(const NormBackwardArgs& args, int period, in
           [&](int, int first) { return load_added<WHOLE>(args.dadded ? added : nullptr, first, n); });
     }
     if (workspace == nullptr) continue;
-    // Of all shares' kinds, one after the other: the next share's first is this one's last, or the one after.
+    // cluster + kind numbers the sets of partial sums: the next share starts with this one's last kind or the
+    // one after it, so no number comes twice.
     const int group = cluster + kind, groups = clusters + kinds.period - 1;
     columns.for_each([&](int col, float of_weight, float of_bias) {
       partial_sums(workspace, 0, groups, args.N, group)[start + col] = of_weight;
@@ -338,7 +343,7 @@ __device__ void backward_by_cluster(const NormBackwardArgs& args, int period, in
   }
 }
 
-// Whether the kernels for WHOLE rows take these: all start at multiples of 16 bytes and have only whole
+// Whether the WHOLE kernels apply: in every matrix all rows start at multiples of 16 bytes and are whole
 // packs.
 template <typename T>
 bool are_whole(const NormBackwardArgs& args) {
@@ -348,7 +353,7 @@ bool are_whole(const NormBackwardArgs& args) {
          aligned_to_16_bytes(args.x, args.dout, args.dadded, args.dx);
 }
 
-// Packs that a row of x touches at most.
+// The most packs that a row of x touches; misaligned rows may touch one more.
 template <typename T>
 int64_t packs_of(const NormBackwardArgs& args) {
   const bool skewed = reinterpret_cast<uintptr_t>(args.x) % 16 || args.stride_xm % Pack<T>::SIZE;
@@ -363,8 +368,8 @@ inline float* workspace_of(const NormBackwardArgs& args, int groups, int outputs
       args.memory->workspace(static_cast<size_t>(outputs) * groups * args.N * sizeof(float)));
 }
 
-// Launches kernel(workspace), a step's, which leaves the sums of so many groups; then sum_kernel, which adds
-// them.
+// Calls launch(workspace), which launches a step's kernel that leaves `groups` sets of partial sums; then
+// launches sum_kernel, which adds them.
 template <typename T, typename Launch>
 void launch_with_sums(const NormBackwardArgs& args, int groups, bool centered, Launch launch,
                       void (*sum_kernel)(const float*, int, int64_t, T*, T*)) {
@@ -377,9 +382,10 @@ void launch_with_sums(const NormBackwardArgs& args, int groups, bool centered, L
       workspace, groups, args.N, static_cast<T*>(args.dweight), static_cast<T*>(args.dbias));
 }
 
-constexpr int LANES_THREADS = 128;  // of a block for rows of a warp or less
+constexpr int LANES_THREADS = 128;  // of a block whose rows take a warp or a part of one
 
-// How many blocks of LANES_THREADS take rows, each `rows` at once. More than run at once would do no harm.
+// How many blocks of LANES_THREADS to launch, of which each takes `rows` rows at once. A multiple of the
+// rows' period; if that is more than run at once, it does no harm.
 template <typename T, typename Kernel>
 int lanes_blocks(const NormBackwardArgs& args, Kernel* kernel, int rows) {
   ClusterLaunch launch(reinterpret_cast<const void*>(kernel), 1, LANES_THREADS, 0, args.stream);
@@ -388,7 +394,7 @@ int lanes_blocks(const NormBackwardArgs& args, Kernel* kernel, int rows) {
 }
 
 // Launches kernel(args, period, blocks, each, workspace), in which a block has at most threads * packs packs
-// of a row, and sum_kernel. False where the GPU has no room for the cluster.
+// of a row, and then sum_kernel. False if the GPU has no room for the cluster.
 template <typename T, typename Kernel>
 bool launch_parts(const NormBackwardArgs& args, Kernel* kernel, int blocks, int packs, bool centered,
                   void (*sum_kernel)(const float*, int, int64_t, T*, T*)) {

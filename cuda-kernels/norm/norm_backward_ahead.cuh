@@ -1,5 +1,6 @@
-// The kernel of the norms' last backward steps: rows come into a ring in shared memory several ahead of time,
-// and a row's sums travel between warps and blocks while another row is worked on.
+// Persistent clusters with a ring of rows in shared memory: the kernel of layer_norm_backward's v06 and
+// rms_norm_backward's v04. Rows travel several ahead, and a row's sums travel between warps and blocks while
+// the next row is worked on.
 #pragma once
 
 #include "lib/ptx/hopper.cuh"
@@ -8,22 +9,21 @@
 constexpr int AHEAD_THREADS = 512, SM_THREADS = AHEAD_THREADS * 5 / 4;  // of a block, and of an SM, at most
 constexpr int FEW_PACKS = 2, MANY_PACKS = 4;                            // of a thread
 constexpr int RING_BYTES = 208 * 1024;                                  // of an SM
-constexpr int LEAST_STAGES = 3, MOST_STAGES = 4;  // two rows are worked on, at least one is on its way
+constexpr int LEAST_STAGES = 3, MOST_STAGES = 4;  // two rows are worked on, at least one travels
 constexpr int BYTES_UNDER_WAY = 30 * 1024;        // to an SM: more was no faster
-constexpr int MOST_WAVES = 4, MANY_ROWS = 64;     // of groups, and of a group
-constexpr int TURNS = 4;                          // places for a row's sums
-constexpr int MOST_PARTS = AHEAD_THREADS / 32 * MOST_CLUSTER_BLOCKS;  // of a row's sums: one of each warp
+constexpr int MOST_WAVES = 4, MANY_ROWS = 64;     // of groups; of a group, to be divided unevenly
+constexpr int TURNS = 4;                          // slots for rows' sums
+constexpr int MOST_PARTS = AHEAD_THREADS / 32 * MOST_CLUSTER_BLOCKS;  // of a row's sums: one a warp
 constexpr int AHEAD_BYTES = RING_BYTES + TURNS * MOST_PARTS * static_cast<int>(sizeof(GradientSums));
 
-// How rows are divided: a cluster of `blocks` blocks takes a row, each block up to `each` packs and each
-// thread up to `packs`, and a block has room for its packs of `stages` rows. `lined`: all parts of all rows
-// are whole lines.
+// How a row is split: over `blocks` blocks, of up to `each` packs a block and `packs` packs a thread. A block
+// has `stages` stages. `lined`: all parts of all rows are whole lines.
 struct AheadShape {
   int blocks, each, packs, threads, stages;
   bool lined;
 
-  // Packs of a place for a matrix' part of a row: all that threads read, or as much as the copy fills, which
-  // may begin anywhere in the place's first line.
+  // Packs of a stage for one matrix: all that threads read, or all that a copy may fill, which may begin
+  // anywhere in the stage's first line.
   __host__ __device__ int pitch() const {
     return lined ? packs * threads : (each + 2 * (LINE_PACKS - 1)) / LINE_PACKS * LINE_PACKS;
   }
@@ -32,9 +32,9 @@ struct AheadShape {
   int sm_blocks() const { return SM_THREADS / threads; }
 };
 
-// Which rows a group, a cluster, takes. The `large` first ones take `many` each, `large` apart; the rows
-// behind those are the other groups', which take `few`, `period` apart. Rows that lie a multiple of `period`
-// apart are skewed alike.
+// Which rows a group (a cluster) takes. The first `large` groups take `many` rows each, `large` rows apart.
+// The rows after those go to small groups, which take `few` rows each, `period` rows apart. Rows that lie a
+// multiple of `period` apart have the same skew.
 struct RowGroups {
   int M, large, many, few, period;
 
@@ -43,7 +43,7 @@ struct RowGroups {
     const int other = group - large;
     return other < 0 ? group : large * many + other / period * period * few + other % period;
   }
-  // Where the next row after the group's would be.
+  // The index that the row after the group's last one would have.
   __device__ int end(int group) const {
     const int start = first(group), apart = step(group);
     const int left = max(M - start + apart - 1, 0) / apart;
@@ -55,13 +55,13 @@ struct RowGroups {
   }
 };
 
-// The columns of a thread that are the same in all rows of its block, and their sums over these. LINED: what
-// lies behind the part in a place is 0, and stays so.
+// A thread's columns, the same in all rows of its block, and its sums over these rows for dweight and dbias.
+// LINED: the packs of a stage behind the block's part are 0, and stay 0.
 template <typename T, int PACKS, bool CENTERED, bool LINED>
 struct AheadColumns {
   static constexpr int SIZE = Pack<T>::SIZE;
-  int n, skew;  // of the block's part of a row: its elements, and how many lie before them in its first pack
-  bool ragged;  // some of the thread's packs are the part's only partly
+  int n, skew;  // the elements of the block's part of a row, and those before it in its first pack
+  bool ragged;  // whether a pack of the thread reaches beyond the part
   Pack<T> weights[PACKS];
   float dweight[PACKS][SIZE] = {}, dbias[CENTERED ? PACKS : 1][CENTERED ? SIZE : 1] = {};
 
@@ -76,20 +76,22 @@ struct AheadColumns {
   __device__ int pack_of(int i) const { return i * blockDim.x + threadIdx.x; }
   __device__ int first_of(int i) const { return pack_of(i) * SIZE - skew; }
 
-  // Packed as it is, for one use: the compiler would keep the converted weights, in twice the registers.
+  // Weights, converted anew for every use: common-subexpression elimination (CSE) would keep the converted
+  // ones, in twice the registers.
   __device__ Pack<T> weight_of(int i) {
     keep_packed(weights[i]);
     return weights[i];
   }
 
   __device__ bool holds(int i) const { return LINED || first_of(i) < n; }
-  // Packs are read in pairs: one by one, each would be waited for, and more would not find registers.
+  // Whether the loop over packs may stop before the i-th. It tests every second pack: with a test a pack,
+  // each load would be waited for, and with fewer tests the loads would take too many registers.
   __device__ bool ends_before(int i) const { return i > 0 && i % 2 == 0 && !holds(i); }
   __device__ Pack<T> read(const Pack<T>* packs, int i) const {
     return holds(i) ? packs[pack_of(i)] : Pack<T>{};
   }
 
-  // Clears packs of a place that are not the part's, once: nothing is copied there.
+  // Clears the packs of a stage behind the part. Once is enough, since no copy writes there.
   __device__ void clear(Pack<T>* packs) const {
 #pragma unroll
     for (int i = 0; i < PACKS; ++i) {
@@ -97,7 +99,8 @@ struct AheadColumns {
     }
   }
 
-  // Adds a row. In the sums that it returns, product lacks its factor rstd.
+  // Adds a row to the columns' sums, and returns the row's sums over this thread's elements; `product` lacks
+  // its factor rstd.
   __device__ GradientSums add(const Pack<T>* x_packs, const Pack<T>* dout_packs, float mean, float rstd) {
     GradientSums sums = {};
 #pragma unroll
@@ -105,7 +108,7 @@ struct AheadColumns {
       if (ends_before(i)) break;
       Pack<T> x = read(x_packs, i), dout = read(dout_packs, i);
       const Pack<T> weight = weight_of(i);
-      if (!LINED && ragged) {  // clears what lies beside the part
+      if (!LINED && ragged) {  // 0 for elements outside of the part
         mask_beside(x, first_of(i), n);
         mask_beside(dout, first_of(i), n);
       }
@@ -118,7 +121,7 @@ struct AheadColumns {
         const float g = gradient * to_float(weight[j]);
         sums.product = fmaf(g, distance, sums.product);
         if constexpr (CENTERED) sums.plain += g;
-        // Here and now: put off, the products would take registers until the sums are sent.
+        // Keeps the compiler from deferring these: the factors would take registers until the sums are sent.
         asm volatile("" : "+f"(dweight[i][j]));
         if constexpr (CENTERED) asm volatile("" : "+f"(dbias[i][j]));
       }
@@ -143,7 +146,7 @@ struct AheadColumns {
         set(results, j, from_float<T>(fmaf(to_float(dout[j]) * rstd, to_float(weight[j]), rest)));
       }
       int first = first_of(i);
-      asm volatile("" : "+r"(first));  // found anew: addresses kept from row to row would take registers
+      asm volatile("" : "+r"(first));  // against CSE: addresses kept from row to row take registers
       if (!LINED) {
         store_pack(dx, first, n, true, results);
       } else if (first < n) {
@@ -153,20 +156,21 @@ struct AheadColumns {
   }
 };
 
-// Clusters take a group of rows each, all of which are skewed alike, as are those of x, dout, dadded and dx.
-// No thread waits for its block: a warp waits for a row to have come, and for the sums of the row before.
-// Each cluster leaves the sums of its rows for dweight and dbias in the workspace.
+// Persistent clusters over split rows. A cluster takes one group of rows; these have the same skew, which is
+// also that of dout, dadded and dx. The loop has no barrier of the block: a warp waits for a row's copies,
+// and for the sums of the row before. A cluster leaves the partial sums of its rows for dweight and dbias in
+// the workspace.
 template <typename T, int PACKS, bool CENTERED, bool LINED>
 __device__ void backward_rows_ahead(const NormBackwardArgs& args, const AheadShape& shape,
                                     const RowGroups& groups, float* workspace) {
 #if __CUDA_ARCH__ >= 900
   constexpr int SIZE = Pack<T>::SIZE;
-  // Places for rows, [stages, matrices, pitch] packs, then for a row's sums, [TURNS, count].
+  // The stages, [stages, matrices, pitch] packs, then the slots for rows' sums, [TURNS, count].
   extern __shared__ __align__(128) uint4 room[];
-  __shared__ __align__(16) float statistics[MOST_STAGES][CENTERED ? 2 : 1][4];  // a row's among them
-  __shared__ uint64_t arrived[MOST_STAGES];  // a phase completes when a row is there
-  __shared__ uint32_t readers[MOST_STAGES];  // warps that are done with it
-  __shared__ uint64_t complete[TURNS];       // a phase completes when all parts of a row's sums are there
+  __shared__ __align__(16) float statistics[MOST_STAGES][CENTERED ? 2 : 1][4];  // 16 bytes with the row's
+  __shared__ uint64_t arrived[MOST_STAGES];  // a phase completes when a row's copies have arrived
+  __shared__ uint32_t readers[MOST_STAGES];  // warps that are done with the row
+  __shared__ uint64_t complete[TURNS];       // a phase completes when all parts of a row's sums have arrived
   const int N = static_cast<int>(args.N), warps = blockDim.x / 32;
   const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
   const int blocks = shape.blocks, stages = shape.stages, rank = rank_in_cluster(blocks);
@@ -176,8 +180,8 @@ __device__ void backward_rows_ahead(const NormBackwardArgs& args, const AheadSha
   Pack<T>* const ring = reinterpret_cast<Pack<T>*>(room);
   const int count = blocks * warps;
   GradientSums* const parts = reinterpret_cast<GradientSums*>(room + stages * matrices * pitch);
-  // The kernel that adds the sums may be set up as soon as blocks of this one make room. This one was
-  // launched plainly.
+  // Programmatic dependent launch: the kernel that adds the partial sums may be set up as soon as blocks of
+  // this one leave room. This kernel itself was launched without it, and waits for none.
   if (workspace) allow_dependent_launch();
 
   if (threadIdx.x == 0) {
@@ -195,8 +199,8 @@ __device__ void backward_rows_ahead(const NormBackwardArgs& args, const AheadSha
   const Parts<T> columns_of{N, row_skew, shape.each};
   const int start = columns_of.start(rank), n = columns_of.count(rank), skew = rank == 0 ? row_skew : 0;
 
-  // Where a row's part lies: as far behind a multiple of 128 bytes as in global memory, or the copy would
-  // take longer. Only an address' last bits count.
+  // The place of a row's part in a stage: as far behind a line's start as in global memory, because such
+  // copies are faster. Only an address' low bits count, so 32 bits are enough.
   const auto held = [&](int matrix, const void* rows, int64_t stride, int index, int stage) {
     Pack<T>* const place = ring + (stage * matrices + matrix) * pitch;
     if (LINED) return place;
@@ -205,9 +209,10 @@ __device__ void backward_rows_ahead(const NormBackwardArgs& args, const AheadSha
         (static_cast<uint32_t>(index) * static_cast<uint32_t>(stride) + start) * sizeof(T);
     return place + address / 16 % LINE_PACKS;
   };
-  // Of one thread. Whole packs are copied: what lies beside the row in its first and last 16 bytes can be
-  // read, as in load_touching_packs, and is masked.
+  // Which of the four floats in its 16 bytes a row's statistic is.
   const auto place_of = [](const float* one) { return reinterpret_cast<uintptr_t>(one) % 16 / 4; };
+  // Copies a row to a stage; one thread calls it. Whole packs are copied: elements outside of the row in its
+  // first and last 16 bytes can be read, as in load_touching_packs, and are masked later.
   const auto fetch = [&](int index, int stage) {
     const uint32_t bytes = cdiv(n + skew, SIZE) * sizeof(uint4);
     mbarrier_arrive_expect_tx(&arrived[stage], matrices * bytes + sizeof(statistics[0]));
@@ -238,7 +243,7 @@ __device__ void backward_rows_ahead(const NormBackwardArgs& args, const AheadSha
   };
   if (blocks > 1) cluster_wait();  // for all blocks to run, with their barriers initialised
 
-  // A row is summed, then the one before is written: that one's sums have had a row's time to come.
+  // An iteration sums a row, then writes the row before it, whose sums have had the time of a row to arrive.
   int stage = 0, before = 0;
   uint32_t turn = 0, parity = 0;
   float mean, rstd;
@@ -250,8 +255,8 @@ __device__ void backward_rows_ahead(const NormBackwardArgs& args, const AheadSha
       Pack<T>* const dout = held(1, args.dout, args.stride_dm, index, stage);
       statistics_of(index, stage, &mean, &rstd);
       const GradientSums sums = lanes_sum(columns.add(x, dout, mean, rstd));
-      // A warp that sends for a row has had all sums of the row two before. So all warps have sent those, and
-      // before that, each has read those of the row four before: their place is free.
+      // Slot reuse: a warp that sends the sums of row r has received all sums of row r - 2. Every warp sent
+      // those after it had read the sums of row r - 4, so the slot of row r - 4 is free.
       const int place = turn % TURNS;
       GradientSums* const mine = &parts[place * count + rank * warps + warp_id];
       if (blocks > 1) {
@@ -269,7 +274,7 @@ __device__ void backward_rows_ahead(const NormBackwardArgs& args, const AheadSha
       if (blocks > 1) {
         mbarrier_wait_parity_cluster(&complete[place], sent);  // for all blocks' sums of the row
       } else {
-        mbarrier_wait_parity(&complete[place], sent);  // for all warps'
+        mbarrier_wait_parity(&complete[place], sent);  // for all warps' sums of the row
       }
       GradientSums sums = {};
 #pragma unroll 4
@@ -285,7 +290,7 @@ __device__ void backward_rows_ahead(const NormBackwardArgs& args, const AheadSha
                     args.dadded ? held(2, args.dadded, args.stride_am, row, before) : nullptr,
                     static_cast<T*>(args.dx) + row * args.N + start, mean, rstd,
                     {sums.product / static_cast<float>(N), sums.plain / static_cast<float>(N)});
-      // The warp that is last to be done with the row has the next one come in its place.
+      // The last warp to finish with the row starts the copy of the next row to its stage.
       __syncwarp();
       const int next = index + (stages - 1) * step;
       if (lane_id == 0 && is_last_of(&readers[before], warps) && next < end) fetch(next, before);
@@ -318,7 +323,7 @@ __device__ void backward_rows_ahead(const NormBackwardArgs& args, const AheadSha
 #endif
 }
 
-// A row for every LANES lanes, as in v03 and after; only the kernel that adds the sums may be set up early.
+// backward_by_lanes with PREFETCH, but the kernel that adds the partial sums may be set up early.
 template <typename T, int LANES, int PACKS, bool CENTERED, bool WHOLE>
 __device__ void backward_by_lanes_early(const NormBackwardArgs& args, float* workspace) {
 #if __CUDA_ARCH__ >= 900
@@ -327,9 +332,9 @@ __device__ void backward_by_lanes_early(const NormBackwardArgs& args, float* wor
 #endif
 }
 
-constexpr int SUM_WARPS = 32, SUM_BATCH = 8;  // of a block that adds sums, at most; and loads under way
+constexpr int SUM_WARPS = 32, SUM_BATCH = 8;  // most warps of a block that adds sums; loads of a thread
 
-// As add_partial_sums, but each of the block's warps asks for many groups' sums at once.
+// As add_partial_sums, but a thread has the loads of SUM_BATCH groups under way at once.
 template <typename T>
 __device__ void add_partial_sums_at_once(const float* workspace, int groups, int64_t N, T* dweight,
                                          T* dbias) {
@@ -361,7 +366,8 @@ __device__ void add_partial_sums_at_once(const float* workspace, int groups, int
 #endif
 }
 
-// As launch_with_sums, but sum_kernel is set up while the kernel before it ends, which must allow that.
+// As launch_with_sums, but with programmatic dependent launch: sum_kernel is set up while the kernel before
+// it ends, which must call allow_dependent_launch.
 template <typename T, typename Launch>
 void launch_with_early_sums(const NormBackwardArgs& args, int groups, bool centered, Launch launch,
                             void (*sum_kernel)(const float*, int, int64_t, T*, T*)) {
@@ -382,7 +388,7 @@ void launch_with_early_sums(const NormBackwardArgs& args, int groups, bool cente
                                 static_cast<T*>(args.dweight), static_cast<T*>(args.dbias)));
 }
 
-// Whether rows of x, dout, dadded and dx are all skewed alike, those with the same index.
+// Whether rows with the same index have the same skew in x, dout, dadded and dx.
 template <typename T>
 bool are_alike(const NormBackwardArgs& args) {
   const auto like_x = [&](const void* rows, int64_t stride) {
@@ -393,9 +399,10 @@ bool are_alike(const NormBackwardArgs& args) {
          (!args.dadded || like_x(args.dadded, args.stride_am));
 }
 
-// The smallest cluster whose threads have few packs of a row; those of the largest have many. So have those
-// of clusters whose rows are skewed in several ways: groups are a multiple of these, and where blocks have
-// fewer threads, more clusters run, and lose less to that. No blocks where rows are too long.
+// The smallest cluster whose threads hold FEW_PACKS of a row. Threads hold MANY_PACKS in the largest cluster,
+// and also in clusters whose rows have several skews: the number of groups is rounded to a multiple of the
+// period, and the fewer threads a block has, the more clusters run, and the less rounding costs. `blocks` is
+// 0 if rows are too long.
 template <typename T>
 AheadShape ahead_shape(const NormBackwardArgs& args) {
   const int64_t packs = packs_of<T>(args);
@@ -417,14 +424,14 @@ AheadShape ahead_shape(const NormBackwardArgs& args) {
   const int row = shape.ring(matrices);
   const int under_way = static_cast<int>(cdiv(BYTES_UNDER_WAY, row * shape.sm_blocks()));
   shape.stages = std::min(LEAST_STAGES - 1 + under_way, MOST_STAGES);
-  if (shape.ring(matrices) > RING_BYTES) shape.lined = false;  // places that are as large as the parts
+  if (shape.ring(matrices) > RING_BYTES) shape.lined = false;  // stages as large as the parts
   return shape.ring(matrices) <= RING_BYTES ? shape : AheadShape{};
 }
 
-// Groups of M rows, where `resident` clusters run at once. Where the nearest multiple of `period` would leave
-// much of the GPU idle, several times as many groups run in as many waves. Elsewhere, if they may be `uneven`
-// and rows are many, the last 32nd of these are small groups', for SMs that have done their share: not all
-// are equally fast. None where too few run.
+// Divides M rows into groups, if `resident` clusters run at once. If rounding to a multiple of `period` would
+// leave more than an eighth of the GPU idle, up to MOST_WAVES times as many groups run, in as many waves.
+// Else, if `uneven` groups are allowed and rows are many, the last 32nd of the rows goes to small groups, for
+// the SMs that finish first: not all are equally fast. No groups if too few clusters run.
 inline RowGroups row_groups(int64_t M, int resident, int period, bool uneven) {
   int waves = 1;
   const auto groups = [&] { return groups_for(M, waves * resident, period); };
@@ -439,19 +446,21 @@ inline RowGroups row_groups(int64_t M, int resident, int period, bool uneven) {
     const int64_t many = M * 31 / 32 / large, small = cdiv(large, 2 * period) * period;
     return of(large, many, cdiv(M - large * many, small));
   }
-  // Fewer that need as many rounds leave fewer sums.
+  // The fewest groups that need as many rounds: they leave fewer partial sums.
   const int64_t many = cdiv(M, large);
   return of(large < M ? cdiv(cdiv(M, many), period) * period : M, many, 1);
 }
 
-// Launches kernel(args, shape, groups, workspace), whose PACKS and LINED are shape's, and sum_kernel. False
-// where the GPU has no room for the cluster, or too few blocks for rows that are skewed in so many ways.
+// Launches kernel(args, shape, groups, workspace), compiled for the PACKS and LINED of `shape`, and then
+// sum_kernel. False if the GPU has no room for the cluster, or runs too few clusters for rows of so many
+// skews.
 template <typename T, typename Kernel>
 bool launch_ahead(const NormBackwardArgs& args, const AheadShape& shape, Kernel* kernel, bool centered,
                   void (*sum_kernel)(const float*, int, int64_t, T*, T*)) {
   if (shape.blocks == 0 || most_shared_memory() < AHEAD_BYTES) return false;
   allow_shared_memory(kernel, AHEAD_BYTES);
-  // Not less than a block's share, so that there are no more on an SM, with more under way.
+  // At least a block's share of the SM, which keeps further blocks off it: they would have more bytes under
+  // way.
   const int ring = std::max(shape.ring(args.dadded ? 3 : 2), RING_BYTES / shape.sm_blocks());
   ClusterLaunch launch(reinterpret_cast<const void*>(kernel), shape.blocks, shape.threads,
                        ring + shape.sums(), args.stream);

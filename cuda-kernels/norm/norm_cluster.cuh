@@ -1,4 +1,5 @@
-// Rows in the shared memory of several blocks: the kernel of layer_norm's v05 and rms_norm's v02.
+// Split rows in shared memory: the kernel of layer_norm's v05 and rms_norm's v02. Each block of a cluster
+// holds one part of a row.
 #pragma once
 
 #include "lib/cluster.cuh"
@@ -6,22 +7,22 @@
 #include "norm.cuh"
 #include "norm_parts.cuh"
 
-// Of a part of a row. Sent as one number of 8 bytes.
+// The statistics of one part of a row: 8 bytes, so that one st.async sends both.
 struct alignas(8) MeanSquares {
-  float mean, squares;  // the squared distances from it, summed
+  float mean, squares;  // squares: the sum of squared distances from this mean
 };
 
-constexpr int CLUSTER_THREADS = 384, CLUSTER_BLOCKS = 3;  // of a block, and at once on an SM
-constexpr int MOST_ROWS = 4;                              // that a cluster takes side by side
-constexpr int64_t PART_BYTES = 64 * 1024;                 // of a block: several fit an SM
-constexpr int64_t LARGEST_PART = 208 * 1024;              // one does
+constexpr int CLUSTER_THREADS = 384, CLUSTER_BLOCKS = 3;  // of a block; and blocks that an SM runs at once
+constexpr int MOST_ROWS = 4;                              // that a cluster takes at once
+constexpr int64_t PART_BYTES = 64 * 1024;     // of a block's parts, so that several blocks fit an SM
+constexpr int64_t LARGEST_PART = 208 * 1024;  // of a block's parts where one block fills the SM
 
-// The columns of a row of N elements that block `rank` of a cluster has: `each` packs of memory, the first of
-// which begins `skew` elements before the row.
+// The part of a split row that block `rank` of a cluster holds: up to `each` packs. The row has N elements,
+// and its first pack begins `skew` elements before it.
 template <typename T>
 struct Part {
   static constexpr int SIZE = Pack<T>::SIZE;
-  int N, skew, begin, count;  // packs
+  int N, skew, begin, count;  // begin and count in packs
 
   __device__ Part(int N, int skew, int each, int rank)
       : N(N),
@@ -33,16 +34,17 @@ struct Part {
   __device__ int elements() const { return count > 0 ? min(N, first_of(count)) - max(0, first_of(0)) : 0; }
 };
 
-// A cluster of `blocks` blocks takes `rows` rows at once, which lie `period` apart, so that all are skewed
-// alike. Each block holds its part of them, `each` packs at most, in shared memory, and loads weights and
-// biases once for all. Without CENTERED the mean is taken to be 0.
+// A cluster of `blocks` blocks takes `rows` split rows at once. They lie `period` rows apart, so that all
+// have the same skew, and a block the same columns of each. A block holds its parts of them, of at most
+// `each` packs, in shared memory, and loads the weights and biases of its columns once for all rows. Without
+// CENTERED (rms_norm) the mean is 0.
 template <typename T, bool CENTERED, bool WHOLE>
 __device__ void normalise_by_cluster(const NormArgs& args, int rows, int period, int blocks, int each) {
 #if __CUDA_ARCH__ >= 900
   constexpr int SIZE = Pack<T>::SIZE;
   extern __shared__ __align__(128) char memory[];
-  __shared__ uint64_t arrived[MOST_ROWS];  // a phase completes when the row's part is there
-  __shared__ uint64_t exchanged;           // and when all blocks' numbers of all rows are
+  __shared__ uint64_t arrived[MOST_ROWS];  // completes when this block's part of the row has arrived
+  __shared__ uint64_t exchanged;           // completes when all statistics of all blocks have arrived
   __shared__ MeanSquares others[MOST_ROWS][MOST_CLUSTER_BLOCKS];
   __shared__ float sum_parts[MOST_ROWS][32], square_parts[MOST_ROWS][32];
   __shared__ float means[MOST_ROWS], rstds[MOST_ROWS];
@@ -51,7 +53,7 @@ __device__ void normalise_by_cluster(const NormArgs& args, int rows, int period,
   const int rank = blocks > 1 ? static_cast<int>(cluster_block()) : 0;
   const int cluster = blockIdx.x / blocks;
   const int64_t first_index = static_cast<int64_t>(cluster / period) * period * rows + cluster % period;
-  int count = 0;  // of rows; all blocks of a cluster have as many
+  int count = 0;  // rows of this cluster, the same in all of its blocks
   while (count < rows && first_index + count * period < args.M) ++count;
   if (count == 0) return;
   const NormRow<T> first_row(args, first_index);
@@ -63,7 +65,7 @@ __device__ void normalise_by_cluster(const NormArgs& args, int rows, int period,
     for (int turn = 0; turn < count; ++turn) mbarrier_init(&arrived[turn], 1);
     mbarrier_init(&exchanged, 1);
     fence_mbarrier_init();
-    // Of the part's packs the copy engine takes those that are the row's alone.
+    // Bulk copies bring whole packs alone; the ragged packs at a row's ends are loaded below.
     const int head = !WHOLE && part.count > 0 && part.first_of(0) < 0 ? 1 : 0;
     const int tail = !WHOLE && part.first_of(part.count) > N ? part.count - 1 : part.count;
     const int bytes = max(0, tail - head) * 16;
@@ -81,8 +83,8 @@ __device__ void normalise_by_cluster(const NormArgs& args, int rows, int period,
   for (int turn = 0; turn < count; ++turn) {
     const NormRow<T> row(args, first_index + turn * period);
     Pack<T>* const packs = held(turn);
-    // What the copy engine leaves, while it is at work; 0 for what lies beside the row. A thread reads the
-    // same packs whenever it reads, so what it writes for itself needs no barrier.
+    // Loads the ragged packs while the bulk copy is under way, with 0 for elements outside of the row. A
+    // thread reads the same packs in all loops below, so what it writes for itself needs no barrier.
 #pragma unroll
     for (int end = 0; end < (WHOLE ? 0 : 2); ++end) {
       const int pack = end == 0 ? 0 : part.count - 1;
@@ -129,9 +131,9 @@ __device__ void normalise_by_cluster(const NormArgs& args, int rows, int period,
     if (threadIdx.x < blocks) store_async(&others[turn][rank], {mean, squares}, &exchanged, threadIdx.x);
   }
 
-  // A warp for each row takes together what the parts have.
-  if (blocks > 1) mbarrier_wait_parity_cluster(&exchanged, 0);  // no block ends before it has all numbers
-  if (blocks == 1) __syncthreads();                             // for this block's own
+  // One warp a row merges the statistics of the row's parts.
+  if (blocks > 1) mbarrier_wait_parity_cluster(&exchanged, 0);  // for the statistics of all blocks
+  if (blocks == 1) __syncthreads();                             // for this block's own statistics
   if (warp_id < count) {
     const MeanSquares its = lane_id < blocks ? others[warp_id][lane_id] : MeanSquares{};
     float mean = 0.0f, squares = its.squares;
@@ -175,8 +177,8 @@ __device__ void normalise_by_cluster(const NormArgs& args, int rows, int period,
 #endif
 }
 
-// Launches it, as kernel(args, rows, period, blocks, each). False where the GPU has no room for the cluster,
-// or a row is too long for one.
+// Launches kernel(args, rows, period, blocks, each), whose body is normalise_by_cluster. False if the GPU has
+// no room for the cluster, or a row is too long for one.
 template <typename T, typename Kernel>
 bool launch_by_cluster(const NormArgs& args, Kernel* kernel) {
   if (most_shared_memory() < LARGEST_PART) return false;
@@ -186,7 +188,8 @@ bool launch_by_cluster(const NormArgs& args, Kernel* kernel) {
     while (blocks < MOST_CLUSTER_BLOCKS && rows * packs * 16 > blocks * PART_BYTES) blocks *= 2;
     return blocks;
   };
-  // Several rows share what is loaded of weights and biases, as long as there are enough for all SMs.
+  // Rows of a cluster share one load of weights and biases: as many rows as leave enough clusters for all
+  // SMs.
   int rows = MOST_ROWS;
   while (rows > 1 && (rows * packs * 16 > MOST_CLUSTER_BLOCKS * PART_BYTES ||
                       args.M / rows * blocks_for(rows) < 2 * multiprocessor_count())) {

@@ -1,15 +1,15 @@
-// The kernel of layer_norm's v08, v10 and v11 and rms_norm's v05: one row or two in the registers of a
-// cluster, weights and biases in its shared memory.
+// Register-resident split rows: the kernel of layer_norm's v08, v10 and v11 and rms_norm's v05. A cluster
+// holds one row or two in registers, and weights and biases in shared memory.
 #pragma once
 
 #include "lib/held.cuh"
 #include "lib/ptx/ampere.cuh"
 #include "norm_cluster.cuh"
 
-// A part of weights or biases, a warp's or as long as a short row, in shared memory as it lies in memory: the
-// `index`-th such part there. Where rows are not LINED it begins a line before the part does, since rows'
-// parts begin up to a line before their columns, and has a pack more, since packs that lie like a row's are
-// put together from two.
+// Weights or biases in shared memory, laid out as in global memory: piece number `index`, for the part of a
+// row that a warp holds, or for a whole short row. Unless rows are LINED, the piece begins a line earlier,
+// since the part of a misaligned row begins up to a line before its nominal column; and it has one pack more,
+// since a pack with the row's skew is shifted together from two.
 template <typename T, int PACKS, bool LINED>
 struct HeldFactors {
   static constexpr int SIZE = Pack<T>::SIZE, LINE = LINED ? 0 : LINE_ELEMENTS<T>;
@@ -23,12 +23,13 @@ struct HeldFactors {
         factors(factors),
         skew(LINED || !factors ? 0 : skew_of(factors)) {}
 
-  // The column of the first of them, which may lie before the row's first.
+  // The column of the piece's first element; negative where it lies before the row's first.
   __device__ int start(const HeldPart<T, PACKS>& part) const {
     return part.own * part.ELEMENTS - LINE - skew;
   }
 
-  // Asks for them, as one of THREADS threads. Where there are none, `value` stands for each.
+  // Issues this thread's asynchronous copies; THREADS threads share a piece. Without weights or biases it
+  // stores `value` in their place.
   template <int THREADS>
   __device__ void load(const HeldPart<T, PACKS>& part, int thread, float value) {
     Pack<T> same;
@@ -40,17 +41,18 @@ struct HeldFactors {
     for (int i = 0; i < (COUNT + THREADS - 1) / THREADS; ++i) {
       uint4* const pack = &packs[THREADS * i + thread];
       if (THREADS * (i + 1) > COUNT && THREADS * i + thread >= COUNT) break;
-      // Of 16 bytes in which something is the factors', all can be read.
+      // 16 bytes that hold one of the elements can all be read.
       const bool touches = static_cast<unsigned>(first + THREADS * i * SIZE + SIZE - 1) <
                            static_cast<unsigned>(part.N + SIZE - 1);
-      // L1 has them for the SM's next rows: all SMs ask for the same few lines, of a few of L2's slices.
+      // Through L1, which serves the SM's next rows: from L2 all SMs would read the same few lines, which lie
+      // in few of its slices.
       if (factors) cp_async<16, true>(pack, place + THREADS * i * SIZE, touches);
       if (!factors) *pack = same.words;
     }
   }
 
-  // Those for this lane's i-th pack of a row, once all threads' copies are there. Elements beside the row are
-  // anything.
+  // The weights or biases for this lane's i-th pack of a row. All threads' copies must have arrived. Elements
+  // outside of the row are undefined.
   __device__ Pack<T> operator()(const HeldPart<T, PACKS>& part, int i) const {
     const int pack = 32 * i + part.lane_id;
     if (LINED) return {packs[pack]};
@@ -58,19 +60,20 @@ struct HeldFactors {
     return put_together<T>(packs[offset / SIZE], packs[offset / SIZE + 1], offset % SIZE);
   }
 
-  // That for a column of the part, then, too.
+  // The weight or bias of one column of the part. All threads' copies must have arrived.
   __device__ float at(const HeldPart<T, PACKS>& part, int column) const {
     return to_float(reinterpret_cast<const T*>(packs)[column - start(part)]);
   }
 };
 
-// Those of a warp, put together ahead of their use: in place, packs as the row has them. Each is made of two
-// that lie where it is put or further on. So a pack that is replaced is needed for packs of the same 32
-// alone, which have been read by then, or of earlier ones, which are done.
+// A warp's weights or biases, realigned in place ahead of their use: each pack is rewritten with the row's
+// skew, so that write() neither shifts nor loads twice. In place is safe, because a new pack is made of two
+// old packs at its own index or higher ones. So the old pack that it replaces serves only new packs of the
+// same 32, which all lanes have read before the store, and earlier ones, which are done.
 template <typename T, int PACKS>
 class LaidFactors {
  public:
-  // Once all lanes' copies are there; all lanes call it.
+  // All lanes call it, after all lanes' copies have arrived.
   __device__ LaidFactors(const HeldFactors<T, PACKS, false>& factors, const HeldPart<T, PACKS>& part,
                          int single)
       : packs_(factors.packs), at_single_(single != part.NONE ? factors.at(part, single) : 0.0f) {
@@ -85,7 +88,7 @@ class LaidFactors {
   __device__ Pack<T> operator()(const HeldPart<T, PACKS>& part, int i) const {
     return {packs_[32 * i + part.lane_id]};
   }
-  // Of the single element's column alone.
+  // The value for this lane's single element, whose column was given to the constructor.
   __device__ float at(const HeldPart<T, PACKS>&, int) const { return at_single_; }
 
  private:
@@ -93,7 +96,7 @@ class LaidFactors {
   float at_single_;
 };
 
-// What a warp finds of its part of a row; `element` is the single one, 0 where a lane has none.
+// The statistics of a warp's part of a row. `element` is the lane's single element, or 0 if it has none.
 template <bool CENTERED, typename T, int PACKS>
 __device__ MeanSquares moments_of(Pack<T> (&held)[PACKS], const HeldPart<T, PACKS>& part, bool has_single,
                                   float element) {
@@ -103,7 +106,7 @@ __device__ MeanSquares moments_of(Pack<T> (&held)[PACKS], const HeldPart<T, PACK
     float sum = element;
 #pragma unroll
     for (int i = 0; i < PACKS; ++i) {
-      float pack_sum = 0.0f;  // so that additions wait for few others
+      float pack_sum = 0.0f;  // a chain of its own for each pack, so that additions overlap
       keep_packed(held[i]);
 #pragma unroll
       for (int j = 0; j < SIZE; ++j) pack_sum += float_of(held[i], j);
@@ -114,7 +117,7 @@ __device__ MeanSquares moments_of(Pack<T> (&held)[PACKS], const HeldPart<T, PACK
   if (has_single) mine.squares = (element - mine.mean) * (element - mine.mean);
 #pragma unroll
   for (int i = 0; i < PACKS; ++i) {
-    const float from = part.holds(i) ? mine.mean : 0.0f;  // those beside the row are 0
+    const float from = part.holds(i) ? mine.mean : 0.0f;  // packs outside of the row are 0, and add 0
     float squares = 0.0f;
     keep_packed(held[i]);
 #pragma unroll
@@ -128,7 +131,7 @@ __device__ MeanSquares moments_of(Pack<T> (&held)[PACKS], const HeldPart<T, PACK
   return mine;
 }
 
-// A row's mean and squares from those of its parts, by Chan's formula for all at once.
+// Merges the statistics of all parts of a row by Chan's formula, EACH parts a lane. `of` returns a part's.
 template <bool CENTERED, typename T, int PACKS, typename Of>
 __device__ MeanSquares merged_parts(const HeldPart<T, PACKS>& part, int parts, Of of) {
   constexpr int EACH = MOST_PARTS / 32;
@@ -138,7 +141,7 @@ __device__ MeanSquares merged_parts(const HeldPart<T, PACKS>& part, int parts, O
   for (int i = 0; i < EACH; ++i) {
     const int other = 32 * i + part.lane_id;
     its[i] = other < parts ? of(other) : MeanSquares{};
-    elements[i] = static_cast<float>(part.elements_of(other));  // 0 beyond the row
+    elements[i] = static_cast<float>(part.elements_of(other));  // 0 for parts beyond the row
     if (CENTERED) whole.mean = fmaf(elements[i], its[i].mean, whole.mean);
   }
   if (CENTERED) whole.mean = lanes_sum(whole.mean) / static_cast<float>(part.N);
@@ -152,7 +155,7 @@ __device__ MeanSquares merged_parts(const HeldPart<T, PACKS>& part, int parts, O
   return whole;
 }
 
-// Adds the residual to a row, rounded as the sum is returned, which is stored as well.
+// Adds the residual to a register-resident row, rounds the sum to T, and stores it to `added`.
 template <typename T, int PACKS>
 __device__ void add_residual(Pack<T> (&held)[PACKS], T& raw, const T* residual, T* added,
                              const HeldPart<T, PACKS>& part, int single) {
@@ -173,8 +176,8 @@ __device__ void add_residual(Pack<T> (&held)[PACKS], T& raw, const T* residual, 
   }
 }
 
-// ROWS rows at once: of each what a thread holds, PACKS packs and perhaps a single element. They lie `period`
-// rows apart, a power of two, so that they are skewed alike.
+// ROWS register-resident rows: of each, this thread's PACKS packs and its single element, if it has one. Rows
+// lie `period` rows apart, a power of two, so that all have the same skew.
 template <typename T, int ROWS, int PACKS>
 struct HeldRows {
   Pack<T> packs[ROWS][PACKS];
@@ -183,16 +186,16 @@ struct HeldRows {
   int64_t first_index, M;
   int period;
 
-  // Those that come `which`-th.
+  // Group number `which` of the matrix's rows.
   __device__ HeldRows(const NormArgs& args, int64_t which, int period) : M(args.M), period(period) {
     const int64_t kind = ROWS > 1 ? which & (period - 1) : 0;
     first_index = (which - kind) * ROWS + kind;
   }
 
-  // Whether the r-th is one of the matrix's, where the first is.
+  // Whether row r exists, given that the first one does.
   __device__ bool is_row(int r) const { return r == 0 || first_index + r * period < M; }
 
-  // Only asks for them; `first` is the first one's. Where there is no such row the first stands for it.
+  // Issues the loads. `first` points to the first row, which is loaded in place of rows beyond the matrix.
   __device__ void load(const T* first, int64_t stride, const HeldPart<T, PACKS>& part, int single) {
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
@@ -202,7 +205,7 @@ struct HeldRows {
     }
   }
 
-  // A row's mean and rstd, by one lane.
+  // Stores mean and rstd of row r. One lane calls it.
   template <bool CENTERED>
   __device__ void write_numbers(const NormArgs& args, int r) const {
     if (!is_row(r)) return;
@@ -210,7 +213,8 @@ struct HeldRows {
     args.rstd[first_index + r * period] = rstds[r];
   }
 
-  // Once copies of weights and biases are there. Without CENTERED means and biases are not looked at.
+  // Writes the outputs, after the copies of weights and biases have arrived. Without CENTERED means and
+  // biases are unused.
   template <bool CENTERED, typename Factors>
   __device__ void write(T* out, const HeldPart<T, PACKS>& part, int single, const Factors& weights,
                         const Factors& biases) {
@@ -233,7 +237,7 @@ struct HeldRows {
           values[j] = result(r, float_of(packs[r][i], j), float_of(its_weights, j), float_of(its_biases, j));
         Pack<T> results;
         round_to(results, values);
-        // In one piece, which the compiler would otherwise take apart.
+        // One 16-byte store: the compiler would split a plain assignment.
         T* const place = out + static_cast<int64_t>(r) * period * part.N + part.first_of(i);
         if (part.holds(i) && is_row(r)) __stwb(reinterpret_cast<uint4*>(place), results.words);
       }
@@ -248,12 +252,14 @@ struct HeldRows {
   }
 };
 
-// ROWS rows for every cluster of `blocks` blocks, of each of which a thread holds PACKS packs. Every warp
-// sends what it finds of its part of them to all blocks, and waits for what the others find; weights and
-// biases travel to shared memory meanwhile. Without CENTERED the mean is taken to be 0. LINED: x's rows start
-// with lines, the result's, weights and biases at multiples of 16 bytes, and rows have only whole packs.
-// RESIDUAL: there is one, which takes the registers of a second row. LAID: where rows are not LINED, weights
-// and biases are put together while the rows are on their way.
+// A cluster of `blocks` blocks takes ROWS rows at once, of which a thread holds PACKS packs each. Every warp
+// sends the statistics of its parts to all blocks, and waits for those of the others; weights and biases
+// travel to shared memory meanwhile.
+// - CENTERED: layer_norm; without it (rms_norm) the mean is 0.
+// - LINED: rows of x start on lines and are whole packs; out, weights and biases start at multiples of 16
+//   bytes.
+// - RESIDUAL: there is one. It takes the registers of a second row, so ROWS is 1.
+// - LAID: where rows are not LINED, weights and biases are realigned while the rows travel, see LaidFactors.
 template <typename T, int ROWS, int PACKS, bool CENTERED, bool LINED, bool RESIDUAL, bool LAID = false>
 __device__ void normalise_held(const NormArgs& args, int blocks, int period) {
 #if __CUDA_ARCH__ >= 900
@@ -305,11 +311,11 @@ __device__ void normalise_held(const NormArgs& args, int blocks, int period) {
   };
   T* const out = static_cast<T*>(args.out);
   if constexpr (LAID) {
-    static_assert(CENTERED && !LINED);  // there are biases, and something to put together
-    wait_for_factors();                 // which are nearer than the rows
+    static_assert(CENTERED && !LINED);  // there are biases, and something to realign
+    wait_for_factors();                 // L1 or L2 brings them before memory brings the rows
     const LaidFactors<T, PACKS> laid_weights(weights, part, single), laid_biases(biases, part, single);
-    // Here, not after the sums: the compiler moves no sum, which waits for the rows, before a barrier that
-    // comes after all of the laying.
+    // The cluster's barrier stands here to keep the compiler's schedule: no sum, which waits for the rows,
+    // moves above it, and the realignment is complete below it.
     exchange.meet();
     find_numbers();
     rows.template write<CENTERED>(out, part, single, laid_weights, laid_biases);
@@ -321,8 +327,8 @@ __device__ void normalise_held(const NormArgs& args, int blocks, int period) {
 #endif
 }
 
-// Whether the kernels for LINED rows take these. A residual and its sum are aligned where they are skewed
-// like x, which launch_held asks.
+// Whether the LINED kernels apply. Residual and `added` need no test: launch_held requires that they have x's
+// skew.
 template <typename T>
 bool are_lined(const NormArgs& args) {
   const auto starts = [](const void* rows) { return reinterpret_cast<uintptr_t>(rows) % LINE_BYTES == 0; };
@@ -330,8 +336,9 @@ bool are_lined(const NormArgs& args) {
          aligned_to_16_bytes(args.weight, args.bias, args.out);
 }
 
-// Launches it, as kernel(args, blocks, period). False where the GPU has no room for the cluster, a row is too
-// long or too short for one, or another matrix is skewed otherwise than x. A block has WARPS at most.
+// Launches kernel(args, blocks, period), whose body is normalise_held, in blocks of at most WARPS warps.
+// False if the GPU has no room for the cluster, if a row is too long or too short for one, or if the skew of
+// another matrix differs from x's.
 template <typename T, int ROWS, int PACKS, bool CENTERED, bool LINED, int WARPS = HELD_WARPS, typename Kernel>
 bool launch_held(const NormArgs& args, Kernel* kernel) {
   constexpr int WARP_BYTES = HeldFactors<T, PACKS, LINED>::COUNT * 16 * (CENTERED ? 2 : 1);

@@ -1,13 +1,13 @@
-// Clusters of blocks that take row after row, each block a part of its columns: what the norms' last steps
-// share, forward and backward.
+// Persistent clusters over split rows: the columns of a block's part, the exchange of sums through DSMEM, and
+// which rows have the same skew. The norms' forward and backward kernels share this.
 #pragma once
 
 #include "lib/cluster.cuh"
 #include "lib/packs.cuh"
 #include "lib/ptx/hopper.cuh"
 
-// The columns of a row of N elements, in parts of `each` packs. Parts begin at multiples of 16 bytes of
-// memory, but for the first, which begins `skew` elements behind one.
+// The columns of a split row of N elements, in parts of `each` packs. Every part starts at a multiple of 16
+// bytes but the first, which starts with the row, `skew` elements behind such a multiple.
 template <typename T>
 struct Parts {
   static constexpr int SIZE = Pack<T>::SIZE;
@@ -17,15 +17,16 @@ struct Parts {
   __device__ int count(int part) const { return start(part + 1) - start(part); }
 };
 
-// Sums that the blocks of a cluster send each other, row by row. Rows take turns with two places: a block
-// that sends for a row has all sums of the row before, and so every block has read those of the row before
-// that.
+// The exchange of sums between the blocks of a cluster, one row after the other. Rows alternate between two
+// slots, which is enough: a block that sends for a row has received all sums of the row before it; every
+// block sent those after it had read the sums of the row before that.
 template <typename Sums>
 struct Exchange {
-  uint64_t complete[2];  // a phase completes when every block's sums are there
+  uint64_t complete[2];  // a phase completes when the sums of all blocks have arrived
   Sums sums[2][MOST_CLUSTER_BLOCKS];
 
-  // All threads of all blocks call it, and wait before the first exchange. There is none before 9.0.
+  // All threads of all blocks call begin, and wait_for_all before the first exchange. Before compute
+  // capability 9.0 there are no clusters, and nothing to do.
   __device__ void begin() {
 #if __CUDA_ARCH__ >= 900
     if (threadIdx.x == 0) {
@@ -41,8 +42,8 @@ struct Exchange {
 #endif
   }
 
-  // The sums of block lane_id, in every warp, for lanes below `blocks`; row is the how-many-th exchange this
-  // is.
+  // Sends `mine` to all blocks. In every warp, a lane below `blocks` gets the sums of the block with its
+  // number. `row` counts exchanges from 0.
   __device__ Sums operator()(Sums mine, int rank, int blocks, uint32_t row) {
 #if __CUDA_ARCH__ >= 900
     const int turn = row % 2, lane_id = threadIdx.x % 32;
@@ -65,8 +66,8 @@ __device__ inline int rank_in_cluster(int blocks) {
 #endif
 }
 
-// After how many rows one is skewed as the first, if they lie that many elements apart: a power of two, at
-// most as many as elements fit BYTES.
+// How many rows apart two rows have the same skew within BYTES, in all matrices with these strides (in
+// elements): a power of two, at most the elements of BYTES.
 template <typename T, int BYTES = 16, typename... Strides>
 int skew_period(Strides... strides) {
   int period = 1;
@@ -74,8 +75,9 @@ int skew_period(Strides... strides) {
   return period;
 }
 
-// How many groups take M rows, if `resident` run at once and each one's rows lie a multiple of `period`
-// apart; 0 where too few run.
+// How many groups, clusters or blocks, share M rows when `resident` groups run at once. Groups of several
+// rows are a multiple of `period`, so that the rows of each have the same skew; 0 if too few groups run for
+// that.
 inline int groups_for(int64_t M, int resident, int period) {
   if (M <= resident) return static_cast<int>(M);  // a row each
   return resident / period * period;

@@ -1,30 +1,30 @@
-// Short rows in the registers of a warp: the kernel of layer_norm's v09 and rms_norm's v06. Weights and
-// biases are in the shared memory of its block, for the rows of all warps.
+// Short register-resident rows, one or several a warp: the kernel of layer_norm's v09 and rms_norm's v06. The
+// warps of a block share its weights and biases, which lie in shared memory.
 #pragma once
 
 #include <utility>
 
 #include "norm_held.cuh"
 
-// Rows of a warp. Where they start anywhere, several share the packs of weights and biases that are put
-// together.
+// Rows that a warp takes at once. Several misaligned rows share each realigned pack of weights and biases.
 template <int PACKS, bool WHOLE>
 constexpr int WARP_ROWS = WHOLE || PACKS > 4 ? 1
                           : PACKS > 2        ? 2
                                              : 4;
-// Threads of a block: many share what weights and biases it brings, few come and go more finely.
+// Threads of a block: in a large block more warps share the weights and biases that it loads; a small one
+// starts and ends without waiting for many warps.
 template <bool WHOLE>
 constexpr int WARP_THREADS = WHOLE ? 256 : 128;
-// Blocks that an SM is to have room for, which bounds a thread's registers.
+// Blocks that an SM must have room for, which bounds a thread's registers.
 template <int PACKS, bool WHOLE>
 constexpr int WARP_BLOCKS = WHOLE            ? (PACKS <= 5 ? 3 : 2)
                             : PACKS == 8     ? 5
                             : PACKS % 2 == 0 ? 6
                                              : 7;
 
-// WARP_ROWS rows of at most 32 * PACKS packs for every warp, which lie `period` apart. Without CENTERED the
-// mean is taken to be 0. WHOLE: x's rows, the result's, weights and biases start at multiples of 16 bytes,
-// and rows have only whole packs.
+// A warp takes WARP_ROWS rows of at most 32 * PACKS packs, which lie `period` rows apart. Without CENTERED
+// (rms_norm) the mean is 0. WHOLE: rows of x and out, weights and biases start at multiples of 16 bytes, and
+// rows are whole packs.
 template <typename T, int PACKS, bool CENTERED, bool WHOLE>
 __device__ void normalise_by_warps(const NormArgs& args, int period) {
   using Factors = HeldFactors<T, PACKS, WHOLE>;
@@ -55,15 +55,15 @@ __device__ void normalise_by_warps(const NormArgs& args, int period) {
     if (lane_id == 0 && rows.first_index < args.M) rows.template write_numbers<CENTERED>(args, r);
   }
   cp_async_wait_group<0>();
-  __syncthreads();  // for every thread's copies, or what stands for them
+  __syncthreads();  // for every thread's copies of weights and biases, or their stand-ins
   if (rows.first_index >= args.M) return;
   rows.template write<CENTERED>(static_cast<T*>(args.out), part, single, weights, biases);
 }
 
-// Launches kernel_of(PACKS, WHOLE, BLOCKS), which are integral constants, with as few packs as hold a row.
-// BLOCKS is how many an SM is to have room for. False where a row is too long or too short for a warp, there
-// is a residual, out is skewed otherwise than x within 16 bytes, or a grid has not as many blocks. SMALL_L1:
-// whole rows leave it small, as in softmax's v12.
+// Launches kernel_of(PACKS, WHOLE, BLOCKS), which are integral constants, with the fewest packs that hold a
+// row; BLOCKS is how many blocks an SM must have room for. SMALL_L1: WHOLE rows run with a small L1, as in
+// softmax's v12. False if there is a residual, if a row is too long or too short for a warp, if the skew of
+// out within 16 bytes differs from x's, or if the grid would have too many blocks.
 template <typename T, bool SMALL_L1, typename KernelOf>
 bool launch_by_warps(const NormArgs& args, KernelOf kernel_of) {
   if (args.residual || !skewed_alike<T>(args.x, args.stride_xm, args.out, args.N)) return false;
@@ -83,9 +83,9 @@ bool launch_by_warps(const NormArgs& args, KernelOf kernel_of) {
       return true;
     };
     constexpr int BLOCKS = WARP_BLOCKS<packs, whole>;
-    // Bounded for three blocks an SM, a kernel with four packs may have registers for no fourth. Where a
-    // fourth lets all blocks run at once, the one that is bounded for four is faster. With fewer packs either
-    // has room for it, and with more neither.
+    // At four packs, a kernel that is bounded for three blocks an SM may use too many registers for a fourth
+    // block. If a fourth block lets the whole grid run at once, the kernel that is bounded for four is
+    // faster. With fewer packs a fourth block fits either way, with more packs it never does.
     if constexpr (whole && packs == 4) {
       const int64_t sms = multiprocessor_count();
       if (blocks > BLOCKS * sms && blocks <= (BLOCKS + 1) * sms)

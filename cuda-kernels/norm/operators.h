@@ -1,4 +1,4 @@
-// What the norms' operators share, forward and backward.
+// Shared by the norms' operators, forward and backward.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -44,7 +44,7 @@ inline std::vector<int64_t> last(int64_t dims) {
 template <typename Norm>
 std::pair<Tensor, Tensor> statistics(const Tensor& x, int64_t dims, double eps);
 
-// Of no elements where nobody asks: an operator returns tensors.
+// A gradient that is not wanted has no elements: an operator must return tensors.
 struct Gradients {
   Tensor dx, dweight, dbias;
 };

@@ -3,9 +3,9 @@
 // Change:   one pass finds the mean, one sums the squared distances from it, one writes.
 // Why:      the definition, word for word. Taking the mean of the squares minus the square of the mean would
 //           save a pass, and cancel every digit where the mean is large beside the deviation.
-// Counter:  dram_share stays below 60 %, although dram_bytes are the least possible: a row of 4096 stays in
-//           L1 between the passes. Each thread asks for one element at a time, and the block waits for all of
-//           its warps after every pass.
+// Counter:  dram_share stays low although dram_bytes are the least possible: a row of 4096 stays in L1
+//           between the passes. Each thread loads one element at a time, and the block waits for all of its
+//           warps after every pass.
 // Requires: rows that are contiguous; any length.
 // Source:   Ba, Kiros and Hinton, "Layer Normalization", arXiv:1607.06450
 // Twin:     triton-kernels/norm/layer_norm/v01_three_passes.py
@@ -15,7 +15,7 @@
 namespace {
 
 constexpr int THREADS = 256;
-constexpr int64_t SOME = 64;  // elements of a thread
+constexpr int64_t SOME = 64;  // elements that a thread adds up in one partial sum
 constexpr int64_t MOST_BLOCKS = 1 << 30;
 
 template <typename T>
@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(THREADS) layer_norm_v01_three_passes_kernel(co
     }
     const float mean = block_sum(sum, mean_parts) / static_cast<float>(N);
 
-    // Some at a time: thousands of squares one after the other would lose digits that PyTorch's sum keeps.
+    // In partial sums: one chain of thousands of squares would lose digits that PyTorch's sum keeps.
     float squares = 0.0f;
     for (int64_t start = threadIdx.x; start < N; start += SOME * THREADS) {
       float some = 0.0f;

@@ -1,12 +1,12 @@
 // layer_norm v02_welford: both statistics in one pass.
 //
 // Change:   a thread keeps the count, the mean and the squared distances of its elements so far. Every
-//           element moves the mean, and adds its distance from the old mean times that from the new one.
-//           Threads' numbers are merged by Chan's formula.
-// Why:      a pass less over the row, and one wait less for the block, for a division an element. The
-//           relative error of the squared distances is at most about N eps kappa, kappa the root of 1 +
-//           mean^2 / var; that of the mean of the squares minus the square of the mean has kappa^2.
-// Counter:  loads fall to 0.80; instructions rise by 25 %, by the divisions, and the time by 75 %.
+//           element moves the mean, and adds the product of its distances from the old and the new mean.
+//           Threads' statistics are merged by Chan's formula.
+// Why:      one pass over the row less, and one wait of the block less, at the price of a division an
+//           element. The relative error of the squared distances is at most about N eps kappa, with kappa =
+//           sqrt(1 + mean^2 / var); that of mean(x^2) - mean(x)^2 has kappa^2.
+// Counter:  loads fall; instructions and time rise, by the divisions.
 // Requires: rows that are contiguous; any length.
 // Source:   Welford, Technometrics 4(3), 1962; Chan, Golub and LeVeque, "Algorithms for computing the sample
 //           variance", The American Statistician 37(3), 1983

@@ -1,11 +1,11 @@
-// layer_norm v03_registers: the row is read once and stays in the block's registers.
+// layer_norm v03_registers: the row is register-resident: it is read once.
 //
-// Change:   a thread loads all of its elements before it looks at the first one, and keeps them. The mean,
-//           then the squared distances from it, and the result are computed from registers.
+// Change:   a thread loads all of its elements before it uses the first one, and keeps them in registers. The
+//           mean, then the squared distances from it, and the result are computed from registers.
 // Why:      the loads no longer wait for each other, and none is repeated. A second pass over registers costs
-//           less than Welford's divisions, and errs less. How long a row may be is bounded by the registers
-//           of a block.
-// Counter:  time falls by 9 %.
+//           less than Welford's divisions, and its error is smaller. The registers of a block bound the
+//           length of a row.
+// Counter:  time falls.
 // Requires: contiguous rows of up to 16384 elements.
 // Source:   "persistent" softmax of PyTorch, aten/src/ATen/native/cuda/PersistentSoftmax.cuh
 // Twin:     triton-kernels/norm/layer_norm/v03_registers.py

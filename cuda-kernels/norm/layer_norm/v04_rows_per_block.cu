@@ -1,15 +1,15 @@
-// layer_norm v04_rows_per_block: 16 bytes an access, and as many threads for a row as it needs.
+// layer_norm v04_rows_per_block: 16 bytes an access, and as many threads a row as it needs.
 //
-// Change:   a thread holds packs of 16 bytes instead of single elements, wherever a row starts: packs that
-//           touch the row are loaded whole, and what lies beside it is masked. A row of up to 128 packs gets
-//           up to a warp, so that a warp may hold several rows; a longer one just enough warps for a few
-//           packs a thread.
-// Why:      an eighth of the loads and stores in bf16. A block of 256 for a row of 256 elements has most of
-//           its threads idle and waits at two barriers all the same; lanes of a warp need shuffles alone.
-//           Trials of CUDA's v04 and v05 ran between the predictions and the recording.
-// Counter:  sectors_per_load becomes 16, instructions fall to half, dram_share passes 88 %; at a row of 256
-//           the time falls to 0.03.
-// Requires: contiguous rows of up to 64 KiB; out's rows take wide stores where they are skewed like x's.
+// Change:   a thread holds packs of 16 bytes instead of single elements, wherever a row starts: it loads
+//           every pack that touches the row whole, and masks what lies outside of it. A row of up to 128
+//           packs gets a warp or a part of one, so that a warp may hold several rows; a longer row gets just
+//           enough warps for a few packs a thread.
+// Why:      an eighth of the loads and stores in bf16. A block of 256 for a row of 256 elements leaves most
+//           of its threads idle, and still waits at two barriers; lanes of a warp need shuffles alone. Trials
+//           of CUDA's v04 and v05 ran between the predictions and the recording.
+// Counter:  sectors_per_load rises to 16, that of full packs; instructions fall, dram_share rises; time falls
+//           most at a row of 256.
+// Requires: contiguous rows of up to 64 KiB. Stores are wide where out's rows have the skew of x's.
 // Source:   rows by warps of PyTorch, aten/src/ATen/native/cuda/PersistentSoftmax.cuh
 // Twin:     triton-kernels/norm/layer_norm/v04_rows_per_block.py
 #include "args.h"
@@ -23,14 +23,14 @@ constexpr int MANY_PACKS = 5, MANY_THREADS = 832;
 constexpr int64_t LARGEST_ROW = 64 * 1024;  // bytes
 static_assert(MANY_THREADS * MANY_PACKS >= LARGEST_ROW / 16 + 1, "a skewed row needs a pack more");
 
-// A row for every LANES lanes, of at most LANES * PACKS packs.
+// LANES lanes take a row, of at most LANES * PACKS packs.
 template <typename T, int LANES, int PACKS, bool WHOLE>
 __global__ void __launch_bounds__(LANES_THREADS)
     layer_norm_v04_rows_per_block_lanes_kernel(const LayerNormArgs args) {
   normalise_by_lanes<T, LANES_THREADS, LANES, PACKS, true, WHOLE>(args);
 }
 
-// A row for every block, of at most blockDim.x * PACKS packs.
+// A block takes a row, of at most blockDim.x * PACKS packs.
 template <typename T, int PACKS, int THREADS, bool WHOLE>
 __global__ void __launch_bounds__(THREADS) layer_norm_v04_rows_per_block_kernel(const LayerNormArgs args) {
   normalise_by_block<T, PACKS, true, WHOLE>(args);
@@ -51,7 +51,8 @@ void launch(const LayerNormArgs& args) {
         <<<static_cast<unsigned>(cdiv(args.M, LANES_THREADS / lanes)), LANES_THREADS, 0, args.stream>>>(args);
   });
   if (launched) return;
-  // Few packs a thread where four warps' worth comes out even; else more, so that fewer threads have none.
+  // Few packs a thread where they fill whole groups of four warps; else more, so that fewer threads have
+  // none.
   if (packs <= FEW_PACKS * FEW_THREADS && packs % (128 * FEW_PACKS) == 0) {
     launch_block<T, FEW_PACKS, FEW_THREADS, WHOLE>(args);
   } else {

@@ -1,15 +1,18 @@
-// layer_norm v05_cluster: several SMs share a row.
+// layer_norm v05_cluster: split rows: the blocks of a cluster share a row.
 //
-// Change:   rows of more than 64 KiB are held in the shared memory of a cluster of blocks, each block a part.
-//           Blocks take the mean of their part and the squared distances from it, send both to each other
-//           through distributed shared memory, and merge them by Chan's formula. A cluster has up to four
-//           rows at once, and loads the weights and biases of its columns once for all of them.
-// Why:      a row of 256 K elements is longer than what an SM holds. In several it fits and is read once, and
-//           two numbers a block are exchanged, once. Weights and biases of long rows would have to come from
-//           L2 for every row: twice as many bytes as the row itself. Rows of up to 64 KiB keep v04's
-//           kernels.
-// Counter:  at a row of 4096 nothing; at one of 65536 the time falls to 0.3 of v02's.
-// Requires: compute capability 9.0; contiguous rows. Those beyond a cluster's shared memory are v02's.
+// Change:   a row of more than 64 KiB is split: it lies in the shared memory of a cluster, one part in each
+//           block. A block computes the mean and the squared distances of its part; the blocks send each
+//           other both through DSMEM, and merge them by Chan's formula. A cluster takes up to four rows at
+//           once, and loads the weights and biases of its columns once for all of them.
+// Why:      a row of 256 K elements does not fit one SM. Split over several, it is read once, and each block
+//           sends two numbers, once. Weights and biases of long rows would otherwise come from L2 for every
+//           row: twice as many bytes as the row itself. Rows of up to 64 KiB keep v04's kernels.
+// Counter:  time falls at a row of 65536, against v02's; at a row of 4096, where v04's kernel runs, nothing
+//           moves.
+// Requires: compute capability 9.0; contiguous rows.
+//           - up to 64 KiB: v04_rows_per_block
+//           - up to what the shared memory of 16 blocks holds: this step's kernel
+//           - longer: v02_welford
 // Source:   CUDA C++ Programming Guide, "Distributed Shared Memory"; PTX ISA, "st.async"; quack's norms
 //           (clusters by row length); Chan, Golub and LeVeque, The American Statistician 37(3), 1983
 // Gap:      Triton gives a program no access to another one's shared memory.

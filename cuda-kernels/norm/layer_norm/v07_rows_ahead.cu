@@ -1,19 +1,21 @@
-// layer_norm v07_rows_ahead: the next rows are on their way, and nobody waits for the exchange.
+// layer_norm v07_rows_ahead: persistent clusters load rows ahead, and hide the exchange behind the next row.
 //
-// Change:   clusters stay for many rows, which they draw from a counter, with weights and biases in
-//           registers. The next rows travel to a ring of stages in shared memory meanwhile, and the blocks
-//           send each other their numbers of one row before they write the one before. Where rows start
-//           anywhere, the elements at their ends are single lanes' instead of packs that are masked. Where
-//           short rows are few, weights and biases travel to shared memory while a row's numbers are found.
-// Why:      v05's clusters load, exchange, write and end, and weights and biases come from L2 for every four
-//           rows; while a cluster waits, its part of the SM loads nothing. Where rows are skewed, it puts
-//           each of their packs of weights and biases together from two. With a short row, a warp of v04 asks
-//           for them one by one.
-// Counter:  at a row of 4096 or 5003 nothing; the time falls to 0.70 of v05's at one of 50257, to 0.89 at one
-//           of 65536, to 0.82 at one of 262144; to 0.91 where rows of 1024 are few.
-// Requires: compute capability 9.0; contiguous rows. Rows of up to 32 KiB, others than whole packs of up
-//           to 48 KiB, are v04's; those of which a block's part is beyond 32 KiB v05's, and those with a
-//           residual that is skewed otherwise.
+// Change:   clusters are persistent: they draw rows from a counter, and keep weights and biases in registers.
+//           The next rows travel to a ring of stages in shared memory meanwhile, and blocks send each other
+//           the statistics of one row before they write the row before it. In misaligned rows, single lanes
+//           take the elements at the row's ends, where v05 masks packs. Where short rows are few, weights and
+//           biases travel to shared memory while a warp computes its row's statistics.
+// Why:      v05's clusters load, exchange, write and end; while a cluster waits, its share of the SM loads
+//           nothing. Weights and biases come from L2 for every four rows, and those of misaligned rows are
+//           shifted together from two packs each time. A warp of v04 asks for them pack by pack, after its
+//           row's statistics.
+// Counter:  time falls at rows of 50257, 65536 and 262144, and where rows of 1024 are few; at rows of 4096
+//           and 5003, where v04's kernel runs, nothing moves.
+// Requires: compute capability 9.0; contiguous rows.
+//           - 33 to 128 whole packs, if all blocks run at once: this step's kernel for warps
+//           - others of up to 32 KiB if they are whole packs, else 48 KiB: v04_rows_per_block, by way of v05
+//           - longer, up to 512 KiB: this step's kernel for clusters
+//           - beyond that, or with a residual whose skew differs from x's: v05_cluster
 // Source:   see v05; the ring is that of CUTLASS's asynchronous pipelines
 // Gap:      Triton gives a program no access to another one's shared memory, nor to barriers there.
 #include "args.h"
@@ -24,7 +26,7 @@ void layer_norm_v05_cluster(const LayerNormArgs& args);
 
 namespace {
 
-// Bytes of rows up to which a block each is faster: of whole packs, and others.
+// Bytes of a row up to which one block a row is faster: for whole packs, and for other rows.
 constexpr int64_t SHORT_WHOLE = 32 * 1024, SHORT_RAGGED = 48 * 1024;
 constexpr int SHORT_THREADS = 128;  // of a block for rows of a warp
 constexpr int SHORT_BLOCKS = 8;     // that run at once on an SM
@@ -35,8 +37,9 @@ __global__ void __launch_bounds__(AHEAD_THREADS, 1)
   normalise_ahead<T, AHEAD_PACKS, true, WHOLE>(args, draws, blocks, each);
 }
 
-// A row of at most 32 * PACKS whole packs for every warp. Weights and biases travel to shared memory while
-// the row's numbers are found; asked for after that, pack by pack, they take as many trips to L2.
+// A warp takes a row of at most 32 * PACKS whole packs. Weights and biases travel to shared memory while it
+// computes the row's statistics: loaded after that, pack by pack, each would take a trip to L2 that nothing
+// hides.
 template <typename T, int PACKS>
 __global__ void __launch_bounds__(SHORT_THREADS)
     layer_norm_v07_rows_ahead_warps_kernel(const LayerNormArgs args) {
@@ -68,7 +71,8 @@ __global__ void __launch_bounds__(SHORT_THREADS)
       [&](int, int first) { return Pack<T>{biases[first / SIZE]}; });
 }
 
-// Launches it, with two or four packs a lane, where so few rows would all wait at once. Whether it did.
+// Launches the kernel for warps, with two or four packs a lane, if the rows are so few that all their blocks
+// run at once. Returns whether it did.
 template <typename T>
 bool launch_by_warps(const LayerNormArgs& args) {
   const int64_t packs = packs_of<T>(args), blocks = cdiv(args.M, SHORT_THREADS / 32);

@@ -1,21 +1,23 @@
-// layer_norm v08_cluster_registers: two rows are held in the registers of a cluster.
+// layer_norm v08_cluster_registers: a cluster holds two register-resident rows.
 //
-// Change:   clusters come and go again. Every warp of one asks for its parts of two rows, 1.5 KiB to 4 each,
-//           by wide loads to registers, and sends their means and squares to all blocks by itself. Weights
-//           and biases travel to shared memory for both, as they lie in memory, by way of L1.
-// Why:      a ring keeps no more of the memory busy than small blocks that come and go, and its large blocks
-//           meet at barriers for every row. Where rows start anywhere, v07 puts together other weights and
-//           biases for each. All SMs would have them from L2, and of its slices few have those of a short
-//           row; of an SM's L1 every block after the first has them. The first three predictions are for
-//           a form that takes rows which start anywhere alone, the next two for one that knows no small
-//           parts and leaves residuals to v07, the next two for one without parts of 4 KiB, which leaves
-//           the longest rows to v07, the last for this one. Trials ran before all.
-// Counter:  long_scoreboard falls from 6.6 to 3.7; the time to 0.98 of v07's at a row of 4096, to 0.96 at one
-//           of 5003, to 0.89 at one of 50257, to 0.97 at rows of 65536 and 262144.
-// Requires: as v07, whose other rows are: those of less than 4 KiB, or 6 KiB of whole packs without a
-//           residual; longer ones than a cluster holds: 512 KiB where rows start with lines and there is no
-//           residual, otherwise 320, less up to a line where they start anywhere; those of which another
-//           matrix is skewed otherwise than x. With a residual a cluster has one row.
+// Change:   clusters are not persistent any more. A warp loads its parts of two rows, 1.5 KiB to 4 each,
+//           straight to registers, and sends their means and squares to all blocks by itself. Weights and
+//           biases travel to shared memory once for both rows, through L1, as they lie in memory.
+// Why:      small blocks that come and go keep as much of the memory busy as a ring does, and a ring's large
+//           blocks meet at barriers for every row. For misaligned rows, v07 shifts weights and biases
+//           together anew for every skew. From L2 all SMs would read those of a short row, which lie in few
+//           of its slices; in an SM's L1 every block after the first finds them. Predictions one to three are
+//           for a form that takes misaligned rows alone, the next two for one without parts of 1.5 KiB that
+//           leaves residuals to v07, the next two for one without parts of 4 KiB that leaves the longest rows
+//           to v07, the last for this one. Trials ran before all.
+// Counter:  long_scoreboard falls; time falls at rows of 4096, 5003, 65536 and 262144, most at one of 50257.
+// Requires: as v07.
+//           - from 4 KiB on, or 6 KiB for whole packs without a residual: this step's kernel, one row a
+//             cluster with a residual, else two
+//           - shorter: v07_rows_ahead
+//           - longer than a cluster holds: v07_rows_ahead. It holds 512 KiB if rows start on lines without a
+//             residual, else 320 KiB, less up to a line if rows do not start on lines.
+//           - another matrix with a skew that differs from x's: v07_rows_ahead
 // Source:   quack's softmax, whose clusters have parts as small and exchange warp by warp
 // Gap:      Triton gives a program no access to another one's shared memory, nor to barriers there.
 #include "args.h"
@@ -25,15 +27,16 @@ void layer_norm_v07_rows_ahead(const LayerNormArgs& args);
 
 namespace {
 
-// Bytes from which rows are held: of whole packs without a residual, and others.
+// The least bytes of a row for this step: of whole packs without a residual, and of others.
 constexpr int64_t WHOLE_ROW = 6 * 1024, ROW = 4 * 1024;
-// Bytes of a row above which threads hold as many packs as they have registers for: blocks of four warps
-// would not hold two in smaller parts. Where rows start anywhere those are faster all the same.
+// Bytes of a row above which a thread holds MOST_HELD_PACKS, as many packs as it has registers for: blocks of
+// four warps would not hold two such rows in smaller parts. Rows that do not start on lines are faster in
+// smaller parts all the same.
 constexpr int64_t LONG_ROW = 4 * 32 * MOST_CLUSTER_BLOCKS * HELD_PACKS * 16;
-// Blocks of HELD_THREADS at once on an SM, which leaves a thread 80 registers, or 128 for many packs.
+// Blocks of HELD_THREADS that an SM runs at once: a thread has 80 registers, or 128 for many packs.
 template <int PACKS>
 constexpr int BLOCKS = PACKS == MOST_HELD_PACKS ? 2 : 3;
-// Of a cluster, side by side; a residual takes the registers of the second.
+// Rows that a cluster takes at once; a residual takes the registers of the second.
 constexpr int rows(bool residual) { return residual ? 1 : 2; }
 
 template <typename T, int PACKS, bool LINED, bool RESIDUAL>

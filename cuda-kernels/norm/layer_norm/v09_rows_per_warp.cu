@@ -1,21 +1,23 @@
-// layer_norm v09_rows_per_warp: short rows are held as v08's long ones are, by a warp.
+// layer_norm v09_rows_per_warp: short rows are register-resident, one or several a warp.
 //
-// Change:   a row of up to 4 KiB lies in the registers of a warp. Where rows start anywhere, it has two that
-//           are skewed alike if they are of up to four packs a lane, and four if of up to two. Weights and
-//           biases travel to the shared memory of its block meanwhile, for the rows of all warps, as they lie
-//           in memory, by way of L1. Elements at the ends of skewed rows are single lanes'. Few rows of four
-//           packs a lane have fewer registers, where with these all their blocks run at once.
-// Why:      a warp of v04 asks for weights and biases pack by pack once it knows its row's numbers. Where
-//           rows start anywhere, it puts every pack of them together from two loads, for each row anew,
-//           masks what lies beside the row, and stores the packs at its ends element by element. Trials
-//           ran before the predictions.
-// Counter:  the time falls to 0.77 of v08's at a row of 1027, to 0.983 at one of 1024, to 0.995 where rows of
-//           1024 are few.
-// Requires: as v08, whose other rows are: those of more than 4 KiB or up to 256 bytes, of either up to a line
-//           less where they start anywhere; those with a residual; those of which out is skewed otherwise.
+// Change:   a warp holds rows of up to 4 KiB in registers: one if they are aligned; if they are misaligned,
+//           two of the same skew at up to four packs a lane, and four at up to two. Weights and biases travel
+//           meanwhile to the shared memory of the block, once for the rows of all its warps, through L1 and
+//           as they lie in memory. Single lanes take the elements at the ends of misaligned rows. If rows of
+//           four packs a lane are few, a kernel with fewer registers a thread lets all of their blocks run at
+//           once.
+// Why:      a warp of v04 loads weights and biases pack by pack, once it knows its row's statistics. For
+//           misaligned rows it shifts every pack of them together from two loads, anew for each row, masks
+//           the packs at the row's ends, and stores them element by element. Trials ran before the
+//           predictions.
+// Counter:  time falls at a row of 1027, and a little at one of 1024.
+// Requires: as v08.
+//           - more than 256 bytes and up to 4 KiB, either less up to a line if rows are misaligned: this
+//             step's kernel
+//           - other lengths, rows with a residual, and an out with another skew: v08_cluster_registers
 // Source:   see v08
-// Gap:      Triton leaves it to its compiler where weights lie; short rows of v06_cooperative's tiles have
-//           them in registers.
+// Gap:      Triton's compiler decides where weights lie; short rows of v06_cooperative's tiles have them in
+//           registers.
 #include "args.h"
 #include "norm/norm_warps.cuh"
 

@@ -1,17 +1,19 @@
-// layer_norm v11_laid_early: weights and biases are put together while the rows are on their way.
+// layer_norm v11_laid_early: weights and biases are realigned while the rows travel.
 //
-// Change:   where rows start anywhere, a warp does not put the packs of weights and biases together when it
-//           writes the result, but as soon as they have come to shared memory, and puts them back there.
-// Why:      they come by way of L1 or from L2, rows from device memory: a warp of v08 waits for its rows with
-//           nothing to do, and then puts together pack after pack while none of its memory requests is under
-//           way. The cluster's barrier, which comes before the exchange anyway, is waited for in between:
-//           left alone, the compiler mixes the laying with the first sums, and both wait for the rows.
+// Change:   if rows do not start on lines, a warp realigns the packs of weights and biases in shared memory
+//           as soon as they have arrived, where v08 does so when it writes the result.
+// Why:      weights and biases come from L1 or L2, rows from device memory: a warp of v08 idles until its
+//           rows arrive, and later realigns pack after pack while none of its memory requests is under way.
+//           The wait at the cluster's barrier, which precedes the exchange anyway, moves between the
+//           realignment and the sums: without it the compiler mixes the two, and both wait for the rows.
 //           Trials ran before the predictions.
-// Counter:  the time falls to 0.996 of v10's at a row of 50257, and stays at one of 5003.
-// Requires: as v10, whose other rows are: those that start with lines, those of less than 4 KiB, or 6 KiB of
-//           whole packs, longer ones than a cluster holds, and those with a residual or another skew of out.
+// Counter:  time falls a little at a row of 50257, and stays at one of 5003.
+// Requires: as v10.
+//           - rows that do not start on lines, from 4 KiB on (6 KiB for whole packs) up to what a cluster
+//             holds, without a residual, and with x's skew in out: this step's kernel
+//           - others: v10_one_row
 // Source:   see v08
-// Gap:      Triton leaves it to its compiler where weights lie and when they are asked for.
+// Gap:      Triton's compiler decides where weights lie and when they are loaded.
 #include "args.h"
 #include "norm/norm_held.cuh"
 
@@ -19,8 +21,8 @@ void layer_norm_v10_one_row(const LayerNormArgs& args);
 
 namespace {
 
-// As v08's: bytes from which rows are held, of whole packs and others; rows side by side; and blocks at once
-// on an SM.
+// As in v08: the least bytes of a row, of whole packs and of others; rows of a cluster; blocks that an SM
+// runs at once.
 constexpr int64_t WHOLE_ROW = 6 * 1024, ROW = 4 * 1024;
 constexpr int ROWS = 2, BLOCKS = 3;
 

@@ -1,6 +1,6 @@
-// The gradients of a norm's weight and bias where nobody asks for that of x: dweight = sum(dout * xhat) over
-// the rows, dbias = sum(dout), with xhat = (x - mean) * rstd, or x * rstd of rms_norm. x is read and nothing
-// of its size written.
+// The gradients of a norm's weight and bias without that of x: dweight = sum(dout * xhat) and dbias =
+// sum(dout) over the rows, with xhat = (x - mean) * rstd, or x * rstd for rms_norm. It reads x, and writes
+// nothing of x's size.
 #include "lib/column_sums.cuh"
 #include "parameters.h"
 

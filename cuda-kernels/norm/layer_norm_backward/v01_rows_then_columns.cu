@@ -1,10 +1,10 @@
 // layer_norm_backward v01_rows_then_columns: one launch along the rows, one along the columns.
 //
-// Change:   dx by a block a row, which it reads twice: for the two sums, and to write. dweight and dbias by a
-//           thread a column, over a slice of the rows; a third launch adds the slices.
-// Why:      the definition, word for word: a row's numbers are needed for dx, a column's for dweight and
-//           dbias. Both matrices travel from device memory twice: five matrices instead of three.
-// Counter:  both matrices are read from DRAM twice, so dram_bytes are 1.67 times the least possible.
+// Change:   for dx, a block takes a row and reads it twice: for its two sums, and to write. For dweight and
+//           dbias, a thread takes a column over a slice of the rows; a third launch adds the slices.
+// Why:      the definition, word for word: dx needs the sums of a row, dweight and dbias those of a column.
+//           Both matrices travel from device memory twice: five matrices instead of three.
+// Counter:  both matrices are read from DRAM twice, so dram_bytes are five thirds of the least possible.
 // Requires: rows that are contiguous; any length.
 // Source:   the derivative of layer normalisation
 // Twin:     triton-kernels/norm/layer_norm_backward/v01_rows_then_columns.py
@@ -15,7 +15,7 @@ namespace {
 
 constexpr int THREADS = 256;
 constexpr int64_t MOST_BLOCKS = 1 << 30;
-constexpr int COLUMNS = 256;      // of a block that sums columns, one a thread
+constexpr int COLUMNS = 256;      // of a block that sums columns, one column a thread
 constexpr int MOST_SLICES = 128;  // of the rows
 
 template <typename T>
@@ -28,7 +28,7 @@ __device__ float dout_of(const LayerNormBackwardArgs& args, int64_t row, int64_t
   return to_float(static_cast<const T*>(args.dout)[row * args.stride_dm + col]);
 }
 
-// dx, a block a row.
+// dx; a block takes a row.
 template <typename T>
 __global__ void __launch_bounds__(THREADS)
     layer_norm_backward_v01_rows_then_columns_kernel(const LayerNormBackwardArgs args) {
@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(THREADS)
   const auto g_of = [&](int64_t row, int64_t col) {
     return dout_of<T>(args, row, col) * (weight ? to_float(weight[col]) : 1.0f);
   };
-  int turn = 0;  // rows take turns with the parts, so that nobody still reads them
+  int turn = 0;  // rows alternate between two sets of parts: warps may still read the other
   for (int64_t row = blockIdx.x; row < args.M; row += gridDim.x, turn ^= 1) {
     GradientSums sums = {};
     for (int64_t col = threadIdx.x; col < N; col += THREADS) {
@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(THREADS)
   }
 }
 
-// The sums of a slice of the rows, a thread a column.
+// The column sums of a slice of the rows; a thread takes a column.
 template <typename T>
 __global__ void __launch_bounds__(COLUMNS)
     layer_norm_backward_v01_rows_then_columns_columns_kernel(const LayerNormBackwardArgs args, int slices,

@@ -1,15 +1,15 @@
-// layer_norm_backward v02_persistent: blocks stay, and keep the sums of their columns.
+// layer_norm_backward v02_persistent: a persistent kernel keeps the sums of its columns in registers.
 //
-// Change:   as many blocks as run at once take row after row, and hold each in registers: x and dout are read
-//           once, for dx, dweight and dbias. A thread has the same columns of every row, and sums them for
-//           dweight and dbias in registers. A second launch adds the blocks' sums, always in the same order.
-// Why:      v01 reads both matrices twice over. Sums in registers cost nothing but registers, and those of a
-//           few hundred blocks are little to add; without atomics every run gives the same bits. But a
-//           block waits for its row, then for its sums, before it asks for the next one.
-// Counter:  dram_bytes fall to 0.6; the time follows.
-// Requires: contiguous rows of up to 16 KiB. Where rows start at different distances from a multiple of 16
-//           bytes, blocks get equal shares of them, kind after kind, and begin their columns and sums anew
-//           where a share has rows of another kind.
+// Change:   as many blocks as run at once take one row after the other, and hold each in registers: x and
+//           dout are read once, for dx, dweight and dbias. A thread has the same columns of every row, and
+//           sums them for dweight and dbias in registers. A second launch adds the blocks' partial sums,
+//           always in the same order.
+// Why:      v01 reads both matrices twice. Sums in registers need no traffic, and the partial sums of a few
+//           hundred blocks are little to add; without atomics every run gives the same bits. But a block
+//           waits for its row, then for its sums, before it asks for the next row.
+// Counter:  dram_bytes fall, since three matrices travel instead of five; time follows.
+// Requires: contiguous rows of up to 16 KiB. If rows have several skews, blocks get equal shares of the rows
+//           in the order of their skew, and start columns and sums anew where a share comes to another skew.
 // Source:   partial sums of Triton's tutorial "Layer Normalization" and of Apex's ln_bwd_semi_cuda_kernel.cu
 // Twin:     triton-kernels/norm/layer_norm_backward/v02_persistent.py
 #include "args.h"
@@ -19,18 +19,18 @@ void layer_norm_backward_v01_rows_then_columns(const LayerNormBackwardArgs& args
 
 namespace {
 
-constexpr int PACKS = 2, THREADS = 544;     // of a block that has a row
+constexpr int PACKS = 2, THREADS = 544;     // of a block that takes a row
 constexpr int64_t LARGEST_ROW = 16 * 1024;  // bytes of x's row
 static_assert(THREADS * PACKS >= LARGEST_ROW / 16 + 1, "a skewed row needs a pack more");
 
-// A row for every LANES lanes, of at most LANES * PACKS packs.
+// LANES lanes take a row, of at most LANES * PACKS packs.
 template <typename T, int LANES, int PACKS, bool WHOLE>
 __global__ void __launch_bounds__(LANES_THREADS)
     layer_norm_backward_v02_persistent_lanes_kernel(const LayerNormBackwardArgs args, float* workspace) {
   backward_by_lanes<T, LANES_THREADS, LANES, PACKS, true, WHOLE, false>(args, workspace);
 }
 
-// A row for every block, of at most blockDim.x * PACKS packs.
+// A block takes a row, of at most blockDim.x * PACKS packs.
 template <typename T, bool WHOLE>
 __global__ void __launch_bounds__(THREADS)
     layer_norm_backward_v02_persistent_kernel(const LayerNormBackwardArgs args, int period, int blocks,

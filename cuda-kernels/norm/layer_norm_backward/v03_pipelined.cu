@@ -1,14 +1,14 @@
-// layer_norm_backward v03_pipelined: the next row is on its way while one is worked on.
+// layer_norm_backward v03_pipelined: the next row is loaded while one is worked on.
 //
-// Change:   a thread asks for its packs of the next row, into registers of their own, before it works on this
-//           one.
-// Why:      v02's blocks wait for a row, then sum it, then write it, and ask for nothing meanwhile. What a
-//           block waits for at its barrier no longer keeps the memory idle. Trials, of shared memory
-//           filled by the copy engine too, ran before the step was recorded.
-// Counter:  dram_share is 85 %.
+// Change:   a thread issues the loads of its packs of the next row, to registers of their own, before it
+//           works on this row.
+// Why:      v02's blocks wait for a row, sum it, write it, and have no load under way meanwhile. With the
+//           next row's loads under way, a wait at the block's barrier no longer idles the memory. Trials,
+//           also of shared memory filled by bulk copies, ran before the step was recorded.
+// Counter:  dram_share rises.
 // Requires: contiguous rows of up to 16 KiB.
 // Source:   CUDA C++ Best Practices Guide, "Asynchronous Copy from Global Memory to Shared Memory", with
-//           registers instead: shared memory, filled by the copy engine, was slower here, as every element is
+//           registers instead: shared memory, filled by bulk copies, was slower here, as every element is
 //           read anew.
 // Twin:     triton-kernels/norm/layer_norm_backward/v03_pipelined.py
 #include "args.h"
@@ -18,18 +18,18 @@ void layer_norm_backward_v01_rows_then_columns(const LayerNormBackwardArgs& args
 
 namespace {
 
-constexpr int PACKS = 2, THREADS = 544;     // of a block that has a row
+constexpr int PACKS = 2, THREADS = 544;     // of a block that takes a row
 constexpr int64_t LARGEST_ROW = 16 * 1024;  // bytes of x's row
 static_assert(THREADS * PACKS >= LARGEST_ROW / 16 + 1, "a skewed row needs a pack more");
 
-// A row for every LANES lanes, of at most LANES * PACKS packs.
+// LANES lanes take a row, of at most LANES * PACKS packs.
 template <typename T, int LANES, int PACKS, bool WHOLE>
 __global__ void __launch_bounds__(LANES_THREADS)
     layer_norm_backward_v03_pipelined_lanes_kernel(const LayerNormBackwardArgs args, float* workspace) {
   backward_by_lanes<T, LANES_THREADS, LANES, PACKS, true, WHOLE, true>(args, workspace);
 }
 
-// A row for every block, of at most blockDim.x * PACKS packs.
+// A block takes a row, of at most blockDim.x * PACKS packs.
 template <typename T, bool WHOLE>
 __global__ void __launch_bounds__(THREADS)
     layer_norm_backward_v03_pipelined_kernel(const LayerNormBackwardArgs args, int period, int blocks,

@@ -1,14 +1,16 @@
-// layer_norm_backward v04_cluster: several SMs share a row.
+// layer_norm_backward v04_cluster: split rows: the blocks of a cluster share a row.
 //
-// Change:   a row of more than 16 KiB is divided among the blocks of a cluster, which send each other their
-//           two sums by distributed shared memory. Each block keeps the sums of its own columns for dweight
-//           and dbias.
+// Change:   a row of more than 16 KiB is split over the blocks of a cluster, which send each other their two
+//           sums through DSMEM. Each block keeps the sums of its own columns for dweight and dbias.
 // Why:      two rows of 256 K elements and the sums of as many columns are 3 MiB: the registers of sixteen
-//           SMs hold that, one's do not. Every element is read once, and two numbers a block are
-//           exchanged. Rows of up to 16 KiB keep v03's kernels. Trials ran before.
-// Counter:  at a row of 4096 nothing; at one of 65536 the time falls to 0.31 of v01's.
-// Requires: compute capability 9.0; contiguous rows. Those beyond a cluster's registers are v01's: of more
-//           than 256 KiB where rows do not all start and end at multiples of 16 bytes, else of 512 KiB.
+//           SMs hold that, those of one do not. Every element is read once, and a block sends two numbers a
+//           row. Rows of up to 16 KiB keep v03's kernels. Trials ran before.
+// Counter:  time falls at a row of 65536, against v01's; at a row of 4096, where v03's kernel runs, nothing
+//           moves.
+// Requires: compute capability 9.0; contiguous rows.
+//           - up to 512 KiB if all rows start and end at multiples of 16 bytes, else 256 KiB: this step's
+//             kernels
+//           - longer: v01_rows_then_columns
 // Source:   CUDA C++ Programming Guide, "Distributed Shared Memory"; PTX ISA, "st.async"
 // Gap:      Triton gives a program no access to another one's shared memory.
 #include "args.h"
@@ -18,20 +20,20 @@ void layer_norm_backward_v01_rows_then_columns(const LayerNormBackwardArgs& args
 
 namespace {
 
-// A row of up to SHORT_ROW packs has a block to itself; of a longer one a block has up to PART packs. Where a
-// cluster of the most blocks needs more than that, its threads have no registers left for the next row.
+// One block takes a row of up to SHORT_ROW packs; of a longer row a block takes up to PART packs. If 16
+// blocks do not hold a row so, blocks have LONG_THREADS, without registers to load the next row ahead.
 constexpr int SHORT_PACKS = 2, SHORT_THREADS = 544, SHORT_ROW = 1025;
 constexpr int PACKS = 4, PART_THREADS = 256, PART = PACKS * PART_THREADS, LONG_THREADS = 512;
 static_assert(SHORT_PACKS * SHORT_THREADS >= SHORT_ROW);
 
-// A row for every LANES lanes, of at most LANES * PACKS packs.
+// LANES lanes take a row, of at most LANES * PACKS packs.
 template <typename T, int LANES, int PACKS, bool WHOLE>
 __global__ void __launch_bounds__(LANES_THREADS)
     layer_norm_backward_v04_cluster_lanes_kernel(const LayerNormBackwardArgs args, float* workspace) {
   backward_by_lanes<T, LANES_THREADS, LANES, PACKS, true, WHOLE, true>(args, workspace);
 }
 
-// A row for every cluster; a block has at most blockDim.x * PACKS packs of it.
+// A cluster takes a row, of which a block has at most blockDim.x * PACKS packs.
 template <typename T, int PACKS, int THREADS, bool WHOLE, bool PREFETCH>
 __global__ void __launch_bounds__(THREADS)
     layer_norm_backward_v04_cluster_kernel(const LayerNormBackwardArgs args, int period, int blocks, int each,
@@ -74,7 +76,7 @@ bool launch(const LayerNormBackwardArgs& args) {
     return launch_parts<T>(args, layer_norm_backward_v04_cluster_kernel<T, PACKS, PART_THREADS, WHOLE, true>,
                            blocks, PACKS, true, sum_kernel);
   }
-  // With masks for what lies beside a row, the sums of so many columns do not fit the registers.
+  // Misaligned rows need masks, beside which the sums of so many columns do not fit the registers.
   if constexpr (WHOLE) {
     if (packs > blocks * PACKS * LONG_THREADS) return false;
     return launch_parts<T>(args, layer_norm_backward_v04_cluster_kernel<T, PACKS, LONG_THREADS, WHOLE, false>,

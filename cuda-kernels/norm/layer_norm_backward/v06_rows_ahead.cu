@@ -1,20 +1,23 @@
-// layer_norm_backward v06_rows_ahead: the copy engine brings rows several ahead of time, and nobody waits for
-// all others.
+// layer_norm_backward v06_rows_ahead: bulk copies bring rows to a ring ahead of time, and no warp waits for
+// its whole block.
 //
-// Change:   rows of x, dout and dadded come into a ring in shared memory by bulk copies, each as soon as all
-//           warps are done with an older one. A row's sums are sent, warp by warp and block by block, before
-//           dx of the row before is written. Small groups have the last rows. The kernel that adds the
-//           groups' sums asks for many at once, and is set up while the one before it ends.
-// Why:      v04's threads hold the row that comes in their registers, so little is under way, and nothing
-//           while they wait for their block and for their cluster. And where rows are few, its last kernel
-//           walks over hundreds of groups' sums in small steps. Triton's v05, which waits for the sums a
-//           row later, is faster.
-// Counter:  at rows of 4096 dram_share is 86 % and the time falls by 1 %; by 16 % at rows of 5003, by
-//           18 % at those of 262144, by 6 % at those of 65536.
-// Requires: compute capability 9.0; contiguous rows. Those of up to 128 packs are lanes', as in v03, but for
-//           those of 65 and more where an SM has fewer than 64 rows. Where the rows of x, dout, dadded and dx
-//           do not start alike within 16 bytes, are of more than 512 KiB, with dadded 366, or are skewed in
-//           more ways than the GPU has room for, they are v04's.
+// Change:   rows of x, dout and dadded travel to a ring in shared memory by bulk copies, each as soon as all
+//           warps are done with an older row. Warps and blocks send a row's sums before they write dx of the
+//           row before. The last rows go to small groups. The kernel that adds the partial sums has many
+//           loads under way at once, and is set up while the kernel before it ends (programmatic dependent
+//           launch).
+// Why:      v04's threads receive the next row in registers, so few bytes are under way, and none while they
+//           wait for their block and for their cluster. Where rows are few, its last kernel walks over
+//           hundreds of partial sums in small steps. Triton's v05, which waits for the sums a row later, is
+//           faster.
+// Counter:  dram_share rises and time falls a little at rows of 4096; time falls more at rows of 5003, 65536
+//           and 262144.
+// Requires: compute capability 9.0; contiguous rows.
+//           - up to 128 packs: lanes, as in v03; but from 65 packs on as longer rows, if there are fewer than
+//             64 rows an SM
+//           - longer, up to 512 KiB, or 366 KiB with dadded, if x, dout, dadded and dx have the same skew in
+//             every row: this step's kernel for clusters
+//           - others, and rows of more skews than clusters run for: v04_cluster
 // Source:   PTX ISA, "cp.async.bulk", "st.async" and "griddepcontrol"
 // Gap:      Triton gives a program no access to another one's shared memory, nor to the barriers that let its
 //           warps run apart.
@@ -25,17 +28,17 @@ void layer_norm_backward_v04_cluster(const LayerNormBackwardArgs& args);
 
 namespace {
 
-// Rows of so many packs go to blocks as long ones do, where an SM has few: lanes' sums would take long.
+// From so many packs on, rows go to clusters if there are few rows an SM: the sums of lanes would take long.
 constexpr int LEAST_PACKS = 65, FEW_ROWS = 64;
 
-// A row for every LANES lanes, of at most LANES * PACKS packs.
+// LANES lanes take a row, of at most LANES * PACKS packs.
 template <typename T, int LANES, int PACKS, bool WHOLE>
 __global__ void __launch_bounds__(LANES_THREADS)
     layer_norm_backward_v06_rows_ahead_lanes_kernel(const LayerNormBackwardArgs args, float* workspace) {
   backward_by_lanes_early<T, LANES, PACKS, true, WHOLE>(args, workspace);
 }
 
-// A row for every cluster, whose threads have up to PACKS packs of it.
+// A cluster takes a row, of which a thread has up to PACKS packs.
 template <typename T, int PACKS, bool LINED>
 __global__ void __launch_bounds__(AHEAD_THREADS, 1)
     layer_norm_backward_v06_rows_ahead_kernel(const LayerNormBackwardArgs args, const AheadShape shape,

@@ -1,10 +1,9 @@
 // rms_norm v01_two_passes: a block a row, which it reads twice.
 //
 // Change:   one pass sums the squares, one writes.
-// Why:      the definition, word for word. There is no mean to wait for, so a pass less than layer_norm's
-//           v01.
-// Counter:  dram_share stays below 70 %, although dram_bytes are the least possible: a row of 4096 stays in
-//           L1 between the passes. Each thread asks for one element at a time.
+// Why:      the definition, word for word. There is no mean, so layer_norm's v01 has a pass more.
+// Counter:  dram_share stays low although dram_bytes are the least possible: a row of 4096 stays in L1
+//           between the passes. Each thread loads one element at a time.
 // Requires: rows that are contiguous; any length.
 // Source:   Zhang and Sennrich, "Root Mean Square Layer Normalization", arXiv:1910.07467
 // Twin:     triton-kernels/norm/rms_norm/v01_two_passes.py
@@ -14,18 +13,18 @@
 namespace {
 
 constexpr int THREADS = 256;
-constexpr int64_t SOME = 64;  // elements of a thread
+constexpr int64_t SOME = 64;  // elements that a thread adds up in one partial sum
 constexpr int64_t MOST_BLOCKS = 1 << 30;
 
 template <typename T>
 __global__ void __launch_bounds__(THREADS) rms_norm_v01_two_passes_kernel(const RmsNormArgs args) {
   __shared__ float parts[2][32];
   const int64_t N = args.N;
-  int turn = 0;  // rows take turns with the parts, so that nobody still reads them
+  int turn = 0;  // rows alternate between two sets of parts: warps may still read the other
   for (int64_t index = blockIdx.x; index < args.M; index += gridDim.x, turn ^= 1) {
     const NormRow<T> row(args, index);
 
-    // Some at a time: thousands of squares one after the other would lose digits that PyTorch's sum keeps.
+    // In partial sums: one chain of thousands of squares would lose digits that PyTorch's sum keeps.
     float squares = 0.0f;
     for (int64_t start = threadIdx.x; start < N; start += SOME * THREADS) {
       float some = 0.0f;

@@ -1,11 +1,12 @@
 // rms_norm v02_cluster: layer_norm's v04 and v05, without a mean.
 //
-// Change:   rows of up to 64 KiB are held in the registers of a lane to a block, as in layer_norm's v04;
-//           longer ones in the shared memory of a cluster, as in its v05.
-// Why:      what layer_norm's ladder found. Of every part one number is exchanged that matters, and no bias
+// Change:   rows of up to 64 KiB are register-resident in a lane to a block, as in layer_norm's v04; longer
+//           rows are split over the shared memory of a cluster, as in its v05.
+// Why:      layer_norm's ladder found it. The parts of a row exchange one number instead of two, and no bias
 //           is loaded. Trials of the kernel ran between the predictions and the recording.
-// Counter:  dram_share passes 88 %; at a row of 65536 the time falls to half.
-// Requires: compute capability 9.0; contiguous rows. Those beyond a cluster's memory are v01's.
+// Counter:  dram_share rises; time falls at a row of 65536.
+// Requires: compute capability 9.0; contiguous rows. Rows longer than a cluster's shared memory:
+//           v01_two_passes.
 // Source:   see layer_norm's v04 and v05
 // Gap:      Triton gives a program no access to another one's shared memory.
 #include "args.h"
@@ -20,13 +21,13 @@ constexpr int FEW_PACKS = 4, FEW_THREADS = 512;  // for rows of several warps
 constexpr int MANY_PACKS = 5, MANY_THREADS = 832;
 constexpr int64_t BLOCK_ROW = 64 * 1024;  // bytes, up to which a block holds a row
 
-// A row for every LANES lanes, of at most LANES * PACKS packs.
+// LANES lanes take a row, of at most LANES * PACKS packs.
 template <typename T, int LANES, int PACKS, bool WHOLE>
 __global__ void __launch_bounds__(LANES_THREADS) rms_norm_v02_cluster_lanes_kernel(const RmsNormArgs args) {
   normalise_by_lanes<T, LANES_THREADS, LANES, PACKS, false, WHOLE>(args);
 }
 
-// A row for every block, of at most blockDim.x * PACKS packs.
+// A block takes a row, of at most blockDim.x * PACKS packs.
 template <typename T, int PACKS, int THREADS, bool WHOLE>
 __global__ void __launch_bounds__(THREADS) rms_norm_v02_cluster_block_kernel(const RmsNormArgs args) {
   normalise_by_block<T, PACKS, false, WHOLE>(args);

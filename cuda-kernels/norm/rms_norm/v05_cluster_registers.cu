@@ -1,19 +1,21 @@
-// rms_norm v05_cluster_registers: a long row is held in the registers of a cluster.
+// rms_norm v05_cluster_registers: a cluster holds a register-resident row.
 //
-// Change:   clusters come and go again. Every warp of one asks for its part of a row, 1.5 KiB to 4, by wide
-//           loads to registers, and sends its sum of squares to all blocks by itself; weights travel to
-//           shared memory meanwhile, by way of L1. Rows of 22.5 to 24 KiB that start with lines are one
-//           block's, of sixteen warps.
-// Why:      v04's clusters stay so that loads need not wait for anything, but bulk copies to a ring keep no
-//           more of the memory busy than small blocks that come and go, and each of its rows is met by
-//           barriers of large blocks. What other blocks of an SM had of the weights is in L1; from L2 they
-//           would be as much to bring as the rows. Two predictions came when parts of 1.5 KiB and rows
-//           with a residual did, the last when rows of 24 KiB became one block's. Trials ran before all.
-// Counter:  the time falls to 0.99 of v04's at rows of 4096 and 12288, to 0.93 at one of 50257, to 0.96 at
-//           one of 65536, to 0.98 with a residual.
-// Requires: as v04, whose rows of less than 8 KiB are, or 4 with a residual, longer ones than a cluster
-//           holds, 512 KiB less up to a line, or 320 with a residual, and those of which another matrix is
-//           skewed otherwise than x.
+// Change:   clusters are not persistent any more. A warp loads its part of a row, 1.5 KiB to 4, straight to
+//           registers, and sends its sum of squares to all blocks by itself; weights travel to shared memory
+//           meanwhile, through L1. A row of 22.5 to 24 KiB that starts on a line goes to one block of sixteen
+//           warps.
+// Why:      v04's clusters stay so that loads need not wait for anything, but small blocks that come and go
+//           keep as much of the memory busy as a ring does, and a ring's large blocks meet at barriers for
+//           every row. Weights that other blocks of an SM have loaded are in its L1; from L2 they would be as
+//           many bytes as the rows. Two predictions came with parts of 1.5 KiB and with residuals, the last
+//           one with one block for rows of 24 KiB. Trials ran before all.
+// Counter:  time falls at rows of 4096, 12288, 50257 and 65536, and with a residual.
+// Requires: as v04.
+//           - from 8 KiB on, or 4 KiB with a residual: this step's kernel
+//           - shorter: v04_rows_ahead
+//           - longer than a cluster holds, which is 512 KiB, or 320 KiB with a residual, less up to a line if
+//             rows do not start on lines: v04_rows_ahead
+//           - another matrix with a skew that differs from x's: v04_rows_ahead
 // Source:   quack's softmax, whose clusters have parts as small and exchange warp by warp
 // Gap:      Triton gives a program no access to another one's shared memory, nor to barriers there.
 #include "args.h"
@@ -23,10 +25,10 @@ void rms_norm_v04_rows_ahead(const RmsNormArgs& args);
 
 namespace {
 
-// Bytes from which rows are held, without a residual and with one.
+// The least bytes of a row for this step, without a residual and with one.
 constexpr int64_t ROW = 8 * 1024, ROW_AND_RESIDUAL = 4 * 1024;
 
-// At once on an SM, which leaves one 64 registers, or 80 where a residual takes some.
+// Threads that an SM runs at once: one has 64 registers, or 80 where a residual takes some.
 constexpr int threads_at_once(bool residual) { return residual ? 768 : 1024; }
 
 template <typename T, int PACKS, bool LINED, bool RESIDUAL, int THREADS>
@@ -42,11 +44,12 @@ bool launch(const RmsNormArgs& args) {
 }
 template <typename T, bool LINED>
 bool launch(const RmsNormArgs& args) {
-  if (args.residual) return launch<T, HELD_PACKS, LINED, true>(args);  // longer rows have no registers for it
+  // More packs a thread would leave no registers for the residual.
+  if (args.residual) return launch<T, HELD_PACKS, LINED, true>(args);
   return launch<T, HELD_PACKS, LINED, false>(args) || launch<T, MOST_HELD_PACKS, LINED, false>(args);
 }
-// Rows that start with lines, of which threads have few packs. The longest fill one block of sixteen warps,
-// of which an SM runs two: they need no cluster, which would take longer to start.
+// Rows that start on lines, with few packs a thread. The longest fill one block of sixteen warps, of which an
+// SM runs two: they need no cluster, which takes longer to start.
 template <typename T>
 bool launch_few(const RmsNormArgs& args, int64_t bytes) {
   constexpr int64_t PART = 32 * FEW_HELD_PACKS * 16;

@@ -1,11 +1,13 @@
 // rms_norm_backward v02_cluster: layer_norm_backward's v04, without a mean.
 //
-// Change:   blocks stay, keep the sums of their columns in registers, ask for the next row before they work
-//           on one, and share rows of more than 16 KiB, as in layer_norm_backward's v02 to v04.
-// Why:      what that ladder found. One sum a row is enough, and there is no dbias, so half as many registers
-//           hold sums. Trials of the kernel ran between the predictions and the recording.
-// Counter:  dram_bytes fall to 0.6; dram_share is 86 %.
-// Requires: compute capability 9.0; contiguous rows. Those beyond a cluster's registers are v01's.
+// Change:   a persistent kernel keeps the sums of its columns in registers, loads the next row ahead, and
+//           splits rows of more than 16 KiB over a cluster, as layer_norm_backward's v02 to v04 do.
+// Why:      layer_norm_backward's ladder found it. A row has one sum instead of two, and there is no dbias,
+//           so half as many registers hold sums. Trials of the kernel ran between the predictions and the
+//           recording.
+// Counter:  dram_bytes fall, since three matrices travel instead of five; dram_share rises.
+// Requires: compute capability 9.0; contiguous rows. Rows beyond the registers of a cluster:
+//           v01_rows_then_columns.
 // Source:   see layer_norm_backward's v02 to v04
 // Gap:      Triton gives a program no access to another one's shared memory.
 #include "args.h"
@@ -15,20 +17,20 @@ void rms_norm_backward_v01_rows_then_columns(const RmsNormBackwardArgs& args);
 
 namespace {
 
-// A row of up to SHORT_ROW packs has a block to itself; of a longer one a block has up to PART packs. Where a
-// cluster of the most blocks needs more than that, its threads have no registers left for the next row.
+// One block takes a row of up to SHORT_ROW packs; of a longer row a block takes up to PART packs. If 16
+// blocks do not hold a row so, blocks have LONG_THREADS, without registers to load the next row ahead.
 constexpr int SHORT_PACKS = 2, SHORT_THREADS = 544, SHORT_ROW = 1025;
 constexpr int PACKS = 4, PART_THREADS = 256, PART = PACKS * PART_THREADS, LONG_THREADS = 512;
 static_assert(SHORT_PACKS * SHORT_THREADS >= SHORT_ROW);
 
-// A row for every LANES lanes, of at most LANES * PACKS packs.
+// LANES lanes take a row, of at most LANES * PACKS packs.
 template <typename T, int LANES, int PACKS, bool WHOLE>
 __global__ void __launch_bounds__(LANES_THREADS)
     rms_norm_backward_v02_cluster_lanes_kernel(const RmsNormBackwardArgs args, float* workspace) {
   backward_by_lanes<T, LANES_THREADS, LANES, PACKS, false, WHOLE, true>(args, workspace);
 }
 
-// A row for every cluster; a block has at most blockDim.x * PACKS packs of it.
+// A cluster takes a row, of which a block has at most blockDim.x * PACKS packs.
 template <typename T, int PACKS, int THREADS, bool WHOLE, bool PREFETCH>
 __global__ void __launch_bounds__(THREADS)
     rms_norm_backward_v02_cluster_kernel(const RmsNormBackwardArgs args, int period, int blocks, int each,

@@ -1,14 +1,16 @@
 // rms_norm_backward v04_rows_ahead: layer_norm_backward's v06, without a mean.
 //
-// Change:   rows come into a ring in shared memory several ahead of time, and a row's sums are sent before
-//           dx of the row before is written; groups' sums are added by a kernel that is set up early.
-// Why:      what that ladder found: v02's threads ask for one row ahead, and for nothing while they wait for
-//           their block and for their cluster.
-// Counter:  barrier falls from 2.1 cycles an issue to 0; dram_share rises from 86 to 87 %, where 93 were
-//           expected; the time falls to 0.99, at rows of 5003 to 0.86, of 262144 to 0.85, of 65536 to 0.88.
-// Requires: compute capability 9.0; contiguous rows. Those of up to 128 packs are lanes', as in v02. Where
-//           the rows of x, dout, dadded and dx do not start alike within 16 bytes, are of more than 512 KiB,
-//           with dadded 366, or are skewed in more ways than the GPU has room for, they are v02's.
+// Change:   rows travel to a ring in shared memory several ahead of time, and a row's sums are sent before dx
+//           of the row before is written; a kernel that is set up early adds the partial sums.
+// Why:      layer_norm_backward's ladder found it: v02's threads load one row ahead, and nothing while they
+//           wait for their block and for their cluster.
+// Counter:  barrier falls to nothing; dram_share rises, less than expected; time falls a little at rows of
+//           4096, more at 5003, 65536 and 262144.
+// Requires: compute capability 9.0; contiguous rows.
+//           - up to 128 packs: lanes, as in v02
+//           - longer, up to 512 KiB, or 366 KiB with dadded, if x, dout, dadded and dx have the same skew in
+//             every row: this step's kernel for clusters
+//           - others, and rows of more skews than clusters run for: v02_cluster
 // Source:   see layer_norm_backward's v06
 // Gap:      Triton gives a program no access to another one's shared memory, nor to the barriers that let its
 //           warps run apart.
@@ -19,14 +21,14 @@ void rms_norm_backward_v02_cluster(const RmsNormBackwardArgs& args);
 
 namespace {
 
-// A row for every LANES lanes, of at most LANES * PACKS packs.
+// LANES lanes take a row, of at most LANES * PACKS packs.
 template <typename T, int LANES, int PACKS, bool WHOLE>
 __global__ void __launch_bounds__(LANES_THREADS)
     rms_norm_backward_v04_rows_ahead_lanes_kernel(const RmsNormBackwardArgs args, float* workspace) {
   backward_by_lanes_early<T, LANES, PACKS, false, WHOLE>(args, workspace);
 }
 
-// A row for every cluster, whose threads have up to PACKS packs of it.
+// A cluster takes a row, of which a thread has up to PACKS packs.
 template <typename T, int PACKS, bool LINED>
 __global__ void __launch_bounds__(AHEAD_THREADS, 1)
     rms_norm_backward_v04_rows_ahead_kernel(const RmsNormBackwardArgs args, const AheadShape shape,
