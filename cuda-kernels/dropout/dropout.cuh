@@ -1,4 +1,4 @@
-// What the kernels of dropout_add and of its backward pass are made of.
+// Device code of dropout_add and of its backward pass: the mask, elements' places, activations.
 #pragma once
 
 #include <type_traits>
@@ -8,7 +8,7 @@
 #include "lib/packs.cuh"
 #include "philox.h"
 
-// Says of elements whether they are kept.
+// The dropout mask: which elements are kept.
 class Mask {
   uint64_t seed_, offset_;
   uint32_t threshold_;
@@ -21,17 +21,17 @@ class Mask {
         threshold_(dropout.threshold),
         all_(dropout.all) {}
 
-  // By the grid's first thread.
+  // The grid's first thread stores seed and offset for the backward pass.
   __device__ void note(int64_t* used) const {
     if (used == nullptr || blockIdx.x > 0 || threadIdx.x > 0) return;
     used[0] = static_cast<int64_t>(seed_);
     used[1] = static_cast<int64_t>(offset_);
   }
 
-  // For loops: left alone, the compiler keeps the keys of all ten rounds in registers.
+  // In loops, against CSE: the compiler would keep the keys of all ten rounds in registers.
   __device__ void forget_keys() { asm volatile("" : "+l"(seed_)); }
 
-  // Element i, for which a whole call is made.
+  // Element i alone, at the price of a whole Philox call.
   __device__ bool keeps(int64_t i) const {
     const auto [w0, w1, w2, w3] = random_words(seed_, offset_, i / 4).of;
     return keeps(i & 2 ? (i & 1 ? w3 : w2) : (i & 1 ? w1 : w0));
@@ -49,9 +49,9 @@ class Mask {
     }
   }
 
-  // The same from start + i on, where both are multiples of COUNT, and of a power of two above i in start's
-  // case. Then no sum is carried into the upper half of a block's number, and the compiler sees which
-  // products of the first rounds are the same for several calls.
+  // COUNT elements from start + i on. Both are multiples of COUNT, and start is a multiple of a power of two
+  // above i: so the sum carries nothing into the upper half of a Philox block's number, and the compiler sees
+  // which products of the first rounds several calls share.
   template <int COUNT>
   __device__ void keeps(bool (&kept)[COUNT], int64_t start, uint32_t i) const {
     const uint64_t upper = static_cast<uint64_t>(start) >> 34 << 32;
@@ -63,12 +63,12 @@ class Mask {
     }
   }
 
-  // The same from any i on, which costs a call more.
+  // COUNT elements from any i on, at the price of one more Philox call.
   template <int COUNT>
   __device__ void keeps_anywhere(bool (&kept)[COUNT], int64_t i) const {
     bool around[COUNT + 4];
     keeps(around, i / 4 * 4);
-    uint32_t bits = 0;  // an array is not shifted by a number that only a run knows
+    uint32_t bits = 0;  // an array cannot be shifted by a runtime number in registers
 #pragma unroll
     for (int j = 0; j < COUNT + 4; ++j) bits |= static_cast<uint32_t>(around[j]) << j;
     bits >>= i % 4;
@@ -85,7 +85,8 @@ struct Place {
   int64_t row, col;
 };
 
-// Of element i of rows of N. A division of 64 bits takes a hundred instructions, and seldom must.
+// The place of element i in rows of N. It avoids the division of 64 bits, a hundred instructions, wherever 32
+// bits are enough.
 __device__ inline Place place_of(int64_t i, int64_t N) {
   if (i < N) return {0, i};
   if (i >> 32 == 0) {
@@ -100,7 +101,7 @@ __device__ inline Place next(Place place, int64_t N) {
   return place.col + 1 < N ? Place{place.row, place.col + 1} : Place{place.row + 1, 0};
 }
 
-// As accurate as T: fp32 would show what gelu's short form errs by.
+// The activation, as accurate as T is: the error of gelu's short form would show in fp32.
 template <typename T, Activation ACTIVATION>
 __device__ float activate_for(float x) {
   if constexpr (ACTIVATION == Activation::gelu && std::is_same_v<T, float>) {
@@ -110,13 +111,12 @@ __device__ float activate_for(float x) {
   }
 }
 
-// What a kept element's gradient becomes on its way back through scale and activation, which was applied to
-// z.
+// The gradient of a kept element, back through the scale and through the activation, whose argument was z.
 template <Activation ACTIVATION>
 __device__ float gradient(float dout, float z, float scale) {
   if constexpr (ACTIVATION == Activation::none) return dout * scale;
   const float slope = derivative<ACTIVATION>(z);
-  // What relu holds back is nothing, even where the gradient is infinite.
+  // 0 even for an infinite gradient, where the product would be NaN.
   if (ACTIVATION == Activation::relu && slope == 0.0f) return 0.0f;
   return dout * scale * slope;
 }

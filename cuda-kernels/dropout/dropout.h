@@ -1,10 +1,10 @@
-// Which elements are dropped, as the launchers of dropout_add and of its backward pass take it.
+// The parameters of a dropout mask, for the launchers of dropout_add and of its backward pass.
 #pragma once
 
 #include <cstdint>
 
-// Element i of a matrix, counted row by row, is kept where its word is at least `threshold`: word i % 4 of
-// block i / 4, see philox.h. Neither strides nor the launch have a say in it.
+// Element i of a matrix, counted row by row, is kept if its random word is at least `threshold`. Its word is
+// number i % 4 of Philox block i / 4, see philox.h, whatever the strides and the launch are.
 struct Dropout {
   uint32_t threshold;        // p * 2^32
   bool all;                  // p = 1: no word is large enough

@@ -1,11 +1,11 @@
-// A matrix as packs of 16 bytes that are counted through all its rows: what steps of dropout_add and of its
-// backward pass share.
+// A matrix as packs that are counted through all of its rows, for steps of dropout_add and of its backward
+// pass.
 #pragma once
 
 #include "dropout.cuh"
 
-// A pack of elements from a place on, `count` of them or as many as a pack has, one by one. Across the end of
-// a row it goes on in the next one; a bias has rows that lie 0 apart.
+// Loads up to `count` elements of a pack, one by one, from a place on; past the end of a row it continues in
+// the next one. A bias is a matrix whose rows lie 0 apart.
 template <typename T>
 __device__ Pack<T> load_elements(const void* matrix, int64_t stride, Place place, int64_t N, int count) {
   Pack<T> pack = {};
@@ -21,7 +21,7 @@ __device__ const uint4* pack_at(const void* matrix, int64_t stride, Place place)
   return reinterpret_cast<const uint4*>(static_cast<const T*>(matrix) + place.row * stride + place.col);
 }
 
-// What goes in and comes out, whichever way.
+// The operands of a pass, forward or backward: two inputs and a bias, one output.
 struct PackArgs {
   const void* first;
   const void* second;  // or null
@@ -32,13 +32,13 @@ struct PackArgs {
   Dropout dropout;
 };
 
-// How the packs lie. Where rows lie end to end, a pack's place in first and second is that in the matrix.
+// How packs lie in memory. If rows lie end to end, a pack has the same offset in first and second as in out.
 struct PackLayout {
-  bool wide;        // at multiples of 16 bytes, but for the matrix's last elements; a bias has one at least
+  bool wide;        // packs are aligned, but for the matrix's last elements; a bias has one pack at least
   bool end_to_end;  // the rows of first and second, one behind the other
-  bool wide_bias;   // packs of the bias lie at multiples of 16 bytes, and none has two rows
+  bool wide_bias;   // packs of the bias are aligned, and none spans two rows
   int64_t step_rows, step_cols;  // from one of a thread's packs to the next one
-  uint32_t zero;                 // 0, which the compiler does not know: see add_nothing
+  uint32_t zero;                 // 0, unknown to the compiler: see add_nothing
 };
 
 template <typename T, int THREADS>
@@ -57,8 +57,8 @@ PackLayout layout_of(const PackArgs& args) {
           0};
 }
 
-// A pack's elements. Of a word with two of bf16, the upper one is taken by a mask: left alone, the compiler
-// shifts it down and up again.
+// A pack's elements in fp32. A mask takes the upper bf16 of a word: the compiler would shift it down and up
+// again.
 template <typename T>
 struct Values {
   float of[Pack<T>::SIZE];
@@ -78,8 +78,8 @@ struct Values {
   }
 };
 
-// Accesses of 16 bytes that a predicate holds back, where a branch would have the compiler wait before it.
-// ONCE: nobody needs the lines again, unless rows lie 0 apart, so that L2 gives them up first.
+// Predicated 16-byte accesses: before a branch the compiler would wait for the loads under way. ONCE: lines
+// are read once, unless rows lie 0 apart, so L2 evicts them first.
 template <bool ONCE = true, typename T>
 __device__ void load_if(bool loaded, const uint4* from, Pack<T>& pack) {
   if constexpr (ONCE) {
@@ -114,25 +114,25 @@ __device__ void store_if(bool stored, uint4* to, Pack<T> pack) {
       : "memory");
 }
 
-// For what the compiler must not know: `nothing` is 0. A pack of which this is asked is waited for here, and
-// not before `nothing` is there.
+// Pins the wait for a pack to this place. `nothing` is 0, but the compiler must not know it: so the pack is
+// used here, and not before `nothing` is computed.
 template <typename T>
 __device__ void add_nothing(Pack<T>& pack, uint32_t nothing) {
   pack.words.x |= nothing, pack.words.y |= nothing, pack.words.z |= nothing, pack.words.w |= nothing;
 }
 
-// A pack is taken apart when it is known what is kept, no sooner. Left alone, the compiler takes it apart,
-// and so waits for memory, before the first word is drawn: of a load that lies before a branch it supposes
-// that the answer is there.
+// Unpacks a pack only after its mask is computed. The compiler would unpack it, and so wait for memory,
+// before the first word is drawn, because it takes a load before a branch for complete.
 template <typename T, int COUNT>
 __device__ void take_after(const bool (&kept)[COUNT], uint32_t zero, Pack<T>& pack) {
   add_nothing(pack, kept[COUNT - 1] ? zero : 0);
 }
 
-// Packs of a bias of at least as many elements, from columns on, which go on with column 0 behind the last
-// one. Single elements of all packs are under way before one is waited for; where a row ends among them,
-// which is seldom, a pack is asked for again. Wide loads come last: single elements take the same registers,
-// and would wait for them and for all loads before.
+// Loads a pack of the bias for each place; past the last column a pack continues with column 0. The bias has
+// at least a pack of elements. If its packs are not aligned, single elements of all packs are under way
+// before one is waited for, and a pack in which a row ends, which is rare, is loaded again. Wide loads come
+// last: loads of single elements write to the same registers, and would wait for them and for all loads
+// before.
 template <typename T, int PACKS>
 __device__ void load_bias_packs(Pack<T> (&packs)[PACKS], const void* bias, bool wide,
                                 const Place (&places)[PACKS], int64_t N, uint32_t zero) {
@@ -146,7 +146,7 @@ __device__ void load_bias_packs(Pack<T> (&packs)[PACKS], const void* bias, bool 
 #pragma unroll
     for (int i = 0; i < PACKS; ++i) {
       if (places[i].col + SIZE > N) packs[i] = load_elements<T>(bias, 0, {0, places[i].col}, N, SIZE);
-      // What is not waited for here, wide loads would wait for, whichever are asked for.
+      // Waits here: else the wide loads below would wait, whether their predicate is true or not.
       if (sizeof(T) == 4) add_nothing(packs[i], zero);
     }
   }
@@ -156,8 +156,8 @@ __device__ void load_bias_packs(Pack<T> (&packs)[PACKS], const void* bias, bool 
   }
 }
 
-// A pack of each thread, by accesses of one element each. results_of(kept, first, second, bias) makes the
-// pack that is stored; what is not there is -0, to which everything can be added.
+// One pack a thread, by accesses of single elements. results_of(kept, first, second, bias) returns the pack
+// to store; a missing operand is -0, which changes no sum.
 template <typename T, int THREADS, typename Results>
 __device__ void take_single_elements(const PackArgs& args, Results results_of) {
   constexpr int SIZE = Pack<T>::SIZE;
@@ -186,9 +186,9 @@ __device__ inline Place place_after(Place place, int64_t rows, int64_t cols, int
   return place.col < N ? place : Place{place.row + 1, place.col - N};
 }
 
-// PACKS packs of a thread, each a block's width from the last one, of a matrix whose packs are wide. All
-// loads are under way before the seed is looked for. SECOND and BIAS say whether there are any: a branch
-// between the words and their use would have the compiler keep what they decided in a register each.
+// PACKS aligned packs a thread, a block's width apart. All loads are issued before the seed is read. SECOND
+// and BIAS say whether the operand exists; they are template arguments, since with a branch between drawing a
+// mask and its use the compiler would keep every decision in a register.
 template <typename T, bool SECOND, bool BIAS, int PACKS, int THREADS, typename Results>
 __device__ void take_packs(const PackArgs& args, const PackLayout& layout, Results results_of) {
   constexpr int SIZE = Pack<T>::SIZE, STEP = THREADS * SIZE;
@@ -216,7 +216,7 @@ __device__ void take_packs(const PackArgs& args, const PackLayout& layout, Resul
 #pragma unroll
       for (int i = 0; i < PACKS; ++i) load(i, places[i]);
     }
-    // Behind all others: a bias has branches, and single elements are waited for.
+    // After all other loads: loading a bias branches, and waits for single elements.
     if (BIAS) load_bias_packs(bias, args.bias, layout.wide_bias, places, args.N, layout.zero);
   }
 
@@ -233,7 +233,7 @@ __device__ void take_packs(const PackArgs& args, const PackLayout& layout, Resul
     store_if(is_mine(i), out + (threadIdx.x + i * THREADS), results);
   }
   mask.note(args.dropout.used);
-  // The matrix's last elements, fewer than a pack, are a thread's each.
+  // The matrix's last elements, fewer than a pack, go to one thread each.
   if (threadIdx.x < left % SIZE) {
     const int64_t at = start + left / SIZE * SIZE + threadIdx.x;
     const Place place = place_of(at, args.N);

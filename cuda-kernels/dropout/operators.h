@@ -1,7 +1,7 @@
-// What dropout_add's operators share, forward and backward.
+// Shared by dropout_add's operators, forward and backward.
 //
-// `state` is what a mask is drawn from: the seed and the offset, [2] in int64, where the mask is drawn. The
-// kernel notes it there itself, as under graph capture only the GPU knows it; backward passes read it there.
+// `state` is what a mask is drawn from, if it is drawn: seed and offset, [2] in int64. The kernel stores both
+// itself, as under graph capture only the GPU knows them; backward passes read them there.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -65,14 +65,14 @@ inline Tensor shifted(const Tensor& x, const OptionalTensor& bias) {
   return bias ? widened(x) + widened(*bias) : widened(x);
 }
 
-// Nothing where it is dropped, whatever it was.
+// 0 where dropped, whatever the element was.
 inline Tensor masked(const Tensor& values, const Tensor& mask) {
   return at::where(mask, values, at::zeros({}, values.options()));
 }
 
 inline double scale_of(double p) { return p < 1.0 ? 1.0 / (1.0 - p) : 0.0; }
 
-// Which elements are kept, one after the other: what was written for a GPU can be tried without one.
+// The mask's elements, one after the other, on the CPU.
 Tensor mask_cpu(at::IntArrayRef sizes, const Tensor& state, double p);
 
 // In operations that can be differentiated again, but for the mask.

@@ -1,4 +1,4 @@
-// The operator that dropout_add's gradients are made of.
+// The operator that computes dropout_add's gradients.
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>

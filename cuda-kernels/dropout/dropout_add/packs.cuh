@@ -1,4 +1,4 @@
-// What v03 and v04 of dropout_add share, which take packs of 16 bytes: the results for one pack.
+// The results for one pack, for dropout_add's v03 and v04.
 #pragma once
 
 #include "args.h"
@@ -20,7 +20,7 @@ __device__ Pack<T> results_of(const DropoutAddArgs& args, const Mask& mask, int6
   }
 #pragma unroll
   for (int j = 0; j < SIZE; ++j) {
-    // Of all elements, and then a choice: asked for where it is kept, every element would have a branch.
+    // Computed for all elements, then selected: computed only where kept, each would take a branch.
     const float result = activate_for<T, ACTIVATION>(values[j]) * args.dropout.scale;
     values[j] = kept[j] ? result : 0.0f;
   }

@@ -1,9 +1,9 @@
 // dropout_add v01_scalar: one thread takes one element, and draws four words for it.
 //
 // Change:   none yet, this is where the ladder starts.
-// Why:      the definition, word for word: an element's number says which block of four words its own is in.
-//           Three of the four are thrown away, after ten rounds of two wide products each.
-// Counter:  instructions, 190 an element or so; the memory waits for them: dram_share is 24 %.
+// Why:      the definition, word for word: an element's number says which Philox block its word is in. The
+//           three other words of the block are thrown away, after ten rounds of two wide products each.
+// Counter:  instructions limit it, so dram_share is low: memory waits for them.
 // Requires: rows that are contiguous, at any distance; any length.
 // Source:   Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (SC'11)
 // Twin:     triton-kernels/dropout/dropout_add/v01_scalar.py

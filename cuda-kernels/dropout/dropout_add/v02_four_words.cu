@@ -1,8 +1,8 @@
-// dropout_add v02_four_words: a thread takes the four elements whose words one call gives.
+// dropout_add v02_four_words: a thread takes the four elements whose words one Philox call draws.
 //
 // Change:   a thread has four neighbours, which begin at a multiple of 4 and may lie in two rows or more.
 // Why:      a quarter of the random numbers' work, and a quarter of the divisions that find a row.
-// Counter:  instructions fall by half.
+// Counter:  instructions fall.
 // Requires: rows that are contiguous, at any distance; any length.
 // Twin:     triton-kernels/dropout/dropout_add/v02_four_words.py
 #include "args.h"
@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(THREADS) dropout_add_v02_four_words_kernel(con
   const int64_t left = args.M * args.N - first;
   if (left <= 0) return;
 
-  // All loads before the first store, which might change what they find, for all that the compiler knows.
+  // All loads come before the first store: for all the compiler knows, a store might change what they read.
   float x[WORDS], bias[WORDS], residual[WORDS];
   Place place = place_of(first, args.N);
 #pragma unroll

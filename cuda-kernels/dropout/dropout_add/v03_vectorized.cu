@@ -1,15 +1,17 @@
 // dropout_add v03_vectorized: accesses of 16 bytes.
 //
-// Change:   a thread takes a pack of 16 bytes, eight bf16 elements or four of fp32, with as many calls for
-//           words as it needs. Loads and stores are marked as streaming (evict first). Without a bias, rows
-//           that lie end to end are one long row, in which no element's column is looked for.
+// Change:   a thread takes a pack, eight bf16 elements or four of fp32, with as many Philox calls as it
+//           needs. Loads and stores are marked as streaming (evict first). Without a bias, rows that lie end
+//           to end are one long row, in which no element's column has to be found.
 // Why:      an eighth of the requests. All of a thread's loads are under way before its first word is drawn,
-//           and there is time for the words while they are.
-// Counter:  sectors_per_load rises to 16 and dram_share to 88 %; issue slots are busy 69 % of the time.
+//           and drawing words hides their latency.
+// Counter:  sectors_per_load rises to 16, that of full packs; dram_share rises, while issue slots stay busy.
 // Requires: rows that are contiguous, at any distance; any length. Packs are counted through the whole
-//           matrix, so rows of any length have wide accesses where they lie end to end and the addresses are
-//           multiples of 16 bytes; rows at other distances must have whole packs, or are read one element at
-//           a time.
+//           matrix.
+//           - rows end to end, at addresses that are multiples of 16 bytes: 16 bytes an access, whatever the
+//             rows' length
+//           - rows of whole packs at whole packs' distances, at such addresses: 16 bytes an access
+//           - others: one element an access
 // Gap:      Triton chooses the width of an access by itself; its v02 has 16 bytes where addresses allow it.
 #include <utility>
 
@@ -17,7 +19,7 @@
 
 constexpr int THREADS = 256;
 
-// WIDE: packs of x, residual and out lie at multiples of 16 bytes, but for the matrix's last elements.
+// WIDE: packs of x, residual and out are aligned, but for the matrix's last elements.
 template <typename T, Activation ACTIVATION, bool WIDE>
 __global__ void __launch_bounds__(THREADS)
     dropout_add_v03_vectorized_kernel(const DropoutAddArgs args, bool wide_bias) {

@@ -1,15 +1,14 @@
 // dropout_add v04_several_packs: a thread takes four packs.
 //
-// Change:   a thread takes four packs of 16 bytes, each as far from the last one as a block has threads, and
-//           asks for all of them before it draws a word. Row and column of the first are found by a division,
-//           those of the others by an addition. Eight elements of a bias that do not begin at a multiple of
-//           16 bytes are found at once, unless a row ends among them.
-// Why:      many of v03's instructions find what is the same for every pack, or nearly: the seed, the keys of
-//           ten rounds, where the row begins, and whether there is a bias. With issue slots two thirds
-//           busy, memory waited for them.
-// Counter:  instructions fall by 29 %; dram_share stays at 87 %.
-// Requires: as v03: rows that are contiguous, at any distance; any length. 16 bytes an access where rows lie
-//           end to end or have whole packs at whole packs' distances, and addresses are multiples of 16
+// Change:   a thread takes four packs, each a block's width from the one before, and issues the loads of all
+//           before it draws a word. A division finds the row and column of the first, an addition those of
+//           each other. A misaligned pack of a bias is loaded at once, unless a row ends within it.
+// Why:      many of v03's instructions compute what is the same, or nearly, for every pack: the seed, the
+//           keys of ten rounds, where the row begins, and whether there is a bias. Issue slots are so busy
+//           that memory waits for them.
+// Counter:  instructions fall; dram_share stays.
+// Requires: as v03: rows that are contiguous, at any distance; any length. Accesses have 16 bytes where rows
+//           lie end to end, or have whole packs at whole packs' distances, and addresses are multiples of 16
 //           bytes.
 // Gap:      a Triton program has several packs a thread where its block is larger than its threads' packs.
 #include <utility>
@@ -38,7 +37,7 @@ __device__ Pack<T> load_bias(const void* bias, bool wide, int64_t col, int64_t N
   return load_elements<T>(bias, 0, {0, col}, N, Pack<T>::SIZE);
 }
 
-// A pack by accesses of one element each, where it ends with the matrix or lies askew.
+// A pack by accesses of single elements, where the matrix ends within it or it is misaligned.
 template <typename T, Activation ACTIVATION>
 __device__ void take_elements(const DropoutAddArgs& args, const Mask& mask, int64_t first) {
   const int64_t left = args.M * args.N - first;
@@ -53,8 +52,8 @@ __device__ void take_elements(const DropoutAddArgs& args, const Mask& mask, int6
   store_pack(static_cast<T*>(args.out) + first, 0, count, false, results);
 }
 
-// WIDE: packs of x, residual and out lie at multiples of 16 bytes, but for the matrix's last elements.
-// end_to_end: so do the rows of x and residual, one behind the other.
+// WIDE: packs of x, residual and out are aligned, but for the matrix's last elements. end_to_end: the rows of
+// x, and those of residual, lie one behind the other.
 template <typename T, Activation ACTIVATION, bool WIDE>
 __global__ void __launch_bounds__(THREADS)
     dropout_add_v04_several_packs_kernel(const DropoutAddArgs args, bool end_to_end, bool wide_bias,

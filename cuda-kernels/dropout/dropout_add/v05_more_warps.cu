@@ -1,19 +1,18 @@
-// dropout_add v05_more_warps: two packs of a thread, in half the registers.
+// dropout_add v05_more_warps: two packs a thread, in half the registers.
 //
-// Change:   a thread takes two packs where v04's takes four, and has 48 registers where that has 90: 40 warps
-//           are on an SM instead of 16. There is a kernel for every choice of operands, so that between the
-//           words and their use there is no branch; block numbers are one sum of 32 bits, whose upper half
-//           all threads of a block share, as they do the keys and the products of the first rounds. A pack is
-//           taken apart behind its words, so that memory answers while they are drawn. The kernel is
+// Change:   a thread takes two packs, where v04's takes four, and about half the registers: more than twice
+//           as many warps are on an SM. A kernel is compiled for every choice of operands, so no branch
+//           stands between drawing a mask and its use. Philox block numbers are one 32-bit sum, whose upper
+//           half all threads of a block share, as they share the keys and the products of the first rounds. A
+//           pack is unpacked after its words are drawn, so that memory answers meanwhile. The kernel is
 //           take_packs in dropout/dropout_packs.cuh.
-// Why:      v04 has 0.7 of v03's instructions, but half the time none of the four warps of a scheduler could
-//           issue. Presumably what it has under way comes in bursts, between which memory waits. Four packs
-//           of three operands take 48 registers.
-// Counter:  occupancy rises from 23 to 51 %, dram_share from 87 to 91 %; the time falls to 0.98 of v04's, to
-//           0.90 without bias and residual, to 0.89 with GELU.
-// Requires: as v04: rows that are contiguous, at any distance; any length. 16 bytes an access where rows lie
-//           end to end or have whole packs at whole packs' distances, addresses are multiples of 16 bytes,
-//           and a bias has a pack at least.
+// Why:      v04 has fewer instructions than v03, but half the time none of the four warps of a scheduler can
+//           issue. Presumably its loads come in bursts, between which memory waits. Four packs of three
+//           operands take 48 registers.
+// Counter:  occupancy and dram_share rise; time falls, more without bias and residual, and with GELU.
+// Requires: as v04: rows that are contiguous, at any distance; any length. Accesses have 16 bytes where rows
+//           lie end to end, or have whole packs at whole packs' distances, addresses are multiples of 16
+//           bytes, and a bias has a pack at least.
 // Gap:      a Triton program of 128 threads has two packs a thread as well, and a kernel for every choice of
 //           operands.
 #include "args.h"
@@ -37,7 +36,7 @@ struct Forward {
     for (int j = 0; j < Pack<T>::SIZE; ++j) {
       float value = xs.of[j];
       if (BIAS) value += shifts.of[j];
-      // Of all elements, and then a choice: asked for where it is kept, each would have a branch.
+      // Computed for all elements, then selected: computed only where kept, each would take a branch.
       value = activate_for<T, ACTIVATION>(value) * scale;
       value = kept[j] ? value : 0.0f;
       if (RESIDUAL) value += residuals.of[j];
@@ -54,7 +53,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   take_packs<T, RESIDUAL, BIAS, PACKS, THREADS>(args, layout, forward);
 }
 
-// Where accesses of 16 bytes are not to be had.
+// For matrices that allow no accesses of 16 bytes.
 template <typename T, Activation ACTIVATION>
 __global__ void __launch_bounds__(THREADS) dropout_add_v05_more_warps_elements_kernel(const PackArgs args) {
   take_single_elements<T, THREADS>(args, Forward<T, ACTIVATION, true, true>{args.dropout.scale});

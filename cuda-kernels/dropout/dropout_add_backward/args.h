@@ -14,7 +14,7 @@ struct DropoutAddBackwardArgs {
   const void* x;     // [M, N], rows contiguous; null exactly where there is no activation
   const void* bias;  // [N]; or null
   void* dx;          // [M, N], contiguous
-  void* dbias;       // [N], or null where nobody asks
+  void* dbias;       // [N], or null if not wanted
   int64_t M, N;
   int64_t stride_dm, stride_xm;  // in elements; 0 where one row is seen M times
   Dtype dtype;                   // of all of them

@@ -1,5 +1,4 @@
-// The gradient of dropout_add's bias where nobody asks for that of x: the columns' sums of dx, which is
-// written nowhere.
+// The gradient of dropout_add's bias without that of x: the column sums of dx, which is not stored.
 #include "bias.h"
 #include "dropout/dropout.cuh"
 #include "lib/column_sums.cuh"
@@ -9,7 +8,7 @@ namespace {
 template <typename T, Activation ACTIVATION, int VECTOR>
 class Terms {
  public:
-  // One row under way: more would draw the words of several.
+  // One row at a time: with several, the words of all would be drawn at once.
   static constexpr int COUNT = VECTOR, SUMS = 1, UNROLL = 1;
 
   __device__ Terms(const DropoutAddBackwardArgs& args, int64_t col)

@@ -1,10 +1,10 @@
 // dropout_add_backward v01_rows_then_columns: one launch for dx, one along the columns for dbias.
 //
-// Change:   dx by a thread an element. dbias by a thread a column, over a slice of the rows; a third launch
-//           adds the slices, always in the same order.
-// Why:      the definition, word for word: a column's sum is of what dx was before it was rounded. The words
-//           that the forward pass drew are drawn again, by both, one element at a time.
-// Counter:  everything is read twice, so dram_bytes are 1.5 times the least possible without an activation.
+// Change:   for dx, a thread takes an element. For dbias, a thread takes a column over a slice of the rows; a
+//           third launch adds the slices, always in the same order.
+// Why:      the definition, word for word: a column sums dx before it is rounded. Both launches draw the
+//           words of the forward pass again, one element at a time.
+// Counter:  everything is read twice, so without an activation dram_bytes are 1.5 times the least possible.
 // Requires: rows that are contiguous, at any distance; any length.
 // Source:   the derivative of dropout_add
 // Twin:     triton-kernels/dropout/dropout_add_backward/v01_rows_then_columns.py
@@ -15,10 +15,10 @@
 namespace {
 
 constexpr int THREADS = 256;
-constexpr int COLUMNS = 256;      // of a block that sums columns, one a thread
+constexpr int COLUMNS = 256;      // of a block that sums columns, one column a thread
 constexpr int MOST_SLICES = 128;  // of the rows
 
-// Before it is rounded.
+// dx before it is rounded.
 template <typename T, Activation ACTIVATION>
 __device__ float dx_of(const DropoutAddBackwardArgs& args, const Mask& mask, Place place) {
   float z = 0.0f;
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(THREADS)
   static_cast<T*>(args.dx)[i] = from_float<T>(dx_of<T, ACTIVATION>(args, mask, place_of(i, args.N)));
 }
 
-// The sums of a slice of the rows, a thread a column. partials: [slices, N].
+// The column sums of a slice of the rows; a thread takes a column. partials: [slices, N].
 template <typename T, Activation ACTIVATION>
 __global__ void __launch_bounds__(COLUMNS)
     dropout_add_backward_v01_rows_then_columns_columns_kernel(const DropoutAddBackwardArgs args,

@@ -1,15 +1,15 @@
-// dropout_add_backward v02_persistent: blocks stay on a strip of columns, and sum them in registers.
+// dropout_add_backward v02_persistent: a persistent kernel sums strips of columns in registers.
 //
-// Change:   a thread keeps a pack of 16 bytes of columns and takes row after row of it: it writes dx, and
-//           sums its columns of what dx was before it was rounded. A block has as many threads side by side
-//           as a row needs, and rows below each other where that is less than all. The blocks' sums are added
-//           by a second launch, always in the same order.
-// Why:      columns that stay with a thread are summed by an addition an element, without memory and without
-//           atomics, and everything is read once. Four neighbours share a call for words.
-// Counter:  bytes_over_minimum falls to 1; dram_share is 79 %.
-// Requires: rows that are contiguous, at any distance; any length. Where N and the distances are whole packs
-//           and the addresses multiples of 16 bytes, an access has 16 bytes; elsewhere it has one element, as
-//           columns that stay with a thread lie otherwise in every row.
+// Change:   a thread keeps the columns of one pack and takes one row after the other: it writes dx, and sums
+//           dx, before it is rounded, for its columns. A block has as many threads side by side as a row
+//           needs; if that is fewer than all, it takes several rows at once. A second launch adds the blocks'
+//           sums, always in the same order.
+// Why:      sums of columns that stay with a thread cost an addition an element, without memory or atomics,
+//           and everything is read once. Four neighbours share a Philox call.
+// Counter:  bytes_over_minimum falls to 1; dram_share rises.
+// Requires: rows that are contiguous, at any distance; any length. Accesses have 16 bytes where N and the
+//           distances are whole packs and the addresses multiples of 16 bytes; elsewhere they have one
+//           element, since the columns of a thread have another skew in every row.
 // Twin:     triton-kernels/dropout/dropout_add_backward/v02_persistent.py
 #include "args.h"
 #include "dropout/dropout.cuh"
@@ -27,8 +27,8 @@ __device__ Pack<T> load(const void* matrix, int64_t stride, int64_t row, int64_t
   return load_ragged(from, 0, count, 0.0f);
 }
 
-// `lanes` threads stand side by side in a strip, of which there are `strips`; a chunk is `chunk_rows` rows of
-// it. partials: [chunks, N], or null where nobody asks for dbias. WIDE: see Requires.
+// A row has `strips` strips of `lanes` threads side by side; a chunk is `chunk_rows` rows of a strip.
+// partials: [chunks, N], or null if dbias is not wanted. WIDE: accesses of 16 bytes, see Requires.
 template <typename T, Activation ACTIVATION, bool WIDE>
 __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     dropout_add_backward_v02_persistent_kernel(const DropoutAddBackwardArgs args, int lanes, int strips,
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(SUM_COLUMNS* SUM_GROUPS)
   add_partial_sums(partials, chunks, N, dbias, static_cast<T*>(nullptr));
 }
 
-// Threads side by side: as many as a row needs, or so many that few have no column in the last strip.
+// Threads side by side: as many as a row needs, or so many that few are idle in the last strip.
 int lanes_for(int64_t packs) {
   int lanes = THREADS;
   while (lanes > 1 && lanes / 2 >= packs) lanes /= 2;

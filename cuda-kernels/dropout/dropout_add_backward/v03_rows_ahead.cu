@@ -1,14 +1,14 @@
-// dropout_add_backward v03_rows_ahead: a thread asks for several rows before it uses the first.
+// dropout_add_backward v03_rows_ahead: a thread issues the loads of several rows before it uses the first.
 //
-// Change:   a thread loads four packs of dout, or two of dout and of x, of as many rows, and only then draws
-//           words, writes dx and adds to its sums, row by row. Three blocks of it are on an SM.
-// Why:      v02 has one load of 16 bytes under way in a thread, 16 KiB in an SM, and waits for it before it
-//           asks for the next one. An SM's share of the memory's rate is 23 bytes a ns, and an answer takes
-//           some 700: that is what must be asked for, and several times that where answers come late.
-// Counter:  the stall long_scoreboard falls; dram_share stays at 78 %, as an SM holds fewer blocks.
-// Requires: rows that are contiguous, at any distance; any length. Where N and the distances are whole packs
-//           and the addresses multiples of 16 bytes, an access has 16 bytes; elsewhere it has one element, as
-//           columns that stay with a thread lie otherwise in every row.
+// Change:   a thread loads four packs of dout from four rows, or two each of dout and x from two rows, and
+//           only then draws words, writes dx and adds to its sums, row by row. An SM runs three blocks.
+// Why:      v02 has one load of 16 bytes a thread under way, 16 KiB an SM, and waits for it before it issues
+//           the next one. An SM's share of the bandwidth is 23 bytes a ns, the latency some 700 ns: their
+//           product must be under way, and several times that if answers come late.
+// Counter:  long_scoreboard falls; dram_share stays, as an SM holds fewer blocks.
+// Requires: rows that are contiguous, at any distance; any length. Accesses have 16 bytes where N and the
+//           distances are whole packs and the addresses multiples of 16 bytes; elsewhere they have one
+//           element, since the columns of a thread have another skew in every row.
 // Gap:      a Triton program has as many loads under way as its block has packs for a thread, and v02's list
 //           has blocks of several.
 #include "args.h"
@@ -28,8 +28,8 @@ __device__ Pack<T> load(const void* matrix, int64_t stride, int64_t row, int64_t
   return load_ragged(from, 0, count, 0.0f);
 }
 
-// `lanes` threads stand side by side in a strip, of which there are `strips`; a chunk is `chunk_rows` rows of
-// it. partials: [chunks, N], or null where nobody asks for dbias. WIDE: see Requires.
+// A row has `strips` strips of `lanes` threads side by side; a chunk is `chunk_rows` rows of a strip.
+// partials: [chunks, N], or null if dbias is not wanted. WIDE: accesses of 16 bytes, see Requires.
 template <typename T, Activation ACTIVATION, bool WIDE>
 __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     dropout_add_backward_v03_rows_ahead_kernel(const DropoutAddBackwardArgs args, int lanes, int strips,
@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 #pragma unroll
       for (int j = 0; j < SIZE; ++j) {
         const float z = to_float(x[i][j]) + to_float(bias[j]);
-        // Of all elements, and then a choice: asked for where it is kept, each would have a branch.
+        // Computed for all elements, then selected: computed only where kept, each would take a branch.
         const float passed = gradient<ACTIVATION>(to_float(dout[i][j]), z, args.dropout.scale);
         const float dx = kept[j] ? passed : 0.0f;
         sums[j] += dx;
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(SUM_COLUMNS* SUM_GROUPS)
   add_partial_sums(partials, chunks, N, dbias, static_cast<T*>(nullptr));
 }
 
-// Threads side by side: as many as a row needs, or so many that few have no column in the last strip.
+// Threads side by side: as many as a row needs, or so many that few are idle in the last strip.
 int lanes_for(int64_t packs) {
   int lanes = THREADS;
   while (lanes > 1 && lanes / 2 >= packs) lanes /= 2;

@@ -1,24 +1,26 @@
-// dropout_add_backward v04_rows_abreast: all blocks are at neighbouring rows, of any length.
+// dropout_add_backward v04_rows_abreast: all blocks work on neighbouring rows, of any length.
 //
-// Change:   rows are dealt out in turn, where v02 and v03 give every block a run of its own. A block's rows
-//           are all skewed alike, so that the packs of memory that a thread takes have the same columns in
-//           every one, whatever the rows' length; as packs of the matrix, they take no call for words twice.
-//           A thread takes two rows and asks for the next two; with an activation it takes one when its words
-//           are drawn, and then asks for the next one. The loop is the same for all threads, so that a warp
-//           has the keys of ten rounds once, in uniform registers. Where nobody asks for dbias, dx is made of
-//           packs that are counted through the matrix, two of a thread (take_packs in
+// Change:   blocks take rows in turn, where v02 and v03 give each a run of neighbouring rows. The rows of a
+//           block have the same skew, so a thread's packs have the same columns in each, whatever the rows'
+//           length; and as packs of the matrix they take no Philox call twice. A thread works on two rows
+//           while the loads of the next two are under way; with an activation, on one, and it loads the next
+//           one after it has drawn that one's words. All threads run as many iterations, so that a warp holds
+//           the keys of ten rounds once, in uniform registers. If dbias is not wanted, dx is computed by
+//           packs that are counted through the matrix, two a thread (take_packs in
 //           dropout/dropout_packs.cuh).
-// Why:      rows of 5,003 elements have accesses of one element in v02, and three calls for 8. Elsewhere v03
-//           has more loads of a thread under way than v02 and is no faster. What both have is 528 or 396
-//           blocks that read and write a run of rows apart, in as many pages of memory; a sweep needs few at
-//           a time. That the pages are the limit is a guess, which nothing has measured.
-// Counter:  dram_share rises from 78 to 83 %, where 85 were expected; the time falls to 0.96, to 0.89 without
-//           dbias, to 0.88 with GELU, to 0.38 in rows of 5,003 elements.
-// Requires: rows that are contiguous, at any distance; any length. An access has 16 bytes where addresses are
-//           multiples of that, and rows lie end to end or a multiple of 16 bytes farther apart; elsewhere it
-//           has one element, as it has at the ends of rows that are no whole packs.
-// Gap:      Triton takes 16 bytes an access only where it knows that all rows begin at multiples of that, and
-//           a thread's columns are the same in every row.
+// Why:      in rows of 5,003 elements v02's accesses have one element, and 8 elements take three Philox
+//           calls. At other lengths v03 has more loads a thread under way than v02 and is no faster. The
+//           blocks of both, 528 or 396, read and write runs of rows that lie apart, in as many pages of
+//           memory; neighbouring rows need few pages at a time. That the pages are the limit is a guess,
+//           which nothing has measured.
+// Counter:  dram_share rises, less than expected; time falls, more without dbias and with GELU, most in rows
+//           of 5,003 elements.
+// Requires: rows that are contiguous, at any distance; any length.
+//           - addresses that are multiples of 16 bytes, and rows that lie end to end or a multiple of 16
+//             bytes farther apart: 16 bytes an access, but for the ends of rows that are not whole packs
+//           - others: one element an access
+// Gap:      Triton makes accesses of 16 bytes only where it knows that all rows begin at multiples of 16
+//           bytes; its threads have the same columns in every row.
 #include "args.h"
 #include "dropout/dropout_packs.cuh"
 
@@ -26,9 +28,9 @@ namespace {
 
 constexpr int THREADS = 256;                 // of a block, at most
 constexpr int PACKS = 2, BLOCKS_PER_SM = 5;  // dx alone: packs of a thread, blocks of an SM
-constexpr int AHEAD = 2, SUM_BLOCKS = 3;     // with sums: its rows under way, with slopes half; blocks
+constexpr int AHEAD = 2, SUM_BLOCKS = 3;     // with sums: rows of a thread under way; blocks of an SM
 
-// A pack of dx before it is rounded.
+// A pack of dx, before it is rounded.
 template <typename T, Activation ACTIVATION, bool BIAS>
 struct Gradients {
   float of[Pack<T>::SIZE];
@@ -39,7 +41,7 @@ struct Gradients {
 #pragma unroll
     for (int j = 0; j < Pack<T>::SIZE; ++j) {
       const float z = BIAS ? xs.of[j] + shifts.of[j] : xs.of[j];
-      // Of all elements, and then a choice: asked for where it is kept, each would have a branch.
+      // Computed for all elements, then selected: computed only where kept, each would take a branch.
       const float passed = gradient<ACTIVATION>(douts.of[j], z, scale);
       of[j] = kept[j] ? passed : 0.0f;
     }
@@ -63,21 +65,21 @@ struct Backward {
   }
 };
 
-// How rows are dealt out, where columns are summed. `lanes` threads stand side by side in a strip, of which
-// there are `strips`, and as many groups of them below each other as a block has room for. Of the chunks, the
-// sets of rows of which each has a partial sum, `period` neighbours take rows that are skewed otherwise: a
-// chunk's are all alike, so that a thread's packs have the same columns in every one.
+// Which rows a thread takes, if columns are summed. A row has `strips` strips of `lanes` threads side by
+// side; a block takes `groups` rows of a strip at once. A chunk is the set of rows behind one partial sum.
+// All rows of a chunk have the same skew, so that a thread's packs have the same columns in each; the next
+// chunk has another skew, and after `period` chunks the skews repeat.
 struct RowLayout {
   int lanes, groups, strips, period, chunks;
-  int turns;      // rows of a thread; some have one fewer
-  uint32_t zero;  // 0, which the compiler does not know: see add_nothing
+  int turns;      // rows of a thread; some threads have one fewer
+  uint32_t zero;  // 0, unknown to the compiler: see add_nothing
 
   __device__ int64_t first_row(int chunk, int group) const {
     return chunk % period + static_cast<int64_t>(period) * (chunk / period * groups + group);
   }
 };
 
-// ROWS of a thread are under way. partials: [chunks, N]. WIDE: see Requires.
+// ROWS rows of a thread are under way. partials: [chunks, N]. WIDE: accesses of 16 bytes, see Requires.
 template <typename T, Activation ACTIVATION, bool WIDE, int ROWS>
 __global__ void __launch_bounds__(THREADS, SUM_BLOCKS)
     dropout_add_backward_v04_rows_abreast_kernel(const DropoutAddBackwardArgs args, const RowLayout layout,
@@ -92,7 +94,7 @@ __global__ void __launch_bounds__(THREADS, SUM_BLOCKS)
   const int skew = static_cast<int>(chunk % layout.period * args.N % SIZE);
   const int64_t strip_col = static_cast<int64_t>(strip) * layout.lanes * SIZE - skew,
                 col = strip_col + lane * SIZE;
-  // The row's elements of this pack are those from `begin` on, `count` of them.
+  // The elements of this pack that belong to the row: `count` of them, from `begin` on.
   const int begin = static_cast<int>(max(-col, int64_t{0}));
   const int count = static_cast<int>(min(args.N - col, int64_t{SIZE})) - begin;
   const int most = layout.turns;
@@ -123,15 +125,16 @@ __global__ void __launch_bounds__(THREADS, SUM_BLOCKS)
   float sums[SIZE] = {};
   T* dx_at = static_cast<T*>(args.dx) + row * args.N + col;
   int64_t at = row * args.N + col;
-  // All threads take as many turns, the last one's rows be there or not: in a loop that they leave apart, the
-  // keys of the generator's rounds would take registers of every thread.
+  // All threads run as many turns, whether they have a row in the last one or not: if they left the loop at
+  // different times, the keys of Philox's rounds would take registers of every thread.
   for (int turn = 0; turn < most; turn += ROWS) {
     Pack<T> taken_douts[ROWS], taken_xs[ROWS];
     const auto take = [&](int i) {
       taken_douts[i] = douts[i], taken_xs[i] = xs[i];
       load(i, turn + ROWS + i < turns);
     };
-    // All rows at once: their loads count as one, and who waits for a row waits for the next one as well.
+    // All rows at once: the compiler waits for their loads as for one, so a wait for one row is a wait for
+    // the next, too.
     if (!SLOPES) {
 #pragma unroll
       for (int i = 0; i < ROWS; ++i) take(i);
@@ -145,7 +148,7 @@ __global__ void __launch_bounds__(THREADS, SUM_BLOCKS)
       } else {
         mask.keeps_anywhere(kept, at);
       }
-      // A row is waited for as late as can be, and the next one asked for behind that.
+      // Waits for a row as late as possible, and issues the loads of the next one after that.
       if (SLOPES) {
         take_after(kept, layout.zero, douts[i]);
         take_after(kept, layout.zero, xs[i]);
@@ -159,7 +162,7 @@ __global__ void __launch_bounds__(THREADS, SUM_BLOCKS)
       store_if(WIDE && is_row && count == SIZE, reinterpret_cast<uint4*>(dx_at), dx.rounded());
       if (is_row && !(WIDE && count == SIZE)) {
         int behind = begin;
-        asm volatile("" : "+r"(behind));  // what eight stores ask for is not kept from row to row
+        asm volatile("" : "+r"(behind));  // against CSE of eight stores' conditions from row to row
         store_pack(dx_at + behind, -behind, count, false, dx.rounded());
       }
       at += step * args.N;
@@ -181,11 +184,11 @@ __global__ void __launch_bounds__(THREADS, SUM_BLOCKS)
 
 constexpr int SUM_WARPS = 32;
 
-// dbias: the sums of all chunks' partial sums, always in the same order. A block adds those of 32 columns.
+// dbias: adds the partial sums of all chunks, always in the same order. A block takes 32 columns.
 template <typename T>
 __global__ void __launch_bounds__(32 * SUM_WARPS)
     dropout_add_backward_v04_rows_abreast_sum_kernel(const float* partials, int chunks, int64_t N, T* dbias) {
-  __shared__ float sums[SUM_WARPS][33];  // columns and rows are read without conflicts
+  __shared__ float sums[SUM_WARPS][33];  // 33: rows and columns have no bank conflicts
   const int lane_id = threadIdx.x % 32, warp_id = threadIdx.x / 32;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * 32, col = first + lane_id;
   float sum = 0.0f;
@@ -206,7 +209,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   take_packs<T, ACTIVATION != Activation::none, BIAS, PACKS, THREADS>(args, layout, backward);
 }
 
-// Where accesses of 16 bytes are not to be had.
+// For matrices that allow no accesses of 16 bytes.
 template <typename T, Activation ACTIVATION>
 __global__ void __launch_bounds__(THREADS)
     dropout_add_backward_v04_rows_abreast_elements_kernel(const PackArgs args) {
@@ -240,7 +243,7 @@ void launch_without_sums(const DropoutAddBackwardArgs& args) {
   kernel<<<cdiv(elements, PACKS * STEP), THREADS, 0, args.stream>>>(packs, layout);
 }
 
-// Whether all rows of dout and x are skewed like dx's, so that a pack of one is a pack of all.
+// Whether dout and x have the skew of dx in every row, so that a pack of one is a pack of all.
 template <typename T>
 bool are_skewed_alike(const DropoutAddBackwardArgs& args) {
   const auto like_dx = [&](int64_t stride) { return args.M == 1 || (stride - args.N) % Pack<T>::SIZE == 0; };
@@ -248,7 +251,7 @@ bool are_skewed_alike(const DropoutAddBackwardArgs& args) {
          (args.x == nullptr || like_dx(args.stride_xm));
 }
 
-// As many chunks as give every block that runs at once one of them, and every thread as many rows.
+// A chunk for every block that runs at once, and as many rows for every thread.
 template <typename T>
 RowLayout row_layout(int64_t M, int64_t N, bool wide) {
   RowLayout layout = {.period = 1};
