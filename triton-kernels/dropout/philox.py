@@ -1,8 +1,8 @@
-"""What the kernels of dropout_add and of its backward pass share: masks, places and activations.
+"""Masks, places and activations for the kernels of dropout_add and of its backward pass.
 
-Element i of a matrix, counted row by row, is kept where its word is at least ``threshold``: word i % 4 of block i / 4.
-Philox4x32-10 makes four words from a counter, a fourth of the offset and the block, and a key, the seed; see
-cuda-kernels/dropout/philox.h.
+Element i of a matrix, counted row by row, is kept if its random word is at least ``threshold``. Its word is number
+i % 4 of Philox block i / 4: Philox4x32-10 makes four words from a counter (offset / 4 and the block's number) and a key
+(the seed); see cuda-kernels/dropout/philox.h.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ SQRT_HALF = tl.constexpr(0.7071067811865476)
 
 
 def numbers(p: float) -> tuple[int, float, bool]:
-    """What kernels take for p: the threshold, the scale of what is kept, and whether all is dropped."""
+    """The kernels' arguments for p: the threshold, the scale of kept elements, and whether all are dropped."""
     return (0, 0.0, True) if p == 1 else (dropout.threshold(p), dropout.scale(p), False)
 
 
 @triton.jit
 def _words(seed, offset, block):
-    # Of every block of four; block: int64. Two numbers, or where offset is None what both are read from: [2], int64.
+    # The four words of every Philox block; block: int64. If offset is None, seed points to both: [2], int64.
     if offset is None:
         key, start = tl.load(seed), tl.load(seed + 1)
     else:
@@ -37,7 +37,7 @@ def _words(seed, offset, block):
 
 @triton.jit
 def keeps_each(seed, offset, threshold, ALL: tl.constexpr, i):
-    # Elements i, in any order; every one makes four words, and takes one of them.
+    # Whether elements i are kept, in any order; each draws four words, and uses one of them.
     w0, w1, w2, w3 = _words(seed, offset, i >> 2)
     of_pair = tl.where((i & 1) == 0, w0, w1), tl.where((i & 1) == 0, w2, w3)
     return (tl.where((i & 2) == 0, of_pair[0], of_pair[1]) >= threshold) & (not ALL)
@@ -54,7 +54,7 @@ def _each_of_four(seed, offset, threshold, ALL: tl.constexpr, block):
 
 @triton.jit
 def _side_by_side(k0, k1, k2, k3, BLOCK: tl.constexpr):
-    # [..., BLOCK / 4] of every four neighbours, as [..., BLOCK]. What joining adds are word / 2 and word % 2.
+    # Four [..., BLOCK / 4], of every four neighbours, as [..., BLOCK]. The joined axes are word / 2, then word % 2.
     return tl.join(tl.join(k0, k2), tl.join(k1, k3)).reshape(k0.shape[:-1] + [BLOCK])
 
 
@@ -67,7 +67,8 @@ def keeps(seed, offset, threshold, ALL: tl.constexpr, block, BLOCK: tl.constexpr
 
 @triton.jit
 def keeps_anywhere(seed, offset, threshold, ALL: tl.constexpr, i, BLOCK: tl.constexpr):
-    # The same from elements i on, of which every four may begin within a block, and end in the next one: two calls.
+    # The same from elements i on, which need not be multiples of 4: every four may span two Philox blocks, so it takes
+    # two calls.
     k0, k1, k2, k3 = _each_of_four(seed, offset, threshold, ALL, i >> 2)
     k4, k5, k6, _ = _each_of_four(seed, offset, threshold, ALL, (i >> 2) + 1)
     by_two = (i & 2) != 0
@@ -106,11 +107,11 @@ def activate(x, ACTIVATION: tl.constexpr, EXACT: tl.constexpr):
 
 @triton.jit
 def gradient(dout, z, scale, ACTIVATION: tl.constexpr):
-    # What a kept element's gradient becomes on its way back through scale and activation, which was applied to z.
+    # The gradient of a kept element, back through the scale and through the activation, whose argument was z.
     result = dout * scale
     if ACTIVATION != "none":
         slope = _derivative(z, ACTIVATION)
         result *= slope
-        if ACTIVATION == "relu":  # what it holds back is nothing, even where the gradient is infinite
+        if ACTIVATION == "relu":  # 0 even for an infinite gradient, where the product would be NaN
             result = tl.where(slope == 0.0, 0.0, result)
     return result

@@ -1,10 +1,10 @@
 """dropout_add v01_scalar: every element draws four words, and uses one of them.
 
 Change:   none yet, this is where the ladder starts. A program takes a block of elements, wherever rows begin and end.
-Why:      the definition, word for word: an element's number says which block of four words its own is in. Three of the
-          four are thrown away, after ten rounds of two wide products each.
-Counter:  dram_share is above 90 % for all that: the compiler gives a thread eight neighbours and makes one call of
-          every four equal ones, where it knows that rows begin at multiples of 16 bytes.
+Why:      the definition, word for word: an element's number says which Philox block its word is in. The three other
+          words of the block are thrown away, after ten rounds of two wide products each.
+Counter:  dram_share is high all the same: where the compiler knows that rows begin at multiples of 16 bytes, it gives a
+          thread eight neighbours, and makes one call of every four equal ones.
 Requires: rows whose elements are contiguous, at any distance from each other.
 Twin:     cuda-kernels/dropout/dropout_add/v01_scalar.cu
 """

@@ -1,12 +1,11 @@
 """dropout_add v02_four_words: the four words of a call are those of four neighbours.
 
-Change:   a program draws a quarter as many blocks of words as it has elements, and lays them side by side. Elements
-          that lie end to end in memory are addressed by their number, and no column is looked for without a bias. The
+Change:   a program makes a quarter as many Philox calls as it has elements, and lays their words side by side. Elements
+          that lie end to end in memory are addressed by their number, and without a bias no column is computed. The
           block and the number of warps are searched over the list below (see tuning.py).
-Why:      a quarter of the random numbers' work, whatever the compiler sees. Numbers have 16 bytes an access wherever
-          the compiler knows that they begin at multiples of that.
-Counter:  in rows of odd length time falls to 0.4 x; elsewhere the compiler did most of it in v01, and time rises
-          by 3 %.
+Why:      a quarter of the random numbers' work, whatever the compiler recognises. Elements addressed by their number
+          have 16 bytes an access wherever the compiler knows that they begin at multiples of 16 bytes.
+Counter:  time falls in rows of odd length; elsewhere the compiler did most of it in v01, and time rises a little.
 Requires: rows whose elements are contiguous, at any distance from each other; end to end, loads take 16 bytes.
 Twin:     cuda-kernels/dropout/dropout_add/v02_four_words.cu
 """
@@ -28,7 +27,7 @@ CONFIGS = [
 
 @triton.jit
 def _load(places, mask):
-    # With a mask that ends anywhere, the compiler would take one element an access; so whole blocks have none.
+    # With a mask that may end anywhere the compiler takes one element an access, so whole blocks have no mask.
     if mask is None:
         values = tl.load(places, eviction_policy="evict_first")
     else:

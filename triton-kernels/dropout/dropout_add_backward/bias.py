@@ -1,7 +1,7 @@
-"""What dropout_add's backward pass does where bias alone wants a gradient: dbias, from masks that are drawn again.
+"""dropout_add's backward pass for dbias alone, from masks that are drawn again.
 
-As in v02, programs stay on a strip of columns over a chunk of the rows and sum it in registers, and a second kernel
-adds the programs' sums, always in the same order; but nothing is written beside them.
+As in v02, a persistent program sums a strip of columns over a chunk of the rows in registers, and a second kernel adds
+the programs' sums, always in the same order; but dx is not written.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def dropout_add_bias_kernel(
         row = start + tl.arange(0, BLOCK_M)[:, None]
         mask = (row < end) & (col < N)
         values = tl.load(dout + row * stride_dm + col, mask=mask, other=0.0).to(tl.float32)
-        z = values  # of no meaning without an activation
+        z = values  # unused without an activation
         if ACTIVATION != "none":
             z = tl.load(x + row * stride_xm + col, mask=mask, other=0.0).to(tl.float32)
             if bias is not None:
@@ -51,7 +51,7 @@ def dropout_add_bias_kernel(
         else:
             four = row * N + first_col + 4 * tl.arange(0, BLOCK_N // 4)[None, :]
             kept = keeps_anywhere(seed, offset, threshold, ALL, four, BLOCK_N)
-        # What lies behind the matrix was read as 0, whose gradient is 0 too.
+        # Elements behind the matrix were read as 0, whose gradient is 0, too.
         sums += tl.where(kept, gradient(values, z, scale, ACTIVATION), 0.0)
     tl.store(partials + chunk * N + col, tl.sum(sums, axis=0, keep_dims=True), mask=col < N)
 
@@ -76,7 +76,7 @@ def dropout_add_bias(
     if M == 0 or N == 0:
         dbias.zero_()
         return
-    block_n = min(COLUMNS, max(triton.next_power_of_2(N), 4))  # four elements share a call's words
+    block_n = min(COLUMNS, max(triton.next_power_of_2(N), 4))  # four elements share a Philox call
     block_m = TILE // block_n
     strips = triton.cdiv(N, block_n)
     wanted = max(1, PROGRAMS_PER_SM * sm_count(device) // strips)

@@ -1,10 +1,10 @@
 """dropout_add_backward v01_rows_then_columns: one kernel for dx, another for the sums of its columns.
 
 Change:   none yet, this is where the ladder starts.
-Why:      the definition, word for word: dbias sums what dx was before it was rounded, so a second kernel reads
-          everything again, a strip of columns over a slice of the rows. A third one adds the slices, always in the same
-          order. The words that the forward pass drew are drawn again, by both, one element at a time.
-Counter:  bytes_over_minimum is about 1.5 without an activation; dram_share is 21 %.
+Why:      the definition, word for word: dbias sums dx before it is rounded, so a second kernel reads everything again,
+          a strip of columns over a slice of the rows, and a third one adds the slices, always in the same order. Both
+          draw the words of the forward pass again, one element at a time.
+Counter:  bytes_over_minimum is about 1.5 without an activation; dram_share is low.
 Requires: rows whose elements are contiguous, at any distance from each other.
 Twin:     cuda-kernels/dropout/dropout_add_backward/v01_rows_then_columns.cu
 """
@@ -29,7 +29,7 @@ def _dx(
     dout, x, bias, N, stride_dm, stride_xm, seed, offset, threshold, scale, row, col, mask, ALL: tl.constexpr,
     ACTIVATION: tl.constexpr,
 ):  # fmt: skip
-    # Before it is rounded.
+    # dx before it is rounded.
     dx = tl.load(dout + row * stride_dm + col, mask=mask, other=0.0).to(tl.float32)
     z = dx  # of no meaning without an activation
     if ACTIVATION != "none":

@@ -1,14 +1,14 @@
-"""dropout_add_backward v02_persistent: programs stay on a strip of columns, and sum them in registers.
+"""dropout_add_backward v02_persistent: a persistent kernel sums strips of columns in registers.
 
 Change:   as many programs as the GPU runs at once take a strip of columns each, over a chunk of the rows. They load a
-          tile once, write its dx, and add that, before it is rounded, to sums that stay in registers; a second kernel
-          adds the programs' sums, always in the same order. The four words of a call are those of four neighbours. The
-          tile and the numbers of warps and programs are searched over the list below (see tuning.py).
-Why:      a thread has the same columns of every row, so that their sums cost an addition an element, and no memory. The
-          rows of a tile stay apart until the end: threads exchange their sums once.
-Counter:  bytes_over_minimum falls to 1; time falls to 0.17 of v01's.
+          tile once, write its dx, and add dx, before it is rounded, to sums that stay in registers; a second kernel
+          adds the programs' sums, always in the same order. Four neighbours share a Philox call. The tile and the
+          numbers of warps and programs are searched over the list below (see tuning.py).
+Why:      a thread has the same columns of every row, so their sums cost an addition an element, and no memory. The rows
+          of a tile have sums of their own until the end: threads exchange them once.
+Counter:  bytes_over_minimum falls to 1; time falls.
 Requires: rows whose elements are contiguous, at any distance from each other. Where N and those distances are multiples
-          of 16, loads take 16 bytes; where N is no multiple of 4, every four elements take two calls.
+          of 16, loads take 16 bytes; where N is not a multiple of 4, every four elements take two Philox calls.
 Twin:     cuda-kernels/dropout/dropout_add_backward/v02_persistent.cu
 """
 
@@ -36,12 +36,12 @@ CONFIGS = [
 
 
 def block_n(N: int, config: dict[str, Any]) -> int:
-    """Columns of a tile: of a short row, all, and four at least."""
+    """Columns of a tile: all of a short row, and four at least."""
     return min(config["COLUMNS"], max(triton.next_power_of_2(N), 4))
 
 
 def chunked(M: int, N: int, config: dict[str, Any], device: torch.device) -> tuple[int, int, int]:
-    """Strips of columns, rows of a chunk, and chunks: as many as run at once, and no two share a tile."""
+    """Strips of columns, rows of a chunk, and chunks: as many as run at once, of which no two share a tile."""
     rows = config["TILE"] // block_n(N, config)
     strips = triton.cdiv(N, block_n(N, config))
     wanted = max(1, config["PER_SM"] * sm_count(device) // strips)
@@ -78,7 +78,7 @@ def dropout_add_backward_v02_persistent_kernel(
         mask = (row < end) & (col < N)
         values = tl.load(dout + row * stride_dm + col, mask=mask, other=0.0, eviction_policy="evict_first")
         values = values.to(tl.float32)
-        z = values  # of no meaning without an activation
+        z = values  # unused without an activation
         if ACTIVATION != "none":
             z = tl.load(x + row * stride_xm + col, mask=mask, other=0.0, eviction_policy="evict_first").to(tl.float32)
             if bias is not None:
@@ -89,7 +89,7 @@ def dropout_add_backward_v02_persistent_kernel(
         else:
             four = row * N + first_col + 4 * tl.arange(0, BLOCK_N // 4)[None, :]
             kept = keeps_anywhere(seed, offset, threshold, ALL, four, BLOCK_N)
-        # What lies behind the matrix was read as 0, whose gradient is 0 too.
+        # Elements behind the matrix were read as 0, whose gradient is 0, too.
         values = tl.where(kept, gradient(values, z, scale, ACTIVATION), 0.0)
         tl.store(dx + row * N + col, values.to(dx.dtype.element_ty), mask=mask)
         if partials is not None:
@@ -123,7 +123,7 @@ def dropout_add_backward_v02_persistent(
     problem, step = tuning.problem_of(M, N, dtype=dout.dtype), "dropout_add_backward/v02_persistent"
     kernel, config = tuning.choose(dropout_add_backward_v02_persistent_kernel, step, problem, dout.device)
     chunks = lambda config: chunked(M, N, config, dout.device)[2]  # noqa: E731
-    # A search asks again for each candidate's, and last for that of what this call launches.
+    # A search appends the count of each candidate, and at last that of what this call launches.
     counts = list(map(chunks, [config] if config else [each.kwargs for each in CONFIGS]))
     partials = torch.empty(max(counts) * N, dtype=torch.float32, device=dout.device) if sums else None
 

@@ -4,10 +4,11 @@ Change:   none yet, this is where the ladder starts.
 Why:      the definition, word for word: the variance is the mean of the squared distances from the mean, so no digits
           are lost where the mean is large. A row of 4096 stays in L1 between the passes, so device memory sees it once;
           but every pass waits for its loads, and then for the slowest warp.
-Counter:  dram_share is 83 %; 3 % more is read than each element once, so not every row stays in L1. Not steady: the
-          same code took 483, 517, 400, 476 and 519 us in five runs, and dram_share was 69 to 87 %.
+Counter:  dram_share is below its peak, and a little more is read than each element once, so not every row stays in L1.
+          Not steady: time and dram_share differ between runs of the same code.
 Requires: rows whose elements are contiguous, at any distance from each other. Where N and that distance are multiples
-          of 16, loads take 16 bytes; elsewhere the compiler cannot know where a row starts, and takes one element.
+          of 16, loads take 16 bytes; elsewhere the compiler cannot know where a row starts, and loads one element at a
+          time.
 Twin:     cuda-kernels/norm/layer_norm/v01_three_passes.cu
 """
 
@@ -24,7 +25,7 @@ MOST_PROGRAMS = 2**31 - 1
 
 @triton.jit
 def _values(x_row, residual_row, col, mask):
-    # The row, or with a residual the sum, in fp32; rounded to x's dtype first, as it is returned.
+    # The row, or its sum with the residual, in fp32; the sum is rounded to x's dtype first, as it is returned.
     values = tl.load(x_row + col, mask=mask, other=0.0)
     if residual_row is not None:
         residual = tl.load(residual_row + col, mask=mask, other=0.0).to(tl.float32)
@@ -50,7 +51,7 @@ def layer_norm_v01_three_passes_kernel(
             total += _values(x_row, residual_row, col, col < N)
         row_mean = tl.sum(total) / N
 
-        # What lies behind the row was read as 0, which has a distance, too.
+        # Elements behind the row were read as 0: their distance must not count.
         squares = tl.zeros((BLOCK,), dtype=tl.float32)
         for start in tl.range(0, N, BLOCK):
             col = start + tl.arange(0, BLOCK)
@@ -65,7 +66,7 @@ def layer_norm_v01_three_passes_kernel(
             values = _values(x_row, residual_row, col, col < N)
             if residual is not None:
                 tl.store(added + row * N + col, values.to(added.dtype.element_ty), mask=col < N)
-            # The difference is taken first: it is exact where the mean is large beside it.
+            # Subtracts first: the difference is exact where the mean is large.
             values = (values - row_mean) * row_rstd
             if weight is not None:
                 values *= tl.load(weight + col, mask=col < N, other=0.0).to(tl.float32)

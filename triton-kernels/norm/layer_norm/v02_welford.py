@@ -1,13 +1,14 @@
 """layer_norm v02_welford: mean and squared distances from it in one pass over the row, and a second pass to write.
 
-Change:   every place of the block carries a running mean and the sum of the squared distances from it, both corrected
-          with each element that comes. Places are combined after the pass, with a term for the distance of their means.
-Why:      one pass less to wait for, and digits are kept that a difference of the mean square and the squared mean would
-          lose; at the price of more arithmetic for each element that is read.
-Counter:  load requests fall by 20 %; time falls by 21 %; in other runs of v01 it fell by 13, 15 and 20 %, and rose
-          by 3.
+Change:   every place of the block carries a running mean and the sum of the squared distances from it, and updates both
+          with each element. Places are merged after the pass by Chan's formula, which adds a term for the distance of
+          their means.
+Why:      one pass less to wait for, without the loss of digits of mean(x^2) - mean(x)^2, at the price of more
+          arithmetic an element.
+Counter:  load requests fall; time falls, though not against every run of v01.
 Requires: rows whose elements are contiguous, at any distance from each other. Where N and that distance are multiples
-          of 16, loads take 16 bytes; elsewhere the compiler cannot know where a row starts, and takes one element.
+          of 16, loads take 16 bytes; elsewhere the compiler cannot know where a row starts, and loads one element at a
+          time.
 Source:   Welford, "Note on a Method for Calculating Corrected Sums of Squares and Products" (Technometrics 4, 1962);
           to combine: Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample
           Variances" (Stanford CS-79-773).
@@ -27,7 +28,7 @@ MOST_PROGRAMS = 2**31 - 1
 
 @triton.jit
 def _values(x_row, residual_row, col, mask):
-    # The row, or with a residual the sum, in fp32; rounded to x's dtype first, as it is returned.
+    # The row, or its sum with the residual, in fp32; the sum is rounded to x's dtype first, as it is returned.
     values = tl.load(x_row + col, mask=mask, other=0.0)
     if residual_row is not None:
         residual = tl.load(residual_row + col, mask=mask, other=0.0).to(tl.float32)
@@ -52,13 +53,13 @@ def layer_norm_v02_welford_kernel(
         for start in tl.range(0, N, BLOCK):
             col = start + tl.arange(0, BLOCK)
             values = _values(x_row, residual_row, col, col < N)
-            # Places have seen one element more with every block, but for those that the last one does not reach: they
+            # Every place has one element more after each block, but for places that the last block does not reach: they
             # stay as they are.
             counts += tl.where(col < N, 1.0, 0.0)
             distance = tl.where(col < N, values - means, 0.0)
             means += distance * (1.0 / (start // BLOCK + 1))
             squares += distance * (values - means)
-        # Chan's formula for all places at once: to the distances within each come those of the places' means.
+        # Chan's formula, for all places at once.
         row_mean = tl.sum(counts * means) / N
         distance = means - row_mean
         row_rstd = 1.0 / tl.sqrt_rn(tl.sum(squares + counts * distance * distance) / N + eps)
@@ -70,7 +71,7 @@ def layer_norm_v02_welford_kernel(
             values = _values(x_row, residual_row, col, col < N)
             if residual is not None:
                 tl.store(added + row * N + col, values.to(added.dtype.element_ty), mask=col < N)
-            # The difference is taken first: it is exact where the mean is large beside it.
+            # Subtracts first: the difference is exact where the mean is large.
             values = (values - row_mean) * row_rstd
             if weight is not None:
                 values *= tl.load(weight + col, mask=col < N, other=0.0).to(tl.float32)

@@ -1,13 +1,13 @@
-"""layer_norm v03_registers: the row is read once and stays in the program's registers.
+"""layer_norm v03_registers: the row is register-resident: it is read once.
 
 Change:   the block is as long as the row, rounded up to a power of 2, and is loaded once.
 Why:      the passes over the row become passes over registers, where a second one is cheap: the mean is subtracted
-          before anything is squared. The loads of a thread are all under way at once. How long a row may be is now
-          bounded by the registers of a program.
-Counter:  time falls by 13 %; dram_share rises to 89 %.
+          before anything is squared. All loads of a thread are under way at once. The registers of a program now bound
+          the length of a row.
+Counter:  time falls; dram_share rises.
 Requires: rows of at most 16,384 elements, contiguous, at any distance from each other. Where N and that distance are
-          multiples of 16, loads take 16 bytes; elsewhere the compiler cannot know where a row starts, and takes one
-          element.
+          multiples of 16, loads take 16 bytes; elsewhere the compiler cannot know where a row starts, and loads one
+          element at a time.
 Twin:     cuda-kernels/norm/layer_norm/v03_registers.cu
 """
 
@@ -33,14 +33,14 @@ def layer_norm_v03_registers_kernel(
     for row in tl.range(tl.program_id(0), M, tl.num_programs(0)):
         values = tl.load(x + row * stride_xm + col, mask=mask, other=0.0)
         if residual is not None:
-            # The sum is rounded to x's dtype, as it is returned, and the norm is that of the rounded sum.
+            # The sum is rounded to x's dtype, as it is returned; the norm is that of the rounded sum.
             terms = tl.load(residual + row * stride_rm + col, mask=mask, other=0.0).to(tl.float32)
             values = (values.to(tl.float32) + terms).to(values.dtype)
             tl.store(added + row * N + col, values, mask=mask)
         values = values.to(tl.float32)
 
-        # The difference is taken first: it is exact where the mean is large beside it. What lies behind the row was
-        # read as 0, which has a distance from the mean, too.
+        # Subtracts first: the difference is exact where the mean is large. Elements behind the row were read as 0:
+        # their distance from the mean must not count.
         row_mean = tl.sum(values) / N
         values = tl.where(mask, values - row_mean, 0.0)
         row_rstd = 1.0 / tl.sqrt_rn(tl.sum(values * values) / N + eps)

@@ -1,15 +1,15 @@
 """layer_norm v04_rows_per_block: a program takes a tile of several short rows, or as many warps as a long row needs.
 
-Change:   a program holds a tile of TILE_BYTES: rows side by side where they are shorter than that. A row that is longer
-          is read twice, in blocks of half a tile, as in v02. The size and the number of warps are searched over the
-          list below (see tuning.py).
-Why:      a program for a row of 256 leaves most of its threads idle, and still pays for barriers. In a tile, such a row
-          is one warp's, shuffles are all that is needed, and a program has many rows under way. Weight and bias are
-          loaded once for all of them, and asked to leave L1 last.
-Counter:  time falls to 0.4 for rows of 256, and rises by 6 % for rows of 4096.
+Change:   a program holds a tile of TILE_BYTES: several rows side by side if they are shorter. A longer row is read
+          twice, in blocks of half a tile, as in v02. The tile's size and the number of warps are searched over the list
+          below (see tuning.py).
+Why:      a program for a row of 256 leaves most of its threads idle, and still waits at barriers. In a tile, one warp
+          takes such a row and needs shuffles alone, and a program has many rows under way. Weight and bias are loaded
+          once for all of them, and marked to leave L1 last.
+Counter:  time falls for rows of 256, and rises a little for rows of 4096.
 Requires: rows of at most 64 KiB whose elements are contiguous, at any distance from each other. Where N and that
           distance are multiples of 16, loads take 16 bytes; elsewhere the compiler cannot know where a row starts, and
-          takes one element.
+          loads one element at a time.
 Twin:     cuda-kernels/norm/layer_norm/v04_rows_per_block.cu
 """
 
@@ -39,7 +39,7 @@ def tile_of(args: dict[str, Any]) -> int:
 
 @triton.jit
 def _values(x_rows, residual_rows, added_rows, col, mask):
-    # Rows, or with a residual sums, in fp32; rounded to x's dtype first, as they are returned.
+    # The rows, or their sums with the residual, in fp32; sums are rounded to x's dtype first, as they are returned.
     values = tl.load(x_rows + col, mask=mask, other=0.0)
     if residual_rows is not None:
         residual = tl.load(residual_rows + col, mask=mask, other=0.0).to(tl.float32)
@@ -82,8 +82,8 @@ def layer_norm_v04_rows_per_block_kernel(
     if WHOLE:
         mask = (row < M) & (col < N)
         values = _values(x_rows, residual_rows, added_rows, col, mask)
-        # The difference is taken first: it is exact where the mean is large beside it. What lies behind a row was read
-        # as 0, which has a distance from the mean, too.
+        # Subtracts first: the difference is exact where the mean is large. Elements behind a row were read as 0: their
+        # distance from the mean must not count.
         row_mean = tl.sum(values, axis=1, keep_dims=True) / N
         values = tl.where(col < N, values - row_mean, 0.0)
         row_rstd = 1.0 / tl.sqrt_rn(tl.sum(values * values, axis=1, keep_dims=True) / N + eps)
@@ -96,7 +96,7 @@ def layer_norm_v04_rows_per_block_kernel(
         for start in tl.range(0, N, BLOCK_N):
             mask = start + col < N
             values = _values(x_rows, residual_rows, None, start + col, mask)
-            # Places have seen one element more with every block, but for those that the last one does not reach: they
+            # Every place has one element more after each block, but for places that the last block does not reach: they
             # stay as they are.
             counts += tl.where(mask, 1.0, 0.0)
             distance = tl.where(mask, values - means, 0.0)

@@ -1,22 +1,23 @@
-"""layer_norm v06_cooperative: programs that are all resident share a row too long for one of them.
+"""layer_norm v06_cooperative: split rows: resident programs of a cooperative launch share a row.
 
-Change:   a row longer than a program's tile is divided into PARTS. The program of each takes its mean and the squared
-          distances from it, publishes both in one word, waits for the words of the others, combines them, and writes
-          its part. Shorter rows are treated as in v04, or by programs that stay while rows travel ahead, whichever the
-          search finds faster. A row is as many blocks of 16 bytes a thread as it takes, not a power of 2. Where N is
-          odd, rows start at every alignment: elements at both ends are taken one by one, and 16 bytes at a time in
-          between. A program that stays takes rows that all start alike, which are sixteen apart where N is odd, and
-          has the same columns of them; where none stays, weight and bias are put together from two loads.
-Why:      a cooperative launch promises that all programs run at once, so one may wait for another's numbers. How long a
-          row may be is then bounded by the registers of the whole GPU. While a program waits, its next part travels to
-          shared memory. A program that stays has the same columns of every row: weight and bias stay in its registers,
-          where there is room. Trials ran before the last prediction.
-Counter:  time falls by 34 % where N is 65,536, by 48 and 51 % at 5,003 and 50,257, and by 4 % at 4,096, where it falls
-          by 1 % in fp32.
-Requires: rows whose elements are contiguous, at any distance from each other. Where the matrices' rows are not aligned
-          alike, and of short rows where N is odd, elements are taken one by one. Rows too long for all programs that
-          can run at once are v02's.
-Source:   to combine: as v02. A value and its flag in one word that others wait for: Merrill and Garland, "Single-pass
+Change:   a row longer than a program's tile is split into PARTS. The program of each computes its mean and the squared
+          distances from it, publishes both in one word, waits for the words of the others, merges them, and writes its
+          part. Shorter rows are treated as in v04, or by a persistent kernel that loads rows ahead, whichever the
+          search finds faster. A row takes as many packs a thread as it needs, not a power of 2. Where N is odd, rows
+          have every skew: the elements at both ends are taken one by one, and packs in between. A persistent program
+          takes rows of the same skew, which are sixteen apart where N is odd, and so has the same columns of them;
+          other programs realign weight and bias from two loads.
+Why:      a cooperative launch promises that all programs run at once, so one may wait for another's numbers. The
+          registers of the whole GPU then bound the length of a row. While a program waits, its next part travels to
+          shared memory. A persistent program has the same columns of every row, so weight and bias stay in its
+          registers, where there is room. Trials ran before the last prediction.
+Counter:  time falls where N is 65,536, and more at 5,003 and 50,257; it falls a little at 4,096.
+Requires: rows whose elements are contiguous, at any distance from each other.
+          - rows too long for all programs that can run at once: v02_welford
+          - matrices whose skews differ, and short rows with an odd N: this step's kernel, with accesses of single
+            elements
+          - others: this step's kernel, with accesses of 16 bytes
+Source:   to merge: as v02. A value and its flag in one word that others wait for: Merrill and Garland, "Single-pass
           Parallel Prefix Scan with Decoupled Look-back" (NVIDIA technical report NVR-2016-002).
 Twin:     none, see the spec
 """
@@ -43,7 +44,7 @@ WORD_BYTES = 4
 REGISTERS = 65_536  # of an SM
 OTHER_REGISTERS = 32  # of a thread, beside those of its elements, weight and bias
 
-# The word at an address, as soon as its bit 31 is as given; 0 for address 0.
+# Waits until bit 31 of the word at an address is as given, and returns the word; 0 for address 0.
 AWAIT = tl.constexpr("""{
     .reg .pred %done;
     .reg .b64 %unlike;
@@ -60,14 +61,16 @@ END:
 }""")
 
 COMPILED = tl.constexpr(not triton.knobs.runtime.interpret)
-# Two bf16 to two fp32, in three ways: a compiler that recognises what has been done before keeps the result, in twice
-# the registers. Triton's does not look into asm; ptxas does, and knows a product or another logical operation again.
+# Two bf16 to two fp32, in three ways, against common-subexpression elimination (CSE): a compiler that recognises a
+# conversion it has already done keeps the result, in twice the registers. Triton does not look into asm; ptxas does,
+# and recognises multiplications and other logical operations as the same, but not these three.
 WIDEN = tl.constexpr("prmt.b32 $0, 0, $2, 0x5400; prmt.b32 $1, 0, $2, 0x7600;")
 WIDEN_AGAIN = tl.constexpr("prmt.b32 $0, $2, 0, 0x1044; prmt.b32 $1, $2, 0, 0x3244;")
 WIDEN_LAST = tl.constexpr("shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;")
 
-# With several STAGES, PER_SM programs an SM stay, and rows travel ahead. With one, even rows that are not shared get
-# programs of their own. Registers are rationed for PER_SM programs; the hardware deals them out by 8.
+# With several STAGES the kernel is persistent, with PER_SM programs an SM, and rows travel ahead. With one stage, every
+# row that is not split gets a program of its own. `maxnreg` rations registers for PER_SM programs; the hardware allots
+# them in units of 8.
 CONFIGS = [
     triton.Config(
         {"TILE_BYTES": size, "PER_SM": per_sm, "STAGES": stages},
@@ -88,13 +91,13 @@ def divided(
 ) -> dict[str, int]:
     """How rows of N elements become tiles: ROWS side by side, or PARTS of one, each of which is CHUNKS of BLOCK_N.
 
-    ``wide``: all rows of all matrices start as far from an address of whole vectors; ``vectors``: how many there are of
-    weight and bias; ``matrices``: of x and residual.
+    ``wide``: each row has the same skew in all matrices; ``vectors``: how many of weight and bias there are;
+    ``matrices``: how many of x and residual.
     """
     tile, threads, vector = config["TILE_BYTES"] // itemsize, 32 * config["num_warps"], VECTOR_BYTES // itemsize
     block, chunk = triton.next_power_of_2(max(N, 1)), threads * vector
     edges = wide and N % vector > 0
-    # Side by side, as far as half of the registers hold them in fp32.
+    # Rows side by side: as many as half of the registers hold in fp32.
     several = min(tile, threads * config["maxnreg"] // 2) // block
     if several > 1 and block <= chunk and (chunk > N or not edges):
         return {
@@ -108,13 +111,13 @@ def divided(
     if edges:  # see _inside
         least = (N - 2 * vector + 1) // vector - 1
     registers = (1 + vectors) * triton.cdiv(share * vector, chunk) * VECTOR_BYTES // 4 + OTHER_REGISTERS
-    # With edges, weight and bias of a program that stays are those of all its rows if these start alike.
+    # A persistent program with edges can hold weight and bias if all of its rows have the same skew.
     stays = parts > 1 or config["STAGES"] > 1
     alike = not edges or (stays and resident(config, matrices, device) // parts >= period_of(N, itemsize))
     return {
         "ROWS": 1, "BLOCK_N": chunk, "AT_ONCE": 1, "CHUNKS": max(triton.cdiv(share * vector, chunk), 1), "PARTS": parts,
         "SLOTS": triton.next_power_of_2(parts), "VECTOR": vector, "EDGES": edges,
-        # The last part has the fewest elements.
+        # Chunks that need no mask in any part; the last part has the fewest elements.
         "FULL": max(least - (parts - 1) * share, 0) * vector // chunk,
         "HELD": alike and (config["STAGES"] > 1 or registers <= config["maxnreg"]),
     }  # fmt: skip
@@ -138,41 +141,41 @@ def resident(config: dict[str, Any], matrices: int, device: torch.device) -> int
     """How many programs can run at once; 1 in the interpreter, where they run one after the other."""
     if device.type == "cpu":
         return 1
-    # Beside the stages of what is read, chunks may change their layout there, and CUDA reserves 1 KiB.
+    # Beside the stages, shared memory serves changes of chunks' layout, and CUDA reserves 1 KiB of it.
     shared = (config["STAGES"] - 1) * config["TILE_BYTES"] * matrices + 10_240
     per_sm = min(config["PER_SM"], shared_bytes(device) // shared)
     return min(sm_count(device) * per_sm, SIZE // 5)  # a program has up to 5 of the counters
 
 
 def period_of(N: int, itemsize: int) -> int:
-    """How many rows apart those are that start alike within the bytes in which memory is fetched."""
+    """How many rows apart two rows have the same skew within a sector."""
     sector = SECTOR_BYTES // itemsize
     return sector // math.gcd(N, sector)
 
 
 def grid_of(x: Tensor, matrices: int, config: dict[str, Any]) -> tuple[int, int, int]:
-    """All programs that can run at once, in groups of PARTS; or where none stays, one for each tile."""
+    """All programs that can run at once, in groups of PARTS; one for each tile where programs are not persistent."""
     M, N = x.shape
     tiles = triton.cdiv(M, config["ROWS"])
     if config["PARTS"] == 1 and config["STAGES"] == 1:
         return tiles, 1, 1
     groups = resident(config, matrices, x.device) // config["PARTS"]
-    # A group with edges whose weight is held goes from a row to the next one that starts alike.
+    # A group with edges that holds its weight goes from a row to the next one of the same skew.
     period = period_of(N, x.element_size()) if config["EDGES"] and config["HELD"] and tiles > groups else 1
-    # All groups take the same number of tiles, but for the last round: none ends a tile late.
+    # All groups take the same number of tiles, but for the last round, so that none ends a tile late.
     rounds = triton.cdiv(tiles, groups // period * period)
     return triton.cdiv(triton.cdiv(tiles, rounds), period) * period * config["PARTS"], 1, 1
 
 
 def fits(x: Tensor, matrices: int, config: dict[str, Any]) -> bool:
-    """Whether the programs that share a row can all run at once."""
+    """Whether all programs that share a split row can run at once."""
     parts = triton.cdiv(x.shape[1] * x.element_size(), config["TILE_BYTES"])
     return parts <= resident(config, matrices, x.device)
 
 
 def fitting(configs: list[triton.Config], args: dict[str, Any], **meta: Any) -> list[triton.Config]:
-    # As if there were a residual: a search's key has dtypes alone, of which residual and sum in fp32 are like those of
-    # weight and bias, so one result serves both.
+    # As if there were a residual, so that one result serves both: a search's key has dtypes alone, and the fp32
+    # residual and sum have the dtypes of weight and bias.
     return [config for config in configs if fits(args["x"], 2, config.all_kwargs())]
 
 
@@ -186,7 +189,7 @@ def _load(pointers, mask, FULL: tl.constexpr, POLICY: tl.constexpr):
 
 @triton.jit
 def _chunks(pointers, masks, FULL: tl.constexpr, POLICY: tl.constexpr):
-    # A tuple of as many tiles as there are masks, one behind the other.
+    # A tuple of tiles, one for each mask, one behind the other in memory.
     tiles = ()
     for chunk in tl.static_range(len(masks)):
         tiles += (_load(pointers + chunk * pointers.shape[0], masks[chunk], chunk < FULL, POLICY),)
@@ -195,7 +198,7 @@ def _chunks(pointers, masks, FULL: tl.constexpr, POLICY: tl.constexpr):
 
 @triton.jit
 def _rows(x, residual, added, masks, FULL: tl.constexpr):
-    # What is normalised: x, or with a residual the sum, rounded as it is returned.
+    # What is normalised: x, or its sum with the residual, rounded as it is returned.
     tiles = _chunks(x, masks, FULL, "")
     if residual is not None:
         terms = _chunks(residual, masks, FULL, "")
@@ -210,7 +213,7 @@ def _rows(x, residual, added, masks, FULL: tl.constexpr):
 
 @triton.jit
 def _wide(tile, HOW: tl.constexpr):
-    # In fp32, by other instructions than what has been in fp32 before.
+    # To fp32 by instructions of its own (HOW), which defeats CSE.
     if COMPILED and (tile.dtype == tl.bfloat16 and tile.shape[-1] > 1):
         tile = tl.inline_asm_elementwise(HOW, "=r,=r,r", [tile], tl.float32, is_pure=False, pack=2)
     return tile.to(tl.float32)
@@ -218,7 +221,7 @@ def _wide(tile, HOW: tl.constexpr):
 
 @triton.jit
 def _rsqrt(x):
-    # Triton's takes what is below 1e-38 for 0.
+    # Triton's own flushes inputs below 1e-38 to 0.
     if COMPILED:
         return tl.inline_asm_elementwise("rsqrt.approx.f32 $0, $1;", "=r,r", [x], tl.float32, is_pure=True, pack=1)
     else:  # noqa: RET505  # Triton would compile what follows all the same
@@ -227,7 +230,7 @@ def _rsqrt(x):
 
 @triton.jit
 def _total(tiles):
-    # Of each place's elements.
+    # The sum of each place's elements.
     total = _wide(tiles[0], WIDEN)
     for chunk in tl.static_range(1, len(tiles)):
         total += _wide(tiles[chunk], WIDEN)
@@ -236,7 +239,7 @@ def _total(tiles):
 
 @triton.jit
 def _squares(tiles, mean, masks, FULL: tl.constexpr, CENTERED: tl.constexpr):
-    # The sum of each place's squared distances. What lies behind the row was read as 0, which has a distance, too.
+    # Each place's sum of squared distances. Elements behind the row were read as 0: their distance must not count.
     squares = tl.zeros_like(tiles[0]).to(tl.float32)
     for chunk in tl.static_range(len(tiles)):
         distance = _wide(tiles[chunk], WIDEN_AGAIN) - mean
@@ -257,8 +260,8 @@ def _masks(limit, CHUNKS: tl.constexpr, BLOCK_N: tl.constexpr, VECTOR: tl.conste
 
 @triton.jit
 def _from_two(vector, start, limit, FULL: tl.constexpr, VECTOR: tl.constexpr, BLOCK_N: tl.constexpr):
-    # [BLOCK_N] elements in fp32, the first of which lies anywhere in 16 bytes, and so each 16 bytes of ours in two of
-    # memory's. Those are loaded, 4 words each, and put in place by two words, by one, and by half a one.
+    # Realigns [BLOCK_N] elements, and returns them in fp32. The first may have any skew, so each pack of ours lies in
+    # two of memory's. Both are loaded, 4 words each, and shifted by two words, by one, and by half a word.
     PER_WORD: tl.constexpr = VECTOR // 4
     SHAPE: tl.constexpr = (BLOCK_N // VECTOR, 2, 2)
     index = tl.arange(0, BLOCK_N // VECTOR)[:, None]
@@ -290,7 +293,7 @@ def _vector(
     vector, chunk: tl.constexpr, start, limit, mask,
     FULL: tl.constexpr, HELD: tl.constexpr, VECTOR: tl.constexpr, EDGES: tl.constexpr,
 ):  # fmt: skip
-    # A chunk of weight or bias in fp32: of a tuple of chunks that are HELD, or from memory.
+    # A chunk of weight or bias in fp32: from registers if HELD, else from memory.
     BLOCK_N: tl.constexpr = mask.shape[0]
     if HELD:
         return _wide(vector[chunk], WIDEN_AGAIN)
@@ -308,7 +311,7 @@ def _write(
     FULL: tl.constexpr, HELD: tl.constexpr, VECTOR: tl.constexpr, EDGES: tl.constexpr,
 ):  # fmt: skip
     for chunk in tl.static_range(len(tiles)):
-        # The difference is taken first: it is exact where the mean is large beside it.
+        # Subtracts first: the difference is exact where the mean is large.
         values = (_wide(tiles[chunk], WIDEN_LAST) - mean) * rstd
         if weight is not None:
             values *= _vector(weight, chunk, start, limit, masks[chunk], FULL, HELD, VECTOR, EDGES)
@@ -323,25 +326,25 @@ def _exchange(
     part_mean, part_squares, words, part, turn, share, vectors, N,
     CENTERED: tl.constexpr, PARTS: tl.constexpr, SLOTS: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
-    # words: [2, PARTS], each a mean and, lower, the squared distances from it, whose sign says which turn the word is
-    # of: turns alternate between the two rows of words, and each row between the signs. At first all words are 0.
-    # Nobody is overtaken: who publishes for turn + 2 has seen the words of all for turn + 1, and they had by then read
-    # those of turn.
+    # words: [2, PARTS], each a part's mean and, in the lower half, its squared distances. Their sign bit tags the turn
+    # that the word is of: turns alternate between the two rows of words, and each row between the two signs. At first
+    # all words are 0. A word is never overwritten early: a part that publishes for turn + 2 has read all words of turn
+    # + 1, and every part published those after it had read the words of turn.
     tag = ((turn // 2 + 1) % 2).to(tl.int64) << 31
     words += turn % 2 * PARTS
     word = part_mean.to(tl.uint32, bitcast=True).to(tl.int64) << 32
     word |= (part_squares.to(tl.uint32, bitcast=True) & 0x7FFFFFFF).to(tl.int64) | tag
-    # The word is all that others need to see, so there is nothing to release or to acquire.
+    # Relaxed: the word is all that others read, so no other write has to be ordered with it.
     tl.atomic_xchg(words + part, word, sem="relaxed", scope="gpu")
 
-    # A thread waits for each part's word.
+    # One thread waits for each part's word.
     slot = tl.arange(0, SLOTS)
     address = tl.where(slot < PARTS, (words + slot).to(tl.int64), 0)
     word = tl.inline_asm_elementwise(AWAIT, "=&l,l,l", [address, tag], tl.int64, is_pure=False, pack=1)
     squares = (word & 0x7FFFFFFF).to(tl.int32).to(tl.float32, bitcast=True)
     row_mean = part_mean
     if CENTERED:
-        # Chan's formula for all parts at once: to the distances within each come those of the parts' means.
+        # Chan's formula, for all parts at once.
         counts = tl.where(slot < PARTS, _count(slot, share, vectors, N, VECTOR), 0.0)
         means = (word >> 32).to(tl.int32).to(tl.float32, bitcast=True)
         row_mean = tl.sum(counts * means) / N
@@ -351,14 +354,15 @@ def _exchange(
 
 @triton.jit
 def _count(part, share, vectors, N, VECTOR: tl.constexpr):
-    # Elements of a part; the first one has those that are in no vector, too.
+    # Elements of a part; the first part has the edges, too.
     count = tl.maximum(tl.minimum(share, vectors - part * share), 0) * VECTOR
     return (count + tl.where(part == 0, N - vectors * VECTOR, 0)).to(tl.float32)
 
 
 @triton.jit
 def _spread(vector, col, mask, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, AT_ONCE: tl.constexpr, FULL: tl.constexpr):
-    # As many times as there are threads to load 16 bytes each: then it is laid out as the tile is, and only repeated.
+    # Repeated for as many rows as the threads cover with 16 bytes each: then it is laid out as the tile is, and further
+    # rows only repeat registers.
     pointers = (vector + col).broadcast_to((AT_ONCE, BLOCK_N))
     values = _load(pointers, mask.broadcast_to((AT_ONCE, BLOCK_N)), FULL, "evict_last").to(tl.float32)
     return values[None, :, :].broadcast_to((ROWS // AT_ONCE, AT_ONCE, BLOCK_N)).reshape((ROWS, BLOCK_N))
@@ -375,12 +379,12 @@ def _short_rows(
     mask = col // VECTOR < N // VECTOR
     weights = None if weight is None else (_spread(weight, col, mask, ROWS, BLOCK_N, AT_ONCE, FULL),)
     biases = None if bias is None else (_spread(bias, col, mask, ROWS, BLOCK_N, AT_ONCE, FULL),)
-    # Numbers of rows, and their offsets, have 64 bits; within a tile, offsets in out have 32.
+    # Rows are numbered, and their offsets computed, in 64 bits; offsets in out within a tile have 32.
     start, step = tl.program_id(0).to(tl.int64) * ROWS, tl.num_programs(0).to(tl.int64) * ROWS
     for first in tl.range(start, start + 1 if STAGES == 1 else M, 1 if STAGES == 1 else step, num_stages=STAGES):
-        # Behind the last row comes the last row once more: it gets the same values again.
+        # Rows beyond the last are the last row again, to which the same values are written again.
         row = tl.minimum(tl.arange(0, ROWS)[:, None], tl.minimum(M - 1 - first, ROWS).to(tl.int32))
-        # The compiler sees that an offset is a multiple of VECTOR.
+        # Written so that the compiler sees a multiple of VECTOR.
         x_rows = x + (first + row) * stride_xm // VECTOR * VECTOR + col
         place = row * N // VECTOR * VECTOR + col
         residual_rows = None if residual is None else residual + (first + row) * stride_rm // VECTOR * VECTOR + col
@@ -398,8 +402,8 @@ def _short_rows(
 
 @triton.jit
 def _inside(row, N, EDGES: tl.constexpr, VECTOR: tl.constexpr):
-    # How many elements come before a row's first vector, and how many vectors are complete. With EDGES the last one is
-    # not among them, so that weight and bias are not read behind their ends.
+    # The elements before a row's first vector, and the number of whole vectors. With EDGES the last whole vector
+    # belongs to the edge, so that weight and bias are not read behind their ends.
     ALIGN: tl.constexpr = 2 * VECTOR
     start = tl.cast(row, tl.int64) * N
     head = (tl.cdiv(start, ALIGN) * ALIGN - start).to(tl.int32) if EDGES else 0
@@ -408,7 +412,7 @@ def _inside(row, N, EDGES: tl.constexpr, VECTOR: tl.constexpr):
 
 @triton.jit
 def _edges(head, vectors, part, N, VECTOR: tl.constexpr):
-    # The first ALIGN places are before the first vector, the others behind the last one; the first part has them.
+    # ALIGN places before the first vector, and ALIGN places behind the last one. The first part takes both.
     ALIGN: tl.constexpr = 2 * VECTOR
     edge = tl.arange(0, 2 * ALIGN)
     col = tl.where(edge < ALIGN, edge, head + vectors * VECTOR + edge - ALIGN)
@@ -431,16 +435,16 @@ def norm_rows(
         )  # fmt: skip
         return
 
-    # PARTS programs are a group, which has one row at a time.
+    # PARTS programs are a group, which takes one row at a time.
     part, group, groups = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS, tl.num_programs(0) // PARTS
     words = counters.to(tl.pointer_type(tl.int64)) + group * (2 * PARTS) if PARTS > 1 else None
-    # Columns count from the row's first vector, which is a multiple of ALIGN: with EDGES, of the 32 bytes in which
-    # memory is fetched. All parts have `share` vectors, but for the last.
+    # Columns count from the row's first vector, which starts at a multiple of ALIGN elements: with EDGES, of a sector
+    # of 32 bytes. Every part has `share` vectors, but for the last.
     ALIGN: tl.constexpr = 2 * VECTOR if EDGES else VECTOR
     share = tl.cdiv(N // VECTOR, PARTS)
     start = part * (share * VECTOR)
     col = start + tl.arange(0, BLOCK_N)
-    if HELD:  # all rows of the group have the first one's head
+    if HELD:  # all rows of the group have the skew of the first
         head, vectors = _inside(group, N, EDGES, VECTOR)
         masks = _masks(tl.minimum(share, vectors - part * share), CHUNKS, BLOCK_N, VECTOR)
         if EDGES:
@@ -451,10 +455,10 @@ def norm_rows(
         bias = None if bias is None else _chunks(bias + head + col, masks, FULL, "evict_last")
     turn = 0
     ONE: tl.constexpr = PARTS == 1 and STAGES == 1
-    # Only x and residual are to travel ahead.
+    # Loads of weight and bias in the loop must not travel ahead, so rows travel ahead only if these are HELD.
     AHEAD: tl.constexpr = STAGES if HELD else 1
     for index in tl.range(group, group + 1 if ONE else M, 1 if ONE else groups, num_stages=AHEAD):
-        # Offsets, of 64 bits, rounded up to whole vectors; the compiler sees that.
+        # Offsets in 64 bits, rounded up to whole vectors so that the compiler sees it.
         row = tl.cast(index, tl.int64)
         place = tl.cdiv(row * N, ALIGN) * ALIGN
         if not HELD:
@@ -500,7 +504,7 @@ def norm_rows(
         tl.store(rstd + row, row_rstd, mask=part == 0)
 
     if PARTS > 1:
-        # All of this program's threads are done waiting. Whoever of its group leaves last puts everything back to 0.
+        # For all threads of this program to have read the words. The last program of a group to leave resets all to 0.
         tl.debug_barrier()
         ticket = counters + 4 * tl.num_programs(0) + group
         if tl.atomic_add(ticket, 1, sem="acq_rel", scope="gpu") == PARTS - 1:
@@ -526,7 +530,7 @@ def layer_norm_v06_cooperative_kernel(
     )  # fmt: skip
 
 
-_plans: dict[tuple[Any, ...], tuple[plans.Plan, bool]] = {}  # and whether programs share rows, by counters
+_plans: dict[tuple[Any, ...], tuple[plans.Plan, bool]] = {}  # the launch cache; bool: rows are split, with counters
 
 
 def layer_norm_v06_cooperative(
@@ -581,14 +585,14 @@ def _first(
     tensors: tuple[Tensor | None, ...],
     eps: float,
 ) -> tuple[plans.Plan, bool] | None:
-    """Run a problem that has no plan, and make one, unless it is interpreted or captured."""
+    """Run a problem that is not in the launch cache, and make its plan, unless it is interpreted or captured."""
     (M, N), matrices = x.shape, 1 if residual is None else 2
     strides = (x.stride(0), residual.stride(0) if residual is not None else 0) if M > 1 else (N, N)
     places = [each.data_ptr() for each in tensors if each is not None and each.dim() == 2]
     places += [(stride - N) * x.element_size() for stride in strides[:matrices]]
     unit = SECTOR_BYTES if N * x.element_size() % VECTOR_BYTES else VECTOR_BYTES
     wide = all(place % unit == 0 for place in places)
-    if unit == SECTOR_BYTES:  # rows start anywhere, and meet weight and bias at every place: those are read in words
+    if unit == SECTOR_BYTES:  # rows have every skew: _from_two reads weight and bias in words
         vectors = [each.data_ptr() for each in tensors if each is not None and each.dim() == 1]
         wide = wide and all(place % WORD_BYTES == 0 for place in vectors)
     constants: dict[str, Any] = {"WIDE": wide}

@@ -1,12 +1,14 @@
-"""layer_norm_backward v01_rows_then_columns: one kernel for what is summed along rows, another for sums of columns.
+"""layer_norm_backward v01_rows_then_columns: one kernel for sums along rows, another for sums along columns.
 
 Change:   none yet, this is where the ladder starts.
 Why:      dx needs two sums of each row, and dweight and dbias one sum of each column. A program that walks along rows
-          meets every column once a row, so the columns get a kernel of their own. There a program takes a strip of
+          meets every column once a row, so the columns get a kernel of their own: there a program takes a strip of
           columns over a slice of the rows, and a third kernel adds the slices, always in the same order.
-Counter:  dram_share stays below what memory gives; bytes_over_minimum is about 1.67, as x and dout are read by both.
+Counter:  dram_share stays below what memory gives; bytes_over_minimum is about five thirds, as both kernels read x and
+          dout.
 Requires: rows whose elements are contiguous, at any distance from each other. Where N and those distances are multiples
-          of 16, loads take 16 bytes; elsewhere the compiler cannot know where a row starts, and takes one element.
+          of 16, loads take 16 bytes; elsewhere the compiler cannot know where a row starts, and loads one element at a
+          time.
 Twin:     cuda-kernels/norm/layer_norm_backward/v01_rows_then_columns.cu
 """
 
@@ -40,7 +42,7 @@ def layer_norm_backward_v01_rows_then_columns_kernel(
     for row in tl.range(tl.program_id(0), M, tl.num_programs(0)):
         row_mean, row_rstd = tl.load(mean + row), tl.load(rstd + row)
 
-        # Running sums for each place of the block, and one reduction at the end. What lies behind the row is 0.
+        # Running sums for each place of the block, and one reduction at the end. Elements behind the row are 0.
         product_sum = tl.zeros((BLOCK,), dtype=tl.float32)
         gradient_sum = tl.zeros((BLOCK,), dtype=tl.float32)
         for start in tl.range(0, N, BLOCK):

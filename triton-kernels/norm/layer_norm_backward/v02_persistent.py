@@ -1,15 +1,15 @@
-"""layer_norm_backward v02_persistent: programs stay, and add up dweight and dbias of their columns in registers.
+"""layer_norm_backward v02_persistent: a persistent kernel adds up dweight and dbias of its columns in registers.
 
-Change:   as many programs as the GPU runs at once take every so-many-th tile of rows. They load it once, and add what
-          dweight and dbias get of it to sums that stay in registers. A second kernel adds the programs' sums, always
-          in the same order. The tile's size and the numbers of warps and programs are searched over the list below
-          (see tuning.py).
+Change:   as many programs as the GPU runs at once take every so-many-th tile of rows. They load it once, and add its
+          terms of dweight and dbias to sums that stay in registers. A second kernel adds the programs' sums, always in
+          the same order. The tile's size and the numbers of warps and programs are searched over the list below (see
+          tuning.py).
 Why:      a thread has the same columns of every row, so their sums cost two additions an element, and no memory. The
-          sums of all rows of a tile stay apart until the end: threads exchange them once, instead of once a tile.
-Counter:  bytes_over_minimum falls to 1; time falls by 43 %.
+          rows of a tile have sums of their own until the end: threads exchange them once, instead of once a tile.
+Counter:  bytes_over_minimum falls to 1; time falls.
 Requires: rows of at most 16 KiB whose elements are contiguous, at any distance from each other. Where N and those
           distances are multiples of 16, loads take 16 bytes; elsewhere the compiler cannot know where a row starts, and
-          takes one element.
+          loads one element at a time.
 Twin:     cuda-kernels/norm/layer_norm_backward/v02_persistent.cu
 """
 
@@ -27,10 +27,10 @@ from kernel_twins._triton.lib.device import sm_count
 from kernel_twins._triton.norm.layer_norm_backward.v01_rows_then_columns import add_up
 
 REGISTERS = 65_536  # of an SM
-MOST_REGISTERS = 248  # of a thread: they are dealt out by 8
+MOST_REGISTERS = 248  # of a thread: they are allotted in units of 8
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
-# Of elements of 16 bits, a thread has 16 or 32.
+# A thread has 16 or 32 elements of 16 bits.
 CONFIGS = [
     triton.Config({"TILE_BYTES": size, "PER_SM": per_sm}, num_warps=warps)
     for size, per_sm, warps in (
@@ -41,13 +41,13 @@ CONFIGS = [
 
 
 def times(N: int, itemsize: int, config: dict[str, Any]) -> int:
-    """How many times as large as configured a program is for a row longer than its tile, as far as an SM goes."""
+    """By how much a program grows beyond its configuration to hold a row longer than its tile; an SM bounds it."""
     row = triton.next_power_of_2(N) * itemsize
     return min(max(row // config["TILE_BYTES"], 1), 2 ** (config["PER_SM"].bit_length() - 1))
 
 
 def registers(N: int, itemsize: int, config: dict[str, Any]) -> int:
-    """Of a thread: rationed for all programs that run at once. The hardware deals them out by 8."""
+    """Registers of a thread, rationed for all programs that run at once. The hardware allots them in units of 8."""
     larger = times(N, itemsize, config)
     threads = config["PER_SM"] // larger * config["num_warps"] * larger * 32
     return min(REGISTERS // threads // 8 * 8, MOST_REGISTERS)
@@ -59,7 +59,7 @@ def rows_of(N: int, itemsize: int, config: dict[str, Any]) -> int:
 
 
 def programs(M: int, N: int, itemsize: int, config: dict[str, Any], device: torch.device) -> int:
-    """All that run at once, or fewer that take as many tiles, but for the last round: none ends a tile late."""
+    """All programs that run at once, or fewer that need as many rounds of tiles: none ends a tile late."""
     tiles = triton.cdiv(M, rows_of(N, itemsize, config))
     resident = config["PER_SM"] // times(N, itemsize, config) * sm_count(device)
     return triton.cdiv(tiles, triton.cdiv(tiles, resident))
@@ -69,15 +69,15 @@ DIVIDED = {
     "BLOCK_N": lambda args: triton.next_power_of_2(args["N"]),
     "ROWS": lambda args: rows_of(args["N"], args["dout"].element_size(), args),
     "maxnreg": lambda args: registers(args["N"], args["dout"].element_size(), args),
-    # Last, as it takes the place of what is configured.
+    # Last, since it replaces the configured number.
     "num_warps": lambda args: args["num_warps"] * times(args["N"], args["dout"].element_size(), args),
 }
 
 
 @triton.jit
 def row_sums(a, b):
-    # The sums of every row of a and of b. As one tensor they take one exchange among threads instead of two; the
-    # interpreter would add that one's elements one after the other, and lose digits that a GPU keeps.
+    # The sums of every row of a and of b. Joined to one tensor they take one exchange among threads instead of two. The
+    # interpreter would add a joined tensor's elements one after the other, and lose digits that a GPU keeps.
     if INTERPRETED:
         a_sums, b_sums = tl.sum(a, axis=1, keep_dims=True), tl.sum(b, axis=1, keep_dims=True)
     else:
@@ -97,16 +97,16 @@ def layer_norm_backward_v02_persistent_kernel(
     # dweight and dbias. What is not there is None.
     col = tl.broadcast_to(tl.arange(0, BLOCK_N)[None, :], (ROWS, BLOCK_N))
     if weight is not None:
-        # Of every row of the tile, so that threads have it as they have the rows.
+        # Repeated for every row of the tile, so that threads hold it in the layout of the rows.
         row_weight = tl.load(weight + col, mask=col < N, other=0.0).to(tl.float32)
         dweight = tl.zeros((ROWS, BLOCK_N), dtype=tl.float32)
         dbias = tl.zeros((ROWS, BLOCK_N), dtype=tl.float32)
 
-    # Numbers and offsets of rows have 64 bits.
+    # Rows are numbered, and their offsets computed, in 64 bits.
     program, count = tl.program_id(0).to(tl.int64), tl.num_programs(0)
     for first in tl.range(program * ROWS, M, count * ROWS):
         row = first + tl.arange(0, ROWS)[:, None]
-        # What lies behind a row, or behind the last one, is 0 in dout, and adds nothing.
+        # Elements behind a row, and rows behind the last one, are 0 in dout, and add nothing.
         mask = (row < M) & (col < N)
         gradient = tl.load(dout + row * stride_dm + col, mask=mask, other=0.0).to(tl.float32)
         values = tl.load(x + row * stride_xm + col, mask=mask, other=0.0).to(tl.float32)

@@ -2,11 +2,11 @@
 
 Change:   the loop over the rows has several STAGES, from which the compiler makes a ring of tiles in shared memory,
           filled by asynchronous copies.
-Why:      programs that stay have no others to fill in while they wait for their rows, for each other at a barrier, and
-          for their stores. A copy that needs no registers can be under way all the time, and leaves them to the sums.
-Counter:  time falls by 2 %; dram_share is 87 %.
+Why:      a persistent program has no other to fill in while it waits for its rows, at a barrier, or for its stores. A
+          copy that needs no registers can be under way all the time, and leaves them to the sums.
+Counter:  time falls; dram_share rises.
 Requires: compute capability 9.0, for the shared memory. Rows of at most 16 KiB whose elements are contiguous, at any
-          distance from each other. Where N or those distances are no multiples of 16, the compiler cannot know where a
+          distance from each other. Where N or those distances are not multiples of 16, the compiler cannot know where a
           row starts: elements are loaded one by one, and nothing travels ahead, as an asynchronous copy takes 4 bytes
           at least.
 Twin:     cuda-kernels/norm/layer_norm_backward/v03_pipelined.cu
@@ -23,7 +23,7 @@ from kernel_twins._triton.lib import tuning
 from kernel_twins._triton.norm.layer_norm_backward.v01_rows_then_columns import add_up
 from kernel_twins._triton.norm.layer_norm_backward.v02_persistent import DIVIDED, programs, row_sums
 
-# STAGES - 1 tiles of both matrices and all PER_SM programs lie in shared memory; those being computed are in registers.
+# Shared memory holds STAGES - 1 tiles of both matrices for all PER_SM programs; the tiles in work are in registers.
 CONFIGS = [
     triton.Config({"TILE_BYTES": size, "PER_SM": per_sm, "STAGES": stages}, num_warps=warps)
     for size, per_sm, stages, warps in (
@@ -44,17 +44,17 @@ def layer_norm_backward_v03_pipelined_kernel(
     # dweight and dbias. What is not there is None.
     col = tl.broadcast_to(tl.arange(0, BLOCK_N)[None, :], (ROWS, BLOCK_N))
     if weight is not None:
-        # Of every row of the tile, so that threads have it as they have the rows.
+        # Repeated for every row of the tile, so that threads hold it in the layout of the rows.
         row_weight = tl.load(weight + col, mask=col < N, other=0.0).to(tl.float32)
         dweight = tl.zeros((ROWS, BLOCK_N), dtype=tl.float32)
         dbias = tl.zeros((ROWS, BLOCK_N), dtype=tl.float32)
 
-    # num_stages on the loop makes the compiler build the ring: it waits for a tile's copies, takes the tile into
-    # registers, and has its place filled again. Numbers and offsets of rows have 64 bits.
+    # num_stages makes the compiler build the ring: it waits for a tile's copies, takes the tile to registers, and
+    # starts the next copy into its place. Rows are numbered, and their offsets computed, in 64 bits.
     program, count = tl.program_id(0).to(tl.int64), tl.num_programs(0)
     for first in tl.range(program * ROWS, M, count * ROWS, num_stages=STAGES):
         row = first + tl.arange(0, ROWS)[:, None]
-        # What lies behind a row, or behind the last one, is 0 in dout, and adds nothing.
+        # Elements behind a row, and rows behind the last one, are 0 in dout, and add nothing.
         mask = (row < M) & (col < N)
         gradient = tl.load(dout + row * stride_dm + col, mask=mask, other=0.0).to(tl.float32)
         values = tl.load(x + row * stride_xm + col, mask=mask, other=0.0).to(tl.float32)

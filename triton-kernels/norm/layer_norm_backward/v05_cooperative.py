@@ -1,17 +1,19 @@
-"""layer_norm_backward v05_cooperative: programs that are all resident share a row too long for one of them.
+"""layer_norm_backward v05_cooperative: split rows: resident programs of a cooperative launch share a row.
 
-Change:   a row longer than a program's tile is divided into PARTS. The program of each publishes its two sums, and goes
-          on with the next row; only then it waits for the sums of the others, and writes its part of the row before.
-          Shorter rows are treated as in v03. Where N is odd, every group of programs takes rows that start at the same
-          place within 16 bytes, and a thread has the same columns of all of them: elements are taken 16 bytes at a
-          time, but for a few at both ends.
+Change:   a row longer than a program's tile is split into PARTS. The program of each publishes its two sums and goes on
+          with the next row; only then it waits for the sums of the others, and writes its part of the row before.
+          Shorter rows are treated as in v03. Where N is odd, a group of programs takes rows of the same skew, so that a
+          thread has the same columns of all of them: packs, and single elements at both ends.
 Why:      as softmax_backward's v05: a cooperative launch promises that all programs run at once, so one may wait for
-          another's numbers. What v03 reads twice is read once, and rows may be as long as the registers of the whole
-          GPU allow. The way through L2 takes about as long as a program needs for a row, so it is hidden behind one.
-Counter:  time stays where rows are short, but rises by 13 % where they are few, and falls where they are long or odd.
-Requires: rows whose elements are contiguous, at any distance from each other. Where the rows of dout, x, dadded and dx
-          are not aligned alike, and of short rows where N is odd, elements are taken one by one. Rows too long for all
-          programs that can run at once are v01's.
+          another's numbers. v03 reads long rows twice, this kernel once, and the registers of the whole GPU bound the
+          length of a row. The exchange through L2 takes about as long as a program's work on a row, and is hidden
+          behind one.
+Counter:  time stays where rows are short, rises where they are few, and falls where they are long or odd.
+Requires: rows whose elements are contiguous, at any distance from each other.
+          - rows too long for all programs that can run at once: v01_rows_then_columns
+          - dout, x, dadded and dx with different skews, and short rows with an odd N: this step's kernel, with accesses
+            of single elements
+          - others: this step's kernel, with accesses of 16 bytes
 Source:   a value and its flag in one word that others wait for: Merrill and Garland, "Single-pass Parallel Prefix Scan
           with Decoupled Look-back" (NVIDIA technical report NVR-2016-002).
 Twin:     none, see the spec
@@ -39,9 +41,9 @@ from kernel_twins._triton.norm.layer_norm_backward.v01_rows_then_columns import 
 from kernel_twins._triton.norm.layer_norm_backward.v02_persistent import MOST_REGISTERS, REGISTERS, row_sums
 
 VECTOR_BYTES = 16
-PLANS = 4096  # that are kept
+PLANS = 4096  # entries of the launch cache
 
-# The word at an address, as soon as its lowest bit is as given; 0 for address 0.
+# Waits until the lowest bit of the word at an address is as given, and returns the word; 0 for address 0.
 AWAIT = tl.constexpr("""{
     .reg .pred %done;
     .reg .b32 %low, %high;
@@ -57,9 +59,9 @@ AGAIN:
     bra AGAIN;
 END:
 }""")
-TURNS = tl.constexpr(4)  # whose words are kept
+TURNS = tl.constexpr(4)  # slots for rows' words
 
-# Of elements of 16 bits, a thread has 16 or 32. Registers are rationed for PER_SM programs; they are dealt out by 8.
+# A thread has 16 or 32 elements of 16 bits. Registers are rationed for PER_SM programs, in units of 8.
 CONFIGS = [
     triton.Config(
         {"TILE_BYTES": size, "PER_SM": per_sm, "STAGES": stages},
@@ -72,12 +74,12 @@ CONFIGS = [
         (2048, 12, 3, 1), (4096, 6, 3, 2),
     )
 ]  # fmt: skip
-OWN_CONFIGS = CONFIGS[:-2]  # the last two are rms_norm_backward's: the sums of two gradients do not fit their registers
+OWN_CONFIGS = CONFIGS[:-2]  # the last two have registers for one gradient's sums: they are rms_norm_backward's
 
 
 @triton.jit
 def _sums(gradient, xhat, CENTERED: tl.constexpr):
-    # Of every row: of gradient * xhat, and of gradient, for which only layer_norm asks.
+    # The sums of every row: of gradient * xhat, and of gradient, which only layer_norm needs.
     product = gradient * xhat
     if CENTERED:
         product_sum, gradient_sum = row_sums(product, gradient)
@@ -89,7 +91,7 @@ def _sums(gradient, xhat, CENTERED: tl.constexpr):
 
 @triton.jit
 def _weighted(gradient, xhat, weights, dweight, dbias, CENTERED: tl.constexpr):
-    # The gradient of xhat, and the sums of columns with what this tile adds.
+    # The gradient of xhat, and the column sums with this tile's terms added.
     if weights is not None:
         dweight += gradient * xhat
         if CENTERED:
@@ -107,14 +109,14 @@ def _store_sums(place, dweight, dbias, distance, mask, CENTERED: tl.constexpr):
 
 @triton.jit
 def _rounded_up(start, VECTOR: tl.constexpr):
-    # To whole vectors; the compiler sees that.
+    # Up to whole vectors, written so that the compiler sees it.
     return tl.cdiv(start, VECTOR) * VECTOR
 
 
 @triton.jit
 def _words(matrix, start, word, mask, PAIR: tl.constexpr):
-    # Of a row, words as they are in memory: with PAIR = 2, two elements of 16 bits in one of 32. From one row to the
-    # next, elements by themselves would take a register each.
+    # A row's words as they lie in memory; with PAIR = 2, two elements of 16 bits in a word of 32. Carried from one row
+    # to the next, an element of its own would take a register.
     if PAIR > 1:
         matrix = matrix.to(tl.pointer_type(tl.uint32))
     return tl.load(matrix + start // PAIR + word, mask=mask, other=0)
@@ -122,7 +124,7 @@ def _words(matrix, start, word, mask, PAIR: tl.constexpr):
 
 @triton.jit
 def _values(words, dtype: tl.constexpr, PAIR: tl.constexpr):
-    # Their elements in fp32.
+    # The elements of words, in fp32.
     if PAIR == 1:
         values = words.to(tl.float32)
     elif dtype == tl.bfloat16:
@@ -141,9 +143,9 @@ def _edges(matrix, start, col, mask, VECTOR: tl.constexpr):
 
 @triton.jit
 def _publish(product_sum, gradient_sum, words, part, turn, PARTS: tl.constexpr):
-    # words: [TURNS, PARTS], each a part's two sums. The last bit of the lower one says which turn the word is of: it
-    # alternates from one use of the word to the next, and at first all words are 0. The word is all that others need to
-    # see, so there is nothing to release or to acquire.
+    # words: [TURNS, PARTS], each a part's two sums. The lowest bit tags the turn that the word is of: it alternates
+    # from one use of the word to the next, and at first all words are 0. Relaxed: the word is all that others read, so
+    # no other write has to be ordered with it.
     high = product_sum.to(tl.uint32, bitcast=True).to(tl.int64) << 32
     low = (gradient_sum.to(tl.uint32, bitcast=True) & 0xFFFFFFFE).to(tl.int64)
     place = words + turn % TURNS * PARTS + part + tl.zeros((1, 1), dtype=tl.int32)
@@ -152,8 +154,8 @@ def _publish(product_sum, gradient_sum, words, part, turn, PARTS: tl.constexpr):
 
 @triton.jit
 def _await(words, turn, PARTS: tl.constexpr, SLOTS: tl.constexpr):
-    # The sums of all parts. Nobody is overtaken: who publishes for turn + TURNS has had the words of all for turn + 2,
-    # and before those were published, everybody had read the words of turn.
+    # Waits for the sums of all parts. A word is never overwritten early: a part that publishes for turn + TURNS has
+    # read all words of turn + 2, and every part published those after it had read the words of turn.
     slot = tl.arange(0, SLOTS)[None, :]
     address = tl.where(slot < PARTS, (words + turn % TURNS * PARTS + slot).to(tl.int64), 0)
     tag = turn // TURNS % 2
@@ -165,7 +167,7 @@ def _await(words, turn, PARTS: tl.constexpr, SLOTS: tl.constexpr):
 
 @triton.jit
 def _leave(counters, words, group, PARTS: tl.constexpr, SLOTS: tl.constexpr):
-    # All of this program's threads are done waiting. Whoever of its group leaves last puts everything back to 0.
+    # For all threads of this program to have read the words. The last program of a group to leave resets all to 0.
     tl.debug_barrier()
     ticket = counters + 2 * TURNS * tl.num_programs(0) + group
     if tl.atomic_add(ticket, 1, sem="acq_rel", scope="gpu") == PARTS - 1:
@@ -183,12 +185,12 @@ def _shared_rows(
     CENTERED: tl.constexpr = mean is not None
     dtype: tl.constexpr = x.dtype.element_ty
     PAIR: tl.constexpr = 2 if dtype.primitive_bitwidth == 16 and VECTOR > 1 else 1
-    # PARTS programs are a group, which has one row at a time.
+    # PARTS programs are a group, which takes one row at a time.
     part, group = tl.program_id(0) % PARTS, (tl.program_id(0) // PARTS).to(tl.int64)
     groups = (tl.num_programs(0) // PARTS).to(tl.int64)
     words = counters.to(tl.pointer_type(tl.int64)) + group * (TURNS * PARTS)
-    # Columns count from the row's first whole vector of 16 bytes, before which it has `head` elements. All rows of the
-    # group start alike. All parts have `share` vectors, but for the last.
+    # Columns count from the row's first whole pack, before which it has `head` elements. All rows of the group have the
+    # same skew. Every part has `share` packs, but for the last.
     head = ((VECTOR - group * N % VECTOR) % VECTOR).to(tl.int32) if EDGES else 0
     share, vectors = tl.cdiv(N // VECTOR, PARTS), (N - head) // VECTOR
     mine, first = tl.minimum(share, vectors - part * share), part * (share * VECTOR)
@@ -198,8 +200,8 @@ def _shared_rows(
     weights = None if weight is None else tl.load(weight + (head + first) + place, mask=held, other=0.0).to(tl.float32)
     dweight, dbias = tl.zeros((1, BLOCK_N), dtype=tl.float32), tl.zeros((1, BLOCK_N), dtype=tl.float32)
     if EDGES:
-        # The first part has the edges, too: VECTOR places before the first vector, and as many behind the last one.
-        # They are too narrow for a copy, and are loaded a row ahead.
+        # The first part has the edges, too: VECTOR places before the first vector, and VECTOR behind the last one. They
+        # are too narrow for an asynchronous copy, so registers load them a row ahead.
         edge = tl.arange(0, 2 * VECTOR)[None, :]
         edge_col = tl.where(edge < VECTOR, edge - head, vectors * VECTOR + edge - VECTOR)
         edge_held = (edge_col < tl.where(edge < VECTOR, 0, N - head)) & (part == 0)
@@ -210,18 +212,18 @@ def _shared_rows(
         nothing = tl.zeros((1, 2 * VECTOR), dtype=tl.float32)
         edge_dweight, edge_dbias, edge_before, edge_xhat_before = nothing, nothing, nothing, nothing
 
-    # The row before: its result is due when the sums of all parts are there. Before the first one there is none.
+    # The row before, which is written when the sums of all parts have arrived. The first row has none before it.
     nowhere = tl.zeros((1, BLOCK_N // PAIR), dtype=tl.uint32 if PAIR > 1 else dtype)
     dout_before, x_before = nowhere, nowhere
     mean_before, rstd_before = tl.zeros((1, 1), dtype=tl.float32), tl.zeros((1, 1), dtype=tl.float32)
-    turn = TURNS  # the turn before is that of words that are 0
+    turn = TURNS  # the words of the turn before are 0, and so have its tag
     for row in tl.range(group, M + groups, groups, num_stages=STAGES):
-        # Offsets have 64 bits. Behind the last row comes one of zeros, in the turn of which the last one is written.
+        # Offsets have 64 bits. A row of zeros follows the last row, which is written in that turn.
         inside = row < M
         mask = inside if EVEN else held_words & inside
         dout_words = _words(dout, first + _rounded_up(row * stride_dm, VECTOR), word, mask, PAIR)
         x_words = _words(x, first + _rounded_up(row * stride_xm, VECTOR), word, mask, PAIR)
-        one = row + tl.zeros((1, 1), dtype=tl.int64)  # a tensor, of which a copy travels ahead, too
+        one = row + tl.zeros((1, 1), dtype=tl.int64)  # a tensor, so that its loads travel ahead, too
         row_mean = tl.load(mean + one, mask=inside, other=0.0) if CENTERED else 0.0
         row_rstd = tl.load(rstd + one, mask=inside, other=0.0)
         xhat = (_values(x_words, dtype, PAIR) - row_mean) * row_rstd
@@ -282,11 +284,11 @@ def _whole_rows(
     program, count = tl.program_id(0).to(tl.int64), tl.num_programs(0).to(tl.int64)
     col = tl.broadcast_to(tl.arange(0, BLOCK_N)[None, :], (ROWS, BLOCK_N))
     held = col // VECTOR < N // VECTOR
-    # Of every row of the tile, so that threads have it as they have the rows.
+    # Repeated for every row of the tile, so that threads hold it in the layout of the rows.
     weights = None if weight is None else tl.load(weight + col, mask=held, other=0.0).to(tl.float32)
     dweight, dbias = tl.zeros((ROWS, BLOCK_N), dtype=tl.float32), tl.zeros((ROWS, BLOCK_N), dtype=tl.float32)
     for first in tl.range(program * ROWS, M, count * ROWS, num_stages=STAGES):
-        # Offsets, of 64 bits, in whole vectors; the compiler sees that.
+        # Offsets in 64 bits, as multiples of VECTOR so that the compiler sees it.
         row = first + tl.arange(0, ROWS)[:, None]
         inside = row < M
         mask = inside if EVEN else inside & held
@@ -328,13 +330,13 @@ def _backward(
 
 def resident(config: dict[str, Any], device: torch.device) -> int:
     """How many programs can run at once."""
-    # The stages of three matrices, as dadded may be there; the reductions take a little, and CUDA reserves 1 KiB.
+    # The stages of three matrices, with dadded; reductions take a little more, and CUDA reserves 1 KiB.
     shared = 3 * (config["STAGES"] - 1) * config["TILE_BYTES"] + 4096
     return sm_count(device) * min(config["PER_SM"], shared_bytes(device) // shared)
 
 
 def sharing(config: dict[str, Any], device: torch.device) -> int:
-    """How many of them can share rows: 1 in the interpreter, where they run one after the other."""
+    """How many programs can share rows: 1 in the interpreter, where they run one after the other."""
     if device.type == "cpu":
         return 1
     return min(resident(config, device), SIZE // (2 * TURNS.value + 1))  # words of two counters, and a ticket
@@ -344,7 +346,7 @@ def divided(N: int, itemsize: int, wide: bool, config: dict[str, Any], device: t
     """How rows of N elements become tiles: ROWS side by side, or PARTS of one."""
     tile, vector = config["TILE_BYTES"] // itemsize, VECTOR_BYTES // itemsize
     parts = triton.cdiv(N, tile)
-    # A row that does not start with a vector may have a piece of one more. There must be a group for every such start.
+    # A misaligned row may touch one vector more. A group is needed for every skew.
     ragged_parts = triton.cdiv(triton.cdiv(N, vector) + 1, tile // vector)
     edges = wide and parts > 1 and N % vector > 0 and ragged_parts * vector <= sharing(config, device)
     if edges:
@@ -369,20 +371,20 @@ if not triton.knobs.runtime.interpret:
 
 
 def grid_of(M: int, config: dict[str, Any], device: torch.device) -> tuple[int, int, int]:
-    """All programs that can run at once, in groups of PARTS, or fewer that need as many rounds: none ends one late."""
+    """All programs that can run at once, in groups of PARTS, or fewer that need as many rounds."""
     tiles, parts, vector = triton.cdiv(M, config["ROWS"]), config["PARTS"], config["VECTOR"]
     most = resident(config, device) if parts == 1 else sharing(config, device) // parts
     if config["EDGES"]:
         most = most // vector * vector
     rounds = triton.cdiv(tiles, most)
     groups = triton.cdiv(tiles, rounds)
-    if config["EDGES"] and rounds > 1:  # all rows of a group start alike
+    if config["EDGES"] and rounds > 1:  # all rows of a group have the same skew
         groups = triton.cdiv(groups, vector) * vector
     return groups * parts, 1, 1
 
 
 def fits(N: int, itemsize: int, config: dict[str, Any], device: torch.device) -> bool:
-    """Whether the programs that share a row can all run at once."""
+    """Whether all programs that share a split row can run at once."""
     return triton.cdiv(N * itemsize, config["TILE_BYTES"]) <= sharing(config, device)
 
 
@@ -412,16 +414,16 @@ def layer_norm_backward_v05_cooperative_kernel(
 
 
 class Plan(NamedTuple):
-    """What a call does that differs from an earlier one in nothing but the values, and addresses as aligned."""
+    """An entry of the launch cache, for calls that differ in values and in equally aligned addresses alone."""
 
     kernel: CompiledKernel
     grid: tuple[int, int, int]
-    shares: bool  # rows among programs, for which it needs counters
-    arguments: tuple[Any, ...]  # those behind counters
+    shares: bool  # whether rows are split, which takes counters
+    arguments: tuple[Any, ...]  # those after counters
     groups: int
     sum_kernel: CompiledKernel | None
     sum_grid: tuple[int, int, int]
-    sum_arguments: tuple[Any, ...]  # those behind dbias
+    sum_arguments: tuple[Any, ...]  # those after dbias
 
 
 _plans: dict[tuple[Any, ...], Plan] = {}
@@ -482,7 +484,7 @@ def launch(
 
 
 def _partials(dout: Tensor, sums: list[Tensor], groups: int) -> Tensor | None:
-    """What every group adds up, for each of the sums over all rows."""
+    """The partial sums of every group, for each of the sums over all rows."""
     return torch.empty((len(sums), groups, dout.shape[1]), dtype=torch.float32, device=dout.device) if sums else None
 
 
@@ -495,7 +497,7 @@ def _first(
     sums: list[Tensor],
     aligned: tuple[bool, ...],
 ) -> Plan | None:
-    """Run a problem that has no plan, and make one, unless it is empty, interpreted or captured."""
+    """Run a problem that is not in the launch cache, and make its plan, unless it is empty, interpreted or captured."""
     dout, x, _, _, _, dadded = inputs
     (M, N), device, itemsize = dout.shape, dout.device, dout.element_size()
     if M == 0 or N == 0:

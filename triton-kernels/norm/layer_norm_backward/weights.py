@@ -1,7 +1,7 @@
-"""What a norm's backward pass does where nobody wants dx: sums over all rows, of dweight, dbias or both.
+"""A norm's backward pass without dx: the sums over all rows for dweight, dbias or both.
 
-A program takes rows of a strip of columns and adds up its columns in fp32. The programs' sums are added up by a second,
-small launch in a fixed order, so that every run gives the same bits. What is asked for alone is read: dbias needs dout.
+A program takes rows of a strip of columns and adds up its columns in fp32. A second, small launch adds the programs'
+sums in a fixed order, so that every run gives the same bits. Only what is needed is read: dbias needs dout alone.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def norm_weights(
     dweight: Tensor | None,
     dbias: Tensor | None,
 ) -> None:
-    """dweight and dbias of layer_norm, or without a mean of rms_norm; None is what nobody asks for, but not both.
+    """dweight and dbias of layer_norm, or without a mean of rms_norm; None is not computed, and not both are None.
 
     dout, x: [M, N], contiguous rows, fp32, bf16 or fp16; mean, rstd: [M], fp32; dweight, dbias: [N].
     """

@@ -3,9 +3,10 @@
 Change:   none yet, this is where the ladder starts. What layer_norm's ladder has tried is not tried again.
 Why:      the definition, word for word. Without a mean there is one number to wait for instead of two, and nothing is
           subtracted, so a single sum loses no digits.
-Counter:  dram_share stays below what memory gives; bytes_over_minimum is 1.1, so not every row stays in L1.
+Counter:  dram_share stays below what memory gives; bytes_over_minimum is above 1, so not every row stays in L1.
 Requires: rows whose elements are contiguous, at any distance from each other. Where N and that distance are multiples
-          of 16, loads take 16 bytes; elsewhere the compiler cannot know where a row starts, and takes one element.
+          of 16, loads take 16 bytes; elsewhere the compiler cannot know where a row starts, and loads one element at a
+          time.
 Source:   Zhang and Sennrich, "Root Mean Square Layer Normalization" (arXiv 1910.07467).
 Twin:     cuda-kernels/norm/rms_norm/v01_two_passes.cu
 """
@@ -23,7 +24,7 @@ MOST_PROGRAMS = 2**31 - 1
 
 @triton.jit
 def _values(x_row, residual_row, col, mask):
-    # The row, or with a residual the sum, in fp32; rounded to x's dtype first, as it is returned.
+    # The row, or its sum with the residual, in fp32; the sum is rounded to x's dtype first, as it is returned.
     values = tl.load(x_row + col, mask=mask, other=0.0)
     if residual_row is not None:
         residual = tl.load(residual_row + col, mask=mask, other=0.0).to(tl.float32)
@@ -42,7 +43,7 @@ def rms_norm_v01_two_passes_kernel(
         x_row, out_row = x + row * stride_xm, out + row * N
         residual_row = None if residual is None else residual + row * stride_rm
 
-        # A sum for each place of the block, and one reduction at the end. What lies behind the row counts as 0.
+        # A sum for each place of the block, and one reduction at the end. Elements behind the row count as 0.
         squares = tl.zeros((BLOCK,), dtype=tl.float32)
         for start in tl.range(0, N, BLOCK):
             col = start + tl.arange(0, BLOCK)

@@ -1,11 +1,11 @@
 """rms_norm v03_cooperative: layer_norm's v06 without a mean.
 
-Change:   the kernel of layer_norm's v06, which leaves out the mean and the bias: several rows a program, or one, or one
-          among several programs that are all resident. It is searched anew over the same list (see tuning.py).
-Why:      what that ladder came to. Of every part one number is exchanged that matters. Trials ran before the last
-          prediction.
-Counter:  dram_share is 89 %; time falls to 0.69 of v01's.
-Requires: what layer_norm's v06 requires. Rows too long for all programs that can run at once are v01's.
+Change:   the kernel of layer_norm's v06 without the mean and the bias: several rows a program, one row a program, or a
+          row split over resident programs. It is searched anew over the same list (see tuning.py).
+Why:      layer_norm's ladder found it. The parts of a row exchange one number instead of two. Trials ran before the
+          last prediction.
+Counter:  dram_share rises; time falls.
+Requires: what layer_norm's v06 requires. Rows too long for all programs that can run at once: v01_two_passes.
 Twin:     none, see the spec
 """
 

@@ -1,13 +1,14 @@
-"""rms_norm_backward v01_rows_then_columns: one kernel for what is summed along rows, another for sums of columns.
+"""rms_norm_backward v01_rows_then_columns: one kernel for sums along rows, another for sums along columns.
 
 Change:   none yet, this is where the ladder starts.
 Why:      as layer_norm_backward's v01: dx needs one sum of each row here, and dweight one of each column. A program of
           the second kernel takes a strip of columns over a slice of the rows, and a third kernel adds the slices,
           always in the same order.
-Counter:  dram_share stays below what memory gives; bytes_over_minimum is 1.83: x and dout are read by both, and
-          the first finds not all of its rows in L1 the second time.
+Counter:  dram_share stays below what memory gives; bytes_over_minimum is above five thirds: both kernels read x and
+          dout, and the first does not find all of its rows in L1 the second time.
 Requires: rows whose elements are contiguous, at any distance from each other. Where N and those distances are multiples
-          of 16, loads take 16 bytes; elsewhere the compiler cannot know where a row starts, and takes one element.
+          of 16, loads take 16 bytes; elsewhere the compiler cannot know where a row starts, and loads one element at a
+          time.
 Twin:     cuda-kernels/norm/rms_norm_backward/v01_rows_then_columns.cu
 """
 
@@ -40,7 +41,7 @@ def rms_norm_backward_v01_rows_then_columns_kernel(
     for row in tl.range(tl.program_id(0), M, tl.num_programs(0)):
         row_rstd = tl.load(rstd + row)
 
-        # A running sum for each place of the block, and one reduction at the end. What lies behind the row is 0.
+        # A running sum for each place of the block, and one reduction at the end. Elements behind the row are 0.
         product_sum = tl.zeros((BLOCK,), dtype=tl.float32)
         for start in tl.range(0, N, BLOCK):
             col = start + tl.arange(0, BLOCK)

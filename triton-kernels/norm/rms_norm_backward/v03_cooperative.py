@@ -1,11 +1,11 @@
 """rms_norm_backward v03_cooperative: layer_norm_backward's v05 without a mean.
 
-Change:   the kernel of layer_norm_backward's v05, which leaves out the mean of x, that of the gradient, and dbias where
-          there is no mean: programs that stay, rows that travel ahead, sums of columns in registers, and programs that
-          share a row too long for one of them. It is searched anew over a longer list (see tuning.py).
-Why:      what that ladder came to. With half the sums of columns to hold, registers are left, and one number is
-          exchanged instead of two.
-Counter:  bytes_over_minimum falls to 1; dram_share is 86 %.
+Change:   the kernel of layer_norm_backward's v05 without the mean of x, that of the gradient, and dbias: persistent
+          programs, rows that travel ahead, column sums in registers, and split rows. It is searched anew over a longer
+          list (see tuning.py).
+Why:      layer_norm_backward's ladder found it. With half the column sums to hold, registers are left, and the parts of
+          a row exchange one number instead of two.
+Counter:  bytes_over_minimum falls to 1; dram_share rises.
 Requires: what layer_norm_backward's v05 requires.
 Twin:     none, see the spec
 """
@@ -32,7 +32,7 @@ def rms_norm_backward_v03_cooperative_kernel(
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, PARTS: tl.constexpr, SLOTS: tl.constexpr,
     VECTOR: tl.constexpr, EDGES: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    # As layer_norm_backward's v05, but that mean is None, and partials are [1, groups, N], of dweight alone.
+    # As layer_norm_backward's v05, but mean is None, and partials are [1, groups, N], of dweight alone.
     _backward(
         dout, x, mean, rstd, weight, dadded, dx, partials, counters, M, N, stride_dm, stride_xm, stride_am,
         STAGES, ROWS, BLOCK_N, PARTS, SLOTS, VECTOR, EDGES, EVEN,
