@@ -1,4 +1,4 @@
-// What the probes share: the two parts of the buffer, and how a kernel reports.
+// Shared by the probes: the two parts of the buffer, and how a kernel reports.
 #pragma once
 
 #include <cuda_runtime.h>

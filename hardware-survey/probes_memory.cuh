@@ -18,9 +18,8 @@ constexpr int TILE_VECTORS = THREADS * UNROLL;  // one block's share of the data
 constexpr int64_t TILE_BYTES = TILE_VECTORS * 16;
 static_assert(DATA_MULTIPLE % TILE_BYTES == 0, "the data are whole tiles");
 
-// Give the tiles of every pass to the blocks in turn. The passes run on without a break, so that no block
-// idles at the end of each, and since tiles are dealt out anew in every pass, another SM reads the tile each
-// time.
+// Deals the tiles of every pass out to the blocks in turn. Passes follow without a break, so that no block
+// idles at the end of one, and every pass deals anew, so that another SM reads the tile each time.
 template <typename Body>
 __device__ void for_each_tile(int64_t tiles, int64_t passes, Body body) {
   const int64_t step = gridDim.x % tiles;

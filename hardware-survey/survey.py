@@ -24,7 +24,7 @@ from render import render  # noqa: E402
 from kernel_twins.harness.ceilings import PRIVATE, PUBLISHED, REFERENCE_GPU  # noqa: E402
 from kernel_twins.harness.load import why_no_gpu  # noqa: E402
 
-NO_GPU = 77  # exit status of what cannot run here, as automake and meson have it
+NO_GPU = 77  # the exit status by which automake and meson know a skipped run
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -70,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _without_gpu(reason: str, wanted: bool) -> int:
-    """Show what is known without measuring; the exit status says whether a survey was asked for in so many words."""
+    """Show what is known without measuring; the exit status says whether a survey was explicitly asked for."""
     if wanted:
         print(f"no survey: {reason}", file=sys.stderr)
         return NO_GPU

@@ -1,4 +1,4 @@
-// What every matmul's launchers take: out = a @ b.
+// The arguments of every matmul's launchers: out = a @ b.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -1,4 +1,4 @@
-// What linear's operator takes of matmul's, and what the two files of this family say of each other.
+// Declarations that matmul's and linear's operators share.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -32,14 +32,14 @@ void multiply(const Matrix& a, const Matrix& b, void* out, at::ScalarType dtype,
 // The operator matmul, whatever is next in the dispatcher's order.
 Tensor call_matmul(const Tensor& a, const Tensor& b, OptionalDtype out_dtype);
 
-// All rows, of whatever dimensions. PyTorch's flatten is refused by is_grads_batched.
+// All leading dimensions as rows. Not by PyTorch's flatten, which is_grads_batched refuses.
 inline Tensor as_matrix(const Tensor& tensor) {
   if (tensor.dim() == 2) return tensor;
   const auto sizes = tensor.sym_sizes();
   return tensor.reshape_symint({c10::multiply_integers(sizes.slice(0, sizes.size() - 1)), sizes.back()});
 }
 
-// Defines linear's steps, as register_matmul those of the other products.
+// Defines linear's steps; register_matmul defines those of the other products.
 void define_linear(pybind11::module_& module);
 
 }  // namespace kernel_twins

@@ -23,8 +23,8 @@ struct LinearArgs {
   cudaStream_t stream;
 };
 
-// What its backward pass needs beside two products: dz = dout * activation'(saved), and dbias, its columns'
-// sums. Not for none, whose dz is dout. M and N are not 0.
+// The backward pass beside its two products: dz = dout * activation'(saved), and dbias, dz's column sums. Not
+// for the activation none, whose dz is dout. M and N are not 0.
 struct LinearBackwardArgs {
   const void* dout;   // [M, N], row-major
   const void* saved;  // [M, N], row-major: pre, or out for relu

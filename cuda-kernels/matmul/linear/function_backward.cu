@@ -1,8 +1,7 @@
-// What linear's backward pass does beside its two products: dz = dout * activation'(saved) and dbias, in one
-// pass.
+// linear's backward pass beside its two products: dz = dout * activation'(saved) and dbias, in one pass.
 //
-// A block takes rows of a strip of columns; each thread sums its columns of dz in fp32. The blocks' sums are
-// added up by a second, small launch in a fixed order, so that every run gives the same bits.
+// A block takes rows of a strip of columns; each thread sums its columns of dz in fp32. A second, small
+// launch adds the blocks' sums in a fixed order, so that every run gives the same bits.
 #include <algorithm>
 
 #include "args.h"
@@ -35,7 +34,7 @@ __global__ void __launch_bounds__(WARPS * 32)
 #pragma unroll
       for (int i = 0; i < VECTOR; ++i) {
         const float slope = derivative<ACTIVATION>(to_float(value.of[i]));
-        // What relu holds back is nothing, even where the gradient is infinite.
+        // 0 even for an infinite gradient, where the product would be NaN.
         const bool held = ACTIVATION == Activation::relu && slope == 0.0f;
         result.of[i] = from_float<T>(held ? 0.0f : to_float(gradient.of[i]) * slope);
       }

@@ -1,7 +1,8 @@
 // linear v01_fused: matmul_bf16's last step with bias and activation applied before the sums are rounded.
 //
-// Change:   a tile's sums get their bias and go through the activation in registers. Where the backward pass
-//           will need what the activation was applied to, that is stored on the way, as the tile itself is.
+// Change:   in the epilogue, a tile's sums get their bias and go through the activation in registers. If the
+//           backward pass will need the activation's argument, it is stored on the way, as the tile itself
+//           is.
 // Why:      on its own, an activation reads and writes the whole result once more. In registers it costs
 //           instructions alone.
 // Counter:  dram_bytes of the product alone; instructions rise by those of bias and activation.
@@ -26,14 +27,14 @@ class LinearEpilogue {
   uint32_t bias[BLOCK_N / 64];  // pairs of T: the warp has all of the tile's, lane by lane
 
  public:
-  // Asks for the bias while there are products to wait for.
+  // Loads the bias while the last products run.
   __device__ void begin(const LinearProblem& problem, int col) {
     if (problem.bias == nullptr) return;
 #pragma unroll
     for (int i = 0; i < BLOCK_N / 64; ++i) {
       const int at = col + (i * 32 + threadIdx.x % 32) * 2;
       bias[i] = 0;
-      // Volatile, as the compiler would ask when it needs it, after the products.
+      // Volatile: the compiler would move the load to its use, after the products.
       if (at < problem.N) asm volatile("ld.global.nc.b32 %0, [%1];" : "=r"(bias[i]) : "l"(problem.bias + at));
     }
   }
@@ -59,7 +60,7 @@ class LinearEpilogue {
   }
 };
 
-// x is row-major and weight.T column-major: what is not is repacked.
+// The kernel takes x row-major and weight.T column-major; other operands are repacked.
 template <typename T, Shape SHAPE, bool PLAIN_OUT>
 struct LinearTile : MatmulTile<T, SHAPE.block_m, SHAPE.block_n, SHAPE.cluster, false, true, PLAIN_OUT> {
   using Problem = LinearProblem;
@@ -93,14 +94,14 @@ static void dispatch_type(Dtype dtype, Function function) {
                        : function.template operator()<__half>();
 }
 
-// A matrix of `lines` by K in lines along K; without a base where it must be repacked to be so.
+// Describes a matrix of `lines` by K in lines along K; base is nullptr if it must be repacked for that.
 static Operand along_k(const void* matrix, const LinearArgs& args, int64_t lines, int64_t stride,
                        int64_t stride_k) {
   const Operand operand = describe_operand(matrix, args.dtype, lines, args.K, stride, stride_k);
   return operand.along_k ? operand : Operand{nullptr, lines, args.K, 0, true};
 }
 
-// The bias, such that it can be read by the word.
+// The bias at an address from which whole words can be read.
 static const uint16_t* in_words(const LinearArgs& args) {
   const auto* bias = static_cast<const uint16_t*>(args.bias);
   if (bias == nullptr || (args.N % 2 == 0 && reinterpret_cast<uintptr_t>(bias) % 4 == 0)) return bias;

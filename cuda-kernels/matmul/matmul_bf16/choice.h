@@ -1,4 +1,4 @@
-// Which tile matmul_bf16's last step takes for a product, and how often it splits K. Host code.
+// Which tile matmul_bf16's v15 takes for a product, and into how many parts it splits K. Host code.
 #pragma once
 
 #include <algorithm>
@@ -9,8 +9,8 @@
 #include "lib/common.cuh"
 #include "tile.cuh"
 
-// The shapes of tiles that there are, and for which output: plain is stored by the copy engine as T, and
-// other may be any, but is stored more slowly.
+// The compiled shapes of tiles, and the outputs that each is compiled for. plain: out is T, which the copy
+// engine stores; other: any out, stored more slowly.
 struct Shape {
   int block_m, block_n, cluster;
   bool plain, other;
@@ -25,7 +25,7 @@ constexpr Shape SHAPES[] = {
 struct Choice {
   int shape;   // of SHAPES
   int whole;   // clusters' tiles that are not split
-  int splits;  // of each of the others
+  int splits;  // of each split tile
 };
 
 // The choice that should take the fewest cycles. The model's numbers are rough: from trials on an H100 that
@@ -35,12 +35,12 @@ inline Choice choose(int64_t M, int64_t N, int64_t K, int sms, bool plain, bool 
   constexpr double LINES_A_CYCLE = 58;  // that L2 delivers to all SMs
   constexpr double UNALIGNED_LINES_A_CYCLE = 24;
   constexpr double LEAST_CYCLES = 220;     // of a block of K, however small the tile
-  constexpr double TILE_CYCLES = 2000;     // until the first products, and from the last ones on
+  constexpr double TILE_CYCLES = 2000;     // before a tile's first products, and after its last ones
   constexpr double CLUSTER_CYCLES = 1000;  // until a cluster's blocks have met
   constexpr double SM_BYTES_A_CYCLE = 64;  // of partial sums, to or from L2
   constexpr double L2_BYTES_A_CYCLE = 2640;
   constexpr double DRAM_BYTES_A_CYCLE = 1900;
-  constexpr double HIDDEN_SHARE = 0.2;  // of the lesser of two that overlap, is noticed all the same
+  constexpr double HIDDEN_SHARE = 0.2;  // of the shorter of two times that overlap, is not hidden
   constexpr double CLUSTER_128_FACTOR = 1.15;
   constexpr double JOIN_CYCLES = 3000;  // until the last block knows that it is the last
   constexpr int MOST_SPLITS = 16;
@@ -65,14 +65,14 @@ inline Choice choose(int64_t M, int64_t N, int64_t K, int sms, bool plain, bool 
       return std::max({mma, lines / (aligned ? LINES_A_CYCLE : UNALIGNED_LINES_A_CYCLE), LEAST_CYCLES});
     };
     const double of_rounds = rounds * (k_blocks * k_cycles(most) + TILE_CYCLES);
-    // What is left over is split as often as there is room for, or less.
+    // The tiles left over after full rounds are split as often as there are SMs for, or less.
     for (int splits = 1; splits <= MOST_SPLITS; ++splits) {
       if (splits > 1 && (left * splits > most || k_blocks < splits * LEAST_K_BLOCKS)) break;
       double of_left = 0;
       double of_join = 0;
       if (left > 0) of_left = cdiv(k_blocks, splits) * k_cycles(left * splits) + TILE_CYCLES;
       if (left > 0 && splits > 1) {
-        // All write their sums, and the last of each tile reads those of all.
+        // All blocks write their sums, and the last block of each tile reads those of all.
         const double bytes = shape.block_m * shape.block_n * 4.0;
         const double readers = left * shape.cluster;
         of_join = JOIN_CYCLES + bytes / std::min(SM_BYTES_A_CYCLE, L2_BYTES_A_CYCLE / (readers * splits)) +

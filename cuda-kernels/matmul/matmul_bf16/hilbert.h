@@ -8,7 +8,7 @@ struct Cell {
   int row, col;
 };
 
-// The cell of a grid that the curve comes to after `left` others. It comes to each once, from one to a
+// The cell of a grid that the curve visits after `left` others. It visits each cell once, and steps to a
 // neighbour (seldom a diagonal one), so any stretch of it covers a compact patch.
 __host__ __device__ inline Cell hilbert_cell(int rows, int cols, int left) {
   // The stretch that the cell is in covers a x b cells from (u, v) on, with its ends at the two ends of a.

@@ -1,6 +1,6 @@
-// The kernel that matmul_bf16's last step launches, as a template of tile and layouts: v13_tma_store's, which
-// see for the main loop. What is new: the last tiles may be split along K; out may be fp32; a tile leaves
-// while the next one is multiplied; and the kernel may be set up before the one before it is done.
+// The kernel of matmul_bf16's v15 and of linear's v01, a template over tile and layouts. The main loop is
+// v13_tma_store's. New: the last tiles may be split along K; out may be fp32; a tile is stored while the next
+// one is multiplied; and the kernel may be set up before the one before it ends.
 #pragma once
 
 #include "lib/ptx/wgmma.cuh"
@@ -23,7 +23,7 @@ __device__ inline void fetch(const MatmulProblem& problem, typename Tile::Shared
   } else {
     tma_load(shared.a[stage], &problem.a, k, row, full);
   }
-  // Every block of a cluster fetches its share of B's tile, for all.
+  // Multicast: every block of a cluster fetches its share of B's tile for all blocks.
   const int rank = Tile::CLUSTER == 1 ? 0 : cluster_block();
   const auto load = [&](typename Tile::T* to, int x, int y) {
     if constexpr (Tile::CLUSTER == 1) {
@@ -43,7 +43,7 @@ __device__ inline void fetch(const MatmulProblem& problem, typename Tile::Shared
   }
 }
 
-// The whole kernel. THREADS threads, the first warpgroup of which fetches.
+// The kernel's body. Of its THREADS threads the first warpgroup fetches, the others multiply.
 template <typename Tile>
 __device__ void matmul_blocks(const typename Tile::Problem& problem) {
   using T = typename Tile::T;
@@ -63,15 +63,16 @@ __device__ void matmul_blocks(const typename Tile::Problem& problem) {
     }
     fence_mbarrier_init();
   }
-  // For the barriers, in all blocks of the cluster.
+  // For the mbarriers to be initialised, in all blocks of the cluster.
   if constexpr (Tile::CLUSTER == 1) {
     __syncthreads();
   } else {
     cluster_sync();
   }
 
-  // The next kernel of the stream may set itself up beside this one, as this one did beside the one before.
-  // Nothing of what that one wrote, or reads, has been touched until here.
+  // Programmatic dependent launch: from here on the next kernel of the stream may be set up beside this one,
+  // as this one was beside the kernel before it. Nothing that the kernel before wrote, or reads, may be
+  // touched above this wait.
   if (threadIdx.x == 0) allow_dependent_launch();
   wait_for_previous_kernel();
   int stage = 0;
@@ -133,7 +134,7 @@ __device__ void matmul_blocks(const typename Tile::Problem& problem) {
         if (k == work.k_begin + 2 * FLUSH_AT) tile_store.template flush<2>();
         advance();
       }
-      // In the shadow of the last products: the tile before has left, and the next one's place is known.
+      // While the last products run: finishes the store of the tile before, and finds the next tile.
       tile_store.begin(work.row + consumer * 64, work.col);
       if (unit + unit_step < problem.units) work = unit_at<Tile>(problem, unit + unit_step);
       wgmma_wait_group<0>();  // for the sums
@@ -144,8 +145,8 @@ __device__ void matmul_blocks(const typename Tile::Problem& problem) {
     }
     tile_store.finish();
   }
-  __syncwarp();                                     // the producer's lanes parted
-  if constexpr (Tile::CLUSTER > 1) cluster_sync();  // and the other blocks' copies into it and arrivals at it
+  __syncwarp();                                     // the producer's lanes have diverged
+  if constexpr (Tile::CLUSTER > 1) cluster_sync();  // it must outlive other blocks' copies and arrivals
 }
 
 #endif  // 9.0a

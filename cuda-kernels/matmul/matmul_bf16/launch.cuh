@@ -1,4 +1,4 @@
-// How matmul_bf16's last step, and what is built on it, goes from a choice of tile to a launch. Host code.
+// From a choice of tile to a launch, for matmul_bf16's v15 and linear's v01. Host code.
 #pragma once
 
 #include <algorithm>
@@ -10,8 +10,8 @@
 #include "lib/repack.cuh"
 #include "operand.h"
 
-// Launches a kernel that computes tiles of that shape. The problem may hold what the kernel needs beside the
-// product, which is filled in here.
+// Launches a kernel that computes tiles of type Tile. Fills in the fields of `problem` that describe the
+// product; a kernel's own further fields are the caller's.
 template <typename Tile, typename Problem>
 void launch_tile(void (*kernel)(Problem), Problem problem, const MatmulBf16Args& args, const Operand& a,
                  const Operand& b, const Choice& choice) {
@@ -31,7 +31,7 @@ void launch_tile(void (*kernel)(Problem), Problem problem, const MatmulBf16Args&
   problem.out_mapped = mappable(args.out, args.out_dtype, args.M, args.N, args.N);
   if (problem.out_mapped) problem.out = tensor_map(args.out, args.out_dtype, args.M, args.N, args.N, 64);
   if (split_tiles > 0) {
-    // There are no more split tiles than SMs, so the counters suffice for 680 of them.
+    // At most as many tiles are split as there are SMs, so the counters suffice for 680 SMs.
     const int64_t blocks = int64_t{split_tiles} * choice.splits * Tile::CLUSTER;
     problem.partials =
         static_cast<float4*>(args.memory->workspace(blocks * Tile::BLOCK_M * Tile::BLOCK_N * sizeof(float)));
@@ -40,14 +40,16 @@ void launch_tile(void (*kernel)(Problem), Problem problem, const MatmulBf16Args&
 
   constexpr int SHARED = sizeof(typename Tile::Shared);
   allow_shared_memory(kernel, SHARED);
-  // Whole tiles take their rounds with the fewest clusters that need no more; splits follow full rounds.
+  // Whole tiles alone: the fewest clusters that need no more rounds. With split tiles: all clusters, since
+  // these follow full rounds.
   const int64_t most = multiprocessor_count() / Tile::CLUSTER;
   const int64_t clusters = split_tiles > 0 ? std::min<int64_t>(problem.units, most)
                                            : cdiv(problem.units, cdiv(problem.units, most));
   cudaLaunchAttribute attributes[2] = {};
   attributes[0].id = cudaLaunchAttributeClusterDimension;
   attributes[0].val.clusterDim = {Tile::CLUSTER, 1, 1};
-  // The kernel waits by itself for the one before, so it may be set up while that one still runs.
+  // Programmatic dependent launch: the kernel itself waits for the one before, so it may be set up while that
+  // one runs.
   attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[1].val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
@@ -67,7 +69,7 @@ inline void repack_operands(const MatmulBf16Args& args, Operand& a, Operand& b) 
                           RepackJob& job) {
     if (operand.base != nullptr) return;
     constexpr int64_t LINE = BOX_ROW_BYTES / 2;  // elements
-    // Whole lines of L2, but for rows that are shorter.
+    // Whole lines, but for rows shorter than a line.
     operand.pitch = operand.length < LINE ? cdiv(operand.length, 8) * 8 : cdiv(operand.length, LINE) * LINE;
     void* to = args.memory->workspace(operand.lines * operand.pitch * size_of(args.dtype));
     operand.base = to;
@@ -84,8 +86,8 @@ inline void repack_operands(const MatmulBf16Args& args, Operand& a, Operand& b) 
   launch_repack<uint16_t>(jobs, args.stream);
 }
 
-// Calls function.operator()<SHAPE, PLAIN>() for the shape of that number. A shape that takes plain output has
-// a tile for it.
+// Calls function.operator()<SHAPE, PLAIN>() for the shape of that number. PLAIN: out is plain, and the shape
+// is compiled for plain output.
 template <typename Function>
 void dispatch_shape(int number, bool plain, Function function) {
   const auto with_shape = [&]<int I>() {

@@ -1,4 +1,5 @@
-// How the copy engine is to see a product's operands: their layouts follow from their strides. Host code.
+// A product's operands as the copy engine sees them: tensor maps, whose layouts follow from the strides. Host
+// code.
 #pragma once
 
 #include <algorithm>
@@ -8,18 +9,18 @@
 #include "lib/common.cuh"
 #include "lib/tensor_map.h"
 
-// Lines of neighbours: along K, or else along a's M or b's N.
+// An operand as lines of contiguous elements: along K, or else along a's M or b's N.
 struct Operand {
   const void* base;  // nullptr where the copy engine cannot take the matrix as it is
   int64_t lines, length, pitch;
   bool along_k;
 };
 
-// A matrix of `size` (M or N) by K. Where the copy engine cannot take it, lines run where its neighbours lie,
-// if anywhere, and pitch is 0.
+// Describes a matrix of `size` (M or N) by K. If the copy engine cannot take it, base is nullptr and pitch 0,
+// and lines run along its contiguous dimension, or along K if it has none.
 inline Operand describe_operand(const void* matrix, Dtype dtype, int64_t size, int64_t K, int64_t stride,
                                 int64_t stride_k) {
-  // Where there is but one line, its pitch means nothing.
+  // The pitch of a single line is never used, so it gets a valid value.
   const auto padded = [](int64_t length) { return cdiv(length, 8) * 8; };
   const Operand along = {matrix, size, K, size == 1 ? padded(K) : stride, true};
   const Operand across = {matrix, K, size, K == 1 ? padded(size) : stride_k, false};

@@ -1,5 +1,5 @@
-// How the sums of matmul_bf16's last step reach out: split tiles are added up, sums are rounded, staged in
-// shared memory and stored.
+// The epilogue's store for matmul_bf16's v15 and linear's v01: sums of split tiles are added up, rounded,
+// staged in shared memory and stored.
 #pragma once
 
 #include "tile.cuh"
@@ -27,7 +27,7 @@ __device__ inline void stage_piece(uint8_t* piece, const uint32_t (&words)[16]) 
   }
 }
 
-// The same for 64 rows of 32 sums as they are.
+// Stages 64 rows of 32 fp32 sums, swizzled in the same way.
 __device__ inline void stage_piece_fp32(uint8_t* piece, const float* sums) {
   const int lane_id = threadIdx.x % 32;
   const int row = threadIdx.x % WARPGROUP / 32 * 16 + lane_id / 4;
@@ -78,8 +78,8 @@ __device__ inline void store_piece(T* to, const uint8_t* piece, int64_t N, int r
   }
 }
 
-// Adds up what the blocks that share a tile have summed, in their order. True for the last of them to come,
-// which then holds the tile's sums.
+// Adds up the partial sums of the blocks that share a tile, in a fixed order. Returns true in the last block
+// to arrive, whose `sums` are then the tile's.
 template <typename Tile>
 __device__ inline bool join_splits(const MatmulProblem& problem, unsigned* ticket, float (&sums)[Tile::SUMS],
                                    int unit) {
@@ -103,7 +103,7 @@ __device__ inline bool join_splits(const MatmulProblem& problem, unsigned* ticke
   if (thread == 0) {
     __threadfence();  // releases what the whole warpgroup has written before the barrier
     *ticket = atomicAdd(counter, 1);
-    __threadfence();  // acquires, for all past the next barrier, what came with earlier tickets
+    __threadfence();  // acquires, for all threads past the next barrier, what earlier tickets released
   }
   named_barrier_sync(threadIdx.x / WARPGROUP, WARPGROUP);  // for the ticket
   if (*ticket != problem.splits - 1) return false;
@@ -125,9 +125,9 @@ __device__ inline bool join_splits(const MatmulProblem& problem, unsigned* ticke
   return true;
 }
 
-// A warpgroup's 64 rows of a tile on their way to out, through two pieces of shared memory. The sums,
-// rounded, wait in registers until the next tile is being multiplied, and leave two pieces at a time beside
-// it, so that the tensor cores wait for no barrier and for no copy.
+// Stores a warpgroup's 64 rows of a tile through two pieces of shared memory. The rounded sums wait in
+// registers until the next tile is being multiplied, and are stored beside its products, two pieces at a
+// time, so that the tensor cores wait for no barrier and for no copy.
 template <typename Tile>
 class TileStore {
   using T = typename Tile::T;
@@ -138,17 +138,17 @@ class TileStore {
   typename Tile::Epilogue epilogue;
   uint32_t words[PIECES][16];
   int row = 0, col = 0;  // of the tile
-  int stored = PIECES;   // of them, or more
+  int stored = PIECES;   // pieces of the tile; from PIECES on none waits
 
-  // Makes the pieces free to be written.
+  // Waits until the pieces may be written again.
   __device__ void wait_for_pieces() {
     if (threadIdx.x % WARPGROUP == 0) bulk_wait_group_read<0>();  // for the copy engine to have read them
     named_barrier_sync(threadIdx.x / WARPGROUP, WARPGROUP);  // for that, and for all threads that read them
   }
 
-  // Leaves staged pieces of `cols` columns to the copy engine.
+  // Starts the stores of staged pieces of `cols` columns by the copy engine.
   __device__ void store_pieces(const CUtensorMap* map, int count, int first, int cols) {
-    fence_proxy_async();                                     // the copy engine is to see them
+    fence_proxy_async();                                     // shows the pieces to the copy engine
     named_barrier_sync(threadIdx.x / WARPGROUP, WARPGROUP);  // for all of the pieces
     if (threadIdx.x % WARPGROUP == 0) {
       for (int i = 0; i < count; ++i) {
@@ -175,7 +175,8 @@ class TileStore {
     }
   }
 
-  // One piece after the other, at once: fp32, or rows that the copy engine cannot take, which have no map.
+  // Stores one piece after the other at once: fp32, or rows that the copy engine cannot take, which have no
+  // map.
   template <typename Out>
   __device__ void store_now(const float (&sums)[Tile::SUMS], const CUtensorMap* map, void* matrix) {
     constexpr int COLS = 128 / sizeof(Out);
@@ -205,13 +206,14 @@ class TileStore {
   __device__ TileStore(const typename Tile::Problem& problem, uint8_t (*pieces)[PIECE_BYTES])
       : problem(problem), pieces(pieces) {}
 
-  // Finishes the tile before, and says where the next one belongs.
+  // Finishes the store of the tile before, and notes the next tile's place.
   __device__ void begin(int tile_row, int tile_col) {
     flush<0>();
     flush<2>();
     row = tile_row;
     col = tile_col;
-    // Values of their own from here on: without this, ptxas 13.0 takes the next tile's column for this one's.
+    // Hides where these values come from: without this, ptxas 13.0 uses the next tile's column for this
+    // one's.
     asm volatile("" : "+r"(row), "+r"(col));
     epilogue.begin(problem, col);
   }

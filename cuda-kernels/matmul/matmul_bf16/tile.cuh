@@ -1,4 +1,4 @@
-// What the blocks of matmul_bf16's last step compute: shapes of tiles, and which tile is whose turn.
+// The tiles of matmul_bf16's v15: their shapes, and which tile a block computes when.
 #pragma once
 
 #include <algorithm>
@@ -9,32 +9,32 @@
 constexpr int BLOCK_K = 64;        // 128 bytes, a row of the swizzle
 constexpr int WARPGROUP = 128;     // threads
 constexpr int GROUP_M = 8;         // rows of clusters' tiles that are walked column by column
-constexpr int FLUSH_AT = 2;        // the block of K beside which the last tile's first half leaves
-constexpr int PIECE_BYTES = 8192;  // 64 rows of 128 bytes: what a box copies at least, or an epilogue stages
+constexpr int FLUSH_AT = 2;        // the block of K beside which the first half of the tile before is stored
+constexpr int PIECE_BYTES = 8192;  // 64 rows of 128 bytes: the smallest box of a copy, and a staged piece
 constexpr int SHARED_BYTES = 232448;  // as much as a block can have
 
-// What a launch is told, by value.
+// The kernel's argument, by value.
 struct MatmulProblem {
   CUtensorMap a, b, out;  // out's is empty unless out_mapped
   void* out_matrix;       // [M, N], row-major
   int64_t M, N;
   int blocks_m, blocks_n;  // tiles of clusters
-  int units;               // of clusters: whole tiles, then splits of the others
+  int units;               // work items of clusters: whole tiles, then the splits of the others
   int whole;               // tiles that are not split
   int k_blocks;
-  int splits;          // of each of the others: blocks that share its K
+  int splits;          // of each split tile: the clusters that share its K
   bool out_mapped;     // the copy engine can store out
   bool out_fp32;       // else T
   float4* partials;    // [split tiles, splits, a tile's sums]
   unsigned* counters;  // [split tiles, consumers], zero before and after
 };
 
-// What happens to a thread's sums of a tile before they are stored: here, nothing.
+// The epilogue: what is done to a thread's sums of a tile before the store. Here, nothing.
 struct PlainEpilogue {
-  // While the last products of a tile that begins at `col` are under way.
+  // Called while the last products of a tile that begins at column `col` run.
   __device__ void begin(const MatmulProblem&, int col) {}
-  // Once there are all sums. `store(map, matrix)` stores them, rounded, as they are; map is nullptr where the
-  // copy engine cannot.
+  // Called when all sums are complete. `store(map, matrix)` rounds them and stores them as they are; map is
+  // nullptr where the copy engine cannot store.
   template <int SUMS, typename Store>
   __device__ void apply(const MatmulProblem&, float (&sums)[SUMS], Store store) {}
 };
@@ -78,8 +78,8 @@ struct Unit {
   int k_begin, k_end;  // in blocks
 };
 
-// Whole tiles come first, in grouped order, then the split ones, split by split; all blocks of a cluster have
-// the same number.
+// The unit of that number. Whole tiles come first, in grouped order, then the splits of the split tiles, tile
+// by tile; all blocks of a cluster have the same number.
 template <typename Tile>
 __device__ inline Unit unit_at(const MatmulProblem& problem, int number) {
   int of_cluster = number;  // the tile's number

@@ -6,7 +6,7 @@
 //           or 256 columns. But nothing overlaps, and the 8 rows of a that one load of a fragment touches lie
 //           128 bytes apart, in the same banks. Those of b lie 512 apart, and since a register holds
 //           neighbours along K, it takes two loads.
-// Counter:  tensor_pipe leaves 0, time falls to less than a tenth; bank_conflicts is above 70 %.
+// Counter:  tensor_pipe leaves 0 and time falls steeply; most wavefronts of shared memory are bank conflicts.
 // Requires: compute capability 8.0. a and b of any strides, out row-major; fetched 16 bytes at a time where
 //           a's rows and b's rows or columns consist of aligned pieces of that size, else by the element.
 // Source:   PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type".

@@ -5,7 +5,7 @@
 // Why:      in v03 all warps wait for memory, then for shared memory, then for the tensor cores, behind two
 //           barriers a tile. Now memory has the time of a whole tile to answer, the next fragments are there
 //           when the products of the last are done, and one barrier a tile is left.
-// Counter:  time falls by half; tensor_pipe rises accordingly.
+// Counter:  time falls; tensor_pipe rises accordingly.
 // Requires: as v02, and 144 KiB of shared memory a block: compute capability 8.0, 9.0 and 10.0 have that,
 //           8.6, 8.9 and 12.0 do not.
 // Source:   the loop is that of CUTLASS, "Efficient GEMM in CUDA", section "Software Pipelining".

@@ -4,7 +4,7 @@
 // Why:      an H100 runs 132 blocks at a time. For 8192 x 8192 elements those of v04 make up 4 rows of 32
 //           tiles: they need all of b and a sixteenth of a, 136 MiB. 16 rows of 8 tiles need a quarter of
 //           either, 64 MiB, of which L2 holds most. For 4096 x 4096 it is 40 MiB against 32, and both fit.
-// Counter:  dram_bytes falls by 11 %; time stays, and rises by 4 % at 8192 x 8192.
+// Counter:  dram_bytes falls; time stays, and rises a little at 8192 x 8192.
 // Requires: as v04.
 // Source:   Triton's tutorial "Matrix Multiplication", section "L2 Cache Optimizations".
 // Twin:     triton-kernels/matmul/matmul_bf16/v05_grouped.py

@@ -1,12 +1,12 @@
-// matmul_bf16 v07_tma: the copy engine brings whole tiles, and wgmma multiplies them where they lie.
+// matmul_bf16 v07_tma: TMA brings whole tiles, and wgmma multiplies them where they lie.
 //
-// Change:   one thread asks the tensor memory accelerator for tiles, and an mbarrier says when both
-//           have come. A warpgroup, four warps together, multiplies them from shared memory. v05's threads
-//           copied 16 bytes each and loaded fragments for mma.sync. The tile starts over at 64 x 64, with
-//           nothing fetched ahead.
-// Why:      addresses, edges and swizzle are the copy engine's business, fragments nobody's, and no other
-//           instruction reaches the tensor cores' full rate. While a block waits for its tiles, others on its
-//           SM multiply. But small tiles are fetched more often: L2 becomes the limit.
+// Change:   one thread starts the copies of tiles by the tensor memory accelerator (TMA, the copy engine),
+//           and an mbarrier says when both have arrived. A warpgroup, four warps together, multiplies them
+//           from shared memory. v05's threads copied 16 bytes each and loaded fragments for mma.sync. The
+//           tile starts over at 64 x 64, with nothing fetched ahead.
+// Why:      the copy engine takes care of addresses, edges and swizzle, no fragments have to be loaded, and
+//           no other instruction than wgmma reaches the tensor cores' full rate. While a block waits for its
+//           tiles, others on its SM multiply. But small tiles are fetched more often: L2 becomes the limit.
 // Counter:  instructions fall; time rises until tiles grow again.
 // Requires: compute capability 9.0 with its own features (sm_90a); a and b with neighbours along rows or
 //           columns, which are a multiple of 8 elements apart and start at multiples of 16 bytes; sizes below

@@ -6,7 +6,7 @@
 // Why:      a quarter less is fetched for each product: 384 rows and columns for 32,768 sums, where v09
 //           fetched 256 for 16,384. While one warpgroup waits or starts its next wgmma, the other one's is
 //           under way.
-// Counter:  l2_bytes fall to 0.61; time falls and tensor_pipe rises.
+// Counter:  l2_bytes and time fall; tensor_pipe rises.
 // Requires: as v09.
 // Source:   CUTLASS's cooperative kernels for compute capability 9.0; Shah, "Outperforming cuBLAS on H100: a
 //           Worklog" (2024).

@@ -1,4 +1,4 @@
-// matmul_bf16 v11_persistent: blocks stay and walk over the tiles.
+// matmul_bf16 v11_persistent: a persistent kernel, whose blocks walk over the tiles.
 //
 // Change:   there are as many blocks as SMs, and each computes every tile whose number is its own plus a
 //           multiple of theirs. v10 had a block for every tile.

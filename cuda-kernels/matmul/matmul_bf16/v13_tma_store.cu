@@ -6,7 +6,7 @@
 //           its stores were issued. Now stmatrix writes whole rows, swizzled, the copy engine takes them in
 //           lines, and its last two pieces leave while the next tile is multiplied. As no more than two
 //           pieces are staged, all four stages fit beside them.
-// Counter:  sectors_per_store falls to 0, as no thread stores to global memory; time falls by 12 %.
+// Counter:  sectors_per_store falls to 0, as no thread stores to global memory; time falls.
 // Requires: as v12. Rows of out that the copy engine cannot take are stored from the pieces by the word.
 // Source:   CUTLASS's epilogues for compute capability 9.0, which stage and store like this.
 // Twin:     triton-kernels/matmul/matmul_bf16/v13_tma_store.py
@@ -159,7 +159,7 @@ __device__ inline void store_sums(const Problem& problem, uint8_t (&pieces)[2][P
     if (thread == 0) i == 0 ? bulk_wait_group_read<0>() : bulk_wait_group_read<1>();
     named_barrier_sync(1 + consumer, WARPGROUP);  // for that wait, and for all that read this piece
     stage_piece<T>(piece, &sums[i * 32]);
-    fence_proxy_async();                          // the copy engine is to see the piece
+    fence_proxy_async();                          // shows the piece to the copy engine
     named_barrier_sync(1 + consumer, WARPGROUP);  // for all of the piece
     if (problem.out_mapped) {
       if (thread == 0) {
@@ -256,10 +256,10 @@ __global__ void __launch_bounds__(THREADS, 1)
       release(stage == 0 ? STAGES - 1 : stage - 1);
       store_sums<T>(problem, shared.out[consumer], sums, place.row + consumer * 64, place.col);
     }
-    if (thread == 0) bulk_wait_group_read<0>();  // shared memory must outlive the stores from it,
+    if (thread == 0) bulk_wait_group_read<0>();  // shared memory must outlive the stores from it
   }
-  __syncwarp();    // the producer's lanes parted
-  cluster_sync();  // and the other blocks' copies into it and arrivals at it
+  __syncwarp();    // the producer's lanes have diverged
+  cluster_sync();  // shared memory must outlive the other blocks' copies into it and arrivals at it
 #endif
 }
 

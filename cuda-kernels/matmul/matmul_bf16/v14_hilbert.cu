@@ -154,7 +154,7 @@ __device__ inline void store_sums(const Problem& problem, uint8_t (&pieces)[2][P
     if (thread == 0) i == 0 ? bulk_wait_group_read<0>() : bulk_wait_group_read<1>();
     named_barrier_sync(1 + consumer, WARPGROUP);  // for that wait, and for all that read this piece
     stage_piece<T>(piece, &sums[i * 32]);
-    fence_proxy_async();                          // the copy engine is to see the piece
+    fence_proxy_async();                          // shows the piece to the copy engine
     named_barrier_sync(1 + consumer, WARPGROUP);  // for all of the piece
     if (problem.out_mapped) {
       if (thread == 0) {
@@ -251,10 +251,10 @@ __global__ void __launch_bounds__(THREADS, 1)
       release(stage == 0 ? STAGES - 1 : stage - 1);
       store_sums<T>(problem, shared.out[consumer], sums, place.row + consumer * 64, place.col);
     }
-    if (thread == 0) bulk_wait_group_read<0>();  // shared memory must outlive the stores from it,
+    if (thread == 0) bulk_wait_group_read<0>();  // shared memory must outlive the stores from it
   }
-  __syncwarp();    // the producer's lanes parted
-  cluster_sync();  // and the other blocks' copies into it and arrivals at it
+  __syncwarp();    // the producer's lanes have diverged
+  cluster_sync();  // shared memory must outlive the other blocks' copies into it and arrivals at it
 #endif
 }
 

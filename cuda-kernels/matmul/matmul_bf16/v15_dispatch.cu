@@ -1,18 +1,19 @@
 // matmul_bf16 v15_dispatch: the tile and the splits of K follow from the sizes; odd sizes are repacked first.
 //
-// Change:   kernel.cuh is v13's kernel as a template of its tile. choice.h chooses one of its shapes for each
-//           product. Tiles that are left over after whole rounds of all SMs are split along K. Operands that
-//           the copy engine cannot take are copied into rows that it can. On the way the kernel has learnt to
-//           store a tile beside the next one's products, and to be set up while the kernel before still runs.
-// Why:      tiles of 128 x 256 leave most of the chip idle where the result is small or thin, or where the
-//           last round has few of them. A copy of an operand moves its bytes twice, which costs less than
-//           loads by the element in the main loop, by far. The profiled product runs as before, but its
-//           stores leave beside the next tile's products.
-// Counter:  at the profiled product, tensor_pipe rises a little, as nobody waits for a store. Time, at small,
-//           thin and odd products.
+// Change:   kernel.cuh is v13's kernel as a template over its tile, and choice.h chooses the tile for each
+//           product. Tiles that are left over after full rounds of all SMs are split along K. Operands that
+//           the copy engine cannot take are copied to rows that it can. A tile is stored beside the products
+//           of the next one, and the kernel is set up while the one before it still runs (programmatic
+//           dependent launch).
+// Why:      tiles of 128 x 256 leave most of the GPU idle where the result is small or thin, or where the
+//           last round has few of them. A copy of an operand moves its bytes twice, which costs far less than
+//           loads of single elements in the main loop. The profiled product runs as before, but for its
+//           stores beside the next tile's products.
+// Counter:  at the profiled product tensor_pipe rises a little, as no warpgroup waits for a store; time falls
+//           at small, thin and odd products.
 // Requires: compute capability 9.0 with its own features (sm_90a); M, N and K below 2^31 - 1024.
 // Source:   Osama et al., "Stream-K: Work-centric Parallel Decomposition for Dense Matrix-Matrix
-//           Multiplication on the GPU" (2023), for splitting what whole rounds leave over; CUDA C++
+//           Multiplication on the GPU" (2023), for splitting what full rounds leave over; CUDA C++
 //           Programming Guide, "Programmatic Dependent Launch and Synchronization".
 // Twin:     triton-kernels/matmul/matmul_bf16/v15_dispatch.py
 #include "kernel.cuh"

@@ -4,7 +4,7 @@
 //           reads a row of the one and a column of the other from shared memory.
 // Why:      each element fetched serves a whole row or column of the tile, so global traffic falls by the
 //           tile's width; what remains is one shared-memory load for nearly every FMA.
-// Counter:  load_requests falls to a thirty-second; fma_pipe stays below 35 %.
+// Counter:  load_requests falls to a thirty-second; fma_pipe stays low.
 // Requires: a and b of any strides, out row-major. Access is coalesced where the rows of a and b are
 //           contiguous.
 // Twin:     triton-kernels/matmul/matmul_fp32/v03_shared_tile.py

@@ -5,7 +5,7 @@
 //           neighbours.
 // Why:      the same bytes with a quarter of the loads: v05 issues an instruction that is no FMA for every
 //           two that are, and each takes the place of one.
-// Counter:  instructions fall by a fifth; load_requests fall to a quarter; sectors_per_store rises to 16.
+// Counter:  instructions fall; load_requests fall to a quarter; sectors_per_store rises to 16.
 // Requires: a, b of any strides, out row-major. Unless the rows of all three are contiguous, aligned and
 //           whole multiples of 16 bytes, every element is fetched and stored by itself.
 // Twin:     none, Triton's compiler picks the width of each access by itself.

@@ -7,7 +7,7 @@
 //           memory. Now there is one barrier a tile, behind which the data lie already. An FMA issues in
 //           every cycle at best, so each other instruction costs one: 8 x 16 sums need 6 loads for 128
 //           FMAs, where 8 x 8 need 4 for 64.
-// Counter:  fma_pipe rises above 75 %, and issue_active with it; occupancy falls to 12.5 %.
+// Counter:  fma_pipe and issue_active rise; occupancy falls, as a block fills an SM.
 // Requires: compute capability 8.0 and 147 KiB of shared memory a block, which 8.0, 9.0 and 10.0 have and
 //           8.6, 8.9 and 12.0 have not. a and b of any strides, out row-major; an operand is copied 16
 //           bytes at a time where the tile's lines lie side by side and its size and alignment allow, else

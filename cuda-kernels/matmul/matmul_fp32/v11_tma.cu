@@ -1,14 +1,14 @@
-// matmul_fp32 v11_tma: a producer warp has the tensor memory accelerator fetch tiles into a ring of stages.
+// matmul_fp32 v11_tma: a producer warp fetches tiles by TMA into a ring of stages.
 //
-// Change:   a thread of its own asks the copy engine for tiles, piece by piece; two warpgroups only read
-//           shared memory and multiply. A stage's full barrier says that its tiles have come, its empty
-//           barrier that all have read them. The engine cannot transpose: where k lies side by side, the
-//           producer's three other warps turn the pieces round in place, before they are read.
+// Change:   a thread of its own starts TMA copies of tiles, piece by piece; two warpgroups only read shared
+//           memory and multiply. A stage's full barrier says that its tiles have arrived, its empty barrier
+//           that all warps have read them. The copy engine cannot transpose: where an operand is contiguous
+//           along k, the producer's three other warps transpose the pieces in place, before they are read.
 // Why:      in v09 copies, their addresses and predicates take issue slots from the FMAs, most of all where
 //           an operand is transposed word by word, and all warps meet once a tile. Now a tile costs a
 //           warp a wait and an arrival, and edges nothing: the copy engine fills them with zeros. A loop
 //           with less in it also lets the compiler place sums and fragments in different register banks.
-// Counter:  fma_pipe and issue_active stay, at 78 and 84 %, and so does the time.
+// Counter:  fma_pipe, issue_active and time stay.
 // Requires: compute capability 9.0 with its own features (sm_90a), for setmaxnreg: a third of the threads
 //           need few registers, the others more than their share. 193 KiB of shared memory a block. M, N and
 //           K below 2^31; an operand that the copy engine cannot take is copied once into rows that it can.
@@ -39,7 +39,7 @@ constexpr int PIECES_M = BLOCK_M / PIECE;
 constexpr int PIECES_N = BLOCK_N / PIECE;
 constexpr int PIECES = PIECES_M + PIECES_N;
 constexpr int WARPGROUP = 128;  // threads
-constexpr int TURNERS = 3;      // warps that turn pieces round
+constexpr int TURNERS = 3;      // warps that transpose pieces
 constexpr int WARPS_N = BLOCK_N / WARP_N;
 constexpr int CONSUMERS = BLOCK_M / WARP_M * WARPS_N;  // warps that multiply
 constexpr int THREADS = WARPGROUP + CONSUMERS * 32;
@@ -56,23 +56,23 @@ static_assert(PRODUCER_REGISTERS * WARPGROUP + CONSUMER_REGISTERS * CONSUMERS * 
                   65536 / THREADS / 8 * 8 * THREADS,
               "a warpgroup that takes registers waits until as many have been given back");
 
-// PIECE rows or columns of an operand: fetched as [k][PIECE] or, if k lies side by side, as [PIECE][k] and
-// then turned round. Vector c of row r lies at c ^ r % 8.
+// PIECE rows or columns of an operand, fetched as [k][PIECE]; or as [PIECE][k] if the operand is contiguous
+// along k, and then transposed. Vector c of row r lies at c ^ r % 8.
 struct alignas(1024) Piece {
   float4 rows[BLOCK_K][PIECE / 4];
 };
 
 struct Shared {
   Piece stages[STAGES][PIECES];  // first those of a
-  uint64_t full[STAGES];         // complete when a stage's pieces have come
-  uint64_t turned[STAGES];       // complete when those to be turned have been
+  uint64_t full[STAGES];         // complete when a stage's pieces have arrived
+  uint64_t turned[STAGES];       // complete when its pieces are transposed, where needed
   uint64_t empty[STAGES];        // complete when all warps have read them
 };
 
-// What a launch is told, by value.
+// The kernel's argument, by value.
 struct Problem {
   CUtensorMap a, b;
-  bool a_turned, b_turned;  // k lies side by side
+  bool a_turned, b_turned;  // contiguous along k, so pieces are transposed
   bool store_vector;        // rows of out begin at multiples of 16 bytes, and N is a multiple of 4
   float* out;               // [M, N], row-major
   int64_t M, N;
@@ -124,9 +124,9 @@ __global__ void __launch_bounds__(THREADS, 1)
   extern __shared__ __align__(1024) uint8_t dynamic[];
   Shared& shared = *reinterpret_cast<Shared*>(dynamic);
 
-  // A block a tile: a persistent one would fill the ring while it stores, which takes 1 % of a tile at most.
-  // The grid is flat. Tiles are numbered down the columns of a group of GROUP_M tile rows, so that the blocks
-  // that run at the same time cover a near-square patch of out.
+  // One block a tile: a persistent one would only gain to fill the ring while it stores, a small part of a
+  // tile's time. The grid is flat. Tiles are numbered down the columns of a group of GROUP_M tile rows, so
+  // that the blocks that run at the same time cover a near-square patch of out.
   const int64_t blocks_n = cdiv(problem.N, BLOCK_N);
   const int64_t group_row = blockIdx.x / (GROUP_M * blocks_n) * GROUP_M;
   const int64_t group_rows = min(cdiv(problem.M, BLOCK_M) - group_row, int64_t{GROUP_M});
@@ -173,7 +173,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         for (; piece < turned_pieces; piece += TURNERS) {
           mbarrier_wait_parity(&shared.full[stage], phase);  // for the piece
           turn(shared.stages[stage][first_turned + piece]);
-          fence_proxy_async();  // the copy engine writes here next
+          fence_proxy_async();  // orders these accesses before the copy that fills the place next
           mbarrier_arrive(&shared.turned[stage]);
         }
         advance();
@@ -207,8 +207,9 @@ __global__ void __launch_bounds__(THREADS, 1)
       }
     };
     const auto wait = [&] {
-      mbarrier_wait_parity(&shared.full[stage], phase);                           // for the pieces
-      if (turned_pieces > 0) mbarrier_wait_parity(&shared.turned[stage], phase);  // and for their turning
+      mbarrier_wait_parity(&shared.full[stage], phase);  // for the pieces
+      // And for the pieces that are transposed.
+      if (turned_pieces > 0) mbarrier_wait_parity(&shared.turned[stage], phase);
     };
 
     wait();
@@ -259,7 +260,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 #endif
 }
 
-// An operand as the copy engine is to see it: lines of neighbours, along K if turned, else along M or N.
+// An operand as the copy engine sees it: lines of contiguous elements, along K if turned, else along M or N.
 struct Operand {
   const void* base;
   int64_t lines, length, pitch;
@@ -280,7 +281,7 @@ void matmul_fp32_v11_tma(const MatmulFp32Args& args) {
   RepackJobs jobs = {};
   const auto operand = [&](const float* matrix, int64_t size, int64_t stride, int64_t stride_k,
                            RepackJob& job) -> Operand {
-    // Where there is but one line, its pitch means nothing.
+    // The pitch of a single line is never used, so it gets a valid value.
     const auto padded = [](int64_t length) { return cdiv(length, PIECE) * PIECE; };
     const bool along_k = stride_k == 1 || args.K == 1;
     const bool across_k = stride == 1 || size == 1;

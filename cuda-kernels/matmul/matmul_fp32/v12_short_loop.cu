@@ -4,10 +4,10 @@
 //           thread goes through its sums in two patches of 8 x 8, not in rows of 16. A warp waits for one
 //           barrier a tile instead of two, and blocks find their tiles by 32-bit divisions.
 // Why:      4,096 FMAs are 64 KiB of code, which the instruction caches do not keep: warps wait for
-//           instructions, and where no SM has a second block, as at 2048^3, the slowest SM decides. The
-//           compiler has to hold on to the order of a shorter loop's FMAs all the same: three operands to
-//           fetch, or two from the same bank of registers, take another cycle. The predictions came after
-//           a trial, which gained 9 % at 2048^3 and 1 % at 4096^3.
+//           instructions, and where no SM has a second block, as at 2048^3, the slowest SM decides. A shorter
+//           loop must keep the order of its FMAs all the same: three operands to fetch, or two from the same
+//           register bank, take another cycle. The predictions came after a trial, which gained most at
+//           2048^3.
 // Counter:  no_instruction stalls fall.
 // Requires: as v11_tma: sm_90a, 193 KiB of shared memory a block, M, N and K below 2^31; an operand that the
 //           copy engine cannot take is copied once into rows that it can.
@@ -40,7 +40,7 @@ constexpr int PIECES_M = BLOCK_M / PIECE;
 constexpr int PIECES_N = BLOCK_N / PIECE;
 constexpr int PIECES = PIECES_M + PIECES_N;
 constexpr int WARPGROUP = 128;  // threads
-constexpr int TURNERS = 3;      // warps that turn pieces round
+constexpr int TURNERS = 3;      // warps that transpose pieces
 constexpr int WARPS_N = BLOCK_N / WARP_N;
 constexpr int CONSUMERS = BLOCK_M / WARP_M * WARPS_N;  // warps that multiply
 constexpr int THREADS = WARPGROUP + CONSUMERS * 32;
@@ -60,23 +60,23 @@ static_assert(PRODUCER_REGISTERS * WARPGROUP + CONSUMER_REGISTERS * CONSUMERS * 
                   65536 / THREADS / 8 * 8 * THREADS,
               "a warpgroup that takes registers waits until as many have been given back");
 
-// PIECE rows or columns of an operand: fetched as [k][PIECE] or, if k lies side by side, as [PIECE][k] and
-// then turned round. Vector c of row r lies at c ^ r % 8.
+// PIECE rows or columns of an operand, fetched as [k][PIECE]; or as [PIECE][k] if the operand is contiguous
+// along k, and then transposed. Vector c of row r lies at c ^ r % 8.
 struct alignas(1024) Piece {
   float4 rows[BLOCK_K][PIECE / 4];
 };
 
 struct Shared {
   Piece stages[STAGES][PIECES];  // first those of a
-  uint64_t full[STAGES];         // complete when a stage's pieces have come
-  uint64_t turned[STAGES];       // complete when those to be turned have been
+  uint64_t full[STAGES];         // complete when a stage's pieces have arrived
+  uint64_t turned[STAGES];       // complete when its pieces are transposed, where needed
   uint64_t empty[STAGES];        // complete when all warps have read them
 };
 
-// What a launch is told, by value.
+// The kernel's argument, by value.
 struct Problem {
   CUtensorMap a, b;
-  bool a_turned, b_turned;  // k lies side by side
+  bool a_turned, b_turned;  // contiguous along k, so pieces are transposed
   bool store_vector;        // rows of out begin at multiples of 16 bytes, and N is a multiple of 4
   float* out;               // [M, N], row-major
   int64_t M, N;
@@ -128,9 +128,9 @@ __global__ void __launch_bounds__(THREADS, 1)
   extern __shared__ __align__(1024) uint8_t dynamic[];
   Shared& shared = *reinterpret_cast<Shared*>(dynamic);
 
-  // A block a tile: a persistent one would fill the ring while it stores, which takes 1 % of a tile at most.
-  // The grid is flat. Tiles are numbered down the columns of a group of GROUP_M tile rows, so that the blocks
-  // that run at the same time cover a near-square patch of out.
+  // One block a tile: a persistent one would only gain to fill the ring while it stores, a small part of a
+  // tile's time. The grid is flat. Tiles are numbered down the columns of a group of GROUP_M tile rows, so
+  // that the blocks that run at the same time cover a near-square patch of out.
   const uint32_t blocks_m = cdiv(problem.M, BLOCK_M);
   const uint32_t blocks_n = cdiv(problem.N, BLOCK_N);
   const uint32_t group_row = blockIdx.x / (GROUP_M * blocks_n) * GROUP_M;
@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         for (; piece < turned_pieces; piece += TURNERS) {
           mbarrier_wait_parity(&shared.full[stage], phase);  // for the piece
           turn(shared.stages[stage][first_turned + piece]);
-          fence_proxy_async();  // the copy engine writes here next
+          fence_proxy_async();  // orders these accesses before the copy that fills the place next
           mbarrier_arrive(&shared.turned[stage]);
         }
         advance();
@@ -228,7 +228,8 @@ __global__ void __launch_bounds__(THREADS, 1)
         }
       }
     };
-    // Who turns pieces has waited for all of the stage, so whoever waits for the turning sees the others too.
+    // The warps that transpose have waited for the whole stage, so a wait for them covers the other pieces,
+    // too.
     uint64_t* ready = turned_pieces > 0 ? shared.turned : shared.full;
     const auto wait = [&] { mbarrier_wait_parity(&ready[stage], phase); };  // for the pieces, turned or not
 
@@ -276,7 +277,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 #endif
 }
 
-// An operand as the copy engine is to see it: lines of neighbours, along K if turned, else along M or N.
+// An operand as the copy engine sees it: lines of contiguous elements, along K if turned, else along M or N.
 struct Operand {
   const void* base;
   int64_t lines, length, pitch;
@@ -297,7 +298,7 @@ void matmul_fp32_v12_short_loop(const MatmulFp32Args& args) {
   RepackJobs jobs = {};
   const auto operand = [&](const float* matrix, int64_t size, int64_t stride, int64_t stride_k,
                            RepackJob& job) -> Operand {
-    // Where there is but one line, its pitch means nothing.
+    // The pitch of a single line is never used, so it gets a valid value.
     const auto padded = [](int64_t length) { return cdiv(length, PIECE) * PIECE; };
     const bool along_k = stride_k == 1 || args.K == 1;
     const bool across_k = stride == 1 || size == 1;

@@ -1,5 +1,5 @@
-// What matmul_tf32x3's last step does before it multiplies: copies operands into rows of neighbours along K,
-// split into big and small parts or as they are.
+// The first kernel of matmul_tf32x3's v05: copies operands to rows that are contiguous along K, split into
+// big and small parts or as they are.
 #pragma once
 
 #include "lib/ptx/ampere.cuh"
@@ -13,10 +13,10 @@ __device__ inline void split(uint32_t x, uint32_t& big, uint32_t& small) {
   small = __float_as_uint(__uint_as_float(x) - __uint_as_float(big));
 }
 
-// An operand to be copied into rows of neighbours along K, split or as it is.
+// An operand to copy to rows that are contiguous along K, split or as it is.
 struct SplitJob {
   const float* from;  // [lines, K]
-  float* to;          // [lines, pitch], and behind it, if split, as much again for small
+  float* to;          // [lines, pitch]; if split, for big, followed by as much for small
   int64_t lines, K;
   int64_t stride, stride_k;
   int64_t pitch;  // a multiple of 4
@@ -24,10 +24,10 @@ struct SplitJob {
 };
 
 struct SplitJobs {
-  SplitJob job[2];  // one without lines is none
+  SplitJob job[2];  // a job without lines does nothing
 };
 
-// Blocks that it takes.
+// The blocks that the jobs take.
 inline int64_t split_tiles(const SplitJobs& jobs) {
   int64_t tiles = 0;
   for (const SplitJob& job : jobs.job) tiles += cdiv(job.lines, SPLIT_TILE) * cdiv(job.K, SPLIT_TILE);
@@ -78,7 +78,7 @@ __device__ inline void split_tile(const SplitJobs& jobs) {
 
   const int k = threadIdx.x % (SPLIT_TILE / 4) * 4;
   for (int line = threadIdx.x / (SPLIT_TILE / 4); line < lines; line += SPLIT_THREADS / (SPLIT_TILE / 4)) {
-    if (k >= depth) break;  // behind the last element a row has room to complete its four, with zeros
+    if (k >= depth) break;  // a row's last vector of four is filled up with zeros
     uint32_t x[4], big[4], small[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {

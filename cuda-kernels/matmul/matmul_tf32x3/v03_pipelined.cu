@@ -7,7 +7,7 @@
 //           hand on its far side, and two blocks an SM fill each other's gaps. A warp's larger tile needs
 //           0.5 splits for an mma where v02 had 0.67, and both new reads take the place of four. Blocks of
 //           a group share tiles, which stay in L2.
-// Counter:  tensor_pipe at least doubles; shared-memory load requests fall to less than a fifth an mma.
+// Counter:  tensor_pipe rises; shared-memory load requests an mma fall.
 // Requires: compute capability 8.0 and 104 KiB of shared memory a block, which 8.0, 9.0 and 10.0 have and
 //           8.6, 8.9 and 12.0 have not (two blocks an SM only from 9.0 on). a and b of any strides, out
 //           row-major. Copies take 16 bytes where the rows of all three are contiguous and multiples of 16

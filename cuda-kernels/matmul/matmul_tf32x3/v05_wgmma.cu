@@ -1,20 +1,20 @@
-// matmul_tf32x3 v05_wgmma: warpgroups multiply tiles that come split, by the tensor memory accelerator.
+// matmul_tf32x3 v05_wgmma: warpgroups multiply by wgmma; B is split once, by a kernel of its own.
 //
-// Change:   a first kernel splits B, once for all, into big and small columns that are contiguous along K. In
-//           the second a producer thread has tiles copied into a ring, and two warpgroups multiply 64 x 128
-//           elements each by wgmma: A's fragments come from shared memory and are split in registers, B's
-//           tiles are read where they lie. Blocks stay and walk over the tiles. Where tiles of half the width
-//           need no more rounds of the multiprocessors, they are taken.
-// Why:      mma.sync gets little more than half of a Hopper tensor core's rate, and each warp split what
-//           others split too. wgmma takes TF32 from shared memory along K only, so B, usually row-major, must
-//           be turned round in any case, and a split in the same pass costs one more write, little beside the
-//           product. Split within the second kernel, B would cost each of its blocks three passes
-//           over the tile in shared memory, whose bandwidth wgmma needs for itself. A is split by those that
-//           multiply it, 16 elements a thread for 24 wgmma.
-//           The tensor cores' sums still begin anew for every chunk of K and are added outside. A chunk is
-//           twice as long as before, since small products come first and so err less. The sums are two parts
-//           of the columns: one is multiplied while the other is added and begun anew.
-// Counter:  tensor_pipe rises; instructions fall by more than half.
+// Change:   a first kernel splits B, once for all blocks, into big and small columns that are contiguous
+//           along K. In the second kernel a producer thread copies tiles by TMA into a ring, and two
+//           warpgroups multiply 64 x 128 elements each by wgmma: A's fragments come from shared memory and
+//           are split in registers, B's tiles are read where they lie. The kernel is persistent. Tiles of
+//           half the width are taken where they need no more rounds of the SMs.
+// Why:      mma.sync gets little more than half of a Hopper tensor core's rate, and each warp of v03 splits
+//           what others split too. wgmma takes TF32 from shared memory along K only, so B, usually row-major,
+//           must be transposed in any case; splitting it in the same pass costs one more write, little beside
+//           the product. Split within the second kernel, B would cost each of its blocks three passes over
+//           the tile in shared memory, whose bandwidth wgmma needs for itself. The warps that multiply A
+//           split it, 16 elements a thread for 24 wgmma. The tensor cores' sums still start anew for every
+//           chunk of K and are added outside. A chunk is twice as long as before, since small products come
+//           first and so err less. A warpgroup's columns are two parts, each with its sums: one is multiplied
+//           while the other is added and starts anew.
+// Counter:  tensor_pipe rises; instructions fall.
 // Requires: compute capability 9.0 with its own features (sm_90a); M and K below 2^31, N below 2^30; a
 //           workspace of twice the size of B. A that the copy engine cannot take is copied by the first
 //           kernel too. Infinities and NaNs come out as in fp32. An operand below 2^-114 keeps fewer bits,
@@ -48,7 +48,7 @@ static_assert(CONSUMERS == 2, "registers are shared out for two");
 static_assert(BLOCK_K * sizeof(float) == BOX_ROW_BYTES, "a tile's row is a box's");
 static_assert(CHUNK_K % BLOCK_K == 0 && CHUNK_STAGES % 2 == 0, "fragments of two stages take turns");
 
-// What the second kernel is told, by value.
+// The second kernel's argument, by value.
 struct MatmulTf32x3Problem {
   CUtensorMap a;  // [M, K]
   CUtensorMap b;  // [2 N, K]: big columns, then small ones
@@ -63,7 +63,7 @@ struct Shared {
 
   float a[STAGES][BLOCK_M * BLOCK_K];     // [BLOCK_M, BLOCK_K]
   float b[STAGES][2][BLOCK_N * BLOCK_K];  // [BLOCK_N, BLOCK_K], big and small
-  uint64_t full[STAGES];                  // complete when a stage's tiles have come
+  uint64_t full[STAGES];                  // complete when a stage's tiles have arrived
   uint64_t empty[STAGES];                 // complete when all consumers' warps have read them
 };
 

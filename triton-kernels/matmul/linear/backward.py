@@ -1,7 +1,7 @@
-"""What linear's backward pass does beside its two products: dz = dout * activation'(saved) and dbias, in one pass.
+"""linear's backward pass beside its two products: dz = dout * activation'(saved) and dbias, in one pass.
 
-A program takes rows of a strip of columns and sums its columns of dz in fp32. The programs' sums are added up by a
-second, small launch in a fixed order, so that every run gives the same bits.
+A program takes rows of a strip of columns and sums its columns of dz in fp32. A second, small launch adds the programs'
+sums in a fixed order, so that every run gives the same bits.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def linear_backward_kernel(
         gradient = tl.load(dout + row * N + col, mask=mask, other=0.0).to(tl.float32)
         slope = _derivative(tl.load(saved + row * N + col, mask=mask, other=0.0).to(tl.float32), ACTIVATION)
         product = gradient * slope
-        if ACTIVATION == "relu":  # what it holds back is nothing, even where the gradient is infinite
+        if ACTIVATION == "relu":  # 0 even for an infinite gradient, where the product would be NaN
             product = tl.where(slope == 0.0, 0.0, product)
         result = product.to(dz.dtype.element_ty)
         tl.store(dz + row * N + col, result, mask=mask)
@@ -97,7 +97,8 @@ def linear_backward_bias_kernel(partials, dbias, N, chunks, CHUNKS: tl.constexpr
     tl.store(dbias + col, tl.sum(sums, axis=0)[None, :], mask=col < N)
 
 
-# For calls past Triton's own launcher, which specialises anew every time and takes longer than a small layer's kernel.
+# The launch cache: Triton's own launcher specialises anew at every call, which takes longer than a small layer's
+# kernel.
 _compiled: dict[tuple[Any, ...], tuple[CompiledKernel, CompiledKernel]] = {}
 
 

@@ -1,7 +1,7 @@
 """linear v01_fused: matmul_bf16's last step with bias and activation applied before the sums are rounded.
 
-Change:   a tile's sums get their bias and go through the activation in registers, a half or a quarter of the tile at a
-          time; where the backward pass will need it, what the activation was applied to is stored as well.
+Change:   in the epilogue, a tile's sums get their bias and go through the activation in registers, a half or a quarter
+          of the tile at a time; if the backward pass will need the activation's argument, it is stored as well.
 Why:      on its own, bias and activation read and write the whole result once more, and round it in between.
 Counter:  dram_bytes of the product alone; instructions rise by bias and activation.
 Requires: compute capability 9.0; M, N and K below 2^31; nothing of strides.
@@ -118,8 +118,8 @@ def _finish_quarter(part, bias, pre, out, M, N, first_row, first_col, ACTIVATION
 
 @triton.jit
 def _finish(total, bias, pre, pre_desc, out, out_desc, M, N, tile_m, tile_n, ACTIVATION: tl.constexpr):
-    # total: [BLOCK_M, BLOCK_N], of out: [M, N]. Through descriptors go halves, through pointers, which take registers,
-    # quarters or eighths.
+    # total: [BLOCK_M, BLOCK_N], of out: [M, N]. Stores by descriptor take halves; stores by pointers, which need
+    # registers, take quarters or eighths.
     first_row, first_col = tile_m.to(tl.int64) * total.shape[0], tile_n.to(tl.int64) * total.shape[1]
     HALF: tl.constexpr = total.shape[1] // 2
     QUARTER: tl.constexpr = total.shape[1] // 4
@@ -155,15 +155,15 @@ def linear_v01_fused_kernel(
     # [M, N] row-major, and so is pre, which may be None, both without descriptors where the copy engine cannot store
     # one of them; for SPLIT_K > 1 sums: [tiles, SPLIT_K, BLOCK_M, BLOCK_N] and tickets: [tiles].
     if EARLY:
-        # The next kernel may set itself up beside this one, as this one did beside the one before, which must be done
-        # before anything that it wrote or reads is touched.
+        # Programmatic dependent launch: the next kernel may be set up beside this one, as this one was beside the
+        # kernel before it, which must be done before anything that it wrote or reads is touched.
         gdc_launch_dependents()
         gdc_wait()
     tiles_m = (M - 1) // BLOCK_M + 1
     tiles_n = (N - 1) // BLOCK_N + 1
-    # Every part takes as many steps; what lies behind K is read as zeros.
+    # All parts take the same number of steps; elements behind K are read as zeros.
     steps = (K - 1) // (BLOCK_K * SPLIT_K) + 1
-    # From one number to the next by 1 is one turn, as the compiler knows: no loop is left of it.
+    # A range of one element is one turn, which the compiler sees: it leaves no loop.
     first = tl.program_id(0)
     turns = first + 1 if ONE_TILE else tiles_m * tiles_n
     for turn in tl.range(first, turns, 1 if ONE_TILE else tl.num_programs(0), flatten=not ONE_TILE):
@@ -236,7 +236,7 @@ def linear_v01_fused(
 def _first(
     x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, pre: Tensor | None, activation: str
 ) -> Plan | None:
-    """Run a product that has no plan, and make one, unless it is empty, interpreted or captured."""
+    """Run a product that is not in the launch cache, and make its plan, unless it is empty, interpreted or captured."""
     (M, K), N = x.shape, weight.shape[0]
     if min(M, N) == 0:
         return None
@@ -258,7 +258,7 @@ def _first(
     kernel, config = tuning.choose(linear_v01_fused_kernel, "linear/v01_fused", problem, x.device)
     constants = {
         "A_COL": layout_of(a) == "col", "B_COL": layout_of(b) == "col", "OUT_DESCRIBED": out_layout == "row",
-        "EARLY": not triton.knobs.runtime.interpret,  # where no kernel is ever under way
+        "EARLY": not triton.knobs.runtime.interpret,  # which never has two kernels under way
     }  # fmt: skip
     sizes = M, N, K
     if not config:
@@ -270,7 +270,7 @@ def _first(
         grid = lambda config: grid_of(M, N, config, a.device)  # noqa: E731
         launch(kernel, grid, searched, most, sizes, constants | {"ACTIVATION": "gelu"})
         kernel, config = kernel.fn, kernel.best_config.all_kwargs()
-    if tiles_of(M, N, config) > COUNTERS:  # a near problem's winner
+    if tiles_of(M, N, config) > COUNTERS:  # possible for the winner of a near problem
         config = config | {"SPLIT_K": 1}
     grid, sums = grid_of(M, N, config, a.device), sums_of(M, N, config)  # type: ignore[assignment]
     descriptors = _describe(a, b, out, pre, config, out_layout)

@@ -4,7 +4,7 @@ Change:   none yet, this is where the ladder starts. A program of 256 threads co
           takes one column of A and one row of B, widens them to fp32 and adds their outer product.
 Why:      the formula as it is written, with the lanes along the columns so that loads are coalesced. The tensor
           cores, which hold nearly all of this chip's arithmetic, stay idle.
-Counter:  tensor_pipe is 0; ceiling_share stays below 2 %.
+Counter:  tensor_pipe is 0; ceiling_share stays next to nothing.
 Requires: nothing of sizes and strides.
 Twin:     cuda-kernels/matmul/matmul_bf16/v01_naive.cu
 """

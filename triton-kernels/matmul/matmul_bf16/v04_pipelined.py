@@ -2,7 +2,7 @@
 
 Change:   num_stages=3: the compiler fetches by cp.async, two steps ahead of the one that is multiplied, into a ring of
           tiles in shared memory.
-Why:      a fetch needs no registers and nobody waits for it: the products of two steps cover the latency of device
+Why:      a fetch needs no registers, and no warp waits for it: the products of two steps cover the latency of device
           memory.
 Counter:  time falls; tensor_pipe rises.
 Requires: nothing of sizes and strides. K that is no multiple of 64 costs a mask.

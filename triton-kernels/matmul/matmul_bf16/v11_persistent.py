@@ -1,4 +1,4 @@
-"""matmul_bf16 v11_persistent: programs stay and walk over the tiles of the output.
+"""matmul_bf16 v11_persistent: persistent programs walk over the tiles of the output.
 
 Change:   there are as many programs as SMs can hold, each computes every so many-th tile, and flatten makes one loop of
           the loop over tiles and the loop over steps.
@@ -67,7 +67,8 @@ def matmul_bf16_v11_persistent_kernel(
         total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
         for step in range((K - 1) // BLOCK_K + 1):
             first_k = step * BLOCK_K
-            # Computed here, not above: what a flattened loop carries along loses its alignment, and loads their width.
+            # Computed inside the loop: values that a flattened loop carries lose their known alignment, and loads their
+            # width.
             row = tile_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
             col = tile_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
             k = step * BLOCK_K + tl.arange(0, BLOCK_K).to(tl.int64)

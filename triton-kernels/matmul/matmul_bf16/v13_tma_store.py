@@ -70,7 +70,8 @@ def matmul_bf16_v13_tma_store_kernel(
         total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
         for step in range((K - 1) // BLOCK_K + 1):
             first_k = step * BLOCK_K
-            # Computed here, not above: what a flattened loop carries along loses its alignment, and loads their width.
+            # Computed inside the loop: values that a flattened loop carries lose their known alignment, and loads their
+            # width.
             row = tile_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
             col = tile_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
             k = step * BLOCK_K + tl.arange(0, BLOCK_K).to(tl.int64)
@@ -89,7 +90,7 @@ def matmul_bf16_v13_tma_store_kernel(
                 b_mask = col < N if EVEN_K else (k[:, None] < K) & (col < N)
                 b_tile = tl.load(b + k[:, None] * stride_bk + col * stride_bn, mask=b_mask, other=0.0)
             total = tl.dot(a_tile, b_tile, total)
-        # [BLOCK_M, 2, BLOCK_N / 2], the halves last, for split: a thread keeps what it has.
+        # [BLOCK_M, 2, BLOCK_N / 2], with the halves last for split: no element changes its thread.
         left, right = total.reshape(BLOCK_M, 2, BLOCK_N // 2).permute(0, 2, 1).split()
         if OUT_LAYOUT == "row":
             out_desc.store([first_row, first_col], left.to(out.dtype.element_ty))

@@ -1,10 +1,10 @@
 """matmul_bf16 v15_dispatch: every shape gets the tile, and the number of programs, that suits it.
 
-Change:   the list has small tiles for few rows or columns, and SPLIT_K: where tiles are few, programs share the steps
-          of a tile. Each writes its sums to a workspace, and the last to arrive adds them up, always in the same
-          order. An operand that descriptors cannot take is copied into rows that they can. What a shape needs is
-          worked out once and kept.
-Why:      16 x 14336 or 4096 x 512 has fewer large tiles than the chip has SMs. Masked pointers fetch an odd pitch two
+Change:   the list has small tiles for few rows or columns, and SPLIT_K: where tiles are few, several programs share the
+          steps of a tile. Each writes its sums to a workspace, and the last to arrive adds them up, always in the same
+          order. An operand that descriptors cannot take is copied to rows that they can. A launch cache keeps the
+          choice for each shape.
+Why:      16 x 14336 or 4096 x 512 has fewer large tiles than the GPU has SMs. Masked pointers fetch an odd pitch two
           bytes at a time, for every tile again; the copy does so once, and the product runs as for even sizes.
 Counter:  time at small, flat and odd sizes falls; at 4096 x 4096 all stays.
 Requires: compute capability 9.0; nothing of sizes and strides.
@@ -26,9 +26,9 @@ from kernel_twins._triton.lib import tuning
 from kernel_twins._triton.lib.device import has_tma, layout_of, scratch, sm_count
 from kernel_twins._triton.lib.workspace import COUNTERS, counter
 
-SMALL = 2**31  # multiply-adds up to which descriptors may cost more than they bring
-PITCH = 64  # what a copy's pitch is a multiple of, in elements: 128 bytes
-PLANS = 4096  # shapes whose plans are kept
+SMALL = 2**31  # multiply-adds up to which descriptors may cost more time than they save
+PITCH = 64  # a copy's pitch is a multiple of so many elements: 128 bytes
+PLANS = 4096  # entries of the launch cache
 
 CONFIGS = [
     triton.Config(
@@ -54,7 +54,7 @@ def tiles_of(M: int, N: int, config: dict[str, Any]) -> int:
 
 
 def worth_timing(configs: list[triton.Config], args: dict[str, Any], **meta: Any) -> list[triton.Config]:
-    """Pointers for small products only, sums shared where tiles are few; of those the six that look best."""
+    """Pointers for small products only, SPLIT_K where tiles are few; of those the six with the best estimates."""
     M, N, K, sms = args["M"], args["N"], args["K"], sm_count(args["a"].device)
     fit = [
         config
@@ -67,7 +67,7 @@ def worth_timing(configs: list[triton.Config], args: dict[str, Any], **meta: Any
 
 @triton.jit
 def _halves(tile):
-    # [BLOCK_M, 2, BLOCK_N / 2], the halves last, for split: a thread keeps what it has.
+    # [BLOCK_M, 2, BLOCK_N / 2], with the halves last for split: no element changes its thread.
     return tile.reshape(tile.shape[0], 2, tile.shape[1] // 2).permute(0, 2, 1).split()
 
 
@@ -84,8 +84,8 @@ def _store_part(part, out, out_desc, M, N, first_row, first_col):
 
 @triton.jit
 def _store(total, out, out_desc, M, N, tile_m, tile_n):
-    # total: [BLOCK_M, BLOCK_N], of out: [M, N]. Through a descriptor go halves of 16-bit elements and quarters of fp32,
-    # which take the same shared memory; through pointers quarters, for which there are registers.
+    # total: [BLOCK_M, BLOCK_N], of out: [M, N]. Stores by descriptor take halves of 16-bit elements and quarters of
+    # fp32, which need the same shared memory; stores by pointers take quarters, for which there are registers.
     first_row, first_col = tile_m.to(tl.int64) * total.shape[0], tile_n.to(tl.int64) * total.shape[1]
     HALF: tl.constexpr = total.shape[1] // 2
     QUARTER: tl.constexpr = total.shape[1] // 4
@@ -136,7 +136,7 @@ def matmul_bf16_v15_dispatch_kernel(
 
     tiles_m = (M - 1) // BLOCK_M + 1
     tiles_n = (N - 1) // BLOCK_N + 1
-    # Every part takes as many steps; what lies behind K is read as zeros.
+    # All parts take the same number of steps; elements behind K are read as zeros.
     steps = (K - 1) // (BLOCK_K * SPLIT_K) + 1
     for turn in tl.range(
         tl.program_id(0), tiles_m * tiles_n * SPLIT_K, tl.num_programs(0), flatten=SPLIT_K == 1
@@ -153,7 +153,8 @@ def matmul_bf16_v15_dispatch_kernel(
         total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
         for step in range(steps):
             first_k = (first_step + step) * BLOCK_K
-            # Computed here, not above: what a flattened loop carries along loses its alignment, and loads their width.
+            # Computed inside the loop: values that a flattened loop carries lose their known alignment, and loads their
+            # width.
             row = tile_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
             col = tile_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
             k = first_k + tl.arange(0, BLOCK_K).to(tl.int64)
@@ -178,8 +179,8 @@ def matmul_bf16_v15_dispatch_kernel(
             place = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
             parts = sums + tile.to(tl.int64) * (SPLIT_K * BLOCK_M * BLOCK_N) + place
             tl.store(parts + turn % SPLIT_K * (BLOCK_M * BLOCK_N), total)
-            # All threads have stored before one takes the ticket, which is release and acquire in one: whoever holds
-            # the tile's last ticket may read what the others have written, from L2 (.cg).
+            # For all threads' stores, before one thread takes the ticket. The ticket is release and acquire in one: the
+            # holder of a tile's last ticket may read what the others have written, from L2 (.cg).
             tl.debug_barrier()
             ticket = tl.atomic_add(tickets + tile, 1, sem="acq_rel", scope="gpu")
             if ticket == SPLIT_K - 1:
@@ -195,9 +196,9 @@ def matmul_bf16_v15_dispatch_repack_kernel(
     source, target, rows, cols, pairs, stride_row: tl.int64, stride_col,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
 ):  # fmt: skip
-    # source: [rows, cols], target: [rows, 2 * pairs], zero behind cols. A thread reads two elements two bytes at a time
-    # and writes four bytes: a warp's accesses then all fall into one line of 128 bytes. Were the pitch's alignment
-    # known, it would write 16 bytes, and read them from places 16 bytes apart.
+    # source: [rows, cols], target: [rows, 2 * pairs], zero behind cols. A thread reads two elements, two bytes at a
+    # time, and writes four bytes: each access of a warp then falls into one line. If the pitch's alignment were known,
+    # it would write 16 bytes, and read from places 16 bytes apart.
     blocks = (2 * pairs - 1) // BLOCK_COLS + 1
     row = (tl.program_id(0) // blocks).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
     col = (tl.program_id(0) % blocks).to(tl.int64) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)[None, :]
@@ -206,7 +207,7 @@ def matmul_bf16_v15_dispatch_repack_kernel(
 
 
 def repacked(matrix: Tensor) -> Tensor:
-    """A copy that descriptors can take; what lies along columns still does, anything else along rows."""
+    """A copy that descriptors can take: column-major if the matrix is contiguous along columns, else row-major."""
     if matrix.stride(0) == 1 and matrix.stride(1) != 1:
         return repacked(matrix.t()).t()
     rows, cols = matrix.shape
@@ -223,14 +224,14 @@ def repacked(matrix: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a call does that differs from an earlier one in nothing but the values, and addresses as aligned."""
+    """An entry of the launch cache, for calls that differ in values and in equally aligned addresses alone."""
 
     kernel: CompiledKernel
     grid: tuple[int, int, int]
     repack_a: bool
     repack_b: bool
-    sums: int  # elements; 0 where no sums are shared
-    arguments: tuple[Any, ...]  # those behind tickets
+    sums: int  # elements of the workspace; 0 where no tile is split
+    arguments: tuple[Any, ...]  # those after tickets
 
 
 _plans: dict[tuple[Any, ...], Plan] = {}
@@ -260,7 +261,7 @@ def matmul_bf16_v15_dispatch(a: Tensor, b: Tensor, *, out: Tensor) -> None:
 
 
 def _first(a: Tensor, b: Tensor, out: Tensor) -> Plan | None:
-    """Run a product that has no plan, and make one, unless it is empty, interpreted or captured."""
+    """Run a product that is not in the launch cache, and make its plan, unless it is empty, interpreted or captured."""
     (M, K), N = a.shape, b.shape[1]
     if min(M, N, K) == 0:  # a flattened loop takes at least one step, so K = 0 is not for it
         out.zero_()
@@ -280,11 +281,11 @@ def _first(a: Tensor, b: Tensor, out: Tensor) -> Plan | None:
         most = max(sums_of(M, N, each.kwargs) for each in timed)
         _launch(kernel, lambda config: grid_of(M, N, config, a.device), most, arguments, layouts)
         kernel, config = kernel.fn, kernel.best_config.all_kwargs()
-    if tiles_of(M, N, config) > COUNTERS:  # a near problem's winner
+    if tiles_of(M, N, config) > COUNTERS:  # possible for the winner of a near problem
         config = config | {"SPLIT_K": 1}
     grid, sums = grid_of(M, N, config, a.device), sums_of(M, N, config)
     compiled = _launch(kernel, grid, sums, arguments, layouts | config)
-    # There is none in the interpreter; and under capture the choice is a makeshift.
+    # The interpreter compiles nothing; and under capture the configuration is a stopgap, not to be kept.
     if not isinstance(compiled, CompiledKernel) or torch.cuda.is_current_stream_capturing():
         return None
     constants = layouts | config | {"EVEN_K": K % (config["BLOCK_K"] * config["SPLIT_K"]) == 0}
@@ -302,7 +303,7 @@ def _launch(kernel: Any, grid: Any, sums: int, arguments: tuple[Any, ...], const
 
 
 def grid_of(M: int, N: int, config: dict[str, Any], device: torch.device) -> tuple[int, int, int]:
-    """All tiles' parts at once; whole tiles as far as SMs can hold them, and more where they are small."""
+    """All parts at once if tiles are split; else as many programs as SMs can hold, more of small tiles."""
     if config["SPLIT_K"] > 1:
         return tiles_of(M, N, config) * config["SPLIT_K"], 1, 1
     programs_per_sm = max(1, 2 * 128 * 128 // (config["BLOCK_M"] * config["BLOCK_N"]))
@@ -310,6 +311,6 @@ def grid_of(M: int, N: int, config: dict[str, Any], device: torch.device) -> tup
 
 
 def sums_of(M: int, N: int, config: dict[str, Any]) -> int:
-    """Elements of the workspace in which the parts of tiles meet."""
+    """Elements of the workspace for the partial sums of split tiles."""
     parts = config["SPLIT_K"]
     return tiles_of(M, N, config) * parts * config["BLOCK_M"] * config["BLOCK_N"] if parts > 1 else 0

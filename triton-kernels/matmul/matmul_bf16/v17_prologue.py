@@ -1,11 +1,11 @@
-"""matmul_bf16 v17_prologue: what precedes a kernel's first product is cut to what cannot be avoided.
+"""matmul_bf16 v17_prologue: a shorter prologue: less happens before a kernel's first product.
 
-Change:   descriptors are written by the host and come with the launch, where every program wrote its own into device
-          memory; a kernel is set up while the one before it ends (programmatic dependent launch); and a program that
-          computes one tile has no loop over tiles. Operands come by descriptors alone, odd ones repacked.
-Why:      the tensor cores need two microseconds for a product of 1024 x 1024 x 1024. To write descriptors, to make
-          the copy engine see them, and to wait until the kernel before has left the chip, took as long. At 4096 x 4096
-          that is a hundredth of the time. This goes on from v15.
+Change:   the host writes descriptors, which come with the launch, where every program wrote its own to device memory; a
+          kernel is set up while the one before it ends (programmatic dependent launch); and a program that computes one
+          tile has no loop over tiles. Operands come by descriptors alone; others are repacked.
+Why:      the tensor cores need two microseconds for a product of 1024 x 1024 x 1024. To write descriptors, to make the
+          copy engine see them, and to wait until the kernel before has left the GPU, took as long. At 4096 x 4096 that
+          is a hundredth of the time. The step continues v15.
 Counter:  time at small sizes falls; at 4096 x 4096 nothing changes.
 Requires: compute capability 9.0; M, N and K below 2^31; nothing of strides.
 Source:   CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization"; Triton's tutorial 09, for
@@ -50,7 +50,7 @@ CONFIGS = [
 
 
 def worth_timing(configs: list[triton.Config], args: dict[str, Any], **meta: Any) -> list[triton.Config]:
-    """Sums shared where tiles are few; of those the eight that look best, or all for what is to be committed."""
+    """SPLIT_K where tiles are few; of those the eight with the best estimates, or all if the result is recorded."""
     M, N, sms = args["M"], args["N"], sm_count(args["out"].device)
     fit = [c for c in configs if c.kwargs["SPLIT_K"] == 1 or tiles_of(M, N, c.kwargs) <= sms]
     return fit if tuning.is_recording() else sorted(fit, key=lambda c: tuning.estimate(c, M, N, args["K"], sms))[:8]
@@ -85,15 +85,15 @@ def matmul_bf16_v17_prologue_kernel(
     # where the copy engine cannot store it (which OUT_DESCRIBED tells the search); for SPLIT_K > 1 sums: [tiles,
     # SPLIT_K, BLOCK_M, BLOCK_N] and tickets: [tiles].
     if EARLY:
-        # The next kernel may set itself up beside this one, as this one did beside the one before, which must be done
-        # before anything that it wrote or reads is touched.
+        # Programmatic dependent launch: the next kernel may be set up beside this one, as this one was beside the
+        # kernel before it, which must be done before anything that it wrote or reads is touched.
         gdc_launch_dependents()
         gdc_wait()
     tiles_m = (M - 1) // BLOCK_M + 1
     tiles_n = (N - 1) // BLOCK_N + 1
-    # Every part takes as many steps; what lies behind K is read as zeros.
+    # All parts take the same number of steps; elements behind K are read as zeros.
     steps = (K - 1) // (BLOCK_K * SPLIT_K) + 1
-    # From one number to the next by 1 is one turn, as the compiler knows: no loop is left of it.
+    # A range of one element is one turn, which the compiler sees: it leaves no loop.
     first = tl.program_id(0)
     turns = first + 1 if ONE_TILE else tiles_m * tiles_n
     for turn in tl.range(first, turns, 1 if ONE_TILE else tl.num_programs(0), flatten=not ONE_TILE):
@@ -118,8 +118,8 @@ def matmul_bf16_v17_prologue_kernel(
             place = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
             parts = sums + tile.to(tl.int64) * (SPLIT_K * BLOCK_M * BLOCK_N) + place
             tl.store(parts + turn % SPLIT_K * (BLOCK_M * BLOCK_N), total)
-            # All threads have stored before one takes the ticket, which is release and acquire in one: whoever holds
-            # the tile's last ticket may read what the others have written, from L2 (.cg).
+            # For all threads' stores, before one thread takes the ticket. The ticket is release and acquire in one: the
+            # holder of a tile's last ticket may read what the others have written, from L2 (.cg).
             tl.debug_barrier()
             ticket = tl.atomic_add(tickets + tile, 1, sem="acq_rel", scope="gpu")
             if ticket == SPLIT_K - 1:
@@ -132,15 +132,15 @@ def matmul_bf16_v17_prologue_kernel(
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a call does that differs from an earlier one in nothing but the values, and addresses as aligned."""
+    """An entry of the launch cache, for calls that differ in values and in equally aligned addresses alone."""
 
     kernel: CompiledKernel
     grid: tuple[int, int, int]
     repack_a: bool
     repack_b: bool
-    descriptors: tuple[TensorDescriptor | None, ...]  # of a, b and what is written; they hold no tensors
-    sums: int  # elements; 0 where no sums are shared
-    arguments: tuple[Any, ...]  # those behind tickets
+    descriptors: tuple[TensorDescriptor | None, ...]  # of a, b and the outputs; they hold no tensors
+    sums: int  # elements of the workspace; 0 where no tile is split
+    arguments: tuple[Any, ...]  # those after tickets
 
 
 _plans: dict[tuple[Any, ...], Plan] = {}
@@ -162,7 +162,7 @@ def matmul_bf16_v17_prologue(a: Tensor, b: Tensor, *, out: Tensor) -> None:
 
 
 def _first(a: Tensor, b: Tensor, out: Tensor) -> Plan | None:
-    """Run a product that has no plan, and make one, unless it is empty, interpreted or captured."""
+    """Run a product that is not in the launch cache, and make its plan, unless it is empty, interpreted or captured."""
     (M, K), N = a.shape, b.shape[1]
     if min(M, N, K) == 0:  # a flattened loop takes at least one step, so K = 0 is not for it
         out.zero_()
@@ -181,7 +181,7 @@ def _first(a: Tensor, b: Tensor, out: Tensor) -> Plan | None:
     kernel, config = tuning.choose(matmul_bf16_v17_prologue_kernel, "matmul_bf16/v17_prologue", problem, a.device)
     constants = {
         "A_COL": a_layout == "col", "B_COL": b_layout == "col", "OUT_DESCRIBED": out_layout == "row",
-        "EARLY": not triton.knobs.runtime.interpret,  # where no kernel is ever under way
+        "EARLY": not triton.knobs.runtime.interpret,  # which never has two kernels under way
     }  # fmt: skip
     sizes = M, N, K
     if not config:
@@ -190,7 +190,7 @@ def _first(a: Tensor, b: Tensor, out: Tensor) -> Plan | None:
         grid = lambda config: grid_of(M, N, config, a.device)  # noqa: E731
         launch(kernel, grid, (*_describe(a, b, out, timed[0].kwargs), out), most, sizes, constants)
         kernel, config = kernel.fn, kernel.best_config.all_kwargs()
-    if tiles_of(M, N, config) > COUNTERS:  # a near problem's winner
+    if tiles_of(M, N, config) > COUNTERS:  # possible for the winner of a near problem
         config = config | {"SPLIT_K": 1}
     grid, sums, descriptors = grid_of(M, N, config, a.device), sums_of(M, N, config), _describe(a, b, out, config)  # type: ignore[assignment]
     constants |= config  # type: ignore[arg-type]
@@ -201,19 +201,19 @@ def _first(a: Tensor, b: Tensor, out: Tensor) -> Plan | None:
 def launch(
     kernel: Any, grid: Any, arguments: tuple[Any, ...], sums: int, sizes: tuple[int, int, int], constants: Any
 ) -> Any:
-    """Launch a kernel that takes, behind its tensors and their descriptors, a workspace, tickets and the sizes."""
+    """Launch a kernel that takes descriptors and tensors, then a workspace, tickets and the sizes."""
     device = next(each for each in arguments if isinstance(each, Tensor)).device
     early = {"launch_pdl": True} if constants["EARLY"] else {}
     return kernel[grid](*arguments, *_workspace(sums, device), *sizes, **constants, **early)
 
 
 def _workspace(sums: int, device: torch.device) -> tuple[Tensor, Tensor] | tuple[None, None]:
-    """Where programs that share tiles leave their sums, and count themselves."""
+    """The workspace for the partial sums of split tiles, and their tickets."""
     return (torch.empty(sums, dtype=torch.float32, device=device), counter(device)) if sums else (None, None)
 
 
 def replay(plan: Plan, described: tuple[Tensor | None, ...], arguments: tuple[Tensor | None, ...]) -> None:
-    """Launch what was planned: a, b and what is written, which the kernel knows by descriptors, then its tensors."""
+    """Launch a plan. ``described``: a, b and the outputs, which the kernel gets as descriptors; then its tensors."""
     a, b, *written = described
     a, b = repacked(a) if plan.repack_a else a, repacked(b) if plan.repack_b else b  # type: ignore[arg-type]
     descriptors = map(moved, plan.descriptors, (a, b, *written))
@@ -230,7 +230,7 @@ def planned(
     constants: dict[str, Any],
     device: torch.device,
 ) -> Plan | None:
-    """What was launched, for later calls; None in the interpreter, and under capture, where the choice is a makeshift.
+    """The launch as a plan for later calls; None in the interpreter, and under capture, where the choice is a stopgap.
 
     A plan keeps no tensor of its first call.
     """
@@ -253,13 +253,13 @@ def stored_as(out: Tensor) -> Layout:
 
 
 def blocks_of(config: dict[str, Any], out: Tensor) -> tuple[list[int], list[int], list[int]]:
-    """What descriptors of a, b and out move at a time, rows first."""
+    """The blocks that descriptors of a, b and out move at a time, rows first."""
     m, n, k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
     return [m, k], [k, n], [m, n // (4 if out.dtype == torch.float32 else 2)]
 
 
 def described(matrix: Tensor, block: list[int]) -> TensorDescriptor | None:
-    """How the copy engine moves blocks of a matrix, given rows first; None where it cannot."""
+    """The descriptor by which the copy engine moves blocks of a matrix, given rows first; None if it cannot."""
     layout = layout_of(matrix)
     if layout == "pointers":
         return None
@@ -269,7 +269,7 @@ def described(matrix: Tensor, block: list[int]) -> TensorDescriptor | None:
 
 
 def moved(descriptor: TensorDescriptor | None, matrix: Tensor | None) -> TensorDescriptor | None:
-    """What a descriptor says, of another matrix and without checking it again: half the time of a new one."""
+    """The same descriptor of another matrix, without the checks of a new one, which take half of its time."""
     if descriptor is None:
         return None
     another = object.__new__(TensorDescriptor)

@@ -5,7 +5,7 @@ Why:      programs that run at the same time then touch a near-square patch of t
           that they need are few and found in L2 instead of device memory. At 4096 x 4096, where the
           programs of one moment cover a dozen rows of 32 tiles in either order, little should move; it is kept for
           larger products.
-Counter:  dram_bytes falls by 27 %; time stays.
+Counter:  dram_bytes falls; time stays.
 Requires: nothing of sizes and strides.
 Twin:     cuda-kernels/matmul/matmul_fp32/v08_grouped.cu
 """

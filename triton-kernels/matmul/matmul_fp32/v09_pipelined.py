@@ -2,7 +2,8 @@
 
 Change:   num_stages=3: the compiler fetches by cp.async, two steps ahead of the one that is multiplied, into a ring of
           tiles in shared memory.
-Why:      a fetch needs no registers and nobody waits for it: the FMAs of two steps cover the latency of device memory.
+Why:      a fetch needs no registers, and no warp waits for it: the FMAs of two steps cover the latency of device
+          memory.
 Counter:  time falls; fma_pipe rises.
 Requires: nothing of sizes and strides.
 Twin:     cuda-kernels/matmul/matmul_fp32/v09_pipelined.cu

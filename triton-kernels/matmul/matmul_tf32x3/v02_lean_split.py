@@ -52,8 +52,8 @@ def matmul_tf32x3_v02_lean_split_kernel(
         total += part
     tl.store(out + row * N + col, total, mask=(row < M) & (col < N))
 
-    # What is left of an infinity or a NaN, or of a number that TF32 rounds to infinity, is not finite, nor is then the
-    # sum: a tile with such an element is computed again as in fp32, one term at a time.
+    # The small part of an infinity, of a NaN, or of a number that TF32 rounds to infinity is not finite, and neither is
+    # its sum: a tile with such an element is computed again as in fp32, one term at a time.
     if tl.min((tl.abs(total) < float("inf")).to(tl.int32)) == 0:
         total = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
         for k in range(K):

@@ -2,9 +2,9 @@
 
 Change:   num_stages=3: the compiler fetches by cp.async, two steps ahead of the one that is multiplied. Programs walk
           down 8 rows of tiles before they move on to the next column.
-Why:      nobody waits for device memory any more; and programs that run at the same time share rows and columns of
-          tiles, which they find in L2. What remains beside the tensor cores is the splitting: three instructions for
-          every element, and a way through registers and back to shared memory for both halves of a.
+Why:      no warp waits for device memory any more; and programs that run at the same time share rows and columns of
+          tiles, which they find in L2. Beside the tensor cores' work the splitting remains: three instructions an
+          element, and a way through registers and back to shared memory for both halves of a.
 Counter:  time falls; tensor_pipe rises.
 Requires: nothing of sizes and strides. Infinities and NaNs come out as in fp32, by a slow loop for their tile.
 Twin:     cuda-kernels/matmul/matmul_tf32x3/v03_pipelined.cu
@@ -57,8 +57,8 @@ def matmul_tf32x3_v03_pipelined_kernel(
         total += part
     tl.store(out + row * N + col, total, mask=(row < M) & (col < N))
 
-    # What is left of an infinity or a NaN, or of a number that TF32 rounds to infinity, is not finite, nor is then the
-    # sum: a tile with such an element is computed again as in fp32, one term at a time.
+    # The small part of an infinity, of a NaN, or of a number that TF32 rounds to infinity is not finite, and neither is
+    # its sum: a tile with such an element is computed again as in fp32, one term at a time.
     if tl.min((tl.abs(total) < float("inf")).to(tl.int32)) == 0:
         total = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
         for k in range(K):

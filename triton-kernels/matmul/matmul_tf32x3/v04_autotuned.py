@@ -2,7 +2,7 @@
 
 Change:   the list below is searched (see tuning.py).
 Why:      a larger tile splits fewer elements for each product, but both its sums and its split operands need registers,
-          and with one program an SM nobody multiplies while that one splits. Which is best depends on the product.
+          and with one program an SM the tensor cores idle while that one splits. Which is best depends on the product.
 Counter:  time falls.
 Requires: nothing of sizes and strides. Infinities and NaNs come out as in fp32, by a slow loop for their tile.
 Twin:     none, see the spec
@@ -65,8 +65,8 @@ def matmul_tf32x3_v04_autotuned_kernel(
         total += part
     tl.store(out + row * N + col, total, mask=(row < M) & (col < N))
 
-    # What is left of an infinity or a NaN, or of a number that TF32 rounds to infinity, is not finite, nor is then the
-    # sum: a tile with such an element is computed again as in fp32, one term at a time.
+    # The small part of an infinity, of a NaN, or of a number that TF32 rounds to infinity is not finite, and neither is
+    # its sum: a tile with such an element is computed again as in fp32, one term at a time.
     if tl.min((tl.abs(total) < float("inf")).to(tl.int32)) == 0:
         total = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
         for k in range(K):
