@@ -1,4 +1,5 @@
-// Device code of dropout_add and of its backward pass: the mask, elements' places, activations.
+// Device code of dropout_add and of its backward pass: the mask, elements' places, activations. Terms:
+// docs/glossary.md.
 #pragma once
 
 #include <type_traits>

@@ -1,5 +1,5 @@
 // A matrix as packs that are counted through all of its rows, for steps of dropout_add and of its backward
-// pass.
+// pass. Terms: docs/glossary.md.
 #pragma once
 
 #include "dropout.cuh"

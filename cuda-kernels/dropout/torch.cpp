@@ -95,8 +95,9 @@ Activation check(const Tensor& x, const OptionalTensor& residual, const Optional
   return activation_of(activation);
 }
 
-// From the default generator, which moves on by more than the four words of a block: by as much as for the
-// Triton backend, whose state comes by an empty draw of PyTorch's gamma. So both draw the same masks.
+// Takes seed and offset from the default generator, and advances it by more than the four words of a Philox
+// block: by as much as the Triton backend does, whose state comes by an empty draw of PyTorch's gamma. So
+// both backends draw the same masks.
 void draw(Dropout& dropout, int device) {
   constexpr uint64_t INCREMENT = 12;
   auto* generator = at::get_generator_or_default<at::CUDAGeneratorImpl>(
@@ -167,14 +168,14 @@ Pair forward_meta(const Tensor& x, const OptionalTensor& residual, const Optiona
 // Gradients
 // -----------------------------------------------------------------------------------------------------------
 
-// Whichever is next in the dispatcher's order.
+// Calls the operator that is next in the dispatcher's order.
 Pair call(const Tensor& x, const OptionalTensor& residual, const OptionalTensor& bias, double p,
           Name activation) {
   static const auto op = find_operator<decltype(call)>("kernel_twins::dropout_add");
   return op.call(x, residual, bias, p, activation);
 }
 
-// What the public function returns, and nothing else; see torch/operator.h.
+// The public function's result, and nothing else; see torch/operator.h.
 Tensor dropout_add_result(const Tensor& x, const OptionalTensor& residual, const OptionalTensor& bias,
                           double p, Name activation) {
   return std::get<0>(call(x, residual, bias, p, activation));

@@ -20,7 +20,7 @@ namespace {
 
 constexpr Step<DropoutAddBackwardArgs> BIAS = {"bias", dropout_add_backward_bias, ">=8.0"};
 
-// x + bias, which the slope of an activation is taken at, is there exactly where there is an activation.
+// Requires x exactly if there is an activation: its slope is taken at x + bias.
 void require_slopes(Activation activation, std::string_view name, bool has_x, bool has_bias) {
   if (activation == Activation::none) {
     TORCH_CHECK_VALUE(!has_x && !has_bias,

@@ -48,7 +48,7 @@ void launch(const Step<MatmulArgs<T>>& step, const Matrix& a, const Matrix& b, v
 // Steps
 // -----------------------------------------------------------------------------------------------------------
 
-// One adaptor for all: they differ in their dtypes alone. T as in MatmulArgs.
+// One adaptor for all products, which differ in their dtypes alone. T as in MatmulArgs.
 template <typename T>
 void matmul_step(const char* op, const StepTable<MatmulArgs<T>>& steps, const std::string& step,
                  const Tensor& a, const Tensor& b, const Tensor& out) {
@@ -97,7 +97,7 @@ at::ScalarType check_operands(const Tensor& a, const Tensor& b, OptionalDtype ou
   return out;
 }
 
-// What the sizes come to, as torch.matmul reads them: a vector is a row of a, or a column of b.
+// The product's sizes, as torch.matmul reads them: a vector is a row of a, or a column of b.
 template <typename Int>
 struct Shape {
   Int M, N, K;
@@ -164,7 +164,7 @@ Tensor matmul_batched(const Tensor& a, const Tensor& b, at::ScalarType out_dtype
   if (K == 0) return out.zero_();
   const Tensor a_rows = a.dim() == 1 ? a.unsqueeze(0) : a;
   const Tensor b_cols = b.dim() == 1 ? b.unsqueeze(1) : b;
-  // One b for all: the batch is more rows of a.
+  // With one b for all products, the batch is more rows of a.
   if (b_cols.numel() == K * N) {
     const Tensor rows = a_rows.reshape({-1, K});
     const Tensor cols = b_cols.reshape({K, N});
@@ -222,7 +222,7 @@ Tensor matmul_cuda(const Tensor& a, const Tensor& b, OptionalDtype out_dtype) {
   return out;
 }
 
-// PyTorch's own product: what was written for a GPU can be tried, traced and differentiated without one.
+// PyTorch's own product, so that code for a GPU can be tried, traced and differentiated without one.
 Tensor matmul_cpu(const Tensor& a, const Tensor& b, OptionalDtype out_dtype) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const at::ScalarType type = check_operands(a, b, out_dtype, true);
@@ -240,7 +240,7 @@ class MatmulFunction : public torch::autograd::Function<MatmulFunction> {
   static constexpr const char* NAME = "MatmulBackward";
 
   // da = dout @ b.mT, db = a.mT @ dout, in the operands' dtype, and summed over what was broadcast. An
-  // operand is there where the other wants a gradient.
+  // operand is saved if the other one needs a gradient.
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     if (!gradients[0].defined()) return {Tensor(), Tensor()};
     const auto saved = context->get_saved_variables();
@@ -275,7 +275,7 @@ class MatmulFunction : public torch::autograd::Function<MatmulFunction> {
       const Tensor a_rows = a_vector ? a.unsqueeze(0) : a;
       const Sizes cols = b_vector ? Sizes{b_sizes[0], 1} : b_sizes;
       if (cols.size() == 2 && a_rows.dim() > 2) {
-        // One b for all: its gradient's sum over the batch is the product's own.
+        // With one b for all products, the sum of its gradient over the batch is the product's own.
         db = call_matmul(as_matrix(a_rows).mT(), as_matrix(dout), std::nullopt);
       } else {
         db = at::sum_to(call_matmul(a_rows.mT(), dout, std::nullopt), cols);
@@ -297,7 +297,7 @@ Tensor matmul_autograd(const Tensor& a, const Tensor& b, OptionalDtype out_dtype
       const bool b_grad = b.requires_grad();
       context.save_for_backward({b_grad ? a : Tensor(), a_grad ? b : Tensor()});
       if ((a_grad && b_grad) || (a.dim() == 2 && b.dim() == 2)) return;
-      context.saved_data["sizes"] = (a_grad ? a : b).sym_sizes();  // of the one that is not there
+      context.saved_data["sizes"] = (a_grad ? a : b).sym_sizes();  // of the operand that is not saved
     });
   }
   return out;

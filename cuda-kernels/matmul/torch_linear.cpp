@@ -24,7 +24,7 @@ namespace {
 using at::Tensor;
 using namespace kernel_twins;
 
-// Always with a bias, and without keeping what the activation is applied to: the operator does either.
+// Always with a bias, and without storing the activation's argument; the operator takes both choices.
 void linear_step(const std::string& step, const Tensor& x, const Tensor& weight, const Tensor& bias,
                  const Tensor& out, const std::string& activation) {
   const c10::cuda::CUDAGuard guard(x.device());
@@ -54,7 +54,7 @@ void linear_step(const std::string& step, const Tensor& x, const Tensor& weight,
 // Forward
 // -----------------------------------------------------------------------------------------------------------
 
-// Whether the backward pass needs what the activation was applied to.
+// Whether the backward pass needs the activation's argument.
 bool needs_pre(Activation activation) {
   return activation != Activation::none && activation != Activation::relu;
 }
@@ -91,7 +91,7 @@ void check_linear(const Tensor& x, const Tensor& weight, const OptionalTensor& b
                     ",): one element for each row of weight");
 }
 
-// out, and what the activation was applied to where `save` asks for it (else undefined).
+// out, and the activation's argument if `save` asks for it (else undefined).
 std::pair<Tensor, Tensor> linear_forward_cpu(const Tensor& x, const Tensor& weight,
                                              const OptionalTensor& bias, Activation activation, bool save) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
@@ -243,8 +243,8 @@ std::tuple<Tensor, Tensor> call_linear_backward(const Tensor& dout, const Tensor
   return below_autograd("linear_backward", {&dout}, [&] { return op.call(dout, saved, activation); });
 }
 
-// What gelu, gelu_tanh or silu was applied to is an output of the node beside the result. Where a gradient is
-// differentiated again, it is through that output that x, weight and bias are reached, saved or not.
+// The argument of gelu, gelu_tanh or silu is an output of the node beside the result. If a gradient is
+// differentiated again, it reaches x, weight and bias through that output, saved or not.
 class LinearFunction : public torch::autograd::Function<LinearFunction> {
  public:
   static constexpr const char* NAME = "LinearBackward";
@@ -306,7 +306,7 @@ Tensor linear_autograd(const Tensor& x, const Tensor& weight, const OptionalTens
 TORCH_LIBRARY_FRAGMENT(kernel_twins, library) {
   library.def("linear(Tensor x, Tensor weight, Tensor? bias=None, str activation='none') -> Tensor",
               {at::Tag::pt2_compliant_tag});
-  // What linear's gradient is made of.
+  // The parts of linear's gradient.
   library.def("linear_saving(Tensor x, Tensor weight, Tensor? bias, str activation) -> (Tensor, Tensor)",
               {at::Tag::pt2_compliant_tag});
   library.def("linear_backward(Tensor dout, Tensor saved, str activation) -> (Tensor, Tensor)",

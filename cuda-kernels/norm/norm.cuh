@@ -1,4 +1,5 @@
 // Device code of the norms' forward kernels: a row's operands, the register-resident row, mean and rstd.
+// Terms: docs/glossary.md.
 #pragma once
 
 #include <algorithm>

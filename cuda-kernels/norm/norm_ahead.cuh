@@ -1,5 +1,5 @@
 // Persistent clusters with a ring of rows in shared memory: the kernel of layer_norm's v07 and rms_norm's
-// v04. The next rows travel while one is normalised.
+// v04. The next rows travel while one is normalised. Terms: docs/glossary.md.
 #pragma once
 
 #include "norm_cluster.cuh"

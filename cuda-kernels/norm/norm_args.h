@@ -1,4 +1,4 @@
-// What the launchers of layer_norm and rms_norm take, forward and backward.
+// The arguments of layer_norm's and rms_norm's launchers, forward and backward.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -16,13 +16,13 @@ struct GradientSums {
   float plain;    // of g
 };
 
-// Of LANES neighbouring lanes; every one gets the result.
+// The sums over LANES neighbouring lanes; every lane gets them.
 template <int LANES = 32>
 __device__ GradientSums lanes_sum(GradientSums sums) {
   return {lanes_sum<LANES>(sums.product), lanes_sum<LANES>(sums.plain)};
 }
 
-// Of all threads of the block, of which there are whole warps. `parts` are 32 that no thread still reads.
+// The sums over all threads of the block, which has whole warps. `parts`: 32, which no thread still reads.
 __device__ inline GradientSums block_sum(GradientSums sums, GradientSums* parts) {
   const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
   sums = lanes_sum(sums);

@@ -1,6 +1,6 @@
 // Persistent clusters with a ring of rows in shared memory: the kernel of layer_norm_backward's v06 and
 // rms_norm_backward's v04. Rows travel several ahead, and a row's sums travel between warps and blocks while
-// the next row is worked on.
+// the next row is worked on. Terms: docs/glossary.md.
 #pragma once
 
 #include "lib/ptx/hopper.cuh"
@@ -291,7 +291,7 @@ __device__ void backward_rows_ahead(const NormBackwardArgs& args, const AheadSha
                     static_cast<T*>(args.dx) + row * args.N + start, mean, rstd,
                     {sums.product / static_cast<float>(N), sums.plain / static_cast<float>(N)});
       // The last warp to finish with the row starts the copy of the next row to its stage.
-      __syncwarp();
+      __syncwarp();  // for all lanes to be done with the row
       const int next = index + (stages - 1) * step;
       if (lane_id == 0 && is_last_of(&readers[before], warps) && next < end) fetch(next, before);
     }

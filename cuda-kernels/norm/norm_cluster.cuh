@@ -1,5 +1,5 @@
 // Split rows in shared memory: the kernel of layer_norm's v05 and rms_norm's v02. Each block of a cluster
-// holds one part of a row.
+// holds one part of a row. Terms: docs/glossary.md.
 #pragma once
 
 #include "lib/cluster.cuh"

@@ -1,5 +1,5 @@
 // Register-resident split rows: the kernel of layer_norm's v08, v10 and v11 and rms_norm's v05. A cluster
-// holds one row or two in registers, and weights and biases in shared memory.
+// holds one row or two in registers, and weights and biases in shared memory. Terms: docs/glossary.md.
 #pragma once
 
 #include "lib/held.cuh"
@@ -306,8 +306,8 @@ __device__ void normalise_held(const NormArgs& args, int blocks, int period) {
     }
   };
   const auto wait_for_factors = [] {
-    cp_async_wait_group<0>();
-    __syncwarp();  // for other lanes' copies
+    cp_async_wait_group<0>();  // for this lane's copies
+    __syncwarp();              // for other lanes' copies
   };
   T* const out = static_cast<T*>(args.out);
   if constexpr (LAID) {

@@ -1,5 +1,5 @@
 // Persistent clusters over split rows: the columns of a block's part, the exchange of sums through DSMEM, and
-// which rows have the same skew. The norms' forward and backward kernels share this.
+// which rows have the same skew. The norms' forward and backward kernels share this. Terms: docs/glossary.md.
 #pragma once
 
 #include "lib/cluster.cuh"
@@ -49,7 +49,7 @@ struct Exchange {
     const int turn = row % 2, lane_id = threadIdx.x % 32;
     if (threadIdx.x == 0) mbarrier_arrive_expect_tx(&complete[turn], blocks * sizeof(Sums));
     if (threadIdx.x < blocks) store_async(&sums[turn][rank], mine, &complete[turn], threadIdx.x);
-    mbarrier_wait_parity_cluster(&complete[turn], row / 2 % 2);
+    mbarrier_wait_parity_cluster(&complete[turn], row / 2 % 2);  // for the sums of all blocks
     return lane_id < blocks ? sums[turn][lane_id] : Sums{};
 #else
     return mine;

@@ -1,5 +1,5 @@
 // Short register-resident rows, one or several a warp: the kernel of layer_norm's v09 and rms_norm's v06. The
-// warps of a block share its weights and biases, which lie in shared memory.
+// warps of a block share its weights and biases, which lie in shared memory. Terms: docs/glossary.md.
 #pragma once
 
 #include <utility>
@@ -54,8 +54,8 @@ __device__ void normalise_by_warps(const NormArgs& args, int period) {
     rows.rstds[r] = rstd_of(whole.squares, N, args.eps);
     if (lane_id == 0 && rows.first_index < args.M) rows.template write_numbers<CENTERED>(args, r);
   }
-  cp_async_wait_group<0>();
-  __syncthreads();  // for every thread's copies of weights and biases, or their stand-ins
+  cp_async_wait_group<0>();  // for this thread's copies
+  __syncthreads();           // for every thread's copies of weights and biases, or their stand-ins
   if (rows.first_index >= args.M) return;
   rows.template write<CENTERED>(static_cast<T*>(args.out), part, single, weights, biases);
 }

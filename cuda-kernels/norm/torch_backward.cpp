@@ -1,5 +1,5 @@
-// The operators that layer_norm's and rms_norm's gradients are made of: from the gradients of y and of the
-// returned sum, and from what the forward pass found.
+// The operators that compute layer_norm's and rms_norm's gradients, from the gradients of y and of the
+// returned sum, and from the forward pass's statistics.
 #include <ATen/ATen.h>
 #include <ATen/OpMathType.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
@@ -21,8 +21,8 @@ namespace {
 using at::Tensor;
 using namespace kernel_twins;
 
-// For GPUs without clusters: the longest rows, of dout and of x each, that layer_norm_backward's second step
-// holds in registers, in bytes. The third one reads longer ones again.
+// For GPUs without clusters: the longest rows of dout and of x, in bytes each, that layer_norm_backward's
+// second step there holds in registers. The third step reads longer ones again.
 constexpr int64_t PAIR_IN_REGISTERS = 16 * 1024;
 
 constexpr Step<NormBackwardArgs> PARAMETERS = {"parameters", norm_backward_parameters, ">=8.0"};
@@ -34,7 +34,7 @@ const Step<NormBackwardArgs>& backward_step(int64_t bytes, int device) {
                                                     bytes > PAIR_IN_REGISTERS ? SECOND : NONE);
 }
 
-// How many dimensions lie in front of a row's: as many as the statistics have.
+// How many dimensions precede the normalised ones: as many as the statistics have.
 int64_t check_backward(const Tensor& dout, const Tensor& x, const OptionalTensor& mean, const Tensor& rstd,
                        const OptionalTensor& weight, const OptionalTensor& dadded, bool wide) {
   const bool is_double = wide && dout.scalar_type() == at::kDouble;

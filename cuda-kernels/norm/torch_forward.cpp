@@ -21,8 +21,8 @@ namespace {
 using at::Tensor;
 using namespace kernel_twins;
 
-// For GPUs without clusters: the longest rows that layer_norm's second step holds in registers, in bytes. The
-// third one reads longer ones again.
+// For GPUs without clusters: the longest row, in bytes, that layer_norm's second step there holds in
+// registers. The third step reads longer ones again.
 constexpr int64_t ROW_IN_REGISTERS = 64 * 1024;
 
 template <typename Norm>
@@ -31,7 +31,8 @@ const Step<NormArgs>& forward_step(int64_t bytes, int device) {
   return first_that_runs<layer_norm_steps>("layer_norm", device, bytes > ROW_IN_REGISTERS ? SECOND : NONE);
 }
 
-// How many dimensions lie in front of a row's. `wide`: PyTorch computes, which takes float64 too.
+// Checks the arguments; returns how many dimensions precede the normalised ones. `wide`: PyTorch computes,
+// which takes float64, too.
 int64_t check(const Tensor& x, const OptionalTensor& residual, Shape shape, const OptionalTensor& weight,
               const OptionalTensor& bias, bool wide) {
   if (!(wide && x.scalar_type() == at::kDouble)) {
@@ -107,7 +108,7 @@ Normed forward_cuda(const Tensor& x, const OptionalTensor& residual, Shape shape
   return out;
 }
 
-// PyTorch's own: what was written for a GPU can be tried, traced and differentiated without one.
+// PyTorch's own operations, so that code for a GPU can be tried, traced and differentiated without one.
 template <typename Norm>
 Normed forward_cpu(const Tensor& x, const OptionalTensor& residual, Shape shape, const OptionalTensor& weight,
                    const OptionalTensor& bias, double eps) {
@@ -134,7 +135,7 @@ Normed forward_meta(const Tensor& x, const OptionalTensor& residual, Shape shape
   return {like_x(), residual ? like_x() : Tensor(), Norm::CENTERED ? like_rows() : Tensor(), like_rows()};
 }
 
-// The four operators, by one function that knows what is not there.
+// The four operators, by one function that takes missing operands as none.
 template <Forward FORWARD>
 std::tuple<Tensor, Tensor, Tensor> layer_norm(const Tensor& x, Shape shape, const OptionalTensor& weight,
                                               const OptionalTensor& bias, double eps) {
@@ -160,7 +161,7 @@ std::tuple<Tensor, Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& r
   return {out.y, out.added, out.rstd};
 }
 
-// Whichever of them is next in the dispatcher's order.
+// Calls the operator that is next in the dispatcher's order.
 template <typename Norm>
 Normed call(const Tensor& x, const OptionalTensor& residual, Shape shape, const OptionalTensor& weight,
             const OptionalTensor& bias, double eps) {
@@ -186,7 +187,7 @@ Normed call(const Tensor& x, const OptionalTensor& residual, Shape shape, const 
   return out;
 }
 
-// What the public functions return, and nothing else; see torch/operator.h.
+// The public functions' results, and nothing else; see torch/operator.h.
 Tensor layer_norm_result(const Tensor& x, Shape shape, const OptionalTensor& weight,
                          const OptionalTensor& bias, double eps) {
   return call<LayerNorm>(x, std::nullopt, shape, weight, bias, eps).y;
@@ -252,7 +253,7 @@ Normed forward_autograd(const Tensor& x, const OptionalTensor& residual, Shape s
   const Normed out = below_autograd(Norm::CENTERED ? "layer_norm" : "rms_norm", inputs,
                                     [&] { return call<Norm>(x, residual, shape, weight, bias, eps); });
   if (compute_requires_grad(x, residual, weight, bias)) {
-    // No gradient flows through the statistics, nor through the sum of an x and a residual that want none.
+    // No gradient flows through the statistics, nor through the sum if neither x nor the residual needs one.
     const Tensor sum = compute_requires_grad(x, residual) ? out.added : Tensor();
     record<NormFunction<Norm>>(inputs, {&out.y, &sum}, [&](AutogradContext& context) {
       context.save_for_backward({residual ? out.added : x, out.mean, out.rstd, *or_none(weight)});

@@ -1,4 +1,4 @@
-"""What kernels on TF32 share."""
+"""Rounding to TF32, for the kernels of matmul_tf32x3."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ namespace {
 
 constexpr int THREADS = 256;                 // of a block, at most
 constexpr int PACKS = 2, BLOCKS_PER_SM = 5;  // dx alone: packs of a thread, blocks of an SM
-constexpr int AHEAD = 2, SUM_BLOCKS = 3;     // with sums: rows of a thread under way; blocks of an SM
+constexpr int AHEAD = 2, SUM_BLOCKS = 3;     // with sums: rows under way, half with slopes; blocks of an SM
 
 // A pack of dx, before it is rounded.
 template <typename T, Activation ACTIVATION, bool BIAS>

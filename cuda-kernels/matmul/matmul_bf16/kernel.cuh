@@ -1,6 +1,6 @@
 // The kernel of matmul_bf16's v15 and of linear's v01, a template over tile and layouts. The main loop is
 // v13_tma_store's. New: the last tiles may be split along K; out may be fp32; a tile is stored while the next
-// one is multiplied; and the kernel may be set up before the one before it ends.
+// one is multiplied; and the kernel may be set up before the one before it ends. Terms: docs/glossary.md.
 #pragma once
 
 #include "lib/ptx/wgmma.cuh"

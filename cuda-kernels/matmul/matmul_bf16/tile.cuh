@@ -1,4 +1,5 @@
-// The tiles of matmul_bf16's v15: their shapes, and which tile a block computes when.
+// The tiles of matmul_bf16's v15: their shapes, and which tile a block computes when. Terms:
+// docs/glossary.md.
 #pragma once
 
 #include <algorithm>

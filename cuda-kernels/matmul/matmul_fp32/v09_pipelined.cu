@@ -81,8 +81,8 @@ struct TileCopy {
     offset = row * (BLOCK + PAD) + line;
   }
 
-  // Asks for rows k to k + COPY_K of a tile, `depth` of whose rows exist; the others become zeros. Each
-  // source moves on, so tiles are copied in order, from their first row to their last.
+  // Starts the copies of rows k to k + COPY_K of a tile, whose first `depth` rows exist; the others become
+  // zeros. Each source moves on, so tiles are copied in order, from their first row to their last.
   __device__ void copy(float (*tile)[BLOCK + PAD], int k, int depth) {
 #pragma unroll
     for (const int end = k + COPY_K; k < end; k += ROWS) {

@@ -197,7 +197,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     alignas(16) float sums[THREAD_M][THREAD_N] = {};
     alignas(16) float a_fragment[2][THREAD_M];
     alignas(16) float b_fragment[2][THREAD_N];
-    // `swizzle` is k % 8, of which the compiler knows the value where it does not know k's.
+    // `swizzle` is k % 8, whose value the compiler knows even where it does not know k's.
     const auto load_fragments = [&](int buffer, int k, int swizzle) {
       const Piece* a = &shared.stages[stage][warp_row / PIECE];
       const Piece* b = &shared.stages[stage][PIECES_M + warp_col / PIECE];

@@ -1,4 +1,4 @@
-// layer_norm v05_cluster: split rows: the blocks of a cluster share a row.
+// layer_norm v05_cluster: the blocks of a cluster share a split row.
 //
 // Change:   a row of more than 64 KiB is split: it lies in the shared memory of a cluster, one part in each
 //           block. A block computes the mean and the squared distances of its part; the blocks send each

@@ -59,8 +59,8 @@ __global__ void __launch_bounds__(SHORT_THREADS)
   held.finish_load(row);
   const float mean = lanes_sum(held.sum()) / static_cast<float>(N);
   const float rstd = rstd_of(lanes_sum(held.squares(mean)), N, args.eps);
-  cp_async_wait_group<0>();
-  __syncthreads();  // for every thread's weights and biases
+  cp_async_wait_group<0>();  // for this thread's weights and biases
+  __syncthreads();           // for every thread's weights and biases
   if (index >= args.M) return;
   if (threadIdx.x % 32 == 0) {
     args.mean[index] = mean;

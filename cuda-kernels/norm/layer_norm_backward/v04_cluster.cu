@@ -1,4 +1,4 @@
-// layer_norm_backward v04_cluster: split rows: the blocks of a cluster share a row.
+// layer_norm_backward v04_cluster: the blocks of a cluster share a split row.
 //
 // Change:   a row of more than 16 KiB is split over the blocks of a cluster, which send each other their two
 //           sums through DSMEM. Each block keeps the sums of its own columns for dweight and dbias.

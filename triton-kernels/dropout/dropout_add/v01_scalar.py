@@ -26,7 +26,7 @@ def dropout_add_v01_scalar_kernel(
     x, residual, bias, out, M: tl.int64, N, stride_xm, stride_rm, seed, offset, threshold: tl.uint32, scale,
     ALL: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    # x, residual: [M, N]; bias: [N]; out: [M, N] contiguous. What is not there is None. Elements are counted in 64
+    # x, residual: [M, N]; bias: [N]; out: [M, N] contiguous. Missing tensors are None. Elements are counted in 64
     # bits.
     first = tl.program_id(0).to(tl.int64) * BLOCK
     i = first + tl.arange(0, BLOCK)

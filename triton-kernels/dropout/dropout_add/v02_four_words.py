@@ -68,7 +68,7 @@ def dropout_add_v02_four_words_kernel(
     ALL: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr, ENDS_ONCE: tl.constexpr, X_DENSE: tl.constexpr,
     RESIDUAL_DENSE: tl.constexpr,
 ):  # fmt: skip
-    # x, residual: [M, N]; bias: [N]; out: [M, N] contiguous. What is not there is None. Elements are counted in 64
+    # x, residual: [M, N]; bias: [N]; out: [M, N] contiguous. Missing tensors are None. Elements are counted in 64
     # bits.
     first = tl.program_id(0).to(tl.int64) * BLOCK
     if first + BLOCK <= M * N:

@@ -27,7 +27,7 @@ def dropout_add_bias_kernel(
     ALL: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     WORDS_ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    # dout, x: [M, N]; bias: [N]; partials: [chunks, N]. What is not there is None. Elements are counted in 64 bits.
+    # dout, x: [M, N]; bias: [N]; partials: [chunks, N]. Missing tensors are None. Elements are counted in 64 bits.
     strips = (N - 1) // BLOCK_N + 1  # tl.cdiv adds first, which wraps near 2^31
     chunk = (tl.program_id(0) // strips).to(tl.int64)
     first_col = (tl.program_id(0) % strips).to(tl.int64) * BLOCK_N

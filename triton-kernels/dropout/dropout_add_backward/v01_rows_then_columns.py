@@ -45,7 +45,7 @@ def dropout_add_backward_v01_rows_then_columns_kernel(
     dout, x, bias, dx, M: tl.int64, N, stride_dm, stride_xm, seed, offset, threshold: tl.uint32, scale,
     ALL: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    # dout, x: [M, N]; bias: [N]; dx: [M, N] contiguous. What is not there is None. Elements are counted in 64 bits.
+    # dout, x: [M, N]; bias: [N]; dx: [M, N] contiguous. Missing tensors are None. Elements are counted in 64 bits.
     first = tl.program_id(0).to(tl.int64) * BLOCK
     i = first + tl.arange(0, BLOCK)
     row, col = places(first, N, BLOCK, False)

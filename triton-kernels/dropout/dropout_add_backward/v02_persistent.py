@@ -64,7 +64,7 @@ def dropout_add_backward_v02_persistent_kernel(
     chunk_rows, ALL: tl.constexpr, ACTIVATION: tl.constexpr, TILE: tl.constexpr, COLUMNS: tl.constexpr,
     PER_SM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WORDS_ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    # dout, x: [M, N]; bias: [N]; dx: [M, N] contiguous; partials: [chunks, N]. What is not there is None.
+    # dout, x: [M, N]; bias: [N]; dx: [M, N] contiguous; partials: [chunks, N]. Missing tensors are None.
     strips = (N - 1) // BLOCK_N + 1  # tl.cdiv adds first, which wraps near 2^31
     chunk = (tl.program_id(0) // strips).to(tl.int64)
     first_col = tl.program_id(0) % strips * BLOCK_N

@@ -188,8 +188,8 @@ def linear_v01_fused_kernel(
             place = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
             parts = sums + tile.to(tl.int64) * (SPLIT_K * BLOCK_M * BLOCK_N) + place
             tl.store(parts + turn % SPLIT_K * (BLOCK_M * BLOCK_N), total)
-            # All threads have stored before one takes the ticket, which is release and acquire in one: whoever holds
-            # the tile's last ticket may read what the others have written, from L2 (.cg).
+            # For all threads' stores, before one thread takes the ticket. The ticket is release and acquire in one: the
+            # holder of a tile's last ticket may read what the others have written, from L2 (.cg).
             tl.debug_barrier()
             ticket = tl.atomic_add(tickets + tile, 1, sem="acq_rel", scope="gpu")
             if ticket == SPLIT_K - 1:
@@ -213,8 +213,8 @@ def linear_v01_fused(
 ) -> None:
     """out = activation(x @ weight.T + bias); x: [M, K], weight: [N, K], any strides; bias: [N], contiguous, or None.
 
-    All are bf16 or all fp16. ``out``: [M, N], row-major, or a pair of such, of which the second receives what the
-    activation was applied to. ``activation`` is "none", "relu", "gelu", "gelu_tanh" or "silu".
+    All are bf16 or all fp16. ``out``: [M, N], row-major, or a pair of such, the second of which
+    receives the activation's argument. ``activation`` is "none", "relu", "gelu", "gelu_tanh" or "silu".
     """
     out, pre = out if isinstance(out, tuple) else (out, None)
     aligned = (

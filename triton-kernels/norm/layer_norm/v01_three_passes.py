@@ -38,7 +38,7 @@ def layer_norm_v01_three_passes_kernel(
     x, weight, bias, residual, out, mean, rstd, added, M: tl.int64, N: tl.int64, stride_xm: tl.int64,
     stride_rm: tl.int64, eps, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    # x, residual: [M, N]; weight, bias: [N]; out, added: [M, N] contiguous; mean, rstd: [M]. What is not there is None.
+    # x, residual: [M, N]; weight, bias: [N]; out, added: [M, N] contiguous; mean, rstd: [M]. Missing tensors are None.
     # Offsets of rows have 64 bits: row * N may pass 2^31. More rows than a grid has programs are taken in turns.
     for row in tl.range(tl.program_id(0), M, tl.num_programs(0)):
         x_row, out_row = x + row * stride_xm, out + row * N
@@ -84,7 +84,7 @@ def layer_norm_v01_three_passes(
     eps: float = 1e-5,
     out: tuple[Tensor, ...],
 ) -> None:
-    """out = y, mean, rstd, and with a residual x + residual, of which y is then the norm; fp32, bf16 or fp16.
+    """out = y, mean, rstd, and with a residual the sum x + residual, which y then normalises; fp32, bf16 or fp16.
 
     x, residual: [M, N], contiguous rows; weight, bias: [N]; y and the sum: [M, N]; mean and rstd: [M], fp32.
     """

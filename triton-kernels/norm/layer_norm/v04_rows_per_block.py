@@ -71,7 +71,7 @@ def layer_norm_v04_rows_per_block_kernel(
     x, weight, bias, residual, out, mean, rstd, added, M, N, stride_xm, stride_rm, eps,
     TILE_BYTES: tl.constexpr, WHOLE: tl.constexpr, BLOCK_N: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    # x, residual: [M, N]; weight, bias: [N]; out, added: [M, N] contiguous; mean, rstd: [M]. What is not there is None.
+    # x, residual: [M, N]; weight, bias: [N]; out, added: [M, N] contiguous; mean, rstd: [M]. Missing tensors are None.
     # Offsets of rows have 64 bits: row * N may pass 2^31.
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK_N)[None, :]
@@ -125,7 +125,7 @@ def layer_norm_v04_rows_per_block(
     eps: float = 1e-5,
     out: tuple[Tensor, ...],
 ) -> None:
-    """out = y, mean, rstd, and with a residual x + residual, of which y is then the norm; fp32, bf16 or fp16.
+    """out = y, mean, rstd, and with a residual the sum x + residual, which y then normalises; fp32, bf16 or fp16.
 
     x, residual: [M, N], contiguous rows; weight, bias: [N]; y and the sum: [M, N]; mean and rstd: [M], fp32.
     """

@@ -1,4 +1,4 @@
-"""layer_norm v06_cooperative: split rows: resident programs of a cooperative launch share a row.
+"""layer_norm v06_cooperative: resident programs of a cooperative launch share a split row.
 
 Change:   a row longer than a program's tile is split into PARTS. The program of each computes its mean and the squared
           distances from it, publishes both in one word, waits for the words of the others, merges them, and writes its
@@ -326,7 +326,7 @@ def _exchange(
     part_mean, part_squares, words, part, turn, share, vectors, N,
     CENTERED: tl.constexpr, PARTS: tl.constexpr, SLOTS: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
-    # words: [2, PARTS], each a part's mean and, in the lower half, its squared distances. Their sign bit tags the turn
+    # words: [2, PARTS], each a part's mean and, in the lower half, its squared distances, whose sign bit tags the turn
     # that the word is of: turns alternate between the two rows of words, and each row between the two signs. At first
     # all words are 0. A word is never overwritten early: a part that publishes for turn + 2 has read all words of turn
     # + 1, and every part published those after it had read the words of turn.
@@ -426,7 +426,7 @@ def norm_rows(
     CHUNKS: tl.constexpr, PARTS: tl.constexpr, SLOTS: tl.constexpr, VECTOR: tl.constexpr, EDGES: tl.constexpr,
     FULL: tl.constexpr, HELD: tl.constexpr,
 ):  # fmt: skip
-    # x, residual: [M, N]; weight, bias: [N]; out, added: [M, N] contiguous; mean, rstd: [M]. What is not there is None.
+    # x, residual: [M, N]; weight, bias: [N]; out, added: [M, N] contiguous; mean, rstd: [M]. Missing tensors are None.
     # counters: words [groups, 2, PARTS], of 64 bits, then tickets [groups], all 0.
     if ROWS > 1:
         _short_rows(
@@ -542,7 +542,7 @@ def layer_norm_v06_cooperative(
     eps: float = 1e-5,
     out: tuple[Tensor, ...],
 ) -> None:
-    """out = y, mean, rstd, and with a residual x + residual, of which y is then the norm; fp32, bf16 or fp16.
+    """out = y, mean, rstd, and with a residual the sum x + residual, which y then normalises; fp32, bf16 or fp16.
 
     x, residual: [M, N], contiguous rows; weight, bias: [N]; y and the sum: [M, N]; mean and rstd: [M], fp32.
     """

@@ -37,7 +37,7 @@ def layer_norm_backward_v01_rows_then_columns_kernel(
     dout, x, mean, rstd, weight, dadded, dx, M: tl.int64, N: tl.int64, stride_dm: tl.int64, stride_xm: tl.int64,
     stride_am: tl.int64, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    # dout, x, dadded: [M, N]; mean, rstd: [M]; weight: [N]; dx: [M, N] contiguous. What is not there is None. Offsets
+    # dout, x, dadded: [M, N]; mean, rstd: [M]; weight: [N]; dx: [M, N] contiguous. Missing tensors are None. Offsets
     # of rows have 64 bits: row * N may pass 2^31. More rows than a grid has programs are taken in turns.
     for row in tl.range(tl.program_id(0), M, tl.num_programs(0)):
         row_mean, row_rstd = tl.load(mean + row), tl.load(rstd + row)

@@ -94,7 +94,7 @@ def layer_norm_backward_v02_persistent_kernel(
     TILE_BYTES: tl.constexpr, PER_SM: tl.constexpr, BLOCK_N: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     # dout, x, dadded: [M, N]; mean, rstd: [M]; weight: [N]; dx: [M, N] contiguous; partials: [2, programs, N], of
-    # dweight and dbias. What is not there is None.
+    # dweight and dbias. Missing tensors are None.
     col = tl.broadcast_to(tl.arange(0, BLOCK_N)[None, :], (ROWS, BLOCK_N))
     if weight is not None:
         # Repeated for every row of the tile, so that threads hold it in the layout of the rows.

@@ -1,4 +1,4 @@
-"""layer_norm_backward v05_cooperative: split rows: resident programs of a cooperative launch share a row.
+"""layer_norm_backward v05_cooperative: resident programs of a cooperative launch share a split row.
 
 Change:   a row longer than a program's tile is split into PARTS. The program of each publishes its two sums and goes on
           with the next row; only then it waits for the sums of the others, and writes its part of the row before.
@@ -405,7 +405,7 @@ def layer_norm_backward_v05_cooperative_kernel(
     VECTOR: tl.constexpr, EDGES: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     # dout, x, dadded: [M, N]; mean, rstd: [M]; weight: [N]; dx: [M, N] contiguous; partials: [2, groups, N], of dweight
-    # and dbias; counters: words [groups, TURNS, PARTS], of 64 bits, then tickets [groups], all 0. What is not there is
+    # and dbias; counters: words [groups, TURNS, PARTS], of 64 bits, then tickets [groups], all 0. Missing tensors are
     # None.
     _backward(
         dout, x, mean, rstd, weight, dadded, dx, partials, counters, M, N, stride_dm, stride_xm, stride_am,

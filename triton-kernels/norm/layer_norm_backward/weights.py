@@ -30,7 +30,7 @@ def norm_weights_kernel(
     BIAS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     # dout, x: [M, N]; mean, rstd: [M]; partials: [sums, chunks, N], of dweight where there is an x, then of dbias where
-    # there is BIAS. What is not there is None. Offsets of rows have 64 bits.
+    # there is BIAS. Missing tensors are None. Offsets of rows have 64 bits.
     strips = (N - 1) // BLOCK_N + 1  # tl.cdiv adds first, which wraps near 2^31
     chunk, chunks = (tl.program_id(0) // strips).to(tl.int64), tl.num_programs(0) // strips
     col = (tl.program_id(0) % strips).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]

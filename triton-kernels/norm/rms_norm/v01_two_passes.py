@@ -37,7 +37,7 @@ def rms_norm_v01_two_passes_kernel(
     x, weight, residual, out, rstd, added, M: tl.int64, N: tl.int64, stride_xm: tl.int64, stride_rm: tl.int64, eps,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    # x, residual: [M, N]; weight: [N]; out, added: [M, N] contiguous; rstd: [M]. What is not there is None.
+    # x, residual: [M, N]; weight: [N]; out, added: [M, N] contiguous; rstd: [M]. Missing tensors are None.
     # Offsets of rows have 64 bits: row * N may pass 2^31. More rows than a grid has programs are taken in turns.
     for row in tl.range(tl.program_id(0), M, tl.num_programs(0)):
         x_row, out_row = x + row * stride_xm, out + row * N
@@ -71,7 +71,7 @@ def rms_norm_v01_two_passes(
     eps: float = 1e-6,
     out: tuple[Tensor, ...],
 ) -> None:
-    """out = y, rstd, and with a residual x + residual, of which y is then the norm; fp32, bf16 or fp16.
+    """out = y, rstd, and with a residual the sum x + residual, which y then normalises; fp32, bf16 or fp16.
 
     x, residual: [M, N], contiguous rows; weight: [N]; y and the sum: [M, N]; rstd: [M], fp32.
     """

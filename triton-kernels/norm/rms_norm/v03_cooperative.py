@@ -45,7 +45,7 @@ def rms_norm_v03_cooperative(
     eps: float = 1e-6,
     out: tuple[Tensor, ...],
 ) -> None:
-    """out = y, rstd, and with a residual x + residual, of which y is then the norm; fp32, bf16 or fp16.
+    """out = y, rstd, and with a residual the sum x + residual, which y then normalises; fp32, bf16 or fp16.
 
     x, residual: [M, N], contiguous rows; weight: [N]; y and the sum: [M, N]; rstd: [M], fp32.
     """
