@@ -13,7 +13,7 @@ namespace {
 
 using namespace kernel_twins;
 
-// bias and out's mean are layer_norm's alone, which is what `centered` says.
+// Only layer_norm has a bias, and a mean in out; `centered` says that the step is layer_norm's.
 void norm(const char* op, const StepTable<NormArgs>& steps, bool centered, const std::string& step,
           const Tensor& x, const OptionalTensor& weight, const OptionalTensor& bias,
           const OptionalTensor& residual, const Out& out, double eps) {
@@ -51,7 +51,7 @@ void rms_norm(const std::string& step, const Tensor& x, const OptionalTensor& we
   norm("rms_norm", rms_norm_steps, false, step, x, weight, std::nullopt, residual, out, eps);
 }
 
-// mean, and dbias where there is a weight, are layer_norm's alone.
+// Only layer_norm has a mean, and dbias where there is a weight.
 void norm_backward(const char* op, const StepTable<NormBackwardArgs>& steps, const std::string& step,
                    const Tensor& dout, const Tensor& x, const OptionalTensor& mean, const Tensor& rstd,
                    const OptionalTensor& weight, const OptionalTensor& dadded, const Out& out) {

@@ -40,7 +40,7 @@ inline Choice choose(int64_t M, int64_t N, int64_t K, int sms, bool plain, bool 
   constexpr double SM_BYTES_A_CYCLE = 64;  // of partial sums, to or from L2
   constexpr double L2_BYTES_A_CYCLE = 2640;
   constexpr double DRAM_BYTES_A_CYCLE = 1900;
-  constexpr double HIDDEN_SHARE = 0.2;  // of the shorter of two times that overlap, is not hidden
+  constexpr double HIDDEN_SHARE = 0.2;  // this share of the shorter of two overlapping times shows
   constexpr double CLUSTER_128_FACTOR = 1.15;
   constexpr double JOIN_CYCLES = 3000;  // until the last block knows that it is the last
   constexpr int MOST_SPLITS = 16;

@@ -49,7 +49,7 @@ __device__ void matmul_blocks(const typename Tile::Problem& problem) {
   using T = typename Tile::T;
   extern __shared__ __align__(1024) uint8_t dynamic[];
   auto& shared = *reinterpret_cast<typename Tile::Shared*>(dynamic);
-  const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / WARPGROUP, 0);  // known to be the warp's
+  const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / WARPGROUP, 0);  // known to be warp-uniform
   const int first_unit = blockIdx.x / Tile::CLUSTER;
   const int unit_step = gridDim.x / Tile::CLUSTER;
 

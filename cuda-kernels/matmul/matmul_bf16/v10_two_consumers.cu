@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) uint8_t dynamic[];
   Shared& shared = *reinterpret_cast<Shared*>(dynamic);
-  const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / WARPGROUP, 0);  // known to be the warp's
+  const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / WARPGROUP, 0);  // known to be warp-uniform
   const int thread = threadIdx.x % WARPGROUP;
   const Place place = place_of(problem, blockIdx.x);
 

@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(THREADS, 1)
   }
   __syncthreads();  // for the barriers
 
-  const int warp_id = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);  // known to be the warp's
+  const int warp_id = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);  // known to be warp-uniform
   const int lane_id = threadIdx.x % 32;
   int stage = 0;
   uint32_t phase = 0;

@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(THREADS, 1)
   constexpr int PART_N = BLOCK_N / 2;  // columns of a wgmma, half of a warpgroup's
   extern __shared__ __align__(1024) uint8_t memory[];
   Shared<BLOCK_N>& shared = *reinterpret_cast<Shared<BLOCK_N>*>(memory);
-  const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / WARPGROUP, 0);  // known to be the warp's
+  const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / WARPGROUP, 0);  // known to be warp-uniform
 
   if (threadIdx.x == 0) {
     prefetch_tensor_map(&problem.a);
@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     fence_mbarrier_init();
   }
   __syncthreads();             // for the barriers
-  wait_for_previous_kernel();  // for what it has split
+  wait_for_previous_kernel();  // for the split operands
 
   // The tiles that a block computes, in grouped order.
   const int blocks_m = cdiv(problem.args.M, BLOCK_M);
@@ -256,8 +256,8 @@ __global__ void __launch_bounds__(THREADS, 1)
         wgmma_wait_group<1>();  // for the first part of the chunk
         add_part(0);
         if (k + CHUNK_STAGES < k_blocks || tile + gridDim.x < tiles) read_fragments(0);
-        // The second part is waited for as well, while the other warpgroup multiplies on: ptxas follows no
-        // sums round a loop, and would else wait for each wgmma.
+        // Waits for the second part as well, while the other warpgroup multiplies: ptxas does not follow
+        // wgmma's sums around a loop, and would otherwise wait after each wgmma.
         wgmma_wait_group<0>();
       }
       add_part(1);

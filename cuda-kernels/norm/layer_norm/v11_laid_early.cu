@@ -13,7 +13,7 @@
 //             holds, without a residual, and with x's skew in out: this step's kernel
 //           - others: v10_one_row
 // Source:   see v08
-// Gap:      Triton's compiler decides where weights lie and when they are loaded.
+// Gap:      Triton leaves it to its compiler where weights lie and when they are asked for.
 #include "args.h"
 #include "norm/norm_held.cuh"
 

@@ -3,5 +3,5 @@
 
 #include "norm/norm_args.h"
 
-// dx is null, and one of dweight and dbias is not. weight and dadded have no say. M and N are not 0.
+// dx is null, and one of dweight and dbias is not. weight and dadded are unused. M and N are not 0.
 void norm_backward_parameters(const NormBackwardArgs& args);

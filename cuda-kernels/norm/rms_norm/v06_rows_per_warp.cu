@@ -15,8 +15,8 @@
 //             step's kernel
 //           - other lengths, rows with a residual, and an out with another skew: v05_cluster_registers
 // Source:   see v05
-// Gap:      Triton's compiler decides where weights lie; short rows of v03_cooperative's tiles have them in
-//           registers.
+// Gap:      Triton leaves it to its compiler where weights lie; short rows of v03_cooperative's tiles have
+//           them in registers.
 #include "args.h"
 #include "norm/norm_warps.cuh"
 

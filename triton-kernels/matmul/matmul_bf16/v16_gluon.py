@@ -1,7 +1,7 @@
 """matmul_bf16 v16_gluon: one warp fetches, two warpgroups multiply, and every copy and barrier is written out.
 
-Change:   Gluon, the language beneath Triton's, instead of Triton: who copies, who multiplies, what lies where in shared
-          memory and who waits for whom are the kernel's, no longer the compiler's.
+Change:   Gluon, the language beneath Triton's, instead of Triton: the kernel, no longer the compiler, says which warps
+          copy and which multiply, what lies where in shared memory, and which barrier each warp waits for.
 Why:      one warp asks the copy engine for tiles up to STAGES ahead, across the borders of output tiles. Each warpgroup
           multiplies 64 x 256 at its own pace, so that one's tensor work hides the other's waits and stores, where a
           pipelined Triton kernel stops all eight warps at every step. The result leaves through a small staging
@@ -50,8 +50,8 @@ def _corner(tile, out_desc):
 
 @gluon.jit
 def _place(count):
-    # Where in the ring the stage of that number lies, and the parity of its barriers' phase. Unsigned, so that both are
-    # bits of the count.
+    # The place in the ring of the stage with this number, and the parity of its barriers' phase. Unsigned, so that both
+    # are bits of the count.
     return (count % STAGES).to(gl.int32), (count // STAGES % 2).to(gl.int32)
 
 
@@ -73,8 +73,8 @@ def _produce(
         for step in range(steps):
             k = step * BLOCK_K
             stage, phase = _place(fetched)
-            # Both warpgroups have multiplied what lay here. The first time around nothing did, and the barrier counts
-            # the phase before its first as over.
+            # For both warpgroups to have multiplied this stage's tiles. The first time around there are none: the
+            # barrier counts the phase before its first as complete.
             mbarrier.wait(empty.index(stage), phase ^ 1)
             # A tile that hangs over a matrix' edge is filled up with zeros, which count as bytes too.
             mbarrier.expect(full.index(stage), a_desc.block_type.nbytes + b_desc.block_type.nbytes)
@@ -118,9 +118,9 @@ def _consume(
         parts = _halves(left) + _halves(right)
         for part in gl.static_range(PARTS):
             buffer = staging.index(part % BUFFERS)
-            tma.store_wait(BUFFERS - 1)  # the copy engine has read what lay here
+            tma.store_wait(BUFFERS - 1)  # for the copy engine to have read this buffer
             buffer.store(parts[part])
-            hopper.fence_async_shared()  # before it reads what threads wrote
+            hopper.fence_async_shared()  # orders the threads' writes before its reads
             tma.async_copy_shared_to_global(out_desc, [row + FIRST_ROW, col + part * (BLOCK_N // PARTS)], buffer)
     tma.store_wait(0)  # shared memory ends with the program
 
