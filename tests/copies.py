@@ -21,7 +21,10 @@ FOLDERS = (
     "build_support", "cuda-kernels", "docs", "hardware-survey", "kernel_twins", "profiling", "tests",
     "triton-kernels",
 )  # fmt: skip
-FILES = ("KERNEL_LOG.md", "LICENSE", "Makefile", "README.md", "pyproject.toml", "requirements.txt", "setup.py")
+FILES = (
+    "CONTRIBUTING.md", "KERNEL_LOG.md", "LICENSE", "Makefile", "README.md", "pyproject.toml", "requirements.txt",
+    "setup.py",
+)  # fmt: skip
 _LEFT_OUT = shutil.ignore_patterns("__pycache__", "_C*.so", "new_operation", "new_step")
 
 Edits = Mapping[str, Sequence[tuple[str, str]]]

@@ -58,8 +58,8 @@ def test_a_page_that_has_an_ambiguous_verdict_says_what_it_is(page: Path) -> Non
     assert explained or "AMBIGUOUS" not in text
 
 
-def test_readme_says_what_its_conditions_are() -> None:
-    text = (store.ROOT / "README.md").read_text()
+def test_the_results_say_what_their_conditions_are() -> None:
+    text = (DOCS / "results.md").read_text()
     legend, table = text[: text.index("<!-- conditions:begin -->")], text[text.index("<!-- conditions:begin -->") :]
     for condition in ("Sustained", "Rested", "In a chain"):
         assert f"- *{condition}*: " in legend
@@ -139,7 +139,11 @@ def test_every_step_is_explained_with_a_drawing(op: Op) -> None:
             assert (file in text) == (backend in step.backends), f"{step.name}: {file}"
 
 
-@pytest.mark.parametrize("page", [*sorted(DOCS.glob("*.md")), store.ROOT / "README.md"], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page",
+    [*sorted(DOCS.glob("*.md")), store.ROOT / "README.md", store.ROOT / "CONTRIBUTING.md"],
+    ids=lambda page: page.name,
+)
 def test_links_lead_somewhere(page: Path) -> None:
     for link in re.findall(r"\]\(([^)]+)\)", page.read_text()):
         if "://" not in link:
@@ -150,9 +154,18 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """The names that GitHub gives to a page's headings."""
-    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
-    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return {ladder_page.anchor(heading) for heading in re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)}
+
+
+def test_links_to_a_step_follow_its_heading(tmp_path: Path) -> None:
+    (tmp_path / "softmax.md").write_text("## v02_online: one pass, by `exp`\n")
+    text = (
+        "[one](softmax.md#v02_online-maximum-and-sum), [two](docs/softmax.md#v02_online) and [three](softmax.md#v03_x)"
+    )
+    assert ladder_page.relinked(text, tmp_path) == (
+        "[one](softmax.md#v02_online-one-pass-by-exp), [two](docs/softmax.md#v02_online-one-pass-by-exp) "
+        "and [three](softmax.md#v03_x)"
+    )
 
 
 @pytest.mark.parametrize("name", DRAWINGS)

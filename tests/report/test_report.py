@@ -172,6 +172,7 @@ def under_conditions(folder: Path) -> None:
     store.write(folder / "matmul_bf16.timings.csv", pd.DataFrame(rows, columns=store.TABLES["timings"]))
 
 
+MARKED = "".join(f"<!-- {name}:begin -->\nold\n<!-- {name}:end -->\n" for name in ("sampled", "results", "conditions"))
 CONDITIONS = (
     "| matmul_bf16 4096x4096x4096-bf16 | sustained | 1,590 MHz, 700 W, 58 °C, throttle none | 200 cublaslt | 190 † | "
     "1.053 × [1.053, 1.053] FAST | – | – |",
@@ -183,12 +184,10 @@ CONDITIONS = (
 
 
 def test_products_are_told_under_every_condition(tmp_path: Path) -> None:
-    tables = ("sampled", "results", "conditions")
-    marked = "".join(f"<!-- {name}:begin -->\nold\n<!-- {name}:end -->\n" for name in tables)
     under_conditions(tmp_path)
     results = [Results(op, tmp_path, None) for op in OPS.values()]
-    readme_text, log_text = documents.readme(marked, tmp_path, results), rendered(tmp_path)
-    for text in (readme_text, log_text):
+    page, log_text = documents.results_page(MARKED, tmp_path, results), rendered(tmp_path)
+    for text in (page, log_text):
         assert "\n".join(CONDITIONS) in text
         assert write.STALE_NOTE in text
     assert "*rested*, each sample begins when the SM clock is back at its maximum" in log_text
@@ -196,7 +195,7 @@ def test_products_are_told_under_every_condition(tmp_path: Path) -> None:
     sustained = table[table["contest"] == "fast"]
     store.write(tmp_path / "matmul_bf16.timings.csv", sustained)
     results = [Results(op, tmp_path, None) for op in OPS.values()]
-    assert "Rested and in a chain, nothing has been recorded yet." in documents.readme(marked, tmp_path, results)
+    assert "Rested and in a chain, nothing has been recorded yet." in documents.results_page(MARKED, tmp_path, results)
     assert "rested" not in rendered(tmp_path)
 
 
@@ -328,17 +327,20 @@ def test_a_rate_above_its_ceiling_is_told_as_it_is(folder: Path) -> None:
 
 
 def test_rendering_is_a_fixed_point(folder: Path) -> None:
-    tables = [f"<!-- {name}:begin -->\nold\n<!-- {name}:end -->\n" for name in ("sampled", "results", "conditions")]
-    text = "".join(["before\n", *tables, "after\n"])
     results = [Results(op, folder, None) for op in OPS.values()]
-    once = documents.readme(text, folder, results)
-    assert documents.readme(once, folder, results) == once
-    assert once.startswith("before\n")
-    assert once.endswith("after\n")
-    assert "old" not in once
-    for missing, name in enumerate(("sampled", "results", "conditions")):
-        with pytest.raises(ValueError, match=f"one pair of markers: <!-- {name}:begin -->"):
-            documents.readme("".join(tables[:missing]), folder, results)
+    for page, names in (
+        (documents.results_page, ("sampled", "results", "conditions")),
+        (documents.front_page, ("functions", "products", "step")),
+    ):
+        tables = [f"<!-- {name}:begin -->\nold\n<!-- {name}:end -->\n" for name in names]
+        once = page("".join(["before\n", *tables, "after\n"]), folder, results)
+        assert page(once, folder, results) == once
+        assert once.startswith("before\n")
+        assert once.endswith("after\n")
+        assert "old" not in once
+        for missing, name in enumerate(names):
+            with pytest.raises(ValueError, match=f"has 0 pairs of markers {name}, must have 1: <!-- {name}:begin -->"):
+                page("".join(tables[:missing]), folder, results)
 
 
 PAGE = "".join(

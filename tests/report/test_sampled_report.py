@@ -108,7 +108,7 @@ def rendered(folder: Path) -> str:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_line_a_function_leads_the_readme(recorded: Path) -> None:
+def test_a_line_a_function_and_pass_leads_the_results(recorded: Path) -> None:
     *told, blank, header, _ = (headline := sampled_table.headline(recorded))[: -len(CONTESTS) - 3]
     lines = headline[-len(CONTESTS) - 3 :]
     assert any(f"`{RUNS[0]}` (seed {seed_of(RUNS[0])})" in line for line in told)
@@ -160,14 +160,26 @@ def test_the_log_names_the_five_worst_of_each(recorded: Path) -> None:
     assert f"- `{RUNS[0]}`: 1, driver 1" in text
 
 
-def test_the_readme_holds_all_tables(recorded: Path) -> None:
-    tables = ("sampled", "results", "conditions")
-    text = "".join(f"<!-- {name}:begin -->\nold\n<!-- {name}:end -->\n" for name in tables)
-    once = documents.readme(text, recorded, [])
+def test_the_results_hold_a_line_a_function_and_pass(recorded: Path) -> None:
+    text = "".join(
+        f"<!-- {name}:begin -->\nold\n<!-- {name}:end -->\n" for name in ("sampled", "results", "conditions")
+    )
+    once = documents.results_page(text, recorded, [])
     assert "| matmul forward |" in once and "old" not in once
-    assert documents.readme(once, recorded, []) == once
-    with pytest.raises(ValueError, match="<!-- sampled:begin -->"):
-        documents.readme(text.replace("sampled", "sample"), recorded, [])
+    assert documents.results_page(once, recorded, []) == once
+
+
+def test_the_front_page_has_a_line_a_function(recorded: Path) -> None:
+    """Both passes pooled, in two digits; of the others those two that were the best most often."""
+    text = "".join(f"<!-- {name}:begin -->\nold\n<!-- {name}:end -->\n" for name in ("functions", "products", "step"))
+    lines = documents.front_page(text, recorded, []).splitlines()
+    rows = [line for line in lines if line.startswith("| ") and "<br>" in line]
+    assert [row.split(" | ")[0].removeprefix("| ") for row in rows] == [*(f"`{name}`" for name in FUNCTIONS), "all"]
+    assert "| torch, compile | " in rows[0]
+    mean = (0.4**7 * 0.5**16) ** (1 / 23)
+    space = "\N{NO-BREAK SPACE}"
+    assert f" | **{mean:.2f}**<br>0.40{space}·{space}2{space}wrong | " in rows[0]
+    assert rows[0].endswith(" | – |")  # of what was never profiled no limit is told
 
 
 def test_without_a_recording_that_is_said(tmp_path: Path) -> None:

@@ -223,18 +223,23 @@ def _parts(cells: pd.DataFrame) -> dict[str, pd.DataFrame]:
     return {**_contests(cells), **{title: part for title, part in pooled.items() if len(part)}}
 
 
-def _figures(cells: pd.DataFrame, backend: str) -> list[str]:
+def _figures(cells: pd.DataFrame, backend: str, digits: int = 3) -> list[str]:
     """Geometric mean, 10th percentile, worst, or how many are wrong, and share below the least.
 
-    Cells without a time count as worst, and for nothing in the mean.
+    Cells without a time count as worst, and for nothing in the mean. ``digits`` are behind the point; ratios below 0.1
+    have three.
     """
     own = cells[cells["backend"] == backend]
     timed, worst = own["ratio"][own["ratio"] > 0], own["ratio"].min()
     wrong = own["status"].str.startswith("wrong").sum()
+
+    def written(ratio: float) -> str:
+        return f"{ratio:.{digits if ratio >= 0.1 else 3}f}"
+
     return [
-        f"{geometric_mean(timed):.3f}" if len(timed) else "–",
-        f"{own['ratio'].quantile(0.1):.3f}",
-        f"{worst:.3f}" if worst else f"{wrong} wrong" if wrong else "no time",
+        written(geometric_mean(timed)) if len(timed) else "–",
+        written(own["ratio"].quantile(0.1)),
+        written(worst) if worst else f"{wrong} wrong" if wrong else "no time",
         f"{100 * (own['ratio'] < LEAST).mean():.0f} %",
     ]
 
@@ -254,13 +259,31 @@ def _worst(cells: pd.DataFrame, backend: str) -> str:
 # ----------------------------------------------------------------------------------------------------------------------
 
 _NAMES = "geometric mean · 10th percentile · worst · share below 0.95"
+NONE = "No recording of sampled cases is published yet."
+
+
+def by_function(folder: Path) -> dict[str, list[str]]:
+    """README.md's cells by function, all passes pooled, and of all functions; empty where nothing is recorded.
+
+    The two others that were the fastest most often, then the first three figures of each of ours, in short.
+    """
+    cells = compared(read(folder))
+    parts = {name: cells[cells["function"] == name] for name, _ in CONTESTS}
+    return {title: _summed_up(part) for title, part in {**parts, "all": cells}.items() if len(part)}
+
+
+def _summed_up(cells: pd.DataFrame) -> list[str]:
+    others = cells["against"].value_counts().sort_index().sort_values(ascending=False, kind="stable").index
+    figures = [_figures(cells, backend, digits=2) for backend in OURS]
+    triples = (f"**{mean}**<br>{write.unbroken(f'{low} · {worst}')}" for mean, low, worst, _ in figures)
+    return [", ".join(others[:2]), *triples]
 
 
 def headline(folder: Path) -> list[str]:
-    """The README's: a line a function and pass."""
+    """docs/results.md's: a line a function and pass."""
     table = read(folder)
     if table.empty:
-        return ["No recording of sampled cases is published yet; what follows was measured at cases that we chose."]
+        return [f"{NONE} What follows was measured at cases that we chose."]
     rows = [
         [title, *(" · ".join(_figures(part, backend)) for backend in OURS)]
         for title, part in _parts(compared(table)).items()
@@ -307,7 +330,7 @@ def _told(folder: Path, table: pd.DataFrame) -> list[str]:
     more += [f"{begun} not finished"] * (begun > 0)
     older = f" Recordings that are not shown: {', '.join(more)}." if more else ""
     return [
-        "A line is a public function (README, [Use the functions](README.md#use-the-functions)) and a pass, a column "
+        "A line is a public function (docs/functions.md) and a pass, a column "
         f"the `backend` that was asked for. A figure is how many times as fast it was, at {CASES} cases that a seed "
         "drew, as the best of the others: PyTorch, Liger-Kernel and quack-kernels, where they serve the case, and at "
         "every third case torch.compile. It is the GPU's time. Each of our results was compared with float64 first: "

@@ -107,9 +107,9 @@ class Results:
         clock, power = float(row.sm_clock_mhz), float(row.power_w or "nan")
         return f"{clock:,.0f} MHz, {power:.0f} W, {row.temperature_c} °C, throttle {row.throttle}"
 
-    def rate(self, case: Case, name: Name) -> float | None:
+    def rate(self, case: Case, name: Name, condition: str = "sustained") -> float | None:
         """GB/s of the operation's minimum bytes, or TFLOP/s of its arithmetic."""
-        time = self.time_us(case, name)
+        time = self.time_us(case, name, condition)
         return self._work(case) / time if time else None
 
     def _work(self, case: Case) -> float:

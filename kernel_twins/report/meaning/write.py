@@ -40,6 +40,11 @@ def ratio(found: Ratio | None) -> str:
     return "–" if found is None else f"{found.value:.3f} × [{found.low:.3f}, {found.high:.3f}]"
 
 
+def unbroken(text: str) -> str:
+    """The text with spaces at which no line ends."""
+    return text.replace(" ", "\N{NO-BREAK SPACE}")
+
+
 def table(header: list[str], rows: list[list[str]], right: int = 1) -> list[str]:
     """A Markdown table; columns from ``right`` on are set flush right."""
     rule = ["---" if index < right else "--:" for index in range(len(header))]

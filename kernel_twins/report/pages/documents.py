@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -12,7 +13,7 @@ from kernel_twins.report.calls import sampled_table
 from kernel_twins.report.drawings import DRAWINGS
 from kernel_twins.report.meaning import static, write
 from kernel_twins.report.meaning.analysis import Results, load
-from kernel_twins.report.pages import ladder_page, log, scoreboard
+from kernel_twins.report.pages import front, functions_page, ladder_page, log, scoreboard
 from kernel_twins.report.rows import store
 from kernel_twins.report.rows.base import shown
 from kernel_twins.report.rows.metrics import STALLS
@@ -22,6 +23,8 @@ _README = store.ROOT / "README.md"
 _PLOTS = store.ROOT / "profiling" / "plots"
 _DOCS = store.ROOT / "docs"
 _PROFILER = _DOCS / "profiler.md"
+_RESULTS = _DOCS / "results.md"
+_FUNCTIONS = _DOCS / "functions.md"
 
 
 def render(gpu: str, folder: Path, console: Console) -> None:
@@ -74,13 +77,17 @@ def _texts(folder: Path, results: list[Results]) -> dict[Path, str]:
     """The reference GPU's documents, the drawings among them, as they should read."""
     texts = {
         _LOG: log.render(folder, results, store.read(static.FILE, static.STATIC)),
-        _README: readme(_README.read_text(), folder, results),
+        _README: front_page(_README.read_text(), folder, results),
+        _RESULTS: results_page(_RESULTS.read_text(), folder, results),
+        _FUNCTIONS: _renewed(_FUNCTIONS, _FUNCTIONS.read_text(), functions_page.parts(folder)),
     }
     for each in results:
         if (page := _DOCS / f"{each.op.name}.md").exists():
             texts[page] = ladder_page.render(page.read_text(), each)
     stalls = write.table(["stall", "a warp waited for"], [[f"`{name}`", waits] for name, waits in STALLS.items()])
+    texts[_DOCS / "README.md"] = (_DOCS / "README.md").read_text()
     texts[_PROFILER] = ladder_page.renewed(_PROFILER.read_text(), {"stalls": stalls})
+    texts = {path: ladder_page.relinked(text, _DOCS) for path, text in texts.items()}
     return texts | {_DOCS / "drawings" / f"{name}.svg": draw().svg() for name, draw in DRAWINGS.items()}
 
 
@@ -93,12 +100,24 @@ def _gaps() -> list[str]:
     return lines
 
 
-def readme(text: str, folder: Path, results: list[Results]) -> str:
-    """README.md with its tables renewed, of cases by chance and of chosen ones; ValueError where their markers lack."""
-    for name in ("sampled", "results", "conditions"):
-        if ladder_page.marks(text)[name] != 1:
-            raise ValueError(f"README.md must hold one pair of markers: <!-- {name}:begin --> and <!-- {name}:end -->")
+def front_page(text: str, folder: Path, results: list[Results]) -> str:
+    """README.md with its tables renewed; ValueError where their markers lack."""
+    return _renewed(_README, text, front.parts(folder, [each for each in results if each.measured]))
+
+
+def results_page(text: str, folder: Path, results: list[Results]) -> str:
+    """docs/results.md with its tables renewed, of cases by chance and of chosen ones; ValueError as `front_page`."""
     measured = [each for each in results if each.measured]
     rows = scoreboard.scoreboard((each, case) for each in measured for case in each.op.headline_cases)
     others = scoreboard.by_condition(measured) or ["Rested and in a chain, nothing has been recorded yet."]
-    return ladder_page.renewed(text, {"sampled": sampled_table.headline(folder), "results": rows, "conditions": others})
+    parts = {"sampled": sampled_table.headline(folder), "results": rows, "conditions": others}
+    return _renewed(_RESULTS, text, parts)
+
+
+def _renewed(page: Path, text: str, parts: Mapping[str, Sequence[str]]) -> str:
+    marks = ladder_page.marks(text)
+    for name in parts:
+        if marks[name] != 1:
+            markers = f"<!-- {name}:begin --> and <!-- {name}:end -->"
+            raise ValueError(f"{shown(page)} has {marks[name]} pairs of markers {name}, must have 1: {markers}")
+    return ladder_page.renewed(text, parts)

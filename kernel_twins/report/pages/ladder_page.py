@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 from kernel_twins.report.meaning import write
 from kernel_twins.report.meaning.analysis import Results
@@ -18,6 +19,8 @@ from kernel_twins.spec import Backend, Case, Name, Op, Step
 
 TITLES = {"cuda": "CUDA", "triton": "Triton"}
 _COUNTERS = "counters:"
+_SECTION = re.compile(r"^## ((v\d\d_\w+): .*)$", re.MULTILINE)
+_LINK = re.compile(r"(\((?:docs/)?(\w+)\.md#)(v\d\d_\w+)[\w-]*\)")
 _MARKED = re.compile(r"(<!-- ([\w:]+):begin -->\n).*?(<!-- \2:end -->)", re.DOTALL)
 
 
@@ -31,6 +34,24 @@ def renewed(text: str, parts: Mapping[str, Sequence[str]]) -> str:
     return _MARKED.sub(
         lambda match: match[1] + "\n".join(parts[match[2]]) + "\n" + match[3] if match[2] in parts else match[0], text
     )
+
+
+def relinked(text: str, docs: Path) -> str:
+    """``text`` with its links to steps' sections as the headings of the pages in ``docs`` read now."""
+
+    def renewed(link: re.Match[str]) -> str:
+        page = docs / f"{link[2]}.md"
+        anchors = {
+            step: anchor(heading) for heading, step in _SECTION.findall(page.read_text() if page.exists() else "")
+        }
+        return f"{link[1]}{anchors[link[3]]})" if link[3] in anchors else link[0]
+
+    return _LINK.sub(renewed, text)
+
+
+def anchor(heading: str) -> str:
+    """The name that GitHub gives to a page's heading."""
+    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
 
 
 def render(text: str, results: Results) -> str:

@@ -1,4 +1,4 @@
-"""The last steps against the best baseline, in two tables: case by case, and of what arithmetic bounds by condition."""
+"""The last steps against the best baseline: case by case, and of what arithmetic bounds by condition."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from kernel_twins.report.meaning import write
 from kernel_twins.report.meaning.analysis import Results
+from kernel_twins.report.pages.ladder_page import TITLES
 from kernel_twins.report.rows.recorded import CONDITIONS
 from kernel_twins.spec import BACKENDS, Backend, Case, Name
 
@@ -20,6 +21,7 @@ MEANING = (
 """Of the conditions."""
 
 _TITLES = {"sustained": "sustained", "rested": "rested", "chain": "in a chain"}
+_BOTH = ("sustained", "rested")
 
 
 def scoreboard(cells: Iterable[tuple[Results, Case]]) -> list[str]:
@@ -32,8 +34,33 @@ def by_condition(results: Iterable[Results]) -> list[str]:
     """Three rows for each case that was timed under all conditions; no lines where none was."""
     rows = [row for each in results for case in each.op.condition_cases for row in _conditions(each, case)]
     header = ["product", "", "chip", "best baseline, µs"]
-    header += ["CUDA, last step, µs", "× baseline", "Triton, last step, µs", "× baseline"]
+    header += ["CUDA, µs", "× baseline", "Triton, µs", "× baseline"]
     return _marked(header, rows, right=3) if rows else []
+
+
+def sustained_and_rested(results: Iterable[Results]) -> list[str]:
+    """A short row for the profile case of each operation that was timed under both conditions."""
+    rows = [_glance(each, case) for each in results if (case := each.op.profile_case) in each.op.condition_cases]
+    header = ["product", "against"]
+    header += [f"{TITLES[backend]}, {_TITLES[condition]}" for backend in BACKENDS for condition in _BOTH]
+    return write.table(header, rows, right=len(header)) if rows else ["No product has been measured yet."]
+
+
+def _glance(results: Results, case: Case) -> list[str]:
+    baseline = results.best_baseline(case, "rested")
+    row = [f"{results.op.name} {case.slug}", baseline.backend if baseline else "–"]
+    for backend in BACKENDS:
+        name = _last(results, backend, case)
+        for condition in _BOTH:
+            rate = results.rate(case, name, condition)
+            ratio = results.ratio(case, name, baseline, condition) if baseline else None
+            told = write.unbroken(f"{write.number(rate)} {results.rate_unit}")
+            if baseline and ratio:
+                told += (
+                    f"<br>{write.unbroken(f'{ratio.value:.3f} ×')} {results.standing(case, name, baseline, condition)}"
+                )
+            row.append(told if rate else "–")
+    return row
 
 
 def _marked(header: list[str], rows: list[list[str]], right: int = 1) -> list[str]:
@@ -91,7 +118,8 @@ def _conditions(results: Results, case: Case) -> list[list[str]]:
     for condition in CONDITIONS:
         title = "" if rows else f"{results.op.name} {case.slug}"
         theirs = write.number(results.time_us(case, baseline, condition), 4)
-        row = [title, _TITLES[condition], results.sensors(case, condition), f"{theirs} {baseline.backend}"]
+        chip = results.sensors(case, condition).replace("_", " ")  # NVML's words, which a column should break
+        row = [title, _TITLES[condition], chip, f"{theirs} {baseline.backend}"]
         for backend in BACKENDS:
             name = _last(results, backend, case)
             ratio = against(results, case, name, baseline, condition)
