@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measure both sets of kernels and write them up.
 
-With an NVIDIA GPU: check, time and profile every step of every ladder, then render KERNEL_LOG.md, the README's table,
+With an NVIDIA GPU: check, time and profile every step of every ladder, then render KERNEL_LOG.md, README's tables,
 the tables in docs/ and the plots. Without one: render them from the committed measurements of the reference GPU, and
 say so.
 """

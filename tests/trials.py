@@ -109,7 +109,7 @@ def cases(op: Op, dtype: str) -> list[Case]:
 
 
 def shown(op: Op, dtype: str) -> list[Case]:
-    """Those of them that the README shows, and the profiled one: all of them would take an hour at full size."""
+    """Those of them that docs/results.md shows, and the profiled one: all of them would take an hour at full size."""
     known = {dataclasses.replace(case, dtype=dtype) for case in (*op.headline_cases, op.profile_case)}
     return [case for case in cases(op, dtype) if case in known]
 

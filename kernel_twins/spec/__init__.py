@@ -254,7 +254,7 @@ class Op:
     string. ``flops`` and ``bytes`` are the operation's minimum, never a step's traffic, so that steps compare;
     ``ceiling`` names the measured limit of the hardware survey that its rate is set against. ``bench_cases`` are timed
     for every step, ``wide_cases`` for those alone that are ``wide``; ``headline_cases`` are those of the timed ones
-    that the README's table shows. ``size_axis`` is what their throughput is drawn against; without one each case is a
+    that docs/results.md shows. ``size_axis`` is what their throughput is drawn against; without one each case is a
     bar. ``behind`` names, by language, the steps that stand behind the operation's public function: the first that the
     GPU and the call's sizes allow. Where sizes are beyond a limit, an operator in ``cuda-kernels/*/torch*.cpp`` passes
     over the step at the place ``FIRST`` or ``SECOND`` of CUDA's: the limit is that step's, so whoever changes the order
