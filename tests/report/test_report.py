@@ -14,11 +14,12 @@ import pytest
 from kernel_twins import OPS
 from kernel_twins.harness.ceilings import Ceilings
 from kernel_twins.report.meaning import static, write
-from kernel_twins.report.meaning.analysis import Results
+from kernel_twins.report.meaning.analysis import Results, load
 from kernel_twins.report.measure import plan
 from kernel_twins.report.ncu.extract import counter_rows
 from kernel_twins.report.ncu.reader import Launch
-from kernel_twins.report.pages import documents, ladder_page, log, scoreboard
+from kernel_twins.report.pages import documents, front, ladder_page, log, scoreboard
+from kernel_twins.report.pages.ladder_page import TITLES
 from kernel_twins.report.rows import store
 from kernel_twins.report.rows.base import InvalidDataError
 from kernel_twins.report.rows.metrics import DURATION, METRICS, fold
@@ -197,6 +198,27 @@ def test_products_are_told_under_every_condition(tmp_path: Path) -> None:
     results = [Results(op, tmp_path, None) for op in OPS.values()]
     assert "Rested and in a chain, nothing has been recorded yet." in documents.results_page(MARKED, tmp_path, results)
     assert "rested" not in rendered(tmp_path)
+
+
+def test_the_front_page_has_a_product_sustained_and_rested(tmp_path: Path) -> None:
+    under_conditions(tmp_path)
+    (header, _, row) = front.parts(tmp_path, [Results(OPS["matmul_bf16"], tmp_path, None)])["products"]
+    assert header == "| product | against | CUDA, sustained | CUDA, rested | Triton, sustained | Triton, rested |"
+    row = row.replace("\N{NO-BREAK SPACE}", " ")
+    rates = (f"{2 * 4096**3 / us / 1e6:.0f} TFLOP/s" for us in (190, 180))
+    sustained, rested = (
+        f"{rate}<br>{told}" for rate, told in zip(rates, ("1.053 × FAST", "1.000 × SAME"), strict=True)
+    )
+    assert row == f"| matmul_bf16 4096x4096x4096-bf16 | cublaslt | {sustained} | {rested} | – | – |"
+
+
+def test_the_front_page_tells_the_limit_of_a_step_that_only_hands_on() -> None:
+    """layer_norm's last step says which sizes go where, and is profiled nowhere."""
+    op = OPS["layer_norm"]
+    assert op.profile_case_of(op.step(op.behind["cuda"][0]), "cuda") is None
+    folder = store.DATA / store.REFERENCE_GPU
+    rows = front.parts(folder, load(store.REFERENCE_GPU, folder))["functions"]
+    assert [row.split(" | ")[-1][:13] for row in rows if row.startswith("| `layer_norm` ")] == ["device memory"]
 
 
 def test_a_language_without_a_step_has_a_dash_under_every_condition(tmp_path: Path) -> None:
