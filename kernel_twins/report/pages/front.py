@@ -56,9 +56,13 @@ def _limit(function: str, results: Mapping[str, Results]) -> str:
 def _short(limit: Limit) -> str:
     match limit.kind:
         case "balanced":
-            return " and ".join(f"{unit} {share:.0f} %" for unit, share in [*limit.shares.items()][:2])
+            return " and ".join(f"{unit} {_percent(share)}" for unit, share in [*limit.shares.items()][:2])
         case kind:
-            return kind if limit.share is None else f"{kind} {limit.share:.0f} %"
+            return kind if limit.share is None else f"{kind} {_percent(limit.share)}"
+
+
+def _percent(share: float) -> str:
+    return write.unbroken(f"{share:.0f} %")
 
 
 def _step(results: Mapping[str, Results]) -> list[str]:
