@@ -19,7 +19,6 @@ from kernel_twins.report.measure import plan
 from kernel_twins.report.ncu.extract import counter_rows
 from kernel_twins.report.ncu.reader import Launch
 from kernel_twins.report.pages import documents, front, ladder_page, log, scoreboard
-from kernel_twins.report.pages.ladder_page import TITLES
 from kernel_twins.report.rows import store
 from kernel_twins.report.rows.base import InvalidDataError
 from kernel_twins.report.rows.metrics import DURATION, METRICS, fold
