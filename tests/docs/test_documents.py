@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import re
+from collections import Counter
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -21,6 +23,8 @@ from kernel_twins.spec import BACKENDS, Case, Name, Op
 
 FOLDER = store.DATA / store.REFERENCE_GPU
 DOCS = store.ROOT / "docs"
+PAGES = [*sorted(DOCS.rglob("*.md")), store.ROOT / "README.md", store.ROOT / "KERNEL_LOG.md"]
+BY_PAGE = pytest.mark.parametrize("page", PAGES, ids=[page.relative_to(store.ROOT).as_posix() for page in PAGES])
 BY_OP = pytest.mark.parametrize("op", OPS.values(), ids=list(OPS))
 
 
@@ -46,11 +50,7 @@ def test_torch_compile_is_what_a_user_would_call_instead(op: Op) -> None:
         assert name in op.baselines and {*cases} <= {*op.timed_cases}
 
 
-@pytest.mark.parametrize(
-    "page",
-    [*sorted(DOCS.glob("*.md")), store.ROOT / "README.md", store.ROOT / "KERNEL_LOG.md"],
-    ids=lambda page: page.name,
-)
+@BY_PAGE
 def test_a_page_that_has_an_ambiguous_verdict_says_what_it_is(page: Path) -> None:
     text = page.read_text()
     prose = " ".join(line for line in text.splitlines() if not line.startswith("|"))
@@ -139,7 +139,7 @@ def test_every_step_is_explained_with_a_drawing(op: Op) -> None:
             assert (file in text) == (backend in step.backends), f"{step.name}: {file}"
 
 
-@pytest.mark.parametrize("page", [*sorted(DOCS.glob("*.md")), store.ROOT / "README.md"], ids=lambda page: page.name)
+@BY_PAGE
 def test_links_lead_somewhere(page: Path) -> None:
     for link in re.findall(r"\]\(([^)]+)\)", page.read_text()):
         if "://" not in link:
@@ -149,10 +149,30 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert not anchor or anchor in anchors(target), link
 
 
-def anchors(page: Path) -> set[str]:
+@BY_PAGE
+def test_no_heading_stands_twice_on_a_page(page: Path) -> None:
+    """GitHub numbers those that do, so that a link leads elsewhere once another one comes before it."""
+    assert [name for name, count in Counter(anchors(page)).items() if count > 1] == []
+
+
+@functools.cache
+def anchors(page: Path) -> tuple[str, ...]:
     """The names that GitHub gives to a page's headings."""
-    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
-    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", prose, re.MULTILINE)
+    return tuple(re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings)
+
+
+def test_every_step_has_a_row_a_language_in_a_log_that_stays_short() -> None:
+    text = (store.ROOT / "KERNEL_LOG.md").read_text()
+    rows = re.findall(
+        r"^\| \[(\w+)\]\(docs/log/(\w+)\.md#\2-\1\) \| (CUDA|Triton)\b[^|]*\|(?: [^|]+\|){6}$", text, re.MULTILINE
+    )
+    told = {"CUDA": "cuda", "Triton": "triton"}
+    assert [(op, step, told[title]) for step, op, title in rows] == [
+        (op.name, step.name, backend) for op in OPS.values() for step in op.steps for backend in step.backends
+    ]
+    assert len(text.encode()) <= 250 * len(rows) + 10_000
 
 
 @pytest.mark.parametrize("name", DRAWINGS)
