@@ -11,7 +11,7 @@ import pytest
 
 from kernel_twins import OPS
 from kernel_twins.report.meaning.analysis import Results
-from kernel_twins.report.pages import documents, places
+from kernel_twins.report.pages import documents, places, scoreboard
 from kernel_twins.report.rows import base, store
 from tests import logs
 from tests.logs import CASE, OP
@@ -79,3 +79,22 @@ def test_a_file_in_the_full_log_that_nothing_makes_is_reported(
     monkeypatch.setattr(places, "REFERENCE", where)
     lines = documents.disagreements(folder, [Results(OP, folder, None)])
     assert f"{base.shown(stray)} is made of no data: delete it" in lines
+
+
+def test_the_scoreboard_keeps_the_last_step_that_was_measured(folder: Path) -> None:
+    rows = store.read_table(folder, "vector_add", "timings")
+    store.write(folder / "vector_add.timings.csv", rows[rows["step"] != "v06_bulk_tile"])
+    results = Results(OP, folder, None)
+    assert {name.step for name in results.unmeasured} >= {"v06_bulk_tile"}
+    (row,) = [line for line in scoreboard.scoreboard([(results, CASE)]) if line.startswith("| vector_add ")]
+    assert "| 1.000 × [1.000, 1.000] SAME |" in row  # v02_grid_stride's, of 300 µs
+
+
+def test_a_step_that_is_not_measured_yet_is_told_to_be_with_what_measures_it(folder: Path) -> None:
+    pages = logs.pages(folder, [Results(OP, folder, None)])
+    assert row_of(pages["KERNEL_LOG.md"], "v05_bulk_ring", "Triton")[0] == "*not measured*"
+    entry = pages["log/vector_add.md"].partition("### vector_add-v05_bulk_ring\n")[2].partition("\n### ")[0]
+    measure = "run `python profiling/ncu_report.py --op vector_add` on a machine with the GPU"
+    assert f"\n- CUDA: *not measured*: {measure}.\n  Predicted load requests ≤ 0.05 ×: **not judged**" in entry
+    assert "| at " not in entry
+    assert "v05_bulk_ring" not in pages["what-did-not-work.md"]

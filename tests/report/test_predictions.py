@@ -358,6 +358,9 @@ def test_where_the_step_before_does_not_take_the_case_values_stand_alone(tmp_pat
     case = op.profile_case_of(step, "cuda")
     assert case and op.before(step, "cuda") is None
     assert [each for where, each in op.profiled_cells if where == case] == [Name("torch"), name]
+    row = dict.fromkeys(store.TABLES["timings"], "") | {"case": case.slug, "backend": "cuda", "step": name.step}
+    row |= {"status": "ok", "contest": "fast", "times_us": "90.0 90.0", "run": "r1"}
+    store.write(store.path(tmp_path, op.name, "timings"), pd.DataFrame([row], columns=store.TABLES["timings"]))
     text = logs.told(tmp_path, [Results(op, tmp_path, None)])
     assert f"v03 does not take `{case.slug}`. " in text
 

@@ -54,10 +54,10 @@ class Results:
 
     @cached_property
     def unmeasured(self) -> list[Name]:
-        """The steps that are in the spec and have no row yet; none where the whole operation has none."""
+        """The steps that are in the spec and have no row yet."""
         tried = {name for _, name in self.recorded.rows}
         steps = (Name(backend, step.name) for step in self.op.steps for backend in step.backends)
-        return [name for name in steps if self.measured and name not in tried]
+        return [name for name in steps if name not in tried]
 
     @property
     def untimed(self) -> list[tuple[Case, Name]]:
@@ -67,10 +67,7 @@ class Results:
             for case in self.op.timed_cases
             for step in self.op.steps
             for name in (Name(backend, step.name) for backend in step.backends)
-            if self.measured
-            and self.op.times(step, case)
-            and name not in self.unmeasured
-            and not self.status(case, name)
+            if self.op.times(step, case) and name not in self.unmeasured and not self.status(case, name)
         ]
 
     def last(self, backend: Backend, case: Case) -> Name | None:

@@ -10,7 +10,7 @@ from kernel_twins.report.compare import history
 from kernel_twins.report.meaning import predictions, static
 from kernel_twins.report.meaning.analysis import Results, load
 from kernel_twins.report.meaning.regressions import losses, unproven
-from kernel_twins.report.pages import documents
+from kernel_twins.report.pages import documents, ladder_page
 from kernel_twins.report.rows import store
 from kernel_twins.spec import BACKENDS, Name
 
@@ -77,10 +77,13 @@ def _foreign(results: Results) -> list[str]:
 def _late(results: Results) -> list[str]:
     """What was not measured or profiled yet, what changed since, and predictions that are not frozen, a line each."""
     op, lines = results.op, []
-    if not results.measured:
-        lines.append(f"{op.name} was never measured: run `ncu_report.py --op {op.name}`")
-    measure = f"run `python profiling/ncu_report.py --op {op.name}` on a machine with the GPU"
-    lines += [f"{op.name}/{name.step}/{name.backend} was not measured yet: {measure}" for name in results.unmeasured]
+    measure = ladder_page.remedy(op)
+    if results.measured:
+        lines += [
+            f"{op.name}/{name.step}/{name.backend} was not measured yet: {measure}" for name in results.unmeasured
+        ]
+    else:
+        lines.append(f"{op.name} was never measured: {measure}")
     lines += [
         f"{op.name}/{name.step}/{name.backend} was not timed at {case.slug} yet: {measure}"
         for case, name in results.untimed

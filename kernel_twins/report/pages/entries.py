@@ -16,11 +16,11 @@ from kernel_twins.report.meaning import static, write
 from kernel_twins.report.meaning.analysis import Results
 from kernel_twins.report.measure import proton
 from kernel_twins.report.pages import headers, places, score, scoreboard
-from kernel_twins.report.pages.ladder_page import TITLES, before_and_after
+from kernel_twins.report.pages.ladder_page import NOT_MEASURED, TITLES, before_and_after, remedy
 from kernel_twins.report.pages.places import Places
 from kernel_twins.report.rows.base import ROOT
 from kernel_twins.report.rows.metrics import top_stalls
-from kernel_twins.spec import BACKENDS, UNPROVEN, Backend, Case, Name, Op, Step
+from kernel_twins.spec import BACKENDS, UNPROVEN, Backend, Case, Name, Step
 
 READING = (
     "A cell reads *before → after (change)*. FAST and SLOW are differences beyond 0.5 % with 99 % confidence, SAME is "
@@ -30,8 +30,6 @@ READING = (
     "call has several kernels, counts are summed, ratios recomputed and other shares weighted by cycles."
 )
 """Of the log's tables."""
-NOT_MEASURED = "*not measured*"
-"""Of a step that is in the spec and has no row yet."""
 
 # An entry's rows; quantities that belong together share one.
 _ROWS: list[tuple[str, ...]] = [
@@ -66,11 +64,6 @@ def render(results: Results, static_rows: pd.DataFrame, where: Places) -> str:
     for step in op.steps:
         lines += ["", *_entry(results, step, static_rows, page)]
     return "\n".join(lines) + "\n"
-
-
-def remedy(op: Op) -> str:
-    """What measures a step that has no row yet."""
-    return f"run `python profiling/ncu_report.py --op {op.name}` on a machine with the GPU"
 
 
 def _ladder_note(results: Results) -> list[str]:
@@ -210,12 +203,15 @@ def _entry(results: Results, step: Step, static_rows: pd.DataFrame, page: Path) 
     lines[-1] += f" Code: {files}."
     if stale := [TITLES[b] for b in step.backends if results.stale(Name(b, step.name))]:
         lines[-1] += f" *Stale: {' and '.join(stale)} changed since measured.*"
-    lines += ["", *_counters(results, step, static_rows), ""]
+    measured = [b for b in step.backends if Name(b, step.name) not in results.unmeasured]
+    if measured:
+        lines += ["", *_counters(results, step, static_rows)]
+    lines.append("")
     for backend in step.backends:
-        if Name(backend, step.name) in results.unmeasured:
-            lines.append(f"- {TITLES[backend]}: {NOT_MEASURED}: {remedy(op)}.")
-            continue
         name, case = Name(backend, step.name), op.profile_case_of(step, backend)
+        if backend not in measured:
+            lines += [f"- {TITLES[backend]}: {NOT_MEASURED}: {remedy(op)}.", f"  {_verdict(results, step, backend)}"]
+            continue
         told = proton.told(results.recorded.proton, op, case, name) if case else []
         profiled = _left(results, case)
         if case:

@@ -17,6 +17,8 @@ from kernel_twins.report.meaning.quantities import QUANTITIES
 from kernel_twins.spec import Backend, Case, Name, Op, Step
 
 TITLES = {"cuda": "CUDA", "triton": "Triton"}
+NOT_MEASURED = "*not measured*"
+"""Of a step that is in the spec and has no row yet."""
 _COUNTERS = "counters:"
 _MARKED = re.compile(r"(<!-- ([\w:]+):begin -->\n).*?(<!-- \2:end -->)", re.DOTALL)
 
@@ -50,6 +52,11 @@ def gaps(text: str, op: Op) -> list[str]:
     ]
 
 
+def remedy(op: Op) -> str:
+    """What measures a step that has no row yet."""
+    return f"run `python profiling/ncu_report.py --op {op.name}` on a machine with the GPU"
+
+
 def _limit(results: Results) -> str:
     op = results.op
     case = op.profile_case
@@ -77,7 +84,7 @@ def _counters(results: Results, step: Step) -> list[str]:
     status = {b: results.status(case or op.profile_case, Name(b, step.name)) for b, case in cases.items()}
     measured = [backend for backend, each in status.items() if each]
     if not measured:
-        return ["Not measured yet."]
+        return [f"*Not measured* yet: {remedy(op)}."]
     predicted = dict.fromkeys(
         each.quantity
         for each in step.predictions
@@ -87,7 +94,7 @@ def _counters(results: Results, step: Step) -> list[str]:
     notes = []
     for backend, each in status.items():
         if each != "ok":
-            notes.append(f"{TITLES[backend]}: {each or 'not measured yet'}.")
+            notes.append(f"{TITLES[backend]}: {each or f'{NOT_MEASURED} yet: {remedy(op)}'}.")
         if (case := cases[backend]) != op.profile_case:
             notes.append(f"{TITLES[backend]}: leaves `{op.profile_case.slug}` to another step's kernel.")
         if case and (case, Name(backend, step.name)) in results.unprofiled():

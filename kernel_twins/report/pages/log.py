@@ -8,8 +8,8 @@ from kernel_twins.report.calls import functions_table, sampled_table
 from kernel_twins.report.meaning import write
 from kernel_twins.report.meaning.analysis import Results
 from kernel_twins.report.meaning.moved import moved
-from kernel_twins.report.pages import entries, places, score
-from kernel_twins.report.pages.ladder_page import TITLES
+from kernel_twins.report.pages import places, score
+from kernel_twins.report.pages.ladder_page import NOT_MEASURED, TITLES
 from kernel_twins.report.pages.places import Places
 from kernel_twins.report.pages.score import Judged
 from kernel_twins.report.rows import store
@@ -157,12 +157,12 @@ def _told_at(results: Results, step: Step, backend: Backend) -> Case | None:
 def _cells(results: Results, step: Step, backend: Backend, case: Case | None) -> list[str]:
     name = Name(backend, step.name)
     if name in results.unmeasured:
-        return [entries.NOT_MEASURED, "–", "–", "–", "–"]
+        return [NOT_MEASURED, "–", "–", "–", "–"]
     if case is None:
         return ["–"] * 5
     status = results.status(case, name)
     if status != "ok":
-        return [status.partition(":")[0] or entries.NOT_MEASURED, "–", "–", "–", "–"]
+        return [status.partition(":")[0] or NOT_MEASURED, "–", "–", "–", "–"]
     previous, best = results.previous(step, backend, case), results.best_baseline(case)
     before = Name(backend, previous.name) if previous else None
     was = results.time_us(case, before) if before else None
