@@ -46,10 +46,21 @@ def gaps(text: str, op: Op) -> list[str]:
     found = marks(text)
     wanted = ["limit", *(_COUNTERS + step.name for step in op.steps)]
     return [
-        f"docs/{op.name}.md has {found[name]} pairs of markers {name}, must have {int(name in wanted)}"
+        f"docs/{op.name}.md has {found[name]} pairs of markers {name}, must have {int(name in wanted)}{_section(name)}"
         for name in dict.fromkeys([*wanted, *found])
         if found[name] != (name in wanted)
     ]
+
+
+def _section(name: str) -> str:
+    """What a step's section on the page must hold; empty for other parts."""
+    if not name.startswith(_COUNTERS):
+        return ""
+    step = name.removeprefix(_COUNTERS)
+    return (
+        f": a step has one section, '## {step}: its idea', with a drawing, links to its files, and <!-- {name}:begin "
+        f"--> and <!-- {name}:end --> on lines of their own"
+    )
 
 
 def remedy(op: Op) -> str:

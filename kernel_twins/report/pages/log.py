@@ -55,8 +55,10 @@ def _preamble(folder: Path, where: Places) -> list[str]:
         "AMBIGUOUS is no verdict: the cycles that ncu counted give another one than the times.",
         "- *time* and *what moved most* read before → after. Of the counters, those two stand there that moved by the "
         "largest factors.",
-        "- *limiter*: the busiest unit, or for latency the stall that warps wait for most, in cycles an issue.",
+        "- *limiter*: the busiest unit, two where they are equally busy, or for latency the stall that warps wait for "
+        "most, in cycles an issue.",
         f"- *hit / miss*: predictions that came true, and that did not. More about each column: {profiler}.",
+        "- A dash: there is nothing to compare with (a first step, a time of another run), or it was not profiled.",
     ]
 
 
@@ -140,7 +142,10 @@ def _ladder(results: Results, where: Places) -> list[str]:
     full = places.link(where.log, where.entries(op), "all that was recorded")
     at = [f"At `{op.profile_case.slug}`{_best(results, op.profile_case)}"]
     at += [f"{note} at `{case.slug}`{_best(results, case)}" for case, note in notes.items()]
-    return [f"{'; '.join(at)}. More: {page}, {full}.", "", *write.table(_HEADER, rows, right=2)]
+    table = write.table(_HEADER, rows, right=2)
+    if any(write.STALE in cell for row in rows for cell in row):
+        table += ["", write.STALE_NOTE]
+    return [f"{'; '.join(at)}. More: {page}, {full}.", "", *table]
 
 
 def _best(results: Results, case: Case) -> str:
