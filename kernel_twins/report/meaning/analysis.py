@@ -228,6 +228,11 @@ class Results:
         index = ladder.index(step)
         return ladder[index - 1] if index else None
 
+    def case_of(self, step: Step, backend: Backend) -> Case | None:
+        """Where one row tells of a step: where it is profiled, else at the first case that its predictions name."""
+        named = (each.case for each in step.predictions if each.case and backend in each.backends)
+        return self.op.profile_case_of(step, backend) or next(named, None)
+
     def limiter(self, name: Name, case: Case) -> Limit | None:
         """What holds the call back; None where it was not profiled."""
         time_us, floor_us = self.time_us(case, name), self._floor_us(case)

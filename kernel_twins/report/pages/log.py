@@ -63,7 +63,7 @@ def _preamble(folder: Path, where: Places) -> list[str]:
 
 
 def _contents(folder: Path, results: list[Results], where: Places) -> list[str]:
-    ladders = (f"[{each.op.name}](#{_anchor(each.op.title)})" for each in results)
+    ladders = (f"[{each.op.name}](#{places.heading(each.op.title)})" for each in results)
     pages = {
         where.failures: "what did not work",
         where.full / "scoreboard.md": "all cases against the best baseline",
@@ -79,11 +79,6 @@ def _contents(folder: Path, results: list[Results], where: Places) -> list[str]:
         f"Contents: [predictions](#predictions){', [sampled cases](#sampled-cases)' * sampled}; the ladders "
         f"{', '.join(ladders)}. In full: {', '.join(more)}.",
     ]
-
-
-def _anchor(title: str) -> str:
-    """GitHub's name for a heading."""
-    return "".join(each for each in title.lower().replace(" ", "-") if each.isalnum() or each in "_-")
 
 
 def _runs(folder: Path, results: list[Results]) -> list[str]:
@@ -127,7 +122,7 @@ def _ladder(results: Results, where: Places) -> list[str]:
     rows = []
     for step in op.steps:
         for backend in step.backends:
-            case = _told_at(results, step, backend)
+            case = results.case_of(step, backend)
             if case and case != op.profile_case:
                 notes.setdefault(case, _NOTES[min(len(notes), len(_NOTES) - 1)])
             rows.append(
@@ -151,12 +146,6 @@ def _ladder(results: Results, where: Places) -> list[str]:
 def _best(results: Results, case: Case) -> str:
     best = results.best_baseline(case)
     return f" (best baseline: {best.backend}, {write.number(results.time_us(case, best))} µs)" if best else ""
-
-
-def _told_at(results: Results, step: Step, backend: Backend) -> Case | None:
-    """Where a step is profiled, else the first case that its predictions name."""
-    named = (each.case for each in step.predictions if each.case and backend in each.backends)
-    return results.op.profile_case_of(step, backend) or next(named, None)
 
 
 def _cells(results: Results, step: Step, backend: Backend, case: Case | None) -> list[str]:

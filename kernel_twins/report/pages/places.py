@@ -45,6 +45,11 @@ def anchor(op: Op, step: Step) -> str:
     return f"{op.name}-{step.name}"
 
 
+def heading(title: str) -> str:
+    """GitHub's name for a heading."""
+    return "".join(each for each in title.lower().replace(" ", "-") if each.isalnum() or each in "_-")
+
+
 def link(page: Path, target: Path, text: str, place: str = "") -> str:
     """A link from ``page`` to another file, or to the heading of which ``place`` is the anchor."""
     return f"[{text}]({Path(os.path.relpath(target, page.parent)).as_posix()}{'#' if place else ''}{place})"
