@@ -45,6 +45,7 @@ def run(release: bool, audit: bool) -> Findings:
     for each in results:
         found.failures += _foreign(each)
         late += _late(each)
+    late += [f"{'/'.join(cell)} has no static rows: {remedy}" for cell, remedy in static.unrecorded().items()]
     late += functions_table.stale(store.REFERENCE_GPU, FOLDER) + sampled_table.late(store.REFERENCE_GPU, FOLDER)
     if release:
         late += functions_table.unrecorded(FOLDER)
