@@ -18,8 +18,10 @@ def disagreements(op: Op, backend: Backend, root: Path) -> list[str]:
     """Where an operation's ladder and the files of one language differ, one sentence each."""
     wanted = {op.file(step.name, backend) for step in op.steps_of(backend)}
     found = {path.relative_to(root).as_posix() for path in root.glob(op.file("v*", backend))}
-    missing = [f"{file} is missing, the spec has the step" for file in wanted - found]
-    extra = [f"{file} has no step in the spec" for file in found - wanted]
+    write = f"write it, or give the Step a no_{backend}"
+    missing = [f"{file} is missing, the spec has the step: {write}" for file in wanted - found]
+    spec = f"kernel_twins/ops/{op.family}/{op.name}.py"
+    extra = [f"{file} has no step in the spec: add a Step to {spec}, or delete the file" for file in found - wanted]
     steps = {step.name for step in op.steps_of(backend)}
     unknown = [
         f"{name} is behind {op.name}'s function, and no step that the spec has in {backend}"

@@ -171,9 +171,10 @@ def _parser(description: str) -> argparse.ArgumentParser:
     diff = verb("diff", "compare two steps, languages, commits, or two .ncu-rep files", as_json)
     diff.add_argument("a", metavar="A", help="OP/STEP/BACKEND, also with @COMMIT; @COMMIT; FILE.ncu-rep")
     diff.add_argument("b", metavar="B", help="what is left out here is taken from A")
-    verb("log", "render KERNEL_LOG.md, README's and the pages' tables, and the plots from the recorded rows", of_gpu)
+    verb("log", "render KERNEL_LOG.md, docs/log/, README's and the pages' tables, and the plots from the rows", of_gpu)
     check = verb("check", "fail where documents, data and code disagree, or where a step got slower", as_json)
-    check.add_argument("--release", action="store_true", help="fail on stale rows and unfrozen predictions too")
+    told = "fail on steps that are not measured, stale rows and unfrozen predictions, too"
+    check.add_argument("--release", action="store_true", help=told)
     check.add_argument(
         "--audit", action="store_true", help="compare predictions, measurements, recordings with git's history"
     )

@@ -351,8 +351,12 @@ class TestStepTable:
         for name in [*(step.name for step in op.steps_of(backend)[1:]), "v99_surplus"]:
             (tmp_path / op.file(name, backend)).touch()
         missing, extra = step_table.disagreements(op, backend, tmp_path)
-        assert missing == f"{op.file('v01_scalar', backend)} is missing, the spec has the step"
-        assert extra == f"{op.file('v99_surplus', backend)} has no step in the spec"
+        file, told = op.file("v01_scalar", backend), f"write it, or give the Step a no_{backend}"
+        assert missing == f"{file} is missing, the spec has the step: {told}"
+        assert extra == (
+            f"{op.file('v99_surplus', backend)} has no step in the spec: add a Step to "
+            f"kernel_twins/ops/{op.family}/{op.name}.py, or delete the file"
+        )
 
     def test_every_cuda_file_is_some_operations(self) -> None:
         assert {path.parent.name for path in sources.step_files()} <= OPS.keys()

@@ -142,9 +142,29 @@ def test_stale_and_unfrozen_cells_fail_a_release_only(folder: Path) -> None:
 
 def test_what_was_never_measured_fails_a_release_only(folder: Path) -> None:
     checks.accept("known")
-    told = "reduction was never measured: run `ncu_report.py --op reduction`"
-    assert told in checks.run(release=False, audit=False).warnings
-    assert told in checks.run(release=True, audit=False).failures
+    measure = "run `python profiling/ncu_report.py --op {}` on a machine with the GPU"
+    for told in (
+        f"reduction was never measured: {measure.format('reduction')}",
+        f"vector_add/v04_streaming/triton was not measured yet: {measure.format('vector_add')}",
+        f"vector_add/v03_vectorized/cuda was not timed at {OP.bench_cases[1].slug} yet: {measure.format('vector_add')}",
+    ):
+        assert told in checks.run(release=False, audit=False).warnings
+        assert told in checks.run(release=True, audit=False).failures
+
+
+def test_a_file_that_no_spec_has_fails_with_the_remedy_alone(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not with what hangs on it, such as functions that seem to have changed."""
+    files = [op.file(step.name, backend) for op in OPS.values() for step in op.steps for backend in step.backends]
+    surplus = OP.file("v99_surplus", "cuda")
+    for file in (tmp_path / "tree" / name for name in (*files, surplus)):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    monkeypatch.setattr(store, "ROOT", tmp_path / "tree")
+    spec = "kernel_twins/ops/elementwise/vector_add.py"
+    told = f"{surplus} has no step in the spec: add a Step to {spec}, or delete the file"
+    assert checks.run(release=False, audit=False) == checks.Findings(failures=[told])
 
 
 def test_that_nothing_was_compared_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

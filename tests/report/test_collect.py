@@ -52,11 +52,12 @@ from kernel_twins.report.measure import (
 from kernel_twins.report.measure.selection import Selection, show
 from kernel_twins.report.ncu import extract, ncu
 from kernel_twins.report.ncu.reader import Launch
-from kernel_twins.report.pages import documents, log
+from kernel_twins.report.pages import documents
 from kernel_twins.report.rows import base, identity, libraries, store
 from kernel_twins.report.rows.base import CannotRunError, InvalidDataError
 from kernel_twins.report.rows.metrics import CYCLES, DURATION, METRICS, names
 from kernel_twins.spec import BACKENDS, Case, Name
+from tests import logs
 
 OP = OPS["vector_add"]
 NAMES = [Name(backend, step.name) for backend in BACKENDS for step in OP.steps_of(backend)]
@@ -374,7 +375,7 @@ def test_a_worker_imports_what_baselines_need_where_it_is_installed(monkeypatch:
 def test_a_baseline_that_is_not_installed_is_left_out_and_said_to_be(machine: Machine, runs: Runs) -> None:
     runs.collect()
     runs.publish()  # a run that had it: its ratios are no bar for one that has not
-    assert "not installed" not in log.render(runs.target, [Results(OP, runs.target, None)], NO_STATIC)
+    assert "not installed" not in logs.told(runs.target, [Results(OP, runs.target, None)])
     machine.uninstalled = "torch"
     problems = runs.collect()
     assert not problems.unproven and not problems.broken
@@ -387,7 +388,7 @@ def test_a_baseline_that_is_not_installed_is_left_out_and_said_to_be(machine: Ma
     assert (case.slug, Name("torch")) not in results.recorded.calls
     assert (case.slug, Name("cub")) in results.recorded.calls
     assert regressions.losses(results) == []
-    text = log.render(runs.target, [results], NO_STATIC)
+    text = logs.told(runs.target, [results])
     assert f"- torch at {case.slug}: skipped: it is not installed.\n" in text
     assert "| torch | – |" in text
 

@@ -21,7 +21,7 @@ from kernel_twins.report.figures.placing import Box, Room
 from kernel_twins.report.meaning.analysis import Results, load
 from kernel_twins.report.rows import store
 from kernel_twins.spec import BACKENDS, Op
-from tests.report.test_report import timing
+from tests.logs import timing
 
 FOLDER = store.DATA / store.REFERENCE_GPU
 CEILINGS = Ceilings("h100-sxm", 3_000, 3_000, 3_000, 3_000, 3_000, 1, 1, 132)

@@ -22,10 +22,11 @@ from kernel_twins.report.meaning import static
 from kernel_twins.report.meaning.analysis import Results
 from kernel_twins.report.meaning.verdict import paired_ratio
 from kernel_twins.report.measure import publish
-from kernel_twins.report.pages import checks, documents, log
+from kernel_twins.report.pages import checks, documents
 from kernel_twins.report.rows import identity, store
 from kernel_twins.report.rows.base import InvalidDataError
 from kernel_twins.spec import BACKENDS, Case
+from tests import logs
 
 RUN = dict.fromkeys(store.PROVENANCE, "1") | {"run": "r1"}
 SMALL = "256x256x256-bf16"
@@ -69,7 +70,7 @@ def written(folder: Path, rows: list[dict[str, str]]) -> Path:
 
 def rendered(folder: Path) -> str:
     results = [Results(op, folder, None) for op in OPS.values()]
-    return log.render(folder, results, pd.DataFrame(columns=static.STATIC))
+    return logs.told(folder, results)
 
 
 def test_the_log_tells_times_and_paired_ratios(tmp_path: Path) -> None:
@@ -83,7 +84,6 @@ def test_the_log_tells_times_and_paired_ratios(tmp_path: Path) -> None:
     assert f"| linear {LARGE} | 110 | – | – | 27.4 | 4.000 × [4.000, 4.000] | – | – | – | – |" in text
     assert "20 rounds of 50 calls, on Some CPU @ 2.00GHz." in text
     assert "20 rounds of 8 calls, on Some CPU @ 2.00GHz." in text
-    assert text.index("## Scoreboard") < text.index("## The public functions") < text.index("## Vector add")
     assert "- `r1`: 1, driver 1" in text
 
 
@@ -156,8 +156,8 @@ def test_the_log_says_which_functions_changed(tmp_path: Path, changed: bool) -> 
 
 def test_a_function_stands_on_its_ladders_its_operators_and_its_modules_alone() -> None:
     found = {path.relative_to(store.ROOT).as_posix() for path in functions_code.sources("softmax")}
-    last = {OPS["softmax"].steps_of(backend)[-1].name for backend in BACKENDS}
-    assert {step for step in last if any(step in path for path in found)} == last
+    behind = {step for backend in BACKENDS for step in OPS["softmax"].behind[backend]}
+    assert {step for step in behind if any(step in path for path in found)} == behind
     assert {path.rpartition("/")[2] for path in found} >= {"softmax.py", "triton_softmax.py", "backends.py", "step.h"}
     assert not [path for path in found if "dropout" in path or "norm" in path or "ops/softmax" in path]
 

@@ -14,7 +14,6 @@ import pytest
 
 from kernel_twins import OPS
 from kernel_twins.report.compare import history
-from kernel_twins.report.meaning import static
 from kernel_twins.report.meaning.analysis import Results
 from kernel_twins.report.meaning.judgement import Judgement, explained, judge, score
 from kernel_twins.report.meaning.predictions import (
@@ -32,10 +31,11 @@ from kernel_twins.report.meaning.predictions import (
 from kernel_twins.report.meaning.verdict import Ratio
 from kernel_twins.report.ncu.extract import counter_rows
 from kernel_twins.report.ncu.reader import Launch
-from kernel_twins.report.pages import ladder_page, log
+from kernel_twins.report.pages import ladder_page
 from kernel_twins.report.rows import base, store
 from kernel_twins.report.rows.metrics import CYCLES, DURATION, METRICS, stall_metric
 from kernel_twins.spec import Backend, Case, Name, Op, Prediction
+from tests import logs
 
 OP = OPS["vector_add"]
 TIME = Prediction("time", "<=", 0.98, relative=True)
@@ -323,7 +323,7 @@ def test_what_was_predicted_of_another_steps_kernel_is_void_and_in_no_score(tmp_
     assert time.verdict == share.verdict == "hit" and share.actual == pytest.approx(0.8)
     found = score([("ladder", "pre-registered", each) for each in (void, time, share)])
     assert found == {("ladder", "pre-registered"): {"hit": 2, "void": 1}}
-    text = log.render(tmp_path, [measured.results], pd.DataFrame(columns=static.STATIC))
+    text = logs.told(tmp_path, [measured.results])
     assert "Predicted time ≤ 0.98 ×: **void**, not frozen; " in text
     assert f"| at {OTHER.slug} | CUDA v01 → v03 |" in text
     assert "| kernels | `vector_add_v01_scalar_kernel` → `vector_add_v03_vectorized_kernel` |" in text
@@ -333,7 +333,7 @@ def test_what_was_predicted_of_another_steps_kernel_is_void_and_in_no_score(tmp_
 def test_a_step_is_told_to_be_profiled_where_that_is_yet_to_be_recorded(tmp_path: Path) -> None:
     measured = Elsewhere(tmp_path)
     measured.time(OTHER, v01_scalar=100.0, v03_vectorized=90.0)
-    text = log.render(tmp_path, [measured.results], pd.DataFrame(columns=static.STATIC))
+    text = logs.told(tmp_path, [measured.results])
     assert f"Profiled at `{OTHER.slug}`: not recorded yet." in text
     assert (OTHER, Name("cuda", "v03_vectorized")) in measured.results.unprofiled()
 
@@ -343,7 +343,7 @@ def test_a_step_that_is_profiled_nowhere_shows_times_alone(tmp_path: Path) -> No
     measured.time(OP.profile_case, v01_scalar=300.0, v02_grid_stride=200.0, v03_vectorized=100.0)
     measured.time(OTHER, v01_scalar=100.0, v02_grid_stride=100.0, v03_vectorized=90.0)
     assert [each.verdict for each in measured.judged()] == ["void", "hit"]
-    text = log.render(tmp_path, [measured.results], pd.DataFrame(columns=static.STATIC))
+    text = logs.told(tmp_path, [measured.results])
     assert f"- CUDA: Not profiled: leaves `{OP.profile_case.slug}` to another step's kernel.\n" in text
     page = ladder_page.render(
         "<!-- counters:v03_vectorized:begin -->\n<!-- counters:v03_vectorized:end -->\n", measured.results
@@ -358,7 +358,10 @@ def test_where_the_step_before_does_not_take_the_case_values_stand_alone(tmp_pat
     case = op.profile_case_of(step, "cuda")
     assert case and op.before(step, "cuda") is None
     assert [each for where, each in op.profiled_cells if where == case] == [Name("torch"), name]
-    text = log.render(tmp_path, [Results(op, tmp_path, None)], pd.DataFrame(columns=static.STATIC))
+    row = dict.fromkeys(store.TABLES["timings"], "") | {"case": case.slug, "backend": "cuda", "step": name.step}
+    row |= {"status": "ok", "contest": "fast", "times_us": "90.0 90.0", "run": "r1"}
+    store.write(store.path(tmp_path, op.name, "timings"), pd.DataFrame([row], columns=store.TABLES["timings"]))
+    text = logs.told(tmp_path, [Results(op, tmp_path, None)])
     assert f"v03 does not take `{case.slug}`. " in text
 
 
@@ -366,7 +369,7 @@ def test_documents_tell_at_which_case_a_prediction_was_judged(tmp_path: Path) ->
     measured = Measured(tmp_path)
     measured.time(OP.profile_case, v01_scalar=300.0, v02_grid_stride=200.0, v03_vectorized=100.0)
     measured.time(OTHER, v01_scalar=100.0, v03_vectorized=99.0)
-    text = log.render(tmp_path, [measured.results], pd.DataFrame(columns=static.STATIC))
+    text = logs.told(tmp_path, [measured.results])
     assert "Predicted time ≤ 0.98 ×: **hit** (0.5 ×)" in text
     assert f"; time ≤ 0.98 × at {OTHER.slug}: **miss** (0.99 ×)" in text
     page = ladder_page.render(

@@ -13,71 +13,27 @@ import pytest
 
 from kernel_twins import OPS
 from kernel_twins.harness.ceilings import Ceilings
-from kernel_twins.report.meaning import static, write
+from kernel_twins.report.meaning import write
 from kernel_twins.report.meaning.analysis import Results, load
 from kernel_twins.report.measure import plan
-from kernel_twins.report.ncu.extract import counter_rows
-from kernel_twins.report.ncu.reader import Launch
-from kernel_twins.report.pages import documents, front, ladder_page, log, scoreboard
+from kernel_twins.report.pages import documents, front, ladder_page, scoreboard
 from kernel_twins.report.rows import store
 from kernel_twins.report.rows.base import InvalidDataError
-from kernel_twins.report.rows.metrics import DURATION, METRICS, fold
+from kernel_twins.report.rows.metrics import METRICS, fold
 from kernel_twins.spec import BACKENDS, Name
+from tests import logs
+from tests.logs import CASE, OP, launch, timing
 
-OP = OPS["vector_add"]
-CASE = OP.profile_case
 CASE_GBPS = OP.bytes(CASE) / 300e3  # of a call of 300 µs
-LABEL = "kl.vector_add.cuda.v01_scalar"
-
-
-def launch(label: str = LABEL, kernel: str = "vector_add_v01_scalar_kernel", /, **changes: float) -> Launch:
-    metrics = dict.fromkeys(METRICS, 1.0) | {DURATION: 1_000.0, "gpc__cycles_elapsed.avg.per_second": 1.5e9}
-    for name, value in changes.items():
-        (full,) = [metric for metric in METRICS if name in metric]
-        metrics[full] = value
-    return Launch(label, kernel, metrics, {name: metric.unit for name, metric in METRICS.items()})
-
-
-def timing(backend: str, step: str, times: list[float], status: str = "ok", case: str = CASE.slug) -> dict[str, str]:
-    row = dict.fromkeys(store.TABLES["timings"], "")
-    return row | {
-        "case": case,
-        "backend": backend,
-        "step": step,
-        "status": status,
-        "contest": "fast" if status == "ok" else "",
-        "times_us": " ".join(map(str, times)),
-        "extra_bytes": "4096",
-        "error": "3e-07" if step else "2e-07",
-        "run": "r1",
-    }
 
 
 def rendered(folder: Path, ceilings: Ceilings | None = None) -> str:
-    return log.render(
-        folder, [Results(op, folder, ceilings) for op in OPS.values()], pd.DataFrame(columns=static.STATIC)
-    )
+    return logs.told(folder, [Results(op, folder, ceilings) for op in OPS.values()])
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    timings = [
-        timing("torch", "", [300.0, 302.0, 298.0] * 8),
-        timing("cub", "", [310.0] * 24),
-        timing("cuda", "v01_scalar", [330.0] * 24),
-        timing("cuda", "v02_grid_stride", [300.0, 302.0, 298.0] * 8),
-        timing("cuda", "v06_bulk_tile", [250.0] * 24),
-        timing("triton", "v06_bulk_tile", [], status="wrong: element 3 is nan"),
-    ]
-    launches = [
-        launch(gpu__dram_throughput=85.0),
-        launch("kl.vector_add.cuda.v02_grid_stride", "vector_add_v02_grid_stride_kernel", gpu__dram_throughput=91.0),
-    ]
-    expected = {each.label: 1 for each in launches}
-    store.write(tmp_path / "vector_add.timings.csv", pd.DataFrame(timings, columns=store.TABLES["timings"]))
-    counters, _ = counter_rows(launches, expected, OP, "r1", {}, "T3")
-    store.write(tmp_path / "vector_add.counters.csv", counters)
-    return tmp_path
+    return logs.measured(tmp_path)
 
 
 def test_counters_survive_the_way_through_the_file(folder: Path) -> None:
@@ -327,9 +283,10 @@ def test_without_counters_the_log_tells_what_proton_saw(folder: Path) -> None:
 
 
 def test_entries_are_short(folder: Path) -> None:
-    entries = rendered(folder).split("\n### ")[1:]
-    assert entries
-    assert max(len(entry.split("\n## ")[0].strip().splitlines()) for entry in entries) <= 25
+    pages = logs.pages(folder, [Results(op, folder, None) for op in OPS.values()])
+    entries = [entry for page in pages.values() for entry in page.split("\n### ")[1:]]
+    assert len(entries) == sum(len(op.steps) for op in OPS.values())
+    assert max(len(entry.strip().splitlines()) for entry in entries) <= 25
 
 
 def test_log_tells_error_and_extra_memory(folder: Path) -> None:
@@ -378,8 +335,9 @@ def test_pages_tell_what_was_measured_and_what_was_not(folder: Path) -> None:
     assert all(f"prose on counters:{step.name}\n" in text for step in OP.steps)
     parts = {step.name: text.partition(f"counters:{step.name}:begin")[2].partition(":end")[0] for step in OP.steps}
     assert "| time, µs | 330 → 300 (−9.1 %) |" in parts["v02_grid_stride"]
-    assert "Triton: not measured yet." in parts["v02_grid_stride"]
-    assert "Not measured yet.\n" in parts["v03_vectorized"]
+    measure = "run `python profiling/ncu_report.py --op vector_add` on a machine with the GPU"
+    assert f"Triton: *not measured* yet: {measure}." in parts["v02_grid_stride"]
+    assert f"*Not measured* yet: {measure}.\n" in parts["v03_vectorized"]
     assert "Triton: wrong: element 3 is nan." in parts["v06_bulk_tile"]
 
 

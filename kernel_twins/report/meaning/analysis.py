@@ -52,6 +52,30 @@ class Results:
         tried = {name.backend for _, name in self.recorded.rows}
         return [baseline for baseline in self.op.baselines if self.measured and baseline not in tried]
 
+    @cached_property
+    def unmeasured(self) -> list[Name]:
+        """The steps that are in the spec and have no row yet."""
+        tried = {name for _, name in self.recorded.rows}
+        steps = (Name(backend, step.name) for step in self.op.steps for backend in step.backends)
+        return [name for name in steps if name not in tried]
+
+    @property
+    def untimed(self) -> list[tuple[Case, Name]]:
+        """The cells without a row of steps that have rows elsewhere: of a case that came after they were measured."""
+        return [
+            (case, name)
+            for case in self.op.timed_cases
+            for step in self.op.steps
+            for name in (Name(backend, step.name) for backend in step.backends)
+            if self.op.times(step, case) and name not in self.unmeasured and not self.status(case, name)
+        ]
+
+    def last(self, backend: Backend, case: Case) -> Name | None:
+        """The last step of a language that takes the case and was measured; before any was, the last that takes it."""
+        ladder = [Name(backend, step.name) for step in self.op.steps_of(backend) if self.op.times(step, case)]
+        tried = [name for name in ladder if self.status(case, name)]
+        return next(reversed(tried or ladder), None)
+
     def status(self, case: Case, name: Name) -> str:
         """``ok``, the reason why there is no time, or an empty string where the cell was never tried."""
         row = self.recorded.row(case, name)
@@ -203,6 +227,11 @@ class Results:
         ladder = [each for each in self.op.steps_of(backend) if each == step or self.op.times(each, case)]
         index = ladder.index(step)
         return ladder[index - 1] if index else None
+
+    def case_of(self, step: Step, backend: Backend) -> Case | None:
+        """Where one row tells of a step: where it is profiled, else at the first case that its predictions name."""
+        named = (each.case for each in step.predictions if each.case and backend in each.backends)
+        return self.op.profile_case_of(step, backend) or next(named, None)
 
     def limiter(self, name: Name, case: Case) -> Limit | None:
         """What holds the call back; None where it was not profiled."""

@@ -76,6 +76,14 @@ class Limit:
             floor = f"; {reached} the floor of {self.floor_us:,.4g} µs allows"
         return self._told() + floor
 
+    def short(self) -> str:
+        """The kind and the number that it is told by, such as ``device memory 91 %``, for a cell of a table."""
+        if self.kind == "latency" and self.stall:
+            return f"{self.stall[0]} {self.stall[1]:.1f}"
+        if self.kind == "balanced":
+            return " = ".join(list(self.shares)[:2])
+        return self.kind if self.share is None else f"{self.kind} {self.share:.0f} %"
+
     def _told(self) -> str:
         busiest, second, *_ = [*(f"{unit} {share:.0f} %" for unit, share in self.shares.items()), "", ""]
         match self.kind:

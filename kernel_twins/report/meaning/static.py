@@ -81,6 +81,13 @@ def codes() -> dict[Cell, tuple[str, str]]:
     return {(row["op"], row["step"], row["backend"]): (row["toolchain"], row["code"]) for row in rows}
 
 
+def unrecorded() -> dict[Cell, str]:
+    """The steps that have no row, and what makes one; no GPU is needed for it."""
+    recorded = codes()
+    cells = ((op.name, step.name, backend) for op in OPS.values() for step in op.steps for backend in step.backends)
+    return {cell: f"run `{_BUILD}`, then `{_COMMAND}`" for cell in cells if cell not in recorded}
+
+
 def differences(thorough: bool = False) -> list[str]:
     """Where what is compiled here is not what is recorded, a line each.
 

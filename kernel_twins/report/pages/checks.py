@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from kernel_twins import OPS
 from kernel_twins.report.calls import functions_table, sampled_table
 from kernel_twins.report.compare import history
 from kernel_twins.report.meaning import predictions, static
 from kernel_twins.report.meaning.analysis import Results, load
 from kernel_twins.report.meaning.regressions import losses, unproven
-from kernel_twins.report.pages import documents
+from kernel_twins.report.pages import documents, ladder_page
 from kernel_twins.report.rows import store
-from kernel_twins.spec import Name
+from kernel_twins.spec import BACKENDS, Name
 
 FOLDER = store.DATA / store.REFERENCE_GPU
 
@@ -25,7 +26,13 @@ class Findings:
 
 
 def run(release: bool, audit: bool) -> Findings:
-    """All checks that need no GPU. A release may hold neither stale rows nor predictions that are not frozen."""
+    """All checks that need no GPU.
+
+    A release may hold neither stale rows, nor steps that were not measured, nor predictions that are not frozen. Where
+    a spec and the files of its steps differ, nothing else is asked: whatever was recorded of the operation hangs on it.
+    """
+    if differing := _files_without_steps():
+        return Findings(failures=differing)
     results = load(store.REFERENCE_GPU, FOLDER)
     found = Findings()
     wrong = documents.disagreements(FOLDER, results)
@@ -38,6 +45,7 @@ def run(release: bool, audit: bool) -> Findings:
     for each in results:
         found.failures += _foreign(each)
         late += _late(each)
+    late += [f"{'/'.join(cell)} has no static rows: {remedy}" for cell, remedy in static.unrecorded().items()]
     late += functions_table.stale(store.REFERENCE_GPU, FOLDER) + sampled_table.late(store.REFERENCE_GPU, FOLDER)
     if release:
         late += functions_table.unrecorded(FOLDER)
@@ -51,6 +59,13 @@ def run(release: bool, audit: bool) -> Findings:
     return found
 
 
+def _files_without_steps() -> list[str]:
+    """Files of steps that the specs do not have, and steps without a file, a line each."""
+    from build_support.step_table import disagreements
+
+    return [line for op in OPS.values() for backend in BACKENDS for line in disagreements(op, backend, store.ROOT)]
+
+
 def _foreign(results: Results) -> list[str]:
     """The recorded cells that show another step's kernel, a line each."""
     return [
@@ -61,10 +76,19 @@ def _foreign(results: Results) -> list[str]:
 
 
 def _late(results: Results) -> list[str]:
-    """What was never measured or profiled, what changed since, and predictions that are not frozen, a line each."""
+    """What was not measured or profiled yet, what changed since, and predictions that are not frozen, a line each."""
     op, lines = results.op, []
-    if not results.measured:
-        lines.append(f"{op.name} was never measured: run `ncu_report.py --op {op.name}`")
+    measure = ladder_page.remedy(op)
+    if results.measured:
+        lines += [
+            f"{op.name}/{name.step}/{name.backend} was not measured yet: {measure}" for name in results.unmeasured
+        ]
+    else:
+        lines.append(f"{op.name} was never measured: {measure}")
+    lines += [
+        f"{op.name}/{name.step}/{name.backend} was not timed at {case.slug} yet: {measure}"
+        for case, name in results.untimed
+    ]
     lines += [
         f"{op.name}/{name.step}/{name.backend} was not profiled at {case.slug}: run `ncu_report.py --op {op.name}`"
         for case, name in results.unprofiled()

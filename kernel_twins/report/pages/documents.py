@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
 from rich.console import Console
 
 from kernel_twins import OPS
-from kernel_twins.report.calls import sampled_table
+from kernel_twins.report.calls import functions_table, sampled_table
 from kernel_twins.report.drawings import DRAWINGS
 from kernel_twins.report.meaning import static, write
 from kernel_twins.report.meaning.analysis import Results, load
-from kernel_twins.report.pages import front, functions_page, ladder_page, log, scoreboard
+from kernel_twins.report.pages import (
+    entries,
+    failures,
+    front,
+    functions_page,
+    ladder_page,
+    log,
+    places,
+    score,
+    scoreboard,
+)
+from kernel_twins.report.pages.places import DOCS, PROFILER, Places
 from kernel_twins.report.rows import store
 from kernel_twins.report.rows.base import shown
 from kernel_twins.report.rows.metrics import STALLS
 
-_LOG = store.ROOT / "KERNEL_LOG.md"
 _README = store.ROOT / "README.md"
 _PLOTS = store.ROOT / "profiling" / "plots"
-_DOCS = store.ROOT / "docs"
-_PROFILER = _DOCS / "profiler.md"
-_RESULTS = _DOCS / "results.md"
-_FUNCTIONS = _DOCS / "functions.md"
+_RESULTS = DOCS / "results.md"
+_FUNCTIONS = DOCS / "functions.md"
+_INDEX = DOCS / "README.md"
+_SCOREBOARD = "scoreboard.md"
 
 
 def render(gpu: str, folder: Path, console: Console) -> None:
@@ -35,10 +45,8 @@ def render(gpu: str, folder: Path, console: Console) -> None:
         for line in _gaps():
             console.print(f"[yellow]{line}")
     else:
-        texts, plots_path = (
-            {folder / "KERNEL_LOG.md": log.render(folder, results, pd.DataFrame(columns=static.STATIC))},
-            folder / "plots",
-        )
+        no_static = pd.DataFrame(columns=static.STATIC)
+        texts, plots_path = logs(folder, results, no_static, places.beside(folder)), folder / "plots"
     for path, text in texts.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
@@ -60,8 +68,16 @@ def disagreements(folder: Path, results: list[Results]) -> list[str]:
         for path, text in texts.items()
         if not path.exists() or path.read_text() != text
     ]
-    lines += [f"{shown(path)} is drawn by no code" for path in _DOCS.glob("drawings/*") if path not in texts]
+    lines += [f"{shown(path)} is drawn by no code" for path in DOCS.glob("drawings/*") if path not in texts]
+    lines += [f"{shown(path)} is made of no data: delete it" for path in _unmade(texts)]
     return lines + _gaps() + _outdated_figures(folder, results)
+
+
+def _unmade(texts: Iterable[Path]) -> list[Path]:
+    """What lies in the folder of full pages, where all files are generated, and is none of them."""
+    made = {*texts}
+    (full,) = {path.parent for path in made if path.name == _SCOREBOARD}
+    return sorted({*full.iterdir()} - made) if full.exists() else []
 
 
 def _outdated_figures(folder: Path, results: list[Results]) -> list[str]:
@@ -75,27 +91,45 @@ def _outdated_figures(folder: Path, results: list[Results]) -> list[str]:
 
 def _texts(folder: Path, results: list[Results]) -> dict[Path, str]:
     """The reference GPU's documents, the drawings among them, as they should read."""
-    texts = {
-        _LOG: log.render(folder, results, store.read(static.FILE, static.STATIC)),
+    texts = logs(folder, results, store.read(static.FILE, static.STATIC), places.REFERENCE)
+    texts |= {
         _README: front_page(_README.read_text(), folder, results),
         _RESULTS: results_page(_RESULTS.read_text(), folder, results),
         _FUNCTIONS: _renewed(_FUNCTIONS, _FUNCTIONS.read_text(), functions_page.parts(folder)),
+        _INDEX: _INDEX.read_text(),
     }
     for each in results:
-        if (page := _DOCS / f"{each.op.name}.md").exists():
+        if (page := DOCS / f"{each.op.name}.md").exists():
             texts[page] = ladder_page.render(page.read_text(), each)
     stalls = write.table(["stall", "a warp waited for"], [[f"`{name}`", waits] for name, waits in STALLS.items()])
-    texts[_DOCS / "README.md"] = (_DOCS / "README.md").read_text()
-    texts[_PROFILER] = ladder_page.renewed(_PROFILER.read_text(), {"stalls": stalls})
-    texts = {path: ladder_page.relinked(text, _DOCS) for path, text in texts.items()}
-    return texts | {_DOCS / "drawings" / f"{name}.svg": draw().svg() for name, draw in DRAWINGS.items()}
+    texts[PROFILER] = ladder_page.renewed(PROFILER.read_text(), {"stalls": stalls})
+    texts = {path: ladder_page.relinked(text, DOCS) for path, text in texts.items()}
+    return texts | {DOCS / "drawings" / f"{name}.svg": draw().svg() for name, draw in DRAWINGS.items()}
+
+
+def logs(folder: Path, results: list[Results], static_rows: pd.DataFrame, where: Places) -> dict[Path, str]:
+    """The log of one GPU: the short page, the full ones that it leads to, and what did not work."""
+    texts = {where.log: log.render(folder, results, where), where.failures: failures.render(results, where)}
+    texts |= {where.entries(each.op): entries.render(each, static_rows, where) for each in results}
+    cells = ((each, case) for each in results for case in each.op.bench_cases)
+    sections = {
+        _SCOREBOARD: ["# Scoreboard", "", entries.READING, "", *scoreboard.scoreboard(cells)],
+        "predictions.md": ["# Predictions", "", *score.section(results, score.of_all(results))],
+        "functions.md": functions_table.section(folder),
+        "sampled.md": sampled_table.section(folder),
+    }
+    for name, lines in sections.items():
+        if lines:
+            page, title = where.full / name, f"# {lines[0].lstrip('# ')}"
+            texts[page] = "\n".join(places.from_page(page, [title, *lines[1:]])) + "\n"
+    return texts
 
 
 def _gaps() -> list[str]:
     """What the pages do not tell of the ladders, a line each."""
     lines: list[str] = []
     for op in OPS.values():
-        page = _DOCS / f"{op.name}.md"
+        page = DOCS / f"{op.name}.md"
         lines += ladder_page.gaps(page.read_text(), op) if page.exists() else [f"{shown(page)} is missing"]
     return lines
 

@@ -18,6 +18,8 @@ from kernel_twins.report.meaning.quantities import QUANTITIES
 from kernel_twins.spec import Backend, Case, Name, Op, Step
 
 TITLES = {"cuda": "CUDA", "triton": "Triton"}
+NOT_MEASURED = "*not measured*"
+"""Of a step that is in the spec and has no row yet."""
 _COUNTERS = "counters:"
 _SECTION = re.compile(r"^## ((v\d\d_\w+): .*)$", re.MULTILINE)
 _LINK = re.compile(r"(\((?:docs/)?(\w+)\.md#)(v\d\d_\w+)[\w-]*\)")
@@ -65,10 +67,26 @@ def gaps(text: str, op: Op) -> list[str]:
     found = marks(text)
     wanted = ["limit", *(_COUNTERS + step.name for step in op.steps)]
     return [
-        f"docs/{op.name}.md has {found[name]} pairs of markers {name}, must have {int(name in wanted)}"
+        f"docs/{op.name}.md has {found[name]} pairs of markers {name}, must have {int(name in wanted)}{_section(name)}"
         for name in dict.fromkeys([*wanted, *found])
         if found[name] != (name in wanted)
     ]
+
+
+def _section(name: str) -> str:
+    """What a step's section on the page must hold; empty for other parts."""
+    if not name.startswith(_COUNTERS):
+        return ""
+    step = name.removeprefix(_COUNTERS)
+    return (
+        f": a step has one section, '## {step}: its idea', with a drawing, links to its files, and <!-- {name}:begin "
+        f"--> and <!-- {name}:end --> on lines of their own"
+    )
+
+
+def remedy(op: Op) -> str:
+    """What measures a step that has no row yet."""
+    return f"run `python profiling/ncu_report.py --op {op.name}` on a machine with the GPU"
 
 
 def _limit(results: Results) -> str:
@@ -98,7 +116,7 @@ def _counters(results: Results, step: Step) -> list[str]:
     status = {b: results.status(case or op.profile_case, Name(b, step.name)) for b, case in cases.items()}
     measured = [backend for backend, each in status.items() if each]
     if not measured:
-        return ["Not measured yet."]
+        return [f"*Not measured* yet: {remedy(op)}."]
     predicted = dict.fromkeys(
         each.quantity
         for each in step.predictions
@@ -108,7 +126,7 @@ def _counters(results: Results, step: Step) -> list[str]:
     notes = []
     for backend, each in status.items():
         if each != "ok":
-            notes.append(f"{TITLES[backend]}: {each or 'not measured yet'}.")
+            notes.append(f"{TITLES[backend]}: {each or f'{NOT_MEASURED} yet: {remedy(op)}'}.")
         if (case := cases[backend]) != op.profile_case:
             notes.append(f"{TITLES[backend]}: leaves `{op.profile_case.slug}` to another step's kernel.")
         if case and (case, Name(backend, step.name)) in results.unprofiled():

@@ -1,0 +1,100 @@
+"""The log in short, the full pages that it leads to, and what did not work."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from kernel_twins import OPS
+from kernel_twins.report.meaning.analysis import Results
+from kernel_twins.report.pages import documents, places, scoreboard
+from kernel_twins.report.rows import base, store
+from tests import logs
+from tests.logs import CASE, OP
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return logs.measured(tmp_path)
+
+
+def row_of(page: str, step: str, title: str) -> list[str]:
+    """A step's cells in the short log."""
+    (row,) = [line for line in page.splitlines() if line.startswith(f"| [{step}](log/vector_add.md#") and title in line]
+    return row.strip("| ").split(" | ")[2:]
+
+
+def test_the_short_log_has_a_row_a_step_and_language(folder: Path) -> None:
+    page = logs.pages(folder, [Results(OP, folder, None)])["KERNEL_LOG.md"]
+    assert "At `67108864-fp32` (best baseline: torch, 300 µs)" in page
+    moved = "1.100 FAST", "1.000 SAME", "330 → 300 (−9.1 %)", "–", "device memory 91 %", "0 / 2"
+    assert row_of(page, "v02_grid_stride", "CUDA") == [f"{cell} †" if "→" in cell else cell for cell in moved]
+    assert row_of(page, "v06_bulk_tile", "Triton")[0] == "wrong"
+
+
+def test_a_log_without_rows_says_so_and_leads_nowhere_that_is_not_there(tmp_path: Path) -> None:
+    pages = logs.pages(tmp_path, [Results(op, tmp_path, None) for op in OPS.values()])
+    assert "Runs: none yet." in pages["KERNEL_LOG.md"]
+    for page, text in pages.items():
+        for link in re.findall(r"\]\(([^)#:]+\.md)(?:#[^)]*)?\)", text):
+            target = Path(os.path.normpath((tmp_path / page).parent / link))
+            inside = target.is_relative_to(tmp_path)
+            assert target.relative_to(tmp_path).as_posix() in pages if inside else target.exists(), link
+
+
+def test_runs_that_differ_by_their_id_alone_share_a_line(folder: Path) -> None:
+    facts = dict.fromkeys(store.PROVENANCE, "1")
+    store.write(folder / "runs.csv", pd.DataFrame([facts | {"run": run} for run in ("r1", "r2")]))
+    table = store.read_table(folder, "vector_add", "timings")
+    table["run"] = ["r1" if step else "r2" for step in table["step"]]
+    store.write(folder / "vector_add.timings.csv", table)
+    page = logs.pages(folder, [Results(OP, folder, None)])["KERNEL_LOG.md"]
+    assert "\n- `r1`, `r2`: 1, driver 1, 1 W;" in page
+
+
+def test_what_did_not_work_names_steps_and_predictions_with_their_counters(folder: Path) -> None:
+    text = logs.pages(folder, [Results(OP, folder, None)])["what-did-not-work.md"]
+    assert (
+        "- [v02_grid_stride](log/vector_add.md#vector_add-v02_grid_stride) CUDA: time = 1 × ± 4 %, came 0.909 ×" in text
+    )
+    rows = store.read_table(folder, "vector_add", "timings")
+    same = " ".join(["330.0"] * 24)
+    rows.loc[rows["step"] == "v02_grid_stride", "times_us"] = same
+    store.write(folder / "vector_add.timings.csv", rows)
+    text = logs.pages(folder, [Results(OP, folder, None)])["what-did-not-work.md"]
+    assert f"CUDA: 1.000 × as fast as v01, SAME at `{CASE.slug}`, as predicted. Beside it: " in text
+
+
+def test_a_file_in_the_full_log_that_nothing_makes_is_reported(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = places.beside(tmp_path_factory.mktemp("pages"))
+    where.full.mkdir()
+    stray = where.full / "gone.md"
+    stray.write_text("old")
+    monkeypatch.setattr(places, "REFERENCE", where)
+    lines = documents.disagreements(folder, [Results(OP, folder, None)])
+    assert f"{base.shown(stray)} is made of no data: delete it" in lines
+
+
+def test_the_scoreboard_keeps_the_last_step_that_was_measured(folder: Path) -> None:
+    rows = store.read_table(folder, "vector_add", "timings")
+    store.write(folder / "vector_add.timings.csv", rows[rows["step"] != "v06_bulk_tile"])
+    results = Results(OP, folder, None)
+    assert {name.step for name in results.unmeasured} >= {"v06_bulk_tile"}
+    (row,) = [line for line in scoreboard.scoreboard([(results, CASE)]) if line.startswith("| vector_add ")]
+    assert "| 1.000 × [1.000, 1.000] SAME |" in row  # v02_grid_stride's, of 300 µs
+
+
+def test_a_step_that_is_not_measured_yet_is_told_to_be_with_what_measures_it(folder: Path) -> None:
+    pages = logs.pages(folder, [Results(OP, folder, None)])
+    assert row_of(pages["KERNEL_LOG.md"], "v05_bulk_ring", "Triton")[0] == "*not measured*"
+    entry = pages["log/vector_add.md"].partition("### vector_add-v05_bulk_ring\n")[2].partition("\n### ")[0]
+    measure = "run `python profiling/ncu_report.py --op vector_add` on a machine with the GPU"
+    assert f"\n- CUDA: *not measured*: {measure}.\n  Predicted load requests ≤ 0.05 ×: **not judged**" in entry
+    assert "| at " not in entry
+    assert "v05_bulk_ring" not in pages["what-did-not-work.md"]
