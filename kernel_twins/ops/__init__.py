@@ -1,4 +1,4 @@
-"""The specs: a folder for each family, a module with an ``OP`` for each operation. New modules are found by name."""
+"""The specs: a folder for each family, a module with an ``OP`` for each operation. They are found by scanning."""
 
 from __future__ import annotations
 
