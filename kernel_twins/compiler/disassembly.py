@@ -76,8 +76,8 @@ class Usage:
 def short_name(symbol: str) -> str:
     """``step_kernel<float, 8>`` from ``_Z11step_kernelIfLi8EEvPf``; a symbol of another form is returned as it is.
 
-    It also reads kernels in an unnamed namespace, whose mangled name holds a hash of the file's path. Neither cuobjdump
-    nor Python has a demangler.
+    Kernels in an unnamed namespace are read, too; their mangled name holds a hash of the file's path. The function
+    exists because neither cuobjdump nor Python has a demangler.
     """
     unnamed = re.match(r"_ZN(\d+)(?=_GLOBAL__N_)", symbol)
     mangled = f"_Z{symbol[unnamed.end() + int(unnamed[1]) :]}" if unnamed else symbol
@@ -198,7 +198,7 @@ def parse_usage(text: str) -> dict[str, Usage]:
 
 
 def block_limits(binary: Path, arch: str = "") -> dict[str, int]:
-    """The largest block, in threads, of kernels that were compiled with such a bound; takes 1 to 2 s."""
+    """The largest block, in threads, of each kernel that was compiled with such a bound."""
     return parse_block_limits(_run(binary, arch, "-elf"))
 
 
@@ -219,9 +219,9 @@ def parse_block_limits(text: str) -> dict[str, int]:
 
 
 def sass(binary: Path, symbols: Iterable[str] = (), arch: str = "") -> dict[str, list[tuple[int, str]]]:
-    """Address and text of every instruction, by mangled name: of some kernels (0.3 s and more), or of all.
+    """Address and text of every instruction, by mangled name: of some kernels, or of all.
 
-    All kernels of the extension take 80 s of CPU time, spread over the cores. Unknown names are left out.
+    All kernels of the extension take more than a minute of CPU time, spread over the cores. Unknown names are left out.
     """
     if names := ",".join(symbols):
         return parse_sass(_run(binary, arch, "-sass", "-fun", names))

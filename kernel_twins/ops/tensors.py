@@ -121,7 +121,10 @@ def require_device(name: str, tensor: Tensor, like_name: str, like: Tensor) -> N
 
 
 def require_values(name: str, value: object) -> None:
-    """Refuses sparse and lazily negated tensors: steps read memory through a pointer. What is no tensor passes."""
+    """Refuses sparse and lazily negated tensors and tensor subclasses: steps read memory through a pointer.
+
+    Values that are no tensors pass.
+    """
     if not isinstance(value, Tensor):
         return
     if value.layout != torch.strided:

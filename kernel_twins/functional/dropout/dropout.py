@@ -79,7 +79,7 @@ def dropout_add(
         require_gpu("x", x, backend)
         try:
             out: Tensor = _cuda_operator(x, residual, bias, p, activation)
-        except RuntimeError:  # the dispatcher's, too
+        except RuntimeError:  # the dispatcher raises it, too
             require_tensors(residual, None, bias)
             refuse_gradients("kernel_twins.dropout_add", x, residual, bias)
             raise

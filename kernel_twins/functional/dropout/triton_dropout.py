@@ -45,7 +45,7 @@ _TRIES = 16  # to find an offset that no other thread uses
 def dropout_add(x: Tensor, residual: Tensor | None, bias: Tensor | None, p: float, activation: str) -> Tensor:
     """Runs the last Triton step on tensors on a GPU. It bypasses the operator, which is slow to dispatch, if it can."""
     past = False
-    if not torch.compiler.is_compiling():  # nothing of Triton's can be traced
+    if not torch.compiler.is_compiling():  # Triton launches cannot be traced
         if not triton.knobs.runtime.interpret:
             require_gpu("x", x, "triton")
         given = [each for each in (x, residual, bias) if each is not None]

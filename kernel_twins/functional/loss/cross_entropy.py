@@ -195,7 +195,7 @@ def _gradient_by_torch(logits: Tensor, target: Tensor, options: dict[str, Any], 
     loss: Tensor
     if torch.compiler.is_compiling() or torch.is_inference_mode_enabled() or maybe_current_level() is not None:
         # None of these records autograd's own graph. torch.func records one, by the same formulas; elsewhere that would
-        # take the host four times as long.
+        # slow the host down.
         with torch.inference_mode(False), torch.no_grad():
             gradient, loss = torch.func.grad_and_value(loss_of)(logits)
     else:

@@ -53,7 +53,7 @@ def cross_entropy(
 
     With ``in_place`` the gradient overwrites the logits; they must not require grad if gradients are recorded.
     """
-    compiling = torch.compiler.is_compiling()  # nothing of Triton's can be traced
+    compiling = torch.compiler.is_compiling()  # Triton launches cannot be traced
     if not compiling and not triton.knobs.runtime.interpret:
         require_gpu("input", logits, "triton")
     widens = logits.dtype in HALF and torch.is_autocast_enabled("cuda")  # autocast widens the loss, as PyTorch's

@@ -60,7 +60,7 @@ def linear(
         require_gpu("x", x, backend)
         try:
             return _cuda_operator(x, weight, bias, name)
-        except RuntimeError:  # the dispatcher's, too
+        except RuntimeError:  # the dispatcher raises it, too
             require_gpu("weight", weight, backend)
             require_tensors(None, None, bias)
             refuse_gradients("kernel_twins.linear", x, weight, bias)

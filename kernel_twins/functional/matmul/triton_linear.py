@@ -32,7 +32,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> T
     given = (x, weight) if bias is None else (x, weight, bias)
     out: Tensor
     past = False
-    if not torch.compiler.is_compiling():  # nothing of Triton's can be traced
+    if not torch.compiler.is_compiling():  # Triton launches cannot be traced
         shape = _check(x, weight, bias, activation)  # before the dispatcher, whose errors name no remedy
         past = is_plain(*given)
         if past and not wants_gradient(*given):

@@ -150,7 +150,7 @@ def _norm(
             if residual is None:
                 return operator(x, shape, *affine, eps)
             return add_operator(x, residual, shape, *affine, eps)
-        except RuntimeError:  # the dispatcher's, too
+        except RuntimeError:  # the dispatcher raises it, too
             require_tensors(residual, *affine)
             refuse_gradients(f"kernel_twins.{name}", x, residual, *affine)
             raise

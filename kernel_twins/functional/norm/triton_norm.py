@@ -52,7 +52,7 @@ def norm(name: str, x: Tensor, residual: Tensor | None, shape: Sequence[int], af
     """Runs the last Triton step on tensors on a GPU. It bypasses the operator, which is slow to dispatch, if it can."""
     y: Tensor
     past = False
-    if not torch.compiler.is_compiling():  # nothing of Triton's can be traced
+    if not torch.compiler.is_compiling():  # Triton launches cannot be traced
         if not triton.knobs.runtime.interpret:
             require_gpu("x", x, "triton")
         given = [each for each in (x, residual, *affine) if each is not None]
@@ -100,7 +100,7 @@ def _empty(name: str, x: Tensor, residual: Tensor | None, leading: int) -> Norme
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     added = None if residual is None else torch.empty_like(y)
     sizes = x.shape[:leading] if leading else ((),)
-    rstd = torch.empty(*sizes, dtype=torch.float32, device=x.device)  # sizes in a tuple take four times as long
+    rstd = torch.empty(*sizes, dtype=torch.float32, device=x.device)  # slower with a tuple of sizes
     return Normed(y, added, (torch.empty_like(rstd), rstd) if name == "layer_norm" else (rstd,))
 
 

@@ -33,7 +33,7 @@ def reduction(x: Tensor, dims: Sequence[int], keepdim: bool, kind: str) -> Tenso
         require_gpu("x", x, "triton")
     if kind == "sum" and x.dtype in HALF and torch.is_autocast_enabled("cuda"):
         x = x.float()  # as PyTorch's
-    if tracing:  # nothing of Triton's can be traced
+    if tracing:  # Triton launches cannot be traced
         return operator(x, dims, keepdim, kind)
     if not is_plain(x):
         if kind == "argmax":  # an index has no derivative, but torch.func.grad would ask for one

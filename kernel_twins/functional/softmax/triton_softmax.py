@@ -25,7 +25,7 @@ from kernel_twins.ops.tensors import DTYPE, require_device, require_dtype, requi
 
 def softmax(x: Tensor, dim: int, log: bool) -> Tensor:
     """Runs the last Triton step on a tensor on a GPU; bypasses the operator, which is slow to dispatch, if it can."""
-    if torch.compiler.is_compiling():  # nothing of Triton's can be traced
+    if torch.compiler.is_compiling():  # Triton launches cannot be traced
         return operator(x, dim, log)
     if not triton.knobs.runtime.interpret:
         require_gpu("x", x, "triton")
