@@ -1,1 +1,1 @@
-"""What setup.py, make and CI need to build the project; not part of the installed package."""
+"""The build, for setup.py, make and CI; not part of the installed package."""

@@ -1,11 +1,11 @@
-"""Runs a compiler for the build: what it printed is kept beside the object, and the object in the user's cache.
+"""Runs a compiler for the build, with a cache of objects; the compiler's output is kept beside the object.
 
     python build_support/compiler.py nvcc|c++ ... -MF FILE.d ... -c SOURCE -o OBJECT ...
 
-An object is taken from the cache where compiler, arguments, source and all headers are the same (kept.py). The clone's
-own folder is no argument: line tables, and the places that C++ errors name, may be another clone's. What ptxas and the
-front end say goes to OBJECT.log, which the ptxas gate reads; of that, warnings and errors are printed. A step's PTX for
-9.0a, as ptxas got it, goes to OBJECT.ptx.
+An object is taken from the cache if compiler, arguments, source and all headers are the same (kept.py). The clone's own
+folder is not part of the key, so line tables and places in C++ errors may name another clone. The output of ptxas and
+of the front end goes to OBJECT.log, which the ptxas gate reads; its warnings and errors are printed. A step's PTX for
+9.0a goes to OBJECT.ptx.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def ptx_of(target: Path) -> Path:
 
 
 def stand_before(nvcc: Path) -> None:
-    """Have torch's build call this for both compilers: nvcc by a variable of torch's, the C++ one by CXX.
+    """Make torch's build call this file for both compilers: for nvcc by a variable of torch, for C++ by CXX.
 
-    CXX must name a file, and torch knows a compiler by its name.
+    CXX must be a file whose name torch recognises as a compiler's.
     """
     this = [sys.executable, str(Path(__file__).resolve())]
     os.environ["PYTORCH_NVCC"] = shlex.join([*this, str(nvcc)])
@@ -54,7 +54,7 @@ def stand_before(nvcc: Path) -> None:
 
 
 def main(command: list[str]) -> int:
-    if "-c" not in command or "-MF" not in command:  # it links, or tells its version
+    if "-c" not in command or "-MF" not in command:  # it links, or prints its version
         return subprocess.run(command, check=False).returncode
     target, depfile = (Path(command[command.index(option) + 1]) for option in ("-o", "-MF"))
     command = [*command, *_keeping(command)]
@@ -78,7 +78,7 @@ def main(command: list[str]) -> int:
 
 
 def _toolchain(compiler: str) -> list[str]:
-    """The compiler, the one that nvcc calls for the host, and what else they read of the environment."""
+    """The compiler, nvcc's host compiler, and the environment variables that they read."""
     bin_folder = Path(shutil.which(compiler) or compiler).resolve().parent
     asked = dict.fromkeys((compiler, "gcc", os.environ.get("CC", "gcc"), str(bin_folder / "ptxas")))
     versions = [
@@ -92,12 +92,12 @@ def _toolchain(compiler: str) -> list[str]:
 
 
 def _keeping(command: list[str]) -> list[str]:
-    """What makes nvcc keep a step's PTX."""
+    """The arguments that make nvcc keep a step's PTX."""
     return ["--keep"] if any(_STEP.fullmatch(Path(argument).name) for argument in command) else []
 
 
 def _compile(command: list[str], target: Path) -> tuple[int, str, dict[str, bytes]]:
-    """The exit code, all that was printed, and the object, with its PTX where it is a step."""
+    """The exit code, the output, and the object, for a step with its PTX."""
     with tempfile.TemporaryDirectory() as folder:
         beside = [f"--keep-dir={folder}"] if _keeping(command) else []
         done = subprocess.run(
@@ -123,7 +123,7 @@ def _put(target: Path, log: str, blobs: dict[str, bytes]) -> None:
 
 
 def _headers(depfile: Path) -> list[str]:
-    """The source and all that it includes, of a rule as make reads it."""
+    """The source and its includes, from a make rule."""
     _, _, files = depfile.read_text().replace("\\\n", " ").partition(": ")
     return [name.replace("\\ ", " ") for name in re.split(r"(?<!\\)\s+", files.strip())]
 

@@ -1,4 +1,4 @@
-"""The extension as setuptools wants it, and what its build does before and after compiling."""
+"""The extension for setuptools, and its build's steps before and after compiling."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ INSTALL_TORCH = "install a CUDA build of torch, then run `python setup.py build_
 def describe() -> dict[str, Any]:
     """The ext_modules and cmdclass arguments of ``setup``.
 
-    Without a CUDA build of torch there is no extension, and building says so; where a tool is missing, building
-    fails with what is missing.
+    Without a CUDA build of torch there is no extension, and the build says so. If a tool is missing, the build fails
+    and names it.
     """
-    # pip's isolated build hides the environment's packages, but an extension serves only the torch that it was
+    # pip's isolated build hides the environment's packages, but an extension works only with the torch that it was
     # compiled against.
     sys.path.append(sysconfig.get_path("purelib"))
     toolkit.put_installed_commands_on_path()
@@ -49,14 +49,14 @@ def describe() -> dict[str, Any]:
 
 
 def require_cxx_compiler() -> None:
-    """BuildError names the command that installs a C++ compiler, where there is none."""
+    """BuildError, with the command that installs a C++ compiler, if there is none."""
     command = os.environ.get("CXX", "c++").split()[0]
     if shutil.which(command) is None:
         raise BuildError(f"there is no C++ compiler ({command!r} is not on PATH): {_install('g++', 'gcc-c++')}")
 
 
 def require_python_headers() -> None:
-    """BuildError names the command that installs this Python's headers, where they are missing."""
+    """BuildError, with the command that installs this Python's headers, if they are missing."""
     header = Path(sysconfig.get_path("include")) / "Python.h"
     if not header.is_file():
         remedy = _install("python3-dev", "python3-devel")
@@ -100,7 +100,7 @@ def _cuda_extension(cuda: toolkit.Toolkit) -> dict[str, Any]:
     os.environ.setdefault("MAX_JOBS", str(len(os.sched_getaffinity(0))))
 
     class Build(BuildExtension):
-        """Generates the step table and the module, compiles in place, then tells editors about all."""
+        """Generates the step table and the module, compiles in place, then writes files for editors."""
 
         def initialize_options(self) -> None:
             super().initialize_options()
@@ -142,7 +142,7 @@ def _visible_capabilities() -> list[tuple[int, int]]:
 
 
 def write_compile_commands(build_temp: Path) -> None:
-    """compile_commands.json from ninja's own record; without ninja there is none, and an editor does without."""
+    """Writes compile_commands.json from ninja's record; without ninja there is none."""
     if not (build_temp / "build.ninja").is_file():
         return
     command = ["ninja", "-C", str(build_temp), "-t", "compdb", "compile", "cuda_compile"]
@@ -151,7 +151,7 @@ def write_compile_commands(build_temp: Path) -> None:
 
 
 def write_stub() -> None:
-    """kernel_twins/_C.pyi from the built module; the committed one stays where pybind11-stubgen is missing."""
+    """Writes kernel_twins/_C.pyi from the built module; without pybind11-stubgen the committed one stays."""
     if importlib.util.find_spec("pybind11_stubgen") is None:
         return
     folder = sources.ROOT / "build" / "stubs"
@@ -161,7 +161,7 @@ def write_stub() -> None:
     if done.returncode:
         print(f"kernel_twins/_C.pyi is left as it is, pybind11-stubgen failed: {done.stderr.strip()}", file=sys.stderr)
         return
-    # A constant's value, such as the architectures', is this build's and not the module's interface.
+    # Values of constants, such as the architectures, belong to this build and not to the interface.
     text = re.sub(r"^(\w+: str) = .*$", r"\1", (folder / "kernel_twins" / "_C.pyi").read_text(), flags=re.MULTILINE)
     stub = sources.ROOT / "kernel_twins" / "_C.pyi"
     if not stub.exists() or stub.read_text() != text:

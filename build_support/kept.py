@@ -1,7 +1,7 @@
-"""Results that depend on files alone, kept in the user's cache directory beside digests of those files.
+"""A cache of results that depend only on files, with digests of those files, in the user's cache directory.
 
-An entry counts while every file that was read to make it holds what it held; otherwise it is made again. The folder
-is ``kernel-twins`` below XDG_CACHE_HOME, or ~/.cache; ``KERNEL_TWINS_NO_CACHE=1`` reads and writes none.
+An entry is valid while all files that were read to make it are unchanged. The folder is ``kernel-twins`` below
+XDG_CACHE_HOME or ~/.cache; with ``KERNEL_TWINS_NO_CACHE=1`` nothing is read or written.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 OFF = "KERNEL_TWINS_NO_CACHE"
 
-_known: dict[tuple[Path, int, int, int, int], str] = {}  # digests, by all that tells of a file being written
+_known: dict[tuple[Path, int, int, int, int], str] = {}  # digests by path, size and times
 
 
 def folder() -> Path | None:
-    """Where entries lie; None where nothing may be kept."""
+    """The cache's folder; None if there is no cache."""
     if os.environ.get(OFF) == "1":
         return None
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kernel-twins"
 
 
 def find(kind: str, key: Sequence[str]) -> tuple[dict[str, Any], dict[str, bytes]] | None:
-    """What ``keep`` was given under that key, values and blobs; None where a file has changed since, or a blob."""
+    """The values and blobs that ``keep`` stored under a key; None if one of the files, or a blob, has changed since."""
     if (place := _place(kind, key)) is None:
         return None
     try:
@@ -54,10 +54,10 @@ def keep(
     *,
     since: int,
 ) -> None:
-    """Keep a result that was made from files, in work that began at ``since``, of time.time_ns.
+    """Store a result that was made from files, by work that began at ``since`` (time.time_ns).
 
-    Nothing is kept where a file was changed from then on, as nobody knows which of its contents was read, and where
-    nothing can be written.
+    Nothing is stored if a file has changed since then, because it is unknown which contents were read, or if the folder
+    cannot be written.
     """
     if (place := _place(kind, key)) is None:
         return
@@ -86,7 +86,7 @@ def keep(
 
 @contextlib.contextmanager
 def alone(kind: str, key: Sequence[str]) -> Iterator[None]:
-    """Has others wait who would make the same."""
+    """A lock: other processes that would make the same result wait."""
     if (top := folder()) is None:
         yield
         return
@@ -107,7 +107,7 @@ def _place(kind: str, key: Sequence[str]) -> Path | None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """All of it or nothing, whoever else writes."""
+    """Write a file atomically, also if other processes write it."""
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
         try:
             file.write(content)
@@ -119,7 +119,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _name(path: Path) -> str:
-    """Files of the clone by their place in it, so that another clone of the same files finds the entry."""
+    """Files of the clone, by their path in it, so that another clone of the same files finds the entry."""
     path = Path(os.path.normpath(path))
     return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
 
@@ -133,7 +133,7 @@ def _digest(content: bytes) -> str:
 
 
 def _file_digest(path: Path) -> str:
-    """Empty where there is no such file."""
+    """A file's digest; empty if there is no such file."""
     try:
         found = path.stat()
         written = (path, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)

@@ -1,4 +1,4 @@
-"""Maps the repository's folders to packages, so that a wheel holds real ones."""
+"""Maps the repository's folders to packages of a wheel."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from setuptools import find_packages
 from setuptools.command.build_py import build_py
 
-# Folders whose names cannot be imported, and the package that each is found under.
+# Folders whose names cannot be imported, and the names of their packages.
 MAPPED = {"kernel_twins._triton": "triton-kernels"}
 
 
@@ -31,7 +31,7 @@ def describe(root: Path) -> dict[str, Any]:
 
 
 class BuildPython(build_py):
-    """Begins with no modules: setuptools leaves in build/ those that have moved since, and packs them."""
+    """Starts from an empty folder: setuptools would keep modules in build/ that have moved since, and pack them."""
 
     def run(self) -> None:
         shutil.rmtree(Path(self.build_lib) / "kernel_twins", ignore_errors=True)
@@ -39,5 +39,5 @@ class BuildPython(build_py):
 
 
 def _is_package(path: Path) -> bool:
-    # A folder there needs no __init__.py, and tuned/ holds the autotuner's winners and no code.
+    # A folder there needs no __init__.py, and tuned/ holds only the autotuner's winners, no code.
     return path.is_dir() and path.name.isidentifier() and any([*path.glob("*.py"), *path.glob("*.json")])

@@ -1,6 +1,6 @@
-"""Fails where ptxas warns that a step lost its tensor-core or register plan, or where a finished step spills.
+"""Fails if ptxas warns that a step's wgmma or setmaxnreg has no effect, or if a finished step spills registers.
 
-``python -m build_support.ptxas_gate`` reads what ptxas said of every CUDA step when the extension was built.
+``python -m build_support.ptxas_gate`` reads ptxas's output of every CUDA step from the extension's build.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from build_support import compiler, sources
 from kernel_twins.compiler import disassembly
 from kernel_twins.ops import OPS
 
-# C7508-C7515: setmaxnreg ignored, wgmma serialised, and their kin; correct code at a fraction of its speed.
+# C7508-C7515: setmaxnreg ignored, wgmma serialised, and the like: the code is correct, and much slower.
 _WARNING = re.compile(r".*\(C75(?:0[89]|1[0-5])\).*")
 _ENTRY = re.compile(r"Compiling entry function '(\w+)'")
 _SPILL = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 
 
 def complaints(log: str, finished: bool) -> list[str]:
-    """What is wrong in one file's ``ptxas -v`` output; spills count only in a finished step."""
+    """Complaints about one file's ``ptxas -v`` output; spills count only in a finished step."""
     found = []
     kernel = "?"
     for line in log.splitlines():

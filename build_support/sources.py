@@ -1,4 +1,4 @@
-"""Which CUDA files there are, and how nvcc is asked to compile them."""
+"""The CUDA sources, and nvcc's flags and architectures for them."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ NAMED_ARCHS = {
     "Blackwell+Tegra": "11.0",
     "Blackwell": "10.0;10.3;12.0;12.1+PTX",
 }
-"""What torch takes in TORCH_CUDA_ARCH_LIST by name, or its CMake does."""
+"""Names of architectures that torch, or its CMake, accepts in TORCH_CUDA_ARCH_LIST."""
 
-CXX_FLAGS = ("-std=c++20", "-g0")  # Python's own flags have -g: of torch's headers that is most of an object
-# A compressed cubin, as the largest is otherwise, hides its compiler's version, and has all disassembled by one core.
+CXX_FLAGS = ("-std=c++20", "-g0")  # Python's flags have -g, which makes most of an object
+# nvcc compresses large cubins by default. That hides the compiler's version, and only one core could disassemble them.
 NVCC_FLAGS = ("-std=c++20", "-O3", "-lineinfo", "--expt-relaxed-constexpr", "--no-compress")
-PTXAS_FLAGS = ("-Xptxas", "-v")  # what it made of every kernel, which compiler.py keeps for the ptxas gate
+PTXAS_FLAGS = ("-Xptxas", "-v")  # compiler.py keeps the output for the ptxas gate
 
 
 def object_of(source: Path, root: Path = ROOT) -> Path:
-    """Where this Python's build puts the object of a source, which is relative to the root."""
+    """The path of a source's object in this Python's build; ``source`` is relative to the root."""
     folder = f"temp.{sysconfig.get_platform()}-{sys.implementation.cache_tag}"
     return root / "build" / folder / source.with_suffix(".o")
 
@@ -56,7 +56,7 @@ def step_files(root: Path = ROOT) -> list[Path]:
 
 
 def cuda_files(root: Path = ROOT) -> list[Path]:
-    """All .cu files of the extension, relative to the root: steps, what functions add, built-in baselines, probes."""
+    """All .cu files of the extension, relative to the root: steps, functions' own kernels, baselines, probes."""
     others = [
         *root.glob("cuda-kernels/*/*/function_*.cu"),
         *root.glob("cuda-kernels/lib/baseline_*.cu"),
@@ -66,12 +66,12 @@ def cuda_files(root: Path = ROOT) -> list[Path]:
 
 
 def operator_files(root: Path = ROOT) -> list[Path]:
-    """The families' torch side, relative to the root: adaptors of steps, and operators behind the public functions."""
+    """The families' torch files, relative to the root: adaptors of steps, and operators of the public functions."""
     return sorted(path.relative_to(root) for path in root.glob("cuda-kernels/*/torch*.cpp"))
 
 
 def all_files(root: Path = ROOT) -> list[Path]:
-    """Everything that is compiled, relative to the root."""
+    """All compiled files, relative to the root."""
     return [MODULE, EXTENSION, *operator_files(root), STEP_TABLE, *cuda_files(root)]
 
 
@@ -80,10 +80,9 @@ def architectures(
 ) -> str:
     """The architectures to compile for, spelled as TORCH_CUDA_ARCH_LIST is (``8.0;9.0a``).
 
-    That variable where it is set, else those of the visible GPUs, else 9.0a. Compute capability 9.0 is built for as
-    9.0a, without which it has no wgmma; what is older than 8.0 runs no step and is passed over. ``note`` is given a
-    line for each word of the variable that is not taken as it is. BuildError where the variable has a word that is no
-    architecture, or leaves none.
+    They come from that variable, else from the visible GPUs, else it is 9.0a. Compute capability 9.0 is built as 9.0a,
+    because wgmma needs that. GPUs older than 8.0 run no step and are left out. ``note`` gets a line for each word of
+    the variable that is changed or left out. BuildError if a word is no architecture, or if none is left.
     """
     chosen = environ.get("TORCH_CUDA_ARCH_LIST", "").strip()
     if chosen and chosen != "native":
@@ -93,7 +92,7 @@ def architectures(
 
 
 def _listed(chosen: str, note: Callable[[str], None]) -> str:
-    archs: dict[str, None] = {}  # each once, in the list's order
+    archs: dict[str, None] = {}  # an ordered set
     for word in chosen.replace(";", " ").split():
         for each in NAMED_ARCHS.get(word, word).split(";"):
             match = re.fullmatch(r"(\d+)\.(\d)[af]?(\+PTX)?", each)
@@ -120,7 +119,7 @@ def _listed(chosen: str, note: Callable[[str], None]) -> str:
 
 
 def _built_for(capability: tuple[int, int], *, ptx: bool) -> list[str]:
-    """What a compute capability is built for as; later ones compile PTX, but not that of 9.0a."""
+    """The architecture to build for a compute capability. Later GPUs can compile its PTX, but not that of 9.0a."""
     suffix = "+PTX" if ptx else ""
     if capability == (9, 0):
         return ["9.0a", *(["9.0+PTX"] if ptx else [])]
@@ -128,7 +127,7 @@ def _built_for(capability: tuple[int, int], *, ptx: bool) -> list[str]:
 
 
 def require_known(archs: str, known: Iterable[str], nvcc: str) -> None:
-    """BuildError where an architecture is none of those ``known`` to the compiler ``nvcc``, such as ``nvcc 12.8``."""
+    """BuildError if an architecture is not ``known`` to the compiler that ``nvcc`` names, such as ``nvcc 12.8``."""
     numbers = set(known)
     for arch in archs.split(";"):
         if arch.removesuffix("+PTX").removesuffix("a") not in numbers:

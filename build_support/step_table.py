@@ -1,6 +1,6 @@
-"""Writes what the extension knows by name: the table of launchers and of the steps behind functions, and the module.
+"""Generates two C++ files: the table of launchers and of steps behind functions, and the Python module.
 
-The table includes no torch header, so that a new step compiles itself and this table, and never the torch side.
+The table includes no torch header, so a new step recompiles only itself and the table, not the torch side.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ BASELINE_ARCH = ">=8.0"
 
 
 def disagreements(op: Op, backend: Backend, root: Path) -> list[str]:
-    """Where an operation's ladder and the files of one language differ, one sentence each."""
+    """The differences between an operation's ladder and the files of one language, one sentence each."""
     wanted = {op.file(step.name, backend) for step in op.steps_of(backend)}
     found = {path.relative_to(root).as_posix() for path in root.glob(op.file("v*", backend))}
     write = f"write it, or give the Step a no_{backend}"
@@ -37,7 +37,7 @@ def compiled_baselines(op: Op) -> list[str]:
 
 
 def render(ops: Iterable[Op]) -> str:
-    """The C++ text: for each operation its launchers' declarations and ``<op>_steps``, and for all, ``behind``."""
+    """The C++ text: the launchers' declarations and ``<op>_steps`` of each operation, and ``behind`` for all."""
     ops = list(ops)
     tables = [table for op in ops if (table := _table(op))]
     includes = [f'#include "{op.family}/{op.name}/args.h"' for op in ops if _entries(op)]
@@ -48,7 +48,7 @@ def render(ops: Iterable[Op]) -> str:
 
 
 def render_module(operator_files: Iterable[Path]) -> str:
-    """The C++ text of the Python module: each family that has torch files gives it its steps."""
+    """The C++ text of the Python module, to which each family with torch files adds its steps."""
     families = sorted({file.parent.name for file in operator_files})
     functions = [f"register_{name}" for name in ("extension", *families)]
     return "\n".join(
@@ -68,7 +68,7 @@ def render_module(operator_files: Iterable[Path]) -> str:
 
 
 def write(ops: Iterable[Op], root: Path, path: Path) -> None:
-    """Write the table where it changed; BuildError where specs and .cu files disagree."""
+    """Write the table if it changed; BuildError if specs and .cu files disagree."""
     ops = list(ops)
     if wrong := [sentence for op in ops for sentence in disagreements(op, "cuda", root)]:
         raise BuildError("the specs and the CUDA files disagree:\n  " + "\n  ".join(wrong))
@@ -76,7 +76,7 @@ def write(ops: Iterable[Op], root: Path, path: Path) -> None:
 
 
 def write_changed(path: Path, text: str) -> None:
-    """Write a file where it says something else, so that nothing is compiled again without need."""
+    """Write a file only if its text changes, so that nothing is compiled again without need."""
     if not path.exists() or path.read_text() != text:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
@@ -91,7 +91,7 @@ def _behind(ops: Iterable[Op]) -> str:
 
 
 def _entries(op: Op) -> list[tuple[str, str, bool]]:
-    """Name, architecture and fp32_out of all that is launched by name."""
+    """Name, architecture and fp32_out of every launcher that is found by name."""
     steps = [(step.name, step.arch, step.fp32_out) for step in op.steps_of("cuda")]
     return steps + [(name, BASELINE_ARCH, False) for name in compiled_baselines(op)]
 

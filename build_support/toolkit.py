@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-OLDEST = (12, 8)  # whose PTX ISA, 8.7, has the relaxed waits and the restricted fences of hopper.cuh, as of 8.6
+OLDEST = (12, 8)  # its PTX ISA has the relaxed waits and restricted fences of hopper.cuh, which came with 8.6
 INDEX_PACKAGES = ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm", "nvidia-cuda-cccl")
 
 
@@ -37,9 +37,9 @@ class Toolkit:
 def find(environ: Mapping[str, str], torch_cuda: str) -> Toolkit:
     """The toolkit to build with: CUDA_HOME's, else that of nvcc on PATH, else the package index's compiler.
 
-    ``torch_cuda`` is the CUDA version of torch, whose major version the toolkit must share. A CUDA_HOME that does
-    not serve is refused, because somebody asked for it; an nvcc on PATH that does not serve is passed over.
-    BuildError says what was found in each place.
+    ``torch_cuda`` is torch's CUDA version; the toolkit must have the same major version. An unusable CUDA_HOME is an
+    error, because it was set on purpose; an unusable nvcc on PATH is passed over. BuildError says what was found in
+    each place.
     """
     major = int(torch_cuda.split(".")[0])
     if named := environ.get("CUDA_HOME"):
@@ -74,10 +74,10 @@ def find(environ: Mapping[str, str], torch_cuda: str) -> Toolkit:
 
 
 def home_of(nvcc: Path) -> Path:
-    """The toolkit that an nvcc belongs to, by its own account.
+    """The toolkit to which an nvcc belongs, by its own output.
 
-    The path alone does not tell: a wrapper script in /usr/local/bin would make it /usr/local. Links are resolved
-    first, because nvcc looks for its profile beside the name that it was called by.
+    Its path does not tell: a wrapper script in /usr/local/bin would give /usr/local. Links are resolved first, because
+    nvcc looks for its profile beside the name by which it is called.
     """
     report = subprocess.run([nvcc.resolve(), "--dryrun", "nothing.cu"], capture_output=True, text=True, check=False)
     match = re.search(r"^#\$ TOP=(.+)$", report.stderr, re.MULTILINE)
@@ -116,7 +116,7 @@ def inspect(home: Path, major: int) -> Toolkit:
         oldest = ".".join(map(str, OLDEST))
         raise BuildError(f"{home} is CUDA {version[0]}.{version[1]}, and the kernels take {oldest} or newer")
 
-    # A distribution may keep one target's headers and libraries below targets/<name> only.
+    # Some distributions have headers and libraries only below targets/<name>.
     roots = [home, *sorted(home.glob("targets/*-linux"))]
     include_dir = next((root / "include" for root in roots if (root / "include/cuda_runtime.h").is_file()), None)
     if include_dir is None:
@@ -136,7 +136,7 @@ def known_architectures(toolkit: Toolkit) -> list[str]:
 def linkable_cudart(toolkit: Toolkit, folder: Path) -> Path:
     """The folder for -L in which the linker finds libcudart.so.
 
-    The package index's runtime has only the versioned name; it gets a link, in ``folder``.
+    The package index's runtime has only a versioned name, so ``folder`` gets a link to it.
     """
     if toolkit.cudart.name == "libcudart.so":
         return toolkit.cudart.parent
@@ -149,7 +149,7 @@ def linkable_cudart(toolkit: Toolkit, folder: Path) -> Path:
 
 
 def put_installed_commands_on_path() -> None:
-    """Lets ninja be found where it is installed beside this Python, whether or not its environment is activated."""
+    """Puts the folder of this Python on PATH, so that ninja is found even if its environment is not activated."""
     scripts, path = sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)
     if scripts not in path.split(os.pathsep):
         os.environ["PATH"] = os.pathsep.join([scripts, path])

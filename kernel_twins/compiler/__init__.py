@@ -1,1 +1,1 @@
-"""What the compilers make of a step. No GPU is needed."""
+"""A step's compiled code, at every stage. No GPU is needed."""

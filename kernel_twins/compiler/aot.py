@@ -1,7 +1,7 @@
 """Compiles a Triton step without a GPU, for a case and an architecture.
 
-The launcher runs as it is, on tensors without memory, so that the compiler is told what a launch would tell it
-(divisibility, constants, the descriptors' tiles); only the launch itself is left out.
+The launcher runs unchanged, on tensors without memory, so the compiler gets the same information as in a launch
+(divisibility, constants, the descriptors' tiles). Only the launch itself is left out.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ REFERENCE_ARCH = 90
 
 
 def configs(op: Op, step: Step) -> list[Any]:
-    """The ``triton.Config`` list that an autotuned step is searched over; ``[None]`` for every other step."""
+    """The ``triton.Config`` list of an autotuned step's search; ``[None]`` for every other step."""
     return list(getattr(_kernel(op, step), "configs", [None]))
 
 
@@ -30,8 +30,8 @@ def compiled(op: Op, step: Step, case: Case, arch: int = REFERENCE_ARCH, config:
     """The kernels that one call launches, each once, as Triton's ``CompiledKernel``.
 
     ``asm`` holds their ttir, ttgir, llir, ptx and cubin, ``metadata`` their shared bytes and warps. ``arch`` is 80 or
-    90. An autotuned step is compiled for ``config``, without one for what the reference GPU runs: its committed
-    winner of the nearest problem, or the first of the list where there is none or for another architecture.
+    90. An autotuned step is compiled for ``config``. Without one it is compiled for the reference GPU's committed
+    winner at the nearest problem, or for the first of the list if there is none or for another architecture.
     UnavailableError without torch or Triton, and in the interpreter.
     """
     launch = getattr(_module(op, step), f"{op.name}_{step.name}")
@@ -43,7 +43,7 @@ def compiled(op: Op, step: Step, case: Case, arch: int = REFERENCE_ARCH, config:
 
     tuning = importlib.import_module("kernel_twins._triton.lib.tuning")
 
-    with FakeTensorMode():  # no memory is taken, whatever the case's size
+    with FakeTensorMode():  # no memory is allocated, at any size
         inputs = op.inputs(case, torch.Generator())
     inputs = tuple(torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device="meta") for x in inputs)
     outs = tuple(torch.empty(each.shape, dtype=OUT_DTYPE[each.dtype], device="meta") for each in op.outputs(case))
@@ -63,10 +63,10 @@ def compiled(op: Op, step: Step, case: Case, arch: int = REFERENCE_ARCH, config:
 
 @contextlib.contextmanager
 def noted(*, compile_only: bool = False) -> Iterator[dict[str, Any]]:
-    """The kernels that are launched meanwhile, or only compiled, each once: Triton's ``CompiledKernel`` by its hash.
+    """Records the kernels that are launched or only compiled within: Triton's ``CompiledKernel`` by hash, each once.
 
-    A launcher that keeps a compiled kernel, and launches that itself, passes by here in its first call alone. One that
-    is only compiled is given to nobody who might keep it.
+    A launcher with a launch cache is recorded only at its first call. Kernels that are only compiled here never enter a
+    launch cache.
     """
     from triton.runtime.jit import JITFunction
 
@@ -84,7 +84,7 @@ def noted(*, compile_only: bool = False) -> Iterator[dict[str, Any]]:
 
 @contextlib.contextmanager
 def cubin(kernel: Any) -> Iterator[Path]:
-    """A compiled kernel's binary as a file, for the tools that read one."""
+    """A compiled kernel's binary as a file, for tools that read files."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "kernel.cubin"
         file.write_bytes(kernel.asm["cubin"])
@@ -92,13 +92,13 @@ def cubin(kernel: Any) -> Iterator[Path]:
 
 
 class _Driver:
-    """Stands for a GPU of that architecture as far as compiling needs one."""
+    """Stands in for a GPU of that architecture while compiling."""
 
     def __init__(self, arch: int) -> None:
         self.arch = arch
 
     def get_current_device(self) -> int:
-        return self.arch  # kernels are kept by device: one for each architecture
+        return self.arch  # Triton caches kernels by device, so each architecture is a device
 
     def get_current_stream(self, device: int) -> int:
         return 0

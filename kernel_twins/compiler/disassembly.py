@@ -1,7 +1,7 @@
-"""What a compiled kernel holds, read with NVIDIA's cuobjdump: registers, shared memory, stack, and its instructions.
+"""A compiled kernel's registers, shared memory, stack and instructions, read with NVIDIA's cuobjdump.
 
-The tool is the toolkit's or the one in Triton's wheel. It takes the extension and a bare cubin alike; ``arch`` picks
-one of the architectures that an extension was built for (``sm_90a``), a bare cubin needs none.
+The tool is the toolkit's or the one in Triton's wheel. It reads the extension or a bare cubin. ``arch`` picks one of
+the architectures that an extension was built for (``sm_90a``); a bare cubin needs none.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kernel_twins.errors import UnavailableError
 
 ARCH = "sm_90a"
 RESERVED_SHARED = 1024
-"""Bytes of a block's shared memory that CUDA takes from compute capability 8.0 on; cuobjdump adds them, ncu not."""
+"""Bytes of a block's shared memory that CUDA reserves from compute capability 8.0 on; cuobjdump counts them."""
 
 CLASSES: dict[str, re.Pattern[str]] = {
     name: re.compile(pattern)
@@ -43,7 +43,7 @@ CLASSES: dict[str, re.Pattern[str]] = {
         "STL": r"STL\b",
     }.items()
 }
-"""The instructions that matter; an opcode belongs to the first class whose pattern its beginning matches.
+"""Classes of instructions; an opcode belongs to the first class whose pattern matches its beginning.
 
 16-byte and other loads from global and shared memory, fragments for mma.sync from shared memory, asynchronous copies
 (cp.async, bulk, bulk through a tensor map), tensor cores (mma.sync, wgmma), fp32 FMA, special functions, local memory.
@@ -57,15 +57,15 @@ _INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(.*?);")
 _USAGE = re.compile(r"Function (\S+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 _INFO = re.compile(r"^\.nv\.info\.(\S+)$|Attribute:\s+EIATTR_(?:MAX_THREADS|REQNTID)$|^\s*Value:\s+(0x.*)$")
 _OPCODE = re.compile(r"(?:@!?U?P\w+\s+)?(\S+)")
-_ELF, _EM_CUDA = re.compile(rb"(?=\x7fELF)"), b"\xbe\0"  # how a cubin begins, and its machine, 18 bytes on
+_ELF, _EM_CUDA = re.compile(rb"(?=\x7fELF)"), b"\xbe\0"  # a cubin's first bytes, and its machine at byte 18
 _COMPILER = re.compile(rb"ptxas\0Cuda compilation tools, release [\d.]+, V([\d.]+)")
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a kernel takes: registers of a thread, bytes of static shared memory of a block, stack bytes of a thread.
+    """A kernel's registers a thread, bytes of static shared memory a block, and stack bytes a thread.
 
-    The shared memory is that of the kernel's own variables, without what CUDA reserves or a launch adds.
+    The shared memory is that of the kernel's own variables, without bytes that CUDA reserves or a launch adds.
     """
 
     registers: int
@@ -74,10 +74,10 @@ class Usage:
 
 
 def short_name(symbol: str) -> str:
-    """``step_kernel<float, 8>`` of ``_Z11step_kernelIfLi8EEvPf``; the symbol itself where it is of another form.
+    """``step_kernel<float, 8>`` from ``_Z11step_kernelIfLi8EEvPf``; a symbol of another form is returned as it is.
 
-    So is a kernel's of an unnamed namespace, whose own name holds a hash of the file's path. A demangler comes with
-    neither cuobjdump nor Python.
+    Kernels in an unnamed namespace are read, too; their mangled name holds a hash of the file's path. The function
+    exists because neither cuobjdump nor Python has a demangler.
     """
     unnamed = re.match(r"_ZN(\d+)(?=_GLOBAL__N_)", symbol)
     mangled = f"_Z{symbol[unnamed.end() + int(unnamed[1]) :]}" if unnamed else symbol
@@ -93,7 +93,7 @@ def short_name(symbol: str) -> str:
 
 
 def _template_arguments(rest: str) -> tuple[list[str], str]:
-    """Those that a mangled name lists up to an E, and what follows it; nothing follows where one is of another form."""
+    """The template arguments in a mangled name up to an E, and the rest; the rest is empty if one has another form."""
     arguments: list[str] = []
     while rest and not rest.startswith("E"):
         if match := re.match(r"Lb([01])E", rest):
@@ -102,14 +102,14 @@ def _template_arguments(rest: str) -> tuple[list[str], str]:
             arguments.append(f"{'-' if match[1] else ''}{match[2]}")
         elif (match := re.match(r"L(\d+)", rest)) and (
             match := re.match(rf"L{match[1]}(.{{{match[1]}}})(\d+)E", rest)
-        ):  # of an enumeration
+        ):  # an enumerator
             arguments.append(f"{match[1]}({match[2]})")
         elif match := re.match(f"[{''.join(_BUILTIN)}]", rest):
             arguments.append(_BUILTIN[match[0]])
         elif match := re.match(r"(\d+)", rest):
             end = match.end() + int(match[1])
             name, rest = rest[match.end() : end], rest[end:]
-            if rest.startswith("I"):  # a class that is made of a template
+            if rest.startswith("I"):  # an instantiated class template
                 its, rest = _template_arguments(rest[1:])
                 name = f"{name}<{', '.join(its)}>"
             arguments.append(name)
@@ -121,7 +121,7 @@ def _template_arguments(rest: str) -> tuple[list[str], str]:
 
 
 def is_of(op: str, step: str) -> Callable[[str], bool]:
-    """Whether a symbol is that of a step's kernel; mangled, a name stands behind its length."""
+    """Whether a symbol is a step's kernel. In a mangled name the length precedes the name."""
     pattern = re.compile(rf"(?:^|\d){op}_{step}_")
     return lambda symbol: bool(pattern.search(symbol))
 
@@ -129,7 +129,7 @@ def is_of(op: str, step: str) -> Callable[[str], bool]:
 def step_kernels(symbols: Iterable[str], op: str, step: str, dtype: str) -> dict[str, str]:
     """A CUDA step's kernels for a dtype: short names by symbol, in the binary's order.
 
-    Of kernels whose template arguments name element types, those with the dtype's; and all other kernels.
+    Kernels with an element type among their template arguments count if it is the dtype's; all other kernels count.
     """
     own = is_of(op, step)
     found = {symbol: short_name(symbol) for symbol in symbols if own(symbol)}
@@ -157,36 +157,36 @@ def find_cuobjdump() -> Path | None:
 
 
 def find_extension() -> Path | None:
-    """The compiled CUDA side for this Python, found without importing it; None where it is not built."""
+    """The compiled extension for this Python, found without importing it; None if it is not built."""
     spec = importlib.util.find_spec("kernel_twins._C")
     return Path(spec.origin) if spec and spec.origin else None
 
 
 def require_extension() -> Path:
-    """The compiled CUDA side; UnavailableError names the command that builds it."""
+    """The compiled extension; UnavailableError names the command that builds it."""
     if (library := find_extension()) is None:
         raise UnavailableError("the CUDA side is not built: run `python setup.py build_ext`")
     return library
 
 
 def newer_sources(library: Path, root: Path) -> list[str]:
-    """The CUDA sources of a checkout that were written after its extension, relative to the root, in order."""
+    """The CUDA sources of a checkout that are newer than its extension, relative to the root, in order."""
     built = library.stat().st_mtime
     files = (path for path in (root / "cuda-kernels").rglob("*") if path.suffix in _SOURCES)
     return sorted(str(path.relative_to(root)) for path in files if path.stat().st_mtime > built)
 
 
 def compiler_version(library: Path) -> str:
-    """The version of ptxas that compiled an extension, such as ``13.0.88``, by the notes in its cubins.
+    """The version of ptxas that compiled an extension, such as ``13.0.88``, from the notes in its cubins.
 
-    Empty where there is no such note (cubins that are kept compressed), or where parts differ.
+    Empty if there is no such note (as in compressed cubins), or if cubins differ.
     """
     versions = set(_COMPILER.findall(library.read_bytes()))
     return versions.pop().decode() if len(versions) == 1 else ""
 
 
 def resource_usage(binary: Path, arch: str = "") -> dict[str, Usage]:
-    """What every kernel takes, by mangled name, in the binary's order; {} where it has none for the architecture."""
+    """Every kernel's resources, by mangled name, in the binary's order; {} if it has none for the architecture."""
     return parse_usage(_run(binary, arch, "-res-usage"))
 
 
@@ -198,7 +198,7 @@ def parse_usage(text: str) -> dict[str, Usage]:
 
 
 def block_limits(binary: Path, arch: str = "") -> dict[str, int]:
-    """The most threads that a block may have, of those kernels that were compiled with such a bound (1 to 2 s)."""
+    """The largest block, in threads, of each kernel that was compiled with such a bound."""
     return parse_block_limits(_run(binary, arch, "-elf"))
 
 
@@ -219,15 +219,14 @@ def parse_block_limits(text: str) -> dict[str, int]:
 
 
 def sass(binary: Path, symbols: Iterable[str] = (), arch: str = "") -> dict[str, list[tuple[int, str]]]:
-    """Address and text of every instruction, by mangled name: of some kernels (0.3 s and more), or of all.
+    """Address and text of every instruction, by mangled name: of some kernels, or of all.
 
-    All of the extension take 80 s of one core, of which every core has some. A name that the binary does not have is
-    left out.
+    All kernels of the extension take more than a minute of CPU time, spread over the cores. Unknown names are left out.
     """
     if names := ",".join(symbols):
         return parse_sass(_run(binary, arch, "-sass", "-fun", names))
     pieces = cubins(binary)
-    # The tool is left alone with a bare cubin, and with some that are compressed, or for other architectures.
+    # cuobjdump gets a bare cubin, or a file with compressed cubins or other architectures, in one piece.
     if len(pieces) < 2 or len(pieces) != _run(binary, arch, "-lelf").count("ELF file"):
         return parse_sass(_run(binary, arch, "-sass"))
     kernels: dict[str, list[tuple[int, str]]] = {}
@@ -241,9 +240,9 @@ def sass(binary: Path, symbols: Iterable[str] = (), arch: str = "") -> dict[str,
 
 
 def cubins(binary: Path) -> list[bytes]:
-    """Those that a file holds, or is, and that are not compressed; what follows one in the file may stay behind it.
+    """The uncompressed cubins in a file, or the file if it is one. A cubin may have trailing bytes of the file.
 
-    cuobjdump writes cubins of one name over one another, as sources of several operations have.
+    cuobjdump cannot extract them: it overwrites cubins of the same name, which sources of several operations have.
     """
     return [piece for piece in _ELF.split(binary.read_bytes()) if piece[18:20] == _EM_CUDA]
 
@@ -257,13 +256,13 @@ def parse_sass(text: str) -> dict[str, list[tuple[int, str]]]:
 
 
 def opcode(instruction: str) -> str:
-    """``LDG.E.128`` of ``@!P0 LDG.E.128 R4, desc[UR4][R2.64]``."""
+    """``LDG.E.128`` from ``@!P0 LDG.E.128 R4, desc[UR4][R2.64]``."""
     match = _OPCODE.match(instruction)
     return match[1] if match else ""
 
 
 def mix(instructions: Iterable[str]) -> dict[str, int]:
-    """How many instructions each class has, in the table's order; those that are in none are not counted."""
+    """The number of instructions in each class, in the table's order; others are not counted."""
     count: Counter[str] = Counter()
     for code in map(opcode, instructions):
         if name := next((name for name, pattern in CLASSES.items() if pattern.match(code)), ""):

@@ -1,7 +1,7 @@
-"""What the compilers make of a step, at any stage, and the difference between two steps or between the twins.
+"""A step's compiled code at any stage, and the difference between two steps or between the twins.
 
-Nothing is run and no GPU is needed: a CUDA step's SASS comes from the built extension and its PTX from nvcc; a Triton
-step is compiled ahead of time as the reference GPU would (see aot.py). All of it is for compute capability 9.0a.
+Nothing is run and no GPU is needed. A CUDA step's SASS comes from the built extension, and its PTX from nvcc. A Triton
+step is compiled ahead of time as for the reference GPU (see aot.py). All of it is for compute capability 9.0a.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from kernel_twins.errors import UnavailableError
 from kernel_twins.spec import Backend, Case, Op, Step
 
 STAGES: Mapping[str, tuple[str, ...]] = {"cuda": ("ptx", "sass"), "triton": ("ttir", "ttgir", "llir", "ptx", "sass")}
-"""What each language passes through that can be printed."""
+"""The stages of compilation in each language that can be printed."""
 
 _BRANCH = re.compile(r"((?:@!?U?P\w+ )?(?:BRA|BSSY|CALL|WARPSYNC)\b.*?)(0x[0-9a-f]+) *$")
 _ENTRY = re.compile(r"^(?=(?:\.visible |\.weak )?\.entry )", re.MULTILINE)
 _LOCATION = r"loc\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)"
 
-# What does not matter, by stage: lines that are dropped, then what becomes what in those that stay.
+# Filters of each stage: a pattern of lines to drop, then (pattern, replacement) pairs for the others.
 _DROPPED = {
     "ttir": r"#loc\d*\b",
     "llir": r"!|;|attributes |source_filename|target ",
@@ -45,9 +45,9 @@ _RENAMED = {
 
 
 def show(op: Op, step: Step, backend: Backend, stage: str, case: Case) -> str:
-    """One stage of a step's kernels for a case: of a CUDA step, all instantiations of the case's dtype.
+    """One stage of a step's kernels for a case; for a CUDA step, of all instantiations for the case's dtype.
 
-    ValueError where the language has no such step or stage; UnavailableError says which tool is missing.
+    ValueError if the language has no such step or stage; UnavailableError says which tool is missing.
     """
     if backend not in step.backends:
         raise ValueError(f"{op.name} {step.name} exists in {', '.join(step.backends)} only: {step.gap}")
@@ -71,11 +71,10 @@ def show(op: Op, step: Step, backend: Backend, stage: str, case: Case) -> str:
 def diff(op: Op, step: Step, backend: Backend, stage: str, case: Case, other: str) -> str:
     """A unified diff from ``other`` (another step of the op, or "twin", the same step in the other language) to a step.
 
-    Empty where nothing differs that matters. Twins meet in ptx and sass only. Filtered out is what differs between any
-    two compilations: numbers of registers, predicates and SSA values (``R12`` is ``R``, ``%rd5`` is ``%rd``), names of
-    labels, addresses that are jumped to, ``.reuse`` flags, the step's own name, declarations of registers, comments,
-    source locations, debug sections and metadata, module headers. Offsets, constants and the order of instructions
-    stay.
+    Empty if they do not differ. Twins share only the stages ptx and sass. Details that differ between any two
+    compilations are filtered out: numbers of registers, predicates and SSA values (``R12`` becomes ``R``, ``%rd5``
+    ``%rd``), labels, jump targets, ``.reuse`` flags, the step's own name, declarations of registers, comments, source
+    locations, debug sections and metadata, module headers. Offsets, constants and the order of instructions stay.
     """
     if other == "twin":
         if stage not in ("ptx", "sass"):
@@ -93,7 +92,7 @@ def diff(op: Op, step: Step, backend: Backend, stage: str, case: Case, other: st
 
 
 def essentials(text: str, stage: str, name: str) -> list[str]:
-    """A stage's lines without what ``diff`` filters out; ``name`` is the step's, such as vector_add_v01_scalar."""
+    """A stage's lines after ``diff``'s filters; ``name`` is the step's, such as vector_add_v01_scalar."""
     stage = "ttir" if stage == "ttgir" else stage
     code = re.split(r"^\s*\.section\s+\.debug", text, maxsplit=1, flags=re.MULTILINE)[0] if stage == "ptx" else text
     lines = []
@@ -124,7 +123,7 @@ def _cuda_sass(op: Op, step: Step, case: Case) -> str:
 
 
 def _listing(heading: str, code: list[tuple[int, str]]) -> str:
-    """Instructions as text, a label where a branch goes, without the padding at the end."""
+    """Instructions as text, with labels at branch targets, without the padding at the end."""
     instructions = [(address, text.strip()) for address, text in code]
     while instructions and instructions[-1][1] == "NOP":
         instructions.pop()
@@ -141,7 +140,7 @@ def _listing(heading: str, code: list[tuple[int, str]]) -> str:
 
 
 def _cuda_ptx(op: Op, step: Step, case: Case) -> str:
-    """What nvcc gives ptxas, compiled anew with the build's flags but without line information."""
+    """The PTX that nvcc gives to ptxas, compiled anew with the build's flags but without line information."""
     try:
         from build_support import sources, toolkit
     except ImportError:
@@ -173,5 +172,5 @@ def _cuda_ptx(op: Op, step: Step, case: Case) -> str:
 
 
 def _uncommented(ptx: str) -> str:
-    """PTX without comment lines, which name the other instantiations, and without runs of empty lines."""
+    """PTX without comment lines, which name other instantiations, and without runs of empty lines."""
     return re.sub(r"\n{3,}", "\n\n", re.sub(r"^\s*//.*\n", "", ptx, flags=re.MULTILINE)).strip() + "\n"

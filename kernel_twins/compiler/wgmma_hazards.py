@@ -1,15 +1,15 @@
 """Finds writes to registers that a wgmma may still be reading, in a kernel's SASS.
 
-A wgmma runs beside the instructions after it. Its left operand may lie in registers, which must keep their values until
-a wait covers the group that it was committed with. ptxas before CUDA 13.3 may give such registers to other values too
-early: the release notes of 13.3 name it as fixed, triton-lang/triton#9433 and #11781 have wrong results on an H100, and
-fla-org/flash-linear-attention#1262 has one PTX that is right or wrong by the assembler. What compiles these kernels,
-ptxas of CUDA 13.0 and of Triton's wheel, is older, and a test of results sees a race only where it is lost. In SASS no
-barrier guards the registers: waits are all the protection there is, and so they can be checked.
+A wgmma runs asynchronously. Its left operand may be in registers, which must keep their values until a wait covers the
+group in which the wgmma was committed. ptxas before CUDA 13.3 may reuse such registers too early. The release notes of
+13.3 name it as fixed, triton-lang/triton#9433 and #11781 have wrong results on an H100, and
+fla-org/flash-linear-attention#1262 has one PTX whose result depends on the assembler. These kernels are compiled by
+older versions, ptxas of CUDA 13.0 and of Triton's wheel, and a test of results finds a race only if it is lost. In SASS
+only waits protect the registers, so they can be checked.
 
-In SASS, wgmma is HGMMA (IGMMA, BGMMA and QGMMA for other types), ``R24, R120, gdesc[UR28]`` where the left operand,
-four registers of a thread, begins at R120. ``gsb0`` at its end commits it and all before it as a group, and
-``WARPGROUP.DEPBAR.LE gsb0, n`` waits until at most the n groups committed last are not done.
+In SASS, wgmma is HGMMA (IGMMA, BGMMA and QGMMA for other types). With the operands ``R24, R120, gdesc[UR28]`` the left
+operand, four registers of a thread, begins at R120. ``gsb0`` at its end commits it and all before it as a group.
+``WARPGROUP.DEPBAR.LE gsb0, n`` waits until at most the last n committed groups are unfinished.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _WGMMA = re.compile(r"R(\d+|Z), R(\d+)(?:\.reuse)?, gdesc")
 _WAIT = re.compile(r"gsb0, 0x([0-9a-f]+)")
 _DESTINATION = re.compile(r"(?:!?U?PT?\d?, )*R(\d+)\b")
 _TARGET = re.compile(r"0x([0-9a-f]+)$")
-# As bits 0 to 11 of an instruction of 16 bytes; bits 12 to 15 are its predicate.
+# Opcodes in bits 0 to 11 of an instruction of 16 bytes; bits 12 to 15 are its predicate.
 _WGMMA_OF_REGISTERS = re.compile(rb"[\xf0-\xf3][" + re.escape(bytes(range(0x0D, 0x100, 0x10))) + rb"]")
 
-# Instructions that write no register, but whose first operand may be one that they read; those that write predicates
-# alone; and those that write two registers without saying so in a suffix.
+# Instructions that write no register, though their first operand may be one that they read; those that write only
+# predicates; and those that write two registers without a suffix that says so.
 _READS = ("BAR", "BRX", "BRXU", "CALL", "JMX", "JMXU", "NANOSLEEP", "R2B", "R2P", "RET", "WARPSYNC")
 _SETS = ("FCHK", "R2P")
 _PAIRS = re.compile(r"\.WIDE|^D(?:ADD|MUL|FMA|MNMX)\b|^CS2R(?!\.32)|^LEPC|^(?:F2F|I2F)\.F64|^F2I\b.*\.[US]64")
@@ -52,14 +52,14 @@ class Overwrite:
 
 
 def overwrites(listing: Listing) -> list[Overwrite]:
-    """All in a kernel, over every path through it, whatever predicates would say of the path.
+    """All hazards in a kernel, over every path through it; predicates are not evaluated.
 
-    ValueError where a wgmma may be running when the kernel jumps where the listing does not say.
+    ValueError if a wgmma may be running at a jump whose target the listing does not name.
     """
     at = {address: i for i, (address, _) in enumerate(listing)}
     returns = [i + 1 for i, (_, text) in enumerate(listing) if _parts(text)[1].startswith("CALL")]
     operands = {address: set(range(first, first + _OPERAND_REGISTERS)) for address, first in _of_registers(listing)}
-    # By wgmma, how many groups at least were committed since it was issued, its own among them.
+    # For each wgmma the least number of groups committed since it was issued, its own included.
     running: dict[int, dict[int, int]] = {0: {}}
     todo = [0] if listing else []
     found = set()
@@ -82,12 +82,12 @@ def overwrites(listing: Listing) -> list[Overwrite]:
 
 
 def reads_registers(listing: Listing) -> bool:
-    """Whether a kernel has a wgmma whose left operand lies in registers."""
+    """Whether a kernel has a wgmma whose left operand is in registers."""
     return any(True for _ in _of_registers(listing))
 
 
 def kernels(binary: Path) -> dict[str, Listing]:
-    """The kernels of such a wgmma in a cubin or the extension, built for 9.0a; only these are disassembled."""
+    """The kernels with such a wgmma in a cubin or the extension, built for 9.0a; only these are disassembled."""
     found: dict[str, Listing] = {}
     with tempfile.TemporaryDirectory() as folder:
         for i, cubin in enumerate(disassembly.cubins(binary)):
@@ -107,7 +107,7 @@ def _of_registers(listing: Listing) -> Iterator[tuple[int, int]]:
 
 
 def _parts(text: str) -> tuple[str, str, str]:
-    """Predicate (empty where there is none), mnemonic with its suffixes, operands."""
+    """Predicate (or an empty string), mnemonic with its suffixes, operands."""
     match = _MNEMONIC.match(text)
     assert match is not None, text
     return match[1] or "", match[2], match[3].strip()
@@ -118,7 +118,7 @@ def _is_wgmma(mnemonic: str) -> bool:
 
 
 def _after(running: dict[int, int], address: int, text: str, is_of_registers: bool) -> dict[int, int]:
-    """What runs behind an instruction. A predicated one may not be executed: it starts a wgmma, but ends none."""
+    """The wgmmas that may run after an instruction. A predicated one may be skipped: it can start one, but end none."""
     predicate, mnemonic, rest = _parts(text)
     after = running
     if is_of_registers:
@@ -144,14 +144,14 @@ def _successors(
         )
     if name == "RET":
         yield from returns
-    # A branch may also depend on what stands before its target: another predicate, or threads that diverge.
+    # A branch may have further conditions before its target: another predicate, or diverging threads.
     ends = name in ("EXIT", "RET", "BRX", "BRXU", "JMX", "JMXU") or (name in ("BRA", "JMP") and rest.startswith("0x"))
     if (predicate or not ends) and i + 1 < len(listing):
         yield i + 1
 
 
 def _written(text: str) -> range:
-    """The registers that an instruction writes, whatever its predicate."""
+    """The registers that an instruction writes if it is executed."""
     _, mnemonic, rest = _parts(text)
     name = mnemonic.partition(".")[0]
     if name in _READS or name in _SETS or name.endswith("SETP") or (match := _DESTINATION.match(rest)) is None:
@@ -161,7 +161,7 @@ def _written(text: str) -> range:
 
 
 def _width(mnemonic: str) -> int:
-    """How many registers a destination takes; of a name that is not known, as many as its suffixes say."""
+    """The number of registers of a destination; for an unknown mnemonic, what its suffixes say."""
     if _is_wgmma(mnemonic):
         shape = re.search(r"\.64x(\d+)x", mnemonic)
         assert shape is not None, mnemonic

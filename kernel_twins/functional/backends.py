@@ -1,7 +1,7 @@
-"""What the public functions share: finding a backend's side of a function, and knowing when values are all there is.
+"""Finds a backend's implementation of a public function, and tells when a call can bypass PyTorch's dispatcher.
 
-The CUDA side is operators in C++ (cuda-kernels/<family>/torch*.cpp), the Triton side some in Python. Nothing imports
-Triton before it is asked for.
+The CUDA side is operators in C++ (cuda-kernels/<family>/torch*.cpp), the Triton side operators in Python. Triton is
+imported only when a call needs it.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ _BATCHED: Any = torch._C._parse_dispatch_key("Batched")
 
 
 def cuda_operator(name: str) -> tuple[Operator | None, str]:
-    """The operator of cuda-kernels/*/torch*.cpp, or None and why it is not there."""
+    """The operator of cuda-kernels/*/torch*.cpp, or None and the reason why it is missing."""
     try:
         known = extension()
     except UnavailableError as error:
         return None, f"{error}, or pass backend='torch'"
     operator: Operator | None = getattr(getattr(torch.ops.kernel_twins, name, None), "default", None)
-    if not hasattr(known, "runs"):  # which "auto" asks
+    if not hasattr(known, "runs"):  # "auto" calls it
         operator = None
     function = name.removesuffix("_result")
     stale = f"the extension is older than kernel_twins.{function}: build it again with `python setup.py build_ext`"
@@ -62,14 +62,14 @@ def cuda_operator(name: str) -> tuple[Operator | None, str]:
 
 
 def register_vmap(name: str, rule: Callable[[Function], Rule]) -> None:
-    """Gives an operator in C++ the batching rule that is made of it."""
+    """Registers the batching rule that ``rule`` makes from an operator in C++."""
     torch.library.register_vmap(f"kernel_twins::{name}", rule(getattr(torch.ops.kernel_twins, name).default))
 
 
 def triton_side(imported: Callable[[], _Side]) -> Callable[[], _Side]:
-    """Makes a function's Triton side known once it is asked for; UnavailableError where Triton is not installed.
+    """A cached getter of a function's Triton side; it raises UnavailableError if Triton is not installed.
 
-    ``imported`` imports it in a statement, which torch.compile can trace.
+    ``imported`` contains the import as a statement, because torch.compile can trace that.
     """
 
     def found() -> _Side:
@@ -79,14 +79,14 @@ def triton_side(imported: Callable[[], _Side]) -> Callable[[], _Side]:
             raise UnavailableError("the Triton side is missing: pip install triton, or pass backend='torch'") from error
 
     known = cache(found)
-    # Dynamo warns of a cache, which it would not use.
+    # Dynamo ignores functools.cache, with a warning.
     return lambda: found() if torch.compiler.is_dynamo_compiling() else known()
 
 
 def step_behind(op: str, backend: Backend, capability: tuple[int, int] | None, fp32_out: bool = False) -> Step | None:
-    """The first of the steps behind a function that a GPU runs, or the first of all where there is no GPU to ask.
+    """The first step behind a function that a GPU runs, or the first of all if ``capability`` is None.
 
-    With ``fp32_out``, of those that write fp32 where the usual result is narrower.
+    With ``fp32_out``, only steps count that can write fp32 where the usual result is narrower.
     """
     steps = map(ops.get(op).step, ops.get(op).behind[backend])
     able = (step for step in steps if step.fp32_out or not fp32_out)
@@ -95,9 +95,9 @@ def step_behind(op: str, backend: Backend, capability: tuple[int, int] | None, f
 
 @cache
 def triton_launcher(op: str, device: int | None) -> Callable[..., None]:
-    """The launcher of the Triton step behind a function that the GPU runs; RuntimeError where it runs none.
+    """The launcher of the Triton step behind a function on this GPU; RuntimeError if the GPU runs none.
 
-    ``device`` is None where there is no GPU to ask, as for meta tensors.
+    ``device`` is None if there is no GPU, as for meta tensors.
     """
     step = step_behind(op, "triton", None if device is None else torch.cuda.get_device_capability(device))
     if step is None:
@@ -107,12 +107,10 @@ def triton_launcher(op: str, device: int | None) -> Callable[..., None]:
 
 
 def runs(backend: Backend, names: tuple[str, ...], device: int, fp32_out: bool = False) -> bool:
-    """Whether a GPU runs what stands behind a backend: of each operation the first step that its capability allows.
+    """Whether a GPU runs, for each operation, the first step behind a backend that its compute capability allows.
 
-    That is the step that measurements are of. Where the extension was not built for it but for a later one, the backend
-    does not count as running: nobody has measured that. ``fp32_out`` is ``step_behind``'s.
-
-    The CUDA side's extension is its function's own to look for.
+    That is the step that was measured. If the extension was built only for a later step of the list, the answer is no,
+    because that was not measured. ``fp32_out`` is that of ``step_behind``. The caller must have found the extension.
     """
     capability = _capability(device)
     return capability is not None and _runs_on(backend, names, capability, fp32_out)
@@ -133,20 +131,20 @@ def _runs_on(backend: Backend, names: tuple[str, ...], capability: tuple[int, in
 
 @cache
 def _capability(device: int) -> tuple[int, int] | None:
-    """A GPU's, or None where there is none of this number: what stands for tensors may lie on one all the same."""
+    """A GPU's compute capability; None if there is no such GPU. Fake tensors can be on a GPU that does not exist."""
     if not torch.cuda.is_available() or device >= torch.cuda.device_count():
         return None
     return torch.cuda.get_device_capability(device)
 
 
 def constant(asked: _Asked) -> _Asked:
-    """Makes what a function answers a constant of a trace: torch.compiler's decorator, which has no types."""
+    """Makes a function's result a constant of a trace; torch.compiler's decorator, with types."""
     torch.compiler.assume_constant_result(asked)
     return asked
 
 
 def runs_of(operator: Operator | None, *names: str) -> Callable[[Backend, int], bool]:
-    """Of a function: whether a backend is there and has steps for a GPU of its operations, at any length of rows."""
+    """A test for a public function: whether a backend is installed and has steps for a GPU, at any length of rows."""
 
     @constant
     def known(backend: Backend, device: int) -> bool:
@@ -163,9 +161,9 @@ def fastest(
     *comparable: Callable[[Case], bool],
     over_torch: bool = False,
 ) -> str:
-    """The backend that is fastest at the nearest measured problem; "cuda", where it runs, for one that does not.
+    """The backend that is fastest at the nearest measured problem, or "cuda" if that backend does not run here.
 
-    With ``over_torch`` PyTorch would do more than what was measured, and is not taken for being the fastest.
+    With ``over_torch`` PyTorch is not chosen, because this call costs it more than the measured one.
     """
     best = nearest(gpu_slug(torch.cuda.get_device_name(device)), function, problem, *comparable)
     if (best == "torch" and not over_torch) or (best == "triton" and is_there("triton", device)):
@@ -173,33 +171,33 @@ def fastest(
     return "cuda" if is_there("cuda", device) else "torch"
 
 
-# What a call is in, for "auto". Of a trace it is a constant: a graph keeps to what it was made in.
+# Transforms around a call, for "auto". They are constants of a trace: a graph is valid only for those it was made in.
 
 
 @constant
 def is_differentiated() -> bool:
-    """Whether forward-mode or torch.func's derivatives are taken, which are PyTorch's operators' alone."""
+    """Whether forward-mode or torch.func's derivatives are active; only PyTorch's operators support them."""
     if forward_ad._current_level >= 0:
         return True
-    if maybe_current_level() is None:  # sooner told than what layers there are
+    if maybe_current_level() is None:  # faster than listing the layers
         return False
     return any(layer.key() != TransformType.Vmap for layer in get_interpreter_stack() or ())
 
 
 @constant
 def is_transformed() -> bool:
-    """Whether the same is done, or torch.func.vmap batches."""
+    """Whether such derivatives or torch.func.vmap are active."""
     return forward_ad._current_level >= 0 or maybe_current_level() is not None
 
 
 @constant
 def batches() -> int:
-    """How many of torch.func.vmap there are, each of which may add a dimension to a tensor."""
+    """The number of active torch.func.vmap; each may add a dimension to a tensor."""
     return [layer.key() for layer in get_interpreter_stack() or ()].count(TransformType.Vmap)
 
 
 def require_gpu(name: str, tensor: Tensor, backend: str) -> None:
-    """TypeError where it is no tensor, ValueError where it is on no GPU."""
+    """TypeError if it is no tensor, ValueError if it is not on a GPU."""
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name} is a {type(tensor).__name__}, must be a torch.Tensor: call torch.as_tensor({name})")
     if not tensor.is_cuda:
@@ -210,7 +208,7 @@ def require_gpu(name: str, tensor: Tensor, backend: str) -> None:
 
 
 def require_tensors(residual: Tensor | None, weight: Tensor | None, bias: Tensor | None = None) -> None:
-    """TypeError where one is there that is no tensor: the dispatcher says so as a RuntimeError."""
+    """TypeError if one is neither None nor a tensor; the dispatcher would raise a RuntimeError."""
     for name, given in (("residual", residual), ("weight", weight), ("bias", bias)):
         if given is not None and not isinstance(given, Tensor):
             raise TypeError(
@@ -220,9 +218,9 @@ def require_tensors(residual: Tensor | None, weight: Tensor | None, bias: Tensor
 
 
 def is_on_gpu(tensor: Any) -> bool:
-    """Whether it is a tensor on a GPU that has sizes and strides, or stands for one, on a GPU that is there.
+    """Whether it is a strided tensor on a GPU, or a fake tensor on a GPU that exists.
 
-    Other classes, as DTensor, know what to do about PyTorch's operators, and not about ours.
+    Other classes, such as DTensor, implement PyTorch's operators and not ours.
     """
     if type(tensor) not in _PLAIN and not _stands_for_one(tensor):
         return False
@@ -238,42 +236,44 @@ def _stands_for_one(tensor: object) -> bool:
 
 
 def on_device(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """Makes a GPU the current one, which launches need; costs next to nothing where it is, as it mostly is."""
+    """Makes a GPU the current one for launches. If it is already, as it mostly is, that costs almost nothing."""
     here = device.type != "cuda" or device.index == torch.cuda.current_device()
     return contextlib.nullcontext() if here else torch.cuda.device(device)
 
 
 def is_plain(*tensors: Tensor) -> bool:
-    """Whether a call needs no operator: nobody traces or transforms it, and all tensors are PyTorch's own, as they lie.
+    """Whether a call can bypass the operator: it is neither traced nor transformed, and all tensors are plain.
 
-    A lazily negated one holds other signs than those of its values; one that outlived a transform of torch.func's is
-    still wrapped, and has no memory of its own.
+    A lazily negated tensor is not plain, since its memory has the opposite signs. A tensor that outlived a transform of
+    torch.func is still wrapped, and has no memory of its own.
     """
     if maybe_current_level() is not None or forward_ad._current_level >= 0:
         return False
     if torch._C._len_torch_dispatch_stack() > 0:  # a mode wants to see every operator
         return False
-    for tensor in tensors:  # all() of a generator takes half as long again, on every call
+    for tensor in tensors:  # a loop is faster than all() of a generator
         if type(tensor) not in _PLAIN or tensor.is_meta or tensor.is_neg() or is_functorch_wrapped_tensor(tensor):
             return False
     return True
 
 
 def is_batched(gradient: Tensor) -> bool:
-    """Whether it is of torch.autograd.grad's is_grads_batched, which has a vmap of its own."""
+    """Whether torch.autograd.grad batched it (``is_grads_batched``), which uses a vmap of its own."""
     return torch._C._dispatch_keys(gradient).has(_BATCHED)
 
 
 def refuse_gradients(name: str, *tensors: Tensor | None) -> None:
-    """NotImplementedError where torch.func.grad or its like follow a tensor, which our operators refuse in PyTorch's
-    words, without a remedy. Asked only where a call is not plain, or did fail: an ordinary one has no time for it.
+    """NotImplementedError, with a remedy, if torch.func.grad or its like track a tensor.
+
+    Our operators would raise PyTorch's error, without a remedy. Called only for calls that are not plain or have
+    failed, since it takes time.
     """
     if torch.is_grad_enabled() and any(isinstance(tensor, Tensor) and _is_followed(tensor) for tensor in tensors):
         raise NotImplementedError(f"{name} has no derivative for torch.func's grad and vjp: pass backend='torch'")
 
 
 def _is_followed(tensor: Tensor) -> bool:
-    while is_functorch_wrapped_tensor(tensor):  # by one transform around another
+    while is_functorch_wrapped_tensor(tensor):  # nested transforms wrap it several times
         if is_gradtrackingtensor(tensor) and tensor.requires_grad:
             return True
         tensor = get_unwrapped(tensor)
@@ -281,8 +281,9 @@ def _is_followed(tensor: Tensor) -> bool:
 
 
 def refuse_tangents(name: str, *tensors: Tensor) -> None:
-    """NotImplementedError where a forward-mode derivative is under way, which operators in Python lose silently, or one
-    of torch.func's.
+    """NotImplementedError if a forward-mode derivative or one of torch.func is active.
+
+    Operators in Python would silently lose a forward-mode derivative.
     """
     if maybe_current_level() is not None:
         refuse_gradients(f"the Triton {name}", *tensors)

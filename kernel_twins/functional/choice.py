@@ -1,8 +1,8 @@
 """Which backend ``backend="auto"`` takes: the fastest in the committed measurements, at the nearest problem.
 
-A call takes as long as the GPU works or, where that is longer, as the host needs to ask for it.
-``fastest.json`` holds it by GPU, function and measured case. It is derived from ``profiling/data`` by
-``python -m kernel_twins.report.calls.fastest``, and a test compares the two.
+The time of a call is the GPU's or the host's, whichever is longer. ``fastest.json`` names the fastest backend by GPU,
+function and measured case. ``python -m kernel_twins.report.calls.fastest`` derives it from ``profiling/data``, and a
+test compares the two.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ def table(gpu: str, function: str) -> dict[Case, str]:
 def nearest(
     gpu: str, function: str, problem: Case, comparable: Callable[[Case], bool] = lambda case: True
 ) -> str | None:
-    """The fastest backend at the measured case closest in the logarithms of its sizes; None where there is none.
+    """The fastest backend at the measured case closest in the logarithms of its sizes; None if there is no such case.
 
-    A case is near only where its elements are as wide and its variant (b's layout, the activation) is the same if any
-    such was measured; ``comparable`` may ask for more.
+    Only cases with elements of the same width count, and, if any was measured, only those of the same variant (b's
+    layout, the activation). ``comparable`` adds further conditions.
     """
     known = [
         case for case in table(gpu, function) if ITEMSIZE[case.dtype] == ITEMSIZE[problem.dtype] and comparable(case)

@@ -1,4 +1,4 @@
-"""What a family builds the contests of ``functions.csv`` with: calls in every backend, and what they must give."""
+"""Building blocks for the contests of ``functions.csv``: calls in every backend, and the expected results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kernel_twins.spec import Case
 
 Operands = tuple[Tensor, ...]
 Call = Callable[..., Tensor]
-Ours = Callable[[str], Call]  # of a backend: the call in it
+Ours = Callable[[str], Call]  # from a backend to our call in it
 Result = Tensor | tuple[Tensor, ...]  # out, or out and the operands' gradients
 
 OURS = ("cuda", "triton", "auto")
@@ -23,10 +23,10 @@ OURS = ("cuda", "triton", "auto")
 
 @dataclass(frozen=True, slots=True)
 class Contest:
-    """One call in every backend, the way it is timed, and what it must give, in fp32: the result, then gradients.
+    """One call in every backend, how it is timed (``kind``), and the expected result and gradients in fp32.
 
-    Of kind ``backward``, a call is a forward pass that gives the backward pass to be timed, and ``judged`` has both in
-    one. Where a call's result is random, ``judged`` has the one that must give it.
+    For the kind ``backward`` a call runs the forward pass and returns the backward pass to be timed; ``judged`` then
+    runs both. If a call's result is random, ``judged`` is the call without randomness.
     """
 
     kind: str
@@ -43,13 +43,13 @@ class Contest:
 
 
 def host_cases(*shape: int, **variant: str) -> Iterator[tuple[Case, bool]]:
-    """What the host's time of a function is told of, and whether the operands require gradients."""
+    """Cases for the host's time of a function, and whether the operands require gradients."""
     for dtype, grad in (("bf16", False), ("bf16", True), ("fp32", False)):
         yield Case.of(*shape, dtype=dtype, **variant, **({"grad": "yes"} if grad else {})), grad
 
 
 def matrix(case: Case, seed: int = 0) -> Tensor:
-    """[M, N] of the case's first two sizes."""
+    """A random matrix of the case's first two sizes."""
     source = torch.Generator("cuda").manual_seed(seed)
     return torch.randn(case.shape[:2], generator=source, device="cuda").to(DTYPE[case.dtype])
 
@@ -72,12 +72,12 @@ def forward(function: str, case: Case, eager: Call, ours: Ours, operands: Operan
 
 
 def gpu(function: str, case: Case, eager: Call, ours: Ours, operands: Operands, dout: Tensor | None = None) -> Contest:
-    """Both passes; the result's gradient is random where none is given."""
+    """Forward and backward pass; the result's gradient is random if none is given."""
     return _both(function, case, _beside_compiled(eager, ours), operands, dout)
 
 
 def backward(function: str, case: Case, eager: Call, ours: Ours, operands: Operands) -> Contest:
-    """The backward pass alone, of forward passes that were made before."""
+    """The backward pass alone; its forward pass runs before and is not timed."""
     calls, dout = _beside_compiled(eager, ours), matrix(case, seed=1)
     both = _both(function, case, calls, operands, dout)
 
@@ -89,7 +89,7 @@ def backward(function: str, case: Case, eager: Call, ours: Ours, operands: Opera
 
 
 def _beside_compiled(eager: Call, ours: Ours) -> dict[str, Call]:
-    torch.compiler.reset()  # else a new shape is compiled for any shape, and the next contests for none
+    torch.compiler.reset()  # else later shapes compile as dynamic, and then not at all
     compiled = torch.compile(eager, fullgraph=True, dynamic=False)
     return {"torch": eager, "compiled": compiled, **{backend: ours(backend) for backend in ("cuda", "triton")}}
 
@@ -109,7 +109,7 @@ def _both(function: str, case: Case, calls: Mapping[str, Call], operands: Operan
 
 
 def _pass(function: Call, operands: Operands, dout: Tensor) -> tuple[Tensor, ...]:
-    """Forward and backward: the result and those of the operands' gradients that there are."""
+    """Forward and backward: the result, and the gradients of those operands that have one."""
     return _gradients(function(*operands), operands, dout)
 
 

@@ -1,6 +1,6 @@
 """A public function, as its family's package declares it; see report/calls/functions.py.
 
-Nothing here needs torch: what does, the calls that are timed, lies beside the declaration in ``contest.py``.
+Nothing here needs torch. The timed calls, which do, are in ``contest.py`` beside the declaration.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Pass = Literal["forward", "backward"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Function:
-    """What a public function stands on, and what it is timed on.
+    """The operations behind a public function, and the cases on which it is timed.
 
-    ``ops`` are the operations whose steps its calls run, those in ``Op.behind``; the first one's chapter gives the
-    function its place among the others. ``drawn`` are the operations that its sampled cases are of, in turn, and
-    ``fixed`` the options of these that it has no choice of; ``passes`` are timed there. ``chooses`` tells that "auto"
-    looks up the fastest backend in the timings of ``drawn``.
+    ``ops`` are the operations whose steps (``Op.behind``) its calls run; the first one's chapter orders the functions.
+    ``drawn`` are the operations that give its sampled cases, in turn. ``fixed`` are their options that the function
+    does not offer, and ``passes`` the passes timed there. If it ``chooses``, "auto" looks up the fastest backend in the
+    timings of ``drawn``.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Function:
         return calls
 
     def contests(self) -> Iterator[Contest]:
-        """What is timed of it at cases that we chose."""
+        """Its contests at chosen cases."""
         yield from self._calls_module().CONTESTS.get(self.name, tuple)()
 
     def _calls_module(self) -> Any:

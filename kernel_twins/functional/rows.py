@@ -1,4 +1,4 @@
-"""What public functions along one dimension share: rows of a tensor, and the batches of torch.func.vmap."""
+"""Rows of a tensor and batches of torch.func.vmap, for public functions along one dimension."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Rule = Callable[..., tuple[Any, Any]]  # what torch.library.register_vmap takes
+Rule = Callable[..., tuple[Any, Any]]  # a batching rule for torch.library.register_vmap
 
 
 def counted(dim: int, name: str, rank: int) -> int:
-    """``dim`` counted from the front, IndexError where there is none. A rank of 0 is a row of one element."""
+    """``dim`` counted from the front; IndexError if there is no such dimension. A rank of 0 is a row of one element."""
     try:
         dim = index(dim)
     except TypeError:
@@ -25,10 +25,10 @@ def counted(dim: int, name: str, rank: int) -> int:
 
 
 def rows_of(tensor: Tensor, dim: int, dims: int = 1) -> Tensor | None:
-    """[M, N] of a tensor that holds anything: its rows along ``dim``, counted from the front, in the others' order.
+    """A view [M, N] of a tensor that is not empty: its rows along ``dim`` (counted from the front), in order.
 
-    A row may lie along the last ``dims`` dimensions, of which ``dim`` is then the first. Where strides allow no such
-    view with rows of neighbours, None.
+    A row may span the last ``dims`` dimensions; ``dim`` is then the first of them. None if strides allow no such view
+    with contiguous rows.
     """
     if tensor.dim() == 2 and dim == 1 and tensor.stride(1) == 1:
         return tensor
@@ -42,7 +42,7 @@ def rows_of(tensor: Tensor, dim: int, dims: int = 1) -> Tensor | None:
 
 
 def in_rows(tensor: Tensor, dim: int, dims: int = 1) -> Tensor:
-    """The same, copied where strides leave no other way; of one number everywhere, a sum's gradient, one row is."""
+    """The same, copied if strides allow no view. If all strides are 0, as in a sum's gradient, one row is copied."""
     rows = rows_of(tensor, dim, dims)
     if rows is not None:
         return rows
@@ -54,15 +54,15 @@ def in_rows(tensor: Tensor, dim: int, dims: int = 1) -> Tensor:
 
 
 def empty_rows(like: Tensor, dim: int) -> Tensor:
-    """A result like a tensor: its rows lie one after the other, so it is contiguous where ``dim`` is the last."""
+    """An empty result of a tensor's shape, with its rows along ``dim`` one after the other in memory."""
     if dim + 1 >= like.dim():
-        return torch.empty_like(like, memory_format=torch.contiguous_format)  # a third of torch.empty's time
+        return torch.empty_like(like, memory_format=torch.contiguous_format)  # faster than torch.empty
     shape = (*like.shape[:dim], *like.shape[dim + 1 :], like.shape[dim])
     return torch.empty(shape, dtype=like.dtype, device=like.device).movedim(-1, dim)
 
 
 def with_batch(tensor: Tensor, batch: int | None, at: int, size: int) -> Tensor:
-    """A tensor whose dimension ``at`` is the batch."""
+    """The tensor with the batch as dimension ``at``; expanded if it has no batch."""
     if batch is not None:
         return tensor.movedim(batch, at)
     one = tensor.unsqueeze(at)
@@ -70,7 +70,10 @@ def with_batch(tensor: Tensor, batch: int | None, at: int, size: int) -> Tensor:
 
 
 def one_by_one(operator: Callable[..., Any]) -> Rule:
-    """What ``torch.library.register_vmap`` takes for a backward pass that sums over all rows: example after example."""
+    """A rule for ``torch.library.register_vmap`` that calls the operator for one example after the other.
+
+    It is for a backward pass that sums over all rows.
+    """
 
     def rule(info: Any, in_dims: tuple[Any, ...], *given: Any) -> tuple[Any, Any]:
         each = [

@@ -1,8 +1,7 @@
-"""What a family tells of its functions at sampled cases with: calls, and whether their results are right.
+"""Types with which a family declares its functions at sampled cases: the calls, and the judges of their results.
 
-The rule of accuracy is check.py's. A judge is of one set of operands, and answers with what is wrong, empty where
-nothing is. What float64 makes of the operands is computed at its first answer, and serves the others where check.py
-keeps it.
+The rule of accuracy is check.py's. A judge belongs to one set of operands. It returns what is wrong, or an empty
+string. The float64 reference is computed at its first verdict and kept for the others, if check.py keeps it.
 """
 
 from __future__ import annotations
@@ -18,24 +17,24 @@ from kernel_twins.harness import check
 from kernel_twins.spec import Case, Op
 
 Operands = tuple[Tensor, ...]  # the inputs of the operation, in its order
-Call = Callable[..., Any]  # of operands: a result, or several
-Given = Callable[[Operands], Operands]  # from results, the inputs of the gradient's operation
-Fault = Callable[[Operands, Operands], str]  # of a caller's results, and of the gradients that the same caller gave
+Call = Callable[..., Any]  # from operands to one result or several
+Given = Callable[[Operands], Operands]  # from results to the inputs of the gradient's operation
+Fault = Callable[[Operands, Operands], str]  # from a caller's results and gradients to what is wrong with the gradients
 
-FP32_LOOP = 4 * torch.finfo(torch.float32).eps  # of the terms of a sum, as in check.py
+FP32_LOOP = 4 * torch.finfo(torch.float32).eps  # relative to the sum of |terms|, as in check.py
 _CHUNK = 2**26  # elements held in float64 at a time, in each of a few tensors
 
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
-    """The operation of a gradient and its case; its inputs, of operands, the results' gradients, and the results."""
+    """The operation of a gradient and its case; ``inputs`` makes its inputs from operands, dout and the results."""
 
     op: Op
     case: Case
     inputs: Callable[[Operands, Operands, Operands], Operands]
 
     def judged(self, operands: Operands, douts: Operands, given: Given) -> Fault:
-        """As ``Calls.gradients``, where these are the operation's results."""
+        """``Calls.gradients`` for gradients that are the operation's results."""
         return Backward(self.op, self.case, given).fault
 
 
@@ -43,13 +42,14 @@ class Gradient:
 class Calls:
     """A public function at a case, called with the operands of the operation.
 
-    ``eager`` is PyTorch's; ``compiled`` makes of torch.compile what it gives, where that is not ``eager``, compiled.
-    ``ours`` takes ``backend`` besides; ``chosen`` is the backend that "auto" takes. ``forward`` judges results by
-    operands. ``leaves`` are the operands that have gradients, which ``gradients`` judges, by operands, the results'
-    gradients, and what gives the inputs of the gradient's operation. ``backward`` tells of that, where there is one.
+    ``eager`` is PyTorch's call. ``compiled`` makes the torch.compile baseline, if it is not just ``eager`` compiled.
+    ``ours`` is our call, which takes ``backend``, too; ``chosen`` names the backend that "auto" takes. ``forward``
+    makes the judge of the results. ``leaves`` are the operands with gradients; ``gradients`` makes their judge from
+    operands, the results' gradients, and a function that gives the inputs of the gradient's operation. ``backward`` is
+    that operation, if there is one.
 
-    Where the result is the mean of the operation's, ``rows`` gives these, as ``ours``: a mean tells little, so they are
-    judged with it. One that is ``in_place`` writes to its operands, as no library's does.
+    If the result is a mean of the operation's outputs, ``rows`` is our call that returns these outputs. They are
+    judged, too, because a mean hides errors. An ``in_place`` function overwrites its operands; no library's does.
     """
 
     eager: Call
@@ -65,7 +65,7 @@ class Calls:
 
 
 class Forward:
-    """Of results, which are those of an operation."""
+    """The judge of results that are an operation's outputs."""
 
     def __init__(self, op: Op, case: Case, operands: Operands) -> None:
         self.op, self.case, self.operands = op, case, operands
@@ -76,7 +76,7 @@ class Forward:
 
 
 class Backward:
-    """Of gradients, which are the results of an operation."""
+    """The judge of gradients that are an operation's outputs."""
 
     def __init__(self, op: Op, case: Case, given: Given) -> None:
         self._op, self._case, self._given = op, case, given
@@ -89,7 +89,7 @@ class Backward:
 
 
 def fault_of(problems: Mapping[str, check.Problem], gradients: Operands) -> str:
-    """Of gradients by name, each of which is the result of an operation."""
+    """What is wrong with gradients, each judged by name as the output of an operation of its own."""
     for (name, problem), gradient in zip(problems.items(), gradients, strict=True):
         if reason := problem.compare((gradient,)).reason:
             return f"{name}'s gradient: {reason}"
@@ -97,12 +97,12 @@ def fault_of(problems: Mapping[str, check.Problem], gradients: Operands) -> str:
 
 
 def parts(count: int, length: int) -> Iterator[slice]:
-    """Of so many rows of a length, as many at a time as are held in float64."""
+    """Slices of ``count`` rows of a length, each small enough to be held in float64."""
     step = max(1, _CHUNK // max(1, length))
     for start in range(0, count, step):
         yield slice(start, min(start + step, count))
 
 
 def narrowed(case: Case, *options: str) -> Case:
-    """The case with no options but these, as far as it has them."""
+    """The case with only these options of its variant."""
     return Case.of(*case.shape, dtype=case.dtype, **{name: case.get(name) for name in options if case.get(name)})

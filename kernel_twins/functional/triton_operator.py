@@ -1,7 +1,7 @@
-"""The form of every function's Triton side: operators of PyTorch's, the way past them, and what they refuse.
+"""The Triton side of the public functions: custom operators, a bypass around them, and argument checks.
 
-An operator in Python is slow to dispatch. A call that nobody traces or transforms goes past it, and where a gradient is
-wanted through a ``torch.autograd.Function`` with the operator's own derivative.
+A custom operator in Python is slow to dispatch. A call that is neither traced nor transformed bypasses it. If it needs
+a gradient, it goes through a ``torch.autograd.Function`` with the operator's derivative.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def register(
     mutates: tuple[str, ...] = (),
     tags: tuple[torch.Tag, ...] = (),
 ) -> Callable[..., _Results]:
-    """The operator ``kernel_twins::<name>``; ``fake`` refuses what ``compute`` does, and makes results like its.
+    """The operator ``kernel_twins::<name>``. ``fake`` makes the same checks as ``compute``, and results without data.
 
-    ``gradient`` is what saves for the backward pass, and that pass. ``vmap`` makes a batching rule of the operator.
-    ``widened`` is one that CUDA's autocast calls in float32, as PyTorch's.
+    ``gradient`` holds two functions: one saves for the backward pass, the other computes it. ``vmap`` makes a batching
+    rule from the operator. A ``widened`` operator is called in float32 by CUDA's autocast, as PyTorch's is.
     """
     operator = torch.library.custom_op(
         f"kernel_twins::{name}", compute, mutates_args=mutates, schema=schema, tags=tags or None
@@ -55,7 +55,7 @@ def register(
 def differentiable(
     name: str, compute: Callable[..., _Results], save: Function, backward: Function
 ) -> Callable[..., _Results]:
-    """``compute`` with the operator's derivative, for a call that goes past the operator; graphs show ``name``."""
+    """``compute`` with the operator's derivative, for calls that bypass the operator; graphs show ``name``."""
 
     def forward(ctx: Any, *inputs: Any) -> _Results:
         results = compute(*inputs)
@@ -67,11 +67,10 @@ def differentiable(
 
 
 def applied(function: type[torch.autograd.Function]) -> Callable[..., Any]:
-    """The class's ``apply`` as C++ has it: Python's asks for torch.func's transforms once more, which takes as long as
-    a launch.
+    """The class's ``apply`` in C++. Python's wrapper checks for torch.func's transforms and takes as long as a launch.
 
-    The class has no setup_context of its own: where there is one, PyTorch binds a call's arguments by inspection, which
-    is a good part of a call's time.
+    The class has no setup_context of its own, because PyTorch would then bind each call's arguments by inspection,
+    which is slow.
     """
     of_cpp: Any = super(torch.autograd.Function, function)
     apply: Callable[..., Any] = of_cpp.apply
@@ -79,7 +78,7 @@ def applied(function: type[torch.autograd.Function]) -> Callable[..., Any]:
 
 
 def goes_past(name: str, *gradients: Tensor) -> bool:
-    """Whether a backward pass needs no operator; NotImplementedError where forward mode follows the gradients."""
+    """Whether a backward pass can bypass the operator; NotImplementedError if forward mode tracks the gradients."""
     if not torch.compiler.is_compiling() and is_plain(*gradients) and not any(map(is_batched, gradients)):
         return True
     refuse_tangents(name, *gradients)
@@ -87,15 +86,16 @@ def goes_past(name: str, *gradients: Tensor) -> bool:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What is refused
+# Argument checks
 # ----------------------------------------------------------------------------------------------------------------------
 
 
 def require_like(
     name: str, tensor: Tensor, like_name: str, like: Tensor, shape_name: str = "", shape: Sequence[int] | None = None
 ) -> None:
-    """TypeError or ValueError where it has another dtype, lies on another device, or has not the shape, if one is given
-    by what has it.
+    """TypeError or ValueError if the tensor has another dtype or device than ``like``, or another shape than ``shape``.
+
+    ``like_name`` and ``shape_name`` name, in the message, the tensors that they are compared with.
     """
     if tensor.dtype != like.dtype:
         raise TypeError(

@@ -1,1 +1,1 @@
-"""Loading, checking and timing a step; and what a GPU can do at most."""
+"""Loading, checking and timing a step; and a GPU's measured limits."""

@@ -1,13 +1,13 @@
 """Times every step and baseline of one case, interleaved in one process.
 
-What is compared runs side by side: the calls take turns in a random order, round after round, because the chip is
-power-limited and its clocks drift by more than the differences that matter. Each sample replays a CUDA graph of
-several calls, so that no host time is measured, over enough sets of inputs and outputs to leave nothing in L2
-(rotation past three times its size), on random normal data. A wrong call gets no time.
+Compared calls take turns in a random order, round after round, because the chip is power-limited and its clocks drift
+by more than the differences that matter. Each sample replays a CUDA graph of several calls, so that no host time is
+measured. The calls rotate over sets of inputs and outputs of more than three times L2's size, so that nothing stays in
+L2. Data are random normal. A wrong call gets no time.
 
 That is *sustained*: samples follow each other, and products make the chip hot and slow. At the op's ``condition_cases``
-the last step of each language and the fastest baseline are timed *rested* and *in a chain* as well: each in rounds of
-its own, whose times pair with no others. A chain has run for a while before its first sample.
+the last step of each language and the fastest baseline are also timed *rested* and *in a chain*. Each condition has
+rounds of its own, and times pair only within a condition. A chain runs for a while before its first sample.
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ from kernel_twins.spec import BACKENDS, NOT_JUDGED, Backend, Case, Name, Op, Ste
 CallSet = tuple[tuple[Tensor, ...], Tensor | tuple[Tensor, ...]]  # inputs and out of one call
 
 ROUNDS = 20
-CONDITION_ROUNDS = 10  # rested, and in a chain
+CONDITION_ROUNDS = 10  # for rested and for chain
 SAMPLE_MS = 1.0  # a sample lasts at least this long, a thousand times the resolution of an event
-SETTLED_MS = 20.0  # a sample longer than this does not notice what ran before it
+SETTLED_MS = 20.0  # a sample longer than this does not depend on the call before it
 _L2_MULTIPLE = 3
 _FEW = 32
 _CONTENDER = 4.0  # a call within this factor of the fastest baseline is timed beside the other fast ones
 _LONGEST_MS = 500.0  # a call longer than this is not timed
-_REST_MS = 20.0  # before a rested sample, at least
-_REST = 5.0  # times a sample's own length, at least
-_CHAIN_S = 1.0  # of a chain before its first sample: longer than a sensor takes to tell of it
-_BETWEEN = 2**18  # fp32 elements, of which every SM gets some, and which take no longer than a launch does
+_REST_MS = 20.0  # the least rest before a rested sample
+_REST = 5.0  # the least rest in multiples of the sample's length
+_CHAIN_S = 1.0  # how long a chain runs before its first sample: longer than a sensor's delay
+_BETWEEN = 2**18  # fp32 elements of the small kernel in a chain: some for every SM, in the time of a launch
 
 
 @dataclass(slots=True)
 class Timing:
-    """One cell: ``status`` is ``ok`` or says why there are no times; ``times_us`` has one value a round.
+    """One cell: ``status`` is ``ok`` or says why there are no times; ``times_us`` has one value for each round.
 
-    Ratios pair rounds of the same ``contest``: calls far slower than the baseline are timed in one of their own,
-    ``slow``, so that their long idle-power launches do not disturb those in ``fast``. Both are sustained; ``rested``
-    and ``chain`` are the other conditions, and a time of ``chain`` is that of the call and the small kernel behind it.
+    Ratios pair rounds of the same ``contest``. Calls far slower than the baseline are timed in the contest ``slow``, so
+    that their long launches at low power do not disturb the calls in ``fast``. Both are sustained; ``rested`` and
+    ``chain`` are the other conditions. A time of ``chain`` is that of the call and the small kernel behind it.
     ``extra_bytes`` is the peak of memory allocated during a call beyond inputs and outputs; ``error`` and ``margin``
-    are the gate's (see check.Verdict). All three are None where nothing was computed.
+    are the gate's (see check.Verdict). All three are None if nothing was computed.
     """
 
     name: Name
@@ -86,7 +86,7 @@ def bench(op: Op, case: Case, steps: tuple[Step, ...], backends: tuple[Backend, 
     names = [Name(baseline) for baseline in op.baselines_at(case)] + references + ours
     calls = {name: load_named(op.name, name) for name in names}
     timings = _gated(op, case, calls)
-    torch.cuda.empty_cache()  # what the judges kept is as large as many sets of inputs
+    torch.cuda.empty_cache()  # the judges' references are as large as many sets of inputs
     ready = {
         name: partial(calls[name], **op.options(case)) for name, timing in timings.items() if timing.status == "ok"
     }
@@ -123,9 +123,9 @@ def bench(op: Op, case: Case, steps: tuple[Step, ...], backends: tuple[Backend, 
 
 
 def _finalists(op: Op, case: Case, timed: list[Timing]) -> list[Name]:
-    """The fastest baseline and each language's last step, where the case is timed under other conditions as well.
+    """The fastest baseline and each language's last step, if the case is timed under other conditions as well.
 
-    Without one of these steps, such as when an earlier one is tried, there is nothing to be told of conditions.
+    Empty if none of these steps is timed, as when an earlier step is tried.
     """
     if case not in op.condition_cases:
         return []
@@ -137,12 +137,12 @@ def _finalists(op: Op, case: Case, timed: list[Timing]) -> list[Name]:
 
 
 def _before_another(call: Call) -> Call:
-    """The call and a small kernel behind it, which reads and writes memory of its own, and the next call waits for.
+    """The call with a small kernel behind it, which works on its own memory. The next call waits for that kernel.
 
-    That kernel neither starts early nor lets another: what is set up while the kernel before it ends, as products in a
-    row are, begins when all before it is done.
+    The small kernel does not use programmatic dependent launch. So a product after it starts when all before it is
+    done, and is not set up under the product before.
     """
-    memory = torch.zeros(_BETWEEN, device="cuda").add_(1)  # which loads the kernel, as a capture might not
+    memory = torch.zeros(_BETWEEN, device="cuda").add_(1)  # loads the kernel, which a capture may not do
 
     def both(*inputs: Tensor, out: Tensor | tuple[Tensor, ...]) -> object:
         result = call(*inputs, out=out)
@@ -153,9 +153,9 @@ def _before_another(call: Call) -> Call:
 
 
 def _gated(op: Op, case: Case, calls: Mapping[Name, Call]) -> dict[Name, Timing]:
-    """Run each call for the first time, and judge what it did, but for references, which compute something else.
+    """Run each call for the first time, and judge it. References are not judged: they compute something else.
 
-    A baseline may be somebody else's library, which is not installed or does not take the case: it is skipped.
+    A baseline whose library is not installed, or does not take the case, is skipped.
     """
     judge = Judge(op, case)
     settled = op.settled(case)
@@ -185,7 +185,7 @@ def raised(error: Exception) -> str:
 
 
 def _judged_elsewhere(judge: Judge, op: Op, case: Case, call: Call) -> Verdict:
-    """Judge a baseline where its case is settled, and call it at the case itself, for which it may have to compile."""
+    """Judge a baseline at the settled case, then call it at the case itself, for which it may have to compile."""
     verdict = judge(call, is_baseline=True)
     if verdict.ok:
         _run(op, case, call)
@@ -201,7 +201,7 @@ def _run(op: Op, case: Case, call: Call) -> Verdict:
 
 
 def _input_sets(op: Op, case: Case) -> list[CallSet]:
-    """Inputs and outputs, as often as it takes for them to exceed L2 several times."""
+    """As many sets of inputs and outputs as exceed L2 several times."""
     source = generator(case, "cuda")
     sets = []
     for _ in range(sets_of(op.bytes(case))):
@@ -211,16 +211,16 @@ def _input_sets(op: Op, case: Case) -> list[CallSet]:
 
 
 def sets_of(operand_bytes: int) -> int:
-    """How many sets of operands exceed L2 several times."""
+    """The number of sets of operands that exceed L2 several times."""
     l2_bytes = torch.cuda.get_device_properties().L2_cache_size
     return math.ceil(_L2_MULTIPLE * l2_bytes / max(1, operand_bytes))
 
 
 def _once(call: Call, sets: list[CallSet]) -> tuple[float, int]:
-    """Milliseconds of one call, the host's included where it is slower, and the bytes that it allocates for itself.
+    """Milliseconds of one call (the host's, if it is slower than the GPU), and the bytes that it allocates for itself.
 
-    Those of results that it returns are not among them: others were given them as ``out``. It has been called before,
-    since the first call may compile.
+    Returned results do not count, since other calls get theirs as ``out``. The call must have run before, since the
+    first one may compile.
     """
     inputs, out = sets[0]
     torch.cuda.synchronize()
@@ -238,13 +238,13 @@ def _once(call: Call, sets: list[CallSet]) -> tuple[float, int]:
 
 
 def _without_host(call: Call, sets: list[CallSet]) -> float:
-    """Milliseconds of one call by the GPU alone: a short graph's, replayed warm."""
+    """Milliseconds of one call on the GPU alone, from a short graph that is replayed warm."""
     count = few(len(sets))
     return warm_ms(_capture(call, sets, count)) / count
 
 
 def few(sets: int) -> int:
-    """How many calls the graph has by which others are sized."""
+    """The number of calls in the short graph by which other graphs are sized."""
     return min(sets, _FEW)
 
 
@@ -265,8 +265,8 @@ def _interleave(
 ) -> list[tuple[Name, list[float], dict[str, float | str | None]]]:
     """Time the calls in turns: (name, microseconds a call for every round, sensors) for each.
 
-    In ``rested`` every sample begins at full clock, after a rest that is long against the sample. Sensors are then
-    read while a sample runs and at no other time, as mostly nothing does.
+    In ``rested`` every sample begins at full clock, after a rest that is long compared with the sample. Sensors are
+    then read only while a sample runs, since the GPU idles most of the time.
     """
     rested = contest == "rested"
     counts = {name: calls_of(milliseconds[name], len(sets)) for name in calls}
@@ -287,7 +287,7 @@ def _interleave(
                     time.sleep(max(_REST_MS, _REST * sample_ms) / 1e3)
                     sensors.wait_for_full_clock()
                 if sample_ms < SETTLED_MS:
-                    graph.replay()  # untimed: the same predecessor for everybody
+                    graph.replay()  # untimed: every sample has the same predecessor
                 start.record()
                 graph.replay()
                 end.record()
@@ -306,27 +306,28 @@ def _run_for(seconds: float, graphs: list[torch.cuda.CUDAGraph]) -> None:
     while time.monotonic() < deadline:
         for graph in graphs:
             graph.replay()
-        torch.cuda.synchronize()  # or far more would be queued than that time holds
+        torch.cuda.synchronize()  # else far more than this time would be queued
 
 
 def calls_of(call_ms: float, sets: int) -> int:
-    """How many calls a sample has: enough to be long and to go round the sets, or one that notices neither."""
+    """The number of calls in a sample: enough to last long and to use all sets; one, if a call is long by itself."""
     return 1 if call_ms >= SETTLED_MS else max(sets, math.ceil(SAMPLE_MS / max(call_ms, 1e-3)))
 
 
 def _capture(call: Call, sets: list[CallSet], count: int) -> torch.cuda.CUDAGraph:
-    """A graph of ``count`` calls, going round the sets."""
+    """A graph of ``count`` calls that rotate over the sets."""
     with torch.cuda.stream(torch.cuda.Stream()):
         return captured([partial(call, *inputs, out=out) for inputs, out in sets], count)
 
 
 def captured(calls: Sequence[Callable[[], object]], count: int, pool: Any = None) -> torch.cuda.CUDAGraph:
-    """A graph of ``count`` calls on the current stream, which is not the default one, going round those that there are.
+    """A graph of ``count`` calls, in rotation, on the current stream, which must not be the default one.
 
-    ``pool`` is of graphs that take turns, whose results nobody reads. Where a call raises, the stream is as it was.
+    ``pool`` is shared by graphs that run in turns and whose results are not read. If a call raises, the capture is
+    ended and the stream is usable.
     """
-    # Results that a call allocates rotate as ``out`` does. Freed at once, they would lie in the same memory call after
-    # call, which stays in L2; those of the last calls are kept, so that as many places are written as there are sets.
+    # Results that a call allocates rotate as ``out`` does. If they were freed at once, every call would get the same
+    # memory, which stays in L2. So the results of the last calls are kept, one for each set.
     kept: deque[object] = deque(maxlen=len(calls) - 1)
     graph, pool = torch.cuda.CUDAGraph(), pool or torch.cuda.graph_pool_handle()
     torch.cuda.synchronize()
@@ -335,9 +336,9 @@ def captured(calls: Sequence[Callable[[], object]], count: int, pool: Any = None
         for index in range(count):
             kept.append(calls[index % len(calls)]())
     except BaseException:
-        with contextlib.suppress(RuntimeError):  # which would say no more than that the capture failed
+        with contextlib.suppress(RuntimeError):  # its error would only say that the capture failed
             graph.capture_end()
-        with contextlib.suppress(RuntimeError):  # unless it got as far as this itself
+        with contextlib.suppress(RuntimeError):  # unless that has ended the capture
             torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
         raise
     graph.capture_end()

@@ -1,4 +1,4 @@
-"""What a GPU can do at most, as the hardware survey measured it: the denominators of every percentage."""
+"""A GPU's measured limits (ceilings), from the hardware survey: the denominators of every percentage."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 _ROOT = Path(__file__).resolve().parents[2]
 PUBLISHED = _ROOT / "hardware-survey" / "results"
-PRIVATE = _ROOT / "runs"  # ignored by git: where GPUs other than the reference leave their surveys
+PRIVATE = _ROOT / "runs"  # ignored by git; surveys of GPUs other than the reference are written there
 
 REFERENCE_GPU = "h100-sxm"
 """The GPU whose measurements are committed."""
@@ -21,15 +21,15 @@ _SLUGS = {
     "Tesla V100-SXM2-16GB": "v100-sxm2",
     "Tesla V100-SXM2-32GB": "v100-sxm2",
 }
-"""Names that the driver reports and that do not say plainly which product it is."""
+"""Names that the driver reports, where they do not name the product plainly."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
     """One GPU's measured limits: memory in GB/s (10^9 bytes), arithmetic in TFLOP/s (10^12, an FMA counts two).
 
-    ``dram_copy`` counts the bytes read and those written. ``bf16`` is dense, with fp32 accumulators, the best that
-    our probes or torch.mm reached on random normal data.
+    ``dram_copy`` counts the bytes read and those written. ``bf16`` is dense, with fp32 accumulators: the best rate of
+    our probes and of torch.mm on random normal data.
     """
 
     gpu: str
@@ -57,7 +57,7 @@ class Ceilings:
         )
 
     def balance_points(self) -> dict[str, float]:
-        """FLOP per byte at which a kernel turns from memory-bound to compute-bound, reading device memory or L2."""
+        """FLOP per byte above which a kernel is compute-bound, reading device memory or L2."""
         return {
             "fp32_dram": 1e3 * self.fp32 / self.dram_read,
             "fp32_l2": 1e3 * self.fp32 / self.l2_read,
@@ -78,9 +78,9 @@ def gpu_slug(device_name: str) -> str:
 
 
 def load(gpu: str) -> Ceilings:
-    """The survey of the GPU of that slug: the published one, else this machine's own.
+    """The survey of the GPU with that slug: the published one, else this machine's own.
 
-    FileNotFoundError where there is neither.
+    FileNotFoundError if there is neither.
     """
     paths = (PUBLISHED / f"{gpu}.json", PRIVATE / f"survey-{gpu}.json")
     for path in paths:

@@ -1,37 +1,40 @@
-"""Does a call compute its operation? The gate before every timing, and what the tests assert.
+"""Does a call compute its operation? The gate before every timing, and the assertion of the tests.
 
 One accuracy rule for all operations, of errors against float64. Each element must be near its own reference::
 
     |error| <= eps(output) * |ref| + the output's smallest step + noise,  noise = 4 * eps(fp32) * sum|terms| + 2^-122
 
-and where PyTorch loses more than that on the way (``Op.rounds`` names where), + 2 * |PyTorch's error| at that element.
-A result that is rounded once is within half of the first term. ``noise`` admits a plain fp32 loop. Over random terms,
-whose partial sums stay small, that errs by less than half of 4 eps * sum|terms|, whatever its length. Where a sum has a
-sign, its partial sums grow with it, and L additions err by up to eps / 2 of each: by sqrt(L) / 6 eps * |sum| (standard
-deviation), so sqrt(L) / 4 * |sum| counts among the terms, six times as much (tensors.chain). L is K for products, what
-a thread takes for reductions, and for sums along rows what a thread of the smallest block takes; cuBLAS needs this as
-our products do. Products of random terms in TF32 or bf16 stay well outside, but a product of bf16 in three parts, as
-accurate as a long fp32 loop, does not. ``noise`` admits kernels besides that take fp32's subnormal numbers for zero,
-also before they multiply them.
+If PyTorch itself loses more than that (``Op.rounds`` says where), 2 * |PyTorch's error| at that element is added. A
+result that is rounded once is within half of the first term. ``noise`` admits a plain fp32 loop:
 
-A bias that is smaller than a place of the output shows only over a row, where roundings average out and a bias does
-not. So in each row (of an output of one dimension, in each part of 2^26 elements)::
+- Over random terms partial sums stay small, and the loop's error is below half of 4 eps * sum|terms|, at any length.
+- If a sum has a sign, its partial sums grow, and each of L additions adds an error of up to eps / 2 of them: together
+  sqrt(L) / 6 eps * |sum| (standard deviation). So sqrt(L) / 4 * |sum| counts among the terms, six times as much
+  (tensors.chain). L is K for products, the elements of a thread for reductions, and for sums along rows the elements of
+  a thread of the smallest block. cuBLAS needs this term as our products do.
+
+Products of random terms in TF32 or bf16 are far outside of the bound. A product of bf16 in three parts is inside; it is
+as accurate as a long fp32 loop. ``noise`` also admits kernels that treat fp32's subnormal numbers as zero, even before
+they multiply them.
+
+A bias below the output's precision shows only over a row, where roundings average out and a bias does not. So in each
+row (for an output of one dimension, in each part of 2^26 elements)::
 
     RMS(error) <= 1.25 * PyTorch's + RMS(noise)
     mean(round(ref - noise)) <= mean(result) <= mean(round(ref + noise))
 
-The second holds for whatever errs by up to noise and is rounded once, since rounding keeps order: no chance is in it.
-With ``Op.rounds``, + 2 * |PyTorch's mean error| and + 4 standard errors of such a mean, RMS(PyTorch's error) /
-sqrt(the row's length), on either side: where roundings are independent, PyTorch's own may come to nothing by chance.
-No maximum over a row or an output has a say.
+The second condition holds for certain for every result with an error of up to noise that is rounded once, since
+rounding keeps order. With ``Op.rounds``, both sides are widened by 2 * |PyTorch's mean error| and by 4 standard errors
+of such a mean, RMS(PyTorch's error) / sqrt(the row's length): with independent roundings PyTorch's own mean error may
+be near 0 by chance. No maximum over a row or an output enters the rule.
 
-Baselines are other people's, and round where they like. Of an element they are allowed what PyTorch's accuracy makes
-likely, 2 * |PyTorch's error| + 6 * RMS(PyTorch's error) in its row, besides; and rows are not judged. On hostile inputs
-baselines are not judged either: what is right on ordinary ones is what people use, and its time counts.
+Baselines are other people's code, and may round at other places. An element's bound is widened for them by 2 *
+|PyTorch's error| + 6 * RMS(PyTorch's error) of its row, and rows are not judged. Baselines are not judged on hostile
+inputs either: people use what is right on ordinary inputs, so its time counts.
 
-A case of ours is judged on its plain inputs and, where the operation has them, on hostile ones. Outputs are poisoned
-and guarded before the call and inputs compared with a copy after it, so that a stale value, a missed tail, a write past
-the end and a changed input are all found.
+Our calls are judged on a case's plain inputs and, if the operation has them, on hostile ones. Outputs are poisoned and
+guarded before the call, and inputs are compared with a copy after it. That finds stale values, a missed tail, a write
+past the end, and a changed input.
 """
 
 from __future__ import annotations
@@ -48,24 +51,24 @@ from kernel_twins.harness.load import Call, load_baseline
 from kernel_twins.ops.tensors import OUT_DTYPE, empty_outputs
 from kernel_twins.spec import Case, Op, Output
 
-_GUARD = 256  # bytes before and behind every output; also keeps its address as aligned as torch's own
-_POISON = 0xFF  # in every byte: NaN in each of our dtypes, and no place
-_FP32_LOOP = 4  # times eps(fp32) * sum|terms|, see above
-_ROUNDED = 2  # times PyTorch's error at the element
-_RMS = 1.25  # times PyTorch's of the row
-_DEVIATIONS = 6  # of PyTorch's errors
-_STANDARD_ERRORS = 4  # of the mean of PyTorch's errors
+_GUARD = 256  # bytes before and behind every output; keeps its address as aligned as torch's own
+_POISON = 0xFF  # in every byte: NaN in each float dtype, and no valid index
+_FP32_LOOP = 4  # factor of eps(fp32) * sum|terms|, see above
+_ROUNDED = 2  # factor of PyTorch's error at the element
+_RMS = 1.25  # factor of PyTorch's RMS error of the row
+_DEVIATIONS = 6  # factor of PyTorch's RMS error, for baselines
+_STANDARD_ERRORS = 4  # factor of the standard error of PyTorch's mean error
 _SUBNORMAL = 2.0**-122  # 16 times fp32's smallest normal number
 _CHUNK = 2**26  # output elements held in float64 at a time
-_MOST_KEPT = 2**28  # elements of an output of which all this is kept for the next call
+_MOST_KEPT = 2**28  # references of larger outputs are not kept for the next call
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """``ok``, or the ``reason`` why not.
 
-    ``error`` is the largest absolute error of the first output, or of the one at fault; ``margin`` is the largest error
-    over its bound, of any.
+    ``error`` is the largest absolute error of the first output, or of the wrong one. ``margin`` is the largest ratio of
+    an error to its bound, over all outputs.
     """
 
     ok: bool
@@ -75,12 +78,12 @@ class Verdict:
 
 
 class NotJudgedError(RuntimeError):
-    """Memory that the judge needs is not to be had; no call is to blame."""
+    """The judge ran out of memory; the call is not to blame."""
 
 
 @contextlib.contextmanager
 def judging() -> Iterator[None]:
-    """Tells memory that runs out within from what a call lacks."""
+    """Turns an out-of-memory error within into NotJudgedError, so that it is not taken for the call's own."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -88,7 +91,7 @@ def judging() -> Iterator[None]:
 
 
 class GuardedOutput:
-    """An output tensor full of NaN, in the middle of bytes that nobody may write."""
+    """An output tensor full of NaN, between guard bytes that a call must not write."""
 
     def __init__(self, output: Output, device: torch.device, offset: int) -> None:
         dtype = OUT_DTYPE[output.dtype]
@@ -103,15 +106,15 @@ class GuardedOutput:
 
 
 def generator(case: Case, device: str | torch.device, seed: int = 0) -> torch.Generator:
-    """The random numbers of one case: the same for every step and backend."""
+    """A case's generator of random numbers: the same for every step and backend."""
     return torch.Generator(device=device).manual_seed(seed)
 
 
 class Judge:
-    """Judges calls of one case, on its plain inputs and its hostile ones, a baseline on the plain ones alone.
+    """Judges calls of one case on its plain and its hostile inputs; baselines on the plain ones only.
 
-    What float64 and PyTorch make of these is computed at the first call, and serves the others, where it is not too
-    much to be kept.
+    The results of float64 and PyTorch are computed at the first call and kept for the others, if they are not too
+    large.
     """
 
     def __init__(self, op: Op, case: Case, *, device: str = "cuda", seed: int = 0) -> None:
@@ -134,7 +137,7 @@ class Judge:
                 verdicts.append(found)
         finally:
             if len(verdicts) < len(cases):
-                self._problems.clear()  # whatever a wrong call did to them
+                self._problems.clear()  # a wrong call may have overwritten them
         return replace(verdicts[0], margin=max(verdict.margin for verdict in verdicts))
 
 
@@ -147,7 +150,7 @@ def check(op: Op, call: Call, case: Case, *, device: str = "cuda", seed: int = 0
 
 
 def check_baseline(op: Op, call: Call, case: Case, *, device: str = "cuda") -> Verdict:
-    """The same of a baseline, on the plain inputs alone; its random numbers are its own: at the case without any."""
+    """The same for a baseline, on plain inputs only, at ``Op.settled``: its random numbers are not ours."""
     return Judge(op, op.settled(case), device=device)(call, is_baseline=True)
 
 
@@ -159,7 +162,7 @@ def compare(op: Op, case: Case, inputs: tuple[Tensor, ...], outputs: tuple[Tenso
 def _results(
     op: Op, call: Call, case: Case, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]
 ) -> tuple[Tensor, ...]:
-    """What a call computed: ``outputs``, which it was given, or what it returned instead."""
+    """The results of a call: the ``outputs`` that it was given, or the tensors that it returned instead."""
     returned = call(*inputs, **op.options(case), out=outputs[0] if len(outputs) == 1 else outputs)
     if isinstance(returned, Tensor):
         return (returned,)
@@ -168,7 +171,7 @@ def _results(
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Some rows of an output, in float64, as they must be; what is infinite or NaN counts as 0 there."""
+    """The reference of some rows of an output, in float64; infinities and NaN are replaced by 0 there."""
 
     rows: slice
     expected: Tensor  # rounded to the output's dtype
@@ -176,16 +179,16 @@ class _Rows:
     exact: Tensor
     noise: Tensor
     torch_out: Tensor
-    counts: Tensor  # [rows], of the elements that count
-    most: Tensor  # [rows], of the RMS error
-    lowest: Tensor  # [rows], of the mean error
+    counts: Tensor  # [rows], finite elements
+    most: Tensor  # [rows], bound of the RMS error
+    lowest: Tensor  # [rows], bounds of the mean error
     highest: Tensor
 
     def error(self, out: Tensor) -> Tensor:
         return (out.double() - self.exact).masked_fill_(self.special, 0.0)
 
     def bound(self, *, rounds: bool, is_baseline: bool) -> Tensor:
-        """Of each element's error; see above."""
+        """The bound of each element's error; see above."""
         numbers = torch.finfo(self.expected.dtype)
         bound = numbers.eps * (self.exact.abs() + numbers.tiny) + self.noise
         if rounds or is_baseline:
@@ -197,7 +200,7 @@ class _Rows:
         return bound
 
     def failing(self, error: Tensor) -> str:
-        """Which of the rows' conditions fails."""
+        """The message for the first condition on rows that fails; empty if none does."""
         rms, mean = _rms(error, self.counts), _mean(error, self.counts)
         if bool((beyond := rms > self.most).any()):
             row = _first(beyond)[0]
@@ -212,12 +215,12 @@ class _Rows:
 
 
 def _finite(torch_error: Tensor) -> Tensor:
-    """0 where PyTorch makes NaN or an infinity of what is none."""
+    """PyTorch's error, with 0 where PyTorch gives NaN or an infinity for a finite reference."""
     return torch_error.nan_to_num_(0.0, 0.0, 0.0)
 
 
 def _mean(values: Tensor, counts: Tensor) -> Tensor:
-    """[rows]; an output of one dimension is one row."""
+    """The mean of each row, [rows]; an output of one dimension is one row."""
     return values.reshape(len(counts), -1).sum(1) / counts
 
 
@@ -226,7 +229,7 @@ def _rms(values: Tensor, counts: Tensor) -> Tensor:
 
 
 class Problem:
-    """One set of inputs of a case, with what float64 and PyTorch make of it."""
+    """One set of inputs of a case, with the results of float64 and PyTorch."""
 
     def __init__(self, op: Op, case: Case, inputs: tuple[Tensor, ...]) -> None:
         self.case, self.inputs = case, inputs
@@ -235,7 +238,7 @@ class Problem:
         self._kept: dict[int, list[_Rows]] = {}
 
     def run(self, call: Call, *, is_baseline: bool = False) -> Verdict:
-        """Judge everything that a call does."""
+        """Run a call, and judge its results, its guard bytes and its inputs."""
         op, case, inputs = self._op, self.case, self.inputs
         offset = int(case.get("offset", "0"))
         with judging():
@@ -257,7 +260,7 @@ class Problem:
         return self.compare(outputs, is_baseline=is_baseline)
 
     def compare(self, outputs: tuple[Tensor, ...], *, is_baseline: bool = False) -> Verdict:
-        """Judge outputs; NotJudgedError where memory does not suffice for that."""
+        """Judge outputs; NotJudgedError if memory does not suffice for that."""
         verdicts = []
         for index, out in enumerate(outputs):
             with judging():
@@ -269,7 +272,7 @@ class Problem:
         return Verdict(True, "", verdicts[0].error, max(verdict.margin for verdict in verdicts))
 
     def exact(self, index: int, rows: slice) -> Tensor:
-        """What an output must be in those rows, in float64 (whole numbers where it has these)."""
+        """The reference of an output's rows, in float64 (whole numbers for an output of indices)."""
         return self._reference(index, rows)[0]
 
     def _reference(self, index: int, rows: slice) -> tuple[Tensor, Tensor]:
@@ -279,7 +282,7 @@ class Problem:
         out = out.reshape(1) if out.dim() == 0 else out
         if out.numel() == 0:
             return Verdict(True)
-        if not out.is_floating_point():  # places, of which none is nearly right
+        if not out.is_floating_point():  # indices must be equal
             exact = self.exact(index, slice(0, out.shape[0]))
             if bool((unlike := out != exact).any()):
                 at = _first(unlike)
@@ -295,7 +298,7 @@ class Problem:
         return Verdict(True, "", error, margin)
 
     def _rows(self, index: int, out: Tensor) -> Iterable[_Rows]:
-        """Of an output like this, so many at a time as fit; all of them are kept, unless it is too large."""
+        """The references of an output, as many rows at a time as fit. They are kept, unless the output is too large."""
         if out.numel() > _MOST_KEPT:
             return self._described(index, out)
         if index not in self._kept:
@@ -345,7 +348,7 @@ def _judge_rows(rows: _Rows, out: Tensor, rounds: bool, is_baseline: bool) -> Ve
     bound = rows.bound(rounds=rounds, is_baseline=is_baseline)
     difference = error.abs()
     largest = float(difference.max())
-    # Written so that a NaN anywhere fails: NaN <= bound is False.
+    # With <= a NaN anywhere fails: NaN <= bound is False.
     within = difference <= bound
     if not bool(within.all()):
         at = _first(~within)

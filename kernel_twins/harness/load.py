@@ -1,4 +1,4 @@
-"""From the name of a step to something that can be called."""
+"""Finds a step or a baseline by name, and returns it as a call."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def why_no_gpu() -> str:
 
 
 def extension() -> ModuleType:
-    """The compiled extension; UnavailableError says why it is not there."""
+    """The compiled extension; UnavailableError says why it is missing."""
     try:
         import torch
     except ImportError as error:
@@ -50,8 +50,8 @@ def load(op: str, step: str, backend: Backend) -> Call:
     """Return ``call(*inputs, **options, out=tensor)`` for one step of an operation, or with a tuple of several tensors.
 
     The call checks its arguments (TypeError or ValueError names the one at fault), writes into ``out`` on the
-    current stream and returns nothing. Shapes and dtypes are the op's, see ``kernel_twins.ops``. ValueError when
-    there is no such op, step or backend; UnavailableError when the backend cannot be used on this machine.
+    current stream and returns nothing. Shapes and dtypes are the op's, see ``kernel_twins.ops``. ValueError if there is
+    no such op, step or backend; UnavailableError if the backend cannot be used on this machine.
     """
     spec = ops.get(op)
     chosen = spec.step(step)
@@ -63,7 +63,7 @@ def load(op: str, step: str, backend: Backend) -> Call:
 
 
 def load_baseline(op: str, name: str) -> Call:
-    """Return what a user would call instead of our kernels, or a reference, in the same form as ``load`` does.
+    """Return a baseline or a reference, in the same form as ``load`` returns a step.
 
     A baseline may return tensors of its own instead of writing into ``out``.
     """
@@ -89,9 +89,9 @@ def load_named(op: str, name: Name) -> Call:
 
 
 def require(op: str, backend: Backend, step: str, *inputs: Any, out: Any, **options: Any) -> None:
-    """TypeError or ValueError where a step does not take these arguments, which is said nowhere else.
+    """TypeError or ValueError if a step does not take these arguments. No other code checks them.
 
-    Of Triton steps ``load`` asks, of CUDA steps the extension itself, whoever calls it: before anything is launched.
+    It runs before anything is launched: ``load`` calls it for Triton steps, the extension itself for CUDA steps.
     """
     from kernel_twins.ops.tensors import require_cuda, require_values
 
@@ -107,7 +107,7 @@ def require(op: str, backend: Backend, step: str, *inputs: Any, out: Any, **opti
         others = ", ".join(each.name for each in spec.steps_of(backend) if each.fp32_out)
         raise TypeError(f"out is {outs[0].dtype}, must be {expected}: {op} {step} writes no other, take {others}")
     if backend == "cuda":
-        require_cuda(_parameters(op)[0], first)  # and so are all others, which are on one device
+        require_cuda(_parameters(op)[0], first)  # all others are on the same device
     elif not _is_interpreted():
         require_cuda(_parameters(op)[0], first, "set TRITON_INTERPRET=1 before Triton is imported")
 
@@ -120,9 +120,9 @@ def _parameters(op: str) -> tuple[str, ...]:
 
 @functools.cache
 def _usual_out(op: str, backend: Backend, step: str) -> Mapping[torch.dtype, torch.dtype]:
-    """The one dtype of ``out`` that a step writes, by that of its inputs; empty where the spec's check says it all.
+    """The only dtype of ``out`` that a step writes for an input dtype; empty if the spec's check suffices.
 
-    Of a step's other outputs, such as the place of a maximum, that check knows the dtype.
+    The spec's check knows the dtypes of other outputs, such as an argmax.
     """
     from kernel_twins.ops.tensors import DTYPE
 
@@ -135,7 +135,7 @@ def _usual_out(op: str, backend: Backend, step: str) -> Mapping[torch.dtype, tor
 
 
 def _is_interpreted() -> bool:
-    """Whether Triton runs its kernels in Python, on the CPU too."""
+    """Whether Triton interprets its kernels in Python, which works on a CPU, too."""
     import triton
 
     return bool(triton.knobs.runtime.interpret)

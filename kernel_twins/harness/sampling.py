@@ -1,7 +1,7 @@
-"""Cases that nobody chose: sizes by chance, and layouts, options and dtypes in turn.
+"""Sampled cases: random sizes; layouts, options and dtypes in turn.
 
-An operation's ``draw`` makes a case of what ``Draws`` gives it; ``case`` repeats that until PyTorch has something to
-do, and memory and patience suffice for it. Everything is a function of the seed. Neither torch nor a GPU is needed.
+An operation's ``draw`` makes a case from ``Draws``. ``case`` repeats that until the case is neither too small nor too
+large in time and memory. Everything is a function of the seed. Neither torch nor a GPU is needed.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ MOST_BYTES = 2**32  # of all operands
 MOST_FLOPS = 2 * 10**12
 
 _ONE_SM = 4.0
-"""A multiprocessor alone reaches more than its share of the memory's rate, and hardly more than this many shares."""
+"""One SM alone reaches about this many times its share of the memory's rate, and hardly more."""
 
 
 def case(op: Op, draws: Draws) -> Case:
-    """The next case of an operation that is served, and neither too small nor too large."""
+    """The next case that the operation accepts and that is neither too small nor too large."""
     if op.draw is None:
         raise ValueError(f"op is {op.name!r}, must be one that a public function is called with: it draws no cases")
     draws.next()
@@ -32,7 +32,7 @@ def case(op: Op, draws: Draws) -> Case:
 
 
 def least_us(op: Op, drawn: Drawn) -> float:
-    """What a call takes on the reference GPU at its measured ceilings; PyTorch takes no less."""
+    """The time of a call on the reference GPU at its measured ceilings; PyTorch is not faster."""
     limits = _limits()
     share = 1.0 if drawn.blocks is None else min(1.0, _ONE_SM * drawn.blocks / limits.multiprocessors)
     memory_us = op.bytes(drawn.case) / (limits.dram_copy * share) / 1e3

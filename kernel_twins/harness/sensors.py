@@ -1,7 +1,7 @@
-"""What a GPU's own sensors say while something runs on it, by NVML.
+"""A GPU's own sensors (clocks, power, throttling), read by NVML while something runs.
 
-The chip is power-limited and its clocks drift, so a time without them cannot be compared with another. Everything
-here is None where NVML, the package nvidia-ml-py or the one sensor is missing: timing works without.
+The chip is power-limited and its clocks drift, so times compare only together with them. A value is None if NVML, the
+package nvidia-ml-py or that sensor is missing: timing works without.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class Readings:
         self._samples.append(self._gpu.readings())
 
     def wait_for_full_clock(self, timeout_s: float = 2.0) -> None:
-        """Return when the SM clock is at its maximum, at once where NVML does not say, or after the timeout.
+        """Wait until the SM clock is at its maximum; at once if NVML does not tell, at most until the timeout.
 
-        A clock that did not get there in time, as where it is locked below, counts as full from then on.
+        A clock that does not get there in time, for example because it is locked lower, counts as full from then on.
         """
         deadline, highest = time.monotonic() + timeout_s, 0.0
         while (clock := self._gpu.sm_clock_mhz()) is not None and clock < self._full_mhz:
@@ -104,7 +104,7 @@ class Sampler(Readings):
 
 
 def identity(device_index: int = 0) -> dict[str, Any]:
-    """What NVML knows about a GPU apart from its momentary state; a value is None where NVML does not say.
+    """A GPU's properties by NVML; a value is None if NVML does not tell it.
 
     The UUID is given as the first 12 digits of its SHA-256: enough to tell two GPUs apart, and no serial number.
     """
@@ -126,7 +126,7 @@ def identity(device_index: int = 0) -> dict[str, Any]:
 
 
 class _Gpu:
-    """One GPU behind NVML; ``handle`` is None where there is none to be had."""
+    """One GPU in NVML; ``handle`` is None if NVML has none."""
 
     def __init__(self, device_index: int) -> None:
         self.handle: Any = None
@@ -139,7 +139,7 @@ class _Gpu:
         self.handle = self.read(lambda: _handle(pynvml, device_index), anyway=True)
 
     def read(self, reading: Callable[[], Any], anyway: bool = False) -> Any:
-        """One value, or None where the GPU, the driver or the package does not offer it."""
+        """One value, or None if the GPU, the driver or the package does not offer it."""
         if self.handle is None and not anyway:
             return None
         try:
@@ -173,9 +173,9 @@ class _Gpu:
 
 
 def _handle(nvml: ModuleType, device_index: int) -> Any:
-    """NVML's handle of a CUDA device: NVML counts all GPUs in PCI order and takes no notice of CUDA's environment.
+    """NVML's handle of a CUDA device. NVML counts all GPUs in PCI order and ignores CUDA's environment variables.
 
-    Where GPUs of several kinds are mixed, CUDA counts in the same order if CUDA_DEVICE_ORDER=PCI_BUS_ID.
+    With GPUs of several kinds, CUDA counts in the same order only if CUDA_DEVICE_ORDER=PCI_BUS_ID.
     """
     nvml.nvmlInit()
     visible = [entry.strip() for entry in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if entry.strip()]

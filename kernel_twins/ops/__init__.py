@@ -1,4 +1,4 @@
-"""The specs: a folder a family, a module an operation, each with its ``OP``. A new one is found by itself."""
+"""The specs: a folder for each family, a module with an ``OP`` for each operation. They are found by scanning."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _discover() -> dict[str, Op]:
 
 
 def _op_of(module: ModuleType) -> Op:
-    """A module's operation; ValueError where it has another family than its folder, or another name than its file."""
+    """A module's operation; ValueError if its family is not the folder's name, or its name not the file's."""
     op: Op = module.OP
     _, folder, file = module.__name__.rsplit(".", 2)
     if op.family != folder:
@@ -35,7 +35,7 @@ OPS: dict[str, Op] = _discover()
 
 
 def get(name: str) -> Op:
-    """The operation of that name; ValueError lists the names there are."""
+    """The operation of that name; ValueError lists the known names."""
     if name not in OPS:
         raise ValueError(f"op is {name!r}; there are {', '.join(OPS)}")
     return OPS[name]

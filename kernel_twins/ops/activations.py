@@ -21,7 +21,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 def dz(dout: Tensor, saved: Tensor, activation: str) -> Tensor:
     """``dout * activation'(saved)``, as PyTorch's autograd takes it.
 
-    ``saved`` is what the activation was applied to; of relu it may be the result.
+    ``saved`` is the activation's input; for relu it may be its result.
     """
     aten, found = torch.ops.aten, dout
     if activation == "relu":
@@ -34,7 +34,7 @@ def dz(dout: Tensor, saved: Tensor, activation: str) -> Tensor:
 
 
 def differentiable_dz(dout: Tensor, saved: Tensor, activation: str) -> Tensor:
-    """The same in operations that can be differentiated again."""
+    """The same by operations that can be differentiated again."""
     if activation == "silu" and torch.is_grad_enabled():  # silu_backward has no derivative of its own
         s = torch.sigmoid(saved)
         return dout * s * (1 + saved * (1 - s))

@@ -1,4 +1,4 @@
-"""What a user would call instead of our kernels, where the specs of several operations need it in the same form."""
+"""Baselines that the specs of several operations share: torch.compile, PyTorch's operators, Liger and quack."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def compiled(function: Callable[..., Tensor]) -> Callable[..., None]:
-    """``call(*inputs, **options, out=tensor)`` of what torch.compile makes of a function; it writes ``out`` itself."""
+    """``call(*inputs, **options, out=tensor)`` of a function that torch.compile compiles; it writes ``out`` itself."""
 
     def into(*inputs: Tensor, out: Tensor, **options: Any) -> None:
         out.copy_(function(*inputs, **options))
@@ -26,16 +26,16 @@ def compiled(function: Callable[..., Tensor]) -> Callable[..., None]:
 
 
 def compiled_results(function: Callable[..., Any], mode: str = "default") -> Callable[..., Any]:
-    """The same, but what it computes is returned as torch.compile allocates it, and ``out`` left alone.
+    """The same, but it returns tensors that torch.compile allocates, and does not write ``out``.
 
-    That is the form of a function with several results, and of one that ends in a library's kernel, whose result would
-    be copied into ``out``. ``mode`` is torch.compile's; what its search finds is not printed.
+    That is for functions with several results, and for those that end in a library's kernel, whose result would be
+    copied into ``out``. ``mode`` is torch.compile's; the output of its search is silenced.
     """
     return returned(_compiled(function, mode))
 
 
 def returned(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``call(*inputs, **options, out=tensor)`` that returns what a function does, and leaves ``out`` alone."""
+    """``call(*inputs, **options, out=tensor)`` that returns a function's result, and does not write ``out``."""
     return lambda *inputs, out, **options: function(*inputs, **options)
 
 
@@ -47,14 +47,14 @@ def _compiled(function: Callable[..., Any], mode: str = "default") -> Callable[.
     def build() -> Callable[..., Any]:
         import torch
 
-        # A mode is these options, and torch.compile takes no others beside its name.
+        # A mode stands for these options; torch.compile does not take a mode and options together.
         options = torch._inductor.list_mode_options(mode, dynamic=False)
         return torch.compile(function, dynamic=False, options={**options, **_QUIET})
 
     def call(*inputs: Tensor, **arguments: Any) -> Any:
         import torch
 
-        # By default it gives up after eight shapes, and runs the rest as it finds it.
+        # By default torch.compile stops after eight shapes, and runs the rest uncompiled.
         with torch._dynamo.config.patch(recompile_limit=256), environment_kept():
             return build()(*inputs, **arguments)
 
@@ -63,11 +63,11 @@ def _compiled(function: Callable[..., Any], mode: str = "default") -> Callable[.
 
 @contextlib.contextmanager
 def environment_kept() -> Iterator[None]:
-    """Undo what the code within does to Triton's environment variables.
+    """Restore Triton's environment variables after the code within.
 
-    torch.compile sets TRITON_PTXAS_PATH to PyTorch's ptxas and leaves it set. Every Triton kernel that this process, or
-    one that it starts, compiles from then on would be assembled by another compiler than those before, and measured
-    as if by the same. As torch.compile sets it once, it is made to forget that it has, and does so again next time.
+    torch.compile sets TRITON_PTXAS_PATH to PyTorch's ptxas and leaves it set. From then on this process and its
+    children would assemble Triton kernels with another compiler than before. torch.compile sets the variable only once,
+    so its memory of that is cleared, too.
     """
     before = {name: value for name, value in os.environ.items() if name.startswith("TRITON_")}
     try:
@@ -81,10 +81,10 @@ def environment_kept() -> Iterator[None]:
 
 
 def aten(name: str, x: Tensor, *arguments: Any) -> tuple[Any, ...]:
-    """What PyTorch's own operator of that name returns, which is given x first.
+    """The results of PyTorch's own operator of that name, whose first argument is x.
 
-    Off the GPU, where it lacks some or keeps statistics in half precision, and of no elements, of which a kernel finds
-    the mean to be 0, it is what PyTorch decomposes the operator into, in fp32.
+    On a CPU, and for tensors without elements, it is PyTorch's decomposition of the operator, in fp32: a CPU lacks some
+    operators or keeps statistics in half precision, and a kernel's mean of no elements is 0.
     """
     import torch
     from torch._decomp import decomposition_table
@@ -101,7 +101,7 @@ def aten(name: str, x: Tensor, *arguments: Any) -> tuple[Any, ...]:
 
 @functools.cache
 def liger(op: str, n: int) -> tuple[Any, dict[str, int]]:
-    """Liger's module of kernels, and the settings that it launches them with for rows of n elements.
+    """Liger's module of kernels, and its launch settings for rows of n elements.
 
     UnavailableError where liger-kernel is not installed, or does not take such rows.
     """
@@ -123,11 +123,11 @@ _CLUSTER_BYTES = 16 * 227 * 1024  # the shared memory of Hopper's largest cluste
 
 
 def quack(module: str, *given: Tensor | None) -> Any:
-    """quack's module of that name, for tensors whose last dimension it can take 16 bytes at a time; None is left out.
+    """quack's module of that name, if it can take these tensors; None among them is left out.
 
-    UnavailableError where quack-kernels is not installed, or where a tensor has no elements, is not contiguous, or does
-    not begin, and each of its rows with it, at a multiple of 16 bytes, or where no cluster holds a row of all: quack
-    checks no lengths, and its launch fails.
+    UnavailableError if quack-kernels is not installed, if a tensor is empty or not contiguous, if a row does not start
+    at a multiple of 16 bytes, or if no cluster holds a row of all tensors: quack does not check that, and its launch
+    fails.
     """
     tensors = [tensor for tensor in given if tensor is not None]
     for tensor in tensors:

@@ -1,4 +1,4 @@
-"""How the specs draw cases by chance: of products, and of operations along rows."""
+"""Random cases for the specs: of products, and of operations along rows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kernel_twins.spec import ITEMSIZE, Case, Drawn
 from kernel_twins.spec.chance import Draws
 
 VOCABULARIES = (32_000, 32_768, 50_257, 50_304, 65_024, 102_400, 128_256, 151_936, 202_048, 256_000, 262_144)
-"""How many words language models have."""
+"""Vocabulary sizes of language models."""
 
 _TOKENS, _WIDEST = 16_384, 32_768
 _LAYOUTS: tuple[dict[str, str], ...] = ({}, {"b": "col"}, {}, {"b": "col"}, {"a": "col"}, {"pitch": "8"})
@@ -16,7 +16,7 @@ _MOST_ROWS, _LONG, _LONGEST = 2**24, 2**17, 2**24
 
 
 def product_sizes(draws: Draws) -> tuple[int, int, int]:
-    """M, N and K: of half the cases tokens, and widths of layers or a vocabulary; of the others any."""
+    """M, N and K. In half of the cases M is a number of tokens, and N and K are widths of layers or a vocabulary."""
     source = draws.deal("source", ("layer", "any", "layer", "any", "layer", "any", "vocabulary", "any"))
     if source == "any":
         m, n, k = (draws.size(16, _WIDEST) for _ in range(3))
@@ -44,11 +44,11 @@ def long_rows(draws: Draws) -> tuple[int, int]:
 def rows_of(
     layout: str, options: Sequence[Mapping[str, str]] = ({},), lengths: Sequence[int] = (), a_block_each: bool = True
 ) -> Callable[[Draws], Drawn]:
-    """An op's ``draw`` over rows: of one case in six few and very long, of two others one of ``lengths``.
+    """An op's ``draw`` over rows. One case in six has few and very long rows, two have one of ``lengths``.
 
-    The input of that name is laid out in turn, contiguous every second time, and the options take turns. Lengths are
-    multiples of what the case's sizes are; how many rows there are is any number. ``a_block_each``: PyTorch gives a row
-    to one block of threads.
+    ``layout`` names the input whose layout varies, contiguous every second time; layouts and ``options`` take turns.
+    Lengths are multiples of 64, 8 or 1, as the case's sizes are; the number of rows is any. ``a_block_each``: PyTorch
+    gives each row one block of threads.
     """
 
     def draw(draws: Draws) -> Drawn:

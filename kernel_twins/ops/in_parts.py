@@ -1,4 +1,4 @@
-"""References of matrices in parts, so that the float64 tensors of a huge one fit."""
+"""References computed part by part, so that the float64 tensors of a huge matrix fit."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    Part = Callable[[slice], tuple[Tensor, Tensor]]  # of some rows
+    Part = Callable[[slice], tuple[Tensor, Tensor]]  # values and terms of some rows
 
 _CHUNK = 2**26  # elements held in float64 at a time, in each of a few tensors
 
 
 def _parts(start: int, stop: int, n: int) -> Iterator[slice]:
-    """A range of rows of n elements, in pieces; one piece, if of no rows."""
+    """A range of rows of n elements, in pieces; one empty piece if it has no rows."""
     step = max(1, _CHUNK // max(1, n))
     for first in range(start, max(stop, start + 1), step):
         yield slice(first, min(first + step, stop))
 
 
 def over_rows(part: slice, n: int, of: Part) -> tuple[Tensor, Tensor]:
-    """What ``of`` makes of rows of n elements: values and their terms."""
+    """Values and terms that ``of`` computes for rows of n elements."""
     import torch
 
     values, terms = zip(*map(of, _parts(part.start, part.stop, n)), strict=True)
@@ -29,7 +29,7 @@ def over_rows(part: slice, n: int, of: Part) -> tuple[Tensor, Tensor]:
 
 
 def over_columns(matrix: Tensor, columns: slice, of: Part) -> tuple[Tensor, Tensor]:
-    """The sums of those columns of what ``of`` makes of rows of a matrix: values and their terms, [rows, columns]."""
+    """Column sums of the values and terms, [rows, columns], that ``of`` computes for some rows of a matrix."""
     import torch
 
     n = matrix[:1, columns].shape[1]

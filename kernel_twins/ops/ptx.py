@@ -1,9 +1,9 @@
-"""Instructions of PTX that specs promise of their Triton kernels (``Step.promises``), as regular expressions."""
+"""PTX instructions that a spec promises for its Triton kernels (``Step.promises``), as regular expressions."""
 
 from __future__ import annotations
 
 LOAD_16_BYTES = r"ld\.global\.v4\.b32"
-LOAD_16_BYTES_HINTED = r"ld\.global\S*\.v4\.b32"  # with whatever hint to the caches
+LOAD_16_BYTES_HINTED = r"ld\.global\S*\.v4\.b32"  # with any cache hint
 LOAD_16_BYTES_ONCE = r"ld\.global\.L1::evict_first\S*\.v4\.b32"
 LOAD_FROM_L2 = r"ld\.global\.cg\.b32"
 SHARED_LOAD = r"ld\.shared"
@@ -27,6 +27,6 @@ WGMMA_256_COLUMNS = r"wgmma\.mma_async\S*\.m64n256k16"
 MATRIX_STORE = r"stmatrix"
 MORE_REGISTERS = r"setmaxnreg\.inc"
 
-# The next kernel is let in, the one before waited for, and only then is anything touched.
+# Programmatic dependent launch: start the next kernel, wait for the one before, and only then access memory.
 _UNTOUCHED = r"(?:(?!cp\.async\.bulk|(?:ld|st|atom|red)\.global).)*"
 EARLY = rf"(?s)\A{_UNTOUCHED}launch_dependents{_UNTOUCHED}griddepcontrol\.wait"

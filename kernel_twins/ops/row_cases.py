@@ -1,4 +1,4 @@
-"""What the specs of operations along a matrix's rows share: inputs and cases."""
+"""Inputs and cases that the specs of operations along a matrix's rows share."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor
 
 NO_CLUSTERS = "Triton 3.6 gives a program no access to another one's shared memory"
-"""Why it has no twin of a step whose blocks share a row in a cluster; what a twin does instead differs."""
+"""Why Triton has no twin of a step that splits a row over a cluster."""
 
 _BYTES = 2**29  # of a tensor in the bandwidth cases: ten times the L2 cache
 _OUTLIER_EVERY, _OUTLIER = 1_000, 100.0
 _SHIFT = 1_000.0
 _BORDER = 16.0
-_OVERFLOWING = 100.0  # an exponent, of e
-_SHARED_BY = 128  # threads, the smallest block that a long row has to itself
+_OVERFLOWING = 100.0  # exp() of it is infinite in fp32
+_SHARED_BY = 128  # threads of the smallest block that has a long row to itself
 
 
 def bandwidth_case(n: int, dtype: str = "bf16", **variant: str) -> Case:
-    """As many rows of n elements as 512 MiB hold."""
+    """A matrix of 512 MiB with rows of n elements."""
     return Case.of(_BYTES // ITEMSIZE[dtype] // n, n, dtype=dtype, **variant)
 
 
@@ -31,13 +31,13 @@ BANDWIDTH_CASES = (
     *(bandwidth_case(n) for n in (256, 1_024, 4_096, 5_003, 12_288, 16_384, 50_257, 65_536, 262_144)),
     *(bandwidth_case(n, "fp32") for n in (4_096, 65_536)),
 )
-# By the length of their rows; ragged ones start at every alignment.
+# Throughput is drawn against the rows' length. Ragged rows start at every alignment.
 PROFILE_CASE = bandwidth_case(4_096)
 SHORTEST, SHORT, LONG, LONGEST = (bandwidth_case(n) for n in (256, 1_024, 65_536, 262_144))
 RAGGED, LONG_RAGGED = (bandwidth_case(n) for n in (5_003, 50_257))
 FEW_ROWS = Case.of(4_096, 1_024, dtype="bf16")
 MANY_ROWS = Case.of(2**31 + 5, 2, dtype="bf16"), Case.of(2**32 + 5, 1, dtype="bf16")
-"""More than a grid has blocks, and more than 32 bits count."""
+"""More rows than a grid has blocks, and more elements than 32 bits count."""
 SIZE_AXIS = SizeAxis(
     "N, row length",
     lambda case: case.shape[1],
@@ -51,10 +51,10 @@ def matrix(case: Case, generator: Generator, layout: str = "") -> Tensor:
 
     ``layout`` is empty for a contiguous matrix, ``pitched`` for rows that lie N + 3 elements apart (so that they start
     at every alignment), ``spaced`` for N + 8 (so that they start as those of a contiguous matrix do), or ``expanded``
-    for one row seen M times. ``values`` in the variant: what tensors.normal knows;
+    for one row seen M times. ``values`` in the variant: those of tensors.normal;
     ``outliers`` makes every thousandth value 100 times as wide; ``shifted`` adds 1000 to each; ``masked`` makes the
-    first row and the second half of the others minus infinity; ``coarse`` takes multiples of a 16th below 4, of which
-    a sum of two is exact in every dtype.
+    first row and the second half of the others minus infinity; ``coarse`` takes multiples of 1/16 below 4: the sum of
+    two is exact in every dtype.
     """
     from kernel_twins.ops.tensors import normal
 
@@ -77,9 +77,9 @@ def matrix(case: Case, generator: Generator, layout: str = "") -> Tensor:
 
 
 def lifted(x: Tensor, case: Case) -> Tensor:
-    """x; in hostile cases, with most of each row's exponentials at its borders (tensors.borders).
+    """x; in hostile cases, most of each row's exponentials are at its borders (tensors.borders).
 
-    Those of every other row overflow fp32 unless the row's maximum is taken away first.
+    The exponentials of every other row overflow fp32, unless the row's maximum is subtracted first.
     """
     from kernel_twins.ops.tensors import borders
 
@@ -91,7 +91,7 @@ def lifted(x: Tensor, case: Case) -> Tensor:
 
 
 def weighted(x: Tensor, case: Case) -> Tensor:
-    """x; in hostile cases, with a mean of its own and most of each row's squares at its borders."""
+    """x; in hostile cases, it has a mean other than 0, and most of each row's squares are at its borders."""
     from kernel_twins.ops.tensors import borders
 
     if case.get("values") == "hostile":
@@ -101,14 +101,14 @@ def weighted(x: Tensor, case: Case) -> Tensor:
 
 
 def shifted(x: Tensor, case: Case) -> Tensor:
-    """x; in hostile cases, with every other row so far from zero that the mean of its squares tells no variance."""
+    """x; in hostile cases, every other row is so far from zero that E[x^2] - E[x]^2 has no correct digit."""
     if case.get("values") == "hostile":
         x[::2] += _SHIFT
     return x
 
 
 def row_chain(n: int) -> float:
-    """tensors.chain of a thread's part of a row of n elements, which a block of threads adds up in every step."""
+    """tensors.chain of the additions that one thread makes for a row of n elements, in any step."""
     from kernel_twins.ops.tensors import chain
 
     return chain(n / _SHARED_BY)
@@ -118,9 +118,9 @@ Sized = tuple[int, int, Mapping[str, str]]  # rows, their length, and the case's
 
 
 def test_cases(name: str, *more: Sized) -> tuple[Case, ...]:
-    """Rows of every length that a step may treat in its own way, every layout of the input of that name, odd values.
+    """Test cases in every dtype: each kind of length, each layout of the input ``name``, special values, and ``more``.
 
-    And ``more``, each in every dtype.
+    The lengths are those at which some step takes another kernel, and their neighbours.
     """
     return tuple(
         Case.of(m, n, dtype=dtype, **variant)
@@ -152,10 +152,10 @@ def test_cases(name: str, *more: Sized) -> tuple[Case, ...]:
 
 
 def long_cases(name: str) -> tuple[Sized, ...]:
-    """More test cases, of rows that a cluster's registers hold.
+    """Test cases of register-resident rows that are split over a cluster.
 
-    And of the last and the first, in bf16, that are held otherwise: by threads with few packs (whose rows lines start,
-    as those of 4,104 elements do not), in blocks of more warps, by threads with more packs, by no registers.
+    The lengths are on both sides of each limit in bf16: few packs a thread (for line-aligned rows, which those of 4,104
+    elements are not), blocks of more warps, more packs a thread, and rows that no cluster's registers hold.
     """
     return (
         (131, 20_003, {}),
@@ -169,10 +169,10 @@ def long_cases(name: str) -> tuple[Sized, ...]:
 
 
 def short_cases(name: str) -> tuple[Sized, ...]:
-    """More test cases, of rows that a warp's registers hold, or a few warps': of every number of packs a lane.
+    """Test cases of rows in the registers of one warp or a few, with every number of packs a lane.
 
-    Rows start at every alignment, and their last ones end at every one. Some are many more than a block's, some lie
-    at a distance, and of some there are too few elements or too many.
+    Rows start and end at every alignment. Some lengths are just too short or too long for these kernels, and some rows
+    lie apart from each other.
     """
     lengths = (120, 121, 136, 137, 250, 383, 515, 777, 1_027, 1_280, 1_283, 1_539, 1_783, 1_792, 1_985, 2_051)
     longer = (2_499, 3_001, 3_072, 3_075, 5_003, 6_144, 8_120, 8_123, 8_184, 8_192)
@@ -185,12 +185,12 @@ def short_cases(name: str) -> tuple[Sized, ...]:
 
 
 def option_cases(option: Mapping[str, str]) -> tuple[Sized, ...]:
-    """More test cases, in which an option is another than usual."""
+    """Test cases with another value of an option."""
     return *((9, n, option) for n in (200, 5_003, 70_000)), (9, 1_003, {**option, "values": "outliers"})
 
 
 def masked_cases(option: Mapping[str, str]) -> tuple[Sized, ...]:
-    """More test cases, in which values are minus infinity; the last one with that option."""
+    """Test cases with values of minus infinity; the last one has that option, too."""
     masked = {"values": "masked"}
     return *((9, n, masked) for n in (64, 2_048, 70_000)), (9, 2_048, {**option, **masked})
 

@@ -1,4 +1,4 @@
-"""What the specs of operations along a matrix's rows check of their arguments; errors are those of tensors.py."""
+"""Argument checks for the specs of operations along a matrix's rows; errors are those of tensors.py."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from kernel_twins.ops.tensors import (
 )
 from kernel_twins.spec import ITEMSIZE
 
-# Results that are a number a row, or one a column; others are matrices.
+# Outputs with one number for each row, or for each column; all others are matrices.
 _NUMBERS = ("mean", "rstd", "losses", "lse")
 _VECTORS = ("dweight", "dbias")
 
 
 def require_rows(name: str, tensor: Tensor) -> None:
-    """[M, N] of fp32, bf16 or fp16, whose rows are contiguous and lie at any distance."""
+    """[M, N] of fp32, bf16 or fp16, with contiguous rows at any distance."""
     require_dtype(name, tensor, *ITEMSIZE)
     require_rank(name, tensor, 2)
     if tensor.shape[1] > 1 and tensor.stride(1) != 1:
@@ -69,7 +69,7 @@ def require_result(tensor: Tensor, like_name: str, like: Tensor) -> None:
 
 
 def require_out(out: Tensor | tuple[Tensor, ...], names: list[str], like_name: str, like: Tensor) -> None:
-    """One tensor where there is one name; a tuple of tensors in that order where there are several."""
+    """A tensor for one name; a tuple of tensors in that order for several."""
     if len(names) > 1 and not isinstance(out, tuple):
         raise TypeError(f"out is a {type(out).__name__}, must be a tuple of {len(names)} tensors: {', '.join(names)}")
     if len(names) == 1 and isinstance(out, tuple):
@@ -78,7 +78,7 @@ def require_out(out: Tensor | tuple[Tensor, ...], names: list[str], like_name: s
         raise ValueError(f"out has {len(out)} tensors, must have {len(names)}: {', '.join(names)}")
     for index, (tensor, name) in enumerate(zip(_tensors(out), names, strict=True)):
         label = f"out[{index}]" if isinstance(out, tuple) else "out"
-        require_tensor(label, tensor)  # None stands for an input that is not there, never for a result
+        require_tensor(label, tensor)  # an input may be None, an output may not
         if name in _NUMBERS:
             require_numbers(label, tensor, like_name, like)
         elif name in _VECTORS:

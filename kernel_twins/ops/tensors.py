@@ -11,7 +11,7 @@ from torch.nn import Parameter
 from kernel_twins.spec import Case, Op
 
 DTYPE: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-OUT_DTYPE: dict[str, torch.dtype] = DTYPE | {"int64": torch.int64}  # places, which no input holds
+OUT_DTYPE: dict[str, torch.dtype] = DTYPE | {"int64": torch.int64}  # argmax's indices; no input has this dtype
 _NAME = {dtype: name for name, dtype in DTYPE.items()}
 
 
@@ -42,25 +42,25 @@ def normal(case: Case, shape: tuple[int, ...], generator: Generator) -> Tensor:
 
 
 def borders(size: int) -> Tensor:
-    """Places beside which work may be divided: both ends, multiples of 256, and shares of a 16th."""
+    """Places at which a kernel may divide its work: both ends, multiples of 256, and of a 16th of the size."""
     edges = torch.cat([torch.arange(0, size, 256), torch.arange(17) * size // 16])
     places: Tensor = torch.cat([edges - 1, edges]).unique()
     return places[(places >= 0) & (places < size)]
 
 
 def chain(additions: float) -> float:
-    """What a sum's magnitude counts for among its terms if a loop adds up so many: see check.py."""
+    """The weight of a sum's magnitude among its terms, if a loop makes that many additions: see check.py."""
     return math.sqrt(additions) / 4
 
 
 def empty_outputs(op: Op, case: Case, device: str | torch.device) -> Tensor | tuple[Tensor, ...]:
-    """What a call takes as ``out``, not initialised: a tensor, or a tuple where the op has several."""
+    """A call's ``out``, not initialised: a tensor, or a tuple of tensors where the op has several outputs."""
     outputs = tuple(torch.empty(each.shape, dtype=OUT_DTYPE[each.dtype], device=device) for each in op.outputs(case))
     return outputs[0] if len(outputs) == 1 else outputs
 
 
 def remedy_of(name: str, method: str) -> str:
-    """How to mend an argument. A converted copy of a result would be written to in its place, and lost."""
+    """The remedy for an argument. An output must be allocated anew: the result in a converted copy would be lost."""
     is_result = name == "out" or name.startswith("out[")
     return "allocate it so with torch.empty" if is_result else f"call {name}.{method}"
 
@@ -121,7 +121,10 @@ def require_device(name: str, tensor: Tensor, like_name: str, like: Tensor) -> N
 
 
 def require_values(name: str, value: object) -> None:
-    """A tensor's values must lie in memory as they are: steps read them through a pointer. What is no tensor passes."""
+    """Refuses sparse and lazily negated tensors and tensor subclasses: steps read memory through a pointer.
+
+    Values that are no tensors pass.
+    """
     if not isinstance(value, Tensor):
         return
     if value.layout != torch.strided:
@@ -134,7 +137,7 @@ def require_values(name: str, value: object) -> None:
 
 
 def require_cuda(name: str, tensor: Tensor, otherwise: str = "") -> None:
-    """The tensor must be on a GPU; ``otherwise`` tells what else would do."""
+    """The tensor must be on a GPU; ``otherwise`` names another remedy for the message."""
     if not tensor.is_cuda:
         remedy = " or ".join(filter(None, (remedy_of(name, "cuda()"), otherwise)))
         raise ValueError(f"{name} is on {tensor.device}, must be on a CUDA device: {remedy}")

@@ -1,4 +1,4 @@
-"""What the specs of operations on vectors share: the cases that they are tested and timed on."""
+"""Cases on which the operations on vectors are tested and timed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PROFILE_CASE = Case.of(2**26, dtype="fp32")
 
 
 def test_cases(*more: tuple[int, dict[str, str]]) -> tuple[Case, ...]:
-    """Few elements and many, unaligned, infinite and NaN, and ``more``, each in every dtype; and two matrices."""
+    """Test cases in every dtype: few and many elements, unaligned, infinite, NaN, and ``more``; and two matrices."""
     return (
         *(
             Case.of(n, dtype=dtype, **variant)

@@ -24,7 +24,7 @@ _FILES: Mapping[Backend, tuple[str, str]] = {"cuda": ("cuda-kernels", "cu"), "tr
 
 NOT_JUDGED = "not judged"
 UNPROVEN = ("wrong", NOT_JUDGED)
-"""How the status of a call begins that is not known to be right, though it was called."""
+"""A status that begins so belongs to a call that ran, but could not be judged."""
 
 _STEP_NAME = re.compile(r"v\d\d_[a-z0-9_]+")
 _ARCH = re.compile(r"(>=|==)(\d+)\.(\d+)(a?)")
@@ -32,7 +32,7 @@ _ARCH = re.compile(r"(>=|==)(\d+)\.(\d+)(a?)")
 
 @dataclass(frozen=True, slots=True, order=True)
 class Case:
-    """One problem: its shape, its dtype and whatever else tells problems apart (layout, values, alignment).
+    """One problem: its shape, its dtype, and a variant (layout, values, alignment).
 
     ``slug`` names the case in every row, label and message; ``Case.parse`` reads it back.
     """
@@ -71,20 +71,20 @@ class Case:
         return dict(self.variant).get(key, default)
 
     def but(self, **variant: str) -> Case:
-        """The same with these values in its variant; an empty string leaves one out."""
+        """The same case with these values in its variant; an empty string removes one."""
         changed = {**dict(self.variant), **variant}
         return Case(self.shape, self.dtype, tuple((key, value) for key, value in changed.items() if value))
 
     @property
     def hostile(self) -> Case | None:
-        """The same with ``values.hostile``; None where values are special, or one row is seen many times."""
+        """The same case with ``values.hostile``; None if it has special values, or one row seen many times."""
         if self.get("values") or "expanded" in dict(self.variant).values():
             return None
         return self.but(values="hostile")
 
     @property
     def slug(self) -> str:
-        """The case's one spelling, in the characters that NVTX filters take literally."""
+        """The case's only spelling, in characters that NVTX filters take literally."""
         return "-".join(
             ["x".join(map(str, self.shape)), self.dtype, *(f"{key}.{value}" for key, value in self.variant)]
         )
@@ -104,8 +104,8 @@ class Prediction:
 
     ``quantity`` is a name from the profiler's registry. ``value`` is absolute in that quantity's unit, or, where
     ``relative``, a multiple of the previous step's measurement. ``==`` means within ``tolerance`` (a fraction).
-    ``case`` names another one of the timed cases; but for the step's own profile case, nothing but the time is known
-    there. Where a step has a profile case of its own, what it predicts without a ``case`` is void.
+    ``case`` names another timed case; only the time is known there, unless it is the step's own profile case. If a step
+    has a profile case of its own, a prediction without a ``case`` is void.
     """
 
     quantity: str
@@ -119,14 +119,14 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """Who is timed or profiled: a step in a backend, or a baseline or reference (its name as the backend, no step)."""
+    """What is timed or profiled: a step in a backend, or a baseline or reference (its name as the backend, no step)."""
 
     backend: str
     step: str = ""
 
 
 class Where(NamedTuple):
-    """The configurations in which ``setting`` has one of ``values``, and the PTX that their kernels hold."""
+    """Configurations in which ``setting`` has one of ``values``, and a pattern of PTX that their kernels contain."""
 
     setting: str
     values: tuple[int, ...]
@@ -137,21 +137,21 @@ class Where(NamedTuple):
 class Step:
     """One idea on an operation's ladder, present as a ``.cu`` file, a Triton file, or both.
 
-    What it does and why that may pay stands in the header of its file. ``arch`` is ``>=8.0``, ``>=9.0`` or ``==9.0a``.
-    ``accepts`` narrows the op's rule: it returns the reason for a refusal, or an empty string. With ``fp32_out`` it
-    also takes an fp32 ``out`` where the operation's usual one is narrower (cases with ``out.fp32``). ``wide`` has it
-    timed on the op's wide cases too. ``no_cuda`` and ``no_triton`` say why a language has no such step, empty where it
-    does. ``launches`` counts the kernels of one call at the profile case; 0 leaves it open, where the languages differ.
-    ``helpers`` are kernels that the step launches beside its own, by name. A step that is not ``deterministic`` may
-    give other last bits in every run. A step that is not ``finished`` may spill registers.
+    The header of its file says what it does and why that may pay. ``arch`` is ``>=8.0``, ``>=9.0`` or ``==9.0a``.
+    ``accepts`` narrows the op's rule: it returns the reason for a refusal, or an empty string. With ``fp32_out`` the
+    step also takes an fp32 ``out`` if the operation's usual one is narrower (cases with ``out.fp32``). A ``wide`` step
+    is timed on the op's wide cases, too. ``no_cuda`` and ``no_triton`` say why a language has no such step; empty if it
+    has. ``launches`` counts the kernels of one call at the profile case; 0 if the languages differ. ``helpers`` names
+    other kernels that the step launches. A step that is not ``deterministic`` may give other last bits in every run. A
+    step that is not ``finished`` may spill registers.
 
-    ``profile_case`` holds, by language, a timed case at which the step's own kernel runs and its idea shows, where it
-    leaves the op's profile case to another step's kernel; None stands where the step is profiled nowhere. ``replaces``
-    names the step whose kernel had the profile case before, where that is not the step before.
+    ``profile_case`` is for a step that leaves the op's profile case to another step's kernel. By language, it holds a
+    timed case at which the step's own kernel runs; None if the step is profiled nowhere. ``replaces`` names the step
+    whose kernel served that case before, if that is not the step before.
 
-    ``promises`` are instructions that every Triton kernel of the step holds, by architecture (80, 90), as patterns of
-    PTX (ops/ptx.py); ``promises_where`` those of some configurations alone. ``spills`` names the architectures for
-    which some configurations spill registers, so that the search passes over them.
+    ``promises`` are patterns of PTX (ops/ptx.py) that every Triton kernel of the step contains, by architecture (80,
+    90); ``promises_where`` are those of some configurations only. ``spills`` names the architectures for which some
+    configurations spill registers; the search passes over them.
     """
 
     name: str
@@ -189,12 +189,12 @@ class Step:
 
     @property
     def backends(self) -> tuple[Backend, ...]:
-        """The languages that have the step."""
+        """The languages in which the step exists."""
         return tuple(name for name, gap in zip(BACKENDS, (self.no_cuda, self.no_triton), strict=True) if not gap)
 
     @property
     def gap(self) -> str:
-        """Why a language does not have it; empty where both do."""
+        """Why a language lacks it; empty if both have it."""
         return self.no_cuda or self.no_triton
 
     def runs_on(self, capability: tuple[int, int]) -> bool:
@@ -208,7 +208,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A call that computes less than the operation: the last step of another one, of ``operands(*inputs)``."""
+    """A call that computes less than the operation: another operation's last step, on ``operands(*inputs)``."""
 
     backend: Backend
     op: str
@@ -217,9 +217,9 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class SizeAxis:
-    """What throughput is drawn against: a case's ``size``.
+    """The axis of a throughput plot: a case's ``size``.
 
-    ``panel`` tells what else the cases of one panel share, beside dtype and variant; None leaves a case out.
+    Cases of one panel share dtype, variant and ``panel(case)``; None leaves a case out.
     """
 
     label: str
@@ -228,48 +228,48 @@ class SizeAxis:
 
 
 class Drawn(NamedTuple):
-    """A case, and how many blocks PyTorch gives it where that is known to be few."""
+    """A case, and the number of blocks that PyTorch launches for it, if known to be few."""
 
     case: Case
     blocks: int | None = None
 
 
-Description = Callable[[Case, "tuple[Tensor, ...]", slice], "tuple[Tensor, Tensor]"]  # what one output must be
+Description = Callable[[Case, "tuple[Tensor, ...]", slice], "tuple[Tensor, Tensor]"]  # an output's values and terms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Op:
-    """One operation: what it computes, on what it is tested and timed, and its ladder of steps.
+    """One operation: what it computes, the cases on which it is tested and timed, and its ladder of steps.
 
-    ``family`` names the folder that holds it in every tree, beside its kin.
+    ``family`` names the folder that holds it in every tree.
 
-    A step, a baseline and a user's kernel are all called alike: ``call(*inputs, **options(case), out=tensor)``, or a
-    tuple of tensors where there are several outputs, and they write into ``out``. A baseline whose library allocates
-    what it returns may return that instead. ``options`` are arguments that are no tensors.
+    A step, a baseline and a user's kernel are called in the same way: ``call(*inputs, **options(case), out=tensor)``,
+    with a tuple of tensors for several outputs, and they write into ``out``. A baseline whose library allocates its
+    result may return that instead. ``options`` are arguments that are no tensors.
 
     ``reference(case, inputs, rows)`` returns, for those rows of the output's first dimension, the float64 result and
-    the float64 sum of the absolute terms behind each element (the scale of fp32 rounding, see check.py). Where there
-    are several outputs it describes the first one, and ``more_references`` the others in their order. ``check`` raises
-    TypeError or ValueError, naming the argument. ``accepts`` returns the reason for refusing a case, or an empty
-    string. ``flops`` and ``bytes`` are the operation's minimum, never a step's traffic, so that steps compare;
-    ``ceiling`` names the measured limit of the hardware survey that its rate is set against. ``bench_cases`` are timed
-    for every step, ``wide_cases`` for those alone that are ``wide``; ``headline_cases`` are those of the timed ones
-    that docs/results.md shows. ``size_axis`` is what their throughput is drawn against; without one each case is a
-    bar. ``behind`` names, by language, the steps that stand behind the operation's public function: the first that the
-    GPU and the call's sizes allow. Where sizes are beyond a limit, an operator in ``cuda-kernels/*/torch*.cpp`` passes
-    over the step at the place ``FIRST`` or ``SECOND`` of CUDA's: the limit is that step's, so whoever changes the order
-    looks there, too. ``baselines`` maps a name to a call, or to None where the baseline is compiled into the extension
-    beside the steps; the first one is PyTorch's own, and also the accuracy that is asked for. ``baseline_cases`` limits
-    a baseline to some of the timed cases, where another one would cost a search; ``differs`` says where a baseline
-    computes something else than PyTorch's formula, and what. ``references`` are timed beside them and compute less (a
-    step's extra cost is told against them): nobody checks what they leave in ``out``, and no step competes with them.
-    Where baselines draw random numbers of their own, or round elsewhere on the way, they are judged at
-    ``settled(case)``, in which that has no say. ``exemplar`` is PyTorch's computation with the numbers that the options
-    ask for: the accuracy that is asked of the steps. ``rounds`` tells where PyTorch loses more than fp32 does before it
-    rounds the result, and steps may, too; empty where it does not. Where ``hostile``, inputs know ``values.hostile``,
-    of the same shape, and steps are judged by these, too: what is easily lost, such as the ends of rows, weighs most.
-    ``draw`` makes a case by chance of what it is given, and is None where no public function is called with the
-    operation's cases; sampling.py draws until a case is worth timing.
+    the float64 sum of the absolute terms behind each element (the scale of fp32 rounding, see check.py). It describes
+    the first output, ``more_references`` the others in their order. ``check`` raises TypeError or ValueError, naming
+    the argument. ``accepts`` returns the reason for refusing a case, or an empty string. ``flops`` and ``bytes`` are
+    the operation's minimum, never a step's traffic, so that steps compare; ``ceiling`` names the limit of the hardware
+    survey that a rate is compared with. ``bench_cases`` are timed for every step, ``wide_cases`` only for ``wide``
+    steps; docs/results.md shows ``headline_cases``. ``size_axis`` is the axis of the throughput plot; without one
+    each case is a bar.
+
+    ``behind`` lists, by language, the steps behind the operation's public function; a call runs the first that the GPU
+    and its sizes allow. Beyond a limit, an operator in ``cuda-kernels/*/torch*.cpp`` skips the step at the place
+    ``FIRST`` or ``SECOND`` of CUDA's list. The limit belongs to that step, so change both together.
+
+    ``baselines`` maps a name to a call, or to None if the baseline is compiled into the extension. The first is
+    PyTorch's own, and sets the accuracy required. ``baseline_cases`` limits a baseline to some timed cases, because
+    others would cost a search. ``differs`` says where a baseline computes something else than PyTorch's formula.
+    ``references`` are timed beside them and compute less, to tell a step's extra cost: their ``out`` is not checked,
+    and steps do not compete with them. Baselines that draw their own random numbers, or round at other places, are
+    judged at ``settled(case)``, where neither matters. ``exemplar`` is PyTorch's computation with the options' own
+    numbers: it sets the accuracy required of steps. ``rounds`` says where PyTorch loses more than fp32 before it rounds
+    the result, as steps then may; empty elsewhere. If ``hostile``, steps are also judged at ``values.hostile``, inputs
+    in which easily missed elements, such as the ends of rows, weigh most. ``draw`` makes a random case for sampling.py,
+    which draws until a case is worth timing; None if no public function uses the operation's cases.
     """
 
     name: str
@@ -307,7 +307,7 @@ class Op:
     draw: Callable[[Draws], Drawn] | None = None
 
     def folder(self, backend: Backend) -> str:
-        """A ladder's place in one language, from the repository's root, such as ``cuda-kernels/softmax/softmax``."""
+        """A ladder's folder in one language, from the repository's root, such as ``cuda-kernels/softmax/softmax``."""
         return f"{_FILES[backend][0]}/{self.family}/{self.name}"
 
     def file(self, step: str, backend: Backend) -> str:
@@ -315,11 +315,11 @@ class Op:
         return f"{self.folder(backend)}/{step}.{_FILES[backend][1]}"
 
     def module(self, step: str) -> str:
-        """The module that a Triton step is imported as."""
+        """The name under which a Triton step is imported."""
         return f"kernel_twins._triton.{self.family}.{self.name}.{step}"
 
     def judged_cases(self, case: Case) -> tuple[Case, ...]:
-        """What a call is judged at: the case, and its hostile inputs where there are any."""
+        """The cases at which a call is judged: the case and, if there is one, its hostile variant."""
         hostile = case.hostile if self.hostile else None
         return (case, hostile) if hostile else (case,)
 
@@ -335,13 +335,13 @@ class Op:
         return tuple(step for step in self.steps if backend in step.backends)
 
     def profile_case_of(self, step: Step, backend: Backend) -> Case | None:
-        """Where a step is profiled; None where it is not, because all such cases are another kernel's."""
+        """The case at which a step is profiled; None if another step's kernel serves all such cases."""
         return step.profile_case.get(backend, self.profile_case)
 
     def before(self, step: Step, backend: Backend) -> Step | None:
-        """The step that one is compared with at its profile case, in the same language; None where that takes no part.
+        """The step that another is compared with at its profile case, in the same language; None if not timed there.
 
-        It is the step before, or the one that is replaced there. It takes no part where it is not timed at the case.
+        It is the step before, or the one that ``replaces`` names.
         """
         case, ladder = self.profile_case_of(step, backend), self.steps_of(backend)
         earlier = [self.step(step.replaces)] if step.replaces else ladder[: ladder.index(step)]
@@ -349,9 +349,9 @@ class Op:
 
     @property
     def profiled_cells(self) -> tuple[tuple[Case, Name], ...]:
-        """Who is profiled where: baselines and steps at the profile case.
+        """Cases and what is profiled there: at the profile case baselines and steps.
 
-        And at a step's own, the step, the one that it is compared with, and the first baseline.
+        At a step's own profile case: the step, the one that it is compared with, and the first baseline.
         """
         cells = [(self.profile_case, Name(baseline)) for baseline in self.baselines_at(self.profile_case)]
         for backend in BACKENDS:
@@ -371,7 +371,7 @@ class Op:
 
     @property
     def condition_cases(self) -> tuple[Case, ...]:
-        """What is timed rested and in a chain, too: headlines of what arithmetic bounds, and so the power it takes."""
+        """Cases timed rested and in a chain, too: headline cases bound by arithmetic, and so by power."""
         return () if self.ceiling.startswith("dram") else self.headline_cases
 
     def baselines_at(self, case: Case) -> tuple[str, ...]:
@@ -396,5 +396,5 @@ class Op:
         return not self.refusal(step, case)
 
     def times(self, step: Step, case: Case) -> bool:
-        """Whether a run times a step on a case: of the wide ones, only steps that are meant for them."""
+        """Whether a run times a step on a case: only ``wide`` steps on wide cases."""
         return self.serves(step, case) and (step.wide or case not in self.wide_cases)

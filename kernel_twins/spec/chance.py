@@ -1,4 +1,4 @@
-"""What the draw of a case is made of: options dealt in turn, and sizes by chance."""
+"""Random cases: options are dealt in turn, sizes are drawn at random."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import TypeVar
 _T = TypeVar("_T")
 
 MULTIPLES = (64, 64, 8, 1)
-"""What sizes are multiples of, in turn; of 1 are those that 8 does not divide."""
+"""Sizes are multiples of these, in turn; 1 stands for sizes that 8 does not divide."""
 
 
 class Draws:
-    """A source of cases. What is ``fixed`` by name is not dealt: the options that a public function has no choice of.
+    """A source of cases. ``fixed`` holds options that are not dealt, because a public function offers no choice.
 
-    Options are dealt as cards are: each once, in random order, then all anew. An option is dealt once a case, however
-    often the case's sizes are drawn.
+    Options are dealt like cards: each once, in random order, then all anew. An option is dealt once for each case,
+    however often the case's sizes are drawn.
     """
 
     def __init__(self, seed: int | str, fixed: Mapping[str, object] | None = None) -> None:
@@ -43,11 +43,11 @@ class Draws:
         return self._dealt[name]  # type: ignore[return-value]  # a name has the same options every time
 
     def number(self, low: int, high: int) -> int:
-        """Log-uniform."""
+        """A log-uniform whole number."""
         return min(high, max(low, round(math.exp(self._random.uniform(math.log(low), math.log(high))))))
 
     def size(self, low: int, high: int) -> int:
-        """Log-uniform, and of the multiples that the case has: of 64, of 8, or one that 8 does not divide."""
+        """A log-uniform size: a multiple of 64, of 8, or not divisible by 8, the same for all sizes of a case."""
         multiple = self.deal("multiple", MULTIPLES)
         while True:
             size = self.number(low, high)

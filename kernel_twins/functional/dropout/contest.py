@@ -21,7 +21,7 @@ from kernel_twins.spec import Case
 
 
 def _contests() -> Iterator[contests.Contest]:
-    """dropout(gelu(x + bias)) + residual, with a tenth dropped: judged with nothing dropped, for the masks differ."""
+    """dropout(gelu(x + bias)) + residual at p = 0.1. It is judged at p = 0, because the masks differ."""
     for case, grad in contests.host_cases(64, 256, act="gelu"):
         x, residual, (bias, *_) = (contests.matrix(case, seed=seed) for seed in range(3))
         operands = tuple(tensor.requires_grad_(grad) for tensor in (x, residual, bias.clone()))
@@ -41,7 +41,7 @@ def _ours(x: Tensor, residual: Tensor, bias: Tensor, p: float, backend: str) -> 
 
 
 def _calls(case: Case) -> Calls:
-    """Operands are x and, as far as the case has them, residual and bias."""
+    """Operands are x, residual and bias; the last two if the case has them."""
     p, activation, adds = options(case)["p"], case.get("act", "none"), case.get("residual") == "yes"
 
     def eager(x: Tensor, residual: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
@@ -70,7 +70,7 @@ def _calls(case: Case) -> Calls:
 
 
 def _gradients(gradient: Gradient, adds: bool, operands: Operands, douts: Operands, given: Given) -> Fault:
-    """The mask must be the first one of seed 0; the residual, which is added last, has the result's gradient."""
+    """The mask must be the first one of seed 0. The residual is added last, so its gradient is the result's."""
     judge = Backward(gradient.op, gradient.case, given)
 
     def fault(out: Operands, found: Operands) -> str:

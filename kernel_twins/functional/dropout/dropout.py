@@ -42,31 +42,31 @@ def dropout_add(
     activation: str = "none",
     backend: str = "auto",
 ) -> Tensor:
-    """``dropout(activation(x + bias), p, training) + residual`` in one pass over memory, and no mask is stored.
+    """``dropout(activation(x + bias), p, training) + residual`` in one pass over memory; no mask is stored.
 
-    x has any shape and strides, residual x's shape, bias the shape of x's last dimension; ``activation`` is none, relu,
-    gelu (exact), gelu_tanh or silu. All are float32, bfloat16 or float16 alike; the result is of x's shape and dtype.
-    The CUDA and Triton backends compute it in fp32, rounded once, and return a new tensor, which is contiguous.
-    PyTorch's lies as its operations leave it, and is x itself where there is nothing to do, as F.dropout's. Autocast
-    changes nothing, as for PyTorch's operations.
+    x has any shape and strides, residual has x's shape, bias has the size of x's last dimension. ``activation`` is
+    none, relu, gelu (exact), gelu_tanh or silu. All tensors share one dtype, float32, bfloat16 or float16; the result
+    has x's shape and dtype. The CUDA and Triton backends compute it in fp32, round once, and return a new contiguous
+    tensor. PyTorch's result has the strides that its operations give it, and is x itself if there is nothing to do, as
+    in F.dropout. Autocast changes nothing, as for PyTorch's operations.
 
-    Masks come from the GPU's default generator, so that torch.manual_seed repeats them, and a graph draws new ones with
-    every replay; both backends draw the same ones, but not F.dropout's, and Triton under graph capture or torch.compile
-    not CUDA's. What is dropped is 0 whatever it was, where F.dropout multiplies and makes NaN of infinities. A ``p`` of
-    0 or 1, or ``training=False``, draws nothing. The backward pass draws the mask again. Gradients flow backwards only,
-    any number of times; bias's is summed in a fixed order.
+    Masks come from the GPU's default generator: torch.manual_seed repeats them, and each replay of a graph draws new
+    ones. Both backends draw the same masks, except Triton under graph capture or torch.compile; F.dropout draws others.
+    A dropped element is 0 whatever it was; F.dropout multiplies, and makes NaN of infinities. A ``p`` of 0 or 1, or
+    ``training=False``, draws nothing. The backward pass draws the mask again. There are backward gradients of any
+    order, but no forward mode; bias's gradient is summed in a fixed order.
 
-    ``backend``: "cuda", "triton", "torch", or "auto", the fastest in this GPU's committed measurements at the nearest
-    number and length of rows ("cuda" where there are none, and under torch.compile, for which sizes may be symbols).
-    "auto" leaves to PyTorch torch.func's transforms, and what the others do not take: other dtypes, or several,
-    operands to be broadcast, tensors off the GPU and empty ones. Under torch.func.vmap the others take
-    randomness="different" alone.
+    ``backend``: "cuda", "triton", "torch", or "auto": the fastest in this GPU's committed measurements at the nearest
+    number and length of rows ("cuda" if there are none, and under torch.compile, where sizes may be symbols). "auto"
+    takes PyTorch for torch.func's transforms and for arguments that the others refuse: other or mixed dtypes, operands
+    to be broadcast, tensors on a CPU, and empty ones. Under torch.func.vmap the others take randomness="different"
+    only.
 
     TypeError or ValueError names the argument at fault; UnavailableError says what a backend lacks.
     """
     try:
         is_right = 0 <= p <= 1 and activation in ACTIVATIONS
-    except (TypeError, ValueError, RuntimeError):  # the latter of arrays and tensors
+    except (TypeError, ValueError, RuntimeError):  # arrays and tensors raise RuntimeError
         is_right = False
     if not is_right:
         require_options(p, activation)
@@ -79,7 +79,7 @@ def dropout_add(
         require_gpu("x", x, backend)
         try:
             out: Tensor = _cuda_operator(x, residual, bias, p, activation)
-        except RuntimeError:  # the dispatcher's, too
+        except RuntimeError:  # the dispatcher raises it, too
             require_tensors(residual, None, bias)
             refuse_gradients("kernel_twins.dropout_add", x, residual, bias)
             raise
@@ -100,7 +100,7 @@ def _by_triton() -> Callable[[Tensor, Tensor | None, Tensor | None, float, str],
 
 
 def require_options(p: float, activation: str) -> None:
-    """TypeError or ValueError where one of them is none."""
+    """TypeError or ValueError if p is no number from 0 to 1, or the activation is unknown."""
     share = "from 0 to 1: the share of elements that are dropped"
     try:
         is_share = 0 <= p <= 1
@@ -119,7 +119,7 @@ def require_options(p: float, activation: str) -> None:
 
 
 def _choose(x: Tensor, residual: Tensor | None, bias: Tensor | None) -> str:
-    """The backend for this call. What is wrong with it PyTorch may say: its words are known."""
+    """The backend for this call. PyTorch gets calls with wrong arguments, since users know its error messages."""
     if not is_on_gpu(x) or x.dtype not in _DTYPES:
         return "torch"
     dtype, device = x.dtype, x.device

@@ -1,4 +1,4 @@
-"""What both sides of dropout_add share: the batches of torch.func.vmap."""
+"""The batching rule of torch.func.vmap for both sides of dropout_add."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from kernel_twins.functional.rows import Rule, with_batch
 
 
 def batching_rule(operator: Function) -> Rule:
-    """What ``torch.library.register_vmap`` takes for ``operator(x, residual, bias, p, activation)``.
+    """A rule for ``torch.library.register_vmap`` of ``operator(x, residual, bias, p, activation)``.
 
-    The batch becomes the first dimension, so that each example has a mask of its own. A bias that is batched itself is
-    added by PyTorch, to a sum that is rounded once before.
+    The batch becomes the first dimension, so that each example has a mask of its own. A bias that is batched is added
+    by PyTorch, which rounds x + bias.
     """
 
     def rule(info: Any, in_dims: tuple[Any, ...], *given: Any) -> tuple[Any, Any]:

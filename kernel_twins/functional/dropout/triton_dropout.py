@@ -1,7 +1,7 @@
 """The Triton side of ``kernel_twins.dropout_add``: torch.ops.kernel_twins.dropout_add_triton and its backward pass.
 
-``state`` is what a mask is drawn from, a seed and an offset: two numbers where the host knows them, or [2] in int64 on
-the GPU, where an operator has to return it and where only the GPU knows it, under graph capture.
+``state`` is the seed and the offset from which a mask is drawn. It is two numbers if the host knows them. It is a
+tensor [2] of int64 on the GPU if an operator returns it, or if only the GPU knows it, as under graph capture.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from kernel_twins.ops.tensors import DTYPE, require_device, require_dtype, requi
 
 State = Tensor | tuple[int, int]
 
-_TRIES = 16  # for a place of the generator's that nobody else has drawn from
+_TRIES = 16  # to find an offset that no other thread uses
 
 
 def dropout_add(x: Tensor, residual: Tensor | None, bias: Tensor | None, p: float, activation: str) -> Tensor:
-    """By the last Triton step, of tensors on a GPU; past the operator, slow to dispatch, where nobody needs it."""
+    """Runs the last Triton step on tensors on a GPU. It bypasses the operator, which is slow to dispatch, if it can."""
     past = False
-    if not torch.compiler.is_compiling():  # nothing of Triton's can be traced
+    if not torch.compiler.is_compiling():  # Triton launches cannot be traced
         if not triton.knobs.runtime.interpret:
             require_gpu("x", x, "triton")
         given = [each for each in (x, residual, bias) if each is not None]
@@ -61,12 +61,12 @@ def dropout_add(x: Tensor, residual: Tensor | None, bias: Tensor | None, p: floa
 
 
 def _next_state(device: torch.device, p: float) -> State:
-    """What the default generator of a GPU gives next; where nothing is random, nothing is taken from it.
+    """The next seed and offset of a GPU's default generator; a p of 0 or 1 takes nothing from it.
 
-    Python cannot hold the generator's mutex while it reads the offset and sets another, and what a thread draws in
-    between would be drawn again. So PyTorch moves the offset, under the mutex, for a draw of no elements, which
-    launches nothing. Where the offset has moved by that one draw, what lies before it is this call's alone; where it
-    has moved further, others have drawn as well, nobody knows what is whose, and all is given up for the next try.
+    Python cannot hold the generator's mutex while it reads and sets the offset, so another thread could draw the same
+    numbers in between. A draw of no elements lets PyTorch advance the offset under the mutex, without a launch. If the
+    offset has advanced by exactly that draw, the numbers before it belong to this call. If it has advanced further,
+    another thread has drawn, too, and the call tries again.
     """
     if not 0 < p < 1:
         return 0, 0
@@ -84,28 +84,28 @@ def _next_state(device: torch.device, p: float) -> State:
 
 @cache
 def _draw_of_nothing(device: torch.device) -> tuple[Tensor, int]:
-    """No elements on a GPU, and how far drawing them moves a generator on: not at all if PyTorch looks first."""
+    """An empty tensor on a GPU, and by how much drawing it advances a generator: 0 if PyTorch skips empty draws."""
     nothing, generator = torch.empty(0, device=device), torch.Generator(device)
     torch._standard_gamma(nothing, generator)
     return nothing, generator.get_offset()
 
 
 def _drawn(device: torch.device, p: float) -> Tensor:
-    """A state by a kernel of PyTorch's, whose numbers are new in every replay of a graph."""
+    """A state drawn by a kernel of PyTorch, so that every replay of a graph draws a new one."""
     if not 0 < p < 1:
         return torch.zeros(2, dtype=torch.int64, device=device)
     return torch.randint(2**63 - 1, (2,), dtype=torch.int64, device=device)
 
 
 def _seed_and_offset(state: State) -> dict[str, Any]:
-    """As launchers take them."""
+    """The launchers' arguments for a state."""
     if isinstance(state, Tensor):
         return {"seed": state.contiguous(), "offset": None}
     return {"seed": state[0], "offset": state[1]}
 
 
 def _loading(state: State) -> contextlib.AbstractContextManager[Any]:
-    """Lets kernels that read a state be loaded under graph capture: eager calls, which go first, have others."""
+    """Allows graph capture to load the kernels that read a state from memory, which eager calls do not run before."""
     if isinstance(state, Tensor) and state.is_cuda and torch.cuda.is_current_stream_capturing():
         from kernel_twins._triton.lib import workspace
 
@@ -150,7 +150,7 @@ def _compute_backward(
     x_grad: bool,
     bias_grad: bool,
 ) -> tuple[Tensor, Tensor]:
-    """dx and dbias, each of no elements where nobody asks."""
+    """dx and dbias; each is empty if it is not asked for."""
     _check_backward(dout, x, bias, state, p, activation, bias_grad)
     dx, dbias = _empty_backward(dout, x_grad, bias_grad)
     if dout.numel() == 0:
@@ -179,7 +179,7 @@ def _empty_backward(dout: Tensor, x_grad: bool, bias_grad: bool) -> tuple[Tensor
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What is refused
+# Argument checks
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -240,8 +240,8 @@ def _require_bias(bias: Tensor | None, like_name: str, like: Tensor) -> None:
 def _differentiable_backward(
     dout: Tensor, x: Tensor | None, bias: Tensor | None, state: State, p: float, activation: str, bias_grad: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """In operations that can be differentiated again, but for the mask."""
-    # A gradient of ones comes back where it is kept.
+    """dx by operations that can be differentiated again; the mask is a constant."""
+    # The gradient of ones is not 0 where an element is kept.
     ones = torch.ones_like(dout)
     if isinstance(state, Tensor):
         mask = backward_operator(ones, None, None, state, p, "none", True, False)[0] != 0
@@ -255,7 +255,7 @@ def _differentiable_backward(
 
 
 def _gradients(ctx: Any, dout: Tensor | None) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Of x, of the residual, and of the bias."""
+    """The gradients of x, of the residual and of the bias."""
     x_grad, residual_grad, bias_grad = ctx.needs_input_grad[:3]
     if dout is None:
         return None, None, None
@@ -293,7 +293,7 @@ def _backward(ctx: Any, dout: Tensor | None, _: Tensor | None = None) -> tuple[T
 
 
 class _DropoutAdd(torch.autograd.Function):
-    """The operator's derivative, of a call that goes past the operator."""
+    """The operator's derivative, for a call that bypasses the operator."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, residual: Tensor | None, bias: Tensor | None, p: float, activation: str) -> Tensor:

@@ -1,4 +1,4 @@
-"""The family's public functions, declared; cross_entropy_gradient_ gives a gradient, and has none."""
+"""The family's public functions, declared. cross_entropy_gradient_ returns a gradient and is not differentiable."""
 
 from kernel_twins.functional.function import Function
 

@@ -20,7 +20,7 @@ from kernel_twins.ops.loss.shared import log_sums, options
 from kernel_twins.spec import Case
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Cases that we chose
+# Chosen cases
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -51,7 +51,7 @@ def _loss(case: Case) -> Calls:
     arguments = options(case)
 
     def rows(logits: Tensor, target: Tensor, backend: str) -> Tensor:
-        with torch.autocast(logits.device.type):  # under which they are not rounded
+        with torch.autocast(logits.device.type):  # autocast returns losses in fp32
             losses: Tensor = kernel_twins.cross_entropy(logits, target, reduction="none", backend=backend, **arguments)
             return losses
 
@@ -69,7 +69,7 @@ def _loss(case: Case) -> Calls:
 
 
 def _loss_and_gradient(case: Case) -> Calls:
-    """PyTorch's gradient lies beside the logits, ours in their place."""
+    """PyTorch's gradient is a new tensor, ours overwrites the logits."""
     loss = _loss(case)
 
     def ours(logits: Tensor, target: Tensor, backend: str) -> tuple[Tensor, Tensor]:
@@ -86,7 +86,7 @@ def _loss_and_gradient(case: Case) -> Calls:
 
 
 def _differentiated(loss_of: Call) -> Call:
-    """Of logits and target: what PyTorch's autograd makes of a function of these."""
+    """A call that returns a function's loss of logits and target, and the gradient by PyTorch's autograd."""
 
     def both(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         with torch.enable_grad():
@@ -114,7 +114,7 @@ def _gradient(case: Case) -> Gradient:
 
 
 class _Judge(Forward):
-    """Of results, which are the mean, the gradient where the call gives it, and the rows' losses."""
+    """The judge of results: the mean, the gradient if the call returns it, and the rows' losses."""
 
     def __init__(self, case: Case, operands: Operands) -> None:
         op = OPS["cross_entropy"]
@@ -131,11 +131,11 @@ class _Judge(Forward):
 
     @cached_property
     def _rows(self) -> tuple[Tensor, Tensor]:
-        """The losses, and their terms."""
+        """The losses in float64 and their terms."""
         return OPS["cross_entropy"].reference(self.case, self.operands, slice(0, self.case.shape[0]))
 
     def _mean_fault(self, loss: Tensor) -> str:
-        """NaN where all rows are ignored."""
+        """What is wrong with the mean, which must be NaN if all rows are ignored."""
         exact, terms = self._rows
         count = (self.operands[1] != options(self.case)["ignore_index"]).sum()
         mean = exact.sum() / count

@@ -37,8 +37,8 @@ from kernel_twins.functional.rows import rows_of
 from kernel_twins.ops.tensors import DTYPE, name_of
 from kernel_twins.spec import Case
 
-_TARGET_DTYPES = (torch.int64, torch.uint8)  # PyTorch's, of classes
-_INTEGERS = (int, torch.SymInt, numbers.Integral)  # in the order in which isinstance looks: the last is slow
+_TARGET_DTYPES = (torch.int64, torch.uint8)  # those that PyTorch takes for classes
+_INTEGERS = (int, torch.SymInt, numbers.Integral)  # isinstance tries them in order, and the last is slow
 
 _cuda_operator, _no_cuda = cuda_operator("cross_entropy_result")
 _cuda_gradient, _ = cuda_operator("cross_entropy_gradient_")
@@ -57,23 +57,23 @@ def cross_entropy(
     """``log(sum(exp(input))) - input[target]`` over the classes, as torch.nn.functional.cross_entropy of class indices.
 
     input is (N, C), (C,) or (N, C, d1, ...), float32, bfloat16 or float16, with any strides; target has its shape
-    without C and is int64. No probability is stored: what is kept for the backward pass is input itself and one number
-    a row. input is copied only where classes are no neighbours or rows lie at no one distance, as where there is a d1.
-    ``weight`` must be None and target no probabilities: those are PyTorch's alone.
+    without C and is int64. No probability is stored: the backward pass keeps input itself and one number a row. input
+    is copied only if classes are not contiguous or rows are not equally far apart, as with a d1. Only PyTorch takes a
+    ``weight`` or probabilities as target; the other backends need weight=None and classes.
 
-    The loss has input's dtype, and float32 under CUDA's autocast, where input stays as it is; it is computed in fp32,
-    and summed in a fixed order. Rows whose target is ``ignore_index`` count for nothing, whatever they hold; of a mean
-    of none the loss is NaN, as PyTorch's. Gradients flow backwards only, any number of times.
+    The loss has input's dtype, or float32 under CUDA's autocast, which does not cast input. It is computed in fp32 and
+    summed in a fixed order. Rows with the target ``ignore_index`` do not count, whatever they hold; the mean of no rows
+    is NaN, as PyTorch's. There are backward gradients of any order, but no forward mode.
 
-    On a GPU, a target that is no class makes its row's loss and gradient NaN, and a mean or sum with it; where "auto"
-    leaves a mean or sum to PyTorch, the gradient of every row. backend="torch" is PyTorch's own, whose kernel brings
-    the process to an end. Off the GPU it is PyTorch's IndexError.
+    On a GPU, a target that is no class makes its row's loss and gradient NaN, and a mean or sum, too; if "auto" takes
+    PyTorch for a mean or sum, it makes the gradient of every row NaN. With backend="torch" PyTorch's kernel aborts the
+    process. On a CPU PyTorch raises IndexError.
 
-    ``backend``: "cuda", "triton", "torch", or "auto", the fastest in this GPU's committed measurements at the nearest
-    number and length of rows, by the GPU's time or the host's, whichever is longer ("cuda" where there are none, and
-    under torch.compile, for which sizes may be symbols). "auto" leaves to PyTorch torch.func's transforms, input that
-    would be copied, and what the others do not take: other dtypes, weights and probabilities, tensors off the GPU and
-    empty ones. Of the transforms the others take vmap, the rows of all examples in one call.
+    ``backend``: "cuda", "triton", "torch", or "auto": the fastest in this GPU's committed measurements at the nearest
+    number and length of rows, by the GPU's time or the host's, whichever is longer ("cuda" if there are none, and under
+    torch.compile, where sizes may be symbols). "auto" takes PyTorch for torch.func's transforms, for input that would
+    be copied, and for arguments that the others refuse: other dtypes, weights and probabilities, tensors on a CPU, and
+    empty ones. Of the transforms the others take vmap, with the rows of all examples in one call.
 
     TypeError or ValueError names the argument at fault; UnavailableError says what a backend lacks.
     """
@@ -111,20 +111,19 @@ def cross_entropy_gradient_(
     label_smoothing: float = 0.0,
     backend: str = "auto",
 ) -> Tensor:
-    """The loss that ``cross_entropy`` returns, and in the place of input its gradient with respect to input.
+    """Returns the loss of ``cross_entropy``, and overwrites input with the loss's gradient with respect to input.
 
-    For a training step that has no other use of the logits: they and their gradient, each as large as a batch times a
-    vocabulary, need not both have a place. ``reduction`` is "mean" or "sum". input's classes must be neighbours, and
-    its rows equally far from each other. Not differentiable, so input must not require grad where gradients are
-    recorded::
+    It is for training steps that do not use the logits again: logits and gradient, each as large as a batch times a
+    vocabulary, then share one tensor. ``reduction`` is "mean" or "sum". input's classes must be contiguous, and its
+    rows equally far apart. It is not differentiable, so input must not require grad while gradients are recorded::
 
         with torch.no_grad():
             loss = kernel_twins.cross_entropy_gradient_(logits, target)
         logits_of_the_model.backward(logits)
 
-    where ``logits = logits_of_the_model.detach()``. All else as ``cross_entropy``; "torch" computes gradients by
-    autograd, and "auto" takes it off the GPU, where input lies otherwise, and where target is not int64. Under vmap
-    there is one gradient for each example, which for a while needs a second place.
+    where ``logits = logits_of_the_model.detach()``. All else is as in ``cross_entropy``. "torch" computes gradients by
+    autograd; "auto" takes it on a CPU, for other strides, and if target is not int64. Under vmap there is one gradient
+    for each example, and a second tensor of that size for a while.
     """
     if reduction not in ("mean", "sum"):
         raise ValueError(f"reduction is {reduction!r}, must be mean or sum: of rows' losses there is no one gradient")
@@ -161,7 +160,7 @@ def _by_triton() -> Operator:
 
 
 def _can_overwrite(logits: Tensor) -> bool:
-    """Whether our kernels read the logits as they lie, and may write there."""
+    """Whether our kernels can read the logits without a copy, and overwrite them."""
     if not is_on_gpu(logits) or logits.dtype not in DTYPE.values() or logits.dim() == 0 or logits.numel() == 0:
         return False
     return has_rows_apart(logits)
@@ -170,7 +169,7 @@ def _can_overwrite(logits: Tensor) -> bool:
 def _by_torch(
     logits: Tensor, target: Tensor, weight: Tensor | None, options: dict[str, Any], any_target: bool
 ) -> Tensor:
-    """PyTorch's loss, with ``any_target`` NaN on a GPU where a target is no class: PyTorch's kernel would abort."""
+    """PyTorch's loss. With ``any_target`` a target that is no class gives NaN on a GPU, instead of PyTorch's abort."""
     if not (
         any_target and is_on_gpu(logits) and is_on_gpu(target) and logits.dim() > 0 and target.dtype in _TARGET_DTYPES
     ):
@@ -178,7 +177,7 @@ def _by_torch(
     target = target.long()
     n = logits.shape[min(1, logits.dim() - 1)]
     no_class = ((target < 0) | (target >= n)) & (target != options["ignore_index"])
-    known = 0 if n > 0 else options["ignore_index"]  # no class at all leaves nothing else to ask for
+    known = 0 if n > 0 else options["ignore_index"]  # without classes every row must be ignored
     loss = functional.cross_entropy(logits, target.masked_fill(no_class, known), weight, **options)
     wrong = no_class if options["reduction"] == "none" else no_class.any()
     return loss * torch.where(wrong, math.nan, 1.0).to(loss.dtype)  # so that gradients are NaN, too
@@ -195,8 +194,8 @@ def _gradient_by_torch(logits: Tensor, target: Tensor, options: dict[str, Any], 
 
     loss: Tensor
     if torch.compiler.is_compiling() or torch.is_inference_mode_enabled() or maybe_current_level() is not None:
-        # A graph of autograd's own is made in none of these. torch.func's is, by the same formulas; elsewhere it would
-        # take the host four times as long.
+        # None of these records autograd's own graph. torch.func records one, by the same formulas; elsewhere that would
+        # slow the host down.
         with torch.inference_mode(False), torch.no_grad():
             gradient, loss = torch.func.grad_and_value(loss_of)(logits)
     else:
@@ -216,7 +215,7 @@ def _require_smoothing(label_smoothing: float) -> None:
 
 
 def _require(logits: Tensor, target: Tensor, weight: object, ignore_index: int, reduction: str, backend: str) -> None:
-    """TypeError or ValueError where the arguments are none that our kernels are made for."""
+    """TypeError or ValueError for arguments that our kernels do not take."""
     if weight is not None:
         raise ValueError(
             f"weight is a {type(weight).__name__}, must be None for backend={backend!r}: pass backend='torch'"
@@ -244,7 +243,7 @@ def _require(logits: Tensor, target: Tensor, weight: object, ignore_index: int, 
 
 
 def _choose(logits: Tensor, target: Tensor, weight: object, reduction: str) -> str:
-    """The backend for this call. What is wrong with it PyTorch may say: its words are known."""
+    """The backend for this call. PyTorch gets calls with wrong arguments, since users know its error messages."""
     if not is_on_gpu(logits) or not is_on_gpu(target) or target.device != logits.device or weight is not None:
         return "torch"
     if logits.dtype not in DTYPE.values() or target.dtype != torch.int64:

@@ -1,4 +1,4 @@
-"""What both sides of cross_entropy share: its reductions, which logits can be overwritten, vmap's batches."""
+"""Reductions, the rule which logits can be overwritten, and vmap's batching rules for both sides of cross_entropy."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor
 from kernel_twins.functional.backends import HALF
 from kernel_twins.functional.rows import Rule, with_batch
 
-REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}  # as PyTorch's operators count them
+REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}  # PyTorch's numbers for them
 
 
 class Options(NamedTuple):
-    """What the losses' operators take behind input and target; the dispatcher cuts off what equals its default."""
+    """The arguments of the losses' operators behind input and target; the dispatcher drops trailing defaults."""
 
     ignore_index: int = -100
     reduction: int = REDUCTIONS["mean"]
@@ -24,11 +24,11 @@ class Options(NamedTuple):
 
 
 def has_rows_apart(logits: Tensor) -> bool:
-    """Whether classes are neighbours, and rows apart from each other and all equally far. Sizes may be symbols."""
+    """Whether classes are contiguous, and rows do not overlap and are equally far apart. Sizes may be symbols."""
     dim, sizes, strides = int(logits.dim() > 1), logits.shape, logits.stride()
     if strides[dim] != 1 and sizes[dim] != 1:
         return False
-    behind = None  # how far the rows reach of the dimensions that were looked at
+    behind = None  # elements that the dimensions behind this one span
     for i in range(logits.dim() - 1, -1, -1):
         if i == dim or (isinstance(sizes[i], int) and sizes[i] == 1):
             continue
@@ -39,7 +39,7 @@ def has_rows_apart(logits: Tensor) -> bool:
 
 
 def require_one_gradient(reduction: int) -> None:
-    """ValueError where rows' losses are not one."""
+    """ValueError if the rows' losses are not reduced to one."""
     if reduction not in (REDUCTIONS["mean"], REDUCTIONS["sum"]):
         raise ValueError(
             f"reduction is {reduction}, must be 1 for mean or 2 for sum: of rows' losses there is no one gradient"
@@ -47,14 +47,14 @@ def require_one_gradient(reduction: int) -> None:
 
 
 def batching_rule(operator: Callable[..., Any]) -> Rule:
-    """What ``torch.library.register_vmap`` takes for the losses: the rows of all examples are those of one call."""
+    """A rule for ``torch.library.register_vmap`` of the losses: one call takes the rows of all examples."""
 
     def rule(info: Any, in_dims: tuple[int | None, ...], logits: Tensor, target: Tensor, *options: Any) -> Any:
         ignore_index, reduction, label_smoothing, fp32_loss = Options(*options)
         logits, target = _batched(info, in_dims, logits, target)
         as_rows, as_examples = _folding(logits, target)
         dtype = torch.float32 if fp32_loss else logits.dtype
-        widened = fp32_loss or logits.dtype in HALF  # what is still to be summed is rounded in the end
+        widened = fp32_loss or logits.dtype in HALF  # losses to be summed are rounded after the sum
         given = as_rows(logits), as_rows(target), ignore_index, REDUCTIONS["none"], label_smoothing, widened
         losses, lse = map(as_examples, operator(*given)[:2])
         if reduction == REDUCTIONS["none"]:
@@ -69,13 +69,13 @@ def batching_rule(operator: Callable[..., Any]) -> Rule:
 
 
 def backward_batching_rule(operator: Callable[..., Tensor]) -> Rule:
-    """The same for the gradient."""
+    """The same rule for the gradient."""
 
     def rule(info: Any, in_dims: tuple[int | None, ...], *given: Any) -> tuple[Tensor, int]:
         tensors, (ignore_index, reduction, label_smoothing) = given[:5], given[5:]
         dout, logits, target, lse, scale = _batched(info, in_dims, *tensors)
         as_rows, as_examples = _folding(logits, target)
-        if reduction != REDUCTIONS["none"]:  # one number for an example: every row's
+        if reduction != REDUCTIONS["none"]:  # one number for all rows of an example
             dout = (dout * scale).view(-1, *(1 for _ in target.shape[1:])).expand(target.shape)
         rows = map(as_rows, (dout, logits, target, lse))
         dx = operator(*rows, lse.new_empty(0), ignore_index, REDUCTIONS["none"], label_smoothing)
@@ -85,8 +85,10 @@ def backward_batching_rule(operator: Callable[..., Tensor]) -> Rule:
 
 
 def in_place_batching_rule(operator: Callable[..., Any], backward_operator: Callable[..., Tensor]) -> Rule:
-    """The same for the gradient in place, by the two operators whose rules are above: examples have scales of their
-    own, which rows of one call in place have not. So the gradient is copied to the logits' place.
+    """The same rule for the gradient in place, by the two operators above.
+
+    One call in place has one scale for all rows, but each example needs its own. So the gradient is computed beside the
+    logits, and then copied over them.
     """
     forward, backward = batching_rule(operator), backward_batching_rule(backward_operator)
 
@@ -108,18 +110,16 @@ def in_place_batching_rule(operator: Callable[..., Any], backward_operator: Call
 
 
 def _batched(info: Any, in_dims: tuple[int | None, ...], *tensors: Tensor) -> list[Tensor]:
-    """An operator's first arguments with the batch in front."""
+    """An operator's first arguments with the batch as first dimension."""
     dims = in_dims[: len(tensors)]
     return [with_batch(tensor, at, 0, info.batch_size) for tensor, at in zip(tensors, dims, strict=True)]
 
 
 def _folding(logits: Tensor, target: Tensor) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
-    """From examples to their rows one behind the other, and back; in the order of the logits' own, so that none is
-    copied.
-    """
-    if target.dim() == 1:  # an example is one row
+    """Functions from examples to their rows, and back. Rows are in the logits' memory order, so none is copied."""
+    if target.dim() == 1:  # each example is one row
         return (lambda examples: examples), (lambda rows: rows)
-    at = int(logits.stride(0) < logits.stride(1))  # where the batch is
+    at = int(logits.stride(0) < logits.stride(1))  # the batch's dimension in memory order
     sizes = target.movedim(0, at).shape[:2]
     return (
         lambda examples: examples.movedim(0, at).flatten(0, 1),

@@ -1,7 +1,7 @@
 """The Triton side of ``kernel_twins.cross_entropy``: torch.ops.kernel_twins.cross_entropy_triton and others.
 
-``reduction`` is 0 for none, 1 for mean, 2 for sum, but in what kernel_twins.functional.loss.cross_entropy calls. What
-users know as input is called logits here.
+``reduction`` is 0 for none, 1 for mean, 2 for sum, except in functions that kernel_twins.functional.loss.cross_entropy
+calls. The users' input is called logits here.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ from kernel_twins.functional.triton_operator import FLOATS, applied, goes_past, 
 from kernel_twins.ops.tensors import DTYPE, require_device, require_dtype
 
 Losses = tuple[Tensor, Tensor, Tensor]
-"""The loss of rows or of all; of each row the logarithm of its sum of exponentials; and what a row's loss counts in
-that of all, of no elements where there is none of all.
+"""The loss of each row or of all rows, lse of each row, and the factor of a row's loss in the loss of all rows.
+
+The factor is an empty tensor without a reduction.
 """
 
 _MEAN = REDUCTIONS["mean"]
@@ -48,14 +49,14 @@ _MEAN = REDUCTIONS["mean"]
 def cross_entropy(
     logits: Tensor, target: Tensor, ignore_index: int, reduction: str, label_smoothing: float, in_place: bool = False
 ) -> Tensor:
-    """By the last Triton step, of tensors on a GPU; past the operator, slow to dispatch, where nobody needs it.
+    """Runs the last Triton step on tensors on a GPU. It bypasses the operator, which is slow to dispatch, if it can.
 
-    With ``in_place`` the gradient takes the logits' place: they do not require grad where gradients are recorded.
+    With ``in_place`` the gradient overwrites the logits; they must not require grad if gradients are recorded.
     """
-    compiling = torch.compiler.is_compiling()  # nothing of Triton's can be traced
+    compiling = torch.compiler.is_compiling()  # Triton launches cannot be traced
     if not compiling and not triton.knobs.runtime.interpret:
         require_gpu("input", logits, "triton")
-    widens = logits.dtype in HALF and torch.is_autocast_enabled("cuda")  # the loss, as PyTorch's
+    widens = logits.dtype in HALF and torch.is_autocast_enabled("cuda")  # autocast widens the loss, as PyTorch's
     arguments = logits, target, ignore_index, REDUCTIONS[reduction], float(label_smoothing), widens
     if not compiling:
         if is_plain(logits, target):
@@ -100,7 +101,7 @@ def _compute(
 
 
 def _flat(tensor: Tensor) -> Tensor:
-    """In one dimension, contiguous; as it is, where it lies so."""
+    """The tensor as a contiguous vector; itself if it is one already."""
     return tensor.contiguous() if tensor.dim() == 1 else tensor.reshape(-1).contiguous()
 
 
@@ -147,7 +148,7 @@ def _launch_backward(
     ignore_index: int,
     label_smoothing: float,
 ) -> None:
-    """``dout`` is one number for each row, or for all of them; ``out`` may be the rows."""
+    """``dout`` is one number for each row, or for all of them; ``out`` may be the logits' own rows."""
     with on_device(rows.device):
         launch = triton_launcher("cross_entropy_backward", rows.device.index)
         launch(
@@ -162,7 +163,7 @@ def _launch_backward(
 
 
 def _check(logits: Tensor, target: Tensor, reduction: int, label_smoothing: float) -> int:
-    """The dimension of the classes; TypeError or ValueError where the arguments do not go together."""
+    """The dimension of the classes; TypeError or ValueError if the arguments do not fit together."""
     if logits.dtype not in FLOATS:
         require_dtype("input", logits, *DTYPE)
     if logits.dim() == 0:
@@ -185,7 +186,7 @@ def _check(logits: Tensor, target: Tensor, reduction: int, label_smoothing: floa
 
 
 def _check_in_place(logits: Tensor, target: Tensor, reduction: int, label_smoothing: float) -> int:
-    """What ``_check`` does, and that the rows can be overwritten."""
+    """The same as ``_check``; and the rows must be such that they can be overwritten."""
     require_one_gradient(reduction)
     dim = _check(logits, target, reduction, label_smoothing)
     if not has_rows_apart(logits) and logits.numel() > 0:
@@ -225,10 +226,10 @@ def _differentiable_backward(
     reduction: int,
     label_smoothing: float,
 ) -> Tensor:
-    """In operations that can be differentiated again; lse and scale must be known to come from input and target."""
+    """dx by operations that can be differentiated again; probabilities are computed anew, as they depend on logits."""
     dim = 0 if logits.dim() == 1 else 1
     ignored = target == ignore_index
-    # As in the kernels, a target that is no class makes its row NaN, where scatter_add would end the process.
+    # As in the kernels, a target that is no class makes its row NaN; scatter_add would abort the process.
     no_class = (target < 0) | (target >= logits.shape[dim])
     of_rows = dout.float()
     if reduction == _MEAN:
@@ -320,7 +321,7 @@ in_place_operator = register(
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """The operator's derivative, of a call that goes past the operator."""
+    """The operator's derivative, for a call that bypasses the operator."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:

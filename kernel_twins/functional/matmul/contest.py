@@ -31,7 +31,7 @@ def _eager(activation: str) -> contests.Call:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Cases that we chose
+# Chosen cases
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -64,7 +64,7 @@ def _timed(activation: str) -> tuple[contests.Call, contests.Ours]:
 
 
 def _operands(case: Case, grad: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """x: [M, K], weight: [N, K], bias: [N]; the products' sums are of unit variance."""
+    """x: [M, K], weight: [N, K], bias: [N]; the elements of x @ weight.T have unit variance."""
     m, n, k = case.shape
     source = torch.Generator("cuda").manual_seed(0)
 

@@ -1,6 +1,7 @@
-"""Whether the gradients of ``matmul`` and ``linear`` are right: sums of products, which are judged as these.
+"""Judges of the gradients of ``matmul`` and ``linear``, which are products and sums and are judged as such.
 
-Where an activation is smooth, its own gradient is rounded on the way, and sums of that err as independent errors do.
+With a smooth activation, the activation's gradient is rounded on the way; the errors of sums then add up as independent
+errors do.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from kernel_twins.ops.activations import slope as slope_of
 from kernel_twins.ops.tensors import name_of
 from kernel_twins.spec import Case, Op
 
-# How linear's gradients may err with a smooth activation, see _dz_and_errors. So many independent errors, each within
-# its own, come to no more:
-_DEVIATIONS = 6.0  # at an element
-_RMS = 1.5  # in a row
-_BEND = 0.34  # of gelu, gelu_tanh and silu, the largest |z| times the slope's slope
+# The bounds for linear's gradients with a smooth activation, as multiples of the root of the sum of squared errors of
+# all terms, see _dz_and_errors.
+_DEVIATIONS = 6.0  # for the error of an element
+_RMS = 1.5  # for the RMS error of a row
+_BEND = 0.34  # the maximum of |z * activation''(z)| for gelu, gelu_tanh and silu
 
 
 def product_op(case: Case) -> Op:
@@ -28,7 +29,7 @@ def product_op(case: Case) -> Op:
 
 
 def product_gradients(operands: Operands, douts: Operands, _: Given) -> Fault:
-    """Gradients of a product are products."""
+    """The judge of a product's gradients, which are products."""
     (a, b), (dout,) = operands, douts
     problems = {"a": _product(dout, b.t()), "b": _product(a.t(), dout)}
     return lambda _, gradients: fault_of(problems, gradients)
@@ -40,7 +41,7 @@ def _product(a: Tensor, b: Tensor) -> check.Problem:
 
 
 class LinearGradients:
-    """dz is dout, with relu only where the result is above 0; where it is exact, gradients are sums of it."""
+    """The judge of linear's gradients. Without an activation dz is dout; with relu only where the result is above 0."""
 
     def __init__(self, case: Case, operands: Operands, dout: Tensor) -> None:
         self._case, self._operands, self._dout = case, operands, dout
@@ -56,7 +57,7 @@ class LinearGradients:
                 return told
             dz = dz.where(out[0] > 0, 0)
         if self._of_dz is None or not torch.equal(self._of_dz[0], dz):
-            self._of_dz = None  # which is as large as what takes its place
+            self._of_dz = None  # frees its memory before the next one is made
             columns = Case.of(*dz.shape, dtype=self._case.dtype, axes="0")
             problems = {
                 "x": _product(dz, weight),
@@ -68,9 +69,9 @@ class LinearGradients:
 
 
 def side_fault(case: Case, operands: Operands, out: Tensor) -> str:
-    """Of relu's result, the caller's own: above 0 where the sum is, and on either side where fp32 cannot tell.
+    """What is wrong with the signs of relu's result: it must be above 0 where the sum is, unless fp32 cannot tell.
 
-    As of linear itself, a sum may be off by what tensor cores cut off, of which PyTorch's own error tells.
+    As in linear itself, a sum may also be off by the tensor cores' truncation, which PyTorch's own error measures.
     """
     linear, (x, weight, bias) = OPS["linear"], operands
     before = Case.of(*case.shape, dtype=case.dtype)
@@ -105,10 +106,10 @@ def _smooth_fault(case: Case, operands: Operands, dout: Tensor, gradients: Opera
 
 
 def _dz_and_errors(x: Tensor, weight: Tensor, bias: Tensor, dout: Tensor, activation: str) -> tuple[Tensor, Tensor]:
-    """The activation's gradient dz, in float64, and by how much an element of PyTorch's and of ours may be off.
+    """The activation's gradient dz in float64, and a bound of each element's error, in PyTorch and in our kernels.
 
-    Both are rounded to the operands' dtype, as z is, at which the slope is taken. So dz errs by half an eps of itself,
-    and by the slope's slope times half an eps of z, times dout.
+    dz is rounded to the operands' dtype, and so is z, at which the slope is taken. So dz has an error of eps / 2 * |dz|
+    + |dout * activation''(z)| * eps / 2 * |z|.
     """
     z = functional.linear(x.double(), weight.double(), bias.double())
     slope, dout = slope_of(z, activation), dout.double()
@@ -118,7 +119,7 @@ def _dz_and_errors(x: Tensor, weight: Tensor, bias: Tensor, dout: Tensor, activa
 
 
 def _sums_fault(name: str, found: Tensor, exact: Tensor, squares: Tensor) -> str:
-    """Of sums, rounded once, whose terms' errors have this sum of squares."""
+    """What is wrong with sums, rounded once; ``squares`` are the sums of their terms' squared errors."""
     numbers, usual = torch.finfo(found.dtype), squares.double().sqrt()
     error = (found.double() - exact).abs()
     bound = numbers.eps * (exact.abs() + numbers.tiny) + _DEVIATIONS * usual

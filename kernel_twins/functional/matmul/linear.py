@@ -40,12 +40,12 @@ def linear(
 
     ``activation`` is None or "none", "relu", "gelu", "gelu_tanh" or "silu". The CUDA and Triton backends sum in fp32
     and apply bias and activation before they round (on GPUs before 9.0, and for float32 operands, after). For gelu,
-    gelu_tanh and silu the forward pass also stores what the activation was applied to, where a gradient is wanted;
-    gradients flow backwards only.
+    gelu_tanh and silu the forward pass also stores the activation's input, if a gradient is needed. There is no forward
+    mode.
 
-    ``backend``: "cuda", "triton", "torch", or "auto": for bfloat16 and float16 on a GPU of compute capability 9.0 the
-    fastest in this GPU's committed measurements at the nearest sizes, as for ``matmul`` ("cuda" where there are none,
-    and under torch.compile), else, and for forward mode and torch.func's derivatives, PyTorch.
+    ``backend``: "cuda", "triton", "torch", or "auto". For bfloat16 and float16 on a GPU of compute capability 9.0,
+    "auto" is the fastest in this GPU's committed measurements at the nearest sizes, as for ``matmul`` ("cuda" if there
+    are none, and under torch.compile). Elsewhere, and for forward mode and torch.func's derivatives, it is PyTorch.
 
     TypeError or ValueError names the argument at fault; UnavailableError says what a backend lacks.
     """
@@ -60,7 +60,7 @@ def linear(
         require_gpu("x", x, backend)
         try:
             return _cuda_operator(x, weight, bias, name)
-        except RuntimeError:  # the dispatcher's, too
+        except RuntimeError:  # the dispatcher raises it, too
             require_gpu("weight", weight, backend)
             require_tensors(None, None, bias)
             refuse_gradients("kernel_twins.linear", x, weight, bias)
@@ -80,7 +80,7 @@ def _by_triton() -> Callable[[Tensor, Tensor, Tensor | None, str], Tensor]:
 
 
 def _choose(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> str:
-    """The backend for these operands. What is wrong with them PyTorch may say, and what autocast mends."""
+    """The backend for these operands. PyTorch gets wrong ones, and those that autocast casts."""
     if not is_on_gpu(x):
         return "torch"
     dtype, device = x.dtype, x.device

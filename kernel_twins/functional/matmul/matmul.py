@@ -33,18 +33,19 @@ _cuda_operator, _no_cuda = cuda_operator("matmul")
 def matmul(a: Tensor, b: Tensor, *, backend: str = "auto", out_dtype: torch.dtype | None = None) -> Tensor:
     """The product of a and b, as ``torch.matmul`` reads their shapes: vectors, matrices, and batches that broadcast.
 
-    a and b are both float32, bfloat16 or float16, with any strides, on one device. Sums are fp32 (for float32 operands
-    in true fp32, unless PyTorch computes them and its TF32 is on, which "auto" avoids but for batches). The result has
-    the operands' dtype, autocast or not, or ``out_dtype``, which may be torch.float32 for half operands, and is
-    contiguous. Gradients flow in the operands' dtype, backwards only. Where b is one matrix, a's leading dimensions
-    become rows of one product. Other batches are a launch each where every product has as many tiles of 128 x 256 as
-    the GPU has SMs, and K of 1024 or more; else torch.bmm's, by PyTorch's settings.
+    a and b share one dtype, float32, bfloat16 or float16, and one device, and have any strides. Sums are in fp32.
+    float32 operands are multiplied in true fp32, unless PyTorch computes them with TF32 on; "auto" avoids that except
+    for batches. The result is contiguous and has the operands' dtype, also under autocast, or ``out_dtype``, which may
+    be torch.float32 for half operands. Gradients have the operands' dtype; there is no forward mode. If b is one
+    matrix, a's leading dimensions become rows of one product. Other batches take one launch for each product, if every
+    product has as many tiles of 128 x 256 as the GPU has SMs and K is 1024 or more; else torch.bmm, by PyTorch's
+    settings.
 
-    ``backend``: "cuda", "triton", "torch", or "auto", the fastest in this GPU's committed measurements at the nearest
-    sizes, by the GPU's time or the host's, whichever is longer (in a CUDA graph, the GPU's alone counts: name a
-    backend). Where there are none, and under torch.compile, for which sizes may be symbols, "auto" is "cuda" if this
-    GPU runs it. Vectors, batches that are broadcast, products with nothing in them, forward mode and
-    torch.func's derivatives, other dtypes and tensors of other classes (DTensor) or off the GPU go to PyTorch.
+    ``backend``: "cuda", "triton", "torch", or "auto": the fastest in this GPU's committed measurements at the nearest
+    sizes, by the GPU's time or the host's, whichever is longer (in a CUDA graph only the GPU's counts: name a backend).
+    If there are none, and under torch.compile, where sizes may be symbols, "auto" is "cuda" if this GPU runs it.
+    Vectors, broadcast batches, empty products, forward mode and torch.func's derivatives, other dtypes, and tensors of
+    other classes (DTensor) or on a CPU go to PyTorch.
 
     TypeError or ValueError names the argument at fault; UnavailableError says what a backend lacks.
     """
@@ -81,7 +82,7 @@ def _torch(a: Tensor, b: Tensor, out_dtype: torch.dtype | None) -> Tensor:
                 f"{name} is a {type(tensor).__name__}, must be a torch.Tensor: call torch.as_tensor({name})"
             )
     require_same_dtype("b", b, "a", a)
-    if a.device.type != "meta" and torch.is_autocast_enabled(a.device.type):  # which knows no such device
+    if a.device.type != "meta" and torch.is_autocast_enabled(a.device.type):  # autocast does not know meta
         with torch.autocast(a.device.type, enabled=False):
             return _torch(a, b, out_dtype)
     if out_dtype is None or out_dtype == a.dtype:
@@ -99,7 +100,7 @@ def _torch(a: Tensor, b: Tensor, out_dtype: torch.dtype | None) -> Tensor:
 
 
 def _choose(a: Tensor, b: Tensor, out_dtype: torch.dtype | None) -> str:
-    """The backend for these operands. What is wrong with them PyTorch may say: its words are known."""
+    """The backend for these operands. PyTorch gets wrong ones, since users know its error messages."""
     if not (is_on_gpu(a) and is_on_gpu(b)):
         return "torch"
     dtype, device = a.dtype, a.device
@@ -111,7 +112,7 @@ def _choose(a: Tensor, b: Tensor, out_dtype: torch.dtype | None) -> str:
     tracing = torch.compiler.is_compiling()
     if is_differentiated():
         return "torch"
-    # Sizes may be symbols; and by TF32 PyTorch computes something else.
+    # Sizes may be symbols; and with TF32 on, PyTorch's result would not be true fp32.
     if tracing or torch._C._len_torch_dispatch_stack() > 0 or (dtype == torch.float32 and allows_tf32()):
         return "cuda" if _runs("cuda", name_of(dtype), wide, device.index) else "torch"
     return _choice(place(a), place(b), dtype, wide, device.index)
@@ -130,13 +131,13 @@ def _choice(a: Place, b: Place, dtype: torch.dtype, wide: bool, device: int) -> 
     def runs_it(backend: Backend, device: int) -> bool:
         return _runs(backend, problem.dtype, wide, device)
 
-    # What was measured had the operands' dtype: PyTorch is slower where the result is wider.
+    # The measured products have a result of the operands' dtype; PyTorch is slower if the result is wider.
     return fastest("matmul", problem, device, runs_it, comparable_with(as_they_are), over_torch=wide)
 
 
 @constant
 def _runs(backend: Backend, dtype: str, wide: bool, device: int) -> bool:
-    """Whether a backend is there and has a step for this GPU that writes what is asked for."""
+    """Whether a backend is installed and has a step for this GPU that writes this dtype."""
     if backend == "cuda" and _cuda_operator is None:
         return False
     return runs(backend, ("matmul_fp32" if dtype == "fp32" else "matmul_bf16",), device, wide)

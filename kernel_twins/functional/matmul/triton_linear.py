@@ -24,16 +24,16 @@ from kernel_twins.functional.triton_operator import differentiable, goes_past, r
 from kernel_twins.ops.activations import ACTIVATIONS, differentiable_dz
 from kernel_twins.ops.tensors import require_device, require_dtype, require_same_dtype
 
-SAVES_NOTHING = ("none", "relu")  # relu's gradient needs its result alone
+SAVES_NOTHING = ("none", "relu")  # relu's gradient needs only its result
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
-    """The layer by the fused step; past the operator, which is slow to dispatch, where nobody needs it."""
+    """Runs the fused step. It bypasses the operator, which is slow to dispatch, if it can."""
     given = (x, weight) if bias is None else (x, weight, bias)
     out: Tensor
     past = False
-    if not torch.compiler.is_compiling():  # nothing of Triton's can be traced
-        shape = _check(x, weight, bias, activation)  # what is no tensor, the dispatcher would refuse in its own words
+    if not torch.compiler.is_compiling():  # Triton launches cannot be traced
+        shape = _check(x, weight, bias, activation)  # before the dispatcher, whose errors name no remedy
         past = is_plain(*given)
         if past and not wants_gradient(*given):
             out, _ = _forward(x, weight, bias, activation, shape, save=False)
@@ -62,7 +62,7 @@ def _compute_saving(x: Tensor, weight: Tensor, bias: Tensor | None, activation: 
 def _forward(
     x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, shape: tuple[int, ...], save: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """The result, of that shape, and where ``save`` asks for it what the activation was applied to."""
+    """The result of that shape and, with ``save``, the activation's input."""
     rows = x if x.dim() == 2 else x.reshape(x.shape[:-1].numel(), x.shape[-1])
     launch = None if x.dtype == torch.float32 else _fused(x.device.index if x.is_cuda else None)
     if launch is None:
@@ -81,7 +81,7 @@ def _forward(
 
 
 def _compute_backward(dout: Tensor, saved: Tensor, activation: str) -> tuple[Tensor, Tensor]:
-    """dz = dout * activation'(saved), and its sum over all rows. ``saved``: what the activation was applied to."""
+    """dz = dout * activation'(saved), and its sum over all rows. ``saved`` is the activation's input."""
     _check_backward(dout, saved, activation)
     matrix = dout.shape[:-1].numel(), dout.shape[-1]
     if dout.dtype == torch.float32:
@@ -98,18 +98,18 @@ def _compute_backward(dout: Tensor, saved: Tensor, activation: str) -> tuple[Ten
 
 @cache
 def _fused(device: int | None) -> Callable[..., None] | None:
-    """The fused step's launcher; None where the GPU does not run it."""
+    """The fused step's launcher; None if the GPU cannot run it."""
     capability = None if device is None else torch.cuda.get_device_capability(device)
     return triton_launcher("linear", device) if step_behind("linear", "triton", capability) else None
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What is refused
+# Argument checks
 # ----------------------------------------------------------------------------------------------------------------------
 
 
 def _check(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> tuple[int, ...]:
-    """The result's shape; TypeError or ValueError where the arguments do not go together."""
+    """The result's shape; TypeError or ValueError if the arguments do not fit together."""
     _check_activation(activation)
     if not ((isinstance(x, Tensor) and (x.is_cuda or x.is_meta)) or triton.knobs.runtime.interpret):
         require_gpu("x", x, "triton")
@@ -188,7 +188,7 @@ def _fake_backward(dout: Tensor, saved: Tensor, activation: str) -> tuple[Tensor
 def _save(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None, str], output: Tensor) -> None:
     x, weight, bias, activation = inputs
     ctx.activation = activation
-    ctx.alone = activation not in SAVES_NOTHING  # the operator was called by itself: linear calls the one that saves
+    ctx.alone = activation not in SAVES_NOTHING  # called directly: linear itself calls the operator that saves
     if ctx.alone:
         ctx.save_for_backward(x, weight, bias)
         return
@@ -211,11 +211,11 @@ def _backward(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
     """dx = dz @ weight, dweight = dz.T @ x and dbias, dz's sum over all rows.
 
-    ``dpre`` is the gradient of what the activation was applied to, where that was saved: gradients of gradients come
-    this way, and so need neither x nor weight again.
+    ``dpre`` is the gradient of the saved input of the activation. Second derivatives arrive there, and so need neither
+    x nor weight again.
     """
     wants_x, wants_weight = ctx.needs_input_grad[:2]
-    wants_bias = any(ctx.needs_input_grad[2:3])  # the dispatcher cuts off what equals its default
+    wants_bias = any(ctx.needs_input_grad[2:3])  # the dispatcher drops trailing defaults
     dz, dx, dweight, dbias = dpre, None, None, None
     x, weight, saved = ctx.saved_tensors
     if dout is not None:

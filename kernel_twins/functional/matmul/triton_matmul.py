@@ -24,11 +24,11 @@ from kernel_twins.functional.matmul.shared import require_out_dtype
 from kernel_twins.functional.triton_operator import differentiable, register
 from kernel_twins.ops.tensors import require_device, require_dtype, require_same_dtype
 
-LEAST_K = 1024  # from which on a product of a batch hides the next one's launch; matmul/torch.cpp has the same
+LEAST_K = 1024  # from this K on, a batch's product hides the next one's launch; matmul/torch.cpp has the same number
 
 
 def matmul(a: Tensor, b: Tensor, out_dtype: torch.dtype | None) -> Tensor:
-    """The product by the last Triton step, of tensors on a GPU."""
+    """The product of tensors on a GPU by the last Triton step."""
     if not torch.compiler.is_compiling() and not triton.knobs.runtime.interpret:  # Triton's knobs cannot be traced
         require_gpu("a", a, "triton")
         require_gpu("b", b, "triton")
@@ -36,7 +36,7 @@ def matmul(a: Tensor, b: Tensor, out_dtype: torch.dtype | None) -> Tensor:
 
 
 def product(a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
-    """The same, also of meta tensors; past the operator, which is slow to dispatch, where nobody needs it."""
+    """The same, also for meta tensors. It bypasses the operator, which is slow to dispatch, if it can."""
     if torch.compiler.is_compiling():
         return operator(a, b, out_dtype)
     if not is_plain(a, b):
@@ -46,7 +46,7 @@ def product(a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None) -> Tenso
 
 
 def product_with(dout: Tensor) -> Callable[..., Tensor]:
-    """``product`` for what is made of a gradient, or the operator where that stands for many: past it nobody knows."""
+    """``product`` of a gradient; the operator if the gradient is batched, since only that has a batching rule."""
     return operator if torch.compiler.is_compiling() or is_batched(dout) else product
 
 
@@ -80,18 +80,18 @@ def _compute(a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None) -> Tens
 
 
 def _rows(tensor: Tensor, cols: int) -> Tensor:
-    """[..., cols] as a matrix. Reshaping takes its time even where there is nothing to do."""
+    """[..., cols] as a matrix. A matrix is returned as it is, because reshape takes time even then."""
     return tensor if tensor.dim() == 2 and tensor.shape[1] == cols else tensor.reshape(-1, cols)
 
 
 def as_matrix(tensor: Tensor) -> Tensor:
-    """All rows of a tensor of 1 or more dimensions. By reshape: flatten knows no batches of gradients."""
-    # Size.numel makes a number of a symbol, and so a graph for every number of rows.
+    """All rows of a tensor of 1 or more dimensions. It uses reshape, because flatten fails on batched gradients."""
+    # Size.numel would turn a symbol into a number, and so compile a graph for every number of rows.
     return tensor.reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])
 
 
 def _check(a: Tensor, b: Tensor, out_dtype: torch.dtype | None) -> torch.dtype:
-    """The dtype of the result; TypeError or ValueError where a and b do not go together."""
+    """The result's dtype; TypeError or ValueError if a and b do not fit together."""
     for name, tensor in (("a", a), ("b", b)):
         require_dtype(name, tensor, "fp32", "bf16", "fp16")
         if tensor.dim() == 0:
@@ -105,7 +105,7 @@ def _check(a: Tensor, b: Tensor, out_dtype: torch.dtype | None) -> torch.dtype:
 
 
 def _sizes(a: Tensor, b: Tensor) -> tuple[int, int, int, tuple[int, ...], tuple[int, ...]]:
-    """M, N, K, the batch that both broadcast to, and the result's shape."""
+    """M, N, K, the batch to which both broadcast, and the result's shape."""
     vector_a, vector_b = a.dim() == 1, b.dim() == 1
     m, k = (1 if vector_a else a.shape[-2]), a.shape[-1]
     rows, n = (b.shape[0], 1) if vector_b else (b.shape[-2], b.shape[-1])
@@ -116,7 +116,7 @@ def _sizes(a: Tensor, b: Tensor) -> tuple[int, int, int, tuple[int, ...], tuple[
         )
     lead_a, lead_b = a.shape[:-2], b.shape[:-2]
     try:
-        # Asked only where both have something to say: it takes longer than all the rest.
+        # Only if both have a batch: broadcast_shapes takes longer than all the rest.
         batch = torch.broadcast_shapes(lead_a, lead_b) if lead_a and lead_b else lead_a or lead_b
     except RuntimeError:
         raise ValueError(
@@ -143,7 +143,7 @@ def _fake(a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
 
 
 def _save(ctx: Any, inputs: tuple[Tensor, Tensor, torch.dtype | None], output: Tensor) -> None:
-    """An operand is needed for the other's gradient alone; for its own, its sizes are."""
+    """Saves an operand only if the other one's gradient is needed; for its own gradient its sizes suffice."""
     a, b, _ = inputs
     a_grad, b_grad, *_ = ctx.needs_input_grad
     ctx.a_shape, ctx.b_shape, ctx.dtype = a.shape, b.shape, a.dtype
@@ -151,7 +151,7 @@ def _save(ctx: Any, inputs: tuple[Tensor, Tensor, torch.dtype | None], output: T
 
 
 def _backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-    """da = dout @ b.mT, db = a.mT @ dout, in the operands' dtype, and summed over what was broadcast."""
+    """da = dout @ b.mT, db = a.mT @ dout, in the operands' dtype, summed over broadcast dimensions."""
     a, b = ctx.saved_tensors
     a_shape, b_shape = ctx.a_shape, ctx.b_shape
     multiply = product_with(dout)
@@ -166,7 +166,7 @@ def _backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, Tensor | None, Non
     if a is not None:
         left = a.unsqueeze(0) if a.dim() == 1 else a
         if len(b_shape) <= 2 and left.dim() > 2:
-            # One b for all: its gradient's sum over the batch is the product's own.
+            # One b for the whole batch: the product over all rows sums its gradient over the batch.
             db = multiply(as_matrix(left).mT, as_matrix(dout)).view(b_shape)
         else:
             columns = (*b_shape, 1) if len(b_shape) == 1 else b_shape

@@ -23,7 +23,7 @@ from kernel_twins.spec import Case, Op
 _NORMS = {"layer_norm": LAYER, "rms_norm": RMS}
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Cases that we chose
+# Chosen cases
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -33,7 +33,7 @@ def _contests(name: str) -> Iterator[contests.Contest]:
     for m, n in ((16_384, 4_096), (4_096, 4_096), (4_096, 1_024)):
         case = Case.of(m, n, dtype="bf16")
         yield contests.gpu(name, case, *_timed(name, n), _operands(name, case, True))
-        if m == 4_096:  # rows are few, and the host's part counts
+        if m == 4_096:  # few rows, where the host's time matters
             yield contests.backward(name, case, *_timed(name, n), _operands(name, case, True))
 
 
@@ -50,7 +50,7 @@ def _timed(name: str, n: int) -> tuple[contests.Call, contests.Ours]:
 
 
 def _operands(name: str, case: Case, grad: bool) -> tuple[Tensor, ...]:
-    """x: [M, N], weight: [N], about 1, and of layer_norm, bias: [N]."""
+    """x: [M, N], weight: [N], about 1, and for layer_norm bias: [N]."""
     weight, *bias = (contests.matrix(Case.of(1, case.shape[1], dtype=case.dtype), seed=seed)[0] for seed in (2, 3))
     vectors = (0.1 * weight + 1, *bias) if _NORMS[name].centered else (0.1 * weight + 1,)
     return tuple(tensor.requires_grad_(grad) for tensor in (contests.matrix(case), *vectors))
@@ -64,7 +64,7 @@ CONTESTS = {name: partial(_contests, name) for name in _NORMS}
 
 
 def _calls(name: str, case: Case) -> Calls:
-    """Operands are x, weight and, of layer_norm, bias; then the residual; of these, those that the case has."""
+    """Operands are x, weight, for layer_norm bias, and the residual, as far as the case has them."""
     norm, n, adds = _NORMS[name], case.shape[1], case.get("residual") == "yes"
     vectors = (1 + norm.centered) * (case.get("affine") != "none")
 
@@ -105,7 +105,7 @@ def _calls(name: str, case: Case) -> Calls:
 
 
 def _gradients(gradient: Gradient, norm: Norm, adds: bool, operands: Operands, douts: Operands, given: Given) -> Fault:
-    """The statistics are the forward pass's, which may err as it may; the residual's gradient is x's."""
+    """The statistics are the forward pass's, with its errors. The residual's gradient is x's."""
     op, more = gradient.op, gradient.op.more_references
     more = (norm.computed_dweight, *more[1:]) if more else ()
     judge = Backward(replace(op, reference=norm.computed_dx, more_references=more), gradient.case, given)
@@ -119,7 +119,7 @@ def _gradients(gradient: Gradient, norm: Norm, adds: bool, operands: Operands, d
 
 
 def _without_statistics(op: Op, case: Case) -> Op:
-    """The operation with the outputs that its public function has: y, and the sum where there is a residual."""
+    """The operation with only the outputs of its public function: y and, with a residual, the sum."""
     torch_call, adds = op.baselines["torch"], case.get("residual") == "yes"
     assert torch_call is not None
 

@@ -36,7 +36,7 @@ from kernel_twins.spec import Backend, Case
 Shape = int | Sequence[int]
 
 _DTYPES = tuple(DTYPE.values())
-_EPS = torch.finfo(torch.float32).eps  # PyTorch's for rms_norm, also of narrower dtypes
+_EPS = torch.finfo(torch.float32).eps  # PyTorch's default for rms_norm, also for narrower dtypes
 
 
 @overload
@@ -73,20 +73,20 @@ def layer_norm(
 ) -> Result:
     """``(x - mean) / sqrt(variance + eps) * weight + bias`` over the last dimensions, as torch's layer_norm.
 
-    ``normalized_shape`` holds their sizes, or is the last one's. weight and bias have that shape. With a ``residual``
-    of x's shape, x + residual takes x's place, rounded to x's dtype, and is returned as well: (y, added).
+    ``normalized_shape`` holds their sizes, or is the size of the last one. weight and bias have that shape. With a
+    ``residual`` of x's shape, the norm is that of x + residual, rounded to x's dtype, and the result is (y, added).
 
-    All are float32, bfloat16 or float16 alike, x and residual with any strides; results are of x's shape and dtype,
-    computed in fp32, and contiguous from the CUDA and Triton backends; PyTorch's lie as its operations leave them.
-    x and residual are copied only where their rows have no neighbours or lie at no one distance. Under CUDA's autocast
-    the result is float32, as PyTorch's. Gradients flow backwards only, any number of times; weight's and bias's are
-    summed in a fixed order.
+    All tensors share one dtype, float32, bfloat16 or float16; x and residual have any strides. Results have x's shape
+    and dtype, are computed in fp32, and are contiguous from the CUDA and Triton backends; PyTorch's have the strides
+    that its operations give them. x and residual are copied only if their rows are not contiguous, or not equally far
+    apart. Under CUDA's autocast the result is float32, as PyTorch's. There are backward gradients of any order, but no
+    forward mode; weight's and bias's are summed in a fixed order.
 
-    ``backend``: "cuda", "triton", "torch", or "auto", the fastest in this GPU's committed measurements at the nearest
-    number and length of rows, by the GPU's time or the host's, whichever is longer ("cuda" where there are none, and
-    under torch.compile, for which sizes may be symbols). "auto" leaves to PyTorch half precision under autocast,
-    torch.func's derivatives, and what the others do not take: other dtypes, or several, a residual to be broadcast,
-    tensors off the GPU and empty ones.
+    ``backend``: "cuda", "triton", "torch", or "auto": the fastest in this GPU's committed measurements at the nearest
+    number and length of rows, by the GPU's time or the host's, whichever is longer ("cuda" if there are none, and under
+    torch.compile, where sizes may be symbols). "auto" takes PyTorch for half precision under autocast, for torch.func's
+    derivatives, and for arguments that the others refuse: other or mixed dtypes, a residual to be broadcast, tensors on
+    a CPU, and empty ones.
 
     TypeError or ValueError names the argument at fault; UnavailableError says what a backend lacks.
     """
@@ -124,7 +124,7 @@ def rms_norm(
 ) -> Result:
     """``x / sqrt(mean(x * x) + eps) * weight`` over the last dimensions, as torch's rms_norm; else as ``layer_norm``.
 
-    Where ``eps`` is None, it is float32's, also for narrower dtypes, as PyTorch's. Autocast changes nothing here.
+    An ``eps`` of None is float32's, also for narrower dtypes, as in PyTorch. Autocast changes nothing here.
     """
     return _norm("rms_norm", x, normalized_shape, (weight,), eps, residual, backend)
 
@@ -137,7 +137,7 @@ def _norm(
     if backend == "auto":
         backend = _choose(name, x, shape, affine, residual)
     if residual is not None and is_on_gpu(x) and _widens(name, x.dtype):
-        # The sum is of the operands' dtype, and the norm float32, as PyTorch's.
+        # The sum has the operands' dtype, and the norm is float32, as PyTorch's.
         added = x + residual
         return _norm(name, added, shape, affine, eps, None, backend), added  # type: ignore[return-value]
     if backend == "cuda":
@@ -150,7 +150,7 @@ def _norm(
             if residual is None:
                 return operator(x, shape, *affine, eps)
             return add_operator(x, residual, shape, *affine, eps)
-        except RuntimeError:  # the dispatcher's, too
+        except RuntimeError:  # the dispatcher raises it, too
             require_tensors(residual, *affine)
             refuse_gradients(f"kernel_twins.{name}", x, residual, *affine)
             raise
@@ -181,7 +181,7 @@ def _widens(name: str, dtype: torch.dtype) -> bool:
 
 
 def _choose(name: str, x: Tensor, shape: Sequence[int], affine: Affine, residual: Tensor | None) -> str:
-    """The backend for this call. What is wrong with it PyTorch may say: its words are known."""
+    """The backend for this call. PyTorch gets calls with wrong arguments, since users know its error messages."""
     if not is_on_gpu(x):
         return "torch"
     dtype, device = x.dtype, x.device
@@ -213,7 +213,7 @@ def _choice(
 
 @constant
 def _runs(name: str, backend: Backend, device: int) -> bool:
-    """Whether a backend is there and has steps for this GPU, whatever the rows' length."""
+    """Whether a backend is installed and has steps for this GPU, at any length of rows."""
     if backend == "cuda" and not _CUDA:
         return False
     return runs(backend, (name, f"{name}_backward"), device)

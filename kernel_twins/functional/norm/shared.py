@@ -1,4 +1,4 @@
-"""What both sides of layer_norm and rms_norm share: their types, a refusal, and the batches of torch.func.vmap."""
+"""Types, an error message and the batching rule of torch.func.vmap for both sides of layer_norm and rms_norm."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from torch import Tensor
 from kernel_twins.functional.backends import Function
 from kernel_twins.functional.rows import Rule, with_batch
 
-Affine = tuple[Tensor | None, ...]  # weight and bias, or of rms_norm, weight
+Affine = tuple[Tensor | None, ...]  # weight and bias; rms_norm has weight only
 Result = Tensor | tuple[Tensor, Tensor]
 
 
 def no_row(shape: Sequence[int], sizes: Sequence[int]) -> ValueError:
-    """What is wrong with a ``normalized_shape`` that does not fit x's sizes."""
+    """The error message for a ``normalized_shape`` that does not fit x's sizes."""
     return ValueError(
         f"normalized_shape is {tuple(shape)}, must hold the sizes of x's last dimensions: x has shape {tuple(sizes)}"
     )
 
 
 def batching_rule(operator: Function, rows: int) -> Rule:
-    """What ``torch.library.register_vmap`` takes for ``operator(*rows, normalized_shape, *affine, eps)``.
+    """A rule for ``torch.library.register_vmap`` of ``operator(*rows, normalized_shape, *affine, eps)``.
 
-    A batch in front of a row's dimensions stays where it lies. Weights that are batched themselves are applied by
-    PyTorch, to a result that is rounded once before, as PyTorch's own layer_norm does under vmap.
+    A batch in front of a row's dimensions stays where it is. Batched weights are applied by PyTorch to the rounded
+    result, as PyTorch's own layer_norm does under vmap.
     """
 
     def rule(info: Any, in_dims: tuple[Any, ...], *given: Any) -> tuple[Any, Any]:
@@ -35,7 +35,7 @@ def batching_rule(operator: Function, rows: int) -> Rule:
         at = None  # not batched, unless one of the inputs is
         for tensor, place in zip(inputs, places, strict=True):
             if at is None and place is not None:
-                if tensor.dim() == len(shape):  # or the batch would be taken for a dimension of the row
+                if tensor.dim() == len(shape):  # else the batch would count as a dimension of the row
                     raise no_row(shape, (*tensor.shape[:place], *tensor.shape[place + 1 :]))
                 at = place if place < tensor.dim() - len(shape) else 0
         if at is not None:

@@ -1,6 +1,6 @@
 """The Triton side of ``kernel_twins.layer_norm`` and ``rms_norm``: torch.ops.kernel_twins.layer_norm_triton and others.
 
-``name`` is layer_norm or rms_norm. None is what is not there: a residual, weights.
+``name`` is layer_norm or rms_norm. A residual or weights that are not given are None.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from kernel_twins.functional.triton_operator import (
 )
 from kernel_twins.ops.tensors import DTYPE, require_device, require_dtype
 
-Statistics = tuple[Tensor, ...]  # mean and rstd, or of rms_norm, rstd
-Asked = tuple[bool, ...]  # which gradients are: x's, weight's and, of layer_norm, bias's
+Statistics = tuple[Tensor, ...]  # mean and rstd; rms_norm has rstd only
+Asked = tuple[bool, ...]  # which gradients are asked for: x's, weight's and, for layer_norm, bias's
 
 _Given = TypeVar("_Given", Tensor, Tensor | None)
 
@@ -49,10 +49,10 @@ class Normed(NamedTuple):
 
 
 def norm(name: str, x: Tensor, residual: Tensor | None, shape: Sequence[int], affine: Affine, eps: float) -> Result:
-    """By the last Triton step, of tensors on a GPU; past the operator, slow to dispatch, where nobody needs it."""
+    """Runs the last Triton step on tensors on a GPU. It bypasses the operator, which is slow to dispatch, if it can."""
     y: Tensor
     past = False
-    if not torch.compiler.is_compiling():  # nothing of Triton's can be traced
+    if not torch.compiler.is_compiling():  # Triton launches cannot be traced
         if not triton.knobs.runtime.interpret:
             require_gpu("x", x, "triton")
         given = [each for each in (x, residual, *affine) if each is not None]
@@ -82,7 +82,7 @@ def norm(name: str, x: Tensor, residual: Tensor | None, shape: Sequence[int], af
 def _compute(name: str, x: Tensor, residual: Tensor | None, shape: Sequence[int], affine: Affine, eps: float) -> Normed:
     leading = _check(x, residual, shape, *affine)
     y, added, statistics = out = _empty(name, x, residual, leading)
-    if x.numel() == 0:  # the mean of nothing
+    if x.numel() == 0:  # a mean of no elements is NaN
         for each in statistics:
             each.fill_(math.nan)
         return out
@@ -100,12 +100,12 @@ def _empty(name: str, x: Tensor, residual: Tensor | None, leading: int) -> Norme
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     added = None if residual is None else torch.empty_like(y)
     sizes = x.shape[:leading] if leading else ((),)
-    rstd = torch.empty(*sizes, dtype=torch.float32, device=x.device)  # sizes in a tuple take four times as long
+    rstd = torch.empty(*sizes, dtype=torch.float32, device=x.device)  # slower with a tuple of sizes
     return Normed(y, added, (torch.empty_like(rstd), rstd) if name == "layer_norm" else (rstd,))
 
 
 def _vector(tensor: _Given) -> _Given:
-    """Its elements one after the other."""
+    """A contiguous vector of its elements."""
     if tensor is None:
         return tensor
     dense = tensor.contiguous()
@@ -115,7 +115,7 @@ def _vector(tensor: _Given) -> _Given:
 def _check(
     x: Tensor, residual: Tensor | None, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None = None
 ) -> int:
-    """How many dimensions lie in front of a row's; TypeError or ValueError where the arguments do not go together."""
+    """The number of dimensions in front of a row's; TypeError or ValueError if the arguments do not fit together."""
     if x.dtype not in FLOATS:
         require_dtype("x", x, *DTYPE)
     if not shape:
@@ -147,10 +147,10 @@ def _compute_backward(
     dadded: Tensor | None,
     asked: Asked,
 ) -> tuple[Tensor, ...]:
-    """The gradients, each of no elements where nobody asks."""
+    """The gradients; each is empty if it is not asked for."""
     leading = _check_backward(dout, x, statistics, weight, dadded)
     dx, *daffine = out = _empty_backward(x, leading, asked)
-    if x.numel() == 0:  # the sum of no rows
+    if x.numel() == 0:  # a sum of no rows is 0
         for each in daffine:
             each.zero_()
         return out
@@ -165,7 +165,7 @@ def _compute_backward(
     if weight is None and any(affine_grad):
         weight = x.new_ones(row)
     if weight is not None:
-        # A list within takes less of the host's time than a generator, here and below.
+        # A list takes less of the host's time than a generator, here and below.
         outputs += tuple([_vector(sums if sums.numel() else x.new_empty(row)) for sums in daffine])
     others = None if dadded is None else in_rows(dadded, leading, dims)
     with on_device(x.device):
@@ -179,7 +179,7 @@ def _compute_backward(
 def _compute_sums(
     dout: Tensor, x: Tensor, statistics: Statistics, dims: int, dweight: Tensor | None, dbias: Tensor | None = None
 ) -> None:
-    """weight's and bias's gradient without x's."""
+    """Writes the gradients of weight and bias without computing x's."""
     from kernel_twins._triton.norm.layer_norm_backward import weights
 
     leading = x.dim() - dims
@@ -199,7 +199,7 @@ def _empty_backward(x: Tensor, leading: int, asked: Asked) -> tuple[Tensor, ...]
 def _check_backward(
     dout: Tensor, x: Tensor, statistics: Statistics, weight: Tensor | None, dadded: Tensor | None
 ) -> int:
-    """How many dimensions lie in front of a row's: as many as the statistics have."""
+    """The number of dimensions in front of a row's: as many as the statistics have."""
     if dout.dtype not in FLOATS:
         require_dtype("dout", dout, *DTYPE)
     require_like("x", x, "dout", dout, "dout", dout.shape)
@@ -231,7 +231,7 @@ def _differentiable_backward(
     eps: float,
     asked: Asked,
 ) -> tuple[Tensor | None, ...]:
-    """In operations that can be differentiated again; the statistics must be known to come from x."""
+    """The gradients by operations that can be differentiated again; statistics depend on x, so they are recomputed."""
     x_grad, weight_grad, *bias_grad = asked
     along, row = tuple(range(-dims, 0)), x.shape[-dims:]
     wide, dy = x.float(), dout.float()
@@ -260,7 +260,7 @@ def _save(ctx: Any, name: str, x: Tensor, dims: int, weight: Tensor | None, eps:
 
 
 def _gradients(ctx: Any, dy: Tensor | None, dadded: Tensor | None, asked: Asked) -> tuple[Tensor | None, ...]:
-    """Of x, and of the residual as well, where either asks; of weight and of bias."""
+    """The gradients of x (which is also the residual's), of weight and of bias."""
     if dy is None:
         return dadded, *(None for _ in asked[1:])
     x, weight, *statistics = ctx.saved_tensors
@@ -275,7 +275,7 @@ def _gradients(ctx: Any, dy: Tensor | None, dadded: Tensor | None, asked: Asked)
 
 
 class _Norm(torch.autograd.Function):
-    """The operator's derivative, of a call that goes past the operator."""
+    """The operator's derivative, for a call that bypasses the operator."""
 
     @staticmethod
     def forward(
@@ -291,7 +291,7 @@ class _Norm(torch.autograd.Function):
         _save(ctx, name, x, len(shape), affine[0], eps, out)
         if out.added is None:
             return out.y
-        if not (ctx.needs_input_grad[1] or ctx.needs_input_grad[2]):  # weights have no say in the sum
+        if not (ctx.needs_input_grad[1] or ctx.needs_input_grad[2]):  # the sum does not depend on weights
             ctx.mark_non_differentiable(out.added)
         return out.y, out.added
 
@@ -311,7 +311,7 @@ _differentiable: Callable[..., Result] = applied(_Norm)
 
 
 def _operator(name: str, adds: bool) -> Function:
-    """Of one of the norms, with a residual or without."""
+    """The operators of one norm, with a residual or without."""
     centered = name == "layer_norm"
     inputs = "Tensor x, Tensor residual" if adds else "Tensor x"
     vectors = "Tensor? weight, Tensor? bias" if centered else "Tensor? weight"
@@ -337,7 +337,7 @@ def _operator(name: str, adds: bool) -> Function:
         x, _, shape, (weight, *_), eps = given(*inputs)
         y, *added = output[: 1 + adds]
         statistics = output[1 + adds :]
-        x_grad, residual_grad, *_ = given(*ctx.needs_input_grad[: len(inputs)])  # as of _Norm, and one more behind them
+        x_grad, residual_grad, *_ = given(*ctx.needs_input_grad[: len(inputs)])  # as in _Norm, and one more
         ctx.mark_non_differentiable(*(() if x_grad or residual_grad else added), *statistics)
         _save(ctx, name, x, len(shape), weight, eps, Normed(y, added[0] if adds else None, statistics))
 
@@ -366,7 +366,7 @@ def _backward_operator(name: str) -> Function:
     results = ", ".join(["Tensor"] * (2 + centered))
 
     def given(dout: Tensor, x: Tensor, *others: Any) -> tuple[Any, ...]:
-        """dout, x, statistics, weight, dadded and what is asked."""
+        """dout, x, statistics, weight, dadded, and which gradients are asked for."""
         weight, dadded, *asked = others[1 + centered :]
         return dout, x, others[: 1 + centered], weight, dadded, tuple(asked)
 

@@ -1,4 +1,4 @@
-"""The family's public functions, declared. A sum's gradient is a view, for which no kernel runs; argmax has none."""
+"""The family's public functions, declared. A sum's gradient is a view, without a kernel; argmax has no gradient."""
 
 from kernel_twins.functional.function import Function, Pass
 

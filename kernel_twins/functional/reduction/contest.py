@@ -48,7 +48,7 @@ def _gradients(case: Case, operands: Operands, douts: Operands, _: Given) -> Fau
 
 
 def _fault(case: Case, x: Tensor, dout: Tensor, dx: Tensor) -> str:
-    """Of a mean or a maximum; elements are rounded twice at most."""
+    """The judge of the gradient of a mean or a maximum, whose elements are rounded at most twice."""
     axes = _axes(case)
     for axis in axes:
         dout = dout.unsqueeze(axis)

@@ -41,16 +41,16 @@ _PYTORCHS: dict[str, Callable[..., Tensor]] = {
 
 
 def sum(x: Tensor, dim: Dims = None, keepdim: bool = False, *, backend: str = "auto") -> Tensor:  # noqa: A001
-    """The sum over one dimension, several, or, without any, all of a tensor of up to five, as torch.sum.
+    """The sum over one dimension, several, or all (``dim=None``) of a tensor of up to five dimensions, as torch.sum.
 
-    x is float32, bfloat16 or float16 with any strides, and is never copied; it is summed in fp32, and the result has
-    its dtype (under CUDA's autocast, float32, as PyTorch's). Every call gives the same bits. Gradients flow backwards
-    only, any number of times.
+    x is float32, bfloat16 or float16 with any strides, and is never copied. It is summed in fp32, and the result has
+    its dtype (under CUDA's autocast float32, as PyTorch's). Every call gives the same bits. There are backward
+    gradients of any order, but no forward mode.
 
-    ``backend``: "cuda", "triton", "torch", or "auto", which is "cuda" on a GPU where it is built. "auto" leaves to
-    PyTorch what the others do not take: other dtypes, tensors off the GPU, empty ones and those of more dimensions, of
-    which a batch of torch.func.vmap is one; and half precision under autocast, forward mode, and torch.func's
-    derivatives.
+    ``backend``: "cuda", "triton", "torch", or "auto", which is "cuda" on a GPU for which it is built. "auto" takes
+    PyTorch for arguments that the others refuse: other dtypes, tensors on a CPU, empty ones, and those of more than
+    five dimensions (a batch of torch.func.vmap counts as one). It also takes PyTorch for half precision under autocast,
+    forward mode, and torch.func's derivatives.
 
     TypeError, ValueError or IndexError names the argument at fault; UnavailableError says what a backend lacks.
     """
@@ -63,17 +63,17 @@ def mean(x: Tensor, dim: Dims = None, keepdim: bool = False, *, backend: str = "
 
 
 def amax(x: Tensor, dim: int | Sequence[int] = (), keepdim: bool = False, *, backend: str = "auto") -> Tensor:
-    """The maximum, NaN where there is one, as torch.amax; its gradient is shared evenly among equals. Else as ``mean``.
+    """The maximum, or NaN if there is one, as torch.amax. Equal maxima share its gradient evenly. Else as ``mean``.
 
-    IndexError where there are no elements to choose from.
+    IndexError if there are no elements.
     """
     return _reduced(x, dim, keepdim, backend, "max")
 
 
 def argmax(x: Tensor, dim: int | None = None, keepdim: bool = False, *, backend: str = "auto") -> Tensor:
-    """Where along ``dim``, or in all of x as it is flattened, the maximum is, as torch.argmax: int64.
+    """The index of the maximum along ``dim``, or in the flattened x without one, as torch.argmax: int64.
 
-    Of equals it is the first one, and of NaNs, which count as the largest, the first of those. All else as ``amax``.
+    Of equal maxima the first counts. NaN is larger than any number; of several the first counts. All else as ``amax``.
     """
     return _reduced(x, dim, keepdim, backend, "argmax")
 
@@ -106,7 +106,7 @@ def _by_triton() -> Callable[[Tensor, Sequence[int], bool, str], Tensor]:
 
 
 def _dims(dim: Any, kind: str) -> tuple[int, ...]:
-    """Several dimensions, which argmax does not take, or one that is no int, as NumPy's integers are none."""
+    """A tuple of a ``dim`` that is no plain int: of several dimensions, which argmax refuses, or a NumPy integer."""
     if not isinstance(dim, (tuple, list)):
         with contextlib.suppress(TypeError):
             return (index(dim),)
@@ -119,12 +119,12 @@ def _dims(dim: Any, kind: str) -> tuple[int, ...]:
 
 
 def _choose(x: Tensor, kind: str) -> str:
-    """The backend for this call. What is wrong with it PyTorch may say: its words are known."""
+    """The backend for this call. PyTorch gets calls with wrong arguments, since users know its error messages."""
     if not is_on_gpu(x) or x.dtype not in DTYPE.values() or x.dim() > MOST_AXES:
         return "torch"
     if kind == "sum" and x.dtype in HALF and torch.is_autocast_enabled("cuda"):  # PyTorch widens what it reads
         return "torch"
-    if is_transformed() and (is_differentiated() or x.dim() + batches() > MOST_AXES):  # a batch is one axis more
+    if is_transformed() and (is_differentiated() or x.dim() + batches() > MOST_AXES):  # a batch adds an axis
         return "torch"
     symbolic = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0  # sizes may be symbols
     if not symbolic and x.numel() == 0:

@@ -1,4 +1,4 @@
-"""What both sides of sum, mean, amax and argmax share: the axes, and the batches of torch.func.vmap."""
+"""Axes and the batching rule of torch.func.vmap for both sides of sum, mean, amax and argmax."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from kernel_twins.ops.reduction.shared import require_dims
 
 
 def axes_of(dims: Sequence[int], rank: int) -> tuple[int, ...]:
-    """The reduced axes in their order, counted from the front; all where none is named. A rank of 0 is one axis."""
+    """The reduced axes in their order, counted from the front; all if none is named. A rank of 0 is one axis."""
     return tuple(sorted(require_dims(tuple(dims), max(rank, 1)))) or tuple(range(rank))
 
 
 def batching_rule(operator: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, int]]:
-    """What ``torch.library.register_vmap`` takes: the batch is one kept axis more, and stays where it lies."""
+    """A rule for ``torch.library.register_vmap``: the batch is one more kept axis, and stays where it is."""
 
     def rule(
         info: Any, in_dims: tuple[int | None, ...], x: Tensor, dims: Sequence[int], keepdim: bool, kind: str
     ) -> tuple[Tensor, int]:
         at = in_dims[0]
-        assert at is not None  # there is no other tensor
+        assert at is not None  # the only tensor is batched
         rank = x.dim() - 1
-        if rank == 0:  # reduced over one axis of one element
+        if rank == 0:  # a scalar is reduced over one axis of one element
             axes_of(dims, 0)
             return operator(x.unsqueeze(1), (1,), False, kind), 0
         axes = axes_of(dims, rank)

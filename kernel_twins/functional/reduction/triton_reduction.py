@@ -27,16 +27,16 @@ from kernel_twins.ops.tensors import DTYPE, require_dtype
 
 
 def reduction(x: Tensor, dims: Sequence[int], keepdim: bool, kind: str) -> Tensor:
-    """By the last Triton step, of a tensor on a GPU; past the operator, slow to dispatch, where nobody needs it."""
+    """Runs the last Triton step on a tensor on a GPU; bypasses the operator, which is slow to dispatch, if it can."""
     tracing = torch.compiler.is_compiling()
     if not tracing and not triton.knobs.runtime.interpret:
         require_gpu("x", x, "triton")
     if kind == "sum" and x.dtype in HALF and torch.is_autocast_enabled("cuda"):
         x = x.float()  # as PyTorch's
-    if tracing:  # nothing of Triton's can be traced
+    if tracing:  # Triton launches cannot be traced
         return operator(x, dims, keepdim, kind)
     if not is_plain(x):
-        if kind == "argmax":  # a place, which nobody derives; torch.func.grad would try to
+        if kind == "argmax":  # an index has no derivative, but torch.func.grad would ask for one
             x = x.detach()
         refuse_tangents("amax" if kind == "max" else kind, x)
         return operator(x, dims, keepdim, kind)
@@ -58,18 +58,18 @@ def _compute(x: Tensor, dims: Sequence[int], keepdim: bool, kind: str) -> Tensor
 def _axes_and_sizes(
     shape: Sequence[int], dims: Sequence[int], keepdim: bool, kind: str
 ) -> tuple[tuple[int, ...], list[int]]:
-    """The reduced axes, and the result's sizes; ValueError or IndexError where the arguments do not go together."""
+    """The reduced axes and the result's sizes; ValueError or IndexError if the arguments do not fit together."""
     if len(shape) > MOST_AXES:
         raise ValueError(f"x has {len(shape)} dimensions, must have up to {MOST_AXES}: pass backend='torch'")
     if kind not in KINDS:
         raise ValueError(f"kind is {kind!r}, must be one of {', '.join(KINDS)}")
     axes = axes_of(dims, len(shape))[: len(shape)]
-    if kind in ("max", "argmax") and any(guard_or_false(shape[axis] == 0) for axis in axes):  # unbacked, nobody knows
+    if kind in ("max", "argmax") and any(guard_or_false(shape[axis] == 0) for axis in axes):  # unbacked: taken as not 0
         raise IndexError(f"x has shape {tuple(shape)}, must have elements along dims for {kind}")
     return axes, [1 if axis in axes else size for axis, size in enumerate(shape) if keepdim or axis not in axes]
 
 
-# Of sizes that are numbers: while a graph is made they may be symbols.
+# Only for sizes that are numbers: while a graph is traced they may be symbols.
 _known_axes_and_sizes = lru_cache(maxsize=4096)(_axes_and_sizes)
 
 
@@ -95,14 +95,14 @@ def _save(ctx: Any, inputs: tuple[Tensor, Sequence[int], bool, str], output: Ten
 
 
 def _backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, None, None, None]:
-    """In operations that can be differentiated again. A sum's gradient is one that is seen many times."""
+    """The gradient by operations that can be differentiated again. A sum's gradient is dout, expanded."""
     if ctx.kind == "argmax":
         return None, None, None, None
     dout = _restored(dout, ctx)
-    if ctx.kind == "max":  # PyTorch's rule: shared evenly among those that are the largest
+    if ctx.kind == "max":  # PyTorch's rule: equal maxima share it evenly
         x, out = ctx.saved_tensors
         is_largest = _restored(out, ctx) == x
-        # Without dims PyTorch sums over all.
+        # For PyTorch no dims means all dims.
         counts = is_largest.sum(ctx.axes, keepdim=True) if ctx.axes else is_largest
         return dout * is_largest / counts, None, None, None
     dx = dout.expand(ctx.shape)
@@ -112,7 +112,7 @@ def _backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, None, None, None]:
 
 
 def _restored(tensor: Tensor, ctx: Any) -> Tensor:
-    """With the reduced axes in their places."""
+    """The tensor with the reduced axes inserted at their places."""
     for axis in () if ctx.keepdim else ctx.axes:
         tensor = tensor.unsqueeze(axis)
     return tensor

@@ -8,4 +8,4 @@ FUNCTIONS = (
     Function(name="softmax", ops=_OPS, drawn=("softmax",), fixed={"options": {}}, chooses=True),
     Function(name="log_softmax", ops=_OPS, drawn=("softmax",), fixed={"options": {"log": "yes"}}),
 )
-"""log_softmax takes the backend that softmax does."""
+"""log_softmax takes the same backend as softmax."""

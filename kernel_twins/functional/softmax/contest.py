@@ -44,7 +44,7 @@ def _calls(case: Case) -> Calls:
 
 
 class _OfResult(Backward):
-    """The gradient is one of the caller's own result, which must be right."""
+    """The gradient is judged at the caller's own result, which has been judged before."""
 
     def __init__(self, gradient: Gradient, case: Case, operands: Operands, douts: Operands) -> None:
         super().__init__(gradient.op, gradient.case, partial(gradient.inputs, operands, douts))

@@ -1,4 +1,4 @@
-"""What both sides of softmax and log_softmax share: the batches of torch.func.vmap."""
+"""The batching rule of torch.func.vmap for both sides of softmax and log_softmax."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from kernel_twins.functional.rows import Rule, counted, with_batch
 
 
 def batching_rule(operator: Callable[..., Tensor], names: tuple[str, ...]) -> Rule:
-    """What ``torch.library.register_vmap`` takes for ``operator(*tensors, dim, log)``, tensors of one shape.
+    """A rule for ``torch.library.register_vmap`` of ``operator(*tensors, dim, log)``, tensors of one shape.
 
-    ``names`` are the tensors' in the operator's schema.
-
-    The batch stays where it lies, one dimension more; tensors that have none are seen many times.
+    ``names`` are the tensors' names in the operator's schema. The batch stays where it is, as one more dimension;
+    tensors without a batch are expanded.
     """
 
     def rule(info: Any, in_dims: tuple[int | None, ...], *given: Any) -> tuple[Tensor, int]:
-        values, options = given[: len(names)], given[len(names) :]  # without those at the end that equal their defaults
+        values, options = given[: len(names)], given[len(names) :]  # the dispatcher drops trailing defaults
         at = next(each for each in in_dims if each is not None)
         batched = [
             with_batch(tensor, batch, at, info.batch_size)

@@ -36,19 +36,19 @@ if _cuda_operator is not None:
 
 
 def softmax(x: Tensor, dim: int = -1, backend: str = "auto") -> Tensor:
-    """``exp(x - max) / sum(exp(x - max))`` along one dimension of a tensor of any number of them, as torch.softmax.
+    """``exp(x - max) / sum(exp(x - max))`` along one dimension of a tensor of any rank, as torch.softmax.
 
-    x is float32, bfloat16 or float16, with any strides; the result has its shape and dtype (under CUDA's autocast,
-    float32, as PyTorch's) and is computed in fp32. It is contiguous where ``dim`` is the last dimension. For another,
-    the CUDA and Triton backends lay the rows along ``dim`` one after the other, and return them with ``dim`` back in
-    its place: no element is moved a second time, but ``view`` may need ``contiguous()`` first. x is copied only where
-    its rows have no neighbours or lie at no one distance. Gradients flow backwards only, any number of times.
+    x is float32, bfloat16 or float16, with any strides. The result has its shape and dtype (under CUDA's autocast
+    float32, as PyTorch's) and is computed in fp32. It is contiguous if ``dim`` is the last dimension. For another
+    dimension the CUDA and Triton backends write the rows along ``dim`` one after the other, and return a view with
+    ``dim`` back in its place: nothing is copied, but ``view`` may need ``contiguous()`` first. x is copied only if its
+    rows are not contiguous, or not equally far apart. There are backward gradients of any order, but no forward mode.
 
-    ``backend``: "cuda", "triton", "torch", or "auto", the fastest in this GPU's committed measurements at the nearest
-    number and length of rows, by the GPU's time or the host's, whichever is longer ("cuda" where there are none, and
-    under torch.compile, for which sizes may be symbols). "auto" leaves to PyTorch what it does with less: another
-    dimension than the last where x would be copied, half precision under autocast, forward mode, and torch.func's
-    derivatives; and what the others do not take: other dtypes, tensors of other classes (DTensor), off the GPU, and
+    ``backend``: "cuda", "triton", "torch", or "auto": the fastest in this GPU's committed measurements at the nearest
+    number and length of rows, by the GPU's time or the host's, whichever is longer ("cuda" if there are none, and under
+    torch.compile, where sizes may be symbols). "auto" takes PyTorch where that needs less work: another dimension than
+    the last if x would be copied, half precision under autocast, forward mode, and torch.func's derivatives. It also
+    takes PyTorch for arguments that the others refuse: other dtypes, tensors of other classes (DTensor), on a CPU, and
     empty ones.
 
     TypeError, ValueError or IndexError names the argument at fault; UnavailableError says what a backend lacks.
@@ -93,7 +93,7 @@ def _by_triton() -> Callable[[Tensor, int, bool], Tensor]:
 
 
 def _choose(x: Tensor, dim: int) -> str:
-    """The backend for this call. What is wrong with it PyTorch may say: its words are known."""
+    """The backend for this call. PyTorch gets calls with wrong arguments, since users know its error messages."""
     if not is_on_gpu(x):
         return "torch"
     dtype, device = x.dtype, x.device.index
@@ -123,5 +123,5 @@ def _choice(shape: tuple[int, ...], strides: tuple[int, ...], dim: int, dtype: t
         return "torch"
     n = shape[dim] if rank else 1
     problem = Case((math.prod(shape) // n, n), name_of(dtype))
-    # Measured along the last dimension: along another one, PyTorch would have to copy rows that lie as we read them.
+    # Cases are measured along the last dimension. Along another one PyTorch copies rows that our kernels read in place.
     return fastest("softmax", problem, device, _runs, over_torch=not is_last)

@@ -24,8 +24,8 @@ from kernel_twins.ops.tensors import DTYPE, require_device, require_dtype, requi
 
 
 def softmax(x: Tensor, dim: int, log: bool) -> Tensor:
-    """By the last Triton step, of a tensor on a GPU; past the operator, slow to dispatch, where nobody needs it."""
-    if torch.compiler.is_compiling():  # nothing of Triton's can be traced
+    """Runs the last Triton step on a tensor on a GPU; bypasses the operator, which is slow to dispatch, if it can."""
+    if torch.compiler.is_compiling():  # Triton launches cannot be traced
         return operator(x, dim, log)
     if not triton.knobs.runtime.interpret:
         require_gpu("x", x, "triton")
@@ -46,7 +46,7 @@ def _compute(x: Tensor, dim: int = -1, log: bool = False) -> Tensor:
 
 
 def _compute_backward(dout: Tensor, y: Tensor, dim: int, log: bool = False) -> Tensor:
-    """dx from dout and from y, what the forward pass returned."""
+    """dx from dout and y, the result of the forward pass."""
     dim = _check_backward(dout, y, dim)
     out = empty_rows(dout, dim)
     if out.numel() > 0:
@@ -57,7 +57,7 @@ def _compute_backward(dout: Tensor, y: Tensor, dim: int, log: bool = False) -> T
 
 
 def _check(x: Tensor, dim: int) -> int:
-    """``dim`` counted from the front; TypeError or IndexError where the arguments do not go together."""
+    """``dim`` counted from the front; TypeError or IndexError if the arguments do not fit together."""
     if x.dtype not in FLOATS:
         require_dtype("x", x, *DTYPE)
     return counted(dim, "x", x.dim())
@@ -92,7 +92,7 @@ def _save(ctx: Any, inputs: tuple[Tensor, int, bool], output: Tensor) -> None:
 
 def _backward(ctx: Any, dout: Tensor) -> tuple[Tensor, None, None]:
     (y,) = ctx.saved_tensors
-    if torch.is_grad_enabled():  # PyTorch's can be differentiated again
+    if torch.is_grad_enabled():  # PyTorch's operator can be differentiated again
         aten = torch.ops.aten
         again = aten._log_softmax_backward_data if ctx.log else aten._softmax_backward_data
         return again(dout, y, ctx.dim, y.dtype), None, None

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def _inputs(case: Case, generator: Generator) -> tuple[Tensor, ...]:
-    """x, as far as there are any a residual, laid out as x, and a bias."""
+    """x, then a residual laid out as x, and a bias, if the case has them."""
     x = row_cases.matrix(case, generator, case.get("x"))
     if case.get("residual") != "yes":
         return (x,)
@@ -22,13 +22,13 @@ def _inputs(case: Case, generator: Generator) -> tuple[Tensor, ...]:
     return x, residual, *shared.bias(case, generator)
 
 
-# What gelu's short form errs by in half precision, over its distance to relu, and over 4 eps(fp32): 3e-5
-# (cuda-kernels/lib/activation.cuh). That is little of a rounded result, but the residual may take the most of it away.
+# The error of gelu's short form in half precision (3e-5 of its distance to relu, cuda-kernels/lib/activation.cuh), in
+# units of 4 eps(fp32). It is small beside the result's rounding, but a residual may cancel most of the result.
 _SHORT_FORM = 64
 
 
 def _reference(case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Tensor, Tensor]:
-    """No activation's slope is beyond 1.13 either way, by which an error of x + bias may grow."""
+    """No activation's slope exceeds 1.13 in magnitude, so an error of x + bias grows by at most that factor."""
     import torch
 
     from kernel_twins.ops.activations import ACTIVATIONS
@@ -64,7 +64,7 @@ def _check(
 ) -> None:
     """x, residual: [M, N], contiguous rows at any distance, fp32, bf16 or fp16; bias: [N]; out: [M, N], contiguous.
 
-    seed and offset are those of the random numbers, of 64 bits.
+    seed, offset: where the random numbers start, 64 bits each.
     """
     from kernel_twins.ops import row_checks
 
@@ -79,7 +79,7 @@ def _check(
 def _torch(
     *inputs: Tensor, out: Tensor | None = None, p: float = shared.P, activation: str = "none", **_: int
 ) -> Tensor:
-    """What a user would write; the mask is PyTorch's, of PyTorch's own seed."""
+    """The user's code in PyTorch; its mask comes from PyTorch's own generator."""
     from torch.nn import functional
 
     from kernel_twins.ops.activations import ACTIVATIONS
@@ -92,7 +92,7 @@ def _torch(
 def _exemplar(
     *inputs: Tensor, out: Tensor, p: float = shared.P, activation: str = "none", seed: int = 0, offset: int = 0
 ) -> None:
-    """The same operations at the same dtype, with the mask that was asked for."""
+    """The same operations at the same dtype, with the mask of the seed and the offset."""
     import torch
 
     from kernel_twins.ops.activations import ACTIVATIONS
@@ -105,7 +105,7 @@ def _exemplar(
 
 
 def _bytes(case: Case) -> int:
-    """Of x and out, and of the residual; the bias counts for nothing beside them."""
+    """x, out and, if there is one, the residual. The bias is left out as negligible."""
     return (3 if case.get("residual") == "yes" else 2) * math.prod(case.shape) * ITEMSIZE[case.dtype]
 
 

@@ -25,9 +25,9 @@ def _has_bias(case: Case) -> bool:
 
 
 def _inputs(case: Case, generator: Generator) -> tuple[Tensor, ...]:
-    """dout, with the case's layout and values, and what an activation's slope is taken at: x, and the bias.
+    """dout, with the case's layout and values; with an activation also x and the bias, at which its slope is taken.
 
-    Hostile, sums over a column have a mean, and the rows at borders (tensors.borders) weigh most in them.
+    Where hostile, dout has a mean other than 0, and rows at borders (tensors.borders) weigh most in a column's sum.
     """
     from kernel_twins.ops.tensors import borders
 
@@ -47,7 +47,7 @@ def _outputs(case: Case) -> tuple[Output, ...]:
 
 
 def _dx(case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Tensor, Tensor]:
-    """An error of x + bias moves the slope by no more than itself."""
+    """No activation's second derivative exceeds 1, so an error of x + bias moves the slope by no more than itself."""
     import torch
 
     from kernel_twins.ops.activations import slope as slope_of
@@ -62,7 +62,7 @@ def _dx(case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Tensor, Te
         if bias is not None:
             z, size = z + bias.double(), size + bias.double().abs()
         slope = slope_of(z, activation)
-        # What relu holds back is nothing, even where the gradient is infinite.
+        # Where relu's slope is 0, dx is 0 even if the gradient is infinite.
         dx = torch.where(slope == 0, torch.zeros_like(dx), dx * slope) if activation == "relu" else dx * slope
         terms = terms * (1.13 + size)
     kept = shared.kept(case.shape, part, dout.device, **options)
@@ -70,7 +70,7 @@ def _dx(case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Tensor, Te
 
 
 def _dbias(case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Tensor, Tensor]:
-    """``part`` is of columns."""
+    """``part`` is a slice of the columns."""
     dbias, terms = in_parts.over_columns(inputs[0], slice(None), lambda rows: _dx(case, inputs, rows))
     return dbias[part], terms[part]
 
@@ -88,8 +88,8 @@ def _check(
 ) -> None:
     """dout, x: [M, N], contiguous rows at any distance, fp32, bf16 or fp16 alike; bias: [N].
 
-    x and bias are what the slope is taken at, and not there without an activation. out: dx, or dx and dbias; [M, N] and
-    [N], contiguous.
+    The slope is taken at x + bias; without an activation neither is given. out: dx, or dx and dbias; [M, N] and [N],
+    contiguous.
     """
     from kernel_twins.ops import row_checks
 
@@ -108,9 +108,9 @@ def _check(
 def _chain(
     dout: Tensor, x: Tensor | None, bias: Tensor | None, kept: Tensor, p: float, activation: str, summed: bool
 ) -> tuple[Tensor, ...]:
-    """What PyTorch's autograd launches, given the mask that its forward pass has stored.
+    """The operations of PyTorch's autograd, given the mask that its forward pass has stored.
 
-    It has stored x + bias as well, which is added up here where there is a bias.
+    PyTorch has stored x + bias, too; here it is computed again if there is a bias.
     """
     import torch
 
@@ -124,9 +124,9 @@ def _chain(
 
 @functools.lru_cache(maxsize=1)
 def _pytorchs_masks(shape: tuple[int, ...], p: float, device: torch.device) -> Iterator[Tensor]:
-    """What forward passes of PyTorch's would have stored, in turn: three times what L2 holds, or 64 small ones.
+    """Masks in rotation, as PyTorch's forward passes would have stored them: three times L2's size, or 64 small ones.
 
-    They are made at once, since a call that is captured in a graph would have its making captured, too.
+    All are made in advance: made within a call, they would be captured into its graph.
     """
     import torch
 
@@ -136,7 +136,7 @@ def _pytorchs_masks(shape: tuple[int, ...], p: float, device: torch.device) -> I
 
 
 def _with_pytorchs_mask(chain: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Tensor, ...]]:
-    """A baseline, given such a mask."""
+    """A baseline that reads such a mask."""
 
     def call(
         *inputs: Tensor, out: Tensor | tuple[Tensor, ...], p: float = shared.P, activation: str = "none", **_: int
@@ -159,16 +159,16 @@ def _exemplar(
     seed: int = 0,
     offset: int = 0,
 ) -> tuple[Tensor, ...]:
-    """The same with the mask that was asked for."""
+    """The same operations with the mask of the seed and the offset."""
     dout, x, bias = shared.operands(inputs)
     mask = shared.kept(tuple(dout.shape), slice(0, dout.shape[0]), dout.device, p=p, seed=seed, offset=offset)
     dx, *sums = _chain(dout, x, bias, mask, p, activation, isinstance(out, tuple))
-    # Its product of a mask and an infinity is NaN, where a dropped element's gradient is nothing.
+    # PyTorch multiplies by the mask, so an infinity becomes NaN; here a dropped element's gradient is 0.
     return dx.masked_fill_(~mask, 0), *sums
 
 
 def _bytes(case: Case) -> int:
-    """Of dout and dx, and of x where there is an activation; those of vectors count for nothing beside them."""
+    """dout, dx and, with an activation, x. Vectors are left out as negligible."""
     return (2 if case.get("act", "none") == "none" else 3) * math.prod(case.shape) * ITEMSIZE[case.dtype]
 
 
@@ -179,7 +179,7 @@ _GELU = row_cases.bandwidth_case(4_096, p="10", act="gelu")
 _ODD = row_cases.bandwidth_case(5_003, p="10", **_BIAS)
 _SMALL = Case.of(4_096, 1_024, dtype="bf16", p="10", **_BIAS)
 
-# Rows enough for every block of a GPU to have several, in which it adds up its part of dbias.
+# So many rows that each block of a GPU adds several of them to its part of dbias.
 _MANY_ROWS = ((2_000, 257), (1_500, 1_024), (100, 5_003), (3_000, 9), (5_000, 3))
 
 OP = Op(

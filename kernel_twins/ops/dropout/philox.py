@@ -1,7 +1,7 @@
 """Philox4x32-10 in torch's integers: the reference for the random words that the dropout kernels draw.
 
 Salmon, Moraes, Dror and Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3" (SC'11). A counter of 128 bits and a key of
-64 go in, four words of 32 bits come out, and nothing is kept: what was drawn once can be drawn again.
+64 go in, four words of 32 bits come out. There is no state, so the same words can be drawn again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ROUNDS = 10
 
 
 def philox4x32(counter: tuple[Tensor, ...], key: tuple[int, int]) -> tuple[Tensor, ...]:
-    """The four words of each counter, whose own four words are tensors that broadcast; all int64 below 2**32."""
+    """Four random words for each counter. A counter is four words, tensors that broadcast; all int64 below 2**32."""
     c0, c1, c2, c3 = counter
     for turn in range(_ROUNDS):
         k0, k1 = ((word + turn * step) % WORD for word, step in zip(key, _KEY_STEPS, strict=True))
@@ -37,8 +37,9 @@ def _product(word: Tensor, by: int) -> tuple[Tensor, Tensor]:
 def words(seed: int, offset: int, start: int, stop: int, device: torch.device | str) -> Tensor:
     """The words of the elements from ``start`` to ``stop``, int64: element i has word i % 4 of block i // 4.
 
-    They are those that cuRAND and PyTorch give thread i // 4 for this ``seed`` and ``offset``, which counts words and
-    is a multiple of 4: the seed is the key, a fourth of the offset and the block are the counter, low words first.
+    They are the words that cuRAND and PyTorch give thread i // 4 for this ``seed`` and ``offset``. The offset counts
+    words and is a multiple of 4. The seed is the key; a fourth of the offset and the block are the counter, low words
+    first.
     """
     import torch
 

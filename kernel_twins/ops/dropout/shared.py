@@ -1,7 +1,7 @@
-"""What the specs of dropout_add and its backward pass share: options and their checks, masks.
+"""Options, their checks, and masks for the specs of dropout_add and its backward pass.
 
-Element i of a matrix, counted row by row, is kept where its word (see philox.py) is at least ``threshold(p)``; strides
-and launches have no say in it.
+Element i of a matrix, counted row by row, is kept if its word (see philox.py) is at least ``threshold(p)``. Strides and
+launches do not change the mask.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")  # those of kernel_twins.ops.activations
 
 P = 0.5
-"""Where nobody says otherwise."""
+"""The default probability of dropping an element."""
 
 _LARGE = {"seed": 0xFEDCBA9876543210, "offset": 0x8000000100000004}  # all 64 bits count
 _CHUNK = 2**24  # elements whose words are held at a time
@@ -45,17 +45,17 @@ def operands(inputs: Iterable[Tensor | None]) -> tuple[Tensor, Tensor | None, Te
 
 
 def settled(case: Case) -> Case:
-    """The same case with p = 0, where no random number has a say: what other generators' masks are judged at."""
+    """The same case with p = 0, which keeps all elements: baselines with other generators are judged there."""
     return case.but(p="0")
 
 
 def threshold(p: float) -> int:
-    """The smallest word that keeps its element; with p = 1, more than any."""
+    """The smallest word that keeps its element; with p = 1, larger than any word."""
     return int(p * 2**32)
 
 
 def scale(p: float) -> float:
-    """What a kept element is multiplied by."""
+    """The factor on a kept element, 1 / (1 - p)."""
     return 1 / (1 - p) if p < 1 else 0.0
 
 
@@ -64,7 +64,7 @@ def kept(shape: tuple[int, ...], part: slice, device: torch.device, *, p: float,
     return _kept(shape, device, threshold(p), seed, offset)[part]
 
 
-@functools.lru_cache(maxsize=1)  # all who judge one call ask for rows of the same one
+@functools.lru_cache(maxsize=1)  # the checks of one call read rows of one mask
 def _kept(shape: tuple[int, ...], device: torch.device, least: int, seed: int, offset: int) -> Tensor:
     import torch
 
@@ -78,7 +78,7 @@ def _kept(shape: tuple[int, ...], device: torch.device, least: int, seed: int, o
 
 
 def bias(case: Case, generator: Generator) -> tuple[Tensor, ...]:
-    """Where the case has one. It shares x's alignment, and none of its odd values."""
+    """The bias, if the case has one. It shares x's alignment, and none of its special values."""
     from kernel_twins.ops.tensors import normal
 
     return (normal(case.but(values=""), case.shape[1:], generator),) if case.get("bias") == "yes" else ()

@@ -1,4 +1,4 @@
-"""``out = a + b``, element by element: two reads and a write an element, one addition. Purely a matter of memory."""
+"""``out = a + b``, element by element: two reads, one addition and one write. Memory is the only limit."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def check(a: Tensor, b: Tensor, *, out: Tensor) -> None:
         tensors.require_shape(name, tensor, tuple(a.shape), "a, b and out are not broadcast")
         tensors.require_contiguous(name, tensor)
     for name, tensor in (("a", a), ("b", b)):
-        if out.data_ptr() != tensor.data_ptr():  # in place is fine, shifted is not
+        if out.data_ptr() != tensor.data_ptr():  # the same tensor may be out, an overlapping one may not
             tensors.require_apart(out, name, tensor)
 
 

@@ -1,4 +1,4 @@
-"""Cross entropy of a matrix of logits and the classes of its rows, no probability stored; fp32 inside and out."""
+"""Cross entropy of a matrix of logits and its rows' classes; no probability is stored, fp32 inside and out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _inputs(case: Case, generator: Generator) -> tuple[Tensor, ...]:
 
 
 def _outputs(case: Case) -> tuple[Output, ...]:
-    """The rows' losses, and where they are asked for the logarithms that the backward pass needs."""
+    """The rows' losses and, if asked for, lse, which the backward pass needs."""
     numbers = Output(case.shape[:1], "fp32")
     return (numbers, numbers) if case.get("lse") == "yes" else (numbers,)
 
@@ -66,8 +66,8 @@ def _check(
 ) -> None:
     """logits: [M, N], contiguous rows at any distance, fp32, bf16 or fp16; target: [M], int64, contiguous.
 
-    out: the losses, or a tuple of losses and logarithms of the sums of exponentials; [M], contiguous, fp32. A row whose
-    target is ``ignore_index`` gets 0 in both; one whose target is no class, a loss of NaN.
+    out: the losses, or a tuple of losses and lse, the logarithms of the sums of exponentials; [M], contiguous, fp32. A
+    row with the target ``ignore_index`` gets 0 in both; a row whose target is no class gets a loss of NaN.
     """
     from kernel_twins.ops.row_checks import require_all_apart, require_out
 
@@ -83,14 +83,14 @@ def _function(logits: Tensor, target: Tensor, *, ignore_index: int, label_smooth
 
 
 def _torch(logits: Tensor, target: Tensor, *, out: Tensor | tuple[Tensor, ...], **options: Any) -> None:
-    """Its losses are rounded to the logits' dtype; and with smoothing it sums logarithms, too many for fp16."""
+    """PyTorch rounds its losses to the logits' dtype, and with smoothing its sum of logarithms overflows fp16."""
     import torch
 
     first, *lse = out if isinstance(out, tuple) else (out,)
     if logits.dtype == torch.float16 and options["label_smoothing"]:
         logits = logits.float()
     first.copy_(_function(logits, target, **options))
-    for each in lse:  # which PyTorch does not return: it keeps all logarithms of probabilities instead
+    for each in lse:  # PyTorch returns none: it keeps all logarithms of probabilities instead
         sums = torch.logsumexp(logits.float(), dim=1) if logits.shape[1] else torch.zeros_like(each)
         sums = torch.where(sums == math.inf, math.nan, sums)
         each.copy_(sums.masked_fill(target == options["ignore_index"], 0.0))
@@ -106,13 +106,13 @@ _COMPILED = baselines.compiled(_function)
 
 
 def _liger(logits: Tensor, target: Tensor, *, out: Tensor | tuple[Tensor, ...], **options: Any) -> None:
-    """Liger's kernel with Liger's own settings, without the gradient; its function asks the GPU for three numbers."""
+    """Liger's kernel with Liger's own settings, without the gradient; its function would read back from the GPU."""
     if isinstance(out, tuple):
         raise UnavailableError("liger-kernel does not return the logarithms of the sums")
     (m, n), most = logits.shape, 32_768
     ops, _ = baselines.liger("cross_entropy", min(n, most))
     block_size = min(most, 1 << max(0, n - 1).bit_length())
-    out.zero_()  # its kernel leaves the losses of ignored rows alone
+    out.zero_()  # Liger's kernel does not write the losses of ignored rows
     if m == 0:
         return
     ops.liger_cross_entropy_kernel[(m,)](

@@ -1,4 +1,4 @@
-"""The gradient of the logits through cross_entropy, from the logits and what the forward pass kept; fp32 inside."""
+"""The gradient of the logits through cross_entropy, from the logits and the forward pass's lse; fp32 inside."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 
 def _inputs(case: Case, generator: Generator) -> tuple[Tensor, ...]:
-    """Logits and classes, the logarithms of the rows' sums, and the gradient of their losses: with ``dout.scalar``, of
-    their sum.
+    """Logits, classes, lse (the logarithms of the rows' sums), and dout, the gradient of the losses.
+
+    With ``dout.scalar`` it is one number for all rows.
     """
     import torch
 
@@ -60,8 +61,8 @@ def _check(
 ) -> None:
     """logits: [M, N], contiguous rows at any distance, fp32, bf16 or fp16; target: [M], int64, contiguous.
 
-    lse: [M], contiguous, dout: [M], any stride, fp32; out: [M, N], contiguous, of the logits' dtype. A row whose target
-    is ``ignore_index`` gets zeros; one whose target is no class, NaN.
+    lse: [M], contiguous, dout: [M], any stride, fp32; out: [M, N], contiguous, of the logits' dtype. A row with the
+    target ``ignore_index`` gets zeros; a row whose target is no class gets NaN.
     """
     from kernel_twins.ops.row_checks import require_all_apart, require_numbers, require_result
     from kernel_twins.ops.tensors import require_contiguous
@@ -75,7 +76,7 @@ def _check(
 
 
 def _torch(*inputs: Tensor, out: Tensor, ignore_index: int, label_smoothing: float) -> Tensor:
-    """What PyTorch's autograd does, and before it log_softmax, whose result, as large as the logits, PyTorch keeps."""
+    """PyTorch's autograd, with log_softmax before it: PyTorch would have kept that result, as large as the logits."""
     import torch
 
     logits, target, _, dout = inputs
@@ -94,7 +95,7 @@ def _torch(*inputs: Tensor, out: Tensor, ignore_index: int, label_smoothing: flo
 def _function(
     logits: Tensor, target: Tensor, lse: Tensor, dout: Tensor, *, ignore_index: int, label_smoothing: float
 ) -> Tensor:
-    """The formula, of which torch.compile makes one kernel."""
+    """The formula; torch.compile makes one kernel of it."""
     import torch
 
     n = logits.shape[1]

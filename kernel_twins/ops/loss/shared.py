@@ -1,4 +1,4 @@
-"""What the specs of cross_entropy share, forward and backward: inputs, references, checks and cases."""
+"""Inputs, references, checks and cases for the specs of cross_entropy, forward and backward."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kernel_twins.spec import Case
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
-IGNORED = -100  # PyTorch's ignore_index where nobody gives another
+IGNORED = -100  # PyTorch's default ignore_index
 
 _PEAK = 12.0
 _FAR = 1_000.0
@@ -38,8 +38,9 @@ HUGE_CASES = (Case.of(2**21 + 3, 1_025, dtype="bf16"), Case.of(2_049, 2**20, dty
 def logits_and_target(case: Case, generator: Generator) -> tuple[Tensor, Tensor]:
     """Logits with the case's layout and values, and classes.
 
-    ``values`` may also be ``edges``, which makes the first and the last logit of a row outweigh all others: who misses
-    one is far off. ``target`` is ``ignored`` for every third row, or ``first`` or ``last`` for the class of all.
+    ``values`` may also be ``edges``: the first and the last logit of a row outweigh all others, so that a kernel which
+    misses one is far off. ``target`` may be ``ignored``, which ignores every third row, or ``first`` or ``last``, which
+    gives all rows that class.
     """
     import torch
 
@@ -47,7 +48,7 @@ def logits_and_target(case: Case, generator: Generator) -> tuple[Tensor, Tensor]
 
     m, n = case.shape
     logits = row_cases.lifted(row_cases.matrix(case, generator, case.get("logits")), case)
-    if case.get("values") == "hostile":  # what smoothing takes the mean of
+    if case.get("values") == "hostile":  # smoothing takes the logits' mean
         logits[1::2, borders(n)] -= _FAR
     if case.get("values") == "edges":
         logits[:, 0] = logits[:, n - 1] = _PEAK
@@ -58,7 +59,7 @@ def logits_and_target(case: Case, generator: Generator) -> tuple[Tensor, Tensor]
         target[:] = n - 1
     if case.get("target") == "ignored":
         target[::3] = options(case)["ignore_index"]
-    if n == 0:  # of which there is no class
+    if n == 0:  # no class exists
         target[:] = options(case)["ignore_index"]
     return logits, target
 
@@ -71,13 +72,13 @@ def options(case: Case) -> dict[str, Any]:
 
 
 def in_one_grid(case: Case) -> str:
-    """A step's ``accepts``: one block for each row, of which a grid has fewer than 2^31."""
+    """A step's ``accepts``: one block for each row, and a grid has fewer than 2^31 blocks."""
     most = 2**31 - 1
     return "" if case.shape[0] <= most else f"there are {case.shape[0]} rows, a grid has {most} blocks"
 
 
 def test_cases(*more: row_cases.Sized) -> tuple[Case, ...]:
-    """Those of all operations along rows, and ``more``, each in every dtype."""
+    """The test cases of all operations along rows, and ``more``, each in every dtype."""
     ignored, tenth = {"target": "ignored"}, {"smoothing": "tenth"}
     return row_cases.test_cases(
         "logits",
@@ -101,11 +102,11 @@ def test_cases(*more: row_cases.Sized) -> tuple[Case, ...]:
 
 
 def log_sums(logits: Tensor, target: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
-    """Of each row of float64, the logarithm of its sum of exponentials, 0 where it is ignored; and the terms of what is
-    left of it without the maximum.
+    """lse of each row of float64, 0 for ignored rows, and the terms of lse minus the row's maximum.
 
-    Plus infinity minus itself is NaN in PyTorch's log_softmax, so it is here. An exponential errs by as much as its
-    argument is rounded by, so the distance to the maximum counts among the terms, and so does the sum, of one sign.
+    Plus infinity minus itself is NaN in PyTorch's log_softmax, and here. The relative error of exp is the rounding
+    error of its argument, so the distance to the maximum counts among the terms. So does the sum; its terms are
+    positive.
     """
     import torch
 

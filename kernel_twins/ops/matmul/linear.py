@@ -35,7 +35,7 @@ def _options(case: Case) -> dict[str, Any]:
 
 
 def _reference(case: Case, inputs: tuple[Tensor, ...], rows: slice) -> tuple[Tensor, Tensor]:
-    """No activation's slope is beyond 1.13 either way, by which an error of the sum may grow."""
+    """No activation's slope exceeds 1.13 in magnitude, so an error of the sum grows by at most that factor."""
     from torch.nn import functional
 
     from kernel_twins.ops.activations import ACTIVATIONS
@@ -74,7 +74,7 @@ def _bytes(case: Case) -> int:
 
 
 def _torch(x: Tensor, weight: Tensor, bias: Tensor, *, out: Tensor, activation: str = "none") -> None:
-    """What F.linear and the activation launch, the last of them into ``out``."""
+    """F.linear and the activation; the last operation writes ``out``."""
     import torch
 
     if activation == "none":
@@ -98,7 +98,7 @@ def _function(x: Tensor, weight: Tensor, bias: Tensor, *, activation: str = "non
 
 
 def _operands(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Of the bare product: neither bias nor activation."""
+    """x and weight.T, the operands of the bare product."""
     return x, weight.t()
 
 

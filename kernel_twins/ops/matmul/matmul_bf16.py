@@ -24,7 +24,7 @@ _MANY_TILES = tuple(
         (16, 1_000, 8_200, {"a": "col"}),
     )
 )
-# What every step is timed on, and what the last ones are besides: as many shapes as users have, in both layouts of b.
+# All steps are timed on the first, the last steps also on the others: many users' shapes, in both layouts of b.
 _BENCH_CASES = tuple(
     Case.of(m, n, k, dtype=dtype, **variant)
     for m, n, k, dtype, variant in (

@@ -1,7 +1,7 @@
 """``out = a @ b`` for fp32 operands on the tensor cores: three TF32 products with an error like fp32's.
 
-An fp32 number is, but for its last bit, the sum of two TF32 numbers, ``big + small``. Of the four products of
-two such sums, three matter: big * big, and the two of a big with a small.
+An fp32 number is, but for its last bit, the sum of two TF32 numbers, ``big + small``. The product of two such sums has
+four products. Three matter: big * big, and the two of big * small.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ OP: Op = replace(
     title="Matmul, fp32 by three TF32 products",
     summary="`out = a @ b` in fp32, on the tensor cores: the ladder is about speed without losing fp32's accuracy. "
     "The ceiling is that of the FMA pipes, which it may pass.",
-    draw=None,  # no public function is called with its cases
+    draw=None,  # no public function uses its cases
     behind={},
     steps=(
         Step(

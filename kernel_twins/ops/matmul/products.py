@@ -1,4 +1,4 @@
-"""What a user would call instead of our products: PyTorch's own, and what torch.compile makes of it."""
+"""The baselines of products: PyTorch's own, and torch.compile's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _require_true_fp32() -> None:
 
 
 def torch_mm_fp32(a: Tensor, b: Tensor, *, out: Tensor) -> None:
-    """PyTorch's product in true fp32; RuntimeError where TF32 has been allowed."""
+    """PyTorch's product in true fp32; RuntimeError if TF32 is allowed."""
     import torch
 
     _require_true_fp32()
@@ -28,13 +28,13 @@ def torch_mm_fp32(a: Tensor, b: Tensor, *, out: Tensor) -> None:
 def torch_mm(library: str) -> Callable[..., None]:
     """PyTorch's product of bf16 or fp16 operands by ``cublas`` or by ``cublaslt``.
 
-    PyTorch asks which one is preferred at every product, so that a graph that is captured holds the right one.
+    PyTorch looks up the preferred library at every product, so a captured graph holds the right one.
     """
 
     def mm(a: Tensor, b: Tensor, *, out: Tensor) -> None:
         import torch
 
-        if not a.is_cuda:  # where neither library is, nor a product whose result is wider than its operands
+        if not a.is_cuda:  # a CPU has neither library, and no product with an fp32 result of narrower operands
             torch.mm(a.to(out.dtype), b.to(out.dtype), out=out)
             return
         prefer = torch.backends.cuda.preferred_blas_library
@@ -52,9 +52,9 @@ def torch_mm(library: str) -> Callable[..., None]:
 
 
 def compiled_product(mode: str = "default") -> Callable[..., Tensor]:
-    """What torch.compile makes of the product of operands as they lie: it pads odd sizes where that is faster.
+    """torch.compile of the product, with operands in their own layouts. It pads odd sizes where that is faster.
 
-    Of fp32 it is true fp32; RuntimeError where TF32 has been allowed.
+    fp32 operands are multiplied in true fp32; RuntimeError if TF32 is allowed.
     """
     made = compiled_results(_product, mode)
 
@@ -74,6 +74,6 @@ def _product(a: Tensor, b: Tensor, *, out_dtype: dtype) -> Tensor:
 
     if a.dtype == out_dtype:
         return torch.mm(a, b)
-    if not a.is_cuda:  # where there is no product whose result is wider than its operands
+    if not a.is_cuda:  # a CPU has no product with an fp32 result of narrower operands
         return torch.mm(a.to(out_dtype), b.to(out_dtype))
     return torch.mm(a, b, out_dtype=out_dtype)

@@ -1,4 +1,4 @@
-"""What all products ``out = a @ b`` have in common: their inputs, reference, checks, cases and costs."""
+"""Inputs, reference, checks, cases and costs of all products ``out = a @ b``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def inputs(case: Case, generator: Generator) -> tuple[Tensor, ...]:
-    """a: [M, K] and b: [K, N], row-major where the case does not say otherwise.
+    """a: [M, K] and b: [K, N], row-major by default.
 
     ``a.col`` and ``b.col`` make them column-major, ``a.expanded`` and ``b.expanded`` one row that a stride of 0
     repeats. With ``pitch``, rows (or columns) lie that many elements further apart than they must.
@@ -25,7 +25,7 @@ def inputs(case: Case, generator: Generator) -> tuple[Tensor, ...]:
 
 
 def weigh(a: Tensor, b: Tensor) -> None:
-    """In [M, K] and [K, N]: the last 8 of K weigh as much as a thousand others, and sums have means of their own."""
+    """Hostile a and b: the last 8 elements along K weigh as much as a thousand others, and sums have a mean."""
     for each in (a[:, -8:], b[-8:]):
         each *= 4
     a += 0.25
@@ -44,7 +44,7 @@ def _matrix(case: Case, name: str, rows: int, cols: int, generator: Generator) -
 
 
 def outputs(case: Case) -> tuple[Output, ...]:
-    """Of the inputs' dtype, or of the one that ``out`` names."""
+    """One output, of the inputs' dtype or of the one that ``out`` names."""
     return (Output((case.shape[0], case.shape[1]), _out_dtype(case)),)
 
 
@@ -61,7 +61,7 @@ def reference(case: Case, inputs: tuple[Tensor, ...], rows: slice) -> tuple[Tens
 
 
 def check_of(*dtypes: str) -> Callable[..., None]:
-    """An op's ``check`` for a and b that are both of one of the dtypes."""
+    """An op's ``check``: a and b share one of the dtypes."""
 
     def check(a: Tensor, b: Tensor, *, out: Tensor) -> None:
         """a: [M, K], b: [K, N], any strides; out: [M, N], contiguous, of a's dtype or fp32; all on one device."""
@@ -86,7 +86,7 @@ def check_of(*dtypes: str) -> Callable[..., None]:
 
 
 def accepts_of(*dtypes: str) -> Callable[[Case], str]:
-    """An op's ``accepts`` for the same."""
+    """An op's ``accepts``: the case has one of the dtypes."""
 
     def accepts(case: Case) -> str:
         if case.dtype not in dtypes:
@@ -98,9 +98,9 @@ def accepts_of(*dtypes: str) -> Callable[[Case], str]:
 
 
 def copyable(case: Case) -> str:
-    """Why the tensor memory accelerator cannot copy a case's a or b as it is; an empty string where it can copy both.
+    """Why the tensor memory accelerator cannot copy a or b of a case; an empty string if it can copy both.
 
-    It takes neighbours along rows or columns that start at multiples of 16 bytes.
+    It needs contiguous rows or columns that start at multiples of 16 bytes.
     """
     m, n, k = case.shape
     if 0 in case.shape:
@@ -114,7 +114,7 @@ def copyable(case: Case) -> str:
 
 
 def copyable_with_out(case: Case) -> str:
-    """The same of a, b and out: for steps that leave storing to it too. It starts where a does, at the same offset."""
+    """The same for a, b and out, for steps whose stores use it, too. out has the same offset as a."""
     return copyable(case) or ("" if 0 in case.shape else _apart("out", case.shape[1], _out_dtype(case)))
 
 
@@ -127,7 +127,7 @@ def _apart(name: str, elements: int, dtype: str) -> str:
 
 
 def test_cases(*dtypes: str) -> tuple[Case, ...]:
-    """Empty, one element, ragged on every side, unaligned, in other layouts, infinite and NaN."""
+    """Test cases: empty, one element, ragged on every side, unaligned, in other layouts, infinite and NaN."""
     return tuple(
         Case.of(m, n, k, dtype=dtype, **variant)
         for dtype in dtypes
@@ -170,7 +170,7 @@ def test_cases(*dtypes: str) -> tuple[Case, ...]:
 
 
 def fp32_out_test_cases(*dtypes: str) -> tuple[Case, ...]:
-    """The same for an fp32 ``out``: odd rows of it, and ones that start at no multiple of 16 bytes."""
+    """Test cases with an fp32 ``out``: rows of odd length, and rows that start at no multiple of 16 bytes."""
     return tuple(
         Case.of(m, n, k, dtype=dtype, out="fp32", **variant)
         for dtype in dtypes
@@ -205,7 +205,7 @@ def bytes_moved(case: Case) -> int:
 
 
 def allows_tf32() -> bool:
-    """Whether PyTorch may compute fp32 products by TF32. Its older setting cannot be read where its newer was made."""
+    """Whether PyTorch may compute fp32 products by TF32. After the newer setting is used, the older one raises."""
     import torch
 
     return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")

@@ -10,10 +10,10 @@ from kernel_twins.spec import Case
 
 DRAWN_OPTIONS: tuple[Mapping[str, str], ...] = ({}, {}, {"residual": "yes"}, {"affine": "none"})
 
-# Rows enough for every block of a GPU to have several, in which it adds up its part of dweight and dbias.
+# So many rows that each block of a GPU adds several of them to its part of dweight and dbias.
 _MANY_ROWS = ((2_000, 257), (1_500, 1_024), (400, 5_003), (300, 8_192), (100, 40_000))
-_MORE_ROWS = ((3_000, 5_003), (600, 65_536))  # and for each of the places that a block has for rows to be used again
-# Rows of a warp: of whole packs; four, two and one where they start anywhere; and of the last kinds those that fill it.
+_MORE_ROWS = ((3_000, 5_003), (600, 65_536))  # and reuses each stage of its ring
+# Rows held by one warp: of whole packs; misaligned, four rows, two rows and one row a warp; the longest of each.
 _WARP_ROWS = (
     *((67, n) for n in (72, 136, 384, 512, 640, 768, 1_280, 1_536, 2_048)),
     *((200, n) for n in (67, 131, 132)),
@@ -29,18 +29,18 @@ _WARP_LAYOUTS = (
     (67, 1_027, {"x": "spaced"}),
     (67, 257, {"affine": "none"}),
 )
-# So few of these that all their blocks run at once if threads have fewer registers, on GPUs of 132 multiprocessors.
+# So few rows that all their blocks run at once on 132 SMs, if threads have fewer registers.
 _FEW_WARP_ROWS = ((4_000, 512), (4_000, 1_024))
-# Rows alone in a cluster, for fp32 or the others: the shortest and longest, just beyond, and with four packs or five.
+# One row a cluster, in fp32 or 16 bits: the shortest and the longest, those just beyond, four and five packs a lane.
 _CLUSTER_ROWS = (
     *((1, n) for n in (3_040, 6_080, 7_168, 18_432, 20_480, 20_736, 36_864, 41_472)),
     *((3, n) for n in (3_072, 5_120, 6_144, 10_240, 14_336, 16_384, 32_768, 40_960)),
 )
-_LONG_RUNS = ((9_000, 5_003), (1_200, 65_536))  # forward, where a block has more places
+_LONG_RUNS = ((9_000, 5_003), (1_200, 65_536))  # forward, whose rings have more stages
 
 
 def test_cases(norm: Norm) -> tuple[Case, ...]:
-    """Of the forward pass."""
+    """The forward pass's test cases."""
     more = (
         *row_cases.option_cases({"residual": "yes"}),
         (19, 1_027, {"residual": "yes", "x": "pitched"}),
@@ -61,7 +61,7 @@ def test_cases(norm: Norm) -> tuple[Case, ...]:
         *(((m, n, {"affine": "weight"}) for m, n in ((67, 257), (9, 50_257))) if norm.centered else ()),
     )
     cases = row_cases.test_cases("x", *more)
-    # The mean of one infinity and numbers is it by a sum, and NaN by Welford's formula: y and rstd are NaN anyway.
+    # With one infinity in a row the mean is infinite by a sum and NaN by Welford's formula. y and rstd are NaN anyway.
     return tuple(case for case in cases if case.get("values") != "inf") if norm.centered else cases
 
 

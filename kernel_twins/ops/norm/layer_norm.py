@@ -61,7 +61,7 @@ def _liger(*inputs: Tensor, out: tuple[Tensor, ...], eps: float = _NORM.eps) -> 
 
 
 def _quack(*inputs: Tensor, out: tuple[Tensor, ...], eps: float = _NORM.eps) -> None:
-    """quack's kernel; its function for a layer norm takes weights in fp32 alone, and no residual."""
+    """quack's kernel; its layer norm takes weights of fp32 only, and no residual."""
     x, weight, bias, residual = _NORM.operands(inputs)
     y, mean, rstd, *added = out
     norm = baselines.quack("rmsnorm", x, weight, bias, residual)._rmsnorm_fwd
@@ -117,7 +117,7 @@ OP = Op(
         Step(
             name="v02_welford",
             predictions=(
-                Prediction("load_requests", "==", 0.8, relative=True, tolerance=0.05),  # weight and bias are left
+                Prediction("load_requests", "==", 0.8, relative=True, tolerance=0.05),  # weight's and bias's remain
                 Prediction("instructions", ">=", 1.2, relative=True, backends=("cuda",)),
                 Prediction("time", "<=", 0.95, relative=True, backends=("triton",)),
             ),

@@ -28,7 +28,7 @@ def _check(
 ) -> None:
     """dout, x, dadded: [M, N], contiguous rows at any distance, fp32, bf16 or fp16 alike; mean, rstd: [M], fp32.
 
-    weight: [N]. out: dx alone without a weight, and with one dx, dweight, dbias; [M, N] and [N], contiguous.
+    weight: [N]. out: dx, or with a weight dx, dweight and dbias; [M, N] and [N], contiguous.
     """
     _NORM.check_backward(dout, x, mean, rstd, weight, dadded, out)
 
@@ -41,7 +41,7 @@ def _function(
     weight: Tensor | None = None,
     dadded: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, ...]:
-    """What PyTorch's autograd calls; it looks no more at the bias than that it is like weight."""
+    """The call of PyTorch's autograd. It does not read the bias, only whether there is one, so weight stands for it."""
     statistics, has_weight = (mean[:, None], rstd[:, None]), weight is not None
     mask = [True, has_weight, has_weight]
     dx, *others = baselines.aten("native_layer_norm_backward", dout, x, x.shape[1:], *statistics, weight, weight, mask)

@@ -26,7 +26,7 @@ def _check(
 ) -> None:
     """dout, x, dadded: [M, N], contiguous rows at any distance, fp32, bf16 or fp16 alike; rstd: [M], fp32.
 
-    weight: [N]. out: dx alone without a weight, and with one dx, dweight; [M, N] and [N], contiguous.
+    weight: [N]. out: dx, or with a weight dx and dweight; [M, N] and [N], contiguous.
     """
     _NORM.check_backward(dout, x, None, rstd, weight, dadded, out)
 
@@ -34,7 +34,7 @@ def _check(
 def _function(
     dout: Tensor, x: Tensor, rstd: Tensor, weight: Tensor | None = None, dadded: Tensor | None = None
 ) -> Tensor | tuple[Tensor, ...]:
-    """What PyTorch's autograd calls."""
+    """The call of PyTorch's autograd."""
     mask = [True, weight is not None]
     dx, dweight = baselines.aten("_fused_rms_norm_backward", dout, x, x.shape[1:], rstd[:, None], weight, mask)
     dx = dx.to(x.dtype) if dadded is None else dx.to(x.dtype) + dadded
@@ -81,7 +81,7 @@ def _quack(*inputs: Tensor, out: Tensor | tuple[Tensor, ...]) -> Tensor | tuple[
     return dx if weight is None else (dx, dweight)
 
 
-# At these, what Liger rounds does not average out.
+# The cases at which Liger's intermediate roundings do not average out.
 _LIGER_ROUNDS = (
     "1500x1024-bf16-values.outliers",
     "1500x1024-fp16-values.outliers",

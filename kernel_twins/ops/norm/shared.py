@@ -1,4 +1,4 @@
-"""What the specs of layer_norm and rms_norm share, forward and backward: inputs, references and checks."""
+"""Inputs, references and checks for the specs of layer_norm and rms_norm, forward and backward."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
     Rows = Tensor | float  # [M, 1], or the same for all
 
-_ORDINARY = ("outliers", "shifted")  # values that x may have, too, in a backward pass: its statistics are finite
+_ORDINARY = ("outliers", "shifted")  # values that x, too, may have in a backward pass, since its statistics stay finite
 
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """One of the two: layer_norm is ``centered``, which means that a row's mean is subtracted first.
+    """layer_norm or rms_norm. layer_norm is ``centered``: a row's mean is subtracted first.
 
-    The methods called like an output are its float64 references, see ``spec.Op``. ``kappa`` in their terms is a row's
-    mean magnitude over its deviation: what is lost where the mean is large and the deviation small.
+    A method named like an output is its float64 reference, see ``spec.Op``. ``kappa`` in its terms is a row's mean
+    magnitude over its deviation: the factor by which rounding grows if the mean is large and the deviation small.
     """
 
     centered: bool
@@ -34,7 +34,7 @@ class Norm:
     # ------------------------------------------------------------------------------------------------------------------
 
     def inputs(self, case: Case, generator: Generator) -> tuple[Tensor, ...]:
-        """x with the case's layout and values; weight and bias, as far as there are; a residual laid out as x."""
+        """x with the case's layout and values; weight, bias and a residual laid out as x, if the case has them."""
         x = row_cases.weighted(row_cases.matrix(case, generator, case.get("x")), case)
         x = row_cases.shifted(x, case) if self.centered else x
         affine = _affine(case, generator, self.centered)
@@ -44,13 +44,13 @@ class Norm:
         return x, *affine
 
     def outputs(self, case: Case) -> tuple[Output, ...]:
-        """y, the statistics, and the sum where there is a residual."""
+        """y, the statistics and, with a residual, the sum."""
         matrix, statistic = Output(case.shape, case.dtype), Output(case.shape[:1], "fp32")
         statistics = (statistic, statistic) if self.centered else (statistic,)
         return matrix, *statistics, *((matrix,) if case.get("residual") == "yes" else ())
 
     def bytes(self, case: Case) -> int:
-        """Of x and y, and of the residual and the sum; those of vectors count for nothing beside them."""
+        """x, y and, with a residual, the residual and the sum. Vectors are left out as negligible."""
         return (4 if case.get("residual") == "yes" else 2) * math.prod(case.shape) * ITEMSIZE[case.dtype]
 
     def options(self, case: Case) -> Mapping[str, Any]:
@@ -89,7 +89,7 @@ class Norm:
 
     def added(self, case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Tensor, Tensor]:
         x, _, _, residual = self.operands(inputs)
-        assert residual is not None  # or there is no such output
+        assert residual is not None  # without one there is no such output
         x, residual = x[part].double(), residual[part].double()
         return x + residual, x.abs() + residual.abs()
 
@@ -113,8 +113,8 @@ class Norm:
     def backward_inputs(self, case: Case, generator: Generator) -> tuple[Tensor, ...]:
         """dout with the case's layout and values; x and its statistics; weight; the gradient of the sum.
 
-        Hostile, dout grows with x and has a mean of its own, so that both sums over a row are as large as their terms,
-        and the rows at borders weigh most in those over a column.
+        Where hostile, dout grows with x and has a mean other than 0, so that both sums over a row are as large as their
+        terms, and rows at borders weigh most in a column's sums.
         """
         from kernel_twins.ops.tensors import borders
 
@@ -133,18 +133,18 @@ class Norm:
         return dout, x, *((mean,) if self.centered else ()), rstd, *weight, *dadded
 
     def backward_outputs(self, case: Case) -> tuple[Output, ...]:
-        """dx, and dweight and dbias where there is a weight."""
+        """dx and, with a weight, dweight and dbias."""
         dx, vector = Output(case.shape, case.dtype), Output(case.shape[1:], case.dtype)
         if case.get("affine") == "none":
             return (dx,)
         return (dx, vector, vector) if self.centered else (dx, vector)
 
     def backward_bytes(self, case: Case) -> int:
-        """Of dout, x and dx, and of the sum's gradient."""
+        """dout, x, dx and, with a residual, the sum's gradient."""
         return (4 if case.get("residual") == "yes" else 3) * math.prod(case.shape) * ITEMSIZE[case.dtype]
 
     def statistics(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Of float64, rounded to fp32: mean, where it is subtracted, and rstd."""
+        """mean (if centered) and rstd, computed in float64 and rounded to fp32."""
         mean, rstd = self._rounded_moments(x)
         return (mean, rstd) if self.centered else (rstd,)
 
@@ -152,14 +152,15 @@ class Norm:
         return self._dx(case, inputs, part, None)
 
     def dweight(self, case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Tensor, Tensor]:
-        """``part`` is of columns, as for dbias."""
+        """``part`` is a slice of the columns, as for dbias."""
         return self._dweight(inputs, part, None)
 
-    # Of statistics that the forward pass computed, which may err as it may. To first order, rstd (1 + d) makes of dx
+    # The references for statistics that the forward pass has computed: they have errors, and these propagate. To first
+    # order, if rstd is rstd (1 + d), dx becomes
     #     dx + d rstd (g - mean(g) - 3 xhat c1),  c1 = mean(g xhat),
-    # since rstd stands once in the first terms and three times in the last, and mean + e makes of it
+    # since rstd occurs once in the first terms and three times in the last. If mean is mean + e, dx becomes
     #     dx + e rstd^2 (c1 + xhat mean(g)).
-    # Of a row's part in dweight, dout xhat, they make (1 + d) dout xhat and dout xhat - e rstd dout.
+    # A row's term of dweight, dout xhat, becomes (1 + d) dout xhat, and dout xhat - e rstd dout.
 
     def computed_dx(self, case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Tensor, Tensor]:
         return self._dx(case, inputs, part, self._of_statistics(case, inputs, part))
@@ -168,7 +169,7 @@ class Norm:
         return self._dweight(inputs, part, self._of_statistics(case, inputs, slice(0, case.shape[0])))
 
     def _of_statistics(self, case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Rows, Rows]:
-        """The terms of d and of e rstd in those rows."""
+        """The bounds of d and of e rstd for those rows, as terms."""
         _, x, mean, rstd, _, _ = self.backward_operands(inputs)
         chain, scale = row_cases.row_chain(case.shape[1]), rstd[part, None].double()
         if mean is None:
@@ -239,7 +240,7 @@ class Norm:
                 raise TypeError(f"{name} is None, must be a torch.Tensor")
         row_checks.require_matrix("x", x, "dout", dout)
         for name, statistic in statistics.items():
-            assert statistic is not None  # as was just seen
+            assert statistic is not None  # checked above
             row_checks.require_numbers(name, statistic, "dout", dout)
             require_contiguous(name, statistic)
         row_checks.require_vector("weight", weight, "dout", dout)
@@ -250,7 +251,7 @@ class Norm:
         row_checks.require_all_apart(out, inputs)
 
     # ------------------------------------------------------------------------------------------------------------------
-    # Of float64
+    # In float64
     # ------------------------------------------------------------------------------------------------------------------
 
     def operands(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
@@ -270,7 +271,7 @@ class Norm:
         return dout, x, mean, rstd, weight, dadded
 
     def _moments(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """mean (0 where nothing is subtracted), rstd and kappa of every row: [M, 1]."""
+        """mean (0 if not centered), rstd and kappa of every row: [M, 1]."""
         import torch
 
         magnitude = x.abs().mean(dim=1, keepdim=True)
@@ -279,15 +280,15 @@ class Norm:
         return mean, rstd, magnitude * rstd
 
     def _lost(self, kappa: Tensor, n: int) -> Tensor | float:
-        """The terms of rstd over its value, which errs by half of what the sum of squares does.
+        """The terms of rstd over its value. Its relative error is half of that of the sum of squares.
 
-        Welford's formula errs by eps(fp32) * kappa besides, two passes by its square.
+        Welford's formula adds an error of eps(fp32) * kappa, two passes add its square.
         """
         summed = 2 + row_cases.row_chain(n) / 2
         return summed + kappa + 2.0**-23 * kappa.square() if self.centered else summed
 
     def _rounded_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """mean (0 where nothing is subtracted) and rstd of every row, rounded to fp32."""
+        """mean (0 if not centered) and rstd of every row, rounded to fp32."""
 
         def of(x: Tensor) -> tuple[Tensor, Tensor]:
             mean, rstd, _ = self._moments(x)
@@ -297,7 +298,7 @@ class Norm:
         return mean.float(), rstd.float()
 
     def _over_rows(self, x: Tensor, residual: Tensor | None, part: slice, of: Any) -> tuple[Tensor, Tensor]:
-        """Two numbers of every row of x + residual, by ``of``, which is given some rows at a time."""
+        """Two numbers for every row of x + residual, computed by ``of`` for some rows at a time."""
         return in_parts.over_rows(part, x.shape[1], lambda some: of(_added(x, residual, some).double()))
 
     def _dout_xhat(self, inputs: tuple[Tensor, ...], part: slice, columns: slice) -> tuple[Tensor, Tensor]:
@@ -313,14 +314,14 @@ RMS = Norm(centered=False, eps=1e-6)
 
 
 def settled(case: Case) -> Case:
-    """The same case, but no sum with a residual needs rounding: others normalise it before they round it."""
+    """The same case with sums x + residual that are exact: some baselines normalise them before they round them."""
     if case.get("residual") != "yes" or case.get("values"):
         return case
     return case.but(values="coarse")
 
 
 def sum_differs(baseline: str, case: Case) -> str:
-    """Where a baseline's norm of a sum is not that of the rounded sum (``Op.differs``)."""
+    """Why a baseline's result differs: it normalises the sum before it is rounded, or fails (``Op.differs``)."""
     if baseline in ("compile", "quack") and case.get("residual") and case.get("values") and case.dtype != "fp32":
         return f"what {baseline} runs normalises the sum before it is rounded"
     if baseline == "quack" and case.get("residual") and case.dtype == "fp32" and case.shape[1] == 65_536:
@@ -329,7 +330,7 @@ def sum_differs(baseline: str, case: Case) -> str:
 
 
 def _affine(case: Case, generator: Generator, bias: bool) -> tuple[Tensor, ...]:
-    """weight, about 1, and bias where it is asked for, less what ``affine`` leaves out."""
+    """weight, about 1, and with ``bias`` a bias, except for those that ``affine`` leaves out."""
     from kernel_twins.ops.tensors import normal
 
     if case.get("affine") == "none":
@@ -340,5 +341,5 @@ def _affine(case: Case, generator: Generator, bias: bool) -> tuple[Tensor, ...]:
 
 
 def _added(x: Tensor, residual: Tensor | None, part: slice) -> Tensor:
-    """Those rows of what is normalised: the sum as it is returned, rounded."""
+    """Some rows of the norm's input: x, or the rounded sum x + residual."""
     return x[part] if residual is None else x[part] + residual[part]

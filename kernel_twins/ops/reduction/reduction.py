@@ -1,4 +1,4 @@
-"""The sum of all elements, accumulated and returned in fp32: one read an element, one addition."""
+"""The sum of all elements, accumulated and returned in fp32: a read and an addition for each element."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def inputs(case: Case, generator: Generator) -> tuple[Tensor, ...]:
     if case.get("values") == "hostile" and x.dim() == 1 and len(x):
         x[borders(len(x))] *= 16
         x += 0.25
-        x[[0, -1]] = max(16.0, len(x) / 2**16)  # far more than rounding may do to the sum of all
+        x[[0, -1]] = max(16.0, len(x) / 2**16)  # far more than the sum's rounding error
     return (x,)
 
 

@@ -1,4 +1,4 @@
-"""``out = sum(x)`` over any axes of a tensor of up to five, or the mean, the maximum, or where that is."""
+"""The sum, mean, maximum or its index (argmax) over any axes of a tensor of up to five axes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from kernel_twins.spec.chance import Draws
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
-_MOST_OF_A_THREAD = 2**16  # elements, where a thread has an output to itself
+_MOST_OF_A_THREAD = 2**16  # elements of an output that one thread computes alone
 _CHUNK = 2**26  # elements converted to float64 at a time, so that the reference of a huge tensor fits
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Cases: axes.02 are those that are reduced, without it the last one; kind.max and others; x.permuted and others
+# Cases: axes.02 names the reduced axes (default: the last one), kind.max the kind, x.permuted the layout
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -39,11 +39,11 @@ def _reduced_count(case: Case) -> int:
 def _inputs(case: Case, generator: Generator) -> tuple[Tensor, ...]:
     """Standard normal values.
 
-    ``x`` in the variant: ``permuted`` for axes that lie in memory the other way round, ``pitched`` for a last one with
-    3 elements left out behind it, ``sliced`` for every second element along every axis, ``expanded`` for a first axis
-    along which all is the same. ``values``: what tensors.normal knows; ``ties`` for whole numbers of which many are
-    equal; ``masked`` for minus infinity in half of all places, and in all where the first axis is 0; ``nans`` for many;
-    ``hostile`` for what is easily lost, at ends and borders.
+    ``x`` in the variant: ``permuted`` reverses the axes in memory, ``pitched`` leaves out 3 elements behind the last
+    axis, ``sliced`` takes every second element along every axis, ``expanded`` gives the first axis a stride of 0.
+    ``values``: those of tensors.normal; ``ties`` takes whole numbers, many of them equal; ``masked`` makes half of the
+    elements minus infinity, and all at index 0 of the first axis; ``nans`` makes many NaN; ``hostile`` puts elements
+    that are easily missed at ends and borders.
     """
     from kernel_twins.ops.tensors import borders, normal
 
@@ -64,12 +64,12 @@ def _inputs(case: Case, generator: Generator) -> tuple[Tensor, ...]:
         count, reduced = _reduced_count(case), _axes(case)
         if count <= _MOST_OF_A_THREAD:  # so that no sum of half precision is infinite
             x += 0.25
-        else:  # or so much may be lost of fp32's sum that half precision loses less
+        else:  # so that fp32's sum does not lose more than half precision's rounding
             x *= max(math.sqrt(_MOST_OF_A_THREAD / count), 2.0**-6)
         if x.numel() and case.get("kind", "sum") in ("sum", "mean"):
-            # The first two elements along the last of the reduced axes are most and a little, the last two -most: who
-            # leaves one out is off by more than rounding. They nearly cancel, so that a bias shows in the sum; and of
-            # the longest rows, the first two alone are more than half precision holds.
+            # Along the last of the reduced axes the first two elements are slightly above most, the last two are -most.
+            # A kernel that misses one is off by more than rounding. They nearly cancel, so a bias shows in the sum. In
+            # the longest rows the first two alone exceed half precision.
             most = min(max(16.0, count / 2**13), 2.0**15)
             firsts, lasts = (slice(1), slice(2)), (slice(-1, None), slice(-2, None))
             for (one, two), value in ((firsts, most + most / 64), (lasts, -most)):
@@ -104,7 +104,7 @@ def _bytes(case: Case) -> int:
 
 
 def _reference(case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Tensor, Tensor]:
-    """The place of a maximum is a whole number, to which there are no terms."""
+    """Values and terms. argmax is a whole number, and has no terms."""
     import torch
 
     from kernel_twins.ops.tensors import chain
@@ -112,7 +112,7 @@ def _reference(case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Ten
     (x,), axes, kind = inputs, _axes(case), case.get("kind", "sum")
     whole = [axis for axis in range(x.dim()) if axis not in axes]
     x = x.permute(*whole, *axes)
-    if whole:  # the first of what is kept is the output's first dimension
+    if whole:  # the first kept axis is the output's first dimension
         x = x[part]
     kept, count = x.shape[: len(whole)], _reduced_count(case)
     if kind == "argmax":
@@ -121,7 +121,7 @@ def _reference(case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Ten
     terms = torch.zeros_like(values)
     if kind == "max":
         return x.double().amax(tuple(range(len(whole), x.dim()))).view(kept or (1,)), terms.view(kept or (1,))
-    # Along the first of what is reduced, so much at a time as fits.
+    # In chunks along the first reduced axis, as large as fit.
     slices = max(1, _CHUNK * x.shape[len(whole)] // max(1, x.numel()))
     for chunk in x.split(slices, dim=len(whole)):
         wide = chunk.double().flatten(len(whole))
@@ -134,8 +134,8 @@ def _reference(case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Ten
 
 
 def _check(x: Tensor, *, out: Tensor, dims: tuple[int, ...] = (-1,), kind: str = "sum") -> None:
-    """x: 1 to 5 axes with any strides, fp32, bf16 or fp16; out: the axes that are not in dims, contiguous, of x's dtype
-    or for argmax int64.
+    """x: 1 to 5 axes with any strides, fp32, bf16 or fp16; out: the kept axes, contiguous, of x's dtype or, for argmax,
+    int64.
     """
     from kernel_twins.ops import tensors
 
@@ -160,7 +160,7 @@ def _check(x: Tensor, *, out: Tensor, dims: tuple[int, ...] = (-1,), kind: str =
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What a user would call instead
+# Baselines
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -186,23 +186,23 @@ def _torch(x: Tensor, *, out: Tensor, dims: tuple[int, ...] = (-1,), kind: str =
 
 
 def _reduced_last(x: Tensor, dims: tuple[int, ...]) -> Tensor:
-    """torch.argmax knows one dimension or all: several are made one, by a copy where they do not lie so."""
+    """torch.argmax takes one dimension or all. Several are reshaped into one, with a copy if strides require it."""
     axes = [dim % x.dim() for dim in dims]
     kept = [axis for axis in range(x.dim()) if axis not in axes]
     return x.permute(*kept, *axes).flatten(len(kept))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Cases by chance
+# Random cases
 # ----------------------------------------------------------------------------------------------------------------------
 
-# By the number of axes: rows, columns, one in the middle, the outer ones, statistics of channels, all.
+# Number of axes, and which are reduced: rows, columns, a middle one, outer ones, statistics of channels, all.
 _PLACES = ((2, "1"), (2, "0"), (3, "1"), (3, "02"), (4, "023"), (2, "01"))
-_SINGLE = ((2, "1"), (2, "0"), (3, "1"), (2, "01"))  # argmax knows one axis, or all
+_SINGLE = ((2, "1"), (2, "0"), (3, "1"), (2, "01"))  # for argmax, which takes one axis or all
 
 
 def _draw(draws: Draws) -> Drawn:
-    """Rows are few and very long in one case of six."""
+    """One case in six has few and very long rows."""
     kind = draws.deal("kind", KINDS)
     rank, axes = draws.deal("axis", _SINGLE) if kind == "argmax" else draws.deal("axes", _PLACES)
     is_long = draws.deal("rows", ("any", "any", "any", "any", "any", "long")) == "long"
@@ -223,7 +223,7 @@ def _draw(draws: Draws) -> Drawn:
 
 
 def at_most(count: int) -> Any:
-    """A step's ``accepts``: outputs of up to so many elements each."""
+    """A step's ``accepts``: outputs of up to that many elements each."""
 
     def accepts(case: Case) -> str:
         found = _reduced_count(case)
@@ -306,7 +306,7 @@ OP = Op(
             ((70_001,), {"values": "tail"}),
         )
     )
-    # Enough for parts to take turns several times: one output, columns, rows that start anywhere, several runs.
+    # So large that interleaved parts take several turns: one output, columns, misaligned rows, several runs.
     + (
         Case.of(40_000_011, dtype="bf16", values="tail"),
         Case.of(9_000_011, dtype="bf16", kind="argmax"),
@@ -317,7 +317,7 @@ OP = Op(
     ),
     huge_cases=(
         Case.of(2**31 + 5, dtype="bf16"),
-        Case.of(2**31 - 5, dtype="bf16"),  # which counts of 32 bits hold, and no whole block more
+        Case.of(2**31 - 5, dtype="bf16"),  # 32 bits count its elements, but not one block more
         Case.of(3, 2**30 + 8, dtype="bf16", axes="0"),
         Case.of(2**17, 2**14 + 8, dtype="bf16", kind="argmax"),
     ),

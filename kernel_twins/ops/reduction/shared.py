@@ -1,4 +1,4 @@
-"""What reduction_nd's spec and the functions on it share: which axes and kinds there are."""
+"""Axes and kinds for reduction_nd's spec and the public functions on it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ KINDS = ("sum", "mean", "max", "argmax")
 
 
 def require_dims(dims: tuple[int, ...], rank: int) -> tuple[int, ...]:
-    """dims counted from the front; IndexError or ValueError where there is no such axis, or one twice."""
+    """dims counted from the front; IndexError if there is no such axis, ValueError if one is named twice."""
     if any(not -rank <= dim < rank for dim in dims):
         raise IndexError(f"dims is {tuple(dims)}, each must be from {-rank} to {rank - 1}: x has {rank} dimensions")
     axes = tuple(dim % rank for dim in dims)

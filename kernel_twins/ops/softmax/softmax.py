@@ -22,9 +22,9 @@ def _options(case: Case) -> dict[str, Any]:
 
 
 def _reference(case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Tensor, Tensor]:
-    """An exponential errs by as much as its argument is rounded by, so the argument counts among the terms.
+    """The relative error of exp is the rounding error of its argument, so the argument counts among the terms.
 
-    So does the sum of exponentials, which all have one sign.
+    The sum of exponentials counts, too; its terms are all positive.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""``dx`` of softmax, or of its logarithm, from dout and from what the forward pass returned; fp32 inside."""
+"""``dx`` of softmax, or of its logarithm, from dout and y, the result of the forward pass; fp32 inside."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def _inputs(case: Case, generator: Generator) -> tuple[Tensor, ...]:
     """dout, with the case's layout and values, and y as the forward pass returns it: contiguous.
 
-    Hostile, dout grows with x, and so the sum over a row is as large as its terms.
+    Where hostile, dout grows with x, so that the sum over a row is as large as its terms.
     """
     import torch
 
@@ -63,7 +63,7 @@ def _torch(dout: Tensor, y: Tensor, *, out: Tensor, log: bool = False) -> None:
 
 
 def _function(dout: Tensor, y: Tensor, *, log: bool = False) -> Tensor:
-    """What torch.compile makes of the gradient that PyTorch takes."""
+    """torch.compile of PyTorch's gradient."""
     import torch
 
     if log:
@@ -90,7 +90,7 @@ def _quack(dout: Tensor, y: Tensor, *, out: Tensor, log: bool = False) -> None:
 _LOG = {"log": "yes"}
 
 
-# At these, what Liger rounds does not average out.
+# The cases at which Liger's intermediate roundings do not average out.
 _LIGER_ROUNDS = ("300x7-bf16", "300x7-fp16", "3x2-bf16")
 
 
@@ -112,7 +112,7 @@ OP = Op(
     reference=_reference,
     check=_check,
     options=_options,
-    # The longest rows that a block may take alone, which with a pack or a line more no longer fit its shared memory.
+    # The longest rows that fit the shared memory of one block, and rows of a pack or a line more.
     test_cases=row_cases.test_cases(
         "dout",
         *row_cases.masked_cases(_LOG),

@@ -23,6 +23,7 @@ from kernel_twins.report.pages import (
     places,
     score,
     scoreboard,
+    worked_example,
 )
 from kernel_twins.report.pages.places import DOCS, PROFILER, Places
 from kernel_twins.report.rows import store
@@ -34,6 +35,7 @@ _PLOTS = store.ROOT / "profiling" / "plots"
 _RESULTS = DOCS / "results.md"
 _FUNCTIONS = DOCS / "functions.md"
 _INDEX = DOCS / "README.md"
+_EXAMPLE = DOCS / "how-to-read-a-counter.md"
 _SCOREBOARD = "scoreboard.md"
 
 
@@ -98,6 +100,8 @@ def _texts(folder: Path, results: list[Results]) -> dict[Path, str]:
         _FUNCTIONS: _renewed(_FUNCTIONS, _FUNCTIONS.read_text(), functions_page.parts(folder)),
         _INDEX: _INDEX.read_text(),
     }
+    example = next(each for each in results if each.op.name == worked_example.OP)
+    texts[_EXAMPLE] = _renewed(_EXAMPLE, _EXAMPLE.read_text(), worked_example.parts(folder, example))
     for each in results:
         if (page := DOCS / f"{each.op.name}.md").exists():
             texts[page] = ladder_page.render(page.read_text(), each)
