@@ -11,8 +11,13 @@ import pytest
 
 from kernel_twins import OPS
 from kernel_twins.report.meaning.analysis import Results
-from kernel_twins.report.pages import documents, places, scoreboard
+from kernel_twins.report.meaning.judgement import Judgement, Outcome
+from kernel_twins.report.meaning.limiter import Limit
+from kernel_twins.report.meaning.moved import moved
+from kernel_twins.report.pages import documents, places, score, scoreboard
+from kernel_twins.report.pages.score import Judged
 from kernel_twins.report.rows import base, store
+from kernel_twins.spec import Prediction
 from tests import logs
 from tests.logs import CASE, OP
 
@@ -98,3 +103,44 @@ def test_a_step_that_is_not_measured_yet_is_told_to_be_with_what_measures_it(fol
     assert f"\n- CUDA: *not measured*: {measure}.\n  Predicted load requests ≤ 0.05 ×: **not judged**" in entry
     assert "| at " not in entry
     assert "v05_bulk_ring" not in pages["what-did-not-work.md"]
+
+
+def test_the_two_counters_that_moved_most_are_told_and_trifles_are_not() -> None:
+    before = {"bank_conflicts": 78.1, "occupancy": 50.0, "instructions": 200.0, "dram_share": 0.1, "l2_hit": 50.0}
+    after = {"bank_conflicts": 3.0, "occupancy": 40.0, "instructions": 100.0, "dram_share": 0.4, "l2_hit": None}
+    assert moved(before, after) == ["bank conflicts 78.1→3 %", "instructions 200→100 M"]
+    assert moved({"dram_share": 0.1}, {"dram_share": 0.4}) == moved({}, after) == []
+
+
+@pytest.mark.parametrize(
+    ("limit", "told"),
+    [
+        (Limit("device memory", 91.2, {"device memory": 91.2}, ("wait", 2.0), ""), "device memory 91 %"),
+        (Limit("latency", None, {"L2": 20.0}, ("long_scoreboard", 12.3), ""), "long_scoreboard 12.3"),
+        (Limit("balanced", 70.0, {"L2": 70.0, "tensor pipe": 69.0}, None, ""), "L2 = tensor pipe"),
+        (Limit("launch", None, {}, None, "12 blocks for 132 multiprocessors"), "launch"),
+    ],
+)
+def test_what_limits_a_step_fits_a_cell(limit: Limit, told: str) -> None:
+    assert limit.short() == told
+
+
+def judged(results: Results, actual: float, verdict: Outcome) -> Judged:
+    prediction = Prediction("time", "<=", 0.05, relative=True)
+    return Judged(results, OP.steps[0], "cuda", Judgement(prediction, verdict, actual, ""), "pre-registered")
+
+
+def test_a_miss_has_as_many_digits_as_tell_it_from_what_was_predicted(folder: Path) -> None:
+    results = Results(OP, folder, None)
+    assert judged(results, 0.05003, "miss").told() == "time ≤ 0.05 ×: **miss** (0.05003 ×)"
+    assert judged(results, 0.04997, "hit").told() == "time ≤ 0.05 ×: **hit** (0.05 ×)"
+
+
+def test_the_score_counts_all_and_the_worst_come_first(folder: Path) -> None:
+    results = Results(OP, folder, None)
+    near, far, wrong = (judged(results, *each) for each in ((0.06, "miss"), (0.5, "miss"), (2.0, "wrong direction")))
+    hit = judged(results, 0.04, "hit")
+    assert score.worst([near, hit, far, wrong], 2) == [wrong, far]
+    assert score.total([near, hit, far, wrong]) == (
+        "**4 pre-registered predictions: 1 hits, 3 misses**, 1 of them in the wrong direction."
+    )

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from kernel_twins.report.meaning import write
 from kernel_twins.report.meaning.quantities import QUANTITIES
 
-MOST = 2
+_MOST = 2
 _LEAST = math.log(1.1)  # a counter that moved by less has not
 # How a line calls a quantity, and how much of it is too little to matter: it is added before two are compared.
 _COUNTERS = {
@@ -42,4 +42,4 @@ def moved(before: Mapping[str, float | None], after: Mapping[str, float | None])
             factor = abs(math.log((now + least) / (was + least)))
             found.append((factor, f"{title} {write.number(was)}→{write.number(now)}{unit}"))
     ordered = sorted(found, key=lambda each: -each[0])
-    return [told for factor, told in ordered[:MOST] if factor >= _LEAST]
+    return [told for factor, told in ordered[:_MOST] if factor >= _LEAST]

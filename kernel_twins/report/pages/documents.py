@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -36,7 +36,6 @@ _RESULTS = DOCS / "results.md"
 _FUNCTIONS = DOCS / "functions.md"
 _INDEX = DOCS / "README.md"
 _EXAMPLE = DOCS / "how-to-read-a-counter.md"
-_SCOREBOARD = "scoreboard.md"
 
 
 def render(gpu: str, folder: Path, console: Console) -> None:
@@ -71,15 +70,9 @@ def disagreements(folder: Path, results: list[Results]) -> list[str]:
         if not path.exists() or path.read_text() != text
     ]
     lines += [f"{shown(path)} is drawn by no code" for path in DOCS.glob("drawings/*") if path not in texts]
-    lines += [f"{shown(path)} is made of no data: delete it" for path in _unmade(texts)]
+    strays = sorted(path for path in places.REFERENCE.full.glob("*") if path not in texts)
+    lines += [f"{shown(path)} is made of no data: delete it" for path in strays]
     return lines + _gaps() + _outdated_figures(folder, results)
-
-
-def _unmade(texts: Iterable[Path]) -> list[Path]:
-    """What lies in the folder of full pages, where all files are generated, and is none of them."""
-    made = {*texts}
-    (full,) = {path.parent for path in made if path.name == _SCOREBOARD}
-    return sorted({*full.iterdir()} - made) if full.exists() else []
 
 
 def _outdated_figures(folder: Path, results: list[Results]) -> list[str]:
@@ -117,7 +110,7 @@ def logs(folder: Path, results: list[Results], static_rows: pd.DataFrame, where:
     texts |= {where.entries(each.op): entries.render(each, static_rows, where) for each in results}
     cells = ((each, case) for each in results for case in each.op.bench_cases)
     sections = {
-        _SCOREBOARD: ["# Scoreboard", "", entries.READING, "", *scoreboard.scoreboard(cells)],
+        "scoreboard.md": ["# Scoreboard", "", entries.READING, "", *scoreboard.scoreboard(cells)],
         "predictions.md": ["# Predictions", "", *score.section(results, score.of_all(results))],
         "functions.md": functions_table.section(folder),
         "sampled.md": sampled_table.section(folder),
