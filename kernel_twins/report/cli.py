@@ -38,7 +38,8 @@ _EXAMPLES = """examples:
   ncu_report.py functions                              the public functions alone, in a minute
   ncu_report.py sampled --compile && ncu_report.py sampled
                                                        the same at cases that nobody chose, in ten
-  ncu_report.py extract kernel.ncu-rep > kernel.csv    anybody's report as a table
+  ncu_report.py extract kernel.ncu-rep                 anybody's report: its counters, and what limits each launch
+  ncu_report.py extract --all kernel.ncu-rep > all.csv
   ncu_report.py diff matmul_bf16/v04_pipelined/cuda matmul_bf16/v05_grouped/cuda
   ncu_report.py diff before.ncu-rep after.ncu-rep
   ncu_report.py check --release --audit
@@ -158,9 +159,10 @@ def _parser(description: str) -> argparse.ArgumentParser:
     verb("plan", "what a run would measure: cells, passes, predicted minutes", selection, profiler, as_json)
     verb("predict", "freeze the specs' predictions, with date and digest; what is measured already is post hoc", of_gpu)
     verb("collect", "time and profile; the results wait for extract", selection, profiler, *measuring, as_json)
-    told = "make rows of what collect measured, or print anybody's reports as a table"
+    told = "make rows of what collect measured, or print anybody's reports: known counters, and what limits each launch"
     extract = verb("extract", told, publishing, as_json)
     extract.add_argument("file", nargs="*", help=".ncu-rep files, or CSV that ncu printed with --page raw")
+    extract.add_argument("--all", action="store_true", help="every metric, as CSV with a row for each, in base units")
     told = "time the public functions as a user calls them: the host, forward and backward"
     verb("functions", told, publishing, quiet)
     told = "time the public functions at cases that nobody chose; an interrupted one goes on"
