@@ -41,7 +41,7 @@ _EXAMPLES = """examples:
   ncu_report.py extract kernel.ncu-rep                 anybody's report: its counters, and what limits each launch
   ncu_report.py extract --all kernel.ncu-rep > all.csv
   ncu_report.py diff matmul_bf16/v04_pipelined/cuda matmul_bf16/v05_grouped/cuda
-  ncu_report.py diff before.ncu-rep after.ncu-rep
+  ncu_report.py diff before.ncu-rep after.ncu-rep      anybody's reports; before.csv after.csv are taken as well
   ncu_report.py check --release --audit
 
 """
@@ -170,9 +170,12 @@ def _parser(description: str) -> argparse.ArgumentParser:
     sampled.add_argument("--compile", action="store_true", help="begin a recording, and compile what its cases need")
     static = verb("static", "record registers, shared memory, spills and instructions of every step; no GPU needed")
     static.add_argument("--reason", default="", help="why recorded rows may change")
-    diff = verb("diff", "compare two steps, languages, commits, or two .ncu-rep files", as_json)
-    diff.add_argument("a", metavar="A", help="OP/STEP/BACKEND, also with @COMMIT; @COMMIT; FILE.ncu-rep")
+    diff = verb("diff", "compare two steps, languages, commits, or two reports of ncu's", as_json)
+    diff.add_argument(
+        "a", metavar="A", help="OP/STEP/BACKEND, also with @COMMIT; @COMMIT; FILE.ncu-rep; FILE.csv, ncu's raw page"
+    )
     diff.add_argument("b", metavar="B", help="what is left out here is taken from A")
+    diff.add_argument("--all", action="store_true", help="of reports, metrics that the registry does not know, too")
     verb("log", "render KERNEL_LOG.md, README's table, the pages' tables and the plots from the recorded rows", of_gpu)
     check = verb("check", "fail where documents, data and code disagree, or where a step got slower", as_json)
     check.add_argument("--release", action="store_true", help="fail on stale rows and unfrozen predictions too")

@@ -156,7 +156,7 @@ def static(arguments: argparse.Namespace, console: Console) -> int:
 def diff(arguments: argparse.Namespace, console: Console) -> int:
     from kernel_twins.report.compare.diff import run
 
-    return run(arguments.a, arguments.b, arguments.json)
+    return run(arguments.a, arguments.b, arguments.json, arguments.all)
 
 
 def log(arguments: argparse.Namespace, console: Console) -> int:

@@ -8,9 +8,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from kernel_twins.report.compare import tables
+from kernel_twins.report.compare import counters, tables
 from kernel_twins.report.compare.foreign import judge
-from kernel_twins.report.meaning import write
 from kernel_twins.report.ncu import extract, kernel_names
 from kernel_twins.report.ncu.reader import Launch
 from kernel_twins.report.rows.metrics import METRICS
@@ -31,7 +30,7 @@ def show(path: Path) -> None:
     if rows:
         tables.show(on, *_tables(on, rows, names))
     if zero:
-        tables.show(on, f"0 in every launch: {'; '.join(_meaning(metric) for metric in zero)}\n")
+        tables.show(on, f"0 in every launch: {'; '.join(counters.meaning(metric) for metric in zero)}\n")
     judged = judge(launches, path)
     for index, (name, verdict) in enumerate(zip(names, judged.verdicts, strict=True)):
         tables.show(on, f"[{index}] {name}: {verdict.told}")
@@ -40,18 +39,13 @@ def show(path: Path) -> None:
     tables.show(on, *(f"\n{note}" if not note.startswith(" ") else note for note in (*judged.notes, *rest)))
 
 
-def _meaning(metric: str) -> str:
-    return METRICS[metric].meaning
-
-
 def _row(metric: str, launches: Sequence[Launch]) -> tuple[str, str, list[str], str]:
     """Meaning, unit, the values of the launches (a dash where one lacks it), and ncu's name."""
-    units = {launch.units[metric] for launch in launches if metric in launch.metrics}
-    unit, values = write.in_unit(
-        units.pop(), [launch.metrics[metric] for launch in launches if metric in launch.metrics]
-    )
+    holding = [launch for launch in launches if metric in launch.metrics]
+    unit = holding[0].units[metric]
+    meaning, shown, values = counters.told(metric, unit, [launch.metrics[metric] for launch in holding])
     texts = iter(values)
-    return _meaning(metric), unit, [next(texts) if metric in launch.metrics else "–" for launch in launches], metric
+    return meaning, shown, [next(texts) if metric in launch.metrics else "–" for launch in launches], metric
 
 
 def _tables(on: Console, rows: Sequence[tuple[str, str, list[str], str]], names: Sequence[str]) -> list[Table | str]:

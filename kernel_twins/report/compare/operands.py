@@ -14,6 +14,7 @@ from pathlib import Path
 import pandas as pd
 
 from kernel_twins import OPS
+from kernel_twins.harness import ceilings
 from kernel_twins.report.compare.history import NoHistoryError, git
 from kernel_twins.report.meaning.analysis import Results
 from kernel_twins.report.rows import store
@@ -25,13 +26,19 @@ FORMS = """accepted are
                    side leaves out of STEP and BACKEND is taken from the other
   …@COMMIT         the same, as a commit has it
   @COMMIT          all cells of it, against those of the other side
-  FILE.ncu-rep     a report of Nsight Compute's"""
+  FILE.ncu-rep     a report of Nsight Compute's, or FILE.csv, what `ncu --import REPORT --csv --page raw
+                   --print-units base` prints of it; against another report"""
 
 _STEP = re.compile(r"v\d\d_\w+")
 
 
 class OperandError(ValueError):
     """An operand that names nothing; the message says what there is."""
+
+
+def is_report(text: str) -> bool:
+    """Whether an operand is the name of a file."""
+    return text.endswith((".ncu-rep", ".csv"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +89,7 @@ class Cell:
 
 def cells(folder: Path, op: str) -> dict[Name, Cell]:
     """All cells of an operation that were timed."""
-    results = Results(OPS[op], folder, None)
+    results = Results(OPS[op], folder, ceilings.load(store.REFERENCE_GPU))
     return {name: Cell(results, name) for _, name in results.recorded.rows}
 
 

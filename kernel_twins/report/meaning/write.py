@@ -10,8 +10,8 @@ from kernel_twins.report.meaning.verdict import Ratio
 STALE = "†"
 STALE_NOTE = f"{STALE}: the step's code changed since it was measured."
 
-_COUNTED = ("", "byte", "byte/s", "hz", "inst", "sector", "cycle")
-_SCALES = {"ns": ("ns", "µs", "ms", "s")} | {
+_COUNTED = ("byte", "byte/s", "hz", "inst", "sector", "cycle")
+_SCALES = {"ns": ("ns", "µs", "ms", "s"), "": ("", "thousand", "million", "billion")} | {
     unit: tuple(prefix + unit for prefix in ("", "K", "M", "G", "T")) for unit in _COUNTED
 }
 """The units that a base unit is written in, each a thousand times the one before it."""
@@ -56,9 +56,10 @@ def table(header: list[str], rows: list[list[str]], right: int = 1) -> list[str]
 
 
 def in_unit(unit: str, values: Sequence[float]) -> tuple[str, list[str]]:
-    """Values of one base unit, to four digits, and the unit they are written in: from a million on in K, M, G or T.
+    """Values of one base unit, to four digits, and the unit they are written in: from a million on, thousands of it.
 
-    ``ns`` become µs, ms or s. Shares and ratios (``%``, ``byte/block``) keep their unit. What is no number is ``n/a``.
+    ``byte`` becomes Kbyte, Mbyte and so on, ``ns`` µs, ms or s. Shares and ratios (``%``, ``byte/block``) keep their
+    unit. What is no number is ``n/a``.
     """
     largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
     units = _SCALES.get(unit, (unit,))
