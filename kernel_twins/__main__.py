@@ -8,6 +8,7 @@ import os
 import statistics
 import sys
 
+from kernel_twins import named
 from kernel_twins.compiler.show import STAGES
 from kernel_twins.errors import UnavailableError
 from kernel_twins.harness.ceilings import gpu_slug
@@ -57,6 +58,10 @@ def main(argv: list[str] | None = None) -> int:
     show.add_argument("--case", help="such as 1000003-bf16 (default: the profiled case)")
 
     arguments = parser.parse_args(argv)
+    try:
+        _name_steps(arguments)
+    except ValueError as error:  # which a machine without a GPU is told of, too
+        parser.error(str(error))
     if arguments.verb in ("run", "bench") and (reason := why_no_gpu()):
         remedy = "`python profiling/ncu_report.py doctor` says what is missing"
         print(f"kernel_twins: cannot {arguments.verb} here: {reason}; {remedy}", file=sys.stderr)
@@ -73,6 +78,17 @@ def main(argv: list[str] | None = None) -> int:
     except (UnavailableError, RuntimeError) as error:
         print(f"kernel_twins: {error}", file=sys.stderr)
         return 3
+
+
+def _name_steps(arguments: argparse.Namespace) -> None:
+    """Put steps' whole names in the place of beginnings; ValueError where there is no such operation or step."""
+    if not hasattr(arguments, "op"):
+        return
+    op = get(arguments.op)
+    if arguments.step:
+        arguments.step = named.step(op, arguments.step).name
+    if getattr(arguments, "diff", None) not in (None, "twin"):
+        arguments.diff = named.step(op, arguments.diff, "--diff").name
 
 
 def _list(arguments: argparse.Namespace) -> int:

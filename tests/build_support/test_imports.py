@@ -18,7 +18,7 @@ FOLDERS = {"kernel_twins": "kernel_twins", "build_support": "build_support", **M
 ROOMS = (
     ("errors",),
     ("spec",),
-    ("ops",),
+    ("ops", "named"),
     ("harness",),
     ("compiler", "_triton"),
     ("functional",),

@@ -81,7 +81,7 @@ def test_stages_of_a_triton_step(stage: str, content: str) -> None:
         (["matmul_fp32", "v10_autotuned", "cuda"], "exists in triton only"),
         (["vector_add", "v99_none", "cuda"], "vector_add has v01_scalar"),
         (["vector_add", "v01_scalar", "triton", "--stage", "llir", "--diff", "twin"], "twins have ptx and sass"),
-        (["vector_add", "v01_scalar", "triton", "--diff", "v99_none"], "step is 'v99_none'"),
+        (["vector_add", "v01_scalar", "triton", "--diff", "v99_none"], "--diff is 'v99_none'; vector_add has v01"),
         (["matmul_fp32", "v10_autotuned", "triton", "--diff", "twin"], "exists in triton only"),
         (["matmul_bf16", "v01_naive", "cuda", "--case", "64x64x64-fp32"], "--case 64x64x64-fp32: dtype is fp32"),
     ],

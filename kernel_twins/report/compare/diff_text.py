@@ -38,7 +38,8 @@ def show(found: Difference, everything: bool) -> None:
     limits = {each.where: each for each in found.limits}
     for where in dict.fromkeys([*limits, *(each.where for each in changed)]):
         here = [each for each in changed if each.where == where]
-        tables.show(on, *([_counters(on, where, here), ""] if here else []))
+        if here:
+            tables.show(on, _counters(on, where, here), "")
         if where in limits and (here or len(limits) == 1):
             tables.show(on, f"A: {limits[where].before}", f"B: {limits[where].after}\n")
     if same := len(shown) - len(changed):

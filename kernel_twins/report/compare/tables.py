@@ -23,8 +23,7 @@ def table(*columns: str, right: range = range(0)) -> Table:
     """Without lines. Columns whose places are in ``right`` are set flush right; only the first one may be wrapped."""
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for place, heading in enumerate(columns):
-        justify = "right" if place in right else "left"
-        made.add_column(heading, justify=justify, no_wrap=place > 0, overflow="fold")
+        made.add_column(heading, justify="right" if place in right else "left", no_wrap=place > 0, overflow="fold")
     return made
 
 
