@@ -55,6 +55,12 @@ def main(argv: list[str] | None = None) -> int:
         help="print what differs from this step, or from the same step in the other language (ptx, sass); registers, "
         "labels and comments are left out",
     )
+    show.add_argument(
+        "--summary", action="store_true", help="count instructions by opcode instead, with --diff of both (ptx, sass)"
+    )
+    show.add_argument(
+        "--kernel", default="", metavar="NAME", help="of several kernels, those whose name is or holds this"
+    )
     show.add_argument("--case", help="such as 1000003-bf16 (default: the profiled case)")
 
     arguments = parser.parse_args(argv)
@@ -132,8 +138,16 @@ def _show(arguments: argparse.Namespace) -> int:
     from kernel_twins.compiler.show import diff, show
 
     op, case = _op_and_case(arguments)
-    what = (op, op.step(arguments.step), arguments.backend, arguments.stage, case)
-    text = diff(*what, arguments.diff) if arguments.diff else show(*what)
+    step, backend, stage = op.step(arguments.step), arguments.backend, arguments.stage
+    if arguments.summary:
+        from kernel_twins.report.compare import opcodes_table
+
+        opcodes_table.show(op, step, backend, stage, case, arguments.diff or "", arguments.kernel)
+        return 0
+    if arguments.diff:
+        text = diff(op, step, backend, stage, case, arguments.diff, arguments.kernel)
+    else:
+        text = show(op, step, backend, stage, case, arguments.kernel)
     if text:
         print(text.rstrip("\n"))
     else:
