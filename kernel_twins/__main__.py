@@ -8,7 +8,7 @@ import os
 import statistics
 import sys
 
-from kernel_twins import named
+from kernel_twins import named, remedies
 from kernel_twins.compiler.show import STAGES
 from kernel_twins.errors import UnavailableError
 from kernel_twins.harness.ceilings import gpu_slug
@@ -69,7 +69,8 @@ def main(argv: list[str] | None = None) -> int:
     except ValueError as error:  # which a machine without a GPU is told of, too
         parser.error(str(error))
     if arguments.verb in ("run", "bench") and (reason := why_no_gpu()):
-        remedy = "`python profiling/ncu_report.py doctor` says what is missing"
+        doctor = "`python profiling/ncu_report.py doctor` says what is missing"
+        remedy = doctor if remedies.is_clone() else "see what `nvidia-smi` says, and which torch is installed"
         print(f"kernel_twins: cannot {arguments.verb} here: {reason}; {remedy}", file=sys.stderr)
         return 3
     try:
@@ -140,7 +141,10 @@ def _show(arguments: argparse.Namespace) -> int:
     op, case = _op_and_case(arguments)
     step, backend, stage = op.step(arguments.step), arguments.backend, arguments.stage
     if arguments.summary:
-        from kernel_twins.report.compare import opcodes_table
+        try:
+            from kernel_twins.report.compare import opcodes_table
+        except ModuleNotFoundError as error:
+            raise UnavailableError(f"--summary needs {error.name}: pip install {error.name}") from error
 
         opcodes_table.show(op, step, backend, stage, case, arguments.diff or "", arguments.kernel)
         return 0

@@ -6,6 +6,7 @@ import argparse
 import errno
 import os
 import sys
+from pathlib import Path
 
 from kernel_twins import OPS
 from kernel_twins.errors import UnavailableError
@@ -15,9 +16,11 @@ from kernel_twins.report.rows.base import (
     INVALID_DATA,
     OK,
     REFERENCE_GPU,
+    ROOT,
     USAGE,
     CannotRunError,
     InvalidDataError,
+    shown,
 )
 from kernel_twins.report.rows.metrics import TIERS
 from kernel_twins.spec import BACKENDS
@@ -47,6 +50,9 @@ _EXAMPLES = """examples:
 """
 
 
+_OPTIONAL = ("matplotlib", "numpy", "pandas", "rich")
+
+
 def main(argv: list[str], description: str) -> int:
     """Parse and obey; returns the exit code."""
     if not argv or (argv[0].startswith("-") and argv[0] not in ("-h", "--help")):
@@ -74,12 +80,27 @@ def main(argv: list[str], description: str) -> int:
         message = f"{error}; what was recorded before is kept"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             message += ": free some space, or write elsewhere (TMPDIR, TRITON_CACHE_DIR); collect goes on by --resume"
+    except ModuleNotFoundError as error:
+        if error.name not in _OPTIONAL:
+            raise
+        code = CANNOT_RUN
+        message = _not_installed(error.name)
     except KeyboardInterrupt:
         code = INTERRUPTED
         resumed = "" if arguments.verb == "sampled" else " with --resume"
         message = f"interrupted; what was measured is kept: the same command{resumed} goes on from there"
     print(f"ncu_report.py: {message}", file=sys.stderr)
     return code
+
+
+def _not_installed(package: str) -> str:
+    """What to do where this Python lacks a package that the report needs."""
+    environment = ROOT / ".venv"
+    if environment.is_dir() and Path(sys.prefix).resolve() != environment.resolve():
+        remedy = f"use `{shown(environment)}/bin/python profiling/ncu_report.py`, or run `make` or"
+    else:
+        remedy = "run `make`, which installs all that is needed in .venv, or"
+    return f"{package} is not installed for {sys.executable}: {remedy} `pip install -e '.[report]'`"
 
 
 def _obey(arguments: argparse.Namespace) -> int:

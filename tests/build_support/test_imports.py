@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = {"kernel_twins": "kernel_twins", "build_support": "build_support", **MAPPED}
 
 ROOMS = (
-    ("errors",),
+    ("errors", "remedies"),
     ("spec",),
     ("ops", "named"),
     ("harness",),
