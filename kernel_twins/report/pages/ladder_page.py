@@ -44,10 +44,24 @@ def gaps(text: str, op: Op) -> list[str]:
     found = marks(text)
     wanted = ["limit", *(_COUNTERS + step.name for step in op.steps)]
     return [
-        f"docs/{op.name}.md has {found[name]} pairs of markers {name}, must have {int(name in wanted)}"
+        f"docs/{op.name}.md has {found[name]} pairs of markers {name}, must have {int(name in wanted)}: "
+        + _wanted(name, name in wanted)
         for name in dict.fromkeys([*wanted, *found])
         if found[name] != (name in wanted)
     ]
+
+
+def _wanted(name: str, is_wanted: bool) -> str:
+    """What to write where a pair of markers is missing or too much."""
+    markers = f"<!-- {name}:begin --> and <!-- {name}:end -->"
+    if not is_wanted:
+        return f"no step has this name, take {markers} out"
+    if not name.startswith(_COUNTERS):
+        return f"write {markers} once, where the page tells what bounds the operation"
+    return (
+        f"write a section on {name.removeprefix(_COUNTERS)}, with its idea, a drawing (a function under @drawn in "
+        f"kernel_twins/report/drawings/), links to its files, and {markers} once, between which `log` writes"
+    )
 
 
 def _limit(results: Results) -> str:
