@@ -366,7 +366,7 @@ def test_a_terminal_is_not_overrun(
     assert diff.run("matmul_bf16/v02_tensor_cores/cuda", "matmul_bf16/v03_swizzled", as_json=False) == 0
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= width
-    assert re.search(r"^wavefronts lost to banks +thousand +[\d,.]+ +[\d,.]+ +×[\d.]+ +better", text, re.MULTILINE)
+    assert re.search(r"^wavefronts lost to banks +million +[\d,.]+ +[\d,.]+ +×[\d.]+ +better", text, re.MULTILINE)
     assert "A: Limited by bank conflicts" in text
 
 

@@ -15,6 +15,7 @@ from kernel_twins.report.ncu.reader import Launch
 from kernel_twins.report.rows.metrics import METRICS
 
 _MEANING = 36  # characters that the meaning of a counter needs at least
+_NAMES_ELSEWHERE = "ncu's names of the counters stand in a wider terminal, and in a pipe"
 
 
 def show(path: Path) -> None:
@@ -55,18 +56,18 @@ def _tables(on: Console, rows: Sequence[tuple[str, str, list[str], str]], names:
     for headings, named in ((titles, True), (places, True), (titles, False), (places, False)):
         made = _table(rows, headings, every, named)
         if tables.fits(made, on, _MEANING):
-            return [made, "" if named else "\nncu's names of the counters stand in a wider terminal, and in a pipe\n"]
+            return [made, "" if named else f"\n{_NAMES_ELSEWHERE}\n"]
     some: list[Table | str] = []
     left = list(every)
     while left:
-        count = next(
-            (n for n in range(len(left), 1, -1) if tables.fits(_table(rows, places, left[:n], False), on, _MEANING)), 1
-        )
+        count = 1
+        while count < len(left) and tables.fits(_table(rows, places, left[: count + 1], False), on, _MEANING):
+            count += 1
         made = _table(rows, places, left[:count], False)
         tables.fits(made, on, _MEANING)
         some += [made, ""]
         left = left[count:]
-    return some
+    return [*some, f"{_NAMES_ELSEWHERE}\n"]
 
 
 def _table(

@@ -56,12 +56,12 @@ def table(header: list[str], rows: list[list[str]], right: int = 1) -> list[str]
 
 
 def in_unit(unit: str, values: Sequence[float]) -> tuple[str, list[str]]:
-    """Values of one base unit, to four digits, and the unit they are written in: from a million on, thousands of it.
+    """Values of one base unit, to four digits, and the unit they are written in: from 100,000 on, thousands of it.
 
     ``byte`` becomes Kbyte, Mbyte and so on, ``ns`` µs, ms or s. Shares and ratios (``%``, ``byte/block``) keep their
     unit. What is no number is ``n/a``.
     """
     largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
     units = _SCALES.get(unit, (unit,))
-    power = min(max(0, math.floor(math.log10(largest) / 3) - 1), len(units) - 1) if largest else 0
+    power = min(max(0, math.floor((math.log10(largest) - 2) / 3)), len(units) - 1) if largest else 0
     return units[power], [number(value / 1000**power, 4) if math.isfinite(value) else "n/a" for value in values]
