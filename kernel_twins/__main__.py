@@ -9,6 +9,7 @@ import os
 import statistics
 import sys
 
+from kernel_twins import named, remedies
 from kernel_twins.compiler.interpreter import SWITCH, is_interpreted, refusal, round_to_nearest, small_case
 from kernel_twins.compiler.show import STAGES
 from kernel_twins.errors import UnavailableError
@@ -64,10 +65,17 @@ def main(argv: list[str] | None = None) -> int:
         help="print what differs from this step, or from the same step in the other language (ptx, sass); registers, "
         "labels and comments are left out",
     )
+    show.add_argument(
+        "--summary", action="store_true", help="count instructions by opcode instead, with --diff of both (ptx, sass)"
+    )
+    show.add_argument(
+        "--kernel", default="", metavar="NAME", help="of several kernels, those whose name is or holds this"
+    )
     show.add_argument("--case", help="such as 1000003-bf16 (default: the profiled case)")
 
     arguments = parser.parse_args(argv)
     try:
+        _name_steps(arguments)
         code = {"list": _list, "run": _run, "bench": _bench, "show": _show}[arguments.verb](arguments)
         sys.stdout.flush()
         return code
@@ -79,6 +87,17 @@ def main(argv: list[str] | None = None) -> int:
     except (UnavailableError, RuntimeError) as error:
         print(f"kernel_twins: {error}", file=sys.stderr)
         return 3
+
+
+def _name_steps(arguments: argparse.Namespace) -> None:
+    """Put steps' whole names in the place of beginnings; ValueError where there is no such operation or step."""
+    if not hasattr(arguments, "op"):
+        return
+    op = get(arguments.op)
+    if arguments.step:
+        arguments.step = named.step(op, arguments.step).name
+    if getattr(arguments, "diff", None) not in (None, "twin"):
+        arguments.diff = named.step(op, arguments.diff, "--diff").name
 
 
 def _list(arguments: argparse.Namespace) -> int:
@@ -116,10 +135,11 @@ def _is_interpreted() -> bool:
     return False
 
 
-def _require_gpu(verb: str, *remedies: str) -> None:
+def _require_gpu(verb: str, *more: str) -> None:
     if reason := why_no_gpu():
-        told = "; ".join(filter(None, ("`python profiling/ncu_report.py doctor` says what is missing", *remedies)))
-        raise UnavailableError(f"cannot {verb} here: {reason}; {told}")
+        doctor = "`python profiling/ncu_report.py doctor` says what is missing"
+        remedy = doctor if remedies.is_clone() else "see what `nvidia-smi` says, and which torch is installed"
+        raise UnavailableError(f"cannot {verb} here: {'; '.join(filter(None, (reason, remedy, *more)))}")
 
 
 def _bench(arguments: argparse.Namespace) -> int:
@@ -145,8 +165,19 @@ def _show(arguments: argparse.Namespace) -> int:
     from kernel_twins.compiler.show import diff, show
 
     op, case = _op_and_case(arguments)
-    what = (op, op.step(arguments.step), arguments.backend, arguments.stage, case)
-    text = diff(*what, arguments.diff) if arguments.diff else show(*what)
+    step, backend, stage = op.step(arguments.step), arguments.backend, arguments.stage
+    if arguments.summary:
+        try:
+            from kernel_twins.report.compare import opcodes_table
+        except ModuleNotFoundError as error:
+            raise UnavailableError(f"--summary needs {error.name}: pip install {error.name}") from error
+
+        opcodes_table.show(op, step, backend, stage, case, arguments.diff or "", arguments.kernel)
+        return 0
+    if arguments.diff:
+        text = diff(op, step, backend, stage, case, arguments.diff, arguments.kernel)
+    else:
+        text = show(op, step, backend, stage, case, arguments.kernel)
     if text:
         print(text.rstrip("\n"))
     else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from kernel_twins import OPS
 from kernel_twins.harness.check import Problem, generator
+from kernel_twins.harness.load import why_no_gpu
 from kernel_twins.ops.tensors import empty_outputs
 from kernel_twins.spec import Case, Op
 from tests import wrong
@@ -128,11 +130,14 @@ def cut(op: Op, case: Case) -> Case:
     return with_fewer_rows(case, min(_MOST_ELEMENTS, _MOST_ROWS * case.shape[1]))
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description="Whether the checker refuses wrong kernels at full size, on this GPU.")
     parser.add_argument("table", type=Path)
     parser.add_argument("--op", action="append", choices=list(wrong.FORMULAS), help="may be given several times")
     asked = parser.parse_args()
+    if reason := why_no_gpu():
+        print(f"tests.trials: cannot try at full size here: {reason}; pytest tries them cut down", file=sys.stderr)
+        return 3
     ops = asked.op or list(wrong.FORMULAS)
     rows = [row for op in ops for dtype in DTYPES for row in _tried(OPS[op], dtype)]
     table = pd.DataFrame(rows, columns=["op", "place", "fault", "dtype", "cases", "counts", "refused", "gpu"])
@@ -140,6 +145,7 @@ def main() -> None:
         before = pd.read_csv(asked.table)
         table = pd.concat([before[~before["op"].isin(ops)], table])
     table.to_csv(asked.table, index=False, lineterminator="\n")
+    return 0
 
 
 def _tried(op: Op, dtype: str) -> Iterator[tuple[str | int, ...]]:
@@ -153,4 +159,4 @@ def _tried(op: Op, dtype: str) -> Iterator[tuple[str | int, ...]]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from kernel_twins import remedies
 from kernel_twins.errors import UnavailableError
 
 ARCH = "sm_90a"
@@ -140,7 +141,7 @@ def step_kernels(symbols: Iterable[str], op: str, step: str, dtype: str) -> dict
 def not_built(op: str, step: str) -> UnavailableError:
     return UnavailableError(
         f"the extension has no kernel of {op} {step} for {ARCH}: "
-        "run `TORCH_CUDA_ARCH_LIST=9.0a python setup.py build_ext`"
+        f"run {remedies.told(remedies.build('TORCH_CUDA_ARCH_LIST=9.0a'))}"
     )
 
 
@@ -163,9 +164,9 @@ def find_extension() -> Path | None:
 
 
 def require_extension() -> Path:
-    """The compiled extension; UnavailableError names the command that builds it."""
+    """The compiled CUDA side; UnavailableError names the commands that build it."""
     if (library := find_extension()) is None:
-        raise UnavailableError("the CUDA side is not built: run `python setup.py build_ext`")
+        raise UnavailableError(f"the CUDA side is not built: run {remedies.told(remedies.build())}")
     return library
 
 

@@ -11,7 +11,7 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from kernel_twins.compiler import aot, disassembly
@@ -20,6 +20,8 @@ from kernel_twins.spec import Backend, Case, Op, Step
 
 STAGES: Mapping[str, tuple[str, ...]] = {"cuda": ("ptx", "sass"), "triton": ("ttir", "ttgir", "llir", "ptx", "sass")}
 """The stages of compilation in each language that can be printed."""
+
+Kernel = tuple[str, str]  # its short name, and its text at a stage
 
 _BRANCH = re.compile(r"((?:@!?U?P\w+ )?(?:BRA|BSSY|CALL|WARPSYNC)\b.*?)(0x[0-9a-f]+) *$")
 _ENTRY = re.compile(r"^(?=(?:\.visible |\.weak )?\.entry )", re.MULTILINE)
@@ -44,51 +46,89 @@ _RENAMED = {
 }
 
 
-def show(op: Op, step: Step, backend: Backend, stage: str, case: Case) -> str:
-    """One stage of a step's kernels for a case; for a CUDA step, of all instantiations for the case's dtype.
+def show(op: Op, step: Step, backend: Backend, stage: str, case: Case, kernel: str = "") -> str:
+    """One stage of a step's kernels for a case: of a CUDA step, all instantiations of the case's dtype.
 
-    ValueError if the language has no such step or stage; UnavailableError says which tool is missing.
+    Arguments and errors are those of ``kernels``.
+    """
+    head, found = kernels(op, step, backend, stage, case, kernel)
+    return "\n".join([*([head] if head else []), *(text for _, text in found)])
+
+
+def kernels(op: Op, step: Step, backend: Backend, stage: str, case: Case, kernel: str = "") -> tuple[str, list[Kernel]]:
+    """The head of a stage, and the step's kernels, each with a comment that names it as its first line.
+
+    ``kernel`` chooses those whose name is, or holds, that text; whatever the step's name in it. ValueError where the
+    language has no such step, stage or kernel; UnavailableError says which tool is missing.
     """
     if backend not in step.backends:
         raise ValueError(f"{op.name} {step.name} exists in {', '.join(step.backends)} only: {step.gap}")
     if stage not in STAGES[backend]:
         raise ValueError(f"--stage is {stage}; {backend} has {', '.join(STAGES[backend])}")
-    if backend == "cuda":
-        return _cuda_ptx(op, step, case) if stage == "ptx" else _cuda_sass(op, step, case)
+    head, found = _cuda(op, step, stage, case) if backend == "cuda" else ("", _triton(op, step, stage, case))
+    names = _chosen(op, [name for name, _ in found], kernel, f"{op.name} {step.name} {backend}")
+    return head, [(name, text) for name, text in found if name in names]
+
+
+def _chosen(op: Op, names: Sequence[str], kernel: str, owner: str) -> set[str]:
+    """Names that are the text, else those that hold it; in all of them the steps' own names are left out."""
+
+    def bare(name: str) -> str:
+        return re.sub("|".join(rf"\b{op.name}_{step.name}_" for step in op.steps), "", name)
+
+    found = [name for name in names if bare(name) == bare(kernel)]
+    found = found or [name for name in names if bare(kernel) in bare(name)]
+    if not found:
+        raise ValueError(f"--kernel is {kernel!r}; {owner} has {', '.join(names)}")
+    return set(found)
+
+
+def _cuda(op: Op, step: Step, stage: str, case: Case) -> tuple[str, list[Kernel]]:
+    return _cuda_ptx(op, step, case) if stage == "ptx" else ("", _cuda_sass(op, step, case))
+
+
+def _triton(op: Op, step: Step, stage: str, case: Case) -> list[Kernel]:
     kernels = aot.compiled(op, step, case)
     if stage != "sass":
-        return "\n".join(f"// {kernel.name}\n{kernel.asm[stage]}" for kernel in kernels)
-    texts = []
+        return [(kernel.name, f"// {kernel.name}\n{kernel.asm[stage]}") for kernel in kernels]
+    found = []
     for kernel in kernels:
         with aot.cubin(kernel) as cubin:
             usage = disassembly.resource_usage(cubin)[kernel.name]
             shared = f"{kernel.metadata.shared} bytes of dynamic shared memory"
             heading = f"{kernel.name}: {usage.registers} registers, {shared}"
-            texts.append(_listing(heading, disassembly.sass(cubin)[kernel.name]))
-    return "\n".join(texts)
+            found.append((kernel.name, _listing(heading, disassembly.sass(cubin)[kernel.name])))
+    return found
 
 
-def diff(op: Op, step: Step, backend: Backend, stage: str, case: Case, other: str) -> str:
+def diff(op: Op, step: Step, backend: Backend, stage: str, case: Case, other: str, kernel: str = "") -> str:
     """A unified diff from ``other`` (another step of the op, or "twin", the same step in the other language) to a step.
 
-    Empty if they do not differ. Twins share only the stages ptx and sass. Details that differ between any two
-    compilations are filtered out: numbers of registers, predicates and SSA values (``R12`` becomes ``R``, ``%rd5``
-    ``%rd``), labels, jump targets, ``.reuse`` flags, the step's own name, declarations of registers, comments, source
-    locations, debug sections and metadata, module headers. Offsets, constants and the order of instructions stay.
+    ``kernel`` chooses kernels of both sides. Empty if they do not differ. Twins share only the stages ptx and sass.
+    Details that differ between any two compilations are filtered out: numbers of registers, predicates and SSA values
+    (``R12`` becomes ``R``, ``%rd5`` ``%rd``), labels, jump targets, ``.reuse`` flags, the step's own name, declarations
+    of registers, comments, source locations, debug sections and metadata, module headers. Offsets, constants and the
+    order of instructions stay.
     """
+    before, language = other_side(op, step, backend, stage, case, other)
+    sides = [(before, language), (step, backend)]
+    old, new = (
+        essentials(show(op, each, by, stage, case, kernel), stage, f"{op.name}_{each.name}") for each, by in sides
+    )
+    was, now = (f"{op.name} {each.name} {by} {stage}" for each, by in sides)
+    return "\n".join(difflib.unified_diff(old, new, was, now, lineterm=""))
+
+
+def other_side(op: Op, step: Step, backend: Backend, stage: str, case: Case, other: str) -> tuple[Step, Backend]:
+    """What a step is compared with; ValueError where there is no such step or stage, or it does not take the case."""
     if other == "twin":
         if stage not in ("ptx", "sass"):
             raise ValueError(f"--stage is {stage}; twins have ptx and sass in common")
-        twin: Backend = "triton" if backend == "cuda" else "cuda"
-        before, language = step, twin
-    else:
-        before, language = op.step(other), backend
-        if reason := op.refusal(before, case):
-            raise ValueError(f"--diff is {other}, which does not take {case.slug}: {reason}")
-    sides = [(before, language), (step, backend)]
-    old, new = (essentials(show(op, each, by, stage, case), stage, f"{op.name}_{each.name}") for each, by in sides)
-    was, now = (f"{op.name} {each.name} {by} {stage}" for each, by in sides)
-    return "\n".join(difflib.unified_diff(old, new, was, now, lineterm=""))
+        return step, "triton" if backend == "cuda" else "cuda"
+    before = op.step(other)
+    if reason := op.refusal(before, case):
+        raise ValueError(f"--diff is {other}, which does not take {case.slug}: {reason}")
+    return before, backend
 
 
 def essentials(text: str, stage: str, name: str) -> list[str]:
@@ -107,19 +147,19 @@ def essentials(text: str, stage: str, name: str) -> list[str]:
     return lines
 
 
-def _cuda_sass(op: Op, step: Step, case: Case) -> str:
+def _cuda_sass(op: Op, step: Step, case: Case) -> list[Kernel]:
     library = disassembly.require_extension()
     usages = disassembly.resource_usage(library, disassembly.ARCH)
     names = disassembly.step_kernels(usages, op.name, step.name, case.dtype)
     if not names:
         raise disassembly.not_built(op.name, step.name)
     code = disassembly.sass(library, names, disassembly.ARCH)
-    texts = []
+    found = []
     for symbol, name in names.items():
         usage = usages[symbol]
         shared = f"{usage.shared_bytes} bytes of static shared memory"
-        texts.append(_listing(f"{name}: {usage.registers} registers, {shared}", code[symbol]))
-    return "\n".join(texts)
+        found.append((name, _listing(f"{name}: {usage.registers} registers, {shared}", code[symbol])))
+    return found
 
 
 def _listing(heading: str, code: list[tuple[int, str]]) -> str:
@@ -139,7 +179,7 @@ def _listing(heading: str, code: list[tuple[int, str]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _cuda_ptx(op: Op, step: Step, case: Case) -> str:
+def _cuda_ptx(op: Op, step: Step, case: Case) -> tuple[str, list[Kernel]]:
     """The PTX that nvcc gives to ptxas, compiled anew with the build's flags but without line information."""
     try:
         from build_support import sources, toolkit
@@ -167,8 +207,8 @@ def _cuda_ptx(op: Op, step: Step, case: Case) -> str:
         head, *entries = _ENTRY.split(output.read_text())
     by_symbol = {match[1]: entry for entry in entries if (match := re.search(r"\.entry (\w+)", entry))}
     names = disassembly.step_kernels(by_symbol, op.name, step.name, case.dtype)
-    kernels = (f"// {name}\n{_uncommented(by_symbol[symbol])}" for symbol, name in names.items())
-    return "\n".join([_uncommented(head), *kernels])
+    kernels = [(name, f"// {name}\n{_uncommented(by_symbol[symbol])}") for symbol, name in names.items()]
+    return _uncommented(head), kernels
 
 
 def _uncommented(ptx: str) -> str:

@@ -6,6 +6,7 @@ import argparse
 import errno
 import os
 import sys
+from pathlib import Path
 
 from kernel_twins import OPS
 from kernel_twins.errors import UnavailableError
@@ -15,9 +16,11 @@ from kernel_twins.report.rows.base import (
     INVALID_DATA,
     OK,
     REFERENCE_GPU,
+    ROOT,
     USAGE,
     CannotRunError,
     InvalidDataError,
+    shown,
 )
 from kernel_twins.report.rows.metrics import TIERS
 from kernel_twins.spec import BACKENDS
@@ -38,12 +41,16 @@ _EXAMPLES = """examples:
   ncu_report.py functions                              the public functions alone, in a minute
   ncu_report.py sampled --compile && ncu_report.py sampled
                                                        the same at cases that nobody chose, in ten
-  ncu_report.py extract kernel.ncu-rep > kernel.csv    anybody's report as a table
+  ncu_report.py extract kernel.ncu-rep                 anybody's report: its counters, and what limits each launch
+  ncu_report.py extract --all kernel.ncu-rep > all.csv
   ncu_report.py diff matmul_bf16/v04_pipelined/cuda matmul_bf16/v05_grouped/cuda
-  ncu_report.py diff before.ncu-rep after.ncu-rep
+  ncu_report.py diff before.ncu-rep after.ncu-rep      anybody's reports; before.csv after.csv are taken as well
   ncu_report.py check --release --audit
 
 """
+
+
+_OPTIONAL = ("matplotlib", "numpy", "pandas", "rich")
 
 
 def main(argv: list[str], description: str) -> int:
@@ -73,12 +80,27 @@ def main(argv: list[str], description: str) -> int:
         message = f"{error}; what was recorded before is kept"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             message += ": free some space, or write elsewhere (TMPDIR, TRITON_CACHE_DIR); collect goes on by --resume"
+    except ModuleNotFoundError as error:
+        if error.name not in _OPTIONAL:
+            raise
+        code = CANNOT_RUN
+        message = _not_installed(error.name)
     except KeyboardInterrupt:
         code = INTERRUPTED
         resumed = "" if arguments.verb == "sampled" else " with --resume"
         message = f"interrupted; what was measured is kept: the same command{resumed} goes on from there"
     print(f"ncu_report.py: {message}", file=sys.stderr)
     return code
+
+
+def _not_installed(package: str) -> str:
+    """What to do where this Python lacks a package that the report needs."""
+    environment = ROOT / ".venv"
+    if environment.is_dir() and Path(sys.prefix).resolve() != environment.resolve():
+        remedy = f"use `{shown(environment)}/bin/python profiling/ncu_report.py`, or run `make` or"
+    else:
+        remedy = "run `make`, which installs all that is needed in .venv, or"
+    return f"{package} is not installed for {sys.executable}: {remedy} `pip install -e '.[report]'`"
 
 
 def _obey(arguments: argparse.Namespace) -> int:
@@ -158,9 +180,10 @@ def _parser(description: str) -> argparse.ArgumentParser:
     verb("plan", "what a run would measure: cells, passes, predicted minutes", selection, profiler, as_json)
     verb("predict", "freeze the specs' predictions, with date and digest; what is measured already is post hoc", of_gpu)
     verb("collect", "time and profile; the results wait for extract", selection, profiler, *measuring, as_json)
-    told = "make rows of what collect measured, or print anybody's reports as a table"
+    told = "make rows of what collect measured, or print anybody's reports: known counters, and what limits each launch"
     extract = verb("extract", told, publishing, as_json)
     extract.add_argument("file", nargs="*", help=".ncu-rep files, or CSV that ncu printed with --page raw")
+    extract.add_argument("--all", action="store_true", help="every metric, as CSV with a row for each, in base units")
     told = "time the public functions as a user calls them: the host, forward and backward"
     verb("functions", told, publishing, quiet)
     told = "time the public functions at cases that nobody chose; an interrupted one goes on"
@@ -168,9 +191,12 @@ def _parser(description: str) -> argparse.ArgumentParser:
     sampled.add_argument("--compile", action="store_true", help="begin a recording, and compile what its cases need")
     static = verb("static", "record registers, shared memory, spills and instructions of every step; no GPU needed")
     static.add_argument("--reason", default="", help="why recorded rows may change")
-    diff = verb("diff", "compare two steps, languages, commits, or two .ncu-rep files", as_json)
-    diff.add_argument("a", metavar="A", help="OP/STEP/BACKEND, also with @COMMIT; @COMMIT; FILE.ncu-rep")
+    diff = verb("diff", "compare two steps, languages, commits, or two reports of ncu's", as_json)
+    diff.add_argument(
+        "a", metavar="A", help="OP/STEP/BACKEND, also with @COMMIT; @COMMIT; FILE.ncu-rep; FILE.csv, ncu's raw page"
+    )
     diff.add_argument("b", metavar="B", help="what is left out here is taken from A")
+    diff.add_argument("--all", action="store_true", help="of reports, metrics that the registry does not know, too")
     verb("log", "render KERNEL_LOG.md, docs/log/, README's and the pages' tables, and the plots from the rows", of_gpu)
     check = verb("check", "fail where documents, data and code disagree, or where a step got slower", as_json)
     told = "fail on steps that are not measured, stale rows and unfrozen predictions, too"

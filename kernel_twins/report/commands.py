@@ -87,17 +87,29 @@ def collect(arguments: argparse.Namespace, console: Console) -> int:
 
 def extract(arguments: argparse.Namespace, console: Console) -> int:
     if arguments.file:
-        from kernel_twins.report.ncu.extract import foreign_table
-
-        table = pd.concat([foreign_table(Path(file)).assign(file=file) for file in arguments.file])
-        if arguments.json:
-            print(table.to_json(orient="records", indent=2))
-        else:
-            table.to_csv(sys.stdout, index=False, lineterminator="\n")
-        return OK
+        return _show_reports(arguments)
     if reason := why_no_gpu():
         raise CannotRunError(f"nothing was collected here: {reason}; give the FILE.ncu-rep that you want to read")
     return _extract(*_target(arguments.publish), console)
+
+
+def _show_reports(arguments: argparse.Namespace) -> int:
+    """Anybody's reports: a column for each launch, or all that they hold as CSV or JSON."""
+    files = [Path(file) for file in arguments.file]
+    if not (arguments.all or arguments.json):
+        from kernel_twins.report.compare import launches
+
+        for file in files:
+            launches.show(file)
+        return OK
+    from kernel_twins.report.ncu.extract import foreign_table
+
+    table = pd.concat([foreign_table(path).assign(file=str(path)) for path in files])
+    if arguments.json:
+        print(table.to_json(orient="records", indent=2))
+    else:
+        table.to_csv(sys.stdout, index=False, lineterminator="\n")
+    return OK
 
 
 def _extract(gpu: str, target: Path, console: Console) -> int:
@@ -144,7 +156,7 @@ def static(arguments: argparse.Namespace, console: Console) -> int:
 def diff(arguments: argparse.Namespace, console: Console) -> int:
     from kernel_twins.report.compare.diff import run
 
-    return run(arguments.a, arguments.b, arguments.json)
+    return run(arguments.a, arguments.b, arguments.json, arguments.all)
 
 
 def log(arguments: argparse.Namespace, console: Console) -> int:

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from kernel_twins import OPS
+from kernel_twins import OPS, remedies
 from kernel_twins.compiler.disassembly import newer_sources
 from kernel_twins.errors import UnavailableError
 from kernel_twins.harness import ceilings
@@ -31,8 +31,6 @@ State = Literal["ok", "missing", "warning"]
 Answer = tuple[State, str, str]
 Check = Callable[[], Answer]
 
-_INSTALL = "pip install -r requirements.txt"
-_BUILD = "python setup.py build_ext"
 _PYTHONS = ((3, 11), (3, 14))
 _ROOM = 2**30  # bytes: a report embeds the modules that were loaded, 8 MB for three kernels
 _TRY_TIMEOUT_S = 60
@@ -102,9 +100,9 @@ def _torch() -> Answer:
     try:
         import torch
     except ImportError as error:
-        return "missing", f"it does not import: {error}", _INSTALL
+        return "missing", f"it does not import: {error}", remedies.torch()
     if torch.version.cuda is None:
-        return "missing", f"{torch.__version__}, built without CUDA", _INSTALL
+        return "missing", f"{torch.__version__}, built without CUDA", remedies.torch()
     return "ok", f"{torch.__version__}, CUDA {torch.version.cuda}", ""
 
 
@@ -129,15 +127,15 @@ def _extension() -> Answer:
     try:
         library = Path(extension().__file__ or "")
     except UnavailableError as error:
-        return "missing", str(error), _BUILD
+        return "missing", str(error), remedies.build()
     if newer := newer_sources(library, ROOT):
-        return "warning", f"older than {', '.join(newer[:3])}{' and others' if newer[3:] else ''}", _BUILD
+        return "warning", f"older than {', '.join(newer[:3])}{' and others' if newer[3:] else ''}", remedies.build()
     return "ok", library.name, ""
 
 
 def _toolkit() -> Answer:
     """Only building needs it, so that an extension that is there does without."""
-    remedy = f"{_INSTALL}, or set CUDA_HOME to a toolkit's folder"
+    remedy = f"{remedies.INSTALL}, or set CUDA_HOME to a toolkit's folder"
     try:
         import torch
 
@@ -145,7 +143,7 @@ def _toolkit() -> Answer:
     except ImportError as error:
         return "warning", f"not looked for: {error}", remedy
     if torch.version.cuda is None:
-        return "warning", f"not looked for: torch {torch.__version__} was built without CUDA", _INSTALL
+        return "warning", f"not looked for: torch {torch.__version__} was built without CUDA", remedies.torch()
     try:
         found = toolkit.find(os.environ, torch.version.cuda)
     except toolkit.BuildError as error:

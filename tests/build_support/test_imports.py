@@ -16,9 +16,9 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = {"kernel_twins": "kernel_twins", "build_support": "build_support", **MAPPED}
 
 ROOMS = (
-    ("errors",),
+    ("errors", "remedies"),
     ("spec",),
-    ("ops",),
+    ("ops", "named"),
     ("harness",),
     ("compiler", "_triton"),
     ("functional",),
@@ -32,7 +32,7 @@ REPORT_ROOMS = (
     ("rows",),
     ("ncu", "meaning"),
     ("calls",),
-    ("measure", "compare", "drawings"),
+    ("measure", "compare", "drawings", "figures"),
     ("pages",),
     ("report",),  # the modules that lie beside the rooms: what a user types
 )

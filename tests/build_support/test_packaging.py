@@ -76,6 +76,17 @@ def test_the_installed_package_lists_the_ladders(installed: Path) -> None:
     assert all(step.name in listing for op in OPS.values() for step in op.steps)
 
 
+@pytest.mark.parametrize("command", ["run", "bench", "show"])
+def test_messages_of_the_installed_package_name_no_file_that_it_lacks(command: str, installed: Path) -> None:
+    """But for those that they send to a clone."""
+    environ = {**os.environ, "PYTHONPATH": str(installed), "CUDA_VISIBLE_DEVICES": ""}
+    arguments = [sys.executable, "-m", "kernel_twins", command, "vector_add", "v03", *(["cuda"] * (command != "bench"))]
+    done = subprocess.run(arguments, cwd=installed.parent, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 3 and done.stderr.startswith("kernel_twins: ")
+    there = re.sub(r"`[^`]+` in a clone of kernel-twins", "", done.stderr)
+    assert not re.search(r"setup\.py|requirements\.txt|profiling/|hardware-survey/", there), done.stderr
+
+
 def test_the_autotuners_winners_are_installed(installed: Path) -> None:
     committed = {path.name for path in ROOT.glob("triton-kernels/tuned/*.json")}
     assert {path.name for path in installed.glob("kernel_twins/_triton/tuned/*.json")} == committed

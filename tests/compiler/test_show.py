@@ -10,7 +10,7 @@ import pytest
 
 from kernel_twins import OPS
 from kernel_twins.__main__ import main
-from kernel_twins.compiler import disassembly
+from kernel_twins.compiler import disassembly, opcodes
 from kernel_twins.compiler.show import diff, essentials, show
 
 OP = OPS["vector_add"]
@@ -81,7 +81,7 @@ def test_stages_of_a_triton_step(stage: str, content: str) -> None:
         (["matmul_fp32", "v10_autotuned", "cuda"], "exists in triton only"),
         (["vector_add", "v99_none", "cuda"], "vector_add has v01_scalar"),
         (["vector_add", "v01_scalar", "triton", "--stage", "llir", "--diff", "twin"], "twins have ptx and sass"),
-        (["vector_add", "v01_scalar", "triton", "--diff", "v99_none"], "step is 'v99_none'"),
+        (["vector_add", "v01_scalar", "triton", "--diff", "v99_none"], "--diff is 'v99_none'; vector_add has v01"),
         (["matmul_fp32", "v10_autotuned", "triton", "--diff", "twin"], "exists in triton only"),
         (["matmul_bf16", "v01_naive", "cuda", "--case", "64x64x64-fp32"], "--case 64x64x64-fp32: dtype is fp32"),
     ],
@@ -178,3 +178,56 @@ def test_difference_of_two_steps(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", "vector_add", "v03_vectorized", "cuda", "--diff", "v03_vectorized"]) == 0
     said = capsys.readouterr()
     assert (said.out, said.err) == ("", "nothing differs that matters\n")
+
+
+def test_opcodes_are_counted_with_the_width_of_an_access_alone() -> None:
+    listing = (
+        "// k: 12 registers\n    @!P0 LDG.E.128.CONSTANT R4, desc[UR4][R2.64]\n.L0:\n    LDG.E R2, [R4]\n    NOP\n"
+    )
+    assert opcodes.counts(listing, "sass") == {"LDG.128": 1, "LDG": 1}
+    ptx = (
+        ".visible .entry k(\n)\n{\n\t.reg .b32 %r<3>;\n$L__BB0_2:\n\t@%p1 ld.global.v4.f32 \t{%f1}, [%rd1];\n\tret;\n}"
+    )
+    assert opcodes.counts(ptx, "ptx") == {"ld.global.v4.f32": 1, "ret": 1}
+
+
+@needs_build
+def test_a_summary_says_which_opcodes_a_step_exchanged(capsys: pytest.CaptureFixture[str]) -> None:
+    """Fragments that v02 loads word by word, ldmatrix loads in v03."""
+    assert main(["show", "matmul_bf16", "v03", "cuda", "--diff", "v02", "--summary"]) == 0
+    rows = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines() if "  " in line}
+    assert rows["opcode"] == ["v02_tensor_cores", "v03_swizzled", "change"]
+    assert rows["LDS"][1:] == ["0", "gone"] and rows["LDSM"][0] == "0" and rows["LDSM"][2] == "new"
+    assert main(["show", "vector_add", "v03", "cuda", "--summary"]) == 0
+    assert "LDG.128" in capsys.readouterr().out
+
+
+@needs_build
+def test_one_of_several_kernels_is_chosen_on_both_sides(capsys: pytest.CaptureFixture[str]) -> None:
+    one = "matmul_bf16_v03_swizzled_kernel<__nv_bfloat16, true, false>"
+    for name in (one, "true, false"):
+        assert main(["show", "matmul_bf16", "v03", "cuda", "--kernel", name]) == 0
+        heads = [line for line in capsys.readouterr().out.splitlines() if line.startswith("//")]
+        assert [line.partition(":")[0] for line in heads] == [f"// {one}"]
+    assert main(["show", "matmul_bf16", "v03", "cuda", "--diff", "v02", "--summary", "--kernel", one]) == 0
+    told = capsys.readouterr().out
+    assert told.count("in 1 kernel") == 2 and "matmul_bf16_v02_tensor_cores_kernel<__nv_bfloat16, true, false>" in told
+
+
+@pytest.mark.usefixtures("triton")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--stage", "ttir", "--kernel", "other"],
+            "--kernel is 'other'; vector_add v03_vectorized triton has vector_add",
+        ),
+        (["--stage", "ttir", "--summary"], "--summary counts instructions, which are in ptx and sass"),
+    ],
+)
+def test_what_cannot_be_chosen_or_counted_is_told(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["show", "vector_add", "v03", "triton", *arguments])
+    assert message in capsys.readouterr().err

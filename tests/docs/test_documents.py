@@ -111,6 +111,8 @@ def test_every_row_names_a_recorded_run(op: Op) -> None:
 def test_recorded_counters_extract_to_the_rows_they_came_from(op: Op, monkeypatch: pytest.MonkeyPatch) -> None:
     """The way from launches to rows, on what the H100 really recorded: the metrics that it recorded."""
     table = store.read_table(FOLDER, op.name, "counters")
+    if table.empty:
+        pytest.skip(f"{op.name} is not measured: run `python profiling/ncu_report.py --op {op.name}` on an H100")
     recorded = list(table["metric"].unique())
     monkeypatch.setattr(extract, "names", lambda tier: recorded)
     if table.empty:

@@ -14,6 +14,7 @@ from kernel_twins.report import cli
 from kernel_twins.report.meaning import static
 from kernel_twins.report.pages import checks, documents
 from kernel_twins.report.rows import store
+from kernel_twins.spec import BACKENDS
 
 OP = OPS["vector_add"]
 CASE = OP.bench_cases[0]
@@ -47,6 +48,24 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(static, "differences", lambda thorough: [])
     monkeypatch.setattr(static, "not_compared", str)
     return tmp_path
+
+
+def test_a_file_without_a_step_is_told_before_what_hangs_on_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as the public functions, whose code it counts for."""
+    root = folder / "clone"
+    for op in OPS.values():
+        for backend in BACKENDS:
+            for step in op.steps_of(backend):
+                (root / op.file(step.name, backend)).parent.mkdir(parents=True, exist_ok=True)
+                (root / op.file(step.name, backend)).touch()
+    monkeypatch.setattr(store, "ROOT", root)
+    stray, gone = OPS["softmax"].file("v99_idea", "cuda"), OPS["softmax"].file("v02_online", "triton")
+    (root / stray).touch()
+    (root / gone).unlink()
+    assert cli.main(["check"], "") == 1
+    first, second = checks.run(release=False, audit=False).failures
+    assert first.startswith(f"{stray} has no step in the spec: add a Step to kernel_twins/ops/softmax/softmax.py")
+    assert second.startswith(f"{gone} is missing, the spec has the step: ") and "no_triton" in second
 
 
 def test_a_step_that_lost_fails(folder: Path) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
+import re
 import subprocess
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
 import pandas as pd
 import pytest
+from rich.console import Console
 
 pytest.importorskip("hypothesis")
 
@@ -19,11 +21,13 @@ from hypothesis import strategies as st
 
 from kernel_twins import OPS
 from kernel_twins.report import cli
-from kernel_twins.report.compare import diff
-from kernel_twins.report.compare.diff import counter_change, counter_changes, time_changes
+from kernel_twins.report.compare import diff, tables
+from kernel_twins.report.compare.changes import counter_change
+from kernel_twins.report.compare.diff import counter_changes, time_changes
 from kernel_twins.report.compare.operands import Cell, Operand, OperandError
 from kernel_twins.report.meaning.analysis import Results
 from kernel_twins.report.ncu import extract
+from kernel_twins.report.ncu.reader import Launch
 from kernel_twins.report.rows import store
 from kernel_twins.report.rows.metrics import CYCLES, METRICS, KernelClass
 from kernel_twins.spec import Name
@@ -32,6 +36,7 @@ CASE = "67108864-fp32"
 DRAM = "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed"
 TENSOR = "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed"
 SPILLS = "l1tex__t_bytes_pipe_lsu_mem_local_op_ld.sum"
+NO_UNITS = {"own": "", SPILLS: "", DRAM: "%"}
 
 
 def record(folder: Path, run: str, op: str = "vector_add", **times: list[float]) -> None:
@@ -160,6 +165,7 @@ def test_whole_commits_are_compared(history: Path) -> None:
         ("vector_add/v01_scalar/cuda", "@HEAD", "one names a cell, the other a whole data set"),
         ("vector_add/v01_scalar/cuda", "a.ncu-rep", "only be compared with a report"),
         ("a.ncu-rep", "b.ncu-rep", "there is no file 'a.ncu-rep'"),
+        ("a.csv", "b.ncu-rep", "FILE.csv, what `ncu --import REPORT --csv --page raw"),
         ("a/b/c/d", "HEAD", "is not the name of a cell"),
         ("@", "HEAD", "is not the name of a cell"),
         ("@--all", "HEAD", "no commit with measurements"),
@@ -201,15 +207,16 @@ def test_text_and_json_tell_the_same(folder: Path, capsys: pytest.CaptureFixture
     operands = ("vector_add/v01_scalar/cuda", "vector_add/v02_wide/triton")
     assert diff.run(*operands, as_json=False) == 0
     text = capsys.readouterr().out
-    assert f"{CASE}  100    90     1.111          [1.111, 1.111]  FAST" in text
+    assert re.search(rf"^{CASE} +100 +90 +1\.111 +\[1\.111, 1\.111\] +FAST$", text, re.MULTILINE)
     assert f"counter at {CASE}" in text
-    assert "2 counters did not change" in text
+    assert re.search(rf"^{METRICS[CYCLES].meaning} +cycle +100 +90 +−10\.0 % +better +{CYCLES}$", text, re.MULTILINE)
+    assert "2 counters did not change" in text and "unpaired" not in text
     assert diff.run(*operands, as_json=True) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["times"][0]["verdict"] == "FAST"
     assert found["counters"][0] | {"log_ratio": 0} == {
         "where": CASE, "metric": CYCLES, "unit": "cycle", "before": 100.0, "after": 90.0, "effect": "better",
-        "change": "−10.0 %", "log_ratio": 0,
+        "change": "−10.0 %", "log_ratio": 0, "meaning": METRICS[CYCLES].meaning,
     }  # fmt: skip
 
 
@@ -254,14 +261,8 @@ def test_the_difference_back_is_the_negative(
         assert one.effect == opposite[other.effect]
 
 
-@dataclass
-class Launch:
-    """As the reader gives them."""
-
-    kernel: str
-    metrics: dict[str, float]
-    units: dict[str, str] = field(default_factory=dict)
-    label: str = ""
+def launch(kernel: str, metrics: dict[str, float], units: dict[str, str] | None = None) -> Launch:
+    return Launch("", kernel, metrics, units or dict.fromkeys(metrics, ""))
 
 
 @pytest.fixture
@@ -280,33 +281,93 @@ def reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[L
     return content
 
 
-def test_foreign_reports_are_paired_by_kernel_and_ordinal(reports: dict[str, list[Launch]]) -> None:
-    reports["a"] = [Launch("x", {CYCLES: 10, "own": 1}), Launch("y", {CYCLES: 7}), Launch("x", {CYCLES: 30})]
-    reports["b"] = [Launch("z", {CYCLES: 1}), Launch("x", {CYCLES: 20, "own": 3}), Launch("x", {CYCLES: 16, "new": 9})]
+def test_foreign_reports_are_paired_by_kernel_and_order(reports: dict[str, list[Launch]]) -> None:
+    reports["a"] = [launch("x", {CYCLES: 10, "own": 1}), launch("y", {CYCLES: 7}), launch("x", {CYCLES: 30})]
+    reports["b"] = [launch("z", {CYCLES: 1}), launch("x", {CYCLES: 20, "own": 3}), launch("x", {CYCLES: 16, "new": 9})]
     found = diff.difference("a.ncu-rep", "b.ncu-rep")
     assert [(each.where, each.metric, each.told, each.effect) for each in found.counters] == [
         ("x #1", "own", "×3", ""),
         ("x #1", CYCLES, "×2", "worse"),
         ("x #2", CYCLES, "−46.7 %", "better"),
     ]
-    assert found.notes == ["in one report only: y #1, z #1"]
+    assert found.notes[0] == "in one report only: y, z"
+
+
+def test_other_instances_of_a_template_are_paired_by_their_short_name(reports: dict[str, list[Launch]]) -> None:
+    """Those of the same arguments first, wherever they stand."""
+    one, two, four = ("void ns::k<1>(int)", "void ns::k<2>(int)", "void k<4>(long)")
+    reports["a"] = [launch(one, {CYCLES: 10}), launch(two, {CYCLES: 20})]
+    reports["b"] = [launch(two, {CYCLES: 30}), launch(four, {CYCLES: 50})]
+    found = diff.difference("a.ncu-rep", "b.ncu-rep")
+    assert {(each.where, each.before, each.after) for each in found.counters} == {
+        ("k #2 → k #1", 20, 30),
+        ("k #1 → k #2", 10, 50),
+    }
 
 
 def test_one_kernel_is_compared_with_another_where_none_is_in_both(reports: dict[str, list[Launch]]) -> None:
-    reports["a"], reports["b"] = [Launch("old", {CYCLES: 10})], [Launch("new", {CYCLES: 11})]
+    reports["a"], reports["b"] = [launch("old", {CYCLES: 10})], [launch("new<3>", {CYCLES: 11})]
     (change,) = diff.difference("a.ncu-rep", "b.ncu-rep").counters
     assert (change.where, change.told) == ("old → new", "+10.0 %")
-    reports["b"] = [Launch("new", {CYCLES: 11}), Launch("newer", {CYCLES: 12})]
+    reports["b"] = [launch("new<3>", {CYCLES: 11}), launch("newer", {CYCLES: 12})]
     with pytest.raises(OperandError, match=r"has old, .* has new, newer"):
         diff.difference("a.ncu-rep", "b.ncu-rep")
 
 
 def test_metrics_in_other_units_are_left_out(reports: dict[str, list[Launch]]) -> None:
-    reports["a"] = [Launch("x", {CYCLES: 10, "t": 1}, {"t": "ns"})]
-    reports["b"] = [Launch("x", {CYCLES: 10, "t": 1}, {"t": "us"})]
+    reports["a"] = [launch("x", {CYCLES: 10, "t": 1, "u": 1, "n": 1}, {CYCLES: "cycle", "t": "ns", "u": "us", "n": ""})]
+    reports["b"] = [
+        launch(
+            "x", {CYCLES: 10, "t": 1, "u": 2000, "n": math.nan}, {CYCLES: "cycle", "t": "furlong", "u": "ns", "n": ""}
+        )
+    ]
     found = diff.difference("a.ncu-rep", "b.ncu-rep")
-    assert [each.metric for each in found.counters] == [CYCLES]
-    assert found.notes == ["t is left out: its units differ"]
+    assert {each.metric: each.after for each in found.counters} == {CYCLES: 10, "u": 2000}
+    assert found.notes[:2] == ["left out, since their units differ: t", "left out, since they are no numbers: n"]
+
+
+def test_known_counters_of_reports_are_shown_with_their_meaning_and_others_on_demand(
+    reports: dict[str, list[Launch]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    reports["a"] = [launch("void x<1>(int)", {CYCLES: 10, "own": 1, SPILLS: 0, DRAM: 90}, {CYCLES: "cycle"} | NO_UNITS)]
+    reports["b"] = [launch("void x<1>(int)", {CYCLES: 20, "own": 3, SPILLS: 8, DRAM: 40}, {CYCLES: "cycle"} | NO_UNITS)]
+    assert cli.main(["diff", "a.ncu-rep", "b.ncu-rep"], "") == 0
+    text = capsys.readouterr().out
+    assert "counter at x " in text
+    assert re.search(rf"^{METRICS[CYCLES].meaning} +cycle +10 +20 +×2 +worse +{CYCLES}$", text, re.MULTILINE)
+    assert re.search(rf"^{METRICS[SPILLS].meaning} .* new +worse", text, re.MULTILINE)
+    assert "A: Limited by device memory, 90 % busy\nB: Undecided: " in text
+    assert "own  " not in text and "that the registry does not know: 1, --all shows them" in text
+    assert cli.main(["diff", "--all", "a.ncu-rep", "b.ncu-rep"], "") == 0
+    assert re.search(r"^own +1 +3 +×3", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_two_pages_are_compared_like_reports(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = Path(__file__).parents[1] / "fixtures" / "ncu"
+    assert cli.main(["diff", str(folder / "nvtx.csv"), str(folder / "base_c.csv")], "") == 0
+    text = capsys.readouterr().out
+    places = [
+        line.removeprefix("counter at ").partition("  ")[0] for line in text.splitlines() if "name in ncu" in line
+    ]
+    assert places == ["vectorized_elementwise_kernel #1", "vectorized_elementwise_kernel #2", "reduce_kernel"]
+    assert "B: Limited by launch: 128 blocks for 132 multiprocessors" in text
+
+
+def test_what_is_unpaired_is_explained(history: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["diff", "vector_add/v02_wide/cuda@HEAD~1", "vector_add/v02_wide@HEAD"], "") == 0
+    assert "unpaired: A and B were timed in different runs" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_a_terminal_is_not_overrun(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tables, "console", lambda: Console(file=io.StringIO(), width=width, color_system=None))
+    assert diff.run("matmul_bf16/v02_tensor_cores/cuda", "matmul_bf16/v03_swizzled", as_json=False) == 0
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= width
+    assert re.search(r"^wavefronts lost to banks +million +[\d,.]+ +[\d,.]+ +×[\d.]+ +better", text, re.MULTILINE)
+    assert "A: Limited by bank conflicts" in text
 
 
 @pytest.mark.parametrize(

@@ -182,6 +182,66 @@ def test_doctor_needs_neither_pandas_nor_rich() -> None:
     assert "can be rendered" not in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("torch", "first"),
+    [
+        ("raise ImportError('libcudart')", "pip uninstall -y torch && pip install -r requirements.txt && "),
+        ("from types import SimpleNamespace\n__version__ = '2.11.0+cpu'\nversion = SimpleNamespace(cuda=None)\n",
+         "pip uninstall -y torch && pip install -r requirements.txt && "),
+        ("", "pip install -r requirements.txt && "),
+    ],
+    ids=["broken", "without CUDA", "missing"],
+)  # fmt: skip
+def test_the_extensions_remedy_begins_with_the_torch_that_it_needs(torch: str, first: str, tmp_path: Path) -> None:
+    """Building without one builds nothing and asks for one."""
+    if torch:
+        (tmp_path / "torch.py").write_text(torch)
+    code = (
+        f"import sys\nsys.path[:0] = [{str(tmp_path)!r}, {str(store.ROOT)!r}]\n"
+        "import kernel_twins.compiler.disassembly as disassembly\n"
+        "disassembly.find_extension = lambda: None\n"
+        "from kernel_twins.report import doctor\n"
+        "print(doctor._extension()[2])\n"
+        "try: disassembly.require_extension()\n"
+        "except RuntimeError as error: print(error)\n"
+        "print(doctor._torch()[2])\n"
+    )
+    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True)
+    doctors, show, its_own = done.stdout.splitlines()
+    assert doctors == f"{first}python setup.py build_ext"
+    assert show == f"the CUDA side is not built: run `{doctors}`"
+    assert f"{its_own} && " == first
+
+
+@pytest.mark.parametrize("package", ["rich", "pandas"])
+def test_a_python_without_the_reports_packages_is_told_what_to_install(
+    package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def obey(arguments: object) -> int:
+        raise ModuleNotFoundError(f"No module named {package!r}", name=package)
+
+    monkeypatch.setattr(cli, "_obey", obey)
+    assert cli.main(["check"], "") == 3
+    told = capsys.readouterr().err
+    assert f"{package} is not installed for {sys.executable}" in told
+    assert "`make`" in told and "pip install -e '.[report]'" in told
+
+
+def test_trials_without_a_gpu_say_so(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.trials", str(tmp_path / "table.csv")]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=store.ROOT,
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+    )
+    assert done.returncode == 3
+    assert done.stderr.startswith("tests.trials: cannot try at full size here: ") and "Traceback" not in done.stderr
+    assert not (tmp_path / "table.csv").exists()
+
+
 TIMED = {
     "softmax": 32, "softmax_backward": 25, "cross_entropy": 23, "cross_entropy_backward": 15, "layer_norm": 35,
     "layer_norm_backward": 26, "matmul_bf16": 116, "matmul_fp32": 78, "matmul_tf32x3": 24, "linear": 18,

@@ -345,7 +345,9 @@ def test_a_page_that_lacks_a_step_is_found(folder: Path) -> None:
     assert ladder_page.gaps(PAGE, OP) == []
     gone = PAGE.replace("counters:v03_vectorized", "counters:v03_gone")
     assert [line.split()[0] for line in ladder_page.gaps(gone, OP)] == ["docs/vector_add.md"] * 2
-    assert "v03_gone" in ladder_page.gaps(gone, OP)[1]
+    missing, surplus = ladder_page.gaps(gone, OP)
+    assert "write a section on v03_vectorized" in missing and "<!-- counters:v03_vectorized:end -->" in missing
+    assert "no step has this name, take <!-- counters:v03_gone:begin -->" in surplus
 
 
 def test_changed_source_makes_rows_stale(folder: Path) -> None:

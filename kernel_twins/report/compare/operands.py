@@ -7,13 +7,14 @@ import dataclasses
 import io
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 
-from kernel_twins import OPS
+from kernel_twins import OPS, named
+from kernel_twins.harness import ceilings
 from kernel_twins.report.compare.history import NoHistoryError, git
 from kernel_twins.report.meaning.analysis import Results
 from kernel_twins.report.rows import store
@@ -21,17 +22,23 @@ from kernel_twins.report.rows.base import InvalidDataError
 from kernel_twins.spec import BACKENDS, Name
 
 FORMS = """accepted are
-  OP/STEP/BACKEND  a step in a language, such as vector_add/v03_vectorized/cuda, or a baseline, as OP/torch; what one
-                   side leaves out of STEP and BACKEND is taken from the other
+  OP/STEP/BACKEND  a step in a language, such as vector_add/v03_vectorized/cuda or vector_add/v03/cuda, or a baseline,
+                   as OP/torch; what one side leaves out of STEP and BACKEND is taken from the other
   …@COMMIT         the same, as a commit has it
   @COMMIT          all cells of it, against those of the other side
-  FILE.ncu-rep     a report of Nsight Compute's"""
+  FILE.ncu-rep     a report of Nsight Compute's, or FILE.csv, what `ncu --import REPORT --csv --page raw
+                   --print-units base` prints of it; against another report"""
 
-_STEP = re.compile(r"v\d\d_\w+")
+_STEP = re.compile(r"v\d\w*")
 
 
 class OperandError(ValueError):
     """An operand that names nothing; the message says what there is."""
+
+
+def is_report(text: str) -> bool:
+    """Whether an operand is the name of a file."""
+    return text.endswith((".ncu-rep", ".csv"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +89,7 @@ class Cell:
 
 def cells(folder: Path, op: str) -> dict[Name, Cell]:
     """All cells of an operation that were timed."""
-    results = Results(OPS[op], folder, None)
+    results = Results(OPS[op], folder, ceilings.load(store.REFERENCE_GPU))
     return {name: Cell(results, name) for _, name in results.recorded.rows}
 
 
@@ -92,11 +99,23 @@ def cell(folder: Path, operand: Operand) -> Cell:
     if operand.op not in measured:
         known = ", ".join(measured) or "none"
         raise OperandError(f"{operand.text!r} was not measured; operations that were are {known}")
-    found, name = cells(folder, operand.op), Name(operand.backend or "", operand.step or "")
+    found = cells(folder, operand.op)
+    name = Name(operand.backend or "", _step(operand, found))
     if name not in found:
         names = sorted("/".join(filter(None, (each.step, each.backend))) for each in found)
         raise OperandError(f"{operand.text!r} was not measured; {operand.op} has {', '.join(names)}")
     return found[name]
+
+
+def _step(operand: Operand, found: Iterable[Name]) -> str:
+    """A measured step's whole name; what was typed where no step begins so, which is then not found."""
+    known = [name.step for name in found if name.step and operand.backend in (None, name.backend)]
+    if not operand.step or not any(step.startswith(operand.step) for step in known):
+        return operand.step or ""
+    try:
+        return named.whole(operand.step, known, "step", operand.op)
+    except ValueError as error:
+        raise OperandError(f"{operand.text!r}: {error}") from None
 
 
 @contextlib.contextmanager

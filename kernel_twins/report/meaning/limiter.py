@@ -46,6 +46,15 @@ _BUSY: Mapping[Unit, str] = {
 }
 _UNITS: tuple[Unit, ...] = (*_BUSY, "L2", "shared memory")
 
+COUNTERS: Mapping[Kind, tuple[str, ...]] = {
+    **{unit: (metric,) for unit, metric in _BUSY.items()},
+    "L2": (_SECTORS, DURATION),
+    "shared memory": (_WAVEFRONTS, DURATION),
+    "bank conflicts": (_CONFLICTS, _WAVEFRONTS),
+    "launch": (_GRID, DURATION),
+}
+"""What a verdict on each is read from."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limit:
@@ -103,20 +112,25 @@ class Limit:
 
 
 def limiter(
-    counters: Mapping[str, float], *, time_us: float | None, ceilings: Ceilings | None, floor_us: float | None
+    counters: Mapping[str, float],
+    *,
+    time_us: float | None,
+    ceilings: Ceilings | None,
+    floor_us: float | None,
+    multiprocessors: int | None = None,
 ) -> Limit | None:
     """What limits one call, from its folded counters (names of metrics.py); None where they tell nothing.
 
-    ``time_us`` is the bench's time of the call. Without ``ceilings`` L2 and shared memory are not known. ``floor_us``
-    is the least time that the operation can take: its bytes over the measured bandwidth, or its arithmetic over the
-    measured rate.
+    ``time_us`` is the bench's time of the call. Without ``ceilings`` L2 and shared memory are not known, and the
+    GPU's ``multiprocessors`` are those that the caller knows of. ``floor_us`` is the least time that the operation can
+    take: its bytes over the measured bandwidth, or its arithmetic over the measured rate.
     """
     shares = dict(sorted(_shares(counters, ceilings).items(), key=lambda each: -each[1]))
     conflicts = _percent(counters.get(_CONFLICTS), counters.get(_WAVEFRONTS))
     missing: tuple[Kind, ...] = tuple(unit for unit in _UNITS if unit not in shares)
     if conflicts is None:
         missing += ("bank conflicts",)
-    launch = _launch(shares, counters.get(_GRID), ceilings.multiprocessors if ceilings else None, time_us)
+    launch = _launch(shares, counters.get(_GRID), ceilings.multiprocessors if ceilings else multiprocessors, time_us)
     if not shares and not launch:
         return None
     kind, share = ("launch", None) if launch else _kind(shares, conflicts, missing)

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 from kernel_twins.report.meaning.verdict import Ratio
 
 STALE = "†"
 STALE_NOTE = f"{STALE}: the step's code changed since it was measured."
+
+_COUNTED = ("byte", "byte/s", "hz", "inst", "sector", "cycle")
+_SCALES = {"ns": ("ns", "µs", "ms", "s"), "": ("", "thousand", "million", "billion")} | {
+    unit: tuple(prefix + unit for prefix in ("", "K", "M", "G", "T")) for unit in _COUNTED
+}
+"""The units that a base unit is written in, each a thousand times the one before it."""
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -49,3 +58,15 @@ def table(header: list[str], rows: list[list[str]], right: int = 1) -> list[str]
     """A Markdown table; columns from ``right`` on are set flush right."""
     rule = ["---" if index < right else "--:" for index in range(len(header))]
     return ["| " + " | ".join(cells) + " |" for cells in [header, rule, *rows]]
+
+
+def in_unit(unit: str, values: Sequence[float]) -> tuple[str, list[str]]:
+    """Values of one base unit, to four digits, and the unit they are written in: from 100,000 on, thousands of it.
+
+    ``byte`` becomes Kbyte, Mbyte and so on, ``ns`` µs, ms or s. Shares and ratios (``%``, ``byte/block``) keep their
+    unit. What is no number is ``n/a``.
+    """
+    largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
+    units = _SCALES.get(unit, (unit,))
+    power = min(max(0, math.floor((math.log10(largest) - 2) / 3)), len(units) - 1) if largest else 0
+    return units[power], [number(value / 1000**power, 4) if math.isfinite(value) else "n/a" for value in values]

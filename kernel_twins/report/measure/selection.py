@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kernel_twins import OPS, ops
+from kernel_twins import OPS, named, ops
 from kernel_twins.report.meaning import write
 from kernel_twins.report.meaning.analysis import Results, load
 from kernel_twins.report.measure import publish
@@ -33,9 +33,11 @@ class Selection:
         """From the command line; ValueError names the argument that fits nothing."""
         chosen = tuple(ops.get(name) for name in names or OPS)
         case = Case.parse(shape).slug if shape else ""
-        if step and not any(step == each.name for op in chosen for each in op.steps):
-            known = {each.name for op in chosen for each in op.steps}
-            raise ValueError(f"--step is {step!r}; {_like(step, known)}, see `python -m kernel_twins list`")
+        known_steps = {each.name for op in chosen for each in op.steps}
+        if step and not any(each.startswith(step) for each in known_steps):
+            raise ValueError(f"--step is {step!r}; {_like(step, known_steps)}, see `python -m kernel_twins list`")
+        if step:
+            step = named.whole(step, sorted(known_steps), "--step", " and ".join(names or ["all operations"]))
         if case and not any(case == each.slug for op in chosen for each in op.timed_cases):
             known = {each.slug for op in chosen for each in op.timed_cases}
             raise ValueError(f"--shape is {shape!r}, which is not timed; {_like(case, known)}")

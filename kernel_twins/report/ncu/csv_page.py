@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 
-from kernel_twins.report.ncu.reader import Launch, missing, the_label
+from kernel_twins.report.ncu.reader import DEVICE, Launch, missing, the_label
 from kernel_twins.report.ncu.units import to_base
 from kernel_twins.report.rows.base import InvalidDataError
 from kernel_twins.report.rows.metrics import CYCLES, DURATION, METRICS
@@ -76,7 +76,8 @@ def _launches(text: str, everything: bool) -> Iterator[Launch]:
             if column in _NEVER_ZERO and metrics[column] == 0:
                 raise InvalidDataError(f"{column} of {row[_KERNEL]} is 0, which is how ncu prints NaN here: {REMEDY}")
         texts = " ".join(row[column] for column in header if _is_free(column) and column != _KERNEL)
-        yield Launch(the_label(_LABEL.findall(texts), row[_KERNEL], not everything), row[_KERNEL], metrics, spelled)
+        label = the_label(_LABEL.findall(texts), row[_KERNEL], not everything)
+        yield Launch(label, row[_KERNEL], metrics, spelled, row.get(DEVICE, ""))
 
 
 def _table(text: str) -> tuple[list[str], dict[str, str], list[dict[str, str]]]:

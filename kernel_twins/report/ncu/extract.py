@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -86,7 +87,7 @@ def _precise(report: str, base: Launch, auto: Launch) -> Launch:
         if not math.isnan(value) and not math.isclose(value, other, rel_tol=1e-5, abs_tol=0.0051):
             raise InvalidDataError(f"{report}: ncu prints {metric} as {value:g} in base units, as {other:g} in others")
         metrics[metric] = other if abs(value) < _FEW_DIGITS else value
-    return Launch(base.label, base.kernel, metrics, base.units)
+    return dataclasses.replace(base, metrics=metrics)
 
 
 def _run(command: list[str], report: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -160,27 +161,39 @@ def cycle_rows(
     return pd.DataFrame(rows, columns=TABLES["cycles"])
 
 
-def foreign_table(path: Path) -> pd.DataFrame:
-    """Anybody's report, or a raw page that ncu printed as CSV, as a long table in base units.
+def foreign_launches(path: Path) -> list[Launch]:
+    """The launches of anybody's report, or of a raw page that ncu printed as CSV, in base units.
 
-    ``launch`` counts from 0, ``label`` is empty where there is none of ours, ``meaning`` where the registry does not
-    know the metric. A page with an unknown unit is refused, because it may be a scaled one.
+    A page with an unknown unit is refused, because it may be a scaled one.
     """
     if path.suffix == ".csv":
         try:
-            launches = csv_page.parse(path.read_bytes().decode(), path.name, everything=True)
+            return csv_page.parse(path.read_bytes().decode(), path.name, everything=True)
         except OSError as error:
             raise InvalidDataError(f"{path}: {error.strerror}") from None
         except UnicodeDecodeError as error:
             raise InvalidDataError(f"{path.name} is not text in UTF-8 ({error.reason})") from None
-    else:
-        launches = launches_of(path, everything=True)
+    return [_in_base_units(launch) for launch in launches_of(path, everything=True)]
+
+
+def foreign_table(path: Path) -> pd.DataFrame:
+    """Anybody's report or page as a long table in base units.
+
+    ``launch`` counts from 0, ``label`` is empty where there is none of ours, ``meaning`` where the registry does not
+    know the metric.
+    """
     rows = [
-        (index, launch.kernel, launch.label, metric, *_based(value, launch.units[metric], metric), _meaning(metric))
-        for index, launch in enumerate(launches)
+        (index, launch.kernel, launch.label, metric, value, launch.units[metric], _meaning(metric))
+        for index, launch in enumerate(foreign_launches(path))
         for metric, value in launch.metrics.items()
     ]
     return pd.DataFrame(rows, columns=["launch", "kernel", "label", "metric", "value", "unit", "meaning"])
+
+
+def _in_base_units(launch: Launch) -> Launch:
+    based = {metric: _based(value, launch.units.get(metric, ""), metric) for metric, value in launch.metrics.items()}
+    metrics = {metric: value for metric, (value, _) in based.items()}
+    return dataclasses.replace(launch, metrics=metrics, units={metric: unit for metric, (_, unit) in based.items()})
 
 
 def _based(value: float, unit: str, metric: str) -> tuple[float, str]:

@@ -27,18 +27,23 @@ from kernel_twins.report.ncu.ncu import find
 from kernel_twins.report.rows.base import CANNOT_RUN, INVALID_DATA, OK, ROOT, CannotRunError, InvalidDataError
 from kernel_twins.report.rows.metrics import METRICS
 
+DEVICE = "device__attribute_display_name"
+"""The metric that holds the GPU's name, which is a text."""
+
 
 @dataclass(frozen=True, slots=True)
 class Launch:
     """One profiled kernel launch; ``label`` is that of the NVTX range that it lay in, or empty.
 
-    A metric that the report lacks is in neither mapping. ``units`` are as the report spells them.
+    A metric that the report lacks is in neither mapping. ``units`` are as the report spells them. ``device`` is the
+    GPU's name as CUDA reports it, such as ``NVIDIA H100 80GB HBM3``, empty where the report does not tell.
     """
 
     label: str
     kernel: str
     metrics: dict[str, float]
     units: dict[str, str]
+    device: str = ""
 
 
 def missing(metric: str, recorded: Collection[str]) -> str:
@@ -113,7 +118,8 @@ def _launch(action: Any, everything: bool) -> Launch:
         value = metric.value() if metric is not None else None
         if isinstance(value, int | float):  # others are texts, such as the device's name
             metrics[name], units[name] = value, metric.unit()
-    return Launch(the_label(_ranges(action), kernel, not everything), kernel, metrics, units)
+    device = str(action.metric_by_name(DEVICE).value()) if DEVICE in names else ""
+    return Launch(the_label(_ranges(action), kernel, not everything), kernel, metrics, units, device)
 
 
 def _ranges(action: Any) -> list[str]:

@@ -93,9 +93,9 @@ def _texts(folder: Path, results: list[Results]) -> dict[Path, str]:
         _FUNCTIONS: _renewed(_FUNCTIONS, _FUNCTIONS.read_text(), functions_page.parts(folder)),
         _INDEX: _INDEX.read_text(),
     }
-    example = next(each for each in results if each.op.name == worked_example.OP)
-    texts[_EXAMPLE] = _renewed(_EXAMPLE, _EXAMPLE.read_text(), worked_example.parts(folder, example))
     for each in results:
+        if each.op.name == worked_example.OP:
+            texts[_EXAMPLE] = _renewed(_EXAMPLE, _EXAMPLE.read_text(), worked_example.parts(folder, each))
         if (page := DOCS / f"{each.op.name}.md").exists():
             texts[page] = ladder_page.render(page.read_text(), each)
     stalls = write.table(["stall", "a warp waited for"], [[f"`{name}`", waits] for name, waits in STALLS.items()])

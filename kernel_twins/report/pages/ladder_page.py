@@ -67,26 +67,29 @@ def gaps(text: str, op: Op) -> list[str]:
     found = marks(text)
     wanted = ["limit", *(_COUNTERS + step.name for step in op.steps)]
     return [
-        f"docs/{op.name}.md has {found[name]} pairs of markers {name}, must have {int(name in wanted)}{_section(name)}"
+        f"docs/{op.name}.md has {found[name]} pairs of markers {name}, must have {int(name in wanted)}: "
+        + _wanted(name, name in wanted)
         for name in dict.fromkeys([*wanted, *found])
         if found[name] != (name in wanted)
     ]
 
 
-def _section(name: str) -> str:
-    """What a step's section on the page must hold; empty for other parts."""
-    if not name.startswith(_COUNTERS):
-        return ""
-    step = name.removeprefix(_COUNTERS)
-    return (
-        f": a step has one section, '## {step}: its idea', with a drawing, links to its files, and <!-- {name}:begin "
-        f"--> and <!-- {name}:end --> on lines of their own"
-    )
-
-
 def remedy(op: Op) -> str:
     """What measures a step that has no row yet."""
     return f"run `python profiling/ncu_report.py --op {op.name}` on a machine with the GPU"
+
+
+def _wanted(name: str, is_wanted: bool) -> str:
+    """What to write where a pair of markers is missing or too much."""
+    markers = f"<!-- {name}:begin --> and <!-- {name}:end -->"
+    if not is_wanted:
+        return f"no step has this name, take {markers} out"
+    if not name.startswith(_COUNTERS):
+        return f"write {markers} once, where the page tells what bounds the operation"
+    return (
+        f"write a section on {name.removeprefix(_COUNTERS)}, with its idea, a drawing (a function under @drawn in "
+        f"kernel_twins/report/drawings/), links to its files, and {markers} once, between which `log` writes"
+    )
 
 
 def _limit(results: Results) -> str:
