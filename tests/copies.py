@@ -15,14 +15,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from unittest import mock
 
-from build_support import extension, kept, sources
+from build_support import extension, kept, parts, sources
+from kernel_twins.ops import OPS
 
 FOLDERS = (
     "build_support", "cuda-kernels", "docs", "hardware-survey", "kernel_twins", "profiling", "tests",
     "triton-kernels",
 )  # fmt: skip
 FILES = ("KERNEL_LOG.md", "LICENSE", "Makefile", "README.md", "pyproject.toml", "requirements.txt", "setup.py")
-_LEFT_OUT = shutil.ignore_patterns("__pycache__", "_C*.so", "new_operation", "new_step")
+_LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.so", "new_operation", "new_step")
 
 Edits = Mapping[str, Sequence[tuple[str, str]]]
 """By file, what is replaced in it, and by what."""
@@ -93,10 +94,11 @@ def build(copy: Path) -> str:
 def build_here(other: str) -> None:
     """As setup.py builds, but for the sources of another tree: of these its objects are taken."""
     described = extension.describe()
-    (only,) = described["ext_modules"]
-    others = [file for file in _others() if (Path(other) / file).exists()]
-    only.sources = [source for source in only.sources if Path(source) not in others]
-    only.extra_objects = [str(sources.object_of(file, Path(other))) for file in others]
+    others = {file for file in _others() if (Path(other) / file).exists()}
+    for each in described["ext_modules"]:
+        taken = [file for file in map(Path, each.sources) if file in others]
+        each.sources = [source for source in each.sources if Path(source) not in others]
+        each.extra_objects = [str(sources.object_of(file, Path(other))) for file in taken]
     with mock.patch.object(extension, "describe", return_value=described):
         sys.argv = ["setup.py", "--quiet", "build_ext"]
         runpy.run_path("setup.py", run_name="__main__")
@@ -104,4 +106,5 @@ def build_here(other: str) -> None:
 
 def _others() -> list[Path]:
     """What is compiled and not generated."""
-    return [file for file in sources.all_files() if file.parent != sources.GENERATED]
+    divided = parts.divide(OPS.values())
+    return [file for file in (*divided.public_files, *divided.ladder_files) if file.parent != sources.GENERATED]

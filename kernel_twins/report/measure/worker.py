@@ -23,7 +23,7 @@ from kernel_twins import ops
 from kernel_twins.compiler import aot
 from kernel_twins.errors import UnavailableError
 from kernel_twins.harness.check import generator
-from kernel_twins.harness.load import extension, load_named
+from kernel_twins.harness.load import extension, ladder, load_named
 from kernel_twins.ops.tensors import empty_outputs
 from kernel_twins.report.measure.profilers import left
 from kernel_twins.report.rows import base, libraries
@@ -35,6 +35,7 @@ def main(op: str, calls: str, digests_file: str, labels_file: str) -> None:
     spec = ops.get(op)
     with contextlib.suppress(UnavailableError):  # whose steps are then not among the called
         extension()
+        ladder()
     libraries.load(spec)
     if torch.cuda.is_initialized():
         sys.exit(
