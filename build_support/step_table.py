@@ -32,14 +32,16 @@ def disagreements(op: Op, backend: Backend, root: Path) -> list[str]:
 
 
 def render(ops: Iterable[Op], public: Collection[Launcher]) -> str:
-    """The C++ text: ``<op>_steps`` for each operation that has a torch side, and for all, ``behind`` and ``has``.
+    """The C++ text: ``<op>_steps`` for each operation that has launchers, and for all, ``behind`` and ``launchable``.
 
-    Launchers that are not ``public`` are listed, and refuse until the ladder adds them.
+    Launchers that are not ``public`` are listed, and look for the ladder, which adds them.
     """
     ops = [op for op in ops if _entries(op)]
     head = ["// Generated from kernel_twins/ops by build_support/step_table.py.", "", "#include <iterator>", ""]
     includes = [*_headers(ops), '#include "lib/step.h"', '#include "torch/behind.h"', '#include "torch/ladder.h"']
-    return "\n".join([*head, *includes, "", *(_table(op, public) for op in ops), _behind(ops), _has(ops)])
+    return "\n".join(
+        [*head, *includes, "", *(_table(op, public) for op in ops), _behind(ops), _launchable(ops, public)]
+    )
 
 
 def render_ladder(ops: Sequence[Op], ladder: Collection[Launcher]) -> str:
@@ -59,7 +61,7 @@ def render_ladder(ops: Sequence[Op], ladder: Collection[Launcher]) -> str:
             "",
             "PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {",
             '  module.doc() = "The steps that no public function runs: importing it adds them to kernel_twins._C.";',
-            *(f'  kernel_twins::add({op.name}_steps, "{name}", {op.name}_{name});' for op, name in added),
+            *(f'  kernel_twins::add("{op.name}", {op.name}_steps, "{name}", {op.name}_{name});' for op, name in added),
             "}",
             "",
         ]
@@ -107,17 +109,13 @@ def _behind(ops: Iterable[Op]) -> str:
     return "\n".join([*arrays, *function, ""])
 
 
-def _has(ops: Iterable[Op]) -> str:
+def _launchable(ops: Iterable[Op], public: Collection[Launcher]) -> str:
+    pairs = [(op.name, name) for op in ops for name, _, _ in _entries(op) if (op.name, name) in public]
     return "\n".join(
         [
-            "bool kernel_twins::has(std::string_view op, std::string_view step) {",
-            "  const auto loaded = [step](const auto& steps, auto refusing) {",
-            "    const auto* found = steps.find(step);",
-            "    return found && found->launch != refusing;",
-            "  };",
-            *(f'  if (op == "{op.name}") return loaded({op.name}_steps, {op.name}_refuse);' for op in ops),
-            "  return false;",
-            "}",
+            "std::set<std::pair<std::string, std::string>> kernel_twins::launchable = {",
+            *(f'    {{"{op}", "{name}"}},' for op, name in pairs),
+            "};",
             "",
         ]
     )
@@ -142,20 +140,21 @@ def _declaration(op: Op, name: str) -> str:
 
 
 def _table(op: Op, public: Collection[Launcher]) -> str:
-    entries, args = _entries(op), _args(op)
-    here = [name for name, _, _ in entries if (op.name, name) in public]
-    rows = [
-        f'    {{"{name}", {op.name}_{name if name in here else "refuse"}, "{arch}", {str(fp32).lower()}}},'
-        for name, arch, fp32 in entries
-    ]
+    entries, args, steps = _entries(op), _args(op), f"{op.name}_steps"
+    here = {name: f"{op.name}_{name}" for name, _, _ in entries if (op.name, name) in public}
+    looked_for = {
+        name: f'[](const {args}& args) {{ kernel_twins::launch_from_ladder("{op.name}", {steps}, "{name}", args); }}'
+        for name, _, _ in entries
+    }
+    launchers = looked_for | here
+    rows = [f'    {{"{name}", {launchers[name]}, "{arch}", {str(fp32).lower()}}},' for name, arch, fp32 in entries]
     return "\n".join(
         [
             *(_declaration(op, name) for name in here),
-            f'static void {op.name}_refuse(const {args}&) {{ kernel_twins::refuse("{op.name}"); }}',
             f"static Step<{args}> {op.name}_rows[] = {{",
             *rows,
             "};",
-            f"const StepTable<{args}> {op.name}_steps{{std::begin({op.name}_rows), std::end({op.name}_rows)}};",
+            f"const StepTable<{args}> {steps}{{std::begin({op.name}_rows), std::end({op.name}_rows)}};",
             "",
         ]
     )

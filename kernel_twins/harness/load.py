@@ -46,37 +46,6 @@ def extension() -> ModuleType:
         raise UnavailableError(f"the CUDA side is missing, {reason} it with `python setup.py build_ext`") from error
 
 
-def ladder() -> ModuleType:
-    """The compiled extension of the steps that no public function runs; UnavailableError says why it is not there.
-
-    Importing it adds its steps to those of ``extension()``.
-    """
-    try:
-        return importlib.import_module("kernel_twins._ladder")
-    except ModuleNotFoundError as error:
-        raise UnavailableError("kernel_twins._ladder is not built, and no wheel has it") from error
-    except ImportError as error:
-        raise UnavailableError(f"kernel_twins._ladder does not import ({error})") from error
-
-
-@functools.cache
-def require_built(op: str, step: str) -> None:
-    """UnavailableError where a CUDA step, or a baseline that is compiled beside the steps, is in neither extension.
-
-    The ladder is imported when a first step is asked for that the other extension does not have.
-    """
-    built = extension()
-    if built.has(op, step):
-        return
-    missing, remedy = f"the CUDA side of {op} {step} is missing", "run `python setup.py build_ext` in a clone"
-    try:
-        ladder()
-    except UnavailableError as error:
-        raise UnavailableError(f"{missing}, {error}: {remedy}") from error
-    if not built.has(op, step):
-        raise UnavailableError(f"{missing}, it was left out of this build: {remedy}")
-
-
 def load(op: str, step: str, backend: Backend) -> Call:
     """Return ``call(*inputs, **options, out=tensor)`` for one step of an operation, or with a tuple of several tensors.
 
@@ -139,7 +108,6 @@ def require(op: str, backend: Backend, step: str, *inputs: Any, out: Any, **opti
         raise TypeError(f"out is {outs[0].dtype}, must be {expected}: {op} {step} writes no other, take {others}")
     if backend == "cuda":
         require_cuda(_parameters(op)[0], first)  # and so are all others, which are on one device
-        require_built(op, step)
     elif not _is_interpreted():
         require_cuda(_parameters(op)[0], first, "set TRITON_INTERPRET=1 before Triton is imported")
 
@@ -174,7 +142,6 @@ def _is_interpreted() -> bool:
 
 
 def _load_cuda(op: str, step: str) -> Call:
-    require_built(op, step)
     return functools.partial(getattr(extension(), op), step)
 
 

@@ -361,15 +361,24 @@ class TestStepTable:
         assert {path.parent.name for path in ROOT.glob("cuda-kernels/*/*/v*.cu")} <= OPS.keys()
 
     def test_lists_each_launcher_with_what_it_needs_and_takes_once(self) -> None:
-        """Those of the ladder refuse, until it is imported."""
+        """Those of the ladder look for it, until it is imported."""
+
+        def looking(op: Op, name: str) -> str:
+            (found,) = re.findall(
+                rf'\[\].*launch_from_ladder\("{op.name}", {op.name}_steps, "{name}", args\); }}', text
+            )
+            return str(found)
+
         text = step_table.render(OPS.values(), DIVIDED.public)
         for op in OPS.values():
             for step in op.steps_of("cuda"):
-                launcher = step.name if (op.name, step.name) in DIVIDED.public else "refuse"
+                is_public = (op.name, step.name) in DIVIDED.public
+                launcher = f"{op.name}_{step.name}" if is_public else looking(op, step.name)
                 fp32_out = "true" if step.fp32_out else "false"
-                assert text.count(f'{{"{step.name}", {op.name}_{launcher}, "{step.arch}", {fp32_out}}},') == 1
+                assert text.count(f'{{"{step.name}", {launcher}, "{step.arch}", {fp32_out}}},') == 1
+                assert text.count(f'{{"{op.name}", "{step.name}"}},') == is_public
             for name in parts.compiled_baselines(op):
-                assert text.count(f'{{"{name}", {op.name}_refuse, ">=8.0", false}},') == 1
+                assert text.count(f'{{"{name}", {looking(op, name)}, ">=8.0", false}},') == 1
             for step in op.steps:
                 if "cuda" not in step.backends:
                     assert f"{op.name}_{step.name}" not in text
@@ -409,11 +418,11 @@ class TestStepTable:
 
     def test_the_ladders_module_adds_what_it_has_and_declares_it(self) -> None:
         text = step_table.render_ladder([*OPS.values()], DIVIDED.ladder)
-        added = re.findall(r'^  kernel_twins::add\((\w+)_steps, "(\w+)", (\w+)\);$', text, re.MULTILINE)
-        assert {(op, step) for op, step, _ in added} == DIVIDED.ladder
+        added = re.findall(r'^  kernel_twins::add\("(\w+)", (\w+)_steps, "(\w+)", (\w+)\);$', text, re.MULTILINE)
+        assert {(op, step) for op, _, step, _ in added} == DIVIDED.ladder
         assert len(added) == len(DIVIDED.ladder)
-        for op, step, launcher in added:
-            assert launcher == f"{op}_{step}"
+        for op, table, step, launcher in added:
+            assert (table, launcher) == (op, f"{op}_{step}")
             assert len(re.findall(rf"^void {launcher}\(const \w+Args& args\);$", text, re.MULTILINE)) == 1
 
     def test_the_module_registers_every_family_that_has_a_torch_side(self) -> None:

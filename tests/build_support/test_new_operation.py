@@ -183,5 +183,5 @@ def found_step() -> None:
 
     op = OPS["scale"]
     assert [step_table.disagreements(op, backend, sources.ROOT) for backend in BACKENDS] == [[], []]
-    assert 'kernel_twins::add(scale_steps, "v02_grid_stride", scale_v02_grid_stride);' in _tables()
+    assert 'kernel_twins::add("scale", scale_steps, "v02_grid_stride", scale_v02_grid_stride);' in _tables()
     assert ladder_page.gaps((sources.ROOT / "docs" / "scale.md").read_text(), op) == []

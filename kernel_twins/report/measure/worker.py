@@ -20,10 +20,11 @@ from pathlib import Path
 import torch
 
 from kernel_twins import ops
+from kernel_twins.built import ladder
 from kernel_twins.compiler import aot
 from kernel_twins.errors import UnavailableError
 from kernel_twins.harness.check import generator
-from kernel_twins.harness.load import extension, ladder, load_named
+from kernel_twins.harness.load import extension, load_named
 from kernel_twins.ops.tensors import empty_outputs
 from kernel_twins.report.measure.profilers import left
 from kernel_twins.report.rows import base, libraries
