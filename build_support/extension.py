@@ -96,7 +96,8 @@ def _failing(error: BuildError) -> dict[str, Any]:
 
 
 def _cuda_extension(cuda: toolkit.Toolkit) -> dict[str, Any]:
-    os.environ["CUDA_HOME"] = str(cuda.home)  # read by torch when the next line imports it
+    os.environ["CUDA_HOME"] = str(cuda.home)  # read by torch when it is imported below
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # it warns where there is no GPU to build on
     from torch.utils.cpp_extension import BuildExtension, CUDAExtension
 
     notes: list[str] = []
@@ -112,6 +113,7 @@ def _cuda_extension(cuda: toolkit.Toolkit) -> dict[str, Any]:
     class Build(BuildExtension):
         """Generates tables and modules, compiles in place, then tells editors about all. A wheel gets ``_C`` alone."""
 
+        extensions: list[Extension]
         user_options: ClassVar = [
             *BuildExtension.user_options,
             ("op=", None, "compile one operation alone, such as softmax"),

@@ -87,11 +87,11 @@ def unbuilt() -> str:
     return f"{lacking[0]} is not compiled: python setup.py build_ext" if lacking else ""
 
 
-def build(copy: Path) -> str:
-    return run(copy, "-c", f"from tests import copies; copies.build_here({str(kept.ROOT)!r})")
+def build(copy: Path, command: str = "build_ext") -> str:
+    return run(copy, "-c", f"from tests import copies; copies.build_here({str(kept.ROOT)!r}, {command!r})")
 
 
-def build_here(other: str) -> None:
+def build_here(other: str, command: str) -> None:
     """As setup.py builds, but for the sources of another tree: of these its objects are taken."""
     described = extension.describe()
     others = {file for file in _others() if (Path(other) / file).exists()}
@@ -100,7 +100,7 @@ def build_here(other: str) -> None:
         each.sources = [source for source in each.sources if Path(source) not in others]
         each.extra_objects = [str(sources.object_of(file, Path(other))) for file in taken]
     with mock.patch.object(extension, "describe", return_value=described):
-        sys.argv = ["setup.py", "--quiet", "build_ext"]
+        sys.argv = ["setup.py", "--quiet", command]
         runpy.run_path("setup.py", run_name="__main__")
 
 

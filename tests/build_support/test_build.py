@@ -274,6 +274,18 @@ def test_without_a_cuda_torch_the_build_says_so_in_one_sentence_and_succeeds(
     assert f"The CUDA side is not built, because {reason}: install a CUDA build of torch" in done.stderr
 
 
+def test_an_operation_that_there_is_not_is_refused_by_name() -> None:
+    torch = pytest.importorskip("torch")
+    try:
+        toolkit.find(os.environ, torch.version.cuda or "")
+    except (BuildError, ValueError) as error:
+        pytest.skip(f"nothing can be built: {error}")
+    command = [sys.executable, "setup.py", "build_ext", "--op", "softmin"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert re.search(r"^error: --op is 'softmin', must be one of vector_add, .*softmax", done.stderr, re.MULTILINE)
+
+
 class TestPreflight:
     """build_support/preflight.sh, with nothing on PATH but what a test puts there."""
 
