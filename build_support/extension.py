@@ -158,8 +158,11 @@ def _cuda_extension(cuda: toolkit.Toolkit) -> dict[str, Any]:
                 public = Path(self.get_ext_fullpath(PUBLIC))
                 ext.extra_link_args = [f"-L{public.parent}", f"-l:{public.name}", "-Wl,-rpath,$ORIGIN"]
             os.environ["NINJA_STATUS"] = progress.NINJA_STATUS
-            with progress.shown(ext.name, targets):
-                super().build_extension(ext)
+            try:
+                with progress.shown(ext.name, targets):
+                    super().build_extension(ext)
+            except RuntimeError as error:  # torch's, of a source that does not compile
+                raise SystemExit(f"error: {ext.name} is not built: {error}") from None
             self.commands += compile_commands(Path(self.build_temp))
             size = Path(self.get_ext_fullpath(ext.name)).stat().st_size
             print(f"{ext.name}: linked, {size / 1e6:.1f} MB", flush=True)

@@ -51,7 +51,8 @@ class Progress:
         self.stream.flush()
 
     def _show(self, done: int, total: int) -> None:
-        text = f"{self.extension}: compiling {total} sources for {self.targets}: {done}/{total}"
+        sources = "1 source" if total == 1 else f"{total} sources"
+        text = f"{self.extension}: compiling {sources} for {self.targets}: {done}/{total}"
         if self.rewrites:
             self.stream.write(_CLEAR + text)
             self.stream.flush()

@@ -66,5 +66,5 @@ def test_what_processes_print_is_taken_and_the_output_given_back() -> None:
         text=True,
         check=True,
     )
-    stage = "kernel_twins._C: compiling 1 sources for sm_90a: 1/1"
+    stage = "kernel_twins._C: compiling 1 source for sm_90a: 1/1"
     assert done.stdout.splitlines() == [stage, "a warning", "more", "after"]
