@@ -413,6 +413,20 @@ def test_the_gate_is_silent_where_nothing_can_be_compared(
     assert static.differences() == []
 
 
+def test_a_build_of_one_operation_is_not_compared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    of_one = {f"_Z1_softmax_{step.name}_kernelv": Usage(16, 0, 0) for step in OPS["softmax"].steps_of("cuda")}
+    monkeypatch.setattr(disassembly, "find_extensions", lambda: [tmp_path / "_C.so"])
+    monkeypatch.setattr(disassembly, "find_cuobjdump", lambda: tmp_path / "cuobjdump")
+    monkeypatch.setattr(disassembly, "compiler_version", lambda libraries: "13.0.88")
+    monkeypatch.setattr(disassembly, "resource_usage", lambda library, arch: of_one)
+    (toolchain,) = {toolchain for toolchain, _ in static.codes().values() if toolchain.startswith("nvcc")}
+    assert toolchain == "nvcc 13.0.88"
+    told = static.not_compared()
+    assert told.startswith("the build lacks steps of ") and told.endswith(": run `python setup.py build_ext`")
+    assert "softmax_backward" in told and "softmax," not in told
+    assert static.differences() == []
+
+
 def test_a_missing_extension_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disassembly, "find_extensions", list)
     with pytest.raises(CannotRunError, match=r"not built: run `python setup\.py build_ext`"):

@@ -106,8 +106,12 @@ def not_compared() -> str:
     built, recorded = disassembly.compiler_version(libraries), {row["toolchain"] for row in _recorded("cuda").values()}
     if not built or recorded != {toolchain("cuda", built)}:
         return f"the extension was built by nvcc {built or 'of unknown version'}, recorded is {', '.join(recorded)}"
-    if not _usages(libraries):
+    usages = _usages(libraries)
+    if not usages:
         return f"the extension was not built for {ARCH}"
+    first = {op.name: f"{op.name}_{steps[0].name}_" for op in OPS.values() if (steps := op.steps_of("cuda"))}
+    if lacking := [op for op, name in first.items() if not any(name in symbol for symbol in usages)]:
+        return f"the build lacks steps of {', '.join(lacking)}: run `{_BUILD}`"
     return ""
 
 
