@@ -11,6 +11,7 @@ import functools
 import importlib
 from types import ModuleType
 
+from kernel_twins import ops
 from kernel_twins.errors import UnavailableError
 from kernel_twins.harness import load as harness
 from kernel_twins.harness.load import Call, extension
@@ -25,10 +26,9 @@ def load(op: str, step: str, backend: Backend) -> Call:
     there is no such op, step or backend; UnavailableError when the backend cannot be used on this machine, or the step
     is not built.
     """
-    call = harness.load(op, step, backend)
-    if backend == "cuda":
+    if backend == "cuda" and backend in ops.get(op).step(step).backends:
         require_built(op, step)
-    return call
+    return harness.load(op, step, backend)
 
 
 @functools.cache

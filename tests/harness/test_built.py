@@ -70,11 +70,14 @@ def test_the_ladder_is_imported_once_a_step_of_it_is_asked_for(built: Built, mon
 
 
 @pytest.mark.usefixtures("built")
-def test_a_step_that_was_left_out_of_the_build_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("op", "step"), [("softmax", "v01_three_passes"), ("matmul_bf16", "v15_dispatch")])
+def test_what_was_left_out_of_the_build_is_named_with_its_remedy(
+    monkeypatch: pytest.MonkeyPatch, op: str, step: str
+) -> None:
     monkeypatch.setitem(sys.modules, LADDER, ModuleType(LADDER))
-    said = r"^the CUDA side of softmax v01_three_passes is missing, .* of this build: run `python setup\.py build_ext`"
+    said = rf"^the CUDA side of {op} {step} is missing, .* of this build: run `python setup\.py build_ext`"
     with pytest.raises(UnavailableError, match=said):
-        load("softmax", "v01_three_passes", "cuda")
+        load(op, step, "cuda")
 
 
 @pytest.mark.usefixtures("built")
