@@ -73,4 +73,4 @@ format: $(ENVIRONMENT)
 	$(CLANG_FORMAT) -i $(CUDA_SOURCES) $(EXAMPLES)
 
 clean:
-	rm -rf build dist kernel_twins/_C*.so compile_commands.json *.egg-info
+	rm -rf build dist kernel_twins/_C*.so kernel_twins/_ladder*.so compile_commands.json *.egg-info

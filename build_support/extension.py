@@ -1,26 +1,34 @@
-"""The extension for setuptools, and its build's steps before and after compiling."""
+"""The two extensions as setuptools wants them, and what their build does before and after compiling.
+
+python setup.py build_ext [--op OPERATION]
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import os
 import re
 import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from setuptools import Extension
 from setuptools.command.build_ext import build_ext
 
-from build_support import compiler, sources, step_table, toolkit
+from build_support import compiler, parts, progress, sources, step_table, toolkit
+from build_support.parts import LADDER, PUBLIC
 from build_support.toolkit import BuildError
 from kernel_twins.ops import OPS
 
-NAME = "kernel_twins._C"
+BUILT = sources.ROOT / "build" / ".built"
+"""By which make knows that all is built."""
+
 INSTALL_TORCH = "install a CUDA build of torch, then run `python setup.py build_ext`"
 
 
@@ -84,11 +92,12 @@ def _failing(error: BuildError) -> dict[str, Any]:
         def run(self) -> None:
             raise SystemExit(f"error: {error}")
 
-    return {"ext_modules": [Extension(NAME, [])], "cmdclass": {"build_ext": Fail}}
+    return {"ext_modules": [Extension(PUBLIC, [])], "cmdclass": {"build_ext": Fail}}
 
 
 def _cuda_extension(cuda: toolkit.Toolkit) -> dict[str, Any]:
-    os.environ["CUDA_HOME"] = str(cuda.home)  # read by torch when the next line imports it
+    os.environ["CUDA_HOME"] = str(cuda.home)  # read by torch when it is imported below
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # it warns where there is no GPU to build on
     from torch.utils.cpp_extension import BuildExtension, CUDAExtension
 
     notes: list[str] = []
@@ -99,38 +108,106 @@ def _cuda_extension(cuda: toolkit.Toolkit) -> dict[str, Any]:
     compiler.stand_before(cuda.nvcc)
     os.environ.setdefault("MAX_JOBS", str(len(os.sched_getaffinity(0))))
 
+    targets = " ".join(f"sm_{arch.replace('.', '')}" for arch in archs.split(";"))
+
     class Build(BuildExtension):
-        """Generates the step table and the module, compiles in place, then writes files for editors."""
+        """Generates tables and modules, compiles in place, then tells editors about all. A wheel gets ``_C`` alone."""
+
+        extensions: list[Extension]
+        user_options: ClassVar = [
+            *BuildExtension.user_options,
+            ("op=", None, "compile one operation alone, such as softmax"),
+        ]
 
         def initialize_options(self) -> None:
             super().initialize_options()
             self.inplace = True
+            self.op = ""
+
+        def finalize_options(self) -> None:
+            super().finalize_options()
+            if self.op and self.op not in OPS:
+                raise SystemExit(f"error: --op is {self.op!r}, must be one of {', '.join(OPS)}")
 
         def run(self) -> None:
             if not (sources.ROOT / sources.EXTENSION).is_file():
                 raise SystemExit(f"error: {sources.EXTENSION} is missing: is this a whole clone?")
+            divided = _generate(self.op)
+            if "bdist_wheel" in self.distribution.command_obj and not self.editable_mode:
+                self.extensions = [each for each in self.extensions if each.name != LADDER]
+            if self.op:
+                BUILT.unlink(missing_ok=True)
+                wanted = {*divided.public_files, *divided.ladder_files}
+                for each in self.extensions:
+                    each.sources = [source for source in each.sources if _in_clone(source) in wanted]
+            print(*notes, f"CUDA {release} from {cuda.home}, for {archs}", sep="\n", flush=True)
+            self.commands: list[dict[str, str]] = []
+            logging.disable(logging.INFO)  # setuptools' account of each command
             try:
-                step_table.write(OPS.values(), sources.ROOT, sources.ROOT / sources.STEP_TABLE)
-            except BuildError as error:
-                raise SystemExit(f"error: {error}") from None
-            module = step_table.render_module(sources.operator_files())
-            step_table.write_changed(sources.ROOT / sources.MODULE, module)
-            print(*notes, f"CUDA {release} from {cuda.home}, for {archs}", sep="\n")
-            super().run()
-            write_compile_commands(Path(self.build_temp))
-            write_stub()
+                super().run()
+            finally:
+                logging.disable(logging.NOTSET)
+            (sources.ROOT / "compile_commands.json").write_text(json.dumps(self.commands, indent=1) + "\n")
+            if self.op:
+                print(f"built for {self.op} alone: `python setup.py build_ext` builds the other operations, too")
+            else:
+                write_stub()
 
-    extension = CUDAExtension(
-        NAME,
-        [str(path) for path in sources.all_files()],
-        include_dirs=[*(str(sources.ROOT / path) for path in sources.INCLUDE_DIRS), str(cuda.include_dir)],
-        library_dirs=[str(toolkit.linkable_cudart(cuda, sources.ROOT / "build" / "lib"))],
-        extra_compile_args={
-            "cxx": [*sources.CXX_FLAGS, f'-DKERNEL_TWINS_ARCHS="{archs}"'],
-            "nvcc": [*sources.NVCC_FLAGS, *sources.PTXAS_FLAGS],
-        },
-    )
-    return {"ext_modules": [extension], "cmdclass": {"build_ext": Build}}
+        def build_extension(self, ext: Extension) -> None:
+            if ext.name == LADDER:  # its steps call some of the other's, and enter that one's tables
+                public = Path(self.get_ext_fullpath(PUBLIC))
+                ext.extra_link_args = [f"-L{public.parent}", f"-l:{public.name}", "-Wl,-rpath,$ORIGIN"]
+            os.environ["NINJA_STATUS"] = progress.NINJA_STATUS
+            try:
+                with progress.shown(ext.name, targets):
+                    super().build_extension(ext)
+            except RuntimeError as error:  # torch's, of a source that does not compile
+                raise SystemExit(f"error: {ext.name} is not built: {error}") from None
+            self.commands += compile_commands(Path(self.build_temp))
+            size = Path(self.get_ext_fullpath(ext.name)).stat().st_size
+            print(f"{ext.name}: linked, {size / 1e6:.1f} MB", flush=True)
+
+    def described(name: str, files: Iterable[Path]) -> Extension:
+        return CUDAExtension(
+            name,
+            [str(path) for path in files],
+            include_dirs=[*(str(sources.ROOT / path) for path in sources.INCLUDE_DIRS), str(cuda.include_dir)],
+            library_dirs=[str(toolkit.linkable_cudart(cuda, sources.ROOT / "build" / "lib"))],
+            extra_compile_args={
+                "cxx": [*sources.CXX_FLAGS, f'-DKERNEL_TWINS_ARCHS="{archs}"'],
+                "nvcc": [*sources.NVCC_FLAGS, *sources.PTXAS_FLAGS],
+            },
+        )
+
+    divided = parts.divide(OPS.values())
+    return {
+        "ext_modules": [described(PUBLIC, divided.public_files), described(LADDER, divided.ladder_files)],
+        "cmdclass": {"build_ext": Build},
+    }
+
+
+def _generate(only: str) -> parts.Parts:
+    """Write the files that are compiled and not committed; all operations are listed, ``only`` one has launchers."""
+    ops = [*OPS.values()]
+    try:
+        step_table.require_agreement(ops, sources.ROOT)
+    except BuildError as error:
+        raise SystemExit(f"error: {error}") from None
+    divided = parts.divide(ops, only=only)
+    operators = [file for file in sources.operator_files() if file in divided.public_files]
+    texts = {
+        sources.STEP_TABLE: step_table.render(ops, divided.public),
+        sources.MODULE: step_table.render_module(operators),
+        sources.LADDER: step_table.render_ladder(ops, divided.ladder),
+    }
+    for file, text in texts.items():
+        step_table.write_changed(sources.ROOT / file, text)
+    return divided
+
+
+def _in_clone(source: str) -> Path:
+    path = Path(source)
+    return path.relative_to(sources.ROOT) if path.is_absolute() else path
 
 
 def _visible_capabilities() -> list[tuple[int, int]]:
@@ -141,13 +218,15 @@ def _visible_capabilities() -> list[tuple[int, int]]:
     return [torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())]
 
 
-def write_compile_commands(build_temp: Path) -> None:
-    """Writes compile_commands.json from ninja's record; without ninja there is none."""
+def compile_commands(build_temp: Path) -> list[dict[str, str]]:
+    """How the sources of the extension built last are compiled, by ninja's own record; without ninja there is none."""
     if not (build_temp / "build.ninja").is_file():
-        return
+        return []
     command = ["ninja", "-C", str(build_temp), "-t", "compdb", "compile", "cuda_compile"]
-    entries = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    (sources.ROOT / "compile_commands.json").write_text(json.dumps(entries, indent=1) + "\n")
+    entries: list[dict[str, str]] = json.loads(
+        subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    )
+    return entries
 
 
 def write_stub() -> None:
@@ -156,7 +235,7 @@ def write_stub() -> None:
         return
     folder = sources.ROOT / "build" / "stubs"
     script = "import sys, torch, pybind11_stubgen; pybind11_stubgen.main(sys.argv[1:])"
-    command = [sys.executable, "-c", script, NAME, "--output-dir", str(folder)]
+    command = [sys.executable, "-c", script, PUBLIC, "--output-dir", str(folder)]
     done = subprocess.run(command, cwd=sources.ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         print(f"kernel_twins/_C.pyi is left as it is, pybind11-stubgen failed: {done.stderr.strip()}", file=sys.stderr)

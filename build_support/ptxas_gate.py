@@ -36,9 +36,9 @@ def complaints(log: str, finished: bool) -> list[str]:
 
 def main() -> int:
     ladders = [(op, step) for op in OPS.values() for step in op.steps_of("cuda")]
-    library = disassembly.find_extension()
-    newer = disassembly.newer_sources(library, sources.ROOT) if library else []
-    if library is None or newer:
+    libraries = disassembly.find_extensions()
+    newer = disassembly.newer_sources(libraries, sources.ROOT) if libraries else []
+    if not libraries or newer:
         why = f"{newer[0]} is newer than the build" if newer else "the extension is not built"
         print(f"the ptxas gate stops, {why}: run `python setup.py build_ext`", file=sys.stderr)
         return 1

@@ -14,7 +14,9 @@ ROOT = Path(__file__).resolve().parent.parent
 GENERATED = Path("build/generated")
 STEP_TABLE = GENERATED / "step_table.cpp"
 MODULE = GENERATED / "module.cpp"
+LADDER = GENERATED / "ladder.cpp"
 EXTENSION = Path("cuda-kernels/torch/extension.cpp")
+PROBES = Path("hardware-survey/probes.cu")
 INCLUDE_DIRS = (Path("cuda-kernels"), Path("hardware-survey"))
 
 DEFAULT_ARCH = "9.0a"
@@ -38,10 +40,16 @@ NAMED_ARCHS = {
 }
 """Names of architectures that torch, or its CMake, accepts in TORCH_CUDA_ARCH_LIST."""
 
-CXX_FLAGS = ("-std=c++20", "-g0")  # Python's flags have -g, which makes most of an object
-# nvcc compresses large cubins by default. That hides the compiler's version, and only one core could disassemble them.
-NVCC_FLAGS = ("-std=c++20", "-O3", "-lineinfo", "--expt-relaxed-constexpr", "--no-compress")
-PTXAS_FLAGS = ("-Xptxas", "-v")  # compiler.py keeps the output for the ptxas gate
+CXX_FLAGS = ("-std=c++20", "-g0")  # Python's own flags have -g: of torch's headers that is most of an object
+# Cubins are mostly line tables and unrolled code, which zstd makes a small fraction of; the driver and cuobjdump unpack
+# them.
+# 128 is "loop is not reachable". It is said of templates in which `if (WHOLE) return;` stands before a loop, once for
+# each instance that has no need of the loop.
+NVCC_FLAGS = (
+    *("-std=c++20", "-O3", "-lineinfo", "--expt-relaxed-constexpr"),
+    *("--compress-mode=size", "--diag-suppress=128"),
+)
+PTXAS_FLAGS = ("-Xptxas", "-v")  # what it made of every kernel, which compiler.py keeps for the ptxas gate
 
 
 def object_of(source: Path, root: Path = ROOT) -> Path:
@@ -50,29 +58,19 @@ def object_of(source: Path, root: Path = ROOT) -> Path:
     return root / "build" / folder / source.with_suffix(".o")
 
 
-def step_files(root: Path = ROOT) -> list[Path]:
-    """The CUDA steps, relative to the root."""
-    return sorted(path.relative_to(root) for path in root.glob("cuda-kernels/*/*/v*.cu"))
+def function_files(root: Path = ROOT) -> list[Path]:
+    """The kernels that a public function launches and no step is, relative to the root."""
+    return sorted(path.relative_to(root) for path in root.glob("cuda-kernels/*/*/function_*.cu"))
 
 
-def cuda_files(root: Path = ROOT) -> list[Path]:
-    """All .cu files of the extension, relative to the root: steps, functions' own kernels, baselines, probes."""
-    others = [
-        *root.glob("cuda-kernels/*/*/function_*.cu"),
-        *root.glob("cuda-kernels/lib/baseline_*.cu"),
-        *root.glob("hardware-survey/probes.cu"),
-    ]
-    return step_files(root) + sorted(path.relative_to(root) for path in others)
+def baseline_files(root: Path = ROOT) -> list[Path]:
+    """The baselines that are compiled beside the steps, relative to the root."""
+    return sorted(path.relative_to(root) for path in root.glob("cuda-kernels/lib/baseline_*.cu"))
 
 
 def operator_files(root: Path = ROOT) -> list[Path]:
     """The families' torch files, relative to the root: adaptors of steps, and operators of the public functions."""
     return sorted(path.relative_to(root) for path in root.glob("cuda-kernels/*/torch*.cpp"))
-
-
-def all_files(root: Path = ROOT) -> list[Path]:
-    """All compiled files, relative to the root."""
-    return [MODULE, EXTENSION, *operator_files(root), STEP_TABLE, *cuda_files(root)]
 
 
 def architectures(

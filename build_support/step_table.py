@@ -1,13 +1,15 @@
-"""Generates two C++ files: the table of launchers and of steps behind functions, and the Python module.
+"""Writes what the extensions know by name: the tables of launchers and of the steps behind functions, and the modules.
 
-The table includes no torch header, so a new step recompiles only itself and the table, not the torch side.
+The tables are of ``_C`` and list the launchers of both extensions. They include no torch header, so that a new step
+compiles itself and its extension's generated file, and never the torch side.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
+from build_support.parts import Launcher, compiled_baselines
 from build_support.toolkit import BuildError
 from kernel_twins.spec import Backend, Op
 
@@ -31,19 +33,40 @@ def disagreements(op: Op, backend: Backend, root: Path) -> list[str]:
     return sorted(missing + extra) + unknown
 
 
-def compiled_baselines(op: Op) -> list[str]:
-    """The baselines that are compiled into the extension beside the steps."""
-    return [name for name, call in op.baselines.items() if call is None]
+def render(ops: Iterable[Op], public: Collection[Launcher]) -> str:
+    """The C++ text: ``<op>_steps`` for each operation that has launchers, and for all, ``behind`` and ``launchable``.
 
-
-def render(ops: Iterable[Op]) -> str:
-    """The C++ text: the launchers' declarations and ``<op>_steps`` of each operation, and ``behind`` for all."""
-    ops = list(ops)
-    tables = [table for op in ops if (table := _table(op))]
-    includes = [f'#include "{op.family}/{op.name}/args.h"' for op in ops if _entries(op)]
+    Launchers that are not ``public`` are listed, and look for the ladder, which adds them.
+    """
+    ops = [op for op in ops if _entries(op)]
     head = ["// Generated from kernel_twins/ops by build_support/step_table.py.", "", "#include <iterator>", ""]
+    includes = [*_headers(ops), '#include "lib/step.h"', '#include "torch/behind.h"', '#include "torch/ladder.h"']
     return "\n".join(
-        [*head, *includes, '#include "lib/step.h"', '#include "torch/behind.h"', "", *tables, _behind(ops)]
+        [*head, *includes, "", *(_table(op, public) for op in ops), _behind(ops), _launchable(ops, public)]
+    )
+
+
+def render_ladder(ops: Sequence[Op], ladder: Collection[Launcher]) -> str:
+    """The C++ text of the ladder's Python module, which adds its launchers to the tables of ``_C``."""
+    added = [(op, name) for op in ops for name, _, _ in _entries(op) if (op.name, name) in ladder]
+    names = {op.name for op, _ in added}
+    return "\n".join(
+        [
+            "// Generated from kernel_twins/ops by build_support/step_table.py.",
+            "",
+            "#include <pybind11/pybind11.h>",
+            "",
+            *_headers(op for op in ops if op.name in names),
+            '#include "torch/ladder.h"',
+            "",
+            *(_declaration(op, name) for op, name in added),
+            "",
+            "PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {",
+            '  module.doc() = "The steps that no public function runs: importing it adds them to kernel_twins._C.";',
+            *(f'  kernel_twins::add("{op.name}", {op.name}_steps, "{name}", {op.name}_{name});' for op, name in added),
+            "}",
+            "",
+        ]
     )
 
 
@@ -67,12 +90,10 @@ def render_module(operator_files: Iterable[Path]) -> str:
     )
 
 
-def write(ops: Iterable[Op], root: Path, path: Path) -> None:
-    """Write the table if it changed; BuildError if specs and .cu files disagree."""
-    ops = list(ops)
+def require_agreement(ops: Iterable[Op], root: Path) -> None:
+    """BuildError where specs and .cu files disagree."""
     if wrong := [sentence for op in ops for sentence in disagreements(op, "cuda", root)]:
         raise BuildError("the specs and the CUDA files disagree:\n  " + "\n  ".join(wrong))
-    write_changed(path, render(ops))
 
 
 def write_changed(path: Path, text: str) -> None:
@@ -90,26 +111,52 @@ def _behind(ops: Iterable[Op]) -> str:
     return "\n".join([*arrays, *function, ""])
 
 
+def _launchable(ops: Iterable[Op], public: Collection[Launcher]) -> str:
+    pairs = [(op.name, name) for op in ops for name, _, _ in _entries(op) if (op.name, name) in public]
+    return "\n".join(
+        [
+            "std::set<std::pair<std::string, std::string>> kernel_twins::launchable = {",
+            *(f'    {{"{op}", "{name}"}},' for op, name in pairs),
+            "};",
+            "",
+        ]
+    )
+
+
 def _entries(op: Op) -> list[tuple[str, str, bool]]:
     """Name, architecture and fp32_out of every launcher that is found by name."""
     steps = [(step.name, step.arch, step.fp32_out) for step in op.steps_of("cuda")]
     return steps + [(name, BASELINE_ARCH, False) for name in compiled_baselines(op)]
 
 
-def _table(op: Op) -> str:
-    entries = _entries(op)
-    if not entries:
-        return ""
-    args = "".join(word.capitalize() for word in op.name.split("_")) + "Args"
-    declarations = [f"void {op.name}_{name}(const {args}& args);" for name, _, _ in entries]
-    rows = [f'    {{"{name}", {op.name}_{name}, "{arch}", {str(fp32).lower()}}},' for name, arch, fp32 in entries]
+def _headers(ops: Iterable[Op]) -> list[str]:
+    return [f'#include "{op.family}/{op.name}/args.h"' for op in ops]
+
+
+def _args(op: Op) -> str:
+    return "".join(word.capitalize() for word in op.name.split("_")) + "Args"
+
+
+def _declaration(op: Op, name: str) -> str:
+    return f"void {op.name}_{name}(const {_args(op)}& args);"
+
+
+def _table(op: Op, public: Collection[Launcher]) -> str:
+    entries, args, steps = _entries(op), _args(op), f"{op.name}_steps"
+    here = {name: f"{op.name}_{name}" for name, _, _ in entries if (op.name, name) in public}
+    looked_for = {
+        name: f'[](const {args}& args) {{ kernel_twins::launch_from_ladder("{op.name}", {steps}, "{name}", args); }}'
+        for name, _, _ in entries
+    }
+    launchers = looked_for | here
+    rows = [f'    {{"{name}", {launchers[name]}, "{arch}", {str(fp32).lower()}}},' for name, arch, fp32 in entries]
     return "\n".join(
         [
-            *declarations,
-            f"static constexpr Step<{args}> {op.name}_rows[] = {{",
+            *(_declaration(op, name) for name in here),
+            f"static Step<{args}> {op.name}_rows[] = {{",
             *rows,
             "};",
-            f"const StepTable<{args}> {op.name}_steps{{std::begin({op.name}_rows), std::end({op.name}_rows)}};",
+            f"const StepTable<{args}> {steps}{{std::begin({op.name}_rows), std::end({op.name}_rows)}};",
             "",
         ]
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections.abc
 import torch
 import typing
-__all__: list[str] = ['architectures', 'cross_entropy', 'cross_entropy_backward', 'dropout_add', 'dropout_add_backward', 'layer_norm', 'layer_norm_backward', 'linear', 'matmul_bf16', 'matmul_fp32', 'matmul_tf32x3', 'probe', 'reduction', 'reduction_nd', 'rms_norm', 'rms_norm_backward', 'runs', 'softmax', 'softmax_backward', 'vector_add']
+__all__: list[str] = ['architectures', 'cross_entropy', 'cross_entropy_backward', 'dropout_add', 'dropout_add_backward', 'has', 'layer_norm', 'layer_norm_backward', 'linear', 'matmul_bf16', 'matmul_fp32', 'matmul_tf32x3', 'probe', 'reduction', 'reduction_nd', 'rms_norm', 'rms_norm_backward', 'runs', 'softmax', 'softmax_backward', 'vector_add']
 def cross_entropy(step: str, logits: torch.Tensor, target: torch.Tensor, *, out: torch.Tensor | collections.abc.Sequence[torch.Tensor], ignore_index: typing.SupportsInt = -100, label_smoothing: typing.SupportsFloat = 0.0) -> None:
     """
     out = the cross entropy of the rows of logits and their target classes, or a tuple of that and of the logarithms of the sums of exponentials. logits: [M, N], rows contiguous, fp32, bf16 or fp16; target: [M], int64; out: [M], contiguous, fp32. 0 where the target is ignore_index.
@@ -21,6 +21,10 @@ def dropout_add(step: str, x: torch.Tensor, residual: torch.Tensor | None = None
 def dropout_add_backward(step: str, dout: torch.Tensor, x: torch.Tensor | None = None, bias: torch.Tensor | None = None, *, out: torch.Tensor | collections.abc.Sequence[torch.Tensor], p: typing.SupportsFloat = 0.5, activation: str = 'none', seed: typing.SupportsInt = 0, offset: typing.SupportsInt = 0) -> None:
     """
     out = the gradient of x through dropout_add, or those of x and bias. dout, x: [M, N], rows contiguous, fp32, bf16 or fp16 alike; bias: [N]; out: [M, N] and [N], contiguous. x, and a bias, only with an activation.
+    """
+def has(op: str, step: str) -> bool:
+    """
+    Whether a step, or a baseline that is compiled beside the steps, can be launched: it is in this module, or importing kernel_twins._ladder has added it.
     """
 def layer_norm(step: str, x: torch.Tensor, weight: torch.Tensor | None = None, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None, *, out: torch.Tensor | collections.abc.Sequence[torch.Tensor], eps: typing.SupportsFloat = 1e-05) -> None:
     """

@@ -14,7 +14,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from kernel_twins.harness.load import load, load_baseline
+from kernel_twins.built import load
+from kernel_twins.harness.load import load_baseline
 from kernel_twins.ops import OPS
 
 if TYPE_CHECKING:

@@ -10,11 +10,12 @@ import statistics
 import sys
 
 from kernel_twins import named, remedies
+from kernel_twins.built import load
 from kernel_twins.compiler.interpreter import SWITCH, is_interpreted, refusal, round_to_nearest, small_case
 from kernel_twins.compiler.show import STAGES
 from kernel_twins.errors import UnavailableError
 from kernel_twins.harness.ceilings import gpu_slug
-from kernel_twins.harness.load import load, why_no_gpu
+from kernel_twins.harness.load import why_no_gpu
 from kernel_twins.ops import OPS, get
 from kernel_twins.report.pages import headers
 from kernel_twins.spec import BACKENDS, UNPROVEN, Case, Name, Op, Step

@@ -15,7 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from unittest import mock
 
-from build_support import extension, kept, sources
+from build_support import extension, kept, parts, sources
+from kernel_twins.ops import OPS
 
 FOLDERS = (
     "build_support", "cuda-kernels", "docs", "hardware-survey", "kernel_twins", "profiling", "tests",
@@ -25,7 +26,7 @@ FILES = (
     "CONTRIBUTING.md", "KERNEL_LOG.md", "LICENSE", "Makefile", "README.md", "pyproject.toml", "requirements.txt",
     "setup.py",
 )  # fmt: skip
-_LEFT_OUT = shutil.ignore_patterns("__pycache__", "_C*.so", "new_operation", "new_step")
+_LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.so", "new_operation", "new_step")
 
 Edits = Mapping[str, Sequence[tuple[str, str]]]
 """By file, what is replaced in it, and by what."""
@@ -89,22 +90,24 @@ def unbuilt() -> str:
     return f"{lacking[0]} is not compiled: python setup.py build_ext" if lacking else ""
 
 
-def build(copy: Path) -> str:
-    return run(copy, "-c", f"from tests import copies; copies.build_here({str(kept.ROOT)!r})")
+def build(copy: Path, command: str = "build_ext") -> str:
+    return run(copy, "-c", f"from tests import copies; copies.build_here({str(kept.ROOT)!r}, {command!r})")
 
 
-def build_here(other: str) -> None:
+def build_here(other: str, command: str) -> None:
     """As setup.py builds, but for the sources of another tree: of these its objects are taken."""
     described = extension.describe()
-    (only,) = described["ext_modules"]
-    others = [file for file in _others() if (Path(other) / file).exists()]
-    only.sources = [source for source in only.sources if Path(source) not in others]
-    only.extra_objects = [str(sources.object_of(file, Path(other))) for file in others]
+    others = {file for file in _others() if (Path(other) / file).exists()}
+    for each in described["ext_modules"]:
+        taken = [file for file in map(Path, each.sources) if file in others]
+        each.sources = [source for source in each.sources if Path(source) not in others]
+        each.extra_objects = [str(sources.object_of(file, Path(other))) for file in taken]
     with mock.patch.object(extension, "describe", return_value=described):
-        sys.argv = ["setup.py", "--quiet", "build_ext"]
+        sys.argv = ["setup.py", "--quiet", command]
         runpy.run_path("setup.py", run_name="__main__")
 
 
 def _others() -> list[Path]:
     """What is compiled and not generated."""
-    return [file for file in sources.all_files() if file.parent != sources.GENERATED]
+    divided = parts.divide(OPS.values())
+    return [file for file in (*divided.public_files, *divided.ladder_files) if file.parent != sources.GENERATED]

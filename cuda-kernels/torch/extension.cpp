@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "checks.h"
+#include "ladder.h"
 #include "probes.h"
 #include "steps.h"
 
@@ -37,7 +38,14 @@ bool step_runs(const std::string& arch, std::pair<int, int> capability, const st
   return runs_step(arch, capability, parse_architectures(architectures));
 }
 
+bool has(const std::string& op, const std::string& step) { return launchable.contains({op, step}); }
+
 }  // namespace
+
+void kernel_twins::require_built(const std::string& op, const std::string& step) {
+  const pybind11::gil_scoped_acquire gil;
+  pybind11::module_::import("kernel_twins.built").attr("require_built")(op, step);
+}
 
 void register_extension(pybind11::module_& module) {
   using torch::wrap_pybind_function;
@@ -47,6 +55,10 @@ void register_extension(pybind11::module_& module) {
   module.def("runs", wrap_pybind_function(step_runs), arg("arch"), arg("capability"), arg("architectures"),
              "Whether a GPU of that compute capability runs a step of that arch, such as >=9.0, compiled for "
              "architectures, a list such as 8.0;9.0a.");
+  module.def(
+      "has", has, arg("op"), arg("step"),
+      "Whether a step, or a baseline that is compiled beside the steps, can be launched: it is in this "
+      "module, or importing kernel_twins._ladder has added it.");
   module.def("probe", wrap_pybind_function(probe), arg("name"), arg("buffer"), arg("iterations"),
              "Launches a probe of hardware-survey/probes.h. buffer: contiguous uint8, overwritten.");
 }

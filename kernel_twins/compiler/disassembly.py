@@ -1,7 +1,8 @@
 """A compiled kernel's registers, shared memory, stack and instructions, read with NVIDIA's cuobjdump.
 
-The tool is the toolkit's or the one in Triton's wheel. It reads the extension or a bare cubin. ``arch`` picks one of
-the architectures that an extension was built for (``sm_90a``); a bare cubin needs none.
+The tool is the toolkit's or the one in Triton's wheel. It takes an extension, whose cubins are compressed, and a bare
+cubin alike; ``arch`` picks one of the architectures that an extension was built for (``sm_90a``), a bare cubin needs
+none.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ import shutil
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from kernel_twins import remedies
 from kernel_twins.errors import UnavailableError
@@ -58,8 +60,11 @@ _INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(.*?);")
 _USAGE = re.compile(r"Function (\S+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 _INFO = re.compile(r"^\.nv\.info\.(\S+)$|Attribute:\s+EIATTR_(?:MAX_THREADS|REQNTID)$|^\s*Value:\s+(0x.*)$")
 _OPCODE = re.compile(r"(?:@!?U?P\w+\s+)?(\S+)")
-_ELF, _EM_CUDA = re.compile(rb"(?=\x7fELF)"), b"\xbe\0"  # a cubin's first bytes, and its machine at byte 18
+_ELF, _EM_CUDA = b"\x7fELF", b"\xbe\0"  # how a cubin begins, and its machine, 18 bytes on
+_FATBIN = re.compile(rb"\x50\xed\x55\xba\x01\0(..)(.{8})", re.DOTALL)  # its header's bytes, and those that follow it
 _COMPILER = re.compile(rb"ptxas\0Cuda compilation tools, release [\d.]+, V([\d.]+)")
+
+_Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,32 +162,44 @@ def find_cuobjdump() -> Path | None:
     return next((path for path in candidates if path.is_file()), None)
 
 
-def find_extension() -> Path | None:
-    """The compiled extension for this Python, found without importing it; None if it is not built."""
-    spec = importlib.util.find_spec("kernel_twins._C")
-    return Path(spec.origin) if spec and spec.origin else None
+def find_extensions() -> list[Path]:
+    """The compiled CUDA side for this Python, found without importing it: what public functions run, then the ladders.
+
+    [] where it is not built. The ladders' other steps, kernel_twins._ladder, are missing where a wheel was installed.
+    """
+    specs = [importlib.util.find_spec(f"kernel_twins.{name}") for name in ("_C", "_ladder")]
+    found = [Path(spec.origin) for spec in specs if spec and spec.origin]
+    return found if specs[0] else []
 
 
-def require_extension() -> Path:
+def require_extensions() -> list[Path]:
     """The compiled CUDA side; UnavailableError names the commands that build it."""
-    if (library := find_extension()) is None:
+    if not (libraries := find_extensions()):
         raise UnavailableError(f"the CUDA side is not built: run {remedies.told(remedies.build())}")
-    return library
+    return libraries
 
 
-def newer_sources(library: Path, root: Path) -> list[str]:
-    """The CUDA sources of a checkout that are newer than its extension, relative to the root, in order."""
-    built = library.stat().st_mtime
+def of_all(libraries: Iterable[Path], read: Callable[[Path], Mapping[str, _Found]]) -> dict[str, _Found]:
+    """What is read of each library, by mangled name."""
+    return {name: found for library in libraries for name, found in read(library).items()}
+
+
+def newer_sources(libraries: Iterable[Path], root: Path) -> list[str]:
+    """The CUDA sources of a checkout that were written after its extensions, relative to the root, in order."""
+    built = min(library.stat().st_mtime for library in libraries)
     files = (path for path in (root / "cuda-kernels").rglob("*") if path.suffix in _SOURCES)
     return sorted(str(path.relative_to(root)) for path in files if path.stat().st_mtime > built)
 
 
-def compiler_version(library: Path) -> str:
-    """The version of ptxas that compiled an extension, such as ``13.0.88``, from the notes in its cubins.
+def compiler_version(libraries: Iterable[Path]) -> str:
+    """The version of ptxas that compiled extensions, such as ``13.0.88``, by the notes in their cubins (0.5 s).
 
-    Empty if there is no such note (as in compressed cubins), or if cubins differ.
+    Empty where there is no such note, or where parts differ. Of cubins of one name, as sources of several operations
+    have, one is looked at.
     """
-    versions = set(_COMPILER.findall(library.read_bytes()))
+    versions = {
+        version for library in libraries for cubin in _extracted(library) for version in _COMPILER.findall(cubin)
+    }
     return versions.pop().decode() if len(versions) == 1 else ""
 
 
@@ -222,30 +239,55 @@ def parse_block_limits(text: str) -> dict[str, int]:
 def sass(binary: Path, symbols: Iterable[str] = (), arch: str = "") -> dict[str, list[tuple[int, str]]]:
     """Address and text of every instruction, by mangled name: of some kernels, or of all.
 
-    All kernels of the extension take more than a minute of CPU time, spread over the cores. Unknown names are left out.
+    All of the extensions take 80 s of one core, of which every core has some. A name that the binary does not have is
+    left out.
     """
     if names := ",".join(symbols):
         return parse_sass(_run(binary, arch, "-sass", "-fun", names))
-    pieces = cubins(binary)
-    # cuobjdump gets a bare cubin, or a file with compressed cubins or other architectures, in one piece.
-    if len(pieces) < 2 or len(pieces) != _run(binary, arch, "-lelf").count("ELF file"):
-        return parse_sass(_run(binary, arch, "-sass"))
-    kernels: dict[str, list[tuple[int, str]]] = {}
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        paths = [Path(folder) / f"{i}.cubin" for i in range(len(pieces))]
-        for path, cubin in zip(paths, pieces, strict=True):
-            path.write_bytes(cubin)
-        for some in pool.map(lambda path: parse_sass(_run(path, "", "-sass")), paths):
-            kernels |= some
-    return kernels
+    return {
+        name: code
+        for some in _of_parts(binary, lambda part: parse_sass(_run(part, arch, "-sass")))
+        for name, code in some.items()
+    }
 
 
 def cubins(binary: Path) -> list[bytes]:
-    """The uncompressed cubins in a file, or the file if it is one. A cubin may have trailing bytes of the file.
+    """Those that a file holds, or is."""
+    return [cubin for some in _of_parts(binary, _extracted) for cubin in some]
 
-    cuobjdump cannot extract them: it overwrites cubins of the same name, which sources of several operations have.
+
+def _of_parts(binary: Path, read: Callable[[Path], _Found]) -> Iterator[_Found]:
+    """What is read of each source's device code in a file, by all cores: the tool itself has use for one.
+
+    It also writes cubins of one name over one another, as sources of several operations have.
     """
-    return [piece for piece in _ELF.split(binary.read_bytes()) if piece[18:20] == _EM_CUDA]
+    if len(parts := _fatbins(binary.read_bytes())) < 2:
+        yield read(binary)
+        return
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        paths = [Path(folder) / f"{i}.fatbin" for i in range(len(parts))]
+        for path, part in zip(paths, parts, strict=True):
+            path.write_bytes(part)
+        yield from pool.map(read, paths)
+
+
+def _fatbins(content: bytes) -> list[bytes]:
+    """The device code in a file, one fat binary for each source that was compiled."""
+    found, position = [], 0
+    while match := _FATBIN.search(content, position):
+        position = match.start() + int.from_bytes(match[1], "little") + int.from_bytes(match[2], "little")
+        found.append(content[match.start() : position])
+    return found
+
+
+def _extracted(binary: Path) -> list[bytes]:
+    """The cubins that the tool writes out of a file, or the file where it is one."""
+    content = binary.read_bytes()
+    if content.startswith(_ELF) and content[18:20] == _EM_CUDA:
+        return [content]
+    with tempfile.TemporaryDirectory() as folder:
+        _run(binary, "", "-xelf", "all", cwd=Path(folder))
+        return [path.read_bytes() for path in sorted(Path(folder).iterdir())]
 
 
 def parse_sass(text: str) -> dict[str, list[tuple[int, str]]]:
@@ -289,12 +331,12 @@ def _width(code: str) -> int:
     return next((widths[part] for part in code.split(".")[1:] if part in widths), 4)
 
 
-def _run(binary: Path, arch: str, *options: str) -> str:
+def _run(binary: Path, arch: str, *options: str, cwd: Path | None = None) -> str:
     tool = find_cuobjdump()
     if tool is None:
         raise UnavailableError("there is no cuobjdump: pip install triton, or put a CUDA toolkit's bin folder on PATH")
-    command = [str(tool), *options, *(["-arch", arch] if arch else []), str(binary)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [str(tool), *options, *(["-arch", arch] if arch else []), str(binary.resolve())]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd)
     if done.returncode:
         said = (done.stderr or done.stdout).strip().splitlines()
         raise UnavailableError(f"{tool} cannot read {binary}: {said[-1] if said else f'exit code {done.returncode}'}")

@@ -148,10 +148,11 @@ def essentials(text: str, stage: str, name: str) -> list[str]:
 
 
 def _cuda_sass(op: Op, step: Step, case: Case) -> list[Kernel]:
-    library = disassembly.require_extension()
-    usages = disassembly.resource_usage(library, disassembly.ARCH)
-    names = disassembly.step_kernels(usages, op.name, step.name, case.dtype)
-    if not names:
+    for library in disassembly.require_extensions():
+        usages = disassembly.resource_usage(library, disassembly.ARCH)
+        if names := disassembly.step_kernels(usages, op.name, step.name, case.dtype):
+            break
+    else:
         raise disassembly.not_built(op.name, step.name)
     code = disassembly.sass(library, names, disassembly.ARCH)
     found = []
@@ -185,8 +186,7 @@ def _cuda_ptx(op: Op, step: Step, case: Case) -> tuple[str, list[Kernel]]:
         from build_support import sources, toolkit
     except ImportError:
         raise UnavailableError("PTX of a CUDA step is compiled from its source: run this in a clone's folder") from None
-    library = disassembly.find_extension()
-    built_with = disassembly.compiler_version(library).rpartition(".")[0] if library else ""
+    built_with = disassembly.compiler_version(disassembly.find_extensions()).rpartition(".")[0]
     try:
         cuda = toolkit.find(os.environ, built_with or "13.0")
     except toolkit.BuildError as error:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from kernel_twins import OPS, remedies
-from kernel_twins.compiler.disassembly import newer_sources
+from kernel_twins.compiler.disassembly import find_extensions, newer_sources
 from kernel_twins.errors import UnavailableError
 from kernel_twins.harness import ceilings
 from kernel_twins.harness.load import extension, why_no_gpu
@@ -125,12 +125,16 @@ def _gpu() -> Answer:
 
 def _extension() -> Answer:
     try:
-        library = Path(extension().__file__ or "")
+        extension()
     except UnavailableError as error:
         return "missing", str(error), remedies.build()
-    if newer := newer_sources(library, ROOT):
+    libraries = find_extensions()
+    if newer := newer_sources(libraries, ROOT):
         return "warning", f"older than {', '.join(newer[:3])}{' and others' if newer[3:] else ''}", remedies.build()
-    return "ok", library.name, ""
+    names = " and ".join(library.name for library in libraries)
+    if len(libraries) < 2:
+        return "warning", f"{names} alone, without the steps that no public function runs", remedies.build()
+    return "ok", names, ""
 
 
 def _toolkit() -> Answer:

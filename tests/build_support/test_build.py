@@ -18,12 +18,13 @@ from typing import Any
 
 import pytest
 
-from build_support import compiler, extension, ptxas_gate, sources, step_table, toolkit
+from build_support import compiler, extension, parts, ptxas_gate, sources, step_table, toolkit
 from build_support.toolkit import BuildError
 from kernel_twins import OPS
 from kernel_twins.spec import BACKENDS, Backend, Op
 
 ROOT = sources.ROOT
+DIVIDED = parts.divide(OPS.values())
 
 
 def write_script(path: Path, text: str) -> Path:
@@ -273,6 +274,18 @@ def test_without_a_cuda_torch_the_build_says_so_in_one_sentence_and_succeeds(
     assert f"The CUDA side is not built, because {reason}: install a CUDA build of torch" in done.stderr
 
 
+def test_an_operation_that_there_is_not_is_refused_by_name() -> None:
+    torch = pytest.importorskip("torch")
+    try:
+        toolkit.find(os.environ, torch.version.cuda or "")
+    except (BuildError, ValueError) as error:
+        pytest.skip(f"nothing can be built: {error}")
+    command = [sys.executable, "setup.py", "build_ext", "--op", "softmin"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert re.search(r"^error: --op is 'softmin', must be one of vector_add, .*softmax", done.stderr, re.MULTILINE)
+
+
 class TestPreflight:
     """build_support/preflight.sh, with nothing on PATH but what a test puts there."""
 
@@ -326,7 +339,9 @@ class TestPreflight:
 
 def test_every_file_of_kernels_is_compiled_and_none_lies_loose() -> None:
     top = ROOT / "cuda-kernels"
-    assert {path.relative_to(ROOT) for path in top.rglob("*.cu")} <= {*sources.cuda_files()}
+    compiled = [*DIVIDED.public_files, *DIVIDED.ladder_files]
+    assert {path.relative_to(ROOT) for path in top.rglob("*.cu")} <= {*compiled}
+    assert len({*compiled}) == len(compiled)
     assert [path.name for path in top.iterdir() if path.is_file()] == []
 
 
@@ -359,22 +374,33 @@ class TestStepTable:
         )
 
     def test_every_cuda_file_is_some_operations(self) -> None:
-        assert {path.parent.name for path in sources.step_files()} <= OPS.keys()
+        assert {path.parent.name for path in ROOT.glob("cuda-kernels/*/*/v*.cu")} <= OPS.keys()
 
     def test_lists_each_launcher_with_what_it_needs_and_takes_once(self) -> None:
-        text = step_table.render(OPS.values())
+        """Those of the ladder look for it, until it is imported."""
+
+        def looking(op: Op, name: str) -> str:
+            (found,) = re.findall(
+                rf'\[\].*launch_from_ladder\("{op.name}", {op.name}_steps, "{name}", args\); }}', text
+            )
+            return str(found)
+
+        text = step_table.render(OPS.values(), DIVIDED.public)
         for op in OPS.values():
             for step in op.steps_of("cuda"):
+                is_public = (op.name, step.name) in DIVIDED.public
+                launcher = f"{op.name}_{step.name}" if is_public else looking(op, step.name)
                 fp32_out = "true" if step.fp32_out else "false"
-                assert text.count(f'{{"{step.name}", {op.name}_{step.name}, "{step.arch}", {fp32_out}}},') == 1
-            for name in step_table.compiled_baselines(op):
-                assert text.count(f'{{"{name}", {op.name}_{name}, ">=8.0", false}},') == 1
+                assert text.count(f'{{"{step.name}", {launcher}, "{step.arch}", {fp32_out}}},') == 1
+                assert text.count(f'{{"{op.name}", "{step.name}"}},') == is_public
+            for name in parts.compiled_baselines(op):
+                assert text.count(f'{{"{name}", {looking(op, name)}, ">=8.0", false}},') == 1
             for step in op.steps:
                 if "cuda" not in step.backends:
                     assert f"{op.name}_{step.name}" not in text
 
     def test_lists_the_steps_behind_a_function_in_their_order(self) -> None:
-        text = step_table.render(OPS.values())
+        text = step_table.render(OPS.values(), DIVIDED.public)
         lists = dict(re.findall(r"(\w+)_behind\[\] = \{(.*)\};", text))
         found = {op: tuple(re.findall(r'"(\w+)"', names)) for op, names in lists.items()}
         assert found == {op.name: op.behind["cuda"] for op in OPS.values() if op.behind}
@@ -382,7 +408,7 @@ class TestStepTable:
         assert asked == [(op, op) for op in found]
 
     @pytest.mark.parametrize("backend", BACKENDS)
-    def test_only_steps_stand_behind_a_function(self, tmp_path: Path, backend: Backend) -> None:
+    def test_only_steps_stand_behind_a_function(self, backend: Backend) -> None:
         (other,) = set(BACKENDS) - {backend}
         alone = next(step.name for op in OPS.values() for step in op.steps if step.backends == (other,))
         op = next(op for op in OPS.values() if any(step.name == alone for step in op.steps))
@@ -392,19 +418,28 @@ class TestStepTable:
             assert sentence == f"{name} is behind {op.name}'s function, and no step that the spec has in {backend}"
         if backend == "cuda":
             with pytest.raises(BuildError, match=f"{alone} is behind"):
-                step_table.write([wrong], ROOT, tmp_path / "step_table.cpp")
+                step_table.require_agreement([wrong], ROOT)
 
-    def test_is_left_alone_while_it_says_the_same(self, tmp_path: Path) -> None:
+    def test_a_file_is_left_alone_while_it_says_the_same(self, tmp_path: Path) -> None:
         path = tmp_path / "generated" / "step_table.cpp"
-        step_table.write(OPS.values(), ROOT, path)
-        os.utime(path, (1, 1))
-        step_table.write(OPS.values(), ROOT, path)
-        assert path.stat().st_mtime == 1
+        for text, kept in (("first", False), ("first", True), ("second", False)):
+            step_table.write_changed(path, text)
+            assert path.read_text() == text
+            assert (path.stat().st_mtime == 1) is kept
+            os.utime(path, (1, 1))
 
-    def test_is_not_written_from_disagreeing_files(self, tmp_path: Path) -> None:
+    def test_disagreeing_files_are_refused(self, tmp_path: Path) -> None:
         with pytest.raises(BuildError, match=r"vector_add/v01_scalar\.cu is missing"):
-            step_table.write(OPS.values(), tmp_path, tmp_path / "step_table.cpp")
-        assert not (tmp_path / "step_table.cpp").exists()
+            step_table.require_agreement(OPS.values(), tmp_path)
+
+    def test_the_ladders_module_adds_what_it_has_and_declares_it(self) -> None:
+        text = step_table.render_ladder([*OPS.values()], DIVIDED.ladder)
+        added = re.findall(r'^  kernel_twins::add\("(\w+)", (\w+)_steps, "(\w+)", (\w+)\);$', text, re.MULTILINE)
+        assert {(op, step) for op, _, step, _ in added} == DIVIDED.ladder
+        assert len(added) == len(DIVIDED.ladder)
+        for op, table, step, launcher in added:
+            assert (table, launcher) == (op, f"{op}_{step}")
+            assert len(re.findall(rf"^void {launcher}\(const \w+Args& args\);$", text, re.MULTILINE)) == 1
 
     def test_the_module_registers_every_family_that_has_a_torch_side(self) -> None:
         files = [

@@ -20,6 +20,7 @@ ROOMS = (
     ("spec",),
     ("ops", "named"),
     ("harness",),
+    ("built",),  # which CUDA steps there are
     ("compiler", "_triton"),
     ("functional",),
     ("nn",),

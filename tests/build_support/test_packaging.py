@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from packaging.requirements import Requirement
 
 from build_support import packages
 from kernel_twins import OPS
+from tests import copies
 
 ROOT = Path(__file__).resolve().parents[2]
 TRITON_STEPS = [op.module(step.name) for op in OPS.values() for step in op.steps_of("triton")]
@@ -85,6 +87,36 @@ def test_messages_of_the_installed_package_name_no_file_that_it_lacks(command: s
     assert done.returncode == 3 and done.stderr.startswith("kernel_twins: ")
     there = re.sub(r"`[^`]+` in a clone of kernel-twins", "", done.stderr)
     assert not re.search(r"setup\.py|requirements\.txt|profiling/|hardware-survey/", there), done.stderr
+
+
+@pytest.mark.slow
+def test_a_wheel_has_what_public_functions_run_and_no_ladder(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    if torch.version.cuda is None:
+        pytest.skip("this torch has no CUDA, so there is nothing to build")
+    lacking = copies.unbuilt()
+    if lacking and os.environ.get("REQUIRE_BUILD") != "1":
+        pytest.skip(lacking)
+    assert not lacking
+    copy = copies.copied(tmp_path / "copy")
+    copies.build(copy)
+    assert {path.name.partition(".")[0] for path in copy.glob("kernel_twins/*.so")} == {"_C", "_ladder"}
+    copies.build(copy, "bdist_wheel")
+    (wheel,) = copy.glob("dist/*.whl")
+    with zipfile.ZipFile(wheel) as packed:
+        compiled = [name for name in packed.namelist() if name.endswith(".so")]
+        packed.extractall(tmp_path / "site")
+    assert [name.partition(".")[0] for name in compiled] == ["kernel_twins/_C"]
+    script = (
+        "import torch, kernel_twins\n"
+        "print(float(kernel_twins.softmax(torch.zeros(2, 4)).sum()))\n"
+        "kernel_twins.load('softmax', kernel_twins.OPS['softmax'].behind['cuda'][0], 'cuda')\n"
+        "try: kernel_twins.load('vector_add', 'v01_scalar', 'cuda')\n"
+        "except kernel_twins.errors.UnavailableError as error: print(error)\n"
+    )
+    computed, refused = run_installed(tmp_path / "site", "-c", script).splitlines()
+    assert computed == "2.0"
+    assert re.match("the CUDA side of vector_add v01_scalar is missing, .*: run `python setup.py build_ext`", refused)
 
 
 def test_the_autotuners_winners_are_installed(installed: Path) -> None:

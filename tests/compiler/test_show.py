@@ -17,9 +17,9 @@ OP = OPS["vector_add"]
 SCALAR, WIDE = OP.step("v01_scalar"), OP.step("v03_vectorized")
 NAME = "vector_add_v01_scalar"
 
-LIBRARY = disassembly.find_extension()
+LIBRARIES = disassembly.find_extensions()
 needs_build = pytest.mark.skipif(
-    not (LIBRARY and disassembly.find_cuobjdump() and disassembly.resource_usage(LIBRARY, disassembly.ARCH)),
+    not (LIBRARIES and disassembly.find_cuobjdump() and disassembly.resource_usage(LIBRARIES[0], disassembly.ARCH)),
     reason=f"the extension is not built for {disassembly.ARCH}, or there is no cuobjdump",
 )
 
@@ -96,7 +96,7 @@ def test_wrong_usage_says_what_there_is(arguments: list[str], message: str, caps
 def test_missing_extension_is_named_with_its_remedy(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(disassembly, "find_extension", lambda: None)
+    monkeypatch.setattr(disassembly, "find_extensions", list)
     assert main(["show", "vector_add", "v01_scalar", "cuda"]) == 3
     assert "python setup.py build_ext" in capsys.readouterr().err
 

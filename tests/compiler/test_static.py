@@ -91,27 +91,24 @@ def test_instructions_are_read_with_their_addresses() -> None:
 
 TOOL = """#!/bin/sh
 for binary; do :; done
-case "$*" in
-  *-lelf*) for i in $(seq {listed}); do echo "ELF file    $i: v01_scalar.sm_90.cubin"; done;;
-  *extension.so) echo "Function : whole"; echo "/*0000*/ EXIT;";;
-  *) tail -c +21 "$binary";;
-esac
+tail -c +17 "$binary"
 """
 
 
-@pytest.mark.parametrize(("listed", "found"), [(2, ["first", "second"]), (3, ["whole"])])
-def test_cubins_of_one_name_are_all_read(
-    listed: int, found: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("names", [["first", "second"], ["first", "second", "third"]])
+def test_the_device_code_of_every_source_is_read(
+    names: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """Each source's stands in a fat binary of its own, and cubins of several sources may have one name."""
     tool, library = tmp_path / "bin" / "cuobjdump", tmp_path / "extension.so"
     tool.parent.mkdir()
-    tool.write_text(TOOL.format(listed=listed))
+    tool.write_text(TOOL)
     tool.chmod(0o755)
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-    elf = b"\x7fELF" + 14 * b"\0"
-    cubins = [elf + b"\xbe\0" + f"Function : {name}\n/*0000*/ EXIT;\n".encode() for name in ("first", "second")]
-    library.write_bytes(elf + b"\x3e\0" + b"".join(cubins))
-    assert list(disassembly.sass(library)) == found
+    texts = [f"Function : {name}\n/*0000*/ EXIT;\n".encode() for name in names]
+    headers = [b"\x50\xed\x55\xba\x01\0\x10\0" + len(text).to_bytes(8, "little") for text in texts]
+    library.write_bytes(b"\0" * 16 + b"".join(header + text for header, text in zip(headers, texts, strict=True)))
+    assert list(disassembly.sass(library)) == names
 
 
 def test_an_extension_is_disassembled_once_for_as_long_as_it_stays_the_same(
@@ -130,7 +127,7 @@ def test_an_extension_is_disassembled_once_for_as_long_as_it_stays_the_same(
     tool.touch()
     for code, times in (("EXIT", 1), ("NOP", 2)):
         library.write_text(code)
-        assert identity.sass_digests(library) == identity.sass_digests(library) == {"kernel": identity.digest(code)}
+        assert identity.sass_digests([library]) == identity.sass_digests([library]) == {"kernel": identity.digest(code)}
         assert len(read) == times
 
 
@@ -374,12 +371,12 @@ def test_rows_of_other_compiled_code_are_stale(
 @pytest.fixture
 def built(committed: pd.DataFrame) -> pd.DataFrame:
     """The committed rows, where the extension is one that they can be compared with."""
-    library = disassembly.find_extension()
-    if library is None or disassembly.find_cuobjdump() is None:
+    libraries = disassembly.find_extensions()
+    if not libraries or disassembly.find_cuobjdump() is None:
         pytest.skip("the extension is not built, or there is no cuobjdump")
     toolchains = set(committed.loc[committed["backend"] == "cuda", "toolchain"])
-    if toolchains != {f"nvcc {disassembly.compiler_version(library)}"} or not disassembly.resource_usage(
-        library, disassembly.ARCH
+    if toolchains != {f"nvcc {disassembly.compiler_version(libraries)}"} or not disassembly.resource_usage(
+        libraries[0], disassembly.ARCH
     ):
         pytest.skip(f"the extension was built with another compiler than {', '.join(toolchains)}, or for another GPU")
     return committed
@@ -391,7 +388,7 @@ def test_the_build_is_what_is_recorded(built: pd.DataFrame) -> None:
 
 def test_the_gate_notices_every_change(built: pd.DataFrame, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(static, "FILE", tmp_path / "static.csv")
-    monkeypatch.setattr(disassembly, "newer_sources", lambda library, root: [])
+    monkeypatch.setattr(disassembly, "newer_sources", lambda libraries, root: [])
     changed = built.copy()
     is_step = (changed["step"] == "v03_vectorized") & (changed["op"] == "vector_add") & (changed["backend"] == "cuda")
     now = changed.loc[is_step, "registers"].item()
@@ -410,7 +407,7 @@ def test_the_gate_notices_every_change(built: pd.DataFrame, monkeypatch: pytest.
     (line,) = static.differences()
     assert "vector_add_v03_vectorized_kernel<double> is recorded and no longer compiled" in line
 
-    monkeypatch.setattr(disassembly, "newer_sources", lambda library, root: ["cuda-kernels/lib/common.cuh"])
+    monkeypatch.setattr(disassembly, "newer_sources", lambda libraries, root: ["cuda-kernels/lib/common.cuh"])
     (line,) = static.differences()
     assert line.endswith("cuda-kernels/lib/common.cuh is newer than the build: run `python setup.py build_ext`")
 
@@ -420,7 +417,7 @@ def test_a_release_is_not_judged_by_a_build_that_lacks_a_change(
 ) -> None:
     monkeypatch.setattr(static, "FILE", tmp_path / "static.csv")
     store.write(static.FILE, built[built["backend"] == "cuda"])
-    monkeypatch.setattr(disassembly, "newer_sources", lambda library, root: ["cuda-kernels/lib/ptx/ampere.cuh"])
+    monkeypatch.setattr(disassembly, "newer_sources", lambda libraries, root: ["cuda-kernels/lib/ptx/ampere.cuh"])
     assert static.differences() == []
     (line,) = static.differences(thorough=True)
     assert line == "cuda-kernels/lib/ptx/ampere.cuh is newer than the build: run `python setup.py build_ext`"
@@ -439,8 +436,22 @@ def test_the_gate_is_silent_where_nothing_can_be_compared(
     assert static.differences() == []
 
 
+def test_a_build_of_one_operation_is_not_compared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    of_one = {f"_Z1_softmax_{step.name}_kernelv": Usage(16, 0, 0) for step in OPS["softmax"].steps_of("cuda")}
+    monkeypatch.setattr(disassembly, "find_extensions", lambda: [tmp_path / "_C.so"])
+    monkeypatch.setattr(disassembly, "find_cuobjdump", lambda: tmp_path / "cuobjdump")
+    monkeypatch.setattr(disassembly, "compiler_version", lambda libraries: "13.0.88")
+    monkeypatch.setattr(disassembly, "resource_usage", lambda library, arch: of_one)
+    (toolchain,) = {toolchain for toolchain, _ in static.codes().values() if toolchain.startswith("nvcc")}
+    assert toolchain == "nvcc 13.0.88"
+    told = static.not_compared()
+    assert told.startswith("the build lacks steps of ") and told.endswith(": run `python setup.py build_ext`")
+    assert "softmax_backward" in told and "softmax," not in told
+    assert static.differences() == []
+
+
 def test_a_missing_extension_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disassembly, "find_extension", lambda: None)
+    monkeypatch.setattr(disassembly, "find_extensions", list)
     with pytest.raises(CannotRunError, match=r"not built: run `python setup\.py build_ext`"):
         static.measure(lambda step: None)
 
@@ -452,7 +463,7 @@ def test_a_build_older_than_its_sources_is_not_recorded(monkeypatch: pytest.Monk
     source.touch()
     os.utime(tmp_path / "_C.so", (0, 0))
     monkeypatch.setattr(store, "ROOT", tmp_path)
-    monkeypatch.setattr(disassembly, "find_extension", lambda: tmp_path / "_C.so")
+    monkeypatch.setattr(disassembly, "find_extensions", lambda: [tmp_path / "_C.so"])
     with pytest.raises(CannotRunError, match=r"cuda-kernels/op/v01_scalar\.cu is newer than the built extension"):
         static.measure(lambda step: None)
 
@@ -478,7 +489,7 @@ def differences_beside_a_change(backend: str, op: str, step: str) -> list[str]:
 
 @pytest.mark.slow
 def test_cuda_compiles_to_the_code_that_is_recorded(built: pd.DataFrame) -> None:
-    assert not disassembly.newer_sources(disassembly.require_extension(), store.ROOT)
+    assert not disassembly.newer_sources(disassembly.require_extensions(), store.ROOT)
     start, line = forks.call(
         "tests.compiler.test_static", "differences_beside_a_change", "cuda", "matmul_bf16", "v02_tensor_cores"
     )
@@ -530,8 +541,8 @@ def left_to(op: Op, step: Step) -> list[str]:
 def ptx_of_the_build(op: Op, step: Step) -> str:
     """What ptxas got; compiled again where the build kept none, or is older."""
     source = Path(op.file(step.name, "cuda"))
-    library, ptx = disassembly.find_extension(), compiler.ptx_of(sources.object_of(source))
-    if library is None or not ptx.exists() or disassembly.newer_sources(library, store.ROOT):
+    libraries, ptx = disassembly.find_extensions(), compiler.ptx_of(sources.object_of(source))
+    if not libraries or not ptx.exists() or disassembly.newer_sources(libraries, store.ROOT):
         return show(op, step, "cuda", "ptx", op.profile_case)
     text = ptx.read_text()
     heads = re.findall(r"\.entry (\w+)", text)

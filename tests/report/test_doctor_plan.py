@@ -124,12 +124,25 @@ def test_an_extension_older_than_its_sources_is_stale(monkeypatch: pytest.Monkey
         file.touch()
         os.utime(file, (when, when))
     monkeypatch.setattr(doctor, "ROOT", tmp_path)
-    monkeypatch.setattr(doctor, "extension", lambda: dataclasses.make_dataclass("M", ["__file__"])(str(library)))
+    monkeypatch.setattr(doctor, "extension", lambda: None)
+    monkeypatch.setattr(doctor, "find_extensions", lambda: [library, library])
     finding = examined()["extension"]
     assert (finding.state, finding.remedy) == ("warning", "python setup.py build_ext")
     assert "v01_first.cu" in finding.found
     os.utime(library, (3000, 3000))
     assert examined()["extension"].state == "ok"
+
+
+@pytest.mark.usefixtures("bare")
+def test_an_extension_without_the_ladders_is_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    library = tmp_path / "_C.so"
+    library.touch()
+    monkeypatch.setattr(doctor, "ROOT", tmp_path)
+    monkeypatch.setattr(doctor, "extension", lambda: None)
+    monkeypatch.setattr(doctor, "find_extensions", lambda: [library])
+    finding = examined()["extension"]
+    assert (finding.state, finding.remedy) == ("warning", "python setup.py build_ext")
+    assert "_C.so alone" in finding.found
 
 
 def test_only_a_real_profile_proves_that_counters_may_be_read(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,8 @@ adds stands in no binary), of Triton all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -104,29 +105,33 @@ def differences(thorough: bool = False) -> list[str]:
 
 def not_compared() -> str:
     """Why the built extension cannot be held against the recorded rows; empty where it can."""
-    library = disassembly.find_extension()
-    if library is None:
+    libraries = disassembly.find_extensions()
+    if not libraries:
         return f"there is no built extension: run `{_BUILD}`"
     if disassembly.find_cuobjdump() is None:
         return "there is no cuobjdump: it comes with the CUDA toolkit and with Triton"
-    built, recorded = disassembly.compiler_version(library), {row["toolchain"] for row in _recorded("cuda").values()}
+    built, recorded = disassembly.compiler_version(libraries), {row["toolchain"] for row in _recorded("cuda").values()}
     if not built or recorded != {toolchain("cuda", built)}:
         return f"the extension was built by nvcc {built or 'of unknown version'}, recorded is {', '.join(recorded)}"
-    if not disassembly.resource_usage(library, ARCH):
+    usages = _usages(libraries)
+    if not usages:
         return f"the extension was not built for {ARCH}"
+    first = {op.name: f"{op.name}_{steps[0].name}_" for op in OPS.values() if (steps := op.steps_of("cuda"))}
+    if lacking := [op for op, name in first.items() if not any(name in symbol for symbol in usages)]:
+        return f"the build lacks steps of {', '.join(lacking)}: run `{_BUILD}`"
     return ""
 
 
 def _cuda_differences(thorough: bool) -> list[str]:
-    recorded, library = _recorded("cuda"), disassembly.find_extension()
-    if library is None or not_compared():
+    recorded, libraries = _recorded("cuda"), disassembly.find_extensions()
+    if not libraries or not_compared():
         return []
-    usages = disassembly.resource_usage(library, ARCH)
-    newer = disassembly.newer_sources(library, store.ROOT)
+    usages = _usages(libraries)
+    newer = disassembly.newer_sources(libraries, store.ROOT)
     rebuild = f"{newer[0]} is newer than the build: run `{_BUILD}`" if newer else ""
     if thorough and rebuild:
         return [rebuild]
-    digests = identity.sass_digests(library) if thorough else {}
+    digests = identity.sass_digests(libraries) if thorough else {}
     found: dict[Key, Mapping[str, str]] = {}
     for op, step, symbols in _built(usages):
         code = {"code": identity.cuda_digest(op, step, digests)} if thorough else {}
@@ -181,12 +186,13 @@ def _span(column: pd.Series) -> str:
 
 
 def _cuda_rows(progress: Progress) -> Iterator[dict[str, str]]:
-    library = disassembly.require_extension()
-    if newer := disassembly.newer_sources(library, store.ROOT):
+    libraries = disassembly.require_extensions()
+    if newer := disassembly.newer_sources(libraries, store.ROOT):
         raise CannotRunError(f"{newer[0]} is newer than the built extension: run `{_BUILD}`")
-    usages, limits = disassembly.resource_usage(library, ARCH), disassembly.block_limits(library, ARCH)
-    compiler = toolchain("cuda", disassembly.compiler_version(library) or "of an unknown version")
-    bodies = disassembly.sass(library, arch=ARCH)
+    usages = _usages(libraries)
+    limits = disassembly.of_all(libraries, lambda library: disassembly.block_limits(library, ARCH))
+    compiler = toolchain("cuda", disassembly.compiler_version(libraries) or "of an unknown version")
+    bodies = disassembly.of_all(libraries, lambda library: disassembly.sass(library, arch=ARCH))
     digests = identity.kernel_digests(bodies)
     for op, step, symbols in _built(usages):
         progress(f"{op} {step} cuda")
@@ -196,6 +202,10 @@ def _cuda_rows(progress: Progress) -> Iterator[dict[str, str]]:
         for symbol, name in symbols.items():
             about = (usages[symbol], limits.get(symbol), [text for _, text in bodies[symbol]])
             yield _row((op, step, "cuda", name), *about, compiler, code)
+
+
+def _usages(libraries: Iterable[Path]) -> dict[str, Usage]:
+    return disassembly.of_all(libraries, lambda library: disassembly.resource_usage(library, ARCH))
 
 
 def _built(usages: Mapping[str, Usage]) -> Iterator[tuple[str, str, dict[str, str]]]:

@@ -19,7 +19,7 @@ from typing import Any
 
 import pandas as pd
 
-from kernel_twins.harness.load import extension
+from kernel_twins.compiler import disassembly
 from kernel_twins.report.ncu import ncu
 from kernel_twins.report.rows import identity, libraries, store
 from kernel_twins.report.rows.base import CannotRunError, InvalidDataError
@@ -204,7 +204,7 @@ def _binaries() -> dict[str, str]:
     """Digest of every CUDA step's instructions: these pin the headers and flags that the source's digest does not."""
     from kernel_twins import OPS
 
-    kernels = identity.sass_digests(Path(extension().__file__ or ""))
+    kernels = identity.sass_digests(disassembly.require_extensions())
     if not kernels:
         return {}
     return {

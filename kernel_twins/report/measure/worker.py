@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 
 from kernel_twins import ops
+from kernel_twins.built import ladder
 from kernel_twins.compiler import aot
 from kernel_twins.errors import UnavailableError
 from kernel_twins.harness.check import generator
@@ -35,6 +36,7 @@ def main(op: str, calls: str, digests_file: str, labels_file: str) -> None:
     spec = ops.get(op)
     with contextlib.suppress(UnavailableError):  # whose steps are then not among the called
         extension()
+        ladder()
     libraries.load(spec)
     if torch.cuda.is_initialized():
         sys.exit(

@@ -190,16 +190,20 @@ def _whole_strings(text: str) -> Iterable[tokenize.TokenInfo]:
             yield token
 
 
-def sass_digests(library: Path) -> dict[str, str]:
-    """Digest of the instructions of every kernel in a compiled extension, by mangled name; {} without cuobjdump.
+def sass_digests(libraries: Iterable[Path]) -> dict[str, str]:
+    """Digest of the instructions of every kernel in compiled extensions, by mangled name; {} without cuobjdump.
 
     Of an extension for several architectures it is that of the static rows', where it is among them. They are kept for
     as long as the extension, and what reads it, stays the same, since reading all of it keeps every core busy.
     """
-    from build_support import kept
-
     if (tool := disassembly.find_cuobjdump()) is None:
         return {}
+    return disassembly.of_all(libraries, lambda library: _sass_digests(library, tool))
+
+
+def _sass_digests(library: Path, tool: Path) -> dict[str, str]:
+    from build_support import kept
+
     if entry := kept.find("sass", [library.name]):
         return dict(entry[0])
     began = time.time_ns()
