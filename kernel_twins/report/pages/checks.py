@@ -111,14 +111,17 @@ def regressions() -> list[str]:
 
 def _regressions(results: list[Results]) -> Findings:
     found = Findings()
+    accepted: dict[str, list[str]] = {}
     for each in results:
         found.failures += [f"{each.op.name}/{line}" for line in unproven(each)]
         for loss in losses(each):
             line = f"{each.op.name}/{loss.name.step}/{loss.name.backend} at {loss.case}: {loss.told}"
             if loss.reason:
-                found.warnings.append(f"{line} (accepted: {loss.reason})")
+                accepted.setdefault(loss.reason, []).append(line)
             else:
                 found.failures.append(f"{line}; mend it, or `check --accept REASON`")
+    for reason, (first, *others) in accepted.items():
+        found.warnings.append(f"{first}{f', and {len(others)} more' if others else ''} (accepted: {reason})")
     return found
 
 
