@@ -100,15 +100,16 @@ def _runs(folder: Path, results: list[Results]) -> list[str]:
 def _predictions(judged: list[Judged], where: Places) -> list[str]:
     full = places.link(where.log, where.full / "predictions.md", "in full, with what the words mean")
     lines = [f"{score.total(judged)} By ladder ({full}):", "", *score.in_short(judged)]
-    worst = [[_link(each.results, each.step, where), *_miss(each)] for each in score.worst(judged, _WORST)]
+    worst = [_miss(each, where) for each in score.worst(judged, _WORST)]
     if worst:
         lines += ["", "The largest misses, with the counters that stand beside them:", ""]
-        lines += write.table(["step", "in", "predicted", "came", "beside it"], worst, right=5)
+        lines += write.table(["ladder", "step", "in", "predicted", "came", "beside it"], worst, right=6)
     return lines
 
 
-def _miss(each: Judged) -> list[str]:
-    return [TITLES[each.backend], each.claim, each.came, score.beside([each]) or "–"]
+def _miss(each: Judged, where: Places) -> list[str]:
+    step = [each.results.op.name, _link(each.results, each.step, where), TITLES[each.backend]]
+    return [*step, each.claim, each.came, score.beside([each]) or "–"]
 
 
 def _link(results: Results, step: Step, where: Places) -> str:
