@@ -115,6 +115,31 @@ def test_a_language_without_a_step_has_a_dash(tmp_path: Path) -> None:
     assert gaps and texts(tmp_path / "reduction-ladder.svg").count("–") == gaps
 
 
+def test_a_last_step_that_is_not_measured_yet_leaves_the_figures_to_the_one_before(tmp_path: Path) -> None:
+    op = OPS["vector_add"]
+    *_, before, _ = op.steps_of("cuda")
+    times = {("torch", ""): 100.0, ("cuda", before.name): 80.0}
+    its = results(tmp_path, op, times, CEILINGS)
+    figures.draw(tmp_path, tmp_path, [its])
+    assert figures.outdated(tmp_path, tmp_path, [its]) == []
+    assert "Vector add: CUDA reaches 1.25 × the best baseline" in texts(tmp_path / "vector_add-sizes.svg")
+    assert "unmeasured" in texts(tmp_path / "vector_add-ladder.svg")
+
+
+def test_a_last_step_that_is_wrong_has_no_ratio_in_a_figure(tmp_path: Path) -> None:
+    op = OPS["reduction_nd"]
+    *_, before, last = op.steps_of("cuda")
+    cells = [("torch", "", "ok"), ("cuda", before.name, "ok"), ("cuda", last.name, "wrong: element 3 is nan")]
+    rows = [
+        timing(backend, step, [100.0] * 20 if status == "ok" else [], status, case.slug)
+        for case in op.timed_cases
+        for backend, step, status in cells
+    ]
+    store.write(tmp_path / f"{op.name}.timings.csv", pd.DataFrame(rows, columns=store.TABLES["timings"]))
+    figures.draw(tmp_path, tmp_path, [Results(op, tmp_path, None)])
+    assert op.title in texts(tmp_path / "reduction_nd-cases.svg")
+
+
 def test_a_figure_is_the_same_file_whenever_it_is_drawn(tmp_path: Path) -> None:
     loaded = [each for each in load(store.REFERENCE_GPU, FOLDER) if each.op.name in ("vector_add", "reduction_nd")]
     for place in ("once", "again"):

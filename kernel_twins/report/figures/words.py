@@ -79,13 +79,8 @@ def against(results: Results, of: Case, name: Name, other: Name) -> float | None
 
 
 def last(results: Results, of: Case) -> dict[Backend, Name]:
-    """The last step of each language that has a time at a case."""
-    found: dict[Backend, Name] = {}
-    for backend in BACKENDS:
-        for step in results.op.steps_of(backend):
-            if results.time_us(of, Name(backend, step.name)) is not None:
-                found[backend] = Name(backend, step.name)
-    return found
+    """The step of each language that stands for it at a case, as in the scoreboard."""
+    return {backend: name for backend in BACKENDS if (name := results.last(backend, of))}
 
 
 def gpu(slug: str) -> str:
