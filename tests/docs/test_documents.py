@@ -17,7 +17,7 @@ from kernel_twins.report.drawings import DRAWINGS
 from kernel_twins.report.meaning.analysis import Results, load
 from kernel_twins.report.ncu import extract
 from kernel_twins.report.ncu.reader import Launch
-from kernel_twins.report.pages import documents, ladder_page
+from kernel_twins.report.pages import documents, ladder_page, places
 from kernel_twins.report.rows import base, store
 from kernel_twins.spec import BACKENDS, Case, Name, Op
 
@@ -112,11 +112,9 @@ def test_recorded_counters_extract_to_the_rows_they_came_from(op: Op, monkeypatc
     """The way from launches to rows, on what the H100 really recorded: the metrics that it recorded."""
     table = store.read_table(FOLDER, op.name, "counters")
     if table.empty:
-        pytest.skip(f"{op.name} is not measured: run `python profiling/ncu_report.py --op {op.name}` on an H100")
+        pytest.skip(f"{op.name} was never profiled: {ladder_page.remedy(op)}")
     recorded = list(table["metric"].unique())
     monkeypatch.setattr(extract, "names", lambda tier: recorded)
-    if table.empty:
-        pytest.skip(f"{op.name} was never profiled: {ladder_page.remedy(op)}")
     launches, expected, codes = [], {}, {}
     for (case, backend, step, _), rows in table.groupby(["case", "backend", "step", "launch"], sort=False):
         label = base.label(op, Case.parse(case), Name(backend, step))
@@ -171,7 +169,7 @@ def anchors(page: Path) -> tuple[str, ...]:
     """The names that GitHub gives to a page's headings."""
     prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     headings = re.findall(r"^#+ (.*)$", prose, re.MULTILINE)
-    return tuple(ladder_page.anchor(heading) for heading in headings)
+    return tuple(places.heading(heading) for heading in headings)
 
 
 def test_every_step_has_a_row_a_language_in_a_log_that_stays_short() -> None:

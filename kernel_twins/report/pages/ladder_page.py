@@ -15,6 +15,7 @@ from pathlib import Path
 from kernel_twins.report.meaning import write
 from kernel_twins.report.meaning.analysis import Results
 from kernel_twins.report.meaning.quantities import QUANTITIES
+from kernel_twins.report.pages import places
 from kernel_twins.spec import Backend, Case, Name, Op, Step
 
 TITLES = {"cuda": "CUDA", "triton": "Triton"}
@@ -43,17 +44,11 @@ def relinked(text: str, docs: Path) -> str:
 
     def renewed(link: re.Match[str]) -> str:
         page = docs / f"{link[2]}.md"
-        anchors = {
-            step: anchor(heading) for heading, step in _SECTION.findall(page.read_text() if page.exists() else "")
-        }
+        sections = _SECTION.findall(page.read_text() if page.exists() else "")
+        anchors = {step: places.heading(heading) for heading, step in sections}
         return f"{link[1]}{anchors[link[3]]})" if link[3] in anchors else link[0]
 
     return _LINK.sub(renewed, text)
-
-
-def anchor(heading: str) -> str:
-    """The name that GitHub gives to a page's heading."""
-    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
 
 
 def render(text: str, results: Results) -> str:
