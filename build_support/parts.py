@@ -37,14 +37,13 @@ class Parts:
 
 def divide(ops: Iterable[Op], root: Path = sources.ROOT, only: str = "") -> Parts:
     """The parts of all operations, or of ``only`` one: its steps, and its family's operators."""
-    ops = list(ops)
-    chosen = [op for op in ops if only in ("", op.name)]
+    by_name = {op.name: op for op in ops}
+    chosen = [op for op in by_name.values() if only in ("", op.name)]
     families = {op.family for op in chosen}
     behind = [(op.name, step) for op in chosen for step in op.behind.get("cuda", ())]
-    public = _with_called(behind, {op.name: op for op in ops}, root)
+    public = _with_called(behind, by_name, root)
     steps = {(op.name, step.name) for op in chosen for step in op.steps_of("cuda")}
     baselines = {(op.name, name) for op in chosen for name in compiled_baselines(op)}
-    by_name = {op.name: op for op in ops}
 
     def files(launchers: Collection[Launcher]) -> list[Path]:
         return sorted(Path(by_name[op].file(step, "cuda")) for op, step in launchers)
