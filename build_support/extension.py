@@ -24,12 +24,11 @@ from setuptools.command.build_ext import build_ext
 from build_support import compiler, parts, progress, sources, step_table, toolkit
 from build_support.parts import LADDER, PUBLIC
 from build_support.toolkit import BuildError
+from kernel_twins import remedies
 from kernel_twins.ops import OPS
 
 BUILT = sources.ROOT / "build" / ".built"
 """By which make knows that all is built."""
-
-INSTALL_TORCH = "install a CUDA build of torch, then run `python setup.py build_ext`"
 
 
 def describe() -> dict[str, Any]:
@@ -45,9 +44,9 @@ def describe() -> dict[str, Any]:
     try:
         import torch
     except ImportError:
-        return _skipped(f"torch is not installed: {INSTALL_TORCH}")
+        return _skipped("torch is not installed")
     if torch.version.cuda is None:
-        return _skipped(f"torch {torch.__version__} was built without CUDA: {INSTALL_TORCH}")
+        return _skipped(f"torch {torch.__version__} was built without CUDA")
     try:
         require_cxx_compiler()
         require_python_headers()
@@ -82,7 +81,7 @@ def _install(debian: str, fedora: str) -> str:
 def _skipped(reason: str) -> dict[str, Any]:
     class Skip(build_ext):
         def run(self) -> None:
-            print(f"The CUDA side is not built, because {reason}.", file=sys.stderr)
+            print(f"The CUDA side is not built, because {reason}: run `{remedies.build()}`.", file=sys.stderr)
 
     return {"ext_modules": [], "cmdclass": {"build_ext": Skip}}
 
@@ -149,7 +148,7 @@ def _cuda_extension(cuda: toolkit.Toolkit) -> dict[str, Any]:
                 logging.disable(logging.NOTSET)
             (sources.ROOT / "compile_commands.json").write_text(json.dumps(self.commands, indent=1) + "\n")
             if self.op:
-                print(f"built for {self.op} alone: `python setup.py build_ext` builds the other operations, too")
+                print(f"built for {self.op} alone: `{remedies.BUILD}` builds the other operations, too")
             else:
                 write_stub()
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from build_support import compiler, sources
+from kernel_twins import remedies
 from kernel_twins.compiler import disassembly
 from kernel_twins.ops import OPS
 
@@ -40,7 +41,7 @@ def main() -> int:
     newer = disassembly.newer_sources(libraries, sources.ROOT) if libraries else []
     if not libraries or newer:
         why = f"{newer[0]} is newer than the build" if newer else "the extension is not built"
-        print(f"the ptxas gate stops, {why}: run `python setup.py build_ext`", file=sys.stderr)
+        print(f"the ptxas gate stops, {why}: run `{remedies.BUILD}`", file=sys.stderr)
         return 1
     failures = []
     for op, step in ladders:
@@ -48,9 +49,7 @@ def main() -> int:
         log = compiler.log_of(sources.object_of(source))
         said = log.read_text() if log.exists() else ""
         if "for 'sm_90a'" not in said:
-            failures.append(
-                f"{source} was not built for 9.0a: run `TORCH_CUDA_ARCH_LIST=9.0a python setup.py build_ext`"
-            )
+            failures.append(f"{source} was not built for 9.0a: run `TORCH_CUDA_ARCH_LIST=9.0a {remedies.BUILD}`")
         failures += [f"{source}: {complaint}" for complaint in complaints(said, step.finished)]
     for failure in failures:
         print(failure, file=sys.stderr)

@@ -11,7 +11,7 @@ import functools
 import importlib
 from types import ModuleType
 
-from kernel_twins import ops
+from kernel_twins import ops, remedies
 from kernel_twins.errors import UnavailableError
 from kernel_twins.harness import load as harness
 from kernel_twins.harness.load import Call, extension
@@ -37,7 +37,7 @@ def require_built(op: str, step: str) -> None:
     built = extension()
     if built.has(op, step):
         return
-    missing, remedy = f"the CUDA side of {op} {step} is missing", "run `python setup.py build_ext` in a clone"
+    missing, remedy = f"the CUDA side of {op} {step} is missing", f"run {remedies.told(remedies.BUILD)}"
     try:
         ladder()
     except UnavailableError as error:

@@ -271,7 +271,7 @@ def test_without_a_cuda_torch_the_build_says_so_in_one_sentence_and_succeeds(
     done = subprocess.run(
         command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=True
     )
-    assert f"The CUDA side is not built, because {reason}: install a CUDA build of torch" in done.stderr
+    assert f"The CUDA side is not built, because {reason}: run `pip " in done.stderr
 
 
 def test_an_operation_that_there_is_not_is_refused_by_name() -> None:

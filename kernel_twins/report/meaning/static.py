@@ -17,7 +17,7 @@ from typing import Any
 
 import pandas as pd
 
-from kernel_twins import OPS
+from kernel_twins import OPS, remedies
 from kernel_twins.compiler import aot, disassembly
 from kernel_twins.compiler.disassembly import ARCH, CLASSES, RESERVED_SHARED, Usage
 from kernel_twins.errors import UnavailableError
@@ -37,7 +37,6 @@ Progress = Callable[[str], None]
 
 COMPILERS: dict[Backend, str] = {"cuda": "nvcc", "triton": "triton"}
 _COMMAND = 'python profiling/ncu_report.py static --reason "..."'
-_BUILD = "python setup.py build_ext"
 
 
 def measure(progress: Progress) -> pd.DataFrame:
@@ -86,7 +85,7 @@ def unrecorded() -> dict[Cell, str]:
     """The steps that have no row, and what makes one; no GPU is needed for it."""
     recorded = codes()
     cells = ((op.name, step.name, backend) for op in OPS.values() for step in op.steps for backend in step.backends)
-    return {cell: f"run `{_BUILD}`, then `{_COMMAND}`" for cell in cells if cell not in recorded}
+    return {cell: f"run `{remedies.BUILD}`, then `{_COMMAND}`" for cell in cells if cell not in recorded}
 
 
 def differences(thorough: bool = False) -> list[str]:
@@ -107,7 +106,7 @@ def not_compared() -> str:
     """Why the built extension cannot be held against the recorded rows; empty where it can."""
     libraries = disassembly.find_extensions()
     if not libraries:
-        return f"there is no built extension: run `{_BUILD}`"
+        return f"there is no built extension: run `{remedies.BUILD}`"
     if disassembly.find_cuobjdump() is None:
         return "there is no cuobjdump: it comes with the CUDA toolkit and with Triton"
     built, recorded = disassembly.compiler_version(libraries), {row["toolchain"] for row in _recorded("cuda").values()}
@@ -118,7 +117,7 @@ def not_compared() -> str:
         return f"the extension was not built for {ARCH}"
     first = {op.name: f"{op.name}_{steps[0].name}_" for op in OPS.values() if (steps := op.steps_of("cuda"))}
     if lacking := [op for op, name in first.items() if not any(name in symbol for symbol in usages)]:
-        return f"the build lacks steps of {', '.join(lacking)}: run `{_BUILD}`"
+        return f"the build lacks steps of {', '.join(lacking)}: run `{remedies.BUILD}`"
     return ""
 
 
@@ -128,7 +127,7 @@ def _cuda_differences(thorough: bool) -> list[str]:
         return []
     usages = _usages(libraries)
     newer = disassembly.newer_sources(libraries, store.ROOT)
-    rebuild = f"{newer[0]} is newer than the build: run `{_BUILD}`" if newer else ""
+    rebuild = f"{newer[0]} is newer than the build: run `{remedies.BUILD}`" if newer else ""
     if thorough and rebuild:
         return [rebuild]
     digests = identity.sass_digests(libraries) if thorough else {}
@@ -188,7 +187,7 @@ def _span(column: pd.Series) -> str:
 def _cuda_rows(progress: Progress) -> Iterator[dict[str, str]]:
     libraries = disassembly.require_extensions()
     if newer := disassembly.newer_sources(libraries, store.ROOT):
-        raise CannotRunError(f"{newer[0]} is newer than the built extension: run `{_BUILD}`")
+        raise CannotRunError(f"{newer[0]} is newer than the built extension: run `{remedies.BUILD}`")
     usages = _usages(libraries)
     limits = disassembly.of_all(libraries, lambda library: disassembly.block_limits(library, ARCH))
     compiler = toolchain("cuda", disassembly.compiler_version(libraries) or "of an unknown version")
