@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import datetime
 import os
 import statistics
@@ -113,7 +112,7 @@ def _list(arguments: argparse.Namespace) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     op, case = _op_and_case(arguments)
-    on_cpu = arguments.backend == "triton" and _is_interpreted()
+    on_cpu = arguments.backend == "triton" and is_interpreted()
     if not on_cpu:
         _require_gpu("run", f"with {SWITCH} a small case runs on the CPU" if arguments.backend == "triton" else "")
     from kernel_twins.harness.check import check
@@ -128,12 +127,6 @@ def _run(arguments: argparse.Namespace) -> int:
     verdict = check(op, call, case, device="cpu" if on_cpu else "cuda")
     print(f"{case.slug}: " + (f"right, error {verdict.error:.3g}" if verdict.ok else f"WRONG, {verdict.reason}"))
     return 0 if verdict.ok else 1
-
-
-def _is_interpreted() -> bool:
-    with contextlib.suppress(ImportError):
-        return is_interpreted()
-    return False
 
 
 def _require_gpu(verb: str, *more: str) -> None:

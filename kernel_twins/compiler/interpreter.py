@@ -15,9 +15,11 @@ SWITCH = "TRITON_INTERPRET=1"
 
 
 def is_interpreted() -> bool:
-    """Whether Triton runs its kernels in Python, on the CPU too; ImportError without Triton."""
-    import triton
-
+    """Whether Triton runs its kernels in Python, on the CPU too; without Triton it does not."""
+    try:
+        import triton
+    except ImportError:
+        return False
     return bool(triton.knobs.runtime.interpret)
 
 
