@@ -198,6 +198,18 @@ def test_every_sampled_case_is_a_dot() -> None:
     assert dots == len(cells) and dots > 0
 
 
+def test_sampled_cases_without_a_time_stand_at_the_end_and_count_for_no_mean() -> None:
+    cells = sampled.read(FOLDER)
+    function, direction = cells[["function", "pass"]].iloc[0]
+    own = (cells["function"] == function) & (cells["pass"] == direction) & (cells["backend"] == "auto")
+    cells.loc[own, "ratio"] = 0.0
+    with style.in_force():
+        said = [text.get_text() for text in sampled.draw(cells).texts]
+        nothing = sampled.draw(cells.assign(ratio=0.0)).get_label()
+    assert f"{own.sum()} of {own.sum()}" in said and said.count("–") == 1
+    assert nothing == 'Sampled cases: "auto" gave no time'
+
+
 def test_labels_are_spread_as_little_as_needed() -> None:
     assert style.spread([10.0, 50.0, 52.0], 15, 0, 100) == [10.0, 43.5, 58.5]
     assert style.spread([98.0, 1.0, 99.0], 15, 0, 100) == [85.0, 1.0, 100.0]

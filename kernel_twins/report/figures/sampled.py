@@ -106,14 +106,18 @@ def _figures(ratios: Sequence[float]) -> tuple[str, str]:
 
 
 def _told(cells: pd.DataFrame, rows: Sequence[tuple[tuple[str, str], pd.DataFrame]]) -> tuple[str, str, str]:
-    auto = [(_mean(its), _name(contest)) for contest, its in rows]
-    ahead = sum(mean >= 1 for mean, _ in auto)
-    message = (
-        f'Sampled cases: "auto" is {words.times(_mean(cells))} as fast as the best of the others, '
-        f"and ahead in {ahead} of {len(rows)} rows"
-    )
-    (low, worst), (high, best) = min(auto), max(auto)
-    more = f"Geometric means go from {words.times(low)} ({worst}) to {words.times(high)} ({best})."
+    auto = [(mean, _name(contest)) for contest, its in rows if (mean := _mean(its)) is not None]
+    overall = _mean(cells)
+    if overall is None:
+        message, more = 'Sampled cases: "auto" gave no time', ""
+    else:
+        ahead = sum(mean >= 1 for mean, _ in auto)
+        (low, worst), (high, best) = min(auto), max(auto)
+        message = (
+            f'Sampled cases: "auto" is {words.times(overall)} as fast as the best of the others, '
+            f"and ahead in {ahead} of {len(rows)} rows"
+        )
+        more = f"Geometric means go from {words.times(low)} ({worst}) to {words.times(high)} ({best})."
     count = len(_of(cells, *rows[0][0])) // len(sampled_table.OURS)
     key = (
         f"a dot is a case drawn by a seed, {count} a row; further right is faster; a stroke is the geometric mean; "
@@ -122,6 +126,7 @@ def _told(cells: pd.DataFrame, rows: Sequence[tuple[tuple[str, str], pd.DataFram
     return message, more, key
 
 
-def _mean(cells: pd.DataFrame) -> float:
-    """The geometric mean of "auto" where it gave a time."""
-    return geometric_mean(cells["ratio"][(cells["backend"] == "auto") & (cells["ratio"] > 0)])
+def _mean(cells: pd.DataFrame) -> float | None:
+    """The geometric mean of "auto" where it gave a time; None where it never did."""
+    timed = cells["ratio"][(cells["backend"] == "auto") & (cells["ratio"] > 0)]
+    return geometric_mean(timed) if len(timed) else None
