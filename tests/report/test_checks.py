@@ -131,7 +131,8 @@ def test_a_step_that_is_yet_to_be_profiled_is_told_and_keeps_a_release_back(fold
     assert case
     row = timing("cuda", "v07_cluster", 90.0) | {"case": case.slug}
     store.write(folder / "softmax.timings.csv", pd.DataFrame([row], columns=store.TABLES["timings"]))
-    line = f"softmax/v07_cluster/cuda was not profiled at {case.slug}: run `ncu_report.py --op softmax`"
+    measure = "run `python profiling/ncu_report.py --op softmax` on a machine with the GPU"
+    line = f"softmax/v07_cluster/cuda was not profiled at {case.slug}: {measure}"
     assert line in checks.run(release=False, audit=False).warnings
     assert line in checks.run(release=True, audit=False).failures
 

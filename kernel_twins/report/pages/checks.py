@@ -70,7 +70,7 @@ def _foreign(results: Results) -> list[str]:
     """The recorded cells that show another step's kernel, a line each."""
     return [
         f"{results.op.name}/{name.step}/{name.backend} at {case}: {reason}: give the step a profile_case that its own "
-        f"kernel serves, and run `ncu_report.py --op {results.op.name}`"
+        f"kernel serves, and {ladder_page.remedy(results.op)}"
         for (case, name), reason in results.recorded.foreign.items()
     ]
 
@@ -90,15 +90,15 @@ def _late(results: Results) -> list[str]:
         for case, name in results.untimed
     ]
     lines += [
-        f"{op.name}/{name.step}/{name.backend} was not profiled at {case.slug}: run `ncu_report.py --op {op.name}`"
+        f"{op.name}/{name.step}/{name.backend} was not profiled at {case.slug}: {measure}"
         for case, name in results.unprofiled()
     ]
-    lines += [f"{op.name}/{name} was never timed: run `ncu_report.py --op {op.name}`" for name in results.new]
+    lines += [f"{op.name}/{name} was never timed: {measure}" for name in results.new]
     for step in op.steps:
         for backend in step.backends:
             cell = f"{op.name}/{step.name}/{backend}"
             if results.stale(Name(backend, step.name)):
-                lines.append(f"{cell} changed since it was measured: run `ncu_report.py --op {op.name}`")
+                lines.append(f"{cell} changed since it was measured: {measure}")
             if any(results.mark(step, backend, each) == "not frozen" for each in results.judge(step, backend)):
                 lines.append(f"{cell} has predictions that are not frozen: run `ncu_report.py predict`")
     return lines
