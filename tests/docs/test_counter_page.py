@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from kernel_twins.report.meaning.analysis import load
+from kernel_twins import OPS
+from kernel_twins.report.meaning.analysis import Results, load
 from kernel_twins.report.pages import worked_example
 from kernel_twins.report.rows import store
 
@@ -36,3 +39,8 @@ def test_the_prediction_of_the_trial_came_true_as_the_page_says(parts: dict[str,
     assert share["ldmatrix alone"] > 0.9 and share["the XOR alone"] < 0.6
     assert instructions["ldmatrix alone"] / instructions["neither: v02"] == pytest.approx(1 - 0.36, abs=0.005)
     assert instructions["the XOR alone"] > instructions["neither: v02"]
+
+
+def test_what_nobody_has_measured_yet_is_said_to_lack(tmp_path: Path) -> None:
+    results = Results(OPS[worked_example.OP], tmp_path, None)
+    assert worked_example.parts(tmp_path, results) == {name: ["Not measured yet."] for name in ("example", "trial")}

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 from kernel_twins.report.meaning.verdict import Ratio
 
+NOT_MEASURED = "Not measured yet."
+"""In the place of a table without rows."""
 STALE = "†"
 STALE_NOTE = f"{STALE}: the step's code changed since it was measured."
 

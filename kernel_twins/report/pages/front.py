@@ -69,5 +69,5 @@ def _step(results: Mapping[str, Results]) -> list[str]:
     op, step = STEP
     found = results.get(op)
     if found is None or not found.measured:
-        return ["Not measured yet."]
+        return [write.NOT_MEASURED]
     return write.table(*before_and_after(found, found.op.step(step), ["cuda"], _MOVED))

@@ -45,7 +45,7 @@ def _host(folder: Path) -> list[str]:
     rows = functions_table.read(folder)
     rows = rows[(rows["kind"] == "host") & (rows["status"] == "ok")]
     if rows.empty:
-        return ["Not measured yet."]
+        return [write.NOT_MEASURED]
     lines = []
     for (function, case), call in rows.groupby(["function", "case"], sort=False):
         times = {row.backend: median_us(row) for row in call.itertuples()}

@@ -44,14 +44,19 @@ def counters(results: Results) -> list[str]:
     rows = [
         [f"`{name}`", METRICS[name].meaning, *map(_told, values), write.change(*values)]
         for name in _COUNTERS
-        if (values := (before.get(name), after.get(name)))
+        if (values := (before.get(name), after.get(name))) != (None, None)
     ]
+    if not rows:
+        return [write.NOT_MEASURED]
     return write.table(["counter of Nsight Compute", "what it counts", *_STEPS, "change"], rows, right=2)
 
 
 def trial(folder: Path) -> list[str]:
     """Of ``profiling/trials/ldmatrix_or_xor.py``."""
-    table = pd.read_csv(folder / "trials" / "ldmatrix_or_xor.csv").set_index("variant")
+    file = folder / "trials" / "ldmatrix_or_xor.csv"
+    if not file.exists():
+        return [write.NOT_MEASURED]
+    table = pd.read_csv(file).set_index("variant")
     times = {name: statistics.median(map(float, str(table.loc[name, "times_us"]).split())) for name in _VARIANTS}
     rows = [
         [
