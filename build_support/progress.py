@@ -75,12 +75,16 @@ def shown(extension: str, targets: str) -> Iterator[None]:
     reading, writing = os.pipe()
     os.dup2(writing, 1)
     os.close(writing)
-    with open(kept, "w", closefd=True) as stream, open(reading, errors="replace") as lines:
+    with open(kept, "w", errors="replace") as stream, open(reading, errors="replace") as lines:
         progress = Progress(extension, targets, stream, rewrites=stream.isatty())
 
         def pass_on() -> None:
             for line in lines:
-                progress.take(line)
+                try:
+                    progress.take(line)
+                except BrokenPipeError:  # nobody reads any more; the build goes on, whose lines must be taken
+                    with open(os.devnull, "w") as nowhere:
+                        os.dup2(nowhere.fileno(), kept)
 
         thread = threading.Thread(target=pass_on)
         thread.start()

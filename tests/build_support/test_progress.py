@@ -68,3 +68,20 @@ def test_what_processes_print_is_taken_and_the_output_given_back() -> None:
     )
     stage = "kernel_twins._C: compiling 1 source for sm_90a: 1/1"
     assert done.stdout.splitlines() == [stage, "a warning", "more", "after"]
+
+
+def test_a_build_ends_though_nobody_reads_what_it_prints() -> None:
+    script = (
+        "import subprocess, sys\nfrom build_support import progress\n"
+        "with progress.shown('kernel_twins._C', 'sm_90a'):\n"
+        "    subprocess.run(['seq', '100000'], check=True)\n"
+        "print('built', file=sys.stderr)\n"
+    )
+    environ = {**os.environ, "PYTHONPATH": str(sources.ROOT)}
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w") as gone:
+        done = subprocess.run(
+            [sys.executable, "-c", script], env=environ, stdout=gone, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    assert (done.returncode, done.stderr) == (0, "built\n")
