@@ -46,7 +46,7 @@ def show(found: Difference, everything: bool) -> None:
         tables.show(on, f"{same} counters did not change")
     if others := sum(each.told != "=" for each in found.counters) - len(changed):
         tables.show(on, f"metrics that changed and that the registry does not know: {others}, --all shows them")
-    tables.show(on, *(note if note.startswith(" ") else f"\n{note}" for note in found.notes))
+    tables.notes(on, found.notes)
 
 
 def _times(on: Console, changes: Sequence[TimeChange]) -> Table:

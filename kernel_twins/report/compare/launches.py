@@ -37,7 +37,7 @@ def show(path: Path) -> None:
         tables.show(on, f"[{index}] {name}: {verdict.told}")
     others = len({metric for launch in launches for metric in launch.metrics} - METRICS.keys())
     rest = [f"{others} more metrics, and the kernels' full names: `extract --all` prints them as CSV"] if others else []
-    tables.show(on, *(f"\n{note}" if not note.startswith(" ") else note for note in (*judged.notes, *rest)))
+    tables.notes(on, (*judged.notes, *rest))
 
 
 def _row(metric: str, launches: Sequence[Launch]) -> tuple[str, str, list[str], str]:

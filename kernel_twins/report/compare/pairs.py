@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
 
 from kernel_twins.report.compare.changes import Difference, LimitChange, counter_change
@@ -39,8 +39,8 @@ def of_reports(a: Path, b: Path) -> Difference:
             else:
                 unit = now.units[metric]
                 found.counters.append(counter_change(where, metric, unit, was.metrics[metric], now.metrics[metric]))
-    alone = [name for k, name in enumerate(first) if k not in {i for i, _ in paired}]
-    alone += [name for k, name in enumerate(second) if k not in {j for _, j in paired}]
+    alone = [first[i] for i in _others(before, [i for i, _ in paired])]
+    alone += [second[j] for j in _others(after, [j for _, j in paired])]
     for told, names in (
         ("in one report only", sorted(alone)),
         ("left out, since their units differ", sorted(other_units)),
@@ -63,8 +63,7 @@ def _paired(before: Sequence[Launch], after: Sequence[Launch]) -> list[Pair]:
     By order alone only where both have equally many.
     """
     whole = _matched([launch.kernel for launch in before], [launch.kernel for launch in after])
-    left = [i for i in range(len(before)) if i not in {i for i, _ in whole}]
-    right = [j for j in range(len(after)) if j not in {j for _, j in whole}]
+    left, right = _others(before, [i for i, _ in whole]), _others(after, [j for _, j in whole])
     short = _matched(
         [kernel_names.short_name(before[i].kernel) for i in left],
         [kernel_names.short_name(after[j].kernel) for j in right],
@@ -73,6 +72,11 @@ def _paired(before: Sequence[Launch], after: Sequence[Launch]) -> list[Pair]:
     if not pairs and len(before) == len(after):
         return [(k, k) for k in range(len(before))]
     return pairs
+
+
+def _others(launches: Sequence[Launch], places: Iterable[int]) -> list[int]:
+    """The places of the launches that are not at these."""
+    return sorted({*range(len(launches))} - {*places})
 
 
 def _matched(before: Sequence[Hashable], after: Sequence[Hashable]) -> list[Pair]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from collections.abc import Iterable
 
 from rich.console import Console, RenderableType
 from rich.measure import Measurement
@@ -32,6 +33,11 @@ def fits(made: Table, on: Console, first: int) -> bool:
     longest = max(len(str(cell)) for cell in (made.columns[0].header, *made.columns[0].cells))
     made.columns[0].min_width = min(first, longest)
     return Measurement.get(on, on.options.update(width=_UNLIMITED), made).minimum <= on.width
+
+
+def notes(on: Console, lines: Iterable[str]) -> None:
+    """Print lines, each after an empty one, but for commands, which are indented and belong to the line before."""
+    show(on, *(line if line.startswith(" ") else f"\n{line}" for line in lines))
 
 
 def show(on: Console, *parts: RenderableType) -> None:
