@@ -122,7 +122,9 @@ def counted(folder: Path) -> pd.DataFrame:
     command = [str(ncu.find()), "--csv", "--page", "raw", "--cache-control", "all", "--clock-control", "none"]
     command += ["--kernel-name", "regex:matmul_bf16_", "--metrics", ",".join(METRICS.values())]
     command += [sys.executable, __file__, "--launch", str(folder)]
-    told = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    environment = os.environ | {"LC_ALL": "C"}  # ncu writes numbers as the locale does
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    told = done.stdout.splitlines()
     (folder / "counters.csv").write_text("\n".join(line for line in told if line.startswith('"')))
     return pd.read_csv(folder / "counters.csv", skiprows=[1], thousands=",")  # the second line has units
 
