@@ -14,7 +14,6 @@ from kernel_twins.report.meaning.analysis import Results
 from kernel_twins.spec import BACKENDS, Backend, Case
 
 _ROW, _RATIO, _BASELINE = 21.0, 62.0, 122.0
-_MARKS = {"cuda": "o", "triton": "D"}
 _TICKS = (0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0, 10.0, 20.0)
 
 Ratios = dict[Backend, float]
@@ -40,7 +39,7 @@ def draw(results: Results, cases: Sequence[Case]) -> Figure:
     for index, (case, its) in enumerate(rows):
         middle = top + (index + 0.5) * _ROW
         if index % 2 == 0:
-            card.box(MARGIN - 6, middle - _ROW / 2, WIDTH - 2 * MARGIN + 12, _ROW, "#f6f8fa")
+            card.box(MARGIN - 6, middle - _ROW / 2, WIDTH - 2 * MARGIN + 12, _ROW, style.SHADE)
         card.text(left - 12, middle, names[case], align="right")
         if len(its) > 1:
             axes.plot(list(its.values()), [(index + 0.5) * _ROW] * len(its), color=style.BORDER, linewidth=2 * PX)
@@ -48,7 +47,7 @@ def draw(results: Results, cases: Sequence[Case]) -> Figure:
             axes.plot(
                 ratio,
                 (index + 0.5) * _ROW,
-                marker=_MARKS[backend],
+                marker=style.MARKS[backend],
                 markersize=8 * PX,
                 color=COLOURS[backend],
                 markeredgecolor="white",

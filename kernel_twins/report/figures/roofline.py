@@ -28,7 +28,6 @@ _FAST = ": the frame at the left, enlarged"
 _CLOSE = 13.0  # pixels: steps that share a label
 _LEAST_SPAN = 1.5  # of an axis, as a factor
 _NEAR = 0.9  # of the roof
-_MARKS = {"cuda": "o", "triton": "D"}
 _TICKS = tuple(lead * 10.0**power for power in range(-3, 5) for lead in (1, 1.5, 2, 3, 4, 5, 6, 8))
 
 
@@ -155,7 +154,7 @@ def _panel(card: Card, family: str, its: Sequence[Path], ceilings: Ceilings, pla
     for minor in (False, True):
         axes.set_xticks([], minor=minor)
         axes.set_yticks([], minor=minor)
-    card.box(place.left, place.top, place.right - place.left, place.bottom - place.top, "#f6f8fa")
+    card.box(place.left, place.top, place.right - place.left, place.bottom - place.top, style.SHADE)
     card.text(place.left, place.top - 11, family, style.TEXT, INK, bold=True)
     _grid(card, axes, scale)
     room = Room(Box(place.left + 2, place.top + 2, place.right - 2, place.bottom - 2))
@@ -241,7 +240,7 @@ def _draw_path(axes: Axes, path: Path) -> None:
     colour = COLOURS[path.backend]
     axes.plot(xs, ys, color=colour, linewidth=1.2 * PX, alpha=0.7, zorder=2)
     axes.plot(
-        xs, ys, linestyle="none", marker=_MARKS[path.backend], markersize=5.5 * PX, color=colour, markeredgewidth=0
+        xs, ys, linestyle="none", marker=style.MARKS[path.backend], markersize=5.5 * PX, color=colour, markeredgewidth=0
     )
 
 

@@ -22,7 +22,6 @@ _HIGH = 230.0  # of the plot
 _LEFT = 66.0
 _FLOOR = 0.2  # what is slower stands at the lower border
 _TICKS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 5.0, 7.0, 10.0)
-_MARKS = {"cuda": "o", "triton": "D"}
 
 
 def draw(results: Results, axis: SizeAxis, shown: Sequence[Group]) -> Figure:
@@ -45,7 +44,7 @@ def draw(results: Results, axis: SizeAxis, shown: Sequence[Group]) -> Figure:
         axes.set_ylim(least, most)
         axes.set_yticks([], minor=True)
         axes.set_yticks([])
-        card.box(left, top, its, _HIGH, "#f6f8fa")
+        card.box(left, top, its, _HIGH, style.SHADE)
         for tick in _ticks(least, most):
             axes.axhline(tick, color=style.GRID, linewidth=PX, zorder=0.3)
         axes.axhline(1, color=INK, linewidth=1.25 * PX, zorder=1)
@@ -116,7 +115,7 @@ def _draw_group(axes: Axes, group: Group, points: dict[Case, dict[str, float]]) 
                 [at for at, _ in its],
                 [ratio for _, ratio in its],
                 linestyle="none",
-                marker="v" if below else _MARKS.get(name, "s"),
+                marker="v" if below else style.MARKS.get(name, "s"),
                 markersize=(6.5 if ours or below else 5) * PX,
                 markerfacecolor="white" if group.is_odd else COLOURS[name],
                 markeredgecolor=COLOURS[name],

@@ -41,6 +41,9 @@ COLOURS = {
     "max_autotune": "#cc79a7",
     "ceiling": "#8c959f",
 }
+SHADE = "#f6f8fa"
+"""Of a plot, and of every other row."""
+MARKS = {"cuda": "o", "triton": "D"}
 PALE = 0.4
 
 _RC: dict[str, object] = {
