@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import log
-from statistics import geometric_mean
 
 from matplotlib.figure import Figure
 
 from kernel_twins.report.figures import style, words
 from kernel_twins.report.figures.style import COLOURS, FAINT, INK, MARGIN, PX, SMALL, WIDTH, Card, ink
 from kernel_twins.report.meaning.analysis import Results
-from kernel_twins.spec import BACKENDS, Backend, Case
+from kernel_twins.spec import BACKENDS, Case
 
 _ROW, _RATIO, _BASELINE = 21.0, 62.0, 122.0
 _TICKS = (0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0, 10.0, 20.0)
 
-Ratios = dict[Backend, float]
+Ratios = dict[str, float]  # by language
 
 
 def draw(results: Results, cases: Sequence[Case]) -> Figure:
@@ -85,24 +84,22 @@ def _ratios(results: Results, case: Case) -> Ratios:
     best = results.best_baseline(case)
     if best is None:
         return {}
-    found = {backend: words.against(results, case, name, best) for backend, name in words.last(results, case).items()}
+    lasts = words.last(results, case)
+    found: dict[str, float | None] = {each: words.against(results, case, lasts[each], best) for each in lasts}
     return {backend: ratio for backend, ratio in found.items() if ratio is not None}
 
 
 def _told(results: Results, rows: Sequence[tuple[Case, Ratios]]) -> tuple[str, str]:
-    said: list[str] = []
+    said = words.reached([ratios for _, ratios in rows])
     worst: list[str] = []
     for backend in BACKENDS:
-        its = [(ratios[backend], case) for case, ratios in rows if backend in ratios]
-        if its:
-            mean = words.times(geometric_mean(ratio for ratio, _ in its))
-            said.append(words.together(f"{words.title(backend)} {mean}") if said else words.reaches(backend, mean))
-            worst.append(f"{words.title(backend)}'s {words.times(min(its, key=lambda each: each[0])[0])}")
+        if its := [ratios[backend] for _, ratios in rows if backend in ratios]:
+            worst.append(f"{words.title(backend)}'s {words.times(min(its))}")
     title = f"{results.op.title}, other shapes" if results.op.size_axis else results.op.title
     if not said:
         return title, ""
     more = f"Geometric mean of {len(rows)} cases; the worst {'are' if len(worst) > 1 else 'is'} {' and '.join(worst)}."
-    return f"{title}: {', '.join(said)}", more
+    return f"{title}: {said}", more
 
 
 def _key(results: Results) -> str:

@@ -192,13 +192,11 @@ def _label_ends(
 def _told(
     results: Results, shown: Sequence[Group], axis: SizeAxis, points: dict[Case, dict[str, float]]
 ) -> tuple[str, str]:
-    said: list[str] = []
+    said = words.reached(points.values())
     worst: list[str] = []
     for backend in BACKENDS:
         its = [(ratios[backend], case) for case, ratios in points.items() if backend in ratios]
         if its:
-            mean = words.times(geometric_mean(ratio for ratio, _ in its))
-            said.append(words.together(f"{words.title(backend)} {mean}") if said else words.reaches(backend, mean))
             ratio, case = min(its, key=lambda each: each[0])
             known = {*shown[0].cases[0].variant}
             other = words.facts(each for each in case.variant if each not in known)
@@ -215,7 +213,7 @@ def _told(
     apart = f" (unaligned alone {' and '.join(means)})" if means else ""
     verb = "are" if len(worst) > 1 else "is"
     more = f"Geometric mean of {len(points)} cases{apart}; the worst {verb} {' and '.join(worst)}."
-    return f"{results.op.title}: {', '.join(said)}", more
+    return f"{results.op.title}: {said}", more
 
 
 def _key(results: Results, shown: Sequence[Group], axis: SizeAxis, points: dict[Case, dict[str, float]]) -> str:
