@@ -212,10 +212,10 @@ def test_the_extensions_remedy_begins_with_the_torch_that_it_needs(torch: str, f
     code = (
         f"import sys\nsys.path[:0] = [{str(tmp_path)!r}, {str(store.ROOT)!r}]\n"
         "import kernel_twins.compiler.disassembly as disassembly\n"
-        "disassembly.find_extension = lambda: None\n"
+        "disassembly.find_extensions = list\n"
         "from kernel_twins.report import doctor\n"
         "print(doctor._extension()[2])\n"
-        "try: disassembly.require_extension()\n"
+        "try: disassembly.require_extensions()\n"
         "except RuntimeError as error: print(error)\n"
         "print(doctor._torch()[2])\n"
     )
