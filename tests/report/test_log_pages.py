@@ -14,12 +14,13 @@ from kernel_twins.report.meaning.analysis import Results
 from kernel_twins.report.meaning.judgement import Judgement, Outcome
 from kernel_twins.report.meaning.limiter import Limit
 from kernel_twins.report.meaning.moved import moved
+from kernel_twins.report.ncu.extract import counter_rows
 from kernel_twins.report.pages import documents, places, score, scoreboard
 from kernel_twins.report.pages.score import Judged
 from kernel_twins.report.rows import base, store
 from kernel_twins.spec import Prediction
 from tests import logs
-from tests.logs import CASE, OP
+from tests.logs import CASE, OP, launch, timing
 
 
 @pytest.fixture
@@ -93,6 +94,26 @@ def test_the_scoreboard_keeps_the_last_step_that_was_measured(folder: Path) -> N
     assert {name.step for name in results.unmeasured} >= {"v06_bulk_tile"}
     (row,) = [line for line in scoreboard.scoreboard([(results, CASE)]) if line.startswith("| vector_add ")]
     assert "| 1.000 × [1.000, 1.000] SAME |" in row  # v02_grid_stride's, of 300 µs
+
+
+def test_a_twin_that_is_slower_is_told_with_the_counters_of_a_case_that_was_profiled(tmp_path: Path) -> None:
+    """The counters are of another case than the slowest one, and the row says of which."""
+    longest = OP.headline_cases[0]
+    rows = [timing("cuda", "v01_scalar", [300.0] * 20, case=case.slug) for case in (CASE, longest)]
+    rows += [
+        timing("triton", "v01_scalar", [time] * 20, case=case.slug) for case, time in ((CASE, 320), (longest, 400))
+    ]
+    store.write(tmp_path / "vector_add.timings.csv", pd.DataFrame(rows, columns=store.TABLES["timings"]))
+    launches = [
+        launch(f"kl.vector_add.{backend}.v01_scalar", sm__cycles_elapsed=cycles, smsp__inst_executed=5.0)
+        for backend, cycles in (("cuda", 100.0), ("triton", 110.0))
+    ]
+    counters, _ = counter_rows(launches, {each.label: 1 for each in launches}, OP, "r1", {}, "T3")
+    store.write(tmp_path / "vector_add.counters.csv", counters)
+    results = Results(OP, tmp_path, None)
+    (row,) = scoreboard.slowest_twins([(results, CASE), (results, longest)])[2:]
+    assert row.startswith(f"| [vector_add](vector_add.md) {longest.slug} | 0.750 × | v01 beside v01 | ")
+    assert f"| at {CASE.slug}, 0.938 ×: cycles × 1.1 = instructions × 1 · cycles an instruction × 1.1" in row
 
 
 def test_a_step_that_is_not_measured_yet_is_told_to_be_with_what_measures_it(folder: Path) -> None:

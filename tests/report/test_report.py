@@ -128,7 +128,9 @@ def under_conditions(folder: Path) -> None:
     store.write(folder / "matmul_bf16.timings.csv", pd.DataFrame(rows, columns=store.TABLES["timings"]))
 
 
-MARKED = "".join(f"<!-- {name}:begin -->\nold\n<!-- {name}:end -->\n" for name in ("sampled", "results", "conditions"))
+MARKED = "".join(
+    f"<!-- {name}:begin -->\nold\n<!-- {name}:end -->\n" for name in ("sampled", "results", "twins", "conditions")
+)
 CONDITIONS = (
     "| matmul_bf16 4096x4096x4096-bf16 | sustained | 1,590 MHz, 700 W, 58 °C, throttle none | 200 cublaslt | 190 † | "
     "1.053 × [1.053, 1.053] FAST | – | – |",
@@ -307,7 +309,7 @@ def test_a_rate_above_its_ceiling_is_told_as_it_is(folder: Path) -> None:
 def test_rendering_is_a_fixed_point(folder: Path) -> None:
     results = [Results(op, folder, None) for op in OPS.values()]
     for page, names in (
-        (documents.results_page, ("sampled", "results", "conditions")),
+        (documents.results_page, ("sampled", "results", "twins", "conditions")),
         (documents.front_page, ("functions", "products", "step")),
     ):
         tables = [f"<!-- {name}:begin -->\nold\n<!-- {name}:end -->\n" for name in names]

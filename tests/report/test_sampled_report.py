@@ -162,7 +162,7 @@ def test_the_log_names_the_five_worst_of_each(recorded: Path) -> None:
 
 def test_the_results_hold_a_line_a_function_and_pass(recorded: Path) -> None:
     text = "".join(
-        f"<!-- {name}:begin -->\nold\n<!-- {name}:end -->\n" for name in ("sampled", "results", "conditions")
+        f"<!-- {name}:begin -->\nold\n<!-- {name}:end -->\n" for name in ("sampled", "results", "twins", "conditions")
     )
     once = documents.results_page(text, recorded, [])
     assert "| matmul forward |" in once and "old" not in once

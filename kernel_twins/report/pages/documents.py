@@ -139,9 +139,14 @@ def front_page(text: str, folder: Path, results: list[Results]) -> str:
 def results_page(text: str, folder: Path, results: list[Results]) -> str:
     """docs/results.md with its tables renewed, of cases by chance and of chosen ones; ValueError as `front_page`."""
     measured = [each for each in results if each.measured]
-    rows = scoreboard.scoreboard((each, case) for each in measured for case in each.op.headline_cases)
+    cells = [(each, case) for each in measured for case in each.op.headline_cases]
     others = scoreboard.by_condition(measured) or ["Rested and in a chain, nothing has been recorded yet."]
-    parts = {"sampled": sampled_table.headline(folder), "results": rows, "conditions": others}
+    parts = {
+        "sampled": sampled_table.headline(folder),
+        "results": scoreboard.scoreboard(cells),
+        "twins": scoreboard.slowest_twins(cells),
+        "conditions": others,
+    }
     return _renewed(_RESULTS, text, parts)
 
 

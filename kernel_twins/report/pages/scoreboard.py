@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import itemgetter
 
 from kernel_twins.report.meaning import write
 from kernel_twins.report.meaning.analysis import Results
+from kernel_twins.report.meaning.judgement import explained
 from kernel_twins.report.pages.ladder_page import TITLES
 from kernel_twins.report.rows.recorded import CONDITIONS
 from kernel_twins.spec import BACKENDS, Backend, Case, Name
@@ -20,6 +22,7 @@ MEANING = (
 )
 """Of the conditions."""
 
+_TWINS = 8
 _TITLES = {"sustained": "sustained", "rested": "rested", "chain": "in a chain"}
 _BOTH = ("sustained", "rested")
 
@@ -28,6 +31,39 @@ def scoreboard(cells: Iterable[tuple[Results, Case]]) -> list[str]:
     """A row for each case: both languages' last steps that take it, and which of them is faster."""
     header = ["case", "best baseline", "CUDA, last step", "× baseline", "Triton, last step", "× baseline"]
     return _marked([*header, "Triton × CUDA"], [_score(results, case) for results, case in cells])
+
+
+def slowest_twins(cells: Iterable[tuple[Results, Case]]) -> list[str]:
+    """A row for each ladder whose last step in Triton is SLOW beside CUDA's: where most so, and why by the counters.
+
+    Those are of the case itself or, where it was not profiled, of the ladder's slowest one that was.
+    """
+    slow: dict[str, list[tuple[float, Results, Case]]] = {}
+    for results, case in cells:
+        ratio = results.ratio(case, *_twins(results, case))
+        if ratio and results.standing(case, *_twins(results, case)) == "SLOW":
+            slow.setdefault(results.op.name, []).append((ratio.value, results, case))
+    ladders = sorted((sorted(each, key=itemgetter(0)) for each in slow.values()), key=lambda each: each[0][0])
+    rows = []
+    for ladder in ladders[:_TWINS]:
+        value, results, case = ladder[0]
+        steps = " beside ".join(name.step[:3] for name in _twins(results, case))
+        told = (f"at {each.slug}, {ratio:.3f} ×: {why}" for ratio, _, each in ladder if (why := _why(results, each)))
+        page = f"[{results.op.name}]({results.op.name}.md) {case.slug}"
+        rows.append([page, f"{value:.3f} ×", steps, next(told, "not profiled where it is slower")])
+    header = ["case", "Triton × CUDA", "steps", "cause by the counters, CUDA → Triton"]
+    return write.table(header, rows, right=4) if rows else ["No twin was measured as slower."]
+
+
+def _twins(results: Results, case: Case) -> tuple[Name, Name]:
+    return _last(results, "triton", case), _last(results, "cuda", case)
+
+
+def _why(results: Results, case: Case) -> str:
+    """What the counters say of the last steps at a case; empty where one was not profiled there."""
+    triton, cuda = _twins(results, case)
+    told, limit = explained(results.counters(cuda, case), results.counters(triton, case)), results.limiter(triton, case)
+    return f"{told}; Triton is limited by {limit.told()}" if told and limit else told
 
 
 def by_condition(results: Iterable[Results]) -> list[str]:
