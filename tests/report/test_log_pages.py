@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from rich.console import Console
 
 from kernel_twins import OPS
+from kernel_twins.report import figures
 from kernel_twins.report.meaning.analysis import Results
 from kernel_twins.report.meaning.judgement import Judgement, Outcome
 from kernel_twins.report.meaning.limiter import Limit
@@ -94,6 +97,17 @@ def test_the_scoreboard_keeps_the_last_step_that_was_measured(folder: Path) -> N
     assert {name.step for name in results.unmeasured} >= {"v06_bulk_tile"}
     (row,) = [line for line in scoreboard.scoreboard([(results, CASE)]) if line.startswith("| vector_add ")]
     assert "| 1.000 × [1.000, 1.000] SAME |" in row  # v02_grid_stride's, of 300 µs
+
+
+def test_rendering_names_the_pages_that_changed_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "draw", lambda *_: None)
+    documents.render("another-gpu", folder, Console(quiet=True))
+    page = folder / "KERNEL_LOG.md"
+    page.write_text("old")
+    console = Console(file=(told := io.StringIO()), width=1_000)
+    documents.render("another-gpu", folder, console)
+    assert page.read_text() != "old"
+    assert f"changed: {base.shown(page)}; figures" in told.getvalue()
 
 
 def test_a_twin_that_is_slower_is_told_with_the_counters_of_a_case_that_was_profiled(tmp_path: Path) -> None:

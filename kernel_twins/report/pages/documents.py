@@ -48,17 +48,18 @@ def render(gpu: str, folder: Path, console: Console) -> None:
     else:
         no_static = pd.DataFrame(columns=static.STATIC)
         texts, plots_path = logs(folder, results, no_static, places.beside(folder)), folder / "plots"
-    for path, text in texts.items():
+    changed = [path for path, text in texts.items() if not path.exists() or path.read_text() != text]
+    for path in changed:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    written = ", ".join(shown(path) for path in texts if path.suffix == ".md")
+        path.write_text(texts[path])
+    told = f"{len(texts)} pages and drawings rendered; changed: {', '.join(map(shown, changed)) or 'none'}"
     try:
         from kernel_twins.report import figures
     except ImportError as error:
-        console.print(f"wrote {written}; no figures: {error} (pip install matplotlib)", style="yellow")
+        console.print(f"{told}; no figures: {error} (pip install matplotlib)", style="yellow")
         return
     figures.draw(folder, plots_path, results)
-    console.print(f"wrote {written} and {shown(plots_path)}/")
+    console.print(f"{told}; figures are in {shown(plots_path)}/")
 
 
 def disagreements(folder: Path, results: list[Results]) -> list[str]:
