@@ -10,7 +10,7 @@ import sys
 
 from kernel_twins import named, remedies
 from kernel_twins.built import load
-from kernel_twins.compiler.interpreter import SWITCH, is_interpreted, refusal, round_to_nearest, small_case
+from kernel_twins.compiler.interpreter import SWITCH, is_interpreted, round_to_nearest, small_case
 from kernel_twins.compiler.show import STAGES
 from kernel_twins.errors import UnavailableError
 from kernel_twins.harness.ceilings import gpu_slug
@@ -120,10 +120,7 @@ def _run(arguments: argparse.Namespace) -> int:
     call = load(op.name, arguments.step, arguments.backend)
     if on_cpu:
         round_to_nearest()
-        step = op.step(arguments.step)
-        case = case if arguments.case else small_case(op, step)
-        if reason := refusal(op, step, case.dtype):
-            raise UnavailableError(reason)
+        case = case if arguments.case else small_case(op, op.step(arguments.step))
     verdict = check(op, call, case, device="cpu" if on_cpu else "cuda")
     print(f"{case.slug}: " + (f"right, error {verdict.error:.3g}" if verdict.ok else f"WRONG, {verdict.reason}"))
     return 0 if verdict.ok else 1

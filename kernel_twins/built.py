@@ -1,4 +1,4 @@
-"""Which CUDA steps are built, and ``load`` as users call it, which looks for the step at once.
+"""Which steps can be called here, and ``load`` as users call it, which says so at once.
 
 What public functions run is in ``kernel_twins._C``, which a wheel has. The other steps, and the baselines that are
 compiled beside them, are in ``kernel_twins._ladder``: a clone builds both by one command. Importing that one adds its
@@ -12,6 +12,7 @@ import importlib
 from types import ModuleType
 
 from kernel_twins import ops, remedies
+from kernel_twins.compiler import interpreter
 from kernel_twins.errors import UnavailableError
 from kernel_twins.harness import load as harness
 from kernel_twins.harness.load import Call, extension
@@ -28,7 +29,10 @@ def load(op: str, step: str, backend: Backend) -> Call:
     """
     if backend == "cuda" and backend in ops.get(op).step(step).backends:
         require_built(op, step)
-    return harness.load(op, step, backend)
+    call = harness.load(op, step, backend)
+    if backend == "triton" and interpreter.is_interpreted():
+        return interpreter.guarded(ops.get(op), ops.get(op).step(step), call)
+    return call
 
 
 @functools.cache

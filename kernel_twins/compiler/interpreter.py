@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib
 import inspect
 import math
+from collections.abc import Callable
 from typing import Any
 
+from kernel_twins.errors import UnavailableError
 from kernel_twins.spec import Case, Op, Step
 
 _MOST_BYTES, _MOST_TERMS = 2**20, 2**21  # that a small case moves, and that its sizes multiply to
@@ -68,6 +70,22 @@ def refusal(op: Op, step: Step, dtype: str | None = None) -> str:
             f"take {' or '.join(others)}, or a GPU without {SWITCH}"
         )
     return ""
+
+
+def guarded(op: Op, step: Step, call: Callable[..., Any]) -> Callable[..., Any]:
+    """A step's call that refuses what the interpreter would compute wrongly; UnavailableError where it does not run."""
+    if reason := refusal(op, step):
+        raise UnavailableError(reason)
+
+    def checked(*inputs: Any, out: Any, **options: Any) -> None:
+        import torch
+
+        is_bf16 = bool(inputs) and getattr(inputs[0], "dtype", None) == torch.bfloat16
+        if is_bf16 and (reason := refusal(op, step, "bf16")):
+            raise UnavailableError(reason)
+        call(*inputs, out=out, **options)
+
+    return checked
 
 
 def small_case(op: Op, step: Step) -> Case:

@@ -20,8 +20,8 @@ ROOMS = (
     ("spec",),
     ("ops", "named"),
     ("harness",),
-    ("built",),  # which CUDA steps there are
     ("compiler", "_triton"),
+    ("built",),  # which steps can be called here
     ("functional",),
     ("nn",),
     ("kernel_twins",),  # the package's own names

@@ -12,7 +12,9 @@ import pytest
 import kernel_twins
 from kernel_twins import OPS
 from kernel_twins.compiler.interpreter import unavailable
+from kernel_twins.errors import UnavailableError
 from kernel_twins.spec import Case
+from tests import forks
 
 pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -43,6 +45,27 @@ def test_bf16_tiles_are_refused_by_name_with_the_remedy() -> None:
         "kernel_twins: matmul_bf16 v02_tensor_cores multiplies tiles by tl.dot, which Triton's interpreter computes "
         "wrongly in bf16: take fp16, or a GPU without TRITON_INTERPRET=1\n"
     )
+
+
+@needs_interpreter
+def test_a_loaded_step_refuses_bf16_tiles_too() -> None:
+    told = forks.interpreted("tests.compiler.test_interpreter", "products")
+    assert told[0].startswith("matmul_bf16 v02_tensor_cores multiplies tiles by tl.dot") and told[1] == "right"
+
+
+def products() -> list[str]:
+    import torch
+
+    call, told = kernel_twins.load("matmul_bf16", "v02_tensor_cores", "triton"), []
+    for dtype in (torch.bfloat16, torch.float16):
+        a = torch.ones(16, 16, dtype=dtype)
+        out = torch.empty_like(a)
+        try:
+            call(a, a, out=out)
+            told.append("right" if torch.equal(out, a @ a) else "wrong")
+        except UnavailableError as error:
+            told.append(str(error))
+    return told
 
 
 @needs_interpreter
