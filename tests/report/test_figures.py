@@ -15,9 +15,10 @@ pytest.importorskip("matplotlib")
 from kernel_twins import OPS
 from kernel_twins.harness.ceilings import Ceilings
 from kernel_twins.report import figures
-from kernel_twins.report.figures import moved, sampled, style
+from kernel_twins.report.figures import sampled, style
 from kernel_twins.report.figures.groups import groups
 from kernel_twins.report.figures.placing import Box, Room
+from kernel_twins.report.meaning import moved
 from kernel_twins.report.meaning.analysis import Results, load
 from kernel_twins.report.rows import store
 from kernel_twins.spec import BACKENDS, Op
@@ -177,8 +178,9 @@ def test_committed_figures_are_small_and_as_wide_as_a_readme() -> None:
 
 def test_a_step_tells_the_counter_that_it_moved_most() -> None:
     matmul = next(each for each in load(store.REFERENCE_GPU, FOLDER) if each.op.name == "matmul_bf16")
-    assert moved.moved(matmul, matmul.op.step("v03_swizzled"), "cuda").startswith("bank conflicts ")
-    assert moved.moved(matmul, matmul.op.step("v01_naive"), "cuda") == ""
+    first, swizzled = (matmul.op.step(name) for name in ("v01_naive", "v03_swizzled"))
+    assert moved.of_step(matmul, swizzled, "cuda", matmul.op.profile_case)[0].startswith("bank conflicts ")
+    assert moved.of_step(matmul, first, "cuda", matmul.op.profile_case) == []
 
 
 def test_products_by_tf32_have_their_own_roof() -> None:

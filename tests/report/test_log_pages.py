@@ -40,8 +40,9 @@ def row_of(page: str, step: str, title: str) -> list[str]:
 def test_the_short_log_has_a_row_a_step_and_language(folder: Path) -> None:
     page = logs.pages(folder, [Results(OP, folder, None)])["KERNEL_LOG.md"]
     assert "At `67108864-fp32` (best baseline: torch, 300 µs)" in page
-    moved = "1.100 FAST", "1.000 SAME", "330 → 300 (−9.1 %)", "–", "device memory 91 %", "0 / 2"
-    assert row_of(page, "v02_grid_stride", "CUDA") == [f"{cell} †" if "→" in cell else cell for cell in moved]
+    ratios, time = ["1.100 FAST", "1.000 SAME"], "330 → 300 (−9.1 %) †"
+    told = [*ratios, time, "DRAM busy 85 → 91 %", "device memory 91 %", "0 / 2"]
+    assert row_of(page, "v02_grid_stride", "CUDA") == told
     assert row_of(page, "v06_bulk_tile", "Triton")[0] == "wrong"
 
 
@@ -140,10 +141,13 @@ def test_a_step_that_is_not_measured_yet_is_told_to_be_with_what_measures_it(fol
     assert "v05_bulk_ring" not in pages["what-did-not-work.md"]
 
 
-def test_the_two_counters_that_moved_most_are_told_and_trifles_are_not() -> None:
+def test_causes_are_told_before_outcomes_and_trifles_are_not() -> None:
     before = {"bank_conflicts": 78.1, "occupancy": 50.0, "instructions": 200.0, "dram_share": 0.1, "l2_hit": 50.0}
     after = {"bank_conflicts": 3.0, "occupancy": 40.0, "instructions": 100.0, "dram_share": 0.4, "l2_hit": None}
-    assert moved(before, after) == ["bank conflicts 78.1→3 %", "instructions 200→100 M"]
+    told = ["bank conflicts 78.1 → 3 %", "instructions 200 → 100 M", "occupancy 50 → 40 %"]
+    assert moved(before, after) == told
+    after["bank_conflicts"] = 40.0  # which weighs less than instructions that are predicted
+    assert [each.split()[0] for each in moved(before, after, {"instructions"})] == ["instructions", "bank", "occupancy"]
     assert moved({"dram_share": 0.1}, {"dram_share": 0.4}) == moved({}, after) == []
 
 

@@ -8,10 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from kernel_twins.report.figures import style, words
-from kernel_twins.report.figures.moved import moved
 from kernel_twins.report.figures.roofs import limits
 from kernel_twins.report.figures.style import COLOURS, FAINT, MARGIN, PX, SMALL, TEXT, WIDTH, Card, ink
-from kernel_twins.report.meaning import write
+from kernel_twins.report.meaning import moved, write
 from kernel_twins.report.meaning.analysis import Results
 from kernel_twins.spec import BACKENDS, Backend, Case, Name, Step
 
@@ -110,8 +109,9 @@ def _why(results: Results, step: Step, cells: dict[tuple[str, Backend], _Cell | 
     """The counter that moved most, of the first language that has one; or why there is none."""
     for backend in step.backends:
         cell = cells[step.name, backend]
-        if cell and cell.is_own and (text := moved(results, step, backend)):
-            return text, SMALL, ink(COLOURS[backend])
+        case = results.op.profile_case_of(step, backend)
+        if cell and cell.is_own and case and (most := moved.of_step(results, step, backend, case)):
+            return most[0], SMALL, ink(COLOURS[backend])
     own = [results.op.profile_case_of(step, backend) for backend in step.backends]
     if all(case == results.op.profile_case for case in own):
         return "", SMALL, FAINT

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from kernel_twins.report.calls import functions_table, sampled_table
-from kernel_twins.report.meaning import write
+from kernel_twins.report.meaning import moved, write
 from kernel_twins.report.meaning.analysis import Results
-from kernel_twins.report.meaning.moved import moved
 from kernel_twins.report.pages import places, score
 from kernel_twins.report.pages.ladder_page import NOT_MEASURED, TITLES
 from kernel_twins.report.pages.places import Places
@@ -18,6 +17,7 @@ from kernel_twins.report.rows.libraries import LIBRARIES
 from kernel_twins.spec import Backend, Case, Name, Step
 
 _WORST = 12
+_MOVED = 2
 _HEADER = ["step", "in", "× before", "× best baseline", "time, µs", "what moved most", "limiter", "hit / miss"]
 _NOTES = "¹²³⁴⁵⁶⁷⁸⁹"
 
@@ -53,8 +53,9 @@ def _preamble(folder: Path, where: Places) -> list[str]:
         "- *× before* and *× best baseline*: how many times as fast as the step before and as the fastest call of a "
         "library, with the verdict. FAST and SLOW are differences beyond 0.5 % with 99 % confidence, SAME is all else; "
         "AMBIGUOUS is no verdict: the cycles that ncu counted give another one than the times.",
-        "- *time* and *what moved most* read before → after. Of the counters, those two stand there that moved by the "
-        "largest factors.",
+        "- *time* and *what moved most* read before → after. Of the counters, two stand there that moved most: "
+        "causes, such as instructions, before what follows from the time, such as a busy pipe; predicted ones weigh "
+        "double.",
         "- *limiter*: the busiest unit, two where they are equally busy, or for latency the stall that warps wait for "
         "most, in cycles an issue.",
         f"- *hit / miss*: predictions that came true, and that did not. More about each column: {profiler}.",
@@ -164,7 +165,7 @@ def _cells(results: Results, step: Step, backend: Backend, case: Case | None) ->
     now = results.time_us(case, name)
     change = write.change(was, now)
     time = write.number(now) if was is None else f"{write.number(was)} → {write.number(now)} ({change})"
-    counters = moved(results.quantities(before, case), results.quantities(name, case)) if before else []
+    counters = moved.of_step(results, step, backend, case)[:_MOVED]
     limit = results.limiter(name, case)
     return [
         _verdict(results, case, name, before),
