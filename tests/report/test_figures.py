@@ -69,7 +69,8 @@ def test_operations_without_a_series_of_sizes_are_drawn_case_by_case(tmp_path: P
     its = results(tmp_path, op, {**lasts(op, 100.0), ("compile", ""): 80.0}, None)
     figures.draw(tmp_path, tmp_path, [its])
     assert figures.outdated(tmp_path, tmp_path, [its]) == []
-    assert not (tmp_path / "reduction_nd-sizes.svg").exists()
+    (tmp_path / "reduction_nd-sizes.svg").write_text("of an operation that had an axis of sizes")
+    assert figures.strays(tmp_path, tmp_path, [its]) == ["reduction_nd-sizes"]
     said = texts(tmp_path / "reduction_nd-cases.svg")
     assert "Reduction over axes: CUDA reaches 0.80 × the best baseline, Triton 0.80 ×" in said
     assert "64 x 4,096 x 1,024 bf16, axes 1, x permuted" in said

@@ -3,6 +3,6 @@
 Importing this needs matplotlib, which is installed for developers.
 """
 
-from kernel_twins.report.figures.render import draw, drawn_from, outdated
+from kernel_twins.report.figures.render import draw, drawn_from, outdated, strays
 
-__all__ = ["draw", "drawn_from", "outdated"]
+__all__ = ["draw", "drawn_from", "outdated", "strays"]

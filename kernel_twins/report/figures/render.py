@@ -46,6 +46,11 @@ def outdated(folder: Path, plots: Path, results: list[Results]) -> list[str]:
     return [n for n, (digest, _) in _figures(folder, results).items() if drawn_from(plots / f"{n}.svg") != digest]
 
 
+def strays(folder: Path, plots: Path, results: list[Results]) -> list[str]:
+    """Names of figures in ``plots`` that nothing draws any more."""
+    return sorted({path.stem for path in plots.glob("*.svg")} - _figures(folder, results).keys())
+
+
 def drawn_from(path: Path) -> str:
     """The digest in a figure, empty where there is none."""
     match = _DIGEST.search(path.read_text()) if path.exists() else None

@@ -55,7 +55,9 @@ def render(gpu: str, folder: Path, console: Console) -> None:
     told = f"{len(texts)} pages and drawings rendered; changed: {', '.join(map(shown, changed)) or 'none'}"
     try:
         from kernel_twins.report import figures
-    except ImportError as error:
+    except ModuleNotFoundError as error:
+        if error.name != "matplotlib":
+            raise
         console.print(f"{told}; no figures: {error} (pip install matplotlib)", style="yellow")
         return
     figures.draw(folder, plots_path, results)
@@ -79,10 +81,14 @@ def disagreements(folder: Path, results: list[Results]) -> list[str]:
 def _outdated_figures(folder: Path, results: list[Results]) -> list[str]:
     try:
         from kernel_twins.report import figures
-    except ImportError:  # without matplotlib nobody here can have drawn any
-        return []
+    except ModuleNotFoundError as error:
+        if error.name != "matplotlib":
+            raise
+        return []  # figures cannot have been drawn here
     old = figures.outdated(folder, _PLOTS, results)
-    return [f"{shown(_PLOTS)}/{name}.svg is not drawn from the data" for name in old]
+    lines = [f"{shown(_PLOTS)}/{name}.svg is not drawn from the data" for name in old]
+    strays = figures.strays(folder, _PLOTS, results)
+    return lines + [f"{shown(_PLOTS)}/{name}.svg is drawn by nothing any more: delete it" for name in strays]
 
 
 def _texts(folder: Path, results: list[Results]) -> dict[Path, str]:
