@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import re
 import tomllib
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from build_support import sources
 
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATES = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.md"))
@@ -65,3 +68,9 @@ def test_the_citation_is_of_this_version() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     citation = parsed((ROOT / "CITATION.cff").read_text())
     assert (citation["title"], citation["version"]) == (project["name"], project["version"])
+
+
+def test_clangd_is_given_no_flag_that_nvcc_alone_knows() -> None:
+    removed = parsed((ROOT / ".clangd").read_text())["CompileFlags"]["Remove"]
+    left = [flag for flag in sources.NVCC_FLAGS if not any(fnmatch(flag, pattern) for pattern in removed)]
+    assert left == ["-std=c++20", "-O3"]
