@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from pathlib import Path
 
@@ -16,6 +17,7 @@ OP = "matmul_bf16"
 _STEPS = ("v02_tensor_cores", "v03_swizzled")
 _COUNTERS = (
     "gpu__time_duration.sum",
+    "sm__cycles_elapsed.max",
     "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed",
     "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",
     "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum",
@@ -24,6 +26,7 @@ _COUNTERS = (
     "smsp__average_warps_issue_stalled_mio_throttle_per_issue_active.ratio",
     "smsp__average_warps_issue_stalled_math_pipe_throttle_per_issue_active.ratio",
     "smsp__average_warps_issue_stalled_long_scoreboard_per_issue_active.ratio",
+    "smsp__average_warps_issue_stalled_wait_per_issue_active.ratio",
 )
 _VARIANTS = {
     "v02_tensor_cores": "neither: v02",
@@ -42,13 +45,13 @@ def counters(results: Results) -> list[str]:
     case = results.op.profile_case
     before, after = (results.counters(Name("cuda", step), case) for step in _STEPS)
     rows = [
-        [f"`{name}`", METRICS[name].meaning, *map(_told, values), write.change(*values)]
+        [_title(name), *map(_told, values), write.change(*values)]
         for name in _COUNTERS
         if (values := (before.get(name), after.get(name))) != (None, None)
     ]
     if not rows:
         return [write.NOT_MEASURED]
-    return write.table(["counter of Nsight Compute", "what it counts", *_STEPS, "change"], rows, right=2)
+    return write.table(["counter", *_STEPS, "change"], rows)
 
 
 def trial(folder: Path) -> list[str]:
@@ -70,6 +73,13 @@ def trial(folder: Path) -> list[str]:
     ]
     header = ["", "µs", "of v02's time", "instructions, million", "wavefronts, million", "lost to banks, %"]
     return write.table(header, rows)
+
+
+def _title(name: str) -> str:
+    """A counter's meaning and unit; of a stall, its name, by which the text speaks of it."""
+    if stall := re.search(r"_stalled_(\w+)_per_", name):
+        return f"`{stall[1]}`: {METRICS[name].meaning}"
+    return METRICS[name].meaning + (f", {METRICS[name].unit}" if METRICS[name].unit in ("ns", "%") else "")
 
 
 def _told(value: float | None) -> str:
