@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,11 +11,11 @@ import pytest
 from kernel_twins import OPS
 from kernel_twins.report.pages import front
 from kernel_twins.report.rows import store
+from tests import browser
 
 README = store.ROOT / "README.md"
 COLUMN = 846  # px, of a README on GitHub
 FIRST_SCREEN = 900  # px
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 # GitHub's sizes, as far as they decide how wide something is.
 STYLE = """
@@ -65,7 +63,7 @@ def test_its_diff_is_of_two_files_that_are_there() -> None:
     assert f"{op.file(before.name, 'cuda')})" in text and f"{op.file(name, 'cuda')})" in text
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+@browser.needed
 def test_nothing_is_wider_than_the_column_and_the_picture_is_on_the_first_screen(tmp_path: Path) -> None:
     markdown_it = pytest.importorskip("markdown_it")
     body = markdown_it.MarkdownIt("commonmark").enable("table").render(README.read_text())
@@ -74,12 +72,7 @@ def test_nothing_is_wider_than_the_column_and_the_picture_is_on_the_first_screen
         f'<!doctype html><meta charset="utf-8"><base href="{store.ROOT.as_uri()}/"><style>{STYLE}</style>'
         f"<article>{body}</article><script>addEventListener('load', () => {{{SIZES}}})</script>"
     )
-    assert CHROMIUM
-    command = [
-        *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"),
-        *(f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={COLUMN},1000", "--dump-dom", page.as_uri()),
-    ]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    said = browser.dom(page, COLUMN, 1000)
     sizes = json.loads(said[said.index("<body>") + len("<body>") : said.rindex("</body>")])
     assert sizes["wide"] == []
     assert 0 < sizes["picture"] <= FIRST_SCREEN

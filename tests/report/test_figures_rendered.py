@@ -5,20 +5,16 @@ from __future__ import annotations
 import html
 import json
 import re
-import shutil
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-import pytest
-
 from kernel_twins.report.rows import store
+from tests import browser
 
 PLOTS = store.ROOT / "profiling" / "plots"
 WIDTH = 846
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium")
+pytestmark = browser.needed
 
 # Of a line's box, what lies above its capitals and below its descenders takes no part.
 PAGE = """<!doctype html><meta charset="utf-8">
@@ -56,17 +52,9 @@ def faults(folder: Path, figures: Mapping[str, str]) -> list[str]:
     sections = "\n".join(f'<section id="{name}">{svg[svg.index("<svg") :]}</section>' for name, svg in figures.items())
     page = folder / "figures.html"
     page.write_text(PAGE.format(width=WIDTH, figures=sections))
-    quiet = ["--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
-    command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", *quiet, "--dump-dom"]
-    done = subprocess.run(
-        [*command, f"--user-data-dir={folder / 'profile'}", f"--window-size={WIDTH},1200", page.as_uri()],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=True,
-    )
-    found = re.search(r'<pre id="faults">(.*?)</pre>', done.stdout, re.DOTALL)
-    assert found and found[1], done.stderr
+    dom = browser.dom(page, WIDTH, 1200)
+    found = re.search(r'<pre id="faults">(.*?)</pre>', dom, re.DOTALL)
+    assert found and found[1]
     told: list[str] = json.loads(html.unescape(found[1]))
     return told
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kernel_twins.report.meaning import write
+from kernel_twins.report.rows import metrics
 from kernel_twins.report.rows.metrics import METRICS, KernelClass
 
 _CLASSES: tuple[KernelClass, ...] = ("memory", "arithmetic")
@@ -57,7 +58,7 @@ class CounterChange:
     @property
     def meaning(self) -> str:
         """The registry's, empty where it does not know the metric."""
-        return METRICS[self.metric].meaning if self.metric in METRICS else ""
+        return metrics.meaning(self.metric)
 
     @property
     def told(self) -> str:

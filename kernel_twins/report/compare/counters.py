@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kernel_twins.report.meaning import write
-from kernel_twins.report.rows.metrics import METRICS, STALLS, stall_metric
+from kernel_twins.report.rows import metrics
+from kernel_twins.report.rows.metrics import STALLS, stall_metric
 
 _STALLS = {stall_metric(stall) for stall in STALLS}
 _AN_ISSUE = ", an issue"  # what the unit of a stall says
@@ -18,4 +19,4 @@ def told(metric: str, unit: str, values: Sequence[float]) -> tuple[str, str, lis
 
 
 def meaning(metric: str) -> str:
-    return METRICS[metric].meaning.removesuffix(_AN_ISSUE) if metric in METRICS else metric
+    return metrics.meaning(metric).removesuffix(_AN_ISSUE) or metric

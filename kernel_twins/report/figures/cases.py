@@ -38,7 +38,7 @@ def draw(results: Results, cases: Sequence[Case]) -> Figure:
     for index, (case, its) in enumerate(rows):
         middle = top + (index + 0.5) * _ROW
         if index % 2 == 0:
-            card.box(MARGIN - 6, middle - _ROW / 2, WIDTH - 2 * MARGIN + 12, _ROW, style.SHADE)
+            card.band(middle, _ROW)
         card.text(left - 12, middle, names[case], align="right")
         if len(its) > 1:
             axes.plot(list(its.values()), [(index + 0.5) * _ROW] * len(its), color=style.BORDER, linewidth=2 * PX)

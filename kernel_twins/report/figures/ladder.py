@@ -76,7 +76,7 @@ def _row(
 ) -> None:
     middle = top + (index + 0.5) * _ROW
     if index % 2 == 0:
-        card.box(MARGIN - 6, middle - _ROW / 2, WIDTH - 2 * MARGIN + 12, _ROW, style.SHADE)
+        card.band(middle, _ROW)
     card.text(left - 10, middle, step.name, align="right")
     for backend, place, column in zip(BACKENDS, (-0.5, 0.5), (1, 0), strict=True):
         at = _column(column)

@@ -45,7 +45,7 @@ def draw(cells: pd.DataFrame) -> Figure:
     for index, (contest, its) in enumerate(rows):
         above = index * _ROW
         if index % 2 == 0:
-            card.box(MARGIN - 6, top + above, WIDTH - 2 * MARGIN + 12, _ROW, style.SHADE)
+            card.band(top + above + _ROW / 2, _ROW)
         card.text(left - 72, top + above + _ROW / 2, _name(contest), align="right")
         for lane, (backend, title) in enumerate(sampled_table.OURS.items()):
             middle = above + _GAP / 2 + (lane + 0.5) * _LANE

@@ -180,6 +180,10 @@ class Card:
             Rectangle((x, y), wide, high, color=colour, linewidth=0, transform=self._pixels(), zorder=-2)
         )
 
+    def band(self, middle: float, high: float) -> None:
+        """The shade of every other row of a list, from border to border."""
+        self.box(MARGIN - 6, middle - high / 2, WIDTH - 2 * MARGIN + 12, high, SHADE)
+
     def axes(self, left: float, top: float, wide: float, high: float) -> Axes:
         """Axes in that place, without a frame or ticks."""
         place = (left / WIDTH, 1 - (top + high) / self.height, wide / WIDTH, high / self.height)

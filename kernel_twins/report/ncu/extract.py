@@ -21,7 +21,7 @@ from kernel_twins.report.ncu.reader import Launch, missing
 from kernel_twins.report.ncu.units import to_base
 from kernel_twins.report.rows import base, kernels
 from kernel_twins.report.rows.base import CANNOT_RUN, INVALID_DATA, OK, CannotRunError, InvalidDataError
-from kernel_twins.report.rows.metrics import CYCLES, DURATION, METRICS, Tier, names
+from kernel_twins.report.rows.metrics import CYCLES, DURATION, METRICS, Tier, meaning, names
 from kernel_twins.report.rows.store import TABLES
 from kernel_twins.spec import Op
 
@@ -183,7 +183,7 @@ def foreign_table(path: Path) -> pd.DataFrame:
     know the metric.
     """
     rows = [
-        (index, launch.kernel, launch.label, metric, value, launch.units[metric], _meaning(metric))
+        (index, launch.kernel, launch.label, metric, value, launch.units[metric], meaning(metric))
         for index, launch in enumerate(foreign_launches(path))
         for metric, value in launch.metrics.items()
     ]
@@ -201,10 +201,6 @@ def _based(value: float, unit: str, metric: str) -> tuple[float, str]:
         return to_base(value, unit, metric)
     except InvalidDataError:
         return value, unit  # NVIDIA's module always answers in base units, also in those that we do not know
-
-
-def _meaning(metric: str) -> str:
-    return METRICS[metric].meaning if metric in METRICS else ""
 
 
 def _by_label(launches: Iterable[Launch], expected: dict[str, int]) -> dict[str, list[Launch]]:

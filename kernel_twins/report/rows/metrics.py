@@ -151,6 +151,11 @@ _ALL = (
 METRICS: Mapping[str, Metric] = {metric.name: metric for metric in _ALL}
 
 
+def meaning(metric: str) -> str:
+    """What a metric counts; empty where the registry does not know it."""
+    return METRICS[metric].meaning if metric in METRICS else ""
+
+
 def names(tier: Tier) -> list[str]:
     """What a tier asks for; every tier holds those below it."""
     return [metric.name for metric in METRICS.values() if metric.tier <= tier]
