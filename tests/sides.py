@@ -39,6 +39,10 @@ def as_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @functools.cache
 def _import_kernels() -> None:
-    """Kernels of a module that is imported while they are interpreted stay so, for tests of a GPU that come later."""
+    """Kernels of a module that is imported while they are interpreted stay so, for tests of a GPU that come later.
+
+    Inductor's kernels call those of one module, which the first call of torch.compile on a GPU's machine imports.
+    """
+    importlib.import_module("torch._inductor.runtime.triton_helpers")
     for file in sorted(_FOLDER.rglob("*.py")):
         importlib.import_module(".".join(["kernel_twins._triton", *file.relative_to(_FOLDER).with_suffix("").parts]))

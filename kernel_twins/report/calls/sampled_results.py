@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
 
 import torch
@@ -35,8 +36,9 @@ def misformed(forms: tuple[Form, ...], results: tuple[Tensor, ...]) -> str:
 def poison(forms: tuple[Form, ...], device: str) -> None:
     """Fill freed memory, in which right results may lie, with what no result is: all that the allocator keeps.
 
-    Before that, it keeps enough for results of these forms.
+    Before that, it keeps enough for results of these forms, and no garbage of earlier calls, which would be freed later.
     """
+    gc.collect()
     sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in forms for _ in range(_BLOCKS)]
     _fill(sizes, device)
     if device != "cpu":
