@@ -17,6 +17,9 @@ constexpr int FEW_HELD_BYTES = 2 * HELD_THREADS * FEW_HELD_PACKS * 16;  // longe
 // Shortest row, in packs, that gets a warp of its own: a shorter one would leave half of the lanes idle.
 constexpr int64_t LEAST_WARP_PACKS = 17;
 
+// Whether the rows of the inputs have the skew of out's rows within 16 bytes.
+enum class Skews { ALIKE, DIFFER };
+
 // Converts a pack's values with one instruction for two elements; set() on each would take three.
 __device__ inline void round_to(Pack<float>& pack, const float (&values)[4]) {
   pack.words = make_uint4(__float_as_uint(values[0]), __float_as_uint(values[1]), __float_as_uint(values[2]),
@@ -37,27 +40,37 @@ __device__ inline void round_to(Pack<__half>& pack, const float (&values)[8]) {
 }
 
 // A warp's part of a split row of N elements: 32 * PACKS packs, counted from the line in which the row
-// begins, `skew` elements before it. The row has at least two packs. A thread holds whole packs only. The
+// begins, `skew` elements before it. The row has at least three packs. A thread holds whole packs only. The
 // elements of the first and the last pack, if these are ragged, go to single lanes, one element each.
+//
+// If an input's skew within 16 bytes differs, packs are laid out on out's lines, and a pack of the input is
+// shifted together from two aligned words (load_shifted). `reach` is how many elements the second word lies
+// behind the pack. A pack whose word would reach behind the row is not held: its elements are single, too.
 template <typename T, int PACKS>
 struct HeldPart {
   static constexpr int SIZE = Pack<T>::SIZE, ELEMENTS = 32 * PACKS * SIZE, NONE = -1;
   int N, skew, own, lane_id;
+  int reach = 0;
 
   __device__ int first_of(int i) const { return own * ELEMENTS + (32 * i + lane_id) * SIZE - skew; }
   __device__ bool holds(int i) const {
-    return static_cast<unsigned>(first_of(i)) <= static_cast<unsigned>(N - SIZE);
+    return static_cast<unsigned>(first_of(i)) <= static_cast<unsigned>(N - SIZE - reach);
   }
   // The column of this lane's single element, or NONE. Lanes from 0 on take the head, in the warp with the
   // first part; lanes from SIZE on take the tail, in the warp with the last.
   __device__ int single() const {
-    const int head = (SIZE - skew % SIZE) % SIZE, tail = (N + skew) % SIZE;
+    const int head = (SIZE - skew % SIZE) % SIZE, tail = (N + skew - reach) % SIZE + reach;
     if (own == 0 && lane_id < head) return lane_id;
     const int end = lane_id - SIZE;
-    if (own == (N + skew) / ELEMENTS && end >= 0 && end < tail) return N - tail + end;
+    if (own == last_part() && end >= 0 && end < tail) return N - tail + end;
     return NONE;
   }
-  __device__ int start_of(int part) const { return min(max(part * ELEMENTS - skew, 0), N); }
+  // The part with the row's last element, which is a single one unless the last pack is held.
+  __device__ int last_part() const { return (N + skew - reach) / ELEMENTS; }
+  __device__ int start_of(int part) const {
+    if (reach > 0 && part > last_part()) return N;  // its tail may be longer than what is left of the part
+    return min(max(part * ELEMENTS - skew, 0), N);
+  }
   __device__ int elements_of(int part) const { return start_of(part + 1) - start_of(part); }
 };
 
@@ -83,6 +96,35 @@ __device__ void load_held(Pack<T> (&packs)[PACKS], const T* row, const HeldPart<
         "}"
         : "+r"(words.x), "+r"(words.y), "+r"(words.z), "+r"(words.w)
         : "l"(first + 32 * i * Pack<T>::SIZE), "r"(static_cast<int>(part.holds(i))));
+  }
+}
+
+// Loads packs of an input whose skew within 16 bytes differs from out's: pack i begins STEP * i elements
+// behind `first`, and `shift` elements behind a multiple of 16 bytes. Two aligned words hold it, of which the
+// second is mostly in L1 when it is asked for, as it is the next lane's first. `fill` stands where holds(i)
+// is false.
+template <int STEP, typename T, int PACKS, typename Holds>
+__device__ void load_shifted(Pack<T> (&packs)[PACKS], const T* first, int shift, float fill, Holds holds) {
+  const T* const words = first - shift;
+#pragma unroll
+  for (int i = 0; i < PACKS; ++i) {
+    Pack<T> none;
+#pragma unroll
+    for (int j = 0; j < Pack<T>::SIZE; ++j) set(none, j, from_float<T>(fill));
+    uint4 low = none.words, high = none.words;
+    const bool held = holds(i);
+    asm volatile(
+        "{\n"
+        ".reg .pred holds, spans;\n"
+        "setp.ne.b32 holds, %9, 0;\n"
+        "setp.ne.b32 spans, %10, 0;\n"
+        "@holds ld.global.v4.b32 {%0, %1, %2, %3}, [%8];\n"
+        "@spans ld.global.v4.b32 {%4, %5, %6, %7}, [%8 + 16];\n"
+        "}"
+        : "+r"(low.x), "+r"(low.y), "+r"(low.z), "+r"(low.w), "+r"(high.x), "+r"(high.y), "+r"(high.z),
+          "+r"(high.w)
+        : "l"(words + STEP * i), "r"(static_cast<int>(held)), "r"(static_cast<int>(held && shift != 0)));
+    packs[i] = put_together<T>(low, high, shift);
   }
 }
 
@@ -160,6 +202,27 @@ struct HeldShape {
     threads = 32 * static_cast<int>(cdiv(parts, blocks));
   }
 };
+
+// How many elements the second word of an input's packs reaches behind them, if they begin `shift` elements
+// behind a multiple of 16 bytes.
+template <typename T>
+__device__ int reach_of(int shift) {
+  return shift == 0 ? 0 : Pack<T>::SIZE - shift;
+}
+
+// Loads a part of a row, as load_held where SKEWS are ALIKE. Where they DIFFER, packs are laid out on the
+// lines of out's row, and the part learns how far their words reach.
+template <Skews SKEWS, typename T, int PACKS>
+__device__ void load_part(Pack<T> (&packs)[PACKS], const T* row, HeldPart<T, PACKS>& part, float fill) {
+  if constexpr (SKEWS == Skews::ALIKE) {
+    load_held(packs, row, part, fill);
+  } else {
+    const T* const first = row + part.first_of(0);
+    const int shift = skew_of(first);
+    part.reach = reach_of<T>(shift);
+    load_shifted<32 * Pack<T>::SIZE>(packs, first, shift, fill, [&](int i) { return part.holds(i); });
+  }
+}
 
 // True if row r of x and row r of out have the same skew within 16 bytes, for every r.
 template <typename T>

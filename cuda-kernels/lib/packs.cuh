@@ -114,6 +114,21 @@ __device__ void load_other_packs(Pack<T> (&packs)[PACKS], const T* row, int n, b
   }
 }
 
+// The 16 bytes that begin `skew` elements into two adjacent packs, without a branch: shifts by 8 bytes, by 4,
+// and by a funnel shift within words.
+template <typename T>
+__device__ Pack<T> put_together(uint4 low, uint4 high, int skew) {
+  uint32_t words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+  const int bytes = skew * static_cast<int>(sizeof(T));
+#pragma unroll
+  for (int i = 0; i < 6; ++i) words[i] = bytes & 8 ? words[i + 2] : words[i];
+#pragma unroll
+  for (int i = 0; i < 5; ++i) words[i] = bytes & 4 ? words[i + 1] : words[i];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) words[i] = __funnelshift_r(words[i], words[i + 1], bytes % 4 * 8);
+  return {make_uint4(words[0], words[1], words[2], words[3])};
+}
+
 // Loads of a row's packs, ragged ones included, by 16-byte loads alone. first_of(i) is a multiple of 16
 // bytes. A ragged pack brings up to 14 bytes from beside the row; these lie in the same aligned 16 bytes as
 // an element of the row, so reading them cannot fault. The caller must replace them by mask_beside() before

@@ -46,21 +46,6 @@ __device__ inline float rstd_of(float squares, int64_t N, float eps) {
   return rsqrtf(squares / static_cast<float>(N) + eps);
 }
 
-// The 16 bytes that begin `skew` elements into two adjacent packs, without a branch: shifts by 8 bytes, by 4,
-// and by a funnel shift within words.
-template <typename T>
-__device__ Pack<T> put_together(uint4 low, uint4 high, int skew) {
-  uint32_t words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-  const int bytes = skew * static_cast<int>(sizeof(T));
-#pragma unroll
-  for (int i = 0; i < 6; ++i) words[i] = bytes & 8 ? words[i + 2] : words[i];
-#pragma unroll
-  for (int i = 0; i < 5; ++i) words[i] = bytes & 4 ? words[i + 1] : words[i];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) words[i] = __funnelshift_r(words[i], words[i + 1], bytes % 4 * 8);
-  return {make_uint4(words[0], words[1], words[2], words[3])};
-}
-
 // Loads the pack that starts at column `first` of a weight or bias of n elements; it stays in L1 and L2. If
 // its address is not a multiple of 16 bytes, it spans two packs of memory, which are loaded and shifted
 // together. Elements outside of the weight or bias are undefined.

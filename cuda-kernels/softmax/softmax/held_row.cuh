@@ -1,4 +1,4 @@
-// The kernel of softmax's v11 and v12: register-resident rows of up to 16 KiB, held by one warp or by the
+// The kernel of softmax's v11 to v13: register-resident rows of up to 16 KiB, held by one warp or by the
 // warps of a block. Terms: docs/glossary.md.
 #pragma once
 
@@ -34,7 +34,7 @@ struct HeldAs {
 
 // x: [M, N], rows stride_xm apart; out: [M, N]. Every warp or block holds one row, in at most PACKS packs a
 // lane. LINED: all rows start at a line and consist of whole packs, so the code for ragged ends is left out.
-template <typename T, bool LOG, typename As, bool LINED>
+template <typename T, bool LOG, typename As, bool LINED, Skews SKEWS = Skews::ALIKE>
 __device__ void softmax_of_held_row(const T* __restrict__ x, T* __restrict__ out, int64_t M, int N,
                                     int64_t stride_xm) {
   constexpr int SIZE = Pack<T>::SIZE, COUNT = As::PACKS;
@@ -45,10 +45,11 @@ __device__ void softmax_of_held_row(const T* __restrict__ x, T* __restrict__ out
   if (As::ALONE && row >= M) return;
   const T* const row_x = x + row * stride_xm;
   T* const row_out = out + row * N;
-  const HeldPart<T, COUNT> part{N, LINED ? 0 : skew_of<LINE_BYTES>(row_x), As::ALONE ? 0 : warp_id, lane_id};
+  const T* const lined = SKEWS == Skews::DIFFER ? row_out : row_x;  // on whose lines packs are laid out
+  HeldPart<T, COUNT> part{N, LINED ? 0 : skew_of<LINE_BYTES>(lined), As::ALONE ? 0 : warp_id, lane_id};
 
   Pack<T> held[COUNT];
-  load_held(held, row_x, part, -INFINITY);
+  load_part<SKEWS>(held, row_x, part, -INFINITY);
   const int single = LINED ? part.NONE : part.single();
   const float element = single != part.NONE ? to_float(row_x[single]) : -INFINITY;
 
@@ -84,13 +85,14 @@ __device__ void softmax_of_held_row(const T* __restrict__ x, T* __restrict__ out
 }
 
 // Calls launch(HeldAs, blocks, threads) with the fewest packs a lane that hold a row. Returns false, without
-// a launch, for rows of less than LEAST_WARP_PACKS packs or of more than 16 KiB, if out's skew within 16
-// bytes differs from x's, or if the grid would be too large.
-template <typename T, typename Launch>
+// a launch, for rows of less than LEAST_WARP_PACKS packs or of more than 16 KiB, if the kernel takes ALIKE
+// skews and out's differs from x's, or if the grid would be too large.
+template <typename T, Skews SKEWS = Skews::ALIKE, typename Launch>
 bool launch_held_rows(const SoftmaxArgs& args, Launch launch) {
-  const int64_t packs = most_packs<T, LINE_BYTES>(args.x, args.N, args.stride_xm);
+  const int64_t packs = SKEWS == Skews::DIFFER ? most_packs<T, LINE_BYTES>(args.out, args.N, args.N)
+                                               : most_packs<T, LINE_BYTES>(args.x, args.N, args.stride_xm);
   if (packs < LEAST_WARP_PACKS || args.M > INT32_MAX) return false;
-  if (!skewed_alike<T>(args.x, args.stride_xm, args.out, args.N)) return false;
+  if (SKEWS == Skews::ALIKE && !skewed_alike<T>(args.x, args.stride_xm, args.out, args.N)) return false;
   const auto by_warp = [&](auto count) {
     if (packs > 32 * count) return false;
     launch(HeldAs<count, true>(), cdiv(args.M, ALONE_THREADS / 32), ALONE_THREADS);
