@@ -25,7 +25,7 @@ from kernel_twins._triton.lib.workspace import SIZE
 VECTOR_BYTES = 16
 REGISTERS = 65_536  # an SM
 SHORT_BYTES = 4_096  # rows up to which a program takes several, whatever their length
-MOST_REGISTERS = 40  # a thread, of its 64, for the elements of a long row
+LEAST_REGISTERS, MOST_REGISTERS = 12, 40  # a thread, of its 64, for a long row: of each matrix, and of all
 LEAST_PROGRAMS = 2  # an SM, before a program takes more rows
 KEPT_IN_L2 = 28 * 2**20  # bytes that a second launch finds in L2
 GROUPS = 6  # rows that a cooperative launch must hold at once, for loads of one to overlap another's exchange
@@ -57,7 +57,7 @@ class Rows(NamedTuple):
         A row shorter than a vector may have none.
         """
         alike = all((stride - self.N) % self.vector == 0 for stride in self.strides)
-        return self.aligned and alike and self.N >= self.vector
+        return self.aligned and alike and self.vector <= self.N
 
     @property
     def width(self) -> int:
@@ -81,14 +81,14 @@ class Limits(NamedTuple):
     converted: int  # elements a thread that are kept as fp32, or as they came and as results
     kept_bytes: int  # a thread's, of several rows
     single: int  # elements a thread that are loaded by less than a vector
-    shared: Shared  # of rows up to FAR_BYTES
+    far: int  # bytes of the longest rows that are near
+    shared: Shared  # of near rows
     shared_single: Shared  # of those whose ends share vectors with their neighbours
     shared_far: Shared  # of longer rows
 
 
-FAR_BYTES = 192 * 1024
-FORWARD = Limits(1, 32, 64, 16, Shared(8192, 8, 1, 4), Shared(8192, 8, 1, 4), Shared(8192, 8, 3, 4))
-BACKWARD = Limits(2, 16, 64, 8, Shared(8192, 4, 1, 8), Shared(4096, 8, 1, 4), Shared(16384, 2, 3, 8))
+FORWARD = Limits(1, 32, 64, 16, 192 * 1024, Shared(8192, 8, 1, 4), Shared(8192, 8, 1, 4), Shared(8192, 8, 3, 4))
+BACKWARD = Limits(2, 16, 64, 16, 384 * 1024, Shared(8192, 4, 1, 8), Shared(4096, 8, 1, 4), Shared(16384, 2, 3, 8))
 
 
 class Tiling(NamedTuple):
@@ -160,9 +160,9 @@ def _several(rows: Rows, limits: Limits, sms: int) -> Tiling | None:
         if wide and limits.matrices > 1 and warps == 16 and pieces * vector > most:
             continue  # 64 registers a thread do not hold two matrices' rows
         turns = 1 << (max(most // (pieces * vector), 1).bit_length() - 1)
-        while turns > 1 and M < LEAST_PROGRAMS * sms * turns * least:
+        while turns > 1 and LEAST_PROGRAMS * sms * turns * least > M:
             turns //= 2
-        if warps > 1 and least > 1 and M < LEAST_PROGRAMS * sms * least:
+        if warps > 1 and least > 1 and LEAST_PROGRAMS * sms * least > M:
             continue
         count = min(turns * least, 1 << (M.bit_length() - 1))
         if count == 1 or count * max(*rows.strides, N) >= 2**31:
@@ -182,14 +182,17 @@ def _one(rows: Rows, limits: Limits) -> Tiling | None:
     found = []
     for warps in WARPS:
         block = min(triton.next_power_of_2(N), 32 * warps * vector)
-        pieces = triton.cdiv(N // vector * vector, block) if N >= vector else 1
+        pieces = triton.cdiv(N // vector * vector, block) if vector <= N else 1
         if pieces * words <= MOST_REGISTERS and (warps == 1 or 16 * warps * vector < N):
             found.append((warps, block, pieces))
     if not found:
         return None
     fewest = min(block * pieces for _, block, pieces in found)
     spare = 4 if edges else 8  # more warps share the work at the ends
-    warps, block, pieces = next(each for each in found if spare * each[1] * each[2] <= (spare + 1) * fewest)
+    full = [each for each in found if spare * each[1] * each[2] <= (spare + 1) * fewest]
+    # As many warps as have enough in flight each, or the fewest.
+    busy = (each for each in full if each[2] * words >= LEAST_REGISTERS * limits.matrices)
+    warps, block, pieces = next(busy, full[-1])
     whole = max(N - edges * (vector - 1), 0) // vector * vector // block
     anew = pieces * vector > limits.converted
     registers = _registers(32 // max(warps, 2), warps)
@@ -204,7 +207,7 @@ def _shared(rows: Rows, limits: Limits, device: torch.device) -> Tiling | None:
     vector = rows.vector if rows.together else 1
     edges = N % vector > 0
     near = limits.shared_single if edges or vector == 1 else limits.shared
-    way = limits.shared_far if size > FAR_BYTES else near
+    way = limits.shared_far if size > limits.far else near
     parts, held = triton.cdiv(size, way.TILE_BYTES), resident(way, limits.matrices, device)
     groups = held // parts
     if M * size * limits.matrices <= KEPT_IN_L2 or groups < GROUPS:

@@ -20,7 +20,7 @@ def softmax_v13_dispatch_parts_kernel(
     x, numbers, N, stride_xm, PARTS,
     VECTOR: tl.constexpr, EDGES: tl.constexpr, BLOCK: tl.constexpr, PIECES: tl.constexpr,
 ):  # fmt: skip
-    # x: [M, N]; numbers: [M, 2, PARTS], maxima and sums. Offsets and columns have 64 bits: a row may be longer than 2^31.
+    # x: [M, N]; numbers: [M, 2, PARTS], maxima and sums. Offsets and columns have 64 bits: a row may pass 2^31.
     row, part = tl.program_id(0).to(tl.int64) // PARTS, tl.program_id(0).to(tl.int64) % PARTS
     x_start = tl.cdiv(row * stride_xm, VECTOR) * VECTOR
     head = x_start - row * stride_xm if EDGES else 0
@@ -50,8 +50,8 @@ def softmax_v13_dispatch_parts_kernel(
 
     part_max = tl.max(most)
     if EDGES:
-        col, mask = edges_of(N, head, part, VECTOR)
-        edges = tl.load(x + x_start + col, mask=mask, other=-float("inf")).to(tl.float32)
+        edge_col, edge_mask = edges_of(N, head, part, VECTOR)
+        edges = tl.load(x + x_start + edge_col, mask=edge_mask, other=-float("inf")).to(tl.float32)
         part_max = tl.maximum(part_max, tl.max(edges))
     base = tl.where(part_max == -float("inf"), 0.0, part_max)
     part_sum = tl.sum(total * tl.exp2((most - base) * LOG2_E))
@@ -82,9 +82,11 @@ def softmax_v13_dispatch_rows_kernel(
     scale = _scale(tl.sum(part_sums * tl.exp2((part_maxima - row_max) * LOG2_E)), LOG)
 
     if EDGES:
-        col, mask = edges_of(N, head, part, VECTOR)
-        edges = tl.load(x + x_start + col, mask=mask, other=-float("inf")).to(tl.float32)
-        tl.store(out + out_start + col, _result(edges, row_max, scale, LOG).to(out.dtype.element_ty), mask=mask)
+        edge_col, edge_mask = edges_of(N, head, part, VECTOR)
+        edges = tl.load(x + x_start + edge_col, mask=edge_mask, other=-float("inf")).to(tl.float32)
+        tl.store(
+            out + out_start + edge_col, _result(edges, row_max, scale, LOG).to(out.dtype.element_ty), mask=edge_mask
+        )
     turns = tl.cdiv(end - first, BLOCK * PIECES)
     for turn in tl.range(0, turns):
         start = first + (turns - 1 - turn) * (BLOCK * PIECES)

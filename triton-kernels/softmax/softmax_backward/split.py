@@ -18,7 +18,7 @@ def softmax_backward_v07_dispatch_parts_kernel(
     dout, y, numbers, N, stride_dm, stride_ym, PARTS, LOG: tl.constexpr,
     VECTOR: tl.constexpr, EDGES: tl.constexpr, BLOCK: tl.constexpr, PIECES: tl.constexpr,
 ):  # fmt: skip
-    # dout, y: [M, N]; numbers: [M, PARTS], sums. Offsets and columns have 64 bits: a row may be longer than 2^31.
+    # dout, y: [M, N]; numbers: [M, PARTS], sums. Offsets and columns have 64 bits: a row may pass 2^31.
     row, part = tl.program_id(0).to(tl.int64) // PARTS, tl.program_id(0).to(tl.int64) % PARTS
     dout_start = tl.cdiv(row * stride_dm, VECTOR) * VECTOR
     y_start = tl.cdiv(row * stride_ym, VECTOR) * VECTOR
@@ -40,9 +40,9 @@ def softmax_backward_v07_dispatch_parts_kernel(
             total += _terms(dout_tiles[piece], y_tiles[piece], LOG)
     part_sum = tl.sum(total)
     if EDGES:
-        col, mask = edges_of(N, head, part, VECTOR)
-        dout_edges = tl.load(dout + dout_start + col, mask=mask, other=0.0)
-        y_edges = tl.load(y + y_start + col, mask=mask, other=0.0)
+        edge_col, edge_mask = edges_of(N, head, part, VECTOR)
+        dout_edges = tl.load(dout + dout_start + edge_col, mask=edge_mask, other=0.0)
+        y_edges = tl.load(y + y_start + edge_col, mask=edge_mask, other=0.0)
         part_sum += tl.sum(_terms(dout_edges, y_edges, LOG))
     tl.store(numbers + row * PARTS + part, part_sum)
 
@@ -66,11 +66,11 @@ def softmax_backward_v07_dispatch_rows_kernel(
     row_sum = tl.sum(tl.load(numbers + row * PARTS + slot, mask=slot < PARTS, other=0.0))
 
     if EDGES:
-        col, mask = edges_of(N, head, part, VECTOR)
-        dout_edges = tl.load(dout + dout_start + col, mask=mask, other=0.0)
-        y_edges = tl.load(y + y_start + col, mask=mask, other=0.0)
-        result = _result(dout_edges, y_edges, row_sum, LOG)
-        tl.store(out + out_start + col, result.to(out.dtype.element_ty), mask=mask)
+        edge_col, edge_mask = edges_of(N, head, part, VECTOR)
+        dout_edges = tl.load(dout + dout_start + edge_col, mask=edge_mask, other=0.0)
+        y_edges = tl.load(y + y_start + edge_col, mask=edge_mask, other=0.0)
+        edge_result = _result(dout_edges, y_edges, row_sum, LOG)
+        tl.store(out + out_start + edge_col, edge_result.to(out.dtype.element_ty), mask=edge_mask)
     turns = tl.cdiv(end - first, BLOCK * PIECES)
     for turn in tl.range(0, turns):
         start = first + (turns - 1 - turn) * (BLOCK * PIECES)
