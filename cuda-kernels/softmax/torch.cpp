@@ -30,14 +30,17 @@ constexpr int64_t PAIR_IN_REGISTERS = 32 * 1024;  // of dout and y each
 void softmax_step(const std::string& step, const Tensor& x, const Tensor& out, bool log) {
   const c10::cuda::CUDAGuard guard(x.device());
   const auto& found = find_step("softmax", softmax_steps, step, x);
-  found.launch({.x = x.const_data_ptr(),
-                .out = out.mutable_data_ptr(),
-                .M = x.size(0),
-                .N = x.size(1),
-                .stride_xm = x.stride(0),
-                .dtype = dtype_of(x),
-                .log = log,
-                .stream = c10::cuda::getCurrentCUDAStream()});
+  Lender lender;
+  const Memory memory = lender.memory();
+  lender.launch(found, {.x = x.const_data_ptr(),
+                        .out = out.mutable_data_ptr(),
+                        .M = x.size(0),
+                        .N = x.size(1),
+                        .stride_xm = x.stride(0),
+                        .dtype = dtype_of(x),
+                        .log = log,
+                        .memory = &memory,
+                        .stream = lender.stream()});
   mark_written(out);
 }
 
@@ -45,16 +48,19 @@ void softmax_backward_step(const std::string& step, const Tensor& dout, const Te
                            bool log) {
   const c10::cuda::CUDAGuard guard(dout.device());
   const auto& found = find_step("softmax_backward", softmax_backward_steps, step, dout);
-  found.launch({.dout = dout.const_data_ptr(),
-                .y = y.const_data_ptr(),
-                .out = out.mutable_data_ptr(),
-                .M = dout.size(0),
-                .N = dout.size(1),
-                .stride_dm = dout.stride(0),
-                .stride_ym = y.stride(0),
-                .dtype = dtype_of(dout),
-                .log = log,
-                .stream = c10::cuda::getCurrentCUDAStream()});
+  Lender lender;
+  const Memory memory = lender.memory();
+  lender.launch(found, {.dout = dout.const_data_ptr(),
+                        .y = y.const_data_ptr(),
+                        .out = out.mutable_data_ptr(),
+                        .M = dout.size(0),
+                        .N = dout.size(1),
+                        .stride_dm = dout.stride(0),
+                        .stride_ym = y.stride(0),
+                        .dtype = dtype_of(dout),
+                        .log = log,
+                        .memory = &memory,
+                        .stream = lender.stream()});
   mark_written(out);
 }
 
@@ -93,14 +99,17 @@ Tensor softmax_cuda(const Tensor& x, int64_t dim, bool log) {
   const int64_t N = row_length(x, dim);
   const bool large = N * x.itemsize() > ROW_IN_REGISTERS;
   const auto& step = first_that_runs<softmax_steps>("softmax", x.get_device(), large ? SECOND : NONE);
-  step.launch({.x = rows.data(),
-               .out = out.mutable_data_ptr(),
-               .M = out.numel() / N,
-               .N = N,
-               .stride_xm = rows.stride(),
-               .dtype = dtype_of(x),
-               .log = log,
-               .stream = c10::cuda::getCurrentCUDAStream()});
+  Lender lender;
+  const Memory memory = lender.memory();
+  lender.launch(step, {.x = rows.data(),
+                       .out = out.mutable_data_ptr(),
+                       .M = out.numel() / N,
+                       .N = N,
+                       .stride_xm = rows.stride(),
+                       .dtype = dtype_of(x),
+                       .log = log,
+                       .memory = &memory,
+                       .stream = lender.stream()});
   return out;
 }
 
@@ -141,16 +150,19 @@ Tensor softmax_backward_cuda(const Tensor& dout, const Tensor& y, int64_t dim, b
   const bool large = N * dout.itemsize() > PAIR_IN_REGISTERS;
   const auto& step =
       first_that_runs<softmax_backward_steps>("softmax_backward", dout.get_device(), large ? SECOND : NONE);
-  step.launch({.dout = dout_rows.data(),
-               .y = y_rows.data(),
-               .out = out.mutable_data_ptr(),
-               .M = out.numel() / N,
-               .N = N,
-               .stride_dm = dout_rows.stride(),
-               .stride_ym = y_rows.stride(),
-               .dtype = dtype_of(dout),
-               .log = log,
-               .stream = c10::cuda::getCurrentCUDAStream()});
+  Lender lender;
+  const Memory memory = lender.memory();
+  lender.launch(step, {.dout = dout_rows.data(),
+                       .y = y_rows.data(),
+                       .out = out.mutable_data_ptr(),
+                       .M = out.numel() / N,
+                       .N = N,
+                       .stride_dm = dout_rows.stride(),
+                       .stride_ym = y_rows.stride(),
+                       .dtype = dtype_of(dout),
+                       .log = log,
+                       .memory = &memory,
+                       .stream = lender.stream()});
   return out;
 }
 

@@ -14,6 +14,7 @@ struct SoftmaxArgs {
   int64_t stride_xm;  // in elements; 0 if all M rows are the same memory
   Dtype dtype;
   bool log;
+  const Memory* memory;
   cudaStream_t stream;
 };
 

@@ -16,6 +16,7 @@ struct SoftmaxBackwardArgs {
   int64_t stride_dm, stride_ym;  // in elements; 0 if all M rows are the same memory
   Dtype dtype;                   // of dout, y and out
   bool log;
+  const Memory* memory;
   cudaStream_t stream;
 };
 

@@ -118,7 +118,7 @@ OP = Op(
     bytes=lambda case: 2 * math.prod(case.shape) * ITEMSIZE[case.dtype],
     differs=row_cases.sum_of_exponentials_differs,
     baselines={"torch": _torch, "compile": baselines.compiled(_function), "liger": _liger, "quack": _quack},
-    behind={"cuda": ("v12_small_l1", "v05_rows_per_block", "v02_online"), "triton": ("v08_cooperative",)},
+    behind={"cuda": ("v13_dispatch", "v05_rows_per_block", "v02_online"), "triton": ("v13_dispatch",)},
     steps=(
         Step(
             name="v01_three_passes",
@@ -241,6 +241,15 @@ OP = Op(
             ),
             arch=">=9.0",
             no_triton="Triton 3.6 has no launch attribute for it.",
+        ),
+        Step(
+            name="v13_dispatch",
+            predictions=(
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.01),
+                Prediction("time", "<=", 0.95, relative=True, case=_SHORT_RAGGED, backends=("triton",)),
+            ),
+            arch=">=9.0",
+            helpers=("softmax_v13_dispatch_parts_kernel", "softmax_v13_dispatch_rows_kernel"),
         ),
     ),
 )

@@ -133,7 +133,7 @@ OP = Op(
     bytes=lambda case: 3 * math.prod(case.shape) * ITEMSIZE[case.dtype],
     differs=_differs,
     baselines={"torch": _torch, "compile": baselines.compiled(_function), "liger": _liger, "quack": _quack},
-    behind={"cuda": ("v06_lines", "v03_rows_per_block", "v01_two_passes"), "triton": ("v05_cooperative",)},
+    behind={"cuda": ("v07_dispatch", "v03_rows_per_block", "v01_two_passes"), "triton": ("v07_dispatch",)},
     steps=(
         Step(
             name="v01_two_passes",
@@ -190,6 +190,12 @@ OP = Op(
             no_triton="Triton's v05_cooperative takes elements before a row's first 16 bytes one by one; up to a line "
             "there would be eight times as many.",
             replaces="v03_rows_per_block",
+        ),
+        Step(
+            name="v07_dispatch",
+            predictions=(Prediction("time", "==", 1.0, relative=True, tolerance=0.01),),
+            arch=">=9.0",
+            helpers=("softmax_backward_v07_dispatch_parts_kernel", "softmax_backward_v07_dispatch_rows_kernel"),
         ),
     ),
 )

@@ -1,0 +1,127 @@
+// Tiles of short rows in shared memory, for rows that are no whole packs: global memory is read and written
+// by 16-byte words, shared memory element by element. Terms: docs/glossary.md.
+#pragma once
+
+#include <initializer_list>
+#include <utility>
+
+#include "lib/ptx/ampere.cuh"
+#include "packs.cuh"
+
+constexpr int TILE_THREADS = 256;
+constexpr int TILE_ITEMS = 8;                      // most elements of a row that a lane has
+constexpr int LONGEST_TILE_ROW = 32 * TILE_ITEMS;  // elements
+constexpr int64_t LONGEST_TILE_BYTES = 512;        // of a row: a longer one is faster in registers
+constexpr int64_t TILE_BYTES = 12 * 1024;          // of an input's tile, so that an SM has several blocks
+
+// The words of 16 bytes that a row of N elements touches at most.
+template <typename T>
+__host__ __device__ constexpr int words_of(int N) {
+  return static_cast<int>(most_packs<T>(N));
+}
+
+// Whether the rows of an input lie so near each other that what is between them is copied with them.
+__host__ __device__ constexpr bool are_dense(int N, int64_t stride) {
+  return N <= stride && 4 * stride <= 5 * N;
+}
+
+// The words of an input's tile of `rows` rows: dense rows as they lie in global memory; of other rows each
+// begins with the word in which it begins there.
+template <typename T>
+__host__ __device__ constexpr int tile_words(int rows, int N, int64_t stride) {
+  return are_dense(N, stride) ? static_cast<int>(most_packs<T>(rows * stride)) : rows * words_of<T>(N);
+}
+
+// The rows of an input that a block has in shared memory.
+template <typename T>
+struct TileRows {
+  const T* first;  // row, in global memory
+  int64_t stride;
+  int N, count;  // of the rows that there are
+  uint4* words;
+
+  // Issues this thread's asynchronous copies. A word that ends behind the last row is read up to there.
+  __device__ void load() const {
+    if (are_dense(N, stride)) {
+      load_row(first, (count - 1) * static_cast<int>(stride) + N, words, threadIdx.x, TILE_THREADS);
+      return;
+    }
+    const int each = words_of<T>(N);
+    for (int i = threadIdx.x; i < count * each; i += TILE_THREADS) {
+      load_row(first + i / each * stride, N, words + i / each * each, i % each, each);
+    }
+  }
+  // Row r, after all threads' copies have arrived.
+  __device__ const T* operator[](int r) const {
+    if (are_dense(N, stride)) return reinterpret_cast<const T*>(words) + skew_of(first) + r * stride;
+    return reinterpret_cast<const T*>(words + r * words_of<T>(N)) + skew_of(first + r * stride);
+  }
+
+ private:
+  // Copies the words from number `word` on, `step` from each to the next, that hold one of `elements`
+  // elements.
+  __device__ static void load_row(const T* row, int elements, uint4* to, int word, int step) {
+    constexpr int SIZE = Pack<T>::SIZE;
+    for (int column = word * SIZE - skew_of(row); column < elements; word += step, column += step * SIZE) {
+      const int valid = min(SIZE, elements - column);
+      cp_async_first(to + word, row + column, valid * static_cast<int>(sizeof(T)));
+    }
+  }
+};
+
+// The contiguous rows of out that a block has, first in shared memory at the same skew.
+template <typename T>
+struct TileOut {
+  T* first;  // row, in global memory
+  int N, count;
+  uint4* words;
+
+  __device__ T* operator[](int r) const { return reinterpret_cast<T*>(words) + skew_of(first) + r * N; }
+
+  // After all threads have written their elements.
+  __device__ void store() const {
+    constexpr int SIZE = Pack<T>::SIZE;
+    const int skew = skew_of(first), elements = count * N;
+    for (int i = threadIdx.x; i * SIZE < elements + skew; i += TILE_THREADS) {
+      store_pack(first, i * SIZE - skew, elements, true, Pack<T>{words[i]});
+    }
+  }
+};
+
+// The shape of a launch over M rows of N elements: lanes a row, rows a block (of which each group of lanes
+// has the same number), blocks, and the shared memory of a block for out and for inputs of these strides.
+template <typename T>
+struct TileShape {
+  int lanes = 1, rows;
+  int64_t blocks;
+  int shared_bytes;
+
+  TileShape(int64_t M, int N, std::initializer_list<int64_t> strides) {
+    while (lanes * TILE_ITEMS < N) lanes *= 2;
+    const int64_t groups = TILE_THREADS / lanes;
+    const int64_t least_blocks = 2 * int64_t{multiprocessor_count()};
+    const int64_t each =
+        std::min(TILE_BYTES / (groups * 16 * words_of<T>(N)), cdiv(M, groups * least_blocks));
+    rows = static_cast<int>(groups * std::max<int64_t>(1, each));
+    blocks = cdiv(M, rows);
+    shared_bytes = 16 * static_cast<int>(most_packs<T>(int64_t{rows} * N));
+    for (const int64_t stride : strides) shared_bytes += 16 * tile_words<T>(rows, N, stride);
+  }
+};
+
+// True if tiles serve the rows: short ones that are no whole packs, or whose skew differs from out's.
+template <typename T>
+bool suits_tiles(int64_t N, bool alike) {
+  return N <= LONGEST_TILE_ROW && N * static_cast<int64_t>(sizeof(T)) <= LONGEST_TILE_BYTES &&
+         !(alike && N % Pack<T>::SIZE == 0);
+}
+
+// Calls launch(LANES) with an integral constant.
+template <typename Launch>
+void choose_tile_lanes(int lanes, Launch launch) {
+  const auto choose = [&]<int... SHIFTS>(std::integer_sequence<int, SHIFTS...>) {
+    (void)((lanes == 1 << SHIFTS ? (launch(std::integral_constant<int, 1 << SHIFTS>{}), true) : false) ||
+           ...);
+  };
+  choose(std::make_integer_sequence<int, 6>{});
+}

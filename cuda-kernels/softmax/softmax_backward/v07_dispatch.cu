@@ -1,0 +1,100 @@
+// softmax_backward v07_dispatch: rows of every length, each by the kernel that suits it.
+//
+// Change:   short rows that are no whole packs lie in shared memory, a tile of them a block, as in softmax's
+//           v13. Rows that no cluster holds are split over many blocks by two launches: the first sums the
+//           terms of each part, the second adds these sums and writes the gradient. Rows of more than a
+//           block's registers go there, too, if dout or y has another skew within 16 bytes than out: their
+//           packs are shifted together from two aligned loads.
+// Why:      v06 left the longest rows to v01's kernel, which gives a row one block: with few rows most of the
+//           GPU idles. It loads a dout of another skew element by element.
+// Counter:  at a row of 4096, which goes to v06's kernel, nothing changes; the time falls most at few rows of
+//           millions of elements.
+// Requires: compute capability 9.0; contiguous rows.
+// Routes:   see route()
+// Source:   see softmax's v13
+// Twin:     triton-kernels/softmax/softmax_backward/v07_dispatch.py
+#include "row_tile.cuh"
+#include "split_row.cuh"
+
+void softmax_backward_v06_lines(const SoftmaxBackwardArgs& args);
+
+namespace {
+
+enum class Kernel {
+  V06,    // held by lanes, a warp, a block or a cluster
+  TILE,   // short rows in shared memory, which are no whole packs
+  SPLIT,  // over blocks of two launches, which hold nothing
+};
+
+constexpr int64_t SHIFTED_ROW = 32 * 1024;  // bytes from which rows of another skew are split
+// Up to which a cluster holds a row of dout and one of y in shared memory.
+constexpr int64_t LONGEST_ROW = int64_t{MOST_CLUSTER_BLOCKS} * (104 * 1024 - LINE_BYTES);
+
+template <typename T>
+Kernel route(int64_t N, Skews skews) {
+  const bool alike = skews == Skews::ALIKE;
+  if (suits_tiles<T>(N, alike)) return Kernel::TILE;
+  const int64_t bytes = N * static_cast<int64_t>(sizeof(T));
+  return bytes <= (alike ? LONGEST_ROW : SHIFTED_ROW) ? Kernel::V06 : Kernel::SPLIT;
+}
+
+template <typename T, typename Gradient, int LANES>
+__global__ void __launch_bounds__(TILE_THREADS)
+    softmax_backward_v07_dispatch_tile_kernel(const SoftmaxBackwardArgs args, int rows) {
+  gradient_of_row_tile<T, Gradient, LANES>(args, rows);
+}
+
+template <typename T, Skews SKEWS>
+__global__ void __launch_bounds__(SPLIT_THREADS, SPLIT_BLOCKS)
+    softmax_backward_v07_dispatch_parts_kernel(const SoftmaxBackwardArgs args, float* sums, int parts) {
+  sums_of_parts<T, SKEWS>(args, sums, parts);
+}
+
+template <typename T, typename Gradient, Skews SKEWS>
+__global__ void __launch_bounds__(SPLIT_THREADS, SPLIT_BLOCKS)
+    softmax_backward_v07_dispatch_rows_kernel(const SoftmaxBackwardArgs args, const float* sums, int parts) {
+  gradient_of_split_rows<T, Gradient, SKEWS>(args, sums, parts);
+}
+
+template <typename T, typename Gradient>
+void launch_tiles(const SoftmaxBackwardArgs& args) {
+  const TileShape<T> shape(args.M, static_cast<int>(args.N), {args.stride_dm, args.stride_ym});
+  choose_tile_lanes(shape.lanes, [&](auto lanes) {
+    softmax_backward_v07_dispatch_tile_kernel<T, Gradient, lanes>
+        <<<static_cast<unsigned>(shape.blocks), TILE_THREADS, shape.shared_bytes, args.stream>>>(args,
+                                                                                                 shape.rows);
+  });
+  CUDA_CHECK(cudaGetLastError());
+}
+
+template <typename T, Skews SKEWS>
+void launch_split(const SoftmaxBackwardArgs& args) {
+  const int parts = split_parts(args.M, args.N * static_cast<int64_t>(sizeof(T)));
+  const int64_t blocks = args.M * parts;  // never too many for a grid: such rows would take TiB
+  auto* const sums = static_cast<float*>(args.memory->workspace(blocks * sizeof(float)));
+  softmax_backward_v07_dispatch_parts_kernel<T, SKEWS>
+      <<<static_cast<unsigned>(blocks), SPLIT_THREADS, 0, args.stream>>>(args, sums, parts);
+  launch_second(blocks, args.stream,
+                args.log ? softmax_backward_v07_dispatch_rows_kernel<T, LogSoftmaxGradient, SKEWS>
+                         : softmax_backward_v07_dispatch_rows_kernel<T, SoftmaxGradient, SKEWS>,
+                args, static_cast<const float*>(sums), parts);
+}
+
+}  // namespace
+
+void softmax_backward_v07_dispatch(const SoftmaxBackwardArgs& args) {
+  if (args.M == 0 || args.N == 0) return;
+  dispatch(args.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    const bool alike = skewed_alike<T>(args.y, args.stride_ym, args.out, args.N) &&
+                       skewed_alike<T>(args.dout, args.stride_dm, args.out, args.N);
+    switch (route<T>(args.N, alike ? Skews::ALIKE : Skews::DIFFER)) {
+      case Kernel::V06:
+        return softmax_backward_v06_lines(args);
+      case Kernel::TILE:
+        return args.log ? launch_tiles<T, LogSoftmaxGradient>(args) : launch_tiles<T, SoftmaxGradient>(args);
+      case Kernel::SPLIT:
+        return alike ? launch_split<T, Skews::ALIKE>(args) : launch_split<T, Skews::DIFFER>(args);
+    }
+  });
+}
