@@ -97,24 +97,30 @@ struct GradientColumns {
     return sums;
   }
 
-  // Writes dx. `means` are the whole row's sums divided by N; added_of(i, first) returns a pack of dadded.
+  // The i-th pack of dx. `means` are the whole row's sums divided by N; `added` is a pack of dadded.
+  __device__ Pack<T> result(const HeldRows<T, PACKS>& row, int i, float mean, float rstd, GradientSums means,
+                            const Pack<T>& weights, const Pack<T>& added) const {
+    const float of_distance = -means.product * rstd * rstd * rstd, of_all = -means.plain * rstd;
+    Pack<T> results;
+#pragma unroll
+    for (int j = 0; j < SIZE; ++j) {
+      const float distance = CENTERED ? to_float(row.x[i][j]) - mean : to_float(row.x[i][j]);
+      const float rest = fmaf(distance, of_distance, of_all + to_float(added[j]));
+      set(results, j, from_float<T>(fmaf(to_float(row.dout[i][j]) * rstd, to_float(weights[j]), rest)));
+    }
+    return results;
+  }
+
+  // Writes dx. weight_of(i) and added_of(i, first) return packs of weights and of dadded.
   template <typename WeightOf, typename AddedOf>
   __device__ void write(const HeldRows<T, PACKS>& row, T* dx, float mean, float rstd, GradientSums means,
                         WeightOf weight_of, AddedOf added_of) const {
     const bool aligned = WHOLE || skew_of(dx) == skew;
-    const float of_distance = -means.product * rstd * rstd * rstd, of_all = -means.plain * rstd;
 #pragma unroll
     for (int i = 0; i < PACKS; ++i) {
       const int first = first_of(i);
       if (first >= n) break;
-      const Pack<T> weights = weight_of(i), added = added_of(i, first);
-      Pack<T> results;
-#pragma unroll
-      for (int j = 0; j < SIZE; ++j) {
-        const float distance = CENTERED ? to_float(row.x[i][j]) - mean : to_float(row.x[i][j]);
-        const float rest = fmaf(distance, of_distance, of_all + to_float(added[j]));
-        set(results, j, from_float<T>(fmaf(to_float(row.dout[i][j]) * rstd, to_float(weights[j]), rest)));
-      }
+      const Pack<T> results = result(row, i, mean, rstd, means, weight_of(i), added_of(i, first));
       if (WHOLE) {
         __stwb(reinterpret_cast<uint4*>(dx + first), results.words);
       } else {
@@ -185,6 +191,26 @@ __device__ void add_partial_sums(const float* workspace, int groups, int64_t N, 
   out[col] = from_float<T>(sum);
 }
 
+// Leaves a block's sums over its rows in the workspace. ROWS groups of lanes have sums of all N columns; they
+// add them to the block's, in shared memory, one group after the other.
+template <int ROWS, typename T, int PACKS, bool CENTERED, bool WHOLE>
+__device__ void leave_sums(const GradientColumns<T, PACKS, CENTERED, WHOLE>& columns, int group,
+                           float* dweight, float* dbias, int N, float* workspace) {
+  for (int turn = 0; turn < ROWS; ++turn) {
+    if (turn == group) {
+      columns.for_each([&](int col, float of_weight, float of_bias) {
+        dweight[col] = turn > 0 ? dweight[col] + of_weight : of_weight;
+        if (CENTERED) dbias[col] = turn > 0 ? dbias[col] + of_bias : of_bias;
+      });
+    }
+    __syncthreads();  // for that group's sums
+  }
+  for (int col = threadIdx.x; col < N; col += blockDim.x) {
+    partial_sums(workspace, 0, gridDim.x, N, blockIdx.x)[col] = dweight[col];
+    if (CENTERED) partial_sums(workspace, 1, gridDim.x, N, blockIdx.x)[col] = dbias[col];
+  }
+}
+
 // LANES lanes of a block of THREADS take one row after the other. With PREFETCH they issue the loads of the
 // next row before they work on one.
 template <typename T, int THREADS, int LANES, int PACKS, bool CENTERED, bool WHOLE, bool PREFETCH>
@@ -231,21 +257,7 @@ __device__ void backward_by_lanes(const NormBackwardArgs& args, float* workspace
   }
 
   if (workspace == nullptr) return;
-
-  // The groups of lanes add their sums to the block's, one group after the other.
-  for (int turn = 0; turn < ROWS; ++turn) {
-    if (turn == group) {
-      columns.for_each([&](int col, float of_weight, float of_bias) {
-        dweight[col] = turn > 0 ? dweight[col] + of_weight : of_weight;
-        if (CENTERED) dbias[col] = turn > 0 ? dbias[col] + of_bias : of_bias;
-      });
-    }
-    __syncthreads();  // for that group's sums
-  }
-  for (int col = threadIdx.x; col < N; col += THREADS) {
-    partial_sums(workspace, 0, gridDim.x, N, blockIdx.x)[col] = dweight[col];
-    if (CENTERED) partial_sums(workspace, 1, gridDim.x, N, blockIdx.x)[col] = dbias[col];
-  }
+  leave_sums<ROWS>(columns, group, dweight, dbias, N, workspace);
 }
 
 // Shares of M rows by skew. Rows that lie a multiple of `period` apart have the same skew: they are of one

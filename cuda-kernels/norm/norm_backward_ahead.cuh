@@ -5,6 +5,7 @@
 
 #include "lib/ptx/hopper.cuh"
 #include "norm_backward.cuh"
+#include "norm_early.cuh"
 
 constexpr int AHEAD_THREADS = 512, SM_THREADS = AHEAD_THREADS * 5 / 4;  // of a block, and of an SM, at most
 constexpr int FEW_PACKS = 2, MANY_PACKS = 4;                            // of a thread
@@ -13,8 +14,8 @@ constexpr int LEAST_STAGES = 3, MOST_STAGES = 4;  // two rows are worked on, at 
 constexpr int BYTES_UNDER_WAY = 30 * 1024;        // to an SM: more was no faster
 constexpr int MOST_WAVES = 4, MANY_ROWS = 64;     // of groups; of a group, to be divided unevenly
 constexpr int TURNS = 4;                          // slots for rows' sums
-constexpr int MOST_PARTS = AHEAD_THREADS / 32 * MOST_CLUSTER_BLOCKS;  // of a row's sums: one a warp
-constexpr int AHEAD_BYTES = RING_BYTES + TURNS * MOST_PARTS * static_cast<int>(sizeof(GradientSums));
+constexpr int MOST_WARP_SUMS = AHEAD_THREADS / 32 * MOST_CLUSTER_BLOCKS;  // of a row's sums: one a warp
+constexpr int AHEAD_BYTES = RING_BYTES + TURNS * MOST_WARP_SUMS * static_cast<int>(sizeof(GradientSums));
 
 // How a row is split: over `blocks` blocks, of up to `each` packs a block and `packs` packs a thread. A block
 // has `stages` stages. `lined`: all parts of all rows are whole lines.
@@ -375,17 +376,10 @@ void launch_with_early_sums(const NormBackwardArgs& args, int groups, bool cente
   float* const workspace = workspace_of(args, groups, outputs);
   launch(workspace);
   if (!wants_sums(args)) return;
-  cudaLaunchAttribute early = {};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(cdiv(args.N, SUM_COLUMNS)), outputs);
-  config.blockDim = static_cast<unsigned>(std::min<int64_t>(cdiv(groups, SUM_BATCH), SUM_WARPS) * 32);
-  config.stream = args.stream;
-  config.attrs = &early;
-  config.numAttrs = 1;
-  CUDA_CHECK(cudaLaunchKernelEx(&config, sum_kernel, static_cast<const float*>(workspace), groups, args.N,
-                                static_cast<T*>(args.dweight), static_cast<T*>(args.dbias)));
+  const dim3 grid(static_cast<unsigned>(cdiv(args.N, SUM_COLUMNS)), outputs);
+  launch_early(grid, std::min<int64_t>(cdiv(groups, SUM_BATCH), SUM_WARPS) * 32, args.stream, sum_kernel,
+               static_cast<const float*>(workspace), groups, args.N, static_cast<T*>(args.dweight),
+               static_cast<T*>(args.dbias));
 }
 
 // Whether rows with the same index have the same skew in x, dout, dadded and dx.

@@ -155,13 +155,25 @@ __device__ MeanSquares merged_parts(const HeldPart<T, PACKS>& part, int parts, O
   return whole;
 }
 
+// Loads x or the residual. Where skews DIFFER, the part's reach must cover this input's.
+template <Skews SKEWS, typename T, int PACKS>
+__device__ void load_input(Pack<T> (&packs)[PACKS], const T* row, const HeldPart<T, PACKS>& part) {
+  if constexpr (SKEWS == Skews::ALIKE) {
+    load_held(packs, row, part, 0.0f);
+  } else {
+    const T* const first = row + part.first_of(0);
+    load_shifted<32 * Pack<T>::SIZE>(packs, first, skew_of(first), 0.0f,
+                                     [&](int i) { return part.holds(i); });
+  }
+}
+
 // Adds the residual to a register-resident row, rounds the sum to T, and stores it to `added`.
-template <typename T, int PACKS>
+template <Skews SKEWS, typename T, int PACKS>
 __device__ void add_residual(Pack<T> (&held)[PACKS], T& raw, const T* residual, T* added,
                              const HeldPart<T, PACKS>& part, int single) {
   constexpr int SIZE = Pack<T>::SIZE;
   Pack<T> more[PACKS];
-  load_held(more, residual, part, 0.0f);
+  load_input<SKEWS>(more, residual, part);
   if (single != part.NONE) {
     raw = from_float<T>(to_float(raw) + to_float(residual[single]));
     added[single] = raw;
@@ -196,11 +208,12 @@ struct HeldRows {
   __device__ bool is_row(int r) const { return r == 0 || first_index + r * period < M; }
 
   // Issues the loads. `first` points to the first row, which is loaded in place of rows beyond the matrix.
+  template <Skews SKEWS = Skews::ALIKE>
   __device__ void load(const T* first, int64_t stride, const HeldPart<T, PACKS>& part, int single) {
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
       const T* const row = first + (is_row(r) ? r * period : 0) * stride;
-      load_held(packs[r], row, part, 0.0f);
+      load_input<SKEWS>(packs[r], row, part);
       raw[r] = single != part.NONE ? row[single] : from_float<T>(0.0f);
     }
   }
@@ -260,7 +273,9 @@ struct HeldRows {
 //   bytes.
 // - RESIDUAL: there is one. It takes the registers of a second row, so ROWS is 1.
 // - LAID: where rows are not LINED, weights and biases are realigned while the rows travel, see LaidFactors.
-template <typename T, int ROWS, int PACKS, bool CENTERED, bool LINED, bool RESIDUAL, bool LAID = false>
+// - SKEWS: where they DIFFER, packs are laid out on the lines of out, see HeldPart.
+template <typename T, int ROWS, int PACKS, bool CENTERED, bool LINED, bool RESIDUAL, bool LAID = false,
+          Skews SKEWS = Skews::ALIKE>
 __device__ void normalise_held(const NormArgs& args, int blocks, int period) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(128) char memory[];
@@ -271,7 +286,13 @@ __device__ void normalise_held(const NormArgs& args, int blocks, int period) {
   HeldRows<T, ROWS, PACKS> rows(args, blockIdx.x, period);
   if (rows.first_index >= args.M) return;  // the same for all blocks of a cluster
   const T* const x = static_cast<const T*>(args.x) + rows.first_index * args.stride_xm;
-  const HeldPart<T, PACKS> part{N, LINED ? 0 : skew_of<LINE_BYTES>(x), own, lane_id};
+  const T* const residual = static_cast<const T*>(args.residual) + rows.first_index * args.stride_rm;
+  const T* const lined = SKEWS == Skews::ALIKE ? x : static_cast<T*>(args.out) + rows.first_index * N;
+  HeldPart<T, PACKS> part{N, LINED ? 0 : skew_of<LINE_BYTES>(lined), own, lane_id};
+  if (SKEWS == Skews::DIFFER) {
+    part.reach = reach_of<T>(skew_of(x + part.first_of(0)));
+    if (RESIDUAL) part.reach = max(part.reach, reach_of<T>(skew_of(residual + part.first_of(0))));
+  }
   HeldFactors<T, PACKS, LINED> weights(memory, warp_id, static_cast<const T*>(args.weight));
   HeldFactors<T, PACKS, LINED> biases(memory, warps + warp_id,
                                       CENTERED ? static_cast<const T*>(args.bias) : nullptr);
@@ -280,13 +301,12 @@ __device__ void normalise_held(const NormArgs& args, int blocks, int period) {
   if (CENTERED) biases.template load<32>(part, lane_id, 0.0f);
   cp_async_commit_group();
   const int single = LINED ? part.NONE : part.single();
-  rows.load(x, args.stride_xm, part, single);
+  rows.template load<SKEWS>(x, args.stride_xm, part, single);
   exchange.begin(parts);
   if constexpr (RESIDUAL) {
     static_assert(ROWS == 1);
-    add_residual(rows.packs[0], rows.raw[0],
-                 static_cast<const T*>(args.residual) + rows.first_index * args.stride_rm,
-                 static_cast<T*>(args.added) + rows.first_index * N, part, single);
+    add_residual<SKEWS>(rows.packs[0], rows.raw[0], residual,
+                        static_cast<T*>(args.added) + rows.first_index * N, part, single);
   }
 
   const auto find_numbers = [&] {
@@ -336,20 +356,40 @@ bool are_lined(const NormArgs& args) {
          aligned_to_16_bytes(args.weight, args.bias, args.out);
 }
 
-// Launches kernel(args, blocks, period), whose body is normalise_held, in blocks of at most WARPS warps.
-// False if the GPU has no room for the cluster, if a row is too long or too short for one, or if the skew of
-// another matrix differs from x's.
-template <typename T, int ROWS, int PACKS, bool CENTERED, bool LINED, int WARPS = HELD_WARPS, typename Kernel>
-bool launch_held(const NormArgs& args, Kernel* kernel) {
-  constexpr int WARP_BYTES = HeldFactors<T, PACKS, LINED>::COUNT * 16 * (CENTERED ? 2 : 1);
+// Whether all matrices have x's skew in every row.
+template <typename T>
+bool are_alike(const NormArgs& args) {
   const auto like_x = [&](const void* rows, int64_t stride) {
     return skewed_alike<T>(args.x, args.stride_xm, rows, stride);
   };
-  if (args.N < 2 * Pack<T>::SIZE || !like_x(args.out, args.N)) return false;
-  if (args.residual && !(like_x(args.residual, args.stride_rm) && like_x(args.added, args.N))) return false;
+  return like_x(args.out, args.N) &&
+         (!args.residual || (like_x(args.residual, args.stride_rm) && like_x(args.added, args.N)));
+}
+
+// Whether what is laid out or stored with packs of out allows it.
+template <typename T>
+bool fits_out(const NormArgs& args) {
+  return (!args.added || skewed_alike<T>(args.added, args.N, args.out, args.N)) &&
+         aligned_to_16_bytes(args.weight, args.bias);
+}
+
+// Launches kernel(args, blocks, period), whose body is normalise_held, in blocks of at most WARPS warps.
+// False if the GPU has no room for the cluster, if a row is too long or too short for one, or if skews DIFFER
+// more than the kernel allows: ALIKE, all matrices have x's skew; else `added` has out's, and weights and
+// biases start at multiples of 16 bytes.
+template <typename T, int ROWS, int PACKS, bool CENTERED, bool LINED, int WARPS = HELD_WARPS,
+          Skews SKEWS = Skews::ALIKE, typename Kernel>
+bool launch_held(const NormArgs& args, Kernel* kernel) {
+  constexpr int WARP_BYTES = HeldFactors<T, PACKS, LINED>::COUNT * 16 * (CENTERED ? 2 : 1);
+  constexpr bool ALIKE = SKEWS == Skews::ALIKE;
+  if (args.N < (ALIKE ? 2 : 3) * Pack<T>::SIZE) return false;
+  if (ALIKE ? !are_alike<T>(args) : !fits_out<T>(args)) return false;
   if constexpr (WARPS * WARP_BYTES + sizeof(WarpExchange<MeanSquares, ROWS>) > 48 * 1024)
     allow_shared_memory(kernel, WARPS * WARP_BYTES);
-  const HeldShape shape(most_packs<T, LINE_BYTES>(args.x, args.N, args.stride_xm), PACKS, WARPS);
+  const int64_t packs = ALIKE ? most_packs<T, LINE_BYTES>(args.x, args.N, args.stride_xm)
+                              : most_packs<T, LINE_BYTES>(args.out, args.N, args.N);
+  const HeldShape shape(packs, PACKS, WARPS);
+  static_assert(ALIKE || ROWS == 1);
   const int period = ROWS > 1 ? skew_period<T, LINE_BYTES>(args.stride_xm) : 1;
   return launch_by_rows(cdiv(args.M, int64_t{ROWS} * period) * period, shape, shape.threads / 32 * WARP_BYTES,
                         args.stream, kernel, args, shape.blocks, period);

@@ -36,6 +36,12 @@ _CLUSTER_ROWS = (
     *((1, n) for n in (3_040, 6_080, 7_168, 18_432, 20_480, 20_736, 36_864, 41_472)),
     *((3, n) for n in (3_072, 5_120, 6_144, 10_240, 14_336, 16_384, 32_768, 40_960)),
 )
+# Rows of another skew than out's: in one lane to a warp with every number of packs, in a cluster; long rows, split.
+_SKEWED_ROWS = (
+    *((133, n) for n in (3, 13, 29, 61, 120, 250, 515, 765, 1_000, 1_279, 1_530, 2_040)),
+    *((9, n) for n in (2_056, 5_003, 40_000, 150_001)),
+)
+_SPLIT_ROWS = ((3, 300_001), (2, 2_000_200))
 _LONG_RUNS = ((9_000, 5_003), (1_200, 65_536))  # forward, whose rings have more stages
 
 
@@ -53,6 +59,10 @@ def test_cases(norm: Norm) -> tuple[Case, ...]:
         *((3, 10_240, {key: value}) for key, value in (("affine", "none"), ("values", "nan"), ("x", "expanded"))),
         *((m, n, {"residual": "yes"}) for m, n in _LONG_RUNS),
         (9_000, 5_003, {"x": "pitched"}),
+        *((m, n, {"x": "pitched"}) for m, n in (*_SKEWED_ROWS, *_SPLIT_ROWS)),
+        *((m, n, {"x": "pitched", "residual": "yes"}) for m, n in (*_SKEWED_ROWS[::3], *_SPLIT_ROWS[:1])),
+        *((m, n, {"residual": "yes"}) for m, n in _SPLIT_ROWS),
+        *((3, 300_001, {key: value}) for key, value in (("x", "expanded"), ("affine", "none"), ("values", "shifted"))),
         *row_cases.long_cases("x"),
         *((67, n, {"residual": "yes"}) for n in (2_048, 4_104, 65_536)),
         *((2, n, {"residual": "yes"}) for n in (163_777, 163_778)),
@@ -75,5 +85,11 @@ def backward_test_cases() -> tuple[Case, ...]:
         *((m, n, {}) for m, n in (*_MANY_ROWS, *_MORE_ROWS)),
         *((m, n, {"values": "outliers"}) for m, n in _MANY_ROWS[1:3]),
         (3_000, 5_003, {"residual": "yes"}),
+        *((m, n, {"dout": "pitched"}) for m, n in (*_SKEWED_ROWS, *_SPLIT_ROWS)),
+        *((m, n, {"dout": "pitched", "residual": "yes"}) for m, n in (*_SKEWED_ROWS[::3], *_SPLIT_ROWS[:1])),
+        *((m, n, {"residual": "yes"}) for m, n in (*_SPLIT_ROWS, (40, 300_000))),
+        *((3, 300_001, {key: value}) for key, value in (("dout", "expanded"), ("affine", "none"))),
+        (40, 300_001, {}),
+        (2_000, 515, {"dout": "pitched"}),
     )
     return row_cases.test_cases("dout", *more)

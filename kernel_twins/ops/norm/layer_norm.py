@@ -104,7 +104,7 @@ OP = Op(
     bytes=_NORM.bytes,
     differs=shared.sum_differs,
     baselines={"torch": _torch, "compile": baselines.compiled_results(_function), "liger": _liger, "quack": _quack},
-    behind={"cuda": ("v11_laid_early", "v04_rows_per_block", "v02_welford"), "triton": ("v06_cooperative",)},
+    behind={"cuda": ("v12_dispatch", "v04_rows_per_block", "v02_welford"), "triton": ("v06_cooperative",)},
     steps=(
         Step(
             name="v01_three_passes",
@@ -229,6 +229,16 @@ OP = Op(
             ),
             arch=">=9.0",
             no_triton="Triton leaves it to its compiler where weights lie and when they are asked for.",
+            profile_case={"cuda": None},
+        ),
+        Step(
+            name="v12_dispatch",
+            predictions=(
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.01),
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.01, case=row_cases.LONGEST),
+            ),
+            arch=">=9.0",
+            no_triton="Triton shifts no packs together, and its v06_cooperative splits long rows by itself.",
             profile_case={"cuda": None},
         ),
     ),

@@ -100,7 +100,7 @@ OP = Op(
     flops=lambda case: 13 * math.prod(case.shape),
     bytes=_NORM.backward_bytes,
     baselines={"torch": _torch, "compile": baselines.compiled_results(_function), "liger": _liger, "quack": _quack},
-    behind={"cuda": ("v06_rows_ahead", "v03_pipelined", "v01_rows_then_columns"), "triton": ("v05_cooperative",)},
+    behind={"cuda": ("v07_dispatch", "v03_pipelined", "v01_rows_then_columns"), "triton": ("v05_cooperative",)},
     steps=(
         Step(
             name="v01_rows_then_columns",
@@ -172,6 +172,17 @@ OP = Op(
             launches=2,
             no_triton="Triton 3.6 lets no warp run ahead of its program, nor a program write into another one's "
             "memory.",
+        ),
+        Step(
+            name="v07_dispatch",
+            predictions=(
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.01),
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.01, case=row_cases.LONGEST),
+            ),
+            arch=">=9.0",
+            launches=2,
+            no_triton="Triton shifts no packs together, and its v05_cooperative splits long rows by itself.",
+            profile_case={"cuda": None},
         ),
     ),
 )

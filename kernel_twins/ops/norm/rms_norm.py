@@ -102,7 +102,7 @@ OP = Op(
     bytes=_NORM.bytes,
     differs=_differs,
     baselines={"torch": _torch, "compile": baselines.compiled_results(_function), "liger": _liger, "quack": _quack},
-    behind={"cuda": ("v06_rows_per_warp", "v01_two_passes"), "triton": ("v03_cooperative",)},
+    behind={"cuda": ("v07_dispatch", "v01_two_passes"), "triton": ("v03_cooperative",)},
     steps=(
         Step(
             name="v01_two_passes",
@@ -187,6 +187,16 @@ OP = Op(
             "them in registers.",
             profile_case={"cuda": row_cases.SHORT},
             replaces="v02_cluster",
+        ),
+        Step(
+            name="v07_dispatch",
+            predictions=(
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.01),
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.01, case=row_cases.LONGEST),
+            ),
+            arch=">=9.0",
+            no_triton="Triton shifts no packs together, and its v03_cooperative splits long rows by itself.",
+            profile_case={"cuda": None},
         ),
     ),
 )

@@ -134,7 +134,7 @@ OP = Op(
     bytes=_NORM.backward_bytes,
     differs=_differs,
     baselines={"torch": _torch, "compile": baselines.compiled_results(_function), "liger": _liger, "quack": _quack},
-    behind={"cuda": ("v04_rows_ahead", "v01_rows_then_columns"), "triton": ("v03_cooperative",)},
+    behind={"cuda": ("v05_dispatch", "v01_rows_then_columns"), "triton": ("v03_cooperative",)},
     steps=(
         Step(
             name="v01_rows_then_columns",
@@ -183,6 +183,17 @@ OP = Op(
             launches=2,
             no_triton="Triton 3.6 lets no warp run ahead of its program, nor a program write into another one's "
             "memory.",
+        ),
+        Step(
+            name="v05_dispatch",
+            predictions=(
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.01),
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.01, case=row_cases.LONGEST),
+            ),
+            arch=">=9.0",
+            launches=2,
+            no_triton="Triton shifts no packs together, and its v03_cooperative splits long rows by itself.",
+            profile_case={"cuda": None},
         ),
     ),
 )

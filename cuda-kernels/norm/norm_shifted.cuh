@@ -1,0 +1,150 @@
+// Packs of rows that start at different places within 16 bytes: loads and stores that stay wide all the same.
+// Used by layer_norm's v12, rms_norm's v07 and the dispatching steps of their backward passes. Terms:
+// docs/glossary.md.
+#pragma once
+
+#include "lib/held.cuh"
+
+// A part of a row: its first element and its end are `from` and `end`, counted from column `start` of the
+// row. Packs are counted from there, too: it lies at a multiple of 16 bytes of the matrix for which packs are
+// laid out, and so up to a pack before the row.
+template <typename T>
+struct RowPart {
+  static constexpr int SIZE = Pack<T>::SIZE;
+  int64_t start;
+  int from, end;
+
+  // Part number `part` of a row of N elements, in parts of `each` packs. `skew` is the row's in the matrix
+  // for which packs are laid out.
+  __device__ RowPart(int64_t N, int skew, int64_t part, int each)
+      : start(part * each * SIZE - skew),
+        from(static_cast<int>(max(-start, int64_t{0}))),
+        end(static_cast<int>(max(min(N - start, int64_t{each} * SIZE), int64_t{0}))) {}
+
+  __device__ bool has(int at) const { return at >= from && at < end; }
+  // How many of the part's elements are in the pack that starts at `first`.
+  __device__ int count(int first) const { return max(min(end, first + SIZE) - max(from, first), 0); }
+};
+
+// The row of a matrix of which a block has a part. `low` to `high` may be read: all of the matrix, as far as
+// it is near the part.
+template <typename T>
+struct ReadRow {
+  const T* row;  // its element `start`; null if there is no matrix
+  int low, high;
+
+  __device__ ReadRow(const void* matrix, int64_t index, int64_t M, int64_t N, int64_t stride,
+                     const RowPart<T>& part)
+      : row(matrix ? static_cast<const T*>(matrix) + index * stride + part.start : nullptr),
+        low(static_cast<int>(max(-part.start - index * stride, int64_t{-part.SIZE}))),
+        high(static_cast<int>(
+            min(N - part.start + (M - 1 - index) * stride, int64_t{part.end} + 2 * part.SIZE))) {}
+  // Weights or biases of N elements.
+  __device__ ReadRow(const void* factors, int64_t N, const RowPart<T>& part)
+      : ReadRow(factors, 0, 1, N, 0, part) {}
+};
+
+// Loads 16 bytes if `wanted`, else 0. A predicate, because the compiler waits for loads before a branch.
+__device__ inline uint4 load_if(const void* place, bool wanted) {
+  uint4 words = make_uint4(0, 0, 0, 0);
+  asm volatile(
+      "{\n"
+      ".reg .pred wanted;\n"
+      "setp.ne.b32 wanted, %5, 0;\n"
+      "@wanted ld.global.v4.b32 {%0, %1, %2, %3}, [%4];\n"
+      "}"
+      : "+r"(words.x), "+r"(words.y), "+r"(words.z), "+r"(words.w)
+      : "l"(place), "r"(static_cast<int>(wanted)));
+  return words;
+}
+
+// PACKS packs of a row, `step` elements apart; elements outside of the part are 0. Where SKEWS DIFFER, the
+// row may start anywhere within 16 bytes: a pack that spans two aligned words of 16 bytes is shifted together
+// from them. A word that would reach beyond the matrix is not read: the pack's elements are loaded one by
+// one.
+template <typename T, Skews SKEWS, int PACKS>
+class ShiftedPacks {
+ public:
+  // Issues the wide loads; operator[] waits for them.
+  __device__ ShiftedPacks(const ReadRow<T>& from, const RowPart<T>& part, int first, int step)
+      : from_(from),
+        part_(part),
+        first_(first),
+        step_(step),
+        shift_(SKEWS == Skews::ALIKE ? 0 : skew_of(from.row)) {
+#pragma unroll
+    for (int i = 0; i < PACKS; ++i) {
+      const T* const place = from.row + (first_of(i) - shift_);
+      low_[i] = load_if(place, is_wide(i));
+      if constexpr (SKEWS == Skews::DIFFER)
+        high_[i] = load_if(place + Pack<T>::SIZE, is_wide(i) && shift_ > 0);
+    }
+  }
+
+  __device__ Pack<T> operator[](int i) const {
+    Pack<T> pack = {low_[i]};
+    if (SKEWS == Skews::DIFFER && shift_ > 0) pack = put_together<T>(low_[i], high_[i], shift_);
+    if (part_.count(first_of(i)) == Pack<T>::SIZE && is_wide(i)) return pack;
+    if (from_.row == nullptr || part_.count(first_of(i)) == 0) return {};
+    const bool wide = is_wide(i);
+#pragma unroll
+    for (int j = 0; j < Pack<T>::SIZE; ++j) {
+      const bool inside = part_.has(first_of(i) + j);
+      if (!inside) set(pack, j, from_float<T>(0.0f));
+      if (inside && !wide) set(pack, j, from_.row[first_of(i) + j]);
+    }
+    return pack;
+  }
+
+ private:
+  __device__ int first_of(int i) const { return first_ + i * step_; }
+  // Whether the pack has an element of the part, and its aligned words lie within the matrix.
+  __device__ bool is_wide(int i) const {
+    const int begin = first_of(i) - shift_, words = shift_ > 0 ? 2 : 1;
+    return from_.row && part_.count(first_of(i)) > 0 && begin >= from_.low &&
+           begin + words * Pack<T>::SIZE <= from_.high;
+  }
+
+  const ReadRow<T> from_;
+  const RowPart<T>& part_;
+  int first_, step_, shift_;
+  uint4 low_[PACKS], high_[SKEWS == Skews::DIFFER ? PACKS : 1];
+};
+
+// Whether stored bytes are read again soon. If not, L2 replaces them first, and keeps what will be read.
+enum class Reuse { SOON, NONE };
+
+// Stores a pack of the part to the matrix for which packs are laid out. `row` is its element `start`.
+template <Reuse REUSE, typename T>
+__device__ void store_part(T* row, const RowPart<T>& part, int first, Pack<T> pack) {
+  if (part.count(first) == Pack<T>::SIZE) {
+    auto* const place = reinterpret_cast<uint4*>(row + first);
+    REUSE == Reuse::SOON ? __stwb(place, pack.words) : __stcs(place, pack.words);
+  } else {
+#pragma unroll
+    for (int j = 0; j < Pack<T>::SIZE; ++j) {
+      if (part.has(first + j)) row[first + j] = pack[j];
+    }
+  }
+}
+
+// Stores packs of LANES neighbouring lanes, which are neighbours, to a row of any skew. 16 aligned bytes that
+// begin in one lane's pack and end in the next one's are put together from both. The elements before the
+// first such 16 bytes, and those behind the last ones, are stored one by one. All lanes of a warp call it.
+template <int LANES, typename T>
+__device__ void store_shifted(T* row, const RowPart<T>& part, int first, Pack<T> pack) {
+  constexpr int SIZE = Pack<T>::SIZE;
+  const int lane = threadIdx.x % LANES, ahead = (SIZE - skew_of(row + first)) % SIZE;
+  const uint4 mine = pack.words;
+  const auto from_next = [](uint32_t word) { return __shfl_down_sync(0xffffffff, word, 1, LANES); };
+  const uint4 next = make_uint4(from_next(mine.x), from_next(mine.y), from_next(mine.z), from_next(mine.w));
+  const bool takes = (ahead == 0 || lane < LANES - 1) && first + ahead + SIZE <= part.end;
+  const bool gives = lane > 0 && first + ahead <= part.end;  // its first elements, to the lane before
+  if (takes) {
+    __stcs(reinterpret_cast<uint4*>(row + first + ahead), put_together<T>(mine, next, ahead).words);
+  }
+#pragma unroll
+  for (int j = 0; j < SIZE; ++j) {
+    if (!(j < ahead ? gives : takes) && part.has(first + j)) row[first + j] = pack[j];
+  }
+}
