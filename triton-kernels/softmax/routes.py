@@ -7,8 +7,8 @@
       programs of a cooperative launch hold GROUPS at once   a row shared by resident programs
     all others                                               a row split over two launches
 
-A tiling follows from the rows alone. It was fitted to the searches of the steps before, but for rows that no search
-was made for the nearest one's winner would leave tiles half empty.
+A tiling follows from the rows alone. At the lengths that the steps before were searched for it is their winner, or
+nearly so. At others the nearest winner would leave tiles half empty.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ VECTOR_BYTES = 16
 REGISTERS = 65_536  # an SM
 SHORT_BYTES = 4_096  # rows up to which a program takes several, whatever their length
 LEAST_REGISTERS, MOST_REGISTERS = 12, 40  # a thread, of its 64, for a long row: of each matrix, and of all
+SINGLE = 16  # elements a thread of short rows that are loaded by less than a vector
 LEAST_PROGRAMS = 2  # an SM, before a program takes more rows
 KEPT_IN_L2 = 28 * 2**20  # bytes that a second launch finds in L2
 GROUPS = 6  # rows that a cooperative launch must hold at once, for loads of one to overlap another's exchange
@@ -80,15 +81,14 @@ class Limits(NamedTuple):
     matrices: int
     converted: int  # elements a thread that are kept as fp32, or as they came and as results
     kept_bytes: int  # a thread's, of several rows
-    single: int  # elements a thread that are loaded by less than a vector
     far: int  # bytes of the longest rows that are near
     shared: Shared  # of near rows
     shared_single: Shared  # of those whose ends share vectors with their neighbours
     shared_far: Shared  # of longer rows
 
 
-FORWARD = Limits(1, 32, 64, 16, 192 * 1024, Shared(8192, 8, 1, 4), Shared(8192, 8, 1, 4), Shared(8192, 8, 3, 4))
-BACKWARD = Limits(2, 16, 64, 16, 384 * 1024, Shared(8192, 4, 1, 8), Shared(4096, 8, 1, 4), Shared(16384, 2, 3, 8))
+FORWARD = Limits(1, 32, 64, 192 * 1024, Shared(8192, 8, 1, 4), Shared(8192, 8, 1, 4), Shared(8192, 8, 3, 4))
+BACKWARD = Limits(2, 16, 64, 384 * 1024, Shared(8192, 4, 1, 8), Shared(4096, 8, 1, 4), Shared(16384, 2, 3, 8))
 
 
 class Tiling(NamedTuple):
@@ -145,16 +145,19 @@ def _several(rows: Rows, limits: Limits, sms: int) -> Tiling | None:
     """Several rows a program; None if only one fits, or they are too long and no whole number of blocks."""
     M, N, vector = rows.M, rows.N, rows.width
     long, wide = N * rows.itemsize > SHORT_BYTES, vector == rows.vector
-    most = min(limits.converted, limits.kept_bytes // rows.itemsize) if wide else limits.single
+    most = min(limits.converted, limits.kept_bytes // rows.itemsize) if wide else SINGLE
     for warps in WARPS[(0 if N * rows.itemsize >= SHORT_BYTES or limits.matrices > 1 else 1) if wide else 2 :]:
-        # The fewest warps for a row are best at filling blocks, the most at keeping its elements in few registers.
+        # The fewest warps for a row are best at filling blocks, the most at keeping its elements in few registers. The
+        # widest of equally full blocks; where accesses are narrow, of those that give a thread enough of them.
         blocks = [min(triton.next_power_of_2(N), 32 * each * vector) for each in WARPS if each <= warps]
         bound = most if long else MOST_REGISTERS
         blocks = [block for block in blocks if triton.cdiv(N, block) * vector <= bound]
         slots = [triton.cdiv(N, block) * block for block in blocks]
         if not blocks or (long and not (wide and 8 * min(slots) <= 9 * N)):
             return None
-        block = next(block for block, size in zip(blocks, slots, strict=True) if 16 * size <= 17 * min(slots))
+        full = [block for block, size in zip(blocks, slots, strict=True) if 16 * size <= 17 * min(slots)]
+        busy = (block for block in full if wide or triton.cdiv(N, block) * vector >= SINGLE)
+        block = next(busy, full[-1])
         pieces = triton.cdiv(N, block)
         least = 32 * warps * vector // block  # rows that fill the threads once
         if wide and limits.matrices > 1 and warps == 16 and pieces * vector > most:

@@ -249,7 +249,6 @@ OP = Op(
                 Prediction("time", "<=", 0.95, relative=True, case=_SHORT_RAGGED, backends=("triton",)),
             ),
             arch=">=9.0",
-            helpers=("softmax_v13_dispatch_parts_kernel", "softmax_v13_dispatch_rows_kernel"),
         ),
     ),
 )

@@ -195,7 +195,6 @@ OP = Op(
             name="v07_dispatch",
             predictions=(Prediction("time", "==", 1.0, relative=True, tolerance=0.01),),
             arch=">=9.0",
-            helpers=("softmax_backward_v07_dispatch_parts_kernel", "softmax_backward_v07_dispatch_rows_kernel"),
         ),
     ),
 )
