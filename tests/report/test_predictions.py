@@ -26,8 +26,8 @@ from kernel_twins.report.meaning.predictions import (
     read_frozen,
     read_measured,
     violations,
-    withdrawn,
 )
+from kernel_twins.report.meaning.retired import withdrawn
 from kernel_twins.report.meaning.verdict import Ratio
 from kernel_twins.report.ncu.extract import counter_rows
 from kernel_twins.report.ncu.reader import Launch
