@@ -36,7 +36,7 @@ _EXAMPLES = """examples:
   ncu_report.py doctor                                 what is missing here, and the command that mends it
   ncu_report.py plan --tier T1                         what a run would measure, and how long it would take
   ncu_report.py predict                                freeze the specs' predictions, before measuring
-  ncu_report.py retire softmax v11 --why "Its kernel is behind the last step's routing table."
+  ncu_report.py retire OP STEP --why "Its kernel is behind the last step's routing table."
   ncu_report.py collect --op reduction --resume        go on with an interrupted run
   ncu_report.py collect --op matmul_bf16 --step v05_grouped --shape 4096x4096x4096-fp16
   ncu_report.py functions                              the public functions alone, in a minute
@@ -184,7 +184,7 @@ def _parser(description: str) -> argparse.ArgumentParser:
         "retire", "fold a rung: its predictions keep their verdicts in the score, its rows are forgotten", of_gpu
     )
     retire.add_argument("op", choices=OPS, metavar="OP", help="the operation, such as softmax")
-    retire.add_argument("step", metavar="STEP", help="the step, which is in the spec still, such as v11_rows_per_warp")
+    retire.add_argument("step", metavar="STEP", help="the step, such as v03_vectorized, while it is in the spec")
     retire.add_argument("--backend", choices=BACKENDS, help="this language only")
     retire.add_argument("--why", required=True, metavar="REASON", help="why it is folded: a sentence for the log")
     verb("collect", "time and profile; the results wait for extract", selection, profiler, *measuring, as_json)
