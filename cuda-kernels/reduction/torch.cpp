@@ -147,28 +147,37 @@ Tensor restored(Tensor tensor, const std::vector<int64_t>& axes, bool keepdim) {
   return tensor;
 }
 
+// A maximum's gradient by PyTorch's rule: equal maxima share it evenly, and that of NaN is NaN. PyTorch's sum
+// of bools first writes int64s, of which half precision takes a quarter; it is summed in fp32.
+Tensor shared(const Tensor& dout, const Tensor& is_largest, const std::vector<int64_t>& axes) {
+  Tensor counts = is_largest.to(at::kHalf);
+  if (!axes.empty()) counts = counts.sum(axes, /*keepdim=*/true, at::kFloat);  // no axes would mean all
+  const Tensor share = (dout / counts).to(dout.scalar_type());
+  return at::where(is_largest, share, share * 0);
+}
+
 class ReductionFunction : public torch::autograd::Function<ReductionFunction> {
  public:
   static constexpr const char* NAME = "ReductionBackward";
 
-  // In PyTorch operations, which can be differentiated again. A sum's gradient is an expanded view.
+  // In PyTorch operations, which can be differentiated again. A sum's and a mean's are small ones, expanded.
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     if (!gradients[0].defined()) return {Tensor()};
     const std::vector<c10::SymInt> sizes = context->saved_data["sizes"].toSymIntVector();
     const std::vector<int64_t> axes = context->saved_data["axes"].toIntVector();
     const bool keepdim = context->saved_data["keepdim"].toBool();
     const auto kind = reduction_kind_of(context->saved_data["kind"].toStringRef());
-    const Tensor dout = restored(gradients[0], axes, keepdim);
-    if (kind == ReductionKind::max) {  // as in PyTorch: shared evenly among equal maxima
+    Tensor dout = restored(gradients[0], axes, keepdim);
+    if (kind == ReductionKind::max) {
       const auto saved = context->get_saved_variables();
-      const Tensor is_largest = restored(saved[1], axes, keepdim) == saved[0];
-      return {dout * is_largest / is_largest.sum(axes, /*keepdim=*/true)};
+      return {shared(dout, restored(saved[1], axes, keepdim) == saved[0], axes)};
     }
-    const Tensor dx = dout.expand_symint(sizes);
-    if (kind == ReductionKind::sum) return {dx};
-    c10::SymInt count = 1;
-    for (const int64_t axis : axes) count *= sizes[axis];
-    return {dx / at::Scalar(count)};
+    if (kind == ReductionKind::mean) {  // divided before it is expanded: few elements
+      c10::SymInt count = 1;
+      for (const int64_t axis : axes) count *= sizes[axis];
+      dout = dout / at::Scalar(count);
+    }
+    return {dout.expand_symint(sizes)};
   }
 };
 

@@ -95,20 +95,28 @@ def _save(ctx: Any, inputs: tuple[Tensor, Sequence[int], bool, str], output: Ten
 
 
 def _backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, None, None, None]:
-    """The gradient by operations that can be differentiated again. A sum's gradient is dout, expanded."""
+    """The gradient by operations that can be differentiated again. A sum's and a mean's are small ones, expanded."""
     if ctx.kind == "argmax":
         return None, None, None, None
     dout = _restored(dout, ctx)
-    if ctx.kind == "max":  # PyTorch's rule: equal maxima share it evenly
+    if ctx.kind == "max":
         x, out = ctx.saved_tensors
-        is_largest = _restored(out, ctx) == x
-        # For PyTorch no dims means all dims.
-        counts = is_largest.sum(ctx.axes, keepdim=True) if ctx.axes else is_largest
-        return dout * is_largest / counts, None, None, None
-    dx = dout.expand(ctx.shape)
-    if ctx.kind == "mean":
-        dx = dx / math.prod(ctx.shape[axis] for axis in ctx.axes)
-    return dx, None, None, None
+        return _shared(dout, _restored(out, ctx) == x, ctx.axes), None, None, None
+    if ctx.kind == "mean":  # divided before it is expanded: few elements
+        dout = dout / math.prod(ctx.shape[axis] for axis in ctx.axes)
+    return dout.expand(ctx.shape), None, None, None
+
+
+def _shared(dout: Tensor, is_largest: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """A maximum's gradient by PyTorch's rule: equal maxima share it evenly, and that of NaN is NaN.
+
+    PyTorch's sum of bools first writes int64s, of which half precision takes a quarter; it is summed in fp32.
+    """
+    counts = is_largest.half()
+    if axes:  # for PyTorch no dims means all dims
+        counts = counts.sum(axes, keepdim=True, dtype=torch.float32)
+    share = (dout / counts).to(dout.dtype)
+    return torch.where(is_largest, share, share * 0)
 
 
 def _restored(tensor: Tensor, ctx: Any) -> Tensor:

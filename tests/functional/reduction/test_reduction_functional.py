@@ -170,6 +170,48 @@ def test_gradients(operator, kind, shape, dims) -> None:
         torch.testing.assert_close(ours, theirs)
 
 
+def gradients(operator: Any, kind: str, x: Any, dims: Any, dout: Any) -> tuple[Any, Any]:
+    """Ours and PyTorch's."""
+    x = x.detach().requires_grad_()
+    outs = operator(x, dims, False, kind), PYTORCHS[kind](x, dims, False)
+    ours, theirs = (torch.autograd.grad(out, x, dout)[0] for out in outs)
+    return ours, theirs
+
+
+@DIFFERENTIABLE
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_gradients_have_pytorchs_bits(operator, kind, dtype) -> None:
+    for shape, dims in (((7, 33), (1,)), ((7, 33), (0,)), ((3, 5, 7), (0, 2)), ((6,), ())):
+        x = values(shape, dtype, ties=True)
+        ours, theirs = gradients(operator, kind, x, dims, values(operator(x, dims, False, kind).shape, dtype, seed=1))
+        assert torch.equal(ours, theirs) and ours.dtype == dtype
+
+
+def test_a_means_gradient_takes_no_memory_until_a_leaf_keeps_it(operator) -> None:
+    x = values((64, 256), torch.bfloat16, requires_grad=True)
+    out = operator(x, (1,), False, "mean")
+    (dx,) = torch.autograd.grad(out, x, torch.ones_like(out), retain_graph=True)
+    assert dx.untyped_storage().nbytes() == 64 * x.element_size()
+    out.sum().backward()
+    assert x.grad.is_contiguous() and torch.equal(x.grad, dx)
+    x.grad.mul_(2)
+
+
+def test_maxima_that_nothing_is_equal_to_have_no_gradient(operator) -> None:
+    x = values((4, 5))
+    x[1, 2], x[2] = float("nan"), -float("inf")
+    ours, theirs = gradients(operator, "max", x, (1,), values((4,), seed=1))
+    assert ours[1].isnan().all()
+    torch.testing.assert_close(ours, theirs, equal_nan=True)
+
+
+@pytest.mark.parametrize(("dtype", "ties"), [(torch.bfloat16, 300), (torch.float16, 70_000)], ids=str)
+def test_so_many_maxima_are_counted_that_the_dtype_has_no_number_for_them(operator, dtype, ties) -> None:
+    dout = torch.full((2,), 1_000.0, dtype=dtype)
+    ours, _ = gradients(operator, "max", torch.zeros(2, ties, dtype=dtype), (1,), dout)
+    assert torch.equal(ours, torch.full((2, ties), 1_000 / ties, dtype=dtype))
+
+
 @DIFFERENTIABLE
 @pytest.mark.parametrize(("shape", "dims"), [((2, 3), (1,)), ((2, 3), ()), ((2, 3, 2), (0, 2))], ids=str)
 def test_first_and_second_derivatives(operator, kind, shape, dims) -> None:
