@@ -25,7 +25,7 @@ from kernel_twins.functional.backends import (
     runs_of,
     triton_side,
 )
-from kernel_twins.functional.reduction.shared import batching_rule
+from kernel_twins.functional.reduction.shared import batching_rule, gradient_batching_rule
 from kernel_twins.ops.reduction.shared import MOST_AXES
 from kernel_twins.ops.tensors import DTYPE
 
@@ -139,3 +139,5 @@ def _choose(x: Tensor, kind: str) -> str:
 _runs = runs_of(_cuda_operator, "reduction_nd")
 if _cuda_operator is not None:
     register_vmap("reduction_nd", batching_rule)
+    if cuda_operator("amax_backward")[0]:  # an extension from before it has the gradient in PyTorch's operations
+        register_vmap("amax_backward", gradient_batching_rule)
