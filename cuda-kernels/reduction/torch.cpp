@@ -1,14 +1,18 @@
 // The steps of reduction and reduction_nd, and the operator behind kernel_twins.sum, mean, amax and argmax.
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
+#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>
 
+#include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "operators.h"
 #include "reduction/reduction/args.h"
+#include "reduction/reduction_nd/amax_backward.h"
 #include "reduction/reduction_nd/args.h"
 #include "torch/autograd_graph.h"
 #include "torch/operator.h"
@@ -132,8 +136,79 @@ Tensor reduction_meta(const Tensor& x, at::IntArrayRef dims, bool keepdim, std::
 }
 
 // -----------------------------------------------------------------------------------------------------------
+// The gradient of a maximum, from dout and from out, the maxima, both of x's rank
+// -----------------------------------------------------------------------------------------------------------
+
+constexpr int64_t MOST_TIES = UINT32_MAX;  // of an output, which the kernel counts in 32 bits
+
+// Returns the reduced axes.
+Request check_backward(const Tensor& dout, const Tensor& x, const Tensor& out, at::IntArrayRef dims,
+                       bool wide) {
+  const Request request = check(x, dims, "max", wide);
+  const auto sizes = reduced_sizes(x.sym_sizes(), request.reduced, true);
+  for (const auto& [name, tensor] : {std::pair("dout", &dout), std::pair("out", &out)}) {
+    require_same_dtype(name, *tensor, "x", x);
+    require_same_device(name, *tensor, "x", x);
+    TORCH_CHECK_VALUE(tensor->sym_sizes() == c10::SymIntArrayRef(sizes), name, " has shape ",
+                      tuple(tensor->sym_sizes()), ", must have that of x with reduced axes of 1, ",
+                      tuple(c10::SymIntArrayRef(sizes)));
+  }
+  return request;
+}
+
+// A maximum's gradient by PyTorch's rule: equal maxima share it evenly, and that of NaN is NaN. PyTorch's sum
+// of bools first writes int64s, of which half precision takes a quarter; it is summed in fp32.
+Tensor shared(const Tensor& dout, const Tensor& is_largest, const std::vector<int64_t>& axes) {
+  Tensor counts = is_largest.to(at::kHalf);
+  if (!axes.empty()) counts = counts.sum(axes, /*keepdim=*/true, at::kFloat);  // no axes would mean all
+  const Tensor share = (dout / counts).to(dout.scalar_type());
+  return at::where(is_largest, share, share * 0);
+}
+
+Tensor amax_backward_cuda(const Tensor& dout, const Tensor& x, const Tensor& out, at::IntArrayRef dims) {
+  const Request request = check_backward(dout, x, out, dims, false);
+  const c10::cuda::CUDAGuard guard(x.device());
+  const Tensor dx = at::empty_like(x);
+  if (dx.numel() == 0) return dx;
+  if (x.numel() / out.numel() > MOST_TIES) return dx.copy_(shared(dout, out == x, request.axes));
+  const Tensor maxima = out.contiguous(), gradients = dout.contiguous();
+  const Tensor ties = at::zeros(out.sizes(), x.options().dtype(at::kInt));
+  AmaxBackwardArgs args{.x = x.const_data_ptr(),
+                        .out = maxima.const_data_ptr(),
+                        .dout = gradients.const_data_ptr(),
+                        .dx = dx.mutable_data_ptr(),
+                        .ties = static_cast<unsigned*>(ties.mutable_data_ptr()),
+                        .rank = static_cast<int>(x.dim()),
+                        .dtype = dtype_of(x),
+                        .stream = c10::cuda::getCurrentCUDAStream()};
+  for (int axis = 0; axis < args.rank; ++axis) {
+    args.sizes[axis] = x.size(axis);
+    args.strides[axis] = x.stride(axis);
+    args.targets[axis] = dx.stride(axis);
+    args.reduced[axis] = request.reduced[axis];
+  }
+  reduction_nd_amax_backward(args);
+  return dx;
+}
+
+Tensor amax_backward_cpu(const Tensor& dout, const Tensor& x, const Tensor& out, at::IntArrayRef dims) {
+  const Request request = check_backward(dout, x, out, dims, true);
+  return at::empty_like(x).copy_(shared(dout, out == x, request.axes));
+}
+
+Tensor amax_backward_meta(const Tensor& dout, const Tensor& x, const Tensor& out, at::IntArrayRef dims) {
+  check_backward(dout, x, out, dims, is_wide(x));
+  return at::empty_like(x);
+}
+
+// -----------------------------------------------------------------------------------------------------------
 // Gradients and autocast
 // -----------------------------------------------------------------------------------------------------------
+
+Tensor call_amax_backward(const Tensor& dout, const Tensor& x, const Tensor& out, at::IntArrayRef dims) {
+  static const auto op = find_operator<decltype(call_amax_backward)>("kernel_twins::amax_backward");
+  return below_autograd("amax_backward", {&dout}, [&] { return op.call(dout, x, out, dims); });
+}
 
 Tensor call_reduction(const Tensor& x, at::IntArrayRef dims, bool keepdim, std::string_view kind) {
   static const auto op = find_operator<decltype(call_reduction)>("kernel_twins::reduction_nd");
@@ -151,24 +226,26 @@ class ReductionFunction : public torch::autograd::Function<ReductionFunction> {
  public:
   static constexpr const char* NAME = "ReductionBackward";
 
-  // In PyTorch operations, which can be differentiated again. A sum's gradient is an expanded view.
+  // Can be differentiated again. A sum's and a mean's are small ones, expanded.
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     if (!gradients[0].defined()) return {Tensor()};
     const std::vector<c10::SymInt> sizes = context->saved_data["sizes"].toSymIntVector();
     const std::vector<int64_t> axes = context->saved_data["axes"].toIntVector();
     const bool keepdim = context->saved_data["keepdim"].toBool();
     const auto kind = reduction_kind_of(context->saved_data["kind"].toStringRef());
-    const Tensor dout = restored(gradients[0], axes, keepdim);
-    if (kind == ReductionKind::max) {  // as in PyTorch: shared evenly among equal maxima
+    Tensor dout = restored(gradients[0], axes, keepdim);
+    if (kind == ReductionKind::max) {
       const auto saved = context->get_saved_variables();
-      const Tensor is_largest = restored(saved[1], axes, keepdim) == saved[0];
-      return {dout * is_largest / is_largest.sum(axes, /*keepdim=*/true)};
+      const Tensor &x = saved[0], out = restored(saved[1], axes, keepdim);
+      if (!at::GradMode::is_enabled()) return {call_amax_backward(dout, x, out, axes)};
+      return {shared(dout, out == x, axes)};  // in PyTorch operations
     }
-    const Tensor dx = dout.expand_symint(sizes);
-    if (kind == ReductionKind::sum) return {dx};
-    c10::SymInt count = 1;
-    for (const int64_t axis : axes) count *= sizes[axis];
-    return {dx / at::Scalar(count)};
+    if (kind == ReductionKind::mean) {  // divided before it is expanded: few elements
+      c10::SymInt count = 1;
+      for (const int64_t axis : axes) count *= sizes[axis];
+      dout = dout / at::Scalar(count);
+    }
+    return {dout.expand_symint(sizes)};
   }
 };
 
@@ -202,11 +279,26 @@ Tensor reduction_autocast(const Tensor& x, at::IntArrayRef dims, bool keepdim, s
 TORCH_LIBRARY_FRAGMENT(kernel_twins, library) {
   library.def("reduction_nd(Tensor x, int[] dims, bool keepdim, str kind) -> Tensor",
               {at::Tag::pt2_compliant_tag});
+  // The operator of a maximum's gradient.
+  library.def("amax_backward(Tensor dout, Tensor x, Tensor out, int[] dims) -> Tensor",
+              {at::Tag::pt2_compliant_tag});
 }
-TORCH_LIBRARY_IMPL(kernel_twins, CUDA, library) { library.impl("reduction_nd", reduction_cuda); }
-TORCH_LIBRARY_IMPL(kernel_twins, CPU, library) { library.impl("reduction_nd", reduction_cpu); }
-TORCH_LIBRARY_IMPL(kernel_twins, Meta, library) { library.impl("reduction_nd", reduction_meta); }
-TORCH_LIBRARY_IMPL(kernel_twins, Autograd, library) { library.impl("reduction_nd", reduction_autograd); }
+TORCH_LIBRARY_IMPL(kernel_twins, CUDA, library) {
+  library.impl("reduction_nd", reduction_cuda);
+  library.impl("amax_backward", amax_backward_cuda);
+}
+TORCH_LIBRARY_IMPL(kernel_twins, CPU, library) {
+  library.impl("reduction_nd", reduction_cpu);
+  library.impl("amax_backward", amax_backward_cpu);
+}
+TORCH_LIBRARY_IMPL(kernel_twins, Meta, library) {
+  library.impl("reduction_nd", reduction_meta);
+  library.impl("amax_backward", amax_backward_meta);
+}
+TORCH_LIBRARY_IMPL(kernel_twins, Autograd, library) {
+  library.impl("reduction_nd", reduction_autograd);
+  library.impl("amax_backward", torch::autograd::autogradNotImplementedFallback());
+}
 TORCH_LIBRARY_IMPL(kernel_twins, AutocastCUDA, library) { library.impl("reduction_nd", reduction_autocast); }
 
 void register_reduction(pybind11::module_& module) {

@@ -36,6 +36,7 @@ _EXAMPLES = """examples:
   ncu_report.py doctor                                 what is missing here, and the command that mends it
   ncu_report.py plan --tier T1                         what a run would measure, and how long it would take
   ncu_report.py predict                                freeze the specs' predictions, before measuring
+  ncu_report.py retire OP STEP --why "Its kernel is behind the last step's routing table."
   ncu_report.py collect --op reduction --resume        go on with an interrupted run
   ncu_report.py collect --op matmul_bf16 --step v05_grouped --shape 4096x4096x4096-fp16
   ncu_report.py functions                              the public functions alone, in a minute
@@ -179,6 +180,13 @@ def _parser(description: str) -> argparse.ArgumentParser:
     verb("doctor", "what is here, what is missing, and the command that mends it", as_json)
     verb("plan", "what a run would measure: cells, passes, predicted minutes", selection, profiler, as_json)
     verb("predict", "freeze the specs' predictions, with date and digest; what is measured already is post hoc", of_gpu)
+    retire = verb(
+        "retire", "fold a rung: its predictions keep their verdicts in the score, its rows are forgotten", of_gpu
+    )
+    retire.add_argument("op", choices=OPS, metavar="OP", help="the operation, such as softmax")
+    retire.add_argument("step", metavar="STEP", help="the step, such as v03_vectorized, while it is in the spec")
+    retire.add_argument("--backend", choices=BACKENDS, help="this language only")
+    retire.add_argument("--why", required=True, metavar="REASON", help="why it is folded: a sentence for the log")
     verb("collect", "time and profile; the results wait for extract", selection, profiler, *measuring, as_json)
     told = "make rows of what collect measured, or print anybody's reports: known counters, and what limits each launch"
     extract = verb("extract", told, publishing, as_json)

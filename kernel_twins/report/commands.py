@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 from rich.console import Console
 
-from kernel_twins import OPS
+from kernel_twins import OPS, named
 from kernel_twins.errors import UnavailableError
 from kernel_twins.harness.ceilings import gpu_slug
 from kernel_twins.harness.load import why_no_gpu
@@ -68,6 +68,23 @@ def predict(arguments: argparse.Namespace, console: Console) -> int:
         console.print(f"{len(frozen)} predictions of {arguments.gpu} frozen{told}")
     else:
         console.print("every prediction is frozen already")
+    return OK
+
+
+def retire(arguments: argparse.Namespace, console: Console) -> int:
+    """Fold a rung, before it is taken out of the spec: its predictions keep their verdicts, its rows are forgotten."""
+    from kernel_twins.report.meaning import analysis
+    from kernel_twins.report.measure.retire import retire as fold
+
+    folder, op = store.ledger(arguments.gpu), OPS[arguments.op]
+    step = named.step(op, arguments.step)
+    backends = [arguments.backend] if arguments.backend else step.backends
+    (results,) = (each for each in analysis.load(arguments.gpu, folder) if each.op is op)
+    lines = fold(results, step, backends, arguments.why, datetime.datetime.now(datetime.UTC))
+    for line in lines:
+        print(line)
+    told = f"take {step.name} out of {op.name}'s spec, with what was compared with it, and delete its files; then `log`"
+    console.print(f"{len(lines)} predictions retired, rows of {step.name} forgotten; {told}", markup=False)
     return OK
 
 

@@ -125,6 +125,10 @@ def test_the_mean_of_losses_is_right_when_interpreted() -> None:
     interpret("mean_of_losses")
 
 
+def test_the_gradient_of_maxima_is_right_when_interpreted() -> None:
+    interpret("gradient_of_maxima")
+
+
 def test_places_are_right_in_rows_past_two_to_the_31_elements() -> None:
     interpret("places_in_long_rows")
 
@@ -220,6 +224,30 @@ def mean_of_losses() -> None:
                 right = losses.double().sum() / torch.tensor(rows, dtype=torch.float64)
                 torch.testing.assert_close(loss.double(), right, rtol=2e-7, atol=0.0, equal_nan=True)
                 assert scale == torch.tensor(1.0) / rows
+
+
+def gradient_of_maxima() -> None:
+    """Of any axes and strides, one program and several a tile, with ties, and NaN where a maximum is NaN."""
+    import torch
+
+    kernels = importlib.import_module("kernel_twins._triton.reduction.reduction_nd.amax_backward")
+    random = torch.Generator().manual_seed(0)
+    box = torch.randn(4, 6, 10, generator=random).mul(2).round()
+    box[1, 2, 3] = float("nan")
+    views = [box, box.transpose(0, 1), box.permute(2, 0, 1), box[..., ::2], box[..., 1:], box[:1].expand(box.shape)]
+    problems: list[tuple[Any, tuple[int, ...]]]
+    problems = [(x, dims) for x in views for dims in ((0,), (1,), (2,), (0, 2), (1, 2), (0, 1, 2))]
+    for shape, axis in (((20_000,), 0), ((2, 9_000), 1), ((9_000, 3), 0), ((9_000, 3), 1), ((1,), 0)):
+        problems += [(torch.randn(shape, generator=random), (axis,)), (torch.zeros(shape), (axis,))]
+    problems += [(torch.randn(2, 3, 4, 2, 3, generator=random).half(), dims) for dims in ((0, 2, 3, 4), (1, 3))]
+    for x, dims in problems:
+        leaf = x.detach().requires_grad_()
+        out = leaf.amax(dims)
+        dout = torch.randn(out.shape, generator=random).to(x.dtype)
+        (right,) = torch.autograd.grad(out, leaf, dout)
+        dx = torch.full_like(x, 7.0) if 0 not in x.stride() else torch.empty_like(x).fill_(7.0)
+        kernels.amax_backward(dout, x, out.detach().contiguous(), dx=dx, dims=dims)
+        torch.testing.assert_close(dx, right, rtol=2e-7 if x.dtype == torch.float32 else 1e-3, atol=0, equal_nan=True)
 
 
 places: Any

@@ -14,12 +14,12 @@ from rich.console import Console
 from kernel_twins import OPS
 from kernel_twins.report import figures
 from kernel_twins.report.meaning.analysis import Results
+from kernel_twins.report.meaning.judged import Judged
 from kernel_twins.report.meaning.judgement import Judgement, Outcome
 from kernel_twins.report.meaning.limiter import Limit
 from kernel_twins.report.meaning.moved import moved
 from kernel_twins.report.ncu.extract import counter_rows
 from kernel_twins.report.pages import documents, places, score, scoreboard
-from kernel_twins.report.pages.score import Judged
 from kernel_twins.report.rows import base, store
 from kernel_twins.spec import Prediction
 from tests import logs
@@ -164,21 +164,19 @@ def test_what_limits_a_step_fits_a_cell(limit: Limit, told: str) -> None:
     assert limit.short() == told
 
 
-def judged(results: Results, actual: float, verdict: Outcome) -> Judged:
-    prediction = Prediction("time", "<=", 0.05, relative=True)
-    return Judged(results, OP.steps[0], "cuda", Judgement(prediction, verdict, actual, ""), "pre-registered")
+def judged(actual: float, verdict: Outcome) -> Judged:
+    judgement = Judgement(Prediction("time", "<=", 0.05, relative=True), verdict, actual, "")
+    return Judged(OP, OP.steps[0].name, "cuda", judgement, "pre-registered", beside="")
 
 
-def test_a_miss_has_as_many_digits_as_tell_it_from_what_was_predicted(folder: Path) -> None:
-    results = Results(OP, folder, None)
-    assert judged(results, 0.05003, "miss").told() == "time ≤ 0.05 ×: **miss** (0.05003 ×)"
-    assert judged(results, 0.04997, "hit").told() == "time ≤ 0.05 ×: **hit** (0.05 ×)"
+def test_a_miss_has_as_many_digits_as_tell_it_from_what_was_predicted() -> None:
+    assert judged(0.05003, "miss").told() == "time ≤ 0.05 ×: **miss** (0.05003 ×)"
+    assert judged(0.04997, "hit").told() == "time ≤ 0.05 ×: **hit** (0.05 ×)"
 
 
-def test_the_score_counts_all_and_the_worst_come_first(folder: Path) -> None:
-    results = Results(OP, folder, None)
-    near, far, wrong = (judged(results, *each) for each in ((0.06, "miss"), (0.5, "miss"), (2.0, "wrong direction")))
-    hit = judged(results, 0.04, "hit")
+def test_the_score_counts_all_and_the_worst_come_first() -> None:
+    near, far, wrong = (judged(*each) for each in ((0.06, "miss"), (0.5, "miss"), (2.0, "wrong direction")))
+    hit = judged(0.04, "hit")
     assert score.worst([near, hit, far, wrong], 2) == [wrong, far]
     assert score.total([near, hit, far, wrong]) == (
         "**4 pre-registered predictions: 1 hits, 3 misses**, 1 of them in the wrong direction."

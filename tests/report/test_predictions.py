@@ -14,6 +14,7 @@ import pytest
 
 from kernel_twins import OPS
 from kernel_twins.report.compare import history
+from kernel_twins.report.meaning import retired
 from kernel_twins.report.meaning.analysis import Results
 from kernel_twins.report.meaning.judgement import Judgement, explained, judge, score
 from kernel_twins.report.meaning.predictions import (
@@ -26,8 +27,8 @@ from kernel_twins.report.meaning.predictions import (
     read_frozen,
     read_measured,
     violations,
-    withdrawn,
 )
+from kernel_twins.report.meaning.retired import withdrawn
 from kernel_twins.report.meaning.verdict import Ratio
 from kernel_twins.report.ncu.extract import counter_rows
 from kernel_twins.report.ncu.reader import Launch
@@ -643,12 +644,15 @@ def test_a_mark_that_the_dates_do_not_bear_out_is_found_without_git(tmp_path: Pa
 def test_audit_finds_rows_that_were_taken_away(repository: Repository) -> None:
     assert repository.freeze(0.98)
     repository.measure()
+    row = dict.fromkeys(retired.COLUMNS, "") | {"op": "vector_add", "step": "v02_grid_stride"}
+    store.write(repository.folder / "retired.csv", pd.DataFrame([row]))
     repository.commit()
-    for name in ("predictions.csv", "measured.csv"):
+    for name in ("predictions.csv", "measured.csv", "retired.csv"):
         (repository.folder / name).unlink()
     lost, _ = history.audit(repository.folder)
     assert any(line.startswith("predictions.csv lacks the row vector_add, v03_vectorized, cuda") for line in lost)
     assert any(line.startswith("measured.csv lacks the row vector_add, v03_vectorized, cuda") for line in lost)
+    assert any(line.startswith("retired.csv lacks the row vector_add, v02_grid_stride") for line in lost)
 
 
 def test_predictions_that_left_the_spec_are_counted(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from kernel_twins.functional.backends import (
     runs_of,
     triton_side,
 )
-from kernel_twins.functional.reduction.shared import batching_rule
+from kernel_twins.functional.reduction.shared import batching_rule, gradient_batching_rule
 from kernel_twins.ops.reduction.shared import MOST_AXES
 from kernel_twins.ops.tensors import DTYPE
 
@@ -45,7 +45,8 @@ def sum(x: Tensor, dim: Dims = None, keepdim: bool = False, *, backend: str = "a
 
     x is float32, bfloat16 or float16 with any strides, and is never copied. It is summed in fp32, and the result has
     its dtype (under CUDA's autocast float32, as PyTorch's). Every call gives the same bits. There are backward
-    gradients of any order, but no forward mode.
+    gradients of any order, but no forward mode. x's gradient is an expanded view of out's, as PyTorch's: what writes
+    into it in place must clone it first. A leaf's ``.grad`` is always a copy.
 
     ``backend``: "cuda", "triton", "torch", or "auto", which is "cuda" on a GPU for which it is built. "auto" takes
     PyTorch for arguments that the others refuse: other dtypes, tensors on a CPU, empty ones, and those of more than
@@ -58,7 +59,10 @@ def sum(x: Tensor, dim: Dims = None, keepdim: bool = False, *, backend: str = "a
 
 
 def mean(x: Tensor, dim: Dims = None, keepdim: bool = False, *, backend: str = "auto") -> Tensor:
-    """The mean, as torch.mean; under autocast it keeps x's dtype, all else as ``sum``."""
+    """The mean, as torch.mean; under autocast it keeps x's dtype, all else as ``sum``.
+
+    The gradient has the same values as PyTorch's, but is a view as ``sum``'s is, where PyTorch's has memory of its own.
+    """
     return _reduced(x, dim, keepdim, backend, "mean")
 
 
@@ -135,3 +139,5 @@ def _choose(x: Tensor, kind: str) -> str:
 _runs = runs_of(_cuda_operator, "reduction_nd")
 if _cuda_operator is not None:
     register_vmap("reduction_nd", batching_rule)
+    if cuda_operator("amax_backward")[0]:  # an extension from before it has the gradient in PyTorch's operations
+        register_vmap("amax_backward", gradient_batching_rule)

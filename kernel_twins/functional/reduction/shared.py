@@ -1,10 +1,11 @@
-"""Axes and the batching rule of torch.func.vmap for both sides of sum, mean, amax and argmax."""
+"""Axes, a maximum's gradient by PyTorch, and batching rules of torch.func.vmap for sum, mean, amax and argmax."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from kernel_twins.ops.reduction.shared import require_dims
@@ -30,5 +31,36 @@ def batching_rule(operator: Callable[..., Tensor]) -> Callable[..., tuple[Tensor
         axes = axes_of(dims, rank)
         out = operator(x, tuple(axis + (axis >= at) for axis in axes), keepdim, kind)
         return out, at if keepdim else at - len([axis for axis in axes if axis < at])
+
+    return rule
+
+
+def shared(dout: Tensor, is_largest: Tensor, axes: Sequence[int]) -> Tensor:
+    """A maximum's gradient by PyTorch's rule: equal maxima share it evenly, and that of NaN is NaN.
+
+    PyTorch's sum of bools first writes int64s, of which half precision takes a quarter; it is summed in fp32.
+    """
+    counts = is_largest.half()
+    if axes:  # for PyTorch no dims means all dims
+        counts = counts.sum(tuple(axes), keepdim=True, dtype=torch.float32)
+    share = (dout / counts).to(dout.dtype)
+    return torch.where(is_largest, share, share * 0)
+
+
+def gradient_batching_rule(_: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, int]]:
+    """The rule for the gradients of maxima, by PyTorch: one batch of any of the tensors, however many axes that makes.
+
+    Gradients of many losses at once share x, which would have to be repeated for a kernel.
+    """
+
+    def rule(
+        info: Any, in_dims: tuple[int | None, ...], dout: Tensor, x: Tensor, out: Tensor, dims: Sequence[int]
+    ) -> tuple[Tensor, int]:
+        rank = x.dim() - (in_dims[1] is not None)
+        dout, x, out = (
+            each.unsqueeze(0) if at is None else each.movedim(at, 0)
+            for each, at in zip((dout, x, out), in_dims[:3], strict=True)
+        )
+        return shared(dout, out == x, [axis + 1 for axis in axes_of(dims, rank)[:rank]]), 0
 
     return rule

@@ -1,4 +1,4 @@
-"""The Triton side of ``kernel_twins.sum``, ``mean``, ``amax`` and ``argmax``: kernel_twins::reduction_nd_triton."""
+"""The Triton side of ``kernel_twins.sum``, ``mean``, ``amax`` and ``argmax``: torch.ops.kernel_twins.*_triton."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import triton
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
+from kernel_twins._triton.reduction.reduction_nd.amax_backward import amax_backward
 from kernel_twins.functional.backends import (
     HALF,
     is_plain,
@@ -20,10 +21,12 @@ from kernel_twins.functional.backends import (
     require_gpu,
     triton_launcher,
 )
-from kernel_twins.functional.reduction.shared import axes_of, batching_rule
-from kernel_twins.functional.triton_operator import FLOATS, differentiable, register
+from kernel_twins.functional.reduction.shared import axes_of, batching_rule, gradient_batching_rule, shared
+from kernel_twins.functional.triton_operator import FLOATS, differentiable, goes_past, register, require_like
 from kernel_twins.ops.reduction.shared import KINDS, MOST_AXES
 from kernel_twins.ops.tensors import DTYPE, require_dtype
+
+_MOST_TIES = 2**31 - 1  # of an output, which the kernel counts in int32
 
 
 def reduction(x: Tensor, dims: Sequence[int], keepdim: bool, kind: str) -> Tensor:
@@ -79,13 +82,40 @@ def _empty(x: Tensor, sizes: list[int], kind: str) -> Tensor:
     return x.new_empty(sizes, dtype=torch.int64 if kind == "argmax" else x.dtype)
 
 
+def _compute_backward(dout: Tensor, x: Tensor, out: Tensor, dims: Sequence[int]) -> Tensor:
+    """dx from dout and out, the maxima, both of x's rank."""
+    axes = _check_backward(dout, x, out, dims)
+    dx = torch.empty_like(x)
+    if math.prod(x.shape[axis] for axis in axes) > _MOST_TIES:
+        return dx.copy_(shared(dout, out == x, axes))
+    if dx.numel() > 0:
+        with on_device(x.device):
+            amax_backward(dout.contiguous(), x, out.contiguous(), dx=dx, dims=axes)
+    return dx
+
+
+def _check_backward(dout: Tensor, x: Tensor, out: Tensor, dims: Sequence[int]) -> tuple[int, ...]:
+    """The reduced axes; TypeError or ValueError if the arguments do not fit together."""
+    if x.dtype not in FLOATS:
+        require_dtype("x", x, *DTYPE)
+    axes, sizes = _axes_and_sizes(x.shape, dims, True, "max")
+    for name, each in (("dout", dout), ("out", out)):
+        require_like(name, each, "x", x, "x with reduced axes of 1", torch.Size(sizes))
+    return axes
+
+
 # ----------------------------------------------------------------------------------------------------------------------
-# The operator
+# The operators
 # ----------------------------------------------------------------------------------------------------------------------
 
 
 def _fake(x: Tensor, dims: Sequence[int], keepdim: bool, kind: str) -> Tensor:
     return _empty(x, _axes_and_sizes(x.shape, dims, keepdim, kind)[1], kind)
+
+
+def _fake_backward(dout: Tensor, x: Tensor, out: Tensor, dims: Sequence[int]) -> Tensor:
+    _check_backward(dout, x, out, dims)
+    return torch.empty_like(x)
 
 
 def _save(ctx: Any, inputs: tuple[Tensor, Sequence[int], bool, str], output: Tensor) -> None:
@@ -95,20 +125,23 @@ def _save(ctx: Any, inputs: tuple[Tensor, Sequence[int], bool, str], output: Ten
 
 
 def _backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, None, None, None]:
-    """The gradient by operations that can be differentiated again. A sum's gradient is dout, expanded."""
+    """The gradient, which can be differentiated again. A sum's and a mean's are small ones, expanded."""
     if ctx.kind == "argmax":
         return None, None, None, None
     dout = _restored(dout, ctx)
-    if ctx.kind == "max":  # PyTorch's rule: equal maxima share it evenly
+    if ctx.kind == "max":
         x, out = ctx.saved_tensors
-        is_largest = _restored(out, ctx) == x
-        # For PyTorch no dims means all dims.
-        counts = is_largest.sum(ctx.axes, keepdim=True) if ctx.axes else is_largest
-        return dout * is_largest / counts, None, None, None
-    dx = dout.expand(ctx.shape)
-    if ctx.kind == "mean":
-        dx = dx / math.prod(ctx.shape[axis] for axis in ctx.axes)
-    return dx, None, None, None
+        return _of_largest(dout, x, _restored(out, ctx), ctx.axes), None, None, None
+    if ctx.kind == "mean":  # divided before it is expanded: few elements
+        dout = dout / math.prod(ctx.shape[axis] for axis in ctx.axes)
+    return dout.expand(ctx.shape), None, None, None
+
+
+def _of_largest(dout: Tensor, x: Tensor, out: Tensor, axes: Sequence[int]) -> Tensor:
+    if torch.is_grad_enabled():  # PyTorch's operations can be differentiated again
+        return shared(dout, out == x, axes)
+    backward = _compute_backward if goes_past("amax", dout, x, out) else backward_operator
+    return backward(dout, x, out, axes)
 
 
 def _restored(tensor: Tensor, ctx: Any) -> Tensor:
@@ -125,5 +158,12 @@ operator = register(
     _fake,
     gradient=(_save, _backward),
     vmap=batching_rule,
+)
+backward_operator = register(
+    "amax_backward_triton",
+    _compute_backward,
+    "(Tensor dout, Tensor x, Tensor out, int[] dims) -> Tensor",
+    _fake_backward,
+    vmap=gradient_batching_rule,
 )
 _differentiable = differentiable("_Reduction", _compute, _save, _backward)

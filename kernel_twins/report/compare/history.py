@@ -16,6 +16,7 @@ from typing import Any
 import pandas as pd
 
 from kernel_twins.report.calls import sampled_table
+from kernel_twins.report.meaning import retired
 from kernel_twins.report.meaning.predictions import Cell, read_frozen, read_measured
 from kernel_twins.report.rows import store
 
@@ -33,16 +34,17 @@ def audit(folder: Path) -> tuple[list[str], list[str]]:
     could not be audited.
     """
     frozen, measured = read_frozen(folder), read_measured(folder)
-    begun = sampled_table.ledger(folder)[sampled_table.BEGUN]
+    begun, folded = sampled_table.ledger(folder)[sampled_table.BEGUN], retired.read(folder)
     try:
         repo = _whole(folder)
         predicted_by = _first_commits(repo, folder / "predictions.csv", frozen)
         measured_by = _first_commits(repo, folder / "measured.csv", measured)
+        folded_by = _first_commits(repo, folder / "retired.csv", folded)
         begun_by = _rekeyed(folder, _first_commits(repo, folder / "sampled.csv", begun))
     except NoHistoryError as reason:
         return [], [f"{folder.name}: predictions not audited: {reason}"]
     violations = [*_lost("predictions.csv", frozen, predicted_by), *_lost("measured.csv", measured, measured_by)]
-    violations += _lost("sampled.csv", begun, begun_by)
+    violations += _lost("retired.csv", folded, folded_by) + _lost("sampled.csv", begun, begun_by)
     since: dict[Cell, list[str]] = {}
     for row in _rows(measured):
         named = row.by.removeprefix(_BY_COMMIT) if row.by.startswith(_BY_COMMIT) else measured_by.get(tuple(row))

@@ -9,6 +9,7 @@ changes nothing, and a prediction that is worded anew is a new one. Git's histor
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import hashlib
 from collections.abc import Iterable, Iterator
@@ -19,12 +20,13 @@ import pandas as pd
 
 from kernel_twins.report.meaning.quantities import QUANTITIES
 from kernel_twins.report.rows import store
-from kernel_twins.spec import BACKENDS, Backend, Name, Op, Prediction
+from kernel_twins.spec import BACKENDS, Backend, Case, Name, Op, Prediction
 
 Mark = Literal["pre-registered", "post hoc", "not frozen"]
 FROZEN_COLUMNS = ["op", "step", "backend", "prediction", "digest", "frozen", "commit", "mark"]
 MEASURED_COLUMNS = ["op", "step", "backend", "first", "by"]
 
+_COMPARES: dict[str, Literal["<=", ">=", "=="]] = {"<=": "<=", ">=": ">=", "=": "=="}
 _DATE = "%Y-%m-%dT%H:%M:%SZ"
 
 
@@ -43,6 +45,16 @@ def canonical(prediction: Prediction) -> str:
     tolerance = f"± {100 * prediction.tolerance:.10g} %" if prediction.compare == "==" else ""
     place = f"at {prediction.case.slug}" if prediction.case else ""
     return " ".join(filter(None, (prediction.quantity, compare, f"{prediction.value:.10g}", unit, tolerance, place)))
+
+
+def parsed(text: str) -> Prediction:
+    """The prediction of which ``canonical`` made a text; of both languages."""
+    text, _, place = text.partition(" at ")
+    text, _, tolerance = text.partition(" ± ")
+    quantity, compare, value, *unit = text.split(" ")
+    case = Case.parse(place) if place else None
+    found = Prediction(quantity, _COMPARES[compare], float(value), relative=unit == ["x"], case=case)
+    return dataclasses.replace(found, tolerance=float(tolerance.removesuffix(" %")) / 100) if tolerance else found
 
 
 def digest(cell: Cell, prediction: str) -> str:
@@ -80,8 +92,8 @@ def freeze(folder: Path, ops: Iterable[Op], now: datetime.datetime) -> list[str]
         rows = []
         for cell, text in dict.fromkeys(new):
             mark: Mark = "post hoc" if cell in first else "pre-registered"
-            rows.append([*cell, text, digest(cell, text), _stamp(now), "", mark])
-        _add(folder / "predictions.csv", frozen, rows)
+            rows.append([*cell, text, digest(cell, text), stamp(now), "", mark])
+        add(folder / "predictions.csv", frozen, rows)
     return [f"{op} {step} {backend}: {text} ({mark})" for op, step, backend, text, _, _, _, mark in rows]
 
 
@@ -94,7 +106,7 @@ def note_measured(folder: Path, op: str, names: Iterable[Name], now: datetime.da
     with store.locked(folder):  # every GPU of a run enters its own
         measured = read_measured(folder)
         known = set(map(Cell, measured["op"], measured["step"], measured["backend"]))
-        _add(folder / "measured.csv", measured, [[*cell, _stamp(now), by] for cell in cells if cell not in known])
+        add(folder / "measured.csv", measured, [[*cell, stamp(now), by] for cell in cells if cell not in known])
 
 
 def violations(folder: Path) -> list[str]:
@@ -109,13 +121,6 @@ def violations(folder: Path) -> list[str]:
         elif row.mark == "pre-registered" and row.frozen >= first.get(cell, "9"):
             lines.append(f"{told}, but was frozen {row.frozen} and measured {first[cell]}")
     return lines
-
-
-def withdrawn(folder: Path, op: Op) -> list[Mark]:
-    """The marks of an operation's frozen predictions that its spec does not make any more; they count as such."""
-    stands = {digest(cell, text) for cell, text in standing(op)}
-    table = read_frozen(folder)
-    return [row.mark for row in table[table["op"] == op.name].itertuples() if row.digest not in stands]
 
 
 def _first(folder: Path) -> dict[Cell, str]:
@@ -140,11 +145,13 @@ class Marks:
         return self._marks.get(digest(Cell(op, step, backend), canonical(prediction)), "not frozen")
 
 
-def _add(file: Path, table: pd.DataFrame, rows: list[list[str]]) -> None:
+def add(file: Path, table: pd.DataFrame, rows: list[list[str]]) -> None:
+    """Write a table with further rows; none leave the file alone."""
     if rows:
         added = pd.DataFrame(rows, columns=table.columns, dtype=str)
         store.write(file, pd.concat([table, added], ignore_index=True))
 
 
-def _stamp(now: datetime.datetime) -> str:
+def stamp(now: datetime.datetime) -> str:
+    """A date as the tables spell it."""
     return now.astimezone(datetime.UTC).strftime(_DATE)

@@ -13,7 +13,7 @@ import pandas as pd
 
 from kernel_twins import OPS
 from kernel_twins.report.calls import functions_table, sampled_table
-from kernel_twins.report.meaning import regressions
+from kernel_twins.report.meaning import regressions, retired
 from kernel_twins.report.meaning.analysis import Results
 from kernel_twins.report.measure import proton
 from kernel_twins.report.measure.profilers import CYCLE_CALLS
@@ -75,12 +75,11 @@ def _replace(op: Op, tables: dict[str, pd.DataFrame], stage: Stage, target: Path
 
 
 def forget_unnamed_runs(folder: Path) -> None:
-    """Drop the runs that no recorded time is of any more."""
+    """Drop the runs that no recorded time is of any more, and no verdict of a retired prediction."""
     named = {run for each in OPS for run in store.read_table(folder, each, "timings")["run"]}
+    named |= functions_table.runs(folder) | sampled_table.runs(folder) | retired.runs(folder)
     runs = store.read_runs(folder)
-    store.write(
-        folder / "runs.csv", runs[runs["run"].isin(named | functions_table.runs(folder) | sampled_table.runs(folder))]
-    )
+    store.write(folder / "runs.csv", runs[runs["run"].isin(named)])
 
 
 def _tables(stage: Stage, op: Op, profiled: Profiled) -> dict[str, pd.DataFrame]:

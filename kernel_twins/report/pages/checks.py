@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from kernel_twins import OPS
 from kernel_twins.report.calls import functions_table, sampled_table
 from kernel_twins.report.compare import history
-from kernel_twins.report.meaning import predictions, static
+from kernel_twins.report.meaning import predictions, retired, static
 from kernel_twins.report.meaning.analysis import Results, load
 from kernel_twins.report.meaning.regressions import losses, unproven
 from kernel_twins.report.pages import documents, ladder_page
@@ -50,7 +50,7 @@ def run(release: bool, audit: bool) -> Findings:
     if release:
         late += functions_table.unrecorded(FOLDER)
     slower = _regressions(results)
-    found.failures += slower.failures + predictions.violations(FOLDER)
+    found.failures += slower.failures + predictions.violations(FOLDER) + retired.violations(FOLDER, OPS.values())
     found.warnings += slower.warnings
     if audit:
         violations, notes = history.audit(FOLDER)

@@ -13,6 +13,7 @@ from kernel_twins.report.calls import functions_table, sampled_table
 from kernel_twins.report.drawings import DRAWINGS
 from kernel_twins.report.meaning import static, write
 from kernel_twins.report.meaning.analysis import Results, load
+from kernel_twins.report.meaning.judged import of_all
 from kernel_twins.report.pages import (
     entries,
     failures,
@@ -118,7 +119,7 @@ def logs(folder: Path, results: list[Results], static_rows: pd.DataFrame, where:
     cells = ((each, case) for each in results for case in each.op.bench_cases)
     sections = {
         "scoreboard.md": ["# Scoreboard", "", entries.READING, "", *scoreboard.scoreboard(cells)],
-        "predictions.md": ["# Predictions", "", *score.section(results, score.of_all(results))],
+        "predictions.md": ["# Predictions", "", *score.section(results, of_all(results))],
         "functions.md": functions_table.section(folder),
         "sampled.md": sampled_table.section(folder),
     }

@@ -12,10 +12,10 @@ from statistics import geometric_mean
 
 import pandas as pd
 
-from kernel_twins.report.meaning import static, write
+from kernel_twins.report.meaning import judged, static, write
 from kernel_twins.report.meaning.analysis import Results
 from kernel_twins.report.measure import proton
-from kernel_twins.report.pages import headers, places, score, scoreboard
+from kernel_twins.report.pages import headers, places, scoreboard
 from kernel_twins.report.pages.ladder_page import NOT_MEASURED, TITLES, before_and_after, remedy
 from kernel_twins.report.pages.places import Places
 from kernel_twins.report.rows.base import ROOT
@@ -63,6 +63,7 @@ def render(results: Results, static_rows: pd.DataFrame, where: Places) -> str:
     lines += [*_references(results), *_accuracy(results), "", "## Steps"]
     for step in op.steps:
         lines += ["", *_entry(results, step, static_rows, page)]
+    lines += _retired(results)
     return "\n".join(lines) + "\n"
 
 
@@ -287,9 +288,33 @@ def _kernels(results: Results, case: Case, name: Name) -> str:
 
 
 def _verdict(results: Results, step: Step, backend: Backend) -> str:
-    judged = score.of_step(results, step, backend)
-    if not judged:
+    found = judged.of_step(results, step, backend)
+    if not found:
         return "No prediction."
-    told = "; ".join(each.told() for each in judged)
-    beside = score.beside(each for each in judged if each.missed)
+    told = "; ".join(each.told() for each in found)
+    beside = judged.beside(results, step, backend, [each.judgement for each in found])
     return f"Predicted {told}." + (f" Beside it: {beside}." if beside else "")
+
+
+def _retired(results: Results) -> list[str]:
+    """What was predicted of rungs that were folded, and what came of it; no lines where none was."""
+    found = judged.of_folded(results)
+    if not found:
+        return []
+    rows = []
+    for each in found:
+        compared = "" if each.step == each.rung else f"Was compared with {each.rung}. "
+        why = compared + each.why.replace("|", "\\|")
+        verdict = f"**{each.judgement.verdict}**{each.note}"
+        rows.append([each.step, TITLES[each.backend], each.claim, each.came or "–", verdict, why])
+    return [
+        "",
+        f"## {places.RETIRED}",
+        "",
+        "<details><summary>Predictions of rungs that were folded into later steps, with the verdicts that they had"
+        "</summary>",
+        "",
+        *write.table(["step", "in", "predicted", "came", "verdict", "why folded"], rows, right=6),
+        "",
+        "</details>",
+    ]

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from kernel_twins.report.meaning import write
 from kernel_twins.report.meaning.analysis import Results
+from kernel_twins.report.meaning.judged import MISSED, Judged, of_all, of_step
 from kernel_twins.report.meaning.judgement import explained
 from kernel_twins.report.meaning.verdict import Ratio
 from kernel_twins.report.pages import places, score
 from kernel_twins.report.pages.entries import READING
 from kernel_twins.report.pages.ladder_page import TITLES
 from kernel_twins.report.pages.places import Places
-from kernel_twins.report.pages.score import Judged
-from kernel_twins.spec import Backend, Case, Name, Step
+from kernel_twins.spec import Backend, Case, Name, Op, Step
 
 _PAID_NOT = ("SLOW", "SAME")
 
 
 def render(results: list[Results], where: Places) -> str:
-    judged, log = score.of_all(results), places.link(where.failures, where.log, "the log")
+    judged, log = of_all(results), places.link(where.failures, where.log, "the log")
     lines = [
         "# What did not work",
         "",
@@ -55,7 +55,7 @@ def _unpaid(results: Results, where: Places) -> list[str]:
             ratio, verdict = results.ratio(case, name, before), results.standing(case, name, before)
             if ratio and verdict in _PAID_NOT:
                 lines.append(
-                    f"- {_name(results, step, backend, where)}: {_told(ratio, verdict, previous)} at `{case.slug}`"
+                    f"- {_name(results.op, step, backend, where)}: {_told(ratio, verdict, previous)} at `{case.slug}`"
                     f"{_expected(results, step, backend)}. {_why(results, case, name, before)}"
                 )
     return lines
@@ -70,10 +70,10 @@ def _expected(results: Results, step: Step, backend: Backend) -> str:
     case = results.case_of(step, backend)
     times = [
         each.judgement.verdict
-        for each in score.of_step(results, step, backend)
+        for each in of_step(results, step, backend)
         if each.judgement.prediction.quantity == "time" and each.judgement.prediction.case in (None, case)
     ]
-    return ", as predicted" if "hit" in times and not {*times} & {*score.MISSED} else ""
+    return ", as predicted" if "hit" in times and not {*times} & {*MISSED} else ""
 
 
 def _why(results: Results, case: Case, name: Name, before: Name) -> str:
@@ -86,21 +86,21 @@ def _why(results: Results, case: Case, name: Name, before: Name) -> str:
 
 def _missed(results: Results, where: Places) -> list[str]:
     """A line for each prediction that did not come true."""
-    return [_miss(each, where) for each in score.of_all([results]) if each.missed]
+    return [_miss(each, where) for each in of_all([results]) if each.missed]
 
 
 def _miss(each: Judged, where: Places) -> str:
-    note = "" if each.mark == "pre-registered" else f", {each.mark}"
+    if each.retired:
+        name = f"{where.retired(where.failures, each.op, each.step)} {TITLES[each.backend]}, retired"
+    else:
+        name = _name(each.op, each.op.step(each.step), each.backend, where)
     wrong = " in the wrong direction" if each.judgement.verdict == "wrong direction" else ""
-    return (
-        f"- {_name(each.results, each.step, each.backend, where)}: {each.claim}, came {each.came}{wrong}{note}. "
-        f"{_beside(score.beside([each]))}"
-    )
+    return f"- {name}: {each.claim}, came {each.came}{wrong}{each.note}. {_beside(each.beside)}"
 
 
 def _beside(counters: str) -> str:
     return f"Beside it: {counters}." if counters else "No counters were recorded there."
 
 
-def _name(results: Results, step: Step, backend: Backend, where: Places) -> str:
-    return f"{where.entry(where.failures, results.op, step)} {TITLES[backend]}"
+def _name(op: Op, step: Step, backend: Backend, where: Places) -> str:
+    return f"{where.entry(where.failures, op, step)} {TITLES[backend]}"

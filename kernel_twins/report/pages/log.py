@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from kernel_twins.report.calls import functions_table, sampled_table
-from kernel_twins.report.meaning import moved, write
+from kernel_twins.report.meaning import moved, retired, write
 from kernel_twins.report.meaning.analysis import Results
+from kernel_twins.report.meaning.judged import Judged, of_all
 from kernel_twins.report.pages import places, score
 from kernel_twins.report.pages.ladder_page import NOT_MEASURED, TITLES
 from kernel_twins.report.pages.places import Places
-from kernel_twins.report.pages.score import Judged
 from kernel_twins.report.rows import store
 from kernel_twins.report.rows.base import shown
 from kernel_twins.report.rows.libraries import LIBRARIES
-from kernel_twins.spec import Backend, Case, Name, Step
+from kernel_twins.spec import Backend, Case, Name, Op, Step
 
 _WORST = 12
 _MOVED = 2
@@ -24,7 +24,7 @@ _NOTES = "¹²³⁴⁵⁶⁷⁸⁹"
 
 def render(folder: Path, results: list[Results], where: Places) -> str:
     """The short log of one GPU, whose full pages lie where ``where`` says."""
-    judged = score.of_all(results)
+    judged = of_all(results)
     lines = [
         "# Kernel log",
         "",
@@ -85,7 +85,7 @@ def _contents(folder: Path, results: list[Results], where: Places) -> list[str]:
 def _runs(folder: Path, results: list[Results]) -> list[str]:
     """What measured; runs that differ only by their id share a line."""
     used = {run for each in results for run in each.recorded.runs}
-    used |= functions_table.runs(folder) | sampled_table.runs(folder)
+    used |= functions_table.runs(folder) | sampled_table.runs(folder) | retired.runs(folder)
     machines: dict[str, list[str]] = {}
     for run in store.read_runs(folder).itertuples():
         if run.run in used:
@@ -109,12 +109,15 @@ def _predictions(judged: list[Judged], where: Places) -> list[str]:
 
 
 def _miss(each: Judged, where: Places) -> list[str]:
-    step = [each.results.op.name, _link(each.results, each.step, where), TITLES[each.backend]]
-    return [*step, each.claim, each.came, score.beside([each]) or "–"]
+    if each.retired:
+        step = f"{where.retired(where.log, each.op, each.step)}, retired"
+    else:
+        step = _link(each.op, each.op.step(each.step), where)
+    return [each.op.name, step, TITLES[each.backend], each.claim, each.came, each.beside or "–"]
 
 
-def _link(results: Results, step: Step, where: Places) -> str:
-    return where.entry(where.log, results.op, step)
+def _link(op: Op, step: Step, where: Places) -> str:
+    return where.entry(where.log, op, step)
 
 
 def _ladder(results: Results, where: Places) -> list[str]:
@@ -129,7 +132,7 @@ def _ladder(results: Results, where: Places) -> list[str]:
                 notes.setdefault(case, _NOTES[min(len(notes), len(_NOTES) - 1)])
             rows.append(
                 [
-                    _link(results, step, where),
+                    _link(op, step, where),
                     TITLES[backend] + (f" {notes[case]}" if case in notes else ""),
                     *_cells(results, step, backend, case),
                     score.standing(results, step, backend),

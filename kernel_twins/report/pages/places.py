@@ -10,6 +10,7 @@ from pathlib import Path
 from kernel_twins.report.rows.base import ROOT
 from kernel_twins.spec import Op, Step
 
+RETIRED = "Retired rungs"
 DOCS = ROOT / "docs"
 PROFILER = DOCS / "profiler.md"
 _RELATIVE = re.compile(r"\]\((?!\w+://|#)")
@@ -30,6 +31,10 @@ class Places:
     def entry(self, page: Path, op: Op, step: Step, text: str = "") -> str:
         """A link from ``page`` to a step's full entry."""
         return link(page, self.entries(op), text or step.name, anchor(op, step))
+
+    def retired(self, page: Path, op: Op, rung: str) -> str:
+        """A link from ``page`` to the table of an operation's retired predictions."""
+        return link(page, self.entries(op), rung, heading(RETIRED))
 
 
 REFERENCE = Places(ROOT / "KERNEL_LOG.md", DOCS / "log", DOCS / "what-did-not-work.md")

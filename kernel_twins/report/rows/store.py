@@ -6,7 +6,8 @@ ten more calls of each profiled cell; ``<op>.quarantine.csv`` the cells whose co
 ``<op>.proton.csv`` what Triton's Proton saw where counters are forbidden; ``<op>.previous.csv`` the ratios to the best
 baseline that the run before had, so that a step that lost is noticed, with the reason for which a loss was accepted.
 ``functions.csv`` has the times of the public functions (see functions_table.py), ``sampled/<run>.csv`` those at cases
-that nobody chose, and ``sampled.csv`` all such runs that were ever begun (see sampled_table.py). ``runs.csv`` says on
+that nobody chose, and ``sampled.csv`` all such runs that were ever begun (see sampled_table.py). ``predictions.csv``,
+``measured.csv`` and ``retired.csv`` hold predictions (see meaning/predictions.py and retired.py). ``runs.csv`` says on
 what and with what each run was made. Nothing that can be derived is stored: rates, shares and ratios are computed when
 the documents are rendered.
 

@@ -24,6 +24,7 @@ import kernel_twins  # noqa: E402
 from kernel_twins import OPS  # noqa: E402
 from kernel_twins.errors import UnavailableError  # noqa: E402
 from kernel_twins.functional.reduction import reduction  # noqa: E402
+from kernel_twins.functional.reduction.shared import shared  # noqa: E402
 from tests.sides import as_interpreted, cuda_library  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -83,6 +84,11 @@ def replaced(op: str, device: int | None) -> Any:
     return call
 
 
+def replaced_gradient(dout: Any, x: Any, out: Any, *, dx: Any, dims: Any) -> None:
+    assert dout.is_contiguous() and out.is_contiguous() and dx.shape == x.shape
+    dx.copy_(shared(dout, out == x, dims))
+
+
 @pytest.fixture(params=["cuda", "triton"])
 def operator(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     if request.param == "cuda":
@@ -90,6 +96,7 @@ def operator(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     as_interpreted(monkeypatch)
     side = importlib.import_module("kernel_twins.functional.reduction.triton_reduction")
     monkeypatch.setattr(side, "triton_launcher", replaced)
+    monkeypatch.setattr(side, "amax_backward", replaced_gradient)
     return torch.ops.kernel_twins.reduction_nd_triton.default
 
 
@@ -102,6 +109,13 @@ def as_on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def is_triton(operator: Any) -> bool:
     return "triton" in str(operator)
+
+
+def gradient_operator(operator: Any) -> Any:
+    """That of maxima."""
+    if is_triton(operator):
+        return torch.ops.kernel_twins.amax_backward_triton.default
+    return cuda_library("amax_backward").amax_backward.default
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -170,6 +184,48 @@ def test_gradients(operator, kind, shape, dims) -> None:
         torch.testing.assert_close(ours, theirs)
 
 
+def gradients(operator: Any, kind: str, x: Any, dims: Any, dout: Any) -> tuple[Any, Any]:
+    """Ours and PyTorch's."""
+    x = x.detach().requires_grad_()
+    outs = operator(x, dims, False, kind), PYTORCHS[kind](x, dims, False)
+    ours, theirs = (torch.autograd.grad(out, x, dout)[0] for out in outs)
+    return ours, theirs
+
+
+@DIFFERENTIABLE
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_gradients_have_pytorchs_bits(operator, kind, dtype) -> None:
+    for shape, dims in (((7, 33), (1,)), ((7, 33), (0,)), ((3, 5, 7), (0, 2)), ((6,), ())):
+        x = values(shape, dtype, ties=True)
+        ours, theirs = gradients(operator, kind, x, dims, values(operator(x, dims, False, kind).shape, dtype, seed=1))
+        assert torch.equal(ours, theirs) and ours.dtype == dtype
+
+
+def test_a_means_gradient_takes_no_memory_until_a_leaf_keeps_it(operator) -> None:
+    x = values((64, 256), torch.bfloat16, requires_grad=True)
+    out = operator(x, (1,), False, "mean")
+    (dx,) = torch.autograd.grad(out, x, torch.ones_like(out), retain_graph=True)
+    assert dx.untyped_storage().nbytes() == 64 * x.element_size()
+    out.sum().backward()
+    assert x.grad.is_contiguous() and torch.equal(x.grad, dx)
+    x.grad.mul_(2)
+
+
+def test_maxima_that_nothing_is_equal_to_have_no_gradient(operator) -> None:
+    x = values((4, 5))
+    x[1, 2], x[2] = float("nan"), -float("inf")
+    ours, theirs = gradients(operator, "max", x, (1,), values((4,), seed=1))
+    assert ours[1].isnan().all()
+    torch.testing.assert_close(ours, theirs, equal_nan=True)
+
+
+@pytest.mark.parametrize(("dtype", "ties"), [(torch.bfloat16, 300), (torch.float16, 70_000)], ids=str)
+def test_so_many_maxima_are_counted_that_the_dtype_has_no_number_for_them(operator, dtype, ties) -> None:
+    dout = torch.full((2,), 1_000.0, dtype=dtype)
+    ours, _ = gradients(operator, "max", torch.zeros(2, ties, dtype=dtype), (1,), dout)
+    assert torch.equal(ours, torch.full((2, ties), 1_000 / ties, dtype=dtype))
+
+
 @DIFFERENTIABLE
 @pytest.mark.parametrize(("shape", "dims"), [((2, 3), (1,)), ((2, 3), ()), ((2, 3, 2), (0, 2))], ids=str)
 def test_first_and_second_derivatives(operator, kind, shape, dims) -> None:
@@ -219,6 +275,40 @@ def test_opcheck(operator, kind) -> None:
     for shape, dims, keepdim in (((3, 5), (1,), False), ((2, 3, 4), (0, 2), True), ((2, 3), (), False)):
         x = values(shape, requires_grad=kind != "argmax")
         torch.library.opcheck(operator, (x, list(dims), keepdim, kind))
+
+
+def test_opcheck_of_the_gradient_of_maxima(operator) -> None:
+    backward = gradient_operator(operator)
+    for of in (lambda x: x, *VIEWS.values()):
+        x = of(values((4, 6, 10), ties=True))
+        for dims in ((1,), (0, 2), (0, 1, 2)):
+            out = x.amax(dims, keepdim=True)
+            arguments = values(out.shape, seed=1), x, out, list(dims)
+            torch.library.opcheck(backward, arguments)
+            dx = backward(*arguments)
+            assert dx.shape == x.shape and not torch._debug_has_internal_overlap(dx)
+
+
+def test_what_is_wrong_with_the_gradient_of_maxima_is_named(operator) -> None:
+    backward, x = gradient_operator(operator), values((3, 5))
+    out = x.amax(1, keepdim=True)
+    for given, error, message in (
+        ((out[:, 0], x, out, (1,)), ValueError, r"dout has shape \(3,?\), must have that of x with reduced axes of 1"),
+        ((out, x, out[:2], (1,)), ValueError, r"out has shape \(2, 1\), must have that of .*, \(3, 1\)"),
+        ((out.half(), x, out, (1,)), TypeError, "dout is torch.float16, must be torch.float32 like x"),
+        ((out, x, out, (2,)), IndexError, r"dims is \(2,\), each must be from -2 to 1"),
+    ):
+        with pytest.raises(error, match=message):
+            backward(*given)
+
+
+def test_gradients_of_many_losses_at_once(operator) -> None:
+    x = values((3, 4, 5), requires_grad=True, ties=True)
+    for dims in ((1,), (0, 2), ()):
+        outs = operator(x, dims, False, "max"), x.amax(dims)
+        douts = values((6, *outs[0].shape), seed=1)
+        found, right = (torch.autograd.grad(out, x, douts, is_grads_batched=True)[0] for out in outs)
+        torch.testing.assert_close(found, right)
 
 
 @BY_KIND

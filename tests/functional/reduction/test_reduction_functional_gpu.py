@@ -168,6 +168,73 @@ def test_gradients_are_pytorchs(backend, kind) -> None:
         torch.testing.assert_close(*(torch.autograd.grad(each, x, dout) for each in (ours, pytorchs)))
 
 
+def assert_gradient_of_maxima_is_right(backend: str, x: Any, dim: Any) -> None:
+    """PyTorch's in fp64, rounded."""
+    leaf, wide = x.detach().requires_grad_(), x.detach().double().requires_grad_()
+    out, right = kernel_twins.amax(leaf, dim, backend=backend), torch.amax(wide, dim)
+    dout = values(*out.shape, dtype=x.dtype, seed=1)
+    (ours,) = torch.autograd.grad(out, leaf, dout)
+    (exact,) = torch.autograd.grad(right, wide, dout.double())
+    rtol = torch.finfo(x.dtype).eps
+    assert ours.dtype == x.dtype
+    torch.testing.assert_close(ours.double(), exact, rtol=rtol, atol=torch.finfo(x.dtype).tiny, equal_nan=True)
+
+
+@OURS
+@pytest.mark.parametrize(("shape", "dim"), PROBLEMS, ids=str)
+def test_the_gradient_of_maxima_of_any_shape(backend, shape, dim) -> None:
+    for dtype in DTYPES:
+        x = values(*shape, dtype=dtype)
+        for each in (x, x.round(), torch.zeros_like(x), x.round().index_fill_(0, torch.tensor([0]).cuda(), torch.nan)):
+            assert_gradient_of_maxima_is_right(backend, each, dim)
+
+
+@OURS
+@pytest.mark.parametrize("view", VIEWS)
+def test_the_gradient_of_maxima_of_any_strides(backend, view) -> None:
+    for dtype, n in itertools.product((torch.float32, torch.bfloat16), (40, 1_029)):
+        x = VIEWS[view](values(12, 33, n, dtype=dtype).round())
+        for dim in (0, 1, 2, (0, 2), (0, 1, 2)):
+            assert_gradient_of_maxima_is_right(backend, x, dim)
+
+
+@OURS
+def test_the_gradient_of_maxima_takes_no_memory_beside_it(backend) -> None:
+    x = values(4_096, 4_096, requires_grad=True)
+    out = kernel_twins.amax(x, 1, backend=backend)
+    dout = torch.ones_like(out)
+    torch.autograd.grad(out, x, dout, retain_graph=True)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    (dx,) = torch.autograd.grad(out, x, dout, retain_graph=True)
+    assert torch.cuda.max_memory_allocated() - before < 1.1 * dx.nbytes
+
+
+@OURS
+def test_a_graph_of_the_gradient_of_maxima_replays_on_new_values(backend) -> None:
+    for shape, dim in (((2**22,), 0), ((20_000, 256), 0), ((300, 4_096), 1)):
+        x = values(*shape, requires_grad=True)
+
+        def gradient(x: Any = x, dim: int = dim) -> Any:
+            out = kernel_twins.amax(x, dim, backend=backend)
+            return torch.autograd.grad(out, x, torch.ones_like(out))[0]
+
+        stream = torch.cuda.Stream()  # backward runs on the stream of its forward pass
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            gradient()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = gradient()
+        for seed in (1, 2):
+            with torch.no_grad():
+                x.copy_(values(*shape, seed=seed))
+            graph.replay()
+            assert torch.equal(found, gradient())
+
+
 @OURS
 @BY_KIND
 def test_no_copy_is_made(backend, kind) -> None:
