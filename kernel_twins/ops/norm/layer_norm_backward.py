@@ -100,7 +100,7 @@ OP = Op(
     flops=lambda case: 13 * math.prod(case.shape),
     bytes=_NORM.backward_bytes,
     baselines={"torch": _torch, "compile": baselines.compiled_results(_function), "liger": _liger, "quack": _quack},
-    behind={"cuda": ("v06_rows_ahead", "v03_pipelined", "v01_rows_then_columns"), "triton": ("v05_cooperative",)},
+    behind={"cuda": ("v06_rows_ahead", "v03_pipelined", "v01_rows_then_columns"), "triton": ("v07_dispatch",)},
     steps=(
         Step(
             name="v01_rows_then_columns",
@@ -172,6 +172,16 @@ OP = Op(
             launches=2,
             no_triton="Triton 3.6 lets no warp run ahead of its program, nor a program write into another one's "
             "memory.",
+        ),
+        Step(
+            name="v07_dispatch",
+            predictions=(
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.02, case=row_cases.LONG),
+            ),
+            launches=2,
+            helpers=("norm_backward_sum_kernel",),
+            no_cuda="CUDA's last step serves these rows with kernels of its own.",
         ),
     ),
 )

@@ -134,7 +134,7 @@ OP = Op(
     bytes=_NORM.backward_bytes,
     differs=_differs,
     baselines={"torch": _torch, "compile": baselines.compiled_results(_function), "liger": _liger, "quack": _quack},
-    behind={"cuda": ("v04_rows_ahead", "v01_rows_then_columns"), "triton": ("v03_cooperative",)},
+    behind={"cuda": ("v04_rows_ahead", "v01_rows_then_columns"), "triton": ("v05_dispatch",)},
     steps=(
         Step(
             name="v01_rows_then_columns",
@@ -183,6 +183,16 @@ OP = Op(
             launches=2,
             no_triton="Triton 3.6 lets no warp run ahead of its program, nor a program write into another one's "
             "memory.",
+        ),
+        Step(
+            name="v05_dispatch",
+            predictions=(
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.02, case=row_cases.LONG),
+            ),
+            launches=2,
+            helpers=("norm_backward_sum_kernel",),
+            no_cuda="CUDA's last step serves these rows with kernels of its own.",
         ),
     ),
 )
