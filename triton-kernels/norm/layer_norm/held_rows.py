@@ -38,6 +38,14 @@ def rows_at(first, M, ROWS: tl.constexpr):
 
 
 @triton.jit
+def store_number(vector, row, numbers, BLOCK_N: tl.constexpr):
+    # A number of each row, by the lane that has the row's first column. Addresses count columns, too, of which only the
+    # first is written: so they are laid out as the row is, and no thread has to pass its number on.
+    col = tl.arange(0, BLOCK_N)[None, :]
+    tl.store(vector + row + col, numbers.broadcast_to((row.shape[0], BLOCK_N)), mask=col == 0)
+
+
+@triton.jit
 def row_pointers(matrix, row, stride, col, VECTOR: tl.constexpr):
     # Written so that the compiler sees a multiple of VECTOR.
     return matrix + row * stride // VECTOR * VECTOR + col
@@ -87,7 +95,7 @@ def norm_held_rows_kernel(
     col = tl.arange(0, BLOCK_N)[None, :]
     # One comparison a vector, so that it is loaded as one.
     mask = (col + (CHUNKS - 1) * BLOCK_N) // VECTOR < N // VECTOR
-    rows, held = (), ()
+    rows, held, means, rstds = (), (), (), ()
     for turn in tl.static_range(TURNS):
         row = rows_at(first + turn * ROWS, M, ROWS)
         x_rows = row_pointers(x, row, stride_xm, col, VECTOR)
@@ -96,23 +104,28 @@ def norm_held_rows_kernel(
         rows += (row,)
         held += (_values(x_rows, residual_rows, added_rows, mask, CHUNKS, FULL),)
     for turn in tl.static_range(TURNS):
-        row, tiles = rows[turn], held[turn]
-        row_mean, row_rstd = _statistics(tiles, N, eps, mask, CENTERED, FULL)
-        out_rows = row_pointers(out, row, N, col, VECTOR)
-        for chunk in tl.static_range(CHUNKS):
-            # Subtracts first: the difference is exact where the mean is large.
-            values = (tiles[chunk] - row_mean) * row_rstd
-            # Read for every row alike, so that each lane has the weights of its elements.
-            if weight is not None:
-                place = (weight + col).broadcast_to((ROWS, BLOCK_N))
-                values *= load_chunk(place, chunk, mask, FULL, "evict_last").to(tl.float32)
-            if bias is not None:
-                place = (bias + col).broadcast_to((ROWS, BLOCK_N))
-                values += load_chunk(place, chunk, mask, FULL, "evict_last").to(tl.float32)
-            store_chunk(out_rows, chunk, values, mask, FULL)
+        row_mean, row_rstd = _statistics(held[turn], N, eps, mask, CENTERED, FULL)
         if CENTERED:
-            tl.store(mean + row, row_mean)
-        tl.store(rstd + row, row_rstd)
+            store_number(mean, rows[turn], row_mean, BLOCK_N)
+        store_number(rstd, rows[turn], row_rstd, BLOCK_N)
+        means += (row_mean,)
+        rstds += (row_rstd,)
+    for chunk in tl.static_range(CHUNKS):
+        # Read for every row alike, so that each lane has the weights of its elements, and once for all turns.
+        if weight is not None:
+            place = (weight + col).broadcast_to((ROWS, BLOCK_N))
+            weights = load_chunk(place, chunk, mask, FULL, "evict_last").to(tl.float32)
+        if bias is not None:
+            place = (bias + col).broadcast_to((ROWS, BLOCK_N))
+            biases = load_chunk(place, chunk, mask, FULL, "evict_last").to(tl.float32)
+        for turn in tl.static_range(TURNS):
+            # Subtracts first: the difference is exact where the mean is large.
+            values = (held[turn][chunk] - means[turn]) * rstds[turn]
+            if weight is not None:
+                values *= weights
+            if bias is not None:
+                values += biases
+            store_chunk(row_pointers(out, rows[turn], N, col, VECTOR), chunk, values, mask, FULL)
 
 
 def norm_held_rows(

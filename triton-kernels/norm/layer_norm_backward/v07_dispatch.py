@@ -116,8 +116,9 @@ def _first_time(kernel: Any, op: str, tensors: tuple[Tensor | None, ...]) -> Cal
     if isinstance(route, routing.Split):
         return norm_backward_split_rows(route, tensors, (M, N, *strides), vector)
     # Rows whose skews are alike need no common multiple: their ends are taken one by one.
-    wide = routing.vector_of(0, [stride - N for stride in strides if stride], itemsize, matrices) * itemsize
-    return _cooperative(kernel, route, tensors, strides, wide == VECTOR_BYTES)
+    apart = [stride - N for stride, each in zip(strides, (dout, x, dadded), strict=True) if each is not None]
+    wide = routing.vector_of(0, apart, itemsize, matrices) * itemsize == VECTOR_BYTES
+    return _cooperative(kernel, route, tensors, strides, wide)
 
 
 def _cooperative(
