@@ -142,9 +142,12 @@ def held(M: int, N: int, vector: int, matrices: int, most_warps: int, sms: int) 
 # ----------------------------------------------------------------------------------------------------------------------
 
 TILE_BYTES = 4096
+MOST_SINGLE = 1024  # elements of a tile that is read one by one: their addresses take registers
 NUM_WARPS = 4
 STAGES = 3
-PARTS_PER_SM = 8
+PARTS_PER_SM = 16
+MOST_PARTS = 512  # of a row, as every program reads the numbers of all
+COLUMNS_PER_SM = 4  # programs of columns: more would be slices of rows, whose sums of columns are added again
 # The model that chooses between one cooperative launch and two: rates of an H100, of which the ratios matter.
 BYTES_PER_US = 2.9e6
 L2_BYTES = 25e6  # of what the first launch has read, that the second one still finds in L2
@@ -166,16 +169,16 @@ class Split(NamedTuple):
 
     def sliced(self, M: int, N: int, sms: int) -> tuple[int, int]:
         """How many slices of rows make enough programs where each has a block of columns, and the rows of a slice."""
-        slices = max(PARTS_PER_SM * sms // triton.cdiv(N, self.block), 1)
+        slices = max(COLUMNS_PER_SM * sms // triton.cdiv(N, self.block), 1)
         slice_rows = triton.cdiv(M, slices)
         return triton.cdiv(M, slice_rows), slice_rows
 
 
-def split(M: int, N: int, itemsize: int, sms: int) -> Split:
+def split(M: int, N: int, itemsize: int, vector: int, sms: int) -> Split:
     """As many parts as give every SM its programs, of whole tiles."""
-    block = TILE_BYTES // itemsize
+    block = TILE_BYTES // itemsize if vector > 1 else min(TILE_BYTES // itemsize, MOST_SINGLE)
     tiles = triton.cdiv(N, block)
-    share = triton.cdiv(tiles, triton.cdiv(PARTS_PER_SM * sms, M))
+    share = triton.cdiv(tiles, min(triton.cdiv(PARTS_PER_SM * sms, M), MOST_PARTS))
     return Split(triton.cdiv(tiles, share), share, block)
 
 
@@ -211,7 +214,7 @@ def forward(op: str, x: Tensor, has_residual: bool, vector: int) -> Route:
     once, twice = (4, 5) if has_residual else (2, 3)
     if _shares(M, N * itemsize, config, forward_step.resident(config, matrices, device), once, twice, 1):
         return config
-    return split(M, N, itemsize, sm_count(device))
+    return split(M, N, itemsize, vector, sm_count(device))
 
 
 def backward(op: str, dout: Tensor, has_weight: bool, has_dadded: bool, vector: int) -> Route:
@@ -225,7 +228,7 @@ def backward(op: str, dout: Tensor, has_weight: bool, has_dadded: bool, vector: 
     once = 4 if has_dadded else 3
     if _shares(M, N * itemsize, config, backward_step.sharing(config, device), once, once + 2, 2):
         return config
-    return split(M, N, itemsize, sm_count(device))
+    return split(M, N, itemsize, vector, sm_count(device))
 
 
 def _shares(M: int, row_bytes: int, config: dict[str, Any], resident: int, once: int, twice: int, again: int) -> bool:

@@ -62,7 +62,7 @@ def norm_parts_kernel(
         if CENTERED:
             # Places that the last tile does not reach stay as they are.
             distance = tl.where(mask, values - means, 0.0)
-            means += distance * (1.0 / (first // BLOCK + 1).to(tl.float32))
+            means += distance * (1.0 / tl.cast(first // BLOCK + 1, tl.float32))
             squares += distance * (values - means)
         else:
             squares += values * values

@@ -90,10 +90,9 @@ def norm_backward_columns_kernel(
             result += tl.load(at(dadded, row, stride_am, start, VECTOR) + place, mask=mask, other=0.0).to(tl.float32)
         tl.store(at(dx, row, N, start, VECTOR) + place, result.to(dx.dtype.element_ty), mask=mask)
     if weight is not None:
-        to = number * N + start + place
-        tl.store(dweight + to, dweights.to(dweight.dtype.element_ty), mask=mask)
+        tl.store(at(dweight, number, N, start, VECTOR) + place, dweights.to(dweight.dtype.element_ty), mask=mask)
         if mean is not None:
-            tl.store(dbias + to, dbiases.to(dbias.dtype.element_ty), mask=mask)
+            tl.store(at(dbias, number, N, start, VECTOR) + place, dbiases.to(dbias.dtype.element_ty), mask=mask)
 
 
 def norm_backward_split_rows(
