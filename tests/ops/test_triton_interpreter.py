@@ -223,7 +223,7 @@ def judge_route(op_name: str, step_name: str, forced: str, dtype: str) -> None:
     """Split rows of several tiles and parts, or held rows of which a program takes as many as it can."""
     routing = importlib.import_module("kernel_twins._triton.norm.routing")
     if forced == "split":
-        changed = {"held": lambda *_: None, "_shares": lambda _, row_bytes, *__: row_bytes == 0, "TILE_BYTES": 512}
+        changed = {"held": lambda *_: None, "_shares": lambda _, row_bytes, *__: row_bytes == 0, "TILE_BYTES": 2048}
     else:
         changed = {"PROGRAMS_PER_SM": 0}
     for name, value in changed.items():

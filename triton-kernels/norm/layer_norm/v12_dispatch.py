@@ -92,11 +92,12 @@ def _first_time(
     (M, N), device = x.shape, x.device
     strides = [N if M == 1 else each.stride(0) for each in (x, residual) if each is not None]
     sizes = M, N, strides[0], 0 if residual is None else strides[1]
-    y, mean, rstd, added = tensors[4:]
-    vector = routing.vector_of(N, strides, x.element_size(), (*tensors[:4], y, added))
+    *operands, _, _, added = tensors  # but the statistics
+    vector = routing.vector_of(N, strides, x.element_size(), (*operands, added))
     route = routing.forward(op, x, residual is not None, vector)
     if isinstance(route, routing.Held):
-        return norm_held_rows(route, tensors, sizes, eps, vector)
+        held = norm_held_rows(route, tensors, sizes, eps, vector)
+        return None if held is None else held.__call__
     if isinstance(route, routing.Split):
         return norm_split_rows(route, tensors, sizes, eps, vector)
     known = _first(kernel, route, x, residual, tensors, eps)

@@ -124,7 +124,8 @@ def norm_backward_split_rows(
     first = plans.launch(norm_backward_parts_kernel, (M * route.parts,), (*read, numbers), behind, constants)
     second = plans.launch(
         norm_backward_columns_kernel, (triton.cdiv(N, route.block) * slices,),
-        (*read, dadded, dx, *of_slices, numbers), (*sizes, route.parts, slice_rows), {"SLOTS": route.slots, **constants},
+        (*read, dadded, dx, *of_slices, numbers), (*sizes, route.parts, slice_rows),
+        {"SLOTS": route.slots, **constants},
     )  # fmt: skip
     third = None
     if partials is not None:

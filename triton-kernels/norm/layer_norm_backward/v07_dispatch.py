@@ -82,7 +82,7 @@ _plans: dict[tuple[Any, ...], Callable[..., None]] = {}  # the launch cache
 
 def launch(kernel: Any, op: str, inputs: Inputs, out: Tensor | tuple[Tensor, ...]) -> None:
     """Run the kernels that suit the rows; ``kernel`` is the operation's own for cooperative rows."""
-    dout, x, mean, _, _, dadded = inputs
+    dout, x, *_, dadded = inputs
     dx, *sums = out if isinstance(out, tuple) else (out,)
     dweight, dbias = (*sums, None, None)[:2]
     tensors = *inputs, dx, dweight, dbias

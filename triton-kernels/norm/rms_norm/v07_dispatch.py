@@ -46,4 +46,5 @@ def rms_norm_v07_dispatch(
     x, residual: [M, N], contiguous rows; weight: [N]; y and the sum: [M, N]; rstd: [M], fp32.
     """
     y, rstd, added = out if residual is not None else (*out, None)
-    launch(rms_norm_v07_dispatch_kernel, "rms_norm", x, residual, (x, weight, None, residual, y, None, rstd, added), eps)
+    tensors = x, weight, None, residual, y, None, rstd, added
+    launch(rms_norm_v07_dispatch_kernel, "rms_norm", x, residual, tensors, eps)
