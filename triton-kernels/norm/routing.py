@@ -35,8 +35,9 @@ TABLE: dict[tuple[str, int], tuple[tuple[float, Config, Config], ...]] = {
     ("layer_norm", 2): (
         (1 * KIB, (32768, 2, 1, 16), (10240, 8, 1, 4)),
         (4 * KIB, (32768, 2, 1, 8), (10240, 8, 1, 4)),
-        (16 * KIB, (32768, 2, 1, 16), (10240, 8, 1, 4)),
-        (28 * KIB, (32768, 2, 1, 8), (10240, 8, 1, 4)),
+        (10 * KIB, (32768, 2, 1, 16), (10240, 8, 1, 4)),
+        (16 * KIB, (32768, 2, 1, 16), (12800, 4, 3, 4)),
+        (28 * KIB, (32768, 2, 1, 8), (12800, 4, 3, 4)),
         (64 * KIB, (32768, 2, 1, 16), (12800, 4, 3, 4)),
         (ANY, (16384, 3, 3, 4), (12800, 4, 3, 4)),
     ),
@@ -44,7 +45,8 @@ TABLE: dict[tuple[str, int], tuple[tuple[float, Config, Config], ...]] = {
     ("rms_norm", 2): (
         (1 * KIB, (32768, 2, 1, 16), (10240, 8, 1, 4)),
         (4 * KIB, (32768, 2, 1, 8), (10240, 8, 1, 4)),
-        (28 * KIB, (32768, 2, 1, 16), (10240, 8, 1, 4)),
+        (10 * KIB, (32768, 2, 1, 16), (10240, 8, 1, 4)),
+        (28 * KIB, (32768, 2, 1, 16), (12800, 4, 3, 4)),
         (64 * KIB, (32768, 2, 1, 8), (12800, 4, 3, 4)),
         (256 * KIB, (8192, 4, 3, 4), (12800, 4, 3, 4)),
         (ANY, (16384, 3, 3, 4), (12800, 4, 3, 4)),
@@ -65,7 +67,7 @@ TABLE: dict[tuple[str, int], tuple[tuple[float, Config, Config], ...]] = {
     ("rms_norm_backward", 2): (
         (4 * KIB, (4096, 4, 2, 4), (4096, 4, 2, 4)),
         (16 * KIB, (4096, 4, 3, 2), (2048, 12, 3, 1)),
-        (64 * KIB, (4096, 4, 3, 4), (4096, 4, 3, 4)),
+        (64 * KIB, (4096, 4, 3, 4), (4096, 6, 3, 2)),
         (256 * KIB, (8192, 2, 3, 8), (4096, 6, 3, 2)),
         (ANY, (4096, 4, 3, 4), (4096, 6, 3, 2)),
     ),
@@ -182,16 +184,23 @@ def split(M: int, N: int, itemsize: int, vector: int, sms: int) -> Split:
     return Split(triton.cdiv(tiles, share), share, block)
 
 
-def split_is_faster(M: int, row_bytes: int, groups: int, busy: float, once: int, twice: int, again: int) -> bool:
+class Moved(NamedTuple):
+    """Matrices that one launch moves, that two launches move, and of these the ones that the second reads again."""
+
+    once: int
+    twice: int
+    again: int
+
+
+def split_is_faster(M: int, row_bytes: int, groups: int, busy: float, moved: Moved) -> bool:
     """Whether two launches take less time than a cooperative one, in which ``groups`` of programs share rows.
 
-    ``busy`` is the share of the programs that can run at once which these groups are. A cooperative launch moves
-    ``once`` matrices, and two launches ``twice``, of which the second one reads ``again``.
+    ``busy`` is the share of the programs that can run at once which these groups are.
     """
     matrix = M * row_bytes
     rounds = triton.cdiv(M, groups)
-    shared = LAUNCH_US + matrix * once / BYTES_PER_US / busy + EXCHANGE_US * rounds / groups
-    apart = 2 * LAUNCH_US + (matrix * twice - min(matrix * again, L2_BYTES)) / BYTES_PER_US
+    shared = LAUNCH_US + matrix * moved.once / BYTES_PER_US / busy + EXCHANGE_US * rounds / groups
+    apart = 2 * LAUNCH_US + (matrix * moved.twice - min(matrix * moved.again, L2_BYTES)) / BYTES_PER_US
     return apart < shared
 
 
@@ -211,8 +220,9 @@ def forward(op: str, x: Tensor, has_residual: bool, vector: int) -> Route:
             return in_lanes
     config = cooperative(op, N, itemsize, forward_step.CONFIGS)
     matrices = 2 if has_residual else 1
-    once, twice = (4, 5) if has_residual else (2, 3)
-    if _shares(M, N * itemsize, config, forward_step.resident(config, matrices, device), once, twice, 1):
+    moved = Moved(4, 5, 1) if has_residual else Moved(2, 3, 1)
+    period = forward_step.period_of(N, itemsize) if N * itemsize % VECTOR_BYTES else 1
+    if _shares(M, N * itemsize, config, forward_step.resident(config, matrices, device), period, moved):
         return config
     return split(M, N, itemsize, vector, sm_count(device))
 
@@ -224,23 +234,30 @@ def backward(op: str, dout: Tensor, has_weight: bool, has_dadded: bool, vector: 
         in_lanes = held(M, N, vector, 2, MOST_WARPS, sm_count(device))
         if in_lanes is not None:
             return in_lanes
-    config = cooperative(op, N, itemsize, backward_step.CONFIGS)
-    once = 4 if has_dadded else 3
-    if _shares(M, N * itemsize, config, backward_step.sharing(config, device), once, once + 2, 2):
+    # Without column sums registers are left, as in rms_norm_backward.
+    config = cooperative(op if has_weight else "rms_norm_backward", N, itemsize, backward_step.CONFIGS)
+    moved = Moved(4, 6, 2) if has_dadded else Moved(3, 5, 2)
+    period = VECTOR_BYTES // itemsize if N * itemsize % VECTOR_BYTES else 1
+    if _shares(M, N * itemsize, config, backward_step.sharing(config, device), period, moved):
         return config
     return split(M, N, itemsize, vector, sm_count(device))
 
 
-def _shares(M: int, row_bytes: int, config: dict[str, Any], resident: int, once: int, twice: int, again: int) -> bool:
-    """Whether rows are left to a cooperative launch, of which so many programs can run at once."""
+def _shares(M: int, row_bytes: int, config: dict[str, Any], resident: int, period: int, moved: Moved) -> bool:
+    """Whether rows are left to a cooperative launch, of which so many programs can run at once.
+
+    Groups of programs take rows of one skew, if there are as many groups as skews: every ``period``-th row.
+    """
     parts = triton.cdiv(row_bytes, config["TILE_BYTES"])
     if parts <= 1:
         return True
-    if parts > resident:
+    groups = resident // parts
+    if groups == 0:
         return False
-    rounds = triton.cdiv(M, resident // parts)
-    groups = triton.cdiv(M, rounds)
-    return not split_is_faster(M, row_bytes, groups, groups * parts / resident, once, twice, again)
+    if groups >= period:
+        groups = groups // period * period
+    groups = triton.cdiv(M, triton.cdiv(M, groups))
+    return not split_is_faster(M, row_bytes, groups, groups * parts / resident, moved)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
