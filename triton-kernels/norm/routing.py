@@ -148,8 +148,9 @@ MOST_SINGLE = 1024  # elements of a tile that is read one by one: their addresse
 NUM_WARPS = 4
 STAGES = 3
 PARTS_PER_SM = 16
-MOST_PARTS = 512  # of a row, as every program reads the numbers of all
-COLUMNS_PER_SM = 4  # programs of columns: more would be slices of rows, whose sums of columns are added again
+MOST_PARTS = 512  # of a row, as every program of the second launch reads the numbers of all,
+MOST_PARTS_BACKWARD = 256  # and of all rows where it has columns
+COLUMNS_PER_SM = 4  # programs with sums of columns: more would take slices of rows, whose sums are added again
 # The model that chooses between one cooperative launch and two: rates of an H100, of which the ratios matter.
 BYTES_PER_US = 2.9e6
 L2_BYTES = 25e6  # of what the first launch has read, that the second one still finds in L2
@@ -169,18 +170,22 @@ class Split(NamedTuple):
         """Places for the parts' numbers."""
         return triton.next_power_of_2(self.parts)
 
-    def sliced(self, M: int, N: int, sms: int) -> tuple[int, int]:
-        """How many slices of rows make enough programs where each has a block of columns, and the rows of a slice."""
-        slices = max(COLUMNS_PER_SM * sms // triton.cdiv(N, self.block), 1)
+    def sliced(self, M: int, N: int, has_sums: bool, sms: int) -> tuple[int, int]:
+        """How many slices of rows make enough programs where each has a block of columns, and the rows of a slice.
+
+        ``has_sums``: whether columns are added up.
+        """
+        wanted = (COLUMNS_PER_SM if has_sums else PARTS_PER_SM) * sms
+        slices = max(wanted // triton.cdiv(N, self.block), 1)
         slice_rows = triton.cdiv(M, slices)
         return triton.cdiv(M, slice_rows), slice_rows
 
 
-def split(M: int, N: int, itemsize: int, vector: int, sms: int) -> Split:
+def split(M: int, N: int, itemsize: int, vector: int, most_parts: int, sms: int) -> Split:
     """As many parts as give every SM its programs, of whole tiles."""
     block = TILE_BYTES // itemsize if vector > 1 else min(TILE_BYTES // itemsize, MOST_SINGLE)
     tiles = triton.cdiv(N, block)
-    share = triton.cdiv(tiles, min(triton.cdiv(PARTS_PER_SM * sms, M), MOST_PARTS))
+    share = triton.cdiv(tiles, min(triton.cdiv(PARTS_PER_SM * sms, M), most_parts))
     return Split(triton.cdiv(tiles, share), share, block)
 
 
@@ -224,23 +229,28 @@ def forward(op: str, x: Tensor, has_residual: bool, vector: int) -> Route:
     period = forward_step.period_of(N, itemsize) if N * itemsize % VECTOR_BYTES else 1
     if _shares(M, N * itemsize, config, forward_step.resident(config, matrices, device), period, moved):
         return config
-    return split(M, N, itemsize, vector, sm_count(device))
+    return split(M, N, itemsize, vector, MOST_PARTS, sm_count(device))
 
 
-def backward(op: str, dout: Tensor, has_weight: bool, has_dadded: bool, vector: int) -> Route:
-    """The route of the rows of dout, which accesses of ``vector`` elements take."""
+def backward(op: str, dout: Tensor, has_weight: bool, has_dadded: bool, vector: int, wide: bool) -> Route:
+    """The route of the rows of dout, which accesses of ``vector`` elements take.
+
+    ``wide``: each row has the same skew in all matrices, and may be taken by accesses of 16 bytes but for its ends.
+    """
     (M, N), itemsize, device = dout.shape, dout.element_size(), dout.device
     if not has_weight:  # no column sums, for which programs would stay
         in_lanes = held(M, N, vector, 2, MOST_WARPS, sm_count(device))
         if in_lanes is not None:
             return in_lanes
-    # Without column sums registers are left, as in rms_norm_backward.
-    config = cooperative(op if has_weight else "rms_norm_backward", N, itemsize, backward_step.CONFIGS)
+    config = cooperative(op, N, itemsize, backward_step.CONFIGS)
     moved = Moved(4, 6, 2) if has_dadded else Moved(3, 5, 2)
-    period = VECTOR_BYTES // itemsize if N * itemsize % VECTOR_BYTES else 1
-    if _shares(M, N * itemsize, config, backward_step.sharing(config, device), period, moved):
+    has_ends = wide and N * itemsize % VECTOR_BYTES > 0
+    period = VECTOR_BYTES // itemsize if has_ends else 1
+    # Where rows have ends, the compiler loads none ahead unless there is a weight.
+    ahead = has_weight or not has_ends or N * itemsize <= config["TILE_BYTES"]
+    if ahead and _shares(M, N * itemsize, config, backward_step.sharing(config, device), period, moved):
         return config
-    return split(M, N, itemsize, vector, sm_count(device))
+    return split(M, N, itemsize, vector, MOST_PARTS_BACKWARD, sm_count(device))
 
 
 def _shares(M: int, row_bytes: int, config: dict[str, Any], resident: int, period: int, moved: Moved) -> bool:

@@ -34,7 +34,7 @@ def route(op: str, m: int, n: int, dtype: str = "bf16", *, vector: int | None = 
     if vector is None:
         vector = routing.vector_of(n, [n], x.element_size(), [])
     if op.endswith("_backward"):
-        return routing.backward(op, x, given, False, vector)
+        return routing.backward(op, x, given, False, vector, wide=True)
     return routing.forward(op, x, False, vector)
 
 
@@ -89,6 +89,13 @@ def test_short_rows_are_held_where_there_are_no_columns_to_add_up(op: str) -> No
         assert isinstance(route(op, 100_000, n), dict)
 
 
+@pytest.mark.parametrize("op", ["layer_norm_backward", "rms_norm_backward"])
+def test_misaligned_rows_share_a_launch_only_where_they_travel_ahead(op: str) -> None:
+    assert isinstance(route(op, 12_349, 71_757, given=False), routing.Split)
+    assert isinstance(route(op, 12_349, 71_760, given=False), dict)
+    assert isinstance(route(op, 5_341, 50_257), dict)
+
+
 @pytest.mark.parametrize(("matrices", "most_warps"), [(1, 1), (2, 8)])
 @pytest.mark.parametrize("vector", [1, 2, 4, 8])
 def test_held_rows_fit_their_lanes(matrices: int, most_warps: int, vector: int) -> None:
@@ -107,12 +114,13 @@ def test_held_rows_fit_their_lanes(matrices: int, most_warps: int, vector: int) 
 @pytest.mark.parametrize("dtype", ITEMSIZE)
 def test_the_parts_of_a_split_row_are_the_row(dtype: str) -> None:
     for m, n, vector in itertools.product((1, 2, 39, 3_000, 10**6), (1, 4_097, 2_002_200, 2**32 + 5), (1, 2)):
-        split = routing.split(m, n, ITEMSIZE[dtype], vector, SMS)
+        split = routing.split(m, n, ITEMSIZE[dtype], vector, routing.MOST_PARTS, SMS)
         share = split.share_tiles * split.block
         assert (split.parts - 1) * share < n <= split.parts * share
         assert split.parts <= split.slots <= routing.MOST_PARTS
-        slices, rows = split.sliced(m, n, SMS)
-        assert (slices - 1) * rows < m <= slices * rows
+        for has_sums in (False, True):
+            slices, rows = split.sliced(m, n, has_sums, SMS)
+            assert (slices - 1) * rows < m <= slices * rows
 
 
 def test_accesses_are_as_wide_as_all_rows_allow() -> None:

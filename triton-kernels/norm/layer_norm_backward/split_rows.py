@@ -107,7 +107,7 @@ def norm_backward_split_rows(
     dout, x, mean, rstd, weight, dadded, dx, dweight, dbias = tensors
     assert dout is not None
     device, sums = dout.device, 2 if mean is not None else 1
-    slices, slice_rows = route.sliced(M, N, sm_count(device))
+    slices, slice_rows = route.sliced(M, N, weight is not None, sm_count(device))
     constants = {"BLOCK": route.block, "VECTOR": vector, "STAGES": STAGES, "num_warps": NUM_WARPS}
 
     def workspace() -> tuple[Tensor, Tensor | None]:

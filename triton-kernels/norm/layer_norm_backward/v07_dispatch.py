@@ -109,15 +109,15 @@ def _first_time(kernel: Any, op: str, tensors: tuple[Tensor | None, ...]) -> Cal
     strides = tuple(0 if each is None else each.stride(0) if M > 1 else N for each in (dout, x, dadded))
     matrices = dout, x, dadded, dx
     vector = routing.vector_of(N, strides, itemsize, (*matrices, weight, *sums))
-    route = routing.backward(op, dout, weight is not None, dadded is not None, vector)
+    # Rows whose skews are alike need no common multiple: their ends are taken one by one.
+    apart = [stride - N for stride, each in zip(strides, (dout, x, dadded), strict=True) if each is not None]
+    wide = routing.vector_of(0, apart, itemsize, matrices) * itemsize == VECTOR_BYTES
+    route = routing.backward(op, dout, weight is not None, dadded is not None, vector, wide)
     if isinstance(route, routing.Held):
         plan = norm_backward_held_rows(route, (dout, x, mean, rstd, dadded, dx), (M, N, *strides), vector)
         return None if plan is None else lambda *tensors: plan(*tensors[:4], *tensors[5:7])
     if isinstance(route, routing.Split):
         return norm_backward_split_rows(route, tensors, (M, N, *strides), vector)
-    # Rows whose skews are alike need no common multiple: their ends are taken one by one.
-    apart = [stride - N for stride, each in zip(strides, (dout, x, dadded), strict=True) if each is not None]
-    wide = routing.vector_of(0, apart, itemsize, matrices) * itemsize == VECTOR_BYTES
     return _cooperative(kernel, route, tensors, strides, wide)
 
 
