@@ -73,6 +73,14 @@ IN_PARTS = [
 ]
 
 
+ROUTED_NORMS = [
+    ("layer_norm", "v12_dispatch"),
+    ("rms_norm", "v07_dispatch"),
+    ("layer_norm_backward", "v07_dispatch"),
+    ("rms_norm_backward", "v05_dispatch"),
+]
+
+
 def small_cases(op: Op, step: Step, dtype: str, largest: int) -> list[Case]:
     cases = [case for case in op.test_cases if case.dtype == dtype and op.serves(step, case)]
     along_axes = any("dims" in op.options(case) for case in cases)
@@ -119,6 +127,13 @@ def test_step_is_right_in_parts(op: str, step: str) -> None:
 @pytest.mark.parametrize(("op", "step"), [("layer_norm", "v06_cooperative"), ("rms_norm", "v03_cooperative")])
 def test_programs_that_stay_take_rows_that_start_alike(op: str, step: str) -> None:
     interpret("judge", op, step, "fp32", "", "19")  # programs, for rows of which every eighth starts alike
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("forced", ["split", "turns"])
+@pytest.mark.parametrize(("op", "step"), ROUTED_NORMS)
+def test_routes_that_small_cases_do_not_take_are_right(op: str, step: str, forced: str, dtype: str) -> None:
+    interpret("judge_route", op, step, forced, dtype)
 
 
 def test_the_mean_of_losses_is_right_when_interpreted() -> None:
@@ -206,6 +221,18 @@ def judge(op_name: str, step_name: str, dtype: str, most_rows: str = "", residen
             verdict = Problem(op, case, op.inputs(case, generator(case, "cpu"))).run(call)
             wrong += [] if verdict.ok else [f"{case.slug} {config or ''}: {verdict.reason}"]
     assert not wrong, "\n".join(wrong)
+
+
+def judge_route(op_name: str, step_name: str, forced: str, dtype: str) -> None:
+    """Split rows of several tiles and parts, or held rows of which a program takes as many as it can."""
+    routing = importlib.import_module("kernel_twins._triton.norm.routing")
+    if forced == "split":
+        changed = {"held": lambda *_: None, "_shares": lambda _, row_bytes, *__: row_bytes == 0, "TILE_BYTES": 2048}
+    else:
+        changed = {"PROGRAMS_PER_SM": 0}
+    for name, value in changed.items():
+        setattr(routing, name, value)
+    judge(op_name, step_name, dtype)
 
 
 def mean_of_losses() -> None:

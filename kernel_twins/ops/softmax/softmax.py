@@ -249,6 +249,7 @@ OP = Op(
                 Prediction("time", "<=", 0.95, relative=True, case=_SHORT_RAGGED, backends=("triton",)),
             ),
             arch=">=9.0",
+            profile_case={"cuda": None},
         ),
     ),
 )

@@ -195,6 +195,7 @@ OP = Op(
             name="v07_dispatch",
             predictions=(Prediction("time", "==", 1.0, relative=True, tolerance=0.01),),
             arch=">=9.0",
+            profile_case={"cuda": None},
         ),
     ),
 )

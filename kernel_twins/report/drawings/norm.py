@@ -304,3 +304,47 @@ def cluster_columns(drawing: Drawing) -> None:
     drawing.note(76, 176, "a cluster")
     drawing.text(16, 298, "for every row the blocks send each other two sums, and write their parts of dx; sums along")
     drawing.text(16, 312, "columns stay where they are, and are added once, by the second launch")
+
+
+@drawn("A first launch leaves the numbers of every part of a row, and a second one merges and writes", 262)
+def parts_then_rows(drawing: Drawing) -> None:
+    drawing.text(16, 29, "x")
+    drawing.text(16, 75, "1st launch")
+    drawing.text(16, 131, "L2")
+    drawing.text(16, 187, "2nd launch")
+    for part in range(4):
+        left = 96.0 + 134 * part
+        drawing.box(left, 18, 126, 22, "device", f"part {part}")
+        drawing.down(40, 62, left + 63)
+        drawing.box(left, 62, 126, 26, "registers", "mean, squares")
+        drawing.down(88, 120, left + 30, colour=ALARM)
+        drawing.box(left, 120, 60, 22, "l2", f"of {part}")
+        drawing.down(142, 174, left + 30)
+        drawing.box(left, 174, 126, 26, "registers", "merge all four")
+        drawing.down(200, 214, left + 63)
+        drawing.box(left, 214, 126, 22, "device", f"part {part}")
+    drawing.text(16, 225, "out")
+    drawing.text(16, 250, "each of the second merges the same numbers in the same order; none waits for another one")
+
+
+@drawn("A first launch leaves the sums of every part of a row, and in a second one programs own columns", 248)
+def parts_then_columns(drawing: Drawing) -> None:
+    drawing.heading(16, 18, "first launch: a program for every part of every row")
+    drawing.text(16, 41, "row 0\nrow 1", spacing=26)
+    for part in range(4):
+        left = 76.0 + 138 * part
+        for row in range(2):
+            drawing.box(left, 30 + 26 * row, 130, 22, "device", f"two sums of part {part}")
+    drawing.heading(16, 106, "second launch: a program for every block of columns")
+    drawing.text(16, 129, "row 1\nrow 0", spacing=26)
+    drawing.text(16, 193, "sums")
+    for block in range(6):
+        left = 76.0 + 92 * block
+        for row in range(2):
+            drawing.box(left, 118 + 26 * row, 84, 22, "registers", "dx")
+        drawing.down(166, 182, left + 42)
+        drawing.box(left, 182, 84, 22, "device", "of a column")
+    drawing.text(
+        16, 224, "it merges the sums of a row's parts, writes dx, and adds the row to the sums of its columns;"
+    )
+    drawing.text(16, 240, "it begins with the last row, which is still in L2")

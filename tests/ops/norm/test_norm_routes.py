@@ -1,0 +1,132 @@
+"""Which kernels the last Triton steps of the norms take for rows of which number, length and alignment."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from kernel_twins import ops  # noqa: E402
+from kernel_twins.harness.ceilings import REFERENCE_GPU  # noqa: E402
+from kernel_twins.spec import ITEMSIZE, Case  # noqa: E402
+
+routing = importlib.import_module("kernel_twins._triton.norm.routing")
+tuning = importlib.import_module("kernel_twins._triton.lib.tuning")
+
+SMS = 132
+SEARCHED = {
+    "layer_norm": "v06_cooperative",
+    "rms_norm": "v03_cooperative",
+    "layer_norm_backward": "v05_cooperative",
+    "rms_norm_backward": "v03_cooperative",
+}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def route(op: str, m: int, n: int, dtype: str = "bf16", *, vector: int | None = None, given: bool = True) -> Any:
+    """Of contiguous rows, or of rows that accesses of ``vector`` elements take; ``given``: a weight."""
+    x = torch.empty(m, n, dtype=DTYPES[dtype], device="meta")
+    if vector is None:
+        vector = routing.vector_of(n, [n], x.element_size(), [])
+    if op.endswith("_backward"):
+        return routing.backward(op, x, given, False, vector, wide=True)
+    return routing.forward(op, x, False, vector)
+
+
+# Nothing was searched for rows of 1,027 elements, which are held.
+SEARCHED_CASES = [
+    (op, case)
+    for op in SEARCHED
+    for case in ops.get(op).bench_cases
+    if not case.get("residual") and case.shape[1] != 1_027
+]
+
+
+@pytest.mark.parametrize(("op", "case"), SEARCHED_CASES)
+def test_searched_lengths_keep_the_configuration_that_won(op: str, case: Case) -> None:
+    m, n = case.shape
+    assert route(op, m, n, case.dtype) == tuning.nearest(f"{op}/{SEARCHED[op]}", case, REFERENCE_GPU)
+
+
+@pytest.mark.parametrize("op", SEARCHED)
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_every_length_has_a_configuration_of_the_cooperative_step(op: str, itemsize: int) -> None:
+    step = routing.backward_step if op.endswith("_backward") else routing.forward_step
+    for n in (1, *(2**i + more for i in range(2, 31) for more in (0, 1))):
+        config = routing.cooperative(op, n, itemsize, step.CONFIGS)
+        assert config in [each.all_kwargs() for each in step.CONFIGS]
+
+
+@pytest.mark.parametrize("op", SEARCHED)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_that_no_launch_holds_are_split(op: str, dtype: str) -> None:
+    for m, n in ((1, 2**24), (3, 2**24 + 1), (39, 2**22 + 8), (3_000, 2**22 + 3), (2, 2**32 + 5)):
+        assert isinstance(route(op, m, n, dtype), routing.Split)
+
+
+def test_many_long_rows_share_one_launch() -> None:
+    for op, (m, n) in itertools.product(SEARCHED, ((4_096, 65_536), (1_024, 262_144), (5_341, 50_257))):
+        assert isinstance(route(op, m, n), dict)
+
+
+@pytest.mark.parametrize("op", ["layer_norm", "rms_norm"])
+def test_short_rows_are_held_at_any_alignment_that_wide_accesses_do_not_take(op: str) -> None:
+    for n in (1, 40, 61, 75, 358, 453, 1_027, 2_047):
+        assert isinstance(route(op, 100_000, n, vector=1), routing.Held)
+    assert isinstance(route(op, 100_000, 1_024), dict)
+    assert isinstance(route(op, 100_000, 5_003), dict)
+
+
+@pytest.mark.parametrize("op", ["layer_norm_backward", "rms_norm_backward"])
+def test_short_rows_are_held_where_there_are_no_columns_to_add_up(op: str) -> None:
+    for n in (1, 61, 832, 1_216, 3_294, 8_192):
+        assert isinstance(route(op, 100_000, n, given=False), routing.Held)
+        assert isinstance(route(op, 100_000, n), dict)
+
+
+@pytest.mark.parametrize("op", ["layer_norm_backward", "rms_norm_backward"])
+def test_misaligned_rows_share_a_launch_only_where_they_travel_ahead(op: str) -> None:
+    assert isinstance(route(op, 12_349, 71_757, given=False), routing.Split)
+    assert isinstance(route(op, 12_349, 71_760, given=False), dict)
+    assert isinstance(route(op, 5_341, 50_257), dict)
+
+
+@pytest.mark.parametrize(("matrices", "most_warps"), [(1, 1), (2, 8)])
+@pytest.mark.parametrize("vector", [1, 2, 4, 8])
+def test_held_rows_fit_their_lanes(matrices: int, most_warps: int, vector: int) -> None:
+    for n, m in itertools.product(range(vector, 2_049, vector), (1, 10**6)):
+        held = routing.held(m, n, vector, matrices, most_warps, SMS)
+        tiles = held.constants(n, vector)
+        columns = tiles["BLOCK_N"] * tiles["CHUNKS"]
+        assert columns - tiles["BLOCK_N"] < n <= columns
+        assert tiles["FULL"] == n // tiles["BLOCK_N"]
+        assert tiles["CHUNKS"] * vector * matrices <= routing.HELD
+        assert held.programs(m) * held.rows * held.turns >= m
+        if most_warps == 1 and n >= 32 * vector:
+            assert n > 0.7 * columns  # a tile as long as the next power of 2 may be half empty
+
+
+@pytest.mark.parametrize("dtype", ITEMSIZE)
+def test_the_parts_of_a_split_row_are_the_row(dtype: str) -> None:
+    for m, n, vector in itertools.product((1, 2, 39, 3_000, 10**6), (1, 4_097, 2_002_200, 2**32 + 5), (1, 2)):
+        split = routing.split(m, n, ITEMSIZE[dtype], vector, routing.MOST_PARTS, SMS)
+        share = split.share_tiles * split.block
+        assert (split.parts - 1) * share < n <= split.parts * share
+        assert split.parts <= split.slots <= routing.MOST_PARTS
+        for has_sums in (False, True):
+            slices, rows = split.sliced(m, n, has_sums, SMS)
+            assert (slices - 1) * rows < m <= slices * rows
+
+
+def test_accesses_are_as_wide_as_all_rows_allow() -> None:
+    rows = torch.empty(4, 64, dtype=torch.bfloat16)
+    assert routing.vector_of(1_024, [1_024, 1_032], 2, [rows, None]) == 8
+    assert routing.vector_of(1_024, [1_026, 0], 2, [rows]) == 2
+    assert routing.vector_of(6, [6], 4, [rows]) == 2
+    assert routing.vector_of(1_027, [1_027], 2, [rows]) == 1
+    assert routing.vector_of(1_024, [1_024], 2, [rows, rows.view(-1)[1:]]) == 1

@@ -1,0 +1,141 @@
+"""A norm of short rows at any alignment: chunks of a row lie side by side in the registers of a warp.
+
+A row is held in CHUNKS tiles, each as wide as the row's lanes reach with one access of VECTOR elements. So a row of any
+length fills its lanes, where a tile as long as the next power of 2 leaves up to half of them idle. A warp has whole
+rows, so sums need shuffles and no barrier. Each lane's elements are few, for their addresses take registers, too.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernel_twins._triton.lib import plans
+from kernel_twins._triton.norm.routing import Held
+
+
+@triton.jit
+def load_chunk(pointers, chunk: tl.constexpr, mask, FULL: tl.constexpr, POLICY: tl.constexpr):
+    # One of a row's tiles in memory's type; only the tile with the row's end, the one behind FULL others, has a mask.
+    pointers += chunk * pointers.shape[1]
+    if chunk < FULL:
+        return tl.load(pointers, eviction_policy=POLICY)
+    else:  # noqa: RET505  # Triton would compile what follows all the same
+        return tl.load(pointers, mask=mask, other=0.0, eviction_policy=POLICY)
+
+
+@triton.jit
+def store_chunk(pointers, chunk: tl.constexpr, values, mask, FULL: tl.constexpr):
+    pointers += chunk * pointers.shape[1]
+    tl.store(pointers, values.to(pointers.dtype.element_ty), mask=None if chunk < FULL else mask)
+
+
+@triton.jit
+def rows_at(first, M, ROWS: tl.constexpr):
+    # The numbers of ROWS rows, in 64 bits. Rows beyond the last are the last again, to which the same is written again.
+    return tl.minimum(first + tl.arange(0, ROWS)[:, None], M - 1)
+
+
+@triton.jit
+def store_number(vector, row, numbers, BLOCK_N: tl.constexpr):
+    # A number of each row, by the lane that has the row's first column. Addresses count columns, too, of which only the
+    # first is written: so they are laid out as the row is, and no thread has to pass its number on.
+    col = tl.arange(0, BLOCK_N)[None, :]
+    tl.store(vector + row + col, numbers.broadcast_to((row.shape[0], BLOCK_N)), mask=col == 0)
+
+
+@triton.jit
+def row_pointers(matrix, row, stride, col, VECTOR: tl.constexpr):
+    # Written so that the compiler sees a multiple of VECTOR.
+    return matrix + row * stride // VECTOR * VECTOR + col
+
+
+@triton.jit
+def _values(x_rows, residual_rows, added_rows, mask, CHUNKS: tl.constexpr, FULL: tl.constexpr):
+    # What is normalised, in fp32: x, or its sum with the residual, rounded as it is returned.
+    tiles = ()
+    for chunk in tl.static_range(CHUNKS):
+        tile = load_chunk(x_rows, chunk, mask, FULL, "")
+        if residual_rows is not None:
+            total = tile.to(tl.float32) + load_chunk(residual_rows, chunk, mask, FULL, "").to(tl.float32)
+            tile = total.to(tile.dtype)
+            store_chunk(added_rows, chunk, tile, mask, FULL)
+        tiles += (tile.to(tl.float32),)
+    return tiles
+
+
+@triton.jit
+def _statistics(tiles, N, eps, mask, CENTERED: tl.constexpr, FULL: tl.constexpr):
+    CHUNKS: tl.constexpr = len(tiles)
+    mean = 0.0
+    if CENTERED:
+        total = tiles[0]
+        for chunk in tl.static_range(1, CHUNKS):
+            total += tiles[chunk]
+        mean = tl.sum(total, axis=1, keep_dims=True) / N
+    squares = tl.zeros_like(tiles[0])
+    for chunk in tl.static_range(CHUNKS):
+        distance = tiles[chunk] - mean
+        if CENTERED and chunk >= FULL:  # elements behind the row were read as 0: their distance must not count
+            distance = tl.where(mask, distance, 0.0)
+        squares += distance * distance
+    return mean, 1.0 / tl.sqrt_rn(tl.sum(squares, axis=1, keep_dims=True) / N + eps)
+
+
+@triton.jit
+def norm_held_rows_kernel(
+    x, weight, bias, residual, out, mean, rstd, added, M: tl.int64, N, stride_xm: tl.int64, stride_rm: tl.int64, eps,
+    CENTERED: tl.constexpr, ROWS: tl.constexpr, TURNS: tl.constexpr, CHUNKS: tl.constexpr, BLOCK_N: tl.constexpr,
+    FULL: tl.constexpr, VECTOR: tl.constexpr,
+):  # fmt: skip
+    # x, residual: [M, N]; weight, bias: [N]; out, added: [M, N] contiguous; mean, rstd: [M]. Missing tensors are None.
+    # A program takes ROWS rows at once, TURNS times, and asks for all of them before it computes.
+    first = tl.program_id(0).to(tl.int64) * (ROWS * TURNS)
+    col = tl.arange(0, BLOCK_N)[None, :]
+    # One comparison a vector, so that it is loaded as one.
+    mask = (col + (CHUNKS - 1) * BLOCK_N) // VECTOR < N // VECTOR
+    rows, held, means, rstds = (), (), (), ()
+    for turn in tl.static_range(TURNS):
+        row = rows_at(first + turn * ROWS, M, ROWS)
+        x_rows = row_pointers(x, row, stride_xm, col, VECTOR)
+        residual_rows = None if residual is None else row_pointers(residual, row, stride_rm, col, VECTOR)
+        added_rows = None if residual is None else row_pointers(added, row, N, col, VECTOR)
+        rows += (row,)
+        held += (_values(x_rows, residual_rows, added_rows, mask, CHUNKS, FULL),)
+    for turn in tl.static_range(TURNS):
+        row_mean, row_rstd = _statistics(held[turn], N, eps, mask, CENTERED, FULL)
+        if CENTERED:
+            store_number(mean, rows[turn], row_mean, BLOCK_N)
+        store_number(rstd, rows[turn], row_rstd, BLOCK_N)
+        means += (row_mean,)
+        rstds += (row_rstd,)
+    for chunk in tl.static_range(CHUNKS):
+        # Read for every row alike, so that each lane has the weights of its elements, and once for all turns.
+        if weight is not None:
+            place = (weight + col).broadcast_to((ROWS, BLOCK_N))
+            weights = load_chunk(place, chunk, mask, FULL, "evict_last").to(tl.float32)
+        if bias is not None:
+            place = (bias + col).broadcast_to((ROWS, BLOCK_N))
+            biases = load_chunk(place, chunk, mask, FULL, "evict_last").to(tl.float32)
+        for turn in tl.static_range(TURNS):
+            # Subtracts first: the difference is exact where the mean is large.
+            values = (held[turn][chunk] - means[turn]) * rstds[turn]
+            if weight is not None:
+                values *= weights
+            if bias is not None:
+                values += biases
+            store_chunk(row_pointers(out, rows[turn], N, col, VECTOR), chunk, values, mask, FULL)
+
+
+def norm_held_rows(
+    route: Held, tensors: tuple[Tensor | None, ...], sizes: tuple[int, ...], eps: float, vector: int
+) -> plans.Plan | None:
+    """Launch the kernel on x, weight, bias, residual, y, mean, rstd and the sum, and return the plan of it.
+
+    ``sizes``: M, N, and the strides of rows of x and residual; ``vector``: elements of an access, of which N and the
+    strides are multiples.
+    """
+    M, N, *_ = sizes
+    constants = {"CENTERED": tensors[5] is not None, **route.constants(N, vector)}
+    return plans.launch(norm_held_rows_kernel, (route.programs(M),), tensors, (*sizes, eps), constants)
