@@ -20,8 +20,7 @@
 //           - longer: two launches
 // Source:   CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization", for the second
 //           launch; Chan, Golub and LeVeque, The American Statistician 37(3), 1983, for the merge
-// Gap:      none of the three kernels has a twin here: Triton shifts no packs together, and its v06 splits
-//           long rows by itself.
+// Twin:     triton-kernels/norm/layer_norm/v12_dispatch.py
 #include "args.h"
 #include "norm/norm_routes.cuh"
 

@@ -18,8 +18,7 @@
 //           - others: two launches, and a third that adds column sums where slices of the rows have some each
 // Source:   CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization", for the later
 //           launches
-// Gap:      neither kernel has a twin here: Triton shifts no packs together, and its v03 splits long rows by
-//           itself.
+// Twin:     triton-kernels/norm/rms_norm_backward/v05_dispatch.py
 #include "args.h"
 #include "norm/norm_backward_routes.cuh"
 

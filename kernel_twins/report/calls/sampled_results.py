@@ -36,7 +36,7 @@ def misformed(forms: tuple[Form, ...], results: tuple[Tensor, ...]) -> str:
 def poison(forms: tuple[Form, ...], device: str) -> None:
     """Fill freed memory, in which right results may lie, with what no result is: all that the allocator keeps.
 
-    Before that, it keeps enough for results of these forms, and no garbage of earlier calls, which would be freed later.
+    Before that, the garbage of earlier calls is freed, and the allocator keeps enough for results of these forms.
     """
     gc.collect()
     sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in forms for _ in range(_BLOCKS)]
