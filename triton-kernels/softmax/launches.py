@@ -50,7 +50,9 @@ def launch(kernels: Kernels, limits: Limits, inputs: tuple[Tensor, ...], out: Te
     strides = tuple(each.stride(0) for each in inputs) if M > 1 else (N,) * len(inputs)
     rows = Rows(M, N, itemsize, strides, all(plans.alignment(*inputs, out)))
     way = route(rows, limits, out.device)
-    return (_launch_tiles if isinstance(way, Tiling) else _launch_split)(kernels, rows, way, inputs, out, log)
+    if isinstance(way, Tiling):
+        return _launch_tiles(kernels, rows, way, inputs, out, log)
+    return _launch_split(kernels, rows, way, inputs, out, log)
 
 
 def _launch_tiles(

@@ -186,7 +186,7 @@ def _one(rows: Rows, limits: Limits) -> Tiling | None:
     for warps in WARPS:
         block = min(triton.next_power_of_2(N), 32 * warps * vector)
         pieces = triton.cdiv(N // vector * vector, block) if vector <= N else 1
-        if pieces * words <= MOST_REGISTERS and (warps == 1 or 16 * warps * vector < N):
+        if pieces * words <= MOST_REGISTERS - 4 * edges and (warps == 1 or 16 * warps * vector < N):
             found.append((warps, block, pieces))
     if not found:
         return None

@@ -39,13 +39,20 @@ def derive() -> dict[str, dict[str, dict[str, str]]]:
 def _by_case(folder: Path, host: dict[int, dict[str, float]], function: Function) -> dict[str, str]:
     best: dict[str, str] = {}
     for op in dict.fromkeys(function.drawn):
-        best |= sorted(fastest(store.read_table(folder, op, "timings"), measured_steps(op), host).items())
+        timings = store.read_table(folder, op, "timings")
+        best |= sorted(fastest(timings, measured_steps(op, timings), host).items())
     return best
 
 
-def measured_steps(op: str) -> dict[Backend, str]:
-    """The step that stands behind a backend on the GPU that was measured."""
-    return {backend: names[0] for backend, names in OPS[op].behind.items()}
+def measured_steps(op: str, timings: pd.DataFrame) -> dict[Backend, str]:
+    """The step that stands behind a backend on the GPU that was measured; while it was not, the last one that was."""
+    timed = {(row.step, row.backend) for row in timings.itertuples()}
+    found: dict[Backend, str] = {}
+    for backend, (behind, *_) in OPS[op].behind.items():
+        names = [step.name for step in OPS[op].steps_of(backend)]
+        before = reversed(names[: names.index(behind) + 1])
+        found[backend] = next((name for name in before if (name, backend) in timed), behind)
+    return found
 
 
 def host_times(calls: pd.DataFrame, function: str) -> dict[int, dict[str, float]]:
