@@ -4,7 +4,7 @@
     up to 4 KiB, or whole blocks of vectors                  several rows a program, in registers
     up to 80 KiB (backward: 40 KiB)                          a row a program, in registers
     longer, more of them than L2 keeps, of which the
-      programs of a cooperative launch hold GROUPS at once   a row shared by resident programs
+      programs of a cooperative launch hold enough at once  a row shared by resident programs
     all others                                               a row split over two launches
 
 A tiling follows from the rows alone. At the lengths that the steps before were searched for it is their winner, or
@@ -29,7 +29,6 @@ LEAST_REGISTERS, MOST_REGISTERS = 12, 40  # a thread, of its 64, for a long row:
 SINGLE = 16  # elements a thread of short rows that are loaded by less than a vector
 LEAST_PROGRAMS = 2  # an SM, before a program takes more rows
 KEPT_IN_L2 = 28 * 2**20  # bytes that a second launch finds in L2
-GROUPS = 6  # rows that a cooperative launch must hold at once, for loads of one to overlap another's exchange
 PARTS = 1_024  # most parts of a split row: every program of the second launch reads all their numbers
 # Programs an SM that a split aims at, and the bytes of a part: many programs end evenly, long parts start rarely.
 SPLITS = ((32, 32_768), (8, 8_192))
@@ -82,13 +81,14 @@ class Limits(NamedTuple):
     converted: int  # elements a thread that are kept as fp32, or as they came and as results
     kept_bytes: int  # a thread's, of several rows
     far: int  # bytes of the longest rows that are near
+    groups: int  # rows that a cooperative launch must hold at once, for loads of one to overlap another's exchange
     shared: Shared  # of near rows
     shared_single: Shared  # of those whose ends share vectors with their neighbours
     shared_far: Shared  # of longer rows
 
 
-FORWARD = Limits(1, 32, 64, 192 * 1024, Shared(8192, 8, 1, 4), Shared(8192, 8, 1, 4), Shared(8192, 8, 3, 4))
-BACKWARD = Limits(2, 16, 64, 384 * 1024, Shared(8192, 4, 1, 8), Shared(4096, 8, 1, 4), Shared(16384, 2, 3, 8))
+FORWARD = Limits(1, 32, 64, 192 * 1024, 4, Shared(8192, 8, 1, 4), Shared(8192, 8, 1, 4), Shared(8192, 8, 3, 4))
+BACKWARD = Limits(2, 16, 64, 384 * 1024, 2, Shared(8192, 4, 1, 8), Shared(4096, 8, 1, 4), Shared(16384, 2, 3, 8))
 
 
 class Tiling(NamedTuple):
@@ -213,7 +213,7 @@ def _shared(rows: Rows, limits: Limits, device: torch.device) -> Tiling | None:
     way = limits.shared_far if size > limits.far else near
     parts, held = triton.cdiv(size, way.TILE_BYTES), resident(way, limits.matrices, device)
     groups = held // parts
-    if M * size * limits.matrices <= KEPT_IN_L2 or groups < GROUPS:
+    if M * size * limits.matrices <= KEPT_IN_L2 or groups < limits.groups:
         return None
     share = triton.cdiv(N // vector, parts)
     least = (N - edges * (vector - 1)) // vector - (parts - 1) * share  # of the last part, in a misaligned row

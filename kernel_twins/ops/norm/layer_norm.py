@@ -235,7 +235,9 @@ OP = Op(
             name="v12_dispatch",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.01, backends=("cuda",)),
-                Prediction("time", "==", 1.0, relative=True, tolerance=0.01, case=row_cases.LONGEST, backends=("cuda",)),
+                Prediction(
+                    "time", "==", 1.0, relative=True, tolerance=0.01, case=row_cases.LONGEST, backends=("cuda",)
+                ),
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02, backends=("triton",)),
                 Prediction("time", "<=", 420, case=_SHORT_RAGGED, backends=("triton",)),
             ),

@@ -188,7 +188,9 @@ OP = Op(
             name="v05_dispatch",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.01, backends=("cuda",)),
-                Prediction("time", "==", 1.0, relative=True, tolerance=0.01, case=row_cases.LONGEST, backends=("cuda",)),
+                Prediction(
+                    "time", "==", 1.0, relative=True, tolerance=0.01, case=row_cases.LONGEST, backends=("cuda",)
+                ),
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02, backends=("triton",)),
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02, case=row_cases.LONG, backends=("triton",)),
             ),

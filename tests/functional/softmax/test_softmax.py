@@ -500,9 +500,22 @@ def test_a_functions_fastest_backend_is_judged_by_gpu_and_host() -> None:
         {"case": "64x256-bf16", "backend": backend, "step": step, "status": "ok", "contest": "fast", "times_us": each}
         for (backend, step), each in times.items()
     ]
-    steps = fastest.measured_steps("softmax")
+    timings = pandas.DataFrame(rows)
+    steps = fastest.measured_steps("softmax", timings)
     for host, best in (({}, "triton"), ({"cuda": 6.0, "torch": 5.0, "triton": 20.0}, "torch")):
-        assert fastest.fastest(pandas.DataFrame(rows), steps, {2: host}) == {"64x256-bf16": best}
+        assert fastest.fastest(timings, steps, {2: host}) == {"64x256-bf16": best}
+
+
+def test_a_step_that_was_not_timed_yet_is_judged_by_the_last_one_that_was() -> None:
+    """Or a new step would send all calls to PyTorch until it is measured."""
+    steps = [("v07_cluster", "cuda"), ("v12_small_l1", "cuda"), ("v08_cooperative", "triton")]
+    timings = pandas.DataFrame(steps, columns=["step", "backend"])
+    assert fastest.measured_steps("softmax", timings) == {"cuda": "v12_small_l1", "triton": "v08_cooperative"}
+    newest = {backend: names[0] for backend, names in OPS["softmax"].behind.items()}
+    timed = pandas.DataFrame(
+        [*steps, *((step, backend) for backend, step in newest.items())], columns=["step", "backend"]
+    )
+    assert fastest.measured_steps("softmax", timed) == newest
 
 
 # ----------------------------------------------------------------------------------------------------------------------

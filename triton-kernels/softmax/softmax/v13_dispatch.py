@@ -12,7 +12,7 @@ Counter:  time stays at tuned lengths, and falls at others and at few long rows.
 Requires: rows whose elements are contiguous, at any distance from each other.
 Routes:   up to 4 KiB, or whole blocks: several rows a program
           up to 80 KiB: a row a program, with single elements at the ends of misaligned rows
-          longer, more than L2 keeps, six or more at once in the registers of resident programs: v08's shared rows
+          longer, more than L2 keeps, four or more at once in the registers of resident programs: v08's shared rows
           others: two launches; single elements if x's and out's skews differ
 Source:   Milakov and Gimelshein, "Online normalizer calculation for softmax" (arXiv 1805.02867), for the parts.
 Twin:     cuda-kernels/softmax/softmax/v13_dispatch.cu

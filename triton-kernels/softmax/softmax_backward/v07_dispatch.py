@@ -10,7 +10,7 @@ Counter:  time stays at tuned lengths, and falls at others and at few long rows.
 Requires: rows whose elements are contiguous, at any distance from each other.
 Routes:   up to 4 KiB, or whole blocks: several rows a program
           up to 40 KiB: a row a program, with single elements at the ends of misaligned rows
-          longer, more than L2 keeps, six or more at once in the registers of resident programs: shared as in v05
+          longer, more than L2 keeps, two or more at once in the registers of resident programs: shared as in v05
           others: two launches; single elements if the skews of dout, y and out differ
 Twin:     cuda-kernels/softmax/softmax_backward/v07_dispatch.cu
 """
