@@ -74,14 +74,15 @@ struct HeldPart {
   __device__ int elements_of(int part) const { return start_of(part + 1) - start_of(part); }
 };
 
-// Issues the loads of this thread's whole packs, STEP elements from each to the next; `fill` stands where
-// holds(i) is false. Each load has a predicate instead of a branch, because the compiler waits for loads
-// before a branch. All are offsets from one address, to save registers.
+// Issues the loads of this thread's whole packs; `fill` stands where it has none. Each load has a predicate
+// instead of a branch, because the compiler waits for loads before a branch. All are offsets from one
+// address, to save registers.
 //
 // No evict-first hint: a misaligned row shares its first and last line with its neighbours, which still need
 // them.
-template <int STEP, typename T, int PACKS, typename Holds>
-__device__ void load_where(Pack<T> (&packs)[PACKS], const T* first, float fill, Holds holds) {
+template <typename T, int PACKS>
+__device__ void load_held(Pack<T> (&packs)[PACKS], const T* row, const HeldPart<T, PACKS>& part, float fill) {
+  const T* const first = row + part.first_of(0);
 #pragma unroll
   for (int i = 0; i < PACKS; ++i) {
 #pragma unroll
@@ -94,12 +95,8 @@ __device__ void load_where(Pack<T> (&packs)[PACKS], const T* first, float fill, 
         "@holds ld.global.v4.b32 {%0, %1, %2, %3}, [%4];\n"
         "}"
         : "+r"(words.x), "+r"(words.y), "+r"(words.z), "+r"(words.w)
-        : "l"(first + STEP * i), "r"(static_cast<int>(holds(i))));
+        : "l"(first + 32 * i * Pack<T>::SIZE), "r"(static_cast<int>(part.holds(i))));
   }
-}
-template <typename T, int PACKS>
-__device__ void load_held(Pack<T> (&packs)[PACKS], const T* row, const HeldPart<T, PACKS>& part, float fill) {
-  load_where<32 * Pack<T>::SIZE>(packs, row + part.first_of(0), fill, [&](int i) { return part.holds(i); });
 }
 
 // Loads packs of an input whose skew within 16 bytes differs from out's: pack i begins STEP * i elements

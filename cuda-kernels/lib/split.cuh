@@ -2,6 +2,7 @@
 // row, a second one merges them and writes the result. Terms: docs/glossary.md.
 #pragma once
 
+#include "early.cuh"
 #include "held.cuh"
 #include "lib/ptx/hopper.cuh"
 
@@ -15,22 +16,6 @@ inline int split_parts(int64_t M, int64_t bytes) {
   const int64_t room = int64_t{SPLIT_BLOCKS} * multiprocessor_count() / M;
   const int64_t most = std::min<int64_t>(MOST_SPLIT_PARTS, cdiv(bytes, LEAST_PART));
   return static_cast<int>(std::clamp<int64_t>(room, 1, most));
-}
-
-// Launches the second kernel by programmatic dependent launch: it is set up while the first one ends, which
-// must call allow_dependent_launch(), and waits for it by wait_for_previous_kernel().
-template <typename Kernel, typename... Arguments>
-void launch_second(int64_t blocks, cudaStream_t stream, Kernel* kernel, Arguments... arguments) {
-  cudaLaunchAttribute early = {};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = static_cast<unsigned>(blocks);
-  config.blockDim = SPLIT_THREADS;
-  config.stream = stream;
-  config.attrs = &early;
-  config.numAttrs = 1;
-  CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, arguments...));
 }
 
 // A block's part of a row of N elements, in packs that are laid out on the lines of out's row, whose skew in
@@ -62,6 +47,26 @@ struct SplitPart {
     return tail + thread - head < N ? tail + thread - head : -1;
   }
 };
+
+// Issues the loads of packs that lie STEP elements apart; `fill` stands where holds(i) is false. See
+// load_held.
+template <int STEP, typename T, int PACKS, typename Holds>
+__device__ void load_where(Pack<T> (&packs)[PACKS], const T* first, float fill, Holds holds) {
+#pragma unroll
+  for (int i = 0; i < PACKS; ++i) {
+#pragma unroll
+    for (int j = 0; j < Pack<T>::SIZE; ++j) set(packs[i], j, from_float<T>(fill));
+    uint4& words = packs[i].words;
+    asm volatile(
+        "{\n"
+        ".reg .pred holds;\n"
+        "setp.ne.b32 holds, %5, 0;\n"
+        "@holds ld.global.v4.b32 {%0, %1, %2, %3}, [%4];\n"
+        "}"
+        : "+r"(words.x), "+r"(words.y), "+r"(words.z), "+r"(words.w)
+        : "l"(first + STEP * i), "r"(static_cast<int>(holds(i))));
+  }
+}
 
 // Loads a thread's packs of the tile that begins with pack `tile`. `shift`: see load_shifted; 0 where SKEWS
 // are ALIKE.

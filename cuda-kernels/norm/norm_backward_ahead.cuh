@@ -3,9 +3,9 @@
 // the next row is worked on. Terms: docs/glossary.md.
 #pragma once
 
+#include "lib/early.cuh"
 #include "lib/ptx/hopper.cuh"
 #include "norm_backward.cuh"
-#include "norm_early.cuh"
 
 constexpr int AHEAD_THREADS = 512, SM_THREADS = AHEAD_THREADS * 5 / 4;  // of a block, and of an SM, at most
 constexpr int FEW_PACKS = 2, MANY_PACKS = 4;                            // of a thread

@@ -3,9 +3,9 @@
 // them and writes. Terms: docs/glossary.md.
 #pragma once
 
+#include "lib/early.cuh"
 #include "lib/ptx/hopper.cuh"
 #include "norm.cuh"
-#include "norm_early.cuh"
 #include "norm_shifted.cuh"
 
 constexpr int SPLIT_THREADS = 256;

@@ -27,7 +27,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 
-from kernel_twins import ops
+from kernel_twins import ops, remedies
 from kernel_twins.errors import UnavailableError
 from kernel_twins.functional.choice import nearest
 from kernel_twins.functional.rows import Rule
@@ -57,7 +57,7 @@ def cuda_operator(name: str) -> tuple[Operator | None, str]:
     if not hasattr(known, "runs"):  # "auto" calls it
         operator = None
     function = name.removesuffix("_result")
-    stale = f"the extension is older than kernel_twins.{function}: build it again with `python setup.py build_ext`"
+    stale = f"the extension is older than kernel_twins.{function}: build it again with {remedies.told(remedies.BUILD)}"
     return operator, "" if operator else f"{stale}, or pass backend='torch'"
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kernel_twins import remedies
+
 _ROOT = Path(__file__).resolve().parents[2]
 PUBLISHED = _ROOT / "hardware-survey" / "results"
 PRIVATE = _ROOT / "runs"  # ignored by git; surveys of GPUs other than the reference are written there
@@ -87,6 +89,5 @@ def load(gpu: str) -> Ceilings:
         if path.is_file():
             return Ceilings.of(json.loads(path.read_text()))
     published = ", ".join(sorted(path.stem for path in PUBLISHED.glob("*.json"))) or "none"
-    raise FileNotFoundError(
-        f"gpu is {gpu!r} and has no survey (published: {published}): run `python hardware-survey/survey.py` on it"
-    )
+    command = remedies.told("python hardware-survey/survey.py")
+    raise FileNotFoundError(f"gpu is {gpu!r} and has no survey (published: {published}): run {command} on it")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
-from kernel_twins import ops
+from kernel_twins import ops, remedies
 from kernel_twins.errors import UnavailableError
 from kernel_twins.spec import BACKENDS, Backend, Name, Reference
 
@@ -43,7 +43,9 @@ def extension() -> ModuleType:
             reason = f"torch {torch.__version__} was built without CUDA: install a CUDA build of torch, then build"
         else:
             reason = f"the extension does not import ({error}): build"
-        raise UnavailableError(f"the CUDA side is missing, {reason} it with `python setup.py build_ext`") from error
+        raise UnavailableError(
+            f"the CUDA side is missing, {reason} it with {remedies.told(remedies.build())}"
+        ) from error
 
 
 def load(op: str, step: str, backend: Backend) -> Call:

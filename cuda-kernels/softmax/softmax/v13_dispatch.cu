@@ -6,12 +6,10 @@
 //           pack of x is shifted together from two aligned loads. Rows that no cluster holds are split over
 //           many blocks by two launches: the first finds each part's maximum and sum, the second merges them
 //           and writes the result.
-// Why:      in short rows of v05 a lane loads and stores the elements of ragged packs one by one, and in
-// longer
-//           ones whole warps have a few elements left. v12 left rows of another skew to kernels that store
-//           element by element, eight stores to 16 bytes of which each touches all of a warp's lines. It left
-//           the longest rows to v02's kernel, which gives a row one block: with few rows most of the GPU
-//           idles.
+// Why:      in short rows of v05 a lane loads and stores the elements of ragged packs one by one, and most of
+//           a warp waits. v12 left rows of another skew to kernels that store element by element, eight
+//           stores to 16 bytes of which each touches all of a warp's lines. It left the longest rows to v02's
+//           kernel, which gives a row one block: with few rows most of the GPU idles.
 // Counter:  at a row of 4096, which goes to v12's kernel, nothing changes; the time falls at rows of x that
 //           lie an odd number of elements apart, and most at few rows of millions of elements.
 // Requires: compute capability 9.0; contiguous rows.
@@ -127,8 +125,9 @@ void launch_split(const SoftmaxArgs& args) {
   softmax_v13_dispatch_parts_kernel<T, SKEWS>
       <<<static_cast<unsigned>(blocks), SPLIT_THREADS, 0, args.stream>>>(x, out, numbers, args.N,
                                                                          args.stride_xm, parts);
-  launch_second(blocks, args.stream, softmax_v13_dispatch_rows_kernel<T, LOG, SKEWS>, x, out,
-                static_cast<const MaxSum*>(numbers), args.N, args.stride_xm, parts);
+  launch_early(static_cast<unsigned>(blocks), SPLIT_THREADS, args.stream,
+               softmax_v13_dispatch_rows_kernel<T, LOG, SKEWS>, x, out, static_cast<const MaxSum*>(numbers),
+               args.N, args.stride_xm, parts);
 }
 
 template <typename T, bool LOG>

@@ -74,10 +74,10 @@ void launch_split(const SoftmaxBackwardArgs& args) {
   auto* const sums = static_cast<float*>(args.memory->workspace(blocks * sizeof(float)));
   softmax_backward_v07_dispatch_parts_kernel<T, SKEWS>
       <<<static_cast<unsigned>(blocks), SPLIT_THREADS, 0, args.stream>>>(args, sums, parts);
-  launch_second(blocks, args.stream,
-                args.log ? softmax_backward_v07_dispatch_rows_kernel<T, LogSoftmaxGradient, SKEWS>
-                         : softmax_backward_v07_dispatch_rows_kernel<T, SoftmaxGradient, SKEWS>,
-                args, static_cast<const float*>(sums), parts);
+  launch_early(static_cast<unsigned>(blocks), SPLIT_THREADS, args.stream,
+               args.log ? softmax_backward_v07_dispatch_rows_kernel<T, LogSoftmaxGradient, SKEWS>
+                        : softmax_backward_v07_dispatch_rows_kernel<T, SoftmaxGradient, SKEWS>,
+               args, static_cast<const float*>(sums), parts);
 }
 
 }  // namespace

@@ -104,7 +104,10 @@ OP = Op(
     bytes=_NORM.bytes,
     differs=shared.sum_differs,
     baselines={"torch": _torch, "compile": baselines.compiled_results(_function), "liger": _liger, "quack": _quack},
-    behind={"cuda": ("v12_dispatch", "v04_rows_per_block", "v02_welford"), "triton": ("v12_dispatch",)},
+    behind={
+        "cuda": ("v12_dispatch", "v04_rows_per_block", "v02_welford"),
+        "triton": ("v12_dispatch", "v06_cooperative"),
+    },
     steps=(
         Step(
             name="v01_three_passes",

@@ -100,7 +100,10 @@ OP = Op(
     flops=lambda case: 13 * math.prod(case.shape),
     bytes=_NORM.backward_bytes,
     baselines={"torch": _torch, "compile": baselines.compiled_results(_function), "liger": _liger, "quack": _quack},
-    behind={"cuda": ("v07_dispatch", "v03_pipelined", "v01_rows_then_columns"), "triton": ("v07_dispatch",)},
+    behind={
+        "cuda": ("v07_dispatch", "v03_pipelined", "v01_rows_then_columns"),
+        "triton": ("v07_dispatch", "v05_cooperative"),
+    },
     steps=(
         Step(
             name="v01_rows_then_columns",

@@ -102,7 +102,7 @@ OP = Op(
     bytes=_NORM.bytes,
     differs=_differs,
     baselines={"torch": _torch, "compile": baselines.compiled_results(_function), "liger": _liger, "quack": _quack},
-    behind={"cuda": ("v07_dispatch", "v01_two_passes"), "triton": ("v07_dispatch",)},
+    behind={"cuda": ("v07_dispatch", "v01_two_passes"), "triton": ("v07_dispatch", "v03_cooperative")},
     steps=(
         Step(
             name="v01_two_passes",

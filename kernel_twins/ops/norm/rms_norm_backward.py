@@ -134,7 +134,7 @@ OP = Op(
     bytes=_NORM.backward_bytes,
     differs=_differs,
     baselines={"torch": _torch, "compile": baselines.compiled_results(_function), "liger": _liger, "quack": _quack},
-    behind={"cuda": ("v05_dispatch", "v01_rows_then_columns"), "triton": ("v05_dispatch",)},
+    behind={"cuda": ("v05_dispatch", "v01_rows_then_columns"), "triton": ("v05_dispatch", "v03_cooperative")},
     steps=(
         Step(
             name="v01_rows_then_columns",

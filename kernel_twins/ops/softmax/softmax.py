@@ -118,7 +118,10 @@ OP = Op(
     bytes=lambda case: 2 * math.prod(case.shape) * ITEMSIZE[case.dtype],
     differs=row_cases.sum_of_exponentials_differs,
     baselines={"torch": _torch, "compile": baselines.compiled(_function), "liger": _liger, "quack": _quack},
-    behind={"cuda": ("v13_dispatch", "v05_rows_per_block", "v02_online"), "triton": ("v13_dispatch",)},
+    behind={
+        "cuda": ("v13_dispatch", "v05_rows_per_block", "v02_online"),
+        "triton": ("v13_dispatch", "v08_cooperative"),
+    },
     steps=(
         Step(
             name="v01_three_passes",

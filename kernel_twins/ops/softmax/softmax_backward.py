@@ -133,7 +133,10 @@ OP = Op(
     bytes=lambda case: 3 * math.prod(case.shape) * ITEMSIZE[case.dtype],
     differs=_differs,
     baselines={"torch": _torch, "compile": baselines.compiled(_function), "liger": _liger, "quack": _quack},
-    behind={"cuda": ("v07_dispatch", "v03_rows_per_block", "v01_two_passes"), "triton": ("v07_dispatch",)},
+    behind={
+        "cuda": ("v07_dispatch", "v03_rows_per_block", "v01_two_passes"),
+        "triton": ("v07_dispatch", "v05_cooperative"),
+    },
     steps=(
         Step(
             name="v01_two_passes",

@@ -1,7 +1,7 @@
 // Programmatic dependent launch, for the later launches of a step that has several.
 #pragma once
 
-#include "lib/common.cuh"
+#include "common.cuh"
 
 // Launches kernel(arguments...) so that it is set up while the kernel before it ends. That one must call
 // allow_dependent_launch, and this one wait_for_previous_kernel.
