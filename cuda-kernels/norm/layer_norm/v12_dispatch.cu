@@ -6,11 +6,9 @@
 //           between matrices, packs are laid out for out, and a pack of x is shifted together from two
 //           aligned loads: rows of up to 4 KiB in lanes of a warp, longer ones in the registers of a cluster.
 // Why:      with a block a row, few rows leave most SMs idle; the second launch finds much of such rows in
-// L2.
-//           Rows of another skew than out's were stored element by element.
-// Counter:  none at the cases shown, which stay with v11's kernels; time falls at few long rows and at rows
-// of
-//           several skews.
+//           L2. Rows of another skew than out's were stored element by element.
+// Counter:  none at the cases shown, which stay with v11's kernels; time falls at few long rows, and at
+//           rows of several skews.
 // Requires: compute capability 9.0; contiguous rows.
 // Routes:   - all matrices of one skew, up to 512 KiB: v11_laid_early
 //           - other skews, up to 4 KiB: lanes
