@@ -38,6 +38,31 @@ struct Axes {
   }
 };
 
+// Puts axes into the order of memory, the innermost first, and merges an axis into the one within it if
+// continues(outer, inner). Returns how many are left, at least one. Axes of stride 0 come last.
+template <typename AnyAxis, typename Continues>
+int merge(AnyAxis* found, int count, Continues continues) {
+  // A stable sort: of equal strides, the axis that was given last becomes the inner one.
+  std::stable_sort(found, found + count, [](const Axis& a, const Axis& b) {
+    return a.stride != 0 && (b.stride == 0 || a.stride < b.stride);
+  });
+  int merged = 0;
+  for (int a = 0; a < count; ++a) {
+    const AnyAxis outer = found[a];
+    AnyAxis& inner = found[merged - (merged > 0)];
+    if (merged > 0 && outer.stride == inner.size * inner.stride && continues(outer, inner)) {
+      static_cast<Axis&>(inner) = Axis(outer.size * inner.size, inner.stride, inner.step);
+    } else {
+      found[merged++] = outer;
+    }
+  }
+  if (merged == 0) {
+    found[merged] = {};
+    static_cast<Axis&>(found[merged++]) = Axis(1, 0, 0);
+  }
+  return merged;
+}
+
 // The reduced axes of a tensor (or, with which = false, the kept ones), merged to as few as possible; the
 // last one has the smallest stride.
 //
@@ -54,22 +79,9 @@ inline Axes axes_of(int rank, const int64_t* sizes, const int64_t* strides, cons
     if (sizes[a] != 1) found[count++] = Axis(sizes[a], strides[a], step);
     step *= sizes[a];
   }
-  // A stable sort: of equal strides, the axis that was given last becomes the inner one.
-  std::stable_sort(found, found + count, [](const Axis& a, const Axis& b) {
-    return a.stride != 0 && (b.stride == 0 || a.stride < b.stride);
+  const int merged = merge(found, count, [&](const Axis& outer, const Axis& inner) {
+    return !ordered || outer.step == inner.size * inner.step;
   });
-  int merged = 0;
-  for (int a = 0; a < count; ++a) {
-    const Axis outer = found[a];
-    Axis& inner = found[merged - (merged > 0)];
-    if (merged > 0 && outer.stride == inner.size * inner.stride &&
-        (!ordered || outer.step == inner.size * inner.step)) {
-      inner = Axis(outer.size * inner.size, inner.stride, inner.step);
-    } else {
-      found[merged++] = outer;
-    }
-  }
-  if (merged == 0) found[merged++] = Axis(1, 0, 0);
 
   Axes axes;
   axes.rank = merged;

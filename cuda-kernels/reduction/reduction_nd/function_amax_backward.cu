@@ -35,8 +35,7 @@ struct Walk {
 };
 
 Walk walk_of(const AmaxBackwardArgs& args, bool reduced) {
-  struct Found {
-    Axis axis;
+  struct Found : Axis {
     int64_t target;
   };
   Found found[MOST_AXES];  // the innermost first
@@ -49,28 +48,14 @@ Walk walk_of(const AmaxBackwardArgs& args, bool reduced) {
     }
     step *= args.sizes[a];
   }
-  // A stable sort: of equal strides, the axis that was given last becomes the inner one.
-  std::stable_sort(found, found + count, [](const Found& a, const Found& b) {
-    return a.axis.stride != 0 && (b.axis.stride == 0 || a.axis.stride < b.axis.stride);
+  const int merged = merge(found, count, [](const Found& outer, const Found& inner) {
+    return outer.step == inner.size * inner.step && outer.target == inner.size * inner.target;
   });
-  int merged = 0;
-  for (int a = 0; a < count; ++a) {
-    const Found outer = found[a];
-    Found& inner = found[merged - (merged > 0)];
-    const int64_t size = inner.axis.size;
-    if (merged > 0 && outer.axis.stride == size * inner.axis.stride &&
-        outer.axis.step == size * inner.axis.step && outer.target == size * inner.target) {
-      inner.axis = Axis(outer.axis.size * size, inner.axis.stride, inner.axis.step);
-    } else {
-      found[merged++] = outer;
-    }
-  }
-  if (merged == 0) found[merged++] = {Axis(1, 0, 0), 0};
 
   Walk walk;
   walk.axes.rank = merged;
   for (int a = 0; a < merged; ++a) {
-    walk.axes.axis[a] = found[merged - 1 - a].axis;
+    walk.axes.axis[a] = found[merged - 1 - a];
     walk.targets[a] = found[merged - 1 - a].target;
     walk.axes.count *= walk.axes.axis[a].size;
   }
