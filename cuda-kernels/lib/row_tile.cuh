@@ -9,10 +9,10 @@
 #include "packs.cuh"
 
 constexpr int TILE_THREADS = 256;
-constexpr int TILE_ITEMS = 8;                      // most elements of a row that a lane has
-constexpr int LONGEST_TILE_ROW = 32 * TILE_ITEMS;  // elements
-constexpr int64_t LONGEST_TILE_BYTES = 512;        // of a row: a longer one is faster in registers
-constexpr int64_t TILE_BYTES = 12 * 1024;          // of an input's tile, so that an SM has several blocks
+constexpr int TILE_ITEMS = 8;              // most elements of a row that a lane has
+constexpr int64_t LONGEST_TILE_ROW = 512;  // bytes: a longer row is faster in registers
+constexpr int64_t TILE_BYTES = 12 * 1024;  // of an input's tile, so that an SM has several blocks
+static_assert(LONGEST_TILE_ROW / 2 <= 32 * TILE_ITEMS, "a warp holds a row of two-byte elements");
 
 // The words of 16 bytes that a row of N elements touches at most.
 template <typename T>
@@ -112,8 +112,7 @@ struct TileShape {
 // True if tiles serve the rows: short ones that are no whole packs, or whose skew differs from out's.
 template <typename T>
 bool suits_tiles(int64_t N, bool alike) {
-  return N <= LONGEST_TILE_ROW && N * static_cast<int64_t>(sizeof(T)) <= LONGEST_TILE_BYTES &&
-         !(alike && N % Pack<T>::SIZE == 0);
+  return N * static_cast<int64_t>(sizeof(T)) <= LONGEST_TILE_ROW && !(alike && N % Pack<T>::SIZE == 0);
 }
 
 // Calls launch(LANES) with an integral constant.

@@ -72,9 +72,7 @@ def _launch_split(
     size = kernels.numbers * rows.M * split.parts
     numbers = _workspace(size, out.device)
     # The first launch does without out, whose skew may be another one.
-    alike = all((stride - rows.strides[0]) % rows.vector == 0 for stride in rows.strides)
-    wide = rows.aligned and alike and rows.vector <= rows.N
-    constants = constants_of(rows, wide) | ({"LOG": log} if kernels.by_log else {})
+    constants = constants_of(rows, rows.inputs_together) | ({"LOG": log} if kernels.by_log else {})
     first = plans.launch(kernels.parts, grid, (*inputs, numbers), behind, constants)
     constants = constants_of(rows, split.WIDE) | {"LOG": log, "SLOTS": triton.next_power_of_2(split.parts)}
     second = plans.launch(kernels.rows, grid, (*inputs, out, numbers), behind, constants)

@@ -56,8 +56,16 @@ class Rows(NamedTuple):
 
         A row shorter than a vector may have none.
         """
-        alike = all((stride - self.N) % self.vector == 0 for stride in self.strides)
-        return self.aligned and alike and self.vector <= self.N
+        return self._alike(self.N)
+
+    @property
+    def inputs_together(self) -> bool:
+        """The same of the inputs alone."""
+        return self._alike(self.strides[0])
+
+    def _alike(self, stride: int) -> bool:
+        """Whether the inputs' rows have the skew of rows that lie ``stride`` elements apart."""
+        return self.aligned and self.vector <= self.N and all((s - stride) % self.vector == 0 for s in self.strides)
 
     @property
     def width(self) -> int:
