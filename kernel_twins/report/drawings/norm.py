@@ -211,20 +211,6 @@ def laid_before_the_rows(drawing: Drawing) -> None:
     drawing.text(16, 212, "the barrier keeps the compiler from mixing what waits for the rows with what does not")
 
 
-@drawn("Two long rows: one launch leaves what it knows of each part, the next one merges it and writes", 222)
-def rows_by_two_launches(drawing: Drawing) -> None:
-    for row, y in enumerate((34, 150)):
-        for part in range(4):
-            x = 84 + 130.0 * part
-            drawing.box(x, y, 126, 22, "device", f"row {row}, part {part}")
-            drawing.down(y + 22 if row == 0 else y, y + 38 if row == 0 else y - 16, x + 63)
-    drawing.heading(16, 18, "first launch: each block reads its part")
-    drawing.box(84, 74, 516, 22, "l2", "count, mean and squares of each part of row 0")
-    drawing.box(84, 110, 516, 22, "l2", "count, mean and squares of each part of row 1")
-    drawing.text(16, 190, "second launch: a block merges the numbers of its row, reads its part again, and writes;")
-    drawing.text(16, 206, "it begins with the last parts, which are still in L2")
-
-
 @drawn("A pack of a row that starts elsewhere, shifted together from two aligned loads", 176)
 def shifted_packs(drawing: Drawing) -> None:
     drawing.heading(16, 18, "packs as out's row has them, of 8 elements")
@@ -232,29 +218,10 @@ def shifted_packs(drawing: Drawing) -> None:
     drawing.heading(16, 72, "the same elements of x, whose row starts 3 elements behind a multiple of 16 bytes")
     drawing.cells(28, 84, 27, 20, 22, "device", marked={"plain": range(11, 19)})
     for index in range(4):
-        drawing.line((28 + 160.0 * index, 78), (28 + 160.0 * index, 124), colour=ALARM)
+        drawing.line((28 + 160.0 * index, 80), (28 + 160.0 * index, 124), colour=ALARM)
     drawing.bracket(190, 128, 156, "first load")
     drawing.bracket(350, 128, 156, "second load")
     drawing.text(16, 162, "the second load of a lane is the first one of the next lane, and so in L1")
-
-
-@drawn("One launch along rows leaves their sums; in the next a block owns columns, and goes through the rows", 226)
-def columns_after_rows(drawing: Drawing) -> None:
-    drawing.heading(16, 18, "first launch")
-    drawing.heading(330, 18, "second launch")
-    for row in range(4):
-        y = 32 + 32.0 * row
-        for part in range(3):
-            drawing.box(16 + 76.0 * part, y, 72, 22, "device", f"part {part}")
-        drawing.across(246, 268, y + 11)
-        drawing.box(270, y, 44, 22, "l2", "sums")
-        drawing.box(330, y, 280, 22, "device", f"row {row}")
-    for block in range(4):
-        drawing.frame(332 + 69.0 * block, 28, 66, 126, colour=ALARM)
-        drawing.down(154, 168, 365 + 69.0 * block, colour=ALARM)
-        drawing.box(332 + 69.0 * block, 170, 66, 24, "registers", f"block {block}")
-    drawing.text(16, 178, "sums of g and of g * xhat over a part")
-    drawing.text(16, 212, "a block merges each row's sums, writes its columns of dx, and has their sums at the end")
 
 
 @drawn("A block that waits for its row, and one that has asked for the next before it starts", 258)
@@ -306,36 +273,15 @@ def cluster_columns(drawing: Drawing) -> None:
     drawing.text(16, 312, "columns stay where they are, and are added once, by the second launch")
 
 
-@drawn("A first launch leaves the numbers of every part of a row, and a second one merges and writes", 262)
-def parts_then_rows(drawing: Drawing) -> None:
-    drawing.text(16, 29, "x")
-    drawing.text(16, 75, "1st launch")
-    drawing.text(16, 131, "L2")
-    drawing.text(16, 187, "2nd launch")
-    for part in range(4):
-        left = 96.0 + 134 * part
-        drawing.box(left, 18, 126, 22, "device", f"part {part}")
-        drawing.down(40, 62, left + 63)
-        drawing.box(left, 62, 126, 26, "registers", "mean, squares")
-        drawing.down(88, 120, left + 30, colour=ALARM)
-        drawing.box(left, 120, 60, 22, "l2", f"of {part}")
-        drawing.down(142, 174, left + 30)
-        drawing.box(left, 174, 126, 26, "registers", "merge all four")
-        drawing.down(200, 214, left + 63)
-        drawing.box(left, 214, 126, 22, "device", f"part {part}")
-    drawing.text(16, 225, "out")
-    drawing.text(16, 250, "each of the second merges the same numbers in the same order; none waits for another one")
-
-
-@drawn("A first launch leaves the sums of every part of a row, and in a second one programs own columns", 248)
+@drawn("A first launch leaves the sums of every part of a row, and in a second one programs own columns", 256)
 def parts_then_columns(drawing: Drawing) -> None:
-    drawing.heading(16, 18, "first launch: a program for every part of every row")
+    drawing.heading(16, 18, "first launch: a block or program for every part of every row")
     drawing.text(16, 41, "row 0\nrow 1", spacing=26)
     for part in range(4):
         left = 76.0 + 138 * part
         for row in range(2):
             drawing.box(left, 30 + 26 * row, 130, 22, "device", f"two sums of part {part}")
-    drawing.heading(16, 106, "second launch: a program for every block of columns")
+    drawing.heading(16, 106, "second launch: one for every range of columns")
     drawing.text(16, 129, "row 1\nrow 0", spacing=26)
     drawing.text(16, 193, "sums")
     for block in range(6):

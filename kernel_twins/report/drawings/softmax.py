@@ -230,16 +230,17 @@ def cooperative_row(drawing: Drawing) -> None:
 
 @drawn("A row is split over two launches: one leaves the numbers of its parts, one merges them and writes", 236)
 def split_row(drawing: Drawing) -> None:
-    drawing.heading(16, 18, "launch 1, from the first part to the last")
-    drawing.text(16, 73, "L2")
+    drawing.heading(16, 18, "launch 1 goes from the first part to the last, launch 2 from the last to the first")
+    drawing.text(16, 45, "launch 1")
+    drawing.text(16, 77, "L2")
+    drawing.text(16, 153, "launch 2")
     for part in range(4):
         left = 76 + 138 * part
         drawing.box(left, 30, 130, 22, "device", f"part {part}")
         drawing.down(52, 62, left + 65)
         drawing.box(left + 15, 62, 100, 22, "l2", f"numbers of {part}")
         drawing.down(84, 132, left + 65, colour=ALARM)
-    drawing.heading(16, 106, "launch 2, from the last part to the first")
-    drawing.text(16, 187, "out")
+    drawing.text(16, 191, "out")
     for place, part in enumerate((3, 2, 1, 0)):
         left = 76 + 138 * place
         drawing.box(left, 132, 130, 34, "l2" if part > 1 else "device", f"all numbers,\nx again: part {part}")
