@@ -2,6 +2,7 @@
 // lanes and blocks. The terms (pack, skew, line, lane) are explained in docs/glossary.md.
 #pragma once
 
+#include <climits>
 #include <type_traits>
 
 #include "common.cuh"
@@ -35,6 +36,15 @@ int64_t most_packs(const void* rows, int64_t n, int64_t stride) {
   const bool skewed =
       reinterpret_cast<uintptr_t>(rows) % BYTES || stride % (BYTES / static_cast<int>(sizeof(T)));
   return skewed ? most_packs<T, BYTES>(n) : cdiv(n, Pack<T>::SIZE);
+}
+
+// How many rows apart two rows have the same skew within BYTES, in all matrices with these strides (in
+// elements): a power of two, at most the elements of BYTES.
+template <typename T, int BYTES = 16, typename... Strides>
+int skew_period(Strides... strides) {
+  int period = 1;
+  while (((strides * period % (BYTES / static_cast<int>(sizeof(T))) != 0) || ...)) period *= 2;
+  return period;
 }
 
 // True if all elements of the pack that starts at `first` belong to the row, so that one access may move it.
@@ -129,16 +139,34 @@ __device__ Pack<T> put_together(uint4 low, uint4 high, int skew) {
   return {make_uint4(words[0], words[1], words[2], words[3])};
 }
 
+// Loads the pack that starts at element `first` of the n factors (weights or biases) that all rows share; it
+// stays in L1 and L2. If its address is not a multiple of 16 bytes, it spans two words of 16 bytes, which are
+// loaded and shifted together. If a word would reach beyond the last factor, or lies before the first one, it
+// is loaded element by element. Elements outside of the factors are undefined.
+template <typename T>
+__device__ Pack<T> load_factors(const T* factors, int first, int n) {
+  constexpr int SIZE = Pack<T>::SIZE;
+  const int skew = skew_of(factors + first), begin = first - skew;
+  if (begin <= -SIZE || begin + (skew == 0 ? SIZE : 2 * SIZE) > n)
+    return load_ragged(factors, first, n, 0.0f);
+  const auto* const words = reinterpret_cast<const uint4*>(factors + begin);
+  const uint4 low = __ldg(words);
+  return skew == 0 ? Pack<T>{low} : put_together<T>(low, __ldg(words + 1), skew);
+}
+
 // Loads of a row's packs, ragged ones included, by 16-byte loads alone. first_of(i) is a multiple of 16
 // bytes. A ragged pack brings up to 14 bytes from beside the row; these lie in the same aligned 16 bytes as
 // an element of the row, so reading them cannot fault. The caller must replace them by mask_beside() before
-// it uses the pack. Packs without an element of the row become 0.
+// it uses the pack. Packs without an element of the row become 0, and so do those that reach beyond the first
+// `readable` elements, if the caller sets such a limit.
 template <typename T, int PACKS, typename First>
-__device__ void load_touching_packs(Pack<T> (&packs)[PACKS], const T* row, int n, First first_of) {
+__device__ void load_touching_packs(Pack<T> (&packs)[PACKS], const T* row, int n, First first_of,
+                                    int readable = INT_MAX) {
 #pragma unroll
   for (int i = 0; i < PACKS; ++i) {
     const int first = first_of(i);
     uint4& words = packs[i].words;
+    const bool touches = max(first, 0) < min(n, first + Pack<T>::SIZE);
     words = make_uint4(0, 0, 0, 0);
     asm volatile(
         "{\n"
@@ -147,7 +175,7 @@ __device__ void load_touching_packs(Pack<T> (&packs)[PACKS], const T* row, int n
         "@touches ld.global.v4.b32 {%0, %1, %2, %3}, [%4];\n"
         "}"
         : "+r"(words.x), "+r"(words.y), "+r"(words.z), "+r"(words.w)
-        : "l"(row + first), "r"(static_cast<int>(max(first, 0) < min(n, first + Pack<T>::SIZE))));
+        : "l"(row + first), "r"(static_cast<int>(touches && first + Pack<T>::SIZE <= readable)));
   }
 }
 template <typename T>

@@ -1,8 +1,10 @@
-// Persistent clusters with a ring of rows in shared memory: the kernel of layer_norm's v07 and rms_norm's
-// v04. The next rows travel while one is normalised. Terms: docs/glossary.md.
+// Persistent clusters with a ring of rows in shared memory: a kernel of layer_norm's v12 and rms_norm's v07,
+// for the longest rows that registers do not hold. The next rows travel while one is normalised. Terms:
+// docs/glossary.md.
 #pragma once
 
 #include "norm_cluster.cuh"
+#include "norm_draws.cuh"
 
 constexpr int AHEAD_PACKS = 4;  // of a row that a thread holds
 constexpr int MOST_WARPS = 16;  // of a block, beside the one that loads and sends
@@ -10,63 +12,10 @@ constexpr int AHEAD_THREADS = 32 * (MOST_WARPS + 1);
 constexpr int LEAST_STAGES = 3, MOST_STAGES = 4;  // two rows are worked on, the others travel
 constexpr int TURNS = 8;  // slots for rows' statistics: more than 4, see normalise_ahead
 
-// In place of a row's index: this turn has no row, and the next row may have another skew.
-constexpr int64_t PAUSE = -1;
-
-// Which rows a cluster takes. SMs are not equally fast: with fixed shares the slowest one would finish last,
-// and rows far from each other would be under way. So a cluster starts with as many rows as it has stages,
-// and draws each further one from a counter when a stage is about to be free.
-//
-// Rows that lie a multiple of `period` apart have the same skew: they are of one kind. A cluster starts with
-// rows of one kind and draws rows of that kind; when these are used up, it goes on with another kind.
-struct Draws {
-  // [period + 1]: how many rows of each kind were drawn, then how many clusters have finished. All 0 before
-  // and after the launch.
-  unsigned* drawn;
-  int64_t M;
-  int period, clusters, stages;
-
-  __device__ int64_t row(int64_t which, int kind) const { return which * period + kind; }
-  // How many clusters start with the kind.
-  __device__ int beginners(int kind) const { return (clusters - kind + period - 1) / period; }
-  // The row with which a cluster starts in this turn; PAUSE, or M or more, if its kind has no such row.
-  __device__ int64_t given(int cluster, int turn) const {
-    const int kind = cluster % period;
-    const int64_t index = row(cluster / period + int64_t{turn} * beginners(kind), kind);
-    // Rows of other kinds may be left, unless there is one kind or every row starts a cluster.
-    return index < M || period == 1 || clusters == M ? index : PAUSE;
-  }
-  // Draws the cluster's next row. Returns its index, or PAUSE with another `kind`, or at least M if no rows
-  // are left. A whole warp calls it.
-  __device__ int64_t draw(int cluster, int& kind) const {
-    const int lane_id = threadIdx.x % 32;
-    unsigned before = 0;
-    if (lane_id == 0) before = atomicAdd(&drawn[kind], 1u);
-    const int64_t index = row(int64_t{stages} * beginners(kind) + __shfl_sync(~0u, before, 0), kind);
-    if (index < M) return index;
-    int left = 0;
-    if (lane_id < period) {
-      const int64_t taken = int64_t{stages} * beginners(lane_id) + __ldcg(&drawn[lane_id]);
-      left = static_cast<int>(
-          max(min((M - lane_id + period - 1) / period - taken, int64_t{1} << 24), int64_t{0}));
-    }
-    // Clusters that come here together spread over the kinds with many rows left.
-    const int most = __reduce_max_sync(~0u, left);
-    if (most == 0) return M;
-    const unsigned kinds = __ballot_sync(~0u, left > most / 2);
-    kind = __fns(kinds, 0, cluster / period % __popc(kinds) + 1);
-    return PAUSE;
-  }
-  __device__ void end() const {
-    if (atomicAdd(&drawn[period], 1u) + 1 < clusters) return;
-    for (int i = 0; i <= period; ++i) drawn[i] = 0;
-  }
-};
-
 // Merges the statistics of one part a lane by Chan's formula. Every lane gets the result.
-template <bool CENTERED>
+template <Norm NORM>
 __device__ MeanSquares merged(MeanSquares its, float its_elements, float inverse) {
-  if (!CENTERED) return {0.0f, lanes_sum(its.squares)};
+  if (NORM == Norm::RMS) return {0.0f, lanes_sum(its.squares)};
   const float mean = lanes_sum(its_elements * its.mean) * inverse;
   const float distance = its.mean - mean;
   return {mean, lanes_sum(fmaf(its_elements * distance, distance, its.squares))};
@@ -83,38 +32,10 @@ __device__ void store_whole(T* place, bool aligned, Pack<T> pack) {
   }
 }
 
-// A block's part of a split row. Packs before `head`, and from `tail` on, are ragged: they reach beyond the
-// row.
-template <typename T, bool WHOLE>
-struct OwnPart : Part<T> {
-  using Part<T>::SIZE, Part<T>::N, Part<T>::count, Part<T>::first_of;
-  int head, tail;
-
-  __device__ OwnPart(int N, const T* row, int each, int rank)
-      : Part<T>(N, WHOLE ? 0 : skew_of(row), each, rank),
-        head(!WHOLE && count > 0 && first_of(0) < 0 ? 1 : 0),
-        tail(!WHOLE && first_of(count) > N ? count - 1 : count) {}
-
-  // This thread's single element: its column in a ragged pack, or NONE.
-  static constexpr int NONE = -1;
-  __device__ int single() const {
-    if (WHOLE) return NONE;
-    const int lane = threadIdx.x, end = first_of(max(head, tail)) + lane - SIZE;
-    if (lane < SIZE && head > 0 && lane < min(N, first_of(head))) return lane;
-    if (lane >= SIZE && lane < 2 * SIZE && max(head, tail) < count && end < N) return end;
-    return NONE;
-  }
-  // The elements of the warp that has the packs from..to. The first warp has the single elements, too.
-  __device__ int elements_of(int from, int to) const {
-    const int whole = max(min(tail, to) - max(head, from), 0);
-    return whole * SIZE + (from == 0 ? this->elements() - max(tail - head, 0) * SIZE : 0);
-  }
-};
-
 // Persistent clusters of `blocks` blocks over split rows. A block's part of a row, of at most `each` packs,
 // travels by bulk copy to one of several stages in shared memory. Warps are specialised: the last one of a
 // block loads parts and sends statistics; the others compute, and hold the weights and biases of their
-// columns in registers. Without CENTERED (rms_norm) the mean is 0.
+// columns in registers.
 //
 // Overlap: a warp publishes its statistics of row r + 1 before it waits for those of row r and writes row r,
 // so the exchange may take as long as the work on a row. When all warps have published row r, they have
@@ -131,9 +52,10 @@ struct OwnPart : Part<T> {
 //
 // Pauses: between rows of two kinds a turn has no row. All barriers advance as if it had one; the row before
 // is written, and then columns, weights and biases are those of the next kind.
-template <typename T, int PACKS, bool CENTERED, bool WHOLE>
+template <typename T, int PACKS, Norm NORM, Alignment ALIGNMENT>
 __device__ void normalise_ahead(const NormArgs& args, const Draws& draws, int blocks, int each) {
 #if __CUDA_ARCH__ >= 900
+  constexpr bool CENTERED = NORM == Norm::LAYER, WHOLE = ALIGNMENT == Alignment::PACK;
   constexpr int SIZE = Pack<T>::SIZE;
   extern __shared__ __align__(LINE_BYTES) char memory[];
   __shared__ uint64_t full[MOST_STAGES];  // a phase completes when this block's part of a row has arrived,
@@ -153,7 +75,7 @@ __device__ void normalise_ahead(const NormArgs& args, const Draws& draws, int bl
   const T* const residual = static_cast<const T*>(args.residual);
   const int room = (each * 16 + (LINE_BYTES - 16) + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES;
   const auto part_of = [&](int64_t index, int block) {
-    return OwnPart<T, WHOLE>(N, x + index * args.stride_xm, each, block);
+    return OwnPart<T, ALIGNMENT>(N, x + index * args.stride_xm, each, block);
   };
   const auto is_row = [&](int64_t index) { return static_cast<uint64_t>(index) < args.M; };
 
@@ -163,23 +85,37 @@ __device__ void normalise_ahead(const NormArgs& args, const Draws& draws, int bl
     char* const place = memory + (residual ? 2 * stage + which : stage) * room;
     return reinterpret_cast<Pack<T>*>(place + reinterpret_cast<uintptr_t>(begin) % LINE_BYTES);
   };
-  // Copies all packs that the part touches, so up to 14 bytes outside of the row come along. One thread calls
-  // it.
+  // Copies all packs that the part touches, so up to 14 bytes outside of the row come along. Of the matrix's
+  // last pack, which may reach beyond it, the elements are copied one by one, before the arrival, which
+  // releases them. One thread calls it.
   const auto load = [&](int stage, int64_t index) {
     rows[stage] = index;
-    const OwnPart<T, WHOLE> part = part_of(max(index, int64_t{0}), rank);
-    const int bytes = is_row(index) ? part.count * 16 : 0;
-    mbarrier_arrive_expect_tx(&full[stage], bytes * (residual ? 2 : 1));
-    if (bytes == 0) return;
-    const auto copy = [&](int which, const T* begin) {
-      bulk_load(place_of(stage, which, begin), begin, bytes, &full[stage]);
+    const OwnPart<T, ALIGNMENT> part = part_of(max(index, int64_t{0}), rank);
+    const auto begin = [&](const T* matrix, int64_t stride) {
+      return matrix + index * stride + part.first_of(0);
     };
-    copy(0, x + index * args.stride_xm + part.first_of(0));
-    if (residual) copy(1, residual + index * args.stride_rm + part.first_of(0));
+    const auto packs_in = [&](int which, const T* matrix, int64_t stride) {  // that a bulk copy brings
+      const int last = part.count - 1;
+      if (WHOLE || part.first_of(part.count) <= N + (args.M - 1 - index) * stride) return part.count;
+      const T* const first = begin(matrix, stride);
+      T* const place = reinterpret_cast<T*>(place_of(stage, which, first) + last);
+      for (int i = 0; part.first_of(last) + i < N; ++i) place[i] = first[last * SIZE + i];
+      fence_proxy_async();  // orders these stores before the bulk copy that fills the stage next
+      return last;
+    };
+    const auto copy = [&](int which, const T* first, int packs) {
+      if (packs > 0) bulk_load(place_of(stage, which, first), first, packs * 16, &full[stage]);
+    };
+    if (!is_row(index) || part.count == 0) return mbarrier_arrive_expect_tx(&full[stage], 0);
+    const int of_x = packs_in(0, x, args.stride_xm);
+    const int of_residual = residual ? packs_in(1, residual, args.stride_rm) : 0;
+    mbarrier_arrive_expect_tx(&full[stage], (of_x + of_residual) * 16);
+    copy(0, begin(x, args.stride_xm), of_x);
+    copy(1, begin(residual, args.stride_rm), of_residual);
   };
 
   // A warp's packs are adjacent.
-  const auto elements_of_warp = [&](const OwnPart<T, WHOLE>& part, int warp) {
+  const auto elements_of_warp = [&](const OwnPart<T, ALIGNMENT>& part, int warp) {
     return warp < warps ? part.elements_of(32 * PACKS * warp, 32 * PACKS * (warp + 1)) : 0;
   };
 
@@ -203,13 +139,13 @@ __device__ void normalise_ahead(const NormArgs& args, const Draws& draws, int bl
     int64_t asked = last;               // row whose copy was started; M or more: none is left
     for (int i = 0; rows[i % stages] < args.M; ++i) {
       const int turn = i % TURNS;
-      const OwnPart<T, WHOLE> part = part_of(max(rows[i % stages], int64_t{0}), rank);
+      const OwnPart<T, ALIGNMENT> part = part_of(max(rows[i % stages], int64_t{0}), rank);
       const float its_elements = static_cast<float>(elements_of_warp(part, lane_id));
       const float inverse = 1.0f / static_cast<float>(max(part.elements(), 1));
       mbarrier_wait_parity(&summed[turn], i / TURNS % 2);  // for all warps
       if (blocks > 1) {
         const MeanSquares its = lane_id < warps ? of_warps[turn][lane_id] : MeanSquares{};
-        const MeanSquares mine = merged<CENTERED>(its, its_elements, inverse);
+        const MeanSquares mine = merged<NORM>(its, its_elements, inverse);
         if (lane_id == 0) mbarrier_arrive_expect_tx(&exchanged[turn], blocks * sizeof(MeanSquares));
         if (lane_id < blocks) store_async(&of_blocks[turn][rank], mine, &exchanged[turn], lane_id);
       }
@@ -237,7 +173,7 @@ __device__ void normalise_ahead(const NormArgs& args, const Draws& draws, int bl
 
   // A thread has packs that lie within the row. The elements of ragged packs go to lanes of the first warp,
   // as single elements.
-  OwnPart<T, WHOLE> part = part_of(draws.given(cluster, 0), rank);
+  OwnPart<T, ALIGNMENT> part = part_of(draws.given(cluster, 0), rank);
   const int own = warp_id * 32 * PACKS + lane_id;  // its first pack; the i-th is 32 * i further on
   const auto holds = [&](int i) { return own + 32 * i < part.tail && (WHOLE || i > 0 || own >= part.head); };
   int first, single;   // columns
@@ -335,7 +271,7 @@ __device__ void normalise_ahead(const NormArgs& args, const Draws& draws, int bl
 
   const float row_inverse = 1.0f / static_cast<float>(N);
   const auto write = [&](Pack<T>* packs, int64_t index, MeanSquares its) {
-    const MeanSquares all = merged<CENTERED>(its, its_elements, row_inverse);
+    const MeanSquares all = merged<NORM>(its, its_elements, row_inverse);
     const float rstd = rstd_of(all.squares, N, args.eps);
     if (rank == 0 && threadIdx.x == 0) {
       if (CENTERED) args.mean[index] = all.mean;
@@ -418,7 +354,7 @@ bool launch_ahead(const NormArgs& args, Kernel* kernel) {
   if (args.residual && ((args.stride_rm - args.stride_xm) % SIZE != 0 ||
                         (static_cast<const T*>(args.residual) - static_cast<const T*>(args.x)) % SIZE != 0))
     return false;
-  const int64_t packs = packs_of<T>(args);
+  const int64_t packs = most_packs<T>(args.x, args.N, args.stride_xm);
   int blocks = 1;
   while (blocks < MOST_CLUSTER_BLOCKS && packs > blocks * MOST_PACKS / 2)
     blocks *= 2;  // two blocks fit an SM, without a residual

@@ -1,16 +1,10 @@
-// Split rows in shared memory: the kernel of layer_norm's v05 and rms_norm's v02. Each block of a cluster
-// holds one part of a row. Terms: docs/glossary.md.
+// Split rows in the shared memory of a cluster, each block with one part of a row: a kernel of layer_norm's
+// v12 and rms_norm's v07, for rows that registers do not hold. Terms: docs/glossary.md.
 #pragma once
 
 #include "lib/cluster.cuh"
 #include "lib/ptx/hopper.cuh"
 #include "norm.cuh"
-#include "norm_parts.cuh"
-
-// The statistics of one part of a row: 8 bytes, so that one st.async sends both.
-struct alignas(8) MeanSquares {
-  float mean, squares;  // squares: the sum of squared distances from this mean
-};
 
 constexpr int CLUSTER_THREADS = 384, CLUSTER_BLOCKS = 3;  // of a block; and blocks that an SM runs at once
 constexpr int MOST_ROWS = 4;                              // that a cluster takes at once
@@ -34,13 +28,42 @@ struct Part {
   __device__ int elements() const { return count > 0 ? min(N, first_of(count)) - max(0, first_of(0)) : 0; }
 };
 
+// A block's part of a split row. Packs before `head`, and from `tail` on, are ragged: they reach beyond the
+// row.
+template <typename T, Alignment ALIGNMENT>
+struct OwnPart : Part<T> {
+  static constexpr bool WHOLE = ALIGNMENT == Alignment::PACK;
+  using Part<T>::SIZE, Part<T>::N, Part<T>::count, Part<T>::first_of;
+  int head, tail;
+
+  __device__ OwnPart(int N, const T* row, int each, int rank)
+      : Part<T>(N, WHOLE ? 0 : skew_of(row), each, rank),
+        head(!WHOLE && count > 0 && first_of(0) < 0 ? 1 : 0),
+        tail(!WHOLE && first_of(count) > N ? count - 1 : count) {}
+
+  // This thread's single element: its column in a ragged pack, or NONE.
+  static constexpr int NONE = -1;
+  __device__ int single() const {
+    if (WHOLE) return NONE;
+    const int lane = threadIdx.x, end = first_of(max(head, tail)) + lane - SIZE;
+    if (lane < SIZE && head > 0 && lane < min(N, first_of(head))) return lane;
+    if (lane >= SIZE && lane < 2 * SIZE && max(head, tail) < count && end < N) return end;
+    return NONE;
+  }
+  // The elements of the warp that has the packs from..to. The first warp has the single elements, too.
+  __device__ int elements_of(int from, int to) const {
+    const int whole = max(min(tail, to) - max(head, from), 0);
+    return whole * SIZE + (from == 0 ? this->elements() - max(tail - head, 0) * SIZE : 0);
+  }
+};
+
 // A cluster of `blocks` blocks takes `rows` split rows at once. They lie `period` rows apart, so that all
 // have the same skew, and a block the same columns of each. A block holds its parts of them, of at most
-// `each` packs, in shared memory, and loads the weights and biases of its columns once for all rows. Without
-// CENTERED (rms_norm) the mean is 0.
-template <typename T, bool CENTERED, bool WHOLE>
+// `each` packs, in shared memory, and loads the weights and biases of its columns once for all rows.
+template <typename T, Norm NORM, Alignment ALIGNMENT>
 __device__ void normalise_by_cluster(const NormArgs& args, int rows, int period, int blocks, int each) {
 #if __CUDA_ARCH__ >= 900
+  constexpr bool CENTERED = NORM == Norm::LAYER, WHOLE = ALIGNMENT == Alignment::PACK;
   constexpr int SIZE = Pack<T>::SIZE;
   extern __shared__ __align__(128) char memory[];
   __shared__ uint64_t arrived[MOST_ROWS];  // completes when this block's part of the row has arrived
@@ -156,11 +179,15 @@ __device__ void normalise_by_cluster(const NormArgs& args, int rows, int period,
   }
   __syncthreads();  // for every row's mean and rstd
 
+  const auto factors_of = [&](const T* factors, int first) {
+    return WHOLE ? Pack<T>{__ldg(reinterpret_cast<const uint4*>(factors + first))}
+                 : load_factors(factors, first, N);
+  };
   for (int pack = threadIdx.x; pack < part.count; pack += CLUSTER_THREADS) {
     const int first = part.first_of(pack);
     Pack<T> weights = {}, biases = {};
-    if (args.weight) weights = load_factors(first_row.weight, first, N);
-    if (args.bias) biases = load_factors(first_row.bias, first, N);
+    if (args.weight) weights = factors_of(first_row.weight, first);
+    if (args.bias) biases = factors_of(first_row.bias, first);
     T* out = first_row.out;
 #pragma unroll 2
     for (int turn = 0; turn < count; ++turn, out += period * args.N) {
@@ -182,7 +209,7 @@ __device__ void normalise_by_cluster(const NormArgs& args, int rows, int period,
 template <typename T, typename Kernel>
 bool launch_by_cluster(const NormArgs& args, Kernel* kernel) {
   if (most_shared_memory() < LARGEST_PART) return false;
-  const int64_t packs = packs_of<T>(args);
+  const int64_t packs = most_packs<T>(args.x, args.N, args.stride_xm);
   const auto blocks_for = [&](int rows) {
     int blocks = 1;
     while (blocks < MOST_CLUSTER_BLOCKS && rows * packs * 16 > blocks * PART_BYTES) blocks *= 2;

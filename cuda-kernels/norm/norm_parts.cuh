@@ -66,15 +66,6 @@ __device__ inline int rank_in_cluster(int blocks) {
 #endif
 }
 
-// How many rows apart two rows have the same skew within BYTES, in all matrices with these strides (in
-// elements): a power of two, at most the elements of BYTES.
-template <typename T, int BYTES = 16, typename... Strides>
-int skew_period(Strides... strides) {
-  int period = 1;
-  while (((strides * period % (BYTES / static_cast<int>(sizeof(T))) != 0) || ...)) period *= 2;
-  return period;
-}
-
 // How many groups, clusters or blocks, share M rows when `resident` groups run at once. Groups of several
 // rows are a multiple of `period`, so that the rows of each have the same skew; 0 if too few groups run for
 // that.

@@ -10,7 +10,6 @@
 
 constexpr int SPLIT_THREADS = 256;
 constexpr int SPLIT_TILE = SPLIT_THREADS * 4;  // packs; a part is a multiple
-enum class Residual { NONE, ADDED };
 // Packs of a matrix that a thread has at once, in the first launch and in the second. Blocks that an SM runs
 // at once: packs that are shifted together take twice the registers.
 template <Residual RESIDUAL>

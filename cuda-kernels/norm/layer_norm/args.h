@@ -1,7 +1,7 @@
 // out = (x - mean) * rstd * weight + bias over the rows of a matrix.
 #pragma once
 
-#include "norm/norm_args.h"
+#include "norm/norm_forward_args.h"
 
 using LayerNormArgs = NormArgs;
 

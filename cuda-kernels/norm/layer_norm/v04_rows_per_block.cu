@@ -13,7 +13,7 @@
 // Source:   rows by warps of PyTorch, aten/src/ATen/native/cuda/PersistentSoftmax.cuh
 // Twin:     triton-kernels/norm/layer_norm/v04_rows_per_block.py
 #include "args.h"
-#include "norm/norm.cuh"
+#include "norm/norm_row.cuh"
 
 namespace {
 
@@ -23,40 +23,65 @@ constexpr int MANY_PACKS = 5, MANY_THREADS = 832;
 constexpr int64_t LARGEST_ROW = 64 * 1024;  // bytes
 static_assert(MANY_THREADS * MANY_PACKS >= LARGEST_ROW / 16 + 1, "a skewed row needs a pack more");
 
-// LANES lanes take a row, of at most LANES * PACKS packs.
-template <typename T, int LANES, int PACKS, bool WHOLE>
+// LANES lanes take a row, of at most LANES * PACKS packs; a block takes LANES_THREADS / LANES rows.
+template <typename T, int LANES, int PACKS, Alignment ALIGNMENT>
 __global__ void __launch_bounds__(LANES_THREADS)
     layer_norm_v04_rows_per_block_lanes_kernel(const LayerNormArgs args) {
-  normalise_by_lanes<T, LANES_THREADS, LANES, PACKS, true, WHOLE>(args);
+  const int64_t index = static_cast<int64_t>(blockIdx.x) * (LANES_THREADS / LANES) + threadIdx.x / LANES;
+  // Lanes past the last row stay for the shuffles, with the last row's values.
+  const int64_t inside = min(index, args.M - 1);
+  const NormRow<T> row(args, inside);
+  RegisterRow<T, PACKS, Norm::LAYER, ALIGNMENT> held(args.N, skew_of(row.x), threadIdx.x % LANES, LANES);
+  held.load(args, row, inside);
+  held.finish_load(row);
+  const float mean = lanes_sum<LANES>(held.sum()) / static_cast<float>(held.n);
+  const float rstd = rstd_of(lanes_sum<LANES>(held.squares(mean)), held.n, args.eps);
+  if (index >= args.M) return;
+  if (threadIdx.x % LANES == 0) {
+    args.mean[index] = mean;
+    args.rstd[index] = rstd;
+  }
+  held.write(row, mean, rstd);
 }
 
 // A block takes a row, of at most blockDim.x * PACKS packs.
-template <typename T, int PACKS, int THREADS, bool WHOLE>
+template <typename T, int PACKS, int THREADS, Alignment ALIGNMENT>
 __global__ void __launch_bounds__(THREADS) layer_norm_v04_rows_per_block_kernel(const LayerNormArgs args) {
-  normalise_by_block<T, PACKS, true, WHOLE>(args);
+  __shared__ float mean_parts[32], square_parts[32];
+  const NormRow<T> row(args, blockIdx.x);
+  RegisterRow<T, PACKS, Norm::LAYER, ALIGNMENT> held(args.N, skew_of(row.x), threadIdx.x, blockDim.x);
+  held.load(args, row, blockIdx.x);
+  held.finish_load(row);
+  const float mean = block_sum(held.sum(), mean_parts) / static_cast<float>(held.n);
+  const float rstd = rstd_of(block_sum(held.squares(mean), square_parts), held.n, args.eps);
+  if (threadIdx.x == 0) {
+    args.mean[blockIdx.x] = mean;
+    args.rstd[blockIdx.x] = rstd;
+  }
+  held.write(row, mean, rstd);
 }
 
-template <typename T, int PACKS, int THREADS, bool WHOLE>
-void launch_block(const LayerNormArgs& args) {
-  const int64_t threads = cdiv(cdiv(packs_of<T>(args), PACKS), 32) * 32;
-  layer_norm_v04_rows_per_block_kernel<T, PACKS, THREADS, WHOLE>
+template <typename T, int PACKS, int THREADS, Alignment ALIGNMENT>
+void launch_block(const LayerNormArgs& args, int64_t packs) {
+  const int64_t threads = cdiv(cdiv(packs, PACKS), 32) * 32;
+  layer_norm_v04_rows_per_block_kernel<T, PACKS, THREADS, ALIGNMENT>
       <<<static_cast<unsigned>(args.M), static_cast<unsigned>(threads), 0, args.stream>>>(args);
 }
 
-template <typename T, bool WHOLE>
+template <typename T, Alignment ALIGNMENT>
 void launch(const LayerNormArgs& args) {
-  const int64_t packs = packs_of<T>(args);
+  const int64_t packs = most_packs<T>(args.x, args.N, args.stride_xm);
   const bool launched = choose_lanes(packs, [&](auto lanes, auto each) {
-    layer_norm_v04_rows_per_block_lanes_kernel<T, lanes, each, WHOLE>
+    layer_norm_v04_rows_per_block_lanes_kernel<T, lanes, each, ALIGNMENT>
         <<<static_cast<unsigned>(cdiv(args.M, LANES_THREADS / lanes)), LANES_THREADS, 0, args.stream>>>(args);
   });
   if (launched) return;
   // Few packs a thread where they fill whole groups of four warps; else more, so that fewer threads have
   // none.
   if (packs <= FEW_PACKS * FEW_THREADS && packs % (128 * FEW_PACKS) == 0) {
-    launch_block<T, FEW_PACKS, FEW_THREADS, WHOLE>(args);
+    launch_block<T, FEW_PACKS, FEW_THREADS, ALIGNMENT>(args, packs);
   } else {
-    launch_block<T, MANY_PACKS, MANY_THREADS, WHOLE>(args);
+    launch_block<T, MANY_PACKS, MANY_THREADS, ALIGNMENT>(args, packs);
   }
 }
 
@@ -72,7 +97,7 @@ void layer_norm_v04_rows_per_block(const LayerNormArgs& args) {
                                " bytes, v04_rows_per_block holds " + std::to_string(LARGEST_ROW) +
                                ": take v02_welford or v05_cluster");
     }
-    are_whole<T>(args) ? launch<T, true>(args) : launch<T, false>(args);
+    are_whole<T>(args) ? launch<T, Alignment::PACK>(args) : launch<T, Alignment::ELEMENT>(args);
   });
   CUDA_CHECK(cudaGetLastError());
 }

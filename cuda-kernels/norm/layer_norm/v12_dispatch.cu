@@ -1,47 +1,66 @@
 // layer_norm v12_dispatch: a table sends rows of every length and skew to the kernel that serves them.
 //
-// Change:   three kernels for rows that no kernel before was made for, and a table of which rows go where
-//           (norm_routes.cuh). Few rows that no cluster holds are split over blocks by two launches: the
-//           first leaves each part's statistics, the second merges them and writes. Where skews differ
-//           between matrices, packs are laid out for out, and a pack of x is shifted together from two
-//           aligned loads: rows of up to 4 KiB in lanes of a warp, longer ones in the registers of a cluster.
-// Why:      with a block a row, few rows leave most SMs idle; the second launch finds much of such rows in
-//           L2. Rows of another skew than out's were stored element by element.
-// Counter:  none at the cases shown, which stay with v11's kernels; time falls at few long rows, and at
-//           rows of several skews.
+// Change:   one table (norm_routes.cuh) sends a call to the kernel that serves its rows: those of the ladder,
+//           in several shapes, and kernels for rows that no step was made for. A warp holds a row of up to 4
+//           KiB, and shares weights with others; packs of rows whose skew differs between matrices are
+//           shifted together from two aligned loads; a persistent cluster loads the longest rows ahead; few
+//           rows that no cluster holds are split over blocks by two launches.
+// Why:      which kernel is fastest depends on a row's length and alignment, and on how many rows there are.
+//           With a block a row, few rows leave most SMs idle. Rows of another skew than out's were stored
+//           element by element.
+// Counter:  none at the case shown, where v08's kernel runs; time falls at short rows, at few long rows, and
+//           at rows of several skews.
 // Requires: compute capability 9.0; contiguous rows.
-// Routes:   - all matrices of one skew, up to 512 KiB: v11_laid_early
-//           - other skews, up to 4 KiB: lanes
-//           - other skews, up to 512 KiB: cluster; weights and biases start at a multiple of 16 bytes
-//           - longer, up to 64 rows: two launches
-//           - longer, more rows, as long as the shared memory of a cluster holds one: v11_laid_early
-//           - longer: two launches
 // Source:   CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization", for the second
 //           launch; Chan, Golub and LeVeque, The American Statistician 37(3), 1983, for the merge
 // Twin:     triton-kernels/norm/layer_norm/v12_dispatch.py
 #include "args.h"
 #include "norm/norm_routes.cuh"
 
-void layer_norm_v11_laid_early(const LayerNormArgs& args);
-
 namespace {
 
 template <typename T, int LANES, int PACKS>
-__global__ void __launch_bounds__(SHIFTED_THREADS, SHIFTED_BLOCKS<PACKS>)
+__global__ void __launch_bounds__(LANES_THREADS)
     layer_norm_v12_dispatch_lanes_kernel(const LayerNormArgs args) {
-  normalise_shifted<T, LANES, PACKS, true>(args);
+  normalise_by_lanes<T, LANES, PACKS, Norm::LAYER>(args);
 }
-
-// Blocks of HELD_THREADS that an SM must have room for.
-template <int PACKS, bool RESIDUAL>
-constexpr int BLOCKS = PACKS == MOST_HELD_PACKS || RESIDUAL ? 2 : 3;
-
-template <typename T, int PACKS, bool RESIDUAL>
-__global__ void __launch_bounds__(HELD_THREADS, BLOCKS<PACKS, RESIDUAL>)
+template <typename T, int PACKS>
+__global__ void __launch_bounds__(LANES_THREADS)
+    layer_norm_v12_dispatch_few_kernel(const LayerNormArgs args) {
+  normalise_few<T, PACKS>(args);
+}
+template <typename T, int PACKS, Alignment ALIGNMENT, int BLOCKS>
+__global__ void __launch_bounds__(WARP_THREADS<ALIGNMENT>, BLOCKS)
+    layer_norm_v12_dispatch_warps_kernel(const LayerNormArgs args, int period) {
+  normalise_by_warps<T, PACKS, Norm::LAYER, ALIGNMENT>(args, period);
+}
+template <typename T, int LANES, int PACKS>
+__global__ void __launch_bounds__(SHIFTED_THREADS, SHIFTED_BLOCKS<PACKS>)
+    layer_norm_v12_dispatch_shifted_kernel(const LayerNormArgs args) {
+  normalise_shifted<T, LANES, PACKS, Norm::LAYER>(args);
+}
+template <typename T>
+__global__ void __launch_bounds__(BLOCK_THREADS)
+    layer_norm_v12_dispatch_block_kernel(const LayerNormArgs args) {
+  normalise_by_block<T, Norm::LAYER>(args);
+}
+template <typename T, int PACKS, int ROWS, Alignment ALIGNMENT, Residual RESIDUAL, Factors FACTORS,
+          Skews SKEWS, int THREADS, int BLOCKS>
+__global__ void __launch_bounds__(THREADS, BLOCKS)
     layer_norm_v12_dispatch_cluster_kernel(const LayerNormArgs args, int blocks, int period) {
-  normalise_held<T, 1, PACKS, true, false, RESIDUAL, false, Skews::DIFFER>(args, blocks, period);
+  normalise_held<T, ROWS, PACKS, Norm::LAYER, ALIGNMENT, RESIDUAL, FACTORS, SKEWS>(args, blocks, period);
 }
-
+template <typename T, Alignment ALIGNMENT>
+__global__ void __launch_bounds__(AHEAD_THREADS, 1)
+    layer_norm_v12_dispatch_ring_kernel(const LayerNormArgs args, const Draws draws, int blocks, int each) {
+  normalise_ahead<T, AHEAD_PACKS, Norm::LAYER, ALIGNMENT>(args, draws, blocks, each);
+}
+template <typename T, Alignment ALIGNMENT>
+__global__ void __launch_bounds__(CLUSTER_THREADS, CLUSTER_BLOCKS)
+    layer_norm_v12_dispatch_shared_kernel(const LayerNormArgs args, int rows, int period, int blocks,
+                                          int each) {
+  normalise_by_cluster<T, Norm::LAYER, ALIGNMENT>(args, rows, period, blocks, each);
+}
 template <typename T, Skews SKEWS, Residual RESIDUAL>
 __global__ void __launch_bounds__(SPLIT_THREADS, SPLIT_BLOCKS<SKEWS>)
     layer_norm_v12_dispatch_moments_kernel(const LayerNormArgs args, unsigned parts, int each,
@@ -55,10 +74,35 @@ __global__ void __launch_bounds__(SPLIT_THREADS, SPLIT_BLOCKS<SKEWS>)
   write_split<T, true, SKEWS>(args, parts, each, moments);
 }
 
-template <typename T, int PACKS, bool RESIDUAL>
+// BLOCKS: that an SM must have room for, which bounds a thread's registers. A residual takes the registers of
+// a cluster's second row.
+template <typename T, int PACKS, Alignment ALIGNMENT, Residual RESIDUAL, Factors FACTORS = Factors::AT_USE>
 bool launch_cluster(const LayerNormArgs& args) {
-  return launch_held<T, 1, PACKS, true, false, HELD_WARPS, Skews::DIFFER>(
-      args, layer_norm_v12_dispatch_cluster_kernel<T, PACKS, RESIDUAL>);
+  constexpr int ROWS = RESIDUAL == Residual::ADDED ? 1 : 2, BLOCKS = PACKS == MOST_HELD_PACKS ? 2 : 3;
+  return launch_held<T, ROWS, PACKS, Norm::LAYER, ALIGNMENT>(
+      args, layer_norm_v12_dispatch_cluster_kernel<T, PACKS, ROWS, ALIGNMENT, RESIDUAL, FACTORS, Skews::ALIKE,
+                                                   HELD_THREADS, BLOCKS>);
+}
+template <typename T, int PACKS, Residual RESIDUAL>
+bool launch_shifted_cluster(const LayerNormArgs& args) {
+  constexpr int BLOCKS = PACKS == MOST_HELD_PACKS || RESIDUAL == Residual::ADDED ? 2 : 3;
+  return launch_held<T, 1, PACKS, Norm::LAYER, Alignment::ELEMENT, HELD_WARPS, Skews::DIFFER>(
+      args, layer_norm_v12_dispatch_cluster_kernel<T, PACKS, 1, Alignment::ELEMENT, RESIDUAL, Factors::AT_USE,
+                                                   Skews::DIFFER, HELD_THREADS, BLOCKS>);
+}
+// One row a cluster, in blocks of four warps, with the number of packs that leaves fewer lanes idle.
+template <typename T>
+bool launch_one_row(const LayerNormArgs& args) {
+  const auto launch = [&]<int PACKS, int BLOCKS>(std::integer_sequence<int, PACKS, BLOCKS>) {
+    return launch_held<T, 1, PACKS, Norm::LAYER, Alignment::LINE>(
+        args, layer_norm_v12_dispatch_cluster_kernel<T, PACKS, 1, Alignment::LINE, Residual::NONE,
+                                                     Factors::AT_USE, Skews::ALIKE, 128, BLOCKS>);
+  };
+  const int64_t packs = args.N / Pack<T>::SIZE, four = room_of_one_row(packs, 4),
+                five = room_of_one_row(packs, 5);
+  if (four == NO_ROOM && five == NO_ROOM) return false;
+  return four <= five ? launch(std::integer_sequence<int, 4, 8>{})
+                      : launch(std::integer_sequence<int, 5, 7>{});
 }
 template <typename T, Skews SKEWS>
 bool launch_launches(const LayerNormArgs& args) {
@@ -68,20 +112,62 @@ bool launch_launches(const LayerNormArgs& args) {
                                   : layer_norm_v12_dispatch_moments_kernel<T, Skews::ALIKE, Residual::NONE>;
   return launch_split<T>(args, moments_kernel, layer_norm_v12_dispatch_kernel<T, SKEWS>);
 }
+
 template <typename T>
-bool launch(const LayerNormArgs& args, By by) {
-  switch (by) {
+bool launch(const LayerNormArgs& args, const routes::Route& route, Alignment alignment) {
+  const bool whole = alignment != Alignment::ELEMENT;
+  switch (route.by) {
     case By::LANES:
-      return launch_shifted<T>(
+      return launch_by_lanes<T>(
           args, [](auto lanes, auto packs) { return layer_norm_v12_dispatch_lanes_kernel<T, lanes, packs>; });
+    case By::FEW:
+      return launch_few<T>(args, layer_norm_v12_dispatch_few_kernel<T, 2>,
+                           layer_norm_v12_dispatch_few_kernel<T, 4>);
+    case By::WARPS:
+      return whole ? launch_by_warps<T, Norm::LAYER, Alignment::PACK>(
+                         args,
+                         [](auto packs, auto blocks) {
+                           return layer_norm_v12_dispatch_warps_kernel<T, packs, Alignment::PACK, blocks>;
+                         })
+                   : launch_by_warps<T, Norm::LAYER, Alignment::ELEMENT>(args, [](auto packs, auto blocks) {
+                       return layer_norm_v12_dispatch_warps_kernel<T, packs, Alignment::ELEMENT, blocks>;
+                     });
+    case By::SHIFTED:
+      return launch_shifted<T>(args, [](auto lanes, auto packs) {
+        return layer_norm_v12_dispatch_shifted_kernel<T, lanes, packs>;
+      });
+    case By::BLOCK:
+      return launch_by_block<T>(args, layer_norm_v12_dispatch_block_kernel<T>);
     case By::CLUSTER:
-      return args.residual ? launch_cluster<T, HELD_PACKS, true>(args)
-                           : launch_cluster<T, HELD_PACKS, false>(args) ||
-                                 launch_cluster<T, MOST_HELD_PACKS, false>(args);
-    default:
-      return are_whole<T>(args) ? launch_launches<T, Skews::ALIKE>(args)
-                                : launch_launches<T, Skews::DIFFER>(args);
+      if (args.residual)
+        return alignment == Alignment::LINE
+                   ? launch_cluster<T, HELD_PACKS, Alignment::LINE, Residual::ADDED>(args)
+                   : launch_cluster<T, HELD_PACKS, Alignment::ELEMENT, Residual::ADDED>(args);
+      if (route.packs == FEW_HELD_PACKS)
+        return launch_cluster<T, FEW_HELD_PACKS, Alignment::LINE, Residual::NONE>(args);
+      return route.packs == HELD_PACKS
+                 ? launch_cluster<T, HELD_PACKS, Alignment::LINE, Residual::NONE>(args)
+                 : launch_cluster<T, MOST_HELD_PACKS, Alignment::LINE, Residual::NONE>(args);
+    case By::ONE_ROW:
+      return launch_one_row<T>(args);
+    case By::EARLY:
+      return launch_cluster<T, HELD_PACKS, Alignment::ELEMENT, Residual::NONE, Factors::EARLY>(args);
+    case By::SHIFTED_CLUSTER:
+      if (args.residual) return launch_shifted_cluster<T, HELD_PACKS, Residual::ADDED>(args);
+      return route.packs == HELD_PACKS ? launch_shifted_cluster<T, HELD_PACKS, Residual::NONE>(args)
+                                       : launch_shifted_cluster<T, MOST_HELD_PACKS, Residual::NONE>(args);
+    case By::RING:
+      return launch_ahead<T>(args, whole ? layer_norm_v12_dispatch_ring_kernel<T, Alignment::PACK>
+                                         : layer_norm_v12_dispatch_ring_kernel<T, Alignment::ELEMENT>);
+    case By::SHARED:
+      return launch_by_cluster<T>(args, whole ? layer_norm_v12_dispatch_shared_kernel<T, Alignment::PACK>
+                                              : layer_norm_v12_dispatch_shared_kernel<T, Alignment::ELEMENT>);
+    case By::LAUNCHES:
+      return whole ? launch_launches<T, Skews::ALIKE>(args) : launch_launches<T, Skews::DIFFER>(args);
+    case By::LARGE_BLOCK:
+      return false;  // of rms_norm
   }
+  return false;
 }
 
 }  // namespace
@@ -90,7 +176,8 @@ void layer_norm_v12_dispatch(const LayerNormArgs& args) {
   if (args.M == 0) return;
   dispatch(args.dtype, [&](auto zero) {
     using T = decltype(zero);
-    if (!launch_by_routes<T>(args, [&](By by) { return launch<T>(args, by); }))
-      layer_norm_v11_laid_early(args);
+    launch_by_routes<T, Norm::LAYER>(
+        args, "v12_dispatch",
+        [&](const routes::Route& route, Alignment alignment) { return launch<T>(args, route, alignment); });
   });
 }

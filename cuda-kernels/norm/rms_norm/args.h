@@ -1,7 +1,7 @@
 // out = x * rstd * weight over the rows of a matrix.
 #pragma once
 
-#include "norm/norm_args.h"
+#include "norm/norm_forward_args.h"
 
 using RmsNormArgs = NormArgs;
 

@@ -1,47 +1,57 @@
 // rms_norm v07_dispatch: a table sends rows of every length and skew to the kernel that serves them.
 //
-// Change:   three kernels for rows that no kernel before was made for, and a table of which rows go where
-//           (norm_routes.cuh). Few rows that no cluster holds are split over blocks by two launches: the
-//           first leaves each part's sum of squares, the second merges them and writes. Where skews differ
-//           between matrices, packs are laid out for out, and a pack of x is shifted together from two
-//           aligned loads: rows of up to 4 KiB in lanes of a warp, longer ones in the registers of a cluster.
-// Why:      with a block a row, few rows leave most SMs idle; the second launch finds much of such rows in
-//           L2. Rows of another skew than out's were stored element by element.
-// Counter:  none at the cases shown, which stay with v06's kernels; time falls at few long rows, and at
-//           rows of several skews.
+// Change:   one table (norm_routes.cuh) sends a call to the kernel that serves its rows: those of the ladder,
+//           in several shapes, and kernels for rows that no step was made for. A warp holds a row of up to 4
+//           KiB, and shares weights with others; packs of rows whose skew differs between matrices are
+//           shifted together from two aligned loads; a persistent cluster loads the longest rows ahead; few
+//           rows that no cluster holds are split over blocks by two launches.
+// Why:      which kernel is fastest depends on a row's length and alignment, and on how many rows there are.
+//           With a block a row, few rows leave most SMs idle. Rows of another skew than out's were stored
+//           element by element.
+// Counter:  none at the case shown, where v05's kernel runs; time falls at short rows, at few long rows, and
+//           at rows of several skews.
 // Requires: compute capability 9.0; contiguous rows.
-// Routes:   - all matrices of one skew, up to 512 KiB: v06_rows_per_warp
-//           - other skews, up to 4 KiB: lanes
-//           - other skews, up to 512 KiB: cluster; weights start at a multiple of 16 bytes
-//           - longer, up to 64 rows: two launches
-//           - longer, more rows, as long as the shared memory of a cluster holds one: v06_rows_per_warp
-//           - longer: two launches
 // Source:   CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization", for the second
 //           launch; Chan, Golub and LeVeque, The American Statistician 37(3), 1983, for the merge
 // Twin:     triton-kernels/norm/rms_norm/v07_dispatch.py
 #include "args.h"
 #include "norm/norm_routes.cuh"
 
-void rms_norm_v06_rows_per_warp(const RmsNormArgs& args);
-
 namespace {
 
 template <typename T, int LANES, int PACKS>
+__global__ void __launch_bounds__(LANES_THREADS) rms_norm_v07_dispatch_lanes_kernel(const RmsNormArgs args) {
+  normalise_by_lanes<T, LANES, PACKS, Norm::RMS>(args);
+}
+template <typename T, int PACKS, Alignment ALIGNMENT, int BLOCKS>
+__global__ void __launch_bounds__(WARP_THREADS<ALIGNMENT>, BLOCKS)
+    rms_norm_v07_dispatch_warps_kernel(const RmsNormArgs args, int period) {
+  normalise_by_warps<T, PACKS, Norm::RMS, ALIGNMENT>(args, period);
+}
+template <typename T, int LANES, int PACKS>
 __global__ void __launch_bounds__(SHIFTED_THREADS, SHIFTED_BLOCKS<PACKS>)
-    rms_norm_v07_dispatch_lanes_kernel(const RmsNormArgs args) {
-  normalise_shifted<T, LANES, PACKS, false>(args);
+    rms_norm_v07_dispatch_shifted_kernel(const RmsNormArgs args) {
+  normalise_shifted<T, LANES, PACKS, Norm::RMS>(args);
 }
-
-// Blocks of HELD_THREADS that an SM must have room for.
-template <int PACKS>
-constexpr int BLOCKS = PACKS == MOST_HELD_PACKS ? 2 : 3;
-
-template <typename T, int PACKS, bool RESIDUAL>
-__global__ void __launch_bounds__(HELD_THREADS, BLOCKS<PACKS>)
+template <typename T>
+__global__ void __launch_bounds__(BLOCK_THREADS) rms_norm_v07_dispatch_block_kernel(const RmsNormArgs args) {
+  normalise_by_block<T, Norm::RMS>(args);
+}
+template <typename T, int PACKS, Alignment ALIGNMENT, Residual RESIDUAL, Skews SKEWS, int THREADS, int BLOCKS>
+__global__ void __launch_bounds__(THREADS, BLOCKS)
     rms_norm_v07_dispatch_cluster_kernel(const RmsNormArgs args, int blocks, int period) {
-  normalise_held<T, 1, PACKS, false, false, RESIDUAL, false, Skews::DIFFER>(args, blocks, period);
+  normalise_held<T, 1, PACKS, Norm::RMS, ALIGNMENT, RESIDUAL, Factors::AT_USE, SKEWS>(args, blocks, period);
 }
-
+template <typename T, Alignment ALIGNMENT>
+__global__ void __launch_bounds__(AHEAD_THREADS, 1)
+    rms_norm_v07_dispatch_ring_kernel(const RmsNormArgs args, const Draws draws, int blocks, int each) {
+  normalise_ahead<T, AHEAD_PACKS, Norm::RMS, ALIGNMENT>(args, draws, blocks, each);
+}
+template <typename T, Alignment ALIGNMENT>
+__global__ void __launch_bounds__(CLUSTER_THREADS, CLUSTER_BLOCKS)
+    rms_norm_v07_dispatch_shared_kernel(const RmsNormArgs args, int rows, int period, int blocks, int each) {
+  normalise_by_cluster<T, Norm::RMS, ALIGNMENT>(args, rows, period, blocks, each);
+}
 template <typename T, Skews SKEWS, Residual RESIDUAL>
 __global__ void __launch_bounds__(SPLIT_THREADS, SPLIT_BLOCKS<SKEWS>)
     rms_norm_v07_dispatch_moments_kernel(const RmsNormArgs args, unsigned parts, int each, Moments* moments) {
@@ -53,10 +63,26 @@ __global__ void __launch_bounds__(SPLIT_THREADS, SPLIT_BLOCKS<SKEWS>)
   write_split<T, false, SKEWS>(args, parts, each, moments);
 }
 
-template <typename T, int PACKS, bool RESIDUAL>
+// Blocks that an SM must have room for bound a thread's registers: 64, or 80 where a residual takes some.
+template <typename T, int PACKS, Alignment ALIGNMENT, Residual RESIDUAL, int THREADS = HELD_THREADS>
 bool launch_cluster(const RmsNormArgs& args) {
-  return launch_held<T, 1, PACKS, false, false, HELD_WARPS, Skews::DIFFER>(
-      args, rms_norm_v07_dispatch_cluster_kernel<T, PACKS, RESIDUAL>);
+  constexpr int BLOCKS = (RESIDUAL == Residual::ADDED ? 768 : 1024) / THREADS;
+  return launch_held<T, 1, PACKS, Norm::RMS, ALIGNMENT, THREADS / 32>(
+      args,
+      rms_norm_v07_dispatch_cluster_kernel<T, PACKS, ALIGNMENT, RESIDUAL, Skews::ALIKE, THREADS, BLOCKS>);
+}
+template <typename T, Alignment ALIGNMENT>
+bool launch_by_packs(const RmsNormArgs& args, int packs) {
+  if (args.residual) return launch_cluster<T, HELD_PACKS, ALIGNMENT, Residual::ADDED>(args);
+  return packs == HELD_PACKS ? launch_cluster<T, HELD_PACKS, ALIGNMENT, Residual::NONE>(args)
+                             : launch_cluster<T, MOST_HELD_PACKS, ALIGNMENT, Residual::NONE>(args);
+}
+template <typename T, int PACKS, Residual RESIDUAL>
+bool launch_shifted_cluster(const RmsNormArgs& args) {
+  constexpr int BLOCKS = PACKS == MOST_HELD_PACKS ? 2 : 3;
+  return launch_held<T, 1, PACKS, Norm::RMS, Alignment::ELEMENT, HELD_WARPS, Skews::DIFFER>(
+      args, rms_norm_v07_dispatch_cluster_kernel<T, PACKS, Alignment::ELEMENT, RESIDUAL, Skews::DIFFER,
+                                                 HELD_THREADS, BLOCKS>);
 }
 template <typename T, Skews SKEWS>
 bool launch_launches(const RmsNormArgs& args) {
@@ -66,20 +92,53 @@ bool launch_launches(const RmsNormArgs& args) {
                                   : rms_norm_v07_dispatch_moments_kernel<T, Skews::ALIKE, Residual::NONE>;
   return launch_split<T>(args, moments_kernel, rms_norm_v07_dispatch_kernel<T, SKEWS>);
 }
+
 template <typename T>
-bool launch(const RmsNormArgs& args, By by) {
-  switch (by) {
+bool launch(const RmsNormArgs& args, const routes::Route& route, Alignment alignment) {
+  const bool whole = alignment != Alignment::ELEMENT;
+  switch (route.by) {
     case By::LANES:
-      return launch_shifted<T>(
+      return launch_by_lanes<T>(
           args, [](auto lanes, auto packs) { return rms_norm_v07_dispatch_lanes_kernel<T, lanes, packs>; });
+    case By::WARPS:
+      return whole ? launch_by_warps<T, Norm::RMS, Alignment::PACK>(
+                         args,
+                         [](auto packs, auto blocks) {
+                           return rms_norm_v07_dispatch_warps_kernel<T, packs, Alignment::PACK, blocks>;
+                         })
+                   : launch_by_warps<T, Norm::RMS, Alignment::ELEMENT>(args, [](auto packs, auto blocks) {
+                       return rms_norm_v07_dispatch_warps_kernel<T, packs, Alignment::ELEMENT, blocks>;
+                     });
+    case By::SHIFTED:
+      return launch_shifted<T>(
+          args, [](auto lanes, auto packs) { return rms_norm_v07_dispatch_shifted_kernel<T, lanes, packs>; });
+    case By::BLOCK:
+      return launch_by_block<T>(args, rms_norm_v07_dispatch_block_kernel<T>);
     case By::CLUSTER:
-      return args.residual ? launch_cluster<T, HELD_PACKS, true>(args)
-                           : launch_cluster<T, HELD_PACKS, false>(args) ||
-                                 launch_cluster<T, MOST_HELD_PACKS, false>(args);
-    default:
-      return are_whole<T>(args) ? launch_launches<T, Skews::ALIKE>(args)
-                                : launch_launches<T, Skews::DIFFER>(args);
+      if (route.packs == FEW_HELD_PACKS)
+        return launch_cluster<T, FEW_HELD_PACKS, Alignment::LINE, Residual::NONE>(args);
+      return alignment == Alignment::LINE ? launch_by_packs<T, Alignment::LINE>(args, route.packs)
+                                          : launch_by_packs<T, Alignment::ELEMENT>(args, route.packs);
+    case By::LARGE_BLOCK:
+      return launch_cluster<T, FEW_HELD_PACKS, Alignment::LINE, Residual::NONE, 2 * HELD_THREADS>(args);
+    case By::SHIFTED_CLUSTER:
+      if (args.residual) return launch_shifted_cluster<T, HELD_PACKS, Residual::ADDED>(args);
+      return route.packs == HELD_PACKS ? launch_shifted_cluster<T, HELD_PACKS, Residual::NONE>(args)
+                                       : launch_shifted_cluster<T, MOST_HELD_PACKS, Residual::NONE>(args);
+    case By::RING:
+      return launch_ahead<T>(args, whole ? rms_norm_v07_dispatch_ring_kernel<T, Alignment::PACK>
+                                         : rms_norm_v07_dispatch_ring_kernel<T, Alignment::ELEMENT>);
+    case By::SHARED:
+      return launch_by_cluster<T>(args, whole ? rms_norm_v07_dispatch_shared_kernel<T, Alignment::PACK>
+                                              : rms_norm_v07_dispatch_shared_kernel<T, Alignment::ELEMENT>);
+    case By::LAUNCHES:
+      return whole ? launch_launches<T, Skews::ALIKE>(args) : launch_launches<T, Skews::DIFFER>(args);
+    case By::FEW:
+    case By::ONE_ROW:
+    case By::EARLY:
+      return false;  // of layer_norm
   }
+  return false;
 }
 
 }  // namespace
@@ -88,7 +147,8 @@ void rms_norm_v07_dispatch(const RmsNormArgs& args) {
   if (args.M == 0) return;
   dispatch(args.dtype, [&](auto zero) {
     using T = decltype(zero);
-    if (!launch_by_routes<T>(args, [&](By by) { return launch<T>(args, by); }))
-      rms_norm_v06_rows_per_warp(args);
+    launch_by_routes<T, Norm::RMS>(
+        args, "v07_dispatch",
+        [&](const routes::Route& route, Alignment alignment) { return launch<T>(args, route, alignment); });
   });
 }

@@ -68,7 +68,7 @@ def _quack(*inputs: Tensor, out: tuple[Tensor, ...], eps: float = _NORM.eps) -> 
     norm(x, weight, y, bias, rstd, mean, residual, added[0] if added else None, eps, True)
 
 
-_THREE_BLOCKS, _FOUR_BLOCKS = (row_cases.bandwidth_case(n) for n in (12_288, 16_384))  # of v10's clusters
+_FOUR_BLOCKS = row_cases.bandwidth_case(16_384)  # of a cluster with one row
 _SHORT_RAGGED = row_cases.bandwidth_case(1_027)
 _RESIDUAL = row_cases.bandwidth_case(4_096, residual="yes")
 
@@ -167,30 +167,17 @@ OP = Op(
             spills=(90,),
         ),
         Step(
-            name="v07_rows_ahead",
-            predictions=(
-                Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
-                Prediction("time", "<=", 366, case=row_cases.RAGGED),
-                Prediction("time", "<=", 372, case=row_cases.LONG_RAGGED),
-                Prediction("time", "<=", 370, case=row_cases.LONG),
-                Prediction("time", "<=", 375, case=row_cases.LONGEST),
-                Prediction("time", "<=", 7.2, case=row_cases.FEW_ROWS),
-            ),
-            arch=">=9.0",
-            no_triton=f"{row_cases.NO_CLUSTERS}; v06_cooperative's programs stay, too, and exchange through L2.",
-            profile_case={"cuda": None},
-        ),
-        Step(
             name="v08_cluster_registers",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
                 Prediction("time", "<=", 376, case=row_cases.LONG_RAGGED),
-                Prediction("time", "==", 1.0, relative=True, tolerance=0.02, case=row_cases.LONG),
                 Prediction("time", "<=", 366, case=row_cases.RAGGED),
                 Prediction("time", "<=", 362, case=row_cases.LONG),
                 Prediction("time", "<=", 362),
-                Prediction("time", "<=", 0.99, relative=True, case=_RESIDUAL),
                 Prediction("time", "<=", 364, case=row_cases.LONGEST),
+                Prediction("time", "<=", 0.9, relative=True, case=row_cases.LONG),
+                Prediction("time", "<=", 0.7, relative=True, case=row_cases.LONG_RAGGED),
+                Prediction("time", "<=", 720, case=_RESIDUAL),
             ),
             arch=">=9.0",
             no_triton=f"{row_cases.NO_CLUSTERS}; v06_cooperative's programs hold their parts in registers, too, and "
@@ -198,54 +185,18 @@ OP = Op(
             replaces="v04_rows_per_block",
         ),
         Step(
-            name="v09_rows_per_warp",
-            predictions=(
-                Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
-                Prediction("time", "<=", 362, case=row_cases.SHORT),
-                Prediction("time", "==", 1.0, relative=True, tolerance=0.01, case=row_cases.SHORTEST),
-                Prediction("time", "<=", 0.8, relative=True, case=_SHORT_RAGGED),
-                Prediction("time", "<=", 0.97, relative=True, case=row_cases.FEW_ROWS),
-            ),
-            arch=">=9.0",
-            no_triton="Triton leaves it to its compiler where weights lie; short rows of v06_cooperative's tiles have "
-            "them in registers.",
-            profile_case={"cuda": None},
-        ),
-        Step(
-            name="v10_one_row",
-            predictions=(
-                Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
-                Prediction("time", "<=", 357, case=_THREE_BLOCKS),
-                Prediction("time", "<=", 357, case=_FOUR_BLOCKS),
-            ),
-            arch=">=9.0",
-            no_triton=f"{row_cases.NO_CLUSTERS}; v06_cooperative's programs exchange through L2.",
-            profile_case={"cuda": None},
-        ),
-        Step(
-            name="v11_laid_early",
-            predictions=(
-                Prediction("time", "==", 1.0, relative=True, tolerance=0.01),
-                Prediction("time", "<=", 1.0, relative=True, case=row_cases.LONG_RAGGED),
-                Prediction("time", "<=", 362.5, case=row_cases.LONG_RAGGED),
-                Prediction("time", "==", 1.0, relative=True, tolerance=0.01, case=row_cases.RAGGED),
-            ),
-            arch=">=9.0",
-            no_triton="Triton leaves it to its compiler where weights lie and when they are asked for.",
-            profile_case={"cuda": None},
-        ),
-        Step(
             name="v12_dispatch",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.01, backends=("cuda",)),
-                Prediction(
-                    "time", "==", 1.0, relative=True, tolerance=0.01, case=row_cases.LONGEST, backends=("cuda",)
-                ),
+                Prediction("time", "<=", 0.8, relative=True, case=_SHORT_RAGGED, backends=("cuda",)),
+                Prediction("time", "<=", 0.99, relative=True, case=row_cases.SHORT, backends=("cuda",)),
+                Prediction("time", "<=", 0.95, relative=True, case=row_cases.FEW_ROWS, backends=("cuda",)),
+                Prediction("time", "<=", 1.0, relative=True, case=_FOUR_BLOCKS, backends=("cuda",)),
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.01, case=row_cases.LONG, backends=("cuda",)),
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02, backends=("triton",)),
                 Prediction("time", "<=", 420, case=_SHORT_RAGGED, backends=("triton",)),
             ),
             arch=">=9.0",
-            profile_case={"cuda": None},
         ),
     ),
 )

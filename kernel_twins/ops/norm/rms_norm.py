@@ -136,24 +136,6 @@ OP = Op(
             no_cuda="CUDA's v02_cluster does the same within a cluster, without going through L2.",
         ),
         Step(
-            name="v04_rows_ahead",
-            predictions=(
-                Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
-                Prediction("time", "<=", 365, case=row_cases.RAGGED),
-                Prediction("time", "<=", 370, case=row_cases.LONG_RAGGED),
-                Prediction("time", "<=", 367, case=row_cases.LONG),
-                Prediction("time", "<=", 372, case=row_cases.LONGEST),
-                Prediction("time", "<=", 6.7, case=row_cases.FEW_ROWS),
-                Prediction("l2_bytes", "==", 0.8, relative=True, tolerance=0.04, case=row_cases.LONGEST),
-                Prediction("load_requests", "<=", 0.1, relative=True, case=row_cases.LONGEST),
-                Prediction("occupancy", "<=", 27, case=row_cases.LONGEST),
-                Prediction("dram_share", ">=", 86, case=row_cases.LONGEST),
-            ),
-            arch=">=9.0",
-            no_triton=f"{row_cases.NO_CLUSTERS}; v03_cooperative's programs stay, too, and exchange through L2.",
-            profile_case={"cuda": row_cases.LONGEST},
-        ),
-        Step(
             name="v05_cluster_registers",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
@@ -161,45 +143,26 @@ OP = Op(
                 Prediction("time", "<=", 363, case=row_cases.LONG),
                 Prediction("time", "<=", 363, case=row_cases.LONGEST),
                 Prediction("time", "<=", 361),
-                Prediction("time", "<=", 0.99, relative=True, case=_RESIDUAL),
                 Prediction("time", "<=", 355.5, case=row_cases.bandwidth_case(12_288)),
+                Prediction("time", "<=", 0.95, relative=True, case=row_cases.LONG),
+                Prediction("time", "<=", 0.75, relative=True, case=row_cases.LONG_RAGGED),
+                Prediction("time", "<=", 720, case=_RESIDUAL),
             ),
             arch=">=9.0",
             no_triton=f"{row_cases.NO_CLUSTERS}; v03_cooperative's programs hold their parts in registers, too, and "
             "exchange through L2.",
-            replaces="v02_cluster",
-        ),
-        Step(
-            name="v06_rows_per_warp",
-            predictions=(
-                Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
-                Prediction("load_requests", "==", 0.5, relative=True, tolerance=0.03, case=row_cases.SHORT),
-                Prediction("occupancy", "<=", 50, case=row_cases.SHORT),
-                Prediction("dram_share", ">=", 89, case=row_cases.SHORT),
-                Prediction("time", "<=", 361, case=row_cases.SHORT),
-                Prediction("time", "<=", 0.997, relative=True, case=row_cases.SHORTEST),
-                Prediction("time", "<=", 0.995, relative=True, case=_SHORT_RAGGED),
-                Prediction("time", "<=", 1.0, relative=True, case=row_cases.FEW_ROWS),
-                Prediction("time", "<=", 358, case=row_cases.SHORT),
-            ),
-            arch=">=9.0",
-            no_triton="Triton leaves it to its compiler where weights lie; short rows of v03_cooperative's tiles have "
-            "them in registers.",
-            profile_case={"cuda": row_cases.SHORT},
-            replaces="v02_cluster",
         ),
         Step(
             name="v07_dispatch",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.01, backends=("cuda",)),
-                Prediction(
-                    "time", "==", 1.0, relative=True, tolerance=0.01, case=row_cases.LONGEST, backends=("cuda",)
-                ),
+                Prediction("time", "<=", 0.995, relative=True, case=row_cases.SHORT, backends=("cuda",)),
+                Prediction("time", "<=", 0.98, relative=True, case=row_cases.FEW_ROWS, backends=("cuda",)),
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.01, case=row_cases.LONG, backends=("cuda",)),
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02, backends=("triton",)),
                 Prediction("time", "<=", 420, case=_SHORT_RAGGED, backends=("triton",)),
             ),
             arch=">=9.0",
-            profile_case={"cuda": None},
         ),
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernel_twins.report.drawings.primitives import ALARM, Drawing, Level, Part, drawn, patch
+from kernel_twins.report.drawings.primitives import ALARM, Drawing, Part, drawn, patch
 from kernel_twins.report.drawings.row_pieces import cluster, held_row, odd_rows, state, walk
 
 
@@ -174,41 +174,6 @@ def weights_of_a_block(drawing: Drawing) -> None:
     drawing.box(42, 102, 568, 24, "shared", "weights, biases: copied by all warps while their rows are on the way")
     drawing.text(16, 156, "one barrier, when every warp knows its row's numbers; a late one keeps only its")
     drawing.text(16, 172, "block waiting, and an SM has several")
-
-
-@drawn("A row in the warps of a cluster, with five packs a lane and with four", 208)
-def packs_of_a_lane(drawing: Drawing) -> None:
-    drawing.heading(16, 18, "a row of 10,240 elements of 2 bytes: 1,280 packs of 16 bytes")
-    drawing.box(40, 30, 480, 22, "device", "a row")
-    for y, packs, used, blocks in ((66, 5, 8, 2), (126, 4, 10, 3)):
-        width = 12.0 * packs
-        for warp in range(4 * blocks):
-            level: Level = "registers" if warp < used else "idle"
-            drawing.box(40 + width * warp, y, width, 24, level, f"warp {warp % 4}")
-        for block in range(blocks):
-            drawing.bracket(40 + 4 * width * block + 2, y + 28, 4 * width - 4, f"block {block}, {packs} packs a lane")
-    drawing.text(16, 190, "what the two grey warps could hold nobody asks for")
-
-
-@drawn("A warp that lays weights and biases on its way to the result, and one that does while it waits", 226)
-def laid_before_the_rows(drawing: Drawing) -> None:
-    factors: Part = (72, "shared", "lay")
-    wait: Part = (148, "idle", "wait for rows")
-    less: Part = (76, "idle", "wait")
-    sums: Part = (68, "registers", "sums")
-    exchange: Part = (92, "plain", "exchange")
-    write: Part = (76, "device", "write")
-    for y, title, parts, barrier in (
-        (34, "v08: with the result", (wait, sums, exchange, factors, write), 84 + 148 + 68),
-        (124, "v11: as soon as weights and biases have come", (factors, less, sums, exchange, write), 84 + 72),
-    ):
-        drawing.heading(16, y - 16, title)
-        drawing.text(16, y + 17, "a warp")
-        drawing.boxes(84, y, 28, parts)
-        drawing.line((barrier, y - 4), (barrier, y + 38), dashed=True)
-        drawing.note(barrier + 6, y + 42, "it meets the cluster")
-    drawing.time_axis(84, 186)
-    drawing.text(16, 212, "the barrier keeps the compiler from mixing what waits for the rows with what does not")
 
 
 @drawn("A pack of a row that starts elsewhere, shifted together from two aligned loads", 176)

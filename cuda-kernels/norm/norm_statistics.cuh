@@ -1,0 +1,27 @@
+// What sets kernels of the norms apart, and the statistics of a row. Terms: docs/glossary.md.
+#pragma once
+
+#include <algorithm>
+
+#include "norm_forward_args.h"
+
+enum class Norm { LAYER, RMS };  // of rms_norm the mean is 0, and there is no bias
+enum class Residual { NONE, ADDED };
+
+// Where rows start.
+enum class Alignment {
+  ELEMENT,  // anywhere
+  PACK,     // in every matrix at multiples of 16 bytes, and rows are whole packs
+  LINE,     // so, and those of x on lines
+};
+
+// The statistics of a row or of a part of it: 8 bytes, so that one st.async sends both.
+struct alignas(8) MeanSquares {
+  float mean, squares;  // squares: the sum of squared distances from this mean
+};
+
+// 1 / sqrt(variance + eps) of a row of N elements; `squares` is the sum of their squared distances from the
+// mean, which is 0 for rms_norm.
+__device__ inline float rstd_of(float squares, int64_t N, float eps) {
+  return rsqrtf(squares / static_cast<float>(N) + eps);
+}
