@@ -1,5 +1,5 @@
 // Persistent clusters over split rows: the columns of a block's part, the exchange of sums through DSMEM, and
-// which rows have the same skew. The norms' forward and backward kernels share this. Terms: docs/glossary.md.
+// which rows a group takes. The norms' backward kernels share this. Terms: docs/glossary.md.
 #pragma once
 
 #include "lib/cluster.cuh"

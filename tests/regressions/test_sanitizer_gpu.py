@@ -20,7 +20,14 @@ import kernel_twins as kt
 def values(*shape):
     return torch.ones(shape, device="cuda", dtype=torch.bfloat16)
 
-kt.layer_norm(values(3, 1001), 1001, values(1001), values(1001), backend="cuda")
+for n in (61, 333, 1001, 2051, 5003, 40_001, 170_001, 300_001):
+    x, pitched, weight = values(3, n), values(3, n + 3)[:, :n], values(n)
+    kt.layer_norm(x, n, weight, weight, backend="cuda")
+    kt.layer_norm(x, n, weight, weight, residual=x, backend="cuda")
+    kt.layer_norm(pitched, n, weight, weight, residual=x, backend="cuda")
+    kt.rms_norm(x, n, weight, backend="cuda")
+    kt.rms_norm(x, n, weight, residual=x, backend="cuda")
+    kt.rms_norm(pitched, n, weight, backend="cuda")
 kt.sum(values(50_001), backend="cuda")
 kt.matmul(values(65, 67), values(67, 33), backend="cuda")
 torch.cuda.synchronize()
