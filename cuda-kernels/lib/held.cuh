@@ -128,6 +128,10 @@ __device__ void load_shifted(Pack<T> (&packs)[PACKS], const T* first, int shift,
   }
 }
 
+// Bytes of shared memory that a WarpExchange takes. Host code asks for it also where there are no clusters.
+template <typename Numbers, int ROWS = 1>
+constexpr int EXCHANGE_BYTES = 8 + ROWS * MOST_PARTS * static_cast<int>(sizeof(Numbers));
+
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 
 // The exchange of a split row's statistics: every warp of the cluster sends its numbers, for each of one or

@@ -185,7 +185,7 @@ bool launch_held(const NormArgs& args, Kernel* kernel) {
   constexpr bool ALIKE = SKEWS == Skews::ALIKE;
   static_assert(ALIKE || ROWS == 1);
   if (!ALIKE && !fits_out<T>(args)) return false;
-  if constexpr (WARPS * WARP_BYTES + sizeof(WarpExchange<MeanSquares, ROWS>) > 48 * 1024)
+  if constexpr (WARPS * WARP_BYTES + EXCHANGE_BYTES<MeanSquares, ROWS> > 48 * 1024)
     allow_shared_memory(kernel, WARPS * WARP_BYTES);
   const int64_t packs = ALIKE ? most_packs<T, LINE_BYTES>(args.x, args.N, args.stride_xm)
                               : most_packs<T, LINE_BYTES>(args.out, args.N, args.N);

@@ -124,7 +124,7 @@ bool launch(const LayerNormArgs& args) {
   constexpr int ROWS = rows_of(RESIDUAL);
   constexpr int WARP_BYTES = 2 * HeldFactors<T, PACKS, ALIGNMENT>::COUNT * 16;
   const auto kernel = layer_norm_v08_cluster_registers_kernel<T, PACKS, ALIGNMENT, RESIDUAL>;
-  if constexpr (HELD_WARPS * WARP_BYTES + sizeof(WarpExchange<MeanSquares, ROWS>) > 48 * 1024)
+  if constexpr (HELD_WARPS * WARP_BYTES + EXCHANGE_BYTES<MeanSquares, ROWS> > 48 * 1024)
     allow_shared_memory(kernel, HELD_WARPS * WARP_BYTES);
   const HeldShape shape(most_packs<T, LINE_BYTES>(args.x, args.N, args.stride_xm), PACKS);
   const int period = ROWS > 1 ? skew_period<T, LINE_BYTES>(args.stride_xm) : 1;

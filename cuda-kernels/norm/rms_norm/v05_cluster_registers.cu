@@ -101,7 +101,7 @@ template <typename T, int PACKS, Alignment ALIGNMENT, Residual RESIDUAL, int THR
 bool launch(const RmsNormArgs& args) {
   constexpr int WARP_BYTES = HeldFactors<T, PACKS, ALIGNMENT>::COUNT * 16;
   const auto kernel = rms_norm_v05_cluster_registers_kernel<T, PACKS, ALIGNMENT, RESIDUAL, THREADS>;
-  if constexpr (THREADS / 32 * WARP_BYTES + sizeof(WarpExchange<MeanSquares>) > 48 * 1024)
+  if constexpr (THREADS / 32 * WARP_BYTES + EXCHANGE_BYTES<MeanSquares> > 48 * 1024)
     allow_shared_memory(kernel, THREADS / 32 * WARP_BYTES);
   const HeldShape shape(most_packs<T, LINE_BYTES>(args.x, args.N, args.stride_xm), PACKS, THREADS / 32);
   return launch_by_rows(args.M, shape, shape.threads / 32 * WARP_BYTES, args.stream, kernel, args,
