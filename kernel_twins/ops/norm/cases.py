@@ -42,6 +42,10 @@ _SKEWED_ROWS = (
     *((9, n) for n in (2_056, 5_003, 40_000, 150_001)),
 )
 _SPLIT_ROWS = ((3, 300_001), (2, 2_000_200))
+# With a residual: whole packs in lanes, in a warp where rows are few or many, in a block; misaligned, in lanes.
+_RESIDUAL_ROWS = ((67, 136), (67, 1_024), (5_000, 512), (67, 1_536), (133, 61), (67, 517), (67, 1_999))
+# Just longer than a warp holds, misaligned alike; and so many long rows that the shared memory of clusters has them.
+_ALIKE_ROWS = ((67, 2_501), (67, 3_999), (65, 262_152), (65, 270_001))
 _LONG_RUNS = ((9_000, 5_003), (1_200, 65_536))  # forward, whose rings have more stages
 
 
@@ -57,7 +61,8 @@ def test_cases(norm: Norm) -> tuple[Case, ...]:
         *((m, n, {}) for m, n in (*_MANY_ROWS[:3], *_WARP_ROWS, *_FEW_WARP_ROWS, *_CLUSTER_ROWS, *_LONG_RUNS)),
         *_WARP_LAYOUTS,
         *((3, 10_240, {key: value}) for key, value in (("affine", "none"), ("values", "nan"), ("x", "expanded"))),
-        *((m, n, {"residual": "yes"}) for m, n in _LONG_RUNS),
+        *((m, n, {}) for m, n in _ALIKE_ROWS),
+        *((m, n, {"residual": "yes"}) for m, n in (*_RESIDUAL_ROWS, *_ALIKE_ROWS[-1:], *_LONG_RUNS)),
         (9_000, 5_003, {"x": "pitched"}),
         *((m, n, {"x": "pitched"}) for m, n in (*_SKEWED_ROWS, *_SPLIT_ROWS)),
         *((m, n, {"x": "pitched", "residual": "yes"}) for m, n in (*_SKEWED_ROWS[::3], *_SPLIT_ROWS[:1])),
