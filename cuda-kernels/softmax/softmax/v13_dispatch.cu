@@ -17,6 +17,7 @@
 // Source:   see v10; the split row is PyTorch Inductor's split reduction
 // Twin:     triton-kernels/softmax/softmax/v13_dispatch.py
 #include "cluster_row.cuh"
+#include "grid_row.cuh"
 #include "held_row.cuh"
 #include "row_tile.cuh"
 #include "split_row.cuh"
@@ -85,6 +86,14 @@ __global__ void __launch_bounds__(SPLIT_THREADS, SPLIT_BLOCKS)
 }
 
 template <typename T, bool LOG>
+__global__ void __launch_bounds__(GRID_THREADS, 1)
+    softmax_v13_dispatch_grid_kernel(GridShape shape, GridInputs<T, 1> x, T* out, GroupCounts* counts,
+                                     MaxSum* numbers) {
+  GridSoftmax<T, LOG> work{out, shape.N};
+  go_through_grid_rows<T, 1>(shape, x, counts, numbers, work);
+}
+
+template <typename T, bool LOG>
 void launch_tiles(const SoftmaxArgs& args) {
   const int N = static_cast<int>(args.N);
   const TileShape<T> shape(args.M, N, {args.stride_xm});
@@ -113,6 +122,18 @@ bool launch_shifted_cluster(const SoftmaxArgs& args) {
   return launch_by_rows(args.M, shape, 0, args.stream, softmax_v13_dispatch_cluster_kernel<T, LOG>,
                         static_cast<const T*>(args.x), static_cast<T*>(args.out), static_cast<int>(args.N),
                         args.stride_xm, shape.blocks);
+}
+
+// False if the GPU does not hold a row.
+template <typename T, bool LOG>
+bool launch_grid_rows(const SoftmaxArgs& args) {
+  const GridShape shape = grid_shape<T, 1>(args.M, args.N);
+  if (shape.blocks == 0) return false;
+  auto* const numbers = static_cast<MaxSum*>(args.memory->workspace(args.M * shape.blocks * sizeof(MaxSum)));
+  launch_grid<1>(shape, 0, args.stream, softmax_v13_dispatch_grid_kernel<T, LOG>, shape,
+                 GridInputs<T, 1>{{static_cast<const T*>(args.x)}, {args.stride_xm}},
+                 static_cast<T*>(args.out), static_cast<GroupCounts*>(args.memory->zeroed()), numbers);
+  return true;
 }
 
 template <typename T, bool LOG, Skews SKEWS>
@@ -148,6 +169,7 @@ void launch(const SoftmaxArgs& args) {
       if (launch_shifted_cluster<T, LOG>(args)) return;
       [[fallthrough]];  // the GPU has no room for the cluster
     case Kernel::SPLIT:
+      if (launch_grid_rows<T, LOG>(args)) return;
       return skews == Skews::ALIKE ? launch_split<T, LOG, Skews::ALIKE>(args)
                                    : launch_split<T, LOG, Skews::DIFFER>(args);
   }
