@@ -20,6 +20,7 @@
 //           launch; Chan, Golub and LeVeque, The American Statistician 37(3), 1983, for the merge
 // Twin:     triton-kernels/norm/layer_norm/v12_dispatch.py
 #include "args.h"
+#include "norm/norm_grid.cuh"
 #include "norm/norm_routes.cuh"
 
 void layer_norm_v11_laid_early(const LayerNormArgs& args);
@@ -55,10 +56,24 @@ __global__ void __launch_bounds__(SPLIT_THREADS, SPLIT_BLOCKS<SKEWS>)
   write_split<T, true, SKEWS>(args, parts, each, moments);
 }
 
+template <typename T, Residual RESIDUAL>
+__global__ void __launch_bounds__(GRID_THREADS, 1)
+    layer_norm_v12_dispatch_grid_kernel(const LayerNormArgs args, const GridShape shape, GroupCounts* counts,
+                                        Moments* numbers) {
+  normalise_grid_rows<T, true, RESIDUAL>(args, shape, counts, numbers);
+}
+
 template <typename T, int PACKS, bool RESIDUAL>
 bool launch_cluster(const LayerNormArgs& args) {
   return launch_held<T, 1, PACKS, true, false, HELD_WARPS, Skews::DIFFER>(
       args, layer_norm_v12_dispatch_cluster_kernel<T, PACKS, RESIDUAL>);
+}
+template <typename T>
+bool launch_grid(const LayerNormArgs& args) {
+  return args.residual ? launch_grid_rows<T, Residual::ADDED>(
+                             args, layer_norm_v12_dispatch_grid_kernel<T, Residual::ADDED>)
+                       : launch_grid_rows<T, Residual::NONE>(
+                             args, layer_norm_v12_dispatch_grid_kernel<T, Residual::NONE>);
 }
 template <typename T, Skews SKEWS>
 bool launch_launches(const LayerNormArgs& args) {
@@ -79,6 +94,7 @@ bool launch(const LayerNormArgs& args, By by) {
                            : launch_cluster<T, HELD_PACKS, false>(args) ||
                                  launch_cluster<T, MOST_HELD_PACKS, false>(args);
     default:
+      if (launch_grid<T>(args)) return true;
       return are_whole<T>(args) ? launch_launches<T, Skews::ALIKE>(args)
                                 : launch_launches<T, Skews::DIFFER>(args);
   }

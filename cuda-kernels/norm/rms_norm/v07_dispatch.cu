@@ -20,6 +20,7 @@
 //           launch; Chan, Golub and LeVeque, The American Statistician 37(3), 1983, for the merge
 // Twin:     triton-kernels/norm/rms_norm/v07_dispatch.py
 #include "args.h"
+#include "norm/norm_grid.cuh"
 #include "norm/norm_routes.cuh"
 
 void rms_norm_v06_rows_per_warp(const RmsNormArgs& args);
@@ -53,10 +54,24 @@ __global__ void __launch_bounds__(SPLIT_THREADS, SPLIT_BLOCKS<SKEWS>)
   write_split<T, false, SKEWS>(args, parts, each, moments);
 }
 
+template <typename T, Residual RESIDUAL>
+__global__ void __launch_bounds__(GRID_THREADS, 1)
+    rms_norm_v07_dispatch_grid_kernel(const RmsNormArgs args, const GridShape shape, GroupCounts* counts,
+                                      Moments* numbers) {
+  normalise_grid_rows<T, false, RESIDUAL>(args, shape, counts, numbers);
+}
+
 template <typename T, int PACKS, bool RESIDUAL>
 bool launch_cluster(const RmsNormArgs& args) {
   return launch_held<T, 1, PACKS, false, false, HELD_WARPS, Skews::DIFFER>(
       args, rms_norm_v07_dispatch_cluster_kernel<T, PACKS, RESIDUAL>);
+}
+template <typename T>
+bool launch_grid(const RmsNormArgs& args) {
+  return args.residual ? launch_grid_rows<T, Residual::ADDED>(
+                             args, rms_norm_v07_dispatch_grid_kernel<T, Residual::ADDED>)
+                       : launch_grid_rows<T, Residual::NONE>(
+                             args, rms_norm_v07_dispatch_grid_kernel<T, Residual::NONE>);
 }
 template <typename T, Skews SKEWS>
 bool launch_launches(const RmsNormArgs& args) {
@@ -77,6 +92,7 @@ bool launch(const RmsNormArgs& args, By by) {
                            : launch_cluster<T, HELD_PACKS, false>(args) ||
                                  launch_cluster<T, MOST_HELD_PACKS, false>(args);
     default:
+      if (launch_grid<T>(args)) return true;
       return are_whole<T>(args) ? launch_launches<T, Skews::ALIKE>(args)
                                 : launch_launches<T, Skews::DIFFER>(args);
   }
