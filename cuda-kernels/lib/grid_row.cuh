@@ -327,10 +327,11 @@ __device__ void go_through_grid_rows(const GridShape& shape, const GridInputs<T,
 
 // The shape with the least expected time; no blocks if the GPU does not hold a row. Time counts in packs of
 // each SM: those of the parts that it goes through, and for each row a wait at the barrier, which rows that
-// are reduced ahead hide in part. `other_bytes` of a pack stay in shared memory beside the ring.
+// are reduced ahead hide in part. `sum_bytes` of a pack are sums of its columns, beside the ring; several
+// groups write theirs to global memory, and one more launch adds them.
 template <typename T, int TENSORS>
-GridShape grid_shape(int64_t M, int64_t N, int other_bytes = 0) {
-  constexpr int64_t WAIT = 2048;  // packs that an SM loads and stores meanwhile
+GridShape grid_shape(int64_t M, int64_t N, int sum_bytes = 0) {
+  constexpr int64_t WAIT = 2048, LAUNCH = 4096;  // packs that an SM loads meanwhile
   const int64_t sms = multiprocessor_count(), room = most_shared_memory() - OTHER_SHARED;
   const int64_t lines = cdiv(most_packs<T, LINE_BYTES>(N), LINE_PACKS);
   GridShape best;
@@ -340,11 +341,12 @@ GridShape grid_shape(int64_t M, int64_t N, int other_bytes = 0) {
   for (int64_t groups = 1; groups <= most_groups; ++groups) {
     const int64_t blocks = sms / groups, each = cdiv(lines, blocks) * LINE_PACKS;
     const int64_t slots =
-        std::min<int64_t>((room - each * other_bytes) / SLOT_BYTES<TENSORS>, int64_t{MOST_SLOTS});
+        std::min<int64_t>((room - each * sum_bytes) / SLOT_BYTES<TENSORS>, int64_t{MOST_SLOTS});
     const int64_t chunks = cdiv(each, CHUNK_PACKS<TENSORS>);
     if (slots < chunks) break;
     const int64_t in_flight = std::min<int64_t>(slots / chunks, MOST_AHEAD + 1);
-    const int64_t time = cdiv(M, groups) * (each * TENSORS + WAIT / in_flight);
+    const int64_t sums = sum_bytes > 0 && groups > 1 ? each * 2 * sum_bytes / 16 + LAUNCH : 0;
+    const int64_t time = cdiv(M, groups) * (each * TENSORS + WAIT / in_flight) + sums;
     if (time >= least) continue;
     least = time;
     best = {M,
@@ -357,10 +359,10 @@ GridShape grid_shape(int64_t M, int64_t N, int other_bytes = 0) {
   return best;
 }
 
-// Launches kernel(arguments...) for that shape as a cooperative launch, with `other_bytes` a pack beside the
+// Launches kernel(arguments...) for that shape as a cooperative launch, with `sum_bytes` a pack beside the
 // ring.
 template <int TENSORS, typename Kernel, typename... Arguments>
-void launch_grid(const GridShape& shape, int other_bytes, cudaStream_t stream, Kernel* kernel,
+void launch_grid(const GridShape& shape, int sum_bytes, cudaStream_t stream, Kernel* kernel,
                  Arguments... arguments) {
   allow_shared_memory(kernel, most_shared_memory() - OTHER_SHARED);
   cudaLaunchAttribute cooperative = {};
@@ -370,7 +372,7 @@ void launch_grid(const GridShape& shape, int other_bytes, cudaStream_t stream, K
   config.gridDim = static_cast<unsigned>(shape.groups * shape.blocks);
   config.blockDim = GRID_THREADS;
   config.dynamicSmemBytes = static_cast<size_t>(shape.slots) * SLOT_BYTES<TENSORS> +
-                            static_cast<size_t>(shape.each) * static_cast<size_t>(other_bytes);
+                            static_cast<size_t>(shape.each) * static_cast<size_t>(sum_bytes);
   config.stream = stream;
   config.attrs = &cooperative;
   config.numAttrs = 1;

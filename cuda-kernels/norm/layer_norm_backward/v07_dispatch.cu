@@ -21,6 +21,7 @@
 //           launches
 // Twin:     triton-kernels/norm/layer_norm_backward/v07_dispatch.py
 #include "args.h"
+#include "norm/norm_backward_grid.cuh"
 #include "norm/norm_backward_routes.cuh"
 
 void layer_norm_backward_v06_rows_ahead(const LayerNormBackwardArgs& args);
@@ -52,6 +53,14 @@ __global__ void __launch_bounds__(SUM_COLUMNS* SUM_WARPS, 2)
   add_partial_sums_at_once(workspace, groups, N, dweight, dbias);
 }
 
+template <typename T>
+__global__ void __launch_bounds__(GRID_THREADS, 1)
+    layer_norm_backward_v07_dispatch_grid_kernel(const LayerNormBackwardArgs args, const GridShape shape,
+                                                 GroupCounts* counts, GradientSums* numbers,
+                                                 float* workspace) {
+  backward_of_grid_rows<T, true>(args, shape, counts, numbers, workspace);
+}
+
 template <typename T, Skews SKEWS>
 bool launch_launches(const LayerNormBackwardArgs& args) {
   return launch_split<T>(args, true, layer_norm_backward_v07_dispatch_sums_kernel<T, SKEWS>,
@@ -66,6 +75,9 @@ bool launch(const LayerNormBackwardArgs& args, By by) {
     };
     return launch_shifted<T>(args, true, kernel_of, layer_norm_backward_v07_dispatch_add_kernel<T>);
   }
+  if (launch_grid_rows<T, true>(args, layer_norm_backward_v07_dispatch_grid_kernel<T>,
+                                layer_norm_backward_v07_dispatch_add_kernel<T>))
+    return true;
   return are_whole<T>(args) && aligned_to_16_bytes(args.weight) ? launch_launches<T, Skews::ALIKE>(args)
                                                                 : launch_launches<T, Skews::DIFFER>(args);
 }

@@ -20,6 +20,7 @@
 //           launches
 // Twin:     triton-kernels/norm/rms_norm_backward/v05_dispatch.py
 #include "args.h"
+#include "norm/norm_backward_grid.cuh"
 #include "norm/norm_backward_routes.cuh"
 
 void rms_norm_backward_v04_rows_ahead(const RmsNormBackwardArgs& args);
@@ -51,6 +52,13 @@ __global__ void __launch_bounds__(SUM_COLUMNS* SUM_WARPS, 2)
   add_partial_sums_at_once(workspace, groups, N, dweight, dbias);
 }
 
+template <typename T>
+__global__ void __launch_bounds__(GRID_THREADS, 1)
+    rms_norm_backward_v05_dispatch_grid_kernel(const RmsNormBackwardArgs args, const GridShape shape,
+                                               GroupCounts* counts, GradientSums* numbers, float* workspace) {
+  backward_of_grid_rows<T, false>(args, shape, counts, numbers, workspace);
+}
+
 template <typename T, Skews SKEWS>
 bool launch_launches(const RmsNormBackwardArgs& args) {
   return launch_split<T>(args, false, rms_norm_backward_v05_dispatch_sums_kernel<T, SKEWS>,
@@ -65,6 +73,9 @@ bool launch(const RmsNormBackwardArgs& args, By by) {
     };
     return launch_shifted<T>(args, false, kernel_of, rms_norm_backward_v05_dispatch_add_kernel<T>);
   }
+  if (launch_grid_rows<T, false>(args, rms_norm_backward_v05_dispatch_grid_kernel<T>,
+                                 rms_norm_backward_v05_dispatch_add_kernel<T>))
+    return true;
   return are_whole<T>(args) && aligned_to_16_bytes(args.weight) ? launch_launches<T, Skews::ALIKE>(args)
                                                                 : launch_launches<T, Skews::DIFFER>(args);
 }
