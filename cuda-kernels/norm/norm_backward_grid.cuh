@@ -5,8 +5,6 @@
 #include "lib/grid_row.cuh"
 #include "norm_backward_split.cuh"
 
-constexpr int64_t GRID_ROW = 256 * 1024;  // bytes from which parts are worth a barrier
-
 // Packs are laid out on column 0, so that a thread has the same columns in all rows of its group; it keeps
 // their sums in shared memory, where no other thread reads them. sums: [SUMS / 4, each] words, null if no
 // gradient needs them.

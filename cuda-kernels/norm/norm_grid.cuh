@@ -24,7 +24,9 @@ struct GridNorm {
   __device__ RowPart<T> part_of(const GridPart& part) const {
     return {args.N, skew_of_row(part.row), part.rank, each};
   }
-  __device__ static Moments merge(Moments a, Moments b) { return ::merge<CENTERED>(a, b); }
+  __device__ static Moments merge(Moments a, Moments b) {
+    return CENTERED && a.count == 0.0f ? b : ::merge<CENTERED>(a, b);
+  }
 
   // The pack to normalise.
   __device__ static Pack<T> input(const Pack<T> (&packs)[TENSORS][PACKS], int i) {

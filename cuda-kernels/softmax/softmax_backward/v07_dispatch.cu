@@ -13,6 +13,7 @@
 // Routes:   see route()
 // Source:   see softmax's v13
 // Twin:     triton-kernels/softmax/softmax_backward/v07_dispatch.py
+#include "grid_row.cuh"
 #include "row_tile.cuh"
 #include "split_row.cuh"
 
@@ -57,6 +58,14 @@ __global__ void __launch_bounds__(SPLIT_THREADS, SPLIT_BLOCKS)
 }
 
 template <typename T, typename Gradient>
+__global__ void __launch_bounds__(GRID_THREADS, 1)
+    softmax_backward_v07_dispatch_grid_kernel(GridShape shape, GridInputs<T, 2> inputs, T* out,
+                                              GroupCounts* counts, TermSum* numbers) {
+  GridSoftmaxGradient<T, Gradient> work{out, shape.N};
+  go_through_grid_rows<T, 2>(shape, inputs, counts, numbers, work);
+}
+
+template <typename T, typename Gradient>
 void launch_tiles(const SoftmaxBackwardArgs& args) {
   const TileShape<T> shape(args.M, static_cast<int>(args.N), {args.stride_dm, args.stride_ym});
   choose_tile_lanes(shape.lanes, [&](auto lanes) {
@@ -65,6 +74,23 @@ void launch_tiles(const SoftmaxBackwardArgs& args) {
                                                                                                  shape.rows);
   });
   CUDA_CHECK(cudaGetLastError());
+}
+
+// False if the GPU does not hold a row, and for rows too short for a barrier.
+template <typename T>
+bool launch_grid_rows(const SoftmaxBackwardArgs& args) {
+  if (args.N * static_cast<int64_t>(sizeof(T)) <= GRID_ROW) return false;
+  const GridShape shape = grid_shape<T, 2>(args.M, args.N);
+  if (shape.blocks == 0) return false;
+  const auto numbers = static_cast<TermSum*>(args.memory->workspace(args.M * shape.blocks * sizeof(TermSum)));
+  const GridInputs<T, 2> inputs{{static_cast<const T*>(args.dout), static_cast<const T*>(args.y)},
+                                {args.stride_dm, args.stride_ym}};
+  launch_grid<2>(shape, 0, args.stream,
+                 args.log ? softmax_backward_v07_dispatch_grid_kernel<T, LogSoftmaxGradient>
+                          : softmax_backward_v07_dispatch_grid_kernel<T, SoftmaxGradient>,
+                 shape, inputs, static_cast<T*>(args.out), static_cast<GroupCounts*>(args.memory->zeroed()),
+                 numbers);
+  return true;
 }
 
 template <typename T, Skews SKEWS>
@@ -94,6 +120,7 @@ void softmax_backward_v07_dispatch(const SoftmaxBackwardArgs& args) {
       case Kernel::TILE:
         return args.log ? launch_tiles<T, LogSoftmaxGradient>(args) : launch_tiles<T, SoftmaxGradient>(args);
       case Kernel::SPLIT:
+        if (launch_grid_rows<T>(args)) return;
         return alike ? launch_split<T, Skews::ALIKE>(args) : launch_split<T, Skews::DIFFER>(args);
     }
   });
