@@ -6,8 +6,8 @@
 #include "norm_backward_split.cuh"
 
 // Packs are laid out on column 0, so that a thread has the same columns in all rows of its group; it keeps
-// their sums in shared memory, where no other thread reads them. sums: [SUMS / 4, each] words, null if no
-// gradient needs them.
+// their sums in shared memory, or in global memory where that has no room: no other thread reads them. sums:
+// [SUMS / 4, each] words, null if no gradient needs them.
 template <typename T, bool CENTERED>
 struct GridNormGradient {
   static constexpr int SIZE = Pack<T>::SIZE, SUMS = CENTERED ? 2 * SIZE : SIZE;  // of a pack
@@ -117,38 +117,49 @@ struct GridNormGradient {
   }
 };
 
-// A kernel's body.
+// A kernel's body. `outer_sums`: [blocks, each] of SUMS floats where shared memory has no room for them.
 template <typename T, bool CENTERED>
 __device__ void backward_of_grid_rows(const NormBackwardArgs& args, const GridShape& shape,
-                                      GroupCounts* counts, GradientSums* numbers, float* workspace) {
+                                      GroupCounts* counts, GradientSums* numbers, float4* outer_sums,
+                                      float* workspace) {
   extern __shared__ __align__(128) char slots[];
   const GridInputs<T, 2> inputs{{static_cast<const T*>(args.x), static_cast<const T*>(args.dout)},
                                 {args.stride_xm, args.stride_dm}};
-  auto* const sums = reinterpret_cast<float4*>(slots + shape.slots * SLOT_BYTES<2>);
   const bool keeps = args.dweight != nullptr || args.dbias != nullptr;
+  auto* sums = reinterpret_cast<float4*>(slots + shape.slots * SLOT_BYTES<2>);
+  constexpr int WORDS = GridNormGradient<T, CENTERED>::SUMS / 4;
+  if (outer_sums) sums = outer_sums + static_cast<int64_t>(blockIdx.x) * shape.each * WORDS;
   GridNormGradient<T, CENTERED> work{args, shape.groups, shape.each, keeps ? sums : nullptr};
   go_through_grid_rows<T, 2>(shape, inputs, counts, numbers, work);
   if (threadIdx.x < GRID_WORKERS)
     work.write_sums(blockIdx.x / shape.blocks, blockIdx.x % shape.blocks, workspace);
 }
 
-// Launches kernel(args, shape, counts, numbers, workspace), whose body is backward_of_grid_rows, and for
-// several groups add_kernel, which adds their column sums. False for rows that the GPU does not hold, and for
-// short ones.
+// Launches kernel(args, shape, counts, numbers, outer_sums, workspace), whose body is backward_of_grid_rows,
+// and for several groups add_kernel, which adds their column sums. False for rows that the GPU does not hold,
+// and for short ones.
 template <typename T, bool CENTERED>
 bool launch_grid_rows(const NormBackwardArgs& args,
-                      void (*kernel)(NormBackwardArgs, GridShape, GroupCounts*, GradientSums*, float*),
+                      void (*kernel)(NormBackwardArgs, GridShape, GroupCounts*, GradientSums*, float4*,
+                                     float*),
                       void (*add_kernel)(const float*, int, int64_t, T*, T*)) {
   if (args.N * static_cast<int64_t>(sizeof(T)) <= GRID_ROW) return false;
   constexpr int SUM_BYTES = GridNormGradient<T, CENTERED>::SUMS * sizeof(float);
-  const int sum_bytes = wants_sums(args) ? SUM_BYTES : 0;
-  const GridShape shape = grid_shape<T, 2>(args.M, args.N, sum_bytes);
-  if (shape.blocks == 0) return false;
+  int sum_bytes = wants_sums(args) ? SUM_BYTES : 0;
+  GridShape shape = grid_shape<T, 2>(args.M, args.N, sum_bytes);
+  float4* outer_sums = nullptr;
+  if (shape.blocks == 0) {
+    shape = grid_shape<T, 2>(args.M, args.N);
+    if (shape.blocks == 0) return false;
+    const int64_t packs = int64_t{shape.groups} * shape.blocks * shape.each;
+    outer_sums = static_cast<float4*>(args.memory->workspace(packs * SUM_BYTES));
+    sum_bytes = 0;
+  }
   auto* const numbers =
       static_cast<GradientSums*>(args.memory->workspace(args.M * shape.blocks * sizeof(GradientSums)));
   const auto launch = [&](float* workspace) {
     launch_grid<2>(shape, sum_bytes, args.stream, kernel, args, shape,
-                   static_cast<GroupCounts*>(args.memory->zeroed()), numbers, workspace);
+                   static_cast<GroupCounts*>(args.memory->zeroed()), numbers, outer_sums, workspace);
   };
   if (shape.groups > 1) {
     launch_with_early_sums<T>(args, shape.groups, CENTERED, launch, add_kernel);

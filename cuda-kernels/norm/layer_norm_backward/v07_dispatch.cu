@@ -57,8 +57,8 @@ template <typename T>
 __global__ void __launch_bounds__(GRID_THREADS, 1)
     layer_norm_backward_v07_dispatch_grid_kernel(const LayerNormBackwardArgs args, const GridShape shape,
                                                  GroupCounts* counts, GradientSums* numbers,
-                                                 float* workspace) {
-  backward_of_grid_rows<T, true>(args, shape, counts, numbers, workspace);
+                                                 float4* outer_sums, float* workspace) {
+  backward_of_grid_rows<T, true>(args, shape, counts, numbers, outer_sums, workspace);
 }
 
 template <typename T, Skews SKEWS>

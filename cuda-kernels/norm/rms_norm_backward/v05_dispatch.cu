@@ -55,8 +55,9 @@ __global__ void __launch_bounds__(SUM_COLUMNS* SUM_WARPS, 2)
 template <typename T>
 __global__ void __launch_bounds__(GRID_THREADS, 1)
     rms_norm_backward_v05_dispatch_grid_kernel(const RmsNormBackwardArgs args, const GridShape shape,
-                                               GroupCounts* counts, GradientSums* numbers, float* workspace) {
-  backward_of_grid_rows<T, false>(args, shape, counts, numbers, workspace);
+                                               GroupCounts* counts, GradientSums* numbers, float4* outer_sums,
+                                               float* workspace) {
+  backward_of_grid_rows<T, false>(args, shape, counts, numbers, outer_sums, workspace);
 }
 
 template <typename T, Skews SKEWS>
