@@ -1,21 +1,23 @@
 // layer_norm v12_dispatch: a table sends rows of every length and skew to the kernel that serves them.
 //
-// Change:   three kernels for rows that no kernel before was made for, and a table of which rows go where
-//           (norm_routes.cuh). Few rows that no cluster holds are split over blocks by two launches: the
-//           first leaves each part's statistics, the second merges them and writes. Where skews differ
+// Change:   four kernels for rows that no kernel before was made for, and a table of which rows go where
+//           (norm_routes.cuh). Few rows that no cluster holds are held by blocks of the whole GPU, in shared
+//           memory, which exchange the parts' statistics through L2. Longer ones are split by two launches:
+//           the first leaves each part's statistics, the second merges them and writes. Where skews differ
 //           between matrices, packs are laid out for out, and a pack of x is shifted together from two
-//           aligned loads: rows of up to 4 KiB in lanes of a warp, longer ones in the registers of a cluster.
-// Why:      with a block a row, few rows leave most SMs idle; the second launch finds much of such rows in
-//           L2. Rows of another skew than out's were stored element by element.
+//           aligned loads: rows of up to 4 KiB in lanes of a warp, longer ones in the registers of a
+//           cluster.
+// Why:      with a block a row, few rows leave most SMs idle; rows that are held are read once. Rows of
+//           another skew than out's were stored element by element.
 // Counter:  none at the cases shown, which stay with v11's kernels; time falls at few long rows, and at
 //           rows of several skews.
 // Requires: compute capability 9.0; contiguous rows.
 // Routes:   - all matrices of one skew, up to 512 KiB: v11_laid_early
 //           - other skews, up to 4 KiB: lanes
 //           - other skews, up to 512 KiB: cluster; weights and biases start at a multiple of 16 bytes
-//           - longer, up to 64 rows: two launches
+//           - longer, up to 64 rows: held by the whole GPU, or two launches where that has no room
 //           - longer, more rows, as long as the shared memory of a cluster holds one: v11_laid_early
-//           - longer: two launches
+//           - longer: held by the whole GPU, or two launches
 // Source:   CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization", for the second
 //           launch; Chan, Golub and LeVeque, The American Statistician 37(3), 1983, for the merge
 // Twin:     triton-kernels/norm/layer_norm/v12_dispatch.py

@@ -1,10 +1,12 @@
 // softmax_backward v07_dispatch: rows of every length, each by the kernel that suits it.
 //
 // Change:   short rows that are no whole packs lie in shared memory, a tile of them a block, as in softmax's
-//           v13. Rows that no cluster holds are split over many blocks by two launches: the first sums the
-//           terms of each part, the second adds these sums and writes the gradient. Rows of more than a
-//           block's registers go there, too, if dout or y has another skew within 16 bytes than out: their
-//           packs are shifted together from two aligned loads.
+//           v13. Rows that no cluster holds are held by blocks of the whole GPU, in shared memory, which
+//           exchange their parts' sums through L2. Rows that are longer still, and shorter ones of another
+//           skew, are split over many blocks by two launches: the first sums the terms of each part, the
+//           second adds these sums and writes the gradient. Rows of more than a block's registers go there,
+//           too, if dout or y has another skew within 16 bytes than out: their packs are shifted together
+//           from two aligned loads.
 // Why:      v06 left the longest rows to v01's kernel, which gives a row one block: with few rows most of the
 //           GPU idles. It loads a dout of another skew element by element.
 // Counter:  at a row of 4096, which goes to v06's kernel, nothing changes; the time falls most at few rows of
@@ -24,7 +26,7 @@ namespace {
 enum class Kernel {
   V06,    // held by lanes, a warp, a block or a cluster
   TILE,   // short rows in shared memory, which are no whole packs
-  SPLIT,  // over blocks of two launches, which hold nothing
+  SPLIT,  // held by the whole GPU, or over blocks of two launches, which hold nothing
 };
 
 constexpr int64_t SHIFTED_ROW = 32 * 1024;  // bytes from which rows of another skew are split
