@@ -13,13 +13,13 @@
 #include "held.cuh"
 #include "lib/ptx/hopper.cuh"
 
-constexpr int GRID_WARPS = 16, GRID_WORKERS = 32 * GRID_WARPS;  // that work
-constexpr int GRID_THREADS = GRID_WORKERS + 32;                 // with the warp that loads
-constexpr int MOST_SLOTS = 14;            // of a ring: as many as the shared memory of an H100's SM holds
+constexpr int GRID_WARPS = 15, GRID_WORKERS = 32 * GRID_WARPS;  // that work
+constexpr int GRID_THREADS = GRID_WORKERS + 32;  // with the warp that loads: 128 registers each
+constexpr int MOST_SLOTS = 15;            // of a ring: as many as the shared memory of an H100's SM holds
 constexpr int MOST_AHEAD = 3;             // rows whose numbers a block publishes before it waits for a row's
 constexpr int GRID_BARRIER = 1;           // the named barrier of the workers
 constexpr int64_t GRID_ROW = 256 * 1024;  // bytes of a row from which its parts are worth the barrier
-constexpr int OTHER_SHARED = 2 * 1024;    // bytes of a block beside its ring
+constexpr int OTHER_SHARED = 1536;        // bytes of a block beside its ring
 
 // A chunk has this many packs of each of TENSORS matrices, and one word more, as packs may be shifted.
 template <int TENSORS>

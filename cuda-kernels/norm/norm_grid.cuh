@@ -58,17 +58,18 @@ struct GridNorm {
   }
 
   __device__ void write(const GridPart& of, const Pack<T> (&packs)[TENSORS][PACKS], int at, int) const {
-    using Factors = ShiftedPacks<T, Skews::DIFFER, 1>;
+    using Factors = ShiftedPacks<T, Skews::DIFFER, PACKS>;
     const RowPart<T> part = part_of(of);
     const NormRow<T> row(args, of.row);
+    const int first = at - of.start;
+    // All loads are issued before the first result needs one.
+    const Factors weights({args.weight, args.N, part}, part, first, STEP);
+    const Factors biases({CENTERED ? args.bias : nullptr, args.N, part}, part, first, STEP);
 #pragma unroll
     for (int i = 0; i < PACKS; ++i) {
-      const int first = at - of.start + i * STEP;
-      const Factors weights({args.weight, args.N, part}, part, first, 0);
-      const Factors biases({CENTERED ? args.bias : nullptr, args.N, part}, part, first, 0);
       const Pack<T> results = normalised<CENTERED>(
-          row, input(packs, i), mean, rstd, [&] { return weights[0]; }, [&] { return biases[0]; });
-      store_part<Reuse::NONE>(row.out + part.start, part, first, results);
+          row, input(packs, i), mean, rstd, [&] { return weights[i]; }, [&] { return biases[i]; });
+      store_part<Reuse::NONE>(row.out + part.start, part, first + i * STEP, results);
     }
   }
 };
