@@ -71,7 +71,7 @@ bool launch_cluster(const LayerNormArgs& args) {
       args, layer_norm_v12_dispatch_cluster_kernel<T, PACKS, RESIDUAL>);
 }
 template <typename T>
-bool launch_grid(const LayerNormArgs& args) {
+bool launch_by_grid(const LayerNormArgs& args) {
   return args.residual ? launch_grid_rows<T, Residual::ADDED>(
                              args, layer_norm_v12_dispatch_grid_kernel<T, Residual::ADDED>)
                        : launch_grid_rows<T, Residual::NONE>(
@@ -96,7 +96,7 @@ bool launch(const LayerNormArgs& args, By by) {
                            : launch_cluster<T, HELD_PACKS, false>(args) ||
                                  launch_cluster<T, MOST_HELD_PACKS, false>(args);
     default:
-      if (launch_grid<T>(args)) return true;
+      if (launch_by_grid<T>(args)) return true;
       return are_whole<T>(args) ? launch_launches<T, Skews::ALIKE>(args)
                                 : launch_launches<T, Skews::DIFFER>(args);
   }

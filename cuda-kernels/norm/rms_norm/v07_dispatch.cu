@@ -69,7 +69,7 @@ bool launch_cluster(const RmsNormArgs& args) {
       args, rms_norm_v07_dispatch_cluster_kernel<T, PACKS, RESIDUAL>);
 }
 template <typename T>
-bool launch_grid(const RmsNormArgs& args) {
+bool launch_by_grid(const RmsNormArgs& args) {
   return args.residual ? launch_grid_rows<T, Residual::ADDED>(
                              args, rms_norm_v07_dispatch_grid_kernel<T, Residual::ADDED>)
                        : launch_grid_rows<T, Residual::NONE>(
@@ -94,7 +94,7 @@ bool launch(const RmsNormArgs& args, By by) {
                            : launch_cluster<T, HELD_PACKS, false>(args) ||
                                  launch_cluster<T, MOST_HELD_PACKS, false>(args);
     default:
-      if (launch_grid<T>(args)) return true;
+      if (launch_by_grid<T>(args)) return true;
       return are_whole<T>(args) ? launch_launches<T, Skews::ALIKE>(args)
                                 : launch_launches<T, Skews::DIFFER>(args);
   }
