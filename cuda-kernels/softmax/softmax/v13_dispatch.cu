@@ -1,22 +1,26 @@
 // softmax v13_dispatch: rows of every length and alignment, each by the kernel that suits it.
 //
-// Change:   three kernels are new. Short rows that are no whole packs lie in shared memory, a tile of them a
+// Change:   four kernels are new. Short rows that are no whole packs lie in shared memory, a tile of them a
 //           block, where lanes take single elements; global memory is read and written by 16 bytes. Rows
 //           whose skew within 16 bytes differs from that of out's rows are laid out on out's lines, and each
-//           pack of x is shifted together from two aligned loads. Rows that no cluster holds are split over
-//           many blocks by two launches: the first finds each part's maximum and sum, the second merges them
-//           and writes the result.
+//           pack of x is shifted together from two aligned loads. Rows that no cluster holds are held by
+//           blocks of the whole GPU, in shared memory, which exchange their parts' maxima and sums through
+//           L2. Rows that are longer still are split by two launches: the first finds each part's maximum
+//           and sum, the second merges them and writes the result.
 // Why:      in short rows of v05 a lane loads and stores the elements of ragged packs one by one, and most of
 //           a warp waits. v12 left rows of another skew to kernels that store element by element, eight
 //           stores to 16 bytes of which each touches all of a warp's lines. It left the longest rows to v02's
 //           kernel, which gives a row one block: with few rows most of the GPU idles.
 // Counter:  at a row of 4096, which goes to v12's kernel, nothing changes; the time falls at rows of x that
-//           lie an odd number of elements apart, and most at few rows of millions of elements.
+//           lie an odd number of elements apart, and most at few rows of millions of elements, of which
+//           device memory sees each once.
 // Requires: compute capability 9.0; contiguous rows.
 // Routes:   see route()
-// Source:   see v10; the split row is PyTorch Inductor's split reduction
+// Source:   see v10; CUDA C++ Programming Guide, "Cooperative Groups", for blocks that wait for each other;
+//           the split row is PyTorch Inductor's split reduction
 // Twin:     triton-kernels/softmax/softmax/v13_dispatch.py
 #include "cluster_row.cuh"
+#include "grid_row.cuh"
 #include "held_row.cuh"
 #include "row_tile.cuh"
 #include "split_row.cuh"
@@ -30,7 +34,7 @@ enum class Kernel {
   TILE,             // short rows in shared memory, which are no whole packs
   SHIFTED,          // held by a warp or a block, and shifted together
   SHIFTED_CLUSTER,  // held by a cluster, and shifted together
-  SPLIT,            // over blocks of two launches, which hold nothing
+  SPLIT,            // held by the whole GPU, or over blocks of two launches, which hold nothing
 };
 
 constexpr int64_t SHORT_ROW = LEAST_WARP_PACKS * 16;  // bytes from which a row gets a warp
@@ -85,6 +89,14 @@ __global__ void __launch_bounds__(SPLIT_THREADS, SPLIT_BLOCKS)
 }
 
 template <typename T, bool LOG>
+__global__ void __launch_bounds__(GRID_THREADS, 1)
+    softmax_v13_dispatch_grid_kernel(GridShape shape, GridInputs<T, 1> x, T* out, GroupCounts* counts,
+                                     MaxSum* numbers) {
+  GridSoftmax<T, LOG> work{out, shape.N};
+  go_through_grid_rows<T, 1>(shape, x, counts, numbers, work);
+}
+
+template <typename T, bool LOG>
 void launch_tiles(const SoftmaxArgs& args) {
   const int N = static_cast<int>(args.N);
   const TileShape<T> shape(args.M, N, {args.stride_xm});
@@ -113,6 +125,18 @@ bool launch_shifted_cluster(const SoftmaxArgs& args) {
   return launch_by_rows(args.M, shape, 0, args.stream, softmax_v13_dispatch_cluster_kernel<T, LOG>,
                         static_cast<const T*>(args.x), static_cast<T*>(args.out), static_cast<int>(args.N),
                         args.stride_xm, shape.blocks);
+}
+
+// False if the GPU does not hold a row.
+template <typename T, bool LOG>
+bool launch_grid_rows(const SoftmaxArgs& args) {
+  const GridShape shape = grid_shape<T, 1>(args.M, args.N);
+  if (shape.blocks == 0) return false;
+  auto* const numbers = static_cast<MaxSum*>(args.memory->workspace(args.M * shape.blocks * sizeof(MaxSum)));
+  launch_grid<1>(shape, 0, args.stream, softmax_v13_dispatch_grid_kernel<T, LOG>, shape,
+                 GridInputs<T, 1>{{static_cast<const T*>(args.x)}, {args.stride_xm}},
+                 static_cast<T*>(args.out), static_cast<GroupCounts*>(args.memory->zeroed()), numbers);
+  return true;
 }
 
 template <typename T, bool LOG, Skews SKEWS>
@@ -148,6 +172,7 @@ void launch(const SoftmaxArgs& args) {
       if (launch_shifted_cluster<T, LOG>(args)) return;
       [[fallthrough]];  // the GPU has no room for the cluster
     case Kernel::SPLIT:
+      if (launch_grid_rows<T, LOG>(args)) return;
       return skews == Skews::ALIKE ? launch_split<T, LOG, Skews::ALIKE>(args)
                                    : launch_split<T, LOG, Skews::DIFFER>(args);
   }

@@ -199,6 +199,19 @@ def test_any_dimensions_of_any_shape(backend, name, dtype, shape, dims) -> None:
 
 @OURS
 @BY_NAME
+@BY_DTYPE
+@pytest.mark.parametrize("shape", [(1, 2**22), (5, 1_703_937), (33, 300_007)], ids=str)
+def test_few_rows_that_no_cluster_holds(backend, name, dtype, shape) -> None:
+    """Rows of every skew, and other ones in x than in the result."""
+    x, residual, *douts = (values(shape[0], shape[1] + 3, dtype=dtype, seed=seed)[:, :-3] for seed in (0, 1, 4, 5))
+    affine = weights(name, shape[1:], dtype, requires_grad=True)
+    assert_both_right(name, backend, x, 1, affine, None, douts[:1])
+    assert_both_right(name, backend, x, 1, affine, residual, douts)
+    assert_both_right(name, backend, x, 1, (), None, douts[:1])
+
+
+@OURS
+@BY_NAME
 @pytest.mark.parametrize("layout", [*LAYOUTS, *COPIED])
 def test_any_strides(backend, name, layout) -> None:
     of, dims = (LAYOUTS | COPIED)[layout]
@@ -306,7 +319,9 @@ def test_nothing_at_all(backend, name, adds, shape, dims) -> None:
 @BY_NAME
 def test_weights_gradients_are_the_same_bits_every_time(backend, name) -> None:
     """With dx and without it."""
-    for shape, learns in itertools.product(((5_000, 257), (300, 4096), (64, 65_536)), (False, True)):
+    for shape, learns in itertools.product(
+        ((5_000, 257), (300, 4096), (64, 65_536), (40, 300_007), (3, 4_000_003)), (False, True)
+    ):
         x, dout = values(*shape, requires_grad=learns), values(*shape, seed=4)
         affine = weights(name, shape[1:], requires_grad=True)
         y = called(name, backend, x, shape[1:], affine)
@@ -557,7 +572,7 @@ def test_graph_trees(backend) -> None:
 @ALL
 @BY_NAME
 @pytest.mark.parametrize(
-    "shape", [(64, 256), (37, 5003), (8, 65_536), (300, 65_536), (300, 50_257), (3, 262_147)], ids=str
+    "shape", [(64, 256), (37, 5003), (8, 65_536), (300, 65_536), (300, 50_257), (3, 262_147), (3, 2_000_003)], ids=str
 )
 def test_captured_and_replayed_with_gradients(backend, name, shape) -> None:
     x, residual = (values(*shape, requires_grad=True, seed=seed) for seed in (0, 1))
@@ -655,7 +670,7 @@ def test_derivatives_of_torch_func_are_refused_and_not_lost(backend, name) -> No
 
 @OURS
 @BY_NAME
-@pytest.mark.parametrize("shape", [(512, 4096), (3, 262_144)], ids=str)
+@pytest.mark.parametrize("shape", [(512, 4096), (3, 262_144), (5, 2_000_003)], ids=str)
 def test_streams_run_at_once(backend, name, shape) -> None:
     affine = weights(name, shape[1:], requires_grad=True)
     given = [values(*shape, requires_grad=True, seed=seed) for seed in range(2)]

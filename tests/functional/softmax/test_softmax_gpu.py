@@ -133,6 +133,16 @@ def test_any_dimension_of_any_shape(backend, log, dtype, shape, dim) -> None:
     assert_near_pytorchs(function(log, "auto", dim)(x), pytorchs(log, x, dim))
 
 
+@OURS
+@BY_LOG
+@BY_DTYPE
+@pytest.mark.parametrize("shape", [(1, 2**22), (5, 1_703_937), (33, 1_000_001)], ids=str)
+def test_few_rows_that_no_cluster_holds(backend, log, dtype, shape) -> None:
+    """Rows of every skew, and other ones in x than in the result."""
+    x, dout = (values(shape[0], shape[1] + 3, dtype=dtype, seed=seed)[:, :-3] for seed in (0, 1))
+    assert_both_right(backend, x, -1, log, dout)
+
+
 def assert_near_pytorchs(out: Any, right: Any) -> None:
     """PyTorch's own sums along other dimensions than the last may err by more than our rule allows."""
     assert out.dtype == right.dtype
@@ -338,7 +348,7 @@ def test_graph_trees(backend, log) -> None:
 
 @ALL
 @BY_LOG
-@pytest.mark.parametrize("shape", [(64, 256), (37, 5003), (8, 65_536), (3, 262_147)], ids=str)
+@pytest.mark.parametrize("shape", [(64, 256), (37, 5003), (8, 65_536), (3, 262_147), (3, 2_000_003)], ids=str)
 def test_captured_and_replayed_with_gradients(backend, log, shape) -> None:
     x, dout = values(*shape, requires_grad=True), values(*shape, seed=1)
 
@@ -416,7 +426,7 @@ def test_derivatives_of_torch_func_are_refused_and_not_lost(backend, log) -> Non
 
 
 @OURS
-@pytest.mark.parametrize("shape", [(512, 4096), (3, 262_144)], ids=str)
+@pytest.mark.parametrize("shape", [(512, 4096), (3, 262_144), (5, 2_000_003)], ids=str)
 def test_streams_run_at_once(backend, shape) -> None:
     given = [values(*shape, seed=seed) for seed in range(2)]
     expected = [kernel_twins.softmax(x, backend=backend) for x in given]
