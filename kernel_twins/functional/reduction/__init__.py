@@ -5,7 +5,9 @@ from kernel_twins.functional.function import Function, Pass
 _FORWARD: tuple[Pass, ...] = ("forward",)
 
 FUNCTIONS = tuple(
-    Function(name=name, ops=("reduction_nd",), drawn=("reduction_nd",), fixed={"kind": kind}, passes=passes)
+    Function(
+        name=name, ops=("reduction_nd",), drawn=("reduction_nd",), fixed={"kind": kind}, passes=passes, expects=True
+    )
     for name, kind, passes in (
         ("sum", "sum", _FORWARD),
         ("mean", "mean", (*_FORWARD, "backward")),
