@@ -35,7 +35,7 @@ def _calls(case: Case) -> Calls:
     return Calls(
         eager=partial(torch.log_softmax if log else torch.softmax, dim=-1),
         ours=partial(kernel_twins.log_softmax if log else kernel_twins.softmax, dim=-1),
-        chosen=partial(_choose, dim=-1, log=log),
+        chosen=partial(_choose, dim=-1),
         forward=partial(Forward, OPS["softmax"], case),
         leaves=(0,),
         gradients=gradients,

@@ -63,7 +63,7 @@ def log_softmax(x: Tensor, dim: int = -1, backend: str = "auto") -> Tensor:
 
 def _softmax(x: Tensor, dim: int, backend: str, log: bool) -> Tensor:
     if backend == "auto":
-        backend = _choose(x, dim, log)
+        backend = _choose(x, dim)
     if backend == "cuda":
         if _cuda_operator is None:
             raise UnavailableError(_no_cuda)
@@ -92,7 +92,7 @@ def _by_triton() -> Callable[[Tensor, int, bool], Tensor]:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def _choose(x: Tensor, dim: int, log: bool = False) -> str:
+def _choose(x: Tensor, dim: int) -> str:
     """The backend for this call. PyTorch gets calls with wrong arguments, since users know its error messages."""
     if not is_on_gpu(x):
         return "torch"
@@ -106,7 +106,7 @@ def _choose(x: Tensor, dim: int, log: bool = False) -> str:
         return "torch"
     if tracing or torch._C._len_torch_dispatch_stack() > 0:  # sizes may be symbols
         return "cuda" if dim in (-1, x.dim() - 1) and _runs("cuda", device) else "torch"
-    return _choice(x.shape, x.stride(), dim, log, dtype, device, x.requires_grad and torch.is_grad_enabled())
+    return _choice(x.shape, x.stride(), dim, dtype, device, x.requires_grad and torch.is_grad_enabled())
 
 
 @lru_cache(maxsize=4096)
@@ -114,7 +114,6 @@ def _choice(
     shape: tuple[int, ...],
     strides: tuple[int, ...],
     dim: int,
-    log: bool,
     dtype: torch.dtype,
     device: int,
     differentiated: bool,
@@ -132,6 +131,5 @@ def _choice(
     n = shape[dim] if rank else 1
     pitch = pitch_of(shape, strides, n, (dim,))
     problem = rows(math.prod(shape) // n, n, pitch, dtype.itemsize)
-    name = "log_softmax" if log else "softmax"
     # Cases are measured along the last dimension. Along another one PyTorch copies rows that our kernels read in place.
-    return expected(name, problem, device, _runs, differentiated=differentiated, over_torch=not is_last)
+    return expected("softmax", problem, device, _runs, differentiated=differentiated, over_torch=not is_last)

@@ -38,14 +38,15 @@ def derive() -> dict[str, dict[str, Winners | dict[str, Times]]]:
     derived = {}
     for folder in sorted(path for path in DATA.iterdir() if path.is_dir()):
         calls, sampled = functions_table.read(folder), sampled_table.read(folder)
-        by_function: dict[str, Winners | dict[str, Times]] = {}
+        winners: dict[str, Winners] = {}
+        times: dict[str, dict[str, Times]] = {}
         for function in FUNCTIONS.values():
             if function.chooses and (host := host_times(calls, function.name)):
-                by_function[function.name] = _by_case(folder, host, function)
+                winners[function.name] = _by_case(folder, host, function)
             elif function.expects:
                 host = host_times(calls, function.name) or host_times(calls, function.ops[0])
-                by_function[function.name] = _times(folder, sampled, function, host)
-        derived[folder.name] = {name: cases for name, cases in by_function.items() if cases}
+                times.setdefault(function.expects, {}).update(_times(folder, sampled, function, host))
+        derived[folder.name] = {name: cases for name, cases in {**winners, **times}.items() if cases}
     return derived
 
 

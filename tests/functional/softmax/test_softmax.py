@@ -430,16 +430,16 @@ def test_auto_asks_for_what_it_was_given(monkeypatch) -> None:
     monkeypatch.setattr(backends, "ordered", ordered)
     monkeypatch.setattr(softmax, "_choice", softmax._choice.__wrapped__)  # what is made up here is not to be kept
 
-    def chosen(x, dim=-1, log=False):
-        return softmax._choose(x, dim, log)
+    def chosen(x, dim=-1):
+        return softmax._choose(x, dim)
 
     x = torch.empty(2, 3, 16, dtype=torch.bfloat16)
     for given, dim in ((x, -1), (x[..., :5], 2), (x.transpose(0, 1), 2), (x.permute(2, 0, 1), 0), (x[0, 0, 0], 0)):
         assert chosen(given, dim) == "cuda"
     right = [rows(6, 16, 16, 2), rows(6, 5, 16, 2), rows(6, 16, 16, 2), rows(6, 16, 16, 2), rows(1, 1, 1, 2)]
     assert asked == [("softmax", each, False) for each in right]
-    assert chosen(x.requires_grad_(), log=True) == "cuda"
-    assert asked[-1] == ("log_softmax", rows(6, 16, 16, 2), True)
+    assert chosen(x.requires_grad_()) == "cuda"
+    assert asked[-1] == ("softmax", rows(6, 16, 16, 2), True)
     x = x.detach()
     best = ["triton", "torch", "cuda"]
     monkeypatch.setattr(softmax, "_runs", lambda backend, device: backend == "cuda")
