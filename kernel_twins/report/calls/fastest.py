@@ -35,7 +35,7 @@ def derive() -> dict[str, dict[str, Winners | dict[str, Times]]]:
 
     A function that was not timed on the host is left out if it chooses.
     """
-    derived = {}
+    derived: dict[str, dict[str, Winners | dict[str, Times]]] = {}
     for folder in sorted(path for path in DATA.iterdir() if path.is_dir()):
         calls, sampled = functions_table.read(folder), sampled_table.read(folder)
         winners: dict[str, Winners] = {}
@@ -46,7 +46,8 @@ def derive() -> dict[str, dict[str, Winners | dict[str, Times]]]:
             elif function.expects:
                 host = host_times(calls, function.name) or host_times(calls, function.ops[0])
                 times.setdefault(function.expects, {}).update(_times(folder, sampled, function, host))
-        derived[folder.name] = {name: cases for name, cases in {**winners, **times}.items() if cases}
+        chosen: dict[str, Winners | dict[str, Times]] = {**winners, **times}
+        derived[folder.name] = {name: cases for name, cases in chosen.items() if cases}
     return derived
 
 
