@@ -30,6 +30,7 @@ from torch.autograd import forward_ad
 from kernel_twins import ops, remedies
 from kernel_twins.errors import UnavailableError
 from kernel_twins.functional.choice import nearest
+from kernel_twins.functional.expected import Problem, ordered
 from kernel_twins.functional.rows import Rule
 from kernel_twins.harness.ceilings import gpu_slug
 from kernel_twins.harness.load import extension
@@ -168,6 +169,28 @@ def fastest(
     best = nearest(gpu_slug(torch.cuda.get_device_name(device)), function, problem, *comparable)
     if (best == "torch" and not over_torch) or (best == "triton" and is_there("triton", device)):
         return best
+    return "cuda" if is_there("cuda", device) else "torch"
+
+
+def expected(
+    function: str,
+    problem: Problem,
+    device: int,
+    is_there: Callable[[Backend, int], bool],
+    *,
+    differentiated: bool,
+    over_torch: bool = False,
+) -> str:
+    """The backend, of those that run here, that is expected to be the fastest; "cuda" where nothing was measured.
+
+    With ``over_torch`` PyTorch is not chosen, because this call costs it more than the measured one.
+    """
+    for best in ordered(gpu_slug(torch.cuda.get_device_name(device)), function, problem, differentiated):
+        if best == "torch":
+            if not over_torch:
+                return best
+        elif is_there("cuda" if best == "cuda" else "triton", device):
+            return best
     return "cuda" if is_there("cuda", device) else "torch"
 
 

@@ -1,4 +1,4 @@
-"""Which backend ``backend="auto"`` takes: the fastest in the committed measurements, at the nearest problem.
+"""Which backend ``backend="auto"`` takes for products: the fastest in the committed timings, at the nearest problem.
 
 The time of a call is the GPU's or the host's, whichever is longer. ``fastest.json`` names the fastest backend by GPU,
 function and measured case. ``python -m kernel_twins.report.calls.fastest`` derives it from ``profiling/data``, and a

@@ -26,8 +26,10 @@ class Function:
 
     ``ops`` are the operations whose steps (``Op.behind``) its calls run; the first one's chapter orders the functions.
     ``drawn`` are the operations that give its sampled cases, in turn. ``fixed`` are their options that the function
-    does not offer, and ``passes`` the passes timed there. If it ``chooses``, "auto" looks up the fastest backend in the
-    timings of ``drawn``.
+    does not offer, and ``passes`` the passes timed there. If it ``chooses``, "auto" looks up the fastest backend at
+    the nearest case in the timings of ``drawn``; if it ``expects``, the one that is expected to be the fastest from the
+    times of ``ops`` at these and at the sampled cases. These stand under the name that ``expects`` is, which functions
+    of the same kernels share.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Function:
     fixed: Mapping[str, object] = field(default_factory=dict, hash=False)
     passes: tuple[Pass, ...] = ("forward", "backward")
     chooses: bool = False
+    expects: str = ""
 
     @property
     def family(self) -> str:

@@ -142,7 +142,7 @@ def test_ours_take_what_the_case_holds(function, direction, case) -> None:
     found = sampled_contests._tuple(problem.calls.ours(*problem.operands[0], backend="torch"))
     assert len(found) == len(right)
     torch.testing.assert_close(found, right)
-    assert problem.chosen() == "torch"  # off the GPU
+    assert problem.chosen("forward") == "torch"  # off the GPU
 
 
 @BY_CELL

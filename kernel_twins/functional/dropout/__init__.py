@@ -3,5 +3,7 @@
 from kernel_twins.functional.function import Function
 
 FUNCTIONS = (
-    Function(name="dropout_add", ops=("dropout_add", "dropout_add_backward"), drawn=("dropout_add",), chooses=True),
+    Function(
+        name="dropout_add", ops=("dropout_add", "dropout_add_backward"), drawn=("dropout_add",), expects="dropout_add"
+    ),
 )

@@ -52,7 +52,7 @@ def _calls(case: Case) -> Calls:
         return kernel_twins.dropout_add(x, residual, p, bias=bias, activation=activation, backend=backend)
 
     def chosen(x: Tensor, residual: Tensor | None = None, bias: Tensor | None = None) -> str:
-        return _choose(x, residual, bias)
+        return _choose(x, residual, bias, activation)
 
     def inputs(operands: Operands, douts: Operands, out: Operands) -> Operands:
         return douts if activation == "none" else (douts[0], operands[0], *operands[2:])

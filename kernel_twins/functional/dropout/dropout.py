@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import lru_cache
 
@@ -13,7 +14,7 @@ from kernel_twins.errors import UnavailableError
 from kernel_twins.functional.backends import (
     BACKENDS,
     cuda_operator,
-    fastest,
+    expected,
     is_on_gpu,
     is_transformed,
     refuse_gradients,
@@ -24,10 +25,10 @@ from kernel_twins.functional.backends import (
     triton_side,
 )
 from kernel_twins.functional.dropout.shared import batching_rule
+from kernel_twins.functional.expected import pitch_of, rows
 from kernel_twins.functional.rows import one_by_one
 from kernel_twins.ops.activations import ACTIVATIONS
-from kernel_twins.ops.tensors import DTYPE, name_of
-from kernel_twins.spec import Case
+from kernel_twins.ops.tensors import DTYPE
 
 _DTYPES = tuple(DTYPE.values())
 
@@ -56,11 +57,11 @@ def dropout_add(
     ``training=False``, draws nothing. The backward pass draws the mask again. There are backward gradients of any
     order, but no forward mode; bias's gradient is summed in a fixed order.
 
-    ``backend``: "cuda", "triton", "torch", or "auto": the fastest in this GPU's committed measurements at the nearest
-    number and length of rows ("cuda" if there are none, and under torch.compile, where sizes may be symbols). "auto"
-    takes PyTorch for torch.func's transforms and for arguments that the others refuse: other or mixed dtypes, operands
-    to be broadcast, tensors on a CPU, and empty ones. Under torch.func.vmap the others take randomness="different"
-    only.
+    ``backend``: "cuda", "triton", "torch", or "auto": the one that this GPU's committed times let expect to be the
+    fastest, interpolated between rows of like number, length and layout, with the backward pass where x requires grad.
+    It is "cuda" if there are none, and under torch.compile, where sizes may be symbols. "auto" takes PyTorch for
+    torch.func's transforms and for arguments that the others refuse: other or mixed dtypes, operands to be broadcast,
+    tensors on a CPU, and empty ones. Under torch.func.vmap the others take randomness="different" only.
 
     TypeError or ValueError names the argument at fault; UnavailableError says what a backend lacks.
     """
@@ -72,7 +73,7 @@ def dropout_add(
         require_options(p, activation)
     p = float(p) if training else 0.0
     if backend == "auto":
-        backend = _choose(x, residual, bias)
+        backend = _choose(x, residual, bias, activation)
     if backend == "cuda":
         if _cuda_operator is None:
             raise UnavailableError(_no_cuda)
@@ -118,7 +119,7 @@ def require_options(p: float, activation: str) -> None:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def _choose(x: Tensor, residual: Tensor | None, bias: Tensor | None) -> str:
+def _choose(x: Tensor, residual: Tensor | None, bias: Tensor | None, activation: str = "none") -> str:
     """The backend for this call. PyTorch gets calls with wrong arguments, since users know its error messages."""
     if not is_on_gpu(x) or x.dtype not in _DTYPES:
         return "torch"
@@ -133,16 +134,29 @@ def _choose(x: Tensor, residual: Tensor | None, bias: Tensor | None) -> str:
         return "torch"
     if tracing or torch._C._len_torch_dispatch_stack() > 0:  # sizes may be symbols
         return "cuda" if _runs("cuda", device.index) else "torch"
-    return _choice(x.shape, residual is not None, dtype, device.index)
+    adds, shifts = residual is not None, bias is not None
+    differentiated = x.requires_grad and torch.is_grad_enabled()
+    return _choice(x.shape, x.stride(), adds, shifts, activation, dtype, device.index, differentiated)
 
 
 @lru_cache(maxsize=4096)
-def _choice(sizes: tuple[int, ...], adds: bool, dtype: torch.dtype, device: int) -> str:
+def _choice(
+    sizes: tuple[int, ...],
+    strides: tuple[int, ...],
+    adds: bool,
+    shifts: bool,
+    activation: str,
+    dtype: torch.dtype,
+    device: int,
+    differentiated: bool,
+) -> str:
     if not sizes or 0 in sizes:
         return "torch"
-    rows = torch.Size(sizes[:-1]).numel()
-    problem = Case((rows, sizes[-1]), name_of(dtype), (("residual", "yes"),) if adds else ())
-    return fastest("dropout_add", problem, device, _runs)
+    n = sizes[-1]
+    options = ["residual.yes"] * adds + ["bias.yes"] * shifts + [f"act.{activation}"] * (activation != "none")
+    pitch = pitch_of(sizes, strides, n, (len(sizes) - 1,))
+    problem = rows(math.prod(sizes) // n, n, pitch, dtype.itemsize, options)
+    return expected("dropout_add", problem, device, _runs, differentiated=differentiated)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

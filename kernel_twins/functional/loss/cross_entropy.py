@@ -17,7 +17,7 @@ from kernel_twins.functional.backends import (
     BACKENDS,
     Operator,
     cuda_operator,
-    fastest,
+    expected,
     is_on_gpu,
     is_transformed,
     refuse_gradients,
@@ -26,6 +26,7 @@ from kernel_twins.functional.backends import (
     runs_of,
     triton_side,
 )
+from kernel_twins.functional.expected import pitch_of, rows
 from kernel_twins.functional.loss.shared import (
     REDUCTIONS,
     backward_batching_rule,
@@ -34,8 +35,7 @@ from kernel_twins.functional.loss.shared import (
     in_place_batching_rule,
 )
 from kernel_twins.functional.rows import rows_of
-from kernel_twins.ops.tensors import DTYPE, name_of
-from kernel_twins.spec import Case
+from kernel_twins.ops.tensors import DTYPE
 
 _TARGET_DTYPES = (torch.int64, torch.uint8)  # those that PyTorch takes for classes
 _INTEGERS = (int, torch.SymInt, numbers.Integral)  # isinstance tries them in order, and the last is slow
@@ -69,11 +69,12 @@ def cross_entropy(
     PyTorch for a mean or sum, it makes the gradient of every row NaN. With backend="torch" PyTorch's kernel aborts the
     process. On a CPU PyTorch raises IndexError.
 
-    ``backend``: "cuda", "triton", "torch", or "auto": the fastest in this GPU's committed measurements at the nearest
-    number and length of rows, by the GPU's time or the host's, whichever is longer ("cuda" if there are none, and under
-    torch.compile, where sizes may be symbols). "auto" takes PyTorch for torch.func's transforms, for input that would
-    be copied, and for arguments that the others refuse: other dtypes, weights and probabilities, tensors on a CPU, and
-    empty ones. Of the transforms the others take vmap, with the rows of all examples in one call.
+    ``backend``: "cuda", "triton", "torch", or "auto": the one that this GPU's committed times let expect to be the
+    fastest, interpolated between rows of like number, length and layout, with the backward pass where input requires
+    grad. It is "cuda" if there are none, and under torch.compile, where sizes may be symbols. "auto" takes PyTorch for
+    torch.func's transforms, for input that would be copied, and for arguments that the others refuse: other dtypes,
+    weights and probabilities, tensors on a CPU, and empty ones. Of the transforms the others take vmap, with the rows
+    of all examples in one call.
 
     TypeError or ValueError names the argument at fault; UnavailableError says what a backend lacks.
     """
@@ -259,17 +260,21 @@ def _choose(logits: Tensor, target: Tensor, weight: object, reduction: str) -> s
         return "torch"
     if tracing or torch._C._len_torch_dispatch_stack() > 0:  # sizes may be symbols
         return "cuda" if logits.dim() <= 2 and _runs("cuda", device) else "torch"
-    return _choice(logits.shape, logits.stride(), logits.dtype, device)
+    return _choice(
+        logits.shape, logits.stride(), logits.dtype, device, logits.requires_grad and torch.is_grad_enabled()
+    )
 
 
 @lru_cache(maxsize=4096)
-def _choice(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, device: int) -> str:
+def _choice(
+    shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, device: int, differentiated: bool
+) -> str:
     dim = 0 if len(shape) == 1 else 1
     if 0 in shape or rows_of(torch.empty_strided(shape, strides, device="meta"), dim) is None:
         return "torch"
     n = shape[dim]
-    problem = Case((torch.Size(shape).numel() // n, n), name_of(dtype))
-    return fastest("cross_entropy", problem, device, _runs)
+    problem = rows(math.prod(shape) // n, n, pitch_of(shape, strides, n, (dim,)), dtype.itemsize)
+    return expected("cross_entropy", problem, device, _runs, differentiated=differentiated)
 
 
 _runs = runs_of(_cuda_operator, "cross_entropy", "cross_entropy_backward")

@@ -18,7 +18,7 @@ from kernel_twins.functional.backends import (
     Operator,
     constant,
     cuda_operator,
-    fastest,
+    expected,
     is_differentiated,
     is_on_gpu,
     refuse_gradients,
@@ -28,10 +28,11 @@ from kernel_twins.functional.backends import (
     runs,
     triton_side,
 )
+from kernel_twins.functional.expected import pitch_of, rows
 from kernel_twins.functional.norm.shared import Affine, Result, batching_rule
 from kernel_twins.functional.rows import one_by_one
-from kernel_twins.ops.tensors import DTYPE, name_of
-from kernel_twins.spec import Backend, Case
+from kernel_twins.ops.tensors import DTYPE
+from kernel_twins.spec import Backend
 
 Shape = int | Sequence[int]
 
@@ -82,11 +83,11 @@ def layer_norm(
     apart. Under CUDA's autocast the result is float32, as PyTorch's. There are backward gradients of any order, but no
     forward mode; weight's and bias's are summed in a fixed order.
 
-    ``backend``: "cuda", "triton", "torch", or "auto": the fastest in this GPU's committed measurements at the nearest
-    number and length of rows, by the GPU's time or the host's, whichever is longer ("cuda" if there are none, and under
-    torch.compile, where sizes may be symbols). "auto" takes PyTorch for half precision under autocast, for torch.func's
-    derivatives, and for arguments that the others refuse: other or mixed dtypes, a residual to be broadcast, tensors on
-    a CPU, and empty ones.
+    ``backend``: "cuda", "triton", "torch", or "auto": the one that this GPU's committed times let expect to be the
+    fastest, interpolated between rows of like number, length and layout, with the backward pass where x requires grad.
+    It is "cuda" if there are none, and under torch.compile, where sizes may be symbols. "auto" takes PyTorch for half
+    precision under autocast, for torch.func's derivatives, and for arguments that the others refuse: other or mixed
+    dtypes, a residual to be broadcast, tensors on a CPU, and empty ones.
 
     TypeError or ValueError names the argument at fault; UnavailableError says what a backend lacks.
     """
@@ -197,18 +198,30 @@ def _choose(name: str, x: Tensor, shape: Sequence[int], affine: Affine, residual
         return "torch"
     if tracing or torch._C._len_torch_dispatch_stack() > 0:  # sizes may be symbols
         return "cuda" if _runs(name, "cuda", device.index) else "torch"
-    return _choice(name, x.shape, tuple(shape), residual is not None, dtype, device.index)
+    plain, adds = not affine or affine[0] is None, residual is not None
+    differentiated = x.requires_grad and torch.is_grad_enabled()
+    return _choice(name, x.shape, x.stride(), tuple(shape), plain, adds, dtype, device.index, differentiated)
 
 
 @lru_cache(maxsize=4096)
 def _choice(
-    name: str, sizes: tuple[int, ...], shape: tuple[int, ...], adds: bool, dtype: torch.dtype, device: int
+    name: str,
+    sizes: tuple[int, ...],
+    strides: tuple[int, ...],
+    shape: tuple[int, ...],
+    plain: bool,
+    adds: bool,
+    dtype: torch.dtype,
+    device: int,
+    differentiated: bool,
 ) -> str:
     if not shape or sizes[-len(shape) :] != shape or 0 in sizes:
         return "torch"
     n = math.prod(shape)
-    problem = Case((math.prod(sizes) // n, n), name_of(dtype), (("residual", "yes"),) if adds else ())
-    return fastest(name, problem, device, partial(_runs, name))
+    pitch = pitch_of(sizes, strides, n, range(len(sizes) - len(shape), len(sizes)))
+    options = ["affine.none"] * plain + ["residual.yes"] * adds
+    problem = rows(math.prod(sizes) // n, n, pitch, dtype.itemsize, options)
+    return expected(name, problem, device, partial(_runs, name), differentiated=differentiated)
 
 
 @constant

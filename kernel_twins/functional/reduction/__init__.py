@@ -5,11 +5,13 @@ from kernel_twins.functional.function import Function, Pass
 _FORWARD: tuple[Pass, ...] = ("forward",)
 
 FUNCTIONS = tuple(
-    Function(name=name, ops=("reduction_nd",), drawn=("reduction_nd",), fixed={"kind": kind}, passes=passes)
-    for name, kind, passes in (
-        ("sum", "sum", _FORWARD),
-        ("mean", "mean", (*_FORWARD, "backward")),
-        ("amax", "max", (*_FORWARD, "backward")),
-        ("argmax", "argmax", _FORWARD),
+    Function(
+        name=name, ops=("reduction_nd",), drawn=("reduction_nd",), fixed={"kind": kind}, passes=passes, expects=expects
+    )
+    for name, kind, passes, expects in (
+        ("sum", "sum", _FORWARD, "sum"),
+        ("mean", "mean", (*_FORWARD, "backward"), "sum"),
+        ("amax", "max", (*_FORWARD, "backward"), "amax"),
+        ("argmax", "argmax", _FORWARD, "argmax"),
     )
 )

@@ -32,7 +32,7 @@ def _calls(name: str, case: Case) -> Calls:
     return Calls(
         eager=partial(getattr(torch, name), dim=dim),
         ours=partial(getattr(kernel_twins, name), dim=dim),
-        chosen=partial(_choose, kind=kind),
+        chosen=partial(_choose, kind=kind, dim=dim),
         forward=partial(Forward, OPS["reduction_nd"], case),
         leaves=() if kind == "argmax" else (0,),
         gradients=partial(_gradients, case),

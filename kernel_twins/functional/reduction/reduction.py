@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from operator import index
 from typing import Any
 
@@ -16,6 +17,7 @@ from kernel_twins.functional.backends import (
     HALF,
     batches,
     cuda_operator,
+    expected,
     is_differentiated,
     is_on_gpu,
     is_transformed,
@@ -25,7 +27,8 @@ from kernel_twins.functional.backends import (
     runs_of,
     triton_side,
 )
-from kernel_twins.functional.reduction.shared import batching_rule, gradient_batching_rule
+from kernel_twins.functional.expected import reduced
+from kernel_twins.functional.reduction.shared import axes_of, batching_rule, gradient_batching_rule
 from kernel_twins.ops.reduction.shared import MOST_AXES
 from kernel_twins.ops.tensors import DTYPE
 
@@ -39,6 +42,8 @@ _PYTORCHS: dict[str, Callable[..., Tensor]] = {
     "argmax": torch.argmax,
 }
 
+_NAMES = {"sum": "sum", "mean": "sum", "max": "amax", "argmax": "argmax"}  # in fastest.json, as declared
+
 
 def sum(x: Tensor, dim: Dims = None, keepdim: bool = False, *, backend: str = "auto") -> Tensor:  # noqa: A001
     """The sum over one dimension, several, or all (``dim=None``) of a tensor of up to five dimensions, as torch.sum.
@@ -48,10 +53,12 @@ def sum(x: Tensor, dim: Dims = None, keepdim: bool = False, *, backend: str = "a
     gradients of any order, but no forward mode. x's gradient is an expanded view of out's, as PyTorch's: what writes
     into it in place must clone it first. A leaf's ``.grad`` is always a copy.
 
-    ``backend``: "cuda", "triton", "torch", or "auto", which is "cuda" on a GPU for which it is built. "auto" takes
-    PyTorch for arguments that the others refuse: other dtypes, tensors on a CPU, empty ones, and those of more than
-    five dimensions (a batch of torch.func.vmap counts as one). It also takes PyTorch for half precision under autocast,
-    forward mode, and torch.func's derivatives.
+    ``backend``: "cuda", "triton", "torch", or "auto": the one that this GPU's committed times let expect to be the
+    fastest, interpolated between reductions of like sizes, axes and layout, with the backward pass where x requires
+    grad. It is "cuda" if there are none, and under torch.compile, where sizes may be symbols. "auto" takes PyTorch for
+    arguments that the others refuse: other dtypes, tensors on a CPU, empty ones, and those of more than five dimensions
+    (a batch of torch.func.vmap counts as one). It also takes PyTorch for half precision under autocast, forward mode,
+    and torch.func's derivatives.
 
     TypeError, ValueError or IndexError names the argument at fault; UnavailableError says what a backend lacks.
     """
@@ -84,7 +91,7 @@ def argmax(x: Tensor, dim: int | None = None, keepdim: bool = False, *, backend:
 
 def _reduced(x: Tensor, dim: Dims, keepdim: bool, backend: str, kind: str) -> Tensor:
     if backend == "auto":
-        backend = _choose(x, kind)
+        backend = _choose(x, kind, dim)
     if backend == "torch":
         return _PYTORCHS[kind](x, dim, keepdim)
     dims = () if dim is None else (dim,) if isinstance(dim, int) else _dims(dim, kind)
@@ -122,7 +129,7 @@ def _dims(dim: Any, kind: str) -> tuple[int, ...]:
         raise TypeError(f"dim is {dim!r}, must be an int, a tuple of them or None: pass -1 for the last one") from None
 
 
-def _choose(x: Tensor, kind: str) -> str:
+def _choose(x: Tensor, kind: str, dim: Dims = None) -> str:
     """The backend for this call. PyTorch gets calls with wrong arguments, since users know its error messages."""
     if not is_on_gpu(x) or x.dtype not in DTYPE.values() or x.dim() > MOST_AXES:
         return "torch"
@@ -133,7 +140,36 @@ def _choose(x: Tensor, kind: str) -> str:
     symbolic = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0  # sizes may be symbols
     if not symbolic and x.numel() == 0:
         return "torch"
-    return "cuda" if _runs("cuda", x.device.index) else "torch"
+    device = x.device.index
+    if symbolic:
+        return "cuda" if _runs("cuda", device) else "torch"
+    dims = tuple(dim) if isinstance(dim, (list, torch.Size)) else dim
+    try:
+        hash(dims)
+    except TypeError:  # the backend says what is wrong with it
+        return "cuda" if _runs("cuda", device) else "torch"
+    # A sum's gradient is a view, without a kernel, and argmax has none.
+    differentiated = kind in ("mean", "max") and x.requires_grad and torch.is_grad_enabled()
+    return _choice(kind, x.shape, x.stride(), dims, x.dtype, device, differentiated)
+
+
+@lru_cache(maxsize=4096)
+def _choice(
+    kind: str,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    dim: Any,
+    dtype: torch.dtype,
+    device: int,
+    differentiated: bool,
+) -> str:
+    try:
+        axes = axes_of(() if dim is None else _dims(dim, kind), len(shape))
+    except (TypeError, ValueError, IndexError, RuntimeError):  # the backend says what is wrong with it
+        return "cuda" if _runs("cuda", device) else "torch"
+    no_dim = kind == "max" and dim is None  # which torch.amax refuses
+    problem = reduced(shape, strides, axes, dtype.itemsize)
+    return expected(_NAMES[kind], problem, device, _runs, differentiated=differentiated, over_torch=no_dim)
 
 
 _runs = runs_of(_cuda_operator, "reduction_nd")

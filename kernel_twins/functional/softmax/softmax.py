@@ -14,7 +14,7 @@ from kernel_twins.functional.backends import (
     BACKENDS,
     HALF,
     cuda_operator,
-    fastest,
+    expected,
     is_differentiated,
     is_on_gpu,
     refuse_gradients,
@@ -23,10 +23,10 @@ from kernel_twins.functional.backends import (
     runs_of,
     triton_side,
 )
+from kernel_twins.functional.expected import pitch_of, rows
 from kernel_twins.functional.rows import counted, rows_of
 from kernel_twins.functional.softmax.shared import batching_rule
-from kernel_twins.ops.tensors import DTYPE, name_of
-from kernel_twins.spec import Case
+from kernel_twins.ops.tensors import DTYPE
 
 _cuda_operator, _no_cuda = cuda_operator("softmax")
 _runs = runs_of(_cuda_operator, "softmax", "softmax_backward")
@@ -44,12 +44,12 @@ def softmax(x: Tensor, dim: int = -1, backend: str = "auto") -> Tensor:
     ``dim`` back in its place: nothing is copied, but ``view`` may need ``contiguous()`` first. x is copied only if its
     rows are not contiguous, or not equally far apart. There are backward gradients of any order, but no forward mode.
 
-    ``backend``: "cuda", "triton", "torch", or "auto": the fastest in this GPU's committed measurements at the nearest
-    number and length of rows, by the GPU's time or the host's, whichever is longer ("cuda" if there are none, and under
-    torch.compile, where sizes may be symbols). "auto" takes PyTorch where that needs less work: another dimension than
-    the last if x would be copied, half precision under autocast, forward mode, and torch.func's derivatives. It also
-    takes PyTorch for arguments that the others refuse: other dtypes, tensors of other classes (DTensor), on a CPU, and
-    empty ones.
+    ``backend``: "cuda", "triton", "torch", or "auto": the one that this GPU's committed times let expect to be the
+    fastest, interpolated between rows of like number, length and layout, with the backward pass where x requires grad.
+    It is "cuda" if there are none, and under torch.compile, where sizes may be symbols. "auto" takes PyTorch where that
+    needs less work: another dimension than the last if x would be copied, half precision under autocast, forward mode,
+    and torch.func's derivatives. It also takes PyTorch for arguments that the others refuse: other dtypes, tensors of
+    other classes (DTensor), on a CPU, and empty ones.
 
     TypeError, ValueError or IndexError names the argument at fault; UnavailableError says what a backend lacks.
     """
@@ -106,11 +106,18 @@ def _choose(x: Tensor, dim: int) -> str:
         return "torch"
     if tracing or torch._C._len_torch_dispatch_stack() > 0:  # sizes may be symbols
         return "cuda" if dim in (-1, x.dim() - 1) and _runs("cuda", device) else "torch"
-    return _choice(x.shape, x.stride(), dim, dtype, device)
+    return _choice(x.shape, x.stride(), dim, dtype, device, x.requires_grad and torch.is_grad_enabled())
 
 
 @lru_cache(maxsize=4096)
-def _choice(shape: tuple[int, ...], strides: tuple[int, ...], dim: int, dtype: torch.dtype, device: int) -> str:
+def _choice(
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    dim: int,
+    dtype: torch.dtype,
+    device: int,
+    differentiated: bool,
+) -> str:
     rank = len(shape)
     try:
         dim = counted(dim, "x", rank)
@@ -122,6 +129,7 @@ def _choice(shape: tuple[int, ...], strides: tuple[int, ...], dim: int, dtype: t
     if not is_last and rows_of(torch.empty_strided(shape, strides, device="meta"), dim) is None:
         return "torch"
     n = shape[dim] if rank else 1
-    problem = Case((math.prod(shape) // n, n), name_of(dtype))
+    pitch = pitch_of(shape, strides, n, (dim,))
+    problem = rows(math.prod(shape) // n, n, pitch, dtype.itemsize)
     # Cases are measured along the last dimension. Along another one PyTorch copies rows that our kernels read in place.
-    return fastest("softmax", problem, device, _runs, over_torch=not is_last)
+    return expected("softmax", problem, device, _runs, differentiated=differentiated, over_torch=not is_last)

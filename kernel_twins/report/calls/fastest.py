@@ -1,19 +1,21 @@
-"""What ``backend="auto"`` reads, from the committed timings: ``python -m kernel_twins.report.calls.fastest``.
+"""What ``backend="auto"`` reads, from the committed rows: ``python -m kernel_twins.report.calls.fastest``.
 
-Run it after a measurement is published; a test compares the file with the data.
+Run it after timings or sampled rows are published; ``check`` and a test compare the file with the data.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
 
 from kernel_twins import OPS
 from kernel_twins.functional.choice import FILE
+from kernel_twins.functional.expected import BACKENDS, measured
 from kernel_twins.functional.function import Function
-from kernel_twins.report.calls import functions_table
+from kernel_twins.report.calls import functions_table, sampled_table
 from kernel_twins.report.calls.functions import FUNCTIONS
 from kernel_twins.report.rows import store
 from kernel_twins.report.rows.base import DATA
@@ -24,16 +26,77 @@ NOISE = 1.01
 """Within this factor of the fastest, the first of cuda, torch and triton is taken: in the order of a call's cost."""
 
 
-def derive() -> dict[str, dict[str, dict[str, str]]]:
-    """The fastest backend by GPU, function and case; of functions that choose by it, and were timed on the host too."""
-    derived = {}
-    choosing = [function for function in FUNCTIONS.values() if function.chooses]
+Winners = dict[str, str]  # the fastest backend by case
+Times = dict[str, list[float]]  # of a case, by backend: microseconds of the forward pass, and of the backward pass
+
+
+def derive() -> dict[str, dict[str, Winners | dict[str, Times]]]:
+    """By GPU and function: the fastest backend by case of functions that choose by it, the times of those that expect.
+
+    A function that was not timed on the host is left out if it chooses.
+    """
+    derived: dict[str, dict[str, Winners | dict[str, Times]]] = {}
     for folder in sorted(path for path in DATA.iterdir() if path.is_dir()):
-        calls = functions_table.read(folder)
-        hosts = [(function, host_times(calls, function.name)) for function in choosing]
-        by_function = {function.name: _by_case(folder, host, function) for function, host in hosts if host}
-        derived[folder.name] = {name: cases for name, cases in by_function.items() if cases}
+        calls, sampled = functions_table.read(folder), sampled_table.read(folder)
+        winners: dict[str, Winners] = {}
+        times: dict[str, dict[str, Times]] = {}
+        for function in FUNCTIONS.values():
+            if function.chooses and (host := host_times(calls, function.name)):
+                winners[function.name] = _by_case(folder, host, function)
+            elif function.expects:
+                host = host_times(calls, function.name) or host_times(calls, function.ops[0])
+                times.setdefault(function.expects, {}).update(_times(folder, sampled, function, host))
+        chosen: dict[str, Winners | dict[str, Times]] = {**winners, **times}
+        derived[folder.name] = {name: cases for name, cases in chosen.items() if cases}
     return derived
+
+
+def _times(
+    folder: Path, sampled: pd.DataFrame, function: Function, host: dict[int, dict[str, float]]
+) -> dict[str, Times]:
+    """Of cases at which all backends were timed: chosen ones, and sampled ones in their place where a case is both."""
+    passes = dict(zip(("forward", "backward"), function.ops, strict=False))
+    chosen = {
+        direction: timed(timings, measured_steps(op, timings))
+        for direction, op in passes.items()
+        for timings in [store.read_table(folder, op, "timings")]
+    }
+    own = sampled[(sampled["function"] == function.name) & (sampled["status"] == "ok")]
+    for direction in ("forward", "backward"):
+        rows = own[own["pass"] == direction]
+        for row in rows.itertuples():
+            chosen.setdefault(direction, {}).setdefault(row.case, {})[row.backend] = float(row.us)
+    found: dict[str, Times] = {}
+    for slug, forward in sorted(chosen["forward"].items()):
+        case = Case.parse(slug)
+        if not forward.keys() >= {*BACKENDS} or not is_offered(function, case) or measured(case) is None:
+            continue
+        backward = chosen.get("backward", {}).get(slug, {})
+        asked = host.get(ITEMSIZE[case.dtype], {})
+        found[slug] = {
+            backend: [
+                _short(max(forward[backend], asked.get(backend, 0.0) if asked.keys() >= {*BACKENDS} else 0.0)),
+                *([_short(backward[backend])] if backward.keys() >= {*BACKENDS} else []),
+            ]
+            for backend in BACKENDS
+        }
+    return found
+
+
+def is_offered(function: Function, case: Case) -> bool:
+    """Whether a case of the function's operation is one of the function's: options that it fixes are as it has them."""
+    fixed = {name for other in FUNCTIONS.values() if other.drawn == function.drawn for name in _fixed(other)}
+    return all(case.get(name) == str(_fixed(function).get(name, "")) for name in fixed)
+
+
+def _fixed(function: Function) -> Mapping[str, object]:
+    options = function.fixed.get("options", function.fixed)
+    assert isinstance(options, Mapping)  # or another option is called so
+    return options
+
+
+def _short(us: float) -> float:
+    return float(f"{us:.4g}")
 
 
 def _by_case(folder: Path, host: dict[int, dict[str, float]], function: Function) -> dict[str, str]:
@@ -65,17 +128,22 @@ def host_times(calls: pd.DataFrame, function: str) -> dict[int, dict[str, float]
     return times
 
 
+def timed(timings: pd.DataFrame, steps: dict[Backend, str]) -> dict[str, dict[str, float]]:
+    """The GPU's microseconds by case and backend, of the steps and PyTorch's call in one contest."""
+    on_gpu: dict[str, dict[str, float]] = {}
+    for row in timings[(timings.status == "ok") & (timings.contest == "fast")].itertuples():
+        if row.step == steps.get(row.backend, "" if row.backend == "torch" else None):
+            on_gpu.setdefault(row.case, {})[row.backend] = median_us(row)
+    return on_gpu
+
+
 def fastest(timings: pd.DataFrame, steps: dict[Backend, str], host: dict[int, dict[str, float]]) -> dict[str, str]:
     """The fastest backend by case, of what was timed in the same contest.
 
     A call takes as long as the GPU does or, where that is longer and known of all backends, as its host.
     """
-    on_gpu: dict[str, dict[str, float]] = {}
-    for row in timings[(timings.status == "ok") & (timings.contest == "fast")].itertuples():
-        if row.step == steps.get(row.backend, "" if row.backend == "torch" else None):
-            on_gpu.setdefault(row.case, {})[row.backend] = median_us(row)
     best = {}
-    for slug, times in on_gpu.items():
+    for slug, times in timed(timings, steps).items():
         asked = host.get(ITEMSIZE[Case.parse(slug).dtype], {})
         if times.keys() <= asked.keys():
             times = {backend: max(time, asked[backend]) for backend, time in times.items()}
@@ -88,7 +156,16 @@ def fastest(timings: pd.DataFrame, steps: dict[Backend, str], host: dict[int, di
 
 
 def render() -> str:
-    return json.dumps(derive(), indent=1) + "\n"
+    """JSON with a line a case."""
+    gpus = (f' "{gpu}": {{\n{_functions(functions)}\n }}' for gpu, functions in derive().items())
+    return "{\n" + ",\n".join(gpus) + "\n}\n"
+
+
+def _functions(functions: Mapping[str, Mapping[str, object]]) -> str:
+    return ",\n".join(
+        f'  "{name}": {{\n' + ",\n".join(f'   "{slug}": {json.dumps(told)}' for slug, told in cases.items()) + "\n  }"
+        for name, cases in functions.items()
+    )
 
 
 if __name__ == "__main__":

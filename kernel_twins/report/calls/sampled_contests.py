@@ -102,9 +102,12 @@ class Problem:
         others = [name for name in OTHERS if name in self.op.baselines and not self.calls.in_place]
         return ["torch", *(["compile"] if is_compiled(self.index) else []), *others, *OURS, "auto"]
 
-    def chosen(self) -> str:
-        """The backend that "auto" takes."""
-        return self.calls.chosen(*self.operands[0])
+    def chosen(self, direction: Pass) -> str:
+        """The backend that "auto" takes, where gradients are wanted or not."""
+        leaves = self.calls.leaves if direction == "backward" else ()
+        given = (x.detach().requires_grad_() if i in leaves else x for i, x in enumerate(self.operands[0]))
+        with torch.set_grad_enabled(direction == "backward"):
+            return self.calls.chosen(*given)
 
     def forget(self) -> None:
         """What judges kept, which is as large as many sets of operands."""
@@ -287,7 +290,7 @@ def contest(problem: Problem, direction: Pass, lost: dict[str, str]) -> list[dic
     """
     statuses: dict[str, str] = {}
     ready: dict[str, list[Call]] = {}
-    chosen = problem.chosen()
+    chosen = problem.chosen(direction)
     for name in problem.names():
         if name in lost:
             statuses[name] = lost[name]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kernel_twins import OPS
-from kernel_twins.report.calls import functions_table, sampled_table
+from kernel_twins.functional import choice
+from kernel_twins.report.calls import fastest, functions_table, sampled_table
 from kernel_twins.report.compare import history
 from kernel_twins.report.meaning import predictions, retired, static
 from kernel_twins.report.meaning.analysis import Results, load
@@ -47,6 +48,7 @@ def run(release: bool, audit: bool) -> Findings:
         late += _late(each)
     late += [f"{'/'.join(cell)} has no static rows: {remedy}" for cell, remedy in static.unrecorded().items()]
     late += functions_table.stale(store.REFERENCE_GPU, FOLDER) + sampled_table.late(store.REFERENCE_GPU, FOLDER)
+    found.failures += stale_choices()
     if release:
         late += functions_table.unrecorded(FOLDER)
     slower = _regressions(results)
@@ -57,6 +59,14 @@ def run(release: bool, audit: bool) -> Findings:
         found.failures += violations
         found.warnings += notes
     return found
+
+
+def stale_choices() -> list[str]:
+    """A line if what "auto" reads is not what the timings and the sampled rows say."""
+    if fastest.render() == choice.FILE.read_text():
+        return []
+    told = "is not what the timings and the sampled rows say"
+    return [f"kernel_twins/functional/{choice.FILE.name} {told}: run python -m {fastest.__name__}"]
 
 
 def _files_without_steps() -> list[str]:

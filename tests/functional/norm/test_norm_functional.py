@@ -27,6 +27,7 @@ import kernel_twins  # noqa: E402
 from kernel_twins import OPS  # noqa: E402
 from kernel_twins.errors import UnavailableError  # noqa: E402
 from kernel_twins.functional import backends  # noqa: E402
+from kernel_twins.functional.expected import Problem, rows  # noqa: E402
 from kernel_twins.functional.norm import norm  # noqa: E402
 from kernel_twins.spec import Case  # noqa: E402
 from tests.sides import as_interpreted, cuda_library  # noqa: E402
@@ -908,18 +909,18 @@ def test_the_operators_pass_over_steps_where_their_rows_are_too_long() -> None:
 
 
 @BY_NAME
-def test_auto_asks_for_the_nearest_of_what_it_was_given(monkeypatch, name) -> None:
-    asked: list[tuple[str, str]] = []
-    best: str | None = "cuda"
+def test_auto_asks_for_what_it_was_given(monkeypatch, name) -> None:
+    asked: list[tuple[str, Problem, bool]] = []
+    best = ["cuda"]
 
-    def nearest(gpu: str, function: str, problem: Case) -> str | None:
-        asked.append((function, problem.slug))
+    def ordered(gpu: str, function: str, problem: Problem, differentiated: bool) -> list[str]:
+        asked.append((function, problem, differentiated))
         return best
 
     monkeypatch.setattr(norm, "is_on_gpu", lambda tensor: isinstance(tensor, torch.Tensor))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "GPU")
     monkeypatch.setattr(norm, "_runs", lambda *_: True)
-    monkeypatch.setattr(backends, "nearest", nearest)
+    monkeypatch.setattr(backends, "ordered", ordered)
     monkeypatch.setattr(norm, "_choice", norm._choice.__wrapped__)  # what is made up here is not to be kept
 
     def chosen(x, shape=(16,), affine=(), residual=None):
@@ -929,15 +930,17 @@ def test_auto_asks_for_the_nearest_of_what_it_was_given(monkeypatch, name) -> No
     row = torch.empty(16, dtype=torch.bfloat16)
     for given, shape in ((x, (16,)), (x, [3, 16]), (x[..., :5], (5,)), (x.transpose(0, 1), (16,)), (x[0, 0], (16,))):
         assert chosen(given, shape, (row.new_empty(shape), None)) == "cuda"
-    assert chosen(x, residual=x) == "cuda"
-    sizes = ["6x16-bf16", "2x48-bf16", "6x5-bf16", "6x16-bf16", "1x16-bf16", "6x16-bf16-residual.yes"]
-    assert asked == [(name, each) for each in sizes]
+    assert chosen(x.requires_grad_(), residual=x) == "cuda"
+    x = x.detach()
+    sizes = [(6, 16, 16), (2, 48, 48), (6, 5, 16), (6, 16, 16), (1, 16, 16)]
+    without = ("affine.none", "residual.yes")
+    assert asked == [*((name, rows(*each, 2), False) for each in sizes), (name, rows(6, 16, 16, 2, without), True)]
 
     wrong = ((x[:0], (16,)), (x.double(), (16,)), (x.int(), (16,)), (x, (3,)), (x, ()), (x, (1, 2, 3, 16)))
     assert all(chosen(given, shape) == "torch" for given, shape in wrong)
     assert chosen(x, affine=(row.float(), None)) == chosen(x, affine=(row, row.to("meta"))) == "torch"
     assert chosen(x, residual=row) == chosen(x, residual=x.float()) == "torch"
-    for best, last in (("torch", "torch"), ("triton", "triton"), (None, "cuda")):  # noqa: B007  # read by nearest
+    for best, last in ((["torch"], "torch"), (["triton"], "triton"), ([], "cuda")):  # noqa: B007  # read by ordered
         assert chosen(x) == last
     with monkeypatch.context() as patch:
         patch.setattr(torch, "is_autocast_enabled", lambda device: device == "cuda")

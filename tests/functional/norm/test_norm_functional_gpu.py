@@ -747,10 +747,9 @@ def test_a_module_learns_as_torch_nns_does(backend, name) -> None:
 def test_auto_takes_what_was_measured(name) -> None:
     if torch.cuda.get_device_name() != "NVIDIA H100 80GB HBM3":
         pytest.skip("no measurements are committed for this GPU")
-    from kernel_twins.functional import choice
+    from kernel_twins.functional import expected
 
-    for case, best in choice.table("h100-sxm", name).items():
-        x = torch.empty((1, 1), device="cuda").expand(case.shape).to(torch.bfloat16 if case.dtype == "bf16" else None)
-        residual = x if case.get("residual") else None
-        if not case.variant or residual is not None:
-            assert norm._choose(name, x, case.shape[1:], (), residual) == best, case.slug
+    for m, n in ((4096, 1024), (300, 1000), (16, 2**20)):
+        x, weight = (torch.empty(shape, device="cuda", dtype=torch.bfloat16) for shape in ((m, n), (n,)))
+        best = expected.ordered("h100-sxm", name, expected.rows(m, n, n, 2, ["residual.yes"]), False)[0]
+        assert norm._choose(name, x, (n,), (weight,), x) == best

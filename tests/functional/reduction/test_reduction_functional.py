@@ -340,10 +340,12 @@ def test_auto_takes_a_batch_of_as_many_axes_as_there_may_be(operator, monkeypatc
     if is_triton(operator):
         pytest.skip("auto takes no Triton step")
     as_on_gpu(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "GPU")
+    monkeypatch.setattr(reduction, "_choice", reduction._choice.__wrapped__)  # what is made up here is not to be kept
     chosen: list[str] = []
 
     def batched(x: Any) -> Any:
-        chosen.append(reduction._choose(x, "sum"))
+        chosen.append(reduction._choose(x, "sum", 0))
         return kernel_twins.sum(x, 0)
 
     x = values((2, 3, 2, 3, 2, 3))
@@ -483,8 +485,11 @@ def test_backends_are_named() -> None:
 def test_auto_leaves_to_pytorch_what_the_others_do_not_take(monkeypatch) -> None:
     def on_gpu(shape: Any, dtype: Any = torch.bfloat16) -> Any:
         x = torch.empty(shape, dtype=dtype, device="meta")
-        return SimpleNamespace(dtype=dtype, dim=x.dim, numel=x.numel, device=SimpleNamespace(index=0))
+        told = {"dim": x.dim, "numel": x.numel, "shape": x.shape, "stride": x.stride, "requires_grad": False}
+        return SimpleNamespace(dtype=dtype, device=SimpleNamespace(index=0), **told)
 
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "GPU")
+    monkeypatch.setattr(reduction, "_choice", reduction._choice.__wrapped__)  # what is made up here is not to be kept
     monkeypatch.setattr(reduction, "is_on_gpu", lambda x: isinstance(x, SimpleNamespace))
     monkeypatch.setattr(reduction, "_runs", lambda backend, device: True)
     assert reduction._choose(on_gpu((3, 5)), "sum") == "cuda"

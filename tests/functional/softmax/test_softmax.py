@@ -24,8 +24,9 @@ torch = pytest.importorskip("torch")
 import kernel_twins  # noqa: E402
 from kernel_twins import OPS  # noqa: E402
 from kernel_twins.errors import UnavailableError  # noqa: E402
-from kernel_twins.functional import backends, choice  # noqa: E402
+from kernel_twins.functional import backends  # noqa: E402
 from kernel_twins.functional.backends import cuda_operator  # noqa: E402
+from kernel_twins.functional.expected import Problem, rows  # noqa: E402
 from kernel_twins.report.calls import fastest  # noqa: E402
 from kernel_twins.spec import Case  # noqa: E402
 from tests.sides import as_interpreted, cuda_library  # noqa: E402
@@ -415,31 +416,18 @@ def test_the_operators_pass_over_steps_where_their_rows_are_too_long() -> None:
         assert OPS[op].step(last).accepts(Case.of(1, 2**20, dtype="fp32")) == ""
 
 
-def test_the_nearest_rows_are_those_of_the_nearest_sizes(monkeypatch) -> None:
-    measured = {"16x1024-bf16": "torch", "4096x1024-bf16": "cuda", "64x262144-bf16": "triton", "64x64-fp32": "torch"}
-    monkeypatch.setattr(choice, "table", lambda gpu, function: {Case.parse(k): v for k, v in measured.items()})
+def test_auto_asks_for_what_it_was_given(monkeypatch) -> None:
+    asked: list[tuple[str, Problem, bool]] = []
+    best = ["cuda"]
 
-    def nearest(slug: str) -> str | None:
-        return choice.nearest("gpu", "softmax", Case.parse(slug))
-
-    assert nearest("20x1023-fp16") == "torch"
-    assert nearest("4000x1023-bf16") == "cuda"
-    assert nearest("64x100000-bf16") == "triton"
-    assert nearest("4000x1023-fp32") == "torch"
-
-
-def test_auto_asks_for_the_nearest_of_what_it_was_given(monkeypatch) -> None:
-    asked: list[tuple[str, str]] = []
-    best: str | None = "cuda"
-
-    def nearest(gpu: str, function: str, problem: Case) -> str | None:
-        asked.append((function, problem.slug))
+    def ordered(gpu: str, function: str, problem: Problem, differentiated: bool) -> list[str]:
+        asked.append((function, problem, differentiated))
         return best
 
     monkeypatch.setattr(softmax, "is_on_gpu", lambda tensor: isinstance(tensor, torch.Tensor))
     monkeypatch.setattr(softmax.torch.cuda, "get_device_name", lambda device: "GPU")
     monkeypatch.setattr(softmax, "_runs", lambda *_: True)
-    monkeypatch.setattr(backends, "nearest", nearest)
+    monkeypatch.setattr(backends, "ordered", ordered)
     monkeypatch.setattr(softmax, "_choice", softmax._choice.__wrapped__)  # what is made up here is not to be kept
 
     def chosen(x, dim=-1):
@@ -448,13 +436,20 @@ def test_auto_asks_for_the_nearest_of_what_it_was_given(monkeypatch) -> None:
     x = torch.empty(2, 3, 16, dtype=torch.bfloat16)
     for given, dim in ((x, -1), (x[..., :5], 2), (x.transpose(0, 1), 2), (x.permute(2, 0, 1), 0), (x[0, 0, 0], 0)):
         assert chosen(given, dim) == "cuda"
-    sizes = ["6x16", "6x5", "6x16", "6x16", "1x1"]
-    assert asked == [("softmax", f"{each}-bf16") for each in sizes]
+    right = [rows(6, 16, 16, 2), rows(6, 5, 16, 2), rows(6, 16, 16, 2), rows(6, 16, 16, 2), rows(1, 1, 1, 2)]
+    assert asked == [("softmax", each, False) for each in right]
+    assert chosen(x.requires_grad_()) == "cuda"
+    assert asked[-1] == ("softmax", rows(6, 16, 16, 2), True)
+    x = x.detach()
+    best = ["triton", "torch", "cuda"]
+    monkeypatch.setattr(softmax, "_runs", lambda backend, device: backend == "cuda")
+    assert chosen(x) == "torch"
+    monkeypatch.setattr(softmax, "_runs", lambda *_: True)
     for given, dim in ((x, 0), (x, 1), (x, 3), (x[:0], -1), (x.double(), -1), (x.int(), -1), (x.permute(1, 2, 0), 1)):
         assert chosen(given, dim) == "torch"
-    for best, last in (("torch", "torch"), ("triton", "triton"), (None, "cuda")):
+    for best, last in ((["torch", "cuda"], "torch"), (["triton", "torch"], "triton"), ([], "cuda")):  # noqa: B007  # read by ordered
         assert chosen(x) == last
-        assert chosen(x.permute(2, 0, 1), 0) == ("cuda" if best == "torch" else last)
+        assert chosen(x.permute(2, 0, 1), 0) == ("cuda" if last == "torch" else last)
     with monkeypatch.context() as patch:
         patch.setattr(softmax.torch, "is_autocast_enabled", lambda device: device == "cuda")
         assert chosen(x) == "torch"
