@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "lib/partial_sums.cuh"
 #include "norm_args.h"
 #include "norm_parts.cuh"
 
@@ -50,13 +51,19 @@ struct HeldRows {
   }
   template <bool WHOLE, typename First>
   __device__ void finish_load(int n, First first_of) {
-    if (WHOLE) return;
+    if constexpr (!WHOLE) {
 #pragma unroll
-    for (int i = 0; i < PACKS; ++i) {
-      mask_beside(x[i], first_of(i), n);
-      mask_beside(dout[i], first_of(i), n);
+      for (int i = 0; i < PACKS; ++i) {
+        mask_beside(x[i], first_of(i), n);
+        mask_beside(dout[i], first_of(i), n);
+      }
     }
   }
+};
+
+// In place of a pack of weights: ones.
+struct NoWeights {
+  __device__ float operator[](int) const { return 1.0f; }
 };
 
 // The columns of one of `threads` threads that share rows of n elements, and its sums over these rows for
@@ -74,13 +81,13 @@ struct GradientColumns {
   __device__ int first_of(int i) const { return (i * threads + thread) * SIZE - skew; }
 
   // Adds a row to the columns' sums, and returns the row's sums over this thread's elements; `product` lacks
-  // its factor rstd. weight_of(i) returns a pack of weights.
+  // its factor rstd. weight_of(i) returns a pack of weights, or NoWeights.
   template <typename WeightOf>
   __device__ GradientSums add(HeldRows<T, PACKS>& row, float mean, float rstd, WeightOf weight_of) {
     GradientSums sums = {};
 #pragma unroll
     for (int i = 0; i < PACKS; ++i) {
-      const Pack<T> weights = weight_of(i);
+      const auto weights = weight_of(i);
 #pragma unroll
       for (int j = 0; j < SIZE; ++j) {
         const float distance = CENTERED ? to_float(row.x[i][j]) - mean : to_float(row.x[i][j]);
@@ -98,8 +105,9 @@ struct GradientColumns {
   }
 
   // The i-th pack of dx. `means` are the whole row's sums divided by N; `added` is a pack of dadded.
+  template <typename Weights>
   __device__ Pack<T> result(const HeldRows<T, PACKS>& row, int i, float mean, float rstd, GradientSums means,
-                            const Pack<T>& weights, const Pack<T>& added) const {
+                            const Weights& weights, const Pack<T>& added) const {
     const float of_distance = -means.product * rstd * rstd * rstd, of_all = -means.plain * rstd;
     Pack<T> results;
 #pragma unroll
@@ -160,104 +168,6 @@ __device__ Pack<T> load_weights(const void* weight, int64_t start, int first, in
 #pragma unroll
   for (int i = 0; i < Pack<T>::SIZE; ++i) set(ones, i, from_float<T>(1.0f));
   return ones;
-}
-
-// The workspace: [groups, N] partial sums for dweight, then [groups, N] for dbias; a group leaves the sums
-// over its rows. Null if neither gradient is wanted.
-__device__ inline float* partial_sums(float* workspace, int which, int groups, int64_t N, int group) {
-  return workspace + (static_cast<int64_t>(which) * groups + group) * N;
-}
-
-constexpr int SUM_COLUMNS = 32, SUM_GROUPS = 8;  // of a block that adds partial sums: its lanes, its warps
-
-// Adds all groups' partial sums, always in the same order: for dweight if blockIdx.y is 0, for dbias if it is
-// 1.
-template <typename T>
-__device__ void add_partial_sums(const float* workspace, int groups, int64_t N, T* dweight, T* dbias) {
-  __shared__ float sums[SUM_GROUPS][SUM_COLUMNS];
-  const int lane_id = threadIdx.x % 32, warp_id = threadIdx.x / 32, which = blockIdx.y;
-  const int64_t col = static_cast<int64_t>(blockIdx.x) * SUM_COLUMNS + lane_id;
-  const float* partial = workspace + which * groups * N + col;
-  float sum = 0.0f;
-  if (col < N) {
-#pragma unroll 8
-    for (int group = warp_id; group < groups; group += SUM_GROUPS) sum += partial[group * N];
-  }
-  sums[warp_id][lane_id] = sum;
-  __syncthreads();  // for every warp's groups
-  T* out = which == 0 ? dweight : dbias;
-  if (warp_id > 0 || col >= N || out == nullptr) return;
-  for (int warp = 1; warp < SUM_GROUPS; ++warp) sum += sums[warp][lane_id];
-  out[col] = from_float<T>(sum);
-}
-
-// Leaves a block's sums over its rows in the workspace. ROWS groups of lanes have sums of all N columns; they
-// add them to the block's, in shared memory, one group after the other.
-template <int ROWS, typename T, int PACKS, bool CENTERED, bool WHOLE>
-__device__ void leave_sums(const GradientColumns<T, PACKS, CENTERED, WHOLE>& columns, int group,
-                           float* dweight, float* dbias, int N, float* workspace) {
-  for (int turn = 0; turn < ROWS; ++turn) {
-    if (turn == group) {
-      columns.for_each([&](int col, float of_weight, float of_bias) {
-        dweight[col] = turn > 0 ? dweight[col] + of_weight : of_weight;
-        if (CENTERED) dbias[col] = turn > 0 ? dbias[col] + of_bias : of_bias;
-      });
-    }
-    __syncthreads();  // for that group's sums
-  }
-  for (int col = threadIdx.x; col < N; col += blockDim.x) {
-    partial_sums(workspace, 0, gridDim.x, N, blockIdx.x)[col] = dweight[col];
-    if (CENTERED) partial_sums(workspace, 1, gridDim.x, N, blockIdx.x)[col] = dbias[col];
-  }
-}
-
-// LANES lanes of a block of THREADS take one row after the other. With PREFETCH they issue the loads of the
-// next row before they work on one.
-template <typename T, int THREADS, int LANES, int PACKS, bool CENTERED, bool WHOLE, bool PREFETCH>
-__device__ void backward_by_lanes(const NormBackwardArgs& args, float* workspace) {
-  constexpr int SIZE = Pack<T>::SIZE, ROWS = THREADS / LANES;
-  __shared__ float dweight[LANES * PACKS * SIZE], dbias[CENTERED ? LANES * PACKS * SIZE : 1];
-  const int N = static_cast<int>(args.N), group = threadIdx.x / LANES;
-  const int64_t step = static_cast<int64_t>(gridDim.x) * ROWS;
-  const T* x = static_cast<const T*>(args.x);
-  const T* dout = static_cast<const T*>(args.dout);
-  int64_t index = static_cast<int64_t>(blockIdx.x) * ROWS + group;
-  const int64_t known = min(index, args.M - 1);
-  GradientColumns<T, PACKS, CENTERED, WHOLE> columns(N, skew_of(x + known * args.stride_xm),
-                                                     threadIdx.x % LANES, LANES);
-  const auto first_of = [&](int i) { return columns.first_of(i); };
-  Pack<T> weights[PACKS];
-#pragma unroll
-  for (int i = 0; i < PACKS; ++i) weights[i] = load_weights<T>(args.weight, 0, first_of(i), N);
-  const auto weight_of = [&](int i) { return weights[i]; };
-
-  HeldRows<T, PACKS> row, next;
-  float next_mean = 0.0f, next_rstd = 0.0f;
-  // Groups past the last row stay for the shuffles, with rows of zeros.
-  const auto load = [&](HeldRows<T, PACKS>& rows, int64_t at) {
-    const int64_t inside = min(at, args.M - 1);
-    rows.template load<WHOLE>(x + inside * args.stride_xm, dout + inside * args.stride_dm,
-                              at < args.M ? N : 0, first_of);
-    if (CENTERED) next_mean = args.mean[inside];
-    next_rstd = args.rstd[inside];
-  };
-  if (PREFETCH) load(next, index);
-  for (int64_t base = index - group; base < args.M; base += step, index += step) {
-    if (!PREFETCH) load(next, index);
-    const float mean = next_mean, rstd = next_rstd;
-    row = next;
-    if (PREFETCH) load(next, index + step);
-    row.template finish_load<WHOLE>(N, first_of);
-    const GradientSums sums = lanes_sum<LANES>(columns.add(row, mean, rstd, weight_of));
-    if (index >= args.M) continue;
-    const T* added = static_cast<const T*>(args.dadded) + index * args.stride_am;
-    columns.write(row, static_cast<T*>(args.dx) + index * N, mean, rstd,
-                  {sums.product / static_cast<float>(N), sums.plain / static_cast<float>(N)}, weight_of,
-                  [&](int, int first) { return load_added<WHOLE>(args.dadded ? added : nullptr, first, N); });
-  }
-
-  if (workspace == nullptr) return;
-  leave_sums<ROWS>(columns, group, dweight, dbias, N, workspace);
 }
 
 // Shares of M rows by skew. Rows that lie a multiple of `period` apart have the same skew: they are of one
@@ -392,17 +302,6 @@ void launch_with_sums(const NormBackwardArgs& args, int groups, bool centered, L
   const dim3 grid(static_cast<unsigned>(cdiv(args.N, SUM_COLUMNS)), outputs);
   sum_kernel<<<grid, SUM_COLUMNS * SUM_GROUPS, 0, args.stream>>>(
       workspace, groups, args.N, static_cast<T*>(args.dweight), static_cast<T*>(args.dbias));
-}
-
-constexpr int LANES_THREADS = 128;  // of a block whose rows take a warp or a part of one
-
-// How many blocks of LANES_THREADS to launch, of which each takes `rows` rows at once. A multiple of the
-// rows' period; if that is more than run at once, it does no harm.
-template <typename T, typename Kernel>
-int lanes_blocks(const NormBackwardArgs& args, Kernel* kernel, int rows) {
-  ClusterLaunch launch(reinterpret_cast<const void*>(kernel), 1, LANES_THREADS, 0, args.stream);
-  const int period = skew_period<T>(args.stride_xm);
-  return groups_for(cdiv(args.M, rows), std::max(launch.resident(), period), period);
 }
 
 // Launches kernel(args, period, blocks, each, workspace), in which a block has at most threads * packs packs

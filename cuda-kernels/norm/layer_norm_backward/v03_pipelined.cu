@@ -22,13 +22,6 @@ constexpr int PACKS = 2, THREADS = 544;     // of a block that takes a row
 constexpr int64_t LARGEST_ROW = 16 * 1024;  // bytes of x's row
 static_assert(THREADS * PACKS >= LARGEST_ROW / 16 + 1, "a skewed row needs a pack more");
 
-// LANES lanes take a row, of at most LANES * PACKS packs.
-template <typename T, int LANES, int PACKS, bool WHOLE>
-__global__ void __launch_bounds__(LANES_THREADS)
-    layer_norm_backward_v03_pipelined_lanes_kernel(const LayerNormBackwardArgs args, float* workspace) {
-  backward_by_lanes<T, LANES_THREADS, LANES, PACKS, true, WHOLE, true>(args, workspace);
-}
-
 // A block takes a row, of at most blockDim.x * PACKS packs.
 template <typename T, bool WHOLE>
 __global__ void __launch_bounds__(THREADS)
@@ -45,20 +38,7 @@ __global__ void __launch_bounds__(SUM_COLUMNS* SUM_GROUPS)
 }
 
 template <typename T, bool WHOLE>
-bool launch_lanes(const LayerNormBackwardArgs& args) {
-  return choose_lanes(packs_of<T>(args), [&](auto lanes, auto each) {
-    const auto kernel = layer_norm_backward_v03_pipelined_lanes_kernel<T, lanes, each, WHOLE>;
-    const int blocks = lanes_blocks<T>(args, kernel, LANES_THREADS / lanes);
-    launch_with_sums<T>(
-        args, blocks, true,
-        [&](float* workspace) { kernel<<<blocks, LANES_THREADS, 0, args.stream>>>(args, workspace); },
-        layer_norm_backward_v03_pipelined_sum_kernel<T>);
-  });
-}
-
-template <typename T, bool WHOLE>
 void launch(const LayerNormBackwardArgs& args) {
-  if (launch_lanes<T, WHOLE>(args)) return;
   const bool launched = launch_parts<T>(args, layer_norm_backward_v03_pipelined_kernel<T, WHOLE>, 1, PACKS,
                                         true, layer_norm_backward_v03_pipelined_sum_kernel<T>);
   if (!launched) layer_norm_backward_v01_rows_then_columns(args);  // no rows, or too few blocks

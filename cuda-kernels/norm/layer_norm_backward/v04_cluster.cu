@@ -4,7 +4,7 @@
 //           sums through DSMEM. Each block keeps the sums of its own columns for dweight and dbias.
 // Why:      two rows of 256 K elements and the sums of as many columns are 3 MiB: the registers of sixteen
 //           SMs hold that, those of one do not. Every element is read once, and a block sends two numbers a
-//           row. Rows of up to 16 KiB keep v03's kernels. Trials ran before.
+//           row. Rows of up to 16 KiB keep v03's kernel. Trials ran before.
 // Counter:  time falls at a row of 65536, against v01's; at a row of 4096, where v03's kernel runs, nothing
 //           moves.
 // Requires: compute capability 9.0; contiguous rows.
@@ -26,13 +26,6 @@ constexpr int SHORT_PACKS = 2, SHORT_THREADS = 544, SHORT_ROW = 1025;
 constexpr int PACKS = 4, PART_THREADS = 256, PART = PACKS * PART_THREADS, LONG_THREADS = 512;
 static_assert(SHORT_PACKS * SHORT_THREADS >= SHORT_ROW);
 
-// LANES lanes take a row, of at most LANES * PACKS packs.
-template <typename T, int LANES, int PACKS, bool WHOLE>
-__global__ void __launch_bounds__(LANES_THREADS)
-    layer_norm_backward_v04_cluster_lanes_kernel(const LayerNormBackwardArgs args, float* workspace) {
-  backward_by_lanes<T, LANES_THREADS, LANES, PACKS, true, WHOLE, true>(args, workspace);
-}
-
 // A cluster takes a row, of which a block has at most blockDim.x * PACKS packs.
 template <typename T, int PACKS, int THREADS, bool WHOLE, bool PREFETCH>
 __global__ void __launch_bounds__(THREADS)
@@ -49,20 +42,7 @@ __global__ void __launch_bounds__(SUM_COLUMNS* SUM_GROUPS)
 }
 
 template <typename T, bool WHOLE>
-bool launch_lanes(const LayerNormBackwardArgs& args) {
-  return choose_lanes(packs_of<T>(args), [&](auto lanes, auto each) {
-    const auto kernel = layer_norm_backward_v04_cluster_lanes_kernel<T, lanes, each, WHOLE>;
-    const int blocks = lanes_blocks<T>(args, kernel, LANES_THREADS / lanes);
-    launch_with_sums<T>(
-        args, blocks, true,
-        [&](float* workspace) { kernel<<<blocks, LANES_THREADS, 0, args.stream>>>(args, workspace); },
-        layer_norm_backward_v04_cluster_sum_kernel<T>);
-  });
-}
-
-template <typename T, bool WHOLE>
 bool launch(const LayerNormBackwardArgs& args) {
-  if (launch_lanes<T, WHOLE>(args)) return true;
   const auto sum_kernel = layer_norm_backward_v04_cluster_sum_kernel<T>;
   const int64_t packs = packs_of<T>(args);
   if (packs <= SHORT_ROW) {

@@ -23,13 +23,6 @@ constexpr int SHORT_PACKS = 2, SHORT_THREADS = 544, SHORT_ROW = 1025;
 constexpr int PACKS = 4, PART_THREADS = 256, PART = PACKS * PART_THREADS, LONG_THREADS = 512;
 static_assert(SHORT_PACKS * SHORT_THREADS >= SHORT_ROW);
 
-// LANES lanes take a row, of at most LANES * PACKS packs.
-template <typename T, int LANES, int PACKS, bool WHOLE>
-__global__ void __launch_bounds__(LANES_THREADS)
-    rms_norm_backward_v02_cluster_lanes_kernel(const RmsNormBackwardArgs args, float* workspace) {
-  backward_by_lanes<T, LANES_THREADS, LANES, PACKS, false, WHOLE, true>(args, workspace);
-}
-
 // A cluster takes a row, of which a block has at most blockDim.x * PACKS packs.
 template <typename T, int PACKS, int THREADS, bool WHOLE, bool PREFETCH>
 __global__ void __launch_bounds__(THREADS)
@@ -46,20 +39,7 @@ __global__ void __launch_bounds__(SUM_COLUMNS* SUM_GROUPS)
 }
 
 template <typename T, bool WHOLE>
-bool launch_lanes(const RmsNormBackwardArgs& args) {
-  return choose_lanes(packs_of<T>(args), [&](auto lanes, auto each) {
-    const auto kernel = rms_norm_backward_v02_cluster_lanes_kernel<T, lanes, each, WHOLE>;
-    const int blocks = lanes_blocks<T>(args, kernel, LANES_THREADS / lanes);
-    launch_with_sums<T>(
-        args, blocks, false,
-        [&](float* workspace) { kernel<<<blocks, LANES_THREADS, 0, args.stream>>>(args, workspace); },
-        rms_norm_backward_v02_cluster_sum_kernel<T>);
-  });
-}
-
-template <typename T, bool WHOLE>
 bool launch(const RmsNormBackwardArgs& args) {
-  if (launch_lanes<T, WHOLE>(args)) return true;
   const auto sum_kernel = rms_norm_backward_v02_cluster_sum_kernel<T>;
   const int64_t packs = packs_of<T>(args);
   if (packs <= SHORT_ROW) {
