@@ -125,59 +125,56 @@ __device__ void backward_rows_ahead(const NormBackwardArgs& args, const AheadSha
   // Which of the four floats in its 16 bytes a row's statistic is.
   const auto place_of = [](const float* one) { return reinterpret_cast<uintptr_t>(one) % 16 / 4; };
   // Copies a row to a stage; one thread calls it. Whole packs are copied: elements beside the part in its
-  // first and last 16 bytes are masked later. Where the last 16 bytes would end behind a matrix, this thread
+  // first and last 16 bytes are masked later. Where the last 16 bytes may end behind a matrix, this thread
   // copies their elements itself; its arrival makes these visible to the threads that wait.
+  const int64_t least_stride =
+      min(min(args.stride_xm, args.stride_dm), args.dadded ? args.stride_am : args.stride_xm);
   const auto fetch = [&](int index, int stage) {
+    const bool is_end = !LINED && start + n == N && (groups.M - 1 - index) * least_stride < SIZE;
     const auto before = [&](const T* row) { return DIFFER ? skew_of(row) : skew; };
     const auto part_of = [&](const void* rows, int64_t stride) {
       return static_cast<const T*>(rows) + index * stride + start;
     };
-    const auto is_end = [&](const T* row, int64_t stride) {
-      const int beyond = (SIZE - (before(row) + n) % SIZE) % SIZE;
-      return !LINED && N - start - n + (groups.M - 1 - index) * stride < beyond;
-    };
-    const auto bytes_of = [&](const void* rows, int64_t stride) -> uint32_t {
-      const T* const row = part_of(rows, stride);
+    const auto bytes_of = [&](const T* row) -> uint32_t {
       const int elements = n > 0 ? n + before(row) : 0;
-      return (is_end(row, stride) ? elements / SIZE : cdiv(elements, SIZE)) * sizeof(uint4);
-    };
-    const auto copy = [&](int matrix, const void* rows, int64_t stride) {
-      const T* const row = part_of(rows, stride);
-      const uint32_t bytes = bytes_of(rows, stride);
-      if (bytes == 0) return;
-      bulk_load(const_cast<Pack<T>*>(held(matrix, rows, stride, index, stage).packs), row - before(row),
-                bytes, &arrived[stage]);
-    };
-    const auto copy_end = [&](int matrix, const void* rows, int64_t stride) {
-      const T* const row = part_of(rows, stride);
-      if (n == 0 || !is_end(row, stride)) return;
-      T* const to =
-          reinterpret_cast<T*>(const_cast<Pack<T>*>(held(matrix, rows, stride, index, stage).packs));
-      for (int at = max((before(row) + n) / SIZE * SIZE, before(row)); at < before(row) + n; ++at)
-        to[at] = row[at - before(row)];
+      return (is_end ? elements / SIZE : cdiv(elements, SIZE)) * sizeof(uint4);
     };
     const auto for_each_matrix = [&](auto act) {
       act(0, args.x, args.stride_xm);
       act(1, args.dout, args.stride_dm);
       if (args.dadded) act(2, args.dadded, args.stride_am);
     };
-    // The statistics of four rows are one word, unless there are no four.
+    uint32_t bytes = 0;
+    for_each_matrix([&](int, const void* rows, int64_t stride) { bytes += bytes_of(part_of(rows, stride)); });
+    if (is_end && n > 0) {
+      for_each_matrix([&](int matrix, const void* rows, int64_t stride) {
+        const T* const row = part_of(rows, stride);
+        const Pack<T>* const to = held(matrix, rows, stride, index, stage).packs;
+#pragma unroll 1
+        for (int at = max((before(row) + n) / SIZE * SIZE, before(row)); at < before(row) + n; ++at)
+          reinterpret_cast<T*>(const_cast<Pack<T>*>(to))[at] = row[at - before(row)];
+      });
+    }
+    // The statistics of four rows are one word. This thread copies those of the last rows, if they are fewer.
     const auto is_word = [&](const float* one) { return index - place_of(one) + 4 <= groups.M; };
+    const auto expect_statistic = [&](int which, const float* one) {
+      if (!is_word(one)) statistics[stage][which][place_of(one)] = *one;
+      bytes += is_word(one) ? 16 : 0;
+    };
     const auto copy_statistic = [&](int which, const float* one) {
       if (is_word(one)) bulk_load(statistics[stage][which], one - place_of(one), 16, &arrived[stage]);
     };
-    const auto copy_last_statistic = [&](int which, const float* one) {
-      if (!is_word(one)) statistics[stage][which][place_of(one)] = *one;
-      return is_word(one) ? 16 : 0;
-    };
-    if (!LINED) for_each_matrix(copy_end);
-    uint32_t bytes = copy_last_statistic(0, args.rstd + index);
-    if constexpr (CENTERED) bytes += copy_last_statistic(1, args.mean + index);
-    for_each_matrix([&](int, const void* rows, int64_t stride) { bytes += bytes_of(rows, stride); });
+    expect_statistic(0, args.rstd + index);
+    if constexpr (CENTERED) expect_statistic(1, args.mean + index);
     mbarrier_arrive_expect_tx(&arrived[stage], bytes);
     copy_statistic(0, args.rstd + index);
     if constexpr (CENTERED) copy_statistic(1, args.mean + index);
-    for_each_matrix(copy);
+    for_each_matrix([&](int matrix, const void* rows, int64_t stride) {
+      const T* const row = part_of(rows, stride);
+      if (bytes_of(row) == 0) return;
+      Pack<T>* const to = const_cast<Pack<T>*>(held(matrix, rows, stride, index, stage).packs);
+      bulk_load(to, row - before(row), bytes_of(row), &arrived[stage]);
+    });
   };
   if (threadIdx.x == 0) {
     int index = first;

@@ -62,7 +62,7 @@ struct AheadColumns {
       keep_packed(weights[i]);
       return weights[i];
     }
-    return HAS_WEIGHT ? staged_weights.at(first) : Pack<T>{};
+    return HAS_WEIGHT && first < n ? staged_weights.at(first) : Pack<T>{};
   }
   // The product with a weight, if there are weights.
   __device__ static float weighted(float gradient, const Pack<T>& weight, int j) {
