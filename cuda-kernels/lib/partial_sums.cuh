@@ -68,3 +68,31 @@ __device__ void add_partial_sums_at_once(const float* workspace, int groups, int
   out[col] = from_float<T>(sum);
 #endif
 }
+
+// Args has the gradients dweight and dbias, which may be null, of N elements each, and the memory and the
+// stream.
+template <typename Args>
+bool wants_sums(const Args& args) {
+  return args.dweight || args.dbias;
+}
+
+template <typename Args>
+float* workspace_of(const Args& args, int groups, int outputs) {
+  if (!wants_sums(args)) return nullptr;
+  return static_cast<float*>(
+      args.memory->workspace(static_cast<size_t>(outputs) * groups * args.N * sizeof(float)));
+}
+
+// Calls launch(workspace), which launches a step's kernel that leaves `groups` sets of partial sums; then
+// launches sum_kernel, which adds them.
+template <typename T, typename Args, typename Launch>
+void launch_with_sums(const Args& args, int groups, bool centered, Launch launch,
+                      void (*sum_kernel)(const float*, int, int64_t, T*, T*)) {
+  const int outputs = centered ? 2 : 1;
+  float* const workspace = workspace_of(args, groups, outputs);
+  if (groups > 0) launch(workspace);
+  if (!wants_sums(args)) return;
+  const dim3 grid(static_cast<unsigned>(cdiv(args.N, SUM_COLUMNS)), outputs);
+  sum_kernel<<<grid, SUM_COLUMNS * SUM_GROUPS, 0, args.stream>>>(
+      workspace, groups, args.N, static_cast<T*>(args.dweight), static_cast<T*>(args.dbias));
+}

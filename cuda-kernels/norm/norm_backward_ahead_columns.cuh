@@ -9,6 +9,11 @@ enum class Layout { LINED, ALIKE, DIFFER };
 // Whether there is a weight. Without it there are no column sums either.
 enum class Affine { NONE, GIVEN };
 
+// In place of a pack of weights: ones.
+struct NoWeights {
+  __device__ float operator[](int) const { return 1.0f; }
+};
+
 // A block's part of a row in shared memory: its elements start `shift` elements behind `packs`.
 template <typename T>
 struct StagedPart {

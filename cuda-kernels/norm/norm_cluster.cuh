@@ -5,7 +5,7 @@
 #include "lib/cluster.cuh"
 #include "lib/ptx/hopper.cuh"
 #include "norm.cuh"
-#include "norm_parts.cuh"
+#include "lib/persistent_rows.cuh"
 
 // The statistics of one part of a row: 8 bytes, so that one st.async sends both.
 struct alignas(8) MeanSquares {
