@@ -98,3 +98,9 @@ struct RowKinds {
     return few ? static_cast<int>(min(more + (place - start(more)) / few, int64_t{period - 1})) : period - 1;
   }
 };
+
+// Whether the 16 bytes in which row `index` of M ends may reach behind a matrix with one of these strides.
+template <typename T, typename... Strides>
+__device__ bool is_at_end(int64_t M, int64_t index, Strides... strides) {
+  return (((M - 1 - index) * strides < Pack<T>::SIZE) || ...);
+}

@@ -37,17 +37,20 @@ template <typename T, int PACKS>
 struct HeldRows {
   Pack<T> x[PACKS], dout[PACKS];
 
-  // Issues the loads of rows of n elements; finish_load waits for them. The skew of dout's row may differ
-  // from x's.
+  // Issues the loads of rows of n elements; finish_load waits for them. By single elements: dout whose skew
+  // differs from x's, and both `at_end`, where the row's last 16 bytes may reach behind the matrix.
   template <bool WHOLE, typename First>
-  __device__ void load(const T* row_x, const T* row_dout, int n, First first_of) {
-    load_touching_packs(x, row_x, n, first_of);
-    if (WHOLE || skew_of(row_dout) == skew_of(row_x)) {
-      load_touching_packs(dout, row_dout, n, first_of);
-    } else {
+  __device__ void load(const T* row_x, const T* row_dout, int n, bool at_end, First first_of) {
+    const auto load_row = [&](Pack<T>(&packs)[PACKS], const T* row, bool by_words) {
+      if (WHOLE || by_words) {
+        load_touching_packs(packs, row, n, first_of);
+      } else {
 #pragma unroll
-      for (int i = 0; i < PACKS; ++i) dout[i] = load_ragged(row_dout, first_of(i), n, 0.0f);
-    }
+        for (int i = 0; i < PACKS; ++i) packs[i] = load_ragged(row, first_of(i), n, 0.0f);
+      }
+    };
+    load_row(x, row_x, !at_end);
+    load_row(dout, row_dout, !at_end && skew_of(row_dout) == skew_of(row_x));
   }
   template <bool WHOLE, typename First>
   __device__ void finish_load(int n, First first_of) {

@@ -23,10 +23,9 @@ struct LaneRows {
   int lane, N;
 
   __device__ int first_of(int i, int skew) const { return (i * LANES + lane) * SIZE - skew; }
-  // How far a row's words may be read, if the next 16 bytes may not: the last words end behind the matrix.
-  __device__ bool is_end(int64_t index, int64_t stride) const { return (args.M - 1 - index) * stride < SIZE; }
+  // Up to where a row's words of 16 bytes are read: to the row's end, or to its last whole word.
   __device__ int readable(int64_t index, int64_t stride, int skew) const {
-    return is_end(index, stride) ? N - (skew + N) % SIZE : N;
+    return is_at_end<T>(args.M, index, stride) ? N - (skew + N) % SIZE : N;
   }
   // Issues the loads of a row's words of 16 bytes; finish_load waits for them.
   __device__ void load(Pack<T> (&packs)[PACKS], const void* matrix, int64_t index, int64_t stride,
@@ -37,7 +36,7 @@ struct LaneRows {
   }
   __device__ void finish_load(Pack<T> (&packs)[PACKS], const void* matrix, int64_t index, int64_t stride,
                               bool wanted) const {
-    if (!wanted || !is_end(index, stride)) return;
+    if (!wanted || !is_at_end<T>(args.M, index, stride)) return;
     const T* const row = static_cast<const T*>(matrix) + index * stride;
 #pragma unroll
     for (int i = 0; i < PACKS; ++i) {

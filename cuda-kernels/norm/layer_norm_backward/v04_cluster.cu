@@ -73,7 +73,8 @@ __global__ void __launch_bounds__(THREADS)
     float next_mean = 0.0f, next_rstd = 0.0f;
     const auto load = [&](HeldRows<T, PACKS>& rows, int64_t at) {
       if (at >= limit) return;
-      rows.template load<WHOLE>(x + at * args.stride_xm, dout + at * args.stride_dm, n, first_of);
+      const bool at_end = is_at_end<T>(args.M, at, args.stride_xm, args.stride_dm);
+      rows.template load<WHOLE>(x + at * args.stride_xm, dout + at * args.stride_dm, n, at_end, first_of);
       next_mean = args.mean[at];
       next_rstd = args.rstd[at];
     };
