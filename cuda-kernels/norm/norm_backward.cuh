@@ -7,8 +7,9 @@
 
 #include <algorithm>
 
+#include "lib/partial_sums.cuh"
+#include "lib/persistent_rows.cuh"
 #include "norm_args.h"
-#include "norm_parts.cuh"
 
 // The sums of a row, or of a part of it.
 struct GradientSums {
@@ -36,25 +37,29 @@ template <typename T, int PACKS>
 struct HeldRows {
   Pack<T> x[PACKS], dout[PACKS];
 
-  // Issues the loads of rows of n elements; finish_load waits for them. The skew of dout's row may differ
-  // from x's.
+  // Issues the loads of rows of n elements; finish_load waits for them. By single elements: dout whose skew
+  // differs from x's, and both `at_end`, where the row's last 16 bytes may reach behind the matrix.
   template <bool WHOLE, typename First>
-  __device__ void load(const T* row_x, const T* row_dout, int n, First first_of) {
-    load_touching_packs(x, row_x, n, first_of);
-    if (WHOLE || skew_of(row_dout) == skew_of(row_x)) {
-      load_touching_packs(dout, row_dout, n, first_of);
-    } else {
+  __device__ void load(const T* row_x, const T* row_dout, int n, bool at_end, First first_of) {
+    const auto load_row = [&](Pack<T>(&packs)[PACKS], const T* row, bool by_words) {
+      if (WHOLE || by_words) {
+        load_touching_packs(packs, row, n, first_of);
+      } else {
 #pragma unroll
-      for (int i = 0; i < PACKS; ++i) dout[i] = load_ragged(row_dout, first_of(i), n, 0.0f);
-    }
+        for (int i = 0; i < PACKS; ++i) packs[i] = load_ragged(row, first_of(i), n, 0.0f);
+      }
+    };
+    load_row(x, row_x, !at_end);
+    load_row(dout, row_dout, !at_end && skew_of(row_dout) == skew_of(row_x));
   }
   template <bool WHOLE, typename First>
   __device__ void finish_load(int n, First first_of) {
-    if (WHOLE) return;
+    if constexpr (!WHOLE) {
 #pragma unroll
-    for (int i = 0; i < PACKS; ++i) {
-      mask_beside(x[i], first_of(i), n);
-      mask_beside(dout[i], first_of(i), n);
+      for (int i = 0; i < PACKS; ++i) {
+        mask_beside(x[i], first_of(i), n);
+        mask_beside(dout[i], first_of(i), n);
+      }
     }
   }
 };
@@ -74,13 +79,13 @@ struct GradientColumns {
   __device__ int first_of(int i) const { return (i * threads + thread) * SIZE - skew; }
 
   // Adds a row to the columns' sums, and returns the row's sums over this thread's elements; `product` lacks
-  // its factor rstd. weight_of(i) returns a pack of weights.
+  // its factor rstd. weight_of(i) returns a pack of weights, or NoWeights.
   template <typename WeightOf>
   __device__ GradientSums add(HeldRows<T, PACKS>& row, float mean, float rstd, WeightOf weight_of) {
     GradientSums sums = {};
 #pragma unroll
     for (int i = 0; i < PACKS; ++i) {
-      const Pack<T> weights = weight_of(i);
+      const auto weights = weight_of(i);
 #pragma unroll
       for (int j = 0; j < SIZE; ++j) {
         const float distance = CENTERED ? to_float(row.x[i][j]) - mean : to_float(row.x[i][j]);
@@ -97,30 +102,26 @@ struct GradientColumns {
     return sums;
   }
 
-  // The i-th pack of dx. `means` are the whole row's sums divided by N; `added` is a pack of dadded.
-  __device__ Pack<T> result(const HeldRows<T, PACKS>& row, int i, float mean, float rstd, GradientSums means,
-                            const Pack<T>& weights, const Pack<T>& added) const {
-    const float of_distance = -means.product * rstd * rstd * rstd, of_all = -means.plain * rstd;
-    Pack<T> results;
-#pragma unroll
-    for (int j = 0; j < SIZE; ++j) {
-      const float distance = CENTERED ? to_float(row.x[i][j]) - mean : to_float(row.x[i][j]);
-      const float rest = fmaf(distance, of_distance, of_all + to_float(added[j]));
-      set(results, j, from_float<T>(fmaf(to_float(row.dout[i][j]) * rstd, to_float(weights[j]), rest)));
-    }
-    return results;
-  }
-
-  // Writes dx. weight_of(i) and added_of(i, first) return packs of weights and of dadded.
+  // Writes dx. `means` are the whole row's sums divided by N. weight_of(i) and added_of(i, first) return
+  // packs of weights and of dadded.
   template <typename WeightOf, typename AddedOf>
   __device__ void write(const HeldRows<T, PACKS>& row, T* dx, float mean, float rstd, GradientSums means,
                         WeightOf weight_of, AddedOf added_of) const {
     const bool aligned = WHOLE || skew_of(dx) == skew;
+    const float of_distance = -means.product * rstd * rstd * rstd, of_all = -means.plain * rstd;
 #pragma unroll
     for (int i = 0; i < PACKS; ++i) {
       const int first = first_of(i);
       if (first >= n) break;
-      const Pack<T> results = result(row, i, mean, rstd, means, weight_of(i), added_of(i, first));
+      const auto weights = weight_of(i);
+      const Pack<T> added = added_of(i, first);
+      Pack<T> results;
+#pragma unroll
+      for (int j = 0; j < SIZE; ++j) {
+        const float distance = CENTERED ? to_float(row.x[i][j]) - mean : to_float(row.x[i][j]);
+        const float rest = fmaf(distance, of_distance, of_all + to_float(added[j]));
+        set(results, j, from_float<T>(fmaf(to_float(row.dout[i][j]) * rstd, to_float(weights[j]), rest)));
+      }
       if (WHOLE) {
         __stwb(reinterpret_cast<uint4*>(dx + first), results.words);
       } else {
@@ -162,199 +163,6 @@ __device__ Pack<T> load_weights(const void* weight, int64_t start, int first, in
   return ones;
 }
 
-// The workspace: [groups, N] partial sums for dweight, then [groups, N] for dbias; a group leaves the sums
-// over its rows. Null if neither gradient is wanted.
-__device__ inline float* partial_sums(float* workspace, int which, int groups, int64_t N, int group) {
-  return workspace + (static_cast<int64_t>(which) * groups + group) * N;
-}
-
-constexpr int SUM_COLUMNS = 32, SUM_GROUPS = 8;  // of a block that adds partial sums: its lanes, its warps
-
-// Adds all groups' partial sums, always in the same order: for dweight if blockIdx.y is 0, for dbias if it is
-// 1.
-template <typename T>
-__device__ void add_partial_sums(const float* workspace, int groups, int64_t N, T* dweight, T* dbias) {
-  __shared__ float sums[SUM_GROUPS][SUM_COLUMNS];
-  const int lane_id = threadIdx.x % 32, warp_id = threadIdx.x / 32, which = blockIdx.y;
-  const int64_t col = static_cast<int64_t>(blockIdx.x) * SUM_COLUMNS + lane_id;
-  const float* partial = workspace + which * groups * N + col;
-  float sum = 0.0f;
-  if (col < N) {
-#pragma unroll 8
-    for (int group = warp_id; group < groups; group += SUM_GROUPS) sum += partial[group * N];
-  }
-  sums[warp_id][lane_id] = sum;
-  __syncthreads();  // for every warp's groups
-  T* out = which == 0 ? dweight : dbias;
-  if (warp_id > 0 || col >= N || out == nullptr) return;
-  for (int warp = 1; warp < SUM_GROUPS; ++warp) sum += sums[warp][lane_id];
-  out[col] = from_float<T>(sum);
-}
-
-// Leaves a block's sums over its rows in the workspace. ROWS groups of lanes have sums of all N columns; they
-// add them to the block's, in shared memory, one group after the other.
-template <int ROWS, typename T, int PACKS, bool CENTERED, bool WHOLE>
-__device__ void leave_sums(const GradientColumns<T, PACKS, CENTERED, WHOLE>& columns, int group,
-                           float* dweight, float* dbias, int N, float* workspace) {
-  for (int turn = 0; turn < ROWS; ++turn) {
-    if (turn == group) {
-      columns.for_each([&](int col, float of_weight, float of_bias) {
-        dweight[col] = turn > 0 ? dweight[col] + of_weight : of_weight;
-        if (CENTERED) dbias[col] = turn > 0 ? dbias[col] + of_bias : of_bias;
-      });
-    }
-    __syncthreads();  // for that group's sums
-  }
-  for (int col = threadIdx.x; col < N; col += blockDim.x) {
-    partial_sums(workspace, 0, gridDim.x, N, blockIdx.x)[col] = dweight[col];
-    if (CENTERED) partial_sums(workspace, 1, gridDim.x, N, blockIdx.x)[col] = dbias[col];
-  }
-}
-
-// LANES lanes of a block of THREADS take one row after the other. With PREFETCH they issue the loads of the
-// next row before they work on one.
-template <typename T, int THREADS, int LANES, int PACKS, bool CENTERED, bool WHOLE, bool PREFETCH>
-__device__ void backward_by_lanes(const NormBackwardArgs& args, float* workspace) {
-  constexpr int SIZE = Pack<T>::SIZE, ROWS = THREADS / LANES;
-  __shared__ float dweight[LANES * PACKS * SIZE], dbias[CENTERED ? LANES * PACKS * SIZE : 1];
-  const int N = static_cast<int>(args.N), group = threadIdx.x / LANES;
-  const int64_t step = static_cast<int64_t>(gridDim.x) * ROWS;
-  const T* x = static_cast<const T*>(args.x);
-  const T* dout = static_cast<const T*>(args.dout);
-  int64_t index = static_cast<int64_t>(blockIdx.x) * ROWS + group;
-  const int64_t known = min(index, args.M - 1);
-  GradientColumns<T, PACKS, CENTERED, WHOLE> columns(N, skew_of(x + known * args.stride_xm),
-                                                     threadIdx.x % LANES, LANES);
-  const auto first_of = [&](int i) { return columns.first_of(i); };
-  Pack<T> weights[PACKS];
-#pragma unroll
-  for (int i = 0; i < PACKS; ++i) weights[i] = load_weights<T>(args.weight, 0, first_of(i), N);
-  const auto weight_of = [&](int i) { return weights[i]; };
-
-  HeldRows<T, PACKS> row, next;
-  float next_mean = 0.0f, next_rstd = 0.0f;
-  // Groups past the last row stay for the shuffles, with rows of zeros.
-  const auto load = [&](HeldRows<T, PACKS>& rows, int64_t at) {
-    const int64_t inside = min(at, args.M - 1);
-    rows.template load<WHOLE>(x + inside * args.stride_xm, dout + inside * args.stride_dm,
-                              at < args.M ? N : 0, first_of);
-    if (CENTERED) next_mean = args.mean[inside];
-    next_rstd = args.rstd[inside];
-  };
-  if (PREFETCH) load(next, index);
-  for (int64_t base = index - group; base < args.M; base += step, index += step) {
-    if (!PREFETCH) load(next, index);
-    const float mean = next_mean, rstd = next_rstd;
-    row = next;
-    if (PREFETCH) load(next, index + step);
-    row.template finish_load<WHOLE>(N, first_of);
-    const GradientSums sums = lanes_sum<LANES>(columns.add(row, mean, rstd, weight_of));
-    if (index >= args.M) continue;
-    const T* added = static_cast<const T*>(args.dadded) + index * args.stride_am;
-    columns.write(row, static_cast<T*>(args.dx) + index * N, mean, rstd,
-                  {sums.product / static_cast<float>(N), sums.plain / static_cast<float>(N)}, weight_of,
-                  [&](int, int first) { return load_added<WHOLE>(args.dadded ? added : nullptr, first, N); });
-  }
-
-  if (workspace == nullptr) return;
-  leave_sums<ROWS>(columns, group, dweight, dbias, N, workspace);
-}
-
-// Shares of M rows by skew. Rows that lie a multiple of `period` apart have the same skew: they are of one
-// kind. With several kinds, rows are ordered by kind, and clusters get equal shares of that order, so that
-// most have rows of one kind. With one kind, a cluster takes every row whose index is its own modulo the
-// number of clusters.
-struct RowKinds {
-  int64_t M;
-  int period;
-
-  __device__ int64_t start(int kind) const { return kind * (M / period) + min(int64_t{kind}, M % period); }
-  __device__ int kind(int64_t place) const {
-    const int64_t few = M / period, more = M % period;  // the first `more` kinds have a row more
-    if (place < start(more)) return static_cast<int>(place / (few + 1));
-    return few ? static_cast<int>(min(more + (place - start(more)) / few, int64_t{period - 1})) : period - 1;
-  }
-};
-
-// Persistent clusters of `blocks` blocks over split rows. A block holds at most blockDim.x * PACKS packs of
-// each row in registers, and the weights of its columns in shared memory. A cluster leaves one set of partial
-// sums for every kind of rows in its share.
-template <typename T, int PACKS, bool CENTERED, bool WHOLE, bool PREFETCH>
-__device__ void backward_by_cluster(const NormBackwardArgs& args, int period, int blocks, int each,
-                                    float* workspace) {
-  extern __shared__ uint4 weights[];  // [PACKS, blockDim.x], every thread's own
-  __shared__ Exchange<GradientSums> exchange;
-  __shared__ GradientSums warps[2][32];
-  const int N = static_cast<int>(args.N);
-  const int rank = rank_in_cluster(blocks);
-  const int cluster = blockIdx.x / blocks, clusters = gridDim.x / blocks;
-  const RowKinds kinds{args.M, WHOLE ? 1 : period};
-  const auto share = [&](int of) { return args.M * of / clusters; };  // begins where the one before ends
-  const int first_kind = kinds.kind(share(cluster)), last_kind = kinds.kind(share(cluster + 1));
-  if (blocks > 1) exchange.begin();
-
-  uint32_t turn = 0;
-  for (int kind = first_kind; kind <= last_kind; ++kind) {
-    // The rows are index, index + step, ... below `limit`.
-    const auto row_at = [&](int64_t place) { return kind + (place - kinds.start(kind)) * kinds.period; };
-    const int step = kinds.period > 1 ? kinds.period : clusters;
-    int64_t index = cluster, limit = args.M;
-    if (kinds.period > 1) {
-      index = row_at(max(share(cluster), kinds.start(kind)));
-      limit = row_at(min(share(cluster + 1), kinds.start(kind + 1)));
-    }
-    const T* x = static_cast<const T*>(args.x);
-    const Parts<T> parts{N, skew_of(x + kind * args.stride_xm), each};
-    const int start = parts.start(rank), n = parts.count(rank);
-    x += start;
-    const T* dout = static_cast<const T*>(args.dout) + start;
-    GradientColumns<T, PACKS, CENTERED, WHOLE> columns(n, skew_of(x + kind * args.stride_xm), threadIdx.x,
-                                                       blockDim.x);
-    const auto first_of = [&](int i) { return columns.first_of(i); };
-#pragma unroll
-    for (int i = 0; i < PACKS; ++i) {
-      weights[i * blockDim.x + threadIdx.x] = load_weights<T>(args.weight, start, first_of(i), n).words;
-    }
-    const auto weight_of = [&](int i) { return Pack<T>{weights[i * blockDim.x + threadIdx.x]}; };
-
-    HeldRows<T, PACKS> row, next;
-    float next_mean = 0.0f, next_rstd = 0.0f;
-    const auto load = [&](HeldRows<T, PACKS>& rows, int64_t at) {
-      if (at >= limit) return;
-      rows.template load<WHOLE>(x + at * args.stride_xm, dout + at * args.stride_dm, n, first_of);
-      if (CENTERED) next_mean = args.mean[at];
-      next_rstd = args.rstd[at];
-    };
-    if (PREFETCH) load(next, index);
-    if (blocks > 1 && kind == first_kind) exchange.wait_for_all();
-
-    for (; index < limit; index += step, ++turn) {
-      if (!PREFETCH) load(row, index);
-      const float mean = next_mean, rstd = next_rstd;
-      if (PREFETCH) {
-        row = next;
-        load(next, index + step);
-      }
-      row.template finish_load<WHOLE>(n, first_of);
-      GradientSums sums = block_sum(columns.add(row, mean, rstd, weight_of), warps[turn % 2]);
-      if (blocks > 1) sums = lanes_sum(exchange(sums, rank, blocks, turn));
-      const T* added = static_cast<const T*>(args.dadded) + index * args.stride_am + start;
-      columns.write(
-          row, static_cast<T*>(args.dx) + index * args.N + start, mean, rstd,
-          {sums.product / static_cast<float>(N), sums.plain / static_cast<float>(N)}, weight_of,
-          [&](int, int first) { return load_added<WHOLE>(args.dadded ? added : nullptr, first, n); });
-    }
-    if (workspace == nullptr) continue;
-    // cluster + kind numbers the sets of partial sums: the next share starts with this one's last kind or the
-    // one after it, so no number comes twice.
-    const int group = cluster + kind, groups = clusters + kinds.period - 1;
-    columns.for_each([&](int col, float of_weight, float of_bias) {
-      partial_sums(workspace, 0, groups, args.N, group)[start + col] = of_weight;
-      if (CENTERED) partial_sums(workspace, 1, groups, args.N, group)[start + col] = of_bias;
-    });
-  }
-}
-
 // Whether the WHOLE kernels apply: in every matrix all rows start at multiples of 16 bytes and are whole
 // packs.
 template <typename T>
@@ -372,45 +180,12 @@ int64_t packs_of(const NormBackwardArgs& args) {
   return skewed ? most_packs<T>(args.N) : cdiv(args.N, Pack<T>::SIZE);
 }
 
-inline bool wants_sums(const NormBackwardArgs& args) { return args.dweight || args.dbias; }
-
-inline float* workspace_of(const NormBackwardArgs& args, int groups, int outputs) {
-  if (!wants_sums(args)) return nullptr;
-  return static_cast<float*>(
-      args.memory->workspace(static_cast<size_t>(outputs) * groups * args.N * sizeof(float)));
-}
-
-// Calls launch(workspace), which launches a step's kernel that leaves `groups` sets of partial sums; then
-// launches sum_kernel, which adds them.
-template <typename T, typename Launch>
-void launch_with_sums(const NormBackwardArgs& args, int groups, bool centered, Launch launch,
-                      void (*sum_kernel)(const float*, int, int64_t, T*, T*)) {
-  const int outputs = centered ? 2 : 1;
-  float* const workspace = workspace_of(args, groups, outputs);
-  if (groups > 0) launch(workspace);
-  if (!wants_sums(args)) return;
-  const dim3 grid(static_cast<unsigned>(cdiv(args.N, SUM_COLUMNS)), outputs);
-  sum_kernel<<<grid, SUM_COLUMNS * SUM_GROUPS, 0, args.stream>>>(
-      workspace, groups, args.N, static_cast<T*>(args.dweight), static_cast<T*>(args.dbias));
-}
-
-constexpr int LANES_THREADS = 128;  // of a block whose rows take a warp or a part of one
-
-// How many blocks of LANES_THREADS to launch, of which each takes `rows` rows at once. A multiple of the
-// rows' period; if that is more than run at once, it does no harm.
-template <typename T, typename Kernel>
-int lanes_blocks(const NormBackwardArgs& args, Kernel* kernel, int rows) {
-  ClusterLaunch launch(reinterpret_cast<const void*>(kernel), 1, LANES_THREADS, 0, args.stream);
-  const int period = skew_period<T>(args.stride_xm);
-  return groups_for(cdiv(args.M, rows), std::max(launch.resident(), period), period);
-}
-
-// Launches kernel(args, period, blocks, each, workspace), in which a block has at most threads * packs packs
-// of a row, and then sum_kernel. False if the GPU has no room for the cluster.
-template <typename T, typename Kernel>
-bool launch_parts(const NormBackwardArgs& args, Kernel* kernel, int blocks, int packs, bool centered,
-                  void (*sum_kernel)(const float*, int, int64_t, T*, T*)) {
-  const int each = static_cast<int>(cdiv(packs_of<T>(args), blocks));
+// Launches kernel(args, period, more..., workspace), of whose blocks each has at most threads * packs packs
+// of a row, then sum_kernel. False if the GPU has no room for the cluster, or there are no rows.
+template <typename T, typename Kernel, typename... More>
+bool launch_persistent(const NormBackwardArgs& args, Kernel* kernel, int blocks, int packs, bool centered,
+                       void (*sum_kernel)(const float*, int, int64_t, T*, T*), More... more) {
+  const int64_t each = cdiv(packs_of<T>(args), blocks);
   const int threads = static_cast<int>(cdiv(cdiv(each, packs), 32) * 32);
   ClusterLaunch launch(reinterpret_cast<const void*>(kernel), blocks, threads,
                        threads * packs * static_cast<int>(sizeof(uint4)), args.stream);
@@ -419,6 +194,6 @@ bool launch_parts(const NormBackwardArgs& args, Kernel* kernel, int blocks, int 
   if (clusters == 0) return false;
   launch_with_sums<T>(
       args, clusters + period - 1, centered,
-      [&](float* workspace) { launch(clusters, kernel, args, period, blocks, each, workspace); }, sum_kernel);
+      [&](float* workspace) { launch(clusters, kernel, args, period, more..., workspace); }, sum_kernel);
   return true;
 }

@@ -2,54 +2,141 @@
 // docs/glossary.md.
 #pragma once
 
+#include "norm_backward_grid.cuh"
 #include "norm_backward_lanes.cuh"
+#include "norm_backward_ring.cuh"
 #include "norm_backward_split.cuh"
 
 // What has a row at once.
 enum class By {
-  LANES,        // lanes of a warp: backward_shifted
-  LAUNCHES,     // nothing: two launches go through it, leave_gradient_sums and write_split
-  STEP_BEFORE,  // whatever the step before takes
+  LANES,     // lanes of a warp, by accesses of 16 bytes: backward_by_lanes
+  SHIFTED,   // lanes of a warp, by packs that are shifted together: backward_shifted
+  RING,      // a cluster, to which rows travel ahead: backward_rows_ahead
+  GRID,      // the shared memory of blocks of the whole GPU: backward_of_grid_rows
+  LAUNCHES,  // nothing: two launches go through it, leave_gradient_sums and write_split
 };
 
-// The kernel for up to `rows` rows of x that touch packs of up to `bytes` bytes, if the skews of all matrices
-// are ALIKE, or if some DIFFER; also with dadded, or without it alone.
+// Rows that a line of the table is for: the same skew in all matrices, or not.
+enum class Rows { ALIKE, DIFFER, ANY };
+// The operation.
+enum class Norm { LAYER, RMS, ANY };
+
+// The kernel for up to `rows` rows of up to `bytes` bytes. `sm_rows`: at least so many rows an SM.
 struct Route {
-  bool alike, differ, added;
-  int64_t bytes, rows;
+  Rows layout;
+  Norm norm;
+  int64_t bytes, sm_rows, rows;
   By by;
 };
 
-constexpr int64_t ANY = INT64_MAX;
-constexpr int64_t WARP_ROW =
-    2 * 1024;  // bytes of x that a warp holds beside dout and the sums of its columns
-// Bytes that the ring of a cluster holds, without dadded and with it, and those that its registers hold.
-constexpr int64_t RING_ROW = 512 * 1024, RING_AND_ADDED = 366 * 1024, REGISTER_ROW = 256 * 1024;
+constexpr int64_t ANY = INT64_MAX, KIB = 1024;
 // So few long rows that the second reading finds much of them in L2.
-constexpr int64_t FEW_ROWS = 160, LONG_ROW = 128 * 1024;
+constexpr int64_t FEW_ROWS = 160, LONG_ROW = 128 * KIB;
+// So many rows an SM that the sums of lanes, which are added at the end, take a small part of the time.
+constexpr int64_t MANY_SM_ROWS = 64;
+constexpr int64_t WARP_ROW = 16 * 32 * MOST_LANE_PACKS, SHIFTED_ROW = 16 * 32 * SHIFTED_PACKS;
 
-// The first line that fits counts, or the next one if its kernel refuses.
+// The first line that fits counts, or the next one if its kernel refuses: lanes do if the row is too long for
+// them with column sums, a ring if no cluster holds its stages, a grid if it holds no row of the length, or if
+// parts of a row are too short to pay for its barrier.
 constexpr Route ROUTES[] = {
-    {true, false, false, RING_ROW, ANY, By::STEP_BEFORE},
-    {true, false, true, RING_AND_ADDED, ANY, By::STEP_BEFORE},
-    {false, true, true, WARP_ROW, ANY, By::LANES},
-    {false, true, true, LONG_ROW, ANY, By::STEP_BEFORE},
-    {false, true, true, ANY, FEW_ROWS, By::LAUNCHES},
-    {false, true, true, REGISTER_ROW, ANY, By::STEP_BEFORE},  // read once, where two launches read twice
-    {true, true, true, ANY, ANY, By::LAUNCHES},
+    {Rows::ALIKE, Norm::ANY, KIB, 0, ANY, By::LANES},
+    {Rows::ALIKE, Norm::LAYER, WARP_ROW, MANY_SM_ROWS, ANY, By::LANES},
+    {Rows::ALIKE, Norm::RMS, WARP_ROW, 0, ANY, By::LANES},
+    {Rows::ALIKE, Norm::ANY, ANY, 0, ANY, By::RING},
+    {Rows::DIFFER, Norm::ANY, SHIFTED_ROW, 0, ANY, By::SHIFTED},
+    {Rows::DIFFER, Norm::ANY, LONG_ROW, 0, ANY, By::RING},
+    {Rows::DIFFER, Norm::ANY, ANY, 0, FEW_ROWS, By::GRID},
+    {Rows::DIFFER, Norm::ANY, ANY, 0, FEW_ROWS, By::LAUNCHES},
+    {Rows::DIFFER, Norm::ANY, ANY, 0, ANY, By::RING},
+    {Rows::ANY, Norm::ANY, ANY, 0, ANY, By::GRID},
+    {Rows::ANY, Norm::ANY, ANY, 0, ANY, By::LAUNCHES},
 };
 
-// Calls launch(By) by the table until one returns true; returns false where the step before is to be taken.
+// Calls launch(By) by the table until one returns true. Without rows, the gradients of weight and bias are 0.
 template <typename T, typename Launch>
-bool launch_by_routes(const NormBackwardArgs& args, Launch launch) {
-  if (args.M == 0) return false;
-  const bool alike = are_alike<T>(args);
-  const int64_t bytes = packs_of<T>(args) * 16;
-  for (const Route& route : ROUTES) {
-    if (!(alike ? route.alike : route.differ) || (args.dadded && !route.added)) continue;
-    if (bytes > route.bytes || args.M > route.rows) continue;
-    if (route.by == By::STEP_BEFORE) return false;
-    if (launch(route.by)) return true;
+void launch_by_routes(const NormBackwardArgs& args, Norm norm, Launch launch) {
+  if (args.M == 0) {
+    for (void* gradient : {args.dweight, args.dbias}) {
+      if (gradient) CUDA_CHECK(cudaMemsetAsync(gradient, 0, args.N * sizeof(T), args.stream));
+    }
+    return;
   }
-  return false;
+  // A row of one element counts as one whose skews differ: dx is exactly 0 by that kernel.
+  const bool alike = args.N > 1 && are_alike<T>(args);
+  const int64_t bytes = (alike ? packs_of<T>(args) : most_packs<T>(args.N)) * 16;
+  for (const Route& route : ROUTES) {
+    if (route.layout != Rows::ANY && (route.layout == Rows::ALIKE) != alike) continue;
+    if (route.norm != Norm::ANY && route.norm != norm) continue;
+    if (bytes > route.bytes || args.M < route.sm_rows * multiprocessor_count() || args.M > route.rows)
+      continue;
+    if (launch(route.by)) return;
+  }
+  throw std::runtime_error("x has " + std::to_string(args.M) + " rows of " + std::to_string(args.N) +
+                           " elements, more blocks than a grid has: take v01_rows_then_columns");
+}
+
+// Whether there is a weight, or its gradient is wanted.
+inline Affine affine_of(const NormBackwardArgs& args) {
+  return args.weight || wants_sums(args) ? Affine::GIVEN : Affine::NONE;
+}
+
+// The launches of the table's kernels. Kernels of an operation: lanes<T, LANES, PACKS, WHOLE, AFFINE>(), and
+// so on, return them.
+template <typename T, typename Kernels>
+bool launch_by(const NormBackwardArgs& args, By by) {
+  constexpr bool CENTERED = Kernels::CENTERED;
+  constexpr auto GIVEN = Affine::GIVEN, NONE = Affine::NONE;
+  const auto add = Kernels::template add<T>();
+  const bool given = affine_of(args) == GIVEN;
+  if (by == By::LANES) {
+    const int period = skew_period<T>(args.stride_xm);
+    const auto by_lanes = [&]<bool WHOLE, Affine AFFINE, int MOST_PACKS>() {
+      return launch_lanes<T, MOST_PACKS>(
+          args, packs_of<T>(args), period, CENTERED,
+          [](auto lanes, auto packs) {
+            constexpr Affine OF_WARP = lanes < 32 ? Affine::GIVEN : AFFINE;
+            return Kernels::template lanes<T, lanes, packs, WHOLE, OF_WARP>();
+          },
+          add);
+    };
+    if (!are_whole<T>(args)) return by_lanes.template operator()<false, GIVEN, 4>();
+    return given ? by_lanes.template operator()<true, GIVEN, 4>()
+                 : by_lanes.template operator()<true, NONE, MOST_LANE_PACKS>();
+  }
+  if (by == By::SHIFTED) {
+    const auto shifted = [&]<Affine AFFINE>() {
+      return launch_lanes<T, SHIFTED_PACKS>(
+          args, most_packs<T>(args.N), 1, CENTERED,
+          [](auto lanes, auto packs) {
+            constexpr Affine OF_WARP = lanes < 32 ? Affine::GIVEN : AFFINE;
+            return Kernels::template shifted<T, lanes, packs, OF_WARP>();
+          },
+          add);
+    };
+    return given ? shifted.template operator()<GIVEN>() : shifted.template operator()<NONE>();
+  }
+  if (by == By::RING) {
+    const AheadShape shape = ahead_shape<T>(args);
+    const auto ring = [&]<int PACKS, Layout LAYOUT>() {
+      return given ? Kernels::template ring<T, PACKS, LAYOUT, GIVEN>()
+                   : Kernels::template ring<T, PACKS, LAYOUT, NONE>();
+    };
+    const auto of_packs = [&]<int PACKS>() {
+      if (shape.layout == Layout::LINED) return ring.template operator()<PACKS, Layout::LINED>();
+      return shape.layout == Layout::ALIKE ? ring.template operator()<PACKS, Layout::ALIKE>()
+                                           : ring.template operator()<PACKS, Layout::DIFFER>();
+    };
+    const auto kernel = shape.packs == FEW_PACKS ? of_packs.template operator()<FEW_PACKS>()
+                                                 : of_packs.template operator()<MANY_PACKS>();
+    return launch_ahead<T>(args, shape, kernel, CENTERED, add);
+  }
+  if (by == By::GRID) return launch_grid_rows<T, CENTERED>(args, Kernels::template grid<T>(), add);
+  const auto launches = [&]<Skews SKEWS>() {
+    return launch_split<T>(args, CENTERED, Kernels::template sums<T, SKEWS>(),
+                           Kernels::template write<T, SKEWS>(), add);
+  };
+  return are_whole<T>(args) && aligned_to_16_bytes(args.weight)
+             ? launches.template operator()<Skews::ALIKE>()
+             : launches.template operator()<Skews::DIFFER>();
 }

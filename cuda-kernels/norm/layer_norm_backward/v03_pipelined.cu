@@ -22,19 +22,71 @@ constexpr int PACKS = 2, THREADS = 544;     // of a block that takes a row
 constexpr int64_t LARGEST_ROW = 16 * 1024;  // bytes of x's row
 static_assert(THREADS * PACKS >= LARGEST_ROW / 16 + 1, "a skewed row needs a pack more");
 
-// LANES lanes take a row, of at most LANES * PACKS packs.
-template <typename T, int LANES, int PACKS, bool WHOLE>
-__global__ void __launch_bounds__(LANES_THREADS)
-    layer_norm_backward_v03_pipelined_lanes_kernel(const LayerNormBackwardArgs args, float* workspace) {
-  backward_by_lanes<T, LANES_THREADS, LANES, PACKS, true, WHOLE, true>(args, workspace);
-}
-
-// A block takes a row, of at most blockDim.x * PACKS packs.
+// A persistent block takes row after row, of at most blockDim.x * PACKS packs, in registers; the weights are
+// in shared memory. It leaves one set of partial sums for every kind of rows in its share.
 template <typename T, bool WHOLE>
 __global__ void __launch_bounds__(THREADS)
-    layer_norm_backward_v03_pipelined_kernel(const LayerNormBackwardArgs args, int period, int blocks,
-                                             int each, float* workspace) {
-  backward_by_cluster<T, PACKS, true, WHOLE, true>(args, period, blocks, each, workspace);
+    layer_norm_backward_v03_pipelined_kernel(const LayerNormBackwardArgs args, int period, float* workspace) {
+  extern __shared__ uint4 weights[];     // [PACKS, blockDim.x], every thread's own
+  __shared__ GradientSums warps[2][32];  // rows alternate: warps may still read the other
+  const int N = static_cast<int>(args.N), block = blockIdx.x, blocks = gridDim.x;
+  const RowKinds kinds{args.M, WHOLE ? 1 : period};
+  const auto share = [&](int of) { return args.M * of / blocks; };  // begins where the one before ends
+  const int first_kind = kinds.kind(share(block)), last_kind = kinds.kind(share(block + 1));
+
+  uint32_t turn = 0;
+  for (int kind = first_kind; kind <= last_kind; ++kind) {
+    // The rows are index, index + step, ... below `limit`.
+    const auto row_at = [&](int64_t place) { return kind + (place - kinds.start(kind)) * kinds.period; };
+    const int step = kinds.period > 1 ? kinds.period : blocks;
+    int64_t index = block, limit = args.M;
+    if (kinds.period > 1) {
+      index = row_at(max(share(block), kinds.start(kind)));
+      limit = row_at(min(share(block + 1), kinds.start(kind + 1)));
+    }
+    const T* x = static_cast<const T*>(args.x);
+    const T* dout = static_cast<const T*>(args.dout);
+    GradientColumns<T, PACKS, true, WHOLE> columns(N, skew_of(x + kind * args.stride_xm), threadIdx.x,
+                                                   blockDim.x);
+    const auto first_of = [&](int i) { return columns.first_of(i); };
+#pragma unroll
+    for (int i = 0; i < PACKS; ++i) {
+      weights[i * blockDim.x + threadIdx.x] = load_weights<T>(args.weight, 0, first_of(i), N).words;
+    }
+    const auto weight_of = [&](int i) { return Pack<T>{weights[i * blockDim.x + threadIdx.x]}; };
+
+    HeldRows<T, PACKS> row, next;
+    float next_mean = 0.0f, next_rstd = 0.0f;
+    const auto load = [&](HeldRows<T, PACKS>& rows, int64_t at) {
+      if (at >= limit) return;
+      const bool at_end = is_at_end<T>(args.M, at, args.stride_xm, args.stride_dm);
+      rows.template load<WHOLE>(x + at * args.stride_xm, dout + at * args.stride_dm, N, at_end, first_of);
+      next_mean = args.mean[at];
+      next_rstd = args.rstd[at];
+    };
+    load(next, index);
+
+    for (; index < limit; index += step, ++turn) {
+      const float mean = next_mean, rstd = next_rstd;
+      row = next;  // waits for its loads
+      load(next, index + step);
+      row.template finish_load<WHOLE>(N, first_of);
+      const GradientSums sums = block_sum(columns.add(row, mean, rstd, weight_of), warps[turn % 2]);
+      const T* added = static_cast<const T*>(args.dadded) + index * args.stride_am;
+      columns.write(
+          row, static_cast<T*>(args.dx) + index * args.N, mean, rstd,
+          {sums.product / static_cast<float>(N), sums.plain / static_cast<float>(N)}, weight_of,
+          [&](int, int first) { return load_added<WHOLE>(args.dadded ? added : nullptr, first, N); });
+    }
+    if (workspace == nullptr) continue;
+    // block + kind numbers the sets of partial sums: the next share starts with this one's last kind or the
+    // one after it, so no number comes twice.
+    const int group = block + kind, groups = blocks + kinds.period - 1;
+    columns.for_each([&](int col, float of_weight, float of_bias) {
+      partial_sums(workspace, 0, groups, args.N, group)[col] = of_weight;
+      partial_sums(workspace, 1, groups, args.N, group)[col] = of_bias;
+    });
+  }
 }
 
 template <typename T>
@@ -45,22 +97,9 @@ __global__ void __launch_bounds__(SUM_COLUMNS* SUM_GROUPS)
 }
 
 template <typename T, bool WHOLE>
-bool launch_lanes(const LayerNormBackwardArgs& args) {
-  return choose_lanes(packs_of<T>(args), [&](auto lanes, auto each) {
-    const auto kernel = layer_norm_backward_v03_pipelined_lanes_kernel<T, lanes, each, WHOLE>;
-    const int blocks = lanes_blocks<T>(args, kernel, LANES_THREADS / lanes);
-    launch_with_sums<T>(
-        args, blocks, true,
-        [&](float* workspace) { kernel<<<blocks, LANES_THREADS, 0, args.stream>>>(args, workspace); },
-        layer_norm_backward_v03_pipelined_sum_kernel<T>);
-  });
-}
-
-template <typename T, bool WHOLE>
 void launch(const LayerNormBackwardArgs& args) {
-  if (launch_lanes<T, WHOLE>(args)) return;
-  const bool launched = launch_parts<T>(args, layer_norm_backward_v03_pipelined_kernel<T, WHOLE>, 1, PACKS,
-                                        true, layer_norm_backward_v03_pipelined_sum_kernel<T>);
+  const bool launched = launch_persistent<T>(args, layer_norm_backward_v03_pipelined_kernel<T, WHOLE>, 1,
+                                             PACKS, true, layer_norm_backward_v03_pipelined_sum_kernel<T>);
   if (!launched) layer_norm_backward_v01_rows_then_columns(args);  // no rows, or too few blocks
 }
 

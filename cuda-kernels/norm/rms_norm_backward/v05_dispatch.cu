@@ -1,51 +1,53 @@
 // rms_norm_backward v05_dispatch: a table sends rows of every length and skew to the kernel that serves them.
 //
-// Change:   three kernels for rows that no kernel before was made for, and a table of which rows go where
-//           (norm_backward_routes.cuh). Rows that no cluster holds are held by blocks of the whole GPU, in
-//           shared memory, which exchange their parts' sums through L2; a thread keeps the sums of its
-//           columns. Longer ones are split over blocks by two launches: the first leaves the sums of each
-//           part of a row; in the second a block owns columns, goes through the rows, merges their sums,
-//           writes dx and keeps its columns' sums in registers. Where skews differ between matrices, lanes
-//           of a warp have the same columns in all rows; packs are shifted together as they are loaded, and
-//           apart between neighbouring lanes as dx is stored.
-// Why:      v01 served such long rows with one block a row, and read both matrices once more for the columns;
-//           the second launch finds much of few rows in L2. Rows of several skews were loaded and stored
-//           element by element.
-// Counter:  none at the cases shown, which stay with v04's kernels; time falls at few long rows and at short
-//           rows of several skews.
+// Change:   five kernels, and a table of which rows go where (norm_backward_routes.cuh). Lanes of a warp take
+//           short rows. Longer rows of x, dout and dadded travel to a ring in a cluster's shared memory by
+//           bulk copies, several ahead; warps and blocks send a row's sums before they write dx of the row
+//           before. Where a row's skew differs between the matrices, packs are shifted together, from aligned
+//           words in registers or in the ring. Rows that no cluster holds are held by blocks of the whole
+//           GPU, in shared memory, which exchange their parts' sums through L2; still longer ones are split
+//           over blocks by two launches: the first leaves the sums of each part of a row; in the second a
+//           block owns columns.
+//           Column sums are added by a kernel that is set up early (programmatic dependent launch).
+// Why:      v02's threads receive the next row in registers: few bytes are under way, and none while they
+//           wait for their block and for their cluster. v01 read both matrices once more for the columns, and
+//           rows of several skews were loaded and stored element by element.
+// Counter:  barrier falls to nothing, and dram_share rises a little at rows of 4096; time falls more at rows
+//           of 5003, 65536 and 262144, and at rows of several skews.
 // Requires: compute capability 9.0; contiguous rows.
-// Routes:   - all matrices of one skew, up to 512 KiB, or 366 KiB with dadded: v04_rows_ahead
-//           - other skews, up to 2 KiB: lanes
-//           - other skews, up to 128 KiB, or up to 256 KiB in more than 160 rows: v04_rows_ahead
-//           - others of more than 256 KiB: held by the whole GPU, if that has room
-//           - others: two launches, and a third that adds column sums where slices of the rows have some each
-// Source:   CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization", for the later
-//           launches
+// Source:   PTX ISA, "cp.async.bulk", "st.async" and "griddepcontrol"
 // Twin:     triton-kernels/norm/rms_norm_backward/v05_dispatch.py
 #include "args.h"
-#include "norm/norm_backward_grid.cuh"
 #include "norm/norm_backward_routes.cuh"
-
-void rms_norm_backward_v04_rows_ahead(const RmsNormBackwardArgs& args);
 
 namespace {
 
-template <typename T, int LANES, int PACKS>
-__global__ void __launch_bounds__(LANES_THREADS, SHIFTED_BLOCKS<PACKS>)
+template <typename T, int LANES, int PACKS, bool WHOLE, Affine AFFINE>
+__global__ void __launch_bounds__(LANES_THREADS)
     rms_norm_backward_v05_dispatch_lanes_kernel(const RmsNormBackwardArgs args, float* workspace) {
-  backward_shifted<T, LANES, PACKS, false>(args, workspace);
+  backward_by_lanes<T, LANES, PACKS, false, WHOLE, AFFINE>(args, workspace);
 }
-
+template <typename T, int LANES, int PACKS, Affine AFFINE>
+__global__ void __launch_bounds__(LANES_THREADS, SHIFTED_BLOCKS)
+    rms_norm_backward_v05_dispatch_shifted_kernel(const RmsNormBackwardArgs args, float* workspace) {
+  backward_shifted<T, LANES, PACKS, false, AFFINE>(args, workspace);
+}
+template <typename T, int PACKS, Layout LAYOUT, Affine AFFINE>
+__global__ void __launch_bounds__(MOST_THREADS<PACKS>, 1)
+    rms_norm_backward_v05_dispatch_kernel(const RmsNormBackwardArgs args, const AheadShape shape,
+                                          const RowGroups groups, float* workspace) {
+  backward_rows_ahead<T, PACKS, false, LAYOUT, AFFINE>(args, shape, groups, workspace);
+}
 template <typename T, Skews SKEWS>
 __global__ void __launch_bounds__(SPLIT_THREADS, SPLIT_BLOCKS<SKEWS>)
-    rms_norm_backward_v05_dispatch_sums_kernel(const RmsNormBackwardArgs args, unsigned parts, int each,
-                                               GradientSums* sums) {
+    rms_norm_backward_v05_dispatch_split_sums_kernel(const RmsNormBackwardArgs args, unsigned parts, int each,
+                                                     GradientSums* sums) {
   leave_gradient_sums<T, false, SKEWS>(args, parts, each, sums);
 }
 template <typename T, Skews SKEWS>
 __global__ void __launch_bounds__(SPLIT_THREADS, SPLIT_BLOCKS<SKEWS>)
-    rms_norm_backward_v05_dispatch_kernel(const RmsNormBackwardArgs args, const Slices slices, int parts,
-                                          const GradientSums* sums, float* workspace) {
+    rms_norm_backward_v05_dispatch_split_kernel(const RmsNormBackwardArgs args, const Slices slices,
+                                                int parts, const GradientSums* sums, float* workspace) {
   write_split<T, false, SKEWS>(args, slices, parts, sums, workspace);
 }
 template <typename T>
@@ -63,26 +65,38 @@ __global__ void __launch_bounds__(GRID_THREADS, 1)
   backward_of_grid_rows<T, false>(args, shape, counts, numbers, outer_sums, workspace);
 }
 
-template <typename T, Skews SKEWS>
-bool launch_launches(const RmsNormBackwardArgs& args) {
-  return launch_split<T>(args, false, rms_norm_backward_v05_dispatch_sums_kernel<T, SKEWS>,
-                         rms_norm_backward_v05_dispatch_kernel<T, SKEWS>,
-                         rms_norm_backward_v05_dispatch_add_kernel<T>);
-}
-template <typename T>
-bool launch(const RmsNormBackwardArgs& args, By by) {
-  if (by == By::LANES) {
-    const auto kernel_of = [](auto lanes, auto packs) {
-      return rms_norm_backward_v05_dispatch_lanes_kernel<T, lanes, packs>;
-    };
-    return launch_shifted<T>(args, false, kernel_of, rms_norm_backward_v05_dispatch_add_kernel<T>);
+// The kernels, for the table's launches.
+struct Kernels {
+  static constexpr bool CENTERED = false;
+  template <typename T, int LANES, int PACKS, bool WHOLE, Affine AFFINE>
+  static auto lanes() {
+    return &rms_norm_backward_v05_dispatch_lanes_kernel<T, LANES, PACKS, WHOLE, AFFINE>;
   }
-  if (launch_grid_rows<T, false>(args, rms_norm_backward_v05_dispatch_grid_kernel<T>,
-                                 rms_norm_backward_v05_dispatch_add_kernel<T>))
-    return true;
-  return are_whole<T>(args) && aligned_to_16_bytes(args.weight) ? launch_launches<T, Skews::ALIKE>(args)
-                                                                : launch_launches<T, Skews::DIFFER>(args);
-}
+  template <typename T, int LANES, int PACKS, Affine AFFINE>
+  static auto shifted() {
+    return &rms_norm_backward_v05_dispatch_shifted_kernel<T, LANES, PACKS, AFFINE>;
+  }
+  template <typename T, int PACKS, Layout LAYOUT, Affine AFFINE>
+  static auto ring() {
+    return &rms_norm_backward_v05_dispatch_kernel<T, PACKS, LAYOUT, AFFINE>;
+  }
+  template <typename T>
+  static auto grid() {
+    return &rms_norm_backward_v05_dispatch_grid_kernel<T>;
+  }
+  template <typename T, Skews SKEWS>
+  static auto sums() {
+    return &rms_norm_backward_v05_dispatch_split_sums_kernel<T, SKEWS>;
+  }
+  template <typename T, Skews SKEWS>
+  static auto write() {
+    return &rms_norm_backward_v05_dispatch_split_kernel<T, SKEWS>;
+  }
+  template <typename T>
+  static auto add() {
+    return &rms_norm_backward_v05_dispatch_add_kernel<T>;
+  }
+};
 
 }  // namespace
 
@@ -90,7 +104,7 @@ void rms_norm_backward_v05_dispatch(const RmsNormBackwardArgs& args) {
   if (args.N == 0) return;
   dispatch(args.dtype, [&](auto zero) {
     using T = decltype(zero);
-    if (!launch_by_routes<T>(args, [&](By by) { return launch<T>(args, by); }))
-      rms_norm_backward_v04_rows_ahead(args);
+    launch_by_routes<T>(args, Norm::RMS, [&](By by) { return launch_by<T, Kernels>(args, by); });
   });
+  CUDA_CHECK(cudaGetLastError());
 }

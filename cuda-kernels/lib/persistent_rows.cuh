@@ -1,5 +1,5 @@
 // Persistent clusters over split rows: the columns of a block's part, the exchange of sums through DSMEM, and
-// which rows a group takes. The norms' backward kernels share this. Terms: docs/glossary.md.
+// which rows a group takes. Terms: docs/glossary.md.
 #pragma once
 
 #include "lib/cluster.cuh"
@@ -72,4 +72,26 @@ __device__ inline int rank_in_cluster(int blocks) {
 inline int groups_for(int64_t M, int resident, int period) {
   if (M <= resident) return static_cast<int>(M);  // a row each
   return resident / period * period;
+}
+
+// Shares of M rows by skew. Rows that lie a multiple of `period` apart have the same skew: they are of one
+// kind. With several kinds, rows are ordered by kind, and clusters get equal shares of that order, so that
+// most have rows of one kind. With one kind, a cluster takes every row whose index is its own modulo the
+// number of clusters.
+struct RowKinds {
+  int64_t M;
+  int period;
+
+  __device__ int64_t start(int kind) const { return kind * (M / period) + min(int64_t{kind}, M % period); }
+  __device__ int kind(int64_t place) const {
+    const int64_t few = M / period, more = M % period;  // the first `more` kinds have a row more
+    if (place < start(more)) return static_cast<int>(place / (few + 1));
+    return few ? static_cast<int>(min(more + (place - start(more)) / few, int64_t{period - 1})) : period - 1;
+  }
+};
+
+// Whether the 16 bytes in which row `index` of M ends may reach behind a matrix with one of these strides.
+template <typename T, typename... Strides>
+__device__ bool is_at_end(int64_t M, int64_t index, Strides... strides) {
+  return (((M - 1 - index) * strides < Pack<T>::SIZE) || ...);
 }
