@@ -37,8 +37,8 @@ constexpr int64_t MANY_SM_ROWS = 64;
 constexpr int64_t WARP_ROW = 16 * 32 * MOST_LANE_PACKS, SHIFTED_ROW = 16 * 32 * SHIFTED_PACKS;
 
 // The first line that fits counts, or the next one if its kernel refuses: lanes do if the row is too long for
-// them with column sums, a ring if no cluster holds its stages, a grid if it holds no row of the length, or if
-// parts of a row are too short to pay for its barrier.
+// them with column sums, a ring if no cluster holds its stages, a grid if it holds no row of the length, or
+// if parts of a row are too short to pay for its barrier.
 constexpr Route ROUTES[] = {
     {Rows::ALIKE, Norm::ANY, KIB, 0, ANY, By::LANES},
     {Rows::ALIKE, Norm::LAYER, WARP_ROW, MANY_SM_ROWS, ANY, By::LANES},
