@@ -326,28 +326,35 @@ __device__ void go_through_grid_rows(const GridShape& shape, const GridInputs<T,
 #endif
 }
 
-// The shape with the least expected time; no blocks if the GPU does not hold a row. Time counts in packs of
-// each SM: those of the parts that it goes through, and for each row a wait at the barrier, which rows that
-// are reduced ahead hide in part. `sum_bytes` of a pack are sums of its columns, beside the ring; several
-// groups write theirs to global memory, and one more launch adds them.
+// Bytes of the current device's L2.
+inline int64_t l2_bytes() {
+  int device = 0, bytes = 0;
+  CUDA_CHECK(cudaGetDevice(&device));
+  CUDA_CHECK(cudaDeviceGetAttribute(&bytes, cudaDevAttrL2CacheSize, device));
+  return bytes;
+}
+
+// The shape with the least expected time. No blocks if the GPU does not hold a row, or if L2 holds all of
+// TENSORS matrices: then two launches read device memory once, too, and wait at no barrier. Time counts in
+// packs of each SM: those of the parts that it goes through, and for each row a wait at the barrier, which
+// rows that are reduced ahead hide in part.
 template <typename T, int TENSORS>
-GridShape grid_shape(int64_t M, int64_t N, int sum_bytes = 0) {
-  constexpr int64_t WAIT = 2048, LAUNCH = 4096;  // packs that an SM loads meanwhile
+GridShape grid_shape(int64_t M, int64_t N) {
+  constexpr int64_t WAIT = 2048;  // packs that an SM loads meanwhile
   const int64_t sms = multiprocessor_count(), room = most_shared_memory() - OTHER_SHARED;
+  const int64_t slots = std::min<int64_t>(room / SLOT_BYTES<TENSORS>, int64_t{MOST_SLOTS});
   const int64_t lines = cdiv(most_packs<T, LINE_BYTES>(N), LINE_PACKS);
   GridShape best;
   if (M > INT32_MAX || N > INT32_MAX / 2) return best;
+  if (M * N * TENSORS * static_cast<int64_t>(sizeof(T)) <= l2_bytes()) return best;
   int64_t least = INT64_MAX;
   const int64_t most_groups = std::min<int64_t>({M, sms, ZEROED_BYTES / sizeof(GroupCounts)});
   for (int64_t groups = 1; groups <= most_groups; ++groups) {
     const int64_t blocks = sms / groups, each = cdiv(lines, blocks) * LINE_PACKS;
-    const int64_t slots =
-        std::min<int64_t>((room - each * sum_bytes) / SLOT_BYTES<TENSORS>, int64_t{MOST_SLOTS});
     const int64_t chunks = cdiv(each, CHUNK_PACKS<TENSORS>);
     if (slots < chunks) break;
     const int64_t in_flight = std::min<int64_t>(slots / chunks, MOST_AHEAD + 1);
-    const int64_t sums = sum_bytes > 0 && groups > 1 ? each * 2 * sum_bytes / 16 + LAUNCH : 0;
-    const int64_t time = cdiv(M, groups) * (each * TENSORS + WAIT / in_flight) + sums;
+    const int64_t time = cdiv(M, groups) * (each * TENSORS + WAIT / in_flight);
     if (time >= least) continue;
     least = time;
     best = {M,
@@ -360,11 +367,9 @@ GridShape grid_shape(int64_t M, int64_t N, int sum_bytes = 0) {
   return best;
 }
 
-// Launches kernel(arguments...) for that shape as a cooperative launch, with `sum_bytes` a pack beside the
-// ring.
+// Launches kernel(arguments...) for that shape as a cooperative launch.
 template <int TENSORS, typename Kernel, typename... Arguments>
-void launch_grid(const GridShape& shape, int sum_bytes, cudaStream_t stream, Kernel* kernel,
-                 Arguments... arguments) {
+void launch_grid(const GridShape& shape, cudaStream_t stream, Kernel* kernel, Arguments... arguments) {
   allow_shared_memory(kernel, most_shared_memory() - OTHER_SHARED);
   cudaLaunchAttribute cooperative = {};
   cooperative.id = cudaLaunchAttributeCooperative;
@@ -372,8 +377,7 @@ void launch_grid(const GridShape& shape, int sum_bytes, cudaStream_t stream, Ker
   cudaLaunchConfig_t config = {};
   config.gridDim = static_cast<unsigned>(shape.groups * shape.blocks);
   config.blockDim = GRID_THREADS;
-  config.dynamicSmemBytes = static_cast<size_t>(shape.slots) * SLOT_BYTES<TENSORS> +
-                            static_cast<size_t>(shape.each) * static_cast<size_t>(sum_bytes);
+  config.dynamicSmemBytes = static_cast<size_t>(shape.slots) * SLOT_BYTES<TENSORS>;
   config.stream = stream;
   config.attrs = &cooperative;
   config.numAttrs = 1;

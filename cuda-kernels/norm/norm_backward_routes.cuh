@@ -2,7 +2,6 @@
 // docs/glossary.md.
 #pragma once
 
-#include "norm_backward_grid.cuh"
 #include "norm_backward_lanes.cuh"
 #include "norm_backward_ring.cuh"
 #include "norm_backward_split.cuh"
@@ -12,7 +11,6 @@ enum class By {
   LANES,     // lanes of a warp, by accesses of 16 bytes: backward_by_lanes
   SHIFTED,   // lanes of a warp, by packs that are shifted together: backward_shifted
   RING,      // a cluster, to which rows travel ahead: backward_rows_ahead
-  GRID,      // the shared memory of blocks of the whole GPU: backward_of_grid_rows
   LAUNCHES,  // nothing: two launches go through it, leave_gradient_sums and write_split
 };
 
@@ -37,8 +35,7 @@ constexpr int64_t MANY_SM_ROWS = 64;
 constexpr int64_t WARP_ROW = 16 * 32 * MOST_LANE_PACKS, SHIFTED_ROW = 16 * 32 * SHIFTED_PACKS;
 
 // The first line that fits counts, or the next one if its kernel refuses: lanes do if the row is too long for
-// them with column sums, a ring if no cluster holds its stages, a grid if it holds no row of the length, or
-// if parts of a row are too short to pay for its barrier.
+// them with column sums, a ring if no cluster holds its stages.
 constexpr Route ROUTES[] = {
     {Rows::ALIKE, Norm::ANY, KIB, 0, ANY, By::LANES},
     {Rows::ALIKE, Norm::LAYER, WARP_ROW, MANY_SM_ROWS, ANY, By::LANES},
@@ -46,10 +43,8 @@ constexpr Route ROUTES[] = {
     {Rows::ALIKE, Norm::ANY, ANY, 0, ANY, By::RING},
     {Rows::DIFFER, Norm::ANY, SHIFTED_ROW, 0, ANY, By::SHIFTED},
     {Rows::DIFFER, Norm::ANY, LONG_ROW, 0, ANY, By::RING},
-    {Rows::DIFFER, Norm::ANY, ANY, 0, FEW_ROWS, By::GRID},
     {Rows::DIFFER, Norm::ANY, ANY, 0, FEW_ROWS, By::LAUNCHES},
     {Rows::DIFFER, Norm::ANY, ANY, 0, ANY, By::RING},
-    {Rows::ANY, Norm::ANY, ANY, 0, ANY, By::GRID},
     {Rows::ANY, Norm::ANY, ANY, 0, ANY, By::LAUNCHES},
 };
 
@@ -131,7 +126,6 @@ bool launch_by(const NormBackwardArgs& args, By by) {
                                                  : of_packs.template operator()<MANY_PACKS>();
     return launch_ahead<T>(args, shape, kernel, CENTERED, add);
   }
-  if (by == By::GRID) return launch_grid_rows<T, CENTERED>(args, Kernels::template grid<T>(), add);
   const auto launches = [&]<Skews SKEWS>() {
     return launch_split<T>(args, CENTERED, Kernels::template sums<T, SKEWS>(),
                            Kernels::template write<T, SKEWS>(), add);

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "norm_ahead.cuh"
-#include "norm_grid.cuh"
 #include "norm_held_cluster.cuh"
 #include "norm_lanes.cuh"
 #include "norm_split.cuh"
@@ -22,7 +21,6 @@ enum class By {
   SHIFTED_CLUSTER,  // so, in packs laid out for out
   RING,             // stages of a persistent cluster: normalise_ahead
   SHARED,           // the shared memory of a cluster: normalise_by_cluster
-  GRID,             // the shared memory of blocks of the whole GPU: normalise_grid_rows
   LAUNCHES,         // nothing: two launches go through it, leave_moments and write_split
 };
 
@@ -83,12 +81,10 @@ constexpr Route ROUTES[] = {
     {BOTH, ALIKE, ELEMENT, RESIDUAL, HELD_ROW * HELD_PACKS, ANY, By::CLUSTER, HELD_PACKS},
     {BOTH, DIFFER, ELEMENT, ANYTHING, HELD_ROW * HELD_PACKS, ANY, By::SHIFTED_CLUSTER, HELD_PACKS},
     {BOTH, DIFFER, ELEMENT, NOTHING, HELD_ROW * MOST_HELD_PACKS, ANY, By::SHIFTED_CLUSTER, MOST_HELD_PACKS},
-    // Longer rows. GRID and SHARED read each once, LAUNCHES twice.
+    // Longer rows. SHARED reads each once, LAUNCHES twice.
     {BOTH, ANYHOW, ELEMENT, ANYTHING, HELD_ROW * MOST_HELD_PACKS, ANY, By::RING},
-    {BOTH, ANYHOW, ELEMENT, ANYTHING, ANY, FEW_ROWS, By::GRID},
     {BOTH, ANYHOW, ELEMENT, ANYTHING, ANY, FEW_ROWS, By::LAUNCHES},
     {BOTH, ANYHOW, ELEMENT, ANYTHING, SHARED_ROW, ANY, By::SHARED},
-    {BOTH, ANYHOW, ELEMENT, ANYTHING, ANY, ANY, By::GRID},
     {BOTH, ANYHOW, ELEMENT, ANYTHING, ANY, ANY, By::LAUNCHES},
 };
 

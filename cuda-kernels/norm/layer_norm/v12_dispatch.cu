@@ -3,9 +3,8 @@
 // Change:   one table (norm_routes.cuh) sends a call to the kernel that serves its rows: those of the ladder,
 //           in several shapes, and kernels for rows that no step was made for. A warp holds a row of up to 4
 //           KiB, and shares weights with others; packs of rows whose skew differs between matrices are
-//           shifted together from two aligned loads; a persistent cluster loads the longest rows ahead; rows
-//           that no cluster holds are held by blocks of the whole GPU, in shared memory, which exchange the
-//           parts' statistics through L2, and still longer ones are split over blocks by two launches.
+//           shifted together from two aligned loads; a persistent cluster loads the longest rows ahead; few
+//           rows that no cluster holds are split over blocks by two launches.
 // Why:      which kernel is fastest depends on a row's length and alignment, and on how many rows there are.
 //           With a block a row, few rows leave most SMs idle. Rows of another skew than out's were stored
 //           element by element.
@@ -75,13 +74,6 @@ __global__ void __launch_bounds__(SPLIT_THREADS, SPLIT_BLOCKS<SKEWS>)
   write_split<T, true, SKEWS>(args, parts, each, moments);
 }
 
-template <typename T, Residual RESIDUAL>
-__global__ void __launch_bounds__(GRID_THREADS, 1)
-    layer_norm_v12_dispatch_grid_kernel(const LayerNormArgs args, const GridShape shape, GroupCounts* counts,
-                                        Moments* numbers) {
-  normalise_grid_rows<T, true, RESIDUAL>(args, shape, counts, numbers);
-}
-
 // BLOCKS: that an SM must have room for, which bounds a thread's registers. A residual takes the registers of
 // a cluster's second row.
 template <typename T, int PACKS, Alignment ALIGNMENT, Residual RESIDUAL, Factors FACTORS = Factors::AT_USE>
@@ -111,13 +103,6 @@ bool launch_one_row(const LayerNormArgs& args) {
   if (four == NO_ROOM && five == NO_ROOM) return false;
   return four <= five ? launch(std::integer_sequence<int, 4, 8>{})
                       : launch(std::integer_sequence<int, 5, 7>{});
-}
-template <typename T>
-bool launch_by_grid(const LayerNormArgs& args) {
-  return args.residual ? launch_grid_rows<T, Residual::ADDED>(
-                             args, layer_norm_v12_dispatch_grid_kernel<T, Residual::ADDED>)
-                       : launch_grid_rows<T, Residual::NONE>(
-                             args, layer_norm_v12_dispatch_grid_kernel<T, Residual::NONE>);
 }
 template <typename T, Skews SKEWS>
 bool launch_launches(const LayerNormArgs& args) {
@@ -177,8 +162,6 @@ bool launch(const LayerNormArgs& args, const routes::Route& route, Alignment ali
     case By::SHARED:
       return launch_by_cluster<T>(args, whole ? layer_norm_v12_dispatch_shared_kernel<T, Alignment::PACK>
                                               : layer_norm_v12_dispatch_shared_kernel<T, Alignment::ELEMENT>);
-    case By::GRID:
-      return launch_by_grid<T>(args);
     case By::LAUNCHES:
       return whole ? launch_launches<T, Skews::ALIKE>(args) : launch_launches<T, Skews::DIFFER>(args);
     case By::LARGE_BLOCK:

@@ -3,9 +3,8 @@
 // Change:   one table (norm_routes.cuh) sends a call to the kernel that serves its rows: those of the ladder,
 //           in several shapes, and kernels for rows that no step was made for. A warp holds a row of up to 4
 //           KiB, and shares weights with others; packs of rows whose skew differs between matrices are
-//           shifted together from two aligned loads; a persistent cluster loads the longest rows ahead; rows
-//           that no cluster holds are held by blocks of the whole GPU, in shared memory, which exchange the
-//           parts' statistics through L2, and still longer ones are split over blocks by two launches.
+//           shifted together from two aligned loads; a persistent cluster loads the longest rows ahead; few
+//           rows that no cluster holds are split over blocks by two launches.
 // Why:      which kernel is fastest depends on a row's length and alignment, and on how many rows there are.
 //           With a block a row, few rows leave most SMs idle. Rows of another skew than out's were stored
 //           element by element.
@@ -64,13 +63,6 @@ __global__ void __launch_bounds__(SPLIT_THREADS, SPLIT_BLOCKS<SKEWS>)
   write_split<T, false, SKEWS>(args, parts, each, moments);
 }
 
-template <typename T, Residual RESIDUAL>
-__global__ void __launch_bounds__(GRID_THREADS, 1)
-    rms_norm_v07_dispatch_grid_kernel(const RmsNormArgs args, const GridShape shape, GroupCounts* counts,
-                                      Moments* numbers) {
-  normalise_grid_rows<T, false, RESIDUAL>(args, shape, counts, numbers);
-}
-
 // Blocks that an SM must have room for bound a thread's registers: 64, or 80 where a residual takes some.
 template <typename T, int PACKS, Alignment ALIGNMENT, Residual RESIDUAL, int THREADS = HELD_THREADS>
 bool launch_cluster(const RmsNormArgs& args) {
@@ -91,13 +83,6 @@ bool launch_shifted_cluster(const RmsNormArgs& args) {
   return launch_held<T, 1, PACKS, Norm::RMS, Alignment::ELEMENT, HELD_WARPS, Skews::DIFFER>(
       args, rms_norm_v07_dispatch_cluster_kernel<T, PACKS, Alignment::ELEMENT, RESIDUAL, Skews::DIFFER,
                                                  HELD_THREADS, BLOCKS>);
-}
-template <typename T>
-bool launch_by_grid(const RmsNormArgs& args) {
-  return args.residual ? launch_grid_rows<T, Residual::ADDED>(
-                             args, rms_norm_v07_dispatch_grid_kernel<T, Residual::ADDED>)
-                       : launch_grid_rows<T, Residual::NONE>(
-                             args, rms_norm_v07_dispatch_grid_kernel<T, Residual::NONE>);
 }
 template <typename T, Skews SKEWS>
 bool launch_launches(const RmsNormArgs& args) {
@@ -146,8 +131,6 @@ bool launch(const RmsNormArgs& args, const routes::Route& route, Alignment align
     case By::SHARED:
       return launch_by_cluster<T>(args, whole ? rms_norm_v07_dispatch_shared_kernel<T, Alignment::PACK>
                                               : rms_norm_v07_dispatch_shared_kernel<T, Alignment::ELEMENT>);
-    case By::GRID:
-      return launch_by_grid<T>(args);
     case By::LAUNCHES:
       return whole ? launch_launches<T, Skews::ALIKE>(args) : launch_launches<T, Skews::DIFFER>(args);
     case By::FEW:

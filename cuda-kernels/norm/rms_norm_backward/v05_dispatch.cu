@@ -1,13 +1,11 @@
 // rms_norm_backward v05_dispatch: a table sends rows of every length and skew to the kernel that serves them.
 //
-// Change:   five kernels, and a table of which rows go where (norm_backward_routes.cuh). Lanes of a warp take
+// Change:   four kernels, and a table of which rows go where (norm_backward_routes.cuh). Lanes of a warp take
 //           short rows. Longer rows of x, dout and dadded travel to a ring in a cluster's shared memory by
 //           bulk copies, several ahead; warps and blocks send a row's sums before they write dx of the row
 //           before. Where a row's skew differs between the matrices, packs are shifted together, from aligned
-//           words in registers or in the ring. Rows that no cluster holds are held by blocks of the whole
-//           GPU, in shared memory, which exchange their parts' sums through L2; still longer ones are split
-//           over blocks by two launches: the first leaves the sums of each part of a row; in the second a
-//           block owns columns.
+//           words in registers or in the ring. Rows that no cluster holds are split over blocks by two
+//           launches: the first leaves the sums of each part of a row; in the second a block owns columns.
 //           Column sums are added by a kernel that is set up early (programmatic dependent launch).
 // Why:      v02's threads receive the next row in registers: few bytes are under way, and none while they
 //           wait for their block and for their cluster. v01 read both matrices once more for the columns, and
@@ -57,14 +55,6 @@ __global__ void __launch_bounds__(SUM_COLUMNS* SUM_WARPS, 2)
   add_partial_sums_at_once(workspace, groups, N, dweight, dbias);
 }
 
-template <typename T>
-__global__ void __launch_bounds__(GRID_THREADS, 1)
-    rms_norm_backward_v05_dispatch_grid_kernel(const RmsNormBackwardArgs args, const GridShape shape,
-                                               GroupCounts* counts, GradientSums* numbers, float4* outer_sums,
-                                               float* workspace) {
-  backward_of_grid_rows<T, false>(args, shape, counts, numbers, outer_sums, workspace);
-}
-
 // The kernels, for the table's launches.
 struct Kernels {
   static constexpr bool CENTERED = false;
@@ -79,10 +69,6 @@ struct Kernels {
   template <typename T, int PACKS, Layout LAYOUT, Affine AFFINE>
   static auto ring() {
     return &rms_norm_backward_v05_dispatch_kernel<T, PACKS, LAYOUT, AFFINE>;
-  }
-  template <typename T>
-  static auto grid() {
-    return &rms_norm_backward_v05_dispatch_grid_kernel<T>;
   }
   template <typename T, Skews SKEWS>
   static auto sums() {

@@ -133,7 +133,7 @@ bool launch_grid_rows(const SoftmaxArgs& args) {
   const GridShape shape = grid_shape<T, 1>(args.M, args.N);
   if (shape.blocks == 0) return false;
   auto* const numbers = static_cast<MaxSum*>(args.memory->workspace(args.M * shape.blocks * sizeof(MaxSum)));
-  launch_grid<1>(shape, 0, args.stream, softmax_v13_dispatch_grid_kernel<T, LOG>, shape,
+  launch_grid<1>(shape, args.stream, softmax_v13_dispatch_grid_kernel<T, LOG>, shape,
                  GridInputs<T, 1>{{static_cast<const T*>(args.x)}, {args.stride_xm}},
                  static_cast<T*>(args.out), static_cast<GroupCounts*>(args.memory->zeroed()), numbers);
   return true;

@@ -87,7 +87,7 @@ bool launch_grid_rows(const SoftmaxBackwardArgs& args) {
   const auto numbers = static_cast<TermSum*>(args.memory->workspace(args.M * shape.blocks * sizeof(TermSum)));
   const GridInputs<T, 2> inputs{{static_cast<const T*>(args.dout), static_cast<const T*>(args.y)},
                                 {args.stride_dm, args.stride_ym}};
-  launch_grid<2>(shape, 0, args.stream,
+  launch_grid<2>(shape, args.stream,
                  args.log ? softmax_backward_v07_dispatch_grid_kernel<T, LogSoftmaxGradient>
                           : softmax_backward_v07_dispatch_grid_kernel<T, SoftmaxGradient>,
                  shape, inputs, static_cast<T*>(args.out), static_cast<GroupCounts*>(args.memory->zeroed()),

@@ -348,7 +348,7 @@ def test_graph_trees(backend, log) -> None:
 
 @ALL
 @BY_LOG
-@pytest.mark.parametrize("shape", [(64, 256), (37, 5003), (8, 65_536), (3, 262_147), (3, 2_000_003)], ids=str)
+@pytest.mark.parametrize("shape", [(64, 256), (37, 5003), (8, 65_536), (3, 262_147), (9, 2_000_003)], ids=str)
 def test_captured_and_replayed_with_gradients(backend, log, shape) -> None:
     x, dout = values(*shape, requires_grad=True), values(*shape, seed=1)
 
@@ -426,7 +426,7 @@ def test_derivatives_of_torch_func_are_refused_and_not_lost(backend, log) -> Non
 
 
 @OURS
-@pytest.mark.parametrize("shape", [(512, 4096), (3, 262_144), (5, 2_000_003)], ids=str)
+@pytest.mark.parametrize("shape", [(512, 4096), (3, 262_144), (9, 2_000_003)], ids=str)
 def test_streams_run_at_once(backend, shape) -> None:
     given = [values(*shape, seed=seed) for seed in range(2)]
     expected = [kernel_twins.softmax(x, backend=backend) for x in given]
