@@ -36,6 +36,15 @@ __device__ Moments merge(Moments a, Moments b) {
   return {count, a.mean + distance * share, a.squares + b.squares + distance * distance * a.count * share};
 }
 
+// The part of a row that a block has. Blocks that follow one another have the same part of all rows, so that
+// its weights and biases are still in L2 when the next row's block asks for them.
+struct BlockPlace {
+  int64_t row;
+  unsigned part;
+  __device__ BlockPlace(int64_t M, unsigned block)
+      : row(block % static_cast<unsigned>(M)), part(block / static_cast<unsigned>(M)) {}
+};
+
 // The moments of a thread's packs, which are 0 outside of the part: the mean first, then the squares.
 template <bool CENTERED, typename T, int PACKS>
 __device__ Moments moments_of(Pack<T> (&packs)[PACKS], const RowPart<T>& part, int first, int step) {
@@ -85,10 +94,10 @@ __device__ void leave_moments(const NormArgs& args, unsigned parts, int each, Mo
   constexpr int SIZE = Pack<T>::SIZE, STEP = SPLIT_THREADS * SIZE, PACKS = SUM_PACKS<RESIDUAL>;
   __shared__ Moments of_warps[SPLIT_THREADS / 32];
   allow_dependent_launch();
-  const int64_t index = blockIdx.x / parts;
+  const BlockPlace place(args.M, blockIdx.x);
+  const int64_t index = place.row;
   const NormRow<T> row(args, index);
-  const RowPart<T> part(args.N, skew_of(RESIDUAL == Residual::ADDED ? row.added : row.x), blockIdx.x % parts,
-                        each);
+  const RowPart<T> part(args.N, skew_of(RESIDUAL == Residual::ADDED ? row.added : row.x), place.part, each);
   Moments mine;
   for (int first = threadIdx.x * SIZE; first < part.end; first += PACKS * STEP) {
     using Packs = ShiftedPacks<T, SKEWS, PACKS>;
@@ -117,7 +126,7 @@ __device__ void leave_moments(const NormArgs& args, unsigned parts, int each, Mo
   __syncthreads();  // for every warp's moments
   if (threadIdx.x > 0) return;
   for (int warp = 1; warp < SPLIT_THREADS / 32; ++warp) mine = merge<CENTERED>(mine, of_warps[warp]);
-  moments[blockIdx.x] = mine;
+  moments[index * parts + place.part] = mine;
 #endif
 }
 
@@ -148,20 +157,20 @@ __device__ Moments merged_row(const Moments* of_parts, int parts, int64_t N) {
   return whole;
 }
 
-// Second launch: a block merges the moments of its row, and writes its part of the result. It begins with the
-// last part, because what the first launch read last is still in L2.
+// Second launch: a block merges the moments of its row, and writes its part of the result. The last blocks of
+// the first launch come first, because what they read is still in L2.
 template <typename T, bool CENTERED, Skews SKEWS>
 __device__ void write_split(const NormArgs& args, unsigned parts, int each, const Moments* moments) {
 #if __CUDA_ARCH__ >= 900
   constexpr int SIZE = Pack<T>::SIZE, STEP = SPLIT_THREADS * SIZE;
-  const unsigned place = gridDim.x - 1 - blockIdx.x;
-  const int64_t index = place / parts, stride = args.added ? args.N : args.stride_xm;
+  const BlockPlace place(args.M, gridDim.x - 1 - blockIdx.x);
+  const int64_t index = place.row, stride = args.added ? args.N : args.stride_xm;
   const NormRow<T> row(args, index);
-  const RowPart<T> part(args.N, skew_of(row.out), place % parts, each);
+  const RowPart<T> part(args.N, skew_of(row.out), place.part, each);
   wait_for_previous_kernel();  // for the moments, and the sums x + residual
   const Moments whole = merged_row<CENTERED>(moments + index * parts, static_cast<int>(parts), args.N);
   const float rstd = rstd_of(whole.squares, args.N, args.eps);
-  if (place % parts == 0 && threadIdx.x == 0) {
+  if (place.part == 0 && threadIdx.x == 0) {
     if (CENTERED) args.mean[index] = whole.mean;
     args.rstd[index] = rstd;
   }
