@@ -87,8 +87,8 @@ def test_many_graphs_one_after_the_other_share_one_piece(borrowed) -> None:
 
 @pytest.fixture
 def rows() -> Any:
-    """Too long for one program, so that several share a row; its kernel is loaded."""
-    x = torch.randn(8, 262_144, device="cuda", dtype=torch.bfloat16)
+    """Too long for one program and too many for L2, so that resident programs share a row; their kernel is loaded."""
+    x = torch.randn(64, 262_144, device="cuda", dtype=torch.bfloat16)
     softmax(x)
     torch.cuda.synchronize()
     return x
