@@ -40,9 +40,10 @@ struct RegisterRows {
     return mine;
   }
 
-  // `aligned`: out's row has the skew of y's within 16 bytes.
+  // `skew_of_y`: within 16 bytes.
   template <typename Gradient>
-  __device__ void write(T* row_out, bool aligned, Gradient gradient) {
+  __device__ void write(T* row_out, int skew_of_y, Gradient gradient) {
+    const bool aligned = skew_of(row_out) == skew_of_y;
 #pragma unroll
     for (int i = 0; i < PACKS; ++i) {
       keep_packed(dout[i]);
@@ -71,14 +72,10 @@ __device__ void gradient_of_lanes_row(const T* __restrict__ dout, const T* __res
                                   LANES);
   const float sum = lanes_sum<LANES>(held.sum(log));
   if (row >= M) return;
-  const auto write = [&](auto gradient) {
-    T* const row_out = out + row * N;
-    held.write(row_out, skew_of(row_out) == held.skew, gradient);
-  };
   if (log) {
-    write(PreciseLogGradient<T>{sum});
+    held.write(out + row * N, held.skew, PreciseLogGradient<T>{sum});
   } else {
-    write(SoftmaxGradient{sum});
+    held.write(out + row * N, held.skew, SoftmaxGradient{sum});
   }
 }
 
@@ -93,11 +90,10 @@ __device__ void gradient_of_block_row(const T* __restrict__ dout, const T* __res
   T* const row_out = out + static_cast<int64_t>(blockIdx.x) * N;
   RegisterRows<T, BLOCK_PACKS, LINE_BYTES> held(row_dout, row_y, N, threadIdx.x, blockDim.x);
   const float sum = block_sum(held.sum(log), warps);
-  const bool aligned = skew_of(row_out) == skew_of(row_y);
   if (log) {
-    held.write(row_out, aligned, PreciseLogGradient<T>{sum});
+    held.write(row_out, skew_of(row_y), PreciseLogGradient<T>{sum});
   } else {
-    held.write(row_out, aligned, SoftmaxGradient{sum});
+    held.write(row_out, skew_of(row_y), SoftmaxGradient{sum});
   }
 }
 
