@@ -62,7 +62,7 @@ __device__ void normalise_by_warps(const NormArgs& args, int period) {
 
 // Launches kernel_of(PACKS, WHOLE, BLOCKS), which are integral constants, with the fewest packs that hold a
 // row; BLOCKS is how many blocks an SM must have room for. SMALL_L1: WHOLE rows run with a small L1, as in
-// softmax's v12. False if there is a residual, if a row is too long or too short for a warp, if the skew of
+// softmax's v13. False if there is a residual, if a row is too long or too short for a warp, if the skew of
 // out within 16 bytes differs from x's, or if the grid would have too many blocks.
 template <typename T, bool SMALL_L1, typename KernelOf>
 bool launch_by_warps(const NormArgs& args, KernelOf kernel_of) {

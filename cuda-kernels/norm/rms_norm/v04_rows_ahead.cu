@@ -4,7 +4,7 @@
 //           rows travel to a ring of stages in shared memory meanwhile, and blocks send each other their sums
 //           of one row before they write the row before it. In misaligned rows, single lanes take the
 //           elements at the row's ends. Shorter misaligned rows of several warps stay with one block, as in
-//           v02, but their packs are counted from a line, as in softmax's v09.
+//           v02, but their packs are counted from a line, as in softmax's v13.
 // Why:      v02's clusters load, exchange, write and end; while one waits, its share of the SM loads nothing,
 //           and weights come from L2 for every four rows.
 // Counter:  time falls at rows of 50257, 65536 and 262144, and a little at one of 5003; at a row of 4096,

@@ -4,7 +4,7 @@
 //           two of the same skew at up to four packs a lane, and four at up to two. Weights travel meanwhile
 //           to the shared memory of the block, once for the rows of all its warps, through L1 and as they lie
 //           in memory. Single lanes take the elements at the ends of misaligned rows. Rows of whole packs run
-//           with a small L1, as in softmax's v12.
+//           with a small L1, as in softmax's v13.
 // Why:      a warp of v02 loads weights pack by pack, once it knows its row's sum. For misaligned rows it
 //           shifts every pack of them together from two loads, anew for each row, masks the packs at the
 //           row's ends, and stores them element by element. The last prediction is for rows of whole packs

@@ -75,6 +75,14 @@ def _quack(x: Tensor, *, out: Tensor, log: bool = False) -> None:
 
 _LOG = {"log": "yes"}
 _SHORT_RAGGED = row_cases.bandwidth_case(515)
+# Several rows a warp, a pack a lane or two elements a lane.
+_SHORTEST_ROWS: tuple[row_cases.Sized, ...] = (
+    *((67, n, {}) for n in (8, 24, 72, 128)),
+    (67, 64, _LOG),
+    (19, 72, {"x": "spaced"}),
+    (9, 64, {"offset": "1"}),
+    *((9, 64, {"values": values}) for values in ("inf", "infs", "nan")),
+)
 
 
 OP = Op(
@@ -96,8 +104,11 @@ OP = Op(
         *row_cases.masked_cases(_LOG),
         *row_cases.option_cases(_LOG),
         *((9, n, _LOG) for n in (515, 1_024, 3_001, 4_096)),
+        *_SHORTEST_ROWS,
         *row_cases.short_cases("x"),
         *row_cases.long_cases("x"),
+        (3, 300_003, _LOG),
+        *((3, 300_000, {"values": values}) for values in ("infs", "nan")),
     ),
     huge_cases=(
         Case.of(2**21 + 3, 1_025, dtype="bf16"),
