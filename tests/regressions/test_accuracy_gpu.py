@@ -23,7 +23,7 @@ def relative_error(found: Any, exact: Any) -> float:
     return float(((found.double() - exact).abs() / exact.abs()).max() / torch.finfo(torch.float32).eps)
 
 
-@pytest.mark.parametrize("n", [50, 64, 1_024, 4_096, 5_003, 20_000, 140_000, 300_000])
+@pytest.mark.parametrize("n", [50, 64, 1_024, 4_096, 5_003, 20_000, 100_000, 300_000])
 def test_probe_relative_error_of_small_softmax_results(n: int) -> None:
     """PyTorch's is one or two."""
     x = torch.linspace(-80, 0, n, device="cuda").repeat(4, 1)
