@@ -1,4 +1,4 @@
-// Register-resident rows, split over the warps of a cluster, or in one warp: used by softmax's v10 to v12 and
+// Register-resident rows, split over the warps of a cluster, or in one warp: used by softmax's v10, v13 and
 // by the norms from layer_norm's v08 and rms_norm's v05 on. Terms: docs/glossary.md.
 #pragma once
 

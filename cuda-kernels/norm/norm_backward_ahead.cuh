@@ -129,7 +129,29 @@ __device__ void backward_rows_ahead(const NormBackwardArgs& args, const AheadSha
   // copies their elements itself; its arrival makes these visible to the threads that wait.
   const int64_t least_stride =
       min(min(args.stride_xm, args.stride_dm), args.dadded ? args.stride_am : args.stride_xm);
+  // Rows before this one need no check: their word of statistics, and the last 16 bytes of their parts, end
+  // inside of the tensors.
+  const int64_t rows_of_pack = LINED ? 0 : least_stride > 0 ? cdiv(int64_t{SIZE}, least_stride) : groups.M;
+  const int checked_from = groups.M - static_cast<int>(max(rows_of_pack, int64_t{3}));
   const auto fetch = [&](int index, int stage) {
+    if (!DIFFER && index < checked_from) {
+      const uint32_t bytes = n > 0 ? cdiv(n + skew, SIZE) * sizeof(uint4) : 0;
+      mbarrier_arrive_expect_tx(&arrived[stage], matrices * bytes + sizeof(statistics[0]));
+      const auto copy_word = [&](int which, const float* one) {
+        bulk_load(statistics[stage][which], one - place_of(one), 16, &arrived[stage]);
+      };
+      copy_word(0, args.rstd + index);
+      if constexpr (CENTERED) copy_word(1, args.mean + index);
+      if (bytes == 0) return;
+      const auto copy = [&](int matrix, const void* rows, int64_t stride) {
+        bulk_load(const_cast<Pack<T>*>(held(matrix, rows, stride, index, stage).packs),
+                  static_cast<const T*>(rows) + index * stride + (start - skew), bytes, &arrived[stage]);
+      };
+      copy(0, args.x, args.stride_xm);
+      copy(1, args.dout, args.stride_dm);
+      if (args.dadded) copy(2, args.dadded, args.stride_am);
+      return;
+    }
     const bool is_end = !LINED && start + n == N && (groups.M - 1 - index) * least_stride < SIZE;
     const auto before = [&](const T* row) { return DIFFER ? skew_of(row) : skew; };
     const auto part_of = [&](const void* rows, int64_t stride) {

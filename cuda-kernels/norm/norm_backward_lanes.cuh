@@ -11,6 +11,9 @@
 constexpr int LANES_THREADS = 128;  // of a block
 // Packs a lane that a warp's rows may take without weights, whose column sums take no registers then.
 constexpr int MOST_LANE_PACKS = 8;
+// With weights: more column sums, two a column with dbias, would spill.
+template <bool CENTERED>
+constexpr int SUMMED_LANE_PACKS = CENTERED ? 5 : 6;
 
 // Blocks that an SM must have room for where rows are SHIFTED, which bounds a thread's registers.
 constexpr int SHIFTED_BLOCKS = 4, SHIFTED_PACKS = 2;
@@ -120,17 +123,23 @@ __device__ void backward_by_lanes(const NormBackwardArgs& args, float* workspace
     const bool has_added = args.dadded && index < args.M;
     row = next;
     Pack<T> added[PACKS];
-    load_from(added, args.dadded, index, args.stride_am, has_added);
+    if constexpr (!WHOLE) lanes.load(added, args.dadded, index, args.stride_am, has_added);
     load(next, index + step);
     finish(row.x, args.x, index, args.stride_xm, index < args.M);
     finish(row.dout, args.dout, index, args.stride_dm, index < args.M);
     row.template finish_load<WHOLE>(N, first_of);
     const GradientSums sums = lanes_sum<LANES>(columns.add(row, mean, rstd, weight_of));
     if (index >= args.M) continue;
-    finish(added, args.dadded, index, args.stride_am, has_added);
+    if constexpr (!WHOLE) lanes.finish_load(added, args.dadded, index, args.stride_am, has_added);
+    const T* const added_row =
+        has_added ? static_cast<const T*>(args.dadded) + index * args.stride_am : nullptr;
     columns.write(row, static_cast<T*>(args.dx) + index * N, mean, rstd,
                   {sums.product / static_cast<float>(N), sums.plain / static_cast<float>(N)}, weight_of,
-                  [&](int i, int) { return added[i]; });
+                  [&](int i, int first) {
+                    // Loaded as late as this: before, its registers would cost a block of an SM.
+                    if constexpr (WHOLE) return load_added<true>(added_row, first, N);
+                    if constexpr (!WHOLE) return added[i];
+                  });
   }
 
   if (AFFINE == Affine::NONE || workspace == nullptr) return;

@@ -96,7 +96,7 @@ bool launch_by(const NormBackwardArgs& args, By by) {
           add);
     };
     if (!are_whole<T>(args)) return by_lanes.template operator()<false, GIVEN, 4>();
-    return given ? by_lanes.template operator()<true, GIVEN, 4>()
+    return given ? by_lanes.template operator()<true, GIVEN, SUMMED_LANE_PACKS<CENTERED>>()
                  : by_lanes.template operator()<true, NONE, MOST_LANE_PACKS>();
   }
   if (by == By::SHIFTED) {

@@ -23,7 +23,7 @@ def test_every_step_is_named_by_its_number() -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("v1", "step is 'v1', with which several names of softmax begin: v10_cluster_registers, v11_rows_per_warp"),
+        ("v1", "step is 'v1', with which several names of softmax begin: v10_cluster_registers, v13_dispatch"),
         ("v99", "step is 'v99'; softmax has v01_"),
         ("", "step is ''; softmax has v01_"),
         ("cluster", "step is 'cluster'; softmax has v01_"),

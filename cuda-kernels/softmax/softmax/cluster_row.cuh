@@ -2,9 +2,9 @@
 // docs/glossary.md.
 #pragma once
 
-#include "args.h"
-#include "lib/held.cuh"
-#include "online.cuh"
+#include "register_row.cuh"
+
+constexpr int CLUSTER_BLOCKS = 4;  // of HELD_THREADS on an SM, which bounds a thread to 64 registers
 
 // Defeats common subexpression elimination (CSE) as keep_packed() does, but in ptxas as well, which would
 // also keep the fp32 values: `none` is 0, but no compiler can know that.
@@ -15,11 +15,10 @@ __device__ void hide(Pack<T>& pack, uint32_t none) {
 }
 
 // x: [M, N], rows stride_xm apart; out: [M, N]. A cluster of `blocks` blocks holds one row.
-template <typename T, bool LOG, int PACKS, Skews SKEWS = Skews::ALIKE>
+template <typename T, Form FORM, int PACKS, Skews SKEWS>
 __device__ void softmax_of_cluster_row(const T* __restrict__ x, T* __restrict__ out, int N, int64_t stride_xm,
                                        int blocks) {
 #if __CUDA_ARCH__ >= 900
-  constexpr int SIZE = Pack<T>::SIZE;
   __shared__ WarpExchange<MaxSum> exchange;
 
   const int lane_id = threadIdx.x % 32, warps = blockDim.x / 32, parts = blocks * warps;
@@ -37,19 +36,7 @@ __device__ void softmax_of_cluster_row(const T* __restrict__ x, T* __restrict__ 
   exchange.begin(parts);
 
   const float element = to_float(raw);
-  float max = element;  // the thread's own, which its exponents are relative to
-#pragma unroll
-  for (int i = 0; i < PACKS; ++i) max = fmaxf(max, max_of(held[i]));
-  float sum = exp_of(element - origin(max));
-#pragma unroll
-  for (int i = 0; i < PACKS; ++i) {
-    float pack_sum = 0.0f;  // a separate sum a pack: shorter chains of dependent additions
-    keep_packed(held[i]);
-#pragma unroll
-    for (int j = 0; j < SIZE; ++j) pack_sum += exp_of(float_of(held[i], j) - origin(max));
-    sum += pack_sum;
-  }
-  exchange({lanes_merge(MaxSum{max, sum})}, part.own, blocks);
+  exchange({lanes_merge(max_sum_of(held, element))}, part.own, blocks);
 
   // The pairs are read from shared memory twice, since there are no registers to keep them.
   MaxSum whole;
@@ -67,19 +54,26 @@ __device__ void softmax_of_cluster_row(const T* __restrict__ x, T* __restrict__ 
   whole.sum = lanes_sum(whole.sum);
 
   const uint32_t none = whole.sum < 0.0f;  // always 0, but only known after the exchange
-  const std::conditional_t<LOG, LogSoftmax, Softmax> result(whole);
+  const ResultOf<T, FORM> result(whole);
   T* const first_out = row_out + part.first_of(0);
 #pragma unroll
   for (int i = 0; i < PACKS; ++i) {
-    float values[SIZE];
     hide(held[i], none);
-#pragma unroll
-    for (int j = 0; j < SIZE; ++j) values[j] = result(to_float(held[i][j]));  // float_of needs more registers
-    Pack<T> results;
-    round_to(results, values);
+    const Pack<T> results = results_of(held[i], result);
     // An explicit 16-byte store: the compiler would split a plain one into smaller stores.
-    if (part.holds(i)) __stwb(reinterpret_cast<uint4*>(first_out + 32 * i * SIZE), results.words);
+    if (part.holds(i)) __stwb(reinterpret_cast<uint4*>(first_out + 32 * i * Pack<T>::SIZE), results.words);
   }
   if (single != part.NONE) row_out[single] = from_float<T>(result(element));
 #endif
+}
+
+// Launches the kernel for rows of `packs` packs a thread. Returns false, without a launch, if no cluster
+// holds a row, or if the GPU has no room for the cluster.
+template <typename T, Skews SKEWS, typename Kernel>
+bool launch_cluster_rows(const SoftmaxArgs& args, int packs, Kernel* kernel) {
+  const int64_t most = SKEWS == Skews::DIFFER ? most_packs<T, LINE_BYTES>(args.out, args.N, args.N)
+                                              : most_packs<T, LINE_BYTES>(args.x, args.N, args.stride_xm);
+  const HeldShape shape(most, packs);
+  return launch_by_rows(args.M, shape, 0, args.stream, kernel, static_cast<const T*>(args.x),
+                        static_cast<T*>(args.out), static_cast<int>(args.N), args.stride_xm, shape.blocks);
 }

@@ -3,18 +3,17 @@
 
 #include "args.h"
 #include "lib/grid_row.cuh"
-#include "online.cuh"
+#include "register_row.cuh"
 
-template <typename T, bool LOG>
+template <typename T, Form FORM>
 struct GridSoftmax {
   static constexpr int SIZE = Pack<T>::SIZE, PACKS = CHUNK_PACKS<1> / GRID_WORKERS;
   static constexpr float FILL = -INFINITY;
   using Numbers = MaxSum;
-  using Result = std::conditional_t<LOG, LogSoftmax, Softmax>;
 
   T* out;
   int N;
-  Result result{MaxSum{}};
+  ResultOf<T, FORM> result{MaxSum{}};
 
   __device__ int skew_of_row(int64_t row) const { return skew_of<LINE_BYTES>(out + row * N); }
 
@@ -38,7 +37,7 @@ struct GridSoftmax {
     mine = {max, sum};
   }
 
-  __device__ void begin_row(const GridPart&, MaxSum whole) { result = Result(whole); }
+  __device__ void begin_row(const GridPart&, MaxSum whole) { result = ResultOf<T, FORM>(whole); }
 
   __device__ void write(const GridPart& part, const Pack<T> (&packs)[1][PACKS], int at, int) const {
 #pragma unroll

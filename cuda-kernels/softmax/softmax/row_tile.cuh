@@ -1,15 +1,15 @@
 // The kernel of softmax's v13 for short rows that are no whole packs. Terms: docs/glossary.md.
 #pragma once
 
-#include "args.h"
 #include "lib/row_tile.cuh"
-#include "online.cuh"
+#include "register_row.cuh"
 
 // x: [M, N], rows stride_xm apart; out: [M, N]. A block has `rows` rows, LANES lanes one of them at a time,
 // of at most LANES * TILE_ITEMS elements.
-template <typename T, bool LOG, int LANES>
+template <typename T, Form FORM, int LANES>
 __device__ void softmax_of_row_tile(const T* __restrict__ x, T* __restrict__ out, int64_t M, int N,
                                     int64_t stride_xm, int rows) {
+  constexpr bool LOG = FORM == Form::LOGARITHM;
   extern __shared__ uint4 words[];
   const int64_t first = static_cast<int64_t>(blockIdx.x) * rows;
   const int count = static_cast<int>(min(static_cast<int64_t>(rows), M - first));
@@ -37,7 +37,7 @@ __device__ void softmax_of_row_tile(const T* __restrict__ x, T* __restrict__ out
 #pragma unroll
     for (int i = 0; i < TILE_ITEMS; ++i) {
       if (i * LANES >= N) break;
-      const float power = exp_of(values[i] - origin(max));
+      const float power = exp_of<T>(values[i] - origin(max));
       sum += power;
       if (!LOG) values[i] = power;
     }

@@ -3,7 +3,7 @@
 
 #include "args.h"
 #include "lib/split.cuh"
-#include "online.cuh"
+#include "register_row.cuh"
 
 // A thread's packs of each tile: what is shifted together takes twice the registers while it travels.
 template <Skews SKEWS>
@@ -50,7 +50,7 @@ __device__ void softmax_of_parts(const T* __restrict__ x, const T* out, MaxSum* 
 
 // Merges the numbers of a row's parts, and writes one part of the result. Blocks come in reverse order, and
 // so do tiles: what was read last is still in L2.
-template <typename T, bool LOG, Skews SKEWS>
+template <typename T, Form FORM, Skews SKEWS>
 __device__ void softmax_of_split_rows(const T* __restrict__ x, T* __restrict__ out, const MaxSum* numbers,
                                       int64_t N, int64_t stride_xm, int parts) {
   constexpr int SIZE = Pack<T>::SIZE, PACKS = SPLIT_PACKS<SKEWS>, TILE = SPLIT_THREADS * PACKS;
@@ -65,7 +65,7 @@ __device__ void softmax_of_split_rows(const T* __restrict__ x, T* __restrict__ o
   const int thread = threadIdx.x;
   wait_for_previous_kernel();  // for the numbers of all parts
   const MaxSum whole = block_merge(thread < parts ? numbers[row * parts + thread] : MaxSum{}, warps);
-  const std::conditional_t<LOG, LogSoftmax, Softmax> result(whole);
+  const ResultOf<T, FORM> result(whole);
 
   if (const int64_t column = part.single(); column >= 0) {
     row_out[column] = from_float<T>(result(to_float(row_x[column])));

@@ -2,7 +2,7 @@
 // gives each element's gradient.
 #pragma once
 
-#include "lib/packs.cuh"
+#include "lib/exponential.cuh"
 
 // An element's term: dout * y, or dout alone for the logarithm.
 __device__ inline float term_of(float dout, float y, bool log) { return log ? dout : dout * y; }
@@ -14,4 +14,10 @@ struct SoftmaxGradient {
 struct LogSoftmaxGradient {
   float sum;
   __device__ float operator()(float dout, float y) const { return dout - exp_of(y) * sum; }
+};
+// As LogSoftmaxGradient, with all digits of T.
+template <typename T>
+struct PreciseLogGradient {
+  float sum;
+  __device__ float operator()(float dout, float y) const { return dout - exp_of<T>(y) * sum; }
 };

@@ -13,7 +13,7 @@ struct TermSum {
 template <typename T, typename Gradient>
 struct GridSoftmaxGradient {
   static constexpr int SIZE = Pack<T>::SIZE, PACKS = CHUNK_PACKS<2> / GRID_WORKERS;
-  static constexpr bool LOG = std::is_same_v<Gradient, LogSoftmaxGradient>;
+  static constexpr bool LOG = !std::is_same_v<Gradient, SoftmaxGradient>;
   static constexpr float FILL = 0.0f;
   using Numbers = TermSum;
 

@@ -182,23 +182,14 @@ OP = Op(
             no_cuda="CUDA's v04_cluster does the same within a cluster, without going through L2.",
         ),
         Step(
-            name="v06_lines",
+            name="v07_dispatch",
             predictions=(
-                Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
-                Prediction("time", "<=", 0.99, relative=True, case=row_cases.RAGGED),
-                Prediction("time", "<=", 0.97, relative=True, case=row_cases.LONG_RAGGED),
-                Prediction("time", "<=", 0.98, relative=True, case=row_cases.LONGEST),
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.01),
+                Prediction("time", "<=", 0.99, relative=True, case=row_cases.LONG_RAGGED, backends=("cuda",)),
+                Prediction("time", "<=", 0.97, relative=True, case=row_cases.LONGEST, backends=("cuda",)),
             ),
             arch=">=9.0",
-            no_triton="Triton's v05_cooperative takes elements before a row's first 16 bytes one by one; up to a line "
-            "there would be eight times as many.",
             replaces="v03_rows_per_block",
-        ),
-        Step(
-            name="v07_dispatch",
-            predictions=(Prediction("time", "==", 1.0, relative=True, tolerance=0.01),),
-            arch=">=9.0",
-            profile_case={"cuda": None},
         ),
     ),
 )
