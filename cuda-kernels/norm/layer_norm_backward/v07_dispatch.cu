@@ -21,15 +21,17 @@
 
 namespace {
 
-template <typename T, int LANES, int PACKS, bool WHOLE, Affine AFFINE>
+template <typename T, int LANES, int PACKS, Affine AFFINE>
 __global__ void __launch_bounds__(LANES_THREADS)
     layer_norm_backward_v07_dispatch_lanes_kernel(const LayerNormBackwardArgs args, float* workspace) {
-  backward_by_lanes<T, LANES, PACKS, true, WHOLE, AFFINE>(args, workspace);
+  backward_by_lanes<T, LANES, PACKS, true, AFFINE>(args, workspace);
 }
-template <typename T, int LANES, int PACKS, Affine AFFINE>
-__global__ void __launch_bounds__(LANES_THREADS, SHIFTED_BLOCKS)
-    layer_norm_backward_v07_dispatch_shifted_kernel(const LayerNormBackwardArgs args, float* workspace) {
-  backward_shifted<T, LANES, PACKS, true, AFFINE>(args, workspace);
+template <typename T, int ROW_THREADS, int ITEMS, Affine AFFINE>
+__global__ void __launch_bounds__(TILE_BLOCK, TILE_BLOCKS<ITEMS>)
+    layer_norm_backward_v07_dispatch_tiles_kernel(const LayerNormBackwardArgs args,
+                                                  const __grid_constant__ BackwardTiles tiles,
+                                                  float* workspace) {
+  backward_tiles<T, ROW_THREADS, ITEMS, true, AFFINE>(args, tiles, workspace);
 }
 template <typename T, int PACKS, Layout LAYOUT, Affine AFFINE>
 __global__ void __launch_bounds__(MOST_THREADS<PACKS>, 1)
@@ -59,13 +61,13 @@ __global__ void __launch_bounds__(SUM_COLUMNS* SUM_WARPS, 2)
 // The kernels, for the table's launches.
 struct Kernels {
   static constexpr bool CENTERED = true;
-  template <typename T, int LANES, int PACKS, bool WHOLE, Affine AFFINE>
-  static auto lanes() {
-    return &layer_norm_backward_v07_dispatch_lanes_kernel<T, LANES, PACKS, WHOLE, AFFINE>;
-  }
   template <typename T, int LANES, int PACKS, Affine AFFINE>
-  static auto shifted() {
-    return &layer_norm_backward_v07_dispatch_shifted_kernel<T, LANES, PACKS, AFFINE>;
+  static auto lanes() {
+    return &layer_norm_backward_v07_dispatch_lanes_kernel<T, LANES, PACKS, AFFINE>;
+  }
+  template <typename T, int ROW_THREADS, int ITEMS, Affine AFFINE>
+  static auto tiles() {
+    return &layer_norm_backward_v07_dispatch_tiles_kernel<T, ROW_THREADS, ITEMS, AFFINE>;
   }
   template <typename T, int PACKS, Layout LAYOUT, Affine AFFINE>
   static auto ring() {

@@ -20,15 +20,17 @@
 
 namespace {
 
-template <typename T, int LANES, int PACKS, bool WHOLE, Affine AFFINE>
+template <typename T, int LANES, int PACKS, Affine AFFINE>
 __global__ void __launch_bounds__(LANES_THREADS)
     rms_norm_backward_v05_dispatch_lanes_kernel(const RmsNormBackwardArgs args, float* workspace) {
-  backward_by_lanes<T, LANES, PACKS, false, WHOLE, AFFINE>(args, workspace);
+  backward_by_lanes<T, LANES, PACKS, false, AFFINE>(args, workspace);
 }
-template <typename T, int LANES, int PACKS, Affine AFFINE>
-__global__ void __launch_bounds__(LANES_THREADS, SHIFTED_BLOCKS)
-    rms_norm_backward_v05_dispatch_shifted_kernel(const RmsNormBackwardArgs args, float* workspace) {
-  backward_shifted<T, LANES, PACKS, false, AFFINE>(args, workspace);
+template <typename T, int ROW_THREADS, int ITEMS, Affine AFFINE>
+__global__ void __launch_bounds__(TILE_BLOCK, TILE_BLOCKS<ITEMS>)
+    rms_norm_backward_v05_dispatch_tiles_kernel(const RmsNormBackwardArgs args,
+                                                const __grid_constant__ BackwardTiles tiles,
+                                                float* workspace) {
+  backward_tiles<T, ROW_THREADS, ITEMS, false, AFFINE>(args, tiles, workspace);
 }
 template <typename T, int PACKS, Layout LAYOUT, Affine AFFINE>
 __global__ void __launch_bounds__(MOST_THREADS<PACKS>, 1)
@@ -58,13 +60,13 @@ __global__ void __launch_bounds__(SUM_COLUMNS* SUM_WARPS, 2)
 // The kernels, for the table's launches.
 struct Kernels {
   static constexpr bool CENTERED = false;
-  template <typename T, int LANES, int PACKS, bool WHOLE, Affine AFFINE>
-  static auto lanes() {
-    return &rms_norm_backward_v05_dispatch_lanes_kernel<T, LANES, PACKS, WHOLE, AFFINE>;
-  }
   template <typename T, int LANES, int PACKS, Affine AFFINE>
-  static auto shifted() {
-    return &rms_norm_backward_v05_dispatch_shifted_kernel<T, LANES, PACKS, AFFINE>;
+  static auto lanes() {
+    return &rms_norm_backward_v05_dispatch_lanes_kernel<T, LANES, PACKS, AFFINE>;
+  }
+  template <typename T, int ROW_THREADS, int ITEMS, Affine AFFINE>
+  static auto tiles() {
+    return &rms_norm_backward_v05_dispatch_tiles_kernel<T, ROW_THREADS, ITEMS, AFFINE>;
   }
   template <typename T, int PACKS, Layout LAYOUT, Affine AFFINE>
   static auto ring() {
