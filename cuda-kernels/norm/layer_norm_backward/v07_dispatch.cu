@@ -2,10 +2,12 @@
 // them.
 //
 // Change:   four kernels, and a table of which rows go where (norm_backward_routes.cuh). Lanes of a warp take
-//           short rows. Longer rows of x, dout and dadded travel to a ring in a cluster's shared memory by
-//           bulk copies, several ahead; warps and blocks send a row's sums before they write dx of the row
-//           before. Where a row's skew differs between the matrices, packs are shifted together, from aligned
-//           words in registers or in the ring. Rows that no cluster holds are split over blocks by two
+//           short rows of whole packs. Other rows of up to some thousand elements travel in tiles: bulk
+//           copies bring whole packs to shared memory, where rows are read element by element, and dx goes
+//           back likewise. Longer rows of x, dout and dadded travel to a ring in a cluster's shared memory,
+//           several ahead; warps and blocks send a row's sums before they write dx of the row before. Where
+//           their skew differs between the matrices, packs are shifted together there. Rows that no cluster
+//           holds are split over blocks by two
 //           launches: the first leaves the sums of each part of a row; in the second a block owns columns.
 //           Column sums are added by a kernel that is set up early (programmatic dependent launch).
 // Why:      v04's threads receive the next row in registers: few bytes are under way, and none while they
