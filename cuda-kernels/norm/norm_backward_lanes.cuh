@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "lib/held.cuh"
+#include "lib/cluster.cuh"
 #include "norm_backward_ahead_columns.cuh"
 #include "norm_backward_early.cuh"
 

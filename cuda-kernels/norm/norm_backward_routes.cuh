@@ -35,7 +35,7 @@ constexpr int64_t FEW_ROWS = 160, LONG_ROW = 128 * KIB;
 // So many rows an SM that the sums of lanes, which are added at the end, take a small part of the time.
 constexpr int64_t MANY_SM_ROWS = 64;
 constexpr int64_t WARP_ROW = 16 * 32 * MOST_LANE_PACKS;
-// A ring brings longer ragged rows as fast.
+// Longer ragged rows are left to the ring, where they need no copy of dx in shared memory.
 constexpr int64_t RAGGED_ROW = 8 * KIB;
 
 // The first line that fits counts, or the next one if its kernel refuses: lanes do if the row is too long for

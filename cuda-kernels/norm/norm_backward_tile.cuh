@@ -17,9 +17,8 @@ constexpr int FEW_ITEMS = 8, MANY_ITEMS = 20;
 template <int ITEMS>
 constexpr int TILE_BLOCKS = ITEMS == FEW_ITEMS ? 3 : 2;  // of an SM
 constexpr int TILE_SM_BYTES = 216 * 1024;                // of shared memory, of an SM
-constexpr int64_t LONGEST_TILE_ROW = TILE_BLOCK * MANY_ITEMS;
-// So many bytes between rows are fetched with them: less than a sector, which is fetched anyway.
-constexpr int64_t LEAST_GAP = 32;
+// So many bytes between rows are fetched with them: their sectors are fetched anyway.
+constexpr int64_t SHORT_GAP = 32;
 
 constexpr int round_up(int64_t value, int multiple) {
   return static_cast<int>(cdiv(value, multiple) * multiple);
@@ -44,7 +43,7 @@ struct TiledRows {
         stride(stride_elements * size),
         length(operand ? static_cast<int>(elements * size) : 0) {
     const int64_t gap = stride - length;
-    one_piece = gap >= 0 && gap <= std::max<int64_t>(LEAST_GAP, length / 4);
+    one_piece = gap >= 0 && gap <= std::max<int64_t>(SHORT_GAP, length / 4);
     line = (one_piece ? elements > 1 : length >= LINE_BYTES) ? LINE_BYTES : 16;
     each = one_piece ? static_cast<int>(stride) : round_up(length + line - 1, line);
     offset = one_piece ? 0 : static_cast<uint32_t>(stride);
@@ -211,7 +210,7 @@ __device__ void backward_tiles(const NormBackwardArgs& args, const BackwardTiles
         const float gradient = has ? to_float(dout[i * ROW_THREADS]) : 0.0f;
         distance[i] = has ? to_float(x[i * ROW_THREADS]) : 0.0f;
         if constexpr (CENTERED) distance[i] -= mean;
-        const float scaled = gradient * rstd;
+        const float scaled = __fmul_rn(gradient, rstd);
         if constexpr (GIVEN) dweight[i] = fmaf(scaled, distance[i], dweight[i]);
         if constexpr (GIVEN && CENTERED) dbias[i] += gradient;
         // Rounded before the mean is subtracted, so that dx is exactly 0 where a row has one element.
