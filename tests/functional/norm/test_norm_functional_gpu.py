@@ -49,6 +49,7 @@ EMPTY = [((0, 5), 1), ((5, 0), 1), ((0, 0), 1), ((2, 0, 3), 1), ((2, 0, 3), 2), 
 LAYOUTS = {
     "pitched": (lambda x: x[..., :-3], 1),
     "offset": (lambda x: x[..., 1:], 1),
+    "apart": (lambda x: x[..., 1 : x.shape[-1] // 2], 1),
     "expanded": (lambda x: x[:1, :1].expand(x.shape), 1),
     "two": (lambda x: x[::2], 2),
     "one": (lambda x: x[0, 0], 1),
@@ -245,6 +246,55 @@ def test_weights_may_start_within_a_word(backend, name, dtype, n) -> None:
 
 
 @OURS
+@BY_NAME
+@BY_DTYPE
+@pytest.mark.parametrize("n", [1, 3, 13, 29, 61, 120, 250, 515, 544, 1027, 2049, 5003])
+def test_many_ragged_rows(backend, name, dtype, n) -> None:
+    """So many that whoever takes them reuses all room; alike in all matrices, and of another skew in each."""
+    m = min(2**24 // n, 2**18) + 1
+    x, residual = (values(m, n + pad, dtype=dtype, seed=pad)[:, :n] for pad in (3, 1))
+    affine = weights(name, (n,), dtype, requires_grad=True)
+    douts = [values(m, n + pad, dtype=dtype, seed=4 + pad)[:, :n] for pad in (0, 5)]
+    assert_both_right(name, backend, x.contiguous(), 1, affine, None, douts[:1])
+    assert_both_right(name, backend, x, 1, affine, residual, douts)
+    assert_both_right(name, backend, x, 1, (), None, douts[:1])
+
+
+@OURS
+@BY_NAME
+@BY_DTYPE
+@pytest.mark.parametrize("n", [1, 5, 61, 515, 1024, 1027, 5003, 70_001])
+def test_what_a_row_holds_stays_in_its_row_of_dx(backend, name, dtype, n) -> None:
+    """Not a number in it, nor an infinity; rows of x that start at every alignment, beside contiguous ones of dout."""
+    m = 700 if n < 5003 else 9
+    x = values(m, n + 3, dtype=dtype)[:, :n].detach()
+    affine, dout = weights(name, (n,), dtype), values(m, n, dtype=dtype, seed=4)
+    hostile = x.clone()
+    hostile[0, -1], hostile[m // 2, 0], hostile[-1, n // 2] = float("nan"), float("inf"), float("nan")
+    pitched = torch.empty(m, n + 3, dtype=dtype, device="cuda")[:, :n].copy_(hostile)
+    found = []
+    for each in (x, pitched):
+        each.requires_grad_()
+        found.append(torch.autograd.grad(called(name, backend, each, (n,), affine), each, dout)[0])
+    kept = [row for row in range(m) if row not in (0, m // 2, m - 1)]
+    assert torch.equal(found[0][kept], found[1][kept])
+    assert found[1][[0, m - 1]].isnan().all()
+
+
+@BY_RESIDUAL
+@BY_DTYPE
+def test_a_row_of_one_element_has_no_gradient_through_layer_norm(adds, dtype) -> None:
+    """Exactly none in CUDA, whatever the rounding: the element is its own mean."""
+    for m in (1, 2, 33, 5_003):
+        x = (3 + values(m, 4, dtype=dtype))[:, :1].detach().requires_grad_()
+        residual = values(m, 1, dtype=dtype, seed=1) if adds else None
+        results = tensors(called("layer_norm", "cuda", x, (1,), weights("layer_norm", (1,), dtype), residual))
+        douts = [values(m, 1, dtype=dtype, seed=seed) for seed in (4, 5)[: len(results)]]
+        dx = torch.autograd.grad(results, x, douts)[0]
+        assert torch.equal(dx, douts[1] if adds else torch.zeros_like(dx))
+
+
+@OURS
 def test_weights_may_come_alone(backend) -> None:
     for shape, adds in itertools.product(((33, 257), (5, 5003)), (False, True)):
         x, bias = values(*shape, requires_grad=True), values(shape[1], requires_grad=True, seed=3)
@@ -320,7 +370,7 @@ def test_nothing_at_all(backend, name, adds, shape, dims) -> None:
 def test_weights_gradients_are_the_same_bits_every_time(backend, name) -> None:
     """With dx and without it."""
     for shape, learns in itertools.product(
-        ((5_000, 257), (300, 4096), (64, 65_536), (40, 300_007), (3, 4_000_003)), (False, True)
+        ((5_000, 257), (40_000, 515), (300, 4096), (64, 65_536), (40, 300_007), (3, 4_000_003)), (False, True)
     ):
         x, dout = values(*shape, requires_grad=learns), values(*shape, seed=4)
         affine = weights(name, shape[1:], requires_grad=True)
