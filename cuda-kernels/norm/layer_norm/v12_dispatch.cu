@@ -69,9 +69,9 @@ __global__ void __launch_bounds__(SPLIT_THREADS, SPLIT_BLOCKS<SKEWS>)
 }
 template <typename T, Skews SKEWS>
 __global__ void __launch_bounds__(SPLIT_THREADS, SPLIT_BLOCKS<SKEWS>)
-    layer_norm_v12_dispatch_kernel(const LayerNormArgs args, unsigned parts, int each,
+    layer_norm_v12_dispatch_kernel(const LayerNormArgs args, unsigned parts, unsigned groups,
                                    const Moments* moments) {
-  write_split<T, true, SKEWS>(args, parts, each, moments);
+  write_split<T, true, SKEWS>(args, parts, groups, moments);
 }
 
 // BLOCKS: that an SM must have room for, which bounds a thread's registers. A residual takes the registers of
@@ -110,7 +110,7 @@ bool launch_launches(const LayerNormArgs& args) {
   const auto moments_kernel = args.residual
                                   ? layer_norm_v12_dispatch_moments_kernel<T, SKEWS, Residual::ADDED>
                                   : layer_norm_v12_dispatch_moments_kernel<T, Skews::ALIKE, Residual::NONE>;
-  return launch_split<T>(args, moments_kernel, layer_norm_v12_dispatch_kernel<T, SKEWS>);
+  return launch_split<T, SKEWS>(args, moments_kernel, layer_norm_v12_dispatch_kernel<T, SKEWS>);
 }
 
 template <typename T>

@@ -59,8 +59,9 @@ __global__ void __launch_bounds__(SPLIT_THREADS, SPLIT_BLOCKS<SKEWS>)
 }
 template <typename T, Skews SKEWS>
 __global__ void __launch_bounds__(SPLIT_THREADS, SPLIT_BLOCKS<SKEWS>)
-    rms_norm_v07_dispatch_kernel(const RmsNormArgs args, unsigned parts, int each, const Moments* moments) {
-  write_split<T, false, SKEWS>(args, parts, each, moments);
+    rms_norm_v07_dispatch_kernel(const RmsNormArgs args, unsigned parts, unsigned groups,
+                                 const Moments* moments) {
+  write_split<T, false, SKEWS>(args, parts, groups, moments);
 }
 
 // Blocks that an SM must have room for bound a thread's registers: 64, or 80 where a residual takes some.
@@ -90,7 +91,7 @@ bool launch_launches(const RmsNormArgs& args) {
   const auto moments_kernel = args.residual
                                   ? rms_norm_v07_dispatch_moments_kernel<T, SKEWS, Residual::ADDED>
                                   : rms_norm_v07_dispatch_moments_kernel<T, Skews::ALIKE, Residual::NONE>;
-  return launch_split<T>(args, moments_kernel, rms_norm_v07_dispatch_kernel<T, SKEWS>);
+  return launch_split<T, SKEWS>(args, moments_kernel, rms_norm_v07_dispatch_kernel<T, SKEWS>);
 }
 
 template <typename T>
