@@ -314,6 +314,18 @@ OP = Op(
         Case.of(3, 11_000_017, dtype="bf16", kind="max"),
         Case.of(90, 3, 120_000, dtype="bf16", axes="02"),
         Case.of(14_001, 2_051, dtype="bf16"),
+    )
+    # Columns that are no whole packs: many rows in one part, in several parts, and of two axes.
+    + tuple(
+        Case.of(*shape, dtype=dtype, axes=axes, kind=kind, **variant)
+        for shape, axes, variant in (
+            ((1_301, 4_097), "0", {}),
+            ((20_003, 72), "0", {"x": "pitched"}),
+            ((300, 41, 71), "01", {"x": "pitched"}),
+            ((40, 41, 73), "02", {"x": "permuted"}),
+        )
+        for dtype in ITEMSIZE
+        for kind in ("sum", "max", "argmax")
     ),
     huge_cases=(
         Case.of(2**31 + 5, dtype="bf16"),
@@ -333,7 +345,7 @@ OP = Op(
     flops=lambda case: math.prod(case.shape),
     bytes=_bytes,
     baselines={"torch": _torch, "compile": baselines.compiled(_function)},
-    behind={"cuda": ("v05_split",), "triton": ("v05_split",)},
+    behind={"cuda": ("v06_dispatch",), "triton": ("v05_split",)},
     steps=(
         Step(
             name="v01_thread_per_output",
@@ -379,6 +391,16 @@ OP = Op(
                 Prediction("time", "<=", 190, case=_VOCABULARY, backends=("cuda",)),
                 Prediction("time", "<=", 5.6, case=_FEW, backends=("cuda",)),
             ),
+            launches=0,
+        ),
+        Step(
+            name="v06_dispatch",
+            predictions=(
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.02, case=_COLUMNS),
+            ),
+            no_triton="Triton decides by itself how many loads a thread has in flight: v05's list has tiles of several "
+            "sizes.",
             launches=0,
         ),
     ),
