@@ -6,8 +6,7 @@
 //           thread, where a thread of aligned columns has 64.
 // Error:    as v05's.
 // Counter:  at the bench cases, whose columns are whole packs, nothing changes; the time falls down columns
-// of
-//           a matrix whose rows lie an odd number of elements apart.
+//           of a matrix whose rows lie an odd number of elements apart.
 // Requires: nothing. The counters are 0 at the start and again at the end.
 // Routes:   see ROUTES
 #include <type_traits>
@@ -18,8 +17,7 @@ void reduction_nd_v05_split(const ReductionNdArgs& args);
 
 namespace {
 
-// In flight a thread, each of one element. Argmax has fewer, since each needs the index of its row in
-// registers.
+// In flight a thread, each of one element. Argmax has fewer: each needs the index of its row in registers.
 constexpr int MANY_NARROW = 16;
 template <typename Total>
 constexpr int NARROW_LOADS = std::is_same_v<Total, ArgMax> ? MANY_NARROW / 2 : MANY_NARROW;
