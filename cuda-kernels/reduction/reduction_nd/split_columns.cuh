@@ -26,12 +26,29 @@ __device__ inline bool is_last(unsigned* counters) {
   return last;
 }
 
-// Reduces the columns of a tile with DEPTH loads of a thread in flight. workspace: [tiles, parts, columns of
-// a tile]
-template <typename T, bool WIDE, int DEPTH, typename Total>
-__device__ void reduce_columns(const T* x, void* out, const Tiling& tiling, float divisor, Total* workspace,
-                               unsigned* counters) {
-  using Parts = ColumnParts<T, WIDE, Total>;
+// How a thread adds the columns of a pack, with DEPTH loads in flight: by packs that lie at multiples of 16
+// bytes, or by single elements.
+template <typename T, bool IN_PACKS>
+struct Straight {
+  using Layout = Tiling;
+  static constexpr bool WIDE = IN_PACKS;
+  static constexpr int WIDTH = Load<T, WIDE>::WIDTH;
+
+  // How many columns are in the pack.
+  __device__ static int count(const Tiling&, int64_t) { return WIDTH; }
+
+  template <int DEPTH, typename Total>
+  __device__ static void add(Total (&totals)[WIDTH], const T* x, int64_t pack, const Tiling& tiling,
+                             const Share& share) {
+    add_down<T, WIDE, DEPTH>(totals, x + place_of(tiling.kept, pack).offset, tiling, share);
+  }
+};
+
+// Reduces the columns of a tile. workspace: [tiles, parts, columns of a tile]
+template <typename T, typename Way, int DEPTH, typename Total>
+__device__ void reduce_columns(const T* x, void* out, const typename Way::Layout& tiling, float divisor,
+                               Total* workspace, unsigned* counters) {
+  using Parts = ColumnParts<T, Way::WIDE, Total>;
   __shared__ Total parts[Parts::SIZE];
   const int64_t first_pack = static_cast<int64_t>(blockIdx.x) * tiling.columns;
   const int64_t pack = first_pack + threadIdx.x % tiling.columns;
@@ -41,7 +58,7 @@ __device__ void reduce_columns(const T* x, void* out, const Tiling& tiling, floa
   if (pack < tiling.kept.count) {
     const int rows = THREADS / tiling.columns;
     const Share share(tiling, threadIdx.x / tiling.columns, rows, DEPTH, blockIdx.y, gridDim.y);
-    add_down<T, WIDE, DEPTH>(totals, x + place_of(tiling.kept, pack).offset, tiling, share);
+    Way::template add<DEPTH>(totals, x, pack, tiling, share);
   }
   Parts::put(parts, totals);
   __syncthreads();  // waits for the totals of all rows
@@ -57,6 +74,7 @@ __device__ void reduce_columns(const T* x, void* out, const Tiling& tiling, floa
   for (int column = threadIdx.x; column < width; column += THREADS) {
     const int64_t its_pack = first_pack + column / Parts::WIDTH;
     if (its_pack >= tiling.kept.count) break;
+    if (column % Parts::WIDTH >= Way::count(tiling, its_pack)) continue;
     const int64_t at = place_of(tiling.kept, its_pack).step + column % Parts::WIDTH * tiling.column_step;
     Total total = gridDim.y > 1 ? workspace[column] : Parts::merged(parts, column, width);
 #pragma unroll 4

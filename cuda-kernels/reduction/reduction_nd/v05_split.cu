@@ -57,7 +57,7 @@ template <typename T, bool WIDE, typename Total>
 __global__ void __launch_bounds__(THREADS)
     reduction_nd_v05_split_columns_kernel(const T* x, void* out, const __grid_constant__ Tiling tiling,
                                           float divisor, Total* workspace, unsigned* counters) {
-  reduce_columns<T, WIDE, LOADS>(x, out, tiling, divisor, workspace, counters);
+  reduce_columns<T, Straight<T, WIDE>, LOADS>(x, out, tiling, divisor, workspace, counters);
 }
 
 // Parts a tile: as many as fill the GPU, as long as each has units; 1 if the tiles fill it alone. A split
