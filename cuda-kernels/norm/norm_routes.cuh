@@ -13,7 +13,6 @@ enum class By {
   LANES,            // lanes of a warp, whole packs: normalise_by_lanes
   FEW,              // a warp, while all rows are under way: normalise_few
   WARPS,            // a warp: normalise_by_warps
-  SHIFTED,          // lanes of a warp, in packs laid out for out: normalise_shifted
   TILE,             // a tile of rows in shared memory: normalise_by_tile
   BLOCK,            // a block: normalise_by_block
   CLUSTER,          // the registers of a cluster: normalise_held
@@ -69,8 +68,6 @@ constexpr Route ROUTES[] = {
     {BOTH, ALIKE, ELEMENT, NOTHING, 4 * KIB, ANY, By::WARPS},
     {BOTH, ALIKE, ELEMENT, RESIDUAL, LONGEST_NORM_TILE_ROW - 1, ANY, By::TILE},
     {BOTH, DIFFER, ELEMENT, ANYTHING, LONGEST_NORM_TILE_ROW, ANY, By::TILE},
-    {BOTH, ALIKE, ELEMENT, RESIDUAL, 4 * KIB - 1, ANY, By::SHIFTED},
-    {BOTH, DIFFER, ELEMENT, ANYTHING, 4 * KIB, ANY, By::SHIFTED},
     // Rows that the registers of a cluster hold.
     {LAYER, ALIKE, LINE, NOTHING, 12 * KIB - 1, ANY, By::CLUSTER, FEW_HELD_PACKS},
     {LAYER, ALIKE, LINE, NOTHING, 80 * KIB, ANY, By::ONE_ROW},

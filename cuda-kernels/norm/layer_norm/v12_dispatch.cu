@@ -35,11 +35,6 @@ __global__ void __launch_bounds__(WARP_THREADS<ALIGNMENT>, BLOCKS)
     layer_norm_v12_dispatch_warps_kernel(const LayerNormArgs args, int period) {
   normalise_by_warps<T, PACKS, Norm::LAYER, ALIGNMENT>(args, period);
 }
-template <typename T, int LANES, int PACKS>
-__global__ void __launch_bounds__(SHIFTED_THREADS, SHIFTED_BLOCKS<PACKS>)
-    layer_norm_v12_dispatch_shifted_kernel(const LayerNormArgs args) {
-  normalise_shifted<T, LANES, PACKS, Norm::LAYER>(args);
-}
 template <typename T, int LANES, int ITEMS>
 __global__ void __launch_bounds__(NORM_TILE_THREADS, NORM_TILE_BLOCKS<ITEMS>)
     layer_norm_v12_dispatch_tile_kernel(const LayerNormArgs args, const NormTiles tiles) {
@@ -138,10 +133,6 @@ bool launch(const LayerNormArgs& args, const routes::Route& route, Alignment ali
                    : launch_by_warps<T, Norm::LAYER, Alignment::ELEMENT>(args, [](auto packs, auto blocks) {
                        return layer_norm_v12_dispatch_warps_kernel<T, packs, Alignment::ELEMENT, blocks>;
                      });
-    case By::SHIFTED:
-      return launch_shifted<T>(args, [](auto lanes, auto packs) {
-        return layer_norm_v12_dispatch_shifted_kernel<T, lanes, packs>;
-      });
     case By::TILE:
       return launch_by_tile<T, Norm::LAYER>(
           args, [](auto lanes, auto items) { return layer_norm_v12_dispatch_tile_kernel<T, lanes, items>; });

@@ -29,11 +29,6 @@ __global__ void __launch_bounds__(WARP_THREADS<ALIGNMENT>, BLOCKS)
     rms_norm_v07_dispatch_warps_kernel(const RmsNormArgs args, int period) {
   normalise_by_warps<T, PACKS, Norm::RMS, ALIGNMENT>(args, period);
 }
-template <typename T, int LANES, int PACKS>
-__global__ void __launch_bounds__(SHIFTED_THREADS, SHIFTED_BLOCKS<PACKS>)
-    rms_norm_v07_dispatch_shifted_kernel(const RmsNormArgs args) {
-  normalise_shifted<T, LANES, PACKS, Norm::RMS>(args);
-}
 template <typename T, int LANES, int ITEMS>
 __global__ void __launch_bounds__(NORM_TILE_THREADS, NORM_TILE_BLOCKS<ITEMS>)
     rms_norm_v07_dispatch_tile_kernel(const RmsNormArgs args, const NormTiles tiles) {
@@ -115,9 +110,6 @@ bool launch(const RmsNormArgs& args, const routes::Route& route, Alignment align
                    : launch_by_warps<T, Norm::RMS, Alignment::ELEMENT>(args, [](auto packs, auto blocks) {
                        return rms_norm_v07_dispatch_warps_kernel<T, packs, Alignment::ELEMENT, blocks>;
                      });
-    case By::SHIFTED:
-      return launch_shifted<T>(
-          args, [](auto lanes, auto packs) { return rms_norm_v07_dispatch_shifted_kernel<T, lanes, packs>; });
     case By::TILE:
       return launch_by_tile<T, Norm::RMS>(
           args, [](auto lanes, auto items) { return rms_norm_v07_dispatch_tile_kernel<T, lanes, items>; });
