@@ -33,7 +33,7 @@ __host__ __device__ constexpr int tile_words(int rows, int N, int64_t stride) {
 }
 
 // The rows of an input that a block has in shared memory.
-template <typename T>
+template <typename T, int THREADS = TILE_THREADS>
 struct TileRows {
   const T* first;  // row, in global memory
   int64_t stride;
@@ -45,11 +45,11 @@ struct TileRows {
   // element.
   __device__ void load() const {
     if (are_dense(N, stride)) {
-      load_row(first, (count - 1) * static_cast<int>(stride) + N, words, threadIdx.x, TILE_THREADS);
+      load_row(first, (count - 1) * static_cast<int>(stride) + N, words, threadIdx.x, THREADS);
       return;
     }
     const int each = words_of<T>(N);
-    for (int i = threadIdx.x; i < count * each; i += TILE_THREADS) {
+    for (int i = threadIdx.x; i < count * each; i += THREADS) {
       load_row(first + i / each * stride, N, words + i / each * each, i % each, each);
     }
   }
@@ -76,7 +76,7 @@ struct TileRows {
 };
 
 // The contiguous rows of out that a block has, first in shared memory at the same skew.
-template <typename T>
+template <typename T, int THREADS = TILE_THREADS>
 struct TileOut {
   T* first;  // row, in global memory
   int N, count;
@@ -88,7 +88,7 @@ struct TileOut {
   __device__ void store() const {
     constexpr int SIZE = Pack<T>::SIZE;
     const int skew = skew_of(first), elements = count * N;
-    for (int i = threadIdx.x; i * SIZE < elements + skew; i += TILE_THREADS) {
+    for (int i = threadIdx.x; i * SIZE < elements + skew; i += THREADS) {
       store_pack(first, i * SIZE - skew, elements, true, Pack<T>{words[i]});
     }
   }

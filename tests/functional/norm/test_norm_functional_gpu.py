@@ -213,6 +213,55 @@ def test_few_rows_that_no_cluster_holds(backend, name, dtype, shape) -> None:
 
 @OURS
 @BY_NAME
+@BY_DTYPE
+@pytest.mark.parametrize("n", [1, 3, 8, 17, 33, 48, 64, 130, 240, 333, 512, 515, 1_023, 1_024, 1_027, 1_999, 2_047])
+def test_short_rows_that_start_anywhere(backend, name, dtype, n) -> None:
+    """x and the residual at skews of their own; as many rows as fill no tile, and several tiles but not the last."""
+
+    def spread(m, pitch, offset, seed):
+        """[m, n], ``pitch`` elements more from row to row than a row has, from ``offset`` elements into a word on."""
+        storage = values(m * (n + pitch) + offset, dtype=dtype, seed=seed)
+        return storage[offset:].as_strided((m, n), (n + pitch, 1))
+
+    affine = weights(name, (n,), dtype, requires_grad=True)
+    for m, of_x, of_residual in (
+        (1, (0, 1), (0, 1)),
+        (5, (0, 0), (0, 0)),
+        (5, (0, 0), (3, 0)),
+        (611, (3, 1), (1, 0)),
+        (611, (0, 1), (0, 0)),
+        (4_001, (8, 0), (n + 5, 2)),
+        (4_001, (0, 0), (0, 0)),
+    ):
+        x, residual = spread(m, *of_x, seed=0), spread(m, *of_residual, seed=1)
+        douts = [values(m, n, dtype=dtype, seed=seed) for seed in (4, 5)]
+        assert_both_right(name, backend, x, 1, affine, None, douts[:1])
+        assert_both_right(name, backend, x, 1, affine, residual, douts)
+        assert_both_right(name, backend, x, 1, (), residual, douts)
+
+
+@OURS
+@BY_NAME
+@BY_RESIDUAL
+@pytest.mark.parametrize("n", [1, 7, 33, 61, 333, 1_027])
+def test_nan_stays_in_its_row(backend, name, adds, n) -> None:
+    """Rows of odd length share words with their neighbours."""
+    x, residual = values(2_001, n), values(2_001, n, seed=1)
+    affine = weights(name, (n,))
+    for rows_with_nan in (slice(1, None, 3), slice(-1, None)):
+        poisoned = x.clone()
+        poisoned[rows_with_nan, n // 2] = math.nan
+        found, right = (
+            tensors(called(name, backend, each, (n,), affine, residual if adds else None)) for each in (poisoned, x)
+        )
+        sound = torch.ones(len(x), dtype=torch.bool, device="cuda")
+        sound[rows_with_nan] = False
+        assert all(torch.equal(each[sound], expected[sound]) for each, expected in zip(found, right, strict=True))
+        assert bool(found[0][~sound].isnan().all())
+
+
+@OURS
+@BY_NAME
 @pytest.mark.parametrize("layout", [*LAYOUTS, *COPIED])
 def test_any_strides(backend, name, layout) -> None:
     of, dims = (LAYOUTS | COPIED)[layout]
