@@ -14,8 +14,7 @@ constexpr int SPLIT_TILE = SPLIT_THREADS * 4;  // packs; a part is a multiple
 // at once: packs that are shifted together take twice the registers.
 template <Residual RESIDUAL>
 constexpr int SUM_PACKS = RESIDUAL == Residual::NONE ? 4 : 2;
-template <Skews SKEWS>
-constexpr int WRITE_PACKS = SKEWS == Skews::ALIKE ? 4 : 3;
+constexpr int WRITE_PACKS = 2;
 template <Skews SKEWS>
 constexpr int SPLIT_BLOCKS = SKEWS == Skews::ALIKE ? 4 : 3;
 constexpr int MOST_TILES = 4;           // of a part, unless the row would have too many parts
@@ -184,18 +183,17 @@ __device__ void write_split(const NormArgs& args, unsigned parts, unsigned group
   for (int r = 0; r < rows; ++r) {
     const int64_t index = first_row + r, stride = args.added ? args.N : args.stride_xm;
     const NormRow<T> row(args, index);
-    const RowPart<T> part(args.N, skew_of(row.out), chunk, WRITE_PACKS<SKEWS> * SPLIT_THREADS);
+    const RowPart<T> part(args.N, skew_of(row.out), chunk, WRITE_PACKS * SPLIT_THREADS);
     const int first = threadIdx.x * SIZE;
-    const ShiftedPacks<T, SKEWS, WRITE_PACKS<SKEWS>> inputs(
-        {args.added ? args.added : args.x, index, args.M, args.N, stride, part}, part, first, STEP);
+    using Packs = ShiftedPacks<T, SKEWS, WRITE_PACKS>;
+    const Packs inputs({args.added ? args.added : args.x, index, args.M, args.N, stride, part}, part, first,
+                       STEP);
+    const Packs weights({args.weight, args.N, part}, part, first, STEP);
+    const Packs biases({CENTERED ? args.bias : nullptr, args.N, part}, part, first, STEP);
 #pragma unroll
-    for (int i = 0; i < WRITE_PACKS<SKEWS>; ++i) {
-      const auto factors = [&](const void* given) {
-        return ShiftedPacks<T, SKEWS, 1>({given, args.N, part}, part, first + i * STEP, STEP)[0];
-      };
+    for (int i = 0; i < WRITE_PACKS; ++i) {
       const Pack<T> results = normalised<CENTERED>(
-          row, inputs[i], means[r], rstds[r], [&] { return factors(args.weight); },
-          [&] { return factors(args.bias); });
+          row, inputs[i], means[r], rstds[r], [&] { return weights[i]; }, [&] { return biases[i]; });
       store_part<Reuse::NONE>(row.out + part.start, part, first + i * STEP, results);
     }
   }
@@ -204,7 +202,7 @@ __device__ void write_split(const NormArgs& args, unsigned parts, unsigned group
 
 // Launches moments_kernel(args, parts, each, moments), whose body is leave_moments, and write_kernel(args,
 // parts, groups, moments), whose body is write_split. False if that would be too many blocks.
-template <typename T, Skews SKEWS>
+template <typename T>
 bool launch_split(const NormArgs& args, void (*moments_kernel)(NormArgs, unsigned, int, Moments*),
                   void (*write_kernel)(NormArgs, unsigned, unsigned, const Moments*)) {
   const int64_t packs = most_packs<T>(args.N), tiles = cdiv(packs, SPLIT_TILE);  // of a row
@@ -212,7 +210,7 @@ bool launch_split(const NormArgs& args, void (*moments_kernel)(NormArgs, unsigne
   const int64_t wanted = std::clamp<int64_t>(args.M * tiles / enough, 1, MOST_TILES);
   const int64_t of_part = cdiv(tiles, std::min<int64_t>(cdiv(tiles, wanted), MOST_SPLIT_PARTS));
   const int64_t parts = cdiv(tiles, of_part), blocks = args.M * parts;
-  const int64_t chunks = cdiv(packs, WRITE_PACKS<SKEWS> * SPLIT_THREADS);
+  const int64_t chunks = cdiv(packs, WRITE_PACKS * SPLIT_THREADS);
   const int64_t groups = std::max(std::min(cdiv(enough, chunks), args.M), cdiv(args.M, MOST_GROUP_ROWS));
   if (std::max(blocks, chunks * groups) > INT32_MAX) return false;
   auto* const moments = static_cast<Moments*>(args.memory->workspace(blocks * sizeof(Moments)));

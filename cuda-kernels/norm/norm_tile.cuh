@@ -60,8 +60,13 @@ __device__ void normalise_by_tile(const NormArgs& args, const NormTiles& at) {
   const int64_t first = static_cast<int64_t>(blockIdx.x) * at.rows;
   const int count = static_cast<int>(min(static_cast<int64_t>(at.rows), args.M - first));
   const NormRow<T> top(args, first);
-  const TileRows<T, THREADS> xs{top.x, args.stride_xm, N, count, words + at.x};
-  const TileRows<T, THREADS> residuals{top.residual, args.stride_rm, N, count, words + at.residual};
+  const auto rows_of = [&](const void* matrix, int64_t stride, uint4* to) {
+    const T* const begin = static_cast<const T*>(matrix);
+    const T *const top_row = begin + first * stride, *const end = begin + (args.M - 1) * stride + N;
+    return TileRows<T, THREADS>{top_row, stride, N, count, to, end};
+  };
+  const TileRows<T, THREADS> xs = rows_of(args.x, args.stride_xm, words + at.x);
+  const TileRows<T, THREADS> residuals = rows_of(args.residual, args.stride_rm, words + at.residual);
   const TileOut<T, THREADS> outs{top.out, N, count, words + at.out};
   const TileOut<T, THREADS> sums{top.added, N, count, words + at.added};
   auto* const factors = reinterpret_cast<TileFactor<NORM>*>(words + at.factors);

@@ -111,7 +111,7 @@ bool launch_launches(const LayerNormArgs& args) {
   const auto moments_kernel = args.residual
                                   ? layer_norm_v12_dispatch_moments_kernel<T, SKEWS, Residual::ADDED>
                                   : layer_norm_v12_dispatch_moments_kernel<T, Skews::ALIKE, Residual::NONE>;
-  return launch_split<T, SKEWS>(args, moments_kernel, layer_norm_v12_dispatch_kernel<T, SKEWS>);
+  return launch_split<T>(args, moments_kernel, layer_norm_v12_dispatch_kernel<T, SKEWS>);
 }
 
 template <typename T>

@@ -92,7 +92,7 @@ bool launch_launches(const RmsNormArgs& args) {
   const auto moments_kernel = args.residual
                                   ? rms_norm_v07_dispatch_moments_kernel<T, SKEWS, Residual::ADDED>
                                   : rms_norm_v07_dispatch_moments_kernel<T, Skews::ALIKE, Residual::NONE>;
-  return launch_split<T, SKEWS>(args, moments_kernel, rms_norm_v07_dispatch_kernel<T, SKEWS>);
+  return launch_split<T>(args, moments_kernel, rms_norm_v07_dispatch_kernel<T, SKEWS>);
 }
 
 template <typename T>
