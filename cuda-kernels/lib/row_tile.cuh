@@ -44,6 +44,7 @@ struct TileRows {
   // Issues this thread's asynchronous copies. A word that ends behind the tensor is loaded element by
   // element.
   __device__ void load() const {
+    if (N == 0) return;  // no word holds an element
     if (are_dense(N, stride)) {
       load_row(first, (count - 1) * static_cast<int>(stride) + N, words, threadIdx.x, THREADS);
       return;

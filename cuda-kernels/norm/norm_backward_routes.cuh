@@ -36,7 +36,7 @@ constexpr int64_t FEW_ROWS = 160, LONG_ROW = 128 * KIB;
 constexpr int64_t MANY_SM_ROWS = 64;
 constexpr int64_t WARP_ROW = 16 * 32 * MOST_LANE_PACKS;
 // Longer ragged rows are left to the ring, where they need no copy of dx in shared memory.
-constexpr int64_t RAGGED_ROW = 10 * KIB;
+constexpr int64_t RAGGED_ROW = 16 * KIB;
 
 // The first line that fits counts, or the next one if its kernel refuses: lanes do if the row is too long for
 // them with column sums, tiles if a thread would have too many elements, a ring if no cluster holds its

@@ -9,14 +9,16 @@
 #include "norm_backward_ahead_columns.cuh"
 #include "norm_backward_early.cuh"
 
-constexpr int TILE_BLOCK = 256;  // threads of a block, in teams of a warp or more
-constexpr int TILE_STAGES = 2;   // one tile is worked on, one travels
+// Threads of a block, in teams of a warp or more.
+template <int ROW_THREADS>
+constexpr int TILE_BLOCK = ROW_THREADS < 256 ? 256 : ROW_THREADS;
+constexpr int TILE_STAGES = 2;  // one tile is worked on, one travels
 // Elements of a row that a thread may have: few where a warp or less has a row, so that an SM has more
 // blocks.
 constexpr int FEW_ITEMS = 8, MANY_ITEMS = 20;
-template <int ITEMS>
-constexpr int TILE_BLOCKS = ITEMS == FEW_ITEMS ? 3 : 2;  // of an SM
-constexpr int TILE_SM_BYTES = 216 * 1024;                // of shared memory, of an SM
+template <int ROW_THREADS, int ITEMS>
+constexpr int TILE_BLOCKS = ITEMS == FEW_ITEMS ? 3 : 512 / TILE_BLOCK<ROW_THREADS>;  // of an SM
+constexpr int TILE_SM_BYTES = 216 * 1024;  // of shared memory, of an SM
 // So many bytes between rows are fetched with them: their sectors are fetched anyway.
 constexpr int64_t SHORT_GAP = 32;
 
@@ -145,7 +147,8 @@ template <typename T, int ROW_THREADS, int ITEMS, bool CENTERED, Affine AFFINE>
 __device__ void backward_tiles(const NormBackwardArgs& args, const BackwardTiles& tiles, float* workspace) {
 #if __CUDA_ARCH__ >= 900
   constexpr bool GIVEN = AFFINE == Affine::GIVEN;
-  constexpr int TEAM = ROW_THREADS < 32 ? 32 : ROW_THREADS, TEAMS = TILE_BLOCK / TEAM, WARPS = TEAM / 32;
+  constexpr int TEAM = ROW_THREADS < 32 ? 32 : ROW_THREADS, TEAMS = TILE_BLOCK<ROW_THREADS> / TEAM,
+                WARPS = TEAM / 32;
   constexpr int LANES = ROW_THREADS < 32 ? ROW_THREADS : 32, GROUPS = TEAM / ROW_THREADS;
   extern __shared__ __align__(128) char tile_room[];
   __shared__ uint64_t arrived[TEAMS][TILE_STAGES];  // a phase completes when a tile's copies have arrived
@@ -162,7 +165,7 @@ __device__ void backward_tiles(const NormBackwardArgs& args, const BackwardTiles
   float* const weights = reinterpret_cast<float*>(tile_room);
   // Threads read weights up to the second column beyond a row's end.
   const int weighted = GIVEN ? round_up(N, 2 * ROW_THREADS) : 0;
-  for (int col = threadIdx.x; col < weighted; col += TILE_BLOCK) {
+  for (int col = threadIdx.x; col < weighted; col += TILE_BLOCK<ROW_THREADS>) {
     const T* const given = static_cast<const T*>(args.weight);
     weights[col] = col >= N ? 0.0f : given ? to_float(given[col]) : 1.0f;
   }
@@ -273,7 +276,7 @@ __device__ void backward_tiles(const NormBackwardArgs& args, const BackwardTiles
       }
     }
     __syncthreads();  // for the sums of all teams
-    for (int col = threadIdx.x; col < N; col += TILE_BLOCK) {
+    for (int col = threadIdx.x; col < N; col += TILE_BLOCK<ROW_THREADS>) {
       partial_sums(workspace, 0, gridDim.x, N, blockIdx.x)[col] = sums[col];
       if constexpr (CENTERED) partial_sums(workspace, 1, gridDim.x, N, blockIdx.x)[col] = sums[N + col];
     }
@@ -290,13 +293,14 @@ bool launch_tiles(const NormBackwardArgs& args, bool centered, KernelOf kernel_o
                   void (*add_kernel)(const float*, int, int64_t, T*, T*)) {
   if (most_shared_memory() < TILE_SM_BYTES) return false;
   const auto launch = [&](auto row_threads, auto items) {
-    constexpr int TEAMS = TILE_BLOCK / std::max<int>(row_threads, 32);
+    constexpr int THREADS = TILE_BLOCK<row_threads>, TEAMS = THREADS / std::max<int>(row_threads, 32);
+    constexpr int SM_BLOCKS = TILE_BLOCKS<row_threads, items>;
     constexpr int ROWS = std::max<int>(32 / row_threads, 1);  // of a team at once
-    constexpr int SHARE = TILE_SM_BYTES / TILE_BLOCKS<items>;
+    constexpr int SHARE = TILE_SM_BYTES / SM_BLOCKS;
     const auto tiles_of = [&](int64_t rows) {
       return BackwardTiles(args, sizeof(T), row_threads, static_cast<int>(rows));
     };
-    const int64_t teams = int64_t{multiprocessor_count()} * TILE_BLOCKS<items> * TEAMS;
+    const int64_t teams = int64_t{multiprocessor_count()} * SM_BLOCKS * TEAMS;
     int64_t rows = ROWS;
     while (rows * TILE_STAGES * teams < args.M && tiles_of(rows + ROWS).bytes(TEAMS) <= SHARE) rows += ROWS;
     const BackwardTiles tiles = tiles_of(rows);
@@ -304,13 +308,13 @@ bool launch_tiles(const NormBackwardArgs& args, bool centered, KernelOf kernel_o
     if (bytes > TILE_SM_BYTES) return false;
     const auto kernel = kernel_of(row_threads, items);
     allow_shared_memory(kernel, TILE_SM_BYTES);
-    ClusterLaunch occupancy(reinterpret_cast<const void*>(kernel), 1, TILE_BLOCK, bytes, args.stream);
+    ClusterLaunch occupancy(reinterpret_cast<const void*>(kernel), 1, THREADS, bytes, args.stream);
     const int blocks = static_cast<int>(std::min<int64_t>(occupancy.resident(), cdiv(tiles.count, TEAMS)));
     if (blocks == 0) return false;
     launch_with_early_sums<T>(
         args, blocks, centered,
         [&](float* workspace) {
-          kernel<<<blocks, TILE_BLOCK, bytes, args.stream>>>(args, tiles, workspace);
+          kernel<<<blocks, THREADS, bytes, args.stream>>>(args, tiles, workspace);
           CUDA_CHECK(cudaGetLastError());
         },
         add_kernel);
@@ -323,5 +327,5 @@ bool launch_tiles(const NormBackwardArgs& args, bool centered, KernelOf kernel_o
   return by_threads(std::integral_constant<int, FEW_ITEMS>{},
                     std::integer_sequence<int, 1, 2, 4, 8, 16, 32>{}) ||
          by_threads(std::integral_constant<int, MANY_ITEMS>{},
-                    std::integer_sequence<int, 32, 64, 128, TILE_BLOCK>{});
+                    std::integer_sequence<int, 32, 64, 128, 256, 512>{});
 }

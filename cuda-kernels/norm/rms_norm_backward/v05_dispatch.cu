@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(LANES_THREADS)
   backward_by_lanes<T, LANES, PACKS, false, AFFINE>(args, workspace);
 }
 template <typename T, int ROW_THREADS, int ITEMS, Affine AFFINE>
-__global__ void __launch_bounds__(TILE_BLOCK, TILE_BLOCKS<ITEMS>)
+__global__ void __launch_bounds__(TILE_BLOCK<ROW_THREADS>, TILE_BLOCKS<ROW_THREADS, ITEMS>)
     rms_norm_backward_v05_dispatch_tiles_kernel(const RmsNormBackwardArgs args,
                                                 const __grid_constant__ BackwardTiles tiles,
                                                 float* workspace) {
