@@ -32,6 +32,7 @@ from kernel_twins._triton.lib.workspace import counter
 from kernel_twins._triton.norm import routing
 from kernel_twins._triton.norm.layer_norm_backward.held_rows import norm_backward_held_rows
 from kernel_twins._triton.norm.layer_norm_backward.split_rows import norm_backward_split_rows
+from kernel_twins._triton.norm.layer_norm_backward.summed_rows import norm_backward_summed_rows
 from kernel_twins._triton.norm.layer_norm_backward.v01_rows_then_columns import NUM_WARPS as SUM_WARPS
 from kernel_twins._triton.norm.layer_norm_backward.v01_rows_then_columns import norm_backward_sum_kernel, summing
 from kernel_twins._triton.norm.layer_norm_backward.v05_cooperative import (
@@ -116,6 +117,8 @@ def _first_time(kernel: Any, op: str, tensors: tuple[Tensor | None, ...]) -> Cal
     if isinstance(route, routing.Held):
         plan = norm_backward_held_rows(route, (dout, x, mean, rstd, dadded, dx), (M, N, *strides), vector)
         return None if plan is None else lambda *tensors: plan(*tensors[:4], *tensors[5:7])
+    if isinstance(route, routing.Summed):
+        return norm_backward_summed_rows(route, tensors, (M, N, *strides))
     if isinstance(route, routing.Split):
         return norm_backward_split_rows(route, tensors, (M, N, *strides), vector)
     return _cooperative(kernel, route, tensors, strides, wide)
