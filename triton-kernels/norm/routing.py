@@ -1,8 +1,9 @@
 """Which kernel takes the rows of a norm, and with which configuration: from their number, length and alignment.
 
-Held rows: short rows in chunks of a warp's registers. Cooperative rows: the kernels of the cooperative steps, with a
-configuration from TABLE, by the rows' length. Split rows: two launches, for rows that are too long for all programs
-which run at once, or so few that one launch would use a part of the GPU and wait for every exchange.
+Held rows: in chunks of a few warps' registers, in a backward pass with the sums of their columns. Cooperative rows: the
+kernels of the cooperative steps, with a configuration from TABLE, by the rows' length. Split rows: two launches, for
+rows that are too long for all programs which run at once, or so few that one launch would use a part of the GPU and
+wait for every exchange.
 """
 
 from __future__ import annotations
@@ -299,7 +300,7 @@ def split_is_faster(M: int, row_bytes: int, groups: int, busy: float, moved: Mov
 # The route
 # ----------------------------------------------------------------------------------------------------------------------
 
-Route = Held | Summed | Split | dict[str, Any]  # the last is the configuration of cooperative rows
+Route = Held | Split | dict[str, Any]  # the last is the configuration of cooperative rows
 
 
 def forward(op: str, x: Tensor, has_residual: bool, vector: int) -> Route:
@@ -323,7 +324,7 @@ def forward(op: str, x: Tensor, has_residual: bool, vector: int) -> Route:
     return split(M, N, itemsize, vector, MOST_PARTS, sm_count(device))
 
 
-def backward(op: str, dout: Tensor, has_weight: bool, has_dadded: bool, vector: int, wide: bool) -> Route:
+def backward(op: str, dout: Tensor, has_weight: bool, has_dadded: bool, vector: int, wide: bool) -> Route | Summed:
     """The route of the rows of dout, which accesses of ``vector`` elements take.
 
     ``wide``: each row has the same skew in all matrices, and may be taken by accesses of 16 bytes but for its ends.
