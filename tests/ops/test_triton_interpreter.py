@@ -7,6 +7,7 @@ a process of its own (forks.py).
 from __future__ import annotations
 
 import importlib
+import itertools
 import math
 from functools import partial
 from pathlib import Path
@@ -136,6 +137,12 @@ def test_routes_that_small_cases_do_not_take_are_right(op: str, step: str, force
     interpret("judge_route", op, step, forced, dtype)
 
 
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize(("op", "step"), ROUTED_NORMS)
+def test_chunks_of_held_rows_are_right(op: str, step: str, dtype: str) -> None:
+    interpret("judge_chunks", op, step, dtype)
+
+
 def test_the_mean_of_losses_is_right_when_interpreted() -> None:
     interpret("mean_of_losses")
 
@@ -233,6 +240,32 @@ def judge_route(op_name: str, step_name: str, forced: str, dtype: str) -> None:
     for name, value in changed.items():
         setattr(routing, name, value)
     judge(op_name, step_name, dtype)
+
+
+def judge_chunks(op_name: str, step_name: str, dtype: str) -> None:
+    """Rows of several whole chunks and a part of one, in a warp or several, on programs that stay."""
+    from kernel_twins.harness.check import Problem, generator
+
+    routing = importlib.import_module("kernel_twins._triton.norm.routing")
+    direction = "backward" if op_name.endswith("_backward") else "forward"
+    find, taken = getattr(routing, direction), []
+
+    def noted(*args: Any) -> Any:
+        taken.append(find(*args))
+        return taken[-1]
+
+    setattr(routing, direction, noted)
+    op, call = ops.get(op_name), load(op_name, step_name, "triton")
+    shapes = [(37, 288), (19, 768), (5, 2_560), (3, 1_288)]
+    if direction == "backward":  # misaligned rows, of which lines of a program have different columns
+        shapes += [(75, 515), (9, 1_030), (45, 387)]
+    wrong = []
+    for (m, n), extra in itertools.product(shapes, ({}, {"residual": "yes"})):
+        case = Case.of(m, n, dtype=dtype, **extra)
+        verdict = Problem(op, case, op.inputs(case, generator(case, "cpu"))).run(call)
+        wrong += [] if verdict.ok else [f"{case.slug}: {verdict.reason}"]
+    assert not wrong, "\n".join(wrong)
+    assert {type(route) for route in taken} == {routing.Summed if direction == "backward" else routing.Held}
 
 
 def mean_of_losses() -> None:

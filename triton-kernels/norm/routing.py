@@ -1,8 +1,9 @@
 """Which kernel takes the rows of a norm, and with which configuration: from their number, length and alignment.
 
-Held rows: short rows in chunks of a warp's registers. Cooperative rows: the kernels of the cooperative steps, with a
-configuration from TABLE, by the rows' length. Split rows: two launches, for rows that are too long for all programs
-which run at once, or so few that one launch would use a part of the GPU and wait for every exchange.
+Held rows: in chunks of a few warps' registers, in a backward pass with the sums of their columns. Cooperative rows: the
+kernels of the cooperative steps, with a configuration from TABLE, by the rows' length. Split rows: two launches, for
+rows that are too long for all programs which run at once, or so few that one launch would use a part of the GPU and
+wait for every exchange.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import torch
 import triton
 from torch import Tensor
 
-from kernel_twins._triton.lib.device import sm_count
+from kernel_twins._triton.lib.device import shared_bytes, sm_count
 from kernel_twins._triton.norm.layer_norm import v06_cooperative as forward_step
 from kernel_twins._triton.norm.layer_norm_backward import v05_cooperative as backward_step
 
@@ -115,6 +117,10 @@ class Held(NamedTuple):
     def programs(self, M: int) -> int:
         return triton.cdiv(M, self.rows * self.turns)
 
+    def slots(self, N: int, vector: int) -> int:
+        """Places for a row of N elements, some of which may be empty."""
+        return triton.cdiv(N, self.lanes * vector) * self.lanes * vector
+
     def constants(self, N: int, vector: int) -> dict[str, int]:
         """The kernel's, for rows of N elements: CHUNKS tiles of BLOCK_N columns, of which FULL need no mask."""
         block = self.lanes * vector
@@ -126,19 +132,98 @@ class Held(NamedTuple):
 
 def held(M: int, N: int, vector: int, matrices: int, most_warps: int, sms: int) -> Held | None:
     """How rows of N elements lie in lanes; None if ``most_warps`` do not hold a row of so many matrices."""
-    packs, room = triton.cdiv(N, vector), HELD // matrices // vector
-    wider = [LANES * 2**i for i in range(most_warps.bit_length()) if triton.cdiv(packs, LANES * 2**i) <= room]
-    if not wider:
+    packs = triton.cdiv(N, vector)
+    lanes = _lanes(packs, HELD // matrices // vector, most_warps)
+    if lanes is None:
         return None
-    # Rows share a warp if that leaves fewer lanes idle.
-    shared = [2**i for i in range(LANES.bit_length() - 1) if triton.cdiv(packs, 2**i) <= min(MOST_CHUNKS, room)]
-    lanes = min(shared + wider[:1], key=lambda lanes: (triton.cdiv(packs, lanes) * lanes, -lanes))
     rows = max(WARPS * LANES // lanes, 1)
     turns = max(AT_ONCE // (triton.cdiv(packs, lanes) * vector * matrices), 1)
     turns = 2 ** (turns.bit_length() - 1)
     while turns > 1 and triton.cdiv(M, rows * turns) < PROGRAMS_PER_SM * sms:
         turns //= 2
     return Held(lanes, rows, turns)
+
+
+def _lanes(packs: int, room: int, most_warps: int, fewest: int = 1) -> int | None:
+    """The lanes of a row of so many packs, of which each has up to ``room``; None if ``most_warps`` are too few."""
+    wider = [LANES * 2**i for i in range(most_warps.bit_length()) if triton.cdiv(packs, LANES * 2**i) <= room]
+    if not wider:
+        return None
+    # Rows share a warp if that leaves fewer lanes idle.
+    narrow = [2**i for i in range(LANES.bit_length() - 1) if 2**i >= fewest]
+    shared = [lanes for lanes in narrow if triton.cdiv(packs, lanes) <= min(MOST_CHUNKS, room)]
+    return min(shared + wider[:1], key=lambda lanes: (triton.cdiv(packs, lanes) * lanes, -lanes))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Held rows of which columns are summed
+# ----------------------------------------------------------------------------------------------------------------------
+
+REGISTERS = 65_536  # of an SM
+MOST_REGISTERS = 248  # of a thread: they are allotted in units of 8
+OTHER_REGISTERS = 84  # of a thread, beside those of its elements
+EDGE_REGISTERS = 16  # of a thread, for the single elements at the ends of misaligned rows
+MOST_AHEAD = 144  # bytes that travel ahead for a lane in each stage of a matrix, for two programs of an SM to fit
+MOST_STAYING = 4  # programs of an SM
+SUMMED_STAGES = 3
+OTHER_SHARED = 4096  # bytes of a program, beside the rows that travel ahead
+
+
+class Summed(NamedTuple):
+    """``lanes`` hold a row, ``rows`` are side by side; ``per_sm`` programs stay. ``vector``: elements of 16 bytes."""
+
+    lanes: int
+    rows: int
+    per_sm: int
+    stages: int
+    vector: int
+
+    def has_edges(self, N: int) -> bool:
+        return N % self.vector > 0
+
+    def slots(self, N: int) -> int:
+        """Places for a row of N elements, some of which may be empty."""
+        block = self.lanes * self.vector
+        return triton.cdiv(N // self.vector * self.vector, block) * block
+
+    def programs(self, M: int, N: int, sms: int) -> int:
+        """So many that each takes as many rows as the others, but for the last round."""
+        tiles = triton.cdiv(M, self.rows)
+        rounds = triton.cdiv(tiles, self.per_sm * sms)
+        # A line goes from a row to the next one of the same skew.
+        period = self.vector // math.gcd(self.vector, N * self.rows) if rounds > 1 else 1
+        return triton.cdiv(triton.cdiv(tiles, rounds), period) * period
+
+    def constants(self, N: int) -> dict[str, int | bool]:
+        """The kernel's, for rows of N elements: CHUNKS tiles of BLOCK_N columns, of which FULL need no mask."""
+        block, warps = self.lanes * self.vector, self.lanes * self.rows // LANES
+        least = (N - self.vector + 1) // self.vector * self.vector if self.has_edges(N) else N
+        return {
+            "ROWS": self.rows, "CHUNKS": self.slots(N) // block, "BLOCK_N": block, "FULL": least // block,
+            "VECTOR": self.vector, "EDGES": self.has_edges(N), "STAGES": self.stages, "num_warps": warps,
+            "maxnreg": min(REGISTERS // (self.per_sm * warps * LANES) // 8 * 8, MOST_REGISTERS),
+        }  # fmt: skip
+
+
+def summed(N: int, itemsize: int, sums: int, device: torch.device) -> Summed | None:
+    """How rows of N elements lie in lanes that keep the sums of their columns, too; None if these do not hold them.
+
+    ``sums``: how many of every column, 1 or 2. Rows have the same skew in all matrices.
+    """
+    vector = VECTOR_BYTES // itemsize
+    each = 4 * sums + 3 * itemsize  # bytes of an element: beside sums those of weight, x and dout
+    others = OTHER_REGISTERS + (EDGE_REGISTERS if N % vector else 0)
+    most = min((MOST_REGISTERS - others) * 4 // each, MOST_AHEAD // itemsize)
+    # Single elements at the ends have a lane each.
+    found = _lanes(N // vector, most // vector, MOST_WARPS, 2 * vector if N % vector else 1)
+    if found is None:
+        return None
+    rows = max(WARPS * LANES // found, 1)
+    elements = triton.cdiv(N // vector, found) * vector
+    threads, held = rows * found, triton.cdiv(elements * each, 4) + others
+    ahead = 3 * (SUMMED_STAGES - 1) * elements * threads * itemsize + OTHER_SHARED  # of dout, x and dadded
+    per_sm = min(REGISTERS // (threads * triton.cdiv(held, 8) * 8), shared_bytes(device) // ahead, MOST_STAYING)
+    return Summed(found, rows, per_sm, SUMMED_STAGES, vector) if per_sm > 1 else None  # one would wait for its threads
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -226,6 +311,11 @@ def forward(op: str, x: Tensor, has_residual: bool, vector: int) -> Route:
         if in_lanes is not None:
             return in_lanes
     config = cooperative(op, N, itemsize, forward_step.CONFIGS)
+    if vector * itemsize == VECTOR_BYTES and N * itemsize >= VECTOR_BYTES * LANES:
+        tiles = forward_step.divided(N, itemsize, True, 0, 1, config, device)
+        in_lanes = held(M, N, vector, 1, WARPS, sm_count(device))
+        if in_lanes is not None and in_lanes.slots(N, vector) < tiles["PARTS"] * tiles["CHUNKS"] * tiles["BLOCK_N"]:
+            return in_lanes
     matrices = 2 if has_residual else 1
     moved = Moved(4, 5, 1) if has_residual else Moved(2, 3, 1)
     period = forward_step.period_of(N, itemsize) if N * itemsize % VECTOR_BYTES else 1
@@ -234,7 +324,7 @@ def forward(op: str, x: Tensor, has_residual: bool, vector: int) -> Route:
     return split(M, N, itemsize, vector, MOST_PARTS, sm_count(device))
 
 
-def backward(op: str, dout: Tensor, has_weight: bool, has_dadded: bool, vector: int, wide: bool) -> Route:
+def backward(op: str, dout: Tensor, has_weight: bool, has_dadded: bool, vector: int, wide: bool) -> Route | Summed:
     """The route of the rows of dout, which accesses of ``vector`` elements take.
 
     ``wide``: each row has the same skew in all matrices, and may be taken by accesses of 16 bytes but for its ends.
@@ -245,6 +335,12 @@ def backward(op: str, dout: Tensor, has_weight: bool, has_dadded: bool, vector: 
         if in_lanes is not None:
             return in_lanes
     config = cooperative(op, N, itemsize, backward_step.CONFIGS)
+    if has_weight and wide and N * itemsize >= VECTOR_BYTES * LANES:
+        tiles = backward_step.divided(N, itemsize, True, config, device)
+        staying = summed(N, itemsize, 1 if op == "rms_norm_backward" else 2, device)
+        whole = tiles["VECTOR"] > 1  # with accesses of 16 bytes
+        if staying is not None and (not whole or staying.slots(N) < tiles["PARTS"] * tiles["BLOCK_N"]):
+            return staying
     moved = Moved(4, 6, 2) if has_dadded else Moved(3, 5, 2)
     has_ends = wide and N * itemsize % VECTOR_BYTES > 0
     period = VECTOR_BYTES // itemsize if has_ends else 1

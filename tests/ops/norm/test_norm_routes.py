@@ -86,7 +86,47 @@ def test_short_rows_are_held_at_any_alignment_that_wide_accesses_do_not_take(op:
 def test_short_rows_are_held_where_there_are_no_columns_to_add_up(op: str) -> None:
     for n in (1, 61, 832, 1_216, 3_294, 8_192):
         assert isinstance(route(op, 100_000, n, given=False), routing.Held)
-        assert isinstance(route(op, 100_000, n), dict)
+        assert not isinstance(route(op, 100_000, n), routing.Held)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("op", SEARCHED)
+def test_rows_are_held_where_chunks_leave_fewer_lanes_idle_than_a_tile(op: str, dtype: str) -> None:
+    held = routing.Summed if op.endswith("_backward") else routing.Held
+    for n in (288, 640, 768, 1_280, 1_536, 2_560) if dtype == "fp32" else (640, 768, 1_280, 1_536, 2_560, 5_120):
+        assert isinstance(route(op, 100_000, n, dtype), held), n
+    for n in (64, 128, 256, 512, 1_024, 2_048, 4_096, 8_192, 65_536):
+        assert isinstance(route(op, 100_000, n, dtype), dict), n
+
+
+@pytest.mark.parametrize("op", ["layer_norm_backward", "rms_norm_backward"])
+def test_short_misaligned_rows_are_held_by_programs_that_sum_columns(op: str) -> None:
+    for n in (387, 515, 1_027, 1_030):
+        assert isinstance(route(op, 100_000, n), routing.Summed)
+        x = torch.empty(100_000, n, dtype=torch.bfloat16, device="meta")
+        assert isinstance(routing.backward(op, x, True, False, 1, wide=False), dict)  # skews differ
+
+
+@pytest.mark.parametrize("sums", [1, 2])
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_summed_rows_fit_their_lanes_and_keep_their_skew(itemsize: int, sums: int) -> None:
+    vector = 16 // itemsize
+    for n, m in itertools.product((*range(32 * vector, 40 * vector), 768, 1_027, 1_280, 1_536, 5_120), (1, 397, 10**6)):
+        found = routing.summed(n, itemsize, sums, torch.device("meta"))
+        if found is None:
+            assert n > 2_048 and itemsize == 4
+            continue
+        tiles, programs = found.constants(n), found.programs(m, n, SMS)
+        heads = range(vector) if n % vector else (0,)
+        vectors = [(n - head) // vector for head in heads]
+        places = tiles["CHUNKS"] * tiles["BLOCK_N"]
+        assert places - tiles["BLOCK_N"] < max(vectors) * vector <= places
+        assert tiles["FULL"] == min(vectors) * vector // tiles["BLOCK_N"]
+        rounds = -(-m // (programs * found.rows))
+        assert rounds == -(-m // (found.rows * found.per_sm * SMS))
+        assert rounds == 1 or programs * found.rows * n % vector == 0
+        if tiles["EDGES"]:
+            assert found.lanes >= 2 * vector
 
 
 @pytest.mark.parametrize("op", ["layer_norm_backward", "rms_norm_backward"])

@@ -1,8 +1,9 @@
-"""A norm of short rows at any alignment: chunks of a row lie side by side in the registers of a warp.
+"""A norm of rows that a few warps hold: chunks of a row lie side by side in their registers.
 
 A row is held in CHUNKS tiles, each as wide as the row's lanes reach with one access of VECTOR elements. So a row of any
-length fills its lanes, where a tile as long as the next power of 2 leaves up to half of them idle. A warp has whole
-rows, so sums need shuffles and no barrier. Each lane's elements are few, for their addresses take registers, too.
+length fills its lanes, where a tile as long as the next power of 2 leaves up to half of them idle. Where a warp has
+whole rows, sums need shuffles and no barrier. Single elements are held in fp32 and are few, for their addresses take
+registers, too; packs of 16 bytes are held as they are in memory, in half of the registers.
 """
 
 from __future__ import annotations
@@ -13,6 +14,17 @@ from torch import Tensor
 
 from kernel_twins._triton.lib import plans
 from kernel_twins._triton.norm.routing import Held
+
+COMPILED = tl.constexpr(not triton.knobs.runtime.interpret)
+
+
+@triton.jit
+def as_it_came(tile, VECTOR: tl.constexpr):
+    # Defeats common subexpression elimination (CSE): the asm makes packs of 16-bit elements look new, so the compiler
+    # converts them to fp32 again instead of keeping the results, which would take twice the registers.
+    if COMPILED and (VECTOR > 1 and tile.dtype.primitive_bitwidth == 16):
+        tile = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [tile], tile.dtype, is_pure=False, pack=2)
+    return tile.to(tl.float32)
 
 
 @triton.jit
@@ -53,7 +65,7 @@ def row_pointers(matrix, row, stride, col, VECTOR: tl.constexpr):
 
 @triton.jit
 def _values(x_rows, residual_rows, added_rows, mask, CHUNKS: tl.constexpr, FULL: tl.constexpr):
-    # What is normalised, in fp32: x, or its sum with the residual, rounded as it is returned.
+    # What is normalised: x, or its sum with the residual, rounded as it is returned.
     tiles = ()
     for chunk in tl.static_range(CHUNKS):
         tile = load_chunk(x_rows, chunk, mask, FULL, "")
@@ -61,22 +73,22 @@ def _values(x_rows, residual_rows, added_rows, mask, CHUNKS: tl.constexpr, FULL:
             total = tile.to(tl.float32) + load_chunk(residual_rows, chunk, mask, FULL, "").to(tl.float32)
             tile = total.to(tile.dtype)
             store_chunk(added_rows, chunk, tile, mask, FULL)
-        tiles += (tile.to(tl.float32),)
+        tiles += (tile,)
     return tiles
 
 
 @triton.jit
-def _statistics(tiles, N, eps, mask, CENTERED: tl.constexpr, FULL: tl.constexpr):
+def _statistics(tiles, N, eps, mask, CENTERED: tl.constexpr, FULL: tl.constexpr, VECTOR: tl.constexpr):
     CHUNKS: tl.constexpr = len(tiles)
     mean = 0.0
     if CENTERED:
-        total = tiles[0]
+        total = as_it_came(tiles[0], VECTOR)
         for chunk in tl.static_range(1, CHUNKS):
-            total += tiles[chunk]
+            total += as_it_came(tiles[chunk], VECTOR)
         mean = tl.sum(total, axis=1, keep_dims=True) / N
-    squares = tl.zeros_like(tiles[0])
+    squares = tl.zeros_like(tiles[0]).to(tl.float32)
     for chunk in tl.static_range(CHUNKS):
-        distance = tiles[chunk] - mean
+        distance = as_it_came(tiles[chunk], VECTOR) - mean
         if CENTERED and chunk >= FULL:  # elements behind the row were read as 0: their distance must not count
             distance = tl.where(mask, distance, 0.0)
         squares += distance * distance
@@ -104,10 +116,7 @@ def norm_held_rows_kernel(
         rows += (row,)
         held += (_values(x_rows, residual_rows, added_rows, mask, CHUNKS, FULL),)
     for turn in tl.static_range(TURNS):
-        row_mean, row_rstd = _statistics(held[turn], N, eps, mask, CENTERED, FULL)
-        if CENTERED:
-            store_number(mean, rows[turn], row_mean, BLOCK_N)
-        store_number(rstd, rows[turn], row_rstd, BLOCK_N)
+        row_mean, row_rstd = _statistics(held[turn], N, eps, mask, CENTERED, FULL, VECTOR)
         means += (row_mean,)
         rstds += (row_rstd,)
     for chunk in tl.static_range(CHUNKS):
@@ -120,12 +129,16 @@ def norm_held_rows_kernel(
             biases = load_chunk(place, chunk, mask, FULL, "evict_last").to(tl.float32)
         for turn in tl.static_range(TURNS):
             # Subtracts first: the difference is exact where the mean is large.
-            values = (held[turn][chunk] - means[turn]) * rstds[turn]
+            values = (as_it_came(held[turn][chunk], VECTOR) - means[turn]) * rstds[turn]
             if weight is not None:
                 values *= weights
             if bias is not None:
                 values += biases
             store_chunk(row_pointers(out, rows[turn], N, col, VECTOR), chunk, values, mask, FULL)
+    for turn in tl.static_range(TURNS):  # last: packs of a row have another layout, and their warps wait here
+        if CENTERED:
+            store_number(mean, rows[turn], means[turn], BLOCK_N)
+        store_number(rstd, rows[turn], rstds[turn], BLOCK_N)
 
 
 def norm_held_rows(

@@ -1,16 +1,17 @@
 """layer_norm v12_dispatch: a kernel for rows of every length.
 
 Change:   a table tells the configuration from the length of rows, where v06 takes that of the nearest matrix that was
-          searched. Short rows at any alignment are held in chunks of a warp's registers. Rows too long for v06, or so
-          few that v06 leaves SMs idle, are split by two launches: the first one reads them and leaves the numbers of
-          every part, the second one merges these and writes.
-Why:      v06's tile of short misaligned rows is as long as the next power of 2, and so large that the addresses of its
-          single elements spill. Rows that no cooperative launch holds had one program each, on as many SMs as there are
-          rows. The second launch reads rows again, but all SMs work on every row.
+          searched. Rows that leave a part of v06's tile idle, and short misaligned rows, are held in chunks of a few
+          warps' registers. Rows too long for v06, or so few that v06 leaves SMs idle, are split by two launches: the
+          first one reads them and leaves the numbers of every part, the second one merges these and writes.
+Why:      v06's tile of short rows is as long as the next power of 2, and where these are misaligned, so large that the
+          addresses of its single elements spill. Rows that no cooperative launch holds had one program each, on as many
+          SMs as there are rows. The second launch reads rows again, but all SMs work on every row.
 Counter:  time stays where rows are tuned for, and falls where they are short and misaligned.
 Requires: rows whose elements are contiguous, at any distance from each other.
 Routes:   (routing.py)
-          - rows without 16-byte accesses that a warp holds: held_rows.py
+          - rows that a few warps hold with fewer idle lanes than v06's tile has, and rows without 16-byte accesses that
+            a warp holds: held_rows.py
           - rows too long for all programs that run at once, and few long rows: split_rows.py
           - others: v06's kernel
 Source:   to merge: as v02.

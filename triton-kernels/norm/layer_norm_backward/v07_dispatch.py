@@ -1,16 +1,20 @@
 """layer_norm_backward v07_dispatch: a kernel for rows of every length.
 
 Change:   a table tells the configuration from the length of rows, where v05 takes that of the nearest matrix that was
-          searched. Without a weight, short rows are held in chunks of a few warps' registers, by programs that take
+          searched. Rows that leave a part of v05's tiles idle, and short misaligned rows, are held in chunks of a few
+          warps' registers, and so are the sums of their columns. Without a weight there are no sums, and programs take
           rows of their own. Rows too long for v05, or so few that v05 leaves SMs idle, are split by two launches: the
           first one leaves the two sums of every part, the second one merges these, writes dx, and adds up its columns.
-Why:      rows that no cooperative launch holds had one program each, on as many SMs as there are rows, and were read
-          again for the columns' sums. The second launch reads rows again, too, but on all SMs, and its program has the
-          same columns of every row.
-Counter:  time stays.
+Why:      a program of v05 has a tile of a power of 2, and shares a longer row with others, for whose sums it waits.
+          Short misaligned rows are loaded one element at a time there. Rows that no cooperative launch holds had one
+          program each, on as many SMs as there are rows, and were read again for the columns' sums. The second launch
+          reads rows again, too, but on all SMs, and its program has the same columns of every row.
+Counter:  time stays where rows are tuned for, and falls where they leave lanes idle or are short and misaligned.
 Requires: rows whose elements are contiguous, at any distance from each other.
 Routes:   (routing.py)
           - rows without a weight that a few warps hold: held_rows.py
+          - rows with one that a few warps hold with the sums of their columns, whose chunks leave fewer lanes idle than
+            v05's tiles, or that v05 loads by single elements though their skews are alike: summed_rows.py
           - rows too long for all programs that run at once, and few long rows: split_rows.py
           - others: v05's kernel
 Twin:     cuda-kernels/norm/layer_norm_backward/v07_dispatch.cu
@@ -32,6 +36,7 @@ from kernel_twins._triton.lib.workspace import counter
 from kernel_twins._triton.norm import routing
 from kernel_twins._triton.norm.layer_norm_backward.held_rows import norm_backward_held_rows
 from kernel_twins._triton.norm.layer_norm_backward.split_rows import norm_backward_split_rows
+from kernel_twins._triton.norm.layer_norm_backward.summed_rows import norm_backward_summed_rows
 from kernel_twins._triton.norm.layer_norm_backward.v01_rows_then_columns import NUM_WARPS as SUM_WARPS
 from kernel_twins._triton.norm.layer_norm_backward.v01_rows_then_columns import norm_backward_sum_kernel, summing
 from kernel_twins._triton.norm.layer_norm_backward.v05_cooperative import (
@@ -116,6 +121,8 @@ def _first_time(kernel: Any, op: str, tensors: tuple[Tensor | None, ...]) -> Cal
     if isinstance(route, routing.Held):
         plan = norm_backward_held_rows(route, (dout, x, mean, rstd, dadded, dx), (M, N, *strides), vector)
         return None if plan is None else lambda *tensors: plan(*tensors[:4], *tensors[5:7])
+    if isinstance(route, routing.Summed):
+        return norm_backward_summed_rows(route, tensors, (M, N, *strides))
     if isinstance(route, routing.Split):
         return norm_backward_split_rows(route, tensors, (M, N, *strides), vector)
     return _cooperative(kernel, route, tensors, strides, wide)

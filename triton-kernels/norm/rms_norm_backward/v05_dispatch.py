@@ -3,7 +3,7 @@
 Change:   the kernels of layer_norm_backward's v07, without the mean of x, that of the gradient, and dbias, and a table
           of configurations of its own.
 Why:      layer_norm_backward's ladder found it. A part of a split row leaves one number instead of two.
-Counter:  time stays.
+Counter:  time stays where rows are tuned for, and falls where they leave lanes idle or are short and misaligned.
 Requires: rows whose elements are contiguous, at any distance from each other.
 Routes:   as layer_norm_backward's v07 (routing.py)
 Twin:     cuda-kernels/norm/rms_norm_backward/v05_dispatch.cu
