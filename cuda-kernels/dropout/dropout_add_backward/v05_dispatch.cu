@@ -11,6 +11,7 @@
 // Routes:   dbias, and rows whose packs fill the GPU: this kernel
 //           others: v04's kernels
 // Source:   layer_norm's v12, for the shifted packs
+// Twin:     triton-kernels/dropout/dropout_add_backward/v05_dispatch.py
 #include "args.h"
 #include "dropout/dropout.cuh"
 #include "norm/norm_shifted.cuh"

@@ -90,3 +90,33 @@ struct Shifted {
     }
   }
 };
+
+// Whether an output's elements are short runs, which lie side by side with those of its neighbours, in many
+// rows: then these are columns, of which each output has a run of totals.
+inline bool are_runs_columns(const Tiling& tiling) {
+  constexpr int64_t MANY_ROWS = 16;
+  const Axis &kept = tiling.kept.inner(), &run = tiling.reduced.inner();
+  return tiling.columns == 0 && !tiling.wide && tiling.kept.rank == 1 && kept.step == 1 && run.stride == 1 &&
+         run.size > 1 && kept.stride == run.size && tiling.reduced.count >= MANY_ROWS * run.size;
+}
+
+// The columns of such runs.
+inline Tiling columns_of_runs(const Tiling& along) {
+  const int64_t run = along.reduced.inner().size;
+  Tiling tiling = along;
+  tiling.kept.set_inner({along.kept.count * run, 1, 1});
+  tiling.reduced.rank -= 1;
+  tiling.reduced.count /= run;
+  tiling.column_step = 1;
+  return tiling;
+}
+
+// An output's totals of its columns, in their order. totals: [outputs, run], fp32.
+template <typename T, typename Total>
+__device__ void merge_runs(const float* totals, void* out, int64_t outputs, int run, float divisor) {
+  const int64_t output = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x;
+  if (output >= outputs) return;
+  Total total = Total::none();
+  for (int i = 0; i < run; ++i) total.merge({totals[output * run + i]});
+  total.template store<T>(out, output, divisor);
+}

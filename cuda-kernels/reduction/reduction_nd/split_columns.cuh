@@ -44,8 +44,8 @@ struct Straight {
   }
 };
 
-// Reduces the columns of a tile. workspace: [tiles, parts, columns of a tile]
-template <typename T, typename Way, int DEPTH, typename Total>
+// Reduces the columns of a tile. workspace: [tiles, parts, columns of a tile]; out: of Out.
+template <typename T, typename Way, int DEPTH, typename Out = T, typename Total>
 __device__ void reduce_columns(const T* x, void* out, const typename Way::Layout& tiling, float divisor,
                                Total* workspace, unsigned* counters) {
   using Parts = ColumnParts<T, Way::WIDE, Total>;
@@ -81,6 +81,6 @@ __device__ void reduce_columns(const T* x, void* out, const typename Way::Layout
     for (unsigned other = 1; gridDim.y > 1 && other < gridDim.y; ++other) {
       total.merge(workspace[static_cast<int64_t>(other) * width + column]);
     }
-    total.template store<T>(out, at, divisor);
+    total.template store<Out>(out, at, divisor);
   }
 }

@@ -3,7 +3,8 @@
 // Change:   down columns whose rows start anywhere within 16 bytes, a pack of neighbouring columns is shifted
 //           together from the two aligned words that it spans. Down columns that have no neighbours in
 //           memory, or too few, a thread has sixteen loads of one element in flight instead of four, for
-//           argmax eight. Everything else goes to v05's kernels.
+//           argmax eight. Runs of a few elements that lie side by side with those of other outputs are
+//           columns, too, whose totals a second launch merges. Everything else goes to v05's kernels.
 // Why:      a load of one element takes as many instructions to find its place as one of sixteen bytes. And
 //           the bytes in flight set the rate, by Little's law: four loads of one fp16 element are 8 bytes a
 //           thread, where a thread of aligned columns has 64.
@@ -37,9 +38,10 @@ enum class By {
   V05,      // v05's kernels
   SHIFTED,  // packs of columns, shifted together
   NARROW,   // single elements of columns, NARROW_LOADS<Total> at once
+  RUNS,     // short runs as columns, shifted together, and their totals
 };
 
-// The first line that fits counts: for columns that are no whole packs.
+// For columns that are no whole packs; the first line that fits counts. Before it, RUNS are looked for.
 struct Route {
   int64_t neighbours;  // at least, of columns in memory, in packs
   int64_t loads;       // at least, of a thread that takes single elements
@@ -51,8 +53,10 @@ constexpr Route ROUTES[] = {
     {0, 0, By::V05},  // the other loads would bring nothing
 };
 
-template <typename T>
+template <typename T, typename Total>
 By route_of(const Tiling& tiling) {
+  const bool runs = !HAS_PLACES<Total> && are_runs_columns(tiling);
+  if (runs && tiling.kept.count * tiling.run >= Pack<T>::SIZE) return By::RUNS;
   if (tiling.columns == 0 || tiling.wide) return By::V05;
   const Axis& inner = tiling.kept.inner();
   const int64_t neighbours = inner.stride == 1 ? inner.size / Pack<T>::SIZE : 0;
@@ -69,12 +73,19 @@ __global__ void __launch_bounds__(THREADS, NARROW_RESIDENT<Total>)
   reduce_columns<T, Straight<T, false>, NARROW_LOADS<Total>>(x, out, tiling, divisor, workspace, counters);
 }
 
-template <typename T, typename Total>
+template <typename T, typename Out, typename Total>
 __global__ void __launch_bounds__(THREADS, SHIFTED_RESIDENT<Total>)
     reduction_nd_v06_dispatch_shifted_kernel(const T* x, void* out,
                                              const __grid_constant__ ShiftedTiling tiling, float divisor,
                                              Total* workspace, unsigned* counters) {
-  reduce_columns<T, Shifted<T>, LOADS>(x, out, tiling, divisor, workspace, counters);
+  reduce_columns<T, Shifted<T>, LOADS, Out>(x, out, tiling, divisor, workspace, counters);
+}
+
+template <typename T, typename Total>
+__global__ void __launch_bounds__(THREADS)
+    reduction_nd_v06_dispatch_runs_kernel(const float* totals, void* out, int64_t outputs, int run,
+                                          float divisor) {
+  merge_runs<T, Total>(totals, out, outputs, run, divisor);
 }
 
 // Parts a tile: as many as fill the GPU, as long as each has a round of loads; a split tile needs a counter.
@@ -86,27 +97,44 @@ int64_t parts_of(const Tiling& tiling, int loads, int64_t resident) {
 
 // `width`: columns of a thread.
 template <typename T, typename Total, typename Layout, typename Kernel>
-void launch(const ReductionNdArgs& args, const Layout& tiling, int64_t parts, int width, Kernel* kernel) {
+void launch(const ReductionNdArgs& args, const Layout& tiling, int64_t parts, int width, Kernel* kernel,
+            void* out, float divisor) {
   const int64_t totals = tiling.tiles * parts * tiling.columns * width;
   auto* workspace = parts > 1 ? static_cast<Total*>(args.memory->workspace(totals * sizeof(Total))) : nullptr;
   auto* counters = parts > 1 ? static_cast<unsigned*>(args.memory->zeroed()) : nullptr;
   const dim3 grid(tiling.tiles, parts);
-  kernel<<<grid, THREADS, 0, args.stream>>>(static_cast<const T*>(args.x), args.out, tiling,
-                                            divisor_of(args, args.reduced_axes()), workspace, counters);
+  kernel<<<grid, THREADS, 0, args.stream>>>(static_cast<const T*>(args.x), out, tiling, divisor, workspace,
+                                            counters);
   CUDA_CHECK(cudaGetLastError());
 }
 
 template <typename T, typename Total>
-void launch_narrow(const ReductionNdArgs& args, const Tiling& tiling, int64_t sms) {
+void launch_narrow(const ReductionNdArgs& args, const Tiling& tiling, int64_t sms, float divisor) {
   const int64_t parts = parts_of(tiling, NARROW_LOADS<Total>, sms * NARROW_RESIDENT<Total>);
-  launch<T, Total>(args, tiling, parts, 1, reduction_nd_v06_dispatch_columns_kernel<T, Total>);
+  launch<T, Total>(args, tiling, parts, 1, reduction_nd_v06_dispatch_columns_kernel<T, Total>, args.out,
+                   divisor);
+}
+
+template <typename T, typename Total, typename Out = T>
+void launch_shifted(const ReductionNdArgs& args, const Tiling& narrow, int64_t sms, void* out,
+                    float divisor) {
+  const ShiftedTiling tiling = shifted_tiling_of<T>(narrow, LOADS);
+  const int64_t parts = parts_of(tiling, LOADS, sms * SHIFTED_RESIDENT<Total>);
+  launch<T, Total>(args, tiling, parts, Pack<T>::SIZE,
+                   reduction_nd_v06_dispatch_shifted_kernel<T, Out, Total>, out, divisor);
 }
 
 template <typename T, typename Total>
-void launch_shifted(const ReductionNdArgs& args, const Tiling& narrow, int64_t sms) {
-  const ShiftedTiling tiling = shifted_tiling_of<T>(narrow, LOADS);
-  const int64_t parts = parts_of(tiling, LOADS, sms * SHIFTED_RESIDENT<Total>);
-  launch<T, Total>(args, tiling, parts, Pack<T>::SIZE, reduction_nd_v06_dispatch_shifted_kernel<T, Total>);
+void launch_runs(const ReductionNdArgs& args, const Tiling& along, int64_t sms, float divisor) {
+  if constexpr (!HAS_PLACES<Total>) {
+    const Tiling columns = columns_of_runs(along);
+    auto* totals = static_cast<float*>(args.memory->workspace(columns.kept.count * sizeof(float)));
+    launch_shifted<T, Total, float>(args, columns, sms, totals, 1.0f);
+    reduction_nd_v06_dispatch_runs_kernel<T, Total>
+        <<<static_cast<unsigned>(cdiv(along.kept.count, THREADS)), THREADS, 0, args.stream>>>(
+            totals, args.out, along.kept.count, static_cast<int>(along.run), divisor);
+    CUDA_CHECK(cudaGetLastError());
+  }
 }
 
 }  // namespace
@@ -118,11 +146,14 @@ void reduction_nd_v06_dispatch(const ReductionNdArgs& args) {
     using Total = decltype(total);
     const Tiling tiling = tiling_of<T>(args, sms);
     if (tiling.tiles == 0) return;
-    switch (route_of<T>(tiling)) {
+    const float divisor = divisor_of(args, args.reduced_axes());
+    switch (route_of<T, Total>(tiling)) {
       case By::SHIFTED:
-        return launch_shifted<T, Total>(args, tiling, sms);
+        return launch_shifted<T, Total>(args, tiling, sms, args.out, divisor);
       case By::NARROW:
-        return launch_narrow<T, Total>(args, tiling, sms);
+        return launch_narrow<T, Total>(args, tiling, sms, divisor);
+      case By::RUNS:
+        return launch_runs<T, Total>(args, tiling, sms, divisor);
       case By::V05:
         return reduction_nd_v05_split(args);
     }

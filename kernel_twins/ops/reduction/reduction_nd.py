@@ -329,6 +329,12 @@ OP = Op(
             ((700, 9), "0", {"x": "pitched", "offset": "1"}),
             ((70_001, 3), "0", {}),
             ((20_003, 9), "0", {"x": "sliced"}),
+            ((40, 41, 3), "02", {}),  # short runs, which are columns, too
+            ((3, 41, 2, 40), "023", {"x": "permuted"}),
+            ((700, 3, 11), "02", {"offset": "1"}),
+            ((9, 40, 24), "1", {}),
+            ((9, 41, 28), "1", {}),
+            ((7, 2_052), "1", {"x": "pitched"}),
         )
         for dtype in ITEMSIZE
         for kind in ("sum", "max", "argmax")

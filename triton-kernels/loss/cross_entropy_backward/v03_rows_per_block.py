@@ -6,13 +6,13 @@ Why:      a program that ends after one tile makes room for another, whose loads
           program that walks along a row waits at every step. A single short row would leave threads without work.
 Counter:  dram_share rises.
 Requires: rows whose elements are contiguous, at any distance from each other. Accesses take 16 bytes if N and that
-          distance are multiples of 16; otherwise the compiler cannot know where a row starts, and accesses single
-          elements. out may be the logits.
+          distance are multiples of 16 bytes; otherwise as many as they are multiples of. out may be the logits.
 Twin:     cuda-kernels/loss/cross_entropy_backward/v03_rows_per_block.cu
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import triton
@@ -37,24 +37,35 @@ def tile_of(args: dict[str, Any]) -> int:
     return args["TILE_BYTES"] // args["logits"].element_size()
 
 
+def width_of(args: dict[str, Any], matrix: str, stride: str) -> int:
+    """Elements of an access that the kernel has to spell out; 1 if there are none, or the compiler sees them."""
+    N, distance, itemsize = args["N"], args[stride], args[matrix].element_size()
+    if args[matrix].data_ptr() % 16 or (N % 16 == 0 and distance % 16 == 0):
+        return 1
+    return math.gcd(16 // itemsize, N, distance)
+
+
 @triton.autotune(CONFIGS, key=["N"], cache_results=True, do_bench=tuning.bench)
 @triton.heuristics(
     {
         "BLOCK_N": lambda args: min(triton.next_power_of_2(args["N"]), tile_of(args)),
         "ROWS": lambda args: tile_of(args) // args["BLOCK_N"],
+        "READ": lambda args: width_of(args, "logits", "stride_lm"),
+        "WRITTEN": lambda args: width_of(args, "out", "stride_om"),
     }
 )
 @triton.jit
 def cross_entropy_backward_v03_rows_per_block_kernel(
     logits, target, lse, dout, out, M, N, stride_lm, stride_dm, stride_om, ignore_index: tl.int64, smoothing,
-    TILE_BYTES: tl.constexpr, BLOCK_N: tl.constexpr, ROWS: tl.constexpr,
+    TILE_BYTES: tl.constexpr, BLOCK_N: tl.constexpr, ROWS: tl.constexpr, READ: tl.constexpr, WRITTEN: tl.constexpr,
 ):  # fmt: skip
-    # logits, out: [M, N]; target, lse, dout: [M]. Offsets of rows have 64 bits.
+    # logits, out: [M, N]; target, lse, dout: [M]. Offsets of rows have 64 bits. N and the rows' distance are multiples
+    # of READ and WRITTEN, the elements of an access, and a mask is the same for so many.
     parts = tl.cdiv(N, BLOCK_N)
     row = (tl.program_id(0) // parts).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     col = tl.program_id(0) % parts * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
-    mask = (row < M)[:, None] & (col < N)
-    values = tl.load(logits + (row * stride_lm)[:, None] + col, mask=mask).to(tl.float32)
+    mask = (row < M)[:, None] & (col // READ < N // READ)
+    values = tl.load(logits + (row * (stride_lm // READ) * READ)[:, None] + col, mask=mask).to(tl.float32)
     row_class = tl.load(target + row, mask=row < M, other=0)
     row_lse, scale = tl.load(lse + row, mask=row < M), tl.load(dout + row * stride_dm, mask=row < M)
     # A target that is no class makes the whole row NaN, as it makes the loss.
@@ -63,7 +74,9 @@ def cross_entropy_backward_v03_rows_per_block_kernel(
     wanted = tl.where(col == row_class[:, None], shared + (1.0 - smoothing), shared)
     values = (tl.exp2((values - row_lse[:, None]) * LOG2_E) - wanted) * scale[:, None]
     values = tl.where((row_class == ignore_index)[:, None], 0.0, values)
-    tl.store(out + (row * stride_om)[:, None] + col, values.to(out.dtype.element_ty), mask=mask)
+    mask = (row < M)[:, None] & (col // WRITTEN < N // WRITTEN)
+    where = out + (row * (stride_om // WRITTEN) * WRITTEN)[:, None] + col
+    tl.store(where, values.to(out.dtype.element_ty), mask=mask)
 
 
 _plans: dict[tuple[Any, ...], plans.Plan] = {}

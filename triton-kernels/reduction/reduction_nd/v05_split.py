@@ -2,7 +2,9 @@
 
 Change:   every tile's chunks are split into as many parts as fill the GPU with programs; each program writes its part's
           total to a workspace. A second kernel merges the parts of an output, always in the same order. Tile size,
-          number of warps and programs an SM are searched over the list below (see tuning.py).
+          number of warps and programs an SM are searched over the list below (see tuning.py). Where the compiler does
+          not see multiples of 16 bytes, accesses are spelled out: along long runs from the first whole vector on, the
+          ends one by one; down columns as wide as all distances allow.
 Why:      the statistics of 64 channels are 64 outputs for 132 SMs, and a sum over all axes is one output. Parts occupy
           all SMs, and every run gives the same bits. CUDA's last block saves the second launch, which costs a
           microsecond or two if there are parts.
@@ -14,6 +16,7 @@ Twin:     cuda-kernels/reduction/reduction_nd/v05_split.cu
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -27,6 +30,7 @@ from kernel_twins._triton.reduction.reduction_nd.axes import along_reduced, coun
 from kernel_twins._triton.reduction.reduction_nd.totals import add, merge, none, place_of, reduce, run_of, store
 
 WIDEST = 256  # columns of a tile
+LONG_RUN = 16  # vectors of a run, from which on its ends are worth a load of their own
 MERGED, OUTPUTS, MERGING_WARPS = 32, 64, 4  # the second kernel's tile: parts, outputs; its warps
 
 CONFIGS = [
@@ -55,19 +59,38 @@ def grid_of(args: dict[str, Any]) -> tuple[int, int]:
     return tiles, max(min(args["PER_SM"] * sm_count(args["x"].device) // tiles, chunks), 1)
 
 
+def vector_of(args: dict[str, Any]) -> int:
+    """Elements of an access that the kernel has to spell out; 1 if there are none, or the compiler sees them by itself.
+
+    Along runs that start anywhere they are counted from the first multiple of 16 bytes. Down columns all runs must be
+    whole numbers of them.
+    """
+    x, inner = args["x"], "strides" if args["ALONG"] else "kept_strides"
+    steps = [*args["kept_strides"], *args["strides"]]
+    steps.remove(args[inner][-1])
+    run = args["sizes" if args["ALONG"] else "kept_sizes"][-1]
+    vector = 16 // x.element_size()
+    if x.data_ptr() % 16 or args[inner][-1] != 1 or all(size % 16 == 0 for size in (*steps, run)):
+        return 1
+    if args["ALONG"]:
+        return vector if run >= LONG_RUN * vector else 1
+    return math.gcd(vector, run, *steps)
+
+
 @triton.autotune(CONFIGS, key=["outputs", "elements", "KIND", "ALONG"], cache_results=True, do_bench=tuning.bench)
 @triton.heuristics(
     {
         "BLOCK_K": lambda args: blocks_of(args)[0],
         "BLOCK_R": lambda args: blocks_of(args)[1],
         "SPLIT": lambda args: grid_of(args)[1] > 1,
+        "VECTOR": vector_of,
     }
 )
 @triton.jit
 def reduction_nd_v05_split_kernel(
     x, out, parts, part_places, kept_sizes, kept_strides, kept_steps, sizes, strides, steps, outputs, elements, divisor,
     KIND: tl.constexpr, ALONG: tl.constexpr, TILE: tl.constexpr, PER_SM: tl.constexpr, BLOCK_K: tl.constexpr,
-    BLOCK_R: tl.constexpr, SPLIT: tl.constexpr,
+    BLOCK_R: tl.constexpr, SPLIT: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
     # x, out: addressed by the kept axes and the reduced axes. parts, and for argmax part_places: [parts, outputs]. A
     # tile is [BLOCK_K, BLOCK_R], or down columns [BLOCK_R, BLOCK_K].
@@ -83,13 +106,32 @@ def reduction_nd_v05_split_kernel(
         chunks = (run - 1) // BLOCK_R + 1  # tl.cdiv adds first, which wraps near 2^31
         each = tl.cdiv(elements // tl.maximum(run, 1) * chunks, count)
         values, places = none((BLOCK_K, BLOCK_R), KIND)
+        if VECTOR > 1:
+            end_values, end_places = none((BLOCK_K, 2 * VECTOR), KIND)
+            in_ends = tl.arange(0, 2 * VECTOR)[None, :]
         for chunk in tl.range(part * each, tl.minimum((part + 1) * each, elements // tl.maximum(run, 1) * chunks)):
             outer, at = run_of(chunk // chunks, sizes, strides, steps)
             index = chunk % chunks * BLOCK_R + in_chunk
-            mask = inside[:, None] & (index < run)
-            where = pointers + outer + index * strides[LAST]
-            values, places = add(values, places, where, at + index * steps[LAST], mask, KIND)
+            if VECTOR == 1:
+                mask = inside[:, None] & (index < run)
+                where = pointers + outer + index * strides[LAST]
+                values, places = add(values, places, where, at + index * steps[LAST], mask, KIND)
+            else:
+                # Vectors from the first whole one on, which `head` elements precede. The mask is the same for each.
+                start = tl.cdiv(offset[:, None] + outer, VECTOR) * VECTOR
+                head = start - (offset[:, None] + outer)
+                whole = (run - head) // VECTOR
+                mask = inside[:, None] & (index // VECTOR < whole)
+                values, places = add(values, places, x + start + index, at + (head + index) * steps[LAST], mask, KIND)
+                # The elements before and behind them, with the run's first chunk.
+                index = tl.where(in_ends < VECTOR, in_ends, head + whole * VECTOR + in_ends - VECTOR)
+                mask = inside[:, None] & (index < tl.where(in_ends < VECTOR, head, run)) & (chunk % chunks == 0)
+                where = pointers + outer + index
+                end_values, end_places = add(end_values, end_places, where, at + index * steps[LAST], mask, KIND)
         value, place = reduce(values, places, 1, KIND)
+        if VECTOR > 1:
+            end_value, end_place = reduce(end_values, end_places, 1, KIND)
+            value, place = merge(value, place, end_value, end_place, KIND)
     else:
         run = kept_sizes[LAST]
         blocks = (run - 1) // BLOCK_K + 1
@@ -97,15 +139,15 @@ def reduction_nd_v05_split_kernel(
         output = program // blocks * run + column
         offset, first = run_of(program // blocks, kept_sizes, kept_strides, kept_steps)
         step = first + column * kept_steps[LAST]
-        inside = column < run
-        pointers = x + offset + column[None, :] * kept_strides[LAST]
+        inside = column // VECTOR < run // VECTOR
+        pointers = x + offset // VECTOR * VECTOR + column[None, :] * kept_strides[LAST]
         each = tl.cast((elements - 1) // BLOCK_R // count + 1, tl.int64) * BLOCK_R
         values, places = none((BLOCK_R, BLOCK_K), KIND)
         for start in tl.range(part * each, tl.minimum((part + 1) * each, elements), BLOCK_R):
             row = start + tl.arange(0, BLOCK_R)[:, None]
             element, at = place_of(row, sizes, strides, steps)
             mask = inside[None, :] & (row < elements)
-            values, places = add(values, places, pointers + element, at, mask, KIND)
+            values, places = add(values, places, pointers + element // VECTOR * VECTOR, at, mask, KIND)
         value, place = reduce(values, places, 0, KIND)
     if SPLIT:
         tl.store(parts + part * outputs + output, value, mask=inside)
