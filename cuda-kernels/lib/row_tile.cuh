@@ -33,21 +33,23 @@ __host__ __device__ constexpr int tile_words(int rows, int N, int64_t stride) {
 }
 
 // The rows of an input that a block has in shared memory.
-template <typename T>
+template <typename T, int THREADS = TILE_THREADS>
 struct TileRows {
   const T* first;  // row, in global memory
   int64_t stride;
   int N, count;  // of the rows that there are
   uint4* words;
+  const T* end;  // of the tensor, in global memory
 
-  // Issues this thread's asynchronous copies. A word that ends behind the last row is read up to there.
+  // Issues this thread's asynchronous copies. A word that ends behind the tensor is loaded element by
+  // element.
   __device__ void load() const {
     if (are_dense(N, stride)) {
-      load_row(first, (count - 1) * static_cast<int>(stride) + N, words, threadIdx.x, TILE_THREADS);
+      load_row(first, (count - 1) * static_cast<int>(stride) + N, words, threadIdx.x, THREADS);
       return;
     }
     const int each = words_of<T>(N);
-    for (int i = threadIdx.x; i < count * each; i += TILE_THREADS) {
+    for (int i = threadIdx.x; i < count * each; i += THREADS) {
       load_row(first + i / each * stride, N, words + i / each * each, i % each, each);
     }
   }
@@ -59,18 +61,22 @@ struct TileRows {
 
  private:
   // Copies the words from number `word` on, `step` from each to the next, that hold one of `elements`
-  // elements.
-  __device__ static void load_row(const T* row, int elements, uint4* to, int word, int step) {
+  // elements. Through L1, where the neighbour of a word that two rows share finds it.
+  __device__ void load_row(const T* row, int elements, uint4* to, int word, int step) const {
     constexpr int SIZE = Pack<T>::SIZE;
     for (int column = word * SIZE - skew_of(row); column < elements; word += step, column += step * SIZE) {
-      const int valid = min(SIZE, elements - column);
-      cp_async_first(to + word, row + column, valid * static_cast<int>(sizeof(T)));
+      const T* const from = row + column;
+      if (end - from >= SIZE) {
+        cp_async<16, true>(to + word, from, true);
+      } else {
+        for (int i = 0; i < end - from; ++i) reinterpret_cast<T*>(to + word)[i] = from[i];
+      }
     }
   }
 };
 
 // The contiguous rows of out that a block has, first in shared memory at the same skew.
-template <typename T>
+template <typename T, int THREADS = TILE_THREADS>
 struct TileOut {
   T* first;  // row, in global memory
   int N, count;
@@ -82,7 +88,7 @@ struct TileOut {
   __device__ void store() const {
     constexpr int SIZE = Pack<T>::SIZE;
     const int skew = skew_of(first), elements = count * N;
-    for (int i = threadIdx.x; i * SIZE < elements + skew; i += TILE_THREADS) {
+    for (int i = threadIdx.x; i * SIZE < elements + skew; i += THREADS) {
       store_pack(first, i * SIZE - skew, elements, true, Pack<T>{words[i]});
     }
   }

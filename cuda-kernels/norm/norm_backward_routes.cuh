@@ -5,17 +5,19 @@
 #include "norm_backward_lanes.cuh"
 #include "norm_backward_ring.cuh"
 #include "norm_backward_split.cuh"
+#include "norm_backward_tile.cuh"
 
 // What has a row at once.
 enum class By {
   LANES,     // lanes of a warp, by accesses of 16 bytes: backward_by_lanes
-  SHIFTED,   // lanes of a warp, by packs that are shifted together: backward_shifted
+  TILES,     // shared memory, with its neighbours, element by element: backward_tiles
   RING,      // a cluster, to which rows travel ahead: backward_rows_ahead
   LAUNCHES,  // nothing: two launches go through it, leave_gradient_sums and write_split
 };
 
-// Rows that a line of the table is for: the same skew in all matrices, or not.
-enum class Rows { ALIKE, DIFFER, ANY };
+// Rows that a line of the table is for: whole packs in all matrices; ragged ones, whose skew is the same in
+// all matrices; or whose skew differs.
+enum class Rows { WHOLE, RAGGED, DIFFER, ANY };
 // The operation.
 enum class Norm { LAYER, RMS, ANY };
 
@@ -32,16 +34,21 @@ constexpr int64_t ANY = INT64_MAX, KIB = 1024;
 constexpr int64_t FEW_ROWS = 160, LONG_ROW = 128 * KIB;
 // So many rows an SM that the sums of lanes, which are added at the end, take a small part of the time.
 constexpr int64_t MANY_SM_ROWS = 64;
-constexpr int64_t WARP_ROW = 16 * 32 * MOST_LANE_PACKS, SHIFTED_ROW = 16 * 32 * SHIFTED_PACKS;
+constexpr int64_t WARP_ROW = 16 * 32 * MOST_LANE_PACKS;
+// Longer ragged rows are left to the ring, where they need no copy of dx in shared memory.
+constexpr int64_t RAGGED_ROW = 10 * KIB;
 
 // The first line that fits counts, or the next one if its kernel refuses: lanes do if the row is too long for
-// them with column sums, a ring if no cluster holds its stages.
+// them with column sums, tiles if a thread would have too many elements, a ring if no cluster holds its
+// stages.
 constexpr Route ROUTES[] = {
-    {Rows::ALIKE, Norm::ANY, KIB, 0, ANY, By::LANES},
-    {Rows::ALIKE, Norm::LAYER, WARP_ROW, MANY_SM_ROWS, ANY, By::LANES},
-    {Rows::ALIKE, Norm::RMS, WARP_ROW, 0, ANY, By::LANES},
-    {Rows::ALIKE, Norm::ANY, ANY, 0, ANY, By::RING},
-    {Rows::DIFFER, Norm::ANY, SHIFTED_ROW, 0, ANY, By::SHIFTED},
+    {Rows::WHOLE, Norm::ANY, KIB, 0, ANY, By::LANES},
+    {Rows::WHOLE, Norm::LAYER, WARP_ROW, MANY_SM_ROWS, ANY, By::LANES},
+    {Rows::WHOLE, Norm::RMS, WARP_ROW, 0, ANY, By::LANES},
+    {Rows::WHOLE, Norm::ANY, ANY, 0, ANY, By::RING},
+    {Rows::RAGGED, Norm::ANY, RAGGED_ROW, 0, ANY, By::TILES},
+    {Rows::RAGGED, Norm::ANY, ANY, 0, ANY, By::RING},
+    {Rows::DIFFER, Norm::ANY, ANY, 0, ANY, By::TILES},
     {Rows::DIFFER, Norm::ANY, LONG_ROW, 0, ANY, By::RING},
     {Rows::DIFFER, Norm::ANY, ANY, 0, FEW_ROWS, By::LAUNCHES},
     {Rows::DIFFER, Norm::ANY, ANY, 0, ANY, By::RING},
@@ -57,11 +64,11 @@ void launch_by_routes(const NormBackwardArgs& args, Norm norm, Launch launch) {
     }
     return;
   }
-  // A row of one element counts as one whose skews differ: dx is exactly 0 by that kernel.
-  const bool alike = args.N > 1 && are_alike<T>(args);
+  const bool alike = are_alike<T>(args);
+  const Rows layout = are_whole<T>(args) ? Rows::WHOLE : alike ? Rows::RAGGED : Rows::DIFFER;
   const int64_t bytes = (alike ? packs_of<T>(args) : most_packs<T>(args.N)) * 16;
   for (const Route& route : ROUTES) {
-    if (route.layout != Rows::ANY && (route.layout == Rows::ALIKE) != alike) continue;
+    if (route.layout != Rows::ANY && route.layout != layout) continue;
     if (route.norm != Norm::ANY && route.norm != norm) continue;
     if (bytes > route.bytes || args.M < route.sm_rows * multiprocessor_count() || args.M > route.rows)
       continue;
@@ -84,32 +91,29 @@ bool launch_by(const NormBackwardArgs& args, By by) {
   constexpr auto GIVEN = Affine::GIVEN, NONE = Affine::NONE;
   const auto add = Kernels::template add<T>();
   const bool given = affine_of(args) == GIVEN;
+  // The kernels where less than a warp has a row are compiled for weights alone.
   if (by == By::LANES) {
-    const int period = skew_period<T>(args.stride_xm);
-    const auto by_lanes = [&]<bool WHOLE, Affine AFFINE, int MOST_PACKS>() {
+    const auto by_lanes = [&]<Affine AFFINE, int MOST_PACKS>() {
       return launch_lanes<T, MOST_PACKS>(
-          args, packs_of<T>(args), period, CENTERED,
+          args, CENTERED,
           [](auto lanes, auto packs) {
-            constexpr Affine OF_WARP = lanes < 32 ? Affine::GIVEN : AFFINE;
-            return Kernels::template lanes<T, lanes, packs, WHOLE, OF_WARP>();
+            return Kernels::template lanes < T, lanes, packs, lanes<32 ? GIVEN : AFFINE>();
           },
           add);
     };
-    if (!are_whole<T>(args)) return by_lanes.template operator()<false, GIVEN, 4>();
-    return given ? by_lanes.template operator()<true, GIVEN, SUMMED_LANE_PACKS<CENTERED>>()
-                 : by_lanes.template operator()<true, NONE, MOST_LANE_PACKS>();
+    return given ? by_lanes.template operator()<GIVEN, SUMMED_LANE_PACKS<CENTERED>>()
+                 : by_lanes.template operator()<NONE, MOST_LANE_PACKS>();
   }
-  if (by == By::SHIFTED) {
-    const auto shifted = [&]<Affine AFFINE>() {
-      return launch_lanes<T, SHIFTED_PACKS>(
-          args, most_packs<T>(args.N), 1, CENTERED,
-          [](auto lanes, auto packs) {
-            constexpr Affine OF_WARP = lanes < 32 ? Affine::GIVEN : AFFINE;
-            return Kernels::template shifted<T, lanes, packs, OF_WARP>();
+  if (by == By::TILES) {
+    const auto tiles = [&]<Affine AFFINE>() {
+      return launch_tiles<T>(
+          args, CENTERED,
+          [](auto threads, auto items) {
+            return Kernels::template tiles < T, threads, items, threads<32 ? GIVEN : AFFINE>();
           },
           add);
     };
-    return given ? shifted.template operator()<GIVEN>() : shifted.template operator()<NONE>();
+    return given ? tiles.template operator()<GIVEN>() : tiles.template operator()<NONE>();
   }
   if (by == By::RING) {
     const AheadShape shape = ahead_shape<T>(args);

@@ -18,6 +18,7 @@ struct HeldFactors {
   uint4* packs;
   const T* factors;  // or null
   int skew;
+  T rest;  // of the last word, if it is not whole: this thread's element
 
   __device__ HeldFactors(char* memory, int index, const T* factors)
       : packs(reinterpret_cast<uint4*>(memory) + index * COUNT),
@@ -37,7 +38,6 @@ struct HeldFactors {
 #pragma unroll
     for (int i = 0; i < SIZE; ++i) set(same, i, from_float<T>(value));
     const int first = start(part) + thread * SIZE;
-    const int left = (part.N - first) * static_cast<int>(sizeof(T));  // bytes
     const T* const place = factors + first;
 #pragma unroll
     for (int i = 0; i < (COUNT + THREADS - 1) / THREADS; ++i) {
@@ -46,11 +46,22 @@ struct HeldFactors {
       const bool touches = static_cast<unsigned>(first + THREADS * i * SIZE + SIZE - 1) <
                            static_cast<unsigned>(part.N + SIZE - 1);
       const bool before = i == 0 && first <= -SIZE;  // only the first of a thread's copies may be
-      // Of the last 16 bytes only the elements that there are are read. Through L1, which serves the SM's
-      // next rows: from L2 all SMs would read the same few lines, which lie in few of its slices.
-      const int bytes = ALIGNED ? (touches ? 16 : 0) : before ? 0 : min(max(left - THREADS * i * 16, 0), 16);
-      if (factors) cp_async_first(pack, place + THREADS * i * SIZE, bytes);
+      const bool whole = ALIGNED ? touches : !before && first + THREADS * i * SIZE + SIZE <= part.N;
+      // Through L1, which serves the SM's next rows: from L2 all SMs would read the same few lines, which lie
+      // in few of its slices.
+      if (factors && (ALIGNED || whole)) cp_async<16, true>(pack, place + THREADS * i * SIZE, whole);
       if (!factors) *pack = same.words;
+    }
+    if constexpr (!ALIGNED) {
+      if (has_rest(part, thread)) rest = factors[last_word(part) + thread];
+    }
+  }
+
+  // Of a last word that is not whole a thread has one element in a register, because a copy of 16 bytes would
+  // end behind the tensor. Stores it, once the rows' loads are under way.
+  __device__ void store_rest(const HeldPart<T, PACKS>& part, int thread) {
+    if constexpr (!ALIGNED) {
+      if (has_rest(part, thread)) reinterpret_cast<T*>(packs)[last_word(part) + thread - start(part)] = rest;
     }
   }
 
@@ -66,6 +77,16 @@ struct HeldFactors {
   // The weight or bias of one column of the part. All threads' copies must have arrived.
   __device__ float at(const HeldPart<T, PACKS>& part, int column) const {
     return to_float(reinterpret_cast<const T*>(packs)[column - start(part)]);
+  }
+
+ private:
+  // The column at which the last word begins, if it is not whole; otherwise N.
+  __device__ int last_word(const HeldPart<T, PACKS>& part) const { return part.N - (part.N + skew) % SIZE; }
+
+  // Whether this thread has an element of it.
+  __device__ bool has_rest(const HeldPart<T, PACKS>& part, int thread) const {
+    return factors && last_word(part) + thread < part.N &&
+           static_cast<unsigned>(last_word(part) - start(part)) < static_cast<unsigned>(COUNT * SIZE);
   }
 };
 

@@ -120,6 +120,8 @@ __device__ void normalise_held(const NormArgs& args, int blocks, int period) {
   cp_async_commit_group();
   const int single = LINED ? part.NONE : part.single();
   load_rows<SKEWS>(rows, x, args.stride_xm, part, single);
+  weights.store_rest(part, lane_id);
+  if (CENTERED) biases.store_rest(part, lane_id);
   exchange.begin(parts);
   if constexpr (RESIDUAL == Residual::ADDED) {
     static_assert(ROWS == 1);

@@ -5,6 +5,7 @@
 #include "norm_held_cluster.cuh"
 #include "norm_lanes.cuh"
 #include "norm_split.cuh"
+#include "norm_tile.cuh"
 #include "norm_warps.cuh"
 
 // What has a row at once.
@@ -12,7 +13,7 @@ enum class By {
   LANES,            // lanes of a warp, whole packs: normalise_by_lanes
   FEW,              // a warp, while all rows are under way: normalise_few
   WARPS,            // a warp: normalise_by_warps
-  SHIFTED,          // lanes of a warp, in packs laid out for out: normalise_shifted
+  TILE,             // a tile of rows in shared memory: normalise_by_tile
   BLOCK,            // a block: normalise_by_block
   CLUSTER,          // the registers of a cluster: normalise_held
   ONE_ROW,          // so, but a cluster has one row of layer_norm, in small blocks
@@ -63,10 +64,10 @@ constexpr Route ROUTES[] = {
     {LAYER, ALIKE, PACK, RESIDUAL, 2 * KIB, ANY, By::FEW},
     {BOTH, ALIKE, PACK, RESIDUAL, 2 * KIB, ANY, By::LANES},
     {BOTH, ALIKE, PACK, RESIDUAL, 4 * KIB - 1, ANY, By::BLOCK},
-    {BOTH, ALIKE, ELEMENT, NOTHING, 128, ANY, By::SHIFTED},
+    {BOTH, ALIKE, ELEMENT, NOTHING, 2 * KIB, ANY, By::TILE},
     {BOTH, ALIKE, ELEMENT, NOTHING, 4 * KIB, ANY, By::WARPS},
-    {BOTH, ALIKE, ELEMENT, RESIDUAL, 4 * KIB - 1, ANY, By::SHIFTED},
-    {BOTH, DIFFER, ELEMENT, ANYTHING, 4 * KIB, ANY, By::SHIFTED},
+    {BOTH, ALIKE, ELEMENT, RESIDUAL, LONGEST_NORM_TILE_ROW - 1, ANY, By::TILE},
+    {BOTH, DIFFER, ELEMENT, ANYTHING, LONGEST_NORM_TILE_ROW, ANY, By::TILE},
     // Rows that the registers of a cluster hold.
     {LAYER, ALIKE, LINE, NOTHING, 12 * KIB - 1, ANY, By::CLUSTER, FEW_HELD_PACKS},
     {LAYER, ALIKE, LINE, NOTHING, 80 * KIB, ANY, By::ONE_ROW},

@@ -18,7 +18,8 @@ constexpr int WRITE_PACKS = 2;
 template <Skews SKEWS>
 constexpr int SPLIT_BLOCKS = SKEWS == Skews::ALIKE ? 4 : 3;
 constexpr int MOST_TILES = 4;           // of a part, unless the row would have too many parts
-constexpr int PARTS_OF_THREAD = 2;      // that a thread of the second launch merges, at most
+constexpr int MOST_SPLIT_PARTS = 512;   // of a row, so that a warp merges them in little time
+constexpr int MOST_GROUP_ROWS = 16;     // that a block of the second launch writes
 constexpr int SPLIT_BLOCKS_PER_SM = 8;  // if there is work for so many
 
 // Count, mean, and the sum of squared distances from this mean. Without CENTERED (rms_norm) the mean is 0,
@@ -130,51 +131,60 @@ __device__ void leave_moments(const NormArgs& args, unsigned parts, int each, Mo
 #endif
 }
 
-// The moments of a whole row from those of its parts, in a fixed order. All threads of the block get them.
-// Means enter as distances from the first part's, or those far from zero would lose digits.
+// The moments of a whole row from those of its parts, in a fixed order. A whole warp calls it, and all lanes
+// get them. Means enter as distances from the first part's, or those far from zero would lose digits.
 template <bool CENTERED>
 __device__ Moments merged_row(const Moments* of_parts, int parts, int64_t N) {
-  __shared__ float mean_parts[32], square_parts[32];
-  Moments its[PARTS_OF_THREAD];
-  const float first = CENTERED ? of_parts[0].mean : 0.0f;
-  float distances = 0.0f;
-#pragma unroll
-  for (int i = 0; i < PARTS_OF_THREAD; ++i) {
-    const int part = i * SPLIT_THREADS + threadIdx.x;
-    its[i] = part < parts ? of_parts[part] : Moments{};
-    if (CENTERED && its[i].count > 0.0f) distances += its[i].count * (its[i].mean - first);
-  }
+  const int lane = threadIdx.x % 32;
   Moments whole;
   whole.count = static_cast<float>(N);
-  if (CENTERED) whole.mean = first + block_sum(distances, mean_parts) / whole.count;
-#pragma unroll
-  for (int i = 0; i < PARTS_OF_THREAD; ++i) {
-    const float distance = its[i].mean - whole.mean;
-    whole.squares += its[i].squares;
-    if (CENTERED && its[i].count > 0.0f) whole.squares += its[i].count * distance * distance;
+  if (CENTERED) {
+    const float first = of_parts[0].mean;
+    float distances = 0.0f;
+#pragma unroll 4
+    for (int part = lane; part < parts; part += 32)
+      distances += of_parts[part].count * (of_parts[part].mean - first);
+    whole.mean = first + lanes_sum(distances) / whole.count;
   }
-  whole.squares = block_sum(whole.squares, square_parts);
+#pragma unroll 4
+  for (int part = lane; part < parts; part += 32) {
+    const Moments its = of_parts[part];
+    const float distance = its.mean - whole.mean;
+    whole.squares += its.squares;
+    if (CENTERED) whole.squares += its.count * distance * distance;
+  }
+  whole.squares = lanes_sum(whole.squares);
   return whole;
 }
 
-// Second launch: a block merges the moments of its row, and writes its part of the result. The last blocks of
-// the first launch come first, because what they read is still in L2.
+// Second launch: a block merges the moments of `rows` rows, and writes the same columns of all of them, so
+// that their weights and biases are in L1 from the second row on. `groups` blocks share the rows. The last
+// columns come first, because what the first launch read last is still in L2.
 template <typename T, bool CENTERED, Skews SKEWS>
-__device__ void write_split(const NormArgs& args, unsigned parts, int each, const Moments* moments) {
+__device__ void write_split(const NormArgs& args, unsigned parts, unsigned groups, const Moments* moments) {
 #if __CUDA_ARCH__ >= 900
   constexpr int SIZE = Pack<T>::SIZE, STEP = SPLIT_THREADS * SIZE;
-  const BlockPlace place(args.M, gridDim.x - 1 - blockIdx.x);
-  const int64_t index = place.row, stride = args.added ? args.N : args.stride_xm;
-  const NormRow<T> row(args, index);
-  const RowPart<T> part(args.N, skew_of(row.out), place.part, each);
+  __shared__ float means[MOST_GROUP_ROWS], rstds[MOST_GROUP_ROWS];
+  const unsigned block = gridDim.x - 1 - blockIdx.x, chunk = block / groups;
+  const int64_t first_row = args.M * (block % groups) / groups;
+  const int rows = static_cast<int>(args.M * (block % groups + 1) / groups - first_row);
   wait_for_previous_kernel();  // for the moments, and the sums x + residual
-  const Moments whole = merged_row<CENTERED>(moments + index * parts, static_cast<int>(parts), args.N);
-  const float rstd = rstd_of(whole.squares, args.N, args.eps);
-  if (place.part == 0 && threadIdx.x == 0) {
-    if (CENTERED) args.mean[index] = whole.mean;
-    args.rstd[index] = rstd;
+  for (int r = threadIdx.x / 32; r < rows; r += SPLIT_THREADS / 32) {
+    const Moments whole =
+        merged_row<CENTERED>(moments + (first_row + r) * parts, static_cast<int>(parts), args.N);
+    if (threadIdx.x % 32 > 0) continue;
+    means[r] = whole.mean;
+    rstds[r] = rstd_of(whole.squares, args.N, args.eps);
+    if (chunk > 0) continue;
+    if (CENTERED) args.mean[first_row + r] = means[r];
+    args.rstd[first_row + r] = rstds[r];
   }
-  for (int first = threadIdx.x * SIZE; first < part.end; first += WRITE_PACKS * STEP) {
+  __syncthreads();  // for all rows' means and rstds
+  for (int r = 0; r < rows; ++r) {
+    const int64_t index = first_row + r, stride = args.added ? args.N : args.stride_xm;
+    const NormRow<T> row(args, index);
+    const RowPart<T> part(args.N, skew_of(row.out), chunk, WRITE_PACKS * SPLIT_THREADS);
+    const int first = threadIdx.x * SIZE;
     using Packs = ShiftedPacks<T, SKEWS, WRITE_PACKS>;
     const Packs inputs({args.added ? args.added : args.x, index, args.M, args.N, stride, part}, part, first,
                        STEP);
@@ -183,31 +193,32 @@ __device__ void write_split(const NormArgs& args, unsigned parts, int each, cons
 #pragma unroll
     for (int i = 0; i < WRITE_PACKS; ++i) {
       const Pack<T> results = normalised<CENTERED>(
-          row, inputs[i], whole.mean, rstd, [&] { return weights[i]; }, [&] { return biases[i]; });
+          row, inputs[i], means[r], rstds[r], [&] { return weights[i]; }, [&] { return biases[i]; });
       store_part<Reuse::NONE>(row.out + part.start, part, first + i * STEP, results);
     }
   }
 #endif
 }
 
-// Launches moments_kernel(args, parts, each, moments), whose body is leave_moments, and write_kernel with the
-// same arguments, whose body is write_split. False if that would be too many blocks.
+// Launches moments_kernel(args, parts, each, moments), whose body is leave_moments, and write_kernel(args,
+// parts, groups, moments), whose body is write_split. False if that would be too many blocks.
 template <typename T>
 bool launch_split(const NormArgs& args, void (*moments_kernel)(NormArgs, unsigned, int, Moments*),
-                  void (*write_kernel)(NormArgs, unsigned, int, const Moments*)) {
-  const int64_t tiles = cdiv(most_packs<T>(args.N), SPLIT_TILE);  // of a row
-  const int64_t wanted =
-      std::clamp<int64_t>(args.M * tiles / (SPLIT_BLOCKS_PER_SM * multiprocessor_count()), 1, MOST_TILES);
-  const int64_t of_part =
-      cdiv(tiles, std::min<int64_t>(cdiv(tiles, wanted), PARTS_OF_THREAD * SPLIT_THREADS));
+                  void (*write_kernel)(NormArgs, unsigned, unsigned, const Moments*)) {
+  const int64_t packs = most_packs<T>(args.N), tiles = cdiv(packs, SPLIT_TILE);  // of a row
+  const int64_t enough = SPLIT_BLOCKS_PER_SM * multiprocessor_count();           // blocks
+  const int64_t wanted = std::clamp<int64_t>(args.M * tiles / enough, 1, MOST_TILES);
+  const int64_t of_part = cdiv(tiles, std::min<int64_t>(cdiv(tiles, wanted), MOST_SPLIT_PARTS));
   const int64_t parts = cdiv(tiles, of_part), blocks = args.M * parts;
-  if (blocks > INT32_MAX) return false;
+  const int64_t chunks = cdiv(packs, WRITE_PACKS * SPLIT_THREADS);
+  const int64_t groups = std::max(std::min(cdiv(enough, chunks), args.M), cdiv(args.M, MOST_GROUP_ROWS));
+  if (std::max(blocks, chunks * groups) > INT32_MAX) return false;
   auto* const moments = static_cast<Moments*>(args.memory->workspace(blocks * sizeof(Moments)));
-  const auto each = static_cast<int>(of_part * SPLIT_TILE);
   moments_kernel<<<static_cast<unsigned>(blocks), SPLIT_THREADS, 0, args.stream>>>(
-      args, static_cast<unsigned>(parts), each, moments);
+      args, static_cast<unsigned>(parts), static_cast<int>(of_part * SPLIT_TILE), moments);
   CUDA_CHECK(cudaGetLastError());
-  launch_early(static_cast<unsigned>(blocks), SPLIT_THREADS, args.stream, write_kernel, args,
-               static_cast<unsigned>(parts), each, static_cast<const Moments*>(moments));
+  launch_early(static_cast<unsigned>(chunks * groups), SPLIT_THREADS, args.stream, write_kernel, args,
+               static_cast<unsigned>(parts), static_cast<unsigned>(groups),
+               static_cast<const Moments*>(moments));
   return true;
 }

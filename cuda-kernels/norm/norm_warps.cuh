@@ -61,6 +61,8 @@ __device__ void normalise_by_warps(const NormArgs& args, int period) {
       args.rstd[rows.first_index + r * period] = rows.rstds[r];
     }
   }
+  weights.store_rest(part, threadIdx.x);
+  if (CENTERED) biases.store_rest(part, threadIdx.x);
   cp_async_wait_group<0>();  // for this thread's copies
   __syncthreads();           // for every thread's copies of weights and biases, or their stand-ins
   if (rows.first_index >= args.M) return;

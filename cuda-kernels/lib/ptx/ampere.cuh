@@ -24,14 +24,6 @@ __device__ inline void cp_async(void* shared, const void* global, bool valid) {
   }
 }
 
-// The same with 16 bytes of which only the first `bytes`, up to 16, are read; zeros are written for the rest.
-// Through L1, where the neighbour of a word that two rows share finds it.
-__device__ inline void cp_async_first(void* shared, const void* global, int bytes) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
-               "l"(__cvta_generic_to_global(global)), "r"(bytes)
-               : "memory");
-}
-
 // PTX ISA, "cp.async.commit_group". This thread's copies since the last commit become one group.
 __device__ inline void cp_async_commit_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 

@@ -90,6 +90,8 @@ __global__ void __launch_bounds__(HELD_THREADS, BLOCKS<PACKS>)
     load_held(rows.packs[r], row, part, 0.0f);
     rows.raw[r] = single != part.NONE ? row[single] : from_float<T>(0.0f);
   }
+  weights.store_rest(part, lane_id);
+  biases.store_rest(part, lane_id);
   exchange.begin(parts);
   if constexpr (RESIDUAL == Residual::ADDED) {
     add_residual(rows.packs[0], rows.raw[0], residual, static_cast<T*>(args.added) + rows.first_index * N,

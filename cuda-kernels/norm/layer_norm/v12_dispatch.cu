@@ -2,8 +2,9 @@
 //
 // Change:   one table (norm_routes.cuh) sends a call to the kernel that serves its rows: those of the ladder,
 //           in several shapes, and kernels for rows that no step was made for. A warp holds a row of up to 4
-//           KiB, and shares weights with others; packs of rows whose skew differs between matrices are
-//           shifted together from two aligned loads; a persistent cluster loads the longest rows ahead; few
+//           KiB, and shares weights with others; short rows that are no whole packs, or whose skew differs
+//           between matrices, lie in shared memory, a tile of them a block; packs of longer ones are shifted
+//           together from two aligned loads; a persistent cluster loads the longest rows ahead; few
 //           rows that no cluster holds are split over blocks by two launches.
 // Why:      which kernel is fastest depends on a row's length and alignment, and on how many rows there are.
 //           With a block a row, few rows leave most SMs idle. Rows of another skew than out's were stored
@@ -34,10 +35,10 @@ __global__ void __launch_bounds__(WARP_THREADS<ALIGNMENT>, BLOCKS)
     layer_norm_v12_dispatch_warps_kernel(const LayerNormArgs args, int period) {
   normalise_by_warps<T, PACKS, Norm::LAYER, ALIGNMENT>(args, period);
 }
-template <typename T, int LANES, int PACKS>
-__global__ void __launch_bounds__(SHIFTED_THREADS, SHIFTED_BLOCKS<PACKS>)
-    layer_norm_v12_dispatch_shifted_kernel(const LayerNormArgs args) {
-  normalise_shifted<T, LANES, PACKS, Norm::LAYER>(args);
+template <typename T, int LANES, int ITEMS>
+__global__ void __launch_bounds__(NORM_TILE_THREADS, NORM_TILE_BLOCKS<ITEMS>)
+    layer_norm_v12_dispatch_tile_kernel(const LayerNormArgs args, const NormTiles tiles) {
+  normalise_by_tile<T, LANES, ITEMS, Norm::LAYER>(args, tiles);
 }
 template <typename T>
 __global__ void __launch_bounds__(BLOCK_THREADS)
@@ -69,9 +70,9 @@ __global__ void __launch_bounds__(SPLIT_THREADS, SPLIT_BLOCKS<SKEWS>)
 }
 template <typename T, Skews SKEWS>
 __global__ void __launch_bounds__(SPLIT_THREADS, SPLIT_BLOCKS<SKEWS>)
-    layer_norm_v12_dispatch_kernel(const LayerNormArgs args, unsigned parts, int each,
+    layer_norm_v12_dispatch_kernel(const LayerNormArgs args, unsigned parts, unsigned groups,
                                    const Moments* moments) {
-  write_split<T, true, SKEWS>(args, parts, each, moments);
+  write_split<T, true, SKEWS>(args, parts, groups, moments);
 }
 
 // BLOCKS: that an SM must have room for, which bounds a thread's registers. A residual takes the registers of
@@ -132,10 +133,9 @@ bool launch(const LayerNormArgs& args, const routes::Route& route, Alignment ali
                    : launch_by_warps<T, Norm::LAYER, Alignment::ELEMENT>(args, [](auto packs, auto blocks) {
                        return layer_norm_v12_dispatch_warps_kernel<T, packs, Alignment::ELEMENT, blocks>;
                      });
-    case By::SHIFTED:
-      return launch_shifted<T>(args, [](auto lanes, auto packs) {
-        return layer_norm_v12_dispatch_shifted_kernel<T, lanes, packs>;
-      });
+    case By::TILE:
+      return launch_by_tile<T, Norm::LAYER>(
+          args, [](auto lanes, auto items) { return layer_norm_v12_dispatch_tile_kernel<T, lanes, items>; });
     case By::BLOCK:
       return launch_by_block<T>(args, layer_norm_v12_dispatch_block_kernel<T>);
     case By::CLUSTER:

@@ -77,6 +77,7 @@ __global__ void __launch_bounds__(THREADS, threads_at_once(RESIDUAL) / THREADS)
   const int single = LINED ? part.NONE : part.single();
   load_held(rows.packs[0], x, part, 0.0f);
   rows.raw[0] = single != part.NONE ? x[single] : from_float<T>(0.0f);
+  weights.store_rest(part, lane_id);
   exchange.begin(parts);
   if constexpr (RESIDUAL == Residual::ADDED) {
     add_residual(rows.packs[0], rows.raw[0], residual, static_cast<T*>(args.added) + rows.first_index * N,

@@ -1,10 +1,12 @@
 // rms_norm_backward v05_dispatch: a table sends rows of every length and skew to the kernel that serves them.
 //
 // Change:   four kernels, and a table of which rows go where (norm_backward_routes.cuh). Lanes of a warp take
-//           short rows. Longer rows of x, dout and dadded travel to a ring in a cluster's shared memory by
-//           bulk copies, several ahead; warps and blocks send a row's sums before they write dx of the row
-//           before. Where a row's skew differs between the matrices, packs are shifted together, from aligned
-//           words in registers or in the ring. Rows that no cluster holds are split over blocks by two
+//           short rows of whole packs. Other rows of up to some thousand elements travel in tiles: bulk
+//           copies bring whole packs to shared memory, where rows are read element by element, and dx goes
+//           back likewise. Longer rows of x, dout and dadded travel to a ring in a cluster's shared memory,
+//           several ahead; warps and blocks send a row's sums before they write dx of the row before. Where
+//           their skew differs between the matrices, packs are shifted together there. Rows that no cluster
+//           holds are split over blocks by two
 //           launches: the first leaves the sums of each part of a row; in the second a block owns columns.
 //           Column sums are added by a kernel that is set up early (programmatic dependent launch).
 // Why:      v02's threads receive the next row in registers: few bytes are under way, and none while they
@@ -20,15 +22,17 @@
 
 namespace {
 
-template <typename T, int LANES, int PACKS, bool WHOLE, Affine AFFINE>
+template <typename T, int LANES, int PACKS, Affine AFFINE>
 __global__ void __launch_bounds__(LANES_THREADS)
     rms_norm_backward_v05_dispatch_lanes_kernel(const RmsNormBackwardArgs args, float* workspace) {
-  backward_by_lanes<T, LANES, PACKS, false, WHOLE, AFFINE>(args, workspace);
+  backward_by_lanes<T, LANES, PACKS, false, AFFINE>(args, workspace);
 }
-template <typename T, int LANES, int PACKS, Affine AFFINE>
-__global__ void __launch_bounds__(LANES_THREADS, SHIFTED_BLOCKS)
-    rms_norm_backward_v05_dispatch_shifted_kernel(const RmsNormBackwardArgs args, float* workspace) {
-  backward_shifted<T, LANES, PACKS, false, AFFINE>(args, workspace);
+template <typename T, int ROW_THREADS, int ITEMS, Affine AFFINE>
+__global__ void __launch_bounds__(TILE_BLOCK, TILE_BLOCKS<ITEMS>)
+    rms_norm_backward_v05_dispatch_tiles_kernel(const RmsNormBackwardArgs args,
+                                                const __grid_constant__ BackwardTiles tiles,
+                                                float* workspace) {
+  backward_tiles<T, ROW_THREADS, ITEMS, false, AFFINE>(args, tiles, workspace);
 }
 template <typename T, int PACKS, Layout LAYOUT, Affine AFFINE>
 __global__ void __launch_bounds__(MOST_THREADS<PACKS>, 1)
@@ -58,13 +62,13 @@ __global__ void __launch_bounds__(SUM_COLUMNS* SUM_WARPS, 2)
 // The kernels, for the table's launches.
 struct Kernels {
   static constexpr bool CENTERED = false;
-  template <typename T, int LANES, int PACKS, bool WHOLE, Affine AFFINE>
-  static auto lanes() {
-    return &rms_norm_backward_v05_dispatch_lanes_kernel<T, LANES, PACKS, WHOLE, AFFINE>;
-  }
   template <typename T, int LANES, int PACKS, Affine AFFINE>
-  static auto shifted() {
-    return &rms_norm_backward_v05_dispatch_shifted_kernel<T, LANES, PACKS, AFFINE>;
+  static auto lanes() {
+    return &rms_norm_backward_v05_dispatch_lanes_kernel<T, LANES, PACKS, AFFINE>;
+  }
+  template <typename T, int ROW_THREADS, int ITEMS, Affine AFFINE>
+  static auto tiles() {
+    return &rms_norm_backward_v05_dispatch_tiles_kernel<T, ROW_THREADS, ITEMS, AFFINE>;
   }
   template <typename T, int PACKS, Layout LAYOUT, Affine AFFINE>
   static auto ring() {

@@ -174,23 +174,24 @@ __device__ void add_along(Total& total, const T* x, const Tiling& tiling, const 
   }
 }
 
-// Down columns: adds this thread's share of the rows to the totals of the columns that begin at x.
-template <typename T, Access ACCESS, typename Total>
+// Down columns: adds this thread's share of the rows to the totals of the columns that begin at x, with DEPTH
+// loads in flight.
+template <typename T, Access ACCESS, int DEPTH = LOADS, typename Total>
 __device__ void add_down(Total (&totals)[Load<T, ACCESS>::WIDTH], const T* x, const Tiling& tiling,
                          const Share& share) {
 #pragma unroll 1
   for (int64_t row = share.unit; row < share.end; row += share.round) {
-    Load<T, ACCESS> loads[LOADS];
-    int64_t place[LOADS];
+    Load<T, ACCESS> loads[DEPTH];
+    int64_t place[DEPTH];
 #pragma unroll
-    for (int i = 0; i < LOADS; ++i) {
+    for (int i = 0; i < DEPTH; ++i) {
       const int64_t at = row + i * share.stride;
       const Place found = place_of(tiling.reduced, at < share.end ? at : row);
       place[i] = found.step;
       loads[i].from(x + found.offset, at < share.end);
     }
 #pragma unroll
-    for (int i = 0; i < LOADS; ++i) {
+    for (int i = 0; i < DEPTH; ++i) {
       if (row + i * share.stride >= share.end) break;
 #pragma unroll
       for (int j = 0; j < Load<T, ACCESS>::WIDTH; ++j) totals[j].add(loads[i][j], place[i]);

@@ -16,34 +16,14 @@
 // Twin:     triton-kernels/reduction/reduction_nd/v05_split.py
 #include <type_traits>
 
-#include "packs.cuh"
+#include "split_columns.cuh"
 
 namespace {
 
-constexpr int MANY_LOADS = 2 * LOADS;           // in flight a thread, along rows of a large x
-constexpr int RESIDENT = 4, MANY_RESIDENT = 3;  // resident blocks an SM with LOADS, with MANY_LOADS
-constexpr int MOST = 32;                        // blocks an SM of split tiles, resident or not
-constexpr int ROUNDS = 4;                       // at least, a block, if not all blocks are resident
-constexpr int COUNTERS = ZEROED_BYTES / sizeof(unsigned);
-
-// True in the block that writes the last part of the tile; it may then read all parts. All threads must call.
-__device__ bool is_last(unsigned* counters) {
-  __shared__ bool last;
-  __syncthreads();  // waits for all threads' writes, which the ticket must follow
-  if (threadIdx.x == 0) {
-    // PTX ISA, "atom": counter = counter < last ? counter + 1 : 0; returns the old value. Release: the
-    // block's earlier writes are visible to later tickets. Acquire: writes before earlier tickets are visible
-    // here.
-    unsigned ticket;
-    asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
-                 : "=r"(ticket)
-                 : "l"(&counters[blockIdx.x]), "r"(gridDim.y - 1)
-                 : "memory");
-    last = ticket == gridDim.y - 1;
-  }
-  __syncthreads();  // waits for the ticket
-  return last;
-}
+constexpr int MANY_LOADS = 2 * LOADS;  // in flight a thread, along rows of a large x
+constexpr int MANY_RESIDENT = 3;       // resident blocks an SM with MANY_LOADS
+constexpr int MOST = 32;               // blocks an SM of split tiles, resident or not
+constexpr int ROUNDS = 4;              // at least, a block, if not all blocks are resident
 
 // workspace: [tiles, parts]
 template <typename T, Access ACCESS, int DEPTH, typename Total>
@@ -73,45 +53,11 @@ __global__ void __launch_bounds__(THREADS)
   if (exists && lane == 0) total.template store<T>(out, place.step, divisor);
 }
 
-// workspace: [tiles, parts, columns of a tile]
 template <typename T, Access ACCESS, typename Total>
 __global__ void __launch_bounds__(THREADS)
     reduction_nd_v05_split_columns_kernel(const T* x, void* out, const __grid_constant__ Tiling tiling,
                                           float divisor, Total* workspace, unsigned* counters) {
-  using Parts = ColumnParts<T, ACCESS, Total>;
-  __shared__ Total parts[Parts::SIZE];
-  const int64_t first_pack = static_cast<int64_t>(blockIdx.x) * tiling.columns;
-  const int64_t pack = first_pack + threadIdx.x % tiling.columns;
-  Total totals[Parts::WIDTH];
-#pragma unroll
-  for (Total& total : totals) total = Total::none();
-  if (pack < tiling.kept.count) {
-    const int rows = THREADS / tiling.columns;
-    const Share share(tiling, threadIdx.x / tiling.columns, rows, LOADS, blockIdx.y, gridDim.y);
-    add_down<T, ACCESS>(totals, x + place_of(tiling.kept, pack).offset, tiling, share);
-  }
-  Parts::put(parts, totals);
-  __syncthreads();  // waits for the totals of all rows
-  const int width = tiling.columns * Parts::WIDTH;
-  if (gridDim.y > 1) {
-    workspace += static_cast<int64_t>(blockIdx.x) * gridDim.y * width;
-    for (int column = threadIdx.x; column < width; column += THREADS) {
-      workspace[static_cast<int64_t>(blockIdx.y) * width + column] = Parts::merged(parts, column, width);
-    }
-    if (!is_last(counters)) return;
-  }
-  // Coalesced stores: neighbouring threads write neighbouring outputs.
-  for (int column = threadIdx.x; column < width; column += THREADS) {
-    const int64_t its_pack = first_pack + column / Parts::WIDTH;
-    if (its_pack >= tiling.kept.count) break;
-    const int64_t at = place_of(tiling.kept, its_pack).step + column % Parts::WIDTH * tiling.column_step;
-    Total total = gridDim.y > 1 ? workspace[column] : Parts::merged(parts, column, width);
-#pragma unroll 4
-    for (unsigned other = 1; gridDim.y > 1 && other < gridDim.y; ++other) {
-      total.merge(workspace[static_cast<int64_t>(other) * width + column]);
-    }
-    total.template store<T>(out, at, divisor);
-  }
+  reduce_columns<T, Straight<T, ACCESS>, LOADS>(x, out, tiling, divisor, workspace, counters);
 }
 
 // Parts a tile: as many as fill the GPU, as long as each has units; 1 if the tiles fill it alone. A split

@@ -13,7 +13,7 @@ __device__ void softmax_of_row_tile(const T* __restrict__ x, T* __restrict__ out
   extern __shared__ uint4 words[];
   const int64_t first = static_cast<int64_t>(blockIdx.x) * rows;
   const int count = static_cast<int>(min(static_cast<int64_t>(rows), M - first));
-  const TileRows<T> tile{x + first * stride_xm, stride_xm, N, count, words};
+  const TileRows<T> tile{x + first * stride_xm, stride_xm, N, count, words, x + (M - 1) * stride_xm + N};
   const TileOut<T> tile_out{out + first * N, N, count, words + tile_words<T>(rows, N, stride_xm)};
   tile.load();
   cp_async_commit_group();

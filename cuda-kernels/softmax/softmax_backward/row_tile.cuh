@@ -12,10 +12,12 @@ __device__ void gradient_of_row_tile(const SoftmaxBackwardArgs& args, int rows) 
   const int64_t first = static_cast<int64_t>(blockIdx.x) * rows;
   const int N = static_cast<int>(args.N);
   const int count = static_cast<int>(min(static_cast<int64_t>(rows), args.M - first));
-  const TileRows<T> douts{static_cast<const T*>(args.dout) + first * args.stride_dm, args.stride_dm, N, count,
-                          words};
-  const TileRows<T> ys{static_cast<const T*>(args.y) + first * args.stride_ym, args.stride_ym, N, count,
-                       words + tile_words<T>(rows, N, args.stride_dm)};
+  const auto rows_of = [&](const void* matrix, int64_t stride, uint4* to) {
+    const T* const begin = static_cast<const T*>(matrix);
+    return TileRows<T>{begin + first * stride, stride, N, count, to, begin + (args.M - 1) * stride + N};
+  };
+  const TileRows<T> douts = rows_of(args.dout, args.stride_dm, words);
+  const TileRows<T> ys = rows_of(args.y, args.stride_ym, words + tile_words<T>(rows, N, args.stride_dm));
   const TileOut<T> outs{static_cast<T*>(args.out) + first * N, N, count,
                         ys.words + tile_words<T>(rows, N, args.stride_ym)};
   douts.load();

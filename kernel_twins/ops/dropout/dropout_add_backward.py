@@ -178,6 +178,7 @@ _PLAIN = row_cases.bandwidth_case(4_096, p="10")
 _GELU = row_cases.bandwidth_case(4_096, p="10", act="gelu")
 _ODD = row_cases.bandwidth_case(5_003, p="10", **_BIAS)
 _SMALL = Case.of(4_096, 1_024, dtype="bf16", p="10", **_BIAS)
+_FEW = Case.of(32, 8_388_611, dtype="bf16", p="10", **_BIAS)
 
 # So many rows that each block of a GPU adds several of them to its part of dbias.
 _MANY_ROWS = ((2_000, 257), (1_500, 1_024), (100, 5_003), (3_000, 9), (5_000, 3))
@@ -211,6 +212,11 @@ OP = Op(
         *((19, n, {**_BIAS, "act": "silu", "x": layout}) for n in (40, 1_027) for layout in ("pitched", "expanded")),
         *((9, n, {**_BIAS, "act": "gelu", "offset": "1"}) for n in (8, 5_003)),
         *((m, n, {**_BIAS, "act": "relu"}) for m, n in _MANY_ROWS),
+        # Few rows, each of which fills the GPU, at the same skew and at several.
+        *((2, n, _BIAS) for n in (280_000, 280_003)),
+        (3, 280_003, {**_BIAS, "act": "silu", "x": "pitched"}),
+        (3, 280_000, {**_BIAS, "act": "gelu", "dout": "pitched"}),
+        (3, 280_003, {**_BIAS, "act": "relu", "dout": "expanded", "offset": "1"}),
         (0, 5, _BIAS),
         (5, 0, _BIAS),
     ),
@@ -223,6 +229,7 @@ OP = Op(
         _ODD,
         row_cases.bandwidth_case(4_096, "fp32", p="10", **_BIAS),
         _SMALL,
+        _FEW,
     ),
     headline_cases=(_PROFILE_CASE, _PLAIN, _GELU),
     size_axis=row_cases.SIZE_AXIS,
@@ -233,7 +240,7 @@ OP = Op(
     baselines={"torch": _with_pytorchs_mask(_chain), "compile": _with_pytorchs_mask(_compiled)},
     exemplar=_exemplar,
     settled=shared.settled,
-    behind={"cuda": ("v04_rows_abreast",), "triton": ("v02_persistent",)},
+    behind={"cuda": ("v05_dispatch",), "triton": ("v02_persistent",)},
     steps=(
         Step(
             name="v01_rows_then_columns",
@@ -282,6 +289,16 @@ OP = Op(
             ),
             launches=2,
             no_triton="Triton has 16 bytes an access only where it knows that all rows begin at multiples of that.",
+        ),
+        Step(
+            name="v05_dispatch",
+            predictions=(
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.01),
+                Prediction("time", "<=", 0.4, relative=True, case=_FEW),
+                Prediction("dram_share", ">=", 70, case=_FEW),
+            ),
+            no_triton="Triton's v02 sums few long rows in one chunk: it has no chunks of rows of one skew.",
+            profile_case={"cuda": _FEW},
         ),
     ),
 )

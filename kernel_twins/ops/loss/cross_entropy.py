@@ -175,7 +175,7 @@ OP = Op(
     bytes=lambda case: math.prod(case.shape) * ITEMSIZE[case.dtype],
     differs=_differs,
     baselines={"torch": _torch, "compile": _compiled, "liger": _liger, "quack": _quack},
-    behind={"cuda": ("v05_cluster", "v04_rows_per_block"), "triton": ("v04_rows_per_block",)},
+    behind={"cuda": ("v05_cluster", "v04_rows_per_block"), "triton": ("v06_dispatch", "v04_rows_per_block")},
     steps=(
         Step(
             name="v01_two_passes",
@@ -233,6 +233,17 @@ OP = Op(
             no_triton=f"{row_cases.NO_CLUSTERS}.",
             profile_case={"cuda": _FEW},
             replaces="v03_vectorized",
+        ),
+        Step(
+            name="v06_dispatch",
+            predictions=(
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.03),
+                Prediction("dram_share", ">=", 86),
+                Prediction("time", "<=", 0.95, relative=True, case=_FEW),
+                Prediction("time", "<=", 0.8, relative=True, case=row_cases.LONG_RAGGED),
+            ),
+            no_cuda="CUDA's loads have 16 bytes since v03 wherever a row starts, and its v05_cluster splits few rows.",
+            launches=2,
         ),
     ),
 )

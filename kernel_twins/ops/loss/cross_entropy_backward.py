@@ -114,6 +114,7 @@ def _quack(*inputs: Tensor, out: Tensor, ignore_index: int, label_smoothing: flo
 
 
 _PROFILE_CASE = shared.PROFILE_CASE
+_PITCHED = row_cases.bandwidth_case(2_000, logits="pitched")
 
 OP = Op(
     name="cross_entropy_backward",
@@ -130,9 +131,15 @@ OP = Op(
     options=shared.options,
     test_cases=shared.test_cases(
         *((9, n, {"dout": "scalar"}) for n in (1_024, 5_003)),
+        # Rows of another skew than out's, with every number of lanes and of parts; and rows of a few packs a warp.
+        *((19, n, {"logits": "pitched"}) for n in (5, 12, 27, 60, 100, 120, 250, 500, 777, 1_025, 1_944, 8_120)),
+        *((19, n, {"logits": "expanded", "target": "ignored"}) for n in (777, 1_027, 5_003)),
+        *((9, n, {"values": "edges", "target": "last", "logits": "pitched"}) for n in (777, 1_944)),
+        *((9, 1_944, {"values": values, "logits": "pitched"}) for values in ("inf", "infs", "nan", "masked")),
+        *((19, n, {"smoothing": "tenth"}) for n in (1_783, 3_001, 8_184, 8_200)),
     ),
     huge_cases=shared.HUGE_CASES,
-    bench_cases=shared.BENCH_CASES,
+    bench_cases=(*shared.BENCH_CASES, _PITCHED),
     headline_cases=shared.HEADLINE_CASES,
     size_axis=row_cases.SIZE_AXIS,
     profile_case=_PROFILE_CASE,
@@ -140,7 +147,7 @@ OP = Op(
     flops=lambda case: 4 * math.prod(case.shape),  # difference, exponential, difference, product
     bytes=lambda case: 2 * math.prod(case.shape) * ITEMSIZE[case.dtype],
     baselines={"torch": _torch, "compile": baselines.compiled(_function), "quack": _quack},
-    behind={"cuda": ("v03_rows_per_block",), "triton": ("v03_rows_per_block",)},
+    behind={"cuda": ("v04_dispatch",), "triton": ("v03_rows_per_block",)},
     steps=(
         Step(
             name="v01_scalar",
@@ -173,6 +180,19 @@ OP = Op(
                 Prediction("dram_share", ">=", 88, backends=("cuda",), case=row_cases.SHORT),
             ),
             profile_case={"cuda": row_cases.SHORT},
+        ),
+        Step(
+            name="v04_dispatch",
+            predictions=(
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.01),
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.02, case=row_cases.SHORT),
+                Prediction("time", "<=", 0.5, relative=True, case=_PITCHED),
+                Prediction("instructions", "<=", 0.7, relative=True, case=_PITCHED),
+                Prediction("dram_share", ">=", 80, case=_PITCHED),
+            ),
+            no_triton="Triton cannot load a vector whose address it does not know to be a multiple of its size.",
+            profile_case={"cuda": _PITCHED},
+            replaces="v02_vectorized",
         ),
     ),
 )

@@ -43,17 +43,33 @@ _SKEWED_ROWS = (
 )
 _SPLIT_ROWS = ((3, 300_001), (2, 2_000_200))
 # With a residual: whole packs in lanes, in a warp where rows are few or many, in a block; misaligned, in lanes.
-_RESIDUAL_ROWS = ((67, 136), (67, 1_024), (5_000, 512), (67, 1_536), (133, 61), (67, 517), (67, 1_999))
+_RESIDUAL_ROWS = ((67, 136), (67, 1_024), (5_000, 512), (67, 1_536), (133, 61), (67, 517), (67, 1_999), (67, 2_047))
+# Rows in tiles: from a lane a row to a warp a row, and more rows than a tile has groups of lanes.
+_TILE_ROWS = ((131, 15), (9_001, 33), (131, 129), (131, 333), (3_001, 511), (131, 1_023))
+_TILE_LAYOUTS = (
+    *((1_001, n, {"x": "pitched"}) for n in (16, 32, 48, 240)),
+    *((1_001, n, {"offset": "1"}) for n in (16, 61, 512)),
+    *((1_001, n, {"values": values}) for n, values in ((33, "nan"), (61, "shifted"))),
+)
 # Just longer than a warp holds, misaligned alike; and so many long rows that the shared memory of clusters has them.
 _ALIKE_ROWS = ((67, 2_501), (67, 3_999), (65, 262_152), (65, 270_001))
-# Backward: a warp's rows of three packs a lane, and of more without column sums; rows of several skews, by lanes and
-# by a ring whose stages are reused.
+# Backward: a warp's rows of three packs a lane, and of more without column sums; rows of several skews, by tiles of
+# few rows and by a ring whose stages are reused.
 _BACKWARD_ROUTES = (
     (9_000, 640, {"residual": "yes"}),
     *((9_000, n, {"affine": "none"}) for n in (640, 1_216, 1_536, 2_040)),
     *((2_000, n, {"dout": "pitched", "affine": "none"}) for n in (358, 1_027, 2_056)),
     *((3_000, n, {"dout": "pitched", "residual": "yes"}) for n in (1, 358, 1_027, 5_003)),
     *((m, n, {"dout": "pitched"}) for m, n in ((3_000, 5_003), (600, 40_000), (300, 100_001))),
+)
+# Backward: tiles, by less than a warp to a block a row; from three rows a warp on, their stages are reused.
+_TILED_ROWS = (
+    *((8_001, n, {}) for n in (3, 61, 515)),
+    (8_001, 515, {"residual": "yes"}),
+    *((8_001, n, {"dout": "pitched", "affine": "none"}) for n in (250, 1_027)),
+    *((3_001, n, {"dout": "pitched"}) for n in (1_531, 2_561)),
+    *((133, n, {"dout": "pitched", "values": "nan"}) for n in (61, 1_003)),
+    (2_001, 515, {"dout": "expanded"}),
 )
 _LONG_RUNS = ((9_000, 5_003), (1_200, 65_536))  # forward, whose rings have more stages
 
@@ -70,6 +86,9 @@ def test_cases(norm: Norm) -> tuple[Case, ...]:
         *((m, n, {}) for m, n in (*_MANY_ROWS[:3], *_WARP_ROWS, *_FEW_WARP_ROWS, *_CLUSTER_ROWS, *_LONG_RUNS)),
         *_WARP_LAYOUTS,
         *((3, 10_240, {key: value}) for key, value in (("affine", "none"), ("values", "nan"), ("x", "expanded"))),
+        *((m, n, {}) for m, n in _TILE_ROWS),
+        *_TILE_LAYOUTS,
+        *((m, n, {**variant, "residual": "yes"}) for m, n, variant in _TILE_LAYOUTS[::2]),
         *((m, n, {}) for m, n in _ALIKE_ROWS),
         *((m, n, {"residual": "yes"}) for m, n in (*_RESIDUAL_ROWS, *_ALIKE_ROWS[-1:], *_LONG_RUNS)),
         (9_000, 5_003, {"x": "pitched"}),
@@ -106,5 +125,6 @@ def backward_test_cases() -> tuple[Case, ...]:
         (40, 300_001, {}),
         (2_000, 515, {"dout": "pitched"}),
         *_BACKWARD_ROUTES,
+        *_TILED_ROWS,
     )
     return row_cases.test_cases("dout", *more)

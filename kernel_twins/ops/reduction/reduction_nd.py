@@ -238,6 +238,7 @@ _OUTER_INNER = Case.of(64, 4_096, 1_024, dtype="bf16", axes="02")
 _STATISTICS = Case.of(64, 64, 16, 64, 64, dtype="bf16", axes="0234", kind="mean")
 _ALL = Case.of(65_536, 4_096, dtype="bf16", axes="01")
 _PERMUTED = Case.of(64, 4_096, 1_024, dtype="bf16", axes="1", x="permuted")
+_ODD_COLUMNS = Case.of(65_536, 4_099, dtype="bf16", axes="0")
 _VOCABULARY = Case.of(2_048, 131_072, dtype="bf16", kind="argmax")
 _FEW = Case.of(4_096, 1_024, dtype="bf16")
 
@@ -314,6 +315,23 @@ OP = Op(
         Case.of(3, 11_000_017, dtype="bf16", kind="max"),
         Case.of(90, 3, 120_000, dtype="bf16", axes="02"),
         Case.of(14_001, 2_051, dtype="bf16"),
+    )
+    # Columns that are no whole packs: many rows in one part, in several parts, and of two axes; few rows of several
+    # matrices; a run of a pack and more, of fewer columns, and columns without neighbours.
+    + tuple(
+        Case.of(*shape, dtype=dtype, axes=axes, kind=kind, **variant)
+        for shape, axes, variant in (
+            ((1_301, 4_097), "0", {}),
+            ((20_003, 72), "0", {"x": "pitched"}),
+            ((300, 41, 71), "01", {"x": "pitched"}),
+            ((40, 41, 73), "02", {"x": "permuted"}),
+            ((41, 5, 1_326), "1", {}),
+            ((700, 9), "0", {"x": "pitched", "offset": "1"}),
+            ((70_001, 3), "0", {}),
+            ((20_003, 9), "0", {"x": "sliced"}),
+        )
+        for dtype in ITEMSIZE
+        for kind in ("sum", "max", "argmax")
     ),
     huge_cases=(
         Case.of(2**31 + 5, dtype="bf16"),
@@ -326,6 +344,7 @@ OP = Op(
         Case.of(32_768, 4_096, dtype="fp32"),
         Case.of(32_768, 4_096, dtype="fp32", axes="0", kind="max"),
         _FEW,
+        _ODD_COLUMNS,
     ),
     headline_cases=(_ROWS, _COLUMNS, _MIDDLE, _STATISTICS, _ALL, _VOCABULARY),
     profile_case=_ROWS,
@@ -333,7 +352,7 @@ OP = Op(
     flops=lambda case: math.prod(case.shape),
     bytes=_bytes,
     baselines={"torch": _torch, "compile": baselines.compiled(_function)},
-    behind={"cuda": ("v05_split",), "triton": ("v05_split",)},
+    behind={"cuda": ("v06_dispatch",), "triton": ("v05_split",)},
     steps=(
         Step(
             name="v01_thread_per_output",
@@ -380,6 +399,18 @@ OP = Op(
                 Prediction("time", "<=", 5.6, case=_FEW, backends=("cuda",)),
             ),
             launches=0,
+        ),
+        Step(
+            name="v06_dispatch",
+            predictions=(
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.02, case=_COLUMNS),
+                Prediction("time", "<=", 0.6, relative=True, case=_ODD_COLUMNS),
+                Prediction("instructions", "<=", 0.5, relative=True, case=_ODD_COLUMNS),
+                Prediction("dram_share", ">=", 75, case=_ODD_COLUMNS),
+            ),
+            no_triton="Triton cannot load a vector whose address it does not know to be a multiple of its size.",
+            profile_case={"cuda": _ODD_COLUMNS},
         ),
     ),
 )

@@ -49,6 +49,7 @@ EMPTY = [((0, 5), 1), ((5, 0), 1), ((0, 0), 1), ((2, 0, 3), 1), ((2, 0, 3), 2), 
 LAYOUTS = {
     "pitched": (lambda x: x[..., :-3], 1),
     "offset": (lambda x: x[..., 1:], 1),
+    "apart": (lambda x: x[..., 1 : x.shape[-1] // 2], 1),
     "expanded": (lambda x: x[:1, :1].expand(x.shape), 1),
     "two": (lambda x: x[::2], 2),
     "one": (lambda x: x[0, 0], 1),
@@ -212,6 +213,55 @@ def test_few_rows_that_no_cluster_holds(backend, name, dtype, shape) -> None:
 
 @OURS
 @BY_NAME
+@BY_DTYPE
+@pytest.mark.parametrize("n", [1, 3, 8, 17, 33, 48, 64, 130, 240, 333, 512, 515, 1_023, 1_024, 1_027, 1_999, 2_047])
+def test_short_rows_that_start_anywhere(backend, name, dtype, n) -> None:
+    """x and the residual at skews of their own; as many rows as fill no tile, and several tiles but not the last."""
+
+    def spread(m, pitch, offset, seed):
+        """[m, n], ``pitch`` elements more from row to row than a row has, from ``offset`` elements into a word on."""
+        storage = values(m * (n + pitch) + offset, dtype=dtype, seed=seed)
+        return storage[offset:].as_strided((m, n), (n + pitch, 1))
+
+    affine = weights(name, (n,), dtype, requires_grad=True)
+    for m, of_x, of_residual in (
+        (1, (0, 1), (0, 1)),
+        (5, (0, 0), (0, 0)),
+        (5, (0, 0), (3, 0)),
+        (611, (3, 1), (1, 0)),
+        (611, (0, 1), (0, 0)),
+        (4_001, (8, 0), (n + 5, 2)),
+        (4_001, (0, 0), (0, 0)),
+    ):
+        x, residual = spread(m, *of_x, seed=0), spread(m, *of_residual, seed=1)
+        douts = [values(m, n, dtype=dtype, seed=seed) for seed in (4, 5)]
+        assert_both_right(name, backend, x, 1, affine, None, douts[:1])
+        assert_both_right(name, backend, x, 1, affine, residual, douts)
+        assert_both_right(name, backend, x, 1, (), residual, douts)
+
+
+@OURS
+@BY_NAME
+@BY_RESIDUAL
+@pytest.mark.parametrize("n", [1, 7, 33, 61, 333, 1_027])
+def test_nan_stays_in_its_row(backend, name, adds, n) -> None:
+    """Rows of odd length share words with their neighbours."""
+    x, residual = values(2_001, n), values(2_001, n, seed=1)
+    affine = weights(name, (n,))
+    for rows_with_nan in (slice(1, None, 3), slice(-1, None)):
+        poisoned = x.clone()
+        poisoned[rows_with_nan, n // 2] = math.nan
+        found, right = (
+            tensors(called(name, backend, each, (n,), affine, residual if adds else None)) for each in (poisoned, x)
+        )
+        sound = torch.ones(len(x), dtype=torch.bool, device="cuda")
+        sound[rows_with_nan] = False
+        assert all(torch.equal(each[sound], expected[sound]) for each, expected in zip(found, right, strict=True))
+        assert bool(found[0][~sound].isnan().all())
+
+
+@OURS
+@BY_NAME
 @pytest.mark.parametrize("layout", [*LAYOUTS, *COPIED])
 def test_any_strides(backend, name, layout) -> None:
     of, dims = (LAYOUTS | COPIED)[layout]
@@ -242,6 +292,55 @@ def test_weights_may_start_within_a_word(backend, name, dtype, n) -> None:
         for kind in (0, 1):
             mixed = [each if i == kind else each.detach().clone().requires_grad_() for i, each in enumerate(affine)]
             assert_both_right(name, backend, x, 1, tuple(mixed), None, douts[:1])
+
+
+@OURS
+@BY_NAME
+@BY_DTYPE
+@pytest.mark.parametrize("n", [1, 3, 13, 29, 61, 120, 250, 515, 544, 1027, 2049, 5003])
+def test_many_ragged_rows(backend, name, dtype, n) -> None:
+    """So many that whoever takes them reuses all room; alike in all matrices, and of another skew in each."""
+    m = min(2**24 // n, 2**18) + 1
+    x, residual = (values(m, n + pad, dtype=dtype, seed=pad)[:, :n] for pad in (3, 1))
+    affine = weights(name, (n,), dtype, requires_grad=True)
+    douts = [values(m, n + pad, dtype=dtype, seed=4 + pad)[:, :n] for pad in (0, 5)]
+    assert_both_right(name, backend, x.contiguous(), 1, affine, None, douts[:1])
+    assert_both_right(name, backend, x, 1, affine, residual, douts)
+    assert_both_right(name, backend, x, 1, (), None, douts[:1])
+
+
+@OURS
+@BY_NAME
+@BY_DTYPE
+@pytest.mark.parametrize("n", [1, 5, 61, 515, 1024, 1027, 5003, 70_001])
+def test_what_a_row_holds_stays_in_its_row_of_dx(backend, name, dtype, n) -> None:
+    """Not a number in it, nor an infinity; rows of x that start at every alignment, beside contiguous ones of dout."""
+    m = 700 if n < 5003 else 9
+    x = values(m, n + 3, dtype=dtype)[:, :n].detach()
+    affine, dout = weights(name, (n,), dtype), values(m, n, dtype=dtype, seed=4)
+    hostile = x.clone()
+    hostile[0, -1], hostile[m // 2, 0], hostile[-1, n // 2] = float("nan"), float("inf"), float("nan")
+    pitched = torch.empty(m, n + 3, dtype=dtype, device="cuda")[:, :n].copy_(hostile)
+    found = []
+    for each in (x, pitched):
+        each.requires_grad_()
+        found.append(torch.autograd.grad(called(name, backend, each, (n,), affine), each, dout)[0])
+    kept = [row for row in range(m) if row not in (0, m // 2, m - 1)]
+    assert torch.equal(found[0][kept], found[1][kept])
+    assert found[1][[0, m - 1]].isnan().all()
+
+
+@BY_RESIDUAL
+@BY_DTYPE
+def test_a_row_of_one_element_has_no_gradient_through_layer_norm(adds, dtype) -> None:
+    """Exactly none in CUDA, whatever the rounding: the element is its own mean."""
+    for m in (1, 2, 33, 5_003):
+        x = (3 + values(m, 4, dtype=dtype))[:, :1].detach().requires_grad_()
+        residual = values(m, 1, dtype=dtype, seed=1) if adds else None
+        results = tensors(called("layer_norm", "cuda", x, (1,), weights("layer_norm", (1,), dtype), residual))
+        douts = [values(m, 1, dtype=dtype, seed=seed) for seed in (4, 5)[: len(results)]]
+        dx = torch.autograd.grad(results, x, douts)[0]
+        assert torch.equal(dx, douts[1] if adds else torch.zeros_like(dx))
 
 
 @OURS
@@ -320,7 +419,7 @@ def test_nothing_at_all(backend, name, adds, shape, dims) -> None:
 def test_weights_gradients_are_the_same_bits_every_time(backend, name) -> None:
     """With dx and without it."""
     for shape, learns in itertools.product(
-        ((5_000, 257), (300, 4096), (64, 65_536), (40, 300_007), (3, 4_000_003)), (False, True)
+        ((5_000, 257), (40_000, 515), (300, 4096), (64, 65_536), (40, 300_007), (3, 4_000_003)), (False, True)
     ):
         x, dout = values(*shape, requires_grad=learns), values(*shape, seed=4)
         affine = weights(name, shape[1:], requires_grad=True)

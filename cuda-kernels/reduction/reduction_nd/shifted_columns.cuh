@@ -1,0 +1,92 @@
+// Columns of v06 whose rows start anywhere within 16 bytes: packs of columns, shifted together from two
+// aligned loads. Terms: docs/glossary.md.
+#pragma once
+
+#include "norm/norm_shifted.cuh"
+#include "split_columns.cuh"
+
+// A tiling of which kept's innermost axis counts packs of columns, the last one of each run ragged.
+struct ShiftedTiling : Tiling {
+  int64_t columns_run;  // neighbouring columns
+  int64_t extent;       // of x, from its first element to behind its last one
+};
+
+// `narrow`: the same columns by single elements. `depth`: loads in flight a thread.
+template <typename T>
+ShiftedTiling shifted_tiling_of(const Tiling& narrow, int depth) {
+  constexpr int64_t SIZE = Pack<T>::SIZE;
+  ShiftedTiling tiling{narrow};
+  const Axis inner = narrow.kept.inner();
+  tiling.columns_run = inner.size;
+  tiling.extent = 1;
+  for (const Axes* axes : {&narrow.kept, &narrow.reduced}) {
+    for (int a = 0; a < axes->rank; ++a) tiling.extent += (axes->axis[a].size - 1) * axes->axis[a].stride;
+  }
+  tiling.kept.set_inner({cdiv(inner.size, SIZE), SIZE, SIZE * inner.step});
+  const int64_t side_by_side = std::min(power_of_two_from(tiling.kept.count), int64_t{32});
+  const int64_t rows = std::min(power_of_two_from(cdiv(tiling.units(), depth)), THREADS / side_by_side);
+  tiling.columns = static_cast<int>(THREADS / std::max<int64_t>(rows, 1));
+  tiling.tiles = cdiv(tiling.kept.count, tiling.columns);
+  return tiling;
+}
+
+// A pack from any place on. `all`: whether its aligned words lie within x.
+template <typename T>
+struct ShiftedLoad {
+  const T* place;
+  uint4 low, high;
+  bool all;
+
+  __device__ void from(const T* from, bool wanted, const T* begin, const T* end) {
+    const int skew = skew_of(from);
+    const T* const words = from - skew;
+    place = from;
+    all = words >= begin && words + (skew > 0 ? 2 : 1) * Pack<T>::SIZE <= end;
+    low = load_if(words, wanted && all);
+    high = load_if(words + Pack<T>::SIZE, wanted && all && skew > 0);
+  }
+  // The first `count` elements; others are undefined.
+  __device__ Pack<T> taken(int count) const {
+    return all ? put_together<T>(low, high, skew_of(place)) : load_ragged(place, 0, count, 0.0f);
+  }
+};
+
+// How a thread adds the columns of a pack (see reduce_columns).
+template <typename T>
+struct Shifted {
+  using Layout = ShiftedTiling;
+  static constexpr int WIDTH = Pack<T>::SIZE;
+  static constexpr Access ACCESS = Access::PACKS;
+
+  // How many columns of the run are in the pack.
+  __device__ static int count(const ShiftedTiling& tiling, int64_t pack) {
+    const int64_t before = spot_of(tiling.kept, pack).inner * WIDTH;
+    return static_cast<int>(min(tiling.columns_run - before, int64_t{WIDTH}));
+  }
+
+  template <int DEPTH, typename Total>
+  __device__ static void add(Total (&totals)[WIDTH], const T* x, int64_t pack, const ShiftedTiling& tiling,
+                             const Share& share) {
+    const T *const columns = x + place_of(tiling.kept, pack).offset, *const end = x + tiling.extent;
+    const int own = count(tiling, pack);
+#pragma unroll 1
+    for (int64_t row = share.unit; row < share.end; row += share.round) {
+      ShiftedLoad<T> loads[DEPTH];
+      int64_t place[DEPTH];
+#pragma unroll
+      for (int i = 0; i < DEPTH; ++i) {
+        const int64_t at = row + i * share.stride;
+        const Place found = place_of(tiling.reduced, at < share.end ? at : row);
+        place[i] = found.step;
+        loads[i].from(columns + found.offset, at < share.end, x, end);
+      }
+#pragma unroll
+      for (int i = 0; i < DEPTH; ++i) {
+        if (row + i * share.stride >= share.end) break;
+        const Pack<T> taken = loads[i].taken(own);
+#pragma unroll
+        for (int j = 0; j < WIDTH; ++j) totals[j].add(taken[j], place[i]);
+      }
+    }
+  }
+};

@@ -1,0 +1,131 @@
+// reduction_nd v06_dispatch: columns that are no whole packs, by shifted packs or with more loads in flight.
+//
+// Change:   down columns whose rows start anywhere within 16 bytes, a pack of neighbouring columns is shifted
+//           together from the two aligned words that it spans. Down columns that have no neighbours in
+//           memory, or too few, a thread has sixteen loads of one element in flight instead of four, for
+//           argmax eight. Everything else goes to v05's kernels.
+// Why:      a load of one element takes as many instructions to find its place as one of sixteen bytes. And
+//           the bytes in flight set the rate, by Little's law: four loads of one fp16 element are 8 bytes a
+//           thread, where a thread of aligned columns has 64.
+// Error:    as v05's.
+// Counter:  at the bench cases, whose columns are whole packs, nothing changes; the time falls down columns
+//           of a matrix whose rows lie an odd number of elements apart.
+// Requires: nothing. The counters are 0 at the start and again at the end.
+// Routes:   see ROUTES
+// Source:   layer_norm's v12, for the shifted packs
+#include <type_traits>
+
+#include "shifted_columns.cuh"
+
+void reduction_nd_v05_split(const ReductionNdArgs& args);
+
+namespace {
+
+// In flight a thread, and blocks an SM: single elements, and shifted packs. Argmax has fewer, since each load
+// needs the index of its row in registers.
+template <typename Total>
+constexpr bool HAS_PLACES = std::is_same_v<Total, ArgMax>;
+constexpr int MANY_NARROW = 16;
+template <typename Total>
+constexpr int NARROW_LOADS = HAS_PLACES<Total> ? MANY_NARROW / 2 : MANY_NARROW;
+template <typename Total>
+constexpr int NARROW_RESIDENT = HAS_PLACES<Total> ? RESIDENT - 1 : RESIDENT;
+template <typename Total>
+constexpr int SHIFTED_RESIDENT = HAS_PLACES<Total> ? 2 : 3;
+
+enum class By {
+  V05,      // v05's kernels
+  SHIFTED,  // packs of columns, shifted together
+  NARROW,   // single elements of columns, NARROW_LOADS<Total> at once
+};
+
+// The first line that fits counts: for columns that are no whole packs.
+struct Route {
+  int64_t neighbours;  // at least, of columns in memory, in packs
+  int64_t loads;       // at least, of a thread that takes single elements
+  By by;
+};
+constexpr Route ROUTES[] = {
+    {1, 0, By::SHIFTED},
+    {0, MANY_NARROW, By::NARROW},
+    {0, 0, By::V05},  // the other loads would bring nothing
+};
+
+template <typename T>
+By route_of(const Tiling& tiling) {
+  if (tiling.columns == 0 || tiling.wide) return By::V05;
+  const Axis& inner = tiling.kept.inner();
+  const int64_t neighbours = inner.stride == 1 ? inner.size / Pack<T>::SIZE : 0;
+  for (const Route& route : ROUTES) {
+    if (neighbours >= route.neighbours && tiling.units() >= route.loads * tiling.sharing()) return route.by;
+  }
+  return By::V05;
+}
+
+template <typename T, typename Total>
+__global__ void __launch_bounds__(THREADS, NARROW_RESIDENT<Total>)
+    reduction_nd_v06_dispatch_columns_kernel(const T* x, void* out, const __grid_constant__ Tiling tiling,
+                                             float divisor, Total* workspace, unsigned* counters) {
+  reduce_columns<T, Straight<T, Access::ELEMENTS>, NARROW_LOADS<Total>>(x, out, tiling, divisor, workspace,
+                                                                        counters);
+}
+
+template <typename T, typename Total>
+__global__ void __launch_bounds__(THREADS, SHIFTED_RESIDENT<Total>)
+    reduction_nd_v06_dispatch_shifted_kernel(const T* x, void* out,
+                                             const __grid_constant__ ShiftedTiling tiling, float divisor,
+                                             Total* workspace, unsigned* counters) {
+  reduce_columns<T, Shifted<T>, LOADS>(x, out, tiling, divisor, workspace, counters);
+}
+
+// Parts a tile: as many as fill the GPU, as long as each has a round of loads; a split tile needs a counter.
+int64_t parts_of(const Tiling& tiling, int loads, int64_t resident) {
+  if (tiling.tiles >= std::min(resident, int64_t{COUNTERS})) return 1;
+  const int64_t round = int64_t{tiling.sharing()} * loads;
+  return std::max(std::min(resident / tiling.tiles, cdiv(tiling.units(), round)), int64_t{1});
+}
+
+// `width`: columns of a thread.
+template <typename T, typename Total, typename Layout, typename Kernel>
+void launch(const ReductionNdArgs& args, const Layout& tiling, int64_t parts, int width, Kernel* kernel) {
+  const int64_t totals = tiling.tiles * parts * tiling.columns * width;
+  auto* workspace = parts > 1 ? static_cast<Total*>(args.memory->workspace(totals * sizeof(Total))) : nullptr;
+  auto* counters = parts > 1 ? static_cast<unsigned*>(args.memory->zeroed()) : nullptr;
+  const dim3 grid(tiling.tiles, parts);
+  kernel<<<grid, THREADS, 0, args.stream>>>(static_cast<const T*>(args.x), args.out, tiling, args.divisor(),
+                                            workspace, counters);
+  CUDA_CHECK(cudaGetLastError());
+}
+
+template <typename T, typename Total>
+void launch_narrow(const ReductionNdArgs& args, const Tiling& tiling, int64_t sms) {
+  const int64_t parts = parts_of(tiling, NARROW_LOADS<Total>, sms * NARROW_RESIDENT<Total>);
+  launch<T, Total>(args, tiling, parts, 1, reduction_nd_v06_dispatch_columns_kernel<T, Total>);
+}
+
+template <typename T, typename Total>
+void launch_shifted(const ReductionNdArgs& args, const Tiling& narrow, int64_t sms) {
+  const ShiftedTiling tiling = shifted_tiling_of<T>(narrow, LOADS);
+  const int64_t parts = parts_of(tiling, LOADS, sms * SHIFTED_RESIDENT<Total>);
+  launch<T, Total>(args, tiling, parts, Pack<T>::SIZE, reduction_nd_v06_dispatch_shifted_kernel<T, Total>);
+}
+
+}  // namespace
+
+void reduction_nd_v06_dispatch(const ReductionNdArgs& args) {
+  const int64_t sms = multiprocessor_count();
+  dispatch_totals(args, [&](auto zero, auto total) {
+    using T = decltype(zero);
+    using Total = decltype(total);
+    const Tiling tiling = tiling_of<T>(args, sms);
+    if (tiling.tiles == 0) return;
+    switch (route_of<T>(tiling)) {
+      case By::SHIFTED:
+        return launch_shifted<T, Total>(args, tiling, sms);
+      case By::NARROW:
+        return launch_narrow<T, Total>(args, tiling, sms);
+      case By::V05:
+        return reduction_nd_v05_split(args);
+    }
+  });
+}
