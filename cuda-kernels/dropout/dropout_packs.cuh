@@ -2,24 +2,11 @@
 // pass. Terms: docs/glossary.md.
 #pragma once
 
-#include "dropout.cuh"
+#include "mask.cuh"
+#include "matrix_packs.cuh"
 
-// Loads up to `count` elements of a pack, one by one, from a place on; past the end of a row it continues in
-// the next one. A bias is a matrix whose rows lie 0 apart.
-template <typename T>
-__device__ Pack<T> load_elements(const void* matrix, int64_t stride, Place place, int64_t N, int count) {
-  Pack<T> pack = {};
-#pragma unroll
-  for (int j = 0; j < Pack<T>::SIZE; ++j, place = next(place, N)) {
-    if (j < count) set(pack, j, static_cast<const T*>(matrix)[place.row * stride + place.col]);
-  }
-  return pack;
-}
-
-template <typename T>
-__device__ const uint4* pack_at(const void* matrix, int64_t stride, Place place) {
-  return reinterpret_cast<const uint4*>(static_cast<const T*>(matrix) + place.row * stride + place.col);
-}
+enum class Operand { MISSING, GIVEN };
+enum class Reading { ONCE, AGAIN };
 
 // The operands of a pass, forward or backward: two inputs and a bias, one output.
 struct PackArgs {
@@ -78,11 +65,11 @@ struct Values {
   }
 };
 
-// Predicated 16-byte accesses: before a branch the compiler would wait for the loads under way. ONCE: lines
-// are read once, unless rows lie 0 apart, so L2 evicts them first.
-template <bool ONCE = true, typename T>
+// Predicated 16-byte accesses: before a branch the compiler would wait for the loads under way. Lines that
+// are read once, as all are unless rows lie 0 apart, L2 evicts first.
+template <Reading READING = Reading::ONCE, typename T>
 __device__ void load_if(bool loaded, const uint4* from, Pack<T>& pack) {
-  if constexpr (ONCE) {
+  if constexpr (READING == Reading::ONCE) {
     asm volatile(
         "{\n"
         ".reg .pred loaded;\n"
@@ -112,6 +99,21 @@ __device__ void store_if(bool stored, uint4* to, Pack<T> pack) {
       "}" ::"r"(pack.words.x),
       "r"(pack.words.y), "r"(pack.words.z), "r"(pack.words.w), "l"(to), "r"(static_cast<int>(stored))
       : "memory");
+}
+
+// Which of COUNT elements from start + i on are kept. Both are multiples of COUNT, and start is a multiple of
+// a power of two above i: so the sum carries nothing into the upper half of a Philox block's number, and the
+// compiler sees which products of the first rounds several calls share.
+template <int COUNT>
+__device__ void keeps_from(const Mask& mask, bool (&kept)[COUNT], int64_t start, uint32_t i) {
+  const uint64_t upper = static_cast<uint64_t>(start) >> 34 << 32;
+  const uint32_t block = static_cast<uint32_t>(start >> 2) + i / 4;
+#pragma unroll
+  for (int j = 0; j < COUNT; j += 4) {
+    const auto [w0, w1, w2, w3] = mask.words_of(upper | (block + j / 4)).of;
+    kept[j] = mask.keeps_word(w0), kept[j + 1] = mask.keeps_word(w1);
+    kept[j + 2] = mask.keeps_word(w2), kept[j + 3] = mask.keeps_word(w3);
+  }
 }
 
 // Pins the wait for a pack to this place. `nothing` is 0, but the compiler must not know it: so the pack is
@@ -152,7 +154,7 @@ __device__ void load_bias_packs(Pack<T> (&packs)[PACKS], const void* bias, bool 
   }
 #pragma unroll
   for (int i = 0; i < PACKS; ++i) {
-    load_if<false>(wide, reinterpret_cast<const uint4*>(elements + places[i].col), packs[i]);
+    load_if<Reading::AGAIN>(wide, reinterpret_cast<const uint4*>(elements + places[i].col), packs[i]);
   }
 }
 
@@ -187,11 +189,12 @@ __device__ inline Place place_after(Place place, int64_t rows, int64_t cols, int
 }
 
 // PACKS aligned packs a thread, a block's width apart. All loads are issued before the seed is read. SECOND
-// and BIAS say whether the operand exists; they are template arguments, since with a branch between drawing a
-// mask and its use the compiler would keep every decision in a register.
-template <typename T, bool SECOND, bool BIAS, int PACKS, int THREADS, typename Results>
+// and BIAS are template arguments, since with a branch between drawing a mask and its use the compiler would
+// keep every decision in a register.
+template <typename T, Operand SECOND, Operand BIAS, int PACKS, int THREADS, typename Results>
 __device__ void take_packs(const PackArgs& args, const PackLayout& layout, Results results_of) {
   constexpr int SIZE = Pack<T>::SIZE, STEP = THREADS * SIZE;
+  constexpr bool HAS_SECOND = SECOND == Operand::GIVEN, HAS_BIAS = BIAS == Operand::GIVEN;
   const int64_t start = static_cast<int64_t>(blockIdx.x) * (PACKS * STEP);
   const auto left = static_cast<uint32_t>(min(args.M * args.N - start, int64_t{PACKS * STEP}));
   const uint32_t mine = threadIdx.x * SIZE;
@@ -200,13 +203,13 @@ __device__ void take_packs(const PackArgs& args, const PackLayout& layout, Resul
   Pack<T> first[PACKS] = {}, second[PACKS] = {}, bias[PACKS] = {};
   const auto load = [&](int i, Place place) {
     load_if(is_mine(i), pack_at<T>(args.first, args.stride_first, place), first[i]);
-    if (SECOND) load_if(is_mine(i), pack_at<T>(args.second, args.stride_second, place), second[i]);
+    if (HAS_SECOND) load_if(is_mine(i), pack_at<T>(args.second, args.stride_second, place), second[i]);
   };
   if (layout.end_to_end) {
 #pragma unroll
     for (int i = 0; i < PACKS; ++i) load(i, {0, start + mine + i * STEP});
   }
-  if (BIAS || !layout.end_to_end) {
+  if (HAS_BIAS || !layout.end_to_end) {
     Place places[PACKS] = {place_of(start + mine, args.N)};
 #pragma unroll
     for (int i = 1; i < PACKS; ++i) {
@@ -217,7 +220,7 @@ __device__ void take_packs(const PackArgs& args, const PackLayout& layout, Resul
       for (int i = 0; i < PACKS; ++i) load(i, places[i]);
     }
     // After all other loads: loading a bias branches, and waits for single elements.
-    if (BIAS) load_bias_packs(bias, args.bias, layout.wide_bias, places, args.N, layout.zero);
+    if (HAS_BIAS) load_bias_packs(bias, args.bias, layout.wide_bias, places, args.N, layout.zero);
   }
 
   const Mask mask(args.dropout);
@@ -225,10 +228,10 @@ __device__ void take_packs(const PackArgs& args, const PackLayout& layout, Resul
 #pragma unroll
   for (int i = 0; i < PACKS; ++i) {
     bool kept[SIZE];
-    mask.keeps(kept, start, mine + i * STEP);
+    keeps_from(mask, kept, start, mine + i * STEP);
     take_after(kept, layout.zero, first[i]);
-    if (SECOND) take_after(kept, layout.zero, second[i]);
-    if (BIAS) take_after(kept, layout.zero, bias[i]);
+    if (HAS_SECOND) take_after(kept, layout.zero, second[i]);
+    if (HAS_BIAS) take_after(kept, layout.zero, bias[i]);
     const Pack<T> results = results_of(kept, first[i], second[i], bias[i]);
     store_if(is_mine(i), out + (threadIdx.x + i * THREADS), results);
   }

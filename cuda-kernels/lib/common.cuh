@@ -83,6 +83,13 @@ __host__ __device__ constexpr int64_t cdiv(int64_t dividend, int64_t divisor) {
   return (dividend + divisor - 1) / divisor;
 }
 
+// The smallest power of two that is at least `number`.
+inline int64_t power_of_two_from(int64_t number) {
+  int64_t power = 1;
+  while (power < number) power *= 2;
+  return power;
+}
+
 // Calls launch(first row, rows) once, or several times if there are more rows than a grid may have blocks.
 // For launchers that give each row a block.
 template <typename Launch>

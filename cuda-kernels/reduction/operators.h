@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "reduction/reduction_nd/args.h"
+#include "reduction/reduction_nd/merged_axes.h"
 #include "torch/checks.h"
 #include "torch/launch.h"
 
@@ -72,19 +73,20 @@ std::vector<Int> reduced_sizes(at::ArrayRef<Int> sizes, Reduced reduced, bool ke
 // The launcher's arguments. x has at most MOST_AXES dimensions.
 inline ReductionNdArgs reduction_args(const Tensor& x, const Tensor& out, Reduced reduced, ReductionKind kind,
                                       const Memory& memory, cudaStream_t stream) {
-  ReductionNdArgs args{.x = x.const_data_ptr(),
-                       .out = out.mutable_data_ptr(),
-                       .rank = static_cast<int>(x.dim()),
-                       .kind = kind,
-                       .dtype = dtype_of(x),
-                       .memory = &memory,
-                       .stream = stream};
-  for (int axis = 0; axis < args.rank; ++axis) {
-    args.sizes[axis] = x.size(axis);
-    args.strides[axis] = x.stride(axis);
-    args.reduced[axis] = reduced[axis];
-  }
-  return args;
+  const int rank = static_cast<int>(x.dim());
+  bool is_reduced[MOST_AXES];
+  for (int axis = 0; axis < rank; ++axis) is_reduced[axis] = reduced[axis];
+  const auto axes = [&](bool which, bool ordered) {
+    return axes_of(rank, x.sizes().data(), x.strides().data(), is_reduced, which, ordered);
+  };
+  return {.x = x.const_data_ptr(),
+          .out = out.mutable_data_ptr(),
+          .kept = axes(false, true),
+          .reduced = axes(true, kind == ReductionKind::argmax),
+          .kind = kind,
+          .dtype = dtype_of(x),
+          .memory = &memory,
+          .stream = stream};
 }
 
 }  // namespace kernel_twins

@@ -143,7 +143,7 @@ class Step:
     is timed on the op's wide cases, too. ``no_cuda`` and ``no_triton`` say why a language has no such step; empty if it
     has. ``launches`` counts the kernels of one call at the profile case; 0 if the languages differ. ``helpers`` names
     other kernels that the step launches. A step that is not ``deterministic`` may give other last bits in every run. A
-    step that is not ``finished`` may spill registers.
+    step that is not ``finished`` may spill registers. The Triton file of a ``standalone`` step may be copied whole.
 
     ``profile_case`` is for a step that leaves the op's profile case to another step's kernel. By language, it holds a
     timed case at which the step's own kernel runs; None if the step is profiled nowhere. ``replaces`` names the step
@@ -168,6 +168,7 @@ class Step:
     replaces: str = ""
     deterministic: bool = True
     finished: bool = True
+    standalone: bool = False
     promises: Mapping[int, tuple[str, ...]] = field(default_factory=dict, hash=False)
     promises_where: Mapping[int, tuple[Where, ...]] = field(default_factory=dict, hash=False)
     spills: tuple[int, ...] = ()
@@ -201,8 +202,7 @@ class Step:
         """Whether a GPU of this compute capability can run the step."""
         match = _ARCH.fullmatch(self.arch)
         assert match is not None  # __post_init__ has checked it
-        compare, major, minor, _ = match.groups()
-        needed = (int(major), int(minor))
+        compare, needed = match[1], (int(match[2]), int(match[3]))
         return capability == needed if compare == "==" else capability >= needed
 
 

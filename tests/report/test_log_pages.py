@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -24,6 +25,8 @@ from kernel_twins.report.rows import base, store
 from kernel_twins.spec import Prediction
 from tests import logs
 from tests.logs import CASE, OP, launch, timing
+
+LAST = "v06_bulk_tile"
 
 
 @pytest.fixture
@@ -98,6 +101,18 @@ def test_the_scoreboard_keeps_the_last_step_that_was_measured(folder: Path) -> N
     assert {name.step for name in results.unmeasured} >= {"v06_bulk_tile"}
     (row,) = [line for line in scoreboard.scoreboard([(results, CASE)]) if line.startswith("| vector_add ")]
     assert "| 1.000 × [1.000, 1.000] SAME |" in row  # v02_grid_stride's, of 300 µs
+
+
+def test_the_scoreboard_has_a_row_for_a_step_that_may_be_copied_beside_the_last(tmp_path: Path) -> None:
+    times = {("torch", ""): 300, ("cuda", "v01_scalar"): 240, ("triton", "v01_scalar"): 200, ("triton", LAST): 100}
+    rows = [timing(backend, step, [time] * 20) for (backend, step), time in times.items()]
+    store.write(tmp_path / "vector_add.timings.csv", pd.DataFrame(rows, columns=store.TABLES["timings"]))
+    steps = tuple(replace(step, standalone=step.name in ("v01_scalar", LAST)) for step in OP.steps)
+    last, copied = scoreboard.scoreboard([(Results(replace(OP, steps=steps), tmp_path, None), CASE)])[2:4]
+    assert last.startswith(f"| vector_add {CASE.slug} | ")
+    assert last.endswith("| 2.400 × FAST |")
+    assert copied.startswith(f"| vector_add {CASE.slug}, standalone v01 | – | – | – | ")
+    assert "| 1.500 × [1.500, 1.500] FAST | 1.200 × FAST |" in copied
 
 
 def test_rendering_names_the_pages_that_changed_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

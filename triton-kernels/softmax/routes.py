@@ -180,7 +180,7 @@ def _several(rows: Rows, limits: Limits, sms: int) -> Tiling | None:
             return None
         return Tiling(
             triton.cdiv(M, count), count, block, pieces, N // block, 1, 32 * warps, vector, False,
-            pieces * vector > limits.converted, 1, warps, _registers(PROGRAMS[warps], warps),
+            pieces * vector > limits.converted, 1, warps, registers(PROGRAMS[warps], warps),
         )  # fmt: skip
     return None
 
@@ -206,9 +206,9 @@ def _one(rows: Rows, limits: Limits) -> Tiling | None:
     warps, block, pieces = next(busy, full[-1])
     whole = max(N - edges * (vector - 1), 0) // vector * vector // block
     anew = pieces * vector > limits.converted
-    registers = _registers(32 // max(warps, 2), warps)
     return Tiling(
-        rows.M, 1, block, pieces, whole, 1, 32 * warps, vector, edges, anew, 1, warps, registers
+        rows.M, 1, block, pieces, whole, 1, 32 * warps, vector, edges, anew, 1, warps,
+        registers(32 // max(warps, 2), warps),
     )  # fmt: skip
 
 
@@ -232,7 +232,7 @@ def _shared(rows: Rows, limits: Limits, device: torch.device) -> Tiling | None:
     return Tiling(
         groups * parts, 1, vector * threads, pieces, max(least, 0) // threads, parts,
         max(triton.next_power_of_2(parts), threads), vector, edges, True, way.STAGES, way.num_warps,
-        _registers(way.PER_SM, way.num_warps),
+        registers(way.PER_SM, way.num_warps),
     )  # fmt: skip
 
 
@@ -245,6 +245,6 @@ def resident(way: Shared, matrices: int, device: torch.device) -> int:
     return min(sm_count(device) * min(way.PER_SM, shared_bytes(device) // shared), SIZE // 5)
 
 
-def _registers(per_sm: int, warps: int) -> int:
+def registers(per_sm: int, warps: int) -> int:
     """The registers of a thread that leave room for so many programs; the hardware allocates them in eights."""
     return min(REGISTERS // (per_sm * warps * 32) // 8 * 8, 248)

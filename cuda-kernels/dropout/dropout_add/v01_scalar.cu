@@ -8,7 +8,11 @@
 // Source:   Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (SC'11)
 // Twin:     triton-kernels/dropout/dropout_add/v01_scalar.py
 #include "args.h"
-#include "dropout/dropout.cuh"
+#include "dropout/activation.cuh"
+#include "dropout/mask.cuh"
+#include "dropout/places.cuh"
+
+namespace {
 
 constexpr int THREADS = 256;
 
@@ -30,6 +34,8 @@ __global__ void __launch_bounds__(THREADS) dropout_add_v01_scalar_kernel(const D
   }
   static_cast<T*>(args.out)[i] = from_float<T>(value);
 }
+
+}  // namespace
 
 void dropout_add_v01_scalar(const DropoutAddArgs& args) {
   if (args.M == 0 || args.N == 0) return;

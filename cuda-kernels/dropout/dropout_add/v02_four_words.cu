@@ -6,7 +6,11 @@
 // Requires: rows that are contiguous, at any distance; any length.
 // Twin:     triton-kernels/dropout/dropout_add/v02_four_words.py
 #include "args.h"
-#include "dropout/dropout.cuh"
+#include "dropout/activation.cuh"
+#include "dropout/mask.cuh"
+#include "dropout/places.cuh"
+
+namespace {
 
 constexpr int THREADS = 256;
 constexpr int WORDS = 4;
@@ -44,6 +48,8 @@ __global__ void __launch_bounds__(THREADS) dropout_add_v02_four_words_kernel(con
     }
   }
 }
+
+}  // namespace
 
 void dropout_add_v02_four_words(const DropoutAddArgs& args) {
   if (args.M == 0 || args.N == 0) return;

@@ -15,15 +15,51 @@
 // Gap:      Triton chooses the width of an access by itself; its v02 has 16 bytes where addresses allow it.
 #include <utility>
 
-#include "packs.cuh"
+#include "args.h"
+#include "dropout/activation.cuh"
+#include "dropout/mask.cuh"
+#include "dropout/matrix_packs.cuh"
+
+namespace {
 
 constexpr int THREADS = 256;
 
-// WIDE: packs of x, residual and out are aligned, but for the matrix's last elements.
-template <typename T, Activation ACTIVATION, bool WIDE>
+// The results for a pack that begins at element `first`, a multiple of 4.
+template <typename T, Activation ACTIVATION>
+__device__ Pack<T> results_of(const DropoutAddArgs& args, const Mask& mask, int64_t first, Pack<T> x,
+                              Pack<T> bias, Pack<T> residual) {
+  constexpr int SIZE = Pack<T>::SIZE;
+  float values[SIZE];
+  bool kept[SIZE];
+  mask.keeps(kept, first);
+#pragma unroll
+  for (int j = 0; j < SIZE; ++j) values[j] = to_float(x[j]);
+  if (args.bias) {
+#pragma unroll
+    for (int j = 0; j < SIZE; ++j) values[j] += to_float(bias[j]);
+  }
+#pragma unroll
+  for (int j = 0; j < SIZE; ++j) {
+    // Computed for all elements, then selected: computed only where kept, each would take a branch.
+    const float result = activate_for<T, ACTIVATION>(values[j]) * args.dropout.scale;
+    values[j] = kept[j] ? result : 0.0f;
+  }
+  if (args.residual) {
+#pragma unroll
+    for (int j = 0; j < SIZE; ++j) values[j] += to_float(residual[j]);
+  }
+  Pack<T> results;
+#pragma unroll
+  for (int j = 0; j < SIZE; ++j) set(results, j, from_float<T>(values[j]));
+  return results;
+}
+
+// Access::PACKS: packs of x, residual and out are aligned, but for the matrix's last elements.
+template <typename T, Activation ACTIVATION, Access ACCESS>
 __global__ void __launch_bounds__(THREADS)
     dropout_add_v03_vectorized_kernel(const DropoutAddArgs args, bool wide_bias) {
   constexpr int SIZE = Pack<T>::SIZE;
+  constexpr bool WIDE = ACCESS == Access::PACKS;
   const Mask mask(args.dropout);
   mask.note(args.dropout.used);
   // The block's index is widened first: 2^31 elements and more overflow 32 bits.
@@ -51,7 +87,7 @@ __global__ void __launch_bounds__(THREADS)
 }
 
 template <typename T, Activation ACTIVATION>
-static void launch(DropoutAddArgs args) {
+void launch(DropoutAddArgs args) {
   constexpr int64_t SIZE = Pack<T>::SIZE;
   const bool end_to_end =
       args.M == 1 || (args.stride_xm == args.N && (args.residual == nullptr || args.stride_rm == args.N));
@@ -61,10 +97,12 @@ static void launch(DropoutAddArgs args) {
   const bool wide_bias = args.N % SIZE == 0 && aligned_to_16_bytes(args.bias);
   const int64_t grid = cdiv(args.M * args.N, THREADS * SIZE);
   if (end_to_end && args.bias == nullptr) args.N = std::exchange(args.M, 1) * args.N;
-  const auto kernel = wide ? dropout_add_v03_vectorized_kernel<T, ACTIVATION, true>
-                           : dropout_add_v03_vectorized_kernel<T, ACTIVATION, false>;
+  const auto kernel = wide ? dropout_add_v03_vectorized_kernel<T, ACTIVATION, Access::PACKS>
+                           : dropout_add_v03_vectorized_kernel<T, ACTIVATION, Access::ELEMENTS>;
   kernel<<<grid, THREADS, 0, args.stream>>>(args, wide_bias);
 }
+
+}  // namespace
 
 void dropout_add_v03_vectorized(const DropoutAddArgs& args) {
   if (args.M == 0 || args.N == 0) return;

@@ -13,7 +13,10 @@
 // Gap:      a Triton program has several packs a thread where its block is larger than its threads' packs.
 #include <utility>
 
-#include "packs.cuh"
+#include "args.h"
+#include "dropout/activation.cuh"
+#include "dropout/mask.cuh"
+#include "dropout/matrix_packs.cuh"
 
 namespace {
 
@@ -37,6 +40,36 @@ __device__ Pack<T> load_bias(const void* bias, bool wide, int64_t col, int64_t N
   return load_elements<T>(bias, 0, {0, col}, N, Pack<T>::SIZE);
 }
 
+// The results for a pack that begins at element `first`, a multiple of 4.
+template <typename T, Activation ACTIVATION>
+__device__ Pack<T> results_of(const DropoutAddArgs& args, const Mask& mask, int64_t first, Pack<T> x,
+                              Pack<T> bias, Pack<T> residual) {
+  constexpr int SIZE = Pack<T>::SIZE;
+  float values[SIZE];
+  bool kept[SIZE];
+  mask.keeps(kept, first);
+#pragma unroll
+  for (int j = 0; j < SIZE; ++j) values[j] = to_float(x[j]);
+  if (args.bias) {
+#pragma unroll
+    for (int j = 0; j < SIZE; ++j) values[j] += to_float(bias[j]);
+  }
+#pragma unroll
+  for (int j = 0; j < SIZE; ++j) {
+    // Computed for all elements, then selected: computed only where kept, each would take a branch.
+    const float result = activate_for<T, ACTIVATION>(values[j]) * args.dropout.scale;
+    values[j] = kept[j] ? result : 0.0f;
+  }
+  if (args.residual) {
+#pragma unroll
+    for (int j = 0; j < SIZE; ++j) values[j] += to_float(residual[j]);
+  }
+  Pack<T> results;
+#pragma unroll
+  for (int j = 0; j < SIZE; ++j) set(results, j, from_float<T>(values[j]));
+  return results;
+}
+
 // A pack by accesses of single elements, where the matrix ends within it or it is misaligned.
 template <typename T, Activation ACTIVATION>
 __device__ void take_elements(const DropoutAddArgs& args, const Mask& mask, int64_t first) {
@@ -52,9 +85,9 @@ __device__ void take_elements(const DropoutAddArgs& args, const Mask& mask, int6
   store_pack(static_cast<T*>(args.out) + first, 0, count, false, results);
 }
 
-// WIDE: packs of x, residual and out are aligned, but for the matrix's last elements. end_to_end: the rows of
-// x, and those of residual, lie one behind the other.
-template <typename T, Activation ACTIVATION, bool WIDE>
+// Access::PACKS: packs of x, residual and out are aligned, but for the matrix's last elements. end_to_end:
+// the rows of x, and those of residual, lie one behind the other.
+template <typename T, Activation ACTIVATION, Access ACCESS>
 __global__ void __launch_bounds__(THREADS)
     dropout_add_v04_several_packs_kernel(const DropoutAddArgs args, bool end_to_end, bool wide_bias,
                                          Stride stride) {
@@ -65,7 +98,7 @@ __global__ void __launch_bounds__(THREADS)
   // The block's index is widened first: 2^31 elements and more overflow 32 bits.
   const int64_t start = static_cast<int64_t>(blockIdx.x) * (PACKS * STEP);
   const int64_t first = start + threadIdx.x * SIZE;
-  if (!WIDE || start + PACKS * STEP > args.M * args.N) {
+  if (ACCESS == Access::ELEMENTS || start + PACKS * STEP > args.M * args.N) {
 #pragma unroll 1
     for (int i = 0; i < PACKS; ++i) take_elements<T, ACTIVATION>(args, mask, first + i * STEP);
     return;
@@ -111,8 +144,8 @@ void launch(DropoutAddArgs args) {
   const bool wide = (end_to_end || whole) && aligned_to_16_bytes(args.x, args.residual, args.out);
   const bool wide_bias = args.N % SIZE == 0 && aligned_to_16_bytes(args.bias);
   const int64_t grid = cdiv(args.M * args.N, PACKS * STEP);
-  const auto kernel = wide ? dropout_add_v04_several_packs_kernel<T, ACTIVATION, true>
-                           : dropout_add_v04_several_packs_kernel<T, ACTIVATION, false>;
+  const auto kernel = wide ? dropout_add_v04_several_packs_kernel<T, ACTIVATION, Access::PACKS>
+                           : dropout_add_v04_several_packs_kernel<T, ACTIVATION, Access::ELEMENTS>;
   kernel<<<grid, THREADS, 0, args.stream>>>(args, end_to_end, wide_bias, {STEP / args.N, STEP % args.N});
 }
 

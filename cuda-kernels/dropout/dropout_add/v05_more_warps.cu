@@ -16,6 +16,7 @@
 // Gap:      a Triton program of 128 threads has two packs a thread as well, and a kernel for every choice of
 //           operands.
 #include "args.h"
+#include "dropout/activation.cuh"
 #include "dropout/dropout_packs.cuh"
 
 namespace {
@@ -24,7 +25,7 @@ constexpr int PACKS = 2;
 constexpr int THREADS = 256;
 constexpr int BLOCKS_PER_SM = 5;
 
-template <typename T, Activation ACTIVATION, bool RESIDUAL, bool BIAS>
+template <typename T, Activation ACTIVATION, Operand RESIDUAL, Operand BIAS>
 struct Forward {
   float scale;
 
@@ -35,18 +36,18 @@ struct Forward {
 #pragma unroll
     for (int j = 0; j < Pack<T>::SIZE; ++j) {
       float value = xs.of[j];
-      if (BIAS) value += shifts.of[j];
+      if (BIAS == Operand::GIVEN) value += shifts.of[j];
       // Computed for all elements, then selected: computed only where kept, each would take a branch.
       value = activate_for<T, ACTIVATION>(value) * scale;
       value = kept[j] ? value : 0.0f;
-      if (RESIDUAL) value += residuals.of[j];
+      if (RESIDUAL == Operand::GIVEN) value += residuals.of[j];
       set(results, j, from_float<T>(value));
     }
     return results;
   }
 };
 
-template <typename T, Activation ACTIVATION, bool RESIDUAL, bool BIAS>
+template <typename T, Activation ACTIVATION, Operand RESIDUAL, Operand BIAS>
 __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     dropout_add_v05_more_warps_kernel(const PackArgs args, const PackLayout layout) {
   const Forward<T, ACTIVATION, RESIDUAL, BIAS> forward{args.dropout.scale};
@@ -56,16 +57,19 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 // For matrices that allow no accesses of 16 bytes.
 template <typename T, Activation ACTIVATION>
 __global__ void __launch_bounds__(THREADS) dropout_add_v05_more_warps_elements_kernel(const PackArgs args) {
-  take_single_elements<T, THREADS>(args, Forward<T, ACTIVATION, true, true>{args.dropout.scale});
+  take_single_elements<T, THREADS>(
+      args, Forward<T, ACTIVATION, Operand::GIVEN, Operand::GIVEN>{args.dropout.scale});
 }
 
-// Calls launch with SECOND and BIAS, as integral constants.
+// Calls launch.operator()<SECOND, BIAS>().
 template <typename Launch>
 void with_operands(const PackArgs& args, Launch launch) {
-  const auto with_second = [&](auto second) {
-    args.bias ? launch(second, std::true_type{}) : launch(second, std::false_type{});
+  const auto with_second = [&]<Operand SECOND>() {
+    args.bias ? launch.template operator()<SECOND, Operand::GIVEN>()
+              : launch.template operator()<SECOND, Operand::MISSING>();
   };
-  args.second ? with_second(std::true_type{}) : with_second(std::false_type{});
+  args.second ? with_second.template operator()<Operand::GIVEN>()
+              : with_second.template operator()<Operand::MISSING>();
 }
 
 template <typename T, Activation ACTIVATION>
@@ -87,8 +91,8 @@ void launch(const DropoutAddArgs& args) {
         <<<cdiv(elements, STEP), THREADS, 0, args.stream>>>(packs);
     return;
   }
-  with_operands(packs, [&](auto residual, auto bias) {
-    const auto kernel = dropout_add_v05_more_warps_kernel<T, ACTIVATION, residual.value, bias.value>;
+  with_operands(packs, [&]<Operand RESIDUAL, Operand BIAS>() {
+    const auto kernel = dropout_add_v05_more_warps_kernel<T, ACTIVATION, RESIDUAL, BIAS>;
     kernel<<<cdiv(elements, PACKS * STEP), THREADS, 0, args.stream>>>(packs, layout);
   });
 }

@@ -1,7 +1,9 @@
 // The gradient of dropout_add's bias without that of x: the column sums of dx, which is not stored.
 #include "bias.h"
-#include "dropout/dropout.cuh"
+#include "dropout/mask.cuh"
+#include "gradient.cuh"
 #include "lib/column_sums.cuh"
+#include "lib/packs.cuh"
 
 namespace {
 

@@ -9,8 +9,10 @@
 // Source:   the derivative of dropout_add
 // Twin:     triton-kernels/dropout/dropout_add_backward/v01_rows_then_columns.py
 #include "args.h"
-#include "dropout/dropout.cuh"
-#include "norm/norm_backward.cuh"
+#include "dropout/mask.cuh"
+#include "dropout/places.cuh"
+#include "gradient.cuh"
+#include "lib/partial_sums.cuh"
 
 namespace {
 

@@ -12,28 +12,31 @@
 //           element, since the columns of a thread have another skew in every row.
 // Twin:     triton-kernels/dropout/dropout_add_backward/v02_persistent.py
 #include "args.h"
-#include "dropout/dropout.cuh"
-#include "norm/norm_backward.cuh"
+#include "columns.cuh"
+#include "gradient.cuh"
+#include "lib/packs.cuh"
+#include "lib/partial_sums.cuh"
 
 namespace {
 
 constexpr int THREADS = 256;
 constexpr int BLOCKS_PER_SM = 4;
 
-template <typename T, bool WIDE>
+template <typename T, Access ACCESS>
 __device__ Pack<T> load(const void* matrix, int64_t stride, int64_t row, int64_t col, int count) {
   const T* from = static_cast<const T*>(matrix) + row * stride + col;
-  if (WIDE) return {__ldcs(reinterpret_cast<const uint4*>(from))};
+  if (ACCESS == Access::PACKS) return {__ldcs(reinterpret_cast<const uint4*>(from))};
   return load_ragged(from, 0, count, 0.0f);
 }
 
 // A row has `strips` strips of `lanes` threads side by side; a chunk is `chunk_rows` rows of a strip.
-// partials: [chunks, N], or null if dbias is not wanted. WIDE: accesses of 16 bytes, see Requires.
-template <typename T, Activation ACTIVATION, bool WIDE>
+// partials: [chunks, N], or null if dbias is not wanted. Which access: see Requires.
+template <typename T, Activation ACTIVATION, Access ACCESS>
 __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     dropout_add_backward_v02_persistent_kernel(const DropoutAddBackwardArgs args, int lanes, int strips,
                                                int64_t chunk_rows, float* partials) {
   constexpr int SIZE = Pack<T>::SIZE;
+  constexpr bool WIDE = ACCESS == Access::PACKS;
   __shared__ float totals[THREADS * SIZE];
   Mask mask(args.dropout);
   const int lane = threadIdx.x % lanes, group = threadIdx.x / lanes, groups = THREADS / lanes;
@@ -46,16 +49,16 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   if (args.bias) bias = load_ragged(static_cast<const T*>(args.bias) + col, 0, count, 0.0f);
   float sums[SIZE] = {};
   for (int64_t row = chunk * chunk_rows + group; count > 0 && row < end; row += groups) {
-    const Pack<T> dout = load<T, WIDE>(args.dout, args.stride_dm, row, col, count);
+    const Pack<T> dout = load<T, ACCESS>(args.dout, args.stride_dm, row, col, count);
     Pack<T> x = {};
-    if (ACTIVATION != Activation::none) x = load<T, WIDE>(args.x, args.stride_xm, row, col, count);
+    if (ACTIVATION != Activation::none) x = load<T, ACCESS>(args.x, args.stride_xm, row, col, count);
     const int64_t i = row * args.N + col;
     mask.forget_keys();
     bool kept[SIZE];
     if (WIDE) {
       mask.keeps(kept, i);
     } else {
-      mask.keeps_anywhere(kept, i);
+      keeps_anywhere(mask, kept, i);
     }
     Pack<T> results;
 #pragma unroll
@@ -109,8 +112,8 @@ void launch(const DropoutAddBackwardArgs& args) {
   if (args.dbias) {
     partials = static_cast<float*>(args.memory->workspace(chunks * args.N * sizeof(float)));
   }
-  const auto kernel = wide ? dropout_add_backward_v02_persistent_kernel<T, ACTIVATION, true>
-                           : dropout_add_backward_v02_persistent_kernel<T, ACTIVATION, false>;
+  const auto kernel = wide ? dropout_add_backward_v02_persistent_kernel<T, ACTIVATION, Access::PACKS>
+                           : dropout_add_backward_v02_persistent_kernel<T, ACTIVATION, Access::ELEMENTS>;
   kernel<<<strips * chunks, THREADS, 0, args.stream>>>(args, lanes, static_cast<int>(strips), chunk_rows,
                                                        partials);
   if (args.dbias == nullptr) return;

@@ -12,8 +12,10 @@
 // Gap:      a Triton program has as many loads under way as its block has packs for a thread, and v02's list
 //           has blocks of several.
 #include "args.h"
-#include "dropout/dropout.cuh"
-#include "norm/norm_backward.cuh"
+#include "columns.cuh"
+#include "gradient.cuh"
+#include "lib/packs.cuh"
+#include "lib/partial_sums.cuh"
 
 namespace {
 
@@ -21,19 +23,20 @@ constexpr int THREADS = 256;
 constexpr int BLOCKS_PER_SM = 3;
 constexpr int AHEAD = 4;  // loads of 16 bytes under way in a thread
 
-template <typename T, bool WIDE>
+template <typename T, Access ACCESS>
 __device__ Pack<T> load(const void* matrix, int64_t stride, int64_t row, int64_t col, int count) {
   const T* from = static_cast<const T*>(matrix) + row * stride + col;
-  if (WIDE) return {__ldcs(reinterpret_cast<const uint4*>(from))};
+  if (ACCESS == Access::PACKS) return {__ldcs(reinterpret_cast<const uint4*>(from))};
   return load_ragged(from, 0, count, 0.0f);
 }
 
 // A row has `strips` strips of `lanes` threads side by side; a chunk is `chunk_rows` rows of a strip.
-// partials: [chunks, N], or null if dbias is not wanted. WIDE: accesses of 16 bytes, see Requires.
-template <typename T, Activation ACTIVATION, bool WIDE>
+// partials: [chunks, N], or null if dbias is not wanted. Which access: see Requires.
+template <typename T, Activation ACTIVATION, Access ACCESS>
 __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     dropout_add_backward_v03_rows_ahead_kernel(const DropoutAddBackwardArgs args, int lanes, int strips,
                                                int64_t chunk_rows, float* partials) {
+  constexpr bool WIDE = ACCESS == Access::PACKS;
   constexpr int SIZE = Pack<T>::SIZE, LOADS = ACTIVATION == Activation::none ? 1 : 2,
                 ROWS = WIDE ? AHEAD / LOADS : 1;
   __shared__ float totals[THREADS * SIZE];
@@ -53,8 +56,8 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     for (int i = 0; i < ROWS; ++i) {
       const int64_t row = first + i * groups;
       if (row >= end) continue;
-      dout[i] = load<T, WIDE>(args.dout, args.stride_dm, row, col, count);
-      if (ACTIVATION != Activation::none) x[i] = load<T, WIDE>(args.x, args.stride_xm, row, col, count);
+      dout[i] = load<T, ACCESS>(args.dout, args.stride_dm, row, col, count);
+      if (ACTIVATION != Activation::none) x[i] = load<T, ACCESS>(args.x, args.stride_xm, row, col, count);
     }
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) {
@@ -66,7 +69,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       if (WIDE) {
         mask.keeps(kept, at);
       } else {
-        mask.keeps_anywhere(kept, at);
+        keeps_anywhere(mask, kept, at);
       }
       Pack<T> results;
 #pragma unroll
@@ -123,8 +126,8 @@ void launch(const DropoutAddBackwardArgs& args) {
   if (args.dbias) {
     partials = static_cast<float*>(args.memory->workspace(chunks * args.N * sizeof(float)));
   }
-  const auto kernel = wide ? dropout_add_backward_v03_rows_ahead_kernel<T, ACTIVATION, true>
-                           : dropout_add_backward_v03_rows_ahead_kernel<T, ACTIVATION, false>;
+  const auto kernel = wide ? dropout_add_backward_v03_rows_ahead_kernel<T, ACTIVATION, Access::PACKS>
+                           : dropout_add_backward_v03_rows_ahead_kernel<T, ACTIVATION, Access::ELEMENTS>;
   kernel<<<strips * chunks, THREADS, 0, args.stream>>>(args, lanes, static_cast<int>(strips), chunk_rows,
                                                        partials);
   if (args.dbias == nullptr) return;

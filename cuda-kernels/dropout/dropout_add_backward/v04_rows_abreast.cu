@@ -22,7 +22,9 @@
 // Gap:      Triton makes accesses of 16 bytes only where it knows that all rows begin at multiples of 16
 //           bytes; its threads have the same columns in every row.
 #include "args.h"
+#include "columns.cuh"
 #include "dropout/dropout_packs.cuh"
+#include "gradient.cuh"
 
 namespace {
 
@@ -31,7 +33,7 @@ constexpr int PACKS = 2, BLOCKS_PER_SM = 5;  // dx alone: packs of a thread, blo
 constexpr int AHEAD = 2, SUM_BLOCKS = 3;     // with sums: rows under way, half with slopes; blocks of an SM
 
 // A pack of dx, before it is rounded.
-template <typename T, Activation ACTIVATION, bool BIAS>
+template <typename T, Activation ACTIVATION, Operand BIAS>
 struct Gradients {
   float of[Pack<T>::SIZE];
 
@@ -40,7 +42,7 @@ struct Gradients {
     const Values<T> douts(dout), xs(x), shifts(bias);
 #pragma unroll
     for (int j = 0; j < Pack<T>::SIZE; ++j) {
-      const float z = BIAS ? xs.of[j] + shifts.of[j] : xs.of[j];
+      const float z = BIAS == Operand::GIVEN ? xs.of[j] + shifts.of[j] : xs.of[j];
       // Computed for all elements, then selected: computed only where kept, each would take a branch.
       const float passed = gradient<ACTIVATION>(douts.of[j], z, scale);
       of[j] = kept[j] ? passed : 0.0f;
@@ -55,7 +57,7 @@ struct Gradients {
   }
 };
 
-template <typename T, Activation ACTIVATION, bool BIAS>
+template <typename T, Activation ACTIVATION, Operand BIAS>
 struct Backward {
   float scale;
 
@@ -79,13 +81,14 @@ struct RowLayout {
   }
 };
 
-// ROWS rows of a thread are under way. partials: [chunks, N]. WIDE: accesses of 16 bytes, see Requires.
-template <typename T, Activation ACTIVATION, bool WIDE, int ROWS>
+// ROWS rows of a thread are under way. partials: [chunks, N]. Which access: see Requires.
+template <typename T, Activation ACTIVATION, Access ACCESS, int ROWS>
 __global__ void __launch_bounds__(THREADS, SUM_BLOCKS)
     dropout_add_backward_v04_rows_abreast_kernel(const DropoutAddBackwardArgs args, const RowLayout layout,
                                                  float* partials) {
   constexpr int SIZE = Pack<T>::SIZE;
-  constexpr bool SLOPES = ACTIVATION != Activation::none;
+  constexpr bool WIDE = ACCESS == Access::PACKS, SLOPES = ACTIVATION != Activation::none;
+  constexpr Operand BIAS = SLOPES ? Operand::GIVEN : Operand::MISSING;
   __shared__ float totals[THREADS * SIZE];
   const int lane = threadIdx.x % layout.lanes, group = threadIdx.x / layout.lanes;
   const int strip = blockIdx.x % layout.strips, chunk = blockIdx.x / layout.strips;
@@ -144,9 +147,9 @@ __global__ void __launch_bounds__(THREADS, SUM_BLOCKS)
       const bool is_row = turn + i < turns;
       bool kept[SIZE];
       if (WIDE) {
-        mask.keeps(kept, at, 0);
+        keeps_from(mask, kept, at, 0);
       } else {
-        mask.keeps_anywhere(kept, at);
+        keeps_anywhere(mask, kept, at);
       }
       // Waits for a row as late as possible, and issues the loads of the next one after that.
       if (SLOPES) {
@@ -154,7 +157,7 @@ __global__ void __launch_bounds__(THREADS, SUM_BLOCKS)
         take_after(kept, layout.zero, xs[i]);
         take(i);
       }
-      const Gradients<T, ACTIVATION, SLOPES> dx(kept, taken_douts[i], taken_xs[i], bias, args.dropout.scale);
+      const Gradients<T, ACTIVATION, BIAS> dx(kept, taken_douts[i], taken_xs[i], bias, args.dropout.scale);
       if (is_row) {
 #pragma unroll
         for (int j = 0; j < SIZE; ++j) sums[j] += dx.of[j];
@@ -202,28 +205,29 @@ __global__ void __launch_bounds__(32 * SUM_WARPS)
   if (lane_id == 0 && first + warp_id < N) dbias[first + warp_id] = from_float<T>(total);
 }
 
-template <typename T, Activation ACTIVATION, bool BIAS>
+template <typename T, Activation ACTIVATION, Operand BIAS>
 __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     dropout_add_backward_v04_rows_abreast_packs_kernel(const PackArgs args, const PackLayout layout) {
   const Backward<T, ACTIVATION, BIAS> backward{args.dropout.scale};
-  take_packs<T, ACTIVATION != Activation::none, BIAS, PACKS, THREADS>(args, layout, backward);
+  constexpr Operand X = ACTIVATION != Activation::none ? Operand::GIVEN : Operand::MISSING;
+  take_packs<T, X, BIAS, PACKS, THREADS>(args, layout, backward);
 }
 
 // For matrices that allow no accesses of 16 bytes.
 template <typename T, Activation ACTIVATION>
 __global__ void __launch_bounds__(THREADS)
     dropout_add_backward_v04_rows_abreast_elements_kernel(const PackArgs args) {
-  take_single_elements<T, THREADS>(args, Backward<T, ACTIVATION, true>{args.dropout.scale});
+  take_single_elements<T, THREADS>(args, Backward<T, ACTIVATION, Operand::GIVEN>{args.dropout.scale});
 }
 
 // dx alone.
 template <typename T, Activation ACTIVATION>
 void launch_without_sums(const DropoutAddBackwardArgs& args) {
-  constexpr bool SLOPES = ACTIVATION != Activation::none;
+  constexpr Operand X = ACTIVATION == Activation::none ? Operand::MISSING : Operand::GIVEN;
   constexpr int64_t STEP = THREADS * Pack<T>::SIZE;
   const PackArgs packs = {.first = args.dout,
                           .second = args.x,
-                          .bias = SLOPES ? args.bias : nullptr,
+                          .bias = X == Operand::GIVEN ? args.bias : nullptr,
                           .out = args.dx,
                           .M = args.M,
                           .N = args.N,
@@ -238,8 +242,9 @@ void launch_without_sums(const DropoutAddBackwardArgs& args) {
         <<<cdiv(elements, STEP), THREADS, 0, args.stream>>>(packs);
     return;
   }
-  const auto kernel = packs.bias ? dropout_add_backward_v04_rows_abreast_packs_kernel<T, ACTIVATION, SLOPES>
-                                 : dropout_add_backward_v04_rows_abreast_packs_kernel<T, ACTIVATION, false>;
+  const auto kernel =
+      packs.bias ? dropout_add_backward_v04_rows_abreast_packs_kernel<T, ACTIVATION, X>
+                 : dropout_add_backward_v04_rows_abreast_packs_kernel<T, ACTIVATION, Operand::MISSING>;
   kernel<<<cdiv(elements, PACKS * STEP), THREADS, 0, args.stream>>>(packs, layout);
 }
 
@@ -275,8 +280,8 @@ void launch_with_sums(const DropoutAddBackwardArgs& args) {
   const bool wide = are_skewed_alike<T>(args);
   const RowLayout layout = row_layout<T>(args.M, args.N, wide);
   auto* partials = static_cast<float*>(args.memory->workspace(layout.chunks * args.N * sizeof(float)));
-  const auto kernel = wide ? dropout_add_backward_v04_rows_abreast_kernel<T, ACTIVATION, true, ROWS>
-                           : dropout_add_backward_v04_rows_abreast_kernel<T, ACTIVATION, false, 1>;
+  const auto kernel = wide ? dropout_add_backward_v04_rows_abreast_kernel<T, ACTIVATION, Access::PACKS, ROWS>
+                           : dropout_add_backward_v04_rows_abreast_kernel<T, ACTIVATION, Access::ELEMENTS, 1>;
   kernel<<<layout.strips * layout.chunks, layout.lanes * layout.groups, 0, args.stream>>>(args, layout,
                                                                                           partials);
   dropout_add_backward_v04_rows_abreast_sum_kernel<T><<<cdiv(args.N, 32), 32 * SUM_WARPS, 0, args.stream>>>(

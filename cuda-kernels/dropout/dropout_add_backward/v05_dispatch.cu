@@ -13,7 +13,8 @@
 // Source:   layer_norm's v12, for the shifted packs
 // Twin:     triton-kernels/dropout/dropout_add_backward/v05_dispatch.py
 #include "args.h"
-#include "dropout/dropout.cuh"
+#include "columns.cuh"
+#include "gradient.cuh"
 #include "norm/norm_shifted.cuh"
 
 void dropout_add_backward_v04_rows_abreast(const DropoutAddBackwardArgs& args);
@@ -47,7 +48,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   // dx of a row, which all lanes of a warp store together, whether they own columns of it or not.
   const auto take = [&](int64_t row, const Packs& douts, const Packs& xs) {
     bool kept[SIZE];  // before the wait for the loads
-    mask.keeps_anywhere(kept, row * args.N + part.start + first);
+    keeps_anywhere(mask, kept, row * args.N + part.start + first);
     const Pack<T> dout = douts[0], x = SLOPES ? xs[0] : Pack<T>{};
     Pack<T> dx;
 #pragma unroll

@@ -7,6 +7,7 @@
 // Twin: triton-kernels/reduction/reduction_nd/amax_backward.py
 #include "amax_backward.h"
 
+#include "merged_axes.h"
 #include "walk.cuh"
 
 namespace {

@@ -1,5 +1,5 @@
-// The loads of v04 and v05: 16 bytes at a time along a run of reduced elements or along a run of columns,
-// with several loads of a thread in flight. Terms: docs/glossary.md.
+// The loads of v05: v04's packs along a run of reduced elements or of columns, or single elements where packs
+// do not fit, with several loads of a thread in flight. Terms: docs/glossary.md.
 #pragma once
 
 #include <algorithm>
@@ -11,13 +11,15 @@
 #include "walk.cuh"
 
 constexpr int THREADS = 256;
-constexpr int LOADS = 4;  // in flight a thread, unless a step says otherwise
+constexpr int LOADS = 4;  // in flight a thread, unless the launcher says otherwise
+
+enum class Access { ELEMENTS, PACKS };
 
 // One load of a thread: a pack, or a single element if the axes do not allow packs.
-template <typename T, bool WIDE>
+template <typename T, Access ACCESS>
 struct Load;
 template <typename T>
-struct Load<T, false> {
+struct Load<T, Access::ELEMENTS> {
   static constexpr int WIDTH = 1;
   T value;
 
@@ -32,7 +34,7 @@ struct Load<T, false> {
   }
 };
 template <typename T>
-struct Load<T, true> {
+struct Load<T, Access::PACKS> {
   static constexpr int WIDTH = Pack<T>::SIZE;
   Pack<T> pack;
 
@@ -81,7 +83,7 @@ template <typename T>
 Tiling tiling_of(const ReductionNdArgs& args, int64_t sms) {
   constexpr int64_t SIZE = Pack<T>::SIZE;
   constexpr int64_t FEW_UNITS = 32 * LOADS, MANY_UNITS = 16 * FEW_UNITS;
-  Tiling tiling{.kept = args.kept_axes(), .reduced = args.reduced_axes()};
+  Tiling tiling{.kept = args.kept, .reduced = args.reduced};
   Axes &kept = tiling.kept, &reduced = tiling.reduced;
   // True if all steps between packs are multiples of 16 bytes.
   const auto aligned = [](const Axes& axes, int axes_looked_at) {
@@ -137,13 +139,14 @@ struct Share {
 
 // Along a reduced axis: adds this thread's share of an output's elements to its total, with DEPTH loads in
 // flight.
-template <typename T, bool WIDE, int DEPTH, typename Total>
+template <typename T, Access ACCESS, int DEPTH, typename Total>
 __device__ void add_along(Total& total, const T* x, const Tiling& tiling, const Share& share) {
-  constexpr int WIDTH = Load<T, WIDE>::WIDTH;
+  constexpr bool WIDE = ACCESS == Access::PACKS;
+  constexpr int WIDTH = Load<T, ACCESS>::WIDTH;
   const Axis& inner = tiling.reduced.axis[tiling.reduced.rank - 1];
 #pragma unroll 1  // or the compiler unrolls rounds, too, and more than DEPTH loads are in flight
   for (int64_t unit = share.unit; unit < share.end; unit += share.round) {
-    Load<T, WIDE> loads[DEPTH];
+    Load<T, ACCESS> loads[DEPTH];
     int64_t first[DEPTH];  // element within its run; at least the run's size if there is nothing to add
     int64_t place[DEPTH];  // argmax's index of the run's first element
 #pragma unroll
@@ -173,12 +176,12 @@ __device__ void add_along(Total& total, const T* x, const Tiling& tiling, const 
 
 // Down columns: adds this thread's share of the rows to the totals of the columns that begin at x, with DEPTH
 // loads in flight.
-template <typename T, bool WIDE, int DEPTH = LOADS, typename Total>
-__device__ void add_down(Total (&totals)[Load<T, WIDE>::WIDTH], const T* x, const Tiling& tiling,
+template <typename T, Access ACCESS, int DEPTH = LOADS, typename Total>
+__device__ void add_down(Total (&totals)[Load<T, ACCESS>::WIDTH], const T* x, const Tiling& tiling,
                          const Share& share) {
 #pragma unroll 1
   for (int64_t row = share.unit; row < share.end; row += share.round) {
-    Load<T, WIDE> loads[DEPTH];
+    Load<T, ACCESS> loads[DEPTH];
     int64_t place[DEPTH];
 #pragma unroll
     for (int i = 0; i < DEPTH; ++i) {
@@ -191,15 +194,15 @@ __device__ void add_down(Total (&totals)[Load<T, WIDE>::WIDTH], const T* x, cons
     for (int i = 0; i < DEPTH; ++i) {
       if (row + i * share.stride >= share.end) break;
 #pragma unroll
-      for (int j = 0; j < Load<T, WIDE>::WIDTH; ++j) totals[j].add(loads[i][j], place[i]);
+      for (int j = 0; j < Load<T, ACCESS>::WIDTH; ++j) totals[j].add(loads[i][j], place[i]);
     }
   }
 }
 
 // Down columns: the totals of all threads of a block in shared memory, [rows, columns of the tile].
-template <typename T, bool WIDE, typename Total>
+template <typename T, Access ACCESS, typename Total>
 struct ColumnParts {
-  static constexpr int WIDTH = Load<T, WIDE>::WIDTH;
+  static constexpr int WIDTH = Load<T, ACCESS>::WIDTH;
   static constexpr int SIZE = THREADS * WIDTH;
 
   __device__ static void put(Total* parts, const Total (&totals)[WIDTH]) {

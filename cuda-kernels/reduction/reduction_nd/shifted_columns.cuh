@@ -56,7 +56,7 @@ template <typename T>
 struct Shifted {
   using Layout = ShiftedTiling;
   static constexpr int WIDTH = Pack<T>::SIZE;
-  static constexpr bool WIDE = true;
+  static constexpr Access ACCESS = Access::PACKS;
 
   // How many columns of the run are in the pack.
   __device__ static int count(const ShiftedTiling& tiling, int64_t pack) {

@@ -28,11 +28,11 @@ __device__ inline bool is_last(unsigned* counters) {
 
 // How a thread adds the columns of a pack, with DEPTH loads in flight: by packs that lie at multiples of 16
 // bytes, or by single elements.
-template <typename T, bool IN_PACKS>
+template <typename T, Access HOW>
 struct Straight {
   using Layout = Tiling;
-  static constexpr bool WIDE = IN_PACKS;
-  static constexpr int WIDTH = Load<T, WIDE>::WIDTH;
+  static constexpr Access ACCESS = HOW;
+  static constexpr int WIDTH = Load<T, ACCESS>::WIDTH;
 
   // How many columns are in the pack.
   __device__ static int count(const Tiling&, int64_t) { return WIDTH; }
@@ -40,7 +40,7 @@ struct Straight {
   template <int DEPTH, typename Total>
   __device__ static void add(Total (&totals)[WIDTH], const T* x, int64_t pack, const Tiling& tiling,
                              const Share& share) {
-    add_down<T, WIDE, DEPTH>(totals, x + place_of(tiling.kept, pack).offset, tiling, share);
+    add_down<T, ACCESS, DEPTH>(totals, x + place_of(tiling.kept, pack).offset, tiling, share);
   }
 };
 
@@ -48,7 +48,7 @@ struct Straight {
 template <typename T, typename Way, int DEPTH, typename Out = T, typename Total>
 __device__ void reduce_columns(const T* x, void* out, const typename Way::Layout& tiling, float divisor,
                                Total* workspace, unsigned* counters) {
-  using Parts = ColumnParts<T, Way::WIDE, Total>;
+  using Parts = ColumnParts<T, Way::ACCESS, Total>;
   __shared__ Total parts[Parts::SIZE];
   const int64_t first_pack = static_cast<int64_t>(blockIdx.x) * tiling.columns;
   const int64_t pack = first_pack + threadIdx.x % tiling.columns;

@@ -3,30 +3,7 @@
 #pragma once
 
 #include "args.h"
-#include "lib/common.cuh"
-
-// The larger of two numbers; NaN if either is NaN.
-__device__ inline float larger(float a, float b) {
-  float result;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
-  return result;
-}
-
-// The largest element of a pack, NaN if one is NaN, by packed maxima of two where two elements fit a
-// register.
-__device__ inline float largest(const Pack<float>& pack) {
-  return larger(larger(pack[0], pack[1]), larger(pack[2], pack[3]));
-}
-__device__ inline float largest(const Pack<__nv_bfloat16>& pack) {
-  const auto* pairs = reinterpret_cast<const __nv_bfloat162*>(&pack.words);
-  const __nv_bfloat162 most = __hmax2_nan(__hmax2_nan(pairs[0], pairs[1]), __hmax2_nan(pairs[2], pairs[3]));
-  return larger(__low2float(most), __high2float(most));
-}
-__device__ inline float largest(const Pack<__half>& pack) {
-  const auto* pairs = reinterpret_cast<const __half2*>(&pack.words);
-  const __half2 most = __hmax2_nan(__hmax2_nan(pairs[0], pairs[1]), __hmax2_nan(pairs[2], pairs[3]));
-  return larger(__low2float(most), __high2float(most));
-}
+#include "lib/pack_reductions.cuh"
 
 // The interface of a total: none(); add(element, its index); add(pack, index of its first element, step of
 // the index); merge(another total); of_lane(mask), the total of the lane whose number differs by `mask`;
@@ -42,23 +19,13 @@ struct Sum {
   }
   template <typename T>
   __device__ void add(const Pack<T>& pack, int64_t, int64_t) {
-    value += tree<0, Pack<T>::SIZE>(pack);
+    value += sum_of(pack);
   }
   __device__ void merge(const Sum& other) { value += other.value; }
   __device__ Sum of_lane(int mask) const { return {__shfl_xor_sync(0xffffffff, value, mask)}; }
   template <typename T>
   __device__ void store(void* out, int64_t at, float divisor) const {
     static_cast<T*>(out)[at] = from_float<T>(value / divisor);
-  }
-
-  // A tree: shorter chains of dependent additions than a loop, and fewer roundings for each element.
-  template <int BEGIN, int COUNT, typename T>
-  __device__ static float tree(const Pack<T>& pack) {
-    if constexpr (COUNT == 1) {
-      return to_float(pack[BEGIN]);
-    } else {
-      return tree<BEGIN, COUNT / 2>(pack) + tree<BEGIN + COUNT / 2, COUNT / 2>(pack);
-    }
   }
 };
 
@@ -145,11 +112,6 @@ __device__ Total merge_block(Total total, Total* parts) {
     for (int warp_id = 1; warp_id < THREADS / 32; ++warp_id) total.merge(parts[warp_id]);
   }
   return total;
-}
-
-// The divisor of the stored sum: the number of elements for a mean, else 1.
-inline float divisor_of(const ReductionNdArgs& args, const Axes& reduced) {
-  return args.kind == ReductionKind::mean ? static_cast<float>(reduced.count) : 1.0f;
 }
 
 // Calls function(T{}, Total{}) with the C++ types of the dtype and the kind.

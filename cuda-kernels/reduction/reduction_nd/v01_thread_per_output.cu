@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(THREADS)
 }  // namespace
 
 void reduction_nd_v01_thread_per_output(const ReductionNdArgs& args) {
-  const Axes kept = args.kept_axes(), reduced = args.reduced_axes();
+  const Axes &kept = args.kept, &reduced = args.reduced;
   if (reduced.count > MOST_ELEMENTS) {
     throw std::runtime_error("an output is made of " + std::to_string(reduced.count) +
                              " elements, a thread of v01_thread_per_output takes " +
@@ -62,7 +62,7 @@ void reduction_nd_v01_thread_per_output(const ReductionNdArgs& args) {
     using T = decltype(zero);
     reduction_nd_v01_thread_per_output_kernel<T, decltype(total)>
         <<<cdiv(kept.count, THREADS), THREADS, 0, args.stream>>>(static_cast<const T*>(args.x), args.out,
-                                                                 kept, reduced, divisor_of(args, reduced));
+                                                                 kept, reduced, args.divisor());
   });
   CUDA_CHECK(cudaGetLastError());
 }

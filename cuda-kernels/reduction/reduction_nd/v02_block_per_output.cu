@@ -55,13 +55,13 @@ __global__ void __launch_bounds__(THREADS)
 }  // namespace
 
 void reduction_nd_v02_block_per_output(const ReductionNdArgs& args) {
-  const Axes kept = args.kept_axes(), reduced = args.reduced_axes();
+  const Axes &kept = args.kept, &reduced = args.reduced;
   if (kept.count == 0) return;
   dispatch_totals(args, [&](auto zero, auto total) {
     using T = decltype(zero);
     reduction_nd_v02_block_per_output_kernel<T, decltype(total)>
         <<<std::min(kept.count, MOST_BLOCKS), THREADS, 0, args.stream>>>(
-            static_cast<const T*>(args.x), args.out, kept, reduced, divisor_of(args, reduced));
+            static_cast<const T*>(args.x), args.out, kept, reduced, args.divisor());
   });
   CUDA_CHECK(cudaGetLastError());
 }

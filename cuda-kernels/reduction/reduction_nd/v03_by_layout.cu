@@ -69,9 +69,9 @@ __global__ void __launch_bounds__(THREADS)
 }  // namespace
 
 void reduction_nd_v03_by_layout(const ReductionNdArgs& args) {
-  const Axes kept = args.kept_axes(), reduced = args.reduced_axes();
+  const Axes &kept = args.kept, &reduced = args.reduced;
   if (kept.count == 0) return;
-  const float divisor = divisor_of(args, reduced);
+  const float divisor = args.divisor();
   dispatch_totals(args, [&](auto zero, auto total) {
     using T = decltype(zero);
     using Total = decltype(total);

@@ -26,7 +26,7 @@ constexpr int MOST = 32;               // blocks an SM of split tiles, resident 
 constexpr int ROUNDS = 4;              // at least, a block, if not all blocks are resident
 
 // workspace: [tiles, parts]
-template <typename T, bool WIDE, int DEPTH, typename Total>
+template <typename T, Access ACCESS, int DEPTH, typename Total>
 __global__ void __launch_bounds__(THREADS)
     reduction_nd_v05_split_kernel(const T* x, void* out, const __grid_constant__ Tiling tiling, float divisor,
                                   Total* workspace, unsigned* counters) {
@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(THREADS)
   Total total = Total::none();
   if (exists) {
     const Share share(tiling, lane, tiling.lanes, DEPTH, blockIdx.y, gridDim.y);
-    add_along<T, WIDE, DEPTH>(total, x + place.offset, tiling, share);
+    add_along<T, ACCESS, DEPTH>(total, x + place.offset, tiling, share);
   }
   total = tiling.lanes == THREADS ? merge_block<THREADS>(total, parts) : merge_lanes(total, tiling.lanes);
 
@@ -53,11 +53,11 @@ __global__ void __launch_bounds__(THREADS)
   if (exists && lane == 0) total.template store<T>(out, place.step, divisor);
 }
 
-template <typename T, bool WIDE, typename Total>
+template <typename T, Access ACCESS, typename Total>
 __global__ void __launch_bounds__(THREADS)
     reduction_nd_v05_split_columns_kernel(const T* x, void* out, const __grid_constant__ Tiling tiling,
                                           float divisor, Total* workspace, unsigned* counters) {
-  reduce_columns<T, Straight<T, WIDE>, LOADS>(x, out, tiling, divisor, workspace, counters);
+  reduce_columns<T, Straight<T, ACCESS>, LOADS>(x, out, tiling, divisor, workspace, counters);
 }
 
 // Parts a tile: as many as fill the GPU, as long as each has units; 1 if the tiles fill it alone. A split
@@ -81,24 +81,24 @@ void launch(const ReductionNdArgs& args, const Tiling& tiling, int64_t parts, in
   auto* workspace = parts > 1 ? static_cast<Total*>(args.memory->workspace(totals * sizeof(Total))) : nullptr;
   auto* counters = parts > 1 ? static_cast<unsigned*>(args.memory->zeroed()) : nullptr;
   const dim3 grid(tiling.tiles, parts);
-  kernel<<<grid, THREADS, 0, args.stream>>>(static_cast<const T*>(args.x), args.out, tiling,
-                                            divisor_of(args, args.reduced_axes()), workspace, counters);
+  kernel<<<grid, THREADS, 0, args.stream>>>(static_cast<const T*>(args.x), args.out, tiling, args.divisor(),
+                                            workspace, counters);
 }
 
-template <typename T, bool WIDE, typename Total>
+template <typename T, Access ACCESS, typename Total>
 void launch(const ReductionNdArgs& args, const Tiling& tiling, int64_t sms) {
   const auto along = [&](auto depth) {
     launch<T, Total>(args, tiling, parts_of(tiling, depth, sms), 1,
-                     reduction_nd_v05_split_kernel<T, WIDE, depth, Total>);
+                     reduction_nd_v05_split_kernel<T, ACCESS, depth, Total>);
   };
   if (tiling.columns) {
-    launch<T, Total>(args, tiling, parts_of(tiling, LOADS, sms), tiling.columns * Load<T, WIDE>::WIDTH,
-                     reduction_nd_v05_split_columns_kernel<T, WIDE, Total>);
+    launch<T, Total>(args, tiling, parts_of(tiling, LOADS, sms), tiling.columns * Load<T, ACCESS>::WIDTH,
+                     reduction_nd_v05_split_columns_kernel<T, ACCESS, Total>);
     return;
   }
   // MANY_LOADS take more registers, so an SM holds one block less. That pays if threads have as many units to
   // load, and all resident blocks have several rounds. Not for argmax, whose indices need the registers.
-  if constexpr (WIDE && !std::is_same_v<Total, ArgMax>) {
+  if constexpr (ACCESS == Access::PACKS && !std::is_same_v<Total, ArgMax>) {
     const int64_t at_once = sms * MANY_RESIDENT * THREADS * MANY_LOADS;
     const bool deep = tiling.units() > int64_t{tiling.lanes} * LOADS;
     if (deep && tiling.kept.count * tiling.units() >= ROUNDS * at_once)
@@ -116,7 +116,8 @@ void reduction_nd_v05_split(const ReductionNdArgs& args) {
     using Total = decltype(total);
     const Tiling tiling = tiling_of<T>(args, sms);
     if (tiling.tiles == 0) return;
-    tiling.wide ? launch<T, true, Total>(args, tiling, sms) : launch<T, false, Total>(args, tiling, sms);
+    tiling.wide ? launch<T, Access::PACKS, Total>(args, tiling, sms)
+                : launch<T, Access::ELEMENTS, Total>(args, tiling, sms);
   });
   CUDA_CHECK(cudaGetLastError());
 }

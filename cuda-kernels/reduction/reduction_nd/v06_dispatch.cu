@@ -70,7 +70,8 @@ template <typename T, typename Total>
 __global__ void __launch_bounds__(THREADS, NARROW_RESIDENT<Total>)
     reduction_nd_v06_dispatch_columns_kernel(const T* x, void* out, const __grid_constant__ Tiling tiling,
                                              float divisor, Total* workspace, unsigned* counters) {
-  reduce_columns<T, Straight<T, false>, NARROW_LOADS<Total>>(x, out, tiling, divisor, workspace, counters);
+  reduce_columns<T, Straight<T, Access::ELEMENTS>, NARROW_LOADS<Total>>(x, out, tiling, divisor, workspace,
+                                                                        counters);
 }
 
 template <typename T, typename Out, typename Total>
@@ -146,7 +147,7 @@ void reduction_nd_v06_dispatch(const ReductionNdArgs& args) {
     using Total = decltype(total);
     const Tiling tiling = tiling_of<T>(args, sms);
     if (tiling.tiles == 0) return;
-    const float divisor = divisor_of(args, args.reduced_axes());
+    const float divisor = args.divisor();
     switch (route_of<T, Total>(tiling)) {
       case By::SHIFTED:
         return launch_shifted<T, Total>(args, tiling, sms, args.out, divisor);

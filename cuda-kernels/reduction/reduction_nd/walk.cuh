@@ -48,10 +48,3 @@ __device__ inline Place place_of(const Axes& axes, int64_t index) {
   const Axis& inner = axes.axis[axes.rank - 1];
   return {spot.outer.offset + spot.inner * inner.stride, spot.outer.step + spot.inner * inner.step};
 }
-
-// The smallest power of two that is at least `number`.
-inline int64_t power_of_two_from(int64_t number) {
-  int64_t power = 1;
-  while (power < number) power *= 2;
-  return power;
-}

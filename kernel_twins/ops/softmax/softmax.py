@@ -173,6 +173,7 @@ OP = Op(
                 Prediction("time", "<=", 0.6, relative=True, case=row_cases.SHORTEST),
             ),
             accepts=row_cases.fits(64 * 1_024, "registers hold"),
+            standalone=True,
         ),
         Step(
             name="v06_pipelined",

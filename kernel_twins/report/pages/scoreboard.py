@@ -28,9 +28,12 @@ _BOTH = ("sustained", "rested")
 
 
 def scoreboard(cells: Iterable[tuple[Results, Case]]) -> list[str]:
-    """A row for each case: both languages' last steps that take it, and which of them is faster."""
+    """A row for each case: both languages' last steps that take it, and which of them is faster.
+
+    The Triton step that may be copied as a whole has a row of its own where a later one takes the case.
+    """
     header = ["case", "best baseline", "CUDA, last step", "× baseline", "Triton, last step", "× baseline"]
-    return _marked([*header, "Triton × CUDA"], [_score(results, case) for results, case in cells])
+    return _marked([*header, "Triton × CUDA"], [row for results, case in cells for row in _score(results, case)])
 
 
 def slowest_twins(cells: Iterable[tuple[Results, Case]]) -> list[str]:
@@ -114,16 +117,28 @@ def _last(results: Results, backend: Backend, case: Case) -> Name:
     return results.last(backend, case) or Name(backend)
 
 
-def _score(results: Results, case: Case) -> list[str]:
-    baseline = results.best_baseline(case)
-    last = {backend: _last(results, backend, case) for backend in BACKENDS}
-    cells = best_baseline(results, case, f"{results.op.name} {case.slug}")
-    for name in last.values():
-        mark = _mark(results, name) if results.rate(case, name) else ""
-        cells += [_rate(results, case, name) + mark, against(results, case, name, baseline)]
-    twins = results.ratio(case, last["triton"], last["cuda"])
-    verdict = results.standing(case, last["triton"], last["cuda"])
-    return [*cells, f"{twins.value:.3f} × {verdict}" if twins else "–"]
+def _score(results: Results, case: Case) -> list[list[str]]:
+    cuda, triton = (_last(results, backend, case) for backend in BACKENDS)
+    title = f"{results.op.name} {case.slug}"
+    cells = best_baseline(results, case, title) + _beside(results, case, cuda)
+    rows = [[*cells, *_beside(results, case, triton), _twins_ratio(results, case, cuda, triton)]]
+    for step in results.op.steps:
+        name = Name("triton", step.name)
+        if step.standalone and name != triton and results.status(case, name):
+            cells = [f"{title}, standalone {step.name[:3]}", *["–"] * 3, *_beside(results, case, name)]
+            rows.append([*cells, _twins_ratio(results, case, cuda, name)])
+    return rows
+
+
+def _beside(results: Results, case: Case, name: Name) -> list[str]:
+    """A step's rate, and its ratio to the best baseline."""
+    mark = _mark(results, name) if results.rate(case, name) else ""
+    return [_rate(results, case, name) + mark, against(results, case, name, results.best_baseline(case))]
+
+
+def _twins_ratio(results: Results, case: Case, cuda: Name, triton: Name) -> str:
+    ratio = results.ratio(case, triton, cuda)
+    return f"{ratio.value:.3f} × {results.standing(case, triton, cuda)}" if ratio else "–"
 
 
 def best_baseline(results: Results, case: Case, title: str) -> list[str]:

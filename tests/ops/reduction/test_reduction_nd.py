@@ -30,7 +30,7 @@ axes = importlib.import_module("kernel_twins._triton.reduction.reduction_nd.axes
 # Prints, of every line of input (a rank, ordered, sizes, strides, and which are reduced), the kept and reduced axes.
 PROGRAM = """
 #include <iostream>
-#include "axes.h"
+#include "merged_axes.h"
 int main() {
   int rank, ordered;
   while (std::cin >> rank >> ordered) {

@@ -1,6 +1,6 @@
 """The axes of a tensor in the form that kernels loop over: kept and reduced axes apart, each in the order of memory.
 
-Its counterpart is cuda-kernels/reduction/reduction_nd/axes.h.
+Its counterpart is cuda-kernels/reduction/reduction_nd/merged_axes.h.
 """
 
 from __future__ import annotations

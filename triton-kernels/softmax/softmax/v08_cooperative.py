@@ -23,19 +23,25 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernel_twins._triton.lib import plans, tuning
-from kernel_twins._triton.lib.device import shared_bytes, sm_count
+from kernel_twins._triton.lib import tuning
 from kernel_twins._triton.lib.launch_rows import in_parts
-from kernel_twins._triton.lib.workspace import SIZE, counter
+from kernel_twins._triton.softmax.cooperative import (
+    Cooperative,
+    Known,
+    as_it_came,
+    configurations,
+    fitting,
+    heuristics,
+    launch,
+    leave,
+)
+from kernel_twins._triton.softmax.routes import VECTOR_BYTES
 from kernel_twins._triton.softmax.softmax.v02_online import softmax_v02_online
 
-VECTOR_BYTES = 16
-REGISTERS = 65_536  # an SM
 KEPT_CONVERTED = 32  # elements a thread, up to which it keeps them as fp32
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -55,31 +61,13 @@ AGAIN:
 END:
 }""")
 
-# With several STAGES, PER_SM persistent programs an SM loop over the rows, which travel ahead. With one stage, rows
-# that are not split get a program each. maxnreg leaves registers for PER_SM programs; the hardware allocates them in
-# eights.
-CONFIGS = [
-    triton.Config(
-        {"TILE_BYTES": size, "PER_SM": per_sm, "STAGES": stages},
-        num_warps=warps,
-        maxnreg=min(REGISTERS // (per_sm * warps * 32) // 8 * 8, 248),
-    )
-    for size, per_sm, stages, warps in (
+CONFIGS = configurations(
+    (
         (8192, 8, 1, 4), (2048, 16, 1, 1), (4096, 8, 1, 4), (16384, 4, 1, 8), (32768, 2, 1, 8), (32768, 2, 1, 16),
         (65536, 2, 1, 16), (10240, 7, 1, 4),
         (8192, 8, 3, 4), (16384, 4, 3, 8), (16384, 3, 4, 8), (32768, 2, 3, 16), (65536, 1, 3, 16),
     )
-]  # fmt: skip
-
-
-def resident(config: dict[str, Any], device: torch.device) -> int:
-    """The number of programs that can be resident; 1 in the interpreter, which runs one after the other."""
-    if device.type == "cpu":
-        return 1
-    # Beside the stages, the reductions take some shared memory, and CUDA reserves 1 KiB.
-    shared = (config["STAGES"] - 1) * config["TILE_BYTES"] + 4096
-    per_sm = min(config["PER_SM"], shared_bytes(device) // shared)
-    return min(sm_count(device) * per_sm, SIZE // 5)  # a program uses up to 5 counters
+)  # fmt: skip
 
 
 def divided(N: int, itemsize: int, wide: bool, config: dict[str, Any]) -> dict[str, int]:
@@ -105,51 +93,12 @@ def divided(N: int, itemsize: int, wide: bool, config: dict[str, Any]) -> dict[s
     }  # fmt: skip
 
 
-def launched(args: dict[str, Any]) -> dict[str, int]:
-    return divided(args["N"], args["x"].element_size(), args["WIDE"], args)
-
-
-DIVIDED: dict[str, Any] = {
-    name: lambda args, name=name: launched(args)[name]
-    for name in ("ROWS", "BLOCK_N", "PIECES", "WHOLE", "PARTS", "SLOTS", "VECTOR", "EDGES", "ANEW")
-}
-if not triton.knobs.runtime.interpret:
-    DIVIDED["launch_cooperative_grid"] = lambda args: args["PARTS"] > 1
-
-
-def grid_of(M: int, config: dict[str, Any], device: torch.device) -> tuple[int, int, int]:
-    """The grid: all resident programs, in groups of PARTS; or one program a tile if rows are not split."""
-    tiles = triton.cdiv(M, config["ROWS"])
-    if config["PARTS"] == 1 and config["STAGES"] == 1:
-        return tiles, 1, 1
-    # All groups take the same number of tiles, except in the last round, so that none ends a whole tile late.
-    rounds = triton.cdiv(tiles, resident(config, device) // config["PARTS"])
-    return triton.cdiv(tiles, rounds) * config["PARTS"], 1, 1
-
-
-def fits(N: int, x: Tensor, config: dict[str, Any]) -> bool:
-    """True if the programs that share a row can all be resident."""
-    return triton.cdiv(N * x.element_size(), config["TILE_BYTES"]) <= resident(config, x.device)
-
-
-def fitting(configs: list[triton.Config], args: dict[str, Any], **meta: Any) -> list[triton.Config]:
-    return [config for config in configs if fits(args["N"], args["x"], config.all_kwargs())]
-
-
-@triton.jit
-def _as_it_came(tile):
-    # Defeats common subexpression elimination (CSE): the asm makes the tile look new, so the compiler converts its
-    # elements to fp32 again instead of keeping them, which would take twice the registers.
-    if tile.dtype.primitive_bitwidth == 16:
-        tile = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [tile], tile.dtype, is_pure=False, pack=2)
-    else:
-        tile = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [tile], tile.dtype, is_pure=False, pack=1)
-    return tile
+DIVIDED = heuristics(divided, "x", ("ROWS", "BLOCK_N", "PIECES", "WHOLE", "PARTS", "SLOTS", "VECTOR", "EDGES", "ANEW"))
 
 
 @triton.jit
 def _powers(tile, base, ANEW: tl.constexpr):
-    tile = _as_it_came(tile) if ANEW else tile
+    tile = as_it_came(tile) if ANEW else tile
     return tl.exp2((tile.to(tl.float32) - base) * LOG2_E)
 
 
@@ -206,9 +155,7 @@ def _short_rows(
         tl.store(out_rows + col, result.to(out.dtype.element_ty), mask=mask)
 
 
-@triton.autotune(
-    CONFIGS, key=["N"], prune_configs_by={"early_config_prune": fitting}, cache_results=True, do_bench=tuning.bench
-)
+@triton.autotune(CONFIGS, ["N"], prune_configs_by=fitting("x", 1), cache_results=True, do_bench=tuning.bench)
 @triton.heuristics(DIVIDED)
 @triton.jit
 def softmax_v08_cooperative_kernel(
@@ -275,7 +222,7 @@ def softmax_v08_cooperative_kernel(
         scale = _scale(row_sum, LOG)
         for piece in tl.static_range(PIECES):
             col = start + piece * BLOCK_N
-            tile = _as_it_came(tiles[piece]) if ANEW else tiles[piece]
+            tile = as_it_came(tiles[piece]) if ANEW else tiles[piece]
             result = _result(tile.to(tl.float32), row_max, scale, LOG).to(out.dtype.element_ty)
             tl.store(out_row + col, result, mask=None if piece < WHOLE else col // VECTOR < end)
         if EDGES:
@@ -283,52 +230,14 @@ def softmax_v08_cooperative_kernel(
             tl.store(out_row + edge_col, result.to(out.dtype.element_ty), mask=edge_mask)
 
     if PARTS > 1:
-        # The barrier makes sure that all threads of this program have finished polling. The last program of the group
-        # to leave resets words and ticket to 0.
-        tl.debug_barrier()
-        ticket = counters + 4 * tl.num_programs(0) + group
-        if tl.atomic_add(ticket, 1, sem="acq_rel", scope="gpu") == PARTS - 1:
-            slot = tl.arange(0, 2 * SLOTS)
-            tl.store(words + slot, tl.zeros_like(slot).to(tl.int64), mask=slot < 2 * PARTS)
-            tl.store(ticket, 0)
+        leave(words, counters, group, PARTS, SLOTS)
 
 
-# The plan of each launch, and whether its programs share rows, for which they need counters.
-_plans: dict[tuple[Any, ...], tuple[plans.Plan, bool]] = {}
+STEP = Cooperative(softmax_v08_cooperative_kernel, "softmax/v08_cooperative", 1, divided, softmax_v02_online)
+_known: dict[tuple[Any, ...], Known] = {}
 
 
 def softmax_v08_cooperative(x: Tensor, *, out: Tensor, log: bool = False) -> None:
     """out = softmax of x's rows, or its logarithm; x: [M, N], contiguous rows; out: [M, N]; fp32, bf16 or fp16."""
-    aligned = plans.alignment(x, out)
-    key = x.shape, x.stride(0), x.dtype, log, aligned, x.get_device()
-    known = _plans.get(key)
-    if known is None or tuning.is_recording():
-        known = _first(x, out, log, all(aligned))
-        if known is not None:
-            plans.keep(_plans, key, known)
-        return
-    plan, shares = known
-    plan(x, out, counter(x.device) if shares else None)
-
-
-def _first(x: Tensor, out: Tensor, log: bool, aligned: bool) -> tuple[plans.Plan, bool] | None:
-    """Run a problem without a plan and return its plan; None if it is empty, in parts, interpreted or captured."""
-    M, N = x.shape
-    if M == 0 or N == 0 or in_parts(softmax_v08_cooperative, x, out=out, log=log):
-        return None
-    problem = tuning.problem_of(M, N, dtype=x.dtype)
-    kernel, config = tuning.choose(softmax_v08_cooperative_kernel, "softmax/v08_cooperative", problem, x.device)
-    if not (fits(N, x, config) if config else fitting(CONFIGS, {"N": N, "x": x})):
-        softmax_v02_online(x, out=out, log=log)
-        return None
-    stride = x.stride(0) if M > 1 else N
-    constants = {"LOG": log, "WIDE": aligned and (stride - N) % (VECTOR_BYTES // x.element_size()) == 0}
-    grid = lambda config: grid_of(M, config, x.device)  # noqa: E731
-    if not config:
-        kernel[grid](x, out, counter(x.device), M, N, stride, **constants)
-        kernel, config = kernel.fn, kernel.best_config.all_kwargs()
-    constants |= config  # type: ignore[arg-type]
-    shares = divided(N, x.element_size(), constants["WIDE"], config)["PARTS"] > 1
-    tensors = x, out, counter(x.device) if shares else None
-    plan = plans.launch(kernel, grid, tensors, (M, N, stride), constants)
-    return None if plan is None else (plan, shares)
+    if not in_parts(softmax_v08_cooperative, x, out=out, log=log):
+        launch(STEP, _known, (x,), out, log)

@@ -23,19 +23,25 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernel_twins._triton.lib import plans, tuning
-from kernel_twins._triton.lib.device import shared_bytes, sm_count
+from kernel_twins._triton.lib import tuning
 from kernel_twins._triton.lib.launch_rows import in_parts
-from kernel_twins._triton.lib.workspace import SIZE, counter
+from kernel_twins._triton.softmax.cooperative import (
+    Cooperative,
+    Known,
+    as_it_came,
+    configurations,
+    fitting,
+    heuristics,
+    launch,
+    leave,
+)
+from kernel_twins._triton.softmax.routes import VECTOR_BYTES
 from kernel_twins._triton.softmax.softmax_backward.v01_two_passes import softmax_backward_v01_two_passes
 
-VECTOR_BYTES = 16
-REGISTERS = 65_536  # an SM
 KEPT_CONVERTED = 16  # elements a thread, of each matrix, up to which it keeps them as fp32
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -54,31 +60,13 @@ AGAIN:
 END:
 }""")
 
-# With several STAGES, PER_SM persistent programs an SM loop over the rows, which travel ahead. With one stage, rows
-# that are not split get a program each. maxnreg leaves registers for PER_SM programs; the hardware allocates them in
-# eights.
-CONFIGS = [
-    triton.Config(
-        {"TILE_BYTES": size, "PER_SM": per_sm, "STAGES": stages},
-        num_warps=warps,
-        maxnreg=min(REGISTERS // (per_sm * warps * 32) // 8 * 8, 248),
-    )
-    for size, per_sm, stages, warps in (
+CONFIGS = configurations(
+    (
         (4096, 8, 1, 4), (1024, 16, 1, 1), (2048, 16, 1, 1), (8192, 4, 1, 8), (8192, 4, 1, 4), (16384, 2, 1, 16),
         (16384, 2, 1, 8), (32768, 2, 1, 16),
         (4096, 8, 3, 4), (8192, 4, 3, 8), (8192, 4, 3, 4), (16384, 2, 3, 16), (16384, 2, 3, 8), (32768, 1, 3, 16),
     )
-]  # fmt: skip
-
-
-def resident(config: dict[str, Any], device: torch.device) -> int:
-    """The number of programs that can be resident; 1 in the interpreter, which runs one after the other."""
-    if device.type == "cpu":
-        return 1
-    # Beside the stages of both rows, the reductions take some shared memory, and CUDA reserves 1 KiB.
-    shared = 2 * (config["STAGES"] - 1) * config["TILE_BYTES"] + 4096
-    per_sm = min(config["PER_SM"], shared_bytes(device) // shared)
-    return min(sm_count(device) * per_sm, SIZE // 5)  # a program uses up to 5 counters
+)  # fmt: skip
 
 
 def divided(N: int, itemsize: int, wide: bool, config: dict[str, Any]) -> dict[str, int]:
@@ -95,46 +83,7 @@ def divided(N: int, itemsize: int, wide: bool, config: dict[str, Any]) -> dict[s
     }  # fmt: skip
 
 
-def launched(args: dict[str, Any]) -> dict[str, int]:
-    return divided(args["N"], args["dout"].element_size(), args["WIDE"], args)
-
-
-DIVIDED: dict[str, Any] = {
-    name: lambda args, name=name: launched(args)[name]
-    for name in ("ROWS", "BLOCK_N", "PARTS", "SLOTS", "VECTOR", "EDGES", "EVEN", "ANEW")
-}
-if not triton.knobs.runtime.interpret:
-    DIVIDED["launch_cooperative_grid"] = lambda args: args["PARTS"] > 1
-
-
-def grid_of(M: int, config: dict[str, Any], device: torch.device) -> tuple[int, int, int]:
-    """The grid: all resident programs, in groups of PARTS; or one program a tile if rows are not split."""
-    tiles = triton.cdiv(M, config["ROWS"])
-    if config["PARTS"] == 1 and config["STAGES"] == 1:
-        return tiles, 1, 1
-    # All groups take the same number of tiles, except in the last round, so that none ends a whole tile late.
-    rounds = triton.cdiv(tiles, resident(config, device) // config["PARTS"])
-    return triton.cdiv(tiles, rounds) * config["PARTS"], 1, 1
-
-
-def fits(N: int, dout: Tensor, config: dict[str, Any]) -> bool:
-    """True if the programs that share a row can all be resident."""
-    return triton.cdiv(N * dout.element_size(), config["TILE_BYTES"]) <= resident(config, dout.device)
-
-
-def fitting(configs: list[triton.Config], args: dict[str, Any], **meta: Any) -> list[triton.Config]:
-    return [config for config in configs if fits(args["N"], args["dout"], config.all_kwargs())]
-
-
-@triton.jit
-def _as_it_came(tile):
-    # Defeats common subexpression elimination (CSE): the asm makes the tile look new, so the compiler converts its
-    # elements to fp32 again instead of keeping them, which would take twice the registers.
-    if tile.dtype.primitive_bitwidth == 16:
-        tile = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [tile], tile.dtype, is_pure=False, pack=2)
-    else:
-        tile = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [tile], tile.dtype, is_pure=False, pack=1)
-    return tile
+DIVIDED = heuristics(divided, "dout", ("ROWS", "BLOCK_N", "PARTS", "SLOTS", "VECTOR", "EDGES", "EVEN", "ANEW"))
 
 
 @triton.jit
@@ -185,9 +134,7 @@ def _short_rows(
         tl.store(out + row * N // VECTOR * VECTOR + col, result.to(out.dtype.element_ty), mask=mask)
 
 
-@triton.autotune(
-    CONFIGS, key=["N"], prune_configs_by={"early_config_prune": fitting}, cache_results=True, do_bench=tuning.bench
-)
+@triton.autotune(CONFIGS, ["N"], prune_configs_by=fitting("dout", 2), cache_results=True, do_bench=tuning.bench)
 @triton.heuristics(DIVIDED)
 @triton.jit
 def softmax_backward_v05_cooperative_kernel(
@@ -238,7 +185,7 @@ def softmax_backward_v05_cooperative_kernel(
             row_sum = _exchange(row_sum, words, part, turn, PARTS, SLOTS)
             turn += 1
         if ANEW:
-            dout_tile, y_tile = _as_it_came(dout_tile), _as_it_came(y_tile)
+            dout_tile, y_tile = as_it_came(dout_tile), as_it_came(y_tile)
         result = _result(dout_tile, y_tile, row_sum, LOG)
         tl.store(out + out_start + col, result.to(out.dtype.element_ty), mask=mask)
         if EDGES:
@@ -246,18 +193,17 @@ def softmax_backward_v05_cooperative_kernel(
             tl.store(out + out_start + edge_col, result.to(out.dtype.element_ty), mask=edge_mask)
 
     if PARTS > 1:
-        # The barrier makes sure that all threads of this program have finished polling. The last program of the group
-        # to leave resets words and ticket to 0.
-        tl.debug_barrier()
-        ticket = counters + 4 * tl.num_programs(0) + group
-        if tl.atomic_add(ticket, 1, sem="acq_rel", scope="gpu") == PARTS - 1:
-            slot = tl.arange(0, 2 * SLOTS)
-            tl.store(words + slot, tl.zeros_like(slot).to(tl.int64), mask=slot < 2 * PARTS)
-            tl.store(ticket, 0)
+        leave(words, counters, group, PARTS, SLOTS)
 
 
-# The plan of each launch, and whether its programs share rows, for which they need counters.
-_plans: dict[tuple[Any, ...], tuple[plans.Plan, bool]] = {}
+STEP = Cooperative(
+    softmax_backward_v05_cooperative_kernel,
+    "softmax_backward/v05_cooperative",
+    2,
+    divided,
+    softmax_backward_v01_two_passes,
+)
+_known: dict[tuple[Any, ...], Known] = {}
 
 
 def softmax_backward_v05_cooperative(dout: Tensor, y: Tensor, *, out: Tensor, log: bool = False) -> None:
@@ -265,37 +211,5 @@ def softmax_backward_v05_cooperative(dout: Tensor, y: Tensor, *, out: Tensor, lo
 
     dout, its result's gradient, and y, its result: [M, N], contiguous rows; out: [M, N].
     """
-    aligned = plans.alignment(dout, y, out)
-    key = dout.shape, dout.stride(0), y.stride(0), dout.dtype, log, aligned, dout.get_device()
-    known = _plans.get(key)
-    if known is None or tuning.is_recording():
-        known = _first(dout, y, out, log, all(aligned))
-        if known is not None:
-            plans.keep(_plans, key, known)
-        return
-    plan, shares = known
-    plan(dout, y, out, counter(dout.device) if shares else None)
-
-
-def _first(dout: Tensor, y: Tensor, out: Tensor, log: bool, aligned: bool) -> tuple[plans.Plan, bool] | None:
-    """Run a problem without a plan and return its plan; None if it is empty, in parts, interpreted or captured."""
-    M, N = dout.shape
-    if M == 0 or N == 0 or in_parts(softmax_backward_v05_cooperative, dout, y, out=out, log=log):
-        return None
-    problem, step = tuning.problem_of(M, N, dtype=dout.dtype), "softmax_backward/v05_cooperative"
-    kernel, config = tuning.choose(softmax_backward_v05_cooperative_kernel, step, problem, dout.device)
-    if not (fits(N, dout, config) if config else fitting(CONFIGS, {"N": N, "dout": dout})):
-        softmax_backward_v01_two_passes(dout, y, out=out, log=log)
-        return None
-    strides = (dout.stride(0), y.stride(0)) if M > 1 else (N, N)
-    vector = VECTOR_BYTES // dout.element_size()
-    constants = {"LOG": log, "WIDE": aligned and all((stride - N) % vector == 0 for stride in strides)}
-    grid = lambda config: grid_of(M, config, dout.device)  # noqa: E731
-    if not config:
-        kernel[grid](dout, y, out, counter(dout.device), M, N, *strides, **constants)
-        kernel, config = kernel.fn, kernel.best_config.all_kwargs()
-    constants |= config  # type: ignore[arg-type]
-    shares = divided(N, dout.element_size(), constants["WIDE"], config)["PARTS"] > 1
-    tensors = dout, y, out, counter(dout.device) if shares else None
-    plan = plans.launch(kernel, grid, tensors, (M, N, *strides), constants)
-    return None if plan is None else (plan, shares)
+    if not in_parts(softmax_backward_v05_cooperative, dout, y, out=out, log=log):
+        launch(STEP, _known, (dout, y), out, log)

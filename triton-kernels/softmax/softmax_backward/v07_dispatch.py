@@ -25,13 +25,14 @@ from torch import Tensor
 
 from kernel_twins._triton.lib import plans
 from kernel_twins._triton.lib.launch_rows import in_parts
+from kernel_twins._triton.softmax.cooperative import as_it_came
 from kernel_twins._triton.softmax.launches import Kernels, Prepared, launch
 from kernel_twins._triton.softmax.routes import BACKWARD
 from kernel_twins._triton.softmax.softmax_backward.split import (
     softmax_backward_v07_dispatch_parts_kernel,
     softmax_backward_v07_dispatch_rows_kernel,
 )
-from kernel_twins._triton.softmax.softmax_backward.v05_cooperative import _as_it_came, _exchange, _result, _terms
+from kernel_twins._triton.softmax.softmax_backward.v05_cooperative import _exchange, _result, _terms
 
 
 @triton.jit
@@ -45,7 +46,7 @@ def _sums(dout_tiles, y_tiles, PIECES: tl.constexpr, LOG: tl.constexpr):
 @triton.jit
 def _piece_of(dout_tile, y_tile, row_sum, LOG: tl.constexpr, ANEW: tl.constexpr):
     if ANEW:
-        dout_tile, y_tile = _as_it_came(dout_tile), _as_it_came(y_tile)
+        dout_tile, y_tile = as_it_came(dout_tile), as_it_came(y_tile)
     return _result(dout_tile, y_tile, row_sum, LOG)
 
 
