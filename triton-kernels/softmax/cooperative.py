@@ -16,7 +16,7 @@ from triton.runtime import Autotuner
 
 from kernel_twins._triton.lib import plans, tuning
 from kernel_twins._triton.lib.workspace import counter
-from kernel_twins._triton.softmax.routes import VECTOR_BYTES, Shared, registers, resident
+from kernel_twins._triton.softmax.routes import VECTOR_BYTES, registers, resident
 
 Division = Callable[[int, int, bool, dict[str, Any]], dict[str, int]]
 """The tiling of rows by their length, the bytes of an element, whether vectors can be loaded, and a configuration."""
@@ -78,8 +78,8 @@ def _fits(N: int, x: Tensor, config: dict[str, Any], matrices: int) -> bool:
 
 
 def _resident(config: dict[str, Any], matrices: int, device: torch.device) -> int:
-    way = Shared(config["TILE_BYTES"], config["PER_SM"], config["STAGES"], config["num_warps"])
-    return resident(way, matrices, device)
+    # A grid's configuration has the constants of the kernel, but not its warps.
+    return resident(config["TILE_BYTES"], config["PER_SM"], config["STAGES"], matrices, device)
 
 
 @triton.jit

@@ -219,7 +219,8 @@ def _shared(rows: Rows, limits: Limits, device: torch.device) -> Tiling | None:
     edges = N % vector > 0
     near = limits.shared_single if edges or vector == 1 else limits.shared
     way = limits.shared_far if size > limits.far else near
-    parts, held = triton.cdiv(size, way.TILE_BYTES), resident(way, limits.matrices, device)
+    parts = triton.cdiv(size, way.TILE_BYTES)
+    held = resident(way.TILE_BYTES, way.PER_SM, way.STAGES, limits.matrices, device)
     groups = held // parts
     if M * size * limits.matrices <= KEPT_IN_L2 or groups < limits.groups:
         return None
@@ -236,13 +237,13 @@ def _shared(rows: Rows, limits: Limits, device: torch.device) -> Tiling | None:
     )  # fmt: skip
 
 
-def resident(way: Shared, matrices: int, device: torch.device) -> int:
+def resident(tile_bytes: int, per_sm: int, stages: int, matrices: int, device: torch.device) -> int:
     """The number of programs that can be resident; 1 in the interpreter, which runs one after the other."""
     if device.type == "cpu":
         return 1
     # Beside the stages, the reductions take some shared memory, and CUDA reserves 1 KiB.
-    shared = matrices * (way.STAGES - 1) * way.TILE_BYTES + 4096
-    return min(sm_count(device) * min(way.PER_SM, shared_bytes(device) // shared), SIZE // 5)
+    shared = matrices * (stages - 1) * tile_bytes + 4096
+    return min(sm_count(device) * min(per_sm, shared_bytes(device) // shared), SIZE // 5)
 
 
 def registers(per_sm: int, warps: int) -> int:
