@@ -218,8 +218,9 @@ def test_few_rows_that_no_cluster_holds(backend, name, dtype, shape) -> None:
 def test_short_rows_that_start_anywhere(backend, name, dtype, n) -> None:
     """x and the residual at skews of their own; as many rows as fill no tile, and several tiles but not the last."""
 
-    def spread(m, pitch, offset, seed):
-        """[m, n], ``pitch`` elements more from row to row than a row has, from ``offset`` elements into a word on."""
+    def spread(m, place, seed):
+        """[m, n]. ``place``: how many elements more from row to row than a row has, and how many into a word."""
+        pitch, offset = place
         storage = values(m * (n + pitch) + offset, dtype=dtype, seed=seed)
         return storage[offset:].as_strided((m, n), (n + pitch, 1))
 
@@ -233,7 +234,7 @@ def test_short_rows_that_start_anywhere(backend, name, dtype, n) -> None:
         (4_001, (8, 0), (n + 5, 2)),
         (4_001, (0, 0), (0, 0)),
     ):
-        x, residual = spread(m, *of_x, seed=0), spread(m, *of_residual, seed=1)
+        x, residual = spread(m, of_x, seed=0), spread(m, of_residual, seed=1)
         douts = [values(m, n, dtype=dtype, seed=seed) for seed in (4, 5)]
         assert_both_right(name, backend, x, 1, affine, None, douts[:1])
         assert_both_right(name, backend, x, 1, affine, residual, douts)
