@@ -26,7 +26,7 @@ def copied(op: str, step: str) -> str:
     """Without the project's tuning, the autotuned kernel is launched itself."""
     text = source(op, step).replace("from kernel_twins._triton.lib import tuning\n", "")
     text = text.replace(", do_bench=tuning.bench", "").replace(", **config", "")
-    text = re.sub(r" {4}kernel, config = tuning\.choose\(.*?\n {4}\)\n", "", text, flags=re.DOTALL)
+    text = re.sub(r" {4}kernel, config = tuning\.choose\(.*?\n {4}\)(  # fmt: skip)?\n", "", text, flags=re.DOTALL)
     return text.replace("    kernel[", f"    {op}_{step}_kernel[")
 
 

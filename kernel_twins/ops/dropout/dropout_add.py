@@ -109,6 +109,10 @@ def _bytes(case: Case) -> int:
     return (3 if case.get("residual") == "yes" else 2) * math.prod(case.shape) * ITEMSIZE[case.dtype]
 
 
+def _without_activation(case: Case) -> str:
+    return f"activation is {case.get('act')}, v02_four_words applies it" if case.get("act") else ""
+
+
 _BOTH = {"residual": "yes", "bias": "yes"}
 _GELU = {**_BOTH, "act": "gelu"}
 _DRAWN_OPTIONS = tuple(
@@ -221,6 +225,19 @@ OP = Op(
                 Prediction("time", "<=", 555, case=_ODD),
             ),
             no_triton="A Triton program of 128 threads has two packs a thread as well, and a kernel for each choice.",
+        ),
+        Step(
+            name="v06_one_body",
+            predictions=(
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.03),
+                Prediction("instructions", "==", 1.0, relative=True, tolerance=0.1),
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.03, case=_PLAIN),
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.05, case=_ODD),
+            ),
+            accepts=_without_activation,
+            no_cuda="CUDA's v05_more_warps has one body: its loads and stores have predicates.",
+            standalone=True,
+            promises={80: (ptx.LOAD_16_BYTES_HINTED,), 90: (ptx.LOAD_16_BYTES_HINTED,)},
         ),
     ),
 )

@@ -143,6 +143,7 @@ OP = Op(
                 Prediction("time", "<=", 0.7, relative=True, backends=("triton",), case=row_cases.SHORTEST),
             ),
             accepts=row_cases.fits(64 * 1_024, "registers hold"),
+            standalone=True,
         ),
         Step(
             name="v05_cluster",

@@ -136,6 +136,18 @@ OP = Op(
             no_cuda="CUDA's v02_cluster does the same within a cluster, without going through L2.",
         ),
         Step(
+            name="v04_rows_per_block",
+            predictions=(
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.05),
+                Prediction("dram_share", ">=", 85),
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.05, case=row_cases.SHORTEST),
+                Prediction("time", "<=", 1.1, relative=True, case=row_cases.bandwidth_case(16_384)),
+            ),
+            accepts=row_cases.fits(64 * 1_024, "registers hold"),
+            no_cuda="CUDA's v02_cluster has such kernels, and others for rows that a block does not hold.",
+            standalone=True,
+        ),
+        Step(
             name="v05_cluster_registers",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
