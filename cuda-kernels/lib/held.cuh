@@ -14,8 +14,6 @@ constexpr int HELD_PACKS = 5, FEW_HELD_PACKS = 3, MOST_HELD_PACKS = 8;
 constexpr int HELD_WARPS = 8;  // most warps a block, unless a step sets its own limit
 constexpr int HELD_THREADS = 32 * HELD_WARPS, MOST_PARTS = MOST_CLUSTER_BLOCKS * HELD_WARPS;
 constexpr int FEW_HELD_BYTES = 2 * HELD_THREADS * FEW_HELD_PACKS * 16;  // longest row with FEW_HELD_PACKS
-// Shortest row, in packs, that gets a warp of its own: a shorter one would leave half of the lanes idle.
-constexpr int64_t LEAST_WARP_PACKS = 17;
 
 // Whether the rows of the inputs have the skew of out's rows within 16 bytes.
 enum class Skews { ALIKE, DIFFER };

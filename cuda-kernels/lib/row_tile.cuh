@@ -116,12 +116,6 @@ struct TileShape {
   }
 };
 
-// True if tiles serve the rows: short ones that are no whole packs, or whose skew differs from out's.
-template <typename T>
-bool suits_tiles(int64_t N, bool alike) {
-  return N * static_cast<int64_t>(sizeof(T)) <= LONGEST_TILE_ROW && !(alike && N % Pack<T>::SIZE == 0);
-}
-
 // Calls launch(LANES) with an integral constant.
 template <typename Launch>
 void choose_tile_lanes(int lanes, Launch launch) {

@@ -33,6 +33,7 @@ template <bool CENTERED>
 __device__ Moments merge(Moments a, Moments b) {
   if (!CENTERED) return {0.0f, 0.0f, a.squares + b.squares};
   if (b.count == 0.0f) return a;
+  if (a.count == 0.0f) return b;  // or a distance that overflows would count 0 times infinity
   const float count = a.count + b.count, distance = b.mean - a.mean, share = b.count / count;
   return {count, a.mean + distance * share, a.squares + b.squares + distance * distance * a.count * share};
 }
