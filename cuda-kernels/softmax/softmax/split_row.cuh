@@ -14,6 +14,7 @@ constexpr int SPLIT_PACKS = SKEWS == Skews::ALIKE ? 8 : 4;
 template <typename T, Skews SKEWS>
 __device__ void softmax_of_parts(const T* __restrict__ x, const T* out, MaxSum* numbers, int64_t N,
                                  int64_t stride_xm, int parts) {
+#if __CUDA_ARCH__ >= 900
   constexpr int SIZE = Pack<T>::SIZE, PACKS = SPLIT_PACKS<SKEWS>;
   __shared__ MaxSum warps[32];
   allow_dependent_launch();
@@ -46,6 +47,7 @@ __device__ void softmax_of_parts(const T* __restrict__ x, const T* out, MaxSum* 
   }
   const MaxSum whole = block_merge(mine, warps);
   if (threadIdx.x == 0) numbers[blockIdx.x] = whole;
+#endif
 }
 
 // Merges the numbers of a row's parts, and writes one part of the result. Blocks come in reverse order, and
@@ -53,6 +55,7 @@ __device__ void softmax_of_parts(const T* __restrict__ x, const T* out, MaxSum* 
 template <typename T, Form FORM, Skews SKEWS>
 __device__ void softmax_of_split_rows(const T* __restrict__ x, T* __restrict__ out, const MaxSum* numbers,
                                       int64_t N, int64_t stride_xm, int parts) {
+#if __CUDA_ARCH__ >= 900
   constexpr int SIZE = Pack<T>::SIZE, PACKS = SPLIT_PACKS<SKEWS>, TILE = SPLIT_THREADS * PACKS;
   __shared__ MaxSum warps[32];
   const unsigned block = gridDim.x - 1 - blockIdx.x;
@@ -85,4 +88,5 @@ __device__ void softmax_of_split_rows(const T* __restrict__ x, T* __restrict__ o
       if (pack < part.end) __stwb(reinterpret_cast<uint4*>(row_out + part.column_of(pack)), results.words);
     }
   }
+#endif
 }

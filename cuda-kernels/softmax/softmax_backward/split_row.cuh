@@ -39,6 +39,7 @@ struct SplitRows {
 // Writes the sum of the terms of each part of the rows. sums: [M, parts].
 template <typename T, Skews SKEWS>
 __device__ void sums_of_parts(const SoftmaxBackwardArgs& args, float* sums, int parts) {
+#if __CUDA_ARCH__ >= 900
   constexpr int SIZE = Pack<T>::SIZE, PACKS = SPLIT_PACKS<SKEWS>;
   __shared__ float warps[32];
   allow_dependent_launch();
@@ -60,12 +61,14 @@ __device__ void sums_of_parts(const SoftmaxBackwardArgs& args, float* sums, int 
   }
   const float whole = block_sum(mine, warps);
   if (threadIdx.x == 0) sums[blockIdx.x] = whole;
+#endif
 }
 
 // Adds the sums of a row's parts, and writes one part of the gradient. Blocks come in reverse order, and so
 // do tiles: what was read last is still in L2.
 template <typename T, typename Gradient, Skews SKEWS>
 __device__ void gradient_of_split_rows(const SoftmaxBackwardArgs& args, const float* sums, int parts) {
+#if __CUDA_ARCH__ >= 900
   constexpr int SIZE = Pack<T>::SIZE, PACKS = SPLIT_PACKS<SKEWS>;
   __shared__ float warps[32];
   const int64_t block = gridDim.x - 1 - blockIdx.x;
@@ -94,4 +97,5 @@ __device__ void gradient_of_split_rows(const SoftmaxBackwardArgs& args, const fl
       if (pack < end) __stwb(reinterpret_cast<uint4*>(out + rows.part.column_of(pack)), results.words);
     }
   }
+#endif
 }
