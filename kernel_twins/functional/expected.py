@@ -100,7 +100,8 @@ def measured(case: Case) -> Problem | None:
     layout, itemsize = case.get("x") or case.get("logits"), ITEMSIZE[case.dtype]
     if case.get("values") or (layout != "permuted" and layout not in _GAPS) or not math.prod(case.shape):
         return None
-    if axes := case.get("axes"):
+    if case.get("axes") or case.get("kind"):
+        axes = case.get("axes", str(len(case.shape) - 1))  # the last one, as the operation has it
         ordered = case.shape if layout == "permuted" else case.shape[::-1]
         strides, apart = [], 1
         for index, size in enumerate(ordered):

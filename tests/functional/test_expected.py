@@ -95,6 +95,19 @@ def test_a_reduction_is_the_one_that_is_left_when_axes_are_merged() -> None:
         assert expected.measured(Case.parse(slug)) == reduced(shape, strides, (1,), 2)
 
 
+def test_a_measured_reduction_that_names_no_axes_is_one_over_the_last_axis() -> None:
+    assert expected.measured(Case.parse("6x40-bf16-kind.argmax")) == reduced((6, 40), (40, 1), (1,), 2)
+
+
+@pytest.mark.parametrize("name", sorted({function.expects for function in FUNCTIONS.values()} - {""}))
+def test_any_problem_of_a_function_can_be_compared_with_all_that_were_measured(name: str) -> None:
+    for gpu, functions in json.loads(choice.FILE.read_text()).items():
+        for slug in functions[name]:
+            problem = expected.measured(Case.parse(slug))
+            assert problem
+            assert expected.ordered(gpu, name, problem, False)
+
+
 def test_every_time_in_the_file_is_of_a_problem_and_is_read() -> None:
     content = json.loads(choice.FILE.read_text())
     for gpu, functions in content.items():
