@@ -2,7 +2,7 @@
 // elements begin anywhere in a Philox block.
 #pragma once
 
-#include "dropout/access.h"
+#include "lib/access.h"
 #include "dropout/mask.cuh"
 
 // Which of COUNT elements from any i on are kept, at the price of one more Philox call.
