@@ -2,11 +2,9 @@
 // pass. Terms: docs/glossary.md.
 #pragma once
 
-#include "mask.cuh"
+#include "drawn_first.cuh"
 #include "matrix_packs.cuh"
-
-enum class Operand { MISSING, GIVEN };
-enum class Reading { ONCE, AGAIN };
+#include "operand.h"
 
 // The operands of a pass, forward or backward: two inputs and a bias, one output.
 struct PackArgs {
@@ -42,92 +40,6 @@ PackLayout layout_of(const PackArgs& args) {
           STEP / args.N,
           STEP % args.N,
           0};
-}
-
-// A pack's elements in fp32. A mask takes the upper bf16 of a word: the compiler would shift it down and up
-// again.
-template <typename T>
-struct Values {
-  float of[Pack<T>::SIZE];
-
-  __device__ explicit Values(Pack<T> pack) {
-    if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-      const uint32_t words[] = {pack.words.x, pack.words.y, pack.words.z, pack.words.w};
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        of[2 * j] = __uint_as_float(words[j] << 16);
-        of[2 * j + 1] = __uint_as_float(words[j] & 0xffff0000);
-      }
-    } else {
-#pragma unroll
-      for (int j = 0; j < Pack<T>::SIZE; ++j) of[j] = to_float(pack[j]);
-    }
-  }
-};
-
-// Predicated 16-byte accesses: before a branch the compiler would wait for the loads under way. Lines that
-// are read once, as all are unless rows lie 0 apart, L2 evicts first.
-template <Reading READING = Reading::ONCE, typename T>
-__device__ void load_if(bool loaded, const uint4* from, Pack<T>& pack) {
-  if constexpr (READING == Reading::ONCE) {
-    asm volatile(
-        "{\n"
-        ".reg .pred loaded;\n"
-        "setp.ne.b32 loaded, %5, 0;\n"
-        "@loaded ld.global.cs.v4.b32 {%0, %1, %2, %3}, [%4];\n"
-        "}"
-        : "+r"(pack.words.x), "+r"(pack.words.y), "+r"(pack.words.z), "+r"(pack.words.w)
-        : "l"(from), "r"(static_cast<int>(loaded)));
-  } else {
-    asm volatile(
-        "{\n"
-        ".reg .pred loaded;\n"
-        "setp.ne.b32 loaded, %5, 0;\n"
-        "@loaded ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];\n"
-        "}"
-        : "+r"(pack.words.x), "+r"(pack.words.y), "+r"(pack.words.z), "+r"(pack.words.w)
-        : "l"(from), "r"(static_cast<int>(loaded)));
-  }
-}
-template <typename T>
-__device__ void store_if(bool stored, uint4* to, Pack<T> pack) {
-  asm volatile(
-      "{\n"
-      ".reg .pred stored;\n"
-      "setp.ne.b32 stored, %5, 0;\n"
-      "@stored st.global.cs.v4.b32 [%4], {%0, %1, %2, %3};\n"
-      "}" ::"r"(pack.words.x),
-      "r"(pack.words.y), "r"(pack.words.z), "r"(pack.words.w), "l"(to), "r"(static_cast<int>(stored))
-      : "memory");
-}
-
-// Which of COUNT elements from start + i on are kept. Both are multiples of COUNT, and start is a multiple of
-// a power of two above i: so the sum carries nothing into the upper half of a Philox block's number, and the
-// compiler sees which products of the first rounds several calls share.
-template <int COUNT>
-__device__ void keeps_from(const Mask& mask, bool (&kept)[COUNT], int64_t start, uint32_t i) {
-  const uint64_t upper = static_cast<uint64_t>(start) >> 34 << 32;
-  const uint32_t block = static_cast<uint32_t>(start >> 2) + i / 4;
-#pragma unroll
-  for (int j = 0; j < COUNT; j += 4) {
-    const auto [w0, w1, w2, w3] = mask.words_of(upper | (block + j / 4)).of;
-    kept[j] = mask.keeps_word(w0), kept[j + 1] = mask.keeps_word(w1);
-    kept[j + 2] = mask.keeps_word(w2), kept[j + 3] = mask.keeps_word(w3);
-  }
-}
-
-// Pins the wait for a pack to this place. `nothing` is 0, but the compiler must not know it: so the pack is
-// used here, and not before `nothing` is computed.
-template <typename T>
-__device__ void add_nothing(Pack<T>& pack, uint32_t nothing) {
-  pack.words.x |= nothing, pack.words.y |= nothing, pack.words.z |= nothing, pack.words.w |= nothing;
-}
-
-// Unpacks a pack only after its mask is computed. The compiler would unpack it, and so wait for memory,
-// before the first word is drawn, because it takes a load before a branch for complete.
-template <typename T, int COUNT>
-__device__ void take_after(const bool (&kept)[COUNT], uint32_t zero, Pack<T>& pack) {
-  add_nothing(pack, kept[COUNT - 1] ? zero : 0);
 }
 
 // Loads a pack of the bias for each place; past the last column a pack continues with column 0. The bias has

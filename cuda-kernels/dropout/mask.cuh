@@ -2,7 +2,7 @@
 #pragma once
 
 #include "dropout.h"
-#include "philox.h"
+#include "lib/philox.h"
 
 // Which elements are kept.
 class Mask {

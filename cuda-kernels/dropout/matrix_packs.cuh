@@ -1,7 +1,7 @@
 // Packs that are counted through all rows of a matrix. Terms: docs/glossary.md.
 #pragma once
 
-#include "access.h"
+#include "lib/access.h"
 #include "lib/packs.cuh"
 #include "places.cuh"
 

@@ -8,8 +8,8 @@
 
 #include "dropout/dropout_add_backward/args.h"
 #include "dropout/dropout_add_backward/bias.h"
+#include "lib/philox.h"
 #include "operators.h"
-#include "philox.h"
 #include "torch/autograd_graph.h"
 #include "torch/operator.h"
 

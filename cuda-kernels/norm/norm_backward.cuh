@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "lib/optional_packs.cuh"
 #include "lib/partial_sums.cuh"
 #include "lib/persistent_rows.cuh"
 #include "norm_args.h"
@@ -144,24 +145,6 @@ struct GradientColumns {
     }
   }
 };
-
-// Loads a pack of dadded; zeros if there is none.
-template <bool WHOLE, typename T>
-__device__ Pack<T> load_added(const T* added, int first, int n) {
-  if (added == nullptr) return {};
-  if (WHOLE) return {__ldcg(reinterpret_cast<const uint4*>(added + first))};
-  return load_ragged(added, first, n, 0.0f);
-}
-
-// Loads a pack of weights; ones if there are none.
-template <typename T>
-__device__ Pack<T> load_weights(const void* weight, int64_t start, int first, int n) {
-  if (weight) return load_ragged(static_cast<const T*>(weight) + start, first, n, 0.0f);
-  Pack<T> ones;
-#pragma unroll
-  for (int i = 0; i < Pack<T>::SIZE; ++i) set(ones, i, from_float<T>(1.0f));
-  return ones;
-}
 
 // Whether the WHOLE kernels apply: in every matrix all rows start at multiples of 16 bytes and are whole
 // packs.

@@ -3,17 +3,11 @@
 
 #include <algorithm>
 
+#include "lib/alignment.h"
 #include "norm_forward_args.h"
 
 enum class Norm { LAYER, RMS };  // of rms_norm the mean is 0, and there is no bias
 enum class Residual { NONE, ADDED };
-
-// Where rows start.
-enum class Alignment {
-  ELEMENT,  // anywhere
-  PACK,     // in every matrix at multiples of 16 bytes, and rows are whole packs
-  LINE,     // so, and those of x on lines
-};
 
 // The statistics of a row or of a part of it: 8 bytes, so that one st.async sends both.
 struct alignas(8) MeanSquares {

@@ -2,7 +2,7 @@
 
 Element i of a matrix, counted row by row, is kept if its random word is at least ``threshold``. Its word is number
 i % 4 of Philox block i / 4: Philox4x32-10 makes four words from a counter (offset / 4 and the block's number) and a key
-(the seed); see cuda-kernels/dropout/philox.h.
+(the seed); see cuda-kernels/lib/philox.h.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@
 #include "args.h"
 #include "dropout/activation.cuh"
 #include "dropout/dropout_packs.cuh"
+#include "lib/values.cuh"
 
 namespace {
 

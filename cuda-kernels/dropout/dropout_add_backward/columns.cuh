@@ -2,8 +2,8 @@
 // elements begin anywhere in a Philox block.
 #pragma once
 
-#include "dropout/access.h"
 #include "dropout/mask.cuh"
+#include "lib/access.h"
 
 // Which of COUNT elements from any i on are kept, at the price of one more Philox call.
 template <int COUNT>

@@ -6,8 +6,7 @@
 //           while the loads of the next two are under way; with an activation, on one, and it loads the next
 //           one after it has drawn that one's words. All threads run as many iterations, so that a warp holds
 //           the keys of ten rounds once, in uniform registers. If dbias is not wanted, dx is computed by
-//           packs that are counted through the matrix, two a thread (take_packs in
-//           dropout/dropout_packs.cuh).
+//           packs that are counted through the matrix, two a thread, as in the forward pass (function_dx.cu).
 // Why:      in rows of 5,003 elements v02's accesses have one element, and 8 elements take three Philox
 //           calls. At other lengths v03 has more loads a thread under way than v02 and is no faster. The
 //           blocks of both, 528 or 396, read and write runs of rows that lie apart, in as many pages of
@@ -23,49 +22,14 @@
 //           bytes; its threads have the same columns in every row.
 #include "args.h"
 #include "columns.cuh"
-#include "dropout/dropout_packs.cuh"
-#include "gradient.cuh"
+#include "dx.h"
+#include "gradient_pack.cuh"
 
 namespace {
 
-constexpr int THREADS = 256;                 // of a block, at most
-constexpr int PACKS = 2, BLOCKS_PER_SM = 5;  // dx alone: packs of a thread, blocks of an SM
-constexpr int AHEAD = 2, SUM_BLOCKS = 3;     // with sums: rows under way, half with slopes; blocks of an SM
-
-// A pack of dx, before it is rounded.
-template <typename T, Activation ACTIVATION, Operand BIAS>
-struct Gradients {
-  float of[Pack<T>::SIZE];
-
-  __device__ Gradients(const bool (&kept)[Pack<T>::SIZE], Pack<T> dout, Pack<T> x, Pack<T> bias,
-                       float scale) {
-    const Values<T> douts(dout), xs(x), shifts(bias);
-#pragma unroll
-    for (int j = 0; j < Pack<T>::SIZE; ++j) {
-      const float z = BIAS == Operand::GIVEN ? xs.of[j] + shifts.of[j] : xs.of[j];
-      // Computed for all elements, then selected: computed only where kept, each would take a branch.
-      const float passed = gradient<ACTIVATION>(douts.of[j], z, scale);
-      of[j] = kept[j] ? passed : 0.0f;
-    }
-  }
-
-  __device__ Pack<T> rounded() const {
-    Pack<T> pack;
-#pragma unroll
-    for (int j = 0; j < Pack<T>::SIZE; ++j) set(pack, j, from_float<T>(of[j]));
-    return pack;
-  }
-};
-
-template <typename T, Activation ACTIVATION, Operand BIAS>
-struct Backward {
-  float scale;
-
-  __device__ Pack<T> operator()(const bool (&kept)[Pack<T>::SIZE], Pack<T> dout, Pack<T> x,
-                                Pack<T> bias) const {
-    return Gradients<T, ACTIVATION, BIAS>(kept, dout, x, bias, scale).rounded();
-  }
-};
+constexpr int THREADS = 256;  // of a block, at most
+constexpr int AHEAD = 2;      // rows under way, half with slopes
+constexpr int BLOCKS_PER_SM = 3;
 
 // Which rows a thread takes, if columns are summed. A row has `strips` strips of `lanes` threads side by
 // side; a block takes `groups` rows of a strip at once. A chunk is the set of rows behind one partial sum.
@@ -81,9 +45,25 @@ struct RowLayout {
   }
 };
 
+// Writes an element of dx, and returns it before it is rounded.
+template <typename T, Activation ACTIVATION>
+__device__ float take_element(const DropoutAddBackwardArgs& args, const Mask& mask, int64_t row,
+                              int64_t col) {
+  float z = 0.0f;
+  if (ACTIVATION != Activation::none) {
+    z = to_float(static_cast<const T*>(args.x)[row * args.stride_xm + col]);
+    if (args.bias) z += to_float(static_cast<const T*>(args.bias)[col]);
+  }
+  const float dout = to_float(static_cast<const T*>(args.dout)[row * args.stride_dm + col]);
+  const float passed = gradient<ACTIVATION>(dout, z, args.dropout.scale);
+  const float dx = mask.keeps(row * args.N + col) ? passed : 0.0f;
+  static_cast<T*>(args.dx)[row * args.N + col] = from_float<T>(dx);
+  return dx;
+}
+
 // ROWS rows of a thread are under way. partials: [chunks, N]. Which access: see Requires.
 template <typename T, Activation ACTIVATION, Access ACCESS, int ROWS>
-__global__ void __launch_bounds__(THREADS, SUM_BLOCKS)
+__global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     dropout_add_backward_v04_rows_abreast_kernel(const DropoutAddBackwardArgs args, const RowLayout layout,
                                                  float* partials) {
   constexpr int SIZE = Pack<T>::SIZE;
@@ -101,7 +81,12 @@ __global__ void __launch_bounds__(THREADS, SUM_BLOCKS)
   const int begin = static_cast<int>(max(-col, int64_t{0}));
   const int count = static_cast<int>(min(args.N - col, int64_t{SIZE})) - begin;
   const int most = layout.turns;
-  const int turns = count <= 0 ? 0 : row + (most - 1) * step < args.M ? most : most - 1;
+  int turns = count <= 0 ? 0 : row + (most - 1) * step < args.M ? most : most - 1;
+  // A pack that would reach beyond the matrix comes after all others, element by element.
+  const int64_t last = row + (turns - 1) * step;
+  const int64_t distance = SLOPES ? min(args.stride_dm, args.stride_xm) : args.stride_dm;
+  const bool ends = WIDE && turns > 0 && col + SIZE > args.N + (args.M - 1 - last) * distance;
+  if (ends) --turns;
 
   const T* dout_at = static_cast<const T*>(args.dout) + row * args.stride_dm + col;
   const T* x_at = static_cast<const T*>(args.x) + row * args.stride_xm + col;
@@ -175,6 +160,9 @@ __global__ void __launch_bounds__(THREADS, SUM_BLOCKS)
 
 #pragma unroll
   for (int j = 0; j < SIZE; ++j) totals[threadIdx.x * SIZE + j] = sums[j];
+  for (int j = begin; ends && j < begin + count; ++j) {
+    totals[threadIdx.x * SIZE + j] += take_element<T, ACTIVATION>(args, mask, last, col + j);
+  }
   __syncthreads();  // for the sums of all groups
   const int width = layout.lanes * SIZE;
   for (int i = threadIdx.x; i < width; i += blockDim.x) {
@@ -205,49 +193,6 @@ __global__ void __launch_bounds__(32 * SUM_WARPS)
   if (lane_id == 0 && first + warp_id < N) dbias[first + warp_id] = from_float<T>(total);
 }
 
-template <typename T, Activation ACTIVATION, Operand BIAS>
-__global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
-    dropout_add_backward_v04_rows_abreast_packs_kernel(const PackArgs args, const PackLayout layout) {
-  const Backward<T, ACTIVATION, BIAS> backward{args.dropout.scale};
-  constexpr Operand X = ACTIVATION != Activation::none ? Operand::GIVEN : Operand::MISSING;
-  take_packs<T, X, BIAS, PACKS, THREADS>(args, layout, backward);
-}
-
-// For matrices that allow no accesses of 16 bytes.
-template <typename T, Activation ACTIVATION>
-__global__ void __launch_bounds__(THREADS)
-    dropout_add_backward_v04_rows_abreast_elements_kernel(const PackArgs args) {
-  take_single_elements<T, THREADS>(args, Backward<T, ACTIVATION, Operand::GIVEN>{args.dropout.scale});
-}
-
-// dx alone.
-template <typename T, Activation ACTIVATION>
-void launch_without_sums(const DropoutAddBackwardArgs& args) {
-  constexpr Operand X = ACTIVATION == Activation::none ? Operand::MISSING : Operand::GIVEN;
-  constexpr int64_t STEP = THREADS * Pack<T>::SIZE;
-  const PackArgs packs = {.first = args.dout,
-                          .second = args.x,
-                          .bias = X == Operand::GIVEN ? args.bias : nullptr,
-                          .out = args.dx,
-                          .M = args.M,
-                          .N = args.N,
-                          .stride_first = args.stride_dm,
-                          .stride_second = args.stride_xm,
-                          .dropout = args.dropout};
-  const PackLayout layout = layout_of<T, THREADS>(packs);
-  const int64_t elements = args.M * args.N;
-  if (elements == 0) return;
-  if (!layout.wide) {
-    dropout_add_backward_v04_rows_abreast_elements_kernel<T, ACTIVATION>
-        <<<cdiv(elements, STEP), THREADS, 0, args.stream>>>(packs);
-    return;
-  }
-  const auto kernel =
-      packs.bias ? dropout_add_backward_v04_rows_abreast_packs_kernel<T, ACTIVATION, X>
-                 : dropout_add_backward_v04_rows_abreast_packs_kernel<T, ACTIVATION, Operand::MISSING>;
-  kernel<<<cdiv(elements, PACKS * STEP), THREADS, 0, args.stream>>>(packs, layout);
-}
-
 // Whether dout and x have the skew of dx in every row, so that a pack of one is a pack of all.
 template <typename T>
 bool are_skewed_alike(const DropoutAddBackwardArgs& args) {
@@ -266,7 +211,7 @@ RowLayout row_layout(int64_t M, int64_t N, bool wide) {
   layout.lanes = static_cast<int>(cdiv(packs, layout.strips));
   layout.groups = THREADS / layout.lanes;
   const int64_t warps = cdiv(layout.lanes * layout.groups, 32);
-  const int64_t resident = multiprocessor_count() * (SUM_BLOCKS * THREADS / 32 / warps);
+  const int64_t resident = multiprocessor_count() * (BLOCKS_PER_SM * THREADS / 32 / warps);
   const int64_t most = std::max<int64_t>(1, resident / layout.strips / layout.period) * layout.period;
   layout.turns = static_cast<int>(std::max<int64_t>(1, cdiv(M, most * layout.groups)));
   const int64_t kinds = cdiv(M, layout.turns * layout.groups * layout.period);
@@ -274,9 +219,8 @@ RowLayout row_layout(int64_t M, int64_t N, bool wide) {
   return layout;
 }
 
-// dx and dbias.
 template <typename T, Activation ACTIVATION, int ROWS>
-void launch_with_sums(const DropoutAddBackwardArgs& args) {
+void launch(const DropoutAddBackwardArgs& args) {
   const bool wide = are_skewed_alike<T>(args);
   const RowLayout layout = row_layout<T>(args.M, args.N, wide);
   auto* partials = static_cast<float*>(args.memory->workspace(layout.chunks * args.N * sizeof(float)));
@@ -292,14 +236,9 @@ void launch_with_sums(const DropoutAddBackwardArgs& args) {
 
 void dropout_add_backward_v04_rows_abreast(const DropoutAddBackwardArgs& args) {
   if (args.N == 0) return;
+  if (args.dbias == nullptr) return dropout_add_backward_dx(args);
   dispatch(args.dtype, args.activation, [&]<typename T, Activation ACTIVATION>() {
-    if (args.dbias == nullptr) {
-      launch_without_sums<T, ACTIVATION>(args);
-    } else if constexpr (ACTIVATION == Activation::none) {
-      launch_with_sums<T, ACTIVATION, AHEAD>(args);
-    } else {
-      launch_with_sums<T, ACTIVATION, AHEAD / 2>(args);
-    }
+    launch<T, ACTIVATION, ACTIVATION == Activation::none ? AHEAD : AHEAD / 2>(args);
   });
   CUDA_CHECK(cudaGetLastError());
 }

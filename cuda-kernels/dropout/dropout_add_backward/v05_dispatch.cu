@@ -9,11 +9,13 @@
 // Counter:  at rows of 4096 nothing changes; the time falls at few rows of millions of elements.
 // Requires: rows that are contiguous, at any distance; any length.
 // Routes:   dbias, and rows whose packs fill the GPU: this kernel
-//           others: v04's kernels
+//           other rows with dbias: v04's kernels
+//           dx alone: function_dx.cu's kernels
 // Source:   layer_norm's v12, for the shifted packs
 // Twin:     triton-kernels/dropout/dropout_add_backward/v05_dispatch.py
 #include "args.h"
 #include "columns.cuh"
+#include "dx.h"
 #include "gradient.cuh"
 #include "norm/norm_shifted.cuh"
 
@@ -94,7 +96,8 @@ bool fills_the_gpu(const DropoutAddBackwardArgs& args) {
 void dropout_add_backward_v05_dispatch(const DropoutAddBackwardArgs& args) {
   if (args.N == 0) return;
   dispatch(args.dtype, args.activation, [&]<typename T, Activation ACTIVATION>() {
-    if (args.dbias == nullptr || !fills_the_gpu<T>(args)) return dropout_add_backward_v04_rows_abreast(args);
+    if (args.dbias == nullptr) return dropout_add_backward_dx(args);
+    if (!fills_the_gpu<T>(args)) return dropout_add_backward_v04_rows_abreast(args);
     dropout_add_backward_v05_dispatch_kernel<T, ACTIVATION>
         <<<static_cast<unsigned>(cdiv(args.N, THREADS * Pack<T>::SIZE)), THREADS, 0, args.stream>>>(args);
     CUDA_CHECK(cudaGetLastError());

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "axes.h"
+#include "lib/axes.h"
 #include "lib/step.h"
 
 struct AmaxBackwardArgs {

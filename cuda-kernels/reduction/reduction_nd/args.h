@@ -3,7 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "axes.h"
+#include "lib/axes.h"
 #include "lib/step.h"
 
 enum class ReductionKind { sum, mean, max, argmax };

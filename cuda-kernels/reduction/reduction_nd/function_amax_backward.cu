@@ -7,8 +7,8 @@
 // Twin: triton-kernels/reduction/reduction_nd/amax_backward.py
 #include "amax_backward.h"
 
+#include "lib/walk.cuh"
 #include "merged_axes.h"
-#include "walk.cuh"
 
 namespace {
 

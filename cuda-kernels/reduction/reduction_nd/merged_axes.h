@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "axes.h"
+#include "lib/axes.h"
 
 // Puts axes into the order of memory, the innermost first, and merges an axis into the one within it if
 // continues(outer, inner). Returns how many are left, at least one. Axes of stride 0 come last.

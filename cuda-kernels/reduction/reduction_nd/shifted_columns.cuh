@@ -8,7 +8,6 @@
 // A tiling of which kept's innermost axis counts packs of columns, the last one of each run ragged.
 struct ShiftedTiling : Tiling {
   int64_t columns_run;  // neighbouring columns
-  int64_t extent;       // of x, from its first element to behind its last one
 };
 
 // `narrow`: the same columns by single elements. `depth`: loads in flight a thread.
@@ -18,10 +17,6 @@ ShiftedTiling shifted_tiling_of(const Tiling& narrow, int depth) {
   ShiftedTiling tiling{narrow};
   const Axis inner = narrow.kept.inner();
   tiling.columns_run = inner.size;
-  tiling.extent = 1;
-  for (const Axes* axes : {&narrow.kept, &narrow.reduced}) {
-    for (int a = 0; a < axes->rank; ++a) tiling.extent += (axes->axis[a].size - 1) * axes->axis[a].stride;
-  }
   tiling.kept.set_inner({cdiv(inner.size, SIZE), SIZE, SIZE * inner.step});
   const int64_t side_by_side = std::min(power_of_two_from(tiling.kept.count), int64_t{32});
   const int64_t rows = std::min(power_of_two_from(cdiv(tiling.units(), depth)), THREADS / side_by_side);
@@ -56,7 +51,6 @@ template <typename T>
 struct Shifted {
   using Layout = ShiftedTiling;
   static constexpr int WIDTH = Pack<T>::SIZE;
-  static constexpr Access ACCESS = Access::PACKS;
 
   // How many columns of the run are in the pack.
   __device__ static int count(const ShiftedTiling& tiling, int64_t pack) {

@@ -1,8 +1,8 @@
-// Totals: what a thread accumulates (a sum, a maximum, or the index of one), and how totals merge over lanes
-// and blocks.
+// Totals: what a thread accumulates, a sum, a maximum, or the index of one.
 #pragma once
 
 #include "args.h"
+#include "lib/merge.cuh"
 #include "lib/pack_reductions.cuh"
 
 // The interface of a total: none(); add(element, its index); add(pack, index of its first element, step of
@@ -92,27 +92,6 @@ struct ArgMax {
     static_cast<int64_t*>(out)[at] = place;
   }
 };
-
-// Merges the totals of `lanes` neighbouring lanes, a power of two up to 32; every lane gets the result. All
-// 32 lanes must call.
-template <typename Total>
-__device__ Total merge_lanes(Total total, int lanes) {
-  for (int mask = lanes / 2; mask > 0; mask /= 2) total.merge(total.of_lane(mask));
-  return total;
-}
-
-// Merges the totals of all THREADS threads of a block; only thread 0 gets the result. `parts`: THREADS / 32
-// totals in shared memory that no thread still reads.
-template <int THREADS, typename Total>
-__device__ Total merge_block(Total total, Total* parts) {
-  total = merge_lanes(total, 32);
-  if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = total;
-  __syncthreads();  // waits for every warp's total
-  if (threadIdx.x == 0) {
-    for (int warp_id = 1; warp_id < THREADS / 32; ++warp_id) total.merge(parts[warp_id]);
-  }
-  return total;
-}
 
 // Calls function(T{}, Total{}) with the C++ types of the dtype and the kind.
 template <typename Function>

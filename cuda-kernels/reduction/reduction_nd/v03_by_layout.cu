@@ -13,8 +13,8 @@
 // Twin:     triton-kernels/reduction/reduction_nd/v03_by_layout.py
 #include <algorithm>
 
+#include "lib/walk.cuh"
 #include "totals.cuh"
-#include "walk.cuh"
 
 namespace {
 

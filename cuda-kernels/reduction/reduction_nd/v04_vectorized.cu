@@ -14,18 +14,11 @@
 //           down columns: this kernel if every row of columns is a whole number of aligned packs
 //           else: v03's kernels
 // Twin:     triton-kernels/reduction/reduction_nd/v04_vectorized.py
-#include <algorithm>
-#include <limits>
-
-#include "totals.cuh"
-#include "walk.cuh"
+#include "tiling.cuh"
 
 void reduction_nd_v03_by_layout(const ReductionNdArgs& args);
 
 namespace {
-
-constexpr int THREADS = 256;
-constexpr int LOADS = 4;  // in flight a thread
 
 // A predicate instead of a branch, because the compiler waits for loads before a branch. Evict-first (.cs),
 // since x is read once.
@@ -42,76 +35,6 @@ __device__ void load_if(bool wanted, const T* place, Pack<T>& pack) {
       : "+r"(words.x), "+r"(words.y), "+r"(words.z), "+r"(words.w)
       : "l"(place), "r"(static_cast<int>(wanted)));
 }
-
-// The division of a problem among blocks of THREADS threads.
-//
-// - Along a reduced axis (columns == 0): an output's elements are counted in units, the packs of its runs. A
-//   run is the innermost axis's `run` elements; it may start anywhere, so its first and last pack may be
-//   ragged.
-// - Down columns: a unit is a row, and kept's innermost axis counts packs of columns.
-struct Tiling {
-  Axes kept, reduced;  // reduced's innermost axis counts units
-  int64_t run;
-  int64_t column_step;  // between a pack's neighbouring columns, in out
-  bool wide;            // whether packs can be loaded
-  int lanes;            // threads an output: a power of two up to 32, or all of the block
-  int columns;          // threads side by side, a power of two, each with the columns of a pack
-  int64_t tiles;        // blocks
-};
-
-template <typename T>
-Tiling tiling_of(const ReductionNdArgs& args, int64_t sms) {
-  constexpr int64_t SIZE = Pack<T>::SIZE;
-  constexpr int64_t FEW_UNITS = 32 * LOADS, MANY_UNITS = 16 * FEW_UNITS;
-  Tiling tiling{.kept = args.kept, .reduced = args.reduced};
-  Axes &kept = tiling.kept, &reduced = tiling.reduced;
-  // True if all steps between packs are multiples of 16 bytes.
-  const auto aligned = [](const Axes& axes, int axes_looked_at) {
-    return std::all_of(axes.axis, axes.axis + axes_looked_at,
-                       [](const Axis& axis) { return axis.stride % SIZE == 0; });
-  };
-  const bool x_aligned = aligned_to_16_bytes(args.x);
-  tiling.run = reduced.inner().size;
-  if (along_reduced(kept, reduced)) {
-    const bool whole = x_aligned && aligned(kept, kept.rank) && aligned(reduced, reduced.rank - 1);
-    tiling.wide = reduced.inner().stride == 1 && tiling.run >= (whole ? SIZE : 4 * SIZE);
-    if (tiling.wide) {  // one more pack if runs may start within a pack
-      reduced.set_inner({cdiv(tiling.run + (whole ? 0 : SIZE - 1), SIZE), 0, reduced.inner().step});
-    }
-    const int64_t units = reduced.count;
-    const bool by_block = units > MANY_UNITS || (units > FEW_UNITS && kept.count < 32 * sms);
-    const int64_t busy = power_of_two_from(cdiv(units, LOADS));
-    tiling.lanes = by_block ? THREADS : static_cast<int>(std::min(busy, int64_t{32}));
-    tiling.tiles = cdiv(kept.count, THREADS / tiling.lanes);
-  } else {
-    const Axis inner = kept.inner();
-    tiling.column_step = inner.step;
-    tiling.wide = inner.stride == 1 && inner.size % SIZE == 0 && x_aligned && aligned(kept, kept.rank - 1) &&
-                  aligned(reduced, reduced.rank);
-    if (tiling.wide) kept.set_inner({inner.size / SIZE, SIZE, SIZE * inner.step});
-    // At least a warp's width of columns; the other threads share the rows, as far as each of them gets some.
-    const int64_t side_by_side = std::min(power_of_two_from(kept.count), int64_t{32});
-    const int64_t rows = std::min(power_of_two_from(cdiv(reduced.count, LOADS)), THREADS / side_by_side);
-    tiling.columns = static_cast<int>(THREADS / rows);
-    tiling.tiles = cdiv(kept.count, tiling.columns);
-  }
-  if (tiling.tiles > std::numeric_limits<int>::max()) {  // possible if x is expanded
-    throw std::runtime_error(
-        "reduction_nd takes " + std::to_string(tiling.tiles) +
-        " blocks for this x, a grid has up to 2147483647: reduce a part of it at a time");
-  }
-  return tiling;
-}
-
-// The units of an output that one of `sharing` threads takes: LOADS of them in a round, each a thread's width
-// apart.
-struct Share {
-  int64_t unit, end, round;
-  int stride;
-
-  __device__ Share(const Tiling& tiling, int own, int sharing)
-      : unit(own), end(tiling.reduced.count), round(static_cast<int64_t>(LOADS) * sharing), stride(sharing) {}
-};
 
 // Along a reduced axis: adds this thread's share of an output's elements to its total.
 template <typename T, typename Total>
@@ -180,7 +103,7 @@ __device__ Total merged(const Total* parts, int column, int width) {
   return total;
 }
 
-template <typename T, typename Total>
+template <typename T, End END, typename Total>
 __global__ void __launch_bounds__(THREADS)
     reduction_nd_v04_vectorized_kernel(const T* x, void* out, const __grid_constant__ Tiling tiling,
                                        float divisor) {
@@ -190,7 +113,13 @@ __global__ void __launch_bounds__(THREADS)
   const bool exists = output < tiling.kept.count;  // otherwise the thread only joins the shuffles
   const Place place = place_of(tiling.kept, exists ? output : 0);
   Total total = Total::none();
-  if (exists) add_along(total, x + place.offset, tiling, Share(tiling, lane, tiling.lanes));
+  if (exists) {
+    Share share(tiling, lane, tiling.lanes, LOADS);
+    const bool has_tail = END == End::TAIL && output == tiling.kept.count - 1;
+    if (has_tail) share.end -= tiling.tail_units;
+    add_along(total, x + place.offset, tiling, share);
+    if (has_tail && lane == 0) add_tail(total, x, tiling);
+  }
   total = tiling.lanes == THREADS ? merge_block<THREADS>(total, parts) : merge_lanes(total, tiling.lanes);
   if (exists && lane == 0) total.template store<T>(out, place.step, divisor);
 }
@@ -208,7 +137,7 @@ __global__ void __launch_bounds__(THREADS)
   for (Total& total : totals) total = Total::none();
   if (pack < tiling.kept.count) {
     add_down(totals, x + place_of(tiling.kept, pack).offset, tiling,
-             Share(tiling, threadIdx.x / tiling.columns, THREADS / tiling.columns));
+             Share(tiling, threadIdx.x / tiling.columns, THREADS / tiling.columns, LOADS));
   }
 #pragma unroll
   for (int j = 0; j < SIZE; ++j) parts[threadIdx.x * SIZE + j] = totals[j];
@@ -233,8 +162,9 @@ void reduction_nd_v04_vectorized(const ReductionNdArgs& args) {
     const Tiling tiling = tiling_of<T>(args, sms);
     if (tiling.tiles == 0) return;
     if (!tiling.wide) return reduction_nd_v03_by_layout(args);
-    const auto kernel = tiling.columns ? reduction_nd_v04_vectorized_columns_kernel<T, Total>
-                                       : reduction_nd_v04_vectorized_kernel<T, Total>;
+    const auto kernel = tiling.columns    ? reduction_nd_v04_vectorized_columns_kernel<T, Total>
+                        : tiling.tail > 0 ? reduction_nd_v04_vectorized_kernel<T, End::TAIL, Total>
+                                          : reduction_nd_v04_vectorized_kernel<T, End::PACKS, Total>;
     kernel<<<tiling.tiles, THREADS, 0, args.stream>>>(static_cast<const T*>(args.x), args.out, tiling,
                                                       args.divisor());
   });

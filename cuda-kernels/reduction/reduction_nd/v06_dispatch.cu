@@ -70,8 +70,7 @@ template <typename T, typename Total>
 __global__ void __launch_bounds__(THREADS, NARROW_RESIDENT<Total>)
     reduction_nd_v06_dispatch_columns_kernel(const T* x, void* out, const __grid_constant__ Tiling tiling,
                                              float divisor, Total* workspace, unsigned* counters) {
-  reduce_columns<T, Straight<T, Access::ELEMENTS>, NARROW_LOADS<Total>>(x, out, tiling, divisor, workspace,
-                                                                        counters);
+  reduce_columns<T, Straight<T>, NARROW_LOADS<Total>>(x, out, tiling, divisor, workspace, counters);
 }
 
 template <typename T, typename Out, typename Total>

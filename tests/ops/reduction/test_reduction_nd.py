@@ -152,7 +152,20 @@ def test_both_languages_find_the_same_axes(tmp_path: Path) -> None:
     source, program = tmp_path / "axes.cpp", tmp_path / "axes"
     source.write_text(PROGRAM)
     include = ROOT / "cuda-kernels" / "reduction" / "reduction_nd"
-    subprocess.run([compiler, "-std=c++20", "-Wall", "-Werror", f"-I{include}", source, "-o", program], check=True)
+    subprocess.run(
+        [
+            compiler,
+            "-std=c++20",
+            "-Wall",
+            "-Werror",
+            f"-I{include}",
+            f"-I{ROOT / 'cuda-kernels'}",
+            source,
+            "-o",
+            program,
+        ],
+        check=True,
+    )
     lines, expected = [], []
 
     @settings(max_examples=500, database=None)

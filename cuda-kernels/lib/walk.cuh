@@ -2,7 +2,7 @@
 #pragma once
 
 #include "axes.h"
-#include "lib/common.cuh"
+#include "common.cuh"
 
 struct Place {
   int64_t offset;  // in x

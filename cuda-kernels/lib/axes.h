@@ -1,5 +1,5 @@
 // The axes of a tensor in the form that kernels loop over: kept and reduced axes apart, each in the order of
-// memory (merged_axes.h). Its counterpart is triton-kernels/reduction/reduction_nd/axes.py.
+// memory (reduction_nd's merged_axes.h). Its counterpart is triton-kernels/reduction/reduction_nd/axes.py.
 #pragma once
 
 #include <cstdint>
@@ -40,4 +40,24 @@ inline bool along_reduced(const Axes& kept, const Axes& reduced) {
     return axes.inner().stride == 0 ? INT64_MAX : axes.inner().stride;
   };
   return distance(reduced) <= distance(kept);
+}
+
+// The elements from the tensor's first one to behind its last one.
+inline int64_t extent_of(const Axes& kept, const Axes& reduced) {
+  int64_t extent = 1;
+  for (const Axes* axes : {&kept, &reduced}) {
+    for (int a = 0; a < axes->rank; ++a) extent += (axes->axis[a].size - 1) * axes->axis[a].stride;
+  }
+  return extent;
+}
+
+// A run is the elements along the innermost reduced axis. Whether several runs may end within `near` elements
+// of the tensor's end, as those of expanded tensors do.
+inline bool ends_meet(const Axes& kept, const Axes& reduced, int64_t near) {
+  for (const Axes* axes : {&kept, &reduced}) {
+    for (int a = 0; a < axes->rank - (axes == &reduced); ++a) {
+      if (axes->axis[a].size > 1 && axes->axis[a].stride < near) return true;
+    }
+  }
+  return false;
 }
