@@ -35,6 +35,11 @@ __global__ void __launch_bounds__(WARP_THREADS<ALIGNMENT>, BLOCKS)
     layer_norm_v12_dispatch_warps_kernel(const LayerNormArgs args, int period) {
   normalise_by_warps<T, PACKS, Norm::LAYER, ALIGNMENT>(args, period);
 }
+template <typename T, int PACKS, Residual RESIDUAL>
+__global__ void __launch_bounds__(RAGGED_THREADS, RAGGED_BLOCKS<T, PACKS, RESIDUAL>)
+    layer_norm_v12_dispatch_ragged_kernel(const LayerNormArgs args, int each, int period) {
+  normalise_ragged<T, PACKS, Norm::LAYER, RESIDUAL>(args, each, period);
+}
 template <typename T, int LANES, int ITEMS>
 __global__ void __launch_bounds__(NORM_TILE_THREADS, NORM_TILE_BLOCKS<ITEMS>)
     layer_norm_v12_dispatch_tile_kernel(const LayerNormArgs args, const NormTiles tiles) {
@@ -114,6 +119,12 @@ bool launch_launches(const LayerNormArgs& args) {
   return launch_split<T>(args, moments_kernel, layer_norm_v12_dispatch_kernel<T, SKEWS>);
 }
 
+template <typename T, Residual RESIDUAL>
+bool launch_ragged_rows(const LayerNormArgs& args) {
+  return launch_ragged<T, RESIDUAL>(
+      args, [](auto packs) { return layer_norm_v12_dispatch_ragged_kernel<T, packs, RESIDUAL>; });
+}
+
 template <typename T>
 bool launch(const LayerNormArgs& args, const routes::Route& route, Alignment alignment) {
   const bool whole = alignment != Alignment::ELEMENT;
@@ -133,6 +144,9 @@ bool launch(const LayerNormArgs& args, const routes::Route& route, Alignment ali
                    : launch_by_warps<T, Norm::LAYER, Alignment::ELEMENT>(args, [](auto packs, auto blocks) {
                        return layer_norm_v12_dispatch_warps_kernel<T, packs, Alignment::ELEMENT, blocks>;
                      });
+    case By::RAGGED:
+      return args.residual ? launch_ragged_rows<T, Residual::ADDED>(args)
+                           : launch_ragged_rows<T, Residual::NONE>(args);
     case By::TILE:
       return launch_by_tile<T, Norm::LAYER>(
           args, [](auto lanes, auto items) { return layer_norm_v12_dispatch_tile_kernel<T, lanes, items>; });

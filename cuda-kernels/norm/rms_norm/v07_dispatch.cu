@@ -29,6 +29,11 @@ __global__ void __launch_bounds__(WARP_THREADS<ALIGNMENT>, BLOCKS)
     rms_norm_v07_dispatch_warps_kernel(const RmsNormArgs args, int period) {
   normalise_by_warps<T, PACKS, Norm::RMS, ALIGNMENT>(args, period);
 }
+template <typename T, int PACKS, Residual RESIDUAL>
+__global__ void __launch_bounds__(RAGGED_THREADS, RAGGED_BLOCKS<T, PACKS, RESIDUAL>)
+    rms_norm_v07_dispatch_ragged_kernel(const RmsNormArgs args, int each, int period) {
+  normalise_ragged<T, PACKS, Norm::RMS, RESIDUAL>(args, each, period);
+}
 template <typename T, int LANES, int ITEMS>
 __global__ void __launch_bounds__(NORM_TILE_THREADS, NORM_TILE_BLOCKS<ITEMS>)
     rms_norm_v07_dispatch_tile_kernel(const RmsNormArgs args, const NormTiles tiles) {
@@ -95,6 +100,12 @@ bool launch_launches(const RmsNormArgs& args) {
   return launch_split<T>(args, moments_kernel, rms_norm_v07_dispatch_kernel<T, SKEWS>);
 }
 
+template <typename T, Residual RESIDUAL>
+bool launch_ragged_rows(const RmsNormArgs& args) {
+  return launch_ragged<T, RESIDUAL>(
+      args, [](auto packs) { return rms_norm_v07_dispatch_ragged_kernel<T, packs, RESIDUAL>; });
+}
+
 template <typename T>
 bool launch(const RmsNormArgs& args, const routes::Route& route, Alignment alignment) {
   const bool whole = alignment != Alignment::ELEMENT;
@@ -111,6 +122,9 @@ bool launch(const RmsNormArgs& args, const routes::Route& route, Alignment align
                    : launch_by_warps<T, Norm::RMS, Alignment::ELEMENT>(args, [](auto packs, auto blocks) {
                        return rms_norm_v07_dispatch_warps_kernel<T, packs, Alignment::ELEMENT, blocks>;
                      });
+    case By::RAGGED:
+      return args.residual ? launch_ragged_rows<T, Residual::ADDED>(args)
+                           : launch_ragged_rows<T, Residual::NONE>(args);
     case By::TILE:
       return launch_by_tile<T, Norm::RMS>(
           args, [](auto lanes, auto items) { return rms_norm_v07_dispatch_tile_kernel<T, lanes, items>; });
