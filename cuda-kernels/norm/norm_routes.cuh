@@ -13,8 +13,8 @@
 enum class By {
   LANES,            // lanes of a warp, whole packs: normalise_by_lanes
   FEW,              // a warp, while all rows are under way: normalise_few
-  WARPS,            // a warp: normalise_by_warps
-  RAGGED,           // a warp, rows that are no whole packs: normalise_ragged
+  WARPS,            // a warp, whole packs: normalise_by_warps
+  RAGGED,           // a warp, any rows: normalise_ragged
   TILE,             // a tile of rows in shared memory: normalise_by_tile
   BLOCK,            // a block: normalise_by_block
   CLUSTER,          // the registers of a cluster: normalise_held
