@@ -70,21 +70,35 @@ struct RaggedRow {
 // neighbouring lanes side by side, which meet no bank twice.
 template <typename T, int PACKS>
 struct RaggedFactors {
-  static constexpr int SIZE = Pack<T>::SIZE, QUADS = SIZE / 4;
+  static constexpr int SIZE = Pack<T>::SIZE, QUADS = SIZE / 4, EACH = 32 * PACKS * SIZE / RAGGED_THREADS;
   float4 quads[QUADS][32 * PACKS];
   float singles[32];  // of the lanes' single elements
 
-  // All threads of the block call it. Without weights or biases all are `value`.
-  __device__ void fill(const T* factors, float value, const RaggedRow<T, PACKS>& row, int N) {
+  // Loads what this thread lays out: EACH elements of packs, and the single one of its lane. Without weights
+  // or biases it loads as much of the row instead, and no load has to wait for a branch. Places behind the
+  // row get any element.
+  static __device__ void load(T (&its)[EACH + 1], const T* factors, const RaggedRow<T, PACKS>& row,
+                              const T* x, int N) {
+    const T* const from = factors ? factors : x;
+#pragma unroll
+    for (int i = 0; i < EACH; ++i)
+      its[i] = from[min(row.head + static_cast<int>(threadIdx.x) + RAGGED_THREADS * i, N - 1)];
+    its[EACH] = row.load_single(from);
+  }
+
+  // Converts and lays out what all threads of the block have loaded, or `value` if that is nothing: by a
+  // mask, because the compiler would move the loads into a branch, where they begin after those of others are
+  // done.
+  __device__ void lay_out(const T (&its)[EACH + 1], bool given, float value) {
     const int thread = threadIdx.x, j = thread % SIZE;
-    if (thread < 32) singles[thread] = factors ? to_float(row.load_single(factors)) : value;
+    const uint32_t mask = given ? ~0u : 0u, otherwise = given ? 0u : __float_as_uint(value);
+    const auto choose = [&](T its_one) {
+      return __uint_as_float((__float_as_uint(to_float(its_one)) & mask) | otherwise);
+    };
     float* const place = &quads[j / 4][thread / SIZE].x + j % 4;
-#pragma unroll 4  // the first row's packs take most registers
-    for (int i = 0; i < PACKS * 32 * SIZE / RAGGED_THREADS; ++i) {
-      const int column = row.head + thread + RAGGED_THREADS * i;
-      place[RAGGED_THREADS / SIZE * 4 * i] =
-          factors ? to_float(factors[min(column, N - 1)]) : value;  // of places behind the row: any
-    }
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) place[RAGGED_THREADS / SIZE * 4 * i] = choose(its[i]);
+    if (thread < 32) singles[thread] = choose(its[EACH]);
   }
 
   // Those of this lane's i-th pack.
@@ -103,8 +117,9 @@ template <typename T, int PACKS, Norm NORM, Residual RESIDUAL>
 __device__ void normalise_ragged(const NormArgs& args, int each, int period) {
   constexpr bool CENTERED = NORM == Norm::LAYER, ADDED = RESIDUAL == Residual::ADDED;
   constexpr int SIZE = Pack<T>::SIZE;
-  __shared__ RaggedFactors<T, PACKS> memory[CENTERED ? 2 : 1];
-  RaggedFactors<T, PACKS>&weights = memory[0], &biases = memory[CENTERED ? 1 : 0];
+  using Laid = RaggedFactors<T, PACKS>;
+  __shared__ Laid memory[CENTERED ? 2 : 1];
+  Laid &weights = memory[0], &biases = memory[CENTERED ? 1 : 0];
 
   const int N = static_cast<int>(args.N), lane_id = threadIdx.x % 32, warp_id = threadIdx.x / 32;
   const int kind = static_cast<int>(blockIdx.x) & (period - 1);
@@ -129,8 +144,12 @@ __device__ void normalise_ragged(const NormArgs& args, int each, int period) {
     return apart;
   };
   int64_t apart = load(warp_id);
-  weights.fill(static_cast<const T*>(args.weight), 1.0f, row, N);
-  if (CENTERED) biases.fill(static_cast<const T*>(args.bias), 0.0f, row, N);
+  const T *const weight = static_cast<const T*>(args.weight), *const bias = static_cast<const T*>(args.bias);
+  T its_weights[Laid::EACH + 1], its_biases[Laid::EACH + 1];
+  Laid::load(its_weights, weight, row, x, N);
+  if (CENTERED) Laid::load(its_biases, bias, row, x, N);
+  weights.lay_out(its_weights, weight, 1.0f);
+  if (CENTERED) biases.lay_out(its_biases, bias, 0.0f);
   const float elements = static_cast<float>(N), inverse = 1.0f / elements;
   __syncthreads();  // waits for all threads' weights and biases
 
@@ -194,22 +213,22 @@ __device__ void normalise_ragged(const NormArgs& args, int each, int period) {
     T* const results = out + apart * N;
 #pragma unroll
     for (int i = 0; i < PACKS; ++i) {
-      float its_weights[SIZE], its_biases[SIZE];
-      weights.get(its_weights, i, lane_id);
-      if (CENTERED) biases.get(its_biases, i, lane_id);
+      float scales[SIZE], offsets[SIZE];
+      weights.get(scales, i, lane_id);
+      if (CENTERED) biases.get(offsets, i, lane_id);
 #pragma unroll
       for (int j = 0; j < SIZE; ++j) {
         const float unit = values[i][j] * rstd;
-        values[i][j] = CENTERED ? fmaf(unit, its_weights[j], its_biases[j]) : unit * its_weights[j];
+        values[i][j] = CENTERED ? fmaf(unit, scales[j], offsets[j]) : unit * scales[j];
       }
       Pack<T> pack;
       round_to(pack, values[i]);
       row.store(results, i, pack);
     }
     if (row.has_single()) {
-      const float unit = single * rstd, weight = weights.singles[lane_id];
+      const float unit = single * rstd, scale = weights.singles[lane_id];
       results[row.single] =
-          from_float<T>(CENTERED ? fmaf(unit, weight, biases.singles[lane_id]) : unit * weight);
+          from_float<T>(CENTERED ? fmaf(unit, scale, biases.singles[lane_id]) : unit * scale);
     }
     first += RAGGED_WARPS;
     if (first >= count) break;
