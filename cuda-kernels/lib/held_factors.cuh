@@ -84,7 +84,7 @@ struct HeldFactors {
 
   // Whether this thread has an element of it.
   __device__ bool has_rest(const HeldPart<T, PACKS>& part, int thread) const {
-    return thread < SIZE && factors && last_word(part) + thread < part.N &&
+    return factors && last_word(part) + thread < part.N &&
            static_cast<unsigned>(last_word(part) - start(part)) < static_cast<unsigned>(COUNT * SIZE);
   }
 };

@@ -4,6 +4,7 @@
 #include "norm_ahead.cuh"
 #include "norm_held_cluster.cuh"
 #include "norm_lanes.cuh"
+#include "norm_ragged.cuh"
 #include "norm_split.cuh"
 #include "norm_tile.cuh"
 #include "norm_warps.cuh"
@@ -12,7 +13,8 @@
 enum class By {
   LANES,            // lanes of a warp, whole packs: normalise_by_lanes
   FEW,              // a warp, while all rows are under way: normalise_few
-  WARPS,            // a warp: normalise_by_warps
+  WARPS,            // a warp, whole packs: normalise_by_warps
+  RAGGED,           // a warp, any rows: normalise_ragged
   TILE,             // a tile of rows in shared memory: normalise_by_tile
   BLOCK,            // a block: normalise_by_block
   CLUSTER,          // the registers of a cluster: normalise_held
@@ -66,8 +68,10 @@ constexpr Route ROUTES[] = {
     {BOTH, ALIKE, PACK, RESIDUAL, 4 * KIB - 1, ANY, By::BLOCK},
     {LAYER, ALIKE, ELEMENT, NOTHING, KIB, ANY, By::TILE},
     {RMS, ALIKE, ELEMENT, NOTHING, 2 * KIB, ANY, By::TILE},
-    {BOTH, ALIKE, ELEMENT, NOTHING, 4 * KIB, ANY, By::WARPS},
-    {BOTH, ALIKE, ELEMENT, RESIDUAL, 5 * KIB / 2, ANY, By::TILE},
+    {BOTH, ALIKE, ELEMENT, NOTHING, LONGEST_RAGGED_ROW, ANY, By::RAGGED},
+    {BOTH, ALIKE, PACK, RESIDUAL, HELD_ROW * HELD_PACKS, ANY, By::CLUSTER, HELD_PACKS},
+    {BOTH, ALIKE, ELEMENT, RESIDUAL, 5 * KIB / 8, ANY, By::TILE},
+    {BOTH, ALIKE, ELEMENT, RESIDUAL, LONGEST_RAGGED_ROW, ANY, By::RAGGED},
     {BOTH, DIFFER, ELEMENT, ANYTHING, LONGEST_NORM_TILE_ROW, ANY, By::TILE},
     // Rows that the registers of a cluster hold.
     {LAYER, ALIKE, LINE, NOTHING, 12 * KIB - 1, ANY, By::CLUSTER, FEW_HELD_PACKS},

@@ -30,10 +30,15 @@ __global__ void __launch_bounds__(LANES_THREADS)
     layer_norm_v12_dispatch_few_kernel(const LayerNormArgs args) {
   normalise_few<T, PACKS>(args);
 }
-template <typename T, int PACKS, Alignment ALIGNMENT, int BLOCKS>
-__global__ void __launch_bounds__(WARP_THREADS<ALIGNMENT>, BLOCKS)
-    layer_norm_v12_dispatch_warps_kernel(const LayerNormArgs args, int period) {
-  normalise_by_warps<T, PACKS, Norm::LAYER, ALIGNMENT>(args, period);
+template <typename T, int PACKS, int BLOCKS>
+__global__ void __launch_bounds__(WARP_THREADS, BLOCKS)
+    layer_norm_v12_dispatch_warps_kernel(const LayerNormArgs args) {
+  normalise_by_warps<T, PACKS, Norm::LAYER>(args);
+}
+template <typename T, int PACKS, Residual RESIDUAL>
+__global__ void __launch_bounds__(RAGGED_THREADS, RAGGED_BLOCKS<T, PACKS, RESIDUAL>)
+    layer_norm_v12_dispatch_ragged_kernel(const LayerNormArgs args, int each, int period) {
+  normalise_ragged<T, PACKS, Norm::LAYER, RESIDUAL>(args, each, period);
 }
 template <typename T, int LANES, int ITEMS>
 __global__ void __launch_bounds__(NORM_TILE_THREADS, NORM_TILE_BLOCKS<ITEMS>)
@@ -114,6 +119,12 @@ bool launch_launches(const LayerNormArgs& args) {
   return launch_split<T>(args, moments_kernel, layer_norm_v12_dispatch_kernel<T, SKEWS>);
 }
 
+template <typename T, Residual RESIDUAL>
+bool launch_ragged_rows(const LayerNormArgs& args) {
+  return launch_ragged<T, RESIDUAL>(
+      args, [](auto packs) { return layer_norm_v12_dispatch_ragged_kernel<T, packs, RESIDUAL>; });
+}
+
 template <typename T>
 bool launch(const LayerNormArgs& args, const routes::Route& route, Alignment alignment) {
   const bool whole = alignment != Alignment::ELEMENT;
@@ -125,14 +136,12 @@ bool launch(const LayerNormArgs& args, const routes::Route& route, Alignment ali
       return launch_few<T>(args, layer_norm_v12_dispatch_few_kernel<T, 2>,
                            layer_norm_v12_dispatch_few_kernel<T, 4>);
     case By::WARPS:
-      return whole ? launch_by_warps<T, Norm::LAYER, Alignment::PACK>(
-                         args,
-                         [](auto packs, auto blocks) {
-                           return layer_norm_v12_dispatch_warps_kernel<T, packs, Alignment::PACK, blocks>;
-                         })
-                   : launch_by_warps<T, Norm::LAYER, Alignment::ELEMENT>(args, [](auto packs, auto blocks) {
-                       return layer_norm_v12_dispatch_warps_kernel<T, packs, Alignment::ELEMENT, blocks>;
-                     });
+      return launch_by_warps<T, Norm::LAYER>(args, [](auto packs, auto blocks) {
+        return layer_norm_v12_dispatch_warps_kernel<T, packs, blocks>;
+      });
+    case By::RAGGED:
+      return args.residual ? launch_ragged_rows<T, Residual::ADDED>(args)
+                           : launch_ragged_rows<T, Residual::NONE>(args);
     case By::TILE:
       return launch_by_tile<T, Norm::LAYER>(
           args, [](auto lanes, auto items) { return layer_norm_v12_dispatch_tile_kernel<T, lanes, items>; });

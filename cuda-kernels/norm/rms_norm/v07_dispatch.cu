@@ -24,10 +24,15 @@ template <typename T, int LANES, int PACKS>
 __global__ void __launch_bounds__(LANES_THREADS) rms_norm_v07_dispatch_lanes_kernel(const RmsNormArgs args) {
   normalise_by_lanes<T, LANES, PACKS, Norm::RMS>(args);
 }
-template <typename T, int PACKS, Alignment ALIGNMENT, int BLOCKS>
-__global__ void __launch_bounds__(WARP_THREADS<ALIGNMENT>, BLOCKS)
-    rms_norm_v07_dispatch_warps_kernel(const RmsNormArgs args, int period) {
-  normalise_by_warps<T, PACKS, Norm::RMS, ALIGNMENT>(args, period);
+template <typename T, int PACKS, int BLOCKS>
+__global__ void __launch_bounds__(WARP_THREADS, BLOCKS)
+    rms_norm_v07_dispatch_warps_kernel(const RmsNormArgs args) {
+  normalise_by_warps<T, PACKS, Norm::RMS>(args);
+}
+template <typename T, int PACKS, Residual RESIDUAL>
+__global__ void __launch_bounds__(RAGGED_THREADS, RAGGED_BLOCKS<T, PACKS, RESIDUAL>)
+    rms_norm_v07_dispatch_ragged_kernel(const RmsNormArgs args, int each, int period) {
+  normalise_ragged<T, PACKS, Norm::RMS, RESIDUAL>(args, each, period);
 }
 template <typename T, int LANES, int ITEMS>
 __global__ void __launch_bounds__(NORM_TILE_THREADS, NORM_TILE_BLOCKS<ITEMS>)
@@ -95,6 +100,12 @@ bool launch_launches(const RmsNormArgs& args) {
   return launch_split<T>(args, moments_kernel, rms_norm_v07_dispatch_kernel<T, SKEWS>);
 }
 
+template <typename T, Residual RESIDUAL>
+bool launch_ragged_rows(const RmsNormArgs& args) {
+  return launch_ragged<T, RESIDUAL>(
+      args, [](auto packs) { return rms_norm_v07_dispatch_ragged_kernel<T, packs, RESIDUAL>; });
+}
+
 template <typename T>
 bool launch(const RmsNormArgs& args, const routes::Route& route, Alignment alignment) {
   const bool whole = alignment != Alignment::ELEMENT;
@@ -103,14 +114,11 @@ bool launch(const RmsNormArgs& args, const routes::Route& route, Alignment align
       return launch_by_lanes<T>(
           args, [](auto lanes, auto packs) { return rms_norm_v07_dispatch_lanes_kernel<T, lanes, packs>; });
     case By::WARPS:
-      return whole ? launch_by_warps<T, Norm::RMS, Alignment::PACK>(
-                         args,
-                         [](auto packs, auto blocks) {
-                           return rms_norm_v07_dispatch_warps_kernel<T, packs, Alignment::PACK, blocks>;
-                         })
-                   : launch_by_warps<T, Norm::RMS, Alignment::ELEMENT>(args, [](auto packs, auto blocks) {
-                       return rms_norm_v07_dispatch_warps_kernel<T, packs, Alignment::ELEMENT, blocks>;
-                     });
+      return launch_by_warps<T, Norm::RMS>(
+          args, [](auto packs, auto blocks) { return rms_norm_v07_dispatch_warps_kernel<T, packs, blocks>; });
+    case By::RAGGED:
+      return args.residual ? launch_ragged_rows<T, Residual::ADDED>(args)
+                           : launch_ragged_rows<T, Residual::NONE>(args);
     case By::TILE:
       return launch_by_tile<T, Norm::RMS>(
           args, [](auto lanes, auto items) { return rms_norm_v07_dispatch_tile_kernel<T, lanes, items>; });

@@ -13,13 +13,19 @@ DRAWN_OPTIONS: tuple[Mapping[str, str], ...] = ({}, {}, {"residual": "yes"}, {"a
 # So many rows that each block of a GPU adds several of them to its part of dweight and dbias.
 _MANY_ROWS = ((2_000, 257), (1_500, 1_024), (400, 5_003), (300, 8_192), (100, 40_000))
 _MORE_ROWS = ((3_000, 5_003), (600, 65_536))  # and reuses each stage of its ring
-# Rows held by one warp: of whole packs; misaligned, four rows, two rows and one row a warp; the longest of each.
+# Rows held by one warp: of whole packs; ragged, the longest and the shortest of two packs a lane and of more.
 _WARP_ROWS = (
     *((67, n) for n in (72, 136, 384, 512, 640, 768, 1_280, 1_536, 2_048)),
     *((200, n) for n in (67, 131, 132)),
-    *((67, n) for n in (387, 515, 705, 771, 961, 993, 1_473, 1_985)),
+    *(
+        (67, n)
+        for n in (259, 263, 387, 515, 519, 521, 705, 771, 775, 961, 993, 1_031, 1_287, 1_473, 1_543, 1_799, 1_985)
+    ),
     (1, 257),
+    *((m, 2_055) for m in (1, 9)),
 )
+# So many ragged rows that a warp takes several in turn, on 132 SMs; the last blocks have fewer.
+_RAGGED_TURNS = ((70_003, 515), (41_001, 1_027))
 _WARP_LAYOUTS = (
     *((200, 131, {key: value}) for key, value in (("offset", "1"), ("x", "spaced"), ("values", "nan"))),
     (67, 136, {"offset": "1"}),
@@ -27,7 +33,9 @@ _WARP_LAYOUTS = (
     (67, 136, {"x": "expanded"}),
     (67, 136, {"x": "expanded", "offset": "1"}),
     (67, 1_027, {"x": "spaced"}),
-    (67, 257, {"affine": "none"}),
+    *((67, n, {"affine": "none"}) for n in (257, 771)),
+    *((67, 1_027, {"values": values}) for values in ("nan", "shifted")),
+    (67, 519, {"offset": "1", "residual": "yes"}),
 )
 # So few rows that all their blocks run at once on 132 SMs, if threads have fewer registers.
 _FEW_WARP_ROWS = ((4_000, 512), (4_000, 1_024))
@@ -42,8 +50,9 @@ _SKEWED_ROWS = (
     *((9, n) for n in (2_056, 5_003, 40_000, 150_001)),
 )
 _SPLIT_ROWS = ((3, 300_001), (2, 2_000_200))
-# With a residual: whole packs in lanes, in a warp where rows are few or many, in a block; misaligned, in lanes.
-_RESIDUAL_ROWS = ((67, 136), (67, 1_024), (5_000, 512), (67, 1_536), (133, 61), (67, 517), (67, 1_999), (67, 2_047))
+# With a residual: whole packs in lanes, in a warp where rows are few or many, in a block; a tile; ragged rows.
+_RESIDUAL_ROWS = ((67, 136), (67, 1_024), (5_000, 512), (67, 1_536), (133, 61))
+_RAGGED_RESIDUAL_ROWS = (*((67, n) for n in (321, 517, 519, 1_027, 1_291, 1_555, 1_999, 2_047, 2_055)), (41_001, 1_027))
 # Rows in tiles: from a lane a row to a warp a row, and more rows than a tile has groups of lanes.
 _TILE_ROWS = ((131, 15), (9_001, 33), (131, 129), (131, 333), (3_001, 511), (131, 1_023))
 _TILE_LAYOUTS = (
@@ -83,14 +92,20 @@ def test_cases(norm: Norm) -> tuple[Case, ...]:
         *row_cases.option_cases({"affine": "none"}),
         *(row_cases.option_cases({"affine": "weight"}) if norm.centered else ()),
         *((9, n, {"values": "shifted"}) for n in (1, 1_000, 5_003, 70_000)),
-        *((m, n, {}) for m, n in (*_MANY_ROWS[:3], *_WARP_ROWS, *_FEW_WARP_ROWS, *_CLUSTER_ROWS, *_LONG_RUNS)),
+        *(
+            (m, n, {})
+            for m, n in (*_MANY_ROWS[:3], *_WARP_ROWS, *_FEW_WARP_ROWS, *_RAGGED_TURNS, *_CLUSTER_ROWS, *_LONG_RUNS)
+        ),
         *_WARP_LAYOUTS,
         *((3, 10_240, {key: value}) for key, value in (("affine", "none"), ("values", "nan"), ("x", "expanded"))),
         *((m, n, {}) for m, n in _TILE_ROWS),
         *_TILE_LAYOUTS,
         *((m, n, {**variant, "residual": "yes"}) for m, n, variant in _TILE_LAYOUTS[::2]),
         *((m, n, {}) for m, n in _ALIKE_ROWS),
-        *((m, n, {"residual": "yes"}) for m, n in (*_RESIDUAL_ROWS, *_ALIKE_ROWS[-1:], *_LONG_RUNS)),
+        *(
+            (m, n, {"residual": "yes"})
+            for m, n in (*_RESIDUAL_ROWS, *_RAGGED_RESIDUAL_ROWS, *_ALIKE_ROWS[-1:], *_LONG_RUNS)
+        ),
         (9_000, 5_003, {"x": "pitched"}),
         *((m, n, {"x": "pitched"}) for m, n in (*_SKEWED_ROWS, *_SPLIT_ROWS)),
         *((m, n, {"x": "pitched", "residual": "yes"}) for m, n in (*_SKEWED_ROWS[::3], *_SPLIT_ROWS[:1])),
