@@ -7,9 +7,11 @@
 #include "norm_backward_ahead.cuh"
 #include "norm_words.cuh"
 
-// Columns of a thread at once, in the first launch: single elements of two bytes take a register each.
+// Columns and rows of a thread at once, in the first launch: single elements of two bytes take a register
+// each.
 template <typename T, int WIDTH>
-constexpr int TERM_COLUMNS = WIDTH > 1 && sizeof(T) == 2 ? 16 : 8;
+constexpr int TERM_COLUMNS = WIDTH > 1 && sizeof(T) == 2 ? 8 : 4;
+constexpr int TERM_ROWS = 3;
 // Rows of a thread at once, in the second launch.
 template <typename T, int WIDTH>
 constexpr int ROWS_AT_ONCE = sizeof(T) == 4            ? 2
@@ -21,41 +23,57 @@ constexpr int SPLIT_BLOCKS_PER_SM = 8;            // if there is work for so man
 constexpr int MERGED_ROWS = 64;                   // whose sums a block merges before it goes through them
 constexpr int LEAST_ROWS = 16;                    // of a slice: its column sums travel once more
 
-// First launch: a block leaves the sums of its part of a row, `each` columns, in `sums` [M, parts]. Blocks
-// that follow one another have the same part of all rows, so that its weights are still in L2, and so are all
-// rows' last columns in the end.
+// First launch: a block leaves the sums of a part, `each` columns, of up to TERM_ROWS rows in `sums`
+// [M, parts]. It loads the part's weights once for its rows. Blocks that follow one another have the same
+// part of all rows, so that other rows' weights are in L2, and so are all rows' last columns in the end.
 template <typename T, bool CENTERED, int WIDTH>
-__device__ void leave_gradient_sums(const NormBackwardArgs& args, unsigned parts, int64_t each,
-                                    GradientSums* sums) {
+__device__ void leave_gradient_sums(const NormBackwardArgs& args, unsigned groups, unsigned parts,
+                                    int64_t each, GradientSums* sums) {
 #if __CUDA_ARCH__ >= 900
   constexpr int COLUMNS = TERM_COLUMNS<T, WIDTH>, TILE = SPLIT_THREADS * COLUMNS;
-  __shared__ GradientSums of_warps[32];
+  using Words = RowWords<T, WIDTH, COLUMNS>;
+  __shared__ GradientSums of_warps[TERM_ROWS][32];
   allow_dependent_launch();
-  const unsigned rows = static_cast<unsigned>(args.M), part = blockIdx.x / rows;
-  const int64_t index = blockIdx.x % rows, end = min(args.N, (part + 1) * each);
-  const T* const row_x = static_cast<const T*>(args.x) + index * args.stride_xm;
-  const T* const row_dout = static_cast<const T*>(args.dout) + index * args.stride_dm;
-  const T* const weight = static_cast<const T*>(args.weight);
-  const float mean = CENTERED ? args.mean[index] : 0.0f, rstd = args.rstd[index];
-  GradientSums mine = {};
+  const unsigned group = blockIdx.x % groups, part = blockIdx.x / groups;
+  const int64_t first_row = args.M * group / groups, end = min(args.N, (part + 1) * each);
+  const int rows = static_cast<int>(args.M * (group + 1) / groups - first_row);
+  float means[TERM_ROWS], rstds[TERM_ROWS];
+#pragma unroll
+  for (int r = 0; r < TERM_ROWS; ++r) {
+    const int64_t row = first_row + min(r, rows - 1);
+    means[r] = CENTERED ? args.mean[row] : 0.0f;
+    rstds[r] = args.rstd[row];
+  }
+  GradientSums mine[TERM_ROWS] = {};
   for (int64_t start = part * each; start < end; start += TILE) {
     const WordPlace<WIDTH> place(end, start, TILE);
-    RowWords<T, WIDTH, COLUMNS> x, dout, weights;
-    x.load(row_x, place, true);
-    dout.load(row_dout, place, true);
-    weights.load(weight, place, weight != nullptr, 1.0f);
-    GradientSums of_tile = {};  // a chain of its own for each tile, so that terms of one size are added
+    Words weights, x[TERM_ROWS], dout[TERM_ROWS];
+    weights.load(static_cast<const T*>(args.weight), place, args.weight != nullptr, 1.0f);
 #pragma unroll
-    for (int j = 0; j < COLUMNS; ++j) {
-      const float g = dout[j] * weights[j];  // 0 where the row has no column
-      of_tile.product = fmaf(g, (CENTERED ? x[j] - mean : x[j]) * rstd, of_tile.product);
-      if (CENTERED) of_tile.plain += g;
+    for (int r = 0; r < TERM_ROWS; ++r) {
+      x[r].load(static_cast<const T*>(args.x) + (first_row + r) * args.stride_xm, place, r < rows);
+      dout[r].load(static_cast<const T*>(args.dout) + (first_row + r) * args.stride_dm, place, r < rows);
     }
-    mine.product += of_tile.product;
-    mine.plain += of_tile.plain;
+    __syncwarp();  // or the compiler issues the loads of later rows behind the work on the first
+#pragma unroll
+    for (int r = 0; r < TERM_ROWS; ++r) {
+      GradientSums of_tile = {};  // a chain of its own for each tile, so that terms of one size are added
+#pragma unroll
+      for (int j = 0; j < COLUMNS; ++j) {
+        const float g = dout[r][j] * weights[j];  // 0 where the row has no column
+        of_tile.product = fmaf(g, (CENTERED ? x[r][j] - means[r] : x[r][j]) * rstds[r], of_tile.product);
+        if (CENTERED) of_tile.plain += g;
+      }
+      mine[r].product += of_tile.product;
+      mine[r].plain += of_tile.plain;
+    }
   }
-  mine = block_sum(mine, of_warps);
-  if (threadIdx.x == 0) sums[index * parts + part] = mine;
+#pragma unroll
+  for (int r = 0; r < TERM_ROWS; ++r) {
+    if (r == rows) break;
+    const GradientSums its = block_sum(mine[r], of_warps[r]);
+    if (threadIdx.x == 0) sums[(first_row + r) * parts + part] = its;
+  }
 #endif
 }
 
@@ -172,17 +190,18 @@ bool with_width(const NormBackwardArgs& args, Launch launch) {
                          {args.N, args.stride_xm, args.stride_dm, args.dadded ? args.stride_am : 0}, launch);
 }
 
-// Launches sums_kernel(args, parts, each, sums), whose body is leave_gradient_sums, then write_kernel(args,
-// slices, parts, sums, workspace), whose body is write_split, and for several slices add_kernel, which adds
-// their column sums. False if that would be too many blocks.
+// Launches sums_kernel(args, groups, parts, each, sums), whose body is leave_gradient_sums, then
+// write_kernel(args, slices, parts, sums, workspace), whose body is write_split, and for several slices
+// add_kernel, which adds their column sums. False if that would be too many blocks.
 template <typename T>
 bool launch_split(const NormBackwardArgs& args, bool centered,
-                  void (*sums_kernel)(NormBackwardArgs, unsigned, int64_t, GradientSums*),
+                  void (*sums_kernel)(NormBackwardArgs, unsigned, unsigned, int64_t, GradientSums*),
                   void (*write_kernel)(NormBackwardArgs, Slices, int, const GradientSums*, float*),
                   void (*add_kernel)(const float*, int, int64_t, T*, T*)) {
   const int64_t wanted = SPLIT_BLOCKS_PER_SM * multiprocessor_count();  // blocks of a launch
   const int64_t strips = cdiv(args.N, STRIP_COLUMNS);
-  const int64_t of_part = cdiv(strips, std::clamp<int64_t>(wanted / args.M, 1, MOST_SPLIT_PARTS));
+  const int64_t groups = cdiv(args.M, TERM_ROWS);  // of rows, in the first launch
+  const int64_t of_part = cdiv(strips, std::clamp<int64_t>(wanted / groups, 1, MOST_SPLIT_PARTS));
   const int64_t parts = cdiv(strips, of_part);
   const int64_t most_slices = cdiv(args.M, LEAST_ROWS);
   const int64_t rows = cdiv(args.M, std::clamp<int64_t>(wanted / strips, 1, most_slices));
@@ -191,8 +210,8 @@ bool launch_split(const NormBackwardArgs& args, bool centered,
 
   auto* const sums =
       static_cast<GradientSums*>(args.memory->workspace(args.M * parts * sizeof(GradientSums)));
-  sums_kernel<<<static_cast<unsigned>(args.M * parts), SPLIT_THREADS, 0, args.stream>>>(
-      args, static_cast<unsigned>(parts), of_part * STRIP_COLUMNS, sums);
+  sums_kernel<<<static_cast<unsigned>(groups * parts), SPLIT_THREADS, 0, args.stream>>>(
+      args, static_cast<unsigned>(groups), static_cast<unsigned>(parts), of_part * STRIP_COLUMNS, sums);
   CUDA_CHECK(cudaGetLastError());
   const auto write = [&](float* workspace) {
     launch_early(static_cast<unsigned>(strips * slices.count), SPLIT_THREADS, args.stream, write_kernel, args,

@@ -43,9 +43,9 @@ __global__ void __launch_bounds__(MOST_THREADS<PACKS>, 1)
 }
 template <typename T, int WIDTH>
 __global__ void __launch_bounds__(SPLIT_THREADS, SUMS_BLOCKS)
-    layer_norm_backward_v07_dispatch_split_sums_kernel(const LayerNormBackwardArgs args, unsigned parts,
-                                                       int64_t each, GradientSums* sums) {
-  leave_gradient_sums<T, true, WIDTH>(args, parts, each, sums);
+    layer_norm_backward_v07_dispatch_split_sums_kernel(const LayerNormBackwardArgs args, unsigned groups,
+                                                       unsigned parts, int64_t each, GradientSums* sums) {
+  leave_gradient_sums<T, true, WIDTH>(args, groups, parts, each, sums);
 }
 template <typename T, int WIDTH>
 __global__ void __launch_bounds__(SPLIT_THREADS, WRITE_BLOCKS)

@@ -42,9 +42,9 @@ __global__ void __launch_bounds__(MOST_THREADS<PACKS>, 1)
 }
 template <typename T, int WIDTH>
 __global__ void __launch_bounds__(SPLIT_THREADS, SUMS_BLOCKS)
-    rms_norm_backward_v05_dispatch_split_sums_kernel(const RmsNormBackwardArgs args, unsigned parts,
-                                                     int64_t each, GradientSums* sums) {
-  leave_gradient_sums<T, false, WIDTH>(args, parts, each, sums);
+    rms_norm_backward_v05_dispatch_split_sums_kernel(const RmsNormBackwardArgs args, unsigned groups,
+                                                     unsigned parts, int64_t each, GradientSums* sums) {
+  leave_gradient_sums<T, false, WIDTH>(args, groups, parts, each, sums);
 }
 template <typename T, int WIDTH>
 __global__ void __launch_bounds__(SPLIT_THREADS, WRITE_BLOCKS)
