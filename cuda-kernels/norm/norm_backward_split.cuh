@@ -151,10 +151,11 @@ __device__ void write_split(const NormBackwardArgs& args, const Slices& slices, 
       __syncwarp();  // or the compiler issues the loads of later rows behind the work on the first
 #pragma unroll
       for (int r = 0; r < ROWS; ++r) {
-        // A row that is not wanted has zeros, which change no sum, and is not stored.
+        // A row that is not wanted changes no sum, for its elements and its rstd are 0, and is not stored.
         const bool wanted = first + r < count;
         const int64_t index = base + first + r;
-        const RowNumbers row = numbers[min(first + r, count - 1)];
+        RowNumbers row = numbers[min(first + r, count - 1)];
+        row.rstd = wanted ? row.rstd : 0.0f;
         Words added;  // of one row at a time, or registers spill
         added.load(static_cast<const T*>(args.dadded) + index * args.stride_am, place,
                    wanted && args.dadded != nullptr);
