@@ -14,10 +14,7 @@ constexpr int TERM_COLUMNS = WIDTH > 1 && sizeof(T) == 2 ? 8 : 4;
 constexpr int TERM_ROWS = 3;
 // Rows of a thread at once, in the second launch.
 template <typename T, int WIDTH>
-constexpr int ROWS_AT_ONCE = sizeof(T) == 4            ? 2
-                             : WIDTH == THREAD_COLUMNS ? 4
-                             : WIDTH == 2              ? 3
-                                                       : 2;
+constexpr int ROWS_AT_ONCE = sizeof(T) == 4 || WIDTH == 2 ? 3 : (WIDTH == 1 ? 2 : 4);
 constexpr int SUMS_BLOCKS = 4, WRITE_BLOCKS = 3;  // that an SM runs at once, in the first and second launch
 constexpr int SPLIT_BLOCKS_PER_SM = 8;            // if there is work for so many
 constexpr int MERGED_ROWS = 64;                   // whose sums a block merges before it goes through them
