@@ -130,11 +130,8 @@ bool launch_by(const NormBackwardArgs& args, By by) {
                                                  : of_packs.template operator()<MANY_PACKS>();
     return launch_ahead<T>(args, shape, kernel, CENTERED, add);
   }
-  const auto launches = [&]<Skews SKEWS>() {
-    return launch_split<T>(args, CENTERED, Kernels::template sums<T, SKEWS>(),
-                           Kernels::template write<T, SKEWS>(), add);
-  };
-  return are_whole<T>(args) && aligned_to_16_bytes(args.weight)
-             ? launches.template operator()<Skews::ALIKE>()
-             : launches.template operator()<Skews::DIFFER>();
+  return with_width<T>(args, [&](auto width) {
+    return launch_split<T>(args, CENTERED, Kernels::template sums<T, width>(),
+                           Kernels::template write<T, width>(), add);
+  });
 }

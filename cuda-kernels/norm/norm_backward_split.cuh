@@ -5,53 +5,72 @@
 #pragma once
 
 #include "norm_backward_ahead.cuh"
-#include "norm_shifted.cuh"
+#include "norm_words.cuh"
 
-constexpr int SPLIT_THREADS = 256, SPLIT_PACKS = 2;      // packs of a thread at once, in the first launch
-constexpr int SPLIT_TILE = SPLIT_THREADS * SPLIT_PACKS;  // packs; a part is a multiple
-constexpr int SPLIT_BLOCKS_PER_SM = 8;                   // if there is work for so many
-constexpr int ROWS_AT_ONCE = 2;                          // of a thread in the second launch
-constexpr int MERGED_ROWS = 64;  // whose sums a block merges before it goes through them
-constexpr int LEAST_ROWS = 16;   // of a slice: its column sums travel once more
-template <Skews SKEWS>
-constexpr int SPLIT_BLOCKS = SKEWS == Skews::ALIKE ? 3 : 2;  // that an SM runs at once, in either launch
+// Columns and rows of a thread at once, in the first launch: single elements of two bytes take a register
+// each.
+template <typename T, int WIDTH>
+constexpr int TERM_COLUMNS = WIDTH > 1 && sizeof(T) == 2 ? 8 : 4;
+constexpr int TERM_ROWS = 3;
+// Rows of a thread at once, in the second launch.
+template <typename T, int WIDTH>
+constexpr int ROWS_AT_ONCE = sizeof(T) == 4 || WIDTH == 2 ? 3 : (WIDTH == 1 ? 2 : 4);
+constexpr int SUMS_BLOCKS = 4, WRITE_BLOCKS = 3;  // that an SM runs at once, in the first and second launch
+constexpr int SPLIT_BLOCKS_PER_SM = 8;            // if there is work for so many
+constexpr int MERGED_ROWS = 64;                   // whose sums a block merges before it goes through them
+constexpr int LEAST_ROWS = 16;                    // of a slice: its column sums travel once more
 
-// First launch: a block leaves the sums of its part of a row in `sums` [M, parts]. Packs are laid out on the
-// multiples of 16 bytes of x.
-template <typename T, bool CENTERED, Skews SKEWS>
-__device__ void leave_gradient_sums(const NormBackwardArgs& args, unsigned parts, int each,
-                                    GradientSums* sums) {
+// First launch: a block leaves the sums of a part, `each` columns, of up to TERM_ROWS rows in `sums`
+// [M, parts]. It loads the part's weights once for its rows. Blocks that follow one another have the same
+// part of all rows, so that other rows' weights are in L2, and so are all rows' last columns in the end.
+template <typename T, bool CENTERED, int WIDTH>
+__device__ void leave_gradient_sums(const NormBackwardArgs& args, unsigned groups, unsigned parts,
+                                    int64_t each, GradientSums* sums) {
 #if __CUDA_ARCH__ >= 900
-  constexpr int SIZE = Pack<T>::SIZE, STEP = SPLIT_THREADS * SIZE;
-  __shared__ GradientSums of_warps[32];
+  constexpr int COLUMNS = TERM_COLUMNS<T, WIDTH>, TILE = SPLIT_THREADS * COLUMNS;
+  using Words = RowWords<T, WIDTH, COLUMNS>;
+  __shared__ GradientSums of_warps[TERM_ROWS][32];
   allow_dependent_launch();
-  const int64_t index = blockIdx.x / parts;
-  const int skew = skew_of(static_cast<const T*>(args.x) + index * args.stride_xm);
-  const RowPart<T> part(args.N, skew, blockIdx.x % parts, each);
-  const float mean = CENTERED ? args.mean[index] : 0.0f, rstd = args.rstd[index];
-  GradientSums mine = {};
-  for (int first = threadIdx.x * SIZE; first < part.end; first += SPLIT_PACKS * STEP) {
-    using Packs = ShiftedPacks<T, SKEWS, SPLIT_PACKS>;
-    const Packs xs({args.x, index, args.M, args.N, args.stride_xm, part}, part, first, STEP);
-    const Packs douts({args.dout, index, args.M, args.N, args.stride_dm, part}, part, first, STEP);
-    const Packs weights({args.weight, args.N, part}, part, first, STEP);
+  const unsigned group = blockIdx.x % groups, part = blockIdx.x / groups;
+  const int64_t first_row = args.M * group / groups, end = min(args.N, (part + 1) * each);
+  const int rows = static_cast<int>(args.M * (group + 1) / groups - first_row);
+  float means[TERM_ROWS], rstds[TERM_ROWS];
 #pragma unroll
-    for (int i = 0; i < SPLIT_PACKS; ++i) {
-      const Pack<T> its_x = xs[i], its_dout = douts[i], its_weight = weights[i];
-      GradientSums of_pack = {};  // a chain of its own for each pack
+  for (int r = 0; r < TERM_ROWS; ++r) {
+    const int64_t row = first_row + min(r, rows - 1);
+    means[r] = CENTERED ? args.mean[row] : 0.0f;
+    rstds[r] = args.rstd[row];
+  }
+  GradientSums mine[TERM_ROWS] = {};
+  for (int64_t start = part * each; start < end; start += TILE) {
+    const WordPlace<WIDTH> place(end, start, TILE);
+    Words weights, x[TERM_ROWS], dout[TERM_ROWS];
+    weights.load(static_cast<const T*>(args.weight), place, args.weight != nullptr, 1.0f);
 #pragma unroll
-      for (int j = 0; j < SIZE; ++j) {
-        const float g = float_of(its_dout, j) * (args.weight ? float_of(its_weight, j) : 1.0f);
-        const float distance = CENTERED ? float_of(its_x, j) - mean : float_of(its_x, j);
-        of_pack.product = fmaf(g, distance * rstd, of_pack.product);
-        if (CENTERED) of_pack.plain += g;
+    for (int r = 0; r < TERM_ROWS; ++r) {
+      x[r].load(static_cast<const T*>(args.x) + (first_row + r) * args.stride_xm, place, r < rows);
+      dout[r].load(static_cast<const T*>(args.dout) + (first_row + r) * args.stride_dm, place, r < rows);
+    }
+    __syncwarp();  // or the compiler issues the loads of later rows behind the work on the first
+#pragma unroll
+    for (int r = 0; r < TERM_ROWS; ++r) {
+      GradientSums of_tile = {};  // a chain of its own for each tile, so that terms of one size are added
+#pragma unroll
+      for (int j = 0; j < COLUMNS; ++j) {
+        const float g = dout[r][j] * weights[j];  // 0 where the row has no column
+        of_tile.product = fmaf(g, (CENTERED ? x[r][j] - means[r] : x[r][j]) * rstds[r], of_tile.product);
+        if (CENTERED) of_tile.plain += g;
       }
-      mine.product += of_pack.product;
-      mine.plain += of_pack.plain;
+      mine[r].product += of_tile.product;
+      mine[r].plain += of_tile.plain;
     }
   }
-  mine = block_sum(mine, of_warps);
-  if (threadIdx.x == 0) sums[blockIdx.x] = mine;
+#pragma unroll
+  for (int r = 0; r < TERM_ROWS; ++r) {
+    if (r == rows) break;
+    const GradientSums its = block_sum(mine[r], of_warps[r]);
+    if (threadIdx.x == 0) sums[(first_row + r) * parts + part] = its;
+  }
 #endif
 }
 
@@ -60,7 +79,7 @@ struct alignas(16) RowNumbers {
   float mean, rstd, product, plain;
 };
 
-// The rows of the second launch's blocks. A block has the columns of strip blockIdx.x % strips, in rows
+// The rows of the second launch's blocks. A block has the columns of one of `strips` strips, in rows
 // slice * rows and on, as many as `rows`, with slice = blockIdx.x / strips.
 struct Slices {
   unsigned strips;
@@ -68,146 +87,129 @@ struct Slices {
   int64_t rows;
 };
 
-// The sums over some rows of a thread's columns, and what of a row it needs for them and for dx.
-template <typename T, bool CENTERED, Skews SKEWS>
-struct SplitColumns {
-  static constexpr int SIZE = Pack<T>::SIZE;
-  const RowPart<T>& part;
-  int first;
-  Pack<T> weights;
-  float dweight[SIZE] = {}, dbias[CENTERED ? SIZE : 1] = {};
-
-  // Adds a row's pack to the sums; returns its pack of dx.
-  __device__ Pack<T> add(const Pack<T>& x, const Pack<T>& dout, const Pack<T>& added, const RowNumbers& row) {
-    float results[SIZE];
-    keep_packed(weights);
+// A row's sums from those of its parts, in a fixed order. A whole warp calls it, and all lanes get them.
+__device__ inline GradientSums merged_sums(const GradientSums* of_parts, int parts) {
+  float2 found[MOST_SPLIT_PARTS / 32];
 #pragma unroll
-    for (int j = 0; j < SIZE; ++j) {
-      const float gradient = float_of(dout, j), g = gradient * float_of(weights, j);
-      const float unit = (CENTERED ? float_of(x, j) - row.mean : float_of(x, j)) * row.rstd;
-      dweight[j] = fmaf(gradient, unit, dweight[j]);
-      if constexpr (CENTERED) dbias[j] += gradient;
-      results[j] = fmaf(row.rstd, g - row.plain - unit * row.product, float_of(added, j));
-    }
-    Pack<T> packed;
-    round_to(packed, results);
-    return packed;
+  for (int i = 0; i < MOST_SPLIT_PARTS / 32; ++i) {
+    const int part = static_cast<int>(threadIdx.x) % 32 + 32 * i;
+    found[i] = part < parts ? __ldcg(reinterpret_cast<const float2*>(of_parts) + part) : make_float2(0, 0);
   }
-
-  // Writes a sum of each column, to a gradient of type T or to partial sums.
-  template <typename Out>
-  __device__ void write(Out* to, const float (&sums)[SIZE]) const {
-    Out* const place = to + part.start + first;
-    const bool wide = part.count(first) == SIZE && reinterpret_cast<uintptr_t>(place) % 16 == 0;
-    constexpr int OF_PACK = Pack<Out>::SIZE;
+  GradientSums whole = {};
 #pragma unroll
-    for (int start = 0; start < SIZE; start += OF_PACK) {
-      Pack<Out> packed;
-#pragma unroll
-      for (int j = 0; j < OF_PACK; ++j) {
-        set(packed, j, from_float<Out>(sums[start + j]));
-        if (!wide && part.has(first + start + j)) place[start + j] = packed[j];
-      }
-      if (wide) __stwb(reinterpret_cast<uint4*>(place + start), packed.words);
-    }
+  for (const float2& its : found) {
+    whole.product += its.x;
+    whole.plain += its.y;
   }
-};
+  return lanes_sum(whole);
+}
 
 // Second launch. With one slice the column sums are the gradients; with several they are partial sums, in
-// `workspace`.
-template <typename T, bool CENTERED, Skews SKEWS>
+// `workspace`. The last columns come first, because what the first launch read last is still in L2.
+template <typename T, bool CENTERED, int WIDTH>
 __device__ void write_split(const NormBackwardArgs& args, const Slices& slices, int parts,
                             const GradientSums* sums, float* workspace) {
 #if __CUDA_ARCH__ >= 900
-  constexpr int SIZE = Pack<T>::SIZE, WARPS = SPLIT_THREADS / 32;
-  using Packs = ShiftedPacks<T, SKEWS, 1>;
+  constexpr int WARPS = SPLIT_THREADS / 32, ROWS = ROWS_AT_ONCE<T, WIDTH>;
+  using Words = RowWords<T, WIDTH, THREAD_COLUMNS>;
   __shared__ RowNumbers numbers[MERGED_ROWS];
   allow_dependent_launch();
-  const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32, first = threadIdx.x * SIZE;
-  const unsigned strip = blockIdx.x % slices.strips, slice = blockIdx.x / slices.strips;
-  const RowPart<T> part(args.N, 0, strip, SPLIT_THREADS);
-  SplitColumns<T, CENTERED, SKEWS> columns{part, first};
-  columns.weights = Packs({args.weight, args.N, part}, part, first, 0)[0];
-  if (args.weight == nullptr) {
-#pragma unroll
-    for (int j = 0; j < SIZE; ++j) set(columns.weights, j, from_float<T>(1.0f));
-  }
+  const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
+  const unsigned strip = slices.strips - 1 - blockIdx.x % slices.strips, slice = blockIdx.x / slices.strips;
+  const WordPlace<WIDTH> place(args.N, strip * int64_t{STRIP_COLUMNS}, STRIP_COLUMNS);
+  const int64_t begin = slice * slices.rows, end = min(args.M, begin + slices.rows);
+  float dweight[THREAD_COLUMNS] = {}, dbias[THREAD_COLUMNS] = {};
+  Words weights;
+  weights.load(static_cast<const T*>(args.weight), place, args.weight != nullptr, 1.0f);
   wait_for_previous_kernel();  // for the rows' sums
 
-  // From the last row back, because what the first launch read last is still in L2.
-  const int64_t begin = slice * slices.rows;
-  for (int64_t end = min(args.M, begin + slices.rows); end > begin; end -= MERGED_ROWS) {
-    const int64_t base = max(begin, end - MERGED_ROWS);
-    const int count = static_cast<int>(end - base);
-    __syncthreads();  // for all to be done with the numbers of the rows before
+  for (int64_t base = begin; base < end; base += MERGED_ROWS) {
+    const int count = static_cast<int>(min(end - base, int64_t{MERGED_ROWS}));
+    if (base > begin) __syncthreads();  // for all to be done with the numbers of the rows before
+    if (const int r = threadIdx.x; r < count) {
+      numbers[r].mean = CENTERED ? args.mean[base + r] : 0.0f;
+      numbers[r].rstd = args.rstd[base + r];
+    }
     for (int r = warp_id; r < count; r += WARPS) {
-      GradientSums its = {};
-      for (int other = lane_id; other < parts; other += 32) {
-        its.product += sums[(base + r) * parts + other].product;
-        its.plain += sums[(base + r) * parts + other].plain;
-      }
-      its = lanes_sum(its);
+      const GradientSums its = merged_sums(sums + (base + r) * parts, parts);
       const float N = static_cast<float>(args.N);
-      if (lane_id == 0)
-        numbers[r] = {CENTERED ? args.mean[base + r] : 0.0f, args.rstd[base + r], its.product / N,
-                      its.plain / N};
+      if (lane_id == 0) numbers[r].product = its.product / N, numbers[r].plain = its.plain / N;
     }
     __syncthreads();  // for the numbers of all rows
-    for (int last = count - 1; last >= 0; last -= ROWS_AT_ONCE) {
-      const auto row_of = [&](const void* rows, int64_t stride, int r) {
-        const ReadRow<T> row(r <= last ? rows : nullptr, base + last - r, args.M, args.N, stride, part);
-        return Packs(row, part, first, 0);
-      };
-      const Packs xs[] = {row_of(args.x, args.stride_xm, 0), row_of(args.x, args.stride_xm, 1)};
-      const Packs douts[] = {row_of(args.dout, args.stride_dm, 0), row_of(args.dout, args.stride_dm, 1)};
-      const Packs added[] = {row_of(args.dadded, args.stride_am, 0), row_of(args.dadded, args.stride_am, 1)};
-      static_assert(ROWS_AT_ONCE == 2);
+    for (int first = 0; first < count; first += ROWS) {
+      Words x[ROWS], dout[ROWS];
 #pragma unroll
-      for (int r = 0; r < ROWS_AT_ONCE; ++r) {
-        if (r > last) break;
-        const Pack<T> dx = columns.add(xs[r][0], douts[r][0], added[r][0], numbers[last - r]);
-        T* const place = static_cast<T*>(args.dx) + (base + last - r) * args.N + part.start;
-        if constexpr (SKEWS == Skews::ALIKE) store_part<Reuse::NONE>(place, part, first, dx);
-        if constexpr (SKEWS == Skews::DIFFER) store_shifted<32>(place, part, first, dx);
+      for (int r = 0; r < ROWS; ++r) {
+        const int64_t index = base + first + r;
+        const bool wanted = first + r < count;
+        x[r].load(static_cast<const T*>(args.x) + index * args.stride_xm, place, wanted);
+        dout[r].load(static_cast<const T*>(args.dout) + index * args.stride_dm, place, wanted);
+      }
+      __syncwarp();  // or the compiler issues the loads of later rows behind the work on the first
+#pragma unroll
+      for (int r = 0; r < ROWS; ++r) {
+        // A row that is not wanted changes no sum, for its elements and its rstd are 0, and is not stored.
+        const bool wanted = first + r < count;
+        const int64_t index = base + first + r;
+        RowNumbers row = numbers[min(first + r, count - 1)];
+        row.rstd = wanted ? row.rstd : 0.0f;
+        Words added;  // of one row at a time, or registers spill
+        added.load(static_cast<const T*>(args.dadded) + index * args.stride_am, place,
+                   wanted && args.dadded != nullptr);
+        float results[THREAD_COLUMNS];
+#pragma unroll
+        for (int j = 0; j < THREAD_COLUMNS; ++j) {
+          const float gradient = dout[r][j], g = gradient * weights[j];
+          const float unit = (CENTERED ? x[r][j] - row.mean : x[r][j]) * row.rstd;
+          dweight[j] = fmaf(gradient, unit, dweight[j]);
+          if (CENTERED) dbias[j] += gradient;
+          results[j] = fmaf(row.rstd, g - row.plain - unit * row.product, added[j]);
+        }
+        store_words(static_cast<T*>(args.dx) + index * args.N, place, wanted, results);
       }
     }
   }
 
   if (slices.count > 1) {
     if (workspace == nullptr) return;
-    columns.write(partial_sums(workspace, 0, slices.count, args.N, slice), columns.dweight);
-    if constexpr (CENTERED)
-      columns.write(partial_sums(workspace, 1, slices.count, args.N, slice), columns.dbias);
+    store_words(partial_sums(workspace, 0, slices.count, args.N, slice), place, true, dweight);
+    if (CENTERED) store_words(partial_sums(workspace, 1, slices.count, args.N, slice), place, true, dbias);
   } else {
-    if (args.dweight) columns.write(static_cast<T*>(args.dweight), columns.dweight);
-    if constexpr (CENTERED)
-      if (args.dbias) columns.write(static_cast<T*>(args.dbias), columns.dbias);
+    if (args.dweight) store_words(static_cast<T*>(args.dweight), place, true, dweight);
+    if (CENTERED && args.dbias) store_words(static_cast<T*>(args.dbias), place, true, dbias);
   }
 #endif
 }
 
-// Launches sums_kernel(args, parts, each, sums), whose body is leave_gradient_sums, then write_kernel(args,
-// slices, parts, sums, workspace), whose body is write_split, and for several slices add_kernel, which adds
-// their column sums. False if that would be too many blocks.
+// Calls launch(WIDTH) with the elements of the widest word that all rows allow.
+template <typename T, typename Launch>
+bool with_width(const NormBackwardArgs& args, Launch launch) {
+  return choose_width<T>({args.x, args.dout, args.weight, args.dadded, args.dx, args.dweight, args.dbias},
+                         {args.N, args.stride_xm, args.stride_dm, args.dadded ? args.stride_am : 0}, launch);
+}
+
+// Launches sums_kernel(args, groups, parts, each, sums), whose body is leave_gradient_sums, then
+// write_kernel(args, slices, parts, sums, workspace), whose body is write_split, and for several slices
+// add_kernel, which adds their column sums. False if that would be too many blocks.
 template <typename T>
 bool launch_split(const NormBackwardArgs& args, bool centered,
-                  void (*sums_kernel)(NormBackwardArgs, unsigned, int, GradientSums*),
+                  void (*sums_kernel)(NormBackwardArgs, unsigned, unsigned, int64_t, GradientSums*),
                   void (*write_kernel)(NormBackwardArgs, Slices, int, const GradientSums*, float*),
                   void (*add_kernel)(const float*, int, int64_t, T*, T*)) {
   const int64_t wanted = SPLIT_BLOCKS_PER_SM * multiprocessor_count();  // blocks of a launch
-  const int64_t tiles = cdiv(most_packs<T>(args.N), SPLIT_TILE);        // of a row
-  const int64_t of_part = cdiv(tiles, std::clamp<int64_t>(cdiv(wanted, args.M), 1, tiles));
-  const int64_t parts = cdiv(tiles, of_part), each = of_part * SPLIT_TILE;
-  const int64_t strips = cdiv(args.N, SPLIT_THREADS * Pack<T>::SIZE);
+  const int64_t strips = cdiv(args.N, STRIP_COLUMNS);
+  const int64_t groups = cdiv(args.M, TERM_ROWS);  // of rows, in the first launch
+  const int64_t of_part = cdiv(strips, std::clamp<int64_t>(wanted / groups, 1, MOST_SPLIT_PARTS));
+  const int64_t parts = cdiv(strips, of_part);
   const int64_t most_slices = cdiv(args.M, LEAST_ROWS);
   const int64_t rows = cdiv(args.M, std::clamp<int64_t>(wanted / strips, 1, most_slices));
   const Slices slices{static_cast<unsigned>(strips), static_cast<int>(cdiv(args.M, rows)), rows};
-  if (args.M * parts > INT32_MAX || strips * slices.count > INT32_MAX || each > INT32_MAX / 32) return false;
+  if (args.M * parts > INT32_MAX || strips * slices.count > INT32_MAX) return false;
 
   auto* const sums =
       static_cast<GradientSums*>(args.memory->workspace(args.M * parts * sizeof(GradientSums)));
-  sums_kernel<<<static_cast<unsigned>(args.M * parts), SPLIT_THREADS, 0, args.stream>>>(
-      args, static_cast<unsigned>(parts), static_cast<int>(each), sums);
+  sums_kernel<<<static_cast<unsigned>(groups * parts), SPLIT_THREADS, 0, args.stream>>>(
+      args, static_cast<unsigned>(groups), static_cast<unsigned>(parts), of_part * STRIP_COLUMNS, sums);
   CUDA_CHECK(cudaGetLastError());
   const auto write = [&](float* workspace) {
     launch_early(static_cast<unsigned>(strips * slices.count), SPLIT_THREADS, args.stream, write_kernel, args,

@@ -1,6 +1,6 @@
 // Packs of rows that start at different places within 16 bytes: loads and stores that stay wide all the same.
-// Used by layer_norm's v12, rms_norm's v07, and the dispatching steps of the backward passes of both, of
-// cross_entropy and of dropout_add; by reduction_nd's v06. Terms: docs/glossary.md.
+// Used by the dispatching steps of the backward passes of cross_entropy and of dropout_add, and by
+// reduction_nd. Terms: docs/glossary.md.
 #pragma once
 
 #include "lib/held.cuh"

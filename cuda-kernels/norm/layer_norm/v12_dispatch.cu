@@ -67,17 +67,17 @@ __global__ void __launch_bounds__(CLUSTER_THREADS, CLUSTER_BLOCKS)
                                           int each) {
   normalise_by_cluster<T, Norm::LAYER, ALIGNMENT>(args, rows, period, blocks, each);
 }
-template <typename T, Skews SKEWS, Residual RESIDUAL>
-__global__ void __launch_bounds__(SPLIT_THREADS, SPLIT_BLOCKS<SKEWS>)
-    layer_norm_v12_dispatch_moments_kernel(const LayerNormArgs args, unsigned parts, int each,
+template <typename T, int WIDTH, Residual RESIDUAL>
+__global__ void __launch_bounds__(SPLIT_THREADS, MOMENTS_BLOCKS)
+    layer_norm_v12_dispatch_moments_kernel(const LayerNormArgs args, unsigned parts, int64_t each,
                                            Moments* moments) {
-  leave_moments<T, true, SKEWS, RESIDUAL>(args, parts, each, moments);
+  leave_moments<T, true, WIDTH, RESIDUAL>(args, parts, each, moments);
 }
-template <typename T, Skews SKEWS>
-__global__ void __launch_bounds__(SPLIT_THREADS, SPLIT_BLOCKS<SKEWS>)
+template <typename T, int WIDTH>
+__global__ void __launch_bounds__(SPLIT_THREADS, WRITE_BLOCKS<WIDTH>)
     layer_norm_v12_dispatch_kernel(const LayerNormArgs args, unsigned parts, unsigned groups,
                                    const Moments* moments) {
-  write_split<T, true, SKEWS>(args, parts, groups, moments);
+  write_split<T, true, WIDTH>(args, parts, groups, moments);
 }
 
 // BLOCKS: that an SM must have room for, which bounds a thread's registers. A residual takes the registers of
@@ -110,13 +110,14 @@ bool launch_one_row(const LayerNormArgs& args) {
   return four <= five ? launch(std::integer_sequence<int, 4, 8>{})
                       : launch(std::integer_sequence<int, 5, 7>{});
 }
-template <typename T, Skews SKEWS>
+template <typename T>
 bool launch_launches(const LayerNormArgs& args) {
-  // Without a residual the first launch reads x alone, and lays packs out for it.
-  const auto moments_kernel = args.residual
-                                  ? layer_norm_v12_dispatch_moments_kernel<T, SKEWS, Residual::ADDED>
-                                  : layer_norm_v12_dispatch_moments_kernel<T, Skews::ALIKE, Residual::NONE>;
-  return launch_split<T>(args, moments_kernel, layer_norm_v12_dispatch_kernel<T, SKEWS>);
+  return with_width<T>(args, [&](auto width) {
+    const auto moments_kernel = args.residual
+                                    ? layer_norm_v12_dispatch_moments_kernel<T, width, Residual::ADDED>
+                                    : layer_norm_v12_dispatch_moments_kernel<T, width, Residual::NONE>;
+    return launch_split<T>(args, moments_kernel, layer_norm_v12_dispatch_kernel<T, width>);
+  });
 }
 
 template <typename T, Residual RESIDUAL>
@@ -172,7 +173,7 @@ bool launch(const LayerNormArgs& args, const routes::Route& route, Alignment ali
       return launch_by_cluster<T>(args, whole ? layer_norm_v12_dispatch_shared_kernel<T, Alignment::PACK>
                                               : layer_norm_v12_dispatch_shared_kernel<T, Alignment::ELEMENT>);
     case By::LAUNCHES:
-      return whole ? launch_launches<T, Skews::ALIKE>(args) : launch_launches<T, Skews::DIFFER>(args);
+      return launch_launches<T>(args);
     case By::LARGE_BLOCK:
       return false;  // of rms_norm
   }

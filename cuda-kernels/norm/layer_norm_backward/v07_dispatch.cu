@@ -41,17 +41,17 @@ __global__ void __launch_bounds__(MOST_THREADS<PACKS>, 1)
                                             const RowGroups groups, float* workspace) {
   backward_rows_ahead<T, PACKS, true, LAYOUT, AFFINE>(args, shape, groups, workspace);
 }
-template <typename T, Skews SKEWS>
-__global__ void __launch_bounds__(SPLIT_THREADS, SPLIT_BLOCKS<SKEWS>)
-    layer_norm_backward_v07_dispatch_split_sums_kernel(const LayerNormBackwardArgs args, unsigned parts,
-                                                       int each, GradientSums* sums) {
-  leave_gradient_sums<T, true, SKEWS>(args, parts, each, sums);
+template <typename T, int WIDTH>
+__global__ void __launch_bounds__(SPLIT_THREADS, SUMS_BLOCKS)
+    layer_norm_backward_v07_dispatch_split_sums_kernel(const LayerNormBackwardArgs args, unsigned groups,
+                                                       unsigned parts, int64_t each, GradientSums* sums) {
+  leave_gradient_sums<T, true, WIDTH>(args, groups, parts, each, sums);
 }
-template <typename T, Skews SKEWS>
-__global__ void __launch_bounds__(SPLIT_THREADS, SPLIT_BLOCKS<SKEWS>)
+template <typename T, int WIDTH>
+__global__ void __launch_bounds__(SPLIT_THREADS, WRITE_BLOCKS)
     layer_norm_backward_v07_dispatch_split_kernel(const LayerNormBackwardArgs args, const Slices slices,
                                                   int parts, const GradientSums* sums, float* workspace) {
-  write_split<T, true, SKEWS>(args, slices, parts, sums, workspace);
+  write_split<T, true, WIDTH>(args, slices, parts, sums, workspace);
 }
 template <typename T>
 __global__ void __launch_bounds__(SUM_COLUMNS* SUM_WARPS, 2)
@@ -75,13 +75,13 @@ struct Kernels {
   static auto ring() {
     return &layer_norm_backward_v07_dispatch_kernel<T, PACKS, LAYOUT, AFFINE>;
   }
-  template <typename T, Skews SKEWS>
+  template <typename T, int WIDTH>
   static auto sums() {
-    return &layer_norm_backward_v07_dispatch_split_sums_kernel<T, SKEWS>;
+    return &layer_norm_backward_v07_dispatch_split_sums_kernel<T, WIDTH>;
   }
-  template <typename T, Skews SKEWS>
+  template <typename T, int WIDTH>
   static auto write() {
-    return &layer_norm_backward_v07_dispatch_split_kernel<T, SKEWS>;
+    return &layer_norm_backward_v07_dispatch_split_kernel<T, WIDTH>;
   }
   template <typename T>
   static auto add() {

@@ -58,16 +58,17 @@ __global__ void __launch_bounds__(CLUSTER_THREADS, CLUSTER_BLOCKS)
     rms_norm_v07_dispatch_shared_kernel(const RmsNormArgs args, int rows, int period, int blocks, int each) {
   normalise_by_cluster<T, Norm::RMS, ALIGNMENT>(args, rows, period, blocks, each);
 }
-template <typename T, Skews SKEWS, Residual RESIDUAL>
-__global__ void __launch_bounds__(SPLIT_THREADS, SPLIT_BLOCKS<SKEWS>)
-    rms_norm_v07_dispatch_moments_kernel(const RmsNormArgs args, unsigned parts, int each, Moments* moments) {
-  leave_moments<T, false, SKEWS, RESIDUAL>(args, parts, each, moments);
+template <typename T, int WIDTH, Residual RESIDUAL>
+__global__ void __launch_bounds__(SPLIT_THREADS, MOMENTS_BLOCKS)
+    rms_norm_v07_dispatch_moments_kernel(const RmsNormArgs args, unsigned parts, int64_t each,
+                                         Moments* moments) {
+  leave_moments<T, false, WIDTH, RESIDUAL>(args, parts, each, moments);
 }
-template <typename T, Skews SKEWS>
-__global__ void __launch_bounds__(SPLIT_THREADS, SPLIT_BLOCKS<SKEWS>)
+template <typename T, int WIDTH>
+__global__ void __launch_bounds__(SPLIT_THREADS, WRITE_BLOCKS<WIDTH>)
     rms_norm_v07_dispatch_kernel(const RmsNormArgs args, unsigned parts, unsigned groups,
                                  const Moments* moments) {
-  write_split<T, false, SKEWS>(args, parts, groups, moments);
+  write_split<T, false, WIDTH>(args, parts, groups, moments);
 }
 
 // Blocks that an SM must have room for bound a thread's registers: 64, or 80 where a residual takes some.
@@ -91,13 +92,14 @@ bool launch_shifted_cluster(const RmsNormArgs& args) {
       args, rms_norm_v07_dispatch_cluster_kernel<T, PACKS, Alignment::ELEMENT, RESIDUAL, Skews::DIFFER,
                                                  HELD_THREADS, BLOCKS>);
 }
-template <typename T, Skews SKEWS>
+template <typename T>
 bool launch_launches(const RmsNormArgs& args) {
-  // Without a residual the first launch reads x alone, and lays packs out for it.
-  const auto moments_kernel = args.residual
-                                  ? rms_norm_v07_dispatch_moments_kernel<T, SKEWS, Residual::ADDED>
-                                  : rms_norm_v07_dispatch_moments_kernel<T, Skews::ALIKE, Residual::NONE>;
-  return launch_split<T>(args, moments_kernel, rms_norm_v07_dispatch_kernel<T, SKEWS>);
+  return with_width<T>(args, [&](auto width) {
+    const auto moments_kernel = args.residual
+                                    ? rms_norm_v07_dispatch_moments_kernel<T, width, Residual::ADDED>
+                                    : rms_norm_v07_dispatch_moments_kernel<T, width, Residual::NONE>;
+    return launch_split<T>(args, moments_kernel, rms_norm_v07_dispatch_kernel<T, width>);
+  });
 }
 
 template <typename T, Residual RESIDUAL>
@@ -142,7 +144,7 @@ bool launch(const RmsNormArgs& args, const routes::Route& route, Alignment align
       return launch_by_cluster<T>(args, whole ? rms_norm_v07_dispatch_shared_kernel<T, Alignment::PACK>
                                               : rms_norm_v07_dispatch_shared_kernel<T, Alignment::ELEMENT>);
     case By::LAUNCHES:
-      return whole ? launch_launches<T, Skews::ALIKE>(args) : launch_launches<T, Skews::DIFFER>(args);
+      return launch_launches<T>(args);
     case By::FEW:
     case By::ONE_ROW:
     case By::EARLY:

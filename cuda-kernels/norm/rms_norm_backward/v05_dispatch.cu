@@ -40,17 +40,17 @@ __global__ void __launch_bounds__(MOST_THREADS<PACKS>, 1)
                                           const RowGroups groups, float* workspace) {
   backward_rows_ahead<T, PACKS, false, LAYOUT, AFFINE>(args, shape, groups, workspace);
 }
-template <typename T, Skews SKEWS>
-__global__ void __launch_bounds__(SPLIT_THREADS, SPLIT_BLOCKS<SKEWS>)
-    rms_norm_backward_v05_dispatch_split_sums_kernel(const RmsNormBackwardArgs args, unsigned parts, int each,
-                                                     GradientSums* sums) {
-  leave_gradient_sums<T, false, SKEWS>(args, parts, each, sums);
+template <typename T, int WIDTH>
+__global__ void __launch_bounds__(SPLIT_THREADS, SUMS_BLOCKS)
+    rms_norm_backward_v05_dispatch_split_sums_kernel(const RmsNormBackwardArgs args, unsigned groups,
+                                                     unsigned parts, int64_t each, GradientSums* sums) {
+  leave_gradient_sums<T, false, WIDTH>(args, groups, parts, each, sums);
 }
-template <typename T, Skews SKEWS>
-__global__ void __launch_bounds__(SPLIT_THREADS, SPLIT_BLOCKS<SKEWS>)
+template <typename T, int WIDTH>
+__global__ void __launch_bounds__(SPLIT_THREADS, WRITE_BLOCKS)
     rms_norm_backward_v05_dispatch_split_kernel(const RmsNormBackwardArgs args, const Slices slices,
                                                 int parts, const GradientSums* sums, float* workspace) {
-  write_split<T, false, SKEWS>(args, slices, parts, sums, workspace);
+  write_split<T, false, WIDTH>(args, slices, parts, sums, workspace);
 }
 template <typename T>
 __global__ void __launch_bounds__(SUM_COLUMNS* SUM_WARPS, 2)
@@ -74,13 +74,13 @@ struct Kernels {
   static auto ring() {
     return &rms_norm_backward_v05_dispatch_kernel<T, PACKS, LAYOUT, AFFINE>;
   }
-  template <typename T, Skews SKEWS>
+  template <typename T, int WIDTH>
   static auto sums() {
-    return &rms_norm_backward_v05_dispatch_split_sums_kernel<T, SKEWS>;
+    return &rms_norm_backward_v05_dispatch_split_sums_kernel<T, WIDTH>;
   }
-  template <typename T, Skews SKEWS>
+  template <typename T, int WIDTH>
   static auto write() {
-    return &rms_norm_backward_v05_dispatch_split_kernel<T, SKEWS>;
+    return &rms_norm_backward_v05_dispatch_split_kernel<T, WIDTH>;
   }
   template <typename T>
   static auto add() {

@@ -201,10 +201,21 @@ def test_any_dimensions_of_any_shape(backend, name, dtype, shape, dims) -> None:
 @OURS
 @BY_NAME
 @BY_DTYPE
-@pytest.mark.parametrize("shape", [(1, 2**22), (5, 1_703_937), (33, 300_007)], ids=str)
-def test_few_rows_that_no_cluster_holds(backend, name, dtype, shape) -> None:
-    """Rows of every skew, and other ones in x than in the result."""
-    x, residual, *douts = (values(shape[0], shape[1] + 3, dtype=dtype, seed=seed)[:, :-3] for seed in (0, 1, 4, 5))
+@pytest.mark.parametrize(
+    ("shape", "gap"),
+    [
+        ((1, 2**22), 3),
+        ((3, 2**21 + 4), 8),
+        ((5, 1_703_937), 3),
+        ((9, 655_362), 8),
+        ((33, 300_007), 3),
+        ((150, 70_001), 3),
+    ],
+    ids=str,
+)
+def test_few_rows_that_no_cluster_holds(backend, name, dtype, shape, gap) -> None:
+    """Rows of every skew, and other ones in x than in the result; some whose pairs or fours are aligned."""
+    x, residual, *douts = (values(shape[0], shape[1] + gap, dtype=dtype, seed=seed)[:, :-gap] for seed in (0, 1, 4, 5))
     affine = weights(name, shape[1:], dtype, requires_grad=True)
     assert_both_right(name, backend, x, 1, affine, None, douts[:1])
     assert_both_right(name, backend, x, 1, affine, residual, douts)
