@@ -23,63 +23,13 @@
 //           bytes; its threads have the same columns in every row.
 #include "args.h"
 #include "columns.cuh"
-#include "dropout/dropout_packs.cuh"
-#include "gradient.cuh"
+#include "gradients.cuh"
+#include "row_layout.cuh"
 
 namespace {
 
-constexpr int THREADS = 256;                 // of a block, at most
 constexpr int PACKS = 2, BLOCKS_PER_SM = 5;  // dx alone: packs of a thread, blocks of an SM
-constexpr int AHEAD = 2, SUM_BLOCKS = 3;     // with sums: rows under way, half with slopes; blocks of an SM
-
-// A pack of dx, before it is rounded.
-template <typename T, Activation ACTIVATION, Operand BIAS>
-struct Gradients {
-  float of[Pack<T>::SIZE];
-
-  __device__ Gradients(const bool (&kept)[Pack<T>::SIZE], Pack<T> dout, Pack<T> x, Pack<T> bias,
-                       float scale) {
-    const Values<T> douts(dout), xs(x), shifts(bias);
-#pragma unroll
-    for (int j = 0; j < Pack<T>::SIZE; ++j) {
-      const float z = BIAS == Operand::GIVEN ? xs.of[j] + shifts.of[j] : xs.of[j];
-      // Computed for all elements, then selected: computed only where kept, each would take a branch.
-      const float passed = gradient<ACTIVATION>(douts.of[j], z, scale);
-      of[j] = kept[j] ? passed : 0.0f;
-    }
-  }
-
-  __device__ Pack<T> rounded() const {
-    Pack<T> pack;
-#pragma unroll
-    for (int j = 0; j < Pack<T>::SIZE; ++j) set(pack, j, from_float<T>(of[j]));
-    return pack;
-  }
-};
-
-template <typename T, Activation ACTIVATION, Operand BIAS>
-struct Backward {
-  float scale;
-
-  __device__ Pack<T> operator()(const bool (&kept)[Pack<T>::SIZE], Pack<T> dout, Pack<T> x,
-                                Pack<T> bias) const {
-    return Gradients<T, ACTIVATION, BIAS>(kept, dout, x, bias, scale).rounded();
-  }
-};
-
-// Which rows a thread takes, if columns are summed. A row has `strips` strips of `lanes` threads side by
-// side; a block takes `groups` rows of a strip at once. A chunk is the set of rows behind one partial sum.
-// All rows of a chunk have the same skew, so that a thread's packs have the same columns in each; the next
-// chunk has another skew, and after `period` chunks the skews repeat.
-struct RowLayout {
-  int lanes, groups, strips, period, chunks;
-  int turns;      // rows of a thread; some threads have one fewer
-  uint32_t zero;  // 0, unknown to the compiler: see add_nothing
-
-  __device__ int64_t first_row(int chunk, int group) const {
-    return chunk % period + static_cast<int64_t>(period) * (chunk / period * groups + group);
-  }
-};
+constexpr int AHEAD = 2;                     // with sums: rows under way, half with slopes
 
 // ROWS rows of a thread are under way. partials: [chunks, N]. Which access: see Requires.
 template <typename T, Activation ACTIVATION, Access ACCESS, int ROWS>
@@ -185,24 +135,10 @@ __global__ void __launch_bounds__(THREADS, SUM_BLOCKS)
   }
 }
 
-constexpr int SUM_WARPS = 32;
-
-// dbias: adds the partial sums of all chunks, always in the same order. A block takes 32 columns.
 template <typename T>
 __global__ void __launch_bounds__(32 * SUM_WARPS)
     dropout_add_backward_v04_rows_abreast_sum_kernel(const float* partials, int chunks, int64_t N, T* dbias) {
-  __shared__ float sums[SUM_WARPS][33];  // 33: rows and columns have no bank conflicts
-  const int lane_id = threadIdx.x % 32, warp_id = threadIdx.x / 32;
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * 32, col = first + lane_id;
-  float sum = 0.0f;
-  if (col < N) {
-#pragma unroll 4
-    for (int chunk = warp_id; chunk < chunks; chunk += SUM_WARPS) sum += partials[chunk * N + col];
-  }
-  sums[warp_id][lane_id] = sum;
-  __syncthreads();  // for every warp's chunks
-  const float total = lanes_sum(sums[lane_id][warp_id]);
-  if (lane_id == 0 && first + warp_id < N) dbias[first + warp_id] = from_float<T>(total);
+  add_chunks(partials, chunks, N, dbias);
 }
 
 template <typename T, Activation ACTIVATION, Operand BIAS>
@@ -225,15 +161,7 @@ template <typename T, Activation ACTIVATION>
 void launch_without_sums(const DropoutAddBackwardArgs& args) {
   constexpr Operand X = ACTIVATION == Activation::none ? Operand::MISSING : Operand::GIVEN;
   constexpr int64_t STEP = THREADS * Pack<T>::SIZE;
-  const PackArgs packs = {.first = args.dout,
-                          .second = args.x,
-                          .bias = X == Operand::GIVEN ? args.bias : nullptr,
-                          .out = args.dx,
-                          .M = args.M,
-                          .N = args.N,
-                          .stride_first = args.stride_dm,
-                          .stride_second = args.stride_xm,
-                          .dropout = args.dropout};
+  const PackArgs packs = pack_args<ACTIVATION>(args);
   const PackLayout layout = layout_of<T, THREADS>(packs);
   const int64_t elements = args.M * args.N;
   if (elements == 0) return;
@@ -246,32 +174,6 @@ void launch_without_sums(const DropoutAddBackwardArgs& args) {
       packs.bias ? dropout_add_backward_v04_rows_abreast_packs_kernel<T, ACTIVATION, X>
                  : dropout_add_backward_v04_rows_abreast_packs_kernel<T, ACTIVATION, Operand::MISSING>;
   kernel<<<cdiv(elements, PACKS * STEP), THREADS, 0, args.stream>>>(packs, layout);
-}
-
-// Whether dout and x have the skew of dx in every row, so that a pack of one is a pack of all.
-template <typename T>
-bool are_skewed_alike(const DropoutAddBackwardArgs& args) {
-  const auto like_dx = [&](int64_t stride) { return args.M == 1 || (stride - args.N) % Pack<T>::SIZE == 0; };
-  return aligned_to_16_bytes(args.dout, args.x, args.dx) && like_dx(args.stride_dm) &&
-         (args.x == nullptr || like_dx(args.stride_xm));
-}
-
-// A chunk for every block that runs at once, and as many rows for every thread.
-template <typename T>
-RowLayout row_layout(int64_t M, int64_t N, bool wide) {
-  RowLayout layout = {.period = 1};
-  while (wide && M > 1 && N * layout.period % Pack<T>::SIZE != 0) layout.period *= 2;
-  const int64_t packs = layout.period > 1 ? most_packs<T>(N) : cdiv(N, Pack<T>::SIZE);
-  layout.strips = static_cast<int>(cdiv(packs, THREADS));
-  layout.lanes = static_cast<int>(cdiv(packs, layout.strips));
-  layout.groups = THREADS / layout.lanes;
-  const int64_t warps = cdiv(layout.lanes * layout.groups, 32);
-  const int64_t resident = multiprocessor_count() * (SUM_BLOCKS * THREADS / 32 / warps);
-  const int64_t most = std::max<int64_t>(1, resident / layout.strips / layout.period) * layout.period;
-  layout.turns = static_cast<int>(std::max<int64_t>(1, cdiv(M, most * layout.groups)));
-  const int64_t kinds = cdiv(M, layout.turns * layout.groups * layout.period);
-  layout.chunks = static_cast<int>(std::max<int64_t>(1, kinds) * layout.period);
-  return layout;
 }
 
 // dx and dbias.

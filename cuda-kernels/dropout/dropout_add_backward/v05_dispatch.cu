@@ -1,27 +1,39 @@
-// dropout_add_backward v05_dispatch: few long rows are summed by threads that own columns, in one launch.
+// dropout_add_backward v05_dispatch: few long rows are summed by threads that own columns, in one launch;
+// rows of dout, x and dx may start differently within 16 bytes.
 //
 // Change:   if the packs of one row fill the GPU, a thread owns a pack of columns in all rows. It writes dx,
 //           and at the end dbias, without partial sums. Where rows have several skews, a pack of dout or x is
 //           shifted together from two aligned words, and one of dx from those of two lanes.
+//           Rows of any number are shifted together so where dout or x is no whole packs, or is skewed
+//           unlike dx. Packs are aligned in dx: without dbias they are counted through the matrix, and one in
+//           which a row ends is put together from two rows; with dbias they have v04's columns.
 // Why:      of rows of a million elements, v04 has a chunk of rows for every skew, so that it writes up to
 //           eight partial sums of every column, more than there are rows. And its second launch has a block
-//           of 1024 threads for 32 columns, of which few warps have a chunk to add.
+//           of 1024 threads for 32 columns, of which few warps have a chunk to add. Where skews differ, v04
+//           has accesses of one element: instructions, not memory, limit it.
 // Counter:  at rows of 4096 nothing changes; the time falls at few rows of millions of elements.
 // Requires: rows that are contiguous, at any distance; any length.
-// Routes:   dbias, and rows whose packs fill the GPU: this kernel
+// Routes:   dbias, and rows whose packs fill the GPU: threads that own columns
+//           dbias, and skews that differ: v04's rows, shifted together
+//           no dbias, rows that are no packs of 16 bytes: packs counted through the matrix, shifted together
 //           others: v04's kernels
 // Source:   layer_norm's v12, for the shifted packs
 // Twin:     triton-kernels/dropout/dropout_add_backward/v05_dispatch.py
 #include "args.h"
 #include "columns.cuh"
-#include "gradient.cuh"
 #include "norm/norm_shifted.cuh"
+#include "shifted_rows.cuh"
 
 void dropout_add_backward_v04_rows_abreast(const DropoutAddBackwardArgs& args);
 
 namespace {
 
-constexpr int THREADS = 256, BLOCKS_PER_SM = 4;
+constexpr int BLOCKS_PER_SM = 4;
+constexpr int PACK_THREADS = 128;  // of a block that computes dx alone
+template <int PACKS, bool SLOPES>
+constexpr int PACK_BLOCKS = !SLOPES      ? 8
+                            : PACKS == 1 ? 7
+                                         : 6;  // of an SM
 constexpr int64_t FEW_ROWS = 64;  // a thread walks so few rows in little time, even if few threads do
 
 // dx and dbias of the columns that a thread owns. Rows are added in their order.
@@ -89,14 +101,79 @@ bool fills_the_gpu(const DropoutAddBackwardArgs& args) {
   return blocks >= (args.M <= FEW_ROWS ? 1 : BLOCKS_PER_SM) * sms;
 }
 
+// dx alone.
+template <typename T, Activation ACTIVATION, Operand BIAS, Ends ENDS, int PACKS>
+__global__ void __launch_bounds__(PACK_THREADS, PACK_BLOCKS<PACKS, ACTIVATION != Activation::none>)
+    dropout_add_backward_v05_dispatch_packs_kernel(const PackArgs args, const PackLayout layout) {
+  constexpr Operand X = ACTIVATION == Activation::none ? Operand::MISSING : Operand::GIVEN;
+  take_shifted_packs<T, X, BIAS, ENDS, PACKS, PACK_THREADS>(
+      args, layout, Backward<T, ACTIVATION, BIAS>{args.dropout.scale});
+}
+
+template <typename T, Activation ACTIVATION, int ROWS>
+__global__ void __launch_bounds__(THREADS, SUM_BLOCKS)
+    dropout_add_backward_v05_dispatch_rows_kernel(const DropoutAddBackwardArgs args, const RowLayout layout,
+                                                  int64_t edge, float* partials) {
+  take_shifted_rows<T, ACTIVATION, ROWS>(args, layout, edge, partials);
+}
+
+template <typename T>
+__global__ void __launch_bounds__(32 * SUM_WARPS)
+    dropout_add_backward_v05_dispatch_sum_kernel(const float* partials, int chunks, int64_t N, T* dbias) {
+  add_chunks(partials, chunks, N, dbias);
+}
+
+// Packs that are counted through the matrix. False where v04 has aligned packs, or rows are too short or
+// overlap.
+template <typename T, Activation ACTIVATION>
+bool launch_shifted_packs(const DropoutAddBackwardArgs& args) {
+  const PackArgs packs = pack_args<ACTIVATION>(args);
+  const PackLayout layout = layout_of<T, PACK_THREADS>(packs);
+  if (layout.wide || !are_shifted_packs<T>(packs)) return false;
+  const auto launch = [&]<Operand BIAS, Ends ENDS>() {
+    // A bias and the end of a row within a pack take the registers of a second pack.
+    constexpr int PACKS = BIAS == Operand::MISSING && ENDS == Ends::BETWEEN ? 2 : 1;
+    const int64_t blocks = cdiv(args.M * args.N, PACKS * PACK_THREADS * Pack<T>::SIZE);
+    dropout_add_backward_v05_dispatch_packs_kernel<T, ACTIVATION, BIAS, ENDS, PACKS>
+        <<<static_cast<unsigned>(blocks), PACK_THREADS, 0, args.stream>>>(packs, layout);
+  };
+  const auto with_ends = [&]<Operand BIAS>() {
+    args.N % Pack<T>::SIZE == 0 ? launch.template operator()<BIAS, Ends::BETWEEN>()
+                                : launch.template operator()<BIAS, Ends::WITHIN>();
+  };
+  if constexpr (ACTIVATION != Activation::none) {
+    if (packs.bias) return with_ends.template operator()<Operand::GIVEN>(), true;
+  }
+  return with_ends.template operator()<Operand::MISSING>(), true;
+}
+
+// Rows whose skews differ, and the sums of their columns. False where v04 has aligned packs.
+template <typename T, Activation ACTIVATION>
+bool launch_shifted_rows(const DropoutAddBackwardArgs& args) {
+  if (are_skewed_alike<T>(args) || !aligned_to_16_bytes(args.dx)) return false;
+  constexpr int ROWS = ACTIVATION == Activation::none ? 2 : 1;
+  const RowLayout layout = row_layout<T>(args.M, args.N, true);
+  auto* partials = static_cast<float*>(args.memory->workspace(layout.chunks * args.N * sizeof(float)));
+  dropout_add_backward_v05_dispatch_rows_kernel<T, ACTIVATION, ROWS>
+      <<<layout.strips * layout.chunks, layout.lanes * layout.groups, 0, args.stream>>>(
+          args, layout, edge_rows<T>(args), partials);
+  dropout_add_backward_v05_dispatch_sum_kernel<T><<<cdiv(args.N, 32), 32 * SUM_WARPS, 0, args.stream>>>(
+      partials, layout.chunks, args.N, static_cast<T*>(args.dbias));
+  return true;
+}
+
 }  // namespace
 
 void dropout_add_backward_v05_dispatch(const DropoutAddBackwardArgs& args) {
-  if (args.N == 0) return;
+  if (args.M == 0 || args.N == 0) return dropout_add_backward_v04_rows_abreast(args);
   dispatch(args.dtype, args.activation, [&]<typename T, Activation ACTIVATION>() {
-    if (args.dbias == nullptr || !fills_the_gpu<T>(args)) return dropout_add_backward_v04_rows_abreast(args);
-    dropout_add_backward_v05_dispatch_kernel<T, ACTIVATION>
-        <<<static_cast<unsigned>(cdiv(args.N, THREADS * Pack<T>::SIZE)), THREADS, 0, args.stream>>>(args);
-    CUDA_CHECK(cudaGetLastError());
+    if (args.dbias && fills_the_gpu<T>(args)) {
+      dropout_add_backward_v05_dispatch_kernel<T, ACTIVATION>
+          <<<static_cast<unsigned>(cdiv(args.N, THREADS * Pack<T>::SIZE)), THREADS, 0, args.stream>>>(args);
+    } else if (!(args.dbias ? launch_shifted_rows<T, ACTIVATION>(args)
+                            : launch_shifted_packs<T, ACTIVATION>(args))) {
+      dropout_add_backward_v04_rows_abreast(args);
+    }
   });
+  CUDA_CHECK(cudaGetLastError());
 }
