@@ -158,8 +158,8 @@ __device__ void load_bias_packs(Pack<T> (&packs)[PACKS], const void* bias, bool 
   }
 }
 
-// The pack from element `at` on, by accesses of single elements. results_of(kept, first, second, bias) returns
-// the pack to store; a missing operand is -0, which changes no sum.
+// The pack from element `at` on, by accesses of single elements. results_of(kept, first, second, bias)
+// returns the pack to store; a missing operand is -0, which changes no sum.
 template <typename T, typename Results>
 __device__ void take_elements(const PackArgs& args, int64_t at, Results results_of) {
   constexpr int SIZE = Pack<T>::SIZE;
