@@ -70,15 +70,13 @@ __device__ void load_bias_packs(Pack<T> (&packs)[PACKS], const void* bias, bool 
   }
 }
 
-// One pack a thread, by accesses of single elements. results_of(kept, first, second, bias) returns the pack
-// to store; a missing operand is -0, which changes no sum.
-template <typename T, int THREADS, typename Results>
-__device__ void take_single_elements(const PackArgs& args, Results results_of) {
+// The pack from element `at` on, by accesses of single elements. results_of(kept, first, second, bias)
+// returns the pack to store; a missing operand is -0, which changes no sum.
+template <typename T, typename Results>
+__device__ void take_elements(const PackArgs& args, int64_t at, Results results_of) {
   constexpr int SIZE = Pack<T>::SIZE;
   const Mask mask(args.dropout);
   mask.note(args.dropout.used);
-  // The block's index is widened first: 2^31 elements and more overflow 32 bits.
-  const int64_t at = (static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x) * SIZE;
   const int64_t left = args.M * args.N - at;
   if (left <= 0) return;
   const int count = left < SIZE ? static_cast<int>(left) : SIZE;
@@ -93,6 +91,14 @@ __device__ void take_single_elements(const PackArgs& args, Results results_of) {
   bool kept[SIZE];
   mask.keeps(kept, at);
   store_pack(static_cast<T*>(args.out) + at, 0, count, false, results_of(kept, first, second, bias));
+}
+
+// So, a pack a thread.
+template <typename T, int THREADS, typename Results>
+__device__ void take_single_elements(const PackArgs& args, Results results_of) {
+  // The block's index is widened first: 2^31 elements and more overflow 32 bits.
+  const int64_t pack = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x;
+  take_elements<T>(args, pack * Pack<T>::SIZE, results_of);
 }
 
 __device__ inline Place place_after(Place place, int64_t rows, int64_t cols, int64_t N) {

@@ -11,6 +11,7 @@
 constexpr int TILE_THREADS = 256;
 constexpr int TILE_ITEMS = 8;              // most elements of a row that a lane has
 constexpr int64_t LONGEST_TILE_ROW = 512;  // bytes: a longer row is faster in registers
+constexpr int64_t WORD_BYTES = 16;         // of a copy
 constexpr int64_t TILE_BYTES = 12 * 1024;  // of an input's tile, so that an SM has several blocks
 static_assert(LONGEST_TILE_ROW / 2 <= 32 * TILE_ITEMS, "a warp holds a row of two-byte elements");
 
@@ -20,16 +21,19 @@ __host__ __device__ constexpr int words_of(int N) {
   return static_cast<int>(most_packs<T>(N));
 }
 
-// Whether the rows of an input lie so near each other that what is between them is copied with them.
+// Whether the rows of an input lie so near each other that what is between them is copied with them: no more
+// than a word, or little beside a row.
+template <typename T>
 __host__ __device__ constexpr bool are_dense(int N, int64_t stride) {
-  return N <= stride && 4 * stride <= 5 * N;
+  const int64_t gap = stride - N, size = sizeof(T);
+  return gap >= 0 && (gap * size <= WORD_BYTES || 4 * gap <= N);
 }
 
 // The words of an input's tile of `rows` rows: dense rows as they lie in global memory; of other rows each
 // begins with the word in which it begins there.
 template <typename T>
 __host__ __device__ constexpr int tile_words(int rows, int N, int64_t stride) {
-  return are_dense(N, stride) ? static_cast<int>(most_packs<T>(rows * stride)) : rows * words_of<T>(N);
+  return are_dense<T>(N, stride) ? static_cast<int>(most_packs<T>(rows * stride)) : rows * words_of<T>(N);
 }
 
 // The rows of an input that a block has in shared memory.
@@ -45,7 +49,7 @@ struct TileRows {
   // element.
   __device__ void load() const {
     if (N == 0) return;  // no word holds an element
-    if (are_dense(N, stride)) {
+    if (are_dense<T>(N, stride)) {
       load_row(first, (count - 1) * static_cast<int>(stride) + N, words, threadIdx.x, THREADS);
       return;
     }
@@ -56,7 +60,7 @@ struct TileRows {
   }
   // Row r, after all threads' copies have arrived.
   __device__ const T* operator[](int r) const {
-    if (are_dense(N, stride)) return reinterpret_cast<const T*>(words) + skew_of(first) + r * stride;
+    if (are_dense<T>(N, stride)) return reinterpret_cast<const T*>(words) + skew_of(first) + r * stride;
     return reinterpret_cast<const T*>(words + r * words_of<T>(N)) + skew_of(first + r * stride);
   }
 

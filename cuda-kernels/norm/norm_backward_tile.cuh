@@ -14,8 +14,8 @@ template <int ROW_THREADS>
 constexpr int TILE_BLOCK = ROW_THREADS < 256 ? 256 : ROW_THREADS;
 constexpr int TILE_STAGES = 2;  // one tile is worked on, one travels
 // Elements of a row that a thread may have: few where a warp or less has a row, so that an SM has more
-// blocks.
-constexpr int FEW_ITEMS = 8, MANY_ITEMS = 20;
+// blocks. More than MANY_ITEMS are read again for dx: registers hold their column sums alone.
+constexpr int FEW_ITEMS = 8, MANY_ITEMS = 20, MOST_ITEMS = 40;
 template <int ROW_THREADS, int ITEMS>
 constexpr int TILE_BLOCKS = ITEMS == FEW_ITEMS ? 3 : 512 / TILE_BLOCK<ROW_THREADS>;  // of an SM
 constexpr int TILE_SM_BYTES = 216 * 1024;  // of shared memory, of an SM
@@ -146,7 +146,8 @@ __device__ void store_tile(T* to, const uint4* from, int count) {
 template <typename T, int ROW_THREADS, int ITEMS, bool CENTERED, Affine AFFINE>
 __device__ void backward_tiles(const NormBackwardArgs& args, const BackwardTiles& tiles, float* workspace) {
 #if __CUDA_ARCH__ >= 900
-  constexpr bool GIVEN = AFFINE == Affine::GIVEN;
+  constexpr bool GIVEN = AFFINE == Affine::GIVEN, HOLDS = ITEMS <= MANY_ITEMS;
+  constexpr int HELD = HOLDS ? ITEMS : 1;
   constexpr int TEAM = ROW_THREADS < 32 ? 32 : ROW_THREADS, TEAMS = TILE_BLOCK<ROW_THREADS> / TEAM,
                 WARPS = TEAM / 32;
   constexpr int LANES = ROW_THREADS < 32 ? ROW_THREADS : 32, GROUPS = TEAM / ROW_THREADS;
@@ -203,23 +204,30 @@ __device__ void backward_tiles(const NormBackwardArgs& args, const BackwardTiles
       const float mean = CENTERED && inside ? *reinterpret_cast<const float*>(row_of(TILED_MEAN, row)) : 0.0f;
       const T* const x = reinterpret_cast<const T*>(row_of(TILED_X, row)) + thread;
       const T* const dout = reinterpret_cast<const T*>(row_of(TILED_DOUT, row)) + thread;
-      float distance[ITEMS], g[ITEMS];  // g has the factor rstd
+      // Of the elements in registers; g has the factor rstd.
+      float distance[HELD], g[HELD];
+      const auto distance_of = [&](int i, bool has) {
+        const float value = has ? to_float(x[i * ROW_THREADS]) : 0.0f;
+        return CENTERED ? value - mean : value;
+      };
+      const auto g_of = [&](int i, float scaled) {
+        // Rounded before the mean is subtracted, so that dx is exactly 0 where a row has one element.
+        return GIVEN ? __fmul_rn(scaled, weights[i * ROW_THREADS + thread]) : scaled;
+      };
+      const auto gradient_of = [&](int i, bool has) { return has ? to_float(dout[i * ROW_THREADS]) : 0.0f; };
       GradientSums sums = {};
 #pragma unroll
       for (int i = 0; i < ITEMS; ++i) {
         // Every second element: with a test each, every load would be waited for.
         if (i % 2 == 0 && i * ROW_THREADS >= N) break;
         const bool has = i * ROW_THREADS < columns;
-        const float gradient = has ? to_float(dout[i * ROW_THREADS]) : 0.0f;
-        distance[i] = has ? to_float(x[i * ROW_THREADS]) : 0.0f;
-        if constexpr (CENTERED) distance[i] -= mean;
-        const float scaled = __fmul_rn(gradient, rstd);
-        if constexpr (GIVEN) dweight[i] = fmaf(scaled, distance[i], dweight[i]);
+        const float gradient = gradient_of(i, has), its_distance = distance_of(i, has);
+        const float scaled = __fmul_rn(gradient, rstd), its_g = g_of(i, scaled);
+        if constexpr (GIVEN) dweight[i] = fmaf(scaled, its_distance, dweight[i]);
         if constexpr (GIVEN && CENTERED) dbias[i] += gradient;
-        // Rounded before the mean is subtracted, so that dx is exactly 0 where a row has one element.
-        g[i] = GIVEN ? __fmul_rn(scaled, weights[i * ROW_THREADS + thread]) : scaled;
-        sums.product = fmaf(g[i], distance[i], sums.product);
-        if constexpr (CENTERED) sums.plain += g[i];
+        sums.product = fmaf(its_g, its_distance, sums.product);
+        if constexpr (CENTERED) sums.plain += its_g;
+        if constexpr (HOLDS) distance[i] = its_distance, g[i] = its_g;
       }
       sums = lanes_sum<LANES>(sums);
       if constexpr (WARPS > 1) {
@@ -237,7 +245,9 @@ __device__ void backward_tiles(const NormBackwardArgs& args, const BackwardTiles
         for (int i = 0; i < ITEMS; ++i) {
           if (i % 2 == 0 && i * ROW_THREADS >= N) break;
           const bool has = i * ROW_THREADS < columns;
-          float result = fmaf(distance[i], of_distance, CENTERED ? __fsub_rn(g[i], mean_g) : g[i]);
+          const float its_distance = HOLDS ? distance[HOLDS ? i : 0] : distance_of(i, has);
+          const float its_g = HOLDS ? g[HOLDS ? i : 0] : g_of(i, __fmul_rn(gradient_of(i, has), rstd));
+          float result = fmaf(its_distance, of_distance, CENTERED ? __fsub_rn(its_g, mean_g) : its_g);
           if (adds && has) result += to_float(added[i * ROW_THREADS]);
           if (has) results[i * ROW_THREADS] = from_float<T>(result);
         }
@@ -285,9 +295,9 @@ __device__ void backward_tiles(const NormBackwardArgs& args, const BackwardTiles
 }
 
 // Launches kernel_of(ROW_THREADS, ITEMS)(args, tiles, workspace), which are integral constants, with the
-// fewest threads that have a row in FEW_ITEMS each or, of whole warps, in MANY_ITEMS; then add_kernel. Tiles
-// have as many rows as shared memory holds, but no more than leave two for each team. False if a row is too
-// long.
+// fewest threads that have a row in FEW_ITEMS each or, of whole warps, in MANY_ITEMS, of a block in
+// MOST_ITEMS; then add_kernel. Tiles have as many rows as shared memory holds, but no more than leave two for
+// each team. False if a row is too long.
 template <typename T, typename KernelOf>
 bool launch_tiles(const NormBackwardArgs& args, bool centered, KernelOf kernel_of,
                   void (*add_kernel)(const float*, int, int64_t, T*, T*)) {
@@ -327,5 +337,6 @@ bool launch_tiles(const NormBackwardArgs& args, bool centered, KernelOf kernel_o
   return by_threads(std::integral_constant<int, FEW_ITEMS>{},
                     std::integer_sequence<int, 1, 2, 4, 8, 16, 32>{}) ||
          by_threads(std::integral_constant<int, MANY_ITEMS>{},
-                    std::integer_sequence<int, 32, 64, 128, 256, 512>{});
+                    std::integer_sequence<int, 32, 64, 128, 256, 512>{}) ||
+         by_threads(std::integral_constant<int, MOST_ITEMS>{}, std::integer_sequence<int, 512>{});
 }

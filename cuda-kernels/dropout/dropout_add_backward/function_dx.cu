@@ -1,5 +1,7 @@
-// dx without dbias: packs that are counted through the matrix, two a thread, as in the forward pass.
-#include "dropout/dropout_packs.cuh"
+// dx without dbias: packs that are counted through the matrix, as in the forward pass. Where rows are no
+// whole packs, lie end to end no more, or are misaligned, packs of dout and x are shifted together from
+// aligned words.
+#include "dropout/dropout_shifted.cuh"
 #include "dx.h"
 #include "gradient_pack.cuh"
 
@@ -7,6 +9,11 @@ namespace {
 
 constexpr int THREADS = 256;
 constexpr int PACKS = 2, BLOCKS_PER_SM = 5;  // packs of a thread, blocks of an SM
+constexpr int SHIFTED_THREADS = 128;
+template <int PACKS, bool SLOPES>
+constexpr int SHIFTED_BLOCKS = !SLOPES      ? 8
+                               : PACKS == 1 ? 7
+                                            : 6;  // of an SM
 
 template <typename T, Activation ACTIVATION, Operand BIAS>
 struct Backward {
@@ -26,10 +33,38 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   take_packs<T, X, BIAS, PACKS, THREADS>(args, layout, backward);
 }
 
-// For matrices that allow no accesses of 16 bytes.
+template <typename T, Activation ACTIVATION, Operand BIAS, Ends ENDS, int PACKS>
+__global__ void __launch_bounds__(SHIFTED_THREADS, SHIFTED_BLOCKS<PACKS, ACTIVATION != Activation::none>)
+    dropout_add_backward_dx_shifted_kernel(const PackArgs args, const PackLayout layout) {
+  constexpr Operand X = ACTIVATION == Activation::none ? Operand::MISSING : Operand::GIVEN;
+  take_shifted_packs<T, X, BIAS, ENDS, PACKS, SHIFTED_THREADS>(
+      args, layout, Backward<T, ACTIVATION, BIAS>{args.dropout.scale});
+}
+
+// For rows that are shorter than a pack, or overlap.
 template <typename T, Activation ACTIVATION>
 __global__ void __launch_bounds__(THREADS) dropout_add_backward_dx_elements_kernel(const PackArgs args) {
   take_single_elements<T, THREADS>(args, Backward<T, ACTIVATION, Operand::GIVEN>{args.dropout.scale});
+}
+
+template <typename T, Activation ACTIVATION>
+void launch_shifted(const PackArgs& args, cudaStream_t stream) {
+  const PackLayout layout = layout_of<T, SHIFTED_THREADS>(args);
+  const auto launch = [&]<Operand BIAS, Ends ENDS>() {
+    // A bias and the end of a row within a pack take the registers of a second pack.
+    constexpr int COUNT = BIAS == Operand::MISSING && ENDS == Ends::BETWEEN ? 2 : 1;
+    const int64_t blocks = cdiv(args.M * args.N, COUNT * SHIFTED_THREADS * Pack<T>::SIZE);
+    dropout_add_backward_dx_shifted_kernel<T, ACTIVATION, BIAS, ENDS, COUNT>
+        <<<static_cast<unsigned>(blocks), SHIFTED_THREADS, 0, stream>>>(args, layout);
+  };
+  const auto with_ends = [&]<Operand BIAS>() {
+    args.N % Pack<T>::SIZE == 0 ? launch.template operator()<BIAS, Ends::BETWEEN>()
+                                : launch.template operator()<BIAS, Ends::WITHIN>();
+  };
+  if constexpr (ACTIVATION != Activation::none) {
+    if (args.bias) return with_ends.template operator()<Operand::GIVEN>();
+  }
+  with_ends.template operator()<Operand::MISSING>();
 }
 
 template <typename T, Activation ACTIVATION>
@@ -47,6 +82,7 @@ void launch(const DropoutAddBackwardArgs& args) {
                           .dropout = args.dropout};
   const PackLayout layout = layout_of<T, THREADS>(packs);
   const int64_t elements = args.M * args.N;
+  if (!layout.wide && are_shifted_packs<T>(packs)) return launch_shifted<T, ACTIVATION>(packs, args.stream);
   if (!layout.wide) {
     dropout_add_backward_dx_elements_kernel<T, ACTIVATION>
         <<<cdiv(elements, STEP), THREADS, 0, args.stream>>>(packs);

@@ -1,14 +1,20 @@
-// dropout_add_backward v05_dispatch: few long rows are summed by threads that own columns, in one launch.
+// dropout_add_backward v05_dispatch: few long rows are summed by threads that own columns, in one launch;
+// rows of dout, x and dx may start differently within 16 bytes.
 //
 // Change:   if the packs of one row fill the GPU, a thread owns a pack of columns in all rows. It writes dx,
 //           and at the end dbias, without partial sums. Where rows have several skews, a pack of dout or x is
 //           shifted together from two aligned words, and one of dx from those of two lanes.
+//           Rows of any number are shifted together so where dout or x is no whole packs, or is skewed
+//           unlike dx: packs are aligned in dx, and have v04's columns. Without dbias they are counted
+//           through the matrix, and one in which a row ends is put together from two rows (function_dx.cu).
 // Why:      of rows of a million elements, v04 has a chunk of rows for every skew, so that it writes up to
 //           eight partial sums of every column, more than there are rows. And its second launch has a block
-//           of 1024 threads for 32 columns, of which few warps have a chunk to add.
+//           of 1024 threads for 32 columns, of which few warps have a chunk to add. Where skews differ, v04
+//           has accesses of one element: instructions, not memory, limit it.
 // Counter:  at rows of 4096 nothing changes; the time falls at few rows of millions of elements.
 // Requires: rows that are contiguous, at any distance; any length.
-// Routes:   dbias, and rows whose packs fill the GPU: this kernel
+// Routes:   dbias, and rows whose packs fill the GPU: threads that own columns
+//           dbias, and skews that differ: v04's rows, shifted together
 //           other rows with dbias: v04's kernels
 //           dx alone: function_dx.cu's kernels
 // Source:   layer_norm's v12, for the shifted packs
@@ -16,14 +22,16 @@
 #include "args.h"
 #include "columns.cuh"
 #include "dx.h"
-#include "gradient.cuh"
 #include "norm/norm_shifted.cuh"
+#include "shifted_rows.cuh"
 
 void dropout_add_backward_v04_rows_abreast(const DropoutAddBackwardArgs& args);
 
 namespace {
 
-constexpr int THREADS = 256, BLOCKS_PER_SM = 4;
+constexpr int THREADS = 256;      // of a block, at most
+constexpr int BLOCKS_PER_SM = 4;  // whose threads own columns
+constexpr int CHUNK_BLOCKS = 3;   // of an SM, whose rows are shifted together
 constexpr int64_t FEW_ROWS = 64;  // a thread walks so few rows in little time, even if few threads do
 
 // dx and dbias of the columns that a thread owns. Rows are added in their order.
@@ -91,15 +99,46 @@ bool fills_the_gpu(const DropoutAddBackwardArgs& args) {
   return blocks >= (args.M <= FEW_ROWS ? 1 : BLOCKS_PER_SM) * sms;
 }
 
+template <typename T, Activation ACTIVATION, int ROWS>
+__global__ void __launch_bounds__(THREADS, CHUNK_BLOCKS)
+    dropout_add_backward_v05_dispatch_rows_kernel(const DropoutAddBackwardArgs args, const RowLayout layout,
+                                                  int64_t edge, float* partials) {
+  take_shifted_rows<T, ACTIVATION, ROWS, THREADS>(args, layout, edge, partials);
+}
+
+template <typename T>
+__global__ void __launch_bounds__(32 * CHUNK_WARPS)
+    dropout_add_backward_v05_dispatch_sum_kernel(const float* partials, int chunks, int64_t N, T* dbias) {
+  add_chunks(partials, chunks, N, dbias);
+}
+
+// Rows whose skews differ, and the sums of their columns. False where v04 has aligned packs.
+template <typename T, Activation ACTIVATION>
+bool launch_shifted_rows(const DropoutAddBackwardArgs& args) {
+  if (are_skewed_alike<T>(args) || !aligned_to_16_bytes(args.dx)) return false;
+  constexpr int ROWS = ACTIVATION == Activation::none ? 2 : 1;
+  const RowLayout layout = row_layout<T, THREADS, CHUNK_BLOCKS>(args.M, args.N, true);
+  auto* partials = static_cast<float*>(args.memory->workspace(layout.chunks * args.N * sizeof(float)));
+  dropout_add_backward_v05_dispatch_rows_kernel<T, ACTIVATION, ROWS>
+      <<<layout.strips * layout.chunks, layout.lanes * layout.groups, 0, args.stream>>>(
+          args, layout, edge_rows<T>(args), partials);
+  dropout_add_backward_v05_dispatch_sum_kernel<T><<<cdiv(args.N, 32), 32 * CHUNK_WARPS, 0, args.stream>>>(
+      partials, layout.chunks, args.N, static_cast<T*>(args.dbias));
+  return true;
+}
+
 }  // namespace
 
 void dropout_add_backward_v05_dispatch(const DropoutAddBackwardArgs& args) {
+  if (args.dbias == nullptr) return dropout_add_backward_dx(args);
   if (args.N == 0) return;
   dispatch(args.dtype, args.activation, [&]<typename T, Activation ACTIVATION>() {
-    if (args.dbias == nullptr) return dropout_add_backward_dx(args);
-    if (!fills_the_gpu<T>(args)) return dropout_add_backward_v04_rows_abreast(args);
-    dropout_add_backward_v05_dispatch_kernel<T, ACTIVATION>
-        <<<static_cast<unsigned>(cdiv(args.N, THREADS * Pack<T>::SIZE)), THREADS, 0, args.stream>>>(args);
-    CUDA_CHECK(cudaGetLastError());
+    if (fills_the_gpu<T>(args)) {
+      dropout_add_backward_v05_dispatch_kernel<T, ACTIVATION>
+          <<<static_cast<unsigned>(cdiv(args.N, THREADS * Pack<T>::SIZE)), THREADS, 0, args.stream>>>(args);
+    } else if (args.M == 0 || !launch_shifted_rows<T, ACTIVATION>(args)) {
+      dropout_add_backward_v04_rows_abreast(args);
+    }
   });
+  CUDA_CHECK(cudaGetLastError());
 }

@@ -211,6 +211,9 @@ OP = Op(
         *((19, n, {**_BIAS, "act": "silu", "dout": "pitched"}) for n in (40, 1_027)),
         *((19, n, {**_BIAS, "act": "silu", "x": layout}) for n in (40, 1_027) for layout in ("pitched", "expanded")),
         *((9, n, {**_BIAS, "act": "gelu", "offset": "1"}) for n in (8, 5_003)),
+        # Many rows of several skews, which end between packs of dx and within them.
+        *((1_001, n, {**bias, "act": "gelu_tanh", "x": "pitched"}) for n in (9, 64, 131) for bias in ({}, _BIAS)),
+        *((1_001, n, {**bias, "dout": "pitched"}) for n in (8, 67) for bias in ({}, _BIAS)),
         *((m, n, {**_BIAS, "act": "relu"}) for m, n in _MANY_ROWS),
         # Few rows, each of which fills the GPU, at the same skew and at several.
         *((2, n, _BIAS) for n in (280_000, 280_003)),

@@ -71,12 +71,15 @@ _BACKWARD_ROUTES = (
     *((3_000, n, {"dout": "pitched", "residual": "yes"}) for n in (1, 358, 1_027, 5_003)),
     *((m, n, {"dout": "pitched"}) for m, n in ((3_000, 5_003), (600, 40_000), (300, 100_001))),
 )
-# Backward: tiles, by less than a warp to a block a row; from three rows a warp on, their stages are reused.
+# Backward: tiles, by less than a warp to a block a row; from three rows a warp on, their stages are reused. Of the
+# longest rows registers hold the column sums alone.
 _TILED_ROWS = (
     *((8_001, n, {}) for n in (3, 61, 515)),
     (8_001, 515, {"residual": "yes"}),
     *((8_001, n, {"dout": "pitched", "affine": "none"}) for n in (250, 1_027)),
     *((3_001, n, {"dout": "pitched"}) for n in (1_531, 2_561)),
+    *((401, n, {"dout": "pitched"}) for n in (10_243, 13_696)),
+    *((401, n, {"dout": "pitched", "affine": "none"}) for n in (13_696, 20_477)),
     *((133, n, {"dout": "pitched", "values": "nan"}) for n in (61, 1_003)),
     (2_001, 515, {"dout": "expanded"}),
 )

@@ -289,7 +289,7 @@ def test_every_activation(backend, activation) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_any_strides(backend, layout) -> None:
     of = LAYOUTS[layout]
-    for dtype, n in itertools.product((torch.float32, torch.bfloat16), (40, 1029)):
+    for dtype, n in itertools.product((torch.float32, torch.bfloat16), (40, 1029, 1035)):
         x, residual = (of(values(6, 5, n, dtype=dtype, seed=seed)).detach().requires_grad_() for seed in (0, 1))
         bias = values(x.shape[-1], 2, dtype=dtype, seed=2)[:, 0].requires_grad_()  # not contiguous
         for dout in (of(values(6, 5, n, dtype=dtype, seed=4)), values(1, dtype=dtype, seed=4).expand(x.shape)):
