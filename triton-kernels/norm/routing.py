@@ -1,7 +1,7 @@
 """Which kernel takes the rows of a norm, and with which configuration: from their number, length and alignment.
 
-Held rows: in chunks of a few warps' registers, in a backward pass with the sums of their columns. Cooperative rows: the
-kernels of the cooperative steps, with a configuration from TABLE, by the rows' length. Split rows: two launches, for
+Held rows: in chunks of a few warps' registers, in a backward pass with the sums of their columns. Cooperative rows:
+programs of one launch share a row, with a configuration from TABLE, by the rows' length. Split rows: two launches, for
 rows that are too long for all programs which run at once, or so few that one launch would use a part of the GPU and
 wait for every exchange.
 """
@@ -17,14 +17,16 @@ import triton
 from torch import Tensor
 
 from kernel_twins._triton.lib.device import shared_bytes, sm_count
-from kernel_twins._triton.norm.layer_norm import v06_cooperative as forward_step
-from kernel_twins._triton.norm.layer_norm_backward import v05_cooperative as backward_step
+from kernel_twins._triton.norm.layer_norm import cooperative_tiles as forward_tiles
+from kernel_twins._triton.norm.layer_norm_backward import cooperative_tiles as backward_tiles
 
 VECTOR_BYTES = 16
 LANES = 32  # of a warp
+REGISTERS = 65_536  # of an SM
+MOST_REGISTERS = 248  # of a thread: they are allotted in units of 8
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Cooperative rows: the winners of the searches of the cooperative steps on an H100 (tuned/), by the length of rows
+# Cooperative rows: the winners of searches on an H100, by the length of rows
 # ----------------------------------------------------------------------------------------------------------------------
 
 Config = tuple[int, int, int, int]  # TILE_BYTES, PER_SM, STAGES, warps
@@ -82,13 +84,14 @@ TABLE: dict[tuple[str, int], tuple[tuple[float, Config, Config], ...]] = {
 }
 
 
-def cooperative(op: str, N: int, itemsize: int, configs: Sequence[triton.Config]) -> dict[str, Any]:
-    """The configuration of rows of N elements, one of the cooperative step's ``configs``."""
+def cooperative(op: str, N: int, itemsize: int) -> dict[str, Any]:
+    """The configuration of rows of N elements."""
     row = N * itemsize
     whole, ragged = next((even, odd) for longest, even, odd in TABLE[op, itemsize] if row <= longest)
     size, per_sm, stages, warps = ragged if row % VECTOR_BYTES else whole
-    wanted = {"TILE_BYTES": size, "PER_SM": per_sm, "STAGES": stages}, warps
-    return next(each.all_kwargs() for each in configs if (each.kwargs, each.num_warps) == wanted)
+    # Registers are rationed for PER_SM programs.
+    registers = min(REGISTERS // (per_sm * warps * LANES) // 8 * 8, MOST_REGISTERS)
+    return {"TILE_BYTES": size, "PER_SM": per_sm, "STAGES": stages, "num_warps": warps, "maxnreg": registers}
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -159,8 +162,6 @@ def _lanes(packs: int, room: int, most_warps: int, fewest: int = 1) -> int | Non
 # Held rows of which columns are summed
 # ----------------------------------------------------------------------------------------------------------------------
 
-REGISTERS = 65_536  # of an SM
-MOST_REGISTERS = 248  # of a thread: they are allotted in units of 8
 OTHER_REGISTERS = 84  # of a thread, beside those of its elements
 EDGE_REGISTERS = 16  # of a thread, for the single elements at the ends of misaligned rows
 MOST_AHEAD = 144  # bytes that travel ahead for a lane in each stage of a matrix, for two programs of an SM to fit
@@ -310,16 +311,16 @@ def forward(op: str, x: Tensor, has_residual: bool, vector: int) -> Route:
         in_lanes = held(M, N, vector, 1, 1, sm_count(device))
         if in_lanes is not None:
             return in_lanes
-    config = cooperative(op, N, itemsize, forward_step.CONFIGS)
+    config = cooperative(op, N, itemsize)
     if vector * itemsize == VECTOR_BYTES and N * itemsize >= VECTOR_BYTES * LANES:
-        tiles = forward_step.divided(N, itemsize, True, 0, 1, config, device)
+        tiles = forward_tiles.divided(N, itemsize, True, 0, 1, config, device)
         in_lanes = held(M, N, vector, 1, WARPS, sm_count(device))
         if in_lanes is not None and in_lanes.slots(N, vector) < tiles["PARTS"] * tiles["CHUNKS"] * tiles["BLOCK_N"]:
             return in_lanes
     matrices = 2 if has_residual else 1
     moved = Moved(4, 5, 1) if has_residual else Moved(2, 3, 1)
-    period = forward_step.period_of(N, itemsize) if N * itemsize % VECTOR_BYTES else 1
-    if _shares(M, N * itemsize, config, forward_step.resident(config, matrices, device), period, moved):
+    period = forward_tiles.period_of(N, itemsize) if N * itemsize % VECTOR_BYTES else 1
+    if _shares(M, N * itemsize, config, forward_tiles.resident(config, matrices, device), period, moved):
         return config
     return split(M, N, itemsize, vector, MOST_PARTS, sm_count(device))
 
@@ -334,9 +335,9 @@ def backward(op: str, dout: Tensor, has_weight: bool, has_dadded: bool, vector: 
         in_lanes = held(M, N, vector, 2, MOST_WARPS, sm_count(device))
         if in_lanes is not None:
             return in_lanes
-    config = cooperative(op, N, itemsize, backward_step.CONFIGS)
+    config = cooperative(op, N, itemsize)
     if has_weight and wide and N * itemsize >= VECTOR_BYTES * LANES:
-        tiles = backward_step.divided(N, itemsize, True, config, device)
+        tiles = backward_tiles.divided(N, itemsize, True, config, device)
         staying = summed(N, itemsize, 1 if op == "rms_norm_backward" else 2, device)
         whole = tiles["VECTOR"] > 1  # with accesses of 16 bytes
         if staying is not None and (not whole or staying.slots(N) < tiles["PARTS"] * tiles["BLOCK_N"]):
@@ -346,7 +347,7 @@ def backward(op: str, dout: Tensor, has_weight: bool, has_dadded: bool, vector: 
     period = VECTOR_BYTES // itemsize if has_ends else 1
     # Where rows have ends, the compiler loads none ahead unless there is a weight.
     ahead = has_weight or not has_ends or N * itemsize <= config["TILE_BYTES"]
-    if ahead and _shares(M, N * itemsize, config, backward_step.sharing(config, device), period, moved):
+    if ahead and _shares(M, N * itemsize, config, backward_tiles.sharing(config, device), period, moved):
         return config
     return split(M, N, itemsize, vector, MOST_PARTS_BACKWARD, sm_count(device))
 
