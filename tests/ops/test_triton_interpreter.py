@@ -236,6 +236,7 @@ def judge_cooperative(op_name: str, step_name: str, dtype: str) -> None:
     from kernel_twins.harness.check import Problem, generator
 
     routing = importlib.import_module("kernel_twins._triton.norm.routing")
+    table = importlib.import_module("kernel_twins._triton.norm.configurations").TABLE
     op, call, itemsize = ops.get(op_name), load(op_name, step_name, "triton"), 4 if dtype == "fp32" else 2
     direction, tiles = "forward", routing.forward_tiles
     if op_name.endswith("_backward"):
@@ -244,9 +245,7 @@ def judge_cooperative(op_name: str, step_name: str, dtype: str) -> None:
     launcher = importlib.import_module(dispatch.launch.__module__)  # rms_norm's is layer_norm's
     setattr(tiles, "resident", lambda *_: 19)  # noqa: B010
     wrong = []
-    for n in sorted(
-        {n for longest, *_ in routing.TABLE[op_name, itemsize] for n in (min(longest, 2**20) // itemsize,)}
-    ):
+    for n in sorted({n for longest, *_ in table[op_name, itemsize] for n in (min(longest, 2**20) // itemsize,)}):
         for length in (n, n - 1):
             config = routing.cooperative(op_name, length, itemsize)
             setattr(routing, direction, lambda *_, config=config: config)
@@ -275,15 +274,15 @@ def judge_chunks(op_name: str, step_name: str, dtype: str) -> None:
     setattr(routing, direction, noted)
     op, call = ops.get(op_name), load(op_name, step_name, "triton")
     shapes = [(37, 288), (19, 768), (5, 2_560), (3, 1_288)]
-    if direction == "backward":  # misaligned rows, of which lines of a program have different columns
-        shapes += [(75, 515), (9, 1_030), (45, 387)]
+    shapes += [(75, 515), (9, 1_030), (45, 387), (133, 257)]  # rows of a program have different columns
     wrong = []
     for (m, n), extra in itertools.product(shapes, ({}, {"residual": "yes"})):
         case = Case.of(m, n, dtype=dtype, **extra)
         verdict = Problem(op, case, op.inputs(case, generator(case, "cpu"))).run(call)
         wrong += [] if verdict.ok else [f"{case.slug}: {verdict.reason}"]
     assert not wrong, "\n".join(wrong)
-    assert {type(route) for route in taken} == {routing.Summed if direction == "backward" else routing.Held}
+    packed = {routing.Held, routing.Skewed} if dtype == "bf16" else {routing.Held}
+    assert {type(route) for route in taken} == ({routing.Summed} if direction == "backward" else packed)
 
 
 def mean_of_losses() -> None:

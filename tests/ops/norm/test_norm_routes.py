@@ -20,14 +20,16 @@ NORMS = ["layer_norm", "rms_norm", "layer_norm_backward", "rms_norm_backward"]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-def route(op: str, m: int, n: int, dtype: str = "bf16", *, vector: int | None = None, given: bool = True) -> Any:
+def route(
+    op: str, m: int, n: int, dtype: str = "bf16", *, vector: int | None = None, given: bool = True, wide: bool = True
+) -> Any:
     """Of contiguous rows, or of rows that accesses of ``vector`` elements take; ``given``: a weight."""
     x = torch.empty(m, n, dtype=DTYPES[dtype], device="meta")
     if vector is None:
         vector = routing.vector_of(n, [n], x.element_size(), [])
     if op.endswith("_backward"):
-        return routing.backward(op, x, given, False, vector, wide=True)
-    return routing.forward(op, x, False, vector)
+        return routing.backward(op, x, given, False, vector, wide)
+    return routing.forward(op, x, False, vector, wide)
 
 
 @pytest.mark.parametrize("op", NORMS)
@@ -54,7 +56,9 @@ def test_many_long_rows_share_one_launch() -> None:
 @pytest.mark.parametrize("op", ["layer_norm", "rms_norm"])
 def test_short_rows_are_held_at_any_alignment_that_wide_accesses_do_not_take(op: str) -> None:
     for n in (1, 40, 61, 75, 358, 453, 1_027, 2_047):
-        assert isinstance(route(op, 100_000, n, vector=1), routing.Held)
+        assert isinstance(route(op, 100_000, n, vector=1, wide=False), routing.Held)
+        in_packs = isinstance(route(op, 100_000, n, vector=1), routing.Skewed)
+        assert in_packs == (n >= 256)  # a lane has a pack
     assert isinstance(route(op, 100_000, 1_024), dict)
     assert isinstance(route(op, 100_000, 5_003), dict)
 
@@ -147,3 +151,28 @@ def test_accesses_are_as_wide_as_all_rows_allow() -> None:
     assert routing.vector_of(6, [6], 4, [rows]) == 2
     assert routing.vector_of(1_027, [1_027], 2, [rows]) == 1
     assert routing.vector_of(1_024, [1_024], 2, [rows, rows.view(-1)[1:]]) == 1
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_skewed_rows_fit_their_lanes_and_every_row_is_taken_once(itemsize: int) -> None:
+    vector = 16 // itemsize
+    for n, m in itertools.product(range(32 * vector, 2_050, 7), (1, 5, 10**6)):
+        found = routing.skewed(m, n, itemsize, SMS)
+        if found is None:
+            assert n > 1_024
+            continue
+        tiles = found.constants(n)
+        heads = range(vector) if n % vector else (0,)
+        vectors = [(n - head) // vector for head in heads]
+        places = tiles["CHUNKS"] * tiles["BLOCK_N"]
+        assert places - tiles["BLOCK_N"] < max(vectors) * vector <= places
+        assert tiles["FULL"] <= min(vectors) * vector // tiles["BLOCK_N"]
+        assert found.lanes >= 2 * vector and vector % found.rows == 0
+        programs, together = found.programs(m), vector // found.rows
+        assert programs * found.rows * found.turns >= m
+        if m < 100:
+            rows = sorted(
+                program // together * vector * found.turns + program % together * found.rows + line + turn * vector
+                for program, line, turn in itertools.product(range(programs), range(found.rows), range(found.turns))
+            )
+            assert rows == list(range(len(rows)))

@@ -1,6 +1,6 @@
 """layer_norm v12_dispatch: a kernel for rows of every length.
 
-Change:   a routing table chooses among three kernels by the number, length and alignment of rows. The programs of a
+Change:   a routing table chooses among four kernels by the number, length and alignment of rows. The programs of a
           cooperative launch share rows that are longer than a tile, and exchange their numbers through L2. Rows that
           leave a part of a tile idle, and short misaligned rows, are held in chunks of a few warps' registers. Rows
           that no cooperative launch holds, and few long rows, are split by two launches: the first one reads them and
@@ -11,6 +11,7 @@ Why:      v02 reads long rows twice, and v04's tile of short rows is as long as 
 Counter:  time falls where rows are long, and where they are short and misaligned; it falls a little at 4,096.
 Requires: rows whose elements are contiguous, at any distance from each other.
 Routes:   (routing.py)
+          - 16-bit rows of odd lengths that a warp holds, with the same skew in all matrices: skewed_rows.py
           - rows that a few warps hold with fewer idle lanes than a tile has, and rows without 16-byte accesses that a
             warp holds: held_rows.py
           - rows too long for all programs that run at once, and few long rows: split_rows.py
@@ -40,6 +41,7 @@ from kernel_twins._triton.norm.layer_norm.cooperative_tiles import (
     launched,
 )
 from kernel_twins._triton.norm.layer_norm.held_rows import norm_held_rows
+from kernel_twins._triton.norm.layer_norm.skewed_rows import norm_skewed_rows
 from kernel_twins._triton.norm.layer_norm.split_rows import norm_split_rows
 
 WORD_BYTES = 4
@@ -105,7 +107,13 @@ def _first_time(
     sizes = M, N, strides[0], 0 if residual is None else strides[1]
     *operands, _, _, added = tensors  # but the statistics
     vector = routing.vector_of(N, strides, x.element_size(), (*operands, added))
-    route = routing.forward(op, x, residual is not None, vector)
+    # Rows whose skews are alike need no common multiple: their ends are taken one by one.
+    apart = [stride - N for stride in strides]
+    wide = routing.vector_of(0, apart, x.element_size(), (x, residual, tensors[4], added)) * x.element_size()
+    route = routing.forward(op, x, residual is not None, vector, wide == VECTOR_BYTES)
+    if isinstance(route, routing.Skewed):
+        skewed = norm_skewed_rows(route, tensors, sizes, eps)
+        return None if skewed is None else skewed.__call__
     if isinstance(route, routing.Held):
         held = norm_held_rows(route, tensors, sizes, eps, vector)
         return None if held is None else held.__call__
