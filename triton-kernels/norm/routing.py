@@ -272,10 +272,10 @@ def split_is_faster(M: int, row_bytes: int, groups: int, busy: float, moved: Mov
 # The route
 # ----------------------------------------------------------------------------------------------------------------------
 
-Route = Held | Skewed | Split | dict[str, Any]  # the last is the configuration of cooperative rows
+Route = Held | Split | dict[str, Any]  # the last is the configuration of cooperative rows
 
 
-def forward(op: str, x: Tensor, has_residual: bool, vector: int, wide: bool) -> Route:
+def forward(op: str, x: Tensor, has_residual: bool, vector: int, wide: bool) -> Route | Skewed:
     """The route of the rows of x, which accesses of ``vector`` elements take.
 
     ``wide``: each row has the same skew in all matrices, and may be taken by accesses of 16 bytes but for its ends.
