@@ -34,13 +34,12 @@ from kernel_twins._triton.lib import plans
 from kernel_twins._triton.lib.device import sm_count
 from kernel_twins._triton.lib.workspace import counter
 from kernel_twins._triton.norm import routing
+from kernel_twins._triton.norm.layer_norm_backward.column_sums import SUM_WARPS, norm_backward_sum_kernel, summing
 from kernel_twins._triton.norm.layer_norm_backward.cooperative_rows import backward_rows
 from kernel_twins._triton.norm.layer_norm_backward.cooperative_tiles import DIVIDED, VECTOR_BYTES, divided, grid_of
 from kernel_twins._triton.norm.layer_norm_backward.held_rows import norm_backward_held_rows
 from kernel_twins._triton.norm.layer_norm_backward.split_rows import norm_backward_split_rows
 from kernel_twins._triton.norm.layer_norm_backward.summed_rows import norm_backward_summed_rows
-from kernel_twins._triton.norm.layer_norm_backward.v01_rows_then_columns import NUM_WARPS as SUM_WARPS
-from kernel_twins._triton.norm.layer_norm_backward.v01_rows_then_columns import norm_backward_sum_kernel, summing
 
 Inputs = tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None, Tensor | None]
 
