@@ -125,9 +125,10 @@ def test_step_is_right_in_parts(op: str, step: str) -> None:
     interpret("judge", op, step, "fp32", "4")
 
 
-@pytest.mark.parametrize(("op", "step"), [("layer_norm", "v06_cooperative"), ("rms_norm", "v03_cooperative")])
-def test_programs_that_stay_take_rows_that_start_alike(op: str, step: str) -> None:
-    interpret("judge", op, step, "fp32", "", "19")  # programs, for rows of which every eighth starts alike
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize(("op", "step"), ROUTED_NORMS)
+def test_cooperative_rows_are_right_in_every_configuration(op: str, step: str, dtype: str) -> None:
+    interpret("judge_cooperative", op, step, dtype)
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
@@ -194,14 +195,7 @@ def hostile(op: Op, cases: list[Case]) -> tuple[Case, ...]:
     return op.judged_cases(max(cases, key=lambda case: (case.hostile is not None, math.prod(case.shape))))[1:]
 
 
-def staying(op: Op, step: Step) -> list[Any]:
-    kernels = importlib.import_module(op.module(step.name))
-    return [
-        config for config in getattr(kernels, f"{op.name}_{step.name}_kernel").configs if config.kwargs["STAGES"] > 1
-    ]
-
-
-def judge(op_name: str, step_name: str, dtype: str, most_rows: str = "", resident: str = "") -> None:
+def judge(op_name: str, step_name: str, dtype: str, most_rows: str = "") -> None:
     from kernel_twins.harness.check import Problem, generator
 
     tuning = importlib.import_module("kernel_twins._triton.lib.tuning")
@@ -212,11 +206,6 @@ def judge(op_name: str, step_name: str, dtype: str, most_rows: str = "", residen
         setattr(parts, "MOST_ROWS", int(most_rows))  # noqa: B010
         largest = LARGEST_IN_PARTS
     cases, configs = small_cases(op, op.step(step_name), dtype, largest), branches(op, op.step(step_name))
-    if resident:
-        cooperative = importlib.import_module("kernel_twins._triton.norm.layer_norm.v06_cooperative")
-        setattr(cooperative, "resident", lambda *_: int(resident))  # noqa: B010
-        cases = [Case.of(m, n, dtype=dtype) for m, n in ((5, 1027), (40, 1027), (40, 1030))]
-        configs = staying(op, op.step(step_name))
     assert cases, "no case is small enough"
     call = load(op_name, step_name, "triton")
     wrong = []
@@ -242,6 +231,34 @@ def judge_route(op_name: str, step_name: str, forced: str, dtype: str) -> None:
     judge(op_name, step_name, dtype)
 
 
+def judge_cooperative(op_name: str, step_name: str, dtype: str) -> None:
+    """Rows in tiles of every configuration of the table; 19 programs stay, of whose rows every eighth starts alike."""
+    from kernel_twins.harness.check import Problem, generator
+
+    routing = importlib.import_module("kernel_twins._triton.norm.routing")
+    table = importlib.import_module("kernel_twins._triton.norm.configurations").TABLE
+    op, call, itemsize = ops.get(op_name), load(op_name, step_name, "triton"), 4 if dtype == "fp32" else 2
+    direction, tiles = "forward", routing.forward_tiles
+    if op_name.endswith("_backward"):
+        direction, tiles = "backward", routing.backward_tiles
+    dispatch = importlib.import_module(op.module(step_name))
+    launcher = importlib.import_module(dispatch.launch.__module__)  # rms_norm's is layer_norm's
+    setattr(tiles, "resident", lambda *_: 19)  # noqa: B010
+    wrong = []
+    for n in sorted({n for longest, *_ in table[op_name, itemsize] for n in (min(longest, 2**20) // itemsize,)}):
+        for length in (n, n - 1):
+            config = routing.cooperative(op_name, length, itemsize)
+            setattr(routing, direction, lambda *_, config=config: config)
+            for (m, columns), extra in itertools.product(((40, 1_027), (5, 1_024), (3, 64)), ({}, {"residual": "yes"})):
+                if columns * itemsize > config["TILE_BYTES"] and direction == "backward":
+                    continue  # programs that share a row run one after the other here
+                launcher._plans.clear()
+                case = Case.of(m, columns, dtype=dtype, **extra)
+                verdict = Problem(op, case, op.inputs(case, generator(case, "cpu"))).run(call)
+                wrong += [] if verdict.ok else [f"{case.slug} {config}: {verdict.reason}"]
+    assert not wrong, "\n".join(wrong)
+
+
 def judge_chunks(op_name: str, step_name: str, dtype: str) -> None:
     """Rows of several whole chunks and a part of one, in a warp or several, on programs that stay."""
     from kernel_twins.harness.check import Problem, generator
@@ -257,15 +274,15 @@ def judge_chunks(op_name: str, step_name: str, dtype: str) -> None:
     setattr(routing, direction, noted)
     op, call = ops.get(op_name), load(op_name, step_name, "triton")
     shapes = [(37, 288), (19, 768), (5, 2_560), (3, 1_288)]
-    if direction == "backward":  # misaligned rows, of which lines of a program have different columns
-        shapes += [(75, 515), (9, 1_030), (45, 387)]
+    shapes += [(75, 515), (9, 1_030), (45, 387), (133, 257)]  # rows of a program have different columns
     wrong = []
     for (m, n), extra in itertools.product(shapes, ({}, {"residual": "yes"})):
         case = Case.of(m, n, dtype=dtype, **extra)
         verdict = Problem(op, case, op.inputs(case, generator(case, "cpu"))).run(call)
         wrong += [] if verdict.ok else [f"{case.slug}: {verdict.reason}"]
     assert not wrong, "\n".join(wrong)
-    assert {type(route) for route in taken} == {routing.Summed if direction == "backward" else routing.Held}
+    packed = {routing.Held, routing.Skewed} if dtype == "bf16" else {routing.Held}
+    assert {type(route) for route in taken} == ({routing.Summed} if direction == "backward" else packed)
 
 
 def mean_of_losses() -> None:

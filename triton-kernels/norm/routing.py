@@ -1,9 +1,9 @@
 """Which kernel takes the rows of a norm, and with which configuration: from their number, length and alignment.
 
-Held rows: in chunks of a few warps' registers, in a backward pass with the sums of their columns. Cooperative rows: the
-kernels of the cooperative steps, with a configuration from TABLE, by the rows' length. Split rows: two launches, for
-rows that are too long for all programs which run at once, or so few that one launch would use a part of the GPU and
-wait for every exchange.
+Held rows: in chunks of a few warps' registers, in a backward pass with the sums of their columns. Skewed rows: held,
+with single elements at the ends of misaligned rows alone. Cooperative rows: programs of one launch share a row, see
+configurations.py. Split rows: two launches, for rows that are too long for all programs which run at once, or so few
+that one launch would use a part of the GPU and wait for every exchange.
 """
 
 from __future__ import annotations
@@ -17,79 +17,11 @@ import triton
 from torch import Tensor
 
 from kernel_twins._triton.lib.device import shared_bytes, sm_count
-from kernel_twins._triton.norm.layer_norm import v06_cooperative as forward_step
-from kernel_twins._triton.norm.layer_norm_backward import v05_cooperative as backward_step
+from kernel_twins._triton.norm.configurations import LANES, MOST_REGISTERS, REGISTERS, VECTOR_BYTES, cooperative
+from kernel_twins._triton.norm.layer_norm import cooperative_tiles as forward_tiles
+from kernel_twins._triton.norm.layer_norm_backward import cooperative_tiles as backward_tiles
 
-VECTOR_BYTES = 16
-LANES = 32  # of a warp
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Cooperative rows: the winners of the searches of the cooperative steps on an H100 (tuned/), by the length of rows
-# ----------------------------------------------------------------------------------------------------------------------
-
-Config = tuple[int, int, int, int]  # TILE_BYTES, PER_SM, STAGES, warps
-ANY = math.inf
-KIB = 1024
-
-# By operation and bytes of an element: the longest row in bytes, the configuration where its bytes are a multiple of
-# 16, and elsewhere, where rows have every alignment.
-TABLE: dict[tuple[str, int], tuple[tuple[float, Config, Config], ...]] = {
-    ("layer_norm", 2): (
-        (1 * KIB, (32768, 2, 1, 16), (10240, 8, 1, 4)),
-        (4 * KIB, (32768, 2, 1, 8), (10240, 8, 1, 4)),
-        (10 * KIB, (32768, 2, 1, 16), (10240, 8, 1, 4)),
-        (12_800, (12800, 4, 3, 4), (12800, 4, 3, 4)),
-        (16 * KIB, (32768, 2, 1, 16), (12800, 4, 3, 4)),
-        (28 * KIB, (32768, 2, 1, 8), (12800, 4, 3, 4)),
-        (64 * KIB, (32768, 2, 1, 16), (12800, 4, 3, 4)),
-        (ANY, (16384, 3, 3, 4), (12800, 4, 3, 4)),
-    ),
-    ("layer_norm", 4): ((64 * KIB, (32768, 2, 1, 16), (32768, 2, 1, 16)), (ANY, (32768, 2, 1, 8), (32768, 2, 1, 8))),
-    ("rms_norm", 2): (
-        (1 * KIB, (32768, 2, 1, 16), (10240, 8, 1, 4)),
-        (4 * KIB, (32768, 2, 1, 8), (10240, 8, 1, 4)),
-        (10 * KIB, (32768, 2, 1, 16), (10240, 8, 1, 4)),
-        (12_800, (12800, 4, 3, 4), (12800, 4, 3, 4)),
-        (28 * KIB, (32768, 2, 1, 16), (12800, 4, 3, 4)),
-        (64 * KIB, (32768, 2, 1, 8), (12800, 4, 3, 4)),
-        (256 * KIB, (8192, 4, 3, 4), (12800, 4, 3, 4)),
-        (ANY, (16384, 3, 3, 4), (12800, 4, 3, 4)),
-    ),
-    ("rms_norm", 4): ((64 * KIB, (32768, 2, 1, 16), (32768, 2, 1, 16)), (ANY, (16384, 2, 3, 4), (16384, 2, 3, 4))),
-    ("layer_norm_backward", 2): (
-        (1 * KIB, (4096, 4, 2, 4), (4096, 4, 2, 4)),
-        (4 * KIB, (2048, 8, 3, 1), (2048, 8, 3, 1)),
-        (16 * KIB, (4096, 4, 3, 2), (2048, 8, 3, 1)),
-        (64 * KIB, (4096, 4, 3, 4), (4096, 4, 3, 2)),
-        (256 * KIB, (8192, 2, 3, 4), (4096, 4, 3, 2)),
-        (ANY, (4096, 4, 3, 4), (4096, 4, 3, 2)),
-    ),
-    ("layer_norm_backward", 4): (
-        (64 * KIB, (4096, 4, 3, 2), (4096, 4, 3, 2)),
-        (ANY, (16384, 1, 3, 8), (16384, 1, 3, 8)),
-    ),
-    ("rms_norm_backward", 2): (
-        (4 * KIB, (4096, 4, 2, 4), (4096, 4, 2, 4)),
-        (16 * KIB, (4096, 4, 3, 2), (2048, 12, 3, 1)),
-        (64 * KIB, (4096, 4, 3, 4), (4096, 6, 3, 2)),
-        (256 * KIB, (8192, 2, 3, 8), (4096, 6, 3, 2)),
-        (ANY, (4096, 4, 3, 4), (4096, 6, 3, 2)),
-    ),
-    ("rms_norm_backward", 4): (
-        (64 * KIB, (4096, 4, 3, 2), (4096, 4, 3, 2)),
-        (ANY, (16384, 1, 3, 8), (16384, 1, 3, 8)),
-    ),
-}
-
-
-def cooperative(op: str, N: int, itemsize: int, configs: Sequence[triton.Config]) -> dict[str, Any]:
-    """The configuration of rows of N elements, one of the cooperative step's ``configs``."""
-    row = N * itemsize
-    whole, ragged = next((even, odd) for longest, even, odd in TABLE[op, itemsize] if row <= longest)
-    size, per_sm, stages, warps = ragged if row % VECTOR_BYTES else whole
-    wanted = {"TILE_BYTES": size, "PER_SM": per_sm, "STAGES": stages}, warps
-    return next(each.all_kwargs() for each in configs if (each.kwargs, each.num_warps) == wanted)
-
+WORD_BYTES = 4
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Held rows
@@ -156,11 +88,51 @@ def _lanes(packs: int, room: int, most_warps: int, fewest: int = 1) -> int | Non
 
 
 # ----------------------------------------------------------------------------------------------------------------------
+# Skewed rows: held rows of 16-bit elements that start at every skew
+# ----------------------------------------------------------------------------------------------------------------------
+
+SKEWED_PACKS = 8  # of a lane, of all its rows
+
+
+class Skewed(NamedTuple):
+    """``lanes`` hold a row, ``rows`` are side by side, and a program takes ``turns`` of them; ``vector``: of a pack."""
+
+    lanes: int
+    rows: int
+    turns: int
+    vector: int
+
+    def programs(self, M: int) -> int:
+        return triton.cdiv(M, self.vector * self.turns) * (self.vector // self.rows)
+
+    def constants(self, N: int) -> dict[str, int]:
+        """The kernel's, for rows of N elements: CHUNKS tiles of BLOCK_N columns, of which FULL need no mask."""
+        block = self.lanes * self.vector
+        return {
+            "ROWS": self.rows, "TURNS": self.turns, "CHUNKS": triton.cdiv(N // self.vector, self.lanes),
+            "BLOCK_N": block, "FULL": (N - self.vector + 1) // self.vector // self.lanes, "VECTOR": self.vector,
+            "num_warps": self.lanes * self.rows // LANES,
+        }  # fmt: skip
+
+
+def skewed(M: int, N: int, itemsize: int, sms: int) -> Skewed | None:
+    """How rows of N elements lie in lanes that take rows of one skew; None if a warp does not hold a row."""
+    vector = VECTOR_BYTES // itemsize
+    # Single elements at the ends have a lane each, and the rows side by side have different skews.
+    lanes = _lanes(N // vector, SKEWED_PACKS, 1, max(2 * vector, WARPS * LANES // vector))
+    if lanes is None:
+        return None
+    turns = SKEWED_PACKS // triton.cdiv(N // vector, lanes)
+    turns = 2 ** (turns.bit_length() - 1)
+    while turns > 1 and triton.cdiv(M * lanes, WARPS * LANES * turns) < PROGRAMS_PER_SM * sms:
+        turns //= 2
+    return Skewed(lanes, WARPS * LANES // lanes, turns, vector)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 # Held rows of which columns are summed
 # ----------------------------------------------------------------------------------------------------------------------
 
-REGISTERS = 65_536  # of an SM
-MOST_REGISTERS = 248  # of a thread: they are allotted in units of 8
 OTHER_REGISTERS = 84  # of a thread, beside those of its elements
 EDGE_REGISTERS = 16  # of a thread, for the single elements at the ends of misaligned rows
 MOST_AHEAD = 144  # bytes that travel ahead for a lane in each stage of a matrix, for two programs of an SM to fit
@@ -303,23 +275,30 @@ def split_is_faster(M: int, row_bytes: int, groups: int, busy: float, moved: Mov
 Route = Held | Split | dict[str, Any]  # the last is the configuration of cooperative rows
 
 
-def forward(op: str, x: Tensor, has_residual: bool, vector: int) -> Route:
-    """The route of the rows of x, which accesses of ``vector`` elements take."""
+def forward(op: str, x: Tensor, has_residual: bool, vector: int, wide: bool) -> Route | Skewed:
+    """The route of the rows of x, which accesses of ``vector`` elements take.
+
+    ``wide``: each row has the same skew in all matrices, and may be taken by accesses of 16 bytes but for its ends.
+    """
     (M, N), itemsize, device = x.shape, x.element_size(), x.device
+    if wide and vector * itemsize < WORD_BYTES and N * itemsize >= VECTOR_BYTES * LANES:
+        in_packs = skewed(M, N, itemsize, sm_count(device))
+        if in_packs is not None:
+            return in_packs
     if N and vector * itemsize < VECTOR_BYTES:
         in_lanes = held(M, N, vector, 1, 1, sm_count(device))
         if in_lanes is not None:
             return in_lanes
-    config = cooperative(op, N, itemsize, forward_step.CONFIGS)
+    config = cooperative(op, N, itemsize)
     if vector * itemsize == VECTOR_BYTES and N * itemsize >= VECTOR_BYTES * LANES:
-        tiles = forward_step.divided(N, itemsize, True, 0, 1, config, device)
+        tiles = forward_tiles.divided(N, itemsize, True, 0, 1, config, device)
         in_lanes = held(M, N, vector, 1, WARPS, sm_count(device))
         if in_lanes is not None and in_lanes.slots(N, vector) < tiles["PARTS"] * tiles["CHUNKS"] * tiles["BLOCK_N"]:
             return in_lanes
     matrices = 2 if has_residual else 1
     moved = Moved(4, 5, 1) if has_residual else Moved(2, 3, 1)
-    period = forward_step.period_of(N, itemsize) if N * itemsize % VECTOR_BYTES else 1
-    if _shares(M, N * itemsize, config, forward_step.resident(config, matrices, device), period, moved):
+    period = forward_tiles.period_of(N, itemsize) if N * itemsize % VECTOR_BYTES else 1
+    if _shares(M, N * itemsize, config, forward_tiles.resident(config, matrices, device), period, moved):
         return config
     return split(M, N, itemsize, vector, MOST_PARTS, sm_count(device))
 
@@ -334,9 +313,9 @@ def backward(op: str, dout: Tensor, has_weight: bool, has_dadded: bool, vector: 
         in_lanes = held(M, N, vector, 2, MOST_WARPS, sm_count(device))
         if in_lanes is not None:
             return in_lanes
-    config = cooperative(op, N, itemsize, backward_step.CONFIGS)
+    config = cooperative(op, N, itemsize)
     if has_weight and wide and N * itemsize >= VECTOR_BYTES * LANES:
-        tiles = backward_step.divided(N, itemsize, True, config, device)
+        tiles = backward_tiles.divided(N, itemsize, True, config, device)
         staying = summed(N, itemsize, 1 if op == "rms_norm_backward" else 2, device)
         whole = tiles["VECTOR"] > 1  # with accesses of 16 bytes
         if staying is not None and (not whole or staying.slots(N) < tiles["PARTS"] * tiles["BLOCK_N"]):
@@ -346,7 +325,7 @@ def backward(op: str, dout: Tensor, has_weight: bool, has_dadded: bool, vector: 
     period = VECTOR_BYTES // itemsize if has_ends else 1
     # Where rows have ends, the compiler loads none ahead unless there is a weight.
     ahead = has_weight or not has_ends or N * itemsize <= config["TILE_BYTES"]
-    if ahead and _shares(M, N * itemsize, config, backward_step.sharing(config, device), period, moved):
+    if ahead and _shares(M, N * itemsize, config, backward_tiles.sharing(config, device), period, moved):
         return config
     return split(M, N, itemsize, vector, MOST_PARTS_BACKWARD, sm_count(device))
 

@@ -11,58 +11,37 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from kernel_twins import ops  # noqa: E402
-from kernel_twins.harness.ceilings import REFERENCE_GPU  # noqa: E402
-from kernel_twins.spec import ITEMSIZE, Case  # noqa: E402
+from kernel_twins.spec import ITEMSIZE  # noqa: E402
 
 routing = importlib.import_module("kernel_twins._triton.norm.routing")
-tuning = importlib.import_module("kernel_twins._triton.lib.tuning")
 
 SMS = 132
-SEARCHED = {
-    "layer_norm": "v06_cooperative",
-    "rms_norm": "v03_cooperative",
-    "layer_norm_backward": "v05_cooperative",
-    "rms_norm_backward": "v03_cooperative",
-}
+NORMS = ["layer_norm", "rms_norm", "layer_norm_backward", "rms_norm_backward"]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-def route(op: str, m: int, n: int, dtype: str = "bf16", *, vector: int | None = None, given: bool = True) -> Any:
+def route(
+    op: str, m: int, n: int, dtype: str = "bf16", *, vector: int | None = None, given: bool = True, wide: bool = True
+) -> Any:
     """Of contiguous rows, or of rows that accesses of ``vector`` elements take; ``given``: a weight."""
     x = torch.empty(m, n, dtype=DTYPES[dtype], device="meta")
     if vector is None:
         vector = routing.vector_of(n, [n], x.element_size(), [])
     if op.endswith("_backward"):
-        return routing.backward(op, x, given, False, vector, wide=True)
-    return routing.forward(op, x, False, vector)
+        return routing.backward(op, x, given, False, vector, wide)
+    return routing.forward(op, x, False, vector, wide)
 
 
-# Nothing was searched for rows of 1,027 elements, which are held.
-SEARCHED_CASES = [
-    (op, case)
-    for op in SEARCHED
-    for case in ops.get(op).bench_cases
-    if not case.get("residual") and case.shape[1] != 1_027
-]
-
-
-@pytest.mark.parametrize(("op", "case"), SEARCHED_CASES)
-def test_searched_lengths_keep_the_configuration_that_won(op: str, case: Case) -> None:
-    m, n = case.shape
-    assert route(op, m, n, case.dtype) == tuning.nearest(f"{op}/{SEARCHED[op]}", case, REFERENCE_GPU)
-
-
-@pytest.mark.parametrize("op", SEARCHED)
+@pytest.mark.parametrize("op", NORMS)
 @pytest.mark.parametrize("itemsize", [2, 4])
-def test_every_length_has_a_configuration_of_the_cooperative_step(op: str, itemsize: int) -> None:
-    step = routing.backward_step if op.endswith("_backward") else routing.forward_step
+def test_every_length_has_a_configuration_whose_programs_fit_an_sm(op: str, itemsize: int) -> None:
     for n in (1, *(2**i + more for i in range(2, 31) for more in (0, 1))):
-        config = routing.cooperative(op, n, itemsize, step.CONFIGS)
-        assert config in [each.all_kwargs() for each in step.CONFIGS]
+        config = routing.cooperative(op, n, itemsize)
+        assert config["PER_SM"] * config["num_warps"] * 32 * config["maxnreg"] <= 65_536
+        assert config["maxnreg"] % 8 == 0 and 24 <= config["maxnreg"] <= 255
 
 
-@pytest.mark.parametrize("op", SEARCHED)
+@pytest.mark.parametrize("op", NORMS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_that_no_launch_holds_are_split(op: str, dtype: str) -> None:
     for m, n in ((1, 2**24), (3, 2**24 + 1), (39, 2**22 + 8), (3_000, 2**22 + 3), (2, 2**32 + 5)):
@@ -70,14 +49,16 @@ def test_rows_that_no_launch_holds_are_split(op: str, dtype: str) -> None:
 
 
 def test_many_long_rows_share_one_launch() -> None:
-    for op, (m, n) in itertools.product(SEARCHED, ((4_096, 65_536), (1_024, 262_144), (5_341, 50_257))):
+    for op, (m, n) in itertools.product(NORMS, ((4_096, 65_536), (1_024, 262_144), (5_341, 50_257))):
         assert isinstance(route(op, m, n), dict)
 
 
 @pytest.mark.parametrize("op", ["layer_norm", "rms_norm"])
 def test_short_rows_are_held_at_any_alignment_that_wide_accesses_do_not_take(op: str) -> None:
     for n in (1, 40, 61, 75, 358, 453, 1_027, 2_047):
-        assert isinstance(route(op, 100_000, n, vector=1), routing.Held)
+        assert isinstance(route(op, 100_000, n, vector=1, wide=False), routing.Held)
+        in_packs = isinstance(route(op, 100_000, n, vector=1), routing.Skewed)
+        assert in_packs == (n >= 256)  # a lane has a pack
     assert isinstance(route(op, 100_000, 1_024), dict)
     assert isinstance(route(op, 100_000, 5_003), dict)
 
@@ -90,7 +71,7 @@ def test_short_rows_are_held_where_there_are_no_columns_to_add_up(op: str) -> No
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("op", SEARCHED)
+@pytest.mark.parametrize("op", NORMS)
 def test_rows_are_held_where_chunks_leave_fewer_lanes_idle_than_a_tile(op: str, dtype: str) -> None:
     held = routing.Summed if op.endswith("_backward") else routing.Held
     for n in (288, 640, 768, 1_280, 1_536, 2_560) if dtype == "fp32" else (640, 768, 1_280, 1_536, 2_560, 5_120):
@@ -170,3 +151,28 @@ def test_accesses_are_as_wide_as_all_rows_allow() -> None:
     assert routing.vector_of(6, [6], 4, [rows]) == 2
     assert routing.vector_of(1_027, [1_027], 2, [rows]) == 1
     assert routing.vector_of(1_024, [1_024], 2, [rows, rows.view(-1)[1:]]) == 1
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_skewed_rows_fit_their_lanes_and_every_row_is_taken_once(itemsize: int) -> None:
+    vector = 16 // itemsize
+    for n, m in itertools.product(range(32 * vector, 2_050, 7), (1, 5, 10**6)):
+        found = routing.skewed(m, n, itemsize, SMS)
+        if found is None:
+            assert n > 1_024
+            continue
+        tiles = found.constants(n)
+        heads = range(vector) if n % vector else (0,)
+        vectors = [(n - head) // vector for head in heads]
+        places = tiles["CHUNKS"] * tiles["BLOCK_N"]
+        assert places - tiles["BLOCK_N"] < max(vectors) * vector <= places
+        assert tiles["FULL"] <= min(vectors) * vector // tiles["BLOCK_N"]
+        assert found.lanes >= 2 * vector and vector % found.rows == 0
+        programs, together = found.programs(m), vector // found.rows
+        assert programs * found.rows * found.turns >= m
+        if m < 100:
+            rows = sorted(
+                program // together * vector * found.turns + program % together * found.rows + line + turn * vector
+                for program, line, turn in itertools.product(range(programs), range(found.rows), range(found.turns))
+            )
+            assert rows == list(range(len(rows)))

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from kernel_twins._triton.dropout.philox import gradient, keeps_each, numbers, places
 from kernel_twins._triton.lib.device import sm_count
-from kernel_twins._triton.norm.layer_norm_backward.v01_rows_then_columns import BLOCK_M, BLOCK_N, add_up, sliced
+from kernel_twins._triton.norm.layer_norm_backward.column_sums import add_up
+from kernel_twins._triton.norm.layer_norm_backward.v01_rows_then_columns import BLOCK_M, BLOCK_N, sliced
 
 BLOCK = 1024
 NUM_WARPS = 4

@@ -24,7 +24,7 @@ from torch import Tensor
 from kernel_twins._triton.dropout.philox import gradient, keeps, keeps_anywhere, numbers
 from kernel_twins._triton.lib import tuning
 from kernel_twins._triton.lib.device import sm_count
-from kernel_twins._triton.norm.layer_norm_backward.v01_rows_then_columns import add_up
+from kernel_twins._triton.norm.layer_norm_backward.column_sums import add_up
 
 CONFIGS = [
     triton.Config({"TILE": tile, "COLUMNS": columns, "PER_SM": per_sm}, num_warps=warps)

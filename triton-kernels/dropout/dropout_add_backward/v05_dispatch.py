@@ -26,7 +26,7 @@ from kernel_twins._triton.dropout.dropout_add.v02_four_words import _load
 from kernel_twins._triton.dropout.philox import gradient, keeps, keeps_anywhere, numbers, places
 from kernel_twins._triton.lib import plans
 from kernel_twins._triton.lib.device import sm_count
-from kernel_twins._triton.norm.layer_norm_backward.v01_rows_then_columns import add_up
+from kernel_twins._triton.norm.layer_norm_backward.column_sums import add_up
 
 BLOCK = 2_048  # elements of a program of dx alone
 ELEMENTS = 8  # of a thread that sums columns, at once

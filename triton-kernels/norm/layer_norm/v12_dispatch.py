@@ -1,19 +1,21 @@
 """layer_norm v12_dispatch: a kernel for rows of every length.
 
-Change:   a table tells the configuration from the length of rows, where v06 takes that of the nearest matrix that was
-          searched. Rows that leave a part of v06's tile idle, and short misaligned rows, are held in chunks of a few
-          warps' registers. Rows too long for v06, or so few that v06 leaves SMs idle, are split by two launches: the
-          first one reads them and leaves the numbers of every part, the second one merges these and writes.
-Why:      v06's tile of short rows is as long as the next power of 2, and where these are misaligned, so large that the
-          addresses of its single elements spill. Rows that no cooperative launch holds had one program each, on as many
-          SMs as there are rows. The second launch reads rows again, but all SMs work on every row.
-Counter:  time stays where rows are tuned for, and falls where they are short and misaligned.
+Change:   a routing table chooses among four kernels by the number, length and alignment of rows. The programs of a
+          cooperative launch share rows that are longer than a tile, and exchange their numbers through L2. Rows that
+          leave a part of a tile idle, and short misaligned rows, are held in chunks of a few warps' registers. Rows
+          that no cooperative launch holds, and few long rows, are split by two launches: the first one reads them and
+          leaves the numbers of every part, the second one merges these and writes.
+Why:      v02 reads long rows twice, and v04's tile of short rows is as long as the next power of 2. The registers of
+          the whole GPU hold rows that those of an SM do not. The second launch reads rows again, but all SMs work on
+          every row.
+Counter:  time falls where rows are long, and where they are short and misaligned; it falls a little at 4,096.
 Requires: rows whose elements are contiguous, at any distance from each other.
 Routes:   (routing.py)
-          - rows that a few warps hold with fewer idle lanes than v06's tile has, and rows without 16-byte accesses that
-            a warp holds: held_rows.py
+          - 16-bit rows of odd lengths that a warp holds, with the same skew in all matrices: skewed_rows.py
+          - rows that a few warps hold with fewer idle lanes than a tile has, and rows without 16-byte accesses that a
+            warp holds: held_rows.py
           - rows too long for all programs that run at once, and few long rows: split_rows.py
-          - others: v06's kernel
+          - others: cooperative_rows.py
 Source:   to merge: as v02.
 Twin:     cuda-kernels/norm/layer_norm/v12_dispatch.cu
 """
@@ -30,9 +32,19 @@ from torch import Tensor
 from kernel_twins._triton.lib import plans
 from kernel_twins._triton.lib.workspace import counter
 from kernel_twins._triton.norm import routing
+from kernel_twins._triton.norm.layer_norm.cooperative_rows import norm_rows
+from kernel_twins._triton.norm.layer_norm.cooperative_tiles import (
+    DIVIDED,
+    SECTOR_BYTES,
+    VECTOR_BYTES,
+    grid_of,
+    launched,
+)
 from kernel_twins._triton.norm.layer_norm.held_rows import norm_held_rows
+from kernel_twins._triton.norm.layer_norm.skewed_rows import norm_skewed_rows
 from kernel_twins._triton.norm.layer_norm.split_rows import norm_split_rows
-from kernel_twins._triton.norm.layer_norm.v06_cooperative import DIVIDED, SECTOR_BYTES, _first, norm_rows
+
+WORD_BYTES = 4
 
 Tensors = tuple[Tensor | None, ...]  # x, weight, bias, residual, y, mean, rstd and the sum
 
@@ -90,19 +102,45 @@ def _first_time(
     kernel: Any, op: str, x: Tensor, residual: Tensor | None, tensors: Tensors, eps: float
 ) -> Callable[..., None] | None:
     """Run a problem that is not in the launch cache, and make its plan, unless it is interpreted or captured."""
-    (M, N), device = x.shape, x.device
+    M, N = x.shape
     strides = [N if M == 1 else each.stride(0) for each in (x, residual) if each is not None]
     sizes = M, N, strides[0], 0 if residual is None else strides[1]
     *operands, _, _, added = tensors  # but the statistics
     vector = routing.vector_of(N, strides, x.element_size(), (*operands, added))
-    route = routing.forward(op, x, residual is not None, vector)
+    # Rows whose skews are alike need no common multiple: their ends are taken one by one.
+    apart = [stride - N for stride in strides]
+    wide = routing.vector_of(0, apart, x.element_size(), (x, residual, tensors[4], added)) * x.element_size()
+    route = routing.forward(op, x, residual is not None, vector, wide == VECTOR_BYTES)
+    if isinstance(route, routing.Skewed):
+        skewed = norm_skewed_rows(route, tensors, sizes, eps)
+        return None if skewed is None else skewed.__call__
     if isinstance(route, routing.Held):
         held = norm_held_rows(route, tensors, sizes, eps, vector)
         return None if held is None else held.__call__
     if isinstance(route, routing.Split):
         return norm_split_rows(route, tensors, sizes, eps, vector)
-    known = _first(kernel, route, x, residual, tensors, eps)
-    if known is None:
+    return _cooperative(kernel, route, tensors, sizes, eps)
+
+
+def _cooperative(
+    kernel: Any, config: dict[str, Any], tensors: Tensors, sizes: tuple[int, ...], eps: float
+) -> Callable[..., None] | None:
+    """Run the cooperative kernel; see _first_time. ``sizes``: M, N, and the strides of rows of x and residual."""
+    (x, _, _, residual, *_), (_, N, *strides) = tensors, sizes
+    assert x is not None
+    device, matrices = x.device, 1 if residual is None else 2
+    places = [each.data_ptr() for each in tensors if each is not None and each.dim() == 2]
+    places += [(stride - N) * x.element_size() for stride in strides[:matrices]]
+    unit = SECTOR_BYTES if N * x.element_size() % VECTOR_BYTES else VECTOR_BYTES
+    wide = all(place % unit == 0 for place in places)
+    if unit == SECTOR_BYTES:  # rows have every skew: weight and bias are read in words, to be realigned
+        vectors = [each.data_ptr() for each in tensors if each is not None and each.dim() == 1]
+        wide = wide and all(place % WORD_BYTES == 0 for place in vectors)
+    constants = {"WIDE": wide, **config}
+    tiles = launched(dict(zip(kernel.arg_names, tensors, strict=False)) | constants | {"N": N})
+    shares = tiles["PARTS"] > 1  # which takes counters
+    grid = grid_of(x, matrices, constants | tiles)
+    plan = plans.launch(kernel, grid, (*tensors, counter(device) if shares else None), (*sizes, eps), constants)
+    if plan is None:
         return None
-    plan, shares = known
     return lambda *tensors: plan(*tensors, counter(device) if shares else None)

@@ -20,8 +20,7 @@ from torch import Tensor
 from kernel_twins._triton.lib import plans
 from kernel_twins._triton.lib.device import sm_count
 from kernel_twins._triton.norm.layer_norm.held_rows import as_it_came
-from kernel_twins._triton.norm.layer_norm_backward.v01_rows_then_columns import NUM_WARPS as SUM_WARPS
-from kernel_twins._triton.norm.layer_norm_backward.v01_rows_then_columns import norm_backward_sum_kernel, summing
+from kernel_twins._triton.norm.layer_norm_backward.column_sums import SUM_WARPS, norm_backward_sum_kernel, summing
 from kernel_twins._triton.norm.layer_norm_backward.v02_persistent import row_sums
 from kernel_twins._triton.norm.routing import Summed
 

@@ -14,22 +14,19 @@ Twin:     cuda-kernels/norm/layer_norm_backward/v01_rows_then_columns.cu
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from kernel_twins._triton.lib.device import sm_count
+from kernel_twins._triton.norm.layer_norm_backward.column_sums import add_up
 
 NUM_WARPS = 4
 BLOCK = 1024
 BLOCK_M, BLOCK_N = 16, 128  # of a strip's tile
 SLICES_PER_SM = 8  # programs that sum columns
 MOST_PROGRAMS = 2**31 - 1
-SUM_TILE = 4096  # elements of the partial sums that a program has under way
-SUM_WIDTHS = 8, 512  # columns of such a tile: a sector of memory at least
 
 
 @triton.jit
@@ -91,38 +88,6 @@ def layer_norm_backward_v01_rows_then_columns_columns_kernel(
     place = partials + part * N + col
     tl.store(place, tl.sum(dweight, axis=0, keep_dims=True), mask=col < N)
     tl.store(place + slices * N, tl.sum(dbias, axis=0, keep_dims=True), mask=col < N)
-
-
-@triton.jit(do_not_specialize=["groups"])
-def norm_backward_sum_kernel(partials, dweight, dbias, groups, N, GROUPS: tl.constexpr, BLOCK_N: tl.constexpr):
-    # partials: [2, groups, N], or of rms_norm, whose dbias is None, [1, groups, N]; dweight, dbias: [N].
-    col = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
-    partials += tl.program_id(1).to(tl.int64) * groups * N
-    sums = tl.zeros((GROUPS, BLOCK_N), dtype=tl.float32)
-    for first in tl.range(0, groups, GROUPS):
-        group = first + tl.arange(0, GROUPS)[:, None]
-        sums += tl.load(partials + group.to(tl.int64) * N + col, mask=(group < groups) & (col < N), other=0.0)
-    total = tl.sum(sums, axis=0, keep_dims=True)
-    if tl.program_id(1) == 0:
-        tl.store(dweight + col, total.to(dweight.dtype.element_ty), mask=col < N)
-    elif dbias is not None:
-        tl.store(dbias + col, total.to(dbias.dtype.element_ty), mask=col < N)
-
-
-def summing(outputs: int, groups: int, N: int, sms: int) -> tuple[tuple[int, int, int], tuple[int, ...]]:
-    """The last kernel's grid, a program or two for each SM, and its arguments behind dbias."""
-    narrowest, widest = SUM_WIDTHS
-    width = min(max(triton.next_power_of_2(triton.cdiv(N * outputs, 2 * sms)), narrowest), widest)
-    return (triton.cdiv(N, width), outputs, 1), (groups, N, SUM_TILE // width, width)
-
-
-def add_up(partials: Tensor, dweight: Tensor, dbias: Tensor | None = None) -> Any:
-    """dweight and dbias = sums of partials, [2, groups, N] or without dbias [1, groups, N], over the groups.
-
-    Returns what Triton compiled for it.
-    """
-    grid, arguments = summing(*partials.shape, sm_count(partials.device))  # type: ignore[call-arg]
-    return norm_backward_sum_kernel[grid](partials, dweight, dbias, *arguments, num_warps=NUM_WARPS)
 
 
 def layer_norm_backward_v01_rows_then_columns(

@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernel_twins._triton.lib import tuning
-from kernel_twins._triton.norm.layer_norm_backward.v01_rows_then_columns import add_up
+from kernel_twins._triton.norm.layer_norm_backward.column_sums import add_up
 from kernel_twins._triton.norm.layer_norm_backward.v02_persistent import DIVIDED, programs, row_sums
 
 # Shared memory holds STAGES - 1 tiles of both matrices for all PER_SM programs; the tiles in work are in registers.

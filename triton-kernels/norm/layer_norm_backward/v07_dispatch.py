@@ -1,22 +1,22 @@
 """layer_norm_backward v07_dispatch: a kernel for rows of every length.
 
-Change:   a table tells the configuration from the length of rows, where v05 takes that of the nearest matrix that was
-          searched. Rows that leave a part of v05's tiles idle, and short misaligned rows, are held in chunks of a few
-          warps' registers, and so are the sums of their columns. Without a weight there are no sums, and programs take
-          rows of their own. Rows too long for v05, or so few that v05 leaves SMs idle, are split by two launches: the
-          first one leaves the two sums of every part, the second one merges these, writes dx, and adds up its columns.
-Why:      a program of v05 has a tile of a power of 2, and shares a longer row with others, for whose sums it waits.
-          Short misaligned rows are loaded one element at a time there. Rows that no cooperative launch holds had one
-          program each, on as many SMs as there are rows, and were read again for the columns' sums. The second launch
-          reads rows again, too, but on all SMs, and its program has the same columns of every row.
-Counter:  time stays where rows are tuned for, and falls where they leave lanes idle or are short and misaligned.
+Change:   a routing table chooses among four kernels by the number, length and alignment of rows. The programs of a
+          cooperative launch share rows that are longer than a tile, and exchange their sums through L2. Rows that leave
+          a part of a tile idle, and short misaligned rows, are held in chunks of a few warps' registers, and so are the
+          sums of their columns. Without a weight there are no sums, and programs take rows of their own. Rows that no
+          cooperative launch holds, and few long rows, are split by two launches: the first one leaves the two sums of
+          every part, the second one merges these, writes dx, and adds up its columns.
+Why:      v03 reads long rows twice, has a tile of a power of 2, and loads short misaligned rows one element at a time.
+          The registers of the whole GPU hold rows, and the sums of their columns, that those of an SM do not. The
+          second launch reads rows again, but on all SMs, and its program has the same columns of every row.
+Counter:  time stays where a block holds rows, and falls where they are long, leave lanes idle, or are misaligned.
 Requires: rows whose elements are contiguous, at any distance from each other.
 Routes:   (routing.py)
           - rows without a weight that a few warps hold: held_rows.py
           - rows with one that a few warps hold with the sums of their columns, whose chunks leave fewer lanes idle than
-            v05's tiles, or that v05 loads by single elements though their skews are alike: summed_rows.py
+            tiles, or that tiles load by single elements though their skews are alike: summed_rows.py
           - rows too long for all programs that run at once, and few long rows: split_rows.py
-          - others: v05's kernel
+          - others: cooperative_rows.py
 Twin:     cuda-kernels/norm/layer_norm_backward/v07_dispatch.cu
 """
 
@@ -34,19 +34,14 @@ from kernel_twins._triton.lib import plans
 from kernel_twins._triton.lib.device import sm_count
 from kernel_twins._triton.lib.workspace import counter
 from kernel_twins._triton.norm import routing
+from kernel_twins._triton.norm.layer_norm_backward.column_sums import SUM_WARPS, norm_backward_sum_kernel, summing
+from kernel_twins._triton.norm.layer_norm_backward.cooperative_rows import backward_rows
+from kernel_twins._triton.norm.layer_norm_backward.cooperative_tiles import DIVIDED, VECTOR_BYTES, divided, grid_of
 from kernel_twins._triton.norm.layer_norm_backward.held_rows import norm_backward_held_rows
 from kernel_twins._triton.norm.layer_norm_backward.split_rows import norm_backward_split_rows
 from kernel_twins._triton.norm.layer_norm_backward.summed_rows import norm_backward_summed_rows
-from kernel_twins._triton.norm.layer_norm_backward.v01_rows_then_columns import NUM_WARPS as SUM_WARPS
-from kernel_twins._triton.norm.layer_norm_backward.v01_rows_then_columns import norm_backward_sum_kernel, summing
-from kernel_twins._triton.norm.layer_norm_backward.v05_cooperative import (
-    DIVIDED,
-    VECTOR_BYTES,
-    Inputs,
-    _backward,
-    divided,
-    grid_of,
-)
+
+Inputs = tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None, Tensor | None]
 
 
 @triton.heuristics(DIVIDED)
@@ -57,7 +52,7 @@ def layer_norm_backward_v07_dispatch_kernel(
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, PARTS: tl.constexpr, SLOTS: tl.constexpr,
     VECTOR: tl.constexpr, EDGES: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    _backward(
+    backward_rows(
         dout, x, mean, rstd, weight, dadded, dx, partials, counters, M, N, stride_dm, stride_xm, stride_am,
         STAGES, ROWS, BLOCK_N, PARTS, SLOTS, VECTOR, EDGES, EVEN,
     )  # fmt: skip

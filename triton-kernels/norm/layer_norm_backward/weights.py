@@ -15,8 +15,7 @@ from torch import Tensor
 
 from kernel_twins._triton.lib import plans
 from kernel_twins._triton.lib.device import sm_count
-from kernel_twins._triton.norm.layer_norm_backward.v01_rows_then_columns import NUM_WARPS as SUM_WARPS
-from kernel_twins._triton.norm.layer_norm_backward.v01_rows_then_columns import norm_backward_sum_kernel, summing
+from kernel_twins._triton.norm.layer_norm_backward.column_sums import SUM_WARPS, norm_backward_sum_kernel, summing
 
 TILE = 4096  # elements that a program has under way
 COLUMNS = 256  # of a tile, as a warp reads 8 neighbours a lane

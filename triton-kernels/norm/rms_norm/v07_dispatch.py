@@ -2,7 +2,7 @@
 
 Change:   the kernels of layer_norm's v12, without the mean and the bias, and a table of configurations of its own.
 Why:      layer_norm's ladder found it. A part of a split row leaves one number instead of two.
-Counter:  time stays where rows are tuned for, and falls where they are short and misaligned or leave lanes idle.
+Counter:  time stays where a block holds rows, and falls where they are long, short and misaligned, or leave lanes idle.
 Requires: rows whose elements are contiguous, at any distance from each other.
 Routes:   as layer_norm's v12 (routing.py)
 Twin:     cuda-kernels/norm/rms_norm/v07_dispatch.cu
@@ -14,7 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernel_twins._triton.norm.layer_norm.v06_cooperative import DIVIDED, norm_rows
+from kernel_twins._triton.norm.layer_norm.cooperative_rows import norm_rows
+from kernel_twins._triton.norm.layer_norm.cooperative_tiles import DIVIDED
 from kernel_twins._triton.norm.layer_norm.v12_dispatch import launch
 
 

@@ -20,13 +20,13 @@ import triton.language as tl
 from torch import Tensor
 
 from kernel_twins._triton.lib.device import sm_count
+from kernel_twins._triton.norm.layer_norm_backward.column_sums import add_up
 from kernel_twins._triton.norm.layer_norm_backward.v01_rows_then_columns import (
     BLOCK,
     BLOCK_M,
     BLOCK_N,
     MOST_PROGRAMS,
     NUM_WARPS,
-    add_up,
     sliced,
 )
 

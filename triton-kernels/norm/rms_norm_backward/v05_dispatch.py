@@ -3,7 +3,7 @@
 Change:   the kernels of layer_norm_backward's v07, without the mean of x, that of the gradient, and dbias, and a table
           of configurations of its own.
 Why:      layer_norm_backward's ladder found it. A part of a split row leaves one number instead of two.
-Counter:  time stays where rows are tuned for, and falls where they leave lanes idle or are short and misaligned.
+Counter:  bytes_over_minimum falls to 1; time falls.
 Requires: rows whose elements are contiguous, at any distance from each other.
 Routes:   as layer_norm_backward's v07 (routing.py)
 Twin:     cuda-kernels/norm/rms_norm_backward/v05_dispatch.cu
@@ -15,7 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernel_twins._triton.norm.layer_norm_backward.v05_cooperative import DIVIDED, _backward
+from kernel_twins._triton.norm.layer_norm_backward.cooperative_rows import backward_rows
+from kernel_twins._triton.norm.layer_norm_backward.cooperative_tiles import DIVIDED
 from kernel_twins._triton.norm.layer_norm_backward.v07_dispatch import launch
 
 
@@ -28,7 +29,7 @@ def rms_norm_backward_v05_dispatch_kernel(
     VECTOR: tl.constexpr, EDGES: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     # As layer_norm_backward's v07, but mean is None, and partials are [1, groups, N], of dweight alone.
-    _backward(
+    backward_rows(
         dout, x, mean, rstd, weight, dadded, dx, partials, counters, M, N, stride_dm, stride_xm, stride_am,
         STAGES, ROWS, BLOCK_N, PARTS, SLOTS, VECTOR, EDGES, EVEN,
     )  # fmt: skip

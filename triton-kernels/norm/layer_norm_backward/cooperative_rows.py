@@ -1,47 +1,24 @@
-"""layer_norm_backward v05_cooperative: resident programs of a cooperative launch share a split row.
+"""A norm's backward pass for cooperative rows: resident programs share a row that is longer than a tile.
 
-Change:   a row longer than a program's tile is split into PARTS. The program of each publishes its two sums and goes on
-          with the next row; only then it waits for the sums of the others, and writes its part of the row before.
-          Shorter rows are treated as in v03. Where N is odd, a group of programs takes rows of the same skew, so that a
-          thread has the same columns of all of them: packs, and single elements at both ends.
-Why:      as softmax_backward's v05: a cooperative launch promises that all programs run at once, so one may wait for
-          another's numbers. v03 reads long rows twice, this kernel once, and the registers of the whole GPU bound the
-          length of a row. The exchange through L2 takes about as long as a program's work on a row, and is hidden
-          behind one.
-Counter:  time stays where rows are short, rises where they are few, and falls where they are long or odd.
-Requires: rows whose elements are contiguous, at any distance from each other.
-          - rows too long for all programs that can run at once: v01_rows_then_columns
-          - dout, x, dadded and dx with different skews, and short rows with an odd N: this step's kernel, with accesses
-            of single elements
-          - others: this step's kernel, with accesses of 16 bytes
-Source:   a value and its flag in one word that others wait for: Merrill and Garland, "Single-pass Parallel Prefix Scan
-          with Decoupled Look-back" (NVIDIA technical report NVR-2016-002).
-Twin:     none, see the spec
+The program of each of a row's PARTS publishes its two sums and goes on with the next row; only then it waits for the
+sums of the others, and writes its part of the row before. A cooperative launch promises that all programs run at once,
+so one may wait for another's numbers. The exchange through L2 takes about as long as a program's work on a row, and is
+hidden behind one. Shorter rows lie side by side in a tile.
+
+Where N is no multiple of a pack, a group of programs takes rows of the same skew (EDGES), so that a thread has the same
+columns of all of them: packs, and single elements at both ends.
+
+Source: a value and its flag in one word that others wait for: Merrill and Garland, "Single-pass Parallel Prefix Scan
+with Decoupled Look-back" (NVIDIA technical report NVR-2016-002).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
-
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
-from triton.compiler import CompiledKernel
 
-from kernel_twins._triton.lib import tuning
-from kernel_twins._triton.lib.device import shared_bytes, sm_count
-from kernel_twins._triton.lib.workspace import SIZE, counter
-from kernel_twins._triton.norm.layer_norm_backward.v01_rows_then_columns import (
-    add_up,
-    layer_norm_backward_v01_rows_then_columns,
-    summing,
-)
-from kernel_twins._triton.norm.layer_norm_backward.v02_persistent import MOST_REGISTERS, REGISTERS, row_sums
-
-VECTOR_BYTES = 16
-PLANS = 4096  # entries of the launch cache
+from kernel_twins._triton.norm.layer_norm_backward.cooperative_tiles import TURNS
+from kernel_twins._triton.norm.layer_norm_backward.v02_persistent import row_sums
 
 # Waits until the lowest bit of the word at an address is as given, and returns the word; 0 for address 0.
 AWAIT = tl.constexpr("""{
@@ -59,22 +36,6 @@ AGAIN:
     bra AGAIN;
 END:
 }""")
-TURNS = tl.constexpr(4)  # slots for rows' words
-
-# A thread has 16 or 32 elements of 16 bits. Registers are rationed for PER_SM programs, in units of 8.
-CONFIGS = [
-    triton.Config(
-        {"TILE_BYTES": size, "PER_SM": per_sm, "STAGES": stages},
-        num_warps=warps,
-        maxnreg=min(REGISTERS // (per_sm * warps * 32) // 8 * 8, MOST_REGISTERS),
-    )
-    for size, per_sm, stages, warps in (
-        (8192, 2, 3, 8), (2048, 8, 3, 2), (4096, 4, 2, 4), (4096, 4, 3, 4), (8192, 2, 2, 8), (8192, 2, 4, 8),
-        (16384, 1, 2, 16), (16384, 1, 3, 16), (2048, 8, 3, 1), (4096, 4, 3, 2), (8192, 2, 3, 4), (16384, 1, 3, 8),
-        (2048, 12, 3, 1), (4096, 6, 3, 2),
-    )
-]  # fmt: skip
-OWN_CONFIGS = CONFIGS[:-2]  # the last two have registers for one gradient's sums: they are rms_norm_backward's
 
 
 @triton.jit
@@ -311,11 +272,14 @@ def _whole_rows(
 
 
 @triton.jit
-def _backward(
+def backward_rows(
     dout, x, mean, rstd, weight, dadded, dx, partials, counters, M, N, stride_dm, stride_xm, stride_am,
     STAGES: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, PARTS: tl.constexpr, SLOTS: tl.constexpr,
     VECTOR: tl.constexpr, EDGES: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
+    # dout, x, dadded: [M, N]; mean, rstd: [M]; weight: [N]; dx: [M, N] contiguous; partials: [1 or 2, groups, N], of
+    # dweight and, if there is a mean, of dbias; counters: words [groups, TURNS, PARTS], of 64 bits, then tickets
+    # [groups], all 0. Missing tensors are None.
     if PARTS > 1:
         _shared_rows(
             dout, x, mean, rstd, weight, dadded, dx, partials, counters, M, N, stride_dm, stride_xm, stride_am,
@@ -326,211 +290,3 @@ def _backward(
             dout, x, mean, rstd, weight, dadded, dx, partials, M, N, stride_dm, stride_xm, stride_am,
             STAGES, ROWS, BLOCK_N, VECTOR, EVEN,
         )  # fmt: skip
-
-
-def resident(config: dict[str, Any], device: torch.device) -> int:
-    """How many programs can run at once."""
-    # The stages of three matrices, with dadded; reductions take a little more, and CUDA reserves 1 KiB.
-    shared = 3 * (config["STAGES"] - 1) * config["TILE_BYTES"] + 4096
-    return sm_count(device) * min(config["PER_SM"], shared_bytes(device) // shared)
-
-
-def sharing(config: dict[str, Any], device: torch.device) -> int:
-    """How many programs can share rows: 1 in the interpreter, where they run one after the other."""
-    if device.type == "cpu":
-        return 1
-    return min(resident(config, device), SIZE // (2 * TURNS.value + 1))  # words of two counters, and a ticket
-
-
-def divided(N: int, itemsize: int, wide: bool, config: dict[str, Any], device: torch.device) -> dict[str, int]:
-    """How rows of N elements become tiles: ROWS side by side, or PARTS of one."""
-    tile, vector = config["TILE_BYTES"] // itemsize, VECTOR_BYTES // itemsize
-    parts = triton.cdiv(N, tile)
-    # A misaligned row may touch one vector more. A group is needed for every skew.
-    ragged_parts = triton.cdiv(triton.cdiv(N, vector) + 1, tile // vector)
-    edges = wide and parts > 1 and N % vector > 0 and ragged_parts * vector <= sharing(config, device)
-    if edges:
-        parts = ragged_parts
-    block = min(triton.next_power_of_2(N), tile)
-    return {
-        "ROWS": tile // block, "BLOCK_N": block, "PARTS": parts, "SLOTS": triton.next_power_of_2(parts),
-        "VECTOR": vector if edges or (wide and N % vector == 0) else 1, "EDGES": edges, "EVEN": parts * block == N,
-    }  # fmt: skip
-
-
-def launched(args: dict[str, Any]) -> dict[str, int]:
-    return divided(args["N"], args["dout"].element_size(), args["WIDE"], args, args["dout"].device)
-
-
-DIVIDED: dict[str, Any] = {
-    name: lambda args, name=name: launched(args)[name]
-    for name in ("ROWS", "BLOCK_N", "PARTS", "SLOTS", "VECTOR", "EDGES", "EVEN")
-}
-if not triton.knobs.runtime.interpret:
-    DIVIDED["launch_cooperative_grid"] = lambda args: args["PARTS"] > 1
-
-
-def grid_of(M: int, config: dict[str, Any], device: torch.device) -> tuple[int, int, int]:
-    """All programs that can run at once, in groups of PARTS, or fewer that need as many rounds."""
-    tiles, parts, vector = triton.cdiv(M, config["ROWS"]), config["PARTS"], config["VECTOR"]
-    most = resident(config, device) if parts == 1 else sharing(config, device) // parts
-    if config["EDGES"]:
-        most = most // vector * vector
-    rounds = triton.cdiv(tiles, most)
-    groups = triton.cdiv(tiles, rounds)
-    if config["EDGES"] and rounds > 1:  # all rows of a group have the same skew
-        groups = triton.cdiv(groups, vector) * vector
-    return groups * parts, 1, 1
-
-
-def fits(N: int, itemsize: int, config: dict[str, Any], device: torch.device) -> bool:
-    """Whether all programs that share a split row can run at once."""
-    return triton.cdiv(N * itemsize, config["TILE_BYTES"]) <= sharing(config, device)
-
-
-def fitting(configs: list[triton.Config], args: dict[str, Any], **meta: Any) -> list[triton.Config]:
-    dout = args["dout"]
-    return [each for each in configs if fits(args["N"], dout.element_size(), each.all_kwargs(), dout.device)]
-
-
-@triton.autotune(
-    OWN_CONFIGS, key=["N"], prune_configs_by={"early_config_prune": fitting}, cache_results=True, do_bench=tuning.bench
-)
-@triton.heuristics(DIVIDED)
-@triton.jit
-def layer_norm_backward_v05_cooperative_kernel(
-    dout, x, mean, rstd, weight, dadded, dx, partials, counters, M, N, stride_dm, stride_xm, stride_am,
-    WIDE: tl.constexpr, TILE_BYTES: tl.constexpr, PER_SM: tl.constexpr, STAGES: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, PARTS: tl.constexpr, SLOTS: tl.constexpr,
-    VECTOR: tl.constexpr, EDGES: tl.constexpr, EVEN: tl.constexpr,
-):  # fmt: skip
-    # dout, x, dadded: [M, N]; mean, rstd: [M]; weight: [N]; dx: [M, N] contiguous; partials: [2, groups, N], of dweight
-    # and dbias; counters: words [groups, TURNS, PARTS], of 64 bits, then tickets [groups], all 0. Missing tensors are
-    # None.
-    _backward(
-        dout, x, mean, rstd, weight, dadded, dx, partials, counters, M, N, stride_dm, stride_xm, stride_am,
-        STAGES, ROWS, BLOCK_N, PARTS, SLOTS, VECTOR, EDGES, EVEN,
-    )  # fmt: skip
-
-
-class Plan(NamedTuple):
-    """An entry of the launch cache, for calls that differ in values and in equally aligned addresses alone."""
-
-    kernel: CompiledKernel
-    grid: tuple[int, int, int]
-    shares: bool  # whether rows are split, which takes counters
-    arguments: tuple[Any, ...]  # those after counters
-    groups: int
-    sum_kernel: CompiledKernel | None
-    sum_grid: tuple[int, int, int]
-    sum_arguments: tuple[Any, ...]  # those after dbias
-
-
-_plans: dict[tuple[Any, ...], Plan] = {}
-
-
-def layer_norm_backward_v05_cooperative(
-    dout: Tensor,
-    x: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None = None,
-    dadded: Tensor | None = None,
-    *,
-    out: Tensor | tuple[Tensor, ...],
-) -> None:
-    """out = dx, dweight and dbias, or without a weight dx alone; fp32, bf16 or fp16.
-
-    dout, x, and dadded, the gradient of x + residual: [M, N], contiguous rows; mean, rstd: [M], fp32; weight, dweight,
-    dbias: [N]; dx: [M, N].
-    """
-    launch(
-        layer_norm_backward_v05_cooperative_kernel,
-        "layer_norm_backward/v05_cooperative",
-        lambda: layer_norm_backward_v01_rows_then_columns(dout, x, mean, rstd, weight, dadded, out=out),
-        (dout, x, mean, rstd, weight, dadded),
-        out,
-    )
-
-
-Inputs = tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None, Tensor | None]
-
-
-def launch(
-    kernel: Any, step: str, otherwise: Callable[[], None], inputs: Inputs, out: Tensor | tuple[Tensor, ...]
-) -> None:
-    """Compute the gradients of layer_norm, or without a mean those of rms_norm.
-
-    ``kernel`` is the autotuner of ``step``; ``otherwise`` is called where rows are too long for it.
-    """
-    dout, x, _, _, _, dadded = inputs
-    dx, *sums = out if isinstance(out, tuple) else (out,)
-    aligned = tuple(each is None or each.data_ptr() % VECTOR_BYTES == 0 for each in (*inputs, dx, *sums))
-    strides = dout.stride(0), x.stride(0), None if dadded is None else dadded.stride(0)
-    key = step, dout.shape, strides, dout.dtype, aligned, dout.get_device()
-    plan = _plans.get(key)
-    if plan is None or tuning.is_recording():
-        plan = _first(kernel, step, otherwise, inputs, dx, sums, aligned)
-        if plan is not None:
-            if len(_plans) == PLANS:
-                _plans.clear()
-            _plans[key] = plan
-        return
-    partials = _partials(dout, sums, plan.groups)
-    plan.kernel[plan.grid](*inputs, dx, partials, counter(dout.device) if plan.shares else None, *plan.arguments)
-    if plan.sum_kernel is not None:
-        dweight, dbias = sums if len(sums) == 2 else (sums[0], None)
-        plan.sum_kernel[plan.sum_grid](partials, dweight, dbias, *plan.sum_arguments)
-
-
-def _partials(dout: Tensor, sums: list[Tensor], groups: int) -> Tensor | None:
-    """The partial sums of every group, for each of the sums over all rows."""
-    return torch.empty((len(sums), groups, dout.shape[1]), dtype=torch.float32, device=dout.device) if sums else None
-
-
-def _first(
-    kernel: Any,
-    step: str,
-    otherwise: Callable[[], None],
-    inputs: Inputs,
-    dx: Tensor,
-    sums: list[Tensor],
-    aligned: tuple[bool, ...],
-) -> Plan | None:
-    """Run a problem that is not in the launch cache, and make its plan, unless it is empty, interpreted or captured."""
-    dout, x, _, _, _, dadded = inputs
-    (M, N), device, itemsize = dout.shape, dout.device, dout.element_size()
-    if M == 0 or N == 0:
-        for each in sums:
-            each.zero_()
-        return None
-    kernel, config = tuning.choose(kernel, step, tuning.problem_of(M, N, dtype=dout.dtype), device)
-    candidates = [config] if config else [each.all_kwargs() for each in kernel.configs]
-    fit = [each for each in candidates if fits(N, itemsize, each, device)]
-    if not fit:
-        otherwise()
-        return None
-    strides = tuple(0 if each is None else each.stride(0) if M > 1 else N for each in (dout, x, dadded))
-    matrices = ((dout, aligned[0]), (x, aligned[1]), (dadded, aligned[5]), (dx, aligned[6]))
-    wide = all(is_aligned for _, is_aligned in matrices) and all(
-        each is None or (stride - N) * itemsize % VECTOR_BYTES == 0
-        for each, stride in zip((dout, x, dadded), strides, strict=True)
-    )
-    tiles = lambda config: divided(N, itemsize, wide, config, device)  # noqa: E731
-    grid = lambda config: grid_of(M, config, device)  # noqa: E731
-    groups = lambda config: grid(config | tiles(config))[0] // tiles(config)["PARTS"]  # noqa: E731
-    behind = (M, N, *strides)
-    if not config:
-        partials = _partials(dout, sums, max(map(groups, fit)))
-        kernel[grid](*inputs, dx, partials, counter(device), *behind, WIDE=wide)
-        kernel, config = kernel.fn, kernel.best_config.all_kwargs()
-    constants = {"WIDE": wide} | config | tiles(config)
-    shares, partials = constants["PARTS"] > 1, _partials(dout, sums, groups(config))
-    compiled = kernel[grid](*inputs, dx, partials, counter(device) if shares else None, *behind, WIDE=wide, **config)
-    sum_kernel = None if partials is None else add_up(partials, *sums)
-    if not isinstance(compiled, CompiledKernel) or torch.cuda.is_current_stream_capturing():
-        return None
-    named = (constants[name] for name in compiled.src.fn.arg_names if name in constants)
-    sum_grid, sum_arguments = summing(len(sums), groups(config), N, sm_count(device))
-    arguments = (*behind, *named)
-    return Plan(compiled, grid(constants), shares, arguments, groups(config), sum_kernel, sum_grid, sum_arguments)

@@ -1,48 +1,21 @@
-"""layer_norm v06_cooperative: resident programs of a cooperative launch share a split row.
+"""A norm of cooperative rows: resident programs of a cooperative launch share a row that is longer than a tile.
 
-Change:   a row longer than a program's tile is split into PARTS. The program of each computes its mean and the squared
-          distances from it, publishes both in one word, waits for the words of the others, merges them, and writes its
-          part. Shorter rows are treated as in v04, or by a persistent kernel that loads rows ahead, whichever the
-          search finds faster. A row takes as many packs a thread as it needs, not a power of 2. Where N is odd, rows
-          have every skew: the elements at both ends are taken one by one, and packs in between. A persistent program
-          takes rows of the same skew, which are sixteen apart where N is odd, and so has the same columns of them;
-          other programs realign weight and bias from two loads.
-Why:      a cooperative launch promises that all programs run at once, so one may wait for another's numbers. The
-          registers of the whole GPU then bound the length of a row. While a program waits, its next part travels to
-          shared memory. A persistent program has the same columns of every row, so weight and bias stay in its
-          registers, where there is room. Trials ran before the last prediction.
-Counter:  time falls where N is 65,536, and more at 5,003 and 50,257; it falls a little at 4,096.
-Requires: rows whose elements are contiguous, at any distance from each other.
-          - rows too long for all programs that can run at once: v02_welford
-          - matrices whose skews differ, and short rows with an odd N: this step's kernel, with accesses of single
-            elements
-          - others: this step's kernel, with accesses of 16 bytes
-Source:   to merge: as v02. A value and its flag in one word that others wait for: Merrill and Garland, "Single-pass
-          Parallel Prefix Scan with Decoupled Look-back" (NVIDIA technical report NVR-2016-002).
-Twin:     none, see the spec
+The program of each of a row's PARTS computes its mean and the squared distances from it, publishes both in one word,
+waits for the words of the others, merges them, and writes its part. A cooperative launch promises that all programs run
+at once, so one may wait for another's numbers. Shorter rows lie side by side in a tile, or have a program each.
+
+A row takes as many packs a thread as it needs, not a power of 2. Where N is no multiple of a pack, rows have every skew
+(EDGES): the elements at both ends are taken one by one, and packs in between. A persistent program takes rows of the
+same skew, and so has the same columns of them; other programs realign weight and bias from two loads.
+
+Source: to merge: as v02. A value and its flag in one word that others wait for: Merrill and Garland, "Single-pass
+Parallel Prefix Scan with Decoupled Look-back" (NVIDIA technical report NVR-2016-002).
 """
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
-from triton.runtime import Autotuner
-
-from kernel_twins._triton.lib import plans, tuning
-from kernel_twins._triton.lib.device import shared_bytes, sm_count
-from kernel_twins._triton.lib.workspace import SIZE, counter
-from kernel_twins._triton.norm.layer_norm.v02_welford import layer_norm_v02_welford
-
-VECTOR_BYTES = 16
-SECTOR_BYTES = 32  # in which memory is fetched
-WORD_BYTES = 4
-REGISTERS = 65_536  # of an SM
-OTHER_REGISTERS = 32  # of a thread, beside those of its elements, weight and bias
 
 # Waits until bit 31 of the word at an address is as given, and returns the word; 0 for address 0.
 AWAIT = tl.constexpr("""{
@@ -67,116 +40,6 @@ COMPILED = tl.constexpr(not triton.knobs.runtime.interpret)
 WIDEN = tl.constexpr("prmt.b32 $0, 0, $2, 0x5400; prmt.b32 $1, 0, $2, 0x7600;")
 WIDEN_AGAIN = tl.constexpr("prmt.b32 $0, $2, 0, 0x1044; prmt.b32 $1, $2, 0, 0x3244;")
 WIDEN_LAST = tl.constexpr("shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;")
-
-# With several STAGES the kernel is persistent, with PER_SM programs an SM, and rows travel ahead. With one stage, every
-# row that is not split gets a program of its own. `maxnreg` rations registers for PER_SM programs; the hardware allots
-# them in units of 8.
-CONFIGS = [
-    triton.Config(
-        {"TILE_BYTES": size, "PER_SM": per_sm, "STAGES": stages},
-        num_warps=warps,
-        maxnreg=min(REGISTERS // (per_sm * warps * 32) // 8 * 8, 248),
-    )
-    for size, per_sm, stages, warps in (
-        (8192, 8, 1, 4), (2048, 16, 1, 1), (16384, 6, 1, 4), (16384, 4, 1, 8), (32768, 2, 1, 8), (32768, 2, 1, 16),
-        (8192, 6, 1, 4), (8192, 7, 1, 4),
-        (8192, 4, 3, 4), (16384, 2, 3, 4), (16384, 2, 3, 8),
-        (10240, 8, 1, 4), (12800, 4, 3, 4), (16384, 3, 3, 4),
-    )
-]  # fmt: skip
-
-
-def divided(
-    N: int, itemsize: int, wide: bool, vectors: int, matrices: int, config: dict[str, Any], device: torch.device
-) -> dict[str, int]:
-    """How rows of N elements become tiles: ROWS side by side, or PARTS of one, each of which is CHUNKS of BLOCK_N.
-
-    ``wide``: each row has the same skew in all matrices; ``vectors``: how many of weight and bias there are;
-    ``matrices``: how many of x and residual.
-    """
-    tile, threads, vector = config["TILE_BYTES"] // itemsize, 32 * config["num_warps"], VECTOR_BYTES // itemsize
-    block, chunk = triton.next_power_of_2(max(N, 1)), threads * vector
-    edges = wide and N % vector > 0
-    # Rows side by side: as many as half of the registers hold in fp32.
-    several = min(tile, threads * config["maxnreg"] // 2) // block
-    if several > 1 and block <= chunk and (chunk > N or not edges):
-        return {
-            "ROWS": 1 << several.bit_length() - 1, "BLOCK_N": block, "AT_ONCE": chunk // block, "CHUNKS": 1, "PARTS": 1,
-            "SLOTS": 1, "VECTOR": vector if wide and not edges else 1, "EDGES": False, "FULL": int(block == N),
-            "HELD": True,
-        }  # fmt: skip
-    vector = vector if wide else 1
-    parts, least = triton.cdiv(max(N, 1), tile), N // vector
-    share = triton.cdiv(least, parts)
-    if edges:  # see _inside
-        least = (N - 2 * vector + 1) // vector - 1
-    registers = (1 + vectors) * triton.cdiv(share * vector, chunk) * VECTOR_BYTES // 4 + OTHER_REGISTERS
-    # A persistent program with edges can hold weight and bias if all of its rows have the same skew.
-    stays = parts > 1 or config["STAGES"] > 1
-    alike = not edges or (stays and resident(config, matrices, device) // parts >= period_of(N, itemsize))
-    return {
-        "ROWS": 1, "BLOCK_N": chunk, "AT_ONCE": 1, "CHUNKS": max(triton.cdiv(share * vector, chunk), 1), "PARTS": parts,
-        "SLOTS": triton.next_power_of_2(parts), "VECTOR": vector, "EDGES": edges,
-        # Chunks that need no mask in any part; the last part has the fewest elements.
-        "FULL": max(least - (parts - 1) * share, 0) * vector // chunk,
-        "HELD": alike and (config["STAGES"] > 1 or registers <= config["maxnreg"]),
-    }  # fmt: skip
-
-
-def launched(args: dict[str, Any]) -> dict[str, int]:
-    vectors = (args["weight"] is not None) + (args.get("bias") is not None)
-    matrices = 1 + (args["residual"] is not None)
-    return divided(args["N"], args["x"].element_size(), args["WIDE"], vectors, matrices, args, args["x"].device)
-
-
-DIVIDED: dict[str, Any] = {
-    name: lambda args, name=name: launched(args)[name]
-    for name in ("ROWS", "BLOCK_N", "AT_ONCE", "CHUNKS", "PARTS", "SLOTS", "VECTOR", "EDGES", "FULL", "HELD")
-}
-if not triton.knobs.runtime.interpret:
-    DIVIDED["launch_cooperative_grid"] = lambda args: args["PARTS"] > 1
-
-
-def resident(config: dict[str, Any], matrices: int, device: torch.device) -> int:
-    """How many programs can run at once; 1 in the interpreter, where they run one after the other."""
-    if device.type == "cpu":
-        return 1
-    # Beside the stages, shared memory serves changes of chunks' layout, and CUDA reserves 1 KiB of it.
-    shared = (config["STAGES"] - 1) * config["TILE_BYTES"] * matrices + 10_240
-    per_sm = min(config["PER_SM"], shared_bytes(device) // shared)
-    return min(sm_count(device) * per_sm, SIZE // 5)  # a program has up to 5 of the counters
-
-
-def period_of(N: int, itemsize: int) -> int:
-    """How many rows apart two rows have the same skew within a sector."""
-    sector = SECTOR_BYTES // itemsize
-    return sector // math.gcd(N, sector)
-
-
-def grid_of(x: Tensor, matrices: int, config: dict[str, Any]) -> tuple[int, int, int]:
-    """All programs that can run at once, in groups of PARTS; one for each tile where programs are not persistent."""
-    M, N = x.shape
-    tiles = triton.cdiv(M, config["ROWS"])
-    if config["PARTS"] == 1 and config["STAGES"] == 1:
-        return tiles, 1, 1
-    groups = resident(config, matrices, x.device) // config["PARTS"]
-    # A group with edges that holds its weight goes from a row to the next one of the same skew.
-    period = period_of(N, x.element_size()) if config["EDGES"] and config["HELD"] and tiles > groups else 1
-    # All groups take the same number of tiles, but for the last round, so that none ends a tile late.
-    rounds = triton.cdiv(tiles, groups // period * period)
-    return triton.cdiv(triton.cdiv(tiles, rounds), period) * period * config["PARTS"], 1, 1
-
-
-def fits(x: Tensor, matrices: int, config: dict[str, Any]) -> bool:
-    """Whether all programs that share a split row can run at once."""
-    parts = triton.cdiv(x.shape[1] * x.element_size(), config["TILE_BYTES"])
-    return parts <= resident(config, matrices, x.device)
-
-
-def fitting(configs: list[triton.Config], args: dict[str, Any], **meta: Any) -> list[triton.Config]:
-    # As if there were a residual, so that one result serves both: a search's key has dtypes alone, and the fp32
-    # residual and sum have the dtypes of weight and bias.
-    return [config for config in configs if fits(args["x"], 2, config.all_kwargs())]
 
 
 @triton.jit
@@ -511,97 +374,3 @@ def norm_rows(
             slot = tl.arange(0, 2 * SLOTS)
             tl.store(words + slot, tl.zeros_like(slot).to(tl.int64), mask=slot < 2 * PARTS)
             tl.store(ticket, 0)
-
-
-@triton.autotune(
-    CONFIGS, key=["N"], prune_configs_by={"early_config_prune": fitting}, cache_results=True, do_bench=tuning.bench
-)
-@triton.heuristics(DIVIDED)
-@triton.jit
-def layer_norm_v06_cooperative_kernel(
-    x, weight, bias, residual, out, mean, rstd, added, counters, M, N, stride_xm, stride_rm, eps, WIDE: tl.constexpr,
-    TILE_BYTES: tl.constexpr, PER_SM: tl.constexpr, STAGES: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, AT_ONCE: tl.constexpr, CHUNKS: tl.constexpr, PARTS: tl.constexpr,
-    SLOTS: tl.constexpr, VECTOR: tl.constexpr, EDGES: tl.constexpr, FULL: tl.constexpr, HELD: tl.constexpr,
-):  # fmt: skip
-    norm_rows(
-        x, weight, bias, residual, out, mean, rstd, added, counters, M, N, stride_xm, stride_rm, eps, True,
-        STAGES, ROWS, BLOCK_N, AT_ONCE, CHUNKS, PARTS, SLOTS, VECTOR, EDGES, FULL, HELD,
-    )  # fmt: skip
-
-
-_plans: dict[tuple[Any, ...], tuple[plans.Plan, bool]] = {}  # the launch cache; bool: rows are split, with counters
-
-
-def layer_norm_v06_cooperative(
-    x: Tensor,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    *,
-    eps: float = 1e-5,
-    out: tuple[Tensor, ...],
-) -> None:
-    """out = y, mean, rstd, and with a residual the sum x + residual, which y then normalises; fp32, bf16 or fp16.
-
-    x, residual: [M, N], contiguous rows; weight, bias: [N]; y and the sum: [M, N]; mean and rstd: [M], fp32.
-    """
-    y, mean, rstd, added = out if residual is not None else (*out, None)
-    tensors = x, weight, bias, residual, y, mean, rstd, added
-    if not launch(layer_norm_v06_cooperative_kernel, "layer_norm/v06_cooperative", x, residual, tensors, eps):
-        layer_norm_v02_welford(x, weight, bias, residual, eps=eps, out=out)
-
-
-def launch(
-    tuned: Autotuner, step: str, x: Tensor, residual: Tensor | None, tensors: tuple[Tensor | None, ...], eps: float
-) -> bool:
-    """Run a step's kernel on its tensors, x and residual among them; False if it cannot: rows are too long."""
-    stride_rm = None if residual is None else residual.stride(0)
-    aligned = tuple([None if each is None else each.data_ptr() % SECTOR_BYTES for each in tensors])
-    key = step, x.shape, x.stride(0), stride_rm, x.dtype, eps, aligned, x.get_device()
-    known = _plans.get(key)
-    if known is not None and not tuning.is_recording():
-        plan, shares = known
-        plan(*tensors, counter(x.device) if shares else None)  # type: ignore[arg-type]
-        return True
-    M, N = x.shape
-    if M == 0:
-        return True
-    matrices = 1 if residual is None else 2
-    kernel, config = tuning.choose(tuned, step, tuning.problem_of(M, N, dtype=x.dtype), x.device)
-    if not (fits(x, matrices, config) if config else fitting(CONFIGS, {"x": x})):
-        return False
-    known = _first(kernel, config, x, residual, tensors, eps)
-    if known is not None:
-        plans.keep(_plans, key, known)
-    return True
-
-
-def _first(
-    kernel: Any,
-    config: dict[str, Any],
-    x: Tensor,
-    residual: Tensor | None,
-    tensors: tuple[Tensor | None, ...],
-    eps: float,
-) -> tuple[plans.Plan, bool] | None:
-    """Run a problem that is not in the launch cache, and make its plan, unless it is interpreted or captured."""
-    (M, N), matrices = x.shape, 1 if residual is None else 2
-    strides = (x.stride(0), residual.stride(0) if residual is not None else 0) if M > 1 else (N, N)
-    places = [each.data_ptr() for each in tensors if each is not None and each.dim() == 2]
-    places += [(stride - N) * x.element_size() for stride in strides[:matrices]]
-    unit = SECTOR_BYTES if N * x.element_size() % VECTOR_BYTES else VECTOR_BYTES
-    wide = all(place % unit == 0 for place in places)
-    if unit == SECTOR_BYTES:  # rows have every skew: _from_two reads weight and bias in words
-        vectors = [each.data_ptr() for each in tensors if each is not None and each.dim() == 1]
-        wide = wide and all(place % WORD_BYTES == 0 for place in vectors)
-    constants: dict[str, Any] = {"WIDE": wide}
-    grid = lambda config: grid_of(x, matrices, config)  # noqa: E731
-    if not config:
-        kernel[grid](*tensors, counter(x.device), M, N, *strides, eps, **constants)
-        kernel, config = kernel.fn, kernel.best_config.all_kwargs()
-    constants |= config
-    shares = launched(dict(zip(kernel.arg_names, tensors, strict=False)) | constants | {"N": N})["PARTS"] > 1
-    counters = counter(x.device) if shares else None
-    plan = plans.launch(kernel, grid, (*tensors, counters), (M, N, *strides, eps), constants)
-    return None if plan is None else (plan, shares)
