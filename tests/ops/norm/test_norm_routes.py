@@ -28,14 +28,28 @@ SEARCHED = {
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-def route(op: str, m: int, n: int, dtype: str = "bf16", *, vector: int | None = None, given: bool = True) -> Any:
-    """Of contiguous rows, or of rows that accesses of ``vector`` elements take; ``given``: a weight."""
+def route(
+    op: str, m: int, n: int, dtype: str = "bf16", *, vector: int | None = None, written: int | None = None,
+    given: bool = True,
+) -> Any:  # fmt: skip
+    """Of contiguous rows, or of rows that accesses of ``vector`` elements take, and results such of ``written``.
+
+    ``given``: a weight.
+    """
     x = torch.empty(m, n, dtype=DTYPES[dtype], device="meta")
     if vector is None:
         vector = routing.vector_of(n, [n], x.element_size(), [])
     if op.endswith("_backward"):
         return routing.backward(op, x, given, False, vector, wide=True)
-    return routing.forward(op, x, False, vector)
+    return routing.forward(op, x, False, vector, vector if written is None else written)
+
+
+@pytest.mark.parametrize("op", ["layer_norm", "rms_norm"])
+def test_short_pitched_rows_are_written_by_vectors_of_a_lane_each(op: str) -> None:
+    assert route(op, 1_000_000, 20, vector=1, written=4)[:2] == (8, 16)
+    assert route(op, 1_000_000, 20, vector=1, written=4).width == 4
+    assert route(op, 1_000_000, 120, "fp32", vector=1, written=4).width == 1  # too long for half of a warp
+    assert route(op, 1_000_000, 20, vector=4, written=4).width == 4
 
 
 # Nothing was searched for rows of 1,027 elements, which are held.

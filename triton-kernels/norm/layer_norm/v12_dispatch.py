@@ -95,7 +95,8 @@ def _first_time(
     sizes = M, N, strides[0], 0 if residual is None else strides[1]
     *operands, _, _, added = tensors  # but the statistics
     vector = routing.vector_of(N, strides, x.element_size(), (*operands, added))
-    route = routing.forward(op, x, residual is not None, vector)
+    written = routing.vector_of(N, (), x.element_size(), (*tensors[1:3], tensors[4], added))
+    route = routing.forward(op, x, residual is not None, vector, written)
     if isinstance(route, routing.Held):
         held = norm_held_rows(route, tensors, sizes, eps, vector)
         return None if held is None else held.__call__
