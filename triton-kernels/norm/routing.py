@@ -340,7 +340,10 @@ def forward(op: str, x: Tensor, has_residual: bool, vector: int, written: int) -
     if vector * itemsize == VECTOR_BYTES and N * itemsize >= VECTOR_BYTES * LANES:
         tiles = forward_step.divided(N, itemsize, True, 0, 1, config, device)
         in_lanes = held(M, N, vector, 1, WARPS, sm_count(device))
-        if in_lanes is not None and in_lanes.slots(N, vector) < tiles["PARTS"] * tiles["CHUNKS"] * tiles["BLOCK_N"]:
+        slots = tiles["PARTS"] * tiles["CHUNKS"] * tiles["BLOCK_N"]
+        # Rows that leave places empty either way are a warp's, whose sums need no barrier.
+        most = slots if in_lanes is not None and in_lanes.lanes <= LANES and N < slots else slots - 1
+        if in_lanes is not None and in_lanes.slots(N, vector) <= most:
             return in_lanes
     matrices = 2 if has_residual else 1
     moved = Moved(4, 5, 1) if has_residual else Moved(2, 3, 1)
