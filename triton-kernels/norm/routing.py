@@ -334,6 +334,8 @@ def forward(op: str, x: Tensor, has_residual: bool, vector: int, written: int) -
             return in_lanes
     if N and vector * itemsize < VECTOR_BYTES:
         in_lanes = held(M, N, vector, 1, 1, sm_count(device))
+        if in_lanes is None and vector < written:  # neighbours that are written at once, though read one by one
+            in_lanes = held(M, N, written, 1, MOST_WARPS, sm_count(device))
         if in_lanes is not None:
             return in_lanes
     config = cooperative(op, N, itemsize, forward_step.CONFIGS)
@@ -342,7 +344,7 @@ def forward(op: str, x: Tensor, has_residual: bool, vector: int, written: int) -
         in_lanes = held(M, N, vector, 1, WARPS, sm_count(device))
         slots = tiles["PARTS"] * tiles["CHUNKS"] * tiles["BLOCK_N"]
         # Rows that leave places empty either way are a warp's, whose sums need no barrier.
-        most = slots if in_lanes is not None and in_lanes.lanes <= LANES and N < slots else slots - 1
+        most = slots if in_lanes is not None and in_lanes.lanes <= LANES and slots > N else slots - 1
         if in_lanes is not None and in_lanes.slots(N, vector) <= most:
             return in_lanes
     matrices = 2 if has_residual else 1

@@ -52,6 +52,13 @@ def test_short_pitched_rows_are_written_by_vectors_of_a_lane_each(op: str) -> No
     assert route(op, 1_000_000, 20, vector=4, written=4).width == 4
 
 
+@pytest.mark.parametrize("op", ["layer_norm", "rms_norm"])
+def test_longer_pitched_rows_are_held_by_several_warps(op: str) -> None:
+    assert route(op, 529, 8_640, "fp32", vector=1, written=4)[:2] == (256, 1)
+    assert route(op, 529, 2_000, "fp32", vector=1, written=4).width == 1  # one warp holds it
+    assert not isinstance(route(op, 529, 8_641, "fp32", vector=1, written=1), routing.Held)
+
+
 # Nothing was searched for rows of 1,027 elements, which are held.
 SEARCHED_CASES = [
     (op, case)
