@@ -340,16 +340,16 @@ def places_in_long_rows() -> None:
     places = importlib.import_module("kernel_twins._triton.dropout.philox").places
 
     @triton.jit
-    def kernel(rows, cols, first, n, block: tl.constexpr, ends_once: tl.constexpr):
-        row, col = places(tl.cast(first, tl.int64), n, block, ends_once)
+    def kernel(rows, cols, first, n, block: tl.constexpr, span: tl.constexpr):
+        row, col = places(tl.cast(first, tl.int64), n, block, span)
         tl.store(rows + tl.arange(0, block), row)
         tl.store(cols + tl.arange(0, block), col)
 
-    for n in (1, 1_000, 2**31 - 8, 2**31 + 64):
+    for n in (1, 8, 11, 1_000, 2**31 - 8, 2**31 + 64):
         for first in (0, 2**31 - 1024, 2**31, 2**32):
-            for ends_once in (False, True) if n >= 1024 else (False,):
+            for span in (1, 8, 1024) if n >= 1024 else (1, 8) if n >= 8 else (1,):
                 rows, cols = torch.empty(2, 1024, dtype=torch.int64)
-                kernel[(1,)](rows, cols, first, n, 1024, ends_once)
+                kernel[(1,)](rows, cols, first, n, 1024, span)
                 i = first + torch.arange(1024)
                 torch.testing.assert_close(rows, i // n)
                 torch.testing.assert_close(cols, i % n)

@@ -14,12 +14,18 @@ from kernel_twins._triton.matmul.linear.backward import _derivative
 from kernel_twins._triton.matmul.linear.v01_fused import _activate
 from kernel_twins.ops.dropout import shared as dropout
 
+VECTOR = 8  # neighbours of which a row's number is computed once
 SQRT_HALF = tl.constexpr(0.7071067811865476)
 
 
 def numbers(p: float) -> tuple[int, float, bool]:
     """The kernels' arguments for p: the threshold, the scale of kept elements, and whether all are dropped."""
     return (0, 0.0, True) if p == 1 else (dropout.threshold(p), dropout.scale(p), False)
+
+
+def span(N: int, BLOCK: int) -> int:
+    """How many neighbours a row of N ends among once at most, for ``places``: all of a block, a vector's, or 1."""
+    return BLOCK if BLOCK <= N else VECTOR if VECTOR <= N else 1
 
 
 @triton.jit
@@ -81,17 +87,26 @@ def keeps_anywhere(seed, offset, threshold, ALL: tl.constexpr, i, BLOCK: tl.cons
 
 
 @triton.jit
-def places(first, N, BLOCK: tl.constexpr, ENDS_ONCE: tl.constexpr):
-    # Rows and columns of BLOCK elements from first on; where one row ends among them at most, without divisions but
-    # for one of 64 bits. Several rows of N within BLOCK of 2^31 are none that 32 bits count.
+def places(first, N, BLOCK: tl.constexpr, SPAN: tl.constexpr):
+    # Rows and columns of BLOCK elements from first on. A row ends once at most among SPAN neighbours, so that these
+    # take one division together, and a whole block none but one of 64 bits. Several rows of N within BLOCK of 2^31 are
+    # none that 32 bits count.
     row = first // N
     along = tl.arange(0, BLOCK)
-    along += (first - row * N).to((along + N).dtype)  # of 64 bits where N is
-    if ENDS_ONCE:
+    start = (first - row * N).to((along + N).dtype)  # of 64 bits where N is
+    if SPAN == 1:
+        along += start
+        rows, cols = row + along // N, along % N
+    else:
+        if SPAN == BLOCK:
+            along += start
+        else:  # written so that a thread's neighbours have the same dividend
+            begin = start + along // SPAN * SPAN
+            passed = begin // N
+            row += passed
+            along = begin - passed * N + along % SPAN
         ends = along >= N
         rows, cols = row + ends.to(tl.int32), tl.where(ends, along - N, along)
-    else:
-        rows, cols = row + along // N, along % N
     return rows, cols
 
 

@@ -29,6 +29,7 @@ WORD_BYTES = 4
 
 HELD = 64  # elements that a lane holds at most, of all matrices
 AT_ONCE = 16  # elements that a lane shall have under way at least, if rows are many
+APART_BYTES = 8  # of an access that writes rows which are read by less: single loads beside it reach few lines
 MOST_CHUNKS = 5  # of a row that shares its warp
 WARPS = 4
 MOST_WARPS = 8  # of a row
@@ -36,11 +37,15 @@ PROGRAMS_PER_SM = 16
 
 
 class Held(NamedTuple):
-    """``lanes`` hold a row, ``rows`` are side by side, and a program takes ``turns`` of them."""
+    """``lanes`` hold a row, ``rows`` are side by side, and a program takes ``turns`` of them.
+
+    A lane holds ``width`` elements side by side.
+    """
 
     lanes: int
     rows: int
     turns: int
+    width: int
 
     @property
     def warps(self) -> int:
@@ -69,11 +74,27 @@ def held(M: int, N: int, vector: int, matrices: int, most_warps: int, sms: int) 
     if lanes is None:
         return None
     rows = max(WARPS * LANES // lanes, 1)
-    turns = max(AT_ONCE // (triton.cdiv(packs, lanes) * vector * matrices), 1)
-    turns = 2 ** (turns.bit_length() - 1)
+    return Held(lanes, rows, _turns(M, rows, triton.cdiv(packs, lanes) * vector * matrices, sms), vector)
+
+
+def held_apart(M: int, N: int, width: int, sms: int) -> Held | None:
+    """The same of short rows that are written by ``width`` elements, while less is read at once; None if they are long.
+
+    The lanes of a row have one access each: where they had several, each would write a part of every sector.
+    """
+    lanes = triton.next_power_of_2(triton.cdiv(N, width))
+    if lanes >= LANES:
+        return None
+    rows = WARPS * LANES // lanes
+    return Held(lanes, rows, _turns(M, rows, width, sms), width)
+
+
+def _turns(M: int, rows: int, elements: int, sms: int) -> int:
+    """How often a program takes ``rows``, of which a lane has so many ``elements`` each time."""
+    turns = 2 ** (max(AT_ONCE // elements, 1).bit_length() - 1)
     while turns > 1 and triton.cdiv(M, rows * turns) < PROGRAMS_PER_SM * sms:
         turns //= 2
-    return Held(lanes, rows, turns)
+    return turns
 
 
 def _lanes(packs: int, room: int, most_warps: int, fewest: int = 1) -> int | None:
@@ -275,8 +296,8 @@ def split_is_faster(M: int, row_bytes: int, groups: int, busy: float, moved: Mov
 Route = Held | Split | dict[str, Any]  # the last is the configuration of cooperative rows
 
 
-def forward(op: str, x: Tensor, has_residual: bool, vector: int, wide: bool) -> Route | Skewed:
-    """The route of the rows of x, which accesses of ``vector`` elements take.
+def forward(op: str, x: Tensor, has_residual: bool, vector: int, written: int, wide: bool) -> Route | Skewed:
+    """The route of the rows of x, which accesses of ``vector`` elements take, and results such of ``written``.
 
     ``wide``: each row has the same skew in all matrices, and may be taken by accesses of 16 bytes but for its ends.
     """
@@ -285,15 +306,25 @@ def forward(op: str, x: Tensor, has_residual: bool, vector: int, wide: bool) -> 
         in_packs = skewed(M, N, itemsize, sm_count(device))
         if in_packs is not None:
             return in_packs
+    width = min(written, APART_BYTES // itemsize)
+    if N and vector < width:
+        in_lanes = held_apart(M, N, width, sm_count(device))
+        if in_lanes is not None:
+            return in_lanes
     if N and vector * itemsize < VECTOR_BYTES:
         in_lanes = held(M, N, vector, 1, 1, sm_count(device))
+        if in_lanes is None and vector < written:  # neighbours that are written at once, though read one by one
+            in_lanes = held(M, N, written, 1, MOST_WARPS, sm_count(device))
         if in_lanes is not None:
             return in_lanes
     config = cooperative(op, N, itemsize)
     if vector * itemsize == VECTOR_BYTES and N * itemsize >= VECTOR_BYTES * LANES:
         tiles = forward_tiles.divided(N, itemsize, True, 0, 1, config, device)
         in_lanes = held(M, N, vector, 1, WARPS, sm_count(device))
-        if in_lanes is not None and in_lanes.slots(N, vector) < tiles["PARTS"] * tiles["CHUNKS"] * tiles["BLOCK_N"]:
+        slots = tiles["PARTS"] * tiles["CHUNKS"] * tiles["BLOCK_N"]
+        # Rows that leave places empty either way are a warp's, whose sums need no barrier.
+        most = slots if in_lanes is not None and in_lanes.lanes <= LANES and slots > N else slots - 1
+        if in_lanes is not None and in_lanes.slots(N, vector) <= most:
             return in_lanes
     matrices = 2 if has_residual else 1
     moved = Moved(4, 5, 1) if has_residual else Moved(2, 3, 1)

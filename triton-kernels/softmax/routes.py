@@ -139,7 +139,7 @@ class Split(NamedTuple):
 def route(rows: Rows, limits: Limits, device: torch.device) -> Tiling | Split:
     """The first kernel of the table that takes the rows, and how."""
     sms = sm_count(device)
-    return _several(rows, limits, sms) or _one(rows, limits) or _shared(rows, limits, device) or split(rows, sms)
+    return several(rows, limits, sms) or _one(rows, limits) or _shared(rows, limits, device) or split(rows, sms)
 
 
 def split(rows: Rows, sms: int) -> Split:
@@ -149,7 +149,7 @@ def split(rows: Rows, sms: int) -> Split:
     return Split(max(min(parts, PARTS), 1), rows.together)
 
 
-def _several(rows: Rows, limits: Limits, sms: int) -> Tiling | None:
+def several(rows: Rows, limits: Limits, sms: int) -> Tiling | None:
     """Several rows a program; None if only one fits, or they are too long and no whole number of blocks."""
     M, N, vector = rows.M, rows.N, rows.width
     long, wide = N * rows.itemsize > SHORT_BYTES, vector == rows.vector

@@ -164,6 +164,11 @@ OP = Op(
         *((9, n, _LSE) for n in (31, 1_024, 5_003, 70_000)),
         (9, 1_003, {**_LSE, "target": "ignored", "smoothing": "tenth"}),
         *((5, 1_003, {**_LSE, "values": values}) for values in ("inf", "infs", "nan", "masked")),
+        # Short rows at distances that leave them single elements, a part of a vector, or a whole one.
+        *((67, n, {"logits": "spaced", "smoothing": "tenth"}) for n in (20, 64, 300)),
+        *((67, n, {"logits": "pitched", "smoothing": "tenth"}) for n in (12, 64, 777)),
+        *((9, 64, {"values": values, "logits": "spaced", "smoothing": "tenth"}) for values in ("infs", "nan")),
+        (9, 3_520, {"target": "ignored", "logits": "pitched"}),
     ),
     huge_cases=shared.HUGE_CASES,
     bench_cases=shared.BENCH_CASES,

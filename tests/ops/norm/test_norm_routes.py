@@ -21,15 +21,34 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def route(
-    op: str, m: int, n: int, dtype: str = "bf16", *, vector: int | None = None, given: bool = True, wide: bool = True
-) -> Any:
-    """Of contiguous rows, or of rows that accesses of ``vector`` elements take; ``given``: a weight."""
+    op: str, m: int, n: int, dtype: str = "bf16", *, vector: int | None = None, written: int | None = None,
+    given: bool = True, wide: bool = True,
+) -> Any:  # fmt: skip
+    """Of contiguous rows, or of rows that accesses of ``vector`` elements take, and results such of ``written``.
+
+    ``given``: a weight.
+    """
     x = torch.empty(m, n, dtype=DTYPES[dtype], device="meta")
     if vector is None:
         vector = routing.vector_of(n, [n], x.element_size(), [])
     if op.endswith("_backward"):
         return routing.backward(op, x, given, False, vector, wide)
-    return routing.forward(op, x, False, vector, wide)
+    return routing.forward(op, x, False, vector, vector if written is None else written, wide)
+
+
+@pytest.mark.parametrize("op", ["layer_norm", "rms_norm"])
+def test_short_pitched_rows_are_written_by_vectors_of_a_lane_each(op: str) -> None:
+    assert route(op, 1_000_000, 20, vector=1, written=4)[:2] == (8, 16)
+    assert route(op, 1_000_000, 20, vector=1, written=4).width == 4
+    assert route(op, 1_000_000, 120, "fp32", vector=1, written=4).width == 1  # too long for half of a warp
+    assert route(op, 1_000_000, 20, vector=4, written=4).width == 4
+
+
+@pytest.mark.parametrize("op", ["layer_norm", "rms_norm"])
+def test_longer_pitched_rows_are_held_by_several_warps(op: str) -> None:
+    assert route(op, 529, 8_640, "fp32", vector=1, written=4)[:2] == (256, 1)
+    assert route(op, 529, 2_000, "fp32", vector=1, written=4).width == 1  # one warp holds it
+    assert not isinstance(route(op, 529, 8_641, "fp32", vector=1, written=1), routing.Held)
 
 
 @pytest.mark.parametrize("op", NORMS)

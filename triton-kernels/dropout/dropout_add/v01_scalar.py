@@ -31,7 +31,7 @@ def dropout_add_v01_scalar_kernel(
     first = tl.program_id(0).to(tl.int64) * BLOCK
     i = first + tl.arange(0, BLOCK)
     mask = i < M * N
-    row, col = places(first, N, BLOCK, False)
+    row, col = places(first, N, BLOCK, 1)
     values = tl.load(x + row * stride_xm + col, mask=mask, other=0.0).to(tl.float32)
     if bias is not None:
         values += tl.load(bias + col, mask=mask, other=0.0).to(tl.float32)

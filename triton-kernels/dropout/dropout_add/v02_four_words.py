@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernel_twins._triton.dropout.philox import activate, keeps, numbers, places
+from kernel_twins._triton.dropout.philox import activate, keeps, numbers, places, span
 from kernel_twins._triton.lib import tuning
 
 CONFIGS = [
@@ -38,11 +38,11 @@ def _load(places, mask):
 @triton.jit
 def _block(
     x, residual, bias, out, N, stride_xm, stride_rm, seed, offset, threshold, scale, first, mask, ALL: tl.constexpr,
-    ACTIVATION: tl.constexpr, BLOCK: tl.constexpr, ENDS_ONCE: tl.constexpr, X_DENSE: tl.constexpr,
+    ACTIVATION: tl.constexpr, BLOCK: tl.constexpr, SPAN: tl.constexpr, X_DENSE: tl.constexpr,
     RESIDUAL_DENSE: tl.constexpr,
 ):  # fmt: skip
     i = first + tl.arange(0, BLOCK)
-    row, col = places(first, N, BLOCK, ENDS_ONCE)
+    row, col = places(first, N, BLOCK, SPAN)
     values = _load(x + i if X_DENSE else x + row * stride_xm + col, mask)
     if bias is not None:  # every place of a block has a column
         values += tl.load(bias + col, eviction_policy="evict_last").to(tl.float32)
@@ -57,7 +57,7 @@ def _block(
 @triton.autotune(CONFIGS, key=["N"], cache_results=True, do_bench=tuning.bench)
 @triton.heuristics(
     {
-        "ENDS_ONCE": lambda args: args["BLOCK"] <= args["N"],
+        "SPAN": lambda args: span(args["N"], args["BLOCK"]),
         "X_DENSE": lambda args: args["M"] == 1 or args["stride_xm"] == args["N"],
         "RESIDUAL_DENSE": lambda args: args["M"] == 1 or args["stride_rm"] == args["N"],
     }
@@ -65,7 +65,7 @@ def _block(
 @triton.jit(do_not_specialize=["seed", "offset"])
 def dropout_add_v02_four_words_kernel(
     x, residual, bias, out, M: tl.int64, N, stride_xm, stride_rm, seed, offset, threshold: tl.uint32, scale,
-    ALL: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr, ENDS_ONCE: tl.constexpr, X_DENSE: tl.constexpr,
+    ALL: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr, SPAN: tl.constexpr, X_DENSE: tl.constexpr,
     RESIDUAL_DENSE: tl.constexpr,
 ):  # fmt: skip
     # x, residual: [M, N]; bias: [N]; out: [M, N] contiguous. Missing tensors are None. Elements are counted in 64
@@ -74,13 +74,13 @@ def dropout_add_v02_four_words_kernel(
     if first + BLOCK <= M * N:
         _block(
             x, residual, bias, out, N, stride_xm, stride_rm, seed, offset, threshold, scale, first, None, ALL,
-            ACTIVATION, BLOCK, ENDS_ONCE, X_DENSE, RESIDUAL_DENSE,
+            ACTIVATION, BLOCK, SPAN, X_DENSE, RESIDUAL_DENSE,
         )  # fmt: skip
     else:
         mask = first + tl.arange(0, BLOCK) < M * N
         _block(
             x, residual, bias, out, N, stride_xm, stride_rm, seed, offset, threshold, scale, first, mask, ALL,
-            ACTIVATION, BLOCK, ENDS_ONCE, X_DENSE, RESIDUAL_DENSE,
+            ACTIVATION, BLOCK, SPAN, X_DENSE, RESIDUAL_DENSE,
         )  # fmt: skip
 
 

@@ -49,7 +49,7 @@ def dropout_add_backward_v01_rows_then_columns_kernel(
     # dout, x: [M, N]; bias: [N]; dx: [M, N] contiguous. Missing tensors are None. Elements are counted in 64 bits.
     first = tl.program_id(0).to(tl.int64) * BLOCK
     i = first + tl.arange(0, BLOCK)
-    row, col = places(first, N, BLOCK, False)
+    row, col = places(first, N, BLOCK, 1)
     values = _dx(
         dout, x, bias, N, stride_dm, stride_xm, seed, offset, threshold, scale, row, col, i < M * N, ALL, ACTIVATION
     )

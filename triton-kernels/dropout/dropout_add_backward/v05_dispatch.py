@@ -23,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernel_twins._triton.dropout.dropout_add.v02_four_words import _load
-from kernel_twins._triton.dropout.philox import gradient, keeps, keeps_anywhere, numbers, places
+from kernel_twins._triton.dropout.philox import gradient, keeps, keeps_anywhere, numbers, places, span
 from kernel_twins._triton.lib import plans
 from kernel_twins._triton.lib.device import sm_count
 from kernel_twins._triton.norm.layer_norm_backward.column_sums import add_up
@@ -40,15 +40,16 @@ WORDS = tl.constexpr(4)  # of a Philox block
 @triton.jit
 def _flat(
     dout, x, bias, dx, N, stride_dm, stride_xm, seed, offset, threshold, scale, first, mask, ALL: tl.constexpr,
-    ACTIVATION: tl.constexpr, BLOCK: tl.constexpr, ENDS_ONCE: tl.constexpr, DOUT_DENSE: tl.constexpr,
+    ACTIVATION: tl.constexpr, BLOCK: tl.constexpr, SPAN: tl.constexpr, WIDTH: tl.constexpr, DOUT_DENSE: tl.constexpr,
     X_DENSE: tl.constexpr,
 ):  # fmt: skip
     i = first + tl.arange(0, BLOCK)
-    row, col = places(first, N, BLOCK, ENDS_ONCE)
-    values = _load(dout + i if DOUT_DENSE else dout + row * stride_dm + col, mask)
+    row, col = places(first, N, BLOCK, SPAN)
+    # Written so that the compiler sees multiples of WIDTH.
+    values = _load(dout + i if DOUT_DENSE else dout + row * stride_dm // WIDTH * WIDTH + col, mask)
     z = values  # unused without an activation
     if ACTIVATION != "none":
-        z = _load(x + i if X_DENSE else x + row * stride_xm + col, mask)
+        z = _load(x + i if X_DENSE else x + row * stride_xm // WIDTH * WIDTH + col, mask)
         if bias is not None:  # every place of a block has a column
             z += tl.load(bias + col, eviction_policy="evict_last").to(tl.float32)
     kept = keeps(seed, offset, threshold, ALL, first // 4 + tl.arange(0, BLOCK // 4), BLOCK)
@@ -106,7 +107,7 @@ def _columns(
 def dropout_add_backward_v05_dispatch_kernel(
     dout, x, bias, dx, sums_of, M: tl.int64, N, stride_dm, stride_xm, seed, offset, threshold: tl.uint32, scale,
     chunk_rows, ALL: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    PERIOD: tl.constexpr, WIDTH: tl.constexpr, IN_BLOCKS: tl.constexpr, ENDS_ONCE: tl.constexpr,
+    PERIOD: tl.constexpr, WIDTH: tl.constexpr, IN_BLOCKS: tl.constexpr, SPAN: tl.constexpr,
     DOUT_DENSE: tl.constexpr, X_DENSE: tl.constexpr,
 ):  # fmt: skip
     # dout, x: [M, N]; bias: [N]; dx: [M, N] contiguous; sums_of: [chunks, N], or dbias. Missing tensors are None.
@@ -120,13 +121,13 @@ def dropout_add_backward_v05_dispatch_kernel(
         if first + BLOCK_N <= M * N:
             _flat(
                 dout, x, bias, dx, N, stride_dm, stride_xm, seed, offset, threshold, scale, first, None, ALL,
-                ACTIVATION, BLOCK_N, ENDS_ONCE, DOUT_DENSE, X_DENSE,
+                ACTIVATION, BLOCK_N, SPAN, WIDTH, DOUT_DENSE, X_DENSE,
             )  # fmt: skip
         else:
             mask = first + tl.arange(0, BLOCK_N) < M * N
             _flat(
                 dout, x, bias, dx, N, stride_dm, stride_xm, seed, offset, threshold, scale, first, mask, ALL,
-                ACTIVATION, BLOCK_N, ENDS_ONCE, DOUT_DENSE, X_DENSE,
+                ACTIVATION, BLOCK_N, SPAN, WIDTH, DOUT_DENSE, X_DENSE,
             )  # fmt: skip
 
 
@@ -195,7 +196,7 @@ def dropout_add_backward_v05_dispatch(
         dout, x, bias, dx, partials, M, N, strides[0], strides[-1], seed, offset, threshold, scale, way.chunk_rows,
         ALL=drops_all, ACTIVATION=activation, BLOCK_M=way.BLOCK_M, BLOCK_N=block, PERIOD=way.PERIOD,
         WIDTH=math.gcd(width, WORDS.value) if way.PERIOD > 1 else width,
-        IN_BLOCKS=way.PERIOD > 1 or N % WORDS.value == 0, ENDS_ONCE=block <= N, DOUT_DENSE=strides[0] == N,
+        IN_BLOCKS=way.PERIOD > 1 or N % WORDS.value == 0, SPAN=span(N, block), DOUT_DENSE=strides[0] == N,
         X_DENSE=strides[-1] == N, num_warps=way.num_warps if sums else BLOCK // (32 * 16),
     )  # fmt: skip
     if sums and way.chunks > 1:

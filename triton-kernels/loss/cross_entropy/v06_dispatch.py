@@ -1,9 +1,10 @@
-"""cross_entropy v06_dispatch: long rows of any alignment by vectors, and few rows split over several programs.
+"""cross_entropy v06_dispatch: rows of any alignment by vectors, and few rows split over several programs.
 
 Change:   a row of more than LONG_BYTES is read by vectors of 16 bytes that are counted from its first whole one; the
           elements before that and behind the last one are loaded one by one. If the rows are too few to fill the GPU,
           a row is split into PARTS. Each program writes its part's maximum and sums, and a second launch merges them,
-          always in the same order. Shorter rows keep v04's kernel.
+          always in the same order. Of shorter rows a program takes several, by the widest access that divides N and
+          the rows' distance; v04's kernel takes them where that compiler sees 16 bytes.
 Why:      v04's compiler knows where a row starts only if N and the rows' distance are multiples of 16, and loads single
           elements elsewhere. And a program a row leaves most SMs without work where there are few rows.
 Counter:  time stays at many rows of a multiple of 16 elements, and falls at few rows and at misaligned ones.
@@ -23,11 +24,13 @@ from torch import Tensor
 
 from kernel_twins._triton.lib import plans
 from kernel_twins._triton.lib.device import sm_count
+from kernel_twins._triton.loss.cross_entropy.short_rows import cross_entropy_short_rows
 from kernel_twins._triton.loss.cross_entropy.v04_rows_per_block import _write, cross_entropy_v04_rows_per_block
-from kernel_twins._triton.softmax.routes import Rows, split
+from kernel_twins._triton.softmax.routes import FORWARD, Rows, several, split
 from kernel_twins._triton.softmax.split import constants_of, edges_of, part_of
 
 LONG_BYTES = 8_192  # rows up to which v04's tiles hold a whole one, or several
+SEEN = 16  # what N and the rows' distance must be multiples of for v04's compiler to load vectors
 NUMBERS = 3  # of a part: the maximum, the sum of exponentials, and that of the logits
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -124,7 +127,7 @@ def cross_entropy_v06_dispatch_rows_kernel(
 
 
 class Prepared(NamedTuple):
-    """The prepared launches of a call, for calls that differ only in values and in equally aligned addresses."""
+    """The prepared launches over long rows, for calls that differ only in values and in equally aligned addresses."""
 
     first: plans.Plan
     second: plans.Plan | None  # of split rows
@@ -140,7 +143,7 @@ class Prepared(NamedTuple):
             self.second(logits, *others, numbers)
 
 
-_plans: dict[tuple[Any, ...], Prepared] = {}
+_plans: dict[tuple[Any, ...], Prepared | plans.Plan] = {}
 
 
 def cross_entropy_v06_dispatch(
@@ -148,7 +151,9 @@ def cross_entropy_v06_dispatch(
 ) -> None:
     """out = the rows' losses, or a tuple of them and lse; logits: [M, N], contiguous rows; target and out: [M]."""
     M, N = logits.shape
-    if M == 0 or N * logits.element_size() <= LONG_BYTES:
+    stride = logits.stride(0) if M > 1 else N
+    short, seen = N * logits.element_size() <= LONG_BYTES, N % SEEN == stride % SEEN == logits.data_ptr() % 16 == 0
+    if M == 0 or N == 0 or (short and seen):
         cross_entropy_v04_rows_per_block(
             logits, target, out=out, ignore_index=ignore_index, label_smoothing=label_smoothing
         )
@@ -160,8 +165,13 @@ def cross_entropy_v06_dispatch(
     if known is not None:
         known(*tensors)
         return
-    stride = logits.stride(0) if M > 1 else N
     rows = Rows(M, N, logits.element_size(), (stride,), logits.data_ptr() % 16 == 0)
+    tiling = several(rows, FORWARD, sm_count(logits.device)) if short else None
+    if tiling is not None:
+        plan = cross_entropy_short_rows(tiling, tensors, (M, N, stride), options)
+        if plan is not None:
+            plans.keep(_plans, key, plan)
+        return
     parts = split(rows, sm_count(logits.device)).parts
     size = NUMBERS * M * parts if parts > 1 else 0
     numbers = _workspace(size, logits.device) if parts > 1 else None

@@ -2,8 +2,9 @@
 
 A row is held in CHUNKS tiles, each as wide as the row's lanes reach with one access of VECTOR elements. So a row of any
 length fills its lanes, where a tile as long as the next power of 2 leaves up to half of them idle. Where a warp has
-whole rows, sums need shuffles and no barrier. Single elements are held in fp32 and are few, for their addresses take
-registers, too; packs of 16 bytes are held as they are in memory, in half of the registers.
+whole rows, sums need shuffles and no barrier. READ elements of x and of the residual are read at once, VECTOR of
+weights and results. Single elements are held in fp32 and are few, for their addresses take registers, too; packs of 16
+bytes are held as they are in memory, in half of the registers.
 """
 
 from __future__ import annotations
@@ -58,6 +59,15 @@ def store_number(vector, row, numbers, BLOCK_N: tl.constexpr):
 
 
 @triton.jit
+def store_numbers(vector, row, numbers, BLOCK_N: tl.constexpr, TOGETHER: tl.constexpr):
+    # TOGETHER: of so many rows that their numbers fill the lanes, once they have passed through shared memory.
+    if TOGETHER:
+        tl.store(vector + row.reshape([row.shape[0]]), numbers.reshape([row.shape[0]]))
+    else:
+        store_number(vector, row, numbers, BLOCK_N)
+
+
+@triton.jit
 def row_pointers(matrix, row, stride, col, VECTOR: tl.constexpr):
     # Written so that the compiler sees a multiple of VECTOR.
     return matrix + row * stride // VECTOR * VECTOR + col
@@ -99,7 +109,7 @@ def _statistics(tiles, N, eps, mask, CENTERED: tl.constexpr, FULL: tl.constexpr,
 def norm_held_rows_kernel(
     x, weight, bias, residual, out, mean, rstd, added, M: tl.int64, N, stride_xm: tl.int64, stride_rm: tl.int64, eps,
     CENTERED: tl.constexpr, ROWS: tl.constexpr, TURNS: tl.constexpr, CHUNKS: tl.constexpr, BLOCK_N: tl.constexpr,
-    FULL: tl.constexpr, VECTOR: tl.constexpr,
+    FULL: tl.constexpr, VECTOR: tl.constexpr, READ: tl.constexpr,
 ):  # fmt: skip
     # x, residual: [M, N]; weight, bias: [N]; out, added: [M, N] contiguous; mean, rstd: [M]. Missing tensors are None.
     # A program takes ROWS rows at once, TURNS times, and asks for all of them before it computes.
@@ -110,8 +120,8 @@ def norm_held_rows_kernel(
     rows, held, means, rstds = (), (), (), ()
     for turn in tl.static_range(TURNS):
         row = rows_at(first + turn * ROWS, M, ROWS)
-        x_rows = row_pointers(x, row, stride_xm, col, VECTOR)
-        residual_rows = None if residual is None else row_pointers(residual, row, stride_rm, col, VECTOR)
+        x_rows = row_pointers(x, row, stride_xm, col, READ)
+        residual_rows = None if residual is None else row_pointers(residual, row, stride_rm, col, READ)
         added_rows = None if residual is None else row_pointers(added, row, N, col, VECTOR)
         rows += (row,)
         held += (_values(x_rows, residual_rows, added_rows, mask, CHUNKS, FULL),)
@@ -137,8 +147,8 @@ def norm_held_rows_kernel(
             store_chunk(row_pointers(out, rows[turn], N, col, VECTOR), chunk, values, mask, FULL)
     for turn in tl.static_range(TURNS):  # last: packs of a row have another layout, and their warps wait here
         if CENTERED:
-            store_number(mean, rows[turn], means[turn], BLOCK_N)
-        store_number(rstd, rows[turn], rstds[turn], BLOCK_N)
+            store_numbers(mean, rows[turn], means[turn], BLOCK_N, READ < VECTOR)
+        store_numbers(rstd, rows[turn], rstds[turn], BLOCK_N, READ < VECTOR)
 
 
 def norm_held_rows(
@@ -146,9 +156,11 @@ def norm_held_rows(
 ) -> plans.Plan | None:
     """Launch the kernel on x, weight, bias, residual, y, mean, rstd and the sum, and return the plan of it.
 
-    ``sizes``: M, N, and the strides of rows of x and residual; ``vector``: elements of an access, of which N and the
-    strides are multiples.
+    ``sizes``: M, N, and the strides of rows of x and residual; ``vector``: elements of an access that reads these, of
+    which N and the strides are multiples.
     """
     M, N, *_ = sizes
-    constants = {"CENTERED": tensors[5] is not None, **route.constants(N, vector)}
+    constants = {"CENTERED": tensors[5] is not None, **route.constants(N, route.width), "READ": vector}
+    if vector < route.width:  # all rows of a program are one tile, so that their numbers are stored together
+        constants |= {"ROWS": route.rows * route.turns, "TURNS": 1}
     return plans.launch(norm_held_rows_kernel, (route.programs(M),), tensors, (*sizes, eps), constants)

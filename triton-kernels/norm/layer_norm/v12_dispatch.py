@@ -110,7 +110,8 @@ def _first_time(
     # Rows whose skews are alike need no common multiple: their ends are taken one by one.
     apart = [stride - N for stride in strides]
     wide = routing.vector_of(0, apart, x.element_size(), (x, residual, tensors[4], added)) * x.element_size()
-    route = routing.forward(op, x, residual is not None, vector, wide == VECTOR_BYTES)
+    written = routing.vector_of(N, (), x.element_size(), (*tensors[1:3], tensors[4], added))
+    route = routing.forward(op, x, residual is not None, vector, written, wide == VECTOR_BYTES)
     if isinstance(route, routing.Skewed):
         skewed = norm_skewed_rows(route, tensors, sizes, eps)
         return None if skewed is None else skewed.__call__
