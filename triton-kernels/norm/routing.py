@@ -112,7 +112,9 @@ def _lanes(packs: int, room: int, most_warps: int, fewest: int = 1) -> int | Non
 # Skewed rows: held rows of 16-bit elements that start at every skew
 # ----------------------------------------------------------------------------------------------------------------------
 
-SKEWED_PACKS = 8  # of a lane, of all its rows
+SKEWED_PACKS = 8  # of a lane, of one row
+TURN_PACKS = 4  # of a lane, of all its rows, if they are several
+LEAST_SKEWED = {"layer_norm": 768, "rms_norm": 512}  # bytes: a shorter row is mostly its ends
 
 
 class Skewed(NamedTuple):
@@ -143,7 +145,7 @@ def skewed(M: int, N: int, itemsize: int, sms: int) -> Skewed | None:
     lanes = _lanes(N // vector, SKEWED_PACKS, 1, max(2 * vector, WARPS * LANES // vector))
     if lanes is None:
         return None
-    turns = SKEWED_PACKS // triton.cdiv(N // vector, lanes)
+    turns = max(1, TURN_PACKS // triton.cdiv(N // vector, lanes))
     turns = 2 ** (turns.bit_length() - 1)
     while turns > 1 and triton.cdiv(M * lanes, WARPS * LANES * turns) < PROGRAMS_PER_SM * sms:
         turns //= 2
@@ -302,7 +304,7 @@ def forward(op: str, x: Tensor, has_residual: bool, vector: int, written: int, w
     ``wide``: each row has the same skew in all matrices, and may be taken by accesses of 16 bytes but for its ends.
     """
     (M, N), itemsize, device = x.shape, x.element_size(), x.device
-    if wide and vector * itemsize < WORD_BYTES and N * itemsize >= VECTOR_BYTES * LANES:
+    if wide and vector * itemsize < WORD_BYTES and N * itemsize >= LEAST_SKEWED[op]:
         in_packs = skewed(M, N, itemsize, sm_count(device))
         if in_packs is not None:
             return in_packs

@@ -14,7 +14,7 @@
 // Counter:  at rows of 4096 nothing changes; the time falls at few rows of millions of elements.
 // Requires: rows that are contiguous, at any distance; any length.
 // Routes:   dbias, and rows whose packs fill the GPU: threads that own columns
-//           dbias, and skews that differ: v04's rows, shifted together
+//           dbias, and skews that differ, but in fp32: v04's rows, shifted together
 //           other rows with dbias: v04's kernels
 //           dx alone: function_dx.cu's kernels
 // Source:   layer_norm's v12, for the shifted packs
@@ -112,9 +112,11 @@ __global__ void __launch_bounds__(32 * CHUNK_WARPS)
   add_chunks(partials, chunks, N, dbias);
 }
 
-// Rows whose skews differ, and the sums of their columns. False where v04 has aligned packs.
+// Rows whose skews differ, and the sums of their columns. False where v04 has aligned packs, and in fp32,
+// whose accesses of single elements are whole sectors.
 template <typename T, Activation ACTIVATION>
 bool launch_shifted_rows(const DropoutAddBackwardArgs& args) {
+  if constexpr (sizeof(T) == 4) return false;
   if (are_skewed_alike<T>(args) || !aligned_to_16_bytes(args.dx)) return false;
   constexpr int ROWS = ACTIVATION == Activation::none ? 2 : 1;
   const RowLayout layout = row_layout<T, THREADS, CHUNK_BLOCKS>(args.M, args.N, true);

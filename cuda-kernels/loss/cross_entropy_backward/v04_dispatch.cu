@@ -1,10 +1,10 @@
 // cross_entropy_backward v04_dispatch: rows of any alignment by 16 bytes, rows of medium length by warps.
 //
 // Change:   packs are counted from a multiple of 16 bytes of out's row. If the logits' row has another skew,
-//           a pack of logits is shifted together from the two aligned words that it spans. In fp32
-//           neighbouring lanes have neighbouring elements instead: 32 of them are whole sectors, wherever
-//           they start. A row has as many lanes as in v03, and if it is longer, a warp for every 128 packs of
-//           it. Rows of up to 1024 packs that do have out's skew are taken by warps, too.
+//           a pack of logits is shifted together from the two aligned words that it spans. A row has as many
+//           lanes as in v03, and if it is longer, a warp for every 128 packs of it. Rows of up to 1024 packs
+//           that do have out's skew are taken by warps, too. In fp32 rows of another skew stay v03's, whose
+//           accesses of single elements are whole sectors: two words a pack would take twice the registers.
 // Why:      in logits whose rows lie an odd number of elements apart, most rows have another skew than out's,
 //           and v02 and v03 move them element by element. And a row of 240 packs gives most of v02's threads
 //           one pack of four, or none.
@@ -12,7 +12,7 @@
 //           elements apart.
 // Requires: rows of contiguous elements; of fewer than 2^31 elements if they have out's skew. out may be the
 //           logits.
-// Routes:   another skew than out's: this file's shifted packs, or in fp32 its single elements
+// Routes:   another skew than out's: this file's shifted packs, in fp32 v03's kernel
 //           up to 128 packs: v03's kernel
 //           up to 1024 packs: this file's warps
 //           longer: v02's kernel
@@ -80,37 +80,6 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   }
 }
 
-// The same, element by element: each of LANES lanes has every LANES-th element. For fp32, whose accesses of
-// single elements are whole sectors; two words a pack would take twice the registers.
-template <typename T, int LANES, int EACH>
-__global__ void __launch_bounds__(THREADS)
-    cross_entropy_backward_v04_dispatch_elements_kernel(const CrossEntropyBackwardArgs args, unsigned parts) {
-  constexpr int ITEMS = EACH * Pack<T>::SIZE;
-  const auto [row, number] = Part::of_group<LANES>(parts);
-  if (row >= args.M) return;
-  T* const row_out = static_cast<T*>(args.out) + row * args.stride_om;
-  const RowPart<T> part(args.N, skew_of(row_out), number, LANES * EACH);
-  const int mine = threadIdx.x % LANES;
-  const T* const from = static_cast<const T*>(args.logits) + row * args.stride_lm + part.start + mine;
-  T* const to = row_out + part.start + mine;
-  float values[ITEMS];
-#pragma unroll
-  for (int i = 0; i < ITEMS; ++i) {
-    values[i] = part.has(mine + i * LANES) ? to_float(__ldcs(from + i * LANES)) : 0.0f;
-  }
-  const int64_t target = args.target[row];
-  const RowGradient gradient(args, target, args.lse[row], args.dout[row * args.stride_dm]);
-  const bool ignored = target == args.ignore_index;
-  // The target counted as this lane's elements are; -1 if it lies in another part, or is no class.
-  const int64_t behind = target - part.start;
-  const int hit = behind >= part.from && behind < part.end ? static_cast<int>(behind) - mine : -1;
-#pragma unroll
-  for (int i = 0; i < ITEMS; ++i) {
-    const float value = gradient(values[i], i * LANES == hit);
-    if (part.has(mine + i * LANES)) to[i * LANES] = from_float<T>(ignored ? 0.0f : value);
-  }
-}
-
 // The same for rows that have out's skew. out may be the logits.
 template <typename T>
 __global__ void __launch_bounds__(THREADS)
@@ -126,18 +95,12 @@ __global__ void __launch_bounds__(THREADS)
 }
 
 template <typename T>
-void launch_skewed(const CrossEntropyBackwardArgs& args) {
+void launch_shifted(const CrossEntropyBackwardArgs& args) {
   const int64_t packs = most_packs<T>(args.out, args.N, args.stride_om), parts = cdiv(packs, WARP_PACKS);
   choose_lanes(std::min<int64_t>(packs, WARP_PACKS), [&](auto lanes, auto each) {
-    const auto launch = [&](auto kernel) {
-      kernel<<<static_cast<unsigned>(cdiv(args.M * parts, THREADS / lanes)), THREADS, 0, args.stream>>>(
-          args, static_cast<unsigned>(parts));
-    };
-    if constexpr (sizeof(T) == 4) {
-      launch(cross_entropy_backward_v04_dispatch_elements_kernel<T, lanes, each>);
-    } else {
-      launch(cross_entropy_backward_v04_dispatch_shifted_kernel<T, lanes, each>);
-    }
+    cross_entropy_backward_v04_dispatch_shifted_kernel<T, lanes, each>
+        <<<static_cast<unsigned>(cdiv(args.M * parts, THREADS / lanes)), THREADS, 0, args.stream>>>(
+            args, static_cast<unsigned>(parts));
   });
   CUDA_CHECK(cudaGetLastError());
 }
@@ -165,7 +128,10 @@ void cross_entropy_backward_v04_dispatch(const CrossEntropyBackwardArgs& args) {
   if (args.M == 0 || args.N == 0) return;
   dispatch(args.dtype, [&](auto zero) {
     using T = decltype(zero);
-    if (!are_skewed_alike<T>(args)) return launch_skewed<T>(args);
+    if (!are_skewed_alike<T>(args)) {
+      if constexpr (sizeof(T) == 4) return cross_entropy_backward_v03_rows_per_block(args);
+      return launch_shifted<T>(args);
+    }
     const int64_t packs = most_packs<T>(args.logits, args.N, args.stride_lm);
     if (packs > WARP_PACKS && packs <= MOST_WARP_PACKS) return launch_warps<T>(args, packs);
     cross_entropy_backward_v03_rows_per_block(args);
