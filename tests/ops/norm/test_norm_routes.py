@@ -77,7 +77,7 @@ def test_short_rows_are_held_at_any_alignment_that_wide_accesses_do_not_take(op:
     for n in (1, 40, 61, 75, 358, 453, 1_027, 2_047):
         assert isinstance(route(op, 100_000, n, vector=1, wide=False), routing.Held)
         in_packs = isinstance(route(op, 100_000, n, vector=1), routing.Skewed)
-        assert in_packs == (n >= 256)  # a lane has a pack
+        assert in_packs == (2 * n >= routing.LEAST_SKEWED[op])
     assert isinstance(route(op, 100_000, 1_024), dict)
     assert isinstance(route(op, 100_000, 5_003), dict)
 
