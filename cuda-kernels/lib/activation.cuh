@@ -85,10 +85,9 @@ __device__ inline float derivative(float x) {
     return fmaf(DENSITY_SCALE * x, density, normal_cdf(x, density));
   }
   if constexpr (ACTIVATION == Activation::gelu_tanh) {
-    const float square = x * x;
-    const float s = sigmoid(x * fmaf(2.0f * TANH_SCALE * TANH_CUBIC, square, 2.0f * TANH_SCALE));
-    const float slope = fmaf(6.0f * TANH_SCALE * TANH_CUBIC, square, 2.0f * TANH_SCALE);
-    return fmaf(x * fmaf(-s, s, s), slope, s);
+    const float s = sigmoid(twice_tanh_argument(x));
+    const float slope = 2.0f * TANH_SCALE * fmaf(3.0f * TANH_CUBIC * x, x, 1.0f);
+    return fmaf(x * s * (1.0f - s), slope, s);
   }
   if constexpr (ACTIVATION == Activation::silu) {
     const float s = sigmoid(x);
