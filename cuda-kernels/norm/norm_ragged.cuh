@@ -10,7 +10,8 @@
 constexpr int RAGGED_THREADS = 128, RAGGED_WARPS = RAGGED_THREADS / 32;
 constexpr int MOST_RAGGED_PACKS = 8;  // of a lane
 constexpr int MOST_RAGGED_ROWS = 8;   // that a warp takes one after the other
-// Bytes: whole packs, and less than one more.
+// Bytes: whole packs, and less than one more. A shorter row has no second pack in some lanes.
+constexpr int64_t SHORTEST_RAGGED_ROW = 33 * 16;
 constexpr int64_t LONGEST_RAGGED_ROW = 32 * MOST_RAGGED_PACKS * 16 + 15;
 
 // Blocks that an SM must have room for, which bounds a thread's registers. A row takes one an element,

@@ -21,7 +21,7 @@ constexpr int MOMENTS_BLOCKS = 4;
 template <int WIDTH>
 constexpr int WRITE_BLOCKS = WIDTH == 1 ? 3 : 4;
 constexpr int MOST_GROUP_ROWS = 16;       // that a block of the second launch writes
-constexpr int SPLIT_BLOCKS_PER_SM = 8;    // if there is work for so many
+constexpr int SPLIT_BLOCKS_PER_SM = 16;   // if there is work for so many
 constexpr int MOST_STRIP_BLOCKS_SM = 16;  // of the second launch, which then go through several strips
 
 // Count, mean, and the sum of squared distances from this mean. Without CENTERED (rms_norm) the mean is 0,
