@@ -64,6 +64,7 @@ __device__ inline Spots spots_of(const Walk& walk, int64_t index) {
     return {index * outermost.stride, index * walk.targets[0], index * outermost.step, index};
   }
   Spots spots = {};
+#pragma unroll 1  // or the code of all units of a thread does not fit the instruction cache
   for (int a = walk.axes.rank - 1; a >= 0; --a) {
     const Axis& axis = walk.axes.axis[a];
     const int64_t at = a > 0 ? split_off(index, axis) : index;

@@ -143,15 +143,15 @@ __global__ void __launch_bounds__(THREADS, FITTING<MOVES, PASS, HELD>)
 #pragma unroll
     for (int group = 0; group < HELD; group += AT_ONCE) {
       InFlight<T, MOVES> loads[AT_ONCE];
+      int wanted[AT_ONCE];
 #pragma unroll
       for (int k = 0; k < AT_ONCE; ++k) {
         const Unit from = item.unit(problem, unit + (group + k) * stride);
+        wanted[k] = from.count;
         loads[k].from(x + from.in_x, from.count > 0, x, end);
       }
 #pragma unroll
-      for (int k = 0; k < AT_ONCE; ++k) {
-        held[group + k] = loads[k].taken(item.unit(problem, unit + (group + k) * stride).count);
-      }
+      for (int k = 0; k < AT_ONCE; ++k) held[group + k] = loads[k].taken(wanted[k]);
     }
   };
   const auto each = [&](int64_t unit, auto use) {
