@@ -172,15 +172,16 @@ Tensor amax_backward_cuda(const Tensor& dout, const Tensor& x, const Tensor& out
   if (dx.numel() == 0) return dx;
   if (x.numel() / out.numel() > MOST_TIES) return dx.copy_(shared(dout, out == x, request.axes));
   const Tensor maxima = out.contiguous(), gradients = dout.contiguous();
-  const Tensor ties = at::zeros(out.sizes(), x.options().dtype(at::kInt));
+  Lender lender;
+  const Memory memory = lender.memory();
   AmaxBackwardArgs args{.x = x.const_data_ptr(),
                         .out = maxima.const_data_ptr(),
                         .dout = gradients.const_data_ptr(),
                         .dx = dx.mutable_data_ptr(),
-                        .ties = static_cast<unsigned*>(ties.mutable_data_ptr()),
                         .rank = static_cast<int>(x.dim()),
                         .dtype = dtype_of(x),
-                        .stream = c10::cuda::getCurrentCUDAStream()};
+                        .memory = &memory,
+                        .stream = lender.stream()};
   for (int axis = 0; axis < args.rank; ++axis) {
     args.sizes[axis] = x.size(axis);
     args.strides[axis] = x.stride(axis);

@@ -2,7 +2,7 @@
 // aligned loads. Terms: docs/glossary.md.
 #pragma once
 
-#include "norm/norm_shifted.cuh"
+#include "shifted_access.cuh"
 #include "split_columns.cuh"
 
 // A tiling of which kept's innermost axis counts packs of columns, the last one of each run ragged.
@@ -24,27 +24,6 @@ ShiftedTiling shifted_tiling_of(const Tiling& narrow, int depth) {
   tiling.tiles = cdiv(tiling.kept.count, tiling.columns);
   return tiling;
 }
-
-// A pack from any place on. `all`: whether its aligned words lie within x.
-template <typename T>
-struct ShiftedLoad {
-  const T* place;
-  uint4 low, high;
-  bool all;
-
-  __device__ void from(const T* from, bool wanted, const T* begin, const T* end) {
-    const int skew = skew_of(from);
-    const T* const words = from - skew;
-    place = from;
-    all = words >= begin && words + (skew > 0 ? 2 : 1) * Pack<T>::SIZE <= end;
-    low = load_if(words, wanted && all);
-    high = load_if(words + Pack<T>::SIZE, wanted && all && skew > 0);
-  }
-  // The first `count` elements; others are undefined.
-  __device__ Pack<T> taken(int count) const {
-    return all ? put_together<T>(low, high, skew_of(place)) : load_ragged(place, 0, count, 0.0f);
-  }
-};
 
 // How a thread adds the columns of a pack (see reduce_columns).
 template <typename T>

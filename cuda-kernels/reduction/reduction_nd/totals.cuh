@@ -25,7 +25,11 @@ struct Sum {
   __device__ Sum of_lane(int mask) const { return {__shfl_xor_sync(0xffffffff, value, mask)}; }
   template <typename T>
   __device__ void store(void* out, int64_t at, float divisor) const {
-    static_cast<T*>(out)[at] = from_float<T>(value / divisor);
+    static_cast<T*>(out)[at] = rounded<T>(divisor);
+  }
+  template <typename T>
+  __device__ T rounded(float divisor) const {
+    return from_float<T>(value / divisor);
   }
 };
 
@@ -44,8 +48,12 @@ struct Max {
   __device__ void merge(const Max& other) { value = larger(value, other.value); }
   __device__ Max of_lane(int mask) const { return {__shfl_xor_sync(0xffffffff, value, mask)}; }
   template <typename T>
-  __device__ void store(void* out, int64_t at, float) const {
-    static_cast<T*>(out)[at] = from_float<T>(value);
+  __device__ void store(void* out, int64_t at, float divisor) const {
+    static_cast<T*>(out)[at] = rounded<T>(divisor);
+  }
+  template <typename T>
+  __device__ T rounded(float) const {
+    return from_float<T>(value);
   }
 };
 

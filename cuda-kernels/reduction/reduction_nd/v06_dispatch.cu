@@ -4,11 +4,13 @@
 //           together from the two aligned words that it spans. Down columns that have no neighbours in
 //           memory, or too few, a thread has sixteen loads of one element in flight instead of four, for
 //           argmax eight. Runs of a few elements that lie side by side with those of other outputs are
-//           columns, too, whose totals a second launch merges. Everything else goes to v05's kernels.
+//           columns, too, whose totals a second launch merges; so are several rows of few columns that
+//           continue in memory. Columns of few rows have a thread each pack, if these are many. Argmax down
+//           columns keeps numbers of rows instead of indices. Everything else goes to v05's kernels.
 // Why:      a load of one element takes as many instructions to find its place as one of sixteen bytes. And
 //           the bytes in flight set the rate, by Little's law: four loads of one fp16 element are 8 bytes a
 //           thread, where a thread of aligned columns has 64.
-// Error:    as v05's.
+// Error:    as v05's; of few rows that a thread adds alone, at most (R + 2) eps/2 sum|x|.
 // Counter:  at the bench cases, whose columns are whole packs, nothing changes; the time falls down columns
 //           of a matrix whose rows lie an odd number of elements apart.
 // Requires: nothing. The counters are 0 at the start and again at the end.
@@ -16,7 +18,8 @@
 // Source:   layer_norm's v12, for the shifted packs
 #include <type_traits>
 
-#include "shifted_columns.cuh"
+#include "counted_columns.cuh"
+#include "folded_columns.cuh"
 
 void reduction_nd_v05_split(const ReductionNdArgs& args);
 
@@ -39,9 +42,13 @@ enum class By {
   SHIFTED,  // packs of columns, shifted together
   NARROW,   // single elements of columns, NARROW_LOADS<Total> at once
   RUNS,     // short runs as columns, shifted together, and their totals
+  FOLDS,    // several rows as one, shifted together, and their totals
+  SHORT,    // all rows of a pack of columns by one thread
+  COUNTED,  // argmax by packs of columns, with numbers of rows
 };
 
-// For columns that are no whole packs; the first line that fits counts. Before it, RUNS are looked for.
+// For columns that are no whole packs; the first line that fits counts. Before it, RUNS, SHORT, COUNTED and
+// FOLDS are looked for.
 struct Route {
   int64_t neighbours;  // at least, of columns in memory, in packs
   int64_t loads;       // at least, of a thread that takes single elements
@@ -53,10 +60,38 @@ constexpr Route ROUTES[] = {
     {0, 0, By::V05},  // the other loads would bring nothing
 };
 
+constexpr int64_t SHORT_ROWS = 128;   // at most, but for argmax, whose totals are dear to merge
+constexpr int64_t SHORT_PACKS = 384;  // of columns an SM, at least
+constexpr int SHORT_RESIDENT = 5;     // blocks an SM
+template <typename T, typename Words>
+constexpr int COUNTED_RESIDENT = std::is_same_v<Words, ShiftedLoad<T>> ? 2 : 3;
+constexpr int SHORT_LOADS = 8, SHORT_SHIFTED_LOADS = 4;  // in flight a thread
+
+// Whether a thread can have packs of columns.
+template <typename T>
+bool are_columns_packs(const Tiling& tiling) {
+  const Axis& inner = tiling.kept.inner();
+  return tiling.columns > 0 && (tiling.wide || (inner.stride == 1 && inner.size >= Pack<T>::SIZE));
+}
+
+// Whether rows can be counted in the place of indices: they come in the order of these.
+bool are_rows_counted(const Tiling& tiling) { return tiling.reduced.rank == 1 && tiling.units() < INT32_MAX; }
+
 template <typename T, typename Total>
-By route_of(const Tiling& tiling) {
+bool are_columns_short(const Tiling& tiling, int64_t sms) {
+  const bool few = HAS_PLACES<Total> ? are_rows_counted(tiling) : tiling.units() <= SHORT_ROWS;
+  if (!few || !are_columns_packs<T>(tiling)) return false;
+  const ShiftedTiling packs = short_tiling_of<T>(tiling);
+  return packs.kept.inner().size >= LINE_PACKS && packs.kept.count >= SHORT_PACKS * sms;
+}
+
+template <typename T, typename Total>
+By route_of(const Tiling& tiling, int64_t sms) {
   const bool runs = !HAS_PLACES<Total> && are_runs_columns(tiling);
   if (runs && tiling.kept.count * tiling.run >= Pack<T>::SIZE) return By::RUNS;
+  if (are_columns_short<T, Total>(tiling, sms)) return By::SHORT;
+  if (HAS_PLACES<Total> && are_columns_packs<T>(tiling) && are_rows_counted(tiling)) return By::COUNTED;
+  if (!HAS_PLACES<Total> && are_columns_folded<T>(tiling)) return By::FOLDS;
   if (tiling.columns == 0 || tiling.wide) return By::V05;
   const Axis& inner = tiling.kept.inner();
   const int64_t neighbours = inner.stride == 1 ? inner.size / Pack<T>::SIZE : 0;
@@ -81,11 +116,33 @@ __global__ void __launch_bounds__(THREADS, SHIFTED_RESIDENT<Total>)
   reduce_columns<T, Shifted<T>, LOADS, Out>(x, out, tiling, divisor, workspace, counters);
 }
 
+template <typename T, typename Words>
+__global__ void __launch_bounds__(THREADS, COUNTED_RESIDENT<T, Words>)
+    reduction_nd_v06_dispatch_counted_kernel(const T* x, void* out,
+                                             const __grid_constant__ ShiftedTiling tiling, float divisor,
+                                             ArgMax* workspace, unsigned* counters) {
+  reduce_columns<T, Counted<T, Words>, LOADS>(x, out, tiling, divisor, workspace, counters);
+}
+
 template <typename T, typename Total>
 __global__ void __launch_bounds__(THREADS)
     reduction_nd_v06_dispatch_runs_kernel(const float* totals, void* out, int64_t outputs, int run,
                                           float divisor) {
   merge_runs<T, Total>(totals, out, outputs, run, divisor);
+}
+
+template <typename T, typename Total>
+__global__ void __launch_bounds__(THREADS)
+    reduction_nd_v06_dispatch_folds_kernel(const float* totals, const T* rest, void* out, int columns,
+                                           int together, int rest_rows, int64_t step, float divisor) {
+  merge_folded<T, Total>(totals, rest, out, columns, together, rest_rows, step, divisor);
+}
+
+template <typename T, typename Words, int DEPTH, typename Total>
+__global__ void __launch_bounds__(SHORT_THREADS, SHORT_RESIDENT)
+    reduction_nd_v06_dispatch_short_kernel(const T* x, void* out,
+                                           const __grid_constant__ ShiftedTiling tiling, float divisor) {
+  reduce_short_columns<T, Words, DEPTH, Total>(x, out, tiling, divisor);
 }
 
 // Parts a tile: as many as fill the GPU, as long as each has a round of loads; a split tile needs a counter.
@@ -137,6 +194,41 @@ void launch_runs(const ReductionNdArgs& args, const Tiling& along, int64_t sms, 
   }
 }
 
+template <typename T, typename Total>
+void launch_folds(const ReductionNdArgs& args, const Tiling& narrow, int64_t sms, float divisor) {
+  if constexpr (!HAS_PLACES<Total>) {
+    const Fold fold = folded<T>(narrow);
+    const Tiling& tiling = fold.tiling;
+    auto* totals = static_cast<float*>(args.memory->workspace(tiling.kept.count * sizeof(float)));
+    launch_shifted<T, Total, float>(args, tiling, sms, totals, 1.0f);
+    const T* const rest = static_cast<const T*>(args.x) + tiling.units() * tiling.kept.count;
+    const int64_t columns = narrow.kept.count;
+    reduction_nd_v06_dispatch_folds_kernel<T, Total>
+        <<<static_cast<unsigned>(columns), THREADS, 0, args.stream>>>(
+            totals, rest, args.out, static_cast<int>(columns), static_cast<int>(fold.together),
+            static_cast<int>(fold.rest), narrow.column_step, divisor);
+    CUDA_CHECK(cudaGetLastError());
+  }
+}
+
+template <typename T, typename Total>
+void launch_short(const ReductionNdArgs& args, const Tiling& columns, float divisor) {
+  const ShiftedTiling tiling = short_tiling_of<T>(columns);
+  const auto kernel =
+      columns.wide ? reduction_nd_v06_dispatch_short_kernel<T, AlignedLoad<T>, SHORT_LOADS, Total>
+                   : reduction_nd_v06_dispatch_short_kernel<T, ShiftedLoad<T>, SHORT_SHIFTED_LOADS, Total>;
+  kernel<<<static_cast<unsigned>(cdiv(tiling.kept.count, SHORT_THREADS)), SHORT_THREADS, 0, args.stream>>>(
+      static_cast<const T*>(args.x), args.out, tiling, divisor);
+  CUDA_CHECK(cudaGetLastError());
+}
+
+template <typename T, typename Words>
+void launch_counted(const ReductionNdArgs& args, const ShiftedTiling& tiling, int64_t sms) {
+  const int64_t parts = parts_of(tiling, LOADS, sms * COUNTED_RESIDENT<T, Words>);
+  launch<T, ArgMax>(args, tiling, parts, Pack<T>::SIZE, reduction_nd_v06_dispatch_counted_kernel<T, Words>,
+                    args.out, args.divisor());
+}
+
 }  // namespace
 
 void reduction_nd_v06_dispatch(const ReductionNdArgs& args) {
@@ -147,13 +239,20 @@ void reduction_nd_v06_dispatch(const ReductionNdArgs& args) {
     const Tiling tiling = tiling_of<T>(args, sms);
     if (tiling.tiles == 0) return;
     const float divisor = args.divisor();
-    switch (route_of<T, Total>(tiling)) {
+    switch (route_of<T, Total>(tiling, sms)) {
       case By::SHIFTED:
         return launch_shifted<T, Total>(args, tiling, sms, args.out, divisor);
       case By::NARROW:
         return launch_narrow<T, Total>(args, tiling, sms, divisor);
       case By::RUNS:
         return launch_runs<T, Total>(args, tiling, sms, divisor);
+      case By::FOLDS:
+        return launch_folds<T, Total>(args, tiling, sms, divisor);
+      case By::SHORT:
+        return launch_short<T, Total>(args, tiling, divisor);
+      case By::COUNTED:
+        return tiling.wide ? launch_counted<T, AlignedLoad<T>>(args, short_tiling_of<T>(tiling), sms)
+                           : launch_counted<T, ShiftedLoad<T>>(args, short_tiling_of<T>(tiling), sms);
       case By::V05:
         return reduction_nd_v05_split(args);
     }

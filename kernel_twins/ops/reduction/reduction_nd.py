@@ -335,6 +335,11 @@ OP = Op(
             ((9, 40, 24), "1", {}),
             ((9, 41, 28), "1", {}),
             ((7, 2_052), "1", {"x": "pitched"}),
+            # Few rows of so many columns that a thread takes all rows of a pack, aligned and not.
+            ((2, 9, 210_000), "1", {}),
+            ((60, 3, 8_003), "1", {}),
+            ((31, 5, 13_601), "1", {"x": "pitched"}),
+            ((100_003, 7), "0", {}),  # few columns, of which several rows are read as one
         )
         for dtype in ITEMSIZE
         for kind in ("sum", "max", "argmax")

@@ -46,6 +46,13 @@ PROBLEMS = [
     ((16, 64, 56), (0, 2)),
     ((8, 16, 5, 14, 14), (0, 2, 3, 4)),
     ((8, 16, 5, 14, 14), (1, 3)),
+    ((40, 500, 64), 1),
+    ((40, 130, 67), 1),
+    ((7, 3, 1_001), 1),
+    ((600, 1_027), 0),
+    ((300_001, 7), 0),
+    ((40_001, 100), 0),
+    ((3, 30_001), 1),
 ]
 VIEWS = {
     "transposed": lambda x: x.transpose(0, 1),
@@ -196,6 +203,14 @@ def test_the_gradient_of_maxima_of_any_strides(backend, view) -> None:
         x = VIEWS[view](values(12, 33, n, dtype=dtype).round())
         for dim in (0, 1, 2, (0, 2), (0, 1, 2)):
             assert_gradient_of_maxima_is_right(backend, x, dim)
+
+
+@OURS
+@pytest.mark.parametrize("n", [9, 64, 67, 1_029])
+def test_the_gradient_of_maxima_of_rows_with_gaps(backend, n) -> None:
+    for dtype, gap in itertools.product(DTYPES, (3, 8)):
+        for dim in (0, 1, 2, (0, 2), (1, 2)):
+            assert_gradient_of_maxima_is_right(backend, values(11, 77, n + gap, dtype=dtype).round()[..., :n], dim)
 
 
 @OURS

@@ -1,0 +1,106 @@
+// The axes of a maximum's gradient, and how its elements are dealt out to threads.
+#pragma once
+
+#include "amax_backward.h"
+#include "lib/walk.cuh"
+#include "merged_axes.h"
+
+// The kept or the reduced axes, merged where they continue in x, dx and out alike; the last has x's least
+// stride. An axis' step is the one in out, 0 if the axis is reduced.
+struct Walk {
+  Axes axes;
+  int64_t targets[MOST_AXES];  // in elements of dx
+
+  const Axis& inner() const { return axes.inner(); }
+  int64_t inner_target() const { return targets[axes.rank - 1]; }
+  void set_inner(Axis axis, int64_t target) {
+    axes.set_inner(axis);
+    targets[axes.rank - 1] = target;
+  }
+  // Counts packs of `width` elements along the inner axis, of which the last one may be ragged.
+  void pack(int64_t width) {
+    const Axis single = inner();
+    set_inner(Axis(cdiv(single.size, width), single.stride * width, single.step * width),
+              inner_target() * width);
+  }
+};
+
+inline Walk walk_of(const AmaxBackwardArgs& args, bool reduced) {
+  struct Found : Axis {
+    int64_t target;
+  };
+  Found found[MOST_AXES];  // the innermost first
+  int count = 0;
+  int64_t step = 1;
+  for (int a = args.rank - 1; a >= 0; --a) {
+    if (args.reduced[a] != reduced) continue;
+    if (args.sizes[a] != 1) {
+      found[count++] = {Axis(args.sizes[a], args.strides[a], reduced ? 0 : step), args.targets[a]};
+    }
+    step *= args.sizes[a];
+  }
+  const int merged = merge(found, count, [](const Found& outer, const Found& inner) {
+    return outer.step == inner.size * inner.step && outer.target == inner.size * inner.target;
+  });
+
+  Walk walk;
+  walk.axes.rank = merged;
+  for (int a = 0; a < merged; ++a) {
+    walk.axes.axis[a] = found[merged - 1 - a];
+    walk.targets[a] = found[merged - 1 - a].target;
+    walk.axes.count *= walk.axes.axis[a].size;
+  }
+  return walk;
+}
+
+struct Spots {
+  int64_t in_x, in_dx, in_out;
+  int64_t inner;  // the coordinate along the innermost axis
+};
+
+__device__ inline Spots spots_of(const Walk& walk, int64_t index) {
+  const Axis& outermost = walk.axes.axis[0];
+  if (walk.axes.rank == 1) {
+    return {index * outermost.stride, index * walk.targets[0], index * outermost.step, index};
+  }
+  Spots spots = {};
+#pragma unroll 1  // or the code of all units of a thread does not fit the instruction cache
+  for (int a = walk.axes.rank - 1; a >= 0; --a) {
+    const Axis& axis = walk.axes.axis[a];
+    const int64_t at = a > 0 ? split_off(index, axis) : index;
+    if (a == walk.axes.rank - 1) spots.inner = at;
+    spots.in_x += at * axis.stride;
+    spots.in_dx += at * walk.targets[a];
+    spots.in_out += at * axis.step;
+  }
+  return spots;
+}
+
+// An item is what a thread has of the kept axes: an output, or a pack of columns. A unit is an item's part at
+// one place of the reduced axes. `sharing` threads, a power of two, take turns at an item's units.
+struct Problem {
+  Walk kept, reduced;  // that of the contiguous axis counts packs
+  int64_t step;        // in out, between a pack's neighbouring columns
+  int64_t run;         // elements along the contiguous axis
+  int64_t extent;      // of x, from its first element to behind its last one
+  int sharing;
+  // Rows of `period` columns are folded if they continue in memory: several are side by side as one row,
+  // whose columns repeat the outputs; the last row has only `last_run` elements. 0: not folded.
+  unsigned period;
+  int64_t last_run;
+
+  __host__ __device__ bool folds() const { return period > 0; }
+};
+
+// Folds rows of few columns to rows of about `wide` elements, whole packs of `size` elements.
+inline void fold(Problem& problem, int64_t size, int64_t wide) {
+  const Axis columns = problem.kept.inner();
+  const int64_t rows = problem.reduced.axes.count,
+                together = std::max(wide / columns.size / size, int64_t{1}) * size;
+  const int64_t row = together * columns.size;
+  problem.period = static_cast<unsigned>(columns.size);
+  problem.kept.set_inner(Axis(row, 1, 0), 1);
+  problem.reduced.set_inner(Axis(cdiv(rows, together), row, 0), row);
+  problem.last_run = (rows - 1) % together * columns.size + columns.size;
+  problem.run = row;
+}
