@@ -186,13 +186,13 @@ def _first(dout: Tensor, x: Tensor, out: Tensor, dx: Tensor, dims: Sequence[int]
     behind = *zip(*kept, strict=True), *zip(*reduced, strict=True), outputs, elements
     constants = {"ALONG": along, "NEAR": farthest < 2**31, "BLOCK_K": block_k, "BLOCK_R": block_r}
 
-    def run(ties: Tensor | None, counts: bool, writes: bool) -> plans.Plan | None:
+    def launch(ties: Tensor | None, counts: bool, writes: bool) -> plans.Plan | None:
         passes = {"COUNTS": counts, "WRITES": writes, "num_warps": NUM_WARPS}
         return plans.launch(amax_backward_kernel, grid, (x, out, dout, ties, dx), behind, constants | passes)
 
     if grid[1] == 1:
-        both = run(None, True, True)
+        both = launch(None, True, True)
         return None if both is None else Plan(None, both)
     ties = torch.zeros(out.shape, dtype=torch.int32, device=x.device)
-    counting, writing = run(ties, True, False), run(ties, False, True)
+    counting, writing = launch(ties, True, False), launch(ties, False, True)
     return None if counting is None or writing is None else Plan(counting, writing)
