@@ -10,7 +10,7 @@ Why:      the statistics of 64 channels are 64 outputs for 132 SMs, and a sum ov
           all SMs, and every run gives the same bits. CUDA's last block saves the second launch, which costs a
           microsecond or two if there are parts.
 Error:    as v04's for the elements of a part, and its merging adds at most one rounding for every 128 parts, and 11.
-          Lanes with whole columns add R elements one after the other.
+          Lanes with whole columns add R <= 4,096 elements one after the other.
 Counter:  time stays if there are enough tiles, and falls most if there is one.
 Requires: nothing. If no axis is contiguous, tiles lie along the axis with the smallest stride.
 Twin:     cuda-kernels/reduction/reduction_nd/v05_split.cu
@@ -44,6 +44,7 @@ from kernel_twins._triton.reduction.reduction_nd.totals import (
 WIDEST = 256  # columns of a tile
 LONG_RUN = 16  # vectors of a run, from which on its ends are worth a load of their own
 SHORT_RUN = 64  # elements of a run, below which a tile holds several
+LONGEST = 4096  # elements of whole columns, whose sum's error grows with them
 IN_TURN = tl.constexpr(4)  # rows that lanes with whole columns add in turn, whose loads are in flight together
 MERGED_TILE, OUTPUTS, MERGING_WARPS = 2048, 16, 4  # the second kernel's tile: elements, most outputs; its warps
 
@@ -69,7 +70,7 @@ def blocks_of(args: dict[str, Any]) -> tuple[int, int, int]:
     line = args["kept_sizes"][-1]
     wide = least_padded(line, args["TILE"] // 4)
     tiles = args["outputs"] // line * triton.cdiv(line, wide)
-    if wide > WIDEST and tiles >= args["PER_SM"] * sm_count(args["x"].device):
+    if elements <= LONGEST and wide > WIDEST and tiles >= args["PER_SM"] * sm_count(args["x"].device):
         return wide, 1, 1
     block_k = min(triton.next_power_of_2(line), WIDEST)
     return block_k, min(tile // block_k, triton.next_power_of_2(elements)), 1
