@@ -74,6 +74,14 @@ def add(values, places, pointers, at, mask, KIND: tl.constexpr):
 
 
 @triton.jit
+def later(values, times, pointers, now, mask):
+    # argmax in the order of places: an element wins only if it is larger than all before it, or the first NaN.
+    loaded = tl.load(pointers, mask=mask, other=-float("inf")).to(tl.float32)
+    wins = ~(loaded <= values) & (values == values)
+    return tl.where(wins, loaded, values), tl.where(wins, now, times)
+
+
+@triton.jit
 def reduce(values, places, AXIS: tl.constexpr, KIND: tl.constexpr):
     # tl.max ignores NaN, and returns an index within the tile. So a maximum takes two reductions, and its place a
     # third. tl.reduce with a function of two pairs would take one, but exchanges three registers a step, and the

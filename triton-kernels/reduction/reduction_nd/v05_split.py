@@ -4,11 +4,13 @@ Change:   every tile's chunks are split into as many parts as fill the GPU with 
           total to a workspace. A second kernel merges the parts of an output, always in the same order. Tile size,
           number of warps and programs an SM are searched over the list below (see tuning.py). Where the compiler does
           not see multiples of 16 bytes, accesses are spelled out: along long runs from the first whole vector on, the
-          ends one by one; down columns as wide as all distances allow.
+          ends one by one; down columns as wide as all distances allow. Many columns give each lane whole ones, and a
+          tile of short runs holds several.
 Why:      the statistics of 64 channels are 64 outputs for 132 SMs, and a sum over all axes is one output. Parts occupy
           all SMs, and every run gives the same bits. CUDA's last block saves the second launch, which costs a
           microsecond or two if there are parts.
-Error:    as v04's for the elements of a part, and one more rounding for every 32 parts, and five.
+Error:    as v04's for the elements of a part, and its merging adds at most one rounding for every 128 parts, and 11.
+          Lanes with whole columns add R <= 4,096 elements one after the other.
 Counter:  time stays if there are enough tiles, and falls most if there is one.
 Requires: nothing. If no axis is contiguous, tiles lie along the axis with the smallest stride.
 Twin:     cuda-kernels/reduction/reduction_nd/v05_split.cu
@@ -27,11 +29,24 @@ from torch import Tensor
 from kernel_twins._triton.lib import plans, tuning
 from kernel_twins._triton.lib.device import sm_count
 from kernel_twins._triton.reduction.reduction_nd.axes import along_reduced, count, split
-from kernel_twins._triton.reduction.reduction_nd.totals import add, merge, none, place_of, reduce, run_of, store
+from kernel_twins._triton.reduction.reduction_nd.totals import (
+    NOWHERE,
+    add,
+    later,
+    merge,
+    none,
+    place_of,
+    reduce,
+    run_of,
+    store,
+)
 
 WIDEST = 256  # columns of a tile
 LONG_RUN = 16  # vectors of a run, from which on its ends are worth a load of their own
-MERGED, OUTPUTS, MERGING_WARPS = 32, 64, 4  # the second kernel's tile: parts, outputs; its warps
+SHORT_RUN = 64  # elements of a run, below which a tile holds several
+LONGEST = 4096  # elements of whole columns, whose sum's error grows with them
+IN_TURN = tl.constexpr(4)  # rows that lanes with whole columns add in turn, whose loads are in flight together
+MERGED_TILE, OUTPUTS, MERGING_WARPS = 2048, 16, 4  # the second kernel's tile: elements, most outputs; its warps
 
 CONFIGS = [
     triton.Config({"TILE": size, "PER_SM": per_sm}, num_warps=warps)
@@ -39,21 +54,41 @@ CONFIGS = [
 ]
 
 
-def blocks_of(args: dict[str, Any]) -> tuple[int, int]:
-    """Outputs and elements of a tile; half as many for argmax, whose indices take registers."""
-    tile = args["TILE"] // (2 if args["KIND"] == "argmax" else 1)
+def blocks_of(args: dict[str, Any]) -> tuple[int, int, int]:
+    """Outputs, elements and runs of a tile; half as many elements for argmax, whose indices take registers.
+
+    A tile of elements of one row lies along many columns: each lane then has whole columns, and nothing is exchanged.
+    """
+    tile, elements = args["TILE"] // (2 if args["KIND"] == "argmax" else 1), max(args["elements"], 1)
     if args["ALONG"]:
-        block_r = min(triton.next_power_of_2(max(args["sizes"][-1], 1)), tile)
-        return min(tile // block_r, triton.next_power_of_2(args["outputs"])), block_r
-    block_k = min(triton.next_power_of_2(args["kept_sizes"][-1]), WIDEST)
-    return block_k, min(tile // block_k, triton.next_power_of_2(max(args["elements"], 1)))
+        run = max(args["sizes"][-1], 1)
+        block_r, runs = min(triton.next_power_of_2(run), tile), 1
+        block_k = least_padded(args["outputs"], tile // block_r)
+        if run < SHORT_RUN and len(args["sizes"]) == 2:  # with more axes, each lane would divide its run's number
+            runs = min(tile // (block_k * block_r), triton.next_power_of_2(elements // run))
+        return block_k, block_r * runs, runs
+    line = args["kept_sizes"][-1]
+    wide = least_padded(line, args["TILE"] // 4)
+    tiles = args["outputs"] // line * triton.cdiv(line, wide)
+    if elements <= LONGEST and wide > WIDEST and tiles >= args["PER_SM"] * sm_count(args["x"].device):
+        return wide, 1, 1
+    block_k = min(triton.next_power_of_2(line), WIDEST)
+    return block_k, min(tile // block_k, triton.next_power_of_2(elements)), 1
+
+
+def least_padded(length: int, most: int) -> int:
+    """The largest power of 2 up to ``most`` whose blocks exceed the length by at most a quarter."""
+    block = min(triton.next_power_of_2(length), most)
+    while block > 1 and 4 * triton.cdiv(length, block) * block > 5 * length:
+        block //= 2
+    return block
 
 
 def grid_of(args: dict[str, Any]) -> tuple[int, int]:
     """Tiles, and parts a tile: as many as fill the GPU, as long as each has a chunk."""
-    block_k, block_r = blocks_of(args)
+    block_k, block_r, runs = blocks_of(args)
     run = args["sizes"][-1] if args["ALONG"] else args["elements"]
-    chunks = args["elements"] // max(run, 1) * triton.cdiv(run, block_r)
+    chunks = triton.cdiv(args["elements"] // max(run, 1), runs) * triton.cdiv(run, block_r // runs)
     line = args["outputs"] if args["ALONG"] else args["kept_sizes"][-1]
     tiles = args["outputs"] // line * triton.cdiv(line, block_k)
     return tiles, max(min(args["PER_SM"] * sm_count(args["x"].device) // tiles, chunks), 1)
@@ -82,6 +117,7 @@ def vector_of(args: dict[str, Any]) -> int:
     {
         "BLOCK_K": lambda args: blocks_of(args)[0],
         "BLOCK_R": lambda args: blocks_of(args)[1],
+        "RUNS": lambda args: blocks_of(args)[2],
         "SPLIT": lambda args: grid_of(args)[1] > 1,
         "VECTOR": vector_of,
     }
@@ -90,11 +126,14 @@ def vector_of(args: dict[str, Any]) -> int:
 def reduction_nd_v05_split_kernel(
     x, out, parts, part_places, kept_sizes, kept_strides, kept_steps, sizes, strides, steps, outputs, elements, divisor,
     KIND: tl.constexpr, ALONG: tl.constexpr, TILE: tl.constexpr, PER_SM: tl.constexpr, BLOCK_K: tl.constexpr,
-    BLOCK_R: tl.constexpr, SPLIT: tl.constexpr, VECTOR: tl.constexpr,
+    BLOCK_R: tl.constexpr, RUNS: tl.constexpr, SPLIT: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
     # x, out: addressed by the kept axes and the reduced axes. parts, and for argmax part_places: [parts, outputs]. A
-    # tile is [BLOCK_K, BLOCK_R], or down columns [BLOCK_R, BLOCK_K].
+    # tile is [BLOCK_K, BLOCK_R], or down columns [BLOCK_R, BLOCK_K]. Along rows BLOCK_R covers RUNS runs, if several.
     LAST: tl.constexpr = len(sizes) - 1 if ALONG else len(kept_sizes) - 1
+    # argmax along one axis meets a lane's elements in their order, and keeps when it met the largest.
+    COUNTS: tl.constexpr = KIND == "argmax" and len(sizes) == 1
+    TURNS: tl.constexpr = IN_TURN if BLOCK_R == 1 else 1
     program, part, count = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.num_programs(1)
     if ALONG:
         output = program * BLOCK_K + tl.arange(0, BLOCK_K)
@@ -103,35 +142,66 @@ def reduction_nd_v05_split_kernel(
         pointers = x + offset[:, None]
         run = sizes[LAST]
         in_chunk = tl.arange(0, BLOCK_R)[None, :]
-        chunks = (run - 1) // BLOCK_R + 1  # tl.cdiv adds first, which wraps near 2^31
-        each = tl.cdiv(elements // tl.maximum(run, 1) * chunks, count)
+        WIDTH: tl.constexpr = BLOCK_R // RUNS
+        chunks = (run - 1) // WIDTH + 1  # tl.cdiv adds first, which wraps near 2^31
+        runs = elements // tl.maximum(run, 1)
+        all_chunks = tl.cdiv(runs, RUNS) * chunks
+        each = tl.cdiv(all_chunks, count)
+        begin, end = part * each, tl.minimum((part + 1) * each, all_chunks)
         values, places = none((BLOCK_K, BLOCK_R), KIND)
+        if COUNTS:
+            places = tl.full((BLOCK_K, BLOCK_R), -1, dtype=tl.int32)
         if VECTOR > 1:
             end_values, end_places = none((BLOCK_K, 2 * VECTOR), KIND)
             in_ends = tl.arange(0, 2 * VECTOR)[None, :]
-        for chunk in tl.range(part * each, tl.minimum((part + 1) * each, elements // tl.maximum(run, 1) * chunks)):
-            outer, at = run_of(chunk // chunks, sizes, strides, steps)
-            index = chunk % chunks * BLOCK_R + in_chunk
-            if VECTOR == 1:
-                mask = inside[:, None] & (index < run)
+        for chunk in tl.range(begin, end, loop_unroll_factor=2 if COUNTS else 1):  # two loads in flight
+            if RUNS > 1:
+                number = chunk * RUNS + in_chunk // WIDTH
+                outer, at = run_of(number, sizes, strides, steps)
+                index = in_chunk % WIDTH
+                mask = inside[:, None] & (index < run) & (number < runs)
                 where = pointers + outer + index * strides[LAST]
                 values, places = add(values, places, where, at + index * steps[LAST], mask, KIND)
             else:
-                # Vectors from the first whole one on, which `head` elements precede. The mask is the same for each.
-                start = tl.cdiv(offset[:, None] + outer, VECTOR) * VECTOR
-                head = start - (offset[:, None] + outer)
-                whole = (run - head) // VECTOR
-                mask = inside[:, None] & (index // VECTOR < whole)
-                values, places = add(values, places, x + start + index, at + (head + index) * steps[LAST], mask, KIND)
-                # The elements before and behind them, with the run's first chunk.
-                index = tl.where(in_ends < VECTOR, in_ends, head + whole * VECTOR + in_ends - VECTOR)
-                mask = inside[:, None] & (index < tl.where(in_ends < VECTOR, head, run)) & (chunk % chunks == 0)
-                where = pointers + outer + index
-                end_values, end_places = add(end_values, end_places, where, at + index * steps[LAST], mask, KIND)
+                outer, at = run_of(chunk // chunks if LAST > 0 else chunk * 0, sizes, strides, steps)
+                index = (chunk % chunks if LAST > 0 else chunk) * BLOCK_R + in_chunk
+                if VECTOR == 1:
+                    mask = inside[:, None] & (index < run)
+                    where, place = pointers + outer + index * strides[LAST], at + index * steps[LAST]
+                else:
+                    # Vectors from the first whole one on, which `head` elements precede. The mask is the same for each.
+                    start = tl.cdiv(offset[:, None] + outer, VECTOR) * VECTOR
+                    head = start - (offset[:, None] + outer)
+                    whole = (run - head) // VECTOR
+                    mask = inside[:, None] & (index // VECTOR < whole)
+                    where, place = x + start + index, at + (head + index) * steps[LAST]
+                if COUNTS:
+                    values, places = later(values, places, where, (chunk - begin).to(tl.int32), mask)
+                else:
+                    values, places = add(values, places, where, place, mask, KIND)
+                if VECTOR > 1 and LAST > 0:  # the elements before and behind them, with the run's first chunk
+                    index = tl.where(in_ends < VECTOR, in_ends, head + whole * VECTOR + in_ends - VECTOR)
+                    mask = inside[:, None] & (index < tl.where(in_ends < VECTOR, head, run)) & (chunk % chunks == 0)
+                    where = pointers + outer + index
+                    end_values, end_places = add(end_values, end_places, where, at + index * steps[LAST], mask, KIND)
+        if COUNTS:
+            index = (begin + places) * BLOCK_R + in_chunk
+            if VECTOR > 1:
+                index += tl.cdiv(offset[:, None], VECTOR) * VECTOR - offset[:, None]
+            places = tl.where(places < 0, NOWHERE, index * steps[0])
         value, place = reduce(values, places, 1, KIND)
         if VECTOR > 1:
+            if LAST == 0:  # of the only run, with the first part
+                head = tl.cdiv(offset[:, None], VECTOR) * VECTOR - offset[:, None]
+                index = tl.where(in_ends < VECTOR, in_ends, head + (run - head) // VECTOR * VECTOR + in_ends - VECTOR)
+                mask = inside[:, None] & (index < tl.where(in_ends < VECTOR, head, run)) & (part == 0)
+                end_values, end_places = add(
+                    end_values, end_places, pointers + index, index.to(tl.int64) * steps[0], mask, KIND
+                )
             end_value, end_place = reduce(end_values, end_places, 1, KIND)
             value, place = merge(value, place, end_value, end_place, KIND)
+        if COUNTS:  # if nothing is above -inf, the first element counts, which the first part has
+            place = tl.where((value == -float("inf")) & (part == 0), 0, place)
     else:
         run = kept_sizes[LAST]
         blocks = (run - 1) // BLOCK_K + 1
@@ -142,13 +212,27 @@ def reduction_nd_v05_split_kernel(
         inside = column // VECTOR < run // VECTOR
         pointers = x + offset // VECTOR * VECTOR + column[None, :] * kept_strides[LAST]
         each = tl.cast((elements - 1) // BLOCK_R // count + 1, tl.int64) * BLOCK_R
+        begin, end = part * each, tl.minimum((part + 1) * each, elements)
         values, places = none((BLOCK_R, BLOCK_K), KIND)
-        for start in tl.range(part * each, tl.minimum((part + 1) * each, elements), BLOCK_R):
-            row = start + tl.arange(0, BLOCK_R)[:, None]
-            element, at = place_of(row, sizes, strides, steps)
-            mask = inside[None, :] & (row < elements)
-            values, places = add(values, places, pointers + element // VECTOR * VECTOR, at, mask, KIND)
+        if COUNTS:
+            places = tl.full((BLOCK_R, BLOCK_K), -1, dtype=tl.int32)
+        for start in tl.range(begin, end, BLOCK_R * TURNS):
+            for turn in tl.static_range(TURNS):
+                row = start + turn * BLOCK_R + tl.arange(0, BLOCK_R)[:, None]
+                element, at = place_of(row, sizes, strides, steps)
+                mask = inside[None, :] & (row < end)
+                where = pointers + element // VECTOR * VECTOR
+                if COUNTS:
+                    now = (start - begin).to(tl.int32) + turn * BLOCK_R
+                    values, places = later(values, places, where, now, mask)
+                else:
+                    values, places = add(values, places, where, at, mask, KIND)
+        if COUNTS:
+            row = begin + places + tl.arange(0, BLOCK_R)[:, None]
+            places = tl.where(places < 0, NOWHERE, row * steps[0])
         value, place = reduce(values, places, 0, KIND)
+        if COUNTS:
+            place = tl.where((value == -float("inf")) & (part == 0), 0, place)
     if SPLIT:
         tl.store(parts + part * outputs + output, value, mask=inside)
         if KIND == "argmax":
@@ -236,8 +320,10 @@ def _first(x: Tensor, out: Tensor, dims: tuple[int, ...], kind: str) -> Plan | N
     first = plans.launch(kernel, grid, (x, out, parts, places), behind, constants | config)
     merge = None
     if size > 0:
-        tiles = {"KIND": KIND, "MERGED": MERGED, "OUTPUTS": OUTPUTS, "num_warps": MERGING_WARPS}
+        wide = min(triton.next_power_of_2(outputs), OUTPUTS)
+        merged = min(triton.next_power_of_2(size // outputs), MERGED_TILE // wide)
+        tiles = {"KIND": KIND, "MERGED": merged, "OUTPUTS": wide, "num_warps": MERGING_WARPS}
         behind = *kept_axes, outputs, size // outputs, divisor
-        grid_of_merge = (triton.cdiv(outputs, OUTPUTS),)
+        grid_of_merge = (triton.cdiv(outputs, wide),)
         merge = plans.launch(reduction_nd_v05_split_merge_kernel, grid_of_merge, (parts, places, out), behind, tiles)
     return None if first is None else Plan(first, size, merge)
