@@ -84,6 +84,11 @@ for x in (values(4_000_001), values(7, 41, 25), values(3, 1_500_003)):
     kt.sum(x, -1, backend="cuda")
     kt.argmax(x, 0, backend="cuda")
     kt.sum(x, (0, x.dim() - 1) if x.dim() > 1 else 0, backend="cuda")
+for x, dim in ((values(3, 500_003), 0), (values(450, 5, 1001), 1), (values(1_500_003, 3), 0), (values(9, 70, 67), 1)):
+    for x in (x, values(*x.shape[:-1], x.shape[-1] + 3)[..., : x.shape[-1]]):
+        for call in (kt.sum, kt.amax, kt.argmax):
+            call(x, dim, backend="cuda")
+        kt.amax(x.detach().requires_grad_(), dim, backend="cuda").sum().backward()
 """
 PRODUCT = """
 kt.matmul(values(65, 67), values(67, 33), backend="cuda")
