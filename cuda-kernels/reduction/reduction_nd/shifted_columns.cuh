@@ -91,5 +91,5 @@ __device__ void merge_runs(const float* totals, void* out, int64_t outputs, int 
   if (output >= outputs) return;
   Total total = Total::none();
   for (int i = 0; i < run; ++i) total.merge({totals[output * run + i]});
-  total.template store<T>(out, output, divisor);
+  store<T>(total, out, output, divisor);
 }

@@ -53,7 +53,7 @@ __device__ void store_totals(const Total (&totals)[Pack<T>::SIZE], void* out, in
     if (step == 1) {
       Pack<T> pack;
 #pragma unroll
-      for (int j = 0; j < SIZE; ++j) set(pack, j, totals[j].template rounded<T>(divisor));
+      for (int j = 0; j < SIZE; ++j) set(pack, j, from_float<T>(totals[j].result(divisor)));
       return store_anywhere(static_cast<T*>(out) + at, count, pack);
     }
   } else {
@@ -68,7 +68,7 @@ __device__ void store_totals(const Total (&totals)[Pack<T>::SIZE], void* out, in
   }
 #pragma unroll
   for (int j = 0; j < SIZE; ++j) {
-    if (j < count) totals[j].template store<T>(out, at + j * step, divisor);
+    if (j < count) store<T>(totals[j], out, at + j * step, divisor);
   }
 }
 

@@ -97,6 +97,6 @@ __device__ void reduce_columns(const T* x, void* out, const typename Way::Layout
     for (unsigned other = 1; gridDim.y > 1 && other < gridDim.y; ++other) {
       total.merge(workspace[static_cast<int64_t>(other) * width + column]);
     }
-    total.template store<Out>(out, at, divisor);
+    store<Out>(total, out, at, divisor);
   }
 }

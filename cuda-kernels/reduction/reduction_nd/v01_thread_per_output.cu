@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(THREADS)
     const Place at = place_of(reduced, index);
     total.add(x[place.offset + at.offset], at.step);
   }
-  total.template store<T>(out, place.step, divisor);
+  store<T>(total, out, place.step, divisor);
 }
 
 }  // namespace

@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(THREADS)
       total.add(x[place.offset + at.offset], at.step);
     }
     total = merge_block<THREADS>(total, parts);
-    if (threadIdx.x == 0) total.template store<T>(out, place.step, divisor);
+    if (threadIdx.x == 0) store<T>(total, out, place.step, divisor);
     __syncthreads();  // waits until the first thread has read the parts
   }
 }

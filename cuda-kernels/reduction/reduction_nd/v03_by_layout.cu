@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(THREADS)
     total.add(x[place.offset + at.offset], at.step);
   }
   total = lanes == THREADS ? merge_block<THREADS>(total, parts) : merge_lanes(total, lanes);
-  if (exists && lane == 0) total.template store<T>(out, place.step, divisor);
+  if (exists && lane == 0) store<T>(total, out, place.step, divisor);
 }
 
 // Down columns: a lane has a column, and each warp takes every eighth row.
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(THREADS)
   __syncthreads();  // waits for all warps' totals
   if (warp_id != 0 || !exists) return;
   for (int other = 1; other < WARPS; ++other) total.merge(parts[other][lane_id]);
-  total.template store<T>(out, place.step, divisor);
+  store<T>(total, out, place.step, divisor);
 }
 
 }  // namespace

@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(THREADS)
     if (has_tail && lane == 0) add_tail(total, x, tiling);
   }
   total = tiling.lanes == THREADS ? merge_block<THREADS>(total, parts) : merge_lanes(total, tiling.lanes);
-  if (exists && lane == 0) total.template store<T>(out, place.step, divisor);
+  if (exists && lane == 0) store<T>(total, out, place.step, divisor);
 }
 
 template <typename T, typename Total>
@@ -148,7 +148,7 @@ __global__ void __launch_bounds__(THREADS)
     const int64_t its_pack = first_pack + column / SIZE;
     if (its_pack >= tiling.kept.count) break;
     const int64_t at = place_of(tiling.kept, its_pack).step + column % SIZE * tiling.column_step;
-    merged<THREADS * SIZE>(parts, column, width).template store<T>(out, at, divisor);
+    store<T>(merged<THREADS * SIZE>(parts, column, width), out, at, divisor);
   }
 }
 

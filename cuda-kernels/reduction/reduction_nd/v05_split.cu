@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(THREADS)
     for (int other = threadIdx.x; other < gridDim.y; other += THREADS) total.merge(workspace[other]);
     total = merge_block<THREADS>(total, parts);
   }
-  if (exists && lane == 0) total.template store<T>(out, place.step, divisor);
+  if (exists && lane == 0) store<T>(total, out, place.step, divisor);
 }
 
 // The total of one of a tile's `width` columns, merged over the rows in order. parts: [rows, width], of SIZE.
@@ -168,7 +168,7 @@ __global__ void __launch_bounds__(THREADS)
     for (unsigned other = 1; gridDim.y > 1 && other < gridDim.y; ++other) {
       total.merge(workspace[static_cast<int64_t>(other) * width + column]);
     }
-    total.template store<T>(out, at, divisor);
+    store<T>(total, out, at, divisor);
   }
 }
 
