@@ -8,9 +8,9 @@
 // Source:   Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (SC'11)
 // Twin:     triton-kernels/dropout/dropout_add/v01_scalar.py
 #include "args.h"
-#include "dropout/activation.cuh"
 #include "dropout/mask.cuh"
-#include "dropout/places.cuh"
+#include "lib/activation_by_dtype.cuh"
+#include "lib/coord.cuh"
 
 namespace {
 
@@ -23,14 +23,14 @@ __global__ void __launch_bounds__(THREADS) dropout_add_v01_scalar_kernel(const D
   // The block's index is widened first: 2^31 elements and more overflow 32 bits.
   const int64_t i = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x;
   if (i >= args.M * args.N) return;
-  const Place place = place_of(i, args.N);
+  const Coord coord = coord_of(i, args.N);
 
-  float value = to_float(static_cast<const T*>(args.x)[place.row * args.stride_xm + place.col]);
-  if (args.bias) value += to_float(static_cast<const T*>(args.bias)[place.col]);
+  float value = to_float(static_cast<const T*>(args.x)[coord.row * args.stride_xm + coord.col]);
+  if (args.bias) value += to_float(static_cast<const T*>(args.bias)[coord.col]);
   value = activate_for<T, ACTIVATION>(value) * args.dropout.scale;
   if (!mask.keeps(i)) value = 0.0f;  // whatever it was, NaN too
   if (args.residual) {
-    value += to_float(static_cast<const T*>(args.residual)[place.row * args.stride_rm + place.col]);
+    value += to_float(static_cast<const T*>(args.residual)[coord.row * args.stride_rm + coord.col]);
   }
   static_cast<T*>(args.out)[i] = from_float<T>(value);
 }

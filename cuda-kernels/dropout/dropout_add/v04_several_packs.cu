@@ -14,9 +14,9 @@
 #include <utility>
 
 #include "args.h"
-#include "dropout/activation.cuh"
 #include "dropout/mask.cuh"
-#include "dropout/matrix_packs.cuh"
+#include "lib/activation_by_dtype.cuh"
+#include "lib/matrix_packs.cuh"
 
 namespace {
 
@@ -27,11 +27,6 @@ constexpr int PACKS = 4;
 struct Stride {
   int64_t rows, cols;
 };
-
-__device__ Place stepped(Place place, Stride stride, int64_t N) {
-  place = {place.row + stride.rows, place.col + stride.cols};
-  return place.col < N ? place : Place{place.row + 1, place.col - N};
-}
 
 template <typename T>
 __device__ Pack<T> load_bias(const void* bias, bool wide, int64_t col, int64_t N) {
@@ -76,11 +71,11 @@ __device__ void take_elements(const DropoutAddArgs& args, const Mask& mask, int6
   const int64_t left = args.M * args.N - first;
   if (left <= 0) return;
   const int count = static_cast<int>(min(left, int64_t{Pack<T>::SIZE}));
-  const Place place = place_of(first, args.N);
-  const Pack<T> x = load_elements<T>(args.x, args.stride_xm, place, args.N, count);
+  const Coord coord = coord_of(first, args.N);
+  const Pack<T> x = load_elements<T>(args.x, args.stride_xm, coord, args.N, count);
   Pack<T> residual = {}, bias = {};
-  if (args.residual) residual = load_elements<T>(args.residual, args.stride_rm, place, args.N, count);
-  if (args.bias) bias = load_elements<T>(args.bias, 0, place, args.N, count);
+  if (args.residual) residual = load_elements<T>(args.residual, args.stride_rm, coord, args.N, count);
+  if (args.bias) bias = load_elements<T>(args.bias, 0, coord, args.N, count);
   const Pack<T> results = results_of<T, ACTIVATION>(args, mask, first, x, bias, residual);
   store_pack(static_cast<T*>(args.out) + first, 0, count, false, results);
 }
@@ -104,11 +99,11 @@ __global__ void __launch_bounds__(THREADS)
     return;
   }
 
-  Place places[PACKS] = {};
+  Coord coords[PACKS] = {};
   if (args.bias || !end_to_end) {
-    places[0] = place_of(first, args.N);
+    coords[0] = coord_of(first, args.N);
 #pragma unroll
-    for (int i = 1; i < PACKS; ++i) places[i] = stepped(places[i - 1], stride, args.N);
+    for (int i = 1; i < PACKS; ++i) coords[i] = coord_after(coords[i - 1], stride.rows, stride.cols, args.N);
   }
   Pack<T> x[PACKS], residual[PACKS] = {}, bias[PACKS] = {};
   const auto load = [&](Pack<T>(&packs)[PACKS], const void* matrix, int64_t stride_m) {
@@ -117,14 +112,14 @@ __global__ void __launch_bounds__(THREADS)
       for (int i = 0; i < PACKS; ++i) packs[i].words = __ldcs(pack_at<T>(matrix, 0, {0, first + i * STEP}));
     } else {
 #pragma unroll
-      for (int i = 0; i < PACKS; ++i) packs[i].words = __ldcs(pack_at<T>(matrix, stride_m, places[i]));
+      for (int i = 0; i < PACKS; ++i) packs[i].words = __ldcs(pack_at<T>(matrix, stride_m, coords[i]));
     }
   };
   load(x, args.x, args.stride_xm);
   if (args.residual) load(residual, args.residual, args.stride_rm);
   if (args.bias) {
 #pragma unroll
-    for (int i = 0; i < PACKS; ++i) bias[i] = load_bias<T>(args.bias, wide_bias, places[i].col, args.N);
+    for (int i = 0; i < PACKS; ++i) bias[i] = load_bias<T>(args.bias, wide_bias, coords[i].col, args.N);
   }
 #pragma unroll
   for (int i = 0; i < PACKS; ++i) {
