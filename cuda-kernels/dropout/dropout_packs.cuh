@@ -22,14 +22,14 @@ __device__ void take_elements(const PackArgs& args, int64_t at, Results results_
   const int64_t left = args.M * args.N - at;
   if (left <= 0) return;
   const int count = left < SIZE ? static_cast<int>(left) : SIZE;
-  const Coord coord = coord_of(at, args.N);
-  const Pack<T> first = load_elements<T>(args.first, args.stride_first, coord, args.N, count);
+  const Place place = place_of(at, args.N);
+  const Pack<T> first = load_elements<T>(args.first, args.stride_first, place, args.N, count);
   Pack<T> second, bias;
 #pragma unroll
   for (int j = 0; j < SIZE; ++j) set(second, j, from_float<T>(-0.0f));
   bias = second;
-  if (args.second) second = load_elements<T>(args.second, args.stride_second, coord, args.N, count);
-  if (args.bias) bias = load_elements<T>(args.bias, 0, coord, args.N, count);
+  if (args.second) second = load_elements<T>(args.second, args.stride_second, place, args.N, count);
+  if (args.bias) bias = load_elements<T>(args.bias, 0, place, args.N, count);
   bool kept[SIZE];
   mask.keeps(kept, at);
   store_pack(static_cast<T*>(args.out) + at, 0, count, false, results_of(kept, first, second, bias));
@@ -56,26 +56,26 @@ __device__ void take_packs(const PackArgs& args, const PackLayout& layout, Resul
   const auto is_mine = [&](uint32_t i) { return threadIdx.x + i * THREADS < left / SIZE; };
 
   Pack<T> first[PACKS] = {}, second[PACKS] = {}, bias[PACKS] = {};
-  const auto load = [&](int i, Coord coord) {
-    load_if(is_mine(i), pack_at<T>(args.first, args.stride_first, coord), first[i]);
-    if (HAS_SECOND) load_if(is_mine(i), pack_at<T>(args.second, args.stride_second, coord), second[i]);
+  const auto load = [&](int i, Place place) {
+    load_if(is_mine(i), pack_at<T>(args.first, args.stride_first, place), first[i]);
+    if (HAS_SECOND) load_if(is_mine(i), pack_at<T>(args.second, args.stride_second, place), second[i]);
   };
   if (layout.end_to_end) {
 #pragma unroll
     for (int i = 0; i < PACKS; ++i) load(i, {0, start + mine + i * STEP});
   }
   if (HAS_BIAS || !layout.end_to_end) {
-    Coord coords[PACKS] = {coord_of(start + mine, args.N)};
+    Place places[PACKS] = {place_of(start + mine, args.N)};
 #pragma unroll
     for (int i = 1; i < PACKS; ++i) {
-      coords[i] = coord_after(coords[i - 1], layout.step_rows, layout.step_cols, args.N);
+      places[i] = place_after(places[i - 1], layout.step_rows, layout.step_cols, args.N);
     }
     if (!layout.end_to_end) {
 #pragma unroll
-      for (int i = 0; i < PACKS; ++i) load(i, coords[i]);
+      for (int i = 0; i < PACKS; ++i) load(i, places[i]);
     }
     // After all other loads: loading a bias branches, and waits for single elements.
-    if (HAS_BIAS) load_bias_packs(bias, args.bias, layout.wide_bias, coords, args.N, layout.zero);
+    if (HAS_BIAS) load_bias_packs(bias, args.bias, layout.wide_bias, places, args.N, layout.zero);
   }
 
   const Mask mask(args.dropout);
@@ -94,10 +94,10 @@ __device__ void take_packs(const PackArgs& args, const PackLayout& layout, Resul
   // The matrix's last elements, fewer than a pack, go to one thread each.
   if (threadIdx.x < left % SIZE) {
     const int64_t at = start + left / SIZE * SIZE + threadIdx.x;
-    const Coord coord = coord_of(at, args.N);
+    const Place place = place_of(at, args.N);
     const auto element = [&](const void* matrix, int64_t stride) {
       Pack<T> pack = {};
-      if (matrix) set(pack, 0, static_cast<const T*>(matrix)[coord.row * stride + coord.col]);
+      if (matrix) set(pack, 0, static_cast<const T*>(matrix)[place.row * stride + place.col]);
       return pack;
     };
     bool kept[SIZE] = {mask.keeps(at)};

@@ -29,7 +29,7 @@ struct ShiftedPack {
 // Whether packs of out may end a row and begin the next one.
 enum class Ends { BETWEEN, WITHIN };
 
-// The pack of a matrix that starts at `coord`. Where rows END WITHIN packs, the elements from column N on are
+// The pack of a matrix that starts at `place`. Where rows END WITHIN packs, the elements from column N on are
 // the first ones of the next row.
 template <typename T, Ends ENDS>
 class CountedPack {
@@ -38,11 +38,11 @@ class CountedPack {
 
   CountedPack() = default;
   // Issues the loads.
-  __device__ CountedPack(const T* matrix, int64_t stride, Coord coord, int64_t N) {
-    const T* const at = matrix + coord.row * stride + coord.col;
+  __device__ CountedPack(const T* matrix, int64_t stride, Place place, int64_t N) {
+    const T* const at = matrix + place.row * stride + place.col;
     here_ = {at, true};
     if constexpr (ENDS == Ends::WITHIN) {
-      left_ = static_cast<int>(min(N - coord.col, int64_t{SIZE}));
+      left_ = static_cast<int>(min(N - place.col, int64_t{SIZE}));
       next_ = {at + (stride - N), left_ < SIZE};
     }
   }
@@ -67,10 +67,10 @@ class CountedPack {
 
 // A pack of the bias, element by element where a row ends in it.
 template <Ends ENDS, typename T>
-__device__ Pack<T> load_bias(const T* bias, Coord coord, int64_t N) {
-  if (ENDS == Ends::WITHIN && coord.col + Pack<T>::SIZE > N)
-    return load_elements<T>(bias, 0, {0, coord.col}, N, Pack<T>::SIZE);
-  return load_factors(bias + coord.col, 0, static_cast<int>(min(N - coord.col, int64_t{INT_MAX})));
+__device__ Pack<T> load_bias(const T* bias, Place place, int64_t N) {
+  if (ENDS == Ends::WITHIN && place.col + Pack<T>::SIZE > N)
+    return load_elements<T>(bias, 0, {0, place.col}, N, Pack<T>::SIZE);
+  return load_factors(bias + place.col, 0, static_cast<int>(min(N - place.col, int64_t{INT_MAX})));
 }
 
 // Whether take_shifted_packs serves a matrix. Its rows do not overlap: so no word of a pack reaches beyond
@@ -98,13 +98,13 @@ __device__ void take_shifted_packs(const PackArgs& args, const PackLayout& layou
     return;
   }
 
-  Coord coords[PACKS] = {coord_of(start + mine, args.N)};
+  Place places[PACKS] = {place_of(start + mine, args.N)};
 #pragma unroll
   for (int i = 1; i < PACKS; ++i) {
-    coords[i] = coord_after(coords[i - 1], layout.step_rows, layout.step_cols, args.N);
+    places[i] = place_after(places[i - 1], layout.step_rows, layout.step_cols, args.N);
   }
   const auto issue = [&](const void* matrix, int64_t stride, int i) {
-    return CountedPack<T, ENDS>(static_cast<const T*>(matrix), stride, coords[i], args.N);
+    return CountedPack<T, ENDS>(static_cast<const T*>(matrix), stride, places[i], args.N);
   };
   CountedPack<T, ENDS> first[PACKS], second[PACKS];
 #pragma unroll
@@ -124,7 +124,7 @@ __device__ void take_shifted_packs(const PackArgs& args, const PackLayout& layou
       keep_packed(taken[i][0]), keep_packed(taken[i][1]);
     }
     if (BIAS == Operand::GIVEN)
-      taken[i][2] = load_bias<ENDS>(static_cast<const T*>(args.bias), coords[i], args.N);
+      taken[i][2] = load_bias<ENDS>(static_cast<const T*>(args.bias), places[i], args.N);
   }
 
   const Mask mask(args.dropout);

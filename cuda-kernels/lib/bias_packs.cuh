@@ -11,23 +11,23 @@
 // before.
 template <typename T, int PACKS>
 __device__ void load_bias_packs(Pack<T> (&packs)[PACKS], const void* bias, bool wide,
-                                const Coord (&coords)[PACKS], int64_t N, uint32_t zero) {
+                                const Place (&places)[PACKS], int64_t N, uint32_t zero) {
   constexpr int SIZE = Pack<T>::SIZE;
   const T* elements = static_cast<const T*>(bias);
   if (!wide) {
 #pragma unroll
     for (int i = 0; i < PACKS; ++i) {
-      packs[i] = load_ragged(elements + min(coords[i].col, N - SIZE), 0, SIZE, 0.0f);
+      packs[i] = load_ragged(elements + min(places[i].col, N - SIZE), 0, SIZE, 0.0f);
     }
 #pragma unroll
     for (int i = 0; i < PACKS; ++i) {
-      if (coords[i].col + SIZE > N) packs[i] = load_elements<T>(bias, 0, {0, coords[i].col}, N, SIZE);
+      if (places[i].col + SIZE > N) packs[i] = load_elements<T>(bias, 0, {0, places[i].col}, N, SIZE);
       // Waits here: else the wide loads below would wait, whether their predicate is true or not.
       if (sizeof(T) == 4) add_nothing(packs[i], zero);
     }
   }
 #pragma unroll
   for (int i = 0; i < PACKS; ++i) {
-    load_if<Reading::AGAIN>(wide, reinterpret_cast<const uint4*>(elements + coords[i].col), packs[i]);
+    load_if<Reading::AGAIN>(wide, reinterpret_cast<const uint4*>(elements + places[i].col), packs[i]);
   }
 }

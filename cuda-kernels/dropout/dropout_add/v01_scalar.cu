@@ -10,7 +10,7 @@
 #include "args.h"
 #include "dropout/mask.cuh"
 #include "lib/activation_by_dtype.cuh"
-#include "lib/coord.cuh"
+#include "lib/places.cuh"
 
 namespace {
 
@@ -23,14 +23,14 @@ __global__ void __launch_bounds__(THREADS) dropout_add_v01_scalar_kernel(const D
   // The block's index is widened first: 2^31 elements and more overflow 32 bits.
   const int64_t i = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x;
   if (i >= args.M * args.N) return;
-  const Coord coord = coord_of(i, args.N);
+  const Place place = place_of(i, args.N);
 
-  float value = to_float(static_cast<const T*>(args.x)[coord.row * args.stride_xm + coord.col]);
-  if (args.bias) value += to_float(static_cast<const T*>(args.bias)[coord.col]);
+  float value = to_float(static_cast<const T*>(args.x)[place.row * args.stride_xm + place.col]);
+  if (args.bias) value += to_float(static_cast<const T*>(args.bias)[place.col]);
   value = activate_for<T, ACTIVATION>(value) * args.dropout.scale;
   if (!mask.keeps(i)) value = 0.0f;  // whatever it was, NaN too
   if (args.residual) {
-    value += to_float(static_cast<const T*>(args.residual)[coord.row * args.stride_rm + coord.col]);
+    value += to_float(static_cast<const T*>(args.residual)[place.row * args.stride_rm + place.col]);
   }
   static_cast<T*>(args.out)[i] = from_float<T>(value);
 }

@@ -8,7 +8,7 @@
 #include "args.h"
 #include "dropout/mask.cuh"
 #include "lib/activation_by_dtype.cuh"
-#include "lib/coord.cuh"
+#include "lib/places.cuh"
 
 namespace {
 
@@ -26,15 +26,15 @@ __global__ void __launch_bounds__(THREADS) dropout_add_v02_four_words_kernel(con
 
   // All loads come before the first store: for all the compiler knows, a store might change what they read.
   float x[WORDS], bias[WORDS], residual[WORDS];
-  Coord coord = coord_of(first, args.N);
+  Place place = place_of(first, args.N);
 #pragma unroll
-  for (int j = 0; j < WORDS; ++j, coord = next(coord, args.N)) {
+  for (int j = 0; j < WORDS; ++j, place = next(place, args.N)) {
     x[j] = bias[j] = residual[j] = 0.0f;
     if (j >= left) continue;
-    x[j] = to_float(static_cast<const T*>(args.x)[coord.row * args.stride_xm + coord.col]);
-    if (args.bias) bias[j] = to_float(static_cast<const T*>(args.bias)[coord.col]);
+    x[j] = to_float(static_cast<const T*>(args.x)[place.row * args.stride_xm + place.col]);
+    if (args.bias) bias[j] = to_float(static_cast<const T*>(args.bias)[place.col]);
     if (args.residual) {
-      residual[j] = to_float(static_cast<const T*>(args.residual)[coord.row * args.stride_rm + coord.col]);
+      residual[j] = to_float(static_cast<const T*>(args.residual)[place.row * args.stride_rm + place.col]);
     }
   }
 

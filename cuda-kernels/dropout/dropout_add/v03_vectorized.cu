@@ -66,21 +66,21 @@ __global__ void __launch_bounds__(THREADS)
   const int64_t first = (static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x) * SIZE;
   const int64_t left = args.M * args.N - first;
   if (left <= 0) return;
-  const Coord coord = coord_of(first, args.N);
+  const Place place = place_of(first, args.N);
   const int count = left < SIZE ? static_cast<int>(left) : SIZE;
 
   Pack<T> x, residual = {}, bias = {};
   if (WIDE && count == SIZE) {
-    x.words = __ldcs(pack_at<T>(args.x, args.stride_xm, coord));
-    if (args.residual) residual.words = __ldcs(pack_at<T>(args.residual, args.stride_rm, coord));
+    x.words = __ldcs(pack_at<T>(args.x, args.stride_xm, place));
+    if (args.residual) residual.words = __ldcs(pack_at<T>(args.residual, args.stride_rm, place));
   } else {
-    x = load_elements<T>(args.x, args.stride_xm, coord, args.N, count);
-    if (args.residual) residual = load_elements<T>(args.residual, args.stride_rm, coord, args.N, count);
+    x = load_elements<T>(args.x, args.stride_xm, place, args.N, count);
+    if (args.residual) residual = load_elements<T>(args.residual, args.stride_rm, place, args.N, count);
   }
   if (args.bias && wide_bias && count == SIZE) {
-    bias.words = __ldg(pack_at<T>(args.bias, 0, coord));
+    bias.words = __ldg(pack_at<T>(args.bias, 0, place));
   } else if (args.bias) {
-    bias = load_elements<T>(args.bias, 0, coord, args.N, count);
+    bias = load_elements<T>(args.bias, 0, place, args.N, count);
   }
   const Pack<T> results = results_of<T, ACTIVATION>(args, mask, first, x, bias, residual);
   store_pack(static_cast<T*>(args.out) + first, 0, count, WIDE, results);

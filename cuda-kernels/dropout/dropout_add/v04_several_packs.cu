@@ -71,11 +71,11 @@ __device__ void take_elements(const DropoutAddArgs& args, const Mask& mask, int6
   const int64_t left = args.M * args.N - first;
   if (left <= 0) return;
   const int count = static_cast<int>(min(left, int64_t{Pack<T>::SIZE}));
-  const Coord coord = coord_of(first, args.N);
-  const Pack<T> x = load_elements<T>(args.x, args.stride_xm, coord, args.N, count);
+  const Place place = place_of(first, args.N);
+  const Pack<T> x = load_elements<T>(args.x, args.stride_xm, place, args.N, count);
   Pack<T> residual = {}, bias = {};
-  if (args.residual) residual = load_elements<T>(args.residual, args.stride_rm, coord, args.N, count);
-  if (args.bias) bias = load_elements<T>(args.bias, 0, coord, args.N, count);
+  if (args.residual) residual = load_elements<T>(args.residual, args.stride_rm, place, args.N, count);
+  if (args.bias) bias = load_elements<T>(args.bias, 0, place, args.N, count);
   const Pack<T> results = results_of<T, ACTIVATION>(args, mask, first, x, bias, residual);
   store_pack(static_cast<T*>(args.out) + first, 0, count, false, results);
 }
@@ -99,11 +99,11 @@ __global__ void __launch_bounds__(THREADS)
     return;
   }
 
-  Coord coords[PACKS] = {};
+  Place places[PACKS] = {};
   if (args.bias || !end_to_end) {
-    coords[0] = coord_of(first, args.N);
+    places[0] = place_of(first, args.N);
 #pragma unroll
-    for (int i = 1; i < PACKS; ++i) coords[i] = coord_after(coords[i - 1], stride.rows, stride.cols, args.N);
+    for (int i = 1; i < PACKS; ++i) places[i] = place_after(places[i - 1], stride.rows, stride.cols, args.N);
   }
   Pack<T> x[PACKS], residual[PACKS] = {}, bias[PACKS] = {};
   const auto load = [&](Pack<T>(&packs)[PACKS], const void* matrix, int64_t stride_m) {
@@ -112,14 +112,14 @@ __global__ void __launch_bounds__(THREADS)
       for (int i = 0; i < PACKS; ++i) packs[i].words = __ldcs(pack_at<T>(matrix, 0, {0, first + i * STEP}));
     } else {
 #pragma unroll
-      for (int i = 0; i < PACKS; ++i) packs[i].words = __ldcs(pack_at<T>(matrix, stride_m, coords[i]));
+      for (int i = 0; i < PACKS; ++i) packs[i].words = __ldcs(pack_at<T>(matrix, stride_m, places[i]));
     }
   };
   load(x, args.x, args.stride_xm);
   if (args.residual) load(residual, args.residual, args.stride_rm);
   if (args.bias) {
 #pragma unroll
-    for (int i = 0; i < PACKS; ++i) bias[i] = load_bias<T>(args.bias, wide_bias, coords[i].col, args.N);
+    for (int i = 0; i < PACKS; ++i) bias[i] = load_bias<T>(args.bias, wide_bias, places[i].col, args.N);
   }
 #pragma unroll
   for (int i = 0; i < PACKS; ++i) {

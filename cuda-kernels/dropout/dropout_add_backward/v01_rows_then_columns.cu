@@ -11,8 +11,8 @@
 #include "args.h"
 #include "dropout/mask.cuh"
 #include "gradient.cuh"
-#include "lib/coord.cuh"
 #include "lib/partial_sums.cuh"
+#include "lib/places.cuh"
 
 namespace {
 
@@ -22,15 +22,15 @@ constexpr int MOST_SLICES = 128;  // of the rows
 
 // dx before it is rounded.
 template <typename T, Activation ACTIVATION>
-__device__ float dx_of(const DropoutAddBackwardArgs& args, const Mask& mask, Coord coord) {
+__device__ float dx_of(const DropoutAddBackwardArgs& args, const Mask& mask, Place place) {
   float z = 0.0f;
   if (ACTIVATION != Activation::none) {
-    z = to_float(static_cast<const T*>(args.x)[coord.row * args.stride_xm + coord.col]);
-    if (args.bias) z += to_float(static_cast<const T*>(args.bias)[coord.col]);
+    z = to_float(static_cast<const T*>(args.x)[place.row * args.stride_xm + place.col]);
+    if (args.bias) z += to_float(static_cast<const T*>(args.bias)[place.col]);
   }
-  const float dout = to_float(static_cast<const T*>(args.dout)[coord.row * args.stride_dm + coord.col]);
+  const float dout = to_float(static_cast<const T*>(args.dout)[place.row * args.stride_dm + place.col]);
   const float dx = gradient<ACTIVATION>(dout, z, args.dropout.scale);
-  return mask.keeps(coord.row * args.N + coord.col) ? dx : 0.0f;
+  return mask.keeps(place.row * args.N + place.col) ? dx : 0.0f;
 }
 
 template <typename T, Activation ACTIVATION>
@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(THREADS)
   // The block's index is widened first: 2^31 elements and more overflow 32 bits.
   const int64_t i = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x;
   if (i >= args.M * args.N) return;
-  static_cast<T*>(args.dx)[i] = from_float<T>(dx_of<T, ACTIVATION>(args, mask, coord_of(i, args.N)));
+  static_cast<T*>(args.dx)[i] = from_float<T>(dx_of<T, ACTIVATION>(args, mask, place_of(i, args.N)));
 }
 
 // The column sums of a slice of the rows; a thread takes a column. partials: [slices, N].

@@ -49,7 +49,7 @@ struct Shifted {
 #pragma unroll
       for (int i = 0; i < DEPTH; ++i) {
         const int64_t at = row + i * share.stride;
-        const Place found = place_of(tiling.reduced, at < share.end ? at : row);
+        const Offsets found = place_of(tiling.reduced, at < share.end ? at : row);
         place[i] = found.step;
         loads[i].from(columns + found.offset, at < share.end, x, end);
       }

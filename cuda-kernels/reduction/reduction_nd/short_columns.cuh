@@ -78,7 +78,7 @@ __device__ void reduce_short_columns(const T* x, void* out, const ShiftedTiling&
   constexpr int SIZE = Pack<T>::SIZE;
   const int64_t pack = static_cast<int64_t>(blockIdx.x) * SHORT_THREADS + threadIdx.x;
   const bool exists = pack < tiling.kept.count;  // otherwise the thread only joins the shuffles
-  const Place first = place_of(tiling.kept, exists ? pack : 0);
+  const Offsets first = place_of(tiling.kept, exists ? pack : 0);
   const int own = exists ? Shifted<T>::count(tiling, pack) : 0;
   const T *const columns = x + first.offset, *const end = x + tiling.extent;
   const unsigned rows = exists ? static_cast<unsigned>(tiling.reduced.count) : 0;
