@@ -3,72 +3,14 @@
 #pragma once
 
 #include "drawn_first.cuh"
-#include "matrix_packs.cuh"
+#include "lib/bias_packs.cuh"
+#include "lib/pack_layout.cuh"
 #include "operand.h"
 
-// The operands of a pass, forward or backward: two inputs and a bias, one output.
-struct PackArgs {
-  const void* first;
-  const void* second;  // or null
-  const void* bias;    // [N]; or null
-  void* out;           // [M, N], contiguous; first and second: [M, N], rows contiguous
-  int64_t M, N;
-  int64_t stride_first, stride_second;  // in elements
+// The operands of a pass, forward or backward.
+struct PackArgs : MatrixOperands {
   Dropout dropout;
 };
-
-// How packs lie in memory. If rows lie end to end, a pack has the same offset in first and second as in out.
-struct PackLayout {
-  bool wide;        // packs are aligned, but for the matrix's last elements; a bias has one pack at least
-  bool end_to_end;  // the rows of first and second, one behind the other
-  bool wide_bias;   // packs of the bias are aligned, and none spans two rows
-  int64_t step_rows, step_cols;  // from one of a thread's packs to the next one
-  uint32_t zero;                 // 0, unknown to the compiler: see add_nothing
-};
-
-template <typename T, int THREADS>
-PackLayout layout_of(const PackArgs& args) {
-  constexpr int64_t SIZE = Pack<T>::SIZE, STEP = THREADS * SIZE;
-  const bool end_to_end = args.M == 1 || (args.stride_first == args.N &&
-                                          (args.second == nullptr || args.stride_second == args.N));
-  const bool whole = args.N % SIZE == 0 && args.stride_first % SIZE == 0 &&
-                     (args.second == nullptr || args.stride_second % SIZE == 0);
-  const bool aligned = aligned_to_16_bytes(args.first, args.second, args.out);
-  return {(end_to_end || whole) && aligned && (args.bias == nullptr || args.N >= SIZE),
-          end_to_end,
-          args.N % SIZE == 0 && aligned_to_16_bytes(args.bias),
-          STEP / args.N,
-          STEP % args.N,
-          0};
-}
-
-// Loads a pack of the bias for each place; past the last column a pack continues with column 0. The bias has
-// at least a pack of elements. If its packs are not aligned, single elements of all packs are under way
-// before one is waited for, and a pack in which a row ends, which is rare, is loaded again. Wide loads come
-// last: loads of single elements write to the same registers, and would wait for them and for all loads
-// before.
-template <typename T, int PACKS>
-__device__ void load_bias_packs(Pack<T> (&packs)[PACKS], const void* bias, bool wide,
-                                const Place (&places)[PACKS], int64_t N, uint32_t zero) {
-  constexpr int SIZE = Pack<T>::SIZE;
-  const T* elements = static_cast<const T*>(bias);
-  if (!wide) {
-#pragma unroll
-    for (int i = 0; i < PACKS; ++i) {
-      packs[i] = load_ragged(elements + min(places[i].col, N - SIZE), 0, SIZE, 0.0f);
-    }
-#pragma unroll
-    for (int i = 0; i < PACKS; ++i) {
-      if (places[i].col + SIZE > N) packs[i] = load_elements<T>(bias, 0, {0, places[i].col}, N, SIZE);
-      // Waits here: else the wide loads below would wait, whether their predicate is true or not.
-      if (sizeof(T) == 4) add_nothing(packs[i], zero);
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < PACKS; ++i) {
-    load_if<Reading::AGAIN>(wide, reinterpret_cast<const uint4*>(elements + places[i].col), packs[i]);
-  }
-}
 
 // The pack from element `at` on, by accesses of single elements. results_of(kept, first, second, bias)
 // returns the pack to store; a missing operand is -0, which changes no sum.
@@ -99,11 +41,6 @@ __device__ void take_single_elements(const PackArgs& args, Results results_of) {
   // The block's index is widened first: 2^31 elements and more overflow 32 bits.
   const int64_t pack = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x;
   take_elements<T>(args, pack * Pack<T>::SIZE, results_of);
-}
-
-__device__ inline Place place_after(Place place, int64_t rows, int64_t cols, int64_t N) {
-  place = {place.row + rows, place.col + cols};
-  return place.col < N ? place : Place{place.row + 1, place.col - N};
 }
 
 // PACKS aligned packs a thread, a block's width apart. All loads are issued before the seed is read. SECOND

@@ -4,7 +4,7 @@
 #include "axes.h"
 #include "common.cuh"
 
-struct Place {
+struct Offsets {
   int64_t offset;  // in x
   int64_t step;    // in out, or in argmax's index
 };
@@ -12,7 +12,7 @@ struct Place {
 // The coordinate along the innermost axis, and the place of the outer coordinates.
 struct Spot {
   int64_t inner;
-  Place outer;
+  Offsets outer;
 };
 
 // Splits a number into the coordinate along an axis, which is returned, and the number along the outer axes,
@@ -43,7 +43,7 @@ __device__ inline Spot spot_of(const Axes& axes, int64_t index) {
   return spot;
 }
 
-__device__ inline Place place_of(const Axes& axes, int64_t index) {
+__device__ inline Offsets place_of(const Axes& axes, int64_t index) {
   const Spot spot = spot_of(axes, index);
   const Axis& inner = axes.axis[axes.rank - 1];
   return {spot.outer.offset + spot.inner * inner.stride, spot.outer.step + spot.inner * inner.step};

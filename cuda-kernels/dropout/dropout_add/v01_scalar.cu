@@ -8,9 +8,9 @@
 // Source:   Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (SC'11)
 // Twin:     triton-kernels/dropout/dropout_add/v01_scalar.py
 #include "args.h"
-#include "dropout/activation.cuh"
 #include "dropout/mask.cuh"
-#include "dropout/places.cuh"
+#include "lib/activation_by_dtype.cuh"
+#include "lib/places.cuh"
 
 namespace {
 

@@ -6,9 +6,9 @@
 // Requires: rows that are contiguous, at any distance; any length.
 // Twin:     triton-kernels/dropout/dropout_add/v02_four_words.py
 #include "args.h"
-#include "dropout/activation.cuh"
 #include "dropout/mask.cuh"
-#include "dropout/places.cuh"
+#include "lib/activation_by_dtype.cuh"
+#include "lib/places.cuh"
 
 namespace {
 

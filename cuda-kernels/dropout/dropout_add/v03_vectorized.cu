@@ -16,9 +16,9 @@
 #include <utility>
 
 #include "args.h"
-#include "dropout/activation.cuh"
 #include "dropout/mask.cuh"
-#include "dropout/matrix_packs.cuh"
+#include "lib/activation_by_dtype.cuh"
+#include "lib/matrix_packs.cuh"
 
 namespace {
 

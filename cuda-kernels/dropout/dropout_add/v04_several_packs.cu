@@ -14,9 +14,9 @@
 #include <utility>
 
 #include "args.h"
-#include "dropout/activation.cuh"
 #include "dropout/mask.cuh"
-#include "dropout/matrix_packs.cuh"
+#include "lib/activation_by_dtype.cuh"
+#include "lib/matrix_packs.cuh"
 
 namespace {
 
@@ -27,11 +27,6 @@ constexpr int PACKS = 4;
 struct Stride {
   int64_t rows, cols;
 };
-
-__device__ Place stepped(Place place, Stride stride, int64_t N) {
-  place = {place.row + stride.rows, place.col + stride.cols};
-  return place.col < N ? place : Place{place.row + 1, place.col - N};
-}
 
 template <typename T>
 __device__ Pack<T> load_bias(const void* bias, bool wide, int64_t col, int64_t N) {
@@ -108,7 +103,7 @@ __global__ void __launch_bounds__(THREADS)
   if (args.bias || !end_to_end) {
     places[0] = place_of(first, args.N);
 #pragma unroll
-    for (int i = 1; i < PACKS; ++i) places[i] = stepped(places[i - 1], stride, args.N);
+    for (int i = 1; i < PACKS; ++i) places[i] = place_after(places[i - 1], stride.rows, stride.cols, args.N);
   }
   Pack<T> x[PACKS], residual[PACKS] = {}, bias[PACKS] = {};
   const auto load = [&](Pack<T>(&packs)[PACKS], const void* matrix, int64_t stride_m) {

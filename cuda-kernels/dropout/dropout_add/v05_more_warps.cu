@@ -16,8 +16,8 @@
 // Gap:      a Triton program of 128 threads has two packs a thread as well, and a kernel for every choice of
 //           operands.
 #include "args.h"
-#include "dropout/activation.cuh"
 #include "dropout/dropout_packs.cuh"
+#include "lib/activation_by_dtype.cuh"
 #include "lib/values.cuh"
 
 namespace {
@@ -76,15 +76,15 @@ void with_operands(const PackArgs& args, Launch launch) {
 template <typename T, Activation ACTIVATION>
 void launch(const DropoutAddArgs& args) {
   constexpr int64_t STEP = THREADS * Pack<T>::SIZE;
-  const PackArgs packs = {.first = args.x,
-                          .second = args.residual,
-                          .bias = args.bias,
-                          .out = args.out,
-                          .M = args.M,
-                          .N = args.N,
-                          .stride_first = args.stride_xm,
-                          .stride_second = args.stride_rm,
-                          .dropout = args.dropout};
+  const PackArgs packs = {{.first = args.x,
+                           .second = args.residual,
+                           .bias = args.bias,
+                           .out = args.out,
+                           .M = args.M,
+                           .N = args.N,
+                           .stride_first = args.stride_xm,
+                           .stride_second = args.stride_rm},
+                          args.dropout};
   const PackLayout layout = layout_of<T, THREADS>(packs);
   const int64_t elements = args.M * args.N;
   if (!layout.wide) {

@@ -71,15 +71,15 @@ template <typename T, Activation ACTIVATION>
 void launch(const DropoutAddBackwardArgs& args) {
   constexpr Operand X = ACTIVATION == Activation::none ? Operand::MISSING : Operand::GIVEN;
   constexpr int64_t STEP = THREADS * Pack<T>::SIZE;
-  const PackArgs packs = {.first = args.dout,
-                          .second = args.x,
-                          .bias = X == Operand::GIVEN ? args.bias : nullptr,
-                          .out = args.dx,
-                          .M = args.M,
-                          .N = args.N,
-                          .stride_first = args.stride_dm,
-                          .stride_second = args.stride_xm,
-                          .dropout = args.dropout};
+  const PackArgs packs = {{.first = args.dout,
+                           .second = args.x,
+                           .bias = X == Operand::GIVEN ? args.bias : nullptr,
+                           .out = args.dx,
+                           .M = args.M,
+                           .N = args.N,
+                           .stride_first = args.stride_dm,
+                           .stride_second = args.stride_xm},
+                          args.dropout};
   const PackLayout layout = layout_of<T, THREADS>(packs);
   const int64_t elements = args.M * args.N;
   if (!layout.wide && are_shifted_packs<T>(packs)) return launch_shifted<T, ACTIVATION>(packs, args.stream);

@@ -1,7 +1,7 @@
 // The gradient of one element.
 #pragma once
 
-#include "dropout/activation.cuh"
+#include "lib/activation_by_dtype.cuh"
 
 // The gradient of a kept element, back through the scale and through the activation, whose argument was z.
 template <Activation ACTIVATION>

@@ -10,9 +10,9 @@
 // Twin:     triton-kernels/dropout/dropout_add_backward/v01_rows_then_columns.py
 #include "args.h"
 #include "dropout/mask.cuh"
-#include "dropout/places.cuh"
 #include "gradient.cuh"
 #include "lib/partial_sums.cuh"
+#include "lib/places.cuh"
 
 namespace {
 

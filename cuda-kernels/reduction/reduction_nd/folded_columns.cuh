@@ -50,5 +50,5 @@ __device__ void merge_folded(const float* totals, const T* rest, void* out, int 
 #pragma unroll 4
   for (int row = threadIdx.x; row < rest_rows; row += THREADS) total.add(rest[row * columns + column], 0);
   total = merge_block<THREADS>(total, parts);
-  if (threadIdx.x == 0) total.template store<T>(out, column * step, divisor);
+  if (threadIdx.x == 0) store<T>(total, out, column * step, divisor);
 }

@@ -49,7 +49,7 @@ struct Shifted {
 #pragma unroll
       for (int i = 0; i < DEPTH; ++i) {
         const int64_t at = row + i * share.stride;
-        const Place found = place_of(tiling.reduced, at < share.end ? at : row);
+        const Offsets found = place_of(tiling.reduced, at < share.end ? at : row);
         place[i] = found.step;
         loads[i].from(columns + found.offset, at < share.end, x, end);
       }
@@ -91,5 +91,5 @@ __device__ void merge_runs(const float* totals, void* out, int64_t outputs, int 
   if (output >= outputs) return;
   Total total = Total::none();
   for (int i = 0; i < run; ++i) total.merge({totals[output * run + i]});
-  total.template store<T>(out, output, divisor);
+  store<T>(total, out, output, divisor);
 }

@@ -53,7 +53,7 @@ __device__ void store_totals(const Total (&totals)[Pack<T>::SIZE], void* out, in
     if (step == 1) {
       Pack<T> pack;
 #pragma unroll
-      for (int j = 0; j < SIZE; ++j) set(pack, j, totals[j].template rounded<T>(divisor));
+      for (int j = 0; j < SIZE; ++j) set(pack, j, from_float<T>(totals[j].result(divisor)));
       return store_anywhere(static_cast<T*>(out) + at, count, pack);
     }
   } else {
@@ -68,7 +68,7 @@ __device__ void store_totals(const Total (&totals)[Pack<T>::SIZE], void* out, in
   }
 #pragma unroll
   for (int j = 0; j < SIZE; ++j) {
-    if (j < count) totals[j].template store<T>(out, at + j * step, divisor);
+    if (j < count) store<T>(totals[j], out, at + j * step, divisor);
   }
 }
 
@@ -78,7 +78,7 @@ __device__ void reduce_short_columns(const T* x, void* out, const ShiftedTiling&
   constexpr int SIZE = Pack<T>::SIZE;
   const int64_t pack = static_cast<int64_t>(blockIdx.x) * SHORT_THREADS + threadIdx.x;
   const bool exists = pack < tiling.kept.count;  // otherwise the thread only joins the shuffles
-  const Place first = place_of(tiling.kept, exists ? pack : 0);
+  const Offsets first = place_of(tiling.kept, exists ? pack : 0);
   const int own = exists ? Shifted<T>::count(tiling, pack) : 0;
   const T *const columns = x + first.offset, *const end = x + tiling.extent;
   const unsigned rows = exists ? static_cast<unsigned>(tiling.reduced.count) : 0;

@@ -29,7 +29,7 @@ struct Straight {
 #pragma unroll
       for (int i = 0; i < DEPTH; ++i) {
         const int64_t at = row + i * share.stride;
-        const Place found = place_of(tiling.reduced, at < share.end ? at : row);
+        const Offsets found = place_of(tiling.reduced, at < share.end ? at : row);
         place[i] = found.step;
         loads[i].from(first + found.offset, at < share.end);
       }
@@ -97,6 +97,6 @@ __device__ void reduce_columns(const T* x, void* out, const typename Way::Layout
     for (unsigned other = 1; gridDim.y > 1 && other < gridDim.y; ++other) {
       total.merge(workspace[static_cast<int64_t>(other) * width + column]);
     }
-    total.template store<Out>(out, at, divisor);
+    store<Out>(total, out, at, divisor);
   }
 }

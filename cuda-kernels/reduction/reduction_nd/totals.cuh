@@ -6,8 +6,8 @@
 #include "lib/pack_reductions.cuh"
 
 // The interface of a total: none(); add(element, its index); add(pack, index of its first element, step of
-// the index); merge(another total); of_lane(mask), the total of the lane whose number differs by `mask`;
-// store.
+// the index); merge(another total); of_lane(mask), the total of the lane whose number differs by `mask`.
+// Sum and Max have result(divisor), in fp32.
 
 struct Sum {
   float value;
@@ -23,14 +23,7 @@ struct Sum {
   }
   __device__ void merge(const Sum& other) { value += other.value; }
   __device__ Sum of_lane(int mask) const { return {__shfl_xor_sync(0xffffffff, value, mask)}; }
-  template <typename T>
-  __device__ void store(void* out, int64_t at, float divisor) const {
-    static_cast<T*>(out)[at] = rounded<T>(divisor);
-  }
-  template <typename T>
-  __device__ T rounded(float divisor) const {
-    return from_float<T>(value / divisor);
-  }
+  __device__ float result(float divisor) const { return value / divisor; }
 };
 
 struct Max {
@@ -47,14 +40,7 @@ struct Max {
   }
   __device__ void merge(const Max& other) { value = larger(value, other.value); }
   __device__ Max of_lane(int mask) const { return {__shfl_xor_sync(0xffffffff, value, mask)}; }
-  template <typename T>
-  __device__ void store(void* out, int64_t at, float divisor) const {
-    static_cast<T*>(out)[at] = rounded<T>(divisor);
-  }
-  template <typename T>
-  __device__ T rounded(float) const {
-    return from_float<T>(value);
-  }
+  __device__ float result(float) const { return value; }
 };
 
 // The index of the maximum. Of equal elements the first one counts, of NaNs the first NaN, whatever the order
@@ -95,11 +81,17 @@ struct ArgMax {
   __device__ ArgMax of_lane(int mask) const {
     return {__shfl_xor_sync(0xffffffff, value, mask), __shfl_xor_sync(0xffffffff, place, mask)};
   }
-  template <typename T>
-  __device__ void store(void* out, int64_t at, float) const {
-    static_cast<int64_t*>(out)[at] = place;
-  }
 };
+
+// Stores a result as element `at` of out: a number rounded to T, or an index.
+template <typename T, typename Total>
+__device__ void store(const Total& total, void* out, int64_t at, float divisor) {
+  static_cast<T*>(out)[at] = from_float<T>(total.result(divisor));
+}
+template <typename T>
+__device__ void store(const ArgMax& total, void* out, int64_t at, float) {
+  static_cast<int64_t*>(out)[at] = total.place;
+}
 
 // Calls function(T{}, Total{}) with the C++ types of the dtype and the kind.
 template <typename Function>

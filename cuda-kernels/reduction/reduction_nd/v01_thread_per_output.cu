@@ -16,13 +16,13 @@ namespace {
 constexpr int THREADS = 256;
 constexpr int64_t MOST_ELEMENTS = 1 << 16;
 
-struct Place {
+struct Offsets {
   int64_t offset;  // in x
   int64_t step;    // in out, or among the places that argmax tells
 };
 
-__device__ Place place_of(const Axes& axes, int64_t index) {
-  Place place = {0, 0};
+__device__ Offsets place_of(const Axes& axes, int64_t index) {
+  Offsets place = {0, 0};
   for (int a = axes.rank - 1; a >= 0; --a) {
     const int64_t at = index % axes.axis[a].size;
     place.offset += at * axes.axis[a].stride;
@@ -39,13 +39,13 @@ __global__ void __launch_bounds__(THREADS)
   // The block's index is widened first: 2^31 outputs and more overflow 32 bits.
   const int64_t output = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x;
   if (output >= kept.count) return;
-  const Place place = place_of(kept, output);
+  const Offsets place = place_of(kept, output);
   Total total = Total::none();
   for (int64_t index = 0; index < reduced.count; ++index) {
-    const Place at = place_of(reduced, index);
+    const Offsets at = place_of(reduced, index);
     total.add(x[place.offset + at.offset], at.step);
   }
-  total.template store<T>(out, place.step, divisor);
+  store<T>(total, out, place.step, divisor);
 }
 
 }  // namespace

@@ -18,13 +18,13 @@ namespace {
 constexpr int THREADS = 256;
 constexpr int64_t MOST_BLOCKS = (int64_t{1} << 31) - 1;
 
-struct Place {
+struct Offsets {
   int64_t offset;  // in x
   int64_t step;    // in out, or among the places that argmax tells
 };
 
-__device__ Place place_of(const Axes& axes, int64_t index) {
-  Place place = {0, 0};
+__device__ Offsets place_of(const Axes& axes, int64_t index) {
+  Offsets place = {0, 0};
   for (int a = axes.rank - 1; a >= 0; --a) {
     const int64_t at = index % axes.axis[a].size;
     place.offset += at * axes.axis[a].stride;
@@ -40,14 +40,14 @@ __global__ void __launch_bounds__(THREADS)
                                              const __grid_constant__ Axes reduced, float divisor) {
   __shared__ Total parts[THREADS / 32];
   for (int64_t output = blockIdx.x; output < kept.count; output += gridDim.x) {
-    const Place place = place_of(kept, output);
+    const Offsets place = place_of(kept, output);
     Total total = Total::none();
     for (int64_t index = threadIdx.x; index < reduced.count; index += THREADS) {
-      const Place at = place_of(reduced, index);
+      const Offsets at = place_of(reduced, index);
       total.add(x[place.offset + at.offset], at.step);
     }
     total = merge_block<THREADS>(total, parts);
-    if (threadIdx.x == 0) total.template store<T>(out, place.step, divisor);
+    if (threadIdx.x == 0) store<T>(total, out, place.step, divisor);
     __syncthreads();  // waits until the first thread has read the parts
   }
 }

@@ -32,15 +32,15 @@ __global__ void __launch_bounds__(THREADS)
   const int64_t output = (static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x) / lanes;
   const int lane = threadIdx.x % lanes;
   const bool exists = output < kept.count;  // otherwise the thread only joins the shuffles
-  const Place place = place_of(kept, exists ? output : 0);
+  const Offsets place = place_of(kept, exists ? output : 0);
   Total total = Total::none();
 #pragma unroll 4  // loads in flight
   for (int64_t index = lane; index < (exists ? reduced.count : 0); index += lanes) {
-    const Place at = place_of(reduced, index);
+    const Offsets at = place_of(reduced, index);
     total.add(x[place.offset + at.offset], at.step);
   }
   total = lanes == THREADS ? merge_block<THREADS>(total, parts) : merge_lanes(total, lanes);
-  if (exists && lane == 0) total.template store<T>(out, place.step, divisor);
+  if (exists && lane == 0) store<T>(total, out, place.step, divisor);
 }
 
 // Down columns: a lane has a column, and each warp takes every eighth row.
@@ -52,18 +52,18 @@ __global__ void __launch_bounds__(THREADS)
   const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
   const int64_t output = static_cast<int64_t>(blockIdx.x) * 32 + lane_id;
   const bool exists = output < kept.count;
-  const Place place = place_of(kept, exists ? output : 0);
+  const Offsets place = place_of(kept, exists ? output : 0);
   Total total = Total::none();
 #pragma unroll 4
   for (int64_t row = warp_id; row < (exists ? reduced.count : 0); row += WARPS) {
-    const Place at = place_of(reduced, row);
+    const Offsets at = place_of(reduced, row);
     total.add(x[place.offset + at.offset], at.step);
   }
   parts[warp_id][lane_id] = total;
   __syncthreads();  // waits for all warps' totals
   if (warp_id != 0 || !exists) return;
   for (int other = 1; other < WARPS; ++other) total.merge(parts[other][lane_id]);
-  total.template store<T>(out, place.step, divisor);
+  store<T>(total, out, place.step, divisor);
 }
 
 }  // namespace

@@ -82,7 +82,7 @@ __device__ void add_down(Total (&totals)[Pack<T>::SIZE], const T* x, const Tilin
 #pragma unroll
     for (int i = 0; i < LOADS; ++i) {
       const int64_t at = row + i * share.stride;
-      const Place found = place_of(tiling.reduced, at < share.end ? at : row);
+      const Offsets found = place_of(tiling.reduced, at < share.end ? at : row);
       place[i] = found.step;
       load_if(at < share.end, x + found.offset, packs[i]);
     }
@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(THREADS)
   const int64_t output = (static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x) / tiling.lanes;
   const int lane = threadIdx.x % tiling.lanes;
   const bool exists = output < tiling.kept.count;  // otherwise the thread only joins the shuffles
-  const Place place = place_of(tiling.kept, exists ? output : 0);
+  const Offsets place = place_of(tiling.kept, exists ? output : 0);
   Total total = Total::none();
   if (exists) {
     Share share(tiling, lane, tiling.lanes, LOADS);
@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(THREADS)
     if (has_tail && lane == 0) add_tail(total, x, tiling);
   }
   total = tiling.lanes == THREADS ? merge_block<THREADS>(total, parts) : merge_lanes(total, tiling.lanes);
-  if (exists && lane == 0) total.template store<T>(out, place.step, divisor);
+  if (exists && lane == 0) store<T>(total, out, place.step, divisor);
 }
 
 template <typename T, typename Total>
@@ -148,7 +148,7 @@ __global__ void __launch_bounds__(THREADS)
     const int64_t its_pack = first_pack + column / SIZE;
     if (its_pack >= tiling.kept.count) break;
     const int64_t at = place_of(tiling.kept, its_pack).step + column % SIZE * tiling.column_step;
-    merged<THREADS * SIZE>(parts, column, width).template store<T>(out, at, divisor);
+    store<T>(merged<THREADS * SIZE>(parts, column, width), out, at, divisor);
   }
 }
 

@@ -78,7 +78,7 @@ __device__ void add_down(Total (&totals)[Load<T, ACCESS>::WIDTH], const T* x, co
 #pragma unroll
     for (int i = 0; i < LOADS; ++i) {
       const int64_t at = row + i * share.stride;
-      const Place found = place_of(tiling.reduced, at < share.end ? at : row);
+      const Offsets found = place_of(tiling.reduced, at < share.end ? at : row);
       place[i] = found.step;
       loads[i].from(x + found.offset, at < share.end);
     }
@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(THREADS)
   const int64_t output = (static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x) / tiling.lanes;
   const int lane = threadIdx.x % tiling.lanes;
   const bool exists = output < tiling.kept.count;  // otherwise the thread only joins the shuffles
-  const Place place = place_of(tiling.kept, exists ? output : 0);
+  const Offsets place = place_of(tiling.kept, exists ? output : 0);
   Total total = Total::none();
   if (exists) {
     Share share(tiling, lane, tiling.lanes, DEPTH, blockIdx.y, gridDim.y);
@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(THREADS)
     for (int other = threadIdx.x; other < gridDim.y; other += THREADS) total.merge(workspace[other]);
     total = merge_block<THREADS>(total, parts);
   }
-  if (exists && lane == 0) total.template store<T>(out, place.step, divisor);
+  if (exists && lane == 0) store<T>(total, out, place.step, divisor);
 }
 
 // The total of one of a tile's `width` columns, merged over the rows in order. parts: [rows, width], of SIZE.
@@ -168,7 +168,7 @@ __global__ void __launch_bounds__(THREADS)
     for (unsigned other = 1; gridDim.y > 1 && other < gridDim.y; ++other) {
       total.merge(workspace[static_cast<int64_t>(other) * width + column]);
     }
-    total.template store<T>(out, at, divisor);
+    store<T>(total, out, at, divisor);
   }
 }
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernel_twins.ops import baselines, ptx
 from kernel_twins.ops.draws import long_rows
+from kernel_twins.ops.reduction import nd_cases
 from kernel_twins.ops.reduction.shared import KINDS, MOST_AXES, require_dims
 from kernel_twins.spec import ITEMSIZE, Case, Drawn, Op, Output, Prediction, Step
 from kernel_twins.spec.chance import Draws
@@ -232,36 +233,6 @@ def at_most(count: int) -> Any:
     return accepts
 
 
-_ROWS, _COLUMNS = Case.of(65_536, 4_096, dtype="bf16"), Case.of(65_536, 4_096, dtype="bf16", axes="0")
-_MIDDLE = Case.of(64, 4_096, 1_024, dtype="bf16", axes="1")
-_OUTER_INNER = Case.of(64, 4_096, 1_024, dtype="bf16", axes="02")
-_STATISTICS = Case.of(64, 64, 16, 64, 64, dtype="bf16", axes="0234", kind="mean")
-_ALL = Case.of(65_536, 4_096, dtype="bf16", axes="01")
-_PERMUTED = Case.of(64, 4_096, 1_024, dtype="bf16", axes="1", x="permuted")
-_ODD_COLUMNS = Case.of(65_536, 4_099, dtype="bf16", axes="0")
-_VOCABULARY = Case.of(2_048, 131_072, dtype="bf16", kind="argmax")
-_FEW = Case.of(4_096, 1_024, dtype="bf16")
-
-_LAYOUTS = ("permuted", "pitched", "sliced", "expanded")
-_ODD_VALUES = ("inf", "infs", "nan", "ties", "masked", "nans")
-_SMALL = (
-    *(((5, n), "1") for n in (1, 2, 31, 32, 257, 1_027)),
-    *(((n, 72), "0") for n in (1, 3, 256, 301)),
-    ((300, 7), "0"),
-    ((300, 7), "1"),
-    ((1_003,), "0"),
-    ((70_001,), "0"),
-    ((7, 40, 24), "1"),
-    ((7, 41, 25), "1"),
-    ((7, 40, 24), "02"),
-    ((7, 41, 25), "02"),
-    ((7, 40, 24), "012"),
-    ((3, 1, 17, 1, 9), "1"),
-    ((4, 6, 3, 5, 8), "0234"),
-    ((4, 6, 3, 5, 8), "13"),
-    ((4, 6, 3, 5, 8), "024"),
-)
-
 OP = Op(
     name="reduction_nd",
     family="reduction",
@@ -277,88 +248,11 @@ OP = Op(
     check=_check,
     accepts=_accepts,
     options=_options,
-    test_cases=tuple(
-        Case.of(*shape, dtype=dtype, **variant)
-        for dtype in ITEMSIZE
-        for shape, variant in (
-            ((67, 1_024), {}),
-            ((3, 70_003), {}),
-            ((0, 5), {"axes": "0"}),
-            ((0, 5), {"axes": "1"}),
-            ((0, 5), {"axes": "1", "kind": "max"}),
-            ((2, 0, 5), {"axes": "1", "kind": "mean"}),
-            *((shape, {"axes": axes, "kind": kind}) for shape, axes in _SMALL for kind in ("mean", "max", "argmax")),
-            *(
-                (shape, {"axes": axes, "kind": kind, "x": layout})
-                for layout in _LAYOUTS
-                for shape, axes in (((33, 70), "0"), ((33, 70), "1"), ((6, 40, 24), "1"), ((6, 40, 24), "02"))
-                for kind in ("sum", "argmax")
-            ),
-            ((4, 6, 3, 5, 8), {"axes": "13", "kind": "argmax", "x": "permuted"}),
-            *(
-                (shape, {"axes": axes, "kind": kind, "values": values})
-                for values in _ODD_VALUES
-                for shape, axes in (((33, 72), "0"), ((33, 71), "1"), ((6, 40, 24), "02"))
-                for kind in ("sum", "max", "argmax")
-                if not (kind == "sum" and values == "ties")
-            ),
-            ((9, 1_000), {"offset": "1"}),
-            ((9, 200), {"offset": "1", "axes": "0", "kind": "argmax"}),
-            ((70_001,), {"values": "tail"}),
-        )
-    )
-    # So large that interleaved parts take several turns: one output, columns, misaligned rows, several runs.
-    + (
-        Case.of(40_000_011, dtype="bf16", values="tail"),
-        Case.of(9_000_011, dtype="bf16", kind="argmax"),
-        Case.of(203, 45_064, dtype="bf16", axes="0"),
-        Case.of(3, 11_000_017, dtype="bf16", kind="max"),
-        Case.of(90, 3, 120_000, dtype="bf16", axes="02"),
-        Case.of(14_001, 2_051, dtype="bf16"),
-    )
-    # Columns that are no whole packs: many rows in one part, in several parts, and of two axes; few rows of several
-    # matrices; a run of a pack and more, of fewer columns, and columns without neighbours.
-    + tuple(
-        Case.of(*shape, dtype=dtype, axes=axes, kind=kind, **variant)
-        for shape, axes, variant in (
-            ((1_301, 4_097), "0", {}),
-            ((20_003, 72), "0", {"x": "pitched"}),
-            ((300, 41, 71), "01", {"x": "pitched"}),
-            ((40, 41, 73), "02", {"x": "permuted"}),
-            ((41, 5, 1_326), "1", {}),
-            ((700, 9), "0", {"x": "pitched", "offset": "1"}),
-            ((70_001, 3), "0", {}),
-            ((20_003, 9), "0", {"x": "sliced"}),
-            ((40, 41, 3), "02", {}),  # short runs, which are columns, too
-            ((3, 41, 2, 40), "023", {"x": "permuted"}),
-            ((700, 3, 11), "02", {"offset": "1"}),
-            ((9, 40, 24), "1", {}),
-            ((9, 41, 28), "1", {}),
-            ((7, 2_052), "1", {"x": "pitched"}),
-            # Few rows of so many columns that a thread takes all rows of a pack, aligned and not.
-            ((2, 9, 210_000), "1", {}),
-            ((60, 3, 8_003), "1", {}),
-            ((31, 5, 13_601), "1", {"x": "pitched"}),
-            ((100_003, 7), "0", {}),  # few columns, of which several rows are read as one
-        )
-        for dtype in ITEMSIZE
-        for kind in ("sum", "max", "argmax")
-    ),
-    huge_cases=(
-        Case.of(2**31 + 5, dtype="bf16"),
-        Case.of(2**31 - 5, dtype="bf16"),  # 32 bits count its elements, but not one block more
-        Case.of(3, 2**30 + 8, dtype="bf16", axes="0"),
-        Case.of(2**17, 2**14 + 8, dtype="bf16", kind="argmax"),
-    ),
-    bench_cases=(
-        *(_ROWS, _COLUMNS, _MIDDLE, _OUTER_INNER, _STATISTICS, _ALL, _PERMUTED, _VOCABULARY),
-        Case.of(32_768, 4_096, dtype="fp32"),
-        Case.of(32_768, 4_096, dtype="fp32", axes="0", kind="max"),
-        _FEW,
-        _ODD_COLUMNS,
-    ),
-    headline_cases=(_ROWS, _COLUMNS, _MIDDLE, _STATISTICS, _ALL, _VOCABULARY),
-    profile_case=_ROWS,
+    test_cases=nd_cases.TEST_CASES,
+    huge_cases=nd_cases.HUGE_CASES,
+    bench_cases=nd_cases.BENCH_CASES,
+    headline_cases=nd_cases.HEADLINE_CASES,
+    profile_case=nd_cases.ROWS,
     ceiling="dram_read",
     flops=lambda case: math.prod(case.shape),
     bytes=_bytes,
@@ -378,14 +272,14 @@ OP = Op(
             predictions=(
                 Prediction("time", "<=", 0.5, relative=True),
                 Prediction("sectors_per_load", "==", 2, tolerance=0.1, backends=("cuda",)),
-                Prediction("time", ">=", 1.5, relative=True, case=_MIDDLE),
+                Prediction("time", ">=", 1.5, relative=True, case=nd_cases.MIDDLE),
             ),
         ),
         Step(
             name="v03_by_layout",
             predictions=(
                 Prediction("time", "<=", 0.9, relative=True),
-                Prediction("time", "<=", 0.3, relative=True, case=_MIDDLE),
+                Prediction("time", "<=", 0.3, relative=True, case=nd_cases.MIDDLE),
             ),
         ),
         Step(
@@ -401,13 +295,13 @@ OP = Op(
             name="v05_split",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.03),
-                Prediction("time", "<=", 0.7, relative=True, case=_STATISTICS),
-                Prediction("time", "<=", 0.1, relative=True, case=_ALL),
-                Prediction("time", "<=", 177, case=_ALL, backends=("cuda",)),
-                Prediction("time", "<=", 178, case=_STATISTICS, backends=("cuda",)),
-                Prediction("time", "<=", 178, case=_MIDDLE, backends=("cuda",)),
-                Prediction("time", "<=", 190, case=_VOCABULARY, backends=("cuda",)),
-                Prediction("time", "<=", 5.6, case=_FEW, backends=("cuda",)),
+                Prediction("time", "<=", 0.7, relative=True, case=nd_cases.STATISTICS),
+                Prediction("time", "<=", 0.1, relative=True, case=nd_cases.ALL),
+                Prediction("time", "<=", 177, case=nd_cases.ALL, backends=("cuda",)),
+                Prediction("time", "<=", 178, case=nd_cases.STATISTICS, backends=("cuda",)),
+                Prediction("time", "<=", 178, case=nd_cases.MIDDLE, backends=("cuda",)),
+                Prediction("time", "<=", 190, case=nd_cases.VOCABULARY, backends=("cuda",)),
+                Prediction("time", "<=", 5.6, case=nd_cases.FEW, backends=("cuda",)),
             ),
             launches=0,
         ),
@@ -415,13 +309,13 @@ OP = Op(
             name="v06_dispatch",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
-                Prediction("time", "==", 1.0, relative=True, tolerance=0.02, case=_COLUMNS),
-                Prediction("time", "<=", 0.6, relative=True, case=_ODD_COLUMNS),
-                Prediction("instructions", "<=", 0.5, relative=True, case=_ODD_COLUMNS),
-                Prediction("dram_share", ">=", 75, case=_ODD_COLUMNS),
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.02, case=nd_cases.COLUMNS),
+                Prediction("time", "<=", 0.6, relative=True, case=nd_cases.ODD_COLUMNS),
+                Prediction("instructions", "<=", 0.5, relative=True, case=nd_cases.ODD_COLUMNS),
+                Prediction("dram_share", ">=", 75, case=nd_cases.ODD_COLUMNS),
             ),
             no_triton="Triton cannot load a vector whose address it does not know to be a multiple of its size.",
-            profile_case={"cuda": _ODD_COLUMNS},
+            profile_case={"cuda": nd_cases.ODD_COLUMNS},
         ),
     ),
 )

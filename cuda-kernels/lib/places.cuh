@@ -23,3 +23,9 @@ __device__ inline Place place_of(int64_t i, int64_t N) {
 __device__ inline Place next(Place place, int64_t N) {
   return place.col + 1 < N ? Place{place.row, place.col + 1} : Place{place.row + 1, 0};
 }
+
+// The place `rows` and `cols` further on; `cols` is less than N.
+__device__ inline Place place_after(Place place, int64_t rows, int64_t cols, int64_t N) {
+  place = {place.row + rows, place.col + cols};
+  return place.col < N ? place : Place{place.row + 1, place.col - N};
+}

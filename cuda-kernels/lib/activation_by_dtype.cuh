@@ -1,11 +1,11 @@
-// Activations of dropout_add, and the choice of a kernel by dtype and activation.
+// Activations as accurate as a dtype is, and the choice of a kernel by dtype and activation.
 #pragma once
 
 #include <type_traits>
 
-#include "lib/activation.cuh"
+#include "activation.cuh"
 
-// The activation, as accurate as T is: the error of gelu's short form would show in fp32.
+// The activation of x. The error of gelu's short form would show in fp32.
 template <typename T, Activation ACTIVATION>
 __device__ float activate_for(float x) {
   if constexpr (ACTIVATION == Activation::gelu && std::is_same_v<T, float>) {

@@ -1,12 +1,12 @@
 // Packs that are counted through all rows of a matrix. Terms: docs/glossary.md.
 #pragma once
 
-#include "lib/access.h"
-#include "lib/packs.cuh"
+#include "access.h"
+#include "packs.cuh"
 #include "places.cuh"
 
-// Loads up to `count` elements of a pack, one by one, from a place on; past the end of a row it continues in
-// the next one. A bias is a matrix whose rows lie 0 apart.
+// Loads up to `count` elements of a pack, one by one, from `place` on; past the end of a row it continues
+// in the next one. A bias is a matrix whose rows lie 0 apart.
 template <typename T>
 __device__ Pack<T> load_elements(const void* matrix, int64_t stride, Place place, int64_t N, int count) {
   Pack<T> pack = {};
