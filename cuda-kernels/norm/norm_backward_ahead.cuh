@@ -68,11 +68,12 @@ struct RowGroups {
 // same skew, which is also that of dout, dadded and dx. The loop has no barrier of the block: a warp waits
 // for a row's copies, and for the sums of the row before. A cluster leaves the partial sums of its rows for
 // dweight and dbias in the workspace.
-template <typename T, int PACKS, bool CENTERED, Layout LAYOUT, Affine AFFINE>
+template <typename T, int PACKS, Norm NORM, Layout LAYOUT, Affine AFFINE>
 __device__ void backward_rows_ahead(const NormBackwardArgs& args, const AheadShape& shape,
                                     const RowGroups& groups, float* workspace) {
 #if __CUDA_ARCH__ >= 900
   constexpr int SIZE = Pack<T>::SIZE;
+  constexpr bool CENTERED = NORM == Norm::LAYER;
   constexpr bool LINED = LAYOUT == Layout::LINED, DIFFER = LAYOUT == Layout::DIFFER;
   constexpr bool SUMMED = AFFINE == Affine::GIVEN;
   // The stages, [stages, matrices, pitch] packs, then the weights, then the slots for rows' sums, [TURNS,
@@ -203,8 +204,8 @@ __device__ void backward_rows_ahead(const NormBackwardArgs& args, const AheadSha
     for (int stage = 0; stage < stages && index < end; ++stage, index += step) fetch(index, stage);
   }
 
-  AheadColumns<T, PACKS, CENTERED, LAYOUT, AFFINE> columns(args.weight, start, n, skew,
-                                                           ring + stages * matrices * pitch);
+  AheadColumns<T, PACKS, NORM, LAYOUT, AFFINE> columns(args.weight, start, n, skew,
+                                                       ring + stages * matrices * pitch);
   if (DIFFER && AFFINE == Affine::GIVEN) __syncthreads();  // for the weights in shared memory
   for (int place = 0; LINED && place < stages * matrices; ++place) columns.clear(ring + place * pitch);
   const auto statistics_of = [&](int index, int stage, float* mean, float* rstd) {

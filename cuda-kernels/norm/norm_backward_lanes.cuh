@@ -12,14 +12,15 @@ constexpr int LANES_THREADS = 128;  // of a block
 // Packs a lane that a warp's rows may take without weights, whose column sums take no registers then.
 constexpr int MOST_LANE_PACKS = 8;
 // With weights: more column sums, two a column with dbias, would spill.
-template <bool CENTERED>
-constexpr int SUMMED_LANE_PACKS = CENTERED ? 5 : 6;
+template <Norm NORM>
+constexpr int SUMMED_LANE_PACKS = NORM == Norm::LAYER ? 5 : 6;
 
 // LANES lanes take one row after the other, which are whole packs in all matrices. They issue the loads of
 // the next row before they work on one.
-template <typename T, int LANES, int PACKS, bool CENTERED, Affine AFFINE>
+template <typename T, int LANES, int PACKS, Norm NORM, Affine AFFINE>
 __device__ void backward_by_lanes(const NormBackwardArgs& args, float* workspace) {
 #if __CUDA_ARCH__ >= 900
+  constexpr bool CENTERED = NORM == Norm::LAYER;
   constexpr int SIZE = Pack<T>::SIZE, ROWS = LANES_THREADS / LANES;
   constexpr int COLUMNS = AFFINE == Affine::GIVEN ? LANES * PACKS * SIZE : 1;
   __shared__ float dweight[COLUMNS], dbias[CENTERED ? COLUMNS : 1];
@@ -27,7 +28,8 @@ __device__ void backward_by_lanes(const NormBackwardArgs& args, float* workspace
   const int N = static_cast<int>(args.N), group = threadIdx.x / LANES;
   const int64_t step = static_cast<int64_t>(gridDim.x) * ROWS;
   int64_t index = static_cast<int64_t>(blockIdx.x) * ROWS + group;
-  GradientColumns<T, PACKS, CENTERED, true> columns(N, 0, static_cast<int>(threadIdx.x) % LANES, LANES);
+  GradientColumns<T, PACKS, NORM, Alignment::PACK> columns(N, 0, static_cast<int>(threadIdx.x) % LANES,
+                                                           LANES);
   const auto first_of = [&](int i) { return columns.first_of(i); };
   Pack<T> weights[PACKS];
 #pragma unroll
@@ -64,7 +66,7 @@ __device__ void backward_by_lanes(const NormBackwardArgs& args, float* workspace
                   {sums.product / static_cast<float>(N), sums.plain / static_cast<float>(N)}, weight_of,
                   [&](int, int first) {
                     // Loaded as late as this: before, its registers would cost a block of an SM.
-                    return load_added<true>(added_row, first, N);
+                    return load_added<Alignment::PACK>(added_row, first, N);
                   });
   }
 

@@ -23,10 +23,11 @@ constexpr int LEAST_ROWS = 16;                    // of a slice: its column sums
 // First launch: a block leaves the sums of a part, `each` columns, of up to TERM_ROWS rows in `sums`
 // [M, parts]. It loads the part's weights once for its rows. Blocks that follow one another have the same
 // part of all rows, so that other rows' weights are in L2, and so are all rows' last columns in the end.
-template <typename T, bool CENTERED, int WIDTH>
+template <typename T, Norm NORM, int WIDTH>
 __device__ void leave_gradient_sums(const NormBackwardArgs& args, unsigned groups, unsigned parts,
                                     int64_t each, GradientSums* sums) {
 #if __CUDA_ARCH__ >= 900
+  constexpr bool CENTERED = NORM == Norm::LAYER;
   constexpr int COLUMNS = TERM_COLUMNS<T, WIDTH>, TILE = SPLIT_THREADS * COLUMNS;
   using Words = RowWords<T, WIDTH, COLUMNS>;
   __shared__ GradientSums of_warps[TERM_ROWS][32];
@@ -106,10 +107,11 @@ __device__ inline GradientSums merged_sums(const GradientSums* of_parts, int par
 
 // Second launch. With one slice the column sums are the gradients; with several they are partial sums, in
 // `workspace`. The last columns come first, because what the first launch read last is still in L2.
-template <typename T, bool CENTERED, int WIDTH>
+template <typename T, Norm NORM, int WIDTH>
 __device__ void write_split(const NormBackwardArgs& args, const Slices& slices, int parts,
                             const GradientSums* sums, float* workspace) {
 #if __CUDA_ARCH__ >= 900
+  constexpr bool CENTERED = NORM == Norm::LAYER;
   constexpr int WARPS = SPLIT_THREADS / 32, ROWS = ROWS_AT_ONCE<T, WIDTH>;
   using Words = RowWords<T, WIDTH, THREAD_COLUMNS>;
   __shared__ RowNumbers numbers[MERGED_ROWS];

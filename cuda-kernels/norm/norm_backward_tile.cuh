@@ -143,9 +143,10 @@ __device__ void store_tile(T* to, const uint4* from, int count) {
 // A team of one or more warps takes one tile after the other. ROW_THREADS threads have a row, element by
 // element, and the same columns in all rows; several groups of a team's warp have rows of their own where
 // ROW_THREADS are less than a warp. While a team works on a tile, the next one travels.
-template <typename T, int ROW_THREADS, int ITEMS, bool CENTERED, Affine AFFINE>
+template <typename T, int ROW_THREADS, int ITEMS, Norm NORM, Affine AFFINE>
 __device__ void backward_tiles(const NormBackwardArgs& args, const BackwardTiles& tiles, float* workspace) {
 #if __CUDA_ARCH__ >= 900
+  constexpr bool CENTERED = NORM == Norm::LAYER;
   constexpr bool GIVEN = AFFINE == Affine::GIVEN, HOLDS = ITEMS <= MANY_ITEMS;
   constexpr int HELD = HOLDS ? ITEMS : 1;
   constexpr int TEAM = ROW_THREADS < 32 ? 32 : ROW_THREADS, TEAMS = TILE_BLOCK<ROW_THREADS> / TEAM,
