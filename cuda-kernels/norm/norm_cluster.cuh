@@ -191,7 +191,7 @@ __device__ void normalise_by_cluster(const NormArgs& args, int rows, int period,
     T* out = first_row.out;
 #pragma unroll 2
     for (int turn = 0; turn < count; ++turn, out += period * args.N) {
-      const Pack<T> results = normalised<CENTERED>(
+      const Pack<T> results = normalised<NORM>(
           first_row, held(turn)[pack], means[turn], rstds[turn], [&] { return weights; },
           [&] { return biases; });
       if (WHOLE) {

@@ -29,7 +29,6 @@ enum class By {
 
 namespace routes {
 
-enum class Of { BOTH, LAYER, RMS };               // which norm
 enum class Skewed { ANYHOW, ALIKE, DIFFER };      // whether all matrices have x's skew in every row
 enum class With { ANYTHING, NOTHING, RESIDUAL };  // what is added first
 
@@ -119,13 +118,12 @@ Alignment alignment_of(const NormArgs& args) {
 template <typename T, Norm NORM, typename Launch>
 void launch_by_routes(const NormArgs& args, const char* step, Launch launch) {
   using namespace routes;
-  constexpr Of OWN = NORM == Norm::LAYER ? Of::LAYER : Of::RMS;
   const Skewed skews = are_alike<T>(args) ? Skewed::ALIKE : Skewed::DIFFER;
   const With added = args.residual ? With::RESIDUAL : With::NOTHING;
   const Alignment alignment = alignment_of<T>(args);
   const int64_t bytes = args.N * static_cast<int64_t>(sizeof(T));
   for (const Route& route : ROUTES) {
-    if (route.norm != Of::BOTH && route.norm != OWN) continue;
+    if (!serves(route.norm, NORM)) continue;
     if (route.skews != Skewed::ANYHOW && route.skews != skews) continue;
     if (route.added != With::ANYTHING && route.added != added) continue;
     if (alignment < route.alignment || bytes > route.bytes || args.M > route.rows) continue;

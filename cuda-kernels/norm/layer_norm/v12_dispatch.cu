@@ -71,13 +71,13 @@ template <typename T, int WIDTH, Residual RESIDUAL>
 __global__ void __launch_bounds__(SPLIT_THREADS, MOMENTS_BLOCKS)
     layer_norm_v12_dispatch_moments_kernel(const LayerNormArgs args, unsigned parts, int64_t each,
                                            Moments* moments) {
-  leave_moments<T, true, WIDTH, RESIDUAL>(args, parts, each, moments);
+  leave_moments<T, Norm::LAYER, WIDTH, RESIDUAL>(args, parts, each, moments);
 }
 template <typename T, int WIDTH>
 __global__ void __launch_bounds__(SPLIT_THREADS, WRITE_BLOCKS<WIDTH>)
     layer_norm_v12_dispatch_kernel(const LayerNormArgs args, unsigned parts, unsigned groups,
                                    const Moments* moments) {
-  write_split<T, true, WIDTH>(args, parts, groups, moments);
+  write_split<T, Norm::LAYER, WIDTH>(args, parts, groups, moments);
 }
 
 // BLOCKS: that an SM must have room for, which bounds a thread's registers. A residual takes the registers of

@@ -62,13 +62,13 @@ template <typename T, int WIDTH, Residual RESIDUAL>
 __global__ void __launch_bounds__(SPLIT_THREADS, MOMENTS_BLOCKS)
     rms_norm_v07_dispatch_moments_kernel(const RmsNormArgs args, unsigned parts, int64_t each,
                                          Moments* moments) {
-  leave_moments<T, false, WIDTH, RESIDUAL>(args, parts, each, moments);
+  leave_moments<T, Norm::RMS, WIDTH, RESIDUAL>(args, parts, each, moments);
 }
 template <typename T, int WIDTH>
 __global__ void __launch_bounds__(SPLIT_THREADS, WRITE_BLOCKS<WIDTH>)
     rms_norm_v07_dispatch_kernel(const RmsNormArgs args, unsigned parts, unsigned groups,
                                  const Moments* moments) {
-  write_split<T, false, WIDTH>(args, parts, groups, moments);
+  write_split<T, Norm::RMS, WIDTH>(args, parts, groups, moments);
 }
 
 // Blocks that an SM must have room for bound a thread's registers: 64, or 80 where a residual takes some.
