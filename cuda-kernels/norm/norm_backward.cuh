@@ -41,7 +41,7 @@ enum class NextRow { IN_TURN, AHEAD };
 
 // A register-resident row of x and dout. Packs are those of memory for x.
 template <typename T, int PACKS>
-struct HeldRows {
+struct HeldOperands {
   Pack<T> x[PACKS], dout[PACKS];
 
   // Issues the loads of rows of n elements; finish_load waits for them. By single elements: dout whose skew
@@ -88,7 +88,7 @@ struct GradientColumns {
   // Adds a row to the columns' sums, and returns the row's sums over this thread's elements; `product` lacks
   // its factor rstd. weight_of(i) returns a pack of weights, or NoWeights.
   template <typename WeightOf>
-  __device__ GradientSums add(HeldRows<T, PACKS>& row, float mean, float rstd, WeightOf weight_of) {
+  __device__ GradientSums add(HeldOperands<T, PACKS>& row, float mean, float rstd, WeightOf weight_of) {
     GradientSums sums = {};
 #pragma unroll
     for (int i = 0; i < PACKS; ++i) {
@@ -112,7 +112,7 @@ struct GradientColumns {
   // Writes dx. `means` are the whole row's sums divided by N. weight_of(i) and added_of(i, first) return
   // packs of weights and of dadded.
   template <typename WeightOf, typename AddedOf>
-  __device__ void write(const HeldRows<T, PACKS>& row, T* dx, float mean, float rstd, GradientSums means,
+  __device__ void write(const HeldOperands<T, PACKS>& row, T* dx, float mean, float rstd, GradientSums means,
                         WeightOf weight_of, AddedOf added_of) const {
     const bool aligned = WHOLE || skew_of(dx) == skew;
     const float of_distance = -means.product * rstd * rstd * rstd, of_all = -means.plain * rstd;

@@ -7,12 +7,14 @@
 #include "norm_backward_split.cuh"
 #include "norm_backward_tile.cuh"
 
+namespace norm_backward_routes {
+
 // What has a row at once.
 enum class By {
   LANES,     // lanes of a warp, by accesses of 16 bytes: backward_by_lanes
   TILES,     // shared memory, with its neighbours, element by element: backward_tiles
   RING,      // a cluster, to which rows travel ahead: backward_rows_ahead
-  LAUNCHES,  // nothing: two launches go through it, leave_gradient_sums and write_split
+  LAUNCHES,  // nothing: two launches go through it, leave_gradient_sums and write_split_gradient
 };
 
 // Rows that a line of the table is for: whole packs in all matrices; ragged ones, whose skew is the same in
@@ -126,10 +128,12 @@ bool launch_by(const NormBackwardArgs& args, By by) {
     };
     const auto kernel = shape.packs == FEW_PACKS ? of_packs.template operator()<FEW_PACKS>()
                                                  : of_packs.template operator()<MANY_PACKS>();
-    return launch_ahead<T>(args, shape, kernel, CENTERED, add);
+    return launch_backward_ahead<T>(args, shape, kernel, CENTERED, add);
   }
   return with_width<T>(args, [&](auto width) {
-    return launch_split<T>(args, CENTERED, Kernels::template sums<T, width>(),
-                           Kernels::template write<T, width>(), add);
+    return launch_split_gradient<T>(args, CENTERED, Kernels::template sums<T, width>(),
+                                    Kernels::template write<T, width>(), add);
   });
 }
+
+}  // namespace norm_backward_routes

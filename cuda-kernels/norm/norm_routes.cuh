@@ -9,6 +9,8 @@
 #include "norm_tile.cuh"
 #include "norm_warps.cuh"
 
+namespace norm_routes {
+
 // What has a row at once.
 enum class By {
   LANES,            // lanes of a warp, whole packs: normalise_by_lanes
@@ -26,8 +28,6 @@ enum class By {
   SHARED,           // the shared memory of a cluster: normalise_by_cluster
   LAUNCHES,         // nothing: two launches go through it, leave_moments and write_split
 };
-
-namespace routes {
 
 enum class Skewed { ANYHOW, ALIKE, DIFFER };      // whether all matrices have x's skew in every row
 enum class With { ANYTHING, NOTHING, RESIDUAL };  // what is added first
@@ -50,7 +50,8 @@ using enum With;
 constexpr int64_t ANY = INT64_MAX;
 constexpr int64_t KIB = 1024;
 // Bytes of a row that a cluster holds for each pack of a thread, and in shared memory.
-constexpr int64_t HELD_ROW = int64_t{MOST_PARTS} * 32 * 16, SHARED_ROW = MOST_CLUSTER_BLOCKS * LARGEST_PART;
+constexpr int64_t HELD_ROW = int64_t{MOST_HELD_PARTS} * 32 * 16,
+                  SHARED_ROW = MOST_CLUSTER_BLOCKS * LARGEST_PART;
 // Rows that leave most SMs idle if each has a cluster of the largest size.
 constexpr int64_t FEW_ROWS = 64;
 
@@ -112,12 +113,9 @@ Alignment alignment_of(const NormArgs& args) {
   return lined ? Alignment::LINE : Alignment::PACK;
 }
 
-}  // namespace routes
-
 // Calls launch(route, alignment) by the table until one returns true. `step` is for the message if none does.
 template <typename T, Norm NORM, typename Launch>
 void launch_by_routes(const NormArgs& args, const char* step, Launch launch) {
-  using namespace routes;
   const Skewed skews = are_alike<T>(args) ? Skewed::ALIKE : Skewed::DIFFER;
   const With added = args.residual ? With::RESIDUAL : With::NOTHING;
   const Alignment alignment = alignment_of<T>(args);
@@ -133,3 +131,5 @@ void launch_by_routes(const NormArgs& args, const char* step, Launch launch) {
       "x has " + std::to_string(args.M) + " rows of " + std::to_string(bytes) + " bytes, for which " + step +
       " would launch more blocks than a grid may have: split x's rows over several calls");
 }
+
+}  // namespace norm_routes

@@ -57,7 +57,7 @@ template <Norm NORM, typename T, int WIDTH, int COLUMNS>
 __device__ Moments moments_of(const RowWords<T, WIDTH, COLUMNS>& x, const WordPlace<WIDTH>& place) {
   constexpr bool CENTERED = NORM == Norm::LAYER;
   constexpr int WORDS = COLUMNS / WIDTH;
-  const bool whole = place.end == SPLIT_THREADS * COLUMNS;  // of all threads, so that no warp is divided
+  const bool whole = place.end == STRIP_THREADS * COLUMNS;  // of all threads, so that no warp is divided
   Moments mine;
   if (CENTERED) {
     int words = 0;
@@ -95,8 +95,8 @@ __device__ Moments moments_of(const RowWords<T, WIDTH, COLUMNS>& x, const WordPl
 template <typename T, Norm NORM, int WIDTH, Residual RESIDUAL>
 __device__ void leave_moments(const NormArgs& args, unsigned parts, int64_t each, Moments* moments) {
 #if __CUDA_ARCH__ >= 900
-  constexpr int COLUMNS = MOMENT_COLUMNS<T, WIDTH, RESIDUAL>, TILE = SPLIT_THREADS * COLUMNS;
-  constexpr int WARPS = SPLIT_THREADS / 32;
+  constexpr int COLUMNS = MOMENT_COLUMNS<T, WIDTH, RESIDUAL>, TILE = STRIP_THREADS * COLUMNS;
+  constexpr int WARPS = STRIP_THREADS / 32;
   __shared__ Moments of_warps[WARPS];
   allow_dependent_launch();
   const unsigned rows = static_cast<unsigned>(args.M), part = blockIdx.x / rows;
@@ -131,7 +131,7 @@ __device__ void leave_moments(const NormArgs& args, unsigned parts, int64_t each
 template <Norm NORM>
 __device__ Moments merged_row(const Moments* of_parts, int parts, int64_t N) {
   constexpr bool CENTERED = NORM == Norm::LAYER;
-  constexpr int MOST = MOST_SPLIT_PARTS / 32;
+  constexpr int MOST = MOST_ROW_PARTS / 32;
   float4 found[MOST];
 #pragma unroll
   for (int i = 0; i < MOST; ++i) {
@@ -177,7 +177,7 @@ __device__ void write_split(const NormArgs& args, unsigned parts, unsigned group
   const T* const inputs = static_cast<const T*>(args.added ? args.added : args.x);
   const int64_t stride = args.added ? args.N : args.stride_xm;
   wait_for_previous_kernel();  // for the moments, and the sums x + residual
-  for (int r = threadIdx.x / 32; r < rows; r += SPLIT_THREADS / 32) {
+  for (int r = threadIdx.x / 32; r < rows; r += STRIP_THREADS / 32) {
     const Moments whole =
         merged_row<NORM>(moments + (first_row + r) * parts, static_cast<int>(parts), args.N);
     if (threadIdx.x % 32 > 0) continue;
@@ -231,17 +231,17 @@ bool launch_split(const NormArgs& args, void (*moments_kernel)(NormArgs, unsigne
                   void (*write_kernel)(NormArgs, unsigned, unsigned, const Moments*)) {
   const int64_t sms = multiprocessor_count(), enough = SPLIT_BLOCKS_PER_SM * sms;  // blocks
   const int64_t strips = cdiv(args.N, STRIP_COLUMNS);
-  const int64_t of_part = cdiv(strips, std::clamp<int64_t>(enough / args.M, 1, MOST_SPLIT_PARTS));
+  const int64_t of_part = cdiv(strips, std::clamp<int64_t>(enough / args.M, 1, MOST_ROW_PARTS));
   const int64_t parts = cdiv(strips, of_part), blocks = args.M * parts;
   const int64_t groups = std::max(std::min(cdiv(enough, strips), args.M), cdiv(args.M, MOST_GROUP_ROWS));
   const int64_t of_block = cdiv(strips * groups, MOST_STRIP_BLOCKS_SM * sms);  // strips
   const int64_t write_blocks = cdiv(strips, of_block) * groups;
   if (std::max(blocks, write_blocks) > INT32_MAX) return false;
   auto* const moments = static_cast<Moments*>(args.memory->workspace(blocks * sizeof(Moments)));
-  moments_kernel<<<static_cast<unsigned>(blocks), SPLIT_THREADS, 0, args.stream>>>(
+  moments_kernel<<<static_cast<unsigned>(blocks), STRIP_THREADS, 0, args.stream>>>(
       args, static_cast<unsigned>(parts), of_part * STRIP_COLUMNS, moments);
   CUDA_CHECK(cudaGetLastError());
-  launch_early(static_cast<unsigned>(write_blocks), SPLIT_THREADS, args.stream, write_kernel, args,
+  launch_early(static_cast<unsigned>(write_blocks), STRIP_THREADS, args.stream, write_kernel, args,
                static_cast<unsigned>(parts), static_cast<unsigned>(groups),
                static_cast<const Moments*>(moments));
   return true;

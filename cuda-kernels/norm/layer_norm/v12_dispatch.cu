@@ -20,6 +20,8 @@
 
 namespace {
 
+using namespace norm_routes;
+
 template <typename T, int LANES, int PACKS>
 __global__ void __launch_bounds__(LANES_THREADS)
     layer_norm_v12_dispatch_lanes_kernel(const LayerNormArgs args) {
@@ -68,13 +70,13 @@ __global__ void __launch_bounds__(CLUSTER_THREADS, CLUSTER_BLOCKS)
   normalise_by_cluster<T, Norm::LAYER, ALIGNMENT>(args, rows, period, blocks, each);
 }
 template <typename T, int WIDTH, Residual RESIDUAL>
-__global__ void __launch_bounds__(SPLIT_THREADS, MOMENTS_BLOCKS)
+__global__ void __launch_bounds__(STRIP_THREADS, MOMENTS_BLOCKS)
     layer_norm_v12_dispatch_moments_kernel(const LayerNormArgs args, unsigned parts, int64_t each,
                                            Moments* moments) {
   leave_moments<T, Norm::LAYER, WIDTH, RESIDUAL>(args, parts, each, moments);
 }
 template <typename T, int WIDTH>
-__global__ void __launch_bounds__(SPLIT_THREADS, WRITE_BLOCKS<WIDTH>)
+__global__ void __launch_bounds__(STRIP_THREADS, WRITE_BLOCKS<WIDTH>)
     layer_norm_v12_dispatch_kernel(const LayerNormArgs args, unsigned parts, unsigned groups,
                                    const Moments* moments) {
   write_split<T, Norm::LAYER, WIDTH>(args, parts, groups, moments);
@@ -127,7 +129,7 @@ bool launch_ragged_rows(const LayerNormArgs& args) {
 }
 
 template <typename T>
-bool launch(const LayerNormArgs& args, const routes::Route& route, Alignment alignment) {
+bool launch(const LayerNormArgs& args, const Route& route, Alignment alignment) {
   const bool whole = alignment != Alignment::ELEMENT;
   switch (route.by) {
     case By::LANES:
@@ -186,8 +188,8 @@ void layer_norm_v12_dispatch(const LayerNormArgs& args) {
   if (args.M == 0) return;
   dispatch(args.dtype, [&](auto zero) {
     using T = decltype(zero);
-    launch_by_routes<T, Norm::LAYER>(
-        args, "v12_dispatch",
-        [&](const routes::Route& route, Alignment alignment) { return launch<T>(args, route, alignment); });
+    launch_by_routes<T, Norm::LAYER>(args, "v12_dispatch", [&](const Route& route, Alignment alignment) {
+      return launch<T>(args, route, alignment);
+    });
   });
 }

@@ -57,9 +57,9 @@ __global__ void __launch_bounds__(THREADS)
     }
     const auto weight_of = [&](int i) { return Pack<T>{weights[i * blockDim.x + threadIdx.x]}; };
 
-    HeldRows<T, PACKS> row;
+    HeldOperands<T, PACKS> row;
     float mean = 0.0f, rstd = 0.0f;
-    const auto load = [&](HeldRows<T, PACKS>& rows, int64_t at) {
+    const auto load = [&](HeldOperands<T, PACKS>& rows, int64_t at) {
       if (at >= limit) return;
       const bool at_end = is_at_end<T>(args.M, at, args.stride_xm, args.stride_dm);
       rows.template load<ALIGNMENT>(x + at * args.stride_xm, dout + at * args.stride_dm, N, at_end, first_of);

@@ -20,6 +20,8 @@
 
 namespace {
 
+using namespace norm_routes;
+
 template <typename T, int LANES, int PACKS>
 __global__ void __launch_bounds__(LANES_THREADS) rms_norm_v07_dispatch_lanes_kernel(const RmsNormArgs args) {
   normalise_by_lanes<T, LANES, PACKS, Norm::RMS>(args);
@@ -59,13 +61,13 @@ __global__ void __launch_bounds__(CLUSTER_THREADS, CLUSTER_BLOCKS)
   normalise_by_cluster<T, Norm::RMS, ALIGNMENT>(args, rows, period, blocks, each);
 }
 template <typename T, int WIDTH, Residual RESIDUAL>
-__global__ void __launch_bounds__(SPLIT_THREADS, MOMENTS_BLOCKS)
+__global__ void __launch_bounds__(STRIP_THREADS, MOMENTS_BLOCKS)
     rms_norm_v07_dispatch_moments_kernel(const RmsNormArgs args, unsigned parts, int64_t each,
                                          Moments* moments) {
   leave_moments<T, Norm::RMS, WIDTH, RESIDUAL>(args, parts, each, moments);
 }
 template <typename T, int WIDTH>
-__global__ void __launch_bounds__(SPLIT_THREADS, WRITE_BLOCKS<WIDTH>)
+__global__ void __launch_bounds__(STRIP_THREADS, WRITE_BLOCKS<WIDTH>)
     rms_norm_v07_dispatch_kernel(const RmsNormArgs args, unsigned parts, unsigned groups,
                                  const Moments* moments) {
   write_split<T, Norm::RMS, WIDTH>(args, parts, groups, moments);
@@ -109,7 +111,7 @@ bool launch_ragged_rows(const RmsNormArgs& args) {
 }
 
 template <typename T>
-bool launch(const RmsNormArgs& args, const routes::Route& route, Alignment alignment) {
+bool launch(const RmsNormArgs& args, const Route& route, Alignment alignment) {
   const bool whole = alignment != Alignment::ELEMENT;
   switch (route.by) {
     case By::LANES:
@@ -159,8 +161,8 @@ void rms_norm_v07_dispatch(const RmsNormArgs& args) {
   if (args.M == 0) return;
   dispatch(args.dtype, [&](auto zero) {
     using T = decltype(zero);
-    launch_by_routes<T, Norm::RMS>(
-        args, "v07_dispatch",
-        [&](const routes::Route& route, Alignment alignment) { return launch<T>(args, route, alignment); });
+    launch_by_routes<T, Norm::RMS>(args, "v07_dispatch", [&](const Route& route, Alignment alignment) {
+      return launch<T>(args, route, alignment);
+    });
   });
 }

@@ -22,8 +22,10 @@
 
 namespace {
 
+using namespace norm_backward_routes;
+
 template <typename T, int LANES, int PACKS, Affine AFFINE>
-__global__ void __launch_bounds__(LANES_THREADS)
+__global__ void __launch_bounds__(BACKWARD_LANES_THREADS)
     rms_norm_backward_v05_dispatch_lanes_kernel(const RmsNormBackwardArgs args, float* workspace) {
   backward_by_lanes<T, LANES, PACKS, Norm::RMS, AFFINE>(args, workspace);
 }
@@ -41,19 +43,19 @@ __global__ void __launch_bounds__(MOST_THREADS<PACKS>, 1)
   backward_rows_ahead<T, PACKS, Norm::RMS, LAYOUT, AFFINE>(args, shape, groups, workspace);
 }
 template <typename T, int WIDTH>
-__global__ void __launch_bounds__(SPLIT_THREADS, SUMS_BLOCKS)
+__global__ void __launch_bounds__(STRIP_THREADS, SUMS_BLOCKS)
     rms_norm_backward_v05_dispatch_split_sums_kernel(const RmsNormBackwardArgs args, unsigned groups,
                                                      unsigned parts, int64_t each, GradientSums* sums) {
   leave_gradient_sums<T, Norm::RMS, WIDTH>(args, groups, parts, each, sums);
 }
 template <typename T, int WIDTH>
-__global__ void __launch_bounds__(SPLIT_THREADS, WRITE_BLOCKS)
+__global__ void __launch_bounds__(STRIP_THREADS, BACKWARD_WRITE_BLOCKS)
     rms_norm_backward_v05_dispatch_split_kernel(const RmsNormBackwardArgs args, const Slices slices,
                                                 int parts, const GradientSums* sums, float* workspace) {
-  write_split<T, Norm::RMS, WIDTH>(args, slices, parts, sums, workspace);
+  write_split_gradient<T, Norm::RMS, WIDTH>(args, slices, parts, sums, workspace);
 }
 template <typename T>
-__global__ void __launch_bounds__(SUM_COLUMNS* SUM_WARPS, 2)
+__global__ void __launch_bounds__(SUM_COLUMNS* MOST_SUM_WARPS, 2)
     rms_norm_backward_v05_dispatch_add_kernel(const float* workspace, int groups, int64_t N, T* dweight,
                                               T* dbias) {
   add_partial_sums_at_once(workspace, groups, N, dweight, dbias);
