@@ -51,7 +51,7 @@ constexpr int64_t ANY = INT64_MAX;
 constexpr int64_t KIB = 1024;
 // Bytes of a row that a cluster holds for each pack of a thread, and in shared memory.
 constexpr int64_t HELD_ROW = int64_t{MOST_HELD_PARTS} * 32 * 16,
-                  SHARED_ROW = MOST_CLUSTER_BLOCKS * LARGEST_PART;
+                  SHARED_ROW = MOST_CLUSTER_BLOCKS * LARGEST_NORM_PART;
 // Rows that leave most SMs idle if each has a cluster of the largest size.
 constexpr int64_t FEW_ROWS = 64;
 

@@ -23,12 +23,12 @@ namespace {
 using namespace norm_routes;
 
 template <typename T, int LANES, int PACKS>
-__global__ void __launch_bounds__(LANES_THREADS)
+__global__ void __launch_bounds__(NORM_LANES_THREADS)
     layer_norm_v12_dispatch_lanes_kernel(const LayerNormArgs args) {
   normalise_by_lanes<T, LANES, PACKS, Norm::LAYER>(args);
 }
 template <typename T, int PACKS>
-__global__ void __launch_bounds__(LANES_THREADS)
+__global__ void __launch_bounds__(NORM_LANES_THREADS)
     layer_norm_v12_dispatch_few_kernel(const LayerNormArgs args) {
   normalise_few<T, PACKS>(args);
 }
@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(NORM_TILE_THREADS, NORM_TILE_BLOCKS<ITEMS>)
   normalise_by_tile<T, LANES, ITEMS, Norm::LAYER>(args, tiles);
 }
 template <typename T>
-__global__ void __launch_bounds__(BLOCK_THREADS)
+__global__ void __launch_bounds__(NORM_BLOCK_THREADS)
     layer_norm_v12_dispatch_block_kernel(const LayerNormArgs args) {
   normalise_by_block<T, Norm::LAYER>(args);
 }
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(AHEAD_THREADS, 1)
   normalise_ahead<T, AHEAD_PACKS, Norm::LAYER, ALIGNMENT>(args, draws, blocks, each);
 }
 template <typename T, Alignment ALIGNMENT>
-__global__ void __launch_bounds__(CLUSTER_THREADS, CLUSTER_BLOCKS)
+__global__ void __launch_bounds__(NORM_CLUSTER_THREADS, NORM_CLUSTER_BLOCKS)
     layer_norm_v12_dispatch_shared_kernel(const LayerNormArgs args, int rows, int period, int blocks,
                                           int each) {
   normalise_by_cluster<T, Norm::LAYER, ALIGNMENT>(args, rows, period, blocks, each);

@@ -23,7 +23,8 @@ namespace {
 using namespace norm_routes;
 
 template <typename T, int LANES, int PACKS>
-__global__ void __launch_bounds__(LANES_THREADS) rms_norm_v07_dispatch_lanes_kernel(const RmsNormArgs args) {
+__global__ void __launch_bounds__(NORM_LANES_THREADS)
+    rms_norm_v07_dispatch_lanes_kernel(const RmsNormArgs args) {
   normalise_by_lanes<T, LANES, PACKS, Norm::RMS>(args);
 }
 template <typename T, int PACKS, int BLOCKS>
@@ -42,7 +43,8 @@ __global__ void __launch_bounds__(NORM_TILE_THREADS, NORM_TILE_BLOCKS<ITEMS>)
   normalise_by_tile<T, LANES, ITEMS, Norm::RMS>(args, tiles);
 }
 template <typename T>
-__global__ void __launch_bounds__(BLOCK_THREADS) rms_norm_v07_dispatch_block_kernel(const RmsNormArgs args) {
+__global__ void __launch_bounds__(NORM_BLOCK_THREADS)
+    rms_norm_v07_dispatch_block_kernel(const RmsNormArgs args) {
   normalise_by_block<T, Norm::RMS>(args);
 }
 template <typename T, int PACKS, Alignment ALIGNMENT, Residual RESIDUAL, Skews SKEWS, int THREADS, int BLOCKS>
@@ -56,7 +58,7 @@ __global__ void __launch_bounds__(AHEAD_THREADS, 1)
   normalise_ahead<T, AHEAD_PACKS, Norm::RMS, ALIGNMENT>(args, draws, blocks, each);
 }
 template <typename T, Alignment ALIGNMENT>
-__global__ void __launch_bounds__(CLUSTER_THREADS, CLUSTER_BLOCKS)
+__global__ void __launch_bounds__(NORM_CLUSTER_THREADS, NORM_CLUSTER_BLOCKS)
     rms_norm_v07_dispatch_shared_kernel(const RmsNormArgs args, int rows, int period, int blocks, int each) {
   normalise_by_cluster<T, Norm::RMS, ALIGNMENT>(args, rows, period, blocks, each);
 }
