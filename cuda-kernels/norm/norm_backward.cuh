@@ -35,8 +35,8 @@ __device__ inline GradientSums block_sum(GradientSums sums, GradientSums* parts)
   return lanes_sum(lane_id < blockDim.x / 32 ? parts[lane_id] : GradientSums{});
 }
 
-// When a persistent kernel issues the loads of a row: in the row's own turn, or while it works on the row
-// before.
+// When a persistent kernel issues the loads of the next row: in that row's turn, or before it works on this
+// one.
 enum class NextRow { IN_TURN, AHEAD };
 
 // A register-resident row of x and dout. Packs are those of memory for x.

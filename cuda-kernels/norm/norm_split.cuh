@@ -24,8 +24,8 @@ constexpr int MOST_GROUP_ROWS = 16;       // that a block of the second launch w
 constexpr int SPLIT_BLOCKS_PER_SM = 16;   // if there is work for so many
 constexpr int MOST_STRIP_BLOCKS_SM = 16;  // of the second launch, which then go through several strips
 
-// Count, mean, and the sum of squared distances from this mean. For rms_norm the mean is 0, and the count
-// of no use.
+// Count, mean, and the sum of squared distances from this mean. For rms_norm the mean is 0, and the
+// count of no use.
 struct alignas(16) Moments {
   float count = 0.0f, mean = 0.0f, squares = 0.0f;
 };

@@ -25,8 +25,8 @@ static_assert(SHORT_PACKS * SHORT_THREADS >= SHORT_ROW);
 
 // Persistent clusters of `blocks` blocks over split rows. A block holds at most blockDim.x * PACKS packs of
 // each row in registers, and the weights of its columns in shared memory. A cluster leaves one set of partial
-// sums for every kind of rows in its share. If it loads the next row AHEAD, it issues the
-// loads before it works on this row.
+// sums for every kind of rows in its share. If NEXT_ROW is AHEAD, the loads of the next row
+// are issued before this row is worked on.
 template <typename T, int PACKS, int THREADS, Alignment ALIGNMENT, NextRow NEXT_ROW>
 __global__ void __launch_bounds__(THREADS)
     rms_norm_backward_v02_cluster_kernel(const RmsNormBackwardArgs args, int period, int blocks, int each,
