@@ -21,11 +21,11 @@ static_assert(MOST_THREADS * PACKS >= LARGEST_ROW / 16 + 1, "a skewed row needs 
 
 // A register-resident row, held by `threads` threads; this one is number `thread`.
 template <typename T, int PACKS>
-struct RegisterRow {
+struct HeldRow {
   Pack<T> packs[PACKS];
   int N, skew, thread, threads;
 
-  __device__ RegisterRow(const T* row_x, int N, int thread, int threads)
+  __device__ HeldRow(const T* row_x, int N, int thread, int threads)
       : N(N), skew(skew_of(row_x)), thread(thread), threads(threads) {
     const auto first = [this](int i) { return first_of(i); };
     load_whole_packs(packs, row_x, N, true, -INFINITY, first);
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS)
   constexpr int ROWS = BLOCK_THREADS / LANES;
   const int64_t row = static_cast<int64_t>(blockIdx.x) * ROWS + threadIdx.x / LANES;
   // Lanes past the last row load that row again, since the shuffles need all 32 lanes.
-  RegisterRow<T, PACKS> held(x + min(row, M - 1) * stride_xm, N, threadIdx.x % LANES, LANES);
+  HeldRow<T, PACKS> held(x + min(row, M - 1) * stride_xm, N, threadIdx.x % LANES, LANES);
   const MaxSum whole = lanes_merge<LANES>(held.max_sum());
   if (row >= M) return;
   if (log) {
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(MOST_THREADS)
                                       bool log) {
   __shared__ MaxSum parts[32];
   const int64_t row = blockIdx.x;
-  RegisterRow<T, PACKS> held(x + row * stride_xm, N, threadIdx.x, blockDim.x);
+  HeldRow<T, PACKS> held(x + row * stride_xm, N, threadIdx.x, blockDim.x);
   const MaxSum whole = block_merge(held.max_sum(), parts);
   if (log) {
     held.write(out + row * N, LogSoftmax(whole));

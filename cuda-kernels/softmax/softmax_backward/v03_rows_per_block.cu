@@ -22,11 +22,11 @@ static_assert(MOST_THREADS * PACKS >= LARGEST_ROW / 16 + 1, "a skewed row needs 
 
 // Register-resident rows of dout and y, held by `threads` threads; this one is number `thread`.
 template <typename T, int PACKS>
-struct RegisterRows {
+struct HeldRows {
   Pack<T> dout[PACKS], y[PACKS];
   int N, skew, thread, threads;
 
-  __device__ RegisterRows(const T* row_dout, const T* row_y, int N, int thread, int threads)
+  __device__ HeldRows(const T* row_dout, const T* row_y, int N, int thread, int threads)
       : N(N), skew(skew_of(row_y)), thread(thread), threads(threads) {
     const auto first = [this](int i) { return first_of(i); };
     const bool aligned = skew_of(row_dout) == skew;
@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS)
   const int64_t row = static_cast<int64_t>(blockIdx.x) * ROWS + threadIdx.x / LANES;
   // Lanes past the last row load that row again, since the shuffles need all 32 lanes.
   const int64_t read = min(row, M - 1);
-  RegisterRows<T, PACKS> held(dout + read * stride_dm, y + read * stride_ym, N, threadIdx.x % LANES, LANES);
+  HeldRows<T, PACKS> held(dout + read * stride_dm, y + read * stride_ym, N, threadIdx.x % LANES, LANES);
   const float sum = lanes_sum<LANES>(held.sum(log));
   if (row >= M) return;
   if (log) {
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(MOST_THREADS, 1)
                                                int64_t stride_ym, bool log) {
   __shared__ float parts[32];
   const int64_t row = blockIdx.x;
-  RegisterRows<T, PACKS> held(dout + row * stride_dm, y + row * stride_ym, N, threadIdx.x, blockDim.x);
+  HeldRows<T, PACKS> held(dout + row * stride_dm, y + row * stride_ym, N, threadIdx.x, blockDim.x);
   const float sum = block_sum(held.sum(log), parts);
   if (log) {
     held.write(out + row * N, LogSoftmaxGradient{sum});
