@@ -11,6 +11,8 @@
 #include "elementwise/vector_add/args.h"
 #include "reduction/reduction/args.h"
 
+namespace {
+
 template <typename T>
 struct Add {
   __device__ T operator()(T a, T b) const { return from_float<T>(to_float(a) + to_float(b)); }
@@ -22,6 +24,8 @@ struct ToFloat {
     return to_float(value);
   }
 };
+
+}  // namespace
 
 void vector_add_cub(const VectorAddArgs& args) {
   dispatch(args.dtype, [&](auto zero) {

@@ -12,7 +12,7 @@
 // - MOST_HELD_PACKS: as many as the registers allow, for rows that no cluster holds otherwise.
 constexpr int HELD_PACKS = 5, FEW_HELD_PACKS = 3, MOST_HELD_PACKS = 8;
 constexpr int HELD_WARPS = 8;  // most warps a block, unless a step sets its own limit
-constexpr int HELD_THREADS = 32 * HELD_WARPS, MOST_PARTS = MOST_CLUSTER_BLOCKS * HELD_WARPS;
+constexpr int HELD_THREADS = 32 * HELD_WARPS, MOST_HELD_PARTS = MOST_CLUSTER_BLOCKS * HELD_WARPS;
 constexpr int FEW_HELD_BYTES = 2 * HELD_THREADS * FEW_HELD_PACKS * 16;  // longest row with FEW_HELD_PACKS
 
 // Whether the rows of the inputs have the skew of out's rows within 16 bytes.
@@ -128,7 +128,7 @@ __device__ void load_shifted(Pack<T> (&packs)[PACKS], const T* first, int shift,
 
 // Bytes of shared memory that a WarpExchange takes. Host code asks for it also where there are no clusters.
 template <typename Numbers, int ROWS = 1>
-constexpr int EXCHANGE_BYTES = 8 + ROWS * MOST_PARTS * static_cast<int>(sizeof(Numbers));
+constexpr int EXCHANGE_BYTES = 8 + ROWS * MOST_HELD_PARTS * static_cast<int>(sizeof(Numbers));
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 
@@ -137,8 +137,8 @@ constexpr int EXCHANGE_BYTES = 8 + ROWS * MOST_PARTS * static_cast<int>(sizeof(N
 template <typename Numbers, int ROWS = 1>
 struct WarpExchange {
   static constexpr int BYTES = sizeof(Numbers);
-  uint64_t complete;                                 // a phase completes with the numbers of several blocks
-  alignas(8) char numbers[ROWS][MOST_PARTS][BYTES];  // raw bytes: __shared__ runs no constructors
+  uint64_t complete;  // a phase completes with the numbers of several blocks
+  alignas(8) char numbers[ROWS][MOST_HELD_PARTS][BYTES];  // raw bytes: __shared__ runs no constructors
 
   // First step: initialises the mbarrier and arrives at the cluster's barrier. All threads of all blocks call
   // it, after they have issued their loads. The arrival is relaxed, since only the mbarrier's initialisation
@@ -198,7 +198,7 @@ struct HeldShape {
 
   HeldShape(int64_t packs, int each, int most_warps = HELD_WARPS) {
     const int64_t parts = cdiv(packs, 32 * each);
-    if (parts > MOST_PARTS) return;
+    if (parts > MOST_HELD_PARTS) return;
     const int warps = each > FEW_HELD_PACKS && parts <= 4 * MOST_CLUSTER_BLOCKS ? 4 : most_warps;
     blocks = static_cast<int>(cdiv(parts, warps));
     threads = 32 * static_cast<int>(cdiv(parts, blocks));

@@ -48,7 +48,8 @@ struct HeldFactors {
       const bool whole = ALIGNED ? touches : !before && first + THREADS * i * SIZE + SIZE <= part.N;
       // Through L1, which serves the SM's next rows: from L2 all SMs would read the same few lines, which lie
       // in few of its slices.
-      if (factors && (ALIGNED || whole)) cp_async<16, true>(pack, place + THREADS * i * SIZE, whole);
+      if (factors && (ALIGNED || whole))
+        cp_async<16, Caches::L1_AND_L2>(pack, place + THREADS * i * SIZE, whole);
       if (!factors) *pack = same.words;
     }
     if constexpr (!ALIGNED) {

@@ -1,13 +1,14 @@
 // Packs of operands that a call may leave out.
 #pragma once
 
+#include "alignment.h"
 #include "packs.cuh"
 
 // Loads a pack of what is added; zeros if there is none.
-template <bool WHOLE, typename T>
+template <Alignment ALIGNMENT, typename T>
 __device__ Pack<T> load_added(const T* added, int first, int n) {
   if (added == nullptr) return {};
-  if (WHOLE) return {__ldcg(reinterpret_cast<const uint4*>(added + first))};
+  if (ALIGNMENT != Alignment::ELEMENT) return {__ldcg(reinterpret_cast<const uint4*>(added + first))};
   return load_ragged(added, first, n, 0.0f);
 }
 

@@ -34,7 +34,7 @@ __device__ void add_partial_sums(const float* workspace, int groups, int64_t N, 
   out[col] = from_float<T>(sum);
 }
 
-constexpr int SUM_WARPS = 32, SUM_BATCH = 8;  // most warps of a block that adds sums; loads of a thread
+constexpr int MOST_SUM_WARPS = 32, SUM_BATCH = 8;  // most warps of a block that adds sums; loads of a thread
 
 // As add_partial_sums, but a thread has the loads of SUM_BATCH groups under way at once, and the kernel is
 // set up while the one before it ends (launch_early).
@@ -42,7 +42,7 @@ template <typename T>
 __device__ void add_partial_sums_at_once(const float* workspace, int groups, int64_t N, T* dweight,
                                          T* dbias) {
 #if __CUDA_ARCH__ >= 900
-  __shared__ float sums[SUM_WARPS][SUM_COLUMNS];
+  __shared__ float sums[MOST_SUM_WARPS][SUM_COLUMNS];
   const int lane_id = threadIdx.x % 32, warp_id = threadIdx.x / 32, warps = blockDim.x / 32;
   const int which = blockIdx.y;
   const int64_t col = static_cast<int64_t>(blockIdx.x) * SUM_COLUMNS + lane_id;

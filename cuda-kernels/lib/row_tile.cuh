@@ -72,7 +72,7 @@ struct TileRows {
     for (int column = word * SIZE - skew_of(row); column < elements; word += step, column += step * SIZE) {
       const T* const from = row + column;
       if (end - from >= SIZE) {
-        cp_async<16, true>(to + word, from, true);
+        cp_async<16, Caches::L1_AND_L2>(to + word, from, true);
       } else {
         for (int i = 0; i < end - from; ++i) reinterpret_cast<T*>(to + word)[i] = from[i];
       }

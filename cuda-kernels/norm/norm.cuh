@@ -37,10 +37,11 @@ struct NormRow {
 };
 
 // The output for one pack of a row. weight_of() and bias_of() return the matching packs; they are called only
-// if the row has a weight, or a bias. Without CENTERED (rms_norm) `mean` is unused.
-template <bool CENTERED, typename T, typename WeightOf, typename BiasOf>
+// if the row has a weight, or a bias. `mean` is unused for rms_norm.
+template <Norm NORM, typename T, typename WeightOf, typename BiasOf>
 __device__ Pack<T> normalised(const NormRow<T>& row, Pack<T> pack, float mean, float rstd, WeightOf weight_of,
                               BiasOf bias_of) {
+  constexpr bool CENTERED = NORM == Norm::LAYER;
   constexpr int SIZE = Pack<T>::SIZE;
   float units[SIZE];
 #pragma unroll

@@ -348,9 +348,9 @@ __device__ void normalise_ahead(const NormArgs& args, const Draws& draws, int bl
 template <typename T, typename Kernel>
 bool launch_ahead(const NormArgs& args, Kernel* kernel) {
   constexpr int SIZE = Pack<T>::SIZE, MOST_PACKS = 32 * MOST_WARPS * AHEAD_PACKS;
-  static_assert(LEAST_STAGES * 2 * (MOST_PACKS * 16 + LINE_BYTES) <= LARGEST_PART,
+  static_assert(LEAST_STAGES * 2 * (MOST_PACKS * 16 + LINE_BYTES) <= LARGEST_NORM_PART,
                 "three rows and residuals");
-  if (most_shared_memory() < LARGEST_PART) return false;
+  if (most_shared_memory() < LARGEST_NORM_PART) return false;
   if (args.residual && ((args.stride_rm - args.stride_xm) % SIZE != 0 ||
                         (static_cast<const T*>(args.residual) - static_cast<const T*>(args.x)) % SIZE != 0))
     return false;
@@ -363,8 +363,8 @@ bool launch_ahead(const NormArgs& args, Kernel* kernel) {
   const int warps = static_cast<int>(cdiv(each, 32 * AHEAD_PACKS)) + 1;
   const int stage =
       static_cast<int>(cdiv(each * 16 + LINE_BYTES - 16, LINE_BYTES)) * LINE_BYTES * (args.residual ? 2 : 1);
-  const int stages = MOST_STAGES * stage <= LARGEST_PART ? MOST_STAGES : LEAST_STAGES;
-  allow_shared_memory(kernel, LARGEST_PART);
+  const int stages = MOST_STAGES * stage <= LARGEST_NORM_PART ? MOST_STAGES : LEAST_STAGES;
+  allow_shared_memory(kernel, LARGEST_NORM_PART);
   ClusterLaunch launch(reinterpret_cast<const void*>(kernel), blocks, 32 * warps, stages * stage,
                        args.stream);
   const int resident = launch.resident(), period = skew_period<T>(args.stride_xm);

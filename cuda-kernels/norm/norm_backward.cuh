@@ -2,15 +2,17 @@
 //
 //   dx = rstd * (g - mean(g) - unit * mean(g * unit)),  dweight = sum(dout * unit),  dbias = sum(dout)
 //
-// with means over a row's N elements, sums over the M rows. Without CENTERED (rms_norm) mean(g) is left out.
+// with means over a row's N elements, sums over the M rows. For rms_norm mean(g) is left out.
 #pragma once
 
 #include <algorithm>
 
+#include "lib/alignment.h"
 #include "lib/optional_packs.cuh"
 #include "lib/partial_sums.cuh"
 #include "lib/persistent_rows.cuh"
 #include "norm_args.h"
+#include "norm_kind.h"
 
 // The sums of a row, or of a part of it.
 struct GradientSums {
@@ -33,17 +35,21 @@ __device__ inline GradientSums block_sum(GradientSums sums, GradientSums* parts)
   return lanes_sum(lane_id < blockDim.x / 32 ? parts[lane_id] : GradientSums{});
 }
 
+// When a persistent kernel issues the loads of the next row: in that row's turn, or before it works on this
+// one.
+enum class NextRow { IN_TURN, AHEAD };
+
 // A register-resident row of x and dout. Packs are those of memory for x.
 template <typename T, int PACKS>
-struct HeldRows {
+struct HeldOperands {
   Pack<T> x[PACKS], dout[PACKS];
 
   // Issues the loads of rows of n elements; finish_load waits for them. By single elements: dout whose skew
   // differs from x's, and both `at_end`, where the row's last 16 bytes may reach behind the matrix.
-  template <bool WHOLE, typename First>
+  template <Alignment ALIGNMENT, typename First>
   __device__ void load(const T* row_x, const T* row_dout, int n, bool at_end, First first_of) {
     const auto load_row = [&](Pack<T>(&packs)[PACKS], const T* row, bool by_words) {
-      if (WHOLE || by_words) {
+      if (ALIGNMENT != Alignment::ELEMENT || by_words) {
         load_touching_packs(packs, row, n, first_of);
       } else {
 #pragma unroll
@@ -53,9 +59,9 @@ struct HeldRows {
     load_row(x, row_x, !at_end);
     load_row(dout, row_dout, !at_end && skew_of(row_dout) == skew_of(row_x));
   }
-  template <bool WHOLE, typename First>
+  template <Alignment ALIGNMENT, typename First>
   __device__ void finish_load(int n, First first_of) {
-    if constexpr (!WHOLE) {
+    if constexpr (ALIGNMENT == Alignment::ELEMENT) {
 #pragma unroll
       for (int i = 0; i < PACKS; ++i) {
         mask_beside(x[i], first_of(i), n);
@@ -66,11 +72,11 @@ struct HeldRows {
 };
 
 // The columns of one of `threads` threads that share rows of n elements, and its sums over these rows for
-// dweight and dbias. All rows must have the same skew, so that the thread's columns stay the same. WHOLE:
-// every row is whole packs, and dx and dadded are aligned like x.
-template <typename T, int PACKS, bool CENTERED, bool WHOLE>
+// dweight and dbias. All rows must have the same skew, so that the thread's columns stay the same.
+template <typename T, int PACKS, Norm NORM, Alignment ALIGNMENT>
 struct GradientColumns {
   static constexpr int SIZE = Pack<T>::SIZE;
+  static constexpr bool CENTERED = NORM == Norm::LAYER, WHOLE = ALIGNMENT != Alignment::ELEMENT;
   int n, skew, thread, threads;
   float dweight[PACKS][SIZE] = {}, dbias[CENTERED ? PACKS : 1][CENTERED ? SIZE : 1] = {};
 
@@ -82,7 +88,7 @@ struct GradientColumns {
   // Adds a row to the columns' sums, and returns the row's sums over this thread's elements; `product` lacks
   // its factor rstd. weight_of(i) returns a pack of weights, or NoWeights.
   template <typename WeightOf>
-  __device__ GradientSums add(HeldRows<T, PACKS>& row, float mean, float rstd, WeightOf weight_of) {
+  __device__ GradientSums add(HeldOperands<T, PACKS>& row, float mean, float rstd, WeightOf weight_of) {
     GradientSums sums = {};
 #pragma unroll
     for (int i = 0; i < PACKS; ++i) {
@@ -106,7 +112,7 @@ struct GradientColumns {
   // Writes dx. `means` are the whole row's sums divided by N. weight_of(i) and added_of(i, first) return
   // packs of weights and of dadded.
   template <typename WeightOf, typename AddedOf>
-  __device__ void write(const HeldRows<T, PACKS>& row, T* dx, float mean, float rstd, GradientSums means,
+  __device__ void write(const HeldOperands<T, PACKS>& row, T* dx, float mean, float rstd, GradientSums means,
                         WeightOf weight_of, AddedOf added_of) const {
     const bool aligned = WHOLE || skew_of(dx) == skew;
     const float of_distance = -means.product * rstd * rstd * rstd, of_all = -means.plain * rstd;
@@ -146,8 +152,7 @@ struct GradientColumns {
   }
 };
 
-// Whether the WHOLE kernels apply: in every matrix all rows start at multiples of 16 bytes and are whole
-// packs.
+// Whether rows have the alignment of a PACK.
 template <typename T>
 bool are_whole(const NormBackwardArgs& args) {
   const auto fits = [](int64_t stride) { return stride % Pack<T>::SIZE == 0; };

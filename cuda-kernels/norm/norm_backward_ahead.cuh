@@ -7,18 +7,22 @@
 #include "norm_backward_ahead_columns.cuh"
 #include "norm_backward_early.cuh"
 
-constexpr int AHEAD_THREADS = 512, SM_THREADS = AHEAD_THREADS * 5 / 4;  // of a block, and of an SM, at most
-constexpr int FEW_PACKS = 2, MANY_PACKS = 4;                            // of a thread
+// Of a block, and of an SM, at most.
+constexpr int BACKWARD_AHEAD_THREADS = 512, SM_THREADS = BACKWARD_AHEAD_THREADS * 5 / 4;
+constexpr int FEW_PACKS = 2, MANY_PACKS = 4;  // of a thread
 // Of a block, for the compiler: registers are to be enough for SM_THREADS in several smaller blocks.
 template <int PACKS>
-constexpr int MOST_THREADS = PACKS == FEW_PACKS ? SM_THREADS : AHEAD_THREADS;
-constexpr int RING_BYTES = 208 * 1024;            // of an SM
-constexpr int LEAST_STAGES = 3, MOST_STAGES = 4;  // two rows are worked on, at least one travels
-constexpr int BYTES_UNDER_WAY = 30 * 1024;        // to an SM: more was no faster
-constexpr int MOST_WAVES = 4, MANY_ROWS = 64;     // of groups; of a group, to be divided unevenly
-constexpr int TURNS = 4;                          // slots for rows' sums
-constexpr int MOST_WARP_SUMS = AHEAD_THREADS / 32 * MOST_CLUSTER_BLOCKS;  // of a row's sums: one a warp
-constexpr int AHEAD_BYTES = RING_BYTES + TURNS * MOST_WARP_SUMS * static_cast<int>(sizeof(GradientSums));
+constexpr int MOST_THREADS = PACKS == FEW_PACKS ? SM_THREADS : BACKWARD_AHEAD_THREADS;
+// Two rows are worked on, at least one travels.
+constexpr int LEAST_BACKWARD_STAGES = 3, MOST_BACKWARD_STAGES = 4;
+constexpr int RING_BYTES = 208 * 1024;         // of an SM
+constexpr int BYTES_UNDER_WAY = 30 * 1024;     // to an SM: more was no faster
+constexpr int MOST_WAVES = 4, MANY_ROWS = 64;  // of groups; of a group, to be divided unevenly
+constexpr int BACKWARD_TURNS = 4;              // slots for rows' sums
+// Of a row's sums: one a warp.
+constexpr int MOST_WARP_SUMS = BACKWARD_AHEAD_THREADS / 32 * MOST_CLUSTER_BLOCKS;
+constexpr int AHEAD_BYTES =
+    RING_BYTES + BACKWARD_TURNS * MOST_WARP_SUMS * static_cast<int>(sizeof(GradientSums));
 
 // How a row is split: over `blocks` blocks, of up to `each` packs a block and `packs` packs a thread. A block
 // has `stages` stages.
@@ -37,7 +41,7 @@ struct AheadShape {
   // Packs of weights, which threads read from shared memory where skews differ.
   __host__ __device__ int weights() const { return layout == Layout::DIFFER ? each + 2 : 0; }
   int ring(int matrices) const { return (stages * matrices * pitch() + weights()) * 16; }
-  int sums() const { return TURNS * blocks * threads / 32 * static_cast<int>(sizeof(GradientSums)); }
+  int sums() const { return BACKWARD_TURNS * blocks * threads / 32 * static_cast<int>(sizeof(GradientSums)); }
   int sm_blocks() const { return SM_THREADS / threads; }
 };
 
@@ -68,20 +72,22 @@ struct RowGroups {
 // same skew, which is also that of dout, dadded and dx. The loop has no barrier of the block: a warp waits
 // for a row's copies, and for the sums of the row before. A cluster leaves the partial sums of its rows for
 // dweight and dbias in the workspace.
-template <typename T, int PACKS, bool CENTERED, Layout LAYOUT, Affine AFFINE>
+template <typename T, int PACKS, Norm NORM, Layout LAYOUT, Affine AFFINE>
 __device__ void backward_rows_ahead(const NormBackwardArgs& args, const AheadShape& shape,
                                     const RowGroups& groups, float* workspace) {
 #if __CUDA_ARCH__ >= 900
   constexpr int SIZE = Pack<T>::SIZE;
+  constexpr bool CENTERED = NORM == Norm::LAYER;
   constexpr bool LINED = LAYOUT == Layout::LINED, DIFFER = LAYOUT == Layout::DIFFER;
   constexpr bool SUMMED = AFFINE == Affine::GIVEN;
-  // The stages, [stages, matrices, pitch] packs, then the weights, then the slots for rows' sums, [TURNS,
-  // count].
+  // The stages, [stages, matrices, pitch] packs, then the weights, then the slots for rows' sums,
+  // [BACKWARD_TURNS, count].
   extern __shared__ __align__(128) uint4 room[];
-  __shared__ __align__(16) float statistics[MOST_STAGES][CENTERED ? 2 : 1][4];  // 16 bytes with the row's
-  __shared__ uint64_t arrived[MOST_STAGES];  // a phase completes when a row's copies have arrived
-  __shared__ uint32_t readers[MOST_STAGES];  // warps that are done with the row
-  __shared__ uint64_t complete[TURNS];       // a phase completes when all parts of a row's sums have arrived
+  // The 16 bytes with a row's statistic.
+  __shared__ __align__(16) float statistics[MOST_BACKWARD_STAGES][CENTERED ? 2 : 1][4];
+  __shared__ uint64_t arrived[MOST_BACKWARD_STAGES];  // a phase completes when a row's copies have arrived
+  __shared__ uint32_t readers[MOST_BACKWARD_STAGES];  // warps that are done with the row
+  __shared__ uint64_t complete[BACKWARD_TURNS];  // a phase completes when all of a row's sums have arrived
   const int N = static_cast<int>(args.N), warps = blockDim.x / 32;
   const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
   const int blocks = shape.blocks, stages = shape.stages, rank = rank_in_cluster(blocks);
@@ -203,8 +209,8 @@ __device__ void backward_rows_ahead(const NormBackwardArgs& args, const AheadSha
     for (int stage = 0; stage < stages && index < end; ++stage, index += step) fetch(index, stage);
   }
 
-  AheadColumns<T, PACKS, CENTERED, LAYOUT, AFFINE> columns(args.weight, start, n, skew,
-                                                           ring + stages * matrices * pitch);
+  AheadColumns<T, PACKS, NORM, LAYOUT, AFFINE> columns(args.weight, start, n, skew,
+                                                       ring + stages * matrices * pitch);
   if (DIFFER && AFFINE == Affine::GIVEN) __syncthreads();  // for the weights in shared memory
   for (int place = 0; LINED && place < stages * matrices; ++place) columns.clear(ring + place * pitch);
   const auto statistics_of = [&](int index, int stage, float* mean, float* rstd) {
@@ -227,7 +233,7 @@ __device__ void backward_rows_ahead(const NormBackwardArgs& args, const AheadSha
       const GradientSums sums = lanes_sum(columns.add(x, dout, mean, rstd));
       // Slot reuse: a warp that sends the sums of row r has received all sums of row r - 2. Every warp sent
       // those after it had read the sums of row r - 4, so the slot of row r - 4 is free.
-      const int place = turn % TURNS;
+      const int place = turn % BACKWARD_TURNS;
       GradientSums* const mine = &parts[place * count + rank * warps + warp_id];
       if (blocks > 1) {
         if (threadIdx.x == 0) mbarrier_arrive_expect_tx(&complete[place], count * sizeof(GradientSums));
@@ -239,8 +245,8 @@ __device__ void backward_rows_ahead(const NormBackwardArgs& args, const AheadSha
       if (++stage == stages) stage = 0, parity ^= 1;
     }
     if (turn > 0) {
-      const int place = (turn - 1) % TURNS;
-      const uint32_t sent = (turn - 1) / TURNS % 2;
+      const int place = (turn - 1) % BACKWARD_TURNS;
+      const uint32_t sent = (turn - 1) / BACKWARD_TURNS % 2;
       if (blocks > 1) {
         mbarrier_wait_parity_cluster(&complete[place], sent);  // for all blocks' sums of the row
       } else {

@@ -33,9 +33,10 @@ struct StagedPart {
 // A thread's columns, the same in all rows of its block, and its sums over these rows for dweight and dbias.
 // LINED: the packs of a stage behind the block's part are 0, and stay 0. Where skews DIFFER, packs are
 // counted from the part's first element; dx is computed in packs of its own rows.
-template <typename T, int PACKS, bool CENTERED, Layout LAYOUT, Affine AFFINE>
+template <typename T, int PACKS, Norm NORM, Layout LAYOUT, Affine AFFINE>
 struct AheadColumns {
   static constexpr int SIZE = Pack<T>::SIZE;
+  static constexpr bool CENTERED = NORM == Norm::LAYER;
   static constexpr bool LINED = LAYOUT == Layout::LINED, DIFFER = LAYOUT == Layout::DIFFER;
   static constexpr bool HAS_WEIGHT = AFFINE == Affine::GIVEN, HOLDS_WEIGHT = HAS_WEIGHT && !DIFFER;
   int n, skew;  // the elements of the block's part of a row, and those before it in its first pack

@@ -15,7 +15,7 @@ void launch_with_early_sums(const NormBackwardArgs& args, int groups, bool cente
   launch(workspace);
   if (!wants_sums(args)) return;
   const dim3 grid(static_cast<unsigned>(cdiv(args.N, SUM_COLUMNS)), outputs);
-  launch_early(grid, std::min<int64_t>(cdiv(groups, SUM_BATCH), SUM_WARPS) * 32, args.stream, sum_kernel,
+  launch_early(grid, std::min<int64_t>(cdiv(groups, SUM_BATCH), MOST_SUM_WARPS) * 32, args.stream, sum_kernel,
                static_cast<const float*>(workspace), groups, args.N, static_cast<T*>(args.dweight),
                static_cast<T*>(args.dbias));
 }

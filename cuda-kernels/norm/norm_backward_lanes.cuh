@@ -8,26 +8,28 @@
 #include "norm_backward_ahead_columns.cuh"
 #include "norm_backward_early.cuh"
 
-constexpr int LANES_THREADS = 128;  // of a block
+constexpr int BACKWARD_LANES_THREADS = 128;  // of a block
 // Packs a lane that a warp's rows may take without weights, whose column sums take no registers then.
 constexpr int MOST_LANE_PACKS = 8;
 // With weights: more column sums, two a column with dbias, would spill.
-template <bool CENTERED>
-constexpr int SUMMED_LANE_PACKS = CENTERED ? 5 : 6;
+template <Norm NORM>
+constexpr int SUMMED_LANE_PACKS = NORM == Norm::LAYER ? 5 : 6;
 
 // LANES lanes take one row after the other, which are whole packs in all matrices. They issue the loads of
 // the next row before they work on one.
-template <typename T, int LANES, int PACKS, bool CENTERED, Affine AFFINE>
+template <typename T, int LANES, int PACKS, Norm NORM, Affine AFFINE>
 __device__ void backward_by_lanes(const NormBackwardArgs& args, float* workspace) {
 #if __CUDA_ARCH__ >= 900
-  constexpr int SIZE = Pack<T>::SIZE, ROWS = LANES_THREADS / LANES;
+  constexpr bool CENTERED = NORM == Norm::LAYER;
+  constexpr int SIZE = Pack<T>::SIZE, ROWS = BACKWARD_LANES_THREADS / LANES;
   constexpr int COLUMNS = AFFINE == Affine::GIVEN ? LANES * PACKS * SIZE : 1;
   __shared__ float dweight[COLUMNS], dbias[CENTERED ? COLUMNS : 1];
   if (workspace) allow_dependent_launch();
   const int N = static_cast<int>(args.N), group = threadIdx.x / LANES;
   const int64_t step = static_cast<int64_t>(gridDim.x) * ROWS;
   int64_t index = static_cast<int64_t>(blockIdx.x) * ROWS + group;
-  GradientColumns<T, PACKS, CENTERED, true> columns(N, 0, static_cast<int>(threadIdx.x) % LANES, LANES);
+  GradientColumns<T, PACKS, NORM, Alignment::PACK> columns(N, 0, static_cast<int>(threadIdx.x) % LANES,
+                                                           LANES);
   const auto first_of = [&](int i) { return columns.first_of(i); };
   Pack<T> weights[PACKS];
 #pragma unroll
@@ -37,10 +39,10 @@ __device__ void backward_by_lanes(const NormBackwardArgs& args, float* workspace
     if constexpr (AFFINE == Affine::NONE) return NoWeights{};
   };
 
-  HeldRows<T, PACKS> row, next;
+  HeldOperands<T, PACKS> row, next;
   float next_mean = 0.0f, next_rstd = 0.0f;
   // Groups past the last row stay for the shuffles, with rows of zeros.
-  const auto load = [&](HeldRows<T, PACKS>& rows, int64_t at) {
+  const auto load = [&](HeldOperands<T, PACKS>& rows, int64_t at) {
     const int64_t inside = min(at, args.M - 1);
     const auto load_row = [&](Pack<T>(&packs)[PACKS], const void* matrix, int64_t stride) {
       load_touching_packs(packs, static_cast<const T*>(matrix) + inside * stride, at < args.M ? N : 0,
@@ -64,7 +66,7 @@ __device__ void backward_by_lanes(const NormBackwardArgs& args, float* workspace
                   {sums.product / static_cast<float>(N), sums.plain / static_cast<float>(N)}, weight_of,
                   [&](int, int first) {
                     // Loaded as late as this: before, its registers would cost a block of an SM.
-                    return load_added<true>(added_row, first, N);
+                    return load_added<Alignment::PACK>(added_row, first, N);
                   });
   }
 
@@ -97,13 +99,13 @@ bool launch_lanes(const NormBackwardArgs& args, bool centered, KernelOf kernel_o
   const int64_t packs = args.N / Pack<T>::SIZE;
   const auto launch = [&](auto lanes, auto of_lane) {
     const auto kernel = kernel_of(lanes, of_lane);
-    ClusterLaunch occupancy(reinterpret_cast<const void*>(kernel), 1, LANES_THREADS, 0, args.stream);
-    const int blocks =
-        static_cast<int>(std::min<int64_t>(cdiv(args.M, LANES_THREADS / lanes), occupancy.resident()));
+    ClusterLaunch occupancy(reinterpret_cast<const void*>(kernel), 1, BACKWARD_LANES_THREADS, 0, args.stream);
+    const int blocks = static_cast<int>(
+        std::min<int64_t>(cdiv(args.M, BACKWARD_LANES_THREADS / lanes), occupancy.resident()));
     launch_with_early_sums<T>(
         args, blocks, centered,
         [&](float* workspace) {
-          kernel<<<blocks, LANES_THREADS, 0, args.stream>>>(args, workspace);
+          kernel<<<blocks, BACKWARD_LANES_THREADS, 0, args.stream>>>(args, workspace);
           CUDA_CHECK(cudaGetLastError());
         },
         add_kernel);

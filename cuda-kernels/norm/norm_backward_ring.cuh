@@ -25,9 +25,10 @@ AheadShape ahead_shape(const NormBackwardArgs& args) {
   const int matrices = args.dadded ? 3 : 2;
   const int more = alike ? 0 : 1;  // packs that a part of dx may touch beside its own
   int blocks = 1;
-  while (blocks < MOST_CLUSTER_BLOCKS && packs > blocks * (FEW_PACKS * AHEAD_THREADS - more)) blocks *= 2;
+  while (blocks < MOST_CLUSTER_BLOCKS && packs > blocks * (FEW_PACKS * BACKWARD_AHEAD_THREADS - more))
+    blocks *= 2;
   const int64_t each = cdiv(packs, blocks);
-  if (each + more > MANY_PACKS * AHEAD_THREADS) return {};
+  if (each + more > MANY_PACKS * BACKWARD_AHEAD_THREADS) return {};
   const bool many =
       blocks == MOST_CLUSTER_BLOCKS || (alike && blocks > 1 && skew_period<T>(args.stride_xm) > 1);
   const int of_thread = many ? MANY_PACKS : FEW_PACKS;
@@ -42,7 +43,7 @@ AheadShape ahead_shape(const NormBackwardArgs& args) {
   AheadShape shape{blocks, static_cast<int>(each), of_thread, threads, 1, layout};
   const int row = matrices * shape.pitch() * 16;
   const int under_way = static_cast<int>(cdiv(BYTES_UNDER_WAY, row * shape.sm_blocks()));
-  shape.stages = std::min(LEAST_STAGES - 1 + under_way, MOST_STAGES);
+  shape.stages = std::min(LEAST_BACKWARD_STAGES - 1 + under_way, MOST_BACKWARD_STAGES);
   if (lined && shape.ring(matrices) > RING_BYTES)
     shape.layout = Layout::ALIKE;  // stages as large as the parts
   return shape.ring(matrices) <= RING_BYTES ? shape : AheadShape{};
@@ -75,8 +76,8 @@ inline RowGroups row_groups(int64_t M, int resident, int period, bool uneven) {
 // sum_kernel. False if the GPU has no room for the cluster, or runs too few clusters for rows of so many
 // skews.
 template <typename T, typename Kernel>
-bool launch_ahead(const NormBackwardArgs& args, const AheadShape& shape, Kernel* kernel, bool centered,
-                  void (*sum_kernel)(const float*, int, int64_t, T*, T*)) {
+bool launch_backward_ahead(const NormBackwardArgs& args, const AheadShape& shape, Kernel* kernel,
+                           bool centered, void (*sum_kernel)(const float*, int, int64_t, T*, T*)) {
   if (shape.blocks == 0 || most_shared_memory() < AHEAD_BYTES) return false;
   allow_shared_memory(kernel, AHEAD_BYTES);
   // At least a block's share of the SM, which keeps further blocks off it: they would have more bytes under

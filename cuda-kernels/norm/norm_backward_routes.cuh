@@ -7,24 +7,24 @@
 #include "norm_backward_split.cuh"
 #include "norm_backward_tile.cuh"
 
+namespace norm_backward_routes {
+
 // What has a row at once.
 enum class By {
   LANES,     // lanes of a warp, by accesses of 16 bytes: backward_by_lanes
   TILES,     // shared memory, with its neighbours, element by element: backward_tiles
   RING,      // a cluster, to which rows travel ahead: backward_rows_ahead
-  LAUNCHES,  // nothing: two launches go through it, leave_gradient_sums and write_split
+  LAUNCHES,  // nothing: two launches go through it, leave_gradient_sums and write_split_gradient
 };
 
 // Rows that a line of the table is for: whole packs in all matrices; ragged ones, whose skew is the same in
 // all matrices; or whose skew differs.
 enum class Rows { WHOLE, RAGGED, DIFFER, ANY };
-// The operation.
-enum class Norm { LAYER, RMS, ANY };
 
 // The kernel for up to `rows` rows of up to `bytes` bytes. `sm_rows`: at least so many rows an SM.
 struct Route {
   Rows layout;
-  Norm norm;
+  Of norm;
   int64_t bytes, sm_rows, rows;
   By by;
 };
@@ -42,17 +42,17 @@ constexpr int64_t RAGGED_ROW = 16 * KIB;
 // them with column sums, tiles if a thread would have too many elements, a ring if no cluster holds its
 // stages.
 constexpr Route ROUTES[] = {
-    {Rows::WHOLE, Norm::ANY, KIB, 0, ANY, By::LANES},
-    {Rows::WHOLE, Norm::LAYER, WARP_ROW, MANY_SM_ROWS, ANY, By::LANES},
-    {Rows::WHOLE, Norm::RMS, WARP_ROW, 0, ANY, By::LANES},
-    {Rows::WHOLE, Norm::ANY, ANY, 0, ANY, By::RING},
-    {Rows::RAGGED, Norm::ANY, RAGGED_ROW, 0, ANY, By::TILES},
-    {Rows::RAGGED, Norm::ANY, ANY, 0, ANY, By::RING},
-    {Rows::DIFFER, Norm::ANY, ANY, 0, ANY, By::TILES},
-    {Rows::DIFFER, Norm::ANY, LONG_ROW, 0, ANY, By::RING},
-    {Rows::DIFFER, Norm::ANY, ANY, 0, FEW_ROWS, By::LAUNCHES},
-    {Rows::DIFFER, Norm::ANY, ANY, 0, ANY, By::RING},
-    {Rows::ANY, Norm::ANY, ANY, 0, ANY, By::LAUNCHES},
+    {Rows::WHOLE, Of::BOTH, KIB, 0, ANY, By::LANES},
+    {Rows::WHOLE, Of::LAYER, WARP_ROW, MANY_SM_ROWS, ANY, By::LANES},
+    {Rows::WHOLE, Of::RMS, WARP_ROW, 0, ANY, By::LANES},
+    {Rows::WHOLE, Of::BOTH, ANY, 0, ANY, By::RING},
+    {Rows::RAGGED, Of::BOTH, RAGGED_ROW, 0, ANY, By::TILES},
+    {Rows::RAGGED, Of::BOTH, ANY, 0, ANY, By::RING},
+    {Rows::DIFFER, Of::BOTH, ANY, 0, ANY, By::TILES},
+    {Rows::DIFFER, Of::BOTH, LONG_ROW, 0, ANY, By::RING},
+    {Rows::DIFFER, Of::BOTH, ANY, 0, FEW_ROWS, By::LAUNCHES},
+    {Rows::DIFFER, Of::BOTH, ANY, 0, ANY, By::RING},
+    {Rows::ANY, Of::BOTH, ANY, 0, ANY, By::LAUNCHES},
 };
 
 // Calls launch(By) by the table until one returns true. Without rows, the gradients of weight and bias are 0.
@@ -69,7 +69,7 @@ void launch_by_routes(const NormBackwardArgs& args, Norm norm, Launch launch) {
   const int64_t bytes = (alike ? packs_of<T>(args) : most_packs<T>(args.N)) * 16;
   for (const Route& route : ROUTES) {
     if (route.layout != Rows::ANY && route.layout != layout) continue;
-    if (route.norm != Norm::ANY && route.norm != norm) continue;
+    if (!serves(route.norm, norm)) continue;
     if (bytes > route.bytes || args.M < route.sm_rows * multiprocessor_count() || args.M > route.rows)
       continue;
     if (launch(route.by)) return;
@@ -87,7 +87,7 @@ inline Affine affine_of(const NormBackwardArgs& args) {
 // so on, return them.
 template <typename T, typename Kernels>
 bool launch_by(const NormBackwardArgs& args, By by) {
-  constexpr bool CENTERED = Kernels::CENTERED;
+  constexpr bool CENTERED = Kernels::NORM == Norm::LAYER;
   constexpr auto GIVEN = Affine::GIVEN, NONE = Affine::NONE;
   const auto add = Kernels::template add<T>();
   const bool given = affine_of(args) == GIVEN;
@@ -101,7 +101,7 @@ bool launch_by(const NormBackwardArgs& args, By by) {
           },
           add);
     };
-    return given ? by_lanes.template operator()<GIVEN, SUMMED_LANE_PACKS<CENTERED>>()
+    return given ? by_lanes.template operator()<GIVEN, SUMMED_LANE_PACKS<Kernels::NORM>>()
                  : by_lanes.template operator()<NONE, MOST_LANE_PACKS>();
   }
   if (by == By::TILES) {
@@ -128,10 +128,12 @@ bool launch_by(const NormBackwardArgs& args, By by) {
     };
     const auto kernel = shape.packs == FEW_PACKS ? of_packs.template operator()<FEW_PACKS>()
                                                  : of_packs.template operator()<MANY_PACKS>();
-    return launch_ahead<T>(args, shape, kernel, CENTERED, add);
+    return launch_backward_ahead<T>(args, shape, kernel, CENTERED, add);
   }
   return with_width<T>(args, [&](auto width) {
-    return launch_split<T>(args, CENTERED, Kernels::template sums<T, width>(),
-                           Kernels::template write<T, width>(), add);
+    return launch_split_gradient<T>(args, CENTERED, Kernels::template sums<T, width>(),
+                                    Kernels::template write<T, width>(), add);
   });
 }
+
+}  // namespace norm_backward_routes

@@ -14,20 +14,23 @@ constexpr int TERM_COLUMNS = WIDTH > 1 && sizeof(T) == 2 ? 8 : 4;
 constexpr int TERM_ROWS = 3;
 // Rows of a thread at once, in the second launch.
 template <typename T, int WIDTH>
-constexpr int ROWS_AT_ONCE = sizeof(T) == 4 || WIDTH == 2 ? 3 : (WIDTH == 1 ? 2 : 4);
-constexpr int SUMS_BLOCKS = 4, WRITE_BLOCKS = 3;  // that an SM runs at once, in the first and second launch
-constexpr int SPLIT_BLOCKS_PER_SM = 8;            // if there is work for so many
-constexpr int MERGED_ROWS = 64;                   // whose sums a block merges before it goes through them
-constexpr int LEAST_ROWS = 16;                    // of a slice: its column sums travel once more
+constexpr int BACKWARD_ROWS_AT_ONCE = sizeof(T) == 4 || WIDTH == 2 ? 3 : (WIDTH == 1 ? 2 : 4);
+// Blocks that an SM runs at once, in the first launch and in the second; and those of a launch, for each SM,
+// if there is work for so many.
+constexpr int SUMS_BLOCKS = 4, BACKWARD_WRITE_BLOCKS = 3;
+constexpr int BACKWARD_SPLIT_BLOCKS_PER_SM = 8;
+constexpr int MERGED_ROWS = 64;  // whose sums a block merges before it goes through them
+constexpr int LEAST_ROWS = 16;   // of a slice: its column sums travel once more
 
 // First launch: a block leaves the sums of a part, `each` columns, of up to TERM_ROWS rows in `sums`
 // [M, parts]. It loads the part's weights once for its rows. Blocks that follow one another have the same
 // part of all rows, so that other rows' weights are in L2, and so are all rows' last columns in the end.
-template <typename T, bool CENTERED, int WIDTH>
+template <typename T, Norm NORM, int WIDTH>
 __device__ void leave_gradient_sums(const NormBackwardArgs& args, unsigned groups, unsigned parts,
                                     int64_t each, GradientSums* sums) {
 #if __CUDA_ARCH__ >= 900
-  constexpr int COLUMNS = TERM_COLUMNS<T, WIDTH>, TILE = SPLIT_THREADS * COLUMNS;
+  constexpr bool CENTERED = NORM == Norm::LAYER;
+  constexpr int COLUMNS = TERM_COLUMNS<T, WIDTH>, TILE = STRIP_THREADS * COLUMNS;
   using Words = RowWords<T, WIDTH, COLUMNS>;
   __shared__ GradientSums of_warps[TERM_ROWS][32];
   allow_dependent_launch();
@@ -89,9 +92,9 @@ struct Slices {
 
 // A row's sums from those of its parts, in a fixed order. A whole warp calls it, and all lanes get them.
 __device__ inline GradientSums merged_sums(const GradientSums* of_parts, int parts) {
-  float2 found[MOST_SPLIT_PARTS / 32];
+  float2 found[MOST_ROW_PARTS / 32];
 #pragma unroll
-  for (int i = 0; i < MOST_SPLIT_PARTS / 32; ++i) {
+  for (int i = 0; i < MOST_ROW_PARTS / 32; ++i) {
     const int part = static_cast<int>(threadIdx.x) % 32 + 32 * i;
     found[i] = part < parts ? __ldcg(reinterpret_cast<const float2*>(of_parts) + part) : make_float2(0, 0);
   }
@@ -106,11 +109,12 @@ __device__ inline GradientSums merged_sums(const GradientSums* of_parts, int par
 
 // Second launch. With one slice the column sums are the gradients; with several they are partial sums, in
 // `workspace`. The last columns come first, because what the first launch read last is still in L2.
-template <typename T, bool CENTERED, int WIDTH>
-__device__ void write_split(const NormBackwardArgs& args, const Slices& slices, int parts,
-                            const GradientSums* sums, float* workspace) {
+template <typename T, Norm NORM, int WIDTH>
+__device__ void write_split_gradient(const NormBackwardArgs& args, const Slices& slices, int parts,
+                                     const GradientSums* sums, float* workspace) {
 #if __CUDA_ARCH__ >= 900
-  constexpr int WARPS = SPLIT_THREADS / 32, ROWS = ROWS_AT_ONCE<T, WIDTH>;
+  constexpr bool CENTERED = NORM == Norm::LAYER;
+  constexpr int WARPS = STRIP_THREADS / 32, ROWS = BACKWARD_ROWS_AT_ONCE<T, WIDTH>;
   using Words = RowWords<T, WIDTH, THREAD_COLUMNS>;
   __shared__ RowNumbers numbers[MERGED_ROWS];
   allow_dependent_launch();
@@ -189,17 +193,17 @@ bool with_width(const NormBackwardArgs& args, Launch launch) {
 }
 
 // Launches sums_kernel(args, groups, parts, each, sums), whose body is leave_gradient_sums, then
-// write_kernel(args, slices, parts, sums, workspace), whose body is write_split, and for several slices
-// add_kernel, which adds their column sums. False if that would be too many blocks.
+// write_kernel(args, slices, parts, sums, workspace), whose body is write_split_gradient, and for several
+// slices add_kernel, which adds their column sums. False if that would be too many blocks.
 template <typename T>
-bool launch_split(const NormBackwardArgs& args, bool centered,
-                  void (*sums_kernel)(NormBackwardArgs, unsigned, unsigned, int64_t, GradientSums*),
-                  void (*write_kernel)(NormBackwardArgs, Slices, int, const GradientSums*, float*),
-                  void (*add_kernel)(const float*, int, int64_t, T*, T*)) {
-  const int64_t wanted = SPLIT_BLOCKS_PER_SM * multiprocessor_count();  // blocks of a launch
+bool launch_split_gradient(const NormBackwardArgs& args, bool centered,
+                           void (*sums_kernel)(NormBackwardArgs, unsigned, unsigned, int64_t, GradientSums*),
+                           void (*write_kernel)(NormBackwardArgs, Slices, int, const GradientSums*, float*),
+                           void (*add_kernel)(const float*, int, int64_t, T*, T*)) {
+  const int64_t wanted = BACKWARD_SPLIT_BLOCKS_PER_SM * multiprocessor_count();  // blocks of a launch
   const int64_t strips = cdiv(args.N, STRIP_COLUMNS);
   const int64_t groups = cdiv(args.M, TERM_ROWS);  // of rows, in the first launch
-  const int64_t of_part = cdiv(strips, std::clamp<int64_t>(wanted / groups, 1, MOST_SPLIT_PARTS));
+  const int64_t of_part = cdiv(strips, std::clamp<int64_t>(wanted / groups, 1, MOST_ROW_PARTS));
   const int64_t parts = cdiv(strips, of_part);
   const int64_t most_slices = cdiv(args.M, LEAST_ROWS);
   const int64_t rows = cdiv(args.M, std::clamp<int64_t>(wanted / strips, 1, most_slices));
@@ -208,11 +212,11 @@ bool launch_split(const NormBackwardArgs& args, bool centered,
 
   auto* const sums =
       static_cast<GradientSums*>(args.memory->workspace(args.M * parts * sizeof(GradientSums)));
-  sums_kernel<<<static_cast<unsigned>(groups * parts), SPLIT_THREADS, 0, args.stream>>>(
+  sums_kernel<<<static_cast<unsigned>(groups * parts), STRIP_THREADS, 0, args.stream>>>(
       args, static_cast<unsigned>(groups), static_cast<unsigned>(parts), of_part * STRIP_COLUMNS, sums);
   CUDA_CHECK(cudaGetLastError());
   const auto write = [&](float* workspace) {
-    launch_early(static_cast<unsigned>(strips * slices.count), SPLIT_THREADS, args.stream, write_kernel, args,
+    launch_early(static_cast<unsigned>(strips * slices.count), STRIP_THREADS, args.stream, write_kernel, args,
                  slices, static_cast<int>(parts), static_cast<const GradientSums*>(sums), workspace);
   };
   if (slices.count > 1) {

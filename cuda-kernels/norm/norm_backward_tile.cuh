@@ -14,10 +14,10 @@ template <int ROW_THREADS>
 constexpr int TILE_BLOCK = ROW_THREADS < 256 ? 256 : ROW_THREADS;
 constexpr int TILE_STAGES = 2;  // one tile is worked on, one travels
 // Elements of a row that a thread may have: few where a warp or less has a row, so that an SM has more
-// blocks. More than MANY_ITEMS are read again for dx: registers hold their column sums alone.
-constexpr int FEW_ITEMS = 8, MANY_ITEMS = 20, MOST_ITEMS = 40;
+// blocks. More than MANY_BACKWARD_ITEMS are read again for dx: registers hold their column sums alone.
+constexpr int FEW_BACKWARD_ITEMS = 8, MANY_BACKWARD_ITEMS = 20, MOST_BACKWARD_ITEMS = 40;
 template <int ROW_THREADS, int ITEMS>
-constexpr int TILE_BLOCKS = ITEMS == FEW_ITEMS ? 3 : 512 / TILE_BLOCK<ROW_THREADS>;  // of an SM
+constexpr int TILE_BLOCKS = ITEMS == FEW_BACKWARD_ITEMS ? 3 : 512 / TILE_BLOCK<ROW_THREADS>;  // of an SM
 constexpr int TILE_SM_BYTES = 216 * 1024;  // of shared memory, of an SM
 // So many bytes between rows are fetched with them: their sectors are fetched anyway.
 constexpr int64_t SHORT_GAP = 32;
@@ -143,10 +143,11 @@ __device__ void store_tile(T* to, const uint4* from, int count) {
 // A team of one or more warps takes one tile after the other. ROW_THREADS threads have a row, element by
 // element, and the same columns in all rows; several groups of a team's warp have rows of their own where
 // ROW_THREADS are less than a warp. While a team works on a tile, the next one travels.
-template <typename T, int ROW_THREADS, int ITEMS, bool CENTERED, Affine AFFINE>
+template <typename T, int ROW_THREADS, int ITEMS, Norm NORM, Affine AFFINE>
 __device__ void backward_tiles(const NormBackwardArgs& args, const BackwardTiles& tiles, float* workspace) {
 #if __CUDA_ARCH__ >= 900
-  constexpr bool GIVEN = AFFINE == Affine::GIVEN, HOLDS = ITEMS <= MANY_ITEMS;
+  constexpr bool CENTERED = NORM == Norm::LAYER;
+  constexpr bool GIVEN = AFFINE == Affine::GIVEN, HOLDS = ITEMS <= MANY_BACKWARD_ITEMS;
   constexpr int HELD = HOLDS ? ITEMS : 1;
   constexpr int TEAM = ROW_THREADS < 32 ? 32 : ROW_THREADS, TEAMS = TILE_BLOCK<ROW_THREADS> / TEAM,
                 WARPS = TEAM / 32;
@@ -295,9 +296,9 @@ __device__ void backward_tiles(const NormBackwardArgs& args, const BackwardTiles
 }
 
 // Launches kernel_of(ROW_THREADS, ITEMS)(args, tiles, workspace), which are integral constants, with the
-// fewest threads that have a row in FEW_ITEMS each or, of whole warps, in MANY_ITEMS, of a block in
-// MOST_ITEMS; then add_kernel. Tiles have as many rows as shared memory holds, but no more than leave two for
-// each team. False if a row is too long.
+// fewest threads that have a row in FEW_BACKWARD_ITEMS each or, of whole warps, in MANY_BACKWARD_ITEMS, of a
+// block in MOST_BACKWARD_ITEMS; then add_kernel. Tiles have as many rows as shared memory holds, but no more
+// than leave two for each team. False if a row is too long.
 template <typename T, typename KernelOf>
 bool launch_tiles(const NormBackwardArgs& args, bool centered, KernelOf kernel_of,
                   void (*add_kernel)(const float*, int, int64_t, T*, T*)) {
@@ -334,9 +335,9 @@ bool launch_tiles(const NormBackwardArgs& args, bool centered, KernelOf kernel_o
                                                          std::integer_sequence<int, THREADS...>) {
     return ((args.N <= THREADS * ITEMS && launch(std::integral_constant<int, THREADS>{}, items)) || ...);
   };
-  return by_threads(std::integral_constant<int, FEW_ITEMS>{},
+  return by_threads(std::integral_constant<int, FEW_BACKWARD_ITEMS>{},
                     std::integer_sequence<int, 1, 2, 4, 8, 16, 32>{}) ||
-         by_threads(std::integral_constant<int, MANY_ITEMS>{},
+         by_threads(std::integral_constant<int, MANY_BACKWARD_ITEMS>{},
                     std::integer_sequence<int, 32, 64, 128, 256, 512>{}) ||
-         by_threads(std::integral_constant<int, MOST_ITEMS>{}, std::integer_sequence<int, 512>{});
+         by_threads(std::integral_constant<int, MOST_BACKWARD_ITEMS>{}, std::integer_sequence<int, 512>{});
 }

@@ -6,10 +6,11 @@
 #include "lib/ptx/hopper.cuh"
 #include "norm.cuh"
 
-constexpr int CLUSTER_THREADS = 384, CLUSTER_BLOCKS = 3;  // of a block; and blocks that an SM runs at once
-constexpr int MOST_ROWS = 4;                              // that a cluster takes at once
-constexpr int64_t PART_BYTES = 64 * 1024;     // of a block's parts, so that several blocks fit an SM
-constexpr int64_t LARGEST_PART = 208 * 1024;  // of a block's parts where one block fills the SM
+// Of a block; and blocks that an SM runs at once.
+constexpr int NORM_CLUSTER_THREADS = 384, NORM_CLUSTER_BLOCKS = 3;
+constexpr int MOST_ROWS = 4;                       // that a cluster takes at once
+constexpr int64_t PART_BYTES = 64 * 1024;          // of a block's parts, so that several blocks fit an SM
+constexpr int64_t LARGEST_NORM_PART = 208 * 1024;  // of a block's parts where one block fills the SM
 
 // The part of a split row that block `rank` of a cluster holds: up to `each` packs. The row has N elements,
 // and its first pack begins `skew` elements before it.
@@ -111,14 +112,14 @@ __device__ void normalise_by_cluster(const NormArgs& args, int rows, int period,
 #pragma unroll
     for (int end = 0; end < (WHOLE ? 0 : 2); ++end) {
       const int pack = end == 0 ? 0 : part.count - 1;
-      if (part.count == 0 || pack % CLUSTER_THREADS != threadIdx.x) continue;
+      if (part.count == 0 || pack % NORM_CLUSTER_THREADS != threadIdx.x) continue;
       if (!is_whole<T>(part.first_of(pack), N))
         packs[pack] = load_ragged(row.x, part.first_of(pack), N, 0.0f);
     }
     mbarrier_wait_parity(&arrived[turn], 0);  // for the copy of this row
     if (row.residual) {
 #pragma unroll 4
-      for (int pack = threadIdx.x; pack < part.count; pack += CLUSTER_THREADS) {
+      for (int pack = threadIdx.x; pack < part.count; pack += NORM_CLUSTER_THREADS) {
         packs[pack] = add_residual(row, packs[pack], part.first_of(pack), N);
       }
     }
@@ -126,7 +127,7 @@ __device__ void normalise_by_cluster(const NormArgs& args, int rows, int period,
     if (CENTERED) {
       float sum = 0.0f;
 #pragma unroll 4
-      for (int pack = threadIdx.x; pack < part.count; pack += CLUSTER_THREADS) {
+      for (int pack = threadIdx.x; pack < part.count; pack += NORM_CLUSTER_THREADS) {
         const Pack<T> values = packs[pack];
 #pragma unroll
         for (int j = 0; j < SIZE; ++j) sum += to_float(values[j]);
@@ -135,7 +136,7 @@ __device__ void normalise_by_cluster(const NormArgs& args, int rows, int period,
     }
     float squares = 0.0f;
 #pragma unroll 4
-    for (int pack = threadIdx.x; pack < part.count; pack += CLUSTER_THREADS) {
+    for (int pack = threadIdx.x; pack < part.count; pack += NORM_CLUSTER_THREADS) {
       const Pack<T> values = packs[pack];
       const int first = part.first_of(pack);
 #pragma unroll
@@ -183,7 +184,7 @@ __device__ void normalise_by_cluster(const NormArgs& args, int rows, int period,
     return WHOLE ? Pack<T>{__ldg(reinterpret_cast<const uint4*>(factors + first))}
                  : load_factors(factors, first, N);
   };
-  for (int pack = threadIdx.x; pack < part.count; pack += CLUSTER_THREADS) {
+  for (int pack = threadIdx.x; pack < part.count; pack += NORM_CLUSTER_THREADS) {
     const int first = part.first_of(pack);
     Pack<T> weights = {}, biases = {};
     if (args.weight) weights = factors_of(first_row.weight, first);
@@ -191,7 +192,7 @@ __device__ void normalise_by_cluster(const NormArgs& args, int rows, int period,
     T* out = first_row.out;
 #pragma unroll 2
     for (int turn = 0; turn < count; ++turn, out += period * args.N) {
-      const Pack<T> results = normalised<CENTERED>(
+      const Pack<T> results = normalised<NORM>(
           first_row, held(turn)[pack], means[turn], rstds[turn], [&] { return weights; },
           [&] { return biases; });
       if (WHOLE) {
@@ -208,7 +209,7 @@ __device__ void normalise_by_cluster(const NormArgs& args, int rows, int period,
 // no room for the cluster, or a row is too long for one.
 template <typename T, typename Kernel>
 bool launch_by_cluster(const NormArgs& args, Kernel* kernel) {
-  if (most_shared_memory() < LARGEST_PART) return false;
+  if (most_shared_memory() < LARGEST_NORM_PART) return false;
   const int64_t packs = most_packs<T>(args.x, args.N, args.stride_xm);
   const auto blocks_for = [&](int rows) {
     int blocks = 1;
@@ -225,9 +226,9 @@ bool launch_by_cluster(const NormArgs& args, Kernel* kernel) {
   const int blocks = blocks_for(rows);
   const int each = static_cast<int>(cdiv(packs, blocks));
   const int64_t bytes = int64_t{rows} * each * 16;
-  if (bytes > LARGEST_PART) return false;
-  allow_shared_memory(kernel, LARGEST_PART);
-  ClusterLaunch launch(reinterpret_cast<const void*>(kernel), blocks, CLUSTER_THREADS,
+  if (bytes > LARGEST_NORM_PART) return false;
+  allow_shared_memory(kernel, LARGEST_NORM_PART);
+  ClusterLaunch launch(reinterpret_cast<const void*>(kernel), blocks, NORM_CLUSTER_THREADS,
                        static_cast<int>(bytes), args.stream);
   if (launch.resident() == 0) return false;
   const int period = rows > 1 ? skew_period<T>(args.stride_xm) : 1;

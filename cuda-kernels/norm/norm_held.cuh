@@ -45,7 +45,7 @@ __device__ MeanSquares statistics_of(Pack<T> (&held)[PACKS], const HeldPart<T, P
 template <Norm NORM, typename T, int PACKS, typename Of>
 __device__ MeanSquares merged_parts(const HeldPart<T, PACKS>& part, int parts, Of of) {
   constexpr bool CENTERED = NORM == Norm::LAYER;
-  constexpr int EACH = MOST_PARTS / 32;
+  constexpr int EACH = MOST_HELD_PARTS / 32;
   MeanSquares its[EACH], whole = {};
   float elements[EACH];
 #pragma unroll

@@ -5,16 +5,16 @@
 #include "lib/ptx/ampere.cuh"
 #include "norm_row.cuh"
 
-constexpr int LANES_THREADS = 128;  // of a block for rows of a warp or less
+constexpr int NORM_LANES_THREADS = 128;  // of a block for rows of a warp or less
 // Most threads of a block for a row, and packs of a thread: more packs would leave more threads without one.
-constexpr int BLOCK_THREADS = 128, BLOCK_PACKS = 5;
+constexpr int NORM_BLOCK_THREADS = 128, NORM_BLOCK_PACKS = 5;
 constexpr int FEW_BLOCKS = 8;  // that run at once on an SM
 
-// LANES lanes of a warp take one row of whole packs, of at most LANES * PACKS; a block takes LANES_THREADS /
-// LANES rows.
+// LANES lanes of a warp take one row of whole packs, of at most LANES * PACKS; a block takes
+// NORM_LANES_THREADS / LANES rows.
 template <typename T, int LANES, int PACKS, Norm NORM>
 __device__ void normalise_by_lanes(const NormArgs& args) {
-  const int64_t index = static_cast<int64_t>(blockIdx.x) * (LANES_THREADS / LANES) + threadIdx.x / LANES;
+  const int64_t index = static_cast<int64_t>(blockIdx.x) * (NORM_LANES_THREADS / LANES) + threadIdx.x / LANES;
   // Lanes past the last row stay for the shuffles, with the last row's values.
   const int64_t inside = min(index, args.M - 1);
   const NormRow<T> row(args, inside);
@@ -35,10 +35,8 @@ __device__ void normalise_by_lanes(const NormArgs& args) {
 template <typename T, typename KernelOf>
 bool launch_by_lanes(const NormArgs& args, KernelOf kernel_of) {
   return choose_lanes(args.N / Pack<T>::SIZE, [&](auto lanes, auto packs) {
-    kernel_of(
-        lanes,
-        packs)<<<static_cast<unsigned>(cdiv(args.M, LANES_THREADS / lanes)), LANES_THREADS, 0, args.stream>>>(
-        args);
+    kernel_of(lanes, packs)<<<static_cast<unsigned>(cdiv(args.M, NORM_LANES_THREADS / lanes)),
+                              NORM_LANES_THREADS, 0, args.stream>>>(args);
     CUDA_CHECK(cudaGetLastError());
   });
 }
@@ -50,13 +48,13 @@ template <typename T, int PACKS>
 __device__ void normalise_few(const NormArgs& args) {
   constexpr int SIZE = Pack<T>::SIZE;
   __shared__ uint4 weights[32 * PACKS], biases[32 * PACKS];
-  const int64_t index = static_cast<int64_t>(blockIdx.x) * (LANES_THREADS / 32) + threadIdx.x / 32;
+  const int64_t index = static_cast<int64_t>(blockIdx.x) * (NORM_LANES_THREADS / 32) + threadIdx.x / 32;
   // Warps past the last row stay for the barrier, with the last row's values.
   const int64_t inside = min(index, args.M - 1);
   const NormRow<T> row(args, inside);
   RegisterRow<T, PACKS, Norm::LAYER, Alignment::PACK> held(args.N, 0, threadIdx.x % 32, 32);
   held.load(args, row, inside);
-  for (int pack = threadIdx.x; pack < held.n / SIZE; pack += LANES_THREADS) {
+  for (int pack = threadIdx.x; pack < held.n / SIZE; pack += NORM_LANES_THREADS) {
     if (row.weight) cp_async<16>(&weights[pack], row.weight + pack * SIZE, true);
     if (row.bias) cp_async<16>(&biases[pack], row.bias + pack * SIZE, true);
   }
@@ -79,20 +77,20 @@ __device__ void normalise_few(const NormArgs& args) {
 // Launches the kernel for two packs a lane or the one for four. False if not all blocks would run at once.
 template <typename T, typename Kernel>
 bool launch_few(const NormArgs& args, Kernel* two_packs, Kernel* four_packs) {
-  const int64_t blocks = cdiv(args.M, LANES_THREADS / 32);
+  const int64_t blocks = cdiv(args.M, NORM_LANES_THREADS / 32);
   if (blocks > FEW_BLOCKS * multiprocessor_count()) return false;
   const auto kernel = args.N <= 2 * 32 * Pack<T>::SIZE ? two_packs : four_packs;
-  kernel<<<static_cast<unsigned>(blocks), LANES_THREADS, 0, args.stream>>>(args);
+  kernel<<<static_cast<unsigned>(blocks), NORM_LANES_THREADS, 0, args.stream>>>(args);
   CUDA_CHECK(cudaGetLastError());
   return true;
 }
 
-// A block takes one row of whole packs, of at most blockDim.x * BLOCK_PACKS.
+// A block takes one row of whole packs, of at most blockDim.x * NORM_BLOCK_PACKS.
 template <typename T, Norm NORM>
 __device__ void normalise_by_block(const NormArgs& args) {
   __shared__ float mean_parts[32], square_parts[32];
   const NormRow<T> row(args, blockIdx.x);
-  RegisterRow<T, BLOCK_PACKS, NORM, Alignment::PACK> held(args.N, 0, threadIdx.x, blockDim.x);
+  RegisterRow<T, NORM_BLOCK_PACKS, NORM, Alignment::PACK> held(args.N, 0, threadIdx.x, blockDim.x);
   held.load(args, row, blockIdx.x);
   held.finish_load(row);
   const float mean =
@@ -107,8 +105,8 @@ __device__ void normalise_by_block(const NormArgs& args) {
 
 template <typename T, typename Kernel>
 bool launch_by_block(const NormArgs& args, Kernel* kernel) {
-  const int64_t threads = cdiv(cdiv(args.N / Pack<T>::SIZE, BLOCK_PACKS), 32) * 32;
-  if (threads > BLOCK_THREADS || args.M > INT32_MAX) return false;
+  const int64_t threads = cdiv(cdiv(args.N / Pack<T>::SIZE, NORM_BLOCK_PACKS), 32) * 32;
+  if (threads > NORM_BLOCK_THREADS || args.M > INT32_MAX) return false;
   kernel<<<static_cast<unsigned>(args.M), static_cast<unsigned>(threads), 0, args.stream>>>(args);
   CUDA_CHECK(cudaGetLastError());
   return true;

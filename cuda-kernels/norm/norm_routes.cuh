@@ -9,6 +9,8 @@
 #include "norm_tile.cuh"
 #include "norm_warps.cuh"
 
+namespace norm_routes {
+
 // What has a row at once.
 enum class By {
   LANES,            // lanes of a warp, whole packs: normalise_by_lanes
@@ -27,9 +29,6 @@ enum class By {
   LAUNCHES,         // nothing: two launches go through it, leave_moments and write_split
 };
 
-namespace routes {
-
-enum class Of { BOTH, LAYER, RMS };               // which norm
 enum class Skewed { ANYHOW, ALIKE, DIFFER };      // whether all matrices have x's skew in every row
 enum class With { ANYTHING, NOTHING, RESIDUAL };  // what is added first
 
@@ -51,7 +50,8 @@ using enum With;
 constexpr int64_t ANY = INT64_MAX;
 constexpr int64_t KIB = 1024;
 // Bytes of a row that a cluster holds for each pack of a thread, and in shared memory.
-constexpr int64_t HELD_ROW = int64_t{MOST_PARTS} * 32 * 16, SHARED_ROW = MOST_CLUSTER_BLOCKS * LARGEST_PART;
+constexpr int64_t HELD_ROW = int64_t{MOST_HELD_PARTS} * 32 * 16,
+                  SHARED_ROW = MOST_CLUSTER_BLOCKS * LARGEST_NORM_PART;
 // Rows that leave most SMs idle if each has a cluster of the largest size.
 constexpr int64_t FEW_ROWS = 64;
 
@@ -113,19 +113,15 @@ Alignment alignment_of(const NormArgs& args) {
   return lined ? Alignment::LINE : Alignment::PACK;
 }
 
-}  // namespace routes
-
 // Calls launch(route, alignment) by the table until one returns true. `step` is for the message if none does.
 template <typename T, Norm NORM, typename Launch>
 void launch_by_routes(const NormArgs& args, const char* step, Launch launch) {
-  using namespace routes;
-  constexpr Of OWN = NORM == Norm::LAYER ? Of::LAYER : Of::RMS;
   const Skewed skews = are_alike<T>(args) ? Skewed::ALIKE : Skewed::DIFFER;
   const With added = args.residual ? With::RESIDUAL : With::NOTHING;
   const Alignment alignment = alignment_of<T>(args);
   const int64_t bytes = args.N * static_cast<int64_t>(sizeof(T));
   for (const Route& route : ROUTES) {
-    if (route.norm != Of::BOTH && route.norm != OWN) continue;
+    if (!serves(route.norm, NORM)) continue;
     if (route.skews != Skewed::ANYHOW && route.skews != skews) continue;
     if (route.added != With::ANYTHING && route.added != added) continue;
     if (alignment < route.alignment || bytes > route.bytes || args.M > route.rows) continue;
@@ -135,3 +131,5 @@ void launch_by_routes(const NormArgs& args, const char* step, Launch launch) {
       "x has " + std::to_string(args.M) + " rows of " + std::to_string(bytes) + " bytes, for which " + step +
       " would launch more blocks than a grid may have: split x's rows over several calls");
 }
+
+}  // namespace norm_routes

@@ -80,7 +80,7 @@ struct RegisterRow {
       const int first = first_of(i);
       if (first >= n) break;
       keep_packed(packs[i]);
-      const Pack<T> results = normalised<CENTERED>(
+      const Pack<T> results = normalised<NORM>(
           row, packs[i], mean, rstd, [&] { return weight_of(i, first); }, [&] { return bias_of(i, first); });
       if (WHOLE) {
         __stwb(reinterpret_cast<uint4*>(row.out + first), results.words);

@@ -24,16 +24,16 @@ constexpr int MOST_GROUP_ROWS = 16;       // that a block of the second launch w
 constexpr int SPLIT_BLOCKS_PER_SM = 16;   // if there is work for so many
 constexpr int MOST_STRIP_BLOCKS_SM = 16;  // of the second launch, which then go through several strips
 
-// Count, mean, and the sum of squared distances from this mean. Without CENTERED (rms_norm) the mean is 0,
-// and the count of no use.
+// Count, mean, and the sum of squared distances from this mean. For rms_norm the mean is 0, and the
+// count of no use.
 struct alignas(16) Moments {
   float count = 0.0f, mean = 0.0f, squares = 0.0f;
 };
 
 // Chan's formula.
-template <bool CENTERED>
-__device__ Moments merge(Moments a, Moments b) {
-  if (!CENTERED) return {0.0f, 0.0f, a.squares + b.squares};
+template <Norm NORM>
+__device__ Moments merged_moments(Moments a, Moments b) {
+  if (NORM == Norm::RMS) return {0.0f, 0.0f, a.squares + b.squares};
   if (b.count == 0.0f) return a;
   if (a.count == 0.0f) return b;  // or a distance that overflows would count 0 times infinity
   const float count = a.count + b.count, distance = b.mean - a.mean, share = b.count / count;
@@ -41,22 +41,23 @@ __device__ Moments merge(Moments a, Moments b) {
 }
 
 // Merges the moments of a warp's first LANES lanes as a tree, always the same one. Lane 0 gets the result.
-template <bool CENTERED, int LANES>
-__device__ Moments merge_lanes(Moments mine) {
+template <Norm NORM, int LANES>
+__device__ Moments merged_lanes(Moments mine) {
 #pragma unroll
   for (int distance = LANES / 2; distance > 0; distance /= 2) {
-    mine = merge<CENTERED>(mine, {__shfl_down_sync(0xffffffff, mine.count, distance),
-                                  __shfl_down_sync(0xffffffff, mine.mean, distance),
-                                  __shfl_down_sync(0xffffffff, mine.squares, distance)});
+    mine = merged_moments<NORM>(mine, {__shfl_down_sync(0xffffffff, mine.count, distance),
+                                       __shfl_down_sync(0xffffffff, mine.mean, distance),
+                                       __shfl_down_sync(0xffffffff, mine.squares, distance)});
   }
   return mine;
 }
 
 // The moments of a thread's columns that lie in the row; the others are 0. The mean first, then the squares.
-template <bool CENTERED, typename T, int WIDTH, int COLUMNS>
+template <Norm NORM, typename T, int WIDTH, int COLUMNS>
 __device__ Moments moments_of(const RowWords<T, WIDTH, COLUMNS>& x, const WordPlace<WIDTH>& place) {
+  constexpr bool CENTERED = NORM == Norm::LAYER;
   constexpr int WORDS = COLUMNS / WIDTH;
-  const bool whole = place.end == SPLIT_THREADS * COLUMNS;  // of all threads, so that no warp is divided
+  const bool whole = place.end == STRIP_THREADS * COLUMNS;  // of all threads, so that no warp is divided
   Moments mine;
   if (CENTERED) {
     int words = 0;
@@ -91,11 +92,11 @@ __device__ Moments moments_of(const RowWords<T, WIDTH, COLUMNS>& x, const WordPl
 // First launch: a block leaves the moments of its part of a row, `each` columns, in `moments` [M, parts].
 // With a residual it also stores the sum to `added`. Blocks that follow one another have the same part of all
 // rows, so that all rows' last columns are in L2 in the end.
-template <typename T, bool CENTERED, int WIDTH, Residual RESIDUAL>
+template <typename T, Norm NORM, int WIDTH, Residual RESIDUAL>
 __device__ void leave_moments(const NormArgs& args, unsigned parts, int64_t each, Moments* moments) {
 #if __CUDA_ARCH__ >= 900
-  constexpr int COLUMNS = MOMENT_COLUMNS<T, WIDTH, RESIDUAL>, TILE = SPLIT_THREADS * COLUMNS;
-  constexpr int WARPS = SPLIT_THREADS / 32;
+  constexpr int COLUMNS = MOMENT_COLUMNS<T, WIDTH, RESIDUAL>, TILE = STRIP_THREADS * COLUMNS;
+  constexpr int WARPS = STRIP_THREADS / 32;
   __shared__ Moments of_warps[WARPS];
   allow_dependent_launch();
   const unsigned rows = static_cast<unsigned>(args.M), part = blockIdx.x / rows;
@@ -114,22 +115,23 @@ __device__ void leave_moments(const NormArgs& args, unsigned parts, int64_t each
     } else {
       __syncwarp();
     }
-    mine = merge<CENTERED>(mine, moments_of<CENTERED>(x, place));
+    mine = merged_moments<NORM>(mine, moments_of<NORM>(x, place));
   }
-  mine = merge_lanes<CENTERED, 32>(mine);
+  mine = merged_lanes<NORM, 32>(mine);
   if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = mine;
   __syncthreads();  // for every warp's moments
   if (threadIdx.x >= 32) return;
-  mine = merge_lanes<CENTERED, WARPS>(threadIdx.x < WARPS ? of_warps[threadIdx.x] : Moments{});
+  mine = merged_lanes<NORM, WARPS>(threadIdx.x < WARPS ? of_warps[threadIdx.x] : Moments{});
   if (threadIdx.x == 0) moments[index * parts + part] = mine;
 #endif
 }
 
 // The moments of a whole row from those of its parts, in a fixed order. A whole warp calls it, and all lanes
 // get them. Means enter as distances from the first part's, or those far from zero would lose digits.
-template <bool CENTERED>
+template <Norm NORM>
 __device__ Moments merged_row(const Moments* of_parts, int parts, int64_t N) {
-  constexpr int MOST = MOST_SPLIT_PARTS / 32;
+  constexpr bool CENTERED = NORM == Norm::LAYER;
+  constexpr int MOST = MOST_ROW_PARTS / 32;
   float4 found[MOST];
 #pragma unroll
   for (int i = 0; i < MOST; ++i) {
@@ -162,9 +164,10 @@ __device__ Moments merged_row(const Moments* of_parts, int parts, int64_t N) {
 // Second launch: a block merges the moments of some rows, and writes strips of the same columns of all of
 // them, whose weights and biases stay in registers. `groups` blocks share the rows. The last columns come
 // first, because what the first launch read last is still in L2.
-template <typename T, bool CENTERED, int WIDTH>
+template <typename T, Norm NORM, int WIDTH>
 __device__ void write_split(const NormArgs& args, unsigned parts, unsigned groups, const Moments* moments) {
 #if __CUDA_ARCH__ >= 900
+  constexpr bool CENTERED = NORM == Norm::LAYER;
   constexpr int ROWS = ROWS_AT_ONCE<T, WIDTH>;
   using Words = RowWords<T, WIDTH, THREAD_COLUMNS>;
   __shared__ float means[MOST_GROUP_ROWS], rstds[MOST_GROUP_ROWS];
@@ -174,9 +177,9 @@ __device__ void write_split(const NormArgs& args, unsigned parts, unsigned group
   const T* const inputs = static_cast<const T*>(args.added ? args.added : args.x);
   const int64_t stride = args.added ? args.N : args.stride_xm;
   wait_for_previous_kernel();  // for the moments, and the sums x + residual
-  for (int r = threadIdx.x / 32; r < rows; r += SPLIT_THREADS / 32) {
+  for (int r = threadIdx.x / 32; r < rows; r += STRIP_THREADS / 32) {
     const Moments whole =
-        merged_row<CENTERED>(moments + (first_row + r) * parts, static_cast<int>(parts), args.N);
+        merged_row<NORM>(moments + (first_row + r) * parts, static_cast<int>(parts), args.N);
     if (threadIdx.x % 32 > 0) continue;
     means[r] = whole.mean;
     rstds[r] = rstd_of(whole.squares, args.N, args.eps);
@@ -228,17 +231,17 @@ bool launch_split(const NormArgs& args, void (*moments_kernel)(NormArgs, unsigne
                   void (*write_kernel)(NormArgs, unsigned, unsigned, const Moments*)) {
   const int64_t sms = multiprocessor_count(), enough = SPLIT_BLOCKS_PER_SM * sms;  // blocks
   const int64_t strips = cdiv(args.N, STRIP_COLUMNS);
-  const int64_t of_part = cdiv(strips, std::clamp<int64_t>(enough / args.M, 1, MOST_SPLIT_PARTS));
+  const int64_t of_part = cdiv(strips, std::clamp<int64_t>(enough / args.M, 1, MOST_ROW_PARTS));
   const int64_t parts = cdiv(strips, of_part), blocks = args.M * parts;
   const int64_t groups = std::max(std::min(cdiv(enough, strips), args.M), cdiv(args.M, MOST_GROUP_ROWS));
   const int64_t of_block = cdiv(strips * groups, MOST_STRIP_BLOCKS_SM * sms);  // strips
   const int64_t write_blocks = cdiv(strips, of_block) * groups;
   if (std::max(blocks, write_blocks) > INT32_MAX) return false;
   auto* const moments = static_cast<Moments*>(args.memory->workspace(blocks * sizeof(Moments)));
-  moments_kernel<<<static_cast<unsigned>(blocks), SPLIT_THREADS, 0, args.stream>>>(
+  moments_kernel<<<static_cast<unsigned>(blocks), STRIP_THREADS, 0, args.stream>>>(
       args, static_cast<unsigned>(parts), of_part * STRIP_COLUMNS, moments);
   CUDA_CHECK(cudaGetLastError());
-  launch_early(static_cast<unsigned>(write_blocks), SPLIT_THREADS, args.stream, write_kernel, args,
+  launch_early(static_cast<unsigned>(write_blocks), STRIP_THREADS, args.stream, write_kernel, args,
                static_cast<unsigned>(parts), static_cast<unsigned>(groups),
                static_cast<const Moments*>(moments));
   return true;

@@ -5,8 +5,8 @@
 
 #include "lib/alignment.h"
 #include "norm_forward_args.h"
+#include "norm_kind.h"
 
-enum class Norm { LAYER, RMS };  // of rms_norm the mean is 0, and there is no bias
 enum class Residual { NONE, ADDED };
 
 // The statistics of a row or of a part of it: 8 bytes, so that one st.async sends both.

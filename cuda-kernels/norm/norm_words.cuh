@@ -7,10 +7,10 @@
 
 #include "lib/packs.cuh"
 
-constexpr int SPLIT_THREADS = 256;
-constexpr int MOST_SPLIT_PARTS = 256;  // of a row: a lane has the numbers of all its parts under way at once
+constexpr int STRIP_THREADS = 256;
+constexpr int MOST_ROW_PARTS = 256;  // of a row: a lane has the numbers of all its parts under way at once
 // Columns of a thread in the second launch, whose sums it keeps, and of its block.
-constexpr int THREAD_COLUMNS = 4, STRIP_COLUMNS = SPLIT_THREADS * THREAD_COLUMNS;
+constexpr int THREAD_COLUMNS = 4, STRIP_COLUMNS = STRIP_THREADS * THREAD_COLUMNS;
 
 // WIDTH neighbouring elements, moved by one access. A width that divides all addresses and row lengths needs
 // neither shifts nor special ends, whatever the rows' skews: a row is so many whole words.
@@ -112,10 +112,10 @@ struct Word {
 };
 
 // Where a thread's columns lie in a block's columns `start` and on, of which `end` lie in the row: words that
-// are SPLIT_THREADS words apart, so that the words of neighbouring threads are neighbours.
+// are STRIP_THREADS words apart, so that the words of neighbouring threads are neighbours.
 template <int WIDTH>
 struct WordPlace {
-  static constexpr int STEP = SPLIT_THREADS * WIDTH;
+  static constexpr int STEP = STRIP_THREADS * WIDTH;
   int64_t start;
   int first, end;
 

@@ -7,13 +7,16 @@
 
 #include "lib/common.cuh"
 
+// The caches that a copy of cp.async fills on its way.
+enum class Caches { L1_AND_L2, L2 };
+
 // PTX ISA, "cp.async". Starts an asynchronous copy of BYTES (4, 8 or 16; both addresses are multiples of it)
 // from global to shared memory. If `valid` is false, it reads nothing, whatever the address, and writes
-// zeros. 16 bytes bypass L1 unless CACHED; fewer bytes cannot bypass it.
-template <int BYTES, bool CACHED = BYTES != 16>
+// zeros. Fewer than 16 bytes cannot bypass L1.
+template <int BYTES, Caches CACHES = BYTES == 16 ? Caches::L2 : Caches::L1_AND_L2>
 __device__ inline void cp_async(void* shared, const void* global, bool valid) {
   const uint32_t source_bytes = valid ? BYTES : 0;
-  if constexpr (!CACHED) {
+  if constexpr (CACHES == Caches::L2) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
                  "l"(__cvta_generic_to_global(global)), "r"(source_bytes)
                  : "memory");

@@ -5,6 +5,9 @@
 #include "args.h"
 #include "lib/packs.cuh"
 
+// Whether all classes share a part of the target's weight. Without it no kernel sums the logits.
+enum class Smoothing { NONE, SHARED };
+
 // The statistics of a row or a part of it. The sum of exponentials is relative to the running maximum:
 // Milakov and Gimelshein, "Online normalizer calculation for softmax", arXiv:1805.02867.
 struct RowSums {
@@ -23,22 +26,23 @@ __device__ inline float rescaled(const RowSums& part, float max) {
 }
 
 // Merges the statistics of LANES neighbouring lanes; every lane gets the result. All 32 lanes must call.
-template <bool SMOOTHED, int LANES = 32>
+template <Smoothing SMOOTHING, int LANES = 32>
 __device__ RowSums lanes_merge(const RowSums& part) {
   const float max = lanes_max<LANES>(part.max);
-  return {max, lanes_sum<LANES>(rescaled(part, max)), SMOOTHED ? lanes_sum<LANES>(part.total) : 0.0f};
+  return {max, lanes_sum<LANES>(rescaled(part, max)),
+          SMOOTHING == Smoothing::SHARED ? lanes_sum<LANES>(part.total) : 0.0f};
 }
 
 // Merges the statistics of all threads of the block, which must be whole warps; the first warp gets the
 // result. `parts`: 32 elements of shared memory that no thread still reads.
-template <bool SMOOTHED>
+template <Smoothing SMOOTHING>
 __device__ RowSums block_merge(RowSums part, RowSums* parts) {
   const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
-  part = lanes_merge<SMOOTHED>(part);
+  part = lanes_merge<SMOOTHING>(part);
   if (lane_id == 0) parts[warp_id] = part;
   __syncthreads();  // waits for every warp's part
   if (warp_id > 0) return part;
-  return lanes_merge<SMOOTHED>(lane_id < blockDim.x / 32 ? parts[lane_id] : RowSums{});
+  return lanes_merge<SMOOTHING>(lane_id < blockDim.x / 32 ? parts[lane_id] : RowSums{});
 }
 
 // Adds packs, with minus infinity in places without an element. One common maximum, so that the sum so far is
@@ -76,9 +80,10 @@ __device__ float total_of(const Pack<T>& pack) {
 
 // Adds the whole packs [begin, end) of a row, with PACKS loads in flight for each of THREADS threads.
 // Evict-first loads, since a row is read once.
-template <bool SMOOTHED, int THREADS, int PACKS, typename T>
+template <Smoothing SMOOTHING, int THREADS, int PACKS, typename T>
 __device__ void add_row(RowSums& mine, const Pack<T>* row_packs, int begin, int end) {
   constexpr int CHUNK = THREADS * PACKS;
+  constexpr bool SMOOTHED = SMOOTHING == Smoothing::SHARED;
   const auto load = [&](int pack) { return Pack<T>{__ldcs(&row_packs[pack].words)}; };
   Pack<T> packs[PACKS];
   int pack = begin + static_cast<int>(threadIdx.x);
@@ -126,8 +131,9 @@ struct Edges {
     behind = has_behind ? to_float(row[tail + thread]) : -INFINITY;
   }
 
-  template <bool SMOOTHED>
+  template <Smoothing SMOOTHING>
   __device__ void add_to(RowSums& mine) const {
+    constexpr bool SMOOTHED = SMOOTHING == Smoothing::SHARED;
     const float max = fmaxf(mine.max, fmaxf(before, behind)), from = origin(max);
     mine.sum = rescaled(mine, max) + exp_of(before - from) + exp_of(behind - from);
     mine.max = max;

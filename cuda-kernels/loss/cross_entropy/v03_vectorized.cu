@@ -19,7 +19,7 @@ constexpr int THREADS = 256;
 constexpr int PACKS = 4;  // in flight a thread
 
 // logits: [M, N], rows stride_lm apart; target, losses, lse: [M].
-template <typename T, bool SMOOTHED>
+template <typename T, Smoothing SMOOTHING>
 __global__ void __launch_bounds__(THREADS) cross_entropy_v03_vectorized_kernel(const CrossEntropyArgs args) {
   __shared__ RowSums parts[32];
   const int64_t row = blockIdx.x;
@@ -35,10 +35,10 @@ __global__ void __launch_bounds__(THREADS) cross_entropy_v03_vectorized_kernel(c
   const Edges<T> edges(row_logits, static_cast<int>(args.N));
 
   RowSums mine;
-  add_row<SMOOTHED, THREADS, PACKS>(mine, edges.row_packs, edges.first_pack, edges.end_pack);
-  edges.template add_to<SMOOTHED>(mine);
+  add_row<SMOOTHING, THREADS, PACKS>(mine, edges.row_packs, edges.first_pack, edges.end_pack);
+  edges.template add_to<SMOOTHING>(mine);
 
-  const RowSums sums = block_merge<SMOOTHED>(mine, parts);
+  const RowSums sums = block_merge<SMOOTHING>(mine, parts);
   if (threadIdx.x == 0) write_loss(args, row, sums, logit);
 }
 
@@ -54,8 +54,8 @@ void cross_entropy_v03_vectorized(const CrossEntropyArgs& args) {
   }
   dispatch(args.dtype, [&](auto zero) {
     using T = decltype(zero);
-    const auto kernel = args.smoothing > 0.0f ? cross_entropy_v03_vectorized_kernel<T, true>
-                                              : cross_entropy_v03_vectorized_kernel<T, false>;
+    const auto kernel = args.smoothing > 0.0f ? cross_entropy_v03_vectorized_kernel<T, Smoothing::SHARED>
+                                              : cross_entropy_v03_vectorized_kernel<T, Smoothing::NONE>;
     launch_rows(args.M, [&](int64_t first, int64_t rows) {
       CrossEntropyArgs part = args;
       part.logits = static_cast<const T*>(args.logits) + first * args.stride_lm;

@@ -23,7 +23,7 @@ constexpr int THREADS = 256;
 
 // logits: [M, N], rows stride_lm apart; target, losses, lse: [M]. Each group of LANES lanes holds a row, of
 // at most LANES * PACKS packs.
-template <typename T, bool SMOOTHED, int LANES, int PACKS>
+template <typename T, Smoothing SMOOTHING, int LANES, int PACKS>
 __global__ void __launch_bounds__(THREADS)
     cross_entropy_v04_rows_per_block_kernel(const CrossEntropyArgs args) {
   constexpr int SIZE = Pack<T>::SIZE, ROWS = THREADS / LANES;
@@ -44,14 +44,14 @@ __global__ void __launch_bounds__(THREADS)
   RowSums mine;
   add_packs(mine, packs);
 #pragma unroll
-  for (int i = 0; SMOOTHED && i < PACKS; ++i) {
+  for (int i = 0; SMOOTHING == Smoothing::SHARED && i < PACKS; ++i) {
 #pragma unroll
     for (int j = 0; j < SIZE; ++j) {
       const int at = first_of(i) + j;
       if (at >= 0 && at < N) mine.total += to_float(packs[i][j]);
     }
   }
-  const RowSums sums = lanes_merge<SMOOTHED, LANES>(mine);
+  const RowSums sums = lanes_merge<SMOOTHING, LANES>(mine);
   if (lane > 0 || row >= args.M) return;
   if (target == args.ignore_index) {
     write_ignored(args, row);
@@ -60,13 +60,13 @@ __global__ void __launch_bounds__(THREADS)
   }
 }
 
-template <typename T, bool SMOOTHED>
+template <typename T, Smoothing SMOOTHING>
 bool launch(const CrossEntropyArgs& args) {
   const bool skewed = reinterpret_cast<uintptr_t>(args.logits) % 16 || args.stride_lm % Pack<T>::SIZE;
   const int64_t packs = skewed ? most_packs<T>(args.N) : cdiv(args.N, Pack<T>::SIZE);
   return choose_lanes(packs, [&](auto lanes, auto each) {
     const int64_t blocks = cdiv(args.M, THREADS / lanes);
-    cross_entropy_v04_rows_per_block_kernel<T, SMOOTHED, lanes, each>
+    cross_entropy_v04_rows_per_block_kernel<T, SMOOTHING, lanes, each>
         <<<static_cast<unsigned>(blocks), THREADS, 0, args.stream>>>(args);
   });
 }
@@ -77,7 +77,8 @@ void cross_entropy_v04_rows_per_block(const CrossEntropyArgs& args) {
   if (args.M == 0) return;
   dispatch(args.dtype, [&](auto zero) {
     using T = decltype(zero);
-    const bool launched = args.smoothing > 0.0f ? launch<T, true>(args) : launch<T, false>(args);
+    const bool launched =
+        args.smoothing > 0.0f ? launch<T, Smoothing::SHARED>(args) : launch<T, Smoothing::NONE>(args);
     if (!launched) cross_entropy_v03_vectorized(args);
   });
   CUDA_CHECK(cudaGetLastError());

@@ -29,10 +29,11 @@ constexpr int64_t SMALLEST_PART = 32 * 1024;  // bytes: two rounds of a block
 
 // logits: [M, N], rows stride_lm apart; target, losses, lse: [M]. Block `rank` of a cluster takes the rank-th
 // part of a row.
-template <typename T, bool SMOOTHED>
+template <typename T, Smoothing SMOOTHING>
 __global__ void __launch_bounds__(THREADS)
     cross_entropy_v05_cluster_kernel(const CrossEntropyArgs args, int blocks) {
 #if __CUDA_ARCH__ >= 900
+  constexpr bool SMOOTHED = SMOOTHING == Smoothing::SHARED;
   __shared__ RowSums warps[32], others[MOST_BLOCKS];
   __shared__ uint64_t exchanged;  // a phase completes when the statistics of all blocks have arrived
   const int rank = static_cast<int>(cluster_block());
@@ -57,9 +58,9 @@ __global__ void __launch_bounds__(THREADS)
   const int each = (edges.end_pack - edges.first_pack + blocks - 1) / blocks;
   const int begin = edges.first_pack + rank * each, end = min(begin + each, edges.end_pack);
   RowSums mine;
-  add_row<SMOOTHED, THREADS, PACKS>(mine, edges.row_packs, begin, end);
-  if (rank == 0) edges.template add_to<SMOOTHED>(mine);
-  RowSums sums = block_merge<SMOOTHED>(mine, warps);
+  add_row<SMOOTHING, THREADS, PACKS>(mine, edges.row_packs, begin, end);
+  if (rank == 0) edges.template add_to<SMOOTHING>(mine);
+  RowSums sums = block_merge<SMOOTHING>(mine, warps);
 
   cluster_wait();  // waits until all blocks run and have initialised their mbarriers
   if (threadIdx.x == 0) {
@@ -69,14 +70,14 @@ __global__ void __launch_bounds__(THREADS)
   }
   if (rank > 0 || threadIdx.x >= 32) return;
   mbarrier_wait_parity_cluster(&exchanged, 0);  // waits for all statistics, so block 0 ends last
-  sums = lanes_merge<SMOOTHED>(threadIdx.x < blocks ? others[threadIdx.x] : RowSums{});
+  sums = lanes_merge<SMOOTHING>(threadIdx.x < blocks ? others[threadIdx.x] : RowSums{});
   if (threadIdx.x == 0) write_loss(args, row, sums, logit);
 #endif
 }
 
-template <typename T, bool SMOOTHED>
+template <typename T, Smoothing SMOOTHING>
 void launch(const CrossEntropyArgs& args, int blocks) {
-  const auto kernel = cross_entropy_v05_cluster_kernel<T, SMOOTHED>;
+  const auto kernel = cross_entropy_v05_cluster_kernel<T, SMOOTHING>;
   ClusterLaunch clusters(reinterpret_cast<const void*>(kernel), blocks, THREADS, 0, args.stream);
   clusters(static_cast<int>(args.M), kernel, args, blocks);
 }
@@ -93,6 +94,7 @@ void cross_entropy_v05_cluster(const CrossEntropyArgs& args) {
       blocks *= 2;
     }
     if (blocks == 1 || bytes >= int64_t{1} << 31) return cross_entropy_v04_rows_per_block(args);
-    args.smoothing > 0.0f ? launch<T, true>(args, blocks) : launch<T, false>(args, blocks);
+    args.smoothing > 0.0f ? launch<T, Smoothing::SHARED>(args, blocks)
+                          : launch<T, Smoothing::NONE>(args, blocks);
   });
 }

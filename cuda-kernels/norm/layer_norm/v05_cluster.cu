@@ -180,7 +180,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     T* out = first_row.out;
 #pragma unroll 2
     for (int turn = 0; turn < count; ++turn, out += period * args.N) {
-      const Pack<T> results = normalised<true>(
+      const Pack<T> results = normalised<Norm::LAYER>(
           first_row, held(turn)[pack], means[turn], rstds[turn], [&] { return weights; },
           [&] { return biases; });
       if (WHOLE) {

@@ -20,13 +20,15 @@
 
 namespace {
 
+using namespace norm_routes;
+
 template <typename T, int LANES, int PACKS>
-__global__ void __launch_bounds__(LANES_THREADS)
+__global__ void __launch_bounds__(NORM_LANES_THREADS)
     layer_norm_v12_dispatch_lanes_kernel(const LayerNormArgs args) {
   normalise_by_lanes<T, LANES, PACKS, Norm::LAYER>(args);
 }
 template <typename T, int PACKS>
-__global__ void __launch_bounds__(LANES_THREADS)
+__global__ void __launch_bounds__(NORM_LANES_THREADS)
     layer_norm_v12_dispatch_few_kernel(const LayerNormArgs args) {
   normalise_few<T, PACKS>(args);
 }
@@ -46,7 +48,7 @@ __global__ void __launch_bounds__(NORM_TILE_THREADS, NORM_TILE_BLOCKS<ITEMS>)
   normalise_by_tile<T, LANES, ITEMS, Norm::LAYER>(args, tiles);
 }
 template <typename T>
-__global__ void __launch_bounds__(BLOCK_THREADS)
+__global__ void __launch_bounds__(NORM_BLOCK_THREADS)
     layer_norm_v12_dispatch_block_kernel(const LayerNormArgs args) {
   normalise_by_block<T, Norm::LAYER>(args);
 }
@@ -62,22 +64,22 @@ __global__ void __launch_bounds__(AHEAD_THREADS, 1)
   normalise_ahead<T, AHEAD_PACKS, Norm::LAYER, ALIGNMENT>(args, draws, blocks, each);
 }
 template <typename T, Alignment ALIGNMENT>
-__global__ void __launch_bounds__(CLUSTER_THREADS, CLUSTER_BLOCKS)
+__global__ void __launch_bounds__(NORM_CLUSTER_THREADS, NORM_CLUSTER_BLOCKS)
     layer_norm_v12_dispatch_shared_kernel(const LayerNormArgs args, int rows, int period, int blocks,
                                           int each) {
   normalise_by_cluster<T, Norm::LAYER, ALIGNMENT>(args, rows, period, blocks, each);
 }
 template <typename T, int WIDTH, Residual RESIDUAL>
-__global__ void __launch_bounds__(SPLIT_THREADS, MOMENTS_BLOCKS)
+__global__ void __launch_bounds__(STRIP_THREADS, MOMENTS_BLOCKS)
     layer_norm_v12_dispatch_moments_kernel(const LayerNormArgs args, unsigned parts, int64_t each,
                                            Moments* moments) {
-  leave_moments<T, true, WIDTH, RESIDUAL>(args, parts, each, moments);
+  leave_moments<T, Norm::LAYER, WIDTH, RESIDUAL>(args, parts, each, moments);
 }
 template <typename T, int WIDTH>
-__global__ void __launch_bounds__(SPLIT_THREADS, WRITE_BLOCKS<WIDTH>)
+__global__ void __launch_bounds__(STRIP_THREADS, WRITE_BLOCKS<WIDTH>)
     layer_norm_v12_dispatch_kernel(const LayerNormArgs args, unsigned parts, unsigned groups,
                                    const Moments* moments) {
-  write_split<T, true, WIDTH>(args, parts, groups, moments);
+  write_split<T, Norm::LAYER, WIDTH>(args, parts, groups, moments);
 }
 
 // BLOCKS: that an SM must have room for, which bounds a thread's registers. A residual takes the registers of
@@ -127,7 +129,7 @@ bool launch_ragged_rows(const LayerNormArgs& args) {
 }
 
 template <typename T>
-bool launch(const LayerNormArgs& args, const routes::Route& route, Alignment alignment) {
+bool launch(const LayerNormArgs& args, const Route& route, Alignment alignment) {
   const bool whole = alignment != Alignment::ELEMENT;
   switch (route.by) {
     case By::LANES:
@@ -186,8 +188,8 @@ void layer_norm_v12_dispatch(const LayerNormArgs& args) {
   if (args.M == 0) return;
   dispatch(args.dtype, [&](auto zero) {
     using T = decltype(zero);
-    launch_by_routes<T, Norm::LAYER>(
-        args, "v12_dispatch",
-        [&](const routes::Route& route, Alignment alignment) { return launch<T>(args, route, alignment); });
+    launch_by_routes<T, Norm::LAYER>(args, "v12_dispatch", [&](const Route& route, Alignment alignment) {
+      return launch<T>(args, route, alignment);
+    });
   });
 }

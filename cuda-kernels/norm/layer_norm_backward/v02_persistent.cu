@@ -25,14 +25,14 @@ static_assert(THREADS * PACKS >= LARGEST_ROW / 16 + 1, "a skewed row needs a pac
 
 // A persistent block takes row after row, of at most blockDim.x * PACKS packs, in registers; the weights are
 // in shared memory. It leaves one set of partial sums for every kind of rows in its share.
-template <typename T, bool WHOLE>
+template <typename T, Alignment ALIGNMENT>
 __global__ void __launch_bounds__(THREADS)
     layer_norm_backward_v02_persistent_kernel(const LayerNormBackwardArgs args, int period,
                                               float* workspace) {
   extern __shared__ uint4 weights[];     // [PACKS, blockDim.x], every thread's own
   __shared__ GradientSums warps[2][32];  // rows alternate: warps may still read the other
   const int N = static_cast<int>(args.N), block = blockIdx.x, blocks = gridDim.x;
-  const RowKinds kinds{args.M, WHOLE ? 1 : period};
+  const RowKinds kinds{args.M, ALIGNMENT == Alignment::PACK ? 1 : period};
   const auto share = [&](int of) { return args.M * of / blocks; };  // begins where the one before ends
   const int first_kind = kinds.kind(share(block)), last_kind = kinds.kind(share(block + 1));
 
@@ -48,8 +48,8 @@ __global__ void __launch_bounds__(THREADS)
     }
     const T* x = static_cast<const T*>(args.x);
     const T* dout = static_cast<const T*>(args.dout);
-    GradientColumns<T, PACKS, true, WHOLE> columns(N, skew_of(x + kind * args.stride_xm), threadIdx.x,
-                                                   blockDim.x);
+    GradientColumns<T, PACKS, Norm::LAYER, ALIGNMENT> columns(N, skew_of(x + kind * args.stride_xm),
+                                                              threadIdx.x, blockDim.x);
     const auto first_of = [&](int i) { return columns.first_of(i); };
 #pragma unroll
     for (int i = 0; i < PACKS; ++i) {
@@ -57,24 +57,24 @@ __global__ void __launch_bounds__(THREADS)
     }
     const auto weight_of = [&](int i) { return Pack<T>{weights[i * blockDim.x + threadIdx.x]}; };
 
-    HeldRows<T, PACKS> row;
+    HeldOperands<T, PACKS> row;
     float mean = 0.0f, rstd = 0.0f;
-    const auto load = [&](HeldRows<T, PACKS>& rows, int64_t at) {
+    const auto load = [&](HeldOperands<T, PACKS>& rows, int64_t at) {
       if (at >= limit) return;
       const bool at_end = is_at_end<T>(args.M, at, args.stride_xm, args.stride_dm);
-      rows.template load<WHOLE>(x + at * args.stride_xm, dout + at * args.stride_dm, N, at_end, first_of);
+      rows.template load<ALIGNMENT>(x + at * args.stride_xm, dout + at * args.stride_dm, N, at_end, first_of);
       mean = args.mean[at];
       rstd = args.rstd[at];
     };
     for (; index < limit; index += step, ++turn) {
       load(row, index);
-      row.template finish_load<WHOLE>(N, first_of);
+      row.template finish_load<ALIGNMENT>(N, first_of);
       const GradientSums sums = block_sum(columns.add(row, mean, rstd, weight_of), warps[turn % 2]);
       const T* added = static_cast<const T*>(args.dadded) + index * args.stride_am;
       columns.write(
           row, static_cast<T*>(args.dx) + index * args.N, mean, rstd,
           {sums.product / static_cast<float>(N), sums.plain / static_cast<float>(N)}, weight_of,
-          [&](int, int first) { return load_added<WHOLE>(args.dadded ? added : nullptr, first, N); });
+          [&](int, int first) { return load_added<ALIGNMENT>(args.dadded ? added : nullptr, first, N); });
     }
     if (workspace == nullptr) continue;
     // block + kind numbers the sets of partial sums: the next share starts with this one's last kind or the
@@ -94,9 +94,9 @@ __global__ void __launch_bounds__(SUM_COLUMNS* SUM_GROUPS)
   add_partial_sums(workspace, groups, N, dweight, dbias);
 }
 
-template <typename T, bool WHOLE>
+template <typename T, Alignment ALIGNMENT>
 void launch(const LayerNormBackwardArgs& args) {
-  const bool launched = launch_persistent<T>(args, layer_norm_backward_v02_persistent_kernel<T, WHOLE>, 1,
+  const bool launched = launch_persistent<T>(args, layer_norm_backward_v02_persistent_kernel<T, ALIGNMENT>, 1,
                                              PACKS, true, layer_norm_backward_v02_persistent_sum_kernel<T>);
   if (!launched) layer_norm_backward_v01_rows_then_columns(args);  // no rows, or too few blocks
 }
@@ -112,7 +112,7 @@ void layer_norm_backward_v02_persistent(const LayerNormBackwardArgs& args) {
       throw std::runtime_error("dout has rows of " + std::to_string(bytes) + " bytes, v02_persistent holds " +
                                std::to_string(LARGEST_ROW) + ": take v01_rows_then_columns or v04_cluster");
     }
-    are_whole<T>(args) ? launch<T, true>(args) : launch<T, false>(args);
+    are_whole<T>(args) ? launch<T, Alignment::PACK>(args) : launch<T, Alignment::ELEMENT>(args);
   });
   CUDA_CHECK(cudaGetLastError());
 }

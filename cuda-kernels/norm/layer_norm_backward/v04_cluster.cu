@@ -28,19 +28,20 @@ static_assert(SHORT_PACKS * SHORT_THREADS >= SHORT_ROW);
 
 // Persistent clusters of `blocks` blocks over split rows. A block holds at most blockDim.x * PACKS packs of
 // each row in registers, and the weights of its columns in shared memory. A cluster leaves one set of partial
-// sums for every kind of rows in its share. With PREFETCH, the loads of the next row are issued before this
-// row is worked on.
-template <typename T, int PACKS, int THREADS, bool WHOLE, bool PREFETCH>
+// sums for every kind of rows in its share. If NEXT_ROW is AHEAD, the loads of the next row
+// are issued before this row is worked on.
+template <typename T, int PACKS, int THREADS, Alignment ALIGNMENT, NextRow NEXT_ROW>
 __global__ void __launch_bounds__(THREADS)
     layer_norm_backward_v04_cluster_kernel(const LayerNormBackwardArgs args, int period, int blocks, int each,
                                            float* workspace) {
+  constexpr bool AHEAD = NEXT_ROW == NextRow::AHEAD;
   extern __shared__ uint4 weights[];  // [PACKS, blockDim.x], every thread's own
   __shared__ Exchange<GradientSums> exchange;
   __shared__ GradientSums warps[2][32];  // rows alternate: warps may still read the other
   const int N = static_cast<int>(args.N);
   const int rank = rank_in_cluster(blocks);
   const int cluster = blockIdx.x / blocks, clusters = gridDim.x / blocks;
-  const RowKinds kinds{args.M, WHOLE ? 1 : period};
+  const RowKinds kinds{args.M, ALIGNMENT == Alignment::PACK ? 1 : period};
   const auto share = [&](int of) { return args.M * of / clusters; };  // begins where the one before ends
   const int first_kind = kinds.kind(share(cluster)), last_kind = kinds.kind(share(cluster + 1));
   if (blocks > 1) exchange.begin();
@@ -60,8 +61,8 @@ __global__ void __launch_bounds__(THREADS)
     const int start = parts.start(rank), n = parts.count(rank);
     x += start;
     const T* dout = static_cast<const T*>(args.dout) + start;
-    GradientColumns<T, PACKS, true, WHOLE> columns(n, skew_of(x + kind * args.stride_xm), threadIdx.x,
-                                                   blockDim.x);
+    GradientColumns<T, PACKS, Norm::LAYER, ALIGNMENT> columns(n, skew_of(x + kind * args.stride_xm),
+                                                              threadIdx.x, blockDim.x);
     const auto first_of = [&](int i) { return columns.first_of(i); };
 #pragma unroll
     for (int i = 0; i < PACKS; ++i) {
@@ -69,33 +70,33 @@ __global__ void __launch_bounds__(THREADS)
     }
     const auto weight_of = [&](int i) { return Pack<T>{weights[i * blockDim.x + threadIdx.x]}; };
 
-    HeldRows<T, PACKS> row, next;
+    HeldOperands<T, PACKS> row, next;
     float next_mean = 0.0f, next_rstd = 0.0f;
-    const auto load = [&](HeldRows<T, PACKS>& rows, int64_t at) {
+    const auto load = [&](HeldOperands<T, PACKS>& rows, int64_t at) {
       if (at >= limit) return;
       const bool at_end = is_at_end<T>(args.M, at, args.stride_xm, args.stride_dm);
-      rows.template load<WHOLE>(x + at * args.stride_xm, dout + at * args.stride_dm, n, at_end, first_of);
+      rows.template load<ALIGNMENT>(x + at * args.stride_xm, dout + at * args.stride_dm, n, at_end, first_of);
       next_mean = args.mean[at];
       next_rstd = args.rstd[at];
     };
-    if (PREFETCH) load(next, index);
+    if (AHEAD) load(next, index);
     if (blocks > 1 && kind == first_kind) exchange.wait_for_all();
 
     for (; index < limit; index += step, ++turn) {
-      if (!PREFETCH) load(row, index);
+      if (!AHEAD) load(row, index);
       const float mean = next_mean, rstd = next_rstd;
-      if (PREFETCH) {
+      if (AHEAD) {
         row = next;
         load(next, index + step);
       }
-      row.template finish_load<WHOLE>(n, first_of);
+      row.template finish_load<ALIGNMENT>(n, first_of);
       GradientSums sums = block_sum(columns.add(row, mean, rstd, weight_of), warps[turn % 2]);
       if (blocks > 1) sums = lanes_sum(exchange(sums, rank, blocks, turn));
       const T* added = static_cast<const T*>(args.dadded) + index * args.stride_am + start;
       columns.write(
           row, static_cast<T*>(args.dx) + index * args.N + start, mean, rstd,
           {sums.product / static_cast<float>(N), sums.plain / static_cast<float>(N)}, weight_of,
-          [&](int, int first) { return load_added<WHOLE>(args.dadded ? added : nullptr, first, n); });
+          [&](int, int first) { return load_added<ALIGNMENT>(args.dadded ? added : nullptr, first, n); });
     }
     if (workspace == nullptr) continue;
     // cluster + kind numbers the sets of partial sums: the next share starts with this one's last kind or the
@@ -115,29 +116,30 @@ __global__ void __launch_bounds__(SUM_COLUMNS* SUM_GROUPS)
   add_partial_sums(workspace, groups, N, dweight, dbias);
 }
 
-template <typename T, bool WHOLE>
+template <typename T, Alignment ALIGNMENT>
 bool launch(const LayerNormBackwardArgs& args) {
   const auto sum_kernel = layer_norm_backward_v04_cluster_sum_kernel<T>;
   const int64_t packs = packs_of<T>(args);
   if (packs <= SHORT_ROW) {
     return launch_persistent<T>(
-        args, layer_norm_backward_v04_cluster_kernel<T, SHORT_PACKS, SHORT_THREADS, WHOLE, true>, 1,
+        args,
+        layer_norm_backward_v04_cluster_kernel<T, SHORT_PACKS, SHORT_THREADS, ALIGNMENT, NextRow::AHEAD>, 1,
         SHORT_PACKS, true, sum_kernel, 1, static_cast<int>(packs));
   }
   int blocks = 2;
   while (blocks < MOST_CLUSTER_BLOCKS && packs > blocks * PART) blocks *= 2;
   const int each = static_cast<int>(cdiv(packs, blocks));
   if (packs <= blocks * PART) {
-    return launch_persistent<T>(args,
-                                layer_norm_backward_v04_cluster_kernel<T, PACKS, PART_THREADS, WHOLE, true>,
-                                blocks, PACKS, true, sum_kernel, blocks, each);
+    return launch_persistent<T>(
+        args, layer_norm_backward_v04_cluster_kernel<T, PACKS, PART_THREADS, ALIGNMENT, NextRow::AHEAD>,
+        blocks, PACKS, true, sum_kernel, blocks, each);
   }
   // Misaligned rows need masks, beside which the sums of so many columns do not fit the registers.
-  if constexpr (WHOLE) {
+  if constexpr (ALIGNMENT == Alignment::PACK) {
     if (packs > blocks * PACKS * LONG_THREADS) return false;
-    return launch_persistent<T>(args,
-                                layer_norm_backward_v04_cluster_kernel<T, PACKS, LONG_THREADS, WHOLE, false>,
-                                blocks, PACKS, true, sum_kernel, blocks, each);
+    return launch_persistent<T>(
+        args, layer_norm_backward_v04_cluster_kernel<T, PACKS, LONG_THREADS, ALIGNMENT, NextRow::IN_TURN>,
+        blocks, PACKS, true, sum_kernel, blocks, each);
   }
   return false;
 }
@@ -148,7 +150,7 @@ void layer_norm_backward_v04_cluster(const LayerNormBackwardArgs& args) {
   if (args.N == 0) return;
   dispatch(args.dtype, [&](auto zero) {
     using T = decltype(zero);
-    if (!(are_whole<T>(args) ? launch<T, true>(args) : launch<T, false>(args)))
+    if (!(are_whole<T>(args) ? launch<T, Alignment::PACK>(args) : launch<T, Alignment::ELEMENT>(args)))
       layer_norm_backward_v01_rows_then_columns(args);
   });
   CUDA_CHECK(cudaGetLastError());

@@ -23,38 +23,40 @@
 
 namespace {
 
+using namespace norm_backward_routes;
+
 template <typename T, int LANES, int PACKS, Affine AFFINE>
-__global__ void __launch_bounds__(LANES_THREADS)
+__global__ void __launch_bounds__(BACKWARD_LANES_THREADS)
     layer_norm_backward_v07_dispatch_lanes_kernel(const LayerNormBackwardArgs args, float* workspace) {
-  backward_by_lanes<T, LANES, PACKS, true, AFFINE>(args, workspace);
+  backward_by_lanes<T, LANES, PACKS, Norm::LAYER, AFFINE>(args, workspace);
 }
 template <typename T, int ROW_THREADS, int ITEMS, Affine AFFINE>
 __global__ void __launch_bounds__(TILE_BLOCK<ROW_THREADS>, TILE_BLOCKS<ROW_THREADS, ITEMS>)
     layer_norm_backward_v07_dispatch_tiles_kernel(const LayerNormBackwardArgs args,
                                                   const __grid_constant__ BackwardTiles tiles,
                                                   float* workspace) {
-  backward_tiles<T, ROW_THREADS, ITEMS, true, AFFINE>(args, tiles, workspace);
+  backward_tiles<T, ROW_THREADS, ITEMS, Norm::LAYER, AFFINE>(args, tiles, workspace);
 }
 template <typename T, int PACKS, Layout LAYOUT, Affine AFFINE>
 __global__ void __launch_bounds__(MOST_THREADS<PACKS>, 1)
     layer_norm_backward_v07_dispatch_kernel(const LayerNormBackwardArgs args, const AheadShape shape,
                                             const RowGroups groups, float* workspace) {
-  backward_rows_ahead<T, PACKS, true, LAYOUT, AFFINE>(args, shape, groups, workspace);
+  backward_rows_ahead<T, PACKS, Norm::LAYER, LAYOUT, AFFINE>(args, shape, groups, workspace);
 }
 template <typename T, int WIDTH>
-__global__ void __launch_bounds__(SPLIT_THREADS, SUMS_BLOCKS)
+__global__ void __launch_bounds__(STRIP_THREADS, SUMS_BLOCKS)
     layer_norm_backward_v07_dispatch_split_sums_kernel(const LayerNormBackwardArgs args, unsigned groups,
                                                        unsigned parts, int64_t each, GradientSums* sums) {
-  leave_gradient_sums<T, true, WIDTH>(args, groups, parts, each, sums);
+  leave_gradient_sums<T, Norm::LAYER, WIDTH>(args, groups, parts, each, sums);
 }
 template <typename T, int WIDTH>
-__global__ void __launch_bounds__(SPLIT_THREADS, WRITE_BLOCKS)
+__global__ void __launch_bounds__(STRIP_THREADS, BACKWARD_WRITE_BLOCKS)
     layer_norm_backward_v07_dispatch_split_kernel(const LayerNormBackwardArgs args, const Slices slices,
                                                   int parts, const GradientSums* sums, float* workspace) {
-  write_split<T, true, WIDTH>(args, slices, parts, sums, workspace);
+  write_split_gradient<T, Norm::LAYER, WIDTH>(args, slices, parts, sums, workspace);
 }
 template <typename T>
-__global__ void __launch_bounds__(SUM_COLUMNS* SUM_WARPS, 2)
+__global__ void __launch_bounds__(SUM_COLUMNS* MOST_SUM_WARPS, 2)
     layer_norm_backward_v07_dispatch_add_kernel(const float* workspace, int groups, int64_t N, T* dweight,
                                                 T* dbias) {
   add_partial_sums_at_once(workspace, groups, N, dweight, dbias);
@@ -62,7 +64,7 @@ __global__ void __launch_bounds__(SUM_COLUMNS* SUM_WARPS, 2)
 
 // The kernels, for the table's launches.
 struct Kernels {
-  static constexpr bool CENTERED = true;
+  static constexpr Norm NORM = Norm::LAYER;
   template <typename T, int LANES, int PACKS, Affine AFFINE>
   static auto lanes() {
     return &layer_norm_backward_v07_dispatch_lanes_kernel<T, LANES, PACKS, AFFINE>;

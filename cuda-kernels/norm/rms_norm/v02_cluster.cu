@@ -175,7 +175,7 @@ __global__ void __launch_bounds__(CLUSTER_THREADS, BLOCKS_PER_SM)
     T* out = first_row.out;
 #pragma unroll 2
     for (int turn = 0; turn < count; ++turn, out += period * args.N) {
-      const Pack<T> results = normalised<false>(
+      const Pack<T> results = normalised<Norm::RMS>(
           first_row, held(turn)[pack], 0.0f, rstds[turn], [&] { return weights; }, [] { return Pack<T>{}; });
       if (WHOLE) {
         __stwb(reinterpret_cast<uint4*>(out + first), results.words);

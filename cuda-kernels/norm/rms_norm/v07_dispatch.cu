@@ -20,8 +20,11 @@
 
 namespace {
 
+using namespace norm_routes;
+
 template <typename T, int LANES, int PACKS>
-__global__ void __launch_bounds__(LANES_THREADS) rms_norm_v07_dispatch_lanes_kernel(const RmsNormArgs args) {
+__global__ void __launch_bounds__(NORM_LANES_THREADS)
+    rms_norm_v07_dispatch_lanes_kernel(const RmsNormArgs args) {
   normalise_by_lanes<T, LANES, PACKS, Norm::RMS>(args);
 }
 template <typename T, int PACKS, int BLOCKS>
@@ -40,7 +43,8 @@ __global__ void __launch_bounds__(NORM_TILE_THREADS, NORM_TILE_BLOCKS<ITEMS>)
   normalise_by_tile<T, LANES, ITEMS, Norm::RMS>(args, tiles);
 }
 template <typename T>
-__global__ void __launch_bounds__(BLOCK_THREADS) rms_norm_v07_dispatch_block_kernel(const RmsNormArgs args) {
+__global__ void __launch_bounds__(NORM_BLOCK_THREADS)
+    rms_norm_v07_dispatch_block_kernel(const RmsNormArgs args) {
   normalise_by_block<T, Norm::RMS>(args);
 }
 template <typename T, int PACKS, Alignment ALIGNMENT, Residual RESIDUAL, Skews SKEWS, int THREADS, int BLOCKS>
@@ -54,21 +58,21 @@ __global__ void __launch_bounds__(AHEAD_THREADS, 1)
   normalise_ahead<T, AHEAD_PACKS, Norm::RMS, ALIGNMENT>(args, draws, blocks, each);
 }
 template <typename T, Alignment ALIGNMENT>
-__global__ void __launch_bounds__(CLUSTER_THREADS, CLUSTER_BLOCKS)
+__global__ void __launch_bounds__(NORM_CLUSTER_THREADS, NORM_CLUSTER_BLOCKS)
     rms_norm_v07_dispatch_shared_kernel(const RmsNormArgs args, int rows, int period, int blocks, int each) {
   normalise_by_cluster<T, Norm::RMS, ALIGNMENT>(args, rows, period, blocks, each);
 }
 template <typename T, int WIDTH, Residual RESIDUAL>
-__global__ void __launch_bounds__(SPLIT_THREADS, MOMENTS_BLOCKS)
+__global__ void __launch_bounds__(STRIP_THREADS, MOMENTS_BLOCKS)
     rms_norm_v07_dispatch_moments_kernel(const RmsNormArgs args, unsigned parts, int64_t each,
                                          Moments* moments) {
-  leave_moments<T, false, WIDTH, RESIDUAL>(args, parts, each, moments);
+  leave_moments<T, Norm::RMS, WIDTH, RESIDUAL>(args, parts, each, moments);
 }
 template <typename T, int WIDTH>
-__global__ void __launch_bounds__(SPLIT_THREADS, WRITE_BLOCKS<WIDTH>)
+__global__ void __launch_bounds__(STRIP_THREADS, WRITE_BLOCKS<WIDTH>)
     rms_norm_v07_dispatch_kernel(const RmsNormArgs args, unsigned parts, unsigned groups,
                                  const Moments* moments) {
-  write_split<T, false, WIDTH>(args, parts, groups, moments);
+  write_split<T, Norm::RMS, WIDTH>(args, parts, groups, moments);
 }
 
 // Blocks that an SM must have room for bound a thread's registers: 64, or 80 where a residual takes some.
@@ -109,7 +113,7 @@ bool launch_ragged_rows(const RmsNormArgs& args) {
 }
 
 template <typename T>
-bool launch(const RmsNormArgs& args, const routes::Route& route, Alignment alignment) {
+bool launch(const RmsNormArgs& args, const Route& route, Alignment alignment) {
   const bool whole = alignment != Alignment::ELEMENT;
   switch (route.by) {
     case By::LANES:
@@ -159,8 +163,8 @@ void rms_norm_v07_dispatch(const RmsNormArgs& args) {
   if (args.M == 0) return;
   dispatch(args.dtype, [&](auto zero) {
     using T = decltype(zero);
-    launch_by_routes<T, Norm::RMS>(
-        args, "v07_dispatch",
-        [&](const routes::Route& route, Alignment alignment) { return launch<T>(args, route, alignment); });
+    launch_by_routes<T, Norm::RMS>(args, "v07_dispatch", [&](const Route& route, Alignment alignment) {
+      return launch<T>(args, route, alignment);
+    });
   });
 }

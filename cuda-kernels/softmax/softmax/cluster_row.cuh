@@ -41,13 +41,13 @@ __device__ void softmax_of_cluster_row(const T* __restrict__ x, T* __restrict__ 
   // The pairs are read from shared memory twice, since there are no registers to keep them.
   MaxSum whole;
 #pragma unroll
-  for (int i = 0; i < MOST_PARTS / 32; ++i) {
+  for (int i = 0; i < MOST_HELD_PARTS / 32; ++i) {
     const int other = 32 * i + lane_id;
     if (other < parts) whole.max = fmaxf(whole.max, exchange.at(other).max);
   }
   whole.max = lanes_max(whole.max);
 #pragma unroll
-  for (int i = 0; i < MOST_PARTS / 32; ++i) {
+  for (int i = 0; i < MOST_HELD_PARTS / 32; ++i) {
     const int other = 32 * i + lane_id;
     if (other < parts) whole.sum += rescaled(exchange.at(other), whole.max);
   }

@@ -39,7 +39,7 @@ struct Route {
 };
 
 constexpr int64_t HELD_ROW = int64_t{BLOCK_THREADS} * BLOCK_PACKS * 16;  // that a block holds
-constexpr int64_t PACK_OF_CLUSTER = int64_t{MOST_PARTS} * 32 * 16;       // that a cluster holds for each pack
+constexpr int64_t PACK_OF_CLUSTER = int64_t{MOST_HELD_PARTS} * 32 * 16;  // that a cluster holds for each pack
 constexpr int64_t ANY = INT64_MAX;
 
 // The first line that fits counts, or the next one if its kernel refuses: a misaligned row touches a line

@@ -5,11 +5,12 @@
 #include "args.h"
 #include "gradient.cuh"
 
-constexpr int LANES_THREADS = 256;                   // of blocks whose warps hold one row or several
-constexpr int64_t LANES_ROW = 96 * 16;               // bytes: the longest row that one warp holds
-constexpr int BLOCK_PACKS = 3, BLOCK_THREADS = 704;  // if several warps hold a row
-constexpr int64_t BLOCK_ROW = 32 * 1024;             // bytes: the longest row that they hold
-static_assert(BLOCK_THREADS * BLOCK_PACKS >= BLOCK_ROW / 16 + LINE_PACKS, "a skewed row needs a line more");
+constexpr int GRADIENT_LANES_THREADS = 256;      // of blocks whose warps hold one row or several
+constexpr int64_t GRADIENT_LANES_ROW = 96 * 16;  // bytes: the longest row that one warp holds
+constexpr int GRADIENT_BLOCK_PACKS = 3, GRADIENT_BLOCK_THREADS = 704;  // where several warps hold a row
+constexpr int64_t GRADIENT_BLOCK_ROW = 32 * 1024;  // bytes: the longest row that they hold
+static_assert(GRADIENT_BLOCK_THREADS * GRADIENT_BLOCK_PACKS >= GRADIENT_BLOCK_ROW / 16 + LINE_PACKS,
+              "a skewed row needs a line more");
 
 // Rows of dout and y, held by `threads` threads; this one is number `thread`. Packs are counted from the last
 // multiple of BYTES before y's row. Where dout's skew within 16 bytes differs, its elements come one by one.
@@ -64,7 +65,7 @@ template <typename T, int LANES, int PACKS>
 __device__ void gradient_of_lanes_row(const T* __restrict__ dout, const T* __restrict__ y,
                                       T* __restrict__ out, int64_t M, int N, int64_t stride_dm,
                                       int64_t stride_ym, bool log) {
-  constexpr int ROWS = LANES_THREADS / LANES;
+  constexpr int ROWS = GRADIENT_LANES_THREADS / LANES;
   const int64_t row = static_cast<int64_t>(blockIdx.x) * ROWS + threadIdx.x / LANES;
   // Lanes past the last row load that row again, since the shuffles need all 32 lanes.
   const int64_t read = min(row, M - 1);
@@ -79,7 +80,8 @@ __device__ void gradient_of_lanes_row(const T* __restrict__ dout, const T* __res
   }
 }
 
-// The same with one row a block, of at most blockDim.x * BLOCK_PACKS packs. A warp's packs are whole lines.
+// The same with one row a block, of at most blockDim.x * GRADIENT_BLOCK_PACKS packs. A warp's packs are whole
+// lines.
 template <typename T>
 __device__ void gradient_of_block_row(const T* __restrict__ dout, const T* __restrict__ y,
                                       T* __restrict__ out, int N, int64_t stride_dm, int64_t stride_ym,
@@ -88,7 +90,7 @@ __device__ void gradient_of_block_row(const T* __restrict__ dout, const T* __res
   const T* const row_dout = dout + blockIdx.x * stride_dm;
   const T* const row_y = y + blockIdx.x * stride_ym;
   T* const row_out = out + static_cast<int64_t>(blockIdx.x) * N;
-  RegisterRows<T, BLOCK_PACKS, LINE_BYTES> held(row_dout, row_y, N, threadIdx.x, blockDim.x);
+  RegisterRows<T, GRADIENT_BLOCK_PACKS, LINE_BYTES> held(row_dout, row_y, N, threadIdx.x, blockDim.x);
   const float sum = block_sum(held.sum(log), warps);
   if (log) {
     held.write(row_out, skew_of(row_y), PreciseLogGradient<T>{sum});
@@ -106,7 +108,7 @@ bool launch_lanes_rows(const SoftmaxBackwardArgs& args, Launch launch) {
   const auto with = [&]<int LANES, int PACKS>(std::integer_sequence<int, LANES, PACKS>) {
     if (most > LANES * PACKS) return false;
     launch(std::integral_constant<int, LANES>{}, std::integral_constant<int, PACKS>{},
-           cdiv(args.M, LANES_THREADS / LANES));
+           cdiv(args.M, GRADIENT_LANES_THREADS / LANES));
     return true;
   };
   return with(std::integer_sequence<int, 1, 1>{}) || with(std::integer_sequence<int, 2, 1>{}) ||

@@ -40,9 +40,9 @@ constexpr int64_t ANY = INT64_MAX;
 // serves all rows.
 constexpr Route ROUTES[] = {
     {Start::DIFFER, Start::ALIKE, LONGEST_TILE_ROW, By::TILE},
-    {Start::DIFFER, Start::PACKS, LANES_ROW, By::LANES},
-    {Start::DIFFER, Start::PACKS, BLOCK_ROW, By::BLOCK},
-    {Start::ALIKE, Start::PACKS, SHARED_ROW, By::SHARED},
+    {Start::DIFFER, Start::PACKS, GRADIENT_LANES_ROW, By::LANES},
+    {Start::DIFFER, Start::PACKS, GRADIENT_BLOCK_ROW, By::BLOCK},
+    {Start::ALIKE, Start::PACKS, GRADIENT_SHARED_ROW, By::SHARED},
     {Start::DIFFER, Start::DIFFER, GRID_ROW, By::SPLIT},
     {Start::DIFFER, Start::PACKS, ANY, By::GRID},
     {Start::DIFFER, Start::PACKS, ANY, By::SPLIT},

@@ -7,14 +7,16 @@
 #include "lib/cluster.cuh"
 #include "lib/ptx/hopper.cuh"
 
-constexpr int SHARED_THREADS = 512;
-constexpr int COPY_PACKS = 2;                 // a thread, of each row and chunk
-constexpr int MOST_CHUNKS = 8;                // of a part
-constexpr int64_t PART = 64 * 1024;           // wanted of a split row: two of them fill an SM
-constexpr int64_t LARGEST_PART = 104 * 1024;  // possible: two of them, dout and y, fit an SM
-constexpr int64_t SINGLE_ROW = 104 * 1024;    // up to which one block is faster than a cluster
-constexpr int64_t SHARED_ROW = MOST_CLUSTER_BLOCKS * (LARGEST_PART - LINE_BYTES);  // bytes: the longest row
-static_assert(LARGEST_PART / 16 <= MOST_CHUNKS * SHARED_THREADS * COPY_PACKS);
+constexpr int GRADIENT_SHARED_THREADS = 512;
+constexpr int GRADIENT_COPY_PACKS = 2;                 // a thread, of each row and chunk
+constexpr int MOST_GRADIENT_CHUNKS = 8;                // of a part
+constexpr int64_t GRADIENT_PART = 64 * 1024;           // wanted of a split row: two of them fill an SM
+constexpr int64_t LARGEST_GRADIENT_PART = 104 * 1024;  // possible: two of them, dout and y, fit an SM
+constexpr int64_t GRADIENT_SINGLE_ROW = 104 * 1024;    // up to which one block is faster than a cluster
+constexpr int64_t GRADIENT_SHARED_ROW =
+    MOST_CLUSTER_BLOCKS * (LARGEST_GRADIENT_PART - LINE_BYTES);  // bytes: the longest row
+static_assert(LARGEST_GRADIENT_PART / 16 <=
+              MOST_GRADIENT_CHUNKS * GRADIENT_SHARED_THREADS * GRADIENT_COPY_PACKS);
 
 // dout, y: [M, N], rows stride_dm and stride_ym apart; out: [M, N]; all have the same skew in each row. Block
 // `rank` of a cluster holds the rank-th part of a row in shared memory, in at most part_packs packs. Packs
@@ -25,10 +27,11 @@ __device__ void gradient_of_shared_row(const T* __restrict__ dout, const T* __re
                                        T* __restrict__ out, int N, int64_t stride_dm, int64_t stride_ym,
                                        int blocks, int part_packs, bool log) {
 #if __CUDA_ARCH__ >= 900
-  constexpr int SIZE = Pack<T>::SIZE, THREADS = SHARED_THREADS, CHUNK = THREADS * COPY_PACKS;
-  extern __shared__ __align__(128) char memory[];  // this block's packs of dout, then those of y
-  __shared__ uint64_t arrived[MOST_CHUNKS];        // a phase completes when both rows' chunk has arrived
-  __shared__ uint64_t exchanged;                   // and when the sums of all blocks have
+  constexpr int SIZE = Pack<T>::SIZE, THREADS = GRADIENT_SHARED_THREADS,
+                CHUNK = THREADS * GRADIENT_COPY_PACKS;
+  extern __shared__ __align__(128) char memory[];     // this block's packs of dout, then those of y
+  __shared__ uint64_t arrived[MOST_GRADIENT_CHUNKS];  // a phase completes when both rows' chunk has arrived
+  __shared__ uint64_t exchanged;                      // and when the sums of all blocks have
   __shared__ float warps[32], others[MOST_CLUSTER_BLOCKS];
 
   const int rank = blocks > 1 ? static_cast<int>(cluster_block()) : 0;
@@ -82,7 +85,7 @@ __device__ void gradient_of_shared_row(const T* __restrict__ dout, const T* __re
   for (int chunk = 0; chunk * CHUNK < count; ++chunk) {
     mbarrier_wait_parity(&arrived[chunk], 0);  // waits for the copies of this chunk
 #pragma unroll
-    for (int i = 0; i < COPY_PACKS; ++i) {
+    for (int i = 0; i < GRADIENT_COPY_PACKS; ++i) {
       const int pack = chunk * CHUNK + i * THREADS + static_cast<int>(threadIdx.x);
       if (pack < touching) continue;
       if (pack >= count) break;
@@ -126,15 +129,16 @@ __device__ void gradient_of_shared_row(const T* __restrict__ dout, const T* __re
 // many long rows would take TiB.
 template <typename T, typename Kernel>
 bool launch_shared_rows(const SoftmaxBackwardArgs& args, Kernel* kernel) {
-  if (most_shared_memory() < 2 * LARGEST_PART) return false;
-  allow_shared_memory(kernel, 2 * LARGEST_PART);
+  if (most_shared_memory() < 2 * LARGEST_GRADIENT_PART) return false;
+  allow_shared_memory(kernel, 2 * LARGEST_GRADIENT_PART);
   const int64_t bytes = args.N * static_cast<int64_t>(sizeof(T));
   const int64_t packs = most_packs<T, LINE_BYTES>(args.y, args.N, args.stride_ym);
   int blocks = 1;
-  while (packs * 16 > SINGLE_ROW && blocks < MOST_CLUSTER_BLOCKS && blocks * PART < bytes) blocks *= 2;
+  while (packs * 16 > GRADIENT_SINGLE_ROW && blocks < MOST_CLUSTER_BLOCKS && blocks * GRADIENT_PART < bytes)
+    blocks *= 2;
   const int part_packs = static_cast<int>(cdiv(packs, blocks * LINE_PACKS)) * LINE_PACKS;
-  ClusterLaunch clusters(reinterpret_cast<const void*>(kernel), blocks, SHARED_THREADS, 2 * part_packs * 16,
-                         args.stream);
+  ClusterLaunch clusters(reinterpret_cast<const void*>(kernel), blocks, GRADIENT_SHARED_THREADS,
+                         2 * part_packs * 16, args.stream);
   if (clusters.resident() == 0) return false;
   clusters(static_cast<int>(args.M), kernel, static_cast<const T*>(args.dout), static_cast<const T*>(args.y),
            static_cast<T*>(args.out), static_cast<int>(args.N), args.stride_dm, args.stride_ym, blocks,

@@ -8,13 +8,13 @@
 // A thread's packs of each matrix and tile: what is shifted together takes twice the registers while it
 // travels.
 template <Skews SKEWS>
-constexpr int SPLIT_PACKS = SKEWS == Skews::ALIKE ? 4 : 2;
+constexpr int GRADIENT_SPLIT_PACKS = SKEWS == Skews::ALIKE ? 4 : 2;
 
 // What a block reads of dout and y, and which part of the rows it has. out is not read; its skew lays out the
 // packs. Block m * parts + p has part p of row m.
 template <typename T, Skews SKEWS>
 struct SplitRows {
-  static constexpr int PACKS = SPLIT_PACKS<SKEWS>, TILE = SPLIT_THREADS * PACKS;
+  static constexpr int PACKS = GRADIENT_SPLIT_PACKS<SKEWS>, TILE = SPLIT_THREADS * PACKS;
   const T *dout, *y;
   int shift_dout, shift_y;
   SplitPart<T> part;
@@ -40,7 +40,7 @@ struct SplitRows {
 template <typename T, Skews SKEWS>
 __device__ void sums_of_parts(const SoftmaxBackwardArgs& args, float* sums, int parts) {
 #if __CUDA_ARCH__ >= 900
-  constexpr int SIZE = Pack<T>::SIZE, PACKS = SPLIT_PACKS<SKEWS>;
+  constexpr int SIZE = Pack<T>::SIZE, PACKS = GRADIENT_SPLIT_PACKS<SKEWS>;
   __shared__ float warps[32];
   allow_dependent_launch();
   const SplitRows<T, SKEWS> rows(args, blockIdx.x, parts);
@@ -69,7 +69,7 @@ __device__ void sums_of_parts(const SoftmaxBackwardArgs& args, float* sums, int 
 template <typename T, typename Gradient, Skews SKEWS>
 __device__ void gradient_of_split_rows(const SoftmaxBackwardArgs& args, const float* sums, int parts) {
 #if __CUDA_ARCH__ >= 900
-  constexpr int SIZE = Pack<T>::SIZE, PACKS = SPLIT_PACKS<SKEWS>;
+  constexpr int SIZE = Pack<T>::SIZE, PACKS = GRADIENT_SPLIT_PACKS<SKEWS>;
   __shared__ float warps[32];
   const int64_t block = gridDim.x - 1 - blockIdx.x;
   const int thread = threadIdx.x;

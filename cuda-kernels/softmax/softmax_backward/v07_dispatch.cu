@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(TILE_THREADS)
 }
 
 template <typename T, int LANES, int PACKS>
-__global__ void __launch_bounds__(LANES_THREADS)
+__global__ void __launch_bounds__(GRADIENT_LANES_THREADS)
     softmax_backward_v07_dispatch_lanes_kernel(const T* __restrict__ dout, const T* __restrict__ y,
                                                T* __restrict__ out, int64_t M, int N, int64_t stride_dm,
                                                int64_t stride_ym, bool log) {
@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(LANES_THREADS)
 }
 
 template <typename T>
-__global__ void __launch_bounds__(BLOCK_THREADS)
+__global__ void __launch_bounds__(GRADIENT_BLOCK_THREADS)
     softmax_backward_v07_dispatch_block_kernel(const T* __restrict__ dout, const T* __restrict__ y,
                                                T* __restrict__ out, int N, int64_t stride_dm,
                                                int64_t stride_ym, bool log) {
@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS)
 }
 
 template <typename T>
-__global__ void __launch_bounds__(SHARED_THREADS)
+__global__ void __launch_bounds__(GRADIENT_SHARED_THREADS)
     softmax_backward_v07_dispatch_shared_kernel(const T* __restrict__ dout, const T* __restrict__ y,
                                                 T* __restrict__ out, int N, int64_t stride_dm,
                                                 int64_t stride_ym, int blocks, int part_packs, bool log) {
@@ -88,7 +88,7 @@ template <typename T>
 bool launch_lanes(const SoftmaxBackwardArgs& args) {
   const bool launched = launch_lanes_rows<T>(args, [&](auto lanes, auto packs, int64_t blocks) {
     softmax_backward_v07_dispatch_lanes_kernel<T, lanes, packs>
-        <<<static_cast<unsigned>(blocks), LANES_THREADS, 0, args.stream>>>(
+        <<<static_cast<unsigned>(blocks), GRADIENT_LANES_THREADS, 0, args.stream>>>(
             static_cast<const T*>(args.dout), static_cast<const T*>(args.y), static_cast<T*>(args.out),
             args.M, static_cast<int>(args.N), args.stride_dm, args.stride_ym, args.log);
   });
@@ -99,7 +99,7 @@ bool launch_lanes(const SoftmaxBackwardArgs& args) {
 template <typename T>
 void launch_block(const SoftmaxBackwardArgs& args) {
   const int64_t packs = most_packs<T, LINE_BYTES>(args.y, args.N, args.stride_ym);
-  const int64_t threads = cdiv(cdiv(packs, BLOCK_PACKS), 32) * 32;
+  const int64_t threads = cdiv(cdiv(packs, GRADIENT_BLOCK_PACKS), 32) * 32;
   softmax_backward_v07_dispatch_block_kernel<T>
       <<<static_cast<unsigned>(args.M), static_cast<unsigned>(threads), 0, args.stream>>>(
           static_cast<const T*>(args.dout), static_cast<const T*>(args.y), static_cast<T*>(args.out),
