@@ -57,8 +57,8 @@ __device__ void take_packs(const PackArgs& args, const PackLayout& layout, Resul
 
   Pack<T> first[PACKS] = {}, second[PACKS] = {}, bias[PACKS] = {};
   const auto load = [&](int i, Place place) {
-    load_if(is_mine(i), pack_at<T>(args.first, args.stride_first, place), first[i]);
-    if (HAS_SECOND) load_if(is_mine(i), pack_at<T>(args.second, args.stride_second, place), second[i]);
+    load_if(is_mine(i), pack_at<T>(args.first, args.stride_first, place), first[i].words);
+    if (HAS_SECOND) load_if(is_mine(i), pack_at<T>(args.second, args.stride_second, place), second[i].words);
   };
   if (layout.end_to_end) {
 #pragma unroll

@@ -16,8 +16,8 @@ struct ShiftedPack {
   // Issues the loads, if they are wanted.
   __device__ ShiftedPack(const T* at, bool wanted) : shift(skew_of(at)) {
     const auto* const words = reinterpret_cast<const uint4*>(at - shift);
-    load_if(wanted, words, low);
-    load_if(wanted && shift > 0, words + 1, high);
+    load_if(wanted, words, low.words);
+    load_if(wanted && shift > 0, words + 1, high.words);
   }
 
   // `nothing` is 0, but unknown to the compiler: what it is computed from is computed first (see take_after).

@@ -28,6 +28,6 @@ __device__ void load_bias_packs(Pack<T> (&packs)[PACKS], const void* bias, bool 
   }
 #pragma unroll
   for (int i = 0; i < PACKS; ++i) {
-    load_if<Reading::AGAIN>(wide, reinterpret_cast<const uint4*>(elements + places[i].col), packs[i]);
+    load_if<Reading::AGAIN>(wide, elements + places[i].col, packs[i].words);
   }
 }

@@ -3,6 +3,7 @@
 
 #include "access.h"
 #include "common.cuh"
+#include "load_if.cuh"
 
 // One load of a thread: a pack, or a single element if the axes do not allow packs.
 template <typename T, Access ACCESS>
@@ -27,19 +28,9 @@ struct Load<T, Access::PACKS> {
   static constexpr int WIDTH = Pack<T>::SIZE;
   Pack<T> pack;
 
-  // A predicate instead of a branch, because the compiler waits for loads before a branch. Evict-first (.cs),
-  // since x is read once.
   __device__ void from(const T* place, bool wanted) {
-    uint4& words = pack.words;
-    words = make_uint4(0, 0, 0, 0);
-    asm volatile(
-        "{\n"
-        ".reg .pred wanted;\n"
-        "setp.ne.b32 wanted, %5, 0;\n"
-        "@wanted ld.global.cs.v4.b32 {%0, %1, %2, %3}, [%4];\n"
-        "}"
-        : "+r"(words.x), "+r"(words.y), "+r"(words.z), "+r"(words.w)
-        : "l"(place), "r"(static_cast<int>(wanted)));
+    pack.words = make_uint4(0, 0, 0, 0);
+    load_if(wanted, place, pack.words);
   }
   __device__ T operator[](int i) const { return pack[i]; }
   template <typename Total>

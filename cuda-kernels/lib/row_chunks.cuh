@@ -36,6 +36,18 @@ RowLayout row_layout(int64_t M, int64_t N, bool wide) {
   return layout;
 }
 
+// Adds the totals of a block's groups, in order. totals: [groups, width], of the columns from `first` on,
+// which may lie outside of the row; sums: [N].
+__device__ inline void add_groups(const float* totals, const RowLayout& layout, int width, int64_t first,
+                                  int64_t N, float* sums) {
+  for (int i = threadIdx.x; i < width; i += blockDim.x) {
+    if (first + i < 0 || first + i >= N) continue;
+    float total = 0.0f;
+    for (int group = 0; group < layout.groups; ++group) total += totals[group * width + i];
+    sums[first + i] = total;
+  }
+}
+
 constexpr int CHUNK_WARPS = 32;  // of a block that adds the partial sums of 32 columns
 
 // Adds the partial sums of all chunks, always in the same order. partials: [chunks, N]; out: [N].

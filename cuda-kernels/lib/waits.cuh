@@ -1,34 +1,9 @@
 // Where a thread waits for its loads: accesses without a branch, and a wait that is pinned to its place.
 #pragma once
 
-#include "common.cuh"
+#include "load_if.cuh"
 
-enum class Reading { ONCE, AGAIN };
-
-// Predicated 16-byte accesses: before a branch the compiler would wait for the loads under way. Lines that
-// are read once L2 evicts first.
-template <Reading READING = Reading::ONCE, typename T>
-__device__ void load_if(bool loaded, const uint4* from, Pack<T>& pack) {
-  if constexpr (READING == Reading::ONCE) {
-    asm volatile(
-        "{\n"
-        ".reg .pred loaded;\n"
-        "setp.ne.b32 loaded, %5, 0;\n"
-        "@loaded ld.global.cs.v4.b32 {%0, %1, %2, %3}, [%4];\n"
-        "}"
-        : "+r"(pack.words.x), "+r"(pack.words.y), "+r"(pack.words.z), "+r"(pack.words.w)
-        : "l"(from), "r"(static_cast<int>(loaded)));
-  } else {
-    asm volatile(
-        "{\n"
-        ".reg .pred loaded;\n"
-        "setp.ne.b32 loaded, %5, 0;\n"
-        "@loaded ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];\n"
-        "}"
-        : "+r"(pack.words.x), "+r"(pack.words.y), "+r"(pack.words.z), "+r"(pack.words.w)
-        : "l"(from), "r"(static_cast<int>(loaded)));
-  }
-}
+// A predicated store of 16 bytes, which are not read soon.
 template <typename T>
 __device__ void store_if(bool stored, uint4* to, Pack<T> pack) {
   asm volatile(

@@ -103,11 +103,5 @@ __device__ void take_shifted_rows(const DropoutAddBackwardArgs& args, const RowL
 #pragma unroll
   for (int j = 0; j < SIZE; ++j) totals[threadIdx.x * SIZE + j] = sums[j];
   __syncthreads();  // for the sums of all groups
-  const int width = layout.lanes * SIZE;
-  for (int i = threadIdx.x; i < width; i += blockDim.x) {
-    if (strip_col + i < 0 || strip_col + i >= args.N) continue;
-    float total = 0.0f;
-    for (int other = 0; other < layout.groups; ++other) total += totals[other * width + i];
-    partials[chunk * args.N + strip_col + i] = total;
-  }
+  add_groups(totals, layout, layout.lanes * SIZE, strip_col, args.N, partials + chunk * args.N);
 }

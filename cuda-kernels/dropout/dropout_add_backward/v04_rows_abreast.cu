@@ -80,8 +80,8 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   Pack<T> douts[ROWS] = {}, xs[ROWS] = {};
   const auto load = [&](int i, bool is_row) {
     if (WIDE) {
-      load_if(is_row, reinterpret_cast<const uint4*>(dout_at), douts[i]);
-      if (SLOPES) load_if(is_row, reinterpret_cast<const uint4*>(x_at), xs[i]);
+      load_if(is_row, dout_at, douts[i].words);
+      if (SLOPES) load_if(is_row, x_at, xs[i].words);
     } else if (is_row) {
       douts[i] = load_ragged(dout_at + begin, -begin, count, 0.0f);
       if (SLOPES) xs[i] = load_ragged(x_at + begin, -begin, count, 0.0f);
@@ -151,13 +151,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     totals[threadIdx.x * SIZE + j] += take_element<T, ACTIVATION>(args, mask, last, col + j);
   }
   __syncthreads();  // for the sums of all groups
-  const int width = layout.lanes * SIZE;
-  for (int i = threadIdx.x; i < width; i += blockDim.x) {
-    if (strip_col + i < 0 || strip_col + i >= args.N) continue;
-    float total = 0.0f;
-    for (int other = 0; other < layout.groups; ++other) total += totals[other * width + i];
-    partials[chunk * args.N + strip_col + i] = total;
-  }
+  add_groups(totals, layout, layout.lanes * SIZE, strip_col, args.N, partials + chunk * args.N);
 }
 
 template <typename T>

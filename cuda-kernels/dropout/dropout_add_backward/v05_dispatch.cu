@@ -22,7 +22,7 @@
 #include "args.h"
 #include "columns.cuh"
 #include "dx.h"
-#include "norm/norm_shifted.cuh"
+#include "lib/shifted_packs.cuh"
 #include "shifted_rows.cuh"
 
 void dropout_add_backward_v04_rows_abreast(const DropoutAddBackwardArgs& args);
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   constexpr int SIZE = Pack<T>::SIZE;
   constexpr bool SLOPES = ACTIVATION != Activation::none;
   constexpr int ROWS = SLOPES ? 1 : 2;  // under way, of one matrix or two
-  using Packs = ShiftedPacks<T, Skews::DIFFER, 1>;
+  using Packs = ShiftedPacks<T, 1>;
   const RowPart<T> part(args.N, 0, blockIdx.x, THREADS);
   const int first = static_cast<int>(threadIdx.x) * SIZE;
   const auto load = [&](const void* matrix, int64_t row, int64_t stride) {

@@ -18,7 +18,7 @@
 //           longer: v02's kernel
 // Source:   layer_norm's v12, for the shifted packs
 #include "gradient.cuh"
-#include "norm/norm_shifted.cuh"
+#include "lib/shifted_packs.cuh"
 
 void cross_entropy_backward_v03_rows_per_block(const CrossEntropyBackwardArgs& args);
 
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   const RowPart<T> part(args.N, skew_of(row_out), number, LANES * EACH);
   const ReadRow<T> from(args.logits, row, args.M, args.N, args.stride_lm, part);
   const int mine = static_cast<int>(threadIdx.x % LANES) * SIZE;
-  const ShiftedPacks<T, Skews::DIFFER, EACH> packs(from, part, mine, STEP);
+  const ShiftedPacks<T, EACH> packs(from, part, mine, STEP);
 
   const int64_t target = args.target[row];
   const RowGradient gradient(args, target, args.lse[row], args.dout[row * args.stride_dm]);

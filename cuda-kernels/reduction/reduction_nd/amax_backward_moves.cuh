@@ -46,7 +46,8 @@ struct InFlight<T, Moves::PACKS> {
   Pack<T> pack;
 
   __device__ void from(const T* place, bool wanted, const T*, const T*) {
-    pack.words = load_if(place, wanted);
+    pack.words = make_uint4(0, 0, 0, 0);
+    load_if<Reading::USUAL>(wanted, place, pack.words);
   }
   __device__ Pack<T> taken(int) const { return pack; }
 };

@@ -2,7 +2,7 @@
 // neighbouring lanes. Terms: docs/glossary.md.
 #pragma once
 
-#include "norm/norm_shifted.cuh"
+#include "lib/shifted_packs.cuh"
 
 // A pack from any place on. `all`: whether its aligned words lie within x.
 template <typename T>
@@ -16,8 +16,9 @@ struct ShiftedLoad {
     const T* const words = from - skew;
     place = from;
     all = words >= begin && words + (skew > 0 ? 2 : 1) * Pack<T>::SIZE <= end;
-    low = load_if(words, wanted && all);
-    high = load_if(words + Pack<T>::SIZE, wanted && all && skew > 0);
+    low = high = make_uint4(0, 0, 0, 0);
+    load_if<Reading::USUAL>(wanted && all, words, low);
+    load_if<Reading::USUAL>(wanted && all && skew > 0, words + Pack<T>::SIZE, high);
   }
   // The first `count` elements; others are undefined.
   __device__ Pack<T> taken(int count) const {

@@ -14,27 +14,12 @@
 //           down columns: this kernel if every row of columns is a whole number of aligned packs
 //           else: v03's kernels
 // Twin:     triton-kernels/reduction/reduction_nd/v04_vectorized.py
+#include "lib/load_if.cuh"
 #include "tiling.cuh"
 
 void reduction_nd_v03_by_layout(const ReductionNdArgs& args);
 
 namespace {
-
-// A predicate instead of a branch, because the compiler waits for loads before a branch. Evict-first (.cs),
-// since x is read once.
-template <typename T>
-__device__ void load_if(bool wanted, const T* place, Pack<T>& pack) {
-  uint4& words = pack.words;
-  words = make_uint4(0, 0, 0, 0);
-  asm volatile(
-      "{\n"
-      ".reg .pred wanted;\n"
-      "setp.ne.b32 wanted, %5, 0;\n"
-      "@wanted ld.global.cs.v4.b32 {%0, %1, %2, %3}, [%4];\n"
-      "}"
-      : "+r"(words.x), "+r"(words.y), "+r"(words.z), "+r"(words.w)
-      : "l"(place), "r"(static_cast<int>(wanted)));
-}
 
 // Along a reduced axis: adds this thread's share of an output's elements to its total.
 template <typename T, typename Total>
@@ -54,7 +39,8 @@ __device__ void add_along(Total& total, const T* x, const Tiling& tiling, const 
       const int skew = static_cast<int>(reinterpret_cast<uintptr_t>(run) % 16 / sizeof(T));
       first[i] = at < share.end ? spot.inner * SIZE - skew : tiling.run;
       place[i] = spot.outer.step;
-      load_if(first[i] < tiling.run, run + first[i], packs[i]);
+      packs[i].words = make_uint4(0, 0, 0, 0);
+      load_if(first[i] < tiling.run, run + first[i], packs[i].words);
     }
 #pragma unroll
     for (int i = 0; i < LOADS; ++i) {
@@ -84,7 +70,8 @@ __device__ void add_down(Total (&totals)[Pack<T>::SIZE], const T* x, const Tilin
       const int64_t at = row + i * share.stride;
       const Offsets found = place_of(tiling.reduced, at < share.end ? at : row);
       place[i] = found.step;
-      load_if(at < share.end, x + found.offset, packs[i]);
+      packs[i].words = make_uint4(0, 0, 0, 0);
+      load_if(at < share.end, x + found.offset, packs[i].words);
     }
 #pragma unroll
     for (int i = 0; i < LOADS; ++i) {

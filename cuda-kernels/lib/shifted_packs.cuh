@@ -1,9 +1,9 @@
 // Packs of rows that start at different places within 16 bytes: loads and stores that stay wide all the same.
-// Used by the dispatching steps of the backward passes of cross_entropy and of dropout_add, and by
-// reduction_nd. Terms: docs/glossary.md.
+// Terms: docs/glossary.md.
 #pragma once
 
-#include "lib/held.cuh"
+#include "held.cuh"
+#include "load_if.cuh"
 
 // A part of a row: its first element and its end are `from` and `end`, counted from column `start` of the
 // row. Packs are counted from there, too: it lies at a multiple of 16 bytes of the matrix for which packs are
@@ -44,46 +44,27 @@ struct ReadRow {
       : ReadRow(factors, 0, 1, N, 0, part) {}
 };
 
-// Loads 16 bytes if `wanted`, else 0. A predicate, because the compiler waits for loads before a branch.
-__device__ inline uint4 load_if(const void* place, bool wanted) {
-  uint4 words = make_uint4(0, 0, 0, 0);
-  asm volatile(
-      "{\n"
-      ".reg .pred wanted;\n"
-      "setp.ne.b32 wanted, %5, 0;\n"
-      "@wanted ld.global.v4.b32 {%0, %1, %2, %3}, [%4];\n"
-      "}"
-      : "+r"(words.x), "+r"(words.y), "+r"(words.z), "+r"(words.w)
-      : "l"(place), "r"(static_cast<int>(wanted)));
-  return words;
-}
-
-// PACKS packs of a row, `step` elements apart; elements outside of the part are 0. Where SKEWS DIFFER, the
-// row may start anywhere within 16 bytes: a pack that spans two aligned words of 16 bytes is shifted together
-// from them. A word that would reach beyond the matrix is not read: the pack's elements are loaded one by
-// one.
-template <typename T, Skews SKEWS, int PACKS>
+// PACKS packs of a row, `step` elements apart; elements outside of the part are 0. The row may
+// start anywhere within 16 bytes: a pack that spans two aligned words of 16 bytes is shifted together from
+// them. A word that would reach beyond the matrix is not read: the pack's elements are loaded one by one.
+template <typename T, int PACKS>
 class ShiftedPacks {
  public:
   // Issues the wide loads; operator[] waits for them.
   __device__ ShiftedPacks(const ReadRow<T>& from, const RowPart<T>& part, int first, int step)
-      : from_(from),
-        part_(part),
-        first_(first),
-        step_(step),
-        shift_(SKEWS == Skews::ALIKE ? 0 : skew_of(from.row)) {
+      : from_(from), part_(part), first_(first), step_(step), shift_(skew_of(from.row)) {
 #pragma unroll
     for (int i = 0; i < PACKS; ++i) {
       const T* const place = from.row + (first_of(i) - shift_);
-      low_[i] = load_if(place, is_wide(i));
-      if constexpr (SKEWS == Skews::DIFFER)
-        high_[i] = load_if(place + Pack<T>::SIZE, is_wide(i) && shift_ > 0);
+      low_[i] = high_[i] = make_uint4(0, 0, 0, 0);
+      load_if<Reading::USUAL>(is_wide(i), place, low_[i]);
+      load_if<Reading::USUAL>(is_wide(i) && shift_ > 0, place + Pack<T>::SIZE, high_[i]);
     }
   }
 
   __device__ Pack<T> operator[](int i) const {
     Pack<T> pack = {low_[i]};
-    if (SKEWS == Skews::DIFFER && shift_ > 0) pack = put_together<T>(low_[i], high_[i], shift_);
+    if (shift_ > 0) pack = put_together<T>(low_[i], high_[i], shift_);
     if (part_.count(first_of(i)) == Pack<T>::SIZE && is_wide(i)) return pack;
     if (from_.row == nullptr || part_.count(first_of(i)) == 0) return {};
     const bool wide = is_wide(i);
@@ -108,7 +89,7 @@ class ShiftedPacks {
   const ReadRow<T> from_;
   const RowPart<T>& part_;
   int first_, step_, shift_;
-  uint4 low_[PACKS], high_[SKEWS == Skews::DIFFER ? PACKS : 1];
+  uint4 low_[PACKS], high_[PACKS];
 };
 
 // Whether stored bytes are read again soon. If not, L2 replaces them first, and keeps what will be read.
