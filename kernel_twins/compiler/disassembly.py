@@ -94,36 +94,60 @@ def short_name(symbol: str) -> str:
     name, rest = mangled[match.end() : end], mangled[end:]
     if not rest.startswith("I"):
         return name
-    arguments, rest = _template_arguments(rest[1:])
+    arguments, rest = _template_arguments(rest[1:], ["", name] if unnamed else [name])
     return f"{name}<{', '.join(arguments)}>" if rest else symbol
 
 
-def _template_arguments(rest: str) -> tuple[list[str], str]:
-    """The template arguments in a mangled name up to an E, and the rest; the rest is empty if one has another form."""
+def _template_arguments(rest: str, known: list[str]) -> tuple[list[str], str]:
+    """The template arguments in a mangled name up to an E, and the rest; the rest is empty if one has another form.
+
+    ``known`` has the names that the mangled name may refer to, in the order of their first use.
+    """
     arguments: list[str] = []
     while rest and not rest.startswith("E"):
         if match := re.match(r"Lb([01])E", rest):
             arguments.append("true" if match[1] == "1" else "false")
+            rest = rest[match.end() :]
         elif match := re.match(r"L[ijlm](n?)(\d+)E", rest):
             arguments.append(f"{'-' if match[1] else ''}{match[2]}")
-        elif (match := re.match(r"L(\d+)", rest)) and (
-            match := re.match(rf"L{match[1]}(.{{{match[1]}}})(\d+)E", rest)
-        ):  # an enumerator
-            arguments.append(f"{match[1]}({match[2]})")
+            rest = rest[match.end() :]
         elif match := re.match(f"[{''.join(_BUILTIN)}]", rest):
             arguments.append(_BUILTIN[match[0]])
-        elif match := re.match(r"(\d+)", rest):
-            end = match.end() + int(match[1])
-            name, rest = rest[match.end() : end], rest[end:]
-            if rest.startswith("I"):  # an instantiated class template
-                its, rest = _template_arguments(rest[1:])
-                name = f"{name}<{', '.join(its)}>"
-            arguments.append(name)
-            continue
+            rest = rest[match.end() :]
+        elif match := re.match(r"L(?=\d|S)", rest):  # an enumerator
+            name, rest = _class_name(rest[1:], known)
+            match = re.match(r"(\d+)E", rest)
+            if match is None:
+                return arguments, ""
+            arguments.append(f"{name}({match[1]})")
+            rest = rest[match.end() :]
         else:
-            return arguments, ""
-        rest = rest[match.end() :]
+            name, rest = _class_name(rest, known)
+            if not rest:
+                return arguments, ""
+            arguments.append(name)
     return arguments, rest[1:]
+
+
+def _class_name(rest: str, known: list[str]) -> tuple[str, str]:
+    """A class's or enum's name, and the rest, which is empty if it has another form. A new name is added to ``known``.
+
+    ``S_`` stands for the first name, ``S0_`` for the second, ``S1_`` for the third.
+    """
+    if match := re.match(r"S(\d?)_", rest):
+        place = int(match[1]) + 1 if match[1] else 0
+        return (known[place], rest[match.end() :]) if place < len(known) else ("", "")
+    match = re.match(r"(\d+)", rest)
+    if match is None:
+        return "", ""
+    end = match.end() + int(match[1])
+    name, rest = rest[match.end() : end], rest[end:]
+    known.append(name)
+    if rest.startswith("I"):  # an instantiated class template
+        its, rest = _template_arguments(rest[1:], known)
+        name = f"{name}<{', '.join(its)}>"
+        known.append(name)
+    return name, rest
 
 
 def is_of(op: str, step: str) -> Callable[[str], bool]:
