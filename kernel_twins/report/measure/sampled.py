@@ -8,11 +8,13 @@ same code can finish lies unfinished: nobody can draw until the cases please.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pandas as pd
@@ -155,7 +157,7 @@ def record(recording: Recording, progress: Progress) -> list[str]:
 
     lost = recording.lost()
     wrong = []
-    with torch.cuda.stream(torch.cuda.Stream()), compiling():
+    with torch.cuda.stream(torch.cuda.Stream()), compiling(), gc_unfrozen():
         for function, index, passes in recording.waiting():
             case = recording.cases[function][index]
             progress(f"{function} {index + 1}/{CASES} {case.slug}")
@@ -173,7 +175,18 @@ def record(recording: Recording, progress: Progress) -> list[str]:
                 recording.add(function, rows)
                 wrong += [f"{cell} ({row['backend']}): {row['status']}" for row in rows if sampled_table.is_wrong(row)]
             del problem  # before the next one's operands are made
+            gc.collect()
+            gc.freeze()  # modules and compiled code, which poison() would look through before every call
     return wrong
+
+
+@contextlib.contextmanager
+def gc_unfrozen() -> Iterator[None]:
+    """The collector sees everything again after the code within, whatever that froze."""
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def main(folder: str, number: str, count: str) -> None:
