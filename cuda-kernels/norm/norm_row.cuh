@@ -21,14 +21,20 @@ struct RegisterRow {
   // Issues the loads of row number `index`; finish_load waits for them. A pack that reaches beyond the end of
   // x is left to finish_load, which loads it element by element.
   __device__ void load(const NormArgs& args, const NormRow<T>& row, int64_t index) {
-    if (!WHOLE) readable = min((args.M - 1 - index) * args.stride_xm + n, int64_t{n} + SIZE);
-    load_touching_packs(packs, row.x, n, [this](int i) { return first_of(i); }, WHOLE ? INT_MAX : readable);
+    if (!WHOLE) at_end = (args.M - 1 - index) * args.stride_xm < SIZE;
+    load_touching_packs(packs, row.x, n, [this](int i) { return first_of(i); }, !WHOLE && at_end ? n : INT_MAX);
   }
   __device__ void finish_load(const NormRow<T>& row) {
+    if (!WHOLE && at_end) {
+#pragma unroll
+      for (int i = 0; i < PACKS; ++i) {
+        const int first = first_of(i);
+        if (first < n && first + SIZE > n) packs[i] = load_ragged(row.x, first, n, 0.0f);
+      }
+    }
 #pragma unroll
     for (int i = 0; i < PACKS; ++i) {
       const int first = first_of(i);
-      if (!WHOLE && first < n && first + SIZE > readable) packs[i] = load_ragged(row.x, first, n, 0.0f);
       if (!WHOLE) mask_beside(packs[i], first, n);
       if (row.residual) packs[i] = add_residual(row, packs[i], first, n);
     }
@@ -100,5 +106,5 @@ struct RegisterRow {
   }
 
  private:
-  int readable;  // elements from the row's start on that lie in x, as far as a pack of the row may reach
+  bool at_end;  // whether a pack of the row may reach beyond the end of x
 };
