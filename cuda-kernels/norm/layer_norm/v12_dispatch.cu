@@ -27,6 +27,11 @@ __global__ void __launch_bounds__(NORM_LANES_THREADS)
     layer_norm_v12_dispatch_lanes_kernel(const LayerNormArgs args) {
   normalise_by_lanes<T, LANES, PACKS, Norm::LAYER>(args);
 }
+template <typename T, int LANES, int PACKS, Residual RESIDUAL>
+__global__ void __launch_bounds__(NORM_LANES_THREADS, SHIFTED_LANES_BLOCKS<PACKS>)
+    layer_norm_v12_dispatch_shifted_lanes_kernel(const LayerNormArgs args) {
+  normalise_by_shifted_lanes<T, LANES, PACKS, Norm::LAYER, RESIDUAL>(args);
+}
 template <typename T, int PACKS>
 __global__ void __launch_bounds__(NORM_LANES_THREADS)
     layer_norm_v12_dispatch_few_kernel(const LayerNormArgs args) {
@@ -128,6 +133,13 @@ bool launch_ragged_rows(const LayerNormArgs& args) {
       args, [](auto packs) { return layer_norm_v12_dispatch_ragged_kernel<T, packs, RESIDUAL>; });
 }
 
+template <typename T, Residual RESIDUAL>
+bool launch_shifted_lanes(const LayerNormArgs& args) {
+  return launch_by_shifted_lanes<T>(args, [](auto lanes, auto packs) {
+    return layer_norm_v12_dispatch_shifted_lanes_kernel<T, lanes, packs, RESIDUAL>;
+  });
+}
+
 template <typename T>
 bool launch(const LayerNormArgs& args, const Route& route, Alignment alignment) {
   const bool whole = alignment != Alignment::ELEMENT;
@@ -135,6 +147,9 @@ bool launch(const LayerNormArgs& args, const Route& route, Alignment alignment) 
     case By::LANES:
       return launch_by_lanes<T>(
           args, [](auto lanes, auto packs) { return layer_norm_v12_dispatch_lanes_kernel<T, lanes, packs>; });
+    case By::SHIFTED_LANES:
+      return args.residual ? launch_shifted_lanes<T, Residual::ADDED>(args)
+                           : launch_shifted_lanes<T, Residual::NONE>(args);
     case By::FEW:
       return launch_few<T>(args, layer_norm_v12_dispatch_few_kernel<T, 2>,
                            layer_norm_v12_dispatch_few_kernel<T, 4>);
