@@ -2,10 +2,10 @@
 //
 // Change:   one table (norm_routes.cuh) sends a call to the kernel that serves its rows: those of the ladder,
 //           in several shapes, and kernels for rows that no step was made for. A warp holds a row of up to 4
-//           KiB, and shares weights with others; short rows that are no whole packs, or whose skew differs
-//           between matrices, lie in shared memory, a tile of them a block; packs of longer ones are shifted
-//           together from two aligned loads; a persistent cluster loads the longest rows ahead; few
-//           rows that no cluster holds are split over blocks by two launches.
+//           KiB, and shares weights with others; short rows that are no whole packs lie in shared memory, a
+//           tile of them a block; where the skew differs between matrices, packs of out are shifted together
+//           from two aligned loads; a persistent cluster loads the longest rows ahead; few rows that no
+//           cluster holds are split over blocks by two launches.
 // Why:      which kernel is fastest depends on a row's length and alignment, and on how many rows there are.
 //           With a block a row, few rows leave most SMs idle. Rows of another skew than out's were stored
 //           element by element.
