@@ -73,10 +73,15 @@ __device__ Pack<T> add_residual(const NormRow<T>& row, Pack<T> pack, int first, 
   return pack;
 }
 
-// Whether rows have the alignment of a PACK.
+// Whether rows of all but x and the residual have the alignment of a PACK.
+template <typename T>
+bool writes_packs(const NormArgs& args) {
+  return args.N % Pack<T>::SIZE == 0 && aligned_to_16_bytes(args.weight, args.bias, args.out, args.added);
+}
+// Whether all rows have it.
 template <typename T>
 bool are_whole(const NormArgs& args) {
   const auto fits = [](int64_t stride) { return stride % Pack<T>::SIZE == 0; };
-  return fits(args.N) && fits(args.stride_xm) && (!args.residual || fits(args.stride_rm)) &&
-         aligned_to_16_bytes(args.x, args.residual, args.weight, args.bias, args.out, args.added);
+  return writes_packs<T>(args) && fits(args.stride_xm) && (!args.residual || fits(args.stride_rm)) &&
+         aligned_to_16_bytes(args.x, args.residual);
 }

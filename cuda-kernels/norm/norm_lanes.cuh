@@ -10,35 +10,55 @@ constexpr int NORM_LANES_THREADS = 128;  // of a block for rows of a warp or les
 constexpr int NORM_BLOCK_THREADS = 128, NORM_BLOCK_PACKS = 5;
 constexpr int FEW_BLOCKS = 8;  // that run at once on an SM
 
+// Which row LANES lanes of a warp take. Lanes past the last row stay for the shuffles, with the last row's
+// values.
+template <int LANES>
+struct LanesRow {
+  int64_t index, inside;  // inside: the last row's where `index` is past it
+
+  __device__ explicit LanesRow(const NormArgs& args)
+      : index(static_cast<int64_t>(blockIdx.x) * (NORM_LANES_THREADS / LANES) + threadIdx.x / LANES),
+        inside(min(index, args.M - 1)) {}
+};
+
+// Computes the statistics of a loaded row, and writes them and its output.
+template <int LANES, typename T, int PACKS, Norm NORM>
+__device__ void finish_by_lanes(const NormArgs& args, const LanesRow<LANES>& which, const NormRow<T>& row,
+                                RegisterRow<T, PACKS, NORM, Alignment::PACK>& held) {
+  const float mean = NORM == Norm::LAYER ? lanes_sum<LANES>(held.sum()) / static_cast<float>(held.n) : 0.0f;
+  const float rstd = rstd_of(lanes_sum<LANES>(held.squares(mean)), held.n, args.eps);
+  if (which.index >= args.M) return;
+  if (threadIdx.x % LANES == 0) {
+    if (NORM == Norm::LAYER) args.mean[which.index] = mean;
+    args.rstd[which.index] = rstd;
+  }
+  held.write(row, mean, rstd);
+}
+
 // LANES lanes of a warp take one row of whole packs, of at most LANES * PACKS; a block takes
 // NORM_LANES_THREADS / LANES rows.
 template <typename T, int LANES, int PACKS, Norm NORM>
 __device__ void normalise_by_lanes(const NormArgs& args) {
-  const int64_t index = static_cast<int64_t>(blockIdx.x) * (NORM_LANES_THREADS / LANES) + threadIdx.x / LANES;
-  // Lanes past the last row stay for the shuffles, with the last row's values.
-  const int64_t inside = min(index, args.M - 1);
-  const NormRow<T> row(args, inside);
+  const LanesRow<LANES> which(args);
+  const NormRow<T> row(args, which.inside);
   RegisterRow<T, PACKS, NORM, Alignment::PACK> held(args.N, 0, threadIdx.x % LANES, LANES);
-  held.load(args, row, inside);
+  held.load(args, row, which.inside);
   held.finish_load(row);
-  const float mean = NORM == Norm::LAYER ? lanes_sum<LANES>(held.sum()) / static_cast<float>(held.n) : 0.0f;
-  const float rstd = rstd_of(lanes_sum<LANES>(held.squares(mean)), held.n, args.eps);
-  if (index >= args.M) return;
-  if (threadIdx.x % LANES == 0) {
-    if (NORM == Norm::LAYER) args.mean[index] = mean;
-    args.rstd[index] = rstd;
-  }
-  held.write(row, mean, rstd);
+  finish_by_lanes(args, which, row, held);
+}
+
+template <int LANES, typename Kernel>
+void launch_lanes(const NormArgs& args, Kernel* kernel) {
+  kernel<<<static_cast<unsigned>(cdiv(args.M, NORM_LANES_THREADS / LANES)), NORM_LANES_THREADS, 0,
+           args.stream>>>(args);
+  CUDA_CHECK(cudaGetLastError());
 }
 
 // Launches kernel_of(LANES, PACKS), which are integral constants. False if a row has more than 128 packs.
 template <typename T, typename KernelOf>
 bool launch_by_lanes(const NormArgs& args, KernelOf kernel_of) {
-  return choose_lanes(args.N / Pack<T>::SIZE, [&](auto lanes, auto packs) {
-    kernel_of(lanes, packs)<<<static_cast<unsigned>(cdiv(args.M, NORM_LANES_THREADS / lanes)),
-                              NORM_LANES_THREADS, 0, args.stream>>>(args);
-    CUDA_CHECK(cudaGetLastError());
-  });
+  return choose_lanes(args.N / Pack<T>::SIZE,
+                      [&](auto lanes, auto packs) { launch_lanes<lanes>(args, kernel_of(lanes, packs)); });
 }
 
 // layer_norm where rows are few: a warp takes a row of at most 32 * PACKS whole packs. Weights and biases

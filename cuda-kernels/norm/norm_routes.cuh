@@ -5,6 +5,7 @@
 #include "norm_held_cluster.cuh"
 #include "norm_lanes.cuh"
 #include "norm_ragged.cuh"
+#include "norm_shifted_lanes.cuh"
 #include "norm_split.cuh"
 #include "norm_tile.cuh"
 #include "norm_warps.cuh"
@@ -14,6 +15,7 @@ namespace norm_routes {
 // What has a row at once.
 enum class By {
   LANES,            // lanes of a warp, whole packs: normalise_by_lanes
+  SHIFTED_LANES,    // so, whole packs of out that are shifted together: normalise_by_shifted_lanes
   FEW,              // a warp, while all rows are under way: normalise_few
   WARPS,            // a warp, whole packs: normalise_by_warps
   RAGGED,           // a warp, any rows: normalise_ragged
@@ -35,7 +37,7 @@ enum class With { ANYTHING, NOTHING, RESIDUAL };  // what is added first
 struct Route {
   Of norm;
   Skewed skews;
-  Alignment alignment;  // at least
+  Alignment alignment;  // at least; where skews DIFFER, of all but x and the residual
   With added;
   int64_t bytes, rows;  // at most: of a row, and their number
   By by;
@@ -73,6 +75,7 @@ constexpr Route ROUTES[] = {
     {LAYER, ALIKE, ELEMENT, RESIDUAL, KIB, ANY, By::TILE},
     {RMS, ALIKE, ELEMENT, RESIDUAL, 2 * KIB, ANY, By::TILE},
     {BOTH, ALIKE, ELEMENT, RESIDUAL, LONGEST_RAGGED_ROW, ANY, By::RAGGED},
+    {BOTH, DIFFER, PACK, ANYTHING, LONGEST_SHIFTED_LANES_ROW, ANY, By::SHIFTED_LANES},
     {BOTH, DIFFER, ELEMENT, ANYTHING, LONGEST_NORM_TILE_ROW, ANY, By::TILE},
     // Rows that the registers of a cluster hold.
     {LAYER, ALIKE, LINE, NOTHING, 12 * KIB - 1, ANY, By::CLUSTER, FEW_HELD_PACKS},
@@ -119,12 +122,13 @@ void launch_by_routes(const NormArgs& args, const char* step, Launch launch) {
   const Skewed skews = are_alike<T>(args) ? Skewed::ALIKE : Skewed::DIFFER;
   const With added = args.residual ? With::RESIDUAL : With::NOTHING;
   const Alignment alignment = alignment_of<T>(args);
+  const Alignment of_route = skews == Skewed::DIFFER && writes_packs<T>(args) ? Alignment::PACK : alignment;
   const int64_t bytes = args.N * static_cast<int64_t>(sizeof(T));
   for (const Route& route : ROUTES) {
     if (!serves(route.norm, NORM)) continue;
     if (route.skews != Skewed::ANYHOW && route.skews != skews) continue;
     if (route.added != With::ANYTHING && route.added != added) continue;
-    if (alignment < route.alignment || bytes > route.bytes || args.M > route.rows) continue;
+    if (of_route < route.alignment || bytes > route.bytes || args.M > route.rows) continue;
     if (launch(route, alignment)) return;
   }
   throw std::runtime_error(

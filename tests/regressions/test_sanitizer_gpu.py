@@ -41,6 +41,14 @@ for n in (61, 333, 1001, 2051, 5003, 40_001, 170_001, 300_001):
     kt.rms_norm(x, n, weight, backend="cuda")
     kt.rms_norm(x, n, weight, residual=x, backend="cuda")
     kt.rms_norm(pitched, n, weight, backend="cuda")
+for n in (8, 64, 264, 1000, 2048):  # rows of whole packs, of which those of x start anywhere
+    for rows in (1, 9):
+        for begin in (0, 1):
+            x, weight = values(begin + (rows - 1) * (n + 3) + n)[begin:].as_strided((rows, n), (n + 3, 1)), values(n)
+            kt.layer_norm(x, n, weight, weight, backend="cuda")
+            kt.layer_norm(x, n, weight, weight, residual=x, backend="cuda")
+            kt.rms_norm(x, n, weight, backend="cuda")
+            kt.rms_norm(x, n, weight, residual=x, backend="cuda")
 """
 NORMS_BACKWARD = """
 for n in (61, 333, 1001, 2051, 5003, 40_001, 170_001):

@@ -2,10 +2,10 @@
 //
 // Change:   one table (norm_routes.cuh) sends a call to the kernel that serves its rows: those of the ladder,
 //           in several shapes, and kernels for rows that no step was made for. A warp holds a row of up to 4
-//           KiB, and shares weights with others; short rows that are no whole packs, or whose skew differs
-//           between matrices, lie in shared memory, a tile of them a block; packs of longer ones are shifted
-//           together from two aligned loads; a persistent cluster loads the longest rows ahead; few
-//           rows that no cluster holds are split over blocks by two launches.
+//           KiB, and shares weights with others; short rows that are no whole packs lie in shared memory, a
+//           tile of them a block; where the skew differs between matrices, packs of out are shifted together
+//           from two aligned loads; a persistent cluster loads the longest rows ahead; few rows that no
+//           cluster holds are split over blocks by two launches.
 // Why:      which kernel is fastest depends on a row's length and alignment, and on how many rows there are.
 //           With a block a row, few rows leave most SMs idle. Rows of another skew than out's were stored
 //           element by element.
@@ -26,6 +26,11 @@ template <typename T, int LANES, int PACKS>
 __global__ void __launch_bounds__(NORM_LANES_THREADS)
     layer_norm_v12_dispatch_lanes_kernel(const LayerNormArgs args) {
   normalise_by_lanes<T, LANES, PACKS, Norm::LAYER>(args);
+}
+template <typename T, int LANES, int PACKS, Residual RESIDUAL>
+__global__ void __launch_bounds__(NORM_LANES_THREADS, SHIFTED_LANES_BLOCKS<PACKS>)
+    layer_norm_v12_dispatch_shifted_lanes_kernel(const LayerNormArgs args) {
+  normalise_by_shifted_lanes<T, LANES, PACKS, Norm::LAYER, RESIDUAL>(args);
 }
 template <typename T, int PACKS>
 __global__ void __launch_bounds__(NORM_LANES_THREADS)
@@ -128,6 +133,13 @@ bool launch_ragged_rows(const LayerNormArgs& args) {
       args, [](auto packs) { return layer_norm_v12_dispatch_ragged_kernel<T, packs, RESIDUAL>; });
 }
 
+template <typename T, Residual RESIDUAL>
+bool launch_shifted_lanes(const LayerNormArgs& args) {
+  return launch_by_shifted_lanes<T>(args, [](auto lanes, auto packs) {
+    return layer_norm_v12_dispatch_shifted_lanes_kernel<T, lanes, packs, RESIDUAL>;
+  });
+}
+
 template <typename T>
 bool launch(const LayerNormArgs& args, const Route& route, Alignment alignment) {
   const bool whole = alignment != Alignment::ELEMENT;
@@ -135,6 +147,9 @@ bool launch(const LayerNormArgs& args, const Route& route, Alignment alignment) 
     case By::LANES:
       return launch_by_lanes<T>(
           args, [](auto lanes, auto packs) { return layer_norm_v12_dispatch_lanes_kernel<T, lanes, packs>; });
+    case By::SHIFTED_LANES:
+      return args.residual ? launch_shifted_lanes<T, Residual::ADDED>(args)
+                           : launch_shifted_lanes<T, Residual::NONE>(args);
     case By::FEW:
       return launch_few<T>(args, layer_norm_v12_dispatch_few_kernel<T, 2>,
                            layer_norm_v12_dispatch_few_kernel<T, 4>);

@@ -2,10 +2,10 @@
 //
 // Change:   one table (norm_routes.cuh) sends a call to the kernel that serves its rows: those of the ladder,
 //           in several shapes, and kernels for rows that no step was made for. A warp holds a row of up to 4
-//           KiB, and shares weights with others; short rows that are no whole packs, or whose skew differs
-//           between matrices, lie in shared memory, a tile of them a block; packs of longer ones are shifted
-//           together from two aligned loads; a persistent cluster loads the longest rows ahead; few
-//           rows that no cluster holds are split over blocks by two launches.
+//           KiB, and shares weights with others; short rows that are no whole packs lie in shared memory, a
+//           tile of them a block; where the skew differs between matrices, packs of out are shifted together
+//           from two aligned loads; a persistent cluster loads the longest rows ahead; few rows that no
+//           cluster holds are split over blocks by two launches.
 // Why:      which kernel is fastest depends on a row's length and alignment, and on how many rows there are.
 //           With a block a row, few rows leave most SMs idle. Rows of another skew than out's were stored
 //           element by element.
@@ -26,6 +26,11 @@ template <typename T, int LANES, int PACKS>
 __global__ void __launch_bounds__(NORM_LANES_THREADS)
     rms_norm_v07_dispatch_lanes_kernel(const RmsNormArgs args) {
   normalise_by_lanes<T, LANES, PACKS, Norm::RMS>(args);
+}
+template <typename T, int LANES, int PACKS, Residual RESIDUAL>
+__global__ void __launch_bounds__(NORM_LANES_THREADS, SHIFTED_LANES_BLOCKS<PACKS>)
+    rms_norm_v07_dispatch_shifted_lanes_kernel(const RmsNormArgs args) {
+  normalise_by_shifted_lanes<T, LANES, PACKS, Norm::RMS, RESIDUAL>(args);
 }
 template <typename T, int PACKS, int BLOCKS>
 __global__ void __launch_bounds__(WARP_THREADS, BLOCKS)
@@ -112,6 +117,13 @@ bool launch_ragged_rows(const RmsNormArgs& args) {
       args, [](auto packs) { return rms_norm_v07_dispatch_ragged_kernel<T, packs, RESIDUAL>; });
 }
 
+template <typename T, Residual RESIDUAL>
+bool launch_shifted_lanes(const RmsNormArgs& args) {
+  return launch_by_shifted_lanes<T>(args, [](auto lanes, auto packs) {
+    return rms_norm_v07_dispatch_shifted_lanes_kernel<T, lanes, packs, RESIDUAL>;
+  });
+}
+
 template <typename T>
 bool launch(const RmsNormArgs& args, const Route& route, Alignment alignment) {
   const bool whole = alignment != Alignment::ELEMENT;
@@ -119,6 +131,9 @@ bool launch(const RmsNormArgs& args, const Route& route, Alignment alignment) {
     case By::LANES:
       return launch_by_lanes<T>(
           args, [](auto lanes, auto packs) { return rms_norm_v07_dispatch_lanes_kernel<T, lanes, packs>; });
+    case By::SHIFTED_LANES:
+      return args.residual ? launch_shifted_lanes<T, Residual::ADDED>(args)
+                           : launch_shifted_lanes<T, Residual::NONE>(args);
     case By::WARPS:
       return launch_by_warps<T, Norm::RMS>(
           args, [](auto packs, auto blocks) { return rms_norm_v07_dispatch_warps_kernel<T, packs, blocks>; });

@@ -56,9 +56,16 @@ _RAGGED_RESIDUAL_ROWS = (*((67, n) for n in (321, 517, 519, 1_027, 1_291, 1_555,
 # Rows in tiles: from a lane a row to a warp a row, and more rows than a tile has groups of lanes.
 _TILE_ROWS = ((131, 15), (9_001, 33), (131, 129), (131, 333), (3_001, 511), (131, 1_023))
 _TILE_LAYOUTS = (
-    *((1_001, n, {"x": "pitched"}) for n in (16, 32, 48, 240)),
+    *((1_001, n, {"x": "pitched"}) for n in (15, 33, 50, 241)),
     *((1_001, n, {"offset": "1"}) for n in (16, 61, 512)),
     *((1_001, n, {"values": values}) for n, values in ((33, "nan"), (61, "shifted"))),
+)
+# Whole packs of out, shifted together from rows of every skew: one lane to a warp a row, two to eight packs a lane.
+_SHIFTED_ROWS = (
+    *((1, n, {"x": "pitched"}) for n in (8, 64, 1_000)),
+    *((133, n, {"x": "pitched"}) for n in (8, 24, 64, 120, 264, 1_000, 1_024, 1_288, 2_048)),
+    *((1_001, n, {"x": "pitched"}) for n in (16, 32, 48, 240)),
+    *((133, n, {"x": "pitched", "values": values}) for n, values in ((64, "nan"), (264, "shifted"), (1_000, "nan"))),
 )
 # Just longer than a warp holds, misaligned alike; and so many long rows that the shared memory of clusters has them.
 _ALIKE_ROWS = ((67, 2_501), (67, 3_999), (65, 262_152), (65, 270_001))
@@ -103,7 +110,9 @@ def test_cases(norm: Norm) -> tuple[Case, ...]:
         *((3, 10_240, {key: value}) for key, value in (("affine", "none"), ("values", "nan"), ("x", "expanded"))),
         *((m, n, {}) for m, n in _TILE_ROWS),
         *_TILE_LAYOUTS,
-        *((m, n, {**variant, "residual": "yes"}) for m, n, variant in _TILE_LAYOUTS[::2]),
+        *_SHIFTED_ROWS,
+        *((133, n, {"x": "pitched", "affine": "none"}) for n in (64, 1_288)),
+        *((m, n, {**variant, "residual": "yes"}) for m, n, variant in (*_TILE_LAYOUTS[::2], *_SHIFTED_ROWS)),
         *((m, n, {}) for m, n in _ALIKE_ROWS),
         *(
             (m, n, {"residual": "yes"})

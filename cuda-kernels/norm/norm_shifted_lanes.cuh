@@ -1,0 +1,91 @@
+// Short rows of whole packs of out in lanes of a warp, where rows of the inputs start anywhere: a kernel of
+// layer_norm's v12 and rms_norm's v07. Terms: docs/glossary.md.
+#pragma once
+
+#include "lib/held.cuh"
+#include "norm_lanes.cuh"
+
+// Bytes of the longest row: most packs of a lane, in a warp.
+constexpr int MOST_SHIFTED_PACKS = 8;
+constexpr int64_t LONGEST_SHIFTED_LANES_ROW = 32 * MOST_SHIFTED_PACKS * 16;
+// Blocks that an SM must have room for, which bounds a thread's registers. Each pack under way takes two
+// words.
+template <int PACKS>
+constexpr int SHIFTED_LANES_BLOCKS = PACKS == 2   ? 8
+                                     : PACKS == 4 ? 5
+                                                  : 4;
+
+// Where a row of n elements, whole packs of out, lies in an input: its packs begin `shift` elements behind a
+// multiple of 16 bytes, and are shifted together from two aligned words. Only the second word of the row's
+// last pack may reach beyond the matrix; that pack is then loaded element by element.
+template <typename T, int LANES, int PACKS>
+struct ShiftedRow {
+  static constexpr int SIZE = Pack<T>::SIZE, STEP = LANES * SIZE;
+  const T* row;
+  int n, shift, wide, first;  // wide: elements of the packs whose words lie within the matrix
+
+  // `behind`: elements of the matrix behind the row.
+  __device__ ShiftedRow(const T* row, int64_t n, int64_t behind)
+      : row(row),
+        n(static_cast<int>(n)),
+        shift(skew_of(row)),
+        wide(static_cast<int>(n) - (behind < reach_of<T>(shift) ? SIZE : 0)),
+        first(threadIdx.x % LANES * SIZE) {}
+
+  // Issues the loads of this lane's packs, which are 0 behind the row.
+  __device__ void load(Pack<T> (&packs)[PACKS]) const {
+    load_shifted<STEP>(packs, row + first, shift, 0.0f, [this](int i) { return first + i * STEP < wide; });
+  }
+  __device__ void finish_load(Pack<T> (&packs)[PACKS]) const {
+    if (wide >= n) return;
+    const Pack<T> last = load_ragged(row, wide, n, 0.0f);
+#pragma unroll
+    for (int i = 0; i < PACKS; ++i) {
+      if (first + i * STEP == wide) packs[i] = last;
+    }
+  }
+};
+
+// LANES lanes of a warp take one row of at most LANES * PACKS packs, as in normalise_by_lanes. out, added,
+// weights and biases have the alignment of a PACK, x and the residual start anywhere.
+template <typename T, int LANES, int PACKS, Norm NORM, Residual RESIDUAL>
+__device__ void normalise_by_shifted_lanes(const NormArgs& args) {
+  constexpr int SIZE = Pack<T>::SIZE;
+  using ItsRow = ShiftedRow<T, LANES, PACKS>;
+  const LanesRow<LANES> which(args);
+  const NormRow<T> row(args, which.inside);
+  RegisterRow<T, PACKS, NORM, Alignment::PACK> held(args.N, 0, threadIdx.x % LANES, LANES);
+  const int64_t rows_behind = args.M - 1 - which.inside;
+  const ItsRow x(row.x, args.N, rows_behind * args.stride_xm);
+  x.load(held.packs);
+  if constexpr (RESIDUAL == Residual::ADDED) {
+    const ItsRow residual(row.residual, args.N, rows_behind * args.stride_rm);
+    Pack<T> more[PACKS];
+    residual.load(more);
+    x.finish_load(held.packs);  // after the other loads: they would wait for it
+    residual.finish_load(more);
+#pragma unroll
+    for (int i = 0; i < PACKS; ++i) {
+      float values[SIZE];
+#pragma unroll
+      for (int j = 0; j < SIZE; ++j) values[j] = float_of(held.packs[i], j) + float_of(more[i], j);
+      round_to(held.packs[i], values);
+      const int first = held.first_of(i);
+      if (first < held.n) __stwb(reinterpret_cast<uint4*>(row.added + first), held.packs[i].words);
+    }
+  } else {
+    x.finish_load(held.packs);
+  }
+  finish_by_lanes<LANES>(args, which, row, held);
+}
+
+// Launches kernel_of(LANES, PACKS), which are integral constants. False if a row is too long for a warp.
+template <typename T, typename KernelOf>
+bool launch_by_shifted_lanes(const NormArgs& args, KernelOf kernel_of) {
+  constexpr std::integral_constant<int, 32> WARP;
+  constexpr std::integral_constant<int, MOST_SHIFTED_PACKS> MOST;
+  if (launch_by_lanes<T>(args, kernel_of)) return true;
+  if (args.N > WARP * MOST * Pack<T>::SIZE) return false;
+  launch_lanes<WARP>(args, kernel_of(WARP, MOST));
+  return true;
+}
