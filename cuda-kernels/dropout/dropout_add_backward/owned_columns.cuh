@@ -169,8 +169,8 @@ __device__ void take_owned_columns(const DropoutAddBackwardArgs& args, const Own
 #pragma unroll
         for (int j = 0; j < SIZE; ++j) sums[j] += dx.of[j];
       }
-      // Of two blocks that load a pack, the one in whose columns it begins stores it. But row ends are within
-      // a pack, too, whose elements beside the row are not this row's.
+      // Of two blocks that load a pack, the one in whose columns it begins stores it. At the ends of a row,
+      // only some of its elements are the row's.
       const bool is_whole = column >= 0 && column + SIZE <= left;
       store_if(is_row && is_whole, reinterpret_cast<uint4*>(dx_at), dx.rounded());
       if (is_row && !is_whole && (column >= 0 || blockIdx.x == 0)) {

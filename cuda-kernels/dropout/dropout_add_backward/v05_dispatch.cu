@@ -32,7 +32,7 @@ constexpr int THREADS = 256;  // of a block, at most
 constexpr int BLOCKS_PER_SM = 3;
 constexpr int MANY_WAVES = 4;           // of blocks: the last one, not full, is then little beside the others
 constexpr int LEAST_BLOCKS_PER_SM = 2;  // keep memory busy
-// Partial sums of an eighth of the matrices' bytes take longer than blocks that fill no wave lose.
+// Partial sums of an eighth of the matrices' bytes take longer than a last wave of blocks that is not full.
 constexpr int64_t FEW_ROWS_SHARE = 8;
 template <Activation ACTIVATION>
 constexpr int ROWS = ACTIVATION == Activation::none ? 2 : 1;  // under way, of one matrix or two
