@@ -108,24 +108,3 @@ __device__ void store_part(T* row, const RowPart<T>& part, int first, Pack<T> pa
     }
   }
 }
-
-// Stores packs of LANES neighbouring lanes, which are neighbours, to a row of any skew. 16 aligned bytes that
-// begin in one lane's pack and end in the next one's are put together from both. The elements before the
-// first such 16 bytes, and those behind the last ones, are stored one by one. All lanes of a warp call it.
-template <int LANES, typename T>
-__device__ void store_shifted(T* row, const RowPart<T>& part, int first, Pack<T> pack) {
-  constexpr int SIZE = Pack<T>::SIZE;
-  const int lane = threadIdx.x % LANES, ahead = (SIZE - skew_of(row + first)) % SIZE;
-  const uint4 mine = pack.words;
-  const auto from_next = [](uint32_t word) { return __shfl_down_sync(0xffffffff, word, 1, LANES); };
-  const uint4 next = make_uint4(from_next(mine.x), from_next(mine.y), from_next(mine.z), from_next(mine.w));
-  const bool takes = (ahead == 0 || lane < LANES - 1) && first + ahead + SIZE <= part.end;
-  const bool gives = lane > 0 && first + ahead <= part.end;  // its first elements, to the lane before
-  if (takes) {
-    __stcs(reinterpret_cast<uint4*>(row + first + ahead), put_together<T>(mine, next, ahead).words);
-  }
-#pragma unroll
-  for (int j = 0; j < SIZE; ++j) {
-    if (!(j < ahead ? gives : takes) && part.has(first + j)) row[first + j] = pack[j];
-  }
-}

@@ -69,7 +69,7 @@ for n in (7, 61, 1001, 2051, 40_001, 300_001):
         kt.cross_entropy(logits, target, label_smoothing=0.1, reduction="none", backend="cuda").sum().backward()
 """
 DROPOUT = """
-for rows, n in ((5, 3), (19, 61), (19, 333), (5, 5003), (3, 280_003)):
+for rows, n in ((5, 3), (19, 61), (19, 333), (5, 5003), (3, 280_003), (17, 70_001), (9, 850_003)):
     for x, dout in ((values(rows, n), values(rows, n)), (values(rows, n + 8)[:, :n], values(rows, n + 16)[:, :n]),
                     (values(rows, n + 3)[:, :n], values(rows, n + 5)[:, :n])):
         x, bias = x.requires_grad_(), values(n).requires_grad_()

@@ -220,6 +220,11 @@ OP = Op(
         (3, 280_003, {**_BIAS, "act": "silu", "x": "pitched"}),
         (3, 280_000, {**_BIAS, "act": "gelu", "dout": "pitched"}),
         (3, 280_003, {**_BIAS, "act": "relu", "dout": "expanded", "offset": "1"}),
+        # Few rows of several skews, more of them than groups of threads, that start alike and differently.
+        *((m, n, {**_BIAS, "act": act}) for m, n in ((9, 70_003), (17, 70_006)) for act in ("none", "gelu")),
+        (9, 70_003, {**_BIAS, "act": "silu", "dout": "pitched", "x": "pitched"}),
+        (9, 70_001, {**_BIAS, "dout": "expanded"}),
+        (1, 600_003, {**_BIAS, "act": "relu"}),
         (0, 5, _BIAS),
         (5, 0, _BIAS),
     ),

@@ -285,6 +285,18 @@ def test_every_activation(backend, activation) -> None:
         assert_right(backend, given, activation, values(64, n, dtype=dtype, seed=4))
 
 
+@BY_DTYPE
+@pytest.mark.parametrize("activation", ["none", "gelu"])
+@pytest.mark.parametrize("pitch", [0, 3, 8])
+@pytest.mark.parametrize("shape", [(9, 850_003), (11, 1_700_002), (3, 3_300_001), (17, 400_000)], ids=str)
+def test_few_long_rows(shape, pitch, activation, dtype) -> None:
+    """Whose columns a block has in all rows; rows of every skew, and gradients that start differently from x."""
+    m, n = shape
+    x, dout = (values(m, n + more, dtype=dtype, seed=more)[:, :n].detach() for more in (pitch, 2 * pitch))
+    bias = values(n, dtype=dtype, requires_grad=True, seed=2)
+    assert_right("cuda", (x.requires_grad_(), None, bias), activation, dout)
+
+
 @OURS
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_any_strides(backend, layout) -> None:
