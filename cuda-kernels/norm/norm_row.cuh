@@ -22,7 +22,8 @@ struct RegisterRow {
   // x is left to finish_load, which loads it element by element.
   __device__ void load(const NormArgs& args, const NormRow<T>& row, int64_t index) {
     if (!WHOLE) at_end = (args.M - 1 - index) * args.stride_xm < SIZE;
-    load_touching_packs(packs, row.x, n, [this](int i) { return first_of(i); }, !WHOLE && at_end ? n : INT_MAX);
+    load_touching_packs(
+        packs, row.x, n, [this](int i) { return first_of(i); }, !WHOLE && at_end ? n : INT_MAX);
   }
   __device__ void finish_load(const NormRow<T>& row) {
     if (!WHOLE && at_end) {
