@@ -16,8 +16,9 @@ constexpr int SHIFTED_LANES_BLOCKS = PACKS == 2   ? 8
                                                   : 4;
 
 // Where a row of n elements, whole packs of out, lies in an input: its packs begin `shift` elements behind a
-// multiple of 16 bytes, and are shifted together from two aligned words. Only the second word of the row's
-// last pack may reach beyond the matrix; that pack is then loaded element by element.
+// multiple of 16 bytes, and are shifted together from two aligned words. The first word of the first row may
+// begin before the matrix, within the 16 bytes of its first element. The second word of the row's last pack
+// may reach beyond the matrix; that pack is then loaded element by element.
 template <typename T, int LANES, int PACKS>
 struct ShiftedRow {
   static constexpr int SIZE = Pack<T>::SIZE, STEP = LANES * SIZE;

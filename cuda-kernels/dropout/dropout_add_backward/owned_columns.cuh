@@ -23,7 +23,7 @@ struct OwnedColumns {
 
 constexpr int MOST_GROUPS = 8;  // of a block: a warp each
 
-// As many lanes as leave `enough` blocks.
+// As many lanes as leave `enough` blocks, but at least a warp.
 template <typename T, int THREADS>
 OwnedColumns owned_columns(const DropoutAddBackwardArgs& args, int64_t enough) {
   static_assert(THREADS == 32 * MOST_GROUPS);
@@ -32,7 +32,8 @@ OwnedColumns owned_columns(const DropoutAddBackwardArgs& args, int64_t enough) {
   for (int lanes = THREADS; lanes == THREADS || (lanes >= 32 && layout.blocks(args.N) < enough); lanes /= 2) {
     layout.lanes = lanes, layout.width = (lanes - (period > 1)) * Pack<T>::SIZE;
   }
-  // With as many groups as rows, no group has a second row.
+  // The step is a multiple of the period: groups are a power of two, unless they are as many as rows; then
+  // none has a second row.
   layout.groups = std::clamp(rows, 1, THREADS / layout.lanes);
   layout.step = std::max(period, layout.groups);
   return layout;
@@ -83,7 +84,9 @@ __device__ void take_owned_columns(const DropoutAddBackwardArgs& args, const Own
   };
   // Columns are counted from the block's first one.
   const int64_t first = static_cast<int64_t>(blockIdx.x) * layout.width;
-  const int left = static_cast<int>(min(args.N - first, int64_t{INT_MAX})), width = min(layout.width, left);
+  // Fewer than INT_MAX are left, so that a pack that begins before the row still ends within an int.
+  const int left = static_cast<int>(min(args.N - first, int64_t{INT_MAX - SIZE}));
+  const int width = min(layout.width, left);
   const auto skew_of_row = [&](int row) { return row * static_cast<int>(args.N % SIZE) % SIZE; };
   const auto column_at = [&](int skew) { return lane * SIZE - skew; };
   // Words of the first and the last packs of a row may reach beyond dout or x, but for rows within.

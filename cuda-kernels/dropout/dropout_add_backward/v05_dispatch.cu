@@ -4,8 +4,8 @@
 // Change:   where rows are long, and few beside v04's partial sums, a block owns columns in all rows, and
 //           writes their dbias itself. A group of its threads takes rows of one skew, so packs are aligned in
 //           dx as in v04; the sums of all groups meet in shared memory.
-//           Rows of any number are shifted together where dout or x is no whole packs, or is skewed unlike
-//           dx: a pack from two aligned words. Without dbias packs are counted through the matrix, and one in
+//           Where dout or x is skewed unlike dx, its packs are shifted together from two aligned words,
+//           whatever the number of rows. Without dbias packs are counted through the matrix, and one in
 //           which a row ends is put together from two rows (function_dx.cu).
 // Why:      of rows of a million elements, v04 has a chunk of rows for every skew, so that it writes up to
 //           eight partial sums of every column, more than there are rows. And its second launch has a block
@@ -51,7 +51,7 @@ bool are_few(const DropoutAddBackwardArgs& args) {
   return FEW_ROWS_SHARE * 2 * chunks * int64_t{sizeof(float)} >= matrices * args.M * size;
 }
 
-// False where v04's chunks of rows are better.
+// False where v04's chunks of rows are better, or dx starts within 16 bytes.
 template <typename T, Activation ACTIVATION>
 bool launch_owned_columns(const DropoutAddBackwardArgs& args) {
   if (!aligned_to_16_bytes(args.dx)) return false;
