@@ -95,7 +95,10 @@ def _row(
             alpha=style.PALE if lost else 1,
         )
         card.text(at, middle, words.time_us(cell.time_us), TEXT, ink(COLOURS[backend]), align="right")
-    card.text(WIDTH - MARGIN - _COUNTER + 4, middle, *_why(results, step, cells))
+    text, size, colour = _why(results, step, cells)
+    lines = text.splitlines()
+    for i, line in enumerate(lines):
+        card.text(WIDTH - MARGIN - _COUNTER + 4, middle + (i - (len(lines) - 1) / 2) * size, line, size, colour)
 
 
 def _gap(results: Results, step: Step, backend: Backend) -> str:
@@ -106,7 +109,7 @@ def _gap(results: Results, step: Step, backend: Backend) -> str:
 
 
 def _why(results: Results, step: Step, cells: dict[tuple[str, Backend], _Cell | None]) -> tuple[str, float, str]:
-    """The counter that moved most, of the first language that has one; or why there is none."""
+    """The counter that moved most, of the first language that has one; or why there is none, in up to two lines."""
     for backend in step.backends:
         cell = cells[step.name, backend]
         case = results.op.profile_case_of(step, backend)
@@ -116,7 +119,8 @@ def _why(results: Results, step: Step, cells: dict[tuple[str, Backend], _Cell | 
     if all(case == results.op.profile_case for case in own):
         return "", SMALL, FAINT
     elsewhere = next((case for case in own if case and case != results.op.profile_case), None)
-    return f"runs at {words.case(elsewhere)}" if elsewhere else "another step's kernel", SMALL, FAINT
+    told = f"runs at {words.case(elsewhere)}".replace(", ", ",\n", 1) if elsewhere else "another step's kernel"
+    return told, SMALL, FAINT
 
 
 def _column(index: int) -> float:
