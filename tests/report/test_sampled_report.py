@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -451,6 +452,7 @@ def test_rows_are_written_after_every_contest_and_a_lost_call_is_not_made_again(
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     tried: list[tuple[str, str, int]] = []
+    frozen: list[int] = []  # objects that the collector did not look through
 
     class Problem:
         def __init__(self, function, case, index):
@@ -461,6 +463,7 @@ def test_rows_are_written_after_every_contest_and_a_lost_call_is_not_made_again(
 
     def contest(problem, direction, lost):
         tried.append((problem.function, direction, problem.index))
+        frozen.append(gc.get_freeze_count())
         if (problem.function, direction, problem.index, lost) == ("linear", "backward", 1, {}):
             raise LostGpuError("triton", "wrong: raised an illegal memory access")
         rows = contest_rows(problem.function, direction, problem.case.slug, problem.index)
@@ -475,6 +478,7 @@ def test_rows_are_written_after_every_contest_and_a_lost_call_is_not_made_again(
     recording.cases = {function: recording.cases[function] for function in ("matmul", "linear")}
     with pytest.raises(CannotRunError, match=r"the GPU is lost to this process: the same command goes on without that"):
         sampled.record(recording, lambda line: None)
+    assert frozen[0] == gc.get_freeze_count() == 0 < min(frozen[2:])  # two contests are the first case's
     again = Recording(recording.folder)
     again.cases = recording.cases
     assert len(again.rows("matmul")) == 2 * (5 * CASES + CASES // 3)

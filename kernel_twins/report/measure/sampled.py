@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pandas as pd
@@ -157,7 +157,8 @@ def record(recording: Recording, progress: Progress) -> list[str]:
 
     lost = recording.lost()
     wrong = []
-    with torch.cuda.stream(torch.cuda.Stream()), compiling(), gc_unfrozen():
+    with torch.cuda.stream(torch.cuda.Stream()), compiling(), contextlib.ExitStack() as after:
+        after.callback(gc.unfreeze)
         for function, index, passes in recording.waiting():
             case = recording.cases[function][index]
             progress(f"{function} {index + 1}/{CASES} {case.slug}")
@@ -178,15 +179,6 @@ def record(recording: Recording, progress: Progress) -> list[str]:
             gc.collect()
             gc.freeze()  # modules and compiled code, which poison() would look through before every call
     return wrong
-
-
-@contextlib.contextmanager
-def gc_unfrozen() -> Iterator[None]:
-    """The collector sees everything again after the code within, whatever that froze."""
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 def main(folder: str, number: str, count: str) -> None:
