@@ -63,7 +63,7 @@ _TILE_LAYOUTS = (
 # Whole packs of out, shifted together from rows of every skew: one lane to a warp a row, two to eight packs a lane.
 _SHIFTED_ROWS = (
     *((1, n, {"x": "pitched"}) for n in (8, 64, 1_000)),
-    *((133, n, {"x": "pitched"}) for n in (8, 24, 64, 120, 264, 1_000, 1_024, 1_288, 2_048)),
+    *((133, n, {"x": "pitched"}) for n in (8, 24, 64, 88, 120, 184, 264, 640, 1_000, 1_024, 1_288, 2_048)),
     *((1_001, n, {"x": "pitched"}) for n in (16, 32, 48, 240)),
     *((133, n, {"x": "pitched", "values": values}) for n, values in ((64, "nan"), (264, "shifted"), (1_000, "nan"))),
 )
