@@ -1,7 +1,11 @@
 // The arguments of the norms' launchers, forward and backward.
 #pragma once
 
-#include "norm_forward_args.h"
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "lib/step.h"
 
 // Row strides count elements; 0 where one row is seen M times.
 struct NormBackwardArgs {

@@ -6,6 +6,7 @@
 #include "norm_backward_ring.cuh"
 #include "norm_backward_split.cuh"
 #include "norm_backward_tile.cuh"
+#include "norm_served.h"
 
 namespace norm_backward_routes {
 

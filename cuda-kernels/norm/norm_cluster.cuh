@@ -5,6 +5,7 @@
 #include "lib/cluster.cuh"
 #include "lib/ptx/hopper.cuh"
 #include "norm.cuh"
+#include "norm_mean_squares.h"
 
 // Of a block; and blocks that an SM runs at once.
 constexpr int NORM_CLUSTER_THREADS = 384, NORM_CLUSTER_BLOCKS = 3;

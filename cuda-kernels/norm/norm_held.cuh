@@ -3,6 +3,7 @@
 #pragma once
 
 #include "lib/held_factors.cuh"
+#include "norm_mean_squares.h"
 #include "norm_statistics.cuh"
 
 // The statistics of a warp's part of a row. `element` is the lane's single element, or 0 if it has none.

@@ -5,6 +5,7 @@
 #include "norm_held_cluster.cuh"
 #include "norm_lanes.cuh"
 #include "norm_ragged.cuh"
+#include "norm_served.h"
 #include "norm_shifted_lanes.cuh"
 #include "norm_split.cuh"
 #include "norm_tile.cuh"

@@ -1,18 +1,11 @@
 // What sets kernels of the norms apart, and the statistics of a row. Terms: docs/glossary.md.
 #pragma once
 
-#include <algorithm>
-
 #include "lib/alignment.h"
 #include "norm_forward_args.h"
 #include "norm_kind.h"
 
 enum class Residual { NONE, ADDED };
-
-// The statistics of a row or of a part of it: 8 bytes, so that one st.async sends both.
-struct alignas(8) MeanSquares {
-  float mean, squares;  // squares: the sum of squared distances from this mean
-};
 
 // 1 / sqrt(variance + eps) of a row of N elements; `squares` is the sum of their squared distances from the
 // mean, which is 0 for rms_norm.

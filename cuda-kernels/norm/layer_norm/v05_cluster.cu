@@ -20,6 +20,7 @@
 #include "lib/cluster.cuh"
 #include "lib/ptx/hopper.cuh"
 #include "norm/norm.cuh"
+#include "norm/norm_mean_squares.h"
 
 void layer_norm_v02_welford(const LayerNormArgs& args);
 void layer_norm_v04_rows_per_block(const LayerNormArgs& args);
