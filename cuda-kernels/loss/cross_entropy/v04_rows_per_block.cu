@@ -1,13 +1,16 @@
 // cross_entropy v04_rows_per_block: a row gets as many threads as it needs.
 //
 // Change:   a row of up to 128 packs gets one warp or fewer lanes, so that a warp may hold several rows; it
-//           is loaded before its target is looked at.
+//           is loaded before its target is looked at. A longer row gets a block of as many threads as have
+//           four packs each.
 // Why:      of a block of 256 threads half are idle in a row of 1024 bf16 elements, which is 128 packs; the
 //           block waits for the target first and at a barrier at the end. Lanes of one warp need only
-//           shuffles.
+//           shuffles. In a row of 3072 elements most threads have one pack in flight: blocks of 128 threads
+//           have twice as many rows in flight.
 // Counter:  at a row of 131,072 nothing changes; at a row of 1024 the time falls.
 // Requires: rows of contiguous elements, of fewer than 2^31 elements.
-// Routes:   up to 128 packs: this kernel
+// Routes:   up to 128 packs: lanes of a warp
+//           up to 512 packs: a block of 64 or 128 threads
 //           longer: v03's kernel
 // Source:   one warp a row in PyTorch, aten/src/ATen/native/cuda/PersistentSoftmax.cuh
 // Twin:     triton-kernels/loss/cross_entropy/v04_rows_per_block.py
@@ -20,6 +23,7 @@ void cross_entropy_v03_vectorized(const CrossEntropyArgs& args);
 namespace {
 
 constexpr int THREADS = 256;
+constexpr int BLOCK_PACKS = 4;  // of a thread of a block that has a row
 
 // logits: [M, N], rows stride_lm apart; target, losses, lse: [M]. Each group of LANES lanes holds a row, of
 // at most LANES * PACKS packs.
@@ -39,7 +43,7 @@ __global__ void __launch_bounds__(THREADS)
   load_whole_packs(packs, row_logits, N, true, -INFINITY, first_of);
   const int64_t target = args.target[read];
   load_other_packs(packs, row_logits, N, true, -INFINITY, first_of);
-  const float logit = lane == 0 ? logit_of(row_logits, target, args.N) : 0.0f;
+  const T logit = lane == 0 ? loaded_logit(row_logits, target, args.N) : from_float<T>(0.0f);
 
   RowSums mine;
   add_packs(mine, packs);
@@ -56,19 +60,39 @@ __global__ void __launch_bounds__(THREADS)
   if (target == args.ignore_index) {
     write_ignored(args, row);
   } else {
-    write_loss(args, row, sums, logit);
+    write_loss(args, row, sums, to_float(logit));
   }
+}
+
+// A block has a row, of at most BLOCK_THREADS * BLOCK_PACKS packs.
+template <typename T, Smoothing SMOOTHING, int BLOCK_THREADS>
+__global__ void __launch_bounds__(BLOCK_THREADS)
+    cross_entropy_v04_rows_per_block_small_kernel(const CrossEntropyArgs args) {
+  __shared__ RowSums parts[32];
+  loss_of_block_row<T, SMOOTHING, BLOCK_THREADS, BLOCK_PACKS>(args, blockIdx.x, parts);
+}
+
+template <typename T, Smoothing SMOOTHING, int BLOCK_THREADS>
+bool launch_small(const CrossEntropyArgs& args) {
+  cross_entropy_v04_rows_per_block_small_kernel<T, SMOOTHING, BLOCK_THREADS>
+      <<<static_cast<unsigned>(args.M), BLOCK_THREADS, 0, args.stream>>>(args);
+  return true;
 }
 
 template <typename T, Smoothing SMOOTHING>
 bool launch(const CrossEntropyArgs& args) {
   const bool skewed = reinterpret_cast<uintptr_t>(args.logits) % 16 || args.stride_lm % Pack<T>::SIZE;
   const int64_t packs = skewed ? most_packs<T>(args.N) : cdiv(args.N, Pack<T>::SIZE);
-  return choose_lanes(packs, [&](auto lanes, auto each) {
+  const bool launched = choose_lanes(packs, [&](auto lanes, auto each) {
     const int64_t blocks = cdiv(args.M, THREADS / lanes);
     cross_entropy_v04_rows_per_block_kernel<T, SMOOTHING, lanes, each>
         <<<static_cast<unsigned>(blocks), THREADS, 0, args.stream>>>(args);
   });
+  if (launched) return true;
+  // A grid has room: rows of more than 128 packs in such numbers would take TiB.
+  if (packs <= 64 * BLOCK_PACKS) return launch_small<T, SMOOTHING, 64>(args);
+  if (packs <= 128 * BLOCK_PACKS) return launch_small<T, SMOOTHING, 128>(args);
+  return false;
 }
 
 }  // namespace
