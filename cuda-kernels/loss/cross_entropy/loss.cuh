@@ -4,9 +4,17 @@
 
 #include "args.h"
 #include "lib/packs.cuh"
+#include "lib/ptx/hopper.cuh"
 
 // Whether all classes share a part of the target's weight. Without it no kernel sums the logits.
 enum class Smoothing { NONE, SHARED };
+
+// The kernel behind this one, which adds the losses (function_mean.cu), may be set up once all blocks run.
+__device__ inline void allow_mean() {
+#if __CUDA_ARCH__ >= 900
+  allow_dependent_launch();
+#endif
+}
 
 // The statistics of a row or a part of it. The sum of exponentials is relative to the running maximum:
 // Milakov and Gimelshein, "Online normalizer calculation for softmax", arXiv:1805.02867.
@@ -178,6 +186,7 @@ __device__ float logit_of(const T* row_logits, int64_t target, int64_t n) {
 // not read. `parts`: 32 elements of shared memory.
 template <typename T, Smoothing SMOOTHING, int THREADS, int PACKS>
 __device__ void loss_of_block_row(const CrossEntropyArgs& args, int64_t row, RowSums* parts) {
+  allow_mean();
   const T* row_logits = static_cast<const T*>(args.logits) + row * args.stride_lm;
   const int64_t target = args.target[row];
   if (target == args.ignore_index) {

@@ -31,6 +31,7 @@ template <typename T, Smoothing SMOOTHING, int LANES, int PACKS>
 __global__ void __launch_bounds__(THREADS)
     cross_entropy_v04_rows_per_block_kernel(const CrossEntropyArgs args) {
   constexpr int SIZE = Pack<T>::SIZE, ROWS = THREADS / LANES;
+  allow_mean();
   const int N = static_cast<int>(args.N), lane = threadIdx.x % LANES;
   const int64_t row = static_cast<int64_t>(blockIdx.x) * ROWS + threadIdx.x / LANES;
   // Lanes past the last row load that row again, since the shuffles need all 32 lanes.
