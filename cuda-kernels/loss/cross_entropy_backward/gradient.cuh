@@ -4,6 +4,20 @@
 #include "args.h"
 #include "lib/packs.cuh"
 
+// The gradient of a row's loss. T is the dtype of the logits.
+template <typename T>
+__device__ float dout_of(const CrossEntropyBackwardArgs& args, int64_t row) {
+  const bool is_wide = args.dout_dtype == Dtype::fp32;
+  const void* const place = static_cast<const char*>(args.dout) + row * args.stride_dm * (is_wide ? 4 : 2);
+  float dout;
+  if constexpr (sizeof(T) == 4) {
+    dout = *static_cast<const float*>(place);
+  } else {
+    dout = is_wide ? *static_cast<const float*>(place) : to_float(*static_cast<const T*>(place));
+  }
+  return args.scale ? dout * *args.scale : dout;
+}
+
 // The gradient at logit x of a row; `hit` says whether x is the target's.
 struct RowGradient {
   float lse, dout, shared, all;  // `shared`: wanted probability of every class, `all`: of the target
@@ -30,8 +44,9 @@ __device__ void write_gradient(const CrossEntropyBackwardArgs& args, int64_t row
   Pack<T> packs[PACKS];
   load_whole_packs(packs, row_logits, N, true, 0.0f, first_of);
   const int64_t target = args.target[row];
-  const float lse = args.lse[row], dout = args.dout[row * args.stride_dm];
+  const float lse = args.lse[row];
   load_other_packs(packs, row_logits, N, true, 0.0f, first_of);
+  const float dout = dout_of<T>(args, row);  // not before: it would take registers of the ragged packs
   const bool ignored = target == args.ignore_index;
   const RowGradient gradient(args, target, lse, dout);
 #pragma unroll
