@@ -16,6 +16,7 @@
 // Twin:     triton-kernels/loss/cross_entropy/v04_rows_per_block.py
 #include <algorithm>
 
+#include "lib/load_if.cuh"
 #include "loss.cuh"
 
 void cross_entropy_v03_vectorized(const CrossEntropyArgs& args);
@@ -40,11 +41,25 @@ __global__ void __launch_bounds__(THREADS)
   const int skew = skew_of(row_logits);
   const auto first_of = [&](int i) { return (i * LANES + lane) * SIZE - skew; };
 
+  // A ragged pack is loaded as one word with what lies beside the row, and masked, where that is within the
+  // matrix: loads of its single elements would wait for the other packs.
+  const bool inner = read * args.stride_lm >= SIZE && (args.M - 1 - read) * args.stride_lm >= SIZE;
+  const auto is_ragged = [&](int first) { return first < N && first + SIZE > 0 && !is_whole<T>(first, N); };
   Pack<T> packs[PACKS];
-  load_whole_packs(packs, row_logits, N, true, -INFINITY, first_of);
+#pragma unroll
+  for (int i = 0; i < PACKS; ++i) {
+    const int first = first_of(i);
+    packs[i] = pack_of<T>(-INFINITY);
+    load_if<Reading::USUAL>(is_whole<T>(first, N) || (inner && is_ragged(first)), row_logits + first,
+                            packs[i].words);
+  }
   const int64_t target = args.target[read];
-  load_other_packs(packs, row_logits, N, true, -INFINITY, first_of);
+  if (!inner) load_other_packs(packs, row_logits, N, true, -INFINITY, first_of);
   const T logit = lane == 0 ? loaded_logit(row_logits, target, args.N) : from_float<T>(0.0f);
+#pragma unroll
+  for (int i = 0; i < PACKS; ++i) {
+    if (inner && is_ragged(first_of(i))) mask_beside(packs[i], first_of(i), N, -INFINITY);
+  }
 
   RowSums mine;
   add_packs(mine, packs);
