@@ -1,8 +1,9 @@
 // The losses of few long rows: each is split over as many blocks as fill the GPU.
 //
-// v05's clusters have eight blocks, so one row keeps eight SMs busy. Here every block leaves the statistics
-// of its part in memory, and the block of a row that takes the last ticket merges them, always in the order
-// of the parts.
+// v05's clusters have up to eight blocks, so one row keeps eight SMs busy, and a hundred rows are more blocks
+// than run at once, but not many more. Here as many blocks run as the GPU has room for. Each leaves the
+// statistics of its part in memory, and the block of a row that takes the last ticket merges them, always in
+// the order of the parts.
 #include <algorithm>
 #include <limits>
 
@@ -13,9 +14,8 @@
 namespace {
 
 constexpr int THREADS = 256;
-constexpr int PACKS = 4;           // in flight a thread
-constexpr int BLOCKS_PER_SM = 6;   // that run at once: bounds a thread to 40 registers
-constexpr int CLUSTER_BLOCKS = 8;  // that v05 has for a row at most
+constexpr int PACKS = 4;          // in flight a thread
+constexpr int BLOCKS_PER_SM = 6;  // that run at once: bounds a thread to 40 registers
 constexpr int64_t ROUND = THREADS * PACKS;
 constexpr int64_t LEAST_PARTS = 4;  // of a row: fewer save less than the exchange takes
 
@@ -66,11 +66,10 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   if (threadIdx.x == 0) write_loss(args, row, sums, to_float(logit));
 }
 
-// As many parts as run at once, of at least a round of a block's loads. 1 if clusters fill the GPU, too.
+// As many parts of a row as run at once, of at least a round of a block's loads.
 template <typename T>
 int64_t parts_of(const CrossEntropyArgs& args) {
   const int64_t room = int64_t{BLOCKS_PER_SM} * multiprocessor_count();
-  if (args.M * CLUSTER_BLOCKS >= room) return 1;
   return std::min(room / std::max<int64_t>(args.M, 1), cdiv(args.N / Pack<T>::SIZE, ROUND));
 }
 
