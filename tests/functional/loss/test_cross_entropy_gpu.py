@@ -37,8 +37,8 @@ STEPS = [
 ]
 IGNORED = -100
 SHAPES = [(7,), (300, 1), (1, 300), (33, 257), (64, 1024), (9, 5003), (3, 70_000), (600, 2), (4, 64, 5), (2, 17, 5, 9)]
-# Rows of small blocks, rows that are split over the GPU or over clusters, and means of many blocks.
-SHAPES += [(33, 2051), (17, 4093), (1, 300_001), (40, 66_666), (130, 40_003), (70_001, 2)]
+# Three packs a lane, small blocks, rows that are split over the GPU or over clusters, means of many blocks.
+SHAPES += [(50, 88), (33, 649), (33, 2051), (17, 4093), (1, 300_001), (40, 66_666), (130, 40_003), (70_001, 2)]
 LAYOUTS = {
     "pitched": lambda x: x[:, :-3],
     "offset": lambda x: x[:, 1:],
