@@ -2,7 +2,7 @@
 //
 // Each block adds a share of the rows. If there are several blocks, the one that takes the last ticket adds
 // their sums, as in reduction's v07. The mean of no rows is NaN, as in PyTorch. From compute capability 9.0
-// on the kernel is set up while the losses are computed.
+// on a single block is set up while the losses are computed.
 #include <algorithm>
 
 #include "lib/early.cuh"
@@ -104,12 +104,15 @@ void cross_entropy_mean(const CrossEntropyMeanArgs& args) {
   const bool shared = blocks > 1;
   auto* written = shared ? static_cast<Part*>(args.memory->workspace(blocks * sizeof(Part))) : nullptr;
   auto* counter = shared ? static_cast<unsigned*>(args.memory->zeroed()) : nullptr;
+  // Right behind the kernel of the losses: without rows there is none, and a counter may be zeroed in
+  // between.
+  const bool is_early = args.M > 0 && !shared && has_dependent_launches();
   dispatch(args.dtype, [&](auto zero) {
     using T = decltype(zero);
     const auto launch = [&](auto... arguments) {
       const auto kernel = cross_entropy_mean_kernel<T>;
       const auto grid = static_cast<unsigned>(blocks);
-      if (has_dependent_launches()) return launch_early(grid, THREADS, args.stream, kernel, arguments...);
+      if (is_early) return launch_early(grid, THREADS, args.stream, kernel, arguments...);
       kernel<<<grid, THREADS, 0, args.stream>>>(arguments...);
     };
     launch(args.losses, args.target, static_cast<T*>(args.loss), args.scale, args.M, args.ignore_index,
