@@ -2,7 +2,8 @@
 // launch; rows of dout, x and dx may start differently within 16 bytes.
 //
 // Change:   where rows are long, and few beside v04's partial sums, a block owns columns in all rows, and
-//           writes their dbias itself. A group of its threads takes rows of one skew, so packs are aligned in
+//           writes their dbias itself; how many columns, follows from the waves of blocks (owned_columns). A
+//           group of its threads takes rows of one skew, so packs are aligned in
 //           dx as in v04; the sums of all groups meet in shared memory.
 //           Where dout or x is skewed unlike dx, its packs are shifted together from two aligned words,
 //           whatever the number of rows. Without dbias packs are counted through the matrix, and one in
