@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "loss/cross_entropy/args.h"
+#include "loss/cross_entropy/few.h"
 #include "loss/cross_entropy/mean.h"
 #include "loss/cross_entropy_backward/args.h"
 #include "operators.h"
@@ -23,6 +24,7 @@ namespace {
 // Most classes that the steps can count in 32 bits, forward and backward.
 constexpr int64_t MOST_CLASSES = (int64_t{1} << 31) - (int64_t{1} << 15);
 
+constexpr Step<CrossEntropyArgs> FEW = {"few", cross_entropy_few, ">=8.0"};
 constexpr Step<CrossEntropyMeanArgs> MEAN = {"mean", cross_entropy_mean, ">=8.0"};
 
 // -----------------------------------------------------------------------------------------------------------
@@ -111,28 +113,30 @@ Losses kernel_twins::cross_entropy_cuda(const Tensor& input, const Tensor& targe
   const Tensor losses = empty(target.sizes(), at::kFloat, input.device());
   const Tensor lse = empty(target.sizes(), at::kFloat, input.device());
   Lender lender;
+  const Memory memory = lender.memory();
   const int64_t M = target.numel();
   if (M > 0) {
     const Rows rows(input, dim);
+    const CrossEntropyArgs args = {.logits = rows.data(),
+                                   .target = classes.const_data_ptr<int64_t>(),
+                                   .losses = losses.mutable_data_ptr<float>(),
+                                   .lse = lse.mutable_data_ptr<float>(),
+                                   .M = M,
+                                   .N = input.size(dim),
+                                   .stride_lm = rows.stride(),
+                                   .ignore_index = ignore_index,
+                                   .dtype = dtype_of(input),
+                                   .smoothing = static_cast<float>(label_smoothing),
+                                   .stream = lender.stream(),
+                                   .memory = &memory};
     const auto& step = first_that_runs<cross_entropy_steps>("cross_entropy", input.get_device());
-    step.launch({.logits = rows.data(),
-                 .target = classes.const_data_ptr<int64_t>(),
-                 .losses = losses.mutable_data_ptr<float>(),
-                 .lse = lse.mutable_data_ptr<float>(),
-                 .M = M,
-                 .N = input.size(dim),
-                 .stride_lm = rows.stride(),
-                 .ignore_index = ignore_index,
-                 .dtype = dtype_of(input),
-                 .smoothing = static_cast<float>(label_smoothing),
-                 .stream = lender.stream()});
+    lender.launch(are_few_rows(args) ? FEW : step, args);
   }
   if (reduction == at::Reduction::None) {
     return {losses.to(loss_dtype), lse, empty({0}, at::kFloat, input.device())};
   }
   const Tensor loss = empty({}, loss_dtype, input.device());
   const Tensor scale = empty({}, at::kFloat, input.device());
-  const Memory memory = lender.memory();
   lender.launch(MEAN, {.losses = losses.const_data_ptr<float>(),
                        .target = classes.const_data_ptr<int64_t>(),
                        .loss = loss.mutable_data_ptr(),

@@ -42,11 +42,11 @@ void check_backward(const Tensor& dout, const Tensor& input, const Tensor& targe
   }
 }
 
-// Launches the gradient of rows into out, with rows stride_om apart. dout: fp32, one number for each row or
-// one for all.
+// Launches the gradient of rows into out, with rows stride_om apart. dout: fp32 or of the input's dtype, a
+// vector of a number for each row, or one number for all; `scale`, if not null, is what it is multiplied by.
 void launch_backward(const Rows& rows, const Tensor& input, const Tensor& target, const Tensor& lse,
-                     const Tensor& dout, void* out, int64_t stride_om, int64_t ignore_index,
-                     double label_smoothing) {
+                     const Tensor& dout, const float* scale, void* out, int64_t stride_om,
+                     int64_t ignore_index, double label_smoothing) {
   const Tensor classes = target.contiguous();
   const Tensor sums = lse.contiguous();
   const auto& step =
@@ -54,17 +54,19 @@ void launch_backward(const Rows& rows, const Tensor& input, const Tensor& target
   step.launch({.logits = rows.data(),
                .target = classes.const_data_ptr<int64_t>(),
                .lse = sums.const_data_ptr<float>(),
-               .dout = dout.const_data_ptr<float>(),
+               .dout = dout.const_data_ptr(),
                .out = out,
                .M = target.numel(),
                .N = input.size(class_dim(input)),
                .stride_lm = rows.stride(),
-               .stride_dm = dout.dim() > 0,
+               .stride_dm = dout.dim() > 0 ? dout.stride(0) : 0,
                .stride_om = stride_om,
                .ignore_index = ignore_index,
                .dtype = dtype_of(input),
                .smoothing = static_cast<float>(label_smoothing),
-               .stream = c10::cuda::getCurrentCUDAStream()});
+               .stream = c10::cuda::getCurrentCUDAStream(),
+               .dout_dtype = dtype_of(dout),
+               .scale = scale});
 }
 
 Tensor cross_entropy_backward_cuda(const Tensor& dout, const Tensor& input, const Tensor& target,
@@ -75,10 +77,13 @@ Tensor cross_entropy_backward_cuda(const Tensor& dout, const Tensor& input, cons
   const int64_t dim = class_dim(input);
   const Tensor out = empty_rows(input, dim);
   if (out.numel() == 0) return out;
-  // The gradient of each row's loss: dout itself, or dout times the weight of a row in the total.
-  const Tensor of_rows = reduction == at::Reduction::None ? dout.to(at::kFloat).reshape({-1}).contiguous()
-                                                          : dout.to(at::kFloat).mul(scale);
-  launch_backward(Rows(input, dim), input, target, lse, of_rows, out.mutable_data_ptr(), input.size(dim),
+  // The gradient of each row's loss: dout itself, or dout times the weight of a row in the total. The kernel
+  // multiplies, and widens a dout of the input's dtype: launches for that would take longer than small
+  // inputs.
+  const bool reduced = reduction != at::Reduction::None;
+  const Tensor known = dout.scalar_type() == input.scalar_type() ? dout : dout.to(at::kFloat);
+  launch_backward(Rows(input, dim), input, target, lse, reduced ? known : known.reshape({-1}),
+                  reduced ? scale.const_data_ptr<float>() : nullptr, out.mutable_data_ptr(), input.size(dim),
                   ignore_index, label_smoothing);
   return out;
 }
@@ -150,8 +155,8 @@ Tensor cross_entropy_gradient_cuda(Tensor& input, const Tensor& target, int64_t 
       cross_entropy_cuda(input, target, ignore_index, reduction, label_smoothing, fp32_loss);
   if (input.numel() > 0) {
     const Rows rows(input, dim);
-    launch_backward(rows, input, target, lse, scale, input.mutable_data_ptr(), rows.stride(), ignore_index,
-                    label_smoothing);
+    launch_backward(rows, input, target, lse, scale, nullptr, input.mutable_data_ptr(), rows.stride(),
+                    ignore_index, label_smoothing);
   }
   return loss;
 }

@@ -19,24 +19,41 @@ struct OwnedColumns {
 
   int64_t blocks(int64_t N) const { return cdiv(N, width); }
   int threads() const { return lanes * groups; }
+  // The most rows that a group takes.
+  int64_t turns() const { return cdiv(std::min(rows, step), groups) * cdiv(rows, step); }
 };
 
 constexpr int MOST_GROUPS = 8;  // of a block: a warp each
+// A block's start and its sums' end take as long as so many rows.
+constexpr int64_t ROWS_BESIDE = 2;
 
-// As many lanes as leave `enough` blocks, but at least a warp.
-template <typename T, int THREADS>
-OwnedColumns owned_columns(const DropoutAddBackwardArgs& args, int64_t enough) {
+// The lanes with the least expected time, if an SM has room for BLOCKS_PER_SM blocks of THREADS threads. Few
+// lanes are many blocks of few rows: they come in waves, each of which starts anew.
+template <typename T, int THREADS, int BLOCKS_PER_SM>
+OwnedColumns owned_columns(const DropoutAddBackwardArgs& args) {
   static_assert(THREADS == 32 * MOST_GROUPS);
   const int rows = static_cast<int>(args.M), period = rows > 1 ? skew_period<T>(args.N) : 1;
-  OwnedColumns layout = {.rows = rows, .edge = static_cast<int>(edge_rows<T>(args))};
-  for (int lanes = THREADS; lanes == THREADS || (lanes >= 32 && layout.blocks(args.N) < enough); lanes /= 2) {
+  const int64_t room = int64_t{BLOCKS_PER_SM} * THREADS * multiprocessor_count();
+  OwnedColumns layout = {.rows = rows, .edge = static_cast<int>(edge_rows<T>(args))}, best = layout;
+  int64_t least = INT64_MAX;
+  for (int lanes = THREADS; lanes >= 32; lanes /= 2) {
     layout.lanes = lanes, layout.width = (lanes - (period > 1)) * Pack<T>::SIZE;
+    // The step is a multiple of the period: groups are a power of two, unless they are as many as rows; then
+    // none has a second row.
+    layout.groups = std::clamp(rows, 1, THREADS / lanes);
+    layout.step = std::max(period, layout.groups);
+    const int64_t waves = cdiv(layout.blocks(args.N), room / layout.threads());
+    const int64_t time = waves * (layout.turns() + ROWS_BESIDE);
+    if (time < least) least = time, best = layout;
   }
-  // The step is a multiple of the period: groups are a power of two, unless they are as many as rows; then
-  // none has a second row.
-  layout.groups = std::clamp(rows, 1, THREADS / layout.lanes);
-  layout.step = std::max(period, layout.groups);
-  return layout;
+  return best;
+}
+
+// The most blocks that any of these layouts has.
+template <typename T>
+int64_t most_owning_blocks(const DropoutAddBackwardArgs& args) {
+  const bool skewed = args.M > 1 && skew_period<T>(args.N) > 1;
+  return cdiv(args.N, (32 - skewed) * Pack<T>::SIZE);
 }
 
 // Walks the rows of a block's first group, kind by kind; those of another group are its number farther down.

@@ -2,7 +2,8 @@
 // launch; rows of dout, x and dx may start differently within 16 bytes.
 //
 // Change:   where rows are long, and few beside v04's partial sums, a block owns columns in all rows, and
-//           writes their dbias itself. A group of its threads takes rows of one skew, so packs are aligned in
+//           writes their dbias itself; how many columns, follows from the waves of blocks (owned_columns). A
+//           group of its threads takes rows of one skew, so packs are aligned in
 //           dx as in v04; the sums of all groups meet in shared memory.
 //           Where dout or x is skewed unlike dx, its packs are shifted together from two aligned words,
 //           whatever the number of rows. Without dbias packs are counted through the matrix, and one in
@@ -56,13 +57,14 @@ template <typename T, Activation ACTIVATION>
 bool launch_owned_columns(const DropoutAddBackwardArgs& args) {
   if (!aligned_to_16_bytes(args.dx)) return false;
   const int64_t sms = multiprocessor_count(), many = MANY_WAVES * BLOCKS_PER_SM * sms;
-  const OwnedColumns layout = owned_columns<T, THREADS>(args, many);
-  const int64_t blocks = layout.blocks(args.N);
-  if (blocks < many && (blocks < LEAST_BLOCKS_PER_SM * sms || !are_few<T>(args))) return false;
+  const int64_t most = most_owning_blocks<T>(args);
+  if (most < many && (most < LEAST_BLOCKS_PER_SM * sms || !are_few<T>(args))) return false;
+  const OwnedColumns layout = owned_columns<T, THREADS, BLOCKS_PER_SM>(args);
   const auto kernel = are_skewed_alike<T>(args)
                           ? dropout_add_backward_v05_dispatch_kernel<T, ACTIVATION, Skews::ALIKE>
                           : dropout_add_backward_v05_dispatch_kernel<T, ACTIVATION, Skews::DIFFER>;
-  kernel<<<static_cast<unsigned>(blocks), layout.threads(), 0, args.stream>>>(args, layout);
+  const auto blocks = static_cast<unsigned>(layout.blocks(args.N));
+  kernel<<<blocks, layout.threads(), 0, args.stream>>>(args, layout);
   return true;
 }
 

@@ -19,6 +19,7 @@ struct CrossEntropyArgs {
   Dtype dtype;      // of the logits
   float smoothing;  // the part of the target's weight of 1 that all classes share
   cudaStream_t stream;
+  const Memory* memory = nullptr;  // for cross_entropy_few alone: no step needs any
 };
 
 extern const StepTable<CrossEntropyArgs> cross_entropy_steps;

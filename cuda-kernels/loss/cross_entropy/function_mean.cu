@@ -1,18 +1,21 @@
 // The mean or sum of the rows' losses, always added in the same order, so runs agree bit by bit.
 //
 // Each block adds a share of the rows. If there are several blocks, the one that takes the last ticket adds
-// their sums, as in reduction's v07. The mean of no rows is NaN, as in PyTorch.
+// their sums, as in reduction's v07. The mean of no rows is NaN, as in PyTorch. From compute capability 9.0
+// on a single block is set up while the losses are computed.
 #include <algorithm>
 
-#include "lib/common.cuh"
+#include "lib/early.cuh"
+#include "lib/ptx/hopper.cuh"
 #include "mean.h"
 
 namespace {
 
 constexpr int THREADS = 512;
 constexpr int WARPS = THREADS / 32;
-constexpr int64_t ROWS_PER_BLOCK = 8 * THREADS;
-constexpr int64_t MOST_BLOCKS = 64;
+constexpr int BATCH = 8;  // rows of a thread that are loaded at once
+constexpr int64_t ROWS_PER_BLOCK = BATCH * THREADS;
+constexpr int64_t MOST_BLOCKS = THREADS;  // a thread of the last block has one block's sum
 
 struct Part {
   double sum = 0.0;
@@ -47,10 +50,23 @@ __global__ void __launch_bounds__(THREADS)
                               int64_t ignore_index, bool mean, Part* written, unsigned* counter) {
   __shared__ Part parts[2][WARPS];
   __shared__ bool is_last;
+#if __CUDA_ARCH__ >= 900
+  wait_for_previous_kernel();  // for the losses
+#endif
   Part part;
   const int64_t stride = static_cast<int64_t>(gridDim.x) * THREADS;
-  for (int64_t row = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x; row < M; row += stride) {
-    part += {losses[row], target[row] != ignore_index};
+  int64_t first = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x;
+  for (; first < M; first += BATCH * stride) {
+    float some[BATCH];
+    int64_t classes[BATCH];
+#pragma unroll
+    for (int i = 0; i < BATCH; ++i) {
+      const int64_t row = first + i * stride;
+      some[i] = row < M ? losses[row] : 0.0f;
+      classes[i] = row < M ? target[row] : ignore_index;
+    }
+#pragma unroll
+    for (int i = 0; i < BATCH; ++i) part += {some[i], classes[i] != ignore_index};
   }
   part = block_sum(part, parts[0]);
 
@@ -74,6 +90,13 @@ __global__ void __launch_bounds__(THREADS)
   *scale = static_cast<float>(1.0 / rows);
 }
 
+bool has_dependent_launches() {
+  int device = 0, major = 0;
+  CUDA_CHECK(cudaGetDevice(&device));
+  CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+  return major >= 9;
+}
+
 }  // namespace
 
 void cross_entropy_mean(const CrossEntropyMeanArgs& args) {
@@ -81,11 +104,19 @@ void cross_entropy_mean(const CrossEntropyMeanArgs& args) {
   const bool shared = blocks > 1;
   auto* written = shared ? static_cast<Part*>(args.memory->workspace(blocks * sizeof(Part))) : nullptr;
   auto* counter = shared ? static_cast<unsigned*>(args.memory->zeroed()) : nullptr;
+  // Right behind the kernel of the losses: without rows there is none, and a counter may be zeroed in
+  // between.
+  const bool is_early = args.M > 0 && !shared && has_dependent_launches();
   dispatch(args.dtype, [&](auto zero) {
     using T = decltype(zero);
-    cross_entropy_mean_kernel<T><<<static_cast<unsigned>(blocks), THREADS, 0, args.stream>>>(
-        args.losses, args.target, static_cast<T*>(args.loss), args.scale, args.M, args.ignore_index,
-        args.mean, written, counter);
+    const auto launch = [&](auto... arguments) {
+      const auto kernel = cross_entropy_mean_kernel<T>;
+      const auto grid = static_cast<unsigned>(blocks);
+      if (is_early) return launch_early(grid, THREADS, args.stream, kernel, arguments...);
+      kernel<<<grid, THREADS, 0, args.stream>>>(arguments...);
+    };
+    launch(args.losses, args.target, static_cast<T*>(args.loss), args.scale, args.M, args.ignore_index,
+           args.mean, written, counter);
   });
   CUDA_CHECK(cudaGetLastError());
 }

@@ -4,9 +4,17 @@
 
 #include "args.h"
 #include "lib/packs.cuh"
+#include "lib/ptx/hopper.cuh"
 
 // Whether all classes share a part of the target's weight. Without it no kernel sums the logits.
 enum class Smoothing { NONE, SHARED };
+
+// The kernel behind this one, which adds the losses (function_mean.cu), may be set up once all blocks run.
+__device__ inline void allow_mean() {
+#if __CUDA_ARCH__ >= 900
+  allow_dependent_launch();
+#endif
+}
 
 // The statistics of a row or a part of it. The sum of exponentials is relative to the running maximum:
 // Milakov and Gimelshein, "Online normalizer calculation for softmax", arXiv:1805.02867.
@@ -109,13 +117,13 @@ __device__ void add_row(RowSums& mine, const Pack<T>* row_packs, int begin, int 
 }
 
 // The ragged ends of a misaligned row: at either end fewer elements than a pack has, one for each of the
-// first threads.
+// first threads. They are kept as loaded: a conversion would wait for them before the packs are requested.
 template <typename T>
 struct Edges {
   int first_pack, end_pack;  // whole packs, counted from the one in which the row starts
   const Pack<T>* row_packs;
   bool has_before, has_behind;
-  float before, behind;  // minus infinity if there is none
+  T before, behind;  // minus infinity if there is none
 
   __device__ Edges(const T* row, int n) {
     constexpr int SIZE = Pack<T>::SIZE;
@@ -127,18 +135,19 @@ struct Edges {
     const int tail = max(head, end_pack * SIZE - skew);
     has_before = thread < head;
     has_behind = tail + thread < n;
-    before = has_before ? to_float(row[thread]) : -INFINITY;
-    behind = has_behind ? to_float(row[tail + thread]) : -INFINITY;
+    before = has_before ? row[thread] : from_float<T>(-INFINITY);
+    behind = has_behind ? row[tail + thread] : from_float<T>(-INFINITY);
   }
 
   template <Smoothing SMOOTHING>
   __device__ void add_to(RowSums& mine) const {
     constexpr bool SMOOTHED = SMOOTHING == Smoothing::SHARED;
-    const float max = fmaxf(mine.max, fmaxf(before, behind)), from = origin(max);
-    mine.sum = rescaled(mine, max) + exp_of(before - from) + exp_of(behind - from);
+    const float first = to_float(before), last = to_float(behind);
+    const float max = fmaxf(mine.max, fmaxf(first, last)), from = origin(max);
+    mine.sum = rescaled(mine, max) + exp_of(first - from) + exp_of(last - from);
     mine.max = max;
-    if (SMOOTHED && has_before) mine.total += before;
-    if (SMOOTHED && has_behind) mine.total += behind;
+    if (SMOOTHED && has_before) mine.total += first;
+    if (SMOOTHED && has_behind) mine.total += last;
   }
 };
 
@@ -161,7 +170,38 @@ __device__ inline void write_loss(const CrossEntropyArgs& args, int64_t row, con
   if (args.lse) args.lse[row] = sums.max + log_sum;
 }
 
+// The target's logit as it was loaded, NaN if the target is no class. It is not converted: that would wait
+// for the load before others are issued.
+template <typename T>
+__device__ T loaded_logit(const T* row_logits, int64_t target, int64_t n) {
+  return target >= 0 && target < n ? row_logits[target] : from_float<T>(NAN);
+}
+
 template <typename T>
 __device__ float logit_of(const T* row_logits, int64_t target, int64_t n) {
-  return target >= 0 && target < n ? to_float(row_logits[target]) : NAN;
+  return to_float(loaded_logit(row_logits, target, n));
+}
+
+// The loss of a row that a block of THREADS threads takes, PACKS packs a thread at once. An ignored row is
+// not read. `parts`: 32 elements of shared memory.
+template <typename T, Smoothing SMOOTHING, int THREADS, int PACKS>
+__device__ void loss_of_block_row(const CrossEntropyArgs& args, int64_t row, RowSums* parts) {
+  allow_mean();
+  const T* row_logits = static_cast<const T*>(args.logits) + row * args.stride_lm;
+  const int64_t target = args.target[row];
+  if (target == args.ignore_index) {
+    if (threadIdx.x == 0) write_ignored(args, row);
+    return;
+  }
+
+  // Requested here, used at the end: the target's logit and the row's ragged ends.
+  const T logit = threadIdx.x == 0 ? loaded_logit(row_logits, target, args.N) : from_float<T>(0.0f);
+  const Edges<T> edges(row_logits, static_cast<int>(args.N));
+
+  RowSums mine;
+  add_row<SMOOTHING, THREADS, PACKS>(mine, edges.row_packs, edges.first_pack, edges.end_pack);
+  edges.template add_to<SMOOTHING>(mine);
+
+  const RowSums sums = block_merge<SMOOTHING>(mine, parts);
+  if (threadIdx.x == 0) write_loss(args, row, sums, to_float(logit));
 }

@@ -22,24 +22,7 @@ constexpr int PACKS = 4;  // in flight a thread
 template <typename T, Smoothing SMOOTHING>
 __global__ void __launch_bounds__(THREADS) cross_entropy_v03_vectorized_kernel(const CrossEntropyArgs args) {
   __shared__ RowSums parts[32];
-  const int64_t row = blockIdx.x;
-  const T* row_logits = static_cast<const T*>(args.logits) + row * args.stride_lm;
-  const int64_t target = args.target[row];
-  if (target == args.ignore_index) {
-    if (threadIdx.x == 0) write_ignored(args, row);
-    return;
-  }
-
-  // Loaded here, used at the end: the target's logit and the row's ragged ends.
-  const float logit = threadIdx.x == 0 ? logit_of(row_logits, target, args.N) : 0.0f;
-  const Edges<T> edges(row_logits, static_cast<int>(args.N));
-
-  RowSums mine;
-  add_row<SMOOTHING, THREADS, PACKS>(mine, edges.row_packs, edges.first_pack, edges.end_pack);
-  edges.template add_to<SMOOTHING>(mine);
-
-  const RowSums sums = block_merge<SMOOTHING>(mine, parts);
-  if (threadIdx.x == 0) write_loss(args, row, sums, logit);
+  loss_of_block_row<T, SMOOTHING, THREADS, PACKS>(args, blockIdx.x, parts);
 }
 
 }  // namespace

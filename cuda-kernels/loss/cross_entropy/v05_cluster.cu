@@ -36,6 +36,7 @@ __global__ void __launch_bounds__(THREADS)
   constexpr bool SMOOTHED = SMOOTHING == Smoothing::SHARED;
   __shared__ RowSums warps[32], others[MOST_BLOCKS];
   __shared__ uint64_t exchanged;  // a phase completes when the statistics of all blocks have arrived
+  allow_mean();
   const int rank = static_cast<int>(cluster_block());
   const int64_t row = blockIdx.x / blocks;
   const T* row_logits = static_cast<const T*>(args.logits) + row * args.stride_lm;
@@ -53,7 +54,8 @@ __global__ void __launch_bounds__(THREADS)
   __syncthreads();  // waits for the mbarrier to be initialised
   cluster_arrive();
 
-  const float logit = rank == 0 && threadIdx.x == 0 ? logit_of(row_logits, target, args.N) : 0.0f;
+  const bool writes = rank == 0 && threadIdx.x == 0;
+  const T logit = writes ? loaded_logit(row_logits, target, args.N) : from_float<T>(0.0f);
   const Edges<T> edges(row_logits, static_cast<int>(args.N));
   const int each = (edges.end_pack - edges.first_pack + blocks - 1) / blocks;
   const int begin = edges.first_pack + rank * each, end = min(begin + each, edges.end_pack);
@@ -71,7 +73,7 @@ __global__ void __launch_bounds__(THREADS)
   if (rank > 0 || threadIdx.x >= 32) return;
   mbarrier_wait_parity_cluster(&exchanged, 0);  // waits for all statistics, so block 0 ends last
   sums = lanes_merge<SMOOTHING>(threadIdx.x < blocks ? others[threadIdx.x] : RowSums{});
-  if (threadIdx.x == 0) write_loss(args, row, sums, logit);
+  if (threadIdx.x == 0) write_loss(args, row, sums, to_float(logit));
 #endif
 }
 

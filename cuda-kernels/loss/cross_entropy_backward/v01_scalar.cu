@@ -7,8 +7,7 @@
 // Requires: rows of contiguous elements, of any length. out must not overlap an input.
 // Source:   the derivative of cross entropy
 // Twin:     triton-kernels/loss/cross_entropy_backward/v01_scalar.py
-#include "args.h"
-#include "lib/common.cuh"
+#include "gradient.cuh"
 
 namespace {
 
@@ -28,7 +27,7 @@ __global__ void __launch_bounds__(THREADS)
   }
 
   // A target that is no class makes the whole row NaN, as it makes the loss.
-  const float dout = target >= 0 && target < args.N ? args.dout[row * args.stride_dm] : NAN;
+  const float dout = target >= 0 && target < args.N ? dout_of<T>(args, row) : NAN;
   const float lse = args.lse[row], shared = args.smoothing / static_cast<float>(args.N);
   for (int64_t col = threadIdx.x; col < args.N; col += THREADS) {
     const float wanted = col == target ? shared + (1.0f - args.smoothing) : shared;

@@ -54,7 +54,8 @@ void cross_entropy_backward_v02_vectorized(const CrossEntropyBackwardArgs& args)
       part.logits = static_cast<const T*>(args.logits) + first * args.stride_lm;
       part.target += first;
       part.lse += first;
-      part.dout += first * args.stride_dm;
+      const int64_t dout_bytes = args.dout_dtype == Dtype::fp32 ? sizeof(float) : sizeof(T);
+      part.dout = static_cast<const char*>(args.dout) + first * args.stride_dm * dout_bytes;
       part.out = static_cast<T*>(args.out) + first * args.stride_om;
       part.M = rows;
       cross_entropy_backward_v02_vectorized_kernel<T>

@@ -37,6 +37,8 @@ STEPS = [
 ]
 IGNORED = -100
 SHAPES = [(7,), (300, 1), (1, 300), (33, 257), (64, 1024), (9, 5003), (3, 70_000), (600, 2), (4, 64, 5), (2, 17, 5, 9)]
+# Three packs a lane, small blocks, rows that are split over the GPU or over clusters, means of many blocks.
+SHAPES += [(50, 88), (33, 649), (33, 2051), (17, 4093), (1, 300_001), (40, 66_666), (130, 40_003), (70_001, 2)]
 LAYOUTS = {
     "pitched": lambda x: x[:, :-3],
     "offset": lambda x: x[:, 1:],
@@ -131,7 +133,7 @@ def test_any_shape(backend, dtype, reduction, smoothing, shape) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_any_strides(backend, reduction, layout) -> None:
     for dtype in (torch.float32, torch.bfloat16):
-        for n in (40, 1029, 9000):
+        for n in (40, 67, 131, 1029, 2100, 9000, 140_003):
             x = LAYOUTS[layout](values(12, n, dtype=dtype))
             assert_both_right(backend, x, classes(x), reduction, 0.1)
 

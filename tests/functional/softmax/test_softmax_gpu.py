@@ -136,6 +136,15 @@ def test_any_dimension_of_any_shape(backend, log, dtype, shape, dim) -> None:
 @OURS
 @BY_LOG
 @BY_DTYPE
+@pytest.mark.parametrize("shape", [(1, 40_640), (26, 120_768), (150, 40_641), (70, 225_344)], ids=str)
+def test_rows_of_few_waves_of_clusters(backend, log, dtype, shape) -> None:
+    x, dout = values(*shape, dtype=dtype), values(*shape, dtype=dtype, seed=1)
+    assert_both_right(backend, x, -1, log, dout)
+
+
+@OURS
+@BY_LOG
+@BY_DTYPE
 @pytest.mark.parametrize("shape", [(1, 2**22), (5, 1_703_937), (33, 1_000_001)], ids=str)
 def test_few_rows_that_no_cluster_holds(backend, log, dtype, shape) -> None:
     """Rows of every skew, and other ones in x than in the result."""

@@ -20,7 +20,7 @@ from kernel_twins._triton.lib.workspace import counter
 
 BLOCK = 1024  # losses a program loads at once
 ROWS_PER_PROGRAM = 4 * BLOCK
-MOST_PROGRAMS = 64
+MOST_PROGRAMS = 512
 
 
 @triton.jit
