@@ -90,7 +90,7 @@ __device__ void merge_groups(Total (&totals)[WIDTH], Total (&shared)[WIDTH][THRE
 template <int WIDTH, typename Total>
 __device__ void merge_parts(Total (&totals)[WIDTH], const Total* parts, int64_t step, int group,
                             int sharing) {
-  constexpr int AT_ONCE = 64 / (WIDTH * sizeof(Total));
+  constexpr int AT_ONCE = std::min<int>(128 / (WIDTH * sizeof(Total)), 16);
 #pragma unroll
   for (Total& total : totals) total = Total::none();
 #pragma unroll 1

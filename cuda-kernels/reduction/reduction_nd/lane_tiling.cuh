@@ -42,13 +42,15 @@ inline void set_width(Tiling& tiling, int64_t width) {
   tiling.columns = static_cast<int>(cdiv(tiling.kept.count, tiling.tiles));  // alike, so that few are idle
 }
 
-// Narrow rows that lie close together fill whole blocks: then a tile is one matrix's columns.
+// Narrow rows that lie close together fill whole blocks: then a tile is one matrix's columns. Not if tiles
+// are so few that their last blocks would merge too long.
 inline bool are_rows_dense(const Tiling& tiling, const LaneLimits& limits) {
   const Axis& inner = tiling.kept.inner();
   if (inner.size == 0 || inner.size > THREADS / 2) return false;
-  const int64_t sharing = THREADS / inner.size;
+  const int64_t sharing = THREADS / inner.size, tiles = tiling.kept.count / inner.size;
   return tiling.reduced.axis[0].stride < 2 * inner.size * inner.stride && sharing * inner.size >= BUSY &&
-         tiling.units() >= TURNS * limits.loads * sharing && tiling.kept.count / inner.size <= INT32_MAX;
+         tiling.units() >= TURNS * limits.loads * sharing && tiles <= INT32_MAX &&
+         limits.resident <= 2 * MERGED * sharing * tiles;
 }
 
 // Wide tiles read long stretches, narrow ones are many, and more threads share their rows. From the widest
