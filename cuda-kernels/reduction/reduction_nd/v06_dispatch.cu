@@ -8,7 +8,8 @@
 //           words that it spans. Runs of a few elements that lie side by side with those of other outputs
 //           are columns, too, whose totals a second launch merges. Many columns of whole packs and few
 //           rows have a thread each pack. Argmax down columns keeps numbers of rows instead of indices.
-//           Everything else goes to v05's kernels.
+//           Very many outputs of some thousand packs have a warp each. Everything else goes to v05's
+//           kernels.
 // Why:      the bytes in flight set the rate, by Little's law: v05's four loads of one fp16 element are 8
 //           bytes a thread, where a thread of aligned columns has 64. And v05 finds the place of each load
 //           anew. Rows of one axis are a stride apart: two additions and a load are less than shifting
@@ -23,6 +24,7 @@
 
 #include "counted_columns.cuh"
 #include "lane_columns.cuh"
+#include "warp_rows.cuh"
 
 void reduction_nd_v05_split(const ReductionNdArgs& args);
 
@@ -53,6 +55,7 @@ enum class By {
   RUNS,        // short runs as columns, and their totals
   SHORT,       // all rows of a pack of columns by one thread
   COUNTED,     // argmax by packs of columns, with numbers of rows
+  WARPS,       // a warp an output of some thousand whole packs
 };
 
 // For columns whose rows are several axes and that are no whole packs; the first line that fits counts.
@@ -94,7 +97,9 @@ template <typename T, typename Total>
 By route_of(const Tiling& tiling, int64_t sms) {
   const bool runs = !HAS_PLACES<Total> && are_runs_columns(tiling);
   if (runs && tiling.kept.count * tiling.run >= Pack<T>::SIZE) return By::RUNS;
-  if (tiling.columns == 0) return By::V05;
+  if (tiling.columns == 0) {
+    return !HAS_PLACES<Total> && are_rows_by_warp<T>(tiling, sms) ? By::WARPS : By::V05;
+  }
   if (are_columns_short<T, Total>(tiling, sms)) return By::SHORT;
   const bool few = tiling.wide && tiling.kept.count < FEW_PACKS;
   if (HAS_PLACES<Total>) {
@@ -149,6 +154,13 @@ __global__ void __launch_bounds__(THREADS)
   merge_runs<T, Total>(totals, out, outputs, run, divisor);
 }
 
+template <typename T, typename Total>
+__global__ void __launch_bounds__(THREADS, ROW_RESIDENT)
+    reduction_nd_v06_dispatch_rows_kernel(const T* x, void* out, const __grid_constant__ Tiling tiling,
+                                          float divisor) {
+  reduce_rows_by_warp<T, Total>(x, out, tiling, divisor);
+}
+
 template <typename T, typename Words, int DEPTH, typename Total>
 __global__ void __launch_bounds__(SHORT_THREADS, SHORT_RESIDENT)
     reduction_nd_v06_dispatch_short_kernel(const T* x, void* out,
@@ -201,6 +213,16 @@ void launch_short(const ReductionNdArgs& args, const Tiling& columns, float divi
   kernel<<<static_cast<unsigned>(cdiv(tiling.kept.count, SHORT_THREADS)), SHORT_THREADS, 0, args.stream>>>(
       static_cast<const T*>(args.x), args.out, tiling, divisor);
   CUDA_CHECK(cudaGetLastError());
+}
+
+template <typename T, typename Total>
+void launch_rows_by_warp(const ReductionNdArgs& args, const Tiling& tiling, float divisor) {
+  if constexpr (!HAS_PLACES<Total>) {
+    reduction_nd_v06_dispatch_rows_kernel<T, Total>
+        <<<static_cast<unsigned>(cdiv(tiling.kept.count, THREADS / 32)), THREADS, 0, args.stream>>>(
+            static_cast<const T*>(args.x), args.out, tiling, divisor);
+    CUDA_CHECK(cudaGetLastError());
+  }
 }
 
 template <typename T>
@@ -269,6 +291,8 @@ void reduction_nd_v06_dispatch(const ReductionNdArgs& args) {
         return launch_short<T, Total>(args, tiling, divisor);
       case By::COUNTED:
         return launch_counted<T>(args, short_tiling_of<T>(tiling), sms);
+      case By::WARPS:
+        return launch_rows_by_warp<T, Total>(args, tiling, divisor);
       case By::V05:
         return reduction_nd_v05_split(args);
     }

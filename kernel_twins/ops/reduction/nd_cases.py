@@ -73,6 +73,7 @@ TEST_CASES = (
         Case.of(3, 11_000_017, dtype="bf16", kind="max"),
         Case.of(90, 3, 120_000, dtype="bf16", axes="02"),
         Case.of(14_001, 2_051, dtype="bf16"),
+        Case.of(3, 12_701, 5_504, dtype="bf16", axes="02"),  # so many long rows that each has a warp
     )
     # Columns that are no whole packs: many rows in one part, in several parts, and of two axes; few rows of several
     # matrices; a run of a pack and more, of fewer columns, and columns without neighbours.
