@@ -9,13 +9,14 @@ constexpr int ROW_LOADS = 2 * LOADS, ROW_RESIDENT = 3;
 
 // A block needs a last round of loads, which may be nearly empty, and a barrier for every output; warps need
 // neither, but the last ones end alone. So they suit outputs that are many, and too short for a block to be
-// long at work. All runs must be whole packs.
+// long at work. All runs must be whole packs, and lie along one axis.
 template <typename T>
 bool are_rows_by_warp(const Tiling& tiling, int64_t sms) {
   constexpr int64_t WAVES_OF_WARPS = 4, ROUNDS_OF_BLOCK = 4;
   const bool whole = tiling.wide && tiling.tail == 0 && tiling.run % Pack<T>::SIZE == 0 &&
                      tiling.reduced.inner().size == tiling.run / Pack<T>::SIZE;
-  return tiling.columns == 0 && whole && tiling.lanes == THREADS &&
+  const bool walked = tiling.reduced.rank <= 2 && tiling.reduced.inner().size >= 32;
+  return tiling.columns == 0 && whole && walked && tiling.lanes == THREADS &&
          tiling.kept.count >= WAVES_OF_WARPS * sms * ROW_RESIDENT * (THREADS / 32) &&
          tiling.units() <= ROUNDS_OF_BLOCK * THREADS * ROW_LOADS;
 }
@@ -25,16 +26,23 @@ __device__ void reduce_rows_by_warp(const T* x, void* out, const Tiling& tiling,
   const int64_t output = (static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x) / 32;
   if (output >= tiling.kept.count) return;  // as do all lanes of the warp
   const Offsets place = place_of(tiling.kept, output);
-  const int64_t units = tiling.reduced.count;
+  const Axis& inner = tiling.reduced.axis[tiling.reduced.rank - 1];
+  const int units = static_cast<int>(tiling.reduced.count), run = static_cast<int>(inner.size);
+  // From behind a run to the next one.
+  const int64_t gap = tiling.reduced.axis[0].stride - tiling.run;
+  const int lane = threadIdx.x % 32;
+  const T* at = x + place.offset + lane * Pack<T>::SIZE;
+  int left = run - lane;  // packs of the run from `at` on
   Total total = Total::none();
 #pragma unroll 1
-  for (int64_t unit = threadIdx.x % 32; unit < units; unit += 32 * ROW_LOADS) {
+  for (int unit = lane; unit < units; unit += 32 * ROW_LOADS) {
     Load<T, Access::PACKS> loads[ROW_LOADS];
 #pragma unroll
     for (int i = 0; i < ROW_LOADS; ++i) {
-      const int64_t at = unit + 32 * i;
-      const Spot spot = spot_of(tiling.reduced, at < units ? at : unit);
-      loads[i].from(x + place.offset + spot.outer.offset + spot.inner * Pack<T>::SIZE, at < units);
+      loads[i].from(at, unit + 32 * i < units);
+      left -= 32;
+      at += 32 * Pack<T>::SIZE + (left > 0 ? 0 : gap);
+      left += left > 0 ? 0 : run;
     }
 #pragma unroll
     for (int i = 0; i < ROW_LOADS; ++i) {
@@ -42,5 +50,5 @@ __device__ void reduce_rows_by_warp(const T* x, void* out, const Tiling& tiling,
     }
   }
   total = merge_lanes(total, 32);
-  if (threadIdx.x % 32 == 0) store<T>(total, out, place.step, divisor);
+  if (lane == 0) store<T>(total, out, place.step, divisor);
 }
