@@ -42,9 +42,11 @@ constexpr int NARROW_RESIDENT = HAS_PLACES<Total> ? RESIDENT - 1 : RESIDENT;
 template <typename Total>
 constexpr int SHIFTED_RESIDENT = HAS_PLACES<Total> ? 2 : 3;
 
-template <Access ACCESS>
-constexpr int LANE_RESIDENT = ACCESS == Access::PACKS ? RESIDENT : RESIDENT + 1;
-constexpr int LANE_LOADS = 16;  // of single elements
+constexpr int LANE_LOADS = 16, FEW_LANE_LOADS = 8;  // of single elements
+template <Access ACCESS, int DEPTH>
+constexpr int LANE_RESIDENT = ACCESS == Access::PACKS ? RESIDENT
+                              : DEPTH == LANE_LOADS   ? 5
+                                                      : 6;
 
 enum class By {
   V05,         // v05's kernels
@@ -141,7 +143,7 @@ __global__ void __launch_bounds__(THREADS, COUNTED_RESIDENT)
 }
 
 template <typename T, Access ACCESS, int DEPTH, typename Out, typename Total>
-__global__ void __launch_bounds__(THREADS, LANE_RESIDENT<ACCESS>)
+__global__ void __launch_bounds__(THREADS, LANE_RESIDENT<ACCESS, DEPTH>)
     reduction_nd_v06_dispatch_lanes_kernel(const T* x, void* out, const __grid_constant__ Tiling tiling,
                                            float divisor, Total* workspace, unsigned* counters) {
   reduce_lanes<T, ACCESS, DEPTH, Out>(x, out, tiling, divisor, workspace, counters);
@@ -236,12 +238,12 @@ template <typename T, typename Total, Access ACCESS, typename Out = T>
 void launch_lanes(const ReductionNdArgs& args, const Tiling& columns, int64_t sms, void* out, float divisor) {
   constexpr int WIDTH = Load<T, ACCESS>::WIDTH, MANY = ACCESS == Access::PACKS ? LOADS : LANE_LOADS;
   const LaneLimits limits = {
-      .loads = MANY, .bytes = WIDTH * sizeof(T), .resident = sms * LANE_RESIDENT<ACCESS>};
+      .loads = MANY, .bytes = WIDTH * sizeof(T), .resident = sms * LANE_RESIDENT<ACCESS, MANY>};
   const Tiling tiling = lane_tiling_of(columns, limits);
   auto* kernel = reduction_nd_v06_dispatch_lanes_kernel<T, ACCESS, MANY, Out, Total>;
   if constexpr (ACCESS == Access::ELEMENTS) {
-    const bool few = tiling.units() <= int64_t{MANY / 2} * tiling.sharing();
-    if (few) kernel = reduction_nd_v06_dispatch_lanes_kernel<T, ACCESS, MANY / 2, Out, Total>;
+    const bool few = tiling.units() <= int64_t{FEW_LANE_LOADS} * tiling.sharing();
+    if (few) kernel = reduction_nd_v06_dispatch_lanes_kernel<T, ACCESS, FEW_LANE_LOADS, Out, Total>;
   }
   launch<T, Total>(args, tiling, lane_parts_of(tiling, limits), WIDTH, kernel, out, divisor);
 }
