@@ -1,11 +1,11 @@
-// Argmax down columns of v06 whose rows come in the order of indices: a thread keeps a row's 32-bit number
-// for each column, and finds its index at the end. Terms: docs/glossary.md.
+// Argmax down columns of v06 that are whole packs, if rows come in the order of indices: a thread keeps a
+// row's 32-bit number for each column, and finds its index at the end. Terms: docs/glossary.md.
 #pragma once
 
 #include "short_columns.cuh"
 
-// How a thread adds the columns of a pack (see reduce_columns). Words: ShiftedLoad<T> or AlignedLoad<T>.
-template <typename T, typename Words>
+// How a thread adds the columns of a pack (see reduce_columns).
+template <typename T>
 struct Counted {
   using Layout = ShiftedTiling;
   static constexpr int WIDTH = Pack<T>::SIZE;
@@ -18,25 +18,23 @@ struct Counted {
   template <int DEPTH>
   __device__ static void add(ArgMax (&totals)[WIDTH], const T* x, int64_t pack, const ShiftedTiling& tiling,
                              const Share& share) {
-    const T *const columns = x + place_of(tiling.kept, pack).offset, *const end = x + tiling.extent;
+    const T* const columns = x + place_of(tiling.kept, pack).offset;
     const int64_t row_stride = tiling.reduced.axis[0].stride;
-    const int own = count(tiling, pack);
     Running<ArgMax> running[WIDTH];
 #pragma unroll 1
     for (int64_t row = share.unit; row < share.end; row += share.round) {
-      Words loads[DEPTH];
+      Load<T, Access::PACKS> loads[DEPTH];
 #pragma unroll
       for (int i = 0; i < DEPTH; ++i) {
         const int64_t at = row + i * share.stride;
-        loads[i].from(columns + min(at, share.end - 1) * row_stride, at < share.end, x, end);
+        loads[i].from(columns + min(at, share.end - 1) * row_stride, at < share.end);
       }
 #pragma unroll
       for (int i = 0; i < DEPTH; ++i) {
         const int64_t at = row + i * share.stride;
         if (at >= share.end) break;
-        const Pack<T> taken = loads[i].taken(own);
 #pragma unroll
-        for (int j = 0; j < WIDTH; ++j) running[j].add(taken[j], static_cast<unsigned>(at));
+        for (int j = 0; j < WIDTH; ++j) running[j].add(loads[i][j], static_cast<unsigned>(at));
       }
     }
 #pragma unroll

@@ -26,7 +26,8 @@ struct Running<ArgMax> {
   template <typename T>
   __device__ void add(T element, unsigned at) {
     const float other = to_float(element);
-    const bool wins = !(other <= value) && !isnan(value);  // NaN wins, once
+    // NaN wins, once. No && here: it would be a branch for every element.
+    const bool wins = static_cast<int>(!(other <= value)) & static_cast<int>(!isnan(value));
     value = wins ? other : value;
     row = wins ? at : row;
   }

@@ -93,7 +93,7 @@ __device__ void reduce_columns(const T* x, void* out, const typename Way::Layout
     if (column % WIDTH >= Way::count(tiling, its_pack)) continue;
     const int64_t at = place_of(tiling.kept, its_pack).step + column % WIDTH * tiling.column_step;
     Total total = gridDim.y > 1 ? workspace[column] : Parts::merged(parts, column, width);
-#pragma unroll 4
+#pragma unroll 8
     for (unsigned other = 1; gridDim.y > 1 && other < gridDim.y; ++other) {
       total.merge(workspace[static_cast<int64_t>(other) * width + column]);
     }

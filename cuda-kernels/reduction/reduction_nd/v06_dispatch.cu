@@ -1,16 +1,20 @@
-// reduction_nd v06_dispatch: columns that are no whole packs, by shifted packs or with more loads in flight.
+// reduction_nd v06_dispatch: columns that are no whole packs, a lane a column, with more loads in flight.
 //
-// Change:   down columns whose rows start anywhere within 16 bytes, a pack of neighbouring columns is shifted
-//           together from the two aligned words that it spans. Down columns that have no neighbours in
-//           memory, or too few, a thread has sixteen loads of one element in flight instead of four, for
-//           argmax eight. Runs of a few elements that lie side by side with those of other outputs are
-//           columns, too, whose totals a second launch merges; so are several rows of few columns that
-//           continue in memory. Columns of few rows have a thread each pack, if these are many. Argmax down
-//           columns keeps numbers of rows instead of indices. Everything else goes to v05's kernels.
-// Why:      a load of one element takes as many instructions to find its place as one of sixteen bytes. And
-//           the bytes in flight set the rate, by Little's law: four loads of one fp16 element are 8 bytes a
-//           thread, where a thread of aligned columns has 64.
-// Error:    as v05's; of few rows that a thread adds alone, at most (R + 2) eps/2 sum|x|.
+// Change:   down columns that are no whole packs in every row, a lane has a column, and sixteen loads of
+//           single elements in flight, each a fixed distance behind the one before. A tile has as many
+//           columns as fill a block, so those of narrow rows are whole rows side by side; threads that
+//           share its rows merge by a tree. Few columns of whole packs are divided alike. If the reduced
+//           axes are several, a pack of neighbouring columns is shifted together from the two aligned
+//           words that it spans. Runs of a few elements that lie side by side with those of other outputs
+//           are columns, too, whose totals a second launch merges. Many columns of whole packs and few
+//           rows have a thread each pack. Argmax down columns keeps numbers of rows instead of indices.
+//           Very many outputs of some thousand packs have a warp each. Everything else goes to v05's
+//           kernels.
+// Why:      the bytes in flight set the rate, by Little's law: v05's four loads of one fp16 element are 8
+//           bytes a thread, where a thread of aligned columns has 64. And v05 finds the place of each load
+//           anew. Rows of one axis are a stride apart: two additions and a load are less than shifting
+//           packs takes.
+// Error:    as v05's; of R rows that a thread adds alone, at most (R / 16 + 22) eps/2 sum|x|.
 // Counter:  at the bench cases, whose columns are whole packs, nothing changes; the time falls down columns
 //           of a matrix whose rows lie an odd number of elements apart.
 // Requires: nothing. The counters are 0 at the start and again at the end.
@@ -19,7 +23,8 @@
 #include <type_traits>
 
 #include "counted_columns.cuh"
-#include "folded_columns.cuh"
+#include "lane_columns.cuh"
+#include "warp_rows.cuh"
 
 void reduction_nd_v05_split(const ReductionNdArgs& args);
 
@@ -37,18 +42,25 @@ constexpr int NARROW_RESIDENT = HAS_PLACES<Total> ? RESIDENT - 1 : RESIDENT;
 template <typename Total>
 constexpr int SHIFTED_RESIDENT = HAS_PLACES<Total> ? 2 : 3;
 
+constexpr int LANE_LOADS = 16, FEW_LANE_LOADS = 8;  // of single elements
+template <Access ACCESS, int DEPTH>
+constexpr int LANE_RESIDENT = ACCESS == Access::PACKS ? RESIDENT
+                              : DEPTH == LANE_LOADS   ? 5
+                                                      : 6;
+
 enum class By {
-  V05,      // v05's kernels
-  SHIFTED,  // packs of columns, shifted together
-  NARROW,   // single elements of columns, NARROW_LOADS<Total> at once
-  RUNS,     // short runs as columns, shifted together, and their totals
-  FOLDS,    // several rows as one, shifted together, and their totals
-  SHORT,    // all rows of a pack of columns by one thread
-  COUNTED,  // argmax by packs of columns, with numbers of rows
+  V05,         // v05's kernels
+  LANES,       // single elements of columns, a lane a column, LANE_LOADS at once
+  PACK_LANES,  // packs of few columns in tiles that they fill
+  SHIFTED,     // packs of columns, shifted together
+  NARROW,      // single elements of columns, NARROW_LOADS<Total> at once
+  RUNS,        // short runs as columns, and their totals
+  SHORT,       // all rows of a pack of columns by one thread
+  COUNTED,     // argmax by packs of columns, with numbers of rows
+  WARPS,       // a warp an output of some thousand whole packs
 };
 
-// For columns that are no whole packs; the first line that fits counts. Before it, RUNS, SHORT, COUNTED and
-// FOLDS are looked for.
+// For columns whose rows are several axes and that are no whole packs; the first line that fits counts.
 struct Route {
   int64_t neighbours;  // at least, of columns in memory, in packs
   int64_t loads;       // at least, of a thread that takes single elements
@@ -62,37 +74,43 @@ constexpr Route ROUTES[] = {
 
 constexpr int64_t SHORT_ROWS = 128;   // at most, but for argmax, whose totals are dear to merge
 constexpr int64_t SHORT_PACKS = 384;  // of columns an SM, at least
+constexpr int64_t LEAST_ROWS = 16;    // that pay for a place in x and in out of every narrow column
+constexpr int64_t FEW_PACKS = 128;    // of columns: fewer leave most of v05's tiles to very many parts
 constexpr int SHORT_RESIDENT = 5;     // blocks an SM
-template <typename T, typename Words>
-constexpr int COUNTED_RESIDENT = std::is_same_v<Words, ShiftedLoad<T>> ? 2 : 3;
+constexpr int COUNTED_RESIDENT = 3;
 constexpr int SHORT_LOADS = 8, SHORT_SHIFTED_LOADS = 4;  // in flight a thread
-
-// Whether a thread can have packs of columns.
-template <typename T>
-bool are_columns_packs(const Tiling& tiling) {
-  const Axis& inner = tiling.kept.inner();
-  return tiling.columns > 0 && (tiling.wide || (inner.stride == 1 && inner.size >= Pack<T>::SIZE));
-}
 
 // Whether rows can be counted in the place of indices: they come in the order of these.
 bool are_rows_counted(const Tiling& tiling) { return tiling.reduced.rank == 1 && tiling.units() < INT32_MAX; }
 
+// Many columns of few rows, by packs: whole ones, or shifted ones of narrow elements, of which a lane's place
+// would cost more than its rows.
 template <typename T, typename Total>
 bool are_columns_short(const Tiling& tiling, int64_t sms) {
+  const Axis& inner = tiling.kept.inner();
+  const bool packs = tiling.wide || (sizeof(T) < 4 && inner.stride == 1 && tiling.units() < LEAST_ROWS);
   const bool few = HAS_PLACES<Total> ? are_rows_counted(tiling) : tiling.units() <= SHORT_ROWS;
-  if (!few || !are_columns_packs<T>(tiling)) return false;
-  const ShiftedTiling packs = short_tiling_of<T>(tiling);
-  return packs.kept.inner().size >= LINE_PACKS && packs.kept.count >= SHORT_PACKS * sms;
+  if (tiling.columns == 0 || !packs || !few) return false;
+  const ShiftedTiling by_packs = short_tiling_of<T>(tiling);
+  return by_packs.kept.inner().size >= LINE_PACKS && by_packs.kept.count >= SHORT_PACKS * sms;
 }
 
 template <typename T, typename Total>
 By route_of(const Tiling& tiling, int64_t sms) {
   const bool runs = !HAS_PLACES<Total> && are_runs_columns(tiling);
   if (runs && tiling.kept.count * tiling.run >= Pack<T>::SIZE) return By::RUNS;
+  if (tiling.columns == 0) {
+    return !HAS_PLACES<Total> && are_rows_by_warp<T>(tiling, sms) ? By::WARPS : By::V05;
+  }
   if (are_columns_short<T, Total>(tiling, sms)) return By::SHORT;
-  if (HAS_PLACES<Total> && are_columns_packs<T>(tiling) && are_rows_counted(tiling)) return By::COUNTED;
-  if (!HAS_PLACES<Total> && are_columns_folded<T>(tiling)) return By::FOLDS;
-  if (tiling.columns == 0 || tiling.wide) return By::V05;
+  const bool few = tiling.wide && tiling.kept.count < FEW_PACKS;
+  if (HAS_PLACES<Total>) {
+    if (are_rows_counted(tiling)) return tiling.wide && !few ? By::COUNTED : By::LANES;
+  } else if (tiling.reduced.rank == 1) {
+    if (few) return By::PACK_LANES;
+    if (!tiling.wide) return By::LANES;
+  }
+  if (tiling.wide) return By::V05;
   const Axis& inner = tiling.kept.inner();
   const int64_t neighbours = inner.stride == 1 ? inner.size / Pack<T>::SIZE : 0;
   for (const Route& route : ROUTES) {
@@ -116,12 +134,19 @@ __global__ void __launch_bounds__(THREADS, SHIFTED_RESIDENT<Total>)
   reduce_columns<T, Shifted<T>, LOADS, Out>(x, out, tiling, divisor, workspace, counters);
 }
 
-template <typename T, typename Words>
-__global__ void __launch_bounds__(THREADS, COUNTED_RESIDENT<T, Words>)
+template <typename T>
+__global__ void __launch_bounds__(THREADS, COUNTED_RESIDENT)
     reduction_nd_v06_dispatch_counted_kernel(const T* x, void* out,
                                              const __grid_constant__ ShiftedTiling tiling, float divisor,
                                              ArgMax* workspace, unsigned* counters) {
-  reduce_columns<T, Counted<T, Words>, LOADS>(x, out, tiling, divisor, workspace, counters);
+  reduce_columns<T, Counted<T>, LOADS>(x, out, tiling, divisor, workspace, counters);
+}
+
+template <typename T, Access ACCESS, int DEPTH, typename Out, typename Total>
+__global__ void __launch_bounds__(THREADS, LANE_RESIDENT<ACCESS, DEPTH>)
+    reduction_nd_v06_dispatch_lanes_kernel(const T* x, void* out, const __grid_constant__ Tiling tiling,
+                                           float divisor, Total* workspace, unsigned* counters) {
+  reduce_lanes<T, ACCESS, DEPTH, Out>(x, out, tiling, divisor, workspace, counters);
 }
 
 template <typename T, typename Total>
@@ -132,10 +157,10 @@ __global__ void __launch_bounds__(THREADS)
 }
 
 template <typename T, typename Total>
-__global__ void __launch_bounds__(THREADS)
-    reduction_nd_v06_dispatch_folds_kernel(const float* totals, const T* rest, void* out, int columns,
-                                           int together, int rest_rows, int64_t step, float divisor) {
-  merge_folded<T, Total>(totals, rest, out, columns, together, rest_rows, step, divisor);
+__global__ void __launch_bounds__(THREADS, ROW_RESIDENT)
+    reduction_nd_v06_dispatch_rows_kernel(const T* x, void* out, const __grid_constant__ Tiling tiling,
+                                          float divisor) {
+  reduce_rows_by_warp<T, Total>(x, out, tiling, divisor);
 }
 
 template <typename T, typename Words, int DEPTH, typename Total>
@@ -182,36 +207,6 @@ void launch_shifted(const ReductionNdArgs& args, const Tiling& narrow, int64_t s
 }
 
 template <typename T, typename Total>
-void launch_runs(const ReductionNdArgs& args, const Tiling& along, int64_t sms, float divisor) {
-  if constexpr (!HAS_PLACES<Total>) {
-    const Tiling columns = columns_of_runs(along);
-    auto* totals = static_cast<float*>(args.memory->workspace(columns.kept.count * sizeof(float)));
-    launch_shifted<T, Total, float>(args, columns, sms, totals, 1.0f);
-    reduction_nd_v06_dispatch_runs_kernel<T, Total>
-        <<<static_cast<unsigned>(cdiv(along.kept.count, THREADS)), THREADS, 0, args.stream>>>(
-            totals, args.out, along.kept.count, static_cast<int>(along.run), divisor);
-    CUDA_CHECK(cudaGetLastError());
-  }
-}
-
-template <typename T, typename Total>
-void launch_folds(const ReductionNdArgs& args, const Tiling& narrow, int64_t sms, float divisor) {
-  if constexpr (!HAS_PLACES<Total>) {
-    const Fold fold = folded<T>(narrow);
-    const Tiling& tiling = fold.tiling;
-    auto* totals = static_cast<float*>(args.memory->workspace(tiling.kept.count * sizeof(float)));
-    launch_shifted<T, Total, float>(args, tiling, sms, totals, 1.0f);
-    const T* const rest = static_cast<const T*>(args.x) + tiling.units() * tiling.kept.count;
-    const int64_t columns = narrow.kept.count;
-    reduction_nd_v06_dispatch_folds_kernel<T, Total>
-        <<<static_cast<unsigned>(columns), THREADS, 0, args.stream>>>(
-            totals, rest, args.out, static_cast<int>(columns), static_cast<int>(fold.together),
-            static_cast<int>(fold.rest), narrow.column_step, divisor);
-    CUDA_CHECK(cudaGetLastError());
-  }
-}
-
-template <typename T, typename Total>
 void launch_short(const ReductionNdArgs& args, const Tiling& columns, float divisor) {
   const ShiftedTiling tiling = short_tiling_of<T>(columns);
   const auto kernel =
@@ -222,11 +217,52 @@ void launch_short(const ReductionNdArgs& args, const Tiling& columns, float divi
   CUDA_CHECK(cudaGetLastError());
 }
 
-template <typename T, typename Words>
+template <typename T, typename Total>
+void launch_rows_by_warp(const ReductionNdArgs& args, const Tiling& tiling, float divisor) {
+  if constexpr (!HAS_PLACES<Total>) {
+    reduction_nd_v06_dispatch_rows_kernel<T, Total>
+        <<<static_cast<unsigned>(cdiv(tiling.kept.count, THREADS / 32)), THREADS, 0, args.stream>>>(
+            static_cast<const T*>(args.x), args.out, tiling, divisor);
+    CUDA_CHECK(cudaGetLastError());
+  }
+}
+
+template <typename T>
 void launch_counted(const ReductionNdArgs& args, const ShiftedTiling& tiling, int64_t sms) {
-  const int64_t parts = parts_of(tiling, LOADS, sms * COUNTED_RESIDENT<T, Words>);
-  launch<T, ArgMax>(args, tiling, parts, Pack<T>::SIZE, reduction_nd_v06_dispatch_counted_kernel<T, Words>,
-                    args.out, args.divisor());
+  const int64_t parts = parts_of(tiling, LOADS, sms * COUNTED_RESIDENT);
+  launch<T, ArgMax>(args, tiling, parts, Pack<T>::SIZE, reduction_nd_v06_dispatch_counted_kernel<T>, args.out,
+                    args.divisor());
+}
+
+template <typename T, typename Total, Access ACCESS, typename Out = T>
+void launch_lanes(const ReductionNdArgs& args, const Tiling& columns, int64_t sms, void* out, float divisor) {
+  constexpr int WIDTH = Load<T, ACCESS>::WIDTH, MANY = ACCESS == Access::PACKS ? LOADS : LANE_LOADS;
+  const LaneLimits limits = {
+      .loads = MANY, .bytes = WIDTH * sizeof(T), .resident = sms * LANE_RESIDENT<ACCESS, MANY>};
+  const Tiling tiling = lane_tiling_of(columns, limits);
+  auto* kernel = reduction_nd_v06_dispatch_lanes_kernel<T, ACCESS, MANY, Out, Total>;
+  if constexpr (ACCESS == Access::ELEMENTS) {
+    const bool few = tiling.units() <= int64_t{FEW_LANE_LOADS} * tiling.sharing();
+    if (few) kernel = reduction_nd_v06_dispatch_lanes_kernel<T, ACCESS, FEW_LANE_LOADS, Out, Total>;
+  }
+  launch<T, Total>(args, tiling, lane_parts_of(tiling, limits), WIDTH, kernel, out, divisor);
+}
+
+template <typename T, typename Total>
+void launch_runs(const ReductionNdArgs& args, const Tiling& along, int64_t sms, float divisor) {
+  if constexpr (!HAS_PLACES<Total>) {
+    const Tiling columns = columns_of_runs(along);
+    auto* totals = static_cast<float*>(args.memory->workspace(columns.kept.count * sizeof(float)));
+    if (columns.reduced.rank == 1) {
+      launch_lanes<T, Total, Access::ELEMENTS, float>(args, columns, sms, totals, 1.0f);
+    } else {
+      launch_shifted<T, Total, float>(args, columns, sms, totals, 1.0f);
+    }
+    reduction_nd_v06_dispatch_runs_kernel<T, Total>
+        <<<static_cast<unsigned>(cdiv(along.kept.count, THREADS)), THREADS, 0, args.stream>>>(
+            totals, args.out, along.kept.count, static_cast<int>(along.run), divisor);
+    CUDA_CHECK(cudaGetLastError());
+  }
 }
 
 }  // namespace
@@ -246,13 +282,19 @@ void reduction_nd_v06_dispatch(const ReductionNdArgs& args) {
         return launch_narrow<T, Total>(args, tiling, sms, divisor);
       case By::RUNS:
         return launch_runs<T, Total>(args, tiling, sms, divisor);
-      case By::FOLDS:
-        return launch_folds<T, Total>(args, tiling, sms, divisor);
+      case By::LANES:
+        return launch_lanes<T, Total, Access::ELEMENTS>(args, narrowed<T>(tiling), sms, args.out, divisor);
+      case By::PACK_LANES:
+        if constexpr (!HAS_PLACES<Total>) {
+          launch_lanes<T, Total, Access::PACKS>(args, tiling, sms, args.out, divisor);
+        }
+        return;
       case By::SHORT:
         return launch_short<T, Total>(args, tiling, divisor);
       case By::COUNTED:
-        return tiling.wide ? launch_counted<T, AlignedLoad<T>>(args, short_tiling_of<T>(tiling), sms)
-                           : launch_counted<T, ShiftedLoad<T>>(args, short_tiling_of<T>(tiling), sms);
+        return launch_counted<T>(args, short_tiling_of<T>(tiling), sms);
+      case By::WARPS:
+        return launch_rows_by_warp<T, Total>(args, tiling, divisor);
       case By::V05:
         return reduction_nd_v05_split(args);
     }

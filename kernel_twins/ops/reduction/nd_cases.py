@@ -97,7 +97,14 @@ TEST_CASES = (
             ((2, 9, 210_000), "1", {}),
             ((60, 3, 8_003), "1", {}),
             ((31, 5, 13_601), "1", {"x": "pitched"}),
-            ((100_003, 7), "0", {}),  # few columns, of which several rows are read as one
+            ((100_003, 7), "0", {}),  # few columns, whose rows are side by side in a block
+            ((400_003, 5), "0", {}),
+            ((100_001, 24), "0", {}),  # few packs of columns
+            ((5, 6_011, 69), "1", {"x": "pitched"}),  # narrow rows of several matrices
+            ((41, 1_303, 30), "1", {}),
+            ((2_001, 61, 23), "1", {"x": "pitched"}),  # so many columns that a thread has all rows of one
+            ((2_983, 1_327), "0", {"offset": "1"}),
+            ((2_801, 699), "0", {"x": "sliced"}),
         )
         for dtype in ITEMSIZE
         for kind in ("sum", "max", "argmax")
@@ -109,6 +116,8 @@ HUGE_CASES = (
     Case.of(2**31 - 5, dtype="bf16"),  # 32 bits count its elements, but not one block more
     Case.of(3, 2**30 + 8, dtype="bf16", axes="0"),
     Case.of(2**17, 2**14 + 8, dtype="bf16", kind="argmax"),
+    Case.of(3, 12_701, 5_504, dtype="bf16", axes="02"),  # so many long rows that each has a warp
+    Case.of(13_003, 16_424, dtype="bf16", kind="max"),
 )
 
 BENCH_CASES = (
