@@ -56,7 +56,8 @@ def reduction_nd_packed_rows_kernel(
         tile = load_packs(x, aligned, place, known, KIND)
         at = pack * VECTOR - skew + place
         if SKEWED:
-            tile = neutral(tile, (at >= 0) & (at < run), KIND)
+            # As unsigned numbers, positions before the run are large: one comparison.
+            tile = neutral(tile, at.to(tl.uint32, bitcast=True) < run.to(tl.uint32, bitcast=True), KIND)
         values, places = take(values, places, tile, at, KIND)
     if SKEWED:  # noqa: SIM102 - a choice of the compiler's, and one of the program
         # x's last elements, where it ends within a pack: the last output's last ones.

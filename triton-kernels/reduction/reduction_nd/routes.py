@@ -19,9 +19,10 @@ PACK = 16  # bytes
 SEEN = 16  # elements of which all sizes and distances must be multiples for the compiler to see packs by itself
 WARPS = 4
 TILE, TILE_OF_PLACES = 4096, 2048  # elements, half as many if a lane keeps positions
-LARGEST = 2**31 - 2**16  # numbers of 32 bits, with room for a tile beyond the end
+LARGEST = 2**31 - 2**20  # numbers of 32 bits, with room for tiles beyond the end
 PROGRAMS = 16  # of an SM, where parts are short enough: more than run at once, so that slow SMs take fewer
-CHUNKS = 4  # a part's tiles, at least
+FEWEST_PROGRAMS = 4  # of an SM, for which parts may be as short as a tile
+CHUNKS = 4  # a part's tiles, at least, if programs are more than that
 
 LANES = 512  # of an SM, from which on lanes with whole outputs keep the memory busy
 MOST_ROWS, LONGEST = 128, 4096  # elements of such an output, if columns are many in a line, and if they are few
@@ -30,7 +31,8 @@ SHORT_RUN = 32  # bytes of a run that a lane reads element by element, while its
 IN_FLIGHT, LOADS = 128, 32  # a lane's bytes and loads
 
 FEWEST_ROWS = 64  # of a class, from which on a plane of totals for it is small beside them
-COLUMN_PACKS = 32  # of a tile
+COLUMN_PACKS = (32, 16)  # of a tile
+FOLDED_PACKS = (32, 64, 128)
 FOLDED_ELEMENTS = 2**20  # from which on few columns are worth a second launch
 
 
@@ -102,7 +104,12 @@ def _divisor(reduced: Axes, kind: str) -> float:
 
 def _parts(x: Tensor, tiles: int, chunks: int) -> int:
     """The parts of a tile's chunks: as many as make several programs for each place on the GPU."""
-    return max(1, min(PROGRAMS * sm_count(x.device) // tiles, chunks // CHUNKS))
+    sms = sm_count(x.device)
+    return max(1, min(PROGRAMS * sms // tiles, max(chunks // CHUNKS, min(chunks, FEWEST_PROGRAMS * sms // tiles))))
+
+
+def _power_below(number: int) -> int:
+    return 2 ** (max(number, 1).bit_length() - 1)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -133,7 +140,7 @@ def _fill_lanes(x: Tensor, kept: Axes, reduced: Axes, along: bool) -> bool:
 def _whole_columns(x: Tensor, kept: Axes, reduced: Axes, kind: str) -> Route:
     outputs, elements, width = count(kept), count(reduced), _width(x, kept, reduced)
     programs = outputs // width // (32 * WARPS * sm_count(x.device))  # of an SM, if each lane has one place
-    several = min(4, 2 ** (max(programs // 8, 1).bit_length() - 1))
+    several = min(4, _power_below(programs // 8))
     turns = max(1, min(LOADS // several, IN_FLIGHT // (several * width * x.element_size())))
     turns = triton.cdiv(elements, triton.cdiv(elements, turns))  # of all turns the same number
     block = 32 * WARPS * several * width
@@ -159,7 +166,10 @@ def _packed_rows(x: Tensor, kept: Axes, reduced: Axes, kind: str) -> Route | Non
     tile = (TILE_OF_PLACES if kind == "argmax" else TILE) // pack
     if runs == 1:
         lanes = least_padded(packs, tile)
-        rows = min(tile // lanes, triton.next_power_of_2(outputs))
+        most = _power_below(outputs // (FEWEST_PROGRAMS * sm_count(x.device)))
+        rows = min(tile // lanes, most)
+        if rows == most:  # few outputs: a tile has more of each
+            lanes = min(tile // rows, triton.next_power_of_2(packs))
     else:  # lanes go on with the next run
         rows = least_padded(outputs, max(tile // triton.next_power_of_2(max(packs, 2 * 32)), 1))
         lanes = min(tile // rows, triton.next_power_of_2(runs * packs))
@@ -177,11 +187,12 @@ def _packed_columns(x: Tensor, kept: Axes, reduced: Axes, kind: str) -> Route | 
     classes = pack // math.gcd(pack, stride)
     if line < 8 * pack or rows < FEWEST_ROWS * classes:
         return None
-    lanes = least_padded(triton.cdiv(line + pack - 1, pack), COLUMN_PACKS)
-    tiles = triton.cdiv(line + pack - 1, pack * lanes)
+    packs = triton.cdiv(line + pack - 1, pack)  # that a row touches, at most
+    lanes = min(COLUMN_PACKS, key=lambda lanes: triton.cdiv(packs, lanes) * lanes)
+    tiles = triton.cdiv(packs, lanes)
     block = (TILE_OF_PLACES if kind == "argmax" else TILE) // (pack * lanes)
     programs = outputs // line * tiles * classes
-    parts = _parts(x, programs, min(triton.cdiv(rows // classes, block), rows // classes * CHUNKS // FEWEST_ROWS))
+    parts = _parts(x, programs, triton.cdiv(rows // classes, block))
     planes = parts * classes if parts * classes > 1 else 0
     kept_axes = tuple(zip(*kept, strict=True))
     constants = {"BLOCK_R": block, "PACKS": lanes, "SPLIT": planes > 0, "FOLDED": 0, "LINE": 0}
@@ -198,7 +209,7 @@ def _folded_columns(x: Tensor, kept: Axes, reduced: Axes, kind: str) -> Route | 
     if kind == "argmax" or len(kept) > 1 or stride != line or line >= 8 * pack or line * rows < FOLDED_ELEMENTS:
         return None
     lanes = max(
-        (each for each in (COLUMN_PACKS, 2 * COLUMN_PACKS, 4 * COLUMN_PACKS) if each >= packs),
+        (each for each in FOLDED_PACKS if each >= packs),
         key=lambda each: (each // packs * packs / each, -each),
     )
     folded = lanes // packs * unit

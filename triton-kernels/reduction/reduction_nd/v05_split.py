@@ -3,12 +3,13 @@
 Change:   every tile's chunks are split into as many parts as fill the GPU with programs; each program writes its part's
           total to a workspace. A second kernel merges the parts of an output, always in the same order. Tile size,
           number of warps and programs an SM are searched over the list below (see tuning.py). Where the compiler does
-          not see multiples of 16 bytes, accesses are spelled out: along long runs from the first whole vector on, the
-          ends one by one; down columns as wide as all distances allow. Many columns give each lane whole ones, and a
-          tile of short runs holds several.
+          not see multiples of 16 bytes, other kernels take packs of 16 bytes where memory has them: of rows at any
+          distance (packed_rows.py), and of columns whose rows start anywhere, or that are few (packed_columns.py).
+          Many outputs of few elements give each lane whole ones (whole_columns.py). What they leave is read here, as
+          wide as all distances allow; a tile of short runs holds several.
 Why:      the statistics of 64 channels are 64 outputs for 132 SMs, and a sum over all axes is one output. Parts occupy
           all SMs, and every run gives the same bits. CUDA's last block saves the second launch, which costs a
-          microsecond or two if there are parts.
+          microsecond or two if there are parts. Single elements of half precision take eight times the instructions.
 Error:    as v04's for the elements of a part, and its merging adds at most one rounding for every 128 parts, and 11.
           Lanes with whole columns add R <= 4,096 elements one after the other.
 Counter:  time stays if there are enough tiles, and falls most if there is one.
@@ -91,7 +92,9 @@ def grid_of(args: dict[str, Any]) -> tuple[int, int]:
     line = args["outputs"] if args["ALONG"] else args["kept_sizes"][-1]
     tiles = args["outputs"] // line * triton.cdiv(line, block_k)
     places = args["PER_SM"] * sm_count(args["x"].device)
-    waves = max(min(tiles * chunks // (places * FEWEST_CHUNKS), MOST_WAVES), 1) if args["ALONG"] else 1
+    waves = 1
+    if args["ALONG"] and tiles < places:
+        waves = max(min(tiles * chunks // (places * FEWEST_CHUNKS), MOST_WAVES), 1)
     return tiles, max(min(waves * places // tiles, chunks), 1)
 
 
