@@ -31,8 +31,8 @@ SHORT_RUN = 32  # bytes of a run that a lane reads element by element, while its
 IN_FLIGHT, LOADS = 128, 32  # a lane's bytes and loads
 
 FEWEST_ROWS = 64  # of a class, from which on a plane of totals for it is small beside them
-COLUMN_PACKS = (32, 16)  # of a tile
-FOLDED_PACKS = (32, 64, 128)
+COLUMN_PACKS = (32, 16)  # of a tile, wide or narrow
+FOLDED_PACKS = (32, 64, 128)  # of a tile of several rows
 FOLDED_ELEMENTS = 2**20  # from which on few columns are worth a second launch
 
 
@@ -188,7 +188,8 @@ def _packed_columns(x: Tensor, kept: Axes, reduced: Axes, kind: str) -> Route | 
     if line < 8 * pack or rows < FEWEST_ROWS * classes:
         return None
     packs = triton.cdiv(line + pack - 1, pack)  # that a row touches, at most
-    lanes = min(COLUMN_PACKS, key=lambda lanes: triton.cdiv(packs, lanes) * lanes)
+    wide, narrow = (triton.cdiv(packs, lanes) * lanes for lanes in COLUMN_PACKS)
+    lanes = COLUMN_PACKS[8 * wide > 9 * narrow]  # the narrow tile only if it leaves clearly fewer lanes idle
     tiles = triton.cdiv(packs, lanes)
     block = (TILE_OF_PLACES if kind == "argmax" else TILE) // (pack * lanes)
     programs = outputs // line * tiles * classes
