@@ -148,6 +148,11 @@ def test_the_mean_of_losses_is_right_when_interpreted() -> None:
     interpret("mean_of_losses")
 
 
+@pytest.mark.parametrize("route", ["lanes", "rows", "columns", "folded"])
+def test_routes_of_reductions_are_right(route: str) -> None:
+    interpret("judge_reductions", route)
+
+
 def test_the_gradient_of_maxima_is_right_when_interpreted() -> None:
     interpret("gradient_of_maxima")
 
@@ -257,6 +262,66 @@ def judge_cooperative(op_name: str, step_name: str, dtype: str) -> None:
                 verdict = Problem(op, case, op.inputs(case, generator(case, "cpu"))).run(call)
                 wrong += [] if verdict.ok else [f"{case.slug} {config}: {verdict.reason}"]
     assert not wrong, "\n".join(wrong)
+
+
+# By what reduction_nd's routes are called, small problems that take them: axes, and how x lies.
+REDUCTIONS: dict[str, list[tuple[tuple[int, ...], str, str]]] = {
+    "lanes": [
+        ((20, 8, 35), "1", ""),
+        ((20, 5, 16), "1", "pitched"),
+        ((5, 140, 8), "02", "permuted"),
+        ((150, 7), "1", ""),
+        ((12, 25, 3, 14), "02", ""),
+    ],
+    "rows": [
+        ((5, 401), "1", "pitched"),
+        ((1, 5_003), "1", ""),
+        ((9, 797), "0", "permuted"),
+        ((17, 89), "01", "pitched"),
+        ((6, 7, 117), "02", ""),
+    ],
+    "columns": [
+        ((70, 131), "0", "pitched"),
+        ((2, 40, 101), "1", ""),
+        ((40, 300), "0", ""),
+        ((131, 70), "1", "permuted"),
+    ],
+    "folded": [((1_311, 10), "0", ""), ((8, 1_000), "1", "permuted"), ((777, 31), "0", "")],
+}
+
+
+def judge_reductions(route: str) -> None:
+    """Problems that are small for a GPU take the routes of large ones, in several parts."""
+    from kernel_twins.harness.check import Problem, generator
+
+    routes = importlib.import_module("kernel_twins._triton.reduction.reduction_nd.routes")
+    step = importlib.import_module("kernel_twins._triton.reduction.reduction_nd.v05_split")
+    changed = {"FEWEST_ROWS": 4, "CHUNKS": 1, "PROGRAMS": 4, "FOLDED_ELEMENTS": 2_000}
+    for name, value in (changed | {"LANES": 64 if route == "lanes" else 2**20}).items():
+        setattr(routes, name, value)
+    find, taken, wrong, op = routes.route_of, [], [], ops.get("reduction_nd")
+
+    def noted(*args: Any) -> Any:
+        taken.append(find(*args))
+        return taken[-1]
+
+    setattr(step, "route_of", noted)  # noqa: B010
+    call = load("reduction_nd", "v05_split", "triton")
+    kinds = (("sum", ""), ("max", "nans"), ("argmax", "ties"), ("argmax", "masked"), ("argmax", "nans"))
+    for turn, (shape, axes, layout) in enumerate(REDUCTIONS[route]):
+        for kind, values in kinds:
+            if kind == "argmax" and (len(axes) > 1 or route == "folded"):
+                continue
+            variant = {"axes": axes, "kind": kind, "x": layout, "values": values}
+            case = Case.of(
+                *shape, dtype=("bf16", "fp32")[turn % 2], **{key: value for key, value in variant.items() if value}
+            )
+            verdict = Problem(op, case, op.inputs(case, generator(case, "cpu"))).run(call)
+            wrong += [] if verdict.ok else [f"{case.slug}: {verdict.reason}"]
+    assert not wrong, "\n".join(wrong)
+    kernels = {"lanes": "whole_columns", "rows": "packed_rows", "columns": "packed_columns", "folded": "packed_columns"}
+    assert all(each and kernels[route] in each.kernel.__name__ for each in taken)
+    assert all(bool(each.scratch) == (route == "folded") for each in taken)
 
 
 def judge_chunks(op_name: str, step_name: str, dtype: str) -> None:

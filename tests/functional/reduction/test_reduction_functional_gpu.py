@@ -57,6 +57,17 @@ PROBLEMS = [
     ((30_001, 8, 35), 1),
     ((3, 20_001, 69), 1),
     ((3, 30_001), 1),
+    ((9_001, 8, 35), 1),  # many outputs of few elements
+    ((5, 70_001, 17), 0),
+    ((300_001, 7), 1),
+    ((70_001, 3, 5), (0, 2)),
+    ((90_001, 24), 0),  # few columns
+    ((300_001, 10), 0),
+    ((20_003, 131), 0),  # columns whose rows start anywhere
+    ((3, 1_301, 333), 1),
+    ((777, 4_003), 1),  # rows that start anywhere, and runs
+    ((3, 1_000_003), 1),
+    ((117, 23, 117), (0, 2)),
 ]
 VIEWS = {
     "transposed": lambda x: x.transpose(0, 1),

@@ -3,12 +3,13 @@
 Change:   every tile's chunks are split into as many parts as fill the GPU with programs; each program writes its part's
           total to a workspace. A second kernel merges the parts of an output, always in the same order. Tile size,
           number of warps and programs an SM are searched over the list below (see tuning.py). Where the compiler does
-          not see multiples of 16 bytes, accesses are spelled out: along long runs from the first whole vector on, the
-          ends one by one; down columns as wide as all distances allow. Many columns give each lane whole ones, and a
-          tile of short runs holds several.
+          not see multiples of 16 bytes, other kernels take packs of 16 bytes where memory has them: of rows at any
+          distance (packed_rows.py), and of columns whose rows start anywhere, or that are few (packed_columns.py).
+          Many outputs of few elements give each lane whole ones (whole_columns.py). What they leave is read here, as
+          wide as all distances allow; a tile of short runs holds several.
 Why:      the statistics of 64 channels are 64 outputs for 132 SMs, and a sum over all axes is one output. Parts occupy
           all SMs, and every run gives the same bits. CUDA's last block saves the second launch, which costs a
-          microsecond or two if there are parts.
+          microsecond or two if there are parts. Single elements of half precision take eight times the instructions.
 Error:    as v04's for the elements of a part, and its merging adds at most one rounding for every 128 parts, and 11.
           Lanes with whole columns add R <= 4,096 elements one after the other.
 Counter:  time stays if there are enough tiles, and falls most if there is one.
@@ -28,7 +29,8 @@ from torch import Tensor
 
 from kernel_twins._triton.lib import plans, tuning
 from kernel_twins._triton.lib.device import sm_count
-from kernel_twins._triton.reduction.reduction_nd.axes import along_reduced, count, split
+from kernel_twins._triton.reduction.reduction_nd.axes import Axes, along_reduced, count, split
+from kernel_twins._triton.reduction.reduction_nd.routes import Route, least_padded, route_of
 from kernel_twins._triton.reduction.reduction_nd.totals import (
     NOWHERE,
     add,
@@ -46,6 +48,8 @@ LONG_RUN = 16  # vectors of a run, from which on its ends are worth a load of th
 SHORT_RUN = 64  # elements of a run, below which a tile holds several
 LONGEST = 4096  # elements of whole columns, whose sum's error grows with them
 IN_TURN = tl.constexpr(4)  # rows that lanes with whole columns add in turn, whose loads are in flight together
+MOST_WAVES, FEWEST_CHUNKS = 4, 16  # of parts along rows, and a part's chunks if they are more than one wave
+ALONE = 4  # times as many elements and warps, if it is one program
 MERGED_TILE, OUTPUTS, MERGING_WARPS = 2048, 16, 4  # the second kernel's tile: elements, most outputs; its warps
 
 CONFIGS = [
@@ -76,22 +80,22 @@ def blocks_of(args: dict[str, Any]) -> tuple[int, int, int]:
     return block_k, min(tile // block_k, triton.next_power_of_2(elements)), 1
 
 
-def least_padded(length: int, most: int) -> int:
-    """The largest power of 2 up to ``most`` whose blocks exceed the length by at most a quarter."""
-    block = min(triton.next_power_of_2(length), most)
-    while block > 1 and 4 * triton.cdiv(length, block) * block > 5 * length:
-        block //= 2
-    return block
-
-
 def grid_of(args: dict[str, Any]) -> tuple[int, int]:
-    """Tiles, and parts a tile: as many as fill the GPU, as long as each has a chunk."""
+    """Tiles, and parts a tile: as many as fill the GPU, as long as each has a chunk.
+
+    Parts of many chunks are divided further: programs that outnumber their places fill the last wave, and slow SMs take
+    fewer of them.
+    """
     block_k, block_r, runs = blocks_of(args)
     run = args["sizes"][-1] if args["ALONG"] else args["elements"]
     chunks = triton.cdiv(args["elements"] // max(run, 1), runs) * triton.cdiv(run, block_r // runs)
     line = args["outputs"] if args["ALONG"] else args["kept_sizes"][-1]
     tiles = args["outputs"] // line * triton.cdiv(line, block_k)
-    return tiles, max(min(args["PER_SM"] * sm_count(args["x"].device) // tiles, chunks), 1)
+    places = args["PER_SM"] * sm_count(args["x"].device)
+    waves = 1
+    if args["ALONG"] and tiles < places:
+        waves = max(min(tiles * chunks // (places * FEWEST_CHUNKS), MOST_WAVES), 1)
+    return tiles, max(min(waves * places // tiles, chunks), 1)
 
 
 def vector_of(args: dict[str, Any]) -> int:
@@ -297,9 +301,24 @@ def _workspace(size: int, kind: str, device: torch.device) -> tuple[Tensor, Tens
 def _first(x: Tensor, out: Tensor, dims: tuple[int, ...], kind: str) -> Plan | None:
     """Run a problem without a plan and return its plan; None if it is empty, interpreted or captured."""
     kept, reduced = split(x.shape, x.stride(), [dim % x.dim() for dim in dims], kind == "argmax")
-    outputs, elements = count(kept), count(reduced)
-    if outputs == 0:
+    if count(kept) == 0:
         return None
+    route = route_of(x, kept, reduced, kind)
+    return _by_v05(x, out, kept, reduced, kind) if route is None else _routed(x, out, kept, reduced, kind, route)
+
+
+def _routed(x: Tensor, out: Tensor, kept: Axes, reduced: Axes, kind: str, route: Route) -> Plan | None:
+    """Run another kernel, and merge its planes."""
+    size = route.planes * count(kept) + route.scratch
+    parts, places = _workspace(size, kind, x.device)
+    first = plans.launch(route.kernel, route.grid, (x, out, parts, places), route.arguments, route.constants)
+    merge = _merge(out, parts, places, kept, reduced, kind, route.planes)
+    return None if first is None else Plan(first, size, merge)
+
+
+def _by_v05(x: Tensor, out: Tensor, kept: Axes, reduced: Axes, kind: str) -> Plan | None:
+    """Run this step's kernel, and merge its parts."""
+    outputs, elements = count(kept), count(reduced)
     along, KIND = along_reduced(kept, reduced), "sum" if kind == "mean" else kind
     divisor = float(elements) if kind == "mean" else 1.0
     kept_axes, reduced_axes = tuple(zip(*kept, strict=True)), tuple(zip(*reduced, strict=True))
@@ -318,12 +337,22 @@ def _first(x: Tensor, out: Tensor, dims: tuple[int, ...], kind: str) -> Plan | N
     size = size_of(config)
     parts, places = _workspace(size, kind, x.device)
     first = plans.launch(kernel, grid, (x, out, parts, places), behind, constants | config)
-    merge = None
-    if size > 0:
-        wide = min(triton.next_power_of_2(outputs), OUTPUTS)
-        merged = min(triton.next_power_of_2(size // outputs), MERGED_TILE // wide)
-        tiles = {"KIND": KIND, "MERGED": merged, "OUTPUTS": wide, "num_warps": MERGING_WARPS}
-        behind = *kept_axes, outputs, size // outputs, divisor
-        grid_of_merge = (triton.cdiv(outputs, wide),)
-        merge = plans.launch(reduction_nd_v05_split_merge_kernel, grid_of_merge, (parts, places, out), behind, tiles)
+    merge = _merge(out, parts, places, kept, reduced, kind, size // outputs)
     return None if first is None else Plan(first, size, merge)
+
+
+def _merge(
+    out: Tensor, parts: Tensor, places: Tensor | None, kept: Axes, reduced: Axes, kind: str, planes: int
+) -> plans.Plan | None:
+    """Merge planes of totals, if there are any. One program that merges many has many warps."""
+    if planes == 0:
+        return None
+    outputs = count(kept)
+    wide = min(triton.next_power_of_2(outputs), OUTPUTS)
+    scale = 1 if outputs > OUTPUTS or kind == "argmax" else ALONE  # argmax's indices take the registers
+    merged = min(triton.next_power_of_2(planes), scale * MERGED_TILE // wide)
+    warps = MERGING_WARPS * scale
+    tiles = {"KIND": "sum" if kind == "mean" else kind, "MERGED": merged, "OUTPUTS": wide, "num_warps": warps}
+    behind = *zip(*kept, strict=True), outputs, planes, float(count(reduced)) if kind == "mean" else 1.0
+    grid = (triton.cdiv(outputs, wide),)
+    return plans.launch(reduction_nd_v05_split_merge_kernel, grid, (parts, places, out), behind, tiles)
