@@ -29,10 +29,19 @@ __device__ void set(Element<T>& element, int, T value) {
 template <typename T, Moves MOVES>
 using Moved = std::conditional_t<MOVES == Moves::ELEMENTS, Element<T>, Pack<T>>;
 
-// Elements [low, high) of the pack that begins at in_x in x and at in_dx in dx. None: high is 0.
-struct Unit {
+// Elements [low, high) of the pack that begins at in_x in x and at in_dx in dx; none if high is 0. Both share
+// a register.
+class Unit {
+ public:
   int64_t in_x, in_dx;
-  int low, high;
+
+  __device__ int low() const { return span_ % 16; }
+  __device__ int high() const { return span_ / 16; }
+  __device__ bool is_empty() const { return span_ == 0; }
+  __device__ void set_span(int low, int high) { span_ = low + 16 * high; }
+
+ private:
+  unsigned span_ = 0;
 };
 
 // NaNs of any dtype, which equal nothing.
@@ -51,15 +60,15 @@ struct InFlight {
     const T* const words = place - skew;
     all = words >= begin && words + (skew > 0 ? 2 : 1) * Pack<T>::SIZE <= end;
     low = high = nans();
-    load_if<Reading::USUAL>(unit.high > 0 && all, words, low);
-    load_if<Reading::USUAL>(unit.high > 0 && all && skew > 0, words + Pack<T>::SIZE, high);
+    load_if<Reading::USUAL>(!unit.is_empty() && all, words, low);
+    load_if<Reading::USUAL>(!unit.is_empty() && all && skew > 0, words + Pack<T>::SIZE, high);
   }
   __device__ Pack<T> taken(const Unit& unit) const {
     Pack<T> pack = put_together<T>(low, high, skew_of(place));
-    if (all || unit.high == 0) return pack;
+    if (all || unit.is_empty()) return pack;
 #pragma unroll
     for (int j = 0; j < Pack<T>::SIZE; ++j) {
-      if (j >= unit.low && j < unit.high) set(pack, j, place[j]);
+      if (j >= unit.low() && j < unit.high()) set(pack, j, place[j]);
     }
     return pack;
   }
@@ -70,7 +79,7 @@ struct InFlight<T, Moves::ELEMENTS> {
 
   __device__ void from(const T* begin, const T*, const Unit& unit) {
     element.value = from_float<T>(NAN);
-    if (unit.high > 0) element.value = begin[unit.in_x];
+    if (!unit.is_empty()) element.value = begin[unit.in_x];
   }
   __device__ Element<T> taken(const Unit&) const { return element; }
 };
@@ -80,7 +89,7 @@ struct InFlight<T, Moves::PACKS> {
 
   __device__ void from(const T* begin, const T*, const Unit& unit) {
     pack.words = nans();
-    load_if(unit.high > 0, begin + unit.in_x, pack.words);
+    load_if(!unit.is_empty(), begin + unit.in_x, pack.words);
   }
   __device__ Pack<T> taken(const Unit&) const { return pack; }
 };
@@ -128,14 +137,14 @@ __device__ void store_moved(T* dx, const Unit& unit, const Moved<T, MOVES>& move
                             bool continues) {
   T* const place = dx + unit.in_dx;
   if constexpr (MOVES == Moves::ELEMENTS) {
-    if (unit.high > 0) *place = moved.value;
+    if (!unit.is_empty()) *place = moved.value;
   } else if constexpr (MOVES == Moves::SHIFTED) {
-    store_anywhere(place, unit.high, moved, overlap, continues);
+    store_anywhere(place, unit.high(), moved, overlap, continues);
   } else {
-    if (unit.high - unit.low == Pack<T>::SIZE) {
+    if (unit.high() - unit.low() == Pack<T>::SIZE) {
       __stcs(reinterpret_cast<uint4*>(place), moved.words);
     } else if (MOVES == Moves::SHIFTED_LOADS) {
-      store_ragged(place, unit.low, unit.high, moved);
+      store_ragged(place, unit.low(), unit.high(), moved);
     }
   }
 }

@@ -96,16 +96,18 @@ struct Item {
     for (int k = 0; k < COUNT; ++k) {
       const int64_t at = number + k * problem.sharing;
       Unit& unit = units[k];
-      unit = {first.in_x + spots[k].in_x, first.in_dx + spots[k].in_dx, 0, at == last ? own_last : own};
+      unit.in_x = first.in_x + spots[k].in_x;
+      unit.in_dx = first.in_dx + spots[k].in_dx;
+      int low = 0, high = at == last ? own_last : own;
       if (ALONG && WIDTH > 1) {
         const int skew = MOVES == Moves::PACKS ? 0 : skew_of(dx + unit.in_dx);
         const int64_t from = spots[k].inner * WIDTH - skew;
         unit.in_x -= skew;
         unit.in_dx -= skew;
-        unit.high = own > 0 ? static_cast<int>(max(min(problem.run - from, int64_t{WIDTH}), int64_t{0})) : 0;
-        unit.low = from < 0 && unit.high > 0 ? skew : 0;
+        high = own > 0 ? static_cast<int>(max(min(problem.run - from, int64_t{WIDTH}), int64_t{0})) : 0;
+        low = from < 0 ? skew : 0;
       }
-      if (at > last) unit.low = unit.high = 0;
+      if (at <= last && high > 0) unit.set_span(low, high);
     }
   }
 };
@@ -191,7 +193,7 @@ __global__ void __launch_bounds__(THREADS, FITTING<MOVES, PASS>)
 #pragma unroll
       for (int k = 0; k < UNITS; ++k) {
         uint32_t equal = Bits::equal(loads[k].taken(units[k]), largest);
-        if (SHIFTS) equal &= Bits::inside(units[k].low, units[k].high);
+        if (SHIFTS) equal &= Bits::inside(units[k].low(), units[k].high());
         bits.add(k, equal);
       }
       word = static_cast<Word>(bits.word);
