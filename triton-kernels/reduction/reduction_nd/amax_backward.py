@@ -4,7 +4,8 @@ Programs walk x as v05's do, in tiles of outputs and elements. Each element that
 of the tile's words, one for each of up to 32 tiles in turn, and counted; then dx is written from bits and counts. If
 outputs fill the GPU and their elements are at most 32 tiles, a program has all of them, and its words in registers. If
 not, each tile has several programs, which store words to a workspace, and writing is a second launch: counts meet by
-atomic additions of integers, which give the same sum in any order.
+atomic additions of integers, which give the same sum in any order. Rows of few columns that continue in memory are
+folded then: several are side by side as one row, whose columns repeat the outputs.
 Twin: cuda-kernels/reduction/reduction_nd/function_amax_backward.cu
 """
 
@@ -24,7 +25,9 @@ from kernel_twins._triton.lib.device import sm_count
 
 TILE, WIDEST, NARROWEST = 4096, 256, 64  # elements of a tile; most columns, and fewest of those that are wider
 SHORTEST = 128  # elements along a longer run
-BITS = tl.constexpr(32)  # of a word
+WORDS = {8: torch.uint8, 16: torch.int16, 32: torch.int32}  # by their bits
+MOST_BITS = max(WORDS)
+FOLD = 2048  # elements of a folded row, about
 PER_SM = 8  # programs, if a tile has several
 MOST_PARTS = 65535  # of a grid's second axis
 NUM_WARPS = 8
@@ -45,11 +48,12 @@ def offset_of(index, sizes, strides, LAST: tl.constexpr):
 
 @triton.jit
 def tile_of(
-    tensor, offset, chunk, inside, run, elements, sizes, strides, kept_stride, ALONG: tl.constexpr, NEAR: tl.constexpr,
-    VECTOR: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+    tensor, offset, chunk, inside, column, run, last_run, elements, sizes, strides, kept_stride, ALONG: tl.constexpr,
+    FOLDS: tl.constexpr, NEAR: tl.constexpr, VECTOR: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
-    # The addresses of a tile, and which elements it has. offset: of its outputs, or of its first column. Accesses of
-    # VECTOR elements are aligned, of which the compiler sees no more than it is told.
+    # The addresses of a tile, and which elements it has. offset: of its outputs, or of its first column. The last row
+    # of a folded problem has only last_run columns. Accesses of VECTOR elements are aligned, of which the compiler sees
+    # no more than it is told.
     INDEX: tl.constexpr = tl.int32 if NEAR else tl.int64
     LAST: tl.constexpr = len(sizes) - 1
     if ALONG:
@@ -68,6 +72,8 @@ def tile_of(
         begin = chunk * BLOCK_R
         row = tl.arange(0, BLOCK_R)[:, None]
         mask = inside[None, :] & (row < tl.minimum(elements - begin, BLOCK_R))
+        if FOLDS:
+            mask &= (column // VECTOR < last_run // VECTOR)[None, :] | (begin + row < elements - 1)
         if LAST == 0:
             offset += begin.to(tl.int64) * strides[0]
             where = tensor + offset // VECTOR * VECTOR + (row.to(INDEX) * strides[0] // VECTOR * VECTOR + in_columns)
@@ -98,11 +104,13 @@ def share_of(dout, step, ties, mask):
 @triton.jit
 def amax_backward_kernel(
     x, out, dout, ties, marks, dx, kept_sizes, kept_strides, kept_targets, kept_steps, sizes, strides, targets,
-    outputs, elements, COUNTS: tl.constexpr, WRITES: tl.constexpr, ALONG: tl.constexpr, NEAR: tl.constexpr,
-    FEW: tl.constexpr, VECTOR: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+    outputs, elements, period, last_run, COUNTS: tl.constexpr, WRITES: tl.constexpr, BITS: tl.constexpr,
+    ALONG: tl.constexpr, FOLDS: tl.constexpr, NEAR: tl.constexpr, FEW: tl.constexpr, VECTOR: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     # x: addressed by strides; dx: by targets; out, dout, ties: by steps. marks: [parts, tiles, words of a part], absent
-    # if one program counts and writes. NEAR: the offsets within a tile fit 32 bits. FEW: so do numbers of elements.
+    # if one program counts and writes. BITS: of a word. FOLDS: columns repeat the `period` outputs. NEAR: the offsets
+    # within a tile fit 32 bits. FEW: so do numbers of elements.
     INDEX: tl.constexpr = tl.int32 if FEW else tl.int64
     KEPT: tl.constexpr = len(kept_sizes) - 1
     AXIS: tl.constexpr = 1 if ALONG else 0  # of elements
@@ -112,20 +120,23 @@ def amax_backward_kernel(
         inside = output < outputs
         from_, to = offset_of(output, kept_sizes, kept_strides, KEPT), offset_of(output, kept_sizes, kept_targets, KEPT)
         step = offset_of(output, kept_sizes, kept_steps, KEPT)
-        run = sizes[len(sizes) - 1]
+        run, column = sizes[len(sizes) - 1], output
         all_chunks = elements // run * ((run - 1) // BLOCK_R + 1)
     else:
         run = kept_sizes[KEPT]
         blocks = (run - 1) // BLOCK_K + 1
         outer, first = program // blocks, program % blocks * BLOCK_K
-        from_, to, step = first * kept_strides[KEPT], first * kept_targets[KEPT], first * kept_steps[KEPT]
+        from_, to, step = first * kept_strides[KEPT], first * kept_targets[KEPT], first * 0
         if KEPT > 0:
             from_ += offset_of(outer, kept_sizes, kept_strides, KEPT - 1)
             to += offset_of(outer, kept_sizes, kept_targets, KEPT - 1)
             step += offset_of(outer, kept_sizes, kept_steps, KEPT - 1)
-        column = tl.arange(0, BLOCK_K)
-        step += column.to(tl.int64) * kept_steps[KEPT]
-        inside = (first + column) // VECTOR < run // VECTOR
+        column = first + tl.arange(0, BLOCK_K)
+        if FOLDS:
+            step += column % period * kept_steps[KEPT]
+        else:
+            step += column * kept_steps[KEPT]
+        inside = column // VECTOR < run // VECTOR
         all_chunks = (elements - 1) // BLOCK_R + 1
     each = ((all_chunks - 1) // tl.num_programs(1) + 1).to(INDEX)
     begin = part * each
@@ -145,14 +156,14 @@ def amax_backward_kernel(
             bits = tl.zeros(SHAPE, dtype=tl.uint32)
             for chunk in tl.range(first_chunk, tl.minimum(first_chunk + BITS, end), loop_unroll_factor=2):
                 where, mask = tile_of(
-                    x, from_, chunk, inside, run, elements, sizes, strides, kept_strides[KEPT], ALONG, NEAR, VECTOR,
-                    BLOCK_K, BLOCK_R,
+                    x, from_, chunk, inside, column, run, last_run, elements, sizes, strides, kept_strides[KEPT], ALONG,
+                    FOLDS, NEAR, VECTOR, BLOCK_K, BLOCK_R,
                 )  # fmt: skip
                 is_largest = tl.load(where, mask=mask, other=float("nan")) == largest
                 bits |= is_largest.to(tl.uint32) << (chunk - first_chunk).to(tl.uint32)
             found += ones_of(bits)
             if not WRITES:
-                tl.store(words + group * (BLOCK_K * BLOCK_R), bits.to(tl.int32, bitcast=True))
+                tl.store(words + group * (BLOCK_K * BLOCK_R), bits.to(marks.dtype.element_ty))
         number = tl.sum(found, axis=AXIS)
         if not WRITES:
             tl.atomic_add(ties + step, number, mask=inside & (number > 0), sem="relaxed")
@@ -164,11 +175,11 @@ def amax_backward_kernel(
         for group in tl.range(0, 1 if COUNTS else groups):
             first_chunk = begin + group * BITS
             if not COUNTS:
-                bits = tl.load(words + group * (BLOCK_K * BLOCK_R)).to(tl.uint32, bitcast=True)
+                bits = tl.load(words + group * (BLOCK_K * BLOCK_R)).to(tl.uint32)
             for chunk in tl.range(first_chunk, tl.minimum(first_chunk + BITS, end)):
                 write, mask = tile_of(
-                    dx, to, chunk, inside, run, elements, sizes, targets, kept_targets[KEPT], ALONG, NEAR, VECTOR,
-                    BLOCK_K, BLOCK_R,
+                    dx, to, chunk, inside, column, run, last_run, elements, sizes, targets, kept_targets[KEPT], ALONG,
+                    FOLDS, NEAR, VECTOR, BLOCK_K, BLOCK_R,
                 )  # fmt: skip
                 is_largest = ((bits >> (chunk - first_chunk).to(tl.uint32)) & 1) != 0
                 tl.store(write, tl.where(is_largest, share, nothing), mask=mask)
@@ -213,12 +224,28 @@ def least_padded(length: int, most: int, fewest: int) -> int:
     return size
 
 
+def are_folded(kept: Sequence[Axis], reduced: Sequence[Axis]) -> bool:
+    """Whether rows of few columns continue in x's memory and in dx's, and are many."""
+    columns, rows = kept[-1], reduced[-1]
+    continue_ = rows.stride == rows.target == columns.size and columns.stride == columns.target == 1
+    return len(kept) == len(reduced) == 1 and continue_ and columns.size <= FOLD // 16 and rows.size >= 2 * FOLD
+
+
+def folded(columns: Axis, rows: Axis) -> tuple[tuple[Axis], tuple[Axis], int]:
+    """The axes of a row that is several, in whole vectors, and of such rows; and the elements of the last one."""
+    together = FOLD // columns.size // 8 * 8
+    width, count = together * columns.size, triton.cdiv(rows.size, together)
+    last_run = rows.size * columns.size - (count - 1) * width
+    return (Axis(width, 1, 1, columns.step),), (Axis(count, width, width, 0),), last_run
+
+
 class Plan(NamedTuple):
     """The prepared launches of a call, for calls that differ only in values and in equally aligned addresses."""
 
     counts: plans.Plan | None  # None if the other one counts as well
     writes: plans.Plan
     words: int  # of the workspace
+    bits: int  # of a word
 
 
 _plans: dict[tuple[Any, ...], Plan] = {}
@@ -237,15 +264,15 @@ def amax_backward(dout: Tensor, x: Tensor, out: Tensor, *, dx: Tensor, dims: Seq
     elif plan.counts is None:
         plan.writes(x, out, dout, None, None, dx)
     else:
-        tensors = x, out, dout, *_workspace(out, plan.words), dx
+        tensors = x, out, dout, *_workspace(out, plan.words, plan.bits), dx
         plan.counts(*tensors)
         plan.writes(*tensors)
 
 
-def _workspace(out: Tensor, words: int) -> tuple[Tensor, Tensor]:
+def _workspace(out: Tensor, words: int, bits: int) -> tuple[Tensor, Tensor]:
     """Counts, which are zeros, and words of bits."""
     ties = torch.zeros(out.shape, dtype=torch.int32, device=out.device)
-    return ties, torch.empty(words, dtype=torch.int32, device=out.device)
+    return ties, torch.empty(words, dtype=WORDS[bits], device=out.device)
 
 
 def _first(dout: Tensor, x: Tensor, out: Tensor, dx: Tensor, dims: Sequence[int]) -> Plan | None:
@@ -258,6 +285,11 @@ def _first(dout: Tensor, x: Tensor, out: Tensor, dx: Tensor, dims: Sequence[int]
     kept = axes([axis for axis in range(x.dim()) if axis not in dims], True)
     reduced = axes([axis for axis in range(x.dim()) if axis in dims], False)
     outputs, elements = (math.prod(axis.size for axis in each) for each in (kept, reduced))
+    period = last_run = kept[-1].size
+    folds = are_folded(kept, reduced)
+    if folds:
+        kept, reduced, last_run = folded(kept[0], reduced[0])
+        outputs, elements = kept[0].size, reduced[0].size
     along = (reduced[-1].stride or math.inf) <= (kept[-1].stride or math.inf)
     line, run = (outputs, reduced[-1].size) if along else (kept[-1].size, elements)
     if along:
@@ -265,34 +297,42 @@ def _first(dout: Tensor, x: Tensor, out: Tensor, dx: Tensor, dims: Sequence[int]
         block_k = min(TILE // block_r, triton.next_power_of_2(outputs))
     else:
         block_k = least_padded(line, WIDEST, NARROWEST)
-        while block_k > NARROWEST and elements > BITS.value * (TILE // block_k):
+        while block_k > NARROWEST and not folds and elements > MOST_BITS * (TILE // block_k):
             block_k //= 2
         block_r = min(TILE // block_k, triton.next_power_of_2(elements))
     inner, others = (reduced[-1], (*kept, *reduced[:-1])) if along else (kept[-1], (*kept[:-1], *reduced))
-    from_x = vector_of(x, inner.stride, [axis.stride for axis in others], inner.size)
-    from_dx = vector_of(dx, inner.target, [axis.target for axis in others], inner.size)
+    run_ends = math.gcd(inner.size, last_run if folds else 0)
+    from_x = vector_of(x, inner.stride, [axis.stride for axis in others], run_ends)
+    from_dx = vector_of(dx, inner.target, [axis.target for axis in others], run_ends)
     tiles = outputs // line * triton.cdiv(line, block_k)
     chunks = elements // run * triton.cdiv(run, block_r)
     farthest = max(abs(block_r * reduced[-1][at]) + abs(block_k * kept[-1][at]) for at in (1, 2))
-    behind = *zip(*kept, strict=True), *tuple(zip(*reduced, strict=True))[:3], outputs, elements
+    behind = *zip(*kept, strict=True), *tuple(zip(*reduced, strict=True))[:3], outputs, elements, period, last_run
     near = {"NEAR": farthest < 2**31, "FEW": elements < 2**30}
-    constants = {"ALONG": along, "BLOCK_K": block_k, "BLOCK_R": block_r, "num_warps": NUM_WARPS} | near
+    constants = {"ALONG": along, "FOLDS": folds, "BLOCK_K": block_k, "BLOCK_R": block_r, "num_warps": NUM_WARPS} | near
 
     def launch(
-        parts: int, ties: Tensor | None, marks: Tensor | None, counts: bool, writes: bool, vector: int
+        parts: int, ties: Tensor | None, marks: Tensor | None, bits: int, counts: bool, writes: bool, vector: int
     ) -> plans.Plan | None:
-        tensors, passes = (x, out, dout, ties, marks, dx), {"COUNTS": counts, "WRITES": writes, "VECTOR": vector}
-        return plans.launch(amax_backward_kernel, (tiles, parts), tensors, behind, constants | passes)
+        tensors, passes = (x, out, dout, ties, marks, dx), {"COUNTS": counts, "WRITES": writes, "BITS": bits}
+        return plans.launch(
+            amax_backward_kernel, (tiles, parts), tensors, behind, constants | passes | {"VECTOR": vector}
+        )
 
     # The bytes that an SM moves: in whole tiles, of which one alone does not saturate it, or evenly and with the bits.
     sms, tile = sm_count(x.device), 2 * chunks * block_k * block_r * x.element_size()
     whole = tile * max(triton.cdiv(tiles, sms), SATURATING)
-    if chunks <= BITS.value and whole <= tile * tiles * 17 // (sms * 16) + LAUNCH_BYTES:
-        both = launch(1, None, None, True, True, min(from_x, from_dx))
-        return None if both is None else Plan(None, both, 0)
+    if not folds and chunks <= MOST_BITS and whole <= tile * tiles * 17 // (sms * 16) + LAUNCH_BYTES:
+        both = launch(1, None, None, MOST_BITS, True, True, min(from_x, from_dx))
+        return None if both is None else Plan(None, both, 0, MOST_BITS)
     parts = max(min(PER_SM * sms // tiles, chunks, MOST_PARTS), 1)
-    words = parts * tiles * triton.cdiv(triton.cdiv(chunks, parts), BITS.value) * block_k * block_r
-    ties, marks = _workspace(out, words)
-    counting = launch(parts, ties, marks, True, False, from_x)
-    writing = launch(parts, ties, marks, False, True, from_dx)
-    return None if counting is None or writing is None else Plan(counting, writing, words)
+    each = triton.cdiv(chunks, parts)
+    if each > MOST_BITS:  # whole words
+        each = max(each // MOST_BITS, triton.cdiv(chunks, MOST_PARTS * MOST_BITS)) * MOST_BITS
+        parts = triton.cdiv(chunks, each)
+    bits = min(size for size in WORDS if size >= min(each, MOST_BITS))
+    words = parts * tiles * triton.cdiv(each, bits) * block_k * block_r
+    ties, marks = _workspace(out, words, bits)
+    counting = launch(parts, ties, marks, bits, True, False, from_x)
+    writing = launch(parts, ties, marks, bits, False, True, from_dx)
+    return None if counting is None or writing is None else Plan(counting, writing, words, bits)
