@@ -99,8 +99,9 @@ struct Item {
       unit.in_x = first.in_x + spots[k].in_x;
       unit.in_dx = first.in_dx + spots[k].in_dx;
       int low = 0, high = at == last ? own_last : own;
-      if (ALONG && WIDTH > 1) {
-        const int skew = MOVES == Moves::PACKS ? 0 : skew_of(dx + unit.in_dx);
+      if (ALONG && MOVES == Moves::PACKS && own > 0) high = WIDTH;
+      if (ALONG && MOVES == Moves::SHIFTED_LOADS) {
+        const int skew = skew_of(dx + unit.in_dx);
         const int64_t from = spots[k].inner * WIDTH - skew;
         unit.in_x -= skew;
         unit.in_dx -= skew;
