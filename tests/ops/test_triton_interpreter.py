@@ -332,7 +332,15 @@ def gradient_of_maxima() -> None:
 
     check(problems)
     # Small tiles, so that a program has more of them than a word has bits, or a word of each size.
-    small = {"TILE": 16, "WIDEST": 16, "NARROWEST": 8, "SHORTEST": 8, "FOLD": 64, "PER_SM": 1, "LAUNCH_BYTES": 0}
+    small: dict[str, Any] = {
+        "TILE": 16,
+        "WIDEST": 16,
+        "NARROWEST": 8,
+        "SHORTEST": 8,
+        "FOLD": 64,
+        "PER_SM": 1,
+        "LAUNCH_BYTES": 0,
+    }
     with mock.patch.multiple(kernels, sm_count=lambda _: 1, **small):
         lengths = (100, 200, 400, 1_200)
         check([(torch.randn(n, generator=random).round(), (0,)) for n in lengths])
