@@ -12,6 +12,7 @@ import math
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -382,14 +383,34 @@ def gradient_of_maxima() -> None:
     for shape, axis in (((20_000,), 0), ((2, 9_000), 1), ((9_000, 3), 0), ((9_000, 3), 1), ((1,), 0)):
         problems += [(torch.randn(shape, generator=random), (axis,)), (torch.zeros(shape), (axis,))]
     problems += [(torch.randn(2, 3, 4, 2, 3, generator=random).half(), dims) for dims in ((0, 2, 3, 4), (1, 3))]
-    for x, dims in problems:
-        leaf = x.detach().requires_grad_()
-        out = leaf.amax(dims)
-        dout = torch.randn(out.shape, generator=random).to(x.dtype)
-        (right,) = torch.autograd.grad(out, leaf, dout)
-        dx = torch.full_like(x, 7.0) if 0 not in x.stride() else torch.empty_like(x).fill_(7.0)
-        kernels.amax_backward(dout, x, out.detach().contiguous(), dx=dx, dims=dims)
-        torch.testing.assert_close(dx, right, rtol=2e-7 if x.dtype == torch.float32 else 1e-3, atol=0, equal_nan=True)
+
+    def check(problems: list[tuple[Any, tuple[int, ...]]]) -> None:
+        for x, dims in problems:
+            leaf = x.detach().requires_grad_()
+            out = leaf.amax(dims)
+            dout = torch.randn(out.shape, generator=random).to(x.dtype)
+            (right,) = torch.autograd.grad(out, leaf, dout)
+            dx = torch.full_like(x, 7.0) if 0 not in x.stride() else torch.empty_like(x).fill_(7.0)
+            kernels.amax_backward(dout, x, out.detach().contiguous(), dx=dx, dims=dims)
+            rtol = 2e-7 if x.dtype == torch.float32 else 1e-3
+            torch.testing.assert_close(dx, right, rtol=rtol, atol=0, equal_nan=True)
+
+    check(problems)
+    # Small tiles, so that a program has more of them than a word has bits, or a word of each size.
+    small: dict[str, Any] = {
+        "TILE": 16,
+        "WIDEST": 16,
+        "NARROWEST": 8,
+        "SHORTEST": 8,
+        "FOLD": 64,
+        "PER_SM": 1,
+        "LAUNCH_BYTES": 0,
+    }
+    with mock.patch.multiple(kernels, sm_count=lambda _: 1, **small):
+        lengths = (100, 200, 400, 1_200)
+        check([(torch.randn(n, generator=random).round(), (0,)) for n in lengths])
+        check([(torch.randn(n, 24, generator=random).half(), (0,)) for n in (20, 70)])
+        check([(torch.randn(n, 3, generator=random).round(), (0,)) for n in (128, 301)])
 
 
 places: Any

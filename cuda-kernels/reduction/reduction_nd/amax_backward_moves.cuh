@@ -3,12 +3,13 @@
 
 #include <type_traits>
 
-#include "shifted_access.cuh"
+#include "lib/load_if.cuh"
+#include "lib/packs.cuh"
 
 enum class Moves {
   ELEMENTS,       // one element
   PACKS,          // packs of 16 bytes, all of them whole and aligned
-  SHIFTED_LOADS,  // packs that are aligned in dx alone; the last one of a run may be ragged
+  SHIFTED_LOADS,  // packs that are aligned in dx alone; those at the ends of a run may be ragged
   SHIFTED,        // packs that start anywhere in both
 };
 
@@ -28,45 +29,122 @@ __device__ void set(Element<T>& element, int, T value) {
 template <typename T, Moves MOVES>
 using Moved = std::conditional_t<MOVES == Moves::ELEMENTS, Element<T>, Pack<T>>;
 
-// A load in flight, of which `count` elements are wanted; others are undefined. x's memory ends at `end`.
+// Elements [low, high) of the pack that begins at in_x in x and at in_dx in dx; none if high is 0. Both share
+// a register.
+class Unit {
+ public:
+  int64_t in_x, in_dx;
+
+  __device__ int low() const { return span_ % 16; }
+  __device__ int high() const { return span_ / 16; }
+  __device__ bool is_empty() const { return span_ == 0; }
+  __device__ void set_span(int low, int high) { span_ = low + 16 * high; }
+
+ private:
+  unsigned span_ = 0;
+};
+
+// NaNs of any dtype, which equal nothing.
+__device__ inline uint4 nans() { return make_uint4(~0u, ~0u, ~0u, ~0u); }
+
+// A load in flight. Elements that the unit lacks are undefined, but NaN if it has none. x is [begin, end).
 template <typename T, Moves MOVES>
-struct InFlight : ShiftedLoad<T> {};
+struct InFlight {
+  const T* place;
+  uint4 low, high;
+  bool all;  // the aligned words lie within x
+
+  __device__ void from(const T* begin, const T* end, const Unit& unit) {
+    place = begin + unit.in_x;
+    const int skew = skew_of(place);
+    const T* const words = place - skew;
+    all = words >= begin && words + (skew > 0 ? 2 : 1) * Pack<T>::SIZE <= end;
+    low = high = nans();
+    load_if<Reading::USUAL>(!unit.is_empty() && all, words, low);
+    load_if<Reading::USUAL>(!unit.is_empty() && all && skew > 0, words + Pack<T>::SIZE, high);
+  }
+  __device__ Pack<T> taken(const Unit& unit) const {
+    Pack<T> pack = put_together<T>(low, high, skew_of(place));
+    if (all || unit.is_empty()) return pack;
+#pragma unroll
+    for (int j = 0; j < Pack<T>::SIZE; ++j) {
+      if (j >= unit.low() && j < unit.high()) set(pack, j, place[j]);
+    }
+    return pack;
+  }
+};
 template <typename T>
 struct InFlight<T, Moves::ELEMENTS> {
   Element<T> element;
 
-  __device__ void from(const T* place, bool wanted, const T*, const T*) {
-    element.value = from_float<T>(0.0f);
-    if (wanted) element.value = *place;
+  __device__ void from(const T* begin, const T*, const Unit& unit) {
+    element.value = from_float<T>(NAN);
+    if (!unit.is_empty()) element.value = begin[unit.in_x];
   }
-  __device__ Element<T> taken(int) const { return element; }
+  __device__ Element<T> taken(const Unit&) const { return element; }
 };
 template <typename T>
 struct InFlight<T, Moves::PACKS> {
   Pack<T> pack;
 
-  __device__ void from(const T* place, bool wanted, const T*, const T*) {
-    pack.words = make_uint4(0, 0, 0, 0);
-    load_if<Reading::USUAL>(wanted, place, pack.words);
+  __device__ void from(const T* begin, const T*, const Unit& unit) {
+    pack.words = nans();
+    load_if(!unit.is_empty(), begin + unit.in_x, pack.words);
   }
-  __device__ Pack<T> taken(int) const { return pack; }
+  __device__ Pack<T> taken(const Unit&) const { return pack; }
 };
 
-// Stores the first `count` elements. All lanes of a warp call it.
+template <typename T>
+__device__ void store_ragged(T* place, int low, int high, const Pack<T>& pack) {
+#pragma unroll
+  for (int j = 0; j < Pack<T>::SIZE; ++j) {
+    if (j >= low && j < high) place[j] = pack[j];
+  }
+}
+
+// Whether a warp's last lane repeats the first pack of the next warp. It stores nothing, but the lane before
+// it then has both packs of its aligned 16 bytes.
+enum class Overlap { NONE, LAST_LANE };
+
+// Stores the first `count` elements of each lane's pack at `place`, which may be anywhere. Where the next
+// lane's pack continues this one in memory, the aligned 16 bytes that begin in one and end in the other are
+// put together from both; what no such 16 bytes hold is stored element by element. `continues`: the pack of
+// lane 0 continues one of the warp before, which overlaps. All lanes of a warp call it.
+template <typename T>
+__device__ void store_anywhere(T* place, int count, const Pack<T>& pack, Overlap overlap, bool continues) {
+  constexpr int SIZE = Pack<T>::SIZE;
+  const int lane = threadIdx.x % 32, ahead = (SIZE - skew_of(place)) % SIZE;
+  const auto from_next = [](auto value) { return __shfl_down_sync(~0u, value, 1); };
+  const uint4 mine = pack.words;
+  const uint4 next = make_uint4(from_next(mine.x), from_next(mine.y), from_next(mine.z), from_next(mine.w));
+  const auto address = reinterpret_cast<unsigned long long>(place);
+  const unsigned long long next_address = from_next(address);
+  const int next_count = from_next(count);
+  const bool follows = lane < 31 && count == SIZE && next_address == address + sizeof(Pack<T>);
+  const bool takes = count > 0 && ahead + SIZE <= count + (follows ? next_count : 0);
+  const bool before = __shfl_up_sync(~0u, static_cast<int>(takes && follows), 1);
+  const bool given = lane > 0 ? before : continues && ahead <= count;
+  if (overlap == Overlap::LAST_LANE && lane == 31) return;
+  if (takes) __stcs(reinterpret_cast<uint4*>(place + ahead), put_together<T>(mine, next, ahead).words);
+  // Its elements before and behind the aligned 16 bytes.
+  if (!given) store_ragged(place, 0, min(ahead, count), pack);
+  if (!takes) store_ragged(place, ahead, count, pack);
+}
+
+// Stores a unit's elements of a pack. All lanes of a warp call it.
 template <Moves MOVES, typename T>
-__device__ void store_moved(T* place, int count, const Moved<T, MOVES>& moved) {
+__device__ void store_moved(T* dx, const Unit& unit, const Moved<T, MOVES>& moved, Overlap overlap,
+                            bool continues) {
+  T* const place = dx + unit.in_dx;
   if constexpr (MOVES == Moves::ELEMENTS) {
-    if (count > 0) *place = moved.value;
+    if (!unit.is_empty()) *place = moved.value;
   } else if constexpr (MOVES == Moves::SHIFTED) {
-    store_anywhere(place, count, moved);
+    store_anywhere(place, unit.high(), moved, overlap, continues);
   } else {
-    if (count == Pack<T>::SIZE) {
+    if (unit.high() - unit.low() == Pack<T>::SIZE) {
       __stcs(reinterpret_cast<uint4*>(place), moved.words);
     } else if (MOVES == Moves::SHIFTED_LOADS) {
-#pragma unroll
-      for (int j = 0; j < Pack<T>::SIZE; ++j) {
-        if (j < count) place[j] = moved[j];
-      }
+      store_ragged(place, unit.low(), unit.high(), moved);
     }
   }
 }

@@ -17,10 +17,11 @@ struct Walk {
     axes.set_inner(axis);
     targets[axes.rank - 1] = target;
   }
-  // Counts packs of `width` elements along the inner axis, of which the last one may be ragged.
-  void pack(int64_t width) {
+  // Counts packs of `width` elements along the inner axis, of which the first one may begin `lead` elements
+  // before the axis, and the last one may be ragged.
+  void pack(int64_t width, int64_t lead) {
     const Axis single = inner();
-    set_inner(Axis(cdiv(single.size, width), single.stride * width, single.step * width),
+    set_inner(Axis(cdiv(single.size + lead, width), single.stride * width, single.step * width),
               inner_target() * width);
   }
 };
@@ -58,22 +59,53 @@ struct Spots {
   int64_t inner;  // the coordinate along the innermost axis
 };
 
-__device__ inline Spots spots_of(const Walk& walk, int64_t index) {
-  const Axis& outermost = walk.axes.axis[0];
-  if (walk.axes.rank == 1) {
-    return {index * outermost.stride, index * walk.targets[0], index * outermost.step, index};
+// The coordinate along an axis, as split_off gives it, of a number of 32 bits.
+__device__ inline uint32_t split_off(uint32_t& index, const Axis& axis) {
+  const auto size = static_cast<uint32_t>(axis.size);
+  uint32_t quotient = __umulhi(index, static_cast<uint32_t>(axis.reciprocal >> 32));
+  uint32_t rest = index - quotient * size;
+  if (rest >= size) {
+    ++quotient;
+    rest -= size;
   }
-  Spots spots = {};
-#pragma unroll 1  // or the code of all units of a thread does not fit the instruction cache
+  index = quotient;
+  return rest;
+}
+
+template <typename Index, int COUNT>
+__device__ void find_spots(Spots (&spots)[COUNT], const Walk& walk, const int64_t (&numbers)[COUNT]) {
+  Index indices[COUNT];
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) {
+    indices[i] = static_cast<Index>(numbers[i]);
+    spots[i] = {};
+  }
+#pragma unroll 1  // an axis at a time, so that its numbers are read once for all indices
   for (int a = walk.axes.rank - 1; a >= 0; --a) {
     const Axis& axis = walk.axes.axis[a];
-    const int64_t at = a > 0 ? split_off(index, axis) : index;
-    if (a == walk.axes.rank - 1) spots.inner = at;
-    spots.in_x += at * axis.stride;
-    spots.in_dx += at * walk.targets[a];
-    spots.in_out += at * axis.step;
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+      const auto at = static_cast<int64_t>(a > 0 ? split_off(indices[i], axis) : indices[i]);
+      if (a == walk.axes.rank - 1) spots[i].inner = at;
+      spots[i].in_x += at * axis.stride;
+      spots[i].in_dx += at * walk.targets[a];
+      spots[i].in_out += at * axis.step;
+    }
   }
-  return spots;
+}
+
+template <int COUNT>
+__device__ void find_spots(Spots (&spots)[COUNT], const Walk& walk, const int64_t (&numbers)[COUNT]) {
+  const Axis& outermost = walk.axes.axis[0];
+  if (walk.axes.rank > 1) {
+    return walk.axes.count <= UINT32_MAX ? find_spots<uint32_t>(spots, walk, numbers)
+                                         : find_spots<int64_t>(spots, walk, numbers);
+  }
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) {
+    const int64_t at = numbers[i];
+    spots[i] = {at * outermost.stride, at * walk.targets[0], at * outermost.step, at};
+  }
 }
 
 // An item is what a thread has of the kept axes: an output, or a pack of columns. A unit is an item's part at
@@ -84,6 +116,9 @@ struct Problem {
   int64_t run;         // elements along the contiguous axis
   int64_t extent;      // of x, from its first element to behind its last one
   int sharing;
+  int rounds;          // of a block: each of its threads loads several units at once in a round
+  int per_warp;        // items: fewer than lanes if the last lane repeats the next warp's first item
+  bool dx_is_aligned;  // at the starts of all runs
   // Rows of `period` columns are folded if they continue in memory: several are side by side as one row,
   // whose columns repeat the outputs; the last row has only `last_run` elements. 0: not folded.
   unsigned period;

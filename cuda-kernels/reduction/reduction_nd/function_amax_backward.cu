@@ -1,46 +1,50 @@
 // The gradient of a maximum over any axes: dx = dout / ties where x is the maximum, else 0.
 //
 // Threads lie along the axis that is contiguous in memory. If that is a reduced one, threads share an output;
-// if it is a kept one, a thread has the outputs of a pack, and others share its rows. If a block's registers
-// hold an output's elements, x is read once: counted, then dx is written from registers. Otherwise there are
-// two passes, the first of which counts; outputs that are few are split into parts, whose counts meet by
-// atomic additions of integers: these give the same sum in any order.
-// Twin: triton-kernels/reduction/reduction_nd/amax_backward.py
+// if it is a kept one, a thread has the outputs of a pack, and others share its rows. x is read once: a
+// thread marks each element that equals its maximum by a bit, and counts them. Then dx is written from the
+// bits and the counts. If there are outputs enough, a block has all elements of its outputs, and shared
+// memory has the bits. Otherwise outputs are split into parts, and two launches have the bits in a workspace;
+// the counts meet by atomic additions of integers, which give the same sum in any order. Twin:
+// triton-kernels/reduction/reduction_nd/amax_backward.py
 #include "amax_backward.h"
 
-#include "amax_backward_moves.cuh"
+#include "amax_backward_bits.cuh"
 #include "amax_backward_walk.cuh"
 
 namespace {
 
 constexpr int THREADS = 256;
-constexpr int RESIDENT = 8;                  // blocks an SM of a pass
-constexpr int64_t MOST_PARTS = 65535;        // of a grid's second axis
-constexpr int FEW_HELD = 4, MANY_HELD = 16;  // units in a thread's registers
-constexpr int LOADS = 4;                     // in flight a thread at once
-constexpr int LINE_OF_PACKS = 8;             // packs side by side that fill a line
+constexpr int64_t MOST_PARTS = 65535;       // of a grid's second axis
+constexpr int64_t MOST_HELD_BYTES = 32768;  // bits in a block's shared memory
+constexpr int FOLDED_ROWS = 16 * THREADS;   // above so many, few columns are folded
+constexpr int LINE_OF_PACKS = 8;            // packs side by side that fill a line
+constexpr int MANY_WAVES = 8;               // of blocks, of which the last one may be partly empty
+constexpr int MANY_ROUNDS = 4;              // of a block, beside which its start counts little
+// A launch and the clearing of the counts, in bytes that an SM moves in that time.
+constexpr int64_t LAUNCH_BYTES = 98304;
+constexpr int SATURATING = 3;  // blocks whose loads saturate an SM's share of the memory's bandwidth
 
 enum class Pass {
-  BOTH,    // count, then write what registers hold
-  COUNTS,  // adds to ties
-  WRITES,  // from ties
-};
-
-// Where a unit's elements are, and how many of an item's they are: 0 behind the last unit.
-struct Unit {
-  int64_t in_x, in_dx;
-  int count;
+  BOTH,    // count, then write
+  COUNTS,  // stores the bits, and adds to ties
+  WRITES,  // from the bits and ties
 };
 
 // One thread's item.
-template <int WIDTH, bool ALONG>
+template <typename T, Moves MOVES, bool ALONG>
 struct Item {
+  static constexpr int WIDTH = WIDTH_OF<T, MOVES>;
   Spots first;
   int own, own_last;  // columns, and those of a folded problem's last row; 0 if there is no such item
 
-  __device__ Item(const Problem& problem, int64_t item) {
+  // `place`: among the lanes of all blocks.
+  __device__ Item(const Problem& problem, int64_t place) {
+    const int64_t item = problem.per_warp == 32 ? place : place / 32 * problem.per_warp + place % 32;
     const bool exists = item < problem.kept.axes.count;
-    first = spots_of(problem.kept, exists ? item : 0);
+    Spots spots[1];
+    find_spots(spots, problem.kept, {exists ? item : 0});
+    first = spots[0];
     const auto columns = [&](int64_t run) {
       return static_cast<int>(min(max(run - first.inner * WIDTH, int64_t{0}), int64_t{WIDTH}));
     };
@@ -48,20 +52,64 @@ struct Item {
     own_last = exists && !ALONG && problem.folds() ? columns(problem.last_run) : own;
   }
 
+  // The output of column i: its number within a row that is not folded.
+  __device__ int64_t column(const Problem& problem, int i) const {
+    const int64_t folded = first.inner * WIDTH + i;
+    return problem.folds() ? static_cast<unsigned>(folded) % problem.period : i;
+  }
   // The place in out of output i.
   __device__ int64_t output(const Problem& problem, int i) const {
-    if (ALONG) return first.in_out;
-    unsigned column = i;
-    if (problem.folds()) column = static_cast<unsigned>(first.inner * WIDTH + i) % problem.period;
-    return first.in_out + column * problem.step;
+    return ALONG ? first.in_out : first.in_out + column(problem, i) * problem.step;
   }
 
-  __device__ Unit unit(const Problem& problem, int64_t index) const {
-    const int64_t units = problem.reduced.axes.count;
-    const Spots spots = spots_of(problem.reduced, min(index, units - 1));
-    int count = index == units - 1 ? own_last : own;
-    if (ALONG && own > 0) count = static_cast<int>(min(problem.run - spots.inner * WIDTH, int64_t{WIDTH}));
-    return {first.in_x + spots.in_x, first.in_dx + spots.in_dx, index < units ? count : 0};
+  // The values of all outputs; NaN where there is none.
+  __device__ Moved<T, MOVES> outputs_from(const T* values, const Problem& problem) const {
+    Moved<T, MOVES> found;
+    const T none = from_float<T>(NAN);
+    if constexpr (ALONG) {
+      const T value = own > 0 ? values[first.in_out] : none;
+#pragma unroll
+      for (int i = 0; i < WIDTH; ++i) set(found, i, value);
+    } else {
+      if constexpr (WIDTH > 1) {
+        const T* const place = values + first.in_out;
+        if (own == WIDTH && problem.step == 1 && !problem.folds() && skew_of(place) == 0) {
+          return {*reinterpret_cast<const uint4*>(place)};
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < WIDTH; ++i) set(found, i, i < own ? values[output(problem, i)] : none);
+    }
+    return found;
+  }
+
+  // Along a run, packs are laid out as they are aligned in dx.
+  template <int COUNT>
+  __device__ void find(Unit (&units)[COUNT], const Problem& problem, int64_t number, const T* dx) const {
+    const int64_t last = problem.reduced.axes.count - 1;
+    int64_t numbers[COUNT];
+#pragma unroll
+    for (int k = 0; k < COUNT; ++k) numbers[k] = min(number + k * problem.sharing, last);
+    Spots spots[COUNT];
+    find_spots(spots, problem.reduced, numbers);
+#pragma unroll
+    for (int k = 0; k < COUNT; ++k) {
+      const int64_t at = number + k * problem.sharing;
+      Unit& unit = units[k];
+      unit.in_x = first.in_x + spots[k].in_x;
+      unit.in_dx = first.in_dx + spots[k].in_dx;
+      int low = 0, high = at == last ? own_last : own;
+      if (ALONG && MOVES == Moves::PACKS && own > 0) high = WIDTH;
+      if (ALONG && MOVES == Moves::SHIFTED_LOADS) {
+        const int skew = skew_of(dx + unit.in_dx);
+        const int64_t from = spots[k].inner * WIDTH - skew;
+        unit.in_x -= skew;
+        unit.in_dx -= skew;
+        high = own > 0 ? static_cast<int>(max(min(problem.run - from, int64_t{WIDTH}), int64_t{0})) : 0;
+        low = from < 0 ? skew : 0;
+      }
+      if (at <= last && high > 0) unit.set_span(low, high);
+    }
   }
 };
 
@@ -78,122 +126,113 @@ struct Shares {
   }
 };
 
-// Blocks an SM, and loads in flight a thread, as registers allow.
-template <Moves MOVES>
-constexpr bool SHIFTS = MOVES == Moves::SHIFTED_LOADS || MOVES == Moves::SHIFTED;
-template <Moves MOVES, Pass PASS, int HELD>
-constexpr int FITTING = HELD == MANY_HELD || (SHIFTS<MOVES> && PASS == Pass::WRITES) ? 2
-                        : MOVES == Moves::ELEMENTS                                   ? 4
-                                                                                     : 3;
-template <Moves MOVES, bool ALONG, int HELD>
-constexpr int LOADS_OF = SHIFTS<MOVES> && ALONG && HELD == MANY_HELD ? LOADS / 2 : LOADS;
+// Blocks an SM, as registers allow.
+template <Moves MOVES, Pass PASS>
+constexpr int FITTING = MOVES == Moves::PACKS || PASS == Pass::WRITES ? 4 : 3;
 
 // x, dx: addressed by the walks; out, dout, ties: by the kept one. ALONG: the contiguous axis is reduced.
-// HELD: the units of a thread that are loaded before one is used; in a pass, it has several times as many.
-template <typename T, Moves MOVES, bool ALONG, Pass PASS, int HELD>
-__global__ void __launch_bounds__(THREADS, FITTING<MOVES, PASS, HELD>)
+// marks: [blocks, rounds, THREADS], null if shared memory has the bits.
+template <typename T, Moves MOVES, bool ALONG, Pass PASS>
+__global__ void __launch_bounds__(THREADS, FITTING<MOVES, PASS>)
     reduction_nd_amax_backward_kernel(const T* __restrict__ x, const T* __restrict__ out,
-                                      const T* __restrict__ dout, unsigned* ties, T* __restrict__ dx,
+                                      const T* __restrict__ dout, unsigned* ties,
+                                      typename TieBits<T, MOVES>::Word* marks, T* __restrict__ dx,
                                       const __grid_constant__ Problem problem) {
-  constexpr int WIDTH = WIDTH_OF<T, MOVES>, OUTPUTS = ALONG ? 1 : WIDTH;
-  __shared__ unsigned counts[PASS == Pass::WRITES ? 1 : THREADS * OUTPUTS];  // [items of the block, OUTPUTS]
+  using Bits = TieBits<T, MOVES>;
+  using Word = typename Bits::Word;
+  constexpr int WIDTH = WIDTH_OF<T, MOVES>, OUTPUTS = ALONG ? 1 : WIDTH, UNITS = Bits::UNITS;
+  constexpr bool SHIFTS = MOVES == Moves::SHIFTED_LOADS || MOVES == Moves::SHIFTED;
+  // [OUTPUTS, items of the block]; of a folded problem [period]
+  __shared__ unsigned counts[PASS == Pass::WRITES ? 1 : THREADS * OUTPUTS];
+  extern __shared__ uint32_t held[];
   const int items = THREADS / problem.sharing;
   const int local = ALONG ? threadIdx.x / problem.sharing : threadIdx.x % items;
   const int lane = ALONG ? threadIdx.x % problem.sharing : threadIdx.x / items;
-  const Item<WIDTH, ALONG> item(problem, static_cast<int64_t>(blockIdx.x) * items + local);
-  const T* const end = x + problem.extent;
+  const Item<T, MOVES, ALONG> item(problem, static_cast<int64_t>(blockIdx.x) * items + local);
+  const Overlap overlap = problem.per_warp < 32 ? Overlap::LAST_LANE : Overlap::NONE;
 
-  float largest[OUTPUTS];
-  Shares<T, MOVES> shares;
-#pragma unroll
-  for (int i = 0; i < OUTPUTS; ++i) {
-    largest[i] = i < item.own ? to_float(out[item.output(problem, i)]) : NAN;  // which equals nothing
-    if constexpr (PASS == Pass::WRITES) {
-      const int64_t at = item.output(problem, i);
-      if (i < item.own) shares.set_of(i, dout[at], ties[at]);
-    } else {
-      counts[threadIdx.x * OUTPUTS + i] = 0;
-    }
-  }
-  if constexpr (PASS != Pass::WRITES) __syncthreads();  // waits for the zeros
-
-  unsigned found[OUTPUTS] = {};
-  const auto count_in = [&](const auto& moved, const Unit& unit) {
-#pragma unroll
-    for (int i = 0; i < WIDTH; ++i) {
-      const bool inside = MOVES == Moves::PACKS ? unit.count > 0 : i < unit.count;
-      found[ALONG ? 0 : i] += inside && to_float(moved[i]) == largest[ALONG ? 0 : i];
-    }
-  };
-  const auto write = [&](const auto& moved, const Unit& unit) {
-    Moved<T, MOVES> gradients;
-#pragma unroll
-    for (int i = 0; i < WIDTH; ++i) {
-      const int output = ALONG ? 0 : i;
-      set(gradients, i,
-          to_float(moved[i]) == largest[output] ? shares.share[output] : shares.nothing[output]);
-    }
-    store_moved<MOVES>(dx + unit.in_dx, unit.count, gradients);
-  };
-
-  constexpr int AT_ONCE = LOADS_OF<MOVES, ALONG, HELD>;
-  Moved<T, MOVES> held[HELD];
-  const int64_t stride = static_cast<int64_t>(gridDim.y) * problem.sharing;
-  const auto load = [&](int64_t unit) {
-#pragma unroll
-    for (int group = 0; group < HELD; group += AT_ONCE) {
-      InFlight<T, MOVES> loads[AT_ONCE];
-      int wanted[AT_ONCE];
-#pragma unroll
-      for (int k = 0; k < AT_ONCE; ++k) {
-        const Unit from = item.unit(problem, unit + (group + k) * stride);
-        wanted[k] = from.count;
-        loads[k].from(x + from.in_x, from.count > 0, x, end);
-      }
-#pragma unroll
-      for (int k = 0; k < AT_ONCE; ++k) held[group + k] = loads[k].taken(wanted[k]);
-    }
-  };
-  const auto each = [&](int64_t unit, auto use) {
-    // Defeats common subexpression elimination (CSE), which would keep the units' addresses since they were
-    // loaded, and elements converted to fp32, in more registers than there are.
-    asm volatile("" : "+l"(unit));
-#pragma unroll
-    for (int k = 0; k < HELD; ++k) {
-      if constexpr (WIDTH > 1) keep_packed(held[k]);
-      use(held[k], item.unit(problem, unit + k * stride));
-    }
-  };
-  if constexpr (PASS == Pass::BOTH) {
-    load(lane);
-    each(lane, count_in);
-  } else {
-    // The block's threads have the same rounds, so that a warp's lanes store together.
+  const int64_t block = static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x;
+  Word* const words =
+      (PASS == Pass::BOTH ? reinterpret_cast<Word*>(held) : marks + block * problem.rounds * THREADS) +
+      threadIdx.x;
+  // All threads of a block have the same rounds, so that a warp's lanes store together.
+  const auto each_round = [&](auto use) {
 #pragma unroll 1
-    for (int64_t round = static_cast<int64_t>(blockIdx.y) * problem.sharing;
-         round < problem.reduced.axes.count; round += HELD * stride) {
-      load(round + lane);
-      if constexpr (PASS == Pass::COUNTS) each(round + lane, count_in);
-      if constexpr (PASS == Pass::WRITES) each(round + lane, write);
+    for (int round = 0; round < problem.rounds; ++round) {
+      const int64_t begin = (static_cast<int64_t>(round) * gridDim.y + blockIdx.y) * UNITS * problem.sharing;
+      if (begin >= problem.reduced.axes.count) break;
+      Unit units[UNITS];
+      item.find(units, problem, begin + lane, dx);
+      use(units, words[static_cast<int64_t>(round) * THREADS]);
     }
-  }
+  };
 
-  if constexpr (PASS != Pass::WRITES) {
+  Shares<T, MOVES> shares;
+  const auto gradients = item.outputs_from(dout, problem);
+  if constexpr (PASS == Pass::WRITES) {
 #pragma unroll
-    for (int i = 0; i < OUTPUTS; ++i) {
-      if (found[i] > 0) atomicAdd(&counts[local * OUTPUTS + i], found[i]);
+    for (int i = 0; i < WIDTH; ++i) {
+      shares.set_of(i, gradients[i], i < item.own || ALONG ? ties[item.output(problem, i)] : 1);
     }
-    __syncthreads();  // waits for the counts of all threads
+  } else {
+    const T* const end = x + problem.extent;
+    const auto largest = item.outputs_from(out, problem);
 #pragma unroll
-    for (int i = 0; i < OUTPUTS; ++i) {
-      const unsigned number = counts[local * OUTPUTS + i];
-      if constexpr (PASS == Pass::COUNTS) {
-        if (lane == 0 && number > 0) atomicAdd(&ties[item.output(problem, i)], number);
-      } else if (i < item.own) {
-        shares.set_of(i, dout[item.output(problem, i)], number);
+    for (int i = 0; i < OUTPUTS; ++i) counts[threadIdx.x * OUTPUTS + i] = 0;
+    __syncthreads();  // waits for the zeros
+
+    const auto slot = [&](int i) {
+      return problem.folds() ? static_cast<int>(item.column(problem, i)) : i * items + local;
+    };
+    const bool counts_own = PASS == Pass::BOTH || local % 32 < problem.per_warp;  // else they count twice
+    unsigned found = 0;
+    each_round([&](const Unit(&units)[UNITS], Word& word) {
+      InFlight<T, MOVES> loads[UNITS];
+#pragma unroll
+      for (int k = 0; k < UNITS; ++k) loads[k].from(x, end, units[k]);
+      Bits bits;
+#pragma unroll
+      for (int k = 0; k < UNITS; ++k) {
+        uint32_t equal = Bits::equal(loads[k].taken(units[k]), largest);
+        if (SHIFTS) equal &= Bits::inside(units[k].low(), units[k].high());
+        bits.add(k, equal);
+      }
+      word = static_cast<Word>(bits.word);
+      if (ALONG) {
+        found += bits.count();
+      } else if (bits.word != 0 && counts_own) {  // rare where many share an output
+#pragma unroll
+        for (int i = 0; i < OUTPUTS; ++i) {
+          if (const int number = bits.count(i); number > 0) atomicAdd(&counts[slot(i)], number);
+        }
+      }
+    });
+    if (ALONG && found > 0) atomicAdd(&counts[slot(0)], found);
+    __syncthreads();  // waits for the counts of all threads
+    if constexpr (PASS == Pass::BOTH) {
+#pragma unroll
+      for (int i = 0; i < WIDTH; ++i) shares.set_of(i, gradients[i], counts[slot(ALONG ? 0 : i)]);
+    } else if (problem.folds()) {
+      for (unsigned i = threadIdx.x; i < problem.period; i += THREADS) {
+        if (counts[i] > 0) atomicAdd(&ties[i * problem.step], counts[i]);
+      }
+    } else if (lane == 0) {
+#pragma unroll
+      for (int i = 0; i < OUTPUTS; ++i) {
+        const unsigned number = counts[slot(i)];
+        if (number > 0) atomicAdd(&ties[item.output(problem, i)], number);
       }
     }
-    if constexpr (PASS == Pass::BOTH) each(lane, write);
+  }
+  if constexpr (PASS != Pass::COUNTS) {
+    each_round([&](const Unit(&units)[UNITS], const Word& word) {
+      const Bits bits = {word};
+#pragma unroll
+      for (int k = 0; k < UNITS; ++k) {
+        const auto chosen = bits.choose(k, shares.share, shares.nothing);
+        store_moved<MOVES>(dx, units[k], chosen, overlap, item.first.inner > 0);
+      }
+    });
   }
 }
 
@@ -209,22 +248,23 @@ bool are_aligned(const void* tensor, const Walk& inner, const Walk& other, int w
   return true;
 }
 
-// `inner`: the walk of the contiguous axis.
+// `inner`: the walk of the contiguous axis, `along` which threads share an output, or not.
 Moves moves_of(const AmaxBackwardArgs& args, const Problem& problem, const Walk& inner, const Walk& other,
-               int width) {
+               int width, bool along) {
   if (inner.inner().stride != 1 || inner.inner_target() != 1 || problem.run < width) return Moves::ELEMENTS;
-  const auto target = [](const Walk& walk, int a) { return walk.targets[a]; };
   const auto stride = [](const Walk& walk, int a) { return walk.axes.axis[a].stride; };
-  if (!are_aligned(args.dx, inner, other, width, target)) return Moves::SHIFTED;
   const bool whole = problem.run % width == 0 && !problem.folds();
+  if (!problem.dx_is_aligned) return along ? Moves::SHIFTED_LOADS : Moves::SHIFTED;
   return whole && are_aligned(args.x, inner, other, width, stride) ? Moves::PACKS : Moves::SHIFTED_LOADS;
 }
 
-template <typename T, Moves MOVES, bool ALONG, Pass PASS, int HELD>
-void launch(const AmaxBackwardArgs& args, const Problem& problem, dim3 grid, unsigned* ties) {
-  reduction_nd_amax_backward_kernel<T, MOVES, ALONG, PASS, HELD><<<grid, THREADS, 0, args.stream>>>(
+template <typename T, Moves MOVES, bool ALONG, Pass PASS>
+void launch(const AmaxBackwardArgs& args, const Problem& problem, dim3 grid, unsigned* ties, void* marks,
+            int64_t shared_bytes) {
+  using Word = typename TieBits<T, MOVES>::Word;
+  reduction_nd_amax_backward_kernel<T, MOVES, ALONG, PASS><<<grid, THREADS, shared_bytes, args.stream>>>(
       static_cast<const T*>(args.x), static_cast<const T*>(args.out), static_cast<const T*>(args.dout), ties,
-      static_cast<T*>(args.dx), problem);
+      static_cast<Word*>(marks), static_cast<T*>(args.dx), problem);
   CUDA_CHECK(cudaGetLastError());
 }
 
@@ -234,34 +274,60 @@ int64_t outputs_of(const AmaxBackwardArgs& args) {
   return outputs;
 }
 
+// How many blocks share the units of a tile. A few tiles have one wave of blocks, whose work is the same;
+// many have several waves, so that the last one is short.
+int64_t parts_of(int64_t tiles, int64_t slots, int64_t rounds) {
+  const int64_t parts = tiles * MANY_WAVES <= slots
+                            ? std::min(slots / tiles, rounds)
+                            : std::min(cdiv(MANY_WAVES * slots, tiles), rounds / MANY_ROUNDS);
+  return std::clamp(parts, int64_t{1}, MOST_PARTS);
+}
+
 template <typename T, Moves MOVES, bool ALONG>
 void launch(const AmaxBackwardArgs& args, Problem problem) {
-  constexpr int WIDTH = WIDTH_OF<T, MOVES>;
-  const int64_t outputs = outputs_of(args);
-  (ALONG ? problem.reduced : problem.kept).pack(WIDTH);
+  using Bits = TieBits<T, MOVES>;
+  constexpr int WIDTH = WIDTH_OF<T, MOVES>, UNITS = Bits::UNITS;
+  constexpr int SIDE_BY_SIDE = MOVES == Moves::PACKS ? LINE_OF_PACKS : 32;  // at least, down columns
+  const int64_t sms = multiprocessor_count(), slots = sms * FITTING<MOVES, Pass::COUNTS>;
+  const bool leads = ALONG && MOVES == Moves::SHIFTED_LOADS && !problem.dx_is_aligned;
+  (ALONG ? problem.reduced : problem.kept).pack(WIDTH, leads ? WIDTH - 1 : 0);
   const int64_t items = problem.kept.axes.count, units = problem.reduced.axes.count;
-  // Down columns, at least a line's of them are side by side, in a pass a warp's.
-  const auto most_sharing = [&](int side_by_side) {
-    return ALONG ? int64_t{THREADS} : THREADS / std::min(power_of_two_from(items), int64_t{side_by_side});
+  const int64_t columns =
+      std::min(power_of_two_from(items), int64_t{problem.folds() ? THREADS : SIDE_BY_SIDE});
+  const int64_t most_sharing = ALONG ? THREADS : THREADS / columns;
+  if (MOVES == Moves::SHIFTED && items > 32) problem.per_warp = 31;
+  const auto tiles_of = [&](int64_t sharing) {
+    return cdiv(items, THREADS / sharing * problem.per_warp / 32);
   };
-  const auto grid_of = [&](int64_t parts) { return dim3(cdiv(items, THREADS / problem.sharing), parts); };
-  const int64_t line = most_sharing(WIDTH > 1 ? LINE_OF_PACKS : 32);
-  if (!problem.folds() && units <= MANY_HELD * line) {
-    const bool few = units <= FEW_HELD * std::min(line, int64_t{32});
-    problem.sharing = static_cast<int>(power_of_two_from(cdiv(units, few ? FEW_HELD : MANY_HELD)));
-    const auto launched =
-        few ? launch<T, MOVES, ALONG, Pass::BOTH, FEW_HELD> : launch<T, MOVES, ALONG, Pass::BOTH, MANY_HELD>;
-    return launched(args, problem, grid_of(1), nullptr);
+  const auto rounds_of = [&](int64_t sharing) { return cdiv(units, UNITS * sharing); };
+  int64_t sharing = std::min(power_of_two_from(cdiv(units, UNITS)), most_sharing);
+  // Fewer threads share an item if the last round is then less empty, and the blocks are still many.
+  while (sharing > 1 && tiles_of(sharing / 2) > MANY_WAVES * slots &&
+         10 * rounds_of(sharing / 2) * (sharing / 2) <= 9 * rounds_of(sharing) * sharing) {
+    sharing /= 2;
   }
-  problem.sharing = static_cast<int>(
-      std::min(power_of_two_from(cdiv(units, LOADS)), most_sharing(problem.folds() ? THREADS : 32)));
-  const int64_t parts = std::min({multiprocessor_count() * int64_t{RESIDENT} / grid_of(1).x,
-                                  cdiv(units, int64_t{problem.sharing} * LOADS), MOST_PARTS});
+  problem.sharing = static_cast<int>(sharing);
+
+  const int64_t tiles = tiles_of(sharing), rounds = rounds_of(sharing);
+  constexpr int64_t ROUND_BYTES = THREADS * sizeof(typename Bits::Word);
+  // The bytes of x and dx that an SM moves: in whole tiles, of which one block alone does not saturate it, or
+  // evenly and with the bits, a 16th.
+  const int64_t tile = 2 * units * (THREADS / sharing) * WIDTH * int64_t{sizeof(T)};
+  const int64_t whole = tile * std::max(cdiv(tiles, sms), int64_t{SATURATING});
+  const int64_t split = tile * tiles / sms * 17 / 16 + LAUNCH_BYTES;
+  if (!problem.folds() && rounds * ROUND_BYTES <= MOST_HELD_BYTES && whole <= split) {
+    problem.rounds = static_cast<int>(rounds);
+    const dim3 grid(static_cast<unsigned>(tiles));
+    return launch<T, MOVES, ALONG, Pass::BOTH>(args, problem, grid, nullptr, nullptr, rounds * ROUND_BYTES);
+  }
+  const int64_t parts = parts_of(tiles, slots, rounds), outputs = outputs_of(args);
+  problem.rounds = static_cast<int>(cdiv(rounds, parts));
   auto* const ties = static_cast<unsigned*>(args.memory->workspace(outputs * sizeof(unsigned)));
+  void* const marks = args.memory->workspace(tiles * parts * problem.rounds * ROUND_BYTES);
   CUDA_CHECK(cudaMemsetAsync(ties, 0, outputs * sizeof(unsigned), args.stream));
-  const dim3 grid = grid_of(std::max(parts, int64_t{1}));
-  launch<T, MOVES, ALONG, Pass::COUNTS, LOADS>(args, problem, grid, ties);
-  launch<T, MOVES, ALONG, Pass::WRITES, LOADS>(args, problem, grid, ties);
+  const dim3 grid(static_cast<unsigned>(tiles), static_cast<unsigned>(parts));
+  launch<T, MOVES, ALONG, Pass::COUNTS>(args, problem, grid, ties, marks, 0);
+  launch<T, MOVES, ALONG, Pass::WRITES>(args, problem, grid, ties, marks, 0);
 }
 
 template <typename T, bool ALONG>
@@ -271,12 +337,14 @@ void launch(const AmaxBackwardArgs& args, Problem problem) {
   const Walk& other = ALONG ? problem.kept : problem.reduced;
   const Axis& row = problem.reduced.inner();
   const int64_t columns = problem.run;
-  if (!ALONG && inner.inner().stride == 1 && inner.inner_target() == 1 && problem.reduced.axes.rank == 1 &&
-      row.stride == columns && problem.reduced.inner_target() == columns && columns < 32 * SIZE &&
-      row.size > int64_t{MANY_HELD} * THREADS) {
+  if (!ALONG && inner.inner().stride == 1 && inner.inner_target() == 1 && problem.kept.axes.rank == 1 &&
+      problem.reduced.axes.rank == 1 && row.stride == columns && problem.reduced.inner_target() == columns &&
+      columns < 32 * SIZE && row.size > int64_t{FOLDED_ROWS}) {
     fold(problem, SIZE, THREADS * SIZE);
   }
-  switch (moves_of(args, problem, inner, other, SIZE)) {
+  const auto target = [](const Walk& walk, int a) { return walk.targets[a]; };
+  problem.dx_is_aligned = are_aligned(args.dx, inner, other, SIZE, target);
+  switch (moves_of(args, problem, inner, other, SIZE, ALONG)) {
     case Moves::ELEMENTS:
       return launch<T, Moves::ELEMENTS, ALONG>(args, problem);
     case Moves::PACKS:
@@ -284,14 +352,14 @@ void launch(const AmaxBackwardArgs& args, Problem problem) {
     case Moves::SHIFTED_LOADS:
       return launch<T, Moves::SHIFTED_LOADS, ALONG>(args, problem);
     case Moves::SHIFTED:
-      return launch<T, Moves::SHIFTED, ALONG>(args, problem);
+      if constexpr (!ALONG) return launch<T, Moves::SHIFTED, ALONG>(args, problem);
   }
 }
 
 }  // namespace
 
 void reduction_nd_amax_backward(const AmaxBackwardArgs& args) {
-  Problem problem{.kept = walk_of(args, false), .reduced = walk_of(args, true)};
+  Problem problem{.kept = walk_of(args, false), .reduced = walk_of(args, true), .per_warp = 32};
   problem.step = problem.kept.inner().step;
   problem.extent = extent_of(problem.kept.axes, problem.reduced.axes);
   const bool along = along_reduced(problem.kept.axes, problem.reduced.axes);

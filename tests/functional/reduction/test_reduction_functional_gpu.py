@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import numpy as np
@@ -226,6 +227,19 @@ def test_the_gradient_of_maxima_of_rows_with_gaps(backend, n) -> None:
     for dtype, gap in itertools.product(DTYPES, (3, 8)):
         for dim in (0, 1, 2, (0, 2), (1, 2)):
             assert_gradient_of_maxima_is_right(backend, values(11, 77, n + gap, dtype=dtype).round()[..., :n], dim)
+
+
+@OURS
+@pytest.mark.parametrize(
+    ("shape", "dim"),
+    [((3, 700_001), 1), ((200_003, 25), 0), ((70, 731, 398), 1), ((70, 300, 616), (0, 2)), ((80, 45_563), 0)],
+    ids=["few runs", "folded rows", "misaligned rows", "rows of several runs", "wide rows"],
+)
+def test_the_gradient_of_maxima_of_whole_and_of_split_reductions(backend, shape, dim) -> None:
+    for dtype, offset in itertools.product(DTYPES, (0, 1)):
+        x = values(math.prod(shape) + offset, dtype=dtype)[offset:].view(shape)
+        assert_gradient_of_maxima_is_right(backend, x, dim)
+        assert_gradient_of_maxima_is_right(backend, x.round(), dim)
 
 
 @OURS

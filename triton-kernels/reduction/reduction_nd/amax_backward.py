@@ -1,16 +1,18 @@
-"""The gradient of a maximum over any axes: dx = dout / ties where x is the maximum, else 0; two passes over x.
+"""The gradient of a maximum over any axes: dx = dout / ties where x is the maximum, else 0; x is read once.
 
-The first pass counts the elements that equal their maximum, the second writes. Both walk x as v05 does, in tiles of
-outputs and elements. If tiles fill the GPU, a program makes both passes over its own, and finds its elements in a cache
-at the second one. If they are few, each has several programs and the passes are two launches: counts meet by atomic
-additions of integers, which give the same sum in any order.
+Programs walk x as v05's do, in tiles of outputs and elements. Each element that equals its maximum is marked by a bit
+of the tile's words, one for each of up to 32 tiles in turn, and counted; then dx is written from bits and counts. If
+outputs fill the GPU and their elements are at most 32 tiles, a program has all of them, and its words in registers. If
+not, each tile has several programs, which store words to a workspace, and writing is a second launch: counts meet by
+atomic additions of integers, which give the same sum in any order. Rows of few columns that continue in memory are
+folded then: several are side by side as one row, whose columns repeat the outputs.
 Twin: cuda-kernels/reduction/reduction_nd/function_amax_backward.cu
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -20,11 +22,75 @@ from torch import Tensor
 
 from kernel_twins._triton.lib import plans
 from kernel_twins._triton.lib.device import sm_count
-from kernel_twins._triton.reduction.reduction_nd.totals import place_of, run_of
 
-TILE, WIDEST = 4096, 256  # elements of a tile, and columns
+TILE, WIDEST, NARROWEST = 4096, 256, 64  # elements of a tile; most columns, and fewest of those that are wider
+SHORTEST = 128  # elements along a longer run
+WORDS = {8: torch.uint8, 16: torch.int16, 32: torch.int32}  # by their bits
+MOST_BITS = max(WORDS)
+FOLD = 2048  # elements of a folded row, about
 PER_SM = 8  # programs, if a tile has several
-NUM_WARPS = 4
+MOST_PARTS = 65535  # of a grid's second axis
+NUM_WARPS = 8
+SATURATING = 3  # programs whose loads saturate an SM's share of the memory's bandwidth
+LAUNCH_BYTES = 2**17  # that an SM moves while a kernel is launched and the counts are cleared
+
+
+@triton.jit
+def offset_of(index, sizes, strides, LAST: tl.constexpr):
+    # The offset of the element with this number among the axes up to LAST, of which the outermost needs no division.
+    offset = (index * 0).to(tl.int64)
+    for axis in tl.static_range(LAST, -1, -1):
+        at = index % sizes[axis] if axis > 0 else index
+        offset += at.to(tl.int64) * strides[axis]
+        index = index // sizes[axis] if axis > 0 else index
+    return offset
+
+
+@triton.jit
+def tile_of(
+    tensor, offset, chunk, inside, column, run, last_run, elements, sizes, strides, kept_stride, ALONG: tl.constexpr,
+    FOLDS: tl.constexpr, NEAR: tl.constexpr, VECTOR: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+):  # fmt: skip
+    # The addresses of a tile, and which elements it has. offset: of its outputs, or of its first column. The last row
+    # of a folded problem has only last_run columns. Accesses of VECTOR elements are aligned, of which the compiler sees
+    # no more than it is told.
+    INDEX: tl.constexpr = tl.int32 if NEAR else tl.int64
+    LAST: tl.constexpr = len(sizes) - 1
+    if ALONG:
+        within = chunk
+        if LAST > 0:
+            chunks = (run - 1) // BLOCK_R + 1  # tl.cdiv adds first, which wraps near 2^31
+            offset += offset_of(chunk // chunks, sizes, strides, LAST - 1)
+            within = chunk % chunks
+        begin = within * BLOCK_R
+        offset += begin.to(tl.int64) * strides[LAST]
+        index = tl.arange(0, BLOCK_R)[None, :]
+        mask = inside[:, None] & ((begin + index) // VECTOR < run // VECTOR)
+        where = tensor + (offset // VECTOR * VECTOR)[:, None] + index.to(INDEX) * strides[LAST]
+    else:
+        in_columns = tl.arange(0, BLOCK_K)[None, :].to(INDEX) * kept_stride
+        begin = chunk * BLOCK_R
+        row = tl.arange(0, BLOCK_R)[:, None]
+        mask = inside[None, :] & (row < tl.minimum(elements - begin, BLOCK_R))
+        if FOLDS:
+            mask &= (column // VECTOR < last_run // VECTOR)[None, :] | (begin + row < elements - 1)
+        if LAST == 0:
+            offset += begin.to(tl.int64) * strides[0]
+            where = tensor + offset // VECTOR * VECTOR + (row.to(INDEX) * strides[0] // VECTOR * VECTOR + in_columns)
+        else:
+            in_rows = offset + offset_of(begin + row, sizes, strides, LAST)
+            where = tensor + in_rows // VECTOR * VECTOR + in_columns
+    return where, mask
+
+
+@triton.jit
+def ones_of(bits):
+    # How many bits are set, of each word: sums of neighbouring bits, pairs, fours, and bytes.
+    bits -= (bits >> 1) & 0x55555555
+    bits = (bits & 0x33333333) + ((bits >> 2) & 0x33333333)
+    bits = (bits + (bits >> 4)) & 0x0F0F0F0F
+    bits += bits >> 8
+    return ((bits + (bits >> 16)) & 0x3F).to(tl.int32)
 
 
 @triton.jit
@@ -37,76 +103,86 @@ def share_of(dout, step, ties, mask):
 
 @triton.jit
 def amax_backward_kernel(
-    x, out, dout, ties, dx, kept_sizes, kept_strides, kept_targets, kept_steps, sizes, strides, targets, steps,
-    outputs, elements, COUNTS: tl.constexpr, WRITES: tl.constexpr, ALONG: tl.constexpr, NEAR: tl.constexpr,
+    x, out, dout, ties, marks, dx, kept_sizes, kept_strides, kept_targets, kept_steps, sizes, strides, targets,
+    outputs, elements, period, last_run, COUNTS: tl.constexpr, WRITES: tl.constexpr, BITS: tl.constexpr,
+    ALONG: tl.constexpr, FOLDS: tl.constexpr, NEAR: tl.constexpr, FEW: tl.constexpr, VECTOR: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
-    # x: addressed by strides; dx: by targets; out, dout, ties: by steps, which are 0 along reduced axes.
-    # NEAR: the offsets within a tile of columns fit 32 bits.
-    LAST: tl.constexpr = len(sizes) - 1 if ALONG else len(kept_sizes) - 1
+    # x: addressed by strides; dx: by targets; out, dout, ties: by steps. marks: [parts, tiles, words of a part], absent
+    # if one program counts and writes. BITS: of a word. FOLDS: columns repeat the `period` outputs. NEAR: the offsets
+    # within a tile fit 32 bits. FEW: so do numbers of elements.
+    INDEX: tl.constexpr = tl.int32 if FEW else tl.int64
+    KEPT: tl.constexpr = len(kept_sizes) - 1
     AXIS: tl.constexpr = 1 if ALONG else 0  # of elements
-    program, part, count = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.num_programs(1)
+    program, part = tl.program_id(0).to(tl.int64), tl.program_id(1).to(INDEX)
     if ALONG:
         output = program * BLOCK_K + tl.arange(0, BLOCK_K)
         inside = output < outputs
-        offset, step = place_of(output, kept_sizes, kept_strides, kept_steps)
-        target, _ = place_of(output, kept_sizes, kept_targets, kept_steps)
-        run = sizes[LAST]
-        chunks = (run - 1) // BLOCK_R + 1  # tl.cdiv adds first, which wraps near 2^31
-        all_chunks = elements // run * chunks
-        each = tl.cdiv(all_chunks, count)
+        from_, to = offset_of(output, kept_sizes, kept_strides, KEPT), offset_of(output, kept_sizes, kept_targets, KEPT)
+        step = offset_of(output, kept_sizes, kept_steps, KEPT)
+        run, column = sizes[len(sizes) - 1], output
+        all_chunks = elements // run * ((run - 1) // BLOCK_R + 1)
     else:
-        run = kept_sizes[LAST]
+        run = kept_sizes[KEPT]
         blocks = (run - 1) // BLOCK_K + 1
-        first_column = program % blocks * BLOCK_K
-        column = first_column + tl.arange(0, BLOCK_K)
-        inside = column < run
-        offset, first = run_of(program // blocks, kept_sizes, kept_strides, kept_steps)
-        target, _ = run_of(program // blocks, kept_sizes, kept_targets, kept_steps)
-        step = first + column * kept_steps[LAST]
-        offset += first_column * kept_strides[LAST]
-        target += first_column * kept_targets[LAST]
-        chunks = 1
-        all_chunks = (elements - 1) // BLOCK_R + 1
-        each = tl.cast((all_chunks - 1) // count + 1, tl.int64)
-        INDEX: tl.constexpr = tl.int32 if NEAR else tl.int64
-        in_rows = tl.arange(0, BLOCK_R)[:, None].to(INDEX)
-        in_columns = tl.arange(0, BLOCK_K)[None, :].to(INDEX)
-    largest = tl.expand_dims(tl.load(out + step, mask=inside, other=0.0), AXIS)
-    begin, end = part * each, tl.minimum((part + 1) * each, all_chunks)
-    for pass_ in tl.static_range(0 if COUNTS else 1, 2 if WRITES else 1):
-        if pass_ == 0:
-            found = tl.zeros((BLOCK_K, BLOCK_R) if ALONG else (BLOCK_R, BLOCK_K), dtype=tl.int32)
+        outer, first = program // blocks, program % blocks * BLOCK_K
+        from_, to, step = first * kept_strides[KEPT], first * kept_targets[KEPT], first * 0
+        if KEPT > 0:
+            from_ += offset_of(outer, kept_sizes, kept_strides, KEPT - 1)
+            to += offset_of(outer, kept_sizes, kept_targets, KEPT - 1)
+            step += offset_of(outer, kept_sizes, kept_steps, KEPT - 1)
+        column = first + tl.arange(0, BLOCK_K)
+        if FOLDS:
+            step += column % period * kept_steps[KEPT]
         else:
-            number = tl.sum(found, axis=AXIS) if COUNTS else tl.load(ties + step, mask=inside, other=1)
-            share, nothing = share_of(dout, step, number, inside)
-            share, nothing = tl.expand_dims(share, AXIS), tl.expand_dims(nothing, AXIS)
-        for chunk in tl.range(begin, end):
-            if ALONG:
-                outer, to = run_of(chunk // chunks if LAST > 0 else chunk * 0, sizes, strides, targets)
-                index = (chunk % chunks if LAST > 0 else chunk) * BLOCK_R + tl.arange(0, BLOCK_R)[None, :]
-                mask = inside[:, None] & (index < run)
-                where = x + offset[:, None] + outer + index * strides[LAST]
-                write = dx + target[:, None] + to + index * targets[LAST]
-            elif len(sizes) == 1:
-                start = chunk * BLOCK_R
-                mask = inside[None, :] & (tl.arange(0, BLOCK_R)[:, None] < tl.minimum(elements - start, BLOCK_R))
-                where = x + offset + start * strides[0] + (in_rows * strides[0] + in_columns * kept_strides[LAST])
-                write = dx + target + start * targets[0] + (in_rows * targets[0] + in_columns * kept_targets[LAST])
-            else:
-                row = chunk * BLOCK_R + tl.arange(0, BLOCK_R)[:, None]
-                element, to = place_of(row, sizes, strides, targets)
-                mask = inside[None, :] & (row < elements)
-                where = x + offset + in_columns * kept_strides[LAST] + element
-                write = dx + target + in_columns * kept_targets[LAST] + to
-            is_largest = tl.load(where, mask=mask, other=0.0) == largest
-            if pass_ == 0:
-                found += (mask & is_largest).to(tl.int32)
-            else:
-                tl.store(write, tl.where(is_largest, share, nothing), mask=mask)
-    if COUNTS and not WRITES:
+            step += column * kept_steps[KEPT]
+        inside = column // VECTOR < run // VECTOR
+        all_chunks = (elements - 1) // BLOCK_R + 1
+    each = ((all_chunks - 1) // tl.num_programs(1) + 1).to(INDEX)
+    begin = part * each
+    end = tl.minimum(begin + each, all_chunks)
+    groups = (each - 1) // BITS + 1
+    SHAPE: tl.constexpr = (BLOCK_K, BLOCK_R) if ALONG else (BLOCK_R, BLOCK_K)
+    if not (COUNTS and WRITES):
+        words = marks + (part.to(tl.int64) * tl.num_programs(0) + program) * groups * (BLOCK_K * BLOCK_R)
+        words += tl.arange(0, SHAPE[0])[:, None] * SHAPE[1] + tl.arange(0, SHAPE[1])[None, :]
+
+    bits = tl.zeros(SHAPE, dtype=tl.uint32)
+    if COUNTS:
+        largest = tl.expand_dims(tl.load(out + step, mask=inside, other=float("nan")), AXIS)
+        found = tl.zeros(SHAPE, dtype=tl.int32)
+        for group in tl.range(0, 1 if WRITES else groups):
+            first_chunk = begin + group * BITS
+            bits = tl.zeros(SHAPE, dtype=tl.uint32)
+            for chunk in tl.range(first_chunk, tl.minimum(first_chunk + BITS, end), loop_unroll_factor=2):
+                where, mask = tile_of(
+                    x, from_, chunk, inside, column, run, last_run, elements, sizes, strides, kept_strides[KEPT], ALONG,
+                    FOLDS, NEAR, VECTOR, BLOCK_K, BLOCK_R,
+                )  # fmt: skip
+                is_largest = tl.load(where, mask=mask, other=float("nan")) == largest
+                bits |= is_largest.to(tl.uint32) << (chunk - first_chunk).to(tl.uint32)
+            found += ones_of(bits)
+            if not WRITES:
+                tl.store(words + group * (BLOCK_K * BLOCK_R), bits.to(marks.dtype.element_ty))
         number = tl.sum(found, axis=AXIS)
-        tl.atomic_add(ties + step, number, mask=inside & (number > 0), sem="relaxed")
+        if not WRITES:
+            tl.atomic_add(ties + step, number, mask=inside & (number > 0), sem="relaxed")
+    if WRITES:
+        if not COUNTS:
+            number = tl.load(ties + step, mask=inside, other=1)
+        share, nothing = share_of(dout, step, number, inside)
+        share, nothing = tl.expand_dims(share, AXIS), tl.expand_dims(nothing, AXIS)
+        for group in tl.range(0, 1 if COUNTS else groups):
+            first_chunk = begin + group * BITS
+            if not COUNTS:
+                bits = tl.load(words + group * (BLOCK_K * BLOCK_R)).to(tl.uint32)
+            for chunk in tl.range(first_chunk, tl.minimum(first_chunk + BITS, end)):
+                write, mask = tile_of(
+                    dx, to, chunk, inside, column, run, last_run, elements, sizes, targets, kept_targets[KEPT], ALONG,
+                    FOLDS, NEAR, VECTOR, BLOCK_K, BLOCK_R,
+                )  # fmt: skip
+                is_largest = ((bits >> (chunk - first_chunk).to(tl.uint32)) & 1) != 0
+                tl.store(write, tl.where(is_largest, share, nothing), mask=mask)
 
 
 class Axis(NamedTuple):
@@ -133,11 +209,43 @@ def axes_of(sizes: Sequence[int], strides: Sequence[int], targets: Sequence[int]
     return tuple(merged[::-1]) or (Axis(1, 0, 0, 0),)
 
 
+def vector_of(tensor: Tensor, inner: int, others: Iterable[int], run: int) -> int:
+    """Elements of an aligned access along runs of ``run`` elements: up to 16 bytes, as all distances are multiples."""
+    if inner != 1 or tensor.data_ptr() % 16:
+        return 1
+    return math.gcd(16 // tensor.element_size(), run, *others)
+
+
+def least_padded(length: int, most: int, fewest: int) -> int:
+    """The largest power of 2 up to ``most`` whose blocks exceed the length by a quarter at most, or else ``fewest``."""
+    size = min(triton.next_power_of_2(length), most)
+    while size > fewest and 4 * triton.cdiv(length, size) * size > 5 * length:
+        size //= 2
+    return size
+
+
+def are_folded(kept: Sequence[Axis], reduced: Sequence[Axis]) -> bool:
+    """Whether rows of few columns continue in x's memory and in dx's, and are many."""
+    columns, rows = kept[-1], reduced[-1]
+    continue_ = rows.stride == rows.target == columns.size and columns.stride == columns.target == 1
+    return len(kept) == len(reduced) == 1 and continue_ and columns.size <= FOLD // 16 and rows.size >= 2 * FOLD
+
+
+def folded(columns: Axis, rows: Axis) -> tuple[tuple[Axis], tuple[Axis], int]:
+    """The axes of a row that is several, in whole vectors, and of such rows; and the elements of the last one."""
+    together = FOLD // columns.size // 8 * 8
+    width, count = together * columns.size, triton.cdiv(rows.size, together)
+    last_run = rows.size * columns.size - (count - 1) * width
+    return (Axis(width, 1, 1, columns.step),), (Axis(count, width, width, 0),), last_run
+
+
 class Plan(NamedTuple):
     """The prepared launches of a call, for calls that differ only in values and in equally aligned addresses."""
 
     counts: plans.Plan | None  # None if the other one counts as well
     writes: plans.Plan
+    words: int  # of the workspace
+    bits: int  # of a word
 
 
 _plans: dict[tuple[Any, ...], Plan] = {}
@@ -154,11 +262,17 @@ def amax_backward(dout: Tensor, x: Tensor, out: Tensor, *, dx: Tensor, dims: Seq
         if (plan := _first(dout, x, out, dx, dims)) is not None:
             plans.keep(_plans, key, plan)
     elif plan.counts is None:
-        plan.writes(x, out, dout, None, dx)
+        plan.writes(x, out, dout, None, None, dx)
     else:
-        tensors = x, out, dout, torch.zeros(out.shape, dtype=torch.int32, device=x.device), dx
+        tensors = x, out, dout, *_workspace(out, plan.words, plan.bits), dx
         plan.counts(*tensors)
         plan.writes(*tensors)
+
+
+def _workspace(out: Tensor, words: int, bits: int) -> tuple[Tensor, Tensor]:
+    """Counts, which are zeros, and words of bits."""
+    ties = torch.zeros(out.shape, dtype=torch.int32, device=out.device)
+    return ties, torch.empty(words, dtype=WORDS[bits], device=out.device)
 
 
 def _first(dout: Tensor, x: Tensor, out: Tensor, dx: Tensor, dims: Sequence[int]) -> Plan | None:
@@ -171,28 +285,54 @@ def _first(dout: Tensor, x: Tensor, out: Tensor, dx: Tensor, dims: Sequence[int]
     kept = axes([axis for axis in range(x.dim()) if axis not in dims], True)
     reduced = axes([axis for axis in range(x.dim()) if axis in dims], False)
     outputs, elements = (math.prod(axis.size for axis in each) for each in (kept, reduced))
+    period = last_run = kept[-1].size
+    folds = are_folded(kept, reduced)
+    if folds:
+        kept, reduced, last_run = folded(kept[0], reduced[0])
+        outputs, elements = kept[0].size, reduced[0].size
     along = (reduced[-1].stride or math.inf) <= (kept[-1].stride or math.inf)
     line, run = (outputs, reduced[-1].size) if along else (kept[-1].size, elements)
     if along:
-        block_r = min(triton.next_power_of_2(run), TILE)
+        block_r = least_padded(run, TILE, SHORTEST)
         block_k = min(TILE // block_r, triton.next_power_of_2(outputs))
     else:
-        block_k = min(triton.next_power_of_2(line), WIDEST)
+        block_k = least_padded(line, WIDEST, NARROWEST)
+        while block_k > NARROWEST and not folds and elements > MOST_BITS * (TILE // block_k):
+            block_k //= 2
         block_r = min(TILE // block_k, triton.next_power_of_2(elements))
+    inner, others = (reduced[-1], (*kept, *reduced[:-1])) if along else (kept[-1], (*kept[:-1], *reduced))
+    run_ends = math.gcd(inner.size, last_run if folds else 0)
+    from_x = vector_of(x, inner.stride, [axis.stride for axis in others], run_ends)
+    from_dx = vector_of(dx, inner.target, [axis.target for axis in others], run_ends)
     tiles = outputs // line * triton.cdiv(line, block_k)
     chunks = elements // run * triton.cdiv(run, block_r)
-    grid = tiles, max(min(PER_SM * sm_count(x.device) // tiles, chunks), 1)
     farthest = max(abs(block_r * reduced[-1][at]) + abs(block_k * kept[-1][at]) for at in (1, 2))
-    behind = *zip(*kept, strict=True), *zip(*reduced, strict=True), outputs, elements
-    constants = {"ALONG": along, "NEAR": farthest < 2**31, "BLOCK_K": block_k, "BLOCK_R": block_r}
+    behind = *zip(*kept, strict=True), *tuple(zip(*reduced, strict=True))[:3], outputs, elements, period, last_run
+    near = {"NEAR": farthest < 2**31, "FEW": elements < 2**30}
+    constants = {"ALONG": along, "FOLDS": folds, "BLOCK_K": block_k, "BLOCK_R": block_r, "num_warps": NUM_WARPS} | near
 
-    def launch(ties: Tensor | None, counts: bool, writes: bool) -> plans.Plan | None:
-        passes = {"COUNTS": counts, "WRITES": writes, "num_warps": NUM_WARPS}
-        return plans.launch(amax_backward_kernel, grid, (x, out, dout, ties, dx), behind, constants | passes)
+    def launch(
+        parts: int, ties: Tensor | None, marks: Tensor | None, bits: int, counts: bool, writes: bool, vector: int
+    ) -> plans.Plan | None:
+        tensors, passes = (x, out, dout, ties, marks, dx), {"COUNTS": counts, "WRITES": writes, "BITS": bits}
+        return plans.launch(
+            amax_backward_kernel, (tiles, parts), tensors, behind, constants | passes | {"VECTOR": vector}
+        )
 
-    if grid[1] == 1:
-        both = launch(None, True, True)
-        return None if both is None else Plan(None, both)
-    ties = torch.zeros(out.shape, dtype=torch.int32, device=x.device)
-    counting, writing = launch(ties, True, False), launch(ties, False, True)
-    return None if counting is None or writing is None else Plan(counting, writing)
+    # The bytes that an SM moves: in whole tiles, of which one alone does not saturate it, or evenly and with the bits.
+    sms, tile = sm_count(x.device), 2 * chunks * block_k * block_r * x.element_size()
+    whole = tile * max(triton.cdiv(tiles, sms), SATURATING)
+    if not folds and chunks <= MOST_BITS and whole <= tile * tiles * 17 // (sms * 16) + LAUNCH_BYTES:
+        both = launch(1, None, None, MOST_BITS, True, True, min(from_x, from_dx))
+        return None if both is None else Plan(None, both, 0, MOST_BITS)
+    parts = max(min(PER_SM * sms // tiles, chunks, MOST_PARTS), 1)
+    each = triton.cdiv(chunks, parts)
+    if each > MOST_BITS:  # whole words
+        each = max(each // MOST_BITS, triton.cdiv(chunks, MOST_PARTS * MOST_BITS)) * MOST_BITS
+        parts = triton.cdiv(chunks, each)
+    bits = min(size for size in WORDS if size >= min(each, MOST_BITS))
+    words = parts * tiles * triton.cdiv(each, bits) * block_k * block_r
+    ties, marks = _workspace(out, words, bits)
+    counting = launch(parts, ties, marks, bits, True, False, from_x)
+    writing = launch(parts, ties, marks, bits, False, True, from_dx)
+    return None if counting is None or writing is None else Plan(counting, writing, words, bits)
