@@ -62,7 +62,7 @@ class Packed(NamedTuple):
 def packed(M: int, N: int, itemsize: int, strides: tuple[int, int], aligned: tuple[bool, bool], sms: int) -> Packed:
     """How rows of N elements lie in lanes. ``strides``, ``aligned``: of logits and gradient, to 16 bytes."""
     wide, (stride_lm, stride_om), (logits_aligned, out_aligned) = VECTOR_BYTES // itemsize, strides, aligned
-    edges = out_aligned and N >= LEAST_PACKS * wide and math.gcd(wide, N, stride_om) < wide
+    edges = out_aligned and N // wide >= LEAST_PACKS and math.gcd(wide, N, stride_om) < wide
     vector = (wide if edges else math.gcd(wide, N, stride_om)) if out_aligned else 1
     # Of a pack that is counted on the gradient's row: its distance from the logits' start is that of the skews.
     read = math.gcd(vector, stride_lm - stride_om if edges else math.gcd(N, stride_lm)) if logits_aligned else 1
