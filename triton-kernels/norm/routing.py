@@ -330,7 +330,7 @@ def forward(
         if in_lanes is not None and in_lanes.slots(N, vector) <= most:
             return in_lanes
         # Programs that share a row wait for each other at every row, which full tiles hide better than partial ones.
-        unshared = M >= 2 * sm_count(device) and N * itemsize <= MOST_UNSHARED
+        unshared = M // sm_count(device) >= 2 and N * itemsize <= MOST_UNSHARED
         if tiles["PARTS"] > 1 and unshared and not (has_residual or has_weight):
             return held(M, N, vector, 1, MOST_UNSHARED_WARPS, sm_count(device)) or config
     matrices = 2 if has_residual else 1

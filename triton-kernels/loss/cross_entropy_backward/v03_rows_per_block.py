@@ -1,12 +1,12 @@
 """cross_entropy_backward v03_rows_per_block: a program takes one tile: a part of a row, or several short rows.
 
 Change:   every program has a tile of TILE_BYTES: a part of one row, or several rows if they are shorter. Tile size and
-          number of warps are searched over the list below (see tuning.py).
+          number of warps are searched over the list below (see tuning.py). Rows whose length or distance is no
+          multiple of 16 elements are packed_rows.py's.
 Why:      a program that ends after one tile makes room for another, whose loads overlap with its stores, while a
           program that walks along a row waits at every step. A single short row would leave threads without work.
 Counter:  dram_share rises.
-Requires: rows whose elements are contiguous, at any distance from each other. Accesses take 16 bytes if N and that
-          distance are multiples of 16 bytes; otherwise as many as they are multiples of. out may be the logits.
+Requires: rows whose elements are contiguous, at any distance from each other. out may be the logits.
 Twin:     cuda-kernels/loss/cross_entropy_backward/v03_rows_per_block.cu
 """
 
