@@ -33,6 +33,8 @@ APART_BYTES = 8  # of an access that writes rows which are read by less: single 
 MOST_CHUNKS = 5  # of a row that shares its warp
 WARPS = 4
 MOST_WARPS = 8  # of a row
+MOST_UNSHARED_WARPS = 16  # of a row that no vectors and no second matrix come with,
+MOST_UNSHARED = 48 * 1024  # and its bytes, for registers to hold the rows of two programs of an SM
 PROGRAMS_PER_SM = 16
 
 
@@ -298,11 +300,10 @@ def split_is_faster(M: int, row_bytes: int, groups: int, busy: float, moved: Mov
 Route = Held | Split | dict[str, Any]  # the last is the configuration of cooperative rows
 
 
-def forward(op: str, x: Tensor, has_residual: bool, vector: int, written: int, wide: bool) -> Route | Skewed:
-    """The route of the rows of x, which accesses of ``vector`` elements take, and results such of ``written``.
-
-    ``wide``: each row has the same skew in all matrices, and may be taken by accesses of 16 bytes but for its ends.
-    """
+def forward(
+    op: str, x: Tensor, has_residual: bool, vector: int, written: int, wide: bool, has_weight: bool = True
+) -> Route | Skewed:
+    """The route of x's rows, by accesses of ``vector`` elements, and of results by such of ``written``; wide: below."""
     (M, N), itemsize, device = x.shape, x.element_size(), x.device
     if wide and vector * itemsize < WORD_BYTES and N * itemsize >= LEAST_SKEWED[op]:
         in_packs = skewed(M, N, itemsize, sm_count(device))
@@ -328,6 +329,10 @@ def forward(op: str, x: Tensor, has_residual: bool, vector: int, written: int, w
         most = slots if in_lanes is not None and in_lanes.lanes <= LANES and slots > N else slots - 1
         if in_lanes is not None and in_lanes.slots(N, vector) <= most:
             return in_lanes
+        # Programs that share a row wait for each other at every row, which full tiles hide better than partial ones.
+        unshared = M // sm_count(device) >= 2 and N * itemsize <= MOST_UNSHARED
+        if tiles["PARTS"] > 1 and unshared and not (has_residual or has_weight):
+            return held(M, N, vector, 1, MOST_UNSHARED_WARPS, sm_count(device)) or config
     matrices = 2 if has_residual else 1
     moved = Moved(4, 5, 1) if has_residual else Moved(2, 3, 1)
     period = forward_tiles.period_of(N, itemsize) if N * itemsize % VECTOR_BYTES else 1

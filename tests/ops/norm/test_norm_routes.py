@@ -82,6 +82,15 @@ def test_short_rows_are_held_at_any_alignment_that_wide_accesses_do_not_take(op:
     assert isinstance(route(op, 100_000, 5_003), dict)
 
 
+@pytest.mark.parametrize("op", ["layer_norm", "rms_norm"])
+def test_rows_without_weights_are_not_shared_by_partial_tiles(op: str) -> None:
+    for m, n, held in ((8_706, 17_848, True), (8_706, 24_576, True), (8_706, 24_584, False), (200, 17_848, False)):
+        x = torch.empty(m, n, dtype=torch.bfloat16, device="meta")
+        assert isinstance(routing.forward(op, x, False, 8, 8, True, False), routing.Held) == held
+        assert not isinstance(routing.forward(op, x, False, 8, 8, True), routing.Held)
+        assert not isinstance(routing.forward(op, x, True, 8, 8, True, False), routing.Held)
+
+
 @pytest.mark.parametrize("op", ["layer_norm_backward", "rms_norm_backward"])
 def test_short_rows_are_held_where_there_are_no_columns_to_add_up(op: str) -> None:
     for n in (1, 61, 832, 1_216, 3_294, 8_192):

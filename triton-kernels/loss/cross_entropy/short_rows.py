@@ -1,10 +1,13 @@
 """cross_entropy of short rows at any distance: a program holds several of them, each in pieces of BLOCK_N elements.
 
-A row of any length fills its lanes, where a tile as long as the next power of 2 leaves up to half of them idle. With
-fewer lanes a row, its reductions take fewer shuffles for each element.
+A row of any length fills its lanes, where a tile as long as the next power of 2 leaves up to half of them idle. It has
+as few lanes as hold it: each works out the row's loss, and takes part in every shuffle of its reductions.
 """
 
 from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
@@ -12,9 +15,52 @@ from torch import Tensor
 
 from kernel_twins._triton.lib import plans
 from kernel_twins._triton.loss.cross_entropy.v04_rows_per_block import _write
-from kernel_twins._triton.softmax.routes import Tiling
+from kernel_twins._triton.softmax.routes import Rows
 
 LOG2_E = tl.constexpr(1.4426950408889634)
+
+WARPS = 4
+THREADS = 32 * WARPS
+HELD = 32  # elements of a lane at most
+AT_ONCE = 16  # elements that a lane shall have under way at least, if rows are many
+MOST_TURNS = 4  # rows of a lane, whose numbers take registers
+LEAST_LANES = 4  # of a row, for accesses of 16 bytes to fill lines
+SECTOR_BYTES = 32  # that the lanes of a row shall cover by narrower ones
+ROW_COST = 16  # elements that a lane computes in the time of what it computes once a row
+PROGRAMS_PER_SM = 8
+
+
+class Held(NamedTuple):
+    """A program has ``rows``, each in ``pieces`` of ``lanes`` accesses of ``vector`` elements."""
+
+    lanes: int
+    rows: int
+    pieces: int
+    vector: int
+
+    @property
+    def shares_warps(self) -> bool:
+        return self.lanes < 32
+
+
+@lru_cache(4096)
+def held(rows: Rows, sms: int) -> Held | None:
+    """How rows lie in lanes; None if a program does not hold one."""
+    vector, size = rows.width, rows.width * rows.itemsize
+    packs = rows.N // vector
+    fits = [
+        lanes
+        for lanes in (2**i for i in range(THREADS.bit_length()))
+        if lanes >= max(SECTOR_BYTES // size, LEAST_LANES) and triton.cdiv(packs, lanes) * vector <= HELD
+    ]
+    if not fits:
+        return None
+    lanes = min(fits, key=lambda each: each * (ROW_COST + triton.cdiv(packs, each) * vector))
+    pieces = triton.cdiv(packs, lanes)
+    turns = 2 ** (min(max(AT_ONCE // (pieces * vector), 1), MOST_TURNS).bit_length() - 1)
+    while turns > 1 and triton.cdiv(rows.M * lanes, THREADS * turns) < PROGRAMS_PER_SM * sms:
+        turns //= 2
+    return Held(lanes, THREADS // lanes * turns, pieces, vector)
 
 
 @triton.jit
@@ -62,15 +108,17 @@ def cross_entropy_short_rows_kernel(
 
 
 def cross_entropy_short_rows(
-    tiling: Tiling, tensors: tuple[Tensor | None, ...], sizes: tuple[int, ...], options: tuple[int, float]
+    way: Held, tensors: tuple[Tensor | None, ...], sizes: tuple[int, ...], options: tuple[int, float]
 ) -> plans.Plan | None:
     """Launch the kernel on logits, target, losses and lse, and return the plan of it.
 
     ``sizes``: M, N and the distance of rows; ``options``: the ignored class and the smoothing.
     """
+    M, N, _ = sizes
+    block = way.lanes * way.vector
     constants = {
-        "SMOOTHED": options[1] > 0, "ROWS": tiling.ROWS, "BLOCK_N": tiling.BLOCK_N, "PIECES": tiling.PIECES,
-        "WHOLE": tiling.WHOLE, "VECTOR": tiling.VECTOR, "num_warps": tiling.num_warps,
+        "SMOOTHED": options[1] > 0, "ROWS": way.rows, "BLOCK_N": block, "PIECES": way.pieces, "WHOLE": N // block,
+        "VECTOR": way.vector, "num_warps": WARPS,
     }  # fmt: skip
-    grid = (tiling.programs,)
+    grid = (triton.cdiv(M, way.rows),)
     return plans.launch(cross_entropy_short_rows_kernel, grid, tensors, (*sizes, *options), constants)

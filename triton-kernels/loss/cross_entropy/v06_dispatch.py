@@ -4,7 +4,7 @@ Change:   a row of more than LONG_BYTES is read by vectors of 16 bytes that are 
           elements before that and behind the last one are loaded one by one. If the rows are too few to fill the GPU,
           a row is split into PARTS. Each program writes its part's maximum and sums, and a second launch merges them,
           always in the same order. Of shorter rows a program takes several, by the widest access that divides N and
-          the rows' distance; v04's kernel takes them where that compiler sees 16 bytes.
+          the rows' distance; v04's kernel takes those that fill a warp and of which its compiler sees 16 bytes.
 Why:      v04's compiler knows where a row starts only if N and the rows' distance are multiples of 16, and loads single
           elements elsewhere. And a program a row leaves most SMs without work where there are few rows.
 Counter:  time stays at many rows of a multiple of 16 elements, and falls at few rows and at misaligned ones.
@@ -24,9 +24,9 @@ from torch import Tensor
 
 from kernel_twins._triton.lib import plans
 from kernel_twins._triton.lib.device import sm_count
-from kernel_twins._triton.loss.cross_entropy.short_rows import cross_entropy_short_rows
+from kernel_twins._triton.loss.cross_entropy.short_rows import cross_entropy_short_rows, held
 from kernel_twins._triton.loss.cross_entropy.v04_rows_per_block import _write, cross_entropy_v04_rows_per_block
-from kernel_twins._triton.softmax.routes import FORWARD, Rows, several, split
+from kernel_twins._triton.softmax.routes import Rows, split
 from kernel_twins._triton.softmax.split import constants_of, edges_of, part_of
 
 LONG_BYTES = 8_192  # rows up to which v04's tiles hold a whole one, or several
@@ -152,8 +152,10 @@ def cross_entropy_v06_dispatch(
     """out = the rows' losses, or a tuple of them and lse; logits: [M, N], contiguous rows; target and out: [M]."""
     M, N = logits.shape
     stride = logits.stride(0) if M > 1 else N
+    rows = Rows(M, N, logits.element_size(), (stride,), logits.data_ptr() % 16 == 0)
     short, seen = N * logits.element_size() <= LONG_BYTES, N % SEEN == stride % SEEN == logits.data_ptr() % 16 == 0
-    if M == 0 or N == 0 or (short and seen):
+    way = held(rows, sm_count(logits.device)) if short and M * N > 0 else None
+    if M * N == 0 or (short and seen and (way is None or not way.shares_warps)):
         cross_entropy_v04_rows_per_block(
             logits, target, out=out, ignore_index=ignore_index, label_smoothing=label_smoothing
         )
@@ -165,10 +167,8 @@ def cross_entropy_v06_dispatch(
     if known is not None:
         known(*tensors)
         return
-    rows = Rows(M, N, logits.element_size(), (stride,), logits.data_ptr() % 16 == 0)
-    tiling = several(rows, FORWARD, sm_count(logits.device)) if short else None
-    if tiling is not None:
-        plan = cross_entropy_short_rows(tiling, tensors, (M, N, stride), options)
+    if way is not None:
+        plan = cross_entropy_short_rows(way, tensors, (M, N, stride), options)
         if plan is not None:
             plans.keep(_plans, key, plan)
         return

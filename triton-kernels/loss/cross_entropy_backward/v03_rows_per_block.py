@@ -1,12 +1,12 @@
 """cross_entropy_backward v03_rows_per_block: a program takes one tile: a part of a row, or several short rows.
 
 Change:   every program has a tile of TILE_BYTES: a part of one row, or several rows if they are shorter. Tile size and
-          number of warps are searched over the list below (see tuning.py).
+          number of warps are searched over the list below (see tuning.py). Rows whose length or distance is no
+          multiple of 16 elements are packed_rows.py's.
 Why:      a program that ends after one tile makes room for another, whose loads overlap with its stores, while a
           program that walks along a row waits at every step. A single short row would leave threads without work.
 Counter:  dram_share rises.
-Requires: rows whose elements are contiguous, at any distance from each other. Accesses take 16 bytes if N and that
-          distance are multiples of 16 bytes; otherwise as many as they are multiples of. out may be the logits.
+Requires: rows whose elements are contiguous, at any distance from each other. out may be the logits.
 Twin:     cuda-kernels/loss/cross_entropy_backward/v03_rows_per_block.cu
 """
 
@@ -20,6 +20,14 @@ import triton.language as tl
 from torch import Tensor
 
 from kernel_twins._triton.lib import plans, tuning
+from kernel_twins._triton.lib.device import sm_count
+from kernel_twins._triton.loss.cross_entropy_backward.packed_rows import (
+    cross_entropy_backward_packed_rows,
+    packed,
+)
+
+SEEN = 16  # what N and the rows' distances must be multiples of for the compiler to see 16 bytes
+MOST_PACKED = 2**30  # elements of a row that packed_rows.py counts in 32 bits
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -103,6 +111,17 @@ def cross_entropy_backward_v03_rows_per_block(
         return
     M, N = logits.shape
     if M == 0 or N == 0:
+        return
+    pitch_l, pitch_d, pitch_o = (N if M == 1 else strides[0], strides[1], N if M == 1 else strides[2])
+    seen = aligned[0] and aligned[4] and N % SEEN == pitch_l % SEEN == pitch_o % SEEN == 0
+    if not seen and N < MOST_PACKED and not tuning.is_recording():
+        way = packed(
+            M, N, logits.element_size(), (pitch_l, pitch_o), (aligned[0] is True, aligned[4] is True),
+            sm_count(logits.device),
+        )  # fmt: skip
+        plan = cross_entropy_backward_packed_rows(way, tensors, (M, N, pitch_l, pitch_d, pitch_o), options)
+        if plan is not None:
+            plans.keep(_plans, key, plan)
         return
     problem = tuning.problem_of(M, N, dtype=logits.dtype)
     step = "cross_entropy_backward/v03_rows_per_block"

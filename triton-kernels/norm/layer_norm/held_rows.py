@@ -16,6 +16,8 @@ from torch import Tensor
 from kernel_twins._triton.lib import plans
 from kernel_twins._triton.norm.routing import Held
 
+AHEAD_BYTES = 32  # of weight, and as many of bias, that a lane loads before it stores
+
 COMPILED = tl.constexpr(not triton.knobs.runtime.interpret)
 
 
@@ -74,16 +76,30 @@ def row_pointers(matrix, row, stride, col, VECTOR: tl.constexpr):
 
 
 @triton.jit
-def _values(x_rows, residual_rows, added_rows, mask, CHUNKS: tl.constexpr, FULL: tl.constexpr):
-    # What is normalised: x, or its sum with the residual, rounded as it is returned.
+def _chunks(pointers, mask, CHUNKS: tl.constexpr, FULL: tl.constexpr):
     tiles = ()
     for chunk in tl.static_range(CHUNKS):
-        tile = load_chunk(x_rows, chunk, mask, FULL, "")
-        if residual_rows is not None:
-            total = tile.to(tl.float32) + load_chunk(residual_rows, chunk, mask, FULL, "").to(tl.float32)
-            tile = total.to(tile.dtype)
-            store_chunk(added_rows, chunk, tile, mask, FULL)
-        tiles += (tile,)
+        tiles += (load_chunk(pointers, chunk, mask, FULL, ""),)
+    return tiles
+
+
+@triton.jit
+def _added(tiles, terms, pointers, mask, FULL: tl.constexpr):
+    # The sums of x and residual, rounded as they are returned.
+    sums = ()
+    for chunk in tl.static_range(len(tiles)):
+        total = (tiles[chunk].to(tl.float32) + terms[chunk].to(tl.float32)).to(tiles[chunk].dtype)
+        store_chunk(pointers, chunk, total, mask, FULL)
+        sums += (total,)
+    return sums
+
+
+@triton.jit
+def _spread(vector, col, BEGIN: tl.constexpr, END: tl.constexpr, mask, ROWS: tl.constexpr, FULL: tl.constexpr):
+    # Some chunks of weight or bias, repeated for each of the rows.
+    pointers, tiles = (vector + col).broadcast_to((ROWS, col.shape[1])), ()
+    for chunk in tl.static_range(BEGIN, END):
+        tiles += (load_chunk(pointers, chunk, mask, FULL, "evict_last"),)
     return tiles
 
 
@@ -109,7 +125,7 @@ def _statistics(tiles, N, eps, mask, CENTERED: tl.constexpr, FULL: tl.constexpr,
 def norm_held_rows_kernel(
     x, weight, bias, residual, out, mean, rstd, added, M: tl.int64, N, stride_xm: tl.int64, stride_rm: tl.int64, eps,
     CENTERED: tl.constexpr, ROWS: tl.constexpr, TURNS: tl.constexpr, CHUNKS: tl.constexpr, BLOCK_N: tl.constexpr,
-    FULL: tl.constexpr, VECTOR: tl.constexpr, READ: tl.constexpr,
+    FULL: tl.constexpr, VECTOR: tl.constexpr, READ: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     # x, residual: [M, N]; weight, bias: [N]; out, added: [M, N] contiguous; mean, rstd: [M]. Missing tensors are None.
     # A program takes ROWS rows at once, TURNS times, and asks for all of them before it computes.
@@ -117,34 +133,37 @@ def norm_held_rows_kernel(
     col = tl.arange(0, BLOCK_N)[None, :]
     # One comparison a vector, so that it is loaded as one.
     mask = (col + (CHUNKS - 1) * BLOCK_N) // VECTOR < N // VECTOR
-    rows, held, means, rstds = (), (), (), ()
+    rows, held, terms, means, rstds = (), (), (), (), ()
     for turn in tl.static_range(TURNS):
         row = rows_at(first + turn * ROWS, M, ROWS)
-        x_rows = row_pointers(x, row, stride_xm, col, READ)
-        residual_rows = None if residual is None else row_pointers(residual, row, stride_rm, col, READ)
-        added_rows = None if residual is None else row_pointers(added, row, N, col, VECTOR)
         rows += (row,)
-        held += (_values(x_rows, residual_rows, added_rows, mask, CHUNKS, FULL),)
+        held += (_chunks(row_pointers(x, row, stride_xm, col, READ), mask, CHUNKS, FULL),)
+        if residual is not None:
+            terms += (_chunks(row_pointers(residual, row, stride_rm, col, READ), mask, CHUNKS, FULL),)
+    if residual is not None:
+        # No load comes behind a store: the compiler, which does not know that they are apart, would have it wait.
+        sums = ()
+        for turn in tl.static_range(TURNS):
+            sums += (_added(held[turn], terms[turn], row_pointers(added, rows[turn], N, col, VECTOR), mask, FULL),)
+        held = sums
     for turn in tl.static_range(TURNS):
         row_mean, row_rstd = _statistics(held[turn], N, eps, mask, CENTERED, FULL, VECTOR)
         means += (row_mean,)
         rstds += (row_rstd,)
-    for chunk in tl.static_range(CHUNKS):
-        # Read for every row alike, so that each lane has the weights of its elements, and once for all turns.
-        if weight is not None:
-            place = (weight + col).broadcast_to((ROWS, BLOCK_N))
-            weights = load_chunk(place, chunk, mask, FULL, "evict_last").to(tl.float32)
-        if bias is not None:
-            place = (bias + col).broadcast_to((ROWS, BLOCK_N))
-            biases = load_chunk(place, chunk, mask, FULL, "evict_last").to(tl.float32)
-        for turn in tl.static_range(TURNS):
-            # Subtracts first: the difference is exact where the mean is large.
-            values = (as_it_came(held[turn][chunk], VECTOR) - means[turn]) * rstds[turn]
-            if weight is not None:
-                values *= weights
-            if bias is not None:
-                values += biases
-            store_chunk(row_pointers(out, rows[turn], N, col, VECTOR), chunk, values, mask, FULL)
+    for begin in tl.static_range(0, CHUNKS, AHEAD):
+        # Read for every row alike, so that each lane has the weights of its elements, and once for all turns; of AHEAD
+        # chunks at once, since a load waits for the stores before it.
+        weights = None if weight is None else _spread(weight, col, begin, min(begin + AHEAD, CHUNKS), mask, ROWS, FULL)
+        biases = None if bias is None else _spread(bias, col, begin, min(begin + AHEAD, CHUNKS), mask, ROWS, FULL)
+        for chunk in tl.static_range(begin, min(begin + AHEAD, CHUNKS)):
+            for turn in tl.static_range(TURNS):
+                # Subtracts first: the difference is exact where the mean is large.
+                values = (as_it_came(held[turn][chunk], VECTOR) - means[turn]) * rstds[turn]
+                if weight is not None:
+                    values *= weights[chunk - begin].to(tl.float32)
+                if bias is not None:
+                    values += biases[chunk - begin].to(tl.float32)
+                store_chunk(row_pointers(out, rows[turn], N, col, VECTOR), chunk, values, mask, FULL)
     for turn in tl.static_range(TURNS):  # last: packs of a row have another layout, and their warps wait here
         if CENTERED:
             store_numbers(mean, rows[turn], means[turn], BLOCK_N, READ < VECTOR)
@@ -159,8 +178,10 @@ def norm_held_rows(
     ``sizes``: M, N, and the strides of rows of x and residual; ``vector``: elements of an access that reads these, of
     which N and the strides are multiples.
     """
-    M, N, *_ = sizes
+    (M, N, *_), x = sizes, tensors[0]
+    assert x is not None
     constants = {"CENTERED": tensors[5] is not None, **route.constants(N, route.width), "READ": vector}
+    constants["AHEAD"] = max(AHEAD_BYTES // (route.width * x.element_size()), 1)
     if vector < route.width:  # all rows of a program are one tile, so that their numbers are stored together
         constants |= {"ROWS": route.rows * route.turns, "TURNS": 1}
     return plans.launch(norm_held_rows_kernel, (route.programs(M),), tensors, (*sizes, eps), constants)

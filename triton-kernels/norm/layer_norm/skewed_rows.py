@@ -22,14 +22,11 @@ def _start(row, stride, VECTOR: tl.constexpr):
 
 
 @triton.jit
-def _tile(x, residual, added, mask):
-    # What is normalised: x, or its sum with the residual, rounded as it is returned.
-    tile = tl.load(x, mask=mask, other=0.0)
-    if residual is not None:
-        total = tile.to(tl.float32) + tl.load(residual, mask=mask, other=0.0).to(tl.float32)
-        tile = total.to(tile.dtype)
-        tl.store(added, tile, mask=mask)
-    return tile
+def _added(tile, term, pointers, mask):
+    # The sum of x and residual, rounded as it is returned.
+    total = (tile.to(tl.float32) + term.to(tl.float32)).to(tile.dtype)
+    tl.store(pointers, total, mask=mask)
+    return total
 
 
 @triton.jit
@@ -95,23 +92,38 @@ def norm_skewed_rows_kernel(
     edge_col = tl.where(edge < VECTOR, edge - head, packs * VECTOR + edge - VECTOR)
     edge_mask = edge_col < tl.where(edge < VECTOR, 0, N - head)
 
-    held, held_edges, means, rstds = (), (), (), ()
+    held, held_edges, terms, edge_terms, means, rstds = (), (), (), (), (), ()
     # The single elements come first: Triton then has the sums of a row in the layout of its packs, without a barrier.
     for turn in tl.static_range(TURNS):
         row = first + turn * VECTOR
-        residual_edges = None if residual is None else residual + _start(row, stride_rm, VECTOR) + edge_col
-        added_edges = None if residual is None else added + _start(row, N, VECTOR) + edge_col
-        x_edges = x + _start(row, stride_xm, VECTOR) + edge_col
-        held_edges += (_tile(x_edges, residual_edges, added_edges, (row < M) & edge_mask),)
+        inside = (row < M) & edge_mask
+        held_edges += (tl.load(x + _start(row, stride_xm, VECTOR) + edge_col, mask=inside, other=0.0),)
+        if residual is not None:
+            edge_terms += (tl.load(residual + _start(row, stride_rm, VECTOR) + edge_col, mask=inside, other=0.0),)
     for turn in tl.static_range(TURNS):
-        row, tiles = first + turn * VECTOR, ()
+        row, tiles, of_residual = first + turn * VECTOR, (), ()
         for chunk in tl.static_range(CHUNKS):
             place = col + chunk * BLOCK_N
             inside = row < M if chunk < FULL else (row < M) & masks[chunk - FULL]
-            residual_packs = None if residual is None else residual + _start(row, stride_rm, VECTOR) + place
-            added_packs = None if residual is None else added + _start(row, N, VECTOR) + place
-            tiles += (_tile(x + _start(row, stride_xm, VECTOR) + place, residual_packs, added_packs, inside),)
+            tiles += (tl.load(x + _start(row, stride_xm, VECTOR) + place, mask=inside, other=0.0),)
+            if residual is not None:
+                of_residual += (tl.load(residual + _start(row, stride_rm, VECTOR) + place, mask=inside, other=0.0),)
         held += (tiles,)
+        terms += (of_residual,)
+    if residual is not None:
+        # No load comes behind a store: the compiler, which does not know that they are apart, would have it wait.
+        sums, edge_sums = (), ()
+        for turn in tl.static_range(TURNS):
+            row, tiles = first + turn * VECTOR, ()
+            inside = (row < M) & edge_mask
+            added_row = added + _start(row, N, VECTOR)
+            edge_sums += (_added(held_edges[turn], edge_terms[turn], added_row + edge_col, inside),)
+            for chunk in tl.static_range(CHUNKS):
+                inside = row < M if chunk < FULL else (row < M) & masks[chunk - FULL]
+                pointers = added_row + (col + chunk * BLOCK_N)
+                tiles += (_added(held[turn][chunk], terms[turn][chunk], pointers, inside),)
+            sums += (tiles,)
+        held, held_edges = sums, edge_sums
     for turn in tl.static_range(TURNS):
         row_mean, row_rstd = _statistics(held[turn], held_edges[turn], N, eps, masks, edge_mask, CENTERED, FULL, VECTOR)
         means += (row_mean,)

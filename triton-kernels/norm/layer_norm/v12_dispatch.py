@@ -111,7 +111,8 @@ def _first_time(
     apart = [stride - N for stride in strides]
     wide = routing.vector_of(0, apart, x.element_size(), (x, residual, tensors[4], added)) * x.element_size()
     written = routing.vector_of(N, (), x.element_size(), (*tensors[1:3], tensors[4], added))
-    route = routing.forward(op, x, residual is not None, vector, written, wide == VECTOR_BYTES)
+    has_weight = tensors[1] is not None or tensors[2] is not None
+    route = routing.forward(op, x, residual is not None, vector, written, wide == VECTOR_BYTES, has_weight)
     if isinstance(route, routing.Skewed):
         skewed = norm_skewed_rows(route, tensors, sizes, eps)
         return None if skewed is None else skewed.__call__
