@@ -12,8 +12,6 @@ constexpr int GRADIENT_COPY_PACKS = 2;                 // a thread, of each row 
 constexpr int MOST_GRADIENT_CHUNKS = 8;                // of a part
 constexpr int64_t GRADIENT_PART = 64 * 1024;           // wanted of a split row: two of them fill an SM
 constexpr int64_t LARGEST_GRADIENT_PART = 104 * 1024;  // possible: two of them, dout and y, fit an SM
-constexpr int64_t LEAST_GRADIENT_PART = 16 * 1024;     // of few rows, see gradient_blocks
-constexpr int64_t FEW_GRADIENT_WAVES = 8;              // of clusters, up to which rows are few
 constexpr int64_t GRADIENT_SINGLE_ROW = 104 * 1024;    // up to which one block is faster than a cluster
 constexpr int64_t GRADIENT_SHARED_ROW =
     MOST_CLUSTER_BLOCKS * (LARGEST_GRADIENT_PART - LINE_BYTES);  // bytes: the longest row
@@ -127,52 +125,23 @@ __device__ void gradient_of_shared_row(const T* __restrict__ dout, const T* __re
 #endif
 }
 
-// The packs of a block's part.
-inline int gradient_part_packs(int64_t packs, int blocks) {
-  return static_cast<int>(cdiv(packs, blocks * LINE_PACKS)) * LINE_PACKS;
-}
-
-inline ClusterLaunch gradient_clusters(const void* kernel, int64_t packs, int blocks, cudaStream_t stream) {
-  return {kernel, blocks, GRADIENT_SHARED_THREADS, 2 * gradient_part_packs(packs, blocks) * 16, stream};
-}
-
-// The blocks of a row of `packs` packs; 0 if the GPU has no room for the cluster.
-//
-// Few rows get smaller parts, but not in more waves of clusters. All clusters of the first waves load at the
-// same time, then exchange and write at the same time, and the memory waits; the more blocks an SM has, the
-// more of their loads are still under way when the first ones write.
-inline int gradient_blocks(const void* kernel, int64_t M, int64_t bytes, int64_t packs, cudaStream_t stream) {
-  const auto resident = [&](int blocks) {
-    return gradient_clusters(kernel, packs, blocks, stream).resident();
-  };
-  int blocks = 1;
-  while (packs * 16 > GRADIENT_SINGLE_ROW && blocks < MOST_CLUSTER_BLOCKS && blocks * GRADIENT_PART < bytes)
-    blocks *= 2;
-  int64_t rows = resident(blocks);
-  if (rows == 0) return 0;
-  while (blocks > 1 && 2 * blocks <= MOST_CLUSTER_BLOCKS && M <= FEW_GRADIENT_WAVES * rows &&
-         bytes >= 2 * blocks * LEAST_GRADIENT_PART) {
-    const int64_t then = resident(2 * blocks);
-    if (then == 0 || cdiv(M, then) > cdiv(M, rows)) break;
-    blocks *= 2, rows = then;
-  }
-  return blocks;
-}
-
 // Returns false, without a launch, if the GPU has no room for the cluster. The grid is never too large: that
 // many long rows would take TiB.
 template <typename T, typename Kernel>
 bool launch_shared_rows(const SoftmaxBackwardArgs& args, Kernel* kernel) {
   if (most_shared_memory() < 2 * LARGEST_GRADIENT_PART) return false;
   allow_shared_memory(kernel, 2 * LARGEST_GRADIENT_PART);
-  const auto* const address = reinterpret_cast<const void*>(kernel);
+  const int64_t bytes = args.N * static_cast<int64_t>(sizeof(T));
   const int64_t packs = most_packs<T, LINE_BYTES>(args.y, args.N, args.stride_ym);
-  const int blocks =
-      gradient_blocks(address, args.M, args.N * static_cast<int64_t>(sizeof(T)), packs, args.stream);
-  if (blocks == 0) return false;
-  gradient_clusters(address, packs, blocks, args.stream)(
-      static_cast<int>(args.M), kernel, static_cast<const T*>(args.dout), static_cast<const T*>(args.y),
-      static_cast<T*>(args.out), static_cast<int>(args.N), args.stride_dm, args.stride_ym, blocks,
-      gradient_part_packs(packs, blocks), args.log);
+  int blocks = 1;
+  while (packs * 16 > GRADIENT_SINGLE_ROW && blocks < MOST_CLUSTER_BLOCKS && blocks * GRADIENT_PART < bytes)
+    blocks *= 2;
+  const int part_packs = static_cast<int>(cdiv(packs, blocks * LINE_PACKS)) * LINE_PACKS;
+  ClusterLaunch clusters(reinterpret_cast<const void*>(kernel), blocks, GRADIENT_SHARED_THREADS,
+                         2 * part_packs * 16, args.stream);
+  if (clusters.resident() == 0) return false;
+  clusters(static_cast<int>(args.M), kernel, static_cast<const T*>(args.dout), static_cast<const T*>(args.y),
+           static_cast<T*>(args.out), static_cast<int>(args.N), args.stride_dm, args.stride_ym, blocks,
+           part_packs, args.log);
   return true;
 }
