@@ -296,7 +296,7 @@ def judge_reductions(route: str) -> None:
     from kernel_twins.harness.check import Problem, generator
 
     routes = importlib.import_module("kernel_twins._triton.reduction.reduction_nd.routes")
-    step = importlib.import_module("kernel_twins._triton.reduction.reduction_nd.v05_split")
+    step = importlib.import_module("kernel_twins._triton.reduction.reduction_nd.v06_dispatch")
     changed = {"FEWEST_ROWS": 4, "CHUNKS": 1, "PROGRAMS": 4, "FOLDED_ELEMENTS": 2_000}
     for name, value in (changed | {"LANES": 64 if route == "lanes" else 2**20}).items():
         setattr(routes, name, value)
@@ -307,7 +307,7 @@ def judge_reductions(route: str) -> None:
         return taken[-1]
 
     setattr(step, "route_of", noted)  # noqa: B010
-    call = load("reduction_nd", "v05_split", "triton")
+    call = load("reduction_nd", "v06_dispatch", "triton")
     kinds = (("sum", ""), ("max", "nans"), ("argmax", "ties"), ("argmax", "masked"), ("argmax", "nans"))
     for turn, (shape, axes, layout) in enumerate(REDUCTIONS[route]):
         for kind, values in kinds:

@@ -5,11 +5,11 @@
 //           columns as fill a block, so those of narrow rows are whole rows side by side; threads that
 //           share its rows merge by a tree. Few columns of whole packs are divided alike. If the reduced
 //           axes are several, a pack of neighbouring columns is shifted together from the two aligned
-//           words that it spans. Runs of a few elements that lie side by side with those of other outputs
-//           are columns, too, whose totals a second launch merges. Many columns of whole packs and few
-//           rows have a thread each pack. Argmax down columns keeps numbers of rows instead of indices.
-//           Very many outputs of some thousand packs have a warp each. Everything else goes to v05's
-//           kernels.
+//           words that it spans; so it is in wide rows of half precision. Runs of a few elements that lie
+//           side by side with those of other outputs are columns, too, whose totals a second launch merges.
+//           Many columns of whole packs and few rows have a thread each pack. Argmax down columns keeps
+//           numbers of rows instead of indices. Very many outputs of some thousand packs have a warp each.
+//           Everything else goes to v05's kernels.
 // Why:      the bytes in flight set the rate, by Little's law: v05's four loads of one fp16 element are 8
 //           bytes a thread, where a thread of aligned columns has 64. And v05 finds the place of each load
 //           anew. Rows of one axis are a stride apart: two additions and a load are less than shifting
@@ -20,6 +20,7 @@
 // Requires: nothing. The counters are 0 at the start and again at the end.
 // Routes:   see ROUTES
 // Source:   layer_norm's v12, for the shifted packs
+// Twin:     triton-kernels/reduction/reduction_nd/v06_dispatch.py
 #include <type_traits>
 
 #include "counted_columns.cuh"
@@ -76,7 +77,9 @@ constexpr int64_t SHORT_ROWS = 128;   // at most, but for argmax, whose totals a
 constexpr int64_t SHORT_PACKS = 384;  // of columns an SM, at least
 constexpr int64_t LEAST_ROWS = 16;    // that pay for a place in x and in out of every narrow column
 constexpr int64_t FEW_PACKS = 128;    // of columns: fewer leave most of v05's tiles to very many parts
-constexpr int SHORT_RESIDENT = 5;     // blocks an SM
+// Of neighbouring columns of narrow elements: so many fill whole blocks, and single elements are dear.
+constexpr int64_t MANY_PACKS = 768;
+constexpr int SHORT_RESIDENT = 5;  // blocks an SM
 constexpr int COUNTED_RESIDENT = 3;
 constexpr int SHORT_LOADS = 8, SHORT_SHIFTED_LOADS = 4;  // in flight a thread
 
@@ -104,15 +107,15 @@ By route_of(const Tiling& tiling, int64_t sms) {
   }
   if (are_columns_short<T, Total>(tiling, sms)) return By::SHORT;
   const bool few = tiling.wide && tiling.kept.count < FEW_PACKS;
+  const Axis& inner = tiling.kept.inner();
+  const int64_t neighbours = inner.stride == 1 ? inner.size / Pack<T>::SIZE : 0;
   if (HAS_PLACES<Total>) {
     if (are_rows_counted(tiling)) return tiling.wide && !few ? By::COUNTED : By::LANES;
   } else if (tiling.reduced.rank == 1) {
     if (few) return By::PACK_LANES;
-    if (!tiling.wide) return By::LANES;
+    if (!tiling.wide && (sizeof(T) >= 4 || neighbours < MANY_PACKS)) return By::LANES;
   }
   if (tiling.wide) return By::V05;
-  const Axis& inner = tiling.kept.inner();
-  const int64_t neighbours = inner.stride == 1 ? inner.size / Pack<T>::SIZE : 0;
   for (const Route& route : ROUTES) {
     if (neighbours >= route.neighbours && tiling.units() >= route.loads * tiling.sharing()) return route.by;
   }

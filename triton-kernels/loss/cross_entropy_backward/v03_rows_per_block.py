@@ -1,8 +1,8 @@
 """cross_entropy_backward v03_rows_per_block: a program takes one tile: a part of a row, or several short rows.
 
 Change:   every program has a tile of TILE_BYTES: a part of one row, or several rows if they are shorter. Tile size and
-          number of warps are searched over the list below (see tuning.py). Rows whose length or distance is no
-          multiple of 16 elements are packed_rows.py's.
+          number of warps are searched over the list below (see tuning.py). Rows of half precision whose length or
+          distance is no multiple of 16 elements are packed_rows.py's.
 Why:      a program that ends after one tile makes room for another, whose loads overlap with its stores, while a
           program that walks along a row waits at every step. A single short row would leave threads without work.
 Counter:  dram_share rises.
@@ -26,6 +26,7 @@ from kernel_twins._triton.loss.cross_entropy_backward.packed_rows import (
     packed,
 )
 
+NARROW = 2  # bytes of an element; neighbouring lanes with one of four bytes each fill a sector as well as packs do
 SEEN = 16  # what N and the rows' distances must be multiples of for the compiler to see 16 bytes
 MOST_PACKED = 2**30  # elements of a row that packed_rows.py counts in 32 bits
 
@@ -114,7 +115,7 @@ def cross_entropy_backward_v03_rows_per_block(
         return
     pitch_l, pitch_d, pitch_o = (N if M == 1 else strides[0], strides[1], N if M == 1 else strides[2])
     seen = aligned[0] and aligned[4] and N % SEEN == pitch_l % SEEN == pitch_o % SEEN == 0
-    if not seen and N < MOST_PACKED and not tuning.is_recording():
+    if logits.element_size() <= NARROW and not seen and N < MOST_PACKED and not tuning.is_recording():
         way = packed(
             M, N, logits.element_size(), (pitch_l, pitch_o), (aligned[0] is True, aligned[4] is True),
             sm_count(logits.device),

@@ -13,6 +13,7 @@ from kernel_twins._triton.lib.device import sm_count
 from kernel_twins._triton.reduction.reduction_nd.axes import Axes, along_reduced, count
 from kernel_twins._triton.reduction.reduction_nd.packed_columns import reduction_nd_packed_columns_kernel
 from kernel_twins._triton.reduction.reduction_nd.packed_rows import reduction_nd_packed_rows_kernel
+from kernel_twins._triton.reduction.reduction_nd.v05_split import least_padded
 from kernel_twins._triton.reduction.reduction_nd.whole_columns import reduction_nd_whole_columns_kernel
 
 PACK = 16  # bytes
@@ -30,6 +31,8 @@ SHORT_LINE = 256  # columns of a line that is a tile's
 SHORT_RUN = 32  # bytes of a run that a lane reads element by element, while its neighbours read theirs
 IN_FLIGHT, LOADS = 128, 32  # a lane's bytes and loads
 
+NARROW = 2  # bytes of an element; neighbouring lanes with one of four bytes each fill a sector as well as packs do
+LEAST_BYTES = 50 * 2**20  # of x, whose columns packs pay for with a second launch: less stays in L2
 FEWEST_ROWS = 64  # of a class, from which on a plane of totals for it is small beside them
 COLUMN_PACKS = (32, 16)  # of a tile, wide or narrow
 FOLDED_PACKS = (32, 64, 128)  # of a tile of several rows
@@ -66,14 +69,6 @@ def route_of(x: Tensor, kept: Axes, reduced: Axes, kind: str) -> Route | None:
     if len(reduced) > 1 or max(reduced[0].size, kept[-1].size) >= LARGEST:
         return None
     return _folded_columns(x, kept, reduced, kind) or _packed_columns(x, kept, reduced, kind)
-
-
-def least_padded(length: int, most: int) -> int:
-    """The largest power of 2 up to ``most`` whose blocks exceed the length by at most a quarter."""
-    block = min(triton.next_power_of_2(length), most)
-    while block > 1 and 4 * triton.cdiv(length, block) * block > 5 * length:
-        block //= 2
-    return block
 
 
 def _are_apart(kept: Axes, reduced: Axes) -> bool:
@@ -161,9 +156,9 @@ def _packed_rows(x: Tensor, kept: Axes, reduced: Axes, kind: str) -> Route | Non
     runs = count(reduced) // run
     is_skewed = any(size % pack for size in (run, *(axis.stride for axis in (*kept, *reduced[:-1]))))
     packs = triton.cdiv(run + (pack - 1 if is_skewed else 0), pack)
-    if max(runs * packs * pack, outputs) >= LARGEST:
-        return None
     tile = (TILE_OF_PLACES if kind == "argmax" else TILE) // pack
+    if max(runs * packs * pack, outputs) >= LARGEST or (runs == 1 and packs <= tile):  # too short for a second turn
+        return None
     if runs == 1:
         lanes = least_padded(packs, tile)
         most = _power_below(outputs // (FEWEST_PROGRAMS * sm_count(x.device)))
@@ -185,7 +180,9 @@ def _packed_rows(x: Tensor, kept: Axes, reduced: Axes, kind: str) -> Route | Non
 def _packed_columns(x: Tensor, kept: Axes, reduced: Axes, kind: str) -> Route | None:
     pack, line, outputs, (rows, stride, _) = PACK // x.element_size(), kept[-1].size, count(kept), reduced[0]
     classes = pack // math.gcd(pack, stride)
-    if line < 8 * pack or rows < FEWEST_ROWS * classes:
+    if x.element_size() > NARROW or line < 8 * pack or rows < FEWEST_ROWS * classes:
+        return None
+    if outputs * rows * x.element_size() < LEAST_BYTES:
         return None
     packs = triton.cdiv(line + pack - 1, pack)  # that a row touches, at most
     wide, narrow = (triton.cdiv(packs, lanes) * lanes for lanes in COLUMN_PACKS)

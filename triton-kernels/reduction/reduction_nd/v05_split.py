@@ -3,13 +3,12 @@
 Change:   every tile's chunks are split into as many parts as fill the GPU with programs; each program writes its part's
           total to a workspace. A second kernel merges the parts of an output, always in the same order. Tile size,
           number of warps and programs an SM are searched over the list below (see tuning.py). Where the compiler does
-          not see multiples of 16 bytes, other kernels take packs of 16 bytes where memory has them: of rows at any
-          distance (packed_rows.py), and of columns whose rows start anywhere, or that are few (packed_columns.py).
-          Many outputs of few elements give each lane whole ones (whole_columns.py). What they leave is read here, as
-          wide as all distances allow; a tile of short runs holds several.
+          not see multiples of 16 bytes, accesses are spelled out: along long runs from the first whole vector on, the
+          ends one by one; down columns as wide as all distances allow. Many columns give each lane whole ones, and a
+          tile of short runs holds several.
 Why:      the statistics of 64 channels are 64 outputs for 132 SMs, and a sum over all axes is one output. Parts occupy
           all SMs, and every run gives the same bits. CUDA's last block saves the second launch, which costs a
-          microsecond or two if there are parts. Single elements of half precision take eight times the instructions.
+          microsecond or two if there are parts.
 Error:    as v04's for the elements of a part, and its merging adds at most one rounding for every 128 parts, and 11.
           Lanes with whole columns add R <= 4,096 elements one after the other.
 Counter:  time stays if there are enough tiles, and falls most if there is one.
@@ -30,7 +29,6 @@ from torch import Tensor
 from kernel_twins._triton.lib import plans, tuning
 from kernel_twins._triton.lib.device import sm_count
 from kernel_twins._triton.reduction.reduction_nd.axes import Axes, along_reduced, count, split
-from kernel_twins._triton.reduction.reduction_nd.routes import Route, least_padded, route_of
 from kernel_twins._triton.reduction.reduction_nd.totals import (
     NOWHERE,
     add,
@@ -78,6 +76,14 @@ def blocks_of(args: dict[str, Any]) -> tuple[int, int, int]:
         return wide, 1, 1
     block_k = min(triton.next_power_of_2(line), WIDEST)
     return block_k, min(tile // block_k, triton.next_power_of_2(elements)), 1
+
+
+def least_padded(length: int, most: int) -> int:
+    """The largest power of 2 up to ``most`` whose blocks exceed the length by at most a quarter."""
+    block = min(triton.next_power_of_2(length), most)
+    while block > 1 and 4 * triton.cdiv(length, block) * block > 5 * length:
+        block //= 2
+    return block
 
 
 def grid_of(args: dict[str, Any]) -> tuple[int, int]:
@@ -279,46 +285,40 @@ _plans: dict[tuple[Any, ...], Plan] = {}
 
 def reduction_nd_v05_split(x: Tensor, *, out: Tensor, dims: tuple[int, ...] = (-1,), kind: str = "sum") -> None:
     """out = the sum of x over the axes dims, or mean, max or argmax; fp32, bf16 or fp16 in, argmax int64 out."""
-    key = x.shape, x.stride(), x.dtype, out.dtype, plans.alignment(x, out), tuple(dims), kind, x.get_device()
+    key = key_of(x, out, dims, kind)
     plan = _plans.get(key)
-    if plan is None or tuning.is_recording():
-        plan = _first(x, out, dims, kind)
-        if plan is not None:
-            plans.keep(_plans, key, plan)
+    if plan is not None and not tuning.is_recording():
+        run(plan, x, out, kind)
         return
-    parts, places = _workspace(plan.size, kind, x.device)
+    kept, reduced = split(x.shape, x.stride(), [dim % x.dim() for dim in dims], kind == "argmax")
+    plan = run_first(x, out, kept, reduced, kind)
+    if plan is not None:
+        plans.keep(_plans, key, plan)
+
+
+def key_of(x: Tensor, out: Tensor, dims: tuple[int, ...], kind: str) -> tuple[Any, ...]:
+    """What calls have in common that one plan serves."""
+    return x.shape, x.stride(), x.dtype, out.dtype, plans.alignment(x, out), tuple(dims), kind, x.get_device()
+
+
+def run(plan: Plan, x: Tensor, out: Tensor, kind: str) -> None:
+    parts, places = workspace(plan.size, kind, x.device)
     plan.kernel(x, out, parts, places)
     if plan.merge is not None:
         plan.merge(parts, places, out)
 
 
-def _workspace(size: int, kind: str, device: torch.device) -> tuple[Tensor, Tensor | None]:
+def workspace(size: int, kind: str, device: torch.device) -> tuple[Tensor, Tensor | None]:
     """The totals of the parts, and for argmax their indices."""
     parts = torch.empty(size, dtype=torch.float32, device=device)
     return parts, torch.empty(size, dtype=torch.int64, device=device) if kind == "argmax" else None
 
 
-def _first(x: Tensor, out: Tensor, dims: tuple[int, ...], kind: str) -> Plan | None:
+def run_first(x: Tensor, out: Tensor, kept: Axes, reduced: Axes, kind: str) -> Plan | None:
     """Run a problem without a plan and return its plan; None if it is empty, interpreted or captured."""
-    kept, reduced = split(x.shape, x.stride(), [dim % x.dim() for dim in dims], kind == "argmax")
-    if count(kept) == 0:
-        return None
-    route = route_of(x, kept, reduced, kind)
-    return _by_v05(x, out, kept, reduced, kind) if route is None else _routed(x, out, kept, reduced, kind, route)
-
-
-def _routed(x: Tensor, out: Tensor, kept: Axes, reduced: Axes, kind: str, route: Route) -> Plan | None:
-    """Run another kernel, and merge its planes."""
-    size = route.planes * count(kept) + route.scratch
-    parts, places = _workspace(size, kind, x.device)
-    first = plans.launch(route.kernel, route.grid, (x, out, parts, places), route.arguments, route.constants)
-    merge = _merge(out, parts, places, kept, reduced, kind, route.planes)
-    return None if first is None else Plan(first, size, merge)
-
-
-def _by_v05(x: Tensor, out: Tensor, kept: Axes, reduced: Axes, kind: str) -> Plan | None:
-    """Run this step's kernel, and merge its parts."""
     outputs, elements = count(kept), count(reduced)
+    if outputs == 0:
+        return None
     along, KIND = along_reduced(kept, reduced), "sum" if kind == "mean" else kind
     divisor = float(elements) if kind == "mean" else 1.0
     kept_axes, reduced_axes = tuple(zip(*kept, strict=True)), tuple(zip(*reduced, strict=True))
@@ -332,16 +332,16 @@ def _by_v05(x: Tensor, out: Tensor, kept: Axes, reduced: Axes, kind: str) -> Pla
     size_of = lambda config: parts * outputs if (parts := grid(config)[1]) > 1 else 0  # noqa: E731
     if not config:
         most = max(size_of(each.kwargs) for each in CONFIGS)
-        kernel[grid](x, out, *_workspace(most, kind, x.device), *behind, **constants)
+        kernel[grid](x, out, *workspace(most, kind, x.device), *behind, **constants)
         kernel, config = kernel.fn, kernel.best_config.all_kwargs()
     size = size_of(config)
-    parts, places = _workspace(size, kind, x.device)
+    parts, places = workspace(size, kind, x.device)
     first = plans.launch(kernel, grid, (x, out, parts, places), behind, constants | config)
-    merge = _merge(out, parts, places, kept, reduced, kind, size // outputs)
+    merge = merge_planes(out, parts, places, kept, reduced, kind, size // outputs)
     return None if first is None else Plan(first, size, merge)
 
 
-def _merge(
+def merge_planes(
     out: Tensor, parts: Tensor, places: Tensor | None, kept: Axes, reduced: Axes, kind: str, planes: int
 ) -> plans.Plan | None:
     """Merge planes of totals, if there are any. One program that merges many has many warps."""
