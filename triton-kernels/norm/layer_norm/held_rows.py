@@ -153,8 +153,8 @@ def norm_held_rows_kernel(
     for begin in tl.static_range(0, CHUNKS, AHEAD):
         # Read for every row alike, so that each lane has the weights of its elements, and once for all turns; of AHEAD
         # chunks at once, since a load waits for the stores before it.
-        weights = None if weight is None else _spread(weight, col, begin, min(begin + AHEAD, CHUNKS), mask, ROWS, FULL)
-        biases = None if bias is None else _spread(bias, col, begin, min(begin + AHEAD, CHUNKS), mask, ROWS, FULL)
+        weights = () if weight is None else _spread(weight, col, begin, min(begin + AHEAD, CHUNKS), mask, ROWS, FULL)
+        biases = () if bias is None else _spread(bias, col, begin, min(begin + AHEAD, CHUNKS), mask, ROWS, FULL)
         for chunk in tl.static_range(begin, min(begin + AHEAD, CHUNKS)):
             for turn in tl.static_range(TURNS):
                 # Subtracts first: the difference is exact where the mean is large.
