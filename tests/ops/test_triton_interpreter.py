@@ -277,7 +277,7 @@ REDUCTIONS: dict[str, list[tuple[tuple[int, ...], str, str]]] = {
     "rows": [
         ((5, 401), "1", "pitched"),
         ((1, 5_003), "1", ""),
-        ((9, 797), "0", "permuted"),
+        ((301, 17), "0", "permuted"),
         ((17, 89), "01", "pitched"),
         ((6, 7, 117), "02", ""),
     ],
@@ -297,7 +297,9 @@ def judge_reductions(route: str) -> None:
 
     routes = importlib.import_module("kernel_twins._triton.reduction.reduction_nd.routes")
     step = importlib.import_module("kernel_twins._triton.reduction.reduction_nd.v06_dispatch")
-    changed = {"FEWEST_ROWS": 4, "CHUNKS": 1, "PROGRAMS": 4, "FOLDED_ELEMENTS": 2_000}
+    changed = {"FEWEST_ROWS": 4, "LEAST_BYTES": 0, "CHUNKS": 1, "PROGRAMS": 4, "FOLDED_ELEMENTS": 2_000}
+    if route == "rows":  # which must be longer than a tile
+        changed |= {"TILE": 64, "TILE_OF_PLACES": 64}
     for name, value in (changed | {"LANES": 64 if route == "lanes" else 2**20}).items():
         setattr(routes, name, value)
     find, taken, wrong, op = routes.route_of, [], [], ops.get("reduction_nd")
@@ -314,9 +316,8 @@ def judge_reductions(route: str) -> None:
             if kind == "argmax" and (len(axes) > 1 or route == "folded"):
                 continue
             variant = {"axes": axes, "kind": kind, "x": layout, "values": values}
-            case = Case.of(
-                *shape, dtype=("bf16", "fp32")[turn % 2], **{key: value for key, value in variant.items() if value}
-            )
+            dtype = ("bf16", "fp16" if route == "columns" else "fp32")[turn % 2]
+            case = Case.of(*shape, dtype=dtype, **{key: value for key, value in variant.items() if value})
             verdict = Problem(op, case, op.inputs(case, generator(case, "cpu"))).run(call)
             wrong += [] if verdict.ok else [f"{case.slug}: {verdict.reason}"]
     assert not wrong, "\n".join(wrong)
