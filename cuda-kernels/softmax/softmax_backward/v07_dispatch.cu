@@ -2,8 +2,7 @@
 //
 // Change:   one table (routes.cuh) chooses the kernel from a row's length and from where rows start. The
 //           kernels of register-resident rows and of rows in shared memory are v03's and v04's, whose packs
-//           are counted from a line of 128 bytes if a row has several warps or blocks. Rows of few waves of
-//           clusters are split into smaller parts than v04's (gradient_blocks). Short rows that are no
+//           are counted from a line of 128 bytes if a row has several warps or blocks. Short rows that are no
 //           whole packs lie in shared memory, a tile of them a block, as in softmax's v13. Rows that no
 //           cluster holds are split over many blocks by two launches: the first sums the terms of each part,
 //           the second adds these sums and writes the gradient. Rows of more than a block's registers go
