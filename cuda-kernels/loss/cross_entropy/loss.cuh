@@ -9,7 +9,8 @@
 // Whether all classes share a part of the target's weight. Without it no kernel sums the logits.
 enum class Smoothing { NONE, SHARED };
 
-// The kernel behind this one, which adds the losses (function_mean.cu), may be set up once all blocks run.
+// The kernel behind this one, which adds the losses (function_mean.cu), may be set up once all blocks run. It
+// waits for v05's clusters to end.
 __device__ inline void allow_mean() {
 #if __CUDA_ARCH__ >= 900
   allow_dependent_launch();

@@ -36,7 +36,6 @@ __global__ void __launch_bounds__(THREADS)
   constexpr bool SMOOTHED = SMOOTHING == Smoothing::SHARED;
   __shared__ RowSums warps[32], others[MOST_BLOCKS];
   __shared__ uint64_t exchanged;  // a phase completes when the statistics of all blocks have arrived
-  allow_mean();
   const int rank = static_cast<int>(cluster_block());
   const int64_t row = blockIdx.x / blocks;
   const T* row_logits = static_cast<const T*>(args.logits) + row * args.stride_lm;
