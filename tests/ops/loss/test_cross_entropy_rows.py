@@ -77,13 +77,14 @@ def judge(parts: int, dtype: str) -> None:
 @pytest.mark.parametrize("itemsize", [2, 4])
 def test_short_rows_have_as_few_lanes_as_hold_them(itemsize: int) -> None:
     short = importlib.import_module("kernel_twins._triton.loss.cross_entropy.short_rows")
+    lanes = importlib.import_module("kernel_twins._triton.loss.lanes")
     rows_of = importlib.import_module("kernel_twins._triton.softmax.routes").Rows
     for n in range(1, 8_192 // itemsize + 1):
         for pitch in (0, 1, 3, 8):
             rows = rows_of(1_000, n, itemsize, (n + pitch,), True)
             way = short.held(rows, 132)
             assert way.lanes * way.pieces * way.vector >= n > way.lanes * (way.pieces - 1) * way.vector
-            assert way.pieces * way.vector <= short.HELD
+            assert way.pieces * way.vector <= lanes.HELD
     assert short.held(rows_of(10**7, 88, 4, (88,), True), 132).lanes == 4
 
 

@@ -15,19 +15,12 @@ from torch import Tensor
 
 from kernel_twins._triton.lib import plans
 from kernel_twins._triton.loss.cross_entropy.v04_rows_per_block import _write
+from kernel_twins._triton.loss.lanes import WARPS, lanes_of, rows_of
 from kernel_twins._triton.softmax.routes import Rows
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
-WARPS = 4
-THREADS = 32 * WARPS
-HELD = 32  # elements of a lane at most
-AT_ONCE = 16  # elements that a lane shall have under way at least, if rows are many
-MOST_TURNS = 4  # rows of a lane, whose numbers take registers
-LEAST_LANES = 4  # of a row, for accesses of 16 bytes to fill lines
-SECTOR_BYTES = 32  # that the lanes of a row shall cover by narrower ones
 ROW_COST = 16  # elements that a lane computes in the time of what it computes once a row
-PROGRAMS_PER_SM = 8
 
 
 class Held(NamedTuple):
@@ -46,21 +39,13 @@ class Held(NamedTuple):
 @lru_cache(4096)
 def held(rows: Rows, sms: int) -> Held | None:
     """How rows lie in lanes; None if a program does not hold one."""
-    vector, size = rows.width, rows.width * rows.itemsize
+    vector = rows.width
     packs = rows.N // vector
-    fits = [
-        lanes
-        for lanes in (2**i for i in range(THREADS.bit_length()))
-        if lanes >= max(SECTOR_BYTES // size, LEAST_LANES) and triton.cdiv(packs, lanes) * vector <= HELD
-    ]
-    if not fits:
+    lanes = lanes_of(packs, vector, rows.itemsize, ROW_COST)
+    if lanes is None:
         return None
-    lanes = min(fits, key=lambda each: each * (ROW_COST + triton.cdiv(packs, each) * vector))
     pieces = triton.cdiv(packs, lanes)
-    turns = 2 ** (min(max(AT_ONCE // (pieces * vector), 1), MOST_TURNS).bit_length() - 1)
-    while turns > 1 and triton.cdiv(rows.M * lanes, THREADS * turns) < PROGRAMS_PER_SM * sms:
-        turns //= 2
-    return Held(lanes, THREADS // lanes * turns, pieces, vector)
+    return Held(lanes, rows_of(rows.M, lanes, pieces * vector, sms), pieces, vector)
 
 
 @triton.jit

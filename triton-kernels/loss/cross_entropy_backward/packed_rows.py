@@ -18,18 +18,11 @@ import triton.language as tl
 from torch import Tensor
 
 from kernel_twins._triton.lib import plans
+from kernel_twins._triton.loss.lanes import HELD, THREADS, WARPS, lanes_of, rows_of
 
 VECTOR_BYTES = 16
-WARPS = 4
-THREADS = 32 * WARPS
-HELD = 32  # elements of a lane at most
-AT_ONCE = 16  # elements that a lane shall have under way at least, if rows are many
-MOST_TURNS = 4  # rows of a lane, whose numbers take registers
-LEAST_LANES = 4  # of a row, for accesses of 16 bytes to fill lines
-SECTOR_BYTES = 32  # that the lanes of a row shall cover by narrower ones
 LEAST_PACKS = 4  # of 16 bytes: a shorter row is mostly its ends
 ROW_COST = 5  # elements that a lane computes in the time of what it computes once a row
-PROGRAMS_PER_SM = 8
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -67,22 +60,12 @@ def packed(M: int, N: int, itemsize: int, strides: tuple[int, int], aligned: tup
     # Of a pack that is counted on the gradient's row: its distance from the logits' start is that of the skews.
     read = math.gcd(vector, stride_lm - stride_om if edges else math.gcd(N, stride_lm)) if logits_aligned else 1
     packs = N // vector
-    least = LEAST_LANES if vector == wide else max(SECTOR_BYTES // (vector * itemsize), LEAST_LANES)
-    fits = [
-        lanes
-        for lanes in (2**i for i in range((THREADS).bit_length()))
-        if lanes >= least and triton.cdiv(packs, lanes) * vector <= HELD
-    ]
-    most = THREADS
-    lanes = min(fits, key=lambda each: each * (ROW_COST + triton.cdiv(packs, each) * vector), default=most)
+    lanes = lanes_of(packs, vector, itemsize, ROW_COST) or THREADS
     parts = triton.cdiv(packs, lanes * (HELD // vector))
     chunks = triton.cdiv(triton.cdiv(packs, parts), lanes)
-    turns = 2 ** (min(max(AT_ONCE // (chunks * vector), 1), MOST_TURNS).bit_length() - 1)
-    while turns > 1 and triton.cdiv(M * lanes, most * turns) < PROGRAMS_PER_SM * sms:
-        turns //= 2
     whole = N - edges * (vector - 1)  # elements of packs in any row, at least
     full = max(whole // vector - (parts - 1) * chunks * lanes, 0) // lanes
-    return Packed(lanes, most // lanes * turns, parts, chunks, min(full, chunks), vector, read, edges)
+    return Packed(lanes, rows_of(M, lanes, chunks * vector, sms), parts, chunks, min(full, chunks), vector, read, edges)
 
 
 @triton.jit

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from kernel_twins._triton.lib import plans
 from kernel_twins._triton.lib.device import sm_count
+from kernel_twins._triton.reduction.reduction_nd.axes import least_padded
 
 TILE, WIDEST, NARROWEST = 4096, 256, 64  # elements of a tile; most columns, and fewest of those that are wider
 SHORTEST = 128  # elements along a longer run
@@ -214,14 +215,6 @@ def vector_of(tensor: Tensor, inner: int, others: Iterable[int], run: int) -> in
     if inner != 1 or tensor.data_ptr() % 16:
         return 1
     return math.gcd(16 // tensor.element_size(), run, *others)
-
-
-def least_padded(length: int, most: int, fewest: int) -> int:
-    """The largest power of 2 up to ``most`` whose blocks exceed the length by a quarter at most, or else ``fewest``."""
-    size = min(triton.next_power_of_2(length), most)
-    while size > fewest and 4 * triton.cdiv(length, size) * size > 5 * length:
-        size //= 2
-    return size
 
 
 def are_folded(kept: Sequence[Axis], reduced: Sequence[Axis]) -> bool:

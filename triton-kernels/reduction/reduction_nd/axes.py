@@ -9,6 +9,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import triton
+
 
 class Axis(NamedTuple):
     size: int
@@ -60,3 +62,11 @@ def count(axes: Axes) -> int:
 def along_reduced(kept: Axes, reduced: Axes) -> bool:
     """True if the smallest stride belongs to a reduced axis, False if to a kept one."""
     return (reduced[-1].stride or math.inf) <= (kept[-1].stride or math.inf)
+
+
+def least_padded(length: int, most: int, fewest: int = 1) -> int:
+    """The largest power of 2 up to ``most`` whose blocks exceed the length by a quarter at most, or else ``fewest``."""
+    size = min(triton.next_power_of_2(length), most)
+    while size > fewest and 4 * triton.cdiv(length, size) * size > 5 * length:
+        size //= 2
+    return size

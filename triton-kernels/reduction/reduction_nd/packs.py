@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernel_twins._triton.reduction.reduction_nd.totals import NOWHERE, merge
+from kernel_twins._triton.reduction.reduction_nd.totals import NOWHERE, merge, store
 
 MOST_PLACES = tl.constexpr(2**31 - 1)  # beyond all positions; also NaN's number
 
@@ -97,9 +97,5 @@ def write(out, parts, part_places, output, step, values, places, divisor, mask, 
         tl.store(parts + plane + output, values, mask=mask)
         if KIND == "argmax":
             tl.store(part_places + plane + output, places, mask=mask)
-    elif KIND == "argmax":
-        tl.store(out + step, places, mask=mask)
-    elif KIND == "max":
-        tl.store(out + step, values.to(out.dtype.element_ty), mask=mask)
     else:
-        tl.store(out + step, tl.div_rn(values, divisor).to(out.dtype.element_ty), mask=mask)
+        store(out, step, values, places, divisor, mask, KIND)

@@ -10,10 +10,9 @@ from torch import Tensor
 from triton.runtime import KernelInterface
 
 from kernel_twins._triton.lib.device import sm_count
-from kernel_twins._triton.reduction.reduction_nd.axes import Axes, along_reduced, count
+from kernel_twins._triton.reduction.reduction_nd.axes import Axes, along_reduced, count, least_padded
 from kernel_twins._triton.reduction.reduction_nd.packed_columns import reduction_nd_packed_columns_kernel
 from kernel_twins._triton.reduction.reduction_nd.packed_rows import reduction_nd_packed_rows_kernel
-from kernel_twins._triton.reduction.reduction_nd.v05_split import least_padded
 from kernel_twins._triton.reduction.reduction_nd.whole_columns import reduction_nd_whole_columns_kernel
 
 PACK = 16  # bytes

@@ -19,6 +19,7 @@ Twin:     cuda-kernels/reduction/reduction_nd/v05_split.cu
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -28,7 +29,7 @@ from torch import Tensor
 
 from kernel_twins._triton.lib import plans, tuning
 from kernel_twins._triton.lib.device import sm_count
-from kernel_twins._triton.reduction.reduction_nd.axes import Axes, along_reduced, count, split
+from kernel_twins._triton.reduction.reduction_nd.axes import Axes, along_reduced, count, least_padded, split
 from kernel_twins._triton.reduction.reduction_nd.totals import (
     NOWHERE,
     add,
@@ -76,14 +77,6 @@ def blocks_of(args: dict[str, Any]) -> tuple[int, int, int]:
         return wide, 1, 1
     block_k = min(triton.next_power_of_2(line), WIDEST)
     return block_k, min(tile // block_k, triton.next_power_of_2(elements)), 1
-
-
-def least_padded(length: int, most: int) -> int:
-    """The largest power of 2 up to ``most`` whose blocks exceed the length by at most a quarter."""
-    block = min(triton.next_power_of_2(length), most)
-    while block > 1 and 4 * triton.cdiv(length, block) * block > 5 * length:
-        block //= 2
-    return block
 
 
 def grid_of(args: dict[str, Any]) -> tuple[int, int]:
@@ -285,23 +278,25 @@ _plans: dict[tuple[Any, ...], Plan] = {}
 
 def reduction_nd_v05_split(x: Tensor, *, out: Tensor, dims: tuple[int, ...] = (-1,), kind: str = "sum") -> None:
     """out = the sum of x over the axes dims, or mean, max or argmax; fp32, bf16 or fp16 in, argmax int64 out."""
-    key = key_of(x, out, dims, kind)
-    plan = _plans.get(key)
-    if plan is not None and not tuning.is_recording():
-        run(plan, x, out, kind)
+    launch(_plans, run_first, x, out, dims, kind)
+
+
+def launch(
+    known: dict[tuple[Any, ...], Plan],
+    first: Callable[[Tensor, Tensor, Axes, Axes, str], Plan | None],
+    x: Tensor,
+    out: Tensor,
+    dims: tuple[int, ...],
+    kind: str,
+) -> None:
+    """Launch by a plan that is known, or by ``first``, whose plan is known then."""
+    key = x.shape, x.stride(), x.dtype, out.dtype, plans.alignment(x, out), tuple(dims), kind, x.get_device()
+    plan = known.get(key)
+    if plan is None or tuning.is_recording():
+        plan = first(x, out, *split(x.shape, x.stride(), [dim % x.dim() for dim in dims], kind == "argmax"), kind)
+        if plan is not None:
+            plans.keep(known, key, plan)
         return
-    kept, reduced = split(x.shape, x.stride(), [dim % x.dim() for dim in dims], kind == "argmax")
-    plan = run_first(x, out, kept, reduced, kind)
-    if plan is not None:
-        plans.keep(_plans, key, plan)
-
-
-def key_of(x: Tensor, out: Tensor, dims: tuple[int, ...], kind: str) -> tuple[Any, ...]:
-    """What calls have in common that one plan serves."""
-    return x.shape, x.stride(), x.dtype, out.dtype, plans.alignment(x, out), tuple(dims), kind, x.get_device()
-
-
-def run(plan: Plan, x: Tensor, out: Tensor, kind: str) -> None:
     parts, places = workspace(plan.size, kind, x.device)
     plan.kernel(x, out, parts, places)
     if plan.merge is not None:

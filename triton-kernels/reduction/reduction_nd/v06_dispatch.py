@@ -18,37 +18,24 @@ from typing import Any
 
 from torch import Tensor
 
-from kernel_twins._triton.lib import plans, tuning
-from kernel_twins._triton.reduction.reduction_nd.axes import Axes, count, split
-from kernel_twins._triton.reduction.reduction_nd.routes import Route, route_of
-from kernel_twins._triton.reduction.reduction_nd.v05_split import (
-    Plan,
-    key_of,
-    merge_planes,
-    run,
-    run_first,
-    workspace,
-)
+from kernel_twins._triton.lib import plans
+from kernel_twins._triton.reduction.reduction_nd.axes import Axes, count
+from kernel_twins._triton.reduction.reduction_nd.routes import route_of
+from kernel_twins._triton.reduction.reduction_nd.v05_split import Plan, launch, merge_planes, run_first, workspace
 
 _plans: dict[tuple[Any, ...], Plan] = {}
 
 
 def reduction_nd_v06_dispatch(x: Tensor, *, out: Tensor, dims: tuple[int, ...] = (-1,), kind: str = "sum") -> None:
     """out = the sum of x over the axes dims, or mean, max or argmax; fp32, bf16 or fp16 in, argmax int64 out."""
-    key = key_of(x, out, dims, kind)
-    plan = _plans.get(key)
-    if plan is not None and not tuning.is_recording():
-        run(plan, x, out, kind)
-        return
-    kept, reduced = split(x.shape, x.stride(), [dim % x.dim() for dim in dims], kind == "argmax")
+    launch(_plans, _first, x, out, dims, kind)
+
+
+def _first(x: Tensor, out: Tensor, kept: Axes, reduced: Axes, kind: str) -> Plan | None:
+    """Run a problem without a plan by its route, merge what that leaves, and return the plan, as run_first does."""
     route = route_of(x, kept, reduced, kind)
-    plan = run_first(x, out, kept, reduced, kind) if route is None else _routed(x, out, kept, reduced, kind, route)
-    if plan is not None:
-        plans.keep(_plans, key, plan)
-
-
-def _routed(x: Tensor, out: Tensor, kept: Axes, reduced: Axes, kind: str, route: Route) -> Plan | None:
-    """Run another kernel, and merge its planes."""
+    if route is None:
+        return run_first(x, out, kept, reduced, kind)
     size = route.planes * count(kept) + route.scratch
     parts, places = workspace(size, kind, x.device)
     first = plans.launch(route.kernel, route.grid, (x, out, parts, places), route.arguments, route.constants)
