@@ -2,6 +2,7 @@
 // layer_norm's v12 and rms_norm's v07. Terms: docs/glossary.md.
 #pragma once
 
+#include "lib/full_lanes.cuh"
 #include "lib/held.cuh"
 #include "norm_lanes.cuh"
 
@@ -81,27 +82,13 @@ __device__ void normalise_by_shifted_lanes(const NormArgs& args) {
   finish_by_lanes<LANES>(args, which, row, held);
 }
 
-// As choose_lanes, but with three packs each where they hold the row: twice as many lanes with two would
-// leave up to half of the loads without a pack.
-template <typename Launch>
-bool choose_shifted_lanes(int64_t packs, Launch launch) {
-  const auto three_packs = [&](auto lanes) {
-    if (packs <= 2 * lanes || packs > 3 * lanes) return false;
-    launch(lanes, std::integral_constant<int, 3>{});
-    return true;
-  };
-  return three_packs(std::integral_constant<int, 4>{}) || three_packs(std::integral_constant<int, 8>{}) ||
-         three_packs(std::integral_constant<int, 16>{}) || three_packs(std::integral_constant<int, 32>{}) ||
-         choose_lanes(packs, launch);
-}
-
 // Launches kernel_of(LANES, PACKS), which are integral constants. False if a row is too long for a warp.
 template <typename T, typename KernelOf>
 bool launch_by_shifted_lanes(const NormArgs& args, KernelOf kernel_of) {
   constexpr std::integral_constant<int, 32> WARP;
   constexpr std::integral_constant<int, MOST_SHIFTED_PACKS> MOST;
   const auto launch = [&](auto lanes, auto packs) { launch_lanes<lanes>(args, kernel_of(lanes, packs)); };
-  if (choose_shifted_lanes(args.N / Pack<T>::SIZE, launch)) return true;
+  if (choose_full_lanes<4>(args.N / Pack<T>::SIZE, launch)) return true;
   if (args.N > WARP * MOST * Pack<T>::SIZE) return false;
   launch_lanes<WARP>(args, kernel_of(WARP, MOST));
   return true;

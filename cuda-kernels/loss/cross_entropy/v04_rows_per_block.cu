@@ -16,6 +16,7 @@
 // Twin:     triton-kernels/loss/cross_entropy/v04_rows_per_block.py
 #include <algorithm>
 
+#include "lib/full_lanes.cuh"
 #include "lib/load_if.cuh"
 #include "loss.cuh"
 
@@ -80,20 +81,6 @@ __global__ void __launch_bounds__(THREADS)
   }
 }
 
-// As choose_lanes, but three packs a lane where that leaves fewer places empty: 16 lanes of two packs have
-// room for 32, of which a row of 22 packs would leave ten empty, in each of their instructions.
-template <typename Launch>
-bool choose_full_lanes(int64_t packs, Launch launch) {
-  const auto three_packs = [&](auto lanes) {
-    if (packs <= 2 * lanes || packs > 3 * lanes) return false;
-    launch(lanes, std::integral_constant<int, 3>{});
-    return true;
-  };
-  return three_packs(std::integral_constant<int, 2>{}) || three_packs(std::integral_constant<int, 4>{}) ||
-         three_packs(std::integral_constant<int, 8>{}) || three_packs(std::integral_constant<int, 16>{}) ||
-         three_packs(std::integral_constant<int, 32>{}) || choose_lanes(packs, launch);
-}
-
 // A block has a row, of at most BLOCK_THREADS * BLOCK_PACKS packs.
 template <typename T, Smoothing SMOOTHING, int BLOCK_THREADS>
 __global__ void __launch_bounds__(BLOCK_THREADS)
@@ -113,7 +100,7 @@ template <typename T, Smoothing SMOOTHING>
 bool launch(const CrossEntropyArgs& args) {
   const bool skewed = reinterpret_cast<uintptr_t>(args.logits) % 16 || args.stride_lm % Pack<T>::SIZE;
   const int64_t packs = skewed ? most_packs<T>(args.N) : cdiv(args.N, Pack<T>::SIZE);
-  const bool launched = choose_full_lanes(packs, [&](auto lanes, auto each) {
+  const bool launched = choose_full_lanes<2>(packs, [&](auto lanes, auto each) {
     const int64_t blocks = cdiv(args.M, THREADS / lanes);
     cross_entropy_v04_rows_per_block_kernel<T, SMOOTHING, lanes, each>
         <<<static_cast<unsigned>(blocks), THREADS, 0, args.stream>>>(args);

@@ -2,7 +2,8 @@
 // neighbouring lanes. Terms: docs/glossary.md.
 #pragma once
 
-#include "lib/shifted_packs.cuh"
+#include "lib/load_if.cuh"
+#include "lib/packs.cuh"
 
 // A pack from any place on. `all`: whether its aligned words lie within x.
 template <typename T>
@@ -26,12 +27,26 @@ struct ShiftedLoad {
   }
 };
 
+// Stores the elements [low, high) of a pack one by one.
+template <typename T>
+__device__ void store_ragged(T* place, int low, int high, const Pack<T>& pack) {
+#pragma unroll
+  for (int j = 0; j < Pack<T>::SIZE; ++j) {
+    if (j >= low && j < high) place[j] = pack[j];
+  }
+}
+
+// Whether a warp's last lane repeats the first pack of the next warp. It stores nothing, but the lane before
+// it then has both packs of its aligned 16 bytes.
+enum class Overlap { NONE, LAST_LANE };
+
 // Stores the first `count` elements of each lane's pack at `place`, which may be anywhere. Where the next
 // lane's pack continues this one in memory, the aligned 16 bytes that begin in one and end in the other are
-// put together from both; what no such 16 bytes hold is stored element by element. All lanes of a warp call
-// it.
+// put together from both; what no such 16 bytes hold is stored element by element. `continues`: the pack of
+// lane 0 continues one of the warp before, which overlaps. All lanes of a warp call it.
 template <typename T>
-__device__ void store_anywhere(T* place, int count, Pack<T> pack) {
+__device__ void store_anywhere(T* place, int count, const Pack<T>& pack, Overlap overlap = Overlap::NONE,
+                               bool continues = false) {
   constexpr int SIZE = Pack<T>::SIZE;
   const int lane = threadIdx.x % 32, ahead = (SIZE - skew_of(place)) % SIZE;
   const auto from_next = [](auto value) { return __shfl_down_sync(~0u, value, 1); };
@@ -42,10 +57,11 @@ __device__ void store_anywhere(T* place, int count, Pack<T> pack) {
   const int next_count = from_next(count);
   const bool follows = lane < 31 && count == SIZE && next_address == address + sizeof(Pack<T>);
   const bool takes = count > 0 && ahead + SIZE <= count + (follows ? next_count : 0);
-  const bool given = __shfl_up_sync(~0u, static_cast<int>(takes && follows), 1) && lane > 0;
+  const bool before = __shfl_up_sync(~0u, static_cast<int>(takes && follows), 1);
+  const bool given = lane > 0 ? before : continues && ahead <= count;
+  if (overlap == Overlap::LAST_LANE && lane == 31) return;
   if (takes) __stcs(reinterpret_cast<uint4*>(place + ahead), put_together<T>(mine, next, ahead).words);
-#pragma unroll
-  for (int j = 0; j < SIZE; ++j) {
-    if (!(j < ahead ? given : takes) && j < count) place[j] = pack[j];
-  }
+  // Its elements before and behind the aligned 16 bytes.
+  if (!given) store_ragged(place, 0, min(ahead, count), pack);
+  if (!takes) store_ragged(place, ahead, count, pack);
 }
