@@ -22,8 +22,12 @@ REFERENCE_ARCH = 90
 
 
 def configs(op: Op, step: Step) -> list[Any]:
-    """The ``triton.Config`` list of an autotuned step's search; ``[None]`` for every other step."""
-    return list(getattr(_kernel(op, step), "configs", [None]))
+    """The ``triton.Config`` list of an autotuned step's search; ``[None]`` for every other step.
+
+    A step that only sends calls on has no kernel of its own, and nothing to search.
+    """
+    kernel = getattr(_module(op, step), f"{op.name}_{step.name}_kernel", None)
+    return list(getattr(kernel, "configs", [None]))
 
 
 def compiled(op: Op, step: Step, case: Case, arch: int = REFERENCE_ARCH, config: Any = None) -> list[Any]:
@@ -118,7 +122,3 @@ def _module(op: Op, step: Step) -> Any:
     if triton.knobs.runtime.interpret:
         raise UnavailableError("a Triton step is not compiled in the interpreter: unset TRITON_INTERPRET")
     return importlib.import_module(op.module(step.name))
-
-
-def _kernel(op: Op, step: Step) -> Any:
-    return getattr(_module(op, step), f"{op.name}_{step.name}_kernel")

@@ -36,6 +36,8 @@ PROMISED_WHERE = [
     for arch, several in step.promises_where.items()
     for where in several
 ]
+# Where multiples of 16 bytes are known, this step leaves the call to the step before it.
+OWN_KERNEL = {("reduction_nd", "v06_dispatch"): "reduction_nd_v05_split_kernel"}
 WITHOUT_TENSOR_CORES = [
     (op.name, step.name)
     for op in OPS.values()
@@ -49,7 +51,7 @@ def test_step_compiles_and_fits(op: str, step: str, arch: int) -> None:
     for case in aligned_cases(ops.get(op), ops.get(op).step(step)):
         calls = [call for call in of_list(op, step, arch) if call.case == case.slug]
         kernels = [kernel for call in calls for kernel in call.kernels]
-        assert f"{op}_{step}_kernel" in {kernel.name for kernel in kernels}
+        assert OWN_KERNEL.get((op, step), f"{op}_{step}_kernel") in {kernel.name for kernel in kernels}
         assert max(kernel.shared_bytes for kernel in kernels) <= SHARED_LIMIT[arch]
         if ops.get(op).step(step).finished:
             must_not = kernels
