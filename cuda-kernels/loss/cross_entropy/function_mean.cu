@@ -4,6 +4,7 @@
 // their sums, as in reduction's v07. The mean of no rows is NaN, as in PyTorch. From compute capability 9.0
 // on a single block is set up while the losses are computed.
 #include <algorithm>
+#include <map>
 
 #include "lib/early.cuh"
 #include "lib/ptx/hopper.cuh"
@@ -90,11 +91,16 @@ __global__ void __launch_bounds__(THREADS)
   *scale = static_cast<float>(1.0 / rows);
 }
 
-bool has_dependent_launches() {
-  int device = 0, major = 0;
+// Whether the GPU runs code in which the kernel waits. The driver may have compiled it from the PTX of an
+// earlier architecture, which has no such instruction. Asked once a thread and GPU: it takes a driver call.
+bool waits_for_losses() {
+  thread_local std::map<int, bool> known;
+  int device = 0;
   CUDA_CHECK(cudaGetDevice(&device));
-  CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-  return major >= 9;
+  if (const auto found = known.find(device); found != known.end()) return found->second;
+  cudaFuncAttributes attributes = {};
+  CUDA_CHECK(cudaFuncGetAttributes(&attributes, cross_entropy_mean_kernel<float>));
+  return known[device] = attributes.ptxVersion >= 90;
 }
 
 }  // namespace
@@ -106,7 +112,7 @@ void cross_entropy_mean(const CrossEntropyMeanArgs& args) {
   auto* counter = shared ? static_cast<unsigned*>(args.memory->zeroed()) : nullptr;
   // Right behind the kernel of the losses: without rows there is none, and a counter may be zeroed in
   // between.
-  const bool is_early = args.M > 0 && !shared && has_dependent_launches();
+  const bool is_early = args.M > 0 && !shared && waits_for_losses();
   dispatch(args.dtype, [&](auto zero) {
     using T = decltype(zero);
     const auto launch = [&](auto... arguments) {

@@ -98,6 +98,8 @@ bool launch_small(const CrossEntropyArgs& args) {
 
 template <typename T, Smoothing SMOOTHING>
 bool launch(const CrossEntropyArgs& args) {
+  // Rows of no class are v03's: lanes read words beside a row, and here there may be no memory at all.
+  if (args.N == 0) return false;
   const bool skewed = reinterpret_cast<uintptr_t>(args.logits) % 16 || args.stride_lm % Pack<T>::SIZE;
   const int64_t packs = skewed ? most_packs<T>(args.N) : cdiv(args.N, Pack<T>::SIZE);
   const bool launched = choose_full_lanes<2>(packs, [&](auto lanes, auto each) {
@@ -106,7 +108,8 @@ bool launch(const CrossEntropyArgs& args) {
         <<<static_cast<unsigned>(blocks), THREADS, 0, args.stream>>>(args);
   });
   if (launched) return true;
-  // A grid has room: rows of more than 128 packs in such numbers would take TiB.
+  // More rows than a grid has blocks are v03's, which launches several: one row may be seen by all.
+  if (args.M > INT32_MAX) return false;
   if (packs <= 64 * BLOCK_PACKS) return launch_small<T, SMOOTHING, 64>(args);
   if (packs <= 128 * BLOCK_PACKS) return launch_small<T, SMOOTHING, 128>(args);
   return false;

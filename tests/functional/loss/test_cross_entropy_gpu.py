@@ -270,6 +270,17 @@ def test_more_rows_than_a_grid_has_blocks(op, step, backend) -> None:
     assert all(bool((part == out[1]).all()) for part in out.split(2**28))
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("alone")
+def test_more_rows_of_a_block_each_than_a_grid_has_blocks() -> None:
+    m, n = 2**31 + 5, 1_032  # packs of a row: 129, a warp takes 128
+    logits, target = values(1, n), torch.zeros(m, dtype=torch.int64, device="cuda")
+    out = torch.full((m,), math.nan, device="cuda")
+    load(FORWARD.name, "v04_rows_per_block", "cuda")(logits.expand(m, n), target, out=out)
+    torch.testing.assert_close(out[:1], pytorchs(logits.float(), target[:1], "none"), rtol=1e-4, atol=1e-5)
+    assert all(bool((part == out[0]).all()) for part in out.split(2**28))
+
+
 @OURS
 def test_a_mean_of_many_rows_is_right_and_the_same_every_time(backend) -> None:
     for m in (1, 4_096, 4_097, 300_000):
@@ -284,8 +295,8 @@ def test_a_mean_of_many_rows_is_right_and_the_same_every_time(backend) -> None:
 @ALL
 @BY_REDUCTION
 def test_where_all_is_ignored_or_nothing_there(backend, reduction) -> None:
-    for m in (3, 0):
-        x, target = values(m, 5, requires_grad=True), torch.full((m,), IGNORED, device="cuda")
+    for m, n in ((3, 5), (0, 5), (40, 0)):
+        x, target = values(m, n, requires_grad=True), torch.full((m,), IGNORED, device="cuda")
         loss = function(reduction, backend)(x, target)
         torch.testing.assert_close(loss, pytorchs(x, target, reduction), equal_nan=True)
         (dx,) = torch.autograd.grad(loss.sum(), x)
