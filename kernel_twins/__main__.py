@@ -73,7 +73,10 @@ def main(argv: list[str] | None = None) -> int:
     )
     show.add_argument("--case", help="such as 1000003-bf16 (default: the profiled case)")
 
-    arguments = parser.parse_args(argv)
+    arguments, unknown = parser.parse_known_args(argv)
+    usage = verbs.choices[arguments.verb]  # the verb's own, which says what it takes
+    if unknown:
+        usage.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         _name_steps(arguments)
         code = {"list": _list, "run": _run, "bench": _bench, "show": _show}[arguments.verb](arguments)
@@ -83,7 +86,7 @@ def main(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except ValueError as error:
-        parser.error(str(error))
+        usage.error(str(error))
     except (UnavailableError, RuntimeError) as error:
         print(f"kernel_twins: {error}", file=sys.stderr)
         return 3

@@ -73,3 +73,16 @@ def test_a_wrong_name_is_told_with_and_without_a_gpu(
         main(arguments)
     assert stopped.value.code == 2
     assert told in capsys.readouterr().err
+
+
+def test_a_wrong_call_is_told_with_the_usage_of_its_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, told in (
+        (["bench", "softmax", "v02", "triton"], "unrecognized arguments: triton"),
+        (["bench", "softmax", "v99"], "step is 'v99'"),
+    ):
+        with pytest.raises(SystemExit) as stopped:
+            main(arguments)
+        assert stopped.value.code == 2
+        said = capsys.readouterr().err
+        assert said.startswith("usage: python -m kernel_twins bench [-h]")
+        assert told in said
