@@ -1,6 +1,7 @@
 # make            set up, build, then the main job
 # make test       the tests; make lint: style, types, ptxas; make format: rewrite; make clean: forget the build
 # make portability  grids that the tests thin out
+# make help       these lines
 # What earlier runs made of the same files is taken from the user's cache directory; NO_CACHE=1 makes everything anew.
 # PYTHON=python3.12 chooses the Python of a new .venv. NO_VENV=1 uses the one that is there, with torch, and installs nothing.
 
@@ -31,7 +32,7 @@ EXAMPLES := $(shell find tests/fixtures -name '*.cu' -o -name '*.h' -o -name '*.
 BUILD_INPUTS := $(CUDA_SOURCES) $(shell find kernel_twins/ops -name '*.py') $(wildcard build_support/*.py) \
 	$(wildcard kernel_twins/spec/*.py) setup.py
 
-.PHONY: all build test portability lint format clean FORCE
+.PHONY: all build test portability lint format clean help FORCE
 all: build
 	$(RUN) profiling/ncu_report.py
 
@@ -74,3 +75,6 @@ format: $(ENVIRONMENT)
 
 clean:
 	rm -rf build dist kernel_twins/_C*.so kernel_twins/_ladder*.so compile_commands.json *.egg-info
+
+help:
+	@sed -n '/^#/!q; s/^# //p' Makefile
