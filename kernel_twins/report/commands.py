@@ -177,7 +177,13 @@ def diff(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def log(arguments: argparse.Namespace, console: Console) -> int:
-    documents.render(arguments.gpu, store.ledger(arguments.gpu), console)
+    folder = store.ledger(arguments.gpu)
+    if not folder.is_dir():
+        known = ", ".join(sorted(each.name for each in store.DATA.iterdir() if each.is_dir()))
+        raise ValueError(
+            f"--gpu is {arguments.gpu!r}, of which nothing was recorded; {known} is committed, others come by `collect`"
+        )
+    documents.render(arguments.gpu, folder, console)
     return OK
 
 
