@@ -92,10 +92,11 @@ def _lane(axes: Axes, ratios: Sequence[float], middle: float, colour: str) -> No
         ys += [y, y, nan]
     axes.plot(xs, ys, color=colour, linewidth=4.5 * PX, solid_capstyle="round", alpha=0.6, clip_on=False)
     if timed := [ratio for ratio in ratios if ratio > 0]:
-        mean = geometric_mean(timed)
+        mean = min(max(geometric_mean(timed), _LEAST), _MOST)
         axes.plot(
-            [mean, mean], [middle - 6, middle + 6], color=colour, linewidth=3 * PX, solid_capstyle="butt", zorder=4
-        )
+            [mean, mean], [middle - 6, middle + 6], color=colour, linewidth=3 * PX, solid_capstyle="butt", zorder=4,
+            clip_on=False,
+        )  # fmt: skip
 
 
 def _figures(ratios: Sequence[float]) -> tuple[str, str]:
@@ -121,6 +122,7 @@ def _told(cells: pd.DataFrame, rows: Sequence[tuple[tuple[str, str], pd.DataFram
     count = len(_of(cells, *rows[0][0])) // len(sampled_table.OURS)
     key = (
         f"a dot is a case drawn by a seed, {count} a row; further right is faster; a stroke is the geometric mean; "
+        "what is off the scale lies at its end, a wrong result at the left one; "
         "the best of the others is of PyTorch, Liger, quack and, at every third case, torch.compile"
     )
     return message, more, key
