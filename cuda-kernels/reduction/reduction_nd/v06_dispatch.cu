@@ -18,7 +18,7 @@
 // Counter:  at the bench cases, whose columns are whole packs, nothing changes; the time falls down columns
 //           of a matrix whose rows lie an odd number of elements apart.
 // Requires: nothing. The counters are 0 at the start and again at the end.
-// Routes:   see ROUTES
+// Routes:   see route_of
 // Source:   layer_norm's v12, for the shifted packs
 // Twin:     triton-kernels/reduction/reduction_nd/v06_dispatch.py
 #include <type_traits>
