@@ -440,3 +440,9 @@ def test_a_verb_tells_an_argument_that_it_does_not_know_with_its_own_usage(capsy
         assert ended.value.code == 2
         assert told.startswith(f"usage: ncu_report.py {arguments[0]} [-h]")
         assert f"error: unrecognized arguments: {' '.join(arguments[1:])}" in told
+
+
+def test_log_tells_a_gpu_of_which_nothing_was_recorded(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["log", "--gpu", "h100-smx"], "") == 2
+    told = capsys.readouterr().err
+    assert "--gpu is 'h100-smx'" in told and "h100-sxm is committed" in told
