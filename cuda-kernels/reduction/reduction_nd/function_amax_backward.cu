@@ -337,9 +337,10 @@ void launch(const AmaxBackwardArgs& args, Problem problem) {
   const Walk& other = ALONG ? problem.kept : problem.reduced;
   const Axis& row = problem.reduced.inner();
   const int64_t columns = problem.run;
+  // Columns that are no whole packs are folded up to twice as many: shifted, 33 packs take two warps of 31.
   if (!ALONG && inner.inner().stride == 1 && inner.inner_target() == 1 && problem.kept.axes.rank == 1 &&
       problem.reduced.axes.rank == 1 && row.stride == columns && problem.reduced.inner_target() == columns &&
-      columns < 32 * SIZE && row.size > int64_t{FOLDED_ROWS}) {
+      columns < (columns % SIZE ? 64 : 32) * SIZE && row.size > int64_t{FOLDED_ROWS}) {
     fold(problem, SIZE, THREADS * SIZE);
   }
   const auto target = [](const Walk& walk, int a) { return walk.targets[a]; };
