@@ -127,14 +127,14 @@ struct Problem {
   __host__ __device__ bool folds() const { return period > 0; }
 };
 
-// Folds rows of few columns to rows of whole packs of `size` elements, which tiles of `wide` elements share.
-// Of one to eight tiles, the first number counts that leaves at most a tenth of the last tile's lanes and of
-// all others idle, else the one that leaves least idle: 129 packs would fill half of a tile of 256 lanes.
+// Folds rows of few columns to rows of whole packs of `size` elements. A folded row takes one to eight tiles
+// of `wide` elements: the fewest that it fills to nine tenths, else those that it fills best, since
+// 129 columns of half precision fill half of a single tile.
 inline void fold(Problem& problem, int64_t size, int64_t wide) {
   constexpr int64_t MOST_TILES = 8;
   const Axis columns = problem.kept.inner();
   const int64_t rows = problem.reduced.axes.count, least = columns.size * size;
-  int64_t together = size, filled = 0;  // of a thousand
+  int64_t together = size, filled = 0;  // in thousandths
   for (int64_t tiles = 1; tiles <= MOST_TILES && filled < 900; ++tiles) {
     const int64_t times = tiles * wide / least;
     if (times * least * 1000 / (tiles * wide) <= filled) continue;
