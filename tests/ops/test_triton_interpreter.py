@@ -293,6 +293,8 @@ REDUCTIONS: dict[str, list[tuple[tuple[int, ...], str, str]]] = {
 
 def judge_reductions(route: str) -> None:
     """Problems that are small for a GPU take the routes of large ones, in several parts."""
+    import torch
+
     from kernel_twins.harness.check import Problem, generator
 
     routes = importlib.import_module("kernel_twins._triton.reduction.reduction_nd.routes")
@@ -318,8 +320,13 @@ def judge_reductions(route: str) -> None:
             variant = {"axes": axes, "kind": kind, "x": layout, "values": values}
             dtype = ("bf16", "fp16" if route == "columns" else "fp32")[turn % 2]
             case = Case.of(*shape, dtype=dtype, **{key: value for key, value in variant.items() if value})
-            verdict = Problem(op, case, op.inputs(case, generator(case, "cpu"))).run(call)
+            inputs = op.inputs(case, generator(case, "cpu"))
+            verdict = Problem(op, case, inputs).run(call)
             wrong += [] if verdict.ok else [f"{case.slug}: {verdict.reason}"]
+            if kind == "max":  # of nothing but -0.0, which it equals in its sign, too
+                out = torch.zeros(op.outputs(case)[0].shape, dtype=inputs[0].dtype)
+                call(inputs[0].fill_(-0.0), **op.options(case), out=out)
+                wrong += [] if torch.signbit(out).all() else [f"{case.slug}: 0.0 of -0.0"]
     assert not wrong, "\n".join(wrong)
     kernels = {"lanes": "whole_columns", "rows": "packed_rows", "columns": "packed_columns", "folded": "packed_columns"}
     assert all(each and kernels[route] in each.kernel.__name__ for each in taken)

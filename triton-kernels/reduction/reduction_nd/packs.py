@@ -44,13 +44,13 @@ def key_of(values, places, KIND: tl.constexpr):
     if KIND == "sum":
         keys = values
     else:
-        # The bits of a negative number count downwards. -0.0 equals 0.0, and NaN is the largest.
+        # The bits of a negative number count downwards, and NaN is the largest.
         keys = values.to(tl.int32, bitcast=True)
         keys = tl.where(keys < 0, keys ^ MOST_PLACES, keys)
-        keys = tl.where(values == 0.0, 0, keys)
         keys = tl.where(values != values, MOST_PLACES, keys)
         if KIND == "argmax":
-            # Of equal values the lowest position makes the largest number.
+            # -0.0 equals 0.0, and of equal values the lowest position makes the largest number.
+            keys = tl.where(values == 0.0, 0, keys)
             places = tl.where(places < 0, MOST_PLACES, places)
             keys = (keys.to(tl.int64) << 32) | (places ^ MOST_PLACES).to(tl.int64)
     return keys
