@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import math
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ LARGEST_IN_PARTS = 2**15
 # many rows, so that programs which stay take several. Rows are little longer than what any program takes in parts.
 ELEMENTS_OF_ROWS = 2**12
 LONG_ROW = 2**12
+# Rows of which each has programs of its own: one more than show every alignment to 16 bytes twice.
+ROWS_APART = 17
 # Reductions of which a loop takes a term at a time, and of which each output has a program of its own.
 MOST_TERMS = {"v01_thread_per_output": 2**6}
 MOST_OUTPUTS = {"v02_block_per_output": 2**4}
@@ -52,6 +55,11 @@ def by_tiles(op: str, step: str) -> bool:
 def is_in_parts(op: str, step: str) -> bool:
     """Whether its launcher takes so many rows at a time."""
     return "in_parts(" in source(op, step)
+
+
+def takes_rows_apart(op: str, step: str) -> bool:
+    """Whether its launcher has a program for each row."""
+    return re.search(r"_kernel\[\((M|min\(M, MOST_PROGRAMS\)),\)\]", source(op, step)) is not None
 
 
 def is_searched(op: str, step: str) -> bool:
@@ -83,21 +91,24 @@ ROUTED_NORMS = [
 ]
 
 
-def small_cases(op: Op, step: Step, dtype: str, largest: int) -> list[Case]:
+def small_cases(op: Op, step: Step, dtype: str, largest: int, apart: bool) -> list[Case]:
     cases = [case for case in op.test_cases if case.dtype == dtype and op.serves(step, case)]
     along_axes = any("dims" in op.options(case) for case in cases)
-    smaller = [reduced(step, case) for case in cases] if along_axes else with_small_rows(cases)
+    smaller = [reduced(step, case) for case in cases] if along_axes else with_small_rows(cases, apart)
     served = [case for case in dict.fromkeys(smaller) if math.prod(case.shape) <= largest and op.serves(step, case)]
     if dtype == "fp16" and not by_tiles(op.name, step.name):  # other than bf16 in conversions alone
         return list({case.variant: case for case in served}.values())
     return served
 
 
-def with_small_rows(cases: list[Case]) -> list[Case]:
+def with_small_rows(cases: list[Case], apart: bool) -> list[Case]:
     most = max((case for case in cases if len(case.shape) == 2), key=lambda case: case.shape[0], default=None)
-    return [
-        case if case == most else with_fewer_rows(with_shorter_rows(case, LONG_ROW), ELEMENTS_OF_ROWS) for case in cases
-    ]
+
+    def small(case: Case) -> Case:
+        elements = min(ELEMENTS_OF_ROWS, ROWS_APART * case.shape[-1]) if apart else ELEMENTS_OF_ROWS
+        return with_fewer_rows(with_shorter_rows(case, LONG_ROW), elements)
+
+    return [case if case == most else small(case) for case in cases]
 
 
 def reduced(step: Step, case: Case) -> Case:
@@ -201,7 +212,7 @@ def hostile(op: Op, cases: list[Case]) -> tuple[Case, ...]:
     return op.judged_cases(max(cases, key=lambda case: (case.hostile is not None, math.prod(case.shape))))[1:]
 
 
-def judge(op_name: str, step_name: str, dtype: str, most_rows: str = "") -> None:
+def judge(op_name: str, step_name: str, dtype: str, most_rows: str = "", *, apart: bool = False) -> None:
     from kernel_twins.harness.check import Problem, generator
 
     tuning = importlib.import_module("kernel_twins._triton.lib.tuning")
@@ -211,7 +222,8 @@ def judge(op_name: str, step_name: str, dtype: str, most_rows: str = "") -> None
         parts = importlib.import_module("kernel_twins._triton.lib.launch_rows")
         setattr(parts, "MOST_ROWS", int(most_rows))  # noqa: B010
         largest = LARGEST_IN_PARTS
-    cases, configs = small_cases(op, op.step(step_name), dtype, largest), branches(op, op.step(step_name))
+    apart = apart or takes_rows_apart(op_name, step_name)
+    cases, configs = small_cases(op, op.step(step_name), dtype, largest, apart), branches(op, op.step(step_name))
     assert cases, "no case is small enough"
     call = load(op_name, step_name, "triton")
     wrong = []
@@ -234,7 +246,7 @@ def judge_route(op_name: str, step_name: str, forced: str, dtype: str) -> None:
         changed = {"PROGRAMS_PER_SM": 0}
     for name, value in changed.items():
         setattr(routing, name, value)
-    judge(op_name, step_name, dtype)
+    judge(op_name, step_name, dtype, apart=forced == "split")
 
 
 def judge_cooperative(op_name: str, step_name: str, dtype: str) -> None:
