@@ -58,8 +58,9 @@ def is_in_parts(op: str, step: str) -> bool:
 
 
 def takes_rows_apart(op: str, step: str) -> bool:
-    """Whether its launcher has a program for each row."""
-    return re.search(r"_kernel\[\((M|min\(M, MOST_PROGRAMS\)),\)\]", source(op, step)) is not None
+    """Whether its launcher has a program for each row, and no other kernel, such as one that sums columns."""
+    grids = set(re.findall(r"_kernel\[(.+?)\]\(", source(op, step)))
+    return bool(grids) and grids <= {"(M,)", "(min(M, MOST_PROGRAMS),)"}
 
 
 def is_searched(op: str, step: str) -> bool:
@@ -246,7 +247,8 @@ def judge_route(op_name: str, step_name: str, forced: str, dtype: str) -> None:
         changed = {"PROGRAMS_PER_SM": 0}
     for name, value in changed.items():
         setattr(routing, name, value)
-    judge(op_name, step_name, dtype, apart=forced == "split")
+    # A split row has programs of its own, but of a gradient the sums of columns take many rows.
+    judge(op_name, step_name, dtype, apart=forced == "split" and not op_name.endswith("_backward"))
 
 
 def judge_cooperative(op_name: str, step_name: str, dtype: str) -> None:
