@@ -21,7 +21,7 @@ from kernel_twins.report.figures.groups import groups
 from kernel_twins.report.meaning.analysis import Results
 from kernel_twins.spec import Op
 
-_VERSION = 4
+_VERSION = 5
 """Of how figures look: one more wherever that changes, so that they are drawn anew."""
 
 _FEW = 3  # cases off the axis of sizes, from which on they have a figure of their own
