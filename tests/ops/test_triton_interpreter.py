@@ -290,6 +290,8 @@ REDUCTIONS: dict[str, list[tuple[tuple[int, ...], str, str]]] = {
     ],
     "rows": [
         ((5, 401), "1", "pitched"),
+        ((37, 35), "1", ""),  # of one turn
+        ((9, 61), "1", "pitched"),
         ((1, 5_003), "1", ""),
         ((301, 17), "0", "permuted"),
         ((17, 89), "01", "pitched"),
@@ -314,7 +316,7 @@ def judge_reductions(route: str) -> None:
     routes = importlib.import_module("kernel_twins._triton.reduction.reduction_nd.routes")
     step = importlib.import_module("kernel_twins._triton.reduction.reduction_nd.v06_dispatch")
     changed = {"FEWEST_ROWS": 4, "LEAST_BYTES": 0, "CHUNKS": 1, "PROGRAMS": 4, "FOLDED_ELEMENTS": 2_000}
-    if route == "rows":  # which must be longer than a tile
+    if route == "rows":  # most of which are then longer than a tile
         changed |= {"TILE": 64, "TILE_OF_PLACES": 64}
     for name, value in (changed | {"LANES": 64 if route == "lanes" else 2**20}).items():
         setattr(routes, name, value)

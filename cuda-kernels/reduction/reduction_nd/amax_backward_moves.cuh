@@ -93,6 +93,27 @@ struct InFlight<T, Moves::PACKS> {
   __device__ Pack<T> taken(const Unit&) const { return pack; }
 };
 
+// Loads in flight of whole packs of a run, whose aligned words all lie within x. They start anywhere within
+// 16 bytes, and lie a multiple of 16 bytes apart.
+template <typename T, int COUNT>
+struct InsideLoads {
+  uint4 low[COUNT], high[COUNT];
+  int skew;
+
+  __device__ void from(const T* first, int apart) {
+    skew = skew_of(first);
+#pragma unroll
+    for (int k = 0; k < COUNT; ++k) {
+      const auto* const words = reinterpret_cast<const uint4*>(first - skew + k * apart);
+      low[k] = high[k] = words[0];
+      if (skew > 0) high[k] = words[1];
+    }
+  }
+  __device__ Pack<T> taken(int k) const {
+    return skew == 0 ? Pack<T>{low[k]} : put_together<T>(low[k], high[k], skew);
+  }
+};
+
 // Stores a unit's elements of a pack. All lanes of a warp call it.
 template <Moves MOVES, typename T>
 __device__ void store_moved(T* dx, const Unit& unit, const Moved<T, MOVES>& moved, Overlap overlap,

@@ -123,9 +123,33 @@ struct Problem {
   // whose columns repeat the outputs; the last row has only `last_run` elements. 0: not folded.
   unsigned period;
   int64_t last_run;
+  // Neighbouring columns with the same output, if short runs are columns; else 1.
+  unsigned repeats;
 
   __host__ __device__ bool folds() const { return period > 0; }
+  // Whether several columns of a row have the same output.
+  __host__ __device__ bool shares_columns() const { return folds() || repeats > 1; }
 };
+
+// Whether an output's elements are runs of less than a pack, in many rows, which lie side by side with those
+// of its neighbours. `size`: elements of a pack.
+inline bool are_runs_columns(const Problem& problem, int64_t size) {
+  constexpr int64_t MANY_ROWS = 16;
+  const Axis &kept = problem.kept.inner(), &run = problem.reduced.inner();
+  return problem.kept.axes.rank == 1 && problem.reduced.axes.rank > 1 && run.size < size && run.stride == 1 &&
+         problem.reduced.inner_target() == 1 && kept.stride == run.size &&
+         problem.kept.inner_target() == run.size && problem.reduced.axes.count >= MANY_ROWS * run.size;
+}
+
+// Takes the innermost reduced axis, a short run, for columns of its outputs, which lie side by side.
+inline void take_runs_for_columns(Problem& problem) {
+  const int64_t run = problem.reduced.inner().size;
+  problem.repeats = static_cast<unsigned>(run);
+  problem.run = problem.kept.inner().size * run;
+  problem.kept.set_inner(Axis(problem.run, 1, 0), 1);
+  problem.reduced.axes.rank -= 1;
+  problem.reduced.axes.count /= run;
+}
 
 // Folds rows of few columns to rows of whole packs of `size` elements. A folded row takes one to eight tiles
 // of `wide` elements: the fewest that it fills to nine tenths, else those that it fills best, since

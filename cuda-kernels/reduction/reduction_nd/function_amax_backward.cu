@@ -19,8 +19,9 @@ constexpr int64_t MOST_PARTS = 65535;       // of a grid's second axis
 constexpr int64_t MOST_HELD_BYTES = 32768;  // bits in a block's shared memory
 constexpr int FOLDED_ROWS = 16 * THREADS;   // above so many, few columns are folded
 constexpr int LINE_OF_PACKS = 8;            // packs side by side that fill a line
-constexpr int MANY_WAVES = 8;               // of blocks, of which the last one may be partly empty
-constexpr int MANY_ROUNDS = 4;              // of a block, beside which its start counts little
+constexpr int64_t LONG_RUN = 2;  // rounds of a block, from which on most of its packs are inside a run
+constexpr int MANY_WAVES = 8;    // of blocks, of which the last one may be partly empty
+constexpr int MANY_ROUNDS = 4;   // of a block, beside which its start counts little
 // A launch and the clearing of the counts, in bytes that an SM moves in that time.
 constexpr int64_t LAUNCH_BYTES = 98304;
 constexpr int SATURATING = 3;  // blocks whose loads saturate an SM's share of the memory's bandwidth
@@ -52,10 +53,12 @@ struct Item {
     own_last = exists && !ALONG && problem.folds() ? columns(problem.last_run) : own;
   }
 
-  // The output of column i: its number within a row that is not folded.
+  // The output of column i: its number among those of the row, if columns share outputs.
   __device__ int64_t column(const Problem& problem, int i) const {
-    const int64_t folded = first.inner * WIDTH + i;
-    return problem.folds() ? static_cast<unsigned>(folded) % problem.period : i;
+    if (!problem.shares_columns()) return i;
+    const int64_t in_row = first.inner * WIDTH + i;
+    const int64_t in_period = problem.folds() ? static_cast<unsigned>(in_row) % problem.period : in_row;
+    return problem.repeats > 1 ? in_period / problem.repeats : in_period;
   }
   // The place in out of output i.
   __device__ int64_t output(const Problem& problem, int i) const {
@@ -73,7 +76,7 @@ struct Item {
     } else {
       if constexpr (WIDTH > 1) {
         const T* const place = values + first.in_out;
-        if (own == WIDTH && problem.step == 1 && !problem.folds() && skew_of(place) == 0) {
+        if (own == WIDTH && problem.step == 1 && !problem.shares_columns() && skew_of(place) == 0) {
           return {*reinterpret_cast<const uint4*>(place)};
         }
       }
@@ -110,6 +113,20 @@ struct Item {
       }
       if (at <= last && high > 0) unit.set_span(low, high);
     }
+  }
+
+  // Whether unit `number` and those after it are whole packs of one run, in which their aligned words lie,
+  // too. Most are, if runs are long. `unit` is then where the first one begins.
+  template <int COUNT>
+  __device__ bool is_inside(Unit& unit, const Problem& problem, int64_t number, const T* dx) const {
+    Spots spots[1];
+    find_spots(spots, problem.reduced, {min(number, problem.reduced.axes.count - 1)});
+    const int skew = skew_of(dx + first.in_dx + spots[0].in_dx);
+    unit.in_x = first.in_x + spots[0].in_x - skew;
+    unit.in_dx = first.in_dx + spots[0].in_dx - skew;
+    const int64_t from = spots[0].inner * WIDTH - skew;
+    const int64_t end = from + ((COUNT - 1) * int64_t{problem.sharing} + 2) * WIDTH;
+    return own > 0 && from >= WIDTH && end <= problem.run;
   }
 };
 
@@ -155,15 +172,27 @@ __global__ void __launch_bounds__(THREADS, FITTING<MOVES, PASS>)
   Word* const words =
       (PASS == Pass::BOTH ? reinterpret_cast<Word*>(held) : marks + block * problem.rounds * THREADS) +
       threadIdx.x;
-  // All threads of a block have the same rounds, so that a warp's lanes store together.
-  const auto each_round = [&](auto use) {
+  // All threads of a block have the same rounds, so that a warp's lanes store together. Units that are whole
+  // packs inside a long run need neither spans nor bounds: use_inside(first unit, word) takes them.
+  constexpr bool HAS_INSIDE = ALONG && MOVES == Moves::SHIFTED_LOADS;
+  const int apart = problem.sharing * WIDTH;
+  const bool has_inside = HAS_INSIDE && problem.run >= LONG_RUN * UNITS * apart;
+  const auto each_round = [&](auto use_inside, auto use) {
 #pragma unroll 1
     for (int round = 0; round < problem.rounds; ++round) {
       const int64_t begin = (static_cast<int64_t>(round) * gridDim.y + blockIdx.y) * UNITS * problem.sharing;
       if (begin >= problem.reduced.axes.count) break;
+      Word& word = words[static_cast<int64_t>(round) * THREADS];
+      if constexpr (HAS_INSIDE) {
+        Unit unit;
+        if (has_inside && item.template is_inside<UNITS>(unit, problem, begin + lane, dx)) {
+          use_inside(unit, word);
+          continue;
+        }
+      }
       Unit units[UNITS];
       item.find(units, problem, begin + lane, dx);
-      use(units, words[static_cast<int64_t>(round) * THREADS]);
+      use(units, word);
     }
   };
 
@@ -186,7 +215,18 @@ __global__ void __launch_bounds__(THREADS, FITTING<MOVES, PASS>)
     };
     const bool counts_own = PASS == Pass::BOTH || local % 32 < problem.per_warp;  // else they count twice
     unsigned found = 0;
-    each_round([&](const Unit(&units)[UNITS], Word& word) {
+    const auto count_inside = [&](const Unit& unit, Word& word) {
+      if constexpr (HAS_INSIDE) {
+        InsideLoads<T, UNITS> loads;
+        loads.from(x + unit.in_x, apart);
+        Bits bits;
+#pragma unroll
+        for (int k = 0; k < UNITS; ++k) bits.add(k, Bits::equal(loads.taken(k), largest));
+        word = static_cast<Word>(bits.word);
+        found += bits.count();
+      }
+    };
+    each_round(count_inside, [&](const Unit(&units)[UNITS], Word& word) {
       InFlight<T, MOVES> loads[UNITS];
 #pragma unroll
       for (int k = 0; k < UNITS; ++k) loads[k].from(x, end, units[k]);
@@ -225,7 +265,17 @@ __global__ void __launch_bounds__(THREADS, FITTING<MOVES, PASS>)
     }
   }
   if constexpr (PASS != Pass::COUNTS) {
-    each_round([&](const Unit(&units)[UNITS], const Word& word) {
+    const auto write_inside = [&](const Unit& unit, const Word& word) {
+      if constexpr (HAS_INSIDE) {
+        const Bits bits = {word};
+#pragma unroll
+        for (int k = 0; k < UNITS; ++k) {
+          const Pack<T> chosen = bits.choose(k, shares.share, shares.nothing);
+          __stcs(reinterpret_cast<uint4*>(dx + unit.in_dx + k * apart), chosen.words);
+        }
+      }
+    };
+    each_round(write_inside, [&](const Unit(&units)[UNITS], const Word& word) {
       const Bits bits = {word};
 #pragma unroll
       for (int k = 0; k < UNITS; ++k) {
@@ -315,7 +365,7 @@ void launch(const AmaxBackwardArgs& args, Problem problem) {
   const int64_t tile = 2 * units * (THREADS / sharing) * WIDTH * int64_t{sizeof(T)};
   const int64_t whole = tile * std::max(cdiv(tiles, sms), int64_t{SATURATING});
   const int64_t split = tile * tiles / sms * 17 / 16 + LAUNCH_BYTES;
-  if (!problem.folds() && rounds * ROUND_BYTES <= MOST_HELD_BYTES && whole <= split) {
+  if (!problem.shares_columns() && rounds * ROUND_BYTES <= MOST_HELD_BYTES && whole <= split) {
     problem.rounds = static_cast<int>(rounds);
     const dim3 grid(static_cast<unsigned>(tiles));
     return launch<T, MOVES, ALONG, Pass::BOTH>(args, problem, grid, nullptr, nullptr, rounds * ROUND_BYTES);
@@ -333,6 +383,12 @@ void launch(const AmaxBackwardArgs& args, Problem problem) {
 template <typename T, bool ALONG>
 void launch(const AmaxBackwardArgs& args, Problem problem) {
   constexpr int SIZE = Pack<T>::SIZE;
+  if constexpr (ALONG) {
+    if (are_runs_columns(problem, SIZE)) {
+      take_runs_for_columns(problem);
+      return launch<T, false>(args, problem);
+    }
+  }
   const Walk& inner = ALONG ? problem.reduced : problem.kept;
   const Walk& other = ALONG ? problem.kept : problem.reduced;
   const Axis& row = problem.reduced.inner();
@@ -360,7 +416,7 @@ void launch(const AmaxBackwardArgs& args, Problem problem) {
 }  // namespace
 
 void reduction_nd_amax_backward(const AmaxBackwardArgs& args) {
-  Problem problem{.kept = walk_of(args, false), .reduced = walk_of(args, true), .per_warp = 32};
+  Problem problem{.kept = walk_of(args, false), .reduced = walk_of(args, true), .per_warp = 32, .repeats = 1};
   problem.step = problem.kept.inner().step;
   problem.extent = extent_of(problem.kept.axes, problem.reduced.axes);
   const bool along = along_reduced(problem.kept.axes, problem.reduced.axes);

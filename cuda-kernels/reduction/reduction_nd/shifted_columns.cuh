@@ -10,18 +10,28 @@ struct ShiftedTiling : Tiling {
   int64_t columns_run;  // neighbouring columns
 };
 
-// `narrow`: the same columns by single elements. `depth`: loads in flight a thread.
+// `narrow`: the same columns by single elements. The tiles are still those of these.
 template <typename T>
-ShiftedTiling shifted_tiling_of(const Tiling& narrow, int depth) {
+ShiftedTiling shifted_packs_of(const Tiling& narrow) {
   constexpr int64_t SIZE = Pack<T>::SIZE;
   ShiftedTiling tiling{narrow};
   const Axis inner = narrow.kept.inner();
   tiling.columns_run = inner.size;
   tiling.kept.set_inner({cdiv(inner.size, SIZE), SIZE, SIZE * inner.step});
-  const int64_t side_by_side = std::min(power_of_two_from(tiling.kept.count), int64_t{32});
+  return tiling;
+}
+
+// The same in tiles. `depth`: loads in flight a thread; `resident`: blocks that the GPU holds at once. Tiles
+// are wide if such ones fill it twice: fewer threads then share their rows.
+template <typename T>
+ShiftedTiling shifted_tiling_of(const Tiling& narrow, int depth, int64_t resident) {
+  constexpr int64_t NARROW = 32, WIDE = 64;  // packs
+  ShiftedTiling tiling = shifted_packs_of<T>(narrow);
+  const int64_t packs = tiling.kept.count, width = packs >= 2 * WIDE * resident ? WIDE : NARROW;
+  const int64_t side_by_side = std::min(power_of_two_from(packs), width);
   const int64_t rows = std::min(power_of_two_from(cdiv(tiling.units(), depth)), THREADS / side_by_side);
   tiling.columns = static_cast<int>(THREADS / std::max<int64_t>(rows, 1));
-  tiling.tiles = cdiv(tiling.kept.count, tiling.columns);
+  tiling.tiles = cdiv(packs, tiling.columns);
   return tiling;
 }
 

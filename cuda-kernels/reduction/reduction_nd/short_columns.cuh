@@ -109,7 +109,7 @@ __device__ void reduce_short_columns(const T* x, void* out, const ShiftedTiling&
 // The same columns by packs.
 template <typename T>
 ShiftedTiling short_tiling_of(const Tiling& tiling) {
-  if (!tiling.wide) return shifted_tiling_of<T>(tiling, LOADS);
+  if (!tiling.wide) return shifted_packs_of<T>(tiling);
   ShiftedTiling packs{tiling};
   packs.columns_run = tiling.kept.inner().size * Pack<T>::SIZE;
   return packs;

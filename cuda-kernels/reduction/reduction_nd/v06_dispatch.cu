@@ -58,7 +58,7 @@ enum class By {
   RUNS,        // short runs as columns, and their totals
   SHORT,       // all rows of a pack of columns by one thread
   COUNTED,     // argmax by packs of columns, with numbers of rows
-  WARPS,       // a warp an output of some thousand whole packs
+  WARPS,       // a warp an output of some hundred or thousand whole packs
 };
 
 // For columns whose rows are several axes and that are no whole packs; the first line that fits counts.
@@ -75,7 +75,8 @@ constexpr Route ROUTES[] = {
 
 constexpr int64_t SHORT_ROWS = 128;   // at most, but for argmax, whose totals are dear to merge
 constexpr int64_t SHORT_PACKS = 384;  // of columns an SM, at least
-constexpr int64_t LEAST_ROWS = 16;    // that pay for a place in x and in out of every narrow column
+constexpr int64_t SECTOR_PACKS = 2;   // that neighbouring threads read at least
+constexpr int64_t LEAST_ROWS = 48;    // that pay for a place in x and in out of every narrow column
 constexpr int64_t FEW_PACKS = 128;    // of columns: fewer leave most of v05's tiles to very many parts
 // Of neighbouring columns of narrow elements: so many fill whole blocks, and single elements are dear.
 constexpr int64_t MANY_PACKS = 768;
@@ -95,7 +96,10 @@ bool are_columns_short(const Tiling& tiling, int64_t sms) {
   const bool few = HAS_PLACES<Total> ? are_rows_counted(tiling) : tiling.units() <= SHORT_ROWS;
   if (tiling.columns == 0 || !packs || !few) return false;
   const ShiftedTiling by_packs = short_tiling_of<T>(tiling);
-  return by_packs.kept.inner().size >= LINE_PACKS && by_packs.kept.count >= SHORT_PACKS * sms;
+  // All rows in flight at once share lines in L1, whose parts other threads read; more rows need whole lines.
+  const bool at_once = tiling.wide && tiling.units() <= SHORT_LOADS;
+  const int64_t side_by_side = at_once ? SECTOR_PACKS : LINE_PACKS;
+  return by_packs.kept.inner().size >= side_by_side && by_packs.kept.count >= SHORT_PACKS * sms;
 }
 
 template <typename T, typename Total>
@@ -103,7 +107,7 @@ By route_of(const Tiling& tiling, int64_t sms) {
   const bool runs = !HAS_PLACES<Total> && are_runs_columns(tiling);
   if (runs && tiling.kept.count * tiling.run >= Pack<T>::SIZE) return By::RUNS;
   if (tiling.columns == 0) {
-    return !HAS_PLACES<Total> && are_rows_by_warp<T>(tiling, sms) ? By::WARPS : By::V05;
+    return are_rows_by_warp<T, Total>(tiling, sms) ? By::WARPS : By::V05;
   }
   if (are_columns_short<T, Total>(tiling, sms)) return By::SHORT;
   const bool few = tiling.wide && tiling.kept.count < FEW_PACKS;
@@ -163,7 +167,11 @@ template <typename T, typename Total>
 __global__ void __launch_bounds__(THREADS, ROW_RESIDENT)
     reduction_nd_v06_dispatch_rows_kernel(const T* x, void* out, const __grid_constant__ Tiling tiling,
                                           float divisor) {
-  reduce_rows_by_warp<T, Total>(x, out, tiling, divisor);
+  if constexpr (HAS_PLACES<Total>) {
+    find_argmax_by_warp(x, static_cast<int64_t*>(out), tiling);
+  } else {
+    reduce_rows_by_warp<T, Total>(x, out, tiling, divisor);
+  }
 }
 
 template <typename T, typename Words, int DEPTH, typename Total>
@@ -203,8 +211,9 @@ void launch_narrow(const ReductionNdArgs& args, const Tiling& tiling, int64_t sm
 template <typename T, typename Total, typename Out = T>
 void launch_shifted(const ReductionNdArgs& args, const Tiling& narrow, int64_t sms, void* out,
                     float divisor) {
-  const ShiftedTiling tiling = shifted_tiling_of<T>(narrow, LOADS);
-  const int64_t parts = parts_of(tiling, LOADS, sms * SHIFTED_RESIDENT<Total>);
+  const int64_t resident = sms * SHIFTED_RESIDENT<Total>;
+  const ShiftedTiling tiling = shifted_tiling_of<T>(narrow, LOADS, resident);
+  const int64_t parts = parts_of(tiling, LOADS, resident);
   launch<T, Total>(args, tiling, parts, Pack<T>::SIZE,
                    reduction_nd_v06_dispatch_shifted_kernel<T, Out, Total>, out, divisor);
 }
@@ -222,12 +231,10 @@ void launch_short(const ReductionNdArgs& args, const Tiling& columns, float divi
 
 template <typename T, typename Total>
 void launch_rows_by_warp(const ReductionNdArgs& args, const Tiling& tiling, float divisor) {
-  if constexpr (!HAS_PLACES<Total>) {
-    reduction_nd_v06_dispatch_rows_kernel<T, Total>
-        <<<static_cast<unsigned>(cdiv(tiling.kept.count, THREADS / 32)), THREADS, 0, args.stream>>>(
-            static_cast<const T*>(args.x), args.out, tiling, divisor);
-    CUDA_CHECK(cudaGetLastError());
-  }
+  reduction_nd_v06_dispatch_rows_kernel<T, Total>
+      <<<static_cast<unsigned>(cdiv(tiling.kept.count, THREADS / 32)), THREADS, 0, args.stream>>>(
+          static_cast<const T*>(args.x), args.out, tiling, divisor);
+  CUDA_CHECK(cudaGetLastError());
 }
 
 template <typename T>

@@ -69,6 +69,12 @@ PROBLEMS = [
     ((777, 4_003), 1),  # rows that start anywhere, and runs
     ((3, 1_000_003), 1),
     ((117, 23, 117), (0, 2)),
+    ((70_001, 67), 1),  # rows of a turn
+    ((20_001, 1_088), 1),  # a warp a row
+    ((60_001, 5, 32), 1),  # columns whose rows are less than a line
+    ((30, 450_001), 0),  # few rows that start anywhere
+    ((90, 420_001), 0),
+    ((4_001, 37, 5), (0, 2)),  # runs of less than a pack
 ]
 VIEWS = {
     "transposed": lambda x: x.transpose(0, 1),
@@ -153,7 +159,7 @@ def test_any_strides(backend, kind, view) -> None:
 
 @OURS
 def test_equals_and_nans(backend) -> None:
-    for shape, dim in (((33, 5_000), 1), ((5_000, 40), 0), ((6, 700, 41), 1), ((300_000,), None)):
+    for shape, dim in (((33, 5_000), 1), ((5_000, 40), 0), ((6, 700, 41), 1), ((300_000,), None), ((15_000, 512), 1)):
         x = values(*shape).round()
         assert_right("argmax", backend, x, dim)
         x.view(-1)[::97] = float("nan")
@@ -232,8 +238,24 @@ def test_the_gradient_of_maxima_of_rows_with_gaps(backend, n) -> None:
 @OURS
 @pytest.mark.parametrize(
     ("shape", "dim"),
-    [((3, 700_001), 1), ((200_003, 25), 0), ((70, 731, 398), 1), ((70, 300, 616), (0, 2)), ((80, 45_563), 0)],
-    ids=["few runs", "folded rows", "misaligned rows", "rows of several runs", "wide rows"],
+    [
+        ((3, 700_001), 1),
+        ((200_003, 25), 0),
+        ((70, 731, 398), 1),
+        ((70, 300, 616), (0, 2)),
+        ((80, 45_563), 0),
+        ((3, 5, 200_003), (0, 2)),
+        ((9_001, 61, 3), (0, 2)),
+    ],
+    ids=[
+        "few runs",
+        "folded rows",
+        "misaligned rows",
+        "rows of several runs",
+        "wide rows",
+        "long runs",
+        "runs as columns",
+    ],
 )
 def test_the_gradient_of_maxima_of_whole_and_of_split_reductions(backend, shape, dim) -> None:
     for dtype, offset in itertools.product(DTYPES, (0, 1)):

@@ -11,6 +11,7 @@ import triton.language as tl
 
 from kernel_twins._triton.reduction.reduction_nd.packs import (
     fold,
+    fold_packs,
     key_of,
     load_packs,
     neutral,
@@ -48,7 +49,7 @@ def reduction_nd_packed_rows_kernel(
         if LAST > 0:
             number = pack // packs
             pack -= number * packs
-            outer, _ = run_of(number.to(tl.int64), sizes, strides, strides)
+            outer, _ = run_of(number, sizes, strides, strides)
             first, known = first + outer, known & (number < runs)
         aligned = first // VECTOR * VECTOR + pack.to(tl.int64) * VECTOR
         skew = (first - first // VECTOR * VECTOR).to(tl.int32)
@@ -66,7 +67,8 @@ def reduction_nd_packed_rows_kernel(
             mine = (output == outputs - 1)[:, None, None] & (lane == 0) & (whole + place < extent)
             at = (whole - extent).to(tl.int32) + run + place
             values, places = take(values, places, neutral(tail, mine, KIND), at, KIND)
-    value, at = total_of(fold(fold(key_of(values, places, KIND), 2, KIND), 1, KIND), KIND)
+    values, places = fold_packs(values, places, KIND)
+    value, at = total_of(fold(key_of(values, places, KIND), 1, KIND), KIND)
     if KIND == "argmax":  # if nothing is above -inf, the first element counts, which the first part has
         at = tl.where((value == -float("inf")) & (part == 0), 0, at)
     plane = part.to(tl.int64) * outputs

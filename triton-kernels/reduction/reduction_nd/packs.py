@@ -57,6 +57,26 @@ def key_of(values, places, KIND: tl.constexpr):
 
 
 @triton.jit
+def fold_packs(values, places, KIND: tl.constexpr):
+    # The total of each lane's pack, the last axis, which no other lane has: halves are merged until one element is left.
+    if KIND == "sum":
+        values = tl.sum(values, axis=2)
+        places = values
+    else:
+        K: tl.constexpr = values.shape[0]
+        P: tl.constexpr = values.shape[1]
+        HALVINGS: tl.constexpr = 3 if values.shape[2] == 8 else 2
+        for _ in tl.static_range(HALVINGS):
+            a, b = tl.split(values.reshape(K, P, values.shape[2] // 2, 2))
+            a_place, b_place = a, b
+            if KIND == "argmax":
+                a_place, b_place = tl.split(places.reshape(K, P, places.shape[2] // 2, 2))
+            values, places = merge(a, a_place, b, b_place, KIND)
+        values, places = values.reshape(K, P), places.reshape(K, P)
+    return values, places
+
+
+@triton.jit
 def fold(keys, AXIS: tl.constexpr, KIND: tl.constexpr):
     return tl.sum(keys, axis=AXIS) if KIND == "sum" else tl.max(keys, axis=AXIS)
 

@@ -24,7 +24,7 @@ PROGRAMS = 16  # of an SM, where parts are short enough: more than run at once, 
 FEWEST_PROGRAMS = 4  # of an SM, for which parts may be as short as a tile
 CHUNKS = 4  # a part's tiles, at least, if programs are more than that
 
-LANES = 512  # of an SM, from which on lanes with whole outputs keep the memory busy
+LANES = 384  # of an SM, from which on lanes with whole outputs keep the memory busy
 MOST_ROWS, LONGEST = 128, 4096  # elements of such an output, if columns are many in a line, and if they are few
 SHORT_LINE = 256  # columns of a line that is a tile's
 SHORT_RUN = 32  # bytes of a run that a lane reads element by element, while its neighbours read theirs
@@ -33,6 +33,9 @@ IN_FLIGHT, LOADS = 128, 32  # a lane's bytes and loads
 NARROW = 2  # bytes of an element; neighbouring lanes with one of four bytes each fill a sector as well as packs do
 LEAST_BYTES = 50 * 2**20  # of x, whose columns packs pay for with a second launch: less stays in L2
 FEWEST_ROWS = 64  # of a class, from which on a plane of totals for it is small beside them
+ARGMAX_ROW = 8192  # elements, up to which a row's end costs v05 more than its elements: three reductions of 64 bits
+ARGMAX_LANES = 32  # of a row, at most: merging positions is dear, and more so between warps
+FEWEST_PACKS = 8  # of a row: v05 has several shorter ones in a tile, padded to a power of two
 COLUMN_PACKS = (32, 16)  # of a tile, wide or narrow
 FOLDED_PACKS = (32, 64, 128)  # of a tile of several rows
 FOLDED_ELEMENTS = 2**20  # from which on few columns are worth a second launch
@@ -62,7 +65,8 @@ def route_of(x: Tensor, kept: Axes, reduced: Axes, kind: str) -> Route | None:
     if x.data_ptr() % PACK or inner.stride != 1 or not _are_apart(kept, reduced):
         return None
     if all(size % SEEN == 0 for size in (*distances, inner.size)):
-        return None
+        is_short = kind == "argmax" and along and inner.size <= ARGMAX_ROW
+        return _packed_rows(x, kept, reduced, kind) if is_short else None
     if along:
         return _packed_rows(x, kept, reduced, kind) if inner.size >= pack else None
     if len(reduced) > 1 or max(reduced[0].size, kept[-1].size) >= LARGEST:
@@ -156,10 +160,10 @@ def _packed_rows(x: Tensor, kept: Axes, reduced: Axes, kind: str) -> Route | Non
     is_skewed = any(size % pack for size in (run, *(axis.stride for axis in (*kept, *reduced[:-1]))))
     packs = triton.cdiv(run + (pack - 1 if is_skewed else 0), pack)
     tile = (TILE_OF_PLACES if kind == "argmax" else TILE) // pack
-    if max(runs * packs * pack, outputs) >= LARGEST or (runs == 1 and packs <= tile):  # too short for a second turn
+    if max(runs * packs * pack, outputs) >= LARGEST or (runs == 1 and packs < FEWEST_PACKS):
         return None
     if runs == 1:
-        lanes = least_padded(packs, tile)
+        lanes = least_padded(packs, min(tile, ARGMAX_LANES) if kind == "argmax" else tile)
         most = _power_below(outputs // (FEWEST_PROGRAMS * sm_count(x.device)))
         rows = min(tile // lanes, most)
         if rows == most:  # few outputs: a tile has more of each
