@@ -29,15 +29,15 @@ def place_of(index, sizes, strides, steps):
 def run_of(index, sizes, strides, steps):
     # The same for the first elements of runs: `index` numbers the runs of the innermost axis. Offsets have 64 bits;
     # numbers of 32 bits are divided as such, which takes a fraction of the instructions.
-    offset = (index * 0).to(tl.int64)
+    offset = tl.cast(index * 0, tl.int64)
     step = offset
     for axis in tl.static_range(len(sizes) - 2, -1, -1):
         at = index
         if axis > 0:
             index = at // sizes[axis]
             at -= index * sizes[axis]
-        offset += at.to(tl.int64) * strides[axis]
-        step += at.to(tl.int64) * steps[axis]
+        offset += tl.cast(at, tl.int64) * strides[axis]
+        step += tl.cast(at, tl.int64) * steps[axis]
     return offset, step
 
 
