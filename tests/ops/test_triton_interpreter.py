@@ -10,6 +10,7 @@ import importlib
 import itertools
 import math
 import re
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,11 @@ def test_routes_of_reductions_are_right(route: str) -> None:
 
 def test_the_gradient_of_maxima_is_right_when_interpreted() -> None:
     interpret("gradient_of_maxima")
+
+
+@pytest.mark.parametrize("route", ["lanes", "runs"])
+def test_routes_of_the_gradient_of_maxima_are_right(route: str) -> None:
+    interpret("routes_of_gradients", route)
 
 
 def test_places_are_right_in_rows_past_two_to_the_31_elements() -> None:
@@ -393,6 +399,22 @@ def mean_of_losses() -> None:
                 assert scale == torch.tensor(1.0) / rows
 
 
+def check_gradients(problems: list[tuple[Any, tuple[int, ...]]]) -> None:
+    import torch
+
+    kernels = importlib.import_module("kernel_twins._triton.reduction.reduction_nd.amax_backward")
+    random = torch.Generator().manual_seed(1)
+    for x, dims in problems:
+        leaf = x.detach().requires_grad_()
+        out = leaf.amax(dims)
+        dout = torch.randn(out.shape, generator=random).to(x.dtype)
+        (right,) = torch.autograd.grad(out, leaf, dout)
+        dx = torch.full_like(x, 7.0) if 0 not in x.stride() else torch.empty_like(x).fill_(7.0)
+        kernels.amax_backward(dout, x, out.detach().contiguous(), dx=dx, dims=dims)
+        rtol = {torch.float32: 2e-7, torch.float16: 1e-3, torch.bfloat16: 8e-3}[x.dtype]
+        torch.testing.assert_close(dx, right, rtol=rtol, atol=0, equal_nan=True)
+
+
 def gradient_of_maxima() -> None:
     """Of any axes and strides, one program and several a tile, with ties, and NaN where a maximum is NaN."""
     import torch
@@ -407,34 +429,95 @@ def gradient_of_maxima() -> None:
     for shape, axis in (((20_000,), 0), ((2, 9_000), 1), ((9_000, 3), 0), ((9_000, 3), 1), ((1,), 0)):
         problems += [(torch.randn(shape, generator=random), (axis,)), (torch.zeros(shape), (axis,))]
     problems += [(torch.randn(2, 3, 4, 2, 3, generator=random).half(), dims) for dims in ((0, 2, 3, 4), (1, 3))]
-
-    def check(problems: list[tuple[Any, tuple[int, ...]]]) -> None:
-        for x, dims in problems:
-            leaf = x.detach().requires_grad_()
-            out = leaf.amax(dims)
-            dout = torch.randn(out.shape, generator=random).to(x.dtype)
-            (right,) = torch.autograd.grad(out, leaf, dout)
-            dx = torch.full_like(x, 7.0) if 0 not in x.stride() else torch.empty_like(x).fill_(7.0)
-            kernels.amax_backward(dout, x, out.detach().contiguous(), dx=dx, dims=dims)
-            rtol = 2e-7 if x.dtype == torch.float32 else 1e-3
-            torch.testing.assert_close(dx, right, rtol=rtol, atol=0, equal_nan=True)
-
-    check(problems)
+    check_gradients(problems)
     # Small tiles, so that a program has more of them than a word has bits, or a word of each size.
-    small: dict[str, Any] = {
-        "TILE": 16,
-        "WIDEST": 16,
-        "NARROWEST": 8,
-        "SHORTEST": 8,
-        "FOLD": 64,
-        "PER_SM": 1,
-        "LAUNCH_BYTES": 0,
-    }
-    with mock.patch.multiple(kernels, sm_count=lambda _: 1, **small):
+    with mock.patch.multiple(kernels, sm_count=lambda _: 1, **SMALL_TILES):
         lengths = (100, 200, 400, 1_200)
-        check([(torch.randn(n, generator=random).round(), (0,)) for n in lengths])
-        check([(torch.randn(n, 24, generator=random).half(), (0,)) for n in (20, 70)])
-        check([(torch.randn(n, 3, generator=random).round(), (0,)) for n in (128, 301)])
+        check_gradients([(torch.randn(n, generator=random).round(), (0,)) for n in lengths])
+        check_gradients([(torch.randn(n, 24, generator=random).half(), (0,)) for n in (20, 70)])
+        check_gradients([(torch.randn(n, 3, generator=random).round(), (0,)) for n in (128, 301)])
+
+
+SMALL_TILES: dict[str, Any] = {
+    "TILE": 16,
+    "WIDEST": 16,
+    "NARROWEST": 8,
+    "SHORTEST": 8,
+    "FOLD": 64,
+    "PER_SM": 1,
+    "LAUNCH_BYTES": 0,
+}
+
+# Lines and runs of any length, pitched, permuted and repeated: what is in memory, the view of it, and its axes.
+GRADIENTS: dict[str, list[tuple[tuple[int, ...], Callable[[Any], Any], tuple[int, ...]]]] = {
+    "lanes": [
+        ((5, 8, 35), lambda x: x, (1,)),
+        ((9, 25, 16), lambda x: x, (1,)),
+        ((150, 7), lambda x: x, (1,)),
+        ((2_100, 3, 5), lambda x: x, (1,)),
+        ((5, 9, 6, 14), lambda x: x, (0, 2)),
+        ((6, 90, 5), lambda x: x, (0, 2)),
+        ((6, 90, 7), lambda x: x[..., :5], (0, 2)),
+        ((5, 8, 40), lambda x: x[..., :35], (1,)),
+        ((5, 8, 40), lambda x: x[..., :32], (1,)),
+        ((13, 9, 12), lambda x: x.permute(2, 1, 0)[1:], (1,)),
+        ((1, 8, 35), lambda x: x.expand(5, 8, 35), (1,)),
+        ((5, 1, 35), lambda x: x.expand(5, 8, 35), (1,)),
+    ],
+    "runs": [
+        ((21, 7), lambda x: x[..., :6], (0, 1)),
+        ((13, 32), lambda x: x[..., :20], (0, 1)),
+        ((13, 32), lambda x: x[..., :24], (0, 1)),
+        ((13, 32), lambda x: x[..., :21], (0, 1)),
+        ((3, 6, 16), lambda x: x[:, :5, :12], (0, 1, 2)),
+        ((3, 6, 16), lambda x: x[:, :5, :11], (0, 1, 2)),
+        ((3, 9, 11), lambda x: x[..., :10], (1, 2)),
+        ((7, 3, 8), lambda x: x, (0, 2)),
+        ((9, 3, 7), lambda x: x.permute(2, 1, 0), (0, 2)),
+        ((1, 5, 4), lambda x: x.expand(9, 5, 4), (0, 1, 2)),
+    ],
+}
+
+
+def routes_of_gradients(route: str) -> None:
+    """Problems that are small for a GPU take the routes of large ones, with ties, and maxima of NaN, 0.0 and -0.0."""
+    import torch
+
+    kernels = importlib.import_module("kernel_twins._triton.reduction.reduction_nd.amax_backward")
+    random, problems = torch.Generator().manual_seed(0), []
+    for shape, view, dims in GRADIENTS[route]:
+        x = torch.randn(shape, generator=random).mul(2).round()
+        nans = x.masked_fill(torch.rand(shape, generator=random) < 0.02, float("nan"))
+        # Interpreted, bf16 is compared as bits, and is 0.0 beyond the end.
+        variants = x.half(), -x.abs(), nans, x.abs().add(1).bfloat16()
+        problems += [(view(each), dims) for each in variants]
+    taken: list[tuple[str, int, dict[str, Any]]] = []
+    launch = kernels.plans.launch
+
+    def noted(kernel: Any, grid: Any, tensors: Any, behind: Any, constants: Any) -> Any:
+        taken.append((kernel.__name__, math.prod(grid[1:]), constants))
+        return launch(kernel, grid, tensors, behind, constants)
+
+    several = SMALL_TILES | {"TILE": 64, "SHORT": 8, "PER_SM": 3}
+    changes = [{"LANES": 1}] if route == "lanes" else [several, several | {"LAUNCH_BYTES": 2**17}]
+    for changed in changes:
+        with (
+            mock.patch.multiple(kernels, sm_count=lambda _: 1, **changed),
+            mock.patch.object(kernels.plans, "launch", noted),
+        ):
+            check_gradients(problems)
+    found = [constants for *_, constants in taken]
+    if route == "lanes":
+        assert {name for name, *_ in taken} == {"amax_backward_columns_kernel"}
+        assert {(each["VECTOR"], each["ORDERED"]) for each in found} >= {(1, True), (1, False), (4, True), (8, True)}
+        assert {each["BLOCK"] // each["VECTOR"] for each in found} == {128, 512}
+    else:
+        assert {name for name, *_ in taken} == {"amax_backward_kernel"}
+        assert all(each["RUNS"] > 1 for each in found) and {each["VECTOR"] for each in found} == {1, 2, 4, 8}
+        assert {(each["COUNTS"] and each["WRITES"], parts > 1) for _, parts, each in taken} >= {
+            (True, False),
+            (False, True),
+        }
 
 
 places: Any

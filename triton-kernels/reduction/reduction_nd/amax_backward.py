@@ -5,7 +5,9 @@ of the tile's words, one for each of up to 32 tiles in turn, and counted; then d
 outputs fill the GPU and their elements are at most 32 tiles, a program has all of them, and its words in registers. If
 not, each tile has several programs, which store words to a workspace, and writing is a second launch: counts meet by
 atomic additions of integers, which give the same sum in any order. Rows of few columns that continue in memory are
-folded then: several are side by side as one row, whose columns repeat the outputs.
+folded then: several are side by side as one row, whose columns repeat the outputs. Many outputs of up to 32 elements
+leave such tiles nearly empty: there lanes have whole outputs (amax_backward_columns.py). Few outputs of short runs do,
+too: there a tile has several runs.
 Twin: cuda-kernels/reduction/reduction_nd/function_amax_backward.cu
 """
 
@@ -22,10 +24,20 @@ from torch import Tensor
 
 from kernel_twins._triton.lib import plans
 from kernel_twins._triton.lib.device import sm_count
+from kernel_twins._triton.reduction.reduction_nd.amax_backward_bits import ones_of, share_of
+from kernel_twins._triton.reduction.reduction_nd.amax_backward_columns import amax_backward_columns_kernel
 from kernel_twins._triton.reduction.reduction_nd.axes import least_padded
+from kernel_twins._triton.reduction.reduction_nd.routes import (
+    LANES,
+    LARGEST,
+    SHORT_RUN,
+    WARPS,
+    are_ordered,
+    tile_of_lanes,
+)
 
 TILE, WIDEST, NARROWEST = 4096, 256, 64  # elements of a tile; most columns, and fewest of those that are wider
-SHORTEST = 128  # elements along a longer run
+SHORTEST, SHORT = 128, 64  # elements along a longer run, and if a tile has several
 WORDS = {8: torch.uint8, 16: torch.int16, 32: torch.int32}  # by their bits
 MOST_BITS = max(WORDS)
 FOLD = 2048  # elements of a folded row, about
@@ -51,6 +63,7 @@ def offset_of(index, sizes, strides, LAST: tl.constexpr):
 def tile_of(
     tensor, offset, chunk, inside, column, run, last_run, elements, sizes, strides, kept_stride, ALONG: tl.constexpr,
     FOLDS: tl.constexpr, NEAR: tl.constexpr, VECTOR: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+    RUNS: tl.constexpr,
 ):  # fmt: skip
     # The addresses of a tile, and which elements it has. offset: of its outputs, or of its first column. The last row
     # of a folded problem has only last_run columns. Accesses of VECTOR elements are aligned, of which the compiler sees
@@ -58,16 +71,24 @@ def tile_of(
     INDEX: tl.constexpr = tl.int32 if NEAR else tl.int64
     LAST: tl.constexpr = len(sizes) - 1
     if ALONG:
+        WIDTH: tl.constexpr = BLOCK_R // RUNS
         within = chunk
         if LAST > 0:
-            chunks = (run - 1) // BLOCK_R + 1  # tl.cdiv adds first, which wraps near 2^31
-            offset += offset_of(chunk // chunks, sizes, strides, LAST - 1)
-            within = chunk % chunks
-        begin = within * BLOCK_R
-        offset += begin.to(tl.int64) * strides[LAST]
-        index = tl.arange(0, BLOCK_R)[None, :]
-        mask = inside[:, None] & ((begin + index) // VECTOR < run // VECTOR)
-        where = tensor + (offset // VECTOR * VECTOR)[:, None] + index.to(INDEX) * strides[LAST]
+            chunks = (run - 1) // WIDTH + 1  # tl.cdiv adds first, which wraps near 2^31
+            number, within = chunk // chunks * RUNS, chunk % chunks
+        begin = within * WIDTH
+        in_tile = tl.arange(0, BLOCK_R)[None, :]
+        index, pack = in_tile, in_tile // VECTOR
+        offset, mask = (offset + begin.to(tl.int64) * strides[LAST])[:, None], inside[:, None]
+        if LAST > 0:
+            if RUNS > 1:
+                # Fewer than 2^30 in all, as they have two elements or more: their numbers have 32 bits, fast to divide.
+                number = number.to(tl.int32) + in_tile // WIDTH
+                mask &= number < elements // run
+                index, pack = in_tile % WIDTH, pack % (WIDTH // VECTOR)
+            offset += offset_of(number, sizes, strides, LAST - 1)
+        mask &= begin // VECTOR + pack < run // VECTOR
+        where = tensor + offset // VECTOR * VECTOR + index.to(INDEX) * strides[LAST]
     else:
         in_columns = tl.arange(0, BLOCK_K)[None, :].to(INDEX) * kept_stride
         begin = chunk * BLOCK_R
@@ -85,33 +106,15 @@ def tile_of(
 
 
 @triton.jit
-def ones_of(bits):
-    # How many bits are set, of each word: sums of neighbouring bits, pairs, fours, and bytes.
-    bits -= (bits >> 1) & 0x55555555
-    bits = (bits & 0x33333333) + ((bits >> 2) & 0x33333333)
-    bits = (bits + (bits >> 4)) & 0x0F0F0F0F
-    bits += bits >> 8
-    return ((bits + (bits >> 16)) & 0x3F).to(tl.int32)
-
-
-@triton.jit
-def share_of(dout, step, ties, mask):
-    # What each maximum gets, and what all others get: 0, but NaN where nothing equals the maximum, which is NaN then.
-    share = tl.load(dout + step, mask=mask, other=0.0).to(tl.float32)
-    share = tl.div_rn(share, ties.to(tl.float32)).to(dout.dtype.element_ty)
-    return share, (share.to(tl.float32) * 0.0).to(dout.dtype.element_ty)
-
-
-@triton.jit
 def amax_backward_kernel(
     x, out, dout, ties, marks, dx, kept_sizes, kept_strides, kept_targets, kept_steps, sizes, strides, targets,
     outputs, elements, period, last_run, COUNTS: tl.constexpr, WRITES: tl.constexpr, BITS: tl.constexpr,
     ALONG: tl.constexpr, FOLDS: tl.constexpr, NEAR: tl.constexpr, FEW: tl.constexpr, VECTOR: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, RUNS: tl.constexpr,
 ):  # fmt: skip
     # x: addressed by strides; dx: by targets; out, dout, ties: by steps. marks: [parts, tiles, words of a part], absent
     # if one program counts and writes. BITS: of a word. FOLDS: columns repeat the `period` outputs. NEAR: the offsets
-    # within a tile fit 32 bits. FEW: so do numbers of elements.
+    # within a tile fit 32 bits. FEW: so do numbers of elements. RUNS: that BLOCK_R covers, if ALONG.
     INDEX: tl.constexpr = tl.int32 if FEW else tl.int64
     KEPT: tl.constexpr = len(kept_sizes) - 1
     AXIS: tl.constexpr = 1 if ALONG else 0  # of elements
@@ -122,7 +125,7 @@ def amax_backward_kernel(
         from_, to = offset_of(output, kept_sizes, kept_strides, KEPT), offset_of(output, kept_sizes, kept_targets, KEPT)
         step = offset_of(output, kept_sizes, kept_steps, KEPT)
         run, column = sizes[len(sizes) - 1], output
-        all_chunks = elements // run * ((run - 1) // BLOCK_R + 1)
+        all_chunks = ((elements // run - 1) // RUNS + 1) * ((run - 1) // (BLOCK_R // RUNS) + 1)
     else:
         run = kept_sizes[KEPT]
         blocks = (run - 1) // BLOCK_K + 1
@@ -158,7 +161,7 @@ def amax_backward_kernel(
             for chunk in tl.range(first_chunk, tl.minimum(first_chunk + BITS, end), loop_unroll_factor=2):
                 where, mask = tile_of(
                     x, from_, chunk, inside, column, run, last_run, elements, sizes, strides, kept_strides[KEPT], ALONG,
-                    FOLDS, NEAR, VECTOR, BLOCK_K, BLOCK_R,
+                    FOLDS, NEAR, VECTOR, BLOCK_K, BLOCK_R, RUNS,
                 )  # fmt: skip
                 is_largest = tl.load(where, mask=mask, other=float("nan")) == largest
                 bits |= is_largest.to(tl.uint32) << (chunk - first_chunk).to(tl.uint32)
@@ -180,7 +183,7 @@ def amax_backward_kernel(
             for chunk in tl.range(first_chunk, tl.minimum(first_chunk + BITS, end)):
                 write, mask = tile_of(
                     dx, to, chunk, inside, column, run, last_run, elements, sizes, targets, kept_targets[KEPT], ALONG,
-                    FOLDS, NEAR, VECTOR, BLOCK_K, BLOCK_R,
+                    FOLDS, NEAR, VECTOR, BLOCK_K, BLOCK_R, RUNS,
                 )  # fmt: skip
                 is_largest = ((bits >> (chunk - first_chunk).to(tl.uint32)) & 1) != 0
                 tl.store(write, tl.where(is_largest, share, nothing), mask=mask)
@@ -232,6 +235,16 @@ def folded(columns: Axis, rows: Axis) -> tuple[tuple[Axis], tuple[Axis], int]:
     return (Axis(width, 1, 1, columns.step),), (Axis(count, width, width, 0),), last_run
 
 
+def fill_lanes(x: Tensor, kept: Sequence[Axis], reduced: Sequence[Axis], along: bool, width: int) -> bool:
+    """Whether lanes with whole outputs keep the memory busy, as routes.py has it for maxima; a word has their bits."""
+    outputs, elements = (math.prod(axis.size for axis in each) for each in (kept, reduced))
+    if len(reduced) > 2 or elements > MOST_BITS or not LANES * sm_count(x.device) * width <= outputs < LARGEST:
+        return False
+    run = reduced[-1].size
+    is_short = run * x.element_size() <= SHORT_RUN and kept[-1].stride <= 2 * run
+    return kept[-1].stride > 0 and (is_short or not along)
+
+
 class Plan(NamedTuple):
     """The prepared launches of a call, for calls that differ only in values and in equally aligned addresses."""
 
@@ -278,16 +291,27 @@ def _first(dout: Tensor, x: Tensor, out: Tensor, dx: Tensor, dims: Sequence[int]
     kept = axes([axis for axis in range(x.dim()) if axis not in dims], True)
     reduced = axes([axis for axis in range(x.dim()) if axis in dims], False)
     outputs, elements = (math.prod(axis.size for axis in each) for each in (kept, reduced))
+    along = (reduced[-1].stride or math.inf) <= (kept[-1].stride or math.inf)
+    width = min(
+        vector_of(tensor, kept[-1][at], [axis[at] for axis in (*kept[:-1], *reduced)], kept[-1].size)
+        for tensor, at in ((x, 1), (dx, 2))
+    )
+    if fill_lanes(x, kept, reduced, along, width):
+        return _whole_columns(dout, x, out, dx, kept, reduced, width)
     period = last_run = kept[-1].size
     folds = are_folded(kept, reduced)
     if folds:
         kept, reduced, last_run = folded(kept[0], reduced[0])
         outputs, elements = kept[0].size, reduced[0].size
-    along = (reduced[-1].stride or math.inf) <= (kept[-1].stride or math.inf)
     line, run = (outputs, reduced[-1].size) if along else (kept[-1].size, elements)
+    runs = 1
     if along:
         block_r = least_padded(run, TILE, SHORTEST)
         block_k = min(TILE // block_r, triton.next_power_of_2(outputs))
+        if len(reduced) > 1 and block_k * block_r < TILE:
+            block_r = least_padded(run, TILE, SHORT)
+            runs = min(TILE // (block_k * block_r), triton.next_power_of_2(elements // run))
+            block_r *= runs
     else:
         block_k = least_padded(line, WIDEST, NARROWEST)
         while block_k > NARROWEST and not folds and elements > MOST_BITS * (TILE // block_k):
@@ -298,11 +322,12 @@ def _first(dout: Tensor, x: Tensor, out: Tensor, dx: Tensor, dims: Sequence[int]
     from_x = vector_of(x, inner.stride, [axis.stride for axis in others], run_ends)
     from_dx = vector_of(dx, inner.target, [axis.target for axis in others], run_ends)
     tiles = outputs // line * triton.cdiv(line, block_k)
-    chunks = elements // run * triton.cdiv(run, block_r)
-    farthest = max(abs(block_r * reduced[-1][at]) + abs(block_k * kept[-1][at]) for at in (1, 2))
+    chunks = triton.cdiv(elements // run, runs) * triton.cdiv(run, block_r // runs)
+    farthest = max(abs(block_r // runs * reduced[-1][at]) + abs(block_k * kept[-1][at]) for at in (1, 2))
     behind = *zip(*kept, strict=True), *tuple(zip(*reduced, strict=True))[:3], outputs, elements, period, last_run
     near = {"NEAR": farthest < 2**31, "FEW": elements < 2**30}
-    constants = {"ALONG": along, "FOLDS": folds, "BLOCK_K": block_k, "BLOCK_R": block_r, "num_warps": NUM_WARPS} | near
+    blocks = {"BLOCK_K": block_k, "BLOCK_R": block_r, "RUNS": runs, "num_warps": NUM_WARPS}
+    constants = {"ALONG": along, "FOLDS": folds} | blocks | near
 
     def launch(
         parts: int, ties: Tensor | None, marks: Tensor | None, bits: int, counts: bool, writes: bool, vector: int
@@ -329,3 +354,18 @@ def _first(dout: Tensor, x: Tensor, out: Tensor, dx: Tensor, dims: Sequence[int]
     counting = launch(parts, ties, marks, bits, True, False, from_x)
     writing = launch(parts, ties, marks, bits, False, True, from_dx)
     return None if counting is None or writing is None else Plan(counting, writing, words, bits)
+
+
+def _whole_columns(
+    dout: Tensor, x: Tensor, out: Tensor, dx: Tensor, kept: Sequence[Axis], reduced: Sequence[Axis], width: int
+) -> Plan | None:
+    """Run a problem whose lanes have whole outputs."""
+    outputs, elements = (math.prod(axis.size for axis in each) for each in (kept, reduced))
+    block, turns = tile_of_lanes(x, outputs, elements, width)
+    kept_axes, reduced_axes = (tuple(zip(*each, strict=True)) for each in (kept, reduced))
+    is_ordered = are_ordered(kept_axes[0], kept_axes[3])
+    constants = {"BLOCK": block, "TURNS": turns, "VECTOR": width, "ORDERED": is_ordered, "num_warps": WARPS}
+    behind = *kept_axes, *reduced_axes[:3], outputs, elements
+    grid, tensors = (triton.cdiv(outputs, block),), (x, out, dout, None, None, dx)
+    whole = plans.launch(amax_backward_columns_kernel, grid, tensors, behind, constants)
+    return None if whole is None else Plan(None, whole, 0, MOST_BITS)

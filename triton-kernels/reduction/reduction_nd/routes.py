@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import triton
@@ -137,16 +138,26 @@ def _fill_lanes(x: Tensor, kept: Axes, reduced: Axes, along: bool) -> bool:
 
 def _whole_columns(x: Tensor, kept: Axes, reduced: Axes, kind: str) -> Route:
     outputs, elements, width = count(kept), count(reduced), _width(x, kept, reduced)
+    block, turns = tile_of_lanes(x, outputs, elements, width)
+    kept_axes, (sizes, strides, _) = tuple(zip(*kept, strict=True)), zip(*reduced, strict=True)
+    is_ordered = are_ordered(kept_axes[0], kept_axes[2])
+    constants = {"BLOCK": block, "TURNS": turns, "ORDERED": is_ordered} | _constants(kind, width)
+    arguments = *kept_axes, sizes, strides, outputs, elements, _divisor(reduced, kind)
+    return Route(reduction_nd_whole_columns_kernel, (triton.cdiv(outputs, block),), arguments, constants)
+
+
+def tile_of_lanes(x: Tensor, outputs: int, elements: int, width: int) -> tuple[int, int]:
+    """The outputs of a program, and the elements of each that a lane asks for at once."""
     programs = outputs // width // (32 * WARPS * sm_count(x.device))  # of an SM, if each lane has one place
     several = min(4, _power_below(programs // 8))
     turns = max(1, min(LOADS // several, IN_FLIGHT // (several * width * x.element_size())))
     turns = triton.cdiv(elements, triton.cdiv(elements, turns))  # of all turns the same number
-    block = 32 * WARPS * several * width
-    is_ordered = all(axis.step == math.prod(after.size for after in kept[at + 1 :]) for at, axis in enumerate(kept))
-    kept_axes, (sizes, strides, _) = tuple(zip(*kept, strict=True)), zip(*reduced, strict=True)
-    constants = {"BLOCK": block, "TURNS": turns, "ORDERED": is_ordered} | _constants(kind, width)
-    arguments = *kept_axes, sizes, strides, outputs, elements, _divisor(reduced, kind)
-    return Route(reduction_nd_whole_columns_kernel, (triton.cdiv(outputs, block),), arguments, constants)
+    return 32 * WARPS * several * width, turns
+
+
+def are_ordered(sizes: Sequence[int], steps: Sequence[int]) -> bool:
+    """Whether out's elements lie in the order of the outputs of these kept axes."""
+    return all(step == math.prod(sizes[at + 1 :]) for at, step in enumerate(steps))
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from kernel_twins._triton.reduction.reduction_nd.packs import nothing, take, wri
 
 
 @triton.jit
-def _column_of(column, sizes, strides, steps, VECTOR: tl.constexpr):
+def column_of(column, sizes, strides, steps, VECTOR: tl.constexpr):
     # The offsets in x and out. Numbers have 32 bits, offsets 64. A vector's elements are neighbours in x.
     LAST: tl.constexpr = len(sizes) - 1
     index, place = column // VECTOR, column % VECTOR
@@ -36,16 +36,28 @@ def _column_of(column, sizes, strides, steps, VECTOR: tl.constexpr):
 
 
 @triton.jit
+def next_of(at, element, sizes, strides):
+    # The next element of one or two reduced axes, without a division: its index along the last axis, and its offset.
+    LAST: tl.constexpr = len(sizes) - 1
+    element += strides[LAST]
+    if LAST > 0:
+        at += 1
+        is_over = at == sizes[LAST]
+        element += tl.where(is_over, strides[0] - tl.cast(sizes[LAST], tl.int64) * strides[LAST], 0)
+        at = tl.where(is_over, 0, at)
+    return at, element
+
+
+@triton.jit
 def reduction_nd_whole_columns_kernel(
     x, out, parts, part_places, kept_sizes, kept_strides, kept_steps, sizes, strides, outputs, elements, divisor,
     KIND: tl.constexpr, BLOCK: tl.constexpr, TURNS: tl.constexpr, VECTOR: tl.constexpr, ORDERED: tl.constexpr,
 ):  # fmt: skip
     # x, out: addressed by the kept axes and one or two reduced axes. parts and part_places, as the other kernels have
     # them, are not used. ORDERED: out's elements lie in outputs' order.
-    LAST: tl.constexpr = len(sizes) - 1
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = column // VECTOR < outputs // VECTOR
-    offset, step = _column_of(column, kept_sizes, kept_strides, kept_steps, VECTOR)
+    offset, step = column_of(column, kept_sizes, kept_strides, kept_steps, VECTOR)
     if ORDERED:
         step = column
     values, places = nothing((BLOCK,), KIND)
@@ -56,13 +68,7 @@ def reduction_nd_whole_columns_kernel(
             known = inside & (start + turn < elements)
             tile = tl.load(where, mask=known, other=0.0 if KIND == "sum" else -float("inf")).to(tl.float32)
             values, places = take(values, places, tile, start + turn, KIND)
-            # The next element, without a division.
-            element += strides[LAST]
-            if LAST > 0:
-                at += 1
-                is_over = at == sizes[LAST]
-                element += tl.where(is_over, strides[0] - tl.cast(sizes[LAST], tl.int64) * strides[LAST], 0)
-                at = tl.where(is_over, 0, at)
+            at, element = next_of(at, element, sizes, strides)
     if KIND == "argmax":  # if nothing is above -inf, the first element counts
         places = tl.maximum(places, 0).to(tl.int64)
     write(out, parts, part_places, column, step, values, places, divisor, inside, 0, KIND, False)
