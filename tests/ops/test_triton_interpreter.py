@@ -453,11 +453,8 @@ GRADIENTS: dict[str, list[tuple[tuple[int, ...], Callable[[Any], Any], tuple[int
     "lanes": [
         ((5, 8, 35), lambda x: x, (1,)),
         ((9, 25, 16), lambda x: x, (1,)),
-        ((150, 7), lambda x: x, (1,)),
         ((2_100, 3, 5), lambda x: x, (1,)),
         ((5, 9, 6, 14), lambda x: x, (0, 2)),
-        ((6, 90, 5), lambda x: x, (0, 2)),
-        ((6, 90, 7), lambda x: x[..., :5], (0, 2)),
         ((5, 8, 40), lambda x: x[..., :35], (1,)),
         ((5, 8, 40), lambda x: x[..., :32], (1,)),
         ((13, 9, 12), lambda x: x.permute(2, 1, 0)[1:], (1,)),

@@ -30,7 +30,6 @@ from kernel_twins._triton.reduction.reduction_nd.axes import least_padded
 from kernel_twins._triton.reduction.reduction_nd.routes import (
     LANES,
     LARGEST,
-    SHORT_RUN,
     WARPS,
     are_ordered,
     tile_of_lanes,
@@ -165,7 +164,7 @@ def amax_backward_kernel(
                 )  # fmt: skip
                 is_largest = tl.load(where, mask=mask, other=float("nan")) == largest
                 bits |= is_largest.to(tl.uint32) << (chunk - first_chunk).to(tl.uint32)
-            found += ones_of(bits)
+            found += ones_of(bits) if BITS > 1 else bits.to(tl.int32)
             if not WRITES:
                 tl.store(words + group * (BLOCK_K * BLOCK_R), bits.to(marks.dtype.element_ty))
         number = tl.sum(found, axis=AXIS)
@@ -236,13 +235,14 @@ def folded(columns: Axis, rows: Axis) -> tuple[tuple[Axis], tuple[Axis], int]:
 
 
 def fill_lanes(x: Tensor, kept: Sequence[Axis], reduced: Sequence[Axis], along: bool, width: int) -> bool:
-    """Whether lanes with whole outputs keep the memory busy, as routes.py has it for maxima; a word has their bits."""
+    """Whether lanes with whole outputs keep the memory busy, as routes.py has it for maxima; a word has their bits.
+
+    Not along short runs: a warp would store one element of each run at once, and so a part of each sector.
+    """
     outputs, elements = (math.prod(axis.size for axis in each) for each in (kept, reduced))
     if len(reduced) > 2 or elements > MOST_BITS or not LANES * sm_count(x.device) * width <= outputs < LARGEST:
         return False
-    run = reduced[-1].size
-    is_short = run * x.element_size() <= SHORT_RUN and kept[-1].stride <= 2 * run
-    return kept[-1].stride > 0 and (is_short or not along)
+    return kept[-1].stride > 0 and not along
 
 
 class Plan(NamedTuple):
@@ -341,8 +341,9 @@ def _first(dout: Tensor, x: Tensor, out: Tensor, dx: Tensor, dims: Sequence[int]
     sms, tile = sm_count(x.device), 2 * chunks * block_k * block_r * x.element_size()
     whole = tile * max(triton.cdiv(tiles, sms), SATURATING)
     if not folds and chunks <= MOST_BITS and whole <= tile * tiles * 17 // (sms * 16) + LAUNCH_BYTES:
-        both = launch(1, None, None, MOST_BITS, True, True, min(from_x, from_dx))
-        return None if both is None else Plan(None, both, 0, MOST_BITS)
+        bits = 1 if chunks == 1 else MOST_BITS
+        both = launch(1, None, None, bits, True, True, min(from_x, from_dx))
+        return None if both is None else Plan(None, both, 0, bits)
     parts = max(min(PER_SM * sms // tiles, chunks, MOST_PARTS), 1)
     each = triton.cdiv(chunks, parts)
     if each > MOST_BITS:  # whole words

@@ -58,7 +58,7 @@ def key_of(values, places, KIND: tl.constexpr):
 
 @triton.jit
 def fold_packs(values, places, KIND: tl.constexpr):
-    # The total of each lane's pack, the last axis, which no other lane has: halves are merged until one element is left.
+    # The total of each lane's pack, the last axis, which no other lane has: neighbours are merged until one is left.
     if KIND == "sum":
         values = tl.sum(values, axis=2)
         places = values
