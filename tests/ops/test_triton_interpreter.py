@@ -162,7 +162,7 @@ def test_the_mean_of_losses_is_right_when_interpreted() -> None:
     interpret("mean_of_losses")
 
 
-@pytest.mark.parametrize("route", ["lanes", "rows", "columns", "folded"])
+@pytest.mark.parametrize("route", ["lanes", "rows", "argmax", "columns", "folded"])
 def test_routes_of_reductions_are_right(route: str) -> None:
     interpret("judge_reductions", route)
 
@@ -296,13 +296,14 @@ REDUCTIONS: dict[str, list[tuple[tuple[int, ...], str, str]]] = {
     ],
     "rows": [
         ((5, 401), "1", "pitched"),
-        ((37, 35), "1", ""),  # of one turn
+        ((37, 35), "1", ""),  # shorter than a tile
         ((9, 61), "1", "pitched"),
         ((1, 5_003), "1", ""),
         ((301, 17), "0", "permuted"),
         ((17, 89), "01", "pitched"),
         ((6, 7, 117), "02", ""),
     ],
+    "argmax": [((6, 256), "1", ""), ((41, 64), "1", ""), ((3, 5, 144), "2", "")],
     "columns": [
         ((70, 131), "0", "pitched"),
         ((2, 40, 101), "1", ""),
@@ -322,7 +323,7 @@ def judge_reductions(route: str) -> None:
     routes = importlib.import_module("kernel_twins._triton.reduction.reduction_nd.routes")
     step = importlib.import_module("kernel_twins._triton.reduction.reduction_nd.v06_dispatch")
     changed = {"FEWEST_ROWS": 4, "LEAST_BYTES": 0, "CHUNKS": 1, "PROGRAMS": 4, "FOLDED_ELEMENTS": 2_000}
-    if route == "rows":  # most of which are then longer than a tile
+    if route in ("rows", "argmax"):  # most of which are then longer than a tile
         changed |= {"TILE": 64, "TILE_OF_PLACES": 64}
     for name, value in (changed | {"LANES": 64 if route == "lanes" else 2**20}).items():
         setattr(routes, name, value)
@@ -337,7 +338,7 @@ def judge_reductions(route: str) -> None:
     kinds = (("sum", ""), ("max", "nans"), ("argmax", "ties"), ("argmax", "masked"), ("argmax", "nans"))
     for turn, (shape, axes, layout) in enumerate(REDUCTIONS[route]):
         for kind, values in kinds:
-            if kind == "argmax" and (len(axes) > 1 or route == "folded"):
+            if (len(axes) > 1 or route == "folded") if kind == "argmax" else route == "argmax":
                 continue
             variant = {"axes": axes, "kind": kind, "x": layout, "values": values}
             dtype = ("bf16", "fp16" if route == "columns" else "fp32")[turn % 2]
@@ -350,7 +351,8 @@ def judge_reductions(route: str) -> None:
                 call(inputs[0].fill_(-0.0), **op.options(case), out=out)
                 wrong += [] if torch.signbit(out).all() else [f"{case.slug}: 0.0 of -0.0"]
     assert not wrong, "\n".join(wrong)
-    kernels = {"lanes": "whole_columns", "rows": "packed_rows", "columns": "packed_columns", "folded": "packed_columns"}
+    kernels = {"lanes": "whole_columns", "rows": "packed_rows", "argmax": "packed_rows"}
+    kernels |= {"columns": "packed_columns", "folded": "packed_columns"}
     assert all(each and kernels[route] in each.kernel.__name__ for each in taken)
     assert all(bool(each.scratch) == (route == "folded") for each in taken)
 
@@ -495,7 +497,7 @@ def routes_of_gradients(route: str) -> None:
         taken.append((kernel.__name__, math.prod(grid[1:]), constants))
         return launch(kernel, grid, tensors, behind, constants)
 
-    several = SMALL_TILES | {"TILE": 64, "SHORT": 8, "PER_SM": 3}
+    several = SMALL_TILES | {"TILE": 64, "SHORTEST_OF_SEVERAL": 8, "PER_SM": 3}
     changes = [{"LANES": 1}] if route == "lanes" else [several, several | {"LAUNCH_BYTES": 2**17}]
     for changed in changes:
         with (

@@ -1,7 +1,8 @@
 // The gradient of a maximum over any axes: dx = dout / ties where x is the maximum, else 0.
 //
 // Threads lie along the axis that is contiguous in memory. If that is a reduced one, threads share an output;
-// if it is a kept one, a thread has the outputs of a pack, and others share its rows. x is read once: a
+// if it is a kept one, a thread has the outputs of a pack, and others share its rows. Reduced runs of less
+// than a pack, side by side with those of other outputs, are columns that share outputs. x is read once: a
 // thread marks each element that equals its maximum by a bit, and counts them. Then dx is written from the
 // bits and the counts. If there are outputs enough, a block has all elements of its outputs, and shared
 // memory has the bits. Otherwise outputs are split into parts, and two launches have the bits in a workspace;
@@ -115,8 +116,9 @@ struct Item {
     }
   }
 
-  // Whether unit `number` and those after it are whole packs of one run, in which their aligned words lie,
-  // too. Most are, if runs are long. `unit` is then where the first one begins.
+  // Whether a thread's COUNT units from `number` on, which lie `sharing` apart, are whole packs of one run,
+  // in which their aligned words lie, too. Most are, if runs are long. `unit` is then where the first one
+  // begins.
   template <int COUNT>
   __device__ bool is_inside(Unit& unit, const Problem& problem, int64_t number, const T* dx) const {
     Spots spots[1];
@@ -147,7 +149,8 @@ struct Shares {
 template <Moves MOVES, Pass PASS>
 constexpr int FITTING = MOVES == Moves::PACKS || PASS == Pass::WRITES ? 4 : 3;
 
-// x, dx: addressed by the walks; out, dout, ties: by the kept one. ALONG: the contiguous axis is reduced.
+// x, dx: addressed by the walks; out, dout, ties: by the kept one. ALONG: the contiguous axis is reduced,
+// and its runs are no columns.
 // marks: [blocks, rounds, THREADS], null if shared memory has the bits.
 template <typename T, Moves MOVES, bool ALONG, Pass PASS>
 __global__ void __launch_bounds__(THREADS, FITTING<MOVES, PASS>)
@@ -159,7 +162,7 @@ __global__ void __launch_bounds__(THREADS, FITTING<MOVES, PASS>)
   using Word = typename Bits::Word;
   constexpr int WIDTH = WIDTH_OF<T, MOVES>, OUTPUTS = ALONG ? 1 : WIDTH, UNITS = Bits::UNITS;
   constexpr bool SHIFTS = MOVES == Moves::SHIFTED_LOADS || MOVES == Moves::SHIFTED;
-  // [OUTPUTS, items of the block]; of a folded problem [period]
+  // [OUTPUTS, items of the block]; of a folded problem [its outputs]
   __shared__ unsigned counts[PASS == Pass::WRITES ? 1 : THREADS * OUTPUTS];
   extern __shared__ uint32_t held[];
   const int items = THREADS / problem.sharing;

@@ -8,13 +8,14 @@
 //           words that it spans; so it is in wide rows of half precision. Runs of a few elements that lie
 //           side by side with those of other outputs are columns, too, whose totals a second launch merges.
 //           Many columns of whole packs and few rows have a thread each pack. Argmax down columns keeps
-//           numbers of rows instead of indices. Very many outputs of some thousand packs have a warp each.
-//           Everything else goes to v05's kernels.
+//           numbers of rows instead of indices. Very many outputs of some thousand packs, for argmax of 32
+//           or more, have a warp each. Everything else goes to v05's kernels.
 // Why:      the bytes in flight set the rate, by Little's law: v05's four loads of one fp16 element are 8
 //           bytes a thread, where a thread of aligned columns has 64. And v05 finds the place of each load
 //           anew. Rows of one axis are a stride apart: two additions and a load are less than shifting
 //           packs takes.
-// Error:    as v05's; of R rows that a thread adds alone, at most (R / 16 + 22) eps/2 sum|x|.
+// Error:    as v05's; of R rows that a thread adds alone, at most (R / 16 + 22) eps/2 sum|x| in lanes of one
+//           column, and R eps/2 sum|x| where it has a pack of columns.
 // Counter:  at the bench cases, whose columns are whole packs, nothing changes; the time falls down columns
 //           of a matrix whose rows lie an odd number of elements apart.
 // Requires: nothing. The counters are 0 at the start and again at the end.
@@ -58,7 +59,7 @@ enum class By {
   RUNS,        // short runs as columns, and their totals
   SHORT,       // all rows of a pack of columns by one thread
   COUNTED,     // argmax by packs of columns, with numbers of rows
-  WARPS,       // a warp an output of some hundred or thousand whole packs
+  WARPS,       // a warp an output of some thousand whole packs, for argmax of 32 or more
 };
 
 // For columns whose rows are several axes and that are no whole packs; the first line that fits counts.

@@ -1,6 +1,8 @@
-// Many outputs of v06, each of some hundred or thousand whole packs: a warp an output, and nothing is merged
-// between warps. Terms: docs/glossary.md.
+// Many outputs of v06, each of some thousand whole packs, for argmax of 32 to 8,192: a warp an output, and
+// nothing is merged between warps. Terms: docs/glossary.md.
 #pragma once
+
+#include <climits>
 
 #include "lib/load.cuh"
 #include "tiling.cuh"
@@ -9,8 +11,8 @@ constexpr int ROW_LOADS = 2 * LOADS, ROW_RESIDENT = 3;
 
 // A block needs a last round of loads, which may be nearly empty, and a barrier for every output; warps need
 // neither, but the last ones end alone. So they suit outputs that are many, and too short for a block to be
-// long at work. All runs must be whole packs, and lie along one axis; argmax's are single, which v05's warps
-// search for each lane's maximum as it grows.
+// long at work. All runs must be whole packs, and lie along one axis. Argmax takes one run; v05 searches a
+// pack each time a lane's maximum grows.
 template <typename T, typename Total>
 bool are_rows_by_warp(const Tiling& tiling, int64_t sms) {
   constexpr int64_t WAVES_OF_WARPS = 4, ROUNDS_OF_BLOCK = 4;
@@ -20,7 +22,8 @@ bool are_rows_by_warp(const Tiling& tiling, int64_t sms) {
   const bool walked = tiling.reduced.rank <= (IS_ARGMAX ? 1 : 2) && tiling.reduced.inner().size >= 32;
   return tiling.columns == 0 && whole && walked && (IS_ARGMAX || tiling.lanes == THREADS) &&
          tiling.kept.count >= WAVES_OF_WARPS * sms * ROW_RESIDENT * (THREADS / 32) &&
-         tiling.units() <= ROUNDS_OF_BLOCK * THREADS * ROW_LOADS;
+         tiling.units() <= ROUNDS_OF_BLOCK * THREADS * ROW_LOADS &&
+         cdiv(tiling.kept.count, THREADS / 32) <= INT_MAX;
 }
 
 template <typename T, typename Total>

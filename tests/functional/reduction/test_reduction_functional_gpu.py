@@ -69,12 +69,13 @@ PROBLEMS = [
     ((777, 4_003), 1),  # rows that start anywhere, and runs
     ((3, 1_000_003), 1),
     ((117, 23, 117), (0, 2)),
-    ((70_001, 67), 1),  # rows of a turn
+    ((70_001, 67), 1),  # short rows that start anywhere
+    ((40_001, 507), 1),
     ((20_001, 1_088), 1),  # a warp a row
-    ((60_001, 5, 32), 1),  # columns whose rows are less than a line
+    ((60_001, 5, 32), 1),  # columns whose rows are a line at most
     ((30, 450_001), 0),  # few rows that start anywhere
     ((90, 420_001), 0),
-    ((4_001, 37, 5), (0, 2)),  # runs of less than a pack
+    ((4_001, 37, 5), (0, 2)),  # runs of less than a pack, or two
 ]
 VIEWS = {
     "transposed": lambda x: x.transpose(0, 1),
@@ -159,7 +160,7 @@ def test_any_strides(backend, kind, view) -> None:
 
 @OURS
 def test_equals_and_nans(backend) -> None:
-    for shape, dim in (((33, 5_000), 1), ((5_000, 40), 0), ((6, 700, 41), 1), ((300_000,), None), ((15_000, 512), 1)):
+    for shape, dim in (((33, 5_000), 1), ((5_000, 40), 0), ((6, 700, 41), 1), ((300_000,), None)):
         x = values(*shape).round()
         assert_right("argmax", backend, x, dim)
         x.view(-1)[::97] = float("nan")
@@ -167,6 +168,20 @@ def test_equals_and_nans(backend) -> None:
         assert bool(kernel_twins.amax(x, () if dim is None else dim, backend=backend).isnan().any())
         x.fill_(-float("inf"))
         assert not kernel_twins.argmax(x, dim, backend=backend).any()
+
+
+@OURS
+def test_equals_and_nans_of_many_rows(backend) -> None:
+    for dtype in DTYPES:
+        x = values(30_000, 512, dtype=dtype).round()
+        x[:, :40] = -float("inf")  # of some lanes all elements
+        for each in (x, x[::2]):
+            assert_right("argmax", backend, each, 1)
+        assert_right("argmax", backend, x[:15_000].view(5, 3_000, 512).transpose(0, 1), 2)
+        x.view(-1)[::397] = float("nan")
+        assert_right("argmax", backend, x, 1)
+        x.fill_(-float("inf"))
+        assert not kernel_twins.argmax(x, 1, backend=backend).any()
 
 
 @ALL
@@ -245,7 +260,11 @@ def test_the_gradient_of_maxima_of_rows_with_gaps(backend, n) -> None:
         ((70, 300, 616), (0, 2)),
         ((80, 45_563), 0),
         ((3, 5, 200_003), (0, 2)),
+        ((3, 5, 200_000), (0, 2)),
         ((9_001, 61, 3), (0, 2)),
+        ((4_001, 256, 4), (0, 2)),
+        ((500, 301, 3), (0, 2)),
+        ((100, 2, 3), (0, 2)),
     ],
     ids=[
         "few runs",
@@ -254,7 +273,11 @@ def test_the_gradient_of_maxima_of_rows_with_gaps(backend, n) -> None:
         "rows of several runs",
         "wide rows",
         "long runs",
+        "long runs of whole packs",
+        "folded runs as columns",
+        "packs of runs as columns",
         "runs as columns",
+        "few runs as columns",
     ],
 )
 def test_the_gradient_of_maxima_of_whole_and_of_split_reductions(backend, shape, dim) -> None:

@@ -36,7 +36,7 @@ from kernel_twins._triton.reduction.reduction_nd.routes import (
 )
 
 TILE, WIDEST, NARROWEST = 4096, 256, 64  # elements of a tile; most columns, and fewest of those that are wider
-SHORTEST, SHORT = 128, 64  # elements along a longer run, and if a tile has several
+SHORTEST, SHORTEST_OF_SEVERAL = 128, 64  # elements along a longer run; along each one if a tile has several
 WORDS = {8: torch.uint8, 16: torch.int16, 32: torch.int32}  # by their bits
 MOST_BITS = max(WORDS)
 FOLD = 2048  # elements of a folded row, about
@@ -309,7 +309,7 @@ def _first(dout: Tensor, x: Tensor, out: Tensor, dx: Tensor, dims: Sequence[int]
         block_r = least_padded(run, TILE, SHORTEST)
         block_k = min(TILE // block_r, triton.next_power_of_2(outputs))
         if len(reduced) > 1 and block_k * block_r < TILE:
-            block_r = least_padded(run, TILE, SHORT)
+            block_r = least_padded(run, TILE, SHORTEST_OF_SEVERAL)
             runs = min(TILE // (block_k * block_r), triton.next_power_of_2(elements // run))
             block_r *= runs
     else:

@@ -1,4 +1,4 @@
-"""What the kernels of a maximum's gradient share: the number of a word's bits, and what elements get of dout."""
+"""What the kernels of a maximum's gradient share: how many bits of a word are set, and what elements get."""
 
 from __future__ import annotations
 
