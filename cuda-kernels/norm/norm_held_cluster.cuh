@@ -89,12 +89,13 @@ __device__ void add_residual(Pack<T> (&held)[PACKS], T& raw, const T* residual, 
 // travel to shared memory meanwhile.
 // - A residual takes the registers of a second row, so ROWS is 1.
 // - FACTORS says when weights and biases are realigned if rows may start at any ELEMENT.
-// - SKEWS: where they DIFFER, packs are laid out on the lines of out, see HeldPart.
+// - SKEWS: where they DIFFER, packs are laid out on the lines of out, see HeldPart, and ALIGNMENT is that of
+//   all but x and the residual: with rows of whole packs, weights and biases need no realignment.
 template <typename T, int ROWS, int PACKS, Norm NORM, Alignment ALIGNMENT, Residual RESIDUAL,
           Factors FACTORS = Factors::AT_USE, Skews SKEWS = Skews::ALIKE>
 __device__ void normalise_held(const NormArgs& args, int blocks, int period) {
 #if __CUDA_ARCH__ >= 900
-  constexpr bool CENTERED = NORM == Norm::LAYER, LINED = ALIGNMENT == Alignment::LINE;
+  constexpr bool CENTERED = NORM == Norm::LAYER, WHOLE = ALIGNMENT != Alignment::ELEMENT;
   extern __shared__ __align__(128) char memory[];
   __shared__ WarpExchange<MeanSquares, ROWS> exchange;
 
@@ -105,7 +106,7 @@ __device__ void normalise_held(const NormArgs& args, int blocks, int period) {
   const T* const x = static_cast<const T*>(args.x) + rows.first_index * args.stride_xm;
   const T* const residual = static_cast<const T*>(args.residual) + rows.first_index * args.stride_rm;
   const T* const lined = SKEWS == Skews::ALIKE ? x : static_cast<T*>(args.out) + rows.first_index * N;
-  HeldPart<T, PACKS> part{N, LINED ? 0 : skew_of<LINE_BYTES>(lined), own, lane_id};
+  HeldPart<T, PACKS> part{N, WHOLE ? 0 : skew_of<LINE_BYTES>(lined), own, lane_id};
   if (SKEWS == Skews::DIFFER) {
     part.reach = reach_of<T>(skew_of(x + part.first_of(0)));
     if (RESIDUAL == Residual::ADDED)
@@ -118,7 +119,7 @@ __device__ void normalise_held(const NormArgs& args, int blocks, int period) {
   weights.template load<32>(part, lane_id, 1.0f);
   if (CENTERED) biases.template load<32>(part, lane_id, 0.0f);
   cp_async_commit_group();
-  const int single = LINED ? part.NONE : part.single();
+  const int single = WHOLE && SKEWS == Skews::ALIKE ? part.NONE : part.single();
   load_rows<SKEWS>(rows, x, args.stride_xm, part, single);
   weights.store_rest(part, lane_id);
   if (CENTERED) biases.store_rest(part, lane_id);
@@ -154,7 +155,7 @@ __device__ void normalise_held(const NormArgs& args, int blocks, int period) {
   };
   T* const out = static_cast<T*>(args.out);
   if constexpr (FACTORS == Factors::EARLY) {
-    static_assert(CENTERED && !LINED);  // there are biases, and something to realign
+    static_assert(CENTERED && !WHOLE);  // there are biases, and something to realign
     wait_for_factors();                 // L1 or L2 brings them before memory brings the rows
     const LaidFactors<T, PACKS> laid_weights(weights, part, single), laid_biases(biases, part, single);
     // The cluster's barrier stands here to keep the compiler's schedule: no sum, which waits for the rows,
@@ -189,12 +190,19 @@ bool launch_held(const NormArgs& args, Kernel* kernel) {
   if (!ALIKE && !fits_out<T>(args)) return false;
   if constexpr (WARPS * WARP_BYTES + EXCHANGE_BYTES<MeanSquares, ROWS> > 48 * 1024)
     allow_shared_memory(kernel, WARPS * WARP_BYTES);
-  const int64_t packs = ALIKE ? most_packs<T, LINE_BYTES>(args.x, args.N, args.stride_xm)
-                              : most_packs<T, LINE_BYTES>(args.out, args.N, args.N);
+  const int64_t packs = ALIGNMENT != Alignment::ELEMENT ? args.N / Pack<T>::SIZE
+                        : ALIKE ? most_packs<T, LINE_BYTES>(args.x, args.N, args.stride_xm)
+                                : most_packs<T, LINE_BYTES>(args.out, args.N, args.N);
   const HeldShape shape(packs, PACKS, WARPS);
   const int period = ROWS > 1 ? skew_period<T, LINE_BYTES>(args.stride_xm) : 1;
   return launch_by_rows(cdiv(args.M, int64_t{ROWS} * period) * period, shape, shape.threads / 32 * WARP_BYTES,
                         args.stream, kernel, args, shape.blocks, period);
+}
+
+// Packs that the threads of a row's cluster have room for, if each holds up to `each` of them.
+inline int64_t held_room(int64_t packs, int each) {
+  const HeldShape shape(packs, each);
+  return int64_t{shape.blocks} * shape.threads * each;
 }
 
 constexpr int ONE_ROW_BLOCKS = 8;  // most of a cluster with one row; for longer rows two rows are faster
@@ -203,8 +211,7 @@ constexpr int64_t IDLE_SHARE = 12, NO_ROOM = INT64_MAX;
 // Packs that a cluster has room for if it has one row, of which a thread holds `each` packs: NO_ROOM if one
 // in IDLE_SHARE of them would be idle. An idle lane loads nothing, and no second row makes up for it.
 inline int64_t room_of_one_row(int64_t packs, int each) {
-  const HeldShape shape(packs, each);
-  const int64_t room = int64_t{shape.blocks} * shape.threads * each;
-  const bool fits = room >= packs && shape.blocks <= ONE_ROW_BLOCKS;
+  const int64_t room = held_room(packs, each);
+  const bool fits = room >= packs && HeldShape(packs, each).blocks <= ONE_ROW_BLOCKS;
   return fits && IDLE_SHARE * (room - packs) <= room ? room : NO_ROOM;
 }

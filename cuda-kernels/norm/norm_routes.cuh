@@ -117,6 +117,14 @@ Alignment alignment_of(const NormArgs& args) {
   return lined ? Alignment::LINE : Alignment::PACK;
 }
 
+// Whether a row's threads hold HELD_PACKS each, as the route says, or MOST_HELD_PACKS, because these leave
+// fewer lanes without a pack: such lanes take instructions all the same.
+template <typename T>
+bool takes_held_packs(const NormArgs& args, const Route& route) {
+  const int64_t packs = cdiv(args.N, Pack<T>::SIZE);
+  return route.packs == HELD_PACKS && held_room(packs, HELD_PACKS) <= held_room(packs, MOST_HELD_PACKS);
+}
+
 // Calls launch(route, alignment) by the table until one returns true. `step` is for the message if none does.
 template <typename T, Norm NORM, typename Launch>
 void launch_by_routes(const NormArgs& args, const char* step, Launch launch) {

@@ -99,9 +99,13 @@ bool launch_cluster(const LayerNormArgs& args) {
 template <typename T, int PACKS, Residual RESIDUAL>
 bool launch_shifted_cluster(const LayerNormArgs& args) {
   constexpr int BLOCKS = PACKS == MOST_HELD_PACKS || RESIDUAL == Residual::ADDED ? 2 : 3;
-  return launch_held<T, 1, PACKS, Norm::LAYER, Alignment::ELEMENT, HELD_WARPS, Skews::DIFFER>(
-      args, layer_norm_v12_dispatch_cluster_kernel<T, PACKS, 1, Alignment::ELEMENT, RESIDUAL, Factors::AT_USE,
-                                                   Skews::DIFFER, HELD_THREADS, BLOCKS>);
+  const auto launch = [&]<Alignment ALIGNMENT>() {
+    return launch_held<T, 1, PACKS, Norm::LAYER, ALIGNMENT, HELD_WARPS, Skews::DIFFER>(
+        args, layer_norm_v12_dispatch_cluster_kernel<T, PACKS, 1, ALIGNMENT, RESIDUAL, Factors::AT_USE,
+                                                     Skews::DIFFER, HELD_THREADS, BLOCKS>);
+  };
+  return writes_packs<T>(args) ? launch.template operator()<Alignment::PACK>()
+                               : launch.template operator()<Alignment::ELEMENT>();
 }
 // One row a cluster, in blocks of four warps, with the number of packs that leaves fewer lanes idle.
 template <typename T>
@@ -181,8 +185,9 @@ bool launch(const LayerNormArgs& args, const Route& route, Alignment alignment) 
       return launch_cluster<T, HELD_PACKS, Alignment::ELEMENT, Residual::NONE, Factors::EARLY>(args);
     case By::SHIFTED_CLUSTER:
       if (args.residual) return launch_shifted_cluster<T, HELD_PACKS, Residual::ADDED>(args);
-      return route.packs == HELD_PACKS ? launch_shifted_cluster<T, HELD_PACKS, Residual::NONE>(args)
-                                       : launch_shifted_cluster<T, MOST_HELD_PACKS, Residual::NONE>(args);
+      return takes_held_packs<T>(args, route)
+                 ? launch_shifted_cluster<T, HELD_PACKS, Residual::NONE>(args)
+                 : launch_shifted_cluster<T, MOST_HELD_PACKS, Residual::NONE>(args);
     case By::RING:
       return launch_ahead<T>(args, whole ? layer_norm_v12_dispatch_ring_kernel<T, Alignment::PACK>
                                          : layer_norm_v12_dispatch_ring_kernel<T, Alignment::ELEMENT>);

@@ -97,9 +97,13 @@ bool launch_by_packs(const RmsNormArgs& args, int packs) {
 template <typename T, int PACKS, Residual RESIDUAL>
 bool launch_shifted_cluster(const RmsNormArgs& args) {
   constexpr int BLOCKS = PACKS == MOST_HELD_PACKS ? 2 : 3;
-  return launch_held<T, 1, PACKS, Norm::RMS, Alignment::ELEMENT, HELD_WARPS, Skews::DIFFER>(
-      args, rms_norm_v07_dispatch_cluster_kernel<T, PACKS, Alignment::ELEMENT, RESIDUAL, Skews::DIFFER,
-                                                 HELD_THREADS, BLOCKS>);
+  const auto launch = [&]<Alignment ALIGNMENT>() {
+    return launch_held<T, 1, PACKS, Norm::RMS, ALIGNMENT, HELD_WARPS, Skews::DIFFER>(
+        args, rms_norm_v07_dispatch_cluster_kernel<T, PACKS, ALIGNMENT, RESIDUAL, Skews::DIFFER, HELD_THREADS,
+                                                   BLOCKS>);
+  };
+  return writes_packs<T>(args) ? launch.template operator()<Alignment::PACK>()
+                               : launch.template operator()<Alignment::ELEMENT>();
 }
 template <typename T>
 bool launch_launches(const RmsNormArgs& args) {
@@ -154,8 +158,9 @@ bool launch(const RmsNormArgs& args, const Route& route, Alignment alignment) {
       return launch_cluster<T, FEW_HELD_PACKS, Alignment::LINE, Residual::NONE, 2 * HELD_THREADS>(args);
     case By::SHIFTED_CLUSTER:
       if (args.residual) return launch_shifted_cluster<T, HELD_PACKS, Residual::ADDED>(args);
-      return route.packs == HELD_PACKS ? launch_shifted_cluster<T, HELD_PACKS, Residual::NONE>(args)
-                                       : launch_shifted_cluster<T, MOST_HELD_PACKS, Residual::NONE>(args);
+      return takes_held_packs<T>(args, route)
+                 ? launch_shifted_cluster<T, HELD_PACKS, Residual::NONE>(args)
+                 : launch_shifted_cluster<T, MOST_HELD_PACKS, Residual::NONE>(args);
     case By::RING:
       return launch_ahead<T>(args, whole ? rms_norm_v07_dispatch_ring_kernel<T, Alignment::PACK>
                                          : rms_norm_v07_dispatch_ring_kernel<T, Alignment::ELEMENT>);

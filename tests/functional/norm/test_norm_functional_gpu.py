@@ -309,7 +309,7 @@ def test_weights_may_start_within_a_word(backend, name, dtype, n) -> None:
 @OURS
 @BY_NAME
 @BY_DTYPE
-@pytest.mark.parametrize("n", [1, 3, 13, 29, 61, 120, 250, 515, 544, 1027, 2049, 5003])
+@pytest.mark.parametrize("n", [1, 3, 13, 29, 61, 120, 250, 515, 544, 1027, 2049, 4288, 5003, 5376, 11_184])
 def test_many_ragged_rows(backend, name, dtype, n) -> None:
     """So many that whoever takes them reuses all room; alike in all matrices, and of another skew in each."""
     m = min(2**24 // n, 2**18) + 1
