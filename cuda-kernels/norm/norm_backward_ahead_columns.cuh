@@ -68,7 +68,7 @@ struct AheadColumns {
       keep_packed(weights[i]);
       return weights[i];
     }
-    return HAS_WEIGHT && first < n ? staged_weights.at(first) : Pack<T>{};
+    return HAS_WEIGHT ? read_shifted(staged_weights, first) : Pack<T>{};
   }
   // The product with a weight, if there are weights.
   __device__ static float weighted(float gradient, const Pack<T>& weight, int j) {
@@ -79,10 +79,19 @@ struct AheadColumns {
   // Whether the loop over packs may stop before the i-th. It tests every second pack: with a test a pack,
   // each load would be waited for, and with fewer tests the loads would take too many registers.
   __device__ bool ends_before(int i, int first) const { return !LINED && i > 0 && i % 2 == 0 && first >= n; }
+  // The pack of elements from `first` on where skews differ; 0 behind the part. There the part's first pack
+  // is read and cleared, because a branch would make the thread wait for the packs that it has asked for
+  // before.
+  __device__ Pack<T> read_shifted(const StagedPart<T>& part, int first) const {
+    Pack<T> pack = part.at(first < n ? first : 0);
+    if (first >= n) pack = {};
+    return pack;
+  }
   // The thread's i-th pack, from element `first` on.
   __device__ Pack<T> read(const StagedPart<T>& part, int i, int first) const {
+    if constexpr (DIFFER) return read_shifted(part, first);
     if (!LINED && first >= n) return {};
-    return DIFFER ? part.at(first) : part.packs[pack_of(i)];
+    return part.packs[pack_of(i)];
   }
 
   // Clears the packs of a stage behind the part. Once is enough, since no copy writes there.
