@@ -3,7 +3,7 @@
 #pragma once
 
 #include "lib/full_lanes.cuh"
-#include "lib/held.cuh"
+#include "lib/shifted_row.cuh"
 #include "norm_lanes.cuh"
 
 // Bytes of the longest row: most packs of a lane, in a warp.
@@ -17,38 +17,6 @@ constexpr int SHIFTED_LANES_BLOCKS = PACKS == 2   ? 8
                                      : PACKS == 4 ? 5
                                                   : 4;
 
-// Where a row of n elements, whole packs of out, lies in an input: its packs begin `shift` elements behind a
-// multiple of 16 bytes, and are shifted together from two aligned words. The first word of the first row may
-// begin before the matrix, within the 16 bytes of its first element. The second word of the row's last pack
-// may reach beyond the matrix; that pack is then loaded element by element.
-template <typename T, int LANES, int PACKS>
-struct ShiftedRow {
-  static constexpr int SIZE = Pack<T>::SIZE, STEP = LANES * SIZE;
-  const T* row;
-  int n, shift, wide, first;  // wide: elements of the packs whose words lie within the matrix
-
-  // `behind`: elements of the matrix behind the row.
-  __device__ ShiftedRow(const T* row, int64_t n, int64_t behind)
-      : row(row),
-        n(static_cast<int>(n)),
-        shift(skew_of(row)),
-        wide(static_cast<int>(n) - (behind < reach_of<T>(shift) ? SIZE : 0)),
-        first(threadIdx.x % LANES * SIZE) {}
-
-  // Issues the loads of this lane's packs, which are 0 behind the row.
-  __device__ void load(Pack<T> (&packs)[PACKS]) const {
-    load_shifted<STEP>(packs, row + first, shift, 0.0f, [this](int i) { return first + i * STEP < wide; });
-  }
-  __device__ void finish_load(Pack<T> (&packs)[PACKS]) const {
-    if (wide >= n) return;
-    const Pack<T> last = load_ragged(row, wide, n, 0.0f);
-#pragma unroll
-    for (int i = 0; i < PACKS; ++i) {
-      if (first + i * STEP == wide) packs[i] = last;
-    }
-  }
-};
-
 // LANES lanes of a warp take one row of at most LANES * PACKS packs, as in normalise_by_lanes. out, added,
 // weights and biases have the alignment of a PACK, x and the residual start anywhere.
 template <typename T, int LANES, int PACKS, Norm NORM, Residual RESIDUAL>
@@ -59,10 +27,10 @@ __device__ void normalise_by_shifted_lanes(const NormArgs& args) {
   const NormRow<T> row(args, which.inside);
   RegisterRow<T, PACKS, NORM, Alignment::PACK> held(args.N, 0, threadIdx.x % LANES, LANES);
   const int64_t rows_behind = args.M - 1 - which.inside;
-  const ItsRow x(row.x, args.N, rows_behind * args.stride_xm);
+  const ItsRow x(row.x, args.N, rows_behind * args.stride_xm, 0.0f);
   x.load(held.packs);
   if constexpr (RESIDUAL == Residual::ADDED) {
-    const ItsRow residual(row.residual, args.N, rows_behind * args.stride_rm);
+    const ItsRow residual(row.residual, args.N, rows_behind * args.stride_rm, 0.0f);
     Pack<T> more[PACKS];
     residual.load(more);
     x.finish_load(held.packs);  // after the other loads: they would wait for it

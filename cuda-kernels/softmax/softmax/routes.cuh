@@ -13,7 +13,7 @@ namespace softmax_routes {
 
 // What has a row at once.
 enum class By {
-  LANES,    // lanes of a warp, a pack each: softmax_of_lanes_row
+  LANES,    // lanes of a warp: softmax_of_lanes_row
   TILE,     // a tile of rows in shared memory: softmax_of_row_tile
   HELD,     // the registers of a warp or a block: softmax_of_held_row
   CLUSTER,  // the registers of a cluster: softmax_of_cluster_row
@@ -22,12 +22,13 @@ enum class By {
   SPLIT,    // nothing: two launches go through it, softmax_of_parts and softmax_of_split_rows
 };
 
-// Where the rows of x and of out start. Each one includes those behind it, but for the first.
+// Where the rows of x and of out start. Each one includes those behind it, but for the first two.
 enum class Start {
-  DIFFER,  // within 16 bytes at another skew than out's
-  ALIKE,   // at the same skew
-  PACKS,   // at multiples of 16 bytes, and rows are whole packs
-  LINES,   // x's at lines
+  DIFFER,   // within 16 bytes at another skew than out's
+  SHIFTED,  // so, but out's at multiples of 16 bytes, and rows are whole packs
+  ALIKE,    // at the same skew
+  PACKS,    // at multiples of 16 bytes, and rows are whole packs
+  LINES,    // x's at lines
 };
 
 // The kernel for rows of up to `bytes` bytes that start so.
@@ -46,6 +47,7 @@ constexpr int64_t ANY = INT64_MAX;
 // more than its bytes, not every GPU has room for a cluster, and what L2 keeps needs no grid. The last one
 // serves all rows.
 constexpr Route ROUTES[] = {
+    {Start::SHIFTED, Start::SHIFTED, LANES_ROW, By::LANES},
     {Start::PACKS, Start::LINES, LANES_ROW, By::LANES},
     {Start::DIFFER, Start::ALIKE, LONGEST_TILE_ROW, By::TILE},
     {Start::DIFFER, Start::LINES, HELD_ROW, By::HELD},
@@ -58,8 +60,10 @@ constexpr Route ROUTES[] = {
 
 template <typename T>
 Start start_of(const SoftmaxArgs& args) {
-  if (!skewed_alike<T>(args.x, args.stride_xm, args.out, args.N)) return Start::DIFFER;
-  if (args.N % Pack<T>::SIZE != 0 || !aligned_to_16_bytes(args.x)) return Start::ALIKE;
+  const bool whole = args.N % Pack<T>::SIZE == 0;
+  if (!skewed_alike<T>(args.x, args.stride_xm, args.out, args.N))
+    return whole && aligned_to_16_bytes(args.out) ? Start::SHIFTED : Start::DIFFER;
+  if (!whole || !aligned_to_16_bytes(args.x)) return Start::ALIKE;
   const bool lined =
       reinterpret_cast<uintptr_t>(args.x) % LINE_BYTES == 0 && args.stride_xm % LINE_ELEMENTS<T> == 0;
   return lined ? Start::LINES : Start::PACKS;

@@ -28,11 +28,11 @@ namespace {
 
 using namespace softmax_routes;
 
-template <typename T, Form FORM, int LANES>
+template <typename T, Form FORM, int LANES, int PACKS, Skews SKEWS>
 __global__ void __launch_bounds__(LANES_THREADS)
     softmax_v13_dispatch_lanes_kernel(const T* __restrict__ x, T* __restrict__ out, int64_t M, int N,
                                       int64_t stride_xm) {
-  softmax_of_lanes_row<T, FORM, LANES>(x, out, M, N, stride_xm);
+  softmax_of_lanes_row<T, FORM, LANES, PACKS, SKEWS>(x, out, M, N, stride_xm);
 }
 
 template <typename T, Form FORM, int LANES>
@@ -85,10 +85,10 @@ __global__ void __launch_bounds__(SPLIT_THREADS, SPLIT_BLOCKS)
   softmax_of_split_rows<T, FORM, SKEWS>(x, out, numbers, N, stride_xm, parts);
 }
 
-template <typename T, Form FORM>
+template <typename T, Form FORM, Skews SKEWS>
 void launch_lanes(const SoftmaxArgs& args) {
-  launch_lanes_rows<T>(args, [&](auto lanes, int64_t blocks) {
-    softmax_v13_dispatch_lanes_kernel<T, FORM, lanes>
+  launch_lanes_rows<T>(args, [&](auto lanes, auto packs, int64_t blocks) {
+    softmax_v13_dispatch_lanes_kernel<T, FORM, lanes, packs, SKEWS>
         <<<static_cast<unsigned>(blocks), LANES_THREADS, 0, args.stream>>>(
             static_cast<const T*>(args.x), static_cast<T*>(args.out), args.M, static_cast<int>(args.N),
             args.stride_xm);
@@ -162,10 +162,10 @@ void launch_split(const SoftmaxArgs& args) {
 // Returns false, without a launch, if the kernel refuses the rows.
 template <typename T, Form FORM>
 bool launch(const SoftmaxArgs& args, const Route& route, Start start) {
-  const bool differ = start == Start::DIFFER;
+  const bool differ = start <= Start::SHIFTED;
   switch (route.by) {
     case By::LANES:
-      launch_lanes<T, FORM>(args);
+      differ ? launch_lanes<T, FORM, Skews::DIFFER>(args) : launch_lanes<T, FORM, Skews::ALIKE>(args);
       return true;
     case By::TILE:
       launch_tiles<T, FORM>(args);

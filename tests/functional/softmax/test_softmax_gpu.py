@@ -126,6 +126,18 @@ def test_every_case_of_the_backward_ladder_is_right(backend, case) -> None:
 @OURS
 @BY_LOG
 @BY_DTYPE
+@pytest.mark.parametrize("n", [1, 4, 8, 20, 24, 36, 40, 72, 88, 100, 136, 168, 192, 200, 250])
+def test_many_short_rows(backend, log, dtype, n) -> None:
+    """Of every number of packs that lanes of a warp have; alike in all matrices, and of another skew in each."""
+    m = 70_001
+    x, dout = (values(m, n + 3, dtype=dtype, seed=seed)[:, :n] for seed in (0, 1))
+    assert_both_right(backend, x, -1, log, dout.contiguous())
+    assert_both_right(backend, x.contiguous(), -1, log, dout)
+
+
+@OURS
+@BY_LOG
+@BY_DTYPE
 @pytest.mark.parametrize(("shape", "dim"), SHAPES, ids=str)
 def test_any_dimension_of_any_shape(backend, log, dtype, shape, dim) -> None:
     x, dout = values(*shape, dtype=dtype), values(*shape, dtype=dtype, seed=1)
