@@ -162,7 +162,7 @@ def test_the_mean_of_losses_is_right_when_interpreted() -> None:
     interpret("mean_of_losses")
 
 
-@pytest.mark.parametrize("route", ["lanes", "rows", "argmax", "columns", "folded"])
+@pytest.mark.parametrize("route", ["lanes", "rows", "argmax", "columns", "narrow", "folded", "matrices"])
 def test_routes_of_reductions_are_right(route: str) -> None:
     interpret("judge_reductions", route)
 
@@ -310,7 +310,15 @@ REDUCTIONS: dict[str, list[tuple[tuple[int, ...], str, str]]] = {
         ((40, 300), "0", ""),
         ((131, 70), "1", "permuted"),
     ],
+    "narrow": [((2, 75, 35), "1", "pitched"), ((3, 41, 48), "1", "pitched"), ((99, 60), "0", "")],
     "folded": [((1_311, 10), "0", ""), ((8, 1_000), "1", "permuted"), ((777, 31), "0", "")],
+    "matrices": [
+        ((131, 70), "01", "permuted"),
+        ((70, 131), "01", "pitched"),
+        ((67, 3, 77), "02", ""),
+        ((40, 35, 3), "01", "permuted"),
+        ((300, 64), "01", "permuted"),
+    ],
 }
 
 
@@ -322,7 +330,8 @@ def judge_reductions(route: str) -> None:
 
     routes = importlib.import_module("kernel_twins._triton.reduction.reduction_nd.routes")
     step = importlib.import_module("kernel_twins._triton.reduction.reduction_nd.v06_dispatch")
-    changed = {"FEWEST_ROWS": 4, "LEAST_BYTES": 0, "CHUNKS": 1, "PROGRAMS": 4, "FOLDED_ELEMENTS": 2_000}
+    changed = {"FEWEST_ROWS": 4, "FEWEST_TURNS": 4, "LEAST_BYTES": 0, "CHUNKS": 1, "PROGRAMS": 4}
+    changed |= {"FOLDED_ELEMENTS": 2_000}
     if route in ("rows", "argmax"):  # most of which are then longer than a tile
         changed |= {"TILE": 64, "TILE_OF_PLACES": 64}
     for name, value in (changed | {"LANES": 64 if route == "lanes" else 2**20}).items():
@@ -338,10 +347,11 @@ def judge_reductions(route: str) -> None:
     kinds = (("sum", ""), ("max", "nans"), ("argmax", "ties"), ("argmax", "masked"), ("argmax", "nans"))
     for turn, (shape, axes, layout) in enumerate(REDUCTIONS[route]):
         for kind, values in kinds:
-            if (len(axes) > 1 or route == "folded") if kind == "argmax" else route == "argmax":
+            many = len(axes) > 1 and route != "matrices"
+            if (many or route == "folded") if kind == "argmax" else route in ("argmax", "narrow", "matrices"):
                 continue
             variant = {"axes": axes, "kind": kind, "x": layout, "values": values}
-            dtype = ("bf16", "fp16" if route == "columns" else "fp32")[turn % 2]
+            dtype = ("bf16", "fp16" if route in ("columns", "narrow") else "fp32")[turn % 2]
             case = Case.of(*shape, dtype=dtype, **{key: value for key, value in variant.items() if value})
             inputs = op.inputs(case, generator(case, "cpu"))
             verdict = Problem(op, case, inputs).run(call)
@@ -352,7 +362,7 @@ def judge_reductions(route: str) -> None:
                 wrong += [] if torch.signbit(out).all() else [f"{case.slug}: 0.0 of -0.0"]
     assert not wrong, "\n".join(wrong)
     kernels = {"lanes": "whole_columns", "rows": "packed_rows", "argmax": "packed_rows"}
-    kernels |= {"columns": "packed_columns", "folded": "packed_columns"}
+    kernels |= dict.fromkeys(("columns", "narrow", "folded", "matrices"), "packed_columns")
     assert all(each and kernels[route] in each.kernel.__name__ for each in taken)
     assert all(bool(each.scratch) == (route == "folded") for each in taken)
 

@@ -63,16 +63,16 @@ def fold_packs(values, places, KIND: tl.constexpr):
         values = tl.sum(values, axis=2)
         places = values
     else:
-        K: tl.constexpr = values.shape[0]
-        P: tl.constexpr = values.shape[1]
+        P: tl.constexpr = values.shape[0]
+        K: tl.constexpr = values.shape[1]
         HALVINGS: tl.constexpr = 3 if values.shape[2] == 8 else 2
         for _ in tl.static_range(HALVINGS):
-            a, b = tl.split(values.reshape(K, P, values.shape[2] // 2, 2))
+            a, b = tl.split(values.reshape(P, K, values.shape[2] // 2, 2))
             a_place, b_place = a, b
             if KIND == "argmax":
-                a_place, b_place = tl.split(places.reshape(K, P, places.shape[2] // 2, 2))
+                a_place, b_place = tl.split(places.reshape(P, K, places.shape[2] // 2, 2))
             values, places = merge(a, a_place, b, b_place, KIND)
-        values, places = values.reshape(K, P), places.reshape(K, P)
+        values, places = values.reshape(P, K), places.reshape(P, K)
     return values, places
 
 

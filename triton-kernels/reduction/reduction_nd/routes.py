@@ -19,6 +19,7 @@ from kernel_twins._triton.reduction.reduction_nd.whole_columns import reduction_
 PACK = 16  # bytes
 SEEN = 16  # elements of which all sizes and distances must be multiples for the compiler to see packs by itself
 WARPS = 4
+REGISTERS = 128  # of a thread, at most: without a limit ptxas saves them, and waits for each load before the next one
 TILE, TILE_OF_PLACES = 4096, 2048  # elements, half as many if a lane keeps positions
 LARGEST = 2**31 - 2**20  # numbers of 32 bits, with room for tiles beyond the end
 PROGRAMS = 16  # of an SM, where parts are short enough: more than run at once, so that slow SMs take fewer
@@ -37,7 +38,9 @@ FEWEST_ROWS = 64  # of a class, from which on a plane of totals for it is small 
 ARGMAX_ROW = 8192  # elements, up to which v05's three reductions of a tile cost more than the tile's elements
 ARGMAX_LANES = 32  # of a row, at most, if outputs are many: merging positions is dear, and more so between warps
 FEWEST_PACKS = 8  # of a row: v05 has several shorter ones in a tile, padded to a power of two
-COLUMN_PACKS = (32, 16)  # of a tile, wide or narrow
+ARGMAX_LINE = 4  # packs of a line, from which on its columns' positions are dearer than what the first and last waste
+COLUMN_PACKS = (32, 16, 8)  # of a tile, from wide to narrow
+FEWEST_TURNS = 16  # rows of a class of whole matrices, from which on the indices of a tile's totals are few
 FOLDED_PACKS = (32, 64, 128)  # of a tile of several rows
 FOLDED_ELEMENTS = 2**20  # from which on few columns are worth a second launch
 
@@ -55,9 +58,11 @@ class Route(NamedTuple):
 
 def route_of(x: Tensor, kept: Axes, reduced: Axes, kind: str) -> Route | None:
     """The launch of another kernel than v05_split's; None where that one serves best, or is the only one."""
-    if count(kept) * count(reduced) == 0 or (kind == "argmax" and len(reduced) > 1):
+    if count(kept) * count(reduced) == 0:
         return None
     along = along_reduced(kept, reduced)
+    if kind == "argmax" and len(reduced) > 1:
+        return _packed_matrices(x, kept, reduced) if along and len(reduced) == 2 else None
     if _fill_lanes(x, kept, reduced, along):
         return _whole_columns(x, kept, reduced, kind)
     inner = (reduced if along else kept)[-1]
@@ -94,7 +99,12 @@ def _extent(kept: Axes, reduced: Axes) -> int:
 
 
 def _constants(kind: str, pack: int) -> dict[str, Any]:
-    return {"KIND": "sum" if kind == "mean" else kind, "VECTOR": pack, "num_warps": WARPS}
+    return {"KIND": "sum" if kind == "mean" else kind, "VECTOR": pack, "num_warps": WARPS, "maxnreg": REGISTERS}
+
+
+def _unroll(kind: str) -> int:
+    """Tiles whose loads are in flight together: argmax's have half as many elements."""
+    return TILE // TILE_OF_PLACES if kind == "argmax" else 1
 
 
 def _divisor(reduced: Axes, kind: str) -> float:
@@ -185,7 +195,8 @@ def _packed_rows(x: Tensor, kept: Axes, reduced: Axes, kind: str) -> Route | Non
     tiles = triton.cdiv(outputs, rows)
     parts = _parts(x, tiles, triton.cdiv(runs * packs, lanes))
     kept_axes, (sizes, strides, _) = tuple(zip(*kept, strict=True)), zip(*reduced, strict=True)
-    constants = {"K": rows, "P": lanes, "SKEWED": is_skewed, "SPLIT": parts > 1} | _constants(kind, pack)
+    constants = {"K": rows, "P": lanes, "SKEWED": is_skewed, "SPLIT": parts > 1, "UNROLL": _unroll(kind)}
+    constants |= _constants(kind, pack)
     arguments = *kept_axes, sizes, strides, outputs, runs, packs, _extent(kept, reduced), _divisor(reduced, kind)
     planes = parts if parts > 1 else 0
     return Route(reduction_nd_packed_rows_kernel, (tiles, parts), arguments, constants, planes)
@@ -194,22 +205,47 @@ def _packed_rows(x: Tensor, kept: Axes, reduced: Axes, kind: str) -> Route | Non
 def _packed_columns(x: Tensor, kept: Axes, reduced: Axes, kind: str) -> Route | None:
     pack, line, outputs, (rows, stride, _) = PACK // x.element_size(), kept[-1].size, count(kept), reduced[0]
     classes = pack // math.gcd(pack, stride)
-    if x.element_size() > NARROW or line < 8 * pack or rows < FEWEST_ROWS * classes:
+    fewest = ARGMAX_LINE if kind == "argmax" else FEWEST_PACKS
+    if x.element_size() > NARROW or line < fewest * pack or rows < FEWEST_ROWS * classes:
         return None
     if outputs * rows * x.element_size() < LEAST_BYTES:
         return None
     packs = triton.cdiv(line + pack - 1, pack)  # that a row touches, at most
-    wide, narrow = (triton.cdiv(packs, lanes) * lanes for lanes in COLUMN_PACKS)
-    lanes = COLUMN_PACKS[8 * wide > 9 * narrow]  # the narrow tile only if it leaves clearly fewer lanes idle
+    padded = {lanes: triton.cdiv(packs, lanes) * lanes for lanes in COLUMN_PACKS}
+    # A narrower tile only if it leaves clearly fewer lanes idle.
+    lanes = next(each for each in COLUMN_PACKS if 8 * padded[each] <= 9 * min(padded.values()))
     tiles = triton.cdiv(packs, lanes)
     block = (TILE_OF_PLACES if kind == "argmax" else TILE) // (pack * lanes)
     programs = outputs // line * tiles * classes
     parts = _parts(x, programs, triton.cdiv(rows // classes, block))
     planes = parts * classes if parts * classes > 1 else 0
     kept_axes = tuple(zip(*kept, strict=True))
-    constants = {"BLOCK_R": block, "PACKS": lanes, "SPLIT": planes > 0, "FOLDED": 0, "LINE": 0}
-    numbers = line, stride, rows, tiles, classes, outputs, _extent(kept, reduced), _divisor(reduced, kind)
-    arguments, constants = (*kept_axes, *numbers), constants | _constants(kind, pack)
+    constants = {"BLOCK_R": block, "PACKS": lanes, "SPLIT": planes > 0, "FOLDED": 0, "LINE": 0, "WHOLE": False}
+    numbers = line, stride, rows, tiles, classes, outputs, _extent(kept, reduced), _divisor(reduced, kind), 1
+    arguments, constants = (*kept_axes, *numbers), constants | {"UNROLL": _unroll(kind)} | _constants(kind, pack)
+    return Route(reduction_nd_packed_columns_kernel, (programs, parts), arguments, constants, planes)
+
+
+def _packed_matrices(x: Tensor, kept: Axes, reduced: Axes) -> Route | None:
+    """Argmax along rows and columns, by the kernel of columns: tiles are wide, as each leaves one total."""
+    pack, outputs, (rows, stride, row_step), columns = PACK // x.element_size(), count(kept), *reduced
+    classes = pack // math.gcd(pack, stride)
+    if x.data_ptr() % PACK or columns.stride != 1 or not _are_apart(kept, reduced):
+        return None
+    if columns.size < ARGMAX_LINE * pack or rows < FEWEST_TURNS * classes or max(rows, columns.size) >= LARGEST:
+        return None
+    if outputs * count(reduced) * x.element_size() < LEAST_BYTES:
+        return None
+    packs = triton.cdiv(columns.size + pack - 1, pack)
+    lanes = least_padded(packs, TILE_OF_PLACES // pack)
+    tiles, block = triton.cdiv(packs, lanes), TILE_OF_PLACES // (pack * lanes)
+    programs = outputs * tiles * classes
+    parts = _parts(x, programs, triton.cdiv(rows // classes, block))
+    axes = tuple(zip(*kept, columns, strict=True))
+    constants = {"BLOCK_R": block, "PACKS": lanes, "SPLIT": True, "FOLDED": 0, "LINE": 0, "WHOLE": True}
+    numbers = columns.size, stride, rows, tiles, classes, outputs, _extent(kept, reduced), 1.0, row_step
+    arguments, constants = (*axes, *numbers), constants | {"UNROLL": _unroll("argmax")} | _constants("argmax", pack)
+    planes = parts * classes * tiles
     return Route(reduction_nd_packed_columns_kernel, (programs, parts), arguments, constants, planes)
 
 
@@ -231,8 +267,8 @@ def _folded_columns(x: Tensor, kept: Axes, reduced: Axes, kind: str) -> Route | 
     kept_axes = tuple(zip(*kept, strict=True))
     constants = {
         "BLOCK_R": block, "PACKS": lanes, "SPLIT": True, "FOLDED": triton.next_power_of_2(folded),
-        "LINE": triton.next_power_of_2(line),
+        "LINE": triton.next_power_of_2(line), "WHOLE": False, "UNROLL": 1,
     } | _constants(kind, pack)  # fmt: skip
-    numbers = folded * line, folded * line, lines, 1, 1, line, _extent(kept, reduced), _divisor(reduced, kind)
+    numbers = folded * line, folded * line, lines, 1, 1, line, _extent(kept, reduced), _divisor(reduced, kind), 1
     arguments, scratch = (*kept_axes, *numbers), parts * folded * line
     return Route(reduction_nd_packed_columns_kernel, (1, parts), arguments, constants, parts, scratch)

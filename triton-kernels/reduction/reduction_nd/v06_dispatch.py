@@ -2,8 +2,9 @@
 
 Change:   where the compiler does not see multiples of 16 bytes, other kernels take packs of 16 bytes where memory has
           them (routes.py): of rows at any distance (packed_rows.py), and of columns whose rows start anywhere, or that
-          are few (packed_columns.py). Argmax of short rows takes packs everywhere. Many outputs of few elements give
-          each lane whole ones (whole_columns.py). What they leave is v05's, as wide as all distances allow.
+          are few (packed_columns.py). Argmax of short rows and of whole matrices takes packs everywhere. Many outputs
+          of few elements give each lane whole ones (whole_columns.py). What they leave is v05's, as wide as all
+          distances allow.
 Why:      single elements of half precision take eight times the instructions of packs. Short inner axes leave half of
           v05's tiles without elements.
 Error:    as v05's; lanes with whole outputs add R <= 4,096 elements one after the other.
