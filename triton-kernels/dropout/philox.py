@@ -17,6 +17,15 @@ from kernel_twins.ops.dropout import shared as dropout
 VECTOR = 8  # neighbours of which a row's number is computed once
 SQRT_HALF = tl.constexpr(0.7071067811865476)
 
+COMPILED = tl.constexpr(not triton.knobs.runtime.interpret)  # the interpreter has no inline assembly
+ROUNDS = tl.constexpr(10)
+# Of a round: what two words of the counter are multiplied by, and what is added to the two words of the key.
+FACTOR_0, FACTOR_1 = tl.constexpr(0xD2511F53), tl.constexpr(0xCD9E8D57)
+STEP_0, STEP_1 = tl.constexpr(0x9E3779B9), tl.constexpr(0xBB67AE85)
+# Both halves of a product.
+PRODUCT_0 = tl.constexpr("{ .reg .b64 %wide; mul.wide.u32 %wide, $2, 0xD2511F53; mov.b64 {$0, $1}, %wide; }")
+PRODUCT_1 = tl.constexpr("{ .reg .b64 %wide; mul.wide.u32 %wide, $2, 0xCD9E8D57; mov.b64 {$0, $1}, %wide; }")
+
 
 def numbers(p: float) -> tuple[int, float, bool]:
     """The kernels' arguments for p: the threshold, the scale of kept elements, and whether all are dropped."""
@@ -29,16 +38,33 @@ def span(N: int, BLOCK: int) -> int:
 
 
 @triton.jit
+def _product(word, FACTOR: tl.constexpr, BY_ASM: tl.constexpr):
+    # Low and high half, by one instruction: the compiler takes two, as tl.mul and tl.umulhi are apart. Written as a
+    # product of 64 bits, it would cost so much by Triton's count that masks would be moved through shared memory.
+    if COMPILED:
+        low, high = tl.inline_asm_elementwise(BY_ASM, "=r,=r,r", [word], (tl.uint32, tl.uint32), is_pure=True, pack=1)
+    else:
+        low, high = tl.mul(word, FACTOR, sanitize_overflow=False), tl.umulhi(word, FACTOR)
+    return low, high
+
+
+@triton.jit
 def _words(seed, offset, block):
     # The four words of every Philox block; block: int64. If offset is None, seed points to both: [2], int64.
     if offset is None:
         key, start = tl.load(seed), tl.load(seed + 1)
     else:
         key, start = seed, offset
-    start = start.to(tl.uint64) >> 2
-    return tl.philox(
-        key, start.to(tl.uint32), (start >> 32).to(tl.uint32), block.to(tl.uint32), (block >> 32).to(tl.uint32)
-    )
+    key, start = key.to(tl.uint64), start.to(tl.uint64) >> 2
+    k0, k1 = key.to(tl.uint32), (key >> 32).to(tl.uint32)
+    c2, c3 = block.to(tl.uint32), (block >> 32).to(tl.uint32)
+    c0, c1 = start.to(tl.uint32), (start >> 32).to(tl.uint32)
+    for _ in tl.static_range(ROUNDS):
+        low0, high0 = _product(c0, FACTOR_0, PRODUCT_0)
+        low2, high2 = _product(c2, FACTOR_1, PRODUCT_1)
+        c0, c1, c2, c3 = high2 ^ c1 ^ k0, low2, high0 ^ c3 ^ k1, low0
+        k0, k1 = tl.add(k0, STEP_0, sanitize_overflow=False), tl.add(k1, STEP_1, sanitize_overflow=False)
+    return c0, c1, c2, c3
 
 
 @triton.jit
