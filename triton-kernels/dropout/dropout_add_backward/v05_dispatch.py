@@ -4,7 +4,7 @@ Change:   without dbias, elements are taken in the order of dx, as in dropout_ad
           of columns as in v02, of a width that wastes little at the row's end. If N is no multiple of 4, it takes rows
           of one skew within the random words' blocks of four, PERIOD rows apart, and counts its columns from the block
           in which a row begins. Few long rows are one chunk, whose sums are dbias. Accesses are as wide as N and the
-          rows' distances allow.
+          distance of a matrix's own rows allow, and whole blocks where its rows begin in them as those of dx do.
 Why:      without dbias no thread has to keep its columns. In rows of 654 elements v02 leaves a third of a block of 1024
           idle, loads single elements, and draws eight words for four elements.
 Counter:  time stays at rows of 4096, and falls without dbias, at other lengths, and at few long rows.
@@ -38,18 +38,23 @@ WORDS = tl.constexpr(4)  # of a Philox block
 
 
 @triton.jit
+def _begin(row, stride, skew, WIDTH: tl.constexpr):
+    # Of a row, counted from the block in which it begins. Written so that the compiler sees multiples of WIDTH.
+    return (row * stride - skew) // WIDTH * WIDTH
+
+
+@triton.jit
 def _flat(
     dout, x, bias, dx, N, stride_dm, stride_xm, seed, offset, threshold, scale, first, mask, ALL: tl.constexpr,
-    ACTIVATION: tl.constexpr, BLOCK: tl.constexpr, SPAN: tl.constexpr, WIDTH: tl.constexpr, DOUT_DENSE: tl.constexpr,
-    X_DENSE: tl.constexpr,
+    ACTIVATION: tl.constexpr, BLOCK: tl.constexpr, SPAN: tl.constexpr, DOUT_WIDTH: tl.constexpr,
+    X_WIDTH: tl.constexpr, DOUT_DENSE: tl.constexpr, X_DENSE: tl.constexpr,
 ):  # fmt: skip
     i = first + tl.arange(0, BLOCK)
     row, col = places(first, N, BLOCK, SPAN)
-    # Written so that the compiler sees multiples of WIDTH.
-    values = _load(dout + i if DOUT_DENSE else dout + row * stride_dm // WIDTH * WIDTH + col, mask)
+    values = _load(dout + i if DOUT_DENSE else dout + _begin(row, stride_dm, 0, DOUT_WIDTH) + col, mask)
     z = values  # unused without an activation
     if ACTIVATION != "none":
-        z = _load(x + i if X_DENSE else x + row * stride_xm // WIDTH * WIDTH + col, mask)
+        z = _load(x + i if X_DENSE else x + _begin(row, stride_xm, 0, X_WIDTH) + col, mask)
         if bias is not None:  # every place of a block has a column
             z += tl.load(bias + col, eviction_policy="evict_last").to(tl.float32)
     kept = keeps(seed, offset, threshold, ALL, first // 4 + tl.arange(0, BLOCK // 4), BLOCK)
@@ -58,10 +63,30 @@ def _flat(
 
 
 @triton.jit
+def _read(matrix, stride, row, skew, place, mask, inside, M, N, WIDTH: tl.constexpr, BLOCKS: tl.constexpr):
+    # Of masked rows, those elements that are inside; or whole BLOCKS, so that elements of other rows lie beside.
+    if BLOCKS:  # but for the one in which the matrix ends: what lies behind may be nobody's
+        block, end = place // WORDS, N + skew
+        mask = mask & ((block < end // WORDS) | ((block < (end - 1) // WORDS + 1) & (row < M - 1)))
+    else:
+        mask = mask & inside
+    at = matrix + _begin(row, stride, skew, WIDTH) + place
+    return tl.load(at, mask=mask, other=0.0, eviction_policy="evict_first").to(tl.float32)
+
+
+@triton.jit
+def _with_rest(values, matrix, stride, row, skew, place, mask, inside, M, N):
+    # The elements of the block in which the matrix ends, for which _read has no access of a whole one.
+    mask = mask & inside & (row == M - 1) & (place // WORDS == (N + skew) // WORDS)
+    return tl.where(mask, tl.load(matrix + (row * stride - skew) + place, mask=mask, other=0.0).to(tl.float32), values)
+
+
+@triton.jit
 def _columns(
     dout, x, bias, dx, sums_of, M, N, stride_dm, stride_xm, seed, offset, threshold, scale, chunk_rows,
     ALL: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PERIOD: tl.constexpr,
-    WIDTH: tl.constexpr, IN_BLOCKS: tl.constexpr,
+    DOUT_WIDTH: tl.constexpr, X_WIDTH: tl.constexpr, WIDTH: tl.constexpr, DOUT_BLOCKS: tl.constexpr,
+    X_BLOCKS: tl.constexpr, IN_BLOCKS: tl.constexpr,
 ):  # fmt: skip
     strips = (N - 1 + (WORDS - 1 if PERIOD > 1 else 0)) // BLOCK_N + 1
     chunk = (tl.program_id(0) // strips).to(tl.int64)
@@ -69,7 +94,7 @@ def _columns(
     skew = (first_row * N % WORDS).to(tl.int32) if PERIOD > 1 else 0
     first = tl.program_id(0) % strips * BLOCK_N
     place = first + tl.arange(0, BLOCK_N)[None, :]  # a column, counted from the block in which a row begins
-    # The mask is the same for WIDTH elements, so that they are moved by one access.
+    # The same for WIDTH elements, so that they are moved by one access.
     inside = (place // WIDTH >= skew // WIDTH) & (place // WIDTH < (N + skew) // WIDTH)
     if bias is not None:
         shift = tl.load(bias - skew // WIDTH * WIDTH + place, mask=inside, other=0.0).to(tl.float32)
@@ -78,26 +103,30 @@ def _columns(
     for start in tl.range(share * chunk_rows, end, BLOCK_M):
         number = start + tl.arange(0, BLOCK_M)[:, None]
         row = first_row + number * PERIOD
-        mask = (number < end) & inside
-        # Written so that the compiler sees multiples of WIDTH.
-        where = dout + (row * stride_dm - skew) // WIDTH * WIDTH + place
-        values = tl.load(where, mask=mask, other=0.0, eviction_policy="evict_first").to(tl.float32)
+        mask = number < end
+        values = _read(dout, stride_dm, row, skew, place, mask, inside, M, N, DOUT_WIDTH, DOUT_BLOCKS)
         z = values  # unused without an activation
         if ACTIVATION != "none":
-            where = x + (row * stride_xm - skew) // WIDTH * WIDTH + place
-            z = tl.load(where, mask=mask, other=0.0, eviction_policy="evict_first").to(tl.float32)
-            if bias is not None:
-                z += shift
+            z = _read(x, stride_xm, row, skew, place, mask, inside, M, N, X_WIDTH, X_BLOCKS)
         i = row * N - skew + first
         if IN_BLOCKS:
             kept = keeps(seed, offset, threshold, ALL, i // WORDS + tl.arange(0, BLOCK_N // WORDS)[None, :], BLOCK_N)
         else:
             four = i + WORDS * tl.arange(0, BLOCK_N // WORDS)[None, :]
             kept = keeps_anywhere(seed, offset, threshold, ALL, four, BLOCK_N)
-        # Elements beside the matrix were read as 0, whose gradient is 0, too.
+        # After both reads, as a branch waits for the loads under way.
+        if (DOUT_BLOCKS or X_BLOCKS) and first_row + (start + BLOCK_M - 1) * PERIOD >= M - 1:
+            if DOUT_BLOCKS:
+                values = _with_rest(values, dout, stride_dm, row, skew, place, mask, inside, M, N)
+            if X_BLOCKS and ACTIVATION != "none":
+                z = _with_rest(z, x, stride_xm, row, skew, place, mask, inside, M, N)
+        if ACTIVATION != "none" and bias is not None:
+            z += shift
+        # Rows behind the last were read as 0, whose gradient is 0, too. What lies beside a row has sums that are not
+        # stored.
         values = tl.where(kept, gradient(values, z, scale, ACTIVATION), 0.0)
-        where = dx + (row * N - skew) // WIDTH * WIDTH + place
-        tl.store(where, values.to(dx.dtype.element_ty), mask=mask)
+        where = dx + _begin(row, N, skew, WIDTH) + place
+        tl.store(where, values.to(dx.dtype.element_ty), mask=mask & inside)
         sums += values
     total = tl.sum(sums, axis=0, keep_dims=True).to(sums_of.dtype.element_ty)
     tl.store(sums_of + (chunk * N - skew) + place, total, mask=inside)
@@ -107,27 +136,28 @@ def _columns(
 def dropout_add_backward_v05_dispatch_kernel(
     dout, x, bias, dx, sums_of, M: tl.int64, N, stride_dm, stride_xm, seed, offset, threshold: tl.uint32, scale,
     chunk_rows, ALL: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    PERIOD: tl.constexpr, WIDTH: tl.constexpr, IN_BLOCKS: tl.constexpr, SPAN: tl.constexpr,
+    PERIOD: tl.constexpr, DOUT_WIDTH: tl.constexpr, X_WIDTH: tl.constexpr, WIDTH: tl.constexpr,
+    DOUT_BLOCKS: tl.constexpr, X_BLOCKS: tl.constexpr, IN_BLOCKS: tl.constexpr, SPAN: tl.constexpr,
     DOUT_DENSE: tl.constexpr, X_DENSE: tl.constexpr,
 ):  # fmt: skip
     # dout, x: [M, N]; bias: [N]; dx: [M, N] contiguous; sums_of: [chunks, N], or dbias. Missing tensors are None.
     if sums_of is not None:
         _columns(
             dout, x, bias, dx, sums_of, M, N, stride_dm, stride_xm, seed, offset, threshold, scale, chunk_rows, ALL,
-            ACTIVATION, BLOCK_M, BLOCK_N, PERIOD, WIDTH, IN_BLOCKS,
+            ACTIVATION, BLOCK_M, BLOCK_N, PERIOD, DOUT_WIDTH, X_WIDTH, WIDTH, DOUT_BLOCKS, X_BLOCKS, IN_BLOCKS,
         )  # fmt: skip
     else:
         first = tl.program_id(0).to(tl.int64) * BLOCK_N
         if first + BLOCK_N <= M * N:
             _flat(
                 dout, x, bias, dx, N, stride_dm, stride_xm, seed, offset, threshold, scale, first, None, ALL,
-                ACTIVATION, BLOCK_N, SPAN, WIDTH, DOUT_DENSE, X_DENSE,
+                ACTIVATION, BLOCK_N, SPAN, DOUT_WIDTH, X_WIDTH, DOUT_DENSE, X_DENSE,
             )  # fmt: skip
         else:
             mask = first + tl.arange(0, BLOCK_N) < M * N
             _flat(
                 dout, x, bias, dx, N, stride_dm, stride_xm, seed, offset, threshold, scale, first, mask, ALL,
-                ACTIVATION, BLOCK_N, SPAN, WIDTH, DOUT_DENSE, X_DENSE,
+                ACTIVATION, BLOCK_N, SPAN, DOUT_WIDTH, X_WIDTH, DOUT_DENSE, X_DENSE,
             )  # fmt: skip
 
 
@@ -185,8 +215,17 @@ def dropout_add_backward_v05_dispatch(
     strides = [N if M == 1 else each.stride(0) for each in (dout, x) if each is not None]
     aligned = all(each for each in plans.alignment(dout, x, dx) if each is not None)
     vector = 16 // dout.element_size()
-    width = math.gcd(vector, N, *strides) if aligned else 1
-    way, partials = tiling(M, N, sm_count(dout.device), width == vector, x is not None), None
+    wide = aligned and math.gcd(vector, N, *strides) == vector
+    way, partials = tiling(M, N, sm_count(dout.device), wide, x is not None), None
+    # Rows that begin in a block of words where those of dx do are read in whole blocks. Shorter rows end more than one
+    # row before such a block does.
+    blocks = [
+        aligned and bool(sums) and way.PERIOD > 1 and stride >= WORDS.value and (stride - N) % WORDS.value == 0
+        for stride in strides
+    ]
+    widths = [
+        WORDS.value if whole else math.gcd(vector, N, stride) for whole, stride in zip(blocks, strides, strict=True)
+    ]
     if sums:
         dbias = sums[0]
         partials = dbias if way.chunks == 1 else torch.empty(way.chunks * N, dtype=torch.float32, device=dout.device)
@@ -195,7 +234,7 @@ def dropout_add_backward_v05_dispatch(
     dropout_add_backward_v05_dispatch_kernel[(programs,)](
         dout, x, bias, dx, partials, M, N, strides[0], strides[-1], seed, offset, threshold, scale, way.chunk_rows,
         ALL=drops_all, ACTIVATION=activation, BLOCK_M=way.BLOCK_M, BLOCK_N=block, PERIOD=way.PERIOD,
-        WIDTH=math.gcd(width, WORDS.value) if way.PERIOD > 1 else width,
+        DOUT_WIDTH=widths[0], X_WIDTH=widths[-1], WIDTH=math.gcd(vector, N), DOUT_BLOCKS=blocks[0], X_BLOCKS=blocks[-1],
         IN_BLOCKS=way.PERIOD > 1 or N % WORDS.value == 0, SPAN=span(N, block), DOUT_DENSE=strides[0] == N,
         X_DENSE=strides[-1] == N, num_warps=way.num_warps if sums else BLOCK // (32 * 16),
     )  # fmt: skip
