@@ -43,6 +43,7 @@ FOLD = 2048  # elements of a folded row, about
 PER_SM = 8  # programs, if a tile has several
 MOST_PARTS = 65535  # of a grid's second axis
 NUM_WARPS = 8
+REGISTERS = 80  # of a thread down columns, so that several programs overlap: each row's address would take more
 SATURATING = 3  # programs whose loads saturate an SM's share of the memory's bandwidth
 LAUNCH_BYTES = 2**17  # that an SM moves while a kernel is launched and the counts are cleared
 
@@ -157,7 +158,10 @@ def amax_backward_kernel(
         for group in tl.range(0, 1 if WRITES else groups):
             first_chunk = begin + group * BITS
             bits = tl.zeros(SHAPE, dtype=tl.uint32)
-            for chunk in tl.range(first_chunk, tl.minimum(first_chunk + BITS, end), loop_unroll_factor=2):
+            # Down columns, single elements are many addresses of one tile already.
+            for chunk in tl.range(
+                first_chunk, tl.minimum(first_chunk + BITS, end), loop_unroll_factor=2 if ALONG or VECTOR > 1 else 1
+            ):
                 where, mask = tile_of(
                     x, from_, chunk, inside, column, run, last_run, elements, sizes, strides, kept_strides[KEPT], ALONG,
                     FOLDS, NEAR, VECTOR, BLOCK_K, BLOCK_R, RUNS,
@@ -327,7 +331,8 @@ def _first(dout: Tensor, x: Tensor, out: Tensor, dx: Tensor, dims: Sequence[int]
     behind = *zip(*kept, strict=True), *tuple(zip(*reduced, strict=True))[:3], outputs, elements, period, last_run
     near = {"NEAR": farthest < 2**31, "FEW": elements < 2**30}
     blocks = {"BLOCK_K": block_k, "BLOCK_R": block_r, "RUNS": runs, "num_warps": NUM_WARPS}
-    constants = {"ALONG": along, "FOLDS": folds} | blocks | near
+    registers = {} if along else {"maxnreg": REGISTERS}
+    constants = {"ALONG": along, "FOLDS": folds} | blocks | near | registers
 
     def launch(
         parts: int, ties: Tensor | None, marks: Tensor | None, bits: int, counts: bool, writes: bool, vector: int
