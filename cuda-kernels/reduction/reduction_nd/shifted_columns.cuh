@@ -75,21 +75,25 @@ struct Shifted {
 };
 
 // Whether an output's elements are short runs, which lie side by side with those of its neighbours, in many
-// rows: then these are columns, of which each output has a run of totals.
-inline bool are_runs_columns(const Tiling& tiling) {
-  constexpr int64_t MANY_ROWS = 16;
-  const Axis &kept = tiling.kept.inner(), &run = tiling.reduced.inner();
-  return tiling.columns == 0 && !tiling.wide && tiling.kept.rank == 1 && kept.step == 1 && run.stride == 1 &&
-         run.size > 1 && kept.stride == run.size && tiling.reduced.count >= MANY_ROWS * run.size;
+// rows: then these are columns, of which each output has a run of totals. Runs of some packs that do not
+// begin with one are, too, since their first and last packs are ragged.
+template <typename T>
+bool are_runs_columns(const Tiling& tiling) {
+  constexpr int64_t MANY_ROWS = 16, MOST_PACKS = 8;
+  const Axis &kept = tiling.kept.inner(), &units = tiling.reduced.inner();
+  const bool ragged = tiling.run % Pack<T>::SIZE != 0 && tiling.run <= MOST_PACKS * Pack<T>::SIZE;
+  const bool short_runs = tiling.wide ? ragged : units.stride == 1 && tiling.run > 1;
+  return tiling.columns == 0 && short_runs && tiling.kept.rank == 1 && kept.step == 1 &&
+         kept.stride == tiling.run && tiling.reduced.count >= MANY_ROWS * units.size;
 }
 
 // The columns of such runs.
 inline Tiling columns_of_runs(const Tiling& along) {
-  const int64_t run = along.reduced.inner().size;
   Tiling tiling = along;
-  tiling.kept.set_inner({along.kept.count * run, 1, 1});
+  tiling.wide = false;
+  tiling.kept.set_inner({along.kept.count * along.run, 1, 1});
+  tiling.reduced.count /= along.reduced.inner().size;
   tiling.reduced.rank -= 1;
-  tiling.reduced.count /= run;
   tiling.column_step = 1;
   return tiling;
 }

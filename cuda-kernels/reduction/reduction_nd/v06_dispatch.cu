@@ -5,11 +5,11 @@
 //           columns as fill a block, so those of narrow rows are whole rows side by side; threads that
 //           share its rows merge by a tree. Few columns of whole packs are divided alike. If the reduced
 //           axes are several, a pack of neighbouring columns is shifted together from the two aligned
-//           words that it spans; so it is in wide rows of half precision. Runs of a few elements that lie
-//           side by side with those of other outputs are columns, too, whose totals a second launch merges.
-//           Many columns of whole packs and few rows have a thread each pack. Argmax down columns keeps
-//           numbers of rows instead of indices. Very many outputs of some thousand packs, for argmax of 32
-//           or more, have a warp each. Everything else goes to v05's kernels.
+//           words that it spans; so it is in wide rows of half precision. Runs of a few elements, or of a few
+//           ragged packs, that lie side by side with those of other outputs are columns, too, whose totals a
+//           second launch merges. Many columns of whole packs and few rows have a thread each pack. Argmax
+//           down columns keeps numbers of rows instead of indices. Very many outputs of some thousand packs,
+//           for argmax of 32 or more, have a warp each. Everything else goes to v05's kernels.
 // Why:      the bytes in flight set the rate, by Little's law: v05's four loads of one fp16 element are 8
 //           bytes a thread, where a thread of aligned columns has 64. And v05 finds the place of each load
 //           anew. Rows of one axis are a stride apart: two additions and a load are less than shifting
@@ -56,7 +56,7 @@ enum class By {
   PACK_LANES,  // packs of few columns in tiles that they fill
   SHIFTED,     // packs of columns, shifted together
   NARROW,      // single elements of columns, NARROW_LOADS<Total> at once
-  RUNS,        // short runs as columns, and their totals
+  RUNS,        // short runs, or ragged ones of some packs, as columns, and their totals
   SHORT,       // all rows of a pack of columns by one thread
   COUNTED,     // argmax by packs of columns, with numbers of rows
   WARPS,       // a warp an output of some thousand whole packs, for argmax of 32 or more
@@ -103,26 +103,38 @@ bool are_columns_short(const Tiling& tiling, int64_t sms) {
   return by_packs.kept.inner().size >= side_by_side && by_packs.kept.count >= SHORT_PACKS * sms;
 }
 
+// Neighbouring columns, in packs.
+template <typename T>
+int64_t neighbours_of(const Tiling& tiling) {
+  const Axis& inner = tiling.kept.inner();
+  return inner.stride == 1 ? inner.size / Pack<T>::SIZE : 0;
+}
+
+// Whether single elements serve columns of one reduced axis best that are no whole packs.
+template <typename T>
+bool are_elements_best(const Tiling& tiling) {
+  return sizeof(T) >= 4 || neighbours_of<T>(tiling) < MANY_PACKS;
+}
+
 template <typename T, typename Total>
 By route_of(const Tiling& tiling, int64_t sms) {
-  const bool runs = !HAS_PLACES<Total> && are_runs_columns(tiling);
+  const bool runs = !HAS_PLACES<Total> && are_runs_columns<T>(tiling);
   if (runs && tiling.kept.count * tiling.run >= Pack<T>::SIZE) return By::RUNS;
   if (tiling.columns == 0) {
     return are_rows_by_warp<T, Total>(tiling, sms) ? By::WARPS : By::V05;
   }
   if (are_columns_short<T, Total>(tiling, sms)) return By::SHORT;
   const bool few = tiling.wide && tiling.kept.count < FEW_PACKS;
-  const Axis& inner = tiling.kept.inner();
-  const int64_t neighbours = inner.stride == 1 ? inner.size / Pack<T>::SIZE : 0;
   if (HAS_PLACES<Total>) {
     if (are_rows_counted(tiling)) return tiling.wide && !few ? By::COUNTED : By::LANES;
   } else if (tiling.reduced.rank == 1) {
     if (few) return By::PACK_LANES;
-    if (!tiling.wide && (sizeof(T) >= 4 || neighbours < MANY_PACKS)) return By::LANES;
+    if (!tiling.wide && are_elements_best<T>(tiling)) return By::LANES;
   }
   if (tiling.wide) return By::V05;
   for (const Route& route : ROUTES) {
-    if (neighbours >= route.neighbours && tiling.units() >= route.loads * tiling.sharing()) return route.by;
+    const bool many = neighbours_of<T>(tiling) >= route.neighbours;
+    if (many && tiling.units() >= route.loads * tiling.sharing()) return route.by;
   }
   return By::V05;
 }
@@ -264,7 +276,7 @@ void launch_runs(const ReductionNdArgs& args, const Tiling& along, int64_t sms, 
   if constexpr (!HAS_PLACES<Total>) {
     const Tiling columns = columns_of_runs(along);
     auto* totals = static_cast<float*>(args.memory->workspace(columns.kept.count * sizeof(float)));
-    if (columns.reduced.rank == 1) {
+    if (columns.reduced.rank == 1 && are_elements_best<T>(columns)) {
       launch_lanes<T, Total, Access::ELEMENTS, float>(args, columns, sms, totals, 1.0f);
     } else {
       launch_shifted<T, Total, float>(args, columns, sms, totals, 1.0f);

@@ -90,6 +90,8 @@ TEST_CASES = (
             ((40, 41, 3), "02", {}),  # short runs, which are columns, too
             ((3, 41, 2, 40), "023", {"x": "permuted"}),
             ((700, 3, 11), "02", {"offset": "1"}),
+            ((39, 50, 61), "02", {"x": "permuted"}),  # runs of ragged packs, which are columns: few, and many
+            ((39, 211, 37), "02", {"x": "permuted"}),
             ((9, 40, 24), "1", {}),
             ((9, 41, 28), "1", {}),
             ((7, 2_052), "1", {"x": "pitched"}),
