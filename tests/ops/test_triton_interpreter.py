@@ -146,6 +146,12 @@ def test_cooperative_rows_are_right_in_every_configuration(op: str, step: str, d
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize(("op", "step"), ROUTED_NORMS[2:])
+def test_gradients_of_shared_rows_are_right_where_skews_differ(op: str, step: str, dtype: str) -> None:
+    interpret("judge_shared", op, step, dtype)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("forced", ["split", "turns"])
 @pytest.mark.parametrize(("op", "step"), ROUTED_NORMS)
 def test_routes_that_small_cases_do_not_take_are_right(op: str, step: str, forced: str, dtype: str) -> None:
@@ -255,6 +261,49 @@ def judge_route(op_name: str, step_name: str, forced: str, dtype: str) -> None:
         setattr(routing, name, value)
     # A split row has programs of its own, but of a gradient the sums of columns take many rows.
     judge(op_name, step_name, dtype, apart=forced == "split" and not op_name.endswith("_backward"))
+
+
+def judge_shared(op_name: str, step_name: str, dtype: str) -> None:
+    """Rows that programs share, in two runs: these run one after the other, and the first run leaves the numbers."""
+    import triton.language as tl
+
+    from kernel_twins.harness.check import Problem, generator
+
+    routing = importlib.import_module("kernel_twins._triton.norm.routing")
+    kernels = importlib.import_module("kernel_twins._triton.norm.layer_norm_backward.cooperative_rows")
+    known: dict[tuple[int, int], tuple[Any, Any]] = {}
+
+    def program() -> int:
+        return int(tl.program_id(0).handle.data.item())
+
+    def publish(product_sum: Any, gradient_sum: Any, _words: Any, _part: Any, turn: Any, _parts: Any) -> None:
+        known[program(), int(turn)] = product_sum, gradient_sum
+
+    def wait(_words: Any, turn: Any, parts: Any, _slots: Any) -> tuple[Any, Any]:
+        first, nothing = program() // int(parts) * int(parts), tl.zeros((1, 1), tl.float32)
+        numbers = [known.get((each, int(turn)), (nothing, nothing)) for each in range(first, first + int(parts))]
+        return sum((number for number, _ in numbers), nothing), sum((number for _, number in numbers), nothing)
+
+    changed = {"_publish": publish, "_await": wait, "_leave": lambda *_: None}
+    for name, value in changed.items():
+        setattr(kernels, name, value)
+    setattr(routing, "_shares", lambda *_: True)  # noqa: B010
+    setattr(routing.backward_tiles, "sharing", lambda *_: 24)  # noqa: B010
+    op, call = ops.get(op_name), load(op_name, step_name, "triton")
+    wrong = []
+    for columns, layout in (
+        (2_312, {"x": "pitched"}),
+        (2_312, {"dout": "pitched", "residual": "yes"}),
+        (2_307, {"dout": "pitched", "x": "pitched"}),
+    ):
+        case = Case.of(9, columns, dtype=dtype, **layout)
+        problem = Problem(op, case, op.inputs(case, generator(case, "cpu")))
+        known.clear()
+        problem.run(call)
+        assert known, f"{case.slug} is not shared"
+        verdict = problem.run(call)
+        wrong += [] if verdict.ok else [f"{case.slug}: {verdict.reason}"]
+    assert not wrong, "\n".join(wrong)
 
 
 def judge_cooperative(op_name: str, step_name: str, dtype: str) -> None:

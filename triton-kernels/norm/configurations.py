@@ -65,11 +65,11 @@ TABLE: dict[tuple[str, int], tuple[tuple[float, Config, Config], ...]] = {
 }
 
 
-def cooperative(op: str, N: int, itemsize: int) -> dict[str, Any]:
-    """The configuration of rows of N elements."""
+def cooperative(op: str, N: int, itemsize: int, has_ends: bool = False) -> dict[str, Any]:
+    """The configuration of rows of N elements; ``has_ends``: of rows that have ends although N is whole packs."""
     row = N * itemsize
     whole, ragged = next((even, odd) for longest, even, odd in TABLE[op, itemsize] if row <= longest)
-    size, per_sm, stages, warps = ragged if row % VECTOR_BYTES else whole
+    size, per_sm, stages, warps = ragged if has_ends or row % VECTOR_BYTES else whole
     # Registers are rationed for PER_SM programs.
     registers = min(REGISTERS // (per_sm * warps * LANES) // 8 * 8, MOST_REGISTERS)
     return {"TILE_BYTES": size, "PER_SM": per_sm, "STAGES": stages, "num_warps": warps, "maxnreg": registers}

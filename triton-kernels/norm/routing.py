@@ -341,29 +341,32 @@ def forward(
     return split(M, N, itemsize, vector, MOST_PARTS, sm_count(device))
 
 
-def backward(op: str, dout: Tensor, has_weight: bool, has_dadded: bool, vector: int, wide: bool) -> Route | Summed:
+def backward(
+    op: str, dout: Tensor, has_weight: bool, has_dadded: bool, vector: int, wide: bool, shifted: int
+) -> Route | Summed:
     """The route of the rows of dout, which accesses of ``vector`` elements take.
 
     ``wide``: each row has the same skew in all matrices, and may be taken by accesses of 16 bytes but for its ends.
+    ``shifted``: the matrices with rows of other skews than dx's, if these may be taken so.
     """
     (M, N), itemsize, device = dout.shape, dout.element_size(), dout.device
     if not has_weight:  # no column sums, for which programs would stay
         in_lanes = held(M, N, vector, 2, MOST_WARPS, sm_count(device))
         if in_lanes is not None:
             return in_lanes
-    config = cooperative(op, N, itemsize)
+    config = cooperative(op, N, itemsize, shifted > 0)
     if has_weight and wide and N * itemsize >= VECTOR_BYTES * LANES:
-        tiles = backward_tiles.divided(N, itemsize, True, config, device)
+        tiles = backward_tiles.divided(N, itemsize, True, 0, config, device)
         staying = summed(N, itemsize, 1 if op == "rms_norm_backward" else 2, device)
         whole = tiles["VECTOR"] > 1  # with accesses of 16 bytes
         if staying is not None and (not whole or staying.slots(N) < tiles["PARTS"] * tiles["BLOCK_N"]):
             return staying
     moved = Moved(4, 6, 2) if has_dadded else Moved(3, 5, 2)
     has_ends = wide and N * itemsize % VECTOR_BYTES > 0
-    period = VECTOR_BYTES // itemsize if has_ends else 1
+    period = backward_tiles.period_of(N, VECTOR_BYTES // itemsize) if has_ends or shifted else 1
     # Where rows have ends, the compiler loads none ahead unless there is a weight.
     ahead = has_weight or not has_ends or N * itemsize <= config["TILE_BYTES"]
-    if ahead and _shares(M, N * itemsize, config, backward_tiles.sharing(config, device), period, moved):
+    if ahead and _shares(M, N * itemsize, config, backward_tiles.sharing(config, shifted, device), period, moved):
         return config
     return split(M, N, itemsize, vector, MOST_PARTS_BACKWARD, sm_count(device))
 

@@ -22,17 +22,17 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 def route(
     op: str, m: int, n: int, dtype: str = "bf16", *, vector: int | None = None, written: int | None = None,
-    given: bool = True, wide: bool = True,
+    given: bool = True, wide: bool = True, shifted: int = 0,
 ) -> Any:  # fmt: skip
     """Of contiguous rows, or of rows that accesses of ``vector`` elements take, and results such of ``written``.
 
-    ``given``: a weight.
+    ``given``: a weight; ``shifted``: in a gradient, the matrices whose rows have other skews than dx's.
     """
     x = torch.empty(m, n, dtype=DTYPES[dtype], device="meta")
     if vector is None:
         vector = routing.vector_of(n, [n], x.element_size(), [])
     if op.endswith("_backward"):
-        return routing.backward(op, x, given, False, vector, wide)
+        return routing.backward(op, x, given, False, vector, wide, shifted)
     return routing.forward(op, x, False, vector, vector if written is None else written, wide)
 
 
@@ -113,7 +113,7 @@ def test_short_misaligned_rows_are_held_by_programs_that_sum_columns(op: str) ->
     for n in (387, 515, 1_027, 1_030):
         assert isinstance(route(op, 100_000, n), routing.Summed)
         x = torch.empty(100_000, n, dtype=torch.bfloat16, device="meta")
-        assert isinstance(routing.backward(op, x, True, False, 1, wide=False), dict)  # skews differ
+        assert isinstance(routing.backward(op, x, True, False, 1, wide=False, shifted=2), dict)  # skews differ
 
 
 @pytest.mark.parametrize("sums", [1, 2])
@@ -143,6 +143,30 @@ def test_misaligned_rows_share_a_launch_only_where_they_travel_ahead(op: str) ->
     assert isinstance(route(op, 12_349, 71_757, given=False), routing.Split)
     assert isinstance(route(op, 12_349, 71_760, given=False), dict)
     assert isinstance(route(op, 5_341, 50_257), dict)
+
+
+@pytest.mark.parametrize("op", ["layer_norm_backward", "rms_norm_backward"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_longer_rows_whose_skews_differ_are_taken_by_packs(op: str, dtype: str) -> None:
+    itemsize, tiles = ITEMSIZE[dtype], routing.backward_tiles
+    vector, device = 16 // itemsize, torch.device("meta")
+    assert isinstance(route(op, 20_000, 8_640, dtype, vector=1, wide=False, shifted=2), dict)
+    for m, n, shifted in itertools.product((1, 20_000), (4_096, 4_288, 5_003, 5_378, 8_640), range(1, 8)):
+        config = routing.cooperative(op, n, itemsize, True)
+        divided = tiles.divided(n, itemsize, False, shifted, config, device)
+        assert divided["EDGES"] and divided["VECTOR"] == vector and not divided["EVEN"]
+        assert divided["PARTS"] * divided["BLOCK_N"] >= n // vector * vector
+        groups = tiles.grid_of(m, n, shifted, config | divided, device)[0] // divided["PARTS"]
+        assert groups >= m or groups * n % vector == 0
+        assert groups * divided["PARTS"] <= tiles.sharing(config, shifted, device)
+
+
+def test_shifted_matrices_have_rows_of_other_skews_than_the_result() -> None:
+    shifted = routing.backward_tiles.shifted_matrices
+    assert shifted(1_027, (1_027, 1_027, None), 2) == 0
+    assert shifted(1_027, (1_035, 1_030, None), 2) == 2
+    assert shifted(1_024, (0, 1_024, 1_027), 2) == 4
+    assert shifted(1_027, (0, 1_031, 1_028), 4) == 5
 
 
 @pytest.mark.parametrize(("matrices", "most_warps"), [(1, 1), (2, 8)])

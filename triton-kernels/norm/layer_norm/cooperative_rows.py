@@ -17,6 +17,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from kernel_twins._triton.norm.shifted_packs import WORDS, shift_packs
+
 # Waits until bit 31 of the word at an address is as given, and returns the word; 0 for address 0.
 AWAIT = tl.constexpr("""{
     .reg .pred %done;
@@ -123,29 +125,12 @@ def _masks(limit, CHUNKS: tl.constexpr, BLOCK_N: tl.constexpr, VECTOR: tl.conste
 
 @triton.jit
 def _from_two(vector, start, limit, FULL: tl.constexpr, VECTOR: tl.constexpr, BLOCK_N: tl.constexpr):
-    # Realigns [BLOCK_N] elements, and returns them in fp32. The first may have any skew, so each pack of ours lies in
-    # two of memory's. Both are loaded, 4 words each, and shifted by two words, by one, and by half a word.
-    PER_WORD: tl.constexpr = VECTOR // 4
-    SHAPE: tl.constexpr = (BLOCK_N // VECTOR, 2, 2)
+    # Realigns [BLOCK_N] elements, and returns them in fp32. The first may have any skew.
+    PER_WORD: tl.constexpr = VECTOR // WORDS
     index = tl.arange(0, BLOCK_N // VECTOR)[:, None]
-    words = vector.to(tl.pointer_type(tl.uint32)) + (start // VECTOR + index) * 4 + tl.arange(0, 4)[None, :]
-    w02, w13 = tl.split(_load(words, index < limit, FULL, "evict_last").reshape(SHAPE))
-    w46, w57 = tl.split(_load(words + 4, index < limit, FULL, "evict_last").reshape(SHAPE))
-    w0, w2 = tl.split(w02)
-    w1, w3 = tl.split(w13)
-    w4, w6 = tl.split(w46)
-    w5, w7 = tl.split(w57)
-    two = start % VECTOR // PER_WORD >= 2
-    w0, w1, w2 = tl.where(two, w2, w0), tl.where(two, w3, w1), tl.where(two, w4, w2)
-    w3, w4, w5 = tl.where(two, w5, w3), tl.where(two, w6, w4), tl.where(two, w7, w5)
-    one = start % VECTOR // PER_WORD % 2 == 1
-    w0, w1, w2 = tl.where(one, w1, w0), tl.where(one, w2, w1), tl.where(one, w3, w2)
-    w3, w4 = tl.where(one, w4, w3), tl.where(one, w5, w4)
-    if PER_WORD == 2:
-        half = start % 2 == 1
-        w0, w1 = tl.where(half, w0 >> 16 | w1 << 16, w0), tl.where(half, w1 >> 16 | w2 << 16, w1)
-        w2, w3 = tl.where(half, w2 >> 16 | w3 << 16, w2), tl.where(half, w3 >> 16 | w4 << 16, w3)
-    values = tl.join(tl.join(w0, w2), tl.join(w1, w3))
+    words = vector.to(tl.pointer_type(tl.uint32)) + (start // VECTOR + index) * WORDS + tl.arange(0, WORDS)[None, :]
+    first = _load(words, index < limit, FULL, "evict_last")
+    values = shift_packs(first, _load(words + WORDS, index < limit, FULL, "evict_last"), start % VECTOR, PER_WORD)
     if PER_WORD == 2:
         values = tl.join(values.to(tl.uint16), (values >> 16).to(tl.uint16))
     return values.reshape((BLOCK_N,)).to(vector.dtype.element_ty, bitcast=True).to(tl.float32)

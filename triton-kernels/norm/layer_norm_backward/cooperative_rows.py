@@ -6,7 +6,8 @@ so one may wait for another's numbers. The exchange through L2 takes about as lo
 hidden behind one. Shorter rows lie side by side in a tile.
 
 Where N is no multiple of a pack, a group of programs takes rows of the same skew (EDGES), so that a thread has the same
-columns of all of them: packs, and single elements at both ends.
+columns of all of them: packs, and single elements at both ends. Skews and packs are dx's. A matrix whose rows have
+others than dx's is SHIFTED: its packs are shifted in registers.
 
 Source: a value and its flag in one word that others wait for: Merrill and Garland, "Single-pass Parallel Prefix Scan
 with Decoupled Look-back" (NVIDIA technical report NVR-2016-002).
@@ -19,6 +20,7 @@ import triton.language as tl
 
 from kernel_twins._triton.norm.layer_norm_backward.cooperative_tiles import TURNS
 from kernel_twins._triton.norm.layer_norm_backward.v02_persistent import row_sums
+from kernel_twins._triton.norm.shifted_packs import WORDS, shift_packs
 
 # Waits until the lowest bit of the word at an address is as given, and returns the word; 0 for address 0.
 AWAIT = tl.constexpr("""{
@@ -75,12 +77,23 @@ def _rounded_up(start, VECTOR: tl.constexpr):
 
 
 @triton.jit
-def _words(matrix, start, word, mask, PAIR: tl.constexpr):
-    # A row's words as they lie in memory; with PAIR = 2, two elements of 16 bits in a word of 32. Carried from one row
-    # to the next, an element of its own would take a register.
-    if PAIR > 1:
-        matrix = matrix.to(tl.pointer_type(tl.uint32))
-    return tl.load(matrix + start // PAIR + word, mask=mask, other=0)
+def _words(
+    matrix, start, head, first, word, mask, VECTOR: tl.constexpr, PAIR: tl.constexpr, SHIFTED: tl.constexpr
+):  # fmt: skip
+    # A row's words behind its head and `first` columns, as they lie in memory; with PAIR = 2, two elements of 16 bits
+    # in a word of 32. Carried from one row to the next, an element of its own would take a register.
+    if SHIFTED:
+        start += head + first
+        pointers = matrix.to(tl.pointer_type(tl.uint32)) + start // VECTOR * WORDS + word
+        packs, behind = tl.load(pointers, mask=mask, other=0), tl.load(pointers + WORDS, mask=mask, other=0)
+        words = shift_packs(packs, behind, (start % VECTOR).to(tl.int32), PAIR).reshape(packs.shape)
+        if PAIR == 1:
+            words = words.to(matrix.dtype.element_ty, bitcast=True)
+    else:
+        if PAIR > 1:
+            matrix = matrix.to(tl.pointer_type(tl.uint32))
+        words = tl.load(matrix + (first + _rounded_up(start, VECTOR)) // PAIR + word, mask=mask, other=0)
+    return words
 
 
 @triton.jit
@@ -98,8 +111,8 @@ def _values(words, dtype: tl.constexpr, PAIR: tl.constexpr):
 
 
 @triton.jit
-def _edges(matrix, start, col, mask, VECTOR: tl.constexpr):
-    return tl.load(matrix + _rounded_up(start, VECTOR) + col, mask=mask, other=0.0).to(tl.float32)
+def _edges(row, col, mask):
+    return tl.load(row + col, mask=mask, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -141,7 +154,7 @@ def _leave(counters, words, group, PARTS: tl.constexpr, SLOTS: tl.constexpr):
 def _shared_rows(
     dout, x, mean, rstd, weight, dadded, dx, partials, counters, M, N, stride_dm, stride_xm, stride_am,
     STAGES: tl.constexpr, BLOCK_N: tl.constexpr, PARTS: tl.constexpr, SLOTS: tl.constexpr, VECTOR: tl.constexpr,
-    EDGES: tl.constexpr, EVEN: tl.constexpr,
+    EDGES: tl.constexpr, EVEN: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
     CENTERED: tl.constexpr = mean is not None
     dtype: tl.constexpr = x.dtype.element_ty
@@ -150,10 +163,14 @@ def _shared_rows(
     part, group = tl.program_id(0) % PARTS, (tl.program_id(0) // PARTS).to(tl.int64)
     groups = (tl.num_programs(0) // PARTS).to(tl.int64)
     words = counters.to(tl.pointer_type(tl.int64)) + group * (TURNS * PARTS)
-    # Columns count from the row's first whole pack, before which it has `head` elements. All rows of the group have the
-    # same skew. Every part has `share` packs, but for the last.
+    # Packs count from the first whole one of dx's row, before which it has `head` elements. All rows of the group have
+    # the same skew there. Every part has `share` packs, but for the last. The last whole pack of a row belongs to the
+    # edge if any are SHIFTED, so that none are read behind a matrix.
+    DOUT: tl.constexpr = SHIFTED % 2 > 0
+    X: tl.constexpr = SHIFTED // 2 % 2 > 0
+    DADDED: tl.constexpr = SHIFTED // 4 > 0
     head = ((VECTOR - group * N % VECTOR) % VECTOR).to(tl.int32) if EDGES else 0
-    share, vectors = tl.cdiv(N // VECTOR, PARTS), (N - head) // VECTOR
+    share, vectors = tl.cdiv(N // VECTOR, PARTS), (N - head) // VECTOR - (1 if SHIFTED else 0)
     mine, first = tl.minimum(share, vectors - part * share), part * (share * VECTOR)
     place, word = tl.arange(0, BLOCK_N)[None, :], tl.arange(0, BLOCK_N // PAIR)[None, :]
     # One comparison a vector, so that it is loaded as one.
@@ -161,16 +178,16 @@ def _shared_rows(
     weights = None if weight is None else tl.load(weight + (head + first) + place, mask=held, other=0.0).to(tl.float32)
     dweight, dbias = tl.zeros((1, BLOCK_N), dtype=tl.float32), tl.zeros((1, BLOCK_N), dtype=tl.float32)
     if EDGES:
-        # The first part has the edges, too: VECTOR places before the first vector, and VECTOR behind the last one. They
-        # are too narrow for an asynchronous copy, so registers load them a row ahead.
-        edge = tl.arange(0, 2 * VECTOR)[None, :]
-        edge_col = tl.where(edge < VECTOR, edge - head, vectors * VECTOR + edge - VECTOR)
-        edge_held = (edge_col < tl.where(edge < VECTOR, 0, N - head)) & (part == 0)
-        at_edges = None if weight is None else weight + head + edge_col
-        edge_weights = None if weight is None else tl.load(at_edges, mask=edge_held, other=0.0).to(tl.float32)
-        edge_dout = _edges(dout, group * stride_dm, edge_col, edge_held & (group < M), VECTOR)
-        edge_x = _edges(x, group * stride_xm, edge_col, edge_held & (group < M), VECTOR)
-        nothing = tl.zeros((1, 2 * VECTOR), dtype=tl.float32)
+        # The first part has the edges, too: VECTOR places before the first vector, and the others behind the last one.
+        # They are too narrow for an asynchronous copy, so registers load them a row ahead.
+        PLACES: tl.constexpr = (4 if SHIFTED else 2) * VECTOR
+        edge = tl.arange(0, PLACES)[None, :]
+        edge_col = tl.where(edge < VECTOR, edge, head + vectors * VECTOR + edge - VECTOR)
+        edge_held = (edge_col < tl.where(edge < VECTOR, head, N)) & (part == 0)
+        edge_weights = None if weight is None else _edges(weight, edge_col, edge_held)
+        edge_dout = _edges(dout + group * stride_dm, edge_col, edge_held & (group < M))
+        edge_x = _edges(x + group * stride_xm, edge_col, edge_held & (group < M))
+        nothing = tl.zeros((1, PLACES), dtype=tl.float32)
         edge_dweight, edge_dbias, edge_before, edge_xhat_before = nothing, nothing, nothing, nothing
 
     # The row before, which is written when the sums of all parts have arrived. The first row has none before it.
@@ -182,8 +199,8 @@ def _shared_rows(
         # Offsets have 64 bits. A row of zeros follows the last row, which is written in that turn.
         inside = row < M
         mask = inside if EVEN else held_words & inside
-        dout_words = _words(dout, first + _rounded_up(row * stride_dm, VECTOR), word, mask, PAIR)
-        x_words = _words(x, first + _rounded_up(row * stride_xm, VECTOR), word, mask, PAIR)
+        dout_words = _words(dout, row * stride_dm, head, first, word, mask, VECTOR, PAIR, DOUT)
+        x_words = _words(x, row * stride_xm, head, first, word, mask, VECTOR, PAIR, X)
         one = row + tl.zeros((1, 1), dtype=tl.int64)  # a tensor, so that its loads travel ahead, too
         row_mean = tl.load(mean + one, mask=inside, other=0.0) if CENTERED else 0.0
         row_rstd = tl.load(rstd + one, mask=inside, other=0.0)
@@ -200,8 +217,8 @@ def _shared_rows(
             if CENTERED:
                 gradient_sum += tl.sum(edge_gradient)
             ahead = row + groups
-            edge_dout = _edges(dout, ahead * stride_dm, edge_col, edge_held & (ahead < M), VECTOR)
-            edge_x = _edges(x, ahead * stride_xm, edge_col, edge_held & (ahead < M), VECTOR)
+            edge_dout = _edges(dout + ahead * stride_dm, edge_col, edge_held & (ahead < M))
+            edge_x = _edges(x + ahead * stride_xm, edge_col, edge_held & (ahead < M))
         _publish(product_sum, gradient_sum, words, part, turn, PARTS)
 
         product_sum, gradient_sum = _await(words, turn - 1, PARTS, SLOTS)
@@ -214,23 +231,24 @@ def _shared_rows(
         before = row - groups
         mask = before >= 0 if EVEN else held & (before >= 0)
         if dadded is not None:
-            more = dadded + (first + _rounded_up(before * stride_am, VECTOR)) + place
-            result += tl.load(more, mask=mask, other=0.0).to(tl.float32)
+            inside = before >= 0 if EVEN else held_words & (before >= 0)
+            added = _words(dadded, before * stride_am, head, first, word, inside, VECTOR, PAIR, DADDED)
+            result += _values(added, dtype, PAIR)
         tl.store(dx + (first + _rounded_up(before * N, VECTOR)) + place, result.to(dtype), mask=mask)
         if EDGES:
             mask = edge_held & (before >= 0)
             result = rstd_before * (edge_before - gradient_mean - edge_xhat_before * product_mean)
             if dadded is not None:
-                result += _edges(dadded, before * stride_am, edge_col, mask, VECTOR)
-            tl.store(dx + _rounded_up(before * N, VECTOR) + edge_col, result.to(dtype), mask=mask)
+                result += _edges(dadded + before * stride_am, edge_col, mask)
+            tl.store(dx + before * N + edge_col, result.to(dtype), mask=mask)
             edge_before, edge_xhat_before = edge_gradient, edge_xhat
         dout_before, x_before, rstd_before = dout_words, x_words, row_rstd
         mean_before = row_mean if CENTERED else mean_before
         turn += 1
 
     if weight is not None:
-        partials += group * N + head
-        _store_sums(partials + first + place, dweight, dbias, groups * N, held, CENTERED)
+        partials += group * N
+        _store_sums(partials + (head + first) + place, dweight, dbias, groups * N, held, CENTERED)
         if EDGES:
             _store_sums(partials + edge_col, edge_dweight, edge_dbias, groups * N, edge_held, CENTERED)
     _leave(counters, words, group, PARTS, SLOTS)
@@ -275,15 +293,15 @@ def _whole_rows(
 def backward_rows(
     dout, x, mean, rstd, weight, dadded, dx, partials, counters, M, N, stride_dm, stride_xm, stride_am,
     STAGES: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, PARTS: tl.constexpr, SLOTS: tl.constexpr,
-    VECTOR: tl.constexpr, EDGES: tl.constexpr, EVEN: tl.constexpr,
+    VECTOR: tl.constexpr, EDGES: tl.constexpr, EVEN: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
     # dout, x, dadded: [M, N]; mean, rstd: [M]; weight: [N]; dx: [M, N] contiguous; partials: [1 or 2, groups, N], of
     # dweight and, if there is a mean, of dbias; counters: words [groups, TURNS, PARTS], of 64 bits, then tickets
-    # [groups], all 0. Missing tensors are None.
+    # [groups], all 0. Missing tensors are None. SHIFTED: see shifted_matrices.
     if PARTS > 1:
         _shared_rows(
             dout, x, mean, rstd, weight, dadded, dx, partials, counters, M, N, stride_dm, stride_xm, stride_am,
-            STAGES, BLOCK_N, PARTS, SLOTS, VECTOR, EDGES, EVEN,
+            STAGES, BLOCK_N, PARTS, SLOTS, VECTOR, EDGES, EVEN, SHIFTED if EDGES else 0,
         )  # fmt: skip
     else:
         _whole_rows(

@@ -1,11 +1,12 @@
 """layer_norm_backward v07_dispatch: a kernel for rows of every length.
 
 Change:   a routing table chooses among four kernels by the number, length and alignment of rows. The programs of a
-          cooperative launch share rows that are longer than a tile, and exchange their sums through L2. Rows that leave
-          a part of a tile idle, and short misaligned rows, are held in chunks of a few warps' registers, and so are the
-          sums of their columns. Without a weight there are no sums, and programs take rows of their own. Rows that no
-          cooperative launch holds, and few long rows, are split by two launches: the first one leaves the two sums of
-          every part, the second one merges these, writes dx, and adds up its columns.
+          cooperative launch share rows that are longer than a tile, and exchange their sums through L2. Of matrices
+          whose rows have other skews than dx's they shift packs in registers. Rows that leave a part of a tile idle,
+          and short misaligned rows, are held in chunks of a few warps' registers, and so are the sums of their columns.
+          Without a weight there are no sums, and programs take rows of their own. Rows that no cooperative launch
+          holds, and few long rows, are split by two launches: the first one leaves the two sums of every part, the
+          second one merges these, writes dx, and adds up its columns.
 Why:      v03 reads long rows twice, has a tile of a power of 2, and loads short misaligned rows one element at a time.
           The registers of the whole GPU hold rows, and the sums of their columns, that those of an SM do not. The
           second launch reads rows again, but on all SMs, and its program has the same columns of every row.
@@ -36,7 +37,13 @@ from kernel_twins._triton.lib.workspace import counter
 from kernel_twins._triton.norm import routing
 from kernel_twins._triton.norm.layer_norm_backward.column_sums import SUM_WARPS, norm_backward_sum_kernel, summing
 from kernel_twins._triton.norm.layer_norm_backward.cooperative_rows import backward_rows
-from kernel_twins._triton.norm.layer_norm_backward.cooperative_tiles import DIVIDED, VECTOR_BYTES, divided, grid_of
+from kernel_twins._triton.norm.layer_norm_backward.cooperative_tiles import (
+    DIVIDED,
+    VECTOR_BYTES,
+    divided,
+    grid_of,
+    shifted_matrices,
+)
 from kernel_twins._triton.norm.layer_norm_backward.held_rows import norm_backward_held_rows
 from kernel_twins._triton.norm.layer_norm_backward.split_rows import norm_backward_split_rows
 from kernel_twins._triton.norm.layer_norm_backward.summed_rows import norm_backward_summed_rows
@@ -48,13 +55,13 @@ Inputs = tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None, Tensor | No
 @triton.jit
 def layer_norm_backward_v07_dispatch_kernel(
     dout, x, mean, rstd, weight, dadded, dx, partials, counters, M, N, stride_dm, stride_xm, stride_am,
-    WIDE: tl.constexpr, TILE_BYTES: tl.constexpr, PER_SM: tl.constexpr, STAGES: tl.constexpr,
+    WIDE: tl.constexpr, SHIFTED: tl.constexpr, TILE_BYTES: tl.constexpr, PER_SM: tl.constexpr, STAGES: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, PARTS: tl.constexpr, SLOTS: tl.constexpr,
     VECTOR: tl.constexpr, EDGES: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     backward_rows(
         dout, x, mean, rstd, weight, dadded, dx, partials, counters, M, N, stride_dm, stride_xm, stride_am,
-        STAGES, ROWS, BLOCK_N, PARTS, SLOTS, VECTOR, EDGES, EVEN,
+        STAGES, ROWS, BLOCK_N, PARTS, SLOTS, VECTOR, EDGES, EVEN, SHIFTED,
     )  # fmt: skip
 
 
@@ -110,9 +117,10 @@ def _first_time(kernel: Any, op: str, tensors: tuple[Tensor | None, ...]) -> Cal
     matrices = dout, x, dadded, dx
     vector = routing.vector_of(N, strides, itemsize, (*matrices, weight, *sums))
     # Rows whose skews are alike need no common multiple: their ends are taken one by one.
-    apart = [stride - N for stride, each in zip(strides, (dout, x, dadded), strict=True) if each is not None]
-    wide = routing.vector_of(0, apart, itemsize, matrices) * itemsize == VECTOR_BYTES
-    route = routing.backward(op, dout, weight is not None, dadded is not None, vector, wide)
+    aligned = routing.vector_of(0, (), itemsize, matrices) * itemsize == VECTOR_BYTES
+    apart = shifted_matrices(N, strides if dadded is not None else strides[:2], itemsize)
+    wide, shifted = aligned and not apart, apart if aligned else 0
+    route = routing.backward(op, dout, weight is not None, dadded is not None, vector, wide, shifted)
     if isinstance(route, routing.Held):
         plan = norm_backward_held_rows(route, (dout, x, mean, rstd, dadded, dx), (M, N, *strides), vector)
         return None if plan is None else lambda *tensors: plan(*tensors[:4], *tensors[5:7])
@@ -120,18 +128,19 @@ def _first_time(kernel: Any, op: str, tensors: tuple[Tensor | None, ...]) -> Cal
         return norm_backward_summed_rows(route, tensors, (M, N, *strides))
     if isinstance(route, routing.Split):
         return norm_backward_split_rows(route, tensors, (M, N, *strides), vector)
-    return _cooperative(kernel, route, tensors, strides, wide)
+    return _cooperative(kernel, {"WIDE": wide, "SHIFTED": shifted, **route}, tensors, strides)
 
 
 def _cooperative(
-    kernel: Any, config: dict[str, Any], tensors: tuple[Tensor | None, ...], strides: tuple[int, ...], wide: bool
+    kernel: Any, config: dict[str, Any], tensors: tuple[Tensor | None, ...], strides: tuple[int, ...]
 ) -> Callable[..., None] | None:
     """Run the cooperative kernel and the sum of its partial sums; see _first_time."""
     dout, *_, dweight, dbias = tensors
     assert dout is not None
     (M, N), device, sums = dout.shape, dout.device, (dweight is not None) + (dbias is not None)
-    tiles = divided(N, dout.element_size(), wide, config, device)
-    grid, shares = grid_of(M, config | tiles, device), tiles["PARTS"] > 1
+    shifted = config["SHIFTED"]
+    tiles = divided(N, dout.element_size(), config["WIDE"], shifted, config, device)
+    grid, shares = grid_of(M, N, shifted, config | tiles, device), tiles["PARTS"] > 1
     groups = grid[0] // tiles["PARTS"]
 
     def workspace() -> tuple[Tensor | None, Tensor | None]:
@@ -140,7 +149,7 @@ def _cooperative(
 
     partials, counters = workspace()
     behind = M, N, *strides
-    first = plans.launch(kernel, grid, (*tensors[:7], partials, counters), behind, {"WIDE": wide, **config})
+    first = plans.launch(kernel, grid, (*tensors[:7], partials, counters), behind, config)
     second = None
     if partials is not None:
         sum_grid, sum_behind = summing(sums, groups, N, sm_count(device))

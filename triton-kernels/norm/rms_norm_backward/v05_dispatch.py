@@ -24,14 +24,14 @@ from kernel_twins._triton.norm.layer_norm_backward.v07_dispatch import launch
 @triton.jit
 def rms_norm_backward_v05_dispatch_kernel(
     dout, x, mean, rstd, weight, dadded, dx, partials, counters, M, N, stride_dm, stride_xm, stride_am,
-    WIDE: tl.constexpr, TILE_BYTES: tl.constexpr, PER_SM: tl.constexpr, STAGES: tl.constexpr,
+    WIDE: tl.constexpr, SHIFTED: tl.constexpr, TILE_BYTES: tl.constexpr, PER_SM: tl.constexpr, STAGES: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, PARTS: tl.constexpr, SLOTS: tl.constexpr,
     VECTOR: tl.constexpr, EDGES: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     # As layer_norm_backward's v07, but mean is None, and partials are [1, groups, N], of dweight alone.
     backward_rows(
         dout, x, mean, rstd, weight, dadded, dx, partials, counters, M, N, stride_dm, stride_xm, stride_am,
-        STAGES, ROWS, BLOCK_N, PARTS, SLOTS, VECTOR, EDGES, EVEN,
+        STAGES, ROWS, BLOCK_N, PARTS, SLOTS, VECTOR, EDGES, EVEN, SHIFTED,
     )  # fmt: skip
 
 
