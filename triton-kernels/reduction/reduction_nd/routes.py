@@ -19,7 +19,9 @@ from kernel_twins._triton.reduction.reduction_nd.whole_columns import reduction_
 PACK = 16  # bytes
 SEEN = 16  # elements of which all sizes and distances must be multiples for the compiler to see packs by itself
 WARPS = 4
-REGISTERS = 128  # of a thread, at most: without a limit ptxas saves them, and waits for each load before the next one
+# Registers of a thread, at most: without a limit ptxas saves them, and waits for each load before the next one. With
+# more, an SM has fewer programs.
+ROW_REGISTERS, COLUMN_REGISTERS = 96, 80
 TILE, TILE_OF_PLACES = 4096, 2048  # elements, half as many if a lane keeps positions
 LARGEST = 2**31 - 2**20  # numbers of 32 bits, with room for tiles beyond the end
 PROGRAMS = 16  # of an SM, where parts are short enough: more than run at once, so that slow SMs take fewer
@@ -99,7 +101,11 @@ def _extent(kept: Axes, reduced: Axes) -> int:
 
 
 def _constants(kind: str, pack: int) -> dict[str, Any]:
-    return {"KIND": "sum" if kind == "mean" else kind, "VECTOR": pack, "num_warps": WARPS, "maxnreg": REGISTERS}
+    return {"KIND": "sum" if kind == "mean" else kind, "VECTOR": pack, "num_warps": WARPS}
+
+
+def _of_columns(kind: str, pack: int) -> dict[str, Any]:
+    return _constants(kind, pack) | {"maxnreg": COLUMN_REGISTERS}
 
 
 def _unroll(kind: str) -> int:
@@ -196,7 +202,7 @@ def _packed_rows(x: Tensor, kept: Axes, reduced: Axes, kind: str) -> Route | Non
     parts = _parts(x, tiles, triton.cdiv(runs * packs, lanes))
     kept_axes, (sizes, strides, _) = tuple(zip(*kept, strict=True)), zip(*reduced, strict=True)
     constants = {"K": rows, "P": lanes, "SKEWED": is_skewed, "SPLIT": parts > 1, "UNROLL": _unroll(kind)}
-    constants |= _constants(kind, pack)
+    constants |= _constants(kind, pack) | {"maxnreg": ROW_REGISTERS}
     arguments = *kept_axes, sizes, strides, outputs, runs, packs, _extent(kept, reduced), _divisor(reduced, kind)
     planes = parts if parts > 1 else 0
     return Route(reduction_nd_packed_rows_kernel, (tiles, parts), arguments, constants, planes)
@@ -222,7 +228,7 @@ def _packed_columns(x: Tensor, kept: Axes, reduced: Axes, kind: str) -> Route | 
     kept_axes = tuple(zip(*kept, strict=True))
     constants = {"BLOCK_R": block, "PACKS": lanes, "SPLIT": planes > 0, "FOLDED": 0, "LINE": 0, "WHOLE": False}
     numbers = line, stride, rows, tiles, classes, outputs, _extent(kept, reduced), _divisor(reduced, kind), 1
-    arguments, constants = (*kept_axes, *numbers), constants | {"UNROLL": _unroll(kind)} | _constants(kind, pack)
+    arguments, constants = (*kept_axes, *numbers), constants | {"UNROLL": _unroll(kind)} | _of_columns(kind, pack)
     return Route(reduction_nd_packed_columns_kernel, (programs, parts), arguments, constants, planes)
 
 
@@ -244,7 +250,7 @@ def _packed_matrices(x: Tensor, kept: Axes, reduced: Axes) -> Route | None:
     axes = tuple(zip(*kept, columns, strict=True))
     constants = {"BLOCK_R": block, "PACKS": lanes, "SPLIT": True, "FOLDED": 0, "LINE": 0, "WHOLE": True}
     numbers = columns.size, stride, rows, tiles, classes, outputs, _extent(kept, reduced), 1.0, row_step
-    arguments, constants = (*axes, *numbers), constants | {"UNROLL": _unroll("argmax")} | _constants("argmax", pack)
+    arguments, constants = (*axes, *numbers), constants | {"UNROLL": _unroll("argmax")} | _of_columns("argmax", pack)
     planes = parts * classes * tiles
     return Route(reduction_nd_packed_columns_kernel, (programs, parts), arguments, constants, planes)
 
@@ -268,7 +274,7 @@ def _folded_columns(x: Tensor, kept: Axes, reduced: Axes, kind: str) -> Route | 
     constants = {
         "BLOCK_R": block, "PACKS": lanes, "SPLIT": True, "FOLDED": triton.next_power_of_2(folded),
         "LINE": triton.next_power_of_2(line), "WHOLE": False, "UNROLL": 1,
-    } | _constants(kind, pack)  # fmt: skip
+    } | _of_columns(kind, pack)  # fmt: skip
     numbers = folded * line, folded * line, lines, 1, 1, line, _extent(kept, reduced), _divisor(reduced, kind), 1
     arguments, scratch = (*kept_axes, *numbers), parts * folded * line
     return Route(reduction_nd_packed_columns_kernel, (1, parts), arguments, constants, parts, scratch)
