@@ -87,8 +87,6 @@ def _words(
         pointers = matrix.to(tl.pointer_type(tl.uint32)) + start // VECTOR * WORDS + word
         packs, behind = tl.load(pointers, mask=mask, other=0), tl.load(pointers + WORDS, mask=mask, other=0)
         words = shift_packs(packs, behind, (start % VECTOR).to(tl.int32), PAIR).reshape(packs.shape)
-        if PAIR == 1:
-            words = words.to(matrix.dtype.element_ty, bitcast=True)
     else:
         if PAIR > 1:
             matrix = matrix.to(tl.pointer_type(tl.uint32))

@@ -19,6 +19,7 @@ from kernel_twins._triton.lib.workspace import SIZE
 
 VECTOR_BYTES = 16
 TURNS = tl.constexpr(4)  # slots for rows' words
+IDLE_SHARE = 10  # one group in so many may be left out
 
 
 def shifted_matrices(N: int, strides: Sequence[int | None], itemsize: int) -> int:
@@ -60,8 +61,10 @@ def divided(
     parts, ragged = triton.cdiv(N, tile), N % vector > 0
     # A misaligned row may touch one vector more. A group is needed for every skew.
     edge_parts = triton.cdiv(triton.cdiv(N, vector) + 1, tile // vector) if ragged else parts
-    groups = sharing(config, shifted, device) // edge_parts
-    edges = parts > 1 and ((wide and ragged) or shifted > 0) and groups >= period_of(N, vector)
+    groups, period = sharing(config, shifted, device) // edge_parts, period_of(N, vector)
+    # Shifted rows stay with single elements where whole periods of groups would leave much of the GPU idle.
+    fits = groups >= period and (wide or groups % period * IDLE_SHARE <= groups)
+    edges = parts > 1 and ((wide and ragged) or shifted > 0) and fits
     if edges:
         parts = edge_parts
     block = min(triton.next_power_of_2(N), tile)
