@@ -90,7 +90,8 @@ __device__ void add_residual(Pack<T> (&held)[PACKS], T& raw, const T* residual, 
 // - A residual takes the registers of a second row, so ROWS is 1.
 // - FACTORS says when weights and biases are realigned if rows may start at any ELEMENT.
 // - SKEWS: where they DIFFER, packs are laid out on the lines of out, see HeldPart, and ALIGNMENT is that of
-//   all but x and the residual: with rows of whole packs, weights and biases need no realignment.
+//   all but x and the residual. Rows of whole packs are laid out from out's first element on, so that weights
+//   and biases need no realignment.
 template <typename T, int ROWS, int PACKS, Norm NORM, Alignment ALIGNMENT, Residual RESIDUAL,
           Factors FACTORS = Factors::AT_USE, Skews SKEWS = Skews::ALIKE>
 __device__ void normalise_held(const NormArgs& args, int blocks, int period) {

@@ -42,7 +42,7 @@ struct Route {
   With added;
   int64_t bytes, rows;  // at most: of a row, and their number
   By by;
-  int packs = 0;  // of a thread, where the kernel has several numbers
+  int packs = 0;  // of a thread, where the kernel has several numbers; but see takes_held_packs
 };
 
 using enum Of;

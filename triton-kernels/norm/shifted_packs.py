@@ -32,6 +32,6 @@ def shift_packs(first, second, skew, PER_WORD: tl.constexpr):
     w0, w1, w2 = tl.where(one, w1, w0), tl.where(one, w2, w1), tl.where(one, w3, w2)
     w3, w4 = tl.where(one, w4, w3), tl.where(one, w5, w4)
     if PER_WORD == 2:
-        bits = skew % 2 * 16
+        bits = (skew & 1) * 16
         w0, w1, w2, w3 = _low(w0, w1, bits), _low(w1, w2, bits), _low(w2, w3, bits), _low(w3, w4, bits)
     return tl.join(tl.join(w0, w2), tl.join(w1, w3))

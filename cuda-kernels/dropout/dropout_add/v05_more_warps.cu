@@ -13,9 +13,9 @@
 // Requires: as v04: rows that are contiguous, at any distance; any length.
 // Routes:   rows end to end, or whole packs at whole packs' distances, addresses that are multiples of 16
 //           bytes, and a bias of a pack at least: this kernel
-//           other rows of a pack at least, which do not overlap: packs of x and of the residual are shifted
-//           together from two aligned words each, as single elements take several times the instructions
-//           (function_shifted.cu)
+//           other rows of a pack at least, which do not overlap, of an out at a multiple of 16 bytes: packs
+//           of x and of the residual are shifted together from two aligned words each, as single elements
+//           take several times the instructions (function_shifted.cu)
 //           other matrices: accesses of single elements
 // Gap:      a Triton program of 128 threads has two packs a thread as well, and a kernel for every choice of
 //           operands.

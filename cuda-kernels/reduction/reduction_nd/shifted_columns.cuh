@@ -75,8 +75,8 @@ struct Shifted {
 };
 
 // Whether an output's elements are short runs, which lie side by side with those of its neighbours, in many
-// rows: then these are columns, of which each output has a run of totals. Runs of some packs that do not
-// begin with one are, too, since their first and last packs are ragged.
+// rows: then these are columns, of which each output has a run of totals. Runs of some packs and a rest are,
+// too, since their first and last packs are ragged.
 template <typename T>
 bool are_runs_columns(const Tiling& tiling) {
   constexpr int64_t MANY_ROWS = 16, MOST_PACKS = 8;

@@ -15,7 +15,8 @@
 //           anew. Rows of one axis are a stride apart: two additions and a load are less than shifting
 //           packs takes.
 // Error:    as v05's; of R rows that a thread adds alone, at most (R / 16 + 22) eps/2 sum|x| in lanes of one
-//           column, and R eps/2 sum|x| where it has a pack of columns.
+//           column, and R eps/2 sum|x| where it has a pack of columns; runs as columns add their r totals one
+//           after the other, at most r eps/2 sum|x| more.
 // Counter:  at the bench cases, whose columns are whole packs, nothing changes; the time falls down columns
 //           of a matrix whose rows lie an odd number of elements apart.
 // Requires: nothing. The counters are 0 at the start and again at the end.

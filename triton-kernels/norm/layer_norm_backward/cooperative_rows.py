@@ -7,7 +7,7 @@ hidden behind one. Shorter rows lie side by side in a tile.
 
 Where N is no multiple of a pack, a group of programs takes rows of the same skew (EDGES), so that a thread has the same
 columns of all of them: packs, and single elements at both ends. Skews and packs are dx's. A matrix whose rows have
-others than dx's is SHIFTED: its packs are shifted in registers.
+others than dx's is SHIFTED: its packs are shifted in registers, and rows have EDGES whatever N is.
 
 Source: a value and its flag in one word that others wait for: Merrill and Garland, "Single-pass Parallel Prefix Scan
 with Decoupled Look-back" (NVIDIA technical report NVR-2016-002).

@@ -22,9 +22,9 @@ TURNS = tl.constexpr(4)  # slots for rows' words
 IDLE_SHARE = 10  # one group in so many may be left out
 
 
-def shifted_matrices(N: int, strides: Sequence[int | None], itemsize: int) -> int:
-    """Which of dout, x and dadded have rows of other skews than dx's, as bits 0, 1 and 2."""
-    apart = [stride is not None and (stride - N) * itemsize % VECTOR_BYTES > 0 for stride in strides]
+def shifted_matrices(N: int, strides: Sequence[int], itemsize: int) -> int:
+    """Which of dout, x and dadded, if it is there, have rows of other skews than dx's, as bits 0, 1 and 2."""
+    apart = [(stride - N) * itemsize % VECTOR_BYTES > 0 for stride in strides]
     return sum(1 << bit for bit, is_shifted in enumerate(apart) if is_shifted)
 
 

@@ -119,8 +119,10 @@ def _first_time(kernel: Any, op: str, tensors: tuple[Tensor | None, ...]) -> Cal
     # Rows whose skews are alike need no common multiple: their ends are taken one by one.
     aligned = routing.vector_of(0, (), itemsize, matrices) * itemsize == VECTOR_BYTES
     apart = shifted_matrices(N, strides if dadded is not None else strides[:2], itemsize)
-    # Single elements of whole words travel as fast as packs that are shifted together.
-    wide, shifted = aligned and not apart, apart if aligned and itemsize < routing.WORD_BYTES else 0
+    # Single elements of whole words travel as fast as packs that are shifted together. Without a weight the compiler
+    # loads no rows with ends ahead.
+    shifts = aligned and itemsize < routing.WORD_BYTES and weight is not None
+    wide, shifted = aligned and not apart, apart if shifts else 0
     route = routing.backward(op, dout, weight is not None, dadded is not None, vector, wide, shifted)
     if isinstance(route, routing.Held):
         plan = norm_backward_held_rows(route, (dout, x, mean, rstd, dadded, dx), (M, N, *strides), vector)

@@ -39,7 +39,7 @@ LEAST_BYTES = 50 * 2**20  # of x, whose columns packs pay for with a second laun
 FEWEST_ROWS = 64  # of a class, from which on a plane of totals for it is small beside them
 ARGMAX_ROW = 8192  # elements, up to which v05's three reductions of a tile cost more than the tile's elements
 ARGMAX_LANES = 32  # of a row, at most, if outputs are many: merging positions is dear, and more so between warps
-FEWEST_PACKS = 8  # of a row: v05 has several shorter ones in a tile, padded to a power of two
+FEWEST_PACKS = 8  # of a row or a line of columns: v05 has several shorter ones in a tile, padded to a power of two
 ARGMAX_LINE = 4  # packs of a line, from which on its columns' positions are dearer than what the first and last waste
 COLUMN_PACKS = (32, 16, 8)  # of a tile, from wide to narrow
 FEWEST_TURNS = 16  # rows of a class of whole matrices, from which on the indices of a tile's totals are few
@@ -260,7 +260,9 @@ def _folded_columns(x: Tensor, kept: Axes, reduced: Axes, kind: str) -> Route | 
     pack, line, (rows, stride, _) = PACK // x.element_size(), kept[-1].size, reduced[0]
     unit = pack // math.gcd(pack, line)  # rows that are whole packs together
     packs = unit * line // pack
-    if kind == "argmax" or len(kept) > 1 or stride != line or line >= 8 * pack or line * rows < FOLDED_ELEMENTS:
+    if kind == "argmax" or len(kept) > 1 or stride != line or line >= FEWEST_PACKS * pack:
+        return None
+    if line * rows < FOLDED_ELEMENTS:
         return None
     lanes = max(
         (each for each in FOLDED_PACKS if each >= packs),
