@@ -140,46 +140,56 @@ __device__ void backward_rows_ahead(const NormBackwardArgs& args, const AheadSha
   const int64_t rows_of_pack = LINED ? 0 : least_stride > 0 ? cdiv(int64_t{SIZE}, least_stride) : groups.M;
   const int checked_from = groups.M - static_cast<int>(max(rows_of_pack, int64_t{3}));
   const auto fetch = [&](int index, int stage) {
+    const auto copy_word = [&](int which, const float* one) {
+      bulk_load(statistics[stage][which], one - place_of(one), 16, &arrived[stage]);
+    };
+    if (!DIFFER && index < checked_from) {
+      const uint32_t bytes = n > 0 ? cdiv(n + skew, SIZE) * sizeof(uint4) : 0;
+      mbarrier_arrive_expect_tx(&arrived[stage], matrices * bytes + sizeof(statistics[0]));
+      copy_word(0, args.rstd + index);
+      if constexpr (CENTERED) copy_word(1, args.mean + index);
+      if (bytes == 0) return;
+      const auto copy = [&](int matrix, const void* rows, int64_t stride) {
+        bulk_load(const_cast<Pack<T>*>(held(matrix, rows, stride, index, stage).packs),
+                  static_cast<const T*>(rows) + index * stride + (start - skew), bytes, &arrived[stage]);
+      };
+      copy(0, args.x, args.stride_xm);
+      copy(1, args.dout, args.stride_dm);
+      if (args.dadded) copy(2, args.dadded, args.stride_am);
+      return;
+    }
+    const bool is_end = !LINED && start + n == N && (groups.M - 1 - index) * least_stride < SIZE;
     const auto before = [&](const T* row) { return DIFFER ? skew_of(row) : skew; };
     const auto part_of = [&](const void* rows, int64_t stride) {
       return static_cast<const T*>(rows) + index * stride + start;
+    };
+    const auto bytes_of = [&](const T* row) -> uint32_t {
+      const int elements = n > 0 ? n + before(row) : 0;
+      return (is_end ? elements / SIZE : cdiv(elements, SIZE)) * sizeof(uint4);
     };
     const auto for_each_matrix = [&](auto act) {
       act(0, args.x, args.stride_xm);
       act(1, args.dout, args.stride_dm);
       if (args.dadded) act(2, args.dadded, args.stride_am);
     };
-    const auto copy = [&](int matrix, const void* rows, int64_t stride, uint32_t bytes) {
-      const T* const row = part_of(rows, stride);
-      Pack<T>* const to = const_cast<Pack<T>*>(held(matrix, rows, stride, index, stage).packs);
-      if (bytes > 0) bulk_load(to, row - before(row), bytes, &arrived[stage]);
+    const auto copy_parts = [&] {
+      for_each_matrix([&](int matrix, const void* rows, int64_t stride) {
+        const T* const row = part_of(rows, stride);
+        if (bytes_of(row) == 0) return;
+        Pack<T>* const to = const_cast<Pack<T>*>(held(matrix, rows, stride, index, stage).packs);
+        bulk_load(to, row - before(row), bytes_of(row), &arrived[stage]);
+      });
     };
-    if (index < checked_from) {
-      const auto touched_by = [&](const T* row) -> uint32_t {
-        return n > 0 ? cdiv(n + before(row), SIZE) * sizeof(uint4) : 0;
-      };
-      const uint32_t alike = DIFFER ? 0 : touched_by(nullptr);
-      uint32_t bytes = matrices * alike + sizeof(statistics[0]);
-      if constexpr (DIFFER) {
-        for_each_matrix(
-            [&](int, const void* rows, int64_t stride) { bytes += touched_by(part_of(rows, stride)); });
-      }
+    if (DIFFER && index < checked_from) {
+      uint32_t bytes = sizeof(statistics[0]);
+      for_each_matrix(
+          [&](int, const void* rows, int64_t stride) { bytes += bytes_of(part_of(rows, stride)); });
       mbarrier_arrive_expect_tx(&arrived[stage], bytes);
-      const auto copy_word = [&](int which, const float* one) {
-        bulk_load(statistics[stage][which], one - place_of(one), 16, &arrived[stage]);
-      };
       copy_word(0, args.rstd + index);
       if constexpr (CENTERED) copy_word(1, args.mean + index);
-      for_each_matrix([&](int matrix, const void* rows, int64_t stride) {
-        copy(matrix, rows, stride, DIFFER ? touched_by(part_of(rows, stride)) : alike);
-      });
+      copy_parts();
       return;
     }
-    const bool is_end = !LINED && start + n == N && (groups.M - 1 - index) * least_stride < SIZE;
-    const auto bytes_of = [&](const T* row) -> uint32_t {
-      const int elements = n > 0 ? n + before(row) : 0;
-      return (is_end ? elements / SIZE : cdiv(elements, SIZE)) * sizeof(uint4);
-    };
     uint32_t bytes = 0;
     for_each_matrix([&](int, const void* rows, int64_t stride) { bytes += bytes_of(part_of(rows, stride)); });
     if (is_end && n > 0) {
@@ -205,9 +215,7 @@ __device__ void backward_rows_ahead(const NormBackwardArgs& args, const AheadSha
     mbarrier_arrive_expect_tx(&arrived[stage], bytes);
     copy_statistic(0, args.rstd + index);
     if constexpr (CENTERED) copy_statistic(1, args.mean + index);
-    for_each_matrix([&](int matrix, const void* rows, int64_t stride) {
-      copy(matrix, rows, stride, bytes_of(part_of(rows, stride)));
-    });
+    copy_parts();
   };
   if (threadIdx.x == 0) {
     int index = first;
