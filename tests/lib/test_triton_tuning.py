@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib
 import json
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -59,7 +62,28 @@ def test_nearest_committed_winner_is_launched_without_a_search(
 
 
 def test_another_layout_is_searched(on_gpu: pytest.MonkeyPatch) -> None:
-    assert choose("4096x4096x4096-bf16-b.col") == (kernel, {})
+    assert choose("4096x4096x4096-bf16-b.col") == (tuning.Search(kernel), {})
+
+
+def test_threads_search_one_after_another(on_gpu: pytest.MonkeyPatch) -> None:
+    """The autotuner keeps a call's arguments in itself: another thread's call would take them away."""
+    running = threading.Lock()
+
+    def run(*_: Any, **__: Any) -> None:
+        assert running.acquire(blocking=False)
+        sum(range(1000))  # time for another thread to come
+        running.release()
+
+    on_gpu.setattr(kernel, "run", run)
+    on_gpu.setattr(kernel, "best_config", kernel.configs[0], raising=False)
+    launch, _ = choose("4096x4096x4096-bf16-b.col")
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            assert [*pool.map(lambda _: launch[1,](), range(400))]
+    finally:
+        sys.setswitchinterval(before)
 
 
 def test_nothing_is_searched_under_graph_capture(on_gpu: pytest.MonkeyPatch) -> None:

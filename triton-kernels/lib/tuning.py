@@ -14,7 +14,9 @@ from __future__ import annotations
 import datetime
 import json
 import math
+import threading
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,34 @@ FOLDER = Path(__file__).parents[1] / "tuned"
 
 _searched: dict[tuple[str, Case], Autotuner] = {}  # searches by Triton in this process
 _recording = False
+_searching = threading.Lock()
+
+
+@dataclass
+class Search:
+    """An autotuner's launch for one call: it is shared by threads, and keeps a call's arguments until that returns."""
+
+    kernel: Autotuner
+    best_config: triton.Config = field(init=False, compare=False)  # once launched
+
+    def __getitem__(self, grid: Any) -> Callable[..., None]:
+        def launch(*args: Any, **kwargs: Any) -> None:
+            with _searching:
+                self.kernel[grid](*args, **kwargs)
+                self.best_config = self.kernel.best_config
+
+        return launch
+
+    @property
+    def fn(self) -> KernelInterface:
+        """The kernel without its search."""
+        return self.kernel.fn
+
+    @property
+    def configs(self) -> list[triton.Config]:
+        """All that are timed."""
+        configs: list[triton.Config] = self.kernel.configs
+        return configs
 
 
 def problem_of(*shape: int, dtype: torch.dtype, **variant: str) -> Case:
@@ -89,8 +119,10 @@ def estimate(config: triton.Config, M: int, N: int, K: int, sms: int) -> float:
     return cost
 
 
-def choose(kernel: Autotuner, step: str, problem: Case, device: torch.device) -> tuple[KernelInterface, Config]:
-    """The kernel to launch and its meta-parameters; none if the kernel is the autotuner itself.
+def choose(
+    kernel: Autotuner, step: str, problem: Case, device: torch.device
+) -> tuple[KernelInterface | Search, Config]:
+    """The kernel to launch and its meta-parameters; none if it is a ``Search``.
 
     ``step`` is like "matmul_bf16/v06_autotuned". Only problems of the same variant and element size count as near.
     Nothing can be timed in the interpreter, which takes the first configuration, nor under graph capture, where an
@@ -105,7 +137,7 @@ def choose(kernel: Autotuner, step: str, problem: Case, device: torch.device) ->
         best = getattr(_searched.get((step, problem)), "best_config", None) or kernel.configs[0]
         return kernel.fn, best.all_kwargs()
     _searched[step, problem] = kernel
-    return kernel, {}
+    return Search(kernel), {}
 
 
 def is_recording() -> bool:

@@ -141,7 +141,7 @@ def _first(step: Cooperative, inputs: tuple[Tensor, ...], out: Tensor, log: bool
 
     if not config:
         kernel[grid](*inputs, out, counter(device), M, N, *strides, **constants)
-        kernel, config = step.kernel.fn, step.kernel.best_config.all_kwargs()
+        kernel, config = kernel.fn, kernel.best_config.all_kwargs()
     shares = step.divided(N, itemsize, wide, config)["PARTS"] > 1
     tensors = *inputs, out, counter(device) if shares else None
     plan = plans.launch(kernel, grid, tensors, (M, N, *strides), constants | config)
