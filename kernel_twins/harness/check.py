@@ -26,7 +26,8 @@ row (for an output of one dimension, in each part of 2^26 elements)::
 The second condition holds for certain for every result with an error of up to noise that is rounded once, since
 rounding keeps order. With ``Op.rounds``, both sides are widened by 2 * |PyTorch's mean error| and by 4 standard errors
 of such a mean, RMS(PyTorch's error) / sqrt(the row's length): with independent roundings PyTorch's own mean error may
-be near 0 by chance. No maximum over a row or an output enters the rule.
+be near 0 by chance. With ``Op.deviation``, PyTorch's RMS counts as no less than that of one rounding of each term and
+of the result, and the RMS may be larger by 4 standard errors. No maximum over a row or an output enters the rule.
 
 Baselines are other people's code, and may round at other places. An element's bound is widened for them by 2 *
 |PyTorch's error| + 6 * RMS(PyTorch's error) of its row, and rows are not judged. Baselines are not judged on hostile
@@ -56,7 +57,7 @@ _POISON = 0xFF  # in every byte: NaN in each float dtype, and no valid index
 _FP32_LOOP = 4  # factor of eps(fp32) * sum|terms|, see above
 _ROUNDED = 2  # factor of PyTorch's error at the element
 _RMS = 1.25  # factor of PyTorch's RMS error of the row
-_DEVIATIONS = 6  # factor of PyTorch's RMS error, for baselines
+_DEVIATIONS = 6  # factor of PyTorch's RMS error, for baselines, and of rounded terms' standard deviation
 _STANDARD_ERRORS = 4  # factor of the standard error of PyTorch's mean error
 _SUBNORMAL = 2.0**-122  # 16 times fp32's smallest normal number
 _CHUNK = 2**26  # output elements held in float64 at a time
@@ -178,6 +179,7 @@ class _Rows:
     special: Tensor
     exact: Tensor
     noise: Tensor
+    deviation: Tensor | None  # of results whose terms are rounded
     torch_out: Tensor
     counts: Tensor  # [rows], finite elements
     most: Tensor  # [rows], bound of the RMS error
@@ -191,6 +193,8 @@ class _Rows:
         """The bound of each element's error; see above."""
         numbers = torch.finfo(self.expected.dtype)
         bound = numbers.eps * (self.exact.abs() + numbers.tiny) + self.noise
+        if self.deviation is not None:
+            bound += _DEVIATIONS * self.deviation
         if rounds or is_baseline:
             torch_error = _finite(self.error(self.torch_out))
             bound += _ROUNDED * torch_error.abs()
@@ -251,7 +255,7 @@ class Problem:
             for index, (tensor, copy) in enumerate(zip(inputs, before, strict=True)):
                 if not _same_bits(tensor, copy):
                     return Verdict(False, f"changed its input {index}")
-        for each, wanted in zip(outputs, op.outputs(case), strict=True):
+        for each, wanted in zip(outputs, op.outputs(case), strict=not is_baseline):  # which may return the first alone
             if (tuple(each.shape), each.dtype) != (wanted.shape, OUT_DTYPE[wanted.dtype]):
                 shape, dtype = tuple(each.shape), each.dtype
                 return Verdict(
@@ -317,10 +321,14 @@ class Problem:
         for start in range(0, out.shape[0], step):
             part = slice(start, min(start + step, out.shape[0]))
             exact, terms = self._reference(index, part)
-            yield _described_rows(part, exact, terms, torch_out[part], bool(self._op.rounds))
+            rounded = self._op.deviation if index == 0 else None
+            deviation = rounded(self.case, self.inputs, part) if rounded else None
+            yield _described_rows(part, exact, terms, deviation, torch_out[part], bool(self._op.rounds))
 
 
-def _described_rows(part: slice, exact: Tensor, terms: Tensor, torch_out: Tensor, rounds: bool) -> _Rows:
+def _described_rows(
+    part: slice, exact: Tensor, terms: Tensor, deviation: Tensor | None, torch_out: Tensor, rounds: bool
+) -> _Rows:
     expected = exact.to(torch_out.dtype)
     special = ~expected.isfinite()
     noise = _FP32_LOOP * torch.finfo(torch.float32).eps * terms + _SUBNORMAL
@@ -331,11 +339,17 @@ def _described_rows(part: slice, exact: Tensor, terms: Tensor, torch_out: Tensor
     counts = (~special).reshape(len(exact) if exact.dim() > 1 else 1, -1).sum(1).clamp_min(1)
     lowest, highest = (_mean((exact + sign * noise).to(expected.dtype).double() - exact, counts) for sign in (-1, 1))
     usual = _rms(torch_error, counts)
+    if deviation is not None:
+        deviation = deviation.masked_fill(special, 0.0)
+        once = expected.double().masked_fill(special, 0.0) - exact
+        usual = torch.maximum(usual, (_mean(once.square(), counts) + _mean(deviation.square(), counts)).sqrt())
+        # Results of one row of v share the roundings of their terms: only their rows are independent.
+        usual *= 1 + _STANDARD_ERRORS / (2 * counts / exact.shape[-1]).clamp_min(1).sqrt()
     if rounds:
         by_chance = _ROUNDED * _mean(torch_error, counts).abs() + _STANDARD_ERRORS * usual / counts.sqrt()
         lowest, highest = lowest - by_chance, highest + by_chance
     most = _RMS * usual + _rms(noise, counts)
-    return _Rows(part, expected, special, exact, noise, torch_out, counts, most, lowest, highest)
+    return _Rows(part, expected, special, exact, noise, deviation, torch_out, counts, most, lowest, highest)
 
 
 def _judge_rows(rows: _Rows, out: Tensor, rounds: bool, is_baseline: bool) -> Verdict:

@@ -253,23 +253,22 @@ class Op:
     the argument. ``accepts`` returns the reason for refusing a case, or an empty string. ``flops`` and ``bytes`` are
     the operation's minimum, never a step's traffic, so that steps compare; ``ceiling`` names the limit of the hardware
     survey that a rate is compared with. ``bench_cases`` are timed for every step, ``wide_cases`` only for ``wide``
-    steps; docs/results.md shows ``headline_cases``. ``size_axis`` is the axis of the throughput plot; without one
-    each case is a bar.
+    steps; docs/results.md shows ``headline_cases``. ``size_axis`` is that of the plot; without one a case is a bar.
 
     ``behind`` lists, by language, the steps behind the operation's public function; a call runs the first that the GPU
     and its sizes allow. Beyond a limit, an operator in ``cuda-kernels/*/torch*.cpp`` skips the step at the place
     ``FIRST`` or ``SECOND`` of CUDA's list. The limit belongs to that step, so change both together.
 
     ``baselines`` maps a name to a call, or to None if the baseline is compiled into the extension. The first is
-    PyTorch's own, and sets the accuracy required. ``baseline_cases`` limits a baseline to some timed cases, because
-    others would cost a search. ``differs`` says where a baseline computes something else than PyTorch's formula.
-    ``references`` are timed beside them and compute less, to tell a step's extra cost: their ``out`` is not checked,
-    and steps do not compete with them. Baselines that draw their own random numbers, or round at other places, are
-    judged at ``settled(case)``, where neither matters. ``exemplar`` is PyTorch's computation with the options' own
-    numbers: it sets the accuracy required of steps. ``rounds`` says where PyTorch loses more than fp32 before it rounds
-    the result, as steps then may; empty elsewhere. If ``hostile``, steps are also judged at ``values.hostile``, inputs
-    in which easily missed elements, such as the ends of rows, weigh most. ``draw`` makes a random case for sampling.py,
-    which draws until a case is worth timing; None if no public function uses the operation's cases.
+    PyTorch's own, and sets the accuracy required. ``baseline_cases`` limits a baseline to some timed cases. ``differs``
+    says where a baseline's formula is not PyTorch's. ``references`` are timed beside them and compute less, to tell a
+    step's extra cost: their ``out`` is not checked, and steps do not compete with them. Baselines that draw their own
+    random numbers, or round elsewhere, are judged at ``settled(case)``, where neither matters. ``exemplar`` is
+    PyTorch's computation with the options' own numbers: it sets the accuracy required of steps. ``rounds`` says where
+    PyTorch loses more than fp32 before it rounds the result, as steps then may; empty elsewhere. ``deviation`` is the
+    standard deviation of the first output's elements if the terms of their sums are rounded. If ``hostile``, steps are
+    also judged at ``values.hostile``, inputs in which easily missed elements, such as rows' ends, weigh most. ``draw``
+    makes a random case for sampling.py, until one is worth timing; None without a public function.
     """
 
     name: str
@@ -303,6 +302,7 @@ class Op:
     exemplar: Callable[..., Any] | None = None
     settled: Callable[[Case], Case] = lambda case: case
     rounds: str = ""
+    deviation: Callable[[Case, tuple[Tensor, ...], slice], Tensor] | None = None
     hostile: bool = False
     draw: Callable[[Draws], Drawn] | None = None
 
