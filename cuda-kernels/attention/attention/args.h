@@ -1,0 +1,35 @@
+// out = softmax(scale * q @ k^T + mask) @ v for every head of a batch, and the logarithm of each row's sum.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "lib/step.h"
+
+// Elements between neighbours of a tensor [B, heads, S, D]; the D elements of a row are neighbours.
+struct HeadStrides {
+  int64_t batch, head, row;
+};
+
+// Query i sees the keys from i + first to i + last. Without a limit these lie beyond every key: first is -Sq
+// or less, last is Sk or more.
+struct Band {
+  int64_t first, last;
+};
+
+struct AttentionArgs {
+  const void* q;  // [B, H, Sq, D]
+  const void* k;  // [B, H_KV, Sk, D]; query head h reads head h / (H / H_KV)
+  const void* v;  // [B, H_KV, Sk, D]
+  void* out;      // [B, H, Sq, D], contiguous; rows that see no key are 0
+  float* lse;     // [B, H, Sq], contiguous: natural logarithm of a row's sum; -inf where it sees no key
+  int64_t B, H, H_KV, Sq, Sk, D;
+  HeadStrides q_stride, k_stride, v_stride;
+  float scale;  // of either sign
+  Band band;
+  Dtype dtype;  // of q, k, v and out: bf16 or fp16
+  cudaStream_t stream;
+};
+
+extern const StepTable<AttentionArgs> attention_steps;
