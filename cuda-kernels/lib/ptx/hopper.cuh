@@ -174,6 +174,11 @@ __device__ inline void named_barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+// PTX ISA, "bar.arrive". Counts as one of the barrier's `threads` without a wait for the others.
+__device__ inline void named_barrier_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
 // PTX ISA, "setmaxnreg". The warpgroup releases registers, or waits for free ones, until each thread has
 // COUNT.
 template <int COUNT>
@@ -247,8 +252,18 @@ __device__ inline void tma_load(void* shared, const CUtensorMap* map, int x, int
       : "memory");
 }
 
-// The same as a multicast: to the same offset in every block of the cluster whose bit is set in `blocks`, and
-// to the mbarrier there.
+// The same for a map of four dimensions: the box at x, y, z, w, from the fastest dimension to the slowest.
+__device__ inline void tma_load(void* shared, const CUtensorMap* map, int x, int y, int z, int w,
+                                uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, "
+      "%6}], [%2];" ::"r"(shared_address(shared)),
+      "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z), "r"(w)
+      : "memory");
+}
+
+// tma_load of two dimensions as a multicast: to the same offset in every block of the cluster whose bit is
+// set in `blocks`, and to the mbarrier there.
 __device__ inline void tma_load_multicast(void* shared, const CUtensorMap* map, int x, int y,
                                           uint64_t* barrier, uint16_t blocks) {
   asm volatile(

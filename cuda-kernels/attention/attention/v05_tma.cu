@@ -1,0 +1,290 @@
+// attention v05_tma: TMA brings whole tiles, and wgmma multiplies them where they lie.
+//
+// Change:   one thread starts the copies of tiles by the tensor memory accelerator (TMA, the copy engine),
+//           and mbarriers say when they have arrived. A warpgroup, four warps together, multiplies 64
+//           queries by a tile of keys from shared memory. The probabilities stay in registers, as wgmma's
+//           first operand. v04's threads copied 16 bytes each and loaded fragments for mma.sync.
+// Why:      no other instruction than wgmma reaches the tensor cores' full rate. The copy engine takes care
+//           of addresses, edges and swizzle, and no fragments have to be loaded. Three warpgroups share each
+//           tile of keys and values, so that it is fetched once for 192 queries.
+// Counter:  instructions and time fall; tensor_pipe rises.
+// Requires: compute capability 9.0 with its own features (sm_90a); bf16 or fp16; D up to 128; D and strides
+//           that are multiples of 8 elements, starts that are multiples of 16 bytes. Others are refused.
+// Source:   PTX ISA, "wgmma.mma_async" and "cp.async.bulk.tensor"; Shah et al., "FlashAttention-3" (2024).
+// Twin:     triton-kernels/attention/attention/v05_tma.py
+#include "lib/activation.cuh"
+#include "lib/ptx/hopper.cuh"
+#include "lib/ptx/wgmma_registers.cuh"
+#include "problem.h"
+
+constexpr int WARPGROUP = 128;            // threads
+constexpr int WARPGROUPS = 3;             // all alike, 64 queries each
+constexpr int BLOCK_M = WARPGROUPS * 64;  // queries
+constexpr int BLOCK_N = 128;              // keys
+constexpr int STAGES = 2;
+constexpr int THREADS = WARPGROUPS * WARPGROUP;
+constexpr int SCORES = BLOCK_N / 2;           // of a thread
+constexpr int ROW_BYTES = 128;                // 64 elements, as wide as the swizzle
+constexpr int Q_BYTES = BLOCK_M * ROW_BYTES;  // of a panel, which is 64 columns of a tile
+constexpr int K_BYTES = BLOCK_N * ROW_BYTES;  // likewise, and of v
+
+// WIDTH is D, padded to whole panels.
+template <int WIDTH>
+struct Shared {
+  uint8_t q[WIDTH / 64][Q_BYTES];
+  uint8_t k[STAGES][WIDTH / 64][K_BYTES];
+  uint8_t v[STAGES][WIDTH / 64][K_BYTES];
+  uint64_t q_full, k_full[STAGES], v_full[STAGES];  // complete when tiles have come
+  uint64_t empty[STAGES];                           // complete when all warpgroups have multiplied a stage
+};
+
+// The tiles of keys that a block visits: first those that hide keys from some row, then those that hide none.
+struct Walk {
+  int first, clean, clean_end;  // tiles: the first one, the first without hidden keys, the one behind these
+  int masked, tiles;            // counts: with hidden keys, and all
+
+  __device__ int operator[](int i) const {
+    if (i >= masked) return clean + i - masked;
+    return i < clean - first ? first + i : clean_end + i - (clean - first);
+  }
+};
+
+__device__ inline Walk walk_of(const Problem& problem, int first_row) {
+  const int last_row = min(first_row + BLOCK_M, problem.Sq) - 1;
+  const int low = max(first_row + problem.first, 0);              // the first key that a row sees
+  const int high = min(last_row + problem.last, problem.Sk - 1);  // the last one
+  const int all_low = max(last_row + problem.first, 0);           // the first key that all rows see
+  const int all_high = min(first_row + problem.last, problem.Sk - 1);
+  Walk walk;
+  walk.first = low / BLOCK_N;
+  const int end = low <= high ? high / BLOCK_N + 1 : walk.first;
+  walk.clean = min(max((all_low + BLOCK_N - 1) / BLOCK_N, walk.first), end);
+  walk.clean_end = min(max((all_high + 1) / BLOCK_N, walk.clean), end);
+  walk.tiles = end - walk.first;
+  walk.masked = walk.tiles - (walk.clean_end - walk.clean);
+  return walk;
+}
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+// One thread asks for a tile of one head's rows, panel by panel.
+template <int WIDTH, int BYTES>
+__device__ inline void fetch(uint8_t (&tile)[WIDTH / 64][BYTES], const CUtensorMap* map, int row, int head,
+                             int batch, uint64_t* full) {
+  mbarrier_arrive_expect_tx(full, sizeof(tile));
+#pragma unroll
+  for (int i = 0; i < WIDTH / 64; ++i) tma_load(tile[i], map, i * 64, row, head, batch, full);
+}
+
+// Flips the signs of a warpgroup's rows of q.
+template <int WIDTH>
+__device__ inline void negate(uint8_t (&q)[WIDTH / 64][Q_BYTES], int warpgroup) {
+#pragma unroll 1
+  for (int i = 0; i < WIDTH / 64; ++i) {
+    uint32_t* words = reinterpret_cast<uint32_t*>(q[i] + warpgroup * 64 * ROW_BYTES);
+#pragma unroll 1
+    for (int j = threadIdx.x % WARPGROUP; j < 64 * ROW_BYTES / 4; j += WARPGROUP) words[j] ^= 0x80008000;
+  }
+  fence_proxy_async();                           // shows them to wgmma
+  named_barrier_sync(1 + warpgroup, WARPGROUP);  // for all threads' words
+}
+
+// Starts scores = q @ k^T.
+template <typename T, int WIDTH>
+__device__ inline void multiply_keys(float (&scores)[SCORES], uint64_t q, uint64_t k) {
+#pragma unroll
+  for (int step = 0; step < WIDTH / 16; ++step) {
+    const int within = step % 4 * 2;  // 16 columns, in descriptors' units of 16 bytes
+    wgmma_m64k16<BLOCK_N, T, false, true>(scores, q + step / 4 * (Q_BYTES / 16) + within,
+                                          k + step / 4 * (K_BYTES / 16) + within, step > 0);
+  }
+}
+
+// Starts out += p @ v.
+template <typename T, int WIDTH>
+__device__ inline void multiply_values(float (&out)[WIDTH / 2], const uint32_t (&p)[BLOCK_N / 16][4],
+                                       uint64_t v) {
+#pragma unroll
+  for (int step = 0; step < BLOCK_N / 16; ++step)
+    wgmma_m64k16_registers<WIDTH, T, false>(out, p[step], v + step * ROW_BYTES, true);
+}
+
+// Hides keys outside the band, and beyond the last one. `row` and `key` are those of the thread's first
+// score.
+__device__ inline void hide(float (&scores)[SCORES], const Problem& problem, int row, int key) {
+#pragma unroll
+  for (int i = 0; i < SCORES; ++i) {
+    const int in_row = row + i % 4 / 2 * 8;
+    const int low = in_row + problem.first - key;
+    const int high = min(in_row + problem.last, problem.Sk - 1) - key;
+    const int at = i / 4 * 8 + i % 2;
+    if (at < low || at > high) scores[i] = -INFINITY;
+  }
+}
+
+// What a thread knows of its two rows. The sum is of its own columns only.
+struct Rows {
+  float max[2] = {-INFINITY, -INFINITY};
+  float sum[2] = {0.0f, 0.0f};
+};
+
+// Turns scores into powers of 2 under the rows' new maxima; `shrink` is what earlier powers are to be
+// multiplied by. Only in a MASKED tile can a row have seen no key so far.
+template <bool MASKED>
+__device__ inline void exponentiate(float (&scores)[SCORES], Rows& rows, float (&shrink)[2], float factor) {
+  float top[4] = {rows.max[0], rows.max[0], rows.max[1], rows.max[1]};
+#pragma unroll
+  for (int i = 0; i < SCORES; ++i) top[i % 4] = fmaxf(top[i % 4], scores[i]);
+  float shift[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float max = fmaxf(top[half * 2], top[half * 2 + 1]);
+    max = fmaxf(max, __shfl_xor_sync(0xffffffff, max, 1));
+    max = fmaxf(max, __shfl_xor_sync(0xffffffff, max, 2));
+    shift[half] = MASKED && max == -INFINITY ? 0.0f : max * factor;
+    shrink[half] = exp2_approx(fmaf(rows.max[half], factor, -shift[half]));
+    rows.max[half] = max;
+  }
+  float sums[4] = {};
+#pragma unroll
+  for (int i = 0; i < SCORES; ++i) {
+    scores[i] = exp2_approx(fmaf(scores[i], factor, -shift[i % 4 / 2]));
+    sums[i % 4] += scores[i];
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half)
+    rows.sum[half] = fmaf(rows.sum[half], shrink[half], sums[half * 2] + sums[half * 2 + 1]);
+}
+
+// Rounds p: where 16 columns of sums lie, wgmma expects its first operand.
+template <typename T>
+__device__ inline void round_to(uint32_t (&p)[BLOCK_N / 16][4], const float (&scores)[SCORES]) {
+#pragma unroll
+  for (int i = 0; i < SCORES; i += 2) {
+    alignas(4) const T pair[2] = {from_float<T>(scores[i]), from_float<T>(scores[i + 1])};
+    p[i / 8][i % 8 / 2] = *reinterpret_cast<const uint32_t*>(pair);
+  }
+}
+
+// A warpgroup stores 64 rows: out divided by the sums, and their logarithms. `place` is the head's first row.
+template <typename T, int WIDTH>
+__device__ inline void store(const Problem& problem, const float (&out)[WIDTH / 2], const Rows& rows,
+                             int64_t place, int row) {
+  constexpr float LN_2 = 0.6931471805599453f;
+  const int lane = threadIdx.x % 4;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float sum = rows.sum[half];
+    sum += __shfl_xor_sync(0xffffffff, sum, 1);
+    sum += __shfl_xor_sync(0xffffffff, sum, 2);
+    if (row + half * 8 >= problem.Sq) continue;
+    const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;  // 0 if the row sees no key
+    T* line = static_cast<T*>(problem.out) + (place + row + half * 8) * problem.D + lane * 2;
+#pragma unroll
+    for (int j = 0; j < WIDTH / 8; ++j) {
+      const float* at = &out[j * 4 + half * 2];
+      alignas(4) const T pair[2] = {from_float<T>(at[0] * inverse), from_float<T>(at[1] * inverse)};
+      if (j * 8 < problem.D)
+        *reinterpret_cast<uint32_t*>(line + j * 8) = *reinterpret_cast<const uint32_t*>(pair);
+    }
+    if (lane == 0) problem.lse[place + row + half * 8] = rows.max[half] * problem.factor * LN_2 + logf(sum);
+  }
+}
+
+#endif  // __CUDA_ARCH_FEAT_SM90_ALL
+
+template <typename T, int WIDTH>
+__global__ void __launch_bounds__(THREADS, 1)
+    attention_v05_tma_kernel(const __grid_constant__ Problem problem) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ __align__(1024) uint8_t dynamic[];
+  Shared<WIDTH>& shared = *reinterpret_cast<Shared<WIDTH>*>(dynamic);
+  const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / WARPGROUP, 0);  // known to be warp-uniform
+  const int thread = threadIdx.x % WARPGROUP;
+  const int number = blockIdx.x / problem.blocks_m;  // of the head, over all batches
+  const int head = number % problem.heads;
+  const int kv_head = head / problem.group;
+  const int batch = number / problem.heads;
+  const int block_row = blockIdx.x % problem.blocks_m * BLOCK_M;
+  const Walk walk = walk_of(problem, block_row);
+
+  const auto fetch_keys = [&](int i) {
+    const int stage = i % STAGES;
+    const int row = walk[i] * BLOCK_N;
+    fetch<WIDTH>(shared.k[stage], &problem.k, row, kv_head, batch, &shared.k_full[stage]);
+    fetch<WIDTH>(shared.v[stage], &problem.v, row, kv_head, batch, &shared.v_full[stage]);
+  };
+  if (threadIdx.x == 0) {
+    mbarrier_init(&shared.q_full, 1);
+    for (int stage = 0; stage < STAGES; ++stage) {
+      mbarrier_init(&shared.k_full[stage], 1);
+      mbarrier_init(&shared.v_full[stage], 1);
+      mbarrier_init(&shared.empty[stage], WARPGROUPS);
+    }
+    fence_mbarrier_init();
+    if (walk.tiles > 0) fetch<WIDTH>(shared.q, &problem.q, block_row, head, batch, &shared.q_full);
+    for (int i = 0; i < min(STAGES, walk.tiles); ++i) fetch_keys(i);
+  }
+  __syncthreads();  // for the barriers
+
+  const uint64_t q_tile = wgmma_tile(shared.q[0] + warpgroup * 64 * ROW_BYTES);
+  const uint64_t k_tile = wgmma_tile(shared.k[0]);
+  const uint64_t v_tile = wgmma_tile(shared.v[0], K_BYTES);
+  constexpr int STAGE_STEP = sizeof(shared.k[0]) / 16;
+  const int row = block_row + warpgroup * 64 + thread / 32 * 16 + thread % 32 / 4;
+  Rows rows;
+  float out[WIDTH / 2] = {};
+
+  const auto visit = [&]<bool MASKED>(int i) {
+    const int stage = i % STAGES;
+    const uint32_t parity = i / STAGES % 2;
+    float scores[SCORES];
+    mbarrier_wait_parity(&shared.k_full[stage], parity);  // for the stage's keys
+    wgmma_fence();
+    multiply_keys<T, WIDTH>(scores, q_tile, k_tile + stage * STAGE_STEP);
+    wgmma_commit_group();
+    // While these run, the stage of the tile before is filled again.
+    if (threadIdx.x == 0 && i > 0 && i - 1 + STAGES < walk.tiles) {
+      mbarrier_wait_parity(&shared.empty[(i - 1) % STAGES], (i - 1) / STAGES % 2);  // for all warpgroups
+      fetch_keys(i - 1 + STAGES);
+    }
+    __syncwarp();           // thread 0 has diverged
+    wgmma_wait_group<0>();  // for the scores
+    wgmma_hold(scores);
+
+    float shrink[2];
+    uint32_t p[BLOCK_N / 16][4];
+    if constexpr (MASKED) hide(scores, problem, row, walk[i] * BLOCK_N + thread % 4 * 2);
+    exponentiate<MASKED>(scores, rows, shrink, problem.factor);
+    round_to<T>(p, scores);
+#pragma unroll
+    for (int j = 0; j < WIDTH / 2; ++j) out[j] *= shrink[j % 4 / 2];
+
+    mbarrier_wait_parity(&shared.v_full[stage], parity);  // for the stage's values
+    wgmma_fence();
+    multiply_values<T, WIDTH>(out, p, v_tile + stage * STAGE_STEP);
+    wgmma_commit_group();
+    wgmma_wait_group<0>();  // for the products
+    wgmma_hold(out);
+    if (thread == 0) mbarrier_arrive(&shared.empty[stage]);
+  };
+  if (walk.tiles > 0) {
+    mbarrier_wait_parity(&shared.q_full, 0);  // for the queries
+    if (problem.negative) negate<WIDTH>(shared.q, warpgroup);
+  }
+  for (int i = 0; i < walk.masked; ++i) visit.template operator()<true>(i);
+  for (int i = walk.masked; i < walk.tiles; ++i) visit.template operator()<false>(i);
+  store<T, WIDTH>(problem, out, rows, static_cast<int64_t>(number) * problem.Sq, row);
+#endif
+}
+
+void attention_v05_tma(const AttentionArgs& args) {
+  if (args.B * args.H * args.Sq == 0) return;
+  dispatch_heads(args, [&]<typename T, int WIDTH>() {
+    const Problem problem = problem_of(args, BLOCK_M, BLOCK_N);
+    const auto kernel = attention_v05_tma_kernel<T, WIDTH>;
+    allow_shared_memory(kernel, sizeof(Shared<WIDTH>));
+    kernel<<<blocks_of(args, problem), THREADS, sizeof(Shared<WIDTH>), args.stream>>>(problem);
+    CUDA_CHECK(cudaGetLastError());
+  });
+}
