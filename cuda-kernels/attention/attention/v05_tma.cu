@@ -15,7 +15,7 @@
 #include "lib/activation.cuh"
 #include "lib/ptx/hopper.cuh"
 #include "lib/ptx/wgmma_registers.cuh"
-#include "problem.h"
+#include "walk.cuh"
 
 constexpr int WARPGROUP = 128;            // threads
 constexpr int WARPGROUPS = 3;             // all alike, 64 queries each
@@ -37,33 +37,6 @@ struct Shared {
   uint64_t q_full, k_full[STAGES], v_full[STAGES];  // complete when tiles have come
   uint64_t empty[STAGES];                           // complete when all warpgroups have multiplied a stage
 };
-
-// The tiles of keys that a block visits: first those that hide keys from some row, then those that hide none.
-struct Walk {
-  int first, clean, clean_end;  // tiles: the first one, the first without hidden keys, the one behind these
-  int masked, tiles;            // counts: with hidden keys, and all
-
-  __device__ int operator[](int i) const {
-    if (i >= masked) return clean + i - masked;
-    return i < clean - first ? first + i : clean_end + i - (clean - first);
-  }
-};
-
-__device__ inline Walk walk_of(const Problem& problem, int first_row) {
-  const int last_row = min(first_row + BLOCK_M, problem.Sq) - 1;
-  const int low = max(first_row + problem.first, 0);              // the first key that a row sees
-  const int high = min(last_row + problem.last, problem.Sk - 1);  // the last one
-  const int all_low = max(last_row + problem.first, 0);           // the first key that all rows see
-  const int all_high = min(first_row + problem.last, problem.Sk - 1);
-  Walk walk;
-  walk.first = low / BLOCK_N;
-  const int end = low <= high ? high / BLOCK_N + 1 : walk.first;
-  walk.clean = min(max((all_low + BLOCK_N - 1) / BLOCK_N, walk.first), end);
-  walk.clean_end = min(max((all_high + 1) / BLOCK_N, walk.clean), end);
-  walk.tiles = end - walk.first;
-  walk.masked = walk.tiles - (walk.clean_end - walk.clean);
-  return walk;
-}
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
@@ -206,7 +179,7 @@ __global__ void __launch_bounds__(THREADS, 1)
   const int kv_head = head / problem.group;
   const int batch = number / problem.heads;
   const int block_row = blockIdx.x % problem.blocks_m * BLOCK_M;
-  const Walk walk = walk_of(problem, block_row);
+  const Walk walk = walk_of(problem, block_row, BLOCK_M, BLOCK_N);
 
   const auto fetch_keys = [&](int i) {
     const int stage = i % STAGES;
