@@ -13,18 +13,15 @@
 // Source:   PTX ISA, "wgmma.mma_async" and "cp.async.bulk.tensor"; Shah et al., "FlashAttention-3" (2024).
 // Twin:     triton-kernels/attention/attention/v05_tma.py
 #include "lib/activation.cuh"
-#include "lib/ptx/hopper.cuh"
 #include "lib/ptx/wgmma_registers.cuh"
-#include "walk.cuh"
+#include "tile.cuh"
 
-constexpr int WARPGROUP = 128;            // threads
 constexpr int WARPGROUPS = 3;             // all alike, 64 queries each
 constexpr int BLOCK_M = WARPGROUPS * 64;  // queries
 constexpr int BLOCK_N = 128;              // keys
 constexpr int STAGES = 2;
 constexpr int THREADS = WARPGROUPS * WARPGROUP;
 constexpr int SCORES = BLOCK_N / 2;           // of a thread
-constexpr int ROW_BYTES = 128;                // 64 elements, as wide as the swizzle
 constexpr int Q_BYTES = BLOCK_M * ROW_BYTES;  // of a panel, which is 64 columns of a tile
 constexpr int K_BYTES = BLOCK_N * ROW_BYTES;  // likewise, and of v
 
@@ -39,28 +36,6 @@ struct Shared {
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-
-// One thread asks for a tile of one head's rows, panel by panel.
-template <int WIDTH, int BYTES>
-__device__ inline void fetch(uint8_t (&tile)[WIDTH / 64][BYTES], const CUtensorMap* map, int row, int head,
-                             int batch, uint64_t* full) {
-  mbarrier_arrive_expect_tx(full, sizeof(tile));
-#pragma unroll
-  for (int i = 0; i < WIDTH / 64; ++i) tma_load(tile[i], map, i * 64, row, head, batch, full);
-}
-
-// Flips the signs of a warpgroup's rows of q.
-template <int WIDTH>
-__device__ inline void negate(uint8_t (&q)[WIDTH / 64][Q_BYTES], int warpgroup) {
-#pragma unroll 1
-  for (int i = 0; i < WIDTH / 64; ++i) {
-    uint32_t* words = reinterpret_cast<uint32_t*>(q[i] + warpgroup * 64 * ROW_BYTES);
-#pragma unroll 1
-    for (int j = threadIdx.x % WARPGROUP; j < 64 * ROW_BYTES / 4; j += WARPGROUP) words[j] ^= 0x80008000;
-  }
-  fence_proxy_async();                           // shows them to wgmma
-  named_barrier_sync(1 + warpgroup, WARPGROUP);  // for all threads' words
-}
 
 // Starts scores = q @ k^T.
 template <typename T, int WIDTH>
@@ -94,12 +69,6 @@ __device__ inline void hide(float (&scores)[SCORES], const Problem& problem, int
     if (at < low || at > high) scores[i] = -INFINITY;
   }
 }
-
-// What a thread knows of its two rows. The sum is of its own columns only.
-struct Rows {
-  float max[2] = {-INFINITY, -INFINITY};
-  float sum[2] = {0.0f, 0.0f};
-};
 
 // Turns scores into powers of 2 under the rows' new maxima; `shrink` is what earlier powers are to be
 // multiplied by. Only in a MASKED tile can a row have seen no key so far.
@@ -139,31 +108,6 @@ __device__ inline void round_to(uint32_t (&p)[BLOCK_N / 16][4], const float (&sc
   }
 }
 
-// A warpgroup stores 64 rows: out divided by the sums, and their logarithms. `place` is the head's first row.
-template <typename T, int WIDTH>
-__device__ inline void store(const Problem& problem, const float (&out)[WIDTH / 2], const Rows& rows,
-                             int64_t place, int row) {
-  constexpr float LN_2 = 0.6931471805599453f;
-  const int lane = threadIdx.x % 4;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    float sum = rows.sum[half];
-    sum += __shfl_xor_sync(0xffffffff, sum, 1);
-    sum += __shfl_xor_sync(0xffffffff, sum, 2);
-    if (row + half * 8 >= problem.Sq) continue;
-    const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;  // 0 if the row sees no key
-    T* line = static_cast<T*>(problem.out) + (place + row + half * 8) * problem.D + lane * 2;
-#pragma unroll
-    for (int j = 0; j < WIDTH / 8; ++j) {
-      const float* at = &out[j * 4 + half * 2];
-      alignas(4) const T pair[2] = {from_float<T>(at[0] * inverse), from_float<T>(at[1] * inverse)};
-      if (j * 8 < problem.D)
-        *reinterpret_cast<uint32_t*>(line + j * 8) = *reinterpret_cast<const uint32_t*>(pair);
-    }
-    if (lane == 0) problem.lse[place + row + half * 8] = rows.max[half] * problem.factor * LN_2 + logf(sum);
-  }
-}
-
 #endif  // __CUDA_ARCH_FEAT_SM90_ALL
 
 template <typename T, int WIDTH>
@@ -184,8 +128,8 @@ __global__ void __launch_bounds__(THREADS, 1)
   const auto fetch_keys = [&](int i) {
     const int stage = i % STAGES;
     const int row = walk[i] * BLOCK_N;
-    fetch<WIDTH>(shared.k[stage], &problem.k, row, kv_head, batch, &shared.k_full[stage]);
-    fetch<WIDTH>(shared.v[stage], &problem.v, row, kv_head, batch, &shared.v_full[stage]);
+    fetch(shared.k[stage], &problem.k, row, kv_head, batch, &shared.k_full[stage]);
+    fetch(shared.v[stage], &problem.v, row, kv_head, batch, &shared.v_full[stage]);
   };
   if (threadIdx.x == 0) {
     mbarrier_init(&shared.q_full, 1);
@@ -195,7 +139,7 @@ __global__ void __launch_bounds__(THREADS, 1)
       mbarrier_init(&shared.empty[stage], WARPGROUPS);
     }
     fence_mbarrier_init();
-    if (walk.tiles > 0) fetch<WIDTH>(shared.q, &problem.q, block_row, head, batch, &shared.q_full);
+    if (walk.tiles > 0) fetch(shared.q, &problem.q, block_row, head, batch, &shared.q_full);
     for (int i = 0; i < min(STAGES, walk.tiles); ++i) fetch_keys(i);
   }
   __syncthreads();  // for the barriers
@@ -243,11 +187,11 @@ __global__ void __launch_bounds__(THREADS, 1)
   };
   if (walk.tiles > 0) {
     mbarrier_wait_parity(&shared.q_full, 0);  // for the queries
-    if (problem.negative) negate<WIDTH>(shared.q, warpgroup);
+    if (problem.negative) negate(shared.q, warpgroup);
   }
   for (int i = 0; i < walk.masked; ++i) visit.template operator()<true>(i);
   for (int i = walk.masked; i < walk.tiles; ++i) visit.template operator()<false>(i);
-  store<T, WIDTH>(problem, out, rows, static_cast<int64_t>(number) * problem.Sq, row);
+  store<T>(problem, out, rows, static_cast<int64_t>(number) * problem.Sq, row);
 #endif
 }
 

@@ -12,11 +12,9 @@
 // Source:   Shah et al., "FlashAttention-3" (2024); ThunderKittens' attention, three consumers of 64 queries.
 // Twin:     triton-kernels/attention/attention/v06_warp_specialized.py
 #include "lib/activation.cuh"
-#include "lib/ptx/hopper.cuh"
 #include "lib/ptx/wgmma_registers.cuh"
-#include "walk.cuh"
+#include "tile.cuh"
 
-constexpr int WARPGROUP = 128;           // threads
 constexpr int CONSUMERS = 3;             // warpgroups that compute 64 queries each
 constexpr int BLOCK_M = CONSUMERS * 64;  // queries
 constexpr int BLOCK_N = 128;             // keys
@@ -24,7 +22,6 @@ constexpr int THREADS = (1 + CONSUMERS) * WARPGROUP;
 constexpr int PRODUCER_REGISTERS = 32;
 constexpr int CONSUMER_REGISTERS = 160;
 constexpr int SCORES = BLOCK_N / 2;           // of a thread
-constexpr int ROW_BYTES = 128;                // 64 elements, as wide as the swizzle
 constexpr int Q_BYTES = BLOCK_M * ROW_BYTES;  // of a panel, which is 64 columns of a tile
 constexpr int K_BYTES = BLOCK_N * ROW_BYTES;  // likewise, and of v
 
@@ -46,28 +43,6 @@ struct Shared {
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-
-// One thread asks for a tile of one head's rows, panel by panel.
-template <int WIDTH, int BYTES>
-__device__ inline void fetch(uint8_t (&tile)[WIDTH / 64][BYTES], const CUtensorMap* map, int row, int head,
-                             int batch, uint64_t* full) {
-  mbarrier_arrive_expect_tx(full, sizeof(tile));
-#pragma unroll
-  for (int i = 0; i < WIDTH / 64; ++i) tma_load(tile[i], map, i * 64, row, head, batch, full);
-}
-
-// Flips the signs of a consumer's rows of q.
-template <int WIDTH>
-__device__ inline void negate(uint8_t (&q)[WIDTH / 64][Q_BYTES], int consumer) {
-#pragma unroll 1
-  for (int i = 0; i < WIDTH / 64; ++i) {
-    uint32_t* words = reinterpret_cast<uint32_t*>(q[i] + consumer * 64 * ROW_BYTES);
-#pragma unroll 1
-    for (int j = threadIdx.x % WARPGROUP; j < 64 * ROW_BYTES / 4; j += WARPGROUP) words[j] ^= 0x80008000;
-  }
-  fence_proxy_async();                          // shows them to wgmma
-  named_barrier_sync(1 + consumer, WARPGROUP);  // for all threads' words
-}
 
 // Starts scores = q @ k^T.
 template <typename T, int WIDTH>
@@ -101,12 +76,6 @@ __device__ inline void hide(float (&scores)[SCORES], const Problem& problem, int
     if (at < low || at > high) scores[i] = -INFINITY;
   }
 }
-
-// What a thread knows of its two rows. The sum is of its own columns only.
-struct Rows {
-  float max[2] = {-INFINITY, -INFINITY};
-  float sum[2] = {0.0f, 0.0f};
-};
 
 // Turns scores into powers of 2 under the rows' new maxima; `shrink` is what earlier powers are to be
 // multiplied by. Only in a MASKED tile can a row have seen no key so far.
@@ -146,31 +115,6 @@ __device__ inline void round_to(uint32_t (&p)[BLOCK_N / 16][4], const float (&sc
   }
 }
 
-// A consumer stores 64 rows: out divided by the sums, and their logarithms. `place` is the head's first row.
-template <typename T, int WIDTH>
-__device__ inline void store(const Problem& problem, const float (&out)[WIDTH / 2], const Rows& rows,
-                             int64_t place, int row) {
-  constexpr float LN_2 = 0.6931471805599453f;
-  const int lane = threadIdx.x % 4;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    float sum = rows.sum[half];
-    sum += __shfl_xor_sync(0xffffffff, sum, 1);
-    sum += __shfl_xor_sync(0xffffffff, sum, 2);
-    if (row + half * 8 >= problem.Sq) continue;
-    const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;  // 0 if the row sees no key
-    T* line = static_cast<T*>(problem.out) + (place + row + half * 8) * problem.D + lane * 2;
-#pragma unroll
-    for (int j = 0; j < WIDTH / 8; ++j) {
-      const float* at = &out[j * 4 + half * 2];
-      alignas(4) const T pair[2] = {from_float<T>(at[0] * inverse), from_float<T>(at[1] * inverse)};
-      if (j * 8 < problem.D)
-        *reinterpret_cast<uint32_t*>(line + j * 8) = *reinterpret_cast<const uint32_t*>(pair);
-    }
-    if (lane == 0) problem.lse[place + row + half * 8] = rows.max[half] * problem.factor * LN_2 + logf(sum);
-  }
-}
-
 #endif  // __CUDA_ARCH_FEAT_SM90_ALL
 
 template <typename T, int WIDTH>
@@ -204,16 +148,16 @@ __global__ void __launch_bounds__(THREADS, 1)
   if (warpgroup == 0) {
     give_back_registers<PRODUCER_REGISTERS>();
     if (thread == 0 && walk.tiles > 0) {
-      fetch<WIDTH>(shared.q, &problem.q, block_row, head, batch, &shared.q_full);
+      fetch(shared.q, &problem.q, block_row, head, batch, &shared.q_full);
       const int kv_head = head / problem.group;
       for (int i = 0; i < walk.tiles; ++i) {
         const int stage = i % DEPTH;
         const uint32_t parity = i / DEPTH % 2;
         const int row = walk[i] * BLOCK_N;
         mbarrier_wait_parity(&shared.k_empty[stage], parity ^ 1);  // for the stage's last use
-        fetch<WIDTH>(shared.k[stage], &problem.k, row, kv_head, batch, &shared.k_full[stage]);
+        fetch(shared.k[stage], &problem.k, row, kv_head, batch, &shared.k_full[stage]);
         mbarrier_wait_parity(&shared.v_empty[stage], parity ^ 1);  // likewise
-        fetch<WIDTH>(shared.v[stage], &problem.v, row, kv_head, batch, &shared.v_full[stage]);
+        fetch(shared.v[stage], &problem.v, row, kv_head, batch, &shared.v_full[stage]);
       }
     }
     return;
@@ -259,11 +203,11 @@ __global__ void __launch_bounds__(THREADS, 1)
   };
   if (walk.tiles > 0) {
     mbarrier_wait_parity(&shared.q_full, 0);  // for the queries
-    if (problem.negative) negate<WIDTH>(shared.q, consumer);
+    if (problem.negative) negate(shared.q, consumer);
   }
   for (int i = 0; i < walk.masked; ++i) visit.template operator()<true>(i);
   for (int i = walk.masked; i < walk.tiles; ++i) visit.template operator()<false>(i);
-  store<T, WIDTH>(problem, out, rows, static_cast<int64_t>(number) * problem.Sq, row);
+  store<T>(problem, out, rows, static_cast<int64_t>(number) * problem.Sq, row);
 #endif
 }
 
