@@ -25,6 +25,8 @@ constexpr int SCORES = BLOCK_N / 2;           // of a thread
 constexpr int Q_BYTES = BLOCK_M * ROW_BYTES;  // of a panel, which is 64 columns of a tile
 constexpr int K_BYTES = BLOCK_N * ROW_BYTES;  // likewise, and of v
 
+static_assert(SCORES + 128 / 2 < 65536 / THREADS, "a thread holds its scores and results in registers");
+
 // WIDTH is D, padded to whole panels.
 template <int WIDTH>
 struct Shared {
@@ -183,6 +185,8 @@ __global__ void __launch_bounds__(THREADS, 1)
     wgmma_commit_group();
     wgmma_wait_group<0>();  // for the products
     wgmma_hold(out);
+#pragma unroll
+    for (int j = 0; j < BLOCK_N / 16; ++j) wgmma_hold(p[j]);
     if (thread == 0) mbarrier_arrive(&shared.empty[stage]);
   };
   if (walk.tiles > 0) {

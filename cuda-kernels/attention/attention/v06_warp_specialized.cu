@@ -31,6 +31,7 @@ constexpr int STAGES = WIDTH == 64 ? 4 : 2;
 static_assert((PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS) * WARPGROUP <=
                   65536 / THREADS / 8 * 8 * THREADS,
               "no more than the block starts with, or a warpgroup waits for ever");
+static_assert(SCORES + 128 / 2 < CONSUMER_REGISTERS, "a thread holds its scores and results in registers");
 
 // WIDTH is D, padded to whole panels.
 template <int WIDTH>
@@ -199,6 +200,8 @@ __global__ void __launch_bounds__(THREADS, 1)
     wgmma_commit_group();
     wgmma_wait_group<0>();  // for the products
     wgmma_hold(out);
+#pragma unroll
+    for (int j = 0; j < BLOCK_N / 16; ++j) wgmma_hold(p[j]);
     if (thread == 0) mbarrier_arrive(&shared.v_empty[stage]);
   };
   if (walk.tiles > 0) {

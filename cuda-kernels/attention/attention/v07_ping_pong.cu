@@ -34,6 +34,8 @@ struct Shape {
   static_assert((PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS) * WARPGROUP <=
                     65536 / THREADS / 8 * 8 * THREADS,
                 "no more than the block starts with, or a warpgroup waits for ever");
+  static_assert(SCORES + SCORES / 2 + WIDTH / 2 < CONSUMER_REGISTERS,
+                "a thread holds its scores, probabilities and results in registers");
 };
 
 template <int WIDTH>
