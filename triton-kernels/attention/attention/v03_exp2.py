@@ -1,0 +1,144 @@
+"""attention v03_exp2: powers of two, and blocks of keys outside of the band are skipped or masked alone.
+
+Change:   the scale times log2(e) is one factor, multiplied in the subtraction of the maximum, and exp2 takes the place
+          of exp. Blocks that no query of the program sees are not visited; those that all of them see go through a loop
+          without masks. The row sum is still reduced block by block.
+Why:      the hardware's exponential is that of base 2, and two multiplications and a subtraction become one
+          instruction. With a causal mask half of the blocks are left out, and of the others one or two are masked.
+Counter:  instructions and time fall; with a causal mask, time halves.
+Requires: rows of D contiguous elements, at any distance from each other; D of at most 256; fewer than 2^31 blocks of
+          queries, and sequences below 2^30. Loads take 16 bytes if strides are multiples of 16; otherwise the compiler
+          cannot know where a row starts, and loads single elements.
+Source:   Milakov and Gimelshein, "Online normalizer calculation for softmax" (arXiv:1805.02867); Dao,
+          "FlashAttention-2" (arXiv:2307.08691).
+Twin:     cuda-kernels/attention/attention/v03_exp2.cu
+"""
+
+from __future__ import annotations
+
+import math
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK_M = 128
+BLOCK_N = 64
+NUM_WARPS = 8
+
+LN_2 = tl.constexpr(0.6931471805599453)
+SMALLEST_FACTOR = 2.0**-126  # a scale of 0 becomes this: -inf * 0 would be NaN
+
+
+@triton.jit
+def _add_block(
+    total, row_max, row_sum, q_tile, k_head, v_head, stride_kn, stride_vn, start, lowest, highest, Sk, factor,
+    D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Output, maximum and sum of a block of queries with the keys from start on."""
+    key = start + tl.arange(0, BLOCK_N)
+    d = tl.arange(0, BLOCK_D)[None, :]
+    k_rows = k_head + key.to(tl.int64)[:, None] * stride_kn
+    v_rows = v_head + key.to(tl.int64)[:, None] * stride_vn
+    if MASKED:
+        # What lies behind the last key is read as 0, since even a probability of 0 times NaN is NaN.
+        mask = (key < Sk)[:, None] & (d < D)
+        k_tile = tl.load(k_rows + d, mask=mask, other=0.0)
+        v_tile = tl.load(v_rows + d, mask=mask, other=0.0)
+    elif D < BLOCK_D:
+        k_tile = tl.load(k_rows + d, mask=d < D, other=0.0)
+        v_tile = tl.load(v_rows + d, mask=d < D, other=0.0)
+    else:
+        k_tile = tl.load(k_rows + d)
+        v_tile = tl.load(v_rows + d)
+    scores = tl.dot(q_tile, k_tile.T)
+    if MASKED:
+        visible = (key[None, :] >= lowest[:, None]) & (key[None, :] <= highest[:, None])
+        scores = tl.where(visible, scores, -float("inf"))
+    # Maxima are kept as they were rounded: a factor for no growth is then 1, however many blocks follow.
+    new_max = tl.maximum(row_max, tl.max(scores, axis=1) * factor)
+    base = new_max
+    if MASKED:
+        # While a row has seen no key, its sum must stay 0: -inf - -inf would make it NaN.
+        base = tl.where(new_max == -float("inf"), 0.0, new_max)
+    p = tl.exp2(scores * factor - base[:, None])
+    shrink = tl.exp2(row_max - base)
+    row_sum = row_sum * shrink + tl.sum(p, axis=1)
+    total = tl.dot(p.to(v_tile.dtype), v_tile, total * shrink[:, None])
+    return total, new_max, row_sum
+
+
+@triton.jit(do_not_specialize=["H", "group", "Sq", "Sk", "first", "last"])
+def attention_v03_exp2_kernel(
+    q, k, v, out, lse, H, group, Sq, Sk, sign, factor, first, last,
+    stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
+    D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    # q: [B, H, Sq, D], k, v: [B, H_KV, Sk, D], out: [B, H, Sq, D] and lse: [B, H, Sq] contiguous. Query i sees the keys
+    # from i + first to i + last. Offsets have 64 bits: row * stride may pass 2^31.
+    blocks = tl.cdiv(Sq, BLOCK_M)
+    first_row = tl.program_id(0) % blocks * BLOCK_M
+    last_row = tl.minimum(first_row + BLOCK_M, Sq) - 1
+    row = first_row + tl.arange(0, BLOCK_M)
+    head = (tl.program_id(0) // blocks).to(tl.int64)  # of B * H
+    batch, kv_head = head // H, head % H // group
+    d = tl.arange(0, BLOCK_D)
+    q_rows = q + batch * stride_qb + head % H * stride_qh + row.to(tl.int64)[:, None] * stride_qm
+    k_head = k + batch * stride_kb + kv_head * stride_kh
+    v_head = v + batch * stride_vb + kv_head * stride_vh
+    q_mask = (row < Sq)[:, None] & (d < D)[None, :]
+    q_tile = tl.load(q_rows + d[None, :], mask=q_mask, other=0.0)
+    # With the scale's sign in q, the largest of the products is the largest of the scores.
+    q_tile = (q_tile.to(tl.float32) * sign).to(q.dtype.element_ty)
+
+    # Blocks are counted from the first key that any row sees. Those from clean to clean_end all rows see whole.
+    lowest, highest = row + first, tl.minimum(row + last, Sk - 1)
+    begin = tl.maximum(first_row + first, 0)
+    end = tl.cdiv(tl.maximum(tl.minimum(last_row + last + 1, Sk) - begin, 0), BLOCK_N)
+    clean = tl.minimum(tl.cdiv(tl.maximum(last_row + first, 0) - begin, BLOCK_N), end)
+    clean_end = tl.maximum((tl.minimum(first_row + last + 1, Sk) - begin) // BLOCK_N, clean)
+
+    total = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
+    row_max = tl.full((BLOCK_M,), -float("inf"), dtype=tl.float32)
+    row_sum = tl.zeros((BLOCK_M,), dtype=tl.float32)
+    for block in range(clean, clean_end):
+        total, row_max, row_sum = _add_block(
+            total, row_max, row_sum, q_tile, k_head, v_head, stride_kn, stride_vn, begin + block * BLOCK_N,
+            lowest, highest, Sk, factor, D, BLOCK_N, BLOCK_D, MASKED=False,
+        )  # fmt: skip
+    # At the band's edges on both sides.
+    for edge in range(end - (clean_end - clean)):
+        block = tl.where(edge < clean, edge, edge + clean_end - clean)
+        total, row_max, row_sum = _add_block(
+            total, row_max, row_sum, q_tile, k_head, v_head, stride_kn, stride_vn, begin + block * BLOCK_N,
+            lowest, highest, Sk, factor, D, BLOCK_N, BLOCK_D, MASKED=True,
+        )  # fmt: skip
+
+    # A row that sees no key: 0 / 1, and -inf + log(0).
+    total = total / tl.where(row_sum == 0.0, 1.0, row_sum)[:, None]
+    out_rows = out + (head * Sq + row)[:, None] * D
+    tl.store(out_rows + d[None, :], total.to(out.dtype.element_ty), mask=q_mask)
+    tl.store(lse + head * Sq + row, row_max * LN_2 + tl.log(row_sum), mask=row < Sq)
+
+
+def attention_v03_exp2(
+    q: Tensor, k: Tensor, v: Tensor, *, out: tuple[Tensor, Tensor], scale: float, band: tuple[int, int]
+) -> None:
+    """out = softmax(scale * q @ k^T + mask) @ v, and the logarithm of each row's sum.
+
+    q: [B, H, Sq, D], k, v: [B, H_KV, Sk, D], contiguous rows, bf16 or fp16; out: [B, H, Sq, D] and fp32 [B, H, Sq].
+    Query i sees the keys from i + band[0] to i + band[1].
+    """
+    (B, H, Sq, D), (H_KV, Sk) = q.shape, k.shape[1:3]
+    if B * H * Sq == 0:
+        return
+    # Limits that lie beyond every key bind no more there, and have 32 bits.
+    first, last = (max(-Sq, min(limit, Sk)) for limit in band)
+    factor = max(abs(scale) * math.log2(math.e), SMALLEST_FACTOR)
+    grid = (B * H * triton.cdiv(Sq, BLOCK_M),)
+    attention_v03_exp2_kernel[grid](
+        q, k, v, *out, H, H // H_KV, Sq, Sk, math.copysign(1.0, scale), factor, first, last,
+        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
+        D=D, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_D=max(16, triton.next_power_of_2(D)),
+        num_warps=NUM_WARPS, num_stages=1,
+    )  # fmt: skip
