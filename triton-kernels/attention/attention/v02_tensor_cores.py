@@ -52,7 +52,6 @@ def attention_v02_tensor_cores_kernel(
         # What lies behind the last key is read as 0, since even a probability of 0 times NaN is NaN.
         mask = (key < Sk)[:, None] & (d < D)[None, :]
         k_tile = tl.load(k_head + key.to(tl.int64)[:, None] * stride_kn + d[None, :], mask=mask, other=0.0)
-        v_tile = tl.load(v_head + key.to(tl.int64)[:, None] * stride_vn + d[None, :], mask=mask, other=0.0)
         scores = tl.dot(q_tile, k_tile.T) * scale
         visible = (key[None, :] >= (row + first)[:, None]) & (key[None, :] <= tl.minimum(row + last, Sk - 1)[:, None])
         scores = tl.where(visible, scores, -float("inf"))
@@ -62,6 +61,7 @@ def attention_v02_tensor_cores_kernel(
         p = tl.exp(scores - base[:, None])
         shrink = tl.exp(row_max - base)
         row_sum = row_sum * shrink + tl.sum(p, axis=1)
+        v_tile = tl.load(v_head + key.to(tl.int64)[:, None] * stride_vn + d[None, :], mask=mask, other=0.0)
         total = tl.dot(p.to(v_tile.dtype), v_tile, total * shrink[:, None])
         row_max = new_max
 

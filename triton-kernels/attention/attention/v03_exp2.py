@@ -38,19 +38,11 @@ def _add_block(
     """Output, maximum and sum of a block of queries with the keys from start on."""
     key = start + tl.arange(0, BLOCK_N)
     d = tl.arange(0, BLOCK_D)[None, :]
+    # What lies behind the last key is read as 0, since even a probability of 0 times NaN is NaN.
+    mask = (key < Sk)[:, None] & (d < D) if MASKED else d < D
     k_rows = k_head + key.to(tl.int64)[:, None] * stride_kn
     v_rows = v_head + key.to(tl.int64)[:, None] * stride_vn
-    if MASKED:
-        # What lies behind the last key is read as 0, since even a probability of 0 times NaN is NaN.
-        mask = (key < Sk)[:, None] & (d < D)
-        k_tile = tl.load(k_rows + d, mask=mask, other=0.0)
-        v_tile = tl.load(v_rows + d, mask=mask, other=0.0)
-    elif D < BLOCK_D:
-        k_tile = tl.load(k_rows + d, mask=d < D, other=0.0)
-        v_tile = tl.load(v_rows + d, mask=d < D, other=0.0)
-    else:
-        k_tile = tl.load(k_rows + d)
-        v_tile = tl.load(v_rows + d)
+    k_tile = tl.load(k_rows + d, mask=mask, other=0.0) if MASKED or D < BLOCK_D else tl.load(k_rows + d)
     scores = tl.dot(q_tile, k_tile.T)
     if MASKED:
         visible = (key[None, :] >= lowest[:, None]) & (key[None, :] <= highest[:, None])
@@ -64,6 +56,7 @@ def _add_block(
     p = tl.exp2(scores * factor - base[:, None])
     shrink = tl.exp2(row_max - base)
     row_sum = row_sum * shrink + tl.sum(p, axis=1)
+    v_tile = tl.load(v_rows + d, mask=mask, other=0.0) if MASKED or D < BLOCK_D else tl.load(v_rows + d)
     total = tl.dot(p.to(v_tile.dtype), v_tile, total * shrink[:, None])
     return total, new_max, row_sum
 
