@@ -5,8 +5,8 @@
 //           queries by a tile of keys from shared memory. The probabilities stay in registers, as wgmma's
 //           first operand. v04's threads copied 16 bytes each and loaded fragments for mma.sync.
 // Why:      no other instruction than wgmma reaches the tensor cores' full rate. The copy engine takes care
-//           of addresses, edges and swizzle, and no fragments have to be loaded. Three warpgroups share each
-//           tile of keys and values, so that it is fetched once for 192 queries.
+//           of addresses, edges and swizzle, and no fragments have to be loaded. Two warpgroups share each
+//           tile of keys and values, so that it is fetched once for 128 queries.
 // Counter:  instructions and time fall; tensor_pipe rises.
 // Requires: compute capability 9.0 with its own features (sm_90a); bf16 or fp16; D up to 128; D and strides
 //           that are multiples of 8 elements, starts that are multiples of 16 bytes. Others are refused.
@@ -16,7 +16,7 @@
 #include "lib/ptx/wgmma_registers.cuh"
 #include "tile.cuh"
 
-constexpr int WARPGROUPS = 3;             // all alike, 64 queries each
+constexpr int WARPGROUPS = 2;             // all alike, 64 queries each
 constexpr int BLOCK_M = WARPGROUPS * 64;  // queries
 constexpr int BLOCK_N = 128;              // keys
 constexpr int STAGES = 2;

@@ -1,7 +1,7 @@
 // attention v06_warp_specialized: a producer fetches ahead, consumers only compute.
 //
 // Change:   a warpgroup of its own fetches, by one of its threads, into rings of STAGES tiles of keys and of
-//           values; three others multiply. In v05 a thread of the first warpgroup did both in turn.
+//           values; two others multiply. In v05 a thread of the first warpgroup did both in turn.
 // Why:      v05's first warpgroup waited for the others before it asked for a tile, so that none could run
 //           ahead of it by more than a tile. Now full and empty barriers for each stage, of keys and of
 //           values apart, are all that the warpgroups share: one's softmax runs while others multiply, and
@@ -9,18 +9,18 @@
 //           registers to the consumers.
 // Counter:  time falls and tensor_pipe rises; stalls at barriers fall.
 // Requires: as v05.
-// Source:   Shah et al., "FlashAttention-3" (2024); ThunderKittens' attention, three consumers of 64 queries.
+// Source:   Shah et al., "FlashAttention-3" (2024), section 3.1.
 // Twin:     triton-kernels/attention/attention/v06_warp_specialized.py
 #include "lib/activation.cuh"
 #include "lib/ptx/wgmma_registers.cuh"
 #include "tile.cuh"
 
-constexpr int CONSUMERS = 3;             // warpgroups that compute 64 queries each
+constexpr int CONSUMERS = 2;             // warpgroups that compute 64 queries each
 constexpr int BLOCK_M = CONSUMERS * 64;  // queries
 constexpr int BLOCK_N = 128;             // keys
 constexpr int THREADS = (1 + CONSUMERS) * WARPGROUP;
-constexpr int PRODUCER_REGISTERS = 32;
-constexpr int CONSUMER_REGISTERS = 160;
+constexpr int PRODUCER_REGISTERS = 24;
+constexpr int CONSUMER_REGISTERS = 240;
 constexpr int SCORES = BLOCK_N / 2;           // of a thread
 constexpr int Q_BYTES = BLOCK_M * ROW_BYTES;  // of a panel, which is 64 columns of a tile
 constexpr int K_BYTES = BLOCK_N * ROW_BYTES;  // likewise, and of v

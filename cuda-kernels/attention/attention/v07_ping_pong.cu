@@ -1,13 +1,11 @@
 // attention v07_ping_pong: consumers take turns, so that one's softmax runs under another's products.
 //
-// Change:   a consumer starts the next tile's scores and this tile's products together, when its turn comes
-// by
-//           a named barrier, and passes the turn on; its softmax follows while the others multiply. In v06
-//           consumers ran freely. Heads of more than 64 columns take two consumers, with registers for scores
-//           and probabilities at once, where v06 had three.
+// Change:   a consumer starts the next tile's scores and this tile's products together, when a named barrier
+//           says that it is its turn, and passes the turn on; its softmax follows while the other multiplies.
+//           In v06 consumers ran freely. A thread holds scores and probabilities at once.
 // Why:      free consumers drift together: all wait for the tensor cores, then all compute exponentials while
 //           the tensor cores idle. With turns each finds the tensor cores free for both of its products, and
-//           the others' exponentials fill that time.
+//           the other's exponentials fill that time.
 // Counter:  time falls and tensor_pipe rises; stalls at barriers rise, those for wgmma fall.
 // Requires: as v06.
 // Source:   Shah et al., "FlashAttention-3" (2024), section 3.1.
@@ -16,36 +14,34 @@
 #include "lib/ptx/wgmma_registers.cuh"
 #include "tile.cuh"
 
-constexpr int BLOCK_N = 128;                  // keys
+constexpr int CONSUMERS = 2;             // warpgroups that compute 64 queries each
+constexpr int BLOCK_M = CONSUMERS * 64;  // queries
+constexpr int BLOCK_N = 128;             // keys
+constexpr int THREADS = (1 + CONSUMERS) * WARPGROUP;
+constexpr int PRODUCER_REGISTERS = 24;
+constexpr int CONSUMER_REGISTERS = 240;
+constexpr int FIRST_TURN = 1 + CONSUMERS;     // named barriers, behind those of negate
 constexpr int SCORES = BLOCK_N / 2;           // of a thread
-constexpr int K_BYTES = BLOCK_N * ROW_BYTES;  // of a panel of keys or values, which is 64 columns of a tile
+constexpr int Q_BYTES = BLOCK_M * ROW_BYTES;  // of a panel, which is 64 columns of a tile
+constexpr int K_BYTES = BLOCK_N * ROW_BYTES;  // likewise, and of v
+
+template <int WIDTH>
+constexpr int STAGES = WIDTH == 64 ? 4 : 2;
+
+static_assert((PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS) * WARPGROUP <=
+                  65536 / THREADS / 8 * 8 * THREADS,
+              "no more than the block starts with, or a warpgroup waits for ever");
+static_assert(SCORES + SCORES / 2 + 128 / 2 < CONSUMER_REGISTERS,
+              "a thread holds its scores, probabilities and results in registers");
 
 // WIDTH is D, padded to whole panels.
 template <int WIDTH>
-struct Shape {
-  static constexpr int CONSUMERS = WIDTH == 64 ? 3 : 2;  // warpgroups that compute 64 queries each
-  static constexpr int BLOCK_M = CONSUMERS * 64;         // queries
-  static constexpr int STAGES = WIDTH == 64 ? 4 : 2;
-  static constexpr int THREADS = (1 + CONSUMERS) * WARPGROUP;
-  static constexpr int PRODUCER_REGISTERS = WIDTH == 64 ? 32 : 24;
-  static constexpr int CONSUMER_REGISTERS = WIDTH == 64 ? 160 : 240;
-  static constexpr int FIRST_TURN = 1 + CONSUMERS;     // named barriers, behind those of negate
-  static constexpr int Q_BYTES = BLOCK_M * ROW_BYTES;  // of a panel
-  static_assert((PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS) * WARPGROUP <=
-                    65536 / THREADS / 8 * 8 * THREADS,
-                "no more than the block starts with, or a warpgroup waits for ever");
-  static_assert(SCORES + SCORES / 2 + WIDTH / 2 < CONSUMER_REGISTERS,
-                "a thread holds its scores, probabilities and results in registers");
-};
-
-template <int WIDTH>
 struct Shared {
-  static constexpr int STAGES = Shape<WIDTH>::STAGES;
-  uint8_t q[WIDTH / 64][Shape<WIDTH>::Q_BYTES];
-  uint8_t k[STAGES][WIDTH / 64][K_BYTES];
-  uint8_t v[STAGES][WIDTH / 64][K_BYTES];
-  uint64_t q_full, k_full[STAGES], v_full[STAGES];  // complete when tiles have come
-  uint64_t k_empty[STAGES], v_empty[STAGES];        // when all consumers have multiplied them
+  uint8_t q[WIDTH / 64][Q_BYTES];
+  uint8_t k[STAGES<WIDTH>][WIDTH / 64][K_BYTES];
+  uint8_t v[STAGES<WIDTH>][WIDTH / 64][K_BYTES];
+  uint64_t q_full, k_full[STAGES<WIDTH>], v_full[STAGES<WIDTH>];  // complete when tiles have come
+  uint64_t k_empty[STAGES<WIDTH>], v_empty[STAGES<WIDTH>];        // when all consumers have multiplied them
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -56,7 +52,7 @@ __device__ inline void multiply_keys(float (&scores)[SCORES], uint64_t q, uint64
 #pragma unroll
   for (int step = 0; step < WIDTH / 16; ++step) {
     const int within = step % 4 * 2;  // 16 columns, in descriptors' units of 16 bytes
-    wgmma_m64k16<BLOCK_N, T, false, true>(scores, q + step / 4 * (Shape<WIDTH>::Q_BYTES / 16) + within,
+    wgmma_m64k16<BLOCK_N, T, false, true>(scores, q + step / 4 * (Q_BYTES / 16) + within,
                                           k + step / 4 * (K_BYTES / 16) + within, step > 0);
   }
 }
@@ -124,10 +120,9 @@ __device__ inline void round_to(uint32_t (&p)[BLOCK_N / 16][4], const float (&sc
 #endif  // __CUDA_ARCH_FEAT_SM90_ALL
 
 template <typename T, int WIDTH>
-__global__ void __launch_bounds__(Shape<WIDTH>::THREADS, 1)
+__global__ void __launch_bounds__(THREADS, 1)
     attention_v07_ping_pong_kernel(const __grid_constant__ Problem problem) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  using Is = Shape<WIDTH>;
   extern __shared__ __align__(1024) uint8_t dynamic[];
   Shared<WIDTH>& shared = *reinterpret_cast<Shared<WIDTH>*>(dynamic);
   const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / WARPGROUP, 0);  // known to be warp-uniform
@@ -135,15 +130,14 @@ __global__ void __launch_bounds__(Shape<WIDTH>::THREADS, 1)
   const int number = blockIdx.x / problem.blocks_m;  // of the head, over all batches
   const int head = number % problem.heads;
   const int batch = number / problem.heads;
-  const int block_row = blockIdx.x % problem.blocks_m * Is::BLOCK_M;
-  const Walk walk = walk_of(problem, block_row, Is::BLOCK_M, BLOCK_N);
+  const int block_row = blockIdx.x % problem.blocks_m * BLOCK_M;
+  const Walk walk = walk_of(problem, block_row, BLOCK_M, BLOCK_N);
 
-  constexpr int STAGES = Is::STAGES;
-  constexpr int CONSUMERS = Is::CONSUMERS;
+  constexpr int DEPTH = STAGES<WIDTH>;
 
   if (threadIdx.x == 0) {
     mbarrier_init(&shared.q_full, 1);
-    for (int stage = 0; stage < STAGES; ++stage) {
+    for (int stage = 0; stage < DEPTH; ++stage) {
       mbarrier_init(&shared.k_full[stage], 1);
       mbarrier_init(&shared.v_full[stage], 1);
       mbarrier_init(&shared.k_empty[stage], CONSUMERS);
@@ -154,20 +148,20 @@ __global__ void __launch_bounds__(Shape<WIDTH>::THREADS, 1)
   __syncthreads();  // for the barriers
 
   if (warpgroup == 0) {
-    give_back_registers<Is::PRODUCER_REGISTERS>();
+    give_back_registers<PRODUCER_REGISTERS>();
     if (thread == 0 && walk.tiles > 0) {
       fetch(shared.q, &problem.q, block_row, head, batch, &shared.q_full);
       const int kv_head = head / problem.group;
       // Values come one tile later than keys: that is when they are needed.
       for (int i = 0; i <= walk.tiles; ++i) {
         if (i < walk.tiles) {
-          const int stage = i % STAGES;
-          mbarrier_wait_parity(&shared.k_empty[stage], i / STAGES % 2 ^ 1);  // for the stage's last use
+          const int stage = i % DEPTH;
+          mbarrier_wait_parity(&shared.k_empty[stage], i / DEPTH % 2 ^ 1);  // for the stage's last use
           fetch(shared.k[stage], &problem.k, walk[i] * BLOCK_N, kv_head, batch, &shared.k_full[stage]);
         }
         if (i > 0) {
-          const int stage = (i - 1) % STAGES;
-          mbarrier_wait_parity(&shared.v_empty[stage], (i - 1) / STAGES % 2 ^ 1);  // likewise
+          const int stage = (i - 1) % DEPTH;
+          mbarrier_wait_parity(&shared.v_empty[stage], (i - 1) / DEPTH % 2 ^ 1);  // likewise
           fetch(shared.v[stage], &problem.v, walk[i - 1] * BLOCK_N, kv_head, batch, &shared.v_full[stage]);
         }
       }
@@ -175,7 +169,7 @@ __global__ void __launch_bounds__(Shape<WIDTH>::THREADS, 1)
     return;
   }
 
-  take_registers<Is::CONSUMER_REGISTERS>();
+  take_registers<CONSUMER_REGISTERS>();
   const int consumer = warpgroup - 1;
   const uint64_t q_tile = wgmma_tile(shared.q[0] + consumer * 64 * ROW_BYTES);
   const uint64_t k_tile = wgmma_tile(shared.k[0]);
@@ -188,22 +182,22 @@ __global__ void __launch_bounds__(Shape<WIDTH>::THREADS, 1)
   float scores[SCORES];
   uint32_t p[BLOCK_N / 16][4];
 
-  const auto await_keys = [&](int i) { mbarrier_wait_parity(&shared.k_full[i % STAGES], i / STAGES % 2); };
-  const auto await_values = [&](int i) { mbarrier_wait_parity(&shared.v_full[i % STAGES], i / STAGES % 2); };
+  const auto await_keys = [&](int i) { mbarrier_wait_parity(&shared.k_full[i % DEPTH], i / DEPTH % 2); };
+  const auto await_values = [&](int i) { mbarrier_wait_parity(&shared.v_full[i % DEPTH], i / DEPTH % 2); };
   const auto release = [&](uint64_t* empty) {
     if (thread == 0) mbarrier_arrive(empty);
   };
   const auto start_scores = [&](int i) {
-    multiply_keys<T, WIDTH>(scores, q_tile, k_tile + i % STAGES * STAGE_STEP);
+    multiply_keys<T, WIDTH>(scores, q_tile, k_tile + i % DEPTH * STAGE_STEP);
     wgmma_commit_group();
   };
   const auto start_products = [&](int i) {
-    multiply_values<T, WIDTH>(out, p, v_tile + i % STAGES * STAGE_STEP);
+    multiply_values<T, WIDTH>(out, p, v_tile + i % DEPTH * STAGE_STEP);
     wgmma_commit_group();
   };
   // A turn takes its consumer's threads, and the arrival of those that had the turn before.
   const auto pass_turn = [&] {
-    named_barrier_arrive(Is::FIRST_TURN + (consumer + 1) % CONSUMERS, 2 * WARPGROUP);
+    named_barrier_arrive(FIRST_TURN + (consumer + 1) % CONSUMERS, 2 * WARPGROUP);
   };
   const auto softmax = [&]<bool MASKED>(int i) {
     float shrink[2];
@@ -216,7 +210,7 @@ __global__ void __launch_bounds__(Shape<WIDTH>::THREADS, 1)
   const auto visit = [&]<bool MASKED>(int i) {
     await_keys(i);
     await_values(i - 1);
-    named_barrier_sync(Is::FIRST_TURN + consumer, 2 * WARPGROUP);  // for this consumer's turn
+    named_barrier_sync(FIRST_TURN + consumer, 2 * WARPGROUP);  // for this consumer's turn
     wgmma_fence();
     start_scores(i);
     start_products(i - 1);
@@ -227,8 +221,8 @@ __global__ void __launch_bounds__(Shape<WIDTH>::THREADS, 1)
     wgmma_hold(out);
 #pragma unroll
     for (int j = 0; j < BLOCK_N / 16; ++j) wgmma_hold(p[j]);
-    release(&shared.k_empty[i % STAGES]);
-    release(&shared.v_empty[(i - 1) % STAGES]);
+    release(&shared.k_empty[i % DEPTH]);
+    release(&shared.v_empty[(i - 1) % DEPTH]);
     softmax.template operator()<MASKED>(i);
   };
 
@@ -258,10 +252,10 @@ __global__ void __launch_bounds__(Shape<WIDTH>::THREADS, 1)
 void attention_v07_ping_pong(const AttentionArgs& args) {
   if (args.B * args.H * args.Sq == 0) return;
   dispatch_heads(args, [&]<typename T, int WIDTH>() {
-    const Problem problem = problem_of(args, Shape<WIDTH>::BLOCK_M, BLOCK_N);
+    const Problem problem = problem_of(args, BLOCK_M, BLOCK_N);
     const auto kernel = attention_v07_ping_pong_kernel<T, WIDTH>;
     allow_shared_memory(kernel, sizeof(Shared<WIDTH>));
-    kernel<<<blocks_of(args, problem), Shape<WIDTH>::THREADS, sizeof(Shared<WIDTH>), args.stream>>>(problem);
+    kernel<<<blocks_of(args, problem), THREADS, sizeof(Shared<WIDTH>), args.stream>>>(problem);
     CUDA_CHECK(cudaGetLastError());
   });
 }

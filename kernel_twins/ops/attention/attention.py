@@ -1,0 +1,190 @@
+"""``out = softmax(scale * q @ k^T + mask) @ v`` of every head; sums in fp32, probabilities rounded to v's dtype."""
+
+from __future__ import annotations
+
+from kernel_twins.ops import ptx
+from kernel_twins.ops.attention import sdpa, shared
+from kernel_twins.spec import Case, Op, Prediction, SizeAxis, Step
+
+_ROLES_GAP = "Triton pipelines loads by itself. Roles by hand are for Gluon, whose kernel is still to come."
+
+_FULL = Case.of(2, 16, 8_192, 128, dtype="bf16")
+_CAUSAL = _FULL.but(mask="causal")
+
+
+def _test_cases() -> tuple[Case, ...]:
+    """One query and one key, borders of tiles and their neighbours, every kind of band, of heads and of layout."""
+    sizes: tuple[tuple[int, int, int, int, dict[str, str]], ...] = (
+        (1, 1, 1, 64, {}),
+        (2, 3, 64, 64, {}),
+        (1, 2, 128, 128, {}),
+        (2, 2, 129, 128, {"keys": "1"}),
+        (1, 2, 1, 128, {"keys": "257"}),
+        (2, 1, 63, 64, {"keys": "65"}),
+        (1, 2, 200, 40, {"keys": "131"}),
+        (1, 3, 67, 8, {"keys": "190"}),
+        (1, 1, 300, 120, {"keys": "300"}),
+        (1, 2, 0, 64, {"keys": "5"}),
+        (2, 2, 70, 64, {"keys": "0"}),
+        (0, 2, 7, 64, {}),
+        (1, 2, 193, 128, {"mask": "causal"}),
+        (2, 2, 130, 64, {"mask": "causal", "keys": "259"}),
+        (1, 2, 259, 64, {"mask": "causal", "keys": "130"}),
+        (1, 2, 259, 128, {"mask": "top", "keys": "130"}),
+        (1, 2, 130, 128, {"mask": "top", "keys": "259"}),
+        (1, 2, 320, 64, {"window": "64_0"}),
+        (1, 2, 257, 128, {"window": "3_70", "keys": "300"}),
+        (1, 1, 200, 64, {"window": "0_0", "keys": "100"}),
+        (1, 4, 100, 64, {"kv": "1"}),
+        (2, 6, 150, 128, {"kv": "2", "mask": "causal"}),
+        (1, 2, 150, 64, {"scale": "neg"}),
+        (1, 2, 150, 128, {"scale": "neg", "mask": "causal"}),
+        (1, 2, 150, 64, {"scale": "small"}),
+        (2, 3, 140, 128, {"layout": "bshd", "mask": "causal"}),
+        (2, 2, 77, 64, {"layout": "pitched"}),
+        (2, 2, 77, 64, {"offset": "1"}),
+        (1, 2, 150, 64, {"values": "nan", "mask": "causal"}),
+    )
+    return tuple(
+        Case.of(b, h, s, d, dtype=dtype, **variant) for dtype in ("bf16", "fp16") for b, h, s, d, variant in sizes
+    )
+
+
+# B S = 16,384 and H D = 2,048: sequences of every length cost the same memory.
+_SHAPES = tuple(
+    Case.of(16_384 // s, 2_048 // d, s, d, dtype="bf16", **mask)
+    for d in (128, 64, 256)
+    for s in (512, 1_024, 2_048, 4_096, 8_192, 16_384)
+    for mask in ({}, {"mask": "causal"})
+)
+_HEADLINES = tuple(case for case in _SHAPES if case.shape[2] in (2_048, 8_192) and case.shape[3] < 256)
+_BENCH_CASES = tuple(case for case in _HEADLINES if case.shape[2] == 8_192)
+
+OP = Op(
+    name="attention",
+    family="attention",
+    chapter=18,
+    title="Attention",
+    summary="`out = softmax(scale q k^T) v`. Two products with a softmax between them, none of which memory may hold.",
+    rounds="Exponentials are rounded to v's dtype before they are multiplied by v.",
+    deviation=shared.deviation,
+    inputs=shared.inputs,
+    hostile=True,
+    outputs=shared.outputs,
+    reference=shared.reference,
+    more_references=(shared.lse_reference,),
+    check=shared.check,
+    accepts=shared.accepts,
+    options=shared.options,
+    test_cases=_test_cases(),
+    bench_cases=_BENCH_CASES,
+    wide_cases=tuple(case for case in _SHAPES if case not in _BENCH_CASES),
+    headline_cases=_HEADLINES,
+    size_axis=SizeAxis(
+        "S, sequence length",
+        lambda case: case.shape[2],
+        lambda case: f"D = {case.shape[3]}, {case.get('mask') or 'full'}",
+    ),
+    profile_case=_FULL,
+    ceiling="bf16",
+    flops=shared.flops,
+    bytes=shared.minimum_bytes,
+    baselines={
+        "torch": sdpa.torch_sdpa,
+        "cudnn": sdpa.pinned("CUDNN_ATTENTION"),
+        "flash": sdpa.pinned("FLASH_ATTENTION"),
+        "compile": sdpa.flex(),
+    },
+    exemplar=sdpa.exemplar,
+    steps=(
+        Step(
+            name="v01_one_query",
+            predictions=(
+                Prediction("tensor_pipe", "<=", 0.1),
+                Prediction("ceiling_share", "<=", 2),
+            ),
+            accepts=shared.up_to(128),
+        ),
+        Step(
+            name="v02_tensor_cores",
+            predictions=(
+                Prediction("time", "<=", 0.06, relative=True),
+                Prediction("tensor_pipe", ">=", 15),
+                Prediction("bank_conflicts", "<=", 3, backends=("cuda",)),
+            ),
+            accepts=shared.up_to(128),
+            promises={80: (ptx.MMA,), 90: (ptx.TENSOR_CORES,)},
+        ),
+        Step(
+            name="v03_exp2",
+            predictions=(
+                Prediction("instructions", "<=", 0.92, relative=True),
+                Prediction("time", "<=", 0.97, relative=True),
+                Prediction("time", "<=", 0.6, relative=True, case=_CAUSAL),
+            ),
+            accepts=shared.up_to(128),
+        ),
+        Step(
+            name="v04_pipelined",
+            predictions=(
+                Prediction("time", "<=", 0.8, relative=True),
+                Prediction("tensor_pipe", ">=", 35),
+            ),
+            accepts=shared.up_to(128),
+            promises={80: (ptx.COPY_16_BYTES,), 90: (ptx.COPY_16_BYTES,)},
+        ),
+        Step(
+            name="v05_tma",
+            predictions=(
+                Prediction("time", "<=", 0.6, relative=True, backends=("cuda",)),
+                Prediction("tensor_pipe", ">=", 55, backends=("cuda",)),
+                Prediction("instructions", "<=", 0.5, relative=True, backends=("cuda",)),
+                Prediction("time", "<=", 1.0, relative=True, backends=("triton",)),
+            ),
+            arch="==9.0a",
+            accepts=shared.copyable(128),
+            promises={90: (ptx.WGMMA, ptx.TMA_LOAD)},
+        ),
+        Step(
+            name="v06_warp_specialized",
+            predictions=(
+                Prediction("time", "==", 0.99, relative=True, tolerance=0.04),
+                Prediction("instructions", "==", 1.0, relative=True, tolerance=0.05),
+            ),
+            no_triton=_ROLES_GAP,
+            arch="==9.0a",
+            accepts=shared.copyable(128),
+        ),
+        Step(
+            name="v07_ping_pong",
+            predictions=(
+                Prediction("time", "<=", 0.92, relative=True),
+                Prediction("tensor_pipe", ">=", 65),
+            ),
+            no_triton=_ROLES_GAP,
+            arch="==9.0a",
+            accepts=shared.copyable(128),
+        ),
+        Step(
+            name="v08_overlapped",
+            predictions=(
+                Prediction("time", "==", 1.01, relative=True, tolerance=0.03),
+                Prediction("instructions", "==", 1.0, relative=True, tolerance=0.03),
+            ),
+            no_triton=_ROLES_GAP,
+            arch="==9.0a",
+            accepts=shared.copyable(128),
+        ),
+        Step(
+            name="v09_three_consumers",
+            predictions=(
+                Prediction("time", "<=", 0.98, relative=True),
+                Prediction("l2_bytes", "==", 0.67, relative=True, tolerance=0.1),
+            ),
+            no_triton=_ROLES_GAP,
+            arch="==9.0a",
+            accepts=shared.copyable(128),
+            wide=True,
+        ),
+    ),
+)

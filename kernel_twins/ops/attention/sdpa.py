@@ -1,0 +1,113 @@
+"""The baselines of attention: PyTorch's scaled_dot_product_attention, as it chooses and by name, and FlexAttention."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from kernel_twins.errors import UnavailableError
+from kernel_twins.ops import baselines
+from kernel_twins.ops.attention.shared import Band
+
+if TYPE_CHECKING:
+    from torch import Tensor, device
+
+
+def _is_full(band: Band, q: Tensor, k: Tensor) -> bool:
+    return band[0] <= 1 - q.shape[2] and band[1] >= k.shape[2] - 1
+
+
+def _is_causal(band: Band, q: Tensor) -> bool:
+    """Whether it is PyTorch's ``is_causal``: query i sees keys 0 to i."""
+    return band[0] <= 1 - q.shape[2] and band[1] == 0
+
+
+def _visible(band: Band, queries: int, keys: int, on: device) -> Tensor:
+    """[Sq, Sk], true where a query sees a key."""
+    import torch
+
+    distance = torch.arange(keys, device=on) - torch.arange(queries, device=on)[:, None]
+    visible: Tensor = (distance >= band[0]) & (distance <= band[1])
+    return visible
+
+
+def torch_sdpa(q: Tensor, k: Tensor, v: Tensor, *, out: Any, scale: float, band: Band) -> Tensor:
+    """By the kernel that PyTorch chooses. A band that is neither full nor causal is a mask of booleans."""
+    from torch.nn.functional import scaled_dot_product_attention
+
+    given: dict[str, Any] = {}
+    if not _is_full(band, q, k):
+        causal = _is_causal(band, q)
+        given = {"is_causal": True} if causal else {"attn_mask": _visible(band, q.shape[2], k.shape[2], q.device)}
+    return scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=k.shape[1] != q.shape[1], **given)
+
+
+def pinned(name: str) -> Callable[..., Tensor]:
+    """The same by one of PyTorch's kernels, ``CUDNN_ATTENTION`` or ``FLASH_ATTENTION``, where that takes the call."""
+
+    def sdpa(q: Tensor, k: Tensor, v: Tensor, *, out: Any, scale: float, band: Band) -> Tensor:
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        if not q.is_cuda:
+            raise UnavailableError(f"{name} is for tensors on a GPU")
+        if not (_is_full(band, q, k) or _is_causal(band, q)):
+            raise UnavailableError(f"{name} takes no mask of booleans")
+        with sdpa_kernel(getattr(SDPBackend, name)):
+            try:
+                return torch_sdpa(q, k, v, out=out, scale=scale, band=band)
+            except RuntimeError as error:
+                if "No available kernel" in str(error):
+                    raise UnavailableError(f"{name} does not take these operands") from error
+                raise
+
+    return sdpa
+
+
+def flex() -> Callable[..., Any]:
+    """FlexAttention as torch.compile builds it, with a block mask that is made once for each size."""
+    compiled = baselines.compiled_results(_flex)
+
+    def call(q: Tensor, k: Tensor, v: Tensor, *, out: Any, scale: float, band: Band) -> Any:
+        if not q.is_cuda:
+            raise UnavailableError("FlexAttention is compiled for a GPU alone")
+        if 0 in (*q.shape, *k.shape):
+            raise UnavailableError("FlexAttention takes no tensors without elements")
+        blocks = None if _is_full(band, q, k) else _blocks(band, q.shape[2], k.shape[2], q.device)
+        return compiled(q, k, v, out=out, scale=scale, blocks=blocks)
+
+    return call
+
+
+def _flex(q: Tensor, k: Tensor, v: Tensor, *, scale: float, blocks: Any) -> Any:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return flex_attention(q, k, v, block_mask=blocks, scale=scale, enable_gqa=k.shape[1] != q.shape[1])
+
+
+@functools.lru_cache(64)
+def _blocks(band: Band, queries: int, keys: int, on: device) -> Any:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    first, last = band
+
+    def visible(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (key >= query + first) & (key <= query + last)
+
+    return create_block_mask(visible, None, None, queries, keys, device=on)
+
+
+def exemplar(q: Tensor, k: Tensor, v: Tensor, *, out: Any, scale: float, band: Band) -> tuple[Tensor, Tensor]:
+    """PyTorch's result, and the logarithm of each row's sum from fp32 products."""
+    import torch
+
+    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    group = q.shape[1] // max(1, k.shape[1])
+    hidden = ~_visible(band, q.shape[2], k.shape[2], q.device)
+    for b in range(q.shape[0]):
+        for h in range(q.shape[1]):
+            scores = q[b, h].float() @ k[b, h // group].float().t() * scale
+            lse[b, h] = scores.masked_fill_(hidden, -torch.inf).logsumexp(1)
+    if k.shape[2] == 0:
+        return torch.zeros_like(q, memory_format=torch.contiguous_format), lse
+    return torch_sdpa(q, k, v, out=None, scale=scale, band=band), lse

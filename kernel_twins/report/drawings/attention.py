@@ -1,0 +1,163 @@
+"""Drawings of attention's ladder: a query a thread, tiles of scores, masks, copies ahead."""
+
+from __future__ import annotations
+
+from kernel_twins.report.drawings.primitives import Drawing, Level, Part, drawn
+
+_THIRDS: tuple[tuple[Level, str], ...] = (("tensor", "q k"), ("registers", "exp"), ("tensor", "p v"))
+
+
+@drawn("A thread holds one query and its result; all threads of a block read the same key", 214)
+def one_query(drawing: Drawing) -> None:
+    drawing.heading(16, 18, "shared memory: a tile of keys, a tile of values")
+    drawing.cells(16, 34, 8, 34, 22, "shared", [f"k{i}" for i in range(8)], {"tensor": [2]})
+    drawing.cells(336, 34, 8, 34, 22, "shared", [f"v{i}" for i in range(8)], {"tensor": [2]})
+    drawing.down(58, 96, 100, 420)
+    drawing.note(112, 78, "one broadcast to all threads")
+    drawing.heading(16, 110, "registers of each thread")
+    for index, name in enumerate(("thread 0", "thread 1", "thread 127")):
+        x = 16 + 206 * index
+        drawing.boxes(
+            x, 124, 26, ((52, "registers", f"q{(0, 1, 127)[index]}"), (136, "registers", "out, max, sum")), gap=4
+        )
+        drawing.note(x, 164, name)
+    drawing.text(16, 190, "s = q k2; the maximum may rise: then out and sum shrink; out += e^(s - max) v2")
+
+
+@drawn("Tiles of scores: a maximum, a sum and a result of each row go along, and no score is stored", 258)
+def score_tiles(drawing: Drawing) -> None:
+    drawing.heading(120, 18, "keys, tile by tile")
+    drawing.boxes(120, 30, 26, [(92, "device", f"k tile {i}") for i in range(5)], gap=4)
+    drawing.box(16, 70, 92, 74, "device", "q tile\n64 queries")
+    drawing.boxes(
+        120,
+        70,
+        74,
+        [
+            (92, "idle", "done"),
+            (92, "idle", "done"),
+            (92, "tensor", "scores\nof now"),
+            (92, "plain", ""),
+            (92, "plain", ""),
+        ],
+        gap=4,
+    )
+    drawing.down(146, 170, 358)
+    drawing.note(368, 158, "exponentials, still in registers")
+    drawing.boxes(120, 174, 26, [(92, "device", f"v tile {i}") for i in range(5)], gap=4)
+    drawing.text(16, 222, "of each row in registers: the maximum so far, the sum so far, the result so far [D]")
+    drawing.text(16, 240, "a higher maximum shrinks sum and result by e^(old - new); at the end out = result / sum")
+
+
+@drawn("Causal scores in tiles: most are clean or not there, the diagonal alone needs a mask", 236)
+def masked_tiles(drawing: Drawing) -> None:
+    side, n = 24, 7
+    clean = {(r, c) for r in range(n) for c in range(r)}
+    drawing.heading(40, 18, "keys")
+    drawing.grid(40, 32, n, n, side, "plain", {"tensor": clean, "shared": {(i, i) for i in range(n)}})
+    drawing.note(16, 110, "q")
+    drawing.heading(260, 18, "a tile of scores is")
+    kinds: tuple[tuple[Level, str, str], ...] = (
+        ("tensor", "clean", "all seen: no comparison, no guard"),
+        ("shared", "masked", "a comparison for each score"),
+        ("plain", "outside", "never visited"),
+    )
+    for index, (level, name, what) in enumerate(kinds):
+        y = 36 + 40 * index
+        drawing.grid(260, y, 1, 1, side, level)
+        drawing.text(296, y + 7, name)
+        drawing.note(296, y + 23, what)
+    drawing.text(260, 172, "with a window, a second edge is masked on the left")
+    drawing.text(16, 220, "a tile's kind depends on its place alone, so two loops share the work and neither asks")
+
+
+@drawn("Copies run ahead: while a tile's products run, the next key tile and the next value tile arrive", 214)
+def copies_ahead(drawing: Drawing) -> None:
+    width = 92
+    drawing.time_axis(70, 24)
+    rows: tuple[tuple[str, Level, float, float, tuple[str, ...]], ...] = (
+        ("copies", "device", 0.0, 0.96, ("k0", "v0 k1", "v1 k2", "v2 k3", "v3")),
+        ("scores", "tensor", 1.0, 0.33, ("q k0", "q k1", "q k2", "q k3")),
+        ("softmax", "registers", 1.35, 0.24, ("", "", "", "")),
+        ("result", "tensor", 1.6, 0.36, ("p v0", "p v1", "p v2", "p v3")),
+    )
+    for row, (name, level, shift, share, labels) in enumerate(rows):
+        y = 42 + 34 * row
+        drawing.note(16, y + 11, name)
+        for index, label in enumerate(labels):
+            x = 74 + (shift + index) * width
+            drawing.box(x, y, share * width, 22, level, label)
+    drawing.text(16, 194, "a barrier a tile: all warps have read the old tile, and the new one is there for all")
+
+
+@drawn("Two warpgroups share each tile of keys: 128 queries for one copy, probabilities in registers", 186)
+def two_warpgroups(drawing: Drawing) -> None:
+    drawing.heading(16, 18, "shared memory, by TMA")
+    drawing.boxes(16, 32, 30, [(128, "shared", "q 0-63"), (128, "shared", "q 64-127")], gap=6)
+    drawing.boxes(320, 32, 30, [(144, "shared", "k tile, 128 keys"), (144, "shared", "v tile")], gap=12)
+    drawing.heading(16, 86, "registers")
+    steps: tuple[Part, ...] = (
+        (120, "tensor", "q k^T"), (120, "registers", "p"), (130, "tensor", "p v"), (120, "registers", "out"),
+    )  # fmt: skip
+    for index in range(2):
+        y = 98 + 28 * index
+        drawing.note(16, y + 10, f"warpgroup {index}")
+        drawing.boxes(110, y, 20, steps, gap=8)
+    drawing.text(16, 168, "each product waits for the one before it; the other warpgroup may use the tensor cores then")
+
+
+@drawn("Two consumers take turns: one's softmax runs while the other's products do", 186)
+def turns(drawing: Drawing) -> None:
+    width = 66
+    drawing.time_axis(90, 22)
+    for row, shift in enumerate((0, 1)):
+        y = 40 + 42 * row
+        drawing.note(16, y + 12, f"consumer {row}")
+        for index in range(4):
+            x = 96 + (2 * index + shift) * width
+            if x + width > 610:
+                break
+            drawing.box(x, y, width - 3, 24, "tensor", "products")
+            if x + 2 * width < 620:
+                drawing.box(x + width, y, width - 3, 24, "registers", "softmax")
+    for index in range(6):
+        x = 96 + (index + 1) * width - 2
+        a, b = (64, 82) if index % 2 == 0 else (82, 64)
+        drawing.arrow((x, a), (x, b))
+    drawing.text(16, 146, "an arrow hands the turn over: a named barrier, which one consumer reaches and goes on,")
+    drawing.text(16, 164, "and at which the other waits before it issues its products")
+
+
+@drawn("A consumer's next scores and the products of its last tile run while it takes exponentials", 206)
+def under_own_products(drawing: Drawing) -> None:
+    drawing.time_axis(120, 22)
+    rows: tuple[tuple[str, Level, tuple[tuple[float, float, str], ...]], ...] = (
+        ("tensor cores", "tensor", ((126, 74, "q k1"), (202, 92, "p0 v0"), (376, 74, "q k2"), (452, 92, "p1 v1"))),
+        ("softmax", "registers", ((202, 120, "exp(s1)"), (452, 120, "exp(s2)"))),
+        ("rest", "registers", ((324, 46, "p1"), (574, 32, "p2"))),
+    )
+    for row, (name, level, boxes) in enumerate(rows):
+        y = 40 + 34 * row
+        drawing.note(16, y + 12, name)
+        for x, width, text in boxes:
+            drawing.box(x, y, width, 24, level, text)
+    drawing.text(16, 160, "the exponentials wait for the scores alone; rounding and rescaling wait for the products,")
+    drawing.text(
+        16, 178, "whose registers they write. The compiler must not move that wait up: a block's end holds it."
+    )
+
+
+@drawn("Three consumers share each tile of keys, and two multiply while one takes exponentials", 190)
+def three_consumers(drawing: Drawing) -> None:
+    width = 58
+    drawing.time_axis(90, 22)
+    for row in range(3):
+        y = 40 + 32 * row
+        drawing.note(16, y + 12, f"consumer {row}")
+        for index in range(3):
+            x = 96 + (3 * index + row) * width
+            for place, (level, text) in enumerate(_THIRDS):
+                if x + (place + 1) * width < 622:
+                    drawing.box(x + place * width, y, width - 3, 24, level, text)
+    drawing.text(16, 156, "no barrier between consumers: who finds the tensor cores busy waits, and so they fall apart")
+    drawing.text(16, 174, "in time; the keys and values of a copy serve 192 queries")
