@@ -20,25 +20,28 @@ HeadStrides strides_of(const Tensor& tensor) {
 void attention_step(const std::string& step, const Tensor& q, const Tensor& k, const Tensor& v,
                     const std::vector<Tensor>& out, double scale, std::pair<int64_t, int64_t> band) {
   const c10::cuda::CUDAGuard guard(q.device());
-  find_step("attention", attention_steps, step, q)
-      .launch({.q = q.const_data_ptr(),
-               .k = k.const_data_ptr(),
-               .v = v.const_data_ptr(),
-               .out = out[0].mutable_data_ptr(),
-               .lse = out[1].mutable_data_ptr<float>(),
-               .B = q.size(0),
-               .H = q.size(1),
-               .H_KV = k.size(1),
-               .Sq = q.size(2),
-               .Sk = k.size(2),
-               .D = q.size(3),
-               .q_stride = strides_of(q),
-               .k_stride = strides_of(k),
-               .v_stride = strides_of(v),
-               .scale = static_cast<float>(scale),
-               .band = {.first = band.first, .last = band.second},
-               .dtype = dtype_of(q),
-               .stream = c10::cuda::getCurrentCUDAStream()});
+  Lender lender;
+  const Memory memory = lender.memory();
+  lender.launch(find_step("attention", attention_steps, step, q),
+                {.q = q.const_data_ptr(),
+                 .k = k.const_data_ptr(),
+                 .v = v.const_data_ptr(),
+                 .out = out[0].mutable_data_ptr(),
+                 .lse = out[1].mutable_data_ptr<float>(),
+                 .B = q.size(0),
+                 .H = q.size(1),
+                 .H_KV = k.size(1),
+                 .Sq = q.size(2),
+                 .Sk = k.size(2),
+                 .D = q.size(3),
+                 .q_stride = strides_of(q),
+                 .k_stride = strides_of(k),
+                 .v_stride = strides_of(v),
+                 .scale = static_cast<float>(scale),
+                 .band = {.first = band.first, .last = band.second},
+                 .dtype = dtype_of(q),
+                 .memory = &memory,
+                 .stream = lender.stream()});
   for (const Tensor& each : out) mark_written(each);
 }
 

@@ -29,6 +29,7 @@ struct AttentionArgs {
   float scale;  // of either sign
   Band band;
   Dtype dtype;  // of q, k, v and out: bf16 or fp16
+  const Memory* memory;
   cudaStream_t stream;
 };
 

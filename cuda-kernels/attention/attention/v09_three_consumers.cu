@@ -1,8 +1,7 @@
 // attention v09_three_consumers: three consumers that run freely, in the place of two that take turns.
 //
-// Change:   v06 with three consumers, 192 queries a block, and 160 registers a thread. No turns, and no
-// products
-//           of the last tile beside this one's scores: a consumer holds the scores of one tile.
+// Change:   v06 with three consumers, 192 queries a block, and 160 registers a thread. There are no turns,
+//           and no products of the last tile beside this one's scores: a consumer holds those of one tile.
 // Why:      with three, two are at the tensor cores or waiting for them while one takes exponentials, and
 //           nothing has to tell them so. Each tile of keys and values serves 192 queries instead of 128, so
 //           that L2 has a third less to deliver, and what the copies do not draw in power goes to the clock.

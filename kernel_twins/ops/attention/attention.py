@@ -184,6 +184,26 @@ OP = Op(
             no_triton=_ROLES_GAP,
             arch="==9.0a",
             accepts=shared.copyable(128),
+        ),
+        Step(
+            name="v10_persistent",
+            predictions=(
+                Prediction("time", "==", 1.01, relative=True, tolerance=0.03),
+                Prediction("time", "<=", 0.97, relative=True, case=_CAUSAL),
+            ),
+            no_triton=_ROLES_GAP,
+            arch="==9.0a",
+            accepts=shared.copyable(128),
+        ),
+        Step(
+            name="v11_skip_rescale",
+            predictions=(
+                Prediction("instructions", "<=", 0.92, relative=True),
+                Prediction("time", "<=", 0.99, relative=True),
+            ),
+            no_triton=_ROLES_GAP,
+            arch="==9.0a",
+            accepts=shared.copyable(128),
             wide=True,
         ),
     ),

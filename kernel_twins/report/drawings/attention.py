@@ -161,3 +161,41 @@ def three_consumers(drawing: Drawing) -> None:
                     drawing.box(x + place * width, y, width - 3, 24, level, text)
     drawing.text(16, 156, "no barrier between consumers: who finds the tensor cores busy waits, and so they fall apart")
     drawing.text(16, 174, "in time; the keys and values of a copy serve 192 queries")
+
+
+@drawn("Blocks draw tiles of queries from a queue that begins with those that see the most keys", 226)
+def heaviest_first(drawing: Drawing) -> None:
+    drawing.heading(16, 18, "in the order of rows")
+    drawing.heading(336, 18, "heaviest first, from a queue")
+    lengths = (1, 2, 3, 4, 5, 6, 7, 8)
+    in_rows = ((1, 4, 7), (2, 5, 8), (3, 6))
+    by_weight = ((8, 3, 2), (7, 4, 1), (6, 5))
+    assert sorted(sum(in_rows, ())) == sorted(sum(by_weight, ())) == list(lengths)
+    for left, blocks in ((16, in_rows), (336, by_weight)):
+        for row, tiles in enumerate(blocks):
+            drawing.note(left, 50 + 34 * row, f"SM {row}")
+            parts: list[Part] = [(14.0 * tile, "tensor", str(tile)) for tile in tiles]
+            drawing.boxes(left + 44, 38 + 34 * row, 24, parts, gap=2)
+        drawing.arrow((left + 44, 146), (left + 280, 146))
+        drawing.note(left + 284, 146, "t")
+    drawing.text(16, 176, "a number: the key tiles that a tile of queries sees under a causal mask")
+    drawing.text(16, 194, "left, the longest begins last, and other SMs have nothing left to do; right, the SMs")
+    drawing.text(16, 212, "end together: what comes last is short")
+
+
+@drawn("A row keeps its maximum until a score exceeds it by more than 8 powers of two", 190)
+def kept_maximum(drawing: Drawing) -> None:
+    drawing.heading(16, 18, "largest score of each tile of keys, and the maximum that is subtracted")
+    bottom, unit = 132, 7.0
+    highest, kept = 0.0, 0.0
+    for index, score in enumerate((5.0, 6.5, 4.0, 7.5, 6.0, 14.5, 9.0, 13.0, 15.0, 12.0)):
+        x = 40 + 54 * index
+        drawing.box(x, bottom - score * unit + 4, 40, score * unit, "tensor")
+        highest = max(highest, score)
+        if index == 0 or highest - kept > 8:
+            kept = highest
+            drawing.note(x + 20, bottom + 16, "rescale", "middle")
+        drawing.line((x - 7, bottom - kept * unit + 4), (x + 47, bottom - kept * unit + 4))
+    drawing.text(
+        16, 174, "two rescalings of ten; the exponentials of scores above the line are larger than 1, up to 2^8"
+    )
