@@ -1,7 +1,7 @@
 // attention v01_one_query: a thread computes one query, without the matrix of scores.
 //
-// Change:   none yet, this is where the ladder starts. A block takes 128 queries of a head and stages tiles
-//           of keys and values in shared memory. A thread keeps its query's maximum, sum and weighted values.
+// Change:   none yet, this is where the ladder starts. A block takes 128 queries of a head and stages keys
+//           and values in shared memory. A thread keeps its query's maximum, sum and weighted values.
 // Why:      Sq x Sk scores would be written and read several times. The online softmax needs none of them
 //           twice: when the maximum grows, what was summed so far is multiplied by one factor. But every
 //           product is an FMA of its own, and the tensor cores stay idle.

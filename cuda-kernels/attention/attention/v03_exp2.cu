@@ -156,8 +156,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) attention_v03_exp2_ker
 #pragma unroll
   for (int step = 0; step < HEAD / 16; ++step) {
     ldmatrix_x4(queries[step], &tiles.k[q_offset ^ step * 16]);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) queries[step][i] ^= signs;
+    for (uint32_t& pair : queries[step]) pair ^= signs;
   }
   __syncthreads();  // for all reads, before keys take the place of the queries
 

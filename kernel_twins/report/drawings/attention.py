@@ -71,12 +71,12 @@ def masked_tiles(drawing: Drawing) -> None:
     drawing.text(16, 220, "a tile's kind depends on its place alone, so two loops share the work and neither asks")
 
 
-@drawn("Copies run ahead: while a tile's products run, the next key tile and the next value tile arrive", 214)
+@drawn("Copies run ahead: while a tile of keys and values is computed, the next ones arrive", 214)
 def copies_ahead(drawing: Drawing) -> None:
     width = 92
     drawing.time_axis(70, 24)
     rows: tuple[tuple[str, Level, float, float, tuple[str, ...]], ...] = (
-        ("copies", "device", 0.0, 0.96, ("k0", "v0 k1", "v1 k2", "v2 k3", "v3")),
+        ("copies", "device", 0.0, 0.96, ("k0 v0", "k1 v1", "k2 v2", "k3 v3", "k4 v4")),
         ("scores", "tensor", 1.0, 0.33, ("q k0", "q k1", "q k2", "q k3")),
         ("softmax", "registers", 1.35, 0.24, ("", "", "", "")),
         ("result", "tensor", 1.6, 0.36, ("p v0", "p v1", "p v2", "p v3")),

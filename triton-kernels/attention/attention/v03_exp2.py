@@ -6,7 +6,7 @@ Change:   the scale times log2(e) is one factor, multiplied in the subtraction o
 Why:      the hardware's exponential is that of base 2, and two multiplications and a subtraction become one
           instruction. With a causal mask half of the blocks are left out, and of the others one or two are masked.
 Counter:  instructions and time fall; with a causal mask, time halves.
-Requires: rows of D contiguous elements, at any distance from each other; D of at most 256; fewer than 2^31 blocks of
+Requires: rows of D contiguous elements, at any distance from each other; D of at most 128; fewer than 2^31 blocks of
           queries, and sequences below 2^30. Loads take 16 bytes if strides are multiples of 16; otherwise the compiler
           cannot know where a row starts, and loads single elements.
 Source:   Milakov and Gimelshein, "Online normalizer calculation for softmax" (arXiv:1805.02867); Dao,
@@ -63,9 +63,9 @@ def _add_block(
 
 @triton.jit(do_not_specialize=["H", "group", "Sq", "Sk", "first", "last"])
 def attention_v03_exp2_kernel(
-    q, k, v, out, lse, H, group, Sq, Sk, sign, factor, first, last,
+    q, k, v, out, lse, H, group, Sq, Sk, factor, first, last,
     stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
-    D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    NEGATIVE: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     # q: [B, H, Sq, D], k, v: [B, H_KV, Sk, D], out: [B, H, Sq, D] and lse: [B, H, Sq] contiguous. Query i sees the keys
     # from i + first to i + last. Offsets have 64 bits: row * stride may pass 2^31.
@@ -81,8 +81,10 @@ def attention_v03_exp2_kernel(
     v_head = v + batch * stride_vb + kv_head * stride_vh
     q_mask = (row < Sq)[:, None] & (d < D)[None, :]
     q_tile = tl.load(q_rows + d[None, :], mask=q_mask, other=0.0)
-    # With the scale's sign in q, the largest of the products is the largest of the scores.
-    q_tile = (q_tile.to(tl.float32) * sign).to(q.dtype.element_ty)
+    if NEGATIVE:
+        # With the scale's sign in q, the largest of the products is the largest of the scores. Where nothing is computed
+        # of q, wgmma reads it from shared memory.
+        q_tile = (-q_tile.to(tl.float32)).to(q.dtype.element_ty)
 
     # Blocks are counted from the first key that any row sees. Those from clean to clean_end all rows see whole.
     lowest, highest = row + first, tl.minimum(row + last, Sk - 1)
@@ -130,8 +132,8 @@ def attention_v03_exp2(
     factor = max(abs(scale) * math.log2(math.e), SMALLEST_FACTOR)
     grid = (B * H * triton.cdiv(Sq, BLOCK_M),)
     attention_v03_exp2_kernel[grid](
-        q, k, v, *out, H, H // H_KV, Sq, Sk, math.copysign(1.0, scale), factor, first, last,
+        q, k, v, *out, H, H // H_KV, Sq, Sk, factor, first, last,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
-        D=D, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_D=max(16, triton.next_power_of_2(D)),
+        NEGATIVE=scale < 0, D=D, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_D=max(16, triton.next_power_of_2(D)),
         num_warps=NUM_WARPS, num_stages=1,
     )  # fmt: skip

@@ -7,7 +7,7 @@ Why:      a fetch needs no registers, and no warp waits for it: the products and
           latency of the next. How many queries and keys a program should hold depends on D, and on how many queries
           there are.
 Counter:  time falls; tensor_pipe rises.
-Requires: rows of D contiguous elements, at any distance from each other; D of at most 256; fewer than 2^31 blocks of
+Requires: rows of D contiguous elements, at any distance from each other; D of at most 128; fewer than 2^31 blocks of
           queries, and sequences below 2^30. Loads take 16 bytes if strides are multiples of 16; otherwise the compiler
           cannot know where a row starts, and loads single elements.
 Source:   Milakov and Gimelshein, "Online normalizer calculation for softmax" (arXiv:1805.02867); Dao,
@@ -29,8 +29,8 @@ CONFIGS = [
     triton.Config({"BLOCK_M": m, "BLOCK_N": n}, num_warps=warps, num_stages=stages)
     for m, n, warps, stages in (
         # 128 queries of 4 warps would spill registers where D is 128.
-        (128, 64, 8, 3), (128, 64, 8, 2), (128, 64, 8, 4), (128, 128, 8, 2), (64, 64, 4, 2), (64, 64, 4, 3),
-        (64, 128, 4, 2), (64, 128, 4, 3),
+        (128, 64, 8, 3), (128, 64, 8, 2), (128, 64, 8, 4), (128, 128, 8, 2), (128, 128, 8, 3), (64, 64, 4, 2),
+        (64, 64, 4, 3), (64, 64, 4, 4),
     )
 ]  # fmt: skip
 
@@ -79,9 +79,10 @@ def mask_of(first: int, last: int, Sq: int, Sk: int) -> str:
 @triton.autotune(CONFIGS, key=["D", "MASK", "length"], cache_results=True, do_bench=tuning.bench)
 @triton.jit(do_not_specialize=["H", "group", "Sq", "Sk", "first", "last", "length"])
 def attention_v04_pipelined_kernel(
-    q, k, v, out, lse, H, group, Sq, Sk, sign, factor, first, last, length,
+    q, k, v, out, lse, H, group, Sq, Sk, factor, first, last, length,
     stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
-    D: tl.constexpr, MASK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    MASK: tl.constexpr, NEGATIVE: tl.constexpr,
+    D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     # MASK and length tell problems apart in the search.
     # q: [B, H, Sq, D], k, v: [B, H_KV, Sk, D], out: [B, H, Sq, D] and lse: [B, H, Sq] contiguous. Query i sees the keys
@@ -98,8 +99,10 @@ def attention_v04_pipelined_kernel(
     v_head = v + batch * stride_vb + kv_head * stride_vh
     q_mask = (row < Sq)[:, None] & (d < D)[None, :]
     q_tile = tl.load(q_rows + d[None, :], mask=q_mask, other=0.0)
-    # With the scale's sign in q, the largest of the products is the largest of the scores.
-    q_tile = (q_tile.to(tl.float32) * sign).to(q.dtype.element_ty)
+    if NEGATIVE:
+        # With the scale's sign in q, the largest of the products is the largest of the scores. Where nothing is computed
+        # of q, wgmma reads it from shared memory.
+        q_tile = (-q_tile.to(tl.float32)).to(q.dtype.element_ty)
 
     # Blocks are counted from the first key that any row sees. Those from clean to clean_end all rows see whole.
     lowest, highest = row + first, tl.minimum(row + last, Sk - 1)
@@ -154,7 +157,7 @@ def attention_v04_pipelined(
     problem = tuning.problem_of(B, H, Sq, D, dtype=q.dtype, **variant)
     kernel, config = tuning.choose(attention_v04_pipelined_kernel, "attention/v04_pipelined", problem, q.device)
     kernel[grid](
-        q, k, v, *out, H, H // H_KV, Sq, Sk, math.copysign(1.0, scale), factor, first, last,
+        q, k, v, *out, H, H // H_KV, Sq, Sk, factor, first, last,
         triton.next_power_of_2(Sq), *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
-        D=D, MASK=mask, BLOCK_D=max(16, triton.next_power_of_2(D)), **config,
+        MASK=mask, NEGATIVE=scale < 0, D=D, BLOCK_D=max(16, triton.next_power_of_2(D)), **config,
     )  # fmt: skip
