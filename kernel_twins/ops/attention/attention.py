@@ -95,6 +95,7 @@ OP = Op(
         "flash": sdpa.pinned("FLASH_ATTENTION"),
         "compile": sdpa.flex(),
     },
+    differs=sdpa.differs,
     exemplar=sdpa.exemplar,
     steps=(
         Step(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from kernel_twins.errors import UnavailableError
 from kernel_twins.ops import baselines
 from kernel_twins.ops.attention.shared import Band
+from kernel_twins.spec import Case
 
 if TYPE_CHECKING:
     from torch import Tensor, device
@@ -32,6 +33,17 @@ def _visible(band: Band, queries: int, keys: int, on: device) -> Tensor:
     return visible
 
 
+def _is_aligned(tensor: Tensor) -> bool:
+    return tensor.data_ptr() % 16 == 0 and all(stride % 8 == 0 for stride in tensor.stride()[:3])
+
+
+def differs(baseline: str, case: Case) -> str:
+    """PyTorch's kernels take the maximum of the products, which a negative scale makes the minimum."""
+    if case.get("scale") == "neg" and baseline in ("torch", "cudnn", "flash"):
+        return "a negative scale makes NaN"
+    return ""
+
+
 def torch_sdpa(q: Tensor, k: Tensor, v: Tensor, *, out: Any, scale: float, band: Band) -> Tensor:
     """By the kernel that PyTorch chooses. A band that is neither full nor causal is a mask of booleans."""
     from torch.nn.functional import scaled_dot_product_attention
@@ -53,6 +65,8 @@ def pinned(name: str) -> Callable[..., Tensor]:
             raise UnavailableError(f"{name} is for tensors on a GPU")
         if not (_is_full(band, q, k) or _is_causal(band, q)):
             raise UnavailableError(f"{name} takes no mask of booleans")
+        if not all(map(_is_aligned, (q, k, v))):  # flash's launch fails there
+            raise UnavailableError(f"{name} takes rows that start at multiples of 16 bytes")
         with sdpa_kernel(getattr(SDPBackend, name)):
             try:
                 return torch_sdpa(q, k, v, out=out, scale=scale, band=band)

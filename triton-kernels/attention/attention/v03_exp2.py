@@ -82,8 +82,8 @@ def attention_v03_exp2_kernel(
     q_mask = (row < Sq)[:, None] & (d < D)[None, :]
     q_tile = tl.load(q_rows + d[None, :], mask=q_mask, other=0.0)
     if NEGATIVE:
-        # With the scale's sign in q, the largest of the products is the largest of the scores. Where nothing is computed
-        # of q, wgmma reads it from shared memory.
+        # With the scale's sign in q, the largest product is the largest score. For other scales q stays as it was
+        # loaded, so that wgmma reads it from shared memory instead of registers.
         q_tile = (-q_tile.to(tl.float32)).to(q.dtype.element_ty)
 
     # Blocks are counted from the first key that any row sees. Those from clean to clean_end all rows see whole.

@@ -44,7 +44,7 @@ def _add_block(
     BLOCK_N: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Output, maximum and sum of a block of queries with the keys from start on."""
-    # V is asked for together with K: where a wait for it stands between the products, ptxas serialises them.
+    # V is waited for together with K. Where q is in registers, a wait between the products has ptxas serialise them.
     k_tile = k_desc.load([start, 0])
     v_tile = v_desc.load([start, 0])
     scores = tl.dot(q_tile, k_tile.T)
@@ -98,8 +98,8 @@ def attention_v05_tma_kernel(
     q_mask = (row < Sq)[:, None] & (d < D)[None, :]
     q_tile = tl.load(q_rows + d[None, :], mask=q_mask, other=0.0)
     if NEGATIVE:
-        # With the scale's sign in q, the largest of the products is the largest of the scores. Where nothing is computed
-        # of q, wgmma reads it from shared memory.
+        # With the scale's sign in q, the largest product is the largest score. For other scales q stays as it was
+        # loaded, so that wgmma reads it from shared memory instead of registers.
         q_tile = (-q_tile.to(tl.float32)).to(q.dtype.element_ty)
 
     # Blocks are counted from the first key that any row sees. Those from clean to clean_end all rows see whole.
