@@ -44,7 +44,15 @@ def test_right_results_pass(op: str, dtype: str) -> None:
             assert trial.refusal(trial.results(wrong.RIGHT)) == ""
 
 
-@pytest.mark.parametrize(("op", "dtype"), CELLS)
+UNTRIED = pytest.mark.xfail(
+    reason="no GPU has tried them at full size: python -m tests.trials tests/records/wrong_kernels.csv --op attention",
+    strict=True,
+)
+
+
+@pytest.mark.parametrize(
+    ("op", "dtype"), [pytest.param(*cell, marks=UNTRIED if cell[0] == "attention" else ()) for cell in CELLS]
+)
 def test_all_were_refused_at_full_size(op: str, dtype: str) -> None:
     """As the committed table of an H100 has it (tests/trials.py)."""
     table = pd.read_csv(RECORDED)

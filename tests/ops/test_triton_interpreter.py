@@ -6,6 +6,7 @@ a process of its own (forks.py).
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import itertools
 import math
@@ -38,6 +39,9 @@ ROWS_APART = 17
 # Reductions of which a loop takes a term at a time, and of which each output has a program of its own.
 MOST_TERMS = {"v01_thread_per_output": 2**6}
 MOST_OUTPUTS = {"v02_block_per_output": 2**4}
+# Attention: queries of a head, which one step has a program for each of; the keys stay as many as they were.
+MOST_QUERIES = {"v01_one_query": 3}
+USUAL_QUERIES = 2**7 + 5
 
 
 def source(op: str, step: str) -> str:
@@ -95,8 +99,12 @@ ROUTED_NORMS = [
 
 def small_cases(op: Op, step: Step, dtype: str, largest: int, apart: bool) -> list[Case]:
     cases = [case for case in op.test_cases if case.dtype == dtype and op.serves(step, case)]
-    along_axes = any("dims" in op.options(case) for case in cases)
-    smaller = [reduced(step, case) for case in cases] if along_axes else with_small_rows(cases, apart)
+    if any("dims" in op.options(case) for case in cases):
+        smaller = [reduced(step, case) for case in cases]
+    elif any("band" in op.options(case) for case in cases):
+        smaller = [with_few_queries(case, MOST_QUERIES.get(step.name, USUAL_QUERIES)) for case in cases]
+    else:
+        smaller = with_small_rows(cases, apart)
     served = [case for case in dict.fromkeys(smaller) if math.prod(case.shape) <= largest and op.serves(step, case)]
     if dtype == "fp16" and not by_tiles(op.name, step.name):  # other than bf16 in conversions alone
         return list({case.variant: case for case in served}.values())
@@ -111,6 +119,13 @@ def with_small_rows(cases: list[Case], apart: bool) -> list[Case]:
         return with_fewer_rows(with_shorter_rows(case, LONG_ROW), elements)
 
     return [case if case == most else small(case) for case in cases]
+
+
+def with_few_queries(case: Case, most: int) -> Case:
+    """With the first queries and all keys, of which a window then sees the last."""
+    b, h, queries, d = case.shape
+    keys = case.get("keys", str(queries))
+    return dataclasses.replace(case, shape=(b, h, min(queries, most), d)).but(keys=keys)
 
 
 def reduced(step: Step, case: Case) -> Case:

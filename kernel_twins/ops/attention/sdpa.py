@@ -87,6 +87,8 @@ def flex() -> Callable[..., Any]:
             raise UnavailableError("FlexAttention is compiled for a GPU alone")
         if 0 in (*q.shape, *k.shape):
             raise UnavailableError("FlexAttention takes no tensors without elements")
+        if q.shape[3] < 16:
+            raise UnavailableError("FlexAttention takes head dimensions from 16 on")
         blocks = None if _is_full(band, q, k) else _blocks(band, q.shape[2], k.shape[2], q.device)
         return compiled(q, k, v, out=out, scale=scale, blocks=blocks)
 

@@ -241,6 +241,10 @@ def check(q: Tensor, k: Tensor, v: Tensor, *, out: tuple[Tensor, Tensor], scale:
         raise ValueError(f"k has {kv_heads} heads, must divide q's {heads}: repeat them")
     tensors.require_shape("k", k, (batch, kv_heads, k.shape[2], d), "batch and head dimension are q's")
     tensors.require_shape("v", v, tuple(k.shape), "it has a row for each of k's")
+    if not isinstance(out, tuple):
+        raise TypeError(f"out is a {type(out).__name__}, must be a tuple of 2 tensors: the result, lse")
+    if len(out) != 2:
+        raise ValueError(f"out has {len(out)} tensors, must have 2: the result, lse")
     result, lse = out
     tensors.require_same_dtype("out[0]", result, "q", q)
     tensors.require_shape("out[0]", result, tuple(q.shape), "it has a row for each query")
